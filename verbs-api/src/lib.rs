@@ -1,0 +1,5 @@
+//! The two contracts that urnic stands between: the device's programming interface ([`device`]) and rdma-core's
+//! provider ABI (`rdma_core`), with the vocabulary they share.
+
+pub mod device;
+pub mod vocabulary;
