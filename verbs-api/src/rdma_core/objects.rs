@@ -63,8 +63,10 @@ pub struct ibv_context_ops {
     pub _compat_query_qp: Slot,
     pub _compat_modify_qp: Slot,
     pub _compat_destroy_qp: Slot,
-    pub post_send: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>,
-    pub post_recv: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
+    pub post_send:
+        Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>,
+    pub post_recv:
+        Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
     pub _compat_create_ah: Slot,
     pub _compat_destroy_ah: Slot,
     pub _compat_attach_mcast: Slot,

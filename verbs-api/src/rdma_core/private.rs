@@ -1,0 +1,267 @@
+//! The private structs of rdma-core's `driver.h` whose layout all releases from 34 on share.
+
+use core::ffi::{c_char, c_int, c_uint, c_void};
+use core::sync::atomic::AtomicI32;
+
+use super::consts::{IBV_SYSFS_NAME_MAX, IBV_SYSFS_PATH_MAX, ibv_access_flags, ibv_node_type, ibv_srq_type};
+use super::objects::{ibv_context, ibv_cq, ibv_cq_ex, ibv_device, ibv_mr, ibv_qp, ibv_qp_ex, ibv_srq};
+
+/// A `verbs_context`, whose layout depends on the [`Level`](super::Level): only ever a pointer here.
+/// [`Level::context_offset`](super::Level::context_offset) leads from it to its `ibv_context`.
+#[repr(C)]
+pub struct verbs_context {
+    _opaque: [u8; 0],
+}
+
+/// How many bytes before `ibv_context` the pointer `verbs_context.priv` lies, on every level.
+pub const PRIV_BEFORE_CONTEXT: usize = 112;
+
+/// A node of a doubly linked list.
+#[repr(C)]
+#[derive(Debug)]
+pub struct list_node {
+    /// Next node.
+    pub next: *mut list_node,
+    /// Previous node.
+    pub prev: *mut list_node,
+}
+
+/// `verbs_match_ent.kind`: end of the table.
+pub const VERBS_MATCH_SENTINEL: u8 = 0;
+/// `verbs_match_ent.kind`: match `modalias`, or `rdma_device:N<name>`, with fnmatch(3).
+pub const VERBS_MATCH_MODALIAS: u8 = 2;
+/// `verbs_match_ent.kind`: match the kernel's driver id.
+pub const VERBS_MATCH_DRIVER_ID: u8 = 3;
+
+/// One way in which a provider recognises its device.
+#[repr(C)]
+pub struct verbs_match_ent {
+    /// For the provider.
+    pub driver_data: *mut c_void,
+    /// `char *modalias` or `uint64_t driver_id`, as `kind` says.
+    pub modalias_or_driver_id: u64,
+    /// PCI vendor.
+    pub vendor: u16,
+    /// PCI device.
+    pub device: u16,
+    /// One of `VERBS_MATCH_*`.
+    pub kind: u8,
+}
+
+/// A device found by libibverbs' scan. Only this prefix has the same layout everywhere; libibverbs allocates it.
+#[repr(C)]
+pub struct verbs_sysfs_dev {
+    /// List of devices.
+    pub entry: list_node,
+    /// For the provider.
+    pub provider_data: *mut c_void,
+    /// The entry of the match table that fitted.
+    pub match_: *const verbs_match_ent,
+    /// What has been read already.
+    pub flags: c_uint,
+    /// `uverbs0`.
+    pub sysfs_name: [c_char; IBV_SYSFS_NAME_MAX],
+    /// Device number of the character device.
+    pub sysfs_cdev: libc::dev_t,
+    /// `urnic0`.
+    pub ibdev_name: [c_char; IBV_SYSFS_NAME_MAX],
+    /// `<sysfs>/class/infiniband/urnic0`.
+    pub ibdev_path: [c_char; IBV_SYSFS_PATH_MAX],
+    /// The bus's name for the device.
+    pub modalias: [c_char; 512],
+    /// Host byte order.
+    pub node_guid: u64,
+    /// The kernel's driver id, by netlink only.
+    pub driver_id: u32,
+    /// CA, RNIC, …
+    pub node_type: ibv_node_type,
+    /// The kernel's index, −1 when found by sysfs.
+    pub ibdev_idx: c_int,
+}
+
+/// What a provider registers.
+#[repr(C)]
+pub struct verbs_device_ops {
+    /// Name of the provider, for messages.
+    pub name: *const c_char,
+    /// Lowest `abi_version` of the uverbs device it serves.
+    pub match_min_abi_version: u32,
+    /// Highest one.
+    pub match_max_abi_version: u32,
+    /// Ends with a [`VERBS_MATCH_SENTINEL`]; may be null.
+    pub match_table: *const verbs_match_ent,
+    /// For static linking.
+    pub static_providers: *const *const verbs_device_ops,
+    /// Decides alone when present.
+    pub match_device: Option<unsafe extern "C" fn(*mut verbs_sysfs_dev) -> bool>,
+    /// Opens the device. It owns the fd from the call on, on failure too.
+    pub alloc_context:
+        Option<unsafe extern "C" fn(*mut ibv_device, c_int, *mut c_void) -> *mut verbs_context>,
+    /// Opens it on an fd of another process; absent: EOPNOTSUPP.
+    pub import_context: Option<unsafe extern "C" fn(*mut ibv_device, c_int) -> *mut verbs_context>,
+    /// Makes the device that `ibv_get_device_list` shows.
+    pub alloc_device: Option<unsafe extern "C" fn(*mut verbs_sysfs_dev) -> *mut verbs_device>,
+    /// Frees it.
+    pub uninit_device: Option<unsafe extern "C" fn(*mut verbs_device)>,
+}
+
+// SAFETY: the pointers in it lead to immutable statics for the life of the process.
+unsafe impl Sync for verbs_device_ops {}
+// SAFETY: as above; its only pointer member is an address libibverbs hands back to us.
+unsafe impl Sync for verbs_match_ent {}
+
+/// A device as libibverbs holds it. The provider zeroes it; libibverbs fills it.
+#[repr(C)]
+pub struct verbs_device {
+    /// The public part; must be first.
+    pub device: ibv_device,
+    /// The provider.
+    pub ops: *const verbs_device_ops,
+    /// Lists and contexts that hold it.
+    pub refcount: AtomicI32,
+    /// List of devices.
+    pub entry: list_node,
+    /// Where it was found.
+    pub sysfs: *mut verbs_sysfs_dev,
+    /// What the kernel's core can do, [`IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`].
+    pub core_support: u64,
+}
+
+/// `verbs_device.core_support`: optional access flags reach `reg_mr` instead of being stripped.
+pub const IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS: u64 = 1;
+
+/// A CQ as providers allocate it.
+#[repr(C)]
+pub union verbs_cq {
+    /// For `ibv_create_cq`.
+    pub cq: core::mem::ManuallyDrop<ibv_cq>,
+    /// For `ibv_create_cq_ex`.
+    pub cq_ex: core::mem::ManuallyDrop<ibv_cq_ex>,
+}
+
+/// An SRQ as providers allocate it.
+#[repr(C)]
+pub struct verbs_srq {
+    /// The public part; must be first.
+    pub srq: ibv_srq,
+    /// Basic, XRC or tag matching.
+    pub srq_type: ibv_srq_type,
+    /// XRC domain.
+    pub xrcd: *mut c_void,
+    /// CQ of an XRC or tag-matching SRQ.
+    pub cq: *mut ibv_cq,
+    /// Number of an XRC SRQ.
+    pub srq_num: u32,
+}
+
+/// `verbs_mr.mr_type` of an ordinary memory region.
+pub const IBV_MR_TYPE_MR: u32 = 0;
+
+/// An MR as providers allocate it; `ibv_dereg_mr` and `ibv_rereg_mr` read its tail.
+#[repr(C)]
+pub struct verbs_mr {
+    /// The public part; must be first.
+    pub ibv_mr: ibv_mr,
+    /// [`IBV_MR_TYPE_MR`] or a special kind.
+    pub mr_type: u32,
+    /// Access flags it was registered with.
+    pub access: ibv_access_flags,
+}
+
+/// A QP as providers allocate it, as large as the largest known.
+///
+/// `ibv_qp_to_qp_ex()` reads the `comp_mask` behind `ibv_qp_ex`, which grew while the private ABI stayed at 34: see
+/// [`qp_comp_mask_offset`]. Zeroed, it says "no extended interface" everywhere.
+#[repr(C)]
+pub struct verbs_qp {
+    /// The public part; must be first.
+    pub qp: VerbsQpPublic,
+    /// Room for `comp_mask` and `xrcd` at their newest place.
+    pub tail: [u64; 2],
+}
+
+/// `ibv_qp` or `ibv_qp_ex`, at the same address.
+#[repr(C)]
+pub union VerbsQpPublic {
+    /// For `ibv_create_qp`.
+    pub qp: core::mem::ManuallyDrop<ibv_qp>,
+    /// For `ibv_create_qp_ex` with send operations.
+    pub qp_ex: core::mem::ManuallyDrop<ibv_qp_ex>,
+}
+
+/// `verbs_qp.comp_mask`: the QP has the work-request builder interface.
+pub const VERBS_QP_EX: u32 = 1 << 1;
+
+/// Where `verbs_qp.comp_mask` lies in the given rdma-core release (its major number), in bytes.
+///
+/// No exported symbol tells these apart; the release is in the library's file name,
+/// `libibverbs.so.1.14.<release>.0`.
+pub const fn qp_comp_mask_offset(release: u32) -> usize {
+    match release {
+        ..=43 => 344,
+        44 => 352,
+        45.. => 360,
+    }
+}
+
+/// Symbol: `verbs_register_driver_NN`.
+pub type RegisterDriver = unsafe extern "C" fn(*const verbs_device_ops);
+/// Symbol: `_verbs_init_and_alloc_context(device, cmd_fd, alloc_size, offset of verbs_context, driver_id)`.
+/// Returns zeroed memory from calloc(3) with the context initialised; takes the fd.
+pub type InitAndAllocContext =
+    unsafe extern "C" fn(*mut ibv_device, c_int, usize, *mut verbs_context, u32) -> *mut c_void;
+/// Symbol: `verbs_set_ops`. Ops that are null keep what they were (EOPNOTSUPP at first).
+pub type SetOps = unsafe extern "C" fn(*mut verbs_context, *const c_void);
+/// Symbol: `verbs_uninit_context`. Closes the context's fds; the caller frees its memory.
+pub type UninitContext = unsafe extern "C" fn(*mut verbs_context);
+
+/// Name of [`InitAndAllocContext`].
+pub const INIT_AND_ALLOC_CONTEXT: &core::ffi::CStr = c"_verbs_init_and_alloc_context";
+/// Name of [`SetOps`].
+pub const SET_OPS: &core::ffi::CStr = c"verbs_set_ops";
+/// Name of [`UninitContext`].
+pub const UNINIT_CONTEXT: &core::ffi::CStr = c"verbs_uninit_context";
+
+const _: () = {
+    use core::mem::offset_of;
+    assert!(size_of::<verbs_device_ops>() == 72);
+    assert!(offset_of!(verbs_device_ops, match_min_abi_version) == 8);
+    assert!(offset_of!(verbs_device_ops, match_max_abi_version) == 12);
+    assert!(offset_of!(verbs_device_ops, match_table) == 16);
+    assert!(offset_of!(verbs_device_ops, static_providers) == 24);
+    assert!(offset_of!(verbs_device_ops, match_device) == 32);
+    assert!(offset_of!(verbs_device_ops, alloc_context) == 40);
+    assert!(offset_of!(verbs_device_ops, import_context) == 48);
+    assert!(offset_of!(verbs_device_ops, alloc_device) == 56);
+    assert!(offset_of!(verbs_device_ops, uninit_device) == 64);
+
+    assert!(size_of::<verbs_device>() == 712);
+    assert!(size_of::<ibv_device>() == 664);
+    assert!(size_of::<ibv_context>() == 328);
+    assert!(offset_of!(verbs_device, ops) == 664);
+    assert!(offset_of!(verbs_device, refcount) == 672);
+    assert!(offset_of!(verbs_device, entry) == 680);
+    assert!(offset_of!(verbs_device, sysfs) == 696);
+    assert!(offset_of!(verbs_device, core_support) == 704);
+
+    assert!(size_of::<verbs_match_ent>() == 24);
+    assert!(offset_of!(verbs_match_ent, kind) == 20);
+
+    assert!(offset_of!(verbs_sysfs_dev, sysfs_name) == 36);
+    assert!(offset_of!(verbs_sysfs_dev, sysfs_cdev) == 104);
+    assert!(offset_of!(verbs_sysfs_dev, ibdev_name) == 112);
+    assert!(offset_of!(verbs_sysfs_dev, ibdev_path) == 176);
+    assert!(offset_of!(verbs_sysfs_dev, node_guid) == 944);
+    assert!(offset_of!(verbs_sysfs_dev, driver_id) == 952);
+    assert!(offset_of!(verbs_sysfs_dev, node_type) == 956);
+    assert!(offset_of!(verbs_sysfs_dev, ibdev_idx) == 960);
+
+    assert!(size_of::<verbs_cq>() == 288);
+    assert!(size_of::<verbs_srq>() == 160);
+    assert!(size_of::<verbs_mr>() == 56);
+    assert!(offset_of!(verbs_mr, mr_type) == 48);
+    assert!(offset_of!(verbs_mr, access) == 52);
+    assert!(offset_of!(verbs_qp, tail) == qp_comp_mask_offset(45));
+    assert!(offset_of!(ibv_qp_ex, wr_atomic_write) == qp_comp_mask_offset(43));
+    assert!(offset_of!(ibv_qp_ex, wr_flush) == qp_comp_mask_offset(44));
+};
