@@ -1,0 +1,275 @@
+//! DDP segments (RFC 5041 §4).
+//!
+//! ```text
+//! tagged     T|L|Rsvd(4)|DV(2)  RsvdULP(8)   STag(32)  TO(64)                     14 octets
+//! untagged   T|L|Rsvd(4)|DV(2)  RsvdULP(40)  QN(32)    MSN(32)   MO(32)           18 octets
+//! ```
+//!
+//! RsvdULP is the upper layer's; DDP carries it unread.
+
+use core::fmt;
+use zerocopy::byteorder::big_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Octets of a tagged header (RFC 5041 §4.2).
+pub const TAGGED_LEN: usize = 14;
+
+/// Octets of an untagged header (RFC 5041 §4.3).
+pub const UNTAGGED_LEN: usize = 18;
+
+/// DV: the version of DDP that RFC 5041 §4.1 defines.
+pub const VERSION: u8 = 1;
+
+mod control {
+    pub(super) const TAGGED: u8 = 0x80;
+    pub(super) const LAST: u8 = 0x40;
+    pub(super) const VERSION: u8 = 0x03;
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct TaggedLayout {
+    control: u8,
+    rsvd_ulp: u8,
+    stag: U32,
+    to: U64,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct UntaggedLayout {
+    control: u8,
+    rsvd_ulp: u8,
+    rsvd_ulp_word: U32,
+    qn: U32,
+    msn: U32,
+    mo: U32,
+}
+
+const _: () = assert!(size_of::<TaggedLayout>() == TAGGED_LEN && size_of::<UntaggedLayout>() == UNTAGGED_LEN);
+
+/// Why a ULPDU is no DDP segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// Shorter than the header its T bit promises. RFC 5041 has no code for it; see the conversion to
+    /// [`TerminateError`](crate::rdmap::TerminateError).
+    #[error("DDP segment of {have} octets is shorter than its header of {needed}")]
+    Truncated {
+        /// Octets of the header, or 1 where not even the control octet is there.
+        needed: usize,
+        /// Octets of the ULPDU.
+        have: usize,
+    },
+    /// DV is not [`VERSION`]. Tagged and untagged segments have different codes for it (RFC 5041 §7.2).
+    #[error("DDP version {version} in {} segment", if *.tagged { "a tagged" } else { "an untagged" })]
+    Version {
+        /// The T bit.
+        tagged: bool,
+        /// DV as sent.
+        version: u8,
+    },
+}
+
+/// The header of a tagged segment: place the payload at `to` of the buffer `stag` names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaggedHeader {
+    /// L: the message ends with this segment.
+    pub last: bool,
+    /// RsvdULP: RDMAP's control octet.
+    pub rsvd_ulp: u8,
+    /// Steering tag.
+    pub stag: u32,
+    /// Tagged offset of the payload's first octet.
+    pub to: u64,
+}
+
+impl TaggedHeader {
+    /// Writes the header to the front of `buffer`; returns [`TAGGED_LEN`].
+    ///
+    /// # Panics
+    /// If `buffer` is shorter than that.
+    #[inline]
+    pub fn emit(&self, buffer: &mut [u8]) -> usize {
+        let layout = TaggedLayout {
+            control: control::TAGGED | control_octet(self.last),
+            rsvd_ulp: self.rsvd_ulp,
+            stag: U32::new(self.stag),
+            to: U64::new(self.to),
+        };
+        buffer[..TAGGED_LEN].copy_from_slice(layout.as_bytes());
+        TAGGED_LEN
+    }
+}
+
+/// The header of an untagged segment: place the payload at `mo` of the buffer that `msn` has on queue `qn`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UntaggedHeader {
+    /// L: the message ends with this segment.
+    pub last: bool,
+    /// RsvdULP, first octet: RDMAP's control octet.
+    pub rsvd_ulp: u8,
+    /// RsvdULP, the other four: RDMAP's Invalidate STag.
+    pub rsvd_ulp_word: u32,
+    /// Queue number.
+    pub qn: u32,
+    /// Message sequence number, from 1 on each queue, wrapping.
+    pub msn: u32,
+    /// Offset of the payload's first octet in the message.
+    pub mo: u32,
+}
+
+impl UntaggedHeader {
+    /// Writes the header to the front of `buffer`; returns [`UNTAGGED_LEN`].
+    ///
+    /// # Panics
+    /// If `buffer` is shorter than that.
+    #[inline]
+    pub fn emit(&self, buffer: &mut [u8]) -> usize {
+        let layout = UntaggedLayout {
+            control: control_octet(self.last),
+            rsvd_ulp: self.rsvd_ulp,
+            rsvd_ulp_word: U32::new(self.rsvd_ulp_word),
+            qn: U32::new(self.qn),
+            msn: U32::new(self.msn),
+            mo: U32::new(self.mo),
+        };
+        buffer[..UNTAGGED_LEN].copy_from_slice(layout.as_bytes());
+        UNTAGGED_LEN
+    }
+}
+
+#[inline]
+const fn control_octet(last: bool) -> u8 {
+    VERSION | if last { control::LAST } else { 0 }
+}
+
+/// Octets of the header that begins with `control`, by its T bit.
+#[inline]
+pub const fn header_len(control: u8) -> usize {
+    if control & control::TAGGED != 0 {
+        TAGGED_LEN
+    } else {
+        UNTAGGED_LEN
+    }
+}
+
+/// Either header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Header {
+    /// T = 1.
+    Tagged(TaggedHeader),
+    /// T = 0.
+    Untagged(UntaggedHeader),
+}
+
+impl Header {
+    /// Splits a ULPDU into header and payload. The four reserved control bits are ignored (RFC 5041 §4.1).
+    ///
+    /// # Errors
+    /// [`Error::Truncated`] before [`Error::Version`].
+    #[inline]
+    pub fn parse(ulpdu: &[u8]) -> Result<(Self, &[u8]), Error> {
+        let &[first, ..] = ulpdu else {
+            return Err(Error::Truncated { needed: 1, have: 0 });
+        };
+        let tagged = first & control::TAGGED != 0;
+        let version = first & control::VERSION;
+        let last = first & control::LAST != 0;
+        let truncated = Error::Truncated {
+            needed: header_len(first),
+            have: ulpdu.len(),
+        };
+        if tagged {
+            let (layout, payload) = TaggedLayout::ref_from_prefix(ulpdu).map_err(|_| truncated)?;
+            if version != VERSION {
+                return Err(Error::Version { tagged, version });
+            }
+            let TaggedLayout {
+                rsvd_ulp, stag, to, ..
+            } = layout;
+            let header = TaggedHeader {
+                last,
+                rsvd_ulp: *rsvd_ulp,
+                stag: stag.get(),
+                to: to.get(),
+            };
+            Ok((Self::Tagged(header), payload))
+        } else {
+            let (layout, payload) = UntaggedLayout::ref_from_prefix(ulpdu).map_err(|_| truncated)?;
+            if version != VERSION {
+                return Err(Error::Version { tagged, version });
+            }
+            let header = UntaggedHeader {
+                last,
+                rsvd_ulp: layout.rsvd_ulp,
+                rsvd_ulp_word: layout.rsvd_ulp_word.get(),
+                qn: layout.qn.get(),
+                msn: layout.msn.get(),
+                mo: layout.mo.get(),
+            };
+            Ok((Self::Untagged(header), payload))
+        }
+    }
+
+    /// Writes the header to the front of `buffer`; returns the octets written.
+    ///
+    /// # Panics
+    /// If `buffer` is shorter than [`Self::buffer_len`].
+    #[inline]
+    pub fn emit(&self, buffer: &mut [u8]) -> usize {
+        match self {
+            Self::Tagged(header) => header.emit(buffer),
+            Self::Untagged(header) => header.emit(buffer),
+        }
+    }
+
+    /// Octets the header takes.
+    #[inline]
+    pub const fn buffer_len(&self) -> usize {
+        match self {
+            Self::Tagged(_) => TAGGED_LEN,
+            Self::Untagged(_) => UNTAGGED_LEN,
+        }
+    }
+
+    /// L: the message ends with this segment.
+    #[inline]
+    pub const fn last(&self) -> bool {
+        match self {
+            Self::Tagged(header) => header.last,
+            Self::Untagged(header) => header.last,
+        }
+    }
+
+    /// The first octet of RsvdULP: RDMAP's control octet.
+    #[inline]
+    pub const fn rsvd_ulp(&self) -> u8 {
+        match self {
+            Self::Tagged(header) => header.rsvd_ulp,
+            Self::Untagged(header) => header.rsvd_ulp,
+        }
+    }
+}
+
+impl fmt::Display for TaggedHeader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stag 0x{:08x} to 0x{:x}", self.stag, self.to)?;
+        f.write_str(if self.last { " last" } else { "" })
+    }
+}
+
+impl fmt::Display for UntaggedHeader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "qn {} msn {} mo {}", self.qn, self.msn, self.mo)?;
+        f.write_str(if self.last { " last" } else { "" })
+    }
+}
+
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tagged(header) => header.fmt(f),
+            Self::Untagged(header) => header.fmt(f),
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! The FPDU (RFC 5044 §4.1).
+//!
+//! ```text
+//!  0                   1                   2                   3
+//!  0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |          ULPDU_Length         |                               |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+                               +
+//! |                             ULPDU                             |
+//! |                               +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |                               |         PAD (0-3 octets)      |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |                              CRC                              |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! ```
+//!
+//! This module knows no markers; [`super::marker`] puts them in and takes them out.
+
+use crate::crc::{Crc32c, crc32c};
+
+/// Octets of the ULPDU_Length field.
+pub const LENGTH_LEN: usize = 2;
+
+/// Octets of the CRC field, present even where CRCs are off (RFC 5044 §4.1).
+pub const CRC_LEN: usize = 4;
+
+/// Whether the two ends agreed to generate and check CRCs (RFC 5044 §7.1.1, the C bit).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CrcMode {
+    /// The CRC is generated, and checked before anything is handed up.
+    On,
+    /// The field is sent as zero and taken as valid whatever it holds.
+    Off,
+}
+
+/// Why no ULPDU could be taken from the octets at hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FpduError {
+    /// Not a fault: the FPDU ends after `needed` octets (counted from its start, markers included), of which
+    /// `have` are here. Where ULPDU_Length itself is not complete, `needed` is what it takes to read that.
+    #[error("FPDU incomplete: {have} octets of {needed}")]
+    Incomplete {
+        /// Octets to wait for.
+        needed: usize,
+        /// Octets present.
+        have: usize,
+    },
+    /// The digest does not match (RFC 5044 §8, error code 2).
+    #[error("FPDU CRC is 0x{found:08x}, computed 0x{computed:08x}")]
+    Crc {
+        /// What the octets give.
+        computed: u32,
+        /// What the peer sent.
+        found: u32,
+    },
+    /// A marker does not point at the start of the FPDU it lies in (RFC 5044 §8, error code 3).
+    #[error("marker at FPDU octet {at} has FPDUPTR {found}, expected {expected}")]
+    Marker {
+        /// Where the marker lies, in octets from the FPDU's first octet on the wire.
+        at: usize,
+        /// The distance that ULPDU_Length implies.
+        expected: u16,
+        /// What the peer sent.
+        found: u16,
+    },
+}
+
+/// Octets of padding behind a ULPDU of `ulpdu_len` octets: they make length field, ULPDU and pad a multiple of four.
+#[inline]
+pub const fn padding(ulpdu_len: usize) -> usize {
+    LENGTH_LEN.wrapping_sub(ulpdu_len) & 3
+}
+
+/// Octets of the FPDU that carries `ulpdu_len` octets, without markers.
+#[inline]
+pub const fn fpdu_len(ulpdu_len: usize) -> usize {
+    LENGTH_LEN + ulpdu_len + padding(ulpdu_len) + CRC_LEN
+}
+
+/// The ULPDU_Length at the front of `octets`, if both its octets are there.
+#[inline]
+pub fn ulpdu_len(octets: &[u8]) -> Option<usize> {
+    octets
+        .first_chunk()
+        .map(|length| u16::from_be_bytes(*length).into())
+}
+
+/// Takes the FPDU at the front of `octets`; returns its ULPDU and the octets behind the FPDU.
+///
+/// ULPDU_Length is believed up to 65535: Linux's soft-iWARP exceeds [`super::MAX_MULPDU`] on loopback. Pad octets are
+/// not looked at, except by the CRC.
+///
+/// # Errors
+/// [`FpduError::Incomplete`] to wait for more, [`FpduError::Crc`] where the FPDU is not what was sent.
+#[inline]
+pub fn parse(octets: &[u8], crc: CrcMode) -> Result<(&[u8], &[u8]), FpduError> {
+    let have = octets.len();
+    let ulpdu_len = ulpdu_len(octets).ok_or(FpduError::Incomplete {
+        needed: LENGTH_LEN,
+        have,
+    })?;
+    let needed = fpdu_len(ulpdu_len);
+    let (fpdu, rest) = octets
+        .split_at_checked(needed)
+        .ok_or(FpduError::Incomplete { needed, have })?;
+    if crc == CrcMode::On {
+        check(fpdu)?;
+    }
+    Ok((&fpdu[LENGTH_LEN..LENGTH_LEN + ulpdu_len], rest))
+}
+
+/// Compares the last four octets of `fpdu` with the CRC32C of all before them (markers count, RFC 5044 §4.4).
+#[inline]
+pub(super) fn check(fpdu: &[u8]) -> Result<(), FpduError> {
+    let Some((covered, sent)) = fpdu.split_last_chunk() else {
+        return Err(FpduError::Incomplete {
+            needed: CRC_LEN,
+            have: fpdu.len(),
+        });
+    };
+    let (computed, found) = (crc32c(covered), u32::from_le_bytes(*sent));
+    if computed == found {
+        Ok(())
+    } else {
+        Err(FpduError::Crc { computed, found })
+    }
+}
+
+/// Writes the FPDU of `ulpdu` to the front of `buffer` and returns its length, [`fpdu_len`]`(ulpdu.len())`.
+///
+/// # Panics
+/// If `buffer` is shorter than that, or `ulpdu` longer than ULPDU_Length can say (65535).
+#[inline]
+pub fn emit(ulpdu: &[u8], crc: CrcMode, buffer: &mut [u8]) -> usize {
+    let length = emit_length(ulpdu.len());
+    let end = LENGTH_LEN + ulpdu.len();
+    buffer[..LENGTH_LEN].copy_from_slice(&length);
+    buffer[LENGTH_LEN..end].copy_from_slice(ulpdu);
+    let trailer = match crc {
+        CrcMode::On => {
+            let mut digest = Crc32c::new();
+            digest.update(&buffer[..end]);
+            Trailer::sealed(ulpdu.len(), digest)
+        }
+        CrcMode::Off => Trailer::unsealed(ulpdu.len()),
+    };
+    let len = fpdu_len(ulpdu.len());
+    buffer[end..len].copy_from_slice(trailer.as_bytes());
+    len
+}
+
+/// The ULPDU_Length field for `ulpdu_len` octets.
+///
+/// # Panics
+/// If `ulpdu_len` exceeds 65535.
+#[inline]
+pub fn emit_length(ulpdu_len: usize) -> [u8; LENGTH_LEN] {
+    assert!(
+        ulpdu_len <= usize::from(u16::MAX),
+        "a ULPDU of {ulpdu_len} octets does not fit ULPDU_Length"
+    );
+    (ulpdu_len as u16).to_be_bytes()
+}
+
+/// Pad and CRC, for a sender that gathers header and payload from where they lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trailer {
+    octets: [u8; 3 + CRC_LEN],
+    len: u8,
+}
+
+impl Trailer {
+    /// The end of an FPDU whose ULPDU_Length and ULPDU `digest` has seen.
+    #[inline]
+    pub fn sealed(ulpdu_len: usize, mut digest: Crc32c) -> Self {
+        let pad = padding(ulpdu_len);
+        digest.update(&[0; 3][..pad]);
+        Self::with(pad, digest.finish())
+    }
+
+    /// The end of an FPDU where CRCs are off.
+    #[inline]
+    pub fn unsealed(ulpdu_len: usize) -> Self {
+        Self::with(padding(ulpdu_len), 0)
+    }
+
+    #[inline]
+    fn with(pad: usize, crc: u32) -> Self {
+        let mut octets = [0; 3 + CRC_LEN];
+        octets[pad..pad + CRC_LEN].copy_from_slice(&crc.to_le_bytes());
+        Self {
+            octets,
+            len: (pad + CRC_LEN) as u8,
+        }
+    }
+
+    /// The four to seven octets to send.
+    #[inline]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.octets[..self.len.into()]
+    }
+}

@@ -1,0 +1,235 @@
+//! Markers (RFC 5044 §4.2, §4.3): four octets at every 512th octet of the TCP stream, counted from the first of them,
+//! that point back to the FPDU they lie in.
+//!
+//! ```text
+//!  0                   1                   2                   3
+//!  0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |           RESERVED            |            FPDUPTR            |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! ```
+//!
+//! Everywhere here a *stream offset* counts octets of one direction of full operation from its first marker, which is
+//! at offset 0; it may wrap, since 512 divides 2³². An FPDU *starts* at the offset where its predecessor ends. Where
+//! that is a multiple of 512 a marker comes first; it belongs to the FPDU (its CRC covers it) and has FPDUPTR 0. FPDUs
+//! and markers are multiples of four octets, so no marker splits ULPDU_Length from what follows, nor the CRC.
+
+use super::fpdu::{self, CRC_LEN, CrcMode, FpduError, LENGTH_LEN, fpdu_len};
+use crate::crc::crc32c;
+use core::ops::Range;
+
+/// Octets of a marker.
+pub const LEN: usize = 4;
+
+/// Octets from one marker's start to the next one's.
+pub const INTERVAL: usize = 512;
+
+/// Octets of FPDUs between two markers.
+pub const BETWEEN: usize = INTERVAL - LEN;
+
+/// A marker, by its FPDUPTR: octets from the first octet of ULPDU_Length to the first octet of the marker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marker {
+    /// A multiple of four. Earlier markers inside the FPDU count: it is a distance in the stream.
+    pub fpduptr: u16,
+}
+
+impl Marker {
+    /// Reads a marker; the reserved half and the two low bits of FPDUPTR are ignored (RFC 5044 §4.2).
+    #[inline]
+    pub const fn parse(octets: [u8; LEN]) -> Self {
+        Self {
+            fpduptr: u16::from_be_bytes([octets[2], octets[3]]) & !3,
+        }
+    }
+
+    /// The marker's octets.
+    #[inline]
+    pub const fn to_bytes(self) -> [u8; LEN] {
+        let [high, low] = (self.fpduptr & !3).to_be_bytes();
+        [0, 0, high, low]
+    }
+}
+
+/// Octets from stream offset `offset` to the next marker; 0 where one is due at `offset` itself.
+#[inline]
+pub const fn distance(offset: u64) -> usize {
+    (offset.wrapping_neg() % INTERVAL as u64) as usize
+}
+
+/// Markers that belong to an FPDU of `fpdu_len` octets (markers not counted) that starts at `offset`.
+#[inline]
+pub const fn count(offset: u64, fpdu_len: usize) -> usize {
+    fpdu_len.saturating_sub(distance(offset)).div_ceil(BETWEEN)
+}
+
+/// Octets that an FPDU of `fpdu_len` octets takes on the wire, its markers included.
+#[inline]
+pub const fn marked_len(offset: u64, fpdu_len: usize) -> usize {
+    fpdu_len + LEN * count(offset, fpdu_len)
+}
+
+/// What lies on the wire from an FPDU's start, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// A marker.
+    Marker(Marker),
+    /// These octets of the FPDU (counted without markers).
+    Fpdu(Range<usize>),
+}
+
+/// How an FPDU and its markers follow each other on the wire.
+///
+/// A sender gathers by it, a receiver scatters by it, both without copying.
+#[derive(Clone, Debug)]
+pub struct Pieces {
+    distance: usize,
+    position: usize,
+    ulpdu_length_at: usize,
+    done: usize,
+    fpdu_len: usize,
+}
+
+/// The pieces of an FPDU of `fpdu_len` octets that starts at stream offset `offset`.
+#[inline]
+pub fn pieces(offset: u64, fpdu_len: usize) -> Pieces {
+    let distance = distance(offset);
+    // A marker that comes first is not part of the distance FPDUPTR tells.
+    let ulpdu_length_at = if distance == 0 { LEN } else { 0 };
+    Pieces {
+        distance,
+        position: 0,
+        ulpdu_length_at,
+        done: 0,
+        fpdu_len,
+    }
+}
+
+impl Iterator for Pieces {
+    type Item = Piece;
+
+    #[inline]
+    fn next(&mut self) -> Option<Piece> {
+        let left = self.fpdu_len - self.done;
+        if left == 0 {
+            return None;
+        }
+        if self.distance == 0 {
+            // Past 65535 only with a ULPDU no conforming sender posts; then the low bits go on the wire.
+            let fpduptr = self.position.saturating_sub(self.ulpdu_length_at) as u16;
+            self.distance = BETWEEN;
+            self.position += LEN;
+            return Some(Piece::Marker(Marker { fpduptr }));
+        }
+        let start = self.done;
+        self.done += left.min(self.distance);
+        let taken = self.done - start;
+        self.distance -= taken;
+        self.position += taken;
+        Some(Piece::Fpdu(start..self.done))
+    }
+}
+
+/// Octets of the marked FPDU at the front of `octets`, as soon as its ULPDU_Length is there.
+#[inline]
+pub fn wire_len(offset: u64, octets: &[u8]) -> Option<usize> {
+    let lead = if distance(offset) == 0 { LEN } else { 0 };
+    let ulpdu_len = fpdu::ulpdu_len(octets.get(lead..)?)?;
+    Some(marked_len(offset, fpdu_len(ulpdu_len)))
+}
+
+/// Writes the FPDU of `ulpdu` with its markers to the front of `buffer`; returns the octets written.
+///
+/// # Panics
+/// If `buffer` is shorter than [`marked_len`]`(offset, fpdu_len(ulpdu.len()))`, or `ulpdu` longer than 65535 octets.
+pub fn emit(offset: u64, ulpdu: &[u8], crc: CrcMode, buffer: &mut [u8]) -> usize {
+    let plain = fpdu_len(ulpdu.len());
+    let length = fpdu::emit_length(ulpdu.len());
+    let mut at = 0;
+    for piece in pieces(offset, plain) {
+        match piece {
+            Piece::Marker(marker) => {
+                buffer[at..at + LEN].copy_from_slice(&marker.to_bytes());
+                at += LEN;
+            }
+            Piece::Fpdu(octets) => {
+                let out = &mut buffer[at..at + octets.len()];
+                at += octets.len();
+                // ULPDU_Length, ULPDU, then zeros for pad and CRC.
+                let ulpdu_start = octets.start.max(LENGTH_LEN);
+                let (head, tail) = out.split_at_mut(ulpdu_start - octets.start);
+                head.copy_from_slice(&length[..head.len()]);
+                let ulpdu_left = ulpdu.get(ulpdu_start - LENGTH_LEN..).unwrap_or_default();
+                let (body, zeros) = tail.split_at_mut(ulpdu_left.len().min(tail.len()));
+                body.copy_from_slice(&ulpdu_left[..body.len()]);
+                zeros.fill(0);
+            }
+        }
+    }
+    if crc == CrcMode::On {
+        let value = crc32c(&buffer[..at - CRC_LEN]);
+        buffer[at - CRC_LEN..at].copy_from_slice(&value.to_le_bytes());
+    }
+    at
+}
+
+/// Takes the marked FPDU at the front of `octets`, moving its ULPDU together in place.
+///
+/// Returns where in `octets` the ULPDU now lies and how many octets the FPDU took on the wire; what follows them is
+/// untouched. The CRC is checked first, over the octets as they came; then every marker.
+///
+/// # Errors
+/// As [`fpdu::parse`], and [`FpduError::Marker`] where a marker and ULPDU_Length disagree. On any error `octets` is
+/// as it was.
+pub fn parse(offset: u64, octets: &mut [u8], crc: CrcMode) -> Result<(Range<usize>, usize), FpduError> {
+    let have = octets.len();
+    let lead = if distance(offset) == 0 { LEN } else { 0 };
+    let too_short = |needed| FpduError::Incomplete { needed, have };
+    let ulpdu_len = octets
+        .get(lead..)
+        .and_then(fpdu::ulpdu_len)
+        .ok_or(too_short(lead + LENGTH_LEN))?;
+    let plain = fpdu_len(ulpdu_len);
+    let needed = marked_len(offset, plain);
+    let fpdu = octets.get_mut(..needed).ok_or(too_short(needed))?;
+    if crc == CrcMode::On {
+        fpdu::check(fpdu)?;
+    }
+    check_markers(offset, plain, fpdu)?;
+
+    let mut from = 0;
+    for piece in pieces(offset, plain) {
+        match piece {
+            Piece::Marker(_) => from += LEN,
+            Piece::Fpdu(to) => {
+                fpdu.copy_within(from..from + to.len(), to.start);
+                from += to.len();
+            }
+        }
+    }
+    Ok((LENGTH_LEN..LENGTH_LEN + ulpdu_len, needed))
+}
+
+fn check_markers(offset: u64, plain: usize, fpdu: &[u8]) -> Result<(), FpduError> {
+    let mut at = 0;
+    for piece in pieces(offset, plain) {
+        match piece {
+            Piece::Marker(expected) => {
+                let found = fpdu[at..]
+                    .first_chunk()
+                    .map(|octets| Marker::parse(*octets).fpduptr);
+                let found = found.unwrap_or_default();
+                if found != expected.fpduptr {
+                    return Err(FpduError::Marker {
+                        at,
+                        expected: expected.fpduptr,
+                        found,
+                    });
+                }
+                at += LEN;
+            }
+            Piece::Fpdu(octets) => at += octets.len(),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,131 @@
+//! A DDP segment as RDMAP reads it: the whole of a ULPDU, checked and shown.
+
+use super::{
+    AtomicRequest, AtomicResponse, Control, ControlError, HeaderError, ImmediateData, Opcode, PlacementError,
+    ReadRequest, Terminate, check_placement,
+};
+use crate::ddp;
+use core::fmt;
+
+/// A ULPDU that belongs to an RDMAP stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment<'a> {
+    /// The message type.
+    pub opcode: Opcode,
+    /// The DDP header.
+    pub header: ddp::Header,
+    /// What follows it.
+    pub body: Body<'a>,
+}
+
+/// The payload of a DDP segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Body<'a> {
+    /// Of an RDMA Write, a Read Response or one of the Sends: the ULP's octets.
+    Data(&'a [u8]),
+    /// Of a Read Request.
+    ReadRequest(ReadRequest),
+    /// Of a Terminate.
+    Terminate(Terminate<'a>),
+    /// Of an Immediate Data message, with or without SE.
+    Immediate(ImmediateData),
+    /// Of an Atomic Request.
+    AtomicRequest(AtomicRequest),
+    /// Of an Atomic Response.
+    AtomicResponse(AtomicResponse),
+}
+
+/// Why a ULPDU is no RDMAP message; the first fault in the order of the layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SegmentError {
+    /// No DDP segment.
+    #[error(transparent)]
+    Ddp(#[from] ddp::Error),
+    /// A bad control octet.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// A message in the wrong kind of segment.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    /// A bad RDMAP header.
+    #[error(transparent)]
+    Header(#[from] HeaderError),
+}
+
+impl<'a> Segment<'a> {
+    /// Parses a ULPDU.
+    ///
+    /// # Errors
+    /// [`SegmentError`]; every one converts into the [`TerminateError`](super::TerminateError) to send.
+    #[inline]
+    pub fn parse(ulpdu: &'a [u8]) -> Result<Self, SegmentError> {
+        let (header, payload) = ddp::Header::parse(ulpdu)?;
+        let Control { opcode } = Control::parse(header.rsvd_ulp())?;
+        check_placement(opcode, &header)?;
+        let body = match opcode {
+            Opcode::Write
+            | Opcode::ReadResponse
+            | Opcode::Send
+            | Opcode::SendInvalidate
+            | Opcode::SendSolicited
+            | Opcode::SendSolicitedInvalidate => Body::Data(payload),
+            Opcode::ReadRequest => Body::ReadRequest(ReadRequest::parse(payload)?),
+            Opcode::Terminate => Body::Terminate(Terminate::parse(payload)?),
+            Opcode::Immediate | Opcode::ImmediateSolicited => Body::Immediate(ImmediateData::parse(payload)?),
+            Opcode::AtomicRequest => Body::AtomicRequest(AtomicRequest::parse(payload)?),
+            Opcode::AtomicResponse => Body::AtomicResponse(AtomicResponse::parse(payload)?),
+        };
+        Ok(Self { opcode, header, body })
+    }
+
+    /// Octets the ULPDU takes.
+    pub fn buffer_len(&self) -> usize {
+        self.header.buffer_len()
+            + match self.body {
+                Body::Data(data) => data.len(),
+                Body::ReadRequest(_) => ReadRequest::LEN,
+                Body::Terminate(terminate) => terminate.buffer_len(),
+                Body::Immediate(_) => ImmediateData::LEN,
+                Body::AtomicRequest(_) => AtomicRequest::LEN,
+                Body::AtomicResponse(_) => AtomicResponse::LEN,
+            }
+    }
+
+    /// Writes the ULPDU to the front of `buffer`; returns the octets written. The header goes out as it is, so its
+    /// `rsvd_ulp` must be the control octet of `opcode`.
+    ///
+    /// # Panics
+    /// If `buffer` is shorter than [`Self::buffer_len`].
+    pub fn emit(&self, buffer: &mut [u8]) -> usize {
+        let at = self.header.emit(buffer);
+        let rest = &mut buffer[at..];
+        at + match &self.body {
+            Body::Data(data) => {
+                rest[..data.len()].copy_from_slice(data);
+                data.len()
+            }
+            Body::ReadRequest(request) => request.emit(rest),
+            Body::Terminate(terminate) => terminate.emit(rest),
+            Body::Immediate(immediate) => immediate.emit(rest),
+            Body::AtomicRequest(request) => request.emit(rest),
+            Body::AtomicResponse(response) => response.emit(rest),
+        }
+    }
+}
+
+impl fmt::Display for Segment<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RDMAP {} {}", self.opcode, self.header)?;
+        if let (true, ddp::Header::Untagged(header)) = (self.opcode.invalidates(), &self.header) {
+            write!(f, " invalidate 0x{:08x}", header.rsvd_ulp_word)?;
+        }
+        match &self.body {
+            Body::Data(data) => write!(f, " length {}", data.len()),
+            Body::ReadRequest(request) => write!(f, ": {request}"),
+            Body::Terminate(terminate) => write!(f, ": {terminate}"),
+            Body::Immediate(immediate) => write!(f, ": {immediate}"),
+            Body::AtomicRequest(request) => write!(f, ": {request}"),
+            Body::AtomicResponse(response) => write!(f, ": {response}"),
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! Every reason for a Terminate: layer, error type, error code (RFC 5040 figure 9; RFC 5041 §7.2; RFC 5044 §8;
+//! RFC 6581 §9; collected in RFC 6580 §3).
+
+use super::{ControlError, HeaderError, PlacementError, SegmentError};
+use crate::ddp;
+use crate::mpa::fpdu::FpduError;
+use core::fmt;
+
+/// A reason for a Terminate. Its number is the first half of the Terminate Control field: 4 bits layer, 4 bits error
+/// type, 8 bits error code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum TerminateError {
+    /// RDMAP failed locally. Any code means this; zero is sent.
+    RdmapLocalCatastrophic = 0x0000,
+
+    /// Protection: the STag does not exist.
+    RdmapInvalidStag = 0x0100,
+    /// Protection: outside the buffer.
+    RdmapBaseOrBounds = 0x0101,
+    /// Protection: the STag does not grant this access.
+    RdmapAccessRights = 0x0102,
+    /// Protection: the STag is not for this stream.
+    RdmapStagNotAssociated = 0x0103,
+    /// Protection: tagged offset and length exceed 64 bits.
+    RdmapToWrap = 0x0104,
+    /// Protection: the STag exists, but this stream may not invalidate it.
+    RdmapProtectedFromInvalidate = 0x0109,
+    /// Protection, unspecified.
+    RdmapProtection = 0x01ff,
+
+    /// Operation: RV is not 1.
+    RdmapVersion = 0x0205,
+    /// Operation: an opcode that is unassigned, unsupported, or not for this kind of segment.
+    RdmapUnexpectedOpcode = 0x0206,
+    /// Operation: this stream cannot go on.
+    RdmapCatastrophicStream = 0x0207,
+    /// Operation: no stream can go on.
+    RdmapCatastrophicGlobal = 0x0208,
+    /// Operation: the STag cannot be invalidated.
+    RdmapCannotInvalidate = 0x0209,
+    /// Operation, unspecified.
+    RdmapOperation = 0x02ff,
+
+    /// DDP failed locally.
+    DdpLocalCatastrophic = 0x1000,
+
+    /// Tagged: the STag does not exist.
+    DdpInvalidStag = 0x1100,
+    /// Tagged: outside the buffer.
+    DdpBaseOrBounds = 0x1101,
+    /// Tagged: the STag is not for this stream.
+    DdpStagNotAssociated = 0x1102,
+    /// Tagged: tagged offset and length exceed 64 bits.
+    DdpToWrap = 0x1103,
+    /// Tagged: DV is not 1.
+    DdpTaggedVersion = 0x1104,
+
+    /// Untagged: no such queue.
+    DdpInvalidQueue = 0x1201,
+    /// Untagged: no buffer for this MSN.
+    DdpNoBuffer = 0x1202,
+    /// Untagged: the MSN is out of range.
+    DdpInvalidMsn = 0x1203,
+    /// Untagged: the MO is outside the buffer or unexpected.
+    DdpInvalidMo = 0x1204,
+    /// Untagged: the message exceeds its buffer.
+    DdpTooLong = 0x1205,
+    /// Untagged: DV is not 1.
+    DdpUntaggedVersion = 0x1206,
+
+    /// MPA: the TCP connection closed or was lost.
+    MpaConnectionLost = 0x2001,
+    /// MPA: an FPDU's CRC does not match.
+    MpaCrc = 0x2002,
+    /// MPA: a marker and ULPDU_Length disagree.
+    MpaMarker = 0x2003,
+    /// MPA: a bad Request or Reply frame.
+    MpaStartup = 0x2004,
+    /// MPA: start-up failed locally (RFC 6581 §9.3).
+    MpaLocalCatastrophic = 0x2005,
+    /// MPA: our IRD cannot hold the peer's ORD (RFC 6581 §9.1).
+    MpaInsufficientIrd = 0x2006,
+    /// MPA: the Reply offers no RTR that we have (RFC 6581 §9.2).
+    MpaNoMatchingRtr = 0x2007,
+}
+
+impl TerminateError {
+    /// Every one, in ascending order.
+    pub const ALL: [Self; 33] = [
+        Self::RdmapLocalCatastrophic,
+        Self::RdmapInvalidStag,
+        Self::RdmapBaseOrBounds,
+        Self::RdmapAccessRights,
+        Self::RdmapStagNotAssociated,
+        Self::RdmapToWrap,
+        Self::RdmapProtectedFromInvalidate,
+        Self::RdmapProtection,
+        Self::RdmapVersion,
+        Self::RdmapUnexpectedOpcode,
+        Self::RdmapCatastrophicStream,
+        Self::RdmapCatastrophicGlobal,
+        Self::RdmapCannotInvalidate,
+        Self::RdmapOperation,
+        Self::DdpLocalCatastrophic,
+        Self::DdpInvalidStag,
+        Self::DdpBaseOrBounds,
+        Self::DdpStagNotAssociated,
+        Self::DdpToWrap,
+        Self::DdpTaggedVersion,
+        Self::DdpInvalidQueue,
+        Self::DdpNoBuffer,
+        Self::DdpInvalidMsn,
+        Self::DdpInvalidMo,
+        Self::DdpTooLong,
+        Self::DdpUntaggedVersion,
+        Self::MpaConnectionLost,
+        Self::MpaCrc,
+        Self::MpaMarker,
+        Self::MpaStartup,
+        Self::MpaLocalCatastrophic,
+        Self::MpaInsufficientIrd,
+        Self::MpaNoMatchingRtr,
+    ];
+
+    /// The reason these three numbers give, if any RFC has it.
+    pub fn from_codes(layer: u8, etype: u8, code: u8) -> Option<Self> {
+        if (layer, etype) == (0, 0) {
+            return Some(Self::RdmapLocalCatastrophic);
+        }
+        Self::ALL
+            .into_iter()
+            .find(|error| (error.layer(), error.etype(), error.code()) == (layer, etype, code))
+    }
+
+    /// 0 RDMAP, 1 DDP, 2 LLP.
+    pub const fn layer(self) -> u8 {
+        (self as u16 >> 12) as u8
+    }
+
+    /// The error type within the layer.
+    pub const fn etype(self) -> u8 {
+        (self as u16 >> 8) as u8 & 0xf
+    }
+
+    /// The error code within the type.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+}
+
+impl fmt::Display for TerminateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::RdmapLocalCatastrophic => "RDMAP local catastrophic error",
+            Self::RdmapInvalidStag => "RDMAP invalid STag",
+            Self::RdmapBaseOrBounds => "RDMAP base or bounds violation",
+            Self::RdmapAccessRights => "RDMAP access rights violation",
+            Self::RdmapStagNotAssociated => "RDMAP STag not associated with stream",
+            Self::RdmapToWrap => "RDMAP TO wrap",
+            Self::RdmapProtectedFromInvalidate => "RDMAP STag protected from invalidation",
+            Self::RdmapProtection => "RDMAP remote protection error",
+            Self::RdmapVersion => "RDMAP invalid version",
+            Self::RdmapUnexpectedOpcode => "RDMAP unexpected opcode",
+            Self::RdmapCatastrophicStream => "RDMAP catastrophic error of the stream",
+            Self::RdmapCatastrophicGlobal => "RDMAP catastrophic error of the device",
+            Self::RdmapCannotInvalidate => "RDMAP STag cannot be invalidated",
+            Self::RdmapOperation => "RDMAP remote operation error",
+            Self::DdpLocalCatastrophic => "DDP local catastrophic error",
+            Self::DdpInvalidStag => "DDP invalid STag",
+            Self::DdpBaseOrBounds => "DDP base or bounds violation",
+            Self::DdpStagNotAssociated => "DDP STag not associated with stream",
+            Self::DdpToWrap => "DDP TO wrap",
+            Self::DdpTaggedVersion => "DDP invalid version (tagged)",
+            Self::DdpInvalidQueue => "DDP invalid QN",
+            Self::DdpNoBuffer => "DDP no buffer for MSN",
+            Self::DdpInvalidMsn => "DDP MSN out of range",
+            Self::DdpInvalidMo => "DDP invalid MO",
+            Self::DdpTooLong => "DDP message too long for buffer",
+            Self::DdpUntaggedVersion => "DDP invalid version (untagged)",
+            Self::MpaConnectionLost => "MPA connection lost",
+            Self::MpaCrc => "MPA CRC error",
+            Self::MpaMarker => "MPA marker and length disagree",
+            Self::MpaStartup => "MPA bad Request or Reply",
+            Self::MpaLocalCatastrophic => "MPA local catastrophic error",
+            Self::MpaInsufficientIrd => "MPA insufficient IRD",
+            Self::MpaNoMatchingRtr => "MPA no matching RTR",
+        })
+    }
+}
+
+impl From<ddp::Error> for TerminateError {
+    /// RFC 5041 has no code for a segment shorter than its header; DDP's local catastrophic error is what hardware
+    /// sends.
+    fn from(error: ddp::Error) -> Self {
+        match error {
+            ddp::Error::Truncated { .. } => Self::DdpLocalCatastrophic,
+            ddp::Error::Version { tagged: true, .. } => Self::DdpTaggedVersion,
+            ddp::Error::Version { tagged: false, .. } => Self::DdpUntaggedVersion,
+        }
+    }
+}
+
+impl From<ControlError> for TerminateError {
+    fn from(error: ControlError) -> Self {
+        match error {
+            ControlError::Version(_) => Self::RdmapVersion,
+            ControlError::Opcode(_) => Self::RdmapUnexpectedOpcode,
+        }
+    }
+}
+
+impl From<PlacementError> for TerminateError {
+    /// A message of the wrong kind for its segment is an unexpected opcode; no RFC names it.
+    fn from(error: PlacementError) -> Self {
+        match error {
+            PlacementError::NoQueue { .. } => Self::DdpInvalidQueue,
+            PlacementError::Tagging(_) | PlacementError::WrongQueue { .. } => Self::RdmapUnexpectedOpcode,
+        }
+    }
+}
+
+impl From<HeaderError> for TerminateError {
+    /// No RFC names a header of the wrong length. The buffer of such a message is exactly one header, so a longer one
+    /// is too long for its buffer; a shorter one is an unspecified operation error.
+    fn from(error: HeaderError) -> Self {
+        match error {
+            HeaderError::Length { expected, found, .. } if found > expected => Self::DdpTooLong,
+            HeaderError::Length { .. } => Self::RdmapOperation,
+            HeaderError::AtomicOperation(_) => Self::RdmapUnexpectedOpcode,
+        }
+    }
+}
+
+impl From<SegmentError> for TerminateError {
+    fn from(error: SegmentError) -> Self {
+        match error {
+            SegmentError::Ddp(error) => error.into(),
+            SegmentError::Control(error) => error.into(),
+            SegmentError::Placement(error) => error.into(),
+            SegmentError::Header(error) => error.into(),
+        }
+    }
+}
+
+impl TerminateError {
+    /// The reason an FPDU gives, `None` while it is only incomplete.
+    pub fn from_fpdu(error: FpduError) -> Option<Self> {
+        match error {
+            FpduError::Incomplete { .. } => None,
+            FpduError::Crc { .. } => Some(Self::MpaCrc),
+            FpduError::Marker { .. } => Some(Self::MpaMarker),
+        }
+    }
+}
