@@ -1,0 +1,323 @@
+//! What can be set, from where, and what it is set to.
+//!
+//! Every option stands once, in [`OPTIONS`]: its key, what a value looks like, what it is for. The file (`--config`,
+//! `URNIC_CONFIG`), the list (`URNIC_SET`), each option's own variable (`mpa.crc` is `URNIC_MPA_CRC`) and `urnic run --set` all go
+//! through that table, so they accept the same and refuse the same. Later ones win, in that order.
+//!
+//! The plug-in reads its configuration inside somebody else's program: nothing here panics, and the file is read by raw system
+//! calls (the plug-in interposes libc's `open` and `read`).
+
+mod error;
+mod options;
+
+pub use error::{Error, Source};
+pub use options::{OPTIONS, Opt};
+
+use std::ffi::{OsStr, OsString};
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use toml::{Table, Value};
+
+/// A configuration file larger than this is a mistake, not a configuration.
+const FILE_LIMIT: usize = 1 << 20;
+
+/// `URNIC_…` variables that are no options: the file, the list, and what the command line and the tests use among themselves.
+const NOT_OPTIONS: [&str; 4] = ["URNIC_CONFIG", "URNIC_SET", "URNIC_LIB", "URNIC_CACHE"];
+
+/// Which device the driver opens (design: devices).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Device {
+    /// The model inside this process.
+    Inproc,
+    /// A model in another process, over the vfio-user socket at this path.
+    VfioUser(PathBuf),
+    /// A PCI function, by its address (`DDDD:BB:DD.F`).
+    Vfio(String),
+}
+
+/// Which zero-length messages may serve as ready-to-receive indication (RFC 6581 §9.2); never empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RtrTypes {
+    /// Zero-length Send (bit B).
+    pub send: bool,
+    /// Zero-length RDMA Write (bit C).
+    pub write: bool,
+    /// Zero-length RDMA Read (bit D).
+    pub read: bool,
+}
+
+/// MPA start-up: what we ask for and how long we wait (RFC 5044 §7, RFC 6581).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mpa {
+    /// Ask for CRCs. They are on when either side asks (RFC 5044 §7.1.1).
+    pub crc: bool,
+    /// Ask for markers in what we receive (RFC 5044 §4.3).
+    pub markers: bool,
+    /// Highest revision that we speak: 1 or 2.
+    pub revision: u8,
+    /// How long an initiator waits for the whole start-up.
+    pub startup_timeout_initiator: Duration,
+    /// How long a responder waits for the Request.
+    pub startup_timeout_responder: Duration,
+    /// How long a responder waits for the first FPDU behind its Reply.
+    pub rtr_timeout: Duration,
+    /// What may serve as RTR.
+    pub rtr_types: RtrTypes,
+}
+
+/// Native connections: those made by `modify_qp(RTR)`, with no connection manager.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Native {
+    /// Address to listen at; `None` is every address, IPv4 and IPv6.
+    pub listen: Option<IpAddr>,
+    /// TCP ports to listen at; `None` leaves the choice to the kernel.
+    pub port_range: Option<RangeInclusive<u16>>,
+    /// When nothing arrived after this long, the side that was to be called calls too.
+    pub call_grace: Duration,
+    /// How long posted receives stay after the peer's orderly end of stream.
+    pub fin_grace: Duration,
+    /// Calls kept for QPs that have not reached RTR, per process.
+    pub max_parked: usize,
+    /// How long such a call is kept.
+    pub park_timeout: Duration,
+}
+
+/// How the device is shown to libibverbs.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Present {
+    /// Folder that holds the presence tree; `None` is `$XDG_RUNTIME_DIR`, else `/tmp`.
+    pub dir: Option<PathBuf>,
+}
+
+/// Everything that can be set. [`Config::default`] is what a machine without any configuration gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// The device that the driver opens.
+    pub device: Device,
+    /// What to log, as a `tracing` filter; `off` logs nothing.
+    pub log: String,
+    /// Where to capture the wire.
+    pub pcap: Option<PathBuf>,
+    /// MPA start-up.
+    pub mpa: Mpa,
+    /// Native connections.
+    pub native: Native,
+    /// Presence.
+    pub present: Present,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            device: Device::Inproc,
+            log: "warn".to_owned(),
+            pcap: None,
+            mpa: Mpa {
+                crc: true,
+                markers: false,
+                revision: 2,
+                startup_timeout_initiator: Duration::from_secs(20),
+                startup_timeout_responder: Duration::from_secs(10),
+                rtr_timeout: Duration::from_secs(10),
+                rtr_types: RtrTypes {
+                    send: false,
+                    write: true,
+                    read: false,
+                },
+            },
+            native: Native {
+                listen: None,
+                port_range: None,
+                call_grace: Duration::from_millis(1000),
+                fin_grace: Duration::from_millis(2000),
+                max_parked: 1024,
+                park_timeout: Duration::from_millis(10_000),
+            },
+            present: Present::default(),
+        }
+    }
+}
+
+impl Config {
+    /// The configuration that this process's environment describes, which includes the file it names.
+    ///
+    /// # Errors
+    /// The first thing wrong, in one line that names it: see [`Error`].
+    pub fn from_env() -> Result<Self, Error> {
+        Self::from_vars(std::env::vars_os())
+    }
+
+    /// As [`Config::from_env`], from these variables; those that do not begin with `URNIC_` are ignored.
+    ///
+    /// # Errors
+    /// As [`Config::from_env`].
+    pub fn from_vars(vars: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Self, Error> {
+        let mut ours: Vec<(String, OsString)> = vars
+            .into_iter()
+            .filter(|(name, _)| name.as_bytes().starts_with(b"URNIC_"))
+            .map(|(name, value)| (name.to_string_lossy().into_owned(), value))
+            .collect();
+        ours.sort_unstable();
+        let find = |name: &str| {
+            ours.iter()
+                .find(|(n, _)| n == name)
+                .map(|(_, value)| value.as_os_str())
+        };
+
+        let mut config = Self::default();
+        if let Some(path) = find("URNIC_CONFIG").filter(|path| !path.is_empty()) {
+            config.read_file(Path::new(path))?;
+        }
+        if let Some(list) = find("URNIC_SET") {
+            config.set_list(text(list, || Source::Env("URNIC_SET".to_owned()))?)?;
+        }
+        for (name, value) in &ours {
+            if NOT_OPTIONS.contains(&name.as_str()) || name.starts_with("URNIC_TEST_") {
+                continue;
+            }
+            let source = || Source::Env(name.clone());
+            let Some(opt) = OPTIONS.iter().find(|opt| opt.variable() == *name) else {
+                return Err(Error::unknown(name, OPTIONS.iter().map(Opt::variable), source()));
+            };
+            opt.set_text(&mut config, text(value, source)?, source())?;
+        }
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Sets one option from text, as `urnic run --set KEY=VALUE` does.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`], [`Error::Value`].
+    pub fn set(&mut self, key: &str, value: &str, source: Source) -> Result<(), Error> {
+        option(key, &source)?.set_text(self, value, source)
+    }
+
+    /// Sets what `KEY=VALUE,KEY=VALUE…` says. A piece without `=` goes on with the value before it, so that lists need no quotes.
+    fn set_list(&mut self, list: &str) -> Result<(), Error> {
+        let source = || Source::Env("URNIC_SET".to_owned());
+        let mut pairs: Vec<(String, String)> = Vec::new();
+        for piece in list.split(',').filter(|piece| !piece.trim().is_empty()) {
+            match (piece.split_once('='), pairs.last_mut()) {
+                (Some((key, value)), _) => pairs.push((key.trim().to_owned(), value.trim().to_owned())),
+                (None, Some((_, value))) => {
+                    value.push(',');
+                    value.push_str(piece.trim());
+                }
+                (None, None) => {
+                    return Err(Error::NotAPair {
+                        text: piece.trim().escape_debug().to_string(),
+                        at: source(),
+                    });
+                }
+            }
+        }
+        pairs
+            .iter()
+            .try_for_each(|(key, value)| self.set(key, value, source()))
+    }
+
+    /// Sets what the TOML file at `path` says: options by their keys, sections by `[mpa]` or `mpa.crc = …` alike.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::Syntax`] and those of [`Config::set`].
+    pub fn read_file(&mut self, path: &Path) -> Result<(), Error> {
+        let bytes = slurp(path).map_err(|errno| Error::File {
+            path: path.to_owned(),
+            errno,
+        })?;
+        let source = Source::File(path.to_owned());
+        let table = std::str::from_utf8(&bytes)
+            .map_err(|_| "it is not UTF-8".to_owned())
+            .and_then(|text| text.parse::<Table>().map_err(|error| explain(text, &error)));
+        let table = table.map_err(|message| Error::Syntax {
+            path: path.to_owned(),
+            message,
+        })?;
+        self.set_table("", &table, &source)
+    }
+
+    fn set_table(&mut self, prefix: &str, table: &Table, source: &Source) -> Result<(), Error> {
+        for (name, value) in table {
+            let key = format!("{prefix}{name}");
+            match value {
+                Value::Table(inner) => self.set_table(&format!("{key}."), inner, source)?,
+                value => option(&key, source)?.set_value(self, value, source.clone())?,
+            }
+        }
+        Ok(())
+    }
+
+    /// What was asked for and this version cannot do.
+    fn check(&self) -> Result<(), Error> {
+        let missing = |what: String, instead| Err(Error::NotAvailable { what, instead });
+        match &self.device {
+            Device::Inproc => {}
+            Device::VfioUser(path) => {
+                return missing(format!("device=vfio-user:{}", path.display()), "device=inproc");
+            }
+            Device::Vfio(bdf) => return missing(format!("device=vfio:{bdf}"), "device=inproc"),
+        }
+        match &self.pcap {
+            None => Ok(()),
+            Some(path) => missing(
+                format!("pcap={}", path.display()),
+                "tcpdump or tshark on the interface",
+            ),
+        }
+    }
+
+    /// What is legal and yet worth a word in the log, for whoever starts the device to write there.
+    pub fn warnings(&self) -> impl Iterator<Item = &'static str> {
+        // RFC 5044 §4.4: CRCs should not be turned off unless something as strong checks end to end.
+        let crc = "mpa.crc=false: nothing but TCP's checksum protects the data unless the peer asks for CRCs";
+        (!self.mpa.crc).then_some(crc).into_iter()
+    }
+}
+
+fn option(key: &str, source: &Source) -> Result<&'static Opt, Error> {
+    let found = OPTIONS.iter().find(|opt| opt.key == key);
+    found.ok_or_else(|| Error::unknown(key, OPTIONS.iter().map(|opt| opt.key.to_owned()), source.clone()))
+}
+
+/// The parser's complaint in one line, with the line it is about.
+fn explain(text: &str, error: &toml::de::Error) -> String {
+    let before = error
+        .span()
+        .and_then(|span| text.get(..span.start))
+        .unwrap_or_default();
+    let line = before.matches('\n').count() + 1;
+    format!(
+        "line {line}: {}",
+        error.message().lines().next().unwrap_or_default()
+    )
+}
+
+fn text(value: &OsStr, source: impl Fn() -> Source) -> Result<&str, Error> {
+    value.to_str().ok_or_else(|| Error::NotText { at: source() })
+}
+
+/// The whole of a small file, by raw system calls.
+fn slurp(path: &Path) -> Result<Vec<u8>, Errno> {
+    let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut bytes = Vec::new();
+    let mut chunk = [0; 4096];
+    loop {
+        match rustix::io::read(&fd, &mut chunk) {
+            Ok(0) => return Ok(bytes),
+            Ok(n) if bytes.len() + n > FILE_LIMIT => return Err(Errno::FBIG),
+            Ok(n) => bytes.extend(chunk.iter().take(n)),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,241 @@
+use super::*;
+
+fn vars<'a>(pairs: &'a [(&'a str, &'a str)]) -> impl Iterator<Item = (OsString, OsString)> + 'a {
+    pairs
+        .iter()
+        .map(|(name, value)| (OsString::from(name), OsString::from(value)))
+}
+
+fn load(pairs: &[(&str, &str)]) -> Result<Config, Error> {
+    Config::from_vars(vars(pairs))
+}
+
+fn complaint(pairs: &[(&str, &str)]) -> String {
+    load(pairs).expect_err("refused").to_string()
+}
+
+struct File(PathBuf);
+
+impl File {
+    fn new(name: &str, text: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("urnic-config-{}-{name}.toml", std::process::id()));
+        std::fs::write(&path, text).expect("a file in the temporary folder");
+        Self(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().expect("UTF-8")
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn no_variable_of_ours_gives_the_defaults() {
+    assert_eq!(load(&[("PATH", "/bin"), ("URNICX", "1")]), Ok(Config::default()));
+}
+
+#[test]
+fn mpa_c_01_crc_is_on_unless_an_administrator_turns_it_off() {
+    assert!(load(&[]).expect("defaults").mpa.crc);
+    assert!(!load(&[("URNIC_MPA_CRC", "false")]).expect("set").mpa.crc);
+}
+
+#[test]
+fn mpa_c_07_crc_off_is_worth_a_warning() {
+    assert_eq!(Config::default().warnings().count(), 0);
+    let config = load(&[("URNIC_MPA_CRC", "off")]).expect("set");
+    assert!(config.warnings().all(|line| line.contains("mpa.crc")));
+    assert_eq!(config.warnings().count(), 1);
+}
+
+#[test]
+fn every_default_can_be_written_back() {
+    for opt in OPTIONS {
+        let mut config = Config::default();
+        let shown = opt.value(&config);
+        opt.set_text(&mut config, &shown, Source::Flag)
+            .unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(config, Config::default(), "{}", opt.key);
+    }
+}
+
+#[test]
+fn every_option_reaches_the_configuration_and_shows_what_was_set() {
+    let other = |key: &str| match key {
+        "device" => "vfio:0000:3b:00.1",
+        "log" => "urnic=trace",
+        "pcap" | "present.dir" => "/x/y",
+        "mpa.crc" => "false",
+        "mpa.markers" => "true",
+        "mpa.revision" => "1",
+        "mpa.rtr_types" => "send,read",
+        "native.listen" => "fd00::2",
+        "native.port_range" => "4000-4100",
+        _ => "7",
+    };
+    for opt in OPTIONS {
+        let mut config = Config::default();
+        config
+            .set(opt.key, other(opt.key), Source::Flag)
+            .unwrap_or_else(|error| panic!("{error}"));
+        assert_ne!(config, Config::default(), "{}", opt.key);
+        assert_eq!(opt.value(&config), other(opt.key));
+    }
+}
+
+#[test]
+fn keys_and_variables_are_unique() {
+    let mut names: Vec<String> = OPTIONS.iter().map(Opt::variable).collect();
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), OPTIONS.len());
+    assert!(names.iter().all(|name| !NOT_OPTIONS.contains(&name.as_str())));
+}
+
+#[test]
+fn later_sources_win() {
+    let file = File::new(
+        "order",
+        "mpa.crc = false\n[native]\nfin_grace_ms = 1\ncall_grace_ms = 1\nmax_parked = 1\n",
+    );
+    let config = load(&[
+        ("URNIC_NATIVE_MAX_PARKED", "3"),
+        ("URNIC_SET", "native.call_grace_ms=2,native.max_parked=2"),
+        ("URNIC_CONFIG", file.path()),
+    ])
+    .expect("good");
+    assert!(!config.mpa.crc);
+    assert_eq!(config.native.fin_grace, Duration::from_millis(1));
+    assert_eq!(config.native.call_grace, Duration::from_millis(2));
+    assert_eq!(config.native.max_parked, 3);
+}
+
+#[test]
+fn a_list_goes_on_over_commas_and_a_file_takes_arrays() {
+    let all = RtrTypes {
+        send: true,
+        write: true,
+        read: true,
+    };
+    let config = load(&[("URNIC_SET", "mpa.rtr_types=send, write,read ,mpa.crc=no")]).expect("good");
+    assert_eq!((config.mpa.rtr_types, config.mpa.crc), (all, false));
+
+    let file = File::new("array", "mpa.rtr_types = [\"send\", \"write\", \"read\"]");
+    assert_eq!(
+        load(&[("URNIC_CONFIG", file.path())])
+            .expect("good")
+            .mpa
+            .rtr_types,
+        all
+    );
+}
+
+#[test]
+fn unknown_keys_are_named_with_their_place_and_a_suggestion() {
+    assert_eq!(
+        complaint(&[("URNIC_MPA_CRCS", "1")]),
+        "URNIC_MPA_CRCS: there is no option URNIC_MPA_CRCS; did you mean URNIC_MPA_CRC?"
+    );
+    assert_eq!(
+        complaint(&[("URNIC_SET", "bananas=1")]),
+        "URNIC_SET: there is no option bananas; `urnic run --help` lists them"
+    );
+    let file = File::new("unknown", "[mpa]\nmarker = true");
+    assert_eq!(
+        complaint(&[("URNIC_CONFIG", file.path())]),
+        format!(
+            "{}: there is no option mpa.marker; did you mean mpa.markers?",
+            file.path()
+        )
+    );
+}
+
+#[test]
+fn bad_values_are_named_with_what_would_do() {
+    assert_eq!(
+        complaint(&[("URNIC_MPA_REVISION", "3")]),
+        "URNIC_MPA_REVISION: mpa.revision cannot be 3: it takes 1 or 2"
+    );
+    for (key, value) in [
+        ("device", "vfio:3b:00.1"),
+        ("device", "vfio:0000.3b:00:1"),
+        ("device", "vfio-user:"),
+        ("device", "mlx5_0"),
+        ("log", ""),
+        ("mpa.crc", "maybe"),
+        ("mpa.rtr_types", ""),
+        ("mpa.rtr_types", "write,atomic"),
+        ("mpa.startup_timeout_initiator_s", "0"),
+        ("mpa.startup_timeout_responder_s", "-1"),
+        ("native.listen", "localhost"),
+        ("native.port_range", "0-5"),
+        ("native.port_range", "9-5"),
+        ("native.port_range", "1-65536"),
+        ("native.max_parked", "1e3"),
+        ("native.max_parked", "99999999999"),
+        ("present.dir", "relative"),
+    ] {
+        let error = Config::default().set(key, value, Source::Flag).expect_err(value);
+        assert!(
+            matches!(&error, Error::Value { key: k, .. } if *k == key),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn complaints_are_one_line_whatever_was_written() {
+    let file = File::new("syntax", "a = 1\nmpa = [\n\n");
+    let broken = complaint(&[("URNIC_CONFIG", file.path())]);
+    assert!(
+        broken.starts_with(&format!("{}: not TOML: line ", file.path())),
+        "{broken}"
+    );
+    for line in [
+        broken,
+        complaint(&[("URNIC_MPA_CRC", "a\nb")]),
+        complaint(&[("URNIC_SET", "a\nb")]),
+    ] {
+        assert!(!line.contains('\n'), "{line}");
+    }
+}
+
+#[test]
+fn a_missing_or_endless_file_is_an_error_not_a_wait() {
+    assert!(complaint(&[("URNIC_CONFIG", "/no/such/file")]).starts_with("/no/such/file: cannot read it: "));
+    assert!(matches!(
+        load(&[("URNIC_CONFIG", "/dev/zero")]),
+        Err(Error::File {
+            errno: Errno::FBIG,
+            ..
+        })
+    ));
+}
+
+#[test]
+fn what_this_version_lacks_is_refused_not_ignored() {
+    for (name, value) in [
+        ("URNIC_DEVICE", "vfio-user:/run/x"),
+        ("URNIC_DEVICE", "vfio:0000:3b:00.1"),
+        ("URNIC_PCAP", "/x"),
+    ] {
+        assert!(
+            matches!(load(&[(name, value)]), Err(Error::NotAvailable { .. })),
+            "{name}={value}"
+        );
+    }
+    assert_eq!(load(&[("URNIC_PCAP", "")]), Ok(Config::default()));
+}
+
+#[test]
+fn a_variable_that_is_not_text_is_refused() {
+    use std::os::unix::ffi::OsStringExt;
+    let bytes = OsString::from_vec(vec![0xff]);
+    let error = Config::from_vars([(OsString::from("URNIC_LOG"), bytes)]).expect_err("refused");
+    assert_eq!(error.to_string(), "URNIC_LOG: its value is not UTF-8");
+}

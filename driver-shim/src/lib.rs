@@ -1,0 +1,3 @@
+//! Everything that a kernel RDMA driver would do, in user space.
+
+pub mod config;
