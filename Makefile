@@ -1,0 +1,61 @@
+# The front door: `make help` lists the targets. Each target installs what it lacks (scripts/setup, by apt as
+# root) or names the packages and stops. CARGO_TARGET_DIR and URNIC_CACHE are honoured.
+
+SHELL   := /bin/bash
+CARGO   ?= cargo
+PREFIX  ?= /usr/local
+DESTDIR ?=
+
+TARGET  := $(or $(CARGO_TARGET_DIR),target)
+LIBDIR  := $(DESTDIR)$(PREFIX)/lib/urnic
+DOCDIR  := $(DESTDIR)$(PREFIX)/share/doc/urnic
+PLUGIN  := -p urnic-provider -p urnic-cli
+
+# The private provider ABIs of rdma-core; libibverbs looks a plug-in up by one of these names.
+PROVIDER_ABIS := 34 57 59 64 65
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test bench lint soak fuzz-smoke install
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## urnic and liburnic.so, optimised, in target/release
+	@scripts/setup build
+	$(CARGO) build --release $(PLUGIN)
+
+demo: ## the distribution's own ibv_devices, ibv_devinfo and ibv_rc_pingpong over urnic
+	@scripts/setup build demo
+	$(CARGO) build --release --quiet $(PLUGIN)
+	@scripts/demo $(TARGET)/release/urnic
+
+test: ## every test: units, then real programs (under 20 minutes on two cores)
+	@scripts/setup build test
+	@scripts/test
+
+lint: ## rustfmt, clippy, shellcheck
+	@scripts/setup build lint
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	shellcheck .ci/run $$(grep -lE '^#!.*(ba)?sh' scripts/*)
+
+bench: ## speed and cost against raw TCP and UCX, as ratios from one run
+	@scripts/setup build bench
+	$(CARGO) build --release --quiet $(PLUGIN) -p urnic-bench
+	@$(TARGET)/release/urnic-bench
+
+soak: ## the long forms of the tests: millions of messages, hundreds of runs, valgrind (about an hour)
+	@scripts/setup build test
+	@scripts/test soak
+
+fuzz-smoke: ## every fuzz target for a minute (FUZZ_SECONDS=60), on the stable toolchain
+	@scripts/setup build fuzz
+	@scripts/fuzz-smoke
+
+install: ## urnic, liburnic.so, the man page and the licences under DESTDIR PREFIX (/usr/local)
+	@test -e $(TARGET)/release/liburnic.so || { echo "install: nothing is built yet: run 'make build' first" >&2; exit 1; }
+	install -D -m 755 $(TARGET)/release/urnic $(DESTDIR)$(PREFIX)/bin/urnic
+	install -D -m 755 $(TARGET)/release/liburnic.so $(LIBDIR)/liburnic.so
+	for abi in $(PROVIDER_ABIS); do ln -sf liburnic.so $(LIBDIR)/liburnic-rdmav$$abi.so || exit 1; done
+	install -D -m 644 docs/urnic.1 $(DESTDIR)$(PREFIX)/share/man/man1/urnic.1
+	install -D -m 644 -t $(DOCDIR) README.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE
