@@ -121,11 +121,11 @@ numbered! {
         /// The stream was ended by the peer.
         RemAbortErr = 16,
         /// Fatal error of the device.
-        FatalErr = 18,
+        FatalErr = 19,
         /// No answer in time.
-        RespTimeoutErr = 19,
+        RespTimeoutErr = 20,
         /// Anything else.
-        GeneralErr = 20,
+        GeneralErr = 21,
     }
 }
 
