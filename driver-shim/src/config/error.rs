@@ -95,7 +95,9 @@ impl Error {
     /// An [`Error::Unknown`] that suggests whichever of `known` is nearest to `key`.
     pub(super) fn unknown(key: &str, known: impl Iterator<Item = String>, at: Source) -> Self {
         let near = known.map(|name| (distance(key, &name), name)).min();
-        let hint = near.filter(|(distance, _)| *distance <= 3).map(|(_, name)| name);
+        let hint = near
+            .filter(|(distance, _)| *distance <= 3 && *distance * 2 < key.len())
+            .map(|(_, name)| name);
         Self::Unknown {
             key: key.escape_debug().to_string(),
             hint,

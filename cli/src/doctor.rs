@@ -1,0 +1,362 @@
+//! `urnic doctor`: looks at what a verbs program will need, in that order, and names one command for each thing that is wrong.
+
+use std::env;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use rustix::process::{Resource, getrlimit};
+use urnic_driver_shim::config::Config;
+use urnic_verbs_api::rdma_core::Pabi;
+
+use crate::environment::{Environment, find_plugin};
+use crate::verbs::Verbs;
+use crate::{Failure, Options, selftest};
+
+/// Sockets and channels a modest program opens; below this many descriptors the limit will be what stops it.
+const FEW_DESCRIPTORS: u64 = 1024;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Good,
+    /// Worth knowing, breaks nothing.
+    Note,
+    Wrong,
+}
+
+/// One line of the report.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Finding {
+    pub(crate) verdict: Verdict,
+    pub(crate) subject: &'static str,
+    pub(crate) text: String,
+    /// The command that mends it.
+    pub(crate) mend: Option<String>,
+}
+
+impl Finding {
+    pub(crate) fn good(subject: &'static str, text: impl ToString) -> Self {
+        Self {
+            verdict: Verdict::Good,
+            subject,
+            text: text.to_string(),
+            mend: None,
+        }
+    }
+
+    pub(crate) fn note(subject: &'static str, text: impl ToString, mend: Option<&str>) -> Self {
+        Self {
+            verdict: Verdict::Note,
+            subject,
+            text: text.to_string(),
+            mend: mend.map(str::to_owned),
+        }
+    }
+
+    pub(crate) fn wrong(subject: &'static str, text: impl ToString, mend: impl ToString) -> Self {
+        Self {
+            verdict: Verdict::Wrong,
+            subject,
+            text: text.to_string(),
+            mend: Some(mend.to_string()),
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = match self.verdict {
+            Verdict::Good => "ok",
+            Verdict::Note => "note",
+            Verdict::Wrong => "WRONG",
+        };
+        write!(f, "{verdict:<6}{:<17}{}", self.subject, self.text)?;
+        self.mend
+            .as_ref()
+            .map_or(Ok(()), |mend| write!(f, "\n{:23}mend: {mend}", ""))
+    }
+}
+
+/// Runs every check, prints the findings as they come; the status is 1 when something is wrong.
+pub(crate) fn examine(options: &Options) -> Result<ExitCode, Failure> {
+    let mut wrong = 0;
+    let mut report = |finding: Finding| {
+        wrong += usize::from(finding.verdict == Verdict::Wrong);
+        println!("{finding}");
+    };
+
+    let environment = Environment::new(options);
+    let config = match &environment {
+        Ok(env) => {
+            report(Finding::good("configuration", source_of_config()));
+            env.config.clone()
+        }
+        // A missing plug-in is reported below, in its own words.
+        Err(failure) if failure.status != 2 => Config::default(),
+        Err(failure) => {
+            report(Finding::wrong(
+                "configuration",
+                &failure.message,
+                "urnic run --help",
+            ));
+            Config::default()
+        }
+    };
+    report(plugin());
+    if let Ok(path) = find_plugin() {
+        report(names(&path));
+    }
+    report(libibverbs());
+    report(null_device(Path::new("/dev/null")));
+    report(folder(&present_folder(&config)));
+    report(sockets(&config));
+    report(descriptors());
+    report(Finding::good("memlock", "any limit will do: nothing is pinned"));
+    report(hardware(Path::new("/sys/class/infiniband")));
+    report(Finding::note(
+        "out of reach",
+        "statically linked programs, and set-user-id ones run by another user: the loader preloads nothing into them",
+        None,
+    ));
+    match &environment {
+        Ok(env) => report(selftest::run(env)),
+        Err(_) => report(Finding::note("self-test", "not run: see above", None)),
+    }
+
+    if wrong == 0 {
+        println!("all well: urnic run -- COMMAND");
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("wrong: {wrong}");
+    Ok(ExitCode::from(1))
+}
+
+fn source_of_config() -> String {
+    match env::var("URNIC_CONFIG") {
+        Ok(path) if !path.is_empty() => format!("{path}, then variables and flags"),
+        _ => "no file; variables and flags".to_owned(),
+    }
+}
+
+fn plugin() -> Finding {
+    match find_plugin() {
+        Ok(path) => Finding::good("plug-in", path.display()),
+        Err(message) => Finding::wrong("plug-in", message, "make build"),
+    }
+}
+
+/// The names under which libibverbs itself would load the plug-in, needed only where LD_PRELOAD is not used.
+fn names(plugin: &Path) -> Finding {
+    let missing: Vec<&str> = Pabi::ALL
+        .into_iter()
+        .map(Pabi::provider_file)
+        .filter(|name| !plugin.with_file_name(name).exists())
+        .collect();
+    if missing.is_empty() {
+        return Finding::good("plug-in's names", "there for every provider ABI");
+    }
+    let text = format!(
+        "not there: {}; nothing needs them under `urnic run`",
+        missing.join(", ")
+    );
+    Finding::note("plug-in's names", text, Some("make install"))
+}
+
+fn libibverbs() -> Finding {
+    const INSTALL: &str = "apt-get install libibverbs1";
+    let verbs = match Verbs::load() {
+        Ok(verbs) => verbs,
+        Err(error) => return Finding::wrong("libibverbs", error, INSTALL),
+    };
+    let file = verbs.file().unwrap_or_default();
+    let version = version(&file).map_or_else(
+        || "of unknown version".to_owned(),
+        |v| format!("of rdma-core {v}"),
+    );
+    match verbs.provider_abi() {
+        Some(abi) => {
+            let text = format!("{} {version}, provider ABI {}", file.display(), abi.number());
+            Finding::good("libibverbs", text)
+        }
+        None => {
+            let known: Vec<String> = Pabi::ALL.iter().map(|abi| abi.number().to_string()).collect();
+            let text = format!(
+                "{} {version}: none of the provider ABIs {}",
+                file.display(),
+                known.join(", ")
+            );
+            Finding::wrong("libibverbs", text, INSTALL)
+        }
+    }
+}
+
+/// `libibverbs.so.1.14.44.0` carries rdma-core's version behind the library's own.
+fn version(file: &Path) -> Option<String> {
+    let name = file.file_name()?.to_str()?;
+    let (_, numbers) = name.split_once(".so.")?;
+    let package: Vec<&str> = numbers.splitn(3, '.').skip(2).collect();
+    package.first().map(|&version| version.to_owned())
+}
+
+/// libibverbs opens the null device in place of the uverbs one and compares its number.
+fn null_device(path: &Path) -> Finding {
+    let good = path
+        .metadata()
+        .is_ok_and(|m| m.file_type().is_char_device() && m.rdev() == rustix::fs::makedev(1, 3));
+    let opens = std::fs::OpenOptions::new().read(true).write(true).open(path);
+    match (good, opens) {
+        (true, Ok(_)) => Finding::good("null device", path.display()),
+        (false, _) => {
+            let text = format!("{} is not the null device", path.display());
+            Finding::wrong(
+                "null device",
+                text,
+                format!("mknod -m 666 {} c 1 3", path.display()),
+            )
+        }
+        (true, Err(error)) => {
+            let text = format!("{}: {error}", path.display());
+            Finding::wrong("null device", text, format!("chmod 666 {}", path.display()))
+        }
+    }
+}
+
+fn present_folder(config: &Config) -> PathBuf {
+    let runtime = || {
+        env::var_os("XDG_RUNTIME_DIR")
+            .map(PathBuf::from)
+            .filter(|path| path.is_dir())
+    };
+    config
+        .present
+        .dir
+        .clone()
+        .or_else(runtime)
+        .unwrap_or_else(|| PathBuf::from("/tmp"))
+}
+
+/// Can this user make a folder there?
+fn folder(place: &Path) -> Finding {
+    let trial = place.join(format!(".urnic-doctor-{}", std::process::id()));
+    match std::fs::create_dir(&trial).and_then(|()| std::fs::remove_dir(&trial)) {
+        Ok(()) => Finding::good("presence folder", place.display()),
+        Err(error) => {
+            let text = format!("cannot make a folder in {}: {error}", place.display());
+            Finding::wrong(
+                "presence folder",
+                text,
+                "export URNIC_PRESENT_DIR=\"$(mktemp -d)\"",
+            )
+        }
+    }
+}
+
+fn sockets(config: &Config) -> Finding {
+    let address = config.native.listen.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    let ports = config.native.port_range.clone().unwrap_or(0..=0);
+    let mut last = None;
+    for port in ports.clone() {
+        match TcpListener::bind(SocketAddr::new(address, port)) {
+            Ok(_) => return Finding::good("sockets", format!("can listen at {address}")),
+            Err(error) => last = Some(error),
+        }
+    }
+    let error = last.map_or_else(String::new, |error| error.to_string());
+    let text = format!(
+        "cannot listen at {address}, ports {}-{}: {error}",
+        ports.start(),
+        ports.end()
+    );
+    let mend = if config.native.listen.is_some() || config.native.port_range.is_some() {
+        "urnic run --set native.listen=any --set native.port_range=any -- COMMAND"
+    } else {
+        "ip link set lo up"
+    };
+    Finding::wrong("sockets", text, mend)
+}
+
+fn descriptors() -> Finding {
+    match getrlimit(Resource::Nofile).current {
+        Some(limit) if limit < FEW_DESCRIPTORS => {
+            let text = format!("at most {limit} open files; each connection takes one");
+            Finding::note("open files", text, Some("ulimit -n \"$(ulimit -Hn)\""))
+        }
+        Some(limit) => Finding::good("open files", format!("{limit}; each connection takes one")),
+        None => Finding::good("open files", "no limit; each connection takes one"),
+    }
+}
+
+/// Real HCAs stay visible: a program that takes the first device may take one of those.
+fn hardware(class: &Path) -> Finding {
+    let entries = std::fs::read_dir(class).into_iter().flatten().flatten();
+    let names: Vec<String> = entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    match names.is_empty() {
+        true => Finding::good("other devices", "none"),
+        false => {
+            let text = format!(
+                "{} too; name the device to programs, as in -d urnic0",
+                names.join(", ")
+            );
+            Finding::note("other devices", text, None)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_name_tells_rdma_core_s_version() {
+        let version = |name: &str| version(Path::new(name));
+        assert_eq!(
+            version("/usr/lib/libibverbs.so.1.14.44.0").as_deref(),
+            Some("44.0")
+        );
+        assert_eq!(
+            version("/usr/lib/libibverbs.so.1.15.56.1").as_deref(),
+            Some("56.1")
+        );
+        assert_eq!(version("/usr/lib/libibverbs.so.1"), None);
+        assert_eq!(version(""), None);
+    }
+
+    #[test]
+    fn whatever_is_wrong_comes_with_the_command_that_mends_it() {
+        let nowhere = Path::new("/no/such/place");
+        for finding in [
+            folder(nowhere),
+            null_device(nowhere),
+            null_device(Path::new("/dev/zero")),
+        ] {
+            assert_eq!(finding.verdict, Verdict::Wrong);
+            assert!(
+                finding.to_string().contains("\n                       mend: "),
+                "{finding}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_address_that_is_not_ours_cannot_be_listened_at() {
+        let mut config = Config::default();
+        assert_eq!(sockets(&config).verdict, Verdict::Good);
+        // TEST-NET-3 (RFC 5737): no machine has it.
+        config.native.listen = Some("203.0.113.1".parse().expect("an address"));
+        assert_eq!(sockets(&config).verdict, Verdict::Wrong);
+    }
+
+    #[test]
+    fn real_devices_are_named() {
+        let class = std::env::temp_dir().join(format!("urnic-doctor-test-{}", std::process::id()));
+        std::fs::create_dir_all(class.join("mlx5_0")).expect("a folder");
+        let finding = hardware(&class);
+        std::fs::remove_dir_all(&class).expect("removed");
+        assert!(finding.text.contains("mlx5_0"), "{finding}");
+        assert_eq!(hardware(Path::new("/no/such/class")).verdict, Verdict::Good);
+    }
+}

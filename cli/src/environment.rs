@@ -1,0 +1,244 @@
+//! The environment that makes the RNIC present: the plug-in in LD_PRELOAD and the options in URNIC_ variables.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use urnic_driver_shim::config::{Config, OPTIONS, Source};
+
+use crate::{Failure, Options};
+
+/// Name of the plug-in's file.
+pub(crate) const PLUGIN: &str = "liburnic.so";
+
+/// Variables to set, and what they say.
+#[derive(Debug)]
+pub(crate) struct Environment {
+    /// The options in force, from all sources.
+    pub(crate) config: Config,
+    variables: BTreeMap<String, OsString>,
+}
+
+impl Environment {
+    /// Finds the plug-in and checks the options, so that mistakes show here and not in the middle of a program.
+    pub(crate) fn new(options: &Options) -> Result<Self, Failure> {
+        let mut variables = options.variables()?;
+        let config = Config::from_vars(overlaid(env::vars_os(), &variables)).map_err(Failure::usage)?;
+        let plugin = find_plugin().map_err(Failure::runtime)?;
+        variables.insert(
+            "LD_PRELOAD".to_owned(),
+            preload(&plugin, env::var_os("LD_PRELOAD"))?,
+        );
+        Ok(Self { config, variables })
+    }
+
+    /// The variables, for a child's environment.
+    pub(crate) fn variables(&self) -> impl Iterator<Item = (&String, &OsString)> {
+        self.variables.iter()
+    }
+
+    /// The variables as lines for a POSIX shell.
+    pub(crate) fn exports(&self) -> String {
+        self.variables
+            .iter()
+            .map(|(name, value)| format!("export {name}={}\n", quoted(value)))
+            .collect()
+    }
+}
+
+impl Options {
+    /// What the flags say, as variables. `--set` becomes the option's own variable, which wins over URNIC_SET and the file.
+    fn variables(&self) -> Result<BTreeMap<String, OsString>, Failure> {
+        let mut variables = BTreeMap::new();
+        for pair in &self.set {
+            let Some((key, value)) = pair.split_once('=') else {
+                return Err(Failure::usage(format!("--set {pair}: not KEY=VALUE")));
+            };
+            Config::default()
+                .set(key.trim(), value, Source::Flag)
+                .map_err(Failure::usage)?;
+            let opt = OPTIONS.iter().find(|opt| opt.key == key.trim());
+            variables.extend(opt.map(|opt| (opt.variable(), OsString::from(value))));
+        }
+        let mut set = |name: &str, value: Option<OsString>| {
+            variables.extend(value.map(|value| (name.to_owned(), value)));
+        };
+        set("URNIC_DEVICE", self.device.as_ref().map(OsString::from));
+        set("URNIC_LOG", self.log.as_ref().map(OsString::from));
+        // The program may run in another folder.
+        set("URNIC_CONFIG", absolute(self.config.as_deref())?);
+        set("URNIC_PCAP", absolute(self.pcap.as_deref())?);
+        Ok(variables)
+    }
+}
+
+fn absolute(path: Option<&Path>) -> Result<Option<OsString>, Failure> {
+    let Some(path) = path else { return Ok(None) };
+    match std::path::absolute(path) {
+        Ok(path) => Ok(Some(path.into_os_string())),
+        Err(error) => Err(Failure::usage(format!("{}: {error}", path.display()))),
+    }
+}
+
+fn overlaid(
+    base: impl Iterator<Item = (OsString, OsString)>,
+    over: &BTreeMap<String, OsString>,
+) -> impl Iterator<Item = (OsString, OsString)> {
+    let kept = base.filter(|(name, _)| !name.to_str().is_some_and(|name| over.contains_key(name)));
+    kept.chain(
+        over.iter()
+            .map(|(name, value)| (OsString::from(name), value.clone())),
+    )
+}
+
+/// The plug-in: `URNIC_LIB`, or where it lies beside this program, built or installed.
+pub(crate) fn find_plugin() -> Result<PathBuf, String> {
+    if let Some(path) = env::var_os("URNIC_LIB").map(PathBuf::from) {
+        return match path.is_file() {
+            true => {
+                std::path::absolute(&path).map_err(|error| format!("URNIC_LIB={}: {error}", path.display()))
+            }
+            false => Err(format!("URNIC_LIB={}: there is no such file", path.display())),
+        };
+    }
+    let program = env::current_exe().map_err(|error| format!("cannot tell where I am: {error}"))?;
+    let folder = program.parent().unwrap_or(Path::new("/"));
+    let above = folder.parent().unwrap_or(folder);
+    let places = [
+        folder.join(PLUGIN),
+        above.join("lib/urnic").join(PLUGIN),
+        above.join("lib").join(PLUGIN),
+    ];
+    if let Some(found) = places.iter().find(|place| place.is_file()) {
+        return Ok(found.clone());
+    }
+    let places: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
+    Err(format!(
+        "{PLUGIN} is at none of {}: run `make build`, or set URNIC_LIB",
+        places.join(", ")
+    ))
+}
+
+/// The plug-in in front of what is preloaded already.
+fn preload(plugin: &Path, before: Option<OsString>) -> Result<OsString, Failure> {
+    let ours = plugin.as_os_str().as_bytes();
+    // The loader splits at both and knows no quotes (ld.so(8)).
+    if ours.iter().any(|byte| b" :".contains(byte)) {
+        let path = plugin.display();
+        return Err(Failure::runtime(format!(
+            "{path}: LD_PRELOAD takes no path with a space or colon: move it"
+        )));
+    }
+    let mut list = ours.to_vec();
+    for other in before
+        .iter()
+        .flat_map(|list| list.as_bytes().split(|byte| b" :".contains(byte)))
+    {
+        if !other.is_empty() && other != ours {
+            list.push(b':');
+            list.extend(other);
+        }
+    }
+    Ok(OsString::from_vec(list))
+}
+
+/// `value` so that a shell reads it back as it is.
+fn quoted(value: &OsStr) -> String {
+    let text = value.to_string_lossy();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text.into_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_plug_in_goes_in_front_once() {
+        let preload =
+            |before: Option<&str>| preload(Path::new("/l/a.so"), before.map(OsString::from)).expect("good");
+        assert_eq!(preload(None), "/l/a.so");
+        assert_eq!(preload(Some("")), "/l/a.so");
+        assert_eq!(preload(Some("b.so /l/a.so:c.so")), "/l/a.so:b.so:c.so");
+    }
+
+    #[test]
+    fn a_path_that_the_loader_would_split_is_refused() {
+        let failure = preload(Path::new("/my libs/a.so"), None).expect_err("refused");
+        assert!(
+            failure.message.starts_with("/my libs/a.so: "),
+            "{}",
+            failure.message
+        );
+    }
+
+    #[test]
+    fn quoting_survives_a_shell() {
+        for value in [
+            "plain/path.so",
+            "two words",
+            "it's",
+            "$HOME `id` \"x\" \\",
+            "",
+            "a\nb",
+            "*",
+        ] {
+            let script = format!("printf %s {}", quoted(OsStr::new(value)));
+            let out = std::process::Command::new("sh")
+                .args(["-c", &script])
+                .output()
+                .expect("sh");
+            assert_eq!(String::from_utf8_lossy(&out.stdout), value);
+        }
+    }
+
+    #[test]
+    fn flags_become_variables() {
+        let options = Options {
+            set: vec!["mpa.crc=false".into(), "mpa.rtr_types=write,read".into()],
+            config: Some("conf.toml".into()),
+            log: Some("debug".into()),
+            ..Options::default()
+        };
+        let variables = options.variables().expect("good");
+        assert_eq!(variables["URNIC_MPA_CRC"], "false");
+        assert_eq!(variables["URNIC_MPA_RTR_TYPES"], "write,read");
+        assert_eq!(variables["URNIC_LOG"], "debug");
+        assert!(Path::new(&variables["URNIC_CONFIG"]).is_absolute());
+        assert_eq!(variables.len(), 4);
+    }
+
+    #[test]
+    fn a_bad_set_is_a_usage_error_that_names_it() {
+        for (set, says) in [
+            ("mpa.crc", "--set mpa.crc: not KEY=VALUE"),
+            ("mpa.crv=1", "did you mean mpa.crc?"),
+        ] {
+            let failure = Options {
+                set: vec![set.into()],
+                ..Options::default()
+            }
+            .variables()
+            .expect_err("refused");
+            assert_eq!(failure.status, 2);
+            assert!(failure.message.contains(says), "{}", failure.message);
+        }
+    }
+
+    #[test]
+    fn flags_win_over_variables() {
+        let base = [("URNIC_LOG", "info"), ("PATH", "/bin")];
+        let over = BTreeMap::from([("URNIC_LOG".to_owned(), OsString::from("debug"))]);
+        let base = base
+            .iter()
+            .map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        let all: BTreeMap<_, _> = overlaid(base, &over).collect();
+        assert_eq!(all[OsStr::new("URNIC_LOG")], "debug");
+        assert_eq!(all[OsStr::new("PATH")], "/bin");
+    }
+}

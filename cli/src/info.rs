@@ -1,0 +1,151 @@
+//! `urnic info`: the device as a verbs program sees it, through the system's libibverbs and the plug-in.
+
+use std::fmt::Write as _;
+use std::net::Ipv6Addr;
+use std::process::{Command, ExitCode};
+
+use urnic_verbs_api::rdma_core::{ibv_device_attr, ibv_gid, ibv_port_attr};
+
+use crate::Failure;
+use crate::environment::Environment;
+use crate::verbs::{Verbs, text};
+
+/// The device's name.
+pub(crate) const DEVICE: &str = "urnic0";
+
+/// Starts this program again with the plug-in loaded.
+pub(crate) fn reexecute(env: &Environment) -> Result<ExitCode, Failure> {
+    use std::os::unix::process::CommandExt;
+    let error = Command::new("/proc/self/exe")
+        .args(["info", "--inside"])
+        .envs(env.variables())
+        .exec();
+    Err(Failure::runtime(format!("cannot run myself again: {error}")))
+}
+
+/// What libibverbs says about the device.
+pub(crate) fn describe() -> Result<String, Failure> {
+    let verbs = Verbs::load().map_err(|error| {
+        Failure::runtime(format!(
+            "{error}: install libibverbs (Debian: apt-get install libibverbs1)"
+        ))
+    })?;
+    let device = verbs.open(DEVICE).map_err(Failure::runtime)?;
+    let attr = device.attributes().map_err(Failure::runtime)?;
+    let mut out = String::new();
+    write_device(&mut out, &attr);
+    for number in 1..=attr.phys_port_cnt {
+        let port = device.port(number).map_err(Failure::runtime)?;
+        write_port(&mut out, number, &port);
+        for index in 0..port.gid_tbl_len {
+            let gid = device.gid(number, index).map_err(Failure::runtime)?;
+            let _ = writeln!(out, "    {:<22} {}", format!("gid {index}"), address(&gid));
+        }
+    }
+    Ok(out)
+}
+
+fn write_device(out: &mut String, attr: &ibv_device_attr) {
+    let _ = writeln!(out, "{DEVICE}");
+    let mut line = |name: &str, value: String| {
+        let _ = writeln!(out, "  {name:<24} {value}");
+    };
+    line("firmware", text(&attr.fw_ver));
+    line("node guid", guid(attr.node_guid));
+    line(
+        "vendor, part, hardware",
+        format!(
+            "{:#06x}, {}, {}",
+            attr.vendor_id, attr.vendor_part_id, attr.hw_ver
+        ),
+    );
+    line(
+        "queue pairs",
+        format!("{}, {} work requests each", attr.max_qp, attr.max_qp_wr),
+    );
+    line(
+        "scatter/gather",
+        format!("{}, {} on reads", attr.max_sge, attr.max_sge_rd),
+    );
+    line(
+        "completion queues",
+        format!("{}, {} entries each", attr.max_cq, attr.max_cqe),
+    );
+    line(
+        "memory regions",
+        format!("{}, {} bytes each", attr.max_mr, attr.max_mr_size),
+    );
+    line("protection domains", attr.max_pd.to_string());
+    line(
+        "reads in, out",
+        format!(
+            "{}, {} per queue pair",
+            attr.max_qp_rd_atom, attr.max_qp_init_rd_atom
+        ),
+    );
+    line(
+        "shared receive queues",
+        format!("{}, {} work requests each", attr.max_srq, attr.max_srq_wr),
+    );
+    line("memory windows", attr.max_mw.to_string());
+    line(
+        "atomics",
+        if attr.atomic_cap == 0 { "no" } else { "yes" }.to_owned(),
+    );
+}
+
+fn write_port(out: &mut String, number: u8, port: &ibv_port_attr) {
+    let _ = writeln!(out, "  port {number}");
+    let mut line = |name: &str, value: String| {
+        let _ = writeln!(out, "    {name:<22} {value}");
+    };
+    // enum ibv_port_state: 1 down … 4 active.
+    line(
+        "state",
+        if port.state == 4 {
+            "active".to_owned()
+        } else {
+            format!("{} (not active)", port.state)
+        },
+    );
+    // enum ibv_mtu: 1 is 256, each step doubles.
+    line(
+        "mtu",
+        format!("{}", 128u32.checked_shl(port.active_mtu).unwrap_or(0)),
+    );
+    line("lid", format!("{:#06x}", port.lid));
+    line("largest message", format!("{} bytes", port.max_msg_sz));
+}
+
+fn guid(network_order: u64) -> String {
+    let bytes = network_order.to_ne_bytes();
+    bytes
+        .chunks(2)
+        .map(|pair| pair.iter().map(|b| format!("{b:02x}")).collect())
+        .collect::<Vec<String>>()
+        .join(":")
+}
+
+/// GIDs are IP addresses here, IPv4 ones mapped.
+fn address(gid: &ibv_gid) -> String {
+    Ipv6Addr::from(gid.raw).to_canonical().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gids_read_as_addresses() {
+        let mut gid = ibv_gid::default();
+        gid.raw[10..].copy_from_slice(&[0xff, 0xff, 192, 0, 2, 7]);
+        assert_eq!(address(&gid), "192.0.2.7");
+        gid.raw = Ipv6Addr::LOCALHOST.octets();
+        assert_eq!(address(&gid), "::1");
+    }
+
+    #[test]
+    fn guids_read_as_ibv_devinfo_prints_them() {
+        assert_eq!(guid(0x0002_c903_0000_1234_u64.to_be()), "0002:c903:0000:1234");
+    }
+}

@@ -1,0 +1,230 @@
+//! `urnic`: runs programs with the RNIC present, and says what is wrong when it is not.
+
+mod doctor;
+mod environment;
+mod info;
+mod program;
+mod selftest;
+mod verbs;
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use urnic_driver_shim::config::{Config, OPTIONS};
+
+use environment::Environment;
+
+/// A userspace iWARP RNIC: RDMA programs without RDMA hardware, kernel modules or root.
+#[derive(Parser)]
+#[command(
+    name = "urnic",
+    version,
+    about,
+    after_help = "`urnic run --help` documents every option."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run COMMAND with the RNIC present
+    #[command(after_long_help = keys())]
+    Run {
+        #[command(flatten)]
+        options: Options,
+        /// The program and its arguments
+        #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND", num_args = 1..)]
+        command: Vec<OsString>,
+    },
+    /// Print the same as `export` lines, for shells and Dockerfiles
+    #[command(after_long_help = keys())]
+    Env {
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Say what is missing or wrong here, and the one command that mends each
+    Doctor {
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Print the device's attributes as programs see them
+    Info {
+        #[command(flatten)]
+        options: Options,
+        /// The device is present already: this process was started for that
+        #[arg(long, hide = true)]
+        inside: bool,
+    },
+}
+
+/// Options that every command takes. A flag wins over a variable, a variable over the file.
+#[derive(Args, Debug, Default)]
+struct Options {
+    /// The RNIC: inproc, vfio-user:PATH or vfio:DDDD:BB:DD.F (only inproc in this version)
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<String>,
+    /// Read options from this TOML file [variable: URNIC_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Set one option; may be given more than once [variable: URNIC_SET, with commas]
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Capture the wire into this file (not available in this version)
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+    /// What to log on standard error: off, error, warn, info, debug, trace, or a filter
+    #[arg(long, value_name = "FILTER")]
+    log: Option<String>,
+}
+
+/// The table of options, as `--help` prints it.
+fn keys() -> String {
+    let defaults = Config::default();
+    let mut text = String::from(
+        "Keys, for --set, for files (TOML; \"mpa.crc = false\" or a section [mpa]) and for URNIC_SET:\n",
+    );
+    for opt in OPTIONS {
+        let value = match opt.value(&defaults) {
+            value if value.is_empty() => "nothing".to_owned(),
+            value => value,
+        };
+        let _ = write!(text, "\n  {}\n", opt.key);
+        for line in wrapped(opt.help, 72) {
+            let _ = writeln!(text, "      {line}");
+        }
+        let _ = writeln!(
+            text,
+            "      Takes {}. Default: {value}. Variable: {}",
+            opt.takes,
+            opt.variable()
+        );
+    }
+    text
+}
+
+/// `text` in lines of at most `width` characters.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.len() + 1 + word.len() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+/// What went wrong, in one line, and the status to leave with.
+#[derive(Debug)]
+struct Failure {
+    message: String,
+    status: u8,
+}
+
+impl Failure {
+    /// A mistake in the call or the configuration.
+    fn usage(message: impl ToString) -> Self {
+        Self {
+            message: message.to_string(),
+            status: 2,
+        }
+    }
+
+    /// Something that did not work.
+    fn runtime(message: impl ToString) -> Self {
+        Self {
+            message: message.to_string(),
+            status: 1,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Run { options, command } => {
+            Environment::new(&options).and_then(|env| program::run(&env, &command))
+        }
+        Command::Env { options } => Environment::new(&options).and_then(|env| print(&env.exports())),
+        Command::Doctor { options } => doctor::examine(&options),
+        Command::Info { inside: true, .. } => info::describe().and_then(|text| print(&text)),
+        Command::Info {
+            options,
+            inside: false,
+        } => Environment::new(&options).and_then(|env| info::reexecute(&env)),
+    };
+    match outcome {
+        Ok(status) => status,
+        Err(failure) => {
+            eprintln!("urnic: {}", failure.message);
+            ExitCode::from(failure.status)
+        }
+    }
+}
+
+/// Standard output, where a reader that left early (`urnic info | head`) is no failure.
+fn print(text: &str) -> Result<ExitCode, Failure> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::runtime(error)),
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn help_documents_every_option() {
+        let mut cli = Cli::command();
+        let run = cli.find_subcommand_mut("run").expect("run");
+        let help = run.render_long_help().to_string();
+        for opt in OPTIONS {
+            assert!(help.contains(&format!("  {}\n", opt.key)), "{}", opt.key);
+            assert!(help.contains(&opt.variable()), "{}", opt.variable());
+        }
+    }
+
+    #[test]
+    fn the_manual_page_documents_every_option_with_its_default() {
+        let page = include_str!("../../docs/urnic.1").replace("\\-", "-");
+        for opt in OPTIONS {
+            let entry = format!(".B {}\n", opt.key);
+            let at = page
+                .find(&entry)
+                .unwrap_or_else(|| panic!("docs/urnic.1 lacks {}", opt.key));
+            let text = page[at + entry.len()..].split(".TP").next().expect("an entry");
+            let value = opt.value(&Config::default());
+            assert!(
+                value.is_empty() || text.contains(&format!("Default: {value}.")),
+                "{}: {text}",
+                opt.key
+            );
+        }
+    }
+
+    #[test]
+    fn what_follows_the_command_belongs_to_it() {
+        let cli = Cli::try_parse_from(["urnic", "run", "--log", "debug", "--", "prog", "--log", "-x"])
+            .expect("good");
+        let Command::Run { options, command } = cli.command else {
+            panic!("run")
+        };
+        assert_eq!(options.log.as_deref(), Some("debug"));
+        assert_eq!(command, ["prog", "--log", "-x"]);
+    }
+}

@@ -1,0 +1,132 @@
+//! A connection between two programs of the distribution, as the last check of `urnic doctor`.
+
+use std::ffi::OsStr;
+use std::fs::read_to_string;
+use std::io::Read;
+use std::net::{Ipv4Addr, TcpListener};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::doctor::Finding;
+use crate::environment::Environment;
+use crate::program::find;
+
+const SUBJECT: &str = "self-test";
+const PROGRAM: &str = "ibv_rc_pingpong";
+const EXCHANGES: &str = "1000";
+
+/// A machine under load may be slow; one that takes this long is stuck.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Runs both ends of ibv_rc_pingpong on 127.0.0.1.
+pub(crate) fn run(env: &Environment) -> Finding {
+    if find(OsStr::new(PROGRAM)).is_none() {
+        let text = format!("not run: {PROGRAM} is not installed");
+        return Finding::note(SUBJECT, text, Some("apt-get install ibverbs-utils"));
+    }
+    match pingpong(env, Instant::now() + PATIENCE) {
+        Ok(()) => Finding::good(
+            SUBJECT,
+            format!("{PROGRAM} exchanged {EXCHANGES} messages with itself"),
+        ),
+        Err(text) => {
+            let again = format!("URNIC_LOG=debug urnic run -- {PROGRAM} & urnic run -- {PROGRAM} 127.0.0.1");
+            Finding::wrong(SUBJECT, text, again)
+        }
+    }
+}
+
+fn pingpong(env: &Environment, deadline: Instant) -> Result<(), String> {
+    let port = free_port()?;
+    let mut server = End::spawn(env, &["-p", &port.to_string(), "-n", EXCHANGES])?;
+    while !listening(port) {
+        server.check("server")?;
+        if Instant::now() > deadline {
+            return Err("the server never listened".to_owned());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut client = End::spawn(env, &["-p", &port.to_string(), "-n", EXCHANGES, "127.0.0.1"])?;
+    client.finish("client", deadline)?;
+    server.finish("server", deadline)
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> Result<u16, String> {
+    let listener =
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| format!("cannot listen: {error}"))?;
+    listener
+        .local_addr()
+        .map(|address| address.port())
+        .map_err(|error| error.to_string())
+}
+
+/// Does a socket of this machine listen at that port? Asking by a connection would take the server's only accept.
+fn listening(port: u16) -> bool {
+    const LISTEN: &str = "0A";
+    let wanted = format!(":{port:04X}");
+    ["/proc/net/tcp", "/proc/net/tcp6"]
+        .iter()
+        .filter_map(|path| read_to_string(path).ok())
+        .any(|table| {
+            table.lines().any(|line| {
+                let mut fields = line.split_whitespace().skip(1);
+                fields.next().is_some_and(|local| local.ends_with(&wanted)) && fields.nth(1) == Some(LISTEN)
+            })
+        })
+}
+
+/// One end; ended when dropped.
+struct End(Child);
+
+impl End {
+    fn spawn(env: &Environment, args: &[&str]) -> Result<Self, String> {
+        let child = Command::new(PROGRAM)
+            .args(args)
+            .envs(env.variables())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn();
+        child
+            .map(Self)
+            .map_err(|error| format!("cannot run {PROGRAM}: {error}"))
+    }
+
+    /// An error if it has ended, and not well.
+    fn check(&mut self, which: &str) -> Result<bool, String> {
+        match self.0.try_wait() {
+            Ok(None) => Ok(false),
+            Ok(Some(status)) if status.success() => Ok(true),
+            Ok(Some(status)) => Err(format!("the {which} failed ({status}): {}", self.complaint())),
+            Err(error) => Err(format!("lost sight of the {which}: {error}")),
+        }
+    }
+
+    fn finish(&mut self, which: &str, deadline: Instant) -> Result<(), String> {
+        while !self.check(which)? {
+            if Instant::now() > deadline {
+                return Err(format!("the {which} did not finish in {} s", PATIENCE.as_secs()));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn complaint(&mut self) -> String {
+        let mut text = String::new();
+        let _ = self
+            .0
+            .stderr
+            .take()
+            .map(|mut pipe| pipe.read_to_string(&mut text));
+        text.lines().last().unwrap_or("it said nothing").to_owned()
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

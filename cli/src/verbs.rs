@@ -1,0 +1,210 @@
+//! The system's libibverbs, loaded when asked for: which one it is, and the few calls that `urnic info` needs.
+
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use urnic_verbs_api::rdma_core::{Pabi, ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_port_attr};
+
+/// The loaded library. It stays loaded: unloading a library that started threads is nobody's gain.
+pub(crate) struct Verbs {
+    handle: *mut c_void,
+}
+
+impl Verbs {
+    /// Loads `libibverbs.so.1` as the loader finds it.
+    ///
+    /// # Errors
+    /// The loader's own words.
+    pub(crate) fn load() -> Result<Self, String> {
+        // SAFETY: the name is NUL-terminated; running the library's constructors is what any verbs program does at start.
+        let handle = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW) };
+        if !handle.is_null() {
+            return Ok(Self { handle });
+        }
+        // SAFETY: dlerror returns NULL or a NUL-terminated text that lives until the next dl call of this thread.
+        let text = unsafe { libc::dlerror().as_ref().map(|text| CStr::from_ptr(text)) };
+        Err(text.map_or_else(
+            || "unknown error".to_owned(),
+            |text| text.to_string_lossy().into_owned(),
+        ))
+    }
+
+    fn symbol(&self, name: &CStr) -> *mut c_void {
+        // SAFETY: the handle came from dlopen and is never closed; the name is NUL-terminated.
+        unsafe { libc::dlsym(self.handle, name.as_ptr()) }
+    }
+
+    /// The file it was loaded from, links resolved: `…/libibverbs.so.1.14.44.0` names rdma-core 44.
+    pub(crate) fn file(&self) -> Option<PathBuf> {
+        let address = self.symbol(c"ibv_get_device_list");
+        // SAFETY: Dl_info is plain data for which all-zero is valid.
+        let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+        // SAFETY: any address may be asked about; `info` is ours to write.
+        let found = unsafe { libc::dladdr(address, &raw mut info) } != 0 && !info.dli_fname.is_null();
+        if !found {
+            return None;
+        }
+        // SAFETY: dladdr found the object: its name is a NUL-terminated text that lives as long as the object is loaded.
+        let name = unsafe { CStr::from_ptr(info.dli_fname) };
+        std::fs::canonicalize(OsStr::from_bytes(name.to_bytes())).ok()
+    }
+
+    /// Its private provider ABI, if it is one that the plug-in has.
+    pub(crate) fn provider_abi(&self) -> Option<Pabi> {
+        Pabi::ALL
+            .into_iter()
+            .find(|abi| !self.symbol(abi.register_symbol()).is_null())
+    }
+
+    /// Opens the device of that name.
+    ///
+    /// # Errors
+    /// What is missing, in one line.
+    pub(crate) fn open(&self, name: &str) -> Result<Device<'_>, String> {
+        let calls = Calls::find(self)?;
+        let mut count = 0;
+        // SAFETY: the signature is ibv_get_device_list's (ibv_get_device_list(3)).
+        let list = unsafe { (calls.get_device_list)(&raw mut count) };
+        if list.is_null() {
+            return Err(format!(
+                "ibv_get_device_list: {}",
+                std::io::Error::last_os_error()
+            ));
+        }
+        let named = |index: c_int| {
+            // SAFETY: the list holds `count` valid devices until it is freed.
+            let device = unsafe { *list.offset(index as isize) };
+            // SAFETY: the device is valid; its name is a NUL-terminated text inside it.
+            let found = unsafe { CStr::from_ptr((*device).name.as_ptr()) };
+            (found.to_bytes() == name.as_bytes()).then_some(device)
+        };
+        let device = (0..count).find_map(named);
+        // SAFETY: the device is in the list, which is freed only below.
+        let context = device.map(|device| unsafe { (calls.open_device)(device) });
+        let error = std::io::Error::last_os_error();
+        // SAFETY: the list came from ibv_get_device_list; an open device keeps what it needs of it.
+        unsafe { (calls.free_device_list)(list) };
+        match context {
+            None => Err(format!(
+                "libibverbs lists {count} devices, and no {name} among them"
+            )),
+            Some(context) if context.is_null() => Err(format!("ibv_open_device({name}): {error}")),
+            Some(context) => Ok(Device {
+                _library: self,
+                calls,
+                context,
+            }),
+        }
+    }
+}
+
+/// An open device; closed on drop.
+pub(crate) struct Device<'a> {
+    _library: &'a Verbs,
+    calls: Calls,
+    context: *mut ibv_context,
+}
+
+impl Device<'_> {
+    /// `ibv_query_device(3)`.
+    pub(crate) fn attributes(&self) -> Result<ibv_device_attr, String> {
+        // SAFETY: plain data for which all-zero is valid.
+        let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
+        // SAFETY: the context is open; `attr` is the struct of the public header.
+        match unsafe { (self.calls.query_device)(self.context, &raw mut attr) } {
+            0 => Ok(attr),
+            errno => Err(format!(
+                "ibv_query_device: {}",
+                std::io::Error::from_raw_os_error(errno)
+            )),
+        }
+    }
+
+    /// `ibv_query_port(3)`.
+    pub(crate) fn port(&self, number: u8) -> Result<ibv_port_attr, String> {
+        // SAFETY: plain data for which all-zero is valid.
+        let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
+        // SAFETY: the context is open; the library writes no more than the public struct, of which this is the newest form.
+        match unsafe { (self.calls.query_port)(self.context, number, &raw mut attr) } {
+            0 => Ok(attr),
+            errno => Err(format!(
+                "ibv_query_port({number}): {}",
+                std::io::Error::from_raw_os_error(errno)
+            )),
+        }
+    }
+
+    /// `ibv_query_gid(3)`.
+    pub(crate) fn gid(&self, port: u8, index: c_int) -> Result<ibv_gid, String> {
+        let mut gid = ibv_gid::default();
+        // SAFETY: the context is open; a GID is sixteen bytes.
+        match unsafe { (self.calls.query_gid)(self.context, port, index, &raw mut gid) } {
+            0 => Ok(gid),
+            _ => Err(format!(
+                "ibv_query_gid({port}, {index}): {}",
+                std::io::Error::last_os_error()
+            )),
+        }
+    }
+}
+
+impl Drop for Device<'_> {
+    fn drop(&mut self) {
+        // SAFETY: opened by us and closed only here.
+        unsafe { (self.calls.close_device)(self.context) };
+    }
+}
+
+// The public functions' types, as their man pages declare them.
+type GetDeviceList = unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device;
+type FreeDeviceList = unsafe extern "C" fn(*mut *mut ibv_device);
+type OpenDevice = unsafe extern "C" fn(*mut ibv_device) -> *mut ibv_context;
+type CloseDevice = unsafe extern "C" fn(*mut ibv_context) -> c_int;
+type QueryDevice = unsafe extern "C" fn(*mut ibv_context, *mut ibv_device_attr) -> c_int;
+type QueryPort = unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int;
+type QueryGid = unsafe extern "C" fn(*mut ibv_context, u8, c_int, *mut ibv_gid) -> c_int;
+
+struct Calls {
+    get_device_list: GetDeviceList,
+    free_device_list: FreeDeviceList,
+    open_device: OpenDevice,
+    close_device: CloseDevice,
+    query_device: QueryDevice,
+    query_port: QueryPort,
+    query_gid: QueryGid,
+}
+
+impl Calls {
+    fn find(verbs: &Verbs) -> Result<Self, String> {
+        macro_rules! call {
+            ($name:literal: $type:ty) => {{
+                let address = verbs.symbol($name);
+                if address.is_null() {
+                    return Err(format!("libibverbs has no {}", $name.to_string_lossy()));
+                }
+                // SAFETY: a non-null address of the exported function of that name, which has that type.
+                unsafe { std::mem::transmute::<*mut c_void, $type>(address) }
+            }};
+        }
+        Ok(Self {
+            get_device_list: call!(c"ibv_get_device_list": GetDeviceList),
+            free_device_list: call!(c"ibv_free_device_list": FreeDeviceList),
+            open_device: call!(c"ibv_open_device": OpenDevice),
+            close_device: call!(c"ibv_close_device": CloseDevice),
+            query_device: call!(c"ibv_query_device": QueryDevice),
+            query_port: call!(c"ibv_query_port": QueryPort),
+            query_gid: call!(c"ibv_query_gid": QueryGid),
+        })
+    }
+}
+
+/// The text in a C array that may fill it to the brim.
+pub(crate) fn text(array: &[c_char]) -> String {
+    let bytes: Vec<u8> = array
+        .iter()
+        .map(|c| *c as u8)
+        .take_while(|byte| *byte != 0)
+        .collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
