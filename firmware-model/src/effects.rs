@@ -1,0 +1,44 @@
+//! What a queue pair asks the rest of the device to do once its lock is dropped.
+
+use crate::queues::EventQueue;
+use std::sync::Arc;
+use urnic_verbs_api::device::event::{Event, EventKind, QpFault};
+
+/// Events and notifications gathered under a queue pair's lock, raised after it is dropped.
+#[derive(Debug, Default)]
+pub struct Effects {
+    pub(crate) notifications: Vec<(Arc<EventQueue>, u32)>,
+    pub(crate) events: Vec<Event>,
+    pub(crate) overflowed: Vec<u32>,
+}
+
+impl Effects {
+    /// Raises an asynchronous event.
+    pub fn event(&mut self, event: Event) {
+        self.events.push(event);
+    }
+
+    /// Raises [`EventKind::QpError`]; `terminate` is the control word of a Terminate sent or received, 0 = none.
+    pub fn qp_error(&mut self, qid: u32, fault: QpFault, terminate: u32) {
+        self.event(
+            Event::new(EventKind::QpError, qid)
+                .with_code(fault as u16)
+                .with_data(terminate.into()),
+        );
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.notifications.is_empty() && self.events.is_empty() && self.overflowed.is_empty()
+    }
+
+    /// Notifies the driver of an armed completion queue's completion.
+    pub(crate) fn notify(&mut self, queue: &Arc<EventQueue>, cqid: u32) {
+        self.notifications.push((queue.clone(), cqid));
+    }
+
+    /// A completion queue overflowed: its event, and the error state for all its queue pairs.
+    pub(crate) fn overflow(&mut self, cqid: u32) {
+        self.overflowed.push(cqid);
+    }
+}

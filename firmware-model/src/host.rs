@@ -1,0 +1,333 @@
+//! Host memory: the one module that turns addresses into loads and stores.
+//!
+//! Memory that a program or guest owns changes at any time under the device, as it does under real DMA. So nothing
+//! here makes a lasting reference to it: it is copied, or named by a raw [`Piece`] that only the kernel reads.
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use urnic_verbs_api::device::record::{CqRecord, QueueRecord};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// How the device reaches host memory.
+///
+/// # Safety
+///
+/// A pointer that [`reach`](HostMemory::reach) returns must be readable and writable for the `len` bytes asked for until
+/// every object of the device that was created over that range is destroyed. Whoever serves a guest that may
+/// take memory away at will puts other pages in its place instead of leaving a hole.
+pub unsafe trait HostMemory: Send + Sync {
+    /// Where the `len` bytes at `iova` are; `None` if one of them cannot be reached.
+    fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>>;
+}
+
+/// A stretch of bytes to be sent: raw, so that making one claims nothing about who else writes there.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Piece {
+    ptr: *const u8,
+    len: usize,
+}
+
+/// A stretch of bytes to be received into.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct PieceMut {
+    ptr: *mut u8,
+    len: usize,
+}
+
+// SAFETY: a piece is a plain address; whoever reads or writes through it answers for it.
+unsafe impl Send for Piece {}
+// SAFETY: as above.
+unsafe impl Send for PieceMut {}
+
+impl Piece {
+    /// The bytes of `slice`, which must stay in place for as long as the piece is in use.
+    #[inline]
+    pub fn of(slice: &[u8]) -> Piece {
+        Piece {
+            ptr: slice.as_ptr(),
+            len: slice.len(),
+        }
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it holds no byte.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What is left behind the first `n` bytes.
+    #[inline]
+    pub fn skip(self, n: usize) -> Piece {
+        let n = n.min(self.len);
+        Piece {
+            ptr: self.ptr.wrapping_add(n),
+            len: self.len - n,
+        }
+    }
+
+    /// The first `n` bytes, or all.
+    #[inline]
+    pub fn first(self, n: usize) -> Piece {
+        Piece {
+            len: n.min(self.len),
+            ..self
+        }
+    }
+
+    /// Copies the bytes out, as far as `into` is long; returns how many. For simulated streams and tests.
+    ///
+    /// # Safety
+    ///
+    /// The bytes must still be there.
+    pub unsafe fn copy_out(&self, into: &mut [u8]) -> usize {
+        let n = self.len.min(into.len());
+        // SAFETY: the caller answers for the source; `into` is a live slice of at least `n` bytes.
+        unsafe { std::ptr::copy_nonoverlapping(self.ptr, into.as_mut_ptr(), n) };
+        n
+    }
+
+    /// The same as the iovec that the kernel takes.
+    pub(crate) fn as_io_slices(pieces: &[Piece]) -> &[std::io::IoSlice<'_>] {
+        // SAFETY: `IoSlice` is promised to be ABI-compatible with `iovec`, which is { pointer, length } like
+        // `Piece` (asserted below). Only the kernel reads through it, and answers EFAULT for what is gone.
+        unsafe { std::slice::from_raw_parts(pieces.as_ptr().cast(), pieces.len()) }
+    }
+}
+
+impl PieceMut {
+    /// The bytes of `slice`, which must stay in place for as long as the piece is in use.
+    #[inline]
+    pub fn of(slice: &mut [u8]) -> PieceMut {
+        PieceMut {
+            ptr: slice.as_mut_ptr(),
+            len: slice.len(),
+        }
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it holds no byte.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What is left behind the first `n` bytes.
+    #[inline]
+    pub fn skip(self, n: usize) -> PieceMut {
+        let n = n.min(self.len);
+        PieceMut {
+            ptr: self.ptr.wrapping_add(n),
+            len: self.len - n,
+        }
+    }
+
+    /// The first `n` bytes, or all.
+    #[inline]
+    pub fn first(self, n: usize) -> PieceMut {
+        PieceMut {
+            len: n.min(self.len),
+            ..self
+        }
+    }
+
+    /// Copies `from` in, as far as there is room; returns how many bytes. For simulated streams and tests.
+    ///
+    /// # Safety
+    ///
+    /// The memory must still be there, and nobody else may hold a reference into it.
+    pub unsafe fn copy_in(&self, from: &[u8]) -> usize {
+        let n = self.len.min(from.len());
+        // SAFETY: the caller answers for the target; `from` is a live slice of at least `n` bytes.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.ptr, n) };
+        n
+    }
+
+    pub(crate) fn as_io_slices(pieces: &mut [PieceMut]) -> &mut [std::io::IoSliceMut<'_>] {
+        // SAFETY: as in `Piece::as_io_slices`; the kernel writes through it, nobody makes a reference of it.
+        unsafe { std::slice::from_raw_parts_mut(pieces.as_mut_ptr().cast(), pieces.len()) }
+    }
+}
+
+const _: () = {
+    use std::io::{IoSlice, IoSliceMut};
+    use std::mem::{align_of, offset_of, size_of};
+    assert!(
+        size_of::<Piece>() == size_of::<IoSlice<'_>>() && align_of::<Piece>() == align_of::<IoSlice<'_>>()
+    );
+    assert!(size_of::<PieceMut>() == size_of::<IoSliceMut<'_>>());
+    assert!(offset_of!(Piece, ptr) == 0 && offset_of!(PieceMut, ptr) == 0);
+};
+
+/// A stretch of host memory that belongs to an object of the device for as long as that object lives.
+#[derive(Debug, Clone, Copy)]
+pub struct Mapping {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the memory outlives the mapping (contract of `HostMemory`), and every access is a raw copy or atomic.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// The `len` bytes at `iova`; `None` if they cannot be reached or do not start at a multiple of `align` in the
+    /// device's own address space.
+    pub fn new(host: &dyn HostMemory, iova: u64, len: usize, align: usize) -> Option<Mapping> {
+        let ptr = host.reach(iova, len)?;
+        (ptr.as_ptr().addr() % align == 0).then_some(Mapping { ptr, len })
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it holds no byte.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The part of `len` bytes at `offset`; both must lie inside.
+    #[inline]
+    pub(crate) fn part(&self, offset: usize, len: usize) -> Mapping {
+        assert!(offset <= self.len && len <= self.len - offset);
+        Mapping {
+            // SAFETY: inside the mapping, by the check above.
+            ptr: unsafe { self.ptr.add(offset) },
+            len,
+        }
+    }
+
+    /// Copies bytes out from `offset` on; they must lie inside.
+    #[inline]
+    pub fn copy_out(&self, offset: usize, into: &mut [u8]) {
+        let from = self.part(offset, into.len());
+        // SAFETY: `part` checked the range, and a live mapping is readable. Others may write meanwhile, as under DMA.
+        unsafe { std::ptr::copy_nonoverlapping(from.ptr.as_ptr(), into.as_mut_ptr(), into.len()) }
+    }
+
+    /// Copies bytes in from `offset` on; they must lie inside.
+    #[inline]
+    pub fn copy_in(&self, offset: usize, from: &[u8]) {
+        let into = self.part(offset, from.len());
+        // SAFETY: `part` checked the range, and a live mapping is writable.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into.ptr.as_ptr(), from.len()) }
+    }
+
+    /// Copies a value out.
+    #[inline]
+    pub fn read<T: FromBytes>(&self, offset: usize) -> T {
+        let from = self.part(offset, size_of::<T>());
+        // SAFETY: `part` checked the range; any bytes are a `T`.
+        unsafe { from.ptr.as_ptr().cast::<T>().read_unaligned() }
+    }
+
+    /// Copies a value in.
+    #[inline]
+    pub fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
+        self.copy_in(offset, value.as_bytes());
+    }
+
+    /// The 32-bit word at `offset`, a multiple of 4.
+    #[inline]
+    pub fn word(&self, offset: usize) -> &AtomicU32 {
+        let word = self.part(offset, 4).ptr.cast::<AtomicU32>();
+        assert!(word.is_aligned());
+        // SAFETY: in range and aligned; an atomic may be shared with anybody.
+        unsafe { word.as_ref() }
+    }
+
+    /// Runs `visit` over the bytes, for a checksum.
+    #[inline]
+    pub(crate) fn visit(&self, visit: &mut dyn FnMut(&[u8])) {
+        // SAFETY: a live mapping is readable. The slice lives only for the call. A program that writes here
+        // meanwhile gets a checksum over some mixture, which is what DMA would give it.
+        visit(unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) });
+    }
+
+    /// The bytes as a piece to send.
+    #[inline]
+    pub(crate) fn piece(&self) -> Piece {
+        Piece {
+            ptr: self.ptr.as_ptr(),
+            len: self.len,
+        }
+    }
+
+    /// The bytes as a piece to receive into.
+    #[inline]
+    pub(crate) fn piece_mut(&self) -> PieceMut {
+        PieceMut {
+            ptr: self.ptr.as_ptr(),
+            len: self.len,
+        }
+    }
+
+    /// The 64-bit word at `offset` if the memory there is 64-bit aligned and inside.
+    #[inline]
+    pub(crate) fn aligned_word64(&self, offset: usize) -> Option<&AtomicU64> {
+        if offset > self.len || self.len - offset < 8 {
+            return None;
+        }
+        let word = self.part(offset, 8).ptr.cast::<AtomicU64>();
+        // SAFETY: in range and aligned; an atomic may be shared with anybody.
+        word.is_aligned().then(|| unsafe { word.as_ref() })
+    }
+
+    /// Whether the memory of `next` follows directly, and both together.
+    pub(crate) fn joined(&self, next: &Mapping) -> Option<Mapping> {
+        (self.ptr.as_ptr().wrapping_add(self.len) == next.ptr.as_ptr()).then(|| Mapping {
+            ptr: self.ptr,
+            len: self.len + next.len,
+        })
+    }
+}
+
+/// A record in host memory.
+#[derive(Debug)]
+pub struct Record<T>(NonNull<T>, PhantomData<T>);
+
+// SAFETY: it points to atomics in memory that outlives it (contract of `HostMemory`).
+unsafe impl<T: Sync> Send for Record<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Record<T> {}
+
+/// Structures that consist of atomics, and padding that nobody looks at.
+pub trait SharedRecord: Sync {}
+impl SharedRecord for QueueRecord {}
+impl SharedRecord for CqRecord {}
+
+impl<T: SharedRecord> Record<T> {
+    /// The record at `iova`; `None` if it cannot be reached or is not aligned.
+    pub fn new(host: &dyn HostMemory, iova: u64) -> Option<Record<T>> {
+        let mapping = Mapping::new(host, iova, size_of::<T>(), align_of::<T>())?;
+        Some(Record(mapping.ptr.cast(), PhantomData))
+    }
+}
+
+impl<T: SharedRecord> std::ops::Deref for Record<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: aligned and in range by `new`, alive by the contract of `HostMemory`, and all atomics.
+        unsafe { self.0.as_ref() }
+    }
+}

@@ -1,0 +1,135 @@
+//! A checked range of registered memory, held for one access.
+
+use super::Backing;
+use super::table::Entry;
+use crate::host::{Mapping, Piece, PieceMut};
+use arc_swap::Guard;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A checked range of registered memory. Revocation of its Stag waits until it is dropped: hold it for one FPDU, not
+/// longer, and never while invalidating a Stag.
+pub struct Window<'t> {
+    /// Never `None`; the option is that of the slot.
+    entry: Guard<Option<Arc<Entry>>>,
+    start: u64,
+    len: u64,
+    table: PhantomData<&'t ()>,
+}
+
+impl<'t> Window<'t> {
+    /// `start` and `len` were checked against the entry.
+    pub(super) fn new(entry: Guard<Option<Arc<Entry>>>, start: u64, len: u64) -> Window<'t> {
+        Window {
+            entry,
+            start,
+            len,
+            table: PhantomData,
+        }
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it holds no byte.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn stretches(&self, at: u64, len: u64) -> Stretches<'_> {
+        assert!(at <= self.len && len <= self.len - at, "a window is not left");
+        Stretches {
+            backing: self.entry.as_ref().map(|e| e.backing.as_ref()),
+            at: self.start + at,
+            left: len,
+        }
+    }
+
+    /// Copies bytes out from `at` on; they must lie inside.
+    pub fn copy_out(&self, at: u64, into: &mut [u8]) {
+        let mut rest = into;
+        for stretch in self.stretches(at, rest.len() as u64) {
+            let (head, tail) = rest.split_at_mut(stretch.len());
+            stretch.copy_out(0, head);
+            rest = tail;
+        }
+    }
+
+    /// Copies bytes in from `at` on; they must lie inside.
+    pub fn copy_in(&self, at: u64, from: &[u8]) {
+        let mut rest = from;
+        for stretch in self.stretches(at, rest.len() as u64) {
+            let (head, tail) = rest.split_at(stretch.len());
+            stretch.copy_in(0, head);
+            rest = tail;
+        }
+    }
+
+    /// Runs `visit` over the bytes from `at` on, in order, for a checksum. Their owner may change them meanwhile.
+    pub fn visit(&self, at: u64, len: u64, mut visit: impl FnMut(&[u8])) {
+        for stretch in self.stretches(at, len) {
+            stretch.visit(&mut visit);
+        }
+    }
+
+    /// The bytes from `at` on as pieces to send: one, or one per page.
+    pub fn pieces(&self, at: u64, len: u64) -> impl Iterator<Item = Piece> + '_ {
+        self.stretches(at, len).map(|s| s.piece())
+    }
+
+    /// The bytes from `at` on as pieces to receive into.
+    pub fn pieces_mut(&self, at: u64, len: u64) -> impl Iterator<Item = PieceMut> + '_ {
+        self.stretches(at, len).map(|s| s.piece_mut())
+    }
+
+    /// Replaces the 64-bit word at `at` (in the machine's byte order) by `update` of it in one atomic step and
+    /// returns the old one; `None` if it is not 64-bit aligned in memory (RFC 7306 §5.1: not performed then).
+    pub fn update_word(&self, at: u64, update: impl Fn(u64) -> u64) -> Option<u64> {
+        let stretch = self.stretches(at, 8).next()?;
+        let word = stretch.aligned_word64(0)?;
+        Some(
+            word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| Some(update(old)))
+                .unwrap_or_else(|old| old),
+        )
+    }
+}
+
+/// The stretches of memory behind a range, in order.
+struct Stretches<'a> {
+    backing: Option<&'a Backing>,
+    at: u64,
+    left: u64,
+}
+
+impl Iterator for Stretches<'_> {
+    type Item = Mapping;
+
+    #[inline]
+    fn next(&mut self) -> Option<Mapping> {
+        if self.left == 0 {
+            return None;
+        }
+        let stretch = match self.backing? {
+            Backing::Contiguous(mapping) => mapping.part(self.at as usize, self.left as usize),
+            Backing::Pages {
+                log_page,
+                skip,
+                pages,
+            } => {
+                let place = skip + self.at;
+                let page = pages.get((place >> log_page) as usize)?;
+                let offset = place & ((1 << log_page) - 1);
+                let len = self.left.min((1 << log_page) - offset);
+                page.part(offset as usize, len as usize)
+            }
+        };
+        self.at += stretch.len() as u64;
+        self.left -= stretch.len() as u64;
+        Some(stretch)
+    }
+}

@@ -1,0 +1,197 @@
+//! The device's side of a completion queue: a leaf in the lock order.
+
+use super::EventQueue;
+use crate::effects::Effects;
+use crate::host::{Mapping, Record};
+use crate::time::Nanos;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use urnic_verbs_api::device::cqe::{CQE_LEN, Cqe, PHASE};
+use urnic_verbs_api::device::record::CqRecord;
+use urnic_verbs_api::vocabulary::WcStatus;
+use zerocopy::IntoBytes;
+
+/// The queue had no room: the queue pair that pushed must go to the error state (row SEC-05). The device takes
+/// care of the others that use the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the completion queue overflowed")]
+pub struct Overflow;
+
+/// A completion queue.
+#[derive(Debug)]
+pub struct CompletionQueue {
+    /// Its number.
+    pub id: u32,
+    pub(crate) uar: u32,
+    /// Queue pair halves that use it.
+    pub(crate) users: AtomicU32,
+    events: Option<Arc<EventQueue>>,
+    record: Record<CqRecord>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Armed {
+    No,
+    /// For a solicited or failed completion.
+    Solicited,
+    /// For any.
+    Any,
+}
+
+#[derive(Debug)]
+struct State {
+    ring: Mapping,
+    log_size: u32,
+    /// Index that stands in slot 0 at phase 1: where a resize found the consumer.
+    base: u32,
+    producer: u32,
+    /// The consumer index when it was last looked at.
+    consumer: u32,
+    /// One past the last solicited or failed completion.
+    solicited: u32,
+    armed: Armed,
+    overflowed: bool,
+}
+
+impl State {
+    fn size(&self) -> u32 {
+        1 << self.log_size
+    }
+
+    /// Byte offset of an index's entry, and its phase.
+    fn place(&self, index: u32) -> (usize, u32) {
+        let n = index.wrapping_sub(self.base);
+        let slot = n & (self.size() - 1);
+        (slot as usize * CQE_LEN, !(n >> self.log_size) & 1)
+    }
+
+    fn write(&self, index: u32, cqe: &Cqe) {
+        let (at, phase) = self.place(index);
+        self.ring.copy_in(at, &cqe.as_bytes()[..PHASE]);
+        self.ring.word(at + PHASE).store(phase.to_le(), Ordering::Release);
+    }
+}
+
+impl CompletionQueue {
+    /// `ring` holds `1 << log_size` entries, zeroed.
+    pub(crate) fn new(
+        id: u32,
+        uar: u32,
+        ring: Mapping,
+        record: Record<CqRecord>,
+        log_size: u32,
+        events: Option<Arc<EventQueue>>,
+    ) -> CompletionQueue {
+        let state = State {
+            ring,
+            log_size,
+            base: 0,
+            producer: 0,
+            consumer: 0,
+            solicited: 0,
+            armed: Armed::No,
+            overflowed: false,
+        };
+        CompletionQueue {
+            id,
+            uar,
+            users: AtomicU32::new(0),
+            events,
+            record,
+            state: Mutex::new(state),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes an entry of `cqe` (its timestamp and phase are filled in here). `solicited`: the message was of the
+    /// Solicited Event form; failures count as solicited by themselves (VRB-C-05).
+    pub fn push(
+        &self,
+        mut cqe: Cqe,
+        solicited: bool,
+        now: Nanos,
+        effects: &mut Effects,
+    ) -> Result<(), Overflow> {
+        cqe.timestamp = now.0.into();
+        let mut state = self.lock();
+        if state.overflowed {
+            return Err(Overflow);
+        }
+        if state.producer.wrapping_sub(state.consumer) >= state.size() {
+            state.consumer = self.record.consumer.load(Ordering::Acquire);
+            if state.producer.wrapping_sub(state.consumer) >= state.size() {
+                state.overflowed = true;
+                effects.overflow(self.id);
+                return Err(Overflow);
+            }
+        }
+        state.write(state.producer, &cqe);
+        state.producer = state.producer.wrapping_add(1);
+        let solicited = solicited || cqe.status != WcStatus::Success as u8;
+        if solicited {
+            state.solicited = state.producer;
+        }
+        if state.armed == Armed::Any || (state.armed == Armed::Solicited && solicited) {
+            state.armed = Armed::No;
+            self.notify(effects);
+        }
+        Ok(())
+    }
+
+    /// Asks for a notification of the next completion behind `consumer` that matches; one that is there already
+    /// notifies at once. A request for any completion is not weakened by a later one for solicited ones.
+    pub(crate) fn arm(&self, consumer: u32, solicited_only: bool, effects: &mut Effects) {
+        let mut state = self.lock();
+        let newest = if solicited_only {
+            state.solicited
+        } else {
+            state.producer
+        };
+        let ahead = newest.wrapping_sub(consumer);
+        if ahead > 0 && ahead <= state.size() {
+            state.armed = Armed::No;
+            self.notify(effects);
+        } else {
+            let wanted = if solicited_only {
+                Armed::Solicited
+            } else {
+                Armed::Any
+            };
+            state.armed = state.armed.max(wanted);
+        }
+    }
+
+    fn notify(&self, effects: &mut Effects) {
+        if let Some(events) = &self.events {
+            effects.notify(events, self.id);
+        }
+    }
+
+    /// Moves to a new ring; entries not consumed yet come along, in its first slots. Returns how many, or `None` if they
+    /// do not fit.
+    pub(crate) fn resize(&self, ring: Mapping, log_size: u32) -> Option<u32> {
+        let mut state = self.lock();
+        let consumer = self.record.consumer.load(Ordering::Acquire);
+        let carried = state.producer.wrapping_sub(consumer);
+        if carried > 1 << log_size || carried > state.size() {
+            return None;
+        }
+        let old: Vec<Cqe> = (0..carried)
+            .map(|i| state.ring.read(state.place(consumer.wrapping_add(i)).0))
+            .collect();
+        (state.ring, state.log_size, state.base) = (ring, log_size, consumer);
+        state.consumer = consumer;
+        for (index, cqe) in (0..carried).zip(&old) {
+            state.write(consumer.wrapping_add(index), cqe);
+        }
+        Some(carried)
+    }
+
+    pub(crate) fn events(&self) -> Option<&Arc<EventQueue>> {
+        self.events.as_ref()
+    }
+}

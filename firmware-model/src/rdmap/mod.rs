@@ -1,0 +1,1 @@
+//! RDMAP: what one queue pair does with messages.

@@ -1,0 +1,75 @@
+//! Byte streams under MPA, and the networks that make them: kernel TCP ([`tcp`]) or a simulated one.
+
+use crate::host::{Piece, PieceMut};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::fmt::Debug;
+use std::net::SocketAddr;
+
+/// Why a stream did not take or give bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum StreamError {
+    /// Nothing can be taken or given now.
+    #[error("the stream is not ready")]
+    WouldBlock,
+    /// The connection is gone.
+    #[error("the connection is gone: {0}")]
+    Closed(Errno),
+    /// A piece named memory that is not there; the stream itself is well.
+    #[error("a piece of memory is not there")]
+    Fault,
+}
+
+/// A reliable stream of bytes in both directions.
+pub trait Stream: Send + Debug {
+    /// Takes bytes from `pieces` in order; returns how many, at least one unless there are none.
+    fn send(&mut self, pieces: &[Piece]) -> Result<usize, StreamError>;
+
+    /// Fills `into` in order with what has arrived; returns how many bytes, 0 = the peer sent FIN.
+    fn receive(&mut self, into: &mut [PieceMut]) -> Result<usize, StreamError>;
+
+    /// Ends our direction in an orderly way (FIN) behind all that was taken.
+    fn finish(&mut self);
+
+    /// Ends both directions at once (RST).
+    fn reset(&mut self);
+
+    /// Largest TCP segment at present, in bytes (EMSS of RFC 5044 §4.5).
+    fn mss(&self) -> u32;
+
+    /// Whether a connection that [`Network::connect`] began is there yet; an error ends the attempt.
+    fn established(&mut self) -> Result<bool, Errno>;
+
+    /// Bytes taken that the peer has not acknowledged.
+    fn unacknowledged(&self) -> u32;
+
+    /// Our address.
+    fn local(&self) -> SocketAddr;
+
+    /// The peer's address.
+    fn remote(&self) -> SocketAddr;
+
+    /// What to poll for readiness; `None` for streams that only a manual [step](crate::Device::step) drives.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// Waits for calls.
+pub trait Listener: Send + Debug {
+    /// The next call, if one waits.
+    fn accept(&mut self) -> Result<Option<Box<dyn Stream>>, Errno>;
+
+    /// Where it listens.
+    fn local(&self) -> SocketAddr;
+
+    /// What to poll for readiness, as in [`Stream::descriptor`].
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// Makes streams.
+pub trait Network: Send + Sync + Debug {
+    /// Begins to call `remote`, from `local` if given; see [`Stream::established`].
+    fn connect(&self, remote: SocketAddr, local: Option<SocketAddr>) -> Result<Box<dyn Stream>, Errno>;
+
+    /// Listens. An unspecified address means all of the host's, IPv4 and IPv6; port 0 lets the network choose.
+    fn listen(&self, local: SocketAddr, backlog: u32) -> Result<Box<dyn Listener>, Errno>;
+}
