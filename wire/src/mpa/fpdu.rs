@@ -109,7 +109,7 @@ pub fn parse(octets: &[u8], crc: CrcMode) -> Result<(&[u8], &[u8]), FpduError> {
     Ok((&fpdu[LENGTH_LEN..LENGTH_LEN + ulpdu_len], rest))
 }
 
-/// Compares the last four octets of `fpdu` with the CRC32C of all before them (markers count, RFC 5044 §4.4).
+/// Compares the last four octets of `fpdu` with the CRC32C of all before them.
 #[inline]
 pub(super) fn check(fpdu: &[u8]) -> Result<(), FpduError> {
     let Some((covered, sent)) = fpdu.split_last_chunk() else {
@@ -136,17 +136,20 @@ pub fn emit(ulpdu: &[u8], crc: CrcMode, buffer: &mut [u8]) -> usize {
     let end = LENGTH_LEN + ulpdu.len();
     buffer[..LENGTH_LEN].copy_from_slice(&length);
     buffer[LENGTH_LEN..end].copy_from_slice(ulpdu);
-    let trailer = match crc {
-        CrcMode::On => {
-            let mut digest = Crc32c::new();
-            digest.update(&buffer[..end]);
-            Trailer::sealed(ulpdu.len(), digest)
-        }
-        CrcMode::Off => Trailer::unsealed(ulpdu.len()),
-    };
     let len = fpdu_len(ulpdu.len());
-    buffer[end..len].copy_from_slice(trailer.as_bytes());
+    buffer[end..len].fill(0);
+    if crc == CrcMode::On {
+        seal(&mut buffer[..len]);
+    }
     len
+}
+
+/// Puts the CRC32C of all before them into the last four octets of `fpdu` (markers count, RFC 5044 §4.4).
+#[inline]
+pub(super) fn seal(fpdu: &mut [u8]) {
+    if let Some((covered, crc)) = fpdu.split_last_chunk_mut::<CRC_LEN>() {
+        *crc = crc32c(covered).to_le_bytes();
+    }
 }
 
 /// The ULPDU_Length field for `ulpdu_len` octets.
@@ -170,11 +173,13 @@ pub struct Trailer {
 }
 
 impl Trailer {
-    /// The end of an FPDU whose ULPDU_Length and ULPDU `digest` has seen.
+    /// The end of an FPDU whose ULPDU_Length and ULPDU `digest` has seen; the pad is added to it.
     #[inline]
-    pub fn sealed(ulpdu_len: usize, mut digest: Crc32c) -> Self {
+    pub fn sealed(ulpdu_len: usize, digest: &mut Crc32c) -> Self {
         let pad = padding(ulpdu_len);
-        digest.update(&[0; 3][..pad]);
+        if pad > 0 {
+            digest.update(&[0; 3][..pad]);
+        }
         Self::with(pad, digest.finish())
     }
 

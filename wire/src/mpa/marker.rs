@@ -14,8 +14,7 @@
 //! that is a multiple of 512 a marker comes first; it belongs to the FPDU (its CRC covers it) and has FPDUPTR 0. FPDUs
 //! and markers are multiples of four octets, so no marker splits ULPDU_Length from what follows, nor the CRC.
 
-use super::fpdu::{self, CRC_LEN, CrcMode, FpduError, LENGTH_LEN, fpdu_len};
-use crate::crc::crc32c;
+use super::fpdu::{self, CrcMode, FpduError, LENGTH_LEN, fpdu_len};
 use core::ops::Range;
 
 /// Octets of a marker.
@@ -167,8 +166,7 @@ pub fn emit(offset: u64, ulpdu: &[u8], crc: CrcMode, buffer: &mut [u8]) -> usize
         }
     }
     if crc == CrcMode::On {
-        let value = crc32c(&buffer[..at - CRC_LEN]);
-        buffer[at - CRC_LEN..at].copy_from_slice(&value.to_le_bytes());
+        fpdu::seal(&mut buffer[..at]);
     }
     at
 }

@@ -16,6 +16,15 @@ const CONTROL_LEN: usize = 4;
 /// Octets of the DDP Segment Length.
 const LENGTH_LEN: usize = 2;
 
+const RDMAP: u8 = 0;
+const LLP: u8 = 2;
+const LOCAL_CATASTROPHIC: u8 = 0;
+const REMOTE_PROTECTION: u8 = 1;
+
+/// First octet of an LLP error as Chelsio's and Intel's hardware sends it: error type 3, which RFC 5041 reserves for
+/// the LLP in layer 1.
+const LLP_AS_ETYPE_3: u8 = 0x23;
+
 /// HdrCt: which of the three parts follow.
 mod hdrct {
     pub(super) const M: u8 = 0x80;
@@ -58,17 +67,21 @@ impl<'a> Terminate<'a> {
         }
     }
 
-    /// A Terminate for an error in the inbound DDP segment `ulpdu`: with its length and DDP header (if it is long
-    /// enough to have one) and, where a remote protection error is in a Read Request, that.
+    /// A Terminate for an error in the inbound DDP segment `ulpdu`, with the headers that RFC 5040 figure 10 has for
+    /// the error: segment length and DDP header for all of DDP's and for RDMAP's remote errors, and `read_request` for
+    /// its remote protection errors. A segment too short for its DDP header goes without it.
     pub fn for_segment(error: TerminateError, ulpdu: &'a [u8], read_request: Option<ReadRequest>) -> Self {
-        let header_len = ulpdu
-            .first()
-            .map_or(usize::MAX, |&control| ddp::header_len(control));
-        Self {
-            segment_length: u16::try_from(ulpdu.len()).ok(),
-            ddp_header: ulpdu.get(..header_len),
-            read_request,
-            ..Self::new(error)
+        let terminate = Self::new(error);
+        match (error.layer(), error.etype()) {
+            (RDMAP, LOCAL_CATASTROPHIC) | (LLP, _) => terminate,
+            (layer, etype) => Self {
+                segment_length: u16::try_from(ulpdu.len()).ok(),
+                ddp_header: ulpdu
+                    .first()
+                    .and_then(|&control| ulpdu.get(..ddp::header_len(control))),
+                read_request: read_request.filter(|_| (layer, etype) == (RDMAP, REMOTE_PROTECTION)),
+                ..terminate
+            },
         }
     }
 
@@ -79,10 +92,10 @@ impl<'a> Terminate<'a> {
 
     /// Parses the payload of a Terminate, with patience: it is the last the peer says, and some say it oddly.
     ///
-    /// * LLP errors under error type 3, as Chelsio's and Intel's hardware sends them, become error type 0.
-    /// * The octets of soft-iWARP on little-endian machines, which swaps the nibbles of the first and has M, D, R in
-    ///   the low bits of the third, are put right where they can be told: those low bits are set and HdrCt is not, or
-    ///   only the swapped numbers have a meaning.
+    /// * LLP errors under error type 3, as some hardware sends them, become error type 0.
+    /// * soft-iWARP on little-endian machines swaps the nibbles of the first octet and has M, D, R in the low bits of
+    ///   the third. That is put right where it shows: those bits are set and HdrCt is not, or the numbers have a
+    ///   meaning only when swapped.
     /// * Parts that are announced but cut off are left out.
     ///
     /// # Errors
@@ -98,12 +111,15 @@ impl<'a> Terminate<'a> {
         let [first, code, third, _] = *control;
         let known = |octet: u8| TerminateError::from_codes(octet >> 4, octet & 0xf, code).is_some();
         let swapped = first.rotate_left(4);
-        let low = third & 0x07;
-        let (first, present) = match first {
-            0x23 => (0x20, third & hdrct::ALL),
-            _ if third & hdrct::ALL == 0 && low != 0 => (swapped, low.reverse_bits()),
-            _ if !known(first) && known(swapped) => (swapped, third & hdrct::ALL),
-            _ => (first, third & hdrct::ALL),
+        let (hdrct, low) = (third & hdrct::ALL, third & hdrct::ALL.reverse_bits());
+        let (first, present) = if first == LLP_AS_ETYPE_3 && known(LLP << 4) {
+            (LLP << 4, hdrct)
+        } else if hdrct == 0 && low != 0 && (known(swapped) || !known(first)) {
+            (swapped, low.reverse_bits())
+        } else if !known(first) && known(swapped) {
+            (swapped, hdrct)
+        } else {
+            (first, hdrct)
         };
 
         let (segment_length, rest) = match rest.split_first_chunk::<LENGTH_LEN>() {

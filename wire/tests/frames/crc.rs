@@ -1,0 +1,38 @@
+use hex_literal::hex;
+use urnic_wire::crc::{Crc32c, crc32c};
+
+/// The examples of RFC 3720 appendix B.4, as they are printed there, and the check value everyone quotes.
+#[test]
+fn mpa_c_02_crc32c_goes_out_least_significant_octet_first() {
+    let ascending: [u8; 32] = core::array::from_fn(|i| i as u8);
+    let descending: [u8; 32] = core::array::from_fn(|i| 31 - i as u8);
+    let read_10 = hex!(
+        "01c00000 00000000 00000000 00000000 14000000 00000400"
+        "00000014 00000018 28000000 00000000 02000000 00000000"
+    );
+    let examples: [(&[u8], u32, [u8; 4]); 6] = [
+        (&[0; 32], 0x8a91_36aa, hex!("aa36918a")),
+        (&[0xff; 32], 0x62a8_ab43, hex!("43aba862")),
+        (&ascending, 0x46dd_794e, hex!("4e79dd46")),
+        (&descending, 0x113f_db5c, hex!("5cdb3f11")),
+        (&read_10, 0xd996_3a56, hex!("563a96d9")),
+        (b"123456789", 0xe306_9283, hex!("839206e3")),
+    ];
+    for (octets, value, wire) in examples {
+        assert_eq!(crc32c(octets), value);
+        assert_eq!(crc32c(octets).to_le_bytes(), wire);
+    }
+}
+
+#[test]
+fn crc32c_of_nothing_is_zero_and_reset_forgets() {
+    assert_eq!(crc32c(&[]), 0);
+    let mut digest = Crc32c::new();
+    assert_eq!(digest.finish(), 0);
+    digest.update(b"forgotten");
+    digest.reset();
+    digest.update(b"1234");
+    digest.update(b"");
+    digest.update(b"56789");
+    assert_eq!(digest.finish(), 0xe306_9283);
+}

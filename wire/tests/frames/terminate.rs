@@ -1,0 +1,345 @@
+use crate::vectors::{READ_4096, emit, fpdu, vector};
+use hex_literal::hex;
+use urnic_wire::ddp::{Header, UntaggedHeader};
+use urnic_wire::mpa::fpdu::{CrcMode, parse};
+use urnic_wire::rdmap::{
+    Body, Control, HeaderError, Opcode, ReadRequest, Segment, Terminate, TerminateError,
+};
+
+pub(crate) const CRC: Terminate<'_> = Terminate::new(TerminateError::MpaCrc);
+pub(crate) const LOCAL: Terminate<'_> = Terminate::new(TerminateError::MpaLocalCatastrophic);
+pub(crate) const IRD: Terminate<'_> = Terminate::new(TerminateError::MpaInsufficientIrd);
+pub(crate) const RTR: Terminate<'_> = Terminate::new(TerminateError::MpaNoMatchingRtr);
+pub(crate) const READ_REQUEST_RIGHTS: Terminate<'_> = Terminate {
+    segment_length: Some(0x2e),
+    ddp_header: Some(&hex!("4141 00000000 00000001 00000001 00000000")),
+    read_request: Some(READ_4096),
+    ..Terminate::new(TerminateError::RdmapAccessRights)
+};
+pub(crate) const WRITE_BOUNDS: Terminate<'_> = Terminate {
+    segment_length: Some(0x12),
+    ddp_header: Some(&hex!("c140 00001234 00000000 00000010")),
+    ..Terminate::new(TerminateError::DdpBaseOrBounds)
+};
+pub(crate) const QUEUE: Terminate<'_> = Terminate {
+    segment_length: Some(0x17),
+    ddp_header: Some(&hex!("4143 00000000 00000009 00000001 00000000")),
+    ..Terminate::new(TerminateError::DdpInvalidQueue)
+};
+pub(crate) const OPCODE: Terminate<'_> = Terminate {
+    segment_length: Some(0x17),
+    ddp_header: Some(&hex!("414c 00000000 00000000 00000001 00000000")),
+    ..Terminate::new(TerminateError::RdmapUnexpectedOpcode)
+};
+pub(crate) const INVALIDATE: Terminate<'_> = Terminate {
+    segment_length: Some(0x17),
+    ddp_header: Some(&hex!("4144 11223344 00000000 00000001 00000000")),
+    ..Terminate::new(TerminateError::RdmapProtectedFromInvalidate)
+};
+
+/// As a Terminate goes out: queue 2, MSN 1, MO 0, one segment (RFC 5040 §5.4).
+pub(crate) const fn message(terminate: Terminate<'_>) -> Segment<'_> {
+    let opcode = Opcode::Terminate;
+    let rsvd_ulp = Control { opcode }.octet();
+    let header = UntaggedHeader {
+        last: true,
+        rsvd_ulp,
+        rsvd_ulp_word: 0,
+        qn: 2,
+        msn: 1,
+        mo: 0,
+    };
+    Segment {
+        opcode,
+        header: Header::Untagged(header),
+        body: Body::Terminate(terminate),
+    }
+}
+
+/// A Terminate's payload, out of its FPDU.
+fn payload(octets: &[u8]) -> &[u8] {
+    &parse(octets, CrcMode::On).unwrap().0[18..]
+}
+
+fn codes(terminate: Result<Terminate<'_>, HeaderError>) -> (u8, u8, u8) {
+    let Terminate {
+        layer, etype, code, ..
+    } = terminate.unwrap();
+    (layer, etype, code)
+}
+
+/// The tables of RFC 5040 figure 9, RFC 5041 §7.2, RFC 5044 §8 and RFC 6581, as numbers.
+#[test]
+fn every_error_of_the_rfcs_and_no_other() {
+    let rdmap = [
+        (1, &[0x00, 0x01, 0x02, 0x03, 0x04, 0x09, 0xff][..]),
+        (2, &[0x05, 0x06, 0x07, 0x08, 0x09, 0xff]),
+    ];
+    let ddp = [(0, &[0x00][..]), (1, &[0, 1, 2, 3, 4]), (2, &[1, 2, 3, 4, 5, 6])];
+    let mpa = [(0, &[1, 2, 3, 4, 5, 6, 7][..])];
+    let listed = |layer: u8, etype: u8, code: u8| {
+        let table = match layer {
+            0 if etype == 0 => return true,
+            0 => &rdmap[..],
+            1 => &ddp[..],
+            2 => &mpa[..],
+            _ => return false,
+        };
+        table
+            .iter()
+            .any(|(e, codes)| *e == etype && codes.contains(&code))
+    };
+    for layer in 0..16 {
+        for etype in 0..16 {
+            for code in 0..=255 {
+                let error = TerminateError::from_codes(layer, etype, code);
+                assert_eq!(
+                    error.is_some(),
+                    listed(layer, etype, code),
+                    "{layer}/{etype}/{code:02x}"
+                );
+                if let Some(error) = error {
+                    let code = if (layer, etype) == (0, 0) { 0 } else { code };
+                    assert_eq!((error.layer(), error.etype(), error.code()), (layer, etype, code));
+                }
+            }
+        }
+    }
+    assert!(
+        TerminateError::ALL
+            .windows(2)
+            .all(|pair| (pair[0] as u16) < pair[1] as u16)
+    );
+}
+
+#[test]
+fn rdm_t_02_headers_by_kind_of_error() {
+    let read = parse_vector("F-RREQ-4096");
+    let write = parse_vector("F-WRITE-abcd");
+    let hdrct = |error, ulpdu, request| {
+        let mut buffer = [0; Terminate::MAX_LEN];
+        let terminate = Terminate::for_segment(error, ulpdu, request);
+        let len = terminate.emit(&mut buffer);
+        assert_eq!(len, terminate.buffer_len());
+        (buffer[2], len)
+    };
+    let with = |error| hdrct(error, &read, Some(READ_4096));
+    assert_eq!(with(TerminateError::RdmapLocalCatastrophic), (0x00, 4));
+    assert_eq!(with(TerminateError::RdmapAccessRights), (0xe0, 52));
+    assert_eq!(with(TerminateError::RdmapUnexpectedOpcode), (0xc0, 24));
+    assert_eq!(with(TerminateError::DdpNoBuffer), (0xc0, 24));
+    assert_eq!(with(TerminateError::DdpLocalCatastrophic), (0xc0, 24));
+    assert_eq!(with(TerminateError::MpaCrc), (0x00, 4));
+    assert_eq!(hdrct(TerminateError::DdpBaseOrBounds, &write, None), (0xc0, 20));
+    // MPA-F-16: a segment without a whole header has only its length.
+    assert_eq!(
+        hdrct(TerminateError::DdpLocalCatastrophic, &write[..13], None),
+        (0x80, 6)
+    );
+    assert_eq!(hdrct(TerminateError::DdpLocalCatastrophic, &[], None), (0x80, 6));
+}
+
+fn parse_vector(name: &str) -> Vec<u8> {
+    parse(&vector(name), CrcMode::On).unwrap().0.to_vec()
+}
+
+/// Built from the segment at fault, the vectors come out as they stand.
+#[test]
+fn rdm_t_03_terminates_for_segments_are_the_vectors() {
+    let read = parse_vector("F-RREQ-4096");
+    let mut other_queue = parse_vector("F-SEND-hello");
+    other_queue[9] = 9;
+    let mut other_opcode = parse_vector("F-SEND-hello");
+    other_opcode[1] = 0x4c;
+    let cases = [
+        (
+            "F-TERM-RREQ-012",
+            TerminateError::RdmapAccessRights,
+            read,
+            Some(READ_4096),
+        ),
+        (
+            "F-TERM-WRITE-111",
+            TerminateError::DdpBaseOrBounds,
+            parse_vector("F-WRITE-abcd"),
+            None,
+        ),
+        (
+            "F-TERM-QN-121",
+            TerminateError::DdpInvalidQueue,
+            other_queue,
+            None,
+        ),
+        (
+            "F-TERM-OPC-026",
+            TerminateError::RdmapUnexpectedOpcode,
+            other_opcode,
+            None,
+        ),
+        (
+            "F-TERM-INV-019",
+            TerminateError::RdmapProtectedFromInvalidate,
+            parse_vector("F-SENDINV-hello"),
+            None,
+        ),
+    ];
+    for (name, error, ulpdu, request) in cases {
+        let terminate = Terminate::for_segment(error, &ulpdu, request);
+        assert_eq!(fpdu(&emit(&message(terminate))), vector(name), "{name}");
+    }
+}
+
+#[test]
+fn rdm_t_01_reserved_bits_are_ignored() {
+    let mut octets = payload(&vector("F-TERM-WRITE-111")).to_vec();
+    octets[2] |= 0x1f;
+    octets[3] = 0xff;
+    assert_eq!(Terminate::parse(&octets), Ok(WRITE_BOUNDS));
+}
+
+#[test]
+fn rdm_t_03_length_is_there_with_d_though_not_valid_without_m() {
+    let mut octets = payload(&vector("F-TERM-WRITE-111")).to_vec();
+    octets[2] = 0x40;
+    octets[4..6].copy_from_slice(&[0x77, 0x77]);
+    let terminate = Terminate::parse(&octets).unwrap();
+    assert_eq!(
+        terminate,
+        Terminate {
+            segment_length: None,
+            ..WRITE_BOUNDS
+        }
+    );
+    let mut buffer = [0xee; Terminate::MAX_LEN];
+    let len = terminate.emit(&mut buffer);
+    assert_eq!(
+        (&buffer[..4], &buffer[4..6], &buffer[6..len]),
+        (&octets[..4], &[0, 0][..], &octets[6..])
+    );
+}
+
+#[test]
+fn rdm_t_08_a_terminate_that_stops_short() {
+    let octets = vector("F-TERM-RREQ-012");
+    let octets = payload(&octets);
+    for have in 0..octets.len() {
+        let found = Terminate::parse(&octets[..have]);
+        if have < 4 {
+            let error = HeaderError::Length {
+                opcode: Opcode::Terminate,
+                expected: 4,
+                found: have,
+            };
+            assert_eq!(found, Err(error));
+            continue;
+        }
+        let terminate = found.unwrap();
+        assert_eq!(terminate.error(), Some(TerminateError::RdmapAccessRights));
+        assert_eq!(terminate.segment_length, (have >= 6).then_some(0x2e));
+        assert_eq!(terminate.ddp_header.is_some(), have >= 24);
+        assert_eq!(terminate.read_request, None);
+    }
+}
+
+#[test]
+fn rdm_t_09_llp_errors_with_type_3_are_llp_errors() {
+    let octets = hex!("00164147 00000000 00000002 00000001 00000000 23070000 225b98dc");
+    assert_eq!(codes(Terminate::parse(payload(&octets))), (2, 0, 7));
+    assert_eq!(codes(Terminate::parse_at_startup(payload(&octets))), (2, 0, 7));
+    // A code that no LLP has stays as it came.
+    assert_eq!(codes(Terminate::parse(&hex!("23990000"))), (2, 3, 0x99));
+}
+
+/// 2/0/06 in swapped nibbles is also RDMAP's "unexpected opcode"; only the moment tells them apart.
+#[test]
+fn rdm_t_09_swapped_llp_error_is_told_by_context() {
+    let octets = hex!("00164147 00000000 00000002 00000001 00000000 02060000 6f77b973");
+    assert_eq!(codes(Terminate::parse(payload(&octets))), (0, 2, 6));
+    assert_eq!(codes(Terminate::parse_at_startup(payload(&octets))), (2, 0, 6));
+    // Other codes of 0/2 have no meaning in 2/0 of start-up.
+    assert_eq!(codes(Terminate::parse_at_startup(&hex!("02080000"))), (0, 2, 8));
+}
+
+#[test]
+fn rdm_t_09_swapped_nibbles_with_low_header_bits() {
+    let header = hex!("4141 00000000 00000001 00000001 00000000");
+    let octets = [&hex!("10020700 002e")[..], &header].concat();
+    // R is set, but the Read Request is missing: soft-iWARP does that.
+    let terminate = Terminate::parse(&octets).unwrap();
+    assert_eq!(
+        terminate,
+        Terminate {
+            read_request: None,
+            ..READ_REQUEST_RIGHTS
+        }
+    );
+
+    // Whatever it reports with headers, its swapped form is read right.
+    for error in TerminateError::ALL {
+        let first = error.etype() << 4 | error.layer();
+        let octets = [&[first, error.code(), 0x03, 0, 0, 0x2e][..], &header].concat();
+        let terminate = Terminate::parse(&octets).unwrap();
+        assert_eq!(terminate.error(), Some(error));
+        assert_eq!(
+            (terminate.segment_length, terminate.ddp_header),
+            (Some(0x2e), Some(&header[..]))
+        );
+    }
+}
+
+#[test]
+fn rdm_t_09_numbers_with_a_meaning_only_when_swapped() {
+    assert_eq!(codes(Terminate::parse(&hex!("21050000"))), (1, 2, 5));
+    assert_eq!(codes(Terminate::parse(&hex!("10010000"))), (0, 1, 1));
+    assert_eq!(codes(Terminate::parse(&hex!("5a050000"))), (5, 0xa, 5));
+}
+
+/// Patience never costs a Terminate that follows the RFCs its meaning.
+#[test]
+fn rdm_t_09_conforming_terminates_are_read_as_they_are() {
+    for error in TerminateError::ALL {
+        for terminate in [
+            Terminate::new(error),
+            Terminate {
+                segment_length: Some(4),
+                ..Terminate::new(error)
+            },
+            Terminate {
+                read_request: Some(READ_4096),
+                ..write_bounds_as(error)
+            },
+        ] {
+            let mut buffer = [0; Terminate::MAX_LEN];
+            let len = terminate.emit(&mut buffer);
+            assert_eq!(Terminate::parse(&buffer[..len]), Ok(terminate));
+        }
+    }
+}
+
+fn write_bounds_as(error: TerminateError) -> Terminate<'static> {
+    Terminate {
+        layer: error.layer(),
+        etype: error.etype(),
+        code: error.code(),
+        ..WRITE_BOUNDS
+    }
+}
+
+#[test]
+fn rdm_r_09_an_advanced_read_request_is_sent_back() {
+    let advanced = ReadRequest {
+        sink_to: READ_4096.sink_to + 2048,
+        size: 2048,
+        source_to: READ_4096.source_to + 2048,
+        ..READ_4096
+    };
+    let read = parse_vector("F-RREQ-4096");
+    let terminate = Terminate::for_segment(TerminateError::RdmapInvalidStag, &read, Some(advanced));
+    let mut buffer = [0; Terminate::MAX_LEN];
+    let len = terminate.emit(&mut buffer);
+    assert_eq!(
+        ReadRequest::parse(&buffer[len - ReadRequest::LEN..len]),
+        Ok(advanced)
+    );
+    assert_eq!(buffer[6..24], read[..18], "the DDP header is the one that came");
+}
