@@ -1,0 +1,3 @@
+//! liburnic.so.
+
+mod verbs;

@@ -1,0 +1,144 @@
+//! The driver's side of a receive queue: a ring of entries of equal length shared with the device
+//! ([`wqe`](urnic_verbs_api::device::wqe)). As in a [send queue](super::send_queue), a slot is free again when its
+//! completion was polled.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use urnic_verbs_api::device::record::{self, QueueRecord};
+use urnic_verbs_api::device::wqe::{MAX_SGE, RecvHeader, Sge};
+use urnic_verbs_api::rdma_core::ibv_recv_wr;
+
+use super::ledger::Ledger;
+use super::send_queue::elements;
+
+const HEADER_LEN: usize = size_of::<RecvHeader>();
+const SGE_LEN: usize = size_of::<Sge>();
+
+/// How large a receive queue is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ReceiveShape {
+    /// Work requests it takes, a power of two.
+    pub(crate) slots: u32,
+    /// Scatter/gather elements of one.
+    pub(crate) max_sge: u32,
+    /// log2 of the bytes of an entry.
+    pub(crate) log_stride: u32,
+}
+
+impl ReceiveShape {
+    /// The smallest shape that has at least so many work requests and elements; `None` if no entry is that long.
+    pub(crate) fn at_least(work_requests: u32, sge: u32) -> Option<ReceiveShape> {
+        if sge as usize > MAX_SGE {
+            return None;
+        }
+        let stride = (HEADER_LEN + sge.max(1) as usize * SGE_LEN).next_power_of_two();
+        Some(ReceiveShape {
+            slots: work_requests.max(1).checked_next_power_of_two()?,
+            max_sge: ((stride - HEADER_LEN) / SGE_LEN).min(MAX_SGE) as u32,
+            log_stride: stride.trailing_zeros(),
+        })
+    }
+}
+
+/// The queue, as who holds its lock sees it.
+pub(crate) struct ReceiveQueue {
+    ring: NonNull<u8>,
+    record: NonNull<QueueRecord>,
+    ledger: Arc<Ledger>,
+    shape: ReceiveShape,
+    /// Entries written: the number of the next slot too.
+    written: u32,
+    /// Entries that the device may see.
+    published: u32,
+    /// Completions polled, as far as we know.
+    settled: u32,
+}
+
+// SAFETY: the pointers lead to the rings of the queue pair, which nobody else writes and which live as long as it.
+unsafe impl Send for ReceiveQueue {}
+
+impl ReceiveQueue {
+    /// A queue over a zeroed ring and record.
+    ///
+    /// # Safety
+    /// `ring` has `shape.slots` entries and `record` is a queue record; both outlive the queue, and only it
+    /// writes the ring and the record's receive producer.
+    pub(crate) unsafe fn new(
+        ring: NonNull<u8>,
+        record: NonNull<QueueRecord>,
+        shape: ReceiveShape,
+        ledger: Arc<Ledger>,
+    ) -> ReceiveQueue {
+        ReceiveQueue {
+            ring,
+            record,
+            ledger,
+            shape,
+            written: 0,
+            published: 0,
+            settled: 0,
+        }
+    }
+
+    /// Writes a work request behind the others. The device does not see it before [`publish`](Self::publish).
+    ///
+    /// Errors: NOMEM when all slots are taken, INVAL for too many elements.
+    ///
+    /// # Safety
+    /// Its element list can be read.
+    #[inline]
+    pub(crate) unsafe fn post(&mut self, wr: &ibv_recv_wr) -> Result<(), Errno> {
+        if self.written.wrapping_sub(self.settled) >= self.shape.slots {
+            self.settled = self.ledger.receives_settled();
+            if self.written.wrapping_sub(self.settled) >= self.shape.slots {
+                return Err(Errno::NOMEM);
+            }
+        }
+        // A negative count is a large one.
+        let count = wr.num_sge as u32;
+        if count > self.shape.max_sge {
+            return Err(Errno::INVAL);
+        }
+        let slot = (self.written & (self.shape.slots - 1)) as usize;
+        // SAFETY: a slot's entry is within the ring, has room for the header and `max_sge` elements and is not the
+        // device's yet.
+        unsafe {
+            let entry = self.ring.as_ptr().add(slot << self.shape.log_stride);
+            entry
+                .cast::<RecvHeader>()
+                .write_unaligned(RecvHeader::new(wr.wr_id, count as u16));
+            let list = entry.add(HEADER_LEN).cast::<Sge>();
+            for (i, sge) in elements(wr.sg_list, count).iter().enumerate() {
+                list.add(i).write_unaligned(Sge {
+                    offset: sge.addr.into(),
+                    len: sge.length.into(),
+                    stag: sge.lkey.into(),
+                });
+            }
+        }
+        self.written = self.written.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Lets the device see what was written. Returns the producer index to ring with, if it wants a ring.
+    #[inline]
+    pub(crate) fn publish(&mut self) -> Option<u32> {
+        let old = self.published;
+        if old == self.written {
+            return None;
+        }
+        self.published = self.written;
+        // SAFETY: the record outlives us, and is only accessed atomically.
+        let record = unsafe { self.record.as_ref() };
+        record::publish(&record.rq_producer, &record.rq_event, old, self.written).then_some(self.written)
+    }
+
+    /// The queue was emptied (RESET). Returns the slots taken so far.
+    pub(crate) fn discard(&mut self) -> u32 {
+        self.written = self.published;
+        self.settled = self.written;
+        self.written
+    }
+}

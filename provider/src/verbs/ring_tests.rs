@@ -1,0 +1,655 @@
+//! Rings against a device that is a few lines of test: what the driver writes is read back by the datasheet.
+
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::io::Errno;
+use urnic_verbs_api::device::cqe::{CQE_LEN, Cqe, CqeFlags};
+use urnic_verbs_api::device::record::{CqRecord, QueueRecord};
+use urnic_verbs_api::device::wqe::{
+    AtomicOperands, BLOCK_LEN, MAX_INLINE, MAX_SGE, OPERANDS, Opcode, RecvHeader, SendFlags, SendHeader, Sge,
+};
+use urnic_verbs_api::rdma_core::*;
+use urnic_verbs_api::vocabulary::{WcOpcode, WcStatus};
+use zerocopy::FromBytes;
+
+use super::completion_ring::{CompletionRing, is_receive, work_completion};
+use super::ledger::Ledger;
+use super::receive_queue::{ReceiveQueue, ReceiveShape};
+use super::send_queue::{SendQueue, SendRules, SendShape};
+
+/// Zeroed memory aligned like a device ring.
+struct Memory(Vec<[u64; 8]>);
+
+impl Memory {
+    fn new(len: usize) -> Memory {
+        Memory(vec![[0; 8]; len.div_ceil(64)])
+    }
+
+    fn ptr<T>(&self) -> NonNull<T> {
+        NonNull::new(self.0.as_ptr().cast_mut().cast()).unwrap()
+    }
+
+    /// `len` bytes from `at`, around the end.
+    fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
+        let all = size_of_val(self.0.as_slice());
+        // SAFETY: within the memory.
+        (0..len)
+            .map(|i| unsafe { self.ptr::<u8>().add((at + i) % all).read_volatile() })
+            .collect()
+    }
+}
+
+const RULES: SendRules = SendRules {
+    signal_all: false,
+    max_sge_read: 1,
+    atomics: true,
+    immediate: true,
+    windows: true,
+};
+
+/// A send queue and the device's view of it.
+struct Sends {
+    queue: SendQueue,
+    ring: Memory,
+    record: Memory,
+    ledger: Arc<Ledger>,
+    shape: SendShape,
+}
+
+impl Sends {
+    fn new(slots: u32, sge: u32, inline: u32) -> Sends {
+        Sends::with(slots, sge, inline, RULES)
+    }
+
+    fn with(slots: u32, sge: u32, inline: u32, rules: SendRules) -> Sends {
+        let shape = SendShape::at_least(slots, sge, inline).unwrap();
+        let ring = Memory::new(shape.blocks as usize * BLOCK_LEN);
+        let record = Memory::new(size_of::<QueueRecord>());
+        let ledger = Arc::new(Ledger::new(shape.slots));
+        // SAFETY: made to measure, and dropped with the queue.
+        let queue = unsafe { SendQueue::new(ring.ptr(), record.ptr(), shape, rules, ledger.clone()) };
+        Sends {
+            queue,
+            ring,
+            record,
+            ledger,
+            shape,
+        }
+    }
+
+    fn post(&mut self, wr: &ibv_send_wr) -> Result<(), Errno> {
+        // SAFETY: the tests' work requests are sound.
+        unsafe { self.queue.post(wr) }
+    }
+
+    fn record(&self) -> &QueueRecord {
+        // SAFETY: a zeroed record of atomics.
+        unsafe { self.record.ptr().as_ref() }
+    }
+
+    /// The entry at a block index: its header and operands.
+    fn entry(&self, index: u32) -> (SendHeader, Vec<u8>) {
+        let at = (index % self.shape.blocks) as usize * BLOCK_LEN;
+        let header = SendHeader::read_from_bytes(&self.ring.bytes(at, OPERANDS)).unwrap();
+        let operands = self
+            .ring
+            .bytes(at + OPERANDS, usize::from(header.blocks) * BLOCK_LEN - OPERANDS);
+        (header, operands)
+    }
+}
+
+fn send(list: &mut [ibv_sge]) -> ibv_send_wr {
+    // SAFETY: all zeroes is a work request.
+    let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+    wr.opcode = IBV_WR_SEND;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    wr.sg_list = list.as_mut_ptr();
+    wr.num_sge = list.len() as i32;
+    wr
+}
+
+fn sge_of(data: &[u8]) -> ibv_sge {
+    ibv_sge {
+        addr: data.as_ptr() as u64,
+        length: data.len() as u32,
+        lkey: 0,
+    }
+}
+
+#[test]
+fn shapes_hold_what_was_asked_for_and_say_what_they_really_hold() {
+    let s = SendShape::at_least(0, 0, 0).unwrap();
+    assert_eq!((s.slots, s.max_sge, s.max_inline, s.blocks), (1, 2, 32, 1));
+    let s = SendShape::at_least(100, 3, 0).unwrap();
+    assert_eq!((s.slots, s.max_sge, s.max_inline, s.blocks), (128, 6, 96, 256));
+    let s = SendShape::at_least(1, MAX_SGE as u32, MAX_INLINE as u32).unwrap();
+    assert_eq!(
+        (s.max_sge, s.max_inline, s.blocks),
+        (MAX_SGE as u32, MAX_INLINE as u32, 16)
+    );
+    assert_eq!(SendShape::at_least(1, MAX_SGE as u32 + 1, 0), None);
+    assert_eq!(SendShape::at_least(1, 0, MAX_INLINE as u32 + 1), None);
+    assert_eq!(SendShape::at_least(u32::MAX, 1, 0), None);
+    let r = ReceiveShape::at_least(3, 0).unwrap();
+    assert_eq!((r.slots, r.max_sge, r.log_stride), (4, 1, 5));
+    let r = ReceiveShape::at_least(3, 4).unwrap();
+    assert_eq!((r.slots, r.max_sge, r.log_stride), (4, 7, 7));
+    assert_eq!(
+        ReceiveShape::at_least(1, MAX_SGE as u32).unwrap().max_sge,
+        MAX_SGE as u32
+    );
+    assert_eq!(ReceiveShape::at_least(1, MAX_SGE as u32 + 1), None);
+}
+
+#[test]
+fn a_full_send_queue_has_room_again_once_a_completion_was_polled() {
+    let mut s = Sends::new(4, 1, 0);
+    for id in 0..4 {
+        s.post(&ibv_send_wr {
+            wr_id: 100 + id,
+            ..send(&mut [])
+        })
+        .unwrap();
+    }
+    assert_eq!(s.post(&send(&mut [])), Err(Errno::NOMEM));
+    // The third completes: the two before it were not signalled.
+    assert_eq!(s.ledger.settle_send(2), 102);
+    for _ in 0..3 {
+        s.post(&send(&mut [])).unwrap();
+    }
+    assert_eq!(s.post(&send(&mut [])), Err(Errno::NOMEM));
+}
+
+#[test]
+fn slots_and_blocks_count_on_across_the_wrap_of_their_indices() {
+    let mut s = Sends::new(4, 3, 0); // Entries of one or two blocks in a ring of eight.
+    let mut list = [ibv_sge {
+        addr: 0x1000,
+        length: 7,
+        lkey: 5,
+    }; 3];
+    let (mut at, base) = (0u32.wrapping_sub(24), 0u32.wrapping_sub(32));
+    s.queue.rewind((at, base));
+    s.ledger.settle_all(base, 0);
+    for round in 0..64u32 {
+        let count = 1 + round as usize % 3;
+        list[0].addr = round.into();
+        s.post(&ibv_send_wr {
+            wr_id: round.into(),
+            ..send(&mut list[..count])
+        })
+        .unwrap();
+        let (header, operands) = s.entry(at);
+        assert_eq!(header.cookie.get(), base.wrapping_add(round).into());
+        assert_eq!(usize::from(header.num_sge), count);
+        assert_eq!(u32::from(header.blocks), if count == 3 { 2 } else { 1 });
+        let first = Sge::read_from_prefix(&operands).unwrap().0;
+        assert_eq!(
+            (first.offset.get(), first.len.get(), first.stag.get()),
+            (round.into(), 7, 5)
+        );
+        at = at.wrapping_add(u32::from(header.blocks));
+        s.queue.publish();
+        assert_eq!(s.record().sq_producer.load(Ordering::Relaxed), at);
+        assert_eq!(s.ledger.settle_send(base.wrapping_add(round)), round.into());
+    }
+}
+
+#[test]
+fn inline_data_wraps_around_the_end_of_the_ring() {
+    let mut s = Sends::new(2, 1, 200); // Entries of up to four blocks in a ring of eight.
+    let data: Vec<u8> = (0..=255).collect();
+    for round in 0..32u32 {
+        let len = 1 + round as usize * 37 % 200;
+        let (a, b) = data[..len].split_at(len / 3);
+        let mut list = [sge_of(a), sge_of(b)];
+        let wr = ibv_send_wr {
+            send_flags: IBV_SEND_INLINE,
+            ..send(&mut list)
+        };
+        let at = s.queue.mark().0;
+        s.post(&wr).unwrap();
+        let (header, operands) = s.entry(at);
+        assert_eq!((header.num_sge, header.inline_len.get() as usize), (0, len));
+        assert_eq!(header.flags, SendFlags::INLINE.bits());
+        assert_eq!(operands[..len], data[..len], "round {round} at block {at}");
+        s.ledger.settle_send(round);
+    }
+}
+
+#[test]
+fn elements_and_operands_wrap_around_the_end_of_the_ring() {
+    let mut s = Sends::new(1, MAX_SGE as u32, 0); // One entry of nine blocks in a ring of sixteen.
+    let mut list: Vec<ibv_sge> = (0..MAX_SGE as u32)
+        .map(|i| ibv_sge {
+            addr: i.into(),
+            length: i,
+            lkey: !i,
+        })
+        .collect();
+    for round in 0..20u32 {
+        let at = s.queue.mark().0;
+        s.post(&send(&mut list)).unwrap();
+        let (header, operands) = s.entry(at);
+        assert_eq!(header.blocks, 9);
+        for (i, sge) in list.iter().enumerate() {
+            let got = Sge::read_from_prefix(&operands[i * 16..]).unwrap().0;
+            assert_eq!(
+                (got.offset.get(), got.len.get(), got.stag.get()),
+                (sge.addr, sge.length, sge.lkey)
+            );
+        }
+        s.ledger.settle_send(round);
+    }
+}
+
+#[test]
+fn each_opcode_fills_the_fields_it_needs() {
+    let mut s = Sends::new(16, 2, 0);
+    let mut list = [ibv_sge {
+        addr: 0x1000,
+        length: 8,
+        lkey: 9,
+    }];
+    let rdma = ibv_send_wr_wr {
+        rdma: ibv_send_wr_rdma {
+            remote_addr: 0xabc,
+            rkey: 0x77,
+        },
+    };
+    let atomic = ibv_send_wr_wr {
+        atomic: ibv_send_wr_atomic {
+            remote_addr: 0xdef0,
+            compare_add: 3,
+            swap: 4,
+            rkey: 0x78,
+        },
+    };
+    let imm = 0xaabb_ccddu32.to_be();
+    let table = [
+        (IBV_WR_SEND, Opcode::Send, rdma, 0, 0),
+        (IBV_WR_SEND_WITH_IMM, Opcode::SendImm, rdma, 0, 0),
+        (IBV_WR_SEND_WITH_INV, Opcode::SendInv, rdma, 0, imm),
+        (IBV_WR_RDMA_WRITE, Opcode::Write, rdma, 0xabc, 0x77),
+        (IBV_WR_RDMA_WRITE_WITH_IMM, Opcode::WriteImm, rdma, 0xabc, 0x77),
+        (IBV_WR_RDMA_READ, Opcode::Read, rdma, 0xabc, 0x77),
+        (
+            IBV_WR_ATOMIC_CMP_AND_SWP,
+            Opcode::CompareSwap,
+            atomic,
+            0xdef0,
+            0x78,
+        ),
+        (
+            IBV_WR_ATOMIC_FETCH_AND_ADD,
+            Opcode::FetchAdd,
+            atomic,
+            0xdef0,
+            0x78,
+        ),
+        (IBV_WR_LOCAL_INV, Opcode::LocalInv, rdma, 0, imm),
+    ];
+    for (n, (opcode, expected, wr, offset, stag)) in table.into_iter().enumerate() {
+        let at = s.queue.mark().0;
+        let count = if opcode == IBV_WR_LOCAL_INV { 0 } else { 1 };
+        let flags = IBV_SEND_FENCE | IBV_SEND_SOLICITED;
+        s.post(&ibv_send_wr {
+            opcode,
+            wr,
+            imm_data: imm,
+            send_flags: flags,
+            ..send(&mut list[..count])
+        })
+        .unwrap();
+        let (header, operands) = s.entry(at);
+        assert_eq!(header.opcode, expected as u8);
+        assert_eq!(header.flags, (SendFlags::FENCE | SendFlags::SOLICITED).bits());
+        assert_eq!(
+            (header.remote_offset.get(), header.stag.get()),
+            (offset, stag),
+            "{expected:?}"
+        );
+        if matches!(expected, Opcode::SendImm | Opcode::WriteImm) {
+            assert_eq!(header.immediate, [0xaa, 0xbb, 0xcc, 0xdd]);
+        }
+        if matches!(expected, Opcode::CompareSwap | Opcode::FetchAdd) {
+            let (got, rest) = AtomicOperands::read_from_prefix(&operands).unwrap();
+            assert_eq!((got.compare_add.get(), got.swap.get()), (3, 4));
+            assert_eq!(Sge::read_from_prefix(rest).unwrap().0.stag.get(), 9);
+        }
+        assert_eq!(header.cookie.get(), n as u64);
+    }
+}
+
+#[test]
+fn what_can_not_be_is_refused_and_leaves_nothing_behind() {
+    let mut s = Sends::new(4, 2, 32);
+    let data = [0u8; 64];
+    let mut list = vec![sge_of(&data[..16]); 3];
+    let refused = [
+        ibv_send_wr {
+            opcode: IBV_WR_TSO,
+            ..send(&mut [])
+        },
+        ibv_send_wr {
+            opcode: 0x7fff,
+            ..send(&mut [])
+        },
+        ibv_send_wr {
+            send_flags: 1 << 30,
+            ..send(&mut [])
+        },
+        send(&mut list[..3]),
+        ibv_send_wr {
+            num_sge: -1,
+            ..send(&mut [])
+        },
+        ibv_send_wr {
+            send_flags: IBV_SEND_INLINE,
+            ..send(&mut vec![sge_of(&data[..33])])
+        },
+        ibv_send_wr {
+            opcode: IBV_WR_RDMA_READ,
+            send_flags: IBV_SEND_INLINE,
+            ..send(&mut list[..1])
+        },
+        ibv_send_wr {
+            opcode: IBV_WR_RDMA_READ,
+            ..send(&mut list[..2])
+        },
+        ibv_send_wr {
+            opcode: IBV_WR_ATOMIC_FETCH_AND_ADD,
+            ..send(&mut [])
+        },
+        send(&mut [
+            ibv_sge {
+                addr: 0,
+                length: u32::MAX,
+                lkey: 0,
+            },
+            sge_of(&data),
+        ]),
+    ];
+    for (n, wr) in refused.iter().enumerate() {
+        assert_eq!(s.post(wr), Err(Errno::INVAL), "request {n}");
+    }
+    assert_eq!(s.queue.publish(), None);
+    assert_eq!(s.queue.mark(), (0, 0));
+
+    let plain = SendRules {
+        atomics: false,
+        immediate: false,
+        windows: false,
+        ..RULES
+    };
+    let mut s = Sends::with(4, 2, 0, plain);
+    for opcode in [
+        IBV_WR_SEND_WITH_IMM,
+        IBV_WR_RDMA_WRITE_WITH_IMM,
+        IBV_WR_ATOMIC_CMP_AND_SWP,
+        IBV_WR_BIND_MW,
+    ] {
+        assert_eq!(
+            s.post(&ibv_send_wr {
+                opcode,
+                ..send(&mut list[..1])
+            }),
+            Err(Errno::INVAL)
+        );
+    }
+}
+
+#[test]
+fn with_sq_sig_all_every_entry_is_signalled() {
+    let mut s = Sends::with(
+        4,
+        1,
+        0,
+        SendRules {
+            signal_all: true,
+            ..RULES
+        },
+    );
+    s.post(&ibv_send_wr {
+        send_flags: 0,
+        ..send(&mut [])
+    })
+    .unwrap();
+    assert_eq!(s.entry(0).0.flags, SendFlags::SIGNALED.bits());
+}
+
+#[test]
+fn the_device_is_rung_when_it_asked_to_be_and_sees_a_list_at_once() {
+    let mut s = Sends::new(8, 1, 0);
+    s.post(&send(&mut [])).unwrap();
+    s.post(&send(&mut [])).unwrap();
+    assert_eq!(s.record().sq_producer.load(Ordering::Relaxed), 0);
+    assert_eq!(s.queue.publish(), Some(2));
+    assert_eq!(s.record().sq_producer.load(Ordering::Relaxed), 2);
+    assert_eq!(s.queue.publish(), None);
+    s.record().sq_event.store(4, Ordering::Relaxed);
+    for expected in [None, None, Some(5)] {
+        s.post(&send(&mut [])).unwrap();
+        assert_eq!(s.queue.publish(), expected);
+    }
+}
+
+#[test]
+fn after_a_reset_what_was_not_published_is_gone_and_all_slots_are_free() {
+    let mut s = Sends::new(2, 1, 0);
+    s.post(&send(&mut [])).unwrap();
+    s.queue.publish();
+    s.post(&send(&mut [])).unwrap();
+    let posted = s.queue.discard();
+    s.ledger.settle_all(posted, 0);
+    assert_eq!(s.queue.publish(), None);
+    for id in [8, 9] {
+        s.post(&ibv_send_wr {
+            wr_id: id,
+            ..send(&mut [])
+        })
+        .unwrap();
+    }
+    assert_eq!(s.post(&send(&mut [])), Err(Errno::NOMEM));
+    assert_eq!(s.entry(1).0.cookie.get(), 2);
+    assert_eq!((s.ledger.settle_send(2), s.ledger.settle_send(3)), (8, 9));
+}
+
+#[test]
+fn receives_fill_their_ring_and_free_a_slot_with_each_completion() {
+    let shape = ReceiveShape::at_least(4, 3).unwrap();
+    let ring = Memory::new((shape.slots as usize) << shape.log_stride);
+    let record = Memory::new(size_of::<QueueRecord>());
+    let ledger = Arc::new(Ledger::new(1));
+    // SAFETY: made to measure, and dropped with the queue.
+    let mut queue = unsafe { ReceiveQueue::new(ring.ptr(), record.ptr(), shape, ledger.clone()) };
+    // SAFETY: a zeroed record of atomics.
+    let producer: &AtomicU32 = unsafe { &record.ptr::<QueueRecord>().as_ref().rq_producer };
+    let mut list = [ibv_sge {
+        addr: 0x1000,
+        length: 7,
+        lkey: 5,
+    }; 3];
+    let wr = |wr_id, list: &mut [ibv_sge]| ibv_recv_wr {
+        wr_id,
+        next: ptr::null_mut(),
+        sg_list: list.as_mut_ptr(),
+        num_sge: list.len() as i32,
+    };
+    for id in 0..23u64 {
+        let count = id as usize % 4;
+        // SAFETY (here and below): the lists are there.
+        unsafe { queue.post(&wr(id, &mut list[..count])).unwrap() };
+        queue.publish();
+        assert_eq!(producer.load(Ordering::Relaxed), id as u32 + 1);
+        let at = (id as usize % 4) << shape.log_stride;
+        let (header, rest) = RecvHeader::read_from_prefix(&ring.bytes(at, 1 << shape.log_stride))
+            .map(|(h, rest)| (h, rest.to_vec()))
+            .unwrap();
+        assert_eq!(
+            (header.cookie.get(), usize::from(header.num_sge.get())),
+            (id, count)
+        );
+        if count > 0 {
+            assert_eq!(
+                Sge::read_from_prefix(&rest[(count - 1) * 16..])
+                    .unwrap()
+                    .0
+                    .stag
+                    .get(),
+                5
+            );
+        }
+        if id >= 3 {
+            assert_eq!(unsafe { queue.post(&wr(99, &mut [])) }, Err(Errno::NOMEM));
+            ledger.settle_receive();
+        }
+    }
+    assert_eq!(
+        unsafe { queue.post(&wr(0, &mut [list[0]; 4])) },
+        Err(Errno::INVAL)
+    );
+    assert_eq!(
+        unsafe {
+            queue.post(&ibv_recv_wr {
+                num_sge: -1,
+                ..wr(0, &mut [])
+            })
+        },
+        Err(Errno::INVAL)
+    );
+}
+
+/// A device that completes: entries with the right phase, until the ring is full.
+struct Completer {
+    ring: Memory,
+    record: Memory,
+    log_size: u32,
+    producer: u32,
+}
+
+impl Completer {
+    fn new(log_size: u32) -> (Completer, CompletionRing) {
+        let c = Completer {
+            ring: Memory::new(CQE_LEN << log_size),
+            record: Memory::new(size_of::<CqRecord>()),
+            log_size,
+            producer: 0,
+        };
+        // SAFETY: made to measure; the tests drop both together.
+        let ring = unsafe { CompletionRing::new(c.ring.ptr(), c.record.ptr(), log_size) };
+        (c, ring)
+    }
+
+    fn consumer(&self) -> u32 {
+        // SAFETY: a zeroed record of atomics.
+        unsafe {
+            self.record
+                .ptr::<CqRecord>()
+                .as_ref()
+                .consumer
+                .load(Ordering::Relaxed)
+        }
+    }
+
+    fn complete(&mut self, mut cqe: Cqe) {
+        assert!(
+            self.producer.wrapping_sub(self.consumer()) < 1 << self.log_size,
+            "overflow"
+        );
+        cqe.phase = (!(self.producer >> self.log_size) & 1).into();
+        let slot = (self.producer & ((1 << self.log_size) - 1)) as usize;
+        // SAFETY: a slot is within the ring.
+        unsafe { self.ring.ptr::<Cqe>().add(slot).write(cqe) };
+        self.producer = self.producer.wrapping_add(1);
+    }
+}
+
+fn cqe(qid: u32, cookie: u64) -> Cqe {
+    let mut cqe = Cqe::default();
+    cqe.qid = qid.into();
+    cqe.cookie = cookie.into();
+    cqe
+}
+
+#[test]
+fn completions_come_out_once_each_and_in_order_over_many_passes() {
+    let (mut device, mut ring) = Completer::new(2);
+    let (mut made, mut seen) = (0, 0);
+    for round in 0..50 {
+        for _ in 0..1 + round % 4 {
+            device.complete(cqe(1, made));
+            made += 1;
+        }
+        while let Some(cqe) = ring.front() {
+            assert_eq!(cqe.cookie.get(), seen);
+            seen += 1;
+            ring.advance();
+        }
+        assert_eq!(made, seen);
+        ring.publish();
+        assert_eq!(device.consumer(), device.producer);
+    }
+}
+
+#[test]
+fn completions_of_a_destroyed_queue_pair_are_skipped_and_others_are_kept() {
+    let (mut device, mut ring) = Completer::new(3);
+    for (qid, cookie) in [(1, 0), (2, 1), (1, 2), (2, 3), (1, 4)] {
+        device.complete(cqe(qid, cookie));
+    }
+    ring.advance();
+    ring.purge(1);
+    // A new queue pair with the number of the old one.
+    device.complete(cqe(1, 5));
+    let mut seen = Vec::new();
+    while let Some(cqe) = ring.front() {
+        seen.push(cqe.cookie.get());
+        ring.advance();
+    }
+    assert_eq!(seen, [1, 3, 5]);
+}
+
+#[test]
+fn a_work_completion_has_the_fields_of_its_entry() {
+    let mut cqe = cqe(1, 0);
+    cqe.label = 0x12_3456.into();
+    cqe.byte_len = 77.into();
+    cqe.extra = [0xaa, 0xbb, 0xcc, 0xdd];
+    cqe.opcode = WcOpcode::RecvRdmaWithImm as u8;
+    cqe.status = WcStatus::Success as u8;
+    cqe.flags = (CqeFlags::WITH_IMM | CqeFlags::SOLICITED).bits();
+    let wc = work_completion(&cqe, 42);
+    assert!(is_receive(&cqe));
+    assert_eq!(
+        (wc.wr_id, wc.status, wc.opcode),
+        (42, IBV_WC_SUCCESS, IBV_WC_RECV_RDMA_WITH_IMM)
+    );
+    assert_eq!(
+        (wc.byte_len, wc.qp_num, wc.wc_flags),
+        (77, 0x12_3456, IBV_WC_WITH_IMM)
+    );
+    assert_eq!(u32::from_be(wc.imm_data), 0xaabb_ccdd);
+
+    cqe.opcode = WcOpcode::Recv as u8;
+    cqe.flags = CqeFlags::WITH_INV.bits();
+    cqe.extra = 0x1234_5678u32.to_le_bytes();
+    let wc = work_completion(&cqe, 0);
+    assert_eq!(
+        (wc.opcode, wc.wc_flags, wc.imm_data),
+        (IBV_WC_RECV, IBV_WC_WITH_INV, 0x1234_5678)
+    );
+
+    cqe.opcode = WcOpcode::FetchAdd as u8;
+    cqe.status = WcStatus::RemAccessErr as u8;
+    cqe.flags = 0;
+    cqe.vendor_error = 0x0102_e000.into();
+    let wc = work_completion(&cqe, 0);
+    assert!(!is_receive(&cqe));
+    assert_eq!(
+        (wc.status, wc.vendor_err, wc.wc_flags),
+        (IBV_WC_REM_ACCESS_ERR, 0x0102_e000, 0)
+    );
+}

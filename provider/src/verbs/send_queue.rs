@@ -1,0 +1,426 @@
+//! The driver's side of a send queue: a ring of 64-byte blocks shared with the device
+//! ([`wqe`](urnic_verbs_api::device::wqe)).
+//!
+//! A slot is free again when its completion, or that of a later work request, was *polled*: the rule of RNICs, on
+//! which programs rely that post until ENOMEM and size their completion queue after the send queue. So the ring is made
+//! large enough for as many longest entries as there are slots, and never asks how far the device is.
+
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use urnic_verbs_api::device::record::{self, QueueRecord};
+use urnic_verbs_api::device::wqe::{
+    AtomicOperands, BLOCK_LEN, BindOperands, MAX_INLINE, MAX_SGE, OPERANDS, Opcode, SendFlags, SendHeader,
+    Sge, blocks,
+};
+use urnic_verbs_api::rdma_core::{
+    IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_ATOMIC_CMP_AND_SWP,
+    IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
+    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_mw_bind_info,
+    ibv_send_wr, ibv_sge,
+};
+
+use super::ledger::Ledger;
+
+/// Longest message: 2 GiB.
+pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
+
+const SGE_LEN: usize = size_of::<Sge>();
+
+/// How large a send queue is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SendShape {
+    /// Work requests it takes, a power of two.
+    pub(crate) slots: u32,
+    /// Scatter/gather elements of one.
+    pub(crate) max_sge: u32,
+    /// Inline bytes of one.
+    pub(crate) max_inline: u32,
+    /// Blocks of the ring, a power of two.
+    pub(crate) blocks: u32,
+}
+
+impl SendShape {
+    /// The smallest shape that has at least so many work requests, elements and inline bytes; `None` if no send
+    /// queue entry is that long.
+    pub(crate) fn at_least(work_requests: u32, sge: u32, inline: u32) -> Option<SendShape> {
+        if sge as usize > MAX_SGE || inline as usize > MAX_INLINE {
+            return None;
+        }
+        let entry = blocks((sge as usize * SGE_LEN).max(inline as usize));
+        let operands = entry * BLOCK_LEN - OPERANDS;
+        let slots = work_requests.max(1).checked_next_power_of_two()?;
+        Some(SendShape {
+            slots,
+            max_sge: (operands / SGE_LEN).min(MAX_SGE) as u32,
+            max_inline: operands as u32,
+            blocks: slots.checked_mul(entry as u32)?.checked_next_power_of_two()?,
+        })
+    }
+}
+
+/// What may be posted besides the shape: what the device and the creation of the queue pair allow.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SendRules {
+    /// Every work request makes a completion (`sq_sig_all`).
+    pub(crate) signal_all: bool,
+    /// Elements of an RDMA Read.
+    pub(crate) max_sge_read: u32,
+    /// Atomics are in the device.
+    pub(crate) atomics: bool,
+    /// Immediate data is in the device.
+    pub(crate) immediate: bool,
+    /// Memory windows are in the device.
+    pub(crate) windows: bool,
+}
+
+/// The queue, as who holds its lock sees it.
+pub(crate) struct SendQueue {
+    ring: NonNull<u8>,
+    record: NonNull<QueueRecord>,
+    ledger: Arc<Ledger>,
+    rules: SendRules,
+    shape: SendShape,
+    /// Blocks written.
+    written: u32,
+    /// Blocks that the device may see.
+    published: u32,
+    /// Slots taken.
+    posted: u32,
+    /// Slots before this one are free, as far as we know.
+    settled: u32,
+}
+
+// SAFETY: the pointers lead to the rings of the queue pair, which nobody else writes and which live as long as it.
+unsafe impl Send for SendQueue {}
+
+/// What an operation carries.
+enum Operands {
+    /// Data to send, from memory or inline.
+    Data,
+    /// Where read data goes.
+    Sink,
+    /// Two operands, and where the old value goes.
+    Atomic,
+    /// A window.
+    Bind,
+    /// Nothing but the Stag.
+    Invalidate,
+}
+
+/// An entry in the making: its header, and how long its operands are so far.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Entry {
+    pub(crate) header: SendHeader,
+    pub(crate) operand_len: usize,
+    pub(crate) wr_id: u64,
+}
+
+impl SendQueue {
+    /// A queue over a zeroed ring and record.
+    ///
+    /// # Safety
+    /// `ring` has `shape.blocks` blocks and `record` is a queue record; both outlive the queue, and only it
+    /// writes the ring and the record's send producer.
+    pub(crate) unsafe fn new(
+        ring: NonNull<u8>,
+        record: NonNull<QueueRecord>,
+        shape: SendShape,
+        rules: SendRules,
+        ledger: Arc<Ledger>,
+    ) -> SendQueue {
+        SendQueue {
+            ring,
+            record,
+            ledger,
+            rules,
+            shape,
+            written: 0,
+            published: 0,
+            posted: 0,
+            settled: 0,
+        }
+    }
+
+    /// Writes a work request behind the others. The device does not see it before [`publish`](Self::publish).
+    ///
+    /// Errors: NOMEM when all slots are taken, INVAL for a request that can not be.
+    ///
+    /// # Safety
+    /// `wr` is filled as its opcode wants; its element list and, if inline, its data can be read.
+    #[inline]
+    pub(crate) unsafe fn post(&mut self, wr: &ibv_send_wr) -> Result<(), Errno> {
+        if !self.has_slot() {
+            return Err(Errno::NOMEM);
+        }
+        let (opcode, operands) = match wr.opcode {
+            IBV_WR_SEND => (Opcode::Send, Operands::Data),
+            IBV_WR_RDMA_WRITE => (Opcode::Write, Operands::Data),
+            IBV_WR_RDMA_READ => (Opcode::Read, Operands::Sink),
+            IBV_WR_SEND_WITH_IMM if self.rules.immediate => (Opcode::SendImm, Operands::Data),
+            IBV_WR_RDMA_WRITE_WITH_IMM if self.rules.immediate => (Opcode::WriteImm, Operands::Data),
+            IBV_WR_SEND_WITH_INV => (Opcode::SendInv, Operands::Data),
+            IBV_WR_ATOMIC_CMP_AND_SWP if self.rules.atomics => (Opcode::CompareSwap, Operands::Atomic),
+            IBV_WR_ATOMIC_FETCH_AND_ADD if self.rules.atomics => (Opcode::FetchAdd, Operands::Atomic),
+            IBV_WR_LOCAL_INV => (Opcode::LocalInv, Operands::Invalidate),
+            IBV_WR_BIND_MW if self.rules.windows => (Opcode::BindMw, Operands::Bind),
+            _ => return Err(Errno::INVAL),
+        };
+        let mut entry = Entry {
+            wr_id: wr.wr_id,
+            ..Entry::default()
+        };
+        entry.header.opcode = opcode as u8;
+        entry.header.flags = self.flags(wr.send_flags)?;
+        let header = &mut entry.header;
+        match opcode {
+            Opcode::SendImm => header.immediate = wr.imm_data.to_ne_bytes(),
+            Opcode::SendInv | Opcode::LocalInv => header.stag = wr.imm_data.into(),
+            Opcode::Write | Opcode::WriteImm | Opcode::Read => {
+                // SAFETY: these opcodes fill `rdma`.
+                let rdma = unsafe { wr.wr.rdma };
+                header.remote_offset = rdma.remote_addr.into();
+                header.stag = rdma.rkey.into();
+                header.immediate = wr.imm_data.to_ne_bytes();
+            }
+            _ => {}
+        }
+
+        // A negative count is a large one.
+        let count = wr.num_sge as u32;
+        if count > self.shape.max_sge {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's list has so many elements.
+        let list = unsafe { elements(wr.sg_list, count) };
+        let inline = wr.send_flags & IBV_SEND_INLINE != 0;
+        match operands {
+            Operands::Data if inline => {
+                for sge in list {
+                    // SAFETY: the caller's data, read at once.
+                    unsafe { self.put_inline(&mut entry, sge.addr as *const u8, sge.length as usize)? };
+                }
+            }
+            _ if inline => return Err(Errno::INVAL),
+            Operands::Data => self.put_list(&mut entry, list)?,
+            Operands::Sink if count > self.rules.max_sge_read => return Err(Errno::INVAL),
+            Operands::Sink => self.put_list(&mut entry, list)?,
+            Operands::Atomic if count != 1 => return Err(Errno::INVAL),
+            Operands::Atomic => {
+                // SAFETY: these opcodes fill `atomic`.
+                let atomic = unsafe { wr.wr.atomic };
+                entry.header.remote_offset = atomic.remote_addr.into();
+                entry.header.stag = atomic.rkey.into();
+                self.put_atomic(&mut entry, atomic.compare_add, atomic.swap);
+                self.put_list(&mut entry, list)?;
+            }
+            Operands::Bind => {
+                // SAFETY: this opcode fills `bind_mw`, whose region, if any, is a live one.
+                unsafe { self.put_bind(&mut entry, wr.extra.bind_mw.rkey, &wr.extra.bind_mw.bind_info) };
+            }
+            Operands::Invalidate => {}
+        }
+        self.commit(&mut entry);
+        Ok(())
+    }
+
+    /// Whether one more work request fits.
+    #[inline]
+    pub(crate) fn has_slot(&mut self) -> bool {
+        if self.posted.wrapping_sub(self.settled) < self.shape.slots {
+            return true;
+        }
+        self.settled = self.ledger.sends_settled();
+        self.posted.wrapping_sub(self.settled) < self.shape.slots
+    }
+
+    /// The device's flags for those of a work request.
+    #[inline]
+    pub(crate) fn flags(&self, flags: u32) -> Result<u8, Errno> {
+        let mut ours = SendFlags::empty();
+        ours.set(
+            SendFlags::SIGNALED,
+            self.rules.signal_all || flags & IBV_SEND_SIGNALED != 0,
+        );
+        ours.set(SendFlags::SOLICITED, flags & IBV_SEND_SOLICITED != 0);
+        ours.set(SendFlags::FENCE, flags & IBV_SEND_FENCE != 0);
+        ours.set(SendFlags::INLINE, flags & IBV_SEND_INLINE != 0);
+        const KNOWN: u32 = IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_FENCE | IBV_SEND_INLINE;
+        if flags & !KNOWN != 0 {
+            return Err(Errno::INVAL);
+        }
+        Ok(ours.bits())
+    }
+
+    /// Appends data to the entry's inline operands.
+    ///
+    /// # Safety
+    /// `data` has `len` readable bytes.
+    #[inline]
+    pub(crate) unsafe fn put_inline(
+        &mut self,
+        entry: &mut Entry,
+        data: *const u8,
+        len: usize,
+    ) -> Result<(), Errno> {
+        let end = entry.operand_len.saturating_add(len);
+        if end > self.shape.max_inline as usize {
+            return Err(Errno::INVAL);
+        }
+        let at = self.offset(entry);
+        let first = len.min(self.ring_len() - at);
+        // SAFETY: `at` + `first` is within the ring, and the rest is shorter than an entry, thus than what lies before
+        // `at`. The device reads neither before they are published.
+        unsafe {
+            ptr::copy_nonoverlapping(data, self.ring.as_ptr().add(at), first);
+            ptr::copy_nonoverlapping(data.add(first), self.ring.as_ptr(), len - first);
+        }
+        entry.operand_len = end;
+        entry.header.inline_len = (end as u32).into();
+        Ok(())
+    }
+
+    /// Appends elements to the entry's operands.
+    #[inline]
+    pub(crate) fn put_list(&mut self, entry: &mut Entry, list: &[ibv_sge]) -> Result<(), Errno> {
+        let mut total = 0u64;
+        for sge in list {
+            self.put(
+                entry,
+                Sge {
+                    offset: sge.addr.into(),
+                    len: sge.length.into(),
+                    stag: sge.lkey.into(),
+                },
+            );
+            total += u64::from(sge.length);
+        }
+        entry.header.num_sge = list.len() as u8;
+        if total > MAX_MESSAGE.into() {
+            return Err(Errno::INVAL);
+        }
+        Ok(())
+    }
+
+    /// Appends the operands of an atomic.
+    #[inline]
+    pub(crate) fn put_atomic(&mut self, entry: &mut Entry, compare_add: u64, swap: u64) {
+        self.put(
+            entry,
+            AtomicOperands {
+                compare_add: compare_add.into(),
+                swap: swap.into(),
+            },
+        );
+    }
+
+    /// Appends the operands of a bind.
+    ///
+    /// # Safety
+    /// `info.mr` is null or a region.
+    #[inline]
+    pub(crate) unsafe fn put_bind(&mut self, entry: &mut Entry, new_stag: u32, info: &ibv_mw_bind_info) {
+        let mut bind = BindOperands::default();
+        bind.offset = info.addr.into();
+        bind.len = info.length.into();
+        // SAFETY: as the caller promises.
+        bind.mr_stag = unsafe { info.mr.as_ref() }.map_or(0, |mr| mr.lkey).into();
+        bind.access = info.mw_access_flags.into();
+        bind.new_stag = new_stag.into();
+        self.put(entry, bind);
+    }
+
+    /// Appends an operand whose length divides a block's: it does not wrap.
+    #[inline]
+    fn put<T>(&mut self, entry: &mut Entry, operand: T) {
+        const { assert!(BLOCK_LEN % size_of::<T>() == 0) };
+        let at = self.offset(entry);
+        // SAFETY: `at` is within the ring and a multiple of the operand's length (an atomic's or bind's operands start
+        // an entry's, elements follow elements or 16 bytes), so all of it is. The device does not read it yet.
+        unsafe { self.ring.as_ptr().add(at).cast::<T>().write_unaligned(operand) };
+        entry.operand_len += size_of::<T>();
+    }
+
+    /// Ends an entry: writes its header before its operands and takes its slot.
+    #[inline]
+    pub(crate) fn commit(&mut self, entry: &mut Entry) {
+        let blocks = blocks(entry.operand_len);
+        entry.header.blocks = blocks as u8;
+        entry.header.cookie = u64::from(self.posted).into();
+        let at = self.block_offset();
+        // SAFETY: a header fits in the block at `at`, which is within the ring and not the device's yet.
+        unsafe {
+            self.ring
+                .as_ptr()
+                .add(at)
+                .cast::<SendHeader>()
+                .write_unaligned(entry.header)
+        };
+        self.ledger.enter_send(self.posted, entry.wr_id);
+        self.posted = self.posted.wrapping_add(1);
+        self.written = self.written.wrapping_add(blocks as u32);
+    }
+
+    /// Lets the device see what was written. Returns the producer index to ring with, if it wants a ring.
+    #[inline]
+    pub(crate) fn publish(&mut self) -> Option<u32> {
+        let old = self.published;
+        if old == self.written {
+            return None;
+        }
+        self.published = self.written;
+        // SAFETY: the record outlives us, and is only accessed atomically.
+        let record = unsafe { self.record.as_ref() };
+        record::publish(&record.sq_producer, &record.sq_event, old, self.written).then_some(self.written)
+    }
+
+    /// The mark to [`rewind`](Self::rewind) to.
+    pub(crate) fn mark(&self) -> (u32, u32) {
+        (self.written, self.posted)
+    }
+
+    /// Takes back what was written, but not published, since the mark.
+    pub(crate) fn rewind(&mut self, (written, posted): (u32, u32)) {
+        self.written = written;
+        self.posted = posted;
+    }
+
+    /// The queue was emptied (RESET): what was not published never is. Returns the slots taken so far.
+    pub(crate) fn discard(&mut self) -> u32 {
+        self.written = self.published;
+        self.settled = self.posted;
+        self.posted
+    }
+
+    #[inline]
+    fn ring_len(&self) -> usize {
+        self.shape.blocks as usize * BLOCK_LEN
+    }
+
+    /// Where the next entry's header goes, in bytes.
+    #[inline]
+    fn block_offset(&self) -> usize {
+        self.written as usize * BLOCK_LEN & self.ring_len() - 1
+    }
+
+    /// Where the entry's next operand goes, in bytes.
+    #[inline]
+    fn offset(&self, entry: &Entry) -> usize {
+        self.block_offset() + OPERANDS + entry.operand_len & self.ring_len() - 1
+    }
+}
+
+/// The caller's list as a slice.
+///
+/// # Safety
+/// `list` has `count` elements; it may be anything if there are none.
+#[inline]
+pub(super) unsafe fn elements<'a>(list: *const ibv_sge, count: u32) -> &'a [ibv_sge] {
+    if count == 0 {
+        return &[];
+    }
+    // SAFETY: as the caller promises.
+    unsafe { slice::from_raw_parts(list, count as usize) }
+}
