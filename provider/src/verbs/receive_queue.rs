@@ -7,39 +7,25 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use urnic_verbs_api::device::record::{self, QueueRecord};
-use urnic_verbs_api::device::wqe::{MAX_SGE, RecvHeader, Sge};
+use urnic_verbs_api::device::wqe::{RecvHeader, Sge};
 use urnic_verbs_api::rdma_core::ibv_recv_wr;
 
 use super::ledger::Ledger;
 use super::send_queue::elements;
 
 const HEADER_LEN: usize = size_of::<RecvHeader>();
-const SGE_LEN: usize = size_of::<Sge>();
 
 /// How large a receive queue is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ReceiveShape {
-    /// Work requests it takes, a power of two.
+    /// Work requests it takes.
     pub(crate) slots: u32,
     /// Scatter/gather elements of one.
     pub(crate) max_sge: u32,
-    /// log2 of the bytes of an entry.
+    /// Entries of the ring: a power of two, and not less than `slots`.
+    pub(crate) entries: u32,
+    /// log2 of the bytes of an entry, which has room for `max_sge` elements.
     pub(crate) log_stride: u32,
-}
-
-impl ReceiveShape {
-    /// The smallest shape that has at least so many work requests and elements; `None` if no entry is that long.
-    pub(crate) fn at_least(work_requests: u32, sge: u32) -> Option<ReceiveShape> {
-        if sge as usize > MAX_SGE {
-            return None;
-        }
-        let stride = (HEADER_LEN + sge.max(1) as usize * SGE_LEN).next_power_of_two();
-        Some(ReceiveShape {
-            slots: work_requests.max(1).checked_next_power_of_two()?,
-            max_sge: ((stride - HEADER_LEN) / SGE_LEN).min(MAX_SGE) as u32,
-            log_stride: stride.trailing_zeros(),
-        })
-    }
 }
 
 /// The queue, as who holds its lock sees it.
@@ -63,7 +49,7 @@ impl ReceiveQueue {
     /// A queue over a zeroed ring and record.
     ///
     /// # Safety
-    /// `ring` has `shape.slots` entries and `record` is a queue record; both outlive the queue, and only it
+    /// `ring` has `shape.entries` entries and `record` is a queue record; both outlive the queue, and only it
     /// writes the ring and the record's receive producer.
     pub(crate) unsafe fn new(
         ring: NonNull<u8>,
@@ -101,7 +87,7 @@ impl ReceiveQueue {
         if count > self.shape.max_sge {
             return Err(Errno::INVAL);
         }
-        let slot = (self.written & (self.shape.slots - 1)) as usize;
+        let slot = (self.written & (self.shape.entries - 1)) as usize;
         // SAFETY: a slot's entry is within the ring, has room for the header and `max_sge` elements and is not the
         // device's yet.
         unsafe {

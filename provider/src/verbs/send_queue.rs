@@ -12,8 +12,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use urnic_verbs_api::device::record::{self, QueueRecord};
 use urnic_verbs_api::device::wqe::{
-    AtomicOperands, BLOCK_LEN, BindOperands, MAX_INLINE, MAX_SGE, OPERANDS, Opcode, SendFlags, SendHeader,
-    Sge, blocks,
+    AtomicOperands, BLOCK_LEN, BindOperands, OPERANDS, Opcode, SendFlags, SendHeader, Sge, blocks,
 };
 use urnic_verbs_api::rdma_core::{
     IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_ATOMIC_CMP_AND_SWP,
@@ -27,12 +26,10 @@ use super::ledger::Ledger;
 /// Longest message: 2 GiB.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 
-const SGE_LEN: usize = size_of::<Sge>();
-
-/// How large a send queue is.
+/// How large a send queue is. The ring holds as many entries of the longest kind as there are slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SendShape {
-    /// Work requests it takes, a power of two.
+    /// Work requests it takes.
     pub(crate) slots: u32,
     /// Scatter/gather elements of one.
     pub(crate) max_sge: u32,
@@ -40,25 +37,6 @@ pub(crate) struct SendShape {
     pub(crate) max_inline: u32,
     /// Blocks of the ring, a power of two.
     pub(crate) blocks: u32,
-}
-
-impl SendShape {
-    /// The smallest shape that has at least so many work requests, elements and inline bytes; `None` if no send
-    /// queue entry is that long.
-    pub(crate) fn at_least(work_requests: u32, sge: u32, inline: u32) -> Option<SendShape> {
-        if sge as usize > MAX_SGE || inline as usize > MAX_INLINE {
-            return None;
-        }
-        let entry = blocks((sge as usize * SGE_LEN).max(inline as usize));
-        let operands = entry * BLOCK_LEN - OPERANDS;
-        let slots = work_requests.max(1).checked_next_power_of_two()?;
-        Some(SendShape {
-            slots,
-            max_sge: (operands / SGE_LEN).min(MAX_SGE) as u32,
-            max_inline: operands as u32,
-            blocks: slots.checked_mul(entry as u32)?.checked_next_power_of_two()?,
-        })
-    }
 }
 
 /// What may be posted besides the shape: what the device and the creation of the queue pair allow.
