@@ -1,0 +1,97 @@
+//! What is under test, built; and our own little verbs programs, compiled as any user of libibverbs would.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, OnceLock};
+
+/// The root of the source tree.
+pub fn tree() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("tests/ is in the tree")
+}
+
+/// Folder of the build that these tests belong to, `target/debug` or `target/release`.
+pub fn target() -> PathBuf {
+    let test = std::env::current_exe().expect("the path of this test");
+    test.ancestors()
+        .nth(2)
+        .expect("target/PROFILE/deps/test")
+        .to_owned()
+}
+
+/// A folder for what tests write, inside the target folder.
+pub fn scratch() -> PathBuf {
+    let folder = target().join("system-tests");
+    std::fs::create_dir_all(&folder).expect("a folder in the target folder");
+    folder
+}
+
+/// `liburnic.so`, up to date; `URNIC_LIB` names another one.
+pub fn plugin() -> &'static Path {
+    static PLUGIN: OnceLock<PathBuf> = OnceLock::new();
+    PLUGIN.get_or_init(|| match std::env::var_os("URNIC_LIB") {
+        Some(path) => std::path::absolute(path).expect("URNIC_LIB is a path"),
+        None => built().join("liburnic.so"),
+    })
+}
+
+/// The command-line program `urnic`, up to date.
+pub fn urnic() -> PathBuf {
+    built().join("urnic")
+}
+
+fn built() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let target = target();
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+        cargo
+            .args(["build", "--quiet", "-p", "urnic-provider", "-p", "urnic-cli"])
+            .current_dir(tree());
+        cargo.env(
+            "CARGO_TARGET_DIR",
+            target.parent().expect("a profile is in the target folder"),
+        );
+        if target.ends_with("release") {
+            cargo.arg("--release");
+        }
+        let status = cargo.status().expect("cargo runs");
+        assert!(status.success(), "liburnic.so and urnic do not build");
+        target
+    })
+}
+
+/// Compiles `tests/programs/NAME.c` against the system's libibverbs.
+///
+/// # Errors
+/// The reason for a skip: no compiler, or no headers.
+pub fn compiled(name: &str) -> Result<PathBuf, String> {
+    static COMPILER: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = COMPILER.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+
+    crate::skip::installed("cc")?;
+    if !Path::new("/usr/include/infiniband/verbs.h").exists() {
+        return Err("libibverbs-dev is not installed".to_owned());
+    }
+    let folder = tree().join("tests/programs");
+    let source = folder.join(format!("{name}.c"));
+    let program = scratch().join(name);
+    let newer = |path: &Path| path.metadata().and_then(|m| m.modified()).ok();
+    let sources = [newer(&source), newer(&folder.join("rc.h"))];
+    if newer(&program) < sources.into_iter().max().flatten() {
+        let mut cc = Command::new("cc");
+        cc.args(["-std=gnu17", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-o"])
+            .arg(&program)
+            .arg(&source);
+        cc.args(["-libverbs", "-lpthread"]);
+        let out = cc.output().expect("cc runs");
+        assert!(
+            out.status.success(),
+            "{}:\n{}",
+            source.display(),
+            String::from_utf8_lossy(&out.stderr)
+        );
+    }
+    Ok(program)
+}

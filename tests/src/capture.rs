@@ -1,0 +1,194 @@
+//! The wire, captured in a network namespace of our own and judged by tshark's MPA and DDP/RDMAP dissectors, which others wrote.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::process::Signal;
+
+use crate::build::scratch;
+use crate::netns::Netns;
+use crate::program::{Program, Running};
+use crate::wait::{PATIENCE, until};
+
+/// A running capture of one interface.
+#[derive(Debug)]
+pub struct Capture {
+    dumpcap: Running,
+    file: PathBuf,
+}
+
+/// What was captured; the file is removed when dropped.
+#[derive(Debug)]
+pub struct Wire {
+    file: PathBuf,
+}
+
+/// What the dissectors say about the MPA streams of a capture.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// FPDUs whose CRC is right.
+    pub good_crcs: u64,
+    /// FPDUs whose CRC is wrong.
+    pub bad_crcs: u64,
+    /// Frames that a dissector calls malformed, or in which it is at a loss, with its words.
+    pub malformed: Vec<String>,
+    /// MPA Request and Reply frames.
+    pub startups: u64,
+    /// RDMAP messages' last or only segments, by opcode.
+    pub opcodes: BTreeMap<u8, u64>,
+    /// Markers seen.
+    pub markers: u64,
+}
+
+fn fresh(extension: &str) -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    scratch().join(format!("wire-{}-{number}.{extension}", std::process::id()))
+}
+
+impl Capture {
+    /// Starts capturing all TCP on an interface of the namespace.
+    ///
+    /// # Errors
+    /// The reason for a skip.
+    pub fn start(netns: &Netns, interface: &str) -> Result<Self, String> {
+        crate::skip::installed("tshark")?;
+        crate::skip::installed("dumpcap")?;
+        let file = fresh("pcapng");
+        let args = [
+            "-q",
+            "-B",
+            "256",
+            "-f",
+            "tcp or udp port 9",
+            "-i",
+            interface,
+            "-w",
+        ];
+        let mut dumpcap = netns
+            .program(Program::plain("dumpcap").args(args).arg(&file))
+            .spawn();
+        dumpcap.says("that it captures", |text| text.contains("File: ").then_some(()));
+        Ok(Self { dumpcap, file })
+    }
+
+    /// Ends the capture once everything sent until now, on the namespace's way to `towards`, is in it.
+    pub fn stop(self, netns: &Netns, towards: &str) -> Wire {
+        // Packets are captured in order: when this one is in the file, so are those before it.
+        const LAST: &str = "urnic: the last packet of this capture";
+        netns
+            .program(Program::plain("bash").args(["-c", &format!("echo '{LAST}' >/dev/udp/{towards}/9")]))
+            .run();
+        let complete = until(PATIENCE, || {
+            tail_contains(&self.file, LAST.as_bytes()).then_some(())
+        });
+        self.dumpcap.signal(Signal::INT);
+        let ended = self.dumpcap.wait();
+        assert!(complete.is_some(), "the capture misses its last packet: {ended}");
+        Wire { file: self.file }
+    }
+}
+
+fn tail_contains(file: &Path, needle: &[u8]) -> bool {
+    const TAIL: usize = 4096;
+    let bytes = std::fs::read(file).unwrap_or_default();
+    let tail = &bytes[bytes.len().saturating_sub(TAIL)..];
+    tail.windows(needle.len()).any(|window| window == needle)
+}
+
+impl Wire {
+    /// A capture file that exists already.
+    pub fn of(file: PathBuf) -> Self {
+        Self { file }
+    }
+
+    /// Lets tshark read it. MPA has no port of its own: its dissector is a heuristic one, asked before those by port number.
+    ///
+    /// # Panics
+    /// When tshark cannot read the file.
+    pub fn judge(&self) -> Verdict {
+        let text = self.tshark(&["-V", "-O", "iwarp_mpa,iwarp_ddp_rdmap"], "iwarp_mpa");
+        let mut verdict = Verdict::default();
+        for line in text.lines().map(str::trim) {
+            verdict.read(line);
+        }
+        // Wireshark marks what it cannot make sense of with an expert item of severity error, wherever in the tree.
+        let lost = self.tshark(
+            &[
+                "-T",
+                "fields",
+                "-e",
+                "frame.number",
+                "-e",
+                "_ws.malformed",
+                "-e",
+                "_ws.expert.message",
+            ],
+            "_ws.malformed || (iwarp_mpa && _ws.expert.severity == \"Error\")",
+        );
+        verdict.malformed = lost.lines().map(str::to_owned).collect();
+        verdict
+    }
+
+    /// What tshark prints with these arguments about the packets that pass the display filter.
+    pub fn tshark(&self, args: &[&str], filter: &str) -> String {
+        let mut tshark = Command::new("tshark");
+        tshark
+            .arg("-r")
+            .arg(&self.file)
+            .args(["-n", "--enable-heuristic", "iwarp_mpa_tcp"]);
+        tshark.args([
+            "-o",
+            "tcp.try_heuristic_first:TRUE",
+            "-o",
+            "tcp.check_checksum:FALSE",
+        ]);
+        let out = tshark
+            .args(args)
+            .args(["-Y", filter])
+            .output()
+            .expect("tshark runs");
+        assert!(
+            out.status.success(),
+            "tshark: {}",
+            String::from_utf8_lossy(&out.stderr)
+        );
+        String::from_utf8_lossy(&out.stdout).into_owned()
+    }
+}
+
+impl Verdict {
+    fn read(&mut self, line: &str) {
+        if line.contains("CRC:") || line.contains("CRC check:") {
+            self.good_crcs += u64::from(line.contains("Good CRC32"));
+            self.bad_crcs += u64::from(line.contains("Bad CRC32"));
+        }
+        if line.starts_with("Request frame header") || line.starts_with("Reply frame header") {
+            self.startups += 1;
+        }
+        if line.contains("FPDU back pointer") {
+            self.markers += 1;
+        }
+        if let Some((_, rest)) = line.split_once("OpCode: ")
+            && let Some(number) = rest.split_once("(0x").and_then(|(_, n)| n.split(')').next())
+            && let Ok(opcode) = u8::from_str_radix(number, 16)
+        {
+            *self.opcodes.entry(opcode).or_default() += 1;
+        }
+    }
+
+    /// Panics unless something was on the wire and all of it was well formed.
+    #[track_caller]
+    pub fn is_clean(&self) {
+        assert!(self.good_crcs > 0, "no FPDU with a good CRC was seen: {self:?}");
+        assert!(self.bad_crcs == 0 && self.malformed.is_empty(), "{self:?}");
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.file);
+    }
+}

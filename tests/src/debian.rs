@@ -1,0 +1,95 @@
+//! The other Debian: the same plug-in under another release's libibverbs and programs, in a chroot.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::build::{plugin, tree};
+use crate::program::Program;
+
+/// Runs inside a mount namespace of its own, so that nothing stays mounted: $1 is the root, $2 the plug-in, $3 the folder of rdma-core's
+/// tests (or nothing); the rest is the program.
+const ENTER: &str = r#"
+set -e
+root=$1 plugin=$2 tests=$3
+shift 3
+mount --make-rprivate /
+mount --bind "$root" "$root"
+mount --rbind /dev "$root/dev"
+mount --rbind /proc "$root/proc"
+mount -t tmpfs tmpfs "$root/tmp"
+mkdir -m 755 "$root/tmp/urnic"
+cp "$plugin" "$root/tmp/urnic/liburnic.so"
+if [ -n "$tests" ]; then mkdir "$root/tmp/urnic/tests"; mount --bind "$tests" "$root/tmp/urnic/tests"; fi
+exec chroot "$root" "$@"
+"#;
+
+/// A root of another Debian release.
+#[derive(Debug, Clone)]
+pub struct Debian {
+    /// Its code name.
+    pub suite: String,
+    root: PathBuf,
+}
+
+impl Debian {
+    /// The release, of the two urnic is tried on, that this machine does not run.
+    ///
+    /// # Errors
+    /// The reason for a skip.
+    pub fn other() -> Result<Self, String> {
+        static OTHER: OnceLock<Result<Debian, String>> = OnceLock::new();
+        OTHER
+            .get_or_init(|| {
+                crate::skip::root()?;
+                let suite = script("other-debian", &[])?;
+                let root = PathBuf::from(script("debian-root", &[&suite])?);
+                Ok(Self { suite, root })
+            })
+            .clone()
+    }
+
+    /// The program, run inside; programs there find the plug-in.
+    pub fn program(&self, program: Program) -> Program {
+        self.enter(program, "")
+    }
+
+    /// The program, run inside with rdma-core's own tests of that release at `/tmp/urnic/tests`.
+    ///
+    /// # Errors
+    /// The reason for a skip.
+    pub fn program_with_tests(&self, program: Program) -> Result<Program, String> {
+        let root = self.root.to_string_lossy();
+        Ok(self.enter(program, &script("rdma-core-tests", &[&root])?))
+    }
+
+    fn enter(&self, program: Program, tests: &str) -> Program {
+        let (root, library) = (self.root.to_string_lossy(), plugin().to_string_lossy());
+        let words = [
+            "unshare", "--mount", "sh", "-c", ENTER, "enter", &root, &library, tests,
+        ];
+        program.plugin_at("/tmp/urnic/liburnic.so").through(words)
+    }
+}
+
+/// The last line that a script of the tree prints.
+///
+/// # Errors
+/// What it complains about: the reason for a skip.
+pub fn script(name: &str, args: &[&str]) -> Result<String, String> {
+    let out = Command::new(tree().join("scripts").join(name))
+        .args(args)
+        .output();
+    let out = out.map_err(|error| format!("scripts/{name}: {error}"))?;
+    let last = |bytes: &[u8]| {
+        String::from_utf8_lossy(bytes)
+            .lines()
+            .last()
+            .unwrap_or_default()
+            .to_owned()
+    };
+    match out.status.success() {
+        true => Ok(last(&out.stdout)),
+        false => Err(last(&out.stderr)),
+    }
+}

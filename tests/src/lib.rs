@@ -1,0 +1,20 @@
+//! The harness of the system tests: real programs under the plug-in, in pairs, in network namespaces, as other users, in another
+//! Debian; their wire captured and judged by tshark; and a peer that speaks TCP by hand.
+//!
+//! Everything here cleans up when dropped, runs beside other tests, and waits for conditions under a generous limit, whose
+//! passing fails the test with all that the programs said. What cannot run on a machine says so: see [`skip`].
+
+pub mod build;
+pub mod capture;
+pub mod debian;
+pub mod netns;
+pub mod pair;
+pub mod peer;
+pub mod program;
+pub mod skip;
+pub mod user;
+pub mod wait;
+
+pub use build::{compiled, plugin};
+pub use pair::Pair;
+pub use program::{Ended, Program, Running};

@@ -1,0 +1,122 @@
+//! Network namespaces without names: each lives as long as a process of ours holds it, so that nothing is left behind even
+//! when the tests are killed. Need root.
+
+use std::os::fd::AsFd;
+use std::process::{Child, Command, Stdio};
+
+use rustix::thread::LinkNameSpaceType;
+
+use crate::program::Program;
+use crate::wait::{PATIENCE, until};
+
+/// A network namespace with its loopback up.
+#[derive(Debug)]
+pub struct Netns {
+    /// `cat`, waiting in the namespace for the end of its input, which comes when we end.
+    holder: Child,
+}
+
+impl Netns {
+    /// A new namespace.
+    ///
+    /// # Errors
+    /// The reason for a skip.
+    pub fn new() -> Result<Self, String> {
+        crate::skip::root()?;
+        for tool in ["unshare", "nsenter", "ip"] {
+            crate::skip::installed(tool)?;
+        }
+        let mut command = Command::new("unshare");
+        command
+            .args(["--net", "cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let netns = Self {
+            holder: command.spawn().map_err(|error| format!("unshare: {error}"))?,
+        };
+        // unshare leaves our namespace, then becomes cat.
+        let ours = std::fs::read_link("/proc/self/ns/net").map_err(|error| error.to_string())?;
+        let entered = until(PATIENCE, || {
+            let pid = netns.holder.id();
+            let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            let theirs = std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
+            match theirs {
+                Some(theirs) if comm.trim() == "cat" => Some(theirs != ours),
+                None => Some(false),
+                _ => None,
+            }
+        });
+        if entered != Some(true) {
+            return Err("this machine lets nobody make network namespaces".to_owned());
+        }
+        netns.ip("link set lo up");
+        Ok(netns)
+    }
+
+    /// Two namespaces with a veth between them: 10.77.0.1 and fd77::1 in the first, 10.77.0.2 and fd77::2 in the second.
+    ///
+    /// # Errors
+    /// The reason for a skip.
+    pub fn pair() -> Result<[Self; 2], String> {
+        let [a, b] = [Self::new()?, Self::new()?];
+        a.ip(&format!(
+            "link add veth0 type veth peer name veth0 netns {}",
+            b.holder.id()
+        ));
+        for (netns, number) in [(&a, 1), (&b, 2)] {
+            netns.ip(&format!("addr add 10.77.0.{number}/24 dev veth0"));
+            netns.ip(&format!("addr add fd77::{number}/64 dev veth0 nodad"));
+            netns.ip("link set veth0 up");
+        }
+        // A link-local address is tentative, hence no source, until duplicate detection is over.
+        for netns in [&a, &b] {
+            let settled = until(PATIENCE, || {
+                let shown = netns
+                    .program(Program::plain("ip").line("-6 addr show dev veth0"))
+                    .run()
+                    .success();
+                (shown.contains("fe80") && !shown.contains("tentative")).then_some(())
+            });
+            assert!(settled.is_some(), "veth0's addresses stay tentative");
+        }
+        Ok([a, b])
+    }
+
+    /// The program, run inside.
+    pub fn program(&self, program: Program) -> Program {
+        program.through([
+            "nsenter",
+            &format!("--net=/proc/{}/ns/net", self.holder.id()),
+            "--",
+        ])
+    }
+
+    /// Runs a piece of the test itself inside, on a thread of its own; sockets made there belong there.
+    pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let path = format!("/proc/{}/ns/net", self.holder.id());
+        std::thread::scope(|scope| {
+            let inside = scope.spawn(move || {
+                let netns = std::fs::File::open(path).expect("the holder lives");
+                rustix::thread::move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))
+                    .expect("root may enter");
+                work()
+            });
+            inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// Runs `ip` inside; panics if it fails.
+    #[track_caller]
+    pub fn ip(&self, line: &str) {
+        self.program(Program::plain("ip").line(line)).run().success();
+    }
+}
+
+impl Drop for Netns {
+    fn drop(&mut self) {
+        drop(self.holder.stdin.take());
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+    }
+}

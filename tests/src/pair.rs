@@ -1,0 +1,117 @@
+//! Two ends of one program that find each other by a TCP port: ibv_*_pingpong, perftest, our own.
+
+use std::time::Duration;
+
+use crate::program::{Ended, Program, Running};
+use crate::wait::{PATIENCE, free_port};
+
+/// A server and a client that take `-p PORT`, the client with the server's address as its last argument.
+#[derive(Debug, Clone)]
+pub struct Pair {
+    /// The side that listens, without `-p`.
+    pub server: Program,
+    /// The side that connects, without `-p` and address.
+    pub client: Program,
+    /// Where the client finds the server.
+    pub address: String,
+    /// How long both may take.
+    pub limit: Duration,
+}
+
+/// What both ends said.
+#[derive(Debug)]
+pub struct Both {
+    /// The server's end.
+    pub server: Ended,
+    /// The client's end.
+    pub client: Ended,
+}
+
+impl Pair {
+    /// The same program with the same arguments on both sides, on 127.0.0.1.
+    pub fn new(program: &Program) -> Self {
+        Self {
+            server: program.clone(),
+            client: program.clone(),
+            address: "127.0.0.1".to_owned(),
+            limit: PATIENCE,
+        }
+    }
+
+    /// A pair from a command line, as it would be typed.
+    pub fn line(line: &str) -> Self {
+        let (name, args) = line.split_once(' ').unwrap_or((line, ""));
+        Self::new(&Program::new(name).line(args))
+    }
+
+    /// Where the client finds the server.
+    #[must_use]
+    pub fn at(mut self, address: &str) -> Self {
+        self.address = address.to_owned();
+        self
+    }
+
+    /// How long both may take.
+    #[must_use]
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Sets a variable of both.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.server = self.server.env(name, value);
+        self.client = self.client.env(name, value);
+        self
+    }
+
+    /// Starts both, the client once the server listens.
+    pub fn start(&self) -> (Running, Running) {
+        let port = free_port().to_string();
+        let mut server = self.server.clone().args(["-p", &port]).spawn();
+        server.listens(port.parse().expect("a port"));
+        let client = self.client.clone().args(["-p", &port, &self.address]).spawn();
+        (server, client)
+    }
+
+    /// Runs both to their ends; panics with what both said if one does not end in time or ends badly while the other is stuck.
+    #[track_caller]
+    pub fn ends(&self) -> Both {
+        let (mut server, mut client) = self.start();
+        let over = crate::wait::until(self.limit, || {
+            (server.ended().is_some() && client.ended().is_some()).then_some(())
+        });
+        if over.is_none() {
+            let state = |end: &mut Running| {
+                end.ended()
+                    .map_or("still running".to_owned(), |status| status.to_string())
+            };
+            let (s, c) = (state(&mut server), state(&mut client));
+            panic!(
+                "{} did not end within {:?}\n--- server ({s}):\n{}\n--- client ({c}):\n{}",
+                self.client,
+                self.limit,
+                server.output(),
+                client.output()
+            );
+        }
+        Both {
+            server: server.wait(),
+            client: client.wait(),
+        }
+    }
+
+    /// Runs both; panics with what both said unless both succeed.
+    #[track_caller]
+    pub fn succeeds(&self) -> Both {
+        let both = self.ends();
+        assert!(
+            both.server.ok() && both.client.ok(),
+            "--- server: {}\n--- client: {}",
+            both.server,
+            both.client
+        );
+        both
+    }
+}

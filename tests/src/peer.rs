@@ -1,0 +1,157 @@
+//! A peer that speaks TCP by hand: sends start-up frames and FPDUs given as bytes, reads what comes back.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use urnic_wire::mpa::fpdu::{self, CrcMode};
+use urnic_wire::rdmap::{Body, Segment, TerminateError};
+
+use crate::wait::PATIENCE;
+
+/// The bytes that a line of hexadecimal digits stands for; spaces are ignored, as in the figures of the RFCs.
+#[track_caller]
+pub fn hex(text: &str) -> Vec<u8> {
+    let digits: Vec<u32> = text
+        .chars()
+        .filter(|c| !c.is_whitespace())
+        .map(|c| c.to_digit(16).expect("a digit"))
+        .collect();
+    assert!(digits.len().is_multiple_of(2), "half a byte in {text}");
+    digits
+        .chunks(2)
+        .map(|pair| (pair[0] << 4 | pair[1]) as u8)
+        .collect()
+}
+
+/// One FPDU with a good CRC around a ULPDU.
+pub fn sealed(ulpdu: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; fpdu::fpdu_len(ulpdu.len())];
+    let len = fpdu::emit(ulpdu, CrcMode::On, &mut bytes);
+    bytes.truncate(len);
+    bytes
+}
+
+/// How a connection came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// FIN: everything sent before it arrived.
+    Closed,
+    /// RST.
+    Reset,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub struct Peer {
+    stream: TcpStream,
+}
+
+impl Peer {
+    /// Calls.
+    #[track_caller]
+    pub fn call(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect_timeout(&address, PATIENCE);
+        Self::over(stream.unwrap_or_else(|error| panic!("{address}: {error}")))
+    }
+
+    /// Waits to be called.
+    #[track_caller]
+    pub fn answer(listener: &TcpListener) -> Self {
+        Self::over(listener.accept().expect("a call").0)
+    }
+
+    fn over(stream: TcpStream) -> Self {
+        stream.set_nodelay(true).expect("a TCP socket");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a TCP socket");
+        Self { stream }
+    }
+
+    /// Sends these bytes. That the other side has closed already is for the reading side to find.
+    pub fn send(&mut self, bytes: &[u8]) {
+        match self.stream.write_all(bytes) {
+            Err(error) if !matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
+                panic!("sending: {error}")
+            }
+            _ => {}
+        }
+    }
+
+    /// Sends these bytes in pieces, each in a segment of its own as far as TCP allows.
+    pub fn send_in_pieces(&mut self, bytes: &[u8], size: usize) {
+        bytes.chunks(size).for_each(|piece| self.send(piece));
+    }
+
+    /// Ends our side of the stream in good order.
+    pub fn finish(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+
+    /// Reads exactly `len` bytes; panics if the connection ends before.
+    #[track_caller]
+    pub fn take(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.stream
+            .read_exact(&mut bytes)
+            .unwrap_or_else(|error| panic!("wanted {len} bytes: {error}"));
+        bytes
+    }
+
+    /// Reads the next FPDU and returns its ULPDU; panics on a bad CRC, or if the connection ends before.
+    #[track_caller]
+    pub fn ulpdu(&mut self) -> Vec<u8> {
+        let head = self.take(fpdu::LENGTH_LEN);
+        let ulpdu_len = usize::from(u16::from_be_bytes([head[0], head[1]]));
+        let mut bytes = head;
+        bytes.extend(self.take(fpdu::fpdu_len(ulpdu_len) - fpdu::LENGTH_LEN));
+        let (ulpdu, rest) =
+            fpdu::parse(&bytes, CrcMode::On).unwrap_or_else(|error| panic!("{error}: {bytes:02x?}"));
+        assert!(rest.is_empty());
+        ulpdu.to_vec()
+    }
+
+    /// Reads FPDUs until a Terminate, and says what it is about; panics if the connection ends without one.
+    #[track_caller]
+    pub fn terminate(&mut self) -> Option<TerminateError> {
+        loop {
+            let ulpdu = self.ulpdu();
+            let segment = Segment::parse(&ulpdu).unwrap_or_else(|error| panic!("{error}: {ulpdu:02x?}"));
+            if let Body::Terminate(terminate) = segment.body {
+                return terminate.error();
+            }
+        }
+    }
+
+    /// Reads on until the connection ends; panics if anything but its end comes.
+    #[track_caller]
+    pub fn end(&mut self) -> End {
+        let (bytes, end) = self.rest();
+        assert!(bytes.is_empty(), "more came before the end: {bytes:02x?}");
+        end
+    }
+
+    /// Everything that comes until the connection ends, and how it ends.
+    #[track_caller]
+    pub fn rest(&mut self) -> (Vec<u8>, End) {
+        let mut bytes = Vec::new();
+        match self.stream.read_to_end(&mut bytes) {
+            Ok(_) => (bytes, End::Closed),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => (bytes, End::Reset),
+            Err(error) => panic!("the connection did not end: {error}; until then {bytes:02x?}"),
+        }
+    }
+
+    /// Nothing arrives, and the connection stays, for this long. For what must *not* happen there is no condition to wait for.
+    #[track_caller]
+    pub fn stays_silent(&mut self, span: Duration) {
+        self.stream.set_read_timeout(Some(span)).expect("a TCP socket");
+        let outcome = self.stream.read(&mut [0]);
+        self.stream
+            .set_read_timeout(Some(PATIENCE))
+            .expect("a TCP socket");
+        match outcome {
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            other => panic!("not silent: {other:?}"),
+        }
+    }
+}

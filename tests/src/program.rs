@@ -1,0 +1,329 @@
+//! One real program: how to start it, what it says, how it ends.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::io::Read;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use crate::build;
+use crate::wait::{PATIENCE, until};
+
+/// A program to start.
+#[derive(Debug, Clone)]
+pub struct Program {
+    /// What leads to the program: `nsenter …`, `setpriv …`, `chroot …`.
+    place: Vec<OsString>,
+    /// The plug-in as the program will see it; `None` runs the program without.
+    plugin: Option<PathBuf>,
+    environment: Vec<(OsString, OsString)>,
+    argv: Vec<OsString>,
+}
+
+impl Program {
+    /// A program with the RNIC present.
+    pub fn new(name: impl AsRef<OsStr>) -> Self {
+        Self {
+            plugin: Some(build::plugin().to_owned()),
+            ..Self::plain(name)
+        }
+    }
+
+    /// A program as it is.
+    pub fn plain(name: impl AsRef<OsStr>) -> Self {
+        let argv = vec![name.as_ref().to_owned()];
+        Self {
+            place: Vec::new(),
+            plugin: None,
+            environment: Vec::new(),
+            argv,
+        }
+    }
+
+    /// The program's name, for messages.
+    pub fn name(&self) -> String {
+        Path::new(&self.argv[0])
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned()
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.argv.push(arg.as_ref().to_owned());
+        self
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<T: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = T>) -> Self {
+        self.argv
+            .extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        self
+    }
+
+    /// Adds the words of a line as arguments.
+    #[must_use]
+    pub fn line(self, line: &str) -> Self {
+        self.args(line.split_whitespace())
+    }
+
+    /// Sets a variable of its environment.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.environment.push((name.into(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Puts words in front that lead to where the program shall run. The last one given comes first.
+    #[must_use]
+    pub fn through<T: AsRef<OsStr>>(mut self, words: impl IntoIterator<Item = T>) -> Self {
+        self.place
+            .splice(0..0, words.into_iter().map(|word| word.as_ref().to_owned()));
+        self
+    }
+
+    /// Names the plug-in's file as it is called where the program runs. Without effect on plain programs.
+    #[must_use]
+    pub fn plugin_at(mut self, path: impl AsRef<Path>) -> Self {
+        self.plugin = self.plugin.map(|_| path.as_ref().to_owned());
+        self
+    }
+
+    fn command(&self) -> Command {
+        let mut words: Vec<OsString> = self.place.clone();
+        let mut variables = self.environment.clone();
+        if let Some(plugin) = &self.plugin {
+            variables.push(("LD_PRELOAD".into(), plugin.into()));
+        }
+        if !variables.is_empty() {
+            words.push("env".into());
+            words.extend(variables.into_iter().map(|(mut name, value)| {
+                name.push("=");
+                name.push(value);
+                name
+            }));
+        }
+        words.extend(self.argv.iter().cloned());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        command
+    }
+
+    /// Starts it, with its output kept. All of `Program::through`'s words replace themselves, so its pid is the program's own.
+    pub fn spawn(&self) -> Running {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        let mut command = self.command();
+        command
+            .stdin(Stdio::piped())
+            .stdout(writer.try_clone().expect("a descriptor"))
+            .stderr(writer)
+            .process_group(0);
+        let child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot run {}: {error}", self.name()));
+        drop(command);
+        let output = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&output);
+        let collector = std::thread::spawn(move || collect(reader, &sink));
+        Running {
+            name: self.name(),
+            line: format!("{self}"),
+            child,
+            status: None,
+            output,
+            collector: Some(collector),
+        }
+    }
+
+    /// Starts it and waits for its end, for at most [`PATIENCE`].
+    pub fn run(&self) -> Ended {
+        self.run_for(PATIENCE)
+    }
+
+    /// Starts it and waits for its end; panics, with its output, if that takes longer than `limit`.
+    pub fn run_for(&self, limit: Duration) -> Ended {
+        self.spawn().wait_for(limit)
+    }
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words: Vec<_> = self.argv.iter().map(|word| word.to_string_lossy()).collect();
+        f.write_str(&words.join(" "))
+    }
+}
+
+fn collect(mut pipe: impl Read, sink: &Mutex<Vec<u8>>) {
+    let mut chunk = [0; 4096];
+    while let Ok(n @ 1..) = pipe.read(&mut chunk) {
+        sink.lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+            .extend_from_slice(&chunk[..n]);
+    }
+}
+
+/// A program that was started; ended with all its children when dropped.
+#[derive(Debug)]
+pub struct Running {
+    name: String,
+    line: String,
+    child: Child,
+    status: Option<ExitStatus>,
+    output: Arc<Mutex<Vec<u8>>>,
+    collector: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has said so far.
+    pub fn output(&self) -> String {
+        let bytes = self
+            .output
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Its status, once it has ended.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        if self.status.is_none() {
+            self.status = self.child.try_wait().expect("our own child");
+        }
+        self.status
+    }
+
+    /// Waits until it has said something that `find` finds.
+    pub fn says<T>(&mut self, what: &str, mut find: impl FnMut(&str) -> Option<T>) -> T {
+        let found = until(PATIENCE, || {
+            let over = self.ended().is_some();
+            find(&self.output()).map(Some).or_else(|| over.then_some(None))
+        });
+        found
+            .flatten()
+            .unwrap_or_else(|| panic!("{} did not say {what}:\n{}", self.line, self.output()))
+    }
+
+    /// Writes to its standard input.
+    pub fn tell(&mut self, text: &str) {
+        use std::io::Write;
+        let stdin = self.child.stdin.as_mut().expect("a pipe");
+        stdin
+            .write_all(text.as_bytes())
+            .unwrap_or_else(|error| panic!("{}: {error}\n{}", self.line, self.output()));
+    }
+
+    /// Waits until it listens at `port`; panics if it ends before.
+    pub fn listens(&mut self, port: u16) {
+        let pid = self.pid();
+        let listening = until(PATIENCE, || {
+            let over = self.ended().is_some();
+            crate::wait::listening(pid, port)
+                .then_some(true)
+                .or_else(|| over.then_some(false))
+        });
+        assert!(
+            listening == Some(true),
+            "{} does not listen at {port}:\n{}",
+            self.line,
+            self.output()
+        );
+    }
+
+    /// Sends a signal to the program alone.
+    pub fn signal(&self, signal: Signal) {
+        if self.status.is_none()
+            && let Some(pid) = Pid::from_raw(self.child.id().cast_signed())
+        {
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// Waits for its end, for at most [`PATIENCE`].
+    pub fn wait(self) -> Ended {
+        self.wait_for(PATIENCE)
+    }
+
+    /// Waits for its end; panics, with its output, if that takes longer than `limit`.
+    pub fn wait_for(mut self, limit: Duration) -> Ended {
+        drop(self.child.stdin.take());
+        let status = until(limit, || self.ended());
+        let Some(status) = status else {
+            panic!("{} did not end within {limit:?}:\n{}", self.line, self.output());
+        };
+        // A child that outlives it may hold the pipe: do not wait for that one's end.
+        let collector = self.collector.take().expect("not waited for yet");
+        until(Duration::from_secs(2), || collector.is_finished().then_some(()));
+        Ended {
+            line: self.line.clone(),
+            status,
+            output: self.output(),
+        }
+    }
+
+    /// The program's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // The group was made for this program and is not reused while the program is not reaped.
+        if self.ended().is_none() {
+            if let Some(group) = Pid::from_raw(self.child.id().cast_signed()) {
+                let _ = kill_process_group(group, Signal::KILL);
+            }
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// A program that has ended.
+#[derive(Debug)]
+pub struct Ended {
+    line: String,
+    /// How.
+    pub status: ExitStatus,
+    /// All that it wrote, to standard output and error.
+    pub output: String,
+}
+
+impl Ended {
+    /// Did it succeed?
+    pub fn ok(&self) -> bool {
+        self.status.success()
+    }
+
+    /// Its output; panics with it if the program failed.
+    #[track_caller]
+    pub fn success(self) -> String {
+        assert!(self.ok(), "{self}");
+        self.output
+    }
+
+    /// Its output; panics with it if the program succeeded, or was ended by a signal rather than by itself.
+    #[track_caller]
+    pub fn failure(self) -> String {
+        assert!(!self.ok() && self.status.signal().is_none(), "{self}");
+        self.output
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}):\n{}", self.line, self.status, self.output)
+    }
+}

@@ -1,0 +1,45 @@
+//! Tests that cannot run here say so, and why; a silent pass would be a lie.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Prints `SKIPPED test: reason` past the test runner's capture.
+pub fn say(reason: &str) {
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or("a test");
+    // One write, so that lines of parallel tests stay whole; not eprintln, which is captured.
+    let _ = std::io::stderr().write_all(format!("SKIPPED {name}: {reason}\n").as_bytes());
+}
+
+/// Gives the value, or says why the test is skipped and returns from it.
+#[macro_export]
+macro_rules! or_skip {
+    ($result:expr) => {
+        match $result {
+            Ok(value) => value,
+            Err(reason) => return $crate::skip::say(&reason.to_string()),
+        }
+    };
+}
+
+/// Is this root?
+///
+/// # Errors
+/// The reason for a skip.
+pub fn root() -> Result<(), String> {
+    match rustix::process::geteuid().is_root() {
+        true => Ok(()),
+        false => Err("needs root".to_owned()),
+    }
+}
+
+/// The program's path.
+///
+/// # Errors
+/// The reason for a skip.
+pub fn installed(name: &str) -> Result<PathBuf, String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let places = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    let found = places.map(|folder| folder.join(name)).find(|file| file.is_file());
+    found.ok_or_else(|| format!("{name} is not installed"))
+}

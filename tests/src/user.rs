@@ -1,0 +1,69 @@
+//! Programs as another, ordinary user.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::program::Program;
+
+/// Debian's `nobody`, who owns nothing.
+pub const NOBODY: u32 = 65534;
+
+/// A second ordinary user; needs no entry in passwd.
+pub const SOMEBODY: u32 = 61234;
+
+/// A folder that every user can read, with the plug-in in it: the build's own may lie in somebody's home. Removed when dropped.
+#[derive(Debug)]
+pub struct Staged {
+    folder: PathBuf,
+}
+
+impl Staged {
+    /// Copies the plug-in to where everybody can load it.
+    pub fn new() -> Self {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!(
+            "urnic-tests-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir(&folder).expect("a folder in the temporary folder");
+        std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o755)).expect("our own folder");
+        let staged = Self { folder };
+        staged.add(crate::build::plugin());
+        staged
+    }
+
+    /// Copies another file; its new path.
+    pub fn add(&self, file: &Path) -> PathBuf {
+        let copy = self.folder.join(file.file_name().expect("a file"));
+        std::fs::copy(file, &copy).expect("room for a copy");
+        std::fs::set_permissions(&copy, PermissionsExt::from_mode(0o755)).expect("our own file");
+        copy
+    }
+
+    /// The program, run by that user. Needs root.
+    pub fn program(&self, user: u32, program: Program) -> Program {
+        let (uid, gid) = (format!("--reuid={user}"), format!("--regid={user}"));
+        // Root's folders are not that user's business.
+        let leave = ["env", "-u", "XDG_RUNTIME_DIR", "-C", "/", "HOME=/nonexistent"];
+        let words = ["setpriv", &uid, &gid, "--clear-groups", "--"];
+        program
+            .plugin_at(self.folder.join("liburnic.so"))
+            .through(leave)
+            .through(words)
+    }
+}
+
+impl Default for Staged {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}

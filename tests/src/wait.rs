@@ -1,0 +1,68 @@
+//! Waiting for conditions, never for times; and ports nobody uses.
+
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
+use std::path::Path;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long anything that ought to happen at once may take on a loaded machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Polls until `condition` gives a value; `None` when `limit` has passed.
+pub fn until<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(value) = condition() {
+            return Some(value);
+        }
+        if Instant::now() > deadline {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Does a socket listen at `port`, in the network namespace of process `pid`? (A connection would ask too, and be taken for the client.)
+pub fn listening(pid: u32, port: u16) -> bool {
+    const LISTEN: &str = "0A";
+    let wanted = format!(":{port:04X}");
+    ["tcp", "tcp6"].iter().any(|table| {
+        let table = std::fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
+        table.lines().any(|line| {
+            let mut fields = line.split_whitespace().skip(1);
+            fields.next().is_some_and(|local| local.ends_with(&wanted)) && fields.nth(1) == Some(LISTEN)
+        })
+    })
+}
+
+/// Is this still a process (a zombie is none)?
+pub fn alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat
+        .rsplit(')')
+        .next()
+        .unwrap_or_default()
+        .trim_start()
+        .chars()
+        .next();
+    Path::new(&format!("/proc/{pid}")).exists() && !matches!(state, None | Some('Z' | 'X'))
+}
+
+/// A TCP port that nobody uses and that no other test of this process is given. Below the range from which the kernel picks ports.
+pub fn free_port() -> u16 {
+    const FIRST: u16 = 20_000;
+    const COUNT: u16 = 12_000;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    // Test processes that run side by side start at different places.
+    let start = (std::process::id().wrapping_mul(97) % u32::from(COUNT)) as u16;
+    for _ in 0..COUNT {
+        let step = NEXT.fetch_add(1, Ordering::Relaxed) % COUNT;
+        let port = FIRST + (start + step) % COUNT;
+        let free = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok()
+            && TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).is_ok();
+        if free {
+            return port;
+        }
+    }
+    panic!("no free port from {FIRST} on");
+}

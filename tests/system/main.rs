@@ -1,0 +1,3 @@
+//! The system tests, one module per topic.
+
+mod wire_capture;
