@@ -1,0 +1,200 @@
+//! Presence: what makes unmodified programs see `urnic0` on a machine without an RDMA driver.
+//!
+//! * [`Presence`] is a private tree of real files ([`tree`](self)) for `/sys/class/infiniband*` and `/dev/infiniband`, built at
+//!   the first look, with the [`GidTable`] and node GUID it shows;
+//! * [`redirect`] says which paths lead there;
+//! * [`fds`] and [`registry`] know which fds of the process stand for our device and its event channels;
+//! * [`channel`] carries completion and asynchronous events to the program;
+//! * [`command`] answers the one command that libibverbs writes to the device file by itself.
+//!
+//! The plug-in's interposed libc functions call in here; the rules for what they call: no lock and no allocation before a path
+//! or fd is known to be ours, raw system calls only, and no panic.
+
+use std::ffi::CStr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+
+pub mod channel;
+pub mod command;
+pub mod fds;
+pub mod fork;
+pub mod gids;
+mod identity;
+mod netlink;
+mod plan;
+pub mod redirect;
+pub mod registry;
+mod tree;
+
+#[cfg(test)]
+mod tests;
+
+pub use channel::{ChannelSender, Sent};
+pub use fds::InternalFd;
+pub use gids::{Gid, GidTable};
+pub use plan::UVERBS_DEVICE_ABI;
+
+/// Name of the device.
+pub const DEVICE_NAME: &str = "urnic0";
+
+/// What the presence of a process depends on, besides the host.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Folder for the tree; None: `$XDG_RUNTIME_DIR`, else `/tmp`, else `/dev/shm`, the first that will have it.
+    pub dir: Option<PathBuf>,
+    /// Digest of the configuration: processes with another one get another tree.
+    pub digest: u64,
+}
+
+/// The device as this process sees it. Made at the first look, then unchanged.
+#[derive(Debug)]
+pub struct Presence {
+    place: identity::Place,
+    tree: tree::Tree,
+    uverbs: String,
+    node_guid: u64,
+    gids: GidTable,
+}
+
+/// The presence in force; null until the first look. What it points to is never freed: contexts may still refer to an older one.
+static CURRENT: AtomicPtr<Presence> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Held while one is made.
+static MAKING: Mutex<Option<Settings>> = Mutex::new(None);
+
+fn making() -> MutexGuard<'static, Option<Settings>> {
+    MAKING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// To be called once when the plug-in is loaded, and cheap: nothing is looked at before the program asks.
+pub fn install() {
+    fds::adopt_process();
+}
+
+/// Sets what presences made from now on depend on.
+pub fn configure(settings: Settings) {
+    *making() = Some(settings);
+}
+
+impl Presence {
+    /// The presence for the calling thread's user and network namespace; makes it if this is the first look.
+    ///
+    /// # Errors
+    /// `EEXIST` when a real device has our name, else why no tree could be made.
+    pub fn current() -> Result<&'static Presence, Errno> {
+        let here = identity::Place::here();
+        // SAFETY: null, or leaked for ever by make().
+        match unsafe { CURRENT.load(Ordering::Acquire).as_ref() } {
+            Some(presence) if presence.place == here => Ok(presence),
+            _ => Presence::make(here),
+        }
+    }
+
+    #[cold]
+    fn make(here: identity::Place) -> Result<&'static Presence, Errno> {
+        let settings = making();
+        // SAFETY: as in current(). Another thread may have made it while we waited.
+        if let Some(presence) = unsafe { CURRENT.load(Ordering::Acquire).as_ref() }
+            && presence.place == here
+        {
+            return Ok(presence);
+        }
+        let made = Presence::build(here, GidTable::of_host(), &settings.clone().unwrap_or_default())?;
+        let made: &'static Presence = Box::leak(Box::new(made));
+        CURRENT.store(std::ptr::from_ref(made).cast_mut(), Ordering::Release);
+        Ok(made)
+    }
+
+    fn build(place: identity::Place, gids: GidTable, settings: &Settings) -> Result<Presence, Errno> {
+        let real = plan::RealDevices::of_host();
+        if real.shadow_us() {
+            tracing::error!(
+                "this machine has a real RDMA device named {DEVICE_NAME}: rename it with `rdma dev set`"
+            );
+            return Err(Errno::EXIST);
+        }
+        let uverbs = real.free_uverbs();
+        let node_guid = identity::node_guid(place.netns);
+        let inputs = plan::Inputs {
+            place,
+            node_guid,
+            gids: &gids,
+            real: &real,
+            uverbs: &uverbs,
+            settings,
+        };
+        let homes = homes(settings);
+        let tree = tree::provide(&inputs.plan(), &homes).inspect_err(|errno| {
+            let homes: Vec<_> = homes.iter().map(|home| home.display().to_string()).collect();
+            tracing::error!(
+                "cannot keep the files that stand for {DEVICE_NAME} in {} ({errno}): set URNIC_PRESENT_DIR to a writable folder",
+                homes.join(" or ")
+            );
+        })?;
+        tracing::debug!("{DEVICE_NAME} is in {}", tree.root.display());
+        Ok(Presence {
+            place,
+            tree,
+            uverbs,
+            node_guid,
+            gids,
+        })
+    }
+
+    /// The folder that stands for `/`: `/sys/class/infiniband` is `<root>/sys/class/infiniband`.
+    pub fn root(&self) -> &Path {
+        &self.tree.root
+    }
+
+    /// Name of our device node: `uverbs0`, or the first number no real device has.
+    pub fn uverbs(&self) -> &str {
+        &self.uverbs
+    }
+
+    /// The node GUID, in host byte order.
+    pub fn node_guid(&self) -> u64 {
+        self.node_guid
+    }
+
+    /// The port's GID table.
+    pub fn gids(&self) -> &GidTable {
+        &self.gids
+    }
+}
+
+/// The real path behind `path`, for the interposed functions: None when it is not ours, or when there is no presence.
+///
+/// # Safety
+/// `path` is null or a C string.
+pub unsafe fn redirect(
+    path: *const std::ffi::c_char,
+    buffer: &mut redirect::PathBuffer,
+) -> Option<(&CStr, redirect::Target)> {
+    // SAFETY: as promised by the caller.
+    if !unsafe { redirect::may_be_ours(path) } {
+        return None;
+    }
+    // SAFETY: not null, so a C string.
+    let path = unsafe { CStr::from_ptr(path) };
+    if !redirect::is_ours(path) {
+        return None;
+    }
+    Presence::current().ok()?.redirect(path, buffer)
+}
+
+/// Where a tree may live, best first.
+fn homes(settings: &Settings) -> Vec<PathBuf> {
+    if let Some(dir) = &settings.dir {
+        return vec![dir.clone()];
+    }
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR")
+        .map(PathBuf::from)
+        .filter(|dir| dir.is_absolute());
+    runtime
+        .into_iter()
+        .chain(["/tmp".into(), "/dev/shm".into()])
+        .collect()
+}

@@ -1,0 +1,83 @@
+//! What stands behind the program's fds: a channel for each, found by number.
+//!
+//! [`fds`] answers the quick question; here is the rest, behind a lock that is held across fork so that a child finds
+//! it whole.
+
+use std::cell::UnsafeCell;
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+
+use super::channel::ChannelSender;
+use super::fds::{self, Kind};
+
+type Channels = BTreeMap<RawFd, Arc<ChannelSender>>;
+
+static CHANNELS: Mutex<Channels> = Mutex::new(BTreeMap::new());
+
+fn channels() -> MutexGuard<'static, Channels> {
+    CHANNELS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Enters the program's end of a channel.
+pub(super) fn enter_channel(program: &impl AsFd, sender: &Arc<ChannelSender>) -> Result<(), Errno> {
+    let fd = fds::number(program);
+    fds::enter(fd, Kind::Events)?;
+    // A channel under the same number was closed behind our back.
+    let stale = channels().insert(fd, Arc::clone(sender));
+    drop(stale);
+    Ok(())
+}
+
+/// The sender of the channel that the program reads from `fd`; None when it is no channel of ours, or no longer.
+pub fn channel(fd: RawFd) -> Option<Arc<ChannelSender>> {
+    (fds::verified_kind(fd)? == Kind::Events)
+        .then(|| channels().get(&fd).cloned())
+        .flatten()
+}
+
+/// Enters an fd that the program got by opening our uverbs device file.
+///
+/// # Errors
+/// `EBADF` when it is no device file, `EMFILE` when its number is beyond the table.
+pub fn enter_uverbs(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    fds::enter(fds::number(&fd), Kind::Uverbs)
+}
+
+/// To be called before the program's `fd` is closed or replaced; does nothing when it is not ours.
+pub fn forget(fd: RawFd) {
+    if fds::take(fd) == Some(Kind::Events) {
+        let channel = channels().remove(&fd);
+        drop(channel); // outside the lock: this may close our end
+    }
+}
+
+/// The guard that the forking thread holds from before fork to after it.
+struct AcrossFork(UnsafeCell<Option<MutexGuard<'static, Channels>>>);
+
+// SAFETY: only the thread that holds the lock in question touches the cell (before_fork, after_fork_*).
+unsafe impl Sync for AcrossFork {}
+
+static ACROSS_FORK: AcrossFork = AcrossFork(UnsafeCell::new(None));
+
+pub(super) fn before_fork() {
+    let guard = channels();
+    // SAFETY: we hold the lock, see AcrossFork.
+    unsafe { *ACROSS_FORK.0.get() = Some(guard) };
+}
+
+pub(super) fn after_fork_in_parent() {
+    // SAFETY: this thread still holds the lock it took in before_fork.
+    drop(unsafe { (*ACROSS_FORK.0.get()).take() });
+}
+
+pub(super) fn after_fork_in_child() {
+    // SAFETY: as in the parent; the child's only thread is the one that forked.
+    let guard = unsafe { (*ACROSS_FORK.0.get()).take() };
+    if let Some(mut guard) = guard {
+        // Leaked, not dropped: they are the parent's, and freeing is not async-signal-safe.
+        std::mem::forget(std::mem::take(&mut *guard));
+    }
+}
