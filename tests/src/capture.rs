@@ -145,6 +145,10 @@ impl Wire {
             "-o",
             "tcp.check_checksum:FALSE",
         ]);
+        // These guess that any Send is theirs, and then complain about it.
+        for guesser in ["rpcordma", "smb_direct", "iser"] {
+            tshark.args(["--disable-protocol", guesser]);
+        }
         let out = tshark
             .args(args)
             .args(["-Y", filter])

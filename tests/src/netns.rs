@@ -102,7 +102,9 @@ impl Netns {
                     .expect("root may enter");
                 work()
             });
-            inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            inside
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
     }
 

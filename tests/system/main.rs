@@ -1,3 +1,14 @@
-//! The system tests, one module per topic.
+//! The system tests, one module per topic. Those marked `ignore` are the long forms, for `make soak`.
 
+mod bindings;
+mod cleanliness;
+mod cli;
+mod devices;
+mod isolation;
+mod netns;
+mod perftest;
+mod pingpong;
+mod pyverbs;
+mod transfer;
+mod users;
 mod wire_capture;

@@ -1,0 +1,99 @@
+//! Nothing left behind: descriptors, threads, processor time, memory.
+
+use std::time::Duration;
+
+use urnic_tests::program::Program;
+use urnic_tests::skip::installed;
+use urnic_tests::{Pair, compiled, or_skip};
+
+/// Processor time a process has used, in clock ticks (a hundredth of a second).
+fn ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the program runs");
+    // utime and stime are the 14th and 15th fields; the name, second, may hold spaces, and ends with the last parenthesis.
+    let (_, fields) = stat.rsplit_once(") ").expect("a stat line");
+    fields
+        .split_whitespace()
+        .skip(11)
+        .take(2)
+        .map(|n| n.parse::<u64>().expect("a number"))
+        .sum()
+}
+
+#[test]
+fn a_thousand_rounds_leave_no_descriptor_and_no_thread() {
+    let rounds = Program::new(or_skip!(compiled("rounds")));
+    rounds.arg("1000").run_for(Duration::from_secs(240)).success();
+}
+
+#[test]
+fn an_idle_connected_program_uses_no_processor_time() {
+    // The sender is stopped, so the receiver sits with a live, silent connection and sleeps on its completion channel.
+    or_skip!(installed("ibv_rc_pingpong"));
+    let (server, client) = Pair::line("ibv_rc_pingpong -e -n 2000000000").start();
+    let pid = server.pid();
+    let busy = urnic_tests::wait::until(urnic_tests::wait::PATIENCE, || (ticks(pid) > 20).then_some(()));
+    assert!(busy.is_some(), "they never got going: {}", server.output());
+    client.signal(rustix::process::Signal::STOP);
+    // Whatever was under way when the client stopped is over when a tenth of a second passes without a tick.
+    let mut last = ticks(pid);
+    let quiet = urnic_tests::wait::until(Duration::from_secs(30), || {
+        std::thread::sleep(Duration::from_millis(100));
+        let before = std::mem::replace(&mut last, ticks(pid));
+        (before == last).then_some(())
+    });
+    assert!(quiet.is_some(), "it never comes to rest");
+    std::thread::sleep(Duration::from_secs(2));
+    // A thread that spins would have used some 200.
+    let used = ticks(pid) - last;
+    assert!(used <= 4, "{used} ticks in 2 s of idleness");
+}
+
+#[test]
+fn the_presence_folder_is_no_longer_than_needed() {
+    // Many runs share one tree; they must not each leave one.
+    or_skip!(installed("ibv_devices"));
+    let folder = urnic_tests::build::scratch().join(format!("present-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let count = || std::fs::read_dir(&folder).expect("our folder").count();
+    let devices = Program::new("ibv_devices").env("URNIC_PRESENT_DIR", &folder);
+    devices.run().success();
+    let after_one = count();
+    (0..10).for_each(|_| drop(devices.run().success()));
+    let after_many = count();
+    std::fs::remove_dir_all(&folder).expect("our folder");
+    assert_eq!(after_one, after_many);
+}
+
+fn valgrind(options: &str) -> Pair {
+    let checks = [
+        "--quiet",
+        "--error-exitcode=99",
+        "--leak-check=full",
+        "--errors-for-leak-kinds=definite",
+    ];
+    let mut pair = Pair::new(
+        &Program::new("valgrind")
+            .args(checks)
+            .arg("ibv_rc_pingpong")
+            .line(options),
+    );
+    pair.client = Program::new("ibv_rc_pingpong").line(options);
+    pair.within(Duration::from_secs(240))
+}
+
+#[test]
+fn valgrind_has_no_complaint_about_a_pingpong() {
+    or_skip!(installed("valgrind"));
+    or_skip!(installed("ibv_rc_pingpong"));
+    valgrind("-n 200").succeeds();
+}
+
+#[test]
+#[ignore = "long: make soak"]
+fn valgrind_has_no_complaint_about_a_long_pingpong() {
+    or_skip!(installed("valgrind"));
+    or_skip!(installed("ibv_rc_pingpong"));
+    for options in ["-n 20000", "-n 20000 -e", "-c -s 1000000 -n 50"] {
+        valgrind(options).succeeds();
+    }
+}

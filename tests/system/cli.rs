@@ -1,0 +1,119 @@
+//! `urnic` itself.
+
+use urnic_tests::build::urnic;
+use urnic_tests::or_skip;
+use urnic_tests::program::Program;
+use urnic_tests::skip::installed;
+
+fn command(line: &str) -> Program {
+    let program = Program::plain(urnic()).line(line);
+    match std::env::var_os("URNIC_LIB") {
+        Some(path) => program.env("URNIC_LIB", path),
+        None => program,
+    }
+}
+
+#[test]
+fn run_makes_the_device_present() {
+    or_skip!(installed("ibv_devices"));
+    let text = command("run -- ibv_devices").run().success();
+    assert!(text.contains("urnic0"), "{text}");
+}
+
+#[test]
+fn run_gives_the_programs_own_status() {
+    let status = command("run -- sh -c").arg("exit 7").run().status;
+    assert_eq!(status.code(), Some(7));
+    assert_eq!(command("run -- no-such-program").run().status.code(), Some(127));
+}
+
+#[test]
+fn env_does_the_same_for_a_shell() {
+    or_skip!(installed("ibv_devices"));
+    let script = format!("eval \"$('{}' env --log off)\" && ibv_devices", urnic().display());
+    let text = Program::plain("sh").args(["-c", &script]).run().success();
+    assert!(text.contains("urnic0"), "{text}");
+}
+
+#[test]
+fn options_reach_the_program() {
+    let run = command("run --log debug --set mpa.crc=false -- sh -c").arg("echo $URNIC_LOG $URNIC_MPA_CRC");
+    let text = run.run().success();
+    assert!(text.contains("debug false"), "{text}");
+}
+
+#[test]
+fn a_mistake_in_an_option_is_one_line_and_starts_nothing() {
+    for (line, says) in [
+        ("run --set mpa.crcs=1 -- echo started", "did you mean mpa.crc?"),
+        ("run --set mpa.crc=perhaps -- echo started", "true or false"),
+        ("run --config /no/such/file -- echo started", "/no/such/file"),
+        (
+            "run --device vfio:0000:01:00.0 -- echo started",
+            "not available in this version",
+        ),
+    ] {
+        let end = command(line).run();
+        assert_eq!(end.status.code(), Some(2), "{end}");
+        assert!(
+            end.output.contains(says) && end.output.trim_end().lines().count() == 1,
+            "{end}"
+        );
+    }
+}
+
+#[test]
+fn a_static_program_is_warned_about() {
+    or_skip!(installed("cc"));
+    let folder = urnic_tests::build::scratch();
+    let (source, program) = (folder.join("static.c"), folder.join("static"));
+    std::fs::write(&source, "int main(void) { return 0; }\n").expect("our folder");
+    Program::plain("cc")
+        .arg("-static")
+        .arg("-o")
+        .arg(&program)
+        .arg(&source)
+        .run()
+        .success();
+    let text = command("run --").arg(&program).run().success();
+    assert!(text.contains("statically linked"), "{text}");
+}
+
+#[test]
+fn info_describes_the_device() {
+    let text = command("info").run().success();
+    for shown in ["urnic0", "port 1", "active", "gid 0"] {
+        assert!(text.contains(shown), "no {shown:?} in:\n{text}");
+    }
+}
+
+#[test]
+fn doctor_finds_nothing_wrong_here() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    let text = command("doctor").run().success();
+    assert!(text.contains("exchanged 1000 messages"), "{text}");
+}
+
+#[test]
+fn doctor_names_what_is_wrong_and_the_command_that_mends_it() {
+    let broken = command("doctor")
+        .env("URNIC_NATIVE_LISTEN", "203.0.113.1")
+        .env("URNIC_PRESENT_DIR", "/no/such");
+    let text = broken.run().failure();
+    for shown in [
+        "WRONG sockets",
+        "WRONG presence folder",
+        "mend: ",
+        "native.listen=any",
+    ] {
+        assert!(text.contains(shown), "no {shown:?} in:\n{text}");
+    }
+    let text = command("doctor")
+        .env("URNIC_LIB", "/no/such/liburnic.so")
+        .run()
+        .failure();
+    assert!(
+        text.contains("WRONG plug-in") && text.contains("mend: make build"),
+        "{text}"
+    );
+}

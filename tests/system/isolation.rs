@@ -1,0 +1,46 @@
+//! One program's trouble stays its own; and programs that make mistakes are told so.
+
+use rustix::process::Signal;
+use urnic_tests::program::{Program, Running};
+use urnic_tests::{Pair, compiled, or_skip};
+
+/// Starts an endless stream and kills the sender in the middle; the receiver must notice.
+fn notices_the_death_of_its_peer(options: &str) {
+    let stream = Program::new(or_skip!(compiled("stream"))).line(options);
+    let (mut receiver, sender): (Running, Running) = Pair::new(&stream).start();
+    receiver.says("that messages flow", |text| {
+        text.contains("flowing").then_some(())
+    });
+    sender.signal(Signal::KILL);
+    // The limit is the harness's; "within seconds" is what a reader sees in the run's time.
+    let end = receiver.wait().success();
+    assert!(end.contains("the end after"), "{end}");
+}
+
+#[test]
+fn a_peer_that_is_killed_ends_in_error_completions() {
+    notices_the_death_of_its_peer("-f -s 64");
+    notices_the_death_of_its_peer("-f -s 100000");
+}
+
+#[test]
+fn a_killed_peers_forked_children_do_not_keep_the_connection_alive() {
+    notices_the_death_of_its_peer("-f -k -s 1000");
+}
+
+#[test]
+fn other_pairs_go_on_when_one_program_is_killed() {
+    let stream = Program::new(or_skip!(compiled("stream")));
+    let good = Pair::new(&stream.clone().line("-n 200000 -s 64"));
+    let ends = good.start();
+    notices_the_death_of_its_peer("-f -s 64");
+    ends.0.wait().success();
+    ends.1.wait().success();
+}
+
+#[test]
+fn wrong_arguments_get_the_errno_that_the_manual_promises() {
+    let program = Program::new(or_skip!(compiled("errnos")));
+    let text = program.run().success();
+    assert!(text.lines().count() > 30, "{text}");
+}

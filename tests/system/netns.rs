@@ -1,0 +1,61 @@
+//! Two hosts: network namespaces with a veth between them.
+
+use urnic_tests::netns::Netns;
+use urnic_tests::program::Program;
+use urnic_tests::skip::installed;
+use urnic_tests::{Pair, or_skip};
+
+use crate::devices::gids;
+
+fn between(netns: &[Netns; 2], program: &Program, address: &str) -> Pair {
+    let mut pair = Pair::new(program).at(address);
+    pair.server = netns[0].program(pair.server);
+    pair.client = netns[1].program(pair.client);
+    pair
+}
+
+#[test]
+fn pingpong_between_two_hosts() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    let netns = or_skip!(Netns::pair());
+    for options in ["", "-g 0", "-g 0 -e", "-c -g 0 -s 100000"] {
+        between(
+            &netns,
+            &Program::new("ibv_rc_pingpong").line(options),
+            "10.77.0.1",
+        )
+        .succeeds();
+    }
+}
+
+#[test]
+fn pingpong_over_ipv6_between_two_hosts() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    let netns = or_skip!(Netns::pair());
+    let list = gids(&netns[0].program(Program::new("ibv_devinfo").arg("-v")));
+    // Both hosts have the same kinds of addresses in the same order.
+    for (index, gid) in list.iter().enumerate() {
+        if !gid.is_loopback() && gid.to_ipv4_mapped().is_none() {
+            let options = format!("-g {index}");
+            between(&netns, &Program::new("ibv_rc_pingpong").line(&options), "fd77::1").succeeds();
+        }
+    }
+    assert!(list.contains(&"fd77::1".parse().expect("an address")), "{list:?}");
+}
+
+#[test]
+fn perftest_between_two_hosts() {
+    or_skip!(installed("ib_write_bw"));
+    let netns = or_skip!(Netns::pair());
+    for name in ["ib_send_bw", "ib_write_lat", "ib_read_bw"] {
+        between(&netns, &Program::new(name).line("-F -n 500"), "10.77.0.1").succeeds();
+    }
+}
+
+#[test]
+fn a_host_with_nothing_but_loopback() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    let netns = or_skip!(Netns::new());
+    Pair::new(&netns.program(Program::new("ibv_rc_pingpong"))).succeeds();
+    Pair::new(&netns.program(Program::new("ibv_rc_pingpong").line("-g 0"))).succeeds();
+}

@@ -1,0 +1,161 @@
+//! perftest without `-R`: Debian's own binaries, here and in the other Debian.
+
+use std::time::Duration;
+
+use urnic_tests::debian::Debian;
+use urnic_tests::program::Program;
+use urnic_tests::skip::installed;
+use urnic_tests::{Pair, or_skip};
+
+const ALL: [&str; 6] = [
+    "ib_send_bw",
+    "ib_send_lat",
+    "ib_write_bw",
+    "ib_write_lat",
+    "ib_read_bw",
+    "ib_read_lat",
+];
+const BANDWIDTH: [&str; 3] = ["ib_send_bw", "ib_write_bw", "ib_read_bw"];
+const LATENCY: [&str; 3] = ["ib_send_lat", "ib_write_lat", "ib_read_lat"];
+
+/// Two polling processes and a background thread each, on as little as two cores that other tests use too.
+const LIMIT: Duration = Duration::from_secs(180);
+
+fn program(name: &str, options: &str) -> Program {
+    // -F: no complaint about CPU frequencies.
+    Program::new(name).line("-d urnic0 -F").line(options)
+}
+
+/// Runs a pair and checks that the client printed at least this many lines of results.
+#[track_caller]
+fn measures(pair: &Pair, rows: usize) {
+    let both = pair.succeeds();
+    let number = |word: &str| word.parse::<f64>().is_ok();
+    let results = both.client.output.lines().filter(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.len() >= 4 && words.iter().all(|word| number(word))
+    });
+    let count = results.count();
+    assert!(
+        count >= rows,
+        "{count} rows of results, not {rows}:\n{}",
+        both.client
+    );
+}
+
+#[track_caller]
+fn runs(name: &str, options: &str, rows: usize) {
+    measures(&Pair::new(&program(name, options)).within(LIMIT), rows);
+}
+
+#[test]
+fn bandwidth_over_all_sizes() {
+    or_skip!(installed("ib_send_bw"));
+    BANDWIDTH.iter().for_each(|name| runs(name, "-a -n 50", 23));
+}
+
+#[test]
+fn latency_over_all_sizes() {
+    or_skip!(installed("ib_send_lat"));
+    LATENCY.iter().for_each(|name| runs(name, "-a -n 50", 22));
+}
+
+#[test]
+fn default_options() {
+    or_skip!(installed("ib_send_bw"));
+    ALL.iter().for_each(|name| runs(name, "", 1));
+}
+
+#[test]
+fn for_five_seconds() {
+    or_skip!(installed("ib_send_bw"));
+    let pairs = ALL.map(|name| Pair::new(&program(name, "-D 5")).within(LIMIT));
+    // Two at a time: each pair polls on two cores.
+    for two in pairs.chunks(2) {
+        std::thread::scope(|scope| {
+            two.iter()
+                .for_each(|pair| drop(scope.spawn(|| measures(pair, 1))))
+        });
+    }
+}
+
+#[test]
+fn every_path_mtu() {
+    or_skip!(installed("ib_send_bw"));
+    for mtu in [256, 512, 1024] {
+        ALL.iter()
+            .for_each(|name| runs(name, &format!("-m {mtu} -n 100 -s 5000"), 1));
+    }
+}
+
+#[test]
+fn both_ways() {
+    or_skip!(installed("ib_send_bw"));
+    BANDWIDTH.iter().for_each(|name| runs(name, "-b -n 500", 1));
+}
+
+#[test]
+fn sixteen_queue_pairs() {
+    or_skip!(installed("ib_send_bw"));
+    BANDWIDTH.iter().for_each(|name| runs(name, "-q 16 -n 200", 1));
+    runs("ib_write_bw", "-q 16 -b -n 100", 1);
+}
+
+#[test]
+fn sleeping_on_events() {
+    or_skip!(installed("ib_send_bw"));
+    for name in ["ib_send_bw", "ib_send_lat", "ib_read_bw", "ib_read_lat"] {
+        runs(name, "-e -n 500", 1);
+    }
+}
+
+#[test]
+fn inline() {
+    or_skip!(installed("ib_send_bw"));
+    for name in ["ib_send_bw", "ib_send_lat", "ib_write_bw", "ib_write_lat"] {
+        runs(name, "-I 64 -s 64 -n 500", 1);
+    }
+}
+
+#[test]
+fn queue_depths() {
+    or_skip!(installed("ib_send_bw"));
+    BANDWIDTH.iter().for_each(|name| runs(name, "-t 4 -n 500", 1));
+    runs("ib_send_bw", "-r 16 -n 500", 1);
+    runs("ib_send_lat", "-r 1 -n 500", 1);
+    runs("ib_read_bw", "-t 300 -n 500", 1);
+}
+
+#[test]
+fn eight_pairs_side_by_side() {
+    or_skip!(installed("ib_send_bw"));
+    let pairs: Vec<Pair> = (0..8)
+        .map(|n| Pair::new(&program(BANDWIDTH[n % 3], "-n 300")))
+        .collect();
+    std::thread::scope(|scope| {
+        for pair in pairs {
+            scope.spawn(move || measures(&pair.within(LIMIT), 1));
+        }
+    });
+}
+
+#[test]
+fn in_the_other_debian() {
+    let debian = or_skip!(Debian::other());
+    for name in ALL {
+        measures(
+            &Pair::new(&debian.program(program(name, "-a -n 20"))).within(LIMIT),
+            22,
+        );
+    }
+    for name in BANDWIDTH {
+        measures(
+            &Pair::new(&debian.program(program(name, "-q 16 -b -n 100"))).within(LIMIT),
+            1,
+        );
+    }
+    measures(
+        &Pair::new(&debian.program(program("ib_send_lat", "-e -I 64 -s 64"))).within(LIMIT),
+        1,
+    );
+}

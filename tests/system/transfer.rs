@@ -1,0 +1,98 @@
+//! Data arrives: all of it, once, in order, bit for bit.
+
+use std::time::Duration;
+
+use urnic_tests::program::Program;
+use urnic_tests::{Pair, compiled, or_skip};
+
+const LIMIT: Duration = Duration::from_secs(240);
+
+fn pair(name: &str, options: &str) -> Result<Pair, String> {
+    Ok(Pair::new(&Program::new(compiled(name)?).line(options)).within(LIMIT))
+}
+
+/// 256 MiB by each operation; a chunk that is no power of two, so that FPDUs end anywhere.
+fn arrives_bit_exact(crc: bool, markers: bool) {
+    for operation in ["send", "write", "read"] {
+        let pair = or_skip!(pair(
+            "transfer",
+            &format!("-o {operation} -b 268435456 -c 1000003")
+        ));
+        let pair = pair
+            .env("URNIC_MPA_CRC", &crc.to_string())
+            .env("URNIC_MPA_MARKERS", &markers.to_string());
+        pair.env("URNIC_LOG", "error").succeeds();
+    }
+}
+
+#[test]
+fn a_quarter_gibibyte_with_crc() {
+    arrives_bit_exact(true, false);
+}
+
+#[test]
+fn a_quarter_gibibyte_with_crc_and_markers() {
+    arrives_bit_exact(true, true);
+}
+
+#[test]
+fn a_quarter_gibibyte_with_neither() {
+    arrives_bit_exact(false, false);
+}
+
+#[test]
+fn a_quarter_gibibyte_with_markers() {
+    arrives_bit_exact(false, true);
+}
+
+#[test]
+fn one_message_of_a_quarter_gibibyte() {
+    for operation in ["send", "write", "read"] {
+        or_skip!(pair(
+            "transfer",
+            &format!("-o {operation} -b 268435456 -c 268435456")
+        ))
+        .succeeds();
+    }
+}
+
+#[test]
+fn messages_of_every_small_size() {
+    for chunk in [1, 2, 3, 5, 7, 13, 509, 513] {
+        for operation in ["send", "write", "read"] {
+            or_skip!(pair("transfer", &format!("-o {operation} -b 4099 -c {chunk}"))).succeeds();
+        }
+    }
+}
+
+#[test]
+fn a_million_small_messages_come_once_and_in_order() {
+    or_skip!(pair("stream", "-n 1000000 -s 16")).succeeds();
+}
+
+#[test]
+#[ignore = "long: make soak"]
+fn ten_million_small_messages_come_once_and_in_order() {
+    or_skip!(pair("stream", "-n 10000000 -s 16"))
+        .within(Duration::from_secs(1800))
+        .succeeds();
+}
+
+#[test]
+fn three_hundred_queue_pairs_in_one_process() {
+    or_skip!(pair("stream", "-q 300 -n 1000 -s 64")).succeeds();
+}
+
+#[test]
+fn what_was_completed_arrives_though_the_sender_destroys_its_queue_pair() {
+    for size in [64, 65_536, 1_000_000] {
+        or_skip!(pair("stream", &format!("-d destroy -n 64 -s {size}"))).succeeds();
+    }
+}
+
+#[test]
+fn what_was_completed_arrives_though_the_sender_exits() {
+    for size in [64, 65_536, 1_000_000] {
+        or_skip!(pair("stream", &format!("-d exit -n 64 -s {size}"))).succeeds();
+    }
+}

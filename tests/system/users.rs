@@ -1,0 +1,46 @@
+//! Ordinary users, and two of them on one machine.
+
+use urnic_tests::program::Program;
+use urnic_tests::skip::{installed, root};
+use urnic_tests::user::{NOBODY, SOMEBODY, Staged};
+use urnic_tests::{Pair, or_skip};
+
+#[test]
+fn an_ordinary_user_needs_nothing() {
+    or_skip!(root());
+    or_skip!(installed("ibv_rc_pingpong"));
+    let staged = Staged::new();
+    let info = staged.program(NOBODY, Program::new("ibv_devinfo"));
+    let text = info.run().success();
+    assert!(text.contains("urnic0"), "{text}");
+    for line in ["ibv_rc_pingpong", "ibv_rc_pingpong -e -g 0"] {
+        Pair::new(&staged.program(
+            NOBODY,
+            Program::new("ibv_rc_pingpong").line(&line["ibv_rc_pingpong".len()..]),
+        ))
+        .succeeds();
+    }
+}
+
+#[test]
+fn two_users_on_one_machine_reach_each_other() {
+    or_skip!(root());
+    or_skip!(installed("ibv_rc_pingpong"));
+    let staged = Staged::new();
+    for (server, client) in [(NOBODY, SOMEBODY), (SOMEBODY, NOBODY), (0, NOBODY), (NOBODY, 0)] {
+        let mut pair = Pair::new(&Program::new("ibv_rc_pingpong").line("-g 0"));
+        pair.server = staged.program(server, pair.server);
+        pair.client = staged.program(client, pair.client);
+        pair.succeeds();
+    }
+}
+
+#[test]
+fn perftest_as_an_ordinary_user() {
+    or_skip!(root());
+    or_skip!(installed("ib_write_bw"));
+    let staged = Staged::new();
+    for name in ["ib_send_lat", "ib_write_bw", "ib_read_bw"] {
+        Pair::new(&staged.program(NOBODY, Program::new(name).line("-F -n 200"))).succeeds();
+    }
+}
