@@ -19,6 +19,8 @@ const FAR_AWAY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 pub struct Gid {
     /// The address it stands for.
     pub ip: IpAddr,
+    /// Length of its network's prefix, in bits.
+    pub prefix_len: u8,
     /// Index of the network interface that has the address.
     pub ifindex: u32,
     /// Its name.
@@ -72,6 +74,7 @@ impl GidTable {
             };
             let gid = Gid {
                 ip: address.ip,
+                prefix_len: address.prefix_len,
                 ifindex: link.index,
                 netdev: link.name.clone(),
             };
@@ -146,6 +149,7 @@ mod tests {
             .iter()
             .map(|&(ip, link)| InterfaceAddress {
                 ip: ip.parse().unwrap(),
+                prefix_len: 24,
                 link,
             })
             .collect();

@@ -22,6 +22,7 @@ pub(super) struct Link {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct InterfaceAddress {
     pub(super) ip: IpAddr,
+    pub(super) prefix_len: u8,
     pub(super) link: u32,
 }
 
@@ -177,7 +178,7 @@ fn link(body: &[u8]) -> Option<Link> {
 
 /// None for an address that is not usable (yet).
 fn address(body: &[u8]) -> Option<InterfaceAddress> {
-    let (family, link) = (*body.first()?, u32_at(body, 4)?);
+    let (family, prefix_len, link) = (*body.first()?, *body.get(1)?, u32_at(body, 4)?);
     let attributes = body.get(IFADDRMSG..)?;
     let flags = find(attributes, IFA_FLAGS)
         .and_then(|value| u32_at(value, 0))
@@ -189,6 +190,7 @@ fn address(body: &[u8]) -> Option<InterfaceAddress> {
     let value = find(attributes, IFA_LOCAL).or_else(|| find(attributes, IFA_ADDRESS))?;
     Some(InterfaceAddress {
         ip: ip(family, value)?,
+        prefix_len,
         link,
     })
 }
@@ -249,6 +251,7 @@ mod tests {
         let body = address_message(0, &[(IFA_ADDRESS, &[10, 0, 0, 2]), (IFA_LOCAL, &[10, 0, 0, 1])]);
         let ours = InterfaceAddress {
             ip: IpAddr::from([10, 0, 0, 1]),
+            prefix_len: 24,
             link: 3,
         };
         assert_eq!(address(&body), Some(ours));

@@ -52,7 +52,11 @@ fn gids() -> GidTable {
         up: true,
         mtu: 65536,
     };
-    let address = |ip| netlink::InterfaceAddress { ip, link: 1 };
+    let address = |ip| netlink::InterfaceAddress {
+        ip,
+        prefix_len: 8,
+        link: 1,
+    };
     let addresses = [
         address([127, 0, 0, 1].into()),
         address([0, 0, 0, 0, 0, 0, 0, 1].into()),
