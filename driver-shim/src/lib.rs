@@ -1,4 +1,8 @@
 //! Everything that a kernel RDMA driver would do, in user space.
 
+pub mod bus;
 pub mod config;
+pub mod driver;
+pub mod mpa_startup;
+mod native;
 pub mod presence;

@@ -432,6 +432,9 @@ pub mod modify {
     pub const ORD: u32 = 8;
     /// `rnr_timeout_ms`.
     pub const RNR: u32 = 16;
+    /// No field: the peer cannot be reached. The stream, if there is one, is given up. The queue pair stays as it is, and receives wait, but
+    /// the first send posted or yet to come completes with `RetryExcErr` and puts it into the error state.
+    pub const UNREACHABLE: u32 = 32;
 }
 
 /// Bits of `DeviceAttributes::features`.

@@ -1,0 +1,110 @@
+//! The device inside this process: DMA addresses are pointers, a doorbell is a call, an interrupt is one back.
+
+use std::ptr::NonNull;
+use std::sync::{Arc, OnceLock};
+
+use rustix::io::Errno;
+use urnic_firmware_model::{Device, DeviceAddress, HostMemory, Interrupts, ModelConfig};
+
+use super::{Bus, InterruptHandler};
+use crate::presence::GidTable;
+
+/// The bus to a device model in this process.
+pub struct InprocBus {
+    device: Device,
+    line: Arc<Line>,
+}
+
+/// The process's own memory, untranslated.
+struct OwnMemory;
+
+// SAFETY: the IOVAs that the device gets are pointers that `InprocBus::map` was given. Who maps memory keeps it mapped until it
+// unmaps it (contract of `Bus::map`), which the driver does after the objects over it are destroyed.
+unsafe impl HostMemory for OwnMemory {
+    fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>> {
+        let start = usize::try_from(iova).ok()?;
+        start.checked_add(len)?;
+        NonNull::new(std::ptr::with_exposed_provenance_mut(start))
+    }
+}
+
+/// The interrupt line: from the device to whoever handles it.
+#[derive(Default)]
+struct Line(OnceLock<InterruptHandler>);
+
+impl Interrupts for Line {
+    fn raise(&self, vector: u32) {
+        if let Some(handler) = self.0.get() {
+            handler(vector);
+        }
+    }
+}
+
+impl InprocBus {
+    /// Starts a device with these addresses.
+    ///
+    /// # Errors
+    /// Those of making its thread and descriptors.
+    pub fn start(gids: &GidTable) -> Result<Arc<InprocBus>, Errno> {
+        let addresses = gids
+            .entries()
+            .iter()
+            .map(|gid| DeviceAddress {
+                ip: gid.ip,
+                scope: gid.scope(),
+                prefix_len: if gid.ip.is_ipv4() { 32 } else { 128 },
+            })
+            .collect();
+        let config = ModelConfig {
+            addresses,
+            ..ModelConfig::default()
+        };
+        let line = Arc::new(Line::default());
+        let device = Device::start(config, Arc::new(OwnMemory), line.clone())
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        Ok(Arc::new(InprocBus { device, line }))
+    }
+}
+
+impl Bus for InprocBus {
+    fn read32(&self, offset: u32) -> u32 {
+        self.device.bar0_read(offset)
+    }
+
+    fn write32(&self, offset: u32, value: u32) {
+        self.device.bar0_write(offset, value);
+    }
+
+    #[inline]
+    fn doorbell(&self, uar: u32, offset: u32, value: u64) {
+        self.device.doorbell(uar, offset, value);
+    }
+
+    #[inline]
+    fn progress(&self) {
+        self.device.progress();
+    }
+
+    #[inline]
+    fn has_gathered(&self) -> bool {
+        self.device.has_gathered()
+    }
+
+    fn map(&self, ptr: *mut u8, _len: usize) -> Result<u64, Errno> {
+        Ok(ptr.expose_provenance() as u64)
+    }
+
+    fn unmap(&self, _iova: u64, _len: usize) {}
+
+    fn interrupts(&self, handler: InterruptHandler) {
+        let _ = self.line.0.set(handler);
+    }
+
+    fn shutdown(&self) {
+        self.device.shutdown();
+    }
+
+    fn abandon_in_child(&self) {
+        self.device.abandon_in_child();
+    }
+}

@@ -1,0 +1,231 @@
+//! The command queue: one command at a time, its completion found by tag and phase.
+//!
+//! No command waits for a peer (`urnic_verbs_api::device::command`), so whoever holds the lock holds it for microseconds, and one
+//! outstanding command is enough. The ring is longer than that because a device may want room.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::time::{ClockId, Timespec, clock_gettime};
+use urnic_verbs_api::device::command::{
+    COMMAND_LEN, COMPLETION_LEN, Command, Completion, Handle, Nothing, Opcode, Status,
+};
+use urnic_verbs_api::device::registers;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::dma::{DmaMemory, DmaPool};
+use super::lock;
+use crate::bus::Bus;
+
+/// log2 of the entries of both rings.
+const LOG_SIZE: u32 = 4;
+const ENTRIES: u32 = 1 << LOG_SIZE;
+/// Offset of the phase word in a completion.
+const PHASE: usize = std::mem::offset_of!(Completion, phase);
+/// Looks at the completion before asking whether the device still lives.
+const LOOKS: u32 = 1 << 12;
+/// A device that takes longer over one command is dead.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The one queue of commands to the device.
+pub(crate) struct CommandQueue {
+    bus: Arc<dyn Bus>,
+    pool: Arc<DmaPool>,
+    rings: Mutex<Rings>,
+}
+
+struct Rings {
+    commands: DmaMemory,
+    completions: DmaMemory,
+    producer: u32,
+}
+
+impl CommandQueue {
+    /// Resets the device, gives it the rings, and enables it.
+    ///
+    /// # Errors
+    /// `ENODEV` if it is no such device or speaks another major version of the interface; `ENOMEM`.
+    pub(crate) fn start(bus: Arc<dyn Bus>, pool: Arc<DmaPool>) -> Result<CommandQueue, Errno> {
+        let version = bus.read32(registers::VERSION);
+        let ours = urnic_verbs_api::device::INTERFACE_VERSION;
+        if bus.read32(registers::MAGIC) != registers::MAGIC_VALUE || version >> 16 != ours >> 16 {
+            tracing::error!("not a device of interface {:x}: it says {version:#x}", ours >> 16);
+            return Err(Errno::NODEV);
+        }
+        bus.write32(registers::CONTROL, registers::Control::RESET.bits());
+        wait(|| (bus.read32(registers::CONTROL) & registers::Control::RESET.bits() == 0).then_some(()))?;
+        let commands = pool.allocate(COMMAND_LEN << LOG_SIZE)?;
+        let completions = pool.allocate(COMPLETION_LEN << LOG_SIZE)?;
+        bus.write32(registers::CMD_LOG_SIZE, LOG_SIZE);
+        bus.write64(registers::CMD_BASE, commands.iova());
+        bus.write64(registers::CMD_COMPLETION_BASE, completions.iova());
+        bus.write32(registers::CMD_VECTOR, registers::NO_VECTOR);
+        bus.write32(registers::CONTROL, registers::Control::ENABLE.bits());
+        wait(|| (bus.read32(registers::STATUS) & registers::Status::READY.bits() != 0).then_some(()))?;
+        let rings = Mutex::new(Rings {
+            commands,
+            completions,
+            producer: 0,
+        });
+        Ok(CommandQueue { bus, pool, rings })
+    }
+
+    /// Runs a command that has neither buffers nor a result.
+    ///
+    /// # Errors
+    /// What the device answers, see [`errno`]; `EIO` if it does not answer.
+    pub(crate) fn run<A: IntoBytes + Immutable>(&self, opcode: Opcode, arguments: &A) -> Result<(), Errno> {
+        self.call::<A, Nothing>(opcode, arguments).map(drop)
+    }
+
+    /// Runs a command that has a result and no buffers.
+    ///
+    /// # Errors
+    /// As [`CommandQueue::run`].
+    pub(crate) fn call<A: IntoBytes + Immutable, R: FromBytes>(
+        &self,
+        opcode: Opcode,
+        arguments: &A,
+    ) -> Result<R, Errno> {
+        self.execute(Command::new(opcode, arguments))
+            .map(|done| done.result())
+    }
+
+    /// Runs a command on one object.
+    ///
+    /// # Errors
+    /// As [`CommandQueue::run`].
+    pub(crate) fn on(&self, opcode: Opcode, id: u32) -> Result<(), Errno> {
+        self.run(opcode, &Handle { id: id.into() })
+    }
+
+    /// Runs a command with an input buffer.
+    ///
+    /// # Errors
+    /// As [`CommandQueue::run`]; `ENOMEM`.
+    pub(crate) fn send<A: IntoBytes + Immutable>(
+        &self,
+        opcode: Opcode,
+        arguments: &A,
+        input: &[u8],
+    ) -> Result<(), Errno> {
+        let buffer = self.pool.allocate(input.len())?;
+        buffer.copy_in(0, input);
+        let mut command = Command::new(opcode, arguments);
+        command.input = buffer.iova().into();
+        command.input_len = (input.len() as u32).into();
+        self.execute(command).map(drop)
+    }
+
+    /// Runs a command that fills an output buffer of `len` bytes, which it also returns.
+    ///
+    /// # Errors
+    /// As [`CommandQueue::send`].
+    pub(crate) fn fetch<A: IntoBytes + Immutable, R: FromBytes>(
+        &self,
+        opcode: Opcode,
+        arguments: &A,
+        len: usize,
+    ) -> Result<(DmaMemory, R), Errno> {
+        let buffer = self.pool.allocate(len)?;
+        let done = self.output(opcode, arguments, &buffer, len)?;
+        Ok((buffer, done.result()))
+    }
+
+    /// Runs a command whose output buffer the device may still fill after the command is complete.
+    ///
+    /// # Errors
+    /// As [`CommandQueue::run`].
+    pub(crate) fn output<A: IntoBytes + Immutable>(
+        &self,
+        opcode: Opcode,
+        arguments: &A,
+        buffer: &DmaMemory,
+        len: usize,
+    ) -> Result<Completion, Errno> {
+        let mut command = Command::new(opcode, arguments);
+        command.output = buffer.iova().into();
+        command.output_len = (len as u32).into();
+        self.execute(command)
+    }
+
+    fn execute(&self, mut command: Command) -> Result<Completion, Errno> {
+        let mut rings = lock(&self.rings);
+        let at = rings.producer;
+        let slot = (at % ENTRIES) as usize;
+        command.tag = (at as u16).into();
+        rings.commands.write(slot * COMMAND_LEN, &command);
+        rings.producer = at.wrapping_add(1);
+        // The bus orders the entry before the doorbell: a call in process, a store-release or a message elsewhere.
+        self.bus.write32(registers::CMD_DOORBELL, rings.producer);
+
+        let phase = 1 ^ (at >> LOG_SIZE & 1);
+        let word = rings.completions.word(slot * COMPLETION_LEN + PHASE);
+        let answered = wait(|| {
+            let here = word.load(Ordering::Acquire) & 1 == phase;
+            let dead = !here && self.bus.read32(registers::STATUS) & registers::Status::READY.bits() == 0;
+            (here || dead).then_some(here)
+        })?;
+        if !answered {
+            return Err(Errno::IO);
+        }
+        let done: Completion = rings.completions.read(slot * COMPLETION_LEN);
+        drop(rings);
+        if done.tag.get() != command.tag.get() {
+            tracing::error!(
+                "completion of command {} where that of {} was due",
+                done.tag,
+                command.tag
+            );
+            return Err(Errno::IO);
+        }
+        errno(done.status.get()).map_or(Ok(done), |errno| {
+            tracing::debug!("command {:?}: {errno}", Opcode::from_raw(command.opcode.get()));
+            Err(errno)
+        })
+    }
+}
+
+/// Looks until `look` sees something: at first busily, since a device in process has answered already.
+fn wait<T>(mut look: impl FnMut() -> Option<T>) -> Result<T, Errno> {
+    for _ in 0..LOOKS {
+        if let Some(seen) = look() {
+            return Ok(seen);
+        }
+        std::hint::spin_loop();
+    }
+    let start = clock_gettime(ClockId::Monotonic);
+    loop {
+        if let Some(seen) = look() {
+            return Ok(seen);
+        }
+        let now = clock_gettime(ClockId::Monotonic);
+        if now.tv_sec.saturating_sub(start.tv_sec) > PATIENCE.as_secs() as i64 {
+            tracing::error!("the device does not answer");
+            return Err(Errno::IO);
+        }
+        let _ = rustix::thread::nanosleep(&Timespec {
+            tv_sec: 0,
+            tv_nsec: 50_000,
+        });
+    }
+}
+
+/// The errno for a command's status; `None` if it is done.
+fn errno(status: u16) -> Option<Errno> {
+    Some(match Status::from_raw(status) {
+        Some(Status::Ok) => return None,
+        Some(Status::InvalidArgument | Status::InvalidHandle | Status::WrongState) => Errno::INVAL,
+        Some(Status::NoResources) => Errno::NOMEM,
+        Some(Status::Busy) => Errno::BUSY,
+        Some(Status::Denied) => Errno::PERM,
+        Some(Status::DmaFault) => Errno::FAULT,
+        Some(Status::UnknownOpcode | Status::NotSupported) => Errno::OPNOTSUPP,
+        Some(Status::AddressInUse) => Errno::ADDRINUSE,
+        Some(Status::AddressNotAvailable) => Errno::ADDRNOTAVAIL,
+        Some(Status::Unreachable) => Errno::NETUNREACH,
+        None => Errno::IO,
+    })
+}

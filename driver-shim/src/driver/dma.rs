@@ -1,0 +1,282 @@
+//! Memory that driver and device share: rings, records, buffers.
+//!
+//! Large pieces are mappings of their own: zeroed, and costing nothing until touched. Small ones share 64 KiB slabs, so that an idle
+//! queue pair takes some hundred bytes and not some pages.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
+
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::lock;
+use crate::bus::Bus;
+
+/// Smallest piece: records want 64-byte alignment.
+const MIN_PIECE: usize = 64;
+/// Largest piece that shares a slab.
+const MAX_SHARED: usize = 16 << 10;
+/// Bytes of a slab.
+const SLAB: usize = 64 << 10;
+/// Power-of-two sizes from [`MIN_PIECE`] to [`MAX_SHARED`].
+const CLASSES: usize = (MAX_SHARED / MIN_PIECE).ilog2() as usize + 1;
+
+/// Where such memory comes from. It lives as long as its device, and keeps its slabs.
+pub(crate) struct DmaPool {
+    bus: Arc<dyn Bus>,
+    /// Free pieces of each class.
+    free: Mutex<[Vec<Piece>; CLASSES]>,
+}
+
+#[derive(Clone, Copy)]
+struct Piece {
+    ptr: NonNull<u8>,
+    iova: u64,
+}
+
+// SAFETY: an address. Who owns the piece decides who accesses it.
+unsafe impl Send for Piece {}
+
+/// A piece of zeroed memory that the device can reach. Its address is a multiple of its length, up to a page; dropping it gives it back,
+/// so whoever made a device object over it keeps it until that object is destroyed.
+pub struct DmaMemory {
+    piece: Piece,
+    len: usize,
+    /// Class in the pool; `None` for a mapping of its own.
+    class: Option<usize>,
+    pool: Arc<DmaPool>,
+}
+
+// SAFETY: a piece of memory like a `Box<[AtomicU8]>`: all access goes through raw copies and atomics.
+unsafe impl Send for DmaMemory {}
+// SAFETY: as above.
+unsafe impl Sync for DmaMemory {}
+
+impl fmt::Debug for DmaMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DmaMemory({:#x}, {} bytes)", self.piece.iova, self.len)
+    }
+}
+
+impl DmaPool {
+    pub(crate) fn new(bus: Arc<dyn Bus>) -> Arc<DmaPool> {
+        Arc::new(DmaPool {
+            bus,
+            free: Mutex::default(),
+        })
+    }
+
+    /// At least `len` zeroed bytes.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn allocate(self: &Arc<Self>, len: usize) -> Result<DmaMemory, Errno> {
+        let len = len
+            .max(MIN_PIECE)
+            .checked_next_power_of_two()
+            .ok_or(Errno::NOMEM)?;
+        if len > MAX_SHARED {
+            let piece = self.map(len)?;
+            return Ok(DmaMemory {
+                piece,
+                len,
+                class: None,
+                pool: self.clone(),
+            });
+        }
+        let class = (len / MIN_PIECE).ilog2() as usize;
+        let piece = self.take(class, len)?;
+        let memory = DmaMemory {
+            piece,
+            len,
+            class: Some(class),
+            pool: self.clone(),
+        };
+        memory.zero();
+        Ok(memory)
+    }
+
+    fn take(&self, class: usize, len: usize) -> Result<Piece, Errno> {
+        let mut free = lock(&self.free);
+        let Some(pieces) = free.get_mut(class) else {
+            return Err(Errno::NOMEM);
+        };
+        if let Some(piece) = pieces.pop() {
+            return Ok(piece);
+        }
+        let slab = self.map(SLAB)?;
+        pieces.extend((0..SLAB / len).rev().map(|i| Piece {
+            // SAFETY: the i-th piece of `len` bytes lies inside the slab.
+            ptr: unsafe { slab.ptr.add(i * len) },
+            iova: slab.iova + (i * len) as u64,
+        }));
+        pieces.pop().ok_or(Errno::NOMEM)
+    }
+
+    fn map(&self, len: usize) -> Result<Piece, Errno> {
+        let (prot, flags) = (
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        );
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice disturbs nothing.
+        let ptr = unsafe { mmap_anonymous(std::ptr::null_mut(), len, prot, flags) }?;
+        let ptr = NonNull::new(ptr.cast::<u8>()).ok_or(Errno::NOMEM)?;
+        match self.bus.map(ptr.as_ptr(), len) {
+            Ok(iova) => Ok(Piece { ptr, iova }),
+            Err(errno) => {
+                // SAFETY: mapped above, and known to nobody else.
+                let _ = unsafe { munmap(ptr.as_ptr().cast(), len) };
+                Err(errno)
+            }
+        }
+    }
+}
+
+impl DmaMemory {
+    /// Its first byte.
+    #[inline]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.piece.ptr.as_ptr()
+    }
+
+    /// Length in bytes: a power of two.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Where the device sees its first byte.
+    #[inline]
+    pub fn iova(&self) -> u64 {
+        self.piece.iova
+    }
+
+    fn zero(&self) {
+        // SAFETY: the piece is `len` bytes long, and neither device nor driver uses it now.
+        unsafe { std::ptr::write_bytes(self.as_ptr(), 0, self.len) };
+    }
+
+    fn part(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(offset <= self.len && len <= self.len - offset);
+        // SAFETY: inside the piece, by the check above.
+        unsafe { self.as_ptr().add(offset) }
+    }
+
+    /// Copies a value in; it must lie inside.
+    pub(crate) fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
+        self.copy_in(offset, value.as_bytes());
+    }
+
+    /// Copies a value out; it must lie inside.
+    pub(crate) fn read<T: FromBytes>(&self, offset: usize) -> T {
+        // SAFETY: `part` checked the range, and any bytes are a `T`. The device may write meanwhile, as under DMA.
+        unsafe { self.part(offset, size_of::<T>()).cast::<T>().read_unaligned() }
+    }
+
+    /// Copies bytes in; they must fit.
+    pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) {
+        // SAFETY: `part` checked the range, and `from` is a slice of its own.
+        unsafe {
+            self.part(offset, from.len())
+                .copy_from_nonoverlapping(from.as_ptr(), from.len())
+        };
+    }
+
+    /// Copies bytes out; they must lie inside.
+    pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) {
+        // SAFETY: as in `copy_in`.
+        unsafe {
+            self.part(offset, into.len())
+                .copy_to_nonoverlapping(into.as_mut_ptr(), into.len())
+        };
+    }
+
+    /// The 32-bit word at `offset`, a multiple of 4.
+    pub(crate) fn word(&self, offset: usize) -> &AtomicU32 {
+        let word = self.part(offset, 4).cast::<AtomicU32>();
+        assert!(word.is_aligned());
+        // SAFETY: inside, aligned, and an atomic may be shared with anybody.
+        unsafe { &*word }
+    }
+
+    /// The piece as a record: a structure of atomics.
+    pub(crate) fn record<T: Record>(&self) -> &T {
+        let record = self.part(0, size_of::<T>()).cast::<T>();
+        assert!(record.is_aligned());
+        // SAFETY: inside, aligned, initialised by zeroes, and made of atomics (contract of `Record`).
+        unsafe { &*record }
+    }
+}
+
+/// Structures of atomics, and padding that nobody looks at, for which all zeroes is a value.
+///
+/// # Safety
+///
+/// Exactly that.
+pub(crate) unsafe trait Record: Sync {}
+// SAFETY: its fields are `AtomicU32`, and arrays of `u32` that nobody accesses.
+unsafe impl Record for urnic_verbs_api::device::record::QueueRecord {}
+// SAFETY: as above.
+unsafe impl Record for urnic_verbs_api::device::record::CqRecord {}
+
+impl Drop for DmaMemory {
+    fn drop(&mut self) {
+        let Some(class) = self.class else {
+            self.pool.bus.unmap(self.piece.iova, self.len);
+            // SAFETY: a mapping of its own, which this value owned.
+            let _ = unsafe { munmap(self.as_ptr().cast(), self.len) };
+            return;
+        };
+        if let Some(pieces) = lock(&self.pool.free).get_mut(class) {
+            pieces.push(self.piece);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bus::fake::FakeBus;
+
+    #[test]
+    fn pieces_are_zeroed_aligned_and_apart() {
+        let pool = DmaPool::new(FakeBus::new());
+        for round in 0..2u8 {
+            let pieces: Vec<DmaMemory> = [1, 64, 65, 128, 4096, MAX_SHARED, MAX_SHARED + 1, 1 << 20]
+                .map(|len| pool.allocate(len).unwrap())
+                .into();
+            let mut ranges: Vec<(u64, u64)> = Vec::new();
+            for piece in &pieces {
+                assert_eq!(piece.iova() % piece.len().min(4096) as u64, 0);
+                let mut bytes = vec![1u8; piece.len()];
+                piece.copy_out(0, &mut bytes);
+                assert!(
+                    bytes.iter().all(|b| *b == 0),
+                    "round {round}: a piece of {} bytes was not zeroed",
+                    piece.len()
+                );
+                piece.copy_in(0, &vec![0xff; piece.len()]);
+                ranges.push((piece.iova(), piece.iova() + piece.len() as u64));
+            }
+            ranges.sort_unstable();
+            assert!(ranges.windows(2).all(|w| w[0].1 <= w[1].0));
+        }
+    }
+
+    #[test]
+    fn small_pieces_share_pages() {
+        let pool = DmaPool::new(FakeBus::new());
+        let pieces: Vec<DmaMemory> = (0..64).map(|_| pool.allocate(128).unwrap()).collect();
+        let pages: std::collections::BTreeSet<u64> = pieces.iter().map(|p| p.iova() >> 12).collect();
+        assert_eq!(pages.len(), 2);
+    }
+}

@@ -1,0 +1,430 @@
+//! The driver: what a kernel module would do between verbs and a device. Commands, events, shared memory, objects and their life.
+//!
+//! One [`Driver`] serves the whole process. Its own thread takes asynchronous events and makes connections; completions
+//! notify their channel on whichever thread the device raised them.
+//!
+//! Order of locks: a queue pair's attributes, then native connections, then the command queue. [`ContextEvents`] and [`Poster`] are
+//! called with none of them held.
+
+mod command;
+mod cq;
+mod dma;
+mod event;
+mod memory;
+mod process;
+mod qp;
+mod rim;
+mod state;
+mod transition;
+mod worker;
+mod hack {
+    pub(super) struct InprocBus;
+    impl InprocBus {
+        pub(super) fn start(
+            _: &crate::presence::GidTable,
+        ) -> Result<std::sync::Arc<dyn crate::bus::Bus>, rustix::io::Errno> {
+            Err(rustix::io::Errno::NODEV)
+        }
+    }
+}
+
+pub use cq::Cq;
+pub use dma::DmaMemory;
+pub use memory::Mr;
+pub use process::{abandon_in_child, exit};
+pub use qp::{AddressVector, Poster, Qp, QpAttr, QpCaps, QpInit};
+pub use transition::QpMask;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use urnic_verbs_api::device::command::{Count, DeviceAttributes, Handle, Nothing, Opcode};
+use urnic_verbs_api::device::stream::{self, ip_of};
+
+use crate::bus::Bus;
+use crate::config::Config;
+use crate::native::Home;
+use crate::presence::GidTable;
+use command::CommandQueue;
+use dma::DmaPool;
+use event::EventQueue;
+
+/// Locks, whatever happened to the last holder: no invariant here is broken halfway by a panic.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the device can do: the limits that it reports and firmware version, in native numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attributes {
+    /// Firmware version.
+    pub firmware: (u16, u16, u16),
+    /// Largest registration in bytes.
+    pub max_mr_size: u64,
+    /// Queue pairs.
+    pub max_qp: u32,
+    /// Work requests per queue.
+    pub max_qp_wr: u32,
+    /// Elements per request.
+    pub max_sge: u32,
+    /// Elements of a Read.
+    pub max_sge_rd: u32,
+    /// Inline bytes per request.
+    pub max_inline: u32,
+    /// Completion queues.
+    pub max_cq: u32,
+    /// Entries per completion queue.
+    pub max_cqe: u32,
+    /// Registrations.
+    pub max_mr: u32,
+    /// Protection domains.
+    pub max_pd: u32,
+    /// Memory windows.
+    pub max_mw: u32,
+    /// Shared receive queues.
+    pub max_srq: u32,
+    /// Entries per shared receive queue.
+    pub max_srq_wr: u32,
+    /// Inbound Reads per queue pair.
+    pub max_ird: u32,
+    /// Outbound Reads per queue pair.
+    pub max_ord: u32,
+    /// Completion vectors.
+    pub completion_vectors: u32,
+    /// `urnic_verbs_api::device::command::features`.
+    pub features: u32,
+}
+
+impl From<DeviceAttributes> for Attributes {
+    fn from(d: DeviceAttributes) -> Attributes {
+        let firmware = d.firmware.get();
+        Attributes {
+            firmware: ((firmware >> 32) as u16, (firmware >> 16) as u16, firmware as u16),
+            max_mr_size: d.max_mr_size.get(),
+            max_qp: d.max_qp.get(),
+            max_qp_wr: d.max_qp_wr.get(),
+            max_sge: d.max_sge.get(),
+            max_sge_rd: d.max_sge_rd.get(),
+            max_inline: d.max_inline.get(),
+            max_cq: d.max_cq.get(),
+            max_cqe: d.max_cqe.get(),
+            max_mr: d.max_mr.get(),
+            max_pd: d.max_pd.get(),
+            max_mw: d.max_mw.get(),
+            max_srq: d.max_srq.get(),
+            max_srq_wr: d.max_srq_wr.get(),
+            max_ird: d.max_ird.get(),
+            max_ord: d.max_ord.get(),
+            completion_vectors: d.completion_vectors.get(),
+            features: d.features.get(),
+        }
+    }
+}
+
+/// An entry of the GID table: an address of this function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gid {
+    /// The address.
+    pub ip: IpAddr,
+    /// IPv6 scope of a link-local address; else 0.
+    pub scope: u32,
+}
+
+impl Gid {
+    /// The GID: IPv4 addresses in their IPv6-mapped form.
+    pub fn raw(&self) -> [u8; 16] {
+        match self.ip {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+            IpAddr::V6(ip) => ip.octets(),
+        }
+    }
+}
+
+/// Asynchronous events, with the numbers of `enum ibv_event_type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum AsyncEvent {
+    /// A completion queue overflowed.
+    CqErr = 0,
+    /// A queue pair failed.
+    QpFatal = 1,
+    /// The peer sent something that its queue pair may not send.
+    QpReqErr = 2,
+    /// The peer asked for memory that it may not touch.
+    QpAccessErr = 3,
+    /// The device stopped.
+    DeviceFatal = 8,
+    /// A shared receive queue fell below its limit.
+    SrqLimit = 15,
+    /// The last entry of a shared receive queue was consumed for a queue pair in error.
+    QpLastWqe = 16,
+    /// The GID table changed.
+    GidChange = 18,
+}
+
+/// Where the events of a context go. Called on any thread, with no lock that a call into the driver takes but that of its own object's
+/// table: an implementation writes to its channel and returns; it must not call the driver.
+pub trait ContextEvents: Send + Sync {
+    /// An armed completion queue got its completion.
+    fn completion(&self, cq_cookie: u64);
+
+    /// Something happened to the element with that cookie; 0 = to the port or device.
+    fn async_event(&self, event: AsyncEvent, element_cookie: u64);
+}
+
+/// A program's use of the device (`struct ibv_context`).
+#[derive(Debug)]
+pub struct Context {
+    id: u64,
+    uar: u32,
+}
+
+/// A protection domain.
+#[derive(Debug)]
+pub struct Pd {
+    /// Its number.
+    pub id: u32,
+}
+
+/// Whom the events of an object go to.
+#[derive(Clone)]
+struct Target {
+    events: Arc<dyn ContextEvents>,
+    cookie: u64,
+}
+
+/// The driver of one device. See the [module](self).
+pub struct Driver {
+    bus: Arc<dyn Bus>,
+    pool: Arc<DmaPool>,
+    commands: CommandQueue,
+    attributes: Attributes,
+    home: Home,
+    config: Config,
+    /// Asynchronous events of everything: device queue 0.
+    async_events: EventQueue,
+    /// Completion notifications, one queue per vector.
+    notifications: Vec<EventQueue>,
+    contexts: RwLock<HashMap<u64, Arc<dyn ContextEvents>>>,
+    next_context: AtomicU64,
+    /// Completion queues by cqid. Read-locked while an event is delivered, so that none comes after destruction.
+    cqs: RwLock<HashMap<u32, (Arc<Cq>, Target)>>,
+    /// Queue pairs by qid, alike.
+    qps: RwLock<HashMap<u32, (Arc<Qp>, Target)>>,
+    native: Mutex<rim::Native>,
+    /// Wakes the driver's thread.
+    wake: OwnedFd,
+    /// This is a child of the process that opened the device.
+    abandoned: AtomicBool,
+    stopped: AtomicBool,
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver")
+            .field("attributes", &self.attributes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Most addresses that are asked for.
+const MAX_GIDS: usize = 256;
+
+impl Driver {
+    /// The driver of this process: opened at the first call, and again in a forked child. It lives until the process ends.
+    ///
+    /// Configuration and addresses are those of the first call.
+    ///
+    /// # Errors
+    /// `ENODEV`, `ENOMEM`, `EMFILE`, those of the device.
+    pub fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
+        process::open(config, gids)
+    }
+
+    /// Drives the device behind `bus`.
+    ///
+    /// # Errors
+    /// `ENODEV` if it is no device of ours, `ENOMEM`, those of the device and of making a thread.
+    pub fn start(bus: Arc<dyn Bus>, config: Config) -> Result<Arc<Driver>, Errno> {
+        let pool = DmaPool::new(bus.clone());
+        let wake = worker::wake_fd()?;
+        // Interrupts come from the first command on, the driver that takes them exists only at the end: they are empty until then.
+        let here: Arc<std::sync::OnceLock<std::sync::Weak<Driver>>> = Arc::default();
+        let there = here.clone();
+        bus.interrupts(Arc::new(move |vector| {
+            if let Some(driver) = there.get().and_then(std::sync::Weak::upgrade) {
+                driver.interrupt(vector);
+            }
+        }));
+        let commands = CommandQueue::start(bus.clone(), pool.clone())?;
+        let (buffer, _) =
+            commands.fetch::<_, Nothing>(Opcode::QueryDevice, &Nothing {}, size_of::<DeviceAttributes>())?;
+        let attributes = Attributes::from(buffer.read::<DeviceAttributes>(0));
+        let gids = read_gids(&commands)?;
+        let async_events = EventQueue::create(&commands, &pool, 4096, 0)?;
+        // A notification needs an armed queue and disarms it: as many entries as queues never overflow.
+        let notifications = (0..attributes.completion_vectors)
+            .map(|v| EventQueue::create(&commands, &pool, attributes.max_cq, v + 1))
+            .collect::<Result<Vec<_>, _>>()?;
+        let native = Mutex::new(rim::Native::new(&config)?);
+        let home = Home {
+            gids,
+            listen: config.native.listen,
+        };
+        let driver = Arc::new(Driver {
+            bus,
+            pool,
+            commands,
+            attributes,
+            home,
+            config,
+            async_events,
+            notifications,
+            contexts: RwLock::default(),
+            next_context: AtomicU64::new(1),
+            cqs: RwLock::default(),
+            qps: RwLock::default(),
+            native,
+            wake,
+            abandoned: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+        });
+        let _ = here.set(Arc::downgrade(&driver));
+        worker::start(driver.clone())?;
+        Ok(driver)
+    }
+
+    /// Ends the device: what completed still arrives, then nothing works any more. Takes a bounded time.
+    pub fn shutdown(&self) {
+        if self.alive().is_ok() && !self.stopped.swap(true, Ordering::AcqRel) {
+            self.wake();
+            self.bus.shutdown();
+        }
+    }
+
+    /// `EIO` in a child of the process that opened the device.
+    fn alive(&self) -> Result<(), Errno> {
+        if self.abandoned.load(Ordering::Relaxed) {
+            Err(Errno::IO)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// What the device can do.
+    pub fn attributes(&self) -> &Attributes {
+        &self.attributes
+    }
+
+    /// The GID table: no holes, stable while the device is open.
+    pub fn gids(&self) -> &[Gid] {
+        &self.home.gids
+    }
+
+    /// An entry of it.
+    pub fn gid(&self, index: usize) -> Option<&Gid> {
+        self.home.gids.get(index)
+    }
+
+    /// The port's LID: the low 16 bits of GID 0's address.
+    pub fn lid(&self) -> u16 {
+        self.home.lid()
+    }
+
+    /// Opens a context, whose events go to `events`.
+    ///
+    /// # Errors
+    /// `ENOMEM` when the device has no doorbell page left; `EIO` in a forked child.
+    pub fn open_context(&self, events: Arc<dyn ContextEvents>) -> Result<Context, Errno> {
+        self.alive()?;
+        let uar: Handle = self.commands.call(Opcode::AllocUar, &Nothing {})?;
+        let id = self.next_context.fetch_add(1, Ordering::Relaxed);
+        self.contexts
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(id, events);
+        Ok(Context {
+            id,
+            uar: uar.id.get(),
+        })
+    }
+
+    /// Closes a context; everything made in it must be gone.
+    ///
+    /// # Errors
+    /// `EBUSY`; `EIO` in a forked child.
+    pub fn close_context(&self, context: &Context) -> Result<(), Errno> {
+        self.alive()?;
+        self.commands.on(Opcode::FreeUar, context.uar)?;
+        self.contexts
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&context.id);
+        Ok(())
+    }
+
+    /// Makes a protection domain.
+    ///
+    /// # Errors
+    /// `ENOMEM`; `EIO` in a forked child.
+    pub fn alloc_pd(&self) -> Result<Pd, Errno> {
+        self.alive()?;
+        let handle: Handle = self.commands.call(Opcode::AllocPd, &Nothing {})?;
+        Ok(Pd { id: handle.id.get() })
+    }
+
+    /// Frees it.
+    ///
+    /// # Errors
+    /// `EBUSY` while anything is in it; `EIO` in a forked child.
+    pub fn free_pd(&self, pd: &Pd) -> Result<(), Errno> {
+        self.alive()?;
+        self.commands.on(Opcode::FreePd, pd.id)
+    }
+
+    fn target(&self, context: u64, cookie: u64) -> Result<Target, Errno> {
+        let contexts = self.contexts.read().unwrap_or_else(PoisonError::into_inner);
+        let events = contexts.get(&context).cloned().ok_or(Errno::INVAL)?;
+        Ok(Target { events, cookie })
+    }
+
+    fn qp(&self, qid: u32) -> Option<Arc<Qp>> {
+        self.qps
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&qid)
+            .map(|(qp, _)| qp.clone())
+    }
+
+    fn own_qp(&self, qp: &Arc<Qp>, target: Target) {
+        self.qps
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(qp.qid, (qp.clone(), target));
+    }
+
+    fn disown_qp(&self, qp: &Qp) {
+        self.qps
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&qp.qid);
+    }
+}
+
+fn read_gids(commands: &CommandQueue) -> Result<Vec<Gid>, Errno> {
+    const ENTRY: usize = size_of::<stream::Address>();
+    let (buffer, count) =
+        commands.fetch::<_, Count>(Opcode::QueryAddresses, &Nothing {}, MAX_GIDS * ENTRY)?;
+    let count = (count.count.get() as usize).min(MAX_GIDS);
+    Ok((0..count)
+        .map(|i| buffer.read::<stream::Address>(i * ENTRY))
+        .map(|a| Gid {
+            ip: ip_of(&a.ip),
+            scope: a.scope.get(),
+        })
+        .collect())
+}

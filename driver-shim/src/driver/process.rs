@@ -1,0 +1,70 @@
+//! The one driver of the process: made at the first use, let go of in a forked child, shut down at exit.
+
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use rustix::io::Errno;
+
+use super::hack::InprocBus;
+use super::{Driver, lock};
+use crate::config::Config;
+use crate::presence::GidTable;
+
+/// What belongs to one process. A child gets a new one, since locks of the old one may be held by threads that it does not have.
+#[derive(Default)]
+struct Process {
+    opening: Mutex<()>,
+    driver: OnceLock<Arc<Driver>>,
+}
+
+static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+
+fn current() -> &'static Process {
+    let mut process = CURRENT.load(Ordering::Acquire);
+    if process.is_null() {
+        let new = Box::into_raw(Box::<Process>::default());
+        match CURRENT.compare_exchange(process, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => process = new,
+            Err(theirs) => {
+                process = theirs;
+                // SAFETY: made above, and seen by nobody.
+                drop(unsafe { Box::from_raw(new) });
+            }
+        }
+    }
+    // SAFETY: only ever set to a box that nobody frees again.
+    unsafe { &*process }
+}
+
+pub(super) fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
+    let process = current();
+    let _opening = lock(&process.opening);
+    if let Some(driver) = process.driver.get() {
+        return Ok(driver.clone());
+    }
+    for warning in config.warnings() {
+        tracing::warn!("{warning}");
+    }
+    let driver = Driver::start(InprocBus::start(gids)?, config.clone())?;
+    Ok(process.driver.get_or_init(|| driver).clone())
+}
+
+/// To be called in the child after every fork: the device stays with the parent. What the child inherited of it answers `EIO` and does
+/// nothing; its own [`Driver::open`] gets a new one. Async-signal-safe.
+pub fn abandon_in_child() {
+    // SAFETY: only ever set to a box that nobody frees again.
+    let inherited = unsafe { CURRENT.swap(std::ptr::null_mut(), Ordering::AcqRel).as_ref() };
+    if let Some(driver) = inherited.and_then(|process| process.driver.get()) {
+        driver.abandoned.store(true, Ordering::Release);
+        driver.bus.abandon_in_child();
+    }
+}
+
+/// To be called when the process exits: what completed still arrives. Takes a bounded time.
+pub fn exit() {
+    // SAFETY: only ever set to a box that nobody frees again.
+    let process = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
+    if let Some(driver) = process.and_then(|process| process.driver.get()) {
+        driver.shutdown();
+    }
+}

@@ -1,0 +1,394 @@
+//! Queue pairs: their rings, the gate in front of the send queue, and the state machine that verbs see.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+
+use rustix::io::Errno;
+use urnic_verbs_api::device::command::{CreateQp, Opcode, QueueHandle};
+use urnic_verbs_api::device::doorbell::{Doorbell, Kind};
+use urnic_verbs_api::device::record::{QueueRecord, publish};
+use urnic_verbs_api::device::wqe::{self, BLOCK_LEN, MAX_INLINE, MAX_SGE, RecvHeader, Sge};
+use urnic_verbs_api::vocabulary::QpState;
+
+use super::dma::DmaMemory;
+use super::{Context, Cq, Driver, Pd, lock};
+
+/// Capacities of a queue pair (`struct ibv_qp_cap`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QpCaps {
+    /// Work requests that may be outstanding in the send queue.
+    pub max_send_wr: u32,
+    /// The same of the receive queue.
+    pub max_recv_wr: u32,
+    /// Elements of a send request.
+    pub max_send_sge: u32,
+    /// Elements of a receive request.
+    pub max_recv_sge: u32,
+    /// Bytes of inline data of a send request.
+    pub max_inline: u32,
+}
+
+/// What a queue pair is made from.
+#[derive(Clone, Copy)]
+pub struct QpInit<'a> {
+    /// The context it belongs to.
+    pub context: &'a Context,
+    /// Its protection domain.
+    pub pd: &'a Pd,
+    /// Where its sends complete.
+    pub send_cq: &'a Cq,
+    /// Where its receives complete.
+    pub recv_cq: &'a Cq,
+    /// What it must at least hold.
+    pub caps: QpCaps,
+    /// Handed back with its asynchronous events.
+    pub cookie: u64,
+}
+
+/// An address vector (`struct ibv_ah_attr`), as far as it names a peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct AddressVector {
+    /// Whether `dgid` counts; else `dlid` does.
+    pub is_global: bool,
+    /// The peer's GID, network order.
+    pub dgid: [u8; 16],
+    /// Index of our own GID.
+    pub sgid_index: u8,
+    /// Flow label; kept for queries.
+    pub flow_label: u32,
+    /// Hop limit; kept for queries.
+    pub hop_limit: u8,
+    /// Traffic class; kept for queries.
+    pub traffic_class: u8,
+    /// The peer's LID.
+    pub dlid: u16,
+    /// Service level; kept for queries.
+    pub sl: u8,
+    /// Path bits; kept for queries.
+    pub src_path_bits: u8,
+    /// Static rate; kept for queries.
+    pub static_rate: u8,
+    /// Port of the device: 1.
+    pub port: u8,
+}
+
+/// Attributes of a queue pair (`struct ibv_qp_attr`), in verbs' numbers and unchecked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QpAttr {
+    /// State to go to; in a query the state it is in.
+    pub state: u32,
+    /// State the caller believes it to be in; in a query as `state`.
+    pub cur_state: u32,
+    /// `enum ibv_mtu`; kept for queries.
+    pub path_mtu: u32,
+    /// PSN expected of the peer: checked against the peer's `sq_psn` when the two meet.
+    pub rq_psn: u32,
+    /// Our first PSN.
+    pub sq_psn: u32,
+    /// The peer's queue pair number.
+    pub dest_qpn: u32,
+    /// Remote rights (`enum ibv_access_flags`).
+    pub access: u32,
+    /// Always 0.
+    pub pkey_index: u16,
+    /// Always 1.
+    pub port: u8,
+    /// Inbound Reads.
+    pub max_dest_rd_atomic: u8,
+    /// Outbound Reads.
+    pub max_rd_atomic: u8,
+    /// Least time that a sender is asked to wait when no receive is posted: InfiniBand's code.
+    pub min_rnr_timer: u8,
+    /// How long to wait for an answer: 4.096 µs · 2^timeout; 0 = for ever.
+    pub timeout: u8,
+    /// How often to try again after that.
+    pub retry_cnt: u8,
+    /// How often to try again when the peer has no receive posted; 7 = for ever.
+    pub rnr_retry: u8,
+    /// The peer's address.
+    pub av: AddressVector,
+}
+
+/// Whoever writes work requests into a queue pair's send queue.
+pub trait Poster: Send + Sync {
+    /// The gate opened: publish and ring for what was written meanwhile. Called with no lock of the driver held, maybe from within
+    /// [`Qp::modify`], so the caller of that must not hold its send queue's lock.
+    fn gate_opened(&self);
+
+    /// Whether work requests wait behind the gate.
+    fn is_waiting(&self) -> bool;
+}
+
+/// A queue pair.
+///
+/// *The gate.* Until the connection stands (and on an MPA responder until the first FPDU arrived: RFC 5044 §7.1.2(4)) nothing may reach the
+/// device: whoever posts writes entries and asks [`Qp::gate_is_open`]; if not, it neither publishes nor rings. Ask under the lock
+/// of the send queue: [`Poster::gate_opened`] comes after the gate is open, takes that lock, and finds what was written before.
+pub struct Qp {
+    driver: Arc<Driver>,
+    /// Device number.
+    pub qid: u32,
+    /// The number under which programs know it, and the label of its completions.
+    pub qpn: u32,
+    uar: u32,
+    doorbell: u32,
+    caps: QpCaps,
+    sq: DmaMemory,
+    rq: DmaMemory,
+    record: DmaMemory,
+    sq_blocks: u32,
+    rq_entries: u32,
+    rq_log_stride: u32,
+    gate: AtomicBool,
+    /// The state last asked for and reached.
+    reached: AtomicU8,
+    /// Attributes as they were set. Held over a change; comes before the lock of native connections.
+    pub(super) attr: Mutex<QpAttr>,
+    /// Held over calls to it, so that none is under way once it is taken out.
+    poster: Mutex<Option<Arc<dyn Poster>>>,
+}
+
+impl fmt::Debug for Qp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Qp(qpn {:#08x}, qid {})", self.qpn, self.qid)
+    }
+}
+
+/// Sizes of a queue pair's rings.
+struct Shape {
+    caps: QpCaps,
+    sq_log_size: u32,
+    rq_log_size: u32,
+    rq_log_stride: u32,
+}
+
+impl Shape {
+    fn of(caps: QpCaps, driver: &Driver) -> Result<Shape, Errno> {
+        let limits = driver.attributes();
+        let max_sge = limits.max_sge.min(MAX_SGE as u32);
+        let max_inline = limits.max_inline.min(MAX_INLINE as u32);
+        if caps.max_send_wr > limits.max_qp_wr
+            || caps.max_recv_wr > limits.max_qp_wr
+            || caps.max_send_sge > max_sge
+            || caps.max_recv_sge > max_sge
+            || caps.max_inline > max_inline
+        {
+            return Err(Errno::INVAL);
+        }
+        let sges = |n: u32| n.max(1) as usize * size_of::<Sge>();
+        let blocks = wqe::blocks(sges(caps.max_send_sge).max(caps.max_inline as usize));
+        let sq_blocks = (caps.max_send_wr.max(1) as usize * blocks).next_power_of_two();
+        let rq_entries = caps.max_recv_wr.max(1).next_power_of_two();
+        let rq_stride = (size_of::<RecvHeader>() + sges(caps.max_recv_sge)).next_power_of_two();
+        let operands = blocks * BLOCK_LEN - wqe::OPERANDS;
+        let fit = |granted: usize, limit: u32| u32::try_from(granted).unwrap_or(u32::MAX).min(limit);
+        let caps = QpCaps {
+            max_send_wr: fit(sq_blocks / blocks, limits.max_qp_wr),
+            max_recv_wr: rq_entries.min(limits.max_qp_wr),
+            max_send_sge: fit(operands / size_of::<Sge>(), max_sge),
+            max_recv_sge: fit((rq_stride - size_of::<RecvHeader>()) / size_of::<Sge>(), max_sge),
+            max_inline: fit(operands, max_inline),
+        };
+        Ok(Shape {
+            caps,
+            sq_log_size: sq_blocks.ilog2(),
+            rq_log_size: rq_entries.ilog2(),
+            rq_log_stride: rq_stride.ilog2(),
+        })
+    }
+}
+
+impl Driver {
+    /// Makes a queue pair in the Reset state, its gate closed.
+    ///
+    /// # Errors
+    /// `EINVAL` beyond the device's limits; `ENOMEM`; those of listening, for the first queue pair and every 257th; `EIO` in a
+    /// forked child.
+    pub fn create_qp(self: &Arc<Self>, init: &QpInit<'_>) -> Result<Arc<Qp>, Errno> {
+        self.alive()?;
+        let shape = Shape::of(init.caps, self)?;
+        let target = self.target(init.context.id, init.cookie)?;
+        let sq = self.pool.allocate(BLOCK_LEN << shape.sq_log_size)?;
+        let rq = self
+            .pool
+            .allocate(1 << (shape.rq_log_size + shape.rq_log_stride))?;
+        let record = self.pool.allocate(size_of::<QueueRecord>())?;
+        let qpn = self.native_number()?;
+        let arguments = CreateQp {
+            sq_ring: sq.iova().into(),
+            rq_ring: rq.iova().into(),
+            record: record.iova().into(),
+            pd: init.pd.id.into(),
+            send_cq: init.send_cq.id.into(),
+            recv_cq: init.recv_cq.id.into(),
+            srq: 0.into(),
+            uar: init.context.uar.into(),
+            label: qpn.into(),
+            sq_log_size: shape.sq_log_size.into(),
+            rq_log_size: shape.rq_log_size.into(),
+            rq_log_stride: shape.rq_log_stride.into(),
+            reserved: 0.into(),
+        };
+        let handle: QueueHandle = self
+            .commands
+            .call(Opcode::CreateQp, &arguments)
+            .inspect_err(|_| self.native_forget(qpn))?;
+        let qp = Arc::new(Qp {
+            driver: self.clone(),
+            qid: handle.id.get(),
+            qpn,
+            uar: init.context.uar,
+            doorbell: handle.doorbell.get(),
+            caps: shape.caps,
+            sq,
+            rq,
+            record,
+            sq_blocks: 1 << shape.sq_log_size,
+            rq_entries: 1 << shape.rq_log_size,
+            rq_log_stride: shape.rq_log_stride,
+            gate: AtomicBool::new(false),
+            reached: AtomicU8::new(QpState::Reset as u8),
+            attr: Mutex::default(),
+            poster: Mutex::default(),
+        });
+        self.own_qp(&qp, target);
+        tracing::debug!("{qp:?}: made, {:?}", qp.caps);
+        Ok(qp)
+    }
+}
+
+impl Qp {
+    /// What it holds, which may be more than was asked for.
+    pub fn caps(&self) -> QpCaps {
+        self.caps
+    }
+
+    /// The send queue's memory.
+    #[inline]
+    pub fn sq(&self) -> &DmaMemory {
+        &self.sq
+    }
+
+    /// Blocks of 64 bytes in the send queue: a power of two.
+    #[inline]
+    pub fn sq_blocks(&self) -> u32 {
+        self.sq_blocks
+    }
+
+    /// The receive queue's memory.
+    #[inline]
+    pub fn rq(&self) -> &DmaMemory {
+        &self.rq
+    }
+
+    /// Entries in the receive queue: a power of two.
+    #[inline]
+    pub fn rq_entries(&self) -> u32 {
+        self.rq_entries
+    }
+
+    /// log2 of the bytes of a receive queue entry.
+    #[inline]
+    pub fn rq_log_stride(&self) -> u32 {
+        self.rq_log_stride
+    }
+
+    /// Its indices. They go on through the Reset state, where the device consumes what is posted without a completion.
+    #[inline]
+    pub fn record(&self) -> &QueueRecord {
+        self.record.record()
+    }
+
+    /// Whether posted sends may be published.
+    #[inline]
+    pub fn gate_is_open(&self) -> bool {
+        self.gate.load(Ordering::Acquire)
+    }
+
+    /// The state that was last asked for and reached; whether the queue pair failed since is not looked at. For the checks of posting.
+    #[inline]
+    pub fn last_state(&self) -> QpState {
+        QpState::from_raw(self.reached.load(Ordering::Relaxed).into()).unwrap_or(QpState::Reset)
+    }
+
+    /// Publishes the send queue's producer index, in blocks, and rings if the device wants it. The gate is open.
+    #[inline]
+    pub fn publish_sends(&self, old: u32, new: u32) {
+        let record = self.record();
+        if publish(&record.sq_producer, &record.sq_event, old, new) {
+            self.ring(Kind::Send, new);
+        }
+    }
+
+    /// Publishes the receive queue's producer index and rings if the device wants it.
+    #[inline]
+    pub fn publish_receives(&self, old: u32, new: u32) {
+        let record = self.record();
+        if publish(&record.rq_producer, &record.rq_event, old, new) {
+            self.ring(Kind::Receive, new);
+        }
+    }
+
+    /// Rings for sends, for who publishes by itself.
+    #[inline]
+    pub fn ring_sends(&self, producer: u32) {
+        self.ring(Kind::Send, producer);
+    }
+
+    /// Rings for receives, for who publishes by itself.
+    #[inline]
+    pub fn ring_receives(&self, producer: u32) {
+        self.ring(Kind::Receive, producer);
+    }
+
+    #[inline]
+    fn ring(&self, kind: Kind, index: u32) {
+        let value = Doorbell {
+            kind,
+            queue: self.qid,
+            index,
+        }
+        .encode();
+        self.driver.bus.doorbell(self.uar, self.doorbell, value);
+    }
+
+    /// Says who posts. Set before the first [`Qp::modify`].
+    pub fn set_poster(&self, poster: Arc<dyn Poster>) {
+        *lock(&self.poster) = Some(poster);
+    }
+
+    /// Opens the gate, and lets go what waited behind it.
+    pub(super) fn open_gate(&self) {
+        if !self.gate.swap(true, Ordering::AcqRel)
+            && let Some(poster) = &*lock(&self.poster)
+        {
+            poster.gate_opened();
+        }
+    }
+
+    /// Whether work requests wait behind the gate.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.gate_is_open()
+            && lock(&self.poster)
+                .as_ref()
+                .is_some_and(|poster| poster.is_waiting())
+    }
+
+    /// Forgets who posts, after a call to it that is under way.
+    pub(super) fn drop_poster(&self) {
+        *lock(&self.poster) = None;
+    }
+
+    pub(super) fn reach(&self, state: QpState) {
+        self.reached.store(state as u8, Ordering::Relaxed);
+    }
+
+    pub(super) fn close_gate(&self) {
+        self.gate.store(false, Ordering::Release);
+    }
+
+    pub(super) fn driver(&self) -> &Arc<Driver> {
+        &self.driver
+    }
+}

@@ -1,0 +1,167 @@
+//! A queue pair's life: changes, queries, the end.
+
+use rustix::io::Errno;
+use urnic_verbs_api::device::command::{Handle, ModifyQp, Opcode, QpStatus, modify};
+use urnic_verbs_api::vocabulary::QpState;
+
+use super::lock;
+use super::qp::{Qp, QpAttr};
+use super::transition::{self, Limits, QpMask};
+
+impl Qp {
+    /// Changes state or attributes, as `ibv_modify_qp(3)` has it. Going to RTR names the peer, and never waits for it: the
+    /// connection is made in the background.
+    ///
+    /// # Errors
+    /// `EINVAL` for a transition that does not exist, attributes missing, superfluous or out of range, or an address that no route
+    /// can be told from; `EIO` in a forked child; those of the device.
+    pub fn modify(&self, attr: &QpAttr, mask: QpMask) -> Result<(), Errno> {
+        self.driver().alive()?;
+        if mask.is_empty() {
+            return Ok(());
+        }
+        let mut set = lock(&self.attr);
+        let from = self.device_state()?;
+        let limits = self.driver().attributes();
+        let to = transition::check(
+            from,
+            attr,
+            mask,
+            Limits {
+                ird: limits.max_ird,
+                ord: limits.max_ord,
+            },
+        )?;
+        let mut new = *set;
+        new.take(attr, mask);
+        let peer = match (from, to) {
+            (QpState::Init, QpState::Rtr) => Some(self.driver().native_peer(&new, self.qpn)?),
+            _ => None,
+        };
+        if matches!(to, QpState::Reset | QpState::Err | QpState::Sqd) {
+            self.driver().native_retire(self.qpn, to == QpState::Reset);
+        }
+        self.change(to, &new, mask)?;
+        *set = if to == QpState::Reset {
+            QpAttr::default()
+        } else {
+            new
+        };
+        self.reach(to);
+        tracing::debug!("{self:?}: {from:?} to {to:?}");
+        match to {
+            QpState::Reset => self.close_gate(),
+            // What was posted behind the gate is flushed by the device once it sees it.
+            QpState::Err | QpState::Sqd => self.open_gate(),
+            QpState::Rtr => self.driver().native_meet(self, peer, &new),
+            QpState::Rts if from == QpState::Rtr => self.driver().native_ready(self, &new),
+            QpState::Rts => self.driver().native_rnr(self, &new, mask),
+            QpState::Init | QpState::Sqe => {}
+        }
+        Ok(())
+    }
+
+    /// Its attributes as they were set, with the state that the device says it is in.
+    ///
+    /// # Errors
+    /// `EIO` in a forked child.
+    pub fn query(&self) -> Result<QpAttr, Errno> {
+        self.driver().alive()?;
+        let set = lock(&self.attr);
+        let state = match self.device_state()? {
+            // An RNIC's idle state is both: receives may be posted right after creation (conformance §8, table of states).
+            QpState::Reset => QpState::Init,
+            state => state,
+        } as u32;
+        Ok(QpAttr {
+            state,
+            cur_state: state,
+            ..*set
+        })
+    }
+
+    /// Ends it: the connection, then the device's object. What its completed sends put on the stream still arrives. Afterwards nobody
+    /// calls its [`Poster`](super::Poster) or reports its events any more.
+    ///
+    /// # Errors
+    /// `EIO` in a forked child; those of the device.
+    pub fn destroy(&self) -> Result<(), Errno> {
+        self.driver().alive()?;
+        let _changes = lock(&self.attr);
+        self.driver().native_retire(self.qpn, false);
+        self.driver().commands.on(Opcode::DestroyQp, self.qid)?;
+        self.driver().native_forget(self.qpn);
+        self.driver().disown_qp(self);
+        self.drop_poster();
+        tracing::debug!("{self:?}: destroyed");
+        Ok(())
+    }
+
+    /// What the device says of it.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn status(&self) -> Result<QpStatus, Errno> {
+        self.driver()
+            .commands
+            .call(Opcode::QueryQp, &Handle { id: self.qid.into() })
+    }
+
+    pub(super) fn device_state(&self) -> Result<QpState, Errno> {
+        QpState::from_raw(self.status()?.state.get()).ok_or(Errno::IO)
+    }
+
+    fn change(&self, to: QpState, new: &QpAttr, mask: QpMask) -> Result<(), Errno> {
+        let flags = [
+            (QpMask::STATE, modify::STATE),
+            (QpMask::ACCESS_FLAGS, modify::ACCESS),
+            (QpMask::MAX_DEST_RD_ATOMIC, modify::IRD),
+            (QpMask::MAX_QP_RD_ATOMIC, modify::ORD),
+        ];
+        let what = flags
+            .iter()
+            .filter(|(bit, _)| mask.contains(*bit))
+            .fold(0, |what, (_, flag)| what | flag);
+        if what == 0 {
+            return Ok(());
+        }
+        let arguments = ModifyQp {
+            qp: self.qid.into(),
+            mask: what.into(),
+            state: (to as u32).into(),
+            access: new.access.into(),
+            ird: u32::from(new.max_dest_rd_atomic).into(),
+            ord: u32::from(new.max_rd_atomic).into(),
+            rnr_timeout_ms: 0.into(),
+        };
+        self.driver().commands.run(Opcode::ModifyQp, &arguments)
+    }
+}
+
+impl QpAttr {
+    fn take(&mut self, from: &QpAttr, mask: QpMask) {
+        let mut put = |bit, set: &dyn Fn(&mut QpAttr)| {
+            if mask.contains(bit) {
+                set(self);
+            }
+        };
+        put(QpMask::ACCESS_FLAGS, &|to| to.access = from.access);
+        put(QpMask::PKEY_INDEX, &|to| to.pkey_index = from.pkey_index);
+        put(QpMask::PORT, &|to| to.port = from.port);
+        put(QpMask::AV, &|to| to.av = from.av);
+        put(QpMask::PATH_MTU, &|to| to.path_mtu = from.path_mtu);
+        put(QpMask::TIMEOUT, &|to| to.timeout = from.timeout);
+        put(QpMask::RETRY_CNT, &|to| to.retry_cnt = from.retry_cnt);
+        put(QpMask::RNR_RETRY, &|to| to.rnr_retry = from.rnr_retry);
+        put(QpMask::RQ_PSN, &|to| to.rq_psn = from.rq_psn);
+        put(QpMask::MAX_QP_RD_ATOMIC, &|to| {
+            to.max_rd_atomic = from.max_rd_atomic
+        });
+        put(QpMask::MIN_RNR_TIMER, &|to| to.min_rnr_timer = from.min_rnr_timer);
+        put(QpMask::SQ_PSN, &|to| to.sq_psn = from.sq_psn);
+        put(QpMask::MAX_DEST_RD_ATOMIC, &|to| {
+            to.max_dest_rd_atomic = from.max_dest_rd_atomic
+        });
+        put(QpMask::DEST_QPN, &|to| to.dest_qpn = from.dest_qpn);
+    }
+}

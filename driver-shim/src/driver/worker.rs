@@ -1,0 +1,176 @@
+//! The driver's own thread, and what the events of the device mean to verbs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use urnic_verbs_api::device::event::{Event, EventKind, QpFault};
+use urnic_verbs_api::vocabulary::QpState;
+
+use super::qp::Qp;
+use super::{AsyncEvent, Driver, lock};
+
+/// What the thread sleeps on.
+pub(super) fn wake_fd() -> Result<OwnedFd, Errno> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+}
+
+/// `CLOCK_MONOTONIC`: the time of everything in the driver.
+pub(super) fn now() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
+}
+
+/// Starts the thread, with all signals blocked: they are the program's.
+pub(super) fn start(driver: Arc<Driver>) -> Result<(), Errno> {
+    let thread = std::thread::Builder::new()
+        .name("urnic-driver".to_owned())
+        .stack_size(256 << 10);
+    let started = without_signals(|| thread.spawn(move || driver.serve()));
+    started
+        .map(drop)
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))
+}
+
+/// Runs `f` with all signals blocked on this thread; a thread started meanwhile inherits that for good.
+fn without_signals<T>(f: impl FnOnce() -> T) -> T {
+    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut old = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: both sets are local; the first is filled before it is used, the second by the call that gets it.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
+    }
+    let result = f();
+    // SAFETY: `old` was filled above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
+    result
+}
+
+impl Driver {
+    /// An interrupt: completions are told at once, everything else is for the thread.
+    pub(super) fn interrupt(&self, vector: u32) {
+        match (vector as usize)
+            .checked_sub(1)
+            .and_then(|v| self.notifications.get(v))
+        {
+            Some(queue) => queue.drain(|event| self.notify(event)),
+            None => self.wake(),
+        }
+    }
+
+    pub(super) fn wake(&self) {
+        // Full means that a wake-up is pending.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    fn notify(&self, event: Event) {
+        let cqs = self.cqs.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, target)) = cqs.get(&event.object.get()) {
+            target.events.completion(target.cookie);
+        }
+    }
+
+    fn serve(&self) {
+        tracing::debug!("driver thread started");
+        while !self.stopped.load(Ordering::Acquire) {
+            let mut events = Vec::new();
+            self.async_events.drain(|event| events.push(event));
+            for event in events {
+                self.handle(event);
+            }
+            let deadline = self.native_tick();
+            let timeout = deadline.map(|at| at.saturating_sub(now())).map(|left| Timespec {
+                tv_sec: left.as_secs() as i64,
+                tv_nsec: left.subsec_nanos().into(),
+            });
+            let mut fds = [PollFd::new(&self.wake, PollFlags::IN)];
+            let _ = poll(&mut fds, timeout.as_ref());
+            let mut count = [0; 8];
+            let _ = rustix::io::read(&self.wake, &mut count);
+        }
+        tracing::debug!("driver thread ended");
+    }
+
+    fn handle(&self, event: Event) {
+        let object = event.object.get();
+        match EventKind::from_raw(event.kind) {
+            Some(EventKind::QpError) => {
+                if let Some(qp) = self.qp(object) {
+                    self.qp_failed(&qp, QpFault::from_raw(event.code.get()), event.data.get() as u32);
+                }
+            }
+            Some(EventKind::CqError) => {
+                let cqs = self.cqs.read().unwrap_or_else(PoisonError::into_inner);
+                if let Some((_, target)) = cqs.get(&object) {
+                    target.events.async_event(AsyncEvent::CqErr, target.cookie);
+                }
+            }
+            Some(EventKind::LastWqe) => self.tell(object, AsyncEvent::QpLastWqe),
+            Some(EventKind::PortChange) => self.tell_all(AsyncEvent::GidChange),
+            Some(EventKind::Fatal) => self.tell_all(AsyncEvent::DeviceFatal),
+            // Nobody makes shared receive queues yet, and completions have queues of their own.
+            Some(EventKind::SrqLimit | EventKind::Completion) => {}
+            // InfiniBand programs are not told that the peer stopped talking.
+            Some(EventKind::PeerClosed | EventKind::Closed) => tracing::debug!("qid {object}: {event:?}"),
+            Some(
+                kind @ (EventKind::FirstFpdu
+                | EventKind::StreamConnected
+                | EventKind::StreamAccepted
+                | EventKind::StreamReceived
+                | EventKind::StreamClosed),
+            ) => self.native_event(kind, &event),
+            None => tracing::warn!("unknown event {event:?}"),
+        }
+    }
+
+    /// A queue pair went to the error state by itself.
+    fn qp_failed(&self, qp: &Qp, fault: Option<QpFault>, terminate: u32) {
+        {
+            let _changes = lock(&qp.attr);
+            // The program may have moved it on since.
+            if qp.device_state() != Ok(QpState::Err) {
+                return;
+            }
+            self.native_retire(qp.qpn, false);
+            qp.reach(QpState::Err);
+        }
+        tracing::debug!("{qp:?}: failed: {fault:?}, Terminate {terminate:#010x}");
+        qp.open_gate();
+        if let Some(event) = async_event(fault, terminate) {
+            self.tell(qp.qid, event);
+        }
+    }
+
+    fn tell(&self, qid: u32, event: AsyncEvent) {
+        let qps = self.qps.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, target)) = qps.get(&qid) {
+            target.events.async_event(event, target.cookie);
+        }
+    }
+
+    fn tell_all(&self, event: AsyncEvent) {
+        let contexts = self.contexts.read().unwrap_or_else(PoisonError::into_inner);
+        contexts.values().for_each(|events| events.async_event(event, 0));
+    }
+}
+
+/// What an InfiniBand program is told. It hears of its own failed requests by their completions and of a lost peer by its next one, so
+/// only what the *peer* did wrong, and what no completion tells, is an event.
+fn async_event(fault: Option<QpFault>, terminate: u32) -> Option<AsyncEvent> {
+    match fault? {
+        QpFault::Requested | QpFault::TerminateReceived | QpFault::StreamLost | QpFault::LocalWork => None,
+        QpFault::CqOverflow => Some(AsyncEvent::QpFatal),
+        // Layer and error type of RFC 5040 §4.8: RDMAP remote protection and DDP tagged buffer errors are about memory.
+        QpFault::TerminateSent => Some(match terminate >> 24 {
+            0x01 | 0x11 => AsyncEvent::QpAccessErr,
+            0x02 | 0x12 => AsyncEvent::QpReqErr,
+            _ => AsyncEvent::QpFatal,
+        }),
+    }
+}

@@ -1,0 +1,238 @@
+//! The peer's calls, and those of strangers.
+
+use rustix::io::Errno;
+
+use super::identity::{Identity, Reason};
+use super::{Call, Engine, Key, MAX_LISTENING, MAX_PARKED_EACH, Pair, Phase, World};
+use crate::mpa_startup::{Close, Depths, Failure, Heard, Reply, Responder};
+
+impl Engine {
+    /// A listener has a new stream.
+    pub(crate) fn arrived(&mut self, world: &mut World<'_>, lid: u32, sid: u32) {
+        if !self.numbers.has_listener(lid) {
+            world.streams.close(sid, Close::Abort);
+            return;
+        }
+        if self.listening.len() >= MAX_LISTENING
+            && let Some((_, oldest)) = self.listening.pop_first()
+        {
+            tracing::debug!("stream {oldest}: gives way, too many say nothing");
+            self.hang_up(world, oldest, Close::Abort);
+        }
+        let responder = Responder::new(self.settings.clone(), world.now);
+        if world.streams.receive(sid, responder.wants()).is_err() {
+            world.streams.close(sid, Close::Abort);
+            return;
+        }
+        self.arrivals += 1;
+        self.listening.insert(self.arrivals, sid);
+        self.timers.set(Key::Call(sid), responder.deadline());
+        self.calls.insert(
+            sid,
+            Call::Listening {
+                responder: Box::new(responder),
+                order: self.arrivals,
+            },
+        );
+    }
+
+    /// Octets of a Request.
+    pub(super) fn hear_request(&mut self, world: &mut World<'_>, sid: u32, octets: Result<&[u8], Errno>) {
+        let Some(Call::Listening { responder, .. }) = self.calls.get_mut(&sid) else {
+            return;
+        };
+        let wanted = responder.wants();
+        let heard = match octets {
+            Ok(octets) => responder.receive(octets).and_then(|(_, heard)| match heard {
+                None if octets.len() < wanted => Err(responder.closed()),
+                heard => Ok(heard),
+            }),
+            Err(_) => Err(responder.closed()),
+        };
+        match heard {
+            Ok(Some(Heard::Request)) => self.answer(world, sid),
+            Ok(_) => {
+                let wants = responder.wants();
+                if world.streams.receive(sid, wants).is_err() {
+                    self.hang_up(world, sid, Close::Abort);
+                }
+            }
+            Err(Failure {
+                fault,
+                close,
+                last_words,
+                ..
+            }) => {
+                tracing::debug!("stream {sid}: {fault}");
+                if let Some(words) = last_words {
+                    let _ = world.streams.send(sid, &words);
+                }
+                self.hang_up(world, sid, close);
+            }
+        }
+    }
+
+    /// A Request is whole: whom does it want, and what is that one up to?
+    fn answer(&mut self, world: &mut World<'_>, sid: u32) {
+        let Some(Call::Listening { responder, .. }) = self.forget(sid) else {
+            return;
+        };
+        let caller = responder
+            .request()
+            .and_then(|request| Identity::parse(&request.private_data));
+        let qpn = caller.map_or(0, |caller| caller.to);
+        let nobody = Identity {
+            from: 0,
+            to: 0,
+            sq_psn: None,
+            rq_psn: 0,
+            rnr_retry: None,
+            nonce: 0,
+        };
+        self.calls.insert(
+            sid,
+            Call::Waiting {
+                qpn,
+                responder,
+                caller: caller.unwrap_or(nobody),
+            },
+        );
+        let Some(caller) = caller else {
+            return self.turn_down(world, sid, Reason::Foreign);
+        };
+        tracing::debug!("stream {sid}: {:#08x} calls {qpn:#08x}", caller.from);
+        match self.pairs.get(&qpn).map(|pair| &pair.phase) {
+            None => self.turn_down(world, sid, Reason::Unknown),
+            Some(Phase::Idle) => self.park(world, sid, qpn),
+            Some(Phase::Seeking(seek)) => {
+                if !seek.identity(qpn, 0).meets(&caller) {
+                    return self.turn_down(world, sid, Reason::Elsewhere);
+                }
+                let ours = seek.call.and_then(|ours| self.calls.get(&ours));
+                match ours {
+                    Some(Call::Asking { us, .. }) if us.goes_before(&caller) => self.hold(world, sid, qpn),
+                    _ => self.accept(world, sid, qpn),
+                }
+            }
+            Some(Phase::Connected { .. }) => self.turn_down(world, sid, Reason::Connected),
+            Some(Phase::Closed) => self.turn_down(world, sid, Reason::Gone),
+        }
+    }
+
+    /// Keeps a call for a queue pair that is not at RTR.
+    fn park(&mut self, world: &mut World<'_>, sid: u32, qpn: u32) {
+        let room = self.parked < self.max_parked;
+        match self.pairs.get_mut(&qpn) {
+            Some(pair) if room && pair.parked.len() < MAX_PARKED_EACH => {
+                pair.parked.push_back(sid);
+                self.parked += 1;
+                self.timers
+                    .set(Key::Call(sid), Some(world.now + self.park_timeout));
+                tracing::debug!("stream {sid}: parked until qpn {qpn:#08x} reaches RTR");
+            }
+            _ => self.turn_down(world, sid, Reason::Busy),
+        }
+    }
+
+    /// The queue pair reached RTR: takes the parked call of its peer, and turns down the others.
+    pub(super) fn unpark(&mut self, world: &mut World<'_>, qpn: u32) {
+        let Some(Pair {
+            phase: Phase::Seeking(seek),
+            parked,
+        }) = self.pairs.get(&qpn)
+        else {
+            return;
+        };
+        let us = seek.identity(qpn, 0);
+        let mut parked = parked.clone();
+        // The latest call is the one the peer still cares for.
+        while let Some(sid) = parked.pop_back() {
+            let meets =
+                matches!(self.calls.get(&sid), Some(Call::Waiting { caller, .. }) if us.meets(caller));
+            let seeking = matches!(
+                self.pairs.get(&qpn),
+                Some(Pair {
+                    phase: Phase::Seeking(_),
+                    ..
+                })
+            );
+            match (meets, seeking) {
+                (true, true) => self.accept(world, sid, qpn),
+                (true, false) => self.turn_down(world, sid, Reason::Connected),
+                (false, _) => self.turn_down(world, sid, Reason::Elsewhere),
+            }
+        }
+    }
+
+    /// Keeps the peer's call while ours, which goes before, is not answered.
+    fn hold(&mut self, world: &mut World<'_>, sid: u32, qpn: u32) {
+        let Some(Pair {
+            phase: Phase::Seeking(seek),
+            ..
+        }) = self.pairs.get_mut(&qpn)
+        else {
+            return;
+        };
+        tracing::debug!("stream {sid}: crosses our own call, which goes before");
+        let older = seek.held.replace(sid);
+        self.timers
+            .set(Key::Call(sid), Some(world.now + self.settings.initiator_timeout));
+        if let Some(older) = older {
+            self.turn_down(world, older, Reason::Busy);
+        }
+    }
+
+    /// Takes the peer's call.
+    pub(super) fn accept(&mut self, world: &mut World<'_>, sid: u32, qpn: u32) {
+        let Some(Call::Waiting {
+            mut responder,
+            caller,
+            ..
+        }) = self.forget(sid)
+        else {
+            return;
+        };
+        let Some(Pair {
+            phase: Phase::Seeking(seek),
+            ..
+        }) = self.pairs.get_mut(&qpn)
+        else {
+            world.streams.close(sid, Close::Abort);
+            return;
+        };
+        let us = seek.identity(qpn, caller.nonce);
+        let sent = match responder.accept(Depths::default(), &us.emit(), world.now) {
+            Ok(Reply { octets, negotiated }) => world.streams.send(sid, &octets).map(|()| negotiated),
+            Err(_) => Err(Errno::INVAL),
+        };
+        match sent {
+            Ok(negotiated @ Some(_)) => {
+                if self
+                    .attach(world, qpn, Some(sid), negotiated, caller.rnr_retry.unwrap_or(7))
+                    .is_ok()
+                {
+                    tracing::debug!(
+                        "qpn {qpn:#08x}: took the call of {:#08x}, stream {sid}",
+                        caller.from
+                    );
+                }
+            }
+            // The caller hung up meanwhile.
+            Ok(None) | Err(_) => {
+                world.streams.close(sid, Close::Abort);
+                self.seek(world, qpn);
+            }
+        }
+    }
+
+    /// Turns a call down: a rejecting Reply that says why, then the end.
+    pub(super) fn turn_down(&mut self, world: &mut World<'_>, sid: u32, reason: Reason) {
+        tracing::debug!("stream {sid}: turned down: {reason:?}");
+        if let Some(Call::Waiting { mut responder, .. }) = self.forget(sid)
+            && let Ok(reply) = responder.reject(&reason.emit(), None)
+        {
+            let _ = world.streams.send(sid, &reply);
+        }
+        world.streams.close(sid, Close::Orderly);
+    }
+}
