@@ -1,1 +1,189 @@
-//! The lower layer protocol: MPA over a byte stream, or a loopback (the seam of RFC 5041 §3).
+//! The layer below DDP (RFC 5041 §3): it carries ULPDUs in order with their boundaries, says how long one may be
+//! (MULPDU), and reports how it ends.
+//!
+//! [`mpa`] frames ULPDUs over a byte [`Stream`]; [`loopback`] hands them back to the queue pair that sent them. What
+//! is above knows no FPDUs, CRCs, markers or sockets; what is below knows no Stags.
+//!
+//! A ULPDU is written where it will be sent from: [`open`](Llp::open) with its header, then its payload in order
+//! by [`put`](Llp::put) (copied beside the header) and [`gather`](Llp::gather) (left where it is if that
+//! pays), then [`seal`](Llp::seal). [`cancel`](Llp::cancel) takes back one that was not sealed.
+
+pub(crate) mod loopback;
+pub(crate) mod mpa;
+
+use crate::buffers::BufferPool;
+use crate::memory::Window;
+use crate::stream::{Stream, StreamError};
+use crate::time::Nanos;
+use loopback::Loopback;
+use mpa::Mpa;
+use rustix::io::Errno;
+use urnic_wire::rdmap::TerminateError;
+
+/// Why the lower layer cannot go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum LlpError {
+    /// The stream was reset, timed out, or ended inside an FPDU (RFC 5044 §8, code 1).
+    #[error("stream lost: {0}")]
+    Lost(Errno),
+    /// An FPDU's CRC is wrong (code 2).
+    #[error("FPDU with a wrong CRC")]
+    Crc,
+    /// A marker and ULPDU_Length disagree (code 3).
+    #[error("FPDU with a wrong marker")]
+    Marker,
+    /// Memory that was to be sent from, or received into, is not there any more.
+    #[error("memory of a work request is gone")]
+    Fault,
+}
+
+impl LlpError {
+    /// What the peer is to be told about an error in what it sent; `None` where it cannot be told.
+    pub(crate) fn terminate(self) -> Option<TerminateError> {
+        match self {
+            LlpError::Lost(_) => None,
+            LlpError::Crc => Some(TerminateError::MpaCrc),
+            LlpError::Marker => Some(TerminateError::MpaMarker),
+            LlpError::Fault => Some(TerminateError::DdpLocalCatastrophic),
+        }
+    }
+}
+
+impl From<StreamError> for LlpError {
+    /// `WouldBlock` is no error and does not come here.
+    fn from(error: StreamError) -> LlpError {
+        match error {
+            StreamError::WouldBlock => LlpError::Lost(Errno::AGAIN),
+            StreamError::Closed(errno) => LlpError::Lost(errno),
+            StreamError::Fault => LlpError::Fault,
+        }
+    }
+}
+
+/// A lower layer.
+#[derive(Debug)]
+pub(crate) enum Llp {
+    /// MPA over a byte stream.
+    Mpa(Box<Mpa>),
+    /// The queue pair is its own peer.
+    Loopback(Box<Loopback>),
+}
+
+impl Llp {
+    /// Most bytes of a ULPDU at present.
+    #[inline]
+    pub(crate) fn mulpdu(&self) -> usize {
+        match self {
+            Llp::Mpa(mpa) => mpa.tx.mulpdu(),
+            Llp::Loopback(_) => loopback::MULPDU,
+        }
+    }
+
+    /// Whether another ULPDU may be opened. Without room, [`flush`](Self::flush) must take something first.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        match self {
+            Llp::Mpa(mpa) => mpa.tx.has_room(),
+            Llp::Loopback(loopback) => loopback.has_room(),
+        }
+    }
+
+    /// Begins a ULPDU: `header`, behind which come exactly `payload_len` bytes. There must be room, and the whole
+    /// no longer than the MULPDU.
+    #[inline]
+    pub(crate) fn open(&mut self, buffers: &BufferPool, header: &[u8], payload_len: usize) {
+        match self {
+            Llp::Mpa(mpa) => mpa.tx.open(buffers, header, payload_len),
+            Llp::Loopback(loopback) => loopback.open(buffers, header, payload_len),
+        }
+    }
+
+    /// The place of the next `len` bytes of payload, to be filled by the caller.
+    #[inline]
+    pub(crate) fn put(&mut self, len: usize) -> &mut [u8] {
+        match self {
+            Llp::Mpa(mpa) => mpa.tx.put(len),
+            Llp::Loopback(loopback) => loopback.put(len),
+        }
+    }
+
+    /// The next payload is the `len` bytes of `window` from `at` on, which keep their contents until they are sent.
+    #[inline]
+    pub(crate) fn gather(&mut self, window: &Window<'_>, at: u64, len: usize) {
+        match self {
+            Llp::Mpa(mpa) => mpa.tx.gather(window, at, len),
+            Llp::Loopback(loopback) => window.copy_out(at, loopback.put(len)),
+        }
+    }
+
+    /// The next payload is the `len` bytes of `window` from `at` on, which may change at any moment (Read Responses).
+    #[inline]
+    pub(crate) fn gather_volatile(&mut self, window: &Window<'_>, at: u64, len: usize) {
+        match self {
+            Llp::Mpa(mpa) if !mpa.tx.has_digest() => mpa.tx.gather(window, at, len),
+            _ => window.copy_out(at, self.put(len)),
+        }
+    }
+
+    /// Ends the ULPDU; returns the position behind it, to be compared with [`taken`](Self::taken).
+    #[inline]
+    pub(crate) fn seal(&mut self) -> u64 {
+        match self {
+            Llp::Mpa(mpa) => mpa.tx.seal(),
+            Llp::Loopback(loopback) => loopback.seal(),
+        }
+    }
+
+    /// Takes back the ULPDU that was opened and not sealed.
+    pub(crate) fn cancel(&mut self) {
+        match self {
+            Llp::Mpa(mpa) => mpa.tx.cancel(),
+            Llp::Loopback(loopback) => loopback.cancel(),
+        }
+    }
+
+    /// Up to where the lower layer has taken what was sealed: it will arrive unless the stream is lost.
+    #[inline]
+    pub(crate) fn taken(&self) -> u64 {
+        match self {
+            Llp::Mpa(mpa) => mpa.tx.taken(),
+            Llp::Loopback(loopback) => loopback.taken(),
+        }
+    }
+
+    /// Whether everything sealed has been taken.
+    #[inline]
+    pub(crate) fn is_flushed(&self) -> bool {
+        match self {
+            Llp::Mpa(mpa) => mpa.tx.is_flushed(),
+            Llp::Loopback(_) => true,
+        }
+    }
+
+    /// Hands sealed ULPDUs down; `false` if the stream takes no more for now.
+    pub(crate) fn flush(&mut self, stream: &mut dyn Stream, calls: &mut u64) -> Result<bool, LlpError> {
+        match self {
+            Llp::Mpa(mpa) => mpa.tx.flush(stream, calls),
+            Llp::Loopback(_) => Ok(true),
+        }
+    }
+
+    /// Looks at the stream's segment size if that is due.
+    pub(crate) fn refresh(&mut self, now: Nanos, stream: &dyn Stream) {
+        if let Llp::Mpa(mpa) = self {
+            mpa.tx.refresh(now, stream);
+        }
+    }
+
+    /// Gives back the buffers that hold nothing.
+    #[inline]
+    pub(crate) fn release(&mut self, buffers: &BufferPool) {
+        match self {
+            Llp::Mpa(mpa) => {
+                mpa.tx.release(buffers);
+                mpa.rx.release(buffers);
+            }
+            Llp::Loopback(loopback) => loopback.release(buffers),
+        }
+    }
+}

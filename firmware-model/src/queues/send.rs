@@ -23,6 +23,7 @@ pub struct SendQueue {
     producer: u32,
     next: u32,
     retired: u32,
+    taken: u32,
 }
 
 /// The fixed part of an entry; its operands stay in the ring.
@@ -60,6 +61,21 @@ impl SendQueue {
             producer: 0,
             next: 0,
             retired: 0,
+            taken: 0,
+        }
+    }
+
+    /// A new one on the same ring, all indices 0.
+    pub(crate) fn anew(&self) -> SendQueue {
+        self.record.sq_consumer.store(0, Ordering::Release);
+        self.record.sq_event.store(0, Ordering::Release);
+        SendQueue {
+            record: self.record.clone(),
+            producer: 0,
+            next: 0,
+            retired: 0,
+            taken: 0,
+            ..*self
         }
     }
 
@@ -111,6 +127,12 @@ impl SendQueue {
     /// Takes the entry that [`peek`](SendQueue::peek) showed.
     pub fn advance(&mut self, blocks: u8) {
         self.next = self.next.wrapping_add(blocks.into());
+        self.taken = self.taken.wrapping_add(1);
+    }
+
+    /// Entries taken so far, modulo 2^32.
+    pub(crate) fn taken(&self) -> u32 {
+        self.taken
     }
 
     /// Gives an entry's blocks back to the driver, in the order of [`advance`](SendQueue::advance).
@@ -132,12 +154,13 @@ impl SendQueue {
         self.record.sq_producer.load(Ordering::Acquire) != self.next
     }
 
-    /// Asks for a ring when the producer index steps over `blocks` behind what was taken, 0 = at the next post;
-    /// returns whether something was posted meanwhile that no ring may come for.
+    /// Asks for a ring when the producer index steps over `blocks` behind what was taken, 0 = at the next post, for
+    /// which it returns whether something is posted that nobody took: no ring may come for it.
     pub(crate) fn ring_after(&mut self, blocks: u32) -> bool {
         let record = &self.record;
         let at = self.next.wrapping_add(blocks);
-        record::sleep_at(&record.sq_producer, &record.sq_event, at) != self.next && blocks == 0
+        let posted = record::sleep_at(&record.sq_producer, &record.sq_event, at);
+        blocks == 0 && posted != self.next
     }
 
     /// Element `n` of an entry's list; the empty one if there is none.
@@ -151,6 +174,12 @@ impl SendQueue {
             return Sge::default();
         }
         self.operand(wqe, first + n * size_of::<Sge>())
+    }
+
+    /// Element `n` of an entry's list, if there is one.
+    #[inline]
+    pub fn element(&self, wqe: &SendWqe, n: usize) -> Option<Sge> {
+        (n < usize::from(wqe.num_sge)).then(|| self.sge(wqe, n))
     }
 
     /// Copies an entry's inline data out, from `at` on; both ends must lie inside.

@@ -1,0 +1,142 @@
+//! A queue pair that is its own peer: ULPDUs are handed back in memory, with no stream, framing or CRC.
+
+use crate::buffers::{BUFFER_LEN, Buffer, BufferPool};
+use crate::host::{Piece, PieceMut};
+use crate::stream::{Stream, StreamError};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::net::SocketAddr;
+
+/// Longest ULPDU: as large as the caches like.
+pub(crate) const MULPDU: usize = 32 << 10;
+
+/// Octets before each ULPDU: its length.
+const LENGTH_LEN: usize = 4;
+
+/// ULPDUs on their way back, in one buffer.
+#[derive(Debug, Default)]
+pub(crate) struct Loopback {
+    buffer: Option<Buffer>,
+    /// Where the next ULPDU to be received begins.
+    start: usize,
+    /// Where the last sealed one ends.
+    end: usize,
+    /// Where the open one has got to.
+    filled: usize,
+    taken: u64,
+}
+
+impl Loopback {
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        BUFFER_LEN - self.end >= LENGTH_LEN + MULPDU
+    }
+
+    pub(crate) fn open(&mut self, buffers: &BufferPool, header: &[u8], payload_len: usize) {
+        let ulpdu_len = header.len() + payload_len;
+        let buffer = self.buffer.get_or_insert_with(|| buffers.take());
+        let body = self.end + LENGTH_LEN;
+        buffer[self.end..body].copy_from_slice(&(ulpdu_len as u32).to_ne_bytes());
+        buffer[body..body + header.len()].copy_from_slice(header);
+        self.filled = body + header.len();
+    }
+
+    pub(crate) fn put(&mut self, len: usize) -> &mut [u8] {
+        let at = self.filled;
+        self.filled += len;
+        self.buffer
+            .as_mut()
+            .and_then(|buffer| buffer.get_mut(at..at + len))
+            .unwrap_or_default()
+    }
+
+    pub(crate) fn seal(&mut self) -> u64 {
+        self.taken += (self.filled - self.end) as u64;
+        self.end = self.filled;
+        self.taken
+    }
+
+    pub(crate) fn cancel(&mut self) {
+        self.filled = self.end;
+    }
+
+    /// Everything sealed is taken at once.
+    #[inline]
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// The next ULPDU to be received.
+    pub(crate) fn front(&self) -> Option<&[u8]> {
+        let sealed = self.buffer.as_ref()?.get(self.start..self.end)?;
+        let (length, rest) = sealed.split_first_chunk()?;
+        rest.get(..u32::from_ne_bytes(*length) as usize)
+    }
+
+    /// It is done with.
+    pub(crate) fn consume(&mut self) {
+        if let Some(len) = self.front().map(<[u8]>::len) {
+            self.start += LENGTH_LEN + len;
+        }
+        if self.start == self.end {
+            (self.start, self.end, self.filled) = (0, 0, 0);
+        }
+    }
+
+    /// Forgets all that was sealed.
+    pub(crate) fn discard(&mut self) {
+        (self.start, self.end, self.filled) = (0, 0, 0);
+    }
+
+    pub(crate) fn release(&mut self, buffers: &BufferPool) {
+        if self.end == 0
+            && let Some(buffer) = self.buffer.take()
+        {
+            buffers.give(buffer);
+        }
+    }
+}
+
+/// What stands in for a stream where there is none.
+#[derive(Debug, Default)]
+pub struct NoStream;
+
+impl Stream for NoStream {
+    fn send(&mut self, _: &[Piece]) -> Result<usize, StreamError> {
+        Err(StreamError::Closed(Errno::NOTCONN))
+    }
+
+    fn receive(&mut self, _: &mut [PieceMut]) -> Result<usize, StreamError> {
+        Err(StreamError::Closed(Errno::NOTCONN))
+    }
+
+    fn finish(&mut self) {}
+
+    fn reset(&mut self) {}
+
+    fn mss(&self) -> u32 {
+        0
+    }
+
+    fn established(&mut self) -> Result<bool, Errno> {
+        Err(Errno::NOTCONN)
+    }
+
+    fn unacknowledged(&self) -> u32 {
+        0
+    }
+
+    fn local(&self) -> SocketAddr {
+        NOWHERE
+    }
+
+    fn remote(&self) -> SocketAddr {
+        NOWHERE
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0);

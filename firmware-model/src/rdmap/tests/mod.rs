@@ -1,0 +1,1 @@
+//! Engines against hand-made bytes and against each other.
