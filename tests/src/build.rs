@@ -11,13 +11,15 @@ pub fn tree() -> &'static Path {
         .expect("tests/ is in the tree")
 }
 
-/// Folder of the build that these tests belong to, `target/debug` or `target/release`.
+/// Folder of the build that this program belongs to, `target/debug` or `target/release`.
 pub fn target() -> PathBuf {
-    let test = std::env::current_exe().expect("the path of this test");
-    test.ancestors()
-        .nth(2)
-        .expect("target/PROFILE/deps/test")
-        .to_owned()
+    let program = std::env::current_exe().expect("the path of this program");
+    // Tests lie one folder deeper than programs.
+    let folders = program
+        .ancestors()
+        .skip(1)
+        .find(|folder| !folder.ends_with("deps"));
+    folders.expect("a program lies in a folder").to_owned()
 }
 
 /// A folder for what tests write, inside the target folder.
@@ -62,7 +64,7 @@ fn built() -> &'static Path {
     })
 }
 
-/// Compiles `tests/programs/NAME.c` against the system's libibverbs.
+/// Compiles `tests/programs/NAME.c`, as any user would, against the system's libibverbs.
 ///
 /// # Errors
 /// The reason for a skip: no compiler, or no headers.

@@ -1,0 +1,173 @@
+//! urnic against raw TCP and UCX over the same loopback, in the same run, as ratios. Each round measures ours and the other, one right
+//! after the other; what is printed is the median over the rounds, and of the ratio the median of the rounds' ratios, so that a
+//! machine that slows down halfway slows both.
+
+mod cacheline;
+mod crc;
+mod ours;
+mod raw;
+mod table;
+mod ucx;
+
+use std::process::ExitCode;
+
+use table::{Aim, Row};
+
+/// Two runs of the same loop differ by some percent: this is "no slower".
+const NO_SLOWER: Aim = Aim::AtLeast(0.97);
+
+/// Rounds without an argument; each takes some 20 s.
+const ROUNDS: usize = 5;
+
+/// Sizes at which streams are compared.
+const STREAMS: [(usize, &str, u64); 2] = [(65_536, "64 KiB", 20_000), (1_048_576, "1 MiB", 2_000)];
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["raw", rest @ ..] => raw::main(rest),
+        [] => bench(ROUNDS),
+        [rounds] => match rounds.parse() {
+            Ok(rounds @ 1..=100) => bench(rounds),
+            _ => {
+                eprintln!("usage: urnic-bench [ROUNDS]");
+                ExitCode::from(2)
+            }
+        },
+        _ => ExitCode::from(2),
+    }
+}
+
+fn bench(rounds: usize) -> ExitCode {
+    println!("urnic over loopback, {rounds} rounds, {}", machine());
+    let mut rows = vec![
+        Row::new(
+            "ib_send_lat 8 B, median",
+            "us",
+            "raw TCP, spinning",
+            Aim::AtMost(1.25),
+        ),
+        Row::new(
+            "ib_write_lat 8 B, median",
+            "us",
+            "raw TCP, blocking",
+            Aim::AtMost(1.0),
+        ),
+        Row::new(
+            "ib_write_lat 8 B, p99",
+            "us",
+            "raw TCP, blocking, p99",
+            Aim::AtMost(1.0),
+        ),
+    ];
+    for (_, size, _) in STREAMS {
+        rows.push(Row::new(
+            &format!("ib_write_bw {size}"),
+            "MiB/s",
+            "raw TCP stream",
+            Aim::AtLeast(0.9),
+        ));
+        rows.push(Row::new(
+            &format!("ib_send_bw {size}"),
+            "MiB/s",
+            "raw TCP stream",
+            Aim::AtLeast(0.9),
+        ));
+    }
+    rows.push(Row::new(
+        "ib_send_bw 64 B, messages",
+        "M/s",
+        "UCX over TCP, tag_bw",
+        Aim::AtLeast(5.0),
+    ));
+    rows.push(Row::new(
+        "CRC32C, FPDU of 1448 B",
+        "GB/s",
+        "crc-fast itself",
+        NO_SLOWER,
+    ));
+    rows.push(Row::new(
+        "CRC32C, FPDU of 64774 B",
+        "GB/s",
+        "crc-fast itself",
+        NO_SLOWER,
+    ));
+    rows.push(Row::new(
+        "doorbell to CQE, no wire",
+        "us",
+        "cache line, there and back",
+        Aim::Report,
+    ));
+    rows.push(Row::new("memory per idle connected QP", "KiB", "", Aim::Report));
+    rows.push(Row::new("connections", "1/s", "raw TCP connect", Aim::Report));
+
+    for round in 1..=rounds {
+        eprint!("\rround {round} of {rounds} ");
+        measure(&mut rows);
+    }
+    eprintln!();
+    table::print(&rows);
+    ExitCode::SUCCESS
+}
+
+/// A measurement that fails says why and leaves its place empty; the others are worth having.
+fn tried<T>(measurement: impl FnOnce() -> Option<T> + std::panic::UnwindSafe) -> Option<T> {
+    std::panic::catch_unwind(measurement).ok().flatten()
+}
+
+/// One round, in the order of the rows.
+fn measure(rows: &mut [Row]) {
+    let mut rows = rows.iter_mut();
+    let mut add = |ours: Option<f64>, theirs: Option<f64>| {
+        if let Some(row) = rows.next() {
+            row.add(ours, theirs);
+        }
+    };
+    let spinning = raw::ping_pong("spin");
+    let send = tried(|| ours::latency("ib_send_lat"));
+    add(send.map(|lat| lat.median), Some(spinning.median));
+
+    let blocking = raw::ping_pong("block");
+    let write = tried(|| ours::latency("ib_write_lat"));
+    add(write.map(|lat| lat.median), Some(blocking.median));
+    add(write.map(|lat| lat.p99), Some(blocking.p99));
+
+    for (size, _, count) in STREAMS {
+        let stream = raw::stream(size, count);
+        add(
+            tried(|| ours::bandwidth("ib_write_bw", size, count)),
+            Some(stream),
+        );
+        let stream = raw::stream(size, count);
+        add(tried(|| ours::bandwidth("ib_send_bw", size, count)), Some(stream));
+    }
+
+    add(
+        tried(|| ours::messages("ib_send_bw", 64, 2_000_000)),
+        tried(|| ucx::messages(64, 2_000_000)),
+    );
+    for len in [1448, 64_774] {
+        let (ours, library) = crc::rates(len);
+        add(Some(ours), Some(library));
+    }
+    add(tried(ours::doorbell_to_cqe), Some(cacheline::round_trip()));
+    let connections = tried(ours::connections);
+    add(connections.map(|c| c.kibibytes), None);
+    add(connections.map(|c| c.per_second), Some(raw::connects()));
+}
+
+fn machine() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cpuinfo = read("/proc/cpuinfo");
+    let model = cpuinfo
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"))
+        .unwrap_or(": unknown processor");
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    format!(
+        "{cores} cores of {}, Linux {}",
+        model.trim_start_matches([' ', '\t', ':']),
+        read("/proc/sys/kernel/osrelease").trim()
+    )
+}

@@ -1,0 +1,183 @@
+//! Raw TCP, as well as a program can use it: what we are measured against. Each end is a process of its own, as perftest's are.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use urnic_tests::{Pair, Program};
+
+/// Exchanges in a ping-pong, and those before that nobody counts.
+const EXCHANGES: usize = 50_000;
+const WARM_UP: usize = 2_000;
+
+/// Size of a ping.
+const PING: usize = 8;
+
+/// Connections made one after the other.
+const CONNECTS: usize = 5_000;
+
+/// Half round trips in microseconds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Latency {
+    pub(crate) median: f64,
+    pub(crate) p99: f64,
+}
+
+fn pair(args: &str) -> Pair {
+    let program = std::env::current_exe().expect("the path of this program");
+    Pair::new(&Program::plain(program).arg("raw").line(args)).within(Duration::from_secs(120))
+}
+
+/// The numbers on the last line that the client printed.
+fn numbers(pair: &Pair) -> Vec<f64> {
+    let text = pair.succeeds().client.success();
+    text.split_whitespace()
+        .filter_map(|word| word.parse().ok())
+        .collect()
+}
+
+/// A ping-pong in which both sides `spin` on a non-blocking socket, or `block`.
+pub(crate) fn ping_pong(manner: &str) -> Latency {
+    match numbers(&pair(manner)).as_slice() {
+        [median, p99] => Latency {
+            median: *median,
+            p99: *p99,
+        },
+        other => panic!("raw {manner} printed {other:?}"),
+    }
+}
+
+/// A stream of `count` writes of `size` bytes, in MiB/s.
+pub(crate) fn stream(size: usize, count: u64) -> f64 {
+    match numbers(&pair(&format!("stream {size} {count}"))).as_slice() {
+        [rate] => *rate,
+        other => panic!("raw stream printed {other:?}"),
+    }
+}
+
+/// TCP connections that one process can make to another per second, one after the other, none closed until the end.
+pub(crate) fn connects() -> f64 {
+    match numbers(&pair("connect")).as_slice() {
+        [rate] => *rate,
+        other => panic!("raw connect printed {other:?}"),
+    }
+}
+
+/// One end: `raw KIND … -p PORT [HOST]`.
+pub(crate) fn main(args: &[&str]) -> ExitCode {
+    match end(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("raw: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn end(args: &[&str]) -> Result<(), Box<dyn std::error::Error>> {
+    let usage = "usage: raw spin|block|connect|stream SIZE COUNT -p PORT [HOST]";
+    let at = args.iter().position(|arg| *arg == "-p").ok_or(usage)?;
+    let (what, rest) = args.split_at(at);
+    let port: u16 = rest.get(1).ok_or(usage)?.parse()?;
+    let host = rest.get(2);
+    let meet = || -> std::io::Result<TcpStream> {
+        let stream = match host {
+            Some(host) => TcpStream::connect((*host, port))?,
+            None => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?.accept()?.0,
+        };
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    };
+    match what {
+        ["connect"] => Ok(connect(host.unwrap_or(&""), port)?),
+        ["spin"] => {
+            let stream = meet()?;
+            stream.set_nonblocking(true)?;
+            Ok(exchange(stream, host.is_some())?)
+        }
+        ["block"] => Ok(exchange(meet()?, host.is_some())?),
+        ["stream", size, count] => Ok(flow(meet()?, host.is_some(), size.parse()?, count.parse()?)?),
+        _ => Err(usage.into()),
+    }
+}
+
+/// Fills `buffer`; on a non-blocking stream by trying again at once.
+fn read_all(stream: &mut TcpStream, buffer: &mut [u8]) -> std::io::Result<()> {
+    let mut have = 0;
+    while have < buffer.len() {
+        match stream.read(&mut buffer[have..]) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(n) => have += n,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn exchange(mut stream: TcpStream, first: bool) -> std::io::Result<()> {
+    let mut ping = [0; PING];
+    let mut times = Vec::with_capacity(EXCHANGES);
+    for _ in 0..WARM_UP + EXCHANGES {
+        let start = Instant::now();
+        if first {
+            stream.write_all(&ping)?;
+        }
+        read_all(&mut stream, &mut ping)?;
+        if !first {
+            stream.write_all(&ping)?;
+        }
+        times.push(start.elapsed());
+    }
+    if first {
+        let counted = &mut times[WARM_UP..];
+        counted.sort_unstable();
+        let half_us = |at: usize| counted[at].as_secs_f64() * 1e6 / 2.0;
+        println!("{} {}", half_us(EXCHANGES / 2), half_us(EXCHANGES * 99 / 100));
+    }
+    Ok(())
+}
+
+fn flow(mut stream: TcpStream, sends: bool, size: usize, count: u64) -> std::io::Result<()> {
+    let mut buffer = vec![0x5a; size];
+    let mut done = [0];
+    if !sends {
+        for _ in 0..count {
+            stream.read_exact(&mut buffer)?;
+        }
+        return stream.write_all(&done);
+    }
+    let start = Instant::now();
+    for _ in 0..count {
+        stream.write_all(&buffer)?;
+    }
+    // The clock runs until the other side has it all.
+    stream.read_exact(&mut done)?;
+    let mebibytes = size as f64 * count as f64 / f64::from(1 << 20);
+    println!("{}", mebibytes / start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn connect(host: &str, port: u16) -> std::io::Result<()> {
+    let mut held = Vec::with_capacity(CONNECTS);
+    if host.is_empty() {
+        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?;
+        while held.len() < CONNECTS {
+            let (mut stream, _) = listener.accept()?;
+            stream.write_all(&[1])?;
+            held.push(stream);
+        }
+        // The last caller says when all are measured.
+        return held.last_mut().map_or(Ok(()), |last| last.read_exact(&mut [0]));
+    }
+    let start = Instant::now();
+    while held.len() < CONNECTS {
+        let mut stream = TcpStream::connect((host, port))?;
+        // As with MPA, a connection is one when the other side has answered.
+        stream.read_exact(&mut [0])?;
+        held.push(stream);
+    }
+    println!("{}", CONNECTS as f64 / start.elapsed().as_secs_f64());
+    held.last_mut().map_or(Ok(()), |last| last.write_all(&[1]))
+}

@@ -1,0 +1,131 @@
+//! The table: medians over the rounds, and whether the aim was met.
+
+/// What a ratio of ours to theirs should be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Aim {
+    AtMost(f64),
+    AtLeast(f64),
+    /// No aim: the figure is what is wanted.
+    Report,
+}
+
+/// One line of the table.
+#[derive(Debug)]
+pub(crate) struct Row {
+    what: String,
+    unit: &'static str,
+    against: &'static str,
+    aim: Aim,
+    ours: Vec<f64>,
+    theirs: Vec<f64>,
+    ratios: Vec<f64>,
+}
+
+impl Row {
+    pub(crate) fn new(what: &str, unit: &'static str, against: &'static str, aim: Aim) -> Self {
+        let none = Vec::new;
+        Self {
+            what: what.to_owned(),
+            unit,
+            against,
+            aim,
+            ours: none(),
+            theirs: none(),
+            ratios: none(),
+        }
+    }
+
+    /// Adds one round's figures; `None` is one that could not be had.
+    pub(crate) fn add(&mut self, ours: Option<f64>, theirs: Option<f64>) {
+        self.ours.extend(ours);
+        self.theirs.extend(theirs);
+        self.ratios
+            .extend(ours.zip(theirs).map(|(ours, theirs)| ours / theirs));
+    }
+
+    fn verdict(&self) -> String {
+        let (met, aim) = match (self.aim, median(&self.ratios)) {
+            (Aim::Report, _) => return "report".to_owned(),
+            (Aim::AtMost(limit), ratio) => (ratio.map(|ratio| ratio <= limit), format!("<= {limit:.2} x")),
+            (Aim::AtLeast(limit), ratio) => (ratio.map(|ratio| ratio >= limit), format!(">= {limit:.2} x")),
+        };
+        match met {
+            Some(true) => format!("{aim}  met"),
+            Some(false) => format!("{aim}  MISSED"),
+            None => format!("{aim}  not measured"),
+        }
+    }
+}
+
+/// The middle value; of an even number, the mean of the two in the middle.
+pub(crate) fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    let upper = sorted.get(middle).copied()?;
+    if sorted.len() % 2 == 1 {
+        return Some(upper);
+    }
+    sorted.get(middle - 1).map(|lower| (lower + upper) / 2.0)
+}
+
+pub(crate) fn print(rows: &[Row]) {
+    println!(
+        "{:<30}{:>16}   {:<26}{:>16}{:>9}   aim",
+        "measured", "ours", "against", "theirs", "ratio"
+    );
+    for row in rows {
+        let figure = |values: &[f64]| {
+            median(values).map_or_else(
+                || "-".to_owned(),
+                |value| format!("{} {}", short(value), row.unit),
+            )
+        };
+        let ratio = median(&row.ratios).map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2} x"));
+        let (ours, theirs) = (figure(&row.ours), figure(&row.theirs));
+        println!(
+            "{:<30}{ours:>16}   {:<26}{theirs:>16}{ratio:>9}   {}",
+            row.what,
+            row.against,
+            row.verdict()
+        );
+    }
+}
+
+/// Three significant digits or all before the point.
+fn short(value: f64) -> String {
+    let decimals = if value >= 100.0 {
+        0
+    } else if value >= 10.0 {
+        1
+    } else {
+        2
+    };
+    format!("{value:.decimals$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[3.0]), Some(3.0));
+        assert_eq!(median(&[3.0, 1.0]), Some(2.0));
+        assert_eq!(median(&[9.0, 1.0, 2.0]), Some(2.0));
+    }
+
+    #[test]
+    fn an_aim_is_judged_by_the_median_of_the_ratios() {
+        let mut row = Row::new("x", "us", "y", Aim::AtMost(1.25));
+        assert!(row.verdict().ends_with("not measured"));
+        for ours in [1.0, 1.2, 9.0] {
+            row.add(Some(ours), Some(1.0));
+        }
+        assert!(row.verdict().ends_with("met"));
+        row.add(Some(2.0), Some(1.0));
+        row.add(None, Some(1.0));
+        assert!(row.verdict().ends_with("MISSED"), "{}", row.verdict());
+    }
+}
