@@ -11,8 +11,8 @@ use super::netlink::{self, InterfaceAddress, Link};
 /// Most entries a port has: a GID index is a byte in `ibv_ah_attr`.
 const MAX_GIDS: usize = 256;
 
-/// Any address outside every network (RFC 5737): the route towards it is the default route.
-const FAR_AWAY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+/// An address of the public Internet: what leads there is the default route.
+const FAR_AWAY: Ipv4Addr = Ipv4Addr::new(1, 1, 1, 1);
 
 /// One entry of the GID table.
 #[derive(Debug, Clone, PartialEq, Eq)]

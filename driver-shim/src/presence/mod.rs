@@ -10,7 +10,6 @@
 //! The plug-in's interposed libc functions call in here; the rules for what they call: no lock and no allocation before a path
 //! or fd is known to be ours, raw system calls only, and no panic.
 
-use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -72,6 +71,13 @@ fn making() -> MutexGuard<'static, Option<Settings>> {
 /// To be called once when the plug-in is loaded, and cheap: nothing is looked at before the program asks.
 pub fn install() {
     fds::adopt_process();
+}
+
+/// A digest of that part of the configuration which a presence depends on, for [`Settings::digest`].
+pub fn digest(configuration: &str) -> u64 {
+    identity::Digest::new("configuration")
+        .with(configuration.as_bytes())
+        .value()
 }
 
 /// Sets what presences made from now on depend on.
@@ -163,26 +169,6 @@ impl Presence {
     pub fn gids(&self) -> &GidTable {
         &self.gids
     }
-}
-
-/// The real path behind `path`, for the interposed functions: None when it is not ours, or when there is no presence.
-///
-/// # Safety
-/// `path` is null or a C string.
-pub unsafe fn redirect(
-    path: *const std::ffi::c_char,
-    buffer: &mut redirect::PathBuffer,
-) -> Option<(&CStr, redirect::Target)> {
-    // SAFETY: as promised by the caller.
-    if !unsafe { redirect::may_be_ours(path) } {
-        return None;
-    }
-    // SAFETY: not null, so a C string.
-    let path = unsafe { CStr::from_ptr(path) };
-    if !redirect::is_ours(path) {
-        return None;
-    }
-    Presence::current().ok()?.redirect(path, buffer)
 }
 
 /// Where a tree may live, best first.

@@ -1,0 +1,139 @@
+//! An open device: what `ibv_open_device` returns, and what of ours belongs to it.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use urnic_driver_shim::presence::{ChannelSender, Presence};
+use urnic_verbs_api::rdma_core::{ContextOps, ibv_context, ibv_device, verbs_context, verbs_device};
+
+use crate::guard::{guarded, set_errno};
+use crate::library::Library;
+use crate::register::Registration;
+use crate::{pd, query};
+
+/// `enum rdma_driver_id`: not one of the kernel's.
+const RDMA_DRIVER_UNKNOWN: u32 = 0;
+
+/// Our part of an open device.
+pub(crate) struct Context {
+    /// The libibverbs that it was opened through.
+    library: &'static Library,
+    /// The device as it was shown when it was opened.
+    pub(crate) presence: &'static Presence,
+    /// Where asynchronous events go: the other end is `async_fd`.
+    pub(crate) async_events: Arc<ChannelSender>,
+}
+
+/// The end of the memory of a context. `verbs_context` before it differs in length from release to release; it ends with
+/// `ibv_context`, so what follows is at the same place everywhere.
+#[repr(C)]
+struct Tail {
+    ibv: ibv_context,
+    ours: *mut Context,
+}
+
+impl Context {
+    /// Our part of a context.
+    ///
+    /// # Safety
+    /// `context` came from [`alloc_context`] and is open for as long as the result is used.
+    pub(crate) unsafe fn of<'a>(context: *mut ibv_context) -> &'a Context {
+        // SAFETY: as promised, so the tail is there and filled.
+        unsafe { &*(*context.cast::<Tail>()).ours }
+    }
+}
+
+/// `verbs_device_ops.alloc_context`: opens the device on `cmd_fd`, which is ours to close from here on.
+pub(crate) unsafe extern "C" fn alloc_context(
+    device: *mut ibv_device,
+    cmd_fd: c_int,
+    _private_data: *mut c_void,
+) -> *mut verbs_context {
+    guarded(|| {
+        // SAFETY: libibverbs passes a device that our alloc_device made and that it registered our ops with.
+        let registration = unsafe { Registration::of((*device.cast::<verbs_device>()).ops) };
+        // SAFETY: as above.
+        unsafe { open(device, cmd_fd, &registration.library) }
+    })
+    .unwrap_or_else(|errno| {
+        set_errno(errno);
+        std::ptr::null_mut()
+    })
+}
+
+/// # Safety
+/// `device` is a device of that libibverbs, `cmd_fd` an fd to give away.
+unsafe fn open(
+    device: *mut ibv_device,
+    cmd_fd: RawFd,
+    library: &'static Library,
+) -> Result<*mut verbs_context, Errno> {
+    let opened = Presence::current().and_then(|presence| Ok((presence, ChannelSender::open()?)));
+    let (presence, (async_fd, async_events)) = match opened {
+        Ok(opened) => opened,
+        Err(errno) => {
+            close(cmd_fd);
+            return Err(errno);
+        }
+    };
+    let level = library.level;
+    let size = level.context_offset() + size_of::<Tail>();
+    // SAFETY: verbs_context is the first thing in the memory we ask for, and fits.
+    let memory = unsafe {
+        (library.init_and_alloc_context)(device, cmd_fd, size, std::ptr::null_mut(), RDMA_DRIVER_UNKNOWN)
+    };
+    if memory.is_null() {
+        // It closed cmd_fd.
+        close(async_fd);
+        return Err(Errno::NOMEM);
+    }
+    let verbs: *mut verbs_context = memory.cast();
+    let ours = Box::into_raw(Box::new(Context {
+        library,
+        presence,
+        async_events,
+    }));
+    // SAFETY: the memory is `size` long: a verbs_context of this level, which ends with the tail's first member, and the tail.
+    unsafe {
+        let tail: *mut Tail = memory.byte_add(level.context_offset()).cast();
+        (*tail).ours = ours;
+        (*tail).ibv.async_fd = async_fd;
+        (*tail).ibv.num_comp_vectors = query::COMPLETION_VECTORS;
+        (library.set_ops)(verbs, ops(library).as_ptr());
+    }
+    Ok(verbs)
+}
+
+/// Every verb we have. libibverbs answers EOPNOTSUPP for the others.
+fn ops(library: &Library) -> ContextOps {
+    ContextOps::new(library.level)
+        .alloc_pd(pd::alloc_pd)
+        .dealloc_pd(pd::dealloc_pd)
+        .free_context(free_context)
+        .query_device_ex(query::query_device_ex)
+        .query_port(query::query_port)
+        .query_port_speed(query::query_port_speed)
+}
+
+/// `ibv_close_device`.
+unsafe extern "C" fn free_context(context: *mut ibv_context) {
+    let _ = guarded(|| {
+        // SAFETY: ours, and closed now: the box of open(), and the memory of init_and_alloc_context, which the provider frees.
+        unsafe {
+            let ours = Box::from_raw((*context.cast::<Tail>()).ours);
+            let memory = context.byte_sub(ours.library.level.context_offset());
+            // Closes cmd_fd and async_fd, by the close() that we interpose.
+            (ours.library.uninit_context)(memory.cast());
+            libc::free(memory.cast());
+        }
+        Ok(())
+    });
+}
+
+/// Closes an fd of the program's, as the program would: through the interposed function, which forgets it.
+fn close(fd: RawFd) {
+    // SAFETY: an fd that the caller gave away.
+    unsafe { libc::close(fd) };
+}

@@ -1,0 +1,47 @@
+//! `urnic0` as libibverbs holds it in its list of devices.
+
+use std::ffi::{CStr, c_char};
+
+use urnic_driver_shim::presence::{DEVICE_NAME, UVERBS_DEVICE_ABI};
+use urnic_verbs_api::rdma_core::{verbs_device, verbs_device_ops, verbs_sysfs_dev};
+
+use crate::context;
+
+/// What we register; libibverbs copies nothing, so each registration has its own.
+pub(crate) const OPS: verbs_device_ops = verbs_device_ops {
+    name: c"urnic".as_ptr(),
+    match_min_abi_version: UVERBS_DEVICE_ABI,
+    match_max_abi_version: UVERBS_DEVICE_ABI,
+    match_table: std::ptr::null(),
+    static_providers: std::ptr::null(),
+    match_device: Some(match_device),
+    alloc_context: Some(context::alloc_context),
+    // A context cannot be imported: its device lives in the process that opened it.
+    import_context: None,
+    alloc_device: Some(alloc_device),
+    uninit_device: Some(uninit_device),
+};
+
+/// Ours by its name, and by a character device that no RDMA driver has.
+unsafe extern "C" fn match_device(found: *mut verbs_sysfs_dev) -> bool {
+    // SAFETY: libibverbs passes a device of its scan, with its names terminated.
+    let (device, name) = unsafe { (&*found, text(&(*found).ibdev_name)) };
+    name == DEVICE_NAME.as_bytes()
+        && rustix::fs::stat("/dev/null").is_ok_and(|null| null.st_rdev == device.sysfs_cdev)
+}
+
+unsafe extern "C" fn alloc_device(_: *mut verbs_sysfs_dev) -> *mut verbs_device {
+    // SAFETY: calloc; all zeros is a verbs_device that libibverbs goes on to fill.
+    unsafe { libc::calloc(1, size_of::<verbs_device>()).cast() }
+}
+
+unsafe extern "C" fn uninit_device(device: *mut verbs_device) {
+    // SAFETY: from alloc_device, and libibverbs holds it no longer.
+    unsafe { libc::free(device.cast()) };
+}
+
+fn text(name: &[c_char]) -> &[u8] {
+    // SAFETY: c_char and u8 have the same layout.
+    let bytes = unsafe { std::slice::from_raw_parts(name.as_ptr().cast::<u8>(), name.len()) };
+    CStr::from_bytes_until_nul(bytes).map_or(&[], CStr::to_bytes)
+}

@@ -1,0 +1,182 @@
+//! Functions that take an fd, and `socket`.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use urnic_driver_shim::presence::fds::{self, Kind};
+use urnic_driver_shim::presence::{Presence, command, registry};
+
+use super::{ACTIVE, missing};
+use crate::guard::{guarded, set_errno};
+use crate::real;
+
+/// `NETLINK_RDMA` of `<linux/netlink.h>`.
+const NETLINK_RDMA: c_int = 20;
+/// `CLOSE_RANGE_CLOEXEC` of `<linux/close_range.h>`.
+const CLOSE_RANGE_CLOEXEC: c_int = 4;
+
+fn refuse(errno: Errno) -> c_int {
+    set_errno(errno);
+    -1
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    let Some(next) = real::close() else {
+        return missing(-1);
+    };
+    match fds::kind(fd) {
+        None => {}
+        // A loop over all numbers: the program never opened this one.
+        Some(kind) if kind.is_internal() => return refuse(Errno::BADF),
+        Some(_) => forget(fd),
+    }
+    // SAFETY: the C caller's argument.
+    unsafe { next(fd) }
+}
+
+#[cold]
+fn forget(fd: c_int) {
+    let _ = guarded(|| {
+        registry::forget(fd);
+        Ok(())
+    });
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
+    let Some(next) = real::dup2() else {
+        return missing(-1);
+    };
+    if let Err(errno) = make_way(old, new) {
+        return refuse(errno);
+    }
+    // SAFETY: the C caller's arguments.
+    unsafe { next(old, new) }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    let Some(next) = real::dup3() else {
+        return missing(-1);
+    };
+    if let Err(errno) = make_way(old, new) {
+        return refuse(errno);
+    }
+    // SAFETY: the C caller's arguments.
+    unsafe { next(old, new, flags) }
+}
+
+/// Before `new` is replaced by `old`. `EBUSY`, which dup2(2) has for numbers that are being taken, when `new` is an fd of ours.
+fn make_way(old: c_int, new: c_int) -> Result<(), Errno> {
+    let Some(kind) = fds::kind(new) else { return Ok(()) };
+    if old == new {
+        return Ok(());
+    }
+    if kind.is_internal() {
+        return Err(Errno::BUSY);
+    }
+    // SAFETY: only asked whether it is open.
+    if old >= 0 && rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(old) }).is_ok() {
+        forget(new);
+    }
+    Ok(())
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    let Some(next) = real::close_range() else {
+        return missing(-1);
+    };
+    // Ours are close-on-exec already.
+    if flags & CLOSE_RANGE_CLOEXEC != 0 || first > last {
+        // SAFETY: the C caller's arguments.
+        return unsafe { next(first, last, flags) };
+    }
+    let mut from = first;
+    for (fd, kind) in fds::ours_within(first, last) {
+        if !kind.is_internal() {
+            forget(fd);
+            continue;
+        }
+        let ours = fd as c_uint;
+        if from < ours {
+            // SAFETY: a part of the C caller's range.
+            let closed = unsafe { next(from, ours - 1, flags) };
+            if closed != 0 {
+                return closed;
+            }
+        }
+        from = ours + 1;
+    }
+    if from > last {
+        return 0;
+    }
+    // SAFETY: the rest of the C caller's range.
+    unsafe { next(from, last, flags) }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn closefrom(low: c_int) {
+    let first = low.max(0) as c_uint;
+    let ours = fds::ours_within(first, c_uint::MAX).any(|(_, kind)| kind.is_internal());
+    // SAFETY: closing numbers, as the C caller asked.
+    if ours && unsafe { close_range(first, c_uint::MAX, 0) } == 0 {
+        return;
+    }
+    if let Some(next) = real::closefrom() {
+        // SAFETY: the C caller's argument.
+        unsafe { next(low) }
+    }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, length: usize) -> isize {
+    let Some(next) = real::write() else {
+        return missing(-1);
+    };
+    if fds::kind(fd) == Some(Kind::Uverbs)
+        && let Some(answer) = command(fd, bytes, length)
+    {
+        return answer;
+    }
+    // SAFETY: the C caller's arguments.
+    unsafe { next(fd, bytes, length) }
+}
+
+#[cold]
+fn command(fd: c_int, bytes: *const c_void, length: usize) -> Option<isize> {
+    // SAFETY: the C caller vouches for its buffer, and for the address in the command.
+    let outcome = guarded(|| unsafe { command::write(fd, bytes.cast(), length) }.transpose()).transpose()?;
+    Some(match outcome {
+        Ok(written) => written as isize,
+        Err(errno) => refuse(errno) as isize,
+    })
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let Some(next) = real::socket() else {
+        return missing(-1);
+    };
+    if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA && we_answer() {
+        // libibverbs then scans sysfs, where we are.
+        return refuse(Errno::PROTONOSUPPORT);
+    }
+    // SAFETY: the C caller's arguments.
+    unsafe { next(domain, kind, protocol) }
+}
+
+/// The kernel's RDMA netlink knows no urnic0; without a presence of ours its answer is the better one.
+#[cold]
+fn we_answer() -> bool {
+    ACTIVE.load(Ordering::Relaxed)
+        && guarded(|| {
+            crate::start::first_look();
+            Presence::current()?;
+            crate::register::with_every_libibverbs()
+        })
+        .is_ok()
+}

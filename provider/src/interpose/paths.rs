@@ -1,0 +1,123 @@
+//! Functions that take a path.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::os::fd::BorrowedFd;
+use std::ptr::null_mut;
+
+use urnic_driver_shim::presence::redirect::{PathBuffer, Target, may_be_ours};
+use urnic_driver_shim::presence::registry;
+
+use super::{missing, redirect};
+use crate::guard::guarded;
+use crate::real::{self, Opaque};
+
+/// Calls `next` with the path that stands for `path`. Out of line, so that only paths that may be ours pay for the buffer.
+///
+/// # Safety
+/// `path` is a C string.
+#[cold]
+#[inline(never)]
+unsafe fn elsewhere<R>(path: *const c_char, next: impl FnOnce(*const c_char) -> R) -> R {
+    let mut buffer = PathBuffer::new();
+    // SAFETY: as promised by the caller.
+    match unsafe { redirect(path, &mut buffer) } {
+        Some((found, _)) => next(found.as_ptr()),
+        None => next(path),
+    }
+}
+
+/// As [`elsewhere`], for functions that open: an fd of our device's node is remembered.
+///
+/// # Safety
+/// As for [`elsewhere`].
+#[cold]
+#[inline(never)]
+unsafe fn elsewhere_opening(path: *const c_char, next: impl FnOnce(*const c_char) -> c_int) -> c_int {
+    let mut buffer = PathBuffer::new();
+    // SAFETY: as promised by the caller.
+    match unsafe { redirect(path, &mut buffer) } {
+        Some((found, target)) => {
+            let fd = next(found.as_ptr());
+            if target == Target::Uverbs && fd >= 0 {
+                // SAFETY: just opened, and the caller does not have it yet.
+                let opened = unsafe { BorrowedFd::borrow_raw(fd) };
+                if let Err(errno) = guarded(|| registry::enter_uverbs(opened)) {
+                    // An fd that we would not know again is worse than none.
+                    if let Some(close) = real::close() {
+                        // SAFETY: opened just now.
+                        unsafe { close(fd) };
+                    }
+                    crate::guard::set_errno(errno);
+                    return -1;
+                }
+            }
+            fd
+        }
+        None => next(path),
+    }
+}
+
+/// One line per function: its arguments, with a semicolon where the path is, what it returns, what it returns when this libc does not have it, and
+/// who deals with a path that may be ours.
+macro_rules! on_path {
+    ($($name:ident($($before:ident: $bt:ty),*; $($after:ident: $at:ty),*) -> $ret:ty, $fails:expr, $ours:ident;)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C-unwind" fn $name($($before: $bt,)* path: *const c_char $(, $after: $at)*) -> $ret {
+            let Some(next) = real::$name() else { return missing($fails) };
+            // SAFETY: the C caller's path, null or a string.
+            if unsafe { may_be_ours(path) } {
+                // SAFETY: the C caller's arguments, with another path; theirs is a string.
+                return unsafe { $ours(path, |path| next($($before,)* path $(, $after)*)) };
+            }
+            // SAFETY: the C caller's arguments.
+            unsafe { next($($before,)* path $(, $after)*) }
+        }
+    )*};
+}
+
+// `open` and its kin are variadic: the mode is there only with O_CREAT or O_TMPFILE. The C ABIs of Linux pass it like a named third
+// or fourth argument, so we take it always and pass it on always; nobody looks at it without those flags.
+on_path! {
+    open(; flags: c_int, mode: c_uint) -> c_int, -1, elsewhere_opening;
+    open64(; flags: c_int, mode: c_uint) -> c_int, -1, elsewhere_opening;
+    openat(at: c_int; flags: c_int, mode: c_uint) -> c_int, -1, elsewhere_opening;
+    openat64(at: c_int; flags: c_int, mode: c_uint) -> c_int, -1, elsewhere_opening;
+    __open_2(; flags: c_int) -> c_int, -1, elsewhere_opening;
+    __open64_2(; flags: c_int) -> c_int, -1, elsewhere_opening;
+    __openat_2(at: c_int; flags: c_int) -> c_int, -1, elsewhere_opening;
+    __openat64_2(at: c_int; flags: c_int) -> c_int, -1, elsewhere_opening;
+    fopen(; mode: *const c_char) -> Opaque, null_mut(), elsewhere;
+    fopen64(; mode: *const c_char) -> Opaque, null_mut(), elsewhere;
+    opendir(;) -> Opaque, null_mut(), elsewhere;
+    scandir(; names: Opaque, filter: Opaque, compare: Opaque) -> c_int, -1, elsewhere;
+    scandir64(; names: Opaque, filter: Opaque, compare: Opaque) -> c_int, -1, elsewhere;
+    stat(; to: Opaque) -> c_int, -1, elsewhere;
+    stat64(; to: Opaque) -> c_int, -1, elsewhere;
+    lstat(; to: Opaque) -> c_int, -1, elsewhere;
+    lstat64(; to: Opaque) -> c_int, -1, elsewhere;
+    fstatat(at: c_int; to: Opaque, flags: c_int) -> c_int, -1, elsewhere;
+    fstatat64(at: c_int; to: Opaque, flags: c_int) -> c_int, -1, elsewhere;
+    statx(at: c_int; flags: c_int, mask: c_uint, to: Opaque) -> c_int, -1, elsewhere;
+    __xstat(version: c_int; to: Opaque) -> c_int, -1, elsewhere;
+    __xstat64(version: c_int; to: Opaque) -> c_int, -1, elsewhere;
+    __lxstat(version: c_int; to: Opaque) -> c_int, -1, elsewhere;
+    __lxstat64(version: c_int; to: Opaque) -> c_int, -1, elsewhere;
+    __fxstatat(version: c_int, at: c_int; to: Opaque, flags: c_int) -> c_int, -1, elsewhere;
+    __fxstatat64(version: c_int, at: c_int; to: Opaque, flags: c_int) -> c_int, -1, elsewhere;
+    access(; mode: c_int) -> c_int, -1, elsewhere;
+    eaccess(; mode: c_int) -> c_int, -1, elsewhere;
+    euidaccess(; mode: c_int) -> c_int, -1, elsewhere;
+    faccessat(at: c_int; mode: c_int, flags: c_int) -> c_int, -1, elsewhere;
+    readlink(; to: *mut c_char, size: usize) -> isize, -1, elsewhere;
+    __readlink_chk(; to: *mut c_char, size: usize, room: usize) -> isize, -1, elsewhere;
+    readlinkat(at: c_int; to: *mut c_char, size: usize) -> isize, -1, elsewhere;
+    __readlinkat_chk(at: c_int; to: *mut c_char, size: usize, room: usize) -> isize, -1, elsewhere;
+    realpath(; to: *mut c_char) -> *mut c_char, null_mut(), elsewhere;
+    __realpath_chk(; to: *mut c_char, room: usize) -> *mut c_char, null_mut(), elsewhere;
+    canonicalize_file_name(;) -> *mut c_char, null_mut(), elsewhere;
+    getxattr(; name: *const c_char, to: *mut c_void, size: usize) -> isize, -1, elsewhere;
+    lgetxattr(; name: *const c_char, to: *mut c_void, size: usize) -> isize, -1, elsewhere;
+    listxattr(; to: *mut c_char, size: usize) -> isize, -1, elsewhere;
+    llistxattr(; to: *mut c_char, size: usize) -> isize, -1, elsewhere;
+    chdir(;) -> c_int, -1, elsewhere;
+}

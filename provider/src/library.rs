@@ -1,0 +1,113 @@
+//! A libibverbs in this process: which one it is, and its private functions.
+
+use std::ffi::{CStr, c_void};
+
+use urnic_verbs_api::rdma_core::private::{
+    INIT_AND_ALLOC_CONTEXT, InitAndAllocContext, RegisterDriver, SET_OPS, SetOps, UNINIT_CONTEXT,
+    UninitContext,
+};
+use urnic_verbs_api::rdma_core::{Level, Pabi};
+
+/// One loaded copy of libibverbs.
+pub(crate) struct Library {
+    pub(crate) pabi: Pabi,
+    pub(crate) level: Level,
+    /// rdma-core's release, from the file's name; None if the name does not say.
+    pub(crate) release: Option<u32>,
+    pub(crate) register_driver: RegisterDriver,
+    pub(crate) init_and_alloc_context: InitAndAllocContext,
+    pub(crate) set_ops: SetOps,
+    pub(crate) uninit_context: UninitContext,
+}
+
+impl Library {
+    /// The libibverbs behind a dlopen(3) handle; None when it is none, or one of an unknown private ABI.
+    ///
+    /// # Safety
+    /// `handle` is a live handle that is never closed again.
+    pub(crate) unsafe fn behind(handle: *mut c_void) -> Option<Library> {
+        Pabi::ALL.iter().rev().find_map(|&pabi| {
+            let private = |name: &CStr| find(handle, name, pabi.symbol_version());
+            let register = private(pabi.register_symbol())?;
+            // SAFETY: the symbols' types, as all releases with this private ABI have them.
+            unsafe {
+                Some(Library {
+                    pabi,
+                    level: Level::detect(|name| !symbol(handle, name).is_null()),
+                    release: release(register),
+                    register_driver: std::mem::transmute::<*mut c_void, RegisterDriver>(register),
+                    init_and_alloc_context: std::mem::transmute::<*mut c_void, InitAndAllocContext>(private(
+                        INIT_AND_ALLOC_CONTEXT,
+                    )?),
+                    set_ops: std::mem::transmute::<*mut c_void, SetOps>(private(SET_OPS)?),
+                    uninit_context: std::mem::transmute::<*mut c_void, UninitContext>(private(
+                        UNINIT_CONTEXT,
+                    )?),
+                })
+            }
+        })
+    }
+}
+
+fn symbol(handle: *mut c_void, name: &CStr) -> *mut c_void {
+    // SAFETY: a live handle and a C string.
+    unsafe { libc::dlsym(handle, name.as_ptr()) }
+}
+
+/// A private symbol: by its version, or without one in a copy that was linked into something else.
+fn find(handle: *mut c_void, name: &CStr, version: &CStr) -> Option<*mut c_void> {
+    // SAFETY: a live handle and C strings.
+    let versioned = unsafe { libc::dlvsym(handle, name.as_ptr(), version.as_ptr()) };
+    [versioned, symbol(handle, name)]
+        .into_iter()
+        .find(|address| !address.is_null())
+}
+
+/// The release in the name of the file that contains `address`: 44 for `libibverbs.so.1.14.44.0`.
+fn release(address: *mut c_void) -> Option<u32> {
+    // SAFETY: plain data, filled by dladdr.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: a local, and any address.
+    if unsafe { libc::dladdr(address, &mut info) } == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the loader's name for the file, which it keeps while the file is loaded.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    release_in(&target_of(name))
+}
+
+/// The file a chain of links leads to, by its name: `libibverbs.so.1` → `libibverbs.so.1.14.44.0`.
+fn target_of(path: &CStr) -> String {
+    let mut path = std::path::PathBuf::from(path.to_string_lossy().into_owned());
+    for _ in 0..8 {
+        let Ok(next) = rustix::fs::readlink(&path, Vec::new()) else {
+            break;
+        };
+        let next = next.to_string_lossy().into_owned();
+        path = path
+            .parent()
+            .map_or_else(|| next.clone().into(), |parent| parent.join(&next));
+    }
+    path.file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default()
+}
+
+fn release_in(name: &str) -> Option<u32> {
+    // so.<library>.<symbols>.<release>.<patch>
+    let (_, version) = name.split_once(".so.")?;
+    version.split('.').nth(2)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_release_is_in_the_file_name() {
+        assert_eq!(release_in("libibverbs.so.1.14.44.0"), Some(44));
+        assert_eq!(release_in("libibverbs-6cb1d12f.so.1.15.59.0"), Some(59));
+        assert_eq!(release_in("libibverbs.so.1"), None);
+        assert_eq!(release_in("python3"), None);
+    }
+}

@@ -1,0 +1,111 @@
+//! Telling every libibverbs in the process that there is a driver named urnic.
+//!
+//! libibverbs loads its drivers itself, but not one that the loader has already loaded: the constructor of a preloaded file does not run
+//! a second time. And a program may have loaded libibverbs privately (Python, Rust), so its symbols are not in the global scope, or more
+//! than one copy of it. So we look for copies whenever one of them begins to look for devices, and register with those we do not
+//! know. Drivers registered early are tried first.
+
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::io::Errno;
+use urnic_verbs_api::rdma_core::verbs_device_ops;
+
+use crate::device;
+use crate::library::Library;
+
+/// What one copy of libibverbs knows us by.
+#[repr(C)]
+pub(crate) struct Registration {
+    /// First: libibverbs keeps its address in every device, which leads back here.
+    ops: verbs_device_ops,
+    pub(crate) library: Library,
+}
+
+impl Registration {
+    /// The registration behind a device's ops.
+    ///
+    /// # Safety
+    /// `ops` was registered by [`with_every_libibverbs`].
+    pub(crate) unsafe fn of(ops: *const verbs_device_ops) -> &'static Registration {
+        // SAFETY: the first member of a Registration that is never freed.
+        unsafe { &*ops.cast() }
+    }
+}
+
+/// Copies that know us. Never freed, and the copies never unloaded: we hold a handle of each.
+static REGISTERED: Mutex<Vec<&'static Registration>> = Mutex::new(Vec::new());
+
+/// Registers with every copy of libibverbs that does not know us yet.
+///
+/// # Errors
+/// Never; it has the type of what [`guarded`](crate::guard::guarded) runs.
+pub(crate) fn with_every_libibverbs() -> Result<(), Errno> {
+    let mut known = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+    let files = loaded_files();
+    for file in files
+        .iter()
+        .filter(|file| file.to_bytes().windows(7).any(|part| part == b"ibverbs"))
+    {
+        register(file, &mut known);
+    }
+    if known.is_empty() {
+        // Perhaps it is part of something else.
+        files.iter().for_each(|file| register(file, &mut known));
+    }
+    Ok(())
+}
+
+fn register(file: &CStr, known: &mut Vec<&'static Registration>) {
+    // SAFETY: a C string; NOLOAD runs no constructor.
+    let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if handle.is_null() {
+        return;
+    }
+    // SAFETY: open, and kept open if it is a libibverbs.
+    let Some(library) = (unsafe { Library::behind(handle) }) else {
+        // SAFETY: the reference we took above.
+        unsafe { libc::dlclose(handle) };
+        return;
+    };
+    let same =
+        |other: &&Registration| std::ptr::fn_addr_eq(other.library.register_driver, library.register_driver);
+    if known.iter().any(same) {
+        // SAFETY: as above.
+        unsafe { libc::dlclose(handle) };
+        return;
+    }
+    tracing::debug!(
+        "registering with {} (private ABI {}, level {:?}, release {:?})",
+        file.to_string_lossy(),
+        library.pabi.number(),
+        library.level,
+        library.release,
+    );
+    let registration: &'static Registration = Box::leak(Box::new(Registration {
+        ops: device::OPS,
+        library,
+    }));
+    // SAFETY: the struct lives for ever, as libibverbs expects of a driver's.
+    unsafe { (registration.library.register_driver)(&registration.ops) };
+    known.push(registration);
+}
+
+/// The files the loader has loaded, ours excepted.
+fn loaded_files() -> Vec<CString> {
+    unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _: usize, files: *mut c_void) -> c_int {
+        // SAFETY: what dl_iterate_phdr was given below, and the loader's own struct.
+        let (files, info) = unsafe { (&mut *files.cast::<Vec<CString>>(), &*info) };
+        if !info.dlpi_name.is_null() {
+            // SAFETY: the loader's name for the file.
+            files.push(unsafe { CStr::from_ptr(info.dlpi_name) }.to_owned());
+        }
+        0
+    }
+    let mut files: Vec<CString> = Vec::new();
+    // SAFETY: `collect` only allocates; no dlopen happens until it is done.
+    unsafe { libc::dl_iterate_phdr(Some(collect), std::ptr::from_mut(&mut files).cast()) };
+    // The program itself has no name. The rest we know: the loader, and ourselves.
+    files.retain(|file| !file.is_empty());
+    files
+}

@@ -1,0 +1,107 @@
+//! What happens when the plug-in is loaded: next to nothing, since that is in every process of a preloaded shell. And what
+//! happens when the program first looks for RDMA devices.
+
+use std::ffi::{c_int, c_void};
+
+use std::sync::Once;
+
+use urnic_driver_shim::config::Config;
+use urnic_driver_shim::presence::{self, Settings, fork};
+
+use crate::guard::guarded;
+use crate::{interpose, log, real, register};
+
+unsafe extern "C" {
+    fn pthread_atfork(
+        prepare: Option<unsafe extern "C" fn()>,
+        parent: Option<unsafe extern "C" fn()>,
+        child: Option<unsafe extern "C" fn()>,
+    ) -> c_int;
+}
+
+/// Found by name in the program's search order: whoever owns the first one is the plug-in in charge.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+static URNIC_PLUG_IN: u8 = 0;
+
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = constructor;
+
+extern "C" fn constructor() {
+    let _ = guarded(|| {
+        real::look_up_all();
+        if !in_charge() {
+            interpose::stand_aside();
+            return Ok(());
+        }
+        presence::install();
+        // SAFETY: three functions that live as long as this library, which is never unloaded while it interposes.
+        unsafe {
+            pthread_atfork(
+                Some(before_fork),
+                Some(after_fork_in_parent),
+                Some(after_fork_in_child),
+            )
+        };
+        if !preloaded() {
+            // libibverbs loaded us as one of its drivers.
+            first_look();
+            register::with_every_libibverbs()?;
+        }
+        Ok(())
+    });
+}
+
+/// Reads the configuration, once, and starts what follows from it.
+pub(crate) fn first_look() {
+    static FIRST: Once = Once::new();
+    FIRST.call_once(|| {
+        let config = Config::from_env();
+        log::start(config.as_ref().map_or("warn", |config| &config.log));
+        // Said again, and refused, when the device is opened.
+        let config = config
+            .inspect_err(|error| tracing::error!("{error}"))
+            .unwrap_or_default();
+        presence::configure(Settings {
+            dir: config.present.dir,
+            digest: presence::digest(&format!("{:?}", config.device)),
+        });
+    });
+}
+
+/// False in a second copy of the plug-in.
+fn in_charge() -> bool {
+    file_of(definition(c"URNIC_PLUG_IN")) == file_of(constructor as *mut c_void)
+}
+
+/// True when the program's calls come to us.
+fn preloaded() -> bool {
+    file_of(definition(c"openat")) == file_of(constructor as *mut c_void)
+}
+
+/// The first definition of a symbol in the program's search order.
+fn definition(name: &std::ffi::CStr) -> *mut c_void {
+    // SAFETY: a C string.
+    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
+}
+
+/// Where the file that contains `address` is loaded; None for an address in none.
+fn file_of(address: *mut c_void) -> Option<usize> {
+    // SAFETY: plain data, filled by dladdr.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: a local, and any address.
+    (unsafe { libc::dladdr(address, &mut info) } != 0).then_some(info.dli_fbase as usize)
+}
+
+unsafe extern "C" fn before_fork() {
+    fork::before();
+}
+
+unsafe extern "C" fn after_fork_in_parent() {
+    fork::in_parent();
+}
+
+unsafe extern "C" fn after_fork_in_child() {
+    fork::in_child();
+}
