@@ -126,6 +126,26 @@ impl Engine {
         }
     }
 
+    /// An engine in the reset state for the same queue pair, on the same rings with all indices 0 again.
+    pub fn anew(&self) -> Engine {
+        let Halves {
+            qp,
+            requester,
+            responder,
+            ..
+        } = &self.halves;
+        Engine::new(QpParams {
+            qid: qp.qid,
+            label: qp.label,
+            pd: qp.pd,
+            sq: requester.sq.anew(),
+            send_cq: requester.cq.clone(),
+            rq: responder.rq.anew(),
+            recv_cq: responder.cq.clone(),
+            extensions: qp.extensions,
+        })
+    }
+
     /// Its state.
     pub fn state(&self) -> QpState {
         self.state
@@ -148,12 +168,17 @@ impl Engine {
         !matches!(self.progress, Progress::Detached | Progress::Ended)
     }
 
+    /// Whether an error is being reported; work is flushed as soon as that is done.
+    pub fn is_ending(&self) -> bool {
+        matches!(self.progress, Progress::Terminating { .. })
+    }
+
     /// Whether nothing is outstanding that the peer or the stream could still complete.
     pub fn is_quiet(&self) -> bool {
         self.llp.as_ref().is_none_or(Llp::is_flushed)
             && !self.halves.requester.is_outstanding()
             && self.halves.responder.answers.is_empty()
-            && !matches!(self.progress, Progress::Terminating { .. })
+            && !self.is_ending()
     }
 
     /// Where the send queue stands, for doorbells.

@@ -249,13 +249,6 @@ impl Identity {
     /// A completion with no flags and no bytes.
     #[inline]
     fn cqe(&self, cookie: u64, opcode: WcOpcode, status: WcStatus) -> Cqe {
-        Cqe {
-            cookie: cookie.into(),
-            label: self.label.into(),
-            qid: self.qid.into(),
-            opcode: opcode as u8,
-            status: status as u8,
-            ..Cqe::default()
-        }
+        Cqe::new(cookie, self.label, self.qid, opcode, status)
     }
 }

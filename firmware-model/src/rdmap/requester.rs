@@ -59,7 +59,7 @@ struct Sending {
 #[derive(Debug)]
 pub(super) struct Requester {
     pub(super) sq: SendQueue,
-    cq: Arc<CompletionQueue>,
+    pub(super) cq: Arc<CompletionQueue>,
     pub(super) flights: Flights,
     pub(super) reads: Reads,
     /// Most outstanding Reads and atomics.

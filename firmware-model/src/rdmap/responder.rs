@@ -62,7 +62,7 @@ struct Receiving {
 #[derive(Debug)]
 pub(super) struct Responder {
     pub(super) rq: ReceiveSource,
-    cq: Arc<CompletionQueue>,
+    pub(super) cq: Arc<CompletionQueue>,
     pub(super) answers: Answers,
     /// The receive being filled.
     wqe: RecvWqe,

@@ -3,6 +3,7 @@
 //! The last word holds the phase: 1 on the device's first pass over the ring, 0 on the second, and so on. The device
 //! writes it last, with release order; the driver reads it first, with acquire order. The ring starts zeroed.
 
+use crate::vocabulary::{WcOpcode, WcStatus};
 use bitflags::bitflags;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -53,6 +54,21 @@ pub struct Cqe {
     reserved2: [U32; 5],
     /// Phase, bit 0.
     pub phase: U32,
+}
+
+impl Cqe {
+    /// A completion of a queue pair's work request, with no flags, no bytes and nothing said of time and phase.
+    #[inline]
+    pub fn new(cookie: u64, label: u32, qid: u32, opcode: WcOpcode, status: WcStatus) -> Cqe {
+        Cqe {
+            cookie: cookie.into(),
+            label: label.into(),
+            qid: qid.into(),
+            opcode: opcode as u8,
+            status: status as u8,
+            ..Cqe::default()
+        }
+    }
 }
 
 const _: () = {
