@@ -1,8 +1,7 @@
 //! Receive buffers. A stream holds one only while it has a partial FPDU, so idle queue pairs hold none.
 
-use std::cell::Cell;
+use crate::shard::{SHARDS, home_shard};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes of a receive buffer: an FPDU of 64 KiB that starts anywhere in the first half need not be moved.
 pub const BUFFER_LEN: usize = 256 << 10;
@@ -10,7 +9,6 @@ pub const BUFFER_LEN: usize = 256 << 10;
 /// A receive buffer.
 pub type Buffer = Box<[u8]>;
 
-const SHARDS: usize = 8;
 const KEPT_PER_SHARD: usize = 4;
 
 #[repr(align(64))]
@@ -21,17 +19,6 @@ struct Shard(Mutex<Vec<Buffer>>);
 #[derive(Debug, Default)]
 pub struct BufferPool {
     shards: [Shard; SHARDS],
-}
-
-fn home_shard() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local!(static HOME: Cell<usize> = const { Cell::new(usize::MAX) });
-    HOME.with(|home| {
-        if home.get() == usize::MAX {
-            home.set(NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS);
-        }
-        home.get()
-    })
 }
 
 impl BufferPool {

@@ -1,5 +1,6 @@
 //! What a queue pair asks the rest of the device to do once its lock is dropped.
 
+use crate::qp::Asked;
 use crate::queues::EventQueue;
 use std::sync::Arc;
 use urnic_verbs_api::device::event::{Event, EventKind, QpFault};
@@ -10,6 +11,9 @@ pub struct Effects {
     pub(crate) notifications: Vec<(Arc<EventQueue>, u32)>,
     pub(crate) events: Vec<Event>,
     pub(crate) overflowed: Vec<u32>,
+    pub(crate) kicks: Vec<(u32, Asked)>,
+    pub(crate) streams: Vec<u32>,
+    pub(crate) listeners: Vec<u32>,
 }
 
 impl Effects {
@@ -29,7 +33,27 @@ impl Effects {
 
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.notifications.is_empty() && self.events.is_empty() && self.overflowed.is_empty()
+        self.notifications.is_empty()
+            && self.events.is_empty()
+            && self.overflowed.is_empty()
+            && self.kicks.is_empty()
+            && self.streams.is_empty()
+            && self.listeners.is_empty()
+    }
+
+    /// Has a queue pair do something once a command is complete.
+    pub(crate) fn kick(&mut self, qid: u32, asked: Asked) {
+        self.kicks.push((qid, asked));
+    }
+
+    /// Goes on with a stream in streaming mode once a command is complete.
+    pub(crate) fn look_at_stream(&mut self, sid: u32) {
+        self.streams.push(sid);
+    }
+
+    /// Takes calls once a command is complete.
+    pub(crate) fn open_listener(&mut self, lid: u32) {
+        self.listeners.push(lid);
     }
 
     /// Notifies the driver of an armed completion queue's completion.

@@ -6,17 +6,26 @@
 //! the threads that drive them.
 
 pub mod buffers;
+mod command;
+pub mod config;
 pub mod counters;
+mod device;
 pub mod effects;
 pub mod env;
 pub mod host;
 pub mod llp;
 pub mod memory;
+mod qp;
 pub mod queues;
 pub mod rdmap;
+mod runtime;
+mod shard;
 pub mod stream;
+mod sys;
 pub mod time;
 
+pub use config::{DeviceAddress, Limits, ModelConfig, Prefix, Reach};
 pub use counters::{Counter, Counters};
+pub use device::{Device, Interrupts};
 pub use host::{HostMemory, Piece, PieceMut};
 pub use time::Nanos;

@@ -191,6 +191,12 @@ impl CompletionQueue {
         Some(carried)
     }
 
+    /// The queue is destroyed: its ring is not touched any more.
+    pub(crate) fn close(&self) {
+        self.lock().overflowed = true;
+    }
+
+    /// The event queue that it notifies through.
     pub(crate) fn events(&self) -> Option<&Arc<EventQueue>> {
         self.events.as_ref()
     }

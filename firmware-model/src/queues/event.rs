@@ -27,6 +27,7 @@ pub struct EventQueue {
 struct State {
     ring: Mapping,
     producer: u32,
+    closed: bool,
     /// Events that found no room. Every one stems from an object that has at most a few, so there is an end to them.
     backlog: VecDeque<Event>,
 }
@@ -42,6 +43,7 @@ impl EventQueue {
         let state = State {
             ring,
             producer: 0,
+            closed: false,
             backlog: VecDeque::new(),
         };
         EventQueue {
@@ -59,6 +61,9 @@ impl EventQueue {
     pub(crate) fn post(&self, events: impl IntoIterator<Item = Event>) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let state = &mut *state;
+        if state.closed {
+            return false;
+        }
         state.backlog.extend(events);
         let mut posted = false;
         while let Some(event) = state.backlog.front() {
@@ -80,6 +85,14 @@ impl EventQueue {
         }
         self.waiting.store(!state.backlog.is_empty(), Ordering::Relaxed);
         posted
+    }
+
+    /// The queue is destroyed: its ring is not touched any more.
+    pub(crate) fn close(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.closed = true;
+        state.backlog.clear();
+        self.waiting.store(false, Ordering::Relaxed);
     }
 
     /// Whether events wait for room.

@@ -3,7 +3,7 @@
 use super::BadWqe;
 use crate::effects::Effects;
 use crate::host::{Mapping, Record};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use urnic_verbs_api::device::event::{Event, EventKind};
 use urnic_verbs_api::device::record::{self, QueueRecord};
@@ -71,6 +71,17 @@ impl ReceiveQueue {
         }
     }
 
+    /// A new one on the same ring, all indices 0.
+    fn anew(&self) -> ReceiveQueue {
+        self.record.rq_consumer.store(0, Ordering::Release);
+        ReceiveQueue {
+            record: self.record.clone(),
+            producer: 0,
+            next: 0,
+            ..*self
+        }
+    }
+
     /// Takes the next posted receive into `into`; `None` if none is posted. A malformed one is taken, too.
     pub fn take(&mut self, into: &mut RecvWqe) -> Option<Result<(), BadWqe>> {
         if self.producer == self.next {
@@ -131,6 +142,9 @@ pub struct SharedReceiveQueue {
     pub id: u32,
     /// Its protection domain, which the buffers are checked against.
     pub pd: u32,
+    pub(crate) uar: u32,
+    /// Queue pairs that take from it.
+    pub(crate) users: AtomicU32,
     state: Mutex<Shared>,
 }
 
@@ -142,7 +156,7 @@ struct Shared {
 }
 
 impl SharedReceiveQueue {
-    pub(crate) fn new(id: u32, pd: u32, queue: ReceiveQueue) -> SharedReceiveQueue {
+    pub(crate) fn new(id: u32, pd: u32, uar: u32, queue: ReceiveQueue) -> SharedReceiveQueue {
         queue.ring_never();
         let state = Shared {
             queue,
@@ -152,6 +166,8 @@ impl SharedReceiveQueue {
         SharedReceiveQueue {
             id,
             pd,
+            uar,
+            users: AtomicU32::new(0),
             state: Mutex::new(state),
         }
     }
@@ -213,6 +229,14 @@ impl ReceiveSource {
         }
     }
 
+    /// The same for a queue pair that begins anew: its own queue starts at index 0 again.
+    pub(crate) fn anew(&self) -> ReceiveSource {
+        match self {
+            ReceiveSource::Own(queue) => ReceiveSource::Own(queue.anew()),
+            ReceiveSource::Shared(queue) => ReceiveSource::Shared(queue.clone()),
+        }
+    }
+
     /// Domain that the buffers are checked against: that of the shared queue, else `own`.
     pub fn pd(&self, own: u32) -> u32 {
         match self {
@@ -231,6 +255,18 @@ impl ReceiveSource {
                 shared.stalled = true;
                 shared.queue.ring_at_next()
             }
+        }
+    }
+
+    /// Asks for a ring at the next post, for a queue in error; returns how many are posted that nobody took. A shared
+    /// queue is not flushed.
+    pub(crate) fn ring_for_flush(&mut self) -> u32 {
+        match self {
+            ReceiveSource::Own(queue) => {
+                queue.ring_at_next();
+                queue.posted()
+            }
+            ReceiveSource::Shared(_) => 0,
         }
     }
 

@@ -1,5 +1,14 @@
 //! Byte streams under MPA, and the networks that make them: kernel TCP ([`tcp`]) or a simulated one.
 
+pub(crate) mod descriptor;
+mod linger;
+pub mod sim;
+mod streaming;
+pub(crate) mod tcp;
+
+pub(crate) use linger::Lingering;
+pub(crate) use streaming::Streams;
+
 use crate::host::{Piece, PieceMut};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;

@@ -1,0 +1,163 @@
+//! Commands on protection domains, regions and windows.
+
+use super::{Answer, Job, done, handle};
+use crate::host::Mapping;
+use crate::memory::{Backing, Registration, TableError};
+use std::sync::Arc;
+use urnic_verbs_api::device::command::{CreateMr, CreateMw, ModifyMr, Status};
+use urnic_verbs_api::vocabulary::Access;
+
+/// log2 of the page sizes that a page list may have.
+const LOG_PAGE: std::ops::RangeInclusive<u32> = 12..=40;
+
+/// Bits of `ModifyMr::what` (`enum ibv_rereg_mr_flags`).
+mod what {
+    pub(super) const TRANSLATION: u32 = 1;
+    pub(super) const PD: u32 = 2;
+    pub(super) const ACCESS: u32 = 4;
+}
+
+impl From<TableError> for Status {
+    fn from(error: TableError) -> Status {
+        match error {
+            TableError::UnknownStag | TableError::UnknownDomain => Status::InvalidHandle,
+            TableError::Full => Status::NoResources,
+            TableError::Bound => Status::Busy,
+            TableError::Wrap => Status::InvalidArgument,
+        }
+    }
+}
+
+fn access(bits: u32) -> Result<Access, Status> {
+    let access = Access::from_bits(bits).ok_or(Status::InvalidArgument)?;
+    // Who lets peers write must let the owner write (ibv_reg_mr).
+    let remote_writers = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    if access.intersects(remote_writers) && !access.contains(Access::LOCAL_WRITE) {
+        return Err(Status::InvalidArgument);
+    }
+    Ok(access)
+}
+
+impl Job<'_> {
+    pub(super) fn alloc_pd(&self) -> Answer {
+        let domains = self.core.memory.domains();
+        handle(domains.allocate().ok_or(Status::NoResources)?)
+    }
+
+    pub(super) fn free_pd(&self) -> Answer {
+        match self.core.memory.domains().free(self.handle()) {
+            None => Err(Status::InvalidHandle),
+            Some(false) => Err(Status::Busy),
+            Some(true) => done(),
+        }
+    }
+
+    pub(super) fn create_mr(&self) -> Answer {
+        let arguments: CreateMr = self.arguments();
+        let registration = Registration {
+            pd: arguments.pd.get(),
+            base: arguments.base.get(),
+            len: arguments.len.get(),
+            access: access(arguments.access.get())?,
+            backing: self.backing(&arguments)?,
+        };
+        handle(self.core.memory.register(registration)?)
+    }
+
+    pub(super) fn destroy_mr(&self) -> Answer {
+        self.core.memory.deregister(self.handle())?;
+        done()
+    }
+
+    pub(super) fn modify_mr(&self) -> Answer {
+        let arguments: ModifyMr = self.arguments();
+        let (asked, new) = (arguments.what.get(), &arguments.new);
+        let has = |bit| asked & bit != 0;
+        if asked & !(what::TRANSLATION | what::PD | what::ACCESS) != 0 {
+            return Err(Status::InvalidArgument);
+        }
+        let backing = has(what::TRANSLATION).then(|| self.backing(new)).transpose()?;
+        let access = has(what::ACCESS).then(|| access(new.access.get())).transpose()?;
+        let stag = self
+            .core
+            .memory
+            .reregister(arguments.stag.get(), |registration| {
+                if let Some(backing) = backing {
+                    registration.backing = backing;
+                    registration.base = new.base.get();
+                    registration.len = new.len.get();
+                }
+                if let Some(access) = access {
+                    registration.access = access;
+                }
+                if has(what::PD) {
+                    registration.pd = new.pd.get();
+                }
+            })?;
+        handle(stag)
+    }
+
+    pub(super) fn create_mw(&self) -> Answer {
+        let arguments: CreateMw = self.arguments();
+        let exclusive = match arguments.kind.get() {
+            1 => false,
+            2 => true,
+            _ => return Err(Status::InvalidArgument),
+        };
+        handle(self.core.memory.create_window(arguments.pd.get(), exclusive)?)
+    }
+
+    pub(super) fn destroy_mw(&self) -> Answer {
+        self.core.memory.destroy_window(self.handle())?;
+        done()
+    }
+
+    /// The memory that a registration names.
+    fn backing(&self, arguments: &CreateMr) -> Result<Arc<Backing>, Status> {
+        let (len, dma) = (arguments.len.get(), arguments.dma.get());
+        if len > self.core.config.limits.mr_size {
+            return Err(Status::InvalidArgument);
+        }
+        let backing = match arguments.log_page.get() {
+            0 => Backing::Contiguous(self.map(dma, len as usize, 1)?),
+            log_page if LOG_PAGE.contains(&log_page) => self.pages(log_page, dma, len)?,
+            _ => return Err(Status::InvalidArgument),
+        };
+        Ok(Arc::new(backing))
+    }
+
+    /// A page list; pages that lie side by side here become one stretch.
+    fn pages(&self, log_page: u32, skip: u64, len: u64) -> Result<Backing, Status> {
+        let page_len = 1u64 << log_page;
+        if skip >= page_len {
+            return Err(Status::InvalidArgument);
+        }
+        let count = (skip + len).div_ceil(page_len);
+        let list = self.input()?;
+        if count * 8 > list.len() as u64 {
+            return Err(Status::InvalidArgument);
+        }
+        let mut pages = Vec::with_capacity(count as usize);
+        let mut whole: Option<Mapping> = None;
+        let mut joined = true;
+        for index in 0..count as usize {
+            let iova = u64::from_le(list.read(index * 8));
+            let page = self.map(iova, page_len as usize, 1)?;
+            whole = match &whole {
+                None => Some(page),
+                Some(so_far) => so_far.joined(&page),
+            };
+            joined &= whole.is_some();
+            whole = whole.or(Some(page));
+            pages.push(page);
+        }
+        Ok(match whole {
+            Some(whole) if joined => Backing::Contiguous(whole.part(skip as usize, len as usize)),
+            _ => Backing::Pages {
+                log_page,
+                skip,
+                pages: pages.into(),
+            },
+        })
+    }
+}

@@ -1,0 +1,315 @@
+//! What all parts of a device share.
+
+use super::{Found, Interrupts, Registers, Table, Tenant, Uar};
+use crate::buffers::BufferPool;
+use crate::config::ModelConfig;
+use crate::counters::{Counter, Counters};
+use crate::effects::Effects;
+use crate::host::HostMemory;
+use crate::memory::MemoryTable;
+use crate::qp::{Asked, Qp};
+use crate::queues::{CompletionQueue, EventQueue, SharedReceiveQueue};
+use crate::runtime::Runtime;
+use crate::stream::descriptor::Descriptors;
+use crate::stream::tcp::Tcp;
+use crate::stream::{Network, Streams};
+use crate::time::Nanos;
+use arc_swap::ArcSwapOption;
+use rustix::rand::{GetRandomFlags, getrandom};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use urnic_verbs_api::device::doorbell::{Doorbell, Kind};
+use urnic_verbs_api::device::event::{Event, EventKind};
+
+/// Where the time comes from.
+#[derive(Debug)]
+pub(crate) enum Clock {
+    /// The system's monotonic clock.
+    Monotonic,
+    /// The last [`Device::step`](crate::Device::step).
+    Manual(AtomicU64),
+}
+
+impl Clock {
+    #[inline]
+    pub(crate) fn now(&self) -> Nanos {
+        match self {
+            Clock::Monotonic => Nanos::monotonic(),
+            Clock::Manual(now) => Nanos(now.load(Ordering::Relaxed)),
+        }
+    }
+}
+
+/// Event queues by number, from 0.
+pub(crate) type EventQueues = BTreeMap<u32, Arc<EventQueue>>;
+
+/// The device's innards.
+///
+/// Lock order: registers (commands) → event queue table, stream or queue pair → completion queue or event queue ring.
+/// [`Effects`] are raised with none of them held.
+pub(crate) struct Core {
+    pub(crate) config: ModelConfig,
+    pub(crate) host: Arc<dyn HostMemory>,
+    interrupts: Arc<dyn Interrupts>,
+    pub(crate) network: Arc<dyn Network>,
+    pub(crate) clock: Clock,
+    pub(crate) memory: MemoryTable,
+    pub(crate) buffers: BufferPool,
+    /// What is not counted per queue pair, and what dead queue pairs counted.
+    pub(crate) counters: Counters,
+    registers: Mutex<Registers>,
+    event_queues: Mutex<EventQueues>,
+    /// Event queue 0.
+    pub(crate) async_events: ArcSwapOption<EventQueue>,
+    /// Page 0.
+    pub(crate) own_page: Arc<Uar>,
+    pub(crate) uars: Table<Uar>,
+    pub(crate) cqs: Table<CompletionQueue>,
+    pub(crate) srqs: Table<SharedReceiveQueue>,
+    pub(crate) qps: Table<Qp>,
+    pub(crate) streams: Streams,
+    pub(crate) runtime: Runtime,
+    descriptors: Arc<Descriptors>,
+    abandoned: AtomicBool,
+}
+
+fn secret() -> io::Result<[u64; 5]> {
+    let mut seed = [0u64; 5];
+    for word in &mut seed {
+        let mut bytes = [0u8; 8];
+        // 8 bytes come whole once the kernel's generator is seeded.
+        getrandom(&mut bytes, GetRandomFlags::empty())?;
+        *word = u64::from_ne_bytes(bytes);
+    }
+    Ok(seed)
+}
+
+impl Core {
+    pub(crate) fn with_tcp(
+        config: ModelConfig,
+        host: Arc<dyn HostMemory>,
+        interrupts: Arc<dyn Interrupts>,
+    ) -> io::Result<Arc<Core>> {
+        // Lingering streams come on top of those that have a queue pair or are in streaming mode.
+        let limit = 2 * (config.limits.qps + config.limits.streams) as usize + 64;
+        let descriptors = Descriptors::new(limit);
+        let network = Arc::new(Tcp {
+            descriptors: descriptors.clone(),
+            liveness: config.liveness,
+        });
+        let runtime = Runtime::with_epoll(&descriptors)?;
+        Self::new(
+            config,
+            host,
+            interrupts,
+            network,
+            Clock::Monotonic,
+            runtime,
+            descriptors,
+        )
+    }
+
+    pub(crate) fn manual(
+        config: ModelConfig,
+        host: Arc<dyn HostMemory>,
+        interrupts: Arc<dyn Interrupts>,
+        network: Arc<dyn Network>,
+    ) -> io::Result<Arc<Core>> {
+        Self::new(
+            config,
+            host,
+            interrupts,
+            network,
+            Clock::Manual(AtomicU64::new(0)),
+            Runtime::manual(),
+            Descriptors::new(0),
+        )
+    }
+
+    fn new(
+        config: ModelConfig,
+        host: Arc<dyn HostMemory>,
+        interrupts: Arc<dyn Interrupts>,
+        network: Arc<dyn Network>,
+        clock: Clock,
+        runtime: Runtime,
+        descriptors: Arc<Descriptors>,
+    ) -> io::Result<Arc<Core>> {
+        let limits = &config.limits;
+        Ok(Arc::new(Core {
+            memory: MemoryTable::new(limits.mrs, limits.mws, limits.pds, secret()?),
+            buffers: BufferPool::default(),
+            counters: Counters::default(),
+            registers: Mutex::new(Registers::default()),
+            event_queues: Mutex::default(),
+            async_events: ArcSwapOption::empty(),
+            own_page: Arc::new(Uar::new(0)),
+            uars: Table::new(limits.uars.saturating_sub(1)),
+            cqs: Table::new(limits.cqs),
+            srqs: Table::new(limits.srqs),
+            qps: Table::new(limits.qps),
+            streams: Streams::new(limits.streams),
+            abandoned: AtomicBool::new(false),
+            config,
+            host,
+            interrupts,
+            network,
+            clock,
+            runtime,
+            descriptors,
+        }))
+    }
+
+    pub(crate) fn registers(&self) -> MutexGuard<'_, Registers> {
+        self.registers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn event_queues(&self) -> MutexGuard<'_, EventQueues> {
+        self.event_queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A doorbell page; page 0 is always there.
+    pub(crate) fn page(&self, uar: u32) -> Option<Arc<Uar>> {
+        match uar {
+            0 => Some(self.own_page.clone()),
+            _ => self.uars.find(uar).map(|page| page.clone()),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
+    }
+
+    /// Async-signal-safe: atomics and system calls only.
+    pub(crate) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Relaxed);
+        self.descriptors.close_all();
+    }
+
+    /// Raises a vector, with no lock held.
+    pub(crate) fn interrupt(&self, vector: u32) {
+        self.interrupts.raise(vector);
+    }
+
+    /// Carries out what was gathered under a lock that is dropped by now.
+    pub(crate) fn raise(&self, effects: Effects) {
+        if effects.is_empty() {
+            return;
+        }
+        for (queue, cqid) in effects.notifications {
+            if queue.post([Event::new(EventKind::Completion, cqid)]) {
+                self.interrupt(queue.vector);
+            }
+        }
+        let overflows = effects
+            .overflowed
+            .iter()
+            .map(|cqid| Event::new(EventKind::CqError, *cqid));
+        self.counters
+            .add_shared(Counter::CqOverflows, effects.overflowed.len() as u64);
+        self.post_events(effects.events.into_iter().chain(overflows));
+        for cqid in effects.overflowed {
+            for qp in self.qps.all().iter().filter(|qp| qp.uses_cq(cqid)) {
+                qp.kick(self, Asked::CQ_LOST);
+            }
+        }
+        for (qid, asked) in effects.kicks {
+            if let Some(qp) = self.qps.find(qid) {
+                qp.kick(self, asked);
+            }
+        }
+        for lid in effects.listeners {
+            let mut effects = Effects::default();
+            self.streams.open_listener(self, lid, &mut effects);
+            self.raise(effects);
+        }
+        for sid in effects.streams {
+            let mut effects = Effects::default();
+            self.streams.resume(sid, &mut effects);
+            self.raise(effects);
+        }
+    }
+
+    /// Posts asynchronous events, and those that found no room before.
+    pub(crate) fn post_events(&self, events: impl IntoIterator<Item = Event>) {
+        let mut events = events.into_iter().peekable();
+        if let Some(queue) = self.async_events.load().as_ref()
+            && (events.peek().is_some() || queue.has_waiting())
+            && queue.post(events)
+        {
+            self.interrupt(queue.vector);
+        }
+    }
+
+    /// A doorbell through page `uar`, which reaches only what was created with it.
+    #[inline]
+    pub(crate) fn ring(&self, uar: u32, value: u64) {
+        let Some(doorbell) = Doorbell::decode(value) else {
+            return;
+        };
+        match doorbell.kind {
+            Kind::Send => {
+                if let Some(qp) = self.qp_of(uar, doorbell.queue) {
+                    qp.kick(self, Asked::SEND);
+                }
+            }
+            Kind::Receive => {
+                if let Some(qp) = self.qp_of(uar, doorbell.queue) {
+                    qp.kick(self, Asked::RECEIVE);
+                }
+            }
+            Kind::SharedReceive => self.ring_shared(uar, doorbell.queue),
+            Kind::Arm => self.arm(uar, doorbell, false),
+            Kind::ArmSolicited => self.arm(uar, doorbell, true),
+        }
+    }
+
+    #[inline]
+    fn qp_of(&self, uar: u32, qid: u32) -> Option<Found<Qp>> {
+        self.qps.find(qid).filter(|qp| qp.uar == uar)
+    }
+
+    /// Buffers were posted: the streams that wait for them go on.
+    fn ring_shared(&self, uar: u32, srqid: u32) {
+        let Some(srq) = self.srqs.find(srqid).filter(|srq| srq.uar == uar) else {
+            return;
+        };
+        if srq.take_stalled() {
+            for qp in self.qps.all().iter().filter(|qp| qp.uses_srq(srqid)) {
+                qp.kick(self, Asked::RECEIVE);
+            }
+        }
+    }
+
+    /// Whoever arms is about to wait, and nobody will poll for it.
+    fn arm(&self, uar: u32, doorbell: Doorbell, solicited_only: bool) {
+        let Some(cq) = self.cqs.find(doorbell.queue).filter(|cq| cq.uar == uar) else {
+            return;
+        };
+        self.runtime.note_waiter();
+        self.flush_gathered();
+        let mut effects = Effects::default();
+        cq.arm(doorbell.index, solicited_only, &mut effects);
+        self.raise(effects);
+    }
+
+    /// Looks at all queues whose doorbells share a slot.
+    pub(crate) fn look_at_slot(&self, uar: u32, offset: u32) {
+        let tenants = self.page(uar).map(|page| page.at(offset));
+        for tenant in tenants.unwrap_or_default() {
+            match tenant {
+                Tenant::Qp(qid) => {
+                    if let Some(qp) = self.qps.find(qid) {
+                        qp.kick(self, Asked::SEND | Asked::RECEIVE);
+                    }
+                }
+                Tenant::Srq(srqid) => self.ring_shared(uar, srqid),
+                // An arm stands only in the doorbell; completion queues share slots last.
+                Tenant::Cq(_) => {}
+            }
+        }
+    }
+}

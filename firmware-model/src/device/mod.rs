@@ -1,0 +1,138 @@
+//! The device: what its driver sees, and what holds its parts together.
+
+mod core;
+mod registers;
+mod table;
+mod uar;
+
+pub(crate) use self::core::{Clock, Core};
+pub(crate) use registers::{CommandQueue, Registers};
+pub(crate) use table::{Found, Table};
+pub(crate) use uar::{Tenant, Uar};
+
+use crate::config::ModelConfig;
+use crate::host::HostMemory;
+use crate::runtime;
+use crate::stream::Network;
+use crate::time::Nanos;
+use std::io;
+use std::sync::Arc;
+use urnic_verbs_api::device::registers::UARS;
+
+/// Where the device's interrupts go.
+pub trait Interrupts: Send + Sync {
+    /// Raises a vector. Called from any thread that drives the device, with none of its locks held.
+    fn raise(&self, vector: u32);
+}
+
+/// A device. Clones are handles to the same one; it stops when the last is dropped.
+#[derive(Clone)]
+pub struct Device {
+    core: Arc<Core>,
+    /// Stops the background thread when the last handle goes. `None` in manual mode.
+    _background: Option<Arc<runtime::Background>>,
+}
+
+impl Device {
+    /// Starts a device with kernel TCP and a background thread.
+    ///
+    /// # Errors
+    ///
+    /// The thread or its descriptors could not be made.
+    pub fn start(
+        config: ModelConfig,
+        host: Arc<dyn HostMemory>,
+        interrupts: Arc<dyn Interrupts>,
+    ) -> io::Result<Device> {
+        let core = Core::with_tcp(config, host, interrupts)?;
+        let background = runtime::Background::spawn(&core)?;
+        Ok(Device {
+            core,
+            _background: Some(Arc::new(background)),
+        })
+    }
+
+    /// Makes a device that does nothing by itself: [`step`](Device::step) moves it, on `network` and by the caller's clock.
+    ///
+    /// # Errors
+    ///
+    /// There is no randomness to be had.
+    pub fn start_manual(
+        config: ModelConfig,
+        host: Arc<dyn HostMemory>,
+        interrupts: Arc<dyn Interrupts>,
+        network: Arc<dyn Network>,
+    ) -> io::Result<Device> {
+        Ok(Device {
+            core: Core::manual(config, host, interrupts, network)?,
+            _background: None,
+        })
+    }
+
+    /// In manual mode: it is `now`; accepts, connects, receives, sends and lets timers run, once. Returns the time of the
+    /// next timer.
+    pub fn step(&self, now: Nanos) -> Option<Nanos> {
+        runtime::step(&self.core, now)
+    }
+
+    /// Reads a register.
+    pub fn bar0_read(&self, offset: u32) -> u32 {
+        if offset == UARS {
+            return self.core.config.limits.uars;
+        }
+        self.core.registers().read(offset, &self.core.config)
+    }
+
+    /// Writes a register. A write to the command doorbell returns when the commands are complete.
+    pub fn bar0_write(&self, offset: u32, value: u32) {
+        if !self.core.is_abandoned() {
+            registers::write(&self.core, offset, value);
+        }
+    }
+
+    /// A doorbell write of `value` at `offset` of page `uar`; what it asks for is done on this thread.
+    #[inline]
+    pub fn doorbell(&self, uar: u32, offset: u32, value: u64) {
+        let _ = offset;
+        if !self.core.is_abandoned() {
+            self.core.ring(uar, value);
+        }
+    }
+
+    /// The same for a page of plain memory, where a later write may have overwritten an earlier one of another queue
+    /// in the same slot: all queues of the slot are looked at.
+    pub fn doorbell_seen(&self, uar: u32, offset: u32, value: u64) {
+        if !self.core.is_abandoned() {
+            self.core.ring(uar, value);
+            self.core.look_at_slot(uar, offset);
+        }
+    }
+
+    /// A poller found its completion queue empty: sends what was gathered and drives the receive side, for one system
+    /// call or a few.
+    #[inline]
+    pub fn progress(&self) {
+        if !self.core.is_abandoned() {
+            runtime::progress(&self.core);
+        }
+    }
+
+    /// Whether posted sends wait for the next [`progress`](Device::progress).
+    #[inline]
+    pub fn has_gathered(&self) -> bool {
+        self.core.runtime.has_gathered()
+    }
+
+    /// The process ends: what has completed still arrives. Takes a bounded time, and leaves a device without streams.
+    pub fn shutdown(&self) {
+        if !self.core.is_abandoned() {
+            runtime::shutdown(&self.core);
+        }
+    }
+
+    /// In a child process after fork: closes the device's descriptors and makes it refuse all work.
+    /// Async-signal-safe.
+    pub fn abandon_in_child(&self) {
+        self.core.abandon();
+    }
+}

@@ -1,0 +1,155 @@
+//! Tables of objects by number: lock-free to look up, changed under a lock.
+
+use arc_swap::{ArcSwapOption, Guard};
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+const CHUNK: usize = 256;
+/// Numbers wait until so many others were freed before they are used again, so that a late message about a
+/// dead object does not hit a new one.
+const QUARANTINE: usize = 64;
+
+type Cell<T> = ArcSwapOption<T>;
+
+/// Objects numbered from 1.
+#[derive(Debug)]
+pub(crate) struct Table<T> {
+    chunks: Box<[OnceLock<Box<[Cell<T>]>>]>,
+    limit: usize,
+    numbers: Mutex<Numbers>,
+}
+
+#[derive(Debug, Default)]
+struct Numbers {
+    last: u32,
+    freed: VecDeque<u32>,
+    live: usize,
+}
+
+/// An object that was looked up. It may be removed from the table meanwhile, but not dropped.
+pub(crate) struct Found<T>(Guard<Option<Arc<T>>>);
+
+impl<T> Deref for Found<T> {
+    type Target = Arc<T>;
+
+    #[inline]
+    fn deref(&self) -> &Arc<T> {
+        match &*self.0 {
+            Some(object) => object,
+            None => unreachable!("made only of what was found"),
+        }
+    }
+}
+
+impl<T> Table<T> {
+    pub(crate) fn new(limit: u32) -> Table<T> {
+        let limit = limit as usize;
+        Table {
+            chunks: (0..(limit + QUARANTINE + 1).div_ceil(CHUNK))
+                .map(|_| OnceLock::new())
+                .collect(),
+            limit,
+            numbers: Mutex::default(),
+        }
+    }
+
+    fn cell(&self, id: u32) -> Option<&Cell<T>> {
+        let chunk = self.chunks.get(id as usize / CHUNK)?.get()?;
+        chunk.get(id as usize % CHUNK)
+    }
+
+    /// The object of that number.
+    #[inline]
+    pub(crate) fn find(&self, id: u32) -> Option<Found<T>> {
+        let guard = self.cell(id)?.load();
+        guard.is_some().then_some(Found(guard))
+    }
+
+    /// Takes an object in under the number that `make` is told; `None` if there are too many or `make` makes none.
+    pub(crate) fn insert_with<E>(
+        &self,
+        full: E,
+        make: impl FnOnce(u32) -> Result<T, E>,
+    ) -> Result<Arc<T>, E> {
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        if numbers.live >= self.limit {
+            return Err(full);
+        }
+        let reuse = numbers.freed.len() > QUARANTINE || numbers.last as usize >= self.limit + QUARANTINE;
+        let id = match numbers.freed.front() {
+            Some(id) if reuse => *id,
+            _ => numbers.last + 1,
+        };
+        let object = Arc::new(make(id)?);
+        if numbers.freed.front() == Some(&id) {
+            numbers.freed.pop_front();
+        } else {
+            numbers.last = id;
+        }
+        numbers.live += 1;
+        let chunk =
+            self.chunks[id as usize / CHUNK].get_or_init(|| (0..CHUNK).map(|_| Cell::empty()).collect());
+        chunk[id as usize % CHUNK].store(Some(object.clone()));
+        Ok(object)
+    }
+
+    /// Takes an object out. Whoever found it before may still use it.
+    pub(crate) fn remove(&self, id: u32) -> Option<Arc<T>> {
+        let object = self.cell(id)?.swap(None)?;
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        numbers.live -= 1;
+        numbers.freed.push_back(id);
+        Some(object)
+    }
+
+    /// All objects at present.
+    pub(crate) fn all(&self) -> Vec<Arc<T>> {
+        let cells = self.chunks.iter().filter_map(|c| c.get()).flatten();
+        cells.filter_map(|cell| cell.load_full()).collect()
+    }
+
+    /// Takes all objects out.
+    pub(crate) fn drain(&self) -> Vec<Arc<T>> {
+        let last = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).last;
+        (0..=last).filter_map(|id| self.remove(id)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_back_late() {
+        let table = Table::<u32>::new(1000);
+        let first = table.insert_with((), Ok).unwrap();
+        assert_eq!((*first, **table.find(1).unwrap()), (1, 1));
+        assert!(table.find(0).is_none() && table.find(2).is_none() && table.find(u32::MAX).is_none());
+        table.remove(1).unwrap();
+        assert!(table.find(1).is_none() && table.remove(1).is_none());
+        for _ in 0..QUARANTINE {
+            let id = *table.insert_with((), Ok).unwrap();
+            assert_ne!(id, 1);
+            table.remove(id);
+        }
+        assert_eq!(*table.insert_with((), Ok).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_full_table_refuses_and_recovers() {
+        let table = Table::<u32>::new(3);
+        let ids: Vec<u32> = (0..3).map(|_| *table.insert_with("", Ok).unwrap()).collect();
+        assert_eq!(table.insert_with("full", Ok), Err("full"));
+        table.remove(ids[0]).unwrap();
+        assert_eq!(table.insert_with("full", |_| Err("made none")), Err("made none"));
+        for _ in 0..1000 {
+            let id = *table.insert_with("full", Ok).unwrap();
+            assert_eq!(table.insert_with("full", Ok), Err("full"));
+            assert_eq!(table.all().len(), 3);
+            table.remove(id).unwrap();
+        }
+        assert_eq!(table.drain().len(), 2);
+        assert!(table.all().is_empty());
+    }
+}

@@ -1,0 +1,510 @@
+//! A queue pair: an engine, its stream, and who may run it when.
+//!
+//! Nobody waits for a queue pair's lock on the data path. Whoever wants something done leaves word in `asked` and tries
+//! the lock; the holder looks at `asked` again after letting go ([`Qp::kick`]).
+//!
+//! *Gathering.* A ring is served at once. From the [`BURST`]th ring with no poll between, sends are gathered: the event
+//! index moves [`GATHERED`] blocks ahead, and what is posted until then leaves with the next poll, arm, or tick of the
+//! background thread. A flush that finds no more than one entry ends that.
+
+use crate::counters::Counter;
+use crate::device::Core;
+use crate::effects::Effects;
+use crate::env::Env;
+use crate::queues::{CompletionQueue, SharedReceiveQueue};
+use crate::rdmap::{Attachment, Engine, NoStream, QpChange, QpParams, RxOutcome, TxOutcome, WrongState};
+use crate::runtime::Token;
+use crate::stream::Stream;
+use crate::time::Nanos;
+use crate::{Counters, counters};
+use std::ops::BitOr;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use urnic_verbs_api::device::command::{QpStatus, Status};
+use urnic_verbs_api::device::event::QpFault;
+use urnic_verbs_api::vocabulary::QpState;
+
+/// Rings with no poll between that begin a burst.
+const BURST: u32 = 4;
+/// Blocks that may be posted in a burst without a ring.
+const GATHERED: u32 = 32;
+/// Event index so far ahead that no ring comes: the device looks by itself.
+const NO_RING: u32 = 1 << 30;
+
+/// What a queue pair is asked to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Asked(u32);
+
+impl Asked {
+    /// Only to look whether something else was asked.
+    pub(crate) const NOTHING: Asked = Asked(0);
+    /// The driver rang for the send queue.
+    pub(crate) const SEND: Asked = Asked(1);
+    /// The stream may have bytes, or receives were posted.
+    pub(crate) const RECEIVE: Asked = Asked(1 << 1);
+    /// The stream may take bytes again.
+    pub(crate) const WRITABLE: Asked = Asked(1 << 2);
+    /// The peer's side of the stream has ended: read to the end.
+    pub(crate) const HANG_UP: Asked = Asked(1 << 3);
+    /// Send what was gathered.
+    pub(crate) const FLUSH: Asked = Asked(1 << 4);
+    /// A timer ran out.
+    pub(crate) const TIMER: Asked = Asked(1 << 5);
+    /// A completion queue overflowed.
+    pub(crate) const CQ_LOST: Asked = Asked(1 << 6);
+    /// Go on sending; the driver did not ring.
+    pub(crate) const RESUME: Asked = Asked(1 << 7);
+    /// The command that attached a stream is complete.
+    pub(crate) const ATTACHED: Asked = Asked(1 << 8);
+
+    fn has(self, other: Asked) -> bool {
+        self.0 & other.0 != 0
+    }
+}
+
+impl BitOr for Asked {
+    type Output = Asked;
+
+    fn bitor(self, other: Asked) -> Asked {
+        Asked(self.0 | other.0)
+    }
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct Qp {
+    pub(crate) id: u32,
+    label: u32,
+    pub(crate) pd: u32,
+    pub(crate) uar: u32,
+    pub(crate) send_cq: Arc<CompletionQueue>,
+    pub(crate) recv_cq: Arc<CompletionQueue>,
+    pub(crate) srq: Option<Arc<SharedReceiveQueue>>,
+    pub(crate) counters: Counters,
+    asked: AtomicU32,
+    /// What the runtime is to ask for later.
+    later: AtomicU32,
+    /// Whether the runtime has it on its list for that.
+    pub(crate) listed: AtomicBool,
+    /// Whether a read of the stream may find something.
+    readable: AtomicBool,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    engine: Engine,
+    stream: Option<Box<dyn Stream>>,
+    /// The stream took no more.
+    blocked: bool,
+    /// The peer's side has ended; what is left is to be read to the end.
+    hung_up: bool,
+    /// Destroyed: rings and completion queues are not touched any more.
+    dead: bool,
+    /// The command that attached a stream is not complete yet; its events come later.
+    held: bool,
+    /// Sends are gathered.
+    burst: bool,
+    /// Rings since the last poll, and which poll that was.
+    rings: u32,
+    poll: u32,
+    /// The timer that is set.
+    timer: Option<Nanos>,
+}
+
+impl Qp {
+    pub(crate) fn new(params: QpParams, uar: u32, srq: Option<Arc<SharedReceiveQueue>>) -> Qp {
+        let (id, label, pd) = (params.qid, params.label, params.pd);
+        let (send_cq, recv_cq) = (params.send_cq.clone(), params.recv_cq.clone());
+        let mut engine = Engine::new(params);
+        engine.receive_source().ring_never();
+        Qp {
+            id,
+            label,
+            pd,
+            uar,
+            send_cq,
+            recv_cq,
+            srq,
+            counters: Counters::default(),
+            asked: AtomicU32::new(0),
+            later: AtomicU32::new(0),
+            listed: AtomicBool::new(false),
+            readable: AtomicBool::new(false),
+            inner: Mutex::new(Inner {
+                engine,
+                stream: None,
+                blocked: false,
+                hung_up: false,
+                dead: false,
+                held: false,
+                burst: false,
+                rings: 0,
+                poll: 0,
+                timer: None,
+            }),
+        }
+    }
+
+    pub(crate) fn uses_cq(&self, cqid: u32) -> bool {
+        self.send_cq.id == cqid || self.recv_cq.id == cqid
+    }
+
+    pub(crate) fn uses_srq(&self, srqid: u32) -> bool {
+        self.srq.as_ref().is_some_and(|srq| srq.id == srqid)
+    }
+
+    /// Has something done, here or by whoever is at it already. Returns whether bytes arrived.
+    pub(crate) fn kick(self: &Arc<Qp>, core: &Core, asked: Asked) -> bool {
+        self.asked.fetch_or(asked.0, Ordering::AcqRel);
+        let mut arrived = false;
+        loop {
+            // The asking comes before the attempt, and the holder's release before its last look: with full fences
+            // between them, one of the two sees the other.
+            fence(Ordering::SeqCst);
+            let mut inner = match self.inner.try_lock() {
+                Ok(inner) => inner,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return arrived,
+            };
+            let asked = Asked(self.asked.swap(0, Ordering::AcqRel));
+            let mut effects = Effects::default();
+            arrived |= self.run(core, &mut inner, asked, &mut effects);
+            drop(inner);
+            core.raise(effects);
+            fence(Ordering::SeqCst);
+            if self.asked.load(Ordering::Acquire) == 0 {
+                return arrived;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn env<'a>(&'a self, core: &'a Core, now: Nanos, effects: &'a mut Effects) -> Env<'a> {
+        Env {
+            memory: &core.memory,
+            now,
+            buffers: &core.buffers,
+            counters: &self.counters,
+            effects,
+        }
+    }
+
+    /// Does what was asked; returns whether bytes arrived.
+    fn run(self: &Arc<Qp>, core: &Core, inner: &mut Inner, asked: Asked, effects: &mut Effects) -> bool {
+        if asked.has(Asked::ATTACHED) {
+            inner.held = false;
+            if let Some(fd) = inner.stream.as_ref().and_then(|s| s.descriptor()) {
+                core.runtime.rewatch(fd, Token::Qp(self.id));
+                self.readable.store(true, Ordering::Relaxed);
+            }
+        }
+        if inner.dead || inner.held {
+            return false;
+        }
+        let mut env = self.env(core, core.clock.now(), effects);
+        let before = self.counters.value(Counter::RxBytes);
+        if asked.has(Asked::CQ_LOST) {
+            inner.with_engine(|engine, stream| engine.fail(QpFault::CqOverflow, &mut env, stream));
+        }
+        if asked.has(Asked::TIMER) {
+            inner.timer = None;
+            inner.with_engine(|engine, stream| engine.tick(&mut env, stream));
+        }
+        if asked.has(Asked::SEND) {
+            self.counters.add(Counter::Doorbells, 1);
+            inner.note_ring(core.runtime.polls());
+        }
+        inner.hung_up |= asked.has(Asked::HANG_UP);
+        let receives = Asked::RECEIVE | Asked::HANG_UP | Asked::TIMER | Asked::CQ_LOST;
+        if asked.has(receives) {
+            self.receive(core, inner, &mut env);
+        }
+        if !inner.blocked || asked.has(Asked::WRITABLE | Asked::HANG_UP | Asked::TIMER | Asked::CQ_LOST) {
+            self.transmit(core, inner, &mut env, asked);
+        }
+        self.settle(core, inner, &mut env);
+        self.counters.value(Counter::RxBytes) != before
+    }
+
+    /// Reads the stream until it has nothing more, or as far as one run goes.
+    fn receive(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>) {
+        let mut read = u64::MAX;
+        // No ring is wanted for receives unless the stream turns out to wait for one.
+        if !self.is_readable() && inner.stream.is_some() {
+            self.readable.store(true, Ordering::Relaxed);
+            inner.engine.receive_source().ring_never();
+        }
+        loop {
+            match inner.with_engine(|engine, stream| engine.receive(env, stream)) {
+                // The end may wait behind what was read, and nothing will tell of it again.
+                RxOutcome::Drained if inner.hung_up && self.counters.value(Counter::RxBytes) != read => {
+                    read = self.counters.value(Counter::RxBytes);
+                }
+                RxOutcome::Drained => return,
+                RxOutcome::More => return self.do_later(core, Asked::RECEIVE),
+                RxOutcome::Stalled => {
+                    if !inner.engine.receive_source().ring_at_next() {
+                        self.counters.add(Counter::RxStalls, 1);
+                        self.readable.store(false, Ordering::Relaxed);
+                        return;
+                    }
+                }
+                RxOutcome::Finished => {
+                    inner.hung_up = false;
+                    self.readable.store(false, Ordering::Relaxed);
+                    return;
+                }
+                RxOutcome::Ended => {
+                    inner.hung_up = false;
+                    inner.stream = None;
+                    self.readable.store(false, Ordering::Relaxed);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Sends until there is nothing to send, or as far as one run goes; then says when to ring next.
+    fn transmit(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>, asked: Asked) {
+        let before = inner.engine.send_queue().taken();
+        let mut known = false;
+        loop {
+            let taken = inner.engine.send_queue().taken();
+            let outcome = inner.with_engine(|engine, stream| engine.transmit(env, stream));
+            inner.blocked = outcome == TxOutcome::Blocked;
+            let ahead = match outcome {
+                TxOutcome::Idle => 0,
+                TxOutcome::Blocked => NO_RING,
+                TxOutcome::More => {
+                    self.do_later(core, Asked::RESUME);
+                    NO_RING
+                }
+            };
+            if ahead == 0 {
+                self.gather(core, inner, before, asked);
+            }
+            let queue = inner.engine.send_queue();
+            let ahead = if inner.burst { ahead.max(GATHERED) } else { ahead };
+            let posted = queue.ring_after(ahead);
+            // What was posted before the last run and still not taken waits for something other than a ring.
+            let waits = known && queue.taken() == taken;
+            if !posted || waits {
+                return;
+            }
+            known = true;
+        }
+    }
+
+    /// Begins or ends a burst, now that everything posted has been taken; `before` entries had been before.
+    fn gather(self: &Arc<Qp>, core: &Core, inner: &mut Inner, before: u32, asked: Asked) {
+        let sent = inner.engine.send_queue().taken().wrapping_sub(before);
+        let begins = !inner.burst && inner.rings >= BURST && inner.engine.state() == QpState::Rts;
+        let ends = inner.burst && asked.has(Asked::FLUSH) && sent <= 1;
+        if begins {
+            inner.burst = true;
+            core.runtime.burst_began();
+        } else if ends {
+            inner.end_burst(core);
+        }
+        if inner.burst {
+            if sent > 1 {
+                self.counters.add(Counter::GatheredFlushes, 1);
+            }
+            self.do_later(core, Asked::FLUSH);
+        }
+    }
+
+    /// After every run: no ring may be missed in the error state, no timer forgotten.
+    fn settle(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>) {
+        if inner.engine.state() == QpState::Err {
+            inner.end_burst(core);
+            let mut left = u32::MAX;
+            loop {
+                inner.engine.flush(env);
+                let sends = inner.engine.send_queue();
+                let unsent = u32::from(sends.ring_after(0));
+                let unfilled = inner.engine.receive_source().ring_for_flush();
+                // What stays unflushed finds no room in its completion queue.
+                let now_left = unsent + unfilled;
+                if now_left == 0 || now_left >= left {
+                    break;
+                }
+                left = now_left;
+            }
+        }
+        let due = inner.engine.deadline();
+        if let Some(due) = due
+            && inner.timer.is_none_or(|set| due < set)
+        {
+            inner.timer = Some(due);
+            core.runtime.set_timer(due, self.id);
+        }
+    }
+
+    /// Leaves something to the runtime.
+    fn do_later(self: &Arc<Qp>, core: &Core, asked: Asked) {
+        self.later.fetch_or(asked.0, Ordering::SeqCst);
+        core.runtime.attend_later(self);
+    }
+
+    /// What the runtime is to ask for now.
+    pub(crate) fn take_later(&self) -> Asked {
+        Asked(self.later.swap(0, Ordering::AcqRel))
+    }
+
+    pub(crate) fn has_later(&self) -> bool {
+        self.later.load(Ordering::SeqCst) != 0
+    }
+
+    pub(crate) fn has_later_than_flush(&self) -> bool {
+        self.later.load(Ordering::Relaxed) & !Asked::FLUSH.0 != 0
+    }
+
+    /// Carries out `ModifyQp`.
+    pub(crate) fn modify(
+        self: &Arc<Qp>,
+        core: &Core,
+        change: QpChange,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        let mut inner = self.lock();
+        if change.state == Some(QpState::Reset) {
+            self.reset(core, &mut inner);
+            return Ok(());
+        }
+        let mut env = self.env(core, core.clock.now(), effects);
+        inner
+            .with_engine(|engine, stream| engine.modify(&change, &mut env, stream))
+            .map_err(|WrongState| Status::WrongState)?;
+        drop(inner);
+        effects.kick(self.id, Asked::RESUME | Asked::RECEIVE);
+        Ok(())
+    }
+
+    /// Back to the beginning, on the same rings: all indices are 0 again, on the driver's side too.
+    fn reset(&self, core: &Core, inner: &mut Inner) {
+        inner.end_burst(core);
+        if let Some(mut stream) = inner.stream.take() {
+            stream.reset();
+        }
+        core.memory.unbind_all_of(self.id);
+        let params = QpParams {
+            qid: self.id,
+            label: self.label,
+            pd: self.pd,
+            sq: inner.engine.send_queue().anew(),
+            send_cq: self.send_cq.clone(),
+            rq: inner.engine.receive_source().anew(),
+            recv_cq: self.recv_cq.clone(),
+            extensions: core.config.rfc7306,
+        };
+        inner.engine = Engine::new(params);
+        inner.engine.receive_source().ring_never();
+        (inner.blocked, inner.hung_up, inner.held, inner.timer) = (false, false, false, None);
+    }
+
+    /// Whether a read of the stream may find something.
+    #[inline]
+    pub(crate) fn is_readable(&self) -> bool {
+        self.readable.load(Ordering::Relaxed)
+    }
+
+    /// What `QueryQp` answers.
+    pub(crate) fn status(&self) -> QpStatus {
+        self.lock().engine.status()
+    }
+
+    /// Begins RDMA mode on `stream`, which is taken if that succeeds.
+    pub(crate) fn attach(
+        self: &Arc<Qp>,
+        core: &Core,
+        stream: &mut Option<Box<dyn Stream>>,
+        attachment: Attachment,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        let mut inner = self.lock();
+        let Some(live) = stream.as_mut().filter(|_| !inner.dead && inner.stream.is_none()) else {
+            return Err(Status::WrongState);
+        };
+        let mut env = self.env(core, core.clock.now(), effects);
+        inner
+            .engine
+            .attach(&attachment, &mut env, &mut **live)
+            .map_err(|WrongState| Status::WrongState)?;
+        inner.stream = stream.take();
+        inner.held = true;
+        drop(inner);
+        effects.kick(self.id, Asked::ATTACHED | Asked::RESUME | Asked::RECEIVE);
+        Ok(())
+    }
+
+    /// Makes the queue pair its own peer.
+    pub(crate) fn attach_loopback(
+        self: &Arc<Qp>,
+        attachment: Attachment,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        let mut inner = self.lock();
+        inner
+            .engine
+            .attach_loopback(&attachment)
+            .map_err(|WrongState| Status::WrongState)?;
+        drop(inner);
+        effects.kick(self.id, Asked::RESUME);
+        Ok(())
+    }
+
+    /// Ends the queue pair: nothing of the host's is touched any more when this returns. What its completed sends put on
+    /// the stream still arrives, unless it is reset.
+    pub(crate) fn destroy(self: &Arc<Qp>, core: &Core, reset: bool) {
+        let mut inner = self.lock();
+        if inner.dead {
+            return;
+        }
+        if !reset {
+            let mut nobody_cares = Effects::default();
+            let mut env = self.env(core, core.clock.now(), &mut nobody_cares);
+            inner.with_engine(|engine, stream| engine.transmit(&mut env, stream));
+        }
+        inner.dead = true;
+        inner.end_burst(core);
+        let stream = inner.stream.take();
+        drop(inner);
+        match stream {
+            Some(mut stream) if reset => stream.reset(),
+            Some(stream) => core.runtime.linger(core, stream, Vec::new()),
+            None => {}
+        }
+        core.memory.unbind_all_of(self.id);
+        for counter in counters::Counter::ALL {
+            core.counters.add_shared(*counter, self.counters.value(*counter));
+        }
+    }
+}
+
+impl Inner {
+    fn with_engine<R>(&mut self, run: impl FnOnce(&mut Engine, &mut dyn Stream) -> R) -> R {
+        match &mut self.stream {
+            Some(stream) => run(&mut self.engine, &mut **stream),
+            None => run(&mut self.engine, &mut NoStream),
+        }
+    }
+
+    fn note_ring(&mut self, poll: u32) {
+        if self.poll != poll {
+            (self.poll, self.rings) = (poll, 0);
+        }
+        self.rings = self.rings.saturating_add(1);
+    }
+
+    fn end_burst(&mut self, core: &Core) {
+        self.rings = 0;
+        if std::mem::take(&mut self.burst) {
+            core.runtime.burst_ended();
+        }
+    }
+}

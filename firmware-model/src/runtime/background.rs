@@ -1,0 +1,214 @@
+//! The background thread: it serves whoever does not poll, and stays out of the way of those who do.
+//!
+//! Idle, it sleeps in `epoll_wait` and costs nothing. While a poller drives the device it leaves the streams alone, so that
+//! no packet wakes it, and only looks every [`POLLED_TICK`] whether the polls have stopped. While sends are gathered it
+//! looks every [`BURST_TICK`] whether nobody else sent them.
+
+use super::Runtime;
+use crate::device::Core;
+use crate::effects::Effects;
+use crate::sys::{self, SignalMask};
+use crate::time::Nanos;
+use std::io;
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Longest that a gathered send waits for a poller that has gone away.
+const BURST_TICK: Duration = Duration::from_micros(100);
+/// How often it is checked that a poller still polls.
+const POLLED_TICK: Duration = Duration::from_millis(1);
+/// How often listeners that could not take a call, and events that found no room, are tried again.
+const RETRY_TICK: Duration = Duration::from_millis(20);
+/// For so long after the last burst the thread keeps ticking, so that the next needs no waking.
+const WARM: Duration = Duration::from_millis(10);
+/// Scheduling slice to ask for.
+const SLICE_NS: u64 = 100_000;
+
+const AWAKE: u8 = 0;
+/// Asleep for a millisecond or less, streams ignored.
+const TICKING: u8 = 1;
+/// Asleep until something is ready.
+const ASLEEP: u8 = 2;
+
+/// Whether the thread sleeps, as far as others must know.
+#[derive(Debug, Default)]
+pub(super) struct Sleeper(AtomicU8);
+
+impl Sleeper {
+    /// Whether it must be woken for work that it does not see coming; it is the caller's to do so then.
+    pub(super) fn must_be_woken(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == ASLEEP
+            && self
+                .0
+                .compare_exchange(ASLEEP, AWAKE, Ordering::SeqCst, Ordering::SeqCst)
+                .is_ok()
+    }
+
+    /// Whether it leaves the streams alone at present; it is the caller's to wake it then.
+    pub(super) fn ignores_streams(&self) -> bool {
+        self.0
+            .compare_exchange(TICKING, AWAKE, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
+    }
+
+    fn set(&self, state: u8) {
+        self.0.store(state, Ordering::SeqCst);
+    }
+}
+
+/// The thread; dropping this stops it.
+pub(crate) struct Background {
+    core: Arc<Core>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Background {
+    /// Starts the thread, with all signals blocked: they are the program's.
+    pub(crate) fn spawn(core: &Arc<Core>) -> io::Result<Background> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (of_thread, stopped) = (core.clone(), stop.clone());
+        let mask = SignalMask::ALL.exchange();
+        let thread = std::thread::Builder::new()
+            .name("urnic-device".to_owned())
+            .spawn(move || {
+                sys::ask_for_short_slice(SLICE_NS);
+                Loop::new(&of_thread).run(&stopped);
+            });
+        mask.exchange();
+        Ok(Background {
+            core: core.clone(),
+            stop,
+            thread: Some(thread?),
+        })
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        if self.core.is_abandoned() {
+            // The thread is the parent's. There is none to wait for here.
+            mem::forget(thread);
+            return;
+        }
+        self.stop.store(true, Ordering::SeqCst);
+        if let Some(readiness) = &self.core.runtime.readiness {
+            readiness.wake();
+        }
+        if thread.thread().id() != std::thread::current().id() {
+            // It can end by a panic only, and that has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Loop<'a> {
+    core: &'a Core,
+    runtime: &'a Runtime,
+    /// Polls at the last tick.
+    polls: u32,
+    /// A poller drove the device then.
+    polled: bool,
+    /// Until when bursts are awaited.
+    warm_until: Nanos,
+    /// A stream on its way out is ready.
+    told: bool,
+}
+
+impl<'a> Loop<'a> {
+    fn new(core: &'a Core) -> Loop<'a> {
+        Loop {
+            core,
+            runtime: &core.runtime,
+            polls: core.runtime.polls(),
+            polled: false,
+            warm_until: Nanos::default(),
+            told: false,
+        }
+    }
+
+    fn run(&mut self, stop: &AtomicBool) {
+        while !stop.load(Ordering::SeqCst) {
+            let due = self.work();
+            self.sleep(due, stop);
+        }
+    }
+
+    /// Does what is due; returns when something will be.
+    fn work(&mut self) -> Option<Nanos> {
+        let (core, runtime) = (self.core, self.runtime);
+        runtime.pending.store(false, Ordering::SeqCst);
+        let now = core.clock.now();
+        runtime.run_timers(core, now);
+        let lingering = runtime.run_lingering(now, mem::take(&mut self.told));
+        let polls = runtime.polls();
+        let nobody_polled = polls == self.polls;
+        if runtime.has_gathered() {
+            self.warm_until = now + WARM;
+        }
+        // Pollers attend to the list themselves.
+        let left = (nobody_polled || !runtime.is_polled(self.polls)) && core.flush_gathered();
+        let retry = self.retry().then(|| now + RETRY_TICK);
+        [runtime.next_timer(), lingering, retry, left.then_some(now)]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Tries again what found no room; returns whether it still does not.
+    fn retry(&self) -> bool {
+        let mut again = false;
+        if self.runtime.paused_listeners.swap(false, Ordering::SeqCst) {
+            let mut effects = Effects::default();
+            again |= self.core.streams.accept_paused(self.core, &mut effects);
+            self.core.raise(effects);
+            self.runtime.paused_listeners.fetch_or(again, Ordering::SeqCst);
+        }
+        self.core.post_events([]);
+        let events = self.core.async_events.load();
+        again | events.as_ref().is_some_and(|e| e.has_waiting())
+    }
+
+    fn sleep(&mut self, due: Option<Nanos>, stop: &AtomicBool) {
+        let runtime = self.runtime;
+        let Some(readiness) = &runtime.readiness else {
+            return;
+        };
+        let now = self.core.clock.now();
+        let until_due = due.map(|due| due.since(now));
+        let polled = runtime.is_polled(self.polls);
+        self.polls = runtime.polls();
+        let tick = if now < self.warm_until {
+            Some(BURST_TICK)
+        } else if polled {
+            Some(POLLED_TICK)
+        } else {
+            None
+        };
+        let timeout = [tick, until_due].into_iter().flatten().min();
+        if polled {
+            self.polled = true;
+            runtime.sleeper.set(TICKING);
+            readiness.wait_for_wake(timeout.unwrap_or(POLLED_TICK));
+        } else {
+            if mem::take(&mut self.polled) {
+                runtime.forget_poller();
+            }
+            if tick.is_none() {
+                runtime.sleeper.set(ASLEEP);
+            }
+            // What was left before others could see that this thread sleeps came with no waking.
+            let missed = stop.load(Ordering::SeqCst) || runtime.pending.load(Ordering::SeqCst);
+            let timeout = if missed { Some(Duration::ZERO) } else { timeout };
+            self.told = runtime.poll_ready(self.core, timeout);
+        }
+        runtime.sleeper.set(AWAKE);
+        readiness.take_wakes();
+    }
+}

@@ -1,0 +1,388 @@
+//! Who drives the device, and when.
+//!
+//! | who | drives |
+//! |---|---|
+//! | a ringing thread | the queue pair it rang for |
+//! | a poller ([`progress`]) | what was gathered; the stream that last delivered to this thread; every [`LOOK_AROUND`]th time all that are ready |
+//! | the [background](background) thread | all that is ready, while nobody polls; timers; streams on their way out |
+//!
+//! All descriptors are registered once, edge-triggered for both directions, so nothing on the data path changes a
+//! registration. Whoever is told of an edge must act on it, or leave it on the list of [`Runtime::attend_later`].
+
+mod background;
+mod readiness;
+
+pub(crate) use background::Background;
+pub(crate) use readiness::Token;
+
+use crate::counters::Counter;
+use crate::device::{Clock, Core};
+use crate::effects::Effects;
+use crate::qp::{Asked, Qp};
+use crate::shard::{SHARDS, home_shard};
+use crate::stream::descriptor::Descriptors;
+use crate::stream::{Lingering, Stream};
+use crate::time::Nanos;
+use background::Sleeper;
+use readiness::Readiness;
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Polls between two looks at all streams instead of the hottest one.
+const LOOK_AROUND: u32 = 8;
+/// Empty polls with nobody about to wait after which a poller drives the device.
+const POLLER: u32 = 64;
+/// Queue pairs attended to between two looks at the list.
+const BATCH: usize = 8;
+
+#[repr(align(64))]
+#[derive(Debug, Default)]
+struct Hot {
+    /// The queue pair that last delivered to a thread of this shard; 0 = none.
+    qid: AtomicU32,
+    polls: AtomicU32,
+}
+
+/// What is to be done, and by whom.
+#[derive(Debug)]
+pub(crate) struct Runtime {
+    readiness: Option<Readiness>,
+    sleeper: Sleeper,
+    hot: [Hot; SHARDS],
+    polls: AtomicU32,
+    /// Something was left for the background thread since it last looked.
+    pending: AtomicBool,
+    /// Number of the poll at which somebody armed a completion queue.
+    waited_at: AtomicU32,
+    /// Queue pairs with something left to do.
+    attention: Mutex<Vec<Arc<Qp>>>,
+    attention_len: AtomicUsize,
+    /// Queue pairs that gather sends.
+    bursts: AtomicUsize,
+    timers: Mutex<BinaryHeap<Reverse<(Nanos, u32)>>>,
+    lingering: Mutex<Vec<Lingering>>,
+    paused_listeners: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Runtime {
+    /// One that waits for descriptors.
+    pub(crate) fn with_epoll(descriptors: &Arc<Descriptors>) -> io::Result<Runtime> {
+        Ok(Runtime {
+            readiness: Some(Readiness::new(descriptors)?),
+            ..Runtime::manual()
+        })
+    }
+
+    /// One that only [`step`] moves.
+    pub(crate) fn manual() -> Runtime {
+        Runtime {
+            readiness: None,
+            sleeper: Sleeper::default(),
+            hot: Default::default(),
+            polls: AtomicU32::new(0),
+            pending: AtomicBool::new(false),
+            waited_at: AtomicU32::new(0),
+            attention: Mutex::default(),
+            attention_len: AtomicUsize::new(0),
+            bursts: AtomicUsize::new(0),
+            timers: Mutex::default(),
+            lingering: Mutex::default(),
+            paused_listeners: AtomicBool::new(false),
+        }
+    }
+
+    /// Registers a descriptor.
+    pub(crate) fn watch(&self, fd: BorrowedFd<'_>, token: Token) -> Result<(), Errno> {
+        self.readiness.as_ref().map_or(Ok(()), |r| r.add(fd, token))
+    }
+
+    /// Gives a registered descriptor a new meaning; if it is ready, that is told anew.
+    pub(crate) fn rewatch(&self, fd: BorrowedFd<'_>, token: Token) {
+        if let Some(readiness) = &self.readiness {
+            readiness.change(fd, token);
+        }
+    }
+
+    /// Makes sure that the background thread looks around soon.
+    fn wake(&self) {
+        self.pending.store(true, Ordering::SeqCst);
+        if self.sleeper.must_be_woken()
+            && let Some(readiness) = &self.readiness
+        {
+            readiness.wake();
+        }
+    }
+
+    #[inline]
+    pub(crate) fn polls(&self) -> u32 {
+        self.polls.load(Ordering::Relaxed)
+    }
+
+    /// Whether sends wait for a poll.
+    #[inline]
+    pub(crate) fn has_gathered(&self) -> bool {
+        self.bursts.load(Ordering::Relaxed) > 0
+    }
+
+    pub(crate) fn burst_began(&self) {
+        self.bursts.fetch_add(1, Ordering::SeqCst);
+        self.wake();
+    }
+
+    pub(crate) fn burst_ended(&self) {
+        self.bursts.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Somebody is about to wait for an interrupt: whoever polled before does not count any more.
+    pub(crate) fn note_waiter(&self) {
+        let polls = self.polls.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        self.waited_at.store(polls, Ordering::SeqCst);
+        if self.sleeper.ignores_streams()
+            && let Some(readiness) = &self.readiness
+        {
+            readiness.wake();
+        }
+    }
+
+    /// The polls have stopped: whoever polls again must do so for a while before it counts.
+    fn forget_poller(&self) {
+        self.waited_at.store(self.polls(), Ordering::SeqCst);
+    }
+
+    /// Whether a poller drives the device, judged by the polls since `seen`.
+    fn is_polled(&self, seen: u32) -> bool {
+        let polls = self.polls();
+        polls != seen && polls.wrapping_sub(self.waited_at.load(Ordering::SeqCst)) >= POLLER
+    }
+
+    pub(crate) fn note_paused_listener(&self) {
+        self.paused_listeners.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Puts a queue pair with something left to do on the list.
+    pub(crate) fn attend_later(&self, qp: &Arc<Qp>) {
+        if !qp.listed.swap(true, Ordering::SeqCst) {
+            let mut attention = lock(&self.attention);
+            attention.push(qp.clone());
+            self.attention_len.store(attention.len(), Ordering::SeqCst);
+            drop(attention);
+            self.wake();
+        }
+    }
+
+    /// Sets a timer for a queue pair.
+    pub(crate) fn set_timer(&self, due: Nanos, qid: u32) {
+        lock(&self.timers).push(Reverse((due, qid)));
+        self.wake();
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        lock(&self.timers).peek().map(|Reverse((due, _))| *due)
+    }
+
+    /// Lets a stream go, behind `unsent`.
+    pub(crate) fn linger(&self, core: &Core, stream: Box<dyn Stream>, unsent: Vec<u8>) {
+        if let Some(fd) = stream.descriptor() {
+            self.rewatch(fd, Token::Linger);
+        }
+        let now = core.clock.now();
+        let lingering = Lingering::new(stream, unsent, now, now + core.config.linger);
+        lock(&self.lingering).push(lingering);
+        self.wake();
+    }
+
+    /// Forgets everything, for a reset.
+    pub(crate) fn clear(&self) {
+        lock(&self.timers).clear();
+        lock(&self.lingering).clear();
+        lock(&self.attention).clear();
+        self.attention_len.store(0, Ordering::SeqCst);
+    }
+
+    /// Lets timers run out.
+    fn run_timers(&self, core: &Core, now: Nanos) {
+        loop {
+            let mut timers = lock(&self.timers);
+            match timers.peek() {
+                Some(Reverse((due, _))) if *due <= now => {}
+                _ => return,
+            }
+            let Some(Reverse((_, qid))) = timers.pop() else {
+                return;
+            };
+            drop(timers);
+            if let Some(qp) = core.qps.find(qid) {
+                qp.kick(core, Asked::TIMER);
+            }
+        }
+    }
+
+    /// Looks at the streams on their way out; returns when to look again. `told`: one of them is ready.
+    fn run_lingering(&self, now: Nanos, told: bool) -> Option<Nanos> {
+        let mut lingering = lock(&self.lingering);
+        if told {
+            lingering.iter_mut().for_each(|l| l.next_look = now);
+        }
+        lingering.retain_mut(|l| !l.look(now));
+        lingering.iter().map(|l| l.next_look).min()
+    }
+
+    /// Has all queue pairs on the list do what they left; returns whether some left more than sends to gather.
+    fn attend(&self, core: &Core) -> bool {
+        let mut at = self.attention_len.load(Ordering::SeqCst);
+        while at > 0 {
+            // From the end, a few at a time, so that nothing is locked or allocated while they run.
+            let mut batch: [Option<Arc<Qp>>; BATCH] = Default::default();
+            let attention = lock(&self.attention);
+            at = at.min(attention.len());
+            let start = at.saturating_sub(BATCH);
+            for (slot, qp) in batch.iter_mut().zip(&attention[start..at]) {
+                *slot = Some(qp.clone());
+            }
+            at = start;
+            drop(attention);
+            for qp in batch.iter().flatten() {
+                qp.kick(core, qp.take_later());
+            }
+        }
+        let mut busy = false;
+        let mut attention = lock(&self.attention);
+        attention.retain(|qp| {
+            busy |= qp.has_later_than_flush();
+            if qp.has_later() {
+                return true;
+            }
+            qp.listed.store(false, Ordering::SeqCst);
+            // Whoever left something between the two found it listed.
+            qp.has_later() && !qp.listed.swap(true, Ordering::SeqCst)
+        });
+        self.attention_len.store(attention.len(), Ordering::SeqCst);
+        busy
+    }
+
+    /// Acts on the descriptors that are ready, waiting for one until `timeout` (`None` = for ever). Returns whether a
+    /// stream on its way out was among them.
+    fn poll_ready(&self, core: &Core, timeout: Option<Duration>) -> bool {
+        let Some(readiness) = &self.readiness else {
+            return false;
+        };
+        let mut lingering = false;
+        readiness.wait(timeout, |token, asked| match token {
+            Token::Qp(qid) => {
+                if let Some(qp) = core.qps.find(qid)
+                    && qp.kick(core, asked)
+                {
+                    self.hot[home_shard()].qid.store(qid, Ordering::Relaxed);
+                }
+            }
+            Token::Stream(sid) => {
+                let mut effects = Effects::default();
+                core.streams.look(sid, &mut effects);
+                core.raise(effects);
+            }
+            Token::Listener(lid) => {
+                let mut effects = Effects::default();
+                core.streams.accept(core, lid, &mut effects);
+                core.raise(effects);
+            }
+            Token::Linger => {
+                // The background thread, which is told by the shorter pause, looks after them.
+                lingering = true;
+            }
+            Token::Wake => {}
+        });
+        lingering
+    }
+}
+
+impl Core {
+    /// Sends what was gathered, and goes on with what was left; returns whether something is left again.
+    #[inline]
+    pub(crate) fn flush_gathered(&self) -> bool {
+        self.runtime.attention_len.load(Ordering::Relaxed) > 0 && self.runtime.attend(self)
+    }
+}
+
+/// A poller found its completion queue empty.
+#[inline]
+pub(crate) fn progress(core: &Core) {
+    let runtime = &core.runtime;
+    let streak = runtime
+        .polls
+        .fetch_add(1, Ordering::Relaxed)
+        .wrapping_sub(runtime.waited_at.load(Ordering::Relaxed));
+    if streak == POLLER {
+        // The background thread is told once to leave the streams alone.
+        runtime.wake();
+    }
+    core.flush_gathered();
+    let hot = &runtime.hot[home_shard()];
+    // Approximate: threads of one shard may lose counts to one another.
+    let polls = hot.polls.load(Ordering::Relaxed).wrapping_add(1);
+    hot.polls.store(polls, Ordering::Relaxed);
+    if !polls.is_multiple_of(LOOK_AROUND)
+        && let Some(qp) = core.qps.find(hot.qid.load(Ordering::Relaxed))
+        && qp.is_readable()
+    {
+        qp.kick(core, Asked::RECEIVE);
+        return;
+    }
+    runtime.poll_ready(core, Some(Duration::ZERO));
+}
+
+/// In manual mode: everything once.
+pub(crate) fn step(core: &Core, now: Nanos) -> Option<Nanos> {
+    if let Clock::Manual(time) = &core.clock {
+        time.store(now.0, Ordering::Relaxed);
+    }
+    let runtime = &core.runtime;
+    let mut effects = Effects::default();
+    core.streams.look_at_all(core, &mut effects);
+    core.raise(effects);
+    runtime.run_timers(core, now);
+    runtime.attend(core);
+    for qp in core.qps.all() {
+        qp.kick(core, Asked::RECEIVE | Asked::WRITABLE | Asked::RESUME);
+    }
+    core.post_events([]);
+    let lingering = runtime.run_lingering(now, true);
+    [runtime.next_timer(), lingering].into_iter().flatten().min()
+}
+
+/// The process ends: lets all streams go, and waits until their peers have what was sent, but not for ever.
+pub(crate) fn shutdown(core: &Core) {
+    core.streams.close_all(core);
+    for qp in core.qps.all() {
+        qp.destroy(core, false);
+    }
+    let until = core.clock.now() + core.config.linger;
+    loop {
+        let now = core.clock.now();
+        match core.runtime.run_lingering(now, true) {
+            Some(_) if now < until && matches!(core.clock, Clock::Monotonic) => {
+                let pause = rustix::thread::Timespec {
+                    tv_sec: 0,
+                    tv_nsec: 1_000_000,
+                };
+                let _ = rustix::thread::nanosleep(&pause);
+            }
+            _ => return,
+        }
+    }
+}
+
+/// Counts a poll that drove the receive side.
+pub(crate) fn count_polls(core: &Core, sums: &mut [u64; Counter::ALL.len()]) {
+    sums[Counter::Polls as usize] += u64::from(core.runtime.polls());
+}

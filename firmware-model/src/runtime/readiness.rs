@@ -1,0 +1,144 @@
+//! Waiting for descriptors.
+
+use crate::qp::Asked;
+use crate::stream::descriptor::{Descriptor, Descriptors};
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::io;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Events taken at once.
+const BATCH: usize = 32;
+
+/// What a descriptor stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Token {
+    /// A queue pair's stream.
+    Qp(u32),
+    /// A stream in streaming mode.
+    Stream(u32),
+    /// A listener.
+    Listener(u32),
+    /// A stream on its way out.
+    Linger,
+    /// The background thread is to look around.
+    Wake,
+}
+
+impl Token {
+    fn encode(self) -> EventData {
+        let (kind, id) = match self {
+            Token::Qp(id) => (0, id),
+            Token::Stream(id) => (1, id),
+            Token::Listener(id) => (2, id),
+            Token::Linger => (3, 0),
+            Token::Wake => (4, 0),
+        };
+        EventData::new_u64(kind << 32 | u64::from(id))
+    }
+
+    fn decode(data: EventData) -> Token {
+        let id = data.u64() as u32;
+        match data.u64() >> 32 {
+            0 => Token::Qp(id),
+            1 => Token::Stream(id),
+            2 => Token::Listener(id),
+            3 => Token::Linger,
+            _ => Token::Wake,
+        }
+    }
+}
+
+/// The device's epoll instance, and the eventfd that wakes whoever waits on it.
+#[derive(Debug)]
+pub(crate) struct Readiness {
+    epoll: Descriptor,
+    wake: Descriptor,
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}
+
+impl Readiness {
+    pub(crate) fn new(descriptors: &Arc<Descriptors>) -> io::Result<Readiness> {
+        let epoll = descriptors.adopt(epoll::create(CreateFlags::CLOEXEC)?)?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = descriptors.adopt(eventfd(0, flags)?)?;
+        // Level-triggered: pollers see it, too, and must not take it away from the background thread.
+        epoll::add(&epoll, &wake, Token::Wake.encode(), EventFlags::IN)?;
+        Ok(Readiness { epoll, wake })
+    }
+
+    fn interest() -> EventFlags {
+        EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET
+    }
+
+    pub(crate) fn add(&self, fd: BorrowedFd<'_>, token: Token) -> Result<(), Errno> {
+        epoll::add(&self.epoll, fd, token.encode(), Self::interest())
+    }
+
+    pub(crate) fn change(&self, fd: BorrowedFd<'_>, token: Token) {
+        if let Err(errno) = epoll::modify(&self.epoll, fd, token.encode(), Self::interest()) {
+            tracing::error!(%errno, ?token, "a stream cannot be watched");
+        }
+    }
+
+    /// Wakes whoever waits.
+    pub(crate) fn wake(&self) {
+        // It fails only if the counter is full, which wakes as well.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Takes the wake-ups so far.
+    pub(crate) fn take_wakes(&self) {
+        let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+    }
+
+    /// Waits for a wake-up only, `timeout` at the longest.
+    pub(crate) fn wait_for_wake(&self, timeout: Duration) {
+        let mut fds = [PollFd::new(&self.wake, PollFlags::IN)];
+        // A signal cannot come; the mask is full. Any other end of the wait is a wake-up.
+        let _ = poll(&mut fds, Some(&timespec(timeout)));
+    }
+
+    /// Waits until something is ready, `timeout` at the longest, and says what.
+    pub(crate) fn wait(&self, timeout: Option<Duration>, mut act: impl FnMut(Token, Asked)) {
+        let mut timeout = timeout;
+        if let Some(short) = timeout
+            && !short.is_zero()
+            && !short.subsec_nanos().is_multiple_of(1_000_000)
+        {
+            // Kernels before 5.11 wait on epoll in milliseconds only.
+            let mut fds = [PollFd::new(&self.epoll, PollFlags::IN)];
+            let _ = poll(&mut fds, Some(&timespec(short)));
+            timeout = Some(Duration::ZERO);
+        }
+        let timeout = timeout.map(timespec);
+        let mut events = [MaybeUninit::<Event>::uninit(); BATCH];
+        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut events, timeout.as_ref()) else {
+            return;
+        };
+        for event in ready.iter() {
+            let flags = event.flags;
+            let mut asked = Asked::NOTHING;
+            if flags.intersects(EventFlags::IN) {
+                asked = asked | Asked::RECEIVE;
+            }
+            if flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR) {
+                asked = asked | Asked::HANG_UP;
+            }
+            if flags.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR) {
+                asked = asked | Asked::WRITABLE;
+            }
+            act(Token::decode(event.data), asked);
+        }
+    }
+}

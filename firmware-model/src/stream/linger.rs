@@ -1,0 +1,86 @@
+//! Streams that nobody uses any more, kept until the peer has what was sent.
+//!
+//! Closing a socket with unread input makes TCP throw away what it has accepted for sending. So: FIN, drain what comes in,
+//! and close when the peer has acknowledged everything or closed its side, or when it took too long.
+
+use super::{Stream, StreamError};
+use crate::host::{Piece, PieceMut};
+use crate::time::Nanos;
+use std::time::Duration;
+
+/// First pause between two looks; it doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(64);
+/// Bytes drained in one look, so that a peer that keeps sending does not keep the thread.
+const DRAIN: usize = 1 << 20;
+
+/// A stream on its way out.
+#[derive(Debug)]
+pub(crate) struct Lingering {
+    stream: Box<dyn Stream>,
+    unsent: Vec<u8>,
+    until: Nanos,
+    pause: Duration,
+    pub(crate) next_look: Nanos,
+}
+
+impl Lingering {
+    /// Lets a stream go, behind `unsent` bytes, at `until` at the latest.
+    pub(crate) fn new(stream: Box<dyn Stream>, unsent: Vec<u8>, now: Nanos, until: Nanos) -> Lingering {
+        let mut lingering = Lingering {
+            stream,
+            unsent,
+            until,
+            pause: FIRST_PAUSE,
+            next_look: now,
+        };
+        if lingering.unsent.is_empty() {
+            lingering.stream.finish();
+        }
+        lingering
+    }
+
+    /// Looks whether it may be closed; `true` = drop it.
+    pub(crate) fn look(&mut self, now: Nanos) -> bool {
+        if now < self.next_look {
+            return false;
+        }
+        self.next_look = now + self.pause;
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        now >= self.until || !self.flush() || self.drained() || self.is_acknowledged()
+    }
+
+    /// `false` if the connection is gone.
+    fn flush(&mut self) -> bool {
+        while !self.unsent.is_empty() {
+            match self.stream.send(&[Piece::of(&self.unsent)]) {
+                Ok(n) => drop(self.unsent.drain(..n)),
+                Err(StreamError::WouldBlock) => return true,
+                Err(_) => return false,
+            }
+            if self.unsent.is_empty() {
+                self.stream.finish();
+            }
+        }
+        true
+    }
+
+    /// Throws away what came in; whether the peer is done.
+    fn drained(&mut self) -> bool {
+        let mut waste = [0u8; 16 << 10];
+        let mut total = 0;
+        while total < DRAIN {
+            match self.stream.receive(&mut [PieceMut::of(&mut waste)]) {
+                Ok(0) => return self.unsent.is_empty(),
+                Ok(n) => total += n,
+                Err(StreamError::WouldBlock) => return false,
+                Err(_) => return true,
+            }
+        }
+        false
+    }
+
+    fn is_acknowledged(&self) -> bool {
+        self.unsent.is_empty() && self.stream.unacknowledged() == 0
+    }
+}

@@ -1,0 +1,546 @@
+//! Streams in streaming mode, and listeners: what the host runs MPA start-up over.
+//!
+//! A stream here holds at most one receive of the driver and one unsent frame, and a listener only so many calls that the
+//! driver has not looked at: peers cannot make the device grow.
+
+use super::{Listener, Stream, StreamError};
+use crate::device::{Core, Table};
+use crate::effects::Effects;
+use crate::host::{Mapping, Piece, PieceMut};
+use crate::qp::Qp;
+use crate::rdmap::Attachment;
+use crate::runtime::Token;
+use rustix::io::Errno;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use urnic_verbs_api::device::command::Status;
+use urnic_verbs_api::device::event::{Event, EventKind};
+use urnic_verbs_api::device::stream::MAX_STREAMING;
+
+/// Calls that may wait for the driver at one listener, whatever it asked for.
+const MAX_PENDING: u32 = 1024;
+
+/// All streams in streaming mode, and all listeners.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    streams: Table<Streaming>,
+    listeners: Table<Listening>,
+}
+
+/// A stream in streaming mode.
+#[derive(Debug)]
+struct Streaming {
+    sid: u32,
+    /// Who accepted it; cleared when the driver first names it.
+    untouched: Mutex<Option<Arc<Listening>>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// `None` once it is attached or closed.
+    stream: Option<Box<dyn Stream>>,
+    connecting: bool,
+    /// A command on it is not complete yet; its events come later.
+    held: bool,
+    receive: Option<Receive>,
+    /// What the stream has not taken yet.
+    unsent: Vec<u8>,
+}
+
+/// A receive of exactly the buffer's length.
+#[derive(Debug)]
+struct Receive {
+    buffer: Mapping,
+    arrived: usize,
+}
+
+#[derive(Debug)]
+struct Listening {
+    lid: u32,
+    limit: u32,
+    /// Accepted, and not looked at by the driver.
+    pending: AtomicU32,
+    /// Calls may wait that were not accepted for want of room.
+    paused: AtomicBool,
+    listeners: Mutex<Vec<Box<dyn Listener>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a command answers when the network refuses.
+fn status(errno: Errno) -> Status {
+    match errno {
+        Errno::ADDRINUSE => Status::AddressInUse,
+        Errno::ADDRNOTAVAIL => Status::AddressNotAvailable,
+        Errno::NETUNREACH | Errno::HOSTUNREACH => Status::Unreachable,
+        Errno::ACCESS | Errno::PERM => Status::Denied,
+        Errno::INVAL | Errno::AFNOSUPPORT => Status::InvalidArgument,
+        _ => Status::NoResources,
+    }
+}
+
+/// Whether the command itself fails, as opposed to a connection that begins and then ends.
+fn is_refusal(errno: Errno) -> bool {
+    !matches!(errno, Errno::CONNREFUSED | Errno::CONNRESET | Errno::TIMEDOUT)
+}
+
+fn code(errno: Errno) -> u16 {
+    u16::try_from(errno.raw_os_error()).unwrap_or(u16::MAX)
+}
+
+impl Streams {
+    pub(crate) fn new(limit: u32) -> Streams {
+        Streams {
+            streams: Table::new(limit),
+            listeners: Table::new(limit),
+        }
+    }
+
+    /// Begins to call; an event says how it went, after which a stream that failed is gone.
+    pub(crate) fn connect(
+        &self,
+        core: &Core,
+        remote: SocketAddr,
+        local: Option<SocketAddr>,
+        effects: &mut Effects,
+    ) -> Result<u32, Status> {
+        let given = local.map(|l| l.ip()).filter(|ip| !ip.is_unspecified());
+        if !core.config.may_call(remote.ip(), given) {
+            return Err(Status::Denied);
+        }
+        let local = match core.config.own_address_towards(remote.ip()) {
+            Some(own) if given.is_none() => Some(SocketAddr::new(own, local.map_or(0, |l| l.port()))),
+            _ => local,
+        };
+        let (stream, failed) = match core.network.connect(remote, local) {
+            Ok(stream) => (Some(stream), None),
+            Err(errno) if is_refusal(errno) => return Err(status(errno)),
+            Err(errno) => (None, Some(errno)),
+        };
+        let entry = self.insert(core, stream, None, true)?;
+        if let Some(errno) = failed {
+            self.streams.remove(entry.sid);
+            effects.event(Event::new(EventKind::StreamConnected, entry.sid).with_code(code(errno)));
+        }
+        effects.look_at_stream(entry.sid);
+        Ok(entry.sid)
+    }
+
+    fn insert(
+        &self,
+        core: &Core,
+        stream: Option<Box<dyn Stream>>,
+        accepted_by: Option<Arc<Listening>>,
+        connecting: bool,
+    ) -> Result<Arc<Streaming>, Status> {
+        let entry = self.streams.insert_with(Status::NoResources, |sid| {
+            Ok(Streaming {
+                sid,
+                untouched: Mutex::new(accepted_by),
+                state: Mutex::new(State {
+                    stream,
+                    connecting,
+                    held: connecting,
+                    receive: None,
+                    unsent: Vec::new(),
+                }),
+            })
+        })?;
+        let state = lock(&entry.state);
+        if let Some(fd) = state.stream.as_ref().and_then(|s| s.descriptor())
+            && core.runtime.watch(fd, Token::Stream(entry.sid)).is_err()
+        {
+            drop(state);
+            self.streams.remove(entry.sid);
+            return Err(Status::NoResources);
+        }
+        drop(state);
+        Ok(entry)
+    }
+
+    /// Listens; returns the listener's number and its port.
+    pub(crate) fn listen(
+        &self,
+        core: &Core,
+        local: SocketAddr,
+        backlog: u32,
+        effects: &mut Effects,
+    ) -> Result<(u32, u16), Status> {
+        let limit = backlog.clamp(1, MAX_PENDING);
+        let mut listeners: Vec<Box<dyn Listener>> = Vec::new();
+        let mut port = local.port();
+        for ip in core.config.listen_addresses(local.ip()).ok_or(Status::Denied)? {
+            let place = match SocketAddr::new(ip, port) {
+                SocketAddr::V6(mut v6) => {
+                    if let SocketAddr::V6(asked) = local {
+                        v6.set_scope_id(asked.scope_id());
+                    }
+                    SocketAddr::V6(v6)
+                }
+                v4 => v4,
+            };
+            let listener = core.network.listen(place, limit).map_err(status)?;
+            port = listener.local().port();
+            listeners.push(listener);
+        }
+        let entry = self.listeners.insert_with(Status::NoResources, |lid| {
+            Ok(Listening {
+                lid,
+                limit,
+                pending: AtomicU32::new(0),
+                paused: AtomicBool::new(false),
+                listeners: Mutex::new(listeners),
+            })
+        })?;
+        effects.open_listener(entry.lid);
+        Ok((entry.lid, port))
+    }
+
+    /// The command that made a listener is complete: takes calls from now on.
+    pub(crate) fn open_listener(&self, core: &Core, lid: u32, effects: &mut Effects) {
+        let Some(entry) = self.listeners.find(lid) else {
+            return;
+        };
+        for listener in lock(&entry.listeners).iter() {
+            if let Some(fd) = listener.descriptor()
+                && let Err(errno) = core.runtime.watch(fd, Token::Listener(lid))
+            {
+                tracing::error!(lid, %errno, "a listener cannot be watched");
+            }
+        }
+        self.accept(core, lid, effects);
+    }
+
+    /// Stops listening. Streams that were accepted stay.
+    pub(crate) fn unlisten(&self, lid: u32) -> Result<(), Status> {
+        let entry = self.listeners.remove(lid).ok_or(Status::InvalidHandle)?;
+        lock(&entry.listeners).clear();
+        Ok(())
+    }
+
+    /// Takes the calls that wait at a listener, as many as the driver may be given.
+    pub(crate) fn accept(&self, core: &Core, lid: u32, effects: &mut Effects) {
+        let Some(entry) = self.listeners.find(lid) else {
+            return;
+        };
+        let mut listeners = lock(&entry.listeners);
+        entry.paused.store(false, Ordering::SeqCst);
+        for listener in listeners.iter_mut() {
+            loop {
+                if entry.pending.load(Ordering::SeqCst) >= entry.limit {
+                    entry.paused.store(true, Ordering::SeqCst);
+                    // The driver may have looked at one between the two.
+                    if entry.pending.load(Ordering::SeqCst) >= entry.limit {
+                        return;
+                    }
+                }
+                let accepted = match listener.accept() {
+                    Ok(Some(stream)) => self.insert(core, Some(stream), Some(entry.clone()), false),
+                    Ok(None) => break,
+                    Err(errno) => {
+                        // Out of descriptors or memory: tried again when the background thread looks.
+                        tracing::warn!(lid, %errno, "a call could not be taken");
+                        entry.paused.store(true, Ordering::SeqCst);
+                        core.runtime.note_paused_listener();
+                        break;
+                    }
+                };
+                match accepted {
+                    Ok(stream) => {
+                        entry.pending.fetch_add(1, Ordering::SeqCst);
+                        let event = Event::new(EventKind::StreamAccepted, lid);
+                        effects.event(event.with_data(stream.sid.into()));
+                    }
+                    Err(_) => tracing::warn!(lid, "a call was dropped: too many streams"),
+                }
+            }
+        }
+    }
+
+    /// Takes the calls of listeners that had to leave some; returns whether one still has to.
+    pub(crate) fn accept_paused(&self, core: &Core, effects: &mut Effects) -> bool {
+        let paused = |l: &Arc<Listening>| l.paused.load(Ordering::SeqCst);
+        let full = |l: &Arc<Listening>| l.pending.load(Ordering::SeqCst) >= l.limit;
+        for entry in self.listeners.all().iter().filter(|l| paused(l) && !full(l)) {
+            self.accept(core, entry.lid, effects);
+        }
+        self.listeners.all().iter().any(|l| paused(l) && !full(l))
+    }
+
+    /// The stream that a command of the driver names.
+    fn touch(&self, core: &Core, sid: u32, effects: &mut Effects) -> Result<Arc<Streaming>, Status> {
+        let entry = self.streams.find(sid).ok_or(Status::InvalidHandle)?.clone();
+        let accepted_by = lock(&entry.untouched).take();
+        if let Some(listening) = accepted_by {
+            listening.pending.fetch_sub(1, Ordering::SeqCst);
+            if listening.paused.load(Ordering::SeqCst) {
+                self.accept(core, listening.lid, effects);
+            }
+        }
+        Ok(entry)
+    }
+
+    /// Sends in streaming mode. What the stream does not take at once goes out when it can; meanwhile there is no other send.
+    pub(crate) fn send(
+        &self,
+        core: &Core,
+        sid: u32,
+        bytes: &[u8],
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        let entry = self.touch(core, sid, effects)?;
+        let mut state = lock(&entry.state);
+        if state.stream.is_none() || state.connecting {
+            return Err(Status::WrongState);
+        }
+        if !state.unsent.is_empty() {
+            return Err(Status::Busy);
+        }
+        state.unsent.extend_from_slice(bytes);
+        // An error shows when the driver receives.
+        let _ = state.flush();
+        Ok(())
+    }
+
+    /// Receives exactly the buffer's length in streaming mode; an event says so.
+    pub(crate) fn receive(
+        &self,
+        core: &Core,
+        sid: u32,
+        buffer: Mapping,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        let entry = self.touch(core, sid, effects)?;
+        let mut state = lock(&entry.state);
+        if state.stream.is_none() || state.connecting {
+            return Err(Status::WrongState);
+        }
+        if state.receive.is_some() {
+            return Err(Status::Busy);
+        }
+        state.receive = Some(Receive { buffer, arrived: 0 });
+        state.held = true;
+        effects.look_at_stream(sid);
+        Ok(())
+    }
+
+    /// Our address and the peer's.
+    pub(crate) fn addresses(
+        &self,
+        core: &Core,
+        sid: u32,
+        effects: &mut Effects,
+    ) -> Result<(SocketAddr, SocketAddr), Status> {
+        let entry = self.touch(core, sid, effects)?;
+        let state = lock(&entry.state);
+        let stream = state.stream.as_ref().ok_or(Status::WrongState)?;
+        Ok((stream.local(), stream.remote()))
+    }
+
+    /// Closes a stream: by RST, or by FIN behind what was sent.
+    pub(crate) fn close(
+        &self,
+        core: &Core,
+        sid: u32,
+        abort: bool,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        let entry = self.touch(core, sid, effects)?;
+        self.streams.remove(sid);
+        let mut state = lock(&entry.state);
+        state.receive = None;
+        let Some(mut stream) = state.stream.take() else {
+            return Ok(());
+        };
+        if abort || state.connecting {
+            stream.reset();
+        } else {
+            let unsent = std::mem::take(&mut state.unsent);
+            drop(state);
+            core.runtime.linger(core, stream, unsent);
+        }
+        Ok(())
+    }
+
+    /// Hands a stream over to a queue pair: RDMA mode begins.
+    pub(crate) fn attach(
+        &self,
+        core: &Core,
+        sid: u32,
+        qp: &Arc<Qp>,
+        attachment: Attachment,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        let entry = self.touch(core, sid, effects)?;
+        let mut state = lock(&entry.state);
+        let idle = state.receive.is_none() && state.unsent.is_empty() && !state.connecting;
+        if !idle || state.stream.is_none() {
+            return Err(Status::WrongState);
+        }
+        qp.attach(core, &mut state.stream, attachment, effects)?;
+        self.streams.remove(sid);
+        Ok(())
+    }
+
+    /// A command on a stream is complete: goes on with it.
+    pub(crate) fn resume(&self, sid: u32, effects: &mut Effects) {
+        if let Some(entry) = self.streams.find(sid) {
+            lock(&entry.state).held = false;
+            self.look(sid, effects);
+        }
+    }
+
+    /// Something happened to a stream, or may have: goes on with what it is at.
+    pub(crate) fn look(&self, sid: u32, effects: &mut Effects) {
+        let Some(entry) = self.streams.find(sid) else {
+            return;
+        };
+        let mut state = lock(&entry.state);
+        if state.held {
+            return;
+        }
+        if state.connecting {
+            let Some(stream) = &mut state.stream else {
+                return;
+            };
+            let event = Event::new(EventKind::StreamConnected, sid);
+            match stream.established() {
+                Ok(false) => return,
+                Ok(true) => {
+                    state.connecting = false;
+                    effects.event(event);
+                }
+                Err(errno) => {
+                    state.stream = None;
+                    self.streams.remove(sid);
+                    effects.event(event.with_code(code(errno)));
+                    return;
+                }
+            }
+        }
+        let sent = state.flush();
+        state.fill(sid, effects);
+        // Nobody receives, so nobody would hear of it.
+        if let Err(errno) = sent
+            && state.receive.is_none()
+            && state.stream.take().is_some()
+        {
+            self.streams.remove(sid);
+            effects.event(Event::new(EventKind::StreamClosed, sid).with_code(code(errno)));
+        }
+    }
+
+    /// Everything once, where nothing tells what is ready.
+    pub(crate) fn look_at_all(&self, core: &Core, effects: &mut Effects) {
+        for entry in self.listeners.all() {
+            self.accept(core, entry.lid, effects);
+        }
+        for entry in self.streams.all() {
+            self.look(entry.sid, effects);
+        }
+    }
+
+    /// Stops all listeners, and lets all streams go in an orderly way.
+    pub(crate) fn close_all(&self, core: &Core) {
+        for entry in self.listeners.drain() {
+            lock(&entry.listeners).clear();
+        }
+        for entry in self.streams.drain() {
+            let mut state = lock(&entry.state);
+            state.receive = None;
+            let unsent = std::mem::take(&mut state.unsent);
+            match state.stream.take() {
+                Some(stream) if !state.connecting => core.runtime.linger(core, stream, unsent),
+                _ => {}
+            }
+        }
+    }
+
+    /// Resets all streams and stops all listeners.
+    pub(crate) fn clear(&self) {
+        for entry in self.listeners.drain() {
+            lock(&entry.listeners).clear();
+        }
+        for entry in self.streams.drain() {
+            let mut state = lock(&entry.state);
+            state.receive = None;
+            if let Some(mut stream) = state.stream.take() {
+                stream.reset();
+            }
+        }
+    }
+}
+
+impl State {
+    /// Sends what is left over.
+    fn flush(&mut self) -> Result<(), Errno> {
+        while !self.unsent.is_empty()
+            && let Some(stream) = &mut self.stream
+        {
+            match stream.send(&[Piece::of(&self.unsent)]) {
+                Ok(n) => drop(self.unsent.drain(..n)),
+                Err(StreamError::WouldBlock) => return Ok(()),
+                Err(StreamError::Closed(errno)) => return Err(errno),
+                Err(StreamError::Fault) => return Err(Errno::FAULT),
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on with the receive; its event says how many bytes arrived, and the errno if the stream failed.
+    fn fill(&mut self, sid: u32, effects: &mut Effects) {
+        let (Some(stream), Some(receive)) = (&mut self.stream, &mut self.receive) else {
+            return;
+        };
+        let failed = loop {
+            let wanted = receive.buffer.len() - receive.arrived;
+            if wanted == 0 {
+                break 0;
+            }
+            // Streaming mode is no fast path, and the buffer may be in a guest: received here, then copied.
+            let mut bytes = [0u8; MAX_STREAMING as usize];
+            match stream.receive(&mut [PieceMut::of(&mut bytes[..wanted])]) {
+                Ok(0) => break 0,
+                Ok(n) => {
+                    receive.buffer.copy_in(receive.arrived, &bytes[..n]);
+                    receive.arrived += n;
+                }
+                Err(StreamError::WouldBlock) => return,
+                Err(StreamError::Closed(errno)) => break code(errno),
+                Err(StreamError::Fault) => break code(Errno::FAULT),
+            }
+        };
+        let event = Event::new(EventKind::StreamReceived, sid)
+            .with_code(failed)
+            .with_data(receive.arrived as u64);
+        effects.event(event);
+        self.receive = None;
+    }
+}
+
+impl crate::config::ModelConfig {
+    /// The address that calls to `remote` leave from, where the device may not use any other.
+    fn own_address_towards(&self, remote: IpAddr) -> Option<IpAddr> {
+        let own = || self.addresses.iter().map(|a| a.ip);
+        match self.reach {
+            crate::config::Reach::Unrestricted => None,
+            crate::config::Reach::Confined { .. } => own().find(|ip| ip.is_ipv4() == remote.is_ipv4()),
+        }
+    }
+
+    /// The addresses to listen on if `asked` is asked for; `None` if that is not allowed.
+    fn listen_addresses(&self, asked: IpAddr) -> Option<Vec<IpAddr>> {
+        let own: Vec<IpAddr> = self.addresses.iter().map(|a| a.ip).collect();
+        match self.reach {
+            crate::config::Reach::Unrestricted => Some(vec![asked]),
+            crate::config::Reach::Confined { .. } if asked.is_unspecified() => {
+                Some(own).filter(|own| !own.is_empty())
+            }
+            crate::config::Reach::Confined { .. } => own.contains(&asked).then(|| vec![asked]),
+        }
+    }
+}
