@@ -94,8 +94,8 @@ impl<'a> Terminate<'a> {
     ///
     /// * LLP errors under error type 3, as some hardware sends them, become error type 0.
     /// * soft-iWARP on little-endian machines swaps the nibbles of the first octet and has M, D, R in the low bits of
-    ///   the third. That is put right where it shows: those bits are set and HdrCt is not, or the numbers have a
-    ///   meaning only when swapped.
+    ///   the third. That is put right where it shows: those bits are set and HdrCt is not, or the numbers have no
+    ///   meaning as they stand; and they have one when swapped.
     /// * Parts that are announced but cut off are left out.
     ///
     /// # Errors
@@ -112,12 +112,11 @@ impl<'a> Terminate<'a> {
         let known = |octet: u8| TerminateError::from_codes(octet >> 4, octet & 0xf, code).is_some();
         let swapped = first.rotate_left(4);
         let (hdrct, low) = (third & hdrct::ALL, third & hdrct::ALL.reverse_bits());
+        let only_low = hdrct == 0 && low != 0;
         let (first, present) = if first == LLP_AS_ETYPE_3 && known(LLP << 4) {
             (LLP << 4, hdrct)
-        } else if hdrct == 0 && low != 0 && (known(swapped) || !known(first)) {
-            (swapped, low.reverse_bits())
-        } else if !known(first) && known(swapped) {
-            (swapped, hdrct)
+        } else if known(swapped) && (only_low || !known(first)) {
+            (swapped, if only_low { low.reverse_bits() } else { hdrct })
         } else {
             (first, hdrct)
         };

@@ -292,6 +292,8 @@ fn rdm_t_09_numbers_with_a_meaning_only_when_swapped() {
     assert_eq!(codes(Terminate::parse(&hex!("21050000"))), (1, 2, 5));
     assert_eq!(codes(Terminate::parse(&hex!("10010000"))), (0, 1, 1));
     assert_eq!(codes(Terminate::parse(&hex!("5a050000"))), (5, 0xa, 5));
+    // Neither way: nothing is swapped, nor made an LLP error by it.
+    assert_eq!(codes(Terminate::parse(&hex!("3201018c"))), (3, 2, 1));
 }
 
 /// Patience never costs a Terminate that follows the RFCs its meaning.

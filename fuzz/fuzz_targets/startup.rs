@@ -1,0 +1,34 @@
+//! Start-up frames: whatever is accepted comes out again as it went in, reserved bits aside.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use urnic_wire::mpa::startup::{MAX_FRAME_LEN, StartupFrame};
+
+/// A key's sixteen octets are not found by chance; the first octet of the input may ask for one.
+const KEYS: [&[u8]; 5] = [
+    b"",
+    b"MPA ID Req Frame",
+    b"MPA ID Rep Frame",
+    b"MPA ID RtR Frame",
+    b"MPA ID Rtr Frame",
+];
+const FLAGS_AT: usize = 16;
+const RESERVED: u8 = 0x0f;
+
+fuzz_target!(|input: &[u8]| {
+    let Some((&choice, tail)) = input.split_first() else {
+        return;
+    };
+    let mut octets = [KEYS[usize::from(choice) % KEYS.len()], tail].concat();
+    let rest_len = match StartupFrame::parse(&octets) {
+        Ok((_, rest)) => rest.len(),
+        Err(error) => return drop(error.to_string()),
+    };
+    octets[FLAGS_AT] &= !RESERVED;
+    let (frame, _) = StartupFrame::parse(&octets).expect("reserved bits mean nothing");
+    let _ = frame.to_string();
+    let mut again = [0; MAX_FRAME_LEN];
+    let len = frame.emit(&mut again).expect("what was accepted can be sent");
+    assert_eq!(again[..len], octets[..octets.len() - rest_len]);
+});
