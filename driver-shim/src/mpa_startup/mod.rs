@@ -16,6 +16,8 @@
 mod initiator;
 mod negotiate;
 mod responder;
+#[cfg(test)]
+mod tests;
 
 pub use initiator::{Accepted, Answer, Initiator, Rejected};
 pub use negotiate::{Depths, Offer, Rtr};

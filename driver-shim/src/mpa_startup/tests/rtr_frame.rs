@@ -1,0 +1,138 @@
+//! Conformance §3: the RTR frame proposed in 2007.
+
+use super::*;
+use urnic_wire::mpa::startup::StartupError;
+
+fn on(key: RtrKey) -> Settings {
+    Settings {
+        rtr_frame: Some(key),
+        ..settings()
+    }
+}
+
+#[test]
+fn s001_01_the_rtr_frame_follows_a_reply_that_agrees() {
+    let (mut initiator, request) = Initiator::new(on(RtrKey::Hex), None, &[], START).unwrap();
+    assert_eq!(request, vector("S001-REQ"));
+    let mut responder = asked(on(RtrKey::Hex), &request);
+    let reply = responder.accept(Depths::default(), &[], START).unwrap();
+    assert_eq!(
+        (reply.octets.clone(), reply.negotiated),
+        (vector("S001-REP"), None)
+    );
+    let frame = accepted(&mut initiator, &reply.octets).rtr_frame.unwrap();
+    assert_eq!(frame.len(), 20);
+    match responder.receive(&frame).unwrap() {
+        (20, Some(Heard::Ready(negotiated))) => assert!(!negotiated.fenced && negotiated.crc),
+        other => panic!("{other:?}"),
+    }
+    // Not behind a reject.
+    let reject = asked(on(RtrKey::Hex), &request).reject(&[], None).unwrap();
+    let (_, answer) = calling(on(RtrKey::Hex), None).receive(&reject).unwrap();
+    assert!(matches!(answer, Some(Answer::Rejected(_))));
+}
+
+#[test]
+fn s001_02_a_reply_that_does_not_agree_falls_back_silently() {
+    let accepted = accepted(&mut calling(on(RtrKey::Hex), None), &vector("MPA-REP-R1"));
+    assert_eq!(accepted.rtr_frame, None);
+}
+
+#[test]
+fn s001_03_the_responder_agrees_only_with_the_option_on_and_a_request_that_offers_it() {
+    let agrees = |ours: Settings, request: &str| {
+        let reply = asked(ours, &vector(request))
+            .accept(depths(1, 1), &[], START)
+            .unwrap();
+        reply.negotiated.is_none()
+    };
+    assert!(agrees(on(RtrKey::Hex), "S001-REQ"));
+    assert!(!agrees(on(RtrKey::Hex), "MPA-REQ-R1"));
+    assert!(!agrees(on(RtrKey::Hex), "MPA-REQ-R2-P2P"));
+    assert!(!agrees(settings(), "S001-REQ"));
+}
+
+#[test]
+fn s001_04_both_spellings_of_the_key_are_taken_and_either_can_be_sent() {
+    let hears = |frame: &[u8]| {
+        let mut responder = asked(on(RtrKey::Hex), &vector("S001-REQ"));
+        responder.accept(Depths::default(), &[], START).unwrap();
+        matches!(responder.receive(frame), Ok((20, Some(Heard::Ready(_)))))
+    };
+    for name in ["S001-RTR-hex", "S001-RTR-ascii"] {
+        assert!(hears(&vector(name)), "{name}");
+    }
+    for (key, name) in [(RtrKey::Hex, "S001-RTR-hex"), (RtrKey::Text, "S001-RTR-ascii")] {
+        let sent = accepted(&mut calling(on(key), None), &vector("S001-REP"))
+            .rtr_frame
+            .unwrap();
+        assert_eq!(sent[..16], vector(name)[..16]);
+        // The flags follow the Reply's C.
+        assert_eq!(sent[16..], [0x40, 1, 0, 0]);
+        assert!(hears(&sent));
+    }
+}
+
+#[test]
+fn s001_05_private_data_in_the_rtr_frame_is_tolerated_and_part_of_start_up() {
+    let mut responder = asked(on(RtrKey::Hex), &vector("S001-REQ"));
+    responder.accept(Depths::default(), &[], START).unwrap();
+    let mut stream = octets(
+        FrameKind::Rtr(RtrKey::Hex),
+        1,
+        StartupFlags::default(),
+        None,
+        b"ignored",
+    );
+    let start_up = stream.len();
+    stream.extend(vector("F-SEND-hello"));
+    let (taken, heard) = responder.receive(&stream).unwrap();
+    assert!(matches!(heard, Some(Heard::Ready(_))));
+    assert_eq!(
+        taken, start_up,
+        "the first FPDU, and the first marker, come right behind"
+    );
+}
+
+#[test]
+fn s001_06_anything_else_where_the_rtr_frame_was_promised_ends_the_connection() {
+    for bytes in [vector("F-SEND-hello"), vector("S001-REQ")] {
+        let mut responder = asked(on(RtrKey::Hex), &vector("S001-REQ"));
+        responder.accept(Depths::default(), &[], START).unwrap();
+        let failure = responder.receive(&bytes).unwrap_err();
+        assert!(matches!(
+            failure.fault,
+            Fault::Frame(StartupError::Key(_) | StartupError::Kind { .. })
+        ));
+        assert_eq!(failure.close, Close::Abort);
+    }
+    let mut responder = asked(on(RtrKey::Hex), &vector("S001-REQ"));
+    responder.accept(Depths::default(), &[], START).unwrap();
+    let late = START + settings().rtr_timeout;
+    assert_eq!(responder.expire(late).unwrap().fault, Fault::Timeout);
+}
+
+#[test]
+fn s001_07_a_peer_that_echoes_flags_is_harmless_unless_the_option_is_on() {
+    // soft-iWARP's Reply has the flags of the Request.
+    let echo = |request: &[u8]| {
+        let mut reply = request.to_vec();
+        reply[..16].copy_from_slice(&vector("MPA-REP-R1")[..16]);
+        reply
+    };
+    let (mut initiator, request) = Initiator::new(settings(), None, &[], START).unwrap();
+    assert_eq!(accepted(&mut initiator, &echo(&request)).rtr_frame, None);
+    // With it on, the echo looks like agreement: which is why it is set for single peers only.
+    let (mut initiator, request) = Initiator::new(on(RtrKey::Hex), None, &[], START).unwrap();
+    assert!(accepted(&mut initiator, &echo(&request)).rtr_frame.is_some());
+}
+
+#[test]
+fn s001_08_revision_2_takes_precedence() {
+    let (mut initiator, request) = Initiator::new(on(RtrKey::Hex), Some(offer(16, 8)), &[], START).unwrap();
+    assert_eq!(request, vector("MPA-REQ-R2-P2P"));
+    assert_eq!(
+        accepted(&mut initiator, &vector("MPA-REP-R2-P2P")).rtr_frame,
+        None
+    );
+}
