@@ -13,6 +13,7 @@ pub mod peer;
 pub mod program;
 pub mod skip;
 pub mod user;
+pub mod victim;
 pub mod wait;
 
 pub use build::{compiled, plugin};

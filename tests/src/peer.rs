@@ -87,6 +87,13 @@ impl Peer {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
+    /// Ends the connection by a reset.
+    pub fn reset(self) {
+        // A socket that closes with a linger time of zero sends RST.
+        let linger = rustix::net::sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO));
+        linger.expect("a TCP socket");
+    }
+
     /// Reads exactly `len` bytes; panics if the connection ends before.
     #[track_caller]
     pub fn take(&mut self, len: usize) -> Vec<u8> {
