@@ -20,6 +20,8 @@ mod called;
 mod calling;
 mod identity;
 mod numbers;
+#[cfg(test)]
+mod tests;
 mod timers;
 
 pub(crate) use address::{Home, Peer};
