@@ -141,6 +141,8 @@ pub struct ibv_device_attr_ex {
     pub phys_port_cnt_ex: u32,
 }
 
+/// The part that every release has. Newer ones have `active_speed_ex` behind it, which libibverbs zeroes before it asks a
+/// provider, and which then means "see `active_speed`".
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_port_attr {
