@@ -398,7 +398,7 @@ fn rdm_m_03_a_read_request_is_checked() {
 
 #[test]
 fn rdm_r_01_a_good_read_request_is_answered() {
-    let mut victim = or_skip!(Victim::start(4, &[]));
+    let victim = or_skip!(Victim::start(4, &[]));
     let mut peer = victim.connect();
     peer.send(&read_request(1, victim.stag, victim.address + 8, 100));
     let response = peer.ulpdu();
