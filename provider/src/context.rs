@@ -2,16 +2,18 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use rustix::io::Errno;
+use urnic_driver_shim::config::Config;
+use urnic_driver_shim::driver::{self, Driver};
 use urnic_driver_shim::presence::{ChannelSender, Presence};
-use urnic_verbs_api::rdma_core::{ContextOps, ibv_context, ibv_device, verbs_context, verbs_device};
+use urnic_verbs_api::rdma_core::{ibv_context, ibv_device, verbs_context, verbs_device};
 
 use crate::guard::{guarded, set_errno};
 use crate::library::Library;
 use crate::register::Registration;
-use crate::{pd, query};
+use crate::verbs::{self, Events};
 
 /// `enum rdma_driver_id`: not one of the kernel's.
 const RDMA_DRIVER_UNKNOWN: u32 = 0;
@@ -22,8 +24,10 @@ pub(crate) struct Context {
     library: &'static Library,
     /// The device as it was shown when it was opened.
     pub(crate) presence: &'static Presence,
-    /// Where asynchronous events go: the other end is `async_fd`.
-    pub(crate) async_events: Arc<ChannelSender>,
+    pub(crate) driver: Arc<Driver>,
+    /// The driver's name for this context.
+    pub(crate) device: driver::Context,
+    pub(crate) events: Arc<Events>,
 }
 
 /// The end of the memory of a context. `verbs_context` before it differs in length from release to release; it ends with
@@ -43,6 +47,42 @@ impl Context {
         // SAFETY: as promised, so the tail is there and filled.
         unsafe { &*(*context.cast::<Tail>()).ours }
     }
+
+    /// The rdma-core release that it was opened through; None if that could not be told.
+    pub(crate) fn release(&self) -> Option<u32> {
+        self.library.release
+    }
+
+    /// Everything but the memory: our part of the context, and the program's end of its asynchronous events.
+    fn make(library: &'static Library) -> Result<(Context, RawFd), Errno> {
+        let presence = Presence::current()?;
+        let config = Config::from_env().map_err(|error| {
+            tracing::error!("{error}");
+            Errno::INVAL
+        })?;
+        let driver = Driver::open(&config, presence.gids())?;
+        finish_at_exit();
+        let (async_fd, channel) = ChannelSender::open()?;
+        let events = Arc::new(Events::new(channel));
+        let device = driver.open_context(events.clone()).inspect_err(|_| close(async_fd))?;
+        let context = Context { library, presence, driver, device, events };
+        Ok((context, async_fd))
+    }
+}
+
+/// Lets what completed arrive before the process ends, if it ends by exit(3).
+fn finish_at_exit() {
+    static ONCE: Once = Once::new();
+    extern "C" fn finish() {
+        let _ = guarded(|| {
+            driver::exit();
+            Ok(())
+        });
+    }
+    // SAFETY: a function that is never unloaded, like the whole of us.
+    ONCE.call_once(|| unsafe {
+        libc::atexit(finish);
+    });
 }
 
 /// `verbs_device_ops.alloc_context`: opens the device on `cmd_fd`, which is ours to close from here on.
@@ -70,14 +110,7 @@ unsafe fn open(
     cmd_fd: RawFd,
     library: &'static Library,
 ) -> Result<*mut verbs_context, Errno> {
-    let opened = Presence::current().and_then(|presence| Ok((presence, ChannelSender::open()?)));
-    let (presence, (async_fd, async_events)) = match opened {
-        Ok(opened) => opened,
-        Err(errno) => {
-            close(cmd_fd);
-            return Err(errno);
-        }
-    };
+    let (ours, async_fd) = Context::make(library).inspect_err(|_| close(cmd_fd))?;
     let level = library.level;
     let size = level.context_offset() + size_of::<Tail>();
     // SAFETY: verbs_context is the first thing in the memory we ask for, and fits.
@@ -86,35 +119,20 @@ unsafe fn open(
     };
     if memory.is_null() {
         // It closed cmd_fd.
+        let _ = ours.driver.close_context(&ours.device);
         close(async_fd);
         return Err(Errno::NOMEM);
     }
-    let verbs: *mut verbs_context = memory.cast();
-    let ours = Box::into_raw(Box::new(Context {
-        library,
-        presence,
-        async_events,
-    }));
     // SAFETY: the memory is `size` long: a verbs_context of this level, which ends with the tail's first member, and the tail.
     unsafe {
         let tail: *mut Tail = memory.byte_add(level.context_offset()).cast();
-        (*tail).ours = ours;
         (*tail).ibv.async_fd = async_fd;
-        (*tail).ibv.num_comp_vectors = query::COMPLETION_VECTORS;
-        (library.set_ops)(verbs, ops(library).as_ptr());
+        (*tail).ibv.num_comp_vectors = ours.driver.attributes().completion_vectors as c_int;
+        (*tail).ours = Box::into_raw(Box::new(ours));
+        let operations = verbs::operations(level).free_context(free_context);
+        (library.set_ops)(memory.cast(), operations.as_ptr());
     }
-    Ok(verbs)
-}
-
-/// Every verb we have. libibverbs answers EOPNOTSUPP for the others.
-fn ops(library: &Library) -> ContextOps {
-    ContextOps::new(library.level)
-        .alloc_pd(pd::alloc_pd)
-        .dealloc_pd(pd::dealloc_pd)
-        .free_context(free_context)
-        .query_device_ex(query::query_device_ex)
-        .query_port(query::query_port)
-        .query_port_speed(query::query_port_speed)
+    Ok(memory.cast())
 }
 
 /// `ibv_close_device`.
@@ -124,6 +142,9 @@ unsafe extern "C" fn free_context(context: *mut ibv_context) {
         unsafe {
             let ours = Box::from_raw((*context.cast::<Tail>()).ours);
             let memory = context.byte_sub(ours.library.level.context_offset());
+            if let Err(errno) = ours.driver.close_context(&ours.device) {
+                tracing::debug!("closing a context: {errno}");
+            }
             // Closes cmd_fd and async_fd, by the close() that we interpose.
             (ours.library.uninit_context)(memory.cast());
             libc::free(memory.cast());

@@ -10,8 +10,6 @@ mod guard;
 mod interpose;
 mod library;
 mod log;
-mod pd;
-mod query;
 mod real;
 mod register;
 mod start;

@@ -6,6 +6,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::Once;
 
 use urnic_driver_shim::config::Config;
+use urnic_driver_shim::driver;
 use urnic_driver_shim::presence::{self, Settings, fork};
 
 use crate::guard::guarded;
@@ -103,5 +104,6 @@ unsafe extern "C" fn after_fork_in_parent() {
 }
 
 unsafe extern "C" fn after_fork_in_child() {
+    driver::abandon_in_child();
     fork::in_child();
 }

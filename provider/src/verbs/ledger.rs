@@ -67,7 +67,7 @@ impl Ledger {
         self.receives.load(Ordering::Acquire)
     }
 
-    /// The queues were emptied: so many sends and receives had been posted, and none of them completes any more.
+    /// The queues were emptied (RESET): so many sends and receives had been posted, and none of them completes any more.
     pub(crate) fn settle_all(&self, sends: u32, receives: u32) {
         self.sends.store(sends, Ordering::Release);
         self.receives.store(receives, Ordering::Release);

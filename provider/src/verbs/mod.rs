@@ -2,11 +2,54 @@
 //!
 //! Posting and polling touch only memory shared with the device, ring its doorbell and hold one lock of one queue;
 //! they neither allocate nor panic. Everything else goes to the driver, and its answer becomes an errno.
+//!
+//! Objects that libibverbs holds pointers to ([`cq::Cq`], [`qp::Qp`], …) begin with the structure it knows and are boxed; the
+//! program's pointer is the box. Locks: a queue's own only, one at a time, and none while the device works or the
+//! driver is called.
+
+use urnic_verbs_api::rdma_core::{ContextOps, Level};
 
 mod completion_ring;
+mod cq;
+mod cq_ex;
+mod device;
+mod events;
 mod ledger;
 mod lock;
+mod mr;
+mod pd;
+mod post;
+mod qp;
+mod qp_ex;
 mod receive_queue;
 #[cfg(test)]
 mod ring_tests;
 mod send_queue;
+
+pub(crate) use events::Events;
+
+/// The operations of a context. What is not here answers EOPNOTSUPP.
+pub(crate) fn operations(level: Level) -> ContextOps {
+    ContextOps::new(level)
+        .query_device_ex(device::query_device_ex)
+        .query_port(device::query_port)
+        .query_port_speed(device::query_port_speed)
+        .alloc_pd(pd::alloc_pd)
+        .dealloc_pd(pd::dealloc_pd)
+        .create_ah(pd::create_ah)
+        .destroy_ah(pd::destroy_ah)
+        .reg_mr(mr::reg_mr)
+        .dereg_mr(mr::dereg_mr)
+        .create_cq(cq::create_cq)
+        .create_cq_ex(cq_ex::create_cq_ex)
+        .destroy_cq(cq::destroy_cq)
+        .poll_cq(cq::poll_cq)
+        .req_notify_cq(cq::req_notify_cq)
+        .create_qp(qp::create_qp)
+        .create_qp_ex(qp_ex::create_qp_ex)
+        .modify_qp(qp::modify_qp)
+        .query_qp(qp::query_qp)
+        .destroy_qp(qp::destroy_qp)
+        .post_send(post::post_send)
+        .post_recv(post::post_recv)
+}

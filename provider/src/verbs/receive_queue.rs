@@ -121,7 +121,7 @@ impl ReceiveQueue {
         record::publish(&record.rq_producer, &record.rq_event, old, self.written).then_some(self.written)
     }
 
-    /// The queue was emptied (RESET). Returns the slots taken so far.
+    /// The queue was emptied (RESET): what was posted does not complete any more. Indices go on. Returns the slots taken so far.
     pub(crate) fn discard(&mut self) -> u32 {
         self.written = self.published;
         self.settled = self.written;

@@ -307,7 +307,7 @@ fn each_opcode_fills_the_fields_it_needs() {
 fn what_can_not_be_is_refused_and_leaves_nothing_behind() {
     let mut s = Sends::new(4, 2, 32);
     let data = [0u8; 64];
-    let mut list = vec![sge_of(&data[..16]); 3];
+    let mut list = [sge_of(&data[..16]); 3];
     let refused = [
         ibv_send_wr {
             opcode: IBV_WR_TSO,
@@ -328,7 +328,7 @@ fn what_can_not_be_is_refused_and_leaves_nothing_behind() {
         },
         ibv_send_wr {
             send_flags: IBV_SEND_INLINE,
-            ..send(&mut vec![sge_of(&data[..33])])
+            ..send(&mut [sge_of(&data[..33])])
         },
         ibv_send_wr {
             opcode: IBV_WR_RDMA_READ,
@@ -445,7 +445,7 @@ fn receives_fill_their_ring_and_free_a_slot_with_each_completion() {
         entries: 4,
         log_stride: 6,
     };
-    let ring = Memory::new((shape.slots as usize) << shape.log_stride);
+    let ring = Memory::new((shape.entries as usize) << shape.log_stride);
     let record = Memory::new(size_of::<QueueRecord>());
     let ledger = Arc::new(Ledger::new(1));
     // SAFETY: made to measure, and dropped with the queue.
@@ -456,55 +456,37 @@ fn receives_fill_their_ring_and_free_a_slot_with_each_completion() {
         addr: 0x1000,
         length: 7,
         lkey: 5,
-    }; 3];
-    let wr = |wr_id, list: &mut [ibv_sge]| ibv_recv_wr {
-        wr_id,
-        next: ptr::null_mut(),
-        sg_list: list.as_mut_ptr(),
-        num_sge: list.len() as i32,
+    }; 4];
+    let mut post = |wr_id, list: &mut [ibv_sge], num_sge| {
+        let wr = ibv_recv_wr {
+            wr_id,
+            next: ptr::null_mut(),
+            sg_list: list.as_mut_ptr(),
+            num_sge,
+        };
+        // SAFETY: the list is there.
+        let outcome = unsafe { queue.post(&wr) };
+        queue.publish();
+        outcome
     };
     for id in 0..23u64 {
         let count = id as usize % 4;
-        // SAFETY (here and below): the lists are there.
-        unsafe { queue.post(&wr(id, &mut list[..count])).unwrap() };
-        queue.publish();
+        post(id, &mut list, count as i32).unwrap();
         assert_eq!(producer.load(Ordering::Relaxed), id as u32 + 1);
         let at = (id as usize % 4) << shape.log_stride;
-        let (header, rest) = RecvHeader::read_from_prefix(&ring.bytes(at, 1 << shape.log_stride))
-            .map(|(h, rest)| (h, rest.to_vec()))
-            .unwrap();
-        assert_eq!(
-            (header.cookie.get(), usize::from(header.num_sge.get())),
-            (id, count)
-        );
-        if count > 0 {
-            assert_eq!(
-                Sge::read_from_prefix(&rest[(count - 1) * 16..])
-                    .unwrap()
-                    .0
-                    .stag
-                    .get(),
-                5
-            );
+        let entry = ring.bytes(at, 1 << shape.log_stride);
+        let (header, rest) = RecvHeader::read_from_prefix(&entry).unwrap();
+        assert_eq!((header.cookie.get(), usize::from(header.num_sge.get())), (id, count));
+        for sge in rest.chunks(16).take(count) {
+            assert_eq!(Sge::read_from_prefix(sge).unwrap().0.stag.get(), 5);
         }
         if id >= 3 {
-            assert_eq!(unsafe { queue.post(&wr(99, &mut [])) }, Err(Errno::NOMEM));
+            assert_eq!(post(99, &mut [], 0), Err(Errno::NOMEM));
             ledger.settle_receive();
         }
     }
-    assert_eq!(
-        unsafe { queue.post(&wr(0, &mut [list[0]; 4])) },
-        Err(Errno::INVAL)
-    );
-    assert_eq!(
-        unsafe {
-            queue.post(&ibv_recv_wr {
-                num_sge: -1,
-                ..wr(0, &mut [])
-            })
-        },
-        Err(Errno::INVAL)
-    );
+    assert_eq!(post(0, &mut list, 4), Err(Errno::INVAL));
+    assert_eq!(post(0, &mut list, -1), Err(Errno::INVAL));
 }
 
 /// A device that completes: entries with the right phase, until the ring is full.

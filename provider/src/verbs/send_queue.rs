@@ -92,8 +92,32 @@ enum Operands {
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Entry {
     pub(crate) header: SendHeader,
-    pub(crate) operand_len: usize,
-    pub(crate) wr_id: u64,
+    operand_len: usize,
+    wr_id: u64,
+}
+
+impl Entry {
+    fn opcode(&self) -> Option<Opcode> {
+        Opcode::from_raw(self.header.opcode)
+    }
+
+    /// The peer's memory that it is about.
+    pub(crate) fn set_remote(&mut self, stag: u32, offset: u64) {
+        self.header.stag = stag.into();
+        self.header.remote_offset = offset.into();
+    }
+
+    /// Forgets elements and inline data.
+    pub(crate) fn clear_data(&mut self) {
+        self.operand_len = match self.opcode() {
+            Some(Opcode::CompareSwap | Opcode::FetchAdd) => size_of::<AtomicOperands>(),
+            Some(Opcode::BindMw) => size_of::<BindOperands>(),
+            _ => 0,
+        };
+        self.header.num_sge = 0;
+        self.header.inline_len = 0.into();
+        self.header.flags &= !SendFlags::INLINE.bits();
+    }
 }
 
 impl SendQueue {
@@ -130,38 +154,28 @@ impl SendQueue {
     /// `wr` is filled as its opcode wants; its element list and, if inline, its data can be read.
     #[inline]
     pub(crate) unsafe fn post(&mut self, wr: &ibv_send_wr) -> Result<(), Errno> {
-        if !self.has_slot() {
-            return Err(Errno::NOMEM);
-        }
         let (opcode, operands) = match wr.opcode {
             IBV_WR_SEND => (Opcode::Send, Operands::Data),
             IBV_WR_RDMA_WRITE => (Opcode::Write, Operands::Data),
             IBV_WR_RDMA_READ => (Opcode::Read, Operands::Sink),
-            IBV_WR_SEND_WITH_IMM if self.rules.immediate => (Opcode::SendImm, Operands::Data),
-            IBV_WR_RDMA_WRITE_WITH_IMM if self.rules.immediate => (Opcode::WriteImm, Operands::Data),
+            IBV_WR_SEND_WITH_IMM => (Opcode::SendImm, Operands::Data),
+            IBV_WR_RDMA_WRITE_WITH_IMM => (Opcode::WriteImm, Operands::Data),
             IBV_WR_SEND_WITH_INV => (Opcode::SendInv, Operands::Data),
-            IBV_WR_ATOMIC_CMP_AND_SWP if self.rules.atomics => (Opcode::CompareSwap, Operands::Atomic),
-            IBV_WR_ATOMIC_FETCH_AND_ADD if self.rules.atomics => (Opcode::FetchAdd, Operands::Atomic),
+            IBV_WR_ATOMIC_CMP_AND_SWP => (Opcode::CompareSwap, Operands::Atomic),
+            IBV_WR_ATOMIC_FETCH_AND_ADD => (Opcode::FetchAdd, Operands::Atomic),
             IBV_WR_LOCAL_INV => (Opcode::LocalInv, Operands::Invalidate),
-            IBV_WR_BIND_MW if self.rules.windows => (Opcode::BindMw, Operands::Bind),
+            IBV_WR_BIND_MW => (Opcode::BindMw, Operands::Bind),
             _ => return Err(Errno::INVAL),
         };
-        let mut entry = Entry {
-            wr_id: wr.wr_id,
-            ..Entry::default()
-        };
-        entry.header.opcode = opcode as u8;
-        entry.header.flags = self.flags(wr.send_flags)?;
-        let header = &mut entry.header;
+        let mut entry = self.begin(opcode, wr.send_flags, wr.wr_id)?;
         match opcode {
-            Opcode::SendImm => header.immediate = wr.imm_data.to_ne_bytes(),
-            Opcode::SendInv | Opcode::LocalInv => header.stag = wr.imm_data.into(),
+            Opcode::SendImm => entry.header.immediate = wr.imm_data.to_ne_bytes(),
+            Opcode::SendInv | Opcode::LocalInv => entry.header.stag = wr.imm_data.into(),
             Opcode::Write | Opcode::WriteImm | Opcode::Read => {
                 // SAFETY: these opcodes fill `rdma`.
                 let rdma = unsafe { wr.wr.rdma };
-                header.remote_offset = rdma.remote_addr.into();
-                header.stag = rdma.rkey.into();
-                header.immediate = wr.imm_data.to_ne_bytes();
+                entry.set_remote(rdma.rkey, rdma.remote_addr);
+                entry.header.immediate = wr.imm_data.to_ne_bytes();
             }
             _ => {}
         }
@@ -189,8 +203,7 @@ impl SendQueue {
             Operands::Atomic => {
                 // SAFETY: these opcodes fill `atomic`.
                 let atomic = unsafe { wr.wr.atomic };
-                entry.header.remote_offset = atomic.remote_addr.into();
-                entry.header.stag = atomic.rkey.into();
+                entry.set_remote(atomic.rkey, atomic.remote_addr);
                 self.put_atomic(&mut entry, atomic.compare_add, atomic.swap);
                 self.put_list(&mut entry, list)?;
             }
@@ -204,9 +217,39 @@ impl SendQueue {
         Ok(())
     }
 
+    /// An entry for an operation, with a work request's flags: to be given operands and [committed](Self::commit).
+    ///
+    /// Errors: NOMEM when all slots are taken, INVAL for flags and operations that there are not.
+    #[inline]
+    pub(crate) fn begin(&mut self, opcode: Opcode, flags: u32, wr_id: u64) -> Result<Entry, Errno> {
+        if !self.has_slot() {
+            return Err(Errno::NOMEM);
+        }
+        let known = match opcode {
+            Opcode::SendImm | Opcode::WriteImm => self.rules.immediate,
+            Opcode::CompareSwap | Opcode::FetchAdd => self.rules.atomics,
+            Opcode::BindMw => self.rules.windows,
+            _ => true,
+        };
+        let flags = self.flags(flags)?;
+        if !known {
+            return Err(Errno::INVAL);
+        }
+        let header = SendHeader {
+            opcode: opcode as u8,
+            flags,
+            ..SendHeader::default()
+        };
+        Ok(Entry {
+            header,
+            wr_id,
+            ..Entry::default()
+        })
+    }
+
     /// Whether one more work request fits.
     #[inline]
-    pub(crate) fn has_slot(&mut self) -> bool {
+    fn has_slot(&mut self) -> bool {
         if self.posted.wrapping_sub(self.settled) < self.shape.slots {
             return true;
         }
@@ -216,7 +259,7 @@ impl SendQueue {
 
     /// The device's flags for those of a work request.
     #[inline]
-    pub(crate) fn flags(&self, flags: u32) -> Result<u8, Errno> {
+    fn flags(&self, flags: u32) -> Result<u8, Errno> {
         let mut ours = SendFlags::empty();
         ours.set(
             SendFlags::SIGNALED,
@@ -232,17 +275,46 @@ impl SendQueue {
         Ok(ours.bits())
     }
 
-    /// Appends data to the entry's inline operands.
+    /// As [`put_inline`](Self::put_inline), for an entry whose operation may not take inline data.
     ///
     /// # Safety
     /// `data` has `len` readable bytes.
-    #[inline]
-    pub(crate) unsafe fn put_inline(
+    pub(crate) unsafe fn set_inline(
         &mut self,
         entry: &mut Entry,
         data: *const u8,
         len: usize,
     ) -> Result<(), Errno> {
+        match entry.opcode() {
+            Some(
+                Opcode::Read | Opcode::CompareSwap | Opcode::FetchAdd | Opcode::LocalInv | Opcode::BindMw,
+            )
+            | None => Err(Errno::INVAL),
+            // SAFETY: as promised.
+            Some(_) => unsafe { self.put_inline(entry, data, len) },
+        }
+    }
+
+    /// As [`put_list`](Self::put_list), for a list that may not suit the entry's operation.
+    pub(crate) fn set_list(&mut self, entry: &mut Entry, list: &[ibv_sge]) -> Result<(), Errno> {
+        let (least, most) = match entry.opcode() {
+            Some(Opcode::LocalInv | Opcode::BindMw) | None => return Err(Errno::INVAL),
+            Some(Opcode::CompareSwap | Opcode::FetchAdd) => (1, 1),
+            Some(Opcode::Read) => (0, self.rules.max_sge_read.min(self.shape.max_sge)),
+            Some(_) => (0, self.shape.max_sge),
+        };
+        if !(least..=most as usize).contains(&list.len()) {
+            return Err(Errno::INVAL);
+        }
+        self.put_list(entry, list)
+    }
+
+    /// Appends data to the entry's inline operands.
+    ///
+    /// # Safety
+    /// `data` has `len` readable bytes.
+    #[inline]
+    unsafe fn put_inline(&mut self, entry: &mut Entry, data: *const u8, len: usize) -> Result<(), Errno> {
         let end = entry.operand_len.saturating_add(len);
         if end > self.shape.max_inline as usize {
             return Err(Errno::INVAL);
@@ -257,12 +329,13 @@ impl SendQueue {
         }
         entry.operand_len = end;
         entry.header.inline_len = (end as u32).into();
+        entry.header.flags |= SendFlags::INLINE.bits();
         Ok(())
     }
 
     /// Appends elements to the entry's operands.
     #[inline]
-    pub(crate) fn put_list(&mut self, entry: &mut Entry, list: &[ibv_sge]) -> Result<(), Errno> {
+    fn put_list(&mut self, entry: &mut Entry, list: &[ibv_sge]) -> Result<(), Errno> {
         let mut total = 0u64;
         for sge in list {
             self.put(
@@ -313,7 +386,7 @@ impl SendQueue {
     /// Appends an operand whose length divides a block's: it does not wrap.
     #[inline]
     fn put<T>(&mut self, entry: &mut Entry, operand: T) {
-        const { assert!(BLOCK_LEN % size_of::<T>() == 0) };
+        const { assert!(BLOCK_LEN.is_multiple_of(size_of::<T>())) };
         let at = self.offset(entry);
         // SAFETY: `at` is within the ring and a multiple of the operand's length (an atomic's or bind's operands start
         // an entry's, elements follow elements or 16 bytes), so all of it is. The device does not read it yet.
@@ -354,6 +427,11 @@ impl SendQueue {
         record::publish(&record.sq_producer, &record.sq_event, old, self.written).then_some(self.written)
     }
 
+    /// Whether something written is not published.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.published != self.written
+    }
+
     /// The mark to [`rewind`](Self::rewind) to.
     pub(crate) fn mark(&self) -> (u32, u32) {
         (self.written, self.posted)
@@ -365,7 +443,8 @@ impl SendQueue {
         self.posted = posted;
     }
 
-    /// The queue was emptied (RESET): what was not published never is. Returns the slots taken so far.
+    /// The queue was emptied (RESET): what was published does not complete any more, and what was not never will
+    /// be. Indices go on. Returns the slots taken so far.
     pub(crate) fn discard(&mut self) -> u32 {
         self.written = self.published;
         self.settled = self.posted;
@@ -380,13 +459,13 @@ impl SendQueue {
     /// Where the next entry's header goes, in bytes.
     #[inline]
     fn block_offset(&self) -> usize {
-        self.written as usize * BLOCK_LEN & self.ring_len() - 1
+        (self.written as usize * BLOCK_LEN) & (self.ring_len() - 1)
     }
 
     /// Where the entry's next operand goes, in bytes.
     #[inline]
     fn offset(&self, entry: &Entry) -> usize {
-        self.block_offset() + OPERANDS + entry.operand_len & self.ring_len() - 1
+        (self.block_offset() + OPERANDS + entry.operand_len) & (self.ring_len() - 1)
     }
 }
 

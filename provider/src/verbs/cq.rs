@@ -1,0 +1,284 @@
+//! Completion queues: making and destroying them, polling, arming.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::mem;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use urnic_driver_shim::driver;
+use urnic_driver_shim::presence::{ChannelSender, registry};
+use urnic_verbs_api::device::cqe::Cqe;
+use urnic_verbs_api::rdma_core::{ibv_comp_channel, ibv_context, ibv_cq, ibv_wc, verbs_cq};
+
+use super::completion_ring::{CompletionRing, is_receive, work_completion};
+use super::events::{Acknowledgements, Events, Foreign, Reported, send_completion};
+use super::ledger::Ledger;
+use super::lock::Lock;
+use crate::context::Context;
+use crate::guard::{pointer, status};
+
+/// A completion queue as libibverbs knows it, and what is ours behind it.
+#[repr(C)]
+pub(crate) struct Cq {
+    /// Must be first: libibverbs' pointer is ours.
+    abi: Foreign<verbs_cq>,
+    pub(super) device: Arc<driver::Cq>,
+    pub(super) completions: Lock<Completions>,
+    /// Where completion events go; `None`: nowhere.
+    channel: Option<Arc<ChannelSender>>,
+    events: Arc<Events>,
+    reported: Reported,
+    pub(super) asynchronous: Reported,
+}
+
+/// What polling moves, under the queue's lock.
+pub(super) struct Completions {
+    pub(super) ring: CompletionRing,
+    /// Books of the queue pairs that complete here, by qid.
+    members: HashMap<u32, Arc<Ledger>, BuildHasherDefault<QidHasher>>,
+    /// The completion between `ibv_start_poll` and `ibv_end_poll`.
+    pub(super) current: Cqe,
+}
+
+/// Multiplicative hashing: qids are small numbers of our own device's choice.
+#[derive(Default)]
+struct QidHasher(u64);
+
+impl Hasher for QidHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|b| self.write_u32((*b).into()));
+    }
+
+    #[inline]
+    fn write_u32(&mut self, n: u32) {
+        self.0 = (self.0 ^ u64::from(n)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0 ^ self.0 >> 32
+    }
+}
+
+impl Completions {
+    /// Takes the oldest completion, settles its slot, and returns it with its `wr_id`.
+    #[inline]
+    pub(super) fn take(&mut self) -> Option<(Cqe, u64)> {
+        loop {
+            let cqe = self.ring.front()?;
+            self.ring.advance();
+            let Some(ledger) = self.members.get(&cqe.qid.get()) else {
+                continue;
+            };
+            let wr_id = if is_receive(&cqe) {
+                ledger.settle_receive();
+                cqe.cookie.get()
+            } else {
+                ledger.settle_send(cqe.cookie.get() as u32)
+            };
+            return Some((cqe, wr_id));
+        }
+    }
+}
+
+impl Cq {
+    /// The queue behind libibverbs' pointer.
+    ///
+    /// # Safety
+    /// `cq` came from [`create_cq`] or [`create_cq_ex`](super::cq_ex::create_cq_ex) and was not destroyed.
+    #[inline]
+    pub(super) unsafe fn of<'a>(cq: *mut ibv_cq) -> &'a Cq {
+        // SAFETY: as promised; `abi` is the first field.
+        unsafe { &*cq.cast::<Cq>() }
+    }
+
+    /// Makes one of at least `cqe` entries.
+    ///
+    /// # Safety
+    /// `channel` is null or a live completion channel.
+    pub(super) unsafe fn make(
+        context: &Context,
+        cqe: u32,
+        channel: *mut ibv_comp_channel,
+        vector: u32,
+    ) -> Result<Box<Cq>, Errno> {
+        // SAFETY: as promised.
+        let channel = match unsafe { channel.as_ref() } {
+            Some(channel) => Some(registry::channel(channel.fd).ok_or(Errno::INVAL)?),
+            None => None,
+        };
+        let place = Box::<Cq>::new_uninit();
+        let cookie = place.as_ptr().addr() as u64;
+        let device = context
+            .driver
+            .create_cq(&context.device, cqe, vector, cookie)?;
+        // SAFETY: ring and record belong to `device`, which we keep as long as the value.
+        let ring = unsafe {
+            CompletionRing::new(
+                NonNull::new(device.ring().as_ptr().cast()).ok_or(Errno::NOMEM)?,
+                NonNull::from(device.record()),
+                device.log_size(),
+            )
+        };
+        // SAFETY: all zeroes are null pointers, no functions, and unlocked mutexes.
+        let mut abi: verbs_cq = unsafe { mem::zeroed() };
+        // SAFETY: both variants of the union begin with these fields.
+        let public = unsafe { &mut *abi.cq };
+        public.handle = device.id;
+        public.cqe = c_int::try_from(device.entries()).unwrap_or(c_int::MAX);
+        // No event comes before a queue pair completes here, so nobody looked at the place yet.
+        Ok(Box::write(
+            place,
+            Cq {
+                abi: Foreign::new(abi),
+                device,
+                completions: Lock::new(Completions {
+                    ring,
+                    members: HashMap::default(),
+                    current: Cqe::default(),
+                }),
+                channel,
+                events: context.events.clone(),
+                reported: Reported::default(),
+                asynchronous: Reported::default(),
+            },
+        ))
+    }
+
+    /// libibverbs' part of the queue.
+    pub(super) fn abi(&self) -> *mut verbs_cq {
+        self.abi.get()
+    }
+
+    /// An armed queue got its completion.
+    pub(super) fn notify(&self) {
+        if let Some(channel) = &self.channel {
+            send_completion(&self.reported, channel, self.address());
+        }
+    }
+
+    fn address(&self) -> u64 {
+        self.abi.get().addr() as u64
+    }
+
+    /// A queue pair with these books completes here from now on.
+    pub(super) fn attach(&self, qid: u32, ledger: &Arc<Ledger>) {
+        self.completions.hold().members.insert(qid, ledger.clone());
+    }
+
+    /// The queue pair is gone: what it left here is not polled any more.
+    pub(super) fn detach(&self, qid: u32) {
+        let mut completions = self.completions.hold();
+        completions.members.remove(&qid);
+        completions.ring.purge(qid);
+    }
+
+    /// The queue pair was reset: what it left here is not polled any more.
+    pub(super) fn purge(&self, qid: u32) {
+        self.completions.hold().ring.purge(qid);
+    }
+
+    /// Takes up to `room` completions.
+    ///
+    /// # Safety
+    /// `wc` has room for so many.
+    #[inline]
+    unsafe fn poll(&self, room: usize, wc: *mut ibv_wc) -> usize {
+        let mut completions = self.completions.hold();
+        let before = completions.ring.consumer();
+        let mut taken = 0;
+        while taken < room
+            && let Some((cqe, wr_id)) = completions.take()
+        {
+            // SAFETY: `taken` is less than `room`.
+            unsafe { wc.add(taken).write(work_completion(&cqe, wr_id)) };
+            taken += 1;
+        }
+        if completions.ring.consumer() != before {
+            completions.ring.publish();
+        }
+        taken
+    }
+
+    /// Ends it. Waits until the program acknowledged its events.
+    fn destroy(&self) -> Result<(), Errno> {
+        if !self.completions.hold().members.is_empty() {
+            return Err(Errno::BUSY);
+        }
+        self.device.destroy()?;
+        if let Some(channel) = &self.channel {
+            self.reported.purge(channel, self.address());
+        }
+        self.asynchronous.purge(self.events.channel(), self.address());
+        // SAFETY: the fields of this very queue, which libibverbs initialised.
+        unsafe {
+            let public = self.abi.get().cast::<ibv_cq>();
+            Acknowledgements {
+                mutex: &raw mut (*public).mutex,
+                cond: &raw mut (*public).cond,
+                counts: [
+                    (&raw const (*public).comp_events_completed, &self.reported),
+                    (&raw const (*public).async_events_completed, &self.asynchronous),
+                ],
+            }
+            .wait();
+        }
+        Ok(())
+    }
+}
+
+/// `ibv_create_cq(3)`: EINVAL for a size or vector that the device does not have.
+pub(super) unsafe extern "C" fn create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    channel: *mut ibv_comp_channel,
+    comp_vector: c_int,
+) -> *mut ibv_cq {
+    pointer(|| {
+        let cqe = u32::try_from(cqe).map_err(|_| Errno::INVAL)?;
+        let vector = u32::try_from(comp_vector).map_err(|_| Errno::INVAL)?;
+        // SAFETY: libibverbs gives an open context, and a channel of the program.
+        unsafe { Cq::make(Context::of(context), cqe, channel, vector) }
+    })
+    .cast()
+}
+
+/// `ibv_destroy_cq(3)`: EBUSY while a queue pair completes there.
+pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
+    status(|| {
+        // SAFETY: a live queue.
+        unsafe { Cq::of(cq) }.destroy()?;
+        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        drop(unsafe { Box::from_raw(cq.cast::<Cq>()) });
+        Ok(())
+    })
+}
+
+/// `ibv_poll_cq(3)`. One that finds nothing lets the device work on this thread, and looks again.
+pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: a live queue.
+    let cq = unsafe { Cq::of(cq) };
+    let room = usize::try_from(num_entries).unwrap_or(0);
+    // SAFETY: the program's array has so many entries.
+    let mut taken = unsafe { cq.poll(room, wc) };
+    if taken == 0 {
+        cq.device.progress();
+        // SAFETY: as above.
+        taken = unsafe { cq.poll(room, wc) };
+    } else if cq.device.has_gathered() {
+        cq.device.progress();
+    }
+    taken as c_int
+}
+
+/// `ibv_req_notify_cq(3)`.
+pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: a live queue.
+    let cq = unsafe { Cq::of(cq) };
+    let consumer = cq.completions.hold().ring.consumer();
+    cq.device.arm(consumer, solicited_only != 0);
+    0
+}

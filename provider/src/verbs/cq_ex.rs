@@ -1,0 +1,168 @@
+//! Completion queues with the lazy polling interface (`ibv_create_cq_ex(3)`).
+//!
+//! `start_poll` takes the queue's lock and `end_poll` lets go of it; between them one completion at a time is current.
+
+use std::ffi::{c_int, c_uint};
+
+use rustix::io::Errno;
+use urnic_verbs_api::rdma_core::*;
+
+use super::completion_ring::{extra, flags};
+use super::cq::{Completions, Cq};
+use super::lock::Held;
+use crate::context::Context;
+use crate::guard::pointer;
+
+/// Fields of a completion that can be asked for. The datagram ones read as 0.
+const FIELDS: u64 = IBV_WC_EX_WITH_BYTE_LEN
+    | IBV_WC_EX_WITH_IMM
+    | IBV_WC_EX_WITH_QP_NUM
+    | IBV_WC_EX_WITH_SRC_QP
+    | IBV_WC_EX_WITH_SLID
+    | IBV_WC_EX_WITH_SL
+    | IBV_WC_EX_WITH_DLID_PATH_BITS
+    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+
+/// `ibv_create_cq_ex(3)`: EOPNOTSUPP for fields and flags that we do not have.
+pub(super) unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    pointer(|| {
+        // SAFETY: the program's attributes.
+        let attr = unsafe { &*attr };
+        let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
+            attr.flags
+        } else {
+            0
+        };
+        if attr.wc_flags & !FIELDS != 0
+            || attr.comp_mask & !IBV_CQ_INIT_ATTR_MASK_FLAGS != 0
+            || flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0
+        {
+            return Err(Errno::OPNOTSUPP);
+        }
+        // SAFETY: libibverbs gives an open context, and the program its channel.
+        let cq = unsafe { Cq::make(Context::of(context), attr.cqe, attr.channel, attr.comp_vector)? };
+        // SAFETY: nobody else has the queue yet; the union is the extended one from here on.
+        let ex = unsafe { &mut *(*cq.abi()).cq_ex };
+        ex.start_poll = Some(start_poll);
+        ex.next_poll = Some(next_poll);
+        ex.end_poll = Some(end_poll);
+        ex.read_opcode = Some(read_opcode);
+        ex.read_vendor_err = Some(read_vendor_err);
+        ex.read_byte_len = Some(read_byte_len);
+        ex.read_imm_data = Some(read_imm_data);
+        ex.read_qp_num = Some(read_qp_num);
+        ex.read_src_qp = Some(read_nothing);
+        ex.read_wc_flags = Some(read_wc_flags);
+        ex.read_slid = Some(read_nothing);
+        ex.read_sl = Some(read_no_byte);
+        ex.read_dlid_path_bits = Some(read_no_byte);
+        ex.read_completion_ts = Some(read_completion_ts);
+        Ok(cq)
+    })
+    .cast()
+}
+
+unsafe fn of<'a>(cq: *mut ibv_cq_ex) -> &'a Cq {
+    // SAFETY: as the caller's caller promises: an `ibv_cq_ex` of ours.
+    unsafe { Cq::of(cq.cast()) }
+}
+
+/// Makes the oldest completion current; false if there is none.
+///
+/// # Safety
+/// `cq` is the queue whose lock is held.
+#[inline]
+unsafe fn load(cq: *mut ibv_cq_ex, completions: &mut Held<'_, Completions>) -> bool {
+    let Some((cqe, wr_id)) = completions.take() else {
+        return false;
+    };
+    // SAFETY: these fields are the poller's, who holds the lock.
+    unsafe {
+        (*cq).wr_id = wr_id;
+        (*cq).status = cqe.status.into();
+    }
+    completions.current = cqe;
+    true
+}
+
+/// ENOENT when there is nothing: then the lock is not held.
+unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: the program's attributes.
+    if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
+        return Errno::INVAL.raw_os_error();
+    }
+    // SAFETY: a live queue.
+    let queue = unsafe { of(cq) };
+    for again in [true, false] {
+        let mut completions = queue.completions.hold();
+        // SAFETY: its lock is held.
+        if unsafe { load(cq, &mut completions) } {
+            completions.keep();
+            return 0;
+        }
+        // Entries of queue pairs that are gone were skipped.
+        completions.ring.publish();
+        drop(completions);
+        if again {
+            queue.device.progress();
+        }
+    }
+    Errno::NOENT.raw_os_error()
+}
+
+/// ENOENT when there is nothing more.
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: a live queue, kept locked by `start_poll`.
+    unsafe {
+        let mut completions = of(cq).completions.resume();
+        let found = load(cq, &mut completions);
+        completions.keep();
+        if found { 0 } else { Errno::NOENT.raw_os_error() }
+    }
+}
+
+unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    // SAFETY: a live queue.
+    let queue = unsafe { of(cq) };
+    // SAFETY: `start_poll` kept it locked.
+    let completions = unsafe { queue.completions.resume() };
+    completions.ring.publish();
+    drop(completions);
+    if queue.device.has_gathered() {
+        queue.device.progress();
+    }
+}
+
+macro_rules! readers {
+    ($($name:ident -> $ty:ty = |$cqe:ident| $value:expr;)*) => { $(
+        unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $ty {
+            // SAFETY: a live queue, kept locked by `start_poll`, and kept so.
+            let completions = unsafe { of(cq).completions.resume() };
+            let $cqe = &completions.current;
+            let value = $value;
+            completions.keep();
+            value
+        }
+    )* };
+}
+
+readers! {
+    read_opcode -> ibv_wc_opcode = |cqe| cqe.opcode.into();
+    read_vendor_err -> u32 = |cqe| cqe.vendor_error.get();
+    read_byte_len -> u32 = |cqe| cqe.byte_len.get();
+    read_imm_data -> u32 = |cqe| extra(cqe);
+    read_qp_num -> u32 = |cqe| cqe.label.get();
+    read_wc_flags -> c_uint = |cqe| flags(cqe);
+    read_completion_ts -> u64 = |cqe| cqe.timestamp.get();
+}
+
+unsafe extern "C" fn read_nothing(_: *mut ibv_cq_ex) -> u32 {
+    0
+}
+
+unsafe extern "C" fn read_no_byte(_: *mut ibv_cq_ex) -> u8 {
+    0
+}

@@ -1,0 +1,242 @@
+//! What the device and its port are, as queries show it.
+
+use std::ffi::{c_char, c_int};
+use std::mem;
+use std::ptr;
+
+use rustix::io::Errno;
+use urnic_driver_shim::driver::Attributes;
+use urnic_verbs_api::device::command::features;
+use urnic_verbs_api::device::{INTERFACE_VERSION, pci};
+use urnic_verbs_api::rdma_core::*;
+
+use super::send_queue::MAX_MESSAGE;
+use crate::context::Context;
+use crate::guard::status;
+
+/// The device has one port.
+const PORT: u8 = 1;
+/// `phys_state` of a port whose link is up.
+const LINK_UP: u8 = 5;
+/// `phys_state` of a port that leads nowhere.
+const LINK_DISABLED: u8 = 3;
+/// `active_width` of four lanes.
+const WIDTH_4X: u8 = 2;
+/// `active_speed` of 25.78125 Gb/s a lane: with four of them, what copying in memory is about as fast as.
+const SPEED_EDR: u8 = 32;
+/// Both together, in units of 100 Mb/s.
+const SPEED: u64 = 1000;
+
+/// A count as verbs give it.
+fn int(count: u32) -> c_int {
+    c_int::try_from(count).unwrap_or(c_int::MAX)
+}
+
+/// `ibv_query_device(3)` and `ibv_query_device_ex(3)`: as much of the answer as the caller knows.
+pub(super) unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    input: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+    attr_size: usize,
+) -> c_int {
+    status(|| {
+        // SAFETY: null, or the program's.
+        if unsafe { input.as_ref() }.is_some_and(|input| input.comp_mask != 0) {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: libibverbs gives an open context.
+        let context = unsafe { Context::of(context) };
+        let answer = device_attributes(context.driver.attributes(), context.presence.node_guid());
+        let known = attr_size.min(size_of_val(&answer));
+        let attr = attr.cast::<u8>();
+        // SAFETY: the caller's buffer has `attr_size` bytes.
+        unsafe {
+            ptr::copy_nonoverlapping((&raw const answer).cast(), attr, known);
+            ptr::write_bytes(attr.add(known), 0, attr_size - known);
+        }
+        Ok(())
+    })
+}
+
+fn device_attributes(device: &Attributes, node_guid: u64) -> ibv_device_attr_ex {
+    // SAFETY: all zeroes are attributes: numbers and flags.
+    let mut answer: ibv_device_attr_ex = unsafe { mem::zeroed() };
+    let (major, minor, patch) = device.firmware;
+    let version = format!("{major}.{minor}.{patch}");
+    let attr = &mut answer.orig_attr;
+    for (to, from) in attr.fw_ver.iter_mut().zip(version.bytes()) {
+        *to = from as c_char;
+    }
+    attr.node_guid = node_guid.to_be();
+    attr.sys_image_guid = node_guid.to_be();
+    attr.max_mr_size = device.max_mr_size;
+    attr.page_size_cap = !0xfff;
+    attr.vendor_id = pci::VENDOR_ID.into();
+    attr.vendor_part_id = pci::DEVICE_ID.into();
+    attr.hw_ver = INTERFACE_VERSION >> 16;
+    attr.max_qp = int(device.max_qp);
+    attr.max_qp_wr = int(device.max_qp_wr);
+    attr.device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD
+        | IBV_DEVICE_SYS_IMAGE_GUID
+        | IBV_DEVICE_RC_RNR_NAK_GEN
+        | IBV_DEVICE_MEM_MGT_EXTENSIONS;
+    attr.max_sge = int(device.max_sge);
+    attr.max_sge_rd = int(device.max_sge_rd);
+    attr.max_cq = int(device.max_cq);
+    attr.max_cqe = int(device.max_cqe);
+    attr.max_mr = int(device.max_mr);
+    attr.max_pd = int(device.max_pd);
+    attr.max_qp_rd_atom = int(device.max_ird);
+    attr.max_res_rd_atom = int(device.max_ird.saturating_mul(device.max_qp));
+    attr.max_qp_init_rd_atom = int(device.max_ord);
+    attr.atomic_cap = if device.features & features::ATOMICS != 0 {
+        IBV_ATOMIC_HCA
+    } else {
+        IBV_ATOMIC_NONE
+    };
+    attr.max_ah = int(device.max_qp);
+    attr.max_pkeys = 1;
+    attr.phys_port_cnt = PORT;
+    // The clock of completion timestamps counts nanoseconds: 1 GHz, in kHz.
+    answer.completion_timestamp_mask = u64::MAX;
+    answer.hca_core_clock = 1_000_000;
+    answer.device_cap_flags_ex = attr.device_cap_flags.into();
+    answer.phys_port_cnt_ex = PORT.into();
+    answer
+}
+
+/// `ibv_query_port(3)`.
+pub(super) unsafe extern "C" fn query_port(
+    context: *mut ibv_context,
+    port_num: u8,
+    attr: *mut ibv_port_attr,
+) -> c_int {
+    status(|| {
+        if port_num != PORT {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: libibverbs gives an open context.
+        let context = unsafe { Context::of(context) };
+        let gids = context.driver.gids().len();
+        let (state, phys_state) = if gids > 0 {
+            (IBV_PORT_ACTIVE, LINK_UP)
+        } else {
+            (IBV_PORT_DOWN, LINK_DISABLED)
+        };
+        let answer = ibv_port_attr {
+            state,
+            phys_state,
+            // Messages are cut to what the stream carries, so that programs may choose any MTU.
+            max_mtu: IBV_MTU_4096,
+            active_mtu: path_mtu(context.presence.gids().mtu()),
+            gid_tbl_len: int(gids as u32),
+            port_cap_flags: IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
+            max_msg_sz: MAX_MESSAGE,
+            pkey_tbl_len: 1,
+            lid: context.driver.lid(),
+            max_vl_num: 1,
+            active_width: WIDTH_4X,
+            active_speed: SPEED_EDR,
+            link_layer: IBV_LINK_LAYER_ETHERNET,
+            ..ibv_port_attr::default()
+        };
+        // SAFETY: libibverbs gives room for all of it.
+        unsafe { attr.write(answer) };
+        Ok(())
+    })
+}
+
+/// `ibv_query_port_speed(3)`.
+pub(super) unsafe extern "C" fn query_port_speed(_: *mut ibv_context, port_num: u32, speed: *mut u64) -> c_int {
+    status(|| {
+        if port_num != PORT.into() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the program's variable.
+        unsafe { *speed = SPEED };
+        Ok(())
+    })
+}
+
+/// The largest path MTU whose packets fit an interface MTU.
+fn path_mtu(interface: u32) -> ibv_mtu {
+    match interface {
+        ..=511 => IBV_MTU_256,
+        512..=1023 => IBV_MTU_512,
+        1024..=2047 => IBV_MTU_1024,
+        2048..=4095 => IBV_MTU_2048,
+        4096.. => IBV_MTU_4096,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE: Attributes = Attributes {
+        firmware: (1, 2, 3),
+        max_mr_size: 1 << 40,
+        max_qp: 1 << 16,
+        max_qp_wr: 1 << 14,
+        max_sge: 32,
+        max_sge_rd: 1,
+        max_inline: 900,
+        max_cq: 1 << 16,
+        max_cqe: 1 << 22,
+        max_mr: 1 << 20,
+        max_pd: 1 << 16,
+        max_mw: 77,
+        max_srq: 77,
+        max_srq_wr: 77,
+        max_ird: 128,
+        max_ord: 64,
+        completion_vectors: 4,
+        features: features::IMMEDIATE,
+    };
+
+    #[test]
+    fn what_no_verb_reaches_is_not_shown() {
+        let shown = device_attributes(&DEVICE, 0x1122_3344_5566_7788).orig_attr;
+        assert_eq!(
+            (shown.max_mw, shown.max_srq, shown.max_srq_wr, shown.max_srq_sge),
+            (0, 0, 0, 0)
+        );
+        assert_eq!(
+            shown.device_cap_flags & (IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B),
+            0
+        );
+        assert_eq!(shown.atomic_cap, IBV_ATOMIC_NONE);
+        let atomic = Attributes {
+            features: features::ATOMICS,
+            ..DEVICE
+        };
+        assert_eq!(device_attributes(&atomic, 1).orig_attr.atomic_cap, IBV_ATOMIC_HCA);
+    }
+
+    #[test]
+    fn numbers_keep_their_meaning_and_order() {
+        let shown = device_attributes(&DEVICE, 0x1122_3344_5566_7788).orig_attr;
+        assert_eq!(
+            shown.node_guid.to_ne_bytes(),
+            [0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88]
+        );
+        let version: Vec<u8> = shown.fw_ver.iter().take(6).map(|c| *c as u8).collect();
+        assert_eq!(version, b"1.2.3\0");
+        assert_eq!((shown.max_qp_rd_atom, shown.max_qp_init_rd_atom), (128, 64));
+        assert_eq!(shown.max_res_rd_atom, 128 << 16);
+    }
+
+    #[test]
+    fn the_active_mtu_fits_the_interface() {
+        for (interface, mtu) in [
+            (0, 256),
+            (1500, 1024),
+            (4096, 4096),
+            (9000, 4096),
+            (65536, 4096),
+            (2048, 2048),
+        ] {
+            assert_eq!(128 << path_mtu(interface), mtu);
+        }
+    }
+}

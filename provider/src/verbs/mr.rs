@@ -1,0 +1,128 @@
+//! Memory regions.
+
+use std::ffi::{c_int, c_void};
+
+use rustix::io::Errno;
+use urnic_driver_shim::driver;
+use urnic_verbs_api::rdma_core::{IBV_MR_TYPE_MR, ibv_mr, ibv_pd, verbs_mr};
+use urnic_verbs_api::vocabulary::Access;
+
+use super::events::Foreign;
+use super::pd::Pd;
+use crate::guard::{pointer, status};
+
+/// A region as libibverbs knows it, and what is ours behind it.
+#[repr(C)]
+struct Mr {
+    /// Must be first: libibverbs' pointer is ours.
+    abi: Foreign<verbs_mr>,
+    device: driver::Mr,
+}
+
+/// The rights that the device shall grant: hints are left out.
+///
+/// Errors: INVAL for unknown bits, and for remote writers where the device itself may not write; OPNOTSUPP for
+/// on-demand paging, which the device does not say it has.
+fn access(raw: c_int) -> Result<Access, Errno> {
+    let access = Access::from_bits(raw as u32).ok_or(Errno::INVAL)?;
+    if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+        && !access.contains(Access::LOCAL_WRITE)
+    {
+        return Err(Errno::INVAL);
+    }
+    if access.contains(Access::ON_DEMAND) {
+        return Err(Errno::OPNOTSUPP);
+    }
+    Ok(access - (Access::OPTIONAL | Access::HUGETLB))
+}
+
+/// `ibv_reg_mr(3)` and `ibv_reg_mr_iova(3)`: its first byte is named `iova`, or 0 if zero-based.
+pub(super) unsafe extern "C" fn reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    flags: c_int,
+) -> *mut ibv_mr {
+    pointer(|| {
+        let access = access(flags)?;
+        if length == 0 {
+            return Err(Errno::INVAL);
+        }
+        let base = if access.contains(Access::ZERO_BASED) {
+            0
+        } else {
+            iova
+        };
+        // SAFETY: a live domain.
+        let pd_ = unsafe { Pd::of(pd) };
+        let context = pd_.context();
+        let device = context
+            .driver
+            .register(&pd_.device, addr, length, base, access)?;
+        let abi = verbs_mr {
+            ibv_mr: ibv_mr {
+                context: pd_.ibv_context(),
+                pd,
+                addr,
+                length,
+                handle: device.stag,
+                lkey: device.stag,
+                rkey: device.stag,
+            },
+            mr_type: IBV_MR_TYPE_MR,
+            access: flags as u32,
+        };
+        Ok(Box::new(Mr {
+            abi: Foreign::new(abi),
+            device,
+        }))
+    })
+    .cast()
+}
+
+/// `ibv_dereg_mr(3)`: when it returns, nothing is read or written through the region any more.
+pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
+    status(|| {
+        // SAFETY: a live region of ours.
+        let this = unsafe { &*mr.cast::<Mr>() };
+        // SAFETY: the domain that it is in lives as long.
+        let pd = unsafe { Pd::of((*this.abi.get()).ibv_mr.pd) };
+        pd.context().driver.deregister(&this.device)?;
+        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use urnic_verbs_api::rdma_core::*;
+
+    #[test]
+    fn rights_that_need_local_write_are_refused_without_it() {
+        let local = IBV_ACCESS_LOCAL_WRITE as c_int;
+        for writer in [
+            IBV_ACCESS_REMOTE_WRITE as c_int,
+            IBV_ACCESS_REMOTE_ATOMIC as c_int,
+        ] {
+            assert_eq!(access(writer), Err(Errno::INVAL));
+            assert!(access(writer | local).is_ok());
+        }
+        assert_eq!(access(0), Ok(Access::empty()));
+        assert_eq!(access(IBV_ACCESS_REMOTE_READ as c_int), Ok(Access::REMOTE_READ));
+    }
+
+    #[test]
+    fn unknown_rights_are_refused_and_hints_are_not() {
+        assert_eq!(access(1 << 8), Err(Errno::INVAL));
+        assert_eq!(access(i32::MIN), Err(Errno::INVAL));
+        assert_eq!(
+            access(IBV_ACCESS_RELAXED_ORDERING as c_int | 1 << 29),
+            Ok(Access::empty())
+        );
+        assert_eq!(access(IBV_ACCESS_HUGETLB as c_int), Ok(Access::empty()));
+        assert_eq!(access(IBV_ACCESS_ON_DEMAND as c_int), Err(Errno::OPNOTSUPP));
+    }
+}

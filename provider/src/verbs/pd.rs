@@ -1,0 +1,98 @@
+//! Protection domains, and address handles, which only datagrams would use.
+
+use std::ffi::c_int;
+
+use rustix::io::Errno;
+use urnic_driver_shim::driver;
+use urnic_verbs_api::rdma_core::{ibv_ah, ibv_ah_attr, ibv_context, ibv_pd};
+
+use super::events::Foreign;
+use crate::context::Context;
+use crate::guard::{pointer, status};
+
+/// A protection domain as libibverbs knows it, and what is ours behind it.
+#[repr(C)]
+pub(crate) struct Pd {
+    /// Must be first: libibverbs' pointer is ours.
+    abi: Foreign<ibv_pd>,
+    pub(super) device: driver::Pd,
+}
+
+impl Pd {
+    /// The domain behind libibverbs' pointer.
+    ///
+    /// # Safety
+    /// `pd` came from [`alloc_pd`] and was not freed.
+    pub(super) unsafe fn of<'a>(pd: *mut ibv_pd) -> &'a Pd {
+        // SAFETY: as promised; `abi` is the first field.
+        unsafe { &*pd.cast::<Pd>() }
+    }
+
+    /// libibverbs' pointer to the context it was made in.
+    pub(super) fn ibv_context(&self) -> *mut ibv_context {
+        // SAFETY: set when it was made, and never changed.
+        unsafe { (*self.abi.get()).context }
+    }
+
+    /// The context it was made in.
+    pub(super) fn context(&self) -> &Context {
+        // SAFETY: contexts outlive what is made in them.
+        unsafe { Context::of(self.ibv_context()) }
+    }
+}
+
+/// `ibv_alloc_pd(3)`.
+pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    pointer(|| {
+        // SAFETY: libibverbs gives an open context.
+        let device = unsafe { Context::of(context) }.driver.alloc_pd()?;
+        let abi = ibv_pd {
+            context,
+            handle: device.id,
+        };
+        Ok(Box::new(Pd {
+            abi: Foreign::new(abi),
+            device,
+        }))
+    })
+    .cast()
+}
+
+/// `ibv_dealloc_pd(3)`: EBUSY while anything is in it.
+pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    status(|| {
+        // SAFETY: a live domain.
+        let this = unsafe { Pd::of(pd) };
+        this.context().driver.free_pd(&this.device)?;
+        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        drop(unsafe { Box::from_raw(pd.cast::<Pd>()) });
+        Ok(())
+    })
+}
+
+/// `ibv_create_ah(3)`: EINVAL for an address that is not global, as for all Ethernet devices, or not ours to send from.
+pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    pointer(|| {
+        // SAFETY: a live domain, and the program's attributes.
+        let (pd_, attr) = unsafe { (Pd::of(pd), &*attr) };
+        let ibv = pd_.ibv_context();
+        let source = pd_.context().driver.gid(attr.grh.sgid_index.into());
+        if attr.is_global == 0 || attr.port_num != 1 || source.is_none() {
+            return Err(Errno::INVAL);
+        }
+        Ok(Box::new(ibv_ah {
+            context: ibv,
+            pd,
+            handle: 0,
+        }))
+    })
+}
+
+/// `ibv_destroy_ah(3)`.
+pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
+    status(|| {
+        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        drop(unsafe { Box::from_raw(ah) });
+        Ok(())
+    })
+}

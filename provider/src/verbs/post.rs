@@ -1,0 +1,94 @@
+//! Posting work requests.
+
+use std::ffi::c_int;
+
+use rustix::io::Errno;
+use urnic_verbs_api::rdma_core::{ibv_qp, ibv_recv_wr, ibv_send_wr};
+use urnic_verbs_api::vocabulary::QpState;
+
+use super::qp::Qp;
+
+/// Whether the send queue takes work requests: when connected, and in error, where each completes flushed.
+/// Elsewhere nothing would ever come of them (conformance VRB-Q-02).
+#[inline]
+pub(super) fn takes_sends(state: QpState) -> bool {
+    matches!(state, QpState::Rts | QpState::Sqe | QpState::Err)
+}
+
+/// `ibv_post_send(3)`: EINVAL for a request that can not be, or not in this state; ENOMEM when the queue is full. The
+/// requests before `*bad_wr` are posted, and the device sees all of them at once.
+pub(super) unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: a live queue pair.
+    let qp = unsafe { Qp::of(qp) };
+    let mut next = wr;
+    let mut result = 0;
+    let ring = {
+        let queue = &mut qp.sends.side.hold().queue;
+        if takes_sends(qp.device.last_state()) {
+            // SAFETY: the program's list, which ends with null.
+            while let Some(wr) = unsafe { next.as_ref() } {
+                // SAFETY: as the program filled it.
+                if let Err(errno) = unsafe { queue.post(wr) } {
+                    result = errno.raw_os_error();
+                    break;
+                }
+                next = wr.next;
+            }
+        } else {
+            result = Errno::INVAL.raw_os_error();
+        }
+        // Asked under the lock: when the gate opens after this, what was written is found by `gate_opened`.
+        if qp.device.gate_is_open() {
+            queue.publish()
+        } else {
+            None
+        }
+    };
+    // The device may work on this thread for a while: others post meanwhile.
+    if let Some(index) = ring {
+        qp.device.ring_sends(index);
+    }
+    if result != 0 && !bad_wr.is_null() {
+        // SAFETY: the program's variable.
+        unsafe { *bad_wr = next };
+    }
+    result
+}
+
+/// `ibv_post_recv(3)`: EINVAL for too many elements, ENOMEM when the queue is full. Receives may be posted in any
+/// state; in error each completes flushed.
+pub(super) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: a live queue pair.
+    let qp = unsafe { Qp::of(qp) };
+    let mut next = wr;
+    let mut result = 0;
+    let ring = {
+        let mut queue = qp.receives.hold();
+        // SAFETY: the program's list, which ends with null.
+        while let Some(wr) = unsafe { next.as_ref() } {
+            // SAFETY: as the program filled it.
+            if let Err(errno) = unsafe { queue.post(wr) } {
+                result = errno.raw_os_error();
+                break;
+            }
+            next = wr.next;
+        }
+        queue.publish()
+    };
+    if let Some(index) = ring {
+        qp.device.ring_receives(index);
+    }
+    if result != 0 && !bad_wr.is_null() {
+        // SAFETY: the program's variable.
+        unsafe { *bad_wr = next };
+    }
+    result
+}

@@ -1,0 +1,417 @@
+//! Queue pairs: making, changing, asking, destroying. Posting is in [`post`](super::post).
+
+use std::ffi::c_int;
+use std::mem;
+use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
+
+use rustix::io::Errno;
+use urnic_driver_shim::driver::{self, AddressVector, Poster, QpAttr, QpCaps, QpInit, QpMask};
+use urnic_verbs_api::device::command::features;
+use urnic_verbs_api::rdma_core::*;
+use urnic_verbs_api::vocabulary::QpState;
+
+use super::cq::Cq;
+use super::events::{Acknowledgements, Events, Foreign, Reported};
+use super::ledger::Ledger;
+use super::lock::Lock;
+use super::pd::Pd;
+use super::qp_ex::Building;
+use super::receive_queue::{ReceiveQueue, ReceiveShape};
+use super::send_queue::{SendQueue, SendRules, SendShape};
+use crate::guard::{pointer, status};
+
+/// A queue pair as libibverbs knows it, and what is ours behind it.
+#[repr(C)]
+pub(crate) struct Qp {
+    /// Must be first: libibverbs' pointer is ours.
+    abi: Foreign<verbs_qp>,
+    pub(super) device: Arc<driver::Qp>,
+    pub(super) sends: Arc<Sends>,
+    pub(super) receives: Lock<ReceiveQueue>,
+    ledger: Arc<Ledger>,
+    events: Arc<Events>,
+    pub(super) asynchronous: Reported,
+    signal_all: bool,
+}
+
+/// The send queue: shared with the driver, which lets out what waits at the gate.
+pub(super) struct Sends {
+    pub(super) side: Lock<SendSide>,
+    device: Weak<driver::Qp>,
+}
+
+/// What the send queue's lock is for.
+pub(super) struct SendSide {
+    pub(super) queue: SendQueue,
+    pub(super) building: Building,
+}
+
+impl Poster for Sends {
+    fn gate_opened(&self) {
+        if let Some(device) = self.device.upgrade() {
+            let ring = self.side.hold().queue.publish();
+            if let Some(index) = ring {
+                device.ring_sends(index);
+            }
+        }
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.side.hold().queue.is_waiting()
+    }
+}
+
+impl Qp {
+    /// The queue pair behind libibverbs' pointer.
+    ///
+    /// # Safety
+    /// `qp` came from [`create_qp`] or [`create_qp_ex`](super::qp_ex::create_qp_ex) and was not destroyed.
+    #[inline]
+    pub(super) unsafe fn of<'a>(qp: *mut ibv_qp) -> &'a Qp {
+        // SAFETY: as promised; `abi` is the first field.
+        unsafe { &*qp.cast::<Qp>() }
+    }
+
+    /// Makes one, and says in `attr.cap` what it really holds.
+    ///
+    /// # Safety
+    /// `pd` is a live domain, and the queues in `attr` are null or live ones.
+    pub(super) unsafe fn make(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result<Box<Qp>, Errno> {
+        match attr.qp_type {
+            IBV_QPT_RC if attr.srq.is_null() => {}
+            IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND
+            | IBV_QPT_XRC_RECV | IBV_QPT_DRIVER => return Err(Errno::OPNOTSUPP),
+            _ => return Err(Errno::INVAL),
+        }
+        if attr.send_cq.is_null() || attr.recv_cq.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: as promised.
+        let (domain, send_cq, recv_cq) = unsafe { (Pd::of(pd), Cq::of(attr.send_cq), Cq::of(attr.recv_cq)) };
+        let context = domain.context();
+        let limits = context.driver.attributes();
+        let place = Box::<Qp>::new_uninit();
+        let device = context.driver.create_qp(&QpInit {
+            context: &context.device,
+            pd: &domain.device,
+            send_cq: &send_cq.device,
+            recv_cq: &recv_cq.device,
+            caps: caps(&attr.cap),
+            cookie: place.as_ptr().addr() as u64,
+        })?;
+        let granted = device.caps();
+        let ledger = Arc::new(Ledger::new(granted.max_send_wr));
+        let signal_all = attr.sq_sig_all != 0;
+        let rules = SendRules {
+            signal_all,
+            max_sge_read: limits.max_sge_rd,
+            atomics: limits.features & features::ATOMICS != 0,
+            immediate: limits.features & features::IMMEDIATE != 0,
+            windows: limits.features & features::WINDOWS != 0,
+        };
+        let shape = SendShape {
+            slots: granted.max_send_wr,
+            max_sge: granted.max_send_sge,
+            max_inline: granted.max_inline,
+            blocks: device.sq_blocks(),
+        };
+        let receive_shape = ReceiveShape {
+            slots: granted.max_recv_wr,
+            max_sge: granted.max_recv_sge,
+            entries: device.rq_entries(),
+            log_stride: device.rq_log_stride(),
+        };
+        let record = NonNull::from(device.record());
+        let sq = NonNull::new(device.sq().as_ptr()).ok_or(Errno::NOMEM)?;
+        let rq = NonNull::new(device.rq().as_ptr()).ok_or(Errno::NOMEM)?;
+        // SAFETY: rings and record belong to `device`, which lives as long as `Qp`; `Sends`, which may outlive it,
+        // touches them only with `device` in hand.
+        let sends = unsafe { SendQueue::new(sq, record, shape, rules, ledger.clone()) };
+        // SAFETY: as above.
+        let receives = unsafe { ReceiveQueue::new(rq, record, receive_shape, ledger.clone()) };
+        let sends = Arc::new(Sends {
+            side: Lock::new(SendSide {
+                queue: sends,
+                building: Building::default(),
+            }),
+            device: Arc::downgrade(&device),
+        });
+        device.set_poster(sends.clone());
+        send_cq.attach(device.qid, &ledger);
+        recv_cq.attach(device.qid, &ledger);
+        attr.cap = ibv_caps(granted);
+
+        // SAFETY: all zeroes are null pointers, no functions, and an unlocked mutex.
+        let mut abi: verbs_qp = unsafe { mem::zeroed() };
+        // SAFETY: both variants of the union begin with these fields.
+        let public = unsafe { &mut *abi.qp.qp };
+        public.context = domain.ibv_context();
+        public.qp_context = attr.qp_context;
+        public.pd = pd;
+        public.send_cq = attr.send_cq;
+        public.recv_cq = attr.recv_cq;
+        public.handle = device.qid;
+        public.qp_num = device.qpn;
+        public.state = IBV_QPS_RESET;
+        public.qp_type = attr.qp_type;
+        // No event comes before the queue pair leaves Reset, so nobody looked at the place yet.
+        Ok(Box::write(
+            place,
+            Qp {
+                abi: Foreign::new(abi),
+                device,
+                sends,
+                receives: Lock::new(receives),
+                ledger,
+                events: context.events.clone(),
+                asynchronous: Reported::default(),
+                signal_all,
+            },
+        ))
+    }
+
+    /// libibverbs' part of the queue pair.
+    pub(super) fn abi(&self) -> *mut verbs_qp {
+        self.abi.get()
+    }
+
+    fn public(&self) -> *mut ibv_qp {
+        self.abi.get().cast()
+    }
+
+    /// Where it completes to.
+    fn cqs(&self) -> [&Cq; 2] {
+        // SAFETY: set when it was made; a completion queue outlives its queue pairs (EBUSY).
+        unsafe { [Cq::of((*self.public()).send_cq), Cq::of((*self.public()).recv_cq)] }
+    }
+
+    fn modify(&self, attr: &ibv_qp_attr, mask: c_int) -> Result<(), Errno> {
+        let mask = QpMask::from_bits(mask as u32).ok_or(Errno::INVAL)?;
+        let attr = device_attr(attr);
+        self.device.modify(&attr, mask)?;
+        if mask.contains(QpMask::STATE) && attr.state == QpState::Reset as u32 {
+            // What completed before must not be polled, and settled, after this.
+            self.cqs().iter().for_each(|cq| cq.purge(self.device.qid));
+            let sends = self.sends.side.hold().queue.discard();
+            let receives = self.receives.hold().discard();
+            self.ledger.settle_all(sends, receives);
+        }
+        Ok(())
+    }
+
+    /// Ends it. Waits until the program acknowledged its events.
+    fn destroy(&self) -> Result<(), Errno> {
+        self.device.destroy()?;
+        self.cqs().iter().for_each(|cq| cq.detach(self.device.qid));
+        self.asynchronous
+            .purge(self.events.channel(), self.public().addr() as u64);
+        // SAFETY: the fields of this very queue pair: zeroes are an initialised mutex and condition variable.
+        unsafe {
+            let public = self.public();
+            Acknowledgements {
+                mutex: &raw mut (*public).mutex,
+                cond: &raw mut (*public).cond,
+                counts: [(&raw const (*public).events_completed, &self.asynchronous)],
+            }
+            .wait();
+        }
+        Ok(())
+    }
+}
+
+fn caps(cap: &ibv_qp_cap) -> QpCaps {
+    QpCaps {
+        max_send_wr: cap.max_send_wr,
+        max_recv_wr: cap.max_recv_wr,
+        max_send_sge: cap.max_send_sge,
+        max_recv_sge: cap.max_recv_sge,
+        max_inline: cap.max_inline_data,
+    }
+}
+
+fn ibv_caps(caps: QpCaps) -> ibv_qp_cap {
+    ibv_qp_cap {
+        max_send_wr: caps.max_send_wr,
+        max_recv_wr: caps.max_recv_wr,
+        max_send_sge: caps.max_send_sge,
+        max_recv_sge: caps.max_recv_sge,
+        max_inline_data: caps.max_inline,
+    }
+}
+
+fn device_attr(attr: &ibv_qp_attr) -> QpAttr {
+    let ah = &attr.ah_attr;
+    QpAttr {
+        state: attr.qp_state,
+        cur_state: attr.cur_qp_state,
+        path_mtu: attr.path_mtu,
+        rq_psn: attr.rq_psn,
+        sq_psn: attr.sq_psn,
+        dest_qpn: attr.dest_qp_num,
+        access: attr.qp_access_flags,
+        pkey_index: attr.pkey_index,
+        port: attr.port_num,
+        max_dest_rd_atomic: attr.max_dest_rd_atomic,
+        max_rd_atomic: attr.max_rd_atomic,
+        min_rnr_timer: attr.min_rnr_timer,
+        timeout: attr.timeout,
+        retry_cnt: attr.retry_cnt,
+        rnr_retry: attr.rnr_retry,
+        av: AddressVector {
+            is_global: ah.is_global != 0,
+            dgid: ah.grh.dgid.raw,
+            sgid_index: ah.grh.sgid_index,
+            flow_label: ah.grh.flow_label,
+            hop_limit: ah.grh.hop_limit,
+            traffic_class: ah.grh.traffic_class,
+            dlid: ah.dlid,
+            sl: ah.sl,
+            src_path_bits: ah.src_path_bits,
+            static_rate: ah.static_rate,
+            port: ah.port_num,
+        },
+    }
+}
+
+fn ibv_attr(attr: &QpAttr, caps: QpCaps) -> ibv_qp_attr {
+    let av = &attr.av;
+    ibv_qp_attr {
+        qp_state: attr.state,
+        cur_qp_state: attr.cur_state,
+        path_mtu: attr.path_mtu,
+        path_mig_state: IBV_MIG_MIGRATED,
+        rq_psn: attr.rq_psn,
+        sq_psn: attr.sq_psn,
+        dest_qp_num: attr.dest_qpn,
+        qp_access_flags: attr.access,
+        cap: ibv_caps(caps),
+        ah_attr: ibv_ah_attr {
+            grh: ibv_global_route {
+                dgid: ibv_gid { raw: av.dgid },
+                flow_label: av.flow_label,
+                sgid_index: av.sgid_index,
+                hop_limit: av.hop_limit,
+                traffic_class: av.traffic_class,
+            },
+            dlid: av.dlid,
+            sl: av.sl,
+            src_path_bits: av.src_path_bits,
+            static_rate: av.static_rate,
+            is_global: av.is_global.into(),
+            port_num: av.port,
+        },
+        pkey_index: attr.pkey_index,
+        sq_draining: (attr.state == QpState::Sqd as u32).into(),
+        max_rd_atomic: attr.max_rd_atomic,
+        max_dest_rd_atomic: attr.max_dest_rd_atomic,
+        min_rnr_timer: attr.min_rnr_timer,
+        port_num: attr.port,
+        timeout: attr.timeout,
+        retry_cnt: attr.retry_cnt,
+        rnr_retry: attr.rnr_retry,
+        ..ibv_qp_attr::default()
+    }
+}
+
+/// `ibv_create_qp(3)`: EOPNOTSUPP for all but reliable connections, EINVAL beyond the device's limits.
+pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: libibverbs gives a live domain, and the program its attributes.
+    pointer(|| unsafe { Qp::make(pd, &mut *attr) }).cast()
+}
+
+/// `ibv_modify_qp(3)`.
+pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    // SAFETY: a live queue pair, and the program's attributes.
+    status(|| unsafe { Qp::of(qp).modify(&*attr, mask) })
+}
+
+/// `ibv_query_qp(3)`: all attributes, whatever the mask says.
+pub(super) unsafe extern "C" fn query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _mask: c_int,
+    init_attr: *mut ibv_qp_init_attr,
+) -> c_int {
+    status(|| {
+        // SAFETY: a live queue pair.
+        let this = unsafe { Qp::of(qp) };
+        let caps = this.device.caps();
+        let answer = ibv_attr(&this.device.query()?, caps);
+        // SAFETY: the program's structures, and our own.
+        unsafe {
+            attr.write(answer);
+            init_attr.write(ibv_qp_init_attr {
+                qp_context: (*qp).qp_context,
+                send_cq: (*qp).send_cq,
+                recv_cq: (*qp).recv_cq,
+                srq: (*qp).srq,
+                cap: ibv_caps(caps),
+                qp_type: (*qp).qp_type,
+                sq_sig_all: this.signal_all.into(),
+            });
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_destroy_qp(3)`.
+pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    status(|| {
+        // SAFETY: a live queue pair.
+        unsafe { Qp::of(qp) }.destroy()?;
+        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        drop(unsafe { Box::from_raw(qp.cast::<Qp>()) });
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_come_back_from_a_query_as_they_were_set() {
+        let mut set = ibv_qp_attr {
+            qp_state: IBV_QPS_RTS,
+            cur_qp_state: IBV_QPS_RTS,
+            path_mtu: IBV_MTU_2048,
+            path_mig_state: IBV_MIG_MIGRATED,
+            rq_psn: 1,
+            sq_psn: 2,
+            dest_qp_num: 3,
+            qp_access_flags: IBV_ACCESS_REMOTE_READ,
+            cap: ibv_qp_cap {
+                max_send_wr: 4,
+                max_recv_wr: 5,
+                max_send_sge: 6,
+                max_recv_sge: 7,
+                max_inline_data: 8,
+            },
+            max_rd_atomic: 9,
+            max_dest_rd_atomic: 10,
+            min_rnr_timer: 11,
+            port_num: 1,
+            timeout: 12,
+            retry_cnt: 13,
+            rnr_retry: 14,
+            ..ibv_qp_attr::default()
+        };
+        set.ah_attr = ibv_ah_attr {
+            grh: ibv_global_route {
+                dgid: ibv_gid { raw: [7; 16] },
+                flow_label: 1,
+                sgid_index: 2,
+                hop_limit: 3,
+                traffic_class: 4,
+            },
+            dlid: 5,
+            sl: 6,
+            src_path_bits: 7,
+            static_rate: 8,
+            is_global: 1,
+            port_num: 1,
+        };
+        assert_eq!(ibv_attr(&device_attr(&set), caps(&set.cap)), set);
+    }
+}

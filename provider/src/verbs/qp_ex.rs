@@ -1,0 +1,293 @@
+//! Queue pairs with the work-request builder interface (`ibv_create_qp_ex(3)`, `ibv_wr_start(3)`).
+//!
+//! `wr_start` takes the send queue's lock; `wr_complete` or `wr_abort` lets go of it. Between them each `wr_*` call begins an
+//! entry and each `wr_set_*` call gives it operands; the first mistake is remembered, and makes `wr_complete`
+//! take everything back.
+
+use std::ffi::{c_int, c_void};
+use std::slice;
+
+use rustix::io::Errno;
+use urnic_verbs_api::device::wqe::Opcode;
+use urnic_verbs_api::rdma_core::*;
+
+use super::post::takes_sends;
+use super::qp::Qp;
+use super::send_queue::{Entry, SendQueue};
+use crate::context::Context;
+use crate::guard::pointer;
+
+/// Operations that the builder knows.
+const OPERATIONS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
+    | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+    | IBV_QP_EX_WITH_SEND
+    | IBV_QP_EX_WITH_SEND_WITH_IMM
+    | IBV_QP_EX_WITH_RDMA_READ
+    | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+    | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+    | IBV_QP_EX_WITH_LOCAL_INV
+    | IBV_QP_EX_WITH_BIND_MW
+    | IBV_QP_EX_WITH_SEND_WITH_INV;
+
+/// What lies between `wr_start` and `wr_complete`.
+#[derive(Default)]
+pub(crate) struct Building {
+    /// Where the queue stood.
+    mark: (u32, u32),
+    /// The entry that operands go to.
+    entry: Option<Entry>,
+    /// The first thing that went wrong.
+    error: Option<Errno>,
+}
+
+/// `ibv_create_qp_ex(3)`: EOPNOTSUPP for all but reliable connections, and for creation flags.
+pub(super) unsafe extern "C" fn create_qp_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    pointer(|| {
+        // SAFETY: the program's attributes.
+        let attr = unsafe { &mut *attr };
+        let given = |bit: u32| attr.comp_mask & bit != 0;
+        let builds = given(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS);
+        let plain = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        if attr.comp_mask & !plain != 0
+            || given(IBV_QP_INIT_ATTR_CREATE_FLAGS) && attr.create_flags != 0
+            || builds && attr.send_ops_flags & !OPERATIONS != 0
+        {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if !given(IBV_QP_INIT_ATTR_PD) || attr.pd.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let mut basic = ibv_qp_init_attr {
+            qp_context: attr.qp_context,
+            send_cq: attr.send_cq,
+            recv_cq: attr.recv_cq,
+            srq: attr.srq,
+            cap: attr.cap,
+            qp_type: attr.qp_type,
+            sq_sig_all: attr.sq_sig_all,
+        };
+        // SAFETY: libibverbs gives an open context.
+        let release = unsafe { Context::of(context) }.release();
+        // Where a release that we do not know looks for the builder, we do not know either.
+        if builds && release.is_none() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        // SAFETY: the program's domain and queues.
+        let qp = unsafe { Qp::make(attr.pd, &mut basic)? };
+        attr.cap = basic.cap;
+        if builds && let Some(release) = release {
+            // SAFETY: nobody else has the queue pair yet.
+            offer_builder(unsafe { &mut *qp.abi() }, release);
+        }
+        Ok(qp)
+    })
+    .cast()
+}
+
+/// Fills in the builder's functions, and says that they are there, where the given rdma-core release looks for it.
+///
+/// `wr_atomic_write` and `wr_flush` stay null: they are newer than some releases, whose `comp_mask` is in their place.
+fn offer_builder(abi: &mut verbs_qp, release: u32) {
+    // SAFETY: the union is the extended one from here on, which begins like the other.
+    let qp = unsafe { &mut *abi.qp.qp_ex };
+    qp.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
+    qp.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
+    qp.wr_bind_mw = Some(wr_bind_mw);
+    qp.wr_local_inv = Some(wr_local_inv);
+    qp.wr_rdma_read = Some(wr_rdma_read);
+    qp.wr_rdma_write = Some(wr_rdma_write);
+    qp.wr_rdma_write_imm = Some(wr_rdma_write_imm);
+    qp.wr_send = Some(wr_send);
+    qp.wr_send_imm = Some(wr_send_imm);
+    qp.wr_send_inv = Some(wr_send_inv);
+    qp.wr_set_inline_data = Some(wr_set_inline_data);
+    qp.wr_set_inline_data_list = Some(wr_set_inline_data_list);
+    qp.wr_set_sge = Some(wr_set_sge);
+    qp.wr_set_sge_list = Some(wr_set_sge_list);
+    qp.wr_start = Some(wr_start);
+    qp.wr_complete = Some(wr_complete);
+    qp.wr_abort = Some(wr_abort);
+    let offset = qp_comp_mask_offset(release);
+    // SAFETY: `verbs_qp` is as large as that of the newest release, and the offset a multiple of 4.
+    unsafe { *(&raw mut *abi).byte_add(offset).cast::<u32>() |= VERBS_QP_EX };
+}
+
+impl Building {
+    /// The next entry.
+    fn begin(
+        &mut self,
+        queue: &mut SendQueue,
+        opcode: Opcode,
+        flags: u32,
+        wr_id: u64,
+        fill: impl FnOnce(&mut SendQueue, &mut Entry),
+    ) {
+        self.finish(queue);
+        match queue.begin(opcode, flags, wr_id) {
+            Ok(mut entry) => {
+                fill(queue, &mut entry);
+                self.entry = Some(entry);
+            }
+            Err(errno) => self.fail(errno),
+        }
+    }
+
+    fn finish(&mut self, queue: &mut SendQueue) {
+        if let Some(mut entry) = self.entry.take() {
+            queue.commit(&mut entry);
+        }
+    }
+
+    fn fail(&mut self, errno: Errno) {
+        self.error.get_or_insert(errno);
+    }
+}
+
+/// The queue pair, whose send queue's lock is held by this builder: does something with queue and builder.
+///
+/// # Safety
+/// `qp` is live, and between `wr_start` and its end.
+unsafe fn with(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut SendQueue, &mut Building)) {
+    // SAFETY: as promised.
+    let mut side = unsafe { Qp::of(qp.cast()).sends.side.resume() };
+    let side_ = &mut *side;
+    act(&mut side_.queue, &mut side_.building);
+    side.keep();
+}
+
+/// Begins an entry, with the flags and id that the program put into the queue pair.
+///
+/// # Safety
+/// As of [`with`].
+unsafe fn begin(qp: *mut ibv_qp_ex, opcode: Opcode, fill: impl FnOnce(&mut SendQueue, &mut Entry)) {
+    // SAFETY: as promised; the two fields are the program's, set before each entry.
+    unsafe {
+        // Inline is what `wr_set_inline_data` makes it.
+        let (flags, wr_id) = ((*qp).wr_flags & !IBV_SEND_INLINE, (*qp).wr_id);
+        with(qp, |queue, building| building.begin(queue, opcode, flags, wr_id, fill));
+    }
+}
+
+/// Gives the entry its operands, in place of any it had.
+///
+/// # Safety
+/// As of [`with`].
+unsafe fn set(qp: *mut ibv_qp_ex, put: impl FnOnce(&mut SendQueue, &mut Entry) -> Result<(), Errno>) {
+    // SAFETY: as promised.
+    unsafe {
+        with(qp, |queue, building| {
+            let outcome = match &mut building.entry {
+                Some(entry) => {
+                    entry.clear_data();
+                    put(queue, entry)
+                }
+                // After a mistake, or with no operation begun.
+                None => Err(Errno::INVAL),
+            };
+            if let Err(errno) = outcome {
+                building.fail(errno);
+            }
+        });
+    }
+}
+
+unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
+    // SAFETY: a live queue pair.
+    let mut side = unsafe { Qp::of(qp.cast()) }.sends.side.hold();
+    side.building = Building {
+        mark: side.queue.mark(),
+        ..Building::default()
+    };
+    side.keep();
+}
+
+unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: a live queue pair.
+    let this = unsafe { Qp::of(qp.cast()) };
+    // SAFETY: `wr_start` kept it locked.
+    let mut side = unsafe { this.sends.side.resume() };
+    let side_ = &mut *side;
+    side_.building.finish(&mut side_.queue);
+    if !takes_sends(this.device.last_state()) {
+        side_.building.fail(Errno::INVAL);
+    }
+    if let Some(errno) = side_.building.error {
+        side_.queue.rewind(side_.building.mark);
+        return errno.raw_os_error();
+    }
+    let ring = if this.device.gate_is_open() { side.queue.publish() } else { None };
+    drop(side);
+    if let Some(index) = ring {
+        this.device.ring_sends(index);
+    }
+    0
+}
+
+unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
+    // SAFETY: a live queue pair, whose lock `wr_start` took.
+    let mut side = unsafe { Qp::of(qp.cast()).sends.side.resume() };
+    let mark = side.building.mark;
+    side.queue.rewind(mark);
+}
+
+macro_rules! builders {
+    ($($name:ident($qp:ident $(, $arg:ident: $ty:ty)*) $body:expr;)*) => { $(
+        unsafe extern "C" fn $name($qp: *mut ibv_qp_ex $(, $arg: $ty)*) {
+            // SAFETY: libibverbs' contract: called between `wr_start` and its end, by the thread that called that, with
+            // arguments that can be read.
+            unsafe { $body }
+        }
+    )* };
+}
+
+builders! {
+    wr_send(qp) begin(qp, Opcode::Send, |_, _| {});
+    wr_send_imm(qp, imm: u32) begin(qp, Opcode::SendImm, |_, e| e.header.immediate = imm.to_ne_bytes());
+    wr_send_inv(qp, rkey: u32) begin(qp, Opcode::SendInv, |_, e| e.header.stag = rkey.into());
+    wr_rdma_write(qp, rkey: u32, addr: u64) begin(qp, Opcode::Write, |_, e| e.set_remote(rkey, addr));
+    wr_rdma_write_imm(qp, rkey: u32, addr: u64, imm: u32) begin(qp, Opcode::WriteImm, |_, e| {
+        e.set_remote(rkey, addr);
+        e.header.immediate = imm.to_ne_bytes();
+    });
+    wr_rdma_read(qp, rkey: u32, addr: u64) begin(qp, Opcode::Read, |_, e| e.set_remote(rkey, addr));
+    wr_atomic_cmp_swp(qp, rkey: u32, addr: u64, compare: u64, swap: u64) begin(qp, Opcode::CompareSwap, |q, e| {
+        e.set_remote(rkey, addr);
+        q.put_atomic(e, compare, swap);
+    });
+    wr_atomic_fetch_add(qp, rkey: u32, addr: u64, add: u64) begin(qp, Opcode::FetchAdd, |q, e| {
+        e.set_remote(rkey, addr);
+        q.put_atomic(e, add, 0);
+    });
+    wr_local_inv(qp, rkey: u32) begin(qp, Opcode::LocalInv, |_, e| e.header.stag = rkey.into());
+    // The window's new key names it.
+    wr_bind_mw(qp, _mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) begin(qp, Opcode::BindMw, |q, e| {
+        q.put_bind(e, rkey, &*info);
+    });
+    wr_set_sge(qp, lkey: u32, addr: u64, length: u32) {
+        set(qp, |q, e| q.set_list(e, &[ibv_sge { addr, length, lkey }]))
+    };
+    wr_set_sge_list(qp, count: usize, list: *const ibv_sge) set(qp, |q, e| q.set_list(e, list_of(list, count)));
+    wr_set_inline_data(qp, addr: *mut c_void, length: usize) {
+        set(qp, |q, e| q.set_inline(e, addr.cast(), length))
+    };
+    wr_set_inline_data_list(qp, count: usize, list: *const ibv_data_buf) set(qp, |q, e| {
+        list_of(list, count)
+            .iter()
+            .try_for_each(|buf| q.set_inline(e, buf.addr.cast(), buf.length))
+    });
+}
+
+/// The caller's list as a slice.
+///
+/// # Safety
+/// `list` has `count` elements; it may be anything if there are none.
+unsafe fn list_of<'a, T>(list: *const T, count: usize) -> &'a [T] {
+    if count == 0 {
+        return &[];
+    }
+    // SAFETY: as the caller promises.
+    unsafe { slice::from_raw_parts(list, count) }
+}
