@@ -9,6 +9,7 @@ mod isolation;
 mod netns;
 mod perftest;
 mod pingpong;
+mod plug_in;
 mod pyverbs;
 mod startup;
 mod transfer;

@@ -42,18 +42,26 @@ pub enum Kind {
     Device = 3,
     /// Ours, and kept in a forked child.
     Kept = 4,
+    /// A device's, which closes it itself: see [`claim`].
+    Claimed = 5,
 }
 
 impl Kind {
     fn of(slot: u64) -> Option<Kind> {
-        [Kind::Uverbs, Kind::Events, Kind::Device, Kind::Kept]
-            .into_iter()
-            .find(|kind| *kind as u64 == slot & 7)
+        [
+            Kind::Uverbs,
+            Kind::Events,
+            Kind::Device,
+            Kind::Kept,
+            Kind::Claimed,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u64 == slot & 7)
     }
 
     /// True for those the program does not know of.
     pub fn is_internal(self) -> bool {
-        matches!(self, Kind::Device | Kind::Kept)
+        matches!(self, Kind::Device | Kind::Kept | Kind::Claimed)
     }
 }
 
@@ -97,7 +105,7 @@ pub fn verified_kind(fd: RawFd) -> Option<Kind> {
     let found = slot(fd)?.load(Ordering::Acquire);
     let same = match kind {
         Kind::Uverbs | Kind::Events => fingerprint(fd, kind).ok()? == found,
-        Kind::Device | Kind::Kept => true,
+        Kind::Device | Kind::Kept | Kind::Claimed => true,
     };
     same.then_some(kind)
 }
@@ -119,7 +127,21 @@ pub(super) fn take(fd: RawFd) -> Option<Kind> {
     Some(kind)
 }
 
-/// The lowest and the highest number in `first..=last` that is ours, for `close_range`.
+/// Keeps the program's closing loops away from an fd that a device made and closes itself, also in a forked child.
+pub fn claim(fd: RawFd) {
+    if let Some(slot) = slot_made(fd) {
+        slot.store(Kind::Claimed as u64, Ordering::Release);
+    }
+}
+
+/// To be called before a claimed fd is closed: its number may be the program's a moment later.
+pub fn disclaim(fd: RawFd) {
+    if let Some(slot) = slot(fd) {
+        let _ = slot.compare_exchange(Kind::Claimed as u64, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
+/// The numbers in `first..=last` that are ours, lowest first, for `close_range`.
 pub fn ours_within(first: u32, last: u32) -> impl Iterator<Item = (RawFd, Kind)> {
     let last = last.min((PAGE * PAGES - 1) as u32);
     let pages = (first as usize / PAGE)..=(last as usize / PAGE);
@@ -238,7 +260,7 @@ pub(super) fn after_fork() {
         for (offset, slot) in page.iter().enumerate() {
             match Kind::of(slot.load(Ordering::Relaxed)) {
                 None | Some(Kind::Kept) => {}
-                Some(Kind::Uverbs | Kind::Events) => slot.store(0, Ordering::Relaxed),
+                Some(Kind::Uverbs | Kind::Events | Kind::Claimed) => slot.store(0, Ordering::Relaxed),
                 Some(Kind::Device) => {
                     slot.store(0, Ordering::Relaxed);
                     // SAFETY: the entry said that this number is the device's; InternalFd::drop finds it gone.

@@ -316,3 +316,16 @@ fn internal_fds_are_high_and_close_with_their_owner() {
     drop(internal);
     assert_eq!(fds::kind(number), None);
 }
+
+#[test]
+fn a_claimed_fd_is_internal_until_it_is_disclaimed() {
+    fds::adopt_process();
+    // A number that nothing in this test program opens.
+    let number = 900_000;
+    fds::claim(number);
+    assert_eq!(fds::kind(number), Some(fds::Kind::Claimed));
+    assert!(fds::Kind::Claimed.is_internal());
+    fds::disclaim(number);
+    fds::disclaim(number);
+    assert_eq!(fds::kind(number), None);
+}
