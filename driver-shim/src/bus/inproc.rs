@@ -4,10 +4,11 @@ use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
+use urnic_firmware_model::config::DescriptorWatch;
 use urnic_firmware_model::{Device, DeviceAddress, HostMemory, Interrupts, ModelConfig};
 
 use super::{Bus, InterruptHandler};
-use crate::presence::GidTable;
+use crate::presence::{GidTable, fds};
 
 /// The bus to a device model in this process.
 pub struct InprocBus {
@@ -52,11 +53,16 @@ impl InprocBus {
             .map(|gid| DeviceAddress {
                 ip: gid.ip,
                 scope: gid.scope(),
-                prefix_len: if gid.ip.is_ipv4() { 32 } else { 128 },
+                prefix_len: gid.prefix_len.into(),
             })
             .collect();
         let config = ModelConfig {
             addresses,
+            // The program may close every number there is.
+            descriptors: Some(DescriptorWatch {
+                opened: fds::claim,
+                closing: fds::disclaim,
+            }),
             ..ModelConfig::default()
         };
         let line = Arc::new(Line::default());

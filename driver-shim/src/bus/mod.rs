@@ -2,7 +2,6 @@
 
 #[cfg(test)]
 pub(crate) mod fake;
-#[cfg(any())]
 pub mod inproc;
 
 use std::sync::Arc;

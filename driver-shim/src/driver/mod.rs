@@ -17,16 +17,6 @@ mod rim;
 mod state;
 mod transition;
 mod worker;
-mod hack {
-    pub(super) struct InprocBus;
-    impl InprocBus {
-        pub(super) fn start(
-            _: &crate::presence::GidTable,
-        ) -> Result<std::sync::Arc<dyn crate::bus::Bus>, rustix::io::Errno> {
-            Err(rustix::io::Errno::NODEV)
-        }
-    }
-}
 
 pub use cq::Cq;
 pub use dma::DmaMemory;
@@ -40,7 +30,6 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use urnic_verbs_api::device::command::{Count, DeviceAttributes, Handle, Nothing, Opcode};
 use urnic_verbs_api::device::stream::{self, ip_of};
@@ -48,7 +37,7 @@ use urnic_verbs_api::device::stream::{self, ip_of};
 use crate::bus::Bus;
 use crate::config::Config;
 use crate::native::Home;
-use crate::presence::GidTable;
+use crate::presence::{GidTable, InternalFd};
 use command::CommandQueue;
 use dma::DmaPool;
 use event::EventQueue;
@@ -217,7 +206,7 @@ pub struct Driver {
     qps: RwLock<HashMap<u32, (Arc<Qp>, Target)>>,
     native: Mutex<rim::Native>,
     /// Wakes the driver's thread.
-    wake: OwnedFd,
+    wake: InternalFd,
     /// This is a child of the process that opened the device.
     abandoned: AtomicBool,
     stopped: AtomicBool,

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::io::Errno;
 
-use super::hack::InprocBus;
 use super::{Driver, lock};
+use crate::bus::inproc::InprocBus;
 use crate::config::Config;
 use crate::presence::GidTable;
 

@@ -27,7 +27,7 @@ const BACKLOG: u32 = 1024;
 /// Native connections of the process.
 pub(super) struct Native {
     engine: Engine,
-    /// Where outstanding receives go.
+    /// Where receives go, by stream.
     buffers: HashMap<u32, DmaMemory>,
 }
 

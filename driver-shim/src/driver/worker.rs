@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::PoisonError;
@@ -14,10 +13,11 @@ use urnic_verbs_api::vocabulary::QpState;
 
 use super::qp::Qp;
 use super::{AsyncEvent, Driver, lock};
+use crate::presence::InternalFd;
 
 /// What the thread sleeps on.
-pub(super) fn wake_fd() -> Result<OwnedFd, Errno> {
-    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+pub(super) fn wake_fd() -> Result<InternalFd, Errno> {
+    InternalFd::of_device(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
 /// `CLOCK_MONOTONIC`: the time of everything in the driver.
@@ -65,8 +65,10 @@ impl Driver {
     }
 
     pub(super) fn wake(&self) {
-        // Full means that a wake-up is pending.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        if let Some(wake) = self.wake.get() {
+            // Full means that a wake-up is pending.
+            let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+        }
     }
 
     fn notify(&self, event: Event) {
@@ -89,10 +91,10 @@ impl Driver {
                 tv_sec: left.as_secs() as i64,
                 tv_nsec: left.subsec_nanos().into(),
             });
-            let mut fds = [PollFd::new(&self.wake, PollFlags::IN)];
-            let _ = poll(&mut fds, timeout.as_ref());
+            let Some(wake) = self.wake.get() else { break };
+            let _ = poll(&mut [PollFd::new(&wake, PollFlags::IN)], timeout.as_ref());
             let mut count = [0; 8];
-            let _ = rustix::io::read(&self.wake, &mut count);
+            let _ = rustix::io::read(wake, &mut count);
         }
         tracing::debug!("driver thread ended");
     }
