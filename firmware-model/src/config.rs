@@ -1,6 +1,7 @@
 //! What a device is started with.
 
 use std::net::IpAddr;
+use std::os::fd::RawFd;
 use std::time::Duration;
 use urnic_verbs_api::device::command::{DeviceAttributes, features};
 use urnic_verbs_api::device::wqe::{MAX_INLINE, MAX_SGE};
@@ -113,6 +114,24 @@ impl Default for Limits {
     }
 }
 
+/// Told of each file descriptor when the device has opened it, and again right before the device closes it. For a device inside a
+/// program that closes numbers which it did not open. Async-signal-safe.
+#[derive(Debug, Clone, Copy)]
+pub struct DescriptorWatch {
+    /// The device has opened it.
+    pub opened: fn(RawFd),
+    /// The device is about to close it.
+    pub closing: fn(RawFd),
+}
+
+impl PartialEq for DescriptorWatch {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::fn_addr_eq(self.opened, other.opened) && std::ptr::fn_addr_eq(self.closing, other.closing)
+    }
+}
+
+impl Eq for DescriptorWatch {}
+
 /// What a device is started with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelConfig {
@@ -130,6 +149,8 @@ pub struct ModelConfig {
     pub liveness: Duration,
     /// Longest that a stream without a queue pair is kept until the peer has acknowledged all.
     pub linger: Duration,
+    /// Who wants to know of its file descriptors.
+    pub descriptors: Option<DescriptorWatch>,
 }
 
 impl Default for ModelConfig {
@@ -142,6 +163,7 @@ impl Default for ModelConfig {
             rfc7306: true,
             liveness: Duration::from_secs(60),
             linger: Duration::from_secs(3),
+            descriptors: None,
         }
     }
 }

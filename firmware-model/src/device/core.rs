@@ -94,7 +94,7 @@ impl Core {
     ) -> io::Result<Arc<Core>> {
         // Lingering streams come on top of those that have a queue pair or are in streaming mode.
         let limit = 2 * (config.limits.qps + config.limits.streams) as usize + 64;
-        let descriptors = Descriptors::new(limit);
+        let descriptors = Descriptors::new(limit, config.descriptors);
         let network = Arc::new(Tcp {
             descriptors: descriptors.clone(),
             liveness: config.liveness,
@@ -124,7 +124,7 @@ impl Core {
             network,
             Clock::Manual(AtomicU64::new(0)),
             Runtime::manual(),
-            Descriptors::new(0),
+            Descriptors::new(0, None),
         )
     }
 
@@ -187,6 +187,16 @@ impl Core {
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
         self.descriptors.close_all();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn descriptors_open(&self) -> usize {
+        self.descriptors.count()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn lowest_descriptor(&self) -> i32 {
+        self.descriptors.lowest()
     }
 
     /// Raises a vector, with no lock held.

@@ -1,5 +1,6 @@
 //! The device's file descriptors, and the list that a forked child closes them by.
 
+use crate::config::DescriptorWatch;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
@@ -19,7 +20,10 @@ const CLOSED: i32 = -1;
 /// exist there. So the list is an array of atomics, and it, not the [`Descriptor`], says whether a number is
 /// still ours to close.
 #[derive(Debug)]
-pub(crate) struct Descriptors(Box<[AtomicI32]>);
+pub(crate) struct Descriptors {
+    slots: Box<[AtomicI32]>,
+    watch: Option<DescriptorWatch>,
+}
 
 /// A descriptor of the device.
 #[derive(Debug)]
@@ -31,8 +35,9 @@ pub(crate) struct Descriptor {
 
 impl Descriptors {
     /// A list with room for so many.
-    pub(crate) fn new(limit: usize) -> Arc<Descriptors> {
-        Arc::new(Descriptors((0..limit).map(|_| AtomicI32::new(CLOSED)).collect()))
+    pub(crate) fn new(limit: usize, watch: Option<DescriptorWatch>) -> Arc<Descriptors> {
+        let slots = (0..limit).map(|_| AtomicI32::new(CLOSED)).collect();
+        Arc::new(Descriptors { slots, watch })
     }
 
     /// Takes a descriptor in and moves it to a high number if there is one.
@@ -47,31 +52,51 @@ impl Descriptors {
         };
         let number = fd.as_raw_fd();
         // Numbers are dense, so the slot of that rank is nearly always free.
-        let start = usize::try_from(number).unwrap_or(0) % self.0.len().max(1);
-        let slot = (start..self.0.len()).chain(0..start).find(|i| {
-            self.0[*i]
+        let start = usize::try_from(number).unwrap_or(0) % self.slots.len().max(1);
+        let slot = (start..self.slots.len()).chain(0..start).find(|i| {
+            self.slots[*i]
                 .compare_exchange(CLOSED, number, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
         });
+        let slot = slot.ok_or(Errno::MFILE)?;
+        if let Some(watch) = self.watch {
+            (watch.opened)(number);
+        }
         Ok(Descriptor {
-            slot: slot.ok_or(Errno::MFILE)?,
+            slot,
             fd: fd.into_raw_fd(),
             list: self.clone(),
         })
     }
 
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> usize {
+        let open = |fd: &&AtomicI32| fd.load(Ordering::Relaxed) != CLOSED;
+        self.slots.iter().filter(open).count()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn lowest(&self) -> RawFd {
+        let open = self.0.iter().map(|fd| fd.load(Ordering::Relaxed));
+        open.filter(|fd| *fd != CLOSED).min().unwrap_or(CLOSED)
+    }
+
     /// Closes all of them. Async-signal-safe; what uses a [`Descriptor`] afterwards may hit somebody else's.
     pub(crate) fn close_all(&self) {
-        for slot in &self.0 {
-            close(slot.swap(CLOSED, Ordering::AcqRel));
+        for slot in &self.slots {
+            self.close(slot);
         }
     }
-}
 
-fn close(fd: RawFd) {
-    if fd >= 0 {
-        // SAFETY: the number was in the list, so it is ours and open; taking it out made this the one close.
-        unsafe { rustix::io::close(fd) };
+    fn close(&self, slot: &AtomicI32) {
+        let fd = slot.swap(CLOSED, Ordering::AcqRel);
+        if fd >= 0 {
+            if let Some(watch) = self.watch {
+                (watch.closing)(fd);
+            }
+            // SAFETY: the number was in the list, so it is ours and open; taking it out made this the one close.
+            unsafe { rustix::io::close(fd) };
+        }
     }
 }
 
@@ -85,6 +110,6 @@ impl AsFd for Descriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        close(self.list.0[self.slot].swap(CLOSED, Ordering::AcqRel));
+        self.list.close(&self.list.slots[self.slot]);
     }
 }
