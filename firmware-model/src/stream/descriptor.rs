@@ -77,7 +77,7 @@ impl Descriptors {
 
     #[cfg(test)]
     pub(crate) fn lowest(&self) -> RawFd {
-        let open = self.0.iter().map(|fd| fd.load(Ordering::Relaxed));
+        let open = self.slots.iter().map(|fd| fd.load(Ordering::Relaxed));
         open.filter(|fd| *fd != CLOSED).min().unwrap_or(CLOSED)
     }
 
