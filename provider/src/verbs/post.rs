@@ -8,11 +8,14 @@ use urnic_verbs_api::vocabulary::QpState;
 
 use super::qp::Qp;
 
-/// Whether the send queue takes work requests: when connected, and in error, where each completes flushed.
+/// Whether the send queue takes work requests: when connected, or about to be, and in error, where each completes flushed.
 /// Elsewhere nothing would ever come of them (conformance VRB-Q-02).
+///
+/// RTR is among them: a stream has no direction that is ready before the other, and programs written for iWARP that
+/// receive only (perftest's) send their credits from there.
 #[inline]
 pub(super) fn takes_sends(state: QpState) -> bool {
-    matches!(state, QpState::Rts | QpState::Sqe | QpState::Err)
+    matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqe | QpState::Err)
 }
 
 /// `ibv_post_send(3)`: EINVAL for a request that can not be, or not in this state; ENOMEM when the queue is full. The
