@@ -385,7 +385,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Back to the beginning, on the same rings: all indices are 0 again, on the driver's side too.
+    /// Back to the beginning, on the same rings: what is posted there is forgotten, and the indices go on.
     fn reset(&self, core: &Core, inner: &mut Inner) {
         inner.end_burst(core);
         if let Some(mut stream) = inner.stream.take() {

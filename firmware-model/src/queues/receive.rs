@@ -71,13 +71,14 @@ impl ReceiveQueue {
         }
     }
 
-    /// A new one on the same ring, all indices 0.
+    /// A new one on the same ring: what is posted is forgotten, and the indices go on from there.
     fn anew(&self) -> ReceiveQueue {
-        self.record.rq_consumer.store(0, Ordering::Release);
+        let at = self.record.rq_producer.load(Ordering::Acquire);
+        self.record.rq_consumer.store(at, Ordering::Release);
         ReceiveQueue {
             record: self.record.clone(),
-            producer: 0,
-            next: 0,
+            producer: at,
+            next: at,
             ..*self
         }
     }
@@ -229,7 +230,7 @@ impl ReceiveSource {
         }
     }
 
-    /// The same for a queue pair that begins anew: its own queue starts at index 0 again.
+    /// The same for a queue pair that begins anew: of its own queue what is posted is forgotten.
     pub(crate) fn anew(&self) -> ReceiveSource {
         match self {
             ReceiveSource::Own(queue) => ReceiveSource::Own(queue.anew()),

@@ -65,15 +65,16 @@ impl SendQueue {
         }
     }
 
-    /// A new one on the same ring, all indices 0.
+    /// A new one on the same ring: what is posted is forgotten, and the indices go on from there.
     pub(crate) fn anew(&self) -> SendQueue {
-        self.record.sq_consumer.store(0, Ordering::Release);
-        self.record.sq_event.store(0, Ordering::Release);
+        let at = self.record.sq_producer.load(Ordering::Acquire);
+        self.record.sq_consumer.store(at, Ordering::Release);
+        self.record.sq_event.store(at, Ordering::Release);
         SendQueue {
             record: self.record.clone(),
-            producer: 0,
-            next: 0,
-            retired: 0,
+            producer: at,
+            next: at,
+            retired: at,
             taken: 0,
             ..*self
         }

@@ -76,6 +76,8 @@ pub struct Engine {
     peer_may_close: bool,
     /// The peer's FIN came, and work goes on.
     peer_closed: bool,
+    /// There is no way to the peer: the next send learns it.
+    unreachable: bool,
     fin_grace: Duration,
     rnr_timeout: Duration,
     /// A message waits for a receive.
@@ -115,6 +117,7 @@ impl Engine {
             stalled: false,
             peer_may_close: false,
             peer_closed: false,
+            unreachable: false,
             fin_grace: Duration::ZERO,
             rnr_timeout: Duration::MAX,
             rnr_deadline: None,
@@ -126,7 +129,7 @@ impl Engine {
         }
     }
 
-    /// An engine in the reset state for the same queue pair, on the same rings with all indices 0 again.
+    /// An engine in the reset state for the same queue pair, on the same rings; what is posted there is forgotten.
     pub fn anew(&self) -> Engine {
         let Halves {
             qp,
@@ -285,6 +288,9 @@ impl Engine {
         if let Some(timeout) = change.rnr_timeout {
             self.rnr_timeout = timeout;
         }
+        if change.unreachable {
+            self.give_up_peer(stream);
+        }
         match change.state {
             Some(QpState::Err) => self.fail(QpFault::Requested, env, stream),
             Some(state) => {
@@ -294,6 +300,20 @@ impl Engine {
             None => {}
         }
         Ok(())
+    }
+
+    /// There is no way to the peer. Work stays, until the next send learns it.
+    fn give_up_peer(&mut self, stream: &mut dyn Stream) {
+        match self.progress {
+            Progress::Detached => {}
+            Progress::Open => {
+                stream.reset();
+                self.llp = None;
+                self.progress = Progress::Ended;
+            }
+            Progress::Terminating { .. } | Progress::Lingering { .. } | Progress::Ended => return,
+        }
+        (self.unreachable, self.peer_may_close) = (true, true);
     }
 
     /// Which transitions a driver may ask for (rows VRB-Q-03 … 05). Reset makes a new engine instead.
@@ -403,6 +423,10 @@ impl Engine {
 
     /// Sends what can be sent.
     pub fn transmit(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> TxOutcome {
+        if self.unreachable && self.halves.requester.sq.has_posted() {
+            self.unreachable = false;
+            self.lose(env);
+        }
         match &self.progress {
             Progress::Open => {}
             Progress::Terminating { .. } => return self.push_terminate(env, stream),

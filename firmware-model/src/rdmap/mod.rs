@@ -179,6 +179,8 @@ pub struct QpChange {
     pub ord: Option<u32>,
     /// How long a Send may find the receive queue empty; `Duration::MAX` = for ever.
     pub rnr_timeout: Option<Duration>,
+    /// The peer cannot be reached.
+    pub unreachable: bool,
 }
 
 impl QpChange {
@@ -200,6 +202,7 @@ impl QpChange {
             ird: has(modify::IRD).then(|| arguments.ird.get()),
             ord: has(modify::ORD).then(|| arguments.ord.get()),
             rnr_timeout: has(modify::RNR).then_some(rnr_timeout),
+            unreachable: has(modify::UNREACHABLE),
         })
     }
 }

@@ -1,7 +1,8 @@
 //! Queue records: indices that host and device share, and the shadow doorbell.
 //!
 //! A record lies in host memory, 64-byte aligned. Its first cache line is written by the driver only, its second
-//! by the device only. Indices run freely modulo 2^32.
+//! by the device only. Indices run freely modulo 2^32, also through the Reset state, in which the device consumes what is
+//! posted without a completion.
 //!
 //! *Shadow doorbell.* The driver publishes a new producer index, then looks at the device's event index and rings
 //! only if the publication stepped over it ([`must_ring`]). The device sets the event index to the index
