@@ -457,7 +457,9 @@ impl Engine {
                 return TxOutcome::Idle;
             };
             llp.refresh(env.now, stream);
-            let sends = matches!(self.state, QpState::Rts | QpState::Sqd);
+            // A connected stream is ready both ways: RTR is no state of RDMAC verbs, and programs that receive only, and send but
+            // credits, stay in it (perftest over iWARP).
+            let sends = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
             let rtr = self.rtr.take();
             let framed = self
                 .turns
@@ -963,6 +965,29 @@ impl Engine {
             self.halves.responder.note_last_wqe(&self.halves.qp, env);
         }
         self.flush(env);
+    }
+
+    /// The next MSN on queue 0 that the peer must use.
+    #[cfg(test)]
+    pub(super) fn expect_msn(&mut self, msn: u32) {
+        self.halves.responder.msn = msn;
+    }
+
+    /// A MULPDU that no segment size gives.
+    #[cfg(test)]
+    pub(super) fn set_mulpdu(&mut self, mulpdu: usize) {
+        if let Some(Llp::Mpa(mpa)) = &mut self.llp {
+            mpa.tx.set_mulpdu(mulpdu);
+        }
+    }
+
+    /// Octets that were received and belong to no whole FPDU.
+    #[cfg(test)]
+    pub(super) fn buffered(&self) -> usize {
+        match &self.llp {
+            Some(Llp::Mpa(mpa)) => mpa.rx.buffered(),
+            _ => 0,
+        }
     }
 }
 

@@ -542,8 +542,9 @@ impl Requester {
     pub(super) fn flush(&mut self, qp: &Identity, env: &mut Env<'_>, taken: u64) -> Result<(), Overflow> {
         self.sending = None;
         self.reads.clear();
+        // Behind the first that fails, what would be complete fails, too.
+        self.complete(qp, env, taken)?;
         loop {
-            self.complete(qp, env, taken)?;
             let (wqe, status) = match self.flights.pop() {
                 Some(Flight {
                     wqe,

@@ -47,6 +47,8 @@ struct Pipe {
     /// Bytes under way and when they arrive.
     flying: VecDeque<(u64, Vec<u8>)>,
     unread: usize,
+    /// Instead of that of the conditions.
+    capacity: Option<usize>,
     /// When the FIN behind them arrives.
     fin: Option<u64>,
     finished: bool,
@@ -126,6 +128,11 @@ impl Wire {
     /// Changes the segment size.
     pub fn set_mss(&self, mss: u32) {
         self.lock().conditions.mss = mss;
+    }
+
+    /// Changes how many bytes of a direction may be under way: 0 = nothing is taken.
+    pub fn set_capacity(&self, direction: usize, capacity: usize) {
+        self.lock().pipes[direction].capacity = Some(capacity);
     }
 
     /// Keeps what a direction sends from now on, for [`recorded`](Self::recorded).
@@ -215,10 +222,9 @@ impl Stream for SimStream {
             return Err(StreamError::Closed(Errno::PIPE));
         }
         let offered: usize = pieces.iter().map(Piece::len).sum();
-        let room = link
-            .conditions
-            .capacity
-            .saturating_sub(link.pipes[self.end].unread);
+        let pipe = &link.pipes[self.end];
+        let capacity = pipe.capacity.unwrap_or(link.conditions.capacity);
+        let room = capacity.saturating_sub(pipe.unread);
         let len = link.cut(offered.min(room));
         if len == 0 && offered > 0 {
             return Err(StreamError::WouldBlock);

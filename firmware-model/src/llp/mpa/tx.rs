@@ -120,6 +120,11 @@ impl Sender {
         self.mulpdu
     }
 
+    #[cfg(test)]
+    pub(crate) fn set_mulpdu(&mut self, mulpdu: usize) {
+        self.mulpdu = mulpdu;
+    }
+
     /// Whether what is sent is covered by a CRC, so that it must not change between here and the wire.
     #[inline]
     pub(crate) fn has_digest(&self) -> bool {

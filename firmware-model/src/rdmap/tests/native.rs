@@ -1,0 +1,286 @@
+//! Native connections: the manners that programs written for InfiniBand rely on, and a queue pair that is its own peer.
+
+use super::rig::*;
+use crate::counters::Counter;
+use crate::rdmap::{NoStream, QpChange, RxOutcome};
+use crate::stream::sim::Conditions;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+use urnic_verbs_api::device::event::{EventKind, QpFault};
+use urnic_verbs_api::device::wqe::{Opcode, SendFlags};
+use urnic_verbs_api::vocabulary::{QpState, WcStatus};
+
+const SUCCESS: WcStatus = WcStatus::Success;
+const FLUSHED: WcStatus = WcStatus::WrFlushErr;
+
+fn native_pair() -> Pair {
+    let mut pair = Pair::with(
+        &Shape::default(),
+        Conditions::default(),
+        native(true),
+        native(false),
+    );
+    pair.run_now();
+    pair
+}
+
+fn with_rnr_timeout(node: &mut Node, timeout: Duration) {
+    node.modify(QpChange {
+        rnr_timeout: Some(timeout),
+        ..QpChange::default()
+    });
+}
+
+#[test]
+fn either_side_sends_first_behind_the_rtr() {
+    let mut pair = native_pair();
+    assert!(pair.b.has_event(EventKind::FirstFpdu));
+    pair.a.post_recv(1, &[]);
+    pair.b.post(&Work::send(2));
+    pair.run_now();
+    assert_eq!(pair.a.received(), [(1, SUCCESS, 0)]);
+    assert_eq!(pair.b.sent(), [(2, SUCCESS)]);
+}
+
+#[test]
+fn an_empty_receive_queue_stalls_the_stream() {
+    let mut pair = native_pair();
+    let region = pair.b.region(64, everything());
+    pair.a.post(&Work::send(1).inline(b"early"));
+    pair.a.post(&Work::send(2).inline(b"later"));
+    pair.run_now();
+    assert_eq!(pair.b.rx, RxOutcome::Stalled);
+    assert_eq!(pair.b.deadline(), None, "for ever, unless told otherwise");
+    assert_eq!(pair.b.count(Counter::RxStalls), 1);
+    pair.b.post_recv(7, &[region.sge(0, 64)]);
+    pair.run_now();
+    assert_eq!(pair.b.received(), [(7, SUCCESS, 5)]);
+    assert_eq!(region.bytes()[..5], *b"early");
+    assert_eq!(pair.b.rx, RxOutcome::Stalled);
+    pair.b.post_recv(8, &[region.sge(0, 64)]);
+    pair.run_now();
+    assert_eq!(pair.b.received(), [(8, SUCCESS, 5)]);
+    assert!(pair.b.faults().is_empty());
+}
+
+#[test]
+fn a_stalled_stream_costs_bounded_memory() {
+    let mut pair = native_pair();
+    let source = pair.a.filled(&pattern(1 << 20));
+    for n in 0..4 {
+        pair.a.post(&Work::send(n).sge(source.sge(0, 1 << 20)));
+    }
+    pair.run_now();
+    assert_eq!(pair.b.rx, RxOutcome::Stalled);
+    assert!(pair.b.engine.buffered() <= 256 << 10);
+    let sink = pair.b.region(1 << 20, everything());
+    for n in 0..4 {
+        pair.b.post_recv(n, &[sink.sge(0, 1 << 20)]);
+        pair.run_now();
+        assert_eq!(pair.b.received(), [(n, SUCCESS, 1 << 20)]);
+    }
+    assert!(sink.bytes() == pattern(1 << 20));
+}
+
+#[test]
+fn rnr_timeout_fails_the_sender_with_rnr_retry_exc() {
+    let mut pair = native_pair();
+    with_rnr_timeout(&mut pair.b, Duration::from_millis(50));
+    let source = pair.a.filled(&pattern(100));
+    pair.a.post(&Work::send(1).sge(source.sge(0, 100)).unsignaled());
+    pair.run_now();
+    assert_eq!(pair.b.rx, RxOutcome::Stalled);
+    assert!(pair.b.deadline().is_some());
+    pair.advance(Duration::from_millis(49));
+    pair.run_now();
+    assert!(pair.a.faults().is_empty());
+    pair.advance(Duration::from_millis(1));
+    pair.run_now();
+    assert_eq!(pair.b.faults(), [(QpFault::TerminateSent, 0x1202_c000)]);
+    assert_eq!(pair.a.faults(), [(QpFault::TerminateReceived, 0x1202_c000)]);
+    // The Send itself was complete when the stream took it: the next one learns.
+    pair.a.post(&Work::send(2));
+    pair.a.post(&Work::send(3));
+    pair.run_now();
+    assert_eq!(pair.a.sent(), [(2, WcStatus::RnrRetryExcErr), (3, FLUSHED)]);
+}
+
+#[test]
+fn rnr_with_a_read_outstanding_behind_the_send() {
+    let mut pair = native_pair();
+    with_rnr_timeout(&mut pair.b, Duration::ZERO);
+    let source = pair.b.filled(b"12345678");
+    let sink = pair.a.region(8, everything());
+    pair.a.post(&Work::send(1));
+    pair.a
+        .post(&Work::read(2, source.stag, source.base).sge(sink.sge(0, 8)));
+    pair.run();
+    assert_eq!(pair.a.sent(), [(1, SUCCESS), (2, WcStatus::RnrRetryExcErr)]);
+}
+
+#[test]
+fn a_posted_receive_ends_the_countdown() {
+    let mut pair = native_pair();
+    with_rnr_timeout(&mut pair.b, Duration::from_millis(50));
+    pair.a.post(&Work::send(1));
+    pair.run_now();
+    pair.advance(Duration::from_millis(40));
+    pair.b.post_recv(1, &[]);
+    pair.run_now();
+    assert_eq!(pair.b.received(), [(1, SUCCESS, 0)]);
+    assert_eq!(pair.b.deadline(), None);
+    pair.a.post(&Work::send(2));
+    pair.run_now();
+    pair.advance(Duration::from_millis(40));
+    pair.run_now();
+    assert!(pair.b.faults().is_empty(), "every message has its own time");
+}
+
+#[test]
+fn orderly_fin_leaves_rts_and_flushes_receives_after_the_grace_period() {
+    let mut pair = native_pair();
+    pair.b.post_recv(1, &[]);
+    pair.run_now();
+    pair.a.stream.finish();
+    pair.run_now();
+    assert!(pair.b.has_event(EventKind::PeerClosed));
+    assert_eq!(
+        (pair.b.engine.state(), pair.b.rx),
+        (QpState::Rts, RxOutcome::Finished)
+    );
+    assert!(pair.b.received().is_empty());
+    pair.advance(Duration::from_secs(2));
+    pair.run_now();
+    assert_eq!(pair.b.received(), [(1, FLUSHED, 0)]);
+    assert!(pair.b.faults().is_empty());
+    pair.b.post(&Work::send(2));
+    pair.b.post(&Work::send(3));
+    pair.run_now();
+    assert_eq!(pair.b.sent(), [(2, WcStatus::RetryExcErr), (3, FLUSHED)]);
+}
+
+#[test]
+fn a_send_behind_the_peers_fin_is_retry_exc() {
+    let mut pair = native_pair();
+    pair.b.post_recv(9, &[]);
+    pair.a.stream.finish();
+    pair.run_now();
+    pair.b.post(&Work::send(1).unsignaled());
+    pair.b.post(&Work::send(2).unsignaled());
+    pair.run_now();
+    assert_eq!(pair.b.sent(), [(1, WcStatus::RetryExcErr), (2, FLUSHED)]);
+    assert_eq!(pair.b.received(), [(9, FLUSHED, 0)]);
+    assert_eq!(pair.b.faults(), [(QpFault::StreamLost, 0)]);
+}
+
+#[test]
+fn reset_with_work_outstanding_is_retry_exc() {
+    let mut pair = native_pair();
+    let sink = pair.a.region(8, everything());
+    pair.wire.silence();
+    pair.a.post(&Work::read(1, 5, 0).sge(sink.sge(0, 8)));
+    pair.a.post(&Work::send(2));
+    pair.a.post_recv(3, &[]);
+    pair.run_now();
+    pair.wire.reset();
+    pair.run_now();
+    assert_eq!(pair.a.sent(), [(1, WcStatus::RetryExcErr), (2, FLUSHED)]);
+    assert_eq!(pair.a.received(), [(3, FLUSHED, 0)]);
+}
+
+#[test]
+fn fin_with_work_outstanding_is_retry_exc() {
+    let mut pair = native_pair();
+    let sink = pair.a.region(8, everything());
+    pair.a.post(&Work::read(1, 5, 0).sge(sink.sge(0, 8)));
+    pair.a.pump();
+    pair.b.stream.finish();
+    pair.run_now();
+    assert_eq!(pair.a.sent()[0].1, WcStatus::RetryExcErr);
+}
+
+fn alone() -> Node {
+    let clock = Arc::new(AtomicU64::new(0));
+    let (memory, pd) = table();
+    let mut node = Node::new(&Shape::default(), memory, pd, &clock);
+    node.stream = Box::new(NoStream);
+    node.engine.attach_loopback(&native(true)).unwrap();
+    node
+}
+
+fn settle(node: &mut Node) {
+    while node.pump() {}
+}
+
+#[test]
+fn a_queue_pair_may_be_its_own_peer() {
+    let mut node = alone();
+    let (left, right) = (node.filled(&pattern(200_000)), node.region(200_000, everything()));
+    node.post_recv(1, &[right.sge(0, 200_000)]);
+    node.post(&Work::send(2).sge(left.sge(0, 200_000)));
+    settle(&mut node);
+    assert_eq!(node.received(), [(1, SUCCESS, 200_000)]);
+    assert_eq!(node.sent(), [(2, SUCCESS)]);
+    assert!(right.bytes() == pattern(200_000));
+    node.post(&Work::write(3, left.stag, left.base).inline(b"written"));
+    node.post(&Work::read(4, left.stag, left.base).sge(right.sge(0, 100_000)));
+    node.post(
+        &Work::new(Opcode::FetchAdd, 5)
+            .to(left.stag, left.base + 8)
+            .atomic(1, 0)
+            .sge(right.sge(100_000, 8)),
+    );
+    node.post(&Work::send(6).flags(SendFlags::FENCE));
+    node.post_recv(7, &[]);
+    settle(&mut node);
+    assert_eq!(
+        node.sent(),
+        [(3, SUCCESS), (4, SUCCESS), (5, SUCCESS), (6, SUCCESS)]
+    );
+    assert_eq!(node.received(), [(7, SUCCESS, 0)]);
+    assert_eq!(right.bytes()[..7], *b"written");
+}
+
+#[test]
+fn loopback_waits_for_receives_too() {
+    let mut node = alone();
+    with_rnr_timeout(&mut node, Duration::MAX);
+    for n in 0..100 {
+        node.post(&Work::send(n).inline(b"x"));
+    }
+    settle(&mut node);
+    assert_eq!(node.rx, RxOutcome::Stalled);
+    let region = node.region(8, everything());
+    for n in 0..100 {
+        node.post_recv(n, &[region.sge(0, 8)]);
+    }
+    settle(&mut node);
+    assert_eq!(node.received().len(), 100);
+    assert_eq!(node.sent().len(), 100);
+}
+
+#[test]
+fn loopback_errors_are_the_requesters() {
+    let mut node = alone();
+    let sink = node.region(8, everything());
+    node.post_recv(9, &[]);
+    node.post(&Work::read(1, 0x7777, 0).sge(sink.sge(0, 8)));
+    node.post(&Work::send(2));
+    settle(&mut node);
+    assert_eq!(node.sent(), [(1, WcStatus::RemAccessErr), (2, FLUSHED)]);
+    assert_eq!(node.received(), [(9, FLUSHED, 0)]);
+    assert_eq!(node.engine.state(), QpState::Err);
+    assert!(!node.engine.is_attached());
+}
+
+#[test]
+fn loopback_closes_when_it_has_drained() {
+    let mut node = alone();
+    node.post(&Work::write(1, 1, 0));
+    node.set_state(QpState::Sqd);
+    settle(&mut node);
+    assert_eq!(node.sent(), [(1, SUCCESS)]);
+    assert!(!node.engine.is_attached());
+    assert!(node.faults().is_empty());
+}
