@@ -6,3 +6,4 @@ pub mod driver;
 pub mod mpa_startup;
 mod native;
 pub mod presence;
+mod signals;

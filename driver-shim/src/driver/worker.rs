@@ -14,6 +14,7 @@ use urnic_verbs_api::vocabulary::QpState;
 use super::qp::Qp;
 use super::{AsyncEvent, Driver, lock};
 use crate::presence::InternalFd;
+use crate::signals;
 
 /// What the thread sleeps on.
 pub(super) fn wake_fd() -> Result<InternalFd, Errno> {
@@ -31,25 +32,10 @@ pub(super) fn start(driver: Arc<Driver>) -> Result<(), Errno> {
     let thread = std::thread::Builder::new()
         .name("urnic-driver".to_owned())
         .stack_size(256 << 10);
-    let started = without_signals(|| thread.spawn(move || driver.serve()));
+    let started = signals::blocked(|| thread.spawn(move || driver.serve()));
     started
         .map(drop)
         .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))
-}
-
-/// Runs `f` with all signals blocked on this thread; a thread started meanwhile inherits that for good.
-fn without_signals<T>(f: impl FnOnce() -> T) -> T {
-    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    let mut old = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: both sets are local; the first is filled before it is used, the second by the call that gets it.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
-    }
-    let result = f();
-    // SAFETY: `old` was filled above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
-    result
 }
 
 impl Driver {

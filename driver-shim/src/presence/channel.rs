@@ -5,14 +5,16 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, IntoRawFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair, sockopt,
 };
 
 use super::fds::{self, InternalFd, Kind};
+use super::registry;
 
 /// Longest record: `struct ib_uverbs_async_event_desc`.
 pub const MAX_RECORD: usize = 16;
@@ -28,7 +30,7 @@ const SOCKET_BUFFER: usize = 1 << 20;
 pub enum Sent {
     /// The program can read it.
     Delivered,
-    /// The socket is full: it goes out with a later [`ChannelSender::flush`].
+    /// The socket is full: it goes out, in its turn, when the program has read what is before it.
     Pending,
     /// Nobody can ever read it: the program closed its end, or this is a forked child.
     Dropped,
@@ -57,6 +59,7 @@ impl Record {
 
 /// The device's end of an event channel.
 pub struct ChannelSender {
+    this: Weak<ChannelSender>,
     device: InternalFd,
     program: RawFd,
     /// Records that found the socket full, oldest first. Its lock also keeps senders out of a purge.
@@ -77,12 +80,15 @@ impl ChannelSender {
         )?;
         // Best effort: what does not fit into the socket waits with us.
         let _ = sockopt::set_socket_send_buffer_size(&device, SOCKET_BUFFER);
-        let sender = Arc::new(ChannelSender {
-            device: InternalFd::of_device(device)?,
-            program: fds::number(&program),
+        let device = InternalFd::of_device(device)?;
+        let number = fds::number(&program);
+        let sender = Arc::new_cyclic(|this| ChannelSender {
+            this: this.clone(),
+            device,
+            program: number,
             pending: Mutex::default(),
         });
-        super::registry::enter_channel(&program, &sender)?;
+        registry::enter_channel(&program, &sender)?;
         Ok((program.into_raw_fd(), sender))
     }
 
@@ -105,19 +111,19 @@ impl ChannelSender {
             pending.pop_front();
         }
         pending.push_back(record);
+        let first = pending.len() == 1;
+        drop(pending);
+        if first {
+            room::wait_for(self.this.clone());
+        }
         Sent::Pending
     }
 
     /// Sends what had found the socket full; true when something is still waiting.
-    pub fn flush(&self) -> bool {
+    fn flush(&self) -> bool {
         let mut pending = self.lock();
         self.drain(&mut pending);
         !pending.is_empty()
-    }
-
-    /// Our end, to wait for room with poll(2); None in a forked child.
-    pub fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.device.get()
     }
 
     /// Takes back the events that the program has not read and that `doomed` picks; how many.
@@ -141,6 +147,11 @@ impl ChannelSender {
         pending.drain(..).for_each(&mut sort);
         *pending = kept;
         self.drain(&mut pending);
+        let waits = !pending.is_empty();
+        drop(pending);
+        if waits {
+            room::wait_for(self.this.clone());
+        }
         purged
     }
 
@@ -197,9 +208,46 @@ impl ChannelSender {
     }
 }
 
+/// Waiting for room in channels whose program does not read. Rare: it takes hundreds of unread events. So a thread is made when the
+/// first channel is full, and ends when none is.
+mod room {
+    use super::*;
+
+    /// A channel that becomes full while the thread waits for others is looked at after so long.
+    const RECHECK: Timespec = Timespec {
+        tv_sec: 0,
+        tv_nsec: 100_000_000,
+    };
+
+    pub(super) fn wait_for(channel: Weak<ChannelSender>) {
+        if registry::is_full(channel) && !start() {
+            // The next event that finds a channel full tries again.
+            registry::nobody_waits();
+        }
+    }
+
+    fn start() -> bool {
+        let thread = std::thread::Builder::new()
+            .name("urnic-events".to_owned())
+            .stack_size(128 << 10);
+        crate::signals::blocked(|| thread.spawn(serve)).is_ok()
+    }
+
+    fn serve() {
+        loop {
+            let full = registry::still_full(ChannelSender::flush);
+            if full.is_empty() {
+                return;
+            }
+            let ends: Vec<_> = full.iter().filter_map(|channel| channel.device.get()).collect();
+            let mut fds: Vec<_> = ends.iter().map(|end| PollFd::new(end, PollFlags::OUT)).collect();
+            let _ = poll(&mut fds, Some(&RECHECK));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::registry;
     use super::*;
     use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -238,14 +286,14 @@ mod tests {
         for more in 1..100 {
             assert_eq!(sender.send(&(sent + more).to_ne_bytes()), Sent::Pending);
         }
+        // Nothing is sent any more: what waits comes by itself.
         let mut seen = Vec::new();
         while seen.len() < sent as usize + 100 {
             seen.extend(read_all(&fd));
-            sender.flush();
+            std::thread::yield_now();
         }
         let expected: Vec<_> = (0..sent + 100).map(|n| n.to_ne_bytes().to_vec()).collect();
         assert_eq!(seen, expected);
-        assert!(!sender.flush());
         registry::forget(fds::number(&fd));
     }
 
@@ -277,15 +325,9 @@ mod tests {
     #[test]
     fn our_end_is_out_of_the_way() {
         let (fd, sender) = open();
-        assert!(
-            sender
-                .poll_fd()
-                .is_some_and(|ours| fds::number(&ours) > fds::number(&fd))
-        );
-        assert_eq!(
-            fds::kind(fds::number(&sender.poll_fd().unwrap())),
-            Some(Kind::Device)
-        );
+        let ours = fds::number(&sender.device.get().unwrap());
+        assert!(ours > fds::number(&fd));
+        assert_eq!(fds::kind(ours), Some(Kind::Device));
         registry::forget(fds::number(&fd));
     }
 }

@@ -6,19 +6,62 @@
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::io::Errno;
 
 use super::channel::ChannelSender;
 use super::fds::{self, Kind};
 
-type Channels = BTreeMap<RawFd, Arc<ChannelSender>>;
+struct Channels {
+    by_fd: BTreeMap<RawFd, Arc<ChannelSender>>,
+    /// Those with records that found their socket full.
+    full: Vec<Weak<ChannelSender>>,
+    /// A thread waits for room in them.
+    waiting: bool,
+}
 
-static CHANNELS: Mutex<Channels> = Mutex::new(BTreeMap::new());
+impl Channels {
+    const fn new() -> Channels {
+        Channels {
+            by_fd: BTreeMap::new(),
+            full: Vec::new(),
+            waiting: false,
+        }
+    }
+}
+
+static CHANNELS: Mutex<Channels> = Mutex::new(Channels::new());
 
 fn channels() -> MutexGuard<'static, Channels> {
     CHANNELS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes note that a channel is full; true when the caller must start the thread that waits.
+pub(super) fn is_full(channel: Weak<ChannelSender>) -> bool {
+    let mut channels = channels();
+    channels.full.push(channel);
+    !std::mem::replace(&mut channels.waiting, true)
+}
+
+/// The channels that were full and `still` are; when there are none left, the thread that waits has ended.
+pub(super) fn still_full(still: impl Fn(&ChannelSender) -> bool) -> Vec<Arc<ChannelSender>> {
+    let known = std::mem::take(&mut channels().full);
+    // Not under the lock: this sends.
+    let full: Vec<_> = known
+        .iter()
+        .filter_map(Weak::upgrade)
+        .filter(|channel| still(channel))
+        .collect();
+    let mut channels = channels();
+    channels.full.extend(full.iter().map(Arc::downgrade));
+    channels.waiting = !channels.full.is_empty();
+    full
+}
+
+/// The thread that waits could not be started.
+pub(super) fn nobody_waits() {
+    channels().waiting = false;
 }
 
 /// Enters the program's end of a channel.
@@ -26,7 +69,7 @@ pub(super) fn enter_channel(program: &impl AsFd, sender: &Arc<ChannelSender>) ->
     let fd = fds::number(program);
     fds::enter(fd, Kind::Events)?;
     // A channel under the same number was closed behind our back.
-    let stale = channels().insert(fd, Arc::clone(sender));
+    let stale = channels().by_fd.insert(fd, Arc::clone(sender));
     drop(stale);
     Ok(())
 }
@@ -34,7 +77,7 @@ pub(super) fn enter_channel(program: &impl AsFd, sender: &Arc<ChannelSender>) ->
 /// The sender of the channel that the program reads from `fd`; None when it is no channel of ours, or no longer.
 pub fn channel(fd: RawFd) -> Option<Arc<ChannelSender>> {
     (fds::verified_kind(fd)? == Kind::Events)
-        .then(|| channels().get(&fd).cloned())
+        .then(|| channels().by_fd.get(&fd).cloned())
         .flatten()
 }
 
@@ -49,7 +92,7 @@ pub fn enter_uverbs(fd: BorrowedFd<'_>) -> Result<(), Errno> {
 /// To be called before the program's `fd` is closed or replaced; does nothing when it is not ours.
 pub fn forget(fd: RawFd) {
     if fds::take(fd) == Some(Kind::Events) {
-        let channel = channels().remove(&fd);
+        let channel = channels().by_fd.remove(&fd);
         drop(channel); // outside the lock: this may close our end
     }
 }
@@ -78,6 +121,6 @@ pub(super) fn after_fork_in_child() {
     let guard = unsafe { (*ACROSS_FORK.0.get()).take() };
     if let Some(mut guard) = guard {
         // Leaked, not dropped: they are the parent's, and freeing is not async-signal-safe.
-        std::mem::forget(std::mem::take(&mut *guard));
+        std::mem::forget(std::mem::replace(&mut *guard, Channels::new()));
     }
 }
