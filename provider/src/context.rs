@@ -64,8 +64,16 @@ impl Context {
         finish_at_exit();
         let (async_fd, channel) = ChannelSender::open()?;
         let events = Arc::new(Events::new(channel));
-        let device = driver.open_context(events.clone()).inspect_err(|_| close(async_fd))?;
-        let context = Context { library, presence, driver, device, events };
+        let device = driver
+            .open_context(events.clone())
+            .inspect_err(|_| close(async_fd))?;
+        let context = Context {
+            library,
+            presence,
+            driver,
+            device,
+            events,
+        };
         Ok((context, async_fd))
     }
 }

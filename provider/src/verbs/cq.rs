@@ -112,9 +112,7 @@ impl Cq {
         };
         let place = Box::<Cq>::new_uninit();
         let cookie = place.as_ptr().addr() as u64;
-        let device = context
-            .driver
-            .create_cq(&context.device, cqe, vector, cookie)?;
+        let device = context.driver.create_cq(&context.device, cqe, vector, cookie)?;
         // SAFETY: ring and record belong to `device`, which we keep as long as the value.
         let ring = unsafe {
             CompletionRing::new(

@@ -147,7 +147,11 @@ pub(super) unsafe extern "C" fn query_port(
 }
 
 /// `ibv_query_port_speed(3)`.
-pub(super) unsafe extern "C" fn query_port_speed(_: *mut ibv_context, port_num: u32, speed: *mut u64) -> c_int {
+pub(super) unsafe extern "C" fn query_port_speed(
+    _: *mut ibv_context,
+    port_num: u32,
+    speed: *mut u64,
+) -> c_int {
     status(|| {
         if port_num != PORT.into() {
             return Err(Errno::INVAL);

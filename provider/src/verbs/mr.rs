@@ -1,6 +1,7 @@
 //! Memory regions.
 
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use urnic_driver_shim::driver;
@@ -8,7 +9,7 @@ use urnic_verbs_api::rdma_core::{IBV_MR_TYPE_MR, ibv_mr, ibv_pd, verbs_mr};
 use urnic_verbs_api::vocabulary::Access;
 
 use super::events::Foreign;
-use super::pd::Pd;
+use super::pd::{Domain, Pd};
 use crate::guard::{pointer, status};
 
 /// A region as libibverbs knows it, and what is ours behind it.
@@ -17,6 +18,7 @@ struct Mr {
     /// Must be first: libibverbs' pointer is ours.
     abi: Foreign<verbs_mr>,
     device: driver::Mr,
+    domain: Arc<Domain>,
 }
 
 /// The rights that the device shall grant: hints are left out.
@@ -56,10 +58,10 @@ pub(super) unsafe extern "C" fn reg_mr(
         };
         // SAFETY: a live domain.
         let pd_ = unsafe { Pd::of(pd) };
-        let context = pd_.context();
-        let device = context
+        let domain = pd_.domain().clone();
+        let device = domain
             .driver
-            .register(&pd_.device, addr, length, base, access)?;
+            .register(&domain.device, addr, length, base, access)?;
         let abi = verbs_mr {
             ibv_mr: ibv_mr {
                 context: pd_.ibv_context(),
@@ -76,6 +78,7 @@ pub(super) unsafe extern "C" fn reg_mr(
         Ok(Box::new(Mr {
             abi: Foreign::new(abi),
             device,
+            domain,
         }))
     })
     .cast()
@@ -86,9 +89,7 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     status(|| {
         // SAFETY: a live region of ours.
         let this = unsafe { &*mr.cast::<Mr>() };
-        // SAFETY: the domain that it is in lives as long.
-        let pd = unsafe { Pd::of((*this.abi.get()).ibv_mr.pd) };
-        pd.context().driver.deregister(&this.device)?;
+        this.domain.driver.deregister(&this.device)?;
         // SAFETY: from `Box::into_raw`, and nobody has it any more.
         drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
         Ok(())

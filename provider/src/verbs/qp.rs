@@ -15,7 +15,7 @@ use super::cq::Cq;
 use super::events::{Acknowledgements, Events, Foreign, Reported};
 use super::ledger::Ledger;
 use super::lock::Lock;
-use super::pd::Pd;
+use super::pd::{Pd, Tenancy};
 use super::qp_ex::Building;
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
 use super::send_queue::{SendQueue, SendRules, SendShape};
@@ -33,6 +33,7 @@ pub(crate) struct Qp {
     events: Arc<Events>,
     pub(super) asynchronous: Reported,
     signal_all: bool,
+    _tenancy: Tenancy,
 }
 
 /// The send queue: shared with the driver, which lets out what waits at the gate.
@@ -88,13 +89,13 @@ impl Qp {
             return Err(Errno::INVAL);
         }
         // SAFETY: as promised.
-        let (domain, send_cq, recv_cq) = unsafe { (Pd::of(pd), Cq::of(attr.send_cq), Cq::of(attr.recv_cq)) };
-        let context = domain.context();
+        let (pd_, send_cq, recv_cq) = unsafe { (Pd::of(pd), Cq::of(attr.send_cq), Cq::of(attr.recv_cq)) };
+        let context = pd_.context();
         let limits = context.driver.attributes();
         let place = Box::<Qp>::new_uninit();
         let device = context.driver.create_qp(&QpInit {
             context: &context.device,
-            pd: &domain.device,
+            pd: &pd_.domain().device,
             send_cq: &send_cq.device,
             recv_cq: &recv_cq.device,
             caps: caps(&attr.cap),
@@ -146,7 +147,7 @@ impl Qp {
         let mut abi: verbs_qp = unsafe { mem::zeroed() };
         // SAFETY: both variants of the union begin with these fields.
         let public = unsafe { &mut *abi.qp.qp };
-        public.context = domain.ibv_context();
+        public.context = pd_.ibv_context();
         public.qp_context = attr.qp_context;
         public.pd = pd;
         public.send_cq = attr.send_cq;
@@ -167,6 +168,7 @@ impl Qp {
                 events: context.events.clone(),
                 asynchronous: Reported::default(),
                 signal_all,
+                _tenancy: pd_.admit(),
             },
         ))
     }

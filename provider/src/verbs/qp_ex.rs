@@ -167,7 +167,9 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: Opcode, fill: impl FnOnce(&mut SendQ
     unsafe {
         // Inline is what `wr_set_inline_data` makes it.
         let (flags, wr_id) = ((*qp).wr_flags & !IBV_SEND_INLINE, (*qp).wr_id);
-        with(qp, |queue, building| building.begin(queue, opcode, flags, wr_id, fill));
+        with(qp, |queue, building| {
+            building.begin(queue, opcode, flags, wr_id, fill)
+        });
     }
 }
 
@@ -218,7 +220,11 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
         side_.queue.rewind(side_.building.mark);
         return errno.raw_os_error();
     }
-    let ring = if this.device.gate_is_open() { side.queue.publish() } else { None };
+    let ring = if this.device.gate_is_open() {
+        side.queue.publish()
+    } else {
+        None
+    };
     drop(side);
     if let Some(index) = ring {
         this.device.ring_sends(index);

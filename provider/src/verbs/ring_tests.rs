@@ -476,7 +476,10 @@ fn receives_fill_their_ring_and_free_a_slot_with_each_completion() {
         let at = (id as usize % 4) << shape.log_stride;
         let entry = ring.bytes(at, 1 << shape.log_stride);
         let (header, rest) = RecvHeader::read_from_prefix(&entry).unwrap();
-        assert_eq!((header.cookie.get(), usize::from(header.num_sge.get())), (id, count));
+        assert_eq!(
+            (header.cookie.get(), usize::from(header.num_sge.get())),
+            (id, count)
+        );
         for sge in rest.chunks(16).take(count) {
             assert_eq!(Sge::read_from_prefix(sge).unwrap().0.stag.get(), 5);
         }
