@@ -56,6 +56,8 @@ counters! {
     GatheredFlushes = "gathered_flushes",
     /// Polls that drove the receive side.
     Polls = "polls",
+    /// Times the background thread woke.
+    Wakeups = "wakeups",
     /// Completion queues that overflowed.
     CqOverflows = "cq_overflows",
 }

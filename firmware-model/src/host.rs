@@ -287,8 +287,11 @@ impl Mapping {
             return None;
         }
         let word = self.part(offset, 8).ptr.cast::<AtomicU64>();
+        if !word.is_aligned() {
+            return None;
+        }
         // SAFETY: in range and aligned; an atomic may be shared with anybody.
-        word.is_aligned().then(|| unsafe { word.as_ref() })
+        Some(unsafe { word.as_ref() })
     }
 
     /// Whether the memory of `next` follows directly, and both together.

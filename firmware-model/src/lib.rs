@@ -15,6 +15,8 @@ pub mod env;
 pub mod host;
 pub mod llp;
 pub mod memory;
+#[cfg(test)]
+mod mock;
 mod qp;
 pub mod queues;
 pub mod rdmap;
@@ -22,6 +24,8 @@ mod runtime;
 mod shard;
 pub mod stream;
 mod sys;
+#[cfg(test)]
+mod tests;
 pub mod time;
 
 pub use config::{DeviceAddress, Limits, ModelConfig, Prefix, Reach};

@@ -190,13 +190,8 @@ impl Core {
     }
 
     #[cfg(test)]
-    pub(crate) fn descriptors_open(&self) -> usize {
-        self.descriptors.count()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn lowest_descriptor(&self) -> i32 {
-        self.descriptors.lowest()
+    pub(crate) fn descriptor_numbers(&self) -> Vec<i32> {
+        self.descriptors.numbers()
     }
 
     /// Raises a vector, with no lock held.

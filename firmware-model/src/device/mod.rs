@@ -69,6 +69,12 @@ impl Device {
         })
     }
 
+    /// What is inside, for tests.
+    #[cfg(test)]
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+
     /// In manual mode: it is `now`; accepts, connects, receives, sends and lets timers run, once. Returns the time of the
     /// next timer.
     pub fn step(&self, now: Nanos) -> Option<Nanos> {

@@ -11,11 +11,13 @@ const CHUNK: usize = 256;
 const QUARANTINE: usize = 64;
 
 type Cell<T> = ArcSwapOption<T>;
+/// Cells, made when the first of them is needed.
+type Chunk<T> = OnceLock<Box<[Cell<T>]>>;
 
 /// Objects numbered from 1.
 #[derive(Debug)]
 pub(crate) struct Table<T> {
-    chunks: Box<[OnceLock<Box<[Cell<T>]>>]>,
+    chunks: Box<[Chunk<T>]>,
     limit: usize,
     numbers: Mutex<Numbers>,
 }

@@ -1,6 +1,7 @@
 //! Protection domains, and what is in them.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What may be in a protection domain.
@@ -63,8 +64,8 @@ impl Domains {
         loop {
             table.last = table.last.wrapping_add(1).max(1);
             let id = table.last;
-            if !table.domains.contains_key(&id) {
-                table.domains.insert(id, Contents::default());
+            if let Entry::Vacant(free) = table.domains.entry(id) {
+                free.insert(Contents::default());
                 return Some(id);
             }
         }

@@ -3,6 +3,8 @@
 mod domains;
 mod permutation;
 mod table;
+#[cfg(test)]
+mod tests;
 mod window;
 
 pub use domains::{DomainUse, Domains};

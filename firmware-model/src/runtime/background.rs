@@ -5,6 +5,7 @@
 //! looks every [`BURST_TICK`] whether nobody else sent them.
 
 use super::Runtime;
+use crate::counters::Counter;
 use crate::device::Core;
 use crate::effects::Effects;
 use crate::sys::{self, SignalMask};
@@ -135,6 +136,7 @@ impl<'a> Loop<'a> {
 
     fn run(&mut self, stop: &AtomicBool) {
         while !stop.load(Ordering::SeqCst) {
+            self.core.counters.add_shared(Counter::Wakeups, 1);
             let due = self.work();
             self.sleep(due, stop);
         }

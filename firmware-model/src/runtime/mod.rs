@@ -187,6 +187,12 @@ impl Runtime {
         self.wake();
     }
 
+    /// Streams on their way out.
+    #[cfg(test)]
+    pub(crate) fn lingering(&self) -> usize {
+        lock(&self.lingering).len()
+    }
+
     fn next_timer(&self) -> Option<Nanos> {
         lock(&self.timers).peek().map(|Reverse((due, _))| *due)
     }

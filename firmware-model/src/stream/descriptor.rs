@@ -69,16 +69,11 @@ impl Descriptors {
         })
     }
 
+    /// Their numbers.
     #[cfg(test)]
-    pub(crate) fn count(&self) -> usize {
-        let open = |fd: &&AtomicI32| fd.load(Ordering::Relaxed) != CLOSED;
-        self.slots.iter().filter(open).count()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn lowest(&self) -> RawFd {
-        let open = self.slots.iter().map(|fd| fd.load(Ordering::Relaxed));
-        open.filter(|fd| *fd != CLOSED).min().unwrap_or(CLOSED)
+    pub(crate) fn numbers(&self) -> Vec<RawFd> {
+        let numbers = self.slots.iter().map(|fd| fd.load(Ordering::Relaxed));
+        numbers.filter(|fd| *fd != CLOSED).collect()
     }
 
     /// Closes all of them. Async-signal-safe; what uses a [`Descriptor`] afterwards may hit somebody else's.

@@ -1,0 +1,8 @@
+//! The device as its driver sees it.
+
+mod commands;
+mod completions;
+mod gather;
+mod pairs;
+mod streams;
+mod virtual_time;
