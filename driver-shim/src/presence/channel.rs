@@ -234,11 +234,7 @@ mod room {
     }
 
     fn serve() {
-        loop {
-            let full = registry::still_full(ChannelSender::flush);
-            if full.is_empty() {
-                return;
-            }
+        while let Some(full) = registry::still_full(ChannelSender::flush) {
             let ends: Vec<_> = full.iter().filter_map(|channel| channel.device.get()).collect();
             let mut fds: Vec<_> = ends.iter().map(|end| PollFd::new(end, PollFlags::OUT)).collect();
             let _ = poll(&mut fds, Some(&RECHECK));

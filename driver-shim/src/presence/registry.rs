@@ -44,8 +44,9 @@ pub(super) fn is_full(channel: Weak<ChannelSender>) -> bool {
     !std::mem::replace(&mut channels.waiting, true)
 }
 
-/// The channels that were full and `still` are; when there are none left, the thread that waits has ended.
-pub(super) fn still_full(still: impl Fn(&ChannelSender) -> bool) -> Vec<Arc<ChannelSender>> {
+/// The channels that were full and `still` are, less those that became full meanwhile; `None` when none is left: then the
+/// thread that waits ends, and the next full channel starts another.
+pub(super) fn still_full(still: impl Fn(&ChannelSender) -> bool) -> Option<Vec<Arc<ChannelSender>>> {
     let known = std::mem::take(&mut channels().full);
     // Not under the lock: this sends.
     let full: Vec<_> = known
@@ -56,7 +57,7 @@ pub(super) fn still_full(still: impl Fn(&ChannelSender) -> bool) -> Vec<Arc<Chan
     let mut channels = channels();
     channels.full.extend(full.iter().map(Arc::downgrade));
     channels.waiting = !channels.full.is_empty();
-    full
+    channels.waiting.then_some(full)
 }
 
 /// The thread that waits could not be started.
