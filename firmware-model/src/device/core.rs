@@ -205,9 +205,7 @@ impl Core {
             return;
         }
         for (queue, cqid) in effects.notifications {
-            if queue.post([Event::new(EventKind::Completion, cqid)]) {
-                self.interrupt(queue.vector);
-            }
+            self.post(&queue, [Event::new(EventKind::Completion, cqid)]);
         }
         let overflows = effects
             .overflowed
@@ -215,7 +213,12 @@ impl Core {
             .map(|cqid| Event::new(EventKind::CqError, *cqid));
         self.counters
             .add_shared(Counter::CqOverflows, effects.overflowed.len() as u64);
-        self.post_events(effects.events.into_iter().chain(overflows));
+        let mut events = effects.events.into_iter().chain(overflows).peekable();
+        if let Some(queue) = self.async_events.load().as_ref()
+            && events.peek().is_some()
+        {
+            self.post(queue, events);
+        }
         for cqid in effects.overflowed {
             for qp in self.qps.all().iter().filter(|qp| qp.uses_cq(cqid)) {
                 qp.kick(self, Asked::CQ_LOST);
@@ -238,15 +241,24 @@ impl Core {
         }
     }
 
-    /// Posts asynchronous events, and those that found no room before.
-    pub(crate) fn post_events(&self, events: impl IntoIterator<Item = Event>) {
-        let mut events = events.into_iter().peekable();
-        if let Some(queue) = self.async_events.load().as_ref()
-            && (events.peek().is_some() || queue.has_waiting())
-            && queue.post(events)
-        {
+    fn post(&self, queue: &EventQueue, events: impl IntoIterator<Item = Event>) {
+        if queue.post(events) {
             self.interrupt(queue.vector);
         }
+        if queue.has_waiting() {
+            self.runtime.note_left_over();
+        }
+    }
+
+    /// Posts the events that found no room before.
+    pub(crate) fn post_waiting(&self) {
+        let waiting: Vec<_> = self
+            .event_queues()
+            .values()
+            .filter(|queue| queue.has_waiting())
+            .cloned()
+            .collect();
+        waiting.iter().for_each(|queue| self.post(queue, []));
     }
 
     /// A doorbell through page `uar`, which reaches only what was created with it.

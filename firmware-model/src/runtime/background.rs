@@ -7,7 +7,6 @@
 use super::Runtime;
 use crate::counters::Counter;
 use crate::device::Core;
-use crate::effects::Effects;
 use crate::sys::{self, SignalMask};
 use crate::time::Nanos;
 use std::io;
@@ -156,25 +155,11 @@ impl<'a> Loop<'a> {
         }
         // Pollers attend to the list themselves.
         let left = (nobody_polled || !runtime.is_polled(self.polls)) && core.flush_gathered();
-        let retry = self.retry().then(|| now + RETRY_TICK);
+        let retry = runtime.retry(core).then(|| now + RETRY_TICK);
         [runtime.next_timer(), lingering, retry, left.then_some(now)]
             .into_iter()
             .flatten()
             .min()
-    }
-
-    /// Tries again what found no room; returns whether it still does not.
-    fn retry(&self) -> bool {
-        let mut again = false;
-        if self.runtime.paused_listeners.swap(false, Ordering::SeqCst) {
-            let mut effects = Effects::default();
-            again |= self.core.streams.accept_paused(self.core, &mut effects);
-            self.core.raise(effects);
-            self.runtime.paused_listeners.fetch_or(again, Ordering::SeqCst);
-        }
-        self.core.post_events([]);
-        let events = self.core.async_events.load();
-        again | events.as_ref().is_some_and(|e| e.has_waiting())
     }
 
     fn sleep(&mut self, due: Option<Nanos>, stop: &AtomicBool) {

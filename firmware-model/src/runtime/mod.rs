@@ -67,7 +67,8 @@ pub(crate) struct Runtime {
     bursts: AtomicUsize,
     timers: Mutex<BinaryHeap<Reverse<(Nanos, u32)>>>,
     lingering: Mutex<Vec<Lingering>>,
-    paused_listeners: AtomicBool,
+    /// Calls or events that found no room.
+    left_over: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -97,7 +98,7 @@ impl Runtime {
             bursts: AtomicUsize::new(0),
             timers: Mutex::default(),
             lingering: Mutex::default(),
-            paused_listeners: AtomicBool::new(false),
+            left_over: AtomicBool::new(false),
         }
     }
 
@@ -165,9 +166,24 @@ impl Runtime {
         polls != seen && polls.wrapping_sub(self.waited_at.load(Ordering::SeqCst)) >= POLLER
     }
 
-    pub(crate) fn note_paused_listener(&self) {
-        self.paused_listeners.store(true, Ordering::SeqCst);
+    /// A call could not be taken, or an event not be posted: to be tried again.
+    pub(crate) fn note_left_over(&self) {
+        self.left_over.store(true, Ordering::SeqCst);
         self.wake();
+    }
+
+    /// Tries again what found no room; returns whether something still does not.
+    fn retry(&self, core: &Core) -> bool {
+        if !self.left_over.swap(false, Ordering::SeqCst) {
+            return false;
+        }
+        let mut effects = Effects::default();
+        let calls = core.streams.accept_paused(core, &mut effects);
+        core.raise(effects);
+        core.post_waiting();
+        // Posting says by itself if there is no room still.
+        self.left_over.fetch_or(calls, Ordering::SeqCst);
+        self.left_over.load(Ordering::SeqCst)
     }
 
     /// Puts a queue pair with something left to do on the list.
@@ -361,7 +377,7 @@ pub(crate) fn step(core: &Core, now: Nanos) -> Option<Nanos> {
     for qp in core.qps.all() {
         qp.kick(core, Asked::RECEIVE | Asked::WRITABLE | Asked::RESUME);
     }
-    core.post_events([]);
+    runtime.retry(core);
     let lingering = runtime.run_lingering(now, true);
     [runtime.next_timer(), lingering].into_iter().flatten().min()
 }

@@ -245,7 +245,7 @@ impl Streams {
                         // Out of descriptors or memory: tried again when the background thread looks.
                         tracing::warn!(lid, %errno, "a call could not be taken");
                         entry.paused.store(true, Ordering::SeqCst);
-                        core.runtime.note_paused_listener();
+                        core.runtime.note_left_over();
                         break;
                     }
                 };

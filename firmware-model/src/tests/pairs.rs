@@ -256,10 +256,12 @@ fn sec_05_an_overflow_ends_only_the_queue_pairs_of_that_queue() {
 fn a_reset_queue_pair_begins_anew() {
     let (near, far) = (Driver::start(), Driver::start());
     let Pair { caller, answerer } = Pair::connect(&near, &far);
-    near.modify(&caller.qp, QpState::Reset).unwrap();
-    assert_eq!(near.state(&caller.qp), QpState::Reset);
-    far.await_event(EventKind::QpError, answerer.qp.id);
     let mut qp = caller.qp;
+    // What is posted is forgotten.
+    qp.post_recv(&near, 1, &[caller.region.sge(0, 8)]);
+    near.modify(&qp, QpState::Reset).unwrap();
+    assert_eq!(near.state(&qp), QpState::Reset);
+    far.await_event(EventKind::QpError, answerer.qp.id);
     near.ready(&qp);
     let mut peer = End::new(&far);
     let (lid, port) = far.listen("127.0.0.1:0".parse().unwrap(), 1).unwrap();
@@ -273,4 +275,6 @@ fn a_reset_queue_pair_begins_anew() {
     peer.qp.post_recv(&far, 3, &[peer.region.sge(0, 8)]);
     qp.post_send(&near, 4, &[caller.region.sge(0, 8)]);
     assert_cqe(&peer.recv_cq.await_completion(&far), 3, WcStatus::Success);
+    let mut recv_cq = caller.recv_cq;
+    assert!(recv_cq.poll(&near).is_none());
 }

@@ -27,7 +27,8 @@ numbered! {
         QueryDevice = 1,
         /// Address table (output buffer: array of [`super::stream::Address`]; result: [`Count`]).
         QueryAddresses = 2,
-        /// Counters (output buffer: array of u64, see the model's counter table; result: [`Count`]).
+        /// Counters of a queue pair ([`Handle`]), or of the whole device (0) (output buffer: array of u64, see the model's
+        /// counter table; result: [`Count`]).
         QueryCounters = 3,
         /// Allocate a doorbell page (result: [`Handle`]: its page number).
         AllocUar = 8,
@@ -286,7 +287,9 @@ layouts! {
         /// Reserved, 0.
         reserved: U32,
     }
-    /// Arguments of `ResizeCq`.
+    /// Arguments of `ResizeCq`. Indices go on; with the consumer index C at that moment, index i stands from then on in slot
+    /// (i − C) modulo the new size, and its phase is 1 on the first pass over the new ring. The driver does not consume
+    /// while the command is under way.
     ResizeCq {
         /// New ring, zeroed.
         ring: U64,

@@ -4,6 +4,9 @@
 //! The driver keeps its consumer index in the queue's [record](super::record::EqRecord). A completion
 //! notification needs an armed completion queue and disarms it, so a queue with as many entries as completion queues
 //! never overflows; asynchronous events that find no room wait in the device.
+//!
+//! What a command brings about is reported after the command's completion is written. An event about an object that
+//! was destroyed meanwhile may still come; numbers are not used again soon, so it cannot be taken for another's.
 
 use super::super::vocabulary::numbered;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -34,7 +37,7 @@ numbered! {
         LastWqe = 7,
         /// A shared receive queue (srqid) fell below its limit.
         SrqLimit = 8,
-        /// A stream (sid) is connected, or could not be: `code` is an errno, 0 = connected.
+        /// A stream (sid) is connected, or could not be and is gone: `code` is an errno, 0 = connected.
         StreamConnected = 16,
         /// A listener (lid) accepted a stream: `data` is its sid.
         StreamAccepted = 17,
