@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use urnic_driver_shim::config::Config;
@@ -61,7 +61,6 @@ impl Context {
             Errno::INVAL
         })?;
         let driver = Driver::open(&config, presence.gids())?;
-        finish_at_exit();
         let (async_fd, channel) = ChannelSender::open()?;
         let events = Arc::new(Events::new(channel));
         let device = driver
@@ -76,21 +75,6 @@ impl Context {
         };
         Ok((context, async_fd))
     }
-}
-
-/// Lets what completed arrive before the process ends, if it ends by exit(3).
-fn finish_at_exit() {
-    static ONCE: Once = Once::new();
-    extern "C" fn finish() {
-        let _ = guarded(|| {
-            driver::exit();
-            Ok(())
-        });
-    }
-    // SAFETY: a function that is never unloaded, like the whole of us.
-    ONCE.call_once(|| unsafe {
-        libc::atexit(finish);
-    });
 }
 
 /// `verbs_device_ops.alloc_context`: opens the device on `cmd_fd`, which is ours to close from here on.

@@ -4,6 +4,9 @@
 //! Looked up when the plug-in is loaded, since dlsym(3) is not async-signal-safe and some of these are called from signal handlers.
 //! All unwind: a thread may be cancelled inside them, and the frames of ours it then leaves have nothing to drop.
 
+// The test binary must not interpose itself, so nothing starts there.
+#![cfg_attr(test, allow(dead_code))]
+
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 

@@ -1,8 +1,10 @@
 //! What happens when the plug-in is loaded: next to nothing, since that is in every process of a preloaded shell. And what
 //! happens when the program first looks for RDMA devices.
 
-use std::ffi::{c_int, c_void};
+// The test binary must not interpose itself, so nothing starts there.
+#![cfg_attr(test, allow(dead_code))]
 
+use std::ffi::{c_int, c_void};
 use std::sync::Once;
 
 use urnic_driver_shim::config::Config;
@@ -50,6 +52,20 @@ extern "C" fn constructor() {
             first_look();
             register::with_every_libibverbs()?;
         }
+        Ok(())
+    });
+}
+
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static DESTRUCTOR: extern "C" fn() = destructor;
+
+/// At exit(3), when the program's own handlers and destructors have run: they may still destroy queue pairs, which atexit(3) would
+/// come too early for. Lets what completed arrive.
+extern "C" fn destructor() {
+    let _ = guarded(|| {
+        driver::exit();
         Ok(())
     });
 }
