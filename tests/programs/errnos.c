@@ -47,6 +47,7 @@ int main(void)
 
 	expect("ibv_query_port(0)", ibv_query_port(context, 0, &port), EINVAL);
 	expect("ibv_query_port(2)", ibv_query_port(context, 2, &port), EINVAL);
+	ZERO(ibv_query_port(context, 1, &port));
 	union ibv_gid gid;
 	expect("ibv_query_gid behind the table", ibv_query_gid(context, 1, port.gid_tbl_len, &gid) != 0, 1);
 

@@ -1,9 +1,12 @@
 //! Two ends of one program that find each other by a TCP port: ibv_*_pingpong, perftest, our own.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::program::{Ended, Program, Running};
-use crate::wait::{PATIENCE, free_port};
+use crate::wait::{PATIENCE, free_port, until};
+
+/// How long one end may go on after the other has failed: it may have to find that out.
+const MOURNING: Duration = Duration::from_secs(20);
 
 /// A server and a client that take `-p PORT`, the client with the server's address as its last argument.
 #[derive(Debug, Clone)]
@@ -75,23 +78,29 @@ impl Pair {
         (server, client)
     }
 
-    /// Runs both to their ends; panics with what both said if one does not end in time or ends badly while the other is stuck.
+    /// Runs both to their ends; panics with what both said if one does not end in time, or not soon after the other failed.
     #[track_caller]
     pub fn ends(&self) -> Both {
         let (mut server, mut client) = self.start();
-        let over = crate::wait::until(self.limit, || {
-            (server.ended().is_some() && client.ended().is_some()).then_some(())
+        let mut failed_at = None;
+        let over = until(self.limit, || {
+            let ends = [server.ended(), client.ended()];
+            if ends.iter().flatten().any(|status| !status.success()) {
+                failed_at.get_or_insert_with(Instant::now);
+            }
+            let over = ends.iter().all(Option::is_some);
+            let hopeless = failed_at.is_some_and(|at: Instant| at.elapsed() > MOURNING);
+            (over || hopeless).then_some(over)
         });
-        if over.is_none() {
+        if over != Some(true) {
             let state = |end: &mut Running| {
                 end.ended()
                     .map_or("still running".to_owned(), |status| status.to_string())
             };
             let (s, c) = (state(&mut server), state(&mut client));
             panic!(
-                "{} did not end within {:?}\n--- server ({s}):\n{}\n--- client ({c}):\n{}",
+                "{} did not end in time\n--- server ({s}):\n{}\n--- client ({c}):\n{}",
                 self.client,
-                self.limit,
                 server.output(),
                 client.output()
             );
