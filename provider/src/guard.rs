@@ -32,6 +32,19 @@ pub(crate) fn guarded<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, E
     outcome
 }
 
+/// Lets the device work on this thread, on the data path: costs nothing while it does not panic.
+#[inline]
+pub(crate) fn contained(body: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(body)).is_err() {
+        complain();
+    }
+}
+
+#[cold]
+fn complain() {
+    let _ = catch_unwind(|| tracing::error!("urnic failed inside: please report this, with the lines above"));
+}
+
 /// Sets the calling thread's `errno`.
 pub(crate) fn set_errno(errno: Errno) {
     // SAFETY: libc's own place for it.

@@ -18,7 +18,7 @@ use super::events::{Acknowledgements, Events, Foreign, Reported, send_completion
 use super::ledger::Ledger;
 use super::lock::Lock;
 use crate::context::Context;
-use crate::guard::{pointer, status};
+use crate::guard::{contained, pointer, status};
 
 /// A completion queue as libibverbs knows it, and what is ours behind it.
 #[repr(C)]
@@ -263,11 +263,11 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc:
     // SAFETY: the program's array has so many entries.
     let mut taken = unsafe { cq.poll(room, wc) };
     if taken == 0 {
-        cq.device.progress();
+        contained(|| cq.device.progress());
         // SAFETY: as above.
         taken = unsafe { cq.poll(room, wc) };
     } else if cq.device.has_gathered() {
-        cq.device.progress();
+        contained(|| cq.device.progress());
     }
     taken as c_int
 }
@@ -277,6 +277,6 @@ pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     // SAFETY: a live queue.
     let cq = unsafe { Cq::of(cq) };
     let consumer = cq.completions.hold().ring.consumer();
-    cq.device.arm(consumer, solicited_only != 0);
+    contained(|| cq.device.arm(consumer, solicited_only != 0));
     0
 }

@@ -11,7 +11,7 @@ use super::completion_ring::{extra, flags};
 use super::cq::{Completions, Cq};
 use super::lock::Held;
 use crate::context::Context;
-use crate::guard::pointer;
+use crate::guard::{contained, pointer};
 
 /// Fields of a completion that can be asked for. The datagram ones read as 0.
 const FIELDS: u64 = IBV_WC_EX_WITH_BYTE_LEN
@@ -107,7 +107,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
         completions.ring.publish();
         drop(completions);
         if again {
-            queue.device.progress();
+            contained(|| queue.device.progress());
         }
     }
     Errno::NOENT.raw_os_error()
@@ -132,7 +132,7 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     completions.ring.publish();
     drop(completions);
     if queue.device.has_gathered() {
-        queue.device.progress();
+        contained(|| queue.device.progress());
     }
 }
 

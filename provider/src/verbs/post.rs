@@ -7,6 +7,7 @@ use urnic_verbs_api::rdma_core::{ibv_qp, ibv_recv_wr, ibv_send_wr};
 use urnic_verbs_api::vocabulary::QpState;
 
 use super::qp::Qp;
+use crate::guard::contained;
 
 /// Whether the send queue takes work requests: when connected, or about to be, and in error, where each completes flushed.
 /// Elsewhere nothing would ever come of them (conformance VRB-Q-02).
@@ -53,7 +54,7 @@ pub(super) unsafe extern "C" fn post_send(
     };
     // The device may work on this thread for a while: others post meanwhile.
     if let Some(index) = ring {
-        qp.device.ring_sends(index);
+        contained(|| qp.device.ring_sends(index));
     }
     if result != 0 && !bad_wr.is_null() {
         // SAFETY: the program's variable.
@@ -87,7 +88,7 @@ pub(super) unsafe extern "C" fn post_recv(
         queue.publish()
     };
     if let Some(index) = ring {
-        qp.device.ring_receives(index);
+        contained(|| qp.device.ring_receives(index));
     }
     if result != 0 && !bad_wr.is_null() {
         // SAFETY: the program's variable.

@@ -15,7 +15,7 @@ use super::post::takes_sends;
 use super::qp::Qp;
 use super::send_queue::{Entry, SendQueue};
 use crate::context::Context;
-use crate::guard::pointer;
+use crate::guard::{contained, pointer};
 
 /// Operations that the builder knows.
 const OPERATIONS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
@@ -227,7 +227,7 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     };
     drop(side);
     if let Some(index) = ring {
-        this.device.ring_sends(index);
+        contained(|| this.device.ring_sends(index));
     }
     0
 }
