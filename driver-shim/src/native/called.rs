@@ -201,24 +201,26 @@ impl Engine {
             return;
         };
         let us = seek.identity(qpn, caller.nonce);
-        let sent = match responder.accept(Depths::default(), &us.emit(), world.now) {
-            Ok(Reply { octets, negotiated }) => world.streams.send(sid, &octets).map(|()| negotiated),
+        // Told only to a caller that gives numbers of its own; ours never do.
+        let depths = Depths {
+            ird: Some(seek.meeting.ird.into()),
+            ord: seek.readiness.map(|readiness| readiness.ord.into()),
+        };
+        let sent = match responder.accept(depths, &us.emit(), world.now) {
+            Ok(Reply { octets, negotiated }) => world
+                .streams
+                .send(sid, &octets)
+                .and(negotiated.ok_or(Errno::INVAL)),
             Err(_) => Err(Errno::INVAL),
         };
-        match sent {
-            Ok(negotiated @ Some(_)) => {
-                if self
-                    .attach(world, qpn, Some(sid), negotiated, caller.rnr_retry.unwrap_or(7))
-                    .is_ok()
-                {
-                    tracing::debug!(
-                        "qpn {qpn:#08x}: took the call of {:#08x}, stream {sid}",
-                        caller.from
-                    );
-                }
-            }
-            // The caller hung up meanwhile.
-            Ok(None) | Err(_) => {
+        let rnr_retry = caller.rnr_retry.unwrap_or(7);
+        match sent.and_then(|negotiated| self.attach(world, qpn, Some(sid), Some(negotiated), rnr_retry)) {
+            Ok(()) => tracing::debug!(
+                "qpn {qpn:#08x}: took the call of {:#08x}, stream {sid}",
+                caller.from
+            ),
+            // The caller hung up meanwhile: our own call, or its next one, will do.
+            Err(_) => {
                 world.streams.close(sid, Close::Abort);
                 self.seek(world, qpn);
             }

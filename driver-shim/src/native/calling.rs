@@ -192,17 +192,13 @@ impl Engine {
             .rtr
             .or(Some(Rtr::Write))
             .filter(|_| negotiated.terminate.is_none());
-        if self
-            .attach(
-                world,
-                qpn,
-                Some(sid),
-                Some(negotiated),
-                peer.rnr_retry.unwrap_or(7),
-            )
-            .is_ok()
-        {
-            tracing::debug!("qpn {qpn:#08x}: connected, stream {sid}");
+        let rnr_retry = peer.rnr_retry.unwrap_or(7);
+        match self.attach(world, qpn, Some(sid), Some(negotiated), rnr_retry) {
+            Ok(()) => tracing::debug!("qpn {qpn:#08x}: connected, stream {sid}"),
+            Err(errno) => {
+                self.hang_up(world, sid, Close::Abort);
+                self.call_failed(world, qpn, errno);
+            }
         }
     }
 

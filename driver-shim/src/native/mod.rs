@@ -480,7 +480,10 @@ impl Engine {
         Some(call)
     }
 
-    /// Attaches a stream whose start-up is over.
+    /// Attaches a stream whose start-up is over, or loops the queue pair back.
+    ///
+    /// # Errors
+    /// The stream is gone, or the queue pair failed: then nothing has changed.
     fn attach(
         &mut self,
         world: &mut World<'_>,
@@ -497,20 +500,23 @@ impl Engine {
             return Err(Errno::INVAL);
         };
         let meeting = seek.meeting;
+        // A caller may hold fewer of our Reads than we wish for (RFC 6581 §9.1).
+        let limit = negotiated.and_then(|negotiated| negotiated.depths.ord);
+        let wish = seek.readiness.map_or(0, |readiness| readiness.ord);
         let attachment = Attachment {
             qid: meeting.qid,
             negotiated,
             ird: meeting.ird,
-            ord: seek.readiness.map_or(0, |readiness| readiness.ord),
+            ord: limit.map_or(wish, |limit| wish.min(limit.try_into().unwrap_or(wish))),
             rnr_timeout: rnr_timeout(rnr_retry, meeting.min_rnr_timer),
         };
+        if let Err(errno) = world.streams.attach(sid, &attachment) {
+            tracing::debug!("qpn {qpn:#08x}: not attached: {errno}");
+            return Err(errno);
+        }
         let (held, call) = (seek.held, seek.call);
-        let result = world.streams.attach(sid, &attachment);
         if let Some(sid) = sid {
             self.forget(sid);
-            if result.is_err() {
-                world.streams.close(sid, Close::Abort);
-            }
         }
         // Whatever else was under way between the two is settled.
         for other in call.into_iter().filter(|call| Some(*call) != sid) {
@@ -520,37 +526,27 @@ impl Engine {
             self.turn_down(world, other, Reason::Connected);
         }
         let fenced = negotiated.is_some_and(|negotiated| negotiated.fenced);
-        let phase = match result {
-            Ok(()) => Phase::Connected {
-                qid: meeting.qid,
+        if let Some(pair) = self.pairs.get_mut(&qpn) {
+            let qid = meeting.qid;
+            pair.phase = Phase::Connected {
+                qid,
                 fenced,
                 rnr_retry,
-            },
-            Err(errno) => {
-                tracing::debug!("qpn {qpn:#08x}: not attached: {errno}");
-                self.notices.push(Notice::Unreachable(meeting.qid));
-                Phase::Closed
-            }
-        };
-        if let Some(pair) = self.pairs.get_mut(&qpn) {
-            pair.phase = phase;
+            };
         }
-        self.timers.set(
-            Key::Pair(qpn),
-            fenced.then_some(world.now + self.settings.rtr_timeout),
-        );
-        if result.is_ok() {
-            self.connected.insert(meeting.qid, qpn);
-            if !fenced {
-                self.notices.push(Notice::Open(meeting.qid));
-            }
+        let deadline = fenced.then_some(world.now + self.settings.rtr_timeout);
+        self.timers.set(Key::Pair(qpn), deadline);
+        self.connected.insert(meeting.qid, qpn);
+        if !fenced {
+            self.notices.push(Notice::Open(meeting.qid));
         }
-        result
+        Ok(())
     }
 
     fn loop_back(&mut self, world: &mut World<'_>, qpn: u32, qid: u32) {
-        if self.attach(world, qpn, None, None, 7).is_ok() {
-            tracing::debug!("qpn {qpn:#08x}, qid {qid}: is its own peer");
+        match self.attach(world, qpn, None, None, 7) {
+            Ok(()) => tracing::debug!("qpn {qpn:#08x}, qid {qid}: is its own peer"),
+            Err(_) => self.give_up(qpn, qid),
         }
     }
 }

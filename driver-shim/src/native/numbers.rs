@@ -11,22 +11,25 @@ use super::Streams;
 /// Queue pairs behind one listener: the index has 8 bits.
 const PER_LISTENER: u32 = 256;
 
+/// Numbers that rest, given back and not used again, before the oldest of them is: a late call for its last life finds nobody.
+const RESTING: usize = 64;
+
 /// The numbers of the process. A listener stays for good once it is open, since numbers that are known abroad name its port.
 #[derive(Debug)]
 pub(super) struct Numbers {
     listen: Option<IpAddr>,
     ports: Option<RangeInclusive<u16>>,
+    /// Of the last one, indices from `fresh` on were never used.
     listeners: Vec<Listener>,
+    fresh: u32,
+    /// Numbers given back, oldest first.
+    free: VecDeque<u32>,
 }
 
 #[derive(Debug)]
 struct Listener {
     lid: u32,
     port: u16,
-    /// Indices never used yet are those from here on.
-    fresh: u32,
-    /// Indices given back, oldest first: a number rests for as long as possible.
-    free: VecDeque<u32>,
 }
 
 impl Numbers {
@@ -35,36 +38,41 @@ impl Numbers {
             listen,
             ports,
             listeners: Vec::new(),
+            fresh: 0,
+            free: VecDeque::new(),
         }
     }
 
-    /// A number that no queue pair has. Opens a listener if all are full.
+    /// A number that no queue pair has: one never used, else one that rested for long, else one of a new listener.
     ///
     /// # Errors
     /// Those of listening: `EADDRINUSE` with no port of the range left, `EADDRNOTAVAIL`, `ENOMEM`.
     pub(super) fn take(&mut self, streams: &mut dyn Streams) -> Result<u32, Errno> {
-        let has_room = |listener: &&mut Listener| listener.fresh < PER_LISTENER || !listener.free.is_empty();
-        if !self.listeners.iter_mut().any(|listener| has_room(&listener)) {
-            let listener = self.open(streams)?;
-            tracing::debug!("listening on port {}", listener.port);
-            self.listeners.push(listener);
+        let is_used_up = self.listeners.is_empty() || self.fresh == PER_LISTENER;
+        if is_used_up {
+            if self.free.len() > RESTING
+                && let Some(oldest) = self.free.pop_front()
+            {
+                return Ok(oldest);
+            }
+            match self.open(streams) {
+                Ok(listener) => {
+                    tracing::debug!("listening on port {}", listener.port);
+                    self.listeners.push(listener);
+                    self.fresh = 0;
+                }
+                // Better a number that did not rest than none.
+                Err(errno) => return self.free.pop_front().ok_or(errno),
+            }
         }
-        let listener = self.listeners.iter_mut().find(has_room).ok_or(Errno::NOMEM)?;
-        let index = if listener.fresh < PER_LISTENER {
-            listener.fresh += 1;
-            Some(listener.fresh - 1)
-        } else {
-            listener.free.pop_front()
-        };
-        Ok(u32::from(listener.port) << 8 | index.ok_or(Errno::NOMEM)?)
+        let port = self.listeners.last().ok_or(Errno::NOMEM)?.port;
+        self.fresh += 1;
+        Ok(u32::from(port) << 8 | (self.fresh - 1))
     }
 
     /// Gives a number back.
     pub(super) fn give_back(&mut self, qpn: u32) {
-        let port = super::address::port_of(qpn);
-        if let Some(listener) = self.listeners.iter_mut().find(|listener| listener.port == port) {
-            listener.free.push_back(qpn & (PER_LISTENER - 1));
-        }
+        self.free.push_back(qpn);
     }
 
     /// Whether it is one of ours.
@@ -76,12 +84,7 @@ impl Numbers {
         let mut listen = |port| {
             let ip = self.listen.unwrap_or(IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED));
             let (lid, port) = streams.listen(SocketAddr::new(ip, port))?;
-            Ok(Listener {
-                lid,
-                port,
-                fresh: 0,
-                free: VecDeque::new(),
-            })
+            Ok(Listener { lid, port })
         };
         let Some(ports) = &self.ports else {
             return listen(0);

@@ -67,11 +67,13 @@ fn start_up_says_what_native_connections_say() {
             (negotiated.initiator, negotiated.fenced, negotiated.rtr),
             (initiator, !initiator, Some(Rtr::Write))
         );
-        assert_eq!(
-            (negotiated.depths.ird, negotiated.depths.ord),
-            (None, None),
-            "0x3FFF both ways"
-        );
+        // The caller offers 0x3FFF both ways and gets it back: neither end's own limits change.
+        let own = if initiator {
+            (None, None)
+        } else {
+            (Some(16), Some(8))
+        };
+        assert_eq!((negotiated.depths.ird, negotiated.depths.ord), own);
         assert_eq!(
             (negotiated.revision, negotiated.crc, negotiated.terminate),
             (2, true, None)
@@ -204,6 +206,14 @@ fn a_number_rests_before_it_is_used_again() {
     }
     assert_eq!(make(&mut net, 0, 257).qpn, first.qpn);
     assert_eq!(net.listeners(0), 1);
+    // With the others in use a number is not used again at once: there are more behind another listener.
+    let all: Vec<Qp> = (300..500).map(|qid| make(&mut net, 0, qid)).collect();
+    for qid in 500..600 {
+        let qp = make(&mut net, 0, qid);
+        net.on(0, |engine, world| engine.leave(world, qp.qpn));
+        assert_ne!(make(&mut net, 0, qid + 1000).qpn, qp.qpn);
+    }
+    assert!(all.iter().all(|qp| net.listeners(0) == 2 && qp.qpn != first.qpn));
 }
 
 #[test]

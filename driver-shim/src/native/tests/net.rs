@@ -182,6 +182,9 @@ impl Streams for Port {
         };
         let end = wire.ends.get_mut(&sid).ok_or(Errno::INVAL)?;
         assert_eq!(end.wanted, None, "attached with a receive outstanding");
+        if end.fin {
+            return Err(Errno::INVAL);
+        }
         end.attached = Some(*attachment);
         let peer = end.peer;
         if attachment
@@ -304,18 +307,12 @@ impl Net {
                 }
                 self.receive(host, sid);
             }
+            // Nobody hears of it but who receives.
             Event::Fin { sid } => {
-                let attached = match self.wire.borrow_mut().ends.get_mut(&sid) {
-                    Some(end) => {
-                        end.fin = true;
-                        end.attached.is_some()
-                    }
-                    None => return,
-                };
-                if !attached {
-                    self.receive(host, sid);
-                    self.on(host, |engine, world| engine.closed(world, sid));
+                if let Some(end) = self.wire.borrow_mut().ends.get_mut(&sid) {
+                    end.fin = true;
                 }
+                self.receive(host, sid);
             }
             Event::FirstFpdu { sid } => {
                 let qid = self

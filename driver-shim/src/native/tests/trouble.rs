@@ -46,6 +46,24 @@ fn a_reused_number_is_not_mistaken_for_its_predecessor() {
 }
 
 #[test]
+fn a_call_whose_caller_hung_up_does_no_harm() {
+    // The news of it comes with the attempt to use the stream, and the next call is taken.
+    let mut net = Net::new(2);
+    let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
+    up(&mut net, a, b);
+    net.run(4 * MS);
+    net.on(0, |engine, world| engine.retire(world, a.qpn, true));
+    net.run(4 * MS);
+    assert_eq!(net.in_start_up(1), 1, "parked, and nobody says that it is dead");
+    up(&mut net, b, a);
+    up(&mut net, a, b);
+    net.until(2 * SECOND, both_open(a, b));
+    net.run(SECOND);
+    assert!(net.are_joined((0, 1), (1, 1)));
+    assert!(!net.is_unreachable(0, 1) && !net.is_unreachable(1, 1));
+}
+
+#[test]
 fn parked_calls_of_others_are_turned_down_at_rtr() {
     let mut net = Net::new(3);
     let (a, b, c) = (make(&mut net, 0, 1), make(&mut net, 1, 1), make(&mut net, 2, 1));
