@@ -104,9 +104,12 @@ fn sixteen_queue_pairs() {
 #[test]
 fn sleeping_on_events() {
     or_skip!(installed("ib_send_bw"));
-    for name in ["ib_send_bw", "ib_send_lat", "ib_read_bw", "ib_read_lat"] {
+    for name in ["ib_send_lat", "ib_read_bw", "ib_read_lat"] {
         runs(name, "-e -n 500", 1);
     }
+    // On iWARP its sender waits for credits, which come by RDMA Write, and asleep it does not see them: it must not get ahead of them,
+    // which messages larger than TCP's buffers see to.
+    runs("ib_send_bw", "-e -n 100 -s 2000000", 1);
 }
 
 #[test]
