@@ -145,7 +145,8 @@ pub struct ModelConfig {
     pub vectors: u32,
     /// RFC 7306 atomics and immediate data are offered.
     pub rfc7306: bool,
-    /// A peer that is silent for so long although something is due from it is gone; zero leaves that to the kernel.
+    /// An idle peer whose host does not answer for so long is gone; zero leaves that to the kernel. (While bytes are
+    /// unacknowledged, the kernel's own limit on retransmissions holds.)
     pub liveness: Duration,
     /// Longest that a stream without a queue pair is kept until the peer has acknowledged all.
     pub linger: Duration,

@@ -378,10 +378,14 @@ impl Driver {
 
     pub(crate) fn attach(&self, sid: u32, qp: &Qp, initiator: bool) -> Result<(), Status> {
         let role = if initiator { attach::INITIATOR } else { 0 };
+        self.attach_with(sid, qp, attach::CRC | role)
+    }
+
+    pub(crate) fn attach_with(&self, sid: u32, qp: &Qp, flags: u32) -> Result<(), Status> {
         let arguments = Attach {
             sid: sid.into(),
             qid: qp.id.into(),
-            flags: (attach::CRC | role).into(),
+            flags: flags.into(),
             ord: 16.into(),
             ird: 16.into(),
             first_msn: 1.into(),
@@ -661,6 +665,22 @@ impl End {
 }
 
 impl Pair {
+    /// A connected stream with two queue pairs that are not attached to it yet.
+    pub(crate) fn prepare(caller: &Driver, answerer: &Driver) -> (Pair, u32, u32) {
+        let (near, far) = (End::new(caller), End::new(answerer));
+        let (lid, port) = answerer.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap();
+        let there = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
+        let sid = caller.connect(there).unwrap();
+        caller.await_event(EventKind::StreamConnected, sid);
+        let accepted = answerer.await_event(EventKind::StreamAccepted, lid);
+        answerer.on(Opcode::StreamUnlisten, lid).unwrap();
+        let pair = Pair {
+            caller: near,
+            answerer: far,
+        };
+        (pair, sid, accepted.data.get() as u32)
+    }
+
     /// Connects two devices on kernel TCP, with no MPA start-up between.
     pub(crate) fn connect(caller: &Driver, answerer: &Driver) -> Pair {
         Self::connect_while(caller, answerer, || {})

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 const CHUNK: usize = 256;
 /// Numbers wait until so many others were freed before they are used again, so that a late message about a
 /// dead object does not hit a new one.
-const QUARANTINE: usize = 64;
+const QUARANTINE: usize = 1024;
 
 type Cell<T> = ArcSwapOption<T>;
 /// Cells, made when the first of them is needed.
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn numbers_come_back_late() {
-        let table = Table::<u32>::new(1000);
+        let table = Table::<u32>::new(5000);
         let first = table.insert_with((), Ok).unwrap();
         assert_eq!((*first, **table.find(1).unwrap()), (1, 1));
         assert!(table.find(0).is_none() && table.find(2).is_none() && table.find(u32::MAX).is_none());

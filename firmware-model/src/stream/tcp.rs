@@ -25,7 +25,7 @@ const FALLBACK_MSS: u32 = 1220;
 #[derive(Debug)]
 pub(crate) struct Tcp {
     pub(crate) descriptors: Arc<Descriptors>,
-    /// A peer that is silent for so long although something is due from it is gone; zero leaves that to the kernel.
+    /// An idle peer that does not answer for so long is gone; zero leaves that to the kernel.
     pub(crate) liveness: Duration,
 }
 
@@ -83,8 +83,7 @@ impl Tcp {
             sockopt::set_tcp_keepidle(socket, (self.liveness / 2).max(second))?;
             sockopt::set_tcp_keepintvl(socket, (self.liveness / 8).max(second))?;
             sockopt::set_tcp_keepcnt(socket, 4)?;
-            let millis = u32::try_from(self.liveness.as_millis()).unwrap_or(u32::MAX);
-            sockopt::set_tcp_user_timeout(socket, millis)?;
+            // No TCP_USER_TIMEOUT: it would also end a connection whose peer lives but has no receive posted.
         }
         Ok(())
     }

@@ -457,3 +457,98 @@ fn sec_07_a_shared_receive_queue_tells_when_it_runs_low() {
         (far.counter(Counter::RxMessages) == 3).then_some(())
     });
 }
+
+fn with_page_list(driver: &Driver, arguments: &CreateMr, pages: &[u64]) -> Result<u32, Status> {
+    let mut command = Command::new(Opcode::CreateMr, arguments);
+    command.input = driver.arena.alloc(pages.len() * 8).into();
+    command.input_len = (pages.len() as u32 * 8).into();
+    driver.arena.write(command.input.get(), pages.as_bytes());
+    let completion = driver.execute(command)?;
+    Ok(completion.result::<Handle>().id.get())
+}
+
+#[test]
+fn a_region_may_be_a_list_of_pages() {
+    let driver = Driver::start();
+    let pd = driver.pd();
+    let first = driver.arena.alloc(3 * 4096);
+    let scattered = [first + 8192, first, first + 4096];
+    let arguments = |log_page: u32, skip: u64, len: u64| CreateMr {
+        base: 0x10_0000.into(),
+        len: len.into(),
+        dma: skip.into(),
+        pd: pd.into(),
+        access: Access::REMOTE_READ.bits().into(),
+        log_page: log_page.into(),
+        ..zeroed()
+    };
+    let text = |stag: u32, at: u64, len: usize| {
+        let table = &driver.device.core().memory;
+        let need = crate::memory::Need::RemoteRead;
+        let window = table.check(stag, pd, 1, at, len as u64, need).unwrap();
+        let pieces = window.pieces(0, len as u64).count();
+        let mut bytes = vec![0; len];
+        window.copy_out(0, &mut bytes);
+        (String::from_utf8(bytes).unwrap(), pieces)
+    };
+    driver.arena.write(first + 8192 + 4090, b"across");
+    driver.arena.write(first, b" pages");
+    let stag = with_page_list(&driver, &arguments(12, 4000, 8000), &scattered).unwrap();
+    let (seen, pieces) = text(stag, 0x10_0000 + 90, 12);
+    assert_eq!((seen.as_str(), pieces), ("across pages", 2));
+    // Neighbours become one stretch.
+    let neighbours = [first, first + 4096, first + 8192];
+    let stag = with_page_list(&driver, &arguments(12, 0, 3 * 4096), &neighbours).unwrap();
+    let (seen, pieces) = text(stag, 0x10_0000 + 8192 + 4090, 6);
+    assert_eq!((seen.as_str(), pieces), ("across", 1));
+    assert_eq!(text(stag, 0x10_0000, 3 * 4096).1, 1);
+    let refused = [
+        (arguments(12, 4096, 8), &scattered[..], Status::InvalidArgument),
+        (
+            arguments(12, 0, 3 * 4096 + 1),
+            &scattered,
+            Status::InvalidArgument,
+        ),
+        (arguments(12, 4095, 2), &scattered[..1], Status::InvalidArgument),
+        (arguments(11, 0, 8), &scattered, Status::InvalidArgument),
+        (arguments(41, 0, 8), &scattered, Status::InvalidArgument),
+        (arguments(12, 0, 8), &[8][..], Status::DmaFault),
+    ];
+    for (arguments, pages, status) in refused {
+        assert_eq!(
+            with_page_list(&driver, &arguments, pages),
+            Err(status),
+            "{arguments:?}"
+        );
+    }
+    let mut command = Command::new(Opcode::CreateMr, &arguments(12, 0, 8));
+    command.input = u64::MAX.into();
+    command.input_len = 8.into();
+    assert_eq!(driver.execute(command).unwrap_err(), Status::DmaFault);
+}
+
+/// Asynchronous events that find no room wait in the device; none is lost, and their order stays.
+#[test]
+fn events_wait_for_room_in_their_queue() {
+    let driver = Driver::start();
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let nobody = closed.local_addr().unwrap();
+    drop(closed);
+    let room = 64;
+    let sids: Vec<u32> = (0..3 * room).map(|_| driver.connect(nobody).unwrap()).collect();
+    wait_for("events that wait", || {
+        let queue = driver.device.core().async_events.load();
+        queue.as_ref().is_some_and(|q| q.has_waiting()).then_some(())
+    });
+    let mut seen: Vec<u32> = sids
+        .iter()
+        .map(|_| {
+            let event = wait_for("an event", || driver.event());
+            assert_eq!(event.kind, EventKind::StreamConnected as u8);
+            event.object.get()
+        })
+        .collect();
+    seen.sort_unstable();
+    assert_eq!(seen, sids);
+    assert!(driver.event().is_none());
+}

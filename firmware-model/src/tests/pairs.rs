@@ -1,10 +1,11 @@
 //! Two devices over real TCP.
 
 use crate::Counter;
-use crate::mock::{Driver, End, Pair, assert_cqe};
+use crate::mock::{Driver, End, Pair, assert_cqe, wait_for};
 use std::net::SocketAddr;
 use urnic_verbs_api::device::command::Opcode;
 use urnic_verbs_api::device::event::EventKind;
+use urnic_verbs_api::device::stream::attach;
 use urnic_verbs_api::device::wqe::{self, SendFlags, SendHeader};
 use urnic_verbs_api::vocabulary::{QpState, WcOpcode, WcStatus};
 
@@ -277,4 +278,127 @@ fn a_reset_queue_pair_begins_anew() {
     assert_cqe(&peer.recv_cq.await_completion(&far), 3, WcStatus::Success);
     let mut recv_cq = caller.recv_cq;
     assert!(recv_cq.poll(&near).is_none());
+}
+
+/// An FPDU may come in one segment with the end of start-up (MPA-S-16): it waits in the stream for the attachment.
+#[test]
+fn mpa_s_16_what_came_before_the_attachment_is_not_lost() {
+    let (near, far) = (Driver::start(), Driver::start());
+    let (pair, calling, answering) = Pair::prepare(&near, &far);
+    let Pair {
+        mut caller,
+        mut answerer,
+    } = pair;
+    near.attach(calling, &caller.qp, true).unwrap();
+    near.arena.write(caller.region.iova, b"early");
+    caller.qp.post_send(&near, 1, &[caller.region.sge(0, 5)]);
+    assert_cqe(&caller.send_cq.await_completion(&near), 1, WcStatus::Success);
+    answerer.qp.post_recv(&far, 2, &[answerer.region.sge(0, 5)]);
+    far.attach(answering, &answerer.qp, false).unwrap();
+    assert_cqe(&answerer.recv_cq.await_idly(&far), 2, WcStatus::Success);
+    assert_eq!(far.arena.read(answerer.region.iova, 5), b"early");
+}
+
+/// IB manners: an empty receive queue stalls the stream, and the post of a receive lets it go on.
+#[test]
+fn a_stalled_stream_goes_on_when_receives_are_posted() {
+    let (near, far) = (Driver::start(), Driver::start());
+    let (pair, calling, answering) = Pair::prepare(&near, &far);
+    let Pair {
+        mut caller,
+        mut answerer,
+    } = pair;
+    near.attach(calling, &caller.qp, true).unwrap();
+    let flags = attach::CRC | attach::STALL_ON_EMPTY_RQ;
+    far.attach_with(answering, &answerer.qp, flags).unwrap();
+    for cookie in 0..100 {
+        caller
+            .qp
+            .post_send(&near, cookie, &[caller.region.sge(0, 16 << 10)]);
+    }
+    wait_for("a stall", || (far.counter(Counter::RxStalls) > 0).then_some(()));
+    for cookie in 0..100 {
+        let into = answerer.region.sge(0, 1 << 20);
+        answerer.qp.post_recv(&far, cookie, &[into]);
+        assert_cqe(&answerer.recv_cq.await_idly(&far), cookie, WcStatus::Success);
+        assert_cqe(&caller.send_cq.await_idly(&near), cookie, WcStatus::Success);
+    }
+}
+
+/// VRB-Q-03, DDP-T-05: what was posted before the graceful close still goes out, then FIN both ways.
+#[test]
+fn vrb_q_03_a_graceful_close_flushes_and_ends_in_both() {
+    let (near, far) = (Driver::start(), Driver::start());
+    let Pair {
+        mut caller,
+        mut answerer,
+    } = Pair::connect(&near, &far);
+    for cookie in 0..20 {
+        let into = answerer.region.sge(0, 1 << 20);
+        answerer.qp.post_recv(&far, cookie, &[into]);
+        caller
+            .qp
+            .post_send(&near, cookie, &[caller.region.sge(0, 50_000)]);
+    }
+    near.modify(&caller.qp, QpState::Sqd).unwrap();
+    for cookie in 0..20 {
+        assert_cqe(&answerer.recv_cq.await_idly(&far), cookie, WcStatus::Success);
+        assert_cqe(&caller.send_cq.await_idly(&near), cookie, WcStatus::Success);
+    }
+    far.await_event(EventKind::PeerClosed, answerer.qp.id);
+    far.modify(&answerer.qp, QpState::Sqd).ok();
+    near.await_event(EventKind::Closed, caller.qp.id);
+    let streams = || {
+        (
+            near.device.core().descriptor_numbers().len(),
+            far.device.core().descriptor_numbers().len(),
+        )
+    };
+    wait_for("both ends closed", || (streams() == (2, 2)).then_some(()));
+}
+
+/// Many queue pairs, several threads at each, and some that go away under them.
+#[test]
+fn queue_pairs_do_not_disturb_one_another() {
+    let (near, far) = (Driver::start(), Driver::start());
+    let pairs: Vec<Pair> = (0..8).map(|_| Pair::connect(&near, &far)).collect();
+    let (near, far) = (&near, &far);
+    std::thread::scope(|scope| {
+        for (number, pair) in pairs.into_iter().enumerate() {
+            let Pair {
+                mut caller,
+                mut answerer,
+            } = pair;
+            let rounds = if number % 4 == 3 { 20 } else { 200u64 };
+            let sge = answerer.region.sge(0, 8);
+            answerer.qp.post_recv(far, 0, &[sge]);
+            scope.spawn(move || {
+                for cookie in 0..rounds {
+                    let bytes = (cookie << 8 | number as u64).to_le_bytes();
+                    near.arena.write(caller.region.iova, &bytes);
+                    caller.qp.post_recv(near, cookie, &[caller.region.sge(64, 8)]);
+                    caller.qp.post_send(near, cookie, &[caller.region.sge(0, 8)]);
+                    let echoed = caller.recv_cq.await_completion(near);
+                    assert_cqe(&echoed, cookie, WcStatus::Success);
+                    assert_eq!(near.arena.read(caller.region.iova + 64, 8), bytes);
+                    assert_cqe(&caller.send_cq.await_completion(near), cookie, WcStatus::Success);
+                }
+                near.on(Opcode::DestroyQp, caller.qp.id).unwrap();
+            });
+            scope.spawn(move || {
+                for cookie in 0..rounds {
+                    // Half of them poll, half only look.
+                    let received = if number % 2 == 0 {
+                        answerer.recv_cq.await_completion(far)
+                    } else {
+                        answerer.recv_cq.await_idly(far)
+                    };
+                    assert_cqe(&received, cookie, WcStatus::Success);
+                    answerer.qp.post_recv(far, cookie + 1, &[sge]);
+                    answerer.qp.post_send(far, cookie, &[sge]);
+                    assert_cqe(&answerer.send_cq.await_completion(far), cookie, WcStatus::Success);
+                }
+            });
+        }
+    });
 }
