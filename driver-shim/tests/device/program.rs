@@ -22,7 +22,10 @@ pub(crate) static DRIVER: LazyLock<Arc<Driver>> = LazyLock::new(|| start(Config:
 /// A driver of its own, with another configuration. With `URNIC_TEST_LOG` set each connection's life is told.
 pub(crate) fn start(config: Config) -> Arc<Driver> {
     if let Ok(filter) = std::env::var("URNIC_TEST_LOG") {
-        let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .try_init();
     }
     Driver::start(InprocBus::start(&GidTable::of_host()).unwrap(), config).unwrap()
 }
