@@ -2,6 +2,7 @@
 
 use crate::buffers::{BUFFER_LEN, Buffer, BufferPool};
 use crate::host::{Piece, PieceMut};
+use crate::llp::Head;
 use crate::stream::{Stream, StreamError};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -29,16 +30,16 @@ pub(crate) struct Loopback {
 impl Loopback {
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
-        BUFFER_LEN - self.end >= LENGTH_LEN + MULPDU
+        BUFFER_LEN - self.end >= LENGTH_LEN + MULPDU + size_of::<Head>()
     }
 
-    pub(crate) fn open(&mut self, buffers: &BufferPool, header: &[u8], payload_len: usize) {
-        let ulpdu_len = header.len() + payload_len;
+    pub(crate) fn open(&mut self, buffers: &BufferPool, head: &Head, payload_len: usize) {
+        let ulpdu_len = head.len() + payload_len;
         let buffer = self.buffer.get_or_insert_with(|| buffers.take());
         let body = self.end + LENGTH_LEN;
         buffer[self.end..body].copy_from_slice(&(ulpdu_len as u32).to_ne_bytes());
-        buffer[body..body + header.len()].copy_from_slice(header);
-        self.filled = body + header.len();
+        head.write(&mut buffer[body..]);
+        self.filled = body + head.len();
     }
 
     pub(crate) fn put(&mut self, len: usize) -> &mut [u8] {

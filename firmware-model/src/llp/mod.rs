@@ -18,6 +18,7 @@ use crate::time::Nanos;
 use loopback::Loopback;
 use mpa::Mpa;
 use rustix::io::Errno;
+use urnic_wire::ddp::{TaggedHeader, UNTAGGED_LEN, UntaggedHeader};
 use urnic_wire::rdmap::TerminateError;
 
 /// Why the lower layer cannot go on.
@@ -60,6 +61,46 @@ impl From<StreamError> for LlpError {
     }
 }
 
+/// What a ULPDU begins with. Its length is one of two, so that copying it is two or three stores.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Head {
+    octets: [u8; UNTAGGED_LEN],
+    len: usize,
+}
+
+impl Head {
+    #[inline]
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Writes the head to the front of `place`, and perhaps a little behind it, where the payload will be.
+    #[inline]
+    fn write(&self, place: &mut [u8]) {
+        if let Some(place) = place.first_chunk_mut() {
+            *place = self.octets;
+        }
+    }
+}
+
+impl From<TaggedHeader> for Head {
+    #[inline]
+    fn from(header: TaggedHeader) -> Head {
+        let mut octets = [0; UNTAGGED_LEN];
+        let len = header.emit(&mut octets);
+        Head { octets, len }
+    }
+}
+
+impl From<UntaggedHeader> for Head {
+    #[inline]
+    fn from(header: UntaggedHeader) -> Head {
+        let mut octets = [0; UNTAGGED_LEN];
+        let len = header.emit(&mut octets);
+        Head { octets, len }
+    }
+}
+
 /// A lower layer.
 #[derive(Debug)]
 pub(crate) enum Llp {
@@ -88,13 +129,14 @@ impl Llp {
         }
     }
 
-    /// Begins a ULPDU: `header`, behind which come exactly `payload_len` bytes. There must be room, and the whole
+    /// Begins a ULPDU: `head`, behind which come exactly `payload_len` bytes. There must be room, and the whole
     /// no longer than the MULPDU.
     #[inline]
-    pub(crate) fn open(&mut self, buffers: &BufferPool, header: &[u8], payload_len: usize) {
+    pub(crate) fn open(&mut self, buffers: &BufferPool, head: impl Into<Head>, payload_len: usize) {
+        let head = head.into();
         match self {
-            Llp::Mpa(mpa) => mpa.tx.open(buffers, header, payload_len),
-            Llp::Loopback(loopback) => loopback.open(buffers, header, payload_len),
+            Llp::Mpa(mpa) => mpa.tx.open(buffers, &head, payload_len),
+            Llp::Loopback(loopback) => loopback.open(buffers, &head, payload_len),
         }
     }
 

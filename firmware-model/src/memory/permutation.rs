@@ -16,13 +16,19 @@ pub(super) struct Permutation {
 
 impl Permutation {
     pub(super) fn new(seed: [u64; ROUNDS]) -> Permutation {
-        Permutation { keys: seed }
+        // SplitMix64's finisher: keys of few bits would not reach the bits that a round takes.
+        let mixed = seed.map(|key| {
+            let x = (key ^ key >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+            x ^ x >> 31
+        });
+        Permutation { keys: mixed }
     }
 
     #[inline]
     fn round(key: u64, half: u32) -> u32 {
-        let x = (key ^ u64::from(half)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        ((x ^ x >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> (64 - HALF)) as u32
+        // One multiplication by a secret: this stands before every access to memory.
+        ((key ^ u64::from(half)).wrapping_mul(key | 1) >> (64 - HALF)) as u32
     }
 
     /// The outside number of an inside one.

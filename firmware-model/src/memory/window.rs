@@ -41,6 +41,17 @@ impl<'t> Window<'t> {
         self.len == 0
     }
 
+    /// The bytes from `at` on, if the region lies in one stretch.
+    #[inline]
+    fn stretch(&self, at: u64, len: u64) -> Option<Mapping> {
+        match self.entry.as_ref()?.backing.as_ref() {
+            Backing::Contiguous(mapping) if at <= self.len && len <= self.len - at => {
+                Some(mapping.part((self.start + at) as usize, len as usize))
+            }
+            _ => None,
+        }
+    }
+
     fn stretches(&self, at: u64, len: u64) -> Stretches<'_> {
         assert!(at <= self.len && len <= self.len - at, "a window is not left");
         Stretches {
@@ -51,7 +62,11 @@ impl<'t> Window<'t> {
     }
 
     /// Copies bytes out from `at` on; they must lie inside.
+    #[inline]
     pub fn copy_out(&self, at: u64, into: &mut [u8]) {
+        if let Some(stretch) = self.stretch(at, into.len() as u64) {
+            return stretch.copy_out(0, into);
+        }
         let mut rest = into;
         for stretch in self.stretches(at, rest.len() as u64) {
             let (head, tail) = rest.split_at_mut(stretch.len());
@@ -61,7 +76,11 @@ impl<'t> Window<'t> {
     }
 
     /// Copies bytes in from `at` on; they must lie inside.
+    #[inline]
     pub fn copy_in(&self, at: u64, from: &[u8]) {
+        if let Some(stretch) = self.stretch(at, from.len() as u64) {
+            return stretch.copy_in(0, from);
+        }
         let mut rest = from;
         for stretch in self.stretches(at, rest.len() as u64) {
             let (head, tail) = rest.split_at(stretch.len());

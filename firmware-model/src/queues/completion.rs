@@ -6,7 +6,7 @@ use crate::host::{Mapping, Record};
 use crate::time::Nanos;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use urnic_verbs_api::device::cqe::{CQE_LEN, Cqe, PHASE};
+use urnic_verbs_api::device::cqe::{CQE_LEN, Cqe, CqeFlags, PHASE};
 use urnic_verbs_api::device::record::CqRecord;
 use urnic_verbs_api::vocabulary::WcStatus;
 use zerocopy::IntoBytes;
@@ -66,10 +66,28 @@ impl State {
         (slot as usize * CQE_LEN, !(n >> self.log_size) & 1)
     }
 
+    #[inline]
     fn write(&self, index: u32, cqe: &Cqe) {
         let (at, phase) = self.place(index);
-        self.ring.copy_in(at, &cqe.as_bytes()[..PHASE]);
+        if let Some(before_phase) = cqe.as_bytes().first_chunk::<PHASE>() {
+            self.ring.write(at, before_phase);
+        }
         self.ring.word(at + PHASE).store(phase.to_le(), Ordering::Release);
+    }
+
+    /// Makes an entry of `cqe`; `false` if there is no room.
+    #[inline]
+    fn push(&mut self, cqe: &Cqe, record: &CqRecord) -> bool {
+        if self.producer.wrapping_sub(self.consumer) >= self.size() {
+            self.consumer = record.consumer.load(Ordering::Acquire);
+            if self.producer.wrapping_sub(self.consumer) >= self.size() {
+                self.overflowed = true;
+                return false;
+            }
+        }
+        self.write(self.producer, cqe);
+        self.producer = self.producer.wrapping_add(1);
+        true
     }
 }
 
@@ -107,37 +125,28 @@ impl CompletionQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes an entry of `cqe` (its timestamp and phase are filled in here). `solicited`: the message was of the
-    /// Solicited Event form; failures count as solicited by themselves (VRB-C-05).
-    pub fn push(
-        &self,
-        mut cqe: Cqe,
-        solicited: bool,
-        now: Nanos,
-        effects: &mut Effects,
-    ) -> Result<(), Overflow> {
-        cqe.timestamp = now.0.into();
+    /// Makes entries of `cqes`, in order (timestamps and phases are filled in here). An armed queue notifies of any, or
+    /// of those that are solicited; failures count as solicited (VRB-C-05).
+    pub fn push(&self, cqes: &mut [Cqe], now: Nanos, effects: &mut Effects) -> Result<(), Overflow> {
         let mut state = self.lock();
-        if state.overflowed {
-            return Err(Overflow);
-        }
-        if state.producer.wrapping_sub(state.consumer) >= state.size() {
-            state.consumer = self.record.consumer.load(Ordering::Acquire);
-            if state.producer.wrapping_sub(state.consumer) >= state.size() {
-                state.overflowed = true;
+        for cqe in cqes {
+            cqe.timestamp = now.0.into();
+            if state.overflowed {
+                return Err(Overflow);
+            }
+            if !state.push(cqe, &self.record) {
                 effects.overflow(self.id);
                 return Err(Overflow);
             }
-        }
-        state.write(state.producer, &cqe);
-        state.producer = state.producer.wrapping_add(1);
-        let solicited = solicited || cqe.status != WcStatus::Success as u8;
-        if solicited {
-            state.solicited = state.producer;
-        }
-        if state.armed == Armed::Any || (state.armed == Armed::Solicited && solicited) {
-            state.armed = Armed::No;
-            self.notify(effects);
+            let solicited = CqeFlags::from_bits_retain(cqe.flags).contains(CqeFlags::SOLICITED)
+                || cqe.status != WcStatus::Success as u8;
+            if solicited {
+                state.solicited = state.producer;
+            }
+            if state.armed == Armed::Any || (state.armed == Armed::Solicited && solicited) {
+                state.armed = Armed::No;
+                self.notify(effects);
+            }
         }
         Ok(())
     }

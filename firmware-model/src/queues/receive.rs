@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use urnic_verbs_api::device::event::{Event, EventKind};
 use urnic_verbs_api::device::record::{self, QueueRecord};
 use urnic_verbs_api::device::wqe::{MAX_SGE, RecvHeader, Sge};
-use zerocopy::IntoBytes;
 
 /// A posted receive, copied out of its ring.
 #[derive(Debug, Clone)]
@@ -99,8 +98,11 @@ impl ReceiveQueue {
         let counted = self.producer.wrapping_sub(self.next) <= self.mask + 1;
         let well = sges <= MAX_SGE && fits && counted;
         into.len = if well { sges } else { 0 };
-        self.ring
-            .copy_out(at + size_of::<RecvHeader>(), into.sges[..into.len].as_mut_bytes());
+        for (n, sge) in into.sges[..into.len].iter_mut().enumerate() {
+            *sge = self
+                .ring
+                .read(at + size_of::<RecvHeader>() + n * size_of::<Sge>());
+        }
         self.next = if counted {
             self.next.wrapping_add(1)
         } else {

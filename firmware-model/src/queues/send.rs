@@ -9,7 +9,7 @@ use urnic_verbs_api::device::wqe::{
     AtomicOperands, BLOCK_LEN, BindOperands, MAX_BLOCKS, MAX_SGE, OPERANDS, Opcode, SendFlags, SendHeader,
     Sge, blocks,
 };
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::FromBytes;
 
 /// A send queue as the device sees it: where it reads next, and what it may overwrite.
 ///
@@ -81,6 +81,7 @@ impl SendQueue {
     }
 
     /// The next entry, if one is posted. It stays the next until [`advance`](SendQueue::advance).
+    #[inline]
     pub fn peek(&mut self) -> Option<Result<SendWqe, BadWqe>> {
         if self.producer == self.next {
             self.producer = self.record.sq_producer.load(Ordering::Acquire);
@@ -91,6 +92,7 @@ impl SendQueue {
         Some(self.parse())
     }
 
+    #[inline]
     fn parse(&self) -> Result<SendWqe, BadWqe> {
         let header: SendHeader = self.ring.read(self.offset(self.next));
         let bad = BadWqe {
@@ -126,6 +128,7 @@ impl SendQueue {
     }
 
     /// Takes the entry that [`peek`](SendQueue::peek) showed.
+    #[inline]
     pub fn advance(&mut self, blocks: u8) {
         self.next = self.next.wrapping_add(blocks.into());
         self.taken = self.taken.wrapping_add(1);
@@ -137,6 +140,7 @@ impl SendQueue {
     }
 
     /// Gives an entry's blocks back to the driver, in the order of [`advance`](SendQueue::advance).
+    #[inline]
     pub fn retire(&mut self, blocks: u8) {
         self.retired = self.retired.wrapping_add(blocks.into());
         self.record.sq_consumer.store(self.retired, Ordering::Release);
@@ -199,15 +203,22 @@ impl SendQueue {
         self.operand(wqe, 0)
     }
 
-    fn operand<T: FromBytes + FromZeros + IntoBytes>(&self, wqe: &SendWqe, at: usize) -> T {
-        let mut value = T::new_zeroed();
-        self.operand_bytes(wqe, at, value.as_mut_bytes());
-        value
+    /// A structure among the operands. It divides a block and lies at a multiple of its size, so that it does not
+    /// wrap around the ring's end.
+    #[inline]
+    fn operand<T: FromBytes>(&self, wqe: &SendWqe, at: usize) -> T {
+        const { assert!(OPERANDS.is_multiple_of(size_of::<T>())) };
+        self.ring.read(self.operand_offset(wqe, at))
+    }
+
+    #[inline]
+    fn operand_offset(&self, wqe: &SendWqe, at: usize) -> usize {
+        (self.offset(wqe.index) + OPERANDS + at) & (self.ring.len() - 1)
     }
 
     /// Copies from an entry, which may wrap around the ring's end.
     fn operand_bytes(&self, wqe: &SendWqe, at: usize, into: &mut [u8]) {
-        let start = (self.offset(wqe.index) + OPERANDS + at) & (self.ring.len() - 1);
+        let start = self.operand_offset(wqe, at);
         let (head, tail) = into.split_at_mut(into.len().min(self.ring.len() - start));
         self.ring.copy_out(start, head);
         self.ring.copy_out(0, tail);

@@ -176,14 +176,12 @@ fn respond(
 ) -> Result<u32, TerminateError> {
     let left = request.size - sent;
     let n = left.min((llp.mulpdu() - TAGGED_LEN) as u32);
-    let mut header = [0; TAGGED_LEN];
-    TaggedHeader {
+    let header = TaggedHeader {
         last: n == left,
         rsvd_ulp: Control::from(Opcode::ReadResponse).octet(),
         stag: request.sink_stag,
         to: request.sink_to.wrapping_add(sent.into()),
-    }
-    .emit(&mut header);
+    };
     if n > 0 {
         // Every segment anew: the Stag may be gone since (row RDM-R-09).
         let from = request.source_to.wrapping_add(sent.into());
@@ -198,10 +196,10 @@ fn respond(
                 Need::RemoteRead,
             )
             .map_err(terminate::source)?;
-        llp.open(env.buffers, &header, n as usize);
+        llp.open(env.buffers, header, n as usize);
         llp.gather_volatile(&window, 0, n as usize);
     } else {
-        llp.open(env.buffers, &header, 0);
+        llp.open(env.buffers, header, 0);
     }
     llp.seal();
     Ok(n)
@@ -268,17 +266,15 @@ pub(super) fn result(operation: &AtomicOperation, old: u64) -> u64 {
 }
 
 fn frame_atomic(env: &Env<'_>, llp: &mut Llp, request_id: u32, original: u64, msn: u32) {
-    let mut header = [0; UNTAGGED_LEN];
-    UntaggedHeader {
+    let header = UntaggedHeader {
         last: true,
         rsvd_ulp: Control::from(Opcode::AtomicResponse).octet(),
         rsvd_ulp_word: 0,
         qn: QN_ATOMIC_RESPONSE,
         msn,
         mo: 0,
-    }
-    .emit(&mut header);
-    llp.open(env.buffers, &header, AtomicResponse::LEN);
+    };
+    llp.open(env.buffers, header, AtomicResponse::LEN);
     AtomicResponse { request_id, original }.emit(llp.put(AtomicResponse::LEN));
     llp.seal();
 }

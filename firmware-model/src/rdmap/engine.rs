@@ -142,9 +142,9 @@ impl Engine {
             label: qp.label,
             pd: qp.pd,
             sq: requester.sq.anew(),
-            send_cq: requester.cq.clone(),
+            send_cq: requester.cq.queue.clone(),
             rq: responder.rq.anew(),
-            recv_cq: responder.cq.clone(),
+            recv_cq: responder.cq.queue.clone(),
             extensions: qp.extensions,
         })
     }
@@ -615,7 +615,9 @@ impl Engine {
             env.counters.add(Counter::RxFpdus, fpdus);
             (self.stalled, self.rnr_deadline) = (false, None);
         }
+        let pushed = self.halves.responder.cq.flush(env);
         delivered?;
+        pushed?;
         if let Some((head, ulpdu_len)) = rx.direct_candidate() {
             match self.halves.begin_direct(env, head, ulpdu_len) {
                 Ok(None) => {}
@@ -669,33 +671,34 @@ impl Engine {
             if let Err(refusal) = self.halves.end(env, &segment) {
                 return Err(Stop::in_segment(refusal, &segment));
             }
+            self.halves.responder.cq.flush(env)?;
         }
         Ok((bytes, filled))
     }
 
     /// Hands ULPDUs of ours back to us; returns how many.
     fn deliver_loopback(&mut self, env: &mut Env<'_>) -> usize {
+        let Some(Llp::Loopback(loopback)) = &mut self.llp else {
+            return 0;
+        };
         let mut ulpdus = 0;
-        loop {
-            let Some(Llp::Loopback(loopback)) = &mut self.llp else {
-                return ulpdus;
-            };
-            let Some(ulpdu) = loopback.front() else {
-                return ulpdus;
-            };
-            match self.halves.receive(env, ulpdu) {
-                Ok(()) => {
-                    loopback.consume();
-                    (self.stalled, self.rnr_deadline) = (false, None);
-                    ulpdus += 1;
-                }
-                Err(refusal) => {
-                    let stop = Stop::new(refusal, ulpdu, ulpdu.len());
-                    self.stop(stop, env, &mut loopback::NoStream);
-                    return ulpdus;
-                }
+        let mut delivered = Ok(());
+        while let Some(ulpdu) = loopback.front() {
+            if let Err(refusal) = self.halves.receive(env, ulpdu) {
+                delivered = Err(Stop::new(refusal, ulpdu, ulpdu.len()));
+                break;
             }
+            loopback.consume();
+            ulpdus += 1;
         }
+        if ulpdus > 0 {
+            (self.stalled, self.rnr_deadline) = (false, None);
+        }
+        let pushed = self.halves.responder.cq.flush(env);
+        if let Err(stop) = delivered.and(pushed.map_err(Stop::from)) {
+            self.stop(stop, env, &mut loopback::NoStream);
+        }
+        ulpdus
     }
 
     /// Receiving cannot go on.
@@ -851,7 +854,7 @@ impl Engine {
                 return TxOutcome::Idle;
             };
             if !*framed && llp.has_room() {
-                llp.open(env.buffers, &Outgoing::header(), message.payload().len());
+                llp.open(env.buffers, Outgoing::header(), message.payload().len());
                 llp.put(message.payload().len())
                     .copy_from_slice(message.payload());
                 llp.seal();
@@ -1005,6 +1008,12 @@ enum Stop {
     Overflow,
     /// The lower layer failed.
     Llp(LlpError),
+}
+
+impl From<Overflow> for Stop {
+    fn from(Overflow: Overflow) -> Stop {
+        Stop::Overflow
+    }
 }
 
 impl From<LlpError> for Stop {

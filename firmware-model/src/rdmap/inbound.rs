@@ -65,13 +65,21 @@ impl Halves {
             self.responder.swallow();
             return Ok(());
         }
-        match opcode {
-            Opcode::Write
-            | Opcode::ReadResponse
-            | Opcode::Send
-            | Opcode::SendInvalidate
-            | Opcode::SendSolicited
-            | Opcode::SendSolicitedInvalidate => {
+        match (&header, opcode) {
+            (
+                Header::Untagged(header),
+                Opcode::Send
+                | Opcode::SendInvalidate
+                | Opcode::SendSolicited
+                | Opcode::SendSolicitedInvalidate,
+            ) => {
+                let Halves { qp, responder, .. } = self;
+                responder.begin_send(env, opcode, header, payload.len())?;
+                responder.place_send(qp, env, payload)?;
+                responder.end_send(qp, env, opcode, header)
+            }
+            (Header::Untagged(header), _) => self.control(env, opcode, header, ulpdu, payload),
+            (Header::Tagged(_), _) => {
                 let segment = Segment {
                     opcode,
                     header,
@@ -81,10 +89,6 @@ impl Halves {
                 self.place(env, &segment, 0, payload)?;
                 self.end(env, &segment)
             }
-            _ => match header {
-                Header::Untagged(header) => self.control(env, opcode, &header, ulpdu, payload),
-                Header::Tagged(_) => Err(TerminateError::RdmapUnexpectedOpcode.into()),
-            },
         }
     }
 

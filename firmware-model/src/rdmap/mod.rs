@@ -22,6 +22,7 @@
 //! [`Env`]: crate::env::Env
 
 mod answers;
+mod completions;
 mod engine;
 mod flights;
 mod inbound;
@@ -29,6 +30,8 @@ mod placement;
 mod reads;
 mod requester;
 mod responder;
+#[cfg(any(test, fuzzing))]
+mod rig;
 mod terminate;
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,6 @@
 //! Work requests become messages.
 
+use super::completions::Completions;
 use super::flights::{Flight, Flights, Wait, wc_opcode};
 use super::placement::Cursor;
 use super::reads::{Answer, Pending, Reads};
@@ -59,7 +60,7 @@ struct Sending {
 #[derive(Debug)]
 pub(super) struct Requester {
     pub(super) sq: SendQueue,
-    pub(super) cq: Arc<CompletionQueue>,
+    pub(super) cq: Completions,
     pub(super) flights: Flights,
     pub(super) reads: Reads,
     /// Most outstanding Reads and atomics.
@@ -79,7 +80,7 @@ impl Requester {
     pub(super) fn new(sq: SendQueue, cq: Arc<CompletionQueue>) -> Requester {
         Requester {
             sq,
-            cq,
+            cq: Completions::new(cq),
             flights: Flights::default(),
             reads: Reads::default(),
             ord: 0,
@@ -239,32 +240,29 @@ impl Requester {
     ) -> Result<u64, WcStatus> {
         let wqe = &sending.wqe;
         let left = (sending.len - sending.sent) as usize;
-        let mut header = [0; UNTAGGED_LEN];
         let tagged = matches!(wqe.opcode, Opcode::Write | Opcode::WriteImm);
-        let header_len = if tagged { TAGGED_LEN } else { UNTAGGED_LEN };
-        let n = left.min(llp.mulpdu() - header_len);
+        let n = left.min(llp.mulpdu() - if tagged { TAGGED_LEN } else { UNTAGGED_LEN });
         let last = n == left;
         if tagged {
-            TaggedHeader {
+            let header = TaggedHeader {
                 last,
                 rsvd_ulp: Control::from(Message::Write).octet(),
                 stag: wqe.stag,
                 to: wqe.remote_offset.wrapping_add(sending.sent.into()),
-            }
-            .emit(&mut header);
+            };
+            llp.open(env.buffers, header, n);
         } else {
             let (message, invalidate) = send_message(wqe);
-            UntaggedHeader {
+            let header = UntaggedHeader {
                 last,
                 rsvd_ulp: Control::from(message).octet(),
                 rsvd_ulp_word: invalidate,
                 qn: QN_SEND,
                 msn: self.msn,
                 mo: sending.sent,
-            }
-            .emit(&mut header);
+            };
+            llp.open(env.buffers, header, n);
         }
-        llp.open(env.buffers, &header[..header_len], n);
         if wqe.flags.contains(SendFlags::INLINE) {
             self.sq.inline(wqe, sending.sent as usize, llp.put(n));
         } else {
@@ -313,17 +311,15 @@ impl Requester {
 
     /// Opens a message of one segment with a fixed header.
     fn open_untagged(&self, message: Message, qn: u32, msn: u32, len: usize, env: &Env<'_>, llp: &mut Llp) {
-        let mut header = [0; UNTAGGED_LEN];
-        UntaggedHeader {
+        let header = UntaggedHeader {
             last: true,
             rsvd_ulp: Control::from(message).octet(),
             rsvd_ulp_word: 0,
             qn,
             msn,
             mo: 0,
-        }
-        .emit(&mut header);
-        llp.open(env.buffers, &header, len);
+        };
+        llp.open(env.buffers, header, len);
     }
 
     /// Frames the request of a Read or an atomic.
@@ -435,15 +431,13 @@ impl Requester {
                 self.msn = self.msn.wrapping_add(1);
             }
             Rtr::Write => {
-                let mut header = [0; TAGGED_LEN];
-                TaggedHeader {
+                let header = TaggedHeader {
                     last: true,
                     rsvd_ulp: Control::from(Message::Write).octet(),
                     stag: ANY_STAG,
                     to: 0,
-                }
-                .emit(&mut header);
-                llp.open(env.buffers, &header, 0);
+                };
+                llp.open(env.buffers, header, 0);
             }
             Rtr::Read => {
                 let msn = self.request_msn;
@@ -532,10 +526,10 @@ impl Requester {
                 ) {
                     cqe.byte_len = len.into();
                 }
-                self.cq.push(cqe, false, env.now, env.effects)?;
+                self.cq.push(cqe, env)?;
             }
         }
-        Ok(())
+        self.cq.flush(env)
     }
 
     /// Completes everything in error, in order; `taken` as for [`complete`](Self::complete).
@@ -553,7 +547,7 @@ impl Requester {
                 }) => (wqe, Some(status)),
                 Some(Flight { wqe, .. }) => (wqe, None),
                 None => match self.sq.peek() {
-                    None => return Ok(()),
+                    None => return self.cq.flush(env),
                     Some(Ok(wqe)) => {
                         self.sq.advance(wqe.blocks);
                         (wqe, None)
@@ -583,7 +577,7 @@ impl Requester {
         if reason.is_some() {
             cqe.vendor_error = std::mem::take(&mut self.vendor_error).into();
         }
-        self.cq.push(cqe, false, env.now, env.effects)
+        self.cq.push(cqe, env)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::Identity;
 use super::answers::Answers;
+use super::completions::Completions;
 use super::placement::{self, Cursor};
 use super::terminate::{self, Received};
 use crate::counters::Counter;
@@ -62,7 +63,7 @@ struct Receiving {
 #[derive(Debug)]
 pub(super) struct Responder {
     pub(super) rq: ReceiveSource,
-    pub(super) cq: Arc<CompletionQueue>,
+    pub(super) cq: Completions,
     pub(super) answers: Answers,
     /// The receive being filled.
     wqe: RecvWqe,
@@ -84,7 +85,7 @@ impl Responder {
     pub(super) fn new(rq: ReceiveSource, cq: Arc<CompletionQueue>) -> Responder {
         Responder {
             rq,
-            cq,
+            cq: Completions::new(cq),
             answers: Answers::new(),
             wqe: RecvWqe::default(),
             receiving: None,
@@ -293,9 +294,7 @@ impl Responder {
         self.written = 0;
         self.msn = self.msn.wrapping_add(1);
         env.counters.add(Counter::RxMessages, 1);
-        self.cq
-            .push(cqe, solicited, env.now, env.effects)
-            .map_err(|Overflow| Refusal::Overflow)
+        self.cq.push(cqe, env).map_err(|Overflow| Refusal::Overflow)
     }
 
     /// Where `len` bytes of a Write at `to` go.
@@ -339,7 +338,7 @@ impl Responder {
                 self.fail(qp, env)?;
             }
         }
-        Ok(())
+        self.cq.flush(env)
     }
 
     /// Whether the last entry of a shared queue that this queue pair takes is taken: an event says so once.
@@ -352,6 +351,6 @@ impl Responder {
     fn fail(&mut self, qp: &Identity, env: &mut Env<'_>) -> Result<(), Overflow> {
         let status = self.verdict.take().unwrap_or(WcStatus::WrFlushErr);
         let cqe = qp.cqe(self.wqe.cookie, WcOpcode::Recv, status);
-        self.cq.push(cqe, false, env.now, env.effects)
+        self.cq.push(cqe, env)
     }
 }

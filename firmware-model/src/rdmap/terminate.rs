@@ -2,7 +2,7 @@
 
 use crate::memory::{InvalidateError, Violation};
 use urnic_verbs_api::vocabulary::WcStatus;
-use urnic_wire::ddp::{self, Header, UntaggedHeader};
+use urnic_wire::ddp::{Header, UntaggedHeader};
 use urnic_wire::rdmap::{Control, Opcode, QN_READ_REQUEST, QN_SEND, QN_TERMINATE, Terminate, TerminateError};
 
 /// Octets of the Terminate Control field.
@@ -43,8 +43,7 @@ impl Outgoing {
     }
 
     /// The DDP header before it: the only message of queue 2.
-    pub(super) fn header() -> [u8; ddp::UNTAGGED_LEN] {
-        let mut octets = [0; ddp::UNTAGGED_LEN];
+    pub(super) fn header() -> UntaggedHeader {
         UntaggedHeader {
             last: true,
             rsvd_ulp: Control::from(Opcode::Terminate).octet(),
@@ -53,8 +52,6 @@ impl Outgoing {
             msn: 1,
             mo: 0,
         }
-        .emit(&mut octets);
-        octets
     }
 }
 

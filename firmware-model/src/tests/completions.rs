@@ -5,7 +5,7 @@ use crate::mock::{Cq, Driver};
 use crate::queues::Overflow;
 use crate::time::Nanos;
 use urnic_verbs_api::device::command::{Opcode, Status};
-use urnic_verbs_api::device::cqe::Cqe;
+use urnic_verbs_api::device::cqe::{Cqe, CqeFlags};
 use urnic_verbs_api::device::event::EventKind;
 use urnic_verbs_api::vocabulary::WcStatus;
 
@@ -20,11 +20,12 @@ fn cqe(cookie: u64, status: WcStatus) -> Cqe {
 fn push(driver: &Driver, cq: &Cq, cookie: u64, status: WcStatus, solicited: bool) -> Result<(), Overflow> {
     let core = driver.device.core();
     let mut effects = Effects::default();
-    let pushed =
-        core.cqs
-            .find(cq.id)
-            .unwrap()
-            .push(cqe(cookie, status), solicited, Nanos(cookie + 1), &mut effects);
+    let mut cqe = cqe(cookie, status);
+    if solicited {
+        cqe.flags = CqeFlags::SOLICITED.bits();
+    }
+    let queue = core.cqs.find(cq.id).unwrap();
+    let pushed = queue.push(&mut [cqe], Nanos(cookie + 1), &mut effects);
     core.raise(effects);
     pushed
 }

@@ -7,7 +7,7 @@
 
 use crate::buffers::{BUFFER_LEN, Buffer, BufferPool};
 use crate::host::Piece;
-use crate::llp::LlpError;
+use crate::llp::{Head, LlpError};
 use crate::memory::Window;
 use crate::stream::{Stream, StreamError};
 use crate::time::Nanos;
@@ -156,8 +156,8 @@ impl Sender {
     }
 
     #[inline]
-    pub(crate) fn open(&mut self, buffers: &BufferPool, header: &[u8], payload_len: usize) {
-        let ulpdu_len = header.len() + payload_len;
+    pub(crate) fn open(&mut self, buffers: &BufferPool, head: &Head, payload_len: usize) {
+        let ulpdu_len = head.len() + payload_len;
         debug_assert!(ulpdu_len <= MAX_MULPDU.into());
         self.open = Open {
             start: self.filled,
@@ -170,8 +170,8 @@ impl Sender {
         let staging = self.staging.get_or_insert_with(|| buffers.take());
         let body = self.filled + LENGTH_LEN;
         staging[self.filled..body].copy_from_slice(&emit_length(ulpdu_len));
-        staging[body..body + header.len()].copy_from_slice(header);
-        self.filled = body + header.len();
+        head.write(&mut staging[body..]);
+        self.filled = body + head.len();
     }
 
     #[inline]
@@ -238,8 +238,16 @@ impl Sender {
             gathered,
             ..
         } = self.open;
-        let trailer = padding(ulpdu_len) + CRC_LEN;
-        self.put(trailer).fill(0);
+        let end = self.filled + padding(ulpdu_len) + CRC_LEN;
+        // Pad and CRC are at most seven octets; a fixed length is one store.
+        if let Some(place) = self
+            .staging
+            .as_mut()
+            .and_then(|s| s.get_mut(self.filled..)?.first_chunk_mut::<8>())
+        {
+            *place = [0; 8];
+        }
+        self.filled = end;
         debug_assert_eq!(
             self.filled - start + gathered,
             fpdu_len(ulpdu_len),

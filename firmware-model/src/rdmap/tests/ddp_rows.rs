@@ -1,6 +1,7 @@
 //! DDP's rows: headers, order, the checks and their error numbers, and what follows an error.
 
 use super::rig::*;
+use super::vector;
 use crate::counters::Counter;
 use crate::memory::DomainUse;
 use crate::rdmap::QpChange;
@@ -571,7 +572,7 @@ fn sec_01_and_03_cross_domain_send_with_invalidate() {
 fn sec_06_one_queue_pairs_ird_is_its_own() {
     let mut attachment = agreed(true);
     attachment.ird = 1;
-    let mut first = Scripted::with(&Shape::default(), attachment.clone());
+    let first = Scripted::with(&Shape::default(), attachment.clone());
     let second = Scripted::with(&Shape::default(), attachment);
     let source = second.node.filled(&pattern(64));
     // The first is not read from and has used its slot; the second still answers.

@@ -1,6 +1,7 @@
 //! The rows of RFC 7306: atomics and immediate data.
 
 use super::rig::*;
+use super::vector;
 use crate::rdmap::Attachment;
 use crate::rdmap::answers::result;
 use std::sync::Arc;

@@ -7,6 +7,14 @@ mod mpa_rows;
 mod native;
 mod properties;
 mod rdmap_rows;
-mod rig;
 mod speed;
 mod verbs_rows;
+
+use super::rig;
+
+/// A vector of the conformance tables.
+pub(super) fn vector(name: &str) -> Vec<u8> {
+    static VECTORS: &str = include_str!("../../../../wire/tests/vectors.json");
+    let all: serde_json::Value = serde_json::from_str(VECTORS).unwrap();
+    rig::hex(all[name].as_str().unwrap_or_else(|| panic!("no vector {name}")))
+}

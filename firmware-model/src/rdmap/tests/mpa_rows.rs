@@ -1,6 +1,7 @@
 //! MPA's rows: framing, markers, CRC, errors, and what of start-up lasts into full operation.
 
 use super::rig::*;
+use super::vector;
 use crate::counters::Counter;
 use crate::rdmap::{Attachment, Rtr};
 use crate::stream::sim::Conditions;

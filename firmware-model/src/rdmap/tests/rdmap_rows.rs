@@ -1,6 +1,7 @@
 //! RDMAP's rows: messages, Reads, Sends, the Terminate, order.
 
 use super::rig::*;
+use super::vector;
 use crate::counters::Counter;
 use crate::memory::Need;
 use crate::rdmap::Attachment;

@@ -1,0 +1,17 @@
+//! What stands around an engine in tests: host memory, queues as a driver sees them, and the other end of the wire.
+
+#![allow(clippy::unwrap_used, reason = "compiled for tests and fuzzing only")]
+
+mod ends;
+mod frames;
+mod host;
+mod node;
+mod queues;
+
+pub(crate) use ends::{Pair, Scripted, agreed, native};
+pub(crate) use frames::{
+    be32, fpdu_of, hex, pattern, read_request, send_segment, tagged, untagged, write_segment,
+};
+pub(crate) use host::{Region, sge};
+pub(crate) use node::{Node, everything, opcode, status, table};
+pub(crate) use queues::{Receives, Shape, Work};
