@@ -91,6 +91,13 @@ impl CompletionRing {
         self.consumer
     }
 
+    /// Index behind the newest completion that is there, taken or not.
+    pub(crate) fn newest(&self) -> u32 {
+        let places = (0..1u32 << self.log_size).map(|i| self.consumer.wrapping_add(i));
+        let filled = places.take_while(|&index| self.is_filled(index)).count();
+        self.consumer.wrapping_add(filled as u32)
+    }
+
     /// Drops all completions of a queue pair that makes no more.
     pub(crate) fn purge(&mut self, qid: u32) {
         for index in (0..1u32 << self.log_size).map(|i| self.consumer.wrapping_add(i)) {

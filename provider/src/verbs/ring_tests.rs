@@ -565,6 +565,22 @@ fn completions_come_out_once_each_and_in_order_over_many_passes() {
 }
 
 #[test]
+fn a_queue_is_armed_behind_what_lies_in_it() {
+    let (mut device, mut ring) = Completer::new(2);
+    assert_eq!(ring.newest(), 0);
+    for _ in 0..10 {
+        // Full, and then with one taken.
+        (0..4).for_each(|cookie| device.complete(cqe(1, cookie)));
+        assert_eq!(ring.newest(), device.producer);
+        ring.advance();
+        assert_eq!(ring.newest(), device.producer);
+        (0..3).for_each(|_| ring.advance());
+        ring.publish();
+        assert_eq!(ring.newest(), device.producer);
+    }
+}
+
+#[test]
 fn completions_of_a_destroyed_queue_pair_are_skipped_and_others_are_kept() {
     let (mut device, mut ring) = Completer::new(3);
     for (qid, cookie) in [(1, 0), (2, 1), (1, 2), (2, 3), (1, 4)] {
