@@ -7,11 +7,13 @@
 pub mod build;
 pub mod capture;
 pub mod debian;
+pub mod framing;
 pub mod netns;
 pub mod pair;
 pub mod peer;
 pub mod program;
 pub mod skip;
+pub mod ulpdu;
 pub mod user;
 pub mod victim;
 pub mod wait;

@@ -1,12 +1,10 @@
 //! A peer that speaks TCP by hand: sends start-up frames and FPDUs given as bytes, reads what comes back.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use urnic_wire::mpa::fpdu::{self, CrcMode};
-use urnic_wire::rdmap::{Body, Segment, TerminateError};
-
+use crate::framing::Framing;
 use crate::wait::PATIENCE;
 
 /// The bytes that a line of hexadecimal digits stands for; spaces are ignored, as in the figures of the RFCs.
@@ -24,14 +22,6 @@ pub fn hex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// One FPDU with a good CRC around a ULPDU.
-pub fn sealed(ulpdu: &[u8]) -> Vec<u8> {
-    let mut bytes = vec![0; fpdu::fpdu_len(ulpdu.len())];
-    let len = fpdu::emit(ulpdu, CrcMode::On, &mut bytes);
-    bytes.truncate(len);
-    bytes
-}
-
 /// How a connection came to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
@@ -45,6 +35,11 @@ pub enum End {
 #[derive(Debug)]
 pub struct Peer {
     stream: TcpStream,
+    reader: BufReader<TcpStream>,
+    /// How what it tells is framed.
+    pub outbound: Framing,
+    /// How what it hears is framed.
+    pub inbound: Framing,
 }
 
 impl Peer {
@@ -64,7 +59,12 @@ impl Peer {
     fn over(stream: TcpStream) -> Self {
         stream.set_nodelay(true).expect("a TCP socket");
         stream.set_read_timeout(Some(PATIENCE)).expect("a TCP socket");
-        Self { stream }
+        Self {
+            reader: BufReader::new(stream.try_clone().expect("a descriptor")),
+            stream,
+            outbound: Framing::default(),
+            inbound: Framing::default(),
+        }
     }
 
     /// Sends these bytes. That the other side has closed already is for the reading side to find.
@@ -80,6 +80,21 @@ impl Peer {
     /// Sends these bytes in pieces, each in a segment of its own as far as TCP allows.
     pub fn send_in_pieces(&mut self, bytes: &[u8], size: usize) {
         bytes.chunks(size).for_each(|piece| self.send(piece));
+    }
+
+    /// Sends an FPDU of each ULPDU, all of them in one piece.
+    pub fn tell<T: AsRef<[u8]>>(&mut self, ulpdus: &[T]) {
+        let bytes = self.framed(ulpdus);
+        self.send(&bytes);
+    }
+
+    /// The FPDUs of these ULPDUs, which must be sent next.
+    pub fn framed<T: AsRef<[u8]>>(&mut self, ulpdus: &[T]) -> Vec<u8> {
+        let framing = &mut self.outbound;
+        ulpdus
+            .iter()
+            .flat_map(|ulpdu| framing.frame(ulpdu.as_ref()))
+            .collect()
     }
 
     /// Ends our side of the stream in good order.
@@ -98,35 +113,17 @@ impl Peer {
     #[track_caller]
     pub fn take(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        self.stream
+        self.reader
             .read_exact(&mut bytes)
             .unwrap_or_else(|error| panic!("wanted {len} bytes: {error}"));
         bytes
     }
 
-    /// Reads the next FPDU and returns its ULPDU; panics on a bad CRC, or if the connection ends before.
+    /// Reads the next FPDU and returns its ULPDU; panics if it is not well formed, or if the connection ends before.
     #[track_caller]
     pub fn ulpdu(&mut self) -> Vec<u8> {
-        let head = self.take(fpdu::LENGTH_LEN);
-        let ulpdu_len = usize::from(u16::from_be_bytes([head[0], head[1]]));
-        let mut bytes = head;
-        bytes.extend(self.take(fpdu::fpdu_len(ulpdu_len) - fpdu::LENGTH_LEN));
-        let (ulpdu, rest) =
-            fpdu::parse(&bytes, CrcMode::On).unwrap_or_else(|error| panic!("{error}: {bytes:02x?}"));
-        assert!(rest.is_empty());
-        ulpdu.to_vec()
-    }
-
-    /// Reads FPDUs until a Terminate, and says what it is about; panics if the connection ends without one.
-    #[track_caller]
-    pub fn terminate(&mut self) -> Option<TerminateError> {
-        loop {
-            let ulpdu = self.ulpdu();
-            let segment = Segment::parse(&ulpdu).unwrap_or_else(|error| panic!("{error}: {ulpdu:02x?}"));
-            if let Body::Terminate(terminate) = segment.body {
-                return terminate.error();
-            }
-        }
+        let ulpdu = self.inbound.read(&mut self.reader);
+        ulpdu.unwrap_or_else(|error| panic!("wanted an FPDU: {error}"))
     }
 
     /// Reads on until the connection ends; panics if anything but its end comes.
@@ -141,7 +138,7 @@ impl Peer {
     #[track_caller]
     pub fn rest(&mut self) -> (Vec<u8>, End) {
         let mut bytes = Vec::new();
-        match self.stream.read_to_end(&mut bytes) {
+        match self.reader.read_to_end(&mut bytes) {
             Ok(_) => (bytes, End::Closed),
             Err(error) if error.kind() == ErrorKind::ConnectionReset => (bytes, End::Reset),
             Err(error) => panic!("the connection did not end: {error}; until then {bytes:02x?}"),
@@ -152,13 +149,13 @@ impl Peer {
     #[track_caller]
     pub fn stays_silent(&mut self, span: Duration) {
         self.stream.set_read_timeout(Some(span)).expect("a TCP socket");
-        let outcome = self.stream.read(&mut [0]);
+        let outcome = self.reader.fill_buf().map(<[u8]>::to_vec);
         self.stream
             .set_read_timeout(Some(PATIENCE))
             .expect("a TCP socket");
         match outcome {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
-            other => panic!("not silent: {other:?}"),
+            other => panic!("not silent: {other:02x?}"),
         }
     }
 }

@@ -6,9 +6,9 @@ use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
@@ -131,7 +131,7 @@ impl Program {
             .spawn()
             .unwrap_or_else(|error| panic!("cannot run {}: {error}", self.name()));
         drop(command);
-        let output = Arc::new(Mutex::new(Vec::new()));
+        let output = Arc::new(Output::default());
         let sink = Arc::clone(&output);
         let collector = std::thread::spawn(move || collect(reader, &sink));
         Running {
@@ -162,12 +162,24 @@ impl fmt::Display for Program {
     }
 }
 
-fn collect(mut pipe: impl Read, sink: &Mutex<Vec<u8>>) {
-    let mut chunk = [0; 4096];
+/// What a program has said so far.
+#[derive(Debug, Default)]
+struct Output {
+    bytes: Mutex<Vec<u8>>,
+    grown: Condvar,
+}
+
+impl Output {
+    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn collect(mut pipe: impl Read, sink: &Output) {
+    let mut chunk = [0; 65536];
     while let Ok(n @ 1..) = pipe.read(&mut chunk) {
-        sink.lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
-            .extend_from_slice(&chunk[..n]);
+        sink.lock().extend_from_slice(&chunk[..n]);
+        sink.grown.notify_all();
     }
 }
 
@@ -178,7 +190,7 @@ pub struct Running {
     line: String,
     child: Child,
     status: Option<ExitStatus>,
-    output: Arc<Mutex<Vec<u8>>>,
+    output: Arc<Output>,
     collector: Option<JoinHandle<()>>,
 }
 
@@ -190,11 +202,7 @@ impl Running {
 
     /// What it has said so far.
     pub fn output(&self) -> String {
-        let bytes = self
-            .output
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
-        String::from_utf8_lossy(&bytes).into_owned()
+        String::from_utf8_lossy(&self.output.lock()).into_owned()
     }
 
     /// Its status, once it has ended.
@@ -206,14 +214,34 @@ impl Running {
     }
 
     /// Waits until it has said something that `find` finds.
-    pub fn says<T>(&mut self, what: &str, mut find: impl FnMut(&str) -> Option<T>) -> T {
-        let found = until(PATIENCE, || {
-            let over = self.ended().is_some();
-            find(&self.output()).map(Some).or_else(|| over.then_some(None))
-        });
-        found
-            .flatten()
-            .unwrap_or_else(|| panic!("{} did not say {what}:\n{}", self.line, self.output()))
+    #[track_caller]
+    pub fn says<T>(&mut self, what: &str, find: impl FnMut(&str) -> Option<T>) -> T {
+        self.says_from(0, what, find)
+    }
+
+    /// Waits until it has said something that `find` finds behind the first `from` bytes of its output.
+    #[track_caller]
+    pub fn says_from<T>(&mut self, from: usize, what: &str, mut find: impl FnMut(&str) -> Option<T>) -> T {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let over = self.ended().is_some() || Instant::now() > deadline;
+            let bytes = self.output.lock();
+            let found = find(&String::from_utf8_lossy(bytes.get(from..).unwrap_or_default()));
+            if let Some(found) = found {
+                return found;
+            }
+            // That it ends makes no sound; and its last words may still be on their way.
+            let pause = Duration::from_millis(if over { 200 } else { 20 });
+            let (bytes, waited) = self
+                .output
+                .grown
+                .wait_timeout(bytes, pause)
+                .unwrap_or_else(PoisonError::into_inner);
+            if over && waited.timed_out() {
+                drop(bytes);
+                panic!("{} did not say {what}:\n{}", self.line, self.output());
+            }
+        }
     }
 
     /// Writes to its standard input.

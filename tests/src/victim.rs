@@ -1,200 +1,666 @@
-//! A live program, `victim.c`, whose queue pair is connected to a raw [`Peer`] of the test: what it says of itself, and the
-//! introduction by which a native connection is made, spelled out byte by byte.
+//! A live program, `victim.c`, whose queue pairs are connected to raw [`Peer`]s of the test: what it says of itself, and
+//! the introduction by which a native connection is made, spelled out byte by byte.
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::peer::{Peer, hex, sealed};
-use crate::program::{Ended, Program, Running};
-use crate::wait::{PATIENCE, free_port};
+use crate::framing::Framing;
+use crate::peer::{Peer, hex};
+use crate::program::{Program, Running};
+use crate::ulpdu;
 
-/// Our queue pair number: the lowest port there is, so that the victim, whose number is higher, waits to be called.
-const OUR_QPN: u32 = 0x0000_0100;
-/// Our first PSN.
-const OUR_PSN: u32 = 0x00_1234;
+/// Octets of the buffer that peers may read and write, and of the pages around it that they may not.
+pub const PAGE: usize = 4096;
+/// Octets of the large region, which is readable and writable too.
+pub const LARGE: u32 = 16 << 20;
+/// Receives that a [`Link`] begins with, of a page each.
+pub const RECEIVES: u64 = 4;
+/// Pages of the inbox.
+const INBOX_PAGES: u64 = 1024;
+/// First page that [`Victim::receives`] uses; what is before is for tests that look for themselves.
+const FIRST_PAGE: u64 = 64;
 
-/// Flags S and C, revision 2 (RFC 6581 §6).
-const REQUEST: &str = "4d504120 49442052 65712046 72616d65 50 02 0024";
-const REPLY: &str = "4d504120 49442052 65702046 72616d65 50 02 0024";
+/// Flag M of start-up frames: markers are wanted.
+pub const MARKERS: u8 = 0x80;
+/// Flag C: CRCs are wanted.
+pub const CRC: u8 = 0x40;
+/// Flag R of a Reply: no.
+pub const REJECT: u8 = 0x20;
+/// Flag S: the private data begins with a word (RFC 6581 §6).
+pub const ENHANCED: u8 = 0x10;
+
+/// `enum ibv_wc_status`, as far as bad input leads to it.
+pub mod status {
+    /// `IBV_WC_SUCCESS`.
+    pub const SUCCESS: u64 = 0;
+    /// `IBV_WC_LOC_LEN_ERR`.
+    pub const LOC_LEN_ERR: u64 = 1;
+    /// `IBV_WC_LOC_QP_OP_ERR`.
+    pub const LOC_QP_OP_ERR: u64 = 2;
+    /// `IBV_WC_LOC_PROT_ERR`.
+    pub const LOC_PROT_ERR: u64 = 4;
+    /// `IBV_WC_WR_FLUSH_ERR`.
+    pub const FLUSHED: u64 = 5;
+    /// `IBV_WC_REM_INV_REQ_ERR`.
+    pub const REM_INV_REQ_ERR: u64 = 9;
+    /// `IBV_WC_REM_ACCESS_ERR`.
+    pub const REM_ACCESS_ERR: u64 = 10;
+    /// `IBV_WC_REM_OP_ERR`.
+    pub const REM_OP_ERR: u64 = 11;
+    /// `IBV_WC_RETRY_EXC_ERR`.
+    pub const RETRY_EXC_ERR: u64 = 12;
+    /// `IBV_WC_RNR_RETRY_EXC_ERR`.
+    pub const RNR_RETRY_EXC_ERR: u64 = 13;
+}
+
+/// `enum ibv_wr_opcode`.
+pub mod opcode {
+    /// `IBV_WR_RDMA_WRITE`.
+    pub const WRITE: u64 = 0;
+    /// `IBV_WR_SEND`.
+    pub const SEND: u64 = 2;
+    /// `IBV_WR_RDMA_READ`.
+    pub const READ: u64 = 4;
+}
+
+/// `enum ibv_qp_state`.
+pub mod state {
+    /// `IBV_QPS_RTS`.
+    pub const RTS: u64 = 3;
+    /// `IBV_QPS_ERR`.
+    pub const ERR: u64 = 6;
+}
+
+/// `enum ibv_event_type`.
+pub mod event {
+    /// `IBV_EVENT_QP_FATAL`.
+    pub const QP_FATAL: u64 = 1;
+    /// `IBV_EVENT_QP_REQ_ERR`.
+    pub const QP_REQ_ERR: u64 = 2;
+    /// `IBV_EVENT_QP_ACCESS_ERR`.
+    pub const QP_ACCESS_ERR: u64 = 3;
+}
+
+/// The frames' keys (RFC 5044 §7.1.1).
+const REQUEST_KEY: &[u8; 16] = b"MPA ID Req Frame";
+const REPLY_KEY: &[u8; 16] = b"MPA ID Rep Frame";
 /// A, C, and no negotiation of read depths (RFC 6581 §9).
-const WORD: &str = "bfffbfff";
+pub const WORD: u32 = 0xbfff_bfff;
 /// The zero-length Write that opens the responder's fence: vector F-WRITE0-RTR.
-const RTR: &str = "000ec140 00000001 00000000 00000000 ebd34c5f";
+pub const RTR: &str = "000ec140 00000001 00000000 00000000 ebd34c5f";
+const OUR_PSN: u32 = 0x00_1234;
+const NONCE: u64 = 0x0123_4567_89ab_cdef;
+
+/// A start-up frame (RFC 5044 §7.1.1, RFC 6581 §6).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// Key of a Request.
+    pub request: bool,
+    /// M, C, R, S and reserved ones.
+    pub flags: u8,
+    /// Revision.
+    pub revision: u8,
+    /// Private data, with the word if there is one.
+    pub private_data: Vec<u8>,
+}
+
+impl Frame {
+    /// Its octets.
+    pub fn octets(&self) -> Vec<u8> {
+        let key = if self.request { REQUEST_KEY } else { REPLY_KEY };
+        let len = (self.private_data.len() as u16).to_be_bytes();
+        [&key[..], &[self.flags, self.revision], &len, &self.private_data].concat()
+    }
+
+    /// Reads one.
+    #[track_caller]
+    pub fn read(peer: &mut Peer) -> Self {
+        let head = peer.take(20);
+        let request = head.starts_with(REQUEST_KEY);
+        assert!(request || head.starts_with(REPLY_KEY), "{head:02x?}");
+        let len = u16::from_be_bytes([head[18], head[19]]);
+        Self {
+            request,
+            flags: head[16],
+            revision: head[17],
+            private_data: peer.take(len.into()),
+        }
+    }
+
+    /// The word at the front of its private data.
+    pub fn word(&self) -> Option<u32> {
+        let octets = self.private_data.first_chunk()?;
+        (self.flags & ENHANCED != 0).then(|| u32::from_be_bytes(*octets))
+    }
+}
+
+/// How an end of a native connection introduces itself in private data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Introduction {
+    /// Its queue pair's number.
+    pub from: u32,
+    /// That of the queue pair it means.
+    pub to: u32,
+    /// Its first PSN.
+    pub sq_psn: u32,
+    /// The first PSN it expects.
+    pub rq_psn: u32,
+    /// How often its Sends are repeated when no receive is posted: 7 = for ever.
+    pub rnr_retry: u8,
+    /// Tells its calls apart.
+    pub nonce: u64,
+}
+
+impl Introduction {
+    /// Its octets: version 1, a call, PSN and `rnr_retry` known.
+    pub fn octets(&self) -> Vec<u8> {
+        let mut octets = b"uRNC".to_vec();
+        octets.extend([1, 0, 3, self.rnr_retry]);
+        octets.extend(
+            [self.from, self.to, self.sq_psn, self.rq_psn]
+                .map(u32::to_be_bytes)
+                .concat(),
+        );
+        octets.extend(self.nonce.to_be_bytes());
+        octets
+    }
+
+    /// With the word before it: private data of an enhanced frame.
+    pub fn with_word(&self, word: u32) -> Vec<u8> {
+        [word.to_be_bytes().to_vec(), self.octets()].concat()
+    }
+}
+
+/// Who of the two opens the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// The victim is called: it is MPA's responder.
+    Called,
+    /// The victim calls: it is MPA's initiator.
+    Calls,
+}
+
+/// Both.
+pub const ROLES: [Role; 2] = [Role::Called, Role::Calls];
+
+/// A queue pair of the victim.
+#[derive(Debug, Clone, Copy)]
+pub struct Qp {
+    /// Its place in the order of creation.
+    pub index: u64,
+    /// Its number.
+    pub qpn: u32,
+    /// Its first PSN.
+    pub psn: u32,
+}
+
+/// What a queue pair shall be like.
+#[derive(Debug, Clone, Copy)]
+pub struct Wish {
+    /// Flags of our start-up frame besides S.
+    pub flags: u8,
+    /// Inbound Reads at a time.
+    pub ird: u8,
+    /// Outbound ones.
+    pub ord: u8,
+    /// `rnr_retry` at both ends.
+    pub rnr_retry: u8,
+    /// Receives posted, of a page each.
+    pub receives: u64,
+    /// Remote rights (`enum ibv_access_flags`).
+    pub access: u8,
+}
+
+impl Default for Wish {
+    fn default() -> Self {
+        Self {
+            flags: CRC,
+            ird: 8,
+            ord: 8,
+            rnr_retry: 7,
+            receives: RECEIVES,
+            access: 7,
+        }
+    }
+}
+
+/// A queue pair and the raw peer that it is connected to.
+#[derive(Debug)]
+pub struct Link {
+    /// The victim's end.
+    pub qp: Qp,
+    /// Ours.
+    pub peer: Peer,
+}
 
 /// A work completion, as the program got it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wc {
-    /// `enum ibv_wc_status`; -1 when there was none to poll.
-    pub status: i32,
+    /// See [`status`].
+    pub status: u64,
     /// `enum ibv_wc_opcode`; undefined unless the status is 0.
-    pub opcode: i32,
+    pub opcode: u64,
     /// Length of what was received.
-    pub len: i32,
-    /// Receives are 0, 1, …; sends 1000, 1001, ….
-    pub wr_id: i32,
+    pub len: u64,
+    /// As it was posted; receives of a link are 0, 1, ….
+    pub id: u64,
+    /// `enum ibv_wc_flags`.
+    pub flags: u64,
+    /// What was invalidated, or the immediate.
+    pub more: u64,
 }
 
-/// `enum ibv_wc_status`.
-pub const SUCCESS: i32 = 0;
-/// `IBV_WC_WR_FLUSH_ERR`.
-pub const FLUSHED: i32 = 5;
-
-/// The program, and the connection on which it takes orders.
+/// The program.
 #[derive(Debug)]
 pub struct Victim {
     program: Running,
-    orders: TcpStream,
-    gid: Vec<u8>,
-    qpn: u32,
-    psn: u32,
-    /// Where its buffer of 4096 bytes lies.
-    pub address: u64,
-    /// Stag of the buffer, for everything.
-    pub stag: u32,
-    /// Another one, for reading only.
-    pub read_only: u32,
-    /// One of another protection domain.
-    pub elsewhere: u32,
+    /// Answers taken so far, as octets of its output.
+    heard: usize,
+    here: HashMap<String, String>,
+    gid: [u8; 16],
+    links: u32,
+    pages: u64,
 }
 
 impl Victim {
-    /// Starts it with so many receives posted; connects nothing yet.
+    /// Starts it.
     ///
     /// # Errors
     /// The reason for a skip.
-    pub fn start(receives: u32, variables: &[(&str, &str)]) -> Result<Self, String> {
-        let port = free_port();
-        let options = format!("-p {port} -r {receives}");
-        let mut program = Program::new(crate::compiled("victim")?).line(&options);
+    pub fn start(variables: &[(&str, &str)]) -> Result<Self, String> {
+        Self::start_by(variables, |program| program)
+    }
+
+    /// Starts it in a place of its own.
+    ///
+    /// # Errors
+    /// The reason for a skip.
+    pub fn start_by(
+        variables: &[(&str, &str)],
+        place: impl FnOnce(Program) -> Program,
+    ) -> Result<Self, String> {
+        let mut program = Program::new(crate::compiled("victim")?);
         for (name, value) in variables {
             program = program.env(name, value);
         }
-        let mut program = program.spawn();
-        program.listens(port);
-        let mut orders = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("it listens");
-        orders.set_read_timeout(Some(PATIENCE)).expect("a TCP socket");
-
-        let mut told = [0; 48];
-        orders.read_exact(&mut told).expect("an introduction");
-        let word = |at: usize| u32::from_ne_bytes([told[at], told[at + 1], told[at + 2], told[at + 3]]);
-        let address = u64::from(word(16)) | u64::from(word(20)) << 32;
-        let mut ours = told[..16].to_vec();
-        ours.extend([0; 8]);
-        ours.extend([OUR_QPN, OUR_PSN, 0, 0].map(u32::to_ne_bytes).concat());
-        orders.write_all(&ours).expect("it listens");
-        let mut ready = [0];
-        orders.read_exact(&mut ready).expect("that it is at RTS");
-        Ok(Self {
-            program,
-            orders,
-            gid: told[..16].to_vec(),
-            address,
-            qpn: word(24),
-            psn: word(28),
-            stag: word(32),
-            read_only: word(40),
-            elsewhere: word(44),
-        })
+        let mut victim = Self {
+            program: place(program).spawn(),
+            heard: 0,
+            here: HashMap::new(),
+            gid: [0; 16],
+            links: 0,
+            pages: 0,
+        };
+        victim.here = fields(&victim.answer());
+        let gid = hex(&victim.here["gid"]);
+        victim.gid = gid.try_into().expect("a GID has 16 octets");
+        Ok(victim)
     }
 
-    /// Where it listens.
-    pub fn listener(&self) -> SocketAddr {
-        let port = u16::try_from(self.qpn >> 8).expect("24 bits");
+    /// The next line that it answers.
+    #[track_caller]
+    fn answer(&mut self) -> String {
+        let (line, heard) = self.program.says_from(self.heard, "an answer", |output| {
+            let mut heard = 0;
+            for line in output.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
+                heard += line.len();
+                if let Some(answer) = line.strip_prefix("= ") {
+                    return Some((answer.trim_end().to_owned(), heard));
+                }
+            }
+            None
+        });
+        self.heard += heard;
+        line
+    }
+
+    /// Has it do something; its answer.
+    #[track_caller]
+    pub fn order(&mut self, line: &str) -> String {
+        self.program.tell(&format!("{line}\n"));
+        self.answer()
+    }
+
+    #[track_caller]
+    fn ask(&mut self, line: &str) -> impl Fn(&str) -> u64 + use<> {
+        let answer = self.order(line);
+        let fields = fields(&answer);
+        move |name| match fields.get(name).map(|text| u64::from_str_radix(text, 16)) {
+            Some(Ok(number)) => number,
+            _ => panic!("no {name} in {answer}"),
+        }
+    }
+
+    /// The Stag of one of its regions: `all`, `read`, `write`, `local`, `foreign`, `zero`, `in`, `big`.
+    #[track_caller]
+    pub fn stag(&self, name: &str) -> u32 {
+        u32::from_str_radix(&self.here[name], 16).expect("a number")
+    }
+
+    /// A Stag that nobody has.
+    pub fn no_stag(&self) -> u32 {
+        let taken = |stag: u32| self.here.values().any(|text| *text == format!("{stag:x}"));
+        let mut stag = self.stag("all") ^ 0x5555_5500;
+        while taken(stag) {
+            stag ^= 0x0001_0100;
+        }
+        stag
+    }
+
+    /// Where its buffer of a page lies.
+    pub fn buffer(&self) -> u64 {
+        self.address("buffer")
+    }
+
+    /// Where one of `arena`, `buffer`, `inbox`, `large` lies.
+    #[track_caller]
+    pub fn address(&self, name: &str) -> u64 {
+        u64::from_str_radix(&self.here[name], 16).expect("a number")
+    }
+
+    /// Its GID 0, as the program sees it.
+    pub fn gid(&self) -> [u8; 16] {
+        self.gid
+    }
+
+    fn ip(&self) -> IpAddr {
+        Ipv6Addr::from(self.gid).to_canonical()
+    }
+
+    /// Where the listener of a queue pair is.
+    pub fn listener(&self, qp: Qp) -> SocketAddr {
+        let port = u16::try_from(qp.qpn >> 8).expect("24 bits");
         SocketAddr::from((Ipv4Addr::LOCALHOST, port))
     }
 
-    /// Its GID 0.
-    pub fn gid(&self) -> &[u8] {
-        &self.gid
-    }
-
-    /// The Request by which its peer calls: start-up frame, enhanced word, introduction.
-    pub fn request(&self) -> Vec<u8> {
-        self.request_from(OUR_QPN, self.qpn, OUR_PSN, self.psn)
-    }
-
-    /// The Request with these numbers in the introduction.
-    pub fn request_from(&self, from: u32, to: u32, sq_psn: u32, rq_psn: u32) -> Vec<u8> {
-        let mut bytes = [hex(REQUEST), hex(WORD), b"uRNC".to_vec()].concat();
-        // Version 1; a call; sq_psn and rnr_retry are known; rnr_retry 7.
-        bytes.extend([1, 0, 3, 7]);
-        bytes.extend([from, to, sq_psn, rq_psn].map(u32::to_be_bytes).concat());
-        bytes.extend(0x0123_4567_89ab_cdef_u64.to_be_bytes());
-        bytes
-    }
-
-    /// Calls it as its peer, as far as its Reply; panics unless that accepts.
+    /// A new queue pair, with receives posted.
     #[track_caller]
-    pub fn call(&self) -> Peer {
-        let mut peer = Peer::call(self.listener());
-        peer.send(&self.request());
-        let reply = peer.take(20);
-        // Reject is bit 0x20 of the flags (RFC 5044 §7.1.1).
-        assert_eq!(reply[16] & 0x20, 0, "rejected: {reply:02x?}");
-        let private_data = peer.take(usize::from(u16::from_be_bytes([reply[18], reply[19]])));
-        assert_eq!(reply, hex(REPLY));
-        assert_eq!(private_data[..4], hex(WORD));
-        peer
+    pub fn qp(&mut self, wish: &Wish) -> Qp {
+        let field = self.ask(&format!("qp 40 {:x}", wish.access));
+        let qp = Qp {
+            index: field("qp"),
+            qpn: field("qpn") as u32,
+            psn: field("psn") as u32,
+        };
+        for id in 0..wish.receives {
+            self.receives(qp, id);
+        }
+        qp
     }
 
-    /// Calls it and sends the RTR: a connection in full operation.
+    /// Posts another receive of a page.
     #[track_caller]
-    pub fn connect(&self) -> Peer {
-        let mut peer = self.call();
-        peer.send(&hex(RTR));
-        peer
+    pub fn receives(&mut self, qp: Qp, id: u64) {
+        let page = FIRST_PAGE + self.pages % (INBOX_PAGES - FIRST_PAGE);
+        self.pages += 1;
+        self.receives_at(qp, id, page * PAGE as u64, PAGE as u64);
     }
 
-    fn order(&mut self, letter: char, answer: &mut [u8]) {
-        let told = self
-            .orders
-            .write_all(&[letter as u8])
-            .and_then(|()| self.orders.read_exact(answer));
-        told.unwrap_or_else(|error| panic!("order {letter}: {error}:\n{}", self.program.output()));
+    /// Posts a receive somewhere in the inbox.
+    #[track_caller]
+    pub fn receives_at(&mut self, qp: Qp, id: u64, offset: u64, len: u64) {
+        self.order(&format!("recv {:x} {id:x} {offset:x} {len:x}", qp.index));
     }
 
-    /// Other traffic of the program goes on: a hundred exchanges on another queue pair.
-    pub fn is_healthy(&mut self) {
-        self.order('h', &mut [0]);
+    /// Brings a queue pair to RTS, with such a peer.
+    #[track_caller]
+    pub fn connects(&mut self, qp: Qp, qpn: u32, wish: &Wish) {
+        let gid: String = self.gid.iter().map(|octet| format!("{octet:02x}")).collect();
+        let Wish {
+            ird, ord, rnr_retry, ..
+        } = wish;
+        self.order(&format!(
+            "connect {:x} {gid} {qpn:x} {OUR_PSN:x} {ird:x} {ord:x} {rnr_retry:x}",
+            qp.index
+        ));
     }
 
-    /// Its buffer.
-    pub fn memory(&mut self) -> Vec<u8> {
-        let mut bytes = vec![0; 4096];
-        self.order('m', &mut bytes);
-        bytes
+    /// What the peer `qpn` says to this queue pair.
+    pub fn introduction(&self, qp: Qp, qpn: u32, wish: &Wish) -> Introduction {
+        Introduction {
+            from: qpn,
+            to: qp.qpn,
+            sq_psn: OUR_PSN,
+            rq_psn: qp.psn,
+            rnr_retry: wish.rnr_retry,
+            nonce: NONCE,
+        }
     }
 
-    /// Posts a Send of five bytes.
-    pub fn sends(&mut self) {
-        self.order('s', &mut []);
+    /// A queue pair at RTS that waits to be called by us, and the Request for it.
+    #[track_caller]
+    pub fn expecting(&mut self, wish: &Wish) -> (Qp, Frame) {
+        let qp = self.qp(wish);
+        // The lowest port there is, so that the victim, whose number is higher, waits.
+        self.links += 1;
+        let ours = 0x100 + self.links % 0x100;
+        self.connects(qp, ours, wish);
+        let request = Frame {
+            request: true,
+            flags: wish.flags | ENHANCED,
+            revision: 2,
+            private_data: self.introduction(qp, ours, wish).with_word(WORD),
+        };
+        (qp, request)
     }
 
-    /// Deregisters the buffer.
-    pub fn revokes(&mut self) {
-        self.order('d', &mut [0]);
+    /// A queue pair at RTS that calls us; its Request is read and is what it should be. `flags`: those of the victim's
+    /// Request. Comes with the Reply to send.
+    #[track_caller]
+    pub fn calling(&mut self, wish: &Wish, flags: u8) -> (Link, Frame) {
+        let qp = self.qp(wish);
+        let (listener, port) = self.port_above(qp);
+        self.links += 1;
+        let ours = (u32::from(port) << 8) | (self.links % 0x100);
+        self.connects(qp, ours, wish);
+        let mut peer = Peer::answer(&listener);
+        let request = Frame::read(&mut peer);
+        let nonce = request.private_data.last_chunk().map(|n| u64::from_be_bytes(*n));
+        let reply = self.introduction(qp, ours, wish);
+        let expected = Introduction {
+            from: qp.qpn,
+            to: ours,
+            sq_psn: qp.psn,
+            rq_psn: OUR_PSN,
+            rnr_retry: wish.rnr_retry,
+            nonce: nonce.unwrap_or_default(),
+        };
+        assert_eq!(
+            request,
+            Frame {
+                request: true,
+                flags: flags | ENHANCED,
+                revision: 2,
+                private_data: expected.with_word(WORD)
+            }
+        );
+        let reply = Frame {
+            request: false,
+            flags: wish.flags | ENHANCED,
+            revision: 2,
+            private_data: Introduction {
+                nonce: expected.nonce,
+                ..reply
+            }
+            .with_word(WORD),
+        };
+        (Link { qp, peer }, reply)
+    }
+
+    /// A listener at a port above that of the queue pair's number, so that the victim, whose number is lower, calls.
+    fn port_above(&self, qp: Qp) -> (TcpListener, u16) {
+        // Above the range from which the kernel picks ports, where the victim's is.
+        const FIRST: u32 = 61_000;
+        const COUNT: u32 = 4_500;
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        // Test processes that run side by side start at different places.
+        let start = std::process::id().wrapping_mul(97);
+        for _ in 0..COUNT {
+            let step = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_add(start);
+            let port = (FIRST + step % COUNT) as u16;
+            if u32::from(port) > qp.qpn >> 8
+                && let Ok(listener) = TcpListener::bind((self.ip(), port))
+            {
+                return (listener, port);
+            }
+        }
+        panic!("no free port above {}", qp.qpn >> 8);
+    }
+
+    /// A connection in full operation, made in this role, as most want it.
+    #[track_caller]
+    pub fn link(&mut self, role: Role) -> Link {
+        self.link_as(role, &Wish::default(), CRC)
+    }
+
+    /// A connection in full operation. `flags`: those of the victim's frame.
+    #[track_caller]
+    pub fn link_as(&mut self, role: Role, wish: &Wish, flags: u8) -> Link {
+        let mut link = match role {
+            Role::Called => {
+                let (qp, request) = self.expecting(wish);
+                let mut peer = Peer::call(self.listener(qp));
+                peer.send(&request.octets());
+                let reply = Frame::read(&mut peer);
+                let theirs = Introduction {
+                    from: qp.qpn,
+                    to: u32::from_be_bytes(request.private_data[12..16].try_into().expect("four octets")),
+                    sq_psn: qp.psn,
+                    rq_psn: OUR_PSN,
+                    rnr_retry: wish.rnr_retry,
+                    nonce: NONCE,
+                };
+                let expected = Frame {
+                    request: false,
+                    flags: flags | ENHANCED | wish.flags & CRC,
+                    revision: 2,
+                    private_data: theirs.with_word(WORD),
+                };
+                assert_eq!(reply, expected);
+                Link { qp, peer }
+            }
+            Role::Calls => {
+                let (mut link, reply) = self.calling(wish, flags);
+                link.peer.send(&reply.octets());
+                link
+            }
+        };
+        let crc = (flags | wish.flags) & CRC != 0;
+        link.peer.outbound = Framing::new(crc, flags & MARKERS != 0);
+        link.peer.inbound = Framing::new(crc, wish.flags & MARKERS != 0);
+        let rtr = ulpdu::write(1, 0, b"");
+        match role {
+            Role::Called => link.peer.tell(&[rtr]),
+            Role::Calls => assert_eq!(link.peer.ulpdu(), rtr),
+        }
+        link
     }
 
     /// Waits for the next completion.
-    pub fn completion(&mut self) -> Wc {
-        self.completion_by('w')
-    }
-
-    /// Polls for a completion once.
-    pub fn poll(&mut self) -> Wc {
-        self.completion_by('p')
-    }
-
-    fn completion_by(&mut self, letter: char) -> Wc {
-        let mut bytes = [0; 16];
-        self.order(letter, &mut bytes);
-        let word = |at: usize| i32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    #[track_caller]
+    pub fn completion(&mut self, qp: Qp) -> Wc {
+        let field = self.ask(&format!("wait {:x}", qp.index));
         Wc {
-            status: word(0),
-            opcode: word(4),
-            len: word(8),
-            wr_id: word(12),
+            status: field("status"),
+            opcode: field("opcode"),
+            len: field("len"),
+            id: field("id"),
+            flags: field("flags"),
+            more: field("more"),
         }
+    }
+
+    /// Waits for a receive that went well: its identifier and its length.
+    #[track_caller]
+    pub fn received(&mut self, qp: Qp) -> (u64, u64) {
+        let wc = self.completion(qp);
+        assert_eq!(wc.status, status::SUCCESS, "{wc:?}");
+        (wc.id, wc.len)
+    }
+
+    /// Waits for these completions, in this order: identifier and status.
+    #[track_caller]
+    pub fn completes(&mut self, qp: Qp, expected: &[(u64, u64)]) {
+        for (number, expected) in expected.iter().enumerate() {
+            let wc = self.completion(qp);
+            assert_eq!((wc.id, wc.status), *expected, "completion {number}: {wc:?}");
+        }
+    }
+
+    /// Whether its completion queue is empty.
+    #[track_caller]
+    pub fn has_none(&mut self, qp: Qp) -> bool {
+        self.order(&format!("poll {:x}", qp.index)) == "none"
+    }
+
+    /// Destroys a queue pair.
+    #[track_caller]
+    pub fn destroys(&mut self, qp: Qp) {
+        self.order(&format!("destroy {:x}", qp.index));
+    }
+
+    /// Its state.
+    #[track_caller]
+    pub fn state(&mut self, qp: Qp) -> u64 {
+        self.ask(&format!("state {:x}", qp.index))("state")
+    }
+
+    /// Waits for the next asynchronous event: kind, and index of the queue pair.
+    #[track_caller]
+    pub fn event(&mut self) -> (u64, u64) {
+        let field = self.ask("event");
+        (field("kind"), field("qp"))
+    }
+
+    /// Whether no asynchronous event waits.
+    #[track_caller]
+    pub fn is_quiet(&mut self) -> bool {
+        self.ask("quiet")("quiet") == 1
+    }
+
+    /// Posts a Send of so many bytes of its buffer.
+    #[track_caller]
+    pub fn sends(&mut self, qp: Qp, id: u64, len: u64) {
+        let buffer = self.buffer();
+        self.posts(qp, opcode::SEND, id, "all", buffer, len, (0, 0));
+    }
+
+    /// Posts a request; `far` is address and rkey. Panics if it is refused.
+    #[track_caller]
+    #[expect(clippy::too_many_arguments, reason = "a work request has that many parts")]
+    pub fn posts(&mut self, qp: Qp, opcode: u64, id: u64, mr: &str, at: u64, len: u64, far: (u64, u32)) {
+        let (far, rkey) = far;
+        const SIGNALED: u64 = 2;
+        let line = format!(
+            "post {:x} {opcode:x} {id:x} {mr} {at:x} {len:x} {far:x} {rkey:x} {SIGNALED:x}",
+            qp.index
+        );
+        assert_eq!(self.ask(&line)("errno"), 0, "{line}");
+    }
+
+    /// Bytes of one of its regions `arena`, `inbox`, `large`.
+    #[track_caller]
+    pub fn dump(&mut self, region: &str, offset: usize, len: usize) -> Vec<u8> {
+        hex(&self.order(&format!("dump {region} {offset:x} {len:x}")))
+    }
+
+    /// The buffer and the pages around it.
+    #[track_caller]
+    pub fn arena(&mut self) -> Vec<u8> {
+        self.dump("arena", 0, 3 * PAGE)
+    }
+
+    /// Deregisters one of its regions.
+    #[track_caller]
+    pub fn deregisters(&mut self, name: &str) {
+        self.order(&format!("dereg {name}"));
+    }
+
+    /// Other traffic of the program goes on: a hundred exchanges between two queue pairs of its own, over TCP.
+    #[track_caller]
+    pub fn is_healthy(&mut self) {
+        assert_eq!(self.order("healthy"), "healthy");
     }
 
     /// Its process.
@@ -202,49 +668,43 @@ impl Victim {
         self.program.pid()
     }
 
+    /// All that it has said.
+    pub fn output(&self) -> String {
+        self.program.output()
+    }
+
+    /// The program itself.
+    pub fn program(&mut self) -> &mut Running {
+        &mut self.program
+    }
+
     /// Lets it leave in good order; panics if it cannot.
     #[track_caller]
     pub fn leaves(mut self) {
-        self.order('q', &mut []);
-        let ended: Ended = self.program.wait();
-        ended.success();
+        self.program.tell("quit\n");
+        self.program.wait().success();
     }
 }
 
-/// The FPDU of an untagged segment (RFC 5041 §4.3), the last of its message.
-pub fn untagged(control: u8, opcode: u8, qn: u32, msn: u32, mo: u32, payload: &[u8]) -> Vec<u8> {
-    let mut ulpdu = vec![control, opcode, 0, 0, 0, 0];
-    ulpdu.extend([qn, msn, mo].map(u32::to_be_bytes).concat());
-    ulpdu.extend(payload);
-    sealed(&ulpdu)
+/// `a=1 b=2`.
+fn fields(answer: &str) -> HashMap<String, String> {
+    answer
+        .split_whitespace()
+        .filter_map(|word| word.split_once('='))
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
 }
 
-/// The FPDU of a tagged segment (RFC 5041 §4.2), the last of its message.
-pub fn tagged(control: u8, opcode: u8, stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
-    let mut ulpdu = vec![control, opcode];
-    ulpdu.extend(stag.to_be_bytes());
-    ulpdu.extend(to.to_be_bytes());
-    ulpdu.extend(payload);
-    sealed(&ulpdu)
+/// What the victim's region with this seed holds at first: `fill()` of rc.h.
+pub fn filled(seed: u64, len: usize) -> Vec<u8> {
+    let byte = |at: u64| {
+        let x = (at + seed * 0x1_0001).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        ((x >> 56) ^ (x >> 24)) as u8
+    };
+    (0..len as u64).map(byte).collect()
 }
 
-/// A Send on queue 0.
-pub fn send(msn: u32, payload: &[u8]) -> Vec<u8> {
-    untagged(0x41, 0x43, 0, msn, 0, payload)
-}
-
-/// An RDMA Write.
-pub fn write(stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
-    tagged(0xc1, 0x40, stag, to, payload)
-}
-
-/// A Read Request on queue 1 (RFC 5040 §4.4).
-pub fn read_request(msn: u32, source: u32, to: u64, len: u32) -> Vec<u8> {
-    let mut header = Vec::new();
-    header.extend(0x77_u32.to_be_bytes());
-    header.extend(0x1000_u64.to_be_bytes());
-    header.extend(len.to_be_bytes());
-    header.extend(source.to_be_bytes());
-    header.extend(to.to_be_bytes());
-    untagged(0x41, 0x41, 1, msn, 0, &header)
-}
+/// Seed of the arena.
+pub const ARENA_SEED: u64 = 3;
+/// Seed of the large region.
+pub const LARGE_SEED: u64 = 4;

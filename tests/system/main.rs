@@ -3,15 +3,14 @@
 mod bindings;
 mod cleanliness;
 mod cli;
+mod conformance;
 mod devices;
-mod hostile;
 mod isolation;
 mod netns;
 mod perftest;
 mod pingpong;
 mod plug_in;
 mod pyverbs;
-mod startup;
 mod transfer;
 mod users;
 mod wire_capture;

@@ -61,7 +61,8 @@ fn the_judge_sees_a_bad_crc() {
 fn the_judge_sees_a_malformed_frame() {
     let netns = or_skip!(Netns::new());
     // A Read Request (opcode 1) that ends within its header.
-    let short = urnic_tests::peer::sealed(&hex("4141 00000000 00000001 00000001 00000000 00000100"));
+    let short = urnic_tests::framing::Framing::default()
+        .frame(&hex("4141 00000000 00000001 00000001 00000000 00000100"));
     let short: String = short.iter().map(|byte| format!("{byte:02x}")).collect();
     let verdict = or_skip!(judged(&netns, SEND, &short));
     assert!(!verdict.malformed.is_empty(), "{verdict:?}");

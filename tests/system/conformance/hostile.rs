@@ -1,0 +1,291 @@
+//! Input that means nothing but harm: at the listener, in full operation, and by way of the process's own end.
+
+use rustix::process::Signal;
+use urnic_tests::or_skip;
+use urnic_tests::peer::{End, Peer, hex};
+use urnic_tests::ulpdu::{read_request, send, write};
+use urnic_tests::victim::{CRC, LARGE, Link, ROLES, Victim, Wish, opcode};
+use urnic_tests::wait::{PATIENCE, until};
+
+use super::{ALL_FLUSHED, Scene};
+
+/// Xorshift: the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.next() as u8).collect()
+    }
+}
+
+/// Memory of a process, in KiB.
+fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmRSS"))
+        .expect("a size");
+    line.split_whitespace()
+        .nth(1)
+        .and_then(|n| n.parse().ok())
+        .expect("a number")
+}
+
+/// Descriptors that a process has.
+fn descriptors(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .expect("it runs")
+        .count()
+}
+
+#[test]
+fn thousands_of_idle_and_babbling_strangers_cost_little_and_stall_nobody() {
+    const KEY: &str = "4d504120 49442052 65712046 72616d65";
+    let mut scene = or_skip!(Scene::start(&[]));
+    let pid = scene.victim.pid();
+    let (qp, request) = scene.victim.expecting(&Wish::default());
+    let before = resident(pid);
+    let mut random = Random(0x2545_f491_4f6c_dd1d);
+    let mut strangers = std::collections::VecDeque::new();
+    for number in 0..4000 {
+        let mut stranger = Peer::call(scene.victim.listener(qp));
+        match number % 6 {
+            0 | 1 => {}
+            2 => stranger.send(&hex(KEY)),
+            3 => {
+                let len = random.next() as usize % 300;
+                stranger.send(&random.bytes(len));
+            }
+            4 => stranger.finish(),
+            _ => stranger.send(b"GET / HTTP/1.1\r\n\r\n"),
+        }
+        // Held open, as an attacker would; as many at a time as our own limits allow.
+        strangers.push_back(stranger);
+        if strangers.len() > 1500 {
+            strangers.pop_front();
+        }
+        if number % 1000 == 999 {
+            scene.goes_on();
+        }
+    }
+    // A genuine peer gets through while they are all there.
+    let mut peer = Peer::call(scene.victim.listener(qp));
+    peer.send(&request.octets());
+    urnic_tests::victim::Frame::read(&mut peer);
+    peer.tell(&[write(1, 0, b""), send(1, b"hello")]);
+    assert_eq!(scene.victim.received(qp), (0, 5));
+    let grown = resident(pid).saturating_sub(before);
+    assert!(grown < 16 * 1024, "{grown} KiB for strangers");
+    // It keeps no more of them than it wants to, and none once they are gone.
+    let most = descriptors(pid);
+    assert!(most < 700, "{most} descriptors");
+    strangers.clear();
+    let over = until(PATIENCE, || (descriptors(pid) < 64).then_some(()));
+    assert!(over.is_some(), "{} descriptors", descriptors(pid));
+    scene.ends();
+}
+
+#[test]
+fn random_streams_harm_nobody() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    for number in 0..40 {
+        let mut link = scene.victim.link(ROLES[number % 2]);
+        let len = 1 + random.next() as usize % 3000;
+        let bytes = random.bytes(len);
+        link.peer.send(&bytes);
+        link.peer.finish();
+        // A Terminate, or nothing; then the end.
+        let (answer, _) = link.peer.rest();
+        assert!(answer.len() <= 80, "{answer:02x?}");
+        for _ in 0..4 {
+            assert_ne!(scene.victim.completion(link.qp).status, 0);
+        }
+    }
+    scene.is_pristine();
+    drain_events(&mut scene.victim);
+    scene.ends();
+}
+
+/// FPDUs with good CRCs, in which everything is possible but nothing right.
+#[test]
+fn random_fpdus_harm_nobody() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let mut random = Random(0xdead_beef_cafe_f00d);
+    for number in 0..80 {
+        let mut link = scene.victim.link(ROLES[number % 2]);
+        let len = random.next() as usize % 200;
+        let mut ulpdu = random.bytes(len);
+        // Often right as far as a Stag, a queue or an MSN.
+        let control = random.next();
+        if control & 1 == 1 && ulpdu.len() > 2 {
+            ulpdu[0] = ulpdu[0] & 0xc0 | 1;
+            ulpdu[1] = ulpdu[1] & 0x0f | 0x40;
+        }
+        if control & 2 == 2 && ulpdu.len() >= 18 {
+            ulpdu[2..10].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, control as u8 >> 6]);
+        }
+        link.peer.tell(&[ulpdu.clone(), send(7, b"never in turn")]);
+        link.peer.finish();
+        let (answer, _) = link.peer.rest();
+        assert!(answer.len() <= 200, "{answer:02x?} to {ulpdu:02x?}");
+        for _ in 0..4 {
+            scene.victim.completion(link.qp);
+        }
+    }
+    scene.is_pristine();
+    drain_events(&mut scene.victim);
+    scene.ends();
+}
+
+/// Without CRCs, and so read directly to its place where it may be: wrong lengths, wrong everything.
+#[test]
+fn random_fpdus_without_crc_harm_nobody() {
+    let mut scene = or_skip!(Scene::with(0));
+    let mut random = Random(0x0123_4567_89ab_cdef);
+    let wish = Wish {
+        flags: 0,
+        ..Wish::default()
+    };
+    for number in 0..40 {
+        let mut link = scene.victim.link_as(ROLES[number % 2], &wish, 0);
+        let mut bytes = random.bytes(6000);
+        let kind = [0x41_u8, 0xc1, 0x01, 0x81][number % 4];
+        bytes[..4].copy_from_slice(&[(number % 0x30) as u8, 0, kind, 0x40 | (number % 13) as u8]);
+        link.peer.send(&bytes);
+        link.peer.finish();
+        link.peer.rest();
+        for _ in 0..4 {
+            scene.victim.completion(link.qp);
+        }
+    }
+    scene.is_pristine();
+    drain_events(&mut scene.victim);
+    scene.ends();
+}
+
+fn drain_events(victim: &mut Victim) {
+    while !victim.is_quiet() {
+        victim.event();
+    }
+}
+
+#[test]
+fn sec_10_half_fpdus_cost_bounded_memory() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let mut links: Vec<Link> = (0..64)
+        .map(|number| scene.victim.link(ROLES[number % 2]))
+        .collect();
+    let pid = scene.victim.pid();
+    let before = resident(pid);
+    // Each says that 64 KiB come, and sends most of them.
+    for link in &mut links {
+        link.peer.send(&[0xff; 60_000]);
+    }
+    scene.goes_on();
+    let grown = resident(pid).saturating_sub(before);
+    // Less than half a MiB each.
+    assert!(grown < 32 * 1024, "{grown} KiB for {} half FPDUs", links.len());
+    drop(links);
+    scene.victim.is_healthy();
+    scene.victim.leaves();
+}
+
+#[test]
+fn sec_06_a_peer_that_asks_and_never_reads_costs_bounded_memory() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let wish = Wish {
+        ird: 16,
+        ..Wish::default()
+    };
+    let (stag, at) = (scene.victim.stag("big"), scene.victim.address("large"));
+    let mut links: Vec<Link> = (0..16)
+        .map(|number| scene.victim.link_as(ROLES[number % 2], &wish, CRC))
+        .collect();
+    let pid = scene.victim.pid();
+    let before = resident(pid);
+    for link in &mut links {
+        let requests: Vec<_> = (1..=16).map(|msn| read_request(msn, stag, at, LARGE)).collect();
+        link.peer.tell(&requests);
+    }
+    scene.goes_on();
+    let grown = resident(pid).saturating_sub(before);
+    assert!(grown < 32 * 1024, "{grown} KiB");
+    // And is let go of at the end.
+    scene.victim.leaves();
+}
+
+#[test]
+fn a_program_that_is_killed_is_noticed_although_its_children_live() {
+    for role in ROLES {
+        let mut victim = or_skip!(Victim::start(&[]));
+        let mut before = victim.link(role);
+        let answer = victim.order("fork");
+        let children: Vec<u32> = answer
+            .split_whitespace()
+            .filter_map(|word| u32::from_str_radix(word.split_once('=')?.1, 16).ok())
+            .collect();
+        assert_eq!(children.len(), 3, "{answer}");
+        // It goes on as before, with connections from before and from now.
+        before.peer.tell(&[send(1, b"hello")]);
+        assert_eq!(victim.received(before.qp), (0, 5));
+        let mut since = victim.link(role);
+        let from = victim.address("large");
+        // Amid a transfer.
+        victim.posts(since.qp, opcode::SEND, 1, "big", from, LARGE.into(), (0, 0));
+        assert_eq!(since.peer.ulpdu()[..2], [0x01, 0x43]);
+        victim.is_healthy();
+
+        victim.program().signal(Signal::KILL);
+        assert_ne!(ended(&mut since), None);
+        assert_ne!(ended(&mut before), None);
+        for child in &children {
+            assert!(
+                urnic_tests::wait::alive(*child),
+                "child {child} should have outlived it"
+            );
+            let pid = i32::try_from(*child)
+                .ok()
+                .and_then(rustix::process::Pid::from_raw)
+                .expect("a process");
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+/// How a connection ends, whatever came before.
+fn ended(link: &mut Link) -> Option<End> {
+    Some(link.peer.rest().1)
+}
+
+#[test]
+fn queue_pairs_that_fail_by_the_hundred_leave_nothing_behind() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let pid = scene.victim.pid();
+    let round = |scene: &mut Scene| {
+        for number in 0..50 {
+            let link = scene.victim.link(ROLES[number % 2]);
+            let qp = link.qp;
+            let bad = send(9, b"hello");
+            scene.breaks(link, 0x1203, &[bad], &ALL_FLUSHED);
+            scene.victim.destroys(qp);
+        }
+        let settled = until(PATIENCE, || (descriptors(pid) < 64).then_some(()));
+        assert!(settled.is_some(), "{} descriptors", descriptors(pid));
+    };
+    round(&mut scene);
+    let before = resident(pid);
+    for _ in 0..3 {
+        round(&mut scene);
+    }
+    let grown = resident(pid).saturating_sub(before);
+    assert!(grown < 512, "{grown} KiB for 150 failures");
+    scene.ends();
+}

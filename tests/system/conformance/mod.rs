@@ -1,0 +1,167 @@
+//! Conformance at a live process: a raw TCP peer plays the other end of native connections, in both roles, and compares
+//! what comes back octet by octet. Tests carry the ids of the rows they show.
+
+mod ddp;
+mod hostile;
+mod mpa_crc;
+mod mpa_errors;
+mod mpa_framing;
+mod mpa_markers;
+mod mpa_startup;
+mod rdmap;
+
+use urnic_tests::peer::End;
+use urnic_tests::ulpdu::{complaint, send, write};
+use urnic_tests::victim::{
+    ARENA_SEED, CRC, Link, MARKERS, PAGE, ROLES, Role, Victim, Wish, event, filled, state, status,
+};
+
+/// The victim's variables for flags M and C of its frames.
+fn variables(flags: u8) -> Vec<(&'static str, &'static str)> {
+    // It warns that CRCs are off; its output is where the answers are.
+    let mut variables = vec![("URNIC_LOG", "off")];
+    if flags & CRC == 0 {
+        variables.push(("URNIC_MPA_CRC", "false"));
+    }
+    if flags & MARKERS != 0 {
+        variables.push(("URNIC_MPA_MARKERS", "true"));
+    }
+    variables
+}
+
+/// How the receives of a link end that never took a message.
+const ALL_FLUSHED: [(u64, u64); 4] = [
+    (0, status::FLUSHED),
+    (1, status::FLUSHED),
+    (2, status::FLUSHED),
+    (3, status::FLUSHED),
+];
+
+/// A victim, and one connection of it that nobody misuses.
+struct Scene {
+    victim: Victim,
+    bystander: Link,
+    exchanges: u32,
+}
+
+impl Scene {
+    fn start(variables: &[(&str, &str)]) -> Result<Self, String> {
+        Self::around(Victim::start(variables)?, CRC)
+    }
+
+    /// One whose victim has these flags in its frames.
+    fn with(flags: u8) -> Result<Self, String> {
+        Self::around(Victim::start(&variables(flags))?, flags)
+    }
+
+    fn around(mut victim: Victim, flags: u8) -> Result<Self, String> {
+        let bystander = victim.link_as(Role::Called, &Wish::default(), flags);
+        Ok(Self {
+            victim,
+            bystander,
+            exchanges: 0,
+        })
+    }
+
+    /// In both roles: the peer sends these ULPDUs, of which the last is at fault; the victim says so in a Terminate, sends
+    /// FIN, flushes, and nothing of the last one, or behind it, is placed.
+    #[track_caller]
+    fn refuses(&mut self, error: u16, ulpdus: &[Vec<u8>]) {
+        self.refuses_after(error, ulpdus, &ALL_FLUSHED);
+    }
+
+    /// The same, with these completions: identifier and status.
+    #[track_caller]
+    fn refuses_after(&mut self, error: u16, ulpdus: &[Vec<u8>], completions: &[(u64, u64)]) {
+        for role in ROLES {
+            let link = self.victim.link(role);
+            self.breaks(link, error, ulpdus, completions);
+        }
+        self.goes_on();
+    }
+
+    #[track_caller]
+    fn breaks(&mut self, mut link: Link, error: u16, ulpdus: &[Vec<u8>], completions: &[(u64, u64)]) {
+        let bytes = link.peer.framed(ulpdus);
+        let last = ulpdus.last().map_or(&[][..], Vec::as_slice);
+        self.breaks_by(&mut link, error, &bytes, last, completions);
+        self.is_pristine();
+    }
+
+    /// As [`Self::breaks`], by octets that are not what MPA would have made of them. `at_fault`: the ULPDU that the
+    /// Terminate is about.
+    #[track_caller]
+    fn breaks_by(
+        &mut self,
+        link: &mut Link,
+        error: u16,
+        bytes: &[u8],
+        at_fault: &[u8],
+        completions: &[(u64, u64)],
+    ) {
+        // DDP-T-01, MPA-E-02: what follows a fault is dropped without a word. In one piece, so that it is there at once.
+        let late = write(self.victim.stag("all"), self.victim.buffer(), b"too late");
+        let late = link.peer.framed(&[late]);
+        link.peer.send(&[bytes, &late].concat());
+        assert_eq!(
+            link.peer.ulpdu(),
+            complaint(error, at_fault),
+            "for {error:04x}, {at_fault:02x?}"
+        );
+        // MPA-E-04, RDM-T-04, RDM-T-05: then FIN, without waiting for ours, and nothing between.
+        self.is_over(link, End::Closed, completions);
+        let kind = match error >> 8 {
+            0x01 | 0x11 => event::QP_ACCESS_ERR,
+            0x02 | 0x12 => event::QP_REQ_ERR,
+            _ => event::QP_FATAL,
+        };
+        assert_eq!(self.victim.event(), (kind, link.qp.index));
+    }
+
+    /// The connection has ended, with nothing more sent; so has its queue pair, with these completions and no others.
+    #[track_caller]
+    fn is_over(&mut self, link: &mut Link, end: End, completions: &[(u64, u64)]) {
+        assert_eq!(link.peer.end(), end);
+        self.victim.completes(link.qp, completions);
+        assert!(self.victim.has_none(link.qp));
+        assert_eq!(self.victim.state(link.qp), state::ERR);
+    }
+
+    /// Nothing was placed in the buffer, nor around it.
+    #[track_caller]
+    fn is_pristine(&mut self) {
+        assert!(
+            self.victim.arena() == filled(ARENA_SEED, 3 * PAGE),
+            "something was placed"
+        );
+    }
+
+    /// The program's other traffic goes on: that with a raw peer, and that between queue pairs of its own.
+    #[track_caller]
+    fn goes_on(&mut self) {
+        self.others_go_on();
+        assert!(self.victim.is_quiet(), "an asynchronous event too many");
+    }
+
+    /// The same while events may come.
+    #[track_caller]
+    fn others_go_on(&mut self) {
+        let Link { qp, peer } = &mut self.bystander;
+        self.exchanges += 1;
+        let msn = self.exchanges;
+        peer.tell(&[send(msn, &[msn as u8; 100])]);
+        assert_eq!(self.victim.received(*qp), (u64::from(msn) - 1, 100));
+        self.victim.receives(*qp, u64::from(msn) + 3);
+        self.victim.sends(*qp, 0x1000, 5);
+        self.victim.completes(*qp, &[(0x1000, status::SUCCESS)]);
+        assert_eq!(peer.ulpdu(), send(msn, &self.victim.dump("arena", PAGE, 5)));
+        self.victim.is_healthy();
+    }
+
+    /// The end of the test: the program can still do all it could.
+    #[track_caller]
+    fn ends(mut self) {
+        self.goes_on();
+        self.victim.leaves();
+    }
+}

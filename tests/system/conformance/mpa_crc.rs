@@ -1,0 +1,209 @@
+//! CRC32C (RFC 5044 §4.4; conformance §1.3).
+
+use urnic_tests::framing::crc32c;
+use urnic_tests::or_skip;
+use urnic_tests::peer::{End, hex};
+use urnic_tests::ulpdu::{complaint, send, tagged, untagged};
+use urnic_tests::victim::{ARENA_SEED, CRC, MARKERS, PAGE, ROLES, Role, Victim, Wish, filled, status};
+
+use super::{ALL_FLUSHED, Scene};
+
+/// F-SEND-hello with one bit of its payload flipped.
+const BAD: &str = "00174143 00000000 00000000 00000001 00000000 69656c6c 6f000000 b990b10c";
+/// Vector F-TERM-202.
+const TERMINATE: &str = "00164147 00000000 00000002 00000001 00000000 20020000 7fe42585";
+
+#[test]
+fn mpa_c_01_crcs_are_on_unless_told_otherwise() {
+    // Every link compares the victim's Request or Reply, flags and all.
+    let mut victim = or_skip!(Victim::start(&[]));
+    let without = Wish {
+        flags: 0,
+        ..Wish::default()
+    };
+    for role in ROLES {
+        let mut link = victim.link_as(role, &without, CRC);
+        link.peer.tell(&[send(1, b"")]);
+        assert_eq!(victim.received(link.qp), (0, 0));
+    }
+    victim.leaves();
+}
+
+#[test]
+fn mpa_c_02_the_crc_goes_out_low_octet_first() {
+    let mut victim = or_skip!(Victim::start(&[]));
+    for role in ROLES {
+        let mut link = victim.link(role);
+        // Vector F-SEND0-RTR: a Send of nothing, the first.
+        victim.sends(link.qp, 9, 0);
+        assert_eq!(
+            link.peer.take(24),
+            hex("00124143 00000000 00000000 00000001 00000000 587be8c4")
+        );
+    }
+    victim.leaves();
+}
+
+#[test]
+fn mpa_c_04_a_bad_crc_terminates() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    for role in ROLES {
+        let mut link = scene.victim.link(role);
+        link.peer.send(&hex(BAD));
+        assert_eq!(link.peer.take(28), hex(TERMINATE));
+        scene.is_over(&mut link, End::Closed, &ALL_FLUSHED);
+        assert_eq!(scene.victim.event().1, link.qp.index);
+    }
+    scene.ends();
+}
+
+#[test]
+fn mpa_c_04_whatever_octet_is_wrong_nothing_is_placed() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let ulpdu = tagged(
+        0xc1,
+        0x40,
+        scene.victim.stag("all"),
+        scene.victim.buffer(),
+        &[0xaa; 101],
+    );
+    let len = scene.victim.link(Role::Called).peer.framed(&[&ulpdu]).len();
+    // ULPDU_Length apart: with that wrong the CRC is looked for elsewhere. Control octets, Stag, offset, payload, pad, CRC.
+    for (number, at) in [2, 3, 4, 8, 15, 16, 60, 116, 117, 119, 120, 123]
+        .into_iter()
+        .enumerate()
+    {
+        assert!(at < len);
+        let mut link = scene.victim.link(ROLES[number % 2]);
+        let mut bytes = link.peer.framed(&[&ulpdu]);
+        bytes[at] ^= 0x10;
+        scene.breaks_by(&mut link, 0x2002, &bytes, &[], &ALL_FLUSHED);
+        scene.is_pristine();
+    }
+    scene.ends();
+}
+
+#[test]
+fn mpa_c_04_a_wrong_length_ends_in_a_wrong_crc() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    for role in ROLES {
+        for len in [0x0013_u16, 0x0017, 0x0100] {
+            let mut link = scene.victim.link(role);
+            let mut bytes = link.peer.framed(&[send(1, &[1; 30])]);
+            bytes[..2].copy_from_slice(&len.to_be_bytes());
+            bytes.resize(1024, 0x5a);
+            scene.breaks_by(&mut link, 0x2002, &bytes, &[], &ALL_FLUSHED);
+            scene.is_pristine();
+        }
+    }
+    scene.ends();
+}
+
+#[test]
+fn mpa_c_04_a_bad_crc_in_the_middle_of_a_send_takes_its_receive() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    for role in ROLES {
+        let mut link = scene.victim.link(role);
+        let first = link.peer.framed(&[untagged(0x01, 0x43, 0, 1, 0, b"good")]);
+        let mut second = link.peer.framed(&[untagged(0x41, 0x43, 0, 1, 4, b"evil")]);
+        second[20] ^= 1;
+        scene.breaks_by(&mut link, 0x2002, &[first, second].concat(), &[], &ALL_FLUSHED);
+    }
+    scene.ends();
+}
+
+/// Flag C of either side, in both roles: a bad CRC matters if one of them is set.
+#[track_caller]
+fn crc_if_one_wants_it(victims: u8, peers: u8, markers: u8) {
+    let mut scene = or_skip!(Scene::with(victims | markers));
+    let wish = Wish {
+        flags: peers | markers,
+        ..Wish::default()
+    };
+    for role in ROLES {
+        let mut link = scene.victim.link_as(role, &wish, victims | markers);
+        let mut fpdu = link.peer.framed(&[send(1, b"hello")]);
+        let last = fpdu.len() - 1;
+        fpdu[last] ^= 0x80;
+        if victims | peers == 0 {
+            link.peer.send(&fpdu);
+            assert_eq!(scene.victim.received(link.qp), (0, 5));
+        } else {
+            scene.breaks_by(&mut link, 0x2002, &fpdu, &[], &ALL_FLUSHED);
+        }
+    }
+    scene.ends();
+}
+
+#[test]
+fn mpa_c_05_both_want_crcs() {
+    crc_if_one_wants_it(CRC, CRC, 0);
+    crc_if_one_wants_it(CRC, CRC, MARKERS);
+}
+
+#[test]
+fn mpa_c_05_the_peer_alone_wants_crcs() {
+    crc_if_one_wants_it(0, CRC, 0);
+    crc_if_one_wants_it(0, CRC, MARKERS);
+}
+
+#[test]
+fn mpa_c_05_the_victim_alone_wants_crcs() {
+    crc_if_one_wants_it(CRC, 0, 0);
+    crc_if_one_wants_it(CRC, 0, MARKERS);
+}
+
+#[test]
+fn mpa_c_05_nobody_wants_crcs() {
+    crc_if_one_wants_it(0, 0, 0);
+    crc_if_one_wants_it(0, 0, MARKERS);
+}
+
+#[test]
+fn mpa_f_13_the_last_fpdu_of_a_write_is_placed_only_if_its_crc_is_good() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    for role in ROLES {
+        let (stag, at) = (scene.victim.stag("all"), scene.victim.buffer());
+        let mut link = scene.victim.link(role);
+        let good = link.peer.framed(&[
+            tagged(0x81, 0x40, stag, at, &[1; 1000]),
+            tagged(0x81, 0x40, stag, at + 1000, &[2; 1000]),
+        ]);
+        let mut bad = link
+            .peer
+            .framed(&[tagged(0xc1, 0x40, stag, at + 2000, &[3; 1000])]);
+        let end = bad.len() - 4;
+        let crc = crc32c(&bad[..end]).map(|octet| !octet);
+        bad[end..].copy_from_slice(&crc);
+        scene.breaks_by(&mut link, 0x2002, &[good, bad].concat(), &[], &ALL_FLUSHED);
+        let mut expected = filled(ARENA_SEED, 3 * PAGE);
+        expected[PAGE..PAGE + 1000].fill(1);
+        expected[PAGE + 1000..PAGE + 2000].fill(2);
+        assert!(scene.victim.arena() == expected);
+        scene.victim.order(&format!("fill arena {ARENA_SEED:x}"));
+    }
+    scene.ends();
+}
+
+#[test]
+fn mpa_c_04_sends_under_way_are_flushed_in_order() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    for role in ROLES {
+        let mut link = scene.victim.link(role);
+        // A Read that is never answered keeps what is behind it from completing.
+        let inbox = scene.victim.address("inbox");
+        let far = (0x1000, 0x2000);
+        scene.victim.posts(link.qp, 4, 100, "in", inbox, 64, far);
+        scene.victim.sends(link.qp, 101, 5);
+        scene.victim.sends(link.qp, 102, 5);
+        for _ in 0..3 {
+            link.peer.ulpdu();
+        }
+        link.peer.send(&hex(BAD));
+        assert_eq!(link.peer.ulpdu(), complaint(0x2002, &[]));
+        let sends = [100, 101, 102].map(|id| (id, status::FLUSHED));
+        scene.is_over(&mut link, End::Closed, &[&sends[..], &ALL_FLUSHED].concat());
+        assert_eq!(scene.victim.event().1, link.qp.index);
+    }
+    scene.ends();
+}

@@ -1,0 +1,199 @@
+//! The end of a stream, good and bad (RFC 5044 §8, RFC 5041 §6.2; conformance §1.5, DDP-T).
+
+use urnic_tests::or_skip;
+use urnic_tests::peer::End;
+use urnic_tests::ulpdu::{send, untagged, write};
+use urnic_tests::victim::{ARENA_SEED, LARGE_SEED, Link, PAGE, ROLES, filled, opcode, state, status};
+
+use super::{ALL_FLUSHED, Scene};
+
+/// Posts a Read that will not be answered, and a Send behind it; both are on the wire afterwards.
+#[track_caller]
+fn asks(scene: &mut Scene, link: &mut Link) {
+    let inbox = scene.victim.address("inbox");
+    scene
+        .victim
+        .posts(link.qp, opcode::READ, 100, "in", inbox, 64, (0x1000, 0x2000));
+    scene.victim.sends(link.qp, 101, 5);
+    link.peer.ulpdu();
+    link.peer.ulpdu();
+}
+
+/// How requests end whose peer is gone: the first one says why (InfiniBand's manners).
+const SENDS_LOST: [(u64, u64); 2] = [(100, status::RETRY_EXC_ERR), (101, status::FLUSHED)];
+
+#[test]
+fn mpa_e_01_a_reset_is_an_error() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    for role in ROLES {
+        let mut link = scene.victim.link(role);
+        link.peer.tell(&[send(1, b"hello")]);
+        assert_eq!(scene.victim.received(link.qp), (0, 5));
+        asks(&mut scene, &mut link);
+        let Link { qp, peer } = link;
+        peer.reset();
+        scene
+            .victim
+            .completes(qp, &[&SENDS_LOST[..], &ALL_FLUSHED[1..]].concat());
+        assert_eq!(scene.victim.state(qp), state::ERR);
+    }
+    scene.is_pristine();
+    scene.ends();
+}
+
+#[test]
+fn mpa_e_01_a_reset_within_an_fpdu_is_an_error() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let late = write(scene.victim.stag("all"), scene.victim.buffer(), &[7; 2000]);
+    for role in ROLES {
+        let mut link = scene.victim.link(role);
+        let fpdu = link.peer.framed(&[&late]);
+        link.peer.send(&fpdu[..1000]);
+        scene.victim.is_healthy();
+        let Link { qp, peer } = link;
+        peer.reset();
+        scene.victim.completes(qp, &ALL_FLUSHED);
+        assert_eq!(scene.victim.state(qp), state::ERR);
+    }
+    scene.is_pristine();
+    scene.ends();
+}
+
+#[test]
+fn mpa_e_01_an_end_within_an_fpdu_is_an_error() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let late = write(scene.victim.stag("all"), scene.victim.buffer(), &[7; 2000]);
+    for role in ROLES {
+        // Within the length, behind it, within the header, in the payload, before the last octet.
+        for part in [1, 2, 10, 1000, 2019] {
+            let mut link = scene.victim.link(role);
+            asks(&mut scene, &mut link);
+            let fpdu = link.peer.framed(&[&late]);
+            link.peer.send(&fpdu[..part]);
+            link.peer.finish();
+            scene.is_over(&mut link, End::Closed, &[&SENDS_LOST[..], &ALL_FLUSHED].concat());
+        }
+    }
+    scene.is_pristine();
+    scene.ends();
+}
+
+#[test]
+fn mpa_e_01_an_end_within_a_message_is_an_error() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    for role in ROLES {
+        let mut link = scene.victim.link(role);
+        link.peer.tell(&[untagged(0x01, 0x43, 0, 1, 0, b"and")]);
+        link.peer.finish();
+        scene.is_over(&mut link, End::Closed, &ALL_FLUSHED);
+    }
+    scene.ends();
+}
+
+#[test]
+fn mpa_e_01_an_end_with_a_read_outstanding_is_an_error() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    for role in ROLES {
+        let mut link = scene.victim.link(role);
+        asks(&mut scene, &mut link);
+        link.peer.finish();
+        scene.is_over(&mut link, End::Closed, &[&SENDS_LOST[..], &ALL_FLUSHED].concat());
+    }
+    scene.ends();
+}
+
+#[test]
+fn mpa_e_05_an_orderly_end_flushes_receives_only_after_the_grace() {
+    // Native connections have InfiniBand's manners: a peer that has stopped talking is no error yet.
+    let mut scene = or_skip!(Scene::start(&[("URNIC_NATIVE_FIN_GRACE_MS", "700")]));
+    for role in ROLES {
+        let mut link = scene.victim.link(role);
+        link.peer.tell(&[send(1, b"hello")]);
+        link.peer.finish();
+        assert_eq!(scene.victim.received(link.qp), (0, 5));
+        assert!(scene.victim.has_none(link.qp), "nothing is flushed at once");
+        assert_eq!(scene.victim.state(link.qp), state::RTS);
+        scene.is_over(&mut link, End::Closed, &ALL_FLUSHED[1..]);
+        scene.victim.sends(link.qp, 100, 5);
+        scene.victim.completes(link.qp, &[(100, status::RETRY_EXC_ERR)]);
+    }
+    scene.ends();
+}
+
+#[test]
+fn mpa_e_05_a_send_after_the_peer_s_end_fails() {
+    let mut scene = or_skip!(Scene::start(&[("URNIC_NATIVE_FIN_GRACE_MS", "600000")]));
+    for role in ROLES {
+        let mut link = scene.victim.link(role);
+        link.peer.finish();
+        // The FIN may be on its way for a while.
+        let failed = (0x100..0x1000).find_map(|id| {
+            scene.victim.sends(link.qp, id, 5);
+            let wc = scene.victim.completion(link.qp);
+            assert_eq!(wc.id, id);
+            Some(wc.status).filter(|status| *status != status::SUCCESS)
+        });
+        assert_eq!(failed, Some(status::RETRY_EXC_ERR));
+        scene.victim.completes(link.qp, &ALL_FLUSHED);
+        assert_eq!(scene.victim.state(link.qp), state::ERR);
+    }
+    scene.ends();
+}
+
+#[test]
+fn ddp_t_05_what_was_sent_arrives_although_the_queue_pair_is_gone() {
+    const LEN: usize = 60_000;
+    let mut scene = or_skip!(Scene::start(&[]));
+    let content = filled(LARGE_SEED, LEN);
+    for role in ROLES {
+        let Link { qp, mut peer } = scene.victim.link(role);
+        let from = scene.victim.address("large");
+        scene
+            .victim
+            .posts(qp, opcode::SEND, 100, "big", from, LEN as u64, (0, 0));
+        scene.victim.completes(qp, &[(100, status::SUCCESS)]);
+        // Unread input makes TCP throw away what it has not delivered, unless one is careful.
+        peer.tell(&[write(1, 0, b""), send(1, b"unread")]);
+        scene.victim.destroys(qp);
+        let mut came = peer.ulpdu().split_off(18);
+        while came.len() < LEN {
+            came.extend(&peer.ulpdu()[18..]);
+        }
+        assert!(came == content);
+        assert_eq!(peer.end(), End::Closed);
+    }
+    scene.ends();
+}
+
+#[test]
+fn mpa_e_02_a_write_behind_an_error_is_not_placed() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    for role in ROLES {
+        let (stag, at) = (scene.victim.stag("all"), scene.victim.buffer());
+        let mut link = scene.victim.link(role);
+        let good = link.peer.framed(&[write(stag, at, b"good")]);
+        let mut bad = link.peer.framed(&[write(stag, at + 100, b"bad")]);
+        bad[17] ^= 1;
+        // `breaks_by` adds a good Write.
+        scene.breaks_by(&mut link, 0x2002, &[good, bad].concat(), &[], &ALL_FLUSHED);
+        let mut expected = filled(ARENA_SEED, 3 * PAGE);
+        expected[PAGE..PAGE + 4].copy_from_slice(b"good");
+        assert!(scene.victim.arena() == expected);
+        scene.victim.order(&format!("fill arena {ARENA_SEED:x}"));
+    }
+    scene.ends();
+}
+
+#[test]
+fn mpa_e_04_a_terminate_gets_out_past_a_peer_that_still_talks() {
+    // Much unread input must not turn the close into a reset, which would take the Terminate back.
+    let mut scene = or_skip!(Scene::start(&[]));
+    for role in ROLES {
+        let mut link = scene.victim.link(role);
+        let mut ulpdus = vec![vec![0x41; 3]];
+        ulpdus.extend((1..400).map(|_| write(1, 0, &[1; 4000])));
+        let bytes = link.peer.framed(&ulpdus);
+        scene.breaks_by(&mut link, 0x1000, &bytes, &ulpdus[0], &ALL_FLUSHED);
+    }
+    scene.ends();
+}

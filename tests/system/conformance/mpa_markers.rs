@@ -1,0 +1,262 @@
+//! Markers (RFC 5044 §§4.2, 4.3; conformance §1.2).
+
+use urnic_tests::framing::{Framing, crc32c};
+use urnic_tests::or_skip;
+use urnic_tests::peer::{End, Peer, hex};
+use urnic_tests::ulpdu::{complaint, send, write};
+use urnic_tests::victim::{
+    ARENA_SEED, CRC, Frame, Link, MARKERS, PAGE, ROLES, Role, Victim, Wish, filled, status,
+};
+
+use super::{ALL_FLUSHED, Scene, variables};
+
+/// Lengths of messages that put markers everywhere: before, in and behind headers, payloads, pads.
+const LENGTHS: [usize; 12] = [0, 1, 484, 488, 491, 24, 464, 1200, 506, 4000, 5, 492];
+
+/// Messages of all those lengths both ways, between these two.
+#[track_caller]
+fn exchange(victim: &mut Victim, link: &mut Link) {
+    let buffer = filled(ARENA_SEED, 2 * PAGE).split_off(PAGE);
+    for (id, len) in (0..).zip(LENGTHS) {
+        let content = filled(id, len);
+        victim.receives_at(link.qp, id, 0, PAGE as u64);
+        link.peer.tell(&[send(id as u32 + 1, &content)]);
+        assert_eq!(victim.received(link.qp), (id, len as u64));
+        assert!(victim.dump("inbox", 0, len) == content, "{len} octets");
+        victim.sends(link.qp, 0x100 + id, len as u64);
+        victim.completes(link.qp, &[(0x100 + id, status::SUCCESS)]);
+        assert_eq!(link.peer.ulpdu(), send(id as u32 + 1, &buffer[..len]));
+    }
+}
+
+/// M of either side's frame, in both roles: the reader of the raw peer checks that each marker is there, and nothing else.
+#[track_caller]
+fn markers_as_wanted(victims: u8, peers: u8) {
+    let mut victim = or_skip!(Victim::start(&variables(victims | CRC)));
+    let wish = Wish {
+        flags: peers | CRC,
+        receives: 0,
+        ..Wish::default()
+    };
+    for role in ROLES {
+        let mut link = victim.link_as(role, &wish, victims | CRC);
+        exchange(&mut victim, &mut link);
+    }
+    victim.leaves();
+}
+
+#[test]
+fn mpa_m_01_a_peer_that_wants_markers_gets_them() {
+    markers_as_wanted(0, MARKERS);
+}
+
+#[test]
+fn mpa_m_01_markers_that_we_want_are_taken_out() {
+    markers_as_wanted(MARKERS, 0);
+}
+
+#[test]
+fn mpa_m_01_markers_both_ways() {
+    markers_as_wanted(MARKERS, MARKERS);
+}
+
+#[test]
+fn mpa_m_02_without_a_wish_there_are_none() {
+    markers_as_wanted(0, 0);
+}
+
+#[test]
+fn mpa_m_01_markers_without_crc() {
+    let mut victim = or_skip!(Victim::start(&variables(MARKERS)));
+    let wish = Wish {
+        flags: MARKERS,
+        receives: 0,
+        ..Wish::default()
+    };
+    for role in ROLES {
+        let mut link = victim.link_as(role, &wish, MARKERS);
+        exchange(&mut victim, &mut link);
+    }
+    victim.leaves();
+}
+
+/// A victim that wants markers, called by a peer that has not said anything in full operation.
+fn wants_markers() -> Result<Victim, String> {
+    Victim::start(&variables(CRC | MARKERS))
+}
+
+/// Calls it, up to its Reply.
+#[track_caller]
+fn called(victim: &mut Victim) -> Link {
+    let (qp, request) = victim.expecting(&Wish::default());
+    let mut peer = Peer::call(victim.listener(qp));
+    peer.send(&request.octets());
+    assert_eq!(Frame::read(&mut peer).flags, 0xd0, "S, C, M");
+    Link { qp, peer }
+}
+
+/// A Send of so many zeros.
+fn zeros(msn: u32, len: usize) -> Vec<u8> {
+    send(msn, &vec![0; len])
+}
+
+#[test]
+fn mpa_m_03_the_first_marker_comes_first() {
+    // Vector RFC5044-FIG5.
+    let mut victim = or_skip!(wants_markers());
+    let mut link = called(&mut victim);
+    link.peer.send(&hex(
+        "00000000 002a4143 00000000 00000000 00000001 00000000 00000000 00000000 00000000 00000000 00000000 00000000 52239983",
+    ));
+    assert_eq!(victim.received(link.qp), (0, 24));
+    victim.leaves();
+}
+
+#[test]
+fn mpa_m_05_a_marker_points_back_to_its_fpdu() {
+    // Vector RFC5044-FIG6: behind 492 octets, a marker 20 octets into the FPDU.
+    let mut victim = or_skip!(wants_markers());
+    let mut link = called(&mut victim);
+    let first = Framing::new(true, true).frame(&zeros(1, 464));
+    assert_eq!(first.len(), 492);
+    link.peer.send(&first);
+    link.peer.send(&hex(
+        "002a4143 00000000 00000000 00000002 00000000 00000014 00000000 00000000 00000000 00000000 00000000 00000000 84925898",
+    ));
+    assert_eq!(victim.received(link.qp), (0, 464));
+    assert_eq!(victim.received(link.qp), (1, 24));
+    victim.leaves();
+}
+
+#[test]
+fn mpa_m_06_a_marker_between_fpdus_belongs_to_the_second() {
+    // Vector M-BETWEEN.
+    let mut victim = or_skip!(wants_markers());
+    let mut link = called(&mut victim);
+    let first = Framing::new(true, true).frame(&zeros(1, 484));
+    assert_eq!(first.len(), 512);
+    link.peer.send(&first);
+    link.peer.send(&hex(
+        "00000000 00174143 00000000 00000000 00000002 00000000 68656c6c 6f000000 d5299f20",
+    ));
+    assert_eq!(victim.received(link.qp), (0, 484));
+    assert_eq!(victim.received(link.qp), (1, 5));
+    victim.leaves();
+}
+
+#[test]
+fn mpa_m_07_a_marker_between_pad_and_crc_belongs_to_the_first() {
+    // Vector M-PADCRC.
+    let mut victim = or_skip!(wants_markers());
+    let mut link = called(&mut victim);
+    let first = Framing::new(true, true).frame(&zeros(1, 488));
+    assert_eq!(first[508..], hex("00000000 000001fc 38cf64e8"));
+    link.peer.send(&first);
+    link.peer.send(&hex(
+        "00174143 00000000 00000000 00000002 00000000 68656c6c 6f000000 16d8c75d",
+    ));
+    assert_eq!(victim.received(link.qp), (0, 488));
+    assert_eq!(victim.received(link.qp), (1, 5));
+    victim.leaves();
+}
+
+#[test]
+fn mpa_m_08_all_markers_in_an_fpdu_point_to_its_start() {
+    // Vector M-MULTI.
+    let mut victim = or_skip!(wants_markers());
+    let mut link = called(&mut victim);
+    let mut fpdu = hex("00000000 04c24143 00000000 00000000 00000001 00000000");
+    fpdu.resize(512, 0);
+    fpdu.extend(hex("000001fc"));
+    fpdu.resize(1024, 0);
+    fpdu.extend(hex("000003fc"));
+    fpdu.resize(1232, 0);
+    fpdu.extend(hex("082f573a"));
+    link.peer.send(&fpdu);
+    assert_eq!(victim.received(link.qp), (0, 1200));
+    victim.leaves();
+}
+
+/// FPDUs of two Sends, the first of `len` zeros so that the second begins 492 octets into the stream; the marker in that,
+/// 20 octets on, is changed, and its CRC made good again.
+fn remarked(framing: &mut Framing, len: usize, change: impl Fn(&mut [u8])) -> Vec<u8> {
+    let mut bytes = framing.frame(&zeros(1, len));
+    let second = bytes.len();
+    bytes.extend(framing.frame(&zeros(2, 24)));
+    change(&mut bytes[second + 20..second + 24]);
+    let end = bytes.len() - 4;
+    let crc = crc32c(&bytes[second..end]);
+    bytes[end..].copy_from_slice(&crc);
+    bytes
+}
+
+#[test]
+fn mpa_m_04_reserved_bits_of_a_marker_are_ignored() {
+    let mut victim = or_skip!(wants_markers());
+    // The reserved half, and (MPA-M-05) the two low bits of FPDUPTR.
+    let changes: [fn(&mut [u8]); 2] = [
+        |marker| marker[..2].copy_from_slice(b"!?"),
+        |marker| marker[3] |= 3,
+    ];
+    for change in changes {
+        let mut link = called(&mut victim);
+        link.peer
+            .send(&remarked(&mut Framing::new(true, true), 464, change));
+        assert_eq!(victim.received(link.qp), (0, 464));
+        assert_eq!(victim.received(link.qp), (1, 24));
+    }
+    victim.leaves();
+}
+
+/// In both roles: a marker changed like this, with M and perhaps C agreed, is refused.
+#[track_caller]
+fn refused(flags: u8, change: impl Fn(&mut [u8])) {
+    let mut scene = or_skip!(Scene::with(flags));
+    let wish = Wish {
+        flags: 0,
+        ..Wish::default()
+    };
+    for role in ROLES {
+        let mut link = scene.victim.link_as(role, &wish, flags);
+        if role == Role::Calls {
+            // What the RTR is when we call: both streams are 24 octets long now.
+            link.peer.tell(&[write(1, 0, b"")]);
+        }
+        let bytes = remarked(&mut link.peer.outbound, 444, &change);
+        let completions = [&[(0, status::SUCCESS)], &ALL_FLUSHED[1..]].concat();
+        scene.breaks_by(&mut link, 0x2003, &bytes, &[], &completions);
+    }
+    scene.ends();
+}
+
+#[test]
+fn mpa_m_11_a_marker_that_points_elsewhere_terminates() {
+    for pointer in [0_u32, 0x10, 0x18, 0xfffc] {
+        refused(CRC | MARKERS, |marker| {
+            marker.copy_from_slice(&pointer.to_be_bytes());
+        });
+    }
+}
+
+#[test]
+fn mpa_m_11_a_marker_that_points_elsewhere_terminates_without_crc_too() {
+    refused(MARKERS, |marker| marker[3] = 0x40);
+}
+
+#[test]
+fn mpa_m_11_a_marker_where_the_stream_has_none_terminates() {
+    // The peer counts from elsewhere: its markers come four octets late, and are read as payload.
+    let mut scene = or_skip!(Scene::with(CRC | MARKERS));
+    for role in ROLES {
+        let mut link = scene.victim.link_as(role, &Wish::default(), CRC | MARKERS);
+        let mut unmarked = Framing::new(true, false);
+        let bytes = unmarked.frame(&zeros(1, 1000));
+        link.peer.send(&bytes);
+        // The CRC is looked for where markers would have pushed it, and is not there.
+        link.peer.send(&[0; 64]);
+        assert_eq!(link.peer.ulpdu(), complaint(0x2002, &[]));
+        scene.is_over(&mut link, End::Closed, &ALL_FLUSHED);
+        assert_eq!(scene.victim.event(), (1, link.qp.index));
+    }
+    scene.ends();
+}

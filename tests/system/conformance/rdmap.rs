@@ -1,0 +1,852 @@
+//! RDMAP (RFC 5040; conformance §5).
+
+use urnic_tests::or_skip;
+use urnic_tests::peer::{End, hex};
+use urnic_tests::ulpdu::{
+    SINK_STAG, SINK_TO, complaint, invalidating, read_header, read_request, read_response, send, tagged,
+    terminate, untagged, write,
+};
+use urnic_tests::victim::{
+    ARENA_SEED, CRC, LARGE, LARGE_SEED, Link, PAGE, ROLES, Role, Victim, Wish, filled, opcode, status,
+};
+
+use super::{ALL_FLUSHED, Scene};
+
+/// What the buffer holds.
+fn buffer() -> Vec<u8> {
+    filled(ARENA_SEED, 2 * PAGE).split_off(PAGE)
+}
+
+// Control field.
+
+#[test]
+fn rdm_c_02_the_invalidate_word_of_a_plain_send_is_ignored() {
+    let mut victim = or_skip!(Victim::start(&[]));
+    for role in ROLES {
+        let mut link = victim.link(role);
+        let (stag, at) = (victim.stag("all"), victim.buffer());
+        for (msn, opcode) in [(1, 0x43), (2, 0x45)] {
+            link.peer
+                .tell(&[invalidating(0x41, opcode, stag, 0, msn, 0, b"hello")]);
+            let wc = victim.completion(link.qp);
+            assert_eq!((wc.status, wc.flags), (status::SUCCESS, 0), "{wc:?}");
+        }
+        link.peer.tell(&[write(stag, at, b"still"), send(3, b"")]);
+        victim.received(link.qp);
+        assert_eq!(victim.dump("arena", PAGE, 5), b"still");
+    }
+    victim.leaves();
+}
+
+#[test]
+fn rdm_m_05_another_rdmap_version_terminates() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let (stag, at) = (scene.victim.stag("all"), scene.victim.buffer());
+    for octet in [0x03, 0x83, 0xc3] {
+        scene.refuses(0x0205, &[untagged(0x41, octet, 0, 1, 0, b"hello")]);
+    }
+    scene.refuses(0x0205, &[tagged(0xc1, 0x80, stag, at, b"abcd")]);
+    scene.ends();
+}
+
+#[test]
+fn rdm_m_05_an_unknown_opcode_terminates() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    for opcode in [0x4c, 0x4d, 0x4e, 0x4f] {
+        scene.refuses(0x0206, &[untagged(0x41, opcode, 0, 1, 0, b"hello")]);
+    }
+    // Vector F-TERM-OPC-026.
+    let mut link = scene.victim.link(Role::Called);
+    link.peer.tell(&[untagged(0x41, 0x4c, 0, 1, 0, b"hello")]);
+    assert_eq!(
+        link.peer.take(48),
+        hex(
+            "002a4147 00000000 00000002 00000001 00000000 0206c000 0017414c 00000000 00000000 00000001 00000000 \
+             87f98155"
+        )
+    );
+    scene.victim.event();
+    scene.ends();
+}
+
+// Reads that the peer asks for.
+
+#[test]
+fn rdm_r_01_a_read_request_is_answered() {
+    let mut victim = or_skip!(Victim::start(&[]));
+    for role in ROLES {
+        let mut link = victim.link(role);
+        let at = victim.buffer();
+        // Any Stag that may be read; all of the buffer; its first and last octet.
+        for (msn, (name, offset, len)) in (1..).zip([
+            ("all", 8, 100),
+            ("read", 0, 4096),
+            ("read", 0, 1),
+            ("all", 4095, 1),
+        ]) {
+            link.peer
+                .tell(&[read_request(msn, victim.stag(name), at + offset, len)]);
+            let expected = &buffer()[offset as usize..][..len as usize];
+            assert_eq!(link.peer.ulpdu(), read_response(SINK_STAG, SINK_TO, expected));
+        }
+        assert!(victim.has_none(link.qp), "the program is not told of it");
+    }
+    victim.leaves();
+}
+
+#[test]
+fn rdm_r_02_the_sink_comes_back_uninterpreted() {
+    let mut victim = or_skip!(Victim::start(&[]));
+    let (stag, at) = (victim.stag("all"), victim.buffer());
+    for role in ROLES {
+        let mut link = victim.link(role);
+        for (msn, (sink_stag, sink_to)) in (1..).zip([(0_u32, u64::MAX), (u32::MAX, 0), (stag, at)]) {
+            let mut header = read_header(sink_to, 4, stag, at);
+            header[..4].copy_from_slice(&sink_stag.to_be_bytes());
+            link.peer.tell(&[untagged(0x41, 0x41, 1, msn, 0, &header)]);
+            assert_eq!(
+                link.peer.ulpdu(),
+                read_response(sink_stag, sink_to, &buffer()[..4])
+            );
+        }
+    }
+    victim.leaves();
+}
+
+#[test]
+fn rdm_r_03_a_read_of_nothing_is_not_checked() {
+    let mut victim = or_skip!(Victim::start(&[]));
+    for role in ROLES {
+        let mut link = victim.link(role);
+        // Vectors F-RREQ0-RTR, and F-RRESP0 in answer; then what siw emits, for whose source Stag 1 there is no region either.
+        link.peer.send(&hex(
+            "002e4141 00000000 00000001 00000001 00000000 00000001 00000000 00000000 00000000 00000001 00000000 \
+             00000000 27dbd7e7",
+        ));
+        assert_eq!(
+            link.peer.take(20),
+            hex("000ec142 00000001 00000000 00000000 21a3e83e")
+        );
+        let sources = [(0, 0), (u32::MAX, u64::MAX), (victim.stag("foreign"), 0)];
+        for (msn, (stag, to)) in (2..).zip(sources) {
+            link.peer.tell(&[read_request(msn, stag, to, 0)]);
+            assert_eq!(link.peer.ulpdu(), read_response(SINK_STAG, SINK_TO, b""));
+        }
+    }
+    victim.leaves();
+}
+
+#[test]
+fn rdm_r_04_reads_are_answered_in_order() {
+    let mut victim = or_skip!(Victim::start(&[]));
+    let wish = Wish {
+        ird: 16,
+        ..Wish::default()
+    };
+    let lens = [5000, 1, 100_000, 0, 70_000, 3, 200_000, 17];
+    for role in ROLES {
+        let mut link = victim.link_as(role, &wish, CRC);
+        let (stag, at) = (victim.stag("big"), victim.address("large"));
+        let content = filled(LARGE_SEED, 200_000);
+        let requests: Vec<_> = (1..)
+            .zip(lens)
+            .map(|(msn, len)| read_request(msn, stag, at, len))
+            .collect();
+        link.peer.tell(&requests);
+        for len in lens {
+            let mut came = Vec::<u8>::new();
+            loop {
+                let ulpdu = link.peer.ulpdu();
+                assert_eq!(
+                    ulpdu[2..14],
+                    read_response(SINK_STAG, SINK_TO + came.len() as u64, b"")[2..]
+                );
+                came.extend(&ulpdu[14..]);
+                if ulpdu[..2] == [0xc1, 0x42] {
+                    break;
+                }
+                assert_eq!(ulpdu[..2], [0x81, 0x42]);
+            }
+            assert!(came == content[..len as usize]);
+        }
+    }
+    victim.leaves();
+}
+
+#[test]
+fn rdm_m_03_a_read_request_is_checked() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let at = scene.victim.buffer();
+    let [all, foreign, write_only, local, zero] =
+        ["all", "foreign", "write", "local", "zero"].map(|name| scene.victim.stag(name));
+    let no_stag = scene.victim.no_stag();
+    for (error, stag, to, len) in [
+        (0x0100, no_stag, at, 64),
+        (0x0100, all ^ 1, at, 64),
+        (0x0101, all, at + 4000, 97),
+        (0x0101, all, at - 1, 2),
+        (0x0101, all, at, u32::MAX),
+        (0x0101, zero, 4096, 1),
+        (0x0102, write_only, at, 64),
+        (0x0102, local, at, 64),
+        (0x0103, foreign, at, 64),
+        (0x0104, all, u64::MAX, 2),
+        (0x0104, zero, u64::MAX - 99, 200),
+    ] {
+        scene.refuses(error, &[read_request(1, stag, to, len)]);
+    }
+    // The queue pair's own rights: writing alone.
+    let wish = Wish {
+        access: 2,
+        ..Wish::default()
+    };
+    for role in ROLES {
+        let link = scene.victim.link_as(role, &wish, CRC);
+        scene.breaks(link, 0x0102, &[read_request(1, all, at, 64)], &ALL_FLUSHED);
+    }
+    scene.ends();
+}
+
+#[test]
+fn rdm_m_03_a_read_request_s_place_on_its_queue_is_checked() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let (stag, at) = (scene.victim.stag("all"), scene.victim.buffer());
+    let header = read_header(SINK_TO, 64, stag, at);
+    for msn in [0, 2, 77] {
+        scene.refuses(0x1203, &[read_request(msn, stag, at, 64)]);
+    }
+    scene.refuses(0x1204, &[untagged(0x41, 0x41, 1, 1, 4, &header)]);
+    // Its only segment must be its last (L), and no longer or shorter than the header is.
+    scene.refuses(0x1205, &[untagged(0x01, 0x41, 1, 1, 0, &header)]);
+    for role in ROLES {
+        for payload in [&header[..27], &[&header[..], b"!"].concat(), b""] {
+            let mut link = scene.victim.link(role);
+            let bad = untagged(0x41, 0x41, 1, 1, 0, payload);
+            link.peer.tell(&[&bad]);
+            // No RFC says which; the DDP header goes along.
+            let answer = link.peer.ulpdu();
+            assert_eq!(answer[..18], terminate(b"")[..]);
+            assert_eq!(answer[20..22], [0xc0, 0]);
+            assert_eq!(answer[22..24], (bad.len() as u16).to_be_bytes());
+            assert_eq!(answer[24..], bad[..18]);
+            scene.is_over(&mut link, End::Closed, &ALL_FLUSHED);
+            assert_eq!(scene.victim.event().1, link.qp.index);
+        }
+    }
+    scene.ends();
+}
+
+/// Takes what comes of a Read Response into `content` from `at` on; the ULPDU behind it.
+#[track_caller]
+fn response_until_something_else(link: &mut Link, mut at: usize, content: &[u8]) -> (usize, Vec<u8>) {
+    loop {
+        let ulpdu = link.peer.ulpdu();
+        if ulpdu[1] != 0x42 {
+            return (at, ulpdu);
+        }
+        assert_eq!(
+            ulpdu[..14],
+            tagged(0x81, 0x42, SINK_STAG, SINK_TO + at as u64, b"")[..]
+        );
+        assert!(content[at..].starts_with(&ulpdu[14..]), "at {at}");
+        at += ulpdu.len() - 14;
+    }
+}
+
+#[test]
+fn rdm_r_06_more_reads_than_agreed_terminate() {
+    // Answers longer than TCP buffers, and nobody who takes them: the requests pile up.
+    let mut scene = or_skip!(Scene::start(&[]));
+    let wish = Wish {
+        ird: 2,
+        ..Wish::default()
+    };
+    let content = filled(LARGE_SEED, LARGE as usize);
+    for role in ROLES {
+        let mut link = scene.victim.link_as(role, &wish, CRC);
+        let (stag, at) = (scene.victim.stag("big"), scene.victim.address("large"));
+        let requests = [1, 2, 3].map(|msn| read_request(msn, stag, at, LARGE));
+        link.peer.tell(&requests);
+        // SEC-06: nobody else is kept from anything by it.
+        scene.others_go_on();
+        let (came, answer) = response_until_something_else(&mut link, 0, &content);
+        assert!(came < LARGE as usize);
+        assert_eq!(answer, complaint(0x1202, &requests[2]));
+        scene.is_over(&mut link, End::Closed, &ALL_FLUSHED);
+        assert_eq!(scene.victim.event().1, link.qp.index);
+    }
+    scene.ends();
+}
+
+#[test]
+fn rdm_r_06_as_many_reads_as_agreed_are_answered() {
+    let mut victim = or_skip!(Victim::start(&[]));
+    let wish = Wish {
+        ird: 2,
+        ..Wish::default()
+    };
+    let content = filled(LARGE_SEED, LARGE as usize);
+    for role in ROLES {
+        let mut link = victim.link_as(role, &wish, CRC);
+        let (stag, at) = (victim.stag("big"), victim.address("large"));
+        link.peer
+            .tell(&[1, 2].map(|msn| read_request(msn, stag, at, LARGE)));
+        victim.is_healthy();
+        for _ in [1, 2] {
+            let mut came = 0;
+            while came < content.len() {
+                let ulpdu = link.peer.ulpdu();
+                assert_eq!(ulpdu[1], 0x42);
+                assert!(content[came..].starts_with(&ulpdu[14..]));
+                came += ulpdu.len() - 14;
+            }
+        }
+    }
+    victim.leaves();
+}
+
+#[test]
+fn rdm_r_09_a_source_that_goes_during_the_answer_terminates() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let content = filled(LARGE_SEED, LARGE as usize);
+    let mut link = scene.victim.link(Role::Called);
+    let (stag, at) = (scene.victim.stag("big"), scene.victim.address("large"));
+    let request = read_request(1, stag, at, LARGE);
+    link.peer.tell(&[&request]);
+    // Part of the answer is there, the rest is stuck behind it.
+    let first = link.peer.ulpdu();
+    assert_eq!(first[..2], [0x81, 0x42]);
+    scene.victim.deregisters("big");
+    let (came, answer) = response_until_something_else(&mut link, first.len() - 14, &content);
+    assert!(came < LARGE as usize, "TCP buffered {came} octets");
+    let sent = came as u64;
+    let rest = read_header(SINK_TO + sent, LARGE - came as u32, stag, at + sent);
+    assert_eq!(
+        answer,
+        terminate(&[&hex("0100e000 002e")[..], &request[..18], &rest].concat())
+    );
+    scene.is_over(&mut link, End::Closed, &ALL_FLUSHED);
+    assert_eq!(scene.victim.event().1, link.qp.index);
+    scene.ends();
+}
+
+// Reads that we ask for.
+
+/// Octets of a Read of ours, and where it goes in the inbox.
+const READ: usize = 64;
+
+/// Has the victim read; the Request is what it should be. Returns sink Stag and offset.
+#[track_caller]
+fn reads(victim: &mut Victim, link: &mut Link, id: u64, msn: u32) -> (u32, u64) {
+    let (stag, at) = (victim.stag("in"), victim.address("inbox"));
+    victim.posts(
+        link.qp,
+        opcode::READ,
+        id,
+        "in",
+        at,
+        READ as u64,
+        (0x7f00_0000_2000, 0x200),
+    );
+    let mut header = stag.to_be_bytes().to_vec();
+    header.extend(at.to_be_bytes());
+    header.extend((READ as u32).to_be_bytes());
+    header.extend(hex("00000200 00007f00 00002000"));
+    assert_eq!(link.peer.ulpdu(), untagged(0x41, 0x41, 1, msn, 0, &header));
+    (stag, at)
+}
+
+#[test]
+fn rdm_r_05_no_more_reads_than_agreed_are_outstanding() {
+    let mut victim = or_skip!(Victim::start(&[]));
+    let wish = Wish {
+        ord: 2,
+        ..Wish::default()
+    };
+    for role in ROLES {
+        let mut link = victim.link_as(role, &wish, CRC);
+        let (stag, at) = reads(&mut victim, &mut link, 100, 1);
+        reads(&mut victim, &mut link, 101, 2);
+        for id in 102..104 {
+            victim.posts(link.qp, opcode::READ, id, "in", at, READ as u64, (0, 1));
+        }
+        victim.is_healthy();
+        link.peer.stays_silent(std::time::Duration::from_millis(100));
+        // Each answer lets one more go.
+        for msn in [3, 4] {
+            link.peer.tell(&[read_response(stag, at, &[1; READ])]);
+            let request = link.peer.ulpdu();
+            assert_eq!(
+                (&request[..2], &request[10..14]),
+                (&[0x41, 0x41][..], &u32::to_be_bytes(msn)[..])
+            );
+        }
+        link.peer.tell(&[
+            read_response(stag, at, &[1; READ]),
+            read_response(stag, at, &[2; READ]),
+        ]);
+        victim.completes(link.qp, &[100, 101, 102, 103].map(|id| (id, status::SUCCESS)));
+        assert_eq!(victim.dump("inbox", 0, READ), [2; READ]);
+    }
+    victim.leaves();
+}
+
+#[test]
+fn rdm_r_07_an_answer_may_come_in_segments() {
+    let mut victim = or_skip!(Victim::start(&[]));
+    for role in ROLES {
+        let mut link = victim.link(role);
+        let (stag, at) = reads(&mut victim, &mut link, 100, 1);
+        link.peer.tell(&[
+            tagged(0x81, 0x42, stag, at, &[1; 40]),
+            tagged(0x81, 0x42, stag, at + 40, &[2; 20]),
+            send(1, b"between"),
+            tagged(0xc1, 0x42, stag, at + 60, &[3; 4]),
+        ]);
+        victim.completes(link.qp, &[(0, status::SUCCESS), (100, status::SUCCESS)]);
+        assert_eq!(
+            victim.dump("inbox", 0, READ),
+            [&[1; 40][..], &[2; 20], &[3; 4]].concat()
+        );
+    }
+    victim.leaves();
+}
+
+#[test]
+fn rdm_r_07_a_response_nobody_asked_for_terminates() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let at = scene.victim.buffer();
+    for stag in [scene.victim.stag("all"), scene.victim.no_stag()] {
+        scene.refuses(0x1100, &[read_response(stag, at, b"abcd")]);
+    }
+    // Nor one of nothing: it answers no Request either.
+    scene.refuses(0x1100, &[read_response(1, 0, b"")]);
+    scene.ends();
+}
+
+#[test]
+fn rdm_r_07_a_response_that_does_not_fit_terminates() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let all = scene.victim.stag("all");
+    let buffer = scene.victim.buffer();
+    let before = scene.victim.dump("inbox", 0, 2 * READ);
+    let (stag, at) = (scene.victim.stag("in"), scene.victim.address("inbox"));
+    for (error, answer) in [
+        // Another Stag, even a good one.
+        (0x1100, read_response(all, buffer, &[1; READ])),
+        (0x1100, read_response(scene.victim.no_stag(), at, &[1; READ])),
+        // Another place, more than was asked for.
+        (0x1101, read_response(stag, at + 1, &[1; READ])),
+        (0x1101, read_response(stag, at - 1, &[1; READ])),
+        (0x1101, read_response(stag, at, &[1; READ + 1])),
+        (0x1101, tagged(0x81, 0x42, stag, at, &[1; READ + 1])),
+        // Less, and said to be all.
+        (0x02ff, read_response(stag, at, &[1; READ - 1])),
+        (0x02ff, read_response(stag, at, b"")),
+    ] {
+        for role in ROLES {
+            let mut link = scene.victim.link(role);
+            reads(&mut scene.victim, &mut link, 100, 1);
+            let completions = [&[(100, status::FLUSHED)], &ALL_FLUSHED[..]].concat();
+            scene.breaks(link, error, std::slice::from_ref(&answer), &completions);
+            assert_eq!(scene.victim.dump("inbox", 0, 2 * READ), before);
+        }
+    }
+    scene.ends();
+}
+
+#[test]
+fn rdm_r_07_a_response_twice_terminates() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    for role in ROLES {
+        let mut link = scene.victim.link(role);
+        let (stag, at) = reads(&mut scene.victim, &mut link, 100, 1);
+        let answer = read_response(stag, at, &[1; READ]);
+        let completions = [&[(100, status::SUCCESS)], &ALL_FLUSHED[..]].concat();
+        scene.breaks(link, 0x1100, &[answer.clone(), answer], &completions);
+    }
+    scene.ends();
+}
+
+#[test]
+fn vrb_m_02_a_sink_of_a_read_may_not_be_written_to() {
+    // It has no remote right; the answer to a Read is another matter.
+    let mut scene = or_skip!(Scene::start(&[]));
+    for role in ROLES {
+        let mut link = scene.victim.link(role);
+        let (stag, at) = reads(&mut scene.victim, &mut link, 100, 1);
+        let completions = [&[(100, status::FLUSHED)], &ALL_FLUSHED[..]].concat();
+        scene.breaks(link, 0x0102, &[write(stag, at, &[1; READ])], &completions);
+    }
+    scene.ends();
+}
+
+// Sends.
+
+#[test]
+fn rdm_s_01_a_send_of_nothing_takes_a_receive() {
+    let mut victim = or_skip!(Victim::start(&[]));
+    for role in ROLES {
+        let mut link = victim.link(role);
+        link.peer.tell(&[send(1, b""), send(2, b"hello"), send(3, b"")]);
+        for expected in [(0, 0), (1, 5), (2, 0)] {
+            assert_eq!(victim.received(link.qp), expected);
+        }
+    }
+    victim.leaves();
+}
+
+#[test]
+fn rdm_s_04_an_stag_that_cannot_be_invalidated_terminates() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let invalidate = |opcode: u8, stag: u32| invalidating(0x41, opcode, stag, 0, 1, 0, b"hello");
+    let (no_stag, foreign, all) = (
+        scene.victim.no_stag(),
+        scene.victim.stag("foreign"),
+        scene.victim.stag("all"),
+    );
+    for opcode in [0x44, 0x46] {
+        // Unknown; of another domain; and (SEC-03) one that several streams share.
+        scene.refuses(0x0209, &[invalidate(opcode, no_stag)]);
+        scene.refuses(0x0109, &[invalidate(opcode, foreign)]);
+        scene.refuses(0x0209, &[invalidate(opcode, all)]);
+    }
+    let mut link = scene.victim.link(Role::Called);
+    let at = scene.victim.buffer();
+    link.peer.tell(&[write(all, at, b"still"), send(1, b"")]);
+    scene.victim.received(link.qp);
+    assert_eq!(scene.victim.dump("arena", PAGE, 5), b"still");
+    scene.ends();
+}
+
+// Terminates of ours.
+
+#[test]
+fn rdm_t_02_terminates_carry_the_headers_of_what_they_are_about() {
+    let mut victim = or_skip!(Victim::start(&[]));
+    let at = victim.buffer();
+    for role in ROLES {
+        // A Write: M and D, length 0x12, 14 octets of header (as vector F-TERM-WRITE-111).
+        let mut link = victim.link(role);
+        let stag = victim.stag("all");
+        link.peer.tell(&[write(stag, at + 4093, b"abcd")]);
+        let mut expected = hex("4147 00000000 00000002 00000001 00000000 1101c000 0012 c140");
+        expected.extend(stag.to_be_bytes());
+        expected.extend((at + 4093).to_be_bytes());
+        assert_eq!(link.peer.ulpdu(), expected);
+
+        // A Read Request: M, D and R, length 0x2e, 18 octets and 28 (as vector F-TERM-RREQ-012).
+        let mut link = victim.link(role);
+        let request = read_request(1, victim.stag("write"), at, 64);
+        link.peer.tell(&[&request]);
+        let mut expected = hex("4147 00000000 00000002 00000001 00000000 0102e000 002e");
+        expected.extend(&request);
+        assert_eq!(link.peer.ulpdu(), expected);
+    }
+    victim.leaves();
+}
+
+#[test]
+fn rdm_s_04_the_terminate_of_an_invalidate_has_no_rdmap_header() {
+    let mut victim = or_skip!(Victim::start(&[]));
+    let mut link = victim.link(Role::Called);
+    let foreign = victim.stag("foreign");
+    link.peer
+        .tell(&[invalidating(0x41, 0x44, foreign, 0, 1, 0, b"hello")]);
+    // As vector F-TERM-INV-019.
+    let mut expected = hex("4147 00000000 00000002 00000001 00000000 0109c000 0017 4144");
+    expected.extend(foreign.to_be_bytes());
+    expected.extend(hex("00000000 00000001 00000000"));
+    assert_eq!(link.peer.ulpdu(), expected);
+    victim.leaves();
+}
+
+#[test]
+fn rdm_t_07_an_error_of_our_own_says_so_without_headers() {
+    // An lkey that nobody has.
+    let mut scene = or_skip!(Scene::start(&[]));
+    for role in ROLES {
+        let mut link = scene.victim.link(role);
+        let bad = format!("#{:x}", scene.victim.no_stag());
+        let at = scene.victim.buffer();
+        scene.victim.sends(link.qp, 99, 5);
+        scene
+            .victim
+            .posts(link.qp, opcode::SEND, 100, &bad, at, 5, (0, 0));
+        assert_eq!(link.peer.ulpdu()[..2], [0x41, 0x43]);
+        assert_eq!(link.peer.ulpdu(), terminate(&[0; 4]));
+        let completions = [
+            &[(99, status::SUCCESS), (100, status::LOC_PROT_ERR)],
+            &ALL_FLUSHED[..],
+        ];
+        scene.is_over(&mut link, End::Closed, &completions.concat());
+    }
+    scene.ends();
+}
+
+// Terminates of the peer.
+
+/// In both roles: requests on the wire, then this Terminate. It is not answered; requests end like this.
+#[track_caller]
+fn terminated_by(scene: &mut Scene, ulpdu: impl Fn(&[u8], &[u8]) -> Vec<u8>, read: u64, sent: u64) {
+    for role in ROLES {
+        let mut link = scene.victim.link(role);
+        reads(&mut scene.victim, &mut link, 100, 1);
+        let request = {
+            let (stag, at) = (scene.victim.stag("in"), scene.victim.address("inbox"));
+            let mut header = stag.to_be_bytes().to_vec();
+            header.extend(at.to_be_bytes());
+            header.extend((READ as u32).to_be_bytes());
+            header.extend(hex("00000200 00007f00 00002000"));
+            untagged(0x41, 0x41, 1, 1, 0, &header)
+        };
+        scene.victim.sends(link.qp, 101, 5);
+        let message = link.peer.ulpdu();
+        let bad = ulpdu(&request, &message);
+        link.peer.tell(&[&bad]);
+        // RDM-T-05: an orderly end, at once; RDM-T-06: all that is outstanding fails.
+        let completions = [&[(100, read), (101, sent)], &ALL_FLUSHED[..]].concat();
+        scene.is_over(&mut link, End::Closed, &completions);
+    }
+    scene.goes_on();
+}
+
+#[test]
+fn rdm_t_06_a_terminate_fails_what_is_outstanding() {
+    use status::*;
+    let mut scene = or_skip!(Scene::start(&[]));
+    // About the stream: a bad CRC (vector F-TERM-202), a local catastrophe.
+    terminated_by(
+        &mut scene,
+        |_, _| terminate(&hex("20020000")),
+        RETRY_EXC_ERR,
+        FLUSHED,
+    );
+    terminated_by(
+        &mut scene,
+        |_, _| terminate(&hex("00000000")),
+        REM_OP_ERR,
+        FLUSHED,
+    );
+    // About the Read, with all headers.
+    let about_read = |request: &[u8], _: &[u8]| terminate(&[&hex("0102e000 002e")[..], request].concat());
+    terminated_by(&mut scene, about_read, REM_ACCESS_ERR, FLUSHED);
+    // About the Send: no buffer, too long.
+    let about_send = |control: &str, message: &[u8]| {
+        let len = (message.len() as u16).to_be_bytes();
+        terminate(&[&hex(control)[..], &len, &message[..18]].concat())
+    };
+    terminated_by(
+        &mut scene,
+        |_, message| about_send("1202c000", message),
+        FLUSHED,
+        RNR_RETRY_EXC_ERR,
+    );
+    terminated_by(
+        &mut scene,
+        |_, message| about_send("1205c000", message),
+        FLUSHED,
+        REM_INV_REQ_ERR,
+    );
+    scene.ends();
+}
+
+#[test]
+fn rdm_t_09_terminates_in_odd_forms_are_understood() {
+    use status::*;
+    let mut scene = or_skip!(Scene::start(&[]));
+    let plain = |payload: &'static str| move |_: &[u8], _: &[u8]| terminate(&hex(payload));
+    // cxgb4 and irdma: LLP errors under error type 3 (vector for 2/0/07).
+    terminated_by(&mut scene, plain("23070000"), RETRY_EXC_ERR, FLUSHED);
+    // siw on little-endian machines: nibbles swapped, M, D, R in the low bits. 0/1/02, with all headers.
+    terminated_by(
+        &mut scene,
+        |request, _| terminate(&[&hex("10020700 002e")[..], request].concat()),
+        REM_ACCESS_ERR,
+        FLUSHED,
+    );
+    // siw: R announced, and no RDMA header.
+    terminated_by(
+        &mut scene,
+        |request, _| terminate(&[&hex("0102e000 0012")[..], &request[..18]].concat()),
+        REM_ACCESS_ERR,
+        FLUSHED,
+    );
+    // Headers announced and cut off, at several places.
+    for len in [4, 5, 6, 16] {
+        terminated_by(
+            &mut scene,
+            |request, _| terminate(&[&hex("0102e000 002e")[..], request].concat()[..len]),
+            REM_ACCESS_ERR,
+            FLUSHED,
+        );
+    }
+    // M alone; D without M; reserved bits.
+    terminated_by(&mut scene, plain("01018000 002e"), REM_ACCESS_ERR, FLUSHED);
+    terminated_by(
+        &mut scene,
+        |request, _| terminate(&[&hex("01024000 002e")[..], &request[..18]].concat()),
+        REM_ACCESS_ERR,
+        FLUSHED,
+    );
+    terminated_by(&mut scene, plain("20021fff"), RETRY_EXC_ERR, FLUSHED);
+    // Numbers that mean nothing.
+    for payload in ["70000000", "f0ff0000", "20990000"] {
+        terminated_by(&mut scene, plain(payload), RETRY_EXC_ERR, FLUSHED);
+    }
+    // About something that we never sent: another MSN, a Write elsewhere.
+    for header in [
+        "1202c000 0017 4143 00000000 00000000 0000004d 00000000",
+        "1100c000 0012 c140 deadbeef 00000000 00000000",
+    ] {
+        let status = if header.starts_with("12") {
+            RNR_RETRY_EXC_ERR
+        } else {
+            REM_ACCESS_ERR
+        };
+        terminated_by(&mut scene, plain(header), status, FLUSHED);
+    }
+    // More behind it than belongs there.
+    terminated_by(
+        &mut scene,
+        |_, _| terminate(&[&hex("20020000")[..], &[0x47; 1000]].concat()),
+        RETRY_EXC_ERR,
+        FLUSHED,
+    );
+    scene.ends();
+}
+
+#[test]
+fn rdm_t_09_a_swapped_start_up_error_is_understood_while_nothing_was_sent() {
+    // siw's 2/0/06; 0/2/06 would be about a message, and there was none (vector, conformance §13.5).
+    let mut scene = or_skip!(Scene::start(&[]));
+    let mut link = scene.victim.link(Role::Called);
+    link.peer.send(&hex(
+        "00164147 00000000 00000002 00000001 00000000 02060000 6f77b973",
+    ));
+    scene.is_over(&mut link, End::Closed, &ALL_FLUSHED);
+    scene.victim.sends(link.qp, 100, 5);
+    scene.victim.completes(link.qp, &[(100, status::RETRY_EXC_ERR)]);
+    scene.ends();
+}
+
+#[test]
+fn rdm_t_04_a_terminate_needs_no_receive() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let wish = Wish {
+        receives: 0,
+        ..Wish::default()
+    };
+    for role in ROLES {
+        let mut link = scene.victim.link_as(role, &wish, CRC);
+        link.peer.tell(&[terminate(&hex("20020000"))]);
+        scene.is_over(&mut link, End::Closed, &[]);
+    }
+    scene.ends();
+}
+
+#[test]
+fn rdm_t_08_a_bad_terminate_makes_no_loop() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let good = hex("20020000");
+    for bad in [
+        // MSN, MO, L, queues, T, an Invalidate Stag's place is nobody's; too short for a control field.
+        untagged(0x41, 0x47, 2, 0, 0, &good),
+        untagged(0x41, 0x47, 2, 5, 0, &good),
+        untagged(0x41, 0x47, 2, 1, 4, &good),
+        untagged(0x01, 0x47, 2, 1, 0, &good),
+        untagged(0x41, 0x47, 0, 1, 0, &good),
+        untagged(0x41, 0x47, 1, 1, 0, &good),
+        untagged(0x41, 0x47, 9, 1, 0, &good),
+        tagged(0xc1, 0x47, 1, 0, &good),
+        terminate(b""),
+        terminate(&good[..3]),
+    ] {
+        for role in ROLES {
+            let mut link = scene.victim.link(role);
+            link.peer.tell(&[&bad]);
+            // Not a word, and the end: of one that makes no sense, by a reset.
+            scene.is_over(&mut link, End::Reset, &ALL_FLUSHED);
+        }
+    }
+    scene.ends();
+}
+
+#[test]
+fn rdm_t_04_two_terminates_that_cross_make_no_third() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    for role in ROLES {
+        let mut link = scene.victim.link(role);
+        let bad = send(9, b"hello");
+        link.peer.tell(&[bad.clone(), terminate(&hex("20020000"))]);
+        assert_eq!(link.peer.ulpdu(), complaint(0x1203, &bad));
+        scene.is_over(&mut link, End::Closed, &ALL_FLUSHED);
+        assert_eq!(scene.victim.event().1, link.qp.index);
+    }
+    scene.ends();
+}
+
+// RFC 7306, as far as its messages can be bad.
+
+#[test]
+fn x73_09_immediate_data_has_eight_octets() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let mut link = scene.victim.link(Role::Called);
+    // Vector F-IMM.
+    link.peer.send(&hex(
+        "001a4148 00000000 00000000 00000001 00000000 01020304 05060708 06c22805",
+    ));
+    let wc = scene.victim.completion(link.qp);
+    assert_eq!(
+        (wc.status, wc.more, wc.flags & 2),
+        (status::SUCCESS, 0x0102_0304, 2),
+        "{wc:?}"
+    );
+    for len in [0, 7, 9, 100] {
+        for role in ROLES {
+            let mut link = scene.victim.link(role);
+            let bad = untagged(0x41, 0x48, 0, 1, 0, &vec![1; len]);
+            link.peer.tell(&[&bad]);
+            let answer = link.peer.ulpdu();
+            assert_eq!(answer[24..], bad[..18], "{answer:02x?}");
+            scene.is_over(&mut link, End::Closed, &ALL_FLUSHED);
+            assert_eq!(scene.victim.event().1, link.qp.index);
+        }
+    }
+    scene.ends();
+}
+
+#[test]
+fn x73_02_an_atomic_without_the_right_terminates() {
+    // The queue pairs do not grant atomics, nor do the regions. Vector F-ATOMIC-FADD but for Stag and offset.
+    let mut scene = or_skip!(Scene::start(&[]));
+    let (stag, at) = (scene.victim.stag("all"), scene.victim.buffer());
+    let mut header = hex("00000000 00000055");
+    header.extend(stag.to_be_bytes());
+    header.extend(at.to_be_bytes());
+    header.extend(hex(
+        "00000000 00000001 00000000 00000000 00000000 00000000 ffffffff ffffffff",
+    ));
+    let request = untagged(0x41, 0x4a, 1, 1, 0, &header);
+    for role in ROLES {
+        let mut link = scene.victim.link(role);
+        let bytes = link.peer.framed(&[&request]);
+        link.peer.send(&bytes);
+        // X73-12: without the RDMA header.
+        let expected = [&hex("0102c000 0046")[..], &request[..18]].concat();
+        assert_eq!(link.peer.ulpdu(), terminate(&expected));
+        scene.is_over(&mut link, End::Closed, &ALL_FLUSHED);
+        assert_eq!(scene.victim.event().1, link.qp.index);
+        scene.is_pristine();
+    }
+    scene.ends();
+}
+
+#[test]
+fn x73_04_an_atomic_response_nobody_asked_for_terminates() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    // Vector F-ATOMIC-RESP.
+    let response = untagged(0x41, 0x4b, 3, 1, 0, &hex("00000055 00000000 00002222"));
+    scene.refuses(0x1202, &[response]);
+    scene.ends();
+}
