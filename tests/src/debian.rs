@@ -20,7 +20,14 @@ mount --rbind /proc "$root/proc"
 mount -t tmpfs tmpfs "$root/tmp"
 mkdir -m 755 "$root/tmp/urnic"
 cp "$plugin" "$root/tmp/urnic/liburnic.so"
-if [ -n "$tests" ]; then mkdir "$root/tmp/urnic/tests"; mount --bind "$tests" "$root/tmp/urnic/tests"; fi
+if [ -n "$tests" ]; then
+    mkdir "$root/tmp/urnic/tests" "$root/tmp/urnic/bin"
+    mount --bind "$tests" "$root/tmp/urnic/tests"
+    # They ask `rdma link` for a network device first, and sysfs if it names none. It asks the kernel, and fails on one without RDMA.
+    printf '#!/bin/sh\necho "[]"\n' >"$root/tmp/urnic/bin/rdma"
+    chmod 755 "$root/tmp/urnic/bin/rdma"
+    PATH=/tmp/urnic/bin:$PATH
+fi
 exec chroot "$root" "$@"
 "#;
 
