@@ -13,6 +13,7 @@ pub mod pair;
 pub mod peer;
 pub mod program;
 pub mod skip;
+pub mod startup;
 pub mod ulpdu;
 pub mod user;
 pub mod victim;

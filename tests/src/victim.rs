@@ -1,5 +1,4 @@
-//! A live program, `victim.c`, whose queue pairs are connected to raw [`Peer`]s of the test: what it says of itself, and
-//! the introduction by which a native connection is made, spelled out byte by byte.
+//! A live program, `victim.c`, whose queue pairs are connected to raw [`Peer`]s of the test.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -8,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::framing::Framing;
 use crate::peer::{Peer, hex};
 use crate::program::{Program, Running};
+use crate::startup::{CRC, ENHANCED, Frame, Introduction, MARKERS, WORD};
 use crate::ulpdu;
 
 /// Octets of the buffer that peers may read and write, and of the pages around it that they may not.
@@ -20,15 +20,8 @@ pub const RECEIVES: u64 = 4;
 const INBOX_PAGES: u64 = 1024;
 /// First page that [`Victim::receives`] uses; what is before is for tests that look for themselves.
 const FIRST_PAGE: u64 = 64;
-
-/// Flag M of start-up frames: markers are wanted.
-pub const MARKERS: u8 = 0x80;
-/// Flag C: CRCs are wanted.
-pub const CRC: u8 = 0x40;
-/// Flag R of a Reply: no.
-pub const REJECT: u8 = 0x20;
-/// Flag S: the private data begins with a word (RFC 6581 §6).
-pub const ENHANCED: u8 = 0x10;
+const OUR_PSN: u32 = 0x00_1234;
+const NONCE: u64 = 0x0123_4567_89ab_cdef;
 
 /// `enum ibv_wc_status`, as far as bad input leads to it.
 pub mod status {
@@ -80,96 +73,6 @@ pub mod event {
     pub const QP_REQ_ERR: u64 = 2;
     /// `IBV_EVENT_QP_ACCESS_ERR`.
     pub const QP_ACCESS_ERR: u64 = 3;
-}
-
-/// The frames' keys (RFC 5044 §7.1.1).
-const REQUEST_KEY: &[u8; 16] = b"MPA ID Req Frame";
-const REPLY_KEY: &[u8; 16] = b"MPA ID Rep Frame";
-/// A, C, and no negotiation of read depths (RFC 6581 §9).
-pub const WORD: u32 = 0xbfff_bfff;
-/// The zero-length Write that opens the responder's fence: vector F-WRITE0-RTR.
-pub const RTR: &str = "000ec140 00000001 00000000 00000000 ebd34c5f";
-const OUR_PSN: u32 = 0x00_1234;
-const NONCE: u64 = 0x0123_4567_89ab_cdef;
-
-/// A start-up frame (RFC 5044 §7.1.1, RFC 6581 §6).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Frame {
-    /// Key of a Request.
-    pub request: bool,
-    /// M, C, R, S and reserved ones.
-    pub flags: u8,
-    /// Revision.
-    pub revision: u8,
-    /// Private data, with the word if there is one.
-    pub private_data: Vec<u8>,
-}
-
-impl Frame {
-    /// Its octets.
-    pub fn octets(&self) -> Vec<u8> {
-        let key = if self.request { REQUEST_KEY } else { REPLY_KEY };
-        let len = (self.private_data.len() as u16).to_be_bytes();
-        [&key[..], &[self.flags, self.revision], &len, &self.private_data].concat()
-    }
-
-    /// Reads one.
-    #[track_caller]
-    pub fn read(peer: &mut Peer) -> Self {
-        let head = peer.take(20);
-        let request = head.starts_with(REQUEST_KEY);
-        assert!(request || head.starts_with(REPLY_KEY), "{head:02x?}");
-        let len = u16::from_be_bytes([head[18], head[19]]);
-        Self {
-            request,
-            flags: head[16],
-            revision: head[17],
-            private_data: peer.take(len.into()),
-        }
-    }
-
-    /// The word at the front of its private data.
-    pub fn word(&self) -> Option<u32> {
-        let octets = self.private_data.first_chunk()?;
-        (self.flags & ENHANCED != 0).then(|| u32::from_be_bytes(*octets))
-    }
-}
-
-/// How an end of a native connection introduces itself in private data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Introduction {
-    /// Its queue pair's number.
-    pub from: u32,
-    /// That of the queue pair it means.
-    pub to: u32,
-    /// Its first PSN.
-    pub sq_psn: u32,
-    /// The first PSN it expects.
-    pub rq_psn: u32,
-    /// How often its Sends are repeated when no receive is posted: 7 = for ever.
-    pub rnr_retry: u8,
-    /// Tells its calls apart.
-    pub nonce: u64,
-}
-
-impl Introduction {
-    /// Its octets: version 1, a call, PSN and `rnr_retry` known.
-    pub fn octets(&self) -> Vec<u8> {
-        let mut octets = b"uRNC".to_vec();
-        octets.extend([1, 0, 3, self.rnr_retry]);
-        octets.extend(
-            [self.from, self.to, self.sq_psn, self.rq_psn]
-                .map(u32::to_be_bytes)
-                .concat(),
-        );
-        octets.extend(self.nonce.to_be_bytes());
-        octets
-    }
-
-    /// With the word before it: private data of an enhanced frame.
-    pub fn with_word(&self, word: u32) -> Vec<u8> {
-        [word.to_be_bytes().to_vec(), self.octets()].concat()
-    }
 }
 
 /// Who of the two opens the connection.

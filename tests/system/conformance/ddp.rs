@@ -2,9 +2,10 @@
 
 use urnic_tests::or_skip;
 use urnic_tests::peer::hex;
+use urnic_tests::startup::CRC;
 use urnic_tests::ulpdu::{invalidating, read_request, send, tagged, untagged, write};
 use urnic_tests::victim::{
-    ARENA_SEED, CRC, LARGE_SEED, Link, PAGE, ROLES, Role, Victim, Wish, filled, opcode, status,
+    ARENA_SEED, LARGE_SEED, Link, PAGE, ROLES, Role, Victim, Wish, filled, opcode, status,
 };
 
 use super::{ALL_FLUSHED, Scene};

@@ -3,8 +3,9 @@
 use rustix::process::Signal;
 use urnic_tests::or_skip;
 use urnic_tests::peer::{End, Peer, hex};
+use urnic_tests::startup::CRC;
 use urnic_tests::ulpdu::{read_request, send, write};
-use urnic_tests::victim::{CRC, LARGE, Link, ROLES, Victim, Wish, opcode};
+use urnic_tests::victim::{LARGE, Link, ROLES, Victim, Wish, opcode};
 use urnic_tests::wait::{PATIENCE, until};
 
 use super::{ALL_FLUSHED, Scene};
@@ -78,7 +79,7 @@ fn thousands_of_idle_and_babbling_strangers_cost_little_and_stall_nobody() {
     // A genuine peer gets through while they are all there.
     let mut peer = Peer::call(scene.victim.listener(qp));
     peer.send(&request.octets());
-    urnic_tests::victim::Frame::read(&mut peer);
+    urnic_tests::startup::Frame::read(&mut peer);
     peer.tell(&[write(1, 0, b""), send(1, b"hello")]);
     assert_eq!(scene.victim.received(qp), (0, 5));
     let grown = resident(pid).saturating_sub(before);

@@ -9,12 +9,12 @@ mod mpa_framing;
 mod mpa_markers;
 mod mpa_startup;
 mod rdmap;
+mod rdmap_terminate;
 
 use urnic_tests::peer::End;
+use urnic_tests::startup::{CRC, MARKERS};
 use urnic_tests::ulpdu::{complaint, send, write};
-use urnic_tests::victim::{
-    ARENA_SEED, CRC, Link, MARKERS, PAGE, ROLES, Role, Victim, Wish, event, filled, state, status,
-};
+use urnic_tests::victim::{ARENA_SEED, Link, PAGE, ROLES, Role, Victim, Wish, event, filled, state, status};
 
 /// The victim's variables for flags M and C of its frames.
 fn variables(flags: u8) -> Vec<(&'static str, &'static str)> {

@@ -3,8 +3,9 @@
 use urnic_tests::framing::crc32c;
 use urnic_tests::or_skip;
 use urnic_tests::peer::{End, hex};
+use urnic_tests::startup::{CRC, MARKERS};
 use urnic_tests::ulpdu::{complaint, send, tagged, untagged};
-use urnic_tests::victim::{ARENA_SEED, CRC, MARKERS, PAGE, ROLES, Role, Victim, Wish, filled, status};
+use urnic_tests::victim::{ARENA_SEED, PAGE, ROLES, Role, Victim, Wish, filled, status};
 
 use super::{ALL_FLUSHED, Scene};
 

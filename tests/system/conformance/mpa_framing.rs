@@ -3,10 +3,9 @@
 use urnic_tests::netns::Netns;
 use urnic_tests::or_skip;
 use urnic_tests::peer::hex;
+use urnic_tests::startup::{CRC, MARKERS};
 use urnic_tests::ulpdu::{SINK_STAG, SINK_TO, read_request, read_response, send, tagged, untagged, write};
-use urnic_tests::victim::{
-    ARENA_SEED, CRC, LARGE_SEED, MARKERS, PAGE, ROLES, Role, Victim, Wish, filled, opcode, status,
-};
+use urnic_tests::victim::{ARENA_SEED, LARGE_SEED, PAGE, ROLES, Role, Victim, Wish, filled, opcode, status};
 
 use super::{Scene, variables};
 

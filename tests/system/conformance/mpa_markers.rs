@@ -3,10 +3,9 @@
 use urnic_tests::framing::{Framing, crc32c};
 use urnic_tests::or_skip;
 use urnic_tests::peer::{End, Peer, hex};
+use urnic_tests::startup::{CRC, Frame, MARKERS};
 use urnic_tests::ulpdu::{complaint, send, write};
-use urnic_tests::victim::{
-    ARENA_SEED, CRC, Frame, Link, MARKERS, PAGE, ROLES, Role, Victim, Wish, filled, status,
-};
+use urnic_tests::victim::{ARENA_SEED, Link, PAGE, ROLES, Role, Victim, Wish, filled, status};
 
 use super::{ALL_FLUSHED, Scene, variables};
 

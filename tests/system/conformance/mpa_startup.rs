@@ -6,10 +6,9 @@ use std::time::Duration;
 use urnic_tests::framing::Framing;
 use urnic_tests::or_skip;
 use urnic_tests::peer::{End, Peer, hex};
+use urnic_tests::startup::{CRC, ENHANCED, Frame, MARKERS, REJECT, WORD};
 use urnic_tests::ulpdu::{complaint, read_request, read_response, send, write};
-use urnic_tests::victim::{
-    CRC, ENHANCED, Frame, Link, MARKERS, REJECT, Role, Victim, WORD, Wish, state, status,
-};
+use urnic_tests::victim::{Link, Role, Victim, Wish, state, status};
 
 use super::{ALL_FLUSHED, Scene, variables};
 

@@ -1,0 +1,98 @@
+//! MPA start-up frames as octets, and the introduction in their private data by which a native connection is made.
+
+use crate::peer::Peer;
+
+/// Flag M of start-up frames: markers are wanted.
+pub const MARKERS: u8 = 0x80;
+/// Flag C: CRCs are wanted.
+pub const CRC: u8 = 0x40;
+/// Flag R of a Reply: no.
+pub const REJECT: u8 = 0x20;
+/// Flag S: the private data begins with a word (RFC 6581 §6).
+pub const ENHANCED: u8 = 0x10;
+
+/// The frames' keys (RFC 5044 §7.1.1).
+const REQUEST_KEY: &[u8; 16] = b"MPA ID Req Frame";
+const REPLY_KEY: &[u8; 16] = b"MPA ID Rep Frame";
+/// A, C, and no negotiation of read depths (RFC 6581 §9).
+pub const WORD: u32 = 0xbfff_bfff;
+
+/// A start-up frame (RFC 5044 §7.1.1, RFC 6581 §6).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// Key of a Request.
+    pub request: bool,
+    /// M, C, R, S and reserved ones.
+    pub flags: u8,
+    /// Revision.
+    pub revision: u8,
+    /// Private data, with the word if there is one.
+    pub private_data: Vec<u8>,
+}
+
+impl Frame {
+    /// Its octets.
+    pub fn octets(&self) -> Vec<u8> {
+        let key = if self.request { REQUEST_KEY } else { REPLY_KEY };
+        let len = (self.private_data.len() as u16).to_be_bytes();
+        [&key[..], &[self.flags, self.revision], &len, &self.private_data].concat()
+    }
+
+    /// Reads one.
+    #[track_caller]
+    pub fn read(peer: &mut Peer) -> Self {
+        let head = peer.take(20);
+        let request = head.starts_with(REQUEST_KEY);
+        assert!(request || head.starts_with(REPLY_KEY), "{head:02x?}");
+        let len = u16::from_be_bytes([head[18], head[19]]);
+        Self {
+            request,
+            flags: head[16],
+            revision: head[17],
+            private_data: peer.take(len.into()),
+        }
+    }
+
+    /// The word at the front of its private data.
+    pub fn word(&self) -> Option<u32> {
+        let octets = self.private_data.first_chunk()?;
+        (self.flags & ENHANCED != 0).then(|| u32::from_be_bytes(*octets))
+    }
+}
+
+/// How an end of a native connection introduces itself in private data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Introduction {
+    /// Its queue pair's number.
+    pub from: u32,
+    /// That of the queue pair it means.
+    pub to: u32,
+    /// Its first PSN.
+    pub sq_psn: u32,
+    /// The first PSN it expects.
+    pub rq_psn: u32,
+    /// How often its Sends are repeated when no receive is posted: 7 = for ever.
+    pub rnr_retry: u8,
+    /// Tells its calls apart.
+    pub nonce: u64,
+}
+
+impl Introduction {
+    /// Its octets: version 1, a call, PSN and `rnr_retry` known.
+    pub fn octets(&self) -> Vec<u8> {
+        let mut octets = b"uRNC".to_vec();
+        octets.extend([1, 0, 3, self.rnr_retry]);
+        octets.extend(
+            [self.from, self.to, self.sq_psn, self.rq_psn]
+                .map(u32::to_be_bytes)
+                .concat(),
+        );
+        octets.extend(self.nonce.to_be_bytes());
+        octets
+    }
+
+    /// With the word before it: private data of an enhanced frame.
+    pub fn with_word(&self, word: u32) -> Vec<u8> {
+        [word.to_be_bytes().to_vec(), self.octets()].concat()
+    }
+}
