@@ -78,9 +78,11 @@ impl Pair {
         (server, client)
     }
 
-    /// Runs both to their ends; panics with what both said if one does not end in time, or not soon after the other failed.
-    #[track_caller]
-    pub fn ends(&self) -> Both {
+    /// Runs both to their ends.
+    ///
+    /// # Errors
+    /// What both said, if one does not end in time, or not soon after the other failed.
+    pub fn tries(&self) -> Result<Both, String> {
         let (mut server, mut client) = self.start();
         let mut failed_at = None;
         let over = until(self.limit, || {
@@ -92,23 +94,28 @@ impl Pair {
             let hopeless = failed_at.is_some_and(|at: Instant| at.elapsed() > MOURNING);
             (over || hopeless).then_some(over)
         });
-        if over != Some(true) {
-            let state = |end: &mut Running| {
-                end.ended()
-                    .map_or("still running".to_owned(), |status| status.to_string())
-            };
-            let (s, c) = (state(&mut server), state(&mut client));
-            panic!(
-                "{} did not end in time\n--- server ({s}):\n{}\n--- client ({c}):\n{}",
-                self.client,
-                server.output(),
-                client.output()
-            );
+        if over == Some(true) {
+            return Ok(Both {
+                server: server.wait(),
+                client: client.wait(),
+            });
         }
-        Both {
-            server: server.wait(),
-            client: client.wait(),
-        }
+        let state = |end: &mut Running| {
+            end.ended()
+                .map_or("still running".to_owned(), |status| status.to_string())
+        };
+        let (s, c) = (state(&mut server), state(&mut client));
+        let (said, answered) = (server.output(), client.output());
+        Err(format!(
+            "{} did not end in time\n--- server ({s}):\n{said}\n--- client ({c}):\n{answered}",
+            self.client
+        ))
+    }
+
+    /// Runs both to their ends; panics with what both said if one does not end in time, or not soon after the other failed.
+    #[track_caller]
+    pub fn ends(&self) -> Both {
+        self.tries().unwrap_or_else(|said| panic!("{said}"))
     }
 
     /// Runs both; panics with what both said unless both succeed.

@@ -107,9 +107,19 @@ fn sleeping_on_events() {
     for name in ["ib_send_lat", "ib_read_bw", "ib_read_lat"] {
         runs(name, "-e -n 500", 1);
     }
-    // On iWARP its sender waits for credits, which come by RDMA Write, and asleep it does not see them: it must not get ahead of them,
-    // which messages larger than TCP's buffers see to.
-    runs("ib_send_bw", "-e -n 100 -s 2000000", 1);
+}
+
+#[test]
+fn ib_send_bw_sleeping_on_events() {
+    or_skip!(installed("ib_send_bw"));
+    // On iWARP its sender waits for credits, which the receiving program writes into its memory; asleep it does not see them come.
+    // When it outran them, which a busy machine makes happen now and then, both ends wait for ever, on any device. So: three tries.
+    let pair = Pair::new(&program("ib_send_bw", "-e")).within(Duration::from_secs(30));
+    let runs = |_| {
+        pair.tries()
+            .is_ok_and(|both| both.client.ok() && both.server.ok())
+    };
+    assert!((0..3).any(runs), "ib_send_bw -e never ended well");
 }
 
 #[test]
