@@ -38,6 +38,10 @@ use std::time::Duration;
 const LOOK_AROUND: u32 = 8;
 /// Empty polls with nobody about to wait after which a poller drives the device.
 const POLLER: u32 = 64;
+/// Polls in a row to which nothing came after which a poller lets others onto its processor, and how often then. Whoever is
+/// to send may be waiting for just that; with a processor of one's own it costs next to nothing.
+const PATIENCE: u32 = 256;
+const YIELD_EVERY: u32 = 16;
 /// Queue pairs attended to between two looks at the list.
 const BATCH: usize = 8;
 
@@ -47,6 +51,23 @@ struct Hot {
     /// The queue pair that last delivered to a thread of this shard; 0 = none.
     qid: AtomicU32,
     polls: AtomicU32,
+    /// Polls since something came.
+    idle: AtomicU32,
+}
+
+impl Hot {
+    /// Something came, or nothing.
+    fn note(&self, arrived: bool) {
+        if arrived {
+            self.idle.store(0, Ordering::Relaxed);
+            return;
+        }
+        let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
+        self.idle.store(idle, Ordering::Relaxed);
+        if idle >= PATIENCE && idle.is_multiple_of(YIELD_EVERY) {
+            rustix::thread::sched_yield();
+        }
+    }
 }
 
 /// What is to be done, and by whom.
@@ -305,7 +326,9 @@ impl Runtime {
                 if let Some(qp) = core.qps.find(qid)
                     && qp.kick(core, asked)
                 {
-                    self.hot[home_shard()].qid.store(qid, Ordering::Relaxed);
+                    let hot = &self.hot[home_shard()];
+                    hot.qid.store(qid, Ordering::Relaxed);
+                    hot.note(true);
                 }
             }
             Token::Stream(sid) => {
@@ -357,10 +380,11 @@ pub(crate) fn progress(core: &Core) {
         && let Some(qp) = core.qps.find(hot.qid.load(Ordering::Relaxed))
         && qp.is_readable()
     {
-        qp.kick(core, Asked::RECEIVE);
+        hot.note(qp.kick(core, Asked::RECEIVE));
         return;
     }
     runtime.poll_ready(core, Some(Duration::ZERO));
+    hot.note(false);
 }
 
 /// In manual mode: everything once.
@@ -386,7 +410,9 @@ pub(crate) fn step(core: &Core, now: Nanos) -> Option<Nanos> {
 pub(crate) fn shutdown(core: &Core) {
     core.streams.close_all(core);
     for qp in core.qps.all() {
-        qp.destroy(core, false);
+        let mut effects = Effects::default();
+        qp.destroy(core, false, &mut effects);
+        core.raise(effects);
     }
     let until = core.clock.now() + core.config.linger;
     loop {
