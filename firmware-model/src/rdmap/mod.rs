@@ -15,6 +15,7 @@
 //! | `engine` | the order of things: states, start, errors, end |
 //! | `requester` | work requests become messages; `flights` completes them in order; `reads` awaits the answers |
 //! | `inbound` | what an inbound segment is, and whose |
+//! | `held` | messages that wait for a receive |
 //! | `responder` | Sends and Writes are checked and placed; `answers` sends Read and Atomic Responses |
 //! | `turns` | requests and answers alternate |
 //! | `terminate` | what an error says on the wire, and what one received means |
@@ -25,6 +26,9 @@ mod answers;
 mod completions;
 mod engine;
 mod flights;
+#[cfg(fuzzing)]
+pub mod fuzzing;
+mod held;
 mod inbound;
 mod placement;
 mod reads;

@@ -84,6 +84,77 @@ fn a_stalled_stream_costs_bounded_memory() {
 }
 
 #[test]
+fn answers_pass_by_a_message_that_waits_for_a_receive() {
+    // Each side waits for its Read before it posts the receive that the other's Send needs.
+    let mut pair = native_pair();
+    let len = 300_000;
+    let regions = |node: &Node| (node.filled(&pattern(len)), node.region(len, everything()));
+    let (b_source, _) = regions(&pair.b);
+    let a_sink = pair.a.region(len, everything());
+    pair.a.post(&Work::send(1).inline(b"from a"));
+    pair.b.post(&Work::send(1).inline(b"from b"));
+    pair.run_now();
+    assert_eq!((pair.a.rx, pair.b.rx), (RxOutcome::Stalled, RxOutcome::Stalled));
+    // Requests wait behind what came before them …
+    pair.a
+        .post(&Work::read(2, b_source.stag, b_source.base).sge(a_sink.sge(0, len)));
+    pair.run_now();
+    assert_eq!(pair.a.sent(), [(1, SUCCESS)]);
+    // … so both sides post their Read first: the answers come all the same.
+    let mut pair = native_pair();
+    let ((a_source, a_sink), (b_source, b_sink)) = (regions(&pair.a), regions(&pair.b));
+    pair.a
+        .post(&Work::read(2, b_source.stag, b_source.base).sge(a_sink.sge(0, len)));
+    pair.a.post(&Work::send(3).inline(b"from a"));
+    pair.b
+        .post(&Work::read(2, a_source.stag, a_source.base).sge(b_sink.sge(0, len)));
+    pair.b.post(&Work::send(3).inline(b"from b"));
+    pair.run_now();
+    for (node, sink) in [(&mut pair.a, &a_sink), (&mut pair.b, &b_sink)] {
+        assert_eq!(node.rx, RxOutcome::Stalled);
+        assert_eq!(node.sent(), [(2, SUCCESS), (3, SUCCESS)]);
+        assert!(sink.bytes() == pattern(len));
+        node.post_recv(4, &[sink.sge(0, 6)]);
+    }
+    pair.run_now();
+    assert_eq!(pair.a.received(), [(4, SUCCESS, 6)]);
+    assert_eq!(pair.b.received(), [(4, SUCCESS, 6)]);
+    assert_eq!((pair.a.rx, pair.b.rx), (RxOutcome::Drained, RxOutcome::Drained));
+}
+
+#[test]
+fn a_fin_behind_a_waiting_message_is_seen_when_it_is_delivered() {
+    let mut pair = native_pair();
+    pair.a.post(&Work::send(1).inline(b"last words"));
+    pair.run_now();
+    pair.a.stream.finish();
+    pair.run_now();
+    assert!(!pair.b.has_event(EventKind::PeerClosed));
+    let region = pair.b.region(64, everything());
+    pair.b.post_recv(2, &[region.sge(0, 64)]);
+    pair.run_now();
+    assert_eq!(pair.b.received(), [(2, SUCCESS, 10)]);
+    assert!(pair.b.has_event(EventKind::PeerClosed));
+    assert_eq!(
+        (pair.b.engine.state(), pair.b.rx),
+        (QpState::Rts, RxOutcome::Finished)
+    );
+}
+
+#[test]
+fn a_reset_drops_what_waits() {
+    let mut pair = native_pair();
+    pair.a.post(&Work::send(1).inline(b"lost"));
+    pair.run_now();
+    pair.wire.reset();
+    pair.run_now();
+    assert_eq!(pair.b.engine.state(), QpState::Err);
+    pair.b.post_recv(2, &[]);
+    pair.run_now();
+    assert_eq!(pair.b.received(), [(2, FLUSHED, 0)]);
+}
+
+#[test]
 fn rnr_timeout_fails_the_sender_with_rnr_retry_exc() {
     let mut pair = native_pair();
     with_rnr_timeout(&mut pair.b, Duration::from_millis(50));

@@ -1,15 +1,13 @@
 //! What holds for whatever programs post, however the stream is cut, and whatever a peer says.
 
 use super::rig::*;
-use crate::rdmap::{Attachment, QpChange};
+use crate::rdmap::Attachment;
 use crate::stream::sim::Conditions;
 use proptest::prelude::*;
 use std::time::Duration;
 use urnic_verbs_api::device::cqe::CqeFlags;
 use urnic_verbs_api::device::wqe::{Opcode, SendFlags, Sge};
 use urnic_verbs_api::vocabulary::{QpState, WcOpcode, WcStatus};
-use urnic_wire::mpa::fpdu::{CrcMode, fpdu_len};
-use urnic_wire::mpa::marker;
 
 /// Bytes of memory that one work request has for itself.
 const SLOT: usize = 20_000;
@@ -444,53 +442,11 @@ proptest! {
         ulpdus in prop::collection::vec(ulpdu(), 0..12),
         noise in prop::collection::vec(any::<u8>(), 0..100),
         options in (any::<[bool; 5]>(), 1usize..5000),
-        stags in any::<bool>(),
+        knows_stag in any::<bool>(),
     ) {
-        let ([crc, markers, native_manners, initiator, extensions], cut) = options;
-        let base = if native_manners { native(initiator) } else { agreed(initiator) };
-        let attachment = Attachment { crc, markers_rx: markers, ..base };
-        let mut peer = Scripted::with(&Shape { extensions, ..Shape::default() }, attachment);
-        let (open, private) = (peer.node.region(4096, everything()), peer.node.region(4096, everything()));
-        for n in 0..4 {
-            peer.node.post_recv(n, &[open.sge(0, 1000)]);
-        }
-        for n in 0..2 {
-            peer.node.post(&Work::read(n, 5, 0).sge(open.sge(0, 100)));
-        }
-        peer.node.post(&Work::new(Opcode::FetchAdd, 2).to(5, 0).atomic(1, 1).sge(open.sge(8, 8)));
-        peer.node.post(&Work::send(3).inline(b"hello"));
-        peer.run();
-        let mut octets = Vec::new();
-        for mut ulpdu in ulpdus {
-            if stags && ulpdu.len() > 6 {
-                // A Stag that exists makes the segment go further.
-                ulpdu[2..6].copy_from_slice(&open.stag.to_be_bytes());
-            }
-            let mut fpdu = vec![0; 2 * fpdu_len(ulpdu.len()) + 64];
-            let len = match markers {
-                true => marker::emit(octets.len() as u64, &ulpdu, CrcMode::On, &mut fpdu),
-                false => urnic_wire::mpa::fpdu::emit(&ulpdu, CrcMode::On, &mut fpdu),
-            };
-            octets.extend_from_slice(&fpdu[..len]);
-        }
-        octets.extend_from_slice(&noise);
-        for part in octets.chunks(cut) {
-            if peer.wire.is_reset() {
-                break;
-            }
-            peer.say(part);
-        }
-        let terminates = peer.node.count(crate::counters::Counter::TxTerminates);
-        prop_assert!(terminates <= 1);
-        let change = QpChange { state: Some(QpState::Err), ..QpChange::default() };
-        peer.node.modify(change);
-        peer.advance(Duration::from_secs(10));
-        let sent: Vec<u64> = peer.node.sent().iter().map(|s| s.0).collect();
-        prop_assert_eq!(sent, [0, 1, 2, 3]);
-        let received: Vec<u64> = peer.node.received().iter().map(|r| r.0).collect();
-        prop_assert_eq!(received, [0, 1, 2, 3]);
-        prop_assert_eq!(private.bytes(), vec![0; 4096]);
-        prop_assert!(!peer.node.engine.is_attached());
+        let ([crc, markers, native, initiator, extensions], cut) = options;
+        let peer = Hostile { crc, markers, native, initiator, extensions, knows_stag, cut };
+        peer.say(ulpdus, &noise);
     }
 
     #[test]

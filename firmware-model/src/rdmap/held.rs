@@ -1,0 +1,65 @@
+//! Messages that wait for a receive to be posted, where that is waited for (native connections).
+//!
+//! The program that should post it may itself wait for a Read that it posted before. So answers to our requests pass by;
+//! what else comes stays in order behind the message that waits, up to a limit; then the stream is not read any more.
+
+use std::collections::VecDeque;
+use urnic_wire::rdmap::Opcode;
+
+/// Bytes that may wait.
+const LIMIT: usize = 256 << 10;
+
+/// ULPDUs in the order in which they came.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    ulpdus: VecDeque<Box<[u8]>>,
+    bytes: usize,
+}
+
+impl Held {
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.ulpdus.is_empty()
+    }
+
+    /// Whether a ULPDU that begins so must wait behind those that wait.
+    #[inline]
+    pub(super) fn stops(&self, ulpdu: &[u8]) -> bool {
+        const PASSING: [u8; 3] = [
+            Opcode::ReadResponse as u8,
+            Opcode::AtomicResponse as u8,
+            Opcode::Terminate as u8,
+        ];
+        !self.is_empty()
+            && !ulpdu
+                .get(1)
+                .is_some_and(|control| PASSING.contains(&(control & 0xf)))
+    }
+
+    /// Takes a ULPDU in, if there is room.
+    pub(super) fn keep(&mut self, ulpdu: &[u8]) -> bool {
+        let room = self.bytes + ulpdu.len() <= LIMIT;
+        if room {
+            self.bytes += ulpdu.len();
+            self.ulpdus.push_back(ulpdu.into());
+        }
+        room
+    }
+
+    /// The one that came first.
+    pub(super) fn front(&self) -> Option<&[u8]> {
+        self.ulpdus.front().map(|ulpdu| &**ulpdu)
+    }
+
+    /// It need not wait any more.
+    pub(super) fn release(&mut self) {
+        if let Some(ulpdu) = self.ulpdus.pop_front() {
+            self.bytes -= ulpdu.len();
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.ulpdus.clear();
+        self.bytes = 0;
+    }
+}

@@ -1,0 +1,7 @@
+//! A whole protocol engine with work outstanding, against any peer.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| urnic_firmware_model::rdmap::fuzzing::engine_rx(data));
