@@ -27,6 +27,7 @@ mod sys;
 #[cfg(test)]
 mod tests;
 pub mod time;
+mod turns;
 
 pub use config::{DeviceAddress, Limits, ModelConfig, Prefix, Reach};
 pub use counters::{Counter, Counters};

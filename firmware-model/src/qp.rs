@@ -1,7 +1,6 @@
 //! A queue pair: an engine, its stream, and who may run it when.
 //!
-//! Nobody waits for a queue pair's lock on the data path. Whoever wants something done leaves word in `asked` and tries
-//! the lock; the holder looks at `asked` again after letting go ([`Qp::kick`]).
+//! Nobody waits for a queue pair's lock on the data path: see [`Turns`].
 //!
 //! *Gathering.* A ring is served at once. From the [`BURST`]th ring with no poll between, sends are gathered: the event
 //! index moves [`GATHERED`] blocks ahead, and what is posted until then leaves with the next poll, arm, or tick of the
@@ -16,10 +15,11 @@ use crate::rdmap::{Attachment, Engine, NoStream, QpChange, QpParams, RxOutcome, 
 use crate::runtime::Token;
 use crate::stream::Stream;
 use crate::time::Nanos;
+use crate::turns::Turns;
 use crate::{Counters, counters};
 use std::ops::BitOr;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use urnic_verbs_api::device::command::{QpStatus, Status};
 use urnic_verbs_api::device::event::QpFault;
 use urnic_verbs_api::vocabulary::QpState;
@@ -74,21 +74,19 @@ impl BitOr for Asked {
 #[derive(Debug)]
 pub(crate) struct Qp {
     pub(crate) id: u32,
-    label: u32,
     pub(crate) pd: u32,
     pub(crate) uar: u32,
     pub(crate) send_cq: Arc<CompletionQueue>,
     pub(crate) recv_cq: Arc<CompletionQueue>,
     pub(crate) srq: Option<Arc<SharedReceiveQueue>>,
     pub(crate) counters: Counters,
-    asked: AtomicU32,
+    turns: Turns<Inner>,
     /// What the runtime is to ask for later.
     later: AtomicU32,
     /// Whether the runtime has it on its list for that.
     pub(crate) listed: AtomicBool,
     /// Whether a read of the stream may find something.
     readable: AtomicBool,
-    inner: Mutex<Inner>,
 }
 
 #[derive(Debug)]
@@ -114,24 +112,22 @@ struct Inner {
 
 impl Qp {
     pub(crate) fn new(params: QpParams, uar: u32, srq: Option<Arc<SharedReceiveQueue>>) -> Qp {
-        let (id, label, pd) = (params.qid, params.label, params.pd);
+        let (id, pd) = (params.qid, params.pd);
         let (send_cq, recv_cq) = (params.send_cq.clone(), params.recv_cq.clone());
         let mut engine = Engine::new(params);
         engine.receive_source().ring_never();
         Qp {
             id,
-            label,
             pd,
             uar,
             send_cq,
             recv_cq,
             srq,
             counters: Counters::default(),
-            asked: AtomicU32::new(0),
             later: AtomicU32::new(0),
             listed: AtomicBool::new(false),
             readable: AtomicBool::new(false),
-            inner: Mutex::new(Inner {
+            turns: Turns::new(Inner {
                 engine,
                 stream: None,
                 blocked: false,
@@ -156,31 +152,17 @@ impl Qp {
 
     /// Has something done, here or by whoever is at it already. Returns whether bytes arrived.
     pub(crate) fn kick(self: &Arc<Qp>, core: &Core, asked: Asked) -> bool {
-        self.asked.fetch_or(asked.0, Ordering::AcqRel);
         let mut arrived = false;
-        loop {
-            // The asking comes before the attempt, and the holder's release before its last look: with full fences
-            // between them, one of the two sees the other.
-            fence(Ordering::SeqCst);
-            let mut inner = match self.inner.try_lock() {
-                Ok(inner) => inner,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return arrived,
-            };
-            let asked = Asked(self.asked.swap(0, Ordering::AcqRel));
-            let mut effects = Effects::default();
-            arrived |= self.run(core, &mut inner, asked, &mut effects);
-            drop(inner);
-            core.raise(effects);
-            fence(Ordering::SeqCst);
-            if self.asked.load(Ordering::Acquire) == 0 {
-                return arrived;
-            }
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.turns.ask(
+            asked.0,
+            |inner, asked| {
+                let mut effects = Effects::default();
+                arrived |= self.run(core, inner, Asked(asked), &mut effects);
+                effects
+            },
+            |effects| core.raise(effects),
+        );
+        arrived
     }
 
     fn env<'a>(&'a self, core: &'a Core, now: Nanos, effects: &'a mut Effects) -> Env<'a> {
@@ -364,25 +346,31 @@ impl Qp {
         self.later.load(Ordering::Relaxed) & !Asked::FLUSH.0 != 0
     }
 
-    /// Carries out `ModifyQp`.
-    pub(crate) fn modify(
-        self: &Arc<Qp>,
-        core: &Core,
-        change: QpChange,
+    /// Has a command look at or change the queue pair; what others asked for meanwhile is done when it is complete.
+    fn command<R>(
+        &self,
         effects: &mut Effects,
-    ) -> Result<(), Status> {
-        let mut inner = self.lock();
-        if change.state == Some(QpState::Reset) {
-            self.reset(core, &mut inner);
-            return Ok(());
-        }
-        let mut env = self.env(core, core.clock.now(), effects);
-        inner
-            .with_engine(|engine, stream| engine.modify(&change, &mut env, stream))
-            .map_err(|WrongState| Status::WrongState)?;
-        drop(inner);
-        effects.kick(self.id, Asked::RESUME | Asked::RECEIVE);
-        Ok(())
+        run: impl FnOnce(&mut Inner, &mut Effects) -> Result<(R, Asked), Status>,
+    ) -> Result<R, Status> {
+        let done = run(&mut self.turns.lock(), effects);
+        let asked = done.as_ref().map_or(Asked::NOTHING, |(_, asked)| *asked);
+        effects.kick(self.id, asked);
+        done.map(|(answer, _)| answer)
+    }
+
+    /// Carries out `ModifyQp`.
+    pub(crate) fn modify(&self, core: &Core, change: QpChange, effects: &mut Effects) -> Result<(), Status> {
+        self.command(effects, |inner, effects| {
+            if change.state == Some(QpState::Reset) {
+                self.reset(core, inner);
+                return Ok(((), Asked::NOTHING));
+            }
+            let mut env = self.env(core, core.clock.now(), effects);
+            inner
+                .with_engine(|engine, stream| engine.modify(&change, &mut env, stream))
+                .map_err(|WrongState| Status::WrongState)?;
+            Ok(((), Asked::RESUME | Asked::RECEIVE))
+        })
     }
 
     /// Back to the beginning, on the same rings: what is posted there is forgotten, and the indices go on.
@@ -392,17 +380,7 @@ impl Qp {
             stream.reset();
         }
         core.memory.unbind_all_of(self.id);
-        let params = QpParams {
-            qid: self.id,
-            label: self.label,
-            pd: self.pd,
-            sq: inner.engine.send_queue().anew(),
-            send_cq: self.send_cq.clone(),
-            rq: inner.engine.receive_source().anew(),
-            recv_cq: self.recv_cq.clone(),
-            extensions: core.config.rfc7306,
-        };
-        inner.engine = Engine::new(params);
+        inner.engine = inner.engine.anew();
         inner.engine.receive_source().ring_never();
         (inner.blocked, inner.hung_up, inner.held, inner.timer) = (false, false, false, None);
     }
@@ -414,60 +392,55 @@ impl Qp {
     }
 
     /// What `QueryQp` answers.
-    pub(crate) fn status(&self) -> QpStatus {
-        self.lock().engine.status()
+    pub(crate) fn status(&self, effects: &mut Effects) -> Result<QpStatus, Status> {
+        self.command(effects, |inner, _| Ok((inner.engine.status(), Asked::NOTHING)))
     }
 
     /// Begins RDMA mode on `stream`, which is taken if that succeeds.
     pub(crate) fn attach(
-        self: &Arc<Qp>,
+        &self,
         core: &Core,
         stream: &mut Option<Box<dyn Stream>>,
-        attachment: Attachment,
+        attachment: &Attachment,
         effects: &mut Effects,
     ) -> Result<(), Status> {
-        let mut inner = self.lock();
-        let Some(live) = stream.as_mut().filter(|_| !inner.dead && inner.stream.is_none()) else {
-            return Err(Status::WrongState);
-        };
-        let mut env = self.env(core, core.clock.now(), effects);
-        inner
-            .engine
-            .attach(&attachment, &mut env, &mut **live)
-            .map_err(|WrongState| Status::WrongState)?;
-        inner.stream = stream.take();
-        inner.held = true;
-        drop(inner);
-        effects.kick(self.id, Asked::ATTACHED | Asked::RESUME | Asked::RECEIVE);
-        Ok(())
+        self.command(effects, |inner, effects| {
+            let Some(live) = stream.as_mut().filter(|_| !inner.dead && inner.stream.is_none()) else {
+                return Err(Status::WrongState);
+            };
+            let mut env = self.env(core, core.clock.now(), effects);
+            inner
+                .engine
+                .attach(attachment, &mut env, &mut **live)
+                .map_err(|WrongState| Status::WrongState)?;
+            inner.stream = stream.take();
+            inner.held = true;
+            Ok(((), Asked::ATTACHED | Asked::RESUME | Asked::RECEIVE))
+        })
     }
 
     /// Makes the queue pair its own peer.
     pub(crate) fn attach_loopback(
-        self: &Arc<Qp>,
-        attachment: Attachment,
+        &self,
+        attachment: &Attachment,
         effects: &mut Effects,
     ) -> Result<(), Status> {
-        let mut inner = self.lock();
-        inner
-            .engine
-            .attach_loopback(&attachment)
-            .map_err(|WrongState| Status::WrongState)?;
-        drop(inner);
-        effects.kick(self.id, Asked::RESUME);
-        Ok(())
+        self.command(effects, |inner, _| {
+            let attached = inner.engine.attach_loopback(attachment);
+            attached.map_err(|WrongState| Status::WrongState)?;
+            Ok(((), Asked::RESUME))
+        })
     }
 
     /// Ends the queue pair: nothing of the host's is touched any more when this returns. What its completed sends put on
     /// the stream still arrives, unless it is reset.
-    pub(crate) fn destroy(self: &Arc<Qp>, core: &Core, reset: bool) {
-        let mut inner = self.lock();
+    pub(crate) fn destroy(&self, core: &Core, reset: bool, effects: &mut Effects) {
+        let mut inner = self.turns.lock();
         if inner.dead {
             return;
         }
         if !reset {
-            let mut nobody_cares = Effects::default();
-            let mut env = self.env(core, core.clock.now(), &mut nobody_cares);
+            let mut env = self.env(core, core.clock.now(), effects);
             inner.with_engine(|engine, stream| engine.transmit(&mut env, stream));
         }
         inner.dead = true;

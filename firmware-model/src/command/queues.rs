@@ -2,6 +2,7 @@
 
 use super::{Answer, Job, count, done, handle, ok};
 use crate::device::{Core, Tenant, Uar};
+use crate::effects::Effects;
 use crate::host::Record;
 use crate::memory::DomainUse;
 use crate::qp::Qp;
@@ -56,7 +57,8 @@ fn queue_handle(id: u32, doorbell: u32) -> Answer {
 /// Destroys all of them, for a reset.
 pub(super) fn destroy_all(core: &Core) {
     for qp in core.qps.drain() {
-        qp.destroy(core, true);
+        // Nobody hears of it: the event queues go, too.
+        qp.destroy(core, true, &mut Effects::default());
     }
     core.srqs.drain();
     core.cqs.drain().iter().for_each(|cq| cq.close());
@@ -319,14 +321,14 @@ impl Job<'_> {
         done()
     }
 
-    pub(super) fn query_qp(&self) -> Answer {
+    pub(super) fn query_qp(&mut self) -> Answer {
         let qp = self.core.qps.find(self.handle()).ok_or(Status::InvalidHandle)?;
-        ok(&qp.status())
+        ok(&qp.status(self.effects)?)
     }
 
-    pub(super) fn destroy_qp(&self) -> Answer {
+    pub(super) fn destroy_qp(&mut self) -> Answer {
         let qp = self.core.qps.remove(self.handle()).ok_or(Status::InvalidHandle)?;
-        qp.destroy(self.core, false);
+        qp.destroy(self.core, false, self.effects);
         leave(&qp.send_cq.users);
         leave(&qp.recv_cq.users);
         if let Some(srq) = &qp.srq {

@@ -95,7 +95,7 @@ impl Job<'_> {
             .ok_or(Status::InvalidHandle)?;
         self.core
             .streams
-            .attach(self.core, arguments.sid.get(), &qp, attachment, self.effects)?;
+            .attach(self.core, arguments.sid.get(), &qp, &attachment, self.effects)?;
         done()
     }
 
@@ -106,7 +106,7 @@ impl Job<'_> {
             .qps
             .find(arguments.qid.get())
             .ok_or(Status::InvalidHandle)?;
-        qp.attach_loopback(attachment, self.effects)?;
+        qp.attach_loopback(&attachment, self.effects)?;
         done()
     }
 

@@ -372,7 +372,7 @@ impl Streams {
         core: &Core,
         sid: u32,
         qp: &Arc<Qp>,
-        attachment: Attachment,
+        attachment: &Attachment,
         effects: &mut Effects,
     ) -> Result<(), Status> {
         let entry = self.touch(core, sid, effects)?;

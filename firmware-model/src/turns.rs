@@ -1,0 +1,115 @@
+//! Work that one thread at a time does, and that nobody waits for.
+//!
+//! Whoever wants something done leaves word and tries the lock. If somebody else is at it, the word is enough: the
+//! holder looks again after letting go. Hence no post and no arrival is lost, and no thread ever sleeps on another's work.
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU32, Ordering, fence};
+#[cfg(loom)]
+use loom::sync::{Mutex, MutexGuard};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+#[cfg(not(loom))]
+use std::sync::{Mutex, MutexGuard};
+use std::sync::{PoisonError, TryLockError};
+
+/// State that threads take turns at, and what they are asked to do with it.
+#[derive(Debug)]
+pub(crate) struct Turns<T> {
+    /// Bits left by those who found the lock taken, and by those about to try it.
+    asked: AtomicU32,
+    state: Mutex<T>,
+}
+
+impl<T> Turns<T> {
+    pub(crate) fn new(state: T) -> Turns<T> {
+        Turns {
+            asked: AtomicU32::new(0),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Has `asked` done: by `work` on this thread, with all that others asked for meanwhile, or by the thread that is at it.
+    /// `after` runs after each piece of work, with the lock dropped, on what `work` returned.
+    pub(crate) fn ask<R>(
+        &self,
+        asked: u32,
+        mut work: impl FnMut(&mut T, u32) -> R,
+        mut after: impl FnMut(R),
+    ) {
+        self.asked.fetch_or(asked, Ordering::AcqRel);
+        loop {
+            // Asking comes before the attempt, and letting go before the last look: with a full fence between the two
+            // on either side, one of them sees the other.
+            fence(Ordering::SeqCst);
+            let mut state = match self.state.try_lock() {
+                Ok(state) => state,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            let asked = self.asked.swap(0, Ordering::AcqRel);
+            let done = work(&mut state, asked);
+            drop(state);
+            after(done);
+            fence(Ordering::SeqCst);
+            if self.asked.load(Ordering::Acquire) == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Takes the lock, waiting for whoever is at it. What others ask for meanwhile is left: [`ask`](Turns::ask) for nothing
+    /// afterwards.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    /// An atomic, because loom changes threads at those: in the middle of the work, too.
+    type Done = AtomicU32;
+
+    fn ask(turns: &Turns<Done>, bit: u32) {
+        turns.ask(bit, |done, asked| done.fetch_or(asked, Ordering::Relaxed), drop);
+    }
+
+    fn turns() -> Arc<Turns<Done>> {
+        Arc::new(Turns::new(Done::new(0)))
+    }
+
+    fn done(turns: &Turns<Done>) -> u32 {
+        turns.lock().load(Ordering::Relaxed)
+    }
+
+    /// Whatever is asked for is done, whoever holds the lock when.
+    #[test]
+    fn nothing_asked_for_is_lost() {
+        loom::model(|| {
+            let turns = turns();
+            let other = turns.clone();
+            let other = thread::spawn(move || ask(&other, 1));
+            ask(&turns, 2);
+            other.join().unwrap();
+            assert_eq!(done(&turns), 3);
+        });
+    }
+
+    /// A command takes the lock in the ordinary way, and looks after itself.
+    #[test]
+    fn nothing_asked_for_during_a_command_is_lost() {
+        loom::model(|| {
+            let turns = turns();
+            let other = turns.clone();
+            let other = thread::spawn(move || ask(&other, 1));
+            turns.lock().fetch_or(4, Ordering::Relaxed);
+            ask(&turns, 0);
+            other.join().unwrap();
+            assert_eq!(done(&turns), 5);
+        });
+    }
+}
