@@ -41,6 +41,11 @@ impl Qp {
         if matches!(to, QpState::Reset | QpState::Err | QpState::Sqd) {
             self.driver().native_retire(self.qpn, to == QpState::Reset);
         }
+        // Before the device: whichever of the two a connection made meanwhile falls between, it ends with this many Reads. Afterwards, one
+        // that was attached with none would put them back to none.
+        if (from, to) == (QpState::Rtr, QpState::Rts) {
+            self.driver().native_ready(self, &new);
+        }
         self.change(to, &new, mask)?;
         *set = if to == QpState::Reset {
             QpAttr::default()
@@ -54,9 +59,8 @@ impl Qp {
             // What was posted behind the gate is flushed by the device once it sees it.
             QpState::Err | QpState::Sqd => self.open_gate(),
             QpState::Rtr => self.driver().native_meet(self, peer, &new),
-            QpState::Rts if from == QpState::Rtr => self.driver().native_ready(self, &new),
-            QpState::Rts => self.driver().native_rnr(self, &new, mask),
-            QpState::Init | QpState::Sqe => {}
+            QpState::Rts if from == QpState::Rts => self.driver().native_rnr(self, &new, mask),
+            QpState::Init | QpState::Rts | QpState::Sqe => {}
         }
         Ok(())
     }
