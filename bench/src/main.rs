@@ -41,6 +41,7 @@ fn main() -> ExitCode {
 
 fn bench(rounds: usize) -> ExitCode {
     println!("urnic over loopback, {rounds} rounds, {}", machine());
+    let crowd = crowd();
     let mut rows = vec![
         Row::new(
             "ib_send_lat 8 B, median",
@@ -108,6 +109,9 @@ fn bench(rounds: usize) -> ExitCode {
     }
     eprintln!();
     table::print(&rows);
+    if let Some(load) = crowd {
+        println!("The machine was busy before this began (load {load}): these figures say little.");
+    }
     ExitCode::SUCCESS
 }
 
@@ -155,6 +159,13 @@ fn measure(rows: &mut [Row]) {
     let connections = tried(ours::connections);
     add(connections.map(|c| c.kibibytes), None);
     add(connections.map(|c| c.per_second), Some(raw::connects()));
+}
+
+/// The load average, when other programs want a processor too.
+fn crowd() -> Option<f64> {
+    let average = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load: f64 = average.split_whitespace().next()?.parse().ok()?;
+    (load > 1.0).then_some(load)
 }
 
 fn machine() -> String {
