@@ -96,10 +96,10 @@ impl Device {
         }
     }
 
-    /// A doorbell write of `value` at `offset` of page `uar`; what it asks for is done on this thread.
+    /// A doorbell write of `value` in page `uar`; what it asks for is done on this thread. No write is lost here, so the
+    /// slot says nothing that the value does not.
     #[inline]
-    pub fn doorbell(&self, uar: u32, offset: u32, value: u64) {
-        let _ = offset;
+    pub fn doorbell(&self, uar: u32, _offset: u32, value: u64) {
         if !self.core.is_abandoned() {
             self.core.ring(uar, value);
         }

@@ -14,6 +14,9 @@ use std::time::Duration;
 /// Events taken at once.
 const BATCH: usize = 32;
 
+/// Pause of the background thread once its descriptors are gone.
+const LOST: Duration = Duration::from_millis(20);
+
 /// What a descriptor stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Token {
@@ -121,10 +124,19 @@ impl Readiness {
             let _ = poll(&mut fds, Some(&timespec(short)));
             timeout = Some(Duration::ZERO);
         }
+        let zero = timeout.is_some_and(|t| t.is_zero());
         let timeout = timeout.map(timespec);
         let mut events = [MaybeUninit::<Event>::uninit(); BATCH];
-        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut events, timeout.as_ref()) else {
-            return;
+        let ready = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
+            Ok((ready, _)) => ready,
+            Err(Errno::INTR) => return,
+            Err(_) => {
+                // The program has closed descriptors that are not its own. Nothing comes any more; no reason to spin.
+                if !zero {
+                    let _ = rustix::thread::nanosleep(&timespec(LOST));
+                }
+                return;
+            }
         };
         for event in ready.iter() {
             let flags = event.flags;

@@ -3,15 +3,12 @@
 use crate::config::DescriptorWatch;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Programs that use `select` count on small numbers for their own descriptors, so ours start here.
 const HIGH: RawFd = 512;
-/// Where `select` ends; below, there is nothing to be gained.
-const SELECT_LIMIT: u64 = 1024;
 const CLOSED: i32 = -1;
 
 /// All descriptors of a device.
@@ -42,10 +39,8 @@ impl Descriptors {
 
     /// Takes a descriptor in and moves it to a high number if there is one.
     pub(crate) fn adopt(self: &Arc<Descriptors>, fd: OwnedFd) -> Result<Descriptor, Errno> {
-        let roomy = getrlimit(Resource::Nofile)
-            .current
-            .is_none_or(|limit| limit > SELECT_LIMIT);
-        let fd = if roomy && fd.as_raw_fd() < HIGH {
+        let fd = if fd.as_raw_fd() < HIGH {
+            // Where the limit is too low, or all high ones are taken, it stays where it is.
             rustix::io::fcntl_dupfd_cloexec(&fd, HIGH).unwrap_or(fd)
         } else {
             fd
