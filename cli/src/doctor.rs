@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use rustix::process::{Resource, getrlimit};
 use urnic_driver_shim::config::Config;
+use urnic_driver_shim::presence;
 use urnic_verbs_api::rdma_core::Pabi;
 
 use crate::environment::{Environment, find_plugin};
@@ -110,7 +111,11 @@ pub(crate) fn examine(options: &Options) -> Result<ExitCode, Failure> {
     }
     report(libibverbs());
     report(null_device(Path::new("/dev/null")));
-    report(folder(&present_folder(&config)));
+    let settings = presence::Settings {
+        dir: config.present.dir.clone(),
+        ..Default::default()
+    };
+    report(folder(&presence::homes(&settings)));
     report(sockets(&config));
     report(descriptors());
     report(Finding::good("memlock", "any limit will do: nothing is pinned"));
@@ -223,34 +228,22 @@ fn null_device(path: &Path) -> Finding {
     }
 }
 
-fn present_folder(config: &Config) -> PathBuf {
-    let runtime = || {
-        env::var_os("XDG_RUNTIME_DIR")
-            .map(PathBuf::from)
-            .filter(|path| path.is_dir())
-    };
-    config
-        .present
-        .dir
-        .clone()
-        .or_else(runtime)
-        .unwrap_or_else(|| PathBuf::from("/tmp"))
-}
-
-/// Can this user make a folder there?
-fn folder(place: &Path) -> Finding {
-    let trial = place.join(format!(".urnic-doctor-{}", std::process::id()));
-    match std::fs::create_dir(&trial).and_then(|()| std::fs::remove_dir(&trial)) {
-        Ok(()) => Finding::good("presence folder", place.display()),
-        Err(error) => {
-            let text = format!("cannot make a folder in {}: {error}", place.display());
-            Finding::wrong(
-                "presence folder",
-                text,
-                "export URNIC_PRESENT_DIR=\"$(mktemp -d)\"",
-            )
+/// Can this user make a folder in one of them?
+fn folder(places: &[PathBuf]) -> Finding {
+    let mut complaints = Vec::new();
+    for place in places {
+        let trial = place.join(format!(".urnic-doctor-{}", std::process::id()));
+        match std::fs::create_dir(&trial).and_then(|()| std::fs::remove_dir(&trial)) {
+            Ok(()) => return Finding::good("presence folder", place.display()),
+            Err(error) => complaints.push(format!("{}: {error}", place.display())),
         }
     }
+    let text = format!("nowhere to make a folder: {}", complaints.join("; "));
+    Finding::wrong(
+        "presence folder",
+        text,
+        "export URNIC_PRESENT_DIR=\"$(mktemp -d)\"",
+    )
 }
 
 fn sockets(config: &Config) -> Finding {
@@ -329,7 +322,7 @@ mod tests {
     fn whatever_is_wrong_comes_with_the_command_that_mends_it() {
         let nowhere = Path::new("/no/such/place");
         for finding in [
-            folder(nowhere),
+            folder(&[nowhere.to_owned()]),
             null_device(nowhere),
             null_device(Path::new("/dev/zero")),
         ] {

@@ -91,7 +91,7 @@ pub struct Native {
 /// How the device is shown to libibverbs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Present {
-    /// Folder that holds the presence tree; `None` is `$XDG_RUNTIME_DIR`, else `/tmp`.
+    /// Folder that holds the presence tree; `None` is `$XDG_RUNTIME_DIR`, `/tmp` or `/dev/shm`.
     pub dir: Option<PathBuf>,
 }
 

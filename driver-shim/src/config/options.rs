@@ -198,7 +198,8 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "present.dir",
         takes: "an absolute folder name, or nothing",
-        help: "Where to keep the files that stand for /sys/class/infiniband; else in $XDG_RUNTIME_DIR or /tmp.",
+        help: "Where to keep the files that stand for /sys/class/infiniband; else in $XDG_RUNTIME_DIR, /tmp or \
+               /dev/shm, the first that will have them.",
         set: |c, text| {
             let dir = path(text);
             dir.iter()

@@ -171,8 +171,8 @@ impl Presence {
     }
 }
 
-/// Where a tree may live, best first.
-fn homes(settings: &Settings) -> Vec<PathBuf> {
+/// Where a tree may live, best first; the first that will have it gets it.
+pub fn homes(settings: &Settings) -> Vec<PathBuf> {
     if let Some(dir) = &settings.dir {
         return vec![dir.clone()];
     }
