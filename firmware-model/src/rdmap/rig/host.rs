@@ -58,18 +58,23 @@ pub(crate) struct Region {
     pub(crate) stag: u32,
     pub(crate) base: u64,
     pub(crate) len: usize,
+    pub(super) skip: usize,
     pub(super) block: Rc<Block>,
 }
 
 impl Region {
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];
-        self.block.mapping(self.len).copy_out(0, &mut bytes);
+        self.mapping().copy_out(self.skip, &mut bytes);
         bytes
     }
 
+    fn mapping(&self) -> Mapping {
+        self.block.mapping(self.skip + self.len)
+    }
+
     pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
-        self.block.mapping(self.len).copy_in(at, bytes);
+        self.mapping().copy_in(self.skip + at, bytes);
     }
 
     /// All of it, or part.

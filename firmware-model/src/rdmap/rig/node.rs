@@ -22,6 +22,9 @@ use urnic_verbs_api::device::record::QueueRecord;
 use urnic_verbs_api::device::wqe::{BLOCK_LEN, Sge};
 use urnic_verbs_api::vocabulary::{Access, QpState, WcOpcode, WcStatus};
 
+/// Page size of regions.
+const PAGE: usize = 4096;
+
 /// A queue pair with all it needs.
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -119,23 +122,37 @@ impl Node {
         self.region_in(self.pd, len, access)
     }
 
+    /// Regions of more than a page are page lists, which begin inside of their first page.
     pub(crate) fn region_in(&self, pd: u32, len: usize, access: Access) -> Region {
-        let block = Rc::new(Block::new(len));
+        let skip = if len > PAGE { 64 } else { 0 };
+        let block = Rc::new(Block::new(skip + len));
         self.blocks.borrow_mut().push(block.clone());
-        let base = block.iova();
-        let backing = Arc::new(Backing::Contiguous(block.mapping(len)));
+        let all = block.mapping(skip + len);
+        let backing = match skip {
+            0 => Backing::Contiguous(all),
+            _ => Backing::Pages {
+                log_page: PAGE.ilog2(),
+                skip: skip as u64,
+                pages: (0..skip + len)
+                    .step_by(PAGE)
+                    .map(|at| all.part(at, PAGE.min(skip + len - at)))
+                    .collect(),
+            },
+        };
+        let base = block.iova() + skip as u64;
         let registration = Registration {
             pd,
             base,
             len: len as u64,
             access,
-            backing,
+            backing: Arc::new(backing),
         };
         let stag = self.memory.register(registration).unwrap();
         Region {
             stag,
             base,
             len,
+            skip,
             block,
         }
     }

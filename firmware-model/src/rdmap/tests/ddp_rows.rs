@@ -178,6 +178,11 @@ fn ddp_s_08_a_gap_in_mo_is_refused() {
     peer.say_ulpdu(&send_segment(false, 1, 0, b"abc"));
     let payload = complaint_about(peer, &region, &send_segment(true, 1, 4, b"ef"));
     assert_eq!(payload[..2], [0x12, 0x04]);
+    // And so is an overlap.
+    let (mut peer, region) = with_receive(4096);
+    peer.say_ulpdu(&send_segment(false, 1, 0, b"abc"));
+    let payload = complaint_about(peer, &region, &send_segment(true, 1, 2, b"ef"));
+    assert_eq!(payload[..2], [0x12, 0x04]);
 }
 
 #[test]
@@ -428,6 +433,24 @@ fn ddp_v_16_t_bit_and_opcode_disagree() {
     let (peer, region) = with_receive(64);
     let ulpdu = untagged(0x41, 0x40, 0, 0, 1, 0, b"abcd");
     assert_eq!(complaint_about(peer, &region, &ulpdu)[..4], hex("0206c000"));
+}
+
+#[test]
+fn ddp_v_negative_vectors() {
+    for (fpdu, code) in [
+        (
+            "0010c140 00001234 ffffffff ffffffff 61620000 3690dd95",
+            [0x11, 0x00],
+        ),
+        (
+            "0012c143 00001234 00000000 00000000 61626364 dd9505b7",
+            [0x02, 0x06],
+        ),
+    ] {
+        let mut peer = Scripted::new();
+        peer.say(&hex(fpdu));
+        assert_eq!(peer.terminate()[..2], code);
+    }
 }
 
 #[test]

@@ -186,6 +186,10 @@ fn rdm_r_03_a_read_of_nothing_is_not_validated() {
     let mut peer = Scripted::new();
     peer.say(&vector("F-RREQ0-RTR"));
     assert_eq!(peer.heard(), vector("F-RRESP0"));
+    // siw names sink Stag 0, and compares it even at zero length (conformance 12.1).
+    let mut siw = Scripted::new();
+    siw.say(&vector("F-RREQ0-RTR-siw"));
+    assert_eq!(siw.heard_ulpdus(), [tagged(0xc1, 0x42, 0, 0, b"")]);
     peer.say_ulpdu(&read_request(2, (1, 0), 0, (0xdead_beef, u64::MAX)));
     assert_eq!(peer.heard_ulpdus().len(), 1);
 }

@@ -2,10 +2,16 @@
 
 use super::rig::*;
 use crate::counters::Counter;
+use crate::host::{Piece, PieceMut};
 use crate::queues::SharedReceiveQueue;
 use crate::rdmap::{Attachment, QpChange, TxOutcome};
-use crate::stream::sim::Conditions;
+use crate::stream::sim::{Conditions, SimStream, pair};
+use crate::stream::{Stream, StreamError};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use urnic_verbs_api::device::event::{EventKind, QpFault};
 use urnic_verbs_api::device::wqe::{BindOperands, Opcode, SendFlags};
@@ -386,6 +392,68 @@ fn vrb_s_01_a_shared_queue_serves_in_arrival_order() {
     assert_eq!(two.node.received(), [(2, SUCCESS, 5)]);
     two.say_ulpdu(&send_segment(true, 3, 0, b"empty"));
     assert_eq!(two.terminate()[..2], [0x12, 0x02]);
+}
+
+/// A stream that finds memory gone when it sends.
+#[derive(Debug)]
+struct Faulty(SimStream);
+
+impl Stream for Faulty {
+    fn send(&mut self, _: &[Piece]) -> Result<usize, StreamError> {
+        Err(StreamError::Fault)
+    }
+
+    fn receive(&mut self, into: &mut [PieceMut]) -> Result<usize, StreamError> {
+        self.0.receive(into)
+    }
+
+    fn finish(&mut self) {
+        self.0.finish();
+    }
+
+    fn reset(&mut self) {
+        self.0.reset();
+    }
+
+    fn mss(&self) -> u32 {
+        self.0.mss()
+    }
+
+    fn established(&mut self) -> Result<bool, Errno> {
+        self.0.established()
+    }
+
+    fn unacknowledged(&self) -> u32 {
+        self.0.unacknowledged()
+    }
+
+    fn local(&self) -> SocketAddr {
+        self.0.local()
+    }
+
+    fn remote(&self) -> SocketAddr {
+        self.0.remote()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+#[test]
+fn memory_that_is_gone_when_it_is_sent_is_a_local_error() {
+    let clock = Arc::new(AtomicU64::new(0));
+    let (ours, _peer, wire) = pair(Conditions::default(), &clock);
+    let (memory, pd) = table();
+    let mut node = Node::new(&Shape::default(), memory, pd, &clock);
+    node.attach(&agreed(true), Faulty(ours));
+    let source = node.filled(&pattern(5000));
+    node.post(&Work::send(1).sge(source.sge(0, 5000)));
+    node.post(&Work::send(2));
+    while node.pump() {}
+    assert_eq!(node.sent(), [(1, WcStatus::LocProtErr), (2, FLUSHED)]);
+    assert_eq!(node.faults(), [(QpFault::LocalWork, 0)]);
+    assert!(wire.is_reset(), "nothing can follow half an FPDU");
 }
 
 #[test]
