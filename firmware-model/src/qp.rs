@@ -17,9 +17,10 @@ use crate::stream::Stream;
 use crate::time::Nanos;
 use crate::turns::Turns;
 use crate::{Counters, counters};
+use std::net::SocketAddr;
 use std::ops::BitOr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use urnic_verbs_api::device::command::{QpStatus, Status};
 use urnic_verbs_api::device::event::QpFault;
 use urnic_verbs_api::vocabulary::QpState;
@@ -87,6 +88,10 @@ pub(crate) struct Qp {
     pub(crate) listed: AtomicBool,
     /// Whether a read of the stream may find something.
     readable: AtomicBool,
+    /// Both ends of the stream, while the peer may be a queue pair of this device.
+    ends: Mutex<Option<(SocketAddr, SocketAddr)>>,
+    /// The queue pair of this device at the other end of the stream; 0 = none.
+    sibling: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -127,6 +132,8 @@ impl Qp {
             later: AtomicU32::new(0),
             listed: AtomicBool::new(false),
             readable: AtomicBool::new(false),
+            ends: Mutex::default(),
+            sibling: AtomicU32::new(0),
             turns: Turns::new(Inner {
                 engine,
                 stream: None,
@@ -413,10 +420,46 @@ impl Qp {
                 .engine
                 .attach(attachment, &mut env, &mut **live)
                 .map_err(|WrongState| Status::WrongState)?;
+            self.find_sibling(core, &**live);
             inner.stream = stream.take();
             inner.held = true;
             Ok(((), Asked::ATTACHED | Asked::RESUME | Asked::RECEIVE))
         })
+    }
+
+    /// Looks whether the other end of `stream` is a queue pair of this device, too.
+    fn find_sibling(&self, core: &Core, stream: &dyn Stream) {
+        let plain = |end: SocketAddr| SocketAddr::new(end.ip().to_canonical(), end.port());
+        let (local, remote) = (plain(stream.local()), plain(stream.remote()));
+        if local.ip() != remote.ip() {
+            return;
+        }
+        let of = |qp: &Qp| *qp.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        *self.ends.lock().unwrap_or_else(PoisonError::into_inner) = Some((local, remote));
+        let sibling = core
+            .qps
+            .all()
+            .into_iter()
+            .find(|qp| of(qp) == Some((remote, local)));
+        if let Some(sibling) = sibling {
+            self.sibling.store(sibling.id, Ordering::Relaxed);
+            sibling.sibling.store(self.id, Ordering::Relaxed);
+        }
+    }
+
+    /// As [`kick`](Qp::kick). If the peer is a queue pair of this device, what was sent is placed before this returns, as far as
+    /// the stream carried it: programs that talk to themselves look at the target of a Write as soon as it is complete.
+    pub(crate) fn kick_through(self: &Arc<Qp>, core: &Core, asked: Asked) {
+        self.kick(core, asked);
+        let sibling = self.sibling.load(Ordering::Relaxed);
+        if sibling != 0
+            && let Some(sibling) = core.qps.find(sibling)
+        {
+            sibling.kick(core, Asked::RECEIVE);
+            // Somebody else may be at it, and only half through.
+            drop(sibling.turns.lock());
+            sibling.kick(core, Asked::RECEIVE);
+        }
     }
 
     /// Makes the queue pair its own peer.
@@ -447,6 +490,7 @@ impl Qp {
         inner.end_burst(core);
         let stream = inner.stream.take();
         drop(inner);
+        *self.ends.lock().unwrap_or_else(PoisonError::into_inner) = None;
         match stream {
             Some(mut stream) if reset => stream.reset(),
             Some(stream) => core.runtime.linger(core, stream, Vec::new()),

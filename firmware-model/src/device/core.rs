@@ -270,7 +270,7 @@ impl Core {
         match doorbell.kind {
             Kind::Send => {
                 if let Some(qp) = self.qp_of(uar, doorbell.queue) {
-                    qp.kick(self, Asked::SEND);
+                    qp.kick_through(self, Asked::SEND);
                 }
             }
             Kind::Receive => {

@@ -296,7 +296,7 @@ impl Runtime {
             at = start;
             drop(attention);
             for qp in batch.iter().flatten() {
-                qp.kick(core, qp.take_later());
+                qp.kick_through(core, qp.take_later());
             }
         }
         let mut busy = false;
