@@ -3,6 +3,7 @@
 use super::{Engine, Progress};
 use crate::counters::Counter;
 use crate::env::Env;
+use crate::llp::Llp;
 use crate::queues::Overflow;
 use crate::rdmap::TxOutcome;
 use crate::rdmap::inbound::Halves;
@@ -46,7 +47,7 @@ impl Engine {
     }
 
     /// Frames and flushes in turn until one of them can do no more.
-    pub(super) fn pump(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> TxOutcome {
+    fn pump(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> TxOutcome {
         let mut budget = TX_BUDGET;
         loop {
             let Some(llp) = &mut self.llp else {
@@ -82,11 +83,11 @@ impl Engine {
                 Framed::LocalError => {
                     let message = Terminate::new(TerminateError::RdmapLocalCatastrophic);
                     self.terminate(Outgoing::new(&message), QpFault::LocalWork, env, stream);
-                    return self.pending(all_taken);
+                    return self.outcome_of_ending();
                 }
                 Framed::Refused(message) => {
                     self.terminate(message, QpFault::TerminateSent, env, stream);
-                    return self.pending(all_taken);
+                    return self.outcome_of_ending();
                 }
                 Framed::NoRoom | Framed::Nothing if budget > 0 && self.deliver_loopback(env) > 0 => {}
                 _ if !all_taken => {
@@ -97,17 +98,19 @@ impl Engine {
                     self.close_if_drained(env, stream);
                     return TxOutcome::Idle;
                 }
-                Framed::NoRoom if budget > 0 => {}
-                Framed::NoRoom => return TxOutcome::More,
+                Framed::NoRoom if budget == 0 => return TxOutcome::More,
+                Framed::NoRoom if self.llp.as_ref().is_some_and(Llp::has_room) => {}
+                // Our own peer is full: it waits for receives.
+                Framed::NoRoom => return TxOutcome::Idle,
             }
         }
     }
 
-    pub(super) fn pending(&self, all_taken: bool) -> TxOutcome {
-        if all_taken {
-            TxOutcome::Idle
-        } else {
-            TxOutcome::Blocked
+    /// A Terminate may still wait for the stream.
+    fn outcome_of_ending(&self) -> TxOutcome {
+        match self.is_ending() {
+            true => TxOutcome::Blocked,
+            false => TxOutcome::Idle,
         }
     }
 

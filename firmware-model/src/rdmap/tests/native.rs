@@ -332,6 +332,24 @@ fn loopback_waits_for_receives_too() {
 }
 
 #[test]
+fn loopback_is_bounded_and_goes_on() {
+    let mut node = alone();
+    let (left, right) = (node.filled(&pattern(100_000)), node.region(100_000, everything()));
+    for n in 0..20 {
+        node.post(&Work::send(n).sge(left.sge(0, 100_000)));
+    }
+    settle(&mut node);
+    assert!(node.sent().len() < 10, "no more than its buffers hold");
+    for n in 0..20 {
+        node.post_recv(n, &[right.sge(0, 100_000)]);
+        settle(&mut node);
+        assert_eq!(node.received(), [(n, SUCCESS, 100_000)]);
+        assert!(right.bytes() == pattern(100_000));
+    }
+    assert!(node.engine.is_quiet());
+}
+
+#[test]
 fn loopback_errors_are_the_requesters() {
     let mut node = alone();
     let sink = node.region(8, everything());
