@@ -37,8 +37,11 @@ const RING_ALIGN: usize = 4096;
 
 impl Arena {
     pub(crate) fn new(bytes: usize) -> Arc<Arena> {
+        // Zeroes that the kernel only makes where they are touched.
+        let zeroes = Box::into_raw(vec![0u64; bytes / 8].into_boxed_slice());
         Arc::new(Arena {
-            words: (0..bytes / 8).map(|_| AtomicU64::new(0)).collect(),
+            // SAFETY: an `AtomicU64` has the size of a `u64`, and on this machine its alignment.
+            words: unsafe { Box::from_raw(zeroes as *mut [AtomicU64]) },
             next: AtomicUsize::new(RING_ALIGN),
         })
     }
@@ -54,6 +57,11 @@ impl Arena {
             "the arena is too small"
         );
         ARENA_IOVA + (at + (RING_ALIGN - skew) % RING_ALIGN) as u64
+    }
+
+    /// Whether that range is inside.
+    pub(crate) fn holds(&self, iova: u64, len: usize) -> bool {
+        self.reach(iova, len).is_some()
     }
 
     fn map(&self, iova: u64, len: usize) -> Mapping {
@@ -199,6 +207,11 @@ impl Driver {
             .unwrap();
         driver.uar = driver.create(Opcode::AllocUar, &Nothing {}).unwrap();
         driver
+    }
+
+    /// Where the command queue and its completions are.
+    pub(crate) fn command_memory(&self) -> std::ops::Range<u64> {
+        self.command_ring.iova..self.completion_ring + 4096
     }
 
     fn create_eq(&self, ring: u64, record: u64, log_size: u32, vector: u32) -> Result<u32, Status> {

@@ -3,6 +3,7 @@
 mod commands;
 mod completions;
 mod gather;
+mod nonsense;
 mod pairs;
 mod streams;
 mod virtual_time;
