@@ -307,7 +307,17 @@ fn each_opcode_fills_the_fields_it_needs() {
 fn what_can_not_be_is_refused_and_leaves_nothing_behind() {
     let mut s = Sends::new(4, 2, 32);
     let data = [0u8; 64];
+    // The requests point to these.
     let mut list = [sge_of(&data[..16]); 3];
+    let mut more_than_fits_inline = [sge_of(&data[..33])];
+    let mut more_than_a_length_says = [
+        ibv_sge {
+            addr: 0,
+            length: u32::MAX,
+            lkey: 0,
+        },
+        sge_of(&data),
+    ];
     let refused = [
         ibv_send_wr {
             opcode: IBV_WR_TSO,
@@ -328,7 +338,7 @@ fn what_can_not_be_is_refused_and_leaves_nothing_behind() {
         },
         ibv_send_wr {
             send_flags: IBV_SEND_INLINE,
-            ..send(&mut [sge_of(&data[..33])])
+            ..send(&mut more_than_fits_inline)
         },
         ibv_send_wr {
             opcode: IBV_WR_RDMA_READ,
@@ -343,14 +353,7 @@ fn what_can_not_be_is_refused_and_leaves_nothing_behind() {
             opcode: IBV_WR_ATOMIC_FETCH_AND_ADD,
             ..send(&mut [])
         },
-        send(&mut [
-            ibv_sge {
-                addr: 0,
-                length: u32::MAX,
-                lkey: 0,
-            },
-            sge_of(&data),
-        ]),
+        send(&mut more_than_a_length_says),
     ];
     for (n, wr) in refused.iter().enumerate() {
         assert_eq!(s.post(wr), Err(Errno::INVAL), "request {n}");
