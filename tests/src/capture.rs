@@ -10,6 +10,7 @@ use rustix::process::Signal;
 use crate::build::scratch;
 use crate::netns::Netns;
 use crate::program::{Program, Running};
+use crate::realigned;
 use crate::wait::{PATIENCE, until};
 
 /// A running capture of one interface.
@@ -106,11 +107,24 @@ impl Wire {
         Self { file }
     }
 
+    /// Lets tshark read streams without markers, with a packet for each frame (`realigned` has the reason).
+    ///
+    /// # Panics
+    /// When tshark cannot read the file, or the capture lacks something.
+    pub fn judge(self) -> Verdict {
+        let mut fields = vec!["-T", "fields"];
+        fields.extend(realigned::FIELDS.iter().flat_map(|field| ["-e", field]));
+        let packets = realigned::pcap(&self.tshark(&fields, "tcp.len > 0")).unwrap_or_else(|e| panic!("{e}"));
+        let file = self.file.with_extension("pcap");
+        std::fs::write(&file, packets).expect("a capture file is written");
+        Self { file }.judge_as_captured()
+    }
+
     /// Lets tshark read it. MPA has no port of its own: its dissector is a heuristic one, asked before those by port number.
     ///
     /// # Panics
     /// When tshark cannot read the file.
-    pub fn judge(self) -> Verdict {
+    pub fn judge_as_captured(self) -> Verdict {
         let text = self.tshark(&["-V", "-O", "iwarp_mpa,iwarp_ddp_rdmap"], "iwarp_mpa");
         let mut verdict = Verdict {
             wire: self,
@@ -154,9 +168,6 @@ impl Wire {
             "tcp.try_heuristic_first:TRUE",
             "-o",
             "tcp.check_checksum:FALSE",
-            // On loopback, segments that two processors send at once are captured in either order.
-            "-o",
-            "tcp.reassemble_out_of_order:TRUE",
         ]);
         // These guess that any Send is theirs, and then complain about it.
         for guesser in ["rpcordma", "smb_direct", "iser"] {

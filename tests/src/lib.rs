@@ -12,6 +12,7 @@ pub mod netns;
 pub mod pair;
 pub mod peer;
 pub mod program;
+pub mod realigned;
 pub mod skip;
 pub mod startup;
 pub mod ulpdu;

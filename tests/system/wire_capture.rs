@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, TcpListener};
 
-use urnic_tests::capture::{Capture, Verdict};
+use urnic_tests::capture::{Capture, Verdict, Wire};
 use urnic_tests::netns::Netns;
 use urnic_tests::peer::{Peer, hex};
 use urnic_tests::program::Program;
@@ -69,7 +69,7 @@ fn the_judge_sees_a_malformed_frame() {
 }
 
 /// Runs pairs of programs on a loopback of their own, and judges what they sent.
-fn wire_of(lines: &[&str], variables: &[(&str, &str)]) -> Result<Verdict, String> {
+fn wire_of(lines: &[&str], variables: &[(&str, &str)]) -> Result<Wire, String> {
     installed("ib_write_bw")?;
     let netns = Netns::new()?;
     let capture = Capture::start(&netns, "lo")?;
@@ -81,7 +81,7 @@ fn wire_of(lines: &[&str], variables: &[(&str, &str)]) -> Result<Verdict, String
         }
         pair.succeeds();
     }
-    Ok(capture.stop(&netns, "127.0.0.1").judge())
+    Ok(capture.stop(&netns, "127.0.0.1"))
 }
 
 /// Programs that use every operation.
@@ -94,7 +94,7 @@ const PROGRAMS: [&str; 4] = [
 
 #[test]
 fn every_frame_is_well_formed_and_every_crc_is_good() {
-    let verdict = or_skip!(wire_of(&PROGRAMS, &[]));
+    let verdict = or_skip!(wire_of(&PROGRAMS, &[])).judge();
     verdict.is_clean();
     assert_eq!(verdict.markers, 0);
     assert!(verdict.startups >= 8, "{verdict:?}");
@@ -114,7 +114,8 @@ fn every_frame_with_markers_is_well_formed() {
     let verdict = or_skip!(wire_of(
         &["ibv_rc_pingpong -n 20 -s 100 -g 0"],
         &[("URNIC_MPA_MARKERS", "true")]
-    ));
+    ))
+    .judge_as_captured();
     assert!(verdict.markers > 0, "{verdict:?}");
     assert!(
         verdict.good_crcs > 0 && verdict.malformed.is_empty(),
@@ -127,7 +128,8 @@ fn without_crc_every_frame_is_well_formed() {
     let verdict = or_skip!(wire_of(
         &PROGRAMS,
         &[("URNIC_MPA_CRC", "false"), ("URNIC_LOG", "off")]
-    ));
+    ))
+    .judge();
     assert!(
         verdict.startups >= 8 && verdict.malformed.is_empty() && verdict.bad_crcs == 0,
         "{verdict:?}"
