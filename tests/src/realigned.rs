@@ -31,11 +31,11 @@ pub fn pcap(lines: &str) -> Result<Vec<u8>, String> {
     for word in [0xa1b2_c3d4_u32, 4 << 16 | 2, 0, 0, 0x4_0000, 101] {
         file.extend(word.to_le_bytes());
     }
-    let directions = directions(lines)?;
-    for connection in directions.chunk_by(|(a, _), (b, _)| a.0 == b.0) {
+    let flows = flows(lines)?;
+    for connection in flows.chunk_by(|a, b| a.direction.0 == b.direction.0) {
         let mut cut = Vec::new();
-        for (_, (heads, bytes)) in connection {
-            cut.push((heads, bytes, frames(bytes)?));
+        for flow in connection {
+            cut.push((&flow.heads, &flow.bytes, frames(&flow.bytes)?));
         }
         // Request and Reply first: without both, the dissector takes nothing for an FPDU.
         for (heads, bytes, ends) in &cut {
@@ -57,8 +57,16 @@ struct Heads {
     ports: [u8; 4],
 }
 
+/// All that one side of a connection sent.
+#[derive(Debug)]
+struct Flow {
+    direction: Direction,
+    heads: Heads,
+    bytes: Vec<u8>,
+}
+
 /// Puts the segments of each direction in order, whoever spoke first in a connection first.
-fn directions(lines: &str) -> Result<Vec<(Direction, (Heads, Vec<u8>))>, String> {
+fn flows(lines: &str) -> Result<Vec<Flow>, String> {
     let mut order: Vec<Direction> = Vec::new();
     let mut found: BTreeMap<Direction, (Heads, BTreeMap<usize, Vec<u8>>)> = BTreeMap::new();
     for line in lines.lines() {
@@ -103,7 +111,11 @@ fn directions(lines: &str) -> Result<Vec<(Direction, (Heads, Vec<u8>))>, String>
                     .ok_or_else(|| format!("the capture misses bytes before {sequence} of {direction:?}"))?;
                 bytes.extend(payload.get(known..).unwrap_or_default());
             }
-            Ok((direction, (heads, bytes)))
+            Ok(Flow {
+                direction,
+                heads,
+                bytes,
+            })
         })
         .collect()
 }
