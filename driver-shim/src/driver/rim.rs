@@ -9,9 +9,9 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use urnic_verbs_api::device::command::{Handle, ModifyQp, Opcode, modify};
 use urnic_verbs_api::device::event::{Event, EventKind};
 use urnic_verbs_api::device::stream::{
-    Attach, Close as CloseStream, Connect, Endpoint, Listen, Listening, attach, rtr,
+    Attach, Close as CloseStream, Connect, Endpoint, Endpoints, Listen, Listening, attach, input, rtr,
 };
-use zerocopy::FromZeros;
+use zerocopy::{FromZeros, transmute};
 
 use super::dma::DmaMemory;
 use super::qp::{Qp, QpAttr};
@@ -19,7 +19,7 @@ use super::transition::QpMask;
 use super::{Driver, lock, worker};
 use crate::config::Config;
 use crate::mpa_startup::{Close, Rtr, Time};
-use crate::native::{Attachment, Engine, Meeting, Notice, PSN_MASK, Peer, Readiness, Streams, World};
+use crate::native::{Attachment, Engine, Inbox, Meeting, Notice, PSN_MASK, Peer, Readiness, Streams, World};
 
 /// Streams that the device keeps for us until we take them.
 const BACKLOG: u32 = 1024;
@@ -214,6 +214,21 @@ impl Streams for DeviceStreams<'_> {
             .output(Opcode::StreamReceive, &Handle { id: sid.into() }, &buffer, len)?;
         self.buffers.insert(sid, buffer);
         Ok(())
+    }
+
+    fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno> {
+        let len = size_of::<Endpoints>();
+        let buffer = self.driver.pool.allocate(len)?;
+        self.driver
+            .commands
+            .output(Opcode::StreamQuery, &Handle { id: sid.into() }, &buffer, len)?;
+        let mut octets = [0; size_of::<Endpoints>()];
+        buffer.copy_out(0, &mut octets);
+        Ok(match transmute!(octets) {
+            Endpoints { input, .. } if input.get() == input::NONE => Inbox::Empty,
+            Endpoints { input, .. } if input.get() == input::BYTES => Inbox::Octets,
+            Endpoints { .. } => Inbox::End,
+        })
     }
 
     fn close(&mut self, sid: u32, how: Close) {

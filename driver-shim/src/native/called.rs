@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 
 use super::identity::{Identity, Reason};
-use super::{Call, Engine, Key, MAX_LISTENING, MAX_PARKED_EACH, Pair, Phase, World};
+use super::{Call, Engine, Inbox, Key, MAX_LISTENING, MAX_PARKED_EACH, Pair, Phase, World};
 use crate::mpa_startup::{Close, Depths, Failure, Heard, Reply, Responder};
 
 impl Engine {
@@ -200,6 +200,15 @@ impl Engine {
             world.streams.close(sid, Close::Abort);
             return;
         };
+        // A caller sends nothing until it has our Reply (RFC 5044 §7.1.2); one that hung up is not worth a connection.
+        let inbox = world.streams.inbox(sid);
+        if inbox != Ok(Inbox::Empty) {
+            tracing::debug!(
+                "stream {sid}: not taken, its caller hung up or goes on without a Reply: {inbox:?}"
+            );
+            world.streams.close(sid, Close::Abort);
+            return self.seek(world, qpn);
+        }
         let us = seek.identity(qpn, caller.nonce);
         // Told only to a caller that gives numbers of its own; ours never do.
         let depths = Depths {

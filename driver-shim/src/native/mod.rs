@@ -64,12 +64,25 @@ pub(crate) trait Streams {
     fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno>;
     /// Receives exactly so many octets; [`Engine::received`] follows.
     fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno>;
+    /// What a receive would find; also while none is outstanding.
+    fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno>;
     /// Closes a stream. No event of it follows that means anything.
     fn close(&mut self, sid: u32, how: Close);
     /// Hands a stream to a queue pair; without one the queue pair is its own peer.
     fn attach(&mut self, sid: Option<u32>, attachment: &Attachment) -> Result<(), Errno>;
     /// Whether sends were posted to the queue pair that wait for its connection.
     fn is_waiting(&mut self, qid: u32) -> bool;
+}
+
+/// What there is to receive from a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Inbox {
+    /// Nothing yet.
+    Empty,
+    /// Octets.
+    Octets,
+    /// The end of the stream.
+    End,
 }
 
 /// How a queue pair is attached.

@@ -4,9 +4,7 @@ use super::{Answer, Job, done, handle, ok};
 use crate::rdmap::Attachment;
 use std::net::SocketAddr;
 use urnic_verbs_api::device::command::{Handle, Status};
-use urnic_verbs_api::device::stream::{
-    Attach, Close, Connect, Endpoint, Endpoints, Listen, Listening, MAX_STREAMING,
-};
+use urnic_verbs_api::device::stream::{Attach, Close, Connect, Listen, Listening, MAX_STREAMING};
 
 impl Job<'_> {
     pub(super) fn stream_connect(&mut self) -> Answer {
@@ -66,14 +64,8 @@ impl Job<'_> {
     }
 
     pub(super) fn stream_query(&mut self) -> Answer {
-        let (local, remote) = self
-            .core
-            .streams
-            .addresses(self.core, self.handle(), self.effects)?;
-        self.write_output(&Endpoints {
-            local: Endpoint::from(local),
-            remote: Endpoint::from(remote),
-        })?;
+        let endpoints = self.core.streams.query(self.core, self.handle(), self.effects)?;
+        self.write_output(&endpoints)?;
         done()
     }
 

@@ -111,6 +111,10 @@ impl Stream for NoStream {
         Err(StreamError::Closed(Errno::NOTCONN))
     }
 
+    fn peek(&mut self) -> Result<bool, StreamError> {
+        Err(StreamError::Closed(Errno::NOTCONN))
+    }
+
     fn finish(&mut self) {}
 
     fn reset(&mut self) {}

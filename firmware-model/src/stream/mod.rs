@@ -37,6 +37,9 @@ pub trait Stream: Send + Debug {
     /// Fills `into` in order with what has arrived; returns how many bytes, 0 = the peer sent FIN.
     fn receive(&mut self, into: &mut [PieceMut]) -> Result<usize, StreamError>;
 
+    /// Whether [`receive`](Self::receive) would give bytes (true) or the peer's FIN (false); takes nothing.
+    fn peek(&mut self) -> Result<bool, StreamError>;
+
     /// Ends our direction in an orderly way (FIN) behind all that was taken.
     fn finish(&mut self);
 

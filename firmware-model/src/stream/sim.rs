@@ -302,6 +302,21 @@ impl Stream for SimStream {
         }
     }
 
+    fn peek(&mut self) -> Result<bool, StreamError> {
+        let link = self.wire.lock();
+        if let Some(errno) = link.gone {
+            return Err(StreamError::Closed(errno));
+        }
+        let pipe = &link.pipes[1 - self.end];
+        let now = link.now();
+        let arrived = pipe.flying.front().is_some_and(|(at, _)| *at <= now);
+        let ended = pipe.flying.is_empty() && pipe.fin.is_some_and(|at| at <= now);
+        if link.silent || !(arrived || ended) {
+            return Err(StreamError::WouldBlock);
+        }
+        Ok(arrived)
+    }
+
     fn finish(&mut self) {
         let mut link = self.wire.lock();
         let at = link.now() + link.latency();

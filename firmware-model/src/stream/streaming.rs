@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use urnic_verbs_api::device::command::Status;
 use urnic_verbs_api::device::event::{Event, EventKind};
-use urnic_verbs_api::device::stream::MAX_STREAMING;
+use urnic_verbs_api::device::stream::{Endpoint, Endpoints, MAX_STREAMING, input};
 
 /// Calls that may wait for the driver at one listener, whatever it asked for.
 const MAX_PENDING: u32 = 1024;
@@ -328,17 +328,23 @@ impl Streams {
         Ok(())
     }
 
-    /// Our address and the peer's.
-    pub(crate) fn addresses(
-        &self,
-        core: &Core,
-        sid: u32,
-        effects: &mut Effects,
-    ) -> Result<(SocketAddr, SocketAddr), Status> {
+    /// Our address and the peer's, and what there is to receive.
+    pub(crate) fn query(&self, core: &Core, sid: u32, effects: &mut Effects) -> Result<Endpoints, Status> {
         let entry = self.touch(core, sid, effects)?;
-        let state = lock(&entry.state);
-        let stream = state.stream.as_ref().ok_or(Status::WrongState)?;
-        Ok((stream.local(), stream.remote()))
+        let mut state = lock(&entry.state);
+        let connecting = state.connecting;
+        let stream = state.stream.as_mut().ok_or(Status::WrongState)?;
+        let input = match stream.peek() {
+            _ if connecting => input::NONE,
+            Ok(true) => input::BYTES,
+            Err(StreamError::WouldBlock | StreamError::Fault) => input::NONE,
+            Ok(false) | Err(StreamError::Closed(_)) => input::END,
+        };
+        Ok(Endpoints {
+            local: Endpoint::from(stream.local()),
+            remote: Endpoint::from(stream.remote()),
+            input: input.into(),
+        })
     }
 
     /// Closes a stream: by RST, or by FIN behind what was sent.

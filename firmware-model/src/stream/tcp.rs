@@ -256,6 +256,17 @@ impl Stream for TcpStream {
         }
     }
 
+    fn peek(&mut self) -> Result<bool, StreamError> {
+        let socket = self.socket()?;
+        loop {
+            match net::recv(socket, &mut [0u8; 1], RecvFlags::DONTWAIT | RecvFlags::PEEK) {
+                Ok((n, _)) => return Ok(n > 0),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(outcome(errno)),
+            }
+        }
+    }
+
     fn finish(&mut self) {
         if let Some(socket) = &self.socket {
             // It fails only if the connection is gone already.

@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use urnic_verbs_api::device::command::*;
 use urnic_verbs_api::device::event::EventKind;
-use urnic_verbs_api::device::stream::{Close, Connect, Endpoint, Endpoints};
+use urnic_verbs_api::device::stream::{Close, Connect, Endpoint, Endpoints, input};
 use zerocopy::FromBytes;
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -44,14 +44,18 @@ fn close(driver: &Driver, sid: u32, abort: bool) -> Result<(), Status> {
     driver.command(Opcode::StreamClose, &arguments).map(drop)
 }
 
-fn endpoints(driver: &Driver, sid: u32) -> (SocketAddr, SocketAddr) {
+fn query(driver: &Driver, sid: u32) -> Endpoints {
     let mut command = Command::new(Opcode::StreamQuery, &Handle { id: sid.into() });
     let len = size_of::<Endpoints>();
     command.output = driver.arena.alloc(len).into();
     command.output_len = (len as u32).into();
     driver.execute(command).unwrap();
     let bytes = driver.arena.read(command.output.get(), len);
-    let both = Endpoints::read_from_bytes(&bytes).unwrap();
+    Endpoints::read_from_bytes(&bytes).unwrap()
+}
+
+fn endpoints(driver: &Driver, sid: u32) -> (SocketAddr, SocketAddr) {
+    let both = query(driver, sid);
     (both.local.into(), both.remote.into())
 }
 
@@ -63,6 +67,30 @@ fn connected(driver: &Driver) -> (u32, TcpStream) {
     let event = driver.await_event(EventKind::StreamConnected, sid);
     assert_eq!(event.code.get(), 0);
     (sid, peer)
+}
+
+#[test]
+fn a_query_tells_of_input_and_takes_none() {
+    let driver = Driver::start();
+    let (sid, mut peer) = connected(&driver);
+    assert_eq!(query(&driver, sid).input.get(), input::NONE);
+    peer.write_all(b"ab").unwrap();
+    await_input(&driver, sid, input::BYTES);
+    await_input(&driver, sid, input::BYTES);
+    let buffer = receive(&driver, sid, 2).unwrap();
+    driver.await_event(EventKind::StreamReceived, sid);
+    assert_eq!(driver.arena.read(buffer, 2), b"ab");
+    assert_eq!(query(&driver, sid).input.get(), input::NONE);
+    drop(peer);
+    await_input(&driver, sid, input::END);
+}
+
+/// Loopback delivers before `write` returns, but nobody promises that.
+fn await_input(driver: &Driver, sid: u32, wanted: u32) {
+    let found = std::iter::repeat_with(|| query(driver, sid).input.get())
+        .take(1_000_000)
+        .any(|input| input == wanted);
+    assert!(found, "never {wanted}");
 }
 
 #[test]

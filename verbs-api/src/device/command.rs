@@ -83,7 +83,7 @@ numbered! {
         /// Receive exactly the output buffer's length in streaming mode (payload [`Handle`]: sid; then an event). The buffer
         /// must stay valid until that event.
         StreamReceive = 52,
-        /// Both addresses of a stream (payload [`Handle`]: sid; result: [`super::stream::Endpoints`] in the output buffer).
+        /// Both addresses of a stream, and whether there is input (payload [`Handle`]: sid; result: [`super::stream::Endpoints`] in the output buffer).
         StreamQuery = 53,
         /// Hand a stream to a queue pair: RDMA mode begins ([`super::stream::Attach`]).
         StreamAttach = 54,

@@ -61,6 +61,8 @@ layouts! {
         local: Endpoint,
         /// The peer's.
         remote: Endpoint,
+        /// What a receive would find: [`input`].
+        input: U32,
     }
     /// Arguments of `StreamClose`.
     Close {
@@ -112,6 +114,16 @@ pub mod attach {
     pub const PEER_MAY_CLOSE: u32 = 32;
 }
 
+/// What is there to receive from a stream.
+pub mod input {
+    /// Nothing yet.
+    pub const NONE: u32 = 0;
+    /// Bytes.
+    pub const BYTES: u32 = 1;
+    /// The end: the peer sent FIN or RST.
+    pub const END: u32 = 2;
+}
+
 /// The ready-to-receive indications of RFC 6581 §9.2.
 pub mod rtr {
     /// None.
@@ -161,6 +173,7 @@ const _: () = {
     assert!(size_of::<Endpoint>() == 24);
     assert!(size_of::<Address>() == 24);
     assert!(size_of::<Connect>() == 48);
+    assert!(size_of::<Endpoints>() == 52);
     assert!(size_of::<Attach>() == 48);
 };
 

@@ -5,14 +5,17 @@ use proptest::prelude::*;
 
 /// A Request that names `qpn`, from a native caller of our version.
 fn request(from: u32, to: u32) -> Vec<u8> {
-    let us = Identity {
+    request_of(Identity {
         from,
         to,
         sq_psn: Some(1),
         rq_psn: 2,
         rnr_retry: Some(7),
         nonce: 3,
-    };
+    })
+}
+
+fn request_of(us: Identity) -> Vec<u8> {
     let settings = Settings::from(&Config::default().mpa);
     Initiator::new(settings, None, &us.emit(), Duration::ZERO)
         .unwrap()
@@ -61,6 +64,29 @@ fn half_frames_and_garbage_are_closed_without_an_answer() {
         assert_eq!(net.heard(sid), (Vec::new(), true));
     }
     assert_eq!(net.in_start_up(1), 0);
+    assert_others_meet(&mut net, a, b);
+}
+
+#[test]
+fn mpa_s_15_a_caller_that_goes_on_without_a_reply_is_not_taken() {
+    let mut net = Net::new(3);
+    let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
+    // All that it says is right; only it does not wait.
+    let us = Identity {
+        from: a.qpn,
+        to: b.qpn,
+        sq_psn: Some(psn(a)),
+        rq_psn: psn(b),
+        rnr_retry: Some(7),
+        nonce: 3,
+    };
+    let octets = [request_of(us), vec![0; 4]].concat();
+    let sid = net.stranger(2, b.qpn, 1, &octets);
+    net.run(10 * MS);
+    assert_eq!(net.in_start_up(1), 1, "parked");
+    up(&mut net, b, a);
+    net.run(10 * MS);
+    assert_eq!(net.heard(sid), (Vec::new(), true));
     assert_others_meet(&mut net, a, b);
 }
 

@@ -163,6 +163,16 @@ impl Streams for Port {
         Ok(())
     }
 
+    fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno> {
+        let wire = self.wire.borrow();
+        let end = wire.ends.get(&sid).ok_or(Errno::INVAL)?;
+        Ok(match (end.inbox.is_empty(), end.fin) {
+            (false, _) => Inbox::Octets,
+            (true, true) => Inbox::End,
+            (true, false) => Inbox::Empty,
+        })
+    }
+
     fn close(&mut self, sid: u32, _how: Close) {
         let mut wire = self.wire.borrow_mut();
         let latency = wire.latency;

@@ -47,7 +47,7 @@ fn a_reused_number_is_not_mistaken_for_its_predecessor() {
 
 #[test]
 fn a_call_whose_caller_hung_up_does_no_harm() {
-    // The news of it comes with the attempt to use the stream, and the next call is taken.
+    // It is found out when the stream would be used, and the next call is taken.
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     up(&mut net, a, b);

@@ -45,6 +45,15 @@ impl Stream for Tape {
         }
     }
 
+    fn peek(&mut self) -> Result<bool, StreamError> {
+        let (bytes, at) = &*self.0.lock().unwrap();
+        if *at == bytes.len() {
+            Err(StreamError::WouldBlock)
+        } else {
+            Ok(true)
+        }
+    }
+
     fn finish(&mut self) {}
 
     fn reset(&mut self) {}

@@ -407,6 +407,10 @@ impl Stream for Faulty {
         self.0.receive(into)
     }
 
+    fn peek(&mut self) -> Result<bool, StreamError> {
+        self.0.peek()
+    }
+
     fn finish(&mut self) {
         self.0.finish();
     }
