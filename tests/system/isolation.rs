@@ -39,6 +39,11 @@ fn other_pairs_go_on_when_one_program_is_killed() {
 }
 
 #[test]
+fn a_work_request_that_takes_long_to_build_stalls_nobody() {
+    Program::new(or_skip!(compiled("builder"))).run().success();
+}
+
+#[test]
 fn wrong_arguments_get_the_errno_that_the_manual_promises() {
     let program = Program::new(or_skip!(compiled("errnos")));
     let text = program.run().success();

@@ -112,19 +112,19 @@ pub struct QpAttr {
 
 /// Whoever writes work requests into a queue pair's send queue.
 pub trait Poster: Send + Sync {
-    /// The gate opened: publish and ring for what was written meanwhile. Called with no lock of the driver held, maybe from within
-    /// [`Qp::modify`], so the caller of that must not hold its send queue's lock.
+    /// The gate opened: publish and ring for what was written meanwhile. Called with no lock of the driver held but the one that
+    /// [`Qp::destroy`] waits for, on the thread that makes all connections: it must not wait for the program.
     fn gate_opened(&self);
 
-    /// Whether work requests wait behind the gate.
+    /// Whether work requests wait behind the gate. Must not wait for the program either.
     fn is_waiting(&self) -> bool;
 }
 
 /// A queue pair.
 ///
 /// *The gate.* Until the connection stands (and on an MPA responder until the first FPDU arrived: RFC 5044 §7.1.2(4)) nothing may reach the
-/// device: whoever posts writes entries and asks [`Qp::gate_is_open`]; if not, it neither publishes nor rings. Ask under the lock
-/// of the send queue: [`Poster::gate_opened`] comes after the gate is open, takes that lock, and finds what was written before.
+/// device: whoever posts writes entries and asks [`Qp::gate_is_open`]; if not, it neither publishes nor rings, and asks again once it
+/// has let go of the send queue's lock: [`Poster::gate_opened`], which comes after the gate is open, may have found that held.
 pub struct Qp {
     driver: Arc<Driver>,
     /// Device number.

@@ -49,6 +49,14 @@ impl<T> Lock<T> {
         Held { lock: self }
     }
 
+    /// Takes it if nobody else holds it.
+    pub(crate) fn try_hold(&self) -> Option<Held<'_, T>> {
+        self.word
+            .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
+            .then(|| Held { lock: self })
+    }
+
     /// Takes up again what [`Held::keep`] left held.
     ///
     /// # Safety
@@ -136,6 +144,17 @@ mod tests {
             t.join().unwrap();
         }
         assert_eq!(*lock.hold(), 200_000);
+    }
+
+    #[test]
+    fn a_try_takes_what_is_free_and_leaves_what_is_held() {
+        let lock = Lock::new(1);
+        {
+            let mut held = lock.try_hold().unwrap();
+            *held = 2;
+            assert!(lock.try_hold().is_none());
+        }
+        assert_eq!(*lock.try_hold().unwrap(), 2);
     }
 
     #[test]

@@ -31,7 +31,8 @@ pub(super) unsafe extern "C" fn post_send(
     let mut next = wr;
     let mut result = 0;
     let ring = {
-        let queue = &mut qp.sends.side.hold().queue;
+        let mut side = qp.sends.side.hold();
+        let queue = &mut side.queue;
         if takes_sends(qp.device.last_state()) {
             // SAFETY: the program's list, which ends with null.
             while let Some(wr) = unsafe { next.as_ref() } {
@@ -45,12 +46,7 @@ pub(super) unsafe extern "C" fn post_send(
         } else {
             result = Errno::INVAL.raw_os_error();
         }
-        // Asked under the lock: when the gate opens after this, what was written is found by `gate_opened`.
-        if qp.device.gate_is_open() {
-            queue.publish()
-        } else {
-            None
-        }
+        qp.sends.let_go(&qp.device, side)
     };
     // The device may work on this thread for a while: others post meanwhile.
     if let Some(index) = ring {

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::mem;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
@@ -14,7 +15,7 @@ use urnic_verbs_api::vocabulary::QpState;
 use super::cq::Cq;
 use super::events::{Acknowledgements, Events, Foreign, Reported};
 use super::ledger::Ledger;
-use super::lock::Lock;
+use super::lock::{Held, Lock};
 use super::pd::{Pd, Tenancy};
 use super::qp_ex::Building;
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
@@ -36,9 +37,12 @@ pub(crate) struct Qp {
     _tenancy: Tenancy,
 }
 
-/// The send queue: shared with the driver, which lets out what waits at the gate.
+/// The send queue: shared with the driver, which lets out what waits at the gate. The driver never waits for its lock: a program
+/// may keep that as long as it likes, between `ibv_wr_start` and `ibv_wr_complete`.
 pub(super) struct Sends {
     pub(super) side: Lock<SendSide>,
+    /// Whether something was left behind the closed gate. Of no meaning once that is open.
+    waiting: AtomicBool,
     device: Weak<driver::Qp>,
 }
 
@@ -50,16 +54,46 @@ pub(super) struct SendSide {
 
 impl Poster for Sends {
     fn gate_opened(&self) {
-        if let Some(device) = self.device.upgrade() {
-            let ring = self.side.hold().queue.publish();
-            if let Some(index) = ring {
-                device.ring_sends(index);
-            }
+        if let Some(device) = self.device.upgrade()
+            && let Some(index) = self.publish_unless_held()
+        {
+            device.ring_sends(index);
         }
     }
 
     fn is_waiting(&self) -> bool {
-        self.side.hold().queue.is_waiting()
+        self.waiting.load(Ordering::Relaxed)
+    }
+}
+
+impl Sends {
+    /// Lets go of the send queue, and lets the device see what was written if the gate is open. Returns the index to ring with.
+    #[inline]
+    pub(super) fn let_go(&self, device: &driver::Qp, mut side: Held<'_, SendSide>) -> Option<u32> {
+        if device.gate_is_open() {
+            return side.queue.publish();
+        }
+        self.leave_behind(device, side)
+    }
+
+    #[cold]
+    fn leave_behind(&self, device: &driver::Qp, side: Held<'_, SendSide>) -> Option<u32> {
+        self.waiting.store(side.queue.is_waiting(), Ordering::Relaxed);
+        drop(side);
+        // Who opened the gate since we looked may have found the queue held.
+        fence(Ordering::SeqCst);
+        if device.gate_is_open() {
+            self.publish_unless_held()
+        } else {
+            None
+        }
+    }
+
+    /// Behind an open gate. Who holds the queue looks at the gate when letting go of it ([`let_go`](Self::let_go)): of the two,
+    /// separated by fences, one sees what the other did.
+    fn publish_unless_held(&self) -> Option<u32> {
+        fence(Ordering::SeqCst);
+        self.side.try_hold()?.queue.publish()
     }
 }
 
@@ -136,6 +170,7 @@ impl Qp {
                 queue: sends,
                 building: Building::default(),
             }),
+            waiting: AtomicBool::new(false),
             device: Arc::downgrade(&device),
         });
         device.set_poster(sends.clone());
@@ -196,6 +231,7 @@ impl Qp {
             // What completed before must not be polled, and settled, after this.
             self.cqs().iter().for_each(|cq| cq.purge(self.device.qid));
             let sends = self.sends.side.hold().queue.discard();
+            self.sends.waiting.store(false, Ordering::Relaxed);
             let receives = self.receives.hold().discard();
             self.ledger.settle_all(sends, receives);
         }

@@ -11,8 +11,9 @@ use rustix::io::Errno;
 use urnic_verbs_api::device::wqe::Opcode;
 use urnic_verbs_api::rdma_core::*;
 
+use super::lock::Held;
 use super::post::takes_sends;
-use super::qp::Qp;
+use super::qp::{Qp, SendSide};
 use super::send_queue::{Entry, SendQueue};
 use crate::context::Context;
 use crate::guard::{contained, pointer};
@@ -216,27 +217,29 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     if !takes_sends(this.device.last_state()) {
         side_.building.fail(Errno::INVAL);
     }
-    if let Some(errno) = side_.building.error {
+    let error = side_.building.error;
+    if error.is_some() {
         side_.queue.rewind(side_.building.mark);
-        return errno.raw_os_error();
     }
-    let ring = if this.device.gate_is_open() {
-        side.queue.publish()
-    } else {
-        None
-    };
-    drop(side);
-    if let Some(index) = ring {
-        contained(|| this.device.ring_sends(index));
-    }
-    0
+    finish(this, side);
+    error.map_or(0, Errno::raw_os_error)
 }
 
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
-    // SAFETY: a live queue pair, whose lock `wr_start` took.
-    let mut side = unsafe { Qp::of(qp.cast()).sends.side.resume() };
+    // SAFETY: a live queue pair.
+    let this = unsafe { Qp::of(qp.cast()) };
+    // SAFETY: `wr_start` kept it locked.
+    let mut side = unsafe { this.sends.side.resume() };
     let mark = side.building.mark;
     side.queue.rewind(mark);
+    finish(this, side);
+}
+
+/// The end of what `wr_start` began: sends that were posted before it may have waited for that.
+fn finish(qp: &Qp, side: Held<'_, SendSide>) {
+    if let Some(index) = qp.sends.let_go(&qp.device, side) {
+        contained(|| qp.device.ring_sends(index));
+    }
 }
 
 macro_rules! builders {
