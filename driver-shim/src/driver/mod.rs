@@ -32,6 +32,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use rustix::io::Errno;
 use urnic_verbs_api::device::command::{Count, DeviceAttributes, Handle, Nothing, Opcode};
+use urnic_verbs_api::device::registers;
 use urnic_verbs_api::device::stream::{self, ip_of};
 
 use crate::bus::Bus;
@@ -217,6 +218,16 @@ impl std::fmt::Debug for Driver {
         f.debug_struct("Driver")
             .field("attributes", &self.attributes)
             .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Driver {
+    /// The device lets go of the memory that the driver lent it, before that is unmapped.
+    fn drop(&mut self) {
+        if self.alive().is_ok() {
+            let reset = registers::Control::RESET.bits();
+            self.bus.write32(registers::CONTROL, reset);
+        }
     }
 }
 

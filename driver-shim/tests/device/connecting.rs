@@ -1,11 +1,17 @@
 //! Native connections over real TCP.
 
+use std::time::{Duration, Instant};
+
+use urnic_verbs_api::device::registers;
 use urnic_verbs_api::device::wqe::Opcode;
 use urnic_verbs_api::vocabulary::{QpState, WcOpcode, WcStatus};
 
 use super::program::{DRIVER, Program, TestQp, start, status, until};
+use urnic_driver_shim::bus::Bus;
+use urnic_driver_shim::bus::inproc::InprocBus;
 use urnic_driver_shim::config::Config;
-use urnic_driver_shim::driver::{AddressVector, QpAttr};
+use urnic_driver_shim::driver::{AddressVector, Driver, QpAttr};
+use urnic_driver_shim::presence::GidTable;
 
 /// Index of the loopback GID.
 fn loopback() -> usize {
@@ -352,4 +358,20 @@ fn two_drivers_talk_to_each_other() {
     let driver = there.driver.clone();
     there.close();
     driver.shutdown();
+}
+
+#[test]
+fn a_driver_that_is_dropped_leaves_a_device_that_was_reset() {
+    let bus = InprocBus::start(&GidTable::of_host()).unwrap();
+    let is_ready = |bus: &dyn Bus| bus.read32(registers::STATUS) & registers::Status::READY.bits() != 0;
+    let driver = Driver::start(bus.clone(), Config::default()).unwrap();
+    assert!(is_ready(&*bus));
+    driver.shutdown();
+    drop(driver);
+    // The driver's own thread has it, too, and leaves in its own time.
+    let start = Instant::now();
+    while is_ready(&*bus) {
+        assert!(start.elapsed() < Duration::from_secs(60), "never reset");
+        std::thread::yield_now();
+    }
 }
