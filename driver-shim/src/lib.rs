@@ -6,4 +6,6 @@ pub mod driver;
 pub mod mpa_startup;
 mod native;
 pub mod presence;
+mod rdma_cm;
 mod signals;
+mod timers;

@@ -1,12 +1,12 @@
 //! An open device: what `ibv_open_device` returns, and what of ours belongs to it.
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use urnic_driver_shim::config::Config;
-use urnic_driver_shim::driver::{self, Driver};
+use urnic_driver_shim::driver::{self, CmChannel, Driver};
 use urnic_driver_shim::presence::{ChannelSender, Presence};
 use urnic_verbs_api::rdma_core::{ibv_context, ibv_device, verbs_context, verbs_device};
 
@@ -55,12 +55,7 @@ impl Context {
 
     /// Everything but the memory: our part of the context, and the program's end of its asynchronous events.
     fn make(library: &'static Library) -> Result<(Context, RawFd), Errno> {
-        let presence = Presence::current()?;
-        let config = Config::from_env().map_err(|error| {
-            tracing::error!("{error}");
-            Errno::INVAL
-        })?;
-        let driver = Driver::open(&config, presence.gids())?;
+        let (presence, driver) = open_device()?;
         let (async_fd, channel) = ChannelSender::open()?;
         let events = Arc::new(Events::new(channel));
         let device = driver
@@ -75,6 +70,25 @@ impl Context {
         };
         Ok((context, async_fd))
     }
+}
+
+/// The device as it is shown, and its driver: opened now if this is the process's first use of it.
+fn open_device() -> Result<(&'static Presence, Arc<Driver>), Errno> {
+    let presence = Presence::current()?;
+    let config = Config::from_env().map_err(|error| {
+        tracing::error!("{error}");
+        Errno::INVAL
+    })?;
+    Ok((presence, Driver::open(&config, presence.gids())?))
+}
+
+/// Makes `opened`, an fd that the program got for `/dev/infiniband/rdma_cm`, a channel to the connection manager.
+///
+/// # Errors
+/// Those of opening the device; `EMFILE`, `ENOMEM`.
+pub(crate) fn open_cm_channel(opened: BorrowedFd<'_>) -> Result<(), Errno> {
+    let (presence, driver) = open_device()?;
+    CmChannel::open(driver, presence.node_guid(), opened)
 }
 
 /// `verbs_device_ops.alloc_context`: opens the device on `cmd_fd`, which is ours to close from here on.

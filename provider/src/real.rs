@@ -110,8 +110,17 @@ real! {
     close: (c_int) -> c_int;
     close_range: (c_uint, c_uint, c_int) -> c_int;
     closefrom: (c_int);
+    dup: (c_int) -> c_int;
     dup2: (c_int, c_int) -> c_int;
     dup3: (c_int, c_int, c_int) -> c_int;
     write: (c_int, *const c_void, usize) -> isize;
     socket: (c_int, c_int, c_int) -> c_int;
+    pause: () -> c_int;
+    recv: (c_int, *mut c_void, usize, c_int) -> isize;
+    fcntl: (c_int, c_int; ...) -> c_int;
+    fcntl64: (c_int, c_int; ...) -> c_int;
+    fstat: (c_int, *mut libc::stat) -> c_int;
+    fstat64: (c_int, *mut libc::stat) -> c_int;
+    __fxstat: (c_int, c_int, *mut libc::stat) -> c_int;
+    __fxstat64: (c_int, c_int, *mut libc::stat) -> c_int;
 }

@@ -69,6 +69,8 @@ pub struct Mpa {
     pub rtr_timeout: Duration,
     /// What may serve as RTR.
     pub rtr_types: RtrTypes,
+    /// Ask for the peer-to-peer model when calling: our RTR lets the called side send first (RFC 6581 §9.2).
+    pub peer_to_peer: bool,
 }
 
 /// Native connections: those made by `modify_qp(RTR)`, with no connection manager.
@@ -128,8 +130,9 @@ impl Default for Config {
                 rtr_types: RtrTypes {
                     send: false,
                     write: true,
-                    read: false,
+                    read: true,
                 },
+                peer_to_peer: true,
             },
             native: Native {
                 listen: None,

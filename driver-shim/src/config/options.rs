@@ -139,9 +139,16 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "mpa.rtr_types",
         takes: "one or more of send, write, read, with commas",
-        help: "Which zero-length messages may open a connection (RFC 6581 §9.2).",
+        help: "Which zero-length messages may open a connection made with rdma_cm (RFC 6581 §9.2); native ones use a Write.",
         set: |c, text| rtr_types(text).map(|v| c.mpa.rtr_types = v),
         show: |c| show_rtr_types(c.mpa.rtr_types),
+    },
+    Opt {
+        key: "mpa.peer_to_peer",
+        takes: "true or false",
+        help: "When calling with rdma_cm, ask for an RTR exchange, so that the called side may send first (RFC 6581 §9.2).",
+        set: |c, text| truth(text).map(|v| c.mpa.peer_to_peer = v),
+        show: |c| c.mpa.peer_to_peer.to_string(),
     },
     Opt {
         key: "native.listen",

@@ -70,7 +70,7 @@ fn every_option_reaches_the_configuration_and_shows_what_was_set() {
         "device" => "vfio:0000:3b:00.1",
         "log" => "urnic=trace",
         "pcap" | "present.dir" => "/x/y",
-        "mpa.crc" => "false",
+        "mpa.crc" | "mpa.peer_to_peer" => "false",
         "mpa.markers" => "true",
         "mpa.revision" => "1",
         "mpa.rtr_types" => "send,read",

@@ -3,9 +3,10 @@
 //! One [`Driver`] serves the whole process. Its own thread takes asynchronous events and makes connections; completions
 //! notify their channel on whichever thread the device raised them.
 //!
-//! Order of locks: a queue pair's attributes, then native connections, then the command queue. [`ContextEvents`] and [`Poster`] are
+//! Order of locks: a queue pair's attributes, then native connections or the connection manager, then the command queue. [`ContextEvents`] and [`Poster`] are
 //! called with none of them held.
 
+mod cm;
 mod command;
 mod cq;
 mod dma;
@@ -15,9 +16,11 @@ mod process;
 mod qp;
 mod rim;
 mod state;
+mod streams;
 mod transition;
 mod worker;
 
+pub use cm::{CmChannel, cm_write};
 pub use cq::Cq;
 pub use dma::DmaMemory;
 pub use memory::Mr;
@@ -206,6 +209,7 @@ pub struct Driver {
     /// Queue pairs by qid, alike.
     qps: RwLock<HashMap<u32, (Arc<Qp>, Target)>>,
     native: Mutex<rim::Native>,
+    cm: Mutex<cm::Manager>,
     /// Wakes the driver's thread.
     wake: InternalFd,
     /// This is a child of the process that opened the device.
@@ -271,6 +275,7 @@ impl Driver {
             .map(|v| EventQueue::create(&commands, &pool, attributes.max_cq, v + 1))
             .collect::<Result<Vec<_>, _>>()?;
         let native = Mutex::new(rim::Native::new(&config)?);
+        let cm = Mutex::new(cm::Manager::new(&config, &attributes)?);
         let home = Home {
             gids,
             listen: config.native.listen,
@@ -289,6 +294,7 @@ impl Driver {
             cqs: RwLock::default(),
             qps: RwLock::default(),
             native,
+            cm,
             wake,
             abandoned: AtomicBool::new(false),
             stopped: AtomicBool::new(false),

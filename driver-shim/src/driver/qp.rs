@@ -141,6 +141,9 @@ pub struct Qp {
     rq_entries: u32,
     rq_log_stride: u32,
     gate: AtomicBool,
+    /// The connection manager connected it.
+    managed: AtomicBool,
+    ack_timeout: AtomicU8,
     /// The state last asked for and reached.
     reached: AtomicU8,
     /// Attributes as they were set. Held over a change; comes before the lock of native connections.
@@ -248,6 +251,8 @@ impl Driver {
             rq_entries: 1 << shape.rq_log_size,
             rq_log_stride: shape.rq_log_stride,
             gate: AtomicBool::new(false),
+            managed: AtomicBool::new(false),
+            ack_timeout: AtomicU8::new(0),
             reached: AtomicU8::new(QpState::Reset as u8),
             attr: Mutex::default(),
             poster: Mutex::default(),
@@ -386,6 +391,27 @@ impl Qp {
 
     pub(super) fn close_gate(&self) {
         self.gate.store(false, Ordering::Release);
+    }
+
+    /// The connection manager attached it to a stream.
+    pub(super) fn manage(&self, ack_timeout: Option<u8>) {
+        self.ack_timeout
+            .store(ack_timeout.unwrap_or(0), Ordering::Relaxed);
+        self.managed.store(true, Ordering::Release);
+        self.reach(QpState::Rts);
+    }
+
+    pub(super) fn release(&self) {
+        self.managed.store(false, Ordering::Release);
+    }
+
+    pub(super) fn is_managed(&self) -> bool {
+        self.managed.load(Ordering::Acquire)
+    }
+
+    /// `RDMA_OPTION_ID_ACK_TIMEOUT`.
+    pub(super) fn ack_timeout(&self) -> u8 {
+        self.ack_timeout.load(Ordering::Relaxed)
     }
 
     pub(super) fn driver(&self) -> &Arc<Driver> {

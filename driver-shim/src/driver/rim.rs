@@ -1,34 +1,27 @@
 //! Where native connections meet the device: stream commands, stream events, and what becomes of queue pairs.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
-use urnic_verbs_api::device::command::{Handle, ModifyQp, Opcode, modify};
+use urnic_verbs_api::device::command::{ModifyQp, Opcode, modify};
 use urnic_verbs_api::device::event::{Event, EventKind};
-use urnic_verbs_api::device::stream::{
-    Attach, Close as CloseStream, Connect, Endpoint, Endpoints, Listen, Listening, attach, input, rtr,
-};
-use zerocopy::{FromZeros, transmute};
+use urnic_verbs_api::device::stream::attach;
+use zerocopy::FromZeros;
 
-use super::dma::DmaMemory;
 use super::qp::{Qp, QpAttr};
+use super::streams::{Attaching, Buffers, Streams};
 use super::transition::QpMask;
 use super::{Driver, lock, worker};
 use crate::config::Config;
-use crate::mpa_startup::{Close, Rtr, Time};
-use crate::native::{Attachment, Engine, Inbox, Meeting, Notice, PSN_MASK, Peer, Readiness, Streams, World};
-
-/// Streams that the device keeps for us until we take them.
-const BACKLOG: u32 = 1024;
+use crate::mpa_startup::{Close, Time};
+use crate::native::{self, Attachment, Engine, Inbox, Meeting, Notice, PSN_MASK, Peer, Readiness, World};
 
 /// Native connections of the process.
 pub(super) struct Native {
     engine: Engine,
-    /// Where receives go, by stream.
-    buffers: HashMap<u32, DmaMemory>,
+    buffers: Buffers,
 }
 
 impl Native {
@@ -37,7 +30,7 @@ impl Native {
         getrandom(&mut nonce, GetRandomFlags::empty())?;
         Ok(Native {
             engine: Engine::new(config, u64::from_ne_bytes(nonce)),
-            buffers: HashMap::new(),
+            buffers: Buffers::new(),
         })
     }
 }
@@ -47,7 +40,7 @@ impl Driver {
     fn native<T>(&self, work: impl FnOnce(&mut Engine, &mut World<'_>) -> T) -> T {
         let mut native = lock(&self.native);
         let Native { engine, buffers } = &mut *native;
-        let mut streams = DeviceStreams {
+        let mut streams = Streams {
             driver: self,
             buffers,
         };
@@ -143,11 +136,7 @@ impl Driver {
     /// An event of a stream, a listener or a fence.
     pub(super) fn native_event(&self, kind: EventKind, event: &Event) {
         let (object, code, data) = (event.object.get(), event.code.get(), event.data.get());
-        let outcome = if code == 0 {
-            Ok(())
-        } else {
-            Err(Errno::from_raw_os_error(code.into()))
-        };
+        let outcome = outcome(code);
         match kind {
             EventKind::FirstFpdu => self.native(|engine, _| engine.first_fpdu(object)),
             EventKind::StreamAccepted => {
@@ -172,124 +161,60 @@ impl Driver {
     }
 }
 
-fn milliseconds(timeout: Option<Duration>) -> u32 {
+/// The errno in an event of a stream.
+pub(super) fn outcome(code: u16) -> Result<(), Errno> {
+    match code {
+        0 => Ok(()),
+        code => Err(Errno::from_raw_os_error(code.into())),
+    }
+}
+
+pub(super) fn milliseconds(timeout: Option<Duration>) -> u32 {
     timeout.map_or(u32::MAX, |t| u32::try_from(t.as_millis()).unwrap_or(u32::MAX - 1))
 }
 
-/// The device's stream commands, while the engine's lock is held.
-struct DeviceStreams<'a> {
-    driver: &'a Driver,
-    buffers: &'a mut HashMap<u32, DmaMemory>,
-}
-
-impl Streams for DeviceStreams<'_> {
+impl native::Streams for Streams<'_> {
     fn listen(&mut self, local: SocketAddr) -> Result<(u32, u16), Errno> {
-        let arguments = Listen {
-            local: Endpoint::from(local),
-            backlog: BACKLOG.into(),
-        };
-        let listening: Listening = self.driver.commands.call(Opcode::StreamListen, &arguments)?;
-        Ok((listening.lid.get(), listening.port.get() as u16))
+        Streams::listen(self, local)
     }
 
     fn connect(&mut self, remote: SocketAddr) -> Result<u32, Errno> {
-        let arguments = Connect {
-            remote: Endpoint::from(remote),
-            local: Endpoint::new_zeroed(),
-        };
-        let handle: Handle = self.driver.commands.call(Opcode::StreamConnect, &arguments)?;
-        Ok(handle.id.get())
+        Streams::connect(self, remote, None)
     }
 
     fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno> {
-        self.driver
-            .commands
-            .send(Opcode::StreamSend, &Handle { id: sid.into() }, octets)
+        Streams::send(self, sid, octets)
     }
 
     fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno> {
-        let buffer = self.driver.pool.allocate(len)?;
-        self.driver
-            .commands
-            .output(Opcode::StreamReceive, &Handle { id: sid.into() }, &buffer, len)?;
-        self.buffers.insert(sid, buffer);
-        Ok(())
+        Streams::receive(self, sid, len)
     }
 
     fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno> {
-        let len = size_of::<Endpoints>();
-        let buffer = self.driver.pool.allocate(len)?;
-        self.driver
-            .commands
-            .output(Opcode::StreamQuery, &Handle { id: sid.into() }, &buffer, len)?;
-        let mut octets = [0; size_of::<Endpoints>()];
-        buffer.copy_out(0, &mut octets);
-        Ok(match transmute!(octets) {
-            Endpoints { input, .. } if input.get() == input::NONE => Inbox::Empty,
-            Endpoints { input, .. } if input.get() == input::BYTES => Inbox::Octets,
-            Endpoints { .. } => Inbox::End,
-        })
+        Streams::inbox(self, sid)
     }
 
     fn close(&mut self, sid: u32, how: Close) {
-        let abort = u32::from(how == Close::Abort);
-        let closed = self.driver.commands.run(
-            Opcode::StreamClose,
-            &CloseStream {
-                sid: sid.into(),
-                abort: abort.into(),
-            },
-        );
-        if let Err(errno) = closed {
-            tracing::debug!("stream {sid}: not closed: {errno}");
-        }
-        // A closed stream receives no more.
-        self.buffers.remove(&sid);
+        Streams::close(self, sid, how);
     }
 
     fn attach(&mut self, sid: Option<u32>, attachment: &Attachment) -> Result<(), Errno> {
-        let Some(qp) = self.driver.qp(attachment.qid) else {
-            return Err(Errno::INVAL);
-        };
+        let qp = self.driver.qp(attachment.qid).ok_or(Errno::INVAL)?;
         self.driver
             .modify(&qp, modify::RNR, milliseconds(attachment.rnr_timeout))?;
-        let mut arguments = Attach::new_zeroed();
-        // IB manners: programs that connect by themselves were written for InfiniBand.
-        let mut flags = attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE;
-        if let Some(negotiated) = &attachment.negotiated {
-            let mut set = |on, flag| flags |= if on { flag } else { 0 };
-            set(negotiated.initiator, attach::INITIATOR);
-            set(negotiated.crc, attach::CRC);
-            set(negotiated.markers_tx, attach::MARKERS_TX);
-            set(negotiated.markers_rx, attach::MARKERS_RX);
-            let message = match negotiated.rtr {
-                None => rtr::NONE,
-                Some(Rtr::Send) => rtr::SEND,
-                Some(Rtr::Write) => rtr::WRITE,
-                Some(Rtr::Read) => rtr::READ,
-            };
-            let rtr = if negotiated.initiator {
-                &mut arguments.rtr_send
-            } else {
-                &mut arguments.rtr_expect
-            };
-            *rtr = message.into();
-            arguments.terminate = u64::from(negotiated.terminate.unwrap_or(0)).into();
-        }
-        arguments.sid = sid.unwrap_or(0).into();
-        arguments.qid = attachment.qid.into();
-        arguments.flags = flags.into();
-        arguments.ord = u32::from(attachment.ord).into();
-        arguments.ird = u32::from(attachment.ird).into();
-        arguments.first_msn = 1.into();
-        let fin_grace = self.driver.config.native.fin_grace;
-        arguments.fin_grace_ms = milliseconds(Some(fin_grace)).into();
-        let opcode = if sid.is_some() {
-            Opcode::StreamAttach
-        } else {
-            Opcode::LoopbackAttach
-        };
-        self.driver.commands.run(opcode, &arguments)
+        Streams::attach(
+            self,
+            &Attaching {
+                sid,
+                qid: attachment.qid,
+                negotiated: attachment.negotiated.as_ref(),
+                // IB manners: programs that connect by themselves were written for InfiniBand.
+                manners: attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE,
+                ird: attachment.ird.into(),
+                ord: attachment.ord.into(),
+                fin_grace_ms: milliseconds(Some(self.driver.config.native.fin_grace)),
+            },
+        )
     }
 
     fn is_waiting(&mut self, qid: u32) -> bool {

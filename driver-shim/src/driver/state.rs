@@ -22,6 +22,11 @@ impl Qp {
         }
         let mut set = lock(&self.attr);
         let from = self.device_state()?;
+        // rdma_disconnect(3) says so first, also when the peer was faster.
+        let disconnects = mask == QpMask::STATE && attr.state == QpState::Sqd as u32;
+        if disconnects && from != QpState::Rts && self.is_managed() {
+            return Ok(());
+        }
         let limits = self.driver().attributes();
         let to = transition::check(
             from,
@@ -35,7 +40,9 @@ impl Qp {
         let mut new = *set;
         new.take(attr, mask);
         let peer = match (from, to) {
-            (QpState::Init, QpState::Rtr) => Some(self.driver().native_peer(&new, self.qpn)?),
+            (QpState::Init, QpState::Rtr) if mask.contains(QpMask::AV) => {
+                Some(self.driver().native_peer(&new, self.qpn)?)
+            }
             _ => None,
         };
         if matches!(to, QpState::Reset | QpState::Err | QpState::Sqd) {
@@ -55,7 +62,11 @@ impl Qp {
         self.reach(to);
         tracing::debug!("{self:?}: {from:?} to {to:?}");
         match to {
-            QpState::Reset => self.close_gate(),
+            QpState::Reset => {
+                self.driver().cm_lost(self.qid, Errno::CONNRESET);
+                self.release();
+                self.close_gate();
+            }
             // What was posted behind the gate is flushed by the device once it sees it.
             QpState::Err | QpState::Sqd => self.open_gate(),
             QpState::Rtr => self.driver().native_meet(self, peer, &new),
@@ -72,16 +83,25 @@ impl Qp {
     pub fn query(&self) -> Result<QpAttr, Errno> {
         self.driver().alive()?;
         let set = lock(&self.attr);
-        let state = match self.device_state()? {
+        let status = self.status()?;
+        let state = match QpState::from_raw(status.state.get()).ok_or(Errno::IO)? {
             // An RNIC's idle state is both: receives may be posted right after creation (conformance §8, table of states).
             QpState::Reset => QpState::Init,
             state => state,
         } as u32;
-        Ok(QpAttr {
+        let mut attr = QpAttr {
             state,
             cur_state: state,
             ..*set
-        })
+        };
+        if self.is_managed() {
+            // Nobody set these but the connection manager.
+            let depth = |n: u32| u8::try_from(n).unwrap_or(u8::MAX);
+            attr.max_rd_atomic = depth(status.ord.get());
+            attr.max_dest_rd_atomic = depth(status.ird.get());
+            attr.timeout = self.ack_timeout();
+        }
+        Ok(attr)
     }
 
     /// Ends it: the connection, then the device's object. What its completed sends put on the stream still arrives. Afterwards nobody
@@ -96,6 +116,7 @@ impl Qp {
         self.driver().commands.on(Opcode::DestroyQp, self.qid)?;
         self.driver().native_forget(self.qpn);
         self.driver().disown_qp(self);
+        self.driver().cm_lost(self.qid, Errno::CONNRESET);
         self.drop_poster();
         tracing::debug!("{self:?}: destroyed");
         Ok(())

@@ -56,6 +56,11 @@ bitflags! {
     }
 }
 
+impl QpMask {
+    /// What `INIT_QP_ATTR` names for RTR: the connection manager knows the peer, and the program has nothing to say.
+    pub(crate) const RTR_BY_MANAGER: QpMask = QpMask::STATE.union(QpMask::ACCESS_FLAGS).union(QpMask::PORT);
+}
+
 /// Attributes that a transition needs, and those it allows besides.
 fn attributes(from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
     use QpMask as M;
@@ -95,6 +100,11 @@ pub(super) fn check(from: QpState, attr: &QpAttr, mask: QpMask, limits: Limits) 
     };
     if mask.contains(QpMask::CUR_STATE) && QpState::from_raw(attr.cur_state) != Some(from) {
         return Err(Errno::INVAL);
+    }
+    // The two steps of a connection manager: to RTR with no peer named, and its RTS, which names but the port.
+    let managed = (from, to) == (QpState::Init, QpState::Rtr) && mask == QpMask::RTR_BY_MANAGER;
+    if managed || mask == QpMask::PORT {
+        return in_range(attr, mask, limits).then_some(to).ok_or(Errno::INVAL);
     }
     let (needed, allowed) = attributes(from, to).ok_or(Errno::INVAL)?;
     let given = mask - QpMask::STATE;
@@ -199,6 +209,27 @@ mod tests {
                 check(from, &attr(to), mask | QpMask::QKEY, LIMITS),
                 Err(Errno::INVAL)
             );
+        }
+    }
+
+    #[test]
+    fn a_connection_manager_s_steps_name_no_peer() {
+        let step = |from, attr: QpAttr, mask| check(from, &attr, mask, LIMITS);
+        assert_eq!(
+            step(QpState::Init, attr(QpState::Rtr), QpMask::RTR_BY_MANAGER),
+            Ok(QpState::Rtr)
+        );
+        assert_eq!(
+            step(QpState::Reset, attr(QpState::Rtr), QpMask::RTR_BY_MANAGER),
+            Err(Errno::INVAL)
+        );
+        for state in STATES {
+            assert_eq!(step(state, attr(QpState::Rts), QpMask::PORT), Ok(state));
+            let wrong = QpAttr {
+                port: 2,
+                ..attr(QpState::Rts)
+            };
+            assert_eq!(step(state, wrong, QpMask::PORT), Err(Errno::INVAL));
         }
     }
 

@@ -72,7 +72,7 @@ impl Driver {
             for event in events {
                 self.handle(event);
             }
-            let deadline = self.native_tick();
+            let deadline = [self.native_tick(), self.cm_tick()].into_iter().flatten().min();
             let timeout = deadline.map(|at| at.saturating_sub(now())).map(|left| Timespec {
                 tv_sec: left.as_secs() as i64,
                 tv_nsec: left.subsec_nanos().into(),
@@ -104,15 +104,20 @@ impl Driver {
             Some(EventKind::Fatal) => self.tell_all(AsyncEvent::DeviceFatal),
             // Nobody makes shared receive queues yet, and completions have queues of their own.
             Some(EventKind::SrqLimit | EventKind::Completion) => {}
-            // InfiniBand programs are not told that the peer stopped talking.
-            Some(EventKind::PeerClosed | EventKind::Closed) => tracing::debug!("qid {object}: {event:?}"),
+            Some(EventKind::Closed) => self.cm_lost(object, Errno::CONNRESET),
+            // Programs are not told that the peer stopped talking: an orderly end is the connection manager's business.
+            Some(EventKind::PeerClosed) => tracing::debug!("qid {object}: the peer is done"),
             Some(
                 kind @ (EventKind::FirstFpdu
                 | EventKind::StreamConnected
                 | EventKind::StreamAccepted
                 | EventKind::StreamReceived
                 | EventKind::StreamClosed),
-            ) => self.native_event(kind, &event),
+            ) => {
+                if !self.cm_event(kind, &event) {
+                    self.native_event(kind, &event);
+                }
+            }
             None => tracing::warn!("unknown event {event:?}"),
         }
     }
@@ -130,6 +135,7 @@ impl Driver {
         }
         tracing::debug!("{qp:?}: failed: {fault:?}, Terminate {terminate:#010x}");
         qp.open_gate();
+        self.cm_lost(qp.qid, Errno::CONNRESET);
         if let Some(event) = async_event(fault, terminate) {
             self.tell(qp.qid, event);
         }

@@ -22,7 +22,6 @@ mod identity;
 mod numbers;
 #[cfg(test)]
 mod tests;
-mod timers;
 
 pub(crate) use address::{Home, Peer};
 pub(crate) use identity::PSN_MASK;
@@ -35,9 +34,9 @@ use rustix::io::Errno;
 
 use crate::config::{Config, RtrTypes};
 use crate::mpa_startup::{Close, Initiator, Negotiated, Responder, Settings, Time};
+use crate::timers::Timers;
 use identity::{Identity, Reason};
 use numbers::Numbers;
-use timers::Timers;
 
 /// Calls whose Request is still on its way: beyond, the oldest gives way, since a genuine caller sends it at once.
 const MAX_LISTENING: usize = 256;

@@ -4,7 +4,7 @@
 //! exec. So the question costs two loads and no lock, and the table is plain atomics: a slot per number, in
 //! pages made when first needed.
 //!
-//! Three kinds: what stands for a uverbs device file; the program's end of an event channel; and fds of our own (the other
+//! What stands for a device file or a channel of the connection manager; the program's end of an event channel; and fds of our own (the other
 //! ends, sockets, locks), which the program must neither see closed by a loop over all numbers nor replace.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -44,6 +44,8 @@ pub enum Kind {
     Kept = 4,
     /// A device's, which closes it itself: see [`claim`].
     Claimed = 5,
+    /// The program's: a channel of the connection manager.
+    Cm = 6,
 }
 
 impl Kind {
@@ -54,6 +56,7 @@ impl Kind {
             Kind::Device,
             Kind::Kept,
             Kind::Claimed,
+            Kind::Cm,
         ]
         .into_iter()
         .find(|kind| *kind as u64 == slot & 7)
@@ -104,7 +107,7 @@ pub fn verified_kind(fd: RawFd) -> Option<Kind> {
     let kind = kind(fd)?;
     let found = slot(fd)?.load(Ordering::Acquire);
     let same = match kind {
-        Kind::Uverbs | Kind::Events => fingerprint(fd, kind).ok()? == found,
+        Kind::Uverbs | Kind::Events | Kind::Cm => fingerprint(fd, kind).ok()? == found,
         Kind::Device | Kind::Kept | Kind::Claimed => true,
     };
     same.then_some(kind)
@@ -259,7 +262,8 @@ pub(super) fn after_fork() {
         };
         for (offset, slot) in page.iter().enumerate() {
             match Kind::of(slot.load(Ordering::Relaxed)) {
-                None | Some(Kind::Kept) => {}
+                // A channel is still known for one, so that commands are refused instead of lost.
+                None | Some(Kind::Kept | Kind::Cm) => {}
                 Some(Kind::Uverbs | Kind::Events | Kind::Claimed) => slot.store(0, Ordering::Relaxed),
                 Some(Kind::Device) => {
                     slot.store(0, Ordering::Relaxed);

@@ -5,6 +5,7 @@
 //! * [`redirect`] says which paths lead there;
 //! * [`fds`] and [`registry`] know which fds of the process stand for our device and its event channels;
 //! * [`channel`] carries completion and asynchronous events to the program;
+//! * [`token`] makes a connection manager's channel readable while it has events;
 //! * [`command`] answers the one command that libibverbs writes to the device file by itself.
 //!
 //! The plug-in's interposed libc functions call in here; the rules for what they call: no lock and no allocation before a path
@@ -26,6 +27,7 @@ mod netlink;
 mod plan;
 pub mod redirect;
 pub mod registry;
+pub mod token;
 mod tree;
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use super::tree::{Item, Plan, folder, names};
 use super::{DEVICE_NAME, Settings};
 
 /// Version of the layout here: another one means another tree.
-const LAYOUT: &[u8] = b"1";
+const LAYOUT: &[u8] = b"2";
 
 /// Uverbs ABI of the device file (`IB_USER_VERBS_ABI_VERSION` of the driver; any provider chooses its own).
 pub const UVERBS_DEVICE_ABI: u32 = 1;
@@ -182,6 +182,7 @@ impl Inputs<'_> {
             file(at("abi_version"), UVERBS_DEVICE_ABI.to_string()),
             Item::Link(at("device"), format!("../../infiniband/{DEVICE_NAME}/device")),
             Item::Link(format!("{DEV}/{}", self.uverbs), "/dev/null".to_owned()),
+            Item::Link(format!("{DEV}/rdma_cm"), "/dev/null".to_owned()),
         ]
     }
 
@@ -197,7 +198,8 @@ impl Inputs<'_> {
                 .filter(|name| *name != "abi_version")
                 .map(link(CLASS_VERBS)),
         );
-        items.extend(nodes.iter().map(link(DEV)));
+        // One connection manager answers: ours.
+        items.extend(nodes.iter().filter(|name| *name != "rdma_cm").map(link(DEV)));
         items
     }
 }

@@ -21,6 +21,8 @@ pub enum Target {
     DeviceScan,
     /// Our device's node.
     Uverbs,
+    /// The connection manager's.
+    RdmaCm,
 }
 
 /// Room for one path, on the caller's stack.
@@ -110,11 +112,13 @@ impl Presence {
         if rest_under(path, &[b"sys", b"class", b"infiniband_verbs"]).is_some_and(blank) {
             return Target::DeviceScan;
         }
-        let node = [b"dev".as_slice(), b"infiniband", self.uverbs().as_bytes()];
-        if rest_under(path, &node).is_some_and(|rest| rest.is_empty()) {
-            Target::Uverbs
-        } else {
-            Target::Tree
+        let is_node = |name: &[u8]| {
+            rest_under(path, &[b"dev", b"infiniband", name]).is_some_and(|rest| rest.is_empty())
+        };
+        match () {
+            () if is_node(self.uverbs().as_bytes()) => Target::Uverbs,
+            () if is_node(b"rdma_cm") => Target::RdmaCm,
+            () => Target::Tree,
         }
     }
 }

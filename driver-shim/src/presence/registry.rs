@@ -12,9 +12,12 @@ use rustix::io::Errno;
 
 use super::channel::ChannelSender;
 use super::fds::{self, Kind};
+use crate::driver::CmChannel;
 
 struct Channels {
     by_fd: BTreeMap<RawFd, Arc<ChannelSender>>,
+    /// Channels of the connection manager; several fds may lead to one.
+    cm: BTreeMap<RawFd, Arc<CmChannel>>,
     /// Those with records that found their socket full.
     full: Vec<Weak<ChannelSender>>,
     /// A thread waits for room in them.
@@ -25,6 +28,7 @@ impl Channels {
     const fn new() -> Channels {
         Channels {
             by_fd: BTreeMap::new(),
+            cm: BTreeMap::new(),
             full: Vec::new(),
             waiting: false,
         }
@@ -90,11 +94,51 @@ pub fn enter_uverbs(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     fds::enter(fds::number(&fd), Kind::Uverbs)
 }
 
+/// Enters an fd of the program that leads to a channel of the connection manager.
+///
+/// # Errors
+/// `EMFILE` when its number is beyond the table.
+pub(crate) fn enter_cm(fd: BorrowedFd<'_>, channel: Arc<CmChannel>) -> Result<(), Errno> {
+    let number = fds::number(&fd);
+    fds::enter(number, Kind::Cm)?;
+    let stale = channels().cm.insert(number, channel);
+    drop(stale);
+    Ok(())
+}
+
+/// The connection manager's channel behind `fd`; None when it is none, or in a forked child.
+pub(crate) fn cm_channel(fd: RawFd) -> Option<Arc<CmChannel>> {
+    (fds::verified_kind(fd)? == Kind::Cm)
+        .then(|| channels().cm.get(&fd).cloned())
+        .flatten()
+}
+
+/// To be called when the program has made `new` another fd for what `old` is.
+///
+/// # Errors
+/// As [`enter_uverbs`].
+pub fn duplicated(old: RawFd, new: BorrowedFd<'_>) -> Result<(), Errno> {
+    match (fds::kind(old), cm_channel(old)) {
+        (Some(Kind::Cm), Some(channel)) => enter_cm(new, channel),
+        // In a forked child, whose copy shall be refused as the original is.
+        (Some(Kind::Cm), None) => fds::enter(fds::number(&new), Kind::Cm),
+        _ => Ok(()),
+    }
+}
+
 /// To be called before the program's `fd` is closed or replaced; does nothing when it is not ours.
 pub fn forget(fd: RawFd) {
-    if fds::take(fd) == Some(Kind::Events) {
-        let channel = channels().by_fd.remove(&fd);
-        drop(channel); // outside the lock: this may close our end
+    // What is dropped is dropped outside the lock: it may close our end, or end connections.
+    match fds::take(fd) {
+        Some(Kind::Events) => {
+            let channel = channels().by_fd.remove(&fd);
+            drop(channel);
+        }
+        Some(Kind::Cm) => {
+            let channel = channels().cm.remove(&fd);
+            drop(channel);
+        }
+        _ => {}
     }
 }
 

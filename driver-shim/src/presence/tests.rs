@@ -261,7 +261,7 @@ fn real_devices_stay_visible_and_keep_their_names() {
             "sys/class/infiniband_verbs/uverbs0",
             "/sys/class/infiniband_verbs/uverbs0",
         ),
-        ("dev/infiniband/rdma_cm", "/dev/infiniband/rdma_cm"),
+        ("dev/infiniband/rdma_cm", "/dev/null"),
         ("dev/infiniband/uverbs0", "/dev/infiniband/uverbs0"),
         ("dev/infiniband/uverbs1", "/dev/null"),
     ] {
@@ -293,7 +293,8 @@ fn paths_lead_into_the_tree() {
         ("/sys/class/infiniband_verbs/", Target::DeviceScan),
         ("/sys/class/infiniband_verbs/abi_version", Target::Tree),
         (node.as_str(), Target::Uverbs),
-        ("/dev/infiniband/rdma_cm", Target::Tree),
+        ("/dev/infiniband/rdma_cm", Target::RdmaCm),
+        ("/dev/infiniband/umad0", Target::Tree),
     ] {
         assert_eq!(redirected(path), Some((under(path), target)));
     }

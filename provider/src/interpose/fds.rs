@@ -1,10 +1,11 @@
-//! Functions that take an fd, and `socket`.
+//! Functions that take or make an fd, but by opening.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
+use urnic_driver_shim::driver;
 use urnic_driver_shim::presence::fds::{self, Kind};
 use urnic_driver_shim::presence::{Presence, command, registry};
 
@@ -54,7 +55,7 @@ unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
         return refuse(errno);
     }
     // SAFETY: the C caller's arguments.
-    unsafe { next(old, new) }
+    remember(old, unsafe { next(old, new) })
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -66,7 +67,51 @@ unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int 
         return refuse(errno);
     }
     // SAFETY: the C caller's arguments.
-    unsafe { next(old, new, flags) }
+    remember(old, unsafe { next(old, new, flags) })
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn dup(old: c_int) -> c_int {
+    let Some(next) = real::dup() else {
+        return missing(-1);
+    };
+    // SAFETY: the C caller's argument.
+    remember(old, unsafe { next(old) })
+}
+
+/// `fcntl` is variadic; the C ABIs of Linux pass its third argument like a named one, and nobody looks at it where there is none.
+macro_rules! fcntls {
+    ($($name:ident)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C-unwind" fn $name(fd: c_int, command: c_int, argument: c_long) -> c_int {
+            let Some(next) = real::$name() else { return missing(-1) };
+            // SAFETY: the C caller's arguments.
+            let answer = unsafe { next(fd, command, argument) };
+            match command {
+                libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => remember(fd, answer),
+                _ => answer,
+            }
+        }
+    )*};
+}
+fcntls! { fcntl fcntl64 }
+
+/// After the program made `new` another fd for what `old` is: one of the connection manager's is known by both.
+fn remember(old: c_int, new: c_int) -> c_int {
+    if new < 0 || new == old || fds::kind(old) != Some(Kind::Cm) {
+        return new;
+    }
+    // SAFETY: open since a moment ago, and the caller does not have it yet.
+    let duplicate = unsafe { BorrowedFd::borrow_raw(new) };
+    if let Err(errno) = guarded(|| registry::duplicated(old, duplicate)) {
+        // One that is not known would lose what is written to it.
+        if let Some(close) = real::close() {
+            // SAFETY: as above.
+            unsafe { close(new) };
+        }
+        return refuse(errno);
+    }
+    new
 }
 
 /// Before `new` is replaced by `old`. `EBUSY`, which dup2(2) has for numbers that are being taken, when `new` is an fd of ours.
@@ -137,10 +182,15 @@ unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, length: usize
     let Some(next) = real::write() else {
         return missing(-1);
     };
-    if fds::kind(fd) == Some(Kind::Uverbs)
-        && let Some(answer) = command(fd, bytes, length)
-    {
-        return answer;
+    match fds::kind(fd) {
+        Some(Kind::Uverbs) => {
+            if let Some(answer) = command(fd, bytes, length) {
+                return answer;
+            }
+        }
+        // SAFETY: the C caller's arguments.
+        Some(Kind::Cm) => return unsafe { manage(fd, bytes, length) },
+        _ => {}
     }
     // SAFETY: the C caller's arguments.
     unsafe { next(fd, bytes, length) }
@@ -154,6 +204,61 @@ fn command(fd: c_int, bytes: *const c_void, length: usize) -> Option<isize> {
         Ok(written) => written as isize,
         Err(errno) => refuse(errno) as isize,
     })
+}
+
+/// A command to the connection manager. Only the one for the next event waits, and that is where the calling thread may be cancelled: nothing here is
+/// dropped.
+///
+/// # Safety
+/// As for write(2), and what the command's addresses need.
+#[cold]
+unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usize) -> isize {
+    let (Some(wait), Some(pause)) = (real::recv(), real::pause()) else {
+        return missing(-1);
+    };
+    loop {
+        // SAFETY: the C caller vouches for its buffer, and for the addresses in the command.
+        match guarded(|| unsafe { driver::cm_write(fd, bytes.cast(), length) }) {
+            Ok(Some(written)) => return written as isize,
+            Ok(None) => {}
+            Err(errno) => return refuse(errno) as isize,
+        }
+        let mut octet = 0u8;
+        // SAFETY: a local; the octet that says that there is an event stays where it is. An fd that shall not block does not.
+        match unsafe { wait(fd, (&raw mut octet).cast(), 1, libc::MSG_PEEK) } {
+            ..0 => return -1,
+            // Another thread closed the channel. In a kernel a call under way goes on; nothing will ever come.
+            // SAFETY: no conditions.
+            0 => return unsafe { pause() } as isize,
+            1.. => {}
+        }
+    }
+}
+
+/// One line per function: what comes before the buffer. A channel of the connection manager is the character device that it was opened as.
+macro_rules! fstats {
+    ($($name:ident($($before:ident: $bt:ty),*);)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C-unwind" fn $name($($before: $bt,)* fd: c_int, to: *mut libc::stat) -> c_int {
+            let Some(next) = real::$name() else { return missing(-1) };
+            // SAFETY: the C caller's arguments.
+            let answer = unsafe { next($($before,)* fd, to) };
+            if answer == 0 && fds::kind(fd) == Some(Kind::Cm) {
+                // SAFETY: filled just now.
+                unsafe { as_device(&mut *to) };
+            }
+            answer
+        }
+    )*};
+}
+fstats! { fstat(); fstat64(); __fxstat(version: c_int); __fxstat64(version: c_int); }
+
+#[cold]
+fn as_device(stat: &mut libc::stat) {
+    /// `misc`, the major number of `/dev/infiniband/rdma_cm`; its minor number is given out as modules come.
+    const MISC: u32 = 10;
+    stat.st_mode = libc::S_IFCHR | 0o666;
+    stat.st_rdev = libc::makedev(MISC, 255);
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]

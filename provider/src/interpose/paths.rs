@@ -26,7 +26,7 @@ unsafe fn elsewhere<R>(path: *const c_char, next: impl FnOnce(*const c_char) -> 
     }
 }
 
-/// As [`elsewhere`], for functions that open: an fd of our device's node is remembered.
+/// As [`elsewhere`], for functions that open: an fd of our device's node, or of the connection manager's, is remembered.
 ///
 /// # Safety
 /// As for [`elsewhere`].
@@ -38,10 +38,15 @@ unsafe fn elsewhere_opening(path: *const c_char, next: impl FnOnce(*const c_char
     match unsafe { redirect(path, &mut buffer) } {
         Some((found, target)) => {
             let fd = next(found.as_ptr());
-            if target == Target::Uverbs && fd >= 0 {
+            if fd >= 0 {
                 // SAFETY: just opened, and the caller does not have it yet.
                 let opened = unsafe { BorrowedFd::borrow_raw(fd) };
-                if let Err(errno) = guarded(|| registry::enter_uverbs(opened)) {
+                let entered = guarded(|| match target {
+                    Target::Uverbs => registry::enter_uverbs(opened),
+                    Target::RdmaCm => crate::context::open_cm_channel(opened),
+                    Target::Tree | Target::DeviceScan => Ok(()),
+                });
+                if let Err(errno) = entered {
                     // An fd that we would not know again is worse than none.
                     if let Some(close) = real::close() {
                         // SAFETY: opened just now.

@@ -7,7 +7,7 @@ use crate::mpa_startup::Time;
 
 /// A deadline for each key that has one.
 #[derive(Debug)]
-pub(super) struct Timers<K> {
+pub(crate) struct Timers<K> {
     by_key: HashMap<K, Time>,
     by_time: BTreeSet<(Time, K)>,
 }
@@ -23,7 +23,7 @@ impl<K> Default for Timers<K> {
 
 impl<K: Copy + Ord + Hash> Timers<K> {
     /// Sets or clears the deadline of `key`.
-    pub(super) fn set(&mut self, key: K, at: Option<Time>) {
+    pub(crate) fn set(&mut self, key: K, at: Option<Time>) {
         let old = match at {
             Some(at) => self.by_key.insert(key, at),
             None => self.by_key.remove(&key),
@@ -37,12 +37,12 @@ impl<K: Copy + Ord + Hash> Timers<K> {
     }
 
     /// The earliest deadline.
-    pub(super) fn next(&self) -> Option<Time> {
+    pub(crate) fn next(&self) -> Option<Time> {
         self.by_time.first().map(|(at, _)| *at)
     }
 
     /// Takes the earliest deadline that has come.
-    pub(super) fn due(&mut self, now: Time) -> Option<K> {
+    pub(crate) fn due(&mut self, now: Time) -> Option<K> {
         let (at, key) = *self.by_time.first()?;
         (at <= now).then(|| {
             self.set(key, None);

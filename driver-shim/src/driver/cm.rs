@@ -1,0 +1,440 @@
+//! Where the connection manager meets the device, and the program's channels.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, getsockname, socket_with};
+use rustix::rand::{GetRandomFlags, getrandom};
+use urnic_verbs_api::device::command::{ModifyQp, Opcode, modify};
+use urnic_verbs_api::device::event::{Event, EventKind};
+use urnic_verbs_api::vocabulary::QpState;
+use zerocopy::{FromZeros, Immutable, IntoBytes};
+
+use super::streams::{Attaching, Buffers, Streams};
+use super::{Attributes, Driver, lock, rim, worker};
+use crate::config::Config;
+use crate::mpa_startup::{Close, Time};
+use crate::native::Inbox;
+use crate::presence::registry;
+use crate::presence::token::Token;
+use crate::rdma_cm::abi::PathResponse;
+use crate::rdma_cm::command::{self, Command, Destination, Question};
+use crate::rdma_cm::{Attachment, Device, Engine, Notice, World};
+
+/// Longest command: none of `<rdma/rdma_user_cm.h>` comes near.
+const MAX_COMMAND: usize = 4096;
+/// Longest value of an option.
+const MAX_OPTION: usize = 4096;
+
+/// The connection manager of the process.
+pub(super) struct Manager {
+    engine: Engine,
+    buffers: Buffers,
+    tokens: HashMap<u64, Token>,
+}
+
+impl Manager {
+    pub(super) fn new(config: &Config, attributes: &Attributes) -> Result<Manager, Errno> {
+        let mut seed = [0; 8];
+        getrandom(&mut seed, GetRandomFlags::empty())?;
+        let depth = |limit: u32| u8::try_from(limit).unwrap_or(u8::MAX);
+        Ok(Manager {
+            engine: Engine::new(
+                config,
+                depth(attributes.max_ird),
+                depth(attributes.max_ord),
+                u64::from_ne_bytes(seed),
+            ),
+            buffers: Buffers::new(),
+            tokens: HashMap::new(),
+        })
+    }
+}
+
+/// A channel of the program's: what its fd stands for. Dropped with the last fd, and all its ids with it.
+#[derive(Debug)]
+pub struct CmChannel {
+    driver: Arc<Driver>,
+    key: u64,
+    /// In network order.
+    node_guid: u64,
+}
+
+impl Drop for CmChannel {
+    fn drop(&mut self) {
+        self.driver
+            .manage(|engine, world| engine.close_channel(world, self.key));
+        let token = lock(&self.driver.cm).tokens.remove(&self.key);
+        drop(token);
+    }
+}
+
+impl CmChannel {
+    /// Makes `opened`, a fresh fd of the program, a channel to `driver`, whose device shows `node_guid` (in host order).
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENFILE`, `ENOMEM`; `EIO` in a forked child.
+    pub fn open(driver: Arc<Driver>, node_guid: u64, opened: BorrowedFd<'_>) -> Result<(), Errno> {
+        driver.alive()?;
+        let token = Token::stand_for(opened)?;
+        let key = {
+            let mut manager = lock(&driver.cm);
+            let key = manager.engine.open_channel();
+            manager.tokens.insert(key, token);
+            key
+        };
+        let channel = CmChannel {
+            driver,
+            key,
+            node_guid: node_guid.to_be(),
+        };
+        registry::enter_cm(opened, Arc::new(channel))
+    }
+
+    /// Carries out a command; `false` if it was for an event and there is none.
+    fn execute(&self, command: Command) -> Result<bool, Errno> {
+        let driver = &*self.driver;
+        let channel = self.key;
+        let node_guid = self.node_guid;
+        match command {
+            Command::CreateId {
+                answer,
+                uid,
+                port_space,
+            } => {
+                let id = driver.manage(|engine, _| engine.create(channel, uid, port_space))?;
+                put(answer, &id);
+            }
+            Command::DestroyId { answer, id } => {
+                let reported = driver.manage(|engine, world| engine.destroy(world, channel, id))?;
+                put(answer, &reported);
+            }
+            Command::Bind { id, local } => {
+                driver.manage(|engine, world| engine.bind(world, channel, id, local))?;
+            }
+            Command::ResolveAddress { id, local, remote } => {
+                driver.manage(|engine, world| engine.resolve_address(world, channel, id, local, remote))?;
+            }
+            Command::ResolveRoute { id } => {
+                driver.manage(|engine, world| engine.resolve_route(world, channel, id))?;
+            }
+            Command::QueryRoute { answer, id } => {
+                let place = driver.manage(|engine, _| engine.whereabouts(channel, id, node_guid))?;
+                put(answer, &place.route());
+            }
+            Command::Query { answer, id, question } => {
+                let place = driver.manage(|engine, _| engine.whereabouts(channel, id, node_guid))?;
+                match question {
+                    Question::Addresses => put(answer, &place.addresses()),
+                    Question::Gids => put(answer, &place.gids()),
+                    // The network routes IP: there are no path records.
+                    Question::Paths => put(answer, &PathResponse::new_zeroed()),
+                }
+            }
+            Command::Connect { id, wishes } => {
+                driver.manage(|engine, world| engine.connect(world, channel, id, wishes))?;
+            }
+            Command::Listen { id, backlog } => {
+                driver.manage(|engine, world| engine.listen(world, channel, id, backlog))?;
+            }
+            Command::Accept { id, uid, wishes } => {
+                driver.manage(|engine, world| engine.accept(world, channel, id, uid, wishes))?;
+            }
+            Command::Reject { id, private_data } => {
+                driver.manage(|engine, world| engine.reject(world, channel, id, &private_data))?;
+            }
+            Command::Disconnect { id } => {
+                driver.manage(|engine, world| engine.disconnect(world, channel, id))?;
+            }
+            Command::InitQpAttr { answer, id, state } => {
+                let attributes = driver.manage(|engine, _| engine.qp_attributes(channel, id, state))?;
+                put(answer, &attributes);
+            }
+            Command::GetEvent { answer } => {
+                let Some(event) = driver.manage(|engine, world| engine.take_event(world, channel)) else {
+                    return Ok(false);
+                };
+                put(answer, &event);
+            }
+            Command::SetOption {
+                id,
+                level,
+                name,
+                address,
+                len,
+            } => {
+                let value = take(address, len)?;
+                driver.manage(|engine, _| engine.set_option(channel, id, (level, name), &value))?;
+            }
+            Command::Notify { id } => {
+                driver.manage(|engine, _| engine.whereabouts(channel, id, node_guid))?;
+            }
+            // iWARP has no multicast.
+            Command::JoinMulticast { id } => {
+                driver.manage(|engine, _| engine.whereabouts(channel, id, node_guid))?;
+                return Err(Errno::OPNOTSUPP);
+            }
+            Command::LeaveMulticast { .. } => return Err(Errno::NOENT),
+            Command::MigrateId { answer, id, fd } => {
+                let old = registry::cm_channel(fd.cast_signed()).ok_or(Errno::INVAL)?;
+                let reported = driver.manage(|engine, world| engine.migrate(world, old.key, channel, id))?;
+                put(answer, &reported);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Carries out what the program wrote to its channel `fd`. Returns how much was written, as write(2) would; `None` when it asks for an event and there
+/// is none: `fd` is readable, as a socket, once there is.
+///
+/// # Errors
+/// Those of the command; `EIO` in a forked child, which has no device.
+///
+/// # Safety
+/// `bytes` points to `len` readable bytes. As with the kernel's device, a command contains addresses that are read and written:
+/// the caller vouches for them by writing the command.
+pub unsafe fn cm_write(fd: RawFd, bytes: *const u8, len: usize) -> Result<Option<usize>, Errno> {
+    let channel = registry::cm_channel(fd).ok_or(Errno::IO)?;
+    channel.driver.alive()?;
+    if bytes.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: as promised by the caller.
+    let bytes = unsafe { std::slice::from_raw_parts(bytes, len.min(MAX_COMMAND)) };
+    let command = Command::parse(bytes).inspect_err(|errno| {
+        tracing::debug!("channel {fd}: command {:?}: {errno}", command::number(bytes));
+    })?;
+    let done = channel.execute(command.clone()).inspect_err(|errno| {
+        tracing::debug!("channel {fd}: {command:?}: {errno}");
+    })?;
+    Ok(done.then_some(len))
+}
+
+/// Writes an answer where the program wants it, as far as it has room.
+fn put<T: IntoBytes + Immutable>(answer: Destination, value: &T) {
+    let bytes = value.as_bytes();
+    let len = bytes.len().min(answer.room);
+    // SAFETY: the program gave this address and its room for the answer (cm_write).
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), answer.address as *mut u8, len) };
+}
+
+/// Reads a value of an option.
+fn take(address: u64, len: u32) -> Result<Vec<u8>, Errno> {
+    let len = len as usize;
+    match (address, len) {
+        (_, 0) => Ok(Vec::new()),
+        (0, _) => Err(Errno::FAULT),
+        (_, len) if len > MAX_OPTION => Err(Errno::INVAL),
+        // SAFETY: the program gave this address and length for the value (cm_write).
+        (address, len) => Ok(unsafe { std::slice::from_raw_parts(address as *const u8, len) }.to_vec()),
+    }
+}
+
+impl Driver {
+    /// Has the connection manager do something, then does what that came to.
+    fn manage<T>(&self, work: impl FnOnce(&mut Engine, &mut World<'_>) -> T) -> T {
+        let mut manager = lock(&self.cm);
+        let Manager {
+            engine,
+            buffers,
+            tokens,
+        } = &mut *manager;
+        let mut device = Managed {
+            streams: Streams {
+                driver: self,
+                buffers,
+            },
+            tokens,
+        };
+        let before = engine.deadline();
+        let result = work(
+            engine,
+            &mut World {
+                now: worker::now(),
+                device: &mut device,
+            },
+        );
+        let notices = engine.notices();
+        let earlier = engine
+            .deadline()
+            .is_some_and(|after| before.is_none_or(|before| after < before));
+        drop(manager);
+        for Notice::Open(qid) in notices {
+            if let Some(qp) = self.qp(qid) {
+                qp.open_gate();
+            }
+        }
+        if earlier {
+            self.wake();
+        }
+        result
+    }
+
+    pub(super) fn cm_tick(&self) -> Option<Time> {
+        self.manage(|engine, world| engine.tick(world))
+    }
+
+    /// A queue pair has no stream any more.
+    pub(super) fn cm_lost(&self, qid: u32, errno: Errno) {
+        self.manage(|engine, world| engine.lose(world, qid, errno));
+    }
+
+    /// An event of a stream, a listener or a fence; `false` if it is not the connection manager's.
+    pub(super) fn cm_event(&self, kind: EventKind, event: &Event) -> bool {
+        let (object, data) = (event.object.get(), event.data.get());
+        let outcome = rim::outcome(event.code.get());
+        {
+            let manager = lock(&self.cm);
+            let ours = match kind {
+                EventKind::FirstFpdu => manager.engine.has_queue_pair(object),
+                EventKind::StreamAccepted => manager.engine.has_listener(object),
+                _ => manager.engine.has_stream(object),
+            };
+            if !ours {
+                return false;
+            }
+        }
+        match kind {
+            EventKind::FirstFpdu => self.manage(|engine, world| engine.first_fpdu(world, object)),
+            EventKind::StreamAccepted => {
+                self.manage(|engine, world| engine.arrived(world, object, data as u32));
+            }
+            EventKind::StreamConnected => {
+                self.manage(|engine, world| engine.connected(world, object, outcome));
+            }
+            EventKind::StreamReceived => {
+                let Some(buffer) = lock(&self.cm).buffers.remove(&object) else {
+                    return true;
+                };
+                let mut octets = vec![0; (data as usize).min(buffer.len())];
+                buffer.copy_out(0, &mut octets);
+                let octets = outcome.map(|()| octets);
+                let octets = octets.as_deref().map_err(|errno| *errno);
+                self.manage(|engine, world| engine.received(world, object, octets));
+            }
+            EventKind::StreamClosed => self.manage(|engine, world| engine.stream_closed(world, object)),
+            _ => {}
+        }
+        true
+    }
+
+    fn set_state(&self, qid: u32, state: QpState) -> Result<(), Errno> {
+        let mut arguments = ModifyQp::new_zeroed();
+        arguments.qp = qid.into();
+        arguments.mask = modify::STATE.into();
+        arguments.state = (state as u32).into();
+        self.commands.run(Opcode::ModifyQp, &arguments)
+    }
+}
+
+/// The device, while the manager's lock is held.
+struct Managed<'a> {
+    streams: Streams<'a>,
+    tokens: &'a HashMap<u64, Token>,
+}
+
+impl Device for Managed<'_> {
+    fn listen(&mut self, local: SocketAddr) -> Result<(u32, u16), Errno> {
+        self.streams.listen(local)
+    }
+
+    fn unlisten(&mut self, lid: u32) {
+        self.streams.unlisten(lid);
+    }
+
+    fn connect(&mut self, remote: SocketAddr, local: SocketAddr) -> Result<u32, Errno> {
+        self.streams.connect(remote, Some(local))
+    }
+
+    fn ends(&mut self, sid: u32) -> Result<(SocketAddr, SocketAddr), Errno> {
+        self.streams.ends(sid)
+    }
+
+    fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno> {
+        self.streams.inbox(sid)
+    }
+
+    fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno> {
+        self.streams.send(sid, octets)
+    }
+
+    fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno> {
+        self.streams.receive(sid, len)
+    }
+
+    fn close(&mut self, sid: u32, how: Close) {
+        self.streams.close(sid, how);
+    }
+
+    /// The kernel's routing tables, asked by a socket that sends nothing.
+    fn source(&mut self, remote: SocketAddr) -> Result<SocketAddr, Errno> {
+        let family = if remote.is_ipv4() {
+            AddressFamily::INET
+        } else {
+            AddressFamily::INET6
+        };
+        let probe = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        connect(&probe, &remote)?;
+        SocketAddr::try_from(getsockname(&probe)?).map_err(|_| Errno::AFNOSUPPORT)
+    }
+
+    fn queue_pair(&mut self, qpn: u32) -> Option<u32> {
+        self.streams.driver.qid_of(qpn)
+    }
+
+    fn attach(&mut self, sid: u32, attachment: &Attachment) -> Result<(), Errno> {
+        let qid = attachment.qid;
+        let driver = self.streams.driver;
+        let qp = driver.qp(qid).ok_or(Errno::INVAL)?;
+        let steps: &[QpState] = match qp.device_state()? {
+            QpState::Init => &[QpState::Rtr, QpState::Rts],
+            QpState::Rtr => &[QpState::Rts],
+            QpState::Rts => &[],
+            QpState::Reset | QpState::Sqd | QpState::Sqe | QpState::Err => return Err(Errno::INVAL),
+        };
+        for state in steps {
+            driver.set_state(qid, *state)?;
+        }
+        self.streams.attach(&Attaching {
+            sid: Some(sid),
+            qid,
+            negotiated: Some(&attachment.negotiated),
+            // iWARP manners.
+            manners: 0,
+            ird: attachment.ird.into(),
+            ord: attachment.ord.into(),
+            fin_grace_ms: 0,
+        })?;
+        qp.manage(attachment.ack_timeout);
+        Ok(())
+    }
+
+    fn drain(&mut self, qid: u32) {
+        // In the wrong state it is ending already.
+        let _ = self.streams.driver.set_state(qid, QpState::Sqd);
+    }
+
+    fn abort(&mut self, qid: u32) {
+        let _ = self.streams.driver.set_state(qid, QpState::Err);
+        if let Some(qp) = self.streams.driver.qp(qid) {
+            qp.reach(QpState::Err);
+        }
+    }
+
+    fn signal(&mut self, channel: u64, events: bool) {
+        if let Some(token) = self.tokens.get(&channel) {
+            token.show(events);
+        }
+    }
+}
+
+impl Driver {
+    fn qid_of(&self, qpn: u32) -> Option<u32> {
+        let qps = self.qps.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        qps.values().find(|(qp, _)| qp.qpn == qpn).map(|(qp, _)| qp.qid)
+    }
+}

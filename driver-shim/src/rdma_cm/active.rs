@@ -1,0 +1,289 @@
+//! The side that calls.
+
+use rustix::io::Errno;
+
+use super::command::Wishes;
+use super::ids::with_port;
+use super::{Attachment, Engine, Happening, Key, Notice, Owner, PS_IB, PS_TCP, State, Told, World};
+use crate::mpa_startup::{Accepted, Answer, Close, Depths, Failure, Fault, Initiator, Offer, Rejected, Time};
+
+/// A call under way.
+#[derive(Debug)]
+pub(super) struct Calling {
+    pub(super) sid: u32,
+    qid: u32,
+    wishes: Wishes,
+    /// RFC 6581; the second try does without (§10 there).
+    enhanced: bool,
+    /// The Reply is due; `None`: TCP connects.
+    initiator: Option<Box<Initiator>>,
+    deadline: Time,
+}
+
+/// A call that was accepted.
+#[derive(Debug)]
+pub(super) struct Answered {
+    pub(super) sid: u32,
+    qid: u32,
+    wishes: Wishes,
+    accepted: Accepted,
+}
+
+impl Engine {
+    /// Calls. An event says how it went.
+    ///
+    /// # Errors
+    /// `EINVAL` in the wrong state or without a queue pair, `EOPNOTSUPP` for datagrams, those of connecting that show at once.
+    pub(crate) fn connect(
+        &mut self,
+        world: &mut World<'_>,
+        channel: u64,
+        handle: u32,
+        wishes: Wishes,
+    ) -> Result<(), Errno> {
+        let timeout = self.settings.initiator_timeout;
+        let id = self.own(channel, handle)?;
+        if ![PS_TCP, PS_IB].contains(&id.port_space) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if !matches!(id.state, State::RouteResolved) {
+            return Err(Errno::INVAL);
+        }
+        let qid = world.device.queue_pair(wishes.qpn).ok_or(Errno::INVAL)?;
+        if self.queue_pairs.contains_key(&qid) {
+            return Err(Errno::ISCONN);
+        }
+        let calling = Calling {
+            sid: 0,
+            qid,
+            wishes,
+            enhanced: self.settings.revision >= 2,
+            initiator: None,
+            deadline: world.now + timeout,
+        };
+        self.dial(world, handle, calling)
+    }
+
+    /// Begins a TCP connection.
+    fn dial(&mut self, world: &mut World<'_>, handle: u32, mut calling: Calling) -> Result<(), Errno> {
+        let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
+        let (Some(local), Some(remote)) = (id.local, id.remote) else {
+            return Err(Errno::INVAL);
+        };
+        let dialed = match world.device.connect(remote, local) {
+            // Somebody has the port that we picked: any other will do.
+            Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) if id.picked => {
+                world.device.connect(remote, with_port(local, 0))
+            }
+            dialed => dialed,
+        };
+        calling.sid = dialed?;
+        tracing::debug!("id {handle}: calls {remote} from {local}, stream {}", calling.sid);
+        self.streams.insert(calling.sid, Owner::Id(handle));
+        self.timers.set(Key::Id(handle), Some(calling.deadline));
+        id.state = State::Calling(Box::new(calling));
+        Ok(())
+    }
+
+    /// TCP connected, or did not.
+    pub(crate) fn connected(&mut self, world: &mut World<'_>, sid: u32, result: Result<(), Errno>) {
+        let Some(Owner::Id(handle)) = self.streams.get(&sid) else {
+            return;
+        };
+        let handle = *handle;
+        if let Err(errno) = result {
+            // The device has forgotten it.
+            self.streams.remove(&sid);
+            return self.call_failed(world, handle, errno);
+        }
+        let (settings, peer_to_peer, max_ird) = (self.settings.clone(), self.peer_to_peer, self.max_ird);
+        let Some(State::Calling(calling)) = self.ids.get_mut(&handle).map(|id| &mut id.state) else {
+            return;
+        };
+        let wishes = &calling.wishes;
+        let offer = calling.enhanced.then(|| Offer {
+            peer_to_peer,
+            depths: Depths {
+                ird: Some(wishes.responder_resources.into()),
+                ord: Some(wishes.initiator_depth.into()),
+            },
+            max_ird: max_ird.into(),
+        });
+        let begun = Initiator::new(settings, offer, &wishes.private_data, world.now)
+            .map_err(|_| Errno::INVAL)
+            .and_then(|(initiator, request)| {
+                world.device.send(sid, &request)?;
+                world.device.receive(sid, initiator.wants())?;
+                Ok(initiator)
+            });
+        match begun {
+            Ok(initiator) => calling.initiator = Some(Box::new(initiator)),
+            Err(errno) => self.call_failed(world, handle, errno),
+        }
+    }
+
+    /// Octets of the Reply.
+    pub(super) fn hear_reply(&mut self, world: &mut World<'_>, handle: u32, octets: Result<&[u8], Errno>) {
+        let Some(State::Calling(calling)) = self.ids.get_mut(&handle).map(|id| &mut id.state) else {
+            return;
+        };
+        let (sid, Some(initiator)) = (calling.sid, &mut calling.initiator) else {
+            return;
+        };
+        let wanted = initiator.wants();
+        let heard = match octets {
+            Ok(octets) => initiator.receive(octets).and_then(|(_, answer)| match answer {
+                None if octets.len() < wanted => Err(initiator.closed()),
+                answer => Ok(answer),
+            }),
+            Err(_) => Err(initiator.closed()),
+        };
+        match heard {
+            Ok(None) => {
+                let wants = initiator.wants();
+                if let Err(errno) = world.device.receive(sid, wants) {
+                    self.call_failed(world, handle, errno);
+                }
+            }
+            Ok(Some(Answer::Accepted(accepted))) => self.accepted(world, handle, accepted),
+            Ok(Some(Answer::Rejected(Rejected { word, private_data }))) => {
+                let told = self.told(word, private_data);
+                self.timers.set(Key::Id(handle), None);
+                self.hang_up(world, sid, Close::Orderly);
+                if let Some(id) = self.ids.get_mut(&handle) {
+                    id.state = State::Over;
+                }
+                let status = -Errno::CONNREFUSED.raw_os_error();
+                self.report(world, handle, Happening::Rejected, status, told);
+            }
+            Err(failure) => self.reply_failed(world, handle, failure),
+        }
+    }
+
+    /// No Reply of use; perhaps the peer knows only revision 1 (RFC 6581 §10).
+    fn reply_failed(&mut self, world: &mut World<'_>, handle: u32, failure: Failure) {
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        let State::Calling(calling) = &id.state else {
+            return;
+        };
+        let (sid, again) = (calling.sid, calling.enhanced && failure.fall_back);
+        tracing::debug!("id {handle}: {}", failure.fault);
+        if !again {
+            return self.call_failed(world, handle, errno_of(failure.fault));
+        }
+        tracing::debug!("id {handle}: calls again with MPA revision 1");
+        let State::Calling(mut calling) = std::mem::replace(&mut id.state, State::Over) else {
+            return;
+        };
+        (calling.enhanced, calling.initiator) = (false, None);
+        // The port is still in use by the first call.
+        id.picked = true;
+        self.hang_up(world, sid, failure.close);
+        if let Err(errno) = self.dial(world, handle, *calling) {
+            self.call_failed(world, handle, errno);
+        }
+    }
+
+    fn accepted(&mut self, world: &mut World<'_>, handle: u32, accepted: Accepted) {
+        let told = self.told(accepted.word, accepted.private_data.clone());
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        let manages_qp = id.manages_qp;
+        let State::Calling(calling) = std::mem::replace(&mut id.state, State::Over) else {
+            return;
+        };
+        let Calling { sid, qid, wishes, .. } = *calling;
+        id.state = State::Answered(Box::new(Answered {
+            sid,
+            qid,
+            wishes,
+            accepted,
+        }));
+        self.timers.set(Key::Id(handle), None);
+        if !manages_qp {
+            return self.report(world, handle, Happening::ConnectResponse, 0, told);
+        }
+        match self.establish(world, handle) {
+            Ok(()) => self.report(world, handle, Happening::Established, 0, told),
+            Err(errno) => {
+                let status = -errno.raw_os_error();
+                self.report(world, handle, Happening::ConnectError, status, Told::default());
+            }
+        }
+    }
+
+    /// The queue pair is there: RDMA mode begins.
+    ///
+    /// # Errors
+    /// `EINVAL` without a queue pair that can be attached; `EPROTO` if there was nothing to agree on, which the peer is told by a Terminate.
+    pub(super) fn establish(&mut self, world: &mut World<'_>, handle: u32) -> Result<(), Errno> {
+        let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
+        let ack_timeout = id.ack_timeout;
+        let State::Answered(answered) = std::mem::replace(&mut id.state, State::Over) else {
+            return Err(Errno::INVAL);
+        };
+        let Answered {
+            sid,
+            qid,
+            wishes,
+            accepted,
+        } = *answered;
+        let negotiated = accepted.negotiated;
+        let attachment = Attachment {
+            qid,
+            negotiated,
+            ird: negotiated.depths.ird.unwrap_or(wishes.responder_resources.into()),
+            ord: negotiated.depths.ord.unwrap_or(wishes.initiator_depth.into()),
+            ack_timeout,
+        };
+        let framed = match &accepted.rtr_frame {
+            Some(frame) => world.device.send(sid, frame),
+            None => Ok(()),
+        };
+        if let Err(errno) = framed.and_then(|()| world.device.attach(sid, &attachment)) {
+            self.hang_up(world, sid, Close::Abort);
+            return Err(errno);
+        }
+        self.streams.remove(&sid);
+        if let Some(control) = negotiated.terminate {
+            tracing::debug!("id {handle}: start-up ends with Terminate {control:#010x}");
+            return Err(Errno::PROTO);
+        }
+        self.queue_pairs.insert(qid, handle);
+        self.notices.push(Notice::Open(qid));
+        if let Some(id) = self.ids.get_mut(&handle) {
+            id.state = State::Connected { qid };
+        }
+        Ok(())
+    }
+
+    /// The call came to nothing.
+    pub(super) fn call_failed(&mut self, world: &mut World<'_>, handle: u32, errno: Errno) {
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        let sid = match std::mem::replace(&mut id.state, State::Over) {
+            State::Calling(calling) => Some(calling.sid),
+            State::Answered(answered) => Some(answered.sid),
+            _ => None,
+        };
+        self.timers.set(Key::Id(handle), None);
+        if let Some(sid) = sid.filter(|sid| self.streams.contains_key(sid)) {
+            self.hang_up(world, sid, Close::Abort);
+        }
+        let (happening, status) = Happening::of_failure(errno);
+        self.report(world, handle, happening, status, Told::default());
+    }
+}
+
+/// What a program is told of a start-up that failed.
+fn errno_of(fault: Fault) -> Errno {
+    match fault {
+        Fault::Closed => Errno::CONNRESET,
+        Fault::Timeout => Errno::TIMEDOUT,
+        Fault::Frame(_) | Fault::Trailing(_) | Fault::NotEnhanced(_) | Fault::Rdmac => Errno::PROTO,
+    }
+}

@@ -1,0 +1,71 @@
+//! How connections end, and what queue pairs say of it.
+
+use rustix::io::Errno;
+
+use super::{DISCONNECT_TIMEOUT, Engine, Happening, Key, Notice, State, TIME_WAIT, Told, World};
+
+impl Engine {
+    /// Ends a connection gracefully: what is posted is still sent. An event says when it is over.
+    ///
+    /// # Errors
+    /// `EINVAL` for an id that was never connected.
+    pub(crate) fn disconnect(
+        &mut self,
+        world: &mut World<'_>,
+        channel: u64,
+        handle: u32,
+    ) -> Result<(), Errno> {
+        let id = self.own(channel, handle)?;
+        match id.state {
+            State::Opening { qid, .. } | State::Connected { qid } => {
+                id.state = State::Closing { qid };
+                self.timers
+                    .set(Key::Id(handle), Some(world.now + DISCONNECT_TIMEOUT));
+                world.device.drain(qid);
+                Ok(())
+            }
+            // The peer was first.
+            State::Closing { .. } | State::Over => Ok(()),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// The queue pair received its first FPDU: the fence opens.
+    pub(crate) fn first_fpdu(&mut self, world: &mut World<'_>, qid: u32) {
+        let Some(handle) = self.queue_pairs.get(&qid).copied() else {
+            return;
+        };
+        self.notices.push(Notice::Open(qid));
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        if let State::Opening { told, .. } = &mut id.state {
+            let told = std::mem::take(told);
+            id.state = State::Connected { qid };
+            self.timers.set(Key::Id(handle), None);
+            self.report(world, handle, Happening::Established, 0, told);
+        }
+    }
+
+    /// The queue pair has no stream any more: it ended in good order, was lost, or the queue pair is gone.
+    pub(crate) fn lose(&mut self, world: &mut World<'_>, qid: u32, errno: Errno) {
+        let Some(handle) = self.queue_pairs.remove(&qid) else {
+            return;
+        };
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        self.timers.set(Key::Id(handle), None);
+        // What waits behind the fence is flushed once it is seen.
+        self.notices.push(Notice::Open(qid));
+        match std::mem::replace(&mut id.state, State::Over) {
+            State::Opening { .. } => self.answer_failed(world, handle, errno),
+            State::Connected { .. } | State::Closing { .. } => {
+                self.timers
+                    .set(Key::TimeWait(handle), Some(world.now + TIME_WAIT));
+                self.report(world, handle, Happening::Disconnected, 0, Told::default());
+            }
+            other => id.state = other,
+        }
+    }
+}

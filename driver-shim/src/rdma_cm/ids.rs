@@ -1,0 +1,440 @@
+//! Ids before they connect: making, binding, resolving, asking, moving, destroying.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use rustix::io::Errno;
+use urnic_verbs_api::vocabulary::{Access, QpState};
+use zerocopy::FromZeros;
+
+use super::abi::{Name, QpAttrResponse, Whereabouts};
+use super::passive::Listener;
+use super::{
+    Engine, Event, Happening, Id, Key, MAX_IDS, Notice, Owner, PS_DATAGRAMS, PS_IB, PS_TCP, State, Told,
+    World,
+};
+use crate::driver::QpMask;
+use crate::mpa_startup::Close;
+
+/// What a listener with no backlog of its own gets, and the most that any gets (the kernel's `max_backlog`).
+const MAX_BACKLOG: u32 = 1024;
+
+impl Engine {
+    /// The id, if the program may name it on this channel.
+    pub(super) fn own(&mut self, channel: u64, handle: u32) -> Result<&mut Id, Errno> {
+        let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
+        (id.channel == channel).then_some(id).ok_or(Errno::INVAL)
+    }
+
+    /// A new id on `channel`.
+    ///
+    /// # Errors
+    /// `EPROTONOSUPPORT` for an unknown port space; `ENOMEM`.
+    pub(crate) fn create(&mut self, channel: u64, uid: u64, port_space: u16) -> Result<u32, Errno> {
+        if ![PS_TCP, PS_IB].contains(&port_space) && !PS_DATAGRAMS.contains(&port_space) {
+            return Err(Errno::PROTONOSUPPORT);
+        }
+        self.enter(Id {
+            channel,
+            uid,
+            port_space,
+            reported: 0,
+            local: None,
+            remote: None,
+            picked: false,
+            manages_qp: false,
+            ack_timeout: None,
+            one_family: false,
+            state: State::Idle,
+        })
+    }
+
+    pub(super) fn enter(&mut self, id: Id) -> Result<u32, Errno> {
+        let handle = match self.free.pop_front() {
+            Some(handle) => handle,
+            None if self.fresh == MAX_IDS => return Err(Errno::NOMEM),
+            None => {
+                self.fresh += 1;
+                self.fresh - 1
+            }
+        };
+        self.ids.insert(handle, id);
+        Ok(handle)
+    }
+
+    /// Ends an id; returns how many of its events the program took.
+    ///
+    /// # Errors
+    /// `ENOENT`, `EINVAL`: no such id here.
+    pub(crate) fn destroy(&mut self, world: &mut World<'_>, channel: u64, handle: u32) -> Result<u32, Errno> {
+        self.own(channel, handle)?;
+        Ok(self.remove(world, handle))
+    }
+
+    pub(super) fn remove(&mut self, world: &mut World<'_>, handle: u32) -> u32 {
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return 0;
+        };
+        let state = std::mem::replace(&mut id.state, State::Over);
+        self.let_go(world, handle, state);
+        let Some(id) = self.ids.remove(&handle) else {
+            return 0;
+        };
+        self.timers.set(Key::Id(handle), None);
+        self.timers.set(Key::TimeWait(handle), None);
+        // What it was not told it shall never be; new ids that only such an event names have no other owner.
+        let mut unread = Vec::new();
+        if let Some(queue) = self.channels.get_mut(&id.channel) {
+            let had = !queue.is_empty();
+            queue.retain(|event| {
+                let mine = event.id == handle;
+                if mine && event.about != handle {
+                    unread.push(event.about);
+                }
+                !mine
+            });
+            if had && queue.is_empty() {
+                world.device.signal(id.channel, false);
+            }
+        }
+        for child in unread {
+            self.remove(world, child);
+        }
+        self.free.push_back(handle);
+        id.reported
+    }
+
+    /// Ends what an id is at.
+    fn let_go(&mut self, world: &mut World<'_>, handle: u32, state: State) {
+        match state {
+            State::Idle | State::AddressResolved | State::RouteResolved | State::Over => {}
+            State::Bound { lid } => self.close_listener(world, lid),
+            State::Listening(listener) => {
+                let Listener { lid, waiting, .. } = *listener;
+                self.close_listener(world, Some(lid));
+                let owned = |(sid, owner): (&u32, &Owner)| match owner {
+                    Owner::Listener(of, _) if *of == handle => Some(*sid),
+                    _ => None,
+                };
+                let starting: Vec<u32> = self.streams.iter().filter_map(owned).collect();
+                for sid in starting.into_iter().chain(waiting) {
+                    self.hang_up(world, sid, Close::Abort);
+                }
+            }
+            State::Calling(calling) => self.hang_up(world, calling.sid, Close::Abort),
+            State::Answered(answered) => self.hang_up(world, answered.sid, Close::Abort),
+            State::Framing(framing) => self.hang_up(world, framing.sid, Close::Abort),
+            State::Asked {
+                sid, mut responder, ..
+            } => {
+                if let Ok(reply) = responder.reject(&[], None) {
+                    let _ = world.device.send(sid, &reply);
+                }
+                self.hang_up(world, sid, Close::Orderly);
+            }
+            State::Opening { qid, .. } | State::Connected { qid } => {
+                self.queue_pairs.remove(&qid);
+                world.device.abort(qid);
+                self.notices.push(Notice::Open(qid));
+            }
+            // Goes on without the id.
+            State::Closing { qid } => {
+                self.queue_pairs.remove(&qid);
+            }
+        }
+    }
+
+    fn close_listener(&mut self, world: &mut World<'_>, lid: Option<u32>) {
+        if let Some(lid) = lid {
+            self.listeners.remove(&lid);
+            world.device.unlisten(lid);
+        }
+    }
+
+    /// Gives an id an address, and a port of its own.
+    ///
+    /// # Errors
+    /// `EINVAL` if it has one; `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES`.
+    pub(crate) fn bind(
+        &mut self,
+        world: &mut World<'_>,
+        channel: u64,
+        handle: u32,
+        local: Name,
+    ) -> Result<(), Errno> {
+        let port_space = self.own(channel, handle)?.port_space;
+        if !matches!(self.own(channel, handle)?.state, State::Idle) {
+            return Err(Errno::INVAL);
+        }
+        let (local, lid) = match local {
+            // Every address of every port, which is how librdmacm finds out whether AF_IB is understood.
+            Name::Ib(gid) if gid == [0; 16] => (None, None),
+            Name::Ib(_) => return Err(Errno::ADDRNOTAVAIL),
+            Name::Ip(local) if PS_DATAGRAMS.contains(&port_space) => {
+                let port = match local.port() {
+                    0 => self.pick_port(),
+                    port => port,
+                };
+                (Some(with_port(local, port)), None)
+            }
+            Name::Ip(local) => {
+                let (lid, port) = world.device.listen(local)?;
+                self.listeners.insert(lid, handle);
+                (Some(with_port(local, port)), Some(lid))
+            }
+        };
+        let id = self.own(channel, handle)?;
+        id.local = local;
+        id.state = State::Bound { lid };
+        Ok(())
+    }
+
+    /// Finds the way to `remote`; an event says how it went.
+    ///
+    /// # Errors
+    /// `EINVAL` in the wrong state or for two families; `ENODEV` for an InfiniBand address.
+    pub(crate) fn resolve_address(
+        &mut self,
+        world: &mut World<'_>,
+        channel: u64,
+        handle: u32,
+        local: Option<Name>,
+        remote: Name,
+    ) -> Result<(), Errno> {
+        let id = self.own(channel, handle)?;
+        let lid = match id.state {
+            State::Idle => None,
+            State::Bound { lid } => lid,
+            _ => return Err(Errno::INVAL),
+        };
+        let (bound, datagrams) = (id.local, PS_DATAGRAMS.contains(&id.port_space));
+        let Name::Ip(remote) = remote else {
+            return Err(Errno::NODEV);
+        };
+        let local = match local {
+            None => bound,
+            Some(Name::Ip(local)) => Some(local),
+            Some(Name::Ib(_)) => return Err(Errno::NODEV),
+        };
+        if local.is_some_and(|local| local.is_ipv4() != remote.is_ipv4()) {
+            return Err(Errno::INVAL);
+        }
+        let remote = to_somewhere(remote);
+        let source = if remote.ip().is_multicast() && !datagrams {
+            Err(Errno::NETUNREACH)
+        } else {
+            match local {
+                Some(local) if !local.ip().is_unspecified() => Ok(local),
+                _ => world.device.source(remote),
+            }
+        };
+        match source {
+            Ok(source) => {
+                // From here on it calls, from the port that it was bound to.
+                self.close_listener(world, lid);
+                let given = local.map_or(0, |local| local.port());
+                let port = if given == 0 { self.pick_port() } else { given };
+                let id = self.own(channel, handle)?;
+                id.local = Some(with_port(source, port));
+                id.remote = Some(remote);
+                id.picked = given == 0;
+                id.state = State::AddressResolved;
+                self.report(world, handle, Happening::AddressResolved, 0, Told::default());
+            }
+            Err(errno) => {
+                let status = -errno.raw_os_error();
+                self.report(world, handle, Happening::AddressError, status, Told::default());
+            }
+        }
+        Ok(())
+    }
+
+    /// There is nothing to resolve: the network routes. An event says so.
+    ///
+    /// # Errors
+    /// `EINVAL` in the wrong state.
+    pub(crate) fn resolve_route(
+        &mut self,
+        world: &mut World<'_>,
+        channel: u64,
+        handle: u32,
+    ) -> Result<(), Errno> {
+        let id = self.own(channel, handle)?;
+        if !matches!(id.state, State::AddressResolved) {
+            return Err(Errno::INVAL);
+        }
+        id.state = State::RouteResolved;
+        self.report(world, handle, Happening::RouteResolved, 0, Told::default());
+        Ok(())
+    }
+
+    /// Where an id is, on the device with that node GUID.
+    ///
+    /// # Errors
+    /// `ENOENT`, `EINVAL`.
+    pub(crate) fn whereabouts(
+        &mut self,
+        channel: u64,
+        handle: u32,
+        node_guid: u64,
+    ) -> Result<Whereabouts, Errno> {
+        let id = self.own(channel, handle)?;
+        let on_device = id.local.is_some_and(|local| !local.ip().is_unspecified());
+        Ok(Whereabouts {
+            node_guid: if on_device { node_guid } else { 0 },
+            local: id.local,
+            remote: id.remote,
+            port_space: id.port_space,
+        })
+    }
+
+    /// Takes calls from now on.
+    ///
+    /// # Errors
+    /// `EINVAL` in the wrong state, `EOPNOTSUPP` for datagrams, those of binding.
+    pub(crate) fn listen(
+        &mut self,
+        world: &mut World<'_>,
+        channel: u64,
+        handle: u32,
+        backlog: u32,
+    ) -> Result<(), Errno> {
+        let id = self.own(channel, handle)?;
+        if PS_DATAGRAMS.contains(&id.port_space) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if matches!(id.state, State::Idle) {
+            let anywhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
+            self.bind(world, channel, handle, Name::Ip(anywhere))?;
+        }
+        let id = self.own(channel, handle)?;
+        let State::Bound { lid: Some(lid) } = id.state else {
+            return Err(Errno::INVAL);
+        };
+        let backlog = match backlog.cast_signed() {
+            1.. if backlog < MAX_BACKLOG => backlog,
+            _ => MAX_BACKLOG,
+        };
+        id.state = State::Listening(Box::new(Listener::new(lid, backlog)));
+        tracing::debug!("id {handle}: listens at {:?}", id.local);
+        Ok(())
+    }
+
+    /// How the queue pair of an id goes to `state`. RTS is the connection manager's to reach, as with every iWARP device.
+    ///
+    /// # Errors
+    /// `EINVAL` for another state than Init, RTR and RTS, and while there is no device.
+    pub(crate) fn qp_attributes(
+        &mut self,
+        channel: u64,
+        handle: u32,
+        state: u32,
+    ) -> Result<QpAttrResponse, Errno> {
+        let id = self.own(channel, handle)?;
+        if id.local.is_none_or(|local| local.ip().is_unspecified()) {
+            return Err(Errno::INVAL);
+        }
+        let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let mut response = QpAttrResponse::new_zeroed();
+        let mask = match QpState::from_raw(state) {
+            Some(QpState::Init) => QpMask::STATE | QpMask::PKEY_INDEX | QpMask::PORT | QpMask::ACCESS_FLAGS,
+            Some(QpState::Rtr) => QpMask::RTR_BY_MANAGER,
+            Some(QpState::Rts) => QpMask::PORT,
+            _ => return Err(Errno::INVAL),
+        };
+        // Before CONNECT: librdmacm made the queue pair. Behind it: the program has one of its own.
+        if !matches!(id.state, State::Calling(_) | State::Answered(_)) {
+            id.manages_qp = true;
+        }
+        response.mask = mask.bits();
+        response.state = state;
+        response.cur_state = state;
+        response.access = access.bits();
+        response.port = 1;
+        response.timeout = id.ack_timeout.unwrap_or(0);
+        Ok(response)
+    }
+
+    /// Sets an option.
+    ///
+    /// # Errors
+    /// `ENOSYS` for one that is unknown here, `EINVAL` for a value of the wrong length, or when it is too late.
+    pub(crate) fn set_option(
+        &mut self,
+        channel: u64,
+        handle: u32,
+        (level, name): (u32, u32),
+        value: &[u8],
+    ) -> Result<(), Errno> {
+        /// `RDMA_OPTION_ID`.
+        const LEVEL_ID: u32 = 0;
+        let id = self.own(channel, handle)?;
+        let flag = || Ok::<_, Errno>(i32::from_ne_bytes(value.try_into().map_err(|_| Errno::INVAL)?) != 0);
+        let octet = || match value {
+            [octet] => Ok(*octet),
+            _ => Err(Errno::INVAL),
+        };
+        match (level, name) {
+            // TOS: the streams are the device's, which has no such setting.
+            (LEVEL_ID, 0) => drop(octet()?),
+            // REUSEADDR: a port in TIME-WAIT can always be used again, one with a listener never.
+            (LEVEL_ID, 1) => drop(flag()?),
+            (LEVEL_ID, 2) if matches!(id.state, State::Idle) => id.one_family = flag()?,
+            (LEVEL_ID, 2) => return Err(Errno::INVAL),
+            (LEVEL_ID, 3) => {
+                let timeout = octet()?;
+                if timeout > 31 {
+                    return Err(Errno::INVAL);
+                }
+                id.ack_timeout = Some(timeout);
+            }
+            _ => return Err(Errno::NOSYS),
+        }
+        Ok(())
+    }
+
+    /// Moves an id, with its events, from channel `old` to `new`; returns how many events the program took on the old one.
+    ///
+    /// # Errors
+    /// `ENOENT`, `EINVAL`.
+    pub(crate) fn migrate(
+        &mut self,
+        world: &mut World<'_>,
+        old: u64,
+        new: u64,
+        handle: u32,
+    ) -> Result<u32, Errno> {
+        let id = self.own(old, handle)?;
+        id.channel = new;
+        let reported = id.reported;
+        let Some(queue) = self.channels.get_mut(&old) else {
+            return Ok(reported);
+        };
+        let (moving, staying): (Vec<Event>, Vec<Event>) =
+            queue.drain(..).partition(|event| event.id == handle);
+        queue.extend(staying);
+        if !moving.is_empty() && queue.is_empty() {
+            world.device.signal(old, false);
+        }
+        for event in moving {
+            if let Some(child) = self.ids.get_mut(&event.about) {
+                child.channel = new;
+            }
+            self.queue(world, event);
+        }
+        Ok(reported)
+    }
+}
+
+pub(super) fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
+    address.set_port(port);
+    address
+}
+
+/// "Any" as a destination is this host, as with TCP.
+fn to_somewhere(remote: SocketAddr) -> SocketAddr {
+    match remote.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), remote.port()),
+        IpAddr::V6(ip) if ip.is_unspecified() => SocketAddr::new(Ipv6Addr::LOCALHOST.into(), remote.port()),
+        _ => remote,
+    }
+}

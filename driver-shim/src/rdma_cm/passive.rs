@@ -1,0 +1,397 @@
+//! The side that is called.
+
+use std::collections::VecDeque;
+
+use rustix::io::Errno;
+
+use super::command::Wishes;
+use super::{Attachment, Engine, Event, Happening, Id, Key, Notice, Owner, State, Told, World};
+use crate::mpa_startup::{Close, Depths, Failure, Heard, Negotiated, Reply, Responder};
+use crate::native::Inbox;
+
+/// Calls of one listener whose Request is still on its way: beyond, the oldest gives way, since a genuine caller sends it at once.
+const MAX_STARTING: usize = 256;
+
+/// A listener.
+#[derive(Debug)]
+pub(super) struct Listener {
+    pub(super) lid: u32,
+    backlog: u32,
+    /// Requests that the program has not taken.
+    pub(super) unread: u32,
+    /// Streams that were not looked at, oldest first. The device holds back further ones.
+    pub(super) waiting: VecDeque<u32>,
+    /// Streams whose Request is due, oldest first; some may be gone.
+    starting: VecDeque<u32>,
+}
+
+impl Listener {
+    pub(super) fn new(lid: u32, backlog: u32) -> Listener {
+        Listener {
+            lid,
+            backlog,
+            unread: 0,
+            waiting: VecDeque::new(),
+            starting: VecDeque::new(),
+        }
+    }
+}
+
+/// An accepted call whose RTR frame is due.
+#[derive(Debug)]
+pub(super) struct Framing {
+    pub(super) sid: u32,
+    responder: Box<Responder>,
+    qid: u32,
+    wishes: Wishes,
+    told: Told,
+}
+
+impl Engine {
+    /// A listener has a new stream.
+    pub(crate) fn arrived(&mut self, world: &mut World<'_>, lid: u32, sid: u32) {
+        let Some(handle) = self.listeners.get(&lid).copied() else {
+            return;
+        };
+        match self.ids.get_mut(&handle).map(|id| &mut id.state) {
+            Some(State::Listening(listener)) => {
+                listener.waiting.push_back(sid);
+                self.admit(world, handle);
+            }
+            // Bound, and not listening yet.
+            _ => world.device.close(sid, Close::Abort),
+        }
+    }
+
+    /// Looks at calls that wait, while the program takes the Requests that are there.
+    pub(super) fn admit(&mut self, world: &mut World<'_>, handle: u32) {
+        loop {
+            let Some(State::Listening(listener)) = self.ids.get_mut(&handle).map(|id| &mut id.state) else {
+                return;
+            };
+            if listener.unread >= listener.backlog {
+                return;
+            }
+            let Some(sid) = listener.waiting.pop_front() else {
+                return;
+            };
+            listener.starting.push_back(sid);
+            let crowded = listener.starting.len() > MAX_STARTING;
+            let oldest = crowded.then(|| listener.starting.pop_front()).flatten();
+            if let Some(oldest) = oldest.filter(
+                |oldest| matches!(self.streams.get(oldest), Some(Owner::Listener(of, _)) if *of == handle),
+            ) {
+                tracing::debug!("stream {oldest}: gives way, too many say nothing");
+                self.hang_up(world, oldest, Close::Abort);
+            }
+            let responder = Responder::new(self.settings.clone(), world.now);
+            if world.device.receive(sid, responder.wants()).is_err() {
+                world.device.close(sid, Close::Abort);
+                continue;
+            }
+            self.timers.set(Key::Stream(sid), responder.deadline());
+            self.streams
+                .insert(sid, Owner::Listener(handle, Box::new(responder)));
+        }
+    }
+
+    /// Octets of a Request.
+    pub(super) fn hear_request(&mut self, world: &mut World<'_>, sid: u32, octets: Result<&[u8], Errno>) {
+        let Some(Owner::Listener(_, responder)) = self.streams.get_mut(&sid) else {
+            return;
+        };
+        let wanted = responder.wants();
+        let heard = match octets {
+            Ok(octets) => responder.receive(octets).and_then(|(_, heard)| match heard {
+                None if octets.len() < wanted => Err(responder.closed()),
+                heard => Ok(heard),
+            }),
+            Err(_) => Err(responder.closed()),
+        };
+        match heard {
+            Ok(Some(Heard::Request)) => self.ask(world, sid),
+            Ok(_) => {
+                let wants = responder.wants();
+                if world.device.receive(sid, wants).is_err() {
+                    self.hang_up(world, sid, Close::Abort);
+                }
+            }
+            Err(Failure {
+                fault,
+                close,
+                last_words,
+                ..
+            }) => {
+                tracing::debug!("stream {sid}: {fault}");
+                if let Some(words) = last_words {
+                    let _ = world.device.send(sid, &words);
+                }
+                self.hang_up(world, sid, close);
+            }
+        }
+    }
+
+    /// A Request is whole: it becomes a new id, and an event of the listener.
+    fn ask(&mut self, world: &mut World<'_>, sid: u32) {
+        let Some(Owner::Listener(listener, responder)) = self.streams.remove(&sid) else {
+            return;
+        };
+        self.timers.set(Key::Stream(sid), None);
+        let ends = world.device.ends(sid);
+        let (Some(request), Ok((local, remote)), Some(id)) =
+            (responder.request(), ends, self.ids.get_mut(&listener))
+        else {
+            return world.device.close(sid, Close::Abort);
+        };
+        let State::Listening(here) = &mut id.state else {
+            return world.device.close(sid, Close::Abort);
+        };
+        here.starting.retain(|starting| *starting != sid);
+        here.unread += 1;
+        let (word, private_data) = (request.word, request.private_data.clone());
+        let child = Id {
+            channel: id.channel,
+            uid: 0,
+            port_space: id.port_space,
+            reported: 0,
+            local: Some(local),
+            remote: Some(remote),
+            picked: false,
+            manages_qp: false,
+            ack_timeout: id.ack_timeout,
+            one_family: false,
+            state: State::Over,
+        };
+        let excluded = id.one_family && id.local.is_some_and(|own| own.is_ipv4() != remote.is_ipv4());
+        let told = self.told(word, private_data);
+        let entered = if excluded {
+            Err(Errno::ACCESS)
+        } else {
+            self.enter(child)
+        };
+        let Ok(handle) = entered else {
+            if let Some(State::Listening(here)) = self.ids.get_mut(&listener).map(|id| &mut id.state) {
+                here.unread -= 1;
+            }
+            return world.device.close(sid, Close::Abort);
+        };
+        tracing::debug!("id {handle}: {remote} calls {local}, stream {sid}");
+        self.streams.insert(sid, Owner::Id(handle));
+        if let Some(id) = self.ids.get_mut(&handle) {
+            id.state = State::Asked {
+                sid,
+                responder,
+                told: Told {
+                    private_data: Vec::new(),
+                    ..told.clone()
+                },
+            };
+        }
+        let event = Event {
+            id: listener,
+            about: handle,
+            happening: Happening::ConnectRequest,
+            status: 0,
+            told,
+        };
+        self.queue(world, event);
+    }
+
+    /// Accepts a call; or, on the side that called, begins with a queue pair that the program has brought along.
+    ///
+    /// # Errors
+    /// `EINVAL` in the wrong state, without a queue pair that can be attached, or with too much private data.
+    pub(crate) fn accept(
+        &mut self,
+        world: &mut World<'_>,
+        channel: u64,
+        handle: u32,
+        uid: u64,
+        wishes: Option<Wishes>,
+    ) -> Result<(), Errno> {
+        let id = self.own(channel, handle)?;
+        match (&id.state, wishes) {
+            (State::Answered(_), _) => self.establish(world, handle),
+            (State::Asked { .. }, Some(wishes)) => {
+                id.uid = uid;
+                self.answer(world, handle, wishes)
+            }
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    fn answer(&mut self, world: &mut World<'_>, handle: u32, wishes: Wishes) -> Result<(), Errno> {
+        let qid = world.device.queue_pair(wishes.qpn).ok_or(Errno::INVAL)?;
+        if self.queue_pairs.contains_key(&qid) {
+            return Err(Errno::ISCONN);
+        }
+        let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
+        let State::Asked { sid, responder, told } = &mut id.state else {
+            return Err(Errno::INVAL);
+        };
+        let (sid, told) = (*sid, told.clone());
+        // A caller sends nothing until it has our Reply (RFC 5044 §7.1.2), and one that hung up cannot be answered.
+        let inbox = world.device.inbox(sid);
+        if inbox != Ok(Inbox::Empty) {
+            tracing::debug!("id {handle}: its caller hung up or goes on without a Reply: {inbox:?}");
+            id.state = State::Over;
+            self.hang_up(world, sid, Close::Abort);
+            return Err(Errno::CONNRESET);
+        }
+        let own = Depths {
+            ird: Some(wishes.responder_resources.into()),
+            ord: Some(wishes.initiator_depth.into()),
+        };
+        let Reply { octets, negotiated } = responder
+            .accept(own, &wishes.private_data, world.now)
+            .map_err(|_| Errno::INVAL)?;
+        let deadline = responder.deadline();
+        let sent = world.device.send(sid, &octets);
+        let State::Asked { responder, .. } = std::mem::replace(&mut id.state, State::Over) else {
+            return Err(Errno::INVAL);
+        };
+        self.timers.set(Key::Id(handle), deadline);
+        let begun = sent.and_then(|()| match negotiated {
+            Some(negotiated) => self.begin(world, handle, sid, qid, &wishes, negotiated, told),
+            None => {
+                world.device.receive(sid, responder.wants())?;
+                if let Some(id) = self.ids.get_mut(&handle) {
+                    id.state = State::Framing(Box::new(Framing {
+                        sid,
+                        responder,
+                        qid,
+                        wishes,
+                        told,
+                    }));
+                }
+                Ok(())
+            }
+        });
+        begun.inspect_err(|_| {
+            self.timers.set(Key::Id(handle), None);
+            self.hang_up(world, sid, Close::Abort);
+        })
+    }
+
+    /// Hands the stream over. The queue pair may not send before the first FPDU came (RFC 5044 §7.1.2(4)).
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "all that the two ways here have in common"
+    )]
+    fn begin(
+        &mut self,
+        world: &mut World<'_>,
+        handle: u32,
+        sid: u32,
+        qid: u32,
+        wishes: &Wishes,
+        negotiated: Negotiated,
+        told: Told,
+    ) -> Result<(), Errno> {
+        let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
+        let attachment = Attachment {
+            qid,
+            negotiated,
+            ird: negotiated.depths.ird.unwrap_or(wishes.responder_resources.into()),
+            ord: negotiated.depths.ord.unwrap_or(wishes.initiator_depth.into()),
+            ack_timeout: id.ack_timeout,
+        };
+        world.device.attach(sid, &attachment)?;
+        self.streams.remove(&sid);
+        self.queue_pairs.insert(qid, handle);
+        if negotiated.rtr.is_some() {
+            id.state = State::Opening { qid, told };
+            return Ok(());
+        }
+        // Who calls without an RTR sends first when it likes: there is nothing to wait for.
+        id.state = State::Connected { qid };
+        self.timers.set(Key::Id(handle), None);
+        if !negotiated.fenced {
+            self.notices.push(Notice::Open(qid));
+        }
+        self.report(world, handle, Happening::Established, 0, told);
+        Ok(())
+    }
+
+    /// Octets of the RTR frame.
+    pub(super) fn hear_frame(&mut self, world: &mut World<'_>, handle: u32, octets: Result<&[u8], Errno>) {
+        let Some(State::Framing(framing)) = self.ids.get_mut(&handle).map(|id| &mut id.state) else {
+            return;
+        };
+        let wanted = framing.responder.wants();
+        let heard = match octets {
+            Ok(octets) if octets.len() == wanted => framing.responder.receive(octets).map(|(_, heard)| heard),
+            _ => Err(framing.responder.closed()),
+        };
+        match heard {
+            Ok(Some(Heard::Ready(negotiated))) => {
+                let Some(id) = self.ids.get_mut(&handle) else {
+                    return;
+                };
+                let State::Framing(framing) = std::mem::replace(&mut id.state, State::Over) else {
+                    return;
+                };
+                let Framing {
+                    sid,
+                    qid,
+                    wishes,
+                    told,
+                    ..
+                } = *framing;
+                if let Err(errno) = self.begin(world, handle, sid, qid, &wishes, negotiated, told) {
+                    self.hang_up(world, sid, Close::Abort);
+                    self.answer_failed(world, handle, errno);
+                }
+            }
+            Ok(_) => {
+                let (sid, wants) = (framing.sid, framing.responder.wants());
+                if let Err(errno) = world.device.receive(sid, wants) {
+                    self.answer_failed(world, handle, errno);
+                }
+            }
+            Err(failure) => {
+                tracing::debug!("id {handle}: {}", failure.fault);
+                self.answer_failed(world, handle, Errno::PROTO);
+            }
+        }
+    }
+
+    /// An accepted call came to nothing.
+    pub(super) fn answer_failed(&mut self, world: &mut World<'_>, handle: u32, errno: Errno) {
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        if let State::Framing(framing) = std::mem::replace(&mut id.state, State::Over) {
+            self.hang_up(world, framing.sid, Close::Abort);
+        }
+        self.timers.set(Key::Id(handle), None);
+        let happening = match errno {
+            Errno::TIMEDOUT => Happening::Unreachable,
+            _ => Happening::ConnectError,
+        };
+        self.report(world, handle, happening, -errno.raw_os_error(), Told::default());
+    }
+
+    /// Turns a call down.
+    ///
+    /// # Errors
+    /// `EINVAL` in the wrong state or with too much private data.
+    pub(crate) fn reject(
+        &mut self,
+        world: &mut World<'_>,
+        channel: u64,
+        handle: u32,
+        private_data: &[u8],
+    ) -> Result<(), Errno> {
+        let id = self.own(channel, handle)?;
+        let State::Asked { sid, responder, .. } = &mut id.state else {
+            return Err(Errno::INVAL);
+        };
+        let sid = *sid;
+        let reply = responder.reject(private_data, None).map_err(|_| Errno::INVAL)?;
+        id.state = State::Over;
+        let _ = world.device.send(sid, &reply);
+        self.hang_up(world, sid, Close::Orderly);
+        Ok(())
+    }
+}
