@@ -10,6 +10,9 @@ use std::collections::BTreeMap;
 /// One direction of a TCP connection: its number in the capture and its sender's port.
 type Direction = (u32, u16);
 
+/// How the keys of Request and Reply begin (RFC 5044 §7.1.1).
+const START_UP: &[u8] = b"MPA ID ";
+
 /// What tshark prints for each segment with payload: the fields that `pcap` wants, in this order.
 pub const FIELDS: [&str; 7] = [
     "tcp.stream",
@@ -33,6 +36,10 @@ pub fn pcap(lines: &str) -> Result<Vec<u8>, String> {
     }
     let flows = flows(lines)?;
     for connection in flows.chunk_by(|a, b| a.direction.0 == b.direction.0) {
+        // Programs have connections of their own.
+        if !connection.iter().all(|flow| flow.bytes.starts_with(START_UP)) {
+            continue;
+        }
         let mut cut = Vec::new();
         for flow in connection {
             cut.push((&flow.heads, &flow.bytes, frames(&flow.bytes)?));
@@ -131,7 +138,7 @@ fn frames(bytes: &[u8]) -> Result<Vec<usize>, String> {
             .ok_or_else(|| format!("a stream of {} bytes ends within the frame at {at}", bytes.len()))
     };
     while at < bytes.len() {
-        at = if bytes[at..].starts_with(b"MPA ID ") {
+        at = if bytes[at..].starts_with(START_UP) {
             at + 20 + word(at + 18)?
         } else {
             at + (2 + word(at)?).next_multiple_of(4) + 4

@@ -1,5 +1,6 @@
 //! The wire, read by dissectors that others wrote.
 
+use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, TcpListener};
 
 use urnic_tests::capture::{Capture, Verdict, Wire};
@@ -142,14 +143,60 @@ fn without_crc_every_frame_is_well_formed() {
     );
 }
 
-#[test]
-fn a_veth_carries_the_same() {
-    or_skip!(installed("ibv_rc_pingpong"));
-    let netns = or_skip!(Netns::pair());
-    let capture = or_skip!(Capture::start(&netns[0], "veth0"));
+/// A pingpong of 20,000 bytes over a veth, captured at one end of it.
+fn veth() -> Result<Wire, String> {
+    installed("ibv_rc_pingpong")?;
+    let netns = Netns::pair()?;
+    let capture = Capture::start(&netns[0], "veth0")?;
     let mut pair = Pair::new(&Program::new("ibv_rc_pingpong").line("-g 0 -s 20000 -n 50")).at("10.77.0.1");
     pair.server = netns[0].program(pair.server);
     pair.client = netns[1].program(pair.client);
     pair.succeeds();
-    capture.stop(&netns[0], "10.77.0.2").judge().is_clean();
+    Ok(capture.stop(&netns[0], "10.77.0.2"))
+}
+
+#[test]
+fn a_veth_carries_the_same() {
+    or_skip!(veth()).judge().is_clean();
+}
+
+#[test]
+fn mpa_f_11_on_an_idle_link_segments_begin_where_fpdus_begin() {
+    let wire = or_skip!(veth());
+    let fields = ["-T", "fields", "-e", "tcp.stream", "-e", "tcp.payload"];
+    let (mut mpa, mut fpdus) = (BTreeSet::new(), 0);
+    for line in wire.tshark(&fields, "tcp.len > 0").lines() {
+        let (stream, payload) = line.split_once('\t').expect("two fields");
+        let segment = hex(payload);
+        if segment.starts_with(b"MPA ID ") {
+            mpa.insert(stream.to_owned());
+            continue;
+        }
+        // The other connection is the program's own.
+        if !mpa.contains(stream) {
+            continue;
+        }
+        // A ULPDU with the headers of DDP and RDMAP for a Send or Write: version bits, and no other opcode (RFC 5041 §4.1, 5040 §4.1).
+        let header = segment.get(2..4).unwrap_or_default();
+        assert!(
+            matches!(header, [0x01 | 0x41 | 0x81 | 0xc1, 0x40 | 0x43]),
+            "a segment begins with {:02x?}",
+            &segment[..segment.len().min(20)]
+        );
+        fpdus += 1;
+    }
+    assert!(fpdus >= 100, "only {fpdus} segments");
+}
+
+#[test]
+fn mpa_f_17_no_packet_may_be_fragmented() {
+    let wire = or_skip!(veth());
+    assert_eq!(
+        wire.tshark(&["-T", "fields", "-e", "frame.number"], "tcp && ip.flags.df == 0"),
+        ""
+    );
+    assert_ne!(
+        wire.tshark(&["-T", "fields", "-e", "frame.number"], "tcp && ip.flags.df == 1"),
+        ""
+    );
 }
