@@ -108,9 +108,9 @@ struct Inner {
     held: bool,
     /// Sends are gathered.
     burst: bool,
-    /// Rings since the last poll, and which poll that was.
+    /// Rings since the program last looked for completions, and what [`Qp::looks`] was then.
     rings: u32,
-    poll: u32,
+    looks: u32,
     /// The timer that is set.
     timer: Option<Nanos>,
 }
@@ -143,7 +143,7 @@ impl Qp {
                 held: false,
                 burst: false,
                 rings: 0,
-                poll: 0,
+                looks: 0,
                 timer: None,
             }),
         }
@@ -205,18 +205,29 @@ impl Qp {
         }
         if asked.has(Asked::SEND) {
             self.counters.add(Counter::Doorbells, 1);
-            inner.note_ring(core.runtime.polls());
+            inner.note_ring(self.looks(core));
         }
         inner.hung_up |= asked.has(Asked::HANG_UP);
         let receives = Asked::RECEIVE | Asked::HANG_UP | Asked::TIMER | Asked::CQ_LOST;
+        // A poll that finds nothing changes nothing.
+        let only_looks = asked == Asked::RECEIVE && inner.stream.is_some() && !inner.engine.is_held_up();
         if asked.has(receives) {
             self.receive(core, inner, &mut env);
         }
-        if !inner.blocked || asked.has(Asked::WRITABLE | Asked::HANG_UP | Asked::TIMER | Asked::CQ_LOST) {
+        let arrived = self.counters.value(Counter::RxBytes) != before;
+        let sends =
+            !inner.blocked || asked.has(Asked::WRITABLE | Asked::HANG_UP | Asked::TIMER | Asked::CQ_LOST);
+        if sends && (arrived || !only_looks) {
             self.transmit(core, inner, &mut env, asked);
         }
         self.settle(core, inner, &mut env);
-        self.counters.value(Counter::RxBytes) != before
+        arrived
+    }
+
+    /// A number that changes whenever the program looks for completions: with every poll that finds none, and with those taken.
+    fn looks(&self, core: &Core) -> u32 {
+        let taken = self.send_cq.consumer().wrapping_add(self.recv_cq.consumer());
+        core.runtime.polls().wrapping_add(taken)
     }
 
     /// Reads the stream until it has nothing more, or as far as one run goes.
@@ -511,9 +522,9 @@ impl Inner {
         }
     }
 
-    fn note_ring(&mut self, poll: u32) {
-        if self.poll != poll {
-            (self.poll, self.rings) = (poll, 0);
+    fn note_ring(&mut self, looks: u32) {
+        if self.looks != looks {
+            (self.looks, self.rings) = (looks, 0);
         }
         self.rings = self.rings.saturating_add(1);
     }

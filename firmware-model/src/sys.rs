@@ -75,9 +75,9 @@ impl SignalMask {
     }
 }
 
-/// Asks the scheduler for a short slice for the calling thread, so that it runs soon after it wakes. Best effort:
-/// kernels before 6.12 know no such thing for ordinary threads.
-pub(crate) fn ask_for_short_slice(nanoseconds: u64) {
+/// Asks the scheduler to run the calling thread soon after it wakes, by a short slice (kernels before 6.12 know no such thing
+/// for ordinary threads) and, where the process may ask for that, a priority above that of the program. Best effort.
+pub(crate) fn ask_for_prompt_running(slice_ns: u64, nice: i32) {
     #[repr(C)]
     struct SchedAttr {
         size: u32,
@@ -89,16 +89,22 @@ pub(crate) fn ask_for_short_slice(nanoseconds: u64) {
         deadline: u64,
         period: u64,
     }
-    let attr = SchedAttr {
-        size: size_of::<SchedAttr>() as u32,
-        policy: libc::SCHED_OTHER as u32,
-        flags: 0,
-        nice: 0,
-        priority: 0,
-        runtime: nanoseconds,
-        deadline: 0,
-        period: 0,
-    };
-    // SAFETY: `attr` is live and says its size; 0 is the calling thread.
-    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
+    // SAFETY: a question about the calling thread.
+    let present = 20 - unsafe { libc::syscall(libc::SYS_getpriority, libc::PRIO_PROCESS, 0) } as i32;
+    for nice in [nice.min(present), present] {
+        let attr = SchedAttr {
+            size: size_of::<SchedAttr>() as u32,
+            policy: libc::SCHED_OTHER as u32,
+            flags: 0,
+            nice,
+            priority: 0,
+            runtime: slice_ns,
+            deadline: 0,
+            period: 0,
+        };
+        // SAFETY: `attr` is live and says its size; 0 is the calling thread.
+        if unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) } == 0 {
+            return;
+        }
+    }
 }

@@ -200,6 +200,12 @@ impl CompletionQueue {
         Some(carried)
     }
 
+    /// The host's consumer index: it moves when the program takes completions.
+    #[inline]
+    pub(crate) fn consumer(&self) -> u32 {
+        self.record.consumer.load(Ordering::Relaxed)
+    }
+
     /// The queue is destroyed: its ring is not touched any more.
     pub(crate) fn close(&self) {
         self.lock().overflowed = true;

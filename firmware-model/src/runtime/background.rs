@@ -24,8 +24,9 @@ const POLLED_TICK: Duration = Duration::from_millis(1);
 const RETRY_TICK: Duration = Duration::from_millis(20);
 /// For so long after the last burst the thread keeps ticking, so that the next needs no waking.
 const WARM: Duration = Duration::from_millis(10);
-/// Scheduling slice to ask for.
+/// Scheduling slice and priority to ask for: who waits for this thread often spins, and must make way for it.
 const SLICE_NS: u64 = 100_000;
+const NICE: i32 = -10;
 
 const AWAKE: u8 = 0;
 /// Asleep for a millisecond or less, streams ignored.
@@ -75,7 +76,7 @@ impl Background {
         let thread = std::thread::Builder::new()
             .name("urnic-device".to_owned())
             .spawn(move || {
-                sys::ask_for_short_slice(SLICE_NS);
+                sys::ask_for_prompt_running(SLICE_NS, NICE);
                 Loop::new(&of_thread).run(&stopped);
             });
         mask.exchange();
@@ -111,10 +112,13 @@ impl Drop for Background {
 struct Loop<'a> {
     core: &'a Core,
     runtime: &'a Runtime,
-    /// Polls at the last tick.
+    /// Polls at the last look, and whether there had been any since the one before.
     polls: u32,
-    /// A poller drove the device then.
     polled: bool,
+    /// Somebody ended the last sleep before its time.
+    woken: bool,
+    /// Pollers drive the device, as of the last look.
+    driven: bool,
     /// Until when bursts are awaited.
     warm_until: Nanos,
     /// A stream on its way out is ready.
@@ -128,6 +132,8 @@ impl<'a> Loop<'a> {
             runtime: &core.runtime,
             polls: core.runtime.polls(),
             polled: false,
+            woken: false,
+            driven: false,
             warm_until: Nanos::default(),
             told: false,
         }
@@ -149,12 +155,20 @@ impl<'a> Loop<'a> {
         runtime.run_timers(core, now);
         let lingering = runtime.run_lingering(now, mem::take(&mut self.told));
         let polls = runtime.polls();
-        let nobody_polled = polls == self.polls;
-        if runtime.has_gathered() {
+        // Too little time for a poll may have passed before a wake-up.
+        self.polled = mem::replace(&mut self.polls, polls) != polls || (self.woken && self.polled);
+        self.driven = self.polled && runtime.is_driven();
+        if !self.polled && runtime.is_driven() {
+            // The polls have stopped: whoever polls again must find something for a while before it counts.
+            runtime.forget_pollers();
+        }
+        let gathered = runtime.has_gathered();
+        if gathered {
             self.warm_until = now + WARM;
         }
-        // Pollers attend to the list themselves.
-        let left = (nobody_polled || !runtime.is_polled(self.polls)) && core.flush_gathered();
+        // Pollers attend to the list themselves; in both cases there is another tick to see whether they did.
+        let attended = self.polled && (gathered || self.driven);
+        let left = !attended && core.flush_gathered();
         let retry = runtime.retry(core).then(|| now + RETRY_TICK);
         [runtime.next_timer(), lingering, retry, left.then_some(now)]
             .into_iter()
@@ -169,33 +183,35 @@ impl<'a> Loop<'a> {
         };
         let now = self.core.clock.now();
         let until_due = due.map(|due| due.since(now));
-        let polled = runtime.is_polled(self.polls);
-        self.polls = runtime.polls();
         let tick = if now < self.warm_until {
             Some(BURST_TICK)
-        } else if polled {
+        } else if self.driven {
             Some(POLLED_TICK)
         } else {
             None
         };
         let timeout = [tick, until_due].into_iter().flatten().min();
-        if polled {
-            self.polled = true;
+        self.woken = if self.driven {
             runtime.sleeper.set(TICKING);
-            readiness.wait_for_wake(timeout.unwrap_or(POLLED_TICK));
+            // Who began to wait for an interrupt before that was to be seen woke nobody.
+            runtime.is_driven() && readiness.wait_for_wake(timeout.unwrap_or(POLLED_TICK))
         } else {
-            if mem::take(&mut self.polled) {
-                runtime.forget_poller();
-            }
             if tick.is_none() {
                 runtime.sleeper.set(ASLEEP);
             }
             // What was left before others could see that this thread sleeps came with no waking.
             let missed = stop.load(Ordering::SeqCst) || runtime.pending.load(Ordering::SeqCst);
             let timeout = if missed { Some(Duration::ZERO) } else { timeout };
-            self.told = runtime.poll_ready(self.core, timeout);
-        }
+            let told = runtime.poll_ready(self.core, timeout);
+            if told.arrived.is_some() {
+                runtime.forget_pollers();
+            }
+            self.told = told.linger;
+            told.wake
+        };
         runtime.sleeper.set(AWAKE);
-        readiness.take_wakes();
+        if self.woken {
+            readiness.take_wakes();
+        }
     }
 }

@@ -35,9 +35,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Polls between two looks at all streams instead of the hottest one.
-const LOOK_AROUND: u32 = 8;
-/// Empty polls with nobody about to wait after which a poller drives the device.
-const POLLER: u32 = 64;
+const LOOK_AROUND: u32 = 16;
+/// Arrivals in a row that pollers found first, after which they drive the device.
+const POLLER: u32 = 16;
 /// Polls in a row to which nothing came after which a poller lets others onto its processor, and how often then. Whoever is
 /// to send may be waiting for just that; with a processor of one's own it costs next to nothing.
 const PATIENCE: u32 = 256;
@@ -70,6 +70,17 @@ impl Hot {
     }
 }
 
+/// What came of a look at the descriptors.
+#[derive(Debug, Default, Clone, Copy)]
+struct Told {
+    /// The last queue pair for which something came.
+    arrived: Option<u32>,
+    /// A stream on its way out is ready.
+    linger: bool,
+    /// Somebody wants it to look around.
+    wake: bool,
+}
+
 /// What is to be done, and by whom.
 #[derive(Debug)]
 pub(crate) struct Runtime {
@@ -79,8 +90,8 @@ pub(crate) struct Runtime {
     polls: AtomicU32,
     /// Something was left for the background thread since it last looked.
     pending: AtomicBool,
-    /// Number of the poll at which somebody armed a completion queue.
-    waited_at: AtomicU32,
+    /// Arrivals in a row that pollers found, up to [`POLLER`].
+    found: AtomicU32,
     /// Queue pairs with something left to do.
     attention: Mutex<Vec<Arc<Qp>>>,
     attention_len: AtomicUsize,
@@ -113,7 +124,7 @@ impl Runtime {
             hot: Default::default(),
             polls: AtomicU32::new(0),
             pending: AtomicBool::new(false),
-            waited_at: AtomicU32::new(0),
+            found: AtomicU32::new(0),
             attention: Mutex::default(),
             attention_len: AtomicUsize::new(0),
             bursts: AtomicUsize::new(0),
@@ -165,10 +176,9 @@ impl Runtime {
         self.bursts.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Somebody is about to wait for an interrupt: whoever polled before does not count any more.
+    /// Somebody is about to wait for an interrupt: what pollers found before does not count any more.
     pub(crate) fn note_waiter(&self) {
-        let polls = self.polls.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        self.waited_at.store(polls, Ordering::SeqCst);
+        self.forget_pollers();
         if self.sleeper.ignores_streams()
             && let Some(readiness) = &self.readiness
         {
@@ -176,15 +186,30 @@ impl Runtime {
         }
     }
 
-    /// The polls have stopped: whoever polls again must do so for a while before it counts.
-    fn forget_poller(&self) {
-        self.waited_at.store(self.polls(), Ordering::SeqCst);
+    /// Not the pollers find what comes, or not any more.
+    fn forget_pollers(&self) {
+        if self.found.load(Ordering::Relaxed) != 0 {
+            self.found.store(0, Ordering::SeqCst);
+        }
     }
 
-    /// Whether a poller drives the device, judged by the polls since `seen`.
-    fn is_polled(&self, seen: u32) -> bool {
-        let polls = self.polls();
-        polls != seen && polls.wrapping_sub(self.waited_at.load(Ordering::SeqCst)) >= POLLER
+    /// A poller found what came.
+    #[inline]
+    fn note_found(&self) {
+        // Approximate, and not written to any more once it is enough.
+        let found = self.found.load(Ordering::Relaxed);
+        if found < POLLER {
+            self.found.store(found + 1, Ordering::Relaxed);
+            if found + 1 == POLLER {
+                // The background thread is told once to leave the streams alone.
+                self.wake();
+            }
+        }
+    }
+
+    /// Whether pollers drive the device.
+    fn is_driven(&self) -> bool {
+        self.found.load(Ordering::SeqCst) >= POLLER
     }
 
     /// A call could not be taken, or an event not be posted: to be tried again.
@@ -314,21 +339,18 @@ impl Runtime {
         busy
     }
 
-    /// Acts on the descriptors that are ready, waiting for one until `timeout` (`None` = for ever). Returns whether a
-    /// stream on its way out was among them.
-    fn poll_ready(&self, core: &Core, timeout: Option<Duration>) -> bool {
+    /// Acts on the descriptors that are ready, waiting for one until `timeout` (`None` = for ever).
+    fn poll_ready(&self, core: &Core, timeout: Option<Duration>) -> Told {
+        let mut told = Told::default();
         let Some(readiness) = &self.readiness else {
-            return false;
+            return told;
         };
-        let mut lingering = false;
         readiness.wait(timeout, |token, asked| match token {
             Token::Qp(qid) => {
                 if let Some(qp) = core.qps.find(qid)
                     && qp.kick(core, asked)
                 {
-                    let hot = &self.hot[home_shard()];
-                    hot.qid.store(qid, Ordering::Relaxed);
-                    hot.note(true);
+                    told.arrived = Some(qid);
                 }
             }
             Token::Stream(sid) => {
@@ -343,11 +365,11 @@ impl Runtime {
             }
             Token::Linger => {
                 // The background thread, which is told by the shorter pause, looks after them.
-                lingering = true;
+                told.linger = true;
             }
-            Token::Wake => {}
+            Token::Wake => told.wake = true,
         });
-        lingering
+        told
     }
 }
 
@@ -363,14 +385,7 @@ impl Core {
 #[inline]
 pub(crate) fn progress(core: &Core) {
     let runtime = &core.runtime;
-    let streak = runtime
-        .polls
-        .fetch_add(1, Ordering::Relaxed)
-        .wrapping_sub(runtime.waited_at.load(Ordering::Relaxed));
-    if streak == POLLER {
-        // The background thread is told once to leave the streams alone.
-        runtime.wake();
-    }
+    runtime.polls.fetch_add(1, Ordering::Relaxed);
     core.flush_gathered();
     let hot = &runtime.hot[home_shard()];
     // Approximate: threads of one shard may lose counts to one another.
@@ -380,11 +395,19 @@ pub(crate) fn progress(core: &Core) {
         && let Some(qp) = core.qps.find(hot.qid.load(Ordering::Relaxed))
         && qp.is_readable()
     {
-        hot.note(qp.kick(core, Asked::RECEIVE));
+        let arrived = qp.kick(core, Asked::RECEIVE);
+        if arrived {
+            runtime.note_found();
+        }
+        hot.note(arrived);
         return;
     }
-    runtime.poll_ready(core, Some(Duration::ZERO));
-    hot.note(false);
+    let arrived = runtime.poll_ready(core, Some(Duration::ZERO)).arrived;
+    if let Some(qid) = arrived {
+        hot.qid.store(qid, Ordering::Relaxed);
+        runtime.note_found();
+    }
+    hot.note(arrived.is_some());
 }
 
 /// In manual mode: everything once.

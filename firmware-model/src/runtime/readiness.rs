@@ -105,11 +105,11 @@ impl Readiness {
         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
     }
 
-    /// Waits for a wake-up only, `timeout` at the longest.
-    pub(crate) fn wait_for_wake(&self, timeout: Duration) {
+    /// Waits for a wake-up only, `timeout` at the longest; returns whether there was one.
+    pub(crate) fn wait_for_wake(&self, timeout: Duration) -> bool {
         let mut fds = [PollFd::new(&self.wake, PollFlags::IN)];
-        // A signal cannot come; the mask is full. Any other end of the wait is a wake-up.
-        let _ = poll(&mut fds, Some(&timespec(timeout)));
+        // A signal cannot come; the mask is full.
+        poll(&mut fds, Some(&timespec(timeout))).is_ok_and(|ready| ready > 0)
     }
 
     /// Waits until something is ready, `timeout` at the longest, and says what.

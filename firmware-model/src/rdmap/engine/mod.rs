@@ -174,6 +174,11 @@ impl Engine {
         matches!(self.progress, Progress::Terminating { .. })
     }
 
+    /// Whether messages wait for receives.
+    pub fn is_held_up(&self) -> bool {
+        !self.held.is_empty()
+    }
+
     /// Whether nothing is outstanding that the peer or the stream could still complete.
     pub fn is_quiet(&self) -> bool {
         self.llp.as_ref().is_none_or(Llp::is_flushed)
