@@ -37,6 +37,16 @@ pub trait Stream: Send + Debug {
     /// Fills `into` in order with what has arrived; returns how many bytes, 0 = the peer sent FIN.
     fn receive(&mut self, into: &mut [PieceMut]) -> Result<usize, StreamError>;
 
+    /// As [`send`](Self::send), of bytes of our own: cheaper than one piece.
+    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
+        self.send(&[Piece::of(bytes)])
+    }
+
+    /// As [`receive`](Self::receive), into memory of our own: cheaper than one piece.
+    fn receive_bytes(&mut self, into: &mut [u8]) -> Result<usize, StreamError> {
+        self.receive(&mut [PieceMut::of(into)])
+    }
+
     /// Whether [`receive`](Self::receive) would give bytes (true) or the peer's FIN (false); takes nothing.
     fn peek(&mut self) -> Result<bool, StreamError>;
 

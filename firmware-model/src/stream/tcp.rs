@@ -16,6 +16,7 @@ use std::time::Duration;
 
 /// Most pieces of one system call (UIO_MAXIOV).
 const MAX_PIECES: usize = 1024;
+const SEND: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
 /// Sends between two looks at the segment size.
 const MSS_REFRESH: u32 = 256;
 /// What to assume when the kernel does not say: the smallest that IPv6 must carry.
@@ -204,6 +205,14 @@ impl TcpStream {
         self.refresh_mss();
     }
 
+    #[inline]
+    fn note_send(&mut self) {
+        self.sends = self.sends.wrapping_add(1);
+        if self.sends.is_multiple_of(MSS_REFRESH) {
+            self.refresh_mss();
+        }
+    }
+
     fn refresh_mss(&mut self) {
         if let Some(Ok(mss)) = self.socket.as_ref().map(|s| sys::tcp_maxseg(s.as_fd())) {
             self.mss = mss;
@@ -220,40 +229,50 @@ fn outcome(errno: Errno) -> StreamError {
     }
 }
 
+/// Makes a system call on the stream, again after EINTR.
+#[inline]
+fn uninterrupted(mut call: impl FnMut() -> Result<usize, Errno>) -> Result<usize, StreamError> {
+    loop {
+        match call() {
+            Ok(n) => return Ok(n),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(outcome(errno)),
+        }
+    }
+}
+
 impl Stream for TcpStream {
     fn send(&mut self, pieces: &[Piece]) -> Result<usize, StreamError> {
-        self.sends = self.sends.wrapping_add(1);
-        if self.sends.is_multiple_of(MSS_REFRESH) {
-            self.refresh_mss();
-        }
+        self.note_send();
         let socket = self.socket()?;
         let io = Piece::as_io_slices(&pieces[..pieces.len().min(MAX_PIECES)]);
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        loop {
-            match net::sendmsg(socket, io, &mut SendAncillaryBuffer::default(), flags) {
-                Ok(n) => return Ok(n),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(outcome(errno)),
-            }
-        }
+        uninterrupted(|| net::sendmsg(socket, io, &mut SendAncillaryBuffer::default(), SEND))
+    }
+
+    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
+        self.note_send();
+        let socket = self.socket()?;
+        uninterrupted(|| net::send(socket, bytes, SEND))
     }
 
     fn receive(&mut self, into: &mut [PieceMut]) -> Result<usize, StreamError> {
         let socket = self.socket()?;
         let count = into.len().min(MAX_PIECES);
         let io = PieceMut::as_io_slices(&mut into[..count]);
-        loop {
-            match net::recvmsg(
+        uninterrupted(|| {
+            let message = net::recvmsg(
                 socket,
                 io,
                 &mut RecvAncillaryBuffer::default(),
                 RecvFlags::DONTWAIT,
-            ) {
-                Ok(message) => return Ok(message.bytes),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(outcome(errno)),
-            }
-        }
+            );
+            message.map(|message| message.bytes)
+        })
+    }
+
+    fn receive_bytes(&mut self, into: &mut [u8]) -> Result<usize, StreamError> {
+        let socket = self.socket()?;
+        uninterrupted(|| net::recv(socket, &mut *into, RecvFlags::DONTWAIT).map(|(_, n)| n))
     }
 
     fn peek(&mut self) -> Result<bool, StreamError> {

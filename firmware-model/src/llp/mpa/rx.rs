@@ -179,7 +179,7 @@ impl Receiver {
         let buffer = self.buffer.get_or_insert_with(|| buffers.take());
         let room = buffer.get_mut(self.end..limit).unwrap_or_default();
         let asked = room.len();
-        let (bytes, filled) = read(stream, &mut [PieceMut::of(room)], asked)?;
+        let (bytes, filled) = outcome(stream.receive_bytes(room), asked)?;
         self.end += bytes;
         Ok((bytes, filled))
     }
@@ -238,7 +238,7 @@ impl Receiver {
             asked += tail.len();
             pieces.push(PieceMut::of(tail));
         }
-        let (read, filled) = read(stream, pieces, asked)?;
+        let (read, filled) = outcome(stream.receive(pieces), asked)?;
         let placed = read.min(payload);
         direct.missing -= placed;
         self.end += read - placed;
@@ -267,8 +267,9 @@ impl Receiver {
     }
 }
 
-fn read(stream: &mut dyn Stream, into: &mut [PieceMut], asked: usize) -> Result<(usize, Filled), LlpError> {
-    match stream.receive(into) {
+/// What a read of at most `asked` octets means.
+fn outcome(read: Result<usize, StreamError>, asked: usize) -> Result<(usize, Filled), LlpError> {
+    match read {
         Ok(0) => Ok((0, Filled::Fin)),
         Ok(n) if n < asked => Ok((n, Filled::Short)),
         Ok(n) => Ok((n, Filled::All)),

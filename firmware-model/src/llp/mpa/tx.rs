@@ -20,8 +20,8 @@ use urnic_wire::mpa::{MAX_MULPDU, MIN_MULPDU, marker, mulpdu};
 const GATHER_MIN: usize = 2048;
 /// Bytes sealed and not taken, beyond which no further FPDU is opened: what is sent shall still be in the cache.
 const BACKLOG: u64 = 128 << 10;
-/// Pieces of one system call.
-const PIECES: usize = 64;
+/// Pieces of one system call: gathered payload and what stands between, as far as the backlog goes.
+const PIECES: usize = 16;
 /// How often the segment size is looked at: it is a system call.
 const MSS_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -330,7 +330,14 @@ impl Sender {
                 offered += piece.len();
             }
             *calls += 1;
-            match stream.send(&pieces[..count]) {
+            let sent = match self.parts[self.head] {
+                // Small messages lie side by side.
+                Part::Staged { at, len } if count == 1 => {
+                    stream.send_bytes(staging.get(at..at + len).unwrap_or_default())
+                }
+                _ => stream.send(&pieces[..count]),
+            };
+            match sent {
                 Ok(taken) => {
                     self.advance(taken);
                     if taken < offered {
