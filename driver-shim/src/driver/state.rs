@@ -53,7 +53,11 @@ impl Qp {
         if (from, to) == (QpState::Rtr, QpState::Rts) {
             self.driver().native_ready(self, &new);
         }
-        self.change(to, &new, mask)?;
+        match self.change(to, &new, mask) {
+            // The peer was faster by a moment.
+            Err(_) if disconnects && self.is_managed() => return Ok(()),
+            changed => changed?,
+        }
         *set = if to == QpState::Reset {
             QpAttr::default()
         } else {
