@@ -15,7 +15,7 @@ PLUGIN  := -p urnic-provider -p urnic-cli
 PROVIDER_ABIS := 34 57 59 64 65
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test bench lint soak fuzz-smoke install
+.PHONY: help build demo test bench lint soak asan fuzz-smoke install uninstall
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,9 +44,13 @@ bench: ## speed and cost against raw TCP and UCX, as ratios from one run
 	$(CARGO) build --release --quiet $(PLUGIN) -p urnic-bench
 	@$(TARGET)/release/urnic-bench
 
-soak: ## the long forms of the tests: millions of messages, hundreds of runs, valgrind (about an hour)
+soak: ## the long forms of the tests: millions of messages, hundreds of runs, valgrind, asan (about a quarter of an hour)
 	@scripts/setup build test
 	@scripts/test soak
+
+asan: ## the crates' own tests under AddressSanitizer, on the stable toolchain
+	@scripts/setup build
+	@scripts/asan
 
 fuzz-smoke: ## every fuzz target for a minute (FUZZ_SECONDS=60), on the stable toolchain
 	@scripts/setup build fuzz
@@ -59,3 +63,7 @@ install: ## urnic, liburnic.so, the man page and the licences under DESTDIR PREF
 	for abi in $(PROVIDER_ABIS); do ln -sf liburnic.so $(LIBDIR)/liburnic-rdmav$$abi.so || exit 1; done
 	install -D -m 644 docs/urnic.1 $(DESTDIR)$(PREFIX)/share/man/man1/urnic.1
 	install -D -m 644 -t $(DOCDIR) README.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE
+
+uninstall: ## what install put there
+	rm -f $(DESTDIR)$(PREFIX)/bin/urnic $(DESTDIR)$(PREFIX)/share/man/man1/urnic.1
+	rm -rf $(LIBDIR) $(DOCDIR)

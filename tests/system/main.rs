@@ -5,6 +5,7 @@ mod cleanliness;
 mod cli;
 mod conformance;
 mod devices;
+mod install;
 mod isolation;
 mod netns;
 mod perftest;

@@ -1,0 +1,114 @@
+//! `make install`, and what it put there used by itself.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use urnic_tests::build::{plugin, tree, urnic};
+use urnic_tests::program::Program;
+use urnic_tests::skip::{self, installed};
+use urnic_tests::user::{NOBODY, Staged};
+use urnic_tests::{Pair, or_skip};
+
+/// A folder that everybody can read, with what is under test installed below it. Removed when dropped.
+struct Destination(PathBuf);
+
+impl Destination {
+    fn new() -> Self {
+        let folder = std::env::temp_dir().join(format!("urnic-install-{}", std::process::id()));
+        // Where `make` looks for what was built.
+        let built = folder.join("target/release");
+        std::fs::create_dir_all(&built).expect("a folder in the temporary folder");
+        for folder in [&folder, &folder.join("target"), &built] {
+            std::fs::set_permissions(folder, PermissionsExt::from_mode(0o755)).expect("our own folder");
+        }
+        for file in [plugin(), &urnic()] {
+            std::fs::copy(file, built.join(file.file_name().expect("a file"))).expect("room for a copy");
+        }
+        Self(folder)
+    }
+
+    fn make(&self, goal: &str) {
+        let destination = format!("DESTDIR={}", self.0.join("root").display());
+        Program::plain("make")
+            .arg("-C")
+            .arg(tree())
+            .args([goal, &destination, "PREFIX=/usr"])
+            .env("CARGO_TARGET_DIR", self.0.join("target"))
+            .run()
+            .success();
+    }
+
+    /// A command line of the installed `urnic`.
+    fn urnic(&self, line: &str) -> Program {
+        Program::plain(self.0.join("root/usr/bin/urnic")).line(line)
+    }
+}
+
+impl Drop for Destination {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The files and links below a folder.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    paths
+        .flat_map(|path| match path.is_dir() && !path.is_symlink() {
+            true => files(&path),
+            false => vec![path],
+        })
+        .collect()
+}
+
+#[test]
+fn what_is_installed_is_enough_and_goes_again() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    or_skip!(installed("make"));
+    if std::env::var_os("URNIC_LIB").is_some() {
+        return skip::say("URNIC_LIB names the plug-in");
+    }
+    let destination = Destination::new();
+    destination.make("install");
+    is_enough(&destination, |program| program);
+    if skip::root().is_ok() {
+        let staged = Staged::new();
+        is_enough(&destination, |program| staged.program(NOBODY, program));
+    }
+    destination.make("uninstall");
+    assert_eq!(files(&destination.0.join("root")), Vec::<PathBuf>::new());
+}
+
+fn is_enough(destination: &Destination, as_user: impl Fn(Program) -> Program) {
+    let text = as_user(destination.urnic("doctor")).run().success();
+    let shown = format!("{}/root/usr/lib/urnic/liburnic.so", destination.0.display());
+    for shown in [&shown, "there for every provider ABI", "exchanged 1000 messages"] {
+        assert!(text.contains(shown), "no {shown:?} in:\n{text}");
+    }
+    let text = as_user(destination.urnic("run -- ibv_devinfo")).run().success();
+    assert!(text.contains("urnic0"), "{text}");
+    let script = format!(
+        "eval \"$('{}/root/usr/bin/urnic' env)\" && ibv_devices",
+        destination.0.display()
+    );
+    let text = as_user(Program::plain("sh").args(["-c", &script]))
+        .run()
+        .success();
+    assert!(text.contains("urnic0"), "{text}");
+    Pair::new(&as_user(destination.urnic("run -- ibv_rc_pingpong -g 0"))).succeeds();
+}
+
+#[test]
+fn the_manual_page_has_no_mistakes() {
+    let page = tree().join("docs/urnic.1");
+    let groff = or_skip!(installed("groff"));
+    let text = Program::plain(groff)
+        .line("-man -Tutf8 -ww -z")
+        .arg(page)
+        .run()
+        .success();
+    assert_eq!(text, "");
+}
