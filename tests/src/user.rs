@@ -45,15 +45,17 @@ impl Staged {
 
     /// The program, run by that user. Needs root.
     pub fn program(&self, user: u32, program: Program) -> Program {
-        let (uid, gid) = (format!("--reuid={user}"), format!("--regid={user}"));
-        // Root's folders are not that user's business.
-        let leave = ["env", "-u", "XDG_RUNTIME_DIR", "-C", "/", "HOME=/nonexistent"];
-        let words = ["setpriv", &uid, &gid, "--clear-groups", "--"];
-        program
-            .plugin_at(self.folder.join("liburnic.so"))
-            .through(leave)
-            .through(words)
+        as_user(user, program.plugin_at(self.folder.join("liburnic.so")))
     }
+}
+
+/// The program, run by that user, who must be able to read it and its plug-in. Needs root.
+pub fn as_user(user: u32, program: Program) -> Program {
+    let (uid, gid) = (format!("--reuid={user}"), format!("--regid={user}"));
+    // Root's folders are not that user's business.
+    let leave = ["env", "-u", "XDG_RUNTIME_DIR", "-C", "/", "HOME=/nonexistent"];
+    let words = ["setpriv", &uid, &gid, "--clear-groups", "--"];
+    program.through(leave).through(words)
 }
 
 impl Default for Staged {

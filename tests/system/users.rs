@@ -34,13 +34,3 @@ fn two_users_on_one_machine_reach_each_other() {
         pair.succeeds();
     }
 }
-
-#[test]
-fn perftest_as_an_ordinary_user() {
-    or_skip!(root());
-    or_skip!(installed("ib_write_bw"));
-    let staged = Staged::new();
-    for name in ["ib_send_lat", "ib_write_bw", "ib_read_bw"] {
-        Pair::new(&staged.program(NOBODY, Program::new(name).line("-F -n 200"))).succeeds();
-    }
-}
