@@ -19,6 +19,8 @@ pub(crate) mod command;
 mod ending;
 mod ids;
 mod passive;
+#[cfg(test)]
+mod tests;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,0 +1,14 @@
+//! The connection manager with no socket: what programs see of it.
+
+mod life;
+mod net;
+mod start_up;
+
+use super::abi::{ConnParam, Name};
+use super::command::Wishes;
+use super::*;
+use crate::native::Inbox;
+use net::{Net, wishes};
+
+const REFUSED: i32 = -111;
+const TIMED_OUT: i32 = -110;
