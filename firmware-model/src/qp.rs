@@ -57,6 +57,8 @@ impl Asked {
     pub(crate) const RESUME: Asked = Asked(1 << 7);
     /// The command that attached a stream is complete.
     pub(crate) const ATTACHED: Asked = Asked(1 << 8);
+    /// To look again whether something was asked.
+    const AGAIN: Asked = Asked(1 << 9);
 
     fn has(self, other: Asked) -> bool {
         self.0 & other.0 != 0
@@ -88,6 +90,8 @@ pub(crate) struct Qp {
     pub(crate) listed: AtomicBool,
     /// Whether a read of the stream may find something.
     readable: AtomicBool,
+    /// Whether sends wait for the stream.
+    blocked: AtomicBool,
     /// Both ends of the stream, while the peer may be a queue pair of this device.
     ends: Mutex<Option<(SocketAddr, SocketAddr)>>,
     /// The queue pair of this device at the other end of the stream; 0 = none.
@@ -132,6 +136,7 @@ impl Qp {
             later: AtomicU32::new(0),
             listed: AtomicBool::new(false),
             readable: AtomicBool::new(false),
+            blocked: AtomicBool::new(false),
             ends: Mutex::default(),
             sibling: AtomicU32::new(0),
             turns: Turns::new(Inner {
@@ -157,10 +162,10 @@ impl Qp {
         self.srq.as_ref().is_some_and(|srq| srq.id == srqid)
     }
 
-    /// Has something done, here or by whoever is at it already. Returns whether bytes arrived.
+    /// Has something done, here or by whoever is at it already. Returns whether bytes arrived, or left after a wait.
     pub(crate) fn kick(self: &Arc<Qp>, core: &Core, asked: Asked) -> bool {
         let mut arrived = false;
-        self.turns.ask(
+        let left = self.turns.ask(
             asked.0,
             |inner, asked| {
                 let mut effects = Effects::default();
@@ -169,6 +174,9 @@ impl Qp {
             },
             |effects| core.raise(effects),
         );
+        if left {
+            self.do_later(core, Asked::AGAIN);
+        }
         arrived
     }
 
@@ -195,7 +203,15 @@ impl Qp {
             return false;
         }
         let mut env = self.env(core, core.clock.now(), effects);
-        let before = self.counters.value(Counter::RxBytes);
+        let moved = || {
+            let waited = if asked.has(Asked::WRITABLE) {
+                self.counters.value(Counter::TxBytes)
+            } else {
+                0
+            };
+            self.counters.value(Counter::RxBytes).wrapping_add(waited)
+        };
+        let before = moved();
         if asked.has(Asked::CQ_LOST) {
             inner.with_engine(|engine, stream| engine.fail(QpFault::CqOverflow, &mut env, stream));
         }
@@ -214,14 +230,14 @@ impl Qp {
         if asked.has(receives) {
             self.receive(core, inner, &mut env);
         }
-        let arrived = self.counters.value(Counter::RxBytes) != before;
+        let arrived = moved() != before;
         let sends =
             !inner.blocked || asked.has(Asked::WRITABLE | Asked::HANG_UP | Asked::TIMER | Asked::CQ_LOST);
         if sends && (arrived || !only_looks) {
             self.transmit(core, inner, &mut env, asked);
         }
         self.settle(core, inner, &mut env);
-        arrived
+        moved() != before
     }
 
     /// A number that changes whenever the program looks for completions: with every poll that finds none, and with those taken.
@@ -276,6 +292,7 @@ impl Qp {
             let taken = inner.engine.send_queue().taken();
             let outcome = inner.with_engine(|engine, stream| engine.transmit(env, stream));
             inner.blocked = outcome == TxOutcome::Blocked;
+            self.blocked.store(inner.blocked, Ordering::Relaxed);
             let ahead = match outcome {
                 TxOutcome::Idle => 0,
                 TxOutcome::Blocked => NO_RING,
@@ -290,9 +307,15 @@ impl Qp {
             let queue = inner.engine.send_queue();
             let ahead = if inner.burst { ahead.max(GATHERED) } else { ahead };
             let posted = queue.ring_after(ahead);
-            // What was posted before the last run and still not taken waits for something other than a ring.
-            let waits = known && queue.taken() == taken;
-            if !posted || waits {
+            if !posted {
+                return;
+            }
+            if known {
+                // What was posted before the last run and still not taken waits for something other than a ring. If more was
+                // posted, it may be by a program that polls: this thread may have better things to do than to send for it.
+                if queue.taken() != taken {
+                    self.do_later(core, Asked::RESUME);
+                }
                 return;
             }
             known = true;
@@ -353,7 +376,7 @@ impl Qp {
 
     /// What the runtime is to ask for now.
     pub(crate) fn take_later(&self) -> Asked {
-        Asked(self.later.swap(0, Ordering::AcqRel))
+        Asked(self.later.swap(0, Ordering::AcqRel) & !Asked::AGAIN.0)
     }
 
     pub(crate) fn has_later(&self) -> bool {
@@ -407,6 +430,12 @@ impl Qp {
     #[inline]
     pub(crate) fn is_readable(&self) -> bool {
         self.readable.load(Ordering::Relaxed)
+    }
+
+    /// Whether only a read may find something to do.
+    #[inline]
+    pub(crate) fn only_receives(&self) -> bool {
+        self.is_readable() && !self.blocked.load(Ordering::Relaxed)
     }
 
     /// What `QueryQp` answers.

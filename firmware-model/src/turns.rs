@@ -2,6 +2,7 @@
 //!
 //! Whoever wants something done leaves word and tries the lock. If somebody else is at it, the word is enough: the
 //! holder looks again after letting go. Hence no post and no arrival is lost, and no thread ever sleeps on another's work.
+//! Nor does one work for another for ever: after [`ROUNDS`] what is left is the caller's to see to.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
@@ -12,6 +13,9 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::{Mutex, MutexGuard};
 use std::sync::{PoisonError, TryLockError};
+
+/// Pieces of work that a thread does in one go: its own, and what was asked for meanwhile.
+const ROUNDS: u32 = 2;
 
 /// State that threads take turns at, and what they are asked to do with it.
 #[derive(Debug)]
@@ -30,22 +34,24 @@ impl<T> Turns<T> {
     }
 
     /// Has `asked` done: by `work` on this thread, with all that others asked for meanwhile, or by the thread that is at it.
-    /// `after` runs after each piece of work, with the lock dropped, on what `work` returned.
+    /// `after` runs after each piece of work, with the lock dropped, on what `work` returned. Returns whether something asked
+    /// for is left: somebody must ask again, if only for nothing.
+    #[must_use]
     pub(crate) fn ask<R>(
         &self,
         asked: u32,
         mut work: impl FnMut(&mut T, u32) -> R,
         mut after: impl FnMut(R),
-    ) {
+    ) -> bool {
         self.asked.fetch_or(asked, Ordering::AcqRel);
-        loop {
+        for _ in 0..ROUNDS {
             // Asking comes before the attempt, and letting go before the last look: with a full fence between the two
             // on either side, one of them sees the other.
             fence(Ordering::SeqCst);
             let mut state = match self.state.try_lock() {
                 Ok(state) => state,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return,
+                Err(TryLockError::WouldBlock) => return false,
             };
             let asked = self.asked.swap(0, Ordering::AcqRel);
             let done = work(&mut state, asked);
@@ -53,9 +59,10 @@ impl<T> Turns<T> {
             after(done);
             fence(Ordering::SeqCst);
             if self.asked.load(Ordering::Acquire) == 0 {
-                return;
+                return false;
             }
         }
+        true
     }
 
     /// Takes the lock, waiting for whoever is at it. What others ask for meanwhile is left: [`ask`](Turns::ask) for nothing
@@ -75,7 +82,10 @@ mod loom_tests {
     type Done = AtomicU32;
 
     fn ask(turns: &Turns<Done>, bit: u32) {
-        turns.ask(bit, |done, asked| done.fetch_or(asked, Ordering::Relaxed), drop);
+        let mut bit = bit;
+        while turns.ask(bit, |done, asked| done.fetch_or(asked, Ordering::Relaxed), drop) {
+            bit = 0;
+        }
     }
 
     fn turns() -> Arc<Turns<Done>> {

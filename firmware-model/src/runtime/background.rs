@@ -119,6 +119,8 @@ struct Loop<'a> {
     woken: bool,
     /// Pollers drive the device, as of the last look.
     driven: bool,
+    /// Something was left to pollers.
+    entrusted: bool,
     /// Until when bursts are awaited.
     warm_until: Nanos,
     /// A stream on its way out is ready.
@@ -134,6 +136,7 @@ impl<'a> Loop<'a> {
             polled: false,
             woken: false,
             driven: false,
+            entrusted: false,
             warm_until: Nanos::default(),
             told: false,
         }
@@ -166,9 +169,9 @@ impl<'a> Loop<'a> {
         if gathered {
             self.warm_until = now + WARM;
         }
-        // Pollers attend to the list themselves; in both cases there is another tick to see whether they did.
-        let attended = self.polled && (gathered || self.driven);
-        let left = !attended && core.flush_gathered();
+        // Pollers attend to the list themselves; the next tick sees whether they did.
+        self.entrusted = self.polled && runtime.has_attention();
+        let left = !self.entrusted && core.flush_gathered();
         let retry = runtime.retry(core).then(|| now + RETRY_TICK);
         [runtime.next_timer(), lingering, retry, left.then_some(now)]
             .into_iter()
@@ -183,7 +186,7 @@ impl<'a> Loop<'a> {
         };
         let now = self.core.clock.now();
         let until_due = due.map(|due| due.since(now));
-        let tick = if now < self.warm_until {
+        let tick = if self.entrusted || now < self.warm_until {
             Some(BURST_TICK)
         } else if self.driven {
             Some(POLLED_TICK)

@@ -36,7 +36,7 @@ use std::time::Duration;
 
 /// Polls between two looks at all streams instead of the hottest one.
 const LOOK_AROUND: u32 = 16;
-/// Arrivals in a row that pollers found first, after which they drive the device.
+/// Arrivals, and streams that take bytes again, that pollers found in a row, after which they drive the device.
 const POLLER: u32 = 16;
 /// Polls in a row to which nothing came after which a poller lets others onto its processor, and how often then. Whoever is
 /// to send may be waiting for just that; with a processor of one's own it costs next to nothing.
@@ -159,6 +159,11 @@ impl Runtime {
     #[inline]
     pub(crate) fn polls(&self) -> u32 {
         self.polls.load(Ordering::Relaxed)
+    }
+
+    /// Whether queue pairs left something for the next poll or tick.
+    fn has_attention(&self) -> bool {
+        self.attention_len.load(Ordering::SeqCst) > 0
     }
 
     /// Whether sends wait for a poll.
@@ -393,7 +398,7 @@ pub(crate) fn progress(core: &Core) {
     hot.polls.store(polls, Ordering::Relaxed);
     if !polls.is_multiple_of(LOOK_AROUND)
         && let Some(qp) = core.qps.find(hot.qid.load(Ordering::Relaxed))
-        && qp.is_readable()
+        && qp.only_receives()
     {
         let arrived = qp.kick(core, Asked::RECEIVE);
         if arrived {
