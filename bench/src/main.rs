@@ -13,9 +13,6 @@ use std::process::ExitCode;
 
 use table::{Aim, Row};
 
-/// Two runs of the same loop differ by some percent: this is "no slower".
-const NO_SLOWER: Aim = Aim::AtLeast(0.97);
-
 /// Rounds without an argument; each takes some 20 s.
 const ROUNDS: usize = 5;
 
@@ -86,13 +83,13 @@ fn bench(rounds: usize) -> ExitCode {
         "CRC32C, FPDU of 1448 B",
         "GB/s",
         "crc-fast itself",
-        NO_SLOWER,
+        Aim::NoSlower,
     ));
     rows.push(Row::new(
         "CRC32C, FPDU of 64774 B",
         "GB/s",
         "crc-fast itself",
-        NO_SLOWER,
+        Aim::NoSlower,
     ));
     rows.push(Row::new(
         "doorbell to CQE, no wire",
@@ -123,42 +120,38 @@ fn tried<T>(measurement: impl FnOnce() -> Option<T> + std::panic::UnwindSafe) ->
 /// One round, in the order of the rows.
 fn measure(rows: &mut [Row]) {
     let mut rows = rows.iter_mut();
-    let mut add = |ours: Option<f64>, theirs: Option<f64>| {
+    let mut add_runs = |runs: &[(Option<f64>, Option<f64>)]| {
         if let Some(row) = rows.next() {
-            row.add(ours, theirs);
+            runs.iter().for_each(|(ours, theirs)| row.add(*ours, *theirs));
         }
     };
     let spinning = raw::ping_pong("spin");
     let send = tried(|| ours::latency("ib_send_lat"));
-    add(send.map(|lat| lat.median), Some(spinning.median));
+    add_runs(&[(send.map(|lat| lat.median), Some(spinning.median))]);
 
     let blocking = raw::ping_pong("block");
     let write = tried(|| ours::latency("ib_write_lat"));
-    add(write.map(|lat| lat.median), Some(blocking.median));
-    add(write.map(|lat| lat.p99), Some(blocking.p99));
+    add_runs(&[(write.map(|lat| lat.median), Some(blocking.median))]);
+    add_runs(&[(write.map(|lat| lat.p99), Some(blocking.p99))]);
 
     for (size, _, count) in STREAMS {
-        let stream = raw::stream(size, count);
-        add(
-            tried(|| ours::bandwidth("ib_write_bw", size, count)),
-            Some(stream),
-        );
-        let stream = raw::stream(size, count);
-        add(tried(|| ours::bandwidth("ib_send_bw", size, count)), Some(stream));
+        for tool in ["ib_write_bw", "ib_send_bw"] {
+            let stream = raw::stream(size, count);
+            let ours = tried(|| ours::bandwidth(tool, size, count));
+            add_runs(&[(ours, Some(stream))]);
+        }
     }
 
-    add(
-        tried(|| ours::messages("ib_send_bw", 64, 2_000_000)),
-        tried(|| ucx::messages(64, 2_000_000)),
-    );
+    let ours = tried(|| ours::messages("ib_send_bw", 64, 2_000_000));
+    add_runs(&[(ours, tried(|| ucx::messages(64, 2_000_000)))]);
     for len in [1448, 64_774] {
-        let (ours, library) = crc::rates(len);
-        add(Some(ours), Some(library));
+        add_runs(&crc::rates(len).map(|(ours, library)| (Some(ours), Some(library))));
     }
-    add(tried(ours::doorbell_to_cqe), Some(cacheline::round_trip()));
+    let doorbell = tried(ours::doorbell_to_cqe);
+    add_runs(&[(doorbell, Some(cacheline::round_trip()))]);
     let connections = tried(ours::connections);
-    add(connections.map(|c| c.kibibytes), None);
-    add(connections.map(|c| c.per_second), Some(raw::connects()));
+    add_runs(&[(connections.map(|c| c.kibibytes), None)]);
+    add_runs(&[(connections.map(|c| c.per_second), Some(raw::connects()))]);
 }
 
 /// The load average, when other programs want a processor too.

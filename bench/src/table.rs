@@ -5,6 +5,8 @@
 pub(crate) enum Aim {
     AtMost(f64),
     AtLeast(f64),
+    /// At least 1, as far as the spread of the ratios can tell: the middle half of them reaches it.
+    NoSlower,
     /// No aim: the figure is what is wanted.
     Report,
 }
@@ -48,6 +50,13 @@ impl Row {
             (Aim::Report, _) => return "report".to_owned(),
             (Aim::AtMost(limit), ratio) => (ratio.map(|ratio| ratio <= limit), format!("<= {limit:.2} x")),
             (Aim::AtLeast(limit), ratio) => (ratio.map(|ratio| ratio >= limit), format!(">= {limit:.2} x")),
+            (Aim::NoSlower, _) => match spread(&self.ratios) {
+                Some((low, high)) => (
+                    Some(high >= 1.0),
+                    format!(">= 1 within the spread {low:.3} .. {high:.3}"),
+                ),
+                None => (None, ">= 1".to_owned()),
+            },
         };
         match met {
             Some(true) => format!("{aim}  met"),
@@ -67,6 +76,15 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
         return Some(upper);
     }
     sorted.get(middle - 1).map(|lower| (lower + upper) / 2.0)
+}
+
+/// The quarter points: half of the values lie between.
+fn spread(values: &[f64]) -> Option<(f64, f64)> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let last = sorted.len().checked_sub(1)?;
+    let quarter = last.div_ceil(4);
+    Some((*sorted.get(quarter)?, *sorted.get(last - quarter)?))
 }
 
 pub(crate) fn print(rows: &[Row]) {
@@ -114,6 +132,18 @@ mod tests {
         assert_eq!(median(&[3.0]), Some(3.0));
         assert_eq!(median(&[3.0, 1.0]), Some(2.0));
         assert_eq!(median(&[9.0, 1.0, 2.0]), Some(2.0));
+    }
+
+    #[test]
+    fn no_slower_is_judged_within_the_spread() {
+        let verdict = |ratios: &[f64]| {
+            let mut row = Row::new("x", "GB/s", "y", Aim::NoSlower);
+            ratios.iter().for_each(|ratio| row.add(Some(*ratio), Some(1.0)));
+            row.verdict()
+        };
+        assert!(verdict(&[]).ends_with("not measured"));
+        assert!(verdict(&[0.97, 0.98, 0.99, 1.01, 1.02]).ends_with("1.010  met"));
+        assert!(verdict(&[0.97, 0.98, 0.98, 0.99, 1.02]).ends_with("0.990  MISSED"));
     }
 
     #[test]
