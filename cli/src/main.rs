@@ -5,6 +5,7 @@ mod environment;
 mod info;
 mod program;
 mod selftest;
+mod stat;
 mod verbs;
 
 use std::ffi::OsString;
@@ -60,6 +61,14 @@ enum Command {
         /// The device is present already: this process was started for that
         #[arg(long, hide = true)]
         inside: bool,
+    },
+    /// Show live counters of the processes of this user that have the device open
+    ///
+    /// ERRORS are bad CRCs, Terminates sent and received, and completion queues that overflowed. A process is seen where its
+    /// presence lives: $XDG_RUNTIME_DIR, /tmp, /dev/shm, or URNIC_PRESENT_DIR.
+    Stat {
+        #[command(flatten)]
+        look: stat::Look,
     },
 }
 
@@ -160,6 +169,7 @@ fn main() -> ExitCode {
             options,
             inside: false,
         } => Environment::new(&options).and_then(|env| info::reexecute(&env)),
+        Command::Stat { look } => stat::show(&look),
     };
     match outcome {
         Ok(status) => status,

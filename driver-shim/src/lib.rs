@@ -9,3 +9,4 @@ pub mod presence;
 mod rdma_cm;
 mod signals;
 mod timers;
+pub mod watch;

@@ -119,6 +119,9 @@ struct Inner {
     timer: Option<Nanos>,
 }
 
+/// Our end of a stream, and the peer's.
+pub(crate) type Ends = (SocketAddr, SocketAddr);
+
 impl Qp {
     pub(crate) fn new(params: QpParams, uar: u32, srq: Option<Arc<SharedReceiveQueue>>) -> Qp {
         let (id, pd) = (params.qid, params.pd);
@@ -439,8 +442,15 @@ impl Qp {
     }
 
     /// What `QueryQp` answers.
-    pub(crate) fn status(&self, effects: &mut Effects) -> Result<QpStatus, Status> {
-        self.command(effects, |inner, _| Ok((inner.engine.status(), Asked::NOTHING)))
+    /// Carries out `QueryQp`: its state, and both ends of its stream.
+    pub(crate) fn status(&self, effects: &mut Effects) -> Result<(QpStatus, Option<Ends>), Status> {
+        self.command(effects, |inner, _| {
+            let ends = inner
+                .stream
+                .as_ref()
+                .map(|stream| (stream.local(), stream.remote()));
+            Ok(((inner.engine.status(), ends), Asked::NOTHING))
+        })
     }
 
     /// Begins RDMA mode on `stream`, which is taken if that succeeds.

@@ -79,7 +79,9 @@ fn open_device() -> Result<(&'static Presence, Arc<Driver>), Errno> {
         tracing::error!("{error}");
         Errno::INVAL
     })?;
-    Ok((presence, Driver::open(&config, presence.gids())?))
+    let driver = Driver::open(&config, presence.gids())?;
+    driver.be_watched(presence);
+    Ok((presence, driver))
 }
 
 /// Makes `opened`, an fd that the program got for `/dev/infiniband/rdma_cm`, a channel to the connection manager.

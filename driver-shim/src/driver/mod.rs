@@ -15,6 +15,7 @@ mod memory;
 mod process;
 mod qp;
 mod rim;
+mod snapshot;
 mod state;
 mod streams;
 mod transition;
@@ -31,7 +32,7 @@ pub use transition::QpMask;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use rustix::io::Errno;
 use urnic_verbs_api::device::command::{Count, DeviceAttributes, Handle, Nothing, Opcode};
@@ -41,7 +42,8 @@ use urnic_verbs_api::device::stream::{self, ip_of};
 use crate::bus::Bus;
 use crate::config::Config;
 use crate::native::Home;
-use crate::presence::{GidTable, InternalFd};
+use crate::presence::{GidTable, InternalFd, Presence};
+use crate::watch::{self, Door};
 use command::CommandQueue;
 use dma::DmaPool;
 use event::EventQueue;
@@ -212,6 +214,8 @@ pub struct Driver {
     cm: Mutex<cm::Manager>,
     /// Wakes the driver's thread.
     wake: InternalFd,
+    /// Where other processes ask what this one is at.
+    door: OnceLock<Door>,
     /// This is a child of the process that opened the device.
     abandoned: AtomicBool,
     stopped: AtomicBool,
@@ -296,6 +300,7 @@ impl Driver {
             native,
             cm,
             wake,
+            door: OnceLock::new(),
             abandoned: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         });
@@ -304,9 +309,31 @@ impl Driver {
         Ok(driver)
     }
 
+    /// Lets other processes of the user ask what this one is at, where they look for it.
+    pub fn be_watched(&self, presence: &Presence) {
+        let Some(folder) = watch::folder(presence) else {
+            return;
+        };
+        if self.door.get().is_some() {
+            return;
+        }
+        match Door::open(folder) {
+            // Two threads may have come here: the second one's door goes again.
+            Ok(door) => drop(self.door.set(door)),
+            Err(errno) => tracing::warn!(
+                "`urnic stat` will not see this process: {}: {errno}",
+                folder.display()
+            ),
+        }
+        self.wake();
+    }
+
     /// Ends the device: what completed still arrives, then nothing works any more. Takes a bounded time.
     pub fn shutdown(&self) {
         if self.alive().is_ok() && !self.stopped.swap(true, Ordering::AcqRel) {
+            if let Some(door) = self.door.get() {
+                door.close();
+            }
             self.wake();
             self.bus.shutdown();
         }

@@ -78,9 +78,15 @@ impl Driver {
                 tv_nsec: left.subsec_nanos().into(),
             });
             let Some(wake) = self.wake.get() else { break };
-            let _ = poll(&mut [PollFd::new(&wake, PollFlags::IN)], timeout.as_ref());
+            let door = self.door.get().and_then(|door| Some((door, door.fd()?)));
+            let mut sources = vec![PollFd::new(&wake, PollFlags::IN)];
+            sources.extend(door.iter().map(|(_, fd)| PollFd::new(fd, PollFlags::IN)));
+            let _ = poll(&mut sources, timeout.as_ref());
             let mut count = [0; 8];
             let _ = rustix::io::read(wake, &mut count);
+            if let Some((door, _)) = door {
+                door.answer(|| self.snapshot());
+            }
         }
         tracing::debug!("driver thread ended");
     }

@@ -19,7 +19,9 @@ use urnic_verbs_api::device::cqe::CQE_LEN;
 use urnic_verbs_api::device::event::EVENT_LEN;
 use urnic_verbs_api::device::record::QueueRecord;
 use urnic_verbs_api::device::registers::NO_VECTOR;
+use urnic_verbs_api::device::stream::{Endpoint, Endpoints, input};
 use urnic_verbs_api::device::wqe::{BLOCK_LEN, MAX_BLOCKS, MAX_SGE, RecvHeader, Sge};
+use zerocopy::FromZeros;
 
 /// Alignment of rings: a cache line, so that no entry spans two.
 const RING_ALIGN: usize = 64;
@@ -323,7 +325,17 @@ impl Job<'_> {
 
     pub(super) fn query_qp(&mut self) -> Answer {
         let qp = self.core.qps.find(self.handle()).ok_or(Status::InvalidHandle)?;
-        ok(&qp.status(self.effects)?)
+        let (status, ends) = qp.status(self.effects)?;
+        if self.command.output_len.get() > 0 {
+            self.write_output(
+                &ends.map_or_else(Endpoints::new_zeroed, |(local, remote)| Endpoints {
+                    local: Endpoint::from(local),
+                    remote: Endpoint::from(remote),
+                    input: input::NONE.into(),
+                }),
+            )?;
+        }
+        ok(&status)
     }
 
     pub(super) fn destroy_qp(&mut self) -> Answer {

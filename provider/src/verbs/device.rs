@@ -153,7 +153,7 @@ pub(super) unsafe extern "C" fn query_port_speed(
     speed: *mut u64,
 ) -> c_int {
     status(|| {
-        if port_num != PORT.into() {
+        if port_num != u32::from(PORT) {
             return Err(Errno::INVAL);
         }
         // SAFETY: the program's variable.

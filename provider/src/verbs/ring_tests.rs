@@ -162,7 +162,7 @@ fn slots_and_blocks_count_on_across_the_wrap_of_their_indices() {
         })
         .unwrap();
         let (header, operands) = s.entry(at);
-        assert_eq!(header.cookie.get(), base.wrapping_add(round).into());
+        assert_eq!(header.cookie.get(), u64::from(base.wrapping_add(round)));
         assert_eq!(usize::from(header.num_sge), count);
         assert_eq!(u32::from(header.blocks), if count == 3 { 2 } else { 1 });
         let first = Sge::read_from_prefix(&operands).unwrap().0;
@@ -173,7 +173,7 @@ fn slots_and_blocks_count_on_across_the_wrap_of_their_indices() {
         at = at.wrapping_add(u32::from(header.blocks));
         s.queue.publish();
         assert_eq!(s.record().sq_producer.load(Ordering::Relaxed), at);
-        assert_eq!(s.ledger.settle_send(base.wrapping_add(round)), round.into());
+        assert_eq!(s.ledger.settle_send(base.wrapping_add(round)), u64::from(round));
     }
 }
 

@@ -27,8 +27,8 @@ numbered! {
         QueryDevice = 1,
         /// Address table (output buffer: array of [`super::stream::Address`]; result: [`Count`]).
         QueryAddresses = 2,
-        /// Counters of a queue pair ([`Handle`]), or of the whole device (0) (output buffer: array of u64, see the model's
-        /// counter table; result: [`Count`]).
+        /// Counters of a queue pair ([`Handle`]), or of the whole device (0) (output buffer: array of u64, one for each
+        /// [`Counter`](super::counter::Counter); result: [`Count`]).
         QueryCounters = 3,
         /// Allocate a doorbell page (result: [`Handle`]: its page number).
         AllocUar = 8,
@@ -68,7 +68,8 @@ numbered! {
         CreateQp = 32,
         /// Change its state or attributes ([`ModifyQp`]).
         ModifyQp = 33,
-        /// Its state (payload [`Handle`]; result: [`QpStatus`]).
+        /// Its state (payload [`Handle`]; result: [`QpStatus`]; output buffer, if any: the [`super::stream::Endpoints`] of its stream, all
+        /// zero without one).
         QueryQp = 34,
         /// Destroy it ([`Handle`]). What its completed sends put on the stream still arrives.
         DestroyQp = 35,

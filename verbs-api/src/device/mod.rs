@@ -15,6 +15,7 @@
 //! indices and shadow doorbell.
 
 pub mod command;
+pub mod counter;
 pub mod cqe;
 pub mod doorbell;
 pub mod event;

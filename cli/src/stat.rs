@@ -1,0 +1,271 @@
+//! `urnic stat`: what the devices of running processes are at, as they tell it themselves.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use urnic_driver_shim::config::Config;
+use urnic_driver_shim::watch::{self, QueuePair, Snapshot};
+
+use crate::{Failure, print};
+
+/// Between two looks when nobody says otherwise.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// What to show, and how.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Look {
+    /// Only this process, with each of its queue pairs
+    pid: Option<u32>,
+    /// Print JSON: an array of processes, one line for each look
+    #[arg(long)]
+    json: bool,
+    /// Look again every so many seconds; the default is 1 for a table on a terminal, else one look
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    interval: Option<Duration>,
+    /// End after so many looks
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    text.parse()
+        .ok()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .filter(|interval| *interval >= Duration::from_millis(10))
+        .ok_or_else(|| "not a number of seconds from 0.01 on".to_owned())
+}
+
+/// Shows it, as long as asked.
+pub(crate) fn show(look: &Look) -> Result<ExitCode, Failure> {
+    let config = Config::from_env().map_err(Failure::usage)?;
+    let folders = watch::folders(config.present.dir);
+    let on_terminal = std::io::stdout().is_terminal() && !look.json;
+    let interval = look.interval.or(on_terminal.then_some(INTERVAL));
+    let looks = look
+        .count
+        .unwrap_or(if interval.is_some() { u64::MAX } else { 1 });
+    let mut before = Vec::new();
+    for number in 0..looks {
+        if number > 0 {
+            std::thread::sleep(interval.unwrap_or(INTERVAL));
+        }
+        let now = found(&folders, look.pid)?;
+        let text = if look.json {
+            serde_json::to_string(&now).map_err(Failure::runtime)? + "\n"
+        } else {
+            let clear = if on_terminal { "\x1b[H\x1b[J" } else { "" };
+            let span = (number > 0).then(|| interval.unwrap_or(INTERVAL));
+            let rates = Rates {
+                before: &before,
+                span,
+            };
+            match now.as_slice() {
+                [one] if look.pid.is_some() => clear.to_owned() + &process(one, &rates),
+                all => clear.to_owned() + &processes(all, &rates),
+            }
+        };
+        print(&text)?;
+        before = now;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn found(folders: &[PathBuf], pid: Option<u32>) -> Result<Vec<Snapshot>, Failure> {
+    let found = watch::everyone(folders, pid);
+    match pid {
+        Some(pid) if found.is_empty() => Err(Failure::runtime(format!(
+            "process {pid} has no urnic device open, is another user's, or does not answer: `urnic stat` lists those that do"
+        ))),
+        _ => Ok(found),
+    }
+}
+
+/// What a second ago looked like.
+struct Rates<'a> {
+    before: &'a [Snapshot],
+    span: Option<Duration>,
+}
+
+impl Rates<'_> {
+    /// Growth per second, if there was a look before.
+    fn of(&self, now: &Snapshot, counter: &str) -> Option<f64> {
+        let before = self.before.iter().find(|before| before.pid == now.pid)?;
+        let grown = value(&now.counters, counter).saturating_sub(value(&before.counters, counter));
+        Some(grown as f64 / self.span?.as_secs_f64())
+    }
+}
+
+fn value(counters: &BTreeMap<String, u64>, name: &str) -> u64 {
+    counters.get(name).copied().unwrap_or(0)
+}
+
+/// What went wrong on the wire.
+fn errors(counters: &BTreeMap<String, u64>) -> u64 {
+    ["rx_crc_errors", "tx_terminates", "rx_terminates", "cq_overflows"]
+        .iter()
+        .map(|name| value(counters, name))
+        .sum()
+}
+
+/// The columns that processes and queue pairs share.
+const TRAFFIC: [(&str, &str); 4] = [
+    ("TX-MSGS", "tx_messages"),
+    ("TX-BYTES", "tx_bytes"),
+    ("RX-MSGS", "rx_messages"),
+    ("RX-BYTES", "rx_bytes"),
+];
+
+fn processes(all: &[Snapshot], rates: &Rates<'_>) -> String {
+    if all.is_empty() {
+        return "no process of yours has a urnic device open\n".to_owned();
+    }
+    let mut rows = vec![["PID", "COMMAND", "QPS"].map(str::to_owned).to_vec()];
+    rows[0].extend(TRAFFIC.iter().map(|(title, _)| (*title).to_owned()));
+    rows[0].extend(["TX-B/S", "RX-B/S", "ERRORS"].map(str::to_owned));
+    for one in all {
+        let mut row = vec![
+            one.pid.to_string(),
+            one.command.clone(),
+            one.queue_pairs.len().to_string(),
+        ];
+        row.extend(
+            TRAFFIC
+                .iter()
+                .map(|(_, name)| amount(value(&one.counters, name) as f64)),
+        );
+        for name in ["tx_bytes", "rx_bytes"] {
+            row.push(rates.of(one, name).map_or_else(|| "-".to_owned(), amount));
+        }
+        row.push(errors(&one.counters).to_string());
+        rows.push(row);
+    }
+    table(&rows, 1)
+}
+
+fn process(one: &Snapshot, rates: &Rates<'_>) -> String {
+    let mut text = format!(
+        "process {}, {}: {} queue pairs, {} completion queues, {} contexts\n\n",
+        one.pid,
+        one.command,
+        one.queue_pairs.len(),
+        one.completion_queues,
+        one.contexts
+    );
+    let mut rows = vec![
+        ["QPN", "STATE", "VIA", "LOCAL", "PEER"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
+    rows[0].extend(TRAFFIC.iter().map(|(title, _)| (*title).to_owned()));
+    rows[0].push("TERMINATE".to_owned());
+    rows.extend(one.queue_pairs.iter().map(queue_pair));
+    text += &table(&rows, 5);
+    text.push('\n');
+    for (name, value) in &one.counters {
+        let rate = rates
+            .of(one, name)
+            .filter(|rate| *rate > 0.0)
+            .map_or_else(String::new, |rate| format!("{:>10}/s", amount(rate)));
+        let _ = writeln!(text, "{name:<20} {value:>20} {rate}");
+    }
+    text
+}
+
+fn queue_pair(pair: &QueuePair) -> Vec<String> {
+    let end = |end: &Option<String>| end.clone().unwrap_or_else(|| "-".to_owned());
+    let mut row = vec![
+        format!("{:#08x}", pair.qpn),
+        pair.state.clone(),
+        if pair.rdma_cm { "rdma_cm" } else { "native" }.to_owned(),
+        end(&pair.local),
+        end(&pair.remote),
+    ];
+    row.extend(
+        TRAFFIC
+            .iter()
+            .map(|(_, name)| amount(value(&pair.counters, name) as f64)),
+    );
+    row.push(match (pair.terminate_sent, pair.terminate_received) {
+        (0, 0) => "-".to_owned(),
+        (0, word) => format!("got {word:#010x}"),
+        (word, _) => format!("sent {word:#010x}"),
+    });
+    row
+}
+
+/// Three digits or so, with a unit of 1000.
+fn amount(n: f64) -> String {
+    const UNITS: [&str; 6] = ["k", "M", "G", "T", "P", "E"];
+    if n < 10_000.0 {
+        return format!("{n:.0}");
+    }
+    let mut scaled = n;
+    let mut unit = "";
+    for next in UNITS {
+        if scaled < 1000.0 {
+            break;
+        }
+        (scaled, unit) = (scaled / 1000.0, next);
+    }
+    if scaled < 100.0 {
+        format!("{scaled:.1}{unit}")
+    } else {
+        format!("{scaled:.0}{unit}")
+    }
+}
+
+/// Rows below each other: the first `left` columns are text, numbers follow.
+fn table(rows: &[Vec<String>], left: usize) -> String {
+    let columns = rows.first().map_or(0, Vec::len);
+    let width = |column: usize| {
+        rows.iter()
+            .filter_map(|row| row.get(column))
+            .map(String::len)
+            .max()
+    };
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            let _ = if column > 0 && column <= left {
+                write!(line, "{cell:<width$}  ")
+            } else {
+                write!(line, "{cell:>width$}  ")
+            };
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_are_short_and_never_round_to_nothing() {
+        for (n, text) in [
+            (0.0, "0"),
+            (9_999.0, "9999"),
+            (10_000.0, "10.0k"),
+            (123_456.0, "123k"),
+            (5.06e9, "5.1G"),
+            (1e30, "1000000000000E"),
+        ] {
+            assert_eq!(amount(n), text);
+        }
+    }
+
+    #[test]
+    fn columns_are_aligned() {
+        let rows =
+            [["PID", "COMMAND", "QPS"], ["7", "a", "12345"]].map(|row| row.map(str::to_owned).to_vec());
+        assert_eq!(table(&rows, 1), "PID  COMMAND    QPS\n  7  a        12345\n");
+    }
+}

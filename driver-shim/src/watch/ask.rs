@@ -1,0 +1,93 @@
+//! The side that asks.
+
+use std::mem::MaybeUninit;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, open, unlinkat};
+use rustix::io::{Errno, IoSliceMut};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, SocketFlags, SocketType, recvmsg, socket_with, socketpair,
+};
+
+use super::door::{pass, place, taken};
+use super::{SUFFIX, Snapshot, of_home};
+use crate::presence::{Settings, homes};
+
+/// A process that does not answer for so long (stopped, or swamped) is left out.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Where processes of this user may be found; `dir` is the option `present.dir`.
+pub fn folders(dir: Option<PathBuf>) -> Vec<PathBuf> {
+    let settings = Settings { dir, digest: 0 };
+    homes(&settings).iter().map(|home| of_home(home)).collect()
+}
+
+/// What each process in these folders tells, by number of process; with `pid`, only that one. The names of those that are gone are removed.
+pub fn everyone(folders: &[PathBuf], pid: Option<u32>) -> Vec<Snapshot> {
+    let mut all: Vec<Snapshot> = folders.iter().flat_map(|folder| in_folder(folder, pid)).collect();
+    all.sort_by_key(|snapshot| snapshot.pid);
+    all
+}
+
+fn in_folder(folder: &Path, pid: Option<u32>) -> Vec<Snapshot> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(folder) = open(folder, flags, Mode::empty()) else {
+        return Vec::new();
+    };
+    let prefix = pid.map_or_else(String::new, |pid| format!("{pid}-"));
+    let names = Dir::read_from(&folder).into_iter().flatten().filter_map(|entry| {
+        let name = String::from_utf8(entry.ok()?.file_name().to_bytes().to_vec()).ok()?;
+        (name.ends_with(SUFFIX) && name.starts_with(&prefix)).then_some(name)
+    });
+    let asked: Vec<OwnedFd> = names.filter_map(|name| ask(folder.as_fd(), &name)).collect();
+    asked.iter().filter_map(answer).collect()
+}
+
+/// Asks a process; over what is returned it answers.
+fn ask(folder: BorrowedFd<'_>, name: &str) -> Option<OwnedFd> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).ok()?;
+    let (ours, theirs) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .ok()?;
+    match pass(socket, theirs.as_fd(), Some(&place(folder, name).ok()?)) {
+        Ok(()) => Some(ours),
+        Err(errno) => {
+            // Nobody has the socket open: that process is gone.
+            if errno == Errno::CONNREFUSED {
+                let _ = unlinkat(folder, name, AtFlags::empty());
+            }
+            None
+        }
+    }
+}
+
+fn answer(socket: &OwnedFd) -> Option<Snapshot> {
+    let patience = Timespec::try_from(PATIENCE).ok()?;
+    poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&patience)).ok()?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut octet = [0; 1];
+    recvmsg(
+        socket,
+        &mut [IoSliceMut::new(&mut octet)],
+        &mut ancillary,
+        RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
+    )
+    .ok()?;
+    let file = taken(&mut ancillary)?;
+    let mut text = Vec::new();
+    loop {
+        let mut piece = [0; 16 << 10];
+        match rustix::io::pread(&file, &mut piece, text.len() as u64).ok()? {
+            0 => return serde_json::from_slice(&text).ok(),
+            n => text.extend_from_slice(piece.get(..n)?),
+        }
+    }
+}
