@@ -581,6 +581,11 @@ impl Victim {
         &mut self.program
     }
 
+    /// Its process.
+    pub fn process(&self) -> &Running {
+        &self.program
+    }
+
     /// Lets it leave in good order; panics if it cannot.
     #[track_caller]
     pub fn leaves(mut self) {

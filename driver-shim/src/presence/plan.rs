@@ -4,6 +4,8 @@ use std::path::Path;
 
 use rustix::fs::{CWD, FileType, major, minor};
 
+use urnic_verbs_api::device::counter::Counter;
+
 use super::gids::GidTable;
 use super::identity::{Digest, Place, guid_text, words};
 use super::tree::{Item, Plan, folder, names};
@@ -158,6 +160,10 @@ impl Inputs<'_> {
             Item::Folder(at("gid_attrs/types")),
             Item::Folder(at("gid_attrs/ndevs")),
         ];
+        // Who opens one of these gets the present value (`watch`); what is here is for those who only look what there is.
+        for counter in Counter::ALL {
+            items.push(file(at(&format!("hw_counters/{}", counter.name())), "0"));
+        }
         for (index, gid) in self.gids.entries().iter().enumerate() {
             items.push(file(at(&format!("gids/{index}")), words(&gid.bytes())));
             // What the kernel writes for any GID that is not RoCE v2.

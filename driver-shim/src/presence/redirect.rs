@@ -7,7 +7,9 @@ use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 
-use super::Presence;
+use urnic_verbs_api::device::counter::Counter;
+
+use super::{DEVICE_NAME, Presence};
 
 /// Longest path the kernel takes, with its end (`PATH_MAX`).
 pub const PATH_MAX: usize = 4096;
@@ -23,6 +25,8 @@ pub enum Target {
     Uverbs,
     /// The connection manager's.
     RdmaCm,
+    /// A file in `hw_counters`.
+    HwCounter(Counter),
 }
 
 /// Room for one path, on the caller's stack.
@@ -118,9 +122,29 @@ impl Presence {
         match () {
             () if is_node(self.uverbs().as_bytes()) => Target::Uverbs,
             () if is_node(b"rdma_cm") => Target::RdmaCm,
-            () => Target::Tree,
+            () => hw_counter(path).map_or(Target::Tree, Target::HwCounter),
         }
     }
+}
+
+/// The counter whose file this is.
+fn hw_counter(path: &[u8]) -> Option<Counter> {
+    const FOLDER: [&[u8]; 7] = [
+        b"sys",
+        b"class",
+        b"infiniband",
+        DEVICE_NAME.as_bytes(),
+        b"ports",
+        b"1",
+        b"hw_counters",
+    ];
+    let name = rest_under(path, &FOLDER)?;
+    let slashes = name.iter().take_while(|&&byte| byte == b'/').count();
+    let name = name.get(slashes..)?;
+    Counter::ALL
+        .iter()
+        .copied()
+        .find(|counter| counter.name().as_bytes() == name)
 }
 
 #[cfg(test)]
@@ -150,6 +174,17 @@ mod tests {
             c"/dev/infiniband/uverbs0",
         ] {
             assert!(ours(path), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn counters_are_known_by_their_files() {
+        let folder = "/sys/class/infiniband/urnic0/ports/1/hw_counters";
+        let of = |rest: &str| hw_counter(format!("{folder}{rest}").as_bytes());
+        assert_eq!(of("/tx_bytes"), Some(Counter::TxBytes));
+        assert_eq!(of("//rx_messages"), Some(Counter::RxMessages));
+        for rest in ["", "/", "/nothing", "/tx_bytes/", "/../state"] {
+            assert_eq!(of(rest), None, "{rest}");
         }
     }
 

@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, open, unlinkat};
+use rustix::fs::{AtFlags, Dir, MemfdFlags, Mode, OFlags, memfd_create, open, unlinkat};
 use rustix::io::{Errno, IoSliceMut};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, SocketFlags, SocketType, recvmsg, socket_with, socketpair,
 };
+use urnic_verbs_api::device::counter::Counter;
 
 use super::door::{pass, place, taken};
-use super::{SUFFIX, Snapshot, of_home};
-use crate::presence::{Settings, homes};
+use super::{SUFFIX, Snapshot, folder, of_home};
+use crate::presence::{Presence, Settings, homes};
 
 /// A process that does not answer for so long (stopped, or swamped) is left out.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -30,6 +31,26 @@ pub fn everyone(folders: &[PathBuf], pid: Option<u32>) -> Vec<Snapshot> {
     let mut all: Vec<Snapshot> = folders.iter().flat_map(|folder| in_folder(folder, pid)).collect();
     all.sort_by_key(|snapshot| snapshot.pid);
     all
+}
+
+/// What a counter comes to in all processes of this user that see this presence.
+fn total(presence: &Presence, counter: Counter) -> u64 {
+    let folder = folder(presence).map(Path::to_owned);
+    everyone(folder.as_slice(), None)
+        .iter()
+        .filter_map(|snapshot| snapshot.counters.get(counter.name()))
+        .fold(0, |sum, value| sum.wrapping_add(*value))
+}
+
+/// A file with that, as a file of `hw_counters` reads.
+///
+/// # Errors
+/// `EMFILE`, `ENOMEM`.
+pub fn hw_counter(presence: &Presence, counter: Counter) -> Result<OwnedFd, Errno> {
+    let file = memfd_create("hw_counter", MemfdFlags::CLOEXEC)?;
+    let text = format!("{}\n", total(presence, counter));
+    rustix::io::pwrite(&file, text.as_bytes(), 0)?;
+    Ok(file)
 }
 
 fn in_folder(folder: &Path, pid: Option<u32>) -> Vec<Snapshot> {

@@ -7,7 +7,7 @@
 mod ask;
 mod door;
 
-pub use ask::{everyone, folders};
+pub use ask::{everyone, folders, hw_counter};
 pub(crate) use door::Door;
 
 use std::collections::BTreeMap;

@@ -1,11 +1,15 @@
 //! Functions that take a path.
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::os::fd::BorrowedFd;
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::null_mut;
 
+use rustix::io::Errno;
+use urnic_driver_shim::presence::Presence;
 use urnic_driver_shim::presence::redirect::{PathBuffer, Target, may_be_ours};
 use urnic_driver_shim::presence::registry;
+use urnic_driver_shim::watch;
+use urnic_verbs_api::device::counter::Counter;
 
 use super::{missing, redirect};
 use crate::guard::guarded;
@@ -36,6 +40,7 @@ unsafe fn elsewhere_opening(path: *const c_char, next: impl FnOnce(*const c_char
     let mut buffer = PathBuffer::new();
     // SAFETY: as promised by the caller.
     match unsafe { redirect(path, &mut buffer) } {
+        Some((found, Target::HwCounter(counter))) => live(found, counter, next),
         Some((found, target)) => {
             let fd = next(found.as_ptr());
             if fd >= 0 {
@@ -44,7 +49,7 @@ unsafe fn elsewhere_opening(path: *const c_char, next: impl FnOnce(*const c_char
                 let entered = guarded(|| match target {
                     Target::Uverbs => registry::enter_uverbs(opened),
                     Target::RdmaCm => crate::context::open_cm_channel(opened),
-                    Target::Tree | Target::DeviceScan => Ok(()),
+                    Target::Tree | Target::DeviceScan | Target::HwCounter(_) => Ok(()),
                 });
                 if let Err(errno) = entered {
                     // An fd that we would not know again is worse than none.
@@ -59,6 +64,35 @@ unsafe fn elsewhere_opening(path: *const c_char, next: impl FnOnce(*const c_char
             fd
         }
         None => next(path),
+    }
+}
+
+/// As [`elsewhere`], for `fopen`.
+///
+/// # Safety
+/// As for [`elsewhere`].
+#[cold]
+#[inline(never)]
+unsafe fn elsewhere_streaming(path: *const c_char, next: impl FnOnce(*const c_char) -> Opaque) -> Opaque {
+    let mut buffer = PathBuffer::new();
+    // SAFETY: as promised by the caller.
+    match unsafe { redirect(path, &mut buffer) } {
+        Some((found, Target::HwCounter(counter))) => live(found, counter, next),
+        Some((found, _)) => next(found.as_ptr()),
+        None => next(path),
+    }
+}
+
+/// Opens a file with the present value of a counter, or the one in the tree when there is none to be had.
+fn live<R>(found: &CStr, counter: Counter, next: impl FnOnce(*const c_char) -> R) -> R {
+    let file = guarded(|| {
+        let file = watch::hw_counter(Presence::current()?, counter)?;
+        let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(|_| Errno::INVAL)?;
+        Ok((file, path))
+    });
+    match &file {
+        Ok((_, path)) => next(path.as_ptr()),
+        Err(_) => next(found.as_ptr()),
     }
 }
 
@@ -91,8 +125,8 @@ on_path! {
     __open64_2(; flags: c_int) -> c_int, -1, elsewhere_opening;
     __openat_2(at: c_int; flags: c_int) -> c_int, -1, elsewhere_opening;
     __openat64_2(at: c_int; flags: c_int) -> c_int, -1, elsewhere_opening;
-    fopen(; mode: *const c_char) -> Opaque, null_mut(), elsewhere;
-    fopen64(; mode: *const c_char) -> Opaque, null_mut(), elsewhere;
+    fopen(; mode: *const c_char) -> Opaque, null_mut(), elsewhere_streaming;
+    fopen64(; mode: *const c_char) -> Opaque, null_mut(), elsewhere_streaming;
     opendir(;) -> Opaque, null_mut(), elsewhere;
     scandir(; names: Opaque, filter: Opaque, compare: Opaque) -> c_int, -1, elsewhere;
     scandir64(; names: Opaque, filter: Opaque, compare: Opaque) -> c_int, -1, elsewhere;

@@ -1,0 +1,133 @@
+//! Looking at processes that use the device: `urnic stat` and the `hw_counters` files.
+
+use std::path::{Path, PathBuf};
+
+use rustix::process::Signal;
+use urnic_tests::build::{scratch, urnic};
+use urnic_tests::or_skip;
+use urnic_tests::program::Program;
+use urnic_tests::skip::installed;
+use urnic_tests::ulpdu::send;
+use urnic_tests::victim::{Role, Victim};
+use urnic_tests::wait::{PATIENCE, until};
+
+/// A place for presences that no other test uses.
+fn place(name: &str) -> PathBuf {
+    let folder = scratch().join(format!("stat-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("our folder");
+    folder
+}
+
+fn stat(place: &Path, line: &str) -> Program {
+    Program::plain(urnic())
+        .line("stat")
+        .line(line)
+        .env("URNIC_PRESENT_DIR", place)
+}
+
+fn victim_in(place: &Path) -> Result<Victim, String> {
+    Victim::start(&[("URNIC_PRESENT_DIR", place.to_str().expect("our path"))])
+}
+
+#[test]
+fn processes_and_queue_pairs_are_shown_with_their_counters() {
+    let place = place("shown");
+    let mut victim = or_skip!(victim_in(&place));
+    let mut link = victim.link(Role::Called);
+    link.peer
+        .tell(&[send(1, b"one"), send(2, b"two"), send(3, b"three")]);
+    for (id, len) in [(0, 3), (1, 3), (2, 5)] {
+        assert_eq!(victim.received(link.qp), (id, len));
+    }
+    // Three Sends, and the zero-length Write by which the peer said that it is ready.
+    let json = stat(&place, "--json").run().success();
+    for part in [
+        "\"command\":\"victim\"",
+        "\"rx_messages\":4",
+        "\"state\":\"RTS\"",
+        "\"rdma_cm\":false",
+    ] {
+        assert!(json.contains(part), "{part} is not in {json}");
+    }
+    let table = stat(&place, "").run().success();
+    assert!(
+        table.starts_with("PID") || table.trim_start().starts_with("PID"),
+        "{table}"
+    );
+    assert!(table.contains("victim"), "{table}");
+    let pid = victim.process().pid();
+    let one = stat(&place, &pid.to_string()).run().success();
+    assert!(
+        one.contains(&format!("process {pid}, victim")) && one.contains("127.0.0.1:"),
+        "{one}"
+    );
+    victim.leaves();
+    let after = stat(&place, "").run().success();
+    assert_eq!(after, "no process of yours has a urnic device open\n");
+    std::fs::remove_dir_all(&place).expect("our folder");
+}
+
+#[test]
+fn a_process_that_was_killed_is_forgotten() {
+    let place = place("killed");
+    let victim = or_skip!(victim_in(&place));
+    let pid = victim.process().pid();
+    victim.process().signal(Signal::KILL);
+    drop(victim);
+    let gone = stat(&place, &pid.to_string()).run();
+    assert_eq!(gone.status.code(), Some(1), "{gone}");
+    assert!(gone.output.contains("has no urnic device open"), "{gone}");
+    let left: Vec<_> =
+        std::fs::read_dir(place.join(format!("urnic-{}", rustix::process::geteuid().as_raw())))
+            .expect("the user's folder")
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .filter(|name| name.ends_with(".stat"))
+            .collect();
+    assert!(left.is_empty(), "{left:?}");
+    std::fs::remove_dir_all(&place).expect("our folder");
+}
+
+#[test]
+fn a_stopped_process_holds_nobody_up() {
+    let place = place("stopped");
+    let victim = or_skip!(victim_in(&place));
+    victim.process().signal(Signal::STOP);
+    let text = stat(&place, "").run().success();
+    victim.process().signal(Signal::CONT);
+    assert_eq!(text, "no process of yours has a urnic device open\n");
+    // It answers late, to nobody; then as always.
+    let back = until(PATIENCE, || {
+        stat(&place, "").run().success().contains("victim").then_some(())
+    });
+    assert!(back.is_some());
+    victim.leaves();
+    std::fs::remove_dir_all(&place).expect("our folder");
+}
+
+#[test]
+fn hw_counters_read_what_is_counted_now() {
+    or_skip!(installed("cat"));
+    let place = place("files");
+    let mut victim = or_skip!(victim_in(&place));
+    let file = "/sys/class/infiniband/urnic0/ports/1/hw_counters/rx_messages";
+    let read = || {
+        Program::new("cat")
+            .arg(file)
+            .env("URNIC_PRESENT_DIR", &place)
+            .run()
+            .success()
+            .trim_end()
+            .parse::<u64>()
+            .expect("a number")
+    };
+    let before = read();
+    let mut link = victim.link(Role::Called);
+    link.peer.tell(&[send(1, b"one"), send(2, b"two")]);
+    victim.received(link.qp);
+    victim.received(link.qp);
+    // And the zero-length Write by which the peer said that it is ready.
+    assert_eq!(read(), before + 3);
+    victim.leaves();
+    assert_eq!(read(), 0, "counters are those of the processes that are there");
+    std::fs::remove_dir_all(&place).expect("our folder");
+}
