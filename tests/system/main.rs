@@ -12,6 +12,7 @@ mod perftest;
 mod pingpong;
 mod plug_in;
 mod pyverbs;
+mod rdma_cm;
 mod stat;
 mod transfer;
 mod users;

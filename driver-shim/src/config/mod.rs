@@ -23,6 +23,7 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use toml::{Table, Value};
+use urnic_wire::mpa::startup::RtrKey;
 
 /// A configuration file larger than this is a mistake, not a configuration.
 const FILE_LIMIT: usize = 1 << 20;
@@ -71,6 +72,8 @@ pub struct Mpa {
     pub rtr_types: RtrTypes,
     /// Ask for the peer-to-peer model when calling: our RTR lets the called side send first (RFC 6581 §9.2).
     pub peer_to_peer: bool,
+    /// The RTR frame proposed in 2007, with the spelling of its key that we send; `None` is off. Only for peers known to speak it.
+    pub rtr_frame: Option<RtrKey>,
 }
 
 /// Native connections: those made by `modify_qp(RTR)`, with no connection manager.
@@ -88,6 +91,14 @@ pub struct Native {
     pub max_parked: usize,
     /// How long such a call is kept.
     pub park_timeout: Duration,
+}
+
+/// Connections made with rdma_cm.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cm {
+    /// How long a Send of the peer may find no receive posted before the connection is terminated. Zero is RFC 5041 to the letter; programs
+    /// written for InfiniBand rely on its retries.
+    pub rnr_grace: Duration,
 }
 
 /// How the device is shown to libibverbs.
@@ -110,6 +121,8 @@ pub struct Config {
     pub mpa: Mpa,
     /// Native connections.
     pub native: Native,
+    /// Connections made with rdma_cm.
+    pub cm: Cm,
     /// Presence.
     pub present: Present,
 }
@@ -133,6 +146,7 @@ impl Default for Config {
                     read: true,
                 },
                 peer_to_peer: true,
+                rtr_frame: None,
             },
             native: Native {
                 listen: None,
@@ -141,6 +155,9 @@ impl Default for Config {
                 fin_grace: Duration::from_millis(2000),
                 max_parked: 1024,
                 park_timeout: Duration::from_millis(10_000),
+            },
+            cm: Cm {
+                rnr_grace: Duration::from_millis(1000),
             },
             present: Present::default(),
         }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use toml::Value;
+use urnic_wire::mpa::startup::RtrKey;
 
 use super::{Config, Device, Error, RtrTypes, Source};
 
@@ -151,6 +152,21 @@ pub const OPTIONS: &[Opt] = &[
         show: |c| c.mpa.peer_to_peer.to_string(),
     },
     Opt {
+        key: "mpa.rtr_frame",
+        takes: "off, hex or text",
+        help: "Use the RTR frame proposed in 2007 on rdma_cm connections of revision 1, with this spelling of its key; calls are then of \
+               revision 1. Only for peers known to speak it.",
+        set: |c, text| rtr_frame(text).map(|v| c.mpa.rtr_frame = v),
+        show: |c| {
+            let name = match c.mpa.rtr_frame {
+                None => "off",
+                Some(RtrKey::Hex) => "hex",
+                Some(RtrKey::Text) => "text",
+            };
+            name.to_owned()
+        },
+    },
+    Opt {
         key: "native.listen",
         takes: "an IPv4 or IPv6 address, or any",
         help: "Where to listen for connections made by exchanged QP numbers.",
@@ -201,6 +217,14 @@ pub const OPTIONS: &[Opt] = &[
         help: "How long each of them is kept.",
         set: |c, text| milliseconds(text).map(|v| c.native.park_timeout = v),
         show: |c| c.native.park_timeout.as_millis().to_string(),
+    },
+    Opt {
+        key: "cm.rnr_grace_ms",
+        takes: "milliseconds, 0 to 600000",
+        help: "On rdma_cm connections, how long a Send may find no receive posted before the connection is terminated; 0 is iWARP to \
+               the letter.",
+        set: |c, text| milliseconds(text).map(|v| c.cm.rnr_grace = v),
+        show: |c| c.cm.rnr_grace.as_millis().to_string(),
     },
     Opt {
         key: "present.dir",
@@ -276,6 +300,15 @@ fn rtr_types(text: &str) -> Option<RtrTypes> {
         }
     }
     Some(types)
+}
+
+fn rtr_frame(text: &str) -> Option<Option<RtrKey>> {
+    match text {
+        "off" => Some(None),
+        "hex" => Some(Some(RtrKey::Hex)),
+        "text" => Some(Some(RtrKey::Text)),
+        _ => None,
+    }
 }
 
 fn show_rtr_types(types: RtrTypes) -> String {

@@ -74,6 +74,7 @@ fn every_option_reaches_the_configuration_and_shows_what_was_set() {
         "mpa.markers" => "true",
         "mpa.revision" => "1",
         "mpa.rtr_types" => "send,read",
+        "mpa.rtr_frame" => "text",
         "native.listen" => "fd00::2",
         "native.port_range" => "4000-4100",
         _ => "7",

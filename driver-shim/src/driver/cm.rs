@@ -10,6 +10,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, getsockname, 
 use rustix::rand::{GetRandomFlags, getrandom};
 use urnic_verbs_api::device::command::{ModifyQp, Opcode, modify};
 use urnic_verbs_api::device::event::{Event, EventKind};
+use urnic_verbs_api::device::stream::attach;
 use urnic_verbs_api::vocabulary::QpState;
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
@@ -399,12 +400,19 @@ impl Device for Managed<'_> {
         for state in steps {
             driver.set_state(qid, *state)?;
         }
+        // iWARP manners, but for the patience that InfiniBand's retries taught programs to expect.
+        let grace = driver.config.cm.rnr_grace;
+        let patience = if grace.is_zero() {
+            0
+        } else {
+            attach::STALL_ON_EMPTY_RQ
+        };
+        driver.modify(&qp, modify::RNR, rim::milliseconds(Some(grace)))?;
         self.streams.attach(&Attaching {
             sid: Some(sid),
             qid,
             negotiated: Some(&attachment.negotiated),
-            // iWARP manners.
-            manners: 0,
+            manners: patience,
             ird: attachment.ird.into(),
             ord: attachment.ord.into(),
             fin_grace_ms: 0,

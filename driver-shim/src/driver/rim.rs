@@ -70,7 +70,7 @@ impl Driver {
         qp.open_gate();
     }
 
-    fn modify(&self, qp: &Qp, mask: u32, rnr_timeout_ms: u32) -> Result<(), Errno> {
+    pub(super) fn modify(&self, qp: &Qp, mask: u32, rnr_timeout_ms: u32) -> Result<(), Errno> {
         let mut arguments = ModifyQp::new_zeroed();
         arguments.qp = qp.qid.into();
         arguments.mask = mask.into();

@@ -57,7 +57,8 @@ impl Engine {
             sid: 0,
             qid,
             wishes,
-            enhanced: self.settings.revision >= 2,
+            // The two ways of saying that the called side may send first exclude each other (conformance S001-08).
+            enhanced: self.settings.revision >= 2 && self.settings.rtr_frame.is_none(),
             initiator: None,
             deadline: world.now + timeout,
         };

@@ -255,7 +255,10 @@ impl Engine {
     /// An engine for the process; `max_ird` and `max_ord` are the device's limits, `seed` is random.
     pub(crate) fn new(config: &Config, max_ird: u8, max_ord: u8, seed: u64) -> Engine {
         Engine {
-            settings: Settings::from(&config.mpa),
+            settings: Settings {
+                rtr_frame: config.mpa.rtr_frame,
+                ..Settings::from(&config.mpa)
+            },
             peer_to_peer: config.mpa.peer_to_peer,
             max_ird,
             max_ord,

@@ -1,0 +1,156 @@
+//! Programs that connect through librdmacm: Debian's own binaries.
+
+use std::time::Duration;
+
+use urnic_tests::debian::script;
+use urnic_tests::program::{Ended, Program};
+use urnic_tests::skip::installed;
+use urnic_tests::wait::free_port;
+use urnic_tests::{Pair, or_skip};
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A command line, with `PORT` in it.
+fn program(line: &str, port: &str) -> Program {
+    let line = line.replace("PORT", port);
+    let (name, options) = line.split_once(' ').unwrap_or((&line, ""));
+    Program::new(name).line(options)
+}
+
+/// Runs a server, and a client once it listens.
+fn both(server: &str, client: &str, with: impl Fn(Program) -> Program) -> (Ended, Ended) {
+    let port = free_port();
+    let number = port.to_string();
+    let mut server = with(program(server, &number)).spawn();
+    server.listens(port);
+    let client = with(program(client, &number)).run_for(LIMIT);
+    (server.wait_for(LIMIT), client)
+}
+
+#[track_caller]
+fn succeed(server: &str, client: &str) {
+    succeed_with(server, client, |program| program);
+}
+
+#[track_caller]
+fn succeed_with(server: &str, client: &str, with: impl Fn(Program) -> Program) {
+    let (server, client) = both(server, client, with);
+    client.success();
+    server.success();
+}
+
+#[test]
+fn rping_in_its_forms() {
+    or_skip!(installed("rping"));
+    for options in ["-C 10", "-C 1000 -S 64 -V", "-C 50 -S 65535 -V", "-C 10 -d"] {
+        succeed(
+            &format!("rping -s -p PORT {options}"),
+            &format!("rping -c -a 127.0.0.1 -p PORT {options}"),
+        );
+    }
+    succeed("rping -s -a ::1 -p PORT -C 10", "rping -c -a ::1 -p PORT -C 10");
+}
+
+#[test]
+fn every_revision_and_rtr_message() {
+    or_skip!(installed("rping"));
+    for (name, value) in [
+        ("URNIC_MPA_REVISION", "1"),
+        ("URNIC_MPA_PEER_TO_PEER", "false"),
+        ("URNIC_MPA_RTR_TYPES", "send"),
+        ("URNIC_MPA_RTR_TYPES", "write"),
+        ("URNIC_MPA_RTR_TYPES", "read"),
+        ("URNIC_MPA_RTR_FRAME", "hex"),
+        ("URNIC_MPA_CRC", "false"),
+        ("URNIC_MPA_MARKERS", "true"),
+    ] {
+        succeed_with(
+            "rping -s -p PORT -C 10 -V",
+            "rping -c -a 127.0.0.1 -p PORT -C 10 -V",
+            |program| program.env(name, value),
+        );
+    }
+}
+
+#[test]
+fn a_hundred_connections_at_once() {
+    or_skip!(installed("ucmatose"));
+    succeed("ucmatose -c 100 -p PORT", "ucmatose -c 100 -s 127.0.0.1 -p PORT");
+}
+
+#[test]
+fn synchronous_ids() {
+    or_skip!(installed("rdma_server"));
+    succeed("rdma_server -p PORT", "rdma_client -s 127.0.0.1 -p PORT");
+    succeed(
+        "rdma_xserver -c r -p PORT",
+        "rdma_xclient -c r -s 127.0.0.1 -p PORT",
+    );
+}
+
+#[test]
+fn rsockets() {
+    or_skip!(installed("rstream"));
+    for name in ["rstream", "riostream"] {
+        let options = "-p PORT -S 4096 -I 200 -C 4";
+        succeed(
+            &format!("{name} {options}"),
+            &format!("{name} {options} -s 127.0.0.1"),
+        );
+    }
+}
+
+#[test]
+fn perftest_by_connection_manager() {
+    or_skip!(installed("ib_send_bw"));
+    for name in [
+        "ib_send_bw",
+        "ib_send_lat",
+        "ib_write_bw",
+        "ib_write_lat",
+        "ib_read_bw",
+        "ib_read_lat",
+    ] {
+        Pair::line(&format!("{name} -R -F -n 200"))
+            .within(LIMIT)
+            .succeeds();
+    }
+}
+
+#[test]
+fn nobody_there_is_a_rejection() {
+    or_skip!(installed("ucmatose"));
+    let port = free_port().to_string();
+    let said = program("ucmatose -s 127.0.0.1 -p PORT", &port).run().failure();
+    assert!(said.contains("RDMA_CM_EVENT_REJECTED, error: -111"), "{said}");
+}
+
+#[test]
+fn datagrams_are_refused_in_plain_words() {
+    or_skip!(installed("udaddy"));
+    for line in ["udaddy", "udaddy -s 127.0.0.1", "mckey -m 224.1.1.1 -b 127.0.0.1"] {
+        let said = program(line, "").run().failure();
+        assert!(said.contains("Operation not supported"), "{line}: {said}");
+    }
+}
+
+#[test]
+fn rdma_cores_tests_of_librdmacm_pass_but_the_one_that_cannot_skip() {
+    let folder = or_skip!(script("rdma-core-tests", &[]));
+    // Version 44 takes every error in its test of datagrams for a failure.
+    let cannot_skip = "test_rdmacm_async_udp_traffic";
+    let runner = format!("{folder}/run_tests.py");
+    let flags = ["-B", &runner, "--dev", "urnic0", "-v", "test_rdmacm"];
+    let ended = Program::new("/usr/bin/python3").args(flags).run_for(LIMIT);
+    let verdicts: Vec<&str> = ended
+        .output
+        .lines()
+        .filter(|line| line.contains(" ... "))
+        .collect();
+    let passed = verdicts.iter().filter(|line| line.ends_with("... ok")).count();
+    assert!(passed >= 6, "{}", ended.output);
+    for line in verdicts {
+        let fine = line.ends_with("... ok") || line.contains("... skipped") || line.starts_with(cannot_skip);
+        assert!(fine, "{line}\n{}", ended.output);
+    }
+}
