@@ -64,6 +64,8 @@ struct Listening {
     pending: AtomicU32,
     /// Calls may wait that were not accepted for want of room.
     paused: AtomicBool,
+    /// The room that it wants is the system's, and that is known already.
+    starved: AtomicBool,
     listeners: Mutex<Vec<Box<dyn Listener>>>,
 }
 
@@ -193,6 +195,7 @@ impl Streams {
                 limit,
                 pending: AtomicU32::new(0),
                 paused: AtomicBool::new(false),
+                starved: AtomicBool::new(false),
                 listeners: Mutex::new(listeners),
             })
         })?;
@@ -229,12 +232,14 @@ impl Streams {
         };
         let mut listeners = lock(&entry.listeners);
         entry.paused.store(false, Ordering::SeqCst);
+        let mut refused = None;
         for listener in listeners.iter_mut() {
             loop {
                 if entry.pending.load(Ordering::SeqCst) >= entry.limit {
                     entry.paused.store(true, Ordering::SeqCst);
                     // The driver may have looked at one between the two.
                     if entry.pending.load(Ordering::SeqCst) >= entry.limit {
+                        entry.starved.store(false, Ordering::SeqCst);
                         return;
                     }
                 }
@@ -243,9 +248,8 @@ impl Streams {
                     Ok(None) => break,
                     Err(errno) => {
                         // Out of descriptors or memory: tried again when the background thread looks.
-                        tracing::warn!(lid, %errno, "a call could not be taken");
                         entry.paused.store(true, Ordering::SeqCst);
-                        core.runtime.note_left_over();
+                        refused = Some(errno);
                         break;
                     }
                 };
@@ -258,6 +262,14 @@ impl Streams {
                     Err(_) => tracing::warn!(lid, "a call was dropped: too many streams"),
                 }
             }
+        }
+        let starved = entry.starved.swap(refused.is_some(), Ordering::SeqCst);
+        // The background thread, which looks every now and then, is not to wake itself by that.
+        if let Some(errno) = refused
+            && !starved
+        {
+            tracing::warn!(lid, %errno, "calls cannot be taken");
+            core.runtime.note_left_over();
         }
     }
 

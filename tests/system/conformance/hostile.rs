@@ -1,6 +1,6 @@
 //! Input that means nothing but harm: at the listener, in full operation, and by way of the process's own end.
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use urnic_tests::or_skip;
 use urnic_tests::peer::{End, Peer, hex};
 use urnic_tests::startup::CRC;
@@ -90,6 +90,35 @@ fn thousands_of_idle_and_babbling_strangers_cost_little_and_stall_nobody() {
     strangers.clear();
     let over = until(PATIENCE, || (descriptors(pid) < 64).then_some(()));
     assert!(over.is_some(), "{} descriptors", descriptors(pid));
+    scene.ends();
+}
+
+#[test]
+fn a_process_without_descriptors_takes_calls_once_it_has_some_again() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let pid = scene.victim.pid();
+    let (qp, request) = scene.victim.expecting(&Wish::default());
+    // What we have ourselves, it has from us.
+    let ours = getrlimit(Resource::Nofile);
+    let set = |current| {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let limit = Rlimit { current, ..ours };
+        prlimit(pid, Resource::Nofile, limit).expect("our own child")
+    };
+    set(Some(3));
+    let mut peer = Peer::call(scene.victim.listener(qp));
+    peer.send(&request.octets());
+    let complaints = |victim: &Victim| victim.output().matches("calls cannot be taken").count();
+    let noticed = until(PATIENCE, || (complaints(&scene.victim) > 0).then_some(()));
+    assert!(noticed.is_some(), "{}", scene.victim.output());
+    scene.goes_on();
+    set(ours.current);
+    urnic_tests::startup::Frame::read(&mut peer);
+    peer.tell(&[write(1, 0, b""), send(1, b"hello")]);
+    assert_eq!(scene.victim.received(qp), (0, 5));
+    // It said so once, and looked again now and then: a loop would have said it thousands of times.
+    let count = complaints(&scene.victim);
+    assert!(count < 10, "{count} complaints");
     scene.ends();
 }
 
@@ -254,7 +283,7 @@ fn a_program_that_is_killed_is_noticed_although_its_children_live() {
             );
             let pid = i32::try_from(*child)
                 .ok()
-                .and_then(rustix::process::Pid::from_raw)
+                .and_then(Pid::from_raw)
                 .expect("a process");
             let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
