@@ -117,7 +117,7 @@ impl Network for Tcp {
     }
 
     fn listen(&self, local: SocketAddr, backlog: u32) -> Result<Box<dyn Listener>, Errno> {
-        let socket = if local.ip().is_unspecified() {
+        let socket = if local.ip() == ANYWHERE.ip() {
             let everywhere = SocketAddr::new(ANYWHERE.ip(), local.port());
             match self.bind_listener(AddressFamily::INET6, everywhere) {
                 // A host without IPv6.
