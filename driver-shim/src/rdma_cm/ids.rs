@@ -1,5 +1,6 @@
 //! Ids before they connect: making, binding, resolving, asking, moving, destroying.
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use rustix::io::Errno;
@@ -107,7 +108,12 @@ impl Engine {
     fn let_go(&mut self, world: &mut World<'_>, handle: u32, state: State) {
         match state {
             State::Idle | State::AddressResolved | State::RouteResolved | State::Over => {}
-            State::Bound { lid } => self.close_listener(world, lid),
+            State::Bound { lid, early } => {
+                self.close_listener(world, lid);
+                for sid in early {
+                    self.hang_up(world, sid, Close::Abort);
+                }
+            }
             State::Listening(listener) => {
                 let Listener { lid, waiting, .. } = *listener;
                 self.close_listener(world, Some(lid));
@@ -184,7 +190,10 @@ impl Engine {
         };
         let id = self.own(channel, handle)?;
         id.local = local;
-        id.state = State::Bound { lid };
+        id.state = State::Bound {
+            lid,
+            early: VecDeque::new(),
+        };
         Ok(())
     }
 
@@ -201,11 +210,9 @@ impl Engine {
         remote: Name,
     ) -> Result<(), Errno> {
         let id = self.own(channel, handle)?;
-        let lid = match id.state {
-            State::Idle => None,
-            State::Bound { lid } => lid,
-            _ => return Err(Errno::INVAL),
-        };
+        if !matches!(id.state, State::Idle | State::Bound { .. }) {
+            return Err(Errno::INVAL);
+        }
         let (bound, datagrams) = (id.local, PS_DATAGRAMS.contains(&id.port_space));
         let Name::Ip(remote) = remote else {
             return Err(Errno::NODEV);
@@ -230,7 +237,8 @@ impl Engine {
         match source {
             Ok(source) => {
                 // From here on it calls, from the port that it was bound to.
-                self.close_listener(world, lid);
+                let before = std::mem::replace(&mut self.own(channel, handle)?.state, State::Idle);
+                self.let_go(world, handle, before);
                 let given = local.map_or(0, |local| local.port());
                 let port = if given == 0 { self.pick_port() } else { given };
                 let id = self.own(channel, handle)?;
@@ -307,15 +315,21 @@ impl Engine {
             self.bind(world, channel, handle, Name::Ip(anywhere))?;
         }
         let id = self.own(channel, handle)?;
-        let State::Bound { lid: Some(lid) } = id.state else {
+        let State::Bound {
+            lid: Some(lid),
+            early,
+        } = &mut id.state
+        else {
             return Err(Errno::INVAL);
         };
+        let (lid, early) = (*lid, std::mem::take(early));
         let backlog = match backlog.cast_signed() {
             1.. if backlog < MAX_BACKLOG => backlog,
             _ => MAX_BACKLOG,
         };
-        id.state = State::Listening(Box::new(Listener::new(lid, backlog)));
+        id.state = State::Listening(Box::new(Listener::new(lid, backlog, early)));
         tracing::debug!("id {handle}: listens at {:?}", id.local);
+        self.admit(world, handle);
         Ok(())
     }
 

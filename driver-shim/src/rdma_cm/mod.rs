@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The engine does no I/O: it is told commands, events of streams and queue pairs, and the time, and acts through [`Device`]. A listener is a TCP listener
-//! on that very port, from the moment it is bound: nobody else can take the port, and who calls too early is reset.
+//! on that very port, from the moment it is bound: nobody else can take the port, and who calls too early waits.
 
 pub(crate) mod abi;
 mod active;
@@ -183,6 +183,8 @@ enum State {
     Bound {
         /// `None` where there is no TCP port to hold.
         lid: Option<u32>,
+        /// Who called too early, oldest first.
+        early: VecDeque<u32>,
     },
     AddressResolved,
     RouteResolved,

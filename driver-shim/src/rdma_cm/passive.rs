@@ -26,12 +26,12 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    pub(super) fn new(lid: u32, backlog: u32) -> Listener {
+    pub(super) fn new(lid: u32, backlog: u32, waiting: VecDeque<u32>) -> Listener {
         Listener {
             lid,
             backlog,
             unread: 0,
-            waiting: VecDeque::new(),
+            waiting,
             starting: VecDeque::new(),
         }
     }
@@ -58,7 +58,7 @@ impl Engine {
                 listener.waiting.push_back(sid);
                 self.admit(world, handle);
             }
-            // Bound, and not listening yet.
+            Some(State::Bound { early, .. }) => early.push_back(sid),
             _ => world.device.close(sid, Close::Abort),
         }
     }

@@ -89,7 +89,7 @@ fn an_id_moves_to_another_channel_with_its_events() {
 }
 
 #[test]
-fn a_port_is_taken_from_bind_on_and_calls_before_listen_are_turned_away() {
+fn a_port_is_taken_from_bind_on_and_calls_before_listen_wait() {
     let mut net = Net::pair();
     let (channel, id) = net.at(1, |engine, world| {
         let channel = engine.open_channel();
@@ -115,8 +115,11 @@ fn a_port_is_taken_from_bind_on_and_calls_before_listen_are_turned_away() {
     assert_eq!(second, Err(Errno::ADDRINUSE));
     let caller = net.ready(0, port, 5, false);
     net.connect(0, caller, wishes(3, 1, 1, &[]));
-    let end = net.seen(0, caller.0);
-    assert_eq!((end.len(), end[0].2), (1, 8));
+    assert!(net.seen(0, caller.0).is_empty() && net.seen(1, channel).is_empty());
+    net.at(1, |engine, world| engine.listen(world, channel, id, 0))
+        .unwrap();
+    let event = net.event(1, channel).unwrap();
+    assert_eq!((event.uid, event.event), (1, 4));
     net.finish();
 }
 
