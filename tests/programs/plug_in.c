@@ -320,7 +320,12 @@ static void files_by_every_road(void)
 	CHECK(strcmp(names[2]->d_name, "urnic0") == 0);
 	CHECK(chdir("/sys/class/infiniband") == 0 && access("urnic0/node_guid", R_OK) == 0);
 	CHECK(open("/sys/class/infiniband/none", O_RDONLY) == -1 && errno == ENOENT);
-	CHECK(open("/dev/infiniband/rdma_cm", O_RDWR) == -1 && errno == ENOENT);
+	CHECK(open("/dev/infiniband/umad0", O_RDWR) == -1 && errno == ENOENT);
+	CHECK(fstat(open("/dev/infiniband/rdma_cm", O_RDWR), &st) == 0);
+	path = "/sys/class/infiniband/urnic0/ports/1/hw_counters/tx_bytes";
+	SOME(f = fopen(path, "r"));
+	CHECK(fgets(line, sizeof line, f) != NULL && line[0] >= '0' && line[0] <= '9');
+	fclose(f);
 	CHECK(open("/tmp/plug-in-mode", O_CREAT | O_EXCL | O_WRONLY, 0640) >= 0);
 	CHECK(stat("/tmp/plug-in-mode", &st) == 0 && (st.st_mode & 0777) == 0640);
 	unlink("/tmp/plug-in-mode");
