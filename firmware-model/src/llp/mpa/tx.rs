@@ -18,10 +18,11 @@ use urnic_wire::mpa::{MAX_MULPDU, MIN_MULPDU, marker, mulpdu};
 
 /// Payload of at least so many bytes stays where it is: below, copying is cheaper than an iovec entry.
 const GATHER_MIN: usize = 2048;
-/// Bytes sealed and not taken, beyond which no further FPDU is opened: what is sent shall still be in the cache.
-const BACKLOG: u64 = 128 << 10;
+/// Bytes sealed and not taken, beyond which no further FPDU is opened. What is sent shall still be in the cache, but each system call also
+/// wakes whoever receives: from 128 KiB to 1 MiB, 64 KiB messages gain a third.
+const BACKLOG: u64 = 1 << 20;
 /// Pieces of one system call: gathered payload and what stands between, as far as the backlog goes.
-const PIECES: usize = 16;
+const PIECES: usize = 64;
 /// How often the segment size is looked at: it is a system call.
 const MSS_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -317,28 +318,9 @@ impl Sender {
     pub(crate) fn flush(&mut self, stream: &mut dyn Stream, calls: &mut u64) -> Result<bool, LlpError> {
         self.close_loose();
         while self.head < self.parts.len() {
-            let mut pieces = [Piece::of(&[]); PIECES];
-            let staging = self.staging.as_deref().unwrap_or_default();
-            let mut count = 0;
-            let mut offered = 0;
-            for (piece, part) in pieces.iter_mut().zip(&self.parts[self.head..]) {
-                *piece = match *part {
-                    Part::Staged { at, len } => Piece::of(staging.get(at..at + len).unwrap_or_default()),
-                    Part::Memory(piece) => piece,
-                };
-                count += 1;
-                offered += piece.len();
-            }
             *calls += 1;
-            let sent = match self.parts[self.head] {
-                // Small messages lie side by side.
-                Part::Staged { at, len } if count == 1 => {
-                    stream.send_bytes(staging.get(at..at + len).unwrap_or_default())
-                }
-                _ => stream.send(&pieces[..count]),
-            };
-            match sent {
-                Ok(taken) => {
+            match self.send(stream) {
+                Ok((taken, offered)) => {
                     self.advance(taken);
                     if taken < offered {
                         return Ok(false);
@@ -351,6 +333,29 @@ impl Sender {
         self.parts.clear();
         (self.head, self.filled, self.loose) = (0, 0, 0);
         Ok(true)
+    }
+
+    /// One system call; how many bytes it took, of how many.
+    #[inline]
+    fn send(&self, stream: &mut dyn Stream) -> Result<(usize, usize), StreamError> {
+        let staging = self.staging.as_deref().unwrap_or_default();
+        let staged = |at: usize, len: usize| staging.get(at..at + len).unwrap_or_default();
+        let parts = &self.parts[self.head..];
+        // Small messages lie side by side.
+        if let [Part::Staged { at, len }] = *parts {
+            return Ok((stream.send_bytes(staged(at, len))?, len));
+        }
+        let mut pieces = [Piece::of(&[]); PIECES];
+        let (mut count, mut offered) = (0, 0);
+        for (piece, part) in pieces.iter_mut().zip(parts) {
+            *piece = match *part {
+                Part::Staged { at, len } => Piece::of(staged(at, len)),
+                Part::Memory(piece) => piece,
+            };
+            count += 1;
+            offered += piece.len();
+        }
+        Ok((stream.send(&pieces[..count])?, offered))
     }
 
     fn advance(&mut self, taken: usize) {
