@@ -8,6 +8,7 @@ pub mod build;
 pub mod capture;
 pub mod debian;
 pub mod framing;
+pub mod guest;
 pub mod netns;
 pub mod pair;
 pub mod peer;

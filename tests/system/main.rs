@@ -13,6 +13,7 @@ mod pingpong;
 mod plug_in;
 mod pyverbs;
 mod rdma_cm;
+mod siw;
 mod stat;
 mod transfer;
 mod users;

@@ -1,0 +1,182 @@
+//! Linux with soft-iWARP (siw) in a virtual machine: an iWARP stack that is not ours. `scripts/siw-guest` makes what it boots.
+//!
+//! QEMU's user network joins the two, so nobody needs to be root: programs here find the guest's listener at 127.0.0.1, those in the
+//! guest find ours at [`HOST`]. Booted once, for all tests of the process; they have it by turns, as siw has one set of parameters.
+
+use std::fmt::Write as _;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+use crate::debian::script;
+use crate::program::{Program, Running};
+use crate::skip::installed;
+use crate::wait::{free_port, until};
+
+/// This machine, seen from the guest.
+pub const HOST: &str = "10.0.2.2";
+
+/// How long one thing may take in a machine that is emulated: some twenty times longer than outside.
+pub const LIMIT: Duration = Duration::from_secs(180);
+
+/// The port of the guest's shell, inside.
+const SHELL: u16 = 7;
+
+/// What tests run there.
+const PROGRAMS: &str = "rping rstream ib_send_bw ib_write_bw ib_read_bw";
+
+/// The running guest.
+#[derive(Debug)]
+pub struct Guest {
+    qemu: Running,
+    shell: u16,
+    /// Where programs in the guest listen, and where those here find them on 127.0.0.1.
+    pub port: u16,
+}
+
+impl Guest {
+    /// The guest, for this test alone. siw has its own default parameters.
+    ///
+    /// # Errors
+    /// The reason for a skip.
+    pub fn borrowed() -> Result<MutexGuard<'static, Self>, String> {
+        static GUEST: OnceLock<Result<Mutex<Guest>, String>> = OnceLock::new();
+        let guest = GUEST.get_or_init(|| Self::boot().map(Mutex::new));
+        let guest = guest.as_ref().map_err(Clone::clone)?;
+        let guest = guest.lock().unwrap_or_else(PoisonError::into_inner);
+        guest.stop();
+        guest.set(&[
+            ("mpa_version", 2),
+            ("mpa_crc_required", 0),
+            ("mpa_crc_strict", 0),
+            ("peer_to_peer", 0),
+        ]);
+        Ok(guest)
+    }
+
+    fn boot() -> Result<Self, String> {
+        installed("qemu-system-x86_64")?;
+        let folder = script("siw-guest", &[])?;
+        let (shell, port) = (free_port(), free_port());
+        let mut network = "user,model=virtio-net-pci".to_owned();
+        for (here, there) in [(shell, SHELL), (port, port)] {
+            let _ = write!(network, ",hostfwd=tcp:127.0.0.1:{here}-:{there}");
+        }
+        let qemu = Program::plain("qemu-system-x86_64")
+            .line("-accel tcg,thread=multi -cpu max -smp 1 -m 512 -nodefaults -no-user-config -no-reboot")
+            .line("-display none -serial stdio")
+            .args(["-nic", &network])
+            .args(["-kernel", &format!("{folder}/kernel")])
+            .args(["-initrd", &format!("{folder}/initramfs")])
+            .args(["-append", "console=ttyS0 quiet panic=-1"])
+            .through(["setpriv", "--pdeathsig", "KILL"]);
+        // Nothing is dropped at the end of a process: the kernel ends QEMU, when the thread that started it ends. This one never does before.
+        let (started, starts) = mpsc::channel();
+        std::thread::spawn(move || {
+            let _ = started.send(qemu.spawn());
+            loop {
+                std::thread::park();
+            }
+        });
+        let qemu = starts.recv().map_err(|_| "QEMU does not start".to_owned())?;
+        let mut guest = Self { qemu, shell, port };
+        let up = until(LIMIT, || {
+            let up = guest.qemu.output().contains("The guest is up.");
+            up.then_some(true).or_else(|| guest.qemu.ended().map(|_| false))
+        });
+        assert!(
+            up == Some(true),
+            "the guest does not boot:\n{}",
+            guest.qemu.output()
+        );
+        Ok(guest)
+    }
+
+    /// Sets parameters of siw, for connections to come.
+    #[track_caller]
+    pub fn set(&self, parameters: &[(&str, u8)]) {
+        let mut line = "cd /sys/module/siw/parameters".to_owned();
+        for (name, value) in parameters {
+            let _ = write!(line, " && echo {value} >{name}");
+        }
+        self.start(&line).success();
+    }
+
+    /// Ends the programs that run in the guest.
+    #[track_caller]
+    pub fn stop(&self) {
+        let (_, _nobody_there) = self.start(&format!("killall -q -9 {PROGRAMS}")).ends();
+    }
+
+    /// Starts a command line of the guest's shell.
+    #[track_caller]
+    pub fn start(&self, line: &str) -> Task {
+        let connected = TcpStream::connect((Ipv4Addr::LOCALHOST, self.shell));
+        let mut stream =
+            connected.unwrap_or_else(|error| panic!("the guest's shell: {error}\n{}", self.qemu.output()));
+        stream
+            .write_all(format!("{{ {line}; }} </dev/null 2>&1; echo \"status $?\"; exit\n").as_bytes())
+            .expect("the guest's shell listens");
+        Task {
+            line: line.to_owned(),
+            stream,
+        }
+    }
+
+    /// Starts a command line that listens at [`Guest::port`], and waits until it does.
+    #[track_caller]
+    pub fn listener(&self, line: &str) -> Task {
+        let task = self.start(line);
+        let wait = format!(
+            "n=0; until netstat -ltn | grep -q ':{} '; do n=$((n+1)); [ $n -lt 100 ] || exit 1; sleep 0.1; done",
+            self.port
+        );
+        if !self.start(&wait).ends().0 {
+            panic!("{line} does not listen: {}", task.ends().1);
+        }
+        task
+    }
+}
+
+/// A command line under way in the guest.
+#[derive(Debug)]
+pub struct Task {
+    line: String,
+    stream: TcpStream,
+}
+
+impl Task {
+    /// Waits for its end: did it succeed, and all that it wrote. Panics, with that, if it takes longer than [`LIMIT`].
+    #[track_caller]
+    pub fn ends(mut self) -> (bool, String) {
+        let deadline = Instant::now() + LIMIT;
+        let (mut bytes, mut chunk) = (Vec::new(), [0; 65536]);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = left.max(Duration::from_millis(1));
+            self.stream.set_read_timeout(Some(left)).expect("not zero");
+            match self.stream.read(&mut chunk) {
+                Ok(0) => break,
+                Ok(n) => bytes.extend_from_slice(&chunk[..n]),
+                Err(error) => panic!(
+                    "{} in the guest: {error}\n{}",
+                    self.line,
+                    String::from_utf8_lossy(&bytes)
+                ),
+            }
+        }
+        let said = String::from_utf8_lossy(&bytes);
+        let (output, status) = said.rsplit_once("status ").unwrap_or((&said, "none"));
+        (status.trim() == "0", output.to_owned())
+    }
+
+    /// Waits for its end; panics with its output if it fails.
+    #[track_caller]
+    pub fn success(self) -> String {
+        let line = self.line.clone();
+        let (ok, output) = self.ends();
+        assert!(ok, "{line} in the guest:\n{output}");
+        output
+    }
+}

@@ -1,0 +1,207 @@
+//! A real peer: Linux soft-iWARP in a virtual machine, with Debian's own programs on both sides.
+
+use urnic_tests::guest::{Guest, HOST, LIMIT};
+use urnic_tests::or_skip;
+use urnic_tests::program::Program;
+use urnic_tests::skip::installed;
+use urnic_tests::wait::free_port;
+
+/// Variables of our program's environment.
+type Settings<'a> = &'a [(&'a str, &'a str)];
+
+/// What both ends said, and whether they succeeded.
+struct Ends {
+    ours: String,
+    theirs: String,
+    ok: bool,
+}
+
+impl Ends {
+    #[track_caller]
+    fn succeed(self) -> Self {
+        assert!(self.ok, "--- urnic:\n{}\n--- siw:\n{}", self.ours, self.theirs);
+        self
+    }
+}
+
+fn program(line: &str, settings: Settings<'_>) -> Program {
+    let (name, options) = line.split_once(' ').unwrap_or((line, ""));
+    settings
+        .iter()
+        .fold(Program::new(name).line(options), |program, (name, value)| {
+            program.env(name, value)
+        })
+}
+
+/// We call, siw listens. The lines have `PORT` and, the client's, `ADDRESS` in them.
+#[track_caller]
+fn urnic_calls(guest: &Guest, server: &str, client: &str, settings: Settings<'_>) -> Ends {
+    let port = guest.port.to_string();
+    let there = guest.listener(&server.replace("PORT", &port));
+    let client = client.replace("PORT", &port).replace("ADDRESS", "127.0.0.1");
+    let here = program(&client, settings).run_for(LIMIT);
+    let (ok, theirs) = there.ends();
+    Ends {
+        ok: ok && here.ok(),
+        ours: here.output,
+        theirs,
+    }
+}
+
+/// siw calls, we listen.
+#[track_caller]
+fn siw_calls(guest: &Guest, server: &str, client: &str, settings: Settings<'_>) -> Ends {
+    let port = free_port();
+    let number = port.to_string();
+    let mut here = program(&server.replace("PORT", &number), settings).spawn();
+    here.listens(port);
+    let client = client.replace("PORT", &number).replace("ADDRESS", HOST);
+    let (ok, theirs) = guest.start(&client).ends();
+    if !ok {
+        // Ours may wait for another caller.
+        let ours = here.output();
+        return Ends { ours, theirs, ok };
+    }
+    let here = here.wait_for(LIMIT);
+    Ends {
+        ok: here.ok(),
+        ours: here.output,
+        theirs,
+    }
+}
+
+const RPING: &str = "rping -c -a ADDRESS -p PORT -v -V -C 100 -S 4000";
+const RPING_SERVER: &str = "rping -s -p PORT -v -V -C 100 -S 4000";
+/// With a queue pair of its own making it says itself how many Reads it wants to have under way, and does not take the caller's word:
+/// siw says 0 for callers of MPA revision 1, who cannot tell.
+const RPING_SERVER_WITH_READS: &str = "rping -s -q -p PORT -v -V -C 100 -S 4000";
+
+/// All hundred pings were seen, and their data were right: rping verifies them.
+#[track_caller]
+fn all_pings(ends: Ends) {
+    let ends = ends.succeed();
+    let pings = |said: &str| said.lines().filter(|line| line.contains("rdma-ping-")).count();
+    assert_eq!(pings(&ends.ours), 100, "{}", ends.ours);
+    assert_eq!(pings(&ends.theirs), 100, "{}", ends.theirs);
+}
+
+#[track_caller]
+fn rping_both_ways(guest: &Guest, settings: Settings<'_>) {
+    all_pings(urnic_calls(guest, RPING_SERVER, RPING, settings));
+    all_pings(siw_calls(guest, RPING_SERVER, RPING, settings));
+}
+
+#[test]
+fn rping_both_ways_in_mpa_revision_2() {
+    or_skip!(installed("rping"));
+    let guest = or_skip!(Guest::borrowed());
+    rping_both_ways(&guest, &[]);
+}
+
+#[test]
+fn rping_both_ways_in_mpa_revision_1() {
+    or_skip!(installed("rping"));
+    let guest = or_skip!(Guest::borrowed());
+    guest.set(&[("mpa_version", 1)]);
+    let revision = [("URNIC_MPA_REVISION", "1")];
+    all_pings(urnic_calls(&guest, RPING_SERVER_WITH_READS, RPING, &revision));
+    all_pings(siw_calls(&guest, RPING_SERVER, RPING, &revision));
+    // A caller of revision 1, and one who would take either.
+    all_pings(siw_calls(&guest, RPING_SERVER, RPING, &[]));
+}
+
+#[test]
+fn rping_with_either_side_asking_for_a_ready_to_receive() {
+    or_skip!(installed("rping"));
+    let guest = or_skip!(Guest::borrowed());
+    for types in ["write", "read"] {
+        all_pings(urnic_calls(
+            &guest,
+            RPING_SERVER,
+            RPING,
+            &[("URNIC_MPA_RTR_TYPES", types)],
+        ));
+    }
+    guest.set(&[("peer_to_peer", 1)]);
+    rping_both_ways(&guest, &[]);
+    for types in ["write", "read"] {
+        all_pings(siw_calls(
+            &guest,
+            RPING_SERVER,
+            RPING,
+            &[("URNIC_MPA_RTR_TYPES", types)],
+        ));
+    }
+}
+
+#[test]
+fn rping_without_a_ready_to_receive() {
+    or_skip!(installed("rping"));
+    let guest = or_skip!(Guest::borrowed());
+    rping_both_ways(&guest, &[("URNIC_MPA_PEER_TO_PEER", "false")]);
+}
+
+#[test]
+fn a_strict_siw_agrees_with_us_about_crc() {
+    or_skip!(installed("rping"));
+    let guest = or_skip!(Guest::borrowed());
+    for (wanted, ours) in [(1, "true"), (0, "false")] {
+        guest.set(&[("mpa_crc_required", wanted), ("mpa_crc_strict", 1)]);
+        rping_both_ways(&guest, &[("URNIC_MPA_CRC", ours)]);
+    }
+}
+
+#[test]
+fn crc_is_used_if_one_side_wants_it() {
+    or_skip!(installed("rping"));
+    let guest = or_skip!(Guest::borrowed());
+    for (wanted, ours) in [(1, "false"), (0, "true")] {
+        guest.set(&[("mpa_crc_required", wanted)]);
+        rping_both_ways(&guest, &[("URNIC_MPA_CRC", ours)]);
+    }
+}
+
+#[test]
+fn a_siw_that_wants_no_crc_rejects_us() {
+    or_skip!(installed("rping"));
+    let guest = or_skip!(Guest::borrowed());
+    guest.set(&[("mpa_crc_strict", 1)]);
+    let port = guest.port.to_string();
+    let there = guest.listener(&RPING_SERVER.replace("PORT", &port));
+    let client = RPING.replace("PORT", &port).replace("ADDRESS", "127.0.0.1");
+    let said = program(&client, &[("URNIC_MPA_CRC", "true")])
+        .run_for(LIMIT)
+        .failure();
+    assert!(said.contains("RDMA_CM_EVENT_REJECTED"), "{said}");
+    // Its listener has not heard of the call, and waits for the next.
+    guest.stop();
+    let (ok, said) = there.ends();
+    assert!(!ok && !said.contains("DISCONNECT"), "{said}");
+}
+
+#[test]
+fn perftest_both_ways() {
+    or_skip!(installed("ib_send_bw"));
+    let guest = or_skip!(Guest::borrowed());
+    for name in ["ib_send_bw", "ib_write_bw", "ib_read_bw"] {
+        let server = format!("{name} -R -F -n 20 -p PORT");
+        let client = format!("{server} ADDRESS");
+        for ends in [
+            urnic_calls(&guest, &server, &client, &[]),
+            siw_calls(&guest, &server, &client, &[]),
+        ] {
+            ends.succeed();
+        }
+    }
+}
+
+#[test]
+fn rsockets_both_ways() {
+    // They tell each other by private data where to write.
+    or_skip!(installed("rstream"));
+    let guest = or_skip!(Guest::borrowed());
+    let server = "rstream -p PORT -S 4096 -I 20 -C 2 -T v";
+    let client = format!("{server} -s ADDRESS");
+    urnic_calls(&guest, server, &client, &[]).succeed();
+    siw_calls(&guest, server, &client, &[]).succeed();
+}
