@@ -64,7 +64,7 @@ fn built() -> &'static Path {
     })
 }
 
-/// Compiles `tests/programs/NAME.c`, as any user would, against the system's libibverbs.
+/// Compiles `tests/programs/NAME.c`, as any user would, against the system's libibverbs and librdmacm.
 ///
 /// # Errors
 /// The reason for a skip: no compiler, or no headers.
@@ -73,8 +73,13 @@ pub fn compiled(name: &str) -> Result<PathBuf, String> {
     let _one_at_a_time = COMPILER.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
 
     crate::skip::installed("cc")?;
-    if !Path::new("/usr/include/infiniband/verbs.h").exists() {
-        return Err("libibverbs-dev is not installed".to_owned());
+    for (header, package) in [
+        ("infiniband/verbs.h", "libibverbs-dev"),
+        ("rdma/rdma_cma.h", "librdmacm-dev"),
+    ] {
+        if !Path::new("/usr/include").join(header).exists() {
+            return Err(format!("{package} is not installed"));
+        }
     }
     let folder = tree().join("tests/programs");
     let source = folder.join(format!("{name}.c"));
@@ -86,7 +91,7 @@ pub fn compiled(name: &str) -> Result<PathBuf, String> {
         cc.args(["-std=gnu17", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-o"])
             .arg(&program)
             .arg(&source);
-        cc.args(["-libverbs", "-lpthread"]);
+        cc.args(["-Wl,--as-needed", "-lrdmacm", "-libverbs", "-lpthread"]);
         let out = cc.output().expect("cc runs");
         assert!(
             out.status.success(),

@@ -1,5 +1,7 @@
 //! A live program, `victim.c`, whose queue pairs are connected to raw [`Peer`]s of the test.
 
+pub mod cm;
+
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -154,12 +156,55 @@ pub struct Wc {
     pub more: u64,
 }
 
-/// The program.
+/// A program that does what lines say and answers each with one that begins with "= ".
 #[derive(Debug)]
-pub struct Victim {
+struct Obedient {
     program: Running,
     /// Answers taken so far, as octets of its output.
     heard: usize,
+}
+
+impl Obedient {
+    /// The next line that it answers.
+    #[track_caller]
+    fn answer(&mut self) -> String {
+        let (line, heard) = self.program.says_from(self.heard, "an answer", |output| {
+            let mut heard = 0;
+            for line in output.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
+                heard += line.len();
+                if let Some(answer) = line.strip_prefix("= ") {
+                    return Some((answer.trim_end().to_owned(), heard));
+                }
+            }
+            None
+        });
+        self.heard += heard;
+        line
+    }
+
+    /// Has it do something; its answer.
+    #[track_caller]
+    fn order(&mut self, line: &str) -> String {
+        self.program.tell(&format!("{line}\n"));
+        self.answer()
+    }
+
+    /// The same; the numbers of its answer by their names.
+    #[track_caller]
+    fn ask(&mut self, line: &str) -> impl Fn(&str) -> u64 + use<> {
+        let answer = self.order(line);
+        let fields = fields(&answer);
+        move |name| match fields.get(name).map(|text| u64::from_str_radix(text, 16)) {
+            Some(Ok(number)) => number,
+            _ => panic!("no {name} in {answer}"),
+        }
+    }
+}
+
+/// The program.
+#[derive(Debug)]
+pub struct Victim {
+    dialogue: Obedient,
     here: HashMap<String, String>,
     gid: [u8; 16],
     links: u32,
@@ -188,51 +233,30 @@ impl Victim {
             program = program.env(name, value);
         }
         let mut victim = Self {
-            program: place(program).spawn(),
-            heard: 0,
+            dialogue: Obedient {
+                program: place(program).spawn(),
+                heard: 0,
+            },
             here: HashMap::new(),
             gid: [0; 16],
             links: 0,
             pages: 0,
         };
-        victim.here = fields(&victim.answer());
+        victim.here = fields(&victim.dialogue.answer());
         let gid = hex(&victim.here["gid"]);
         victim.gid = gid.try_into().expect("a GID has 16 octets");
         Ok(victim)
     }
 
-    /// The next line that it answers.
-    #[track_caller]
-    fn answer(&mut self) -> String {
-        let (line, heard) = self.program.says_from(self.heard, "an answer", |output| {
-            let mut heard = 0;
-            for line in output.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
-                heard += line.len();
-                if let Some(answer) = line.strip_prefix("= ") {
-                    return Some((answer.trim_end().to_owned(), heard));
-                }
-            }
-            None
-        });
-        self.heard += heard;
-        line
-    }
-
     /// Has it do something; its answer.
     #[track_caller]
     pub fn order(&mut self, line: &str) -> String {
-        self.program.tell(&format!("{line}\n"));
-        self.answer()
+        self.dialogue.order(line)
     }
 
     #[track_caller]
     fn ask(&mut self, line: &str) -> impl Fn(&str) -> u64 + use<> {
-        let answer = self.order(line);
-        let fields = fields(&answer);
-        move |name| match fields.get(name).map(|text| u64::from_str_radix(text, 16)) {
-            Some(Ok(number)) => number,
-            _ => panic!("no {name} in {answer}"),
-        }
+        self.dialogue.ask(line)
     }
 
     /// The Stag of one of its regions: `all`, `read`, `write`, `local`, `foreign`, `zero`, `in`, `big`.
@@ -568,29 +592,29 @@ impl Victim {
 
     /// Its process.
     pub fn pid(&self) -> u32 {
-        self.program.pid()
+        self.dialogue.program.pid()
     }
 
     /// All that it has said.
     pub fn output(&self) -> String {
-        self.program.output()
+        self.dialogue.program.output()
     }
 
     /// The program itself.
     pub fn program(&mut self) -> &mut Running {
-        &mut self.program
+        &mut self.dialogue.program
     }
 
     /// Its process.
     pub fn process(&self) -> &Running {
-        &self.program
+        &self.dialogue.program
     }
 
     /// Lets it leave in good order; panics if it cannot.
     #[track_caller]
     pub fn leaves(mut self) {
-        self.program.tell("quit\n");
-        self.program.wait().success();
+        self.dialogue.program.tell("quit\n");
+        self.dialogue.program.wait().success();
     }
 }
 

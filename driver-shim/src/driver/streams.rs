@@ -130,6 +130,7 @@ impl Streams<'_> {
             set(negotiated.crc, attach::CRC);
             set(negotiated.markers_tx, attach::MARKERS_TX);
             set(negotiated.markers_rx, attach::MARKERS_RX);
+            set(!negotiated.initiator && !negotiated.fenced, attach::FENCE_OPEN);
             let message = match negotiated.rtr {
                 None => rtr::NONE,
                 Some(Rtr::Send) => rtr::SEND,

@@ -116,6 +116,8 @@ pub struct Attachment {
     pub stall_on_empty_rq: bool,
     /// The peer's FIN with nothing outstanding leaves the queue pair as it is.
     pub peer_may_close: bool,
+    /// A responder may send first: its peer is known to be ready.
+    pub fence_open: bool,
     /// Most outstanding outbound Reads and atomics.
     pub ord: u32,
     /// Most outstanding inbound Reads and atomics.
@@ -141,7 +143,8 @@ impl TryFrom<&Attach> for Attachment {
             | attach::MARKERS_TX
             | attach::MARKERS_RX
             | attach::STALL_ON_EMPTY_RQ
-            | attach::PEER_MAY_CLOSE;
+            | attach::PEER_MAY_CLOSE
+            | attach::FENCE_OPEN;
         let flags = arguments.flags.get();
         let has = |flag| flags & flag != 0;
         let rtr_send = Rtr::from_raw(arguments.rtr_send.get())?;
@@ -162,6 +165,7 @@ impl TryFrom<&Attach> for Attachment {
             markers_rx: has(attach::MARKERS_RX),
             stall_on_empty_rq: has(attach::STALL_ON_EMPTY_RQ),
             peer_may_close: has(attach::PEER_MAY_CLOSE),
+            fence_open: has(attach::FENCE_OPEN),
             ord: arguments.ord.get(),
             ird: arguments.ird.get(),
             first_msn: arguments.first_msn.get(),

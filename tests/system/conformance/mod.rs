@@ -8,6 +8,8 @@ mod mpa_errors;
 mod mpa_framing;
 mod mpa_markers;
 mod mpa_startup;
+mod rdma_cm;
+mod rdma_cm_calls;
 mod rdmap;
 mod rdmap_terminate;
 

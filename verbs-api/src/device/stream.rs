@@ -112,6 +112,8 @@ pub mod attach {
     pub const STALL_ON_EMPTY_RQ: u32 = 16;
     /// The peer's FIN with nothing outstanding leaves the queue pair in RTS.
     pub const PEER_MAY_CLOSE: u32 = 32;
+    /// We received the MPA Request, and may nevertheless send first: the peer has shown that it is ready.
+    pub const FENCE_OPEN: u32 = 128;
 }
 
 /// What is there to receive from a stream.

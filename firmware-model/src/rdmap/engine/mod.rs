@@ -59,8 +59,8 @@ pub struct Engine {
     llp: Option<Llp>,
     state: QpState,
     progress: Progress,
-    /// We sent the MPA Request: we may send first (RFC 5044 §7.1.2(4)).
-    initiator: bool,
+    /// We sent the MPA Request, or the peer is known to be ready: we may send first (RFC 5044 §7.1.2(4)).
+    may_begin: bool,
     /// A valid FPDU has come.
     heard: bool,
     rtr: Option<Rtr>,
@@ -106,7 +106,7 @@ impl Engine {
             llp: None,
             state: QpState::Reset,
             progress: Progress::Detached,
-            initiator: false,
+            may_begin: false,
             heard: false,
             rtr: None,
             turns: Turns::default(),
@@ -230,7 +230,7 @@ impl Engine {
     /// The queue pair becomes its own peer, with no stream.
     pub fn attach_loopback(&mut self, attachment: &Attachment) -> Result<(), WrongState> {
         self.open(attachment, Llp::Loopback(Box::default()))?;
-        self.initiator = true;
+        self.may_begin = true;
         self.rtr = None;
         self.halves.expected = None;
         self.halves.responder.msn = attachment.first_msn;
@@ -244,7 +244,7 @@ impl Engine {
         }
         self.llp = Some(llp);
         self.progress = Progress::Open;
-        self.initiator = attachment.initiator;
+        self.may_begin = attachment.initiator || attachment.fence_open;
         self.rtr = attachment.rtr_send;
         self.peer_may_close = attachment.peer_may_close;
         self.fin_grace = attachment.fin_grace;
@@ -332,7 +332,7 @@ impl Engine {
 
     /// Whether our direction is open (RFC 5044 §7.1.2(4)): a responder says nothing before a valid FPDU came.
     fn may_send(&self) -> bool {
-        self.initiator || self.heard
+        self.may_begin || self.heard
     }
 
     /// When [`tick`](Self::tick) is due.

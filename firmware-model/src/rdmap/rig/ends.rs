@@ -23,6 +23,7 @@ pub(crate) fn agreed(initiator: bool) -> Attachment {
         markers_rx: false,
         stall_on_empty_rq: false,
         peer_may_close: false,
+        fence_open: false,
         ord: 16,
         ird: 16,
         first_msn: 1,

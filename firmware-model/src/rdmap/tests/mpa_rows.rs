@@ -477,6 +477,17 @@ fn mpa_s_13_responder_says_nothing_before_a_valid_fpdu() {
 }
 
 #[test]
+fn s001_03_a_responder_that_knows_its_peer_to_be_ready_sends_first() {
+    let attachment = Attachment {
+        fence_open: true,
+        ..agreed(false)
+    };
+    let mut peer = Scripted::with(&Shape::default(), attachment);
+    peer.node.post(&Work::send(1).inline(b"hello"));
+    assert_eq!(peer.heard(), vector("F-SEND-hello"));
+}
+
+#[test]
 fn mpa_s_13_with_markers_not_even_the_first_marker() {
     let attachment = Attachment {
         markers_tx: true,

@@ -1,0 +1,280 @@
+//! A live program, `cm_victim.c`, that connects through librdmacm to raw [`Peer`]s of the test.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+
+use super::{Obedient, Wc, fields};
+use crate::peer::{Peer, hex};
+use crate::program::{Program, Running};
+
+/// `enum rdma_cm_event_type`.
+pub mod happening {
+    /// `RDMA_CM_EVENT_CONNECT_REQUEST`.
+    pub const CONNECT_REQUEST: u64 = 4;
+    /// `RDMA_CM_EVENT_CONNECT_RESPONSE`.
+    pub const CONNECT_RESPONSE: u64 = 5;
+    /// `RDMA_CM_EVENT_CONNECT_ERROR`.
+    pub const CONNECT_ERROR: u64 = 6;
+    /// `RDMA_CM_EVENT_UNREACHABLE`.
+    pub const UNREACHABLE: u64 = 7;
+    /// `RDMA_CM_EVENT_REJECTED`.
+    pub const REJECTED: u64 = 8;
+    /// `RDMA_CM_EVENT_ESTABLISHED`.
+    pub const ESTABLISHED: u64 = 9;
+    /// `RDMA_CM_EVENT_DISCONNECTED`.
+    pub const DISCONNECTED: u64 = 10;
+    /// `RDMA_CM_EVENT_TIMEWAIT_EXIT`.
+    pub const TIMEWAIT_EXIT: u64 = 15;
+}
+
+/// An event of the connection manager, as the program got it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// See [`happening`].
+    pub kind: u64,
+    /// 0, or a negative error number.
+    pub status: i64,
+    /// Whose it is.
+    pub id: u64,
+    /// The new id that a Request brings; else the same.
+    pub about: u64,
+    /// `responder_resources`: the peer's ORD.
+    pub ird: u64,
+    /// `initiator_depth`: the peer's IRD.
+    pub ord: u64,
+    /// Private data.
+    pub private_data: Vec<u8>,
+}
+
+impl Event {
+    /// What and why.
+    pub fn verdict(&self) -> (u64, i64) {
+        (self.kind, self.status)
+    }
+}
+
+/// Octets as a line has them.
+fn digits(octets: &[u8]) -> String {
+    match octets {
+        [] => "-".to_owned(),
+        octets => octets.iter().map(|octet| format!("{octet:02x}")).collect(),
+    }
+}
+
+/// The program.
+#[derive(Debug)]
+pub struct CmVictim {
+    dialogue: Obedient,
+}
+
+impl CmVictim {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// The reason for a skip.
+    pub fn start(variables: &[(&str, &str)]) -> Result<Self, String> {
+        let mut program = Program::new(crate::compiled("cm_victim")?).env("URNIC_LOG", "off");
+        for (name, value) in variables {
+            program = program.env(name, value);
+        }
+        let mut dialogue = Obedient {
+            program: program.spawn(),
+            heard: 0,
+        };
+        assert_eq!(dialogue.answer(), "ready");
+        Ok(Self { dialogue })
+    }
+
+    /// Has it do something that succeeds or fails with an error number, 0 for success.
+    #[track_caller]
+    fn outcome(&mut self, line: &str) -> u64 {
+        self.dialogue.ask(line)("errno")
+    }
+
+    /// Listens on IPv4's loopback; the listener, and where it is.
+    #[track_caller]
+    pub fn listens(&mut self, backlog: u32) -> (u64, SocketAddr) {
+        let field = self.dialogue.ask(&format!("listen 127.0.0.1 {backlog:x}"));
+        (
+            field("id"),
+            SocketAddr::from((Ipv4Addr::LOCALHOST, field("port") as u16)),
+        )
+    }
+
+    /// Calls; the id.
+    #[track_caller]
+    pub fn calls(&mut self, there: SocketAddr, (ird, ord): (u8, u8), private_data: &[u8]) -> u64 {
+        let data = digits(private_data);
+        let (ip, port) = (there.ip(), there.port());
+        let field = self
+            .dialogue
+            .ask(&format!("connect {ip} {port:x} {ird:x} {ord:x} {data}"));
+        assert_eq!(field("errno"), 0);
+        field("id")
+    }
+
+    /// Calls a peer of ours; the id, and the peer before it has read anything.
+    #[track_caller]
+    pub fn calls_us(&mut self, depths: (u8, u8), private_data: &[u8]) -> (u64, Peer, TcpListener) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let there = listener.local_addr().expect("a bound socket");
+        let id = self.calls(there, depths, private_data);
+        let peer = Peer::answer(&listener);
+        (id, peer, listener)
+    }
+
+    /// Waits for the next event.
+    #[track_caller]
+    pub fn event(&mut self) -> Event {
+        let answer = self.dialogue.order("event");
+        let fields = fields(&answer);
+        let number = |name: &str| match fields.get(name).map(|text| u64::from_str_radix(text, 16)) {
+            Some(Ok(number)) => number,
+            _ => panic!("no {name} in {answer}"),
+        };
+        let private_data = match fields.get("data").map(String::as_str) {
+            None | Some("-") => Vec::new(),
+            Some(digits) => hex(digits),
+        };
+        Event {
+            kind: number("event"),
+            status: number("status").cast_signed(),
+            id: number("id"),
+            about: number("about"),
+            ird: number("ird"),
+            ord: number("ord"),
+            private_data,
+        }
+    }
+
+    /// Waits for the next event, which is this one.
+    #[track_caller]
+    pub fn learns(&mut self, id: u64, kind: u64, status: i64) -> Event {
+        let event = self.event();
+        assert_eq!(
+            (event.id, event.kind, event.status),
+            (id, kind, status),
+            "{event:?}"
+        );
+        event
+    }
+
+    /// Whether no event waits.
+    #[track_caller]
+    pub fn is_quiet(&mut self) -> bool {
+        self.dialogue.ask("quiet")("quiet") == 1
+    }
+
+    /// Accepts with a new queue pair; an error number.
+    #[track_caller]
+    pub fn accepts(&mut self, id: u64, (ird, ord): (u8, u8), private_data: &[u8]) -> u64 {
+        let data = digits(private_data);
+        self.outcome(&format!("accept {id:x} {ird:x} {ord:x} {data}"))
+    }
+
+    /// Turns a call down; an error number.
+    #[track_caller]
+    pub fn rejects(&mut self, id: u64, private_data: &[u8]) -> u64 {
+        let data = digits(private_data);
+        self.outcome(&format!("reject {id:x} {data}"))
+    }
+
+    /// Disconnects; an error number.
+    #[track_caller]
+    pub fn disconnects(&mut self, id: u64) -> u64 {
+        self.outcome(&format!("disconnect {id:x}"))
+    }
+
+    /// Ends an external call's start-up; an error number.
+    #[track_caller]
+    pub fn establishes(&mut self, id: u64) -> u64 {
+        self.outcome(&format!("establish {id:x}"))
+    }
+
+    /// Destroys an id and its queue pair.
+    #[track_caller]
+    pub fn destroys(&mut self, id: u64) {
+        assert_eq!(self.dialogue.order(&format!("destroy {id:x}")), "done");
+    }
+
+    /// Queue pairs share a completion queue from here on.
+    #[track_caller]
+    pub fn shares(&mut self) {
+        self.dialogue.order("shared");
+    }
+
+    /// Queue pairs are unknown to librdmacm from here on.
+    #[track_caller]
+    pub fn keeps_queue_pairs(&mut self) {
+        self.dialogue.order("external");
+    }
+
+    /// Posts a request of so many bytes of its buffer; an error number.
+    #[track_caller]
+    pub fn posts(&mut self, id: u64, opcode: u64, wr_id: u64, len: u64, far: (u64, u32)) -> u64 {
+        let (at, rkey) = far;
+        self.outcome(&format!(
+            "post {id:x} {opcode:x} {wr_id:x} {len:x} {at:x} {rkey:x}"
+        ))
+    }
+
+    /// Posts a Send.
+    #[track_caller]
+    pub fn sends(&mut self, id: u64, wr_id: u64, len: u64) {
+        assert_eq!(self.posts(id, super::opcode::SEND, wr_id, len, (0, 0)), 0);
+    }
+
+    /// Its buffer: address and rkey.
+    #[track_caller]
+    pub fn buffer(&mut self) -> (u64, u32) {
+        let field = self.dialogue.ask("buffer");
+        (field("address"), field("rkey") as u32)
+    }
+
+    /// Waits for the next completion on the queue of an id: of which id it is, and the completion.
+    #[track_caller]
+    pub fn completion(&mut self, id: u64) -> (u64, Wc) {
+        let field = self.dialogue.ask(&format!("wait {id:x}"));
+        let wc = Wc {
+            status: field("status"),
+            len: field("len"),
+            id: field("id"),
+            opcode: 0,
+            flags: 0,
+            more: 0,
+        };
+        (field("of"), wc)
+    }
+
+    /// Waits for these completions, in this order: identifier and status.
+    #[track_caller]
+    pub fn completes(&mut self, id: u64, expected: &[(u64, u64)]) {
+        for (number, expected) in expected.iter().enumerate() {
+            let (_, wc) = self.completion(id);
+            assert_eq!((wc.id, wc.status), *expected, "completion {number}: {wc:?}");
+        }
+    }
+
+    /// Whether its completion queue is empty.
+    #[track_caller]
+    pub fn has_none(&mut self, id: u64) -> bool {
+        self.dialogue.order(&format!("poll {id:x}")) == "none"
+    }
+
+    /// State of its queue pair.
+    #[track_caller]
+    pub fn state(&mut self, id: u64) -> u64 {
+        self.dialogue.ask(&format!("state {id:x}"))("state")
+    }
+
+    /// The program itself.
+    pub fn process(&self) -> &Running {
+        &self.dialogue.program
+    }
+
+    /// Lets it leave in good order; panics if it cannot.
+    #[track_caller]
+    pub fn leaves(mut self) {
+        self.dialogue.program.tell("quit\n");
+        self.dialogue.program.wait().success();
+    }
+}

@@ -1,0 +1,738 @@
+//! rdma_cm listeners as MPA's responder (RFC 5044 §7, RFC 6581; conformance §§1.4, 2, 3, 13.3): answers octet by octet, and the
+//! events that the program gets.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use urnic_tests::framing::Framing;
+use urnic_tests::or_skip;
+use urnic_tests::peer::{End, Peer, hex};
+use urnic_tests::startup::{CRC, ENHANCED, Frame, MARKERS, REJECT};
+use urnic_tests::ulpdu::{complaint, read_request, send, write};
+use urnic_tests::victim::cm::{CmVictim, Event, happening};
+use urnic_tests::victim::{state, status};
+
+pub(super) const REQUEST_KEY: &str = "4d504120 49442052 65712046 72616d65";
+pub(super) const REPLY_KEY: &str = "4d504120 49442052 65702046 72616d65";
+/// The key as the mail of 2007 has it in octets, and in words.
+const RTR_KEYS: [&str; 2] = [
+    "4d504120 49442052 74522046 72616d65",
+    "4d504120 49442052 74722046 72616d65",
+];
+/// What the program wants: IRD and ORD.
+pub(super) const DEPTHS: (u8, u8) = (8, 16);
+/// `ECONNRESET`, `ETIMEDOUT`.
+pub(super) const ECONNRESET: i64 = 104;
+pub(super) const ETIMEDOUT: i64 = 110;
+/// Receives that a queue pair begins with, as they end when nothing comes.
+pub(super) const ALL_FLUSHED: [(u64, u64); 4] = [
+    (0, status::FLUSHED),
+    (1, status::FLUSHED),
+    (2, status::FLUSHED),
+    (3, status::FLUSHED),
+];
+
+/// The zero-length Read and Write that open connections.
+pub(super) fn rtr_read() -> Vec<u8> {
+    read_request(1, 1, 0, 0)
+}
+
+pub(super) fn rtr_write() -> Vec<u8> {
+    write(1, 0, b"")
+}
+
+/// A program with a listener.
+pub(super) struct Scene {
+    pub(super) victim: CmVictim,
+    pub(super) listener: u64,
+    pub(super) at: SocketAddr,
+}
+
+impl Scene {
+    pub(super) fn start(variables: &[(&str, &str)]) -> Result<Self, String> {
+        let mut victim = CmVictim::start(variables)?;
+        let (listener, at) = victim.listens(16);
+        Ok(Self { victim, listener, at })
+    }
+
+    /// Somebody calls and says this.
+    pub(super) fn call(&self, octets: &[u8]) -> Peer {
+        let mut peer = Peer::call(self.at);
+        peer.send(octets);
+        peer
+    }
+
+    /// The program learns of a Request.
+    #[track_caller]
+    pub(super) fn asked(&mut self) -> Event {
+        self.victim.learns(self.listener, happening::CONNECT_REQUEST, 0)
+    }
+
+    /// A Request that is accepted like this; the event of it, the connection and its Reply.
+    #[track_caller]
+    pub(super) fn accepted(&mut self, request: &[u8], depths: (u8, u8), data: &[u8]) -> (Event, Peer, Frame) {
+        let mut peer = self.call(request);
+        let event = self.asked();
+        assert_eq!(self.victim.accepts(event.about, depths, data), 0);
+        let reply = Frame::read(&mut peer);
+        (event, peer, reply)
+    }
+
+    /// The fence opens by this message, and traffic goes both ways; then the peer ends it.
+    #[track_caller]
+    pub(super) fn opens(&mut self, id: u64, peer: &mut Peer, rtr: &[u8], established: bool) {
+        peer.tell(&[rtr]);
+        if !established {
+            self.victim.learns(id, happening::ESTABLISHED, 0);
+        }
+        if rtr[1] == 0x41 {
+            assert_eq!(peer.ulpdu()[..2], [0xc1, 0x42]);
+        }
+        let sends = u32::from(rtr[1] == 0x43);
+        peer.tell(&[send(sends + 1, b"hello")]);
+        self.victim.completes(id, &[(0, status::SUCCESS)]);
+        self.victim.sends(id, 100, 0);
+        assert_eq!(peer.ulpdu(), send(1, b""));
+        self.victim.completes(id, &[(100, status::SUCCESS)]);
+        peer.finish();
+        self.victim.learns(id, happening::DISCONNECTED, 0);
+        assert_eq!(peer.end(), End::Closed);
+        self.victim.completes(id, &ALL_FLUSHED[1..]);
+        assert!(self.victim.has_none(id));
+        assert_eq!(self.victim.state(id), state::ERR);
+        self.victim.destroys(id);
+    }
+
+    /// The listener serves others, and nothing happened that the program was not to know.
+    #[track_caller]
+    pub(super) fn goes_on(&mut self) {
+        assert!(self.victim.is_quiet(), "an event too many");
+        let request = hex(&format!("{REQUEST_KEY} 50020004 8010c008"));
+        let (event, mut peer, _) = self.accepted(&request, DEPTHS, &[]);
+        self.opens(event.about, &mut peer, &rtr_read(), false);
+        assert!(self.victim.is_quiet(), "an event too many");
+    }
+
+    #[track_caller]
+    pub(super) fn ends(mut self) {
+        self.goes_on();
+        self.victim.leaves();
+    }
+}
+
+/// A Request without private data beyond its word.
+fn request(flags: u8, revision: u8, word: Option<u32>) -> Vec<u8> {
+    let flags = flags | if word.is_some() { ENHANCED } else { 0 };
+    let private_data = word.map_or(Vec::new(), |word| word.to_be_bytes().to_vec());
+    Frame {
+        request: true,
+        flags,
+        revision,
+        private_data,
+    }
+    .octets()
+}
+
+/// These octets are answered by the end and nothing before it, and make no event.
+#[track_caller]
+fn refused_without_a_word(frames: &[Vec<u8>]) {
+    let scene = or_skip!(Scene::start(&[]));
+    for octets in frames {
+        scene.call(octets).end();
+    }
+    scene.ends();
+}
+
+#[test]
+fn mpa_s_04_a_wrong_key_is_closed_without_a_word() {
+    refused_without_a_word(&[
+        hex(&format!("{REPLY_KEY} 40010000")),
+        hex(&format!("{} 00010000", RTR_KEYS[0])),
+        hex(&format!("{} 00010000", RTR_KEYS[1])),
+        hex("4d504120 49442052 65712046 72616d64 40010000"),
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
+        vec![0; 64],
+        vec![0xff; 4096],
+    ]);
+}
+
+#[test]
+fn mpa_s_09_s_10_empa_08_malformed_requests_are_closed_without_a_word() {
+    refused_without_a_word(
+        &[
+            "40 03 0000",
+            "40 81 0000",
+            "40 ff 0000",
+            "40 01 0201",
+            "40 01 ffff",
+            "50 02 0000",
+            "50 02 0003 aaaaaa",
+        ]
+        .map(|rest| hex(&format!("{REQUEST_KEY} {rest}"))),
+    );
+}
+
+#[test]
+fn mpa_s_20_a_revision_0_peer_is_told_revision_1_and_closed() {
+    let scene = or_skip!(Scene::start(&[]));
+    let mut peer = scene.call(&hex(&format!("{REQUEST_KEY} c0000000")));
+    assert_eq!(peer.take(20), hex(&format!("{REPLY_KEY} 60010000")));
+    assert_eq!(peer.end(), End::Closed);
+    scene.ends();
+}
+
+#[test]
+fn mpa_s_06_silence_and_half_frames_are_closed_in_time() {
+    let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_STARTUP_TIMEOUT_RESPONDER_S", "1")]));
+    let octets = hex(&format!("{REQUEST_KEY} 50020008 8010c008 554c5021"));
+    let strangers = [0, 1, 19, 20, 24, 27].map(|len| scene.call(&octets[..len]));
+    // They take nothing from others meanwhile.
+    scene.goes_on();
+    for mut stranger in strangers {
+        stranger.end();
+    }
+    scene.ends();
+}
+
+#[test]
+fn every_request_vector_gets_its_reply() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let all = (255, 255);
+    let p2p = (8, 16);
+    // Request; Reply; what the program is told of the peer's ORD and IRD; the first message.
+    for (asked, replied, depths, rtr) in [
+        // MPA-REQ-R1, -MC, -NOCRC: CRC is ours to want.
+        ("40010000", "40010000", None, rtr_write()),
+        ("c0010000", "40010000", None, rtr_write()),
+        ("00010000", "40010000", None, rtr_write()),
+        // S001-REQ, with the option off.
+        ("50010000", "40010000", None, rtr_write()),
+        // EMPA-09: revision 2 without a word.
+        ("40020000", "40020000", None, rtr_write()),
+        // MPA-REQ-R2-P2P, -CS, -ALLRTR, -NONEG, -PD, -RPCRDMA.
+        ("50020004 8010c008", "50020004 80084010", Some(p2p), rtr_read()),
+        ("50020004 00100008", "50020004 00080010", Some(p2p), rtr_write()),
+        ("50020004 c001c001", "50020004 80084001", Some((1, 1)), rtr_read()),
+        ("50020004 3fff3fff", "50020004 3fff3fff", None, rtr_write()),
+        (
+            "50020008 8010c008 554c5021",
+            "50020004 80084010",
+            Some(p2p),
+            rtr_read(),
+        ),
+        (
+            "5002000c 80104001 f6ab0e18 01010303",
+            "50020004 80084010",
+            Some((1, 16)),
+            rtr_read(),
+        ),
+    ] {
+        let octets = hex(&format!("{REQUEST_KEY} {asked}"));
+        let (event, mut peer, reply) = scene.accepted(&octets, DEPTHS, &[]);
+        assert_eq!(
+            reply.octets(),
+            hex(&format!("{REPLY_KEY} {replied}")),
+            "to {asked}"
+        );
+        let told = (event.ird, event.ord);
+        match depths {
+            // EMPA-36: as they came.
+            Some(depths) => assert_eq!(told, depths, "of {asked}"),
+            None => assert!(told.0 > 1 && told.1 > 1 && told <= all, "{told:?} of {asked}"),
+        }
+        let word = if octets[16] & ENHANCED != 0 && octets[17] == 2 {
+            4
+        } else {
+            0
+        };
+        assert_eq!(event.private_data, octets[20 + word..], "of {asked}");
+        peer.inbound = Framing::new(true, octets[16] & MARKERS != 0);
+        // Without an RTR to wait for, the program is told at once.
+        let at_once = reply.word().is_none_or(|word| word & 0x8000_0000 == 0);
+        if at_once {
+            scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+        }
+        scene.opens(event.about, &mut peer, &rtr, at_once);
+    }
+    scene.ends();
+}
+
+#[test]
+fn mpa_s_07_s_08_reserved_flags_and_reject_in_a_request_are_ignored_and_not_echoed() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    for flags in [0x0f, REJECT, REJECT | 0x0f] {
+        let octets = request(CRC | flags, 2, Some(0x8010_c008));
+        let (event, mut peer, reply) = scene.accepted(&octets, DEPTHS, &[]);
+        assert_eq!((reply.flags, reply.revision), (CRC | ENHANCED, 2));
+        scene.opens(event.about, &mut peer, &rtr_read(), false);
+    }
+    scene.ends();
+}
+
+#[test]
+fn mpa_s_02_frames_byte_by_byte_and_with_the_first_fpdus_behind() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let mut peer = Peer::call(scene.at);
+    let octets = hex(&format!("{REQUEST_KEY} 50020008 8010c008 554c5021"));
+    peer.send_in_pieces(&octets, 1);
+    let id = scene.asked().about;
+    assert_eq!(scene.victim.accepts(id, DEPTHS, b""), 0);
+    assert_eq!(Frame::read(&mut peer).word(), Some(0x8008_4010));
+    let fpdus = peer.framed(&[rtr_write(), send(1, b"hello")]);
+    peer.send_in_pieces(&fpdus, 1);
+    scene.victim.learns(id, happening::ESTABLISHED, 0);
+    scene.victim.completes(id, &[(0, status::SUCCESS)]);
+    // MPA-S-14: all at once behind the Reply.
+    let (event, mut peer, _) = scene.accepted(&octets, DEPTHS, &[]);
+    peer.tell(&[rtr_read(), send(1, b"hello"), send(2, b"again")]);
+    scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+    scene
+        .victim
+        .completes(event.about, &[(0, status::SUCCESS), (1, status::SUCCESS)]);
+    scene.ends();
+}
+
+#[test]
+fn mpa_s_15_bytes_behind_the_request_end_the_stream() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    for excess in [1, 4, 3000] {
+        let octets = [request(CRC, 2, Some(0x8010_c008)), vec![0xff; excess]].concat();
+        let mut peer = scene.call(&octets);
+        let id = scene.asked().about;
+        assert_eq!(scene.victim.accepts(id, DEPTHS, &[]), ECONNRESET as u64);
+        assert_eq!(peer.rest(), (Vec::new(), End::Reset));
+        scene.victim.destroys(id);
+    }
+    scene.ends();
+}
+
+#[test]
+fn mpa_s_10_empa_04_private_data_to_its_limits() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let data: Vec<u8> = (0..512).map(|at| at as u8 ^ 0x5a).collect();
+    for (revision, word, len) in [
+        (1, None, 512),
+        (1, None, 255),
+        (1, None, 1),
+        (2, Some(0x8010_c008_u32), 508),
+        (2, Some(0x8010_c008), 255),
+    ] {
+        let word_octets = word.map_or(Vec::new(), |word| word.to_be_bytes().to_vec());
+        let frame = Frame {
+            request: true,
+            flags: CRC | if word.is_some() { ENHANCED } else { 0 },
+            revision,
+            private_data: [&word_octets[..], &data[..len]].concat(),
+        };
+        // The program may be told of 255 octets, and say as many.
+        let (event, mut peer, reply) = scene.accepted(&frame.octets(), DEPTHS, &data[..255]);
+        assert_eq!(event.private_data, data[..len.min(255)]);
+        assert_eq!(reply.private_data[word_octets.len()..], data[..255]);
+        if word.is_none() {
+            scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+        }
+        scene.opens(event.about, &mut peer, &rtr_write(), word.is_none());
+    }
+    scene.ends();
+}
+
+#[test]
+fn mpa_s_12_a_rejection_carries_the_program_s_words() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let long = [0x77; 255];
+    for (asked, said, flags, word) in [
+        // Vector MPA-REP-R1-REJ.
+        ("40010000", &b"no"[..], "6001", ""),
+        ("40010000", b"", "6001", ""),
+        ("40020000", b"no", "6002", ""),
+        // Enhanced like its Request: A mirrored, one RTR, and nothing to read.
+        ("50020004 8010c008", b"no", "7002", "80014000"),
+        ("50020004 00100008", b"", "7002", "00000000"),
+        ("50020004 3fff3fff", &long, "7002", "3fff3fff"),
+    ] {
+        let mut peer = scene.call(&hex(&format!("{REQUEST_KEY} {asked}")));
+        let id = scene.asked().about;
+        assert_eq!(scene.victim.rejects(id, said), 0);
+        let body = [&hex(word), said].concat();
+        let head = hex(&format!("{REPLY_KEY} {flags} {:04x}", body.len()));
+        let reply = [head, body].concat();
+        assert_eq!(peer.rest(), (reply, End::Closed), "to {asked}");
+        // It can be answered once.
+        assert_ne!(scene.victim.rejects(id, said), 0);
+        assert_ne!(scene.victim.accepts(id, DEPTHS, &[]), 0);
+        scene.victim.destroys(id);
+    }
+    scene.ends();
+}
+
+#[test]
+fn a_request_that_is_never_answered_is_rejected_when_its_id_is_destroyed() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let mut peer = scene.call(&request(CRC, 1, None));
+    let id = scene.asked().about;
+    scene.victim.destroys(id);
+    assert_eq!(peer.take(20), hex(&format!("{REPLY_KEY} 60010000")));
+    assert_eq!(peer.end(), End::Closed);
+    scene.ends();
+}
+
+#[test]
+fn empa_06_a_revision_1_listener_resets_on_an_enhanced_request() {
+    let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_REVISION", "1")]));
+    assert_eq!(
+        scene.call(&request(CRC, 2, Some(0x8010_c008))).rest(),
+        (Vec::new(), End::Reset)
+    );
+    assert!(scene.victim.is_quiet());
+    // And takes the second attempt.
+    let (event, mut peer, reply) = scene.accepted(&request(CRC, 1, None), DEPTHS, &[]);
+    assert_eq!(reply.octets(), hex(&format!("{REPLY_KEY} 40010000")));
+    scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+    scene.opens(event.about, &mut peer, &rtr_write(), true);
+    scene.victim.leaves();
+}
+
+#[test]
+fn empa_11_to_14_the_rtr_that_is_chosen() {
+    const A: u32 = 0x8000_0000;
+    const B: u32 = 0x4000_0000;
+    const C: u32 = 0x8000;
+    const D: u32 = 0x4000;
+    const ALL: u32 = A | B | C | D;
+    for (types, choices) in [
+        (
+            "write,read",
+            &[
+                (A | C | D, A | D),
+                (A | C, A | C),
+                (A | D, A | D),
+                (ALL, A | D),
+                // EMPA-12: nothing in common, and so one of ours.
+                (A | B, A | D),
+                (A, A | D),
+                // EMPA-11: without A the others mean nothing.
+                (B | C | D, 0),
+            ][..],
+        ),
+        (
+            "send,write,read",
+            &[(A | B, A | B), (A | B | C, A | C), (ALL, A | D)],
+        ),
+        ("send", &[(ALL, A | B), (A | C | D, A | B)]),
+        ("write", &[(ALL, A | C), (A | D, A | C)]),
+    ] {
+        let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_RTR_TYPES", types)]));
+        for (asked, answered) in choices {
+            let octets = request(CRC, 2, Some(asked | 8 << 16 | 8));
+            let (event, mut peer, reply) = scene.accepted(&octets, (8, 8), &[]);
+            assert_eq!(
+                reply.word(),
+                Some(answered | 8 << 16 | 8),
+                "to {asked:08x} with {types}"
+            );
+            let rtr = match answered & (B | C | D) {
+                B => send(1, b""),
+                D => rtr_read(),
+                _ => rtr_write(),
+            };
+            // EMPA-18, EMPA-19: it takes no receive, makes no completion, and the next of its queue is number 2.
+            let at_once = answered & A == 0;
+            if at_once {
+                scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+            }
+            scene.opens(event.about, &mut peer, &rtr, at_once);
+        }
+        scene.victim.leaves();
+    }
+}
+
+#[test]
+fn empa_19_a_read_as_rtr_counts_in_its_queue() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let (event, mut peer, _) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
+    let (at, rkey) = scene.victim.buffer();
+    // EMPA-20: whatever it names is not looked at.
+    peer.tell(&[read_request(1, 0, u64::MAX, 0), read_request(2, rkey, at, 4)]);
+    scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+    assert_eq!(peer.ulpdu().len(), 14);
+    assert_eq!(peer.ulpdu()[14..], [0; 4]);
+    scene.ends();
+}
+
+#[test]
+fn empa_21_another_first_message_than_agreed_is_taken() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    for first in [rtr_write(), write(0, u64::MAX, b"")] {
+        let (event, mut peer, reply) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
+        assert_eq!(reply.word(), Some(0x8008_4010));
+        scene.opens(event.about, &mut peer, &first, false);
+    }
+    // A real message opens as well.
+    let (event, mut peer, _) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
+    peer.tell(&[send(1, b"hello")]);
+    scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+    scene.victim.completes(event.about, &[(0, status::SUCCESS)]);
+    scene.ends();
+}
+
+#[test]
+fn empa_30_to_37_read_depths() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    const NO: u32 = 0x3fff;
+    // Their IRD and ORD; ours; what we answer.
+    for ((ird, ord), own, (our_ird, our_ord)) in [
+        // EMPA-31: our ORD keeps to their IRD.
+        ((4, 8), (8, 8), (8, 4)),
+        ((0, 8), (8, 8), (8, 0)),
+        ((200, 200), (8, 8), (8, 8)),
+        // EMPA-32: a Read opens, and so has a place.
+        ((16, 0), (0, 16), (1, 16)),
+        ((16, 8), (0, 16), (1, 16)),
+        // EMPA-37: each direction for itself.
+        ((NO, NO), (8, 16), (NO, NO)),
+        ((16, NO), (8, 16), (NO, 16)),
+        ((4, NO), (8, 16), (NO, 4)),
+        ((NO, 8), (8, 16), (8, NO)),
+        // EMPA-39: more than an octet can say.
+        ((0x3ffe, 0x3ffe), (128, 128), (128, 128)),
+    ] {
+        let octets = request(CRC, 2, Some(0x8000_4000 | ird << 16 | ord));
+        let (event, mut peer, reply) = scene.accepted(&octets, own, &[]);
+        let expected = 0x8000_4000 | our_ird << 16 | our_ord;
+        assert_eq!(
+            reply.word(),
+            Some(expected),
+            "to IRD {ird} and ORD {ord} with {own:?}"
+        );
+        // EMPA-36, as far as an octet goes.
+        if ord != NO {
+            assert_eq!(event.ird, u64::from(ord.min(255)));
+        }
+        if ird != NO {
+            assert_eq!(event.ord, u64::from(ird.min(255)));
+        }
+        scene.opens(event.about, &mut peer, &rtr_read(), false);
+    }
+    scene.ends();
+}
+
+#[test]
+fn empa_31_reads_keep_to_the_initiator_s_ird() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let (event, mut peer, reply) = scene.accepted(&request(CRC, 2, Some(0x8001_8008)), DEPTHS, &[]);
+    assert_eq!(reply.word(), Some(0x8008_8001));
+    peer.tell(&[rtr_write()]);
+    let id = event.about;
+    scene.victim.learns(id, happening::ESTABLISHED, 0);
+    for wr_id in [200, 201] {
+        assert_eq!(scene.victim.posts(id, 4, wr_id, 8, (0x1000, 0x2000)), 0);
+    }
+    let first = peer.ulpdu();
+    assert_eq!(first[..2], [0x41, 0x41]);
+    peer.stays_silent(Duration::from_millis(100));
+    let stag = u32::from_be_bytes([first[18], first[19], first[20], first[21]]);
+    let (at, _) = scene.victim.buffer();
+    peer.tell(&[urnic_tests::ulpdu::read_response(stag, at, &[1; 8])]);
+    assert_eq!(peer.ulpdu()[..2], [0x41, 0x41]);
+    scene.ends();
+}
+
+#[test]
+fn mpa_s_13_empa_22_a_responder_sends_nothing_before_the_first_fpdu() {
+    // With queues of their own and with one that all share; with an RTR to come, and without.
+    for shared in [false, true] {
+        let mut scene = or_skip!(Scene::start(&[]));
+        if shared {
+            scene.victim.shares();
+        }
+        for word in [Some(0x8010_c008), Some(0x0010_0008), None] {
+            let revision = if word.is_some() { 2 } else { 1 };
+            let (event, mut peer, _) = scene.accepted(&request(CRC, revision, word), DEPTHS, &[]);
+            let id = event.about;
+            let at_once = word != Some(0x8010_c008);
+            if at_once {
+                scene.victim.learns(id, happening::ESTABLISHED, 0);
+            }
+            scene.victim.sends(id, 100, 5);
+            scene.victim.sends(id, 101, 0);
+            peer.stays_silent(Duration::from_millis(100));
+            // Half an FPDU is none.
+            let rtr = peer.framed(&[rtr_write()]);
+            peer.send(&rtr[..rtr.len() - 1]);
+            peer.stays_silent(Duration::from_millis(50));
+            assert!(scene.victim.has_none(id));
+            peer.send(&rtr[rtr.len() - 1..]);
+            assert_eq!(peer.ulpdu()[10..14], [0, 0, 0, 1]);
+            assert_eq!(peer.ulpdu(), send(2, b""));
+            scene
+                .victim
+                .completes(id, &[(100, status::SUCCESS), (101, status::SUCCESS)]);
+            if !at_once {
+                scene.victim.learns(id, happening::ESTABLISHED, 0);
+            }
+            peer.reset();
+            scene.victim.learns(id, happening::DISCONNECTED, 0);
+            scene.victim.completes(id, &ALL_FLUSHED);
+            scene.victim.destroys(id);
+        }
+        scene.ends();
+    }
+}
+
+#[test]
+fn empa_22_what_waits_behind_the_fence_is_flushed_when_the_peer_goes() {
+    for shared in [false, true] {
+        let mut scene = or_skip!(Scene::start(&[]));
+        if shared {
+            scene.victim.shares();
+        }
+        for reset in [true, false] {
+            let (event, mut peer, _) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
+            let id = event.about;
+            scene.victim.sends(id, 100, 5);
+            scene.victim.sends(id, 101, 0);
+            if reset {
+                peer.reset();
+            } else {
+                peer.finish();
+                // EMPA-23: nothing may be sent.
+                peer.end();
+            }
+            let event = scene.victim.event();
+            assert_eq!(
+                (event.id, event.kind),
+                (id, happening::CONNECT_ERROR),
+                "{event:?}"
+            );
+            assert_eq!(event.status, -ECONNRESET);
+            let mut seen: Vec<(u64, u64)> = (0..6)
+                .map(|_| scene.victim.completion(id).1)
+                .map(|wc| (wc.id, wc.status))
+                .collect();
+            seen.sort_unstable();
+            let flushed = [0, 1, 2, 3, 100, 101].map(|wr_id| (wr_id, status::FLUSHED));
+            assert_eq!(seen, flushed);
+            assert!(scene.victim.has_none(id));
+            scene.victim.destroys(id);
+        }
+        scene.ends();
+    }
+}
+
+#[test]
+fn mpa_s_21_a_first_fpdu_that_never_comes_is_not_waited_for_for_ever() {
+    let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_RTR_TIMEOUT_S", "1")]));
+    let (event, mut peer, _) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
+    scene.victim.sends(event.about, 100, 5);
+    scene
+        .victim
+        .learns(event.about, happening::UNREACHABLE, -ETIMEDOUT);
+    // EMPA-23: no Terminate.
+    peer.end();
+    scene.ends();
+}
+
+#[test]
+fn empa_23_an_error_before_the_fence_opens_makes_no_terminate() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    // A bad CRC; no FPDU at all; a Read Request that is cut off by FIN.
+    for octets in [
+        hex("000ec140 00000001 00000000 00000000 00000000"),
+        vec![0xff; 2000],
+        b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
+    ] {
+        let (event, mut peer, _) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
+        peer.send(&octets);
+        peer.finish();
+        peer.end();
+        let learned = scene.victim.event();
+        assert_eq!(
+            (learned.id, learned.kind),
+            (event.about, happening::CONNECT_ERROR),
+            "{learned:?}"
+        );
+        assert!(learned.status < 0);
+        scene.victim.completes(event.about, &ALL_FLUSHED);
+        scene.victim.destroys(event.about);
+    }
+    scene.ends();
+}
+
+#[test]
+fn garbage_behind_the_first_fpdu_is_answered_by_a_terminate_and_ends_the_connection() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let (event, mut peer, _) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
+    peer.tell(&[rtr_write()]);
+    scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+    peer.send(&hex("000ec140 00000001 00000000 00000000 00000000"));
+    assert_eq!(peer.ulpdu(), complaint(0x2002, &[]));
+    assert_eq!(peer.end(), End::Closed);
+    drop(peer);
+    scene.victim.learns(event.about, happening::DISCONNECTED, 0);
+    scene.victim.completes(event.about, &ALL_FLUSHED);
+    scene.ends();
+}
+
+// The frame of 2007.
+
+#[test]
+fn s001_03_to_05_the_rtr_frame_opens_the_fence() {
+    let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_RTR_FRAME", "hex")]));
+    for key in RTR_KEYS {
+        // Its flags follow the Reply's, or not; its private data means nothing.
+        for rest in ["00010000", "40010000", "40010004 01020304"] {
+            let asked = hex(&format!("{REQUEST_KEY} 50010000"));
+            let (event, mut peer, reply) = scene.accepted(&asked, DEPTHS, &[]);
+            assert_eq!(reply.octets(), hex(&format!("{REPLY_KEY} 50010000")));
+            peer.stays_silent(Duration::from_millis(20));
+            assert!(scene.victim.is_quiet());
+            peer.send(&hex(&format!("{key} {rest}")));
+            scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+            // The responder may begin.
+            scene.victim.sends(event.about, 100, 0);
+            assert_eq!(peer.ulpdu(), send(1, b""));
+            peer.tell(&[send(1, b"hello")]);
+            scene
+                .victim
+                .completes(event.about, &[(100, status::SUCCESS), (0, status::SUCCESS)]);
+            peer.reset();
+            scene.victim.learns(event.about, happening::DISCONNECTED, 0);
+            scene.victim.destroys(event.about);
+        }
+    }
+    // S001-02, S001-08: who offers nothing, and who is enhanced, is answered as without the option.
+    let (event, mut peer, reply) = scene.accepted(&request(CRC, 1, None), DEPTHS, &[]);
+    assert_eq!(reply.octets(), hex(&format!("{REPLY_KEY} 40010000")));
+    scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+    scene.opens(event.about, &mut peer, &rtr_write(), true);
+    scene.ends();
+}
+
+#[test]
+fn s001_06_something_else_than_the_rtr_frame_closes() {
+    let mut scene = or_skip!(Scene::start(&[
+        ("URNIC_MPA_RTR_FRAME", "hex"),
+        ("URNIC_MPA_RTR_TIMEOUT_S", "1")
+    ]));
+    for (octets, expected) in [
+        (
+            hex(&format!("{REQUEST_KEY} 40010000")),
+            (happening::CONNECT_ERROR, -71),
+        ),
+        (
+            Framing::default().frame(&send(1, b"hello")),
+            (happening::CONNECT_ERROR, -71),
+        ),
+        (hex(RTR_KEYS[0]), (happening::UNREACHABLE, -ETIMEDOUT)),
+        (Vec::new(), (happening::UNREACHABLE, -ETIMEDOUT)),
+    ] {
+        let asked = hex(&format!("{REQUEST_KEY} 50010000"));
+        let (event, mut peer, _) = scene.accepted(&asked, DEPTHS, &[]);
+        peer.send(&octets);
+        let learned = scene.victim.event();
+        assert_eq!((learned.id, learned.verdict()), (event.about, expected));
+        assert!(peer.rest().0.is_empty());
+        scene.victim.destroys(event.about);
+    }
+    scene.ends();
+}

@@ -1,0 +1,497 @@
+//! rdma_cm calls as MPA's initiator (RFC 5044 §7, RFC 6581; conformance §§1.4, 2, 3, 13.3): Requests, RTR messages and Terminates octet
+//! by octet, and the events that the program gets.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::time::Duration;
+
+use urnic_tests::framing::Framing;
+use urnic_tests::or_skip;
+use urnic_tests::peer::{End, Peer, hex};
+use urnic_tests::startup::{CRC, ENHANCED, Frame, MARKERS, REJECT};
+use urnic_tests::ulpdu::{complaint, read_response, send};
+use urnic_tests::victim::cm::{CmVictim, Event, happening};
+use urnic_tests::victim::{state, status};
+
+use super::rdma_cm::{ALL_FLUSHED, ECONNRESET, ETIMEDOUT, REPLY_KEY, REQUEST_KEY, rtr_write};
+
+/// IRD and ORD of vector MPA-REQ-R2-P2P.
+const DEPTHS: (u8, u8) = (16, 8);
+const ECONNREFUSED: i64 = 111;
+const EPROTO: i64 = 71;
+/// Vector F-WRITE0-RTR.
+const WRITE_RTR: &str = "000ec140 00000001 00000000 00000000 ebd34c5f";
+
+/// An accepting Reply with this word.
+fn reply(word: u32) -> Vec<u8> {
+    hex(&format!("{REPLY_KEY} 50020004 {word:08x}"))
+}
+
+/// A call that has reached us, with its Request read.
+#[track_caller]
+fn called(victim: &mut CmVictim) -> (u64, Peer, TcpListener) {
+    let (id, mut peer, listener) = victim.calls_us(DEPTHS, &[]);
+    assert_eq!(peer.take(24), hex(&format!("{REQUEST_KEY} 50020004 8010c008")));
+    (id, peer, listener)
+}
+
+/// Traffic goes both ways behind the RTR; then the peer ends it. `ours`: number of our first Send.
+#[track_caller]
+fn works(victim: &mut CmVictim, id: u64, peer: &mut Peer, ours: u32) {
+    peer.tell(&[send(1, b"hello")]);
+    victim.completes(id, &[(0, status::SUCCESS)]);
+    victim.sends(id, 100, 0);
+    assert_eq!(peer.ulpdu(), send(ours, b""));
+    victim.completes(id, &[(100, status::SUCCESS)]);
+    peer.finish();
+    victim.learns(id, happening::DISCONNECTED, 0);
+    assert_eq!(peer.end(), End::Closed);
+    victim.completes(id, &ALL_FLUSHED[1..]);
+    assert_eq!(victim.state(id), state::ERR);
+    victim.destroys(id);
+}
+
+/// The program can still call.
+#[track_caller]
+fn goes_on(victim: &mut CmVictim) {
+    assert!(victim.is_quiet(), "an event too many");
+    let (id, mut peer, _listener) = called(victim);
+    peer.send(&reply(0x8008_8010));
+    assert_eq!(peer.take(20), hex(WRITE_RTR));
+    victim.learns(id, happening::ESTABLISHED, 0);
+    works(victim, id, &mut peer, 1);
+    assert!(victim.is_quiet(), "an event too many");
+}
+
+#[test]
+fn every_request_vector_is_sent() {
+    for (variables, depths, data, request) in [
+        // MPA-REQ-R2-P2P, -PD, -CS, -ALLRTR; EMPA-39: all that an octet can say.
+        (&[][..], (16, 8), &b""[..], "50020004 8010c008"),
+        (&[], (16, 8), b"ULP!", "50020008 8010c008 554c5021"),
+        (&[("PEER_TO_PEER", "false")], (16, 8), b"", "50020004 00100008"),
+        (
+            &[("RTR_TYPES", "send,write,read")],
+            (1, 1),
+            b"",
+            "50020004 c001c001",
+        ),
+        (&[("RTR_TYPES", "send")], (16, 8), b"", "50020004 c0100008"),
+        (&[("RTR_TYPES", "read")], (16, 8), b"", "50020004 80104008"),
+        (&[], (0, 0), b"", "50020004 8000c000"),
+        // MPA-REQ-R1, -MC, -NOCRC.
+        (&[("REVISION", "1")], (16, 8), b"", "40010000"),
+        (&[("REVISION", "1")], (16, 8), b"no", "40010002 6e6f"),
+        (
+            &[("REVISION", "1"), ("MARKERS", "true")],
+            (16, 8),
+            b"",
+            "c0010000",
+        ),
+        (&[("REVISION", "1"), ("CRC", "false")], (16, 8), b"", "00010000"),
+        // S001-REQ: S001-01, S001-08.
+        (&[("RTR_FRAME", "hex")], (16, 8), b"", "50010000"),
+    ] {
+        let names: Vec<(String, &str)> = variables
+            .iter()
+            .map(|(name, value): &(&str, &str)| (format!("URNIC_MPA_{name}"), *value))
+            .collect();
+        let variables: Vec<(&str, &str)> = names
+            .iter()
+            .map(|(name, value)| (name.as_str(), *value))
+            .collect();
+        let mut victim = or_skip!(CmVictim::start(&variables));
+        let (id, mut peer, _listener) = victim.calls_us(depths, data);
+        let octets = hex(&format!("{REQUEST_KEY} {request}"));
+        assert_eq!(peer.take(octets.len()), octets, "with {variables:?}");
+        // MPA-S-15: and nothing behind it.
+        peer.stays_silent(Duration::from_millis(20));
+        victim.destroys(id);
+        assert_eq!(peer.end(), End::Reset);
+        victim.leaves();
+    }
+}
+
+#[test]
+fn empa_04_private_data_goes_out_and_comes_in_to_the_last_octet() {
+    let mut victim = or_skip!(CmVictim::start(&[]));
+    let data: Vec<u8> = (0..508).map(|at| at as u8 ^ 0x33).collect();
+    let (id, mut peer, _listener) = victim.calls_us(DEPTHS, &data[..255]);
+    let request = Frame::read(&mut peer);
+    assert_eq!(request.private_data[..4], hex("8010c008"));
+    assert_eq!(request.private_data[4..], data[..255]);
+    peer.send(&hex(&format!("{REPLY_KEY} 50020200 80088010")));
+    peer.send(&data);
+    let event = victim.learns(id, happening::ESTABLISHED, 0);
+    assert_eq!(event.private_data, data[..255]);
+    assert_eq!(peer.take(20), hex(WRITE_RTR));
+    works(&mut victim, id, &mut peer, 1);
+    victim.leaves();
+}
+
+#[test]
+fn empa_15_17_20_the_rtr_of_the_reply_is_sent_first() {
+    const A: u32 = 0x8008_0010;
+    const B: u32 = 0x4000_0000;
+    const C: u32 = 0x8000;
+    const D: u32 = 0x4000;
+    for (types, answers) in [
+        (
+            "write,read",
+            &[(C, C), (D, D), (C | D, C), (B | C, C), (B | C | D, C)][..],
+        ),
+        ("send,write,read", &[(B, B), (B | D, D)]),
+        ("send", &[(B, B), (B | C | D, B)]),
+        ("read", &[(D, D)]),
+    ] {
+        let mut victim = or_skip!(CmVictim::start(&[("URNIC_MPA_RTR_TYPES", types)]));
+        for (offered, sent) in answers {
+            let (id, mut peer, _listener) = victim.calls_us(DEPTHS, &[]);
+            assert_eq!(Frame::read(&mut peer).private_data.len(), 4);
+            peer.send(&reply(A | offered));
+            let first = peer.ulpdu();
+            let ours = match *sent {
+                B => {
+                    assert_eq!(first, send(1, b""));
+                    2
+                }
+                C => {
+                    assert_eq!(first, rtr_write());
+                    1
+                }
+                _ => {
+                    // Length 0, of a source that is nobody's but not 0.
+                    assert_eq!((first[..2].to_vec(), first.len()), (vec![0x41, 0x41], 46));
+                    assert_eq!(first[2..18], hex("00000000 00000001 00000001 00000000"));
+                    assert_eq!(first[30..34], [0; 4]);
+                    assert_ne!(first[34..38], [0; 4]);
+                    let stag = u32::from_be_bytes([first[18], first[19], first[20], first[21]]);
+                    peer.tell(&[read_response(stag, 0, b"")]);
+                    1
+                }
+            };
+            victim.learns(id, happening::ESTABLISHED, 0);
+            assert!(victim.has_none(id));
+            if *sent == D {
+                // EMPA-19: the next Read is number 2.
+                assert_eq!(victim.posts(id, 4, 50, 4, (0x1000, 0x2000)), 0);
+                let read = peer.ulpdu();
+                assert_eq!(read[2..18], hex("00000000 00000001 00000002 00000000"));
+                let stag = u32::from_be_bytes([read[18], read[19], read[20], read[21]]);
+                let to = u64::from_be_bytes(read[22..30].try_into().expect("eight octets"));
+                peer.tell(&[read_response(stag, to, &[9; 4])]);
+                victim.completes(id, &[(50, status::SUCCESS)]);
+            }
+            works(&mut victim, id, &mut peer, ours);
+        }
+        victim.leaves();
+    }
+}
+
+#[test]
+fn empa_16_no_rtr_in_common_terminates() {
+    let mut victim = or_skip!(CmVictim::start(&[]));
+    // Vector F-TERM-207. B alone, none; and A=0 where we asked for peer-to-peer.
+    for word in [0xc008_0010, 0x8008_0010, 0x0008_0010] {
+        let (id, mut peer, _listener) = called(&mut victim);
+        peer.send(&reply(word));
+        assert_eq!(
+            peer.take(28),
+            hex("00164147 00000000 00000002 00000001 00000000 20070000 1bd2babe"),
+            "{word:08x}"
+        );
+        assert_eq!(peer.end(), End::Closed);
+        victim.learns(id, happening::CONNECT_ERROR, -EPROTO);
+        victim.completes(id, &ALL_FLUSHED);
+        victim.destroys(id);
+    }
+    goes_on(&mut victim);
+    victim.leaves();
+}
+
+#[test]
+fn empa_35_more_reads_than_we_can_hold_terminate() {
+    let mut victim = or_skip!(CmVictim::start(&[]));
+    // Vector F-TERM-206.
+    let (id, mut peer, _listener) = called(&mut victim);
+    peer.send(&reply(0x8008_a000));
+    assert_eq!(peer.ulpdu(), complaint(0x2006, &[]));
+    assert_eq!(peer.end(), End::Closed);
+    victim.learns(id, happening::CONNECT_ERROR, -EPROTO);
+    victim.completes(id, &ALL_FLUSHED);
+    goes_on(&mut victim);
+    victim.leaves();
+}
+
+#[test]
+fn empa_34_reads_keep_to_the_responder_s_ird() {
+    let mut victim = or_skip!(CmVictim::start(&[]));
+    // EMPA-37: "not negotiated" leaves our ORD of 8; 2 lowers it.
+    for (ird, most) in [(2, 2), (0x3fff, 8)] {
+        let (id, mut peer, _listener) = called(&mut victim);
+        peer.send(&reply(0x8000_8010 | ird << 16));
+        assert_eq!(peer.take(20), hex(WRITE_RTR));
+        let event = victim.learns(id, happening::ESTABLISHED, 0);
+        // EMPA-36.
+        assert_eq!(event.ird, 16);
+        if ird == 2 {
+            assert_eq!(event.ord, 2);
+        }
+        for wr_id in 0..12 {
+            assert_eq!(victim.posts(id, 4, 50 + wr_id, 4, (0x1000, 0x2000)), 0);
+        }
+        let reads: Vec<Vec<u8>> = (0..most).map(|_| peer.ulpdu()).collect();
+        peer.stays_silent(Duration::from_millis(100));
+        let read = &reads[0];
+        let stag = u32::from_be_bytes([read[18], read[19], read[20], read[21]]);
+        let to = u64::from_be_bytes(read[22..30].try_into().expect("eight octets"));
+        peer.tell(&[read_response(stag, to, &[9; 4])]);
+        assert_eq!(peer.ulpdu()[..2], [0x41, 0x41]);
+        victim.completes(id, &[(50, status::SUCCESS)]);
+        peer.reset();
+        victim.learns(id, happening::DISCONNECTED, 0);
+    }
+    victim.leaves();
+}
+
+#[test]
+fn mpa_s_16_a_reply_byte_by_byte_and_in_one_piece_with_fpdus() {
+    let mut victim = or_skip!(CmVictim::start(&[]));
+    let octets = hex(&format!("{REPLY_KEY} 50020006 80088010 6f6b"));
+    for at_once in [true, false] {
+        let (id, mut peer, _listener) = called(&mut victim);
+        let fpdus = peer.framed(&[send(1, b"hello"), send(2, b"again")]);
+        let all = [&octets[..], &fpdus].concat();
+        peer.send_in_pieces(&all, if at_once { all.len() } else { 1 });
+        assert_eq!(peer.take(20), hex(WRITE_RTR));
+        assert_eq!(victim.learns(id, happening::ESTABLISHED, 0).private_data, b"ok");
+        victim.completes(id, &[(0, status::SUCCESS), (1, status::SUCCESS)]);
+        peer.reset();
+        victim.learns(id, happening::DISCONNECTED, 0);
+        victim.destroys(id);
+    }
+    victim.leaves();
+}
+
+#[test]
+fn mpa_s_12_empa_36_a_rejection_is_told_with_all_it_says() {
+    let mut victim = or_skip!(CmVictim::start(&[]));
+    for (said, depths, data) in [
+        ("70020004 80014008", Some((8, 1)), &b""[..]),
+        ("70020006 80014008 6e6f", Some((8, 1)), b"no"),
+        // EMPA-33: the required ORD in the word. Without A. Not enhanced.
+        ("70020004 00000020", Some((32, 0)), b""),
+        ("60020002 6e6f", None, b"no"),
+        ("60010002 6e6f", None, b"no"),
+        ("60010000", None, b""),
+    ] {
+        let (id, mut peer, _listener) = called(&mut victim);
+        peer.send(&hex(&format!("{REPLY_KEY} {said}")));
+        let event = victim.learns(id, happening::REJECTED, -ECONNREFUSED);
+        assert_eq!(event.private_data, data, "{said}");
+        if let Some(depths) = depths {
+            assert_eq!((event.ird, event.ord), depths, "{said}");
+        }
+        assert_eq!(peer.end(), End::Closed, "{said}");
+        victim.destroys(id);
+    }
+    goes_on(&mut victim);
+    victim.leaves();
+}
+
+/// The second attempt of a call: revision 1 on a new connection.
+#[track_caller]
+fn falls_back(victim: &mut CmVictim, id: u64, listener: &TcpListener, data: &[u8]) {
+    let mut peer = Peer::answer(listener);
+    let request = Frame::read(&mut peer);
+    let expected = Frame {
+        request: true,
+        flags: CRC,
+        revision: 1,
+        private_data: data.to_vec(),
+    };
+    assert_eq!(request, expected);
+    peer.send(&hex(&format!("{REPLY_KEY} 40010002 6f6b")));
+    // No RTR: who called sends when it likes.
+    assert_eq!(victim.learns(id, happening::ESTABLISHED, 0).private_data, b"ok");
+    peer.stays_silent(Duration::from_millis(20));
+    works(victim, id, &mut peer, 1);
+}
+
+#[test]
+fn empa_07_a_peer_that_knows_revision_1_only_is_called_again() {
+    let mut victim = or_skip!(CmVictim::start(&[]));
+    for graceful in [false, true] {
+        let (id, mut peer, listener) = victim.calls_us(DEPTHS, b"data");
+        Frame::read(&mut peer);
+        if graceful {
+            peer.finish();
+        } else {
+            peer.reset();
+        }
+        falls_back(&mut victim, id, &listener, b"data");
+    }
+    victim.leaves();
+}
+
+#[test]
+fn empa_10_a_reply_that_is_not_enhanced_is_an_error_and_calls_again() {
+    let mut victim = or_skip!(CmVictim::start(&[]));
+    for flags in ["4001", "4002"] {
+        let (id, mut peer, listener) = victim.calls_us(DEPTHS, b"data");
+        Frame::read(&mut peer);
+        peer.send(&hex(&format!("{REPLY_KEY} {flags} 0000")));
+        assert!(peer.rest().0.is_empty());
+        falls_back(&mut victim, id, &listener, b"data");
+    }
+    victim.leaves();
+}
+
+#[test]
+fn empa_07_a_peer_that_resets_every_attempt_rejects() {
+    let mut victim = or_skip!(CmVictim::start(&[]));
+    let (id, peer, listener) = called(&mut victim);
+    peer.reset();
+    let mut peer = Peer::answer(&listener);
+    assert_eq!(Frame::read(&mut peer).revision, 1);
+    peer.reset();
+    victim.learns(id, happening::REJECTED, -ECONNRESET);
+    goes_on(&mut victim);
+    victim.leaves();
+}
+
+#[test]
+fn mpa_s_05_e_03_a_bad_reply_is_closed_at_once_and_told() {
+    let mut victim = or_skip!(CmVictim::start(&[]));
+    for bad in [
+        // Two initiators.
+        hex(&format!("{REQUEST_KEY} 50020004 8010c008")),
+        // Revisions 0 and 3; too much private data; no room for the word.
+        hex(&format!("{REPLY_KEY} 40000000")),
+        hex(&format!("{REPLY_KEY} 50030004 80088010")),
+        hex(&format!("{REPLY_KEY} 50020201 80088010")),
+        hex(&format!("{REPLY_KEY} 50020002 8008")),
+        b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
+        vec![0; 100],
+        vec![0xff; 3000],
+    ] {
+        let (id, mut peer, _listener) = called(&mut victim);
+        peer.send(&bad);
+        let (answer, _) = peer.rest();
+        assert!(answer.is_empty(), "{answer:02x?} to {bad:02x?}");
+        victim.learns(id, happening::CONNECT_ERROR, -EPROTO);
+        victim.destroys(id);
+    }
+    goes_on(&mut victim);
+    victim.leaves();
+}
+
+#[test]
+fn mpa_s_06_silence_is_not_waited_for_for_ever() {
+    let mut victim = or_skip!(CmVictim::start(&[("URNIC_MPA_STARTUP_TIMEOUT_INITIATOR_S", "1")]));
+    let octets = reply(0x8008_8010);
+    for len in [0, 1, 19, 20, 23] {
+        let (id, mut peer, _listener) = called(&mut victim);
+        peer.send(&octets[..len]);
+        let event = victim.learns(id, happening::UNREACHABLE, -ETIMEDOUT);
+        assert_eq!(event.private_data, b"");
+        peer.end();
+        victim.destroys(id);
+    }
+    goes_on(&mut victim);
+    victim.leaves();
+}
+
+#[test]
+fn nobody_at_that_port_is_a_rejection() {
+    let mut victim = or_skip!(CmVictim::start(&[]));
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let there = listener.local_addr().expect("a bound socket");
+    drop(listener);
+    let id = victim.calls(there, DEPTHS, &[]);
+    victim.learns(id, happening::REJECTED, -ECONNREFUSED);
+    goes_on(&mut victim);
+    victim.leaves();
+}
+
+#[test]
+fn mpa_m_01_c_05_the_reply_s_flags_count_as_well() {
+    let mut victim = or_skip!(CmVictim::start(&[("URNIC_MPA_CRC", "false")]));
+    let (id, mut peer, _listener) = victim.calls_us(DEPTHS, &[]);
+    assert_eq!(Frame::read(&mut peer).flags, ENHANCED);
+    let answer = Frame {
+        request: false,
+        flags: CRC | MARKERS | ENHANCED,
+        revision: 2,
+        private_data: hex("80088010"),
+    };
+    peer.send(&answer.octets());
+    peer.inbound = Framing::new(true, true);
+    peer.outbound = Framing::new(true, false);
+    assert_eq!(peer.ulpdu(), rtr_write());
+    victim.learns(id, happening::ESTABLISHED, 0);
+    victim.sends(id, 100, 2000);
+    assert_eq!(peer.ulpdu().len(), 2018);
+    let mut bad = peer.framed(&[send(1, b"hello")]);
+    bad[20] ^= 1;
+    peer.send(&bad);
+    assert_eq!(peer.ulpdu(), complaint(0x2002, &[]));
+    victim.learns(id, happening::DISCONNECTED, 0);
+    victim.leaves();
+}
+
+#[test]
+fn a_program_that_keeps_its_queue_pair_to_itself_begins_when_it_says_so() {
+    let mut victim = or_skip!(CmVictim::start(&[]));
+    victim.keeps_queue_pairs();
+    let (id, mut peer, _listener) = called(&mut victim);
+    peer.send(&hex(&format!("{REPLY_KEY} 50020006 80088010 6f6b")));
+    let Event {
+        ird,
+        ord,
+        private_data,
+        ..
+    } = victim.learns(id, happening::CONNECT_RESPONSE, 0);
+    assert_eq!((ird, ord, private_data), (16, 8, b"ok".to_vec()));
+    // EMPA-17: the RTR goes when the queue pair is ready for what it opens.
+    peer.stays_silent(Duration::from_millis(50));
+    assert_eq!(victim.establishes(id), 0);
+    assert_eq!(peer.take(20), hex(WRITE_RTR));
+    works(&mut victim, id, &mut peer, 1);
+    victim.leaves();
+}
+
+#[test]
+fn s001_01_02_the_rtr_frame_is_sent_to_who_wants_it() {
+    for (option, key) in [("hex", "74522046"), ("text", "74722046")] {
+        let mut victim = or_skip!(CmVictim::start(&[("URNIC_MPA_RTR_FRAME", option)]));
+        let (id, mut peer, _listener) = victim.calls_us(DEPTHS, &[]);
+        assert_eq!(peer.take(20), hex(&format!("{REQUEST_KEY} 50010000")));
+        peer.send(&hex(&format!("{REPLY_KEY} 50010000")));
+        assert_eq!(
+            peer.take(20),
+            hex(&format!("4d504120 49442052 {key} 72616d65 40010000"))
+        );
+        victim.learns(id, happening::ESTABLISHED, 0);
+        works(&mut victim, id, &mut peer, 1);
+        // S001-02.
+        let (id, mut peer, _listener) = victim.calls_us(DEPTHS, &[]);
+        assert_eq!(peer.take(20), hex(&format!("{REQUEST_KEY} 50010000")));
+        peer.send(&hex(&format!("{REPLY_KEY} 40010000")));
+        victim.learns(id, happening::ESTABLISHED, 0);
+        peer.stays_silent(Duration::from_millis(20));
+        works(&mut victim, id, &mut peer, 1);
+        // And none to who says no.
+        let (id, mut peer, _listener) = victim.calls_us(DEPTHS, &[]);
+        peer.take(20);
+        let no = Frame {
+            request: false,
+            flags: CRC | REJECT | ENHANCED,
+            revision: 1,
+            private_data: Vec::new(),
+        };
+        peer.send(&no.octets());
+        victim.learns(id, happening::REJECTED, -ECONNREFUSED);
+        assert_eq!(peer.end(), End::Closed);
+        victim.leaves();
+    }
+}
