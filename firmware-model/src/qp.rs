@@ -4,7 +4,7 @@
 //!
 //! *Gathering.* A ring is served at once. From the [`BURST`]th ring with no poll between, sends are gathered: the event
 //! index moves [`GATHERED`] blocks ahead, and what is posted until then leaves with the next poll, arm, or tick of the
-//! background thread. A flush that finds no more than one entry ends that.
+//! background thread. [`CALM`] flushes in a row that find no more than one entry end that.
 
 use crate::counters::Counter;
 use crate::device::Core;
@@ -27,8 +27,10 @@ use urnic_verbs_api::vocabulary::QpState;
 
 /// Rings with no poll between that begin a burst.
 const BURST: u32 = 4;
+/// Flushes that find next to nothing and end a burst: one is but the program catching up with its completions.
+const CALM: u32 = 8;
 /// Blocks that may be posted in a burst without a ring.
-const GATHERED: u32 = 32;
+const GATHERED: u32 = 64;
 /// Event index so far ahead that no ring comes: the device looks by itself.
 const NO_RING: u32 = 1 << 30;
 
@@ -112,6 +114,8 @@ struct Inner {
     held: bool,
     /// Sends are gathered.
     burst: bool,
+    /// Flushes in a row that found next to nothing.
+    calm: u32,
     /// Rings since the program last looked for completions, and what [`Qp::looks`] was then.
     rings: u32,
     looks: u32,
@@ -150,6 +154,7 @@ impl Qp {
                 dead: false,
                 held: false,
                 burst: false,
+                calm: 0,
                 rings: 0,
                 looks: 0,
                 timer: None,
@@ -329,11 +334,15 @@ impl Qp {
     fn gather(self: &Arc<Qp>, core: &Core, inner: &mut Inner, before: u32, asked: Asked) {
         let sent = inner.engine.send_queue().taken().wrapping_sub(before);
         let begins = !inner.burst && inner.rings >= BURST && inner.engine.state() == QpState::Rts;
-        let ends = inner.burst && asked.has(Asked::FLUSH) && sent <= 1;
+        if sent > 1 {
+            inner.calm = 0;
+        } else if asked.has(Asked::FLUSH) {
+            inner.calm += 1;
+        }
         if begins {
-            inner.burst = true;
+            (inner.burst, inner.calm) = (true, 0);
             core.runtime.burst_began();
-        } else if ends {
+        } else if inner.burst && inner.calm >= CALM {
             inner.end_burst(core);
         }
         if inner.burst {
