@@ -17,6 +17,7 @@ use crate::stream::Stream;
 use crate::time::Nanos;
 use crate::turns::Turns;
 use crate::{Counters, counters};
+use std::collections::hash_map::Entry;
 use std::net::SocketAddr;
 use std::ops::BitOr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -493,14 +494,13 @@ impl Qp {
         if local.ip() != remote.ip() {
             return;
         }
-        let of = |qp: &Qp| *qp.ends.lock().unwrap_or_else(PoisonError::into_inner);
         *self.ends.lock().unwrap_or_else(PoisonError::into_inner) = Some((local, remote));
-        let sibling = core
-            .qps
-            .all()
-            .into_iter()
-            .find(|qp| of(qp) == Some((remote, local)));
-        if let Some(sibling) = sibling {
+        let sibling = {
+            let mut ends = core.ends();
+            ends.insert((local, remote), self.id);
+            ends.get(&(remote, local)).copied()
+        };
+        if let Some(sibling) = sibling.and_then(|id| core.qps.find(id)) {
             self.sibling.store(sibling.id, Ordering::Relaxed);
             sibling.sibling.store(self.id, Ordering::Relaxed);
         }
@@ -549,7 +549,13 @@ impl Qp {
         inner.end_burst(core);
         let stream = inner.stream.take();
         drop(inner);
-        *self.ends.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let own_ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(own_ends) = own_ends
+            && let Entry::Occupied(entry) = core.ends().entry(own_ends)
+            && *entry.get() == self.id
+        {
+            entry.remove();
+        }
         match stream {
             Some(mut stream) if reset => stream.reset(),
             Some(stream) => core.runtime.linger(core, stream, Vec::new()),

@@ -16,8 +16,9 @@ use crate::stream::{Network, Streams};
 use crate::time::Nanos;
 use arc_swap::ArcSwapOption;
 use rustix::rand::{GetRandomFlags, getrandom};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use urnic_verbs_api::device::doorbell::{Doorbell, Kind};
@@ -69,6 +70,8 @@ pub(crate) struct Core {
     pub(crate) cqs: Table<CompletionQueue>,
     pub(crate) srqs: Table<SharedReceiveQueue>,
     pub(crate) qps: Table<Qp>,
+    /// Queue pairs whose peers are on this host, by the ends of their streams, theirs first. A leaf.
+    ends: Mutex<HashMap<(SocketAddr, SocketAddr), u32>>,
     pub(crate) streams: Streams,
     pub(crate) runtime: Runtime,
     descriptors: Arc<Descriptors>,
@@ -150,6 +153,7 @@ impl Core {
             cqs: Table::new(limits.cqs),
             srqs: Table::new(limits.srqs),
             qps: Table::new(limits.qps),
+            ends: Mutex::default(),
             streams: Streams::new(limits.streams),
             abandoned: AtomicBool::new(false),
             config,
@@ -168,6 +172,10 @@ impl Core {
 
     pub(crate) fn event_queues(&self) -> MutexGuard<'_, EventQueues> {
         self.event_queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn ends(&self) -> MutexGuard<'_, HashMap<(SocketAddr, SocketAddr), u32>> {
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A doorbell page; page 0 is always there.
