@@ -36,6 +36,8 @@ pub(super) struct Halves {
     pub(super) responder: Responder,
     /// The RTR that the first FPDU should be.
     pub(super) expected: Option<Rtr>,
+    /// Nothing else will do.
+    pub(super) strict_rtr: bool,
     /// No message has come yet.
     pub(super) fresh: bool,
     /// Nothing was sent yet.
@@ -51,6 +53,7 @@ impl Halves {
             requester,
             responder,
             expected: None,
+            strict_rtr: false,
             fresh: true,
             silent: true,
             response_msn: 1,
@@ -61,7 +64,7 @@ impl Halves {
     #[inline]
     pub(super) fn receive(&mut self, env: &mut Env<'_>, ulpdu: &[u8]) -> Result<(), Refusal> {
         let (opcode, header, payload) = self.parse(ulpdu)?;
-        if self.fresh && self.is_rtr(env, opcode, &header, payload) {
+        if self.fresh && self.is_rtr(env, opcode, &header, payload)? {
             self.responder.swallow();
             return Ok(());
         }
@@ -119,22 +122,37 @@ impl Halves {
     }
 
     /// Looks at the first message: whether it is a Send that no program must see, the RTR. Another first message than
-    /// agreed on is welcome all the same (row EMPA-21).
-    fn is_rtr(&mut self, env: &Env<'_>, opcode: Opcode, header: &Header, payload: &[u8]) -> bool {
+    /// agreed on is welcome all the same, unless the attachment was strict (row EMPA-21).
+    fn is_rtr(
+        &mut self,
+        env: &Env<'_>,
+        opcode: Opcode,
+        header: &Header,
+        payload: &[u8],
+    ) -> Result<bool, Refusal> {
         self.fresh = false;
         let asks_nothing = || ReadRequest::parse(payload).is_ok_and(|request| request.size == 0);
         let as_agreed = match self.expected {
-            None => return false,
+            None => return Ok(false),
             Some(Rtr::Send) => opcode == Opcode::Send && payload.is_empty() && header.last(),
             Some(Rtr::Write) => opcode == Opcode::Write && payload.is_empty(),
             Some(Rtr::Read) => opcode == Opcode::ReadRequest && asks_nothing(),
         };
         if !as_agreed {
-            env.counters.add(Counter::RtrMismatches, 1);
+            self.mismatch(env, opcode)?;
         }
         let first = self.responder.msn;
         let is_first = |h: &Header| matches!(h, Header::Untagged(h) if h.msn == first && h.mo == 0);
-        as_agreed && self.expected == Some(Rtr::Send) && is_first(header)
+        Ok(as_agreed && self.expected == Some(Rtr::Send) && is_first(header))
+    }
+
+    /// The first message is not the RTR that was agreed on.
+    fn mismatch(&self, env: &Env<'_>, opcode: Opcode) -> Result<(), Refusal> {
+        env.counters.add(Counter::RtrMismatches, 1);
+        if self.strict_rtr && opcode != Opcode::Terminate {
+            return Err(TerminateError::MpaLocalCatastrophic.into());
+        }
+        Ok(())
     }
 
     /// The segment that begins with `head` and will have `ulpdu_len` bytes, if its payload may be placed as it
@@ -158,7 +176,10 @@ impl Halves {
             // A fixed header of that length will be refused when it is whole.
             _ => return Ok(None),
         }
-        self.fresh = false;
+        // An RTR has no payload to place.
+        if std::mem::take(&mut self.fresh) && self.expected.is_some() {
+            self.mismatch(env, opcode)?;
+        }
         self.begin(env, &segment)?;
         self.place(env, &segment, 0, payload)?;
         Ok(Some(segment))

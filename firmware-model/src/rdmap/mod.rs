@@ -114,6 +114,8 @@ pub struct Attachment {
     pub markers_rx: bool,
     /// An empty receive queue stalls the stream.
     pub stall_on_empty_rq: bool,
+    /// It does so only until a first receive was taken from it.
+    pub stall_at_first: bool,
     /// The peer's FIN with nothing outstanding leaves the queue pair as it is.
     pub peer_may_close: bool,
     /// A responder may send first: its peer is known to be ready.
@@ -128,6 +130,8 @@ pub struct Attachment {
     pub rtr_send: Option<Rtr>,
     /// RTR to expect first.
     pub rtr_expect: Option<Rtr>,
+    /// Another first message is an error (row EMPA-21).
+    pub strict_rtr: bool,
     /// Posted receives are flushed so long after the peer's FIN, with `peer_may_close`.
     pub fin_grace: Duration,
     /// Control word of a Terminate to send instead of starting; 0 = none.
@@ -144,6 +148,8 @@ impl TryFrom<&Attach> for Attachment {
             | attach::MARKERS_RX
             | attach::STALL_ON_EMPTY_RQ
             | attach::PEER_MAY_CLOSE
+            | attach::STRICT_RTR
+            | attach::STALL_AT_FIRST
             | attach::FENCE_OPEN;
         let flags = arguments.flags.get();
         let has = |flag| flags & flag != 0;
@@ -164,6 +170,7 @@ impl TryFrom<&Attach> for Attachment {
             markers_tx: has(attach::MARKERS_TX),
             markers_rx: has(attach::MARKERS_RX),
             stall_on_empty_rq: has(attach::STALL_ON_EMPTY_RQ),
+            stall_at_first: has(attach::STALL_AT_FIRST),
             peer_may_close: has(attach::PEER_MAY_CLOSE),
             fence_open: has(attach::FENCE_OPEN),
             ord: arguments.ord.get(),
@@ -171,6 +178,7 @@ impl TryFrom<&Attach> for Attachment {
             first_msn: arguments.first_msn.get(),
             rtr_send,
             rtr_expect,
+            strict_rtr: has(attach::STRICT_RTR),
             fin_grace: Duration::from_millis(arguments.fin_grace_ms.get().into()),
             terminate,
         })

@@ -74,6 +74,8 @@ pub(super) struct Responder {
     pub(super) msn: u32,
     /// An empty receive queue is waited for.
     pub(super) stalls: bool,
+    /// It is until a receive was there.
+    pub(super) stalls_at_first: bool,
     /// Immediate data of the Send that comes next.
     announced: Option<[u8; 4]>,
     /// Bytes of the last Write, and whether it has not ended.
@@ -92,6 +94,7 @@ impl Responder {
             verdict: None,
             msn: 1,
             stalls: false,
+            stalls_at_first: false,
             announced: None,
             written: 0,
             writing: false,
@@ -113,6 +116,7 @@ impl Responder {
     fn take(&mut self, env: &mut Env<'_>, opcode: Opcode) -> Result<(), Refusal> {
         match self.rq.take(&mut self.wqe, env.effects) {
             Some(Ok(())) => {
+                self.stalls_at_first = false;
                 self.receiving = Some(Receiving {
                     opcode,
                     room: self.wqe.room(),
@@ -131,7 +135,7 @@ impl Responder {
                 self.verdict = Some(WcStatus::LocQpOpErr);
                 Err(TerminateError::DdpLocalCatastrophic.into())
             }
-            None if self.stalls => Err(Refusal::Stall),
+            None if self.stalls || self.stalls_at_first => Err(Refusal::Stall),
             None => Err(TerminateError::DdpNoBuffer.into()),
         }
     }

@@ -112,8 +112,12 @@ pub mod attach {
     pub const STALL_ON_EMPTY_RQ: u32 = 16;
     /// The peer's FIN with nothing outstanding leaves the queue pair in RTS.
     pub const PEER_MAY_CLOSE: u32 = 32;
+    /// Another first message than the expected RTR is an error, which a Terminate reports.
+    pub const STRICT_RTR: u32 = 64;
     /// We received the MPA Request, and may nevertheless send first: the peer has shown that it is ready.
     pub const FENCE_OPEN: u32 = 128;
+    /// As [`STALL_ON_EMPTY_RQ`], but only until the queue pair has taken its first receive.
+    pub const STALL_AT_FIRST: u32 = 256;
 }
 
 /// What is there to receive from a stream.

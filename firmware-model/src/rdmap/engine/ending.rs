@@ -319,7 +319,10 @@ pub(super) fn complaint(
     ulpdu_len: usize,
     read_request: Option<ReadRequest>,
 ) -> Outgoing {
-    if error == TerminateError::RdmapLocalCatastrophic {
+    if matches!(
+        error,
+        TerminateError::RdmapLocalCatastrophic | TerminateError::MpaLocalCatastrophic
+    ) {
         return Outgoing::new(&Terminate::new(error));
     }
     Outgoing::new(&Terminate {

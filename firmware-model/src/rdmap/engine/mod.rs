@@ -253,13 +253,16 @@ impl Engine {
             requester,
             responder,
             expected,
+            strict_rtr,
             ..
         } = &mut self.halves;
         requester.msn = attachment.first_msn;
         requester.ord = attachment.ord;
         responder.answers.ird = attachment.ird.max(needs_slot(attachment.rtr_expect));
         responder.stalls = attachment.stall_on_empty_rq;
+        responder.stalls_at_first = attachment.stall_at_first;
         *expected = attachment.rtr_expect;
+        *strict_rtr = attachment.strict_rtr;
         Ok(())
     }
 

@@ -22,6 +22,7 @@ pub(crate) fn agreed(initiator: bool) -> Attachment {
         markers_tx: false,
         markers_rx: false,
         stall_on_empty_rq: false,
+        stall_at_first: false,
         peer_may_close: false,
         fence_open: false,
         ord: 16,
@@ -29,6 +30,7 @@ pub(crate) fn agreed(initiator: bool) -> Attachment {
         first_msn: 1,
         rtr_send: None,
         rtr_expect: None,
+        strict_rtr: false,
         fin_grace: Duration::from_secs(2),
         terminate: 0,
     }

@@ -633,6 +633,23 @@ fn empa_21_any_first_fpdu_opens_the_fence_and_a_mismatch_is_counted() {
 }
 
 #[test]
+fn empa_21_a_strict_responder_ends_a_connection_that_begins_otherwise() {
+    let attachment = Attachment {
+        rtr_expect: Some(Rtr::Read),
+        strict_rtr: true,
+        ..agreed(false)
+    };
+    let (mut peer, _) = with_receives(Scripted::with(&Shape::default(), attachment.clone()), 1, 64);
+    peer.say(&vector("F-SEND-hello"));
+    assert_eq!(peer.node.faults(), [(QpFault::TerminateSent, 0x2005_0000)]);
+    assert_eq!(peer.node.received(), [(0, WcStatus::WrFlushErr, 0)]);
+    let mut peer = Scripted::with(&Shape::default(), attachment);
+    peer.say(&vector("F-RREQ0-RTR"));
+    assert_eq!(peer.node.engine.state(), QpState::Rts);
+    assert_eq!(peer.node.count(Counter::RtrMismatches), 0);
+}
+
+#[test]
 fn empa_22_posted_sends_wait_for_the_fence_and_are_flushed_if_it_never_opens() {
     let mut peer = Scripted::with(&Shape::default(), agreed(false));
     for n in 0..3 {
