@@ -114,6 +114,10 @@ fn keys() -> String {
             opt.variable()
         );
     }
+    text.push_str(
+        "\nA file may have [[peer]] sections with an address (\"192.0.2.7\" or \"192.0.2.0/24\") and mpa and cm keys: they are for \
+         rdma_cm\nconnections with such peers, whoever calls. The first section that fits wins over everything else.\n",
+    );
     text
 }
 

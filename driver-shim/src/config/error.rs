@@ -51,6 +51,14 @@ pub enum Error {
         /// Where.
         at: Source,
     },
+    /// A `[[peer]]` that cannot be.
+    #[error("{at}: a [[peer]] {message}")]
+    Peer {
+        /// What is wrong with it.
+        message: String,
+        /// Where.
+        at: Source,
+    },
     /// A list of settings with a piece that sets nothing.
     #[error("{at}: {text} is not KEY=VALUE")]
     NotAPair {

@@ -8,9 +8,11 @@
 //! calls (the plug-in interposes libc's `open` and `read`).
 
 mod error;
+mod network;
 mod options;
 
 pub use error::{Error, Source};
+pub use network::Network;
 pub use options::{OPTIONS, Opt};
 
 use std::ffi::{OsStr, OsString};
@@ -72,6 +74,10 @@ pub struct Mpa {
     pub rtr_types: RtrTypes,
     /// Ask for the peer-to-peer model when calling: our RTR lets the called side send first (RFC 6581 §9.2).
     pub peer_to_peer: bool,
+    /// Accept nothing but the RTR that was agreed on as the first message, and end the connection otherwise (conformance EMPA-21).
+    pub strict_rtr: bool,
+    /// Turn a caller down that takes fewer Reads than the program behind us asks to send, instead of sending fewer (RFC 6581 §9.1).
+    pub strict_depths: bool,
     /// The RTR frame proposed in 2007, with the spelling of its key that we send; `None` is off. Only for peers known to speak it.
     pub rtr_frame: Option<RtrKey>,
 }
@@ -96,9 +102,17 @@ pub struct Native {
 /// Connections made with rdma_cm.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cm {
-    /// How long a Send of the peer may find no receive posted before the connection is terminated. Zero is RFC 5041 to the letter; programs
-    /// written for InfiniBand rely on its retries.
+    /// How long a Send of the peer may find no receive posted before the connection is terminated. Zero is RFC 5041 to the letter, but for
+    /// queue pairs to which no receive was ever posted: their programs get a second to do so.
     pub rnr_grace: Duration,
+}
+
+/// Addresses with options of their own, on rdma_cm connections: a `[[peer]]` of the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    network: Network,
+    /// Keys and values that were found good.
+    options: Vec<(&'static str, String)>,
 }
 
 /// How the device is shown to libibverbs.
@@ -125,6 +139,8 @@ pub struct Config {
     pub cm: Cm,
     /// Presence.
     pub present: Present,
+    /// Peers with options of their own.
+    pub peers: Vec<Peer>,
 }
 
 impl Default for Config {
@@ -146,6 +162,8 @@ impl Default for Config {
                     read: true,
                 },
                 peer_to_peer: true,
+                strict_rtr: false,
+                strict_depths: false,
                 rtr_frame: None,
             },
             native: Native {
@@ -157,9 +175,10 @@ impl Default for Config {
                 park_timeout: Duration::from_millis(10_000),
             },
             cm: Cm {
-                rnr_grace: Duration::from_millis(1000),
+                rnr_grace: Duration::ZERO,
             },
             present: Present::default(),
+            peers: Vec::new(),
         }
     }
 }
@@ -252,26 +271,43 @@ impl Config {
             path: path.to_owned(),
             errno,
         })?;
-        let source = Source::File(path.to_owned());
-        let table = std::str::from_utf8(&bytes)
-            .map_err(|_| "it is not UTF-8".to_owned())
-            .and_then(|text| text.parse::<Table>().map_err(|error| explain(text, &error)));
-        let table = table.map_err(|message| Error::Syntax {
+        let syntax = |message| Error::Syntax {
             path: path.to_owned(),
             message,
-        })?;
-        self.set_table("", &table, &source)
+        };
+        let text = std::str::from_utf8(&bytes).map_err(|_| syntax("it is not UTF-8".to_owned()))?;
+        self.set_file(text, path)
     }
 
-    fn set_table(&mut self, prefix: &str, table: &Table, source: &Source) -> Result<(), Error> {
-        for (name, value) in table {
-            let key = format!("{prefix}{name}");
-            match value {
-                Value::Table(inner) => self.set_table(&format!("{key}."), inner, source)?,
-                value => option(&key, source)?.set_value(self, value, source.clone())?,
+    /// Sets what `text` says, which was read from `path`.
+    pub(crate) fn set_file(&mut self, text: &str, path: &Path) -> Result<(), Error> {
+        let source = Source::File(path.to_owned());
+        let table = text.parse::<Table>().map_err(|error| Error::Syntax {
+            path: path.to_owned(),
+            message: explain(text, &error),
+        })?;
+        for (key, value) in flat("", &table) {
+            match (key.as_str(), value) {
+                ("peer", Value::Array(peers)) => {
+                    let peers = peers.iter().map(|peer| Peer::read(peer, &source));
+                    self.peers = peers.collect::<Result<_, _>>()?;
+                }
+                (key, value) => option(key, &source)?.set_value(self, value, source.clone())?,
             }
         }
         Ok(())
+    }
+
+    /// The options towards that address: the first [`Peer`] that it belongs to wins over everything else.
+    pub fn facing(&self, address: IpAddr) -> Config {
+        let mut config = self.clone();
+        if let Some(peer) = self.peers.iter().find(|peer| peer.network.contains(address)) {
+            for (key, value) in &peer.options {
+                // They were found good when they were read.
+                let _ = config.set(key, value, Source::Flag);
+            }
+        }
+        config
     }
 
     /// What was asked for and this version cannot do.
@@ -299,6 +335,46 @@ impl Config {
         let crc = "mpa.crc=false: nothing but TCP's checksum protects the data unless the peer asks for CRCs";
         (!self.mpa.crc).then_some(crc).into_iter()
     }
+}
+
+impl Peer {
+    /// Reads a `[[peer]]`.
+    fn read(value: &Value, source: &Source) -> Result<Peer, Error> {
+        let wrong = |message| Error::Peer {
+            message,
+            at: source.clone(),
+        };
+        let Value::Table(table) = value else {
+            return Err(wrong("is a section of its own".to_owned()));
+        };
+        let address = table.get("address").and_then(Value::as_str).unwrap_or_default();
+        let network = Network::parse(address).ok_or_else(|| {
+            wrong("needs address = \"ADDRESS\" or \"NETWORK/BITS\" with nothing behind the bits".to_owned())
+        })?;
+        let mut options = Vec::new();
+        for (key, value) in flat("", table).into_iter().filter(|(key, _)| key != "address") {
+            let option = option(&key, source)?;
+            if !option.is_per_peer() {
+                return Err(wrong(format!("cannot have {key}, which is for all alike")));
+            }
+            let text = options::text_of(value);
+            option.set_text(&mut Config::default(), &text, source.clone())?;
+            options.push((option.key, text));
+        }
+        Ok(Peer { network, options })
+    }
+}
+
+/// Values with their whole keys.
+fn flat<'t>(prefix: &str, table: &'t Table) -> Vec<(String, &'t Value)> {
+    let entries = table.iter().flat_map(|(name, value)| {
+        let key = format!("{prefix}{name}");
+        match value {
+            Value::Table(inner) => flat(&format!("{key}."), inner),
+            value => vec![(key, value)],
+        }
+    });
+    entries.collect()
 }
 
 fn option(key: &str, source: &Source) -> Result<&'static Opt, Error> {

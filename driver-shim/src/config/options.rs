@@ -45,13 +45,22 @@ impl Opt {
         })
     }
 
-    /// A TOML value sets what its text would; an array is its elements with commas.
+    /// A TOML value sets what its text would.
     pub(super) fn set_value(&self, config: &mut Config, value: &Value, at: Source) -> Result<(), Error> {
-        let text = match value {
-            Value::Array(elements) => elements.iter().map(bare).collect::<Vec<_>>().join(","),
-            value => bare(value),
-        };
-        self.set_text(config, &text, at)
+        self.set_text(config, &text_of(value), at)
+    }
+
+    /// Whether a `[[peer]]` may set it.
+    pub fn is_per_peer(&self) -> bool {
+        self.key.starts_with("mpa.") || self.key.starts_with("cm.")
+    }
+}
+
+/// What a TOML value would be as text; an array is its elements with commas.
+pub(super) fn text_of(value: &Value) -> String {
+    match value {
+        Value::Array(elements) => elements.iter().map(bare).collect::<Vec<_>>().join(","),
+        value => bare(value),
     }
 }
 
@@ -152,6 +161,21 @@ pub const OPTIONS: &[Opt] = &[
         show: |c| c.mpa.peer_to_peer.to_string(),
     },
     Opt {
+        key: "mpa.strict_rtr",
+        takes: "true or false",
+        help: "On rdma_cm connections that call us, accept nothing but the RTR that was agreed on as the first message; another ends the \
+               connection. Otherwise it is counted, and opens the connection too.",
+        set: |c, text| truth(text).map(|v| c.mpa.strict_rtr = v),
+        show: |c| c.mpa.strict_rtr.to_string(),
+    },
+    Opt {
+        key: "mpa.strict_depths",
+        takes: "true or false",
+        help: "Turn down who calls by rdma_cm and takes fewer RDMA Reads than the accepting program asks to send. Otherwise fewer are sent.",
+        set: |c, text| truth(text).map(|v| c.mpa.strict_depths = v),
+        show: |c| c.mpa.strict_depths.to_string(),
+    },
+    Opt {
         key: "mpa.rtr_frame",
         takes: "off, hex or text",
         help: "Use the RTR frame proposed in 2007 on rdma_cm connections of revision 1, with this spelling of its key; calls are then of \
@@ -222,7 +246,7 @@ pub const OPTIONS: &[Opt] = &[
         key: "cm.rnr_grace_ms",
         takes: "milliseconds, 0 to 600000",
         help: "On rdma_cm connections, how long a Send may find no receive posted before the connection is terminated; 0 is iWARP to \
-               the letter.",
+               the letter, but for the very first receive, for which there is a second.",
         set: |c, text| milliseconds(text).map(|v| c.cm.rnr_grace = v),
         show: |c| c.cm.rnr_grace.as_millis().to_string(),
     },

@@ -71,7 +71,7 @@ fn every_option_reaches_the_configuration_and_shows_what_was_set() {
         "log" => "urnic=trace",
         "pcap" | "present.dir" => "/x/y",
         "mpa.crc" | "mpa.peer_to_peer" => "false",
-        "mpa.markers" => "true",
+        "mpa.markers" | "mpa.strict_rtr" | "mpa.strict_depths" => "true",
         "mpa.revision" => "1",
         "mpa.rtr_types" => "send,read",
         "mpa.rtr_frame" => "text",
@@ -204,6 +204,53 @@ fn complaints_are_one_line_whatever_was_written() {
     ] {
         assert!(!line.contains('\n'), "{line}");
     }
+}
+
+#[test]
+fn peers_have_options_of_their_own_and_the_first_that_fits_wins() {
+    let file = File::new(
+        "peers",
+        "[mpa]\ncrc = false\n\n[[peer]]\naddress = \"192.0.2.7\"\nmpa.rtr_frame = \"hex\"\n\n\
+         [[peer]]\naddress = \"192.0.2.0/24\"\nmpa.crc = true\nmpa.rtr_types = [\"send\"]\n[peer.cm]\nrnr_grace_ms = 5\n",
+    );
+    let config = load(&[("URNIC_CONFIG", file.path()), ("URNIC_MPA_RTR_TYPES", "read")]).expect("good");
+    let facing = |address: &str| config.facing(address.parse().expect("an address"));
+    assert_eq!(facing("192.0.2.7").mpa.rtr_frame, Some(RtrKey::Hex));
+    assert!(!facing("192.0.2.7").mpa.crc);
+    let network = facing("192.0.2.8");
+    assert!(network.mpa.crc && network.mpa.rtr_types.send && !network.mpa.rtr_types.read);
+    assert_eq!(network.cm.rnr_grace, Duration::from_millis(5));
+    assert_eq!(facing("192.0.3.1"), config);
+}
+
+#[test]
+fn a_peer_is_checked_as_everything_else() {
+    let complains = |text: &str, about: &str| {
+        let error = Config::default()
+            .set_file(text, Path::new("x"))
+            .expect_err(text)
+            .to_string();
+        assert!(
+            error.starts_with("x: ") && error.contains(about) && !error.contains('\n'),
+            "{error}"
+        );
+    };
+    complains("[[peer]]\nmpa.crc = true", "a [[peer]] needs address");
+    complains("[[peer]]\naddress = \"192.0.2.1/24\"", "a [[peer]] needs address");
+    complains("peer = [1]", "a [[peer]] is a section");
+    complains("[peer]\naddress = \"::1\"", "no option peer.address");
+    complains(
+        "[[peer]]\naddress = \"::1\"\nmpa.crcs = 1",
+        "did you mean mpa.crc?",
+    );
+    complains(
+        "[[peer]]\naddress = \"::1\"\nmpa.revision = 3",
+        "mpa.revision cannot be 3",
+    );
+    complains(
+        "[[peer]]\naddress = \"::1\"\nnative.listen = \"::1\"",
+        "cannot have native.listen",
+    );
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, getsockname, socket_with};
@@ -25,6 +26,8 @@ use crate::rdma_cm::abi::PathResponse;
 use crate::rdma_cm::command::{self, Command, Destination, Question};
 use crate::rdma_cm::{Attachment, Device, Engine, Notice, World};
 
+/// A queue pair that never had a receive gets one within this time: its program may still be on the way from the event to the post.
+const FIRST_RECEIVE_GRACE: Duration = Duration::from_millis(1000);
 /// Longest command: none of `<rdma/rdma_user_cm.h>` comes near.
 const MAX_COMMAND: usize = 4096;
 /// Longest value of an option.
@@ -168,10 +171,11 @@ impl CmChannel {
                 len,
             } => {
                 let value = take(address, len)?;
-                driver.manage(|engine, _| engine.set_option(channel, id, (level, name), &value))?;
+                driver
+                    .manage(|engine, world| engine.set_option(world, channel, id, (level, name), &value))?;
             }
             Command::Notify { id } => {
-                driver.manage(|engine, _| engine.whereabouts(channel, id, node_guid))?;
+                driver.manage(|engine, _| engine.notify(channel, id))?;
             }
             // iWARP has no multicast.
             Command::JoinMulticast { id } => {
@@ -401,18 +405,21 @@ impl Device for Managed<'_> {
             driver.set_state(qid, *state)?;
         }
         // iWARP manners, but for the patience that InfiniBand's retries taught programs to expect.
-        let grace = driver.config.cm.rnr_grace;
-        let patience = if grace.is_zero() {
-            0
-        } else {
-            attach::STALL_ON_EMPTY_RQ
+        let (patience, grace) = match attachment.rnr_grace {
+            Duration::ZERO => (attach::STALL_AT_FIRST, FIRST_RECEIVE_GRACE),
+            grace => (attach::STALL_ON_EMPTY_RQ, grace),
         };
         driver.modify(&qp, modify::RNR, rim::milliseconds(Some(grace)))?;
+        let strict = if attachment.strict_rtr {
+            attach::STRICT_RTR
+        } else {
+            0
+        };
         self.streams.attach(&Attaching {
             sid: Some(sid),
             qid,
             negotiated: Some(&attachment.negotiated),
-            manners: patience,
+            manners: patience | strict,
             ird: attachment.ird.into(),
             ord: attachment.ord.into(),
             fin_grace_ms: 0,
@@ -437,12 +444,5 @@ impl Device for Managed<'_> {
         if let Some(token) = self.tokens.get(&channel) {
             token.show(events);
         }
-    }
-}
-
-impl Driver {
-    fn qid_of(&self, qpn: u32) -> Option<u32> {
-        let qps = self.qps.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        qps.values().find(|(qp, _)| qp.qpn == qpn).map(|(qp, _)| qp.qid)
     }
 }

@@ -210,6 +210,8 @@ pub struct Driver {
     cqs: RwLock<HashMap<u32, (Arc<Cq>, Target)>>,
     /// Queue pairs by qid, alike.
     qps: RwLock<HashMap<u32, (Arc<Qp>, Target)>>,
+    /// Their qids by the numbers that programs know them by.
+    qids: Mutex<HashMap<u32, u32>>,
     native: Mutex<rim::Native>,
     cm: Mutex<cm::Manager>,
     /// Wakes the driver's thread.
@@ -297,6 +299,7 @@ impl Driver {
             next_context: AtomicU64::new(1),
             cqs: RwLock::default(),
             qps: RwLock::default(),
+            qids: Mutex::default(),
             native,
             cm,
             wake,
@@ -433,7 +436,13 @@ impl Driver {
             .map(|(qp, _)| qp.clone())
     }
 
+    /// The device's number of the queue pair that programs know by `qpn`.
+    fn qid_of(&self, qpn: u32) -> Option<u32> {
+        lock(&self.qids).get(&qpn).copied()
+    }
+
     fn own_qp(&self, qp: &Arc<Qp>, target: Target) {
+        lock(&self.qids).insert(qp.qpn, qp.qid);
         self.qps
             .write()
             .unwrap_or_else(PoisonError::into_inner)
@@ -441,6 +450,7 @@ impl Driver {
     }
 
     fn disown_qp(&self, qp: &Qp) {
+        lock(&self.qids).remove(&qp.qpn);
         self.qps
             .write()
             .unwrap_or_else(PoisonError::into_inner)

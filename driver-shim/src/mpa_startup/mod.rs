@@ -25,6 +25,11 @@ pub use responder::{Heard, Reply, Request, Responder};
 
 use std::time::Duration;
 
+use urnic_wire::ddp::{UNTAGGED_LEN, UntaggedHeader};
+use urnic_wire::mpa::fpdu::{self, CrcMode, fpdu_len};
+use urnic_wire::mpa::marker::{self, marked_len};
+use urnic_wire::rdmap::{Control, Opcode, QN_TERMINATE};
+
 use urnic_wire::mpa::startup::{
     HEADER_LEN, MAX_PRIVATE_DATA, RtrKey, StartupError, StartupFrame, StartupHeader,
 };
@@ -92,6 +97,41 @@ pub struct Negotiated {
     pub fenced: bool,
     /// Control word of the Terminate to send instead of starting (RFC 6581 §9; RFC 5040 §4.8).
     pub terminate: Option<u32>,
+}
+
+impl Negotiated {
+    /// The FPDU of a Terminate with this control word, for an initiator whose queue pair cannot be attached: the first and last that it sends.
+    pub fn last_words(&self, control: u32) -> Vec<u8> {
+        let header = UntaggedHeader {
+            last: true,
+            rsvd_ulp: Control::from(Opcode::Terminate).octet(),
+            rsvd_ulp_word: 0,
+            qn: QN_TERMINATE,
+            msn: 1,
+            mo: 0,
+        };
+        let mut ulpdu = [0; UNTAGGED_LEN + 4];
+        header.emit(&mut ulpdu);
+        if let Some(payload) = ulpdu.last_chunk_mut() {
+            *payload = control.to_be_bytes();
+        }
+        let crc = if self.crc { CrcMode::On } else { CrcMode::Off };
+        let plain = fpdu_len(ulpdu.len());
+        let mut octets = vec![
+            0;
+            if self.markers_tx {
+                marked_len(0, plain)
+            } else {
+                plain
+            }
+        ];
+        if self.markers_tx {
+            marker::emit(0, &ulpdu, crc, &mut octets);
+        } else {
+            fpdu::emit(&ulpdu, crc, &mut octets);
+        }
+        octets
+    }
 }
 
 /// Control words of the Terminates of RFC 6581 §8: layer 2 (LLP), error type 0.

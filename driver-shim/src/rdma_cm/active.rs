@@ -5,7 +5,9 @@ use rustix::io::Errno;
 use super::command::Wishes;
 use super::ids::with_port;
 use super::{Attachment, Engine, Happening, Key, Notice, Owner, PS_IB, PS_TCP, State, Told, World};
-use crate::mpa_startup::{Accepted, Answer, Close, Depths, Failure, Fault, Initiator, Offer, Rejected, Time};
+use crate::mpa_startup::{
+    Accepted, Answer, Close, Depths, Failure, Fault, Initiator, Offer, Rejected, Time, terminate,
+};
 
 /// A call under way.
 #[derive(Debug)]
@@ -41,7 +43,6 @@ impl Engine {
         handle: u32,
         wishes: Wishes,
     ) -> Result<(), Errno> {
-        let timeout = self.settings.initiator_timeout;
         let id = self.own(channel, handle)?;
         if ![PS_TCP, PS_IB].contains(&id.port_space) {
             return Err(Errno::OPNOTSUPP);
@@ -49,6 +50,8 @@ impl Engine {
         if !matches!(id.state, State::RouteResolved) {
             return Err(Errno::INVAL);
         }
+        let remote = id.remote.ok_or(Errno::INVAL)?;
+        let settings = self.manners(remote.ip()).settings;
         let qid = world.device.queue_pair(wishes.qpn).ok_or(Errno::INVAL)?;
         if self.queue_pairs.contains_key(&qid) {
             return Err(Errno::ISCONN);
@@ -58,9 +61,9 @@ impl Engine {
             qid,
             wishes,
             // The two ways of saying that the called side may send first exclude each other (conformance S001-08).
-            enhanced: self.settings.revision >= 2 && self.settings.rtr_frame.is_none(),
+            enhanced: settings.revision >= 2 && settings.rtr_frame.is_none(),
             initiator: None,
-            deadline: world.now + timeout,
+            deadline: world.now + settings.initiator_timeout,
         };
         self.dial(world, handle, calling)
     }
@@ -97,20 +100,23 @@ impl Engine {
             self.streams.remove(&sid);
             return self.call_failed(world, handle, errno);
         }
-        let (settings, peer_to_peer, max_ird) = (self.settings.clone(), self.peer_to_peer, self.max_ird);
+        let Some(remote) = self.ids.get(&handle).and_then(|id| id.remote) else {
+            return;
+        };
+        let (manners, max_ird) = (self.manners(remote.ip()), self.max_ird);
         let Some(State::Calling(calling)) = self.ids.get_mut(&handle).map(|id| &mut id.state) else {
             return;
         };
         let wishes = &calling.wishes;
         let offer = calling.enhanced.then(|| Offer {
-            peer_to_peer,
+            peer_to_peer: manners.peer_to_peer,
             depths: Depths {
                 ird: Some(wishes.responder_resources.into()),
                 ord: Some(wishes.initiator_depth.into()),
             },
             max_ird: max_ird.into(),
         });
-        let begun = Initiator::new(settings, offer, &wishes.private_data, world.now)
+        let begun = Initiator::new(manners.settings, offer, &wishes.private_data, world.now)
             .map_err(|_| Errno::INVAL)
             .and_then(|(initiator, request)| {
                 world.device.send(sid, &request)?;
@@ -222,7 +228,7 @@ impl Engine {
     /// `EINVAL` without a queue pair that can be attached; `EPROTO` if there was nothing to agree on, which the peer is told by a Terminate.
     pub(super) fn establish(&mut self, world: &mut World<'_>, handle: u32) -> Result<(), Errno> {
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
-        let ack_timeout = id.ack_timeout;
+        let (ack_timeout, remote) = (id.ack_timeout, id.remote.ok_or(Errno::INVAL)?);
         let State::Answered(answered) = std::mem::replace(&mut id.state, State::Over) else {
             return Err(Errno::INVAL);
         };
@@ -233,19 +239,29 @@ impl Engine {
             accepted,
         } = *answered;
         let negotiated = accepted.negotiated;
+        let manners = self.manners(remote.ip());
         let attachment = Attachment {
             qid,
             negotiated,
             ird: negotiated.depths.ird.unwrap_or(wishes.responder_resources.into()),
             ord: negotiated.depths.ord.unwrap_or(wishes.initiator_depth.into()),
             ack_timeout,
+            strict_rtr: manners.strict_rtr,
+            rnr_grace: manners.rnr_grace,
         };
         let framed = match &accepted.rtr_frame {
             Some(frame) => world.device.send(sid, frame),
             None => Ok(()),
         };
         if let Err(errno) = framed.and_then(|()| world.device.attach(sid, &attachment)) {
-            self.hang_up(world, sid, Close::Abort);
+            // An enhanced peer is told why nothing comes (RFC 6581 §9.3).
+            let told = accepted.word.is_some()
+                && world
+                    .device
+                    .send(sid, &negotiated.last_words(terminate::LOCAL))
+                    .is_ok();
+            let how = if told { Close::Orderly } else { Close::Abort };
+            self.hang_up(world, sid, how);
             return Err(errno);
         }
         self.streams.remove(&sid);

@@ -327,8 +327,13 @@ impl Engine {
             1.. if backlog < MAX_BACKLOG => backlog,
             _ => MAX_BACKLOG,
         };
-        id.state = State::Listening(Box::new(Listener::new(lid, backlog, early)));
         tracing::debug!("id {handle}: listens at {:?}", id.local);
+        for sid in &early {
+            self.streams.remove(sid);
+            self.timers.set(Key::Stream(*sid), None);
+        }
+        let listener = Box::new(Listener::new(lid, backlog, early));
+        self.own(channel, handle)?.state = State::Listening(listener);
         self.admit(world, handle);
         Ok(())
     }
@@ -371,16 +376,18 @@ impl Engine {
     /// Sets an option.
     ///
     /// # Errors
-    /// `ENOSYS` for one that is unknown here, `EINVAL` for a value of the wrong length, or when it is too late.
+    /// `ENOSYS` for one that is unknown here, `EINVAL` for a value of the wrong length, or when it is too early or too late.
     pub(crate) fn set_option(
         &mut self,
+        world: &mut World<'_>,
         channel: u64,
         handle: u32,
         (level, name): (u32, u32),
         value: &[u8],
     ) -> Result<(), Errno> {
-        /// `RDMA_OPTION_ID`.
+        /// `RDMA_OPTION_ID` and `RDMA_OPTION_IB`.
         const LEVEL_ID: u32 = 0;
+        const LEVEL_IB: u32 = 1;
         let id = self.own(channel, handle)?;
         let flag = || Ok::<_, Errno>(i32::from_ne_bytes(value.try_into().map_err(|_| Errno::INVAL)?) != 0);
         let octet = || match value {
@@ -401,9 +408,25 @@ impl Engine {
                 }
                 id.ack_timeout = Some(timeout);
             }
+            // IB_PATH: what the program found out by itself does for the route, which the network knows anyway.
+            (LEVEL_IB, 1) if has_path(value) => return self.resolve_route(world, channel, handle),
+            (LEVEL_IB, 1) => return Err(Errno::INVAL),
             _ => return Err(Errno::NOSYS),
         }
         Ok(())
+    }
+
+    /// The program saw data before the connection manager saw the connection: nothing that iWARP has to be told.
+    ///
+    /// # Errors
+    /// `EINVAL` for an id without a connection, even one in the making.
+    pub(crate) fn notify(&mut self, channel: u64, handle: u32) -> Result<(), Errno> {
+        match self.own(channel, handle)?.state {
+            State::Idle | State::Bound { .. } | State::AddressResolved | State::RouteResolved => {
+                Err(Errno::INVAL)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Moves an id, with its events, from channel `old` to `new`; returns how many events the program took on the old one.
@@ -437,6 +460,15 @@ impl Engine {
         }
         Ok(reported)
     }
+}
+
+/// Whether records of `struct ib_path_rec_data` are whole and have one for both directions (`ucma_set_ib_path`).
+fn has_path(value: &[u8]) -> bool {
+    const LEN: usize = 72;
+    /// `IB_PATH_GMP | IB_PATH_PRIMARY | IB_PATH_BIDIRECTIONAL`.
+    const FLAGS: u32 = 0b10_1011;
+    let flags = |record: &[u8]| record.first_chunk().map(|flags| u32::from_ne_bytes(*flags));
+    value.len().is_multiple_of(LEN) && value.chunks(LEN).any(|record| flags(record) == Some(FLAGS))
 }
 
 pub(super) fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {

@@ -18,11 +18,12 @@ mod active;
 pub(crate) mod command;
 mod ending;
 mod ids;
+mod manners;
 mod passive;
 #[cfg(test)]
 mod tests;
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -30,11 +31,12 @@ use urnic_wire::mpa::startup::{EnhancedWord, NO_NEGOTIATION};
 use zerocopy::FromZeros;
 
 use crate::config::Config;
-use crate::mpa_startup::{Close, Negotiated, Responder, Settings, Time};
+use crate::mpa_startup::{Close, Negotiated, Responder, Time};
 use crate::native::Inbox;
 use crate::timers::Timers;
 use abi::EventResponse;
 use active::{Answered, Calling};
+use manners::Manners;
 use passive::{Framing, Listener};
 
 /// Ids that a process may have: librdmacm indexes them with 16 bits.
@@ -47,6 +49,8 @@ const PS_IB: u16 = 0x013f;
 const PS_DATAGRAMS: [u16; 2] = [0x0111, 0x0002];
 /// A graceful end that takes longer is not waited for.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+/// Who calls before the program listens waits for so long: enough for a program between bind and listen.
+const EARLY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Between the end of a connection and `TIMEWAIT_EXIT`.
 const TIME_WAIT: Duration = Duration::from_secs(1);
 
@@ -92,6 +96,10 @@ pub(crate) struct Attachment {
     pub(crate) ord: u16,
     /// `RDMA_OPTION_ID_ACK_TIMEOUT`, for queries.
     pub(crate) ack_timeout: Option<u8>,
+    /// Only the RTR that was agreed on opens the fence.
+    pub(crate) strict_rtr: bool,
+    /// How long a Send may find no receive posted.
+    pub(crate) rnr_grace: Duration,
 }
 
 /// The world while the engine is at work.
@@ -220,6 +228,8 @@ enum State {
 #[derive(Debug)]
 enum Owner {
     Id(u32),
+    /// A bound id that does not listen yet.
+    Early(u32),
     /// The Request is due.
     Listener(u32, Box<Responder>),
 }
@@ -234,8 +244,9 @@ enum Key {
 /// All ids of the process.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    settings: Settings,
-    peer_to_peer: bool,
+    config: Config,
+    /// What [`Config`] says of peers that it has nothing special for.
+    usual: Manners,
     max_ird: u8,
     max_ord: u8,
     ids: HashMap<u32, Id>,
@@ -257,11 +268,8 @@ impl Engine {
     /// An engine for the process; `max_ird` and `max_ord` are the device's limits, `seed` is random.
     pub(crate) fn new(config: &Config, max_ird: u8, max_ord: u8, seed: u64) -> Engine {
         Engine {
-            settings: Settings {
-                rtr_frame: config.mpa.rtr_frame,
-                ..Settings::from(&config.mpa)
-            },
-            peer_to_peer: config.mpa.peer_to_peer,
+            config: config.clone(),
+            usual: Manners::from(config),
             max_ird,
             max_ord,
             ids: HashMap::new(),
@@ -373,6 +381,7 @@ impl Engine {
     pub(crate) fn received(&mut self, world: &mut World<'_>, sid: u32, octets: Result<&[u8], Errno>) {
         match self.streams.get(&sid) {
             Some(Owner::Listener(..)) => self.hear_request(world, sid, octets),
+            Some(Owner::Early(_)) => {}
             Some(Owner::Id(handle)) => {
                 let handle = *handle;
                 match self.ids.get(&handle).map(|id| &id.state) {
@@ -389,6 +398,7 @@ impl Engine {
     pub(crate) fn stream_closed(&mut self, world: &mut World<'_>, sid: u32) {
         match self.streams.remove(&sid) {
             Some(Owner::Listener(..)) => self.timers.set(Key::Stream(sid), None),
+            Some(Owner::Early(handle)) => self.forget_early(handle, sid),
             Some(Owner::Id(handle)) => {
                 // Who has yet to answer a Request learns it then.
                 let state = self.ids.get(&handle).map(|id| &id.state);
@@ -406,7 +416,12 @@ impl Engine {
             match key {
                 Key::Id(handle) => self.id_due(world, handle),
                 Key::Stream(sid) => {
-                    tracing::debug!("stream {sid}: no Request in time");
+                    if let Some(Owner::Early(handle)) = self.streams.get(&sid) {
+                        tracing::debug!("stream {sid}: nobody listens");
+                        self.forget_early(*handle, sid);
+                    } else {
+                        tracing::debug!("stream {sid}: no Request in time");
+                    }
                     self.hang_up(world, sid, Close::Abort);
                 }
                 Key::TimeWait(handle) => {
@@ -451,6 +466,15 @@ impl Engine {
         self.streams.remove(&sid);
         self.timers.set(Key::Stream(sid), None);
         world.device.close(sid, how);
+    }
+
+    /// What is wanted of connections with `peer`.
+    fn manners(&self, peer: IpAddr) -> Manners {
+        if self.config.peers.is_empty() {
+            self.usual.clone()
+        } else {
+            Manners::from(&self.config.facing(peer))
+        }
     }
 
     /// What the peer's word means to a program; what it leaves open is ours to limit.

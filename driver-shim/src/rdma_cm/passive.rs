@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 use rustix::io::Errno;
 
 use super::command::Wishes;
-use super::{Attachment, Engine, Event, Happening, Id, Key, Notice, Owner, State, Told, World};
+use super::{
+    Attachment, EARLY_TIMEOUT, Engine, Event, Happening, Id, Key, Notice, Owner, State, Told, World,
+};
 use crate::mpa_startup::{Close, Depths, Failure, Heard, Negotiated, Reply, Responder};
 use crate::native::Inbox;
 
@@ -58,8 +60,20 @@ impl Engine {
                 listener.waiting.push_back(sid);
                 self.admit(world, handle);
             }
-            Some(State::Bound { early, .. }) => early.push_back(sid),
+            Some(State::Bound { early, .. }) => {
+                early.push_back(sid);
+                self.streams.insert(sid, Owner::Early(handle));
+                self.timers.set(Key::Stream(sid), Some(world.now + EARLY_TIMEOUT));
+            }
             _ => world.device.close(sid, Close::Abort),
+        }
+    }
+
+    /// Somebody who called too early is gone.
+    pub(super) fn forget_early(&mut self, handle: u32, sid: u32) {
+        self.timers.set(Key::Stream(sid), None);
+        if let Some(State::Bound { early, .. }) = self.ids.get_mut(&handle).map(|id| &mut id.state) {
+            early.retain(|other| *other != sid);
         }
     }
 
@@ -84,7 +98,15 @@ impl Engine {
                 tracing::debug!("stream {oldest}: gives way, too many say nothing");
                 self.hang_up(world, oldest, Close::Abort);
             }
-            let responder = Responder::new(self.settings.clone(), world.now);
+            let settings = if self.config.peers.is_empty() {
+                self.usual.settings.clone()
+            } else {
+                match world.device.ends(sid) {
+                    Ok((_, remote)) => self.manners(remote.ip()).settings,
+                    Err(_) => self.usual.settings.clone(),
+                }
+            };
+            let responder = Responder::new(settings, world.now);
             if world.device.receive(sid, responder.wants()).is_err() {
                 world.device.close(sid, Close::Abort);
                 continue;
@@ -225,6 +247,8 @@ impl Engine {
         if self.queue_pairs.contains_key(&qid) {
             return Err(Errno::ISCONN);
         }
+        let remote = self.ids.get(&handle).and_then(|id| id.remote);
+        let strict_depths = remote.is_some_and(|remote| self.manners(remote.ip()).strict_depths);
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
         let State::Asked { sid, responder, told } = &mut id.state else {
             return Err(Errno::INVAL);
@@ -237,6 +261,18 @@ impl Engine {
             id.state = State::Over;
             self.hang_up(world, sid, Close::Abort);
             return Err(Errno::CONNRESET);
+        }
+        // The ORD that we need goes into the reject frame (RFC 6581 §9.1).
+        let needed = u16::from(wishes.initiator_depth);
+        let taken = responder.request().and_then(|request| request.word);
+        if strict_depths && taken.is_some_and(|word| word.ird < needed) {
+            let reply = responder
+                .reject(&wishes.private_data, Some(needed))
+                .map_err(|_| Errno::INVAL)?;
+            id.state = State::Over;
+            let _ = world.device.send(sid, &reply);
+            self.hang_up(world, sid, Close::Orderly);
+            return Err(Errno::INVAL);
         }
         let own = Depths {
             ird: Some(wishes.responder_resources.into()),
@@ -288,6 +324,8 @@ impl Engine {
         negotiated: Negotiated,
         told: Told,
     ) -> Result<(), Errno> {
+        let remote = self.ids.get(&handle).and_then(|id| id.remote);
+        let manners = self.manners(remote.ok_or(Errno::INVAL)?.ip());
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
         let attachment = Attachment {
             qid,
@@ -295,6 +333,8 @@ impl Engine {
             ird: negotiated.depths.ird.unwrap_or(wishes.responder_resources.into()),
             ord: negotiated.depths.ord.unwrap_or(wishes.initiator_depth.into()),
             ack_timeout: id.ack_timeout,
+            strict_rtr: manners.strict_rtr,
+            rnr_grace: manners.rnr_grace,
         };
         world.device.attach(sid, &attachment)?;
         self.streams.remove(&sid);

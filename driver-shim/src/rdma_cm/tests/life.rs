@@ -202,10 +202,10 @@ fn datagrams_resolve_and_go_no_further() {
 #[test]
 fn options_are_checked() {
     let mut net = Net::pair();
-    net.at(0, |engine, _| {
+    net.at(0, |engine, world| {
         let channel = engine.open_channel();
         let id = engine.create(channel, 4, PS_TCP).unwrap();
-        let mut set = |option, value: &[u8]| engine.set_option(channel, id, option, value);
+        let mut set = |option, value: &[u8]| engine.set_option(world, channel, id, option, value);
         assert_eq!(set((0, 0), &[0x20]), Ok(()));
         assert_eq!(set((0, 1), &1i32.to_ne_bytes()), Ok(()));
         assert_eq!(set((0, 2), &1i32.to_ne_bytes()), Ok(()));
@@ -213,9 +213,58 @@ fn options_are_checked() {
         assert_eq!(set((0, 3), &[32]), Err(Errno::INVAL));
         assert_eq!(set((0, 3), &[1, 2]), Err(Errno::INVAL));
         assert_eq!(set((0, 1), &[1]), Err(Errno::INVAL));
-        assert_eq!(set((1, 1), &[]), Err(Errno::NOSYS));
+        assert_eq!(set((1, 1), &[]), Err(Errno::INVAL));
+        assert_eq!(set((1, 2), &[]), Err(Errno::NOSYS));
         assert_eq!(set((0, 9), &[1]), Err(Errno::NOSYS));
     });
+    net.finish();
+}
+
+/// `struct ib_path_rec_data` with these flags.
+fn path(flags: u32) -> Vec<u8> {
+    let mut record = vec![0; 72];
+    record[..4].copy_from_slice(&flags.to_ne_bytes());
+    record
+}
+
+#[test]
+fn a_path_of_the_program_s_own_is_a_route() {
+    let mut net = Net::pair();
+    let (channel, id) = net.at(0, |engine, world| {
+        let channel = engine.open_channel();
+        let id = engine.create(channel, 4, PS_TCP).unwrap();
+        let set = |engine: &mut Engine, world: &mut World<'_>, value: &[u8]| {
+            engine.set_option(world, channel, id, (1, 1), value)
+        };
+        assert_eq!(
+            set(engine, world, &path(0b10_1011)),
+            Err(Errno::INVAL),
+            "no address yet"
+        );
+        let remote = Name::Ip("127.0.0.1:7471".parse().unwrap());
+        engine.resolve_address(world, channel, id, None, remote).unwrap();
+        for wrong in [path(0b10_1001), path(0b10_1011)[1..].to_vec()] {
+            assert_eq!(set(engine, world, &wrong), Err(Errno::INVAL));
+        }
+        let two = [path(4), path(0b10_1011)].concat();
+        assert_eq!(set(engine, world, &two), Ok(()));
+        assert_eq!(set(engine, world, &two), Err(Errno::INVAL), "once");
+        (channel, id)
+    });
+    assert_eq!(net.seen(0, channel), [(4, id, 0, 0), (4, id, 2, 0)]);
+    net.finish();
+}
+
+#[test]
+fn news_of_early_data_need_a_connection() {
+    let mut net = Net::pair();
+    let (at, listener) = net.listen(1, 7471, 0);
+    let caller = net.ready(0, 7471, 5, false);
+    let notify = |net: &mut Net| net.at(0, |engine, _| engine.notify(caller.0, caller.1));
+    assert_eq!(notify(&mut net), Err(Errno::INVAL));
+    net.connect(0, caller, wishes(3, 1, 1, &[]));
+    assert_eq!(notify(&mut net), Ok(()));
+    assert_eq!(net.at(1, |engine, _| engine.notify(at, listener)), Ok(()));
     net.finish();
 }
 
@@ -237,6 +286,7 @@ fn do_anything(net: &mut Net, side: usize, channel: u64, what: u8, id: u32, port
             10 => drop(engine.reject(world, channel, id, b"no")),
             11 => drop(engine.disconnect(world, channel, id)),
             12 => drop(engine.destroy(world, channel, id)),
+            13 => drop(engine.set_option(world, channel, id, (1, 1), &path(0b10_1011))),
             _ => drop(engine.take_event(world, channel)),
         }
     });

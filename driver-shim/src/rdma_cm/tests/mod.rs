@@ -2,6 +2,7 @@
 
 mod life;
 mod net;
+mod options;
 mod start_up;
 
 use super::abi::{ConnParam, Name};

@@ -40,6 +40,10 @@ pub(super) struct Wire {
     pub(super) readable: BTreeMap<(usize, u64), bool>,
     /// Nobody answers SYNs.
     pub(super) silent: bool,
+    /// Queue pairs that cannot be attached.
+    pub(super) unfit: Vec<u32>,
+    /// What was sent last.
+    pub(super) said: Vec<u8>,
     /// Ports that somebody else has.
     pub(super) taken: Vec<u16>,
 }
@@ -163,6 +167,7 @@ impl Device for Port<'_> {
 
     fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno> {
         let mut wire = self.wire.borrow_mut();
+        wire.said = octets.to_vec();
         let peer = wire.ends.get(&sid).ok_or(Errno::INVAL)?.peer;
         if let Some(end) = wire.ends.get_mut(&peer) {
             end.inbox.extend_from_slice(octets);
@@ -202,6 +207,9 @@ impl Device for Port<'_> {
 
     fn attach(&mut self, sid: u32, attachment: &Attachment) -> Result<(), Errno> {
         let mut wire = self.wire.borrow_mut();
+        if wire.unfit.contains(&attachment.qid) {
+            return Err(Errno::INVAL);
+        }
         wire.attached.push((self.side, *attachment));
         let end = wire.ends.get_mut(&sid).ok_or(Errno::INVAL)?;
         assert_eq!(end.wants, None, "no receive is outstanding");

@@ -1,0 +1,85 @@
+//! Addresses that belong together.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// A network, or one address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Network {
+    address: IpAddr,
+    /// Leading bits that all have in common.
+    bits: u8,
+}
+
+impl Network {
+    /// Reads `192.0.2.0/24`, `fd00::/8`, `192.0.2.7`; `None` if it is neither, or has bits set behind the prefix.
+    pub fn parse(text: &str) -> Option<Network> {
+        let (address, bits) = match text.split_once('/') {
+            Some((address, bits)) => (address, Some(bits.parse().ok()?)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().ok()?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        let network = Network {
+            address,
+            bits: bits.unwrap_or(most),
+        };
+        (network.bits <= most && network.prefix_of(address) == address).then_some(network)
+    }
+
+    /// Whether `address` belongs to it. IPv4 is IPv4 however it is written.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        address.is_ipv4() == self.address.is_ipv4() && self.prefix_of(address) == self.address
+    }
+
+    /// The leading bits of `address`.
+    fn prefix_of(&self, address: IpAddr) -> IpAddr {
+        let bits = u32::from(self.bits);
+        match address {
+            IpAddr::V4(ip) => {
+                let mask = u32::MAX.checked_shl(32 - bits.min(32)).unwrap_or(0);
+                Ipv4Addr::from(u32::from(ip) & mask).into()
+            }
+            IpAddr::V6(ip) => {
+                let mask = u128::MAX.checked_shl(128 - bits.min(128)).unwrap_or(0);
+                Ipv6Addr::from(u128::from(ip) & mask).into()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_contains_what_begins_as_it_does() {
+        for (network, inside, outside) in [
+            ("192.0.2.0/24", "192.0.2.255", "192.0.3.0"),
+            ("192.0.2.7", "::ffff:192.0.2.7", "192.0.2.6"),
+            ("fd00::/8", "fd12::1", "fe80::1"),
+            ("fd00::1", "fd00::1", "fd00::2"),
+            ("0.0.0.0/0", "255.0.0.1", "::1"),
+            ("::/0", "::1", "127.0.0.1"),
+        ] {
+            let network = Network::parse(network).unwrap();
+            assert!(network.contains(inside.parse().unwrap()), "{network:?}");
+            assert!(!network.contains(outside.parse().unwrap()), "{network:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_network_is_refused() {
+        for text in [
+            "",
+            "/",
+            "192.0.2.0/33",
+            "192.0.2.1/24",
+            "fd00::/129",
+            "192.0.2.0/-1",
+            "localhost",
+        ] {
+            assert_eq!(Network::parse(text), None, "{text}");
+        }
+    }
+}
