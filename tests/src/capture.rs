@@ -45,7 +45,8 @@ pub struct Verdict {
     pub markers: u64,
 }
 
-fn fresh(extension: &str) -> PathBuf {
+/// A file name that nobody has.
+pub(crate) fn fresh(extension: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     scratch().join(format!("wire-{}-{number}.{extension}", std::process::id()))

@@ -4,11 +4,14 @@
 //! guest find ours at [`HOST`]. Booted once, for all tests of the process; they have it by turns, as siw has one set of parameters.
 
 use std::fmt::Write as _;
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
+use crate::capture::{Wire, fresh};
 use crate::debian::script;
 use crate::program::{Program, Running};
 use crate::skip::installed;
@@ -31,6 +34,10 @@ const PROGRAMS: &str = "rping rstream ib_send_bw ib_write_bw ib_read_bw";
 pub struct Guest {
     qemu: Running,
     shell: u16,
+    /// QEMU writes down every packet, here: a file without a name.
+    packets: File,
+    /// Where those of this test begin.
+    begin: u64,
     /// Where programs in the guest listen, and where those here find them on 127.0.0.1.
     pub port: u16,
 }
@@ -44,8 +51,9 @@ impl Guest {
         static GUEST: OnceLock<Result<Mutex<Guest>, String>> = OnceLock::new();
         let guest = GUEST.get_or_init(|| Self::boot().map(Mutex::new));
         let guest = guest.as_ref().map_err(Clone::clone)?;
-        let guest = guest.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guest = guest.lock().unwrap_or_else(PoisonError::into_inner);
         guest.stop();
+        guest.begin = guest.packets.metadata().map_err(|e| e.to_string())?.len();
         guest.set(&[
             ("mpa_version", 2),
             ("mpa_crc_required", 0),
@@ -59,19 +67,22 @@ impl Guest {
         installed("qemu-system-x86_64")?;
         let folder = script("siw-guest", &[])?;
         let (shell, port) = (free_port(), free_port());
-        let mut network = "user,model=virtio-net-pci".to_owned();
+        let packets = fresh("pcap");
+        let dump = format!("filter-dump,id=packets,netdev=network,file={}", packets.display());
+        let mut network = "user,id=network,model=virtio-net-pci".to_owned();
         for (here, there) in [(shell, SHELL), (port, port)] {
             let _ = write!(network, ",hostfwd=tcp:127.0.0.1:{here}-:{there}");
         }
         let qemu = Program::plain("qemu-system-x86_64")
             .line("-accel tcg,thread=multi -cpu max -smp 1 -m 512 -nodefaults -no-user-config -no-reboot")
             .line("-display none -serial stdio")
-            .args(["-nic", &network])
+            .args(["-nic", &network, "-object", &dump])
             .args(["-kernel", &format!("{folder}/kernel")])
             .args(["-initrd", &format!("{folder}/initramfs")])
             .args(["-append", "console=ttyS0 quiet panic=-1"])
             .through(["setpriv", "--pdeathsig", "KILL"]);
-        // Nothing is dropped at the end of a process: the kernel ends QEMU, when the thread that started it ends. This one never does before.
+        // Nothing is dropped at the end of a process: the kernel ends QEMU, when the thread that started it ends. This one does no
+        // sooner.
         let (started, starts) = mpsc::channel();
         std::thread::spawn(move || {
             let _ = started.send(qemu.spawn());
@@ -79,18 +90,21 @@ impl Guest {
                 std::thread::park();
             }
         });
-        let qemu = starts.recv().map_err(|_| "QEMU does not start".to_owned())?;
-        let mut guest = Self { qemu, shell, port };
+        let mut qemu = starts.recv().map_err(|_| "QEMU does not start".to_owned())?;
         let up = until(LIMIT, || {
-            let up = guest.qemu.output().contains("The guest is up.");
-            up.then_some(true).or_else(|| guest.qemu.ended().map(|_| false))
+            let up = qemu.output().contains("The guest is up.");
+            up.then_some(true).or_else(|| qemu.ended().map(|_| false))
         });
-        assert!(
-            up == Some(true),
-            "the guest does not boot:\n{}",
-            guest.qemu.output()
-        );
-        Ok(guest)
+        let dump = File::open(&packets);
+        let _ = std::fs::remove_file(&packets);
+        assert!(up == Some(true), "the guest does not boot:\n{}", qemu.output());
+        Ok(Self {
+            qemu,
+            shell,
+            packets: dump.map_err(|error| format!("QEMU captures nothing: {error}"))?,
+            begin: 0,
+            port,
+        })
     }
 
     /// Sets parameters of siw, for connections to come.
@@ -101,6 +115,21 @@ impl Guest {
             let _ = write!(line, " && echo {value} >{name}");
         }
         self.start(&line).success();
+    }
+
+    /// What was on the wire since this test has the guest.
+    pub fn wire(&self) -> Wire {
+        const HEADER: usize = 24;
+        let length = self.packets.metadata().expect("a file").len();
+        let mut bytes = vec![0; HEADER + usize::try_from(length - self.begin).expect("it fits in memory")];
+        let (header, packets) = bytes.split_at_mut(HEADER);
+        self.packets.read_exact_at(header, 0).expect("a capture file");
+        self.packets
+            .read_exact_at(packets, self.begin)
+            .expect("a capture file");
+        let copy = fresh("pcap");
+        std::fs::write(&copy, bytes).expect("a capture file is written");
+        Wire::of(copy)
     }
 
     /// Ends the programs that run in the guest.
