@@ -1,6 +1,6 @@
 /* A program that connects through librdmacm to a test that speaks TCP by hand. It does what lines on its standard input say, and
  * answers each with one line that begins with "= ". Numbers are hexadecimal, octets are pairs of digits, "-" for none; ids go by
- * their place in the order of creation, those of calls by that of the events that brought them.
+ * the lowest number that no other has, those of calls from the events that brought them.
  *
  *   listen ADDRESS BACKLOG                a listener at a port of the kernel's choice: id, port
  *   connect ADDRESS PORT IRD ORD OCTETS   resolves, and calls with a new queue pair: id, errno
@@ -55,11 +55,16 @@ __attribute__((format(printf, 1, 2))) static void answer(const char *format, ...
 
 static unsigned enter(struct rdma_cm_id *id)
 {
-	if (id_count == MOST)
+	unsigned index = 0;
+	while (index < id_count && ids[index].id)
+		index++;
+	if (index == MOST)
 		die("too many ids");
-	ids[id_count].id = id;
-	id->context = (void *)(uintptr_t)id_count;
-	return id_count++;
+	if (index == id_count)
+		id_count++;
+	ids[index].id = id;
+	id->context = (void *)(uintptr_t)index;
+	return index;
 }
 
 static struct one *one(const char *word)

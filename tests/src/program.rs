@@ -279,6 +279,27 @@ impl Running {
         }
     }
 
+    /// Stops it; none of its threads runs any more when this returns.
+    #[track_caller]
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        let folder = format!("/proc/{}/task", self.pid());
+        let stopped = until(PATIENCE, || {
+            let mut threads = std::fs::read_dir(&folder).ok()?.flatten();
+            let all = threads.all(|thread| {
+                let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+                stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+            });
+            all.then_some(())
+        });
+        assert!(stopped.is_some(), "{} does not stop", self.line);
+    }
+
+    /// Has it go on.
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
     /// Waits for its end, for at most [`PATIENCE`].
     pub fn wait(self) -> Ended {
         self.wait_for(PATIENCE)

@@ -13,6 +13,7 @@ mod pingpong;
 mod plug_in;
 mod pyverbs;
 mod rdma_cm;
+mod rdma_cm_crowds;
 mod siw;
 mod stat;
 mod transfer;

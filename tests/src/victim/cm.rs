@@ -1,6 +1,6 @@
 //! A live program, `cm_victim.c`, that connects through librdmacm to raw [`Peer`]s of the test.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 
 use super::{Obedient, Wc, fields};
 use crate::peer::{Peer, hex};
@@ -72,12 +72,23 @@ impl CmVictim {
     /// # Errors
     /// The reason for a skip.
     pub fn start(variables: &[(&str, &str)]) -> Result<Self, String> {
+        Self::start_by(variables, |program| program)
+    }
+
+    /// Starts it in a place of its own.
+    ///
+    /// # Errors
+    /// The reason for a skip.
+    pub fn start_by(
+        variables: &[(&str, &str)],
+        place: impl FnOnce(Program) -> Program,
+    ) -> Result<Self, String> {
         let mut program = Program::new(crate::compiled("cm_victim")?).env("URNIC_LOG", "off");
         for (name, value) in variables {
             program = program.env(name, value);
         }
         let mut dialogue = Obedient {
-            program: program.spawn(),
+            program: place(program).spawn(),
             heard: 0,
         };
         assert_eq!(dialogue.answer(), "ready");
@@ -93,11 +104,15 @@ impl CmVictim {
     /// Listens on IPv4's loopback; the listener, and where it is.
     #[track_caller]
     pub fn listens(&mut self, backlog: u32) -> (u64, SocketAddr) {
-        let field = self.dialogue.ask(&format!("listen 127.0.0.1 {backlog:x}"));
-        (
-            field("id"),
-            SocketAddr::from((Ipv4Addr::LOCALHOST, field("port") as u16)),
-        )
+        self.listens_at("127.0.0.1", backlog)
+    }
+
+    /// Listens at this address.
+    #[track_caller]
+    pub fn listens_at(&mut self, address: &str, backlog: u32) -> (u64, SocketAddr) {
+        let field = self.dialogue.ask(&format!("listen {address} {backlog:x}"));
+        let ip: IpAddr = address.parse().expect("an address");
+        (field("id"), SocketAddr::from((ip, field("port") as u16)))
     }
 
     /// Calls; the id.

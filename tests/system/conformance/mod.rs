@@ -10,6 +10,7 @@ mod mpa_markers;
 mod mpa_startup;
 mod rdma_cm;
 mod rdma_cm_calls;
+mod rdma_cm_faults;
 mod rdmap;
 mod rdmap_terminate;
 

@@ -1,0 +1,338 @@
+//! Many rdma_cm connections: one after the other, at once, of many processes, between hosts and users, of two ends that differ; and much data.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use urnic_tests::build::scratch;
+use urnic_tests::debian::Debian;
+use urnic_tests::netns::Netns;
+use urnic_tests::program::{Ended, Program, Running};
+use urnic_tests::skip::{installed, root};
+use urnic_tests::user::{NOBODY, SOMEBODY, Staged};
+use urnic_tests::victim::cm::{CmVictim, happening};
+use urnic_tests::victim::status;
+use urnic_tests::wait::free_port;
+use urnic_tests::{Pair, or_skip};
+
+const LIMIT: Duration = Duration::from_secs(120);
+const DEPTHS: (u8, u8) = (8, 8);
+
+/// Server and client of `name`, both with these options; the client once the server listens at the port that they get.
+#[track_caller]
+fn both(server: &Program, client: &Program) -> (Ended, Ended) {
+    let port = free_port();
+    let at_port = |program: &Program| program.clone().line(&format!("-p {port}"));
+    let mut server = at_port(server).spawn();
+    server.listens(port);
+    let client = at_port(client).run_for(LIMIT);
+    (server.wait_for(LIMIT), client)
+}
+
+#[track_caller]
+fn succeed(server: &Program, client: &Program) {
+    let (server, client) = both(server, client);
+    client.success();
+    server.success();
+}
+
+/// Two programs with one connection between them: the ids of caller and called.
+#[track_caller]
+fn connected(caller: &mut CmVictim, called: &mut CmVictim, listener: u64, at: SocketAddr) -> (u64, u64) {
+    let ours = caller.calls(at, DEPTHS, b"hello");
+    let theirs = called.learns(listener, happening::CONNECT_REQUEST, 0).about;
+    assert_eq!(called.accepts(theirs, DEPTHS, b"hello"), 0);
+    caller.learns(ours, happening::ESTABLISHED, 0);
+    called.learns(theirs, happening::ESTABLISHED, 0);
+    (ours, theirs)
+}
+
+#[test]
+fn a_thousand_connections_one_after_the_other() {
+    let mut caller = or_skip!(CmVictim::start(&[]));
+    let mut called = or_skip!(CmVictim::start(&[]));
+    let (listener, at) = called.listens(16);
+    let descriptors = |program: &Running| {
+        let folder = format!("/proc/{}/fd", program.pid());
+        std::fs::read_dir(folder).expect("our own child").count()
+    };
+    let mut before = 0;
+    for round in 0..1000 {
+        let (ours, theirs) = connected(&mut caller, &mut called, listener, at);
+        caller.sends(ours, 100, 64);
+        called.completes(theirs, &[(0, status::SUCCESS)]);
+        // Who ends it takes turns.
+        let (first, its, second, other) = if round % 2 == 0 {
+            (&mut caller, ours, &mut called, theirs)
+        } else {
+            (&mut called, theirs, &mut caller, ours)
+        };
+        assert_eq!(first.disconnects(its), 0);
+        second.learns(other, happening::DISCONNECTED, 0);
+        first.learns(its, happening::DISCONNECTED, 0);
+        first.destroys(its);
+        second.destroys(other);
+        if round == 10 {
+            before = descriptors(caller.process()) + descriptors(called.process());
+        }
+    }
+    // Streams that linger may still have theirs.
+    let after = descriptors(caller.process()) + descriptors(called.process());
+    assert!(after < before + 100, "{before} descriptors became {after}");
+    caller.leaves();
+    called.leaves();
+}
+
+#[test]
+fn two_hundred_connections_at_once() {
+    or_skip!(installed("ucmatose"));
+    let program = Program::new("ucmatose").line("-c 200 -C 3");
+    succeed(&program, &program.clone().line("-s 127.0.0.1"));
+}
+
+#[test]
+fn the_fence_holds_for_each_connection_of_a_shared_completion_queue() {
+    let mut caller = or_skip!(CmVictim::start(&[]));
+    let mut called = or_skip!(CmVictim::start(&[]));
+    caller.shares();
+    called.shares();
+    let (listener, at) = called.listens(64);
+    let pairs: Vec<(u64, u64)> = (0..20)
+        .map(|_| {
+            let ours = caller.calls(at, DEPTHS, b"");
+            let theirs = called.learns(listener, happening::CONNECT_REQUEST, 0).about;
+            // It posts at once, before any RTR can have come.
+            assert_eq!(called.accepts(theirs, DEPTHS, b""), 0);
+            called.sends(theirs, 1000 + theirs, 64);
+            caller.learns(ours, happening::ESTABLISHED, 0);
+            called.learns(theirs, happening::ESTABLISHED, 0);
+            (ours, theirs)
+        })
+        .collect();
+    let mut sent: Vec<(u64, u64)> = pairs
+        .iter()
+        .map(|(_, theirs)| {
+            let (of, wc) = called.completion(*theirs);
+            assert_eq!(wc.status, status::SUCCESS);
+            (of, wc.id)
+        })
+        .collect();
+    sent.sort_unstable();
+    let mut expected: Vec<(u64, u64)> = pairs.iter().map(|(_, theirs)| (*theirs, 1000 + theirs)).collect();
+    expected.sort_unstable();
+    assert_eq!(sent, expected);
+    let mut got: Vec<u64> = pairs
+        .iter()
+        .map(|(ours, _)| {
+            let (of, wc) = caller.completion(*ours);
+            assert_eq!((wc.id, wc.status, wc.len), (0, status::SUCCESS, 64));
+            of
+        })
+        .collect();
+    got.sort_unstable();
+    let mut expected: Vec<u64> = pairs.iter().map(|(ours, _)| *ours).collect();
+    expected.sort_unstable();
+    assert_eq!(got, expected);
+    caller.leaves();
+    called.leaves();
+}
+
+#[test]
+fn sixty_four_processes_call_one() {
+    or_skip!(installed("ucmatose"));
+    let port = free_port();
+    let ucmatose = Program::new("ucmatose").line(&format!("-p {port}"));
+    let mut server = ucmatose.clone().line("-c 64").spawn();
+    server.listens(port);
+    let client = ucmatose.line("-s 127.0.0.1");
+    let clients: Vec<Running> = (0..64).map(|_| client.spawn()).collect();
+    for client in clients {
+        client.wait_for(LIMIT).success();
+    }
+    server.wait_for(LIMIT).success();
+}
+
+#[test]
+fn between_two_hosts() {
+    or_skip!(installed("rping"));
+    let [a, b] = or_skip!(Netns::pair());
+    for (address, options) in [
+        ("10.77.0.1", "-C 20 -V"),
+        ("fd77::1", "-C 20 -V"),
+        ("10.77.0.1", "-C 5 -S 65535 -V"),
+    ] {
+        let rping = Program::new("rping").line(options);
+        let server = a.program(rping.clone().line(&format!("-s -a {address}")));
+        succeed(&server, &b.program(rping.line(&format!("-c -a {address}"))));
+    }
+    for name in ["ucmatose -c 20", "rstream -S 4096 -I 100"] {
+        let (name, options) = name.split_once(' ').expect("two words");
+        let program = Program::new(name).line(options);
+        let client = b.program(program.clone().line("-s 10.77.0.1"));
+        succeed(&a.program(program), &client);
+    }
+    let mut perftest = Pair::line("ib_write_bw -R -F -n 200").at("10.77.0.1");
+    perftest.server = a.program(perftest.server);
+    perftest.client = b.program(perftest.client);
+    perftest.within(LIMIT).succeeds();
+}
+
+#[test]
+fn between_two_users() {
+    or_skip!(root());
+    or_skip!(installed("rping"));
+    let staged = Staged::new();
+    for (server, client) in [(NOBODY, SOMEBODY), (SOMEBODY, NOBODY), (0, NOBODY), (NOBODY, 0)] {
+        let rping = Program::new("rping").line("-C 10 -V");
+        succeed(
+            &staged.program(server, rping.clone().arg("-s")),
+            &staged.program(client, rping.line("-c -a 127.0.0.1")),
+        );
+    }
+}
+
+#[test]
+fn ends_that_differ_agree() {
+    or_skip!(installed("rping"));
+    const REVISION_1: (&str, &str) = ("URNIC_MPA_REVISION", "1");
+    for (server, client) in [
+        (REVISION_1, ("URNIC_LOG", "warn")),
+        (("URNIC_LOG", "warn"), REVISION_1),
+        (
+            ("URNIC_MPA_PEER_TO_PEER", "false"),
+            ("URNIC_MPA_PEER_TO_PEER", "true"),
+        ),
+        (
+            ("URNIC_MPA_PEER_TO_PEER", "true"),
+            ("URNIC_MPA_PEER_TO_PEER", "false"),
+        ),
+        (
+            ("URNIC_MPA_RTR_TYPES", "read"),
+            ("URNIC_MPA_RTR_TYPES", "write,read"),
+        ),
+        (
+            ("URNIC_MPA_RTR_TYPES", "send,write"),
+            ("URNIC_MPA_RTR_TYPES", "send"),
+        ),
+        (("URNIC_MPA_CRC", "false"), ("URNIC_MPA_CRC", "true")),
+        (("URNIC_MPA_MARKERS", "true"), ("URNIC_MPA_MARKERS", "false")),
+        (("URNIC_MPA_MARKERS", "false"), ("URNIC_MPA_MARKERS", "true")),
+        (("URNIC_MPA_RTR_FRAME", "hex"), ("URNIC_MPA_RTR_FRAME", "text")),
+        (("URNIC_MPA_RTR_FRAME", "hex"), ("URNIC_MPA_RTR_FRAME", "off")),
+        (("URNIC_MPA_RTR_FRAME", "off"), ("URNIC_MPA_RTR_FRAME", "hex")),
+    ] {
+        let rping = Program::new("rping").line("-C 5 -V");
+        succeed(
+            &rping.clone().arg("-s").env(server.0, server.1),
+            &rping.line("-c -a 127.0.0.1").env(client.0, client.1),
+        );
+    }
+}
+
+#[test]
+fn ends_with_no_rtr_in_common_are_told() {
+    let mut called = or_skip!(CmVictim::start(&[("URNIC_MPA_RTR_TYPES", "send")]));
+    let mut caller = or_skip!(CmVictim::start(&[("URNIC_MPA_RTR_TYPES", "write")]));
+    let (listener, at) = called.listens(16);
+    let ours = caller.calls(at, DEPTHS, b"");
+    let theirs = called.learns(listener, happening::CONNECT_REQUEST, 0).about;
+    assert_eq!(called.accepts(theirs, DEPTHS, b""), 0);
+    assert_eq!(caller.event().kind, happening::CONNECT_ERROR);
+    // It has heard an FPDU, which was a Terminate.
+    let mut verdict = called.event();
+    if verdict.kind == happening::ESTABLISHED {
+        verdict = called.event();
+        assert_eq!(verdict.kind, happening::DISCONNECTED);
+    } else {
+        assert_eq!(verdict.kind, happening::CONNECT_ERROR);
+    }
+    called.destroys(theirs);
+    caller.destroys(ours);
+    assert!(called.is_quiet() && caller.is_quiet());
+    caller.leaves();
+    called.leaves();
+}
+
+#[test]
+fn the_other_debian_s_programs_connect() {
+    or_skip!(installed("rping"));
+    let debian = or_skip!(Debian::other());
+    let rping = Program::new("rping").line("-C 20 -V");
+    let server = rping.clone().arg("-s");
+    let client = rping.line("-c -a 127.0.0.1");
+    succeed(&debian.program(server.clone()), &debian.program(client.clone()));
+    // And with each other's.
+    succeed(&debian.program(server.clone()), &client);
+    succeed(&server, &debian.program(client));
+    let ucmatose = Program::new("ucmatose").line("-c 20");
+    let client = debian.program(ucmatose.clone().line("-s 127.0.0.1"));
+    succeed(&debian.program(ucmatose), &client);
+    for line in ["ib_send_lat -R -F -n 200", "ib_read_bw -R -F -n 200"] {
+        let mut pair = Pair::line(line);
+        pair.server = debian.program(pair.server);
+        pair.client = debian.program(pair.client);
+        pair.within(LIMIT).succeeds();
+    }
+}
+
+/// Copies a file of so many MiB, with changing content, by rcopy.
+#[track_caller]
+fn copies(mebibytes: usize) {
+    let folder = scratch().join(format!("rcopy-{mebibytes}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("our folder");
+    let (from, to) = (folder.join("from"), folder.join("to"));
+    make_file(&from, mebibytes);
+    let port = free_port();
+    let mut server = Program::new("rcopy").line(&format!("-p {port}")).spawn();
+    server.listens(port);
+    Program::new("rcopy")
+        .arg(&from)
+        .arg(format!("127.0.0.1:{}", to.display()))
+        .line(&format!("-p {port}"))
+        .run_for(LIMIT)
+        .success();
+    // The server closes the file behind its last answer.
+    let same = urnic_tests::wait::until(LIMIT, || {
+        let same = Program::plain("cmp").arg(&from).arg(&to).run_for(LIMIT);
+        same.ok().then_some(())
+    });
+    std::fs::remove_dir_all(&folder).expect("our folder");
+    assert!(same.is_some(), "the copy differs");
+}
+
+fn make_file(path: &Path, mebibytes: usize) {
+    use std::io::Write;
+    let mut file = std::io::BufWriter::new(std::fs::File::create(path).expect("our folder"));
+    for number in 0..mebibytes as u64 {
+        let block = urnic_tests::victim::filled(number, 1 << 20);
+        file.write_all(&block).expect("room for a file");
+    }
+    file.flush().expect("room for a file");
+}
+
+#[test]
+fn rcopy_copies() {
+    or_skip!(installed("rcopy"));
+    copies(32);
+}
+
+#[test]
+#[ignore = "long: make soak"]
+fn rcopy_copies_a_gibibyte() {
+    or_skip!(installed("rcopy"));
+    copies(1024);
+}
+
+#[test]
+fn any_address_is_an_address() {
+    // A listener at the wildcard is called at each of this host's addresses.
+    let mut victim = or_skip!(CmVictim::start(&[]));
+    let mut caller = or_skip!(CmVictim::start(&[]));
+    let (listener, at) = victim.listens_at("0.0.0.0", 16);
+    for last in 1..4 {
+        let there = SocketAddr::from((IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)), at.port()));
+        connected(&mut caller, &mut victim, listener, there);
+    }
+    caller.leaves();
+    victim.leaves();
+}
