@@ -99,6 +99,31 @@ fn bench(rounds: usize) -> ExitCode {
     ));
     rows.push(Row::new("memory per idle connected QP", "KiB", "", Aim::Report));
     rows.push(Row::new("connections", "1/s", "raw TCP connect", Aim::Report));
+    rows.push(Row::new(
+        "rdma_connect, median",
+        "us",
+        "raw TCP connect + RTT",
+        Aim::AtMost(2.0),
+    ));
+    rows.push(Row::new(
+        "rdma_cm connections",
+        "1/s",
+        "raw TCP connect + RTT",
+        Aim::AtLeast(0.5),
+    ));
+    rows.push(Row::new("memory per idle rdma_cm conn.", "KiB", "", Aim::Report));
+    rows.push(Row::new(
+        "rstream 64 B, one transfer",
+        "us",
+        "rstream over TCP",
+        Aim::Report,
+    ));
+    rows.push(Row::new(
+        "rstream 64 KiB",
+        "Gbit/s",
+        "rstream over TCP",
+        Aim::Report,
+    ));
 
     for round in 1..=rounds {
         eprint!("\rround {round} of {rounds} ");
@@ -151,7 +176,23 @@ fn measure(rows: &mut [Row]) {
     add_runs(&[(doorbell, Some(cacheline::round_trip()))]);
     let connections = tried(ours::connections);
     add_runs(&[(connections.map(|c| c.kibibytes), None)]);
-    add_runs(&[(connections.map(|c| c.per_second), Some(raw::connects()))]);
+    let plain = raw::connects();
+    add_runs(&[(connections.map(|c| c.per_second), Some(plain.per_second))]);
+
+    let plain = raw::connects();
+    let managed = tried(ours::cm_connections);
+    add_runs(&[(managed.map(|c| c.median), Some(plain.median))]);
+    add_runs(&[(managed.map(|c| c.per_second), Some(plain.per_second))]);
+    add_runs(&[(managed.map(|c| c.kibibytes), None)]);
+    for (size, batch, times, bandwidth) in [(64, 1, 20_000, false), (65_536, 100, 100, true)] {
+        let figure = |rsockets| {
+            tried(move || ours::rstream(rsockets, size, batch, times)).map(|run| match bandwidth {
+                true => run.gigabits_per_second,
+                false => run.microseconds,
+            })
+        };
+        add_runs(&[(figure(true), figure(false))]);
+    }
 }
 
 /// The load average, when other programs want a processor too.

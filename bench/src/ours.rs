@@ -73,6 +73,68 @@ pub(crate) fn connections() -> Option<Connections> {
     }
 }
 
+/// What `ours::cm_connections` finds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CmConnections {
+    /// Made per second, one after the other, from rdma_create_id on.
+    pub(crate) per_second: f64,
+    /// Median time from rdma_connect to ESTABLISHED, in microseconds.
+    pub(crate) median: f64,
+    /// Memory that each takes in the caller's process while idle.
+    pub(crate) kibibytes: f64,
+}
+
+/// A thousand connections by rdma_cm.
+pub(crate) fn cm_connections() -> Option<CmConnections> {
+    let pair = Pair::new(&Program::new(compiled("cm_connections").ok()?)).within(LIMIT);
+    match figures(&pair.succeeds().client.output)?.as_slice() {
+        [per_second, median, kibibytes] => Some(CmConnections {
+            per_second: *per_second,
+            median: *median,
+            kibibytes: *kibibytes,
+        }),
+        _ => None,
+    }
+}
+
+/// What rstream finds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rstream {
+    /// Of one transfer.
+    pub(crate) microseconds: f64,
+    /// Both directions, in turn.
+    pub(crate) gigabits_per_second: f64,
+}
+
+/// rstream over rsockets, or over the kernel's: `batch` transfers of `size` bytes there, as many back, so many `times`.
+pub(crate) fn rstream(rsockets: bool, size: usize, batch: u64, times: u64) -> Option<Rstream> {
+    installed("rstream").ok()?;
+    let port = urnic_tests::wait::free_port();
+    let options = format!("-p {port} -S {size} -C {batch} -I {times}");
+    let end = |more: &str| match rsockets {
+        true => Program::new("rstream").line(&options).line(more),
+        false => Program::plain("rstream").line(&options).line(more).line("-T s"),
+    };
+    let mut server = end("").spawn();
+    server.listens(port);
+    let client = end("-s 127.0.0.1").run_for(LIMIT);
+    let said = client.success();
+    server.wait();
+    transfer(&said)
+}
+
+/// The last two columns of rstream's last line: Gb/s and microseconds.
+fn transfer(text: &str) -> Option<Rstream> {
+    let words: Vec<&str> = text.lines().last()?.split_whitespace().collect();
+    let [.., gigabits, microseconds] = words.as_slice() else {
+        return None;
+    };
+    Some(Rstream {
+        microseconds: microseconds.parse().ok()?,
+        gigabits_per_second: gigabits.parse().ok()?,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,5 +148,14 @@ mod tests {
             Some(&[65536.0, 5000.0, 4444.61, 4444.11, 0.071106][..])
         );
         assert_eq!(figures("nothing\n1\n"), None);
+    }
+
+    #[test]
+    fn rstreams_last_columns_are_found() {
+        let text = "name      bytes   xfers   iters   total       time     Gb/sec    usec/xfer\n\
+                    custom    64      1       10k     1.2m        0.12s      0.08       6.01\n";
+        let found = transfer(text).expect("a line");
+        assert_eq!((found.gigabits_per_second, found.microseconds), (0.08, 6.01));
+        assert!(transfer("rdma_resolve_addr: no").is_none());
     }
 }

@@ -56,10 +56,21 @@ pub(crate) fn stream(size: usize, count: u64) -> f64 {
     }
 }
 
-/// TCP connections that one process can make to another per second, one after the other, none closed until the end.
-pub(crate) fn connects() -> f64 {
+/// TCP connections that one process makes to another, one after the other, none closed until the end.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Connects {
+    pub(crate) per_second: f64,
+    /// Median time from connect(2) to the other side's first octet, in microseconds.
+    pub(crate) median: f64,
+}
+
+/// Makes [`CONNECTS`] of them.
+pub(crate) fn connects() -> Connects {
     match numbers(&pair("connect")).as_slice() {
-        [rate] => *rate,
+        [per_second, median] => Connects {
+            per_second: *per_second,
+            median: *median,
+        },
         other => panic!("raw connect printed {other:?}"),
     }
 }
@@ -165,19 +176,26 @@ fn connect(host: &str, port: u16) -> std::io::Result<()> {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?;
         while held.len() < CONNECTS {
             let (mut stream, _) = listener.accept()?;
+            stream.read_exact(&mut [0])?;
             stream.write_all(&[1])?;
             held.push(stream);
         }
         // The last caller says when all are measured.
         return held.last_mut().map_or(Ok(()), |last| last.read_exact(&mut [0]));
     }
+    let mut times = Vec::with_capacity(CONNECTS);
     let start = Instant::now();
     while held.len() < CONNECTS {
+        let begun = Instant::now();
         let mut stream = TcpStream::connect((host, port))?;
-        // As with MPA, a connection is one when the other side has answered.
+        // As with MPA, a connection is one when the other side has answered a request.
+        stream.write_all(&[1])?;
         stream.read_exact(&mut [0])?;
         held.push(stream);
+        times.push(begun.elapsed());
     }
-    println!("{}", CONNECTS as f64 / start.elapsed().as_secs_f64());
+    let per_second = CONNECTS as f64 / start.elapsed().as_secs_f64();
+    times.sort_unstable();
+    println!("{per_second} {}", times[CONNECTS / 2].as_secs_f64() * 1e6);
     held.last_mut().map_or(Ok(()), |last| last.write_all(&[1]))
 }
