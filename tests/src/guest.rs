@@ -197,7 +197,8 @@ impl Task {
         }
         let said = String::from_utf8_lossy(&bytes);
         let (output, status) = said.rsplit_once("status ").unwrap_or((&said, "none"));
-        (status.trim() == "0", output.to_owned())
+        let status = status.trim();
+        (status == "0", format!("{output}(status {status})\n"))
     }
 
     /// Waits for its end; panics with its output if it fails.

@@ -45,7 +45,7 @@ fn urnic_calls(guest: &Guest, server: &str, client: &str, settings: Settings<'_>
     let (ok, theirs) = there.ends();
     Ends {
         ok: ok && here.ok(),
-        ours: here.output,
+        ours: here.to_string(),
         theirs,
     }
 }
@@ -59,15 +59,15 @@ fn siw_calls(guest: &Guest, server: &str, client: &str, settings: Settings<'_>) 
     here.listens(port);
     let client = client.replace("PORT", &number).replace("ADDRESS", HOST);
     let (ok, theirs) = guest.start(&client).ends();
-    if !ok {
+    if !ok && !theirs.contains(LATE) {
         // Ours may wait for another caller.
         let ours = here.output();
         return Ends { ours, theirs, ok };
     }
     let here = here.wait_for(LIMIT);
     Ends {
-        ok: here.ok(),
-        ours: here.output,
+        ok: ok && here.ok(),
+        ours: here.to_string(),
         theirs,
     }
 }
@@ -83,6 +83,10 @@ const RPING_SERVER: &str = "rping -s -p PORT -v -V -C 100 -S 4000";
 /// siw says 0 for callers of MPA revision 1, who cannot tell.
 const RPING_SERVER_WITH_READS: &str = "rping -s -q -p PORT -v -V -C 100 -S 4000";
 
+/// rping's own race, with a kernel's rdma_cm too: its main thread, done, closes the event channel; if the other one is just then through
+/// with the last event, it reads from what is closed, and ends the program as failed.
+const LATE: &str = "rdma_get_cm_event: Bad file descriptor\n";
+
 /// All hundred pings were seen, and their data were right: rping verifies them.
 #[track_caller]
 fn all_pings(ends: Ends) {
@@ -91,8 +95,10 @@ fn all_pings(ends: Ends) {
         "client DISCONNECT EVENT...\n",
         "server DISCONNECT EVENT...\n",
         "wait for RDMA_READ_ADV state 10\n",
+        LATE,
     ];
-    let ends = ends.succeed();
+    let late = ends.ours.contains(LATE) || ends.theirs.contains(LATE);
+    let ends = if late { ends } else { ends.succeed() };
     for said in [ends.ours, ends.theirs] {
         let pings = at_once.iter().fold(said, |said, words| said.replace(words, ""));
         assert_eq!(pings.matches("rdma-ping-").count(), 100, "{pings}");
