@@ -305,6 +305,12 @@ impl Running {
         self.wait_for(PATIENCE)
     }
 
+    /// Ends it if it does not by itself in a moment; what it said.
+    pub fn stopped(self) -> Ended {
+        self.signal(Signal::TERM);
+        self.wait()
+    }
+
     /// Waits for its end; panics, with its output, if that takes longer than `limit`.
     pub fn wait_for(mut self, limit: Duration) -> Ended {
         drop(self.child.stdin.take());

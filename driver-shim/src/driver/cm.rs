@@ -20,6 +20,7 @@ use super::{Attributes, Driver, lock, rim, worker};
 use crate::config::Config;
 use crate::mpa_startup::{Close, Time};
 use crate::native::Inbox;
+use crate::presence::fds::{self, Kind};
 use crate::presence::registry;
 use crate::presence::token::Token;
 use crate::rdma_cm::abi::PathResponse;
@@ -197,19 +198,27 @@ impl CmChannel {
 /// is none: `fd` is readable, as a socket, once there is.
 ///
 /// # Errors
-/// Those of the command; `EIO` in a forked child, which has no device.
+/// Those of the command; `EIO` in a forked child, which has no device. While another thread closes the channel: `EBADFD` for who asks for an event, and would wait
+/// for ever in a kernel; else `EBADF`.
 ///
 /// # Safety
 /// `bytes` points to `len` readable bytes. As with the kernel's device, a command contains addresses that are read and written:
 /// the caller vouches for them by writing the command.
 pub unsafe fn cm_write(fd: RawFd, bytes: *const u8, len: usize) -> Result<Option<usize>, Errno> {
-    let channel = registry::cm_channel(fd).ok_or(Errno::IO)?;
-    channel.driver.alive()?;
     if bytes.is_null() {
         return Err(Errno::FAULT);
     }
     // SAFETY: as promised by the caller.
     let bytes = unsafe { std::slice::from_raw_parts(bytes, len.min(MAX_COMMAND)) };
+    let channel = match registry::cm_channel(fd) {
+        Some(channel) => channel,
+        // Inherited by a forked child.
+        None if fds::kind(fd) == Some(Kind::Cm) => return Err(Errno::IO),
+        // Another thread closes it at this moment.
+        None if command::number(bytes) == Some(command::GET_EVENT) => return Err(Errno::BADFD),
+        None => return Err(Errno::BADF),
+    };
+    channel.driver.alive()?;
     let command = Command::parse(bytes).inspect_err(|errno| {
         tracing::debug!("channel {fd}: command {:?}: {errno}", command::number(bytes));
     })?;

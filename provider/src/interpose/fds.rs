@@ -221,6 +221,9 @@ unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usiz
         match guarded(|| unsafe { driver::cm_write(fd, bytes.cast(), length) }) {
             Ok(Some(written)) => return written as isize,
             Ok(None) => {}
+            // Another thread closes the channel at this moment; as below.
+            // SAFETY: no conditions.
+            Err(Errno::BADFD) => return unsafe { pause() } as isize,
             Err(errno) => return refuse(errno) as isize,
         }
         let mut octet = 0u8;
