@@ -175,7 +175,7 @@ impl Default for Config {
                 park_timeout: Duration::from_millis(10_000),
             },
             cm: Cm {
-                rnr_grace: Duration::ZERO,
+                rnr_grace: Duration::from_secs(1),
             },
             present: Present::default(),
             peers: Vec::new(),
