@@ -10,6 +10,10 @@ use urnic_tests::{Pair, or_skip};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
+/// What rping 44 says, and leaves with 255, when its main thread closes the channel just before its other thread asks it for an event: a race of its
+/// own, at the very end, rare and also there on other devices. It is tried again.
+pub(crate) const LOST_RACE: &str = "rdma_get_cm_event: Bad file descriptor";
+
 /// A command line, with `PORT` in it.
 fn program(line: &str, port: &str) -> Program {
     let line = line.replace("PORT", port);
@@ -38,7 +42,14 @@ fn succeed(server: &str, client: &str) {
 
 #[track_caller]
 fn succeed_with(server: &str, client: &str, with: impl Fn(Program) -> Program) {
-    let (server, client) = both(server, client, with);
+    let mut ends = both(server, client, &with);
+    for _ in 0..2 {
+        if !ends.0.output.contains(LOST_RACE) && !ends.1.output.contains(LOST_RACE) {
+            break;
+        }
+        ends = both(server, client, &with);
+    }
+    let (server, client) = ends;
     client.success();
     server.success();
 }
