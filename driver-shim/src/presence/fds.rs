@@ -267,8 +267,14 @@ pub(super) fn after_fork() {
                 Some(Kind::Uverbs | Kind::Events | Kind::Claimed) => slot.store(0, Ordering::Relaxed),
                 Some(Kind::Device) => {
                     slot.store(0, Ordering::Relaxed);
-                    // SAFETY: the entry said that this number is the device's; InternalFd::drop finds it gone.
-                    drop(unsafe { OwnedFd::from_raw_fd((number * PAGE + offset) as RawFd) });
+                    let fd = (number * PAGE + offset) as RawFd;
+                    // fork(2) copies the descriptors before the memory. What another thread opened and entered in between is in our
+                    // table, and not open here.
+                    // SAFETY: only asks about the number.
+                    if rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok() {
+                        // SAFETY: the entry said that this number is the device's; InternalFd::drop finds it gone.
+                        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+                    }
                 }
             }
         }

@@ -71,10 +71,17 @@ impl Descriptors {
         numbers.filter(|fd| *fd != CLOSED).collect()
     }
 
-    /// Closes all of them. Async-signal-safe; what uses a [`Descriptor`] afterwards may hit somebody else's.
+    /// In a forked child: closes all of them. Async-signal-safe; what uses a [`Descriptor`] afterwards may hit somebody else's.
     pub(crate) fn close_all(&self) {
         for slot in &self.slots {
-            self.close(slot);
+            // fork(2) copies the descriptors before the memory: what another thread opened in between is listed, and not open here.
+            let fd = slot.load(Ordering::Acquire);
+            // SAFETY: only asks about the number.
+            if fd >= 0 && rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok() {
+                self.close(slot);
+            } else {
+                slot.store(CLOSED, Ordering::Relaxed);
+            }
         }
     }
 
