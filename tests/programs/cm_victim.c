@@ -319,17 +319,7 @@ int main(void)
 	channel = SOME(rdma_create_event_channel());
 	answer("ready");
 
-	char *line = NULL;
-	size_t size = 0;
-	while (getline(&line, &size, stdin) > 0) {
-		char *word[10] = { NULL };
-		int count = 0;
-		for (char *at = strtok(line, " \n"); at && count < 9; at = strtok(NULL, " \n"))
-			word[count++] = at;
-		if (count && !obey(word))
-			break;
-	}
-	free(line);
+	take_orders(obey);
 	/* Calls before the listeners that they came from. */
 	for (unsigned i = id_count; i-- > 0;)
 		if (ids[i].id)

@@ -1,29 +1,8 @@
 /* COUNT queue pairs connected to those of another process. The caller prints the memory that each takes while idle, in KiB, and how many
  * are connected per second; a connection counts when a message has come back through it. */
 #include "rc.h"
-#include <time.h>
 
 #define COUNT 1000
-
-static double now(void)
-{
-	struct timespec time;
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return time.tv_sec + time.tv_nsec / 1e9;
-}
-
-/* Memory that is this process's alone, in KiB. */
-static long memory(void)
-{
-	char line[128];
-	long sum = 0, value;
-	FILE *file = SOME(fopen("/proc/self/smaps_rollup", "r"));
-	while (fgets(line, sizeof line, file))
-		if (sscanf(line, "Private_Clean: %ld", &value) == 1 || sscanf(line, "Private_Dirty: %ld", &value) == 1)
-			sum += value;
-	fclose(file);
-	return sum;
-}
 
 int main(int argc, char **argv)
 {

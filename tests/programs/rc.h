@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 __attribute__((noreturn, format(printf, 1, 2), unused)) static void die(const char *format, ...)
@@ -246,4 +247,41 @@ __attribute__((unused)) static void verify(const uint8_t *buffer, size_t len, ui
 		if (buffer[at] != want)
 			die("byte %zu is %#x, not %#x", at, buffer[at], want);
 	}
+}
+
+/* Seconds. */
+__attribute__((unused)) static double now(void)
+{
+	struct timespec time;
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return time.tv_sec + time.tv_nsec / 1e9;
+}
+
+/* Memory that is this process's alone, in KiB. */
+__attribute__((unused)) static long memory(void)
+{
+	char line[128];
+	long sum = 0, value;
+	FILE *file = SOME(fopen("/proc/self/smaps_rollup", "r"));
+	while (fgets(line, sizeof line, file))
+		if (sscanf(line, "Private_Clean: %ld", &value) == 1 || sscanf(line, "Private_Dirty: %ld", &value) == 1)
+			sum += value;
+	fclose(file);
+	return sum;
+}
+
+/* Has each line of standard input obeyed, in words, until one says no more. */
+__attribute__((unused)) static void take_orders(bool (*obey)(char **word))
+{
+	char *line = NULL;
+	size_t size = 0;
+	while (getline(&line, &size, stdin) > 0) {
+		char *word[12] = { NULL };
+		int count = 0;
+		for (char *at = strtok(line, " \n"); at && count < 11; at = strtok(NULL, " \n"))
+			word[count++] = at;
+		if (count && !obey(word))
+			break;
+	}
+	free(line);
 }

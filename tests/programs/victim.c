@@ -395,17 +395,7 @@ int main(void)
 	introduce();
 	make_healthy();
 
-	char *line = NULL;
-	size_t size = 0;
-	while (getline(&line, &size, stdin) > 0) {
-		char *word[12] = { NULL };
-		int count = 0;
-		for (char *at = strtok(line, " \n"); at && count < 11; at = strtok(NULL, " \n"))
-			word[count++] = at;
-		if (count && !obey(word))
-			break;
-	}
-	free(line);
+	take_orders(obey);
 	leave();
 	return 0;
 }

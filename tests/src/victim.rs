@@ -165,6 +165,22 @@ struct Obedient {
 }
 
 impl Obedient {
+    /// Starts the C program of that name.
+    fn start(
+        name: &str,
+        variables: &[(&str, &str)],
+        place: impl FnOnce(Program) -> Program,
+    ) -> Result<Self, String> {
+        let program = Program::new(crate::compiled(name)?);
+        let program = variables
+            .iter()
+            .fold(program, |program, (name, value)| program.env(name, value));
+        Ok(Self {
+            program: place(program).spawn(),
+            heard: 0,
+        })
+    }
+
     /// The next line that it answers.
     #[track_caller]
     fn answer(&mut self) -> String {
@@ -228,15 +244,8 @@ impl Victim {
         variables: &[(&str, &str)],
         place: impl FnOnce(Program) -> Program,
     ) -> Result<Self, String> {
-        let mut program = Program::new(crate::compiled("victim")?);
-        for (name, value) in variables {
-            program = program.env(name, value);
-        }
         let mut victim = Self {
-            dialogue: Obedient {
-                program: place(program).spawn(),
-                heard: 0,
-            },
+            dialogue: Obedient::start("victim", variables, place)?,
             here: HashMap::new(),
             gid: [0; 16],
             links: 0,

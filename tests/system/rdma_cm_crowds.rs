@@ -15,7 +15,7 @@ use urnic_tests::victim::status;
 use urnic_tests::wait::free_port;
 use urnic_tests::{Pair, or_skip};
 
-use crate::rdma_cm::LOST_RACE;
+use crate::rdma_cm::but_for_lost_races;
 
 const LIMIT: Duration = Duration::from_secs(120);
 const DEPTHS: (u8, u8) = (8, 8);
@@ -37,14 +37,7 @@ fn both(server: &Program, client: &Program) -> (Ended, Ended) {
 
 #[track_caller]
 fn succeed(server: &Program, client: &Program) {
-    let mut ends = both(server, client);
-    for _ in 0..2 {
-        if !ends.0.output.contains(LOST_RACE) && !ends.1.output.contains(LOST_RACE) {
-            break;
-        }
-        ends = both(server, client);
-    }
-    let (server, client) = ends;
+    let (server, client) = but_for_lost_races(|| both(server, client));
     client.success();
     server.success();
 }

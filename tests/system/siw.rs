@@ -8,6 +8,8 @@ use urnic_tests::program::Program;
 use urnic_tests::skip::installed;
 use urnic_tests::wait::free_port;
 
+use crate::rdma_cm::LOST_RACE;
+
 /// Variables of our program's environment.
 type Settings<'a> = &'a [(&'a str, &'a str)];
 
@@ -59,7 +61,7 @@ fn siw_calls(guest: &Guest, server: &str, client: &str, settings: Settings<'_>) 
     here.listens(port);
     let client = client.replace("PORT", &number).replace("ADDRESS", HOST);
     let (ok, theirs) = guest.start(&client).ends();
-    if !ok && !theirs.contains(LATE) {
+    if !ok && !theirs.contains(LOST_RACE) {
         // Ours may wait for another caller.
         let ours = here.output();
         return Ends { ours, theirs, ok };
@@ -83,10 +85,6 @@ const RPING_SERVER: &str = "rping -s -p PORT -v -V -C 100 -S 4000";
 /// siw says 0 for callers of MPA revision 1, who cannot tell.
 const RPING_SERVER_WITH_READS: &str = "rping -s -q -p PORT -v -V -C 100 -S 4000";
 
-/// rping's own race, with a kernel's rdma_cm too: its main thread, done, closes the event channel; if the other one is just then through
-/// with the last event, it reads from what is closed, and ends the program as failed.
-const LATE: &str = "rdma_get_cm_event: Bad file descriptor\n";
-
 /// All hundred pings were seen, and their data were right: rping verifies them.
 #[track_caller]
 fn all_pings(ends: Ends) {
@@ -95,9 +93,9 @@ fn all_pings(ends: Ends) {
         "client DISCONNECT EVENT...\n",
         "server DISCONNECT EVENT...\n",
         "wait for RDMA_READ_ADV state 10\n",
-        LATE,
+        LOST_RACE,
     ];
-    let late = ends.ours.contains(LATE) || ends.theirs.contains(LATE);
+    let late = ends.ours.contains(LOST_RACE) || ends.theirs.contains(LOST_RACE);
     let ends = if late { ends } else { ends.succeed() };
     for said in [ends.ours, ends.theirs] {
         let pings = at_once.iter().fold(said, |said, words| said.replace(words, ""));

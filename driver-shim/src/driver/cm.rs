@@ -413,7 +413,7 @@ impl Device for Managed<'_> {
         for state in steps {
             driver.set_state(qid, *state)?;
         }
-        // iWARP manners, but for the patience that InfiniBand's retries taught programs to expect.
+        // iWARP manners, but for as much patience as the option says.
         let (patience, grace) = match attachment.rnr_grace {
             Duration::ZERO => (attach::STALL_AT_FIRST, FIRST_RECEIVE_GRACE),
             grace => (attach::STALL_ON_EMPTY_RQ, grace),

@@ -151,6 +151,19 @@ impl Initiator {
         }))
     }
 
+    /// Takes what a receive of [`wants`](Self::wants) octets came to: all of them, fewer because the stream ended, or an error.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive); the stream ended too early.
+    pub fn take<E>(&mut self, arrived: Result<&[u8], E>) -> Result<Option<Answer>, Failure> {
+        let wanted = self.wants();
+        let octets = arrived.map_err(|_| self.closed())?;
+        match self.receive(octets)? {
+            (_, None) if octets.len() < wanted => Err(self.closed()),
+            (_, heard) => Ok(heard),
+        }
+    }
+
     /// The connection ended before the Reply.
     pub fn closed(&self) -> Failure {
         Failure {

@@ -41,15 +41,7 @@ impl Engine {
         let Some(Call::Listening { responder, .. }) = self.calls.get_mut(&sid) else {
             return;
         };
-        let wanted = responder.wants();
-        let heard = match octets {
-            Ok(octets) => responder.receive(octets).and_then(|(_, heard)| match heard {
-                None if octets.len() < wanted => Err(responder.closed()),
-                heard => Ok(heard),
-            }),
-            Err(_) => Err(responder.closed()),
-        };
-        match heard {
+        match responder.take(octets) {
             Ok(Some(Heard::Request)) => self.answer(world, sid),
             Ok(_) => {
                 let wants = responder.wants();

@@ -149,15 +149,7 @@ impl Engine {
             return;
         };
         let (qpn, us) = (*qpn, *us);
-        let wanted = initiator.wants();
-        let heard = match octets {
-            Ok(octets) => initiator.receive(octets).and_then(|(_, answer)| match answer {
-                None if octets.len() < wanted => Err(initiator.closed()),
-                answer => Ok(answer),
-            }),
-            Err(_) => Err(initiator.closed()),
-        };
-        match heard {
+        match initiator.take(octets) {
             Ok(Some(Answer::Accepted(accepted))) => self.accepted(world, sid, qpn, us, accepted),
             Ok(Some(Answer::Rejected(rejected))) => {
                 let reason = Reason::parse(&rejected.private_data);

@@ -106,6 +106,9 @@ pub(crate) fn enter_cm(fd: BorrowedFd<'_>, channel: Arc<CmChannel>) -> Result<()
     Ok(())
 }
 
+/// Major and minor number of `/dev/infiniband/rdma_cm`: `misc`, whose minor numbers are given out as modules come.
+pub const CM_DEVICE: (u32, u32) = (10, 255);
+
 /// The connection manager's channel behind `fd`; None when it is none, or in a forked child.
 pub(crate) fn cm_channel(fd: RawFd) -> Option<Arc<CmChannel>> {
     (fds::verified_kind(fd)? == Kind::Cm)

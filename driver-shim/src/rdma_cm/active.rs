@@ -137,15 +137,7 @@ impl Engine {
         let (sid, Some(initiator)) = (calling.sid, &mut calling.initiator) else {
             return;
         };
-        let wanted = initiator.wants();
-        let heard = match octets {
-            Ok(octets) => initiator.receive(octets).and_then(|(_, answer)| match answer {
-                None if octets.len() < wanted => Err(initiator.closed()),
-                answer => Ok(answer),
-            }),
-            Err(_) => Err(initiator.closed()),
-        };
-        match heard {
+        match initiator.take(octets) {
             Ok(None) => {
                 let wants = initiator.wants();
                 if let Err(errno) = world.device.receive(sid, wants) {

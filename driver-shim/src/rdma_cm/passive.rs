@@ -122,15 +122,7 @@ impl Engine {
         let Some(Owner::Listener(_, responder)) = self.streams.get_mut(&sid) else {
             return;
         };
-        let wanted = responder.wants();
-        let heard = match octets {
-            Ok(octets) => responder.receive(octets).and_then(|(_, heard)| match heard {
-                None if octets.len() < wanted => Err(responder.closed()),
-                heard => Ok(heard),
-            }),
-            Err(_) => Err(responder.closed()),
-        };
-        match heard {
+        match responder.take(octets) {
             Ok(Some(Heard::Request)) => self.ask(world, sid),
             Ok(_) => {
                 let wants = responder.wants();
@@ -358,12 +350,7 @@ impl Engine {
         let Some(State::Framing(framing)) = self.ids.get_mut(&handle).map(|id| &mut id.state) else {
             return;
         };
-        let wanted = framing.responder.wants();
-        let heard = match octets {
-            Ok(octets) if octets.len() == wanted => framing.responder.receive(octets).map(|(_, heard)| heard),
-            _ => Err(framing.responder.closed()),
-        };
-        match heard {
+        match framing.responder.take(octets) {
             Ok(Some(Heard::Ready(negotiated))) => {
                 let Some(id) = self.ids.get_mut(&handle) else {
                     return;

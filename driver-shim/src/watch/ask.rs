@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,7 +17,7 @@ use super::door::{pass, place, taken};
 use super::{SUFFIX, Snapshot, folder, of_home};
 use crate::presence::{Presence, Settings, homes};
 
-/// A process that does not answer for so long (stopped, or swamped) is left out.
+/// Processes that have not answered by then (stopped, or swamped) are left out, however many there are.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Where processes of this user may be found; `dir` is the option `present.dir`.
@@ -64,7 +64,8 @@ fn in_folder(folder: &Path, pid: Option<u32>) -> Vec<Snapshot> {
         (name.ends_with(SUFFIX) && name.starts_with(&prefix)).then_some(name)
     });
     let asked: Vec<OwnedFd> = names.filter_map(|name| ask(folder.as_fd(), &name)).collect();
-    asked.iter().filter_map(answer).collect()
+    let until = Instant::now() + PATIENCE;
+    asked.iter().filter_map(|socket| answer(socket, until)).collect()
 }
 
 /// Asks a process; over what is returned it answers.
@@ -89,8 +90,8 @@ fn ask(folder: BorrowedFd<'_>, name: &str) -> Option<OwnedFd> {
     }
 }
 
-fn answer(socket: &OwnedFd) -> Option<Snapshot> {
-    let patience = Timespec::try_from(PATIENCE).ok()?;
+fn answer(socket: &OwnedFd, until: Instant) -> Option<Snapshot> {
+    let patience = Timespec::try_from(until.saturating_duration_since(Instant::now())).ok()?;
     poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&patience)).ok()?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

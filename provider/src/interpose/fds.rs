@@ -258,10 +258,9 @@ fstats! { fstat(); fstat64(); __fxstat(version: c_int); __fxstat64(version: c_in
 
 #[cold]
 fn as_device(stat: &mut libc::stat) {
-    /// `misc`, the major number of `/dev/infiniband/rdma_cm`; its minor number is given out as modules come.
-    const MISC: u32 = 10;
+    let (major, minor) = registry::CM_DEVICE;
     stat.st_mode = libc::S_IFCHR | 0o666;
-    stat.st_rdev = libc::makedev(MISC, 255);
+    stat.st_rdev = libc::makedev(major, minor);
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]

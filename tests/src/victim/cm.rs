@@ -83,14 +83,8 @@ impl CmVictim {
         variables: &[(&str, &str)],
         place: impl FnOnce(Program) -> Program,
     ) -> Result<Self, String> {
-        let mut program = Program::new(crate::compiled("cm_victim")?).env("URNIC_LOG", "off");
-        for (name, value) in variables {
-            program = program.env(name, value);
-        }
-        let mut dialogue = Obedient {
-            program: place(program).spawn(),
-            heard: 0,
-        };
+        let variables = [&[("URNIC_LOG", "off")], variables].concat();
+        let mut dialogue = Obedient::start("cm_victim", &variables, place)?;
         assert_eq!(dialogue.answer(), "ready");
         Ok(Self { dialogue })
     }
