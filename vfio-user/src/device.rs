@@ -1,0 +1,49 @@
+//! What the device is.
+
+use crate::Malformed;
+use crate::fields::{Fields, Put};
+use bitflags::bitflags;
+
+bitflags! {
+    /// What a device is and can (`VFIO_DEVICE_FLAGS_*`).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct DeviceFlags: u32 {
+        /// It can be reset.
+        const RESET = 1;
+        /// It is a PCI function.
+        const PCI = 2;
+        const _ = !0;
+    }
+}
+
+/// Answer to [`Request::DeviceInfo`](crate::Request::DeviceInfo).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// What it is.
+    pub flags: DeviceFlags,
+    /// Number of regions.
+    pub regions: u32,
+    /// Number of kinds of interrupts.
+    pub irqs: u32,
+}
+
+impl DeviceInfo {
+    /// Length of the payload in bytes.
+    pub const LEN: u32 = 16;
+
+    pub(crate) fn parse(mut fields: Fields<'_>) -> Result<DeviceInfo, Malformed> {
+        fields.u32()?;
+        Ok(DeviceInfo {
+            flags: DeviceFlags::from_bits_retain(fields.u32()?),
+            regions: fields.u32()?,
+            irqs: fields.u32()?,
+        })
+    }
+
+    pub(crate) fn emit(&self, out: &mut Vec<u8>) {
+        out.put32(DeviceInfo::LEN);
+        out.put32(self.flags.bits());
+        out.put32(self.regions);
+        out.put32(self.irqs);
+    }
+}

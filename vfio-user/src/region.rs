@@ -1,0 +1,231 @@
+//! Regions: base address registers, configuration space.
+
+use crate::Malformed;
+use crate::fields::{Fields, Put};
+use bitflags::bitflags;
+
+bitflags! {
+    /// What may be done with a region (`VFIO_REGION_INFO_FLAG_*`).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct RegionFlags: u32 {
+        /// Read it.
+        const READ = 1;
+        /// Write it.
+        const WRITE = 2;
+        /// Map it: a descriptor comes with the reply.
+        const MMAP = 4;
+        /// There are capabilities.
+        const CAPS = 8;
+        const _ = !0;
+    }
+}
+
+const CAP_SPARSE_MMAP: u16 = 1;
+const CAP_HEADER_LEN: usize = 8;
+
+/// A part of a region that can be mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SparseArea {
+    /// Where it begins in the region.
+    pub offset: u64,
+    /// Length in bytes.
+    pub size: u64,
+}
+
+/// Answer to [`Request::RegionInfo`](crate::Request::RegionInfo).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegionInfo {
+    /// Bytes that the whole answer needs. If that is more than the client had room for, `sparse` is missing, and it asks again.
+    pub argsz: u32,
+    /// What may be done with it.
+    pub flags: RegionFlags,
+    /// Which region: one of [`region_index`](crate::region_index).
+    pub index: u32,
+    /// Length in bytes; 0 if there is no such region.
+    pub size: u64,
+    /// Where the region begins in the descriptor that came with the reply.
+    pub offset: u64,
+    /// The only parts that can be mapped; without it, all of it can.
+    pub sparse: Option<Vec<SparseArea>>,
+}
+
+impl RegionInfo {
+    /// Length of the payload without capabilities in bytes.
+    pub const LEN: u32 = 32;
+
+    /// A whole answer.
+    pub fn new(
+        index: u32,
+        flags: RegionFlags,
+        size: u64,
+        offset: u64,
+        sparse: Option<Vec<SparseArea>>,
+    ) -> RegionInfo {
+        let (caps, flags) = match &sparse {
+            Some(areas) => (
+                CAP_HEADER_LEN as u32 + 8 + 16 * areas.len() as u32,
+                flags | RegionFlags::CAPS,
+            ),
+            None => (0, flags - RegionFlags::CAPS),
+        };
+        RegionInfo {
+            argsz: RegionInfo::LEN + caps,
+            flags,
+            index,
+            size,
+            offset,
+            sparse,
+        }
+    }
+
+    /// The answer for a client that has room for `room` bytes.
+    pub fn within(mut self, room: u32) -> RegionInfo {
+        if self.argsz > room {
+            self.sparse = None;
+        }
+        self
+    }
+
+    pub(crate) fn parse(payload: Fields<'_>) -> Result<RegionInfo, Malformed> {
+        let mut fields = payload;
+        let argsz = fields.u32()?;
+        let flags = RegionFlags::from_bits_retain(fields.u32()?);
+        let (index, caps) = (fields.u32()?, fields.u32()?);
+        let (size, offset) = (fields.u64()?, fields.u64()?);
+        let sparse = if flags.contains(RegionFlags::CAPS) {
+            sparse_areas(payload, caps)?
+        } else {
+            None
+        };
+        Ok(RegionInfo {
+            argsz,
+            flags,
+            index,
+            size,
+            offset,
+            sparse,
+        })
+    }
+
+    pub(crate) fn emit(&self, out: &mut Vec<u8>) {
+        out.put32(self.argsz);
+        out.put32(self.flags.bits());
+        out.put32(self.index);
+        out.put32(if self.sparse.is_some() { RegionInfo::LEN } else { 0 });
+        out.put64(self.size);
+        out.put64(self.offset);
+        if let Some(areas) = &self.sparse {
+            out.put16(CAP_SPARSE_MMAP);
+            out.put16(1);
+            out.put32(0);
+            out.put32(areas.len() as u32);
+            out.put32(0);
+            for area in areas {
+                out.put64(area.offset);
+                out.put64(area.size);
+            }
+        }
+    }
+}
+
+/// Looks for the sparse-mmap capability in the chain that begins at `at`. Each link must lead forward.
+fn sparse_areas(payload: Fields<'_>, mut at: u32) -> Result<Option<Vec<SparseArea>>, Malformed> {
+    while at != 0 {
+        if at < RegionInfo::LEN {
+            return Err(Malformed::Capability);
+        }
+        let mut fields = Fields(payload.0.get(at as usize..).ok_or(Malformed::Short)?);
+        let (id, _version, next) = (fields.u16()?, fields.u16()?, fields.u32()?);
+        if id == CAP_SPARSE_MMAP {
+            let count = fields.u32()? as usize;
+            fields.u32()?;
+            if count > fields.0.len() / 16 {
+                return Err(Malformed::Short);
+            }
+            let area = |fields: &mut Fields<'_>| {
+                Ok(SparseArea {
+                    offset: fields.u64()?,
+                    size: fields.u64()?,
+                })
+            };
+            return (0..count)
+                .map(|_| area(&mut fields))
+                .collect::<Result<_, _>>()
+                .map(Some);
+        }
+        if next != 0 && next <= at {
+            return Err(Malformed::Capability);
+        }
+        at = next;
+    }
+    Ok(None)
+}
+
+/// A stretch of a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegionAccess {
+    /// Where it begins in the region.
+    pub offset: u64,
+    /// Which region: one of [`region_index`](crate::region_index).
+    pub region: u32,
+    /// Length in bytes.
+    pub count: u32,
+}
+
+impl RegionAccess {
+    pub(crate) fn parse(fields: &mut Fields<'_>) -> Result<RegionAccess, Malformed> {
+        Ok(RegionAccess {
+            offset: fields.u64()?,
+            region: fields.u32()?,
+            count: fields.u32()?,
+        })
+    }
+
+    pub(crate) fn emit(&self, out: &mut Vec<u8>) {
+        out.put64(self.offset);
+        out.put32(self.region);
+        out.put32(self.count);
+    }
+}
+
+/// One write of a [`Request::RegionWriteMulti`](crate::Request::RegionWriteMulti).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SmallWrite {
+    /// Where; `count` is at most 8.
+    pub access: RegionAccess,
+    data: [u8; 8],
+}
+
+impl SmallWrite {
+    /// Length in bytes.
+    pub(crate) const LEN: usize = 24;
+
+    /// A write of `data`; `None` if it is longer than 8 bytes.
+    pub fn new(region: u32, offset: u64, data: &[u8]) -> Option<SmallWrite> {
+        let mut all = [0; 8];
+        all.get_mut(..data.len())?.copy_from_slice(data);
+        let access = RegionAccess {
+            offset,
+            region,
+            count: data.len() as u32,
+        };
+        Some(SmallWrite { access, data: all })
+    }
+
+    /// What is written.
+    pub fn data(&self) -> &[u8] {
+        &self.data[..self.access.count as usize]
+    }
+
+    pub(crate) fn parse(fields: &mut Fields<'_>) -> Result<SmallWrite, Malformed> {
+        let access = RegionAccess::parse(fields)?;
+        let data = fields.bytes(8)?;
+        let data = data.get(..access.count as usize).ok_or(Malformed::Count)?;
+        SmallWrite::new(access.region, access.offset, data).ok_or(Malformed::Count)
+    }
+
+    pub(crate) fn emit(&self, out: &mut Vec<u8>) {
+        self.access.emit(out);
+        out.extend_from_slice(&self.data);
+    }
+}

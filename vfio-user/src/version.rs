@@ -1,0 +1,117 @@
+//! What both ends can.
+
+use crate::Malformed;
+use crate::fields::{Fields, Put};
+use serde::{Deserialize, Serialize};
+
+/// Longest JSON text that is taken, in bytes.
+pub const MAX_VERSION_DATA: usize = 4096;
+
+/// The first message, and its answer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Version {
+    /// Major version: equal on both sides.
+    pub major: u16,
+    /// Minor version: the lower one holds.
+    pub minor: u16,
+    /// What the sender can. The server answers a part of what the client said.
+    pub capabilities: Capabilities,
+}
+
+/// What the sender of a [`Version`] can. What is `None` is not mentioned.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capabilities {
+    /// Most descriptors that the sender takes in one message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_msg_fds: Option<u64>,
+    /// Most bytes that one message may transfer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_data_xfer_size: Option<u64>,
+    /// Most stretches of memory that may be mapped at a time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_dma_maps: Option<u64>,
+    /// Page sizes, or'ed together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pgsizes: Option<u64>,
+    /// [`Request::RegionWriteMulti`](crate::Request::RegionWriteMulti) is understood.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write_multiple: Option<bool>,
+    /// What only urnic's own client and server know.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub urnic: Option<Urnic>,
+}
+
+/// Our addition to the capabilities. The client says `identity`, and the server, only then, `memory`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Urnic {
+    /// The client's DMA addresses are its own virtual addresses.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub identity: bool,
+    /// How the server reaches memory that came without a descriptor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
+}
+
+/// How the server reaches memory that came without a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Memory {
+    /// By `process_vm_readv` and `process_vm_writev`.
+    ProcessVm,
+    /// By [`Request::DmaRead`](crate::Request::DmaRead) and [`Request::DmaWrite`](crate::Request::DmaWrite).
+    Messages,
+}
+
+impl Capabilities {
+    /// Most descriptors that the sender takes in one message; 1 unless it says otherwise.
+    pub fn msg_fds(&self) -> usize {
+        self.max_msg_fds
+            .map_or(1, |n| usize::try_from(n).unwrap_or(usize::MAX))
+    }
+
+    /// Most bytes that the sender takes in one transfer; 1 MiB unless it says otherwise.
+    pub fn data_xfer_size(&self) -> usize {
+        self.max_data_xfer_size
+            .map_or(1 << 20, |n| usize::try_from(n).unwrap_or(usize::MAX))
+    }
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct VersionData {
+    #[serde(default)]
+    capabilities: Option<Capabilities>,
+}
+
+impl Version {
+    pub(crate) fn parse(mut fields: Fields<'_>) -> Result<Version, Malformed> {
+        let (major, minor) = (fields.u16()?, fields.u16()?);
+        let text = match fields.0 {
+            [] => {
+                return Ok(Version {
+                    major,
+                    minor,
+                    ..Version::default()
+                });
+            }
+            [text @ .., 0] if text.len() <= MAX_VERSION_DATA => text,
+            _ => return Err(Malformed::Json),
+        };
+        let data: VersionData = serde_json::from_slice(text).map_err(|_| Malformed::Json)?;
+        Ok(Version {
+            major,
+            minor,
+            capabilities: data.capabilities.unwrap_or_default(),
+        })
+    }
+
+    pub(crate) fn emit(&self, out: &mut Vec<u8>) {
+        out.put16(self.major);
+        out.put16(self.minor);
+        let data = VersionData {
+            capabilities: Some(self.capabilities.clone()),
+        };
+        // Numbers and fixed names: there is nothing that could not be written.
+        out.extend(serde_json::to_vec(&data).unwrap_or_default());
+        out.push(0);
+    }
+}
