@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::{Bus, InterruptHandler};
+use super::{Bus, Mapping, QueueMemory, SignalHandler, anonymous};
 
 pub(crate) struct FakeBus;
 
@@ -29,13 +29,28 @@ impl Bus for FakeBus {
         false
     }
 
-    fn map(&self, ptr: *mut u8, _len: usize) -> Result<u64, Errno> {
-        Ok(ptr.addr() as u64)
+    fn allocate(&self, len: usize) -> Result<QueueMemory, Errno> {
+        let ptr = anonymous::allocate(len)?;
+        let iova = ptr.as_ptr().addr() as u64;
+        Ok(QueueMemory { ptr, iova })
     }
 
-    fn unmap(&self, _iova: u64, _len: usize) {}
+    unsafe fn free(&self, memory: QueueMemory, len: usize) {
+        // SAFETY: from `allocate`, as the caller promises.
+        unsafe { anonymous::free(memory.ptr, len) };
+    }
 
-    fn interrupts(&self, _handler: InterruptHandler) {}
+    fn map(&self, ptr: *mut u8, _len: usize, _write: bool) -> Result<Mapping, Errno> {
+        Ok(Mapping::Contiguous(ptr.addr() as u64))
+    }
+
+    fn unmap(&self, _mapping: &Mapping, _len: usize) {}
+
+    fn signals(&self, _handler: SignalHandler) {}
+
+    fn memory(&self) -> &'static str {
+        "none"
+    }
 
     fn shutdown(&self) {}
 

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use urnic_firmware_model::config::DescriptorWatch;
 use urnic_firmware_model::{Device, DeviceAddress, HostMemory, Interrupts, ModelConfig};
 
-use super::{Bus, InterruptHandler};
+use super::{Bus, Mapping, QueueMemory, Signal, SignalHandler, anonymous};
 use crate::presence::{GidTable, fds};
 
 /// The bus to a device model in this process.
@@ -19,8 +19,8 @@ pub struct InprocBus {
 /// The process's own memory, untranslated.
 struct OwnMemory;
 
-// SAFETY: the IOVAs that the device gets are pointers that `InprocBus::map` was given. Who maps memory keeps it mapped until it
-// unmaps it (contract of `Bus::map`), which the driver does after the objects over it are destroyed.
+// SAFETY: the IOVAs that the device gets are pointers that `InprocBus::map` was given, or made by `allocate`. Who maps memory keeps it mapped
+// until it unmaps or frees it (contracts of `Bus`), which the driver does after the objects over it are destroyed.
 unsafe impl HostMemory for OwnMemory {
     fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>> {
         let start = usize::try_from(iova).ok()?;
@@ -31,12 +31,12 @@ unsafe impl HostMemory for OwnMemory {
 
 /// The interrupt line: from the device to whoever handles it.
 #[derive(Default)]
-struct Line(OnceLock<InterruptHandler>);
+struct Line(OnceLock<SignalHandler>);
 
 impl Interrupts for Line {
     fn raise(&self, vector: u32) {
         if let Some(handler) = self.0.get() {
-            handler(vector);
+            handler(Signal::Interrupt(vector));
         }
     }
 }
@@ -96,14 +96,29 @@ impl Bus for InprocBus {
         self.device.has_gathered()
     }
 
-    fn map(&self, ptr: *mut u8, _len: usize) -> Result<u64, Errno> {
-        Ok(ptr.expose_provenance() as u64)
+    fn allocate(&self, len: usize) -> Result<QueueMemory, Errno> {
+        let ptr = anonymous::allocate(len)?;
+        let iova = ptr.as_ptr().expose_provenance() as u64;
+        Ok(QueueMemory { ptr, iova })
     }
 
-    fn unmap(&self, _iova: u64, _len: usize) {}
+    unsafe fn free(&self, memory: QueueMemory, len: usize) {
+        // SAFETY: from `allocate`, as the caller promises.
+        unsafe { anonymous::free(memory.ptr, len) };
+    }
 
-    fn interrupts(&self, handler: InterruptHandler) {
+    fn map(&self, ptr: *mut u8, _len: usize, _write: bool) -> Result<Mapping, Errno> {
+        Ok(Mapping::Contiguous(ptr.expose_provenance() as u64))
+    }
+
+    fn unmap(&self, _mapping: &Mapping, _len: usize) {}
+
+    fn signals(&self, handler: SignalHandler) {
         let _ = self.line.0.set(handler);
+    }
+
+    fn memory(&self) -> &'static str {
+        "the process's own"
     }
 
     fn shutdown(&self) {

@@ -1,17 +1,61 @@
 //! How the driver reaches a device: registers, doorbells, DMA, interrupts. Nothing above knows which device it is.
 
+pub(crate) mod anonymous;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod inproc;
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rustix::io::Errno;
 
-/// Called with the vector that the device raised: from any thread, with no lock of the device held.
-pub type InterruptHandler = Arc<dyn Fn(u32) + Send + Sync>;
+use crate::config::Device;
+use crate::presence::GidTable;
+
+/// What a bus tells of its device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signal {
+    /// The device raised this vector.
+    Interrupt(u32),
+    /// The device is gone and does not come back: its process ended, or somebody pulled it out. Told once.
+    Lost,
+}
+
+/// Called with what happened: from any thread, with no lock of the device or bus held.
+pub type SignalHandler = Arc<dyn Fn(Signal) + Send + Sync>;
+
+/// Memory that host and device share, for queues, records and buffers of commands.
+#[derive(Debug, Clone, Copy)]
+pub struct QueueMemory {
+    /// Its first byte, at a multiple of 4096.
+    pub ptr: NonNull<u8>,
+    /// Where the device sees that byte.
+    pub iova: u64,
+}
+
+// SAFETY: addresses. Who allocated the memory decides who accesses it.
+unsafe impl Send for QueueMemory {}
+
+/// How the device sees memory of the program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Mapping {
+    /// In one piece, from this IOVA on.
+    Contiguous(u64),
+    /// In pages that lie anywhere, as when there is no IOMMU.
+    Pages {
+        /// IOVA of each page.
+        pages: Vec<u64>,
+        /// log2 of the bytes of a page.
+        log_page: u32,
+        /// Where in the first page the memory begins.
+        offset: u64,
+    },
+}
 
 /// A device as a PCI function shows itself (`urnic_verbs_api::device`).
+///
+/// A device that is lost reads as all ones; what is written to it goes nowhere.
 ///
 /// In a forked child the device belongs to the parent: after [`Bus::abandon_in_child`] reads answer 0, and writes, doorbells and
 /// polls do nothing.
@@ -32,29 +76,59 @@ pub trait Bus: Send + Sync {
     /// this returns.
     fn doorbell(&self, uar: u32, offset: u32, value: u64);
 
+    /// Tells the bus the device's feature bits (`urnic_verbs_api::device::command::features`), before the first doorbell.
+    fn features(&self, _features: u32) {}
+
     /// Lets the device use the thread of a poller that found its queue empty: it receives, and sends what it had gathered.
     fn progress(&self);
 
     /// Whether posted work waits in the device for the next poll. One relaxed load.
     fn has_gathered(&self) -> bool;
 
-    /// Makes memory reachable for the device; returns the IOVA of its first byte.
-    ///
-    /// The memory must stay mapped until [`Bus::unmap`], and a device may read and write it at any time until then.
+    /// Makes `len` zeroed bytes of memory for queues: a multiple of 4096, contiguous for the device. They cost nothing until touched.
     ///
     /// # Errors
-    /// `ENOMEM` if there is no room left in the device's address space.
-    fn map(&self, ptr: *mut u8, len: usize) -> Result<u64, Errno>;
+    /// `ENOMEM`; `EIO` if the device is lost.
+    fn allocate(&self, len: usize) -> Result<QueueMemory, Errno>;
+
+    /// Gives such memory back. Nobody uses it any more, the device neither.
+    ///
+    /// # Safety
+    /// `memory` came from [`Bus::allocate`] with this `len`, and is given back once.
+    unsafe fn free(&self, memory: QueueMemory, len: usize);
+
+    /// Makes memory of the program reachable for the device, which writes it only if `write`.
+    ///
+    /// The memory must stay mapped until [`Bus::unmap`], and a device may access it at any time until then. Ranges may overlap, and a range may be
+    /// mapped several times.
+    ///
+    /// # Errors
+    /// `ENOMEM` if there is no room left in the device's address space, or the process may lock no more memory; `EIO` if the device is lost.
+    fn map(&self, ptr: *mut u8, len: usize, write: bool) -> Result<Mapping, Errno>;
 
     /// Takes such memory away from the device again.
-    fn unmap(&self, iova: u64, len: usize);
+    fn unmap(&self, mapping: &Mapping, len: usize);
 
-    /// Sets who is called when a vector is raised. Interrupts raised before are lost: called once, before the device is enabled.
-    fn interrupts(&self, handler: InterruptHandler);
+    /// Sets who is told of interrupts and of the device's loss. What happened before is not told: called once, before the device is enabled.
+    fn signals(&self, handler: SignalHandler);
+
+    /// What reaches the program's memory, in a few words for `urnic info`.
+    fn memory(&self) -> &'static str;
 
     /// The process is about to end: what completed still arrives. Takes a bounded time.
     fn shutdown(&self);
 
     /// In a child after fork: lets go of what was inherited, without touching the device. Async-signal-safe.
     fn abandon_in_child(&self);
+}
+
+/// Opens a device. The device in this process gets these addresses; others have their own.
+///
+/// # Errors
+/// Those of making its thread and descriptors; `ENODEV` if it is not there, `EBUSY` if somebody else has it, `EACCES`.
+pub fn open(device: &Device, gids: &GidTable) -> Result<Arc<dyn Bus>, Errno> {
+    match device {
+        Device::Inproc => Ok(inproc::InprocBus::start(gids)?),
+        Device::VfioUser(_) | Device::Vfio(_) => Err(Errno::OPNOTSUPP),
+    }
 }

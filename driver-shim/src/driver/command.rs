@@ -3,7 +3,7 @@
 //! No command waits for a peer (`urnic_verbs_api::device::command`), so whoever holds the lock holds it for microseconds, and one
 //! outstanding command is enough. The ring is longer than that because a device may want room.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -17,15 +17,17 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::dma::{DmaMemory, DmaPool};
 use super::lock;
-use crate::bus::Bus;
+use crate::bus::{Bus, Signal, SignalHandler};
 
 /// log2 of the entries of both rings.
 const LOG_SIZE: u32 = 4;
 const ENTRIES: u32 = 1 << LOG_SIZE;
 /// Offset of the phase word in a completion.
 const PHASE: usize = std::mem::offset_of!(Completion, phase);
-/// Looks at the completion before asking whether the device still lives.
+/// Busy looks at the completion before the thread takes naps in between.
 const LOOKS: u32 = 1 << 12;
+/// Naps between two questions whether the device still lives.
+const LOOKS_PER_QUESTION: u32 = 64;
 /// A device that takes longer over one command is dead.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -34,6 +36,10 @@ pub(crate) struct CommandQueue {
     bus: Arc<dyn Bus>,
     pool: Arc<DmaPool>,
     rings: Mutex<Rings>,
+    /// The device is lost: nothing is asked of it any more.
+    lost: AtomicBool,
+    /// Told of a device that stopped answering.
+    handler: SignalHandler,
 }
 
 struct Rings {
@@ -43,19 +49,22 @@ struct Rings {
 }
 
 impl CommandQueue {
-    /// Resets the device, gives it the rings, and enables it.
+    /// Resets the device, gives it the rings, and enables it. `handler` is told if it stops answering.
     ///
     /// # Errors
-    /// `ENODEV` if it is no such device or speaks another major version of the interface; `ENOMEM`.
-    pub(crate) fn start(bus: Arc<dyn Bus>, pool: Arc<DmaPool>) -> Result<CommandQueue, Errno> {
+    /// `ENODEV` if it is no such device or speaks another major version of the interface; `ENOMEM`; `EIO` if it does not answer.
+    pub(crate) fn start(
+        bus: Arc<dyn Bus>,
+        pool: Arc<DmaPool>,
+        handler: SignalHandler,
+    ) -> Result<CommandQueue, Errno> {
         let version = bus.read32(registers::VERSION);
         let ours = urnic_verbs_api::device::INTERFACE_VERSION;
         if bus.read32(registers::MAGIC) != registers::MAGIC_VALUE || version >> 16 != ours >> 16 {
             tracing::error!("not a device of interface {:x}: it says {version:#x}", ours >> 16);
             return Err(Errno::NODEV);
         }
-        bus.write32(registers::CONTROL, registers::Control::RESET.bits());
-        wait(|| (bus.read32(registers::CONTROL) & registers::Control::RESET.bits() == 0).then_some(()))?;
+        reset(&*bus);
         let commands = pool.allocate(COMMAND_LEN << LOG_SIZE)?;
         let completions = pool.allocate(COMPLETION_LEN << LOG_SIZE)?;
         bus.write32(registers::CMD_LOG_SIZE, LOG_SIZE);
@@ -63,13 +72,47 @@ impl CommandQueue {
         bus.write64(registers::CMD_COMPLETION_BASE, completions.iova());
         bus.write32(registers::CMD_VECTOR, registers::NO_VECTOR);
         bus.write32(registers::CONTROL, registers::Control::ENABLE.bits());
-        wait(|| (bus.read32(registers::STATUS) & registers::Status::READY.bits() != 0).then_some(()))?;
+        let ready = |status: u32| status & registers::Status::READY.bits() != 0;
+        wait(|| ready(bus.read32(registers::STATUS)).then_some(()))?;
         let rings = Mutex::new(Rings {
             commands,
             completions,
             producer: 0,
         });
-        Ok(CommandQueue { bus, pool, rings })
+        Ok(CommandQueue {
+            bus,
+            pool,
+            rings,
+            lost: AtomicBool::new(false),
+            handler,
+        })
+    }
+
+    /// From now on every command fails with `EIO`. Returns whether it is news that the device is lost.
+    pub(crate) fn lose(&self) -> bool {
+        !self.lost.swap(true, Ordering::AcqRel)
+    }
+
+    /// Whether the device is lost.
+    #[inline]
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Has the device, if it still hears us, let go of all memory.
+    pub(crate) fn reset(&self) {
+        reset(&*self.bus);
+    }
+
+    /// Destroys an object. On a lost device there are none.
+    ///
+    /// # Errors
+    /// What the device answers.
+    pub(crate) fn destroy(&self, opcode: Opcode, id: u32) -> Result<(), Errno> {
+        match self.on(opcode, id) {
+            Err(Errno::IO) if self.is_lost() => Ok(()),
+            done => done,
+        }
     }
 
     /// Runs a command that has neither buffers nor a result.
@@ -105,18 +148,18 @@ impl CommandQueue {
     ///
     /// # Errors
     /// As [`CommandQueue::run`]; `ENOMEM`.
-    pub(crate) fn send<A: IntoBytes + Immutable>(
+    pub(crate) fn send<A: IntoBytes + Immutable, R: FromBytes>(
         &self,
         opcode: Opcode,
         arguments: &A,
         input: &[u8],
-    ) -> Result<(), Errno> {
+    ) -> Result<R, Errno> {
         let buffer = self.pool.allocate(input.len())?;
         buffer.copy_in(0, input);
         let mut command = Command::new(opcode, arguments);
         command.input = buffer.iova().into();
         command.input_len = (input.len() as u32).into();
-        self.execute(command).map(drop)
+        self.execute(command).map(|done| done.result())
     }
 
     /// Runs a command that fills an output buffer of `len` bytes, which it also returns.
@@ -152,6 +195,9 @@ impl CommandQueue {
     }
 
     fn execute(&self, mut command: Command) -> Result<Completion, Errno> {
+        if self.is_lost() {
+            return Err(Errno::IO);
+        }
         let mut rings = lock(&self.rings);
         let at = rings.producer;
         let slot = (at % ENTRIES) as usize;
@@ -163,12 +209,11 @@ impl CommandQueue {
 
         let phase = 1 ^ (at >> LOG_SIZE & 1);
         let word = rings.completions.word(slot * COMPLETION_LEN + PHASE);
-        let answered = wait(|| {
-            let here = word.load(Ordering::Acquire) & 1 == phase;
-            let dead = !here && self.bus.read32(registers::STATUS) & registers::Status::READY.bits() == 0;
-            (here || dead).then_some(here)
-        })?;
-        if !answered {
+        let here = || word.load(Ordering::Acquire) & 1 == phase;
+        if !await_completion(here, || !self.is_lost() && is_ready(&*self.bus)) {
+            drop(rings);
+            // A device that stopped in the middle of a command does not go on.
+            (self.handler)(Signal::Lost);
             return Err(Errno::IO);
         }
         let done: Completion = rings.completions.read(slot * COMPLETION_LEN);
@@ -188,14 +233,46 @@ impl CommandQueue {
     }
 }
 
-/// Looks until `look` sees something: at first busily, since a device in process has answered already.
-fn wait<T>(mut look: impl FnMut() -> Option<T>) -> Result<T, Errno> {
+/// Whether the device executes commands.
+fn is_ready(bus: &dyn Bus) -> bool {
+    let status = bus.read32(registers::STATUS);
+    status != registers::GONE && status & registers::Status::READY.bits() != 0
+}
+
+/// Function reset: the device lets go of all memory. One that is gone has done so.
+fn reset(bus: &dyn Bus) {
+    let reset = registers::Control::RESET.bits();
+    bus.write32(registers::CONTROL, reset);
+    let is_done = |control| control == registers::GONE || control & reset == 0;
+    let _ = wait(|| is_done(bus.read32(registers::CONTROL)).then_some(()));
+}
+
+/// Waits until a completion is `here`; `false` if the device is not `alive` any more. It is looked for busily at first, since a device in
+/// process has answered already; asking whether the device lives may cost a message.
+fn await_completion(here: impl Fn() -> bool, alive: impl Fn() -> bool) -> bool {
     for _ in 0..LOOKS {
-        if let Some(seen) = look() {
-            return Ok(seen);
+        if here() {
+            return true;
         }
         std::hint::spin_loop();
     }
+    let mut looks = 0;
+    let seen = wait(|| {
+        looks += 1;
+        if here() {
+            Some(true)
+        } else if looks % LOOKS_PER_QUESTION == 0 && !alive() {
+            // It may have stopped right behind the answer.
+            Some(here())
+        } else {
+            None
+        }
+    });
+    seen.unwrap_or(false)
+}
+
+/// Looks until `look` sees something, for as long as a device may take.
+fn wait<T>(mut look: impl FnMut() -> Option<T>) -> Result<T, Errno> {
     let start = clock_gettime(ClockId::Monotonic);
     loop {
         if let Some(seen) = look() {

@@ -136,8 +136,8 @@ impl Cq {
     /// # Errors
     /// `EBUSY` while a queue pair uses it; `EIO` in a forked child.
     pub fn destroy(&self) -> Result<(), Errno> {
-        self.driver.alive()?;
-        self.driver.commands.on(Opcode::DestroyCq, self.id)?;
+        self.driver.here()?;
+        self.driver.commands.destroy(Opcode::DestroyCq, self.id)?;
         // Waits for a notification that is being delivered.
         self.driver
             .cqs

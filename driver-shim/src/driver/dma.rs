@@ -4,16 +4,14 @@
 //! queue pair takes some hundred bytes and not some pages.
 
 use std::fmt;
-use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::lock;
-use crate::bus::Bus;
+use crate::bus::{Bus, QueueMemory};
 
 /// Smallest piece: records want 64-byte alignment.
 const MIN_PIECE: usize = 64;
@@ -28,22 +26,13 @@ const CLASSES: usize = (MAX_SHARED / MIN_PIECE).ilog2() as usize + 1;
 pub(crate) struct DmaPool {
     bus: Arc<dyn Bus>,
     /// Free pieces of each class.
-    free: Mutex<[Vec<Piece>; CLASSES]>,
+    free: Mutex<[Vec<QueueMemory>; CLASSES]>,
 }
-
-#[derive(Clone, Copy)]
-struct Piece {
-    ptr: NonNull<u8>,
-    iova: u64,
-}
-
-// SAFETY: an address. Who owns the piece decides who accesses it.
-unsafe impl Send for Piece {}
 
 /// A piece of zeroed memory that the device can reach. Its address is a multiple of its length, up to a page; dropping it gives it back,
 /// so whoever made a device object over it keeps it until that object is destroyed.
 pub struct DmaMemory {
-    piece: Piece,
+    piece: QueueMemory,
     len: usize,
     /// Class in the pool; `None` for a mapping of its own.
     class: Option<usize>,
@@ -79,7 +68,7 @@ impl DmaPool {
             .checked_next_power_of_two()
             .ok_or(Errno::NOMEM)?;
         if len > MAX_SHARED {
-            let piece = self.map(len)?;
+            let piece = self.bus.allocate(len)?;
             return Ok(DmaMemory {
                 piece,
                 len,
@@ -99,7 +88,7 @@ impl DmaPool {
         Ok(memory)
     }
 
-    fn take(&self, class: usize, len: usize) -> Result<Piece, Errno> {
+    fn take(&self, class: usize, len: usize) -> Result<QueueMemory, Errno> {
         let mut free = lock(&self.free);
         let Some(pieces) = free.get_mut(class) else {
             return Err(Errno::NOMEM);
@@ -107,31 +96,13 @@ impl DmaPool {
         if let Some(piece) = pieces.pop() {
             return Ok(piece);
         }
-        let slab = self.map(SLAB)?;
-        pieces.extend((0..SLAB / len).rev().map(|i| Piece {
+        let slab = self.bus.allocate(SLAB)?;
+        pieces.extend((0..SLAB / len).rev().map(|i| QueueMemory {
             // SAFETY: the i-th piece of `len` bytes lies inside the slab.
             ptr: unsafe { slab.ptr.add(i * len) },
             iova: slab.iova + (i * len) as u64,
         }));
         pieces.pop().ok_or(Errno::NOMEM)
-    }
-
-    fn map(&self, len: usize) -> Result<Piece, Errno> {
-        let (prot, flags) = (
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::PRIVATE | MapFlags::NORESERVE,
-        );
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice disturbs nothing.
-        let ptr = unsafe { mmap_anonymous(std::ptr::null_mut(), len, prot, flags) }?;
-        let ptr = NonNull::new(ptr.cast::<u8>()).ok_or(Errno::NOMEM)?;
-        match self.bus.map(ptr.as_ptr(), len) {
-            Ok(iova) => Ok(Piece { ptr, iova }),
-            Err(errno) => {
-                // SAFETY: mapped above, and known to nobody else.
-                let _ = unsafe { munmap(ptr.as_ptr().cast(), len) };
-                Err(errno)
-            }
-        }
     }
 }
 
@@ -231,9 +202,8 @@ unsafe impl Record for urnic_verbs_api::device::record::CqRecord {}
 impl Drop for DmaMemory {
     fn drop(&mut self) {
         let Some(class) = self.class else {
-            self.pool.bus.unmap(self.piece.iova, self.len);
-            // SAFETY: a mapping of its own, which this value owned.
-            let _ = unsafe { munmap(self.as_ptr().cast(), self.len) };
+            // SAFETY: allocated for this value alone, with this length.
+            unsafe { self.pool.bus.free(self.piece, self.len) };
             return;
         };
         if let Some(pieces) = lock(&self.pool.free).get_mut(class) {

@@ -10,8 +10,11 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 use urnic_verbs_api::device::command::{CreateMr, Handle, Opcode};
 use urnic_verbs_api::vocabulary::Access;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
 
 use super::{Driver, Pd};
+use crate::bus::Mapping;
 
 const PAGE: usize = 4096;
 
@@ -20,7 +23,7 @@ const PAGE: usize = 4096;
 pub struct Mr {
     /// Its Stag: both keys.
     pub stag: u32,
-    dma: u64,
+    dma: Mapping,
     len: usize,
 }
 
@@ -40,25 +43,43 @@ impl Driver {
     ) -> Result<Mr, Errno> {
         self.alive()?;
         base.checked_add(len as u64).ok_or(Errno::INVAL)?;
-        populate(addr, len, access.intersects(Access::WRITERS))?;
-        let dma = self.bus.map(addr.cast(), len)?;
-        let arguments = CreateMr {
+        let write = access.intersects(Access::WRITERS);
+        populate(addr, len, write)?;
+        let dma = self.bus.map(addr.cast(), len, write)?;
+        let mut arguments = CreateMr {
             base: base.into(),
             len: (len as u64).into(),
-            dma: dma.into(),
+            dma: 0.into(),
             pd: pd.id.into(),
             access: access.bits().into(),
             log_page: 0.into(),
             reserved: 0.into(),
         };
-        match self.commands.call::<_, Handle>(Opcode::CreateMr, &arguments) {
+        let created = match &dma {
+            Mapping::Contiguous(iova) => {
+                arguments.dma = (*iova).into();
+                self.commands.call::<_, Handle>(Opcode::CreateMr, &arguments)
+            }
+            Mapping::Pages {
+                pages,
+                log_page,
+                offset,
+            } => {
+                arguments.dma = (*offset).into();
+                arguments.log_page = (*log_page).into();
+                let list: Vec<U64> = pages.iter().map(|page| U64::new(*page)).collect();
+                self.commands
+                    .send::<_, Handle>(Opcode::CreateMr, &arguments, list.as_bytes())
+            }
+        };
+        match created {
             Ok(handle) => Ok(Mr {
                 stag: handle.id.get(),
                 dma,
                 len,
             }),
             Err(errno) => {
-                self.bus.unmap(dma, len);
+                self.bus.unmap(&dma, len);
                 Err(errno)
             }
         }
@@ -69,9 +90,9 @@ impl Driver {
     /// # Errors
     /// `EBUSY` while a window is bound to it; `EIO` in a forked child.
     pub fn deregister(&self, mr: &Mr) -> Result<(), Errno> {
-        self.alive()?;
-        self.commands.on(Opcode::DestroyMr, mr.stag)?;
-        self.bus.unmap(mr.dma, mr.len);
+        self.here()?;
+        self.commands.destroy(Opcode::DestroyMr, mr.stag)?;
+        self.bus.unmap(&mr.dma, mr.len);
         Ok(())
     }
 }

@@ -36,10 +36,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use rustix::io::Errno;
 use urnic_verbs_api::device::command::{Count, DeviceAttributes, Handle, Nothing, Opcode};
-use urnic_verbs_api::device::registers;
 use urnic_verbs_api::device::stream::{self, ip_of};
 
-use crate::bus::Bus;
+use crate::bus::{Bus, Signal, SignalHandler};
 use crate::config::Config;
 use crate::native::Home;
 use crate::presence::{GidTable, InternalFd, Presence};
@@ -235,8 +234,7 @@ impl Drop for Driver {
     /// The device lets go of the memory that the driver lent it, before that is unmapped.
     fn drop(&mut self) {
         if self.alive().is_ok() {
-            let reset = registers::Control::RESET.bits();
-            self.bus.write32(registers::CONTROL, reset);
+            self.commands.reset();
         }
     }
 }
@@ -265,15 +263,20 @@ impl Driver {
         // Interrupts come from the first command on, the driver that takes them exists only at the end: they are empty until then.
         let here: Arc<std::sync::OnceLock<std::sync::Weak<Driver>>> = Arc::default();
         let there = here.clone();
-        bus.interrupts(Arc::new(move |vector| {
+        let handler: SignalHandler = Arc::new(move |signal| {
             if let Some(driver) = there.get().and_then(std::sync::Weak::upgrade) {
-                driver.interrupt(vector);
+                match signal {
+                    Signal::Interrupt(vector) => driver.interrupt(vector),
+                    Signal::Lost => driver.lose(),
+                }
             }
-        }));
-        let commands = CommandQueue::start(bus.clone(), pool.clone())?;
+        });
+        bus.signals(handler.clone());
+        let commands = CommandQueue::start(bus.clone(), pool.clone(), handler)?;
         let (buffer, _) =
             commands.fetch::<_, Nothing>(Opcode::QueryDevice, &Nothing {}, size_of::<DeviceAttributes>())?;
         let attributes = Attributes::from(buffer.read::<DeviceAttributes>(0));
+        bus.features(attributes.features);
         let gids = read_gids(&commands)?;
         let async_events = EventQueue::create(&commands, &pool, 4096, 0)?;
         // A notification needs an armed queue and disarms it: as many entries as queues never overflow.
@@ -333,7 +336,7 @@ impl Driver {
 
     /// Ends the device: what completed still arrives, then nothing works any more. Takes a bounded time.
     pub fn shutdown(&self) {
-        if self.alive().is_ok() && !self.stopped.swap(true, Ordering::AcqRel) {
+        if self.here().is_ok() && !self.stopped.swap(true, Ordering::AcqRel) {
             if let Some(door) = self.door.get() {
                 door.close();
             }
@@ -343,12 +346,20 @@ impl Driver {
     }
 
     /// `EIO` in a child of the process that opened the device.
-    fn alive(&self) -> Result<(), Errno> {
+    fn here(&self) -> Result<(), Errno> {
         if self.abandoned.load(Ordering::Relaxed) {
             Err(Errno::IO)
         } else {
             Ok(())
         }
+    }
+
+    /// `EIO` in a child of the process that opened the device, and when the device is lost.
+    fn alive(&self) -> Result<(), Errno> {
+        if self.commands.is_lost() {
+            return Err(Errno::IO);
+        }
+        self.here()
     }
 
     /// What the device can do.
@@ -394,8 +405,8 @@ impl Driver {
     /// # Errors
     /// `EBUSY`; `EIO` in a forked child.
     pub fn close_context(&self, context: &Context) -> Result<(), Errno> {
-        self.alive()?;
-        self.commands.on(Opcode::FreeUar, context.uar)?;
+        self.here()?;
+        self.commands.destroy(Opcode::FreeUar, context.uar)?;
         self.contexts
             .write()
             .unwrap_or_else(PoisonError::into_inner)
@@ -418,8 +429,8 @@ impl Driver {
     /// # Errors
     /// `EBUSY` while anything is in it; `EIO` in a forked child.
     pub fn free_pd(&self, pd: &Pd) -> Result<(), Errno> {
-        self.alive()?;
-        self.commands.on(Opcode::FreePd, pd.id)
+        self.here()?;
+        self.commands.destroy(Opcode::FreePd, pd.id)
     }
 
     fn target(&self, context: u64, cookie: u64) -> Result<Target, Errno> {

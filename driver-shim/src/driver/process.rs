@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use rustix::io::Errno;
 
 use super::{Driver, lock};
-use crate::bus::inproc::InprocBus;
+use crate::bus;
 use crate::config::Config;
 use crate::presence::GidTable;
 
@@ -45,7 +45,7 @@ pub(super) fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errn
     for warning in config.warnings() {
         tracing::warn!("{warning}");
     }
-    let driver = Driver::start(InprocBus::start(gids)?, config.clone())?;
+    let driver = Driver::start(bus::open(&config.device, gids)?, config.clone())?;
     Ok(process.driver.get_or_init(|| driver).clone())
 }
 

@@ -114,10 +114,10 @@ impl Qp {
     /// # Errors
     /// `EIO` in a forked child; those of the device.
     pub fn destroy(&self) -> Result<(), Errno> {
-        self.driver().alive()?;
+        self.driver().here()?;
         let _changes = lock(&self.attr);
         self.driver().native_retire(self.qpn, false);
-        self.driver().commands.on(Opcode::DestroyQp, self.qid)?;
+        self.driver().commands.destroy(Opcode::DestroyQp, self.qid)?;
         self.driver().native_forget(self.qpn);
         self.driver().disown_qp(self);
         self.driver().cm_lost(self.qid, Errno::CONNRESET);

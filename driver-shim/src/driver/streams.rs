@@ -93,7 +93,8 @@ impl Streams<'_> {
     pub(super) fn send(&self, sid: u32, octets: &[u8]) -> Result<(), Errno> {
         self.driver
             .commands
-            .send(Opcode::StreamSend, &Handle { id: sid.into() }, octets)
+            .send::<_, Nothing>(Opcode::StreamSend, &Handle { id: sid.into() }, octets)
+            .map(drop)
     }
 
     pub(super) fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno> {

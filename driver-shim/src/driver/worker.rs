@@ -57,6 +57,13 @@ impl Driver {
         }
     }
 
+    /// The device is gone, or stopped for good: the thread sees to what that means.
+    pub(super) fn lose(&self) {
+        if self.commands.lose() {
+            self.wake();
+        }
+    }
+
     fn notify(&self, event: Event) {
         let cqs = self.cqs.read().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, target)) = cqs.get(&event.object.get()) {
@@ -66,7 +73,11 @@ impl Driver {
 
     fn serve(&self) {
         tracing::debug!("driver thread started");
+        let mut told = false;
         while !self.stopped.load(Ordering::Acquire) {
+            if self.commands.is_lost() && !std::mem::replace(&mut told, true) {
+                self.tell_all(AsyncEvent::DeviceFatal);
+            }
             let mut events = Vec::new();
             self.async_events.drain(|event| events.push(event));
             for event in events {
@@ -107,7 +118,7 @@ impl Driver {
             }
             Some(EventKind::LastWqe) => self.tell(object, AsyncEvent::QpLastWqe),
             Some(EventKind::PortChange) => self.tell_all(AsyncEvent::GidChange),
-            Some(EventKind::Fatal) => self.tell_all(AsyncEvent::DeviceFatal),
+            Some(EventKind::Fatal) => self.lose(),
             // Nobody makes shared receive queues yet, and completions have queues of their own.
             Some(EventKind::SrqLimit | EventKind::Completion) => {}
             Some(EventKind::Closed) => self.cm_lost(object, Errno::CONNRESET),

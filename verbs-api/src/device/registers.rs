@@ -33,6 +33,9 @@ pub const CMD_DOORBELL: u32 = 0x30;
 /// RW: vector raised after command completions, or [`NO_VECTOR`] when the driver polls.
 pub const CMD_VECTOR: u32 = 0x34;
 
+/// What every register reads as when the function is gone, as on any PCI bus. [`STATUS`] and [`CONTROL`] have this value at no other time.
+pub const GONE: u32 = u32::MAX;
+
 /// In [`CMD_VECTOR`] and event queues: raise nothing.
 pub const NO_VECTOR: u32 = u32::MAX;
 
