@@ -152,6 +152,8 @@ pub struct ModelConfig {
     pub linger: Duration,
     /// Who wants to know of its file descriptors.
     pub descriptors: Option<DescriptorWatch>,
+    /// The driver is in another process, and rings in plain memory: [`Device::doorbell_pages`](crate::Device::doorbell_pages).
+    pub doorbell_memory: bool,
 }
 
 impl Default for ModelConfig {
@@ -165,6 +167,7 @@ impl Default for ModelConfig {
             liveness: Duration::from_secs(60),
             linger: Duration::from_secs(3),
             descriptors: None,
+            doorbell_memory: false,
         }
     }
 }
@@ -176,6 +179,9 @@ impl ModelConfig {
         let mut offered = features::SRQ | features::WINDOWS;
         if self.rfc7306 {
             offered |= features::ATOMICS | features::IMMEDIATE;
+        }
+        if self.doorbell_memory {
+            offered |= features::DOORBELL_MEMORY;
         }
         let version = |text: &str| text.parse::<u64>().unwrap_or(0) & 0xffff;
         let firmware = version(env!("CARGO_PKG_VERSION_MAJOR")) << 32

@@ -17,9 +17,37 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// every object of the device that was created over that range is destroyed. Whoever serves a guest that may
 /// take memory away at will puts other pages in its place instead of leaving a hole.
 pub unsafe trait HostMemory: Send + Sync {
-    /// Where the `len` bytes at `iova` are; `None` if one of them cannot be reached.
+    /// Where the `len` bytes at `iova` are; `None` if one of them cannot be reached, or they are not in one stretch here.
     fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>>;
+
+    /// Memory without a place here, if there is such.
+    fn remote(&self) -> Option<&dyn RemoteMemory> {
+        None
+    }
 }
+
+/// Host memory that has no place in this process: every access copies. Regions may lie there; rings, records and command buffers may not.
+pub trait RemoteMemory: Send + Sync {
+    /// Whether all the `len` bytes at `iova` are there.
+    fn covers(&self, iova: u64, len: u64) -> bool;
+
+    /// Copies bytes out.
+    ///
+    /// # Errors
+    /// The bytes are gone, or their owner is; `into` holds anything then.
+    fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), Unreachable>;
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    /// The bytes are gone, or their owner is; some may have been written.
+    fn write(&self, iova: u64, from: &[u8]) -> Result<(), Unreachable>;
+}
+
+/// Memory that the device was given is not there any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("host memory cannot be reached any more")]
+pub struct Unreachable;
 
 /// A stretch of bytes to be sent: raw, so that making one claims nothing about who else writes there.
 #[derive(Debug, Clone, Copy)]
@@ -292,14 +320,6 @@ impl Mapping {
         }
         // SAFETY: in range and aligned; an atomic may be shared with anybody.
         Some(unsafe { word.as_ref() })
-    }
-
-    /// Whether the memory of `next` follows directly, and both together.
-    pub(crate) fn joined(&self, next: &Mapping) -> Option<Mapping> {
-        (self.ptr.as_ptr().wrapping_add(self.len) == next.ptr.as_ptr()).then(|| Mapping {
-            ptr: self.ptr,
-            len: self.len + next.len,
-        })
     }
 }
 

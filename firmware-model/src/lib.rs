@@ -31,6 +31,6 @@ mod turns;
 
 pub use config::{DeviceAddress, Limits, ModelConfig, Prefix, Reach};
 pub use counters::{Counter, Counters};
-pub use device::{Device, Interrupts};
-pub use host::{HostMemory, Piece, PieceMut};
+pub use device::{Device, DoorbellPages, Interrupts};
+pub use host::{HostMemory, Piece, PieceMut, RemoteMemory, Unreachable};
 pub use time::Nanos;

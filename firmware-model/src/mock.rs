@@ -2,12 +2,12 @@
 
 use crate::config::{DeviceAddress, ModelConfig};
 use crate::device::{Device, Interrupts};
-use crate::host::{HostMemory, Mapping, Record};
+use crate::host::{HostMemory, Mapping, Record, RemoteMemory, Unreachable};
 use crate::stream::Network;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use urnic_verbs_api::device::command::*;
@@ -30,8 +30,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Arena {
     words: Box<[AtomicU64]>,
     next: AtomicUsize,
+    /// The memory cannot be copied any more where it is remote.
+    pub(crate) gone: AtomicBool,
 }
 
+/// The same memory once more, without a place in the device's process.
+const REMOTE: u64 = 1 << 56;
 const ARENA_IOVA: u64 = 0x7700_0000_0000;
 const RING_ALIGN: usize = 4096;
 
@@ -43,6 +47,7 @@ impl Arena {
             // SAFETY: an `AtomicU64` has the size of a `u64`, and on this machine its alignment.
             words: unsafe { Box::from_raw(zeroes as *mut [AtomicU64]) },
             next: AtomicUsize::new(RING_ALIGN),
+            gone: AtomicBool::new(false),
         })
     }
 
@@ -88,6 +93,33 @@ unsafe impl HostMemory for Arena {
         }
         NonNull::new(self.words.as_ptr().cast_mut().cast::<u8>().wrapping_add(at))
     }
+
+    fn remote(&self) -> Option<&dyn RemoteMemory> {
+        Some(self)
+    }
+}
+
+impl RemoteMemory for Arena {
+    fn covers(&self, iova: u64, len: u64) -> bool {
+        iova.checked_sub(REMOTE)
+            .is_some_and(|at| self.holds(at, len as usize))
+    }
+
+    fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), Unreachable> {
+        if self.gone.load(Ordering::Relaxed) {
+            return Err(Unreachable);
+        }
+        into.copy_from_slice(&self.read(iova - REMOTE, into.len()));
+        Ok(())
+    }
+
+    fn write(&self, iova: u64, from: &[u8]) -> Result<(), Unreachable> {
+        if self.gone.load(Ordering::Relaxed) {
+            return Err(Unreachable);
+        }
+        self.write(iova - REMOTE, from);
+        Ok(())
+    }
 }
 
 /// Interrupts, counted.
@@ -124,6 +156,8 @@ pub(crate) struct Driver {
     event_ring: Ring,
     event_record: Record<CqRecord>,
     pub(crate) uar: u32,
+    /// Regions are registered in remote memory.
+    pub(crate) remote: bool,
     /// Of an event queue for completions, on vector 1.
     pub(crate) eq: u32,
     completion_events: Mutex<u32>,
@@ -155,8 +189,12 @@ impl Driver {
 
     /// A device on a simulated network.
     pub(crate) fn start_manual(network: Arc<dyn Network>) -> Driver {
+        Self::start_manual_with(config(), network)
+    }
+
+    pub(crate) fn start_manual_with(config: ModelConfig, network: Arc<dyn Network>) -> Driver {
         let (arena, line) = (Arena::new(64 << 20), Arc::new(Line::default()));
-        let device = Device::start_manual(config(), arena.clone(), line.clone(), network).unwrap();
+        let device = Device::start_manual(config, arena.clone(), line.clone(), network).unwrap();
         Self::drive(device, arena, line)
     }
 
@@ -194,6 +232,7 @@ impl Driver {
             events: Mutex::default(),
             event_ring,
             uar: 0,
+            remote: false,
             eq: 0,
             completion_events: Mutex::new(0),
             completion_event_ring,
@@ -280,7 +319,7 @@ impl Driver {
         let arguments = CreateMr {
             base: iova.into(),
             len: (len as u64).into(),
-            dma: iova.into(),
+            dma: (if self.remote { REMOTE + iova } else { iova }).into(),
             pd: pd.into(),
             access: access.bits().into(),
             ..CreateMr::default()

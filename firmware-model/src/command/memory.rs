@@ -1,8 +1,7 @@
 //! Commands on protection domains, regions and windows.
 
 use super::{Answer, Job, done, handle};
-use crate::host::Mapping;
-use crate::memory::{Backing, Registration, TableError};
+use crate::memory::{Backing, Registration, Remote, TableError};
 use std::sync::Arc;
 use urnic_verbs_api::device::command::{CreateMr, CreateMw, ModifyMr, Status};
 use urnic_verbs_api::vocabulary::Access;
@@ -119,14 +118,23 @@ impl Job<'_> {
             return Err(Status::InvalidArgument);
         }
         let backing = match arguments.log_page.get() {
-            0 => Backing::Contiguous(self.map(dma, len as usize, 1)?),
+            0 => self.contiguous(dma, len)?,
             log_page if LOG_PAGE.contains(&log_page) => self.pages(log_page, dma, len)?,
             _ => return Err(Status::InvalidArgument),
         };
         Ok(Arc::new(backing))
     }
 
-    /// A page list; pages that lie side by side here become one stretch.
+    fn contiguous(&self, iova: u64, len: u64) -> Result<Backing, Status> {
+        match self.map(iova, len as usize, 1) {
+            Ok(mapping) => Ok(Backing::Contiguous { mapping, iova }),
+            Err(status) => Remote::new(&self.core.host, iova, len)
+                .map(Backing::Remote)
+                .ok_or(status),
+        }
+    }
+
+    /// A page list; pages that lie side by side become one stretch.
     fn pages(&self, log_page: u32, skip: u64, len: u64) -> Result<Backing, Status> {
         let page_len = 1u64 << log_page;
         if skip >= page_len {
@@ -137,27 +145,22 @@ impl Job<'_> {
         if count * 8 > list.len() as u64 {
             return Err(Status::InvalidArgument);
         }
-        let mut pages = Vec::with_capacity(count as usize);
-        let mut whole: Option<Mapping> = None;
-        let mut joined = true;
-        for index in 0..count as usize {
-            let iova = u64::from_le(list.read(index * 8));
-            let page = self.map(iova, page_len as usize, 1)?;
-            whole = match &whole {
-                None => Some(page),
-                Some(so_far) => so_far.joined(&page),
-            };
-            joined &= whole.is_some();
-            whole = whole.or(Some(page));
-            pages.push(page);
+        let iovas: Vec<u64> = (0..count as usize)
+            .map(|index| u64::from_le(list.read(index * 8)))
+            .collect();
+        let adjacent = |pair: &[u64]| pair[0].checked_add(page_len) == Some(pair[1]);
+        if let Some(first) = iovas.first()
+            && iovas.windows(2).all(adjacent)
+            && let Ok(whole) = self.contiguous(first.wrapping_add(skip), len)
+        {
+            return Ok(whole);
         }
-        Ok(match whole {
-            Some(whole) if joined => Backing::Contiguous(whole.part(skip as usize, len as usize)),
-            _ => Backing::Pages {
-                log_page,
-                skip,
-                pages: pages.into(),
-            },
+        let pages = iovas.iter().map(|iova| self.map(*iova, page_len as usize, 1));
+        Ok(Backing::Pages {
+            log_page,
+            skip,
+            pages: pages.collect::<Result<_, _>>()?,
+            iovas: iovas.into(),
         })
     }
 }

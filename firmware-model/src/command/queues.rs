@@ -69,6 +69,9 @@ pub(super) fn destroy_all(core: &Core) {
     queues.values().for_each(|eq| eq.close());
     core.uars.drain();
     core.own_page.clear();
+    if let Some(pages) = &core.pages {
+        pages.clear();
+    }
 }
 
 impl Job<'_> {
@@ -154,7 +157,7 @@ impl Job<'_> {
         if let Some(events) = events {
             enter(&events.users);
         }
-        queue_handle(cq.id, page.enter(Tenant::Cq(cq.id)))
+        queue_handle(cq.id, self.core.enter_page(&page, Tenant::Cq(cq.id)))
     }
 
     pub(super) fn destroy_cq(&self) -> Answer {
@@ -167,9 +170,7 @@ impl Job<'_> {
         if let Some(events) = cq.events() {
             leave(&events.users);
         }
-        if let Some(page) = self.core.page(cq.uar) {
-            page.leave(Tenant::Cq(cq.id));
-        }
+        self.core.leave_page(cq.uar, Tenant::Cq(cq.id));
         done()
     }
 
@@ -226,7 +227,7 @@ impl Job<'_> {
             Ok(SharedReceiveQueue::new(id, pd, page.id, queue))
         });
         let srq = made.inspect_err(|_| domains.leave(pd, DomainUse::SharedReceiveQueue))?;
-        queue_handle(srq.id, page.enter(Tenant::Srq(srq.id)))
+        queue_handle(srq.id, self.core.enter_page(&page, Tenant::Srq(srq.id)))
     }
 
     pub(super) fn modify_srq(&mut self) -> Answer {
@@ -248,9 +249,7 @@ impl Job<'_> {
         self.core.srqs.remove(srq.id);
         let domains = self.core.memory.domains();
         domains.leave(srq.pd, DomainUse::SharedReceiveQueue);
-        if let Some(page) = self.core.page(srq.uar) {
-            page.leave(Tenant::Srq(srq.id));
-        }
+        self.core.leave_page(srq.uar, Tenant::Srq(srq.id));
         done()
     }
 
@@ -304,7 +303,7 @@ impl Job<'_> {
         if let Some(srq) = &qp.srq {
             enter(&srq.users);
         }
-        queue_handle(qp.id, page.enter(Tenant::Qp(qp.id)))
+        queue_handle(qp.id, self.core.enter_page(&page, Tenant::Qp(qp.id)))
     }
 
     pub(super) fn modify_qp(&mut self) -> Answer {
@@ -346,9 +345,7 @@ impl Job<'_> {
         if let Some(srq) = &qp.srq {
             leave(&srq.users);
         }
-        if let Some(page) = self.core.page(qp.uar) {
-            page.leave(Tenant::Qp(qp.id));
-        }
+        self.core.leave_page(qp.uar, Tenant::Qp(qp.id));
         self.core.memory.domains().leave(qp.pd, DomainUse::QueuePair);
         done()
     }

@@ -1,5 +1,6 @@
 //! What all parts of a device share.
 
+use super::pages::DoorbellPages;
 use super::{Found, Interrupts, Registers, Table, Tenant, Uar};
 use crate::buffers::BufferPool;
 use crate::config::ModelConfig;
@@ -67,6 +68,8 @@ pub(crate) struct Core {
     /// Page 0.
     pub(crate) own_page: Arc<Uar>,
     pub(crate) uars: Table<Uar>,
+    /// Their memory, if the driver rings in plain memory.
+    pub(crate) pages: Option<DoorbellPages>,
     pub(crate) cqs: Table<CompletionQueue>,
     pub(crate) srqs: Table<SharedReceiveQueue>,
     pub(crate) qps: Table<Qp>,
@@ -149,7 +152,10 @@ impl Core {
             event_queues: Mutex::default(),
             async_events: ArcSwapOption::empty(),
             own_page: Arc::new(Uar::new(0)),
-            uars: Table::new(limits.uars.saturating_sub(1)),
+            uars: Table::dense(limits.uars.saturating_sub(1)),
+            pages: (config.doorbell_memory)
+                .then(|| DoorbellPages::new(limits.uars))
+                .transpose()?,
             cqs: Table::new(limits.cqs),
             srqs: Table::new(limits.srqs),
             qps: Table::new(limits.qps),
@@ -319,6 +325,43 @@ impl Core {
         let mut effects = Effects::default();
         cq.arm(doorbell.index, solicited_only, &mut effects);
         self.raise(effects);
+    }
+
+    /// The other ring of the queue pair that `value` rang for.
+    pub(crate) fn ring_other_half(&self, uar: u32, value: u64) {
+        let Some(doorbell) = Doorbell::decode(value) else {
+            return;
+        };
+        let asked = match doorbell.kind {
+            Kind::Send => Asked::RECEIVE,
+            Kind::Receive => Asked::SEND,
+            Kind::SharedReceive | Kind::Arm | Kind::ArmSolicited => return,
+        };
+        if let Some(qp) = self.qp_of(uar, doorbell.queue)
+            // While the stream is read as it comes, no ring is wanted for receives.
+            && (asked == Asked::SEND || !qp.is_readable())
+        {
+            qp.kick(self, asked);
+        }
+    }
+
+    /// Tells a queue its doorbell.
+    pub(crate) fn enter_page(&self, page: &Uar, tenant: Tenant) -> u32 {
+        let offset = page.enter(tenant);
+        if let Some(pages) = &self.pages {
+            pages.watch(page.id, offset);
+        }
+        offset
+    }
+
+    /// Takes the queue that was told `offset` out of its page.
+    pub(crate) fn leave_page(&self, uar: u32, tenant: Tenant) {
+        if let Some(page) = self.page(uar)
+            && let Some(offset) = page.leave(tenant)
+            && let Some(pages) = &self.pages
+        {
+            pages.unwatch(uar, offset);
+        }
     }
 
     /// Looks at all queues whose doorbells share a slot.

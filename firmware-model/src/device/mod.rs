@@ -1,11 +1,13 @@
 //! The device: what its driver sees, and what holds its parts together.
 
 mod core;
+mod pages;
 mod registers;
 mod table;
 mod uar;
 
 pub(crate) use self::core::{Clock, Core};
+pub use pages::DoorbellPages;
 pub(crate) use registers::{CommandQueue, Registers};
 pub(crate) use table::{Found, Table};
 pub(crate) use uar::{Tenant, Uar};
@@ -17,7 +19,7 @@ use crate::stream::Network;
 use crate::time::Nanos;
 use std::io;
 use std::sync::Arc;
-use urnic_verbs_api::device::registers::UARS;
+use urnic_verbs_api::device::registers::{CONTROL, Control, UARS};
 
 /// Where the device's interrupts go.
 pub trait Interrupts: Send + Sync {
@@ -105,13 +107,33 @@ impl Device {
         }
     }
 
-    /// The same for a page of plain memory, where a later write may have overwritten an earlier one of another queue
-    /// in the same slot: all queues of the slot are looked at.
-    pub fn doorbell_seen(&self, uar: u32, offset: u32, value: u64) {
-        if !self.core.is_abandoned() {
-            self.core.ring(uar, value);
-            self.core.look_at_slot(uar, offset);
+    /// The memory of BAR 2, if the device was started with it ([`ModelConfig::doorbell_memory`]).
+    pub fn doorbell_pages(&self) -> Option<&DoorbellPages> {
+        self.core.pages.as_ref()
+    }
+
+    /// Serves what was rung in that memory since the last look; whether anything was.
+    pub fn look_at_doorbells(&self) -> bool {
+        pages::look(&self.core)
+    }
+
+    /// Tells drivers whether somebody looks at that memory all the time, or they must write
+    /// [`KICK`](urnic_verbs_api::device::registers::KICK). Who goes to sleep looks once more after saying so.
+    pub fn doorbells_asleep(&self, asleep: bool) {
+        if let Some(pages) = &self.core.pages {
+            pages.sleep(asleep);
         }
+    }
+
+    /// The host takes `len` bytes at `iova` away: every region that touches them is revoked, and nothing is placed or read there through one
+    /// when this returns. What the host mapped must stay in place until then, and something in its place for rings and records.
+    pub fn unmapped(&self, iova: u64, len: u64) {
+        self.core.memory.revoke_over(iova, len);
+    }
+
+    /// Function reset, as by [`Control::RESET`](urnic_verbs_api::device::registers::Control::RESET).
+    pub fn reset(&self) {
+        self.bar0_write(CONTROL, Control::RESET.bits());
     }
 
     /// A poller found its completion queue empty: sends what was gathered and drives the receive side, for one system

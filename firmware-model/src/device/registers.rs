@@ -1,6 +1,6 @@
 //! BAR 0.
 
-use super::Core;
+use super::{Core, pages};
 use crate::command;
 use crate::config::ModelConfig;
 use crate::effects::Effects;
@@ -12,7 +12,7 @@ use urnic_verbs_api::device::registers::{
     CMD_BASE, CMD_COMPLETION_BASE, CMD_LOG_SIZE, CMD_VECTOR, CONTROL, Control, FATAL_CODE, MAGIC,
     MAGIC_VALUE, NO_VECTOR, STATUS, Status, VECTORS, VERSION, fatal,
 };
-use urnic_verbs_api::device::registers::{CMD_DOORBELL, UARS};
+use urnic_verbs_api::device::registers::{CMD_DOORBELL, KICK, UARS};
 
 /// Registers that hold something, and the command queue behind them.
 #[derive(Debug)]
@@ -127,6 +127,7 @@ pub(super) fn write(core: &Core, offset: u32, value: u32) {
         COMPLETION_BASE_HIGH => set_high(&mut core.registers().completion_base, value),
         CMD_VECTOR => core.registers().vector = value,
         CMD_DOORBELL => run_commands(core, value),
+        KICK => drop(pages::look(core)),
         _ => {}
     }
 }

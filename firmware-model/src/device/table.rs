@@ -19,6 +19,7 @@ type Chunk<T> = OnceLock<Box<[Cell<T>]>>;
 pub(crate) struct Table<T> {
     chunks: Box<[Chunk<T>]>,
     limit: usize,
+    quarantine: usize,
     numbers: Mutex<Numbers>,
 }
 
@@ -46,12 +47,22 @@ impl<T> Deref for Found<T> {
 
 impl<T> Table<T> {
     pub(crate) fn new(limit: u32) -> Table<T> {
+        Self::with_quarantine(limit, QUARANTINE)
+    }
+
+    /// One whose numbers go up to `limit` only, and are used again at once.
+    pub(crate) fn dense(limit: u32) -> Table<T> {
+        Self::with_quarantine(limit, 0)
+    }
+
+    fn with_quarantine(limit: u32, quarantine: usize) -> Table<T> {
         let limit = limit as usize;
         Table {
-            chunks: (0..(limit + QUARANTINE + 1).div_ceil(CHUNK))
+            chunks: (0..(limit + quarantine + 1).div_ceil(CHUNK))
                 .map(|_| OnceLock::new())
                 .collect(),
             limit,
+            quarantine,
             numbers: Mutex::default(),
         }
     }
@@ -78,7 +89,8 @@ impl<T> Table<T> {
         if numbers.live >= self.limit {
             return Err(full);
         }
-        let reuse = numbers.freed.len() > QUARANTINE || numbers.last as usize >= self.limit + QUARANTINE;
+        let reuse =
+            numbers.freed.len() > self.quarantine || numbers.last as usize >= self.limit + self.quarantine;
         let id = match numbers.freed.front() {
             Some(id) if reuse => *id,
             _ => numbers.last + 1,
@@ -136,6 +148,20 @@ mod tests {
             table.remove(id);
         }
         assert_eq!(*table.insert_with((), Ok).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_dense_table_leaves_its_numbers_never() {
+        let table = Table::<u32>::dense(3);
+        for round in 0..100 {
+            let ids: Vec<u32> = (0..3).map(|_| *table.insert_with((), Ok).unwrap()).collect();
+            assert!(
+                ids.iter().all(|id| (1..=3).contains(id)),
+                "round {round}: {ids:?}"
+            );
+            assert_eq!(table.insert_with((), Ok), Err(()));
+            ids.into_iter().for_each(|id| drop(table.remove(id)));
+        }
     }
 
     #[test]

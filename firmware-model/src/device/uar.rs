@@ -53,12 +53,13 @@ impl Uar {
         slot as u32 * 8
     }
 
-    /// Takes a queue out.
-    pub(crate) fn leave(&self, tenant: Tenant) {
+    /// Takes a queue out; where it was.
+    pub(crate) fn leave(&self, tenant: Tenant) -> Option<u32> {
         self.users.fetch_sub(1, Ordering::AcqRel);
-        for slot in self.lock().iter_mut() {
-            slot.retain(|t| *t != tenant);
-        }
+        let mut tenants = self.lock();
+        let slot = tenants.iter().position(|slot| slot.contains(&tenant))?;
+        tenants[slot].retain(|t| *t != tenant);
+        Some(slot as u32 * 8)
     }
 
     /// Takes all queues out.
@@ -83,12 +84,13 @@ mod tests {
     fn slots_are_shared_only_when_a_half_is_full() {
         let uar = Uar::new(1);
         let half = SLOTS / 2;
+        let rest = SLOTS - half;
         let cqs: HashSet<u32> = (0..half).map(|i| uar.enter(Tenant::Cq(i))).collect();
-        let qps: HashSet<u32> = (0..half).map(|i| uar.enter(Tenant::Qp(i))).collect();
+        let qps: HashSet<u32> = (0..rest).map(|i| uar.enter(Tenant::Qp(i))).collect();
         assert_eq!(cqs.union(&qps).count(), SLOTS as usize);
-        let shared = uar.enter(Tenant::Qp(half));
+        let shared = uar.enter(Tenant::Qp(rest));
         assert_eq!(uar.at(shared).len(), 2);
-        uar.leave(Tenant::Qp(half));
+        assert_eq!(uar.leave(Tenant::Qp(rest)), Some(shared));
         assert_eq!(uar.at(shared).len(), 1);
         assert_eq!(uar.users.load(Ordering::Relaxed), SLOTS);
     }

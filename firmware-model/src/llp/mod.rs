@@ -12,6 +12,7 @@ pub(crate) mod loopback;
 pub(crate) mod mpa;
 
 use crate::buffers::BufferPool;
+use crate::host::Unreachable;
 use crate::memory::Window;
 use crate::stream::{Stream, StreamError};
 use crate::time::Nanos;
@@ -149,9 +150,10 @@ impl Llp {
         }
     }
 
-    /// The next payload is the `len` bytes of `window` from `at` on, which keep their contents until they are sent.
+    /// The next payload is the `len` bytes of `window` from `at` on, which keep their contents until they are sent. If they
+    /// cannot be reached, the ULPDU is of no use.
     #[inline]
-    pub(crate) fn gather(&mut self, window: &Window<'_>, at: u64, len: usize) {
+    pub(crate) fn gather(&mut self, window: &Window<'_>, at: u64, len: usize) -> Result<(), Unreachable> {
         match self {
             Llp::Mpa(mpa) => mpa.tx.gather(window, at, len),
             Llp::Loopback(loopback) => window.copy_out(at, loopback.put(len)),
@@ -160,7 +162,12 @@ impl Llp {
 
     /// The next payload is the `len` bytes of `window` from `at` on, which may change at any moment (Read Responses).
     #[inline]
-    pub(crate) fn gather_volatile(&mut self, window: &Window<'_>, at: u64, len: usize) {
+    pub(crate) fn gather_volatile(
+        &mut self,
+        window: &Window<'_>,
+        at: u64,
+        len: usize,
+    ) -> Result<(), Unreachable> {
         match self {
             Llp::Mpa(mpa) if !mpa.tx.has_digest() => mpa.tx.gather(window, at, len),
             _ => window.copy_out(at, self.put(len)),

@@ -11,7 +11,8 @@ pub use domains::{DomainUse, Domains};
 pub use table::{BindError, InvalidateBy, InvalidateError, MemoryTable, Registration, TableError};
 pub use window::Window;
 
-use crate::host::Mapping;
+use crate::host::{HostMemory, Mapping, Unreachable};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What an access needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +53,12 @@ pub enum Violation {
 #[derive(Debug)]
 pub enum Backing {
     /// In one stretch.
-    Contiguous(Mapping),
+    Contiguous {
+        /// The bytes.
+        mapping: Mapping,
+        /// IOVA of the first one.
+        iova: u64,
+    },
     /// In pages of `1 << log_page` bytes, of which the first `skip` bytes are not part of the region.
     Pages {
         /// log2 of the page size.
@@ -61,5 +67,78 @@ pub enum Backing {
         skip: u64,
         /// The pages, in order.
         pages: Box<[Mapping]>,
+        /// Their IOVAs.
+        iovas: Box<[u64]>,
     },
+    /// Not in this process.
+    Remote(Remote),
+}
+
+/// A region without a place in this process.
+pub struct Remote {
+    host: Arc<dyn HostMemory>,
+    iova: u64,
+    /// Held by atomic operations, which are two copies here.
+    whole: Mutex<()>,
+}
+
+impl std::fmt::Debug for Remote {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Remote({:#x})", self.iova)
+    }
+}
+
+impl Remote {
+    /// The `len` bytes at `iova` of the host's remote memory; `None` if there are none such.
+    pub fn new(host: &Arc<dyn HostMemory>, iova: u64, len: u64) -> Option<Remote> {
+        host.remote()?.covers(iova, len).then(|| Remote {
+            host: host.clone(),
+            iova,
+            whole: Mutex::default(),
+        })
+    }
+
+    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Unreachable> {
+        let remote = self.host.remote().ok_or(Unreachable)?;
+        remote.read(self.iova.wrapping_add(at), into)
+    }
+
+    fn write(&self, at: u64, from: &[u8]) -> Result<(), Unreachable> {
+        let remote = self.host.remote().ok_or(Unreachable)?;
+        remote.write(self.iova.wrapping_add(at), from)
+    }
+
+    /// Replaces an aligned word. Whole towards other operations of the device on this region; the host's own instructions may come
+    /// in between.
+    fn update_word(&self, at: u64, update: impl Fn(u64) -> u64) -> Option<u64> {
+        if !self.iova.wrapping_add(at).is_multiple_of(8) {
+            return None;
+        }
+        let _whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bytes = [0; 8];
+        self.read(at, &mut bytes).ok()?;
+        let old = u64::from_ne_bytes(bytes);
+        self.write(at, &update(old).to_ne_bytes()).ok()?;
+        Some(old)
+    }
+}
+
+impl Backing {
+    /// Whether bytes of a region of `len` bytes that lies here are among the `gone` ones at `iova`.
+    fn touches(&self, len: u64, iova: u64, gone: u64) -> bool {
+        let overlap = |start: u64, len: u64| {
+            len > 0
+                && gone > 0
+                && start <= iova.saturating_add(gone - 1)
+                && iova <= start.saturating_add(len - 1)
+        };
+        match self {
+            Backing::Contiguous { iova: start, .. } | Backing::Remote(Remote { iova: start, .. }) => {
+                overlap(*start, len)
+            }
+            Backing::Pages { log_page, iovas, .. } => {
+                iovas.iter().any(|start| overlap(*start, 1 << log_page))
+            }
+        }
+    }
 }

@@ -5,6 +5,7 @@ use super::permutation::{DOMAIN, Permutation};
 use super::{Backing, DomainUse, Domains, Need, Violation, Window};
 use arc_swap::ArcSwapOption;
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use urnic_verbs_api::device::wqe::BindOperands;
 use urnic_verbs_api::vocabulary::Access;
@@ -177,6 +178,7 @@ pub struct MemoryTable {
     max_windows: u32,
     domains: Domains,
     admin: Mutex<Admin>,
+    has_remote: AtomicBool,
 }
 
 impl MemoryTable {
@@ -194,6 +196,7 @@ impl MemoryTable {
                 keys,
                 ..Admin::default()
             }),
+            has_remote: AtomicBool::new(false),
         }
     }
 
@@ -260,6 +263,7 @@ impl MemoryTable {
         }
         let pd = registration.pd;
         let slot = self.allocate(&mut admin, pd)?;
+        self.note_place(&registration);
         admin.regions += 1;
         let stag = self.stag(slot, admin.key());
         if let Some(cell) = self.cell(slot) {
@@ -305,6 +309,7 @@ impl MemoryTable {
         let key = if key == stag & 0xff { (key + 1) & 0xff } else { key };
         record.stag = self.stag(slot, key);
         let new_stag = record.stag;
+        self.note_place(&new);
         let entry = Arc::new(region_entry(new_stag, &new));
         *registration = new;
         let old = self.replace(slot, Some(entry));
@@ -485,6 +490,43 @@ impl MemoryTable {
         }
     }
 
+    /// Revokes every region that touches the `len` bytes at `iova`, which the host takes away: when it returns, nothing is placed or read
+    /// through them any more. Their Stags stay taken until they are deregistered.
+    pub(crate) fn revoke_over(&self, iova: u64, len: u64) {
+        let admin = self.lock();
+        let touched: Vec<Arc<Backing>> = admin
+            .records
+            .values()
+            .filter_map(|record| match &record.kind {
+                Kind::Region { registration: r, .. } if r.backing.touches(r.len, iova, len) => {
+                    Some(r.backing.clone())
+                }
+                _ => None,
+            })
+            .collect();
+        if touched.is_empty() {
+            return;
+        }
+        let over = |entry: &Entry| touched.iter().any(|backing| Arc::ptr_eq(backing, &entry.backing));
+        let old: Vec<_> = admin
+            .records
+            .keys()
+            .filter(|slot| {
+                self.cell(**slot)
+                    .is_some_and(|cell| cell.load().as_deref().is_some_and(over))
+            })
+            .map(|slot| self.replace(*slot, None))
+            .collect();
+        drop(admin);
+        old.into_iter().for_each(wait_unused);
+    }
+
+    /// Whether a region in remote memory was ever registered.
+    #[inline]
+    pub(crate) fn has_remote(&self) -> bool {
+        self.has_remote.load(Ordering::Relaxed)
+    }
+
     /// Revokes everything.
     pub(crate) fn clear(&self) {
         let mut admin = self.lock();
@@ -542,6 +584,12 @@ impl MemoryTable {
         };
         self.chunks[slot as usize / CHUNK].get_or_init(|| (0..CHUNK).map(|_| Cell::empty()).collect());
         Ok(slot)
+    }
+
+    fn note_place(&self, registration: &Registration) {
+        if matches!(*registration.backing, Backing::Remote(_)) {
+            self.has_remote.store(true, Ordering::Relaxed);
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Admin> {

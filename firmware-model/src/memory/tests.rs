@@ -38,7 +38,10 @@ impl Bench {
             base,
             len,
             access,
-            backing: Arc::new(Backing::Contiguous(mapping)),
+            backing: Arc::new(Backing::Contiguous {
+                mapping,
+                iova: self.home,
+            }),
         }
     }
 
@@ -230,7 +233,7 @@ fn ddp_t_08_revocation_is_final_under_concurrency() {
                         std::hint::spin_loop();
                         continue;
                     };
-                    window.copy_in(0, &[generation as u8; 64]);
+                    window.copy_in(0, &[generation as u8; 64]).unwrap();
                     // Still inside the access, so it cannot have been revoked yet.
                     if current.load(Ordering::SeqCst) != generation {
                         late.fetch_add(1, Ordering::SeqCst);
@@ -396,7 +399,7 @@ fn atomics_need_an_aligned_word_of_memory() {
     assert_eq!(word(3 + 9), None);
     let window = bench.check(stag, 3 + 8, 8, Need::LocalRead).unwrap();
     let mut bytes = [0; 8];
-    window.copy_out(0, &mut bytes);
+    window.copy_out(0, &mut bytes).unwrap();
     assert_eq!(u64::from_ne_bytes(bytes), 10);
 }
 
@@ -413,13 +416,13 @@ proptest! {
         let mut iovas: Vec<u64> = (0..count).map(|_| bench.arena.alloc(4096)).collect();
         iovas.reverse();
         let page = |iova: &u64| Mapping::new(&*bench.arena, *iova, 4096, 1).unwrap();
-        let backing = Backing::Pages { log_page: 12, skip, pages: iovas.iter().map(page).collect() };
+        let backing = Backing::Pages { log_page: 12, skip, pages: iovas.iter().map(page).collect(), iovas: iovas.clone().into() };
         let registration = Registration {
             pd: bench.pd, base: 0x9000, len, access: ALL, backing: Arc::new(backing),
         };
         let stag = bench.table.register(registration).unwrap();
         let bytes: Vec<u8> = (0..len).map(|i| (i * 31) as u8).collect();
-        bench.check(stag, 0x9000, len, Need::RemoteWrite).unwrap().copy_in(0, &bytes);
+        bench.check(stag, 0x9000, len, Need::RemoteWrite).unwrap().copy_in(0, &bytes).unwrap();
         // In its pages ...
         let mut seen = Vec::new();
         for iova in &iovas {
@@ -431,7 +434,7 @@ proptest! {
         let (from, to) = (a.min(b), a.max(b));
         let window = bench.check(stag, 0x9000, len, Need::RemoteRead).unwrap();
         let mut copied = vec![0; to - from];
-        window.copy_out(from as u64, &mut copied);
+        window.copy_out(from as u64, &mut copied).unwrap();
         prop_assert_eq!(&copied, &bytes[from..to]);
         let mut visited = Vec::new();
         window.visit(from as u64, (to - from) as u64, |stretch| visited.extend_from_slice(stretch));

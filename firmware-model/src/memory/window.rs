@@ -1,8 +1,8 @@
 //! A checked range of registered memory, held for one access.
 
-use super::Backing;
 use super::table::Entry;
-use crate::host::{Mapping, Piece, PieceMut};
+use super::{Backing, Remote};
+use crate::host::{Mapping, Piece, PieceMut, Unreachable};
 use arc_swap::Guard;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -45,15 +45,32 @@ impl<'t> Window<'t> {
     #[inline]
     fn stretch(&self, at: u64, len: u64) -> Option<Mapping> {
         match self.entry.as_ref()?.backing.as_ref() {
-            Backing::Contiguous(mapping) if at <= self.len && len <= self.len - at => {
+            Backing::Contiguous { mapping, .. } if at <= self.len && len <= self.len - at => {
                 Some(mapping.part((self.start + at) as usize, len as usize))
             }
             _ => None,
         }
     }
 
+    /// The region, if it has no place in this process: then there are no pieces, and nothing to visit.
+    #[inline]
+    fn remote(&self) -> Option<&Remote> {
+        match self.entry.as_ref()?.backing.as_ref() {
+            Backing::Remote(remote) => Some(remote),
+            _ => None,
+        }
+    }
+
+    /// Whether every access is a copy: [`pieces`](Self::pieces), [`pieces_mut`](Self::pieces_mut) and [`visit`](Self::visit) are not
+    /// for such a window.
+    #[inline]
+    pub fn is_remote(&self) -> bool {
+        self.remote().is_some()
+    }
+
     fn stretches(&self, at: u64, len: u64) -> Stretches<'_> {
         assert!(at <= self.len && len <= self.len - at, "a window is not left");
+        debug_assert!(!self.is_remote());
         Stretches {
             backing: self.entry.as_ref().map(|e| e.backing.as_ref()),
             at: self.start + at,
@@ -62,10 +79,22 @@ impl<'t> Window<'t> {
     }
 
     /// Copies bytes out from `at` on; they must lie inside.
+    ///
+    /// # Errors
+    /// The memory is remote, and gone.
     #[inline]
-    pub fn copy_out(&self, at: u64, into: &mut [u8]) {
+    pub fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Unreachable> {
         if let Some(stretch) = self.stretch(at, into.len() as u64) {
-            return stretch.copy_out(0, into);
+            stretch.copy_out(0, into);
+            return Ok(());
+        }
+        self.copy_out_of_many(at, into)
+    }
+
+    #[cold]
+    fn copy_out_of_many(&self, at: u64, into: &mut [u8]) -> Result<(), Unreachable> {
+        if let Some(remote) = self.remote() {
+            return remote.read(self.start + at, into);
         }
         let mut rest = into;
         for stretch in self.stretches(at, rest.len() as u64) {
@@ -73,13 +102,26 @@ impl<'t> Window<'t> {
             stretch.copy_out(0, head);
             rest = tail;
         }
+        Ok(())
     }
 
     /// Copies bytes in from `at` on; they must lie inside.
+    ///
+    /// # Errors
+    /// The memory is remote, and gone.
     #[inline]
-    pub fn copy_in(&self, at: u64, from: &[u8]) {
+    pub fn copy_in(&self, at: u64, from: &[u8]) -> Result<(), Unreachable> {
         if let Some(stretch) = self.stretch(at, from.len() as u64) {
-            return stretch.copy_in(0, from);
+            stretch.copy_in(0, from);
+            return Ok(());
+        }
+        self.copy_in_to_many(at, from)
+    }
+
+    #[cold]
+    fn copy_in_to_many(&self, at: u64, from: &[u8]) -> Result<(), Unreachable> {
+        if let Some(remote) = self.remote() {
+            return remote.write(self.start + at, from);
         }
         let mut rest = from;
         for stretch in self.stretches(at, rest.len() as u64) {
@@ -87,6 +129,7 @@ impl<'t> Window<'t> {
             stretch.copy_in(0, head);
             rest = tail;
         }
+        Ok(())
     }
 
     /// Runs `visit` over the bytes from `at` on, in order, for a checksum. Their owner may change them meanwhile.
@@ -107,8 +150,11 @@ impl<'t> Window<'t> {
     }
 
     /// Replaces the 64-bit word at `at` (in the machine's byte order) by `update` of it in one atomic step and
-    /// returns the old one; `None` if it is not 64-bit aligned in memory (RFC 7306 §5.1: not performed then).
+    /// returns the old one; `None` if it is not 64-bit aligned in memory (RFC 7306 §5.1: not performed then), or gone.
     pub fn update_word(&self, at: u64, update: impl Fn(u64) -> u64) -> Option<u64> {
+        if let Some(remote) = self.remote() {
+            return remote.update_word(self.start + at, update);
+        }
         let stretch = self.stretches(at, 8).next()?;
         let word = stretch.aligned_word64(0)?;
         Some(
@@ -134,11 +180,13 @@ impl Iterator for Stretches<'_> {
             return None;
         }
         let stretch = match self.backing? {
-            Backing::Contiguous(mapping) => mapping.part(self.at as usize, self.left as usize),
+            Backing::Contiguous { mapping, .. } => mapping.part(self.at as usize, self.left as usize),
+            Backing::Remote(_) => return None,
             Backing::Pages {
                 log_page,
                 skip,
                 pages,
+                ..
             } => {
                 let place = skip + self.at;
                 let page = pages.get((place >> log_page) as usize)?;

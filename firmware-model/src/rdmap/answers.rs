@@ -197,7 +197,11 @@ fn respond(
             )
             .map_err(terminate::source)?;
         llp.open(env.buffers, header, n as usize);
-        llp.gather_volatile(&window, 0, n as usize);
+        // Revoked, as far as the peer is concerned.
+        if llp.gather_volatile(&window, 0, n as usize).is_err() {
+            llp.cancel();
+            return Err(terminate::source(Violation::InvalidStag));
+        }
     } else {
         llp.open(env.buffers, header, 0);
     }

@@ -216,8 +216,9 @@ impl Halves {
                 let window = self
                     .responder
                     .write_window(&self.qp, env, h.stag, to, bytes.len())?;
-                window.copy_in(0, bytes);
-                Ok(())
+                window
+                    .copy_in(0, bytes)
+                    .map_err(|_| terminate::tagged(Violation::InvalidStag).into())
             }
         }
     }

@@ -56,7 +56,7 @@ pub(super) fn scatter(
     while !rest.is_empty() {
         let (window, n) = window(qp, pd, env, &list, cursor, rest.len())?;
         let (head, tail) = rest.split_at(n);
-        window.copy_in(0, head);
+        window.copy_in(0, head).map_err(|_| Violation::InvalidStag)?;
         cursor.advance(n);
         rest = tail;
     }

@@ -274,7 +274,7 @@ impl Requester {
                     .memory
                     .check(sge.stag.get(), qp.pd, qp.qid, at, n as u64, Need::LocalRead)
                     .map_err(|_| WcStatus::LocProtErr)?;
-                llp.gather(&window, 0, n);
+                llp.gather(&window, 0, n).map_err(|_| WcStatus::LocProtErr)?;
                 sending.cursor.advance(n);
                 left -= n;
             }

@@ -2,6 +2,7 @@
 
 mod commands;
 mod completions;
+mod elsewhere;
 mod gather;
 mod nonsense;
 mod pairs;

@@ -1,6 +1,7 @@
 //! A driver that makes no sense.
 
-use crate::mock::{Driver, End};
+use crate::config::ModelConfig;
+use crate::mock::{Driver, End, config};
 use crate::stream::sim::{Conditions, SimNetwork};
 use crate::time::Nanos;
 use proptest::prelude::*;
@@ -77,7 +78,8 @@ proptest! {
     fn nonsense_harms_nobody_but_its_author(acts in prop::collection::vec(act(), 1..60)) {
         let clock = Arc::new(AtomicU64::new(0));
         let network = SimNetwork::new(Conditions::default(), clock);
-        let driver = Driver::start_manual(Arc::new(network));
+        let with_pages = ModelConfig { doorbell_memory: true, ..config() };
+        let driver = Driver::start_manual_with(with_pages, Arc::new(network));
         // Something to hit.
         let end = End::new(&driver);
         let commands = driver.command_memory();
@@ -107,7 +109,8 @@ proptest! {
                 Act::Ring { kind, queue, index } => {
                     if let Some(kind) = Kind::from_raw(kind) {
                         let doorbell = Doorbell { kind, queue, index };
-                        driver.device.doorbell_seen(driver.uar, index & 0xfff, doorbell.encode());
+                        driver.device.doorbell_pages().unwrap().store(driver.uar, index & 0xfff, doorbell.encode());
+                        driver.device.look_at_doorbells();
                     }
                 }
                 Act::Scribble { at, value } => {

@@ -451,6 +451,8 @@ pub mod features {
     pub const SRQ: u32 = 4;
     /// Memory windows.
     pub const WINDOWS: u32 = 8;
+    /// Doorbell pages are plain memory that the device looks at: see [`doorbell`](super::super::doorbell).
+    pub const DOORBELL_MEMORY: u32 = 16;
 }
 
 const _: () = {

@@ -4,13 +4,22 @@
 //! slot in the page when it is created, so that a page of plain memory loses no ring; queues that share a slot
 //! (more than [`SLOTS`] in one context) are all looked at. The true producer index stands in the queue's
 //! [record](super::record): the doorbell says only "look".
+//!
+//! A device that cannot notice a store (one in another process, say) has its pages in plain memory and looks at them from time to time,
+//! which [`features::DOORBELL_MEMORY`](super::command::features::DOORBELL_MEMORY) tells. It says in each page's *wake word* when it stops
+//! looking: a driver that has stored a doorbell reads that word behind a full fence, and writes [`KICK`](super::registers::KICK) if the
+//! device sleeps. The device sets the word, and behind a full fence looks once more before it sleeps. Without that
+//! feature the store itself rings, and the word is not to be read.
 
 use super::super::vocabulary::numbered;
 
 /// Length of a doorbell page in bytes.
 pub const PAGE_LEN: u32 = 4096;
-/// Slots in a page.
-pub const SLOTS: u32 = PAGE_LEN / 8;
+/// Slots in a page: all but the last eight bytes, where the wake word is.
+pub const SLOTS: u32 = PAGE_LEN / 8 - 1;
+/// Byte offset of the wake word in a page, 32 bits, written by the device: 0 = it looks at the page by itself, 1 = it sleeps until
+/// it is kicked.
+pub const WAKE: u32 = SLOTS * 8;
 
 numbered! {
     /// What is rung.

@@ -32,6 +32,8 @@ pub const CMD_COMPLETION_BASE: u32 = 0x28;
 pub const CMD_DOORBELL: u32 = 0x30;
 /// RW: vector raised after command completions, or [`NO_VECTOR`] when the driver polls.
 pub const CMD_VECTOR: u32 = 0x34;
+/// WO: any value makes a device that sleeps look at its doorbell pages; see [`super::doorbell::WAKE`].
+pub const KICK: u32 = 0x38;
 
 /// What every register reads as when the function is gone, as on any PCI bus. [`STATUS`] and [`CONTROL`] have this value at no other time.
 pub const GONE: u32 = u32::MAX;

@@ -6,7 +6,7 @@
 //! ```
 
 use crate::buffers::{BUFFER_LEN, Buffer, BufferPool};
-use crate::host::Piece;
+use crate::host::{Piece, Unreachable};
 use crate::llp::{Head, LlpError};
 use crate::memory::Window;
 use crate::stream::{Stream, StreamError};
@@ -186,12 +186,13 @@ impl Sender {
     }
 
     #[inline]
-    pub(crate) fn gather(&mut self, window: &Window<'_>, at: u64, len: usize) {
-        if len < GATHER_MIN || self.markers {
+    pub(crate) fn gather(&mut self, window: &Window<'_>, at: u64, len: usize) -> Result<(), Unreachable> {
+        if len < GATHER_MIN || self.markers || window.is_remote() {
             // Markers cut payload into stretches that are all cheaper to copy.
-            window.copy_out(at, self.put(len));
+            window.copy_out(at, self.put(len))
         } else {
             self.gather_in_place(window, at, len);
+            Ok(())
         }
     }
 

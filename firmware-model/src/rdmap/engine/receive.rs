@@ -153,11 +153,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Has the payload of a large segment read to its place, if nothing stands before it.
+    /// Has the payload of a large segment read to its place, if nothing stands before it, and places are in this process.
     fn begin_direct(&mut self, env: &mut Env<'_>) -> Result<(), Stop> {
         let Some(Llp::Mpa(mpa)) = &mut self.llp else {
             return Ok(());
         };
+        if env.memory.has_remote() {
+            return Ok(());
+        }
         let Some((head, ulpdu_len)) = mpa
             .rx
             .direct_candidate()

@@ -129,13 +129,20 @@ impl Node {
         self.blocks.borrow_mut().push(block.clone());
         let all = block.mapping(skip + len);
         let backing = match skip {
-            0 => Backing::Contiguous(all),
+            0 => Backing::Contiguous {
+                mapping: all,
+                iova: block.iova(),
+            },
             _ => Backing::Pages {
                 log_page: PAGE.ilog2(),
                 skip: skip as u64,
                 pages: (0..skip + len)
                     .step_by(PAGE)
                     .map(|at| all.part(at, PAGE.min(skip + len - at)))
+                    .collect(),
+                iovas: (0..skip + len)
+                    .step_by(PAGE)
+                    .map(|at| block.iova() + at as u64)
                     .collect(),
             },
         };
