@@ -297,6 +297,11 @@ impl Driver {
         self.manage(|engine, world| engine.lose(world, qid, errno));
     }
 
+    /// The device is gone.
+    pub(super) fn cm_lost_device(&self) {
+        self.manage(|engine, world| engine.lose_device(world));
+    }
+
     /// An event of a stream, a listener or a fence; `false` if it is not the connection manager's.
     pub(super) fn cm_event(&self, kind: EventKind, event: &Event) -> bool {
         let (object, data) = (event.object.get(), event.data.get());

@@ -105,6 +105,9 @@ impl Cq {
     /// Asks for one notification: of the next completion behind `consumer`, or of the next solicited or failed one.
     #[inline]
     pub fn arm(&self, consumer: u32, solicited_only: bool) {
+        if self.driver.commands.is_lost() {
+            return self.driver.arm_without_device(self.id, consumer);
+        }
         let kind = if solicited_only {
             Kind::ArmSolicited
         } else {

@@ -11,6 +11,7 @@ mod command;
 mod cq;
 mod dma;
 mod event;
+mod loss;
 mod memory;
 mod process;
 mod qp;
@@ -26,7 +27,7 @@ pub use cq::Cq;
 pub use dma::DmaMemory;
 pub use memory::Mr;
 pub use process::{abandon_in_child, exit};
-pub use qp::{AddressVector, Poster, Qp, QpAttr, QpCaps, QpInit};
+pub use qp::{AddressVector, Completed, Poster, Qp, QpAttr, QpCaps, QpInit};
 pub use transition::QpMask;
 
 use std::collections::HashMap;
@@ -213,6 +214,8 @@ pub struct Driver {
     qids: Mutex<HashMap<u32, u32>>,
     native: Mutex<rim::Native>,
     cm: Mutex<cm::Manager>,
+    /// Completion queues, by cqid and consumer index, that were armed since the device is lost.
+    armed: Mutex<Vec<(u32, u32)>>,
     /// Wakes the driver's thread.
     wake: InternalFd,
     /// Where other processes ask what this one is at.
@@ -305,6 +308,7 @@ impl Driver {
             qids: Mutex::default(),
             native,
             cm,
+            armed: Mutex::default(),
             wake,
             door: OnceLock::new(),
             abandoned: AtomicBool::new(false),

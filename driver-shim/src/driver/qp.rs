@@ -118,6 +118,19 @@ pub trait Poster: Send + Sync {
 
     /// Whether work requests wait behind the gate. Must not wait for the program either.
     fn is_waiting(&self) -> bool;
+
+    /// What has a completion by now, taken by the program or not; `None` while the program keeps that from being seen. Asked when the
+    /// device is lost. Must not wait for the program either.
+    fn completed(&self) -> Option<Completed>;
+}
+
+/// How far a queue pair has come, in completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completed {
+    /// Cookie of the oldest send that may yet complete: entries of a send queue carry running numbers.
+    pub sends: u32,
+    /// Receives that completed, ever, modulo 2^32.
+    pub receives: u32,
 }
 
 /// A queue pair.
@@ -133,6 +146,8 @@ pub struct Qp {
     pub qpn: u32,
     uar: u32,
     doorbell: u32,
+    /// Device numbers of where sends and receives complete.
+    cqs: (u32, u32),
     caps: QpCaps,
     sq: DmaMemory,
     rq: DmaMemory,
@@ -243,6 +258,7 @@ impl Driver {
             qpn,
             uar: init.context.uar,
             doorbell: handle.doorbell.get(),
+            cqs: (init.send_cq.id, init.recv_cq.id),
             caps: shape.caps,
             sq,
             rq,
@@ -356,6 +372,19 @@ impl Qp {
         }
         .encode();
         self.driver.bus.doorbell(self.uar, self.doorbell, value);
+        if self.driver.commands.is_lost() {
+            self.driver.wake();
+        }
+    }
+
+    /// Device numbers of the completion queues of sends and receives.
+    pub(super) fn cqs(&self) -> (u32, u32) {
+        self.cqs
+    }
+
+    /// What has a completion by now; `None` if that cannot be told at the moment.
+    pub(super) fn completed(&self) -> Option<Completed> {
+        lock(&self.poster).as_ref()?.completed()
     }
 
     /// Says who posts. Set before the first [`Qp::modify`].

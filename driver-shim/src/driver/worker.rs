@@ -73,17 +73,22 @@ impl Driver {
 
     fn serve(&self) {
         tracing::debug!("driver thread started");
-        let mut told = false;
+        let mut loss = None;
         while !self.stopped.load(Ordering::Acquire) {
-            if self.commands.is_lost() && !std::mem::replace(&mut told, true) {
-                self.tell_all(AsyncEvent::DeviceFatal);
-            }
             let mut events = Vec::new();
             self.async_events.drain(|event| events.push(event));
             for event in events {
                 self.handle(event);
             }
-            let deadline = [self.native_tick(), self.cm_tick()].into_iter().flatten().min();
+            let flushing = self
+                .commands
+                .is_lost()
+                .then(|| self.replace_device(loss.get_or_insert_with(|| self.take_over())))
+                .flatten();
+            let deadline = [flushing, self.native_tick(), self.cm_tick()]
+                .into_iter()
+                .flatten()
+                .min();
             let timeout = deadline.map(|at| at.saturating_sub(now())).map(|left| Timespec {
                 tv_sec: left.as_secs() as i64,
                 tv_nsec: left.subsec_nanos().into(),
@@ -165,7 +170,7 @@ impl Driver {
         }
     }
 
-    fn tell_all(&self, event: AsyncEvent) {
+    pub(super) fn tell_all(&self, event: AsyncEvent) {
         let contexts = self.contexts.read().unwrap_or_else(PoisonError::into_inner);
         contexts.values().for_each(|events| events.async_event(event, 0));
     }

@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 
-use super::{DISCONNECT_TIMEOUT, Engine, Happening, Key, Notice, State, TIME_WAIT, Told, World};
+use super::{DISCONNECT_TIMEOUT, Engine, Happening, Id, Key, Notice, State, TIME_WAIT, Told, World};
 
 impl Engine {
     /// Ends a connection gracefully: what is posted is still sent. An event says when it is over.
@@ -44,6 +44,22 @@ impl Engine {
             id.state = State::Connected { qid };
             self.timers.set(Key::Id(handle), None);
             self.report(world, handle, Happening::Established, 0, told);
+        }
+    }
+
+    /// The device is gone: what was under way fails, and every id that has an address is told.
+    pub(crate) fn lose_device(&mut self, world: &mut World<'_>) {
+        let streams: Vec<u32> = self.streams.keys().copied().collect();
+        streams.into_iter().for_each(|sid| self.stream_closed(world, sid));
+        let pairs: Vec<u32> = self.queue_pairs.keys().copied().collect();
+        pairs
+            .into_iter()
+            .for_each(|qid| self.lose(world, qid, Errno::CONNRESET));
+        let on_device = |(handle, id): (&u32, &Id)| id.local.is_some().then_some(*handle);
+        let mut ids: Vec<u32> = self.ids.iter().filter_map(on_device).collect();
+        ids.sort_unstable();
+        for handle in ids {
+            self.report(world, handle, Happening::DeviceRemoval, 0, Told::default());
         }
     }
 

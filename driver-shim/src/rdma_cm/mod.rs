@@ -129,6 +129,7 @@ pub(crate) enum Happening {
     Rejected = 8,
     Established = 9,
     Disconnected = 10,
+    DeviceRemoval = 11,
     TimewaitExit = 15,
 }
 

@@ -3,5 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "what goes wrong in a test ends it")]
 
 mod connecting;
+mod lost;
 mod objects;
 mod program;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use urnic_driver_shim::bus::inproc::InprocBus;
 use urnic_driver_shim::config::Config;
 use urnic_driver_shim::driver::{
-    AddressVector, AsyncEvent, Context, ContextEvents, Cq, Driver, Mr, Pd, Poster, Qp, QpAttr, QpCaps,
-    QpInit, QpMask,
+    AddressVector, AsyncEvent, Completed, Context, ContextEvents, Cq, Driver, Mr, Pd, Poster, Qp, QpAttr,
+    QpCaps, QpInit, QpMask,
 };
 use urnic_driver_shim::presence::GidTable;
 use urnic_verbs_api::device::cqe::{CQE_LEN, Cqe, PHASE};
@@ -71,10 +71,14 @@ pub(crate) struct Program {
 
 impl Program {
     pub(crate) fn new(driver: &Arc<Driver>) -> Program {
+        Program::with_cq(driver, 256)
+    }
+
+    pub(crate) fn with_cq(driver: &Arc<Driver>, entries: u32) -> Program {
         let told = Arc::new(Told::default());
         let context = driver.open_context(told.clone()).unwrap();
         let pd = driver.alloc_pd().unwrap();
-        let cq = driver.create_cq(&context, 256, 0, 77).unwrap();
+        let cq = driver.create_cq(&context, entries, 0, 77).unwrap();
         Program {
             driver: driver.clone(),
             told,
@@ -105,6 +109,10 @@ impl Program {
         let posts = Arc::new(Posts {
             qp: qp.clone(),
             index: Mutex::default(),
+            completed: Mutex::new(Completed {
+                sends: 0,
+                receives: 0,
+            }),
         });
         qp.set_poster(posts.clone());
         TestQp { qp, posts }
@@ -178,6 +186,7 @@ struct Index {
 pub(crate) struct Posts {
     qp: Arc<Qp>,
     index: Mutex<Index>,
+    completed: Mutex<Completed>,
 }
 
 impl Posts {
@@ -198,6 +207,10 @@ impl Poster for Posts {
     fn is_waiting(&self) -> bool {
         let index = self.index.lock().unwrap();
         index.sq_published != index.sq_written
+    }
+
+    fn completed(&self) -> Option<Completed> {
+        Some(*self.completed.lock().unwrap())
     }
 }
 
@@ -259,6 +272,16 @@ impl TestQp {
             .for_each(|state| self.to(state, &attr));
     }
 
+    /// The test has seen the completions of so many sends and receives. Sends have the cookies 0, 1, 2, …
+    pub(crate) fn settle(&self, sends: u32, receives: u32) {
+        *self.posts.completed.lock().unwrap() = Completed { sends, receives };
+    }
+
+    /// Posts a send without a completion.
+    pub(crate) fn send_silently(&self, cookie: u64, offset: *const u8, len: usize, mr: &Mr) {
+        self.post_flagged(SendFlags::empty(), Opcode::Send, cookie, offset, len, mr, 0, 0);
+    }
+
     /// Posts a signalled send.
     pub(crate) fn send(&self, cookie: u64, offset: *const u8, len: usize, mr: &Mr) {
         self.post_send(Opcode::Send, cookie, offset, len, mr, 0, 0);
@@ -275,9 +298,25 @@ impl TestQp {
         remote_offset: u64,
         stag: u32,
     ) {
+        let signaled = SendFlags::SIGNALED;
+        self.post_flagged(signaled, opcode, cookie, offset, len, mr, remote_offset, stag);
+    }
+
+    #[expect(clippy::too_many_arguments)]
+    fn post_flagged(
+        &self,
+        flags: SendFlags,
+        opcode: Opcode,
+        cookie: u64,
+        offset: *const u8,
+        len: usize,
+        mr: &Mr,
+        remote_offset: u64,
+        stag: u32,
+    ) {
         let header = SendHeader {
             opcode: opcode as u8,
-            flags: SendFlags::SIGNALED.bits(),
+            flags: flags.bits(),
             num_sge: 1,
             blocks: 1,
             cookie: cookie.into(),

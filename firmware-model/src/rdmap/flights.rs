@@ -5,7 +5,7 @@ use super::terminate::Culprit;
 use crate::queues::SendWqe;
 use std::collections::VecDeque;
 use urnic_verbs_api::device::wqe::Opcode;
-use urnic_verbs_api::vocabulary::{WcOpcode, WcStatus};
+use urnic_verbs_api::vocabulary::WcStatus;
 
 /// What a work request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,18 +101,5 @@ impl Flights {
             self.landed -= 1;
         }
         flight
-    }
-}
-
-/// The completion's opcode.
-pub(super) fn wc_opcode(opcode: Opcode) -> WcOpcode {
-    match opcode {
-        Opcode::Send | Opcode::SendInv | Opcode::SendImm => WcOpcode::Send,
-        Opcode::Write | Opcode::WriteImm => WcOpcode::RdmaWrite,
-        Opcode::Read | Opcode::ReadInv => WcOpcode::RdmaRead,
-        Opcode::CompareSwap => WcOpcode::CompSwap,
-        Opcode::FetchAdd => WcOpcode::FetchAdd,
-        Opcode::LocalInv => WcOpcode::LocalInv,
-        Opcode::BindMw => WcOpcode::BindMw,
     }
 }

@@ -1,7 +1,7 @@
 //! Work requests become messages.
 
 use super::completions::Completions;
-use super::flights::{Flight, Flights, Wait, wc_opcode};
+use super::flights::{Flight, Flights, Wait};
 use super::placement::Cursor;
 use super::reads::{Answer, Pending, Reads};
 use super::{Identity, Rtr};
@@ -518,7 +518,7 @@ impl Requester {
             // The blocks first: who sees the completion may post at once.
             self.sq.retire(wqe.blocks);
             if wqe.flags.contains(SendFlags::SIGNALED) {
-                let opcode = wc_opcode(wqe.opcode);
+                let opcode = wqe.opcode.completion();
                 let mut cqe = qp.cqe(wqe.cookie, opcode, WcStatus::Success);
                 if matches!(
                     opcode,
@@ -560,7 +560,7 @@ impl Requester {
                 },
             };
             self.sq.retire(wqe.blocks);
-            self.fail(qp, env, wqe.cookie, wc_opcode(wqe.opcode), status)?;
+            self.fail(qp, env, wqe.cookie, wqe.opcode.completion(), status)?;
         }
     }
 

@@ -98,6 +98,16 @@ impl CompletionRing {
         self.consumer.wrapping_add(filled as u32)
     }
 
+    /// The completions of a queue pair that are there and not taken, oldest first.
+    pub(crate) fn waiting(&self, qid: u32) -> impl Iterator<Item = Cqe> {
+        let places = (0..1u32 << self.log_size).map(|i| self.consumer.wrapping_add(i));
+        places
+            .take_while(|&index| self.is_filled(index))
+            // SAFETY: the entry is ours until we publish a consumer index behind it.
+            .map(|index| unsafe { ptr::read(self.entry(index)) })
+            .filter(move |cqe| cqe.qid.get() == qid)
+    }
+
     /// Drops all completions of a queue pair that makes no more.
     pub(crate) fn purge(&mut self, qid: u32) {
         for index in (0..1u32 << self.log_size).map(|i| self.consumer.wrapping_add(i)) {

@@ -179,6 +179,21 @@ impl Cq {
         self.completions.hold().ring.purge(qid);
     }
 
+    /// First send slot of a queue pair for which no completion came, taken or not; `None` while somebody holds the queue.
+    pub(super) fn sends_completed(&self, qid: u32, ledger: &Ledger) -> Option<u32> {
+        let completions = self.completions.try_hold()?;
+        let waiting = completions.ring.waiting(qid).filter(|cqe| !is_receive(cqe));
+        let newest = waiting.last().map(|cqe| cqe.cookie.get() as u32);
+        Some(newest.map_or_else(|| ledger.sends_settled(), |slot| slot.wrapping_add(1)))
+    }
+
+    /// Receives of a queue pair for which a completion came, taken or not; `None` while somebody holds the queue.
+    pub(super) fn receives_completed(&self, qid: u32, ledger: &Ledger) -> Option<u32> {
+        let completions = self.completions.try_hold()?;
+        let waiting = completions.ring.waiting(qid).filter(is_receive).count();
+        Some(ledger.receives_settled().wrapping_add(waiting as u32))
+    }
+
     /// Takes up to `room` completions.
     ///
     /// # Safety

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
-use urnic_driver_shim::driver::{self, AddressVector, Poster, QpAttr, QpCaps, QpInit, QpMask};
+use urnic_driver_shim::driver::{self, AddressVector, Completed, Poster, QpAttr, QpCaps, QpInit, QpMask};
 use urnic_verbs_api::device::command::features;
 use urnic_verbs_api::rdma_core::*;
 use urnic_verbs_api::vocabulary::QpState;
@@ -44,7 +44,17 @@ pub(super) struct Sends {
     /// Whether something was left behind the closed gate. Of no meaning once that is open.
     waiting: AtomicBool,
     device: Weak<driver::Qp>,
+    ledger: Arc<Ledger>,
+    cqs: Destinations,
 }
+
+/// The completion queues of a queue pair.
+struct Destinations([NonNull<Cq>; 2]);
+
+// SAFETY: shared references to `Cq` may be used on any thread.
+unsafe impl Send for Destinations {}
+// SAFETY: as above.
+unsafe impl Sync for Destinations {}
 
 /// What the send queue's lock is for.
 pub(super) struct SendSide {
@@ -63,6 +73,17 @@ impl Poster for Sends {
 
     fn is_waiting(&self) -> bool {
         self.waiting.load(Ordering::Relaxed)
+    }
+
+    fn completed(&self) -> Option<Completed> {
+        let qid = self.device.upgrade()?.qid;
+        // SAFETY: a completion queue outlives its queue pairs (EBUSY), and the driver forgets us, and waits for a call that is under way,
+        // before a queue pair is gone.
+        let [sends, receives] = self.cqs.0.map(|cq| unsafe { cq.as_ref() });
+        Some(Completed {
+            sends: sends.sends_completed(qid, &self.ledger)?,
+            receives: receives.receives_completed(qid, &self.ledger)?,
+        })
     }
 }
 
@@ -172,6 +193,8 @@ impl Qp {
             }),
             waiting: AtomicBool::new(false),
             device: Arc::downgrade(&device),
+            ledger: ledger.clone(),
+            cqs: Destinations([NonNull::from(send_cq), NonNull::from(recv_cq)]),
         });
         device.set_poster(sends.clone());
         send_cq.attach(device.qid, &ledger);

@@ -12,7 +12,7 @@
 //!
 //! A **receive queue** is a ring of entries of `1 << log_stride` bytes: a [`RecvHeader`], then `num_sge` × [`Sge`].
 
-use super::super::vocabulary::numbered;
+use super::super::vocabulary::{WcOpcode, numbered};
 use bitflags::bitflags;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -59,6 +59,21 @@ numbered! {
         LocalInv = 9,
         /// Bind a memory window.
         BindMw = 10,
+    }
+}
+
+impl Opcode {
+    /// The opcode of its completion.
+    pub fn completion(self) -> WcOpcode {
+        match self {
+            Opcode::Send | Opcode::SendInv | Opcode::SendImm => WcOpcode::Send,
+            Opcode::Write | Opcode::WriteImm => WcOpcode::RdmaWrite,
+            Opcode::Read | Opcode::ReadInv => WcOpcode::RdmaRead,
+            Opcode::CompareSwap => WcOpcode::CompSwap,
+            Opcode::FetchAdd => WcOpcode::FetchAdd,
+            Opcode::LocalInv => WcOpcode::LocalInv,
+            Opcode::BindMw => WcOpcode::BindMw,
+        }
     }
 }
 
