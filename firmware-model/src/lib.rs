@@ -12,12 +12,10 @@ pub mod counters;
 mod device;
 pub mod effects;
 pub mod env;
-#[cfg(fuzzing)]
-pub mod fuzzing;
 pub mod host;
 pub mod llp;
 pub mod memory;
-#[cfg(any(test, fuzzing))]
+#[cfg(test)]
 mod mock;
 mod qp;
 pub mod queues;

@@ -4,13 +4,14 @@ pub(crate) mod anonymous;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod inproc;
+pub mod vfio;
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use crate::config::Device;
+use crate::config::{Config, Device};
 use crate::presence::GidTable;
 
 /// What a bus tells of its device.
@@ -122,13 +123,14 @@ pub trait Bus: Send + Sync {
     fn abandon_in_child(&self);
 }
 
-/// Opens a device. The device in this process gets these addresses; others have their own.
+/// Opens the device that is configured. The device in this process gets these addresses; others have their own.
 ///
 /// # Errors
 /// Those of making its thread and descriptors; `ENODEV` if it is not there, `EBUSY` if somebody else has it, `EACCES`.
-pub fn open(device: &Device, gids: &GidTable) -> Result<Arc<dyn Bus>, Errno> {
-    match device {
+pub fn open(config: &Config, gids: &GidTable) -> Result<Arc<dyn Bus>, Errno> {
+    match &config.device {
         Device::Inproc => Ok(inproc::InprocBus::start(gids)?),
-        Device::VfioUser(_) | Device::Vfio(_) => Err(Errno::OPNOTSUPP),
+        Device::VfioUser(_) => Err(Errno::OPNOTSUPP),
+        Device::Vfio(address) => Ok(vfio::VfioBus::open(address, config.vfio.api)?),
     }
 }

@@ -115,6 +115,41 @@ pub struct Peer {
     options: Vec<(&'static str, String)>,
 }
 
+/// Ways to a PCI function that the kernel's VFIO offers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum VfioApi {
+    /// The first of those below that is there and that this user may use.
+    #[default]
+    Auto,
+    /// The function's own file, and iommufd.
+    Cdev,
+    /// Its group's file, and a container.
+    Group,
+    /// Its group's file where there is no IOMMU.
+    NoIommu,
+}
+
+impl VfioApi {
+    const ALL: [VfioApi; 4] = [VfioApi::Auto, VfioApi::Cdev, VfioApi::Group, VfioApi::NoIommu];
+
+    /// As one writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            VfioApi::Auto => "auto",
+            VfioApi::Cdev => "cdev",
+            VfioApi::Group => "group",
+            VfioApi::NoIommu => "noiommu",
+        }
+    }
+}
+
+/// How a PCI function is driven.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Vfio {
+    /// Which way to take.
+    pub api: VfioApi,
+}
+
 /// How the device is shown to libibverbs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Present {
@@ -137,6 +172,8 @@ pub struct Config {
     pub native: Native,
     /// Connections made with rdma_cm.
     pub cm: Cm,
+    /// The way to a PCI function.
+    pub vfio: Vfio,
     /// Presence.
     pub present: Present,
     /// Peers with options of their own.
@@ -177,6 +214,7 @@ impl Default for Config {
             cm: Cm {
                 rnr_grace: Duration::from_secs(1),
             },
+            vfio: Vfio::default(),
             present: Present::default(),
             peers: Vec::new(),
         }
@@ -314,11 +352,10 @@ impl Config {
     fn check(&self) -> Result<(), Error> {
         let missing = |what: String, instead| Err(Error::NotAvailable { what, instead });
         match &self.device {
-            Device::Inproc => {}
+            Device::Inproc | Device::Vfio(_) => {}
             Device::VfioUser(path) => {
                 return missing(format!("device=vfio-user:{}", path.display()), "device=inproc");
             }
-            Device::Vfio(bdf) => return missing(format!("device=vfio:{bdf}"), "device=inproc"),
         }
         match &self.pcap {
             None => Ok(()),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use toml::Value;
 use urnic_wire::mpa::startup::RtrKey;
 
-use super::{Config, Device, Error, RtrTypes, Source};
+use super::{Config, Device, Error, RtrTypes, Source, VfioApi};
 
 /// One option.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ pub const OPTIONS: &[Opt] = &[
         key: "device",
         takes: "inproc, vfio-user:PATH or vfio:DDDD:BB:DD.F",
         help: "The RNIC to drive: the model in this process, one served at a vfio-user socket, a PCI function. \
-               Only inproc is available in this version.",
+               vfio-user is not available in this version.",
         set: |c, text| device(text).map(|v| c.device = v),
         show: |c| match &c.device {
             Device::Inproc => "inproc".to_owned(),
@@ -249,6 +249,18 @@ pub const OPTIONS: &[Opt] = &[
                the letter, but for the very first receive, for which there is a second.",
         set: |c, text| milliseconds(text).map(|v| c.cm.rnr_grace = v),
         show: |c| c.cm.rnr_grace.as_millis().to_string(),
+    },
+    Opt {
+        key: "vfio.api",
+        takes: "auto, cdev, group or noiommu",
+        help: "How to get at a PCI function: by its own file and iommufd (cdev), by its group's file (group), or by that where there is no \
+               IOMMU and nothing is pinned (noiommu). auto takes the first that is there and allowed.",
+        set: |c, text| {
+            let api = VfioApi::ALL.into_iter().find(|api| api.name() == text)?;
+            c.vfio.api = api;
+            Some(())
+        },
+        show: |c| c.vfio.api.name().to_owned(),
     },
     Opt {
         key: "present.dir",

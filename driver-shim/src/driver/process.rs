@@ -45,7 +45,7 @@ pub(super) fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errn
     for warning in config.warnings() {
         tracing::warn!("{warning}");
     }
-    let driver = Driver::start(bus::open(&config.device, gids)?, config.clone())?;
+    let driver = Driver::start(bus::open(config, gids)?, config.clone())?;
     Ok(process.driver.get_or_init(|| driver).clone())
 }
 

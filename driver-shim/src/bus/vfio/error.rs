@@ -1,0 +1,109 @@
+//! Why a function cannot be had, with what to do about it.
+
+use std::path::PathBuf;
+
+use rustix::io::Errno;
+use thiserror::Error;
+
+use super::Holder;
+
+/// Why a function cannot be had.
+#[derive(Debug, Error)]
+pub enum Refused {
+    /// There is no such function.
+    #[error("there is no PCI function {0}: `lspci -D` lists them")]
+    Absent(String),
+    /// It is not one of ours.
+    #[error("PCI function {address} is {vendor:04x}:{device:04x}, which is no RNIC of ours")]
+    Foreign {
+        /// Its address.
+        address: String,
+        /// Its vendor id.
+        vendor: u16,
+        /// Its device id.
+        device: u16,
+    },
+    /// The kernel does not hand it to user space.
+    #[error("PCI function {address} is driven by {}, not by vfio-pci: `urnic doctor --device vfio:{address}` says how to bind it",
+        driver.as_deref().unwrap_or("nothing"))]
+    Unbound {
+        /// Its address.
+        address: String,
+        /// What drives it.
+        driver: Option<String>,
+    },
+    /// It is bound, but none of the ways that were asked for is there.
+    #[error("PCI function {address}: the kernel offers no {api} interface to it")]
+    NoWay {
+        /// Its address.
+        address: String,
+        /// The way that was asked for.
+        api: &'static str,
+    },
+    /// The files belong to somebody else.
+    #[error("{}: {errno}: `urnic doctor --device vfio:{address}` says how to give it to this user", file.display())]
+    Denied {
+        /// Its address.
+        address: String,
+        /// The file.
+        file: PathBuf,
+        /// What the kernel said.
+        errno: Errno,
+    },
+    /// Another process has it.
+    #[error("PCI function {address} is in use by {}: one process at a time can have it",
+        holder.as_ref().map_or_else(|| "a process that this user may not see".to_owned(), Holder::to_string))]
+    Busy {
+        /// Its address.
+        address: String,
+        /// Who.
+        holder: Option<Holder>,
+    },
+    /// Other functions in its group are driven by the kernel.
+    #[error("PCI function {address} shares its IOMMU group with {}: bind them to vfio-pci too, or to nothing", others.join(", "))]
+    NotViable {
+        /// Its address.
+        address: String,
+        /// The others.
+        others: Vec<String>,
+    },
+    /// It lacks what such a device has.
+    #[error("PCI function {address}: {what}")]
+    Unfit {
+        /// Its address.
+        address: String,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// Without an IOMMU, addresses are asked of the kernel, which tells them to few.
+    #[error(
+        "without an IOMMU the device needs physical addresses, and only CAP_SYS_ADMIN may read them from /proc/self/pagemap"
+    )]
+    NoPhysicalAddresses,
+    /// The kernel refused a step.
+    #[error("PCI function {address}: {step}: {errno}")]
+    Step {
+        /// Its address.
+        address: String,
+        /// The step.
+        step: &'static str,
+        /// What the kernel said.
+        errno: Errno,
+    },
+}
+
+impl Refused {
+    /// The errno that verbs return for it.
+    pub fn errno(&self) -> Errno {
+        match self {
+            Refused::Absent(_)
+            | Refused::Foreign { .. }
+            | Refused::Unbound { .. }
+            | Refused::Unfit { .. } => Errno::NODEV,
+            Refused::NoWay { .. } => Errno::OPNOTSUPP,
+            Refused::Busy { .. } => Errno::BUSY,
+            Refused::NotViable { .. } | Refused::NoPhysicalAddresses => Errno::PERM,
+            Refused::Denied { errno, .. } | Refused::Step { errno, .. } => *errno,
+        }
+    }
+}
