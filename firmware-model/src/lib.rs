@@ -12,10 +12,12 @@ pub mod counters;
 mod device;
 pub mod effects;
 pub mod env;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 pub mod host;
 pub mod llp;
 pub mod memory;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 mod mock;
 mod qp;
 pub mod queues;

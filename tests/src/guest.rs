@@ -5,26 +5,18 @@
 
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
-use std::time::{Duration, Instant};
 
 use crate::capture::{Wire, fresh};
 use crate::debian::script;
 use crate::program::{Program, Running};
+use crate::shell::{LIMIT, SHELL, Task};
 use crate::skip::installed;
 use crate::wait::{free_port, until};
 
 /// This machine, seen from the guest.
 pub const HOST: &str = "10.0.2.2";
-
-/// How long one thing may take in a machine that is emulated: some twenty times longer than outside.
-pub const LIMIT: Duration = Duration::from_secs(180);
-
-/// The port of the guest's shell, inside.
-const SHELL: u16 = 7;
 
 /// What tests run there.
 const PROGRAMS: &str = "rping rstream ib_send_bw ib_write_bw ib_read_bw";
@@ -141,16 +133,8 @@ impl Guest {
     /// Starts a command line of the guest's shell.
     #[track_caller]
     pub fn start(&self, line: &str) -> Task {
-        let connected = TcpStream::connect((Ipv4Addr::LOCALHOST, self.shell));
-        let mut stream =
-            connected.unwrap_or_else(|error| panic!("the guest's shell: {error}\n{}", self.qemu.output()));
-        stream
-            .write_all(format!("{{ {line}; }} </dev/null 2>&1; echo \"status $?\"; exit\n").as_bytes())
-            .expect("the guest's shell listens");
-        Task {
-            line: line.to_owned(),
-            stream,
-        }
+        Task::start(self.shell, line)
+            .unwrap_or_else(|error| panic!("the guest's shell: {error}\n{}", self.qemu.output()))
     }
 
     /// Starts a command line that listens at [`Guest::port`], and waits until it does.
@@ -165,48 +149,5 @@ impl Guest {
             panic!("{line} does not listen: {}", task.ends().1);
         }
         task
-    }
-}
-
-/// A command line under way in the guest.
-#[derive(Debug)]
-pub struct Task {
-    line: String,
-    stream: TcpStream,
-}
-
-impl Task {
-    /// Waits for its end: did it succeed, and all that it wrote. Panics, with that, if it takes longer than [`LIMIT`].
-    #[track_caller]
-    pub fn ends(mut self) -> (bool, String) {
-        let deadline = Instant::now() + LIMIT;
-        let (mut bytes, mut chunk) = (Vec::new(), [0; 65536]);
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let left = left.max(Duration::from_millis(1));
-            self.stream.set_read_timeout(Some(left)).expect("not zero");
-            match self.stream.read(&mut chunk) {
-                Ok(0) => break,
-                Ok(n) => bytes.extend_from_slice(&chunk[..n]),
-                Err(error) => panic!(
-                    "{} in the guest: {error}\n{}",
-                    self.line,
-                    String::from_utf8_lossy(&bytes)
-                ),
-            }
-        }
-        let said = String::from_utf8_lossy(&bytes);
-        let (output, status) = said.rsplit_once("status ").unwrap_or((&said, "none"));
-        let status = status.trim();
-        (status == "0", format!("{output}(status {status})\n"))
-    }
-
-    /// Waits for its end; panics with its output if it fails.
-    #[track_caller]
-    pub fn success(self) -> String {
-        let line = self.line.clone();
-        let (ok, output) = self.ends();
-        assert!(ok, "{line} in the guest:\n{output}");
-        output
     }
 }

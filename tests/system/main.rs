@@ -12,6 +12,7 @@ mod perftest;
 mod pingpong;
 mod plug_in;
 mod pyverbs;
+mod qemu;
 mod rdma_cm;
 mod rdma_cm_crowds;
 mod siw;

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use urnic_tests::guest::{Guest, HOST, LIMIT};
+use urnic_tests::guest::{Guest, HOST};
 use urnic_tests::or_skip;
 use urnic_tests::program::Program;
+use urnic_tests::shell::LIMIT;
 use urnic_tests::skip::installed;
 use urnic_tests::wait::free_port;
 

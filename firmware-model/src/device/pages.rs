@@ -145,7 +145,7 @@ impl DoorbellPages {
     }
 
     /// Rings, as a driver would.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn store(&self, page: u32, offset: u32, value: u64) {
         if let Some(slot) = self.slot(page, offset) {
             slot.store(value.to_le(), Ordering::Release);

@@ -1,0 +1,67 @@
+//! A shell in a guest, at a TCP port that QEMU's user network forwards: how tests have things done there.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::time::{Duration, Instant};
+
+/// How long one thing may take in a machine that is emulated: some twenty times longer than outside.
+pub const LIMIT: Duration = Duration::from_secs(180);
+
+/// The port of the guest's shell, inside.
+pub const SHELL: u16 = 7;
+
+/// A command line under way in the guest.
+#[derive(Debug)]
+pub struct Task {
+    line: String,
+    stream: TcpStream,
+}
+
+impl Task {
+    /// Starts a command line of the guest's shell, which QEMU's user network has at this port of 127.0.0.1.
+    ///
+    /// # Errors
+    /// Nobody listens there: the guest is gone.
+    pub fn start(port: u16, line: &str) -> std::io::Result<Self> {
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+        stream.write_all(format!("{{ {line}; }} </dev/null 2>&1; echo \"status $?\"; exit\n").as_bytes())?;
+        Ok(Task {
+            line: line.to_owned(),
+            stream,
+        })
+    }
+
+    /// Waits for its end: did it succeed, and all that it wrote. Panics, with that, if it takes longer than [`LIMIT`].
+    #[track_caller]
+    pub fn ends(mut self) -> (bool, String) {
+        let deadline = Instant::now() + LIMIT;
+        let (mut bytes, mut chunk) = (Vec::new(), [0; 65536]);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = left.max(Duration::from_millis(1));
+            self.stream.set_read_timeout(Some(left)).expect("not zero");
+            match self.stream.read(&mut chunk) {
+                Ok(0) => break,
+                Ok(n) => bytes.extend_from_slice(&chunk[..n]),
+                Err(error) => panic!(
+                    "{} in the guest: {error}\n{}",
+                    self.line,
+                    String::from_utf8_lossy(&bytes)
+                ),
+            }
+        }
+        let said = String::from_utf8_lossy(&bytes);
+        let (output, status) = said.rsplit_once("status ").unwrap_or((&said, "none"));
+        let status = status.trim();
+        (status == "0", format!("{output}(status {status})\n"))
+    }
+
+    /// Waits for its end; panics with its output if it fails.
+    #[track_caller]
+    pub fn success(self) -> String {
+        let line = self.line.clone();
+        let (ok, output) = self.ends();
+        assert!(ok, "{line} in the guest:\n{output}");
+        output
+    }
+}
