@@ -1,5 +1,7 @@
 //! `urnic doctor`: looks at what a verbs program will need, in that order, and names one command for each thing that is wrong.
 
+mod function;
+
 use std::env;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -8,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use rustix::process::{Resource, getrlimit};
-use urnic_driver_shim::config::Config;
+use urnic_driver_shim::config::{Config, Device};
 use urnic_driver_shim::presence;
 use urnic_verbs_api::rdma_core::Pabi;
 
@@ -116,9 +118,16 @@ pub(crate) fn examine(options: &Options) -> Result<ExitCode, Failure> {
         ..Default::default()
     };
     report(folder(&presence::homes(&settings)));
-    report(sockets(&config));
+    let mut reachable = true;
+    if let Device::Vfio(address) = &config.device {
+        let findings = function::examine(address);
+        reachable = findings.iter().all(|finding| finding.verdict != Verdict::Wrong);
+        findings.into_iter().for_each(&mut report);
+    } else {
+        report(sockets(&config));
+        report(Finding::good("memlock", "any limit will do: nothing is pinned"));
+    }
     report(descriptors());
-    report(Finding::good("memlock", "any limit will do: nothing is pinned"));
     report(hardware(Path::new("/sys/class/infiniband")));
     report(Finding::note(
         "out of reach",
@@ -126,6 +135,9 @@ pub(crate) fn examine(options: &Options) -> Result<ExitCode, Failure> {
         None,
     ));
     match &environment {
+        Ok(_) if !reachable => report(Finding::note("self-test", "not run: see above", None)),
+        // Two programs would want the function at the same time.
+        Ok(env) if matches!(config.device, Device::Vfio(_)) => report(selftest::answers(env)),
         Ok(env) => report(selftest::run(env)),
         Err(_) => report(Finding::note("self-test", "not run: see above", None)),
     }

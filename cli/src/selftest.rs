@@ -36,6 +36,24 @@ pub(crate) fn run(env: &Environment) -> Finding {
     }
 }
 
+/// Opens the device, as any program would.
+pub(crate) fn answers(env: &Environment) -> Finding {
+    let ran = Command::new("/proc/self/exe")
+        .args(["info", "--inside"])
+        .envs(env.variables())
+        .stdin(Stdio::null())
+        .output();
+    match ran {
+        Ok(output) if output.status.success() => Finding::good(SUBJECT, "the device opens and answers"),
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let text = said.lines().next().unwrap_or("it said nothing").to_owned();
+            Finding::wrong(SUBJECT, text, "URNIC_LOG=debug urnic info")
+        }
+        Err(error) => Finding::wrong(SUBJECT, error, "urnic info"),
+    }
+}
+
 fn pingpong(env: &Environment, deadline: Instant) -> Result<(), String> {
     let port = free_port()?;
     let mut server = End::spawn(env, &["-p", &port.to_string(), "-n", EXCHANGES])?;

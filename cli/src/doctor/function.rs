@@ -1,0 +1,323 @@
+//! What `urnic doctor --device vfio:…` looks at: a PCI function on its way from the kernel to this user.
+
+use std::fs::OpenOptions;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Resource, geteuid, getrlimit};
+use urnic_driver_shim::bus::vfio::{DRIVER, Function, Holder, Sysfs, holder_of};
+use urnic_verbs_api::device::pci;
+
+use super::{Finding, Verdict};
+
+/// Locked memory below which a modest program will not do: the queues of the driver take five of these MiB.
+const MODEST_MEMLOCK: u64 = 64 << 20;
+
+/// Every check, in the order in which things must be right.
+pub(super) fn examine(address: &str) -> Vec<Finding> {
+    let sysfs = Sysfs::default();
+    let function = match sysfs.function(address) {
+        Ok(function) => function,
+        Err(_) => return vec![absent(address, &sysfs)],
+    };
+    let mut findings = Vec::new();
+    // Nobody shall be told to take a function that is not ours away from its driver, so what is wrong ends the list.
+    let first: [&dyn Fn() -> Finding; 3] = [&|| identity(&function), &|| driver(&function), &|| {
+        group(&function, &sysfs)
+    }];
+    for check in first {
+        findings.push(check());
+        if findings.iter().any(|finding| finding.verdict == Verdict::Wrong) {
+            return findings;
+        }
+    }
+    let holder = holder_of(&files(&function));
+    findings.push(access(&function, holder.as_ref()));
+    findings.push(holder_finding(holder));
+    findings.push(memlock(&function));
+    findings
+}
+
+fn files(function: &Function) -> Vec<PathBuf> {
+    [function.cdev_file(), function.group_file()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+fn absent(address: &str, sysfs: &Sysfs) -> Finding {
+    let ours = format!("{:04x}:{:04x}", pci::VENDOR_ID, pci::DEVICE_ID);
+    match sysfs.functions_like(pci::VENDOR_ID, pci::DEVICE_ID).first() {
+        Some(there) => Finding::wrong(
+            "function",
+            format!("there is none at {address}, but one of ours at {there}"),
+            format!("urnic doctor --device vfio:{there}"),
+        ),
+        None => Finding::wrong(
+            "function",
+            format!("there is none at {address}, and none of ours ({ours}) anywhere"),
+            format!("lspci -D -d {ours}"),
+        ),
+    }
+}
+
+fn identity(function: &Function) -> Finding {
+    let ids = format!(
+        "{} is {:04x}:{:04x}",
+        function.address, function.vendor, function.device
+    );
+    if (function.vendor, function.device) == (pci::VENDOR_ID, pci::DEVICE_ID) {
+        return Finding::good("function", ids);
+    }
+    let ours = format!("{:04x}:{:04x}", pci::VENDOR_ID, pci::DEVICE_ID);
+    Finding::wrong(
+        "function",
+        format!("{ids}, no RNIC of ours ({ours})"),
+        format!("lspci -D -d {ours}"),
+    )
+}
+
+fn driver(function: &Function) -> Finding {
+    match function.driver.as_deref() {
+        Some(DRIVER) => Finding::good("driver", DRIVER),
+        Some(other) => Finding::wrong("driver", format!("{other} has it"), bind(function)),
+        None => Finding::wrong("driver", "none has it", bind(function)),
+    }
+}
+
+/// What root types to hand a function to user space.
+fn bind(function: &Function) -> String {
+    let Function { address, .. } = function;
+    let unbind = match function.driver {
+        Some(_) => format!(" && echo {address} >/sys/bus/pci/devices/{address}/driver/unbind"),
+        None => String::new(),
+    };
+    format!(
+        "as root: modprobe {DRIVER} && echo {DRIVER} >/sys/bus/pci/devices/{address}/driver_override{unbind} && echo {address} >/sys/bus/pci/drivers_probe"
+    )
+}
+
+fn group(function: &Function, sysfs: &Sysfs) -> Finding {
+    const SUBJECT: &str = "IOMMU group";
+    let Some(group) = &function.group else {
+        if sysfs.has_iommu() {
+            return Finding::wrong(
+                SUBJECT,
+                "none, although there is an IOMMU",
+                "dmesg | grep -i -e iommu -e dmar",
+            );
+        }
+        return Finding::wrong(
+            SUBJECT,
+            "none: no IOMMU is at work here",
+            "boot with intel_iommu=on (AMD's is on by itself), and have it on in the firmware; or, with nothing pinned and all memory in the \
+             device's reach, as root: modprobe vfio enable_unsafe_noiommu_mode=1, and bind again",
+        );
+    };
+    if group.no_iommu {
+        let text = format!(
+            "{}, made without an IOMMU: the device can reach all memory, and nothing is pinned; programs that fork will come to grief",
+            group.number
+        );
+        return Finding::note(SUBJECT, text, None);
+    }
+    let others: Vec<Function> = group
+        .others
+        .iter()
+        .filter_map(|other| sysfs.function(other).ok())
+        .collect();
+    match others.iter().find(|other| other.blocks_group()) {
+        Some(other) => {
+            let driver = other.driver.as_deref().unwrap_or_default();
+            let text = format!(
+                "{} has {} in it too, which {driver} drives: the kernel gives out whole groups",
+                group.number, other.address
+            );
+            Finding::wrong(SUBJECT, text, bind(other))
+        }
+        None if others.is_empty() => Finding::good(SUBJECT, format!("{}, alone in it", group.number)),
+        None => Finding::good(
+            SUBJECT,
+            format!(
+                "{}, with {}, which nothing of the kernel drives",
+                group.number,
+                group.others.join(", ")
+            ),
+        ),
+    }
+}
+
+/// Whether this user may open what one of the ways takes.
+fn access(function: &Function, holder: Option<&Holder>) -> Finding {
+    const SUBJECT: &str = "its files";
+    let by_itself = function
+        .cdev_file()
+        .map(|file| [file, PathBuf::from("/dev/iommu")]);
+    let by_group = function
+        .group_file()
+        .map(|file| [file, PathBuf::from("/dev/vfio/vfio")]);
+    let mut denied = Vec::new();
+    for way in [by_itself, by_group].into_iter().flatten() {
+        match way.iter().find_map(|file| complaint(file)) {
+            None => {
+                let [first, second] = way.map(|file| file.display().to_string());
+                return Finding::good(SUBJECT, format!("{first} and {second} open"));
+            }
+            Some((file, ErrorKind::ResourceBusy)) => {
+                let text = format!("{} is taken", file.display());
+                let mend = match holder {
+                    Some(holder) => format!("kill {}", holder.pid),
+                    None => format!("as root: urnic doctor --device vfio:{}", function.address),
+                };
+                return Finding::wrong(SUBJECT, text, mend);
+            }
+            Some((file, kind)) => denied.push((file.to_owned(), kind)),
+        }
+    }
+    let text = denied
+        .iter()
+        .map(|(file, kind)| format!("{}: {kind}", file.display()))
+        .collect::<Vec<_>>()
+        .join("; ");
+    // The group's file is the least that does: it is the last that was tried.
+    let mend = match denied.pop() {
+        Some((file, kind)) if kind != ErrorKind::NotFound => {
+            format!("as root: chown {} {}", geteuid().as_raw(), file.display())
+        }
+        _ => "as root: modprobe -a vfio-pci vfio_iommu_type1".to_owned(),
+    };
+    Finding::wrong(SUBJECT, text, mend)
+}
+
+fn complaint(file: &Path) -> Option<(&Path, ErrorKind)> {
+    let opened = OpenOptions::new().read(true).write(true).open(file);
+    opened.err().map(|error| (file, error.kind()))
+}
+
+fn holder_finding(holder: Option<Holder>) -> Finding {
+    match holder {
+        None => Finding::good("held by", "nobody whom this user may see"),
+        Some(holder) => {
+            let mend = format!("kill {}", holder.pid);
+            Finding::wrong(
+                "held by",
+                format!("{holder}: one process at a time can have it"),
+                mend,
+            )
+        }
+    }
+}
+
+fn memlock(function: &Function) -> Finding {
+    const SUBJECT: &str = "memlock";
+    if function.group.as_ref().is_some_and(|group| group.no_iommu) {
+        return Finding::good(SUBJECT, "any limit will do: nothing is pinned");
+    }
+    match getrlimit(Resource::Memlock).current {
+        _ if geteuid().is_root() => Finding::good(SUBJECT, "root may lock any amount"),
+        None => Finding::good(SUBJECT, "no limit"),
+        Some(limit) => {
+            let text = format!("{} KiB for queues and registered memory together", limit >> 10);
+            if limit >= MODEST_MEMLOCK {
+                return Finding::good(SUBJECT, text);
+            }
+            Finding::note(
+                SUBJECT,
+                text,
+                Some(
+                    "ulimit -l unlimited, allowed by a line in /etc/security/limits.conf: USER hard memlock unlimited",
+                ),
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use urnic_driver_shim::bus::vfio::Group;
+
+    fn ours() -> Function {
+        Function {
+            address: "0000:00:04.0".to_owned(),
+            vendor: pci::VENDOR_ID,
+            device: pci::DEVICE_ID,
+            class: pci::CLASS_CODE,
+            driver: Some(DRIVER.to_owned()),
+            group: Some(Group {
+                number: 5,
+                no_iommu: false,
+                others: Vec::new(),
+            }),
+            cdev: None,
+        }
+    }
+
+    #[test]
+    fn a_function_on_its_way_is_told_the_next_step() {
+        let nowhere = Sysfs::at("/no/such/place");
+        let bound = ours();
+        assert_eq!(identity(&bound).verdict, Verdict::Good);
+        assert_eq!(driver(&bound).verdict, Verdict::Good);
+        assert_eq!(group(&bound, &nowhere).verdict, Verdict::Good);
+
+        let foreign = Function {
+            vendor: 0x8086,
+            ..ours()
+        };
+        assert_eq!(identity(&foreign).verdict, Verdict::Wrong);
+        let driven = Function {
+            driver: Some("e1000e".to_owned()),
+            ..ours()
+        };
+        let mend = driver(&driven).mend.expect("a command");
+        for word in [
+            "modprobe vfio-pci",
+            "0000:00:04.0/driver_override",
+            "driver/unbind",
+            "drivers_probe",
+        ] {
+            assert!(mend.contains(word), "{mend}");
+        }
+        let free = Function {
+            driver: None,
+            ..ours()
+        };
+        assert!(!driver(&free).mend.expect("a command").contains("unbind"));
+        let no_group = Function {
+            group: None,
+            ..ours()
+        };
+        assert!(
+            group(&no_group, &nowhere)
+                .mend
+                .expect("a command")
+                .contains("intel_iommu=on")
+        );
+        assert_eq!(absent("0000:00:04.0", &nowhere).verdict, Verdict::Wrong);
+    }
+
+    #[test]
+    fn files_that_are_not_there_come_with_the_command_that_makes_them() {
+        // No machine has as many groups.
+        let mut function = ours();
+        function.group = function.group.map(|group| Group {
+            number: u32::MAX,
+            ..group
+        });
+        let finding = access(&function, None);
+        assert_eq!(finding.verdict, Verdict::Wrong);
+        assert!(finding.mend.expect("a command").contains("modprobe"));
+    }
+
+    #[test]
+    fn a_holder_is_named() {
+        let holder = Holder {
+            pid: 7,
+            name: "rping".to_owned(),
+        };
+        let finding = holder_finding(Some(holder));
+        assert!(finding.text.contains("process 7 (rping)"), "{finding}");
+        assert_eq!(holder_finding(None).verdict, Verdict::Good);
+    }
+}
