@@ -75,7 +75,7 @@ enum Command {
 /// Options that every command takes. A flag wins over a variable, a variable over the file.
 #[derive(Args, Debug, Default)]
 struct Options {
-    /// The RNIC: inproc, vfio-user:PATH or vfio:DDDD:BB:DD.F (vfio-user: not in this version)
+    /// The RNIC: inproc, vfio-user:PATH or vfio:DDDD:BB:DD.F
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
     /// Read options from this TOML file [variable: URNIC_CONFIG]

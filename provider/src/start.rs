@@ -81,8 +81,9 @@ pub(crate) fn first_look() {
             .inspect_err(|error| tracing::error!("{error}"))
             .unwrap_or_default();
         presence::configure(Settings {
-            dir: config.present.dir,
+            dir: config.present.dir.clone(),
             digest: presence::digest(&format!("{:?}", config.device)),
+            config,
         });
     });
 }

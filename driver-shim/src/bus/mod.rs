@@ -1,10 +1,12 @@
 //! How the driver reaches a device: registers, doorbells, DMA, interrupts. Nothing above knows which device it is.
 
 pub(crate) mod anonymous;
+pub(crate) mod doorbells;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod inproc;
 pub mod vfio;
+pub mod vfio_user;
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -130,7 +132,7 @@ pub trait Bus: Send + Sync {
 pub fn open(config: &Config, gids: &GidTable) -> Result<Arc<dyn Bus>, Errno> {
     match &config.device {
         Device::Inproc => Ok(inproc::InprocBus::start(gids)?),
-        Device::VfioUser(_) => Err(Errno::OPNOTSUPP),
+        Device::VfioUser(path) => Ok(vfio_user::VfioUserBus::open(path)?),
         Device::Vfio(address) => Ok(vfio::VfioBus::open(address, config.vfio.api)?),
     }
 }

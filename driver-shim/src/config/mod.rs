@@ -34,9 +34,10 @@ const FILE_LIMIT: usize = 1 << 20;
 const NOT_OPTIONS: [&str; 4] = ["URNIC_CONFIG", "URNIC_SET", "URNIC_LIB", "URNIC_CACHE"];
 
 /// Which device the driver opens (design: devices).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Device {
     /// The model inside this process.
+    #[default]
     Inproc,
     /// A model in another process, over the vfio-user socket at this path.
     VfioUser(PathBuf),
@@ -351,12 +352,6 @@ impl Config {
     /// What was asked for and this version cannot do.
     fn check(&self) -> Result<(), Error> {
         let missing = |what: String, instead| Err(Error::NotAvailable { what, instead });
-        match &self.device {
-            Device::Inproc | Device::Vfio(_) => {}
-            Device::VfioUser(path) => {
-                return missing(format!("device=vfio-user:{}", path.display()), "device=inproc");
-            }
-        }
         match &self.pcap {
             None => Ok(()),
             Some(path) => missing(

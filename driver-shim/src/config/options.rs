@@ -76,8 +76,7 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "device",
         takes: "inproc, vfio-user:PATH or vfio:DDDD:BB:DD.F",
-        help: "The RNIC to drive: the model in this process, one served at a vfio-user socket, a PCI function. \
-               vfio-user is not available in this version.",
+        help: "The RNIC to drive: the model in this process, one served at a vfio-user socket, a PCI function.",
         set: |c, text| device(text).map(|v| c.device = v),
         show: |c| match &c.device {
             Device::Inproc => "inproc".to_owned(),

@@ -268,12 +268,10 @@ fn a_missing_or_endless_file_is_an_error_not_a_wait() {
 
 #[test]
 fn what_this_version_lacks_is_refused_not_ignored() {
-    for (name, value) in [("URNIC_DEVICE", "vfio-user:/run/x"), ("URNIC_PCAP", "/x")] {
-        assert!(
-            matches!(load(&[(name, value)]), Err(Error::NotAvailable { .. })),
-            "{name}={value}"
-        );
-    }
+    assert!(matches!(
+        load(&[("URNIC_PCAP", "/x")]),
+        Err(Error::NotAvailable { .. })
+    ));
     assert_eq!(load(&[("URNIC_PCAP", "")]), Ok(Config::default()));
 }
 

@@ -1,7 +1,7 @@
 //! Where the connection manager meets the device, and the program's channels.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +16,8 @@ use urnic_verbs_api::vocabulary::QpState;
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 use super::streams::{Attaching, Buffers, Streams};
-use super::{Attributes, Driver, lock, rim, worker};
-use crate::config::Config;
+use super::{Attributes, Driver, Gid, lock, rim, worker};
+use crate::config::{self, Config};
 use crate::mpa_startup::{Close, Time};
 use crate::native::Inbox;
 use crate::presence::fds::{self, Kind};
@@ -350,6 +350,35 @@ impl Driver {
     }
 }
 
+/// The kernel's routing tables, asked by a socket that sends nothing.
+fn source_of_host(remote: SocketAddr) -> Result<SocketAddr, Errno> {
+    let family = if remote.is_ipv4() {
+        AddressFamily::INET
+    } else {
+        AddressFamily::INET6
+    };
+    let probe = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    connect(&probe, &remote)?;
+    SocketAddr::try_from(getsockname(&probe)?).map_err(|_| Errno::AFNOSUPPORT)
+}
+
+/// Of a device's own addresses that in whose network `remote` is, the narrowest first; else its first of that family.
+fn source_of_device(gids: &[Gid], remote: SocketAddr) -> Option<SocketAddr> {
+    let shared = |gid: &Gid| match (gid.ip, remote.ip()) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
+        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
+        _ => 0,
+    };
+    let of_family = || gids.iter().filter(|gid| gid.ip.is_ipv4() == remote.is_ipv4());
+    let near = of_family()
+        .filter(|gid| shared(gid) >= gid.prefix_len.into())
+        .max_by_key(|gid| gid.prefix_len);
+    near.or_else(|| of_family().next()).map(|gid| match gid.ip {
+        IpAddr::V4(ip) => SocketAddr::new(ip.into(), 0),
+        IpAddr::V6(ip) => SocketAddrV6::new(ip, 0, 0, gid.scope).into(),
+    })
+}
+
 /// The device, while the manager's lock is held.
 struct Managed<'a> {
     streams: Streams<'a>,
@@ -389,16 +418,17 @@ impl Device for Managed<'_> {
         self.streams.close(sid, how);
     }
 
-    /// The kernel's routing tables, asked by a socket that sends nothing.
     fn source(&mut self, remote: SocketAddr) -> Result<SocketAddr, Errno> {
-        let family = if remote.is_ipv4() {
-            AddressFamily::INET
-        } else {
-            AddressFamily::INET6
-        };
-        let probe = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-        connect(&probe, &remote)?;
-        SocketAddr::try_from(getsockname(&probe)?).map_err(|_| Errno::AFNOSUPPORT)
+        let driver = self.streams.driver;
+        let by_kernel = source_of_host(remote);
+        if driver.config.device == config::Device::Inproc {
+            return by_kernel;
+        }
+        by_kernel
+            .ok()
+            .filter(|source| driver.gids().iter().any(|gid| gid.ip == source.ip()))
+            .or_else(|| source_of_device(driver.gids(), remote))
+            .ok_or(Errno::NETUNREACH)
     }
 
     fn queue_pair(&mut self, qpn: u32) -> Option<u32> {
@@ -458,5 +488,29 @@ impl Device for Managed<'_> {
         if let Some(token) = self.tokens.get(&channel) {
             token.show(events);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_of_its_own_addresses_speaks_from_the_nearest() {
+        let gid = |ip: &str, prefix_len| Gid {
+            ip: ip.parse().unwrap(),
+            scope: 0,
+            prefix_len,
+        };
+        let gids = [gid("10.0.0.5", 8), gid("10.1.0.5", 16), gid("192.0.2.5", 24)];
+        let source = |remote: &str| {
+            let source = source_of_device(&gids, SocketAddr::new(remote.parse().unwrap(), 7))?;
+            Some(source.ip().to_string())
+        };
+        assert_eq!(source("10.1.9.9").as_deref(), Some("10.1.0.5"));
+        assert_eq!(source("10.2.9.9").as_deref(), Some("10.0.0.5"));
+        assert_eq!(source("192.0.2.9").as_deref(), Some("192.0.2.5"));
+        assert_eq!(source("198.51.100.1").as_deref(), Some("10.0.0.5"));
+        assert_eq!(source("2001:db8::1"), None);
     }
 }

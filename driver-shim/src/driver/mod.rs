@@ -26,7 +26,7 @@ pub use cm::{CmChannel, cm_write};
 pub use cq::Cq;
 pub use dma::DmaMemory;
 pub use memory::Mr;
-pub use process::{abandon_in_child, exit};
+pub use process::{abandon_in_child, addresses, exit};
 pub use qp::{AddressVector, Completed, Poster, Qp, QpAttr, QpCaps, QpInit};
 pub use transition::QpMask;
 
@@ -127,6 +127,8 @@ pub struct Gid {
     pub ip: IpAddr,
     /// IPv6 scope of a link-local address; else 0.
     pub scope: u32,
+    /// Length of its network's prefix, in bits.
+    pub prefix_len: u8,
 }
 
 impl Gid {
@@ -376,6 +378,11 @@ impl Driver {
         &self.home.gids
     }
 
+    /// What reaches the program's memory, in a few words for `urnic info`.
+    pub fn memory(&self) -> &'static str {
+        self.bus.memory()
+    }
+
     /// An entry of it.
     pub fn gid(&self, index: usize) -> Option<&Gid> {
         self.home.gids.get(index)
@@ -483,6 +490,7 @@ fn read_gids(commands: &CommandQueue) -> Result<Vec<Gid>, Errno> {
         .map(|a| Gid {
             ip: ip_of(&a.ip),
             scope: a.scope.get(),
+            prefix_len: u8::try_from(a.prefix_len.get()).unwrap_or(u8::MAX),
         })
         .collect())
 }

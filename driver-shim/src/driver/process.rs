@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::io::Errno;
 
-use super::{Driver, lock};
+use super::command::CommandQueue;
+use super::dma::DmaPool;
+use super::{Driver, Gid, lock, read_gids};
 use crate::bus;
 use crate::config::Config;
 use crate::presence::GidTable;
@@ -47,6 +49,22 @@ pub(super) fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errn
     }
     let driver = Driver::start(bus::open(config, gids)?, config.clone())?;
     Ok(process.driver.get_or_init(|| driver).clone())
+}
+
+/// The address table of a device that is not in this process: as its driver here knows it, or by a short look at the device.
+///
+/// # Errors
+/// Those of [`bus::open`] and of the device.
+pub fn addresses(config: &Config) -> Result<Vec<Gid>, Errno> {
+    if let Some(driver) = current().driver.get() {
+        return Ok(driver.gids().to_vec());
+    }
+    let bus = bus::open(config, &GidTable::default())?;
+    let pool = DmaPool::new(bus.clone());
+    let commands = CommandQueue::start(bus, pool, Arc::new(|_| {}))?;
+    let gids = read_gids(&commands);
+    commands.reset();
+    gids
 }
 
 /// To be called in the child after every fork: the device stays with the parent. What the child inherited of it answers `EIO` and does

@@ -118,6 +118,7 @@ mod tests {
         Gid {
             ip: ip.parse().unwrap(),
             scope,
+            prefix_len: 24,
         }
     }
 

@@ -6,10 +6,15 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use crate::driver::Gid as DeviceAddress;
+
 use super::netlink::{self, InterfaceAddress, Link};
 
 /// Most entries a port has: a GID index is a byte in `ibv_ah_attr`.
 const MAX_GIDS: usize = 256;
+
+/// MTU of a network that is not the host's, in bytes.
+const USUAL_MTU: u32 = 1500;
 
 /// An address of the public Internet: what leads there is the default route.
 const FAR_AWAY: Ipv4Addr = Ipv4Addr::new(1, 1, 1, 1);
@@ -21,9 +26,9 @@ pub struct Gid {
     pub ip: IpAddr,
     /// Length of its network's prefix, in bits.
     pub prefix_len: u8,
-    /// Index of the network interface that has the address.
+    /// Index of the network interface that has the address; 0 if it is on none.
     pub ifindex: u32,
-    /// Its name.
+    /// Its name; empty if the address is of a device that is on no interface of the host.
     pub netdev: String,
 }
 
@@ -64,6 +69,30 @@ impl GidTable {
                 GidTable::default()
             }
         }
+    }
+
+    /// The table of a device that has addresses of its own, in the device's order. An address that this host has, too, is at that interface.
+    pub fn of_device(addresses: &[DeviceAddress]) -> GidTable {
+        let links = netlink::links().unwrap_or_default();
+        let host = netlink::addresses().unwrap_or_default();
+        let gid = |address: &DeviceAddress| {
+            let link = host
+                .iter()
+                .find(|known| known.ip == address.ip)
+                .and_then(|known| links.iter().find(|link| link.index == known.link));
+            Gid {
+                ip: address.ip,
+                prefix_len: address.prefix_len,
+                ifindex: link.map_or(0, |link| link.index),
+                netdev: link.map(|link| link.name.clone()).unwrap_or_default(),
+            }
+        };
+        let entries: Vec<Gid> = addresses.iter().take(MAX_GIDS).map(gid).collect();
+        let first = entries
+            .first()
+            .and_then(|gid| links.iter().find(|link| link.name == gid.netdev));
+        let mtu = first.map_or(USUAL_MTU, |link| link.mtu);
+        GidTable { entries, mtu }
     }
 
     pub(super) fn new(links: &[Link], addresses: &[InterfaceAddress], default: Option<IpAddr>) -> GidTable {

@@ -17,6 +17,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 
+use crate::config::{Config, Device};
+use crate::driver;
+
 pub mod channel;
 pub mod command;
 pub mod fds;
@@ -46,6 +49,8 @@ pub const DEVICE_NAME: &str = "urnic0";
 pub struct Settings {
     /// Folder for the tree; None: `$XDG_RUNTIME_DIR`, else `/tmp`, else `/dev/shm`, the first that will have it.
     pub dir: Option<PathBuf>,
+    /// Names the device that is shown: one that is not in this process has addresses of its own.
+    pub config: Config,
     /// Digest of the configuration: processes with another one get another tree.
     pub digest: u64,
 }
@@ -91,7 +96,7 @@ impl Presence {
     /// The presence for the calling thread's user and network namespace; makes it if this is the first look.
     ///
     /// # Errors
-    /// `EEXIST` when a real device has our name, else why no tree could be made.
+    /// `EEXIST` when a real device has our name; why the device cannot be reached, or no tree be made.
     pub fn current() -> Result<&'static Presence, Errno> {
         let here = identity::Place::here();
         // SAFETY: null, or leaked for ever by make().
@@ -110,7 +115,12 @@ impl Presence {
         {
             return Ok(presence);
         }
-        let made = Presence::build(here, GidTable::of_host(), &settings.clone().unwrap_or_default())?;
+        let settings = settings.clone().unwrap_or_default();
+        let gids = match settings.config.device {
+            Device::Inproc => GidTable::of_host(),
+            _ => GidTable::of_device(&driver::addresses(&settings.config)?),
+        };
+        let made = Presence::build(here, gids, &settings)?;
         let made: &'static Presence = Box::leak(Box::new(made));
         CURRENT.store(std::ptr::from_ref(made).cast_mut(), Ordering::Release);
         Ok(made)

@@ -133,7 +133,7 @@ impl Inputs<'_> {
             }),
         ];
         // An RNIC has one netdev: that of its first address.
-        if let Some(gid) = self.gids.entries().first() {
+        if let Some(gid) = self.gids.entries().first().filter(|gid| !gid.netdev.is_empty()) {
             items.push(Item::Link(
                 at(&format!("device/net/{}", gid.netdev)),
                 format!("/sys/class/net/{}", gid.netdev),
@@ -168,7 +168,9 @@ impl Inputs<'_> {
             items.push(file(at(&format!("gids/{index}")), words(&gid.bytes())));
             // What the kernel writes for any GID that is not RoCE v2.
             items.push(file(at(&format!("gid_attrs/types/{index}")), "IB/RoCE v1"));
-            items.push(file(at(&format!("gid_attrs/ndevs/{index}")), &gid.netdev));
+            if !gid.netdev.is_empty() {
+                items.push(file(at(&format!("gid_attrs/ndevs/{index}")), &gid.netdev));
+            }
         }
         items
     }

@@ -22,6 +22,7 @@ impl Scratch {
         Settings {
             dir: Some(self.0.clone()),
             digest,
+            ..Settings::default()
         }
     }
 

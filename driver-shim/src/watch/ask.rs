@@ -22,7 +22,10 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Where processes of this user may be found; `dir` is the option `present.dir`.
 pub fn folders(dir: Option<PathBuf>) -> Vec<PathBuf> {
-    let settings = Settings { dir, digest: 0 };
+    let settings = Settings {
+        dir,
+        ..Settings::default()
+    };
     homes(&settings).iter().map(|home| of_home(home)).collect()
 }
 

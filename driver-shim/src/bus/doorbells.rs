@@ -1,0 +1,158 @@
+//! Doorbell pages that this process maps.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::thread::sched_yield;
+use std::os::fd::BorrowedFd;
+use urnic_verbs_api::device::command::features;
+use urnic_verbs_api::device::doorbell::{PAGE_LEN, WAKE};
+
+/// Polls in a row to which nothing was rung in between after which a poller lets others onto its processor, and how often then. Whoever is to
+/// answer, the device included, may be waiting for just that.
+const PATIENCE: u32 = 256;
+const YIELD_EVERY: u32 = 16;
+
+/// BAR 2, mapped. A store rings, unless the device is a program that sleeps: then it must be kicked.
+#[derive(Debug)]
+pub(crate) struct DoorbellPages {
+    base: NonNull<u8>,
+    len: usize,
+    /// The pages are plain memory, and have wake words ([`features::DOORBELL_MEMORY`]).
+    memory: AtomicBool,
+    /// Empty polls since something was rung.
+    idle: AtomicU32,
+}
+
+// SAFETY: a mapping that is only accessed by atomics.
+unsafe impl Send for DoorbellPages {}
+// SAFETY: as above.
+unsafe impl Sync for DoorbellPages {}
+
+impl DoorbellPages {
+    /// Maps `len` bytes of the file from `offset` on.
+    ///
+    /// # Errors
+    /// Those of mmap(2).
+    pub(crate) fn map(fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<DoorbellPages, Errno> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+        let base = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, offset) }?;
+        // A child must be unable to ring, whichever way it is made. One made by fork(3) gets pages of its own instead.
+        // SAFETY: the mapping just made; no byte changes.
+        let _ = unsafe { madvise(base, len, Advice::LinuxDontFork) };
+        Ok(DoorbellPages {
+            base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?,
+            len,
+            memory: AtomicBool::new(false),
+            idle: AtomicU32::new(0),
+        })
+    }
+
+    /// Says what the device can.
+    pub(crate) fn features(&self, bits: u32) {
+        self.memory
+            .store(bits & features::DOORBELL_MEMORY != 0, Ordering::Relaxed);
+    }
+
+    /// Stores a doorbell. Returns whether the device sleeps and must be kicked (`registers::KICK`).
+    #[inline]
+    pub(crate) fn ring(&self, uar: u32, offset: u32, value: u64) -> bool {
+        self.idle.store(0, Ordering::Relaxed);
+        let at = uar as usize * PAGE_LEN as usize + offset as usize;
+        let Some(slot) = self.place(at, 8) else {
+            return false;
+        };
+        // SAFETY: `place` checked that the slot lies inside and is aligned; both sides access it atomically.
+        unsafe { AtomicU64::from_ptr(slot.cast()) }.store(value.to_le(), Ordering::Release);
+        if !self.memory.load(Ordering::Relaxed) {
+            return false;
+        }
+        fence(Ordering::SeqCst);
+        let wake = self.place(uar as usize * PAGE_LEN as usize + WAKE as usize, 4);
+        // SAFETY: as above.
+        wake.is_some_and(|wake| unsafe { AtomicU32::from_ptr(wake.cast()) }.load(Ordering::Relaxed) != 0)
+    }
+
+    fn place(&self, at: usize, size: usize) -> Option<*mut u8> {
+        let inside = at.is_multiple_of(size) && at.checked_add(size)? <= self.len;
+        // SAFETY: inside the mapping.
+        inside.then(|| unsafe { self.base.as_ptr().add(at) })
+    }
+
+    /// A poll found nothing. The device works elsewhere: all that can be done for it is to make way.
+    #[inline]
+    pub(crate) fn be_fair(&self) {
+        let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
+        self.idle.store(idle, Ordering::Relaxed);
+        if idle >= PATIENCE && idle.is_multiple_of(YIELD_EVERY) {
+            sched_yield();
+        }
+    }
+
+    /// In a forked child: pages of its own, that ring nothing. Async-signal-safe.
+    pub(crate) fn abandon_in_child(&self) {
+        // SAFETY: the range is ours, and not mapped in a child (MADV_DONTFORK), or mapped by us alone.
+        unsafe { own_pages(self.base, self.len) };
+    }
+}
+
+impl Drop for DoorbellPages {
+    fn drop(&mut self) {
+        // SAFETY: a mapping of its own, which nobody else has.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Puts zeroed pages of this process alone where shared ones were.
+///
+/// # Safety
+/// The range belongs to the caller.
+pub(crate) unsafe fn own_pages(base: NonNull<u8>, len: usize) {
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+    // SAFETY: as promised by the caller.
+    let _ = unsafe { mmap_anonymous(base.as_ptr().cast(), len, prot, flags) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::os::fd::AsFd;
+
+    fn pages() -> DoorbellPages {
+        let file = memfd_create("doorbells", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 2 * u64::from(PAGE_LEN)).unwrap();
+        DoorbellPages::map(file.as_fd(), 0, 2 * PAGE_LEN as usize).unwrap()
+    }
+
+    fn sleep(pages: &DoorbellPages, uar: u32) {
+        let wake = pages.place((uar * PAGE_LEN + WAKE) as usize, 4).unwrap();
+        // SAFETY: inside the pages, and aligned.
+        unsafe { AtomicU32::from_ptr(wake.cast()) }.store(1, Ordering::SeqCst);
+    }
+
+    #[test]
+    fn only_a_device_that_looks_at_memory_and_sleeps_is_kicked() {
+        let pages = pages();
+        sleep(&pages, 1);
+        assert!(!pages.ring(1, 8, 5), "silicon is rung by the store");
+        pages.features(features::DOORBELL_MEMORY);
+        assert!(pages.ring(1, 8, 5));
+        assert!(!pages.ring(0, 8, 5), "awake");
+    }
+
+    #[test]
+    fn a_doorbell_outside_the_pages_is_none() {
+        let pages = pages();
+        pages.features(features::DOORBELL_MEMORY);
+        sleep(&pages, 0);
+        sleep(&pages, 1);
+        for (uar, offset) in [(2, 0), (0, 3), (u32::MAX, 0), (1, 4096)] {
+            assert!(!pages.ring(uar, offset, 1));
+        }
+    }
+}
