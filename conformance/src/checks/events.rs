@@ -1,0 +1,187 @@
+//! Event queues and completion notifications.
+
+use urnic_verbs_api::device::command::{Command, CreateEq, Nothing, Opcode, Status};
+use urnic_verbs_api::device::doorbell::Kind;
+use urnic_verbs_api::device::event::{Event, EventKind};
+use urnic_verbs_api::device::registers::VECTORS;
+use urnic_verbs_api::device::wqe::{self, SendFlags};
+use urnic_verbs_api::vocabulary::WcStatus;
+
+use super::checks;
+use crate::connection::{calling, own, pair, works};
+use crate::queues::request;
+use crate::rig::Rig;
+use crate::{Failure, Outcome, ensure};
+
+checks! {
+    events_that_find_no_room_wait,
+    an_armed_completion_queue_notifies_once,
+    an_arm_that_crosses_a_completion_notifies_at_once,
+    armed_for_solicited_completions_it_heeds_only_them,
+    every_vector_can_be_raised,
+    a_destroyed_event_queue_is_gone,
+}
+
+fn events_that_find_no_room_wait(rig: &Rig) -> Outcome {
+    // Queue 0 takes the asynchronous events, whoever makes it.
+    rig.on(Opcode::DestroyEq, 0)?;
+    let events = rig.event_queue(1, 0)?;
+    ensure!(
+        events.id == 0,
+        "the lowest free event queue is 0, not {}",
+        events.id
+    );
+    // A port where nobody listens.
+    let mut nobody = own(rig)?;
+    let (lid, port) = crate::connection::listen(rig, nobody)?;
+    rig.on(Opcode::StreamUnlisten, lid)?;
+    nobody.set_port(port);
+    let mut called = Vec::new();
+    for _ in 0..9 {
+        called.push(rig.create(Opcode::StreamConnect, &calling(nobody))?);
+    }
+    rig.wait("a full event queue", || (events.in_ring() == 2).then_some(()))?;
+    rig.lives()?;
+    let mut told = Vec::new();
+    for _ in 0..called.len() {
+        let event: Event = rig.wait("the next of the events that waited", || events.next())?;
+        ensure!(
+            event.kind == EventKind::StreamConnected as u8 && event.code.get() != 0,
+            "instead of a refused call the event tells {event:?}"
+        );
+        told.push(event.object.get());
+    }
+    told.sort_unstable();
+    called.sort_unstable();
+    ensure!(
+        told == called,
+        "calls {called:x?} were refused, events came about {told:x?}"
+    );
+    ensure!(events.next().is_none(), "there is an event too many");
+    Ok(())
+}
+
+fn notified(rig: &Rig, cq: u32) -> Outcome {
+    let event = rig.wait("a completion notification", || rig.notices.next())?;
+    ensure!(
+        event.kind == EventKind::Completion as u8 && event.object.get() == cq,
+        "instead of a notification of completion queue {cq:#x}: {event:?}"
+    );
+    Ok(())
+}
+
+fn silent(rig: &Rig) -> Outcome {
+    rig.lives()?;
+    let event = rig.notices.next();
+    ensure!(event.is_none(), "a notification that nobody asked for: {event:?}");
+    Ok(())
+}
+
+fn an_armed_completion_queue_notifies_once(rig: &Rig) -> Outcome {
+    let (near, far) = pair(rig)?;
+    works(rig, &near, &far)?;
+    silent(rig)?;
+    let vector = u32::from(rig.bus.read32(VECTORS) > 1);
+    for _ in 0..3 {
+        rig.line.take(vector);
+        near.qp.send_cq.arm(rig, Kind::Arm);
+        rig.lives()?;
+        works(rig, &near, &far)?;
+        notified(rig, near.qp.send_cq.id)?;
+        rig.wait("the interrupt of a notification", || {
+            rig.line.take(vector).then_some(())
+        })?;
+        works(rig, &near, &far)?;
+        silent(rig)?;
+    }
+    Ok(())
+}
+
+fn an_arm_that_crosses_a_completion_notifies_at_once(rig: &Rig) -> Outcome {
+    let (near, far) = pair(rig)?;
+    for _ in 0..3 {
+        let seen = near.qp.send_cq.consumer();
+        far.qp.receive(rig, 1, &[far.region.sge(0, 64)]);
+        near.qp.send(rig, 2, &[]);
+        far.qp.recv_cq.expect(rig, 1, WcStatus::Success)?;
+        // The completion is there, and the arm does not know of it.
+        rig.wait("the send's completion", || near.qp.send_cq.poll())?;
+        near.qp.send_cq.arm_at(rig, Kind::Arm, seen);
+        notified(rig, near.qp.send_cq.id)?;
+    }
+    Ok(())
+}
+
+fn armed_for_solicited_completions_it_heeds_only_them(rig: &Rig) -> Outcome {
+    let (near, far) = pair(rig)?;
+    works(rig, &near, &far)?;
+    far.qp.recv_cq.arm(rig, Kind::ArmSolicited);
+    rig.lives()?;
+    let send = |flags: SendFlags| {
+        far.qp.receive(rig, 1, &[far.region.sge(0, 64)]);
+        let mut header = request(wqe::Opcode::Send, 2);
+        header.flags |= flags.bits();
+        near.qp.post(rig, header, &[], 0);
+        near.qp.send_cq.expect(rig, 2, WcStatus::Success)?;
+        far.qp.recv_cq.expect(rig, 1, WcStatus::Success)
+    };
+    send(SendFlags::empty())?;
+    silent(rig)?;
+    send(SendFlags::SOLICITED)?;
+    notified(rig, far.qp.recv_cq.id)
+}
+
+fn every_vector_can_be_raised(rig: &Rig) -> Outcome {
+    let (near, far) = pair(rig)?;
+    works(rig, &near, &far)?;
+    for vector in 0..rig.bus.read32(VECTORS) {
+        let queue = rig.event_queue(2, vector)?;
+        let end = crate::connection::End::noting(rig, &queue)?;
+        let other = crate::connection::End::new(rig)?;
+        crate::connection::join(rig, &end.qp, &other.qp, 0)?;
+        rig.line.take(vector);
+        end.qp.send_cq.arm(rig, Kind::Arm);
+        works(rig, &end, &other)?;
+        let event = rig.wait("a notification", || queue.next())?;
+        ensure!(
+            event.object.get() == end.qp.send_cq.id,
+            "the notification is {event:?}"
+        );
+        rig.wait(&format!("interrupt {vector}"), || {
+            rig.line.take(vector).then_some(())
+        })?;
+    }
+    Ok(())
+}
+
+fn a_destroyed_event_queue_is_gone(rig: &Rig) -> Outcome {
+    let queue = rig.event_queue(3, 0)?;
+    rig.on(Opcode::DestroyEq, queue.id)?;
+    rig.refuses_on(Opcode::DestroyEq, queue.id, Status::InvalidHandle)?;
+    let again = rig.event_queue(3, 0)?;
+    ensure!(
+        again.id == queue.id,
+        "number {} is not free again: {} came",
+        queue.id,
+        again.id
+    );
+    // As many as it says, and no more.
+    let mut made = Vec::new();
+    let most = 1 << 12;
+    while made.len() < most {
+        let arguments = CreateEq {
+            ring: rig.memory(4096)?.iova().into(),
+            record: rig.memory(64)?.iova().into(),
+            log_size: 3.into(),
+            vector: 0.into(),
+        };
+        let completion = rig.execute(Command::new(Opcode::CreateEq, &arguments))?;
+        match Status::from_raw(completion.status.get()) {
+            Some(Status::Ok) => made.push(completion),
+            Some(Status::NoResources) => return rig.lives(),
+            other => return Err(Failure::Failed(format!("CreateEq ended with {other:?}"))),
+        }
+    }
+    let _ = rig.create(Opcode::AllocPd, &Nothing {})?;
+    Ok(())
+}

@@ -1,0 +1,285 @@
+//! Objects: who is busy, what is out of range, what is free again.
+
+use std::rc::Rc;
+
+use urnic_verbs_api::device::command::{
+    Command, CreateCq, CreateEq, CreateMw, CreateQp, CreateSrq, ModifyQp, Nothing, Opcode, QueueHandle,
+    ResizeCq, Status, modify,
+};
+use urnic_verbs_api::device::doorbell::SLOTS;
+use urnic_verbs_api::device::registers::{UARS, VECTORS};
+use urnic_verbs_api::vocabulary::QpState;
+
+use super::checks;
+use crate::connection::{End, pair, works};
+use crate::queues::{Cq, Qp};
+use crate::rig::{NOWHERE, Rig};
+use crate::{Outcome, ensure};
+
+checks! {
+    objects_are_busy_while_others_use_them,
+    numbers_and_slots_are_in_range,
+    sizes_out_of_range_are_refused,
+    rings_and_records_out_of_reach_fail_their_command,
+    queue_pairs_change_state_as_they_should,
+    attributes_out_of_range_are_refused,
+    doorbells_of_nonsense_are_ignored,
+}
+
+fn objects_are_busy_while_others_use_them(rig: &Rig) -> Outcome {
+    let pd = rig.create(Opcode::AllocPd, &Nothing {})?;
+    let (send_cq, recv_cq) = (Rc::new(Cq::new(rig, 3)?), Rc::new(Cq::new(rig, 3)?));
+    let srq = CreateSrq {
+        ring: rig.memory(64 << 3)?.iova().into(),
+        record: rig.memory(128)?.iova().into(),
+        pd: pd.into(),
+        log_size: 3.into(),
+        log_stride: 6.into(),
+        uar: rig.uar.into(),
+    };
+    let srq: QueueHandle = rig.command(Opcode::CreateSrq, &srq)?.result();
+    let srq = srq.id.get();
+    let (good, memory) = Qp::arguments(rig, pd, &send_cq, &recv_cq)?;
+    let arguments = CreateQp {
+        srq: srq.into(),
+        ..good
+    };
+    let qp = Qp::with(rig, &arguments, memory, &send_cq, &recv_cq)?;
+    let mw = CreateMw {
+        pd: pd.into(),
+        kind: 2.into(),
+    };
+    let mw = rig.create(Opcode::CreateMw, &mw)?;
+    let busy = |opcode, id| rig.refuses_on(opcode, id, Status::Busy);
+    busy(Opcode::FreePd, pd)?;
+    busy(Opcode::DestroyCq, send_cq.id)?;
+    busy(Opcode::DestroyCq, recv_cq.id)?;
+    busy(Opcode::DestroySrq, srq)?;
+    busy(Opcode::FreeUar, rig.uar)?;
+    busy(Opcode::DestroyEq, rig.notices.id)?;
+    rig.on(Opcode::DestroyQp, qp.id)?;
+    busy(Opcode::FreePd, pd)?;
+    rig.on(Opcode::DestroySrq, srq)?;
+    busy(Opcode::FreePd, pd)?;
+    rig.on(Opcode::DestroyMw, mw)?;
+    rig.on(Opcode::FreePd, pd)?;
+    rig.on(Opcode::DestroyCq, send_cq.id)?;
+    busy(Opcode::DestroyEq, rig.notices.id)?;
+    rig.on(Opcode::DestroyCq, recv_cq.id)?;
+    rig.on(Opcode::DestroyEq, rig.notices.id)?;
+    rig.on(Opcode::FreeUar, rig.uar)?;
+    rig.refuses_on(Opcode::FreePd, pd, Status::InvalidHandle)
+}
+
+fn numbers_and_slots_are_in_range(rig: &Rig) -> Outcome {
+    let page = rig.create(Opcode::AllocUar, &Nothing {})?;
+    let pages = rig.bus.read32(UARS);
+    ensure!(
+        page != 0 && page < pages,
+        "doorbell page {page} of {pages} was given away"
+    );
+    ensure!(page != rig.uar, "doorbell page {page} was given away twice");
+    let end = End::new(rig)?;
+    for (name, number) in [("cqid", end.qp.send_cq.id), ("qid", end.qp.id)] {
+        ensure!(number < 1 << 24, "{name} {number:#x} has more than 24 bits");
+    }
+    let (arguments, _) = Qp::arguments(rig, end.pd, &end.qp.send_cq, &end.qp.recv_cq)?.clone();
+    let handle: QueueHandle = rig.command(Opcode::CreateQp, &arguments)?.result();
+    let slot = handle.doorbell.get();
+    ensure!(
+        slot.is_multiple_of(8) && slot / 8 < SLOTS,
+        "{slot:#x} is no slot of a doorbell page"
+    );
+    rig.on(Opcode::DestroyQp, handle.id.get())
+}
+
+const TOO_MUCH: [u32; 4] = [31, 32, 64, u32::MAX];
+
+fn sizes_out_of_range_are_refused(rig: &Rig) -> Outcome {
+    let pd = rig.create(Opcode::AllocPd, &Nothing {})?;
+    let cq = Rc::new(Cq::new(rig, 3)?);
+    let (good_cq, ..) = Cq::arguments(rig, 3)?;
+    let (good_qp, _memory) = Qp::arguments(rig, pd, &cq, &cq)?;
+    for log_size in TOO_MUCH {
+        let log_size = log_size.into();
+        let refused = [
+            Command::new(Opcode::CreateCq, &CreateCq { log_size, ..good_cq }),
+            Command::new(
+                Opcode::CreateQp,
+                &CreateQp {
+                    sq_log_size: log_size,
+                    ..good_qp
+                },
+            ),
+            Command::new(
+                Opcode::CreateQp,
+                &CreateQp {
+                    rq_log_size: log_size,
+                    ..good_qp
+                },
+            ),
+            Command::new(
+                Opcode::CreateQp,
+                &CreateQp {
+                    rq_log_stride: log_size,
+                    ..good_qp
+                },
+            ),
+            Command::new(
+                Opcode::ResizeCq,
+                &ResizeCq {
+                    ring: good_cq.ring,
+                    cq: cq.id.into(),
+                    log_size,
+                },
+            ),
+            Command::new(
+                Opcode::CreateEq,
+                &CreateEq {
+                    ring: good_cq.ring,
+                    record: good_cq.record,
+                    log_size,
+                    vector: 0.into(),
+                },
+            ),
+        ];
+        for command in refused {
+            rig.refuses(command, Status::InvalidArgument)?;
+        }
+    }
+    let vector = CreateEq {
+        ring: good_cq.ring,
+        record: good_cq.record,
+        log_size: 3.into(),
+        vector: rig.bus.read32(VECTORS).into(),
+    };
+    rig.refuses(Command::new(Opcode::CreateEq, &vector), Status::InvalidArgument)?;
+    rig.lives()
+}
+
+fn rings_and_records_out_of_reach_fail_their_command(rig: &Rig) -> Outcome {
+    let pd = rig.create(Opcode::AllocPd, &Nothing {})?;
+    let cq = Rc::new(Cq::new(rig, 3)?);
+    let (good, ..) = Cq::arguments(rig, 3)?;
+    let (ring, record) = (good.ring.get(), good.record.get());
+    for (ring, record) in [
+        (NOWHERE, record),
+        (ring, NOWHERE),
+        (ring + 8, record),
+        (ring, record + 4),
+    ] {
+        let arguments = CreateCq {
+            ring: ring.into(),
+            record: record.into(),
+            ..good
+        };
+        rig.refuses(Command::new(Opcode::CreateCq, &arguments), Status::DmaFault)?;
+    }
+    let (good, _memory) = Qp::arguments(rig, pd, &cq, &cq)?;
+    let nowhere = NOWHERE.into();
+    for arguments in [
+        CreateQp {
+            sq_ring: nowhere,
+            ..good
+        },
+        CreateQp {
+            rq_ring: nowhere,
+            ..good
+        },
+        CreateQp {
+            record: nowhere,
+            ..good
+        },
+    ] {
+        rig.refuses(Command::new(Opcode::CreateQp, &arguments), Status::DmaFault)?;
+    }
+    // Nothing of it stuck.
+    rig.on(Opcode::DestroyCq, cq.id)?;
+    rig.on(Opcode::FreePd, pd)?;
+    rig.lives()
+}
+
+fn queue_pairs_change_state_as_they_should(rig: &Rig) -> Outcome {
+    use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
+    let cq = Rc::new(Cq::new(rig, 3)?);
+    let pd = rig.create(Opcode::AllocPd, &Nothing {})?;
+    let qp = Qp::new(rig, pd, &cq, &cq)?;
+    qp.is_in(rig, Reset)?;
+    for (state, refused) in [
+        (Init, &[Rtr, Rts, Sqd][..]),
+        (Rtr, &[Rts, Sqd]),
+        (Rts, &[Init, Sqd]),
+        (Sqd, &[Init, Rtr]),
+    ] {
+        for wrong in refused {
+            rig.refuses(qp.change(*wrong), Status::WrongState)?;
+        }
+        qp.modify(rig, state)?;
+        qp.is_in(rig, state)?;
+        if state == Rts {
+            // From here it is known how to close; this one starts over.
+            break;
+        }
+    }
+    for state in [Err, Reset, Init, Err, Reset] {
+        qp.modify(rig, state)?;
+        qp.is_in(rig, state)?;
+    }
+    qp.ready(rig)?;
+    rig.on(Opcode::DestroyQp, qp.id)?;
+    rig.refuses_on(Opcode::QueryQp, qp.id, Status::InvalidHandle)
+}
+
+fn attributes_out_of_range_are_refused(rig: &Rig) -> Outcome {
+    let end = End::new(rig)?;
+    let change = ModifyQp {
+        qp: end.qp.id.into(),
+        ..ModifyQp::default()
+    };
+    for arguments in [
+        ModifyQp {
+            mask: modify::IRD.into(),
+            ird: (rig.attributes.max_ird.get() + 1).into(),
+            ..change
+        },
+        ModifyQp {
+            mask: modify::ORD.into(),
+            ord: (rig.attributes.max_ord.get() + 1).into(),
+            ..change
+        },
+        ModifyQp {
+            mask: modify::STATE.into(),
+            state: 77.into(),
+            ..change
+        },
+    ] {
+        rig.refuses(
+            Command::new(Opcode::ModifyQp, &arguments),
+            Status::InvalidArgument,
+        )?;
+    }
+    end.qp.is_in(rig, QpState::Rts)
+}
+
+fn doorbells_of_nonsense_are_ignored(rig: &Rig) -> Outcome {
+    let (near, far) = pair(rig)?;
+    for value in [
+        0,
+        u64::MAX,
+        1 << 56,
+        0x01ff_ffff_0000_0000,
+        0x0500_0001_ffff_ffff,
+        0xff00_0000_0000_0001,
+    ] {
+        for page in [0, rig.uar] {
+            for slot in [0, 8, (SLOTS - 1) * 8] {
+                rig.bus.doorbell(page, slot, value);
+            }
+        }
+    }
+    // And one too many does no harm.
+    near.qp.ring_sends(rig);
+    far.qp.ring_sends(rig);
+    rig.lives()?;
+    works(rig, &near, &far)
+}

@@ -1,0 +1,157 @@
+//! Streams from the function to its own addresses, and queue pairs at both ends of one.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use urnic_verbs_api::device::command::{Count, Nothing, Opcode};
+use urnic_verbs_api::device::event::EventKind;
+use urnic_verbs_api::device::stream::{Address, Attach, Connect, Endpoint, Listen, Listening, attach, ip_of};
+
+use crate::queues::{ALL_RIGHTS, Cq, Qp, Region};
+use crate::rig::{EventQueue, Rig};
+use crate::{Failure, Outcome, ensure};
+
+/// Bytes of each end's region.
+pub(crate) const REGION: usize = 256 << 10;
+
+/// The function's addresses.
+pub(crate) fn addresses(rig: &Rig) -> Outcome<Vec<Address>> {
+    const MOST: usize = 256;
+    let len = MOST * size_of::<Address>();
+    let output = rig.memory(len)?;
+    let count: Count = rig
+        .with_output(Opcode::QueryAddresses, &Nothing {}, output.iova(), len)?
+        .result();
+    let count = (count.count.get() as usize).min(MOST);
+    Ok((0..count)
+        .map(|index| output.load(index * size_of::<Address>()))
+        .collect())
+}
+
+/// One of the function's addresses, at any port.
+pub(crate) fn own(rig: &Rig) -> Outcome<SocketAddr> {
+    let addresses = addresses(rig)?;
+    let usable = |address: &&Address| address.scope.get() == 0;
+    let first = addresses.iter().find(usable);
+    first
+        .map(|address| SocketAddr::new(ip_of(&address.ip), 0))
+        .ok_or_else(|| Failure::NotHere("the function has no address".to_owned()))
+}
+
+pub(crate) fn listen(rig: &Rig, local: SocketAddr) -> Outcome<(u32, u16)> {
+    let arguments = Listen {
+        local: local.into(),
+        backlog: 8.into(),
+    };
+    let listening: Listening = rig.command(Opcode::StreamListen, &arguments)?.result();
+    Ok((listening.lid.get(), listening.port.get() as u16))
+}
+
+pub(crate) fn calling(remote: SocketAddr) -> Connect {
+    Connect {
+        remote: remote.into(),
+        local: Endpoint::default(),
+    }
+}
+
+/// A connected stream: the calling end, and the one that was called.
+pub(crate) fn stream(rig: &Rig) -> Outcome<(u32, u32)> {
+    let mut address = own(rig)?;
+    let (lid, port) = listen(rig, address)?;
+    address.set_port(port);
+    let caller = rig.create(Opcode::StreamConnect, &calling(address))?;
+    let connected = rig.event(EventKind::StreamConnected, caller)?;
+    ensure!(
+        connected.code.get() == 0,
+        "the function cannot call its own address {address}: errno {}",
+        connected.code.get()
+    );
+    let called = rig.event(EventKind::StreamAccepted, lid)?.data.get() as u32;
+    rig.on(Opcode::StreamUnlisten, lid)?;
+    Ok((caller, called))
+}
+
+/// Good arguments to attach a stream, with CRCs.
+pub(crate) fn attachment(sid: u32, qp: &Qp, initiator: bool) -> Attach {
+    let role = if initiator { attach::INITIATOR } else { 0 };
+    Attach {
+        sid: sid.into(),
+        qid: qp.id.into(),
+        flags: (attach::CRC | role).into(),
+        ord: 4.into(),
+        ird: 4.into(),
+        first_msn: 1.into(),
+        ..Attach::default()
+    }
+}
+
+/// A queue pair with all it needs.
+pub(crate) struct End {
+    pub(crate) pd: u32,
+    pub(crate) qp: Qp,
+    pub(crate) region: Region,
+}
+
+impl End {
+    /// Ready, and without a stream.
+    pub(crate) fn new(rig: &Rig) -> Outcome<End> {
+        let cq = || Cq::new(rig, 8).map(Rc::new);
+        End::with(rig, &cq()?, &cq()?)
+    }
+
+    /// The same, whose completion queues notify through this event queue.
+    pub(crate) fn noting(rig: &Rig, queue: &EventQueue) -> Outcome<End> {
+        let cq = || Cq::noting(rig, 8, queue.id).map(Rc::new);
+        End::with(rig, &cq()?, &cq()?)
+    }
+
+    pub(crate) fn with(rig: &Rig, send_cq: &Rc<Cq>, recv_cq: &Rc<Cq>) -> Outcome<End> {
+        let pd = rig.create(Opcode::AllocPd, &Nothing {})?;
+        let qp = Qp::new(rig, pd, send_cq, recv_cq)?;
+        let region = Region::new(rig, pd, REGION, ALL_RIGHTS)?;
+        qp.ready(rig)?;
+        Ok(End { pd, qp, region })
+    }
+}
+
+/// Two connected queue pairs of the device. The first may send at once, the second when it has received.
+pub(crate) fn pair(rig: &Rig) -> Outcome<(End, End)> {
+    let (near, far) = (End::new(rig)?, End::new(rig)?);
+    join(rig, &near.qp, &far.qp, 0)?;
+    Ok((near, far))
+}
+
+/// Connects two queue pairs, with further flags for both.
+pub(crate) fn join(rig: &Rig, near: &Qp, far: &Qp, flags: u32) -> Outcome {
+    let (caller, called) = stream(rig)?;
+    for (sid, qp, initiator) in [(called, far, false), (caller, near, true)] {
+        let mut arguments = attachment(sid, qp, initiator);
+        arguments.flags = (arguments.flags.get() | flags).into();
+        rig.command(Opcode::StreamAttach, &arguments)?;
+    }
+    Ok(())
+}
+
+/// A Send each way, received whole: the connection works.
+pub(crate) fn works(rig: &Rig, near: &End, far: &End) -> Outcome {
+    use urnic_verbs_api::vocabulary::WcStatus::Success;
+    for (round, (from, to)) in [(near, far), (far, near)].into_iter().enumerate() {
+        let text = format!("round {round} of a connection that works");
+        let len = text.len() as u32;
+        from.region.memory.write(0, text.as_bytes());
+        to.qp.receive(rig, 0xa0, &[to.region.sge(4096, 1024)]);
+        from.qp.send(rig, 0xa1, &[from.region.sge(0, len)]);
+        from.qp.send_cq.expect(rig, 0xa1, Success)?;
+        let cqe = to.qp.recv_cq.expect(rig, 0xa0, Success)?;
+        ensure!(
+            cqe.byte_len.get() == len,
+            "{len} bytes were sent, {} received",
+            cqe.byte_len.get()
+        );
+        ensure!(
+            to.region.memory.read(4096, text.len()) == text.as_bytes(),
+            "other bytes arrived than were sent"
+        );
+    }
+    Ok(())
+}

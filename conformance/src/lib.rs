@@ -1,0 +1,101 @@
+//! A test-suite of the device's programming interface (`docs/device.md`), for any device on any bus.
+//!
+//! Each check takes a device that was just reset and enabled, and drives it as a driver does: registers, command queue, rings, doorbells,
+//! streams from the function to its own addresses. It knows the device by [`urnic_verbs_api::device`] alone, and needs no verbs.
+
+mod checks;
+mod connection;
+mod memory;
+mod queues;
+mod rig;
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use urnic_driver_shim::bus::Bus;
+
+use rig::{Line, Rig};
+
+/// Why a check did not pass.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The device does not do as the datasheet says.
+    Failed(String),
+    /// It cannot be tried on this device.
+    NotHere(String),
+}
+
+pub(crate) type Outcome<T = ()> = Result<T, Failure>;
+
+/// Fails the check unless the condition holds.
+macro_rules! ensure {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            return Err($crate::Failure::Failed(format!($($message)+)));
+        }
+    };
+}
+pub(crate) use ensure;
+
+/// One thing that the datasheet promises.
+pub(crate) struct Check {
+    /// Chapter and promise.
+    name: &'static str,
+    run: fn(&Rig) -> Outcome,
+}
+
+/// How a run went.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Checks that passed.
+    pub passed: usize,
+    /// Checks that failed.
+    pub failed: usize,
+    /// Checks that this device gives no occasion for.
+    pub not_here: usize,
+}
+
+/// The names of all checks.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    checks::all().map(|check| check.name)
+}
+
+/// Runs the checks whose names contain `filter` on a device that nobody else uses, and writes a line about each.
+///
+/// # Errors
+/// Those of writing.
+pub fn run(bus: &Arc<dyn Bus>, filter: &str, out: &mut dyn Write) -> io::Result<Summary> {
+    let line = Line::on(&**bus);
+    let mut summary = Summary::default();
+    for check in checks::all().filter(|check| check.name.contains(filter)) {
+        let outcome = Rig::start(bus, &line).and_then(|rig| {
+            let outcome = (check.run)(&rig);
+            rig.stop().and(outcome)
+        });
+        match outcome {
+            Ok(()) => {
+                summary.passed += 1;
+                writeln!(out, "ok      {}", check.name)?;
+            }
+            Err(Failure::NotHere(reason)) => {
+                summary.not_here += 1;
+                writeln!(out, "-       {}: {reason}", check.name)?;
+            }
+            Err(Failure::Failed(reason)) => {
+                summary.failed += 1;
+                writeln!(out, "FAILED  {}: {reason}", check.name)?;
+            }
+        }
+        out.flush()?;
+    }
+    let Summary {
+        passed,
+        failed,
+        not_here,
+    } = summary;
+    writeln!(
+        out,
+        "\n{passed} passed, {failed} failed, {not_here} not applicable to this device"
+    )?;
+    Ok(summary)
+}

@@ -1,0 +1,84 @@
+//! Memory that the suite shares with the device.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+
+use urnic_driver_shim::bus::{Bus, QueueMemory};
+use zerocopy::FromBytes;
+
+use crate::{Failure, Outcome};
+
+/// Alignment and grain of what a bus allocates.
+const PAGE: usize = 4096;
+
+/// Some pages, given back when dropped: by then the device must not use them any more.
+pub(crate) struct Memory {
+    bus: Arc<dyn Bus>,
+    at: QueueMemory,
+    len: usize,
+}
+
+impl Memory {
+    /// At least so many zeroed bytes.
+    pub(crate) fn new(bus: &Arc<dyn Bus>, len: usize) -> Outcome<Memory> {
+        let len = len.max(1).next_multiple_of(PAGE);
+        let at = bus
+            .allocate(len)
+            .map_err(|errno| Failure::Failed(format!("no {len} bytes of memory for the device: {errno}")))?;
+        Ok(Memory {
+            bus: bus.clone(),
+            at,
+            len,
+        })
+    }
+
+    /// Where the device sees its first byte.
+    pub(crate) fn iova(&self) -> u64 {
+        self.at.iova
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The byte at an offset. Device and driver may access it at the same time.
+    fn byte(&self, at: usize) -> &AtomicU8 {
+        assert!(at < self.len, "a check looks beyond its memory");
+        // SAFETY: inside the allocation, which lives as long as `self` and to which nobody has other than atomic references.
+        unsafe { AtomicU8::from_ptr(self.at.ptr.as_ptr().add(at)) }
+    }
+
+    /// The aligned 32-bit word at an offset.
+    pub(crate) fn word(&self, at: usize) -> &AtomicU32 {
+        assert!(
+            at.is_multiple_of(4) && at + 4 <= self.len,
+            "a check looks beyond its memory"
+        );
+        // SAFETY: inside the allocation, which begins at a page, lives as long as `self`, and to which nobody has other than atomic references.
+        unsafe { AtomicU32::from_ptr(self.at.ptr.as_ptr().add(at).cast()) }
+    }
+
+    pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
+        for (index, byte) in bytes.iter().enumerate() {
+            self.byte(at + index).store(*byte, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        (at..at + len)
+            .map(|at| self.byte(at).load(Ordering::Relaxed))
+            .collect()
+    }
+
+    /// The structure at an offset.
+    pub(crate) fn load<T: FromBytes>(&self, at: usize) -> T {
+        T::read_from_bytes(&self.read(at, size_of::<T>())).expect("as many bytes as it has")
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated by this bus with this length, and freed only here.
+        unsafe { self.bus.free(self.at, self.len) };
+    }
+}

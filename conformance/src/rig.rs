@@ -1,0 +1,439 @@
+//! A driver in a few lines: what each check begins with.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use urnic_driver_shim::bus::{Bus, Signal};
+use urnic_verbs_api::device::command::{
+    COMMAND_LEN, COMPLETION_LEN, Command, Completion, CreateEq, DeviceAttributes, Handle, Nothing, Opcode,
+    Status,
+};
+use urnic_verbs_api::device::doorbell::{Doorbell, Kind};
+use urnic_verbs_api::device::event::{self, EVENT_LEN, Event, EventKind};
+use urnic_verbs_api::device::{INTERFACE_VERSION, registers};
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::memory::Memory;
+use crate::{Outcome, ensure};
+
+/// Longest wait for what must come. Generous: the device, or this machine, may be emulated.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// log2 of the entries of the command queue.
+pub(crate) const LOG_COMMANDS: u32 = 4;
+/// log2 of the entries of the two event queues.
+const LOG_EVENTS: u32 = 6;
+/// An aligned address from which on the first 64 bytes end beyond all memory: no device reaches it.
+pub(crate) const NOWHERE: u64 = u64::MAX - 63;
+/// Offset of the phase word in a completion of a command.
+pub(crate) const PHASE: usize = std::mem::offset_of!(Completion, phase);
+
+/// The vectors that a device raised.
+pub(crate) struct Line {
+    raised: Mutex<Vec<u32>>,
+    lost: AtomicBool,
+}
+
+impl Line {
+    /// Takes the signals of a bus; to be called once for each.
+    pub(crate) fn on(bus: &dyn Bus) -> Arc<Line> {
+        let line = Arc::new(Line {
+            raised: Mutex::default(),
+            lost: AtomicBool::new(false),
+        });
+        let told = line.clone();
+        bus.signals(Arc::new(move |signal| match signal {
+            Signal::Interrupt(vector) => told
+                .raised
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(vector),
+            Signal::Lost => told.lost.store(true, Ordering::Relaxed),
+        }));
+        line
+    }
+
+    /// Whether that vector was raised since the last time somebody asked for it.
+    pub(crate) fn take(&self, vector: u32) -> bool {
+        let mut raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = raised.len();
+        raised.retain(|v| *v != vector);
+        raised.len() < before
+    }
+}
+
+/// The command queue's memory.
+pub(crate) struct Commands {
+    pub(crate) ring: Rc<Memory>,
+    pub(crate) completions: Rc<Memory>,
+}
+
+/// The driver's side of an event queue.
+pub(crate) struct EventQueue {
+    pub(crate) id: u32,
+    ring: Rc<Memory>,
+    record: Rc<Memory>,
+    log_size: u32,
+    consumer: Cell<u32>,
+    /// Taken from the ring, and not asked for yet.
+    taken: RefCell<VecDeque<Event>>,
+}
+
+impl EventQueue {
+    /// The next event in the ring, if it is there; the device keeps the entry.
+    fn peek(&self) -> Option<Event> {
+        let at = self.consumer.get();
+        let slot = (at & ((1 << self.log_size) - 1)) as usize * EVENT_LEN;
+        let phase = !(at >> self.log_size) & 1;
+        let here = self.ring.word(slot + event::PHASE).load(Ordering::Acquire) & 1 == phase;
+        here.then(|| self.ring.load(slot))
+    }
+
+    /// The next event, if it is there.
+    pub(crate) fn next(&self) -> Option<Event> {
+        let event = self.peek()?;
+        self.consumer.set(self.consumer.get().wrapping_add(1));
+        self.record.word(0).store(self.consumer.get(), Ordering::Release);
+        Some(event)
+    }
+
+    /// Events in the ring that were not taken, at most as many as it holds.
+    pub(crate) fn in_ring(&self) -> usize {
+        let begin = self.consumer.get();
+        let there = (0..1u32 << self.log_size).take_while(|_| {
+            let some = self.peek().is_some();
+            self.consumer.set(self.consumer.get().wrapping_add(1));
+            some
+        });
+        let count = there.count();
+        self.consumer.set(begin);
+        count
+    }
+
+    fn find(&self, kind: EventKind, object: u32) -> Option<Event> {
+        let mut taken = self.taken.borrow_mut();
+        taken.extend(std::iter::from_fn(|| self.next()));
+        let at = taken
+            .iter()
+            .position(|e| e.kind == kind as u8 && e.object.get() == object)?;
+        taken.remove(at)
+    }
+}
+
+/// A device that was reset and enabled, and what every driver makes first.
+pub(crate) struct Rig {
+    pub(crate) bus: Arc<dyn Bus>,
+    pub(crate) line: Arc<Line>,
+    pub(crate) commands: Commands,
+    producer: Cell<u32>,
+    /// All memory of this check, until the device was reset.
+    kept: RefCell<Vec<Rc<Memory>>>,
+    /// Event queue 0, on vector 0.
+    pub(crate) events: EventQueue,
+    /// For completion notifications, on vector 1, or 0 if there is no other.
+    pub(crate) notices: EventQueue,
+    pub(crate) uar: u32,
+    pub(crate) attributes: DeviceAttributes,
+}
+
+impl Rig {
+    /// Resets and enables the device, and makes two event queues and a doorbell page.
+    pub(crate) fn start(bus: &Arc<dyn Bus>, line: &Arc<Line>) -> Outcome<Rig> {
+        let version = bus.read32(registers::VERSION);
+        ensure!(
+            bus.read32(registers::MAGIC) == registers::MAGIC_VALUE
+                && version >> 16 == INTERFACE_VERSION >> 16,
+            "this is no device of interface {}: magic {:#x}, version {version:#x}",
+            INTERFACE_VERSION >> 16,
+            bus.read32(registers::MAGIC)
+        );
+        reset(&**bus)?;
+        line.raised.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let memory = |len| Memory::new(bus, len).map(Rc::new);
+        let commands = Commands {
+            ring: memory(COMMAND_LEN << LOG_COMMANDS)?,
+            completions: memory(COMPLETION_LEN << LOG_COMMANDS)?,
+        };
+        let queue = || -> Outcome<EventQueue> {
+            Ok(EventQueue {
+                id: 0,
+                ring: memory(EVENT_LEN << LOG_EVENTS)?,
+                record: memory(64)?,
+                log_size: LOG_EVENTS,
+                consumer: Cell::new(0),
+                taken: RefCell::default(),
+            })
+        };
+        let mut rig = Rig {
+            bus: bus.clone(),
+            line: line.clone(),
+            events: queue()?,
+            notices: queue()?,
+            commands,
+            producer: Cell::new(0),
+            kept: RefCell::default(),
+            uar: 0,
+            attributes: DeviceAttributes::default(),
+        };
+        rig.enable()?;
+        let vectors = bus.read32(registers::VECTORS);
+        let id = rig.enter(&rig.events, 0)?;
+        ensure!(id == 0, "the first event queue is number {id}, not 0");
+        rig.notices.id = rig.enter(&rig.notices, u32::from(vectors > 1))?;
+        rig.uar = rig.create(Opcode::AllocUar, &Nothing {})?;
+        let output = rig.memory(size_of::<DeviceAttributes>())?;
+        rig.with_output(
+            Opcode::QueryDevice,
+            &Nothing {},
+            output.iova(),
+            size_of::<DeviceAttributes>(),
+        )?;
+        rig.attributes = output.load(0);
+        bus.features(rig.attributes.features.get());
+        Ok(rig)
+    }
+
+    /// Resets the device, so that it lets go of the check's memory.
+    pub(crate) fn stop(self) -> Outcome {
+        reset(&*self.bus)
+    }
+
+    /// Gives the device the command queue, and enables it.
+    pub(crate) fn enable(&self) -> Outcome {
+        self.point_at(self.commands.ring.iova(), self.commands.completions.iova());
+        self.producer.set(0);
+        self.bus
+            .write32(registers::CONTROL, registers::Control::ENABLE.bits());
+        self.wait("the device to become ready", || {
+            (self.bus.read32(registers::STATUS) == registers::Status::READY.bits()).then_some(())
+        })
+    }
+
+    /// Writes the command queue's registers.
+    pub(crate) fn point_at(&self, ring: u64, completions: u64) {
+        self.bus.write32(registers::CMD_LOG_SIZE, LOG_COMMANDS);
+        self.bus.write64(registers::CMD_BASE, ring);
+        self.bus.write64(registers::CMD_COMPLETION_BASE, completions);
+        for memory in [&self.commands.ring, &self.commands.completions] {
+            memory.write(0, &vec![0; memory.len()]);
+        }
+    }
+
+    fn enter(&self, queue: &EventQueue, vector: u32) -> Outcome<u32> {
+        self.create(Opcode::CreateEq, &arguments(queue, vector))
+    }
+
+    /// A further event queue of so many entries.
+    pub(crate) fn event_queue(&self, log_size: u32, vector: u32) -> Outcome<EventQueue> {
+        let mut queue = EventQueue {
+            id: 0,
+            ring: self.memory(EVENT_LEN << log_size)?,
+            record: self.memory(64)?,
+            log_size,
+            consumer: Cell::new(0),
+            taken: RefCell::default(),
+        };
+        queue.id = self.enter(&queue, vector)?;
+        Ok(queue)
+    }
+
+    /// Memory that stays until the check is over and the device reset.
+    pub(crate) fn memory(&self, len: usize) -> Outcome<Rc<Memory>> {
+        let memory = Rc::new(Memory::new(&self.bus, len)?);
+        self.kept.borrow_mut().push(memory.clone());
+        Ok(memory)
+    }
+
+    /// Looks until `look` sees something, and lets a device in this process work meanwhile.
+    pub(crate) fn wait<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> Outcome<T> {
+        const BUSY_LOOKS: u32 = 1000;
+        let start = Instant::now();
+        for looks in 0.. {
+            if let Some(seen) = look() {
+                return Ok(seen);
+            }
+            ensure!(
+                !self.line.lost.load(Ordering::Relaxed),
+                "the device is lost, waiting for {what}"
+            );
+            ensure!(start.elapsed() < PATIENCE, "waited in vain for {what}");
+            self.bus.progress();
+            if looks > BUSY_LOOKS {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+        unreachable!("the loop ends by itself")
+    }
+
+    /// Puts a command into the ring without telling the device; the slot it got.
+    pub(crate) fn put(&self, mut command: Command) -> u32 {
+        let at = self.producer.get();
+        command.tag = (at as u16).into();
+        let slot = (at & ((1 << LOG_COMMANDS) - 1)) as usize;
+        self.commands.ring.write(slot * COMMAND_LEN, command.as_bytes());
+        self.producer.set(at.wrapping_add(1));
+        at
+    }
+
+    /// Rings for all commands in the ring.
+    pub(crate) fn ring_commands(&self) {
+        self.bus.write32(registers::CMD_DOORBELL, self.producer.get());
+    }
+
+    /// The completion of the command that was put at `at`.
+    pub(crate) fn completion(&self, at: u32) -> Outcome<Completion> {
+        // Completions come in any order: it is the one with the tag, in a slot of this lap.
+        let phase = !(at >> LOG_COMMANDS) & 1;
+        self.wait("a command's completion", || {
+            (0..1usize << LOG_COMMANDS).find_map(|slot| {
+                let begin = slot * COMPLETION_LEN;
+                let seen = self
+                    .commands
+                    .completions
+                    .word(begin + PHASE)
+                    .load(Ordering::Acquire)
+                    & 1
+                    == phase;
+                let completion: Completion = self.commands.completions.load(begin);
+                (seen && completion.tag.get() == at as u16).then_some(completion)
+            })
+        })
+    }
+
+    /// Runs a command, however it ends.
+    pub(crate) fn execute(&self, command: Command) -> Outcome<Completion> {
+        let at = self.put(command);
+        self.ring_commands();
+        self.completion(at)
+    }
+
+    /// Runs a command that must succeed.
+    pub(crate) fn run(&self, command: Command) -> Outcome<Completion> {
+        let completion = self.execute(command)?;
+        let status = completion.status.get();
+        ensure!(
+            status == Status::Ok as u16,
+            "{} ended with {}",
+            opcode_name(&command),
+            status_name(status)
+        );
+        Ok(completion)
+    }
+
+    /// Runs a command that must be refused with this status.
+    pub(crate) fn refuses(&self, command: Command, expected: Status) -> Outcome {
+        let status = self.execute(command)?.status.get();
+        ensure!(
+            status == expected as u16,
+            "{} ended with {}, not {expected:?}",
+            opcode_name(&command),
+            status_name(status)
+        );
+        Ok(())
+    }
+
+    /// Runs a command without buffers that must succeed.
+    pub(crate) fn command<T: IntoBytes + Immutable>(
+        &self,
+        opcode: Opcode,
+        arguments: &T,
+    ) -> Outcome<Completion> {
+        self.run(Command::new(opcode, arguments))
+    }
+
+    /// Runs a command that must succeed and fills an output buffer.
+    pub(crate) fn with_output<T: IntoBytes + Immutable>(
+        &self,
+        opcode: Opcode,
+        arguments: &T,
+        output: u64,
+        len: usize,
+    ) -> Outcome<Completion> {
+        let mut command = Command::new(opcode, arguments);
+        command.output = output.into();
+        command.output_len = (len as u32).into();
+        self.run(command)
+    }
+
+    /// A command that must succeed and answers with a number.
+    pub(crate) fn create<T: IntoBytes + Immutable>(&self, opcode: Opcode, arguments: &T) -> Outcome<u32> {
+        Ok(self.command(opcode, arguments)?.result::<Handle>().id.get())
+    }
+
+    /// A command on one object that must succeed.
+    pub(crate) fn on(&self, opcode: Opcode, id: u32) -> Outcome {
+        self.command(opcode, &Handle { id: id.into() }).map(drop)
+    }
+
+    /// A command on one object that must be refused.
+    pub(crate) fn refuses_on(&self, opcode: Opcode, id: u32, expected: Status) -> Outcome {
+        self.refuses(Command::new(opcode, &Handle { id: id.into() }), expected)
+    }
+
+    /// The device still executes commands.
+    pub(crate) fn lives(&self) -> Outcome {
+        let pd = self.create(Opcode::AllocPd, &Nothing {})?;
+        self.on(Opcode::FreePd, pd)?;
+        let status = self.bus.read32(registers::STATUS);
+        ensure!(
+            status == registers::Status::READY.bits(),
+            "the device's status is {status:#x}"
+        );
+        Ok(())
+    }
+
+    /// Waits for an asynchronous event of that kind about that object; others stay for whoever asks for them.
+    pub(crate) fn event(&self, kind: EventKind, object: u32) -> Outcome<Event> {
+        self.wait(&format!("the event {kind:?} of {object:#x}"), || {
+            self.events.find(kind, object)
+        })
+    }
+
+    /// Whether such an event is there.
+    pub(crate) fn has_event(&self, kind: EventKind, object: u32) -> bool {
+        self.events.find(kind, object).is_some()
+    }
+
+    /// Rings a doorbell in a slot of the check's own page.
+    pub(crate) fn ring(&self, kind: Kind, queue: u32, slot: u32, index: u32) {
+        self.bus
+            .doorbell(self.uar, slot, Doorbell { kind, queue, index }.encode());
+    }
+}
+
+fn arguments(queue: &EventQueue, vector: u32) -> CreateEq {
+    CreateEq {
+        ring: queue.ring.iova().into(),
+        record: queue.record.iova().into(),
+        log_size: queue.log_size.into(),
+        vector: vector.into(),
+    }
+}
+
+/// Function reset: the device lets go of all memory.
+pub(crate) fn reset(bus: &dyn Bus) -> Outcome {
+    bus.write32(registers::CONTROL, registers::Control::RESET.bits());
+    let start = Instant::now();
+    while bus.read32(registers::CONTROL) & registers::Control::RESET.bits() != 0 {
+        ensure!(start.elapsed() < PATIENCE, "the device does not finish its reset");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    Ok(())
+}
+
+pub(crate) fn opcode_name(command: &Command) -> String {
+    let raw = command.opcode.get();
+    Opcode::from_raw(raw).map_or_else(|| format!("command {raw:#x}"), |opcode| format!("{opcode:?}"))
+}
+
+pub(crate) fn status_name(raw: u16) -> String {
+    Status::from_raw(raw).map_or_else(|| format!("status {raw:#x}"), |status| format!("{status:?}"))
+}
+
+/// Where a queue's producer index or the like stands in its record.
+pub(crate) fn load(word: &AtomicU32) -> u32 {
+    word.load(Ordering::Acquire)
+}
