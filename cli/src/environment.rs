@@ -25,7 +25,7 @@ impl Environment {
     /// Finds the plug-in and checks the options, so that mistakes show here and not in the middle of a program.
     pub(crate) fn new(options: &Options) -> Result<Self, Failure> {
         let mut variables = options.variables()?;
-        let config = Config::from_vars(overlaid(env::vars_os(), &variables)).map_err(Failure::usage)?;
+        let config = configured(&variables)?;
         let plugin = find_plugin().map_err(Failure::runtime)?;
         variables.insert(
             "LD_PRELOAD".to_owned(),
@@ -48,7 +48,16 @@ impl Environment {
     }
 }
 
+fn configured(variables: &BTreeMap<String, OsString>) -> Result<Config, Failure> {
+    Config::from_vars(overlaid(env::vars_os(), variables)).map_err(Failure::usage)
+}
+
 impl Options {
+    /// The options in force, from all sources.
+    pub(crate) fn config(&self) -> Result<Config, Failure> {
+        configured(&self.variables()?)
+    }
+
     /// What the flags say, as variables. `--set` becomes the option's own variable, which wins over URNIC_SET and the file.
     fn variables(&self) -> Result<BTreeMap<String, OsString>, Failure> {
         let mut variables = BTreeMap::new();

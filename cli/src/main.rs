@@ -1,5 +1,6 @@
 //! `urnic`: runs programs with the RNIC present, and says what is wrong when it is not.
 
+mod conformance;
 mod doctor;
 mod environment;
 mod info;
@@ -61,6 +62,20 @@ enum Command {
         /// The device is present already: this process was started for that
         #[arg(long, hide = true)]
         inside: bool,
+    },
+    /// Test the device against its datasheet, docs/device.md: a line about each check
+    ///
+    /// Drives the device's registers, queues and doorbells itself, without libibverbs. Nobody else may use the device meanwhile: it is reset
+    /// before each check. Its streams go from the function to its own addresses.
+    Conformance {
+        #[command(flatten)]
+        options: Options,
+        /// List the checks, and run none
+        #[arg(long)]
+        list: bool,
+        /// Run only the checks whose names contain this
+        #[arg(value_name = "PART", default_value = "", hide_default_value = true)]
+        part: String,
     },
     /// Show live counters of the processes of this user that have the device open
     ///
@@ -173,6 +188,8 @@ fn main() -> ExitCode {
             options,
             inside: false,
         } => Environment::new(&options).and_then(|env| info::reexecute(&env)),
+        Command::Conformance { list: true, part, .. } => conformance::list(&part),
+        Command::Conformance { options, part, .. } => conformance::run(&options, &part),
         Command::Stat { look } => stat::show(&look),
     };
     match outcome {

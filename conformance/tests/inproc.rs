@@ -1,15 +1,124 @@
-//! The device in this process conforms to its own datasheet.
+//! The device in this process conforms to its datasheet; one that does not is found out.
 
-use urnic_driver_shim::bus;
-use urnic_driver_shim::config::Device;
+use std::sync::Arc;
+
+use urnic_conformance::Summary;
+use urnic_driver_shim::bus::{self, Bus, Mapping, QueueMemory, SignalHandler};
+use urnic_driver_shim::config::Config;
 use urnic_driver_shim::presence::GidTable;
+use urnic_verbs_api::device::registers;
+
+fn inproc() -> Arc<dyn Bus> {
+    bus::open(&Config::default(), &GidTable::of_host()).expect("a device")
+}
+
+fn run(bus: &Arc<dyn Bus>, part: &str) -> (Summary, String) {
+    let mut out = Vec::new();
+    let summary = urnic_conformance::run(bus, part, &mut out).expect("memory takes what is written");
+    (summary, String::from_utf8_lossy(&out).into_owned())
+}
 
 #[test]
 fn the_device_in_this_process_conforms() {
-    let bus = bus::open(&Device::Inproc, &GidTable::of_host()).expect("a device");
-    let mut out = Vec::new();
-    let summary = urnic_conformance::run(&bus, "", &mut out).expect("memory takes what is written");
-    let out = String::from_utf8_lossy(&out);
+    let (summary, out) = run(&inproc(), "");
     assert_eq!((summary.failed, summary.not_here), (0, 0), "{out}");
+    assert!(summary.passed > 70, "{out}");
     assert_eq!(summary.passed, urnic_conformance::names().count(), "{out}");
+}
+
+/// A device one of whose registers is wrong.
+struct Wrong {
+    inner: Arc<dyn Bus>,
+    register: u32,
+    xor: u32,
+}
+
+impl Bus for Wrong {
+    fn read32(&self, offset: u32) -> u32 {
+        let value = self.inner.read32(offset);
+        if offset == self.register {
+            value ^ self.xor
+        } else {
+            value
+        }
+    }
+
+    fn write32(&self, offset: u32, value: u32) {
+        self.inner.write32(offset, value);
+    }
+
+    fn doorbell(&self, uar: u32, offset: u32, value: u64) {
+        self.inner.doorbell(uar, offset, value);
+    }
+
+    fn progress(&self) {
+        self.inner.progress();
+    }
+
+    fn has_gathered(&self) -> bool {
+        self.inner.has_gathered()
+    }
+
+    fn allocate(&self, len: usize) -> Result<QueueMemory, rustix::io::Errno> {
+        self.inner.allocate(len)
+    }
+
+    unsafe fn free(&self, memory: QueueMemory, len: usize) {
+        // SAFETY: as the caller promises.
+        unsafe { self.inner.free(memory, len) };
+    }
+
+    fn map(&self, ptr: *mut u8, len: usize, write: bool) -> Result<Mapping, rustix::io::Errno> {
+        self.inner.map(ptr, len, write)
+    }
+
+    fn unmap(&self, mapping: &Mapping, len: usize) {
+        self.inner.unmap(mapping, len);
+    }
+
+    fn signals(&self, handler: SignalHandler) {
+        self.inner.signals(handler);
+    }
+
+    fn memory(&self) -> &'static str {
+        self.inner.memory()
+    }
+
+    fn shutdown(&self) {
+        self.inner.shutdown();
+    }
+
+    fn abandon_in_child(&self) {
+        self.inner.abandon_in_child();
+    }
+}
+
+#[test]
+fn a_device_that_does_not_is_found_out() {
+    for (register, xor, failing) in [
+        (0x100, 1, &["what_is_not_listed_reads_zero"][..]),
+        (
+            registers::CMD_VECTOR,
+            4,
+            &["registers_hold_what_is_written", "reset_returns_the_registers"],
+        ),
+    ] {
+        let inner = inproc();
+        let bus: Arc<dyn Bus> = Arc::new(Wrong { inner, register, xor });
+        let (summary, out) = run(&bus, "registers::");
+        assert_eq!(summary.failed, failing.len(), "{out}");
+        for name in failing {
+            let line = out.lines().find(|line| line.contains(name)).unwrap_or_default();
+            assert!(line.starts_with("FAILED"), "{out}");
+        }
+    }
+    // What is no such device passes nothing.
+    let inner = inproc();
+    let bus: Arc<dyn Bus> = Arc::new(Wrong {
+        inner,
+        register: registers::MAGIC,
+        xor: 1,
+    });
+    let (summary, out) = run(&bus, "");
+    assert_eq!(summary.passed, 0, "{out}");
 }
