@@ -6,6 +6,7 @@ mod environment;
 mod info;
 mod program;
 mod selftest;
+mod serve;
 mod stat;
 mod verbs;
 
@@ -15,7 +16,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use urnic_driver_shim::config::{Config, OPTIONS};
 
 use environment::Environment;
@@ -49,6 +50,15 @@ enum Command {
     Env {
         #[command(flatten)]
         options: Options,
+    },
+    /// Be the RNIC as a PCI function of other processes, over vfio-user
+    ///
+    /// A client is a program with --device vfio-user:PATH, or a guest: QEMU from 10.1 on, with memory that can be shared
+    /// (-object memory-backend-memfd,share=on) and -device '{"driver":"vfio-user-pci","socket":{"type":"unix","path":"PATH"}}'. A client that goes away
+    /// takes its function along; SIGINT or SIGTERM ends the server.
+    Serve {
+        #[command(flatten)]
+        offer: serve::Offer,
     },
     /// Say what is missing or wrong here, and the one command that mends each
     Doctor {
@@ -177,11 +187,17 @@ impl Failure {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
+    let matches = Cli::command().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let outcome = match cli.command {
         Command::Run { options, command } => {
             Environment::new(&options).and_then(|env| program::run(&env, &command))
         }
         Command::Env { options } => Environment::new(&options).and_then(|env| print(&env.exports())),
+        Command::Serve { offer } => match matches.subcommand_matches("serve") {
+            Some(matches) => serve::serve(&offer, matches),
+            None => unreachable!("the subcommand is `serve`"),
+        },
         Command::Doctor { options } => doctor::examine(&options),
         Command::Info { inside: true, .. } => info::describe().and_then(|text| print(&text)),
         Command::Info {
@@ -212,7 +228,6 @@ fn print(text: &str) -> Result<ExitCode, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -23,6 +23,7 @@ mod qp;
 pub mod queues;
 pub mod rdmap;
 mod runtime;
+pub mod serve;
 mod shard;
 pub mod stream;
 mod sys;

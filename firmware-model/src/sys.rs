@@ -3,6 +3,7 @@
 
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno;
+use rustix::process::Pid;
 
 fn last_errno() -> Errno {
     // SAFETY: libc hands out the calling thread's errno.
@@ -50,13 +51,66 @@ pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
     }
 }
 
+/// Copies bytes out of another process, as many as are there from `address` on.
+pub(crate) fn process_vm_read(process: Pid, address: u64, into: &mut [u8]) -> Result<usize, Errno> {
+    process_vm(
+        libc::SYS_process_vm_readv,
+        process,
+        address,
+        into.as_mut_ptr(),
+        into.len(),
+    )
+}
+
+/// Copies bytes into another process, as many as have room from `address` on.
+pub(crate) fn process_vm_write(process: Pid, address: u64, from: &[u8]) -> Result<usize, Errno> {
+    process_vm(
+        libc::SYS_process_vm_writev,
+        process,
+        address,
+        from.as_ptr().cast_mut(),
+        from.len(),
+    )
+}
+
+/// `here` is only read by a call that writes there.
+fn process_vm(
+    call: libc::c_long,
+    process: Pid,
+    there: u64,
+    here: *mut u8,
+    len: usize,
+) -> Result<usize, Errno> {
+    let local = libc::iovec {
+        iov_base: here.cast(),
+        iov_len: len,
+    };
+    let remote = libc::iovec {
+        iov_base: std::ptr::without_provenance_mut(there as usize),
+        iov_len: len,
+    };
+    // SAFETY: `here` is a live slice of `len` bytes, writable if this call writes to it; what is `there` is checked by the kernel.
+    let done = unsafe {
+        libc::syscall(
+            call,
+            process.as_raw_nonzero().get(),
+            &raw const local,
+            1usize,
+            &raw const remote,
+            1usize,
+            0usize,
+        )
+    };
+    usize::try_from(done).map_err(|_| last_errno())
+}
+
 /// A signal mask as the kernel knows it: bit n − 1 stands for signal n.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SignalMask(u64);
 
 impl SignalMask {
-    /// Every signal.
-    pub(crate) const ALL: SignalMask = SignalMask(u64::MAX);
+    /// Every signal but those of faults, which cannot wait: the kernel ends a process that blocks them.
+    pub(crate) const ALL: SignalMask = SignalMask(!(1 << (libc::SIGSEGV - 1) | 1 << (libc::SIGBUS - 1)));
 
     /// Makes this the calling thread's mask and returns the old one.
     pub(crate) fn exchange(self) -> SignalMask {

@@ -131,6 +131,13 @@ impl Device {
         self.core.memory.revoke_over(iova, len);
     }
 
+    /// The device stops with one of the codes of [`fatal`](urnic_verbs_api::device::registers::fatal): all objects are destroyed, and
+    /// nothing works until a reset. Raises vector 0; there may be no event queue left that could tell.
+    pub fn fail(&self, code: u32) {
+        registers::fail(&self.core, code);
+        self.core.interrupt(0);
+    }
+
     /// Function reset, as by [`Control::RESET`](urnic_verbs_api::device::registers::Control::RESET).
     pub fn reset(&self) {
         self.bar0_write(CONTROL, Control::RESET.bits());

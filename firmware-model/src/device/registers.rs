@@ -132,6 +132,14 @@ pub(super) fn write(core: &Core, offset: u32, value: u32) {
     }
 }
 
+/// Destroys all objects and stops until a reset.
+pub(super) fn fail(core: &Core, code: u32) {
+    let mut registers = core.registers();
+    command::reset(core);
+    *registers = Registers::default();
+    registers.stop(code);
+}
+
 fn control(core: &Core, value: Control) {
     let mut registers = core.registers();
     if value.contains(Control::RESET) {

@@ -1,0 +1,362 @@
+//! `urnic serve`: the RNIC as a PCI function of other processes, over vfio-user.
+
+use std::net::IpAddr;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::ArgMatches;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use urnic_driver_shim::presence::{Gid, GidTable};
+use urnic_firmware_model::serve::{Endpoint, Server};
+use urnic_firmware_model::{DeviceAddress, ModelConfig, Prefix, Reach};
+
+use crate::{Failure, print};
+
+/// What to serve, and to whom.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Offer {
+    /// Listen at this unix socket; each connection is a function of its own. May be given more than once
+    #[arg(long, value_name = "PATH", required = true)]
+    socket: Vec<PathBuf>,
+    /// An address of the functions: ADDR, ADDR/LEN or `host`. May be given more than once
+    ///
+    /// It belongs to the --socket before it, or, given before the first, to all. Functions call from and listen on their own addresses only. `host`
+    /// stands for all addresses of this host and no confinement: for programs of your own, never for a guest. Without any, a function has no
+    /// address and reaches nobody: whatever listens on an address that a guest is given is within that guest's reach.
+    #[arg(long, value_name = "ADDR[/LEN]", value_parser = Given::parse)]
+    addr: Vec<Given>,
+    /// Functions may call these addresses although they are this host's own. May be given more than once
+    #[arg(long, value_name = "PREFIX", value_parser = prefix)]
+    allow: Vec<Prefix>,
+    /// Connections at a time to each socket
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    clients: u16,
+    /// Permissions of the socket files
+    #[arg(long, value_name = "OCTAL", default_value = "600", value_parser = mode)]
+    mode: u32,
+    /// What to log on standard error: off, error, warn, info, debug, trace, or a filter
+    #[arg(long, value_name = "FILTER", env = "URNIC_LOG", default_value = "warn")]
+    log: String,
+}
+
+/// An address as it was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Given {
+    /// All of this host.
+    Host,
+    /// One, with its network's prefix length and its interface if they were said.
+    One {
+        ip: IpAddr,
+        len: Option<u32>,
+        netdev: Option<String>,
+    },
+}
+
+fn width(ip: IpAddr) -> u32 {
+    if ip.is_ipv4() { 32 } else { 128 }
+}
+
+/// `ADDR` or `ADDR/LEN`.
+fn address_and_len(text: &str) -> Result<(IpAddr, Option<u32>), String> {
+    let (address, len) = match text.split_once('/') {
+        Some((address, len)) => (address, Some(len)),
+        None => (text, None),
+    };
+    let ip: IpAddr = address
+        .parse()
+        .map_err(|_| format!("{address} is no IP address"))?;
+    let len = len.map(|len| {
+        let number = len.parse().ok().filter(|len| *len <= width(ip));
+        number.ok_or_else(|| format!("/{len}: a prefix has 0 to {} bits", width(ip)))
+    });
+    Ok((ip, len.transpose()?))
+}
+
+fn prefix(text: &str) -> Result<Prefix, String> {
+    let (ip, len) = address_and_len(text)?;
+    Ok(Prefix {
+        ip,
+        len: len.unwrap_or(width(ip)),
+    })
+}
+
+fn mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+    mode.ok_or_else(|| "not an octal number up to 777".to_owned())
+}
+
+impl Given {
+    fn parse(text: &str) -> Result<Given, String> {
+        if text == "host" {
+            return Ok(Given::Host);
+        }
+        // The interface of a link-local address stands before the length.
+        let (address, len) = text.split_once('/').map_or((text, None), |(a, l)| (a, Some(l)));
+        let (address, netdev) = match address.split_once('%') {
+            Some((address, netdev)) => (address, Some(netdev.to_owned())),
+            None => (address, None),
+        };
+        let (ip, len) = address_and_len(&len.map_or(address.to_owned(), |len| format!("{address}/{len}")))?;
+        if ip.is_unspecified() || ip.is_multicast() {
+            return Err(format!("{ip} is no address of a device"));
+        }
+        Ok(Given::One { ip, len, netdev })
+    }
+
+    fn resolve(&self, host: &[Gid]) -> Result<Vec<DeviceAddress>, Failure> {
+        let of_gid = |gid: &Gid, len: Option<u32>| DeviceAddress {
+            ip: gid.ip,
+            scope: gid.scope(),
+            prefix_len: len.unwrap_or(gid.prefix_len.into()),
+        };
+        let (ip, len, netdev) = match self {
+            Given::Host => return Ok(host.iter().map(|gid| of_gid(gid, None)).collect()),
+            Given::One { ip, len, netdev } => (*ip, *len, netdev),
+        };
+        let fits = |gid: &&Gid| gid.ip == ip && netdev.as_ref().is_none_or(|netdev| *netdev == gid.netdev);
+        if let Some(gid) = host.iter().find(fits) {
+            return Ok(vec![of_gid(gid, len)]);
+        }
+        // All of 127.0.0.0/8 is this host's, listed or not.
+        if ip.is_ipv4() && ip.is_loopback() {
+            let prefix_len = len.unwrap_or(8);
+            return Ok(vec![DeviceAddress {
+                ip,
+                scope: 0,
+                prefix_len,
+            }]);
+        }
+        let at = netdev
+            .as_deref()
+            .map_or(String::new(), |netdev| format!(" at {netdev}"));
+        Err(Failure::usage(format!(
+            "{ip} is no address of this host{at}: add it first (ip address add {ip}/{} dev …)",
+            len.unwrap_or(width(ip))
+        )))
+    }
+}
+
+/// The socket that each argument of `--addr` belongs to; `None` = to all.
+fn owners(matches: &ArgMatches) -> Vec<Option<usize>> {
+    let sockets: Vec<usize> = matches.indices_of("socket").into_iter().flatten().collect();
+    let addresses = matches.indices_of("addr").into_iter().flatten();
+    addresses
+        .map(|at| sockets.iter().rposition(|socket| *socket < at))
+        .collect()
+}
+
+impl Offer {
+    fn endpoint(
+        &self,
+        number: usize,
+        owners: &[Option<usize>],
+        host: &[Gid],
+    ) -> Result<(Endpoint, String), Failure> {
+        let path = &self.socket[number];
+        let given: Vec<&Given> = self
+            .addr
+            .iter()
+            .zip(owners)
+            .filter(|(_, owner)| owner.is_none_or(|owner| owner == number))
+            .map(|(given, _)| given)
+            .collect();
+        let everywhere = given.contains(&&Given::Host);
+        if everywhere && given.len() > 1 {
+            return Err(Failure::usage(
+                "--addr host are all addresses: give no other with it",
+            ));
+        }
+        let mut addresses = Vec::new();
+        for address in given {
+            addresses.extend(address.resolve(host)?);
+        }
+        let text: Vec<String> = addresses
+            .iter()
+            .map(|a| format!("{}/{}", a.ip, a.prefix_len))
+            .collect();
+        let text = match (everywhere, text.is_empty()) {
+            (true, _) => format!("all of this host ({})", text.join(", ")),
+            (false, true) => "no address".to_owned(),
+            (false, false) => text.join(", "),
+        };
+        let reach = match everywhere {
+            true => Reach::Unrestricted,
+            false => Reach::Confined {
+                host: host.iter().map(|gid| gid.ip).collect(),
+                allow: self.allow.clone(),
+            },
+        };
+        let endpoint = Endpoint {
+            path: path.clone(),
+            mode: self.mode,
+            config: ModelConfig {
+                addresses,
+                reach,
+                ..ModelConfig::default()
+            },
+            clients: self.clients.into(),
+        };
+        let line = format!(
+            "urnic: serving {text} at {}, {} clients at most\n",
+            path.display(),
+            self.clients
+        );
+        Ok((endpoint, line))
+    }
+}
+
+/// Serves until SIGINT or SIGTERM.
+pub(crate) fn serve(offer: &Offer, matches: &ArgMatches) -> Result<ExitCode, Failure> {
+    let filter = tracing_subscriber::EnvFilter::try_new(&offer.log)
+        .map_err(|error| Failure::usage(format!("--log {}: {error}", offer.log)))?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+    let host = GidTable::of_host();
+    let owners = owners(matches);
+    let mut endpoints = Vec::new();
+    let mut lines = String::new();
+    for number in 0..offer.socket.len() {
+        let (endpoint, line) = offer.endpoint(number, &owners, host.entries())?;
+        endpoints.push(endpoint);
+        lines.push_str(&line);
+    }
+    raise_descriptor_limit();
+    // Before there are threads, so that none of them takes the signals.
+    let stop = signals_as_descriptor().map_err(Failure::runtime)?;
+    let server = Server::bind(endpoints).map_err(Failure::runtime)?;
+    print(&lines)?;
+    server.run(std::os::fd::AsFd::as_fd(&stop));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Each stream and each eventfd takes a descriptor; the limit that programs get by default is for those that use `select`.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    // What there is must do, then.
+    let _ = setrlimit(Resource::Nofile, raised);
+}
+
+/// A descriptor that is readable when the process is asked to end.
+fn signals_as_descriptor() -> std::io::Result<OwnedFd> {
+    // SAFETY: `mask` is initialised by `sigemptyset` before use, and lives through the calls; a new descriptor has no other owner.
+    unsafe {
+        let mut mask: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut mask);
+        libc::sigaddset(&mut mask, libc::SIGINT);
+        libc::sigaddset(&mut mask, libc::SIGTERM);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &mask, std::ptr::null_mut());
+        match libc::signalfd(-1, &mask, libc::SFD_CLOEXEC) {
+            -1 => Err(std::io::Error::last_os_error()),
+            fd => Ok(OwnedFd::from_raw_fd(fd)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{CommandFactory, FromArgMatches};
+
+    fn offer(line: &str) -> Result<Vec<(Endpoint, String)>, String> {
+        let words = format!("urnic serve {line}");
+        let matches = crate::Cli::command()
+            .try_get_matches_from(words.split(' '))
+            .map_err(|error| error.to_string())?;
+        let cli = crate::Cli::from_arg_matches(&matches).map_err(|error| error.to_string())?;
+        let crate::Command::Serve { offer } = cli.command else {
+            panic!("serve");
+        };
+        let owners = owners(matches.subcommand_matches("serve").unwrap());
+        let gid = |ip: &str, prefix_len, netdev: &str, ifindex| Gid {
+            ip: ip.parse().unwrap(),
+            prefix_len,
+            ifindex,
+            netdev: netdev.to_owned(),
+        };
+        let host = [
+            gid("192.0.2.7", 24, "eth0", 2),
+            gid("2001:db8::7", 64, "eth0", 2),
+            gid("fe80::7", 64, "eth0", 2),
+            gid("fe80::7", 64, "eth1", 3),
+        ];
+        (0..offer.socket.len())
+            .map(|number| {
+                offer
+                    .endpoint(number, &owners, &host)
+                    .map_err(|failure| failure.message)
+            })
+            .collect()
+    }
+
+    fn addresses(endpoint: &Endpoint) -> Vec<(String, u32, u32)> {
+        let text = |a: &DeviceAddress| (a.ip.to_string(), a.prefix_len, a.scope);
+        endpoint.config.addresses.iter().map(text).collect()
+    }
+
+    #[test]
+    fn an_address_belongs_to_the_socket_before_it_or_to_all() {
+        let offers =
+            offer("--addr 127.0.0.9 --socket /a --addr 192.0.2.7 --addr 2001:db8::7/48 --socket /b").unwrap();
+        let [(a, _), (b, _)] = &offers[..] else {
+            panic!("two")
+        };
+        let loopback = ("127.0.0.9".to_owned(), 8, 0);
+        let [v4, v6] = [("192.0.2.7".to_owned(), 24, 0), ("2001:db8::7".to_owned(), 48, 0)];
+        assert_eq!(addresses(a), [loopback.clone(), v4, v6]);
+        assert_eq!(addresses(b), [loopback]);
+        assert_eq!((a.mode, a.clients), (0o600, 16));
+    }
+
+    #[test]
+    fn functions_are_confined_unless_they_are_the_host() {
+        let offers =
+            offer("--socket /a --addr 192.0.2.7 --allow 127.0.0.0/8 --socket /b --addr host --socket /c")
+                .unwrap();
+        let Reach::Confined { host, allow } = &offers[0].0.config.reach else {
+            panic!("confined");
+        };
+        assert_eq!(host.len(), 4);
+        assert_eq!(allow, &[prefix("127.0.0.0/8").unwrap()]);
+        assert_eq!(offers[1].0.config.reach, Reach::Unrestricted);
+        assert_eq!(offers[1].0.config.addresses.len(), 4);
+        assert!(matches!(offers[2].0.config.reach, Reach::Confined { .. }));
+        assert!(offers[2].0.config.addresses.is_empty());
+        assert!(
+            offers[2].1.contains("serving no address at /c"),
+            "{}",
+            offers[2].1
+        );
+    }
+
+    #[test]
+    fn a_link_local_address_names_its_interface() {
+        let offers = offer("--socket /a --addr fe80::7%eth1").unwrap();
+        assert_eq!(addresses(&offers[0].0), [("fe80::7".to_owned(), 64, 3)]);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for (line, word) in [
+            ("--addr host", "--socket"),
+            ("--socket /a --addr nowhere", "nowhere"),
+            ("--socket /a --addr 192.0.2.7/33", "/33"),
+            ("--socket /a --addr 0.0.0.0", "0.0.0.0"),
+            ("--socket /a --addr 192.0.2.8", "192.0.2.8"),
+            ("--socket /a --addr fe80::7%eth2", "eth2"),
+            ("--socket /a --addr host --addr 192.0.2.7", "host"),
+            ("--socket /a --clients 0", "clients"),
+            ("--socket /a --mode 1777", "mode"),
+            ("--socket /a --allow 10.0.0.0/x", "/x"),
+        ] {
+            let error = offer(line).expect_err(line);
+            assert!(error.contains(word), "{line}: {error}");
+        }
+    }
+}

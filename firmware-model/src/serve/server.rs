@@ -1,0 +1,218 @@
+//! The sockets at which clients ask for functions.
+
+use super::config_space::MAX_VECTORS;
+use super::memory::Budget;
+use super::session::Session;
+use crate::config::ModelConfig;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::{Mode, chmod, lstat, unlink};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
+};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// A socket, and the function that is behind each connection to it.
+#[derive(Debug, Clone)]
+pub struct Endpoint {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Permissions of the socket file.
+    pub mode: u32,
+    /// The function.
+    pub config: ModelConfig,
+    /// Connections at a time.
+    pub clients: usize,
+}
+
+/// Why a socket cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// Somebody serves it.
+    #[error("{}: a server is there already; stop it, or choose another path", .0.display())]
+    Live(PathBuf),
+    /// Something else is there.
+    #[error("{}: there is something that is no socket; remove it, or choose another path", .0.display())]
+    NoSocket(PathBuf),
+    /// The kernel says no.
+    #[error("{}: {}", .0.display(), io::Error::from(*.1))]
+    System(PathBuf, Errno),
+}
+
+/// A socket file of ours; removed when dropped, if it is still ours.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    /// Device and inode.
+    identity: (u64, u64),
+}
+
+fn identity(path: &Path) -> Result<(u64, u64), Errno> {
+    lstat(path).map(|stat| (stat.st_dev, stat.st_ino))
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if identity(&self.path) == Ok(self.identity) {
+            let _ = unlink(&self.path);
+        }
+    }
+}
+
+struct Listener {
+    socket: OwnedFd,
+    _file: SocketFile,
+    endpoint: Endpoint,
+    sessions: Vec<(Arc<Session>, JoinHandle<()>)>,
+}
+
+/// A vfio-user server.
+pub struct Server {
+    listeners: Vec<Listener>,
+    budget: Arc<Budget>,
+}
+
+fn new_socket() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+}
+
+/// Removes what a dead server left at a path.
+fn clear(path: &Path, address: &SocketAddrUnix) -> Result<(), ServeError> {
+    let failed = |errno| ServeError::System(path.to_owned(), errno);
+    let stat = match lstat(path) {
+        Err(Errno::NOENT) => return Ok(()),
+        stat => stat.map_err(failed)?,
+    };
+    if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::Socket {
+        return Err(ServeError::NoSocket(path.to_owned()));
+    }
+    match connect(&new_socket().map_err(failed)?, address) {
+        Err(Errno::CONNREFUSED) => unlink(path).map_err(failed),
+        Err(Errno::NOENT) => Ok(()),
+        Ok(()) | Err(Errno::AGAIN) => Err(ServeError::Live(path.to_owned())),
+        Err(errno) => Err(failed(errno)),
+    }
+}
+
+impl Listener {
+    fn new(mut endpoint: Endpoint) -> Result<Listener, ServeError> {
+        endpoint.config.doorbell_memory = true;
+        // A BAR's length is a power of two, and the MSI-X table has so much room.
+        endpoint.config.limits.uars = endpoint.config.limits.uars.next_power_of_two();
+        endpoint.config.vectors = endpoint.config.vectors.clamp(1, MAX_VECTORS);
+        let path = endpoint.path.clone();
+        let failed = |errno| ServeError::System(path.clone(), errno);
+        let address = SocketAddrUnix::new(&path).map_err(failed)?;
+        clear(&path, &address)?;
+        let socket = new_socket().map_err(failed)?;
+        bind(&socket, &address).map_err(failed)?;
+        let file = SocketFile {
+            identity: identity(&path).map_err(failed)?,
+            path: path.clone(),
+        };
+        // Nobody can connect before `listen`, whatever the process's umask was.
+        chmod(&path, Mode::from_raw_mode(endpoint.mode)).map_err(failed)?;
+        listen(&socket, 64).map_err(failed)?;
+        Ok(Listener {
+            socket,
+            _file: file,
+            endpoint,
+            sessions: Vec::new(),
+        })
+    }
+
+    /// Takes a client, or sends it away if there are as many as there may be.
+    fn accept(&mut self, budget: &Arc<Budget>) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = match accept_with(&self.socket, flags) {
+            Ok(socket) => socket,
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
+            Err(errno) => {
+                tracing::warn!("cannot take a client: {}", io::Error::from(errno));
+                // There is no descriptor left: some client must go before this can be tried again.
+                std::thread::sleep(std::time::Duration::from_millis(50));
+                return;
+            }
+        };
+        self.reap();
+        if self.sessions.len() >= self.endpoint.clients {
+            tracing::warn!(
+                path = %self.endpoint.path.display(),
+                "a client was sent away: there are {} already",
+                self.endpoint.clients
+            );
+            return;
+        }
+        let session = Session::new(socket, self.endpoint.config.clone(), budget.clone());
+        let started = session.map_err(io::Error::from).and_then(|session| {
+            let of_thread = session.clone();
+            let thread = std::thread::Builder::new()
+                .name("urnic-function".to_owned())
+                .spawn(move || of_thread.run())?;
+            Ok((session, thread))
+        });
+        match started {
+            Ok(started) => self.sessions.push(started),
+            Err(error) => tracing::warn!("cannot serve a client: {error}"),
+        }
+    }
+
+    /// Forgets clients that have gone.
+    fn reap(&mut self) {
+        self.sessions.retain(|(_, thread)| !thread.is_finished());
+    }
+}
+
+impl Server {
+    /// Opens the sockets.
+    ///
+    /// # Errors
+    ///
+    /// One of them cannot be opened; none is then.
+    pub fn bind(endpoints: Vec<Endpoint>) -> Result<Server, ServeError> {
+        let functions = endpoints.iter().map(|endpoint| endpoint.clients).sum();
+        let listeners = endpoints
+            .into_iter()
+            .map(Listener::new)
+            .collect::<Result<_, _>>()?;
+        Ok(Server {
+            listeners,
+            budget: Budget::new(functions),
+        })
+    }
+
+    /// Serves until `stop` is readable; then the clients lose their functions, and the socket files are removed.
+    pub fn run(mut self, stop: BorrowedFd<'_>) {
+        loop {
+            let mut fds: Vec<PollFd<'_>> = self
+                .listeners
+                .iter()
+                .map(|listener| PollFd::new(&listener.socket, PollFlags::IN))
+                .collect();
+            fds.push(PollFd::from_borrowed_fd(stop, PollFlags::IN));
+            super::link::wait(&mut fds, None);
+            let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+            if ready.last() == Some(&true) {
+                break;
+            }
+            for (listener, _) in self.listeners.iter_mut().zip(&ready).filter(|(_, ready)| **ready) {
+                listener.accept(&self.budget);
+            }
+        }
+        let sessions: Vec<_> = self
+            .listeners
+            .iter_mut()
+            .flat_map(|l| l.sessions.drain(..))
+            .collect();
+        sessions.iter().for_each(|(session, _)| session.stop());
+        for (_, thread) in sessions {
+            // It can end by a panic only, and that has been reported.
+            let _ = thread.join();
+        }
+    }
+}
