@@ -112,7 +112,13 @@ impl Iommu {
             tracing::error!("no {whole} bytes are left of the device's address space");
             return Err(Errno::NOMEM);
         };
-        match self.pin(start, whole, iova, write) {
+        // Writable, whatever it is for: only a write fault makes sure, with kernels before 6.2, that the pages are the program's own and will be
+        // when it writes to them. The device keeps to the rights of the registration by itself.
+        let pinned = match self.pin(start, whole, iova, true) {
+            Err(Errno::FAULT) if !write => self.pin(start, whole, iova, false),
+            pinned => pinned,
+        };
+        match pinned {
             Ok(()) => Ok(iova + (address - start)),
             Err(errno) => {
                 lock(&self.space).release(iova);
