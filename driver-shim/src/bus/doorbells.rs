@@ -92,9 +92,9 @@ impl DoorbellPages {
         }
     }
 
-    /// In a forked child: pages of its own, that ring nothing. Async-signal-safe.
-    pub(crate) fn abandon_in_child(&self) {
-        // SAFETY: the range is ours, and not mapped in a child (MADV_DONTFORK), or mapped by us alone.
+    /// Puts pages in their place that ring nothing: in a forked child, or when the device is given back. Async-signal-safe.
+    pub(crate) fn cut(&self) {
+        // SAFETY: the range is ours, and not mapped in a child (MADV_DONTFORK), or mapped by us alone; who rings meanwhile rings one or the other.
         unsafe { own_pages(self.base, self.len) };
     }
 }

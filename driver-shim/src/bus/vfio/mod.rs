@@ -28,29 +28,27 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
 use rustix::io::Errno;
-use urnic_verbs_api::device::command::features;
 use urnic_verbs_api::device::registers;
 
+use super::doorbells::DoorbellPages;
 use super::{Bus, Mapping, QueueMemory, Signal, SignalHandler, anonymous};
 use crate::config::VfioApi;
 use crate::driver::lock;
 use crate::presence::InternalFd;
 use access::Dma;
-use pci::{Doorbells, PciFunction, Unfit};
+use pci::{PciFunction, Unfit};
 use watch::Sources;
 
 /// The bus to a PCI function.
 pub struct VfioBus {
     inner: Arc<Inner>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// The device looks at its doorbell pages by itself, and says when it does not.
-    doorbell_memory: AtomicBool,
 }
 
 /// What the bus shares with its thread, in the order in which it is to be let go of.
 struct Inner {
     address: String,
-    doorbells: Doorbells,
+    doorbells: DoorbellPages,
     function: PciFunction,
     dma: Dma,
     _group: Option<InternalFd>,
@@ -103,7 +101,6 @@ impl VfioBus {
         Ok(Arc::new(VfioBus {
             inner,
             thread: Mutex::new(Some(thread)),
-            doorbell_memory: AtomicBool::new(false),
         }))
     }
 }
@@ -146,14 +143,14 @@ impl Inner {
 
     /// Looks whether the device still answers. A register that is all ones may be that; the first one never is.
     fn look(&self) {
-        if !self.is_lost() && self.function.read32(registers::MAGIC) == u32::MAX {
+        if !self.is_lost() && self.function.read32(registers::MAGIC) == registers::GONE {
             self.lose("its registers read as all ones");
         }
     }
 
     /// Lets the kernel have the function back: whoever unplugs it waits for that.
     fn give_back(&self) {
-        self.doorbells.blind();
+        self.doorbells.cut();
         self.function.give_back();
     }
 }
@@ -165,10 +162,10 @@ impl Bus for VfioBus {
             return 0;
         }
         if inner.is_lost() {
-            return u32::MAX;
+            return registers::GONE;
         }
         let value = inner.function.read32(offset);
-        if value == u32::MAX {
+        if value == registers::GONE {
             inner.look();
         }
         value
@@ -182,21 +179,19 @@ impl Bus for VfioBus {
 
     #[inline]
     fn doorbell(&self, uar: u32, offset: u32, value: u64) {
-        let doorbells = &self.inner.doorbells;
-        doorbells.store(uar, offset, value);
-        if self.doorbell_memory.load(Ordering::Relaxed) && doorbells.wake(uar) != 0 {
+        if self.inner.doorbells.ring(uar, offset, value) {
             self.write32(registers::KICK, 1);
         }
     }
 
     fn features(&self, features: u32) {
-        self.doorbell_memory
-            .store(features & features::DOORBELL_MEMORY != 0, Ordering::Relaxed);
+        self.inner.doorbells.features(features);
     }
 
-    /// The device has threads of its own.
     #[inline]
-    fn progress(&self) {}
+    fn progress(&self) {
+        self.inner.doorbells.be_fair();
+    }
 
     #[inline]
     fn has_gathered(&self) -> bool {
@@ -261,7 +256,7 @@ impl Bus for VfioBus {
 
     fn abandon_in_child(&self) {
         self.inner.abandoned.store(true, Ordering::Relaxed);
-        self.inner.doorbells.blind();
+        self.inner.doorbells.cut();
     }
 }
 

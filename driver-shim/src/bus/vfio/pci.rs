@@ -1,15 +1,13 @@
 //! The function itself: configuration space, registers, doorbell pages, interrupts.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use rustix::io::{Errno, pread, pwrite};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
-use urnic_verbs_api::device::{doorbell, pci};
+use urnic_verbs_api::device::{doorbell, pci, registers};
 
 use super::uapi;
+use crate::bus::doorbells::DoorbellPages;
 use crate::presence::InternalFd;
 
 /// Offsets in configuration space (PCI 3.0 §6.1).
@@ -35,23 +33,12 @@ struct Region {
     flags: u32,
 }
 
-/// The doorbell pages, mapped here.
-pub(super) struct Doorbells {
-    base: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: memory of a device, accessed by 64-bit atomics only.
-unsafe impl Send for Doorbells {}
-// SAFETY: as above.
-unsafe impl Sync for Doorbells {}
-
 impl PciFunction {
     /// The function behind `file`, reset, with its doorbell pages, ready to access memory. Its ids come first.
     ///
     /// # Errors
     /// What it lacks, or the step that the kernel refused.
-    pub(super) fn new(file: InternalFd) -> Result<(PciFunction, Doorbells), Unfit> {
+    pub(super) fn new(file: InternalFd) -> Result<(PciFunction, DoorbellPages), Unfit> {
         let fd = file.get().ok_or(Unfit::Step("opening", Errno::IO))?;
         let mut info = uapi::DeviceInfo {
             size: 0,
@@ -78,11 +65,11 @@ impl PciFunction {
         let command = read16(fd, config + COMMAND)? | COMMAND_BITS;
         pwrite(fd, &command.to_le_bytes(), config + COMMAND)
             .map_err(|errno| Unfit::Step("enabling bus mastering", errno))?;
-        let registers = region(fd, pci::BAR_REGISTERS.into())?;
-        if registers.len < 4096 {
+        let bar0 = region(fd, pci::BAR_REGISTERS.into())?;
+        if bar0.len < registers::BAR_LEN.into() {
             return Err(Unfit::Lacks("BAR 0 is too small"));
         }
-        let doorbells = Doorbells::map(fd, region(fd, pci::BAR_DOORBELLS.into())?)?;
+        let doorbells = doorbells(fd)?;
         let mut irqs = uapi::IrqInfo {
             size: 0,
             flags: 0,
@@ -93,7 +80,7 @@ impl PciFunction {
         let function = PciFunction {
             file: RwLock::new(Some(file)),
             config,
-            registers,
+            registers: bar0,
             vectors: irqs.count,
         };
         Ok((function, doorbells))
@@ -117,7 +104,7 @@ impl PciFunction {
         let read = self.with(|fd| pread(fd, &mut bytes, self.registers.at + u64::from(offset)));
         match read {
             Some(Ok(4)) if inside => u32::from_le_bytes(bytes),
-            _ => u32::MAX,
+            _ => registers::GONE,
         }
     }
 
@@ -218,106 +205,11 @@ fn read16(fd: BorrowedFd<'_>, at: u64) -> Result<u16, Unfit> {
     }
 }
 
-impl Doorbells {
-    fn map(fd: BorrowedFd<'_>, region: Region) -> Result<Doorbells, Unfit> {
-        let len = usize::try_from(region.len).unwrap_or(0);
-        if len < doorbell::PAGE_LEN as usize || region.flags & uapi::REGION_MMAP == 0 {
-            return Err(Unfit::Lacks("BAR 2, the doorbells, cannot be mapped"));
-        }
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-        let base = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, region.at) }
-            .map_err(|errno| Unfit::Step("mapping BAR 2", errno))?;
-        // A child that kept the mapping would keep the function.
-        // SAFETY: the mapping just made; the child finds other memory there, see `blind`.
-        let _ = unsafe { madvise(base, len, Advice::LinuxDontFork) };
-        let base = NonNull::new(base.cast()).ok_or(Unfit::Step("mapping BAR 2", Errno::NOMEM))?;
-        Ok(Doorbells { base, len })
+fn doorbells(fd: BorrowedFd<'_>) -> Result<DoorbellPages, Unfit> {
+    let region = region(fd, pci::BAR_DOORBELLS.into())?;
+    let len = usize::try_from(region.len).unwrap_or(0);
+    if len < doorbell::PAGE_LEN as usize || region.flags & uapi::REGION_MMAP == 0 {
+        return Err(Unfit::Lacks("BAR 2, the doorbells, cannot be mapped"));
     }
-
-    /// The 64-bit slot at `offset` of page `uar`; `None` outside.
-    fn slot(&self, uar: u32, offset: u32) -> Option<&AtomicU64> {
-        let at = (uar as usize)
-            .checked_mul(doorbell::PAGE_LEN as usize)?
-            .checked_add(offset as usize)?;
-        if !at.is_multiple_of(8) || at.checked_add(8)? > self.len {
-            return None;
-        }
-        // SAFETY: inside the mapping and aligned; it stays mapped as long as this lives.
-        Some(unsafe { &*self.base.as_ptr().add(at).cast::<AtomicU64>() })
-    }
-
-    /// Stores into a slot. What was written to queues before is seen first.
-    pub(super) fn store(&self, uar: u32, offset: u32, value: u64) {
-        if let Some(slot) = self.slot(uar, offset) {
-            slot.store(value.to_le(), Ordering::Release);
-        }
-    }
-
-    /// The wake word of page `uar` (`urnic_verbs_api::device::doorbell`), as of after what was stored before.
-    pub(super) fn wake(&self, uar: u32) -> u32 {
-        std::sync::atomic::fence(Ordering::SeqCst);
-        self.slot(uar, doorbell::WAKE)
-            .map_or(0, |slot| u64::from_le(slot.load(Ordering::Relaxed)) as u32)
-    }
-
-    /// Puts plain memory in place of the device's, where doorbells are stored in vain. Async-signal-safe.
-    pub(super) fn blind(&self) {
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-        // SAFETY: replaces a mapping that is ours alone; who uses it goes through atomics and minds no other content.
-        let _ = unsafe { mmap_anonymous(self.base.as_ptr().cast(), self.len, prot, flags) };
-    }
-}
-
-impl Drop for Doorbells {
-    fn drop(&mut self) {
-        // SAFETY: our own mapping, to which nobody has a reference any more.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn pages(count: usize) -> Doorbells {
-        let len = count * doorbell::PAGE_LEN as usize;
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping of the test's own.
-        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, prot, MapFlags::SHARED) }.unwrap();
-        Doorbells {
-            base: NonNull::new(base.cast()).unwrap(),
-            len,
-        }
-    }
-
-    #[test]
-    fn a_doorbell_lands_in_its_slot_and_never_outside() {
-        let doorbells = pages(2);
-        doorbells.store(1, 16, 0x1122_3344_5566_7788);
-        assert_eq!(
-            doorbells.slot(1, 16).unwrap().load(Ordering::Relaxed),
-            0x1122_3344_5566_7788u64.to_le()
-        );
-        for (uar, offset) in [(2, 0), (u32::MAX, u32::MAX), (1, 4096), (1, 4092), (0, 4)] {
-            assert!(doorbells.slot(uar, offset).is_none());
-            doorbells.store(uar, offset, 1);
-        }
-        assert!(doorbells.slot(1, 4088).is_some());
-    }
-
-    #[test]
-    fn the_wake_word_is_the_device_s_until_it_is_blinded() {
-        let doorbells = pages(1);
-        assert_eq!(doorbells.wake(0), 0);
-        doorbells
-            .slot(0, doorbell::WAKE)
-            .unwrap()
-            .store(1u64.to_le(), Ordering::Relaxed);
-        assert_eq!(doorbells.wake(0), 1);
-        doorbells.blind();
-        assert_eq!(doorbells.wake(0), 0);
-        doorbells.store(0, 0, 5);
-    }
+    DoorbellPages::map(fd, region.at, len).map_err(|errno| Unfit::Step("mapping BAR 2", errno))
 }

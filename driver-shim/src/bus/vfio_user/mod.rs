@@ -414,7 +414,7 @@ impl Bus for VfioUserBus {
 
     fn abandon_in_child(&self) {
         self.abandoned.store(true, Ordering::Release);
-        self.doorbells.abandon_in_child();
+        self.doorbells.cut();
         self.reach.arena.abandon_in_child();
     }
 }
