@@ -92,7 +92,8 @@ impl RegionInfo {
         let flags = RegionFlags::from_bits_retain(fields.u32()?);
         let (index, caps) = (fields.u32()?, fields.u32()?);
         let (size, offset) = (fields.u64()?, fields.u64()?);
-        let sparse = if flags.contains(RegionFlags::CAPS) {
+        let whole = payload.0.len() > RegionInfo::LEN as usize;
+        let sparse = if flags.contains(RegionFlags::CAPS) && whole {
             sparse_areas(payload, caps)?
         } else {
             None
@@ -111,7 +112,9 @@ impl RegionInfo {
         out.put32(self.argsz);
         out.put32(self.flags.bits());
         out.put32(self.index);
-        out.put32(if self.sparse.is_some() { RegionInfo::LEN } else { 0 });
+        // Also where there was no room for it: QEMU refuses a 0.
+        let has_caps = self.flags.contains(RegionFlags::CAPS);
+        out.put32(if has_caps { RegionInfo::LEN } else { 0 });
         out.put64(self.size);
         out.put64(self.offset);
         if let Some(areas) = &self.sparse {
