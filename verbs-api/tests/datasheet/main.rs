@@ -141,7 +141,8 @@ fn structures_are_as_long_as_the_compiler_makes_them() {
 fn numbers_are_those_that_the_compiler_knows() {
     use urnic_verbs_api::device::doorbell::Kind;
     use urnic_verbs_api::vocabulary::{QpState, WcOpcode, WcStatus};
-    let names: [(&str, fn(u32) -> Option<String>); 9] = [
+    type Name = fn(u32) -> Option<String>;
+    let names: [(&str, Name); 9] = [
         ("command::Opcode", |n| {
             command::Opcode::from_raw(n as u16).map(|v| format!("{v:?}"))
         }),
