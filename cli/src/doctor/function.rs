@@ -22,9 +22,12 @@ pub(super) fn examine(address: &str) -> Vec<Finding> {
     };
     let mut findings = Vec::new();
     // Nobody shall be told to take a function that is not ours away from its driver, so what is wrong ends the list.
-    let first: [&dyn Fn() -> Finding; 3] = [&|| identity(&function), &|| driver(&function), &|| {
-        group(&function, &sysfs)
-    }];
+    let first: [&dyn Fn() -> Finding; 4] = [
+        &|| identity(&function),
+        &|| answers(address, &sysfs),
+        &|| driver(&function),
+        &|| group(&function, &sysfs),
+    ];
     for check in first {
         findings.push(check());
         if findings.iter().any(|finding| finding.verdict == Verdict::Wrong) {
@@ -75,6 +78,14 @@ fn identity(function: &Function) -> Finding {
         format!("{ids}, no RNIC of ours ({ours})"),
         format!("lspci -D -d {ours}"),
     )
+}
+
+fn answers(address: &str, sysfs: &Sysfs) -> Finding {
+    if sysfs.answers(address) {
+        return Finding::good("on the bus", "it answers");
+    }
+    let mend = "boot again, with the device's process (`urnic serve`) running";
+    Finding::wrong("on the bus", "it does not answer: the device is gone", mend)
 }
 
 fn driver(function: &Function) -> Finding {
@@ -259,6 +270,11 @@ mod tests {
         let bound = ours();
         assert_eq!(identity(&bound).verdict, Verdict::Good);
         assert_eq!(driver(&bound).verdict, Verdict::Good);
+        assert_eq!(
+            answers(&bound.address, &nowhere).verdict,
+            Verdict::Good,
+            "nothing is known against it"
+        );
         assert_eq!(group(&bound, &nowhere).verdict, Verdict::Good);
 
         let foreign = Function {

@@ -18,6 +18,9 @@ const BARS: usize = 0x10;
 const CAPABILITIES: usize = 0x34;
 const INTERRUPT_LINE: usize = 0x3c;
 const EXPRESS: usize = 0x40;
+const DEVICE_CONTROL: usize = EXPRESS + 8;
+/// In its high byte.
+const FUNCTION_RESET: u8 = 1 << 7;
 const MSIX: usize = 0x80;
 
 /// Memory space, bus master, parity and SERR response, interrupt disable: what a driver may set.
@@ -65,7 +68,7 @@ impl ConfigSpace {
         space.set16(EXPRESS + 2, 2);
         space.set32(EXPRESS + 4, 1 << 28 | 1 << 15 | 1 << 5);
         // Device control: error reporting, relaxed ordering, payload and request size.
-        space.allow16(EXPRESS + 8, 0x7fff);
+        space.allow16(DEVICE_CONTROL, 0x7fff);
         // One lane of 2.5 GT/s, as said and as negotiated.
         space.set32(EXPRESS + 0x0c, 1 << 4 | 1);
         space.set16(EXPRESS + 0x12, 1 << 4 | 1);
@@ -99,14 +102,19 @@ impl ConfigSpace {
         self.bytes.get(offset..offset.checked_add(len)?)
     }
 
-    /// Writes what may be written of `data` at `offset`; `None` if that is not inside.
-    pub(crate) fn write(&mut self, offset: usize, data: &[u8]) -> Option<()> {
+    /// Writes what may be written of `data` at `offset`; `None` if that is not inside. Says whether it asks for a function reset.
+    pub(crate) fn write(&mut self, offset: usize, data: &[u8]) -> Option<bool> {
         let range = offset..offset.checked_add(data.len())?;
         let bytes = self.bytes.get_mut(range.clone())?;
         for ((byte, may), new) in bytes.iter_mut().zip(&self.writable[range]).zip(data) {
             *byte = *byte & !may | new & may;
         }
-        Some(())
+        // It reads as 0 always.
+        let high = (DEVICE_CONTROL + 1).checked_sub(offset);
+        Some(
+            high.and_then(|at| data.get(at))
+                .is_some_and(|byte| byte & FUNCTION_RESET != 0),
+        )
     }
 }
 
@@ -168,6 +176,20 @@ mod tests {
         assert_eq!(found, [CAP_EXPRESS, CAP_MSIX]);
         assert_eq!(word(&space, MSIX) >> 16, 8, "nine vectors");
         assert_eq!(word(&space, MSIX + 8), 0x804);
+    }
+
+    #[test]
+    fn a_function_reset_is_asked_for_by_one_bit_of_device_control() {
+        let mut space = space();
+        assert_eq!(space.write(DEVICE_CONTROL, &[0xff, 0x7f]), Some(false));
+        assert_eq!(space.write(DEVICE_CONTROL, &[0, 0x80]), Some(true));
+        assert_eq!(space.write(DEVICE_CONTROL + 1, &[0x80]), Some(true));
+        assert_eq!(
+            space.write(DEVICE_CONTROL - 2, &[0xff, 0xff, 0, 0x80]),
+            Some(true)
+        );
+        assert_eq!(space.write(DEVICE_CONTROL + 2, &[0xff; 8]), Some(false));
+        assert_eq!(space.read(DEVICE_CONTROL + 1, 1), Some(&[0][..]));
     }
 
     #[test]

@@ -437,10 +437,13 @@ impl Present {
                 let len = data.len().min(table.len()).min(room);
                 table[..len].copy_from_slice(&data[..len]);
             }
-            _ => self
-                .config
-                .write(access.offset as usize, data)
-                .ok_or(Errno::INVAL)?,
+            _ => {
+                let resets = self.config.write(access.offset as usize, data);
+                if resets.ok_or(Errno::INVAL)? {
+                    hardware.reset();
+                    self.reset(hardware);
+                }
+            }
         }
         Ok(())
     }

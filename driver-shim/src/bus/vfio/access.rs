@@ -35,7 +35,8 @@ pub(super) enum Dma {
 /// # Errors
 /// See [`Refused`].
 pub(super) fn access(address: &str, api: VfioApi) -> Result<Access, Refused> {
-    let function = Sysfs::default().function(address).map_err(|errno| match errno {
+    let sysfs = Sysfs::default();
+    let function = sysfs.function(address).map_err(|errno| match errno {
         Errno::NODEV => Refused::Absent(address.to_owned()),
         errno => step(address, "reading /sys", errno),
     })?;
@@ -44,6 +45,9 @@ pub(super) fn access(address: &str, api: VfioApi) -> Result<Access, Refused> {
             address: address.to_owned(),
             driver: function.driver,
         });
+    }
+    if !sysfs.answers(address) {
+        return Err(Refused::Silent(address.to_owned()));
     }
     let has_cdev = function.cdev.is_some() && rustix::fs::stat(IOMMUFD).is_ok();
     let no_iommu = function.group.as_ref().map(|group| group.no_iommu);

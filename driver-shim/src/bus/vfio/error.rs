@@ -13,6 +13,11 @@ pub enum Refused {
     /// There is no such function.
     #[error("there is no PCI function {0}: `lspci -D` lists them")]
     Absent(String),
+    /// It is there, but nobody answers.
+    #[error(
+        "PCI function {0} does not answer: the device is gone (with QEMU: its `urnic serve` ended), only a new boot brings it back"
+    )]
+    Silent(String),
     /// It is not one of ours.
     #[error("PCI function {address} is {vendor:04x}:{device:04x}, which is no RNIC of ours")]
     Foreign {
@@ -97,6 +102,7 @@ impl Refused {
     pub fn errno(&self) -> Errno {
         match self {
             Refused::Absent(_)
+            | Refused::Silent(_)
             | Refused::Foreign { .. }
             | Refused::Unbound { .. }
             | Refused::Unfit { .. } => Errno::NODEV,

@@ -86,6 +86,15 @@ impl Sysfs {
         })
     }
 
+    /// Whether the function answers on the bus. One that does not makes the kernel wait for minutes when it is opened.
+    pub fn answers(&self, address: &str) -> bool {
+        let path = self.0.join("bus/pci/devices").join(address).join("config");
+        let mut ids = [0; 4];
+        let read =
+            open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).and_then(|file| read(file, &mut ids));
+        read != Ok(4) || ids != [0xff; 4]
+    }
+
     /// Addresses of all functions with these ids.
     pub fn functions_like(&self, vendor: u16, device: u16) -> Vec<String> {
         names_in(&self.0.join("bus/pci/devices"))
@@ -272,6 +281,11 @@ mod tests {
         );
 
         assert_eq!(sysfs.function("0000:00:09.0"), Err(Errno::NODEV));
+        let config = tree.0.join("bus/pci/devices/0000:00:03.0/config");
+        write(&config, [0xfe, 0xff, 0x4e, 0x52, 0]).unwrap();
+        assert!(sysfs.answers("0000:00:03.0"));
+        write(&config, [0xff; 64]).unwrap();
+        assert!(!sysfs.answers("0000:00:03.0"));
         assert_eq!(sysfs.functions_like(0xfffe, 0x524e), ["0000:00:03.0"]);
     }
 
