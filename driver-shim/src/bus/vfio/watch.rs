@@ -85,12 +85,13 @@ fn serve(inner: &Inner) {
         .chain(special.map(|fd| fd.unwrap_or(wake)))
         .chain(vectors.iter().copied())
         .collect();
+    let mut told = false;
     while !inner.is_stopped() {
         let mut polled: Vec<PollFd<'_>> = fds
             .iter()
             .map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN))
             .collect();
-        if poll(&mut polled, Some(&LOOK_EVERY)) == Ok(0) {
+        if poll(&mut polled, (!told).then_some(&LOOK_EVERY)) == Ok(0) {
             inner.look();
         }
         let rang: Vec<bool> = polled
@@ -101,19 +102,23 @@ fn serve(inner: &Inner) {
         if rang(0) {
             let _ = rustix::io::read(wake, &mut [0; 8]);
         }
-        if rang(1) && special[0].is_some() {
+        if let (true, Some(error)) = (rang(1), special[0]) {
+            let _ = rustix::io::read(error, &mut [0; 8]);
             inner.lose("the bus reports an error that it cannot correct");
-        }
-        if rang(2) && special[1].is_some() {
-            inner.lose("it is being taken out");
         }
         for (vector, fd) in vectors.iter().enumerate().filter(|(i, _)| rang(3 + i)) {
             let _ = rustix::io::read(fd, &mut [0; 8]);
             inner.tell(Signal::Interrupt(vector as u32));
         }
-        if inner.is_lost() {
+        let wanted_back = rang(2) && special[1].is_some();
+        if wanted_back {
+            inner.lose("it is being taken out");
+        }
+        if inner.is_lost() && !std::mem::replace(&mut told, true) {
             inner.tell(Signal::Lost);
-            // Nothing more will come, and whoever unplugs the function waits for it.
+        }
+        // Only then: closing a function that does not answer takes the kernel a minute, in which this thread could not end.
+        if wanted_back {
             inner.give_back();
             return;
         }
