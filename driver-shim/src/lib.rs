@@ -5,6 +5,7 @@ pub mod config;
 pub mod driver;
 pub mod mpa_startup;
 mod native;
+mod place;
 pub mod presence;
 mod rdma_cm;
 mod signals;

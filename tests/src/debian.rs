@@ -70,6 +70,11 @@ impl Debian {
         Ok(self.enter(program, &script("rdma-core-tests", &[&root])?))
     }
 
+    /// Where a path inside is for us.
+    pub fn outside(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+
     fn enter(&self, program: Program, tests: &str) -> Program {
         let (root, library) = (self.root.to_string_lossy(), plugin().to_string_lossy());
         let words = [

@@ -26,6 +26,16 @@ fn a_thousand_rounds_leave_no_descriptor_and_no_thread() {
 }
 
 #[test]
+fn a_program_that_ends_in_a_signal_handler_ends() {
+    let program = Program::new(or_skip!(compiled("exit_in_handler")));
+    // Where the signal finds them is chance; most are in the device, with a queue pair's lock.
+    let running: Vec<_> = (0..10).map(|_| program.spawn()).collect();
+    for program in running {
+        program.wait().success();
+    }
+}
+
+#[test]
 fn an_idle_connected_program_uses_no_processor_time() {
     // The sender is stopped, so the receiver sits with a live, silent connection and sleeps on its completion channel.
     or_skip!(installed("ibv_rc_pingpong"));

@@ -15,6 +15,7 @@ mod pyverbs;
 mod qemu;
 mod rdma_cm;
 mod rdma_cm_crowds;
+mod rsockets;
 mod siw;
 mod stat;
 mod transfer;

@@ -8,6 +8,7 @@ use urnic_firmware_model::config::DescriptorWatch;
 use urnic_firmware_model::{Device, DeviceAddress, HostMemory, Interrupts, ModelConfig};
 
 use super::{Bus, Mapping, QueueMemory, Signal, SignalHandler, anonymous};
+use crate::place;
 use crate::presence::{GidTable, fds};
 
 /// The bus to a device model in this process.
@@ -38,6 +39,10 @@ impl Interrupts for Line {
         if let Some(handler) = self.0.get() {
             handler(Signal::Interrupt(vector));
         }
+    }
+
+    fn on_own_thread(&self) {
+        place::rest();
     }
 }
 

@@ -20,6 +20,7 @@ use super::{Attributes, Driver, Gid, lock, rim, worker};
 use crate::config::{self, Config};
 use crate::mpa_startup::{Close, Time};
 use crate::native::Inbox;
+use crate::place;
 use crate::presence::fds::{self, Kind};
 use crate::presence::registry;
 use crate::presence::token::Token;
@@ -222,9 +223,11 @@ pub unsafe fn cm_write(fd: RawFd, bytes: *const u8, len: usize) -> Result<Option
     let command = Command::parse(bytes).inspect_err(|errno| {
         tracing::debug!("channel {fd}: command {:?}: {errno}", command::number(bytes));
     })?;
-    let done = channel.execute(command.clone()).inspect_err(|errno| {
-        tracing::debug!("channel {fd}: {command:?}: {errno}");
-    })?;
+    let done = place::within(|| channel.execute(command.clone()));
+    if channel.driver.has_events() {
+        channel.driver.attend();
+    }
+    let done = done.inspect_err(|errno| tracing::debug!("channel {fd}: {command:?}: {errno}"))?;
     Ok(done.then_some(len))
 }
 
@@ -275,15 +278,15 @@ impl Driver {
         let notices = engine.notices();
         let earlier = engine
             .deadline()
-            .is_some_and(|after| before.is_none_or(|before| after < before));
+            .filter(|after| before.is_none_or(|before| *after < before));
         drop(manager);
         for Notice::Open(qid) in notices {
             if let Some(qp) = self.qp(qid) {
                 qp.open_gate();
             }
         }
-        if earlier {
-            self.wake();
+        if let Some(at) = earlier {
+            self.wake_by(at);
         }
         result
     }

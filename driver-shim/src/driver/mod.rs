@@ -33,7 +33,8 @@ pub use transition::QpMask;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use urnic_verbs_api::device::command::{Count, DeviceAttributes, Handle, Nothing, Opcode};
@@ -218,8 +219,15 @@ pub struct Driver {
     cm: Mutex<cm::Manager>,
     /// Completion queues, by cqid and consumer index, that were armed since the device is lost.
     armed: Mutex<Vec<(u32, u32)>>,
+    /// Somebody handles events; and there may be some.
+    events_turn: Mutex<()>,
+    events_due: AtomicBool,
     /// Wakes the driver's thread.
     wake: InternalFd,
+    /// Until when it sleeps by itself: nanoseconds of its clock, or [`worker::AWAKE`].
+    asleep_until: AtomicU64,
+    /// It let what completed arrive, and ended.
+    ended: (Mutex<bool>, Condvar),
     /// Where other processes ask what this one is at.
     door: OnceLock<Door>,
     /// This is a child of the process that opened the device.
@@ -244,6 +252,8 @@ impl Drop for Driver {
     }
 }
 
+/// Longest that the end of the process waits for the device's: more than its streams take to let what was sent arrive.
+const EXIT_PATIENCE: Duration = Duration::from_secs(5);
 /// Most addresses that are asked for.
 const MAX_GIDS: usize = 256;
 
@@ -311,7 +321,11 @@ impl Driver {
             native,
             cm,
             armed: Mutex::default(),
+            events_turn: Mutex::default(),
+            events_due: AtomicBool::new(false),
             wake,
+            asleep_until: AtomicU64::new(worker::AWAKE),
+            ended: Default::default(),
             door: OnceLock::new(),
             abandoned: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
@@ -347,7 +361,10 @@ impl Driver {
                 door.close();
             }
             self.wake();
-            self.bus.shutdown();
+            // On the thread, because this one may hold the device's locks: exit(3) in a handler of a signal that came in a call of ours.
+            let (ended, told) = &self.ended;
+            let ended = lock(ended);
+            drop(told.wait_timeout_while(ended, EXIT_PATIENCE, |ended| !*ended));
         }
     }
 

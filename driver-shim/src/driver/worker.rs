@@ -6,15 +6,21 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{PoisonError, TryLockError};
 use urnic_verbs_api::device::event::{Event, EventKind, QpFault};
 use urnic_verbs_api::vocabulary::QpState;
 
 use super::qp::Qp;
 use super::{AsyncEvent, Driver, lock};
+use crate::place::{self, Place};
 use crate::presence::InternalFd;
 use crate::signals;
+
+/// Looks at the queue of events in one go, before what is left is the driver's thread's.
+const ROUNDS: u32 = 8;
+/// [`Driver::asleep_until`] while the thread works out until when it may sleep.
+pub(super) const AWAKE: u64 = 0;
 
 /// What the thread sleeps on.
 pub(super) fn wake_fd() -> Result<InternalFd, Errno> {
@@ -39,21 +45,62 @@ pub(super) fn start(driver: Arc<Driver>) -> Result<(), Errno> {
 }
 
 impl Driver {
-    /// An interrupt: completions are told at once, everything else is for the thread.
+    /// An interrupt: completions are told at once, everything else where nothing is held.
     pub(super) fn interrupt(&self, vector: u32) {
         match (vector as usize)
             .checked_sub(1)
             .and_then(|v| self.notifications.get(v))
         {
             Some(queue) => queue.drain(|event| self.notify(event)),
-            None => self.wake(),
+            None => match place::here() {
+                Place::AtRest => self.attend(),
+                Place::Within => self.events_due.store(true, Ordering::SeqCst),
+                Place::Anywhere => self.wake(),
+            },
         }
+    }
+
+    /// Whether some may be there to be handled.
+    pub(super) fn has_events(&self) -> bool {
+        self.events_due.load(Ordering::SeqCst)
+    }
+
+    /// Handles asynchronous events, oldest first: on this thread, or on the one that is at it. To be called with nothing held.
+    pub(super) fn attend(&self) {
+        self.events_due.store(true, Ordering::SeqCst);
+        for _ in 0..ROUNDS {
+            // Whoever is at it looks again after letting go.
+            let turn = match self.events_turn.try_lock() {
+                Ok(turn) => turn,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            if self.events_due.swap(false, Ordering::SeqCst) {
+                let mut events = Vec::new();
+                self.async_events.drain(|event| events.push(event));
+                // Commands raise events too: those come in the next round.
+                place::within(|| events.into_iter().for_each(|event| self.handle(event)));
+            }
+            drop(turn);
+            if !self.events_due.load(Ordering::SeqCst) {
+                return;
+            }
+        }
+        self.wake();
     }
 
     pub(super) fn wake(&self) {
         if let Some(wake) = self.wake.get() {
             // Full means that a wake-up is pending.
             let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Something is due at `at`, which was not known before.
+    pub(super) fn wake_by(&self, at: Duration) {
+        let until = self.asleep_until.load(Ordering::SeqCst);
+        if until == AWAKE || (at.as_nanos() as u64) < until {
+            self.wake();
         }
     }
 
@@ -75,20 +122,25 @@ impl Driver {
         tracing::debug!("driver thread started");
         let mut loss = None;
         while !self.stopped.load(Ordering::Acquire) {
-            let mut events = Vec::new();
-            self.async_events.drain(|event| events.push(event));
-            for event in events {
-                self.handle(event);
+            self.attend();
+            self.asleep_until.store(AWAKE, Ordering::SeqCst);
+            let deadline = place::within(|| {
+                let flushing = self
+                    .commands
+                    .is_lost()
+                    .then(|| self.replace_device(loss.get_or_insert_with(|| self.take_over())))
+                    .flatten();
+                [flushing, self.native_tick(), self.cm_tick()]
+                    .into_iter()
+                    .flatten()
+                    .min()
+            });
+            let until = deadline.map_or(u64::MAX, |at| at.as_nanos() as u64);
+            self.asleep_until.store(until, Ordering::SeqCst);
+            if self.has_events() {
+                // What is due earlier than that wakes.
+                self.attend();
             }
-            let flushing = self
-                .commands
-                .is_lost()
-                .then(|| self.replace_device(loss.get_or_insert_with(|| self.take_over())))
-                .flatten();
-            let deadline = [flushing, self.native_tick(), self.cm_tick()]
-                .into_iter()
-                .flatten()
-                .min();
             let timeout = deadline.map(|at| at.saturating_sub(now())).map(|left| Timespec {
                 tv_sec: left.as_secs() as i64,
                 tv_nsec: left.subsec_nanos().into(),
@@ -104,6 +156,9 @@ impl Driver {
                 door.answer(|| self.snapshot());
             }
         }
+        self.bus.shutdown();
+        *lock(&self.ended.0) = true;
+        self.ended.1.notify_all();
         tracing::debug!("driver thread ended");
     }
 

@@ -208,6 +208,11 @@ impl Core {
         self.descriptors.numbers()
     }
 
+    /// The background thread begins.
+    pub(crate) fn on_own_thread(&self) {
+        self.interrupts.on_own_thread();
+    }
+
     /// Raises a vector, with no lock held.
     pub(crate) fn interrupt(&self, vector: u32) {
         self.interrupts.raise(vector);

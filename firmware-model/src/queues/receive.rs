@@ -232,6 +232,14 @@ impl ReceiveSource {
         }
     }
 
+    /// Receives taken so far, modulo 2^32.
+    pub(crate) fn taken(&self) -> u32 {
+        match self {
+            ReceiveSource::Own(queue) => queue.next,
+            ReceiveSource::Shared(queue) => queue.lock().queue.next,
+        }
+    }
+
     /// The same for a queue pair that begins anew: of its own queue what is posted is forgotten.
     pub(crate) fn anew(&self) -> ReceiveSource {
         match self {

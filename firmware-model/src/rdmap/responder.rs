@@ -136,7 +136,10 @@ impl Responder {
                 Err(TerminateError::DdpLocalCatastrophic.into())
             }
             None if self.stalls || self.stalls_at_first => Err(Refusal::Stall),
-            None => Err(TerminateError::DdpNoBuffer.into()),
+            None => {
+                tracing::debug!(taken = self.rq.taken(), "a Send finds no receive posted");
+                Err(TerminateError::DdpNoBuffer.into())
+            }
         }
     }
 

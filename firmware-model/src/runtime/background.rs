@@ -77,6 +77,7 @@ impl Background {
             .name("urnic-device".to_owned())
             .spawn(move || {
                 sys::ask_for_prompt_running(SLICE_NS, NICE);
+                of_thread.on_own_thread();
                 Loop::new(&of_thread).run(&stopped);
             });
         mask.exchange();

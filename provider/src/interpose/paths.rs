@@ -1,7 +1,7 @@
 //! Functions that take a path.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::ptr::null_mut;
 
 use rustix::io::Errno;
@@ -42,8 +42,11 @@ unsafe fn elsewhere_opening(path: *const c_char, next: impl FnOnce(*const c_char
     match unsafe { redirect(path, &mut buffer) } {
         Some((found, Target::HwCounter(counter))) => live(found, counter, next),
         Some((found, target)) => {
-            let fd = next(found.as_ptr());
+            let mut fd = next(found.as_ptr());
             if fd >= 0 {
+                if target == Target::RdmaCm {
+                    fd = out_of_the_way(fd);
+                }
                 // SAFETY: just opened, and the caller does not have it yet.
                 let opened = unsafe { BorrowedFd::borrow_raw(fd) };
                 let entered = guarded(|| match target {
@@ -65,6 +68,32 @@ unsafe fn elsewhere_opening(path: *const c_char, next: impl FnOnce(*const c_char
         }
         None => next(path),
     }
+}
+
+/// Where the numbers of the connection manager's channels begin, if there is room.
+///
+/// librspreload gives the program a number of /dev/null's for each rsocket, whose own is its channel's. Its select() then looks for the first number that stands for
+/// the rsocket, and takes the channel's own for it unless that is the higher one: iperf3's server would never hear that there is something to read.
+const CHANNELS: c_int = 256;
+
+/// Gives a channel that was opened just now another number.
+fn out_of_the_way(fd: c_int) -> c_int {
+    // SAFETY: just opened, and the caller does not have it yet.
+    let opened = unsafe { BorrowedFd::borrow_raw(fd) };
+    let (Ok(flags), Ok(moved)) = (
+        rustix::io::fcntl_getfd(opened),
+        rustix::io::fcntl_dupfd_cloexec(opened, CHANNELS),
+    ) else {
+        return fd;
+    };
+    if rustix::io::fcntl_setfd(&moved, flags).is_err() {
+        return fd;
+    }
+    if let Some(close) = real::close() {
+        // SAFETY: as above; it has another number now.
+        unsafe { close(fd) };
+    }
+    moved.into_raw_fd()
 }
 
 /// As [`elsewhere`], for `fopen`.

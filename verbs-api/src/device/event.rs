@@ -27,7 +27,7 @@ numbered! {
         /// A queue pair (qid) went to the error state; `data` is the Terminate control word, 0 if none;
         /// `code` is a [`QpFault`].
         QpError = 3,
-        /// A queue pair (qid) received its first valid FPDU: the MPA fence opens (RFC 5044 §7.1.2(4)).
+        /// A queue pair (qid) with a fence received its first valid FPDU: the fence opens (RFC 5044 §7.1.2(4)).
         FirstFpdu = 4,
         /// The peer of a queue pair (qid) closed its stream in an orderly way.
         PeerClosed = 5,

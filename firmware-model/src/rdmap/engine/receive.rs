@@ -114,8 +114,11 @@ impl Engine {
             }
             if !self.heard {
                 self.heard = true;
-                env.effects
-                    .event(Event::new(EventKind::FirstFpdu, self.halves.qp.qid));
+                // Who may begin anyway waits for nothing.
+                if !self.may_begin {
+                    env.effects
+                        .event(Event::new(EventKind::FirstFpdu, self.halves.qp.qid));
+                }
             }
             let ulpdu = rx.ulpdu();
             if let Err(stop) = admit(&mut self.halves, &mut self.held, env, ulpdu) {
