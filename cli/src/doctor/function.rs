@@ -25,7 +25,7 @@ pub(super) fn examine(address: &str) -> Vec<Finding> {
     let first: [&dyn Fn() -> Finding; 4] = [
         &|| identity(&function),
         &|| answers(address, &sysfs),
-        &|| driver(&function),
+        &|| driver(&function, &sysfs),
         &|| group(&function, &sysfs),
     ];
     for check in first {
@@ -88,23 +88,27 @@ fn answers(address: &str, sysfs: &Sysfs) -> Finding {
     Finding::wrong("on the bus", "it does not answer: the device is gone", mend)
 }
 
-fn driver(function: &Function) -> Finding {
+fn driver(function: &Function, sysfs: &Sysfs) -> Finding {
     match function.driver.as_deref() {
         Some(DRIVER) => Finding::good("driver", DRIVER),
-        Some(other) => Finding::wrong("driver", format!("{other} has it"), bind(function)),
-        None => Finding::wrong("driver", "none has it", bind(function)),
+        Some(other) => Finding::wrong("driver", format!("{other} has it"), bind(function, sysfs)),
+        None => Finding::wrong("driver", "none has it", bind(function, sysfs)),
     }
 }
 
 /// What root types to hand a function to user space.
-fn bind(function: &Function) -> String {
+fn bind(function: &Function, sysfs: &Sysfs) -> String {
     let Function { address, .. } = function;
     let unbind = match function.driver {
         Some(_) => format!(" && echo {address} >/sys/bus/pci/devices/{address}/driver/unbind"),
         None => String::new(),
     };
+    let load = match sysfs.has_module("vfio_pci") {
+        true => String::new(),
+        false => format!("modprobe {DRIVER} && "),
+    };
     format!(
-        "as root: modprobe {DRIVER} && echo {DRIVER} >/sys/bus/pci/devices/{address}/driver_override{unbind} && echo {address} >/sys/bus/pci/drivers_probe"
+        "as root: {load}echo {DRIVER} >/sys/bus/pci/devices/{address}/driver_override{unbind} && echo {address} >/sys/bus/pci/drivers_probe"
     )
 }
 
@@ -144,7 +148,7 @@ fn group(function: &Function, sysfs: &Sysfs) -> Finding {
                 "{} has {} in it too, which {driver} drives: the kernel gives out whole groups",
                 group.number, other.address
             );
-            Finding::wrong(SUBJECT, text, bind(other))
+            Finding::wrong(SUBJECT, text, bind(other, sysfs))
         }
         None if others.is_empty() => Finding::good(SUBJECT, format!("{}, alone in it", group.number)),
         None => Finding::good(
@@ -269,7 +273,7 @@ mod tests {
         let nowhere = Sysfs::at("/no/such/place");
         let bound = ours();
         assert_eq!(identity(&bound).verdict, Verdict::Good);
-        assert_eq!(driver(&bound).verdict, Verdict::Good);
+        assert_eq!(driver(&bound, &nowhere).verdict, Verdict::Good);
         assert_eq!(
             answers(&bound.address, &nowhere).verdict,
             Verdict::Good,
@@ -286,7 +290,7 @@ mod tests {
             driver: Some("e1000e".to_owned()),
             ..ours()
         };
-        let mend = driver(&driven).mend.expect("a command");
+        let mend = driver(&driven, &nowhere).mend.expect("a command");
         for word in [
             "modprobe vfio-pci",
             "0000:00:04.0/driver_override",
@@ -299,7 +303,12 @@ mod tests {
             driver: None,
             ..ours()
         };
-        assert!(!driver(&free).mend.expect("a command").contains("unbind"));
+        assert!(
+            !driver(&free, &nowhere)
+                .mend
+                .expect("a command")
+                .contains("unbind")
+        );
         let no_group = Function {
             group: None,
             ..ours()
