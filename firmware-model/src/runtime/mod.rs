@@ -275,10 +275,10 @@ impl Runtime {
         self.wake();
     }
 
-    /// Forgets everything, for a reset.
+    /// Forgets everything, for a reset, but the streams on their way out: a driver's process that ended is followed by a reset, and what
+    /// completed before still arrives. They own what they hold, and end in a bounded time.
     pub(crate) fn clear(&self) {
         lock(&self.timers).clear();
-        lock(&self.lingering).clear();
         lock(&self.attention).clear();
         self.attention_len.store(0, Ordering::SeqCst);
     }

@@ -106,6 +106,26 @@ fn a_stream_whose_peer_is_silent_is_let_go_after_its_time() {
 }
 
 #[test]
+fn what_a_destroyed_queue_pair_sent_is_not_lost_by_a_reset() {
+    let world = World::new(Conditions::default());
+    let Pair { mut caller, .. } = world.connect();
+    caller.qp.post_send(&world.near, 1, &[caller.region.sge(0, 64)]);
+    let sent = world.pass_until(|| caller.send_cq.poll(&world.near));
+    assert_cqe(&sent, 1, WcStatus::Success);
+    for wire in world.network.wires() {
+        wire.silence();
+    }
+    world.near.on(Opcode::DestroyQp, caller.qp.id).unwrap();
+    let lingering = || world.near.device.core().runtime.lingering();
+    // A process that ends destroys its queue pairs, and is followed by a reset.
+    world.near.device.reset();
+    assert_eq!(lingering(), 1);
+    world.pass(Duration::from_millis(3100));
+    world.pass(Duration::ZERO);
+    assert_eq!(lingering(), 0);
+}
+
+#[test]
 fn mpa_c_04_a_damaged_octet_ends_the_stream_and_nothing_of_it_is_placed() {
     let world = World::new(Conditions::default());
     let Pair {
