@@ -3,6 +3,7 @@
 //!
 //! The plug-in and `urnic` under test are in the guest's folder `/urnic`. It ends when dropped; several may run side by side.
 
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,20 +12,94 @@ use rustix::process::Signal;
 
 use crate::build::{plugin, scratch, urnic};
 use crate::debian::script;
+use crate::netns::Netns;
 use crate::program::{Program, Running};
 use crate::shell::{LIMIT, SHELL, Task};
 use crate::skip::installed;
-use crate::wait::{free_port, until};
+use crate::wait::until;
 
 /// The slot of the first function on the guest's bus.
 const FIRST_SLOT: usize = 0x10;
 
-/// A running guest.
+/// Where the guest's shell is on 127.0.0.1 of the guest's host.
+const SHELL_THERE: u16 = 7007;
+
+/// A port of the guest at which others find it, by any address of its host: for programs that talk TCP beside what they do by RDMA.
+pub const PORT: u16 = 18_515;
+
+/// A running guest. Its host is a network namespace.
 #[derive(Debug)]
-pub struct PciGuest {
+pub struct PciGuest<'a> {
     qemu: Running,
-    shell: u16,
+    host: &'a Netns,
     _shared: Shared,
+}
+
+/// `urnic serve` in a network namespace, with a socket for each function; ended, and the sockets removed, when dropped.
+#[derive(Debug)]
+pub struct Server {
+    running: Option<Running>,
+    folder: PathBuf,
+    functions: usize,
+}
+
+impl Server {
+    /// A server of functions with one address each, given the words of further options.
+    #[track_caller]
+    pub fn start(host: &Netns, addresses: &[&str], options: &str) -> Self {
+        let folder = fresh_folder("serve");
+        let mut program = Program::plain(urnic()).arg("serve");
+        for (function, address) in addresses.iter().enumerate() {
+            let socket = folder.join(function.to_string());
+            program = program.arg("--socket").arg(socket).args(["--addr", address]);
+        }
+        let mut running = host.program(program.line(options)).spawn();
+        let functions = addresses.len();
+        running.says("that it serves", |said| {
+            (said.matches("serving ").count() == functions).then_some(())
+        });
+        Self {
+            running: Some(running),
+            folder,
+            functions,
+        }
+    }
+
+    /// The sockets of its functions.
+    pub fn sockets(&self) -> Vec<PathBuf> {
+        (0..self.functions)
+            .map(|function| self.folder.join(function.to_string()))
+            .collect()
+    }
+
+    /// kill -9.
+    pub fn kill(&mut self) {
+        if let Some(running) = self.running.take() {
+            running.signal(Signal::KILL);
+            running.wait();
+        }
+    }
+
+    /// What it said so far.
+    pub fn output(&self) -> String {
+        self.running.as_ref().map(Running::output).unwrap_or_default()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.running.take());
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A folder that nobody has, in the target folder.
+fn fresh_folder(what: &str) -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let folder = scratch().join(format!("{what}-{}-{number}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder in the target folder");
+    folder
 }
 
 /// What the guest finds in `/urnic`; removed when dropped.
@@ -33,11 +108,7 @@ struct Shared(PathBuf);
 
 impl Shared {
     fn new() -> Result<Self, String> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let folder = scratch().join(format!("guest-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("a folder in the target folder");
-        let shared = Self(folder);
+        let shared = Self(fresh_folder("guest"));
         for file in [plugin(), &urnic()] {
             // An emulated machine reads what is for debuggers only as slowly as the rest.
             let copy = shared.0.join(file.file_name().expect("a file"));
@@ -61,17 +132,16 @@ impl Drop for Shared {
     }
 }
 
-impl PciGuest {
-    /// Boots a guest with a function for each of these vfio-user sockets, at which a server listens.
+impl<'a> PciGuest<'a> {
+    /// Boots a guest on that host, with a function for each of these vfio-user sockets, at which a server listens.
     ///
     /// # Errors
     /// The reason for a skip.
     #[track_caller]
-    pub fn boot(sockets: &[&Path]) -> Result<Self, String> {
+    pub fn boot(host: &'a Netns, sockets: &[PathBuf]) -> Result<Self, String> {
         installed("setpriv")?;
         let folder = script("qemu-guest", &[])?;
         let shared = Shared::new()?;
-        let shell = free_port();
         let mut qemu = Program::plain(format!("{folder}/qemu"))
             .line("-accel tcg,thread=multi -cpu max -smp 2 -nodefaults -no-user-config -no-reboot")
             .line("-display none -serial stdio")
@@ -80,7 +150,9 @@ impl PciGuest {
             .line("-object memory-backend-memfd,id=memory,size=1G,share=on")
             .line("-device intel-iommu,intremap=on,caching-mode=on")
             .arg("-netdev")
-            .arg(format!("user,id=network,hostfwd=tcp:127.0.0.1:{shell}-:{SHELL}"))
+            .arg(format!(
+                "user,id=network,hostfwd=tcp:127.0.0.1:{SHELL_THERE}-:{SHELL},hostfwd=tcp::{PORT}-:{PORT}"
+            ))
             .line("-device virtio-net-pci,netdev=network,romfile=")
             .args(["-kernel", &format!("{folder}/kernel")])
             .args(["-initrd", &format!("{folder}/initramfs")])
@@ -101,7 +173,7 @@ impl PciGuest {
                 r#"{{"driver":"vfio-user-pci","bus":"pcie.0","addr":"{slot:#x}","socket":{{"type":"unix","path":"{path}"}}}}"#
             ));
         }
-        let mut qemu = qemu.spawn();
+        let mut qemu = host.program(qemu).spawn();
         let up = until(LIMIT, || {
             let up = qemu.output().contains("The guest is up.");
             up.then_some(true).or_else(|| qemu.ended().map(|_| false))
@@ -109,7 +181,7 @@ impl PciGuest {
         assert!(up == Some(true), "the guest does not boot:\n{}", qemu.output());
         Ok(Self {
             qemu,
-            shell,
+            host,
             _shared: shared,
         })
     }
@@ -133,8 +205,25 @@ impl PciGuest {
     /// Starts a command line of the guest's shell.
     #[track_caller]
     pub fn start(&self, line: &str) -> Task {
-        Task::start(self.shell, line)
+        let shell = self
+            .host
+            .within(|| TcpStream::connect((Ipv4Addr::LOCALHOST, SHELL_THERE)));
+        shell
+            .and_then(|shell| Task::over(shell, line))
             .unwrap_or_else(|error| panic!("the guest's shell: {error}\n{}", self.qemu.output()))
+    }
+
+    /// Starts a command line that listens at this TCP port of the guest, and waits until it does.
+    #[track_caller]
+    pub fn listener(&self, line: &str, port: u16) -> Task {
+        let task = self.start(line);
+        let wait = format!(
+            "n=0; until netstat -ltn | grep -q ':{port} '; do n=$((n+1)); [ $n -lt 300 ] || exit 1; sleep 0.1; done"
+        );
+        if !self.start(&wait).ends().0 {
+            panic!("{line} does not listen: {}", task.ends().1);
+        }
+        task
     }
 
     /// Runs a command line of the guest's shell; its output. Panics with that if it fails.

@@ -23,7 +23,14 @@ impl Task {
     /// # Errors
     /// Nobody listens there: the guest is gone.
     pub fn start(port: u16, line: &str) -> std::io::Result<Self> {
-        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+        Self::over(TcpStream::connect((Ipv4Addr::LOCALHOST, port))?, line)
+    }
+
+    /// Starts a command line of the shell at the other end.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn over(mut stream: TcpStream, line: &str) -> std::io::Result<Self> {
         stream.write_all(format!("{{ {line}; }} </dev/null 2>&1; echo \"status $?\"; exit\n").as_bytes())?;
         Ok(Task {
             line: line.to_owned(),

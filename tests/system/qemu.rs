@@ -1,17 +1,252 @@
-//! The RNIC as a PCI function of a guest: Debian's own kernel and programs, vfio-pci, an IOMMU.
+//! The RNIC as a PCI function of guests: Debian's own kernel and programs, vfio-pci, an IOMMU. Each host is a network namespace.
 
+use urnic_tests::netns::Netns;
 use urnic_tests::or_skip;
-use urnic_tests::pci_guest::PciGuest;
+use urnic_tests::pci_guest::{PORT, PciGuest, Server};
+use urnic_tests::program::Program;
+use urnic_tests::shell::{LIMIT, Task};
+
+use crate::rdma_cm::LOST_RACE;
+
+/// Addresses of the two hosts that [`Netns::pair`] makes, and a further one of the first.
+const FIRST: &str = "10.77.0.1";
+const SECOND: &str = "10.77.0.2";
+const ALSO_FIRST: &str = "10.77.0.3";
+
+/// One end of a test: a function of a guest, or a program on a host with the device inside.
+enum End<'a> {
+    Guest(&'a PciGuest<'a>, usize),
+    Host(&'a Netns),
+}
+
+/// A program under way at an end.
+enum Started {
+    There(Task),
+    Here(urnic_tests::Running),
+}
+
+impl End<'_> {
+    fn start(&self, line: &str) -> Started {
+        match self {
+            End::Guest(guest, function) => {
+                Started::There(guest.start(&PciGuest::with_urnic(*function, line)))
+            }
+            End::Host(netns) => Started::Here(host_program(netns, line).spawn()),
+        }
+    }
+
+    /// Starts a program that listens at [`PORT`] of its machine.
+    fn listener(&self, line: &str) -> Started {
+        match self {
+            End::Guest(guest, function) => {
+                Started::There(guest.listener(&PciGuest::with_urnic(*function, line), PORT))
+            }
+            End::Host(netns) => {
+                let mut running = host_program(netns, line).spawn();
+                running.listens(PORT);
+                Started::Here(running)
+            }
+        }
+    }
+}
+
+fn host_program(netns: &Netns, line: &str) -> Program {
+    let (name, options) = line.split_once(' ').unwrap_or((line, ""));
+    netns.program(Program::new(name).line(options))
+}
+
+impl Started {
+    /// Whether it succeeded, and what it said.
+    #[track_caller]
+    fn ends(self) -> (bool, String) {
+        match self {
+            Started::There(task) => task.ends(),
+            Started::Here(running) => {
+                let ended = running.wait_for(LIMIT);
+                (ended.ok(), ended.to_string())
+            }
+        }
+    }
+}
+
+/// Runs a server at `to` and a client at `from`, which finds it by this address; what both said.
+#[track_caller]
+fn succeed(server: (&End<'_>, &str), client: (&End<'_>, &str), by_cm: bool) -> (String, String) {
+    let there = match by_cm {
+        true => server.0.start(server.1),
+        false => server.0.listener(server.1),
+    };
+    let (ok, ours) = client.0.start(client.1).ends();
+    // What lost its race at the end did all that it was to do before.
+    let good = |ok: bool, said: &str| ok || said.contains(LOST_RACE);
+    if !good(ok, &ours) && !ok {
+        panic!("--- client, {}:\n{ours}", client.1);
+    }
+    let (ok, theirs) = there.ends();
+    assert!(
+        good(ok, &theirs),
+        "--- server, {}:\n{theirs}\n--- client:\n{ours}",
+        server.1
+    );
+    (ours, theirs)
+}
+
+/// The four programs, unmodified, between two ends: `to` is found at `meeting` by TCP, and has the RNIC's address `address`.
+#[track_caller]
+fn programs_run(from: &End<'_>, to: &End<'_>, meeting: &str, address: &str) {
+    let (ours, theirs) = succeed(
+        (to, &format!("ibv_rc_pingpong -g 0 -p {PORT} -n 200")),
+        (from, &format!("ibv_rc_pingpong -g 0 -p {PORT} -n 200 {meeting}")),
+        false,
+    );
+    for said in [ours, theirs] {
+        assert!(said.contains("200 iters in"), "{said}");
+    }
+    // The client waits for a listener as rdma_cm programs do: it is called again until it is there.
+    let server = format!("rping -s -a {address} -p 7174 -v -V -C 20");
+    let client = format!("rping -c -a {address} -p 7174 -v -V -C 20");
+    let there = to.start(&server);
+    let mut said = String::new();
+    let connected = (0..40).any(|_| {
+        let (_, ours) = from.start(&client).ends();
+        said = ours;
+        !said.contains("RDMA_CM_EVENT_REJECTED") && !said.contains("RDMA_CM_EVENT_UNREACHABLE")
+    });
+    let (_, theirs) = there.ends();
+    assert!(connected, "--- client:\n{said}\n--- server:\n{theirs}");
+    for said in [said, theirs] {
+        assert_eq!(said.matches("rdma-ping-").count(), 20, "{said}");
+    }
+    let line = format!("ib_write_bw -x 0 -F -n 50 -s 65536 -p {PORT}");
+    let (ours, _) = succeed((to, &line), (from, &format!("{line} {meeting}")), false);
+    assert!(ours.contains("65536"), "{ours}");
+}
 
 #[test]
-fn a_guest_boots_with_an_iommu_and_what_the_tests_need() {
-    let guest = or_skip!(PciGuest::boot(&[]));
-    let said = guest.run("ls /sys/kernel/iommu_groups /dev/vfio && rping -h 2>&1 | head -n 1; ls /urnic");
-    for word in ["vfio", "rping", "liburnic.so", "urnic"] {
-        assert!(said.contains(word), "no {word:?} in:\n{said}");
+fn programs_in_a_guest_use_its_functions() {
+    let [first, second] = or_skip!(Netns::pair());
+    first.ip(&format!("addr add {ALSO_FIRST}/24 dev veth0"));
+    // The two functions may call each other, although their addresses are those of one host.
+    let server = Server::start(&first, &[FIRST, ALSO_FIRST], "--allow 10.77.0.0/24");
+    let guest = or_skip!(PciGuest::boot(&first, &server.sockets()));
+    let said = guest.run("lspci -nn");
+    assert_eq!(said.matches("Network controller [0280]").count(), 2, "{said}");
+    assert_eq!(said.matches("[fffe:524e]").count(), 2, "{said}");
+    for function in 0..2 {
+        guest.bind(function);
+        let said = guest.run(&PciGuest::with_urnic(function, "ibv_devinfo -v"));
+        let gid = ["ffff:0a4d:0001", "ffff:0a4d:0003"][function];
+        for expected in ["urnic0", "PORT_ACTIVE", gid] {
+            assert!(said.contains(expected), "no {expected:?} in:\n{said}");
+        }
     }
-    let (ok, said) = guest.start("exit_status_of_something_that_is_not_there").ends();
-    assert!(!ok && said.contains("127"), "{said}");
-    let said = guest.run("LD_PRELOAD=/urnic/liburnic.so ibv_devinfo");
-    assert!(said.contains("urnic0"), "{said}");
+    let said = guest.run(&format!(
+        "/urnic/urnic conformance --device vfio:{}",
+        PciGuest::address(0)
+    ));
+    assert!(said.contains(" 0 failed, 0 not applicable"), "{said}");
+    let host = End::Host(&second);
+    programs_run(
+        &End::Guest(&guest, 0),
+        &End::Guest(&guest, 1),
+        "127.0.0.1",
+        ALSO_FIRST,
+    );
+    programs_run(&End::Guest(&guest, 0), &host, SECOND, SECOND);
+    programs_run(&host, &End::Guest(&guest, 1), FIRST, ALSO_FIRST);
+}
+
+#[test]
+fn programs_in_two_guests_talk_to_each_other() {
+    let [first, second] = or_skip!(Netns::pair());
+    let servers = [
+        Server::start(&first, &[FIRST], ""),
+        Server::start(&second, &[SECOND], ""),
+    ];
+    let one = or_skip!(PciGuest::boot(&first, &servers[0].sockets()));
+    let two = or_skip!(PciGuest::boot(&second, &servers[1].sockets()));
+    one.bind(0);
+    two.bind(0);
+    programs_run(&End::Guest(&one, 0), &End::Guest(&two, 0), SECOND, SECOND);
+    programs_run(&End::Guest(&two, 0), &End::Guest(&one, 0), FIRST, FIRST);
+}
+
+#[test]
+fn a_guest_reaches_neither_its_host_nor_addresses_of_others() {
+    let [first, _second] = or_skip!(Netns::pair());
+    first.ip(&format!("addr add {ALSO_FIRST}/24 dev veth0"));
+    let server = Server::start(&first, &[FIRST], "");
+    let guest = or_skip!(PciGuest::boot(&first, &server.sockets()));
+    guest.bind(0);
+    // Somebody listens there, for iWARP even.
+    let listener = host_program(&first, "rping -s -P -p 7174").spawn();
+    for address in ["127.0.0.1", ALSO_FIRST] {
+        // rping may wait for more after that.
+        let line = PciGuest::with_urnic(0, &format!("timeout 10 rping -c -a {address} -p 7174 -C 1 -v"));
+        let (ok, said) = guest.start(&line).ends();
+        assert!(
+            !ok && said.contains("rdma_connect: Operation not permitted"),
+            "{address}:\n{said}"
+        );
+    }
+    drop(listener);
+    for address in [ALSO_FIRST, SECOND] {
+        let line = PciGuest::with_urnic(0, &format!("timeout 60 rping -s -a {address} -p 7175 -C 1 -v"));
+        let (ok, said) = guest.start(&line).ends();
+        assert!(!ok && said.contains("rdma_bind_addr"), "{address}:\n{said}");
+    }
+}
+
+#[test]
+fn the_death_of_the_server_or_of_qemu_is_told_and_survived() {
+    let [first, second] = or_skip!(Netns::pair());
+    let mut server = Server::start(&first, &[FIRST], "");
+    let host = End::Host(&second);
+    let busy = format!("ib_write_bw -x 0 -F -D 60 -p {PORT}");
+    let guest = or_skip!(PciGuest::boot(&first, &server.sockets()));
+    guest.bind(0);
+    // QEMU first: who talks to the guest learns it, and the server serves the next one.
+    let there = End::Guest(&guest, 0).listener(&busy);
+    let here = host.start(&format!("{busy} {FIRST}"));
+    transfers(&guest);
+    guest.kill();
+    let (ok, said) = here.ends();
+    assert!(!ok, "{said}");
+    drop(there);
+
+    let guest = or_skip!(PciGuest::boot(&first, &server.sockets()));
+    guest.bind(0);
+    let (ours, _) = succeed(
+        (&host, &format!("ibv_rc_pingpong -g 0 -p {PORT} -n 50")),
+        (
+            &End::Guest(&guest, 0),
+            &format!("ibv_rc_pingpong -g 0 -p {PORT} -n 50 {SECOND}"),
+        ),
+        false,
+    );
+    assert!(ours.contains("50 iters in"), "{ours}");
+    // Then the server: both programs end.
+    let there = host.listener(&busy);
+    let here = End::Guest(&guest, 0).start(&format!("{busy} {SECOND}"));
+    transfers(&guest);
+    server.kill();
+    for (which, program) in [("in the guest", here), ("on the host", there)] {
+        let (ok, said) = program.ends();
+        assert!(!ok, "{which}:\n{said}");
+    }
+    let said = guest.run("lspci -s 00:10.0 -xxx | tail -n +2");
+    assert!(
+        said.contains("ff ff ff ff"),
+        "a function whose server is gone still answers:\n{said}"
+    );
+}
+
+/// Waits until the process that has the guest's function counts what it sends or receives.
+#[track_caller]
+fn transfers(guest: &PciGuest<'_>) {
+    guest.run(
+        "n=0; until /urnic/urnic stat --json 2>/dev/null | grep -Eq '\"[tr]x_bytes\": ?[0-9]{7}'; do
+             n=$((n+1)); [ $n -lt 200 ] || { /urnic/urnic stat --json; exit 1; }; sleep 0.1
+         done",
+    );
 }
