@@ -108,6 +108,14 @@ impl Netns {
         })
     }
 
+    /// Waits until some socket inside listens at `port`.
+    #[track_caller]
+    pub fn listens(&self, port: u16) {
+        let pid = self.holder.id();
+        let listening = until(PATIENCE, || crate::wait::listening(pid, port).then_some(()));
+        assert!(listening.is_some(), "nobody listens at {port}");
+    }
+
     /// Runs `ip` inside; panics if it fails.
     #[track_caller]
     pub fn ip(&self, line: &str) {

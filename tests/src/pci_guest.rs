@@ -186,6 +186,11 @@ impl<'a> PciGuest<'a> {
         })
     }
 
+    /// The host that it runs on.
+    pub fn host(&self) -> &'a Netns {
+        self.host
+    }
+
     /// Where the guest has a function, by the order of [`PciGuest::boot`].
     pub fn address(function: usize) -> String {
         format!("0000:00:{:02x}.0", FIRST_SLOT + function)
