@@ -74,12 +74,24 @@ impl Options {
         let mut set = |name: &str, value: Option<OsString>| {
             variables.extend(value.map(|value| (name.to_owned(), value)));
         };
-        set("URNIC_DEVICE", self.device.as_ref().map(OsString::from));
+        set("URNIC_DEVICE", self.device()?);
         set("URNIC_LOG", self.log.as_ref().map(OsString::from));
         // The program may run in another folder.
         set("URNIC_CONFIG", absolute(self.config.as_deref())?);
         set("URNIC_PCAP", absolute(self.pcap.as_deref())?);
         Ok(variables)
+    }
+
+    fn device(&self) -> Result<Option<OsString>, Failure> {
+        let Some(device) = &self.device else {
+            return Ok(None);
+        };
+        let Some(path) = device.strip_prefix("vfio-user:").filter(|path| !path.is_empty()) else {
+            return Ok(Some(device.into()));
+        };
+        let mut value = OsString::from("vfio-user:");
+        value.extend(absolute(Some(Path::new(path)))?);
+        Ok(Some(value))
     }
 }
 

@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::net::Ipv6Addr;
 use std::process::{Command, ExitCode};
 
+use urnic_driver_shim::config::Config;
+use urnic_driver_shim::watch;
 use urnic_verbs_api::rdma_core::{ibv_device_attr, ibv_gid, ibv_port_attr};
 
 use crate::Failure;
@@ -34,6 +36,7 @@ pub(crate) fn describe() -> Result<String, Failure> {
     let attr = device.attributes().map_err(Failure::runtime)?;
     let mut out = String::new();
     write_device(&mut out, &attr);
+    write_way(&mut out)?;
     for number in 1..=attr.phys_port_cnt {
         let port = device.port(number).map_err(Failure::runtime)?;
         write_port(&mut out, number, &port);
@@ -92,6 +95,17 @@ fn write_device(out: &mut String, attr: &ibv_device_attr) {
         "atomics",
         if attr.atomic_cap == 0 { "no" } else { "yes" }.to_owned(),
     );
+}
+
+/// Which device that is and how it reaches the program's memory, as this process tells of itself.
+fn write_way(out: &mut String) -> Result<(), Failure> {
+    let config = Config::from_env().map_err(Failure::usage)?;
+    let folders = watch::folders(config.present.dir);
+    for own in watch::everyone(&folders, Some(std::process::id())) {
+        let _ = writeln!(out, "  {:<24} {}", "device", own.device);
+        let _ = writeln!(out, "  {:<24} {}", "program memory", own.memory);
+    }
+    Ok(())
 }
 
 fn write_port(out: &mut String, number: u8, port: &ibv_port_attr) {

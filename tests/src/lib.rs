@@ -15,6 +15,7 @@ pub mod pci_guest;
 pub mod peer;
 pub mod program;
 pub mod realigned;
+pub mod served;
 pub mod shell;
 pub mod skip;
 pub mod startup;

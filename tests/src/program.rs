@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::build;
+use crate::served::{self, Served};
 use crate::wait::{PATIENCE, until};
 
 /// A program to start.
@@ -118,10 +119,24 @@ impl Program {
         command
     }
 
+    /// A device of its own in another process, if the tests shall use such ones and it could be reached. Where another user, another root or another
+    /// device is asked for, the test has its reasons.
+    fn device(&self) -> Option<Box<Served>> {
+        let chosen = self.environment.iter().any(|(name, _)| name == "URNIC_DEVICE");
+        let here = self.place.first().is_none_or(|word| word == "nsenter")
+            && !self.place.contains(&"setpriv".into());
+        let ours = self.plugin.as_deref() == Some(build::plugin());
+        (served::wanted() && ours && here && !chosen).then(|| Box::new(Served::through(&self.place)))
+    }
+
     /// Starts it, with its output kept. All of `Program::through`'s words replace themselves, so its pid is the program's own.
     pub fn spawn(&self) -> Running {
         let (reader, writer) = std::io::pipe().expect("a pipe");
-        let mut command = self.command();
+        let device = self.device();
+        let mut command = match &device {
+            Some(served) => self.clone().env("URNIC_DEVICE", served.device()).command(),
+            None => self.command(),
+        };
         command
             .stdin(Stdio::piped())
             .stdout(writer.try_clone().expect("a descriptor"))
@@ -141,6 +156,7 @@ impl Program {
             status: None,
             output,
             collector: Some(collector),
+            _device: device,
         }
     }
 
@@ -192,6 +208,8 @@ pub struct Running {
     status: Option<ExitStatus>,
     output: Arc<Output>,
     collector: Option<JoinHandle<()>>,
+    /// Goes when the program has gone.
+    _device: Option<Box<Served>>,
 }
 
 impl Running {

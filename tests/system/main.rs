@@ -20,4 +20,5 @@ mod siw;
 mod stat;
 mod transfer;
 mod users;
+mod vfio_user;
 mod wire_capture;

@@ -115,7 +115,7 @@ pub trait Bus: Send + Sync {
     /// Sets who is told of interrupts and of the device's loss. What happened before is not told: called once, before the device is enabled.
     fn signals(&self, handler: SignalHandler);
 
-    /// What reaches the program's memory, in a few words for `urnic info`.
+    /// How the device reaches memory that the program registers, in a few words for `urnic info`.
     fn memory(&self) -> &'static str;
 
     /// The process is about to end: what completed still arrives. Takes a bounded time.

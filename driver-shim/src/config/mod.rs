@@ -16,6 +16,7 @@ pub use network::Network;
 pub use options::{OPTIONS, Opt};
 
 use std::ffi::{OsStr, OsString};
+use std::fmt;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
@@ -43,6 +44,17 @@ pub enum Device {
     VfioUser(PathBuf),
     /// A PCI function, by its address (`DDDD:BB:DD.F`).
     Vfio(String),
+}
+
+impl fmt::Display for Device {
+    /// As the option has it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Device::Inproc => f.write_str("inproc"),
+            Device::VfioUser(path) => write!(f, "vfio-user:{}", path.display()),
+            Device::Vfio(address) => write!(f, "vfio:{address}"),
+        }
+    }
 }
 
 /// Which zero-length messages may serve as ready-to-receive indication (RFC 6581 §9.2); never empty.

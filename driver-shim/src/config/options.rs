@@ -78,11 +78,7 @@ pub const OPTIONS: &[Opt] = &[
         takes: "inproc, vfio-user:PATH or vfio:DDDD:BB:DD.F",
         help: "The RNIC to drive: the model in this process, one served at a vfio-user socket, a PCI function.",
         set: |c, text| device(text).map(|v| c.device = v),
-        show: |c| match &c.device {
-            Device::Inproc => "inproc".to_owned(),
-            Device::VfioUser(path) => format!("vfio-user:{}", path.display()),
-            Device::Vfio(bdf) => format!("vfio:{bdf}"),
-        },
+        show: |c| c.device.to_string(),
     },
     Opt {
         key: "log",

@@ -395,11 +395,6 @@ impl Driver {
         &self.home.gids
     }
 
-    /// What reaches the program's memory, in a few words for `urnic info`.
-    pub fn memory(&self) -> &'static str {
-        self.bus.memory()
-    }
-
     /// An entry of it.
     pub fn gid(&self, index: usize) -> Option<&Gid> {
         self.home.gids.get(index)

@@ -32,6 +32,8 @@ impl Driver {
         Snapshot {
             pid: std::process::id(),
             command: command(),
+            device: self.config.device.to_string(),
+            memory: self.bus.memory().to_owned(),
             contexts: count(self.contexts.read().unwrap_or_else(PoisonError::into_inner).len()),
             completion_queues: count(self.cqs.read().unwrap_or_else(PoisonError::into_inner).len()),
             counters: self.counters(0).unwrap_or_default(),

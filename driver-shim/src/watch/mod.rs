@@ -24,6 +24,10 @@ pub struct Snapshot {
     pub pid: u32,
     /// What it runs, as the kernel shortens it.
     pub command: String,
+    /// Its device, as the option `device` has it.
+    pub device: String,
+    /// How the device reaches the memory that the process registers.
+    pub memory: String,
     /// Contexts that programs opened.
     pub contexts: u64,
     /// Completion queues.

@@ -99,18 +99,18 @@ impl VfioUserBus {
     pub fn open(path: &Path) -> Result<Arc<VfioUserBus>, Errno> {
         VfioUserBus::connect(path).inspect_err(|errno| {
             let path = path.display();
-            match *errno {
-                Errno::NOENT | Errno::CONNREFUSED => tracing::error!(
-                    "no device at {path} ({errno}): start one with `urnic serve --socket {path}`"
-                ),
-                Errno::ACCESS | Errno::PERM => {
-                    tracing::error!("the device at {path} is not yours to use ({errno}): see who owns the socket")
+            say_once(match *errno {
+                Errno::NOENT | Errno::CONNREFUSED => {
+                    format!("no device at {path} ({errno}): start one with `urnic serve --socket {path}`")
                 }
-                Errno::IO => tracing::error!(
+                Errno::ACCESS | Errno::PERM => {
+                    format!("the device at {path} is not yours to use ({errno}): see who owns the socket")
+                }
+                Errno::IO => format!(
                     "the server at {path} hung up: it may have as many clients as it takes (`urnic serve --clients`)"
                 ),
-                _ => tracing::error!("the device at {path} cannot be used: {errno}"),
-            }
+                _ => format!("the device at {path} cannot be used: {errno}"),
+            });
         })
     }
 
@@ -170,6 +170,16 @@ impl VfioUserBus {
         {
             tracing::warn!("the device's server keeps memory at {start:#x}: {errno}");
         }
+    }
+}
+
+/// A program that looks for devices may try several times in a row.
+fn say_once(complaint: String) {
+    static SAID: Mutex<String> = Mutex::new(String::new());
+    let mut said = lock(&SAID);
+    if *said != complaint {
+        tracing::error!("{complaint}");
+        *said = complaint;
     }
 }
 

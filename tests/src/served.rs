@@ -1,0 +1,90 @@
+//! A device in a process of its own: `urnic serve`, at all addresses of this host.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::build;
+use crate::program::{Program, Running};
+use crate::wait::{PATIENCE, until};
+
+/// A server, ended when dropped, and its socket.
+#[derive(Debug)]
+pub struct Served {
+    server: Running,
+    folder: PathBuf,
+    place: Vec<OsString>,
+}
+
+impl Served {
+    /// Starts one.
+    pub fn start() -> Self {
+        Self::through(&[])
+    }
+
+    /// Starts one where these words lead to.
+    pub fn through(place: &[OsString]) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        // The path of a socket is short.
+        let folder = std::env::temp_dir().join(format!("urnic-served-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder of our own");
+        Self {
+            server: serve(&folder, place),
+            folder,
+            place: place.to_vec(),
+        }
+    }
+
+    /// The option that names the device.
+    pub fn device(&self) -> String {
+        format!("vfio-user:{}", socket(&self.folder).display())
+    }
+
+    /// A program with this device.
+    pub fn program(&self, name: &str) -> Program {
+        Program::new(name).env("URNIC_DEVICE", self.device())
+    }
+
+    /// The server.
+    pub fn server(&self) -> &Running {
+        &self.server
+    }
+
+    /// Another one at the same place, after the first was killed.
+    pub fn again(&mut self) {
+        self.server = serve(&self.folder, &self.place);
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // What its clients sent still arrives when it is asked to end.
+        self.server.signal(rustix::process::Signal::TERM);
+        until(PATIENCE, || self.server.ended());
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn socket(folder: &std::path::Path) -> PathBuf {
+    folder.join("urnic")
+}
+
+fn serve(folder: &std::path::Path, place: &[OsString]) -> Running {
+    let mut server = Program::plain(build::urnic())
+        .args(["serve", "--addr", "host", "--socket"])
+        .arg(socket(folder))
+        .through(place)
+        .spawn();
+    server.says("that it serves", |said| said.contains("serving").then_some(()));
+    server
+}
+
+/// Whether the tests shall use such devices wherever they would use the one in the process: `URNIC_TEST_DEVICE=vfio-user`.
+pub fn wanted() -> bool {
+    match std::env::var("URNIC_TEST_DEVICE").as_deref() {
+        Ok("vfio-user") => true,
+        Ok("inproc") | Err(_) => false,
+        Ok(other) => panic!("URNIC_TEST_DEVICE={other}: inproc or vfio-user"),
+    }
+}

@@ -1,0 +1,254 @@
+//! A device in another process: unmodified programs over `urnic serve`, and what they see when it is killed.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use urnic_tests::build::urnic;
+use urnic_tests::program::{Program, Running};
+use urnic_tests::served::Served;
+use urnic_tests::skip::installed;
+use urnic_tests::wait::{PATIENCE, free_port, until};
+use urnic_tests::{Pair, or_skip};
+
+use crate::devices::gids;
+use crate::rdma_cm::but_for_lost_races;
+
+const LIMIT: Duration = Duration::from_secs(120);
+/// A killed server is noticed within this time: no timeout of a protocol has to pass. A loaded machine may take its time to run anybody.
+const NOTICED: Duration = Duration::from_secs(20);
+
+/// Both ends on functions of one server.
+fn pair(served: &Served, line: &str) -> Pair {
+    let (name, options) = line.split_once(' ').unwrap_or((line, ""));
+    Pair::new(&served.program(name).line(options)).within(LIMIT)
+}
+
+/// Waits until a program is in the middle of sending or receiving.
+#[track_caller]
+fn transfers(program: &Running) {
+    let pid = program.pid().to_string();
+    let stat = Program::plain(urnic()).args(["stat", "--json", &pid]);
+    let counted = |json: &str, name: &str| {
+        let (_, rest) = json.split_once(&format!("\"{name}\":"))?;
+        rest.split([',', '}']).next()?.parse::<u64>().ok()
+    };
+    let moving = until(PATIENCE, || {
+        let json = stat.run().output;
+        let bytes = [counted(&json, "tx_bytes"), counted(&json, "rx_bytes")];
+        (bytes.into_iter().flatten().sum::<u64>() > 100_000).then_some(())
+    });
+    assert!(moving.is_some(), "nothing moves: {}", program.output());
+}
+
+#[test]
+fn it_looks_like_the_device_in_the_process() {
+    or_skip!(installed("ibv_devinfo"));
+    let served = Served::start();
+    let devinfo = served.program("ibv_devinfo").arg("-v");
+    assert_eq!(gids(&devinfo), gids(&Program::new("ibv_devinfo").arg("-v")));
+    let said = devinfo.run().success();
+    for part in ["urnic0", "PORT_ACTIVE", "max_qp:"] {
+        assert!(said.contains(part), "{said}");
+    }
+    let info = Program::plain(urnic())
+        .args(["info", "--device", &served.device()])
+        .run()
+        .success();
+    let line = |name: &str| {
+        let line = info.lines().find_map(|line| line.trim().strip_prefix(name));
+        line.unwrap_or_else(|| panic!("{name}: {info}")).trim().to_owned()
+    };
+    assert_eq!(line("device"), served.device());
+    assert!(
+        ["process_vm", "messages"].contains(&line("program memory").as_str()),
+        "{info}"
+    );
+}
+
+#[test]
+fn pingpong() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    let served = Served::start();
+    for options in [
+        "",
+        "-e",
+        "-g 0 -e -n 3000",
+        "-r 1",
+        "-c -s 1 -n 200",
+        "-c -s 100000 -n 200",
+        "-c -s 4194304 -n 10",
+    ] {
+        pair(&served, &format!("ibv_rc_pingpong {options}")).succeeds();
+    }
+}
+
+#[test]
+fn a_peer_on_another_server_and_one_with_the_device_in_its_process() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    let (one, other) = (Served::start(), Served::start());
+    for far in [other.program("ibv_rc_pingpong"), Program::new("ibv_rc_pingpong")] {
+        for swap in [false, true] {
+            let near = one.program("ibv_rc_pingpong");
+            let (server, client) = if swap {
+                (far.clone(), near)
+            } else {
+                (near, far.clone())
+            };
+            let pair = Pair {
+                server: server.line("-c -s 5000"),
+                client: client.line("-c -s 5000"),
+                ..pair(&one, "ibv_rc_pingpong")
+            };
+            pair.succeeds();
+        }
+    }
+}
+
+#[test]
+fn perftest() {
+    or_skip!(installed("ib_send_bw"));
+    let served = Served::start();
+    for line in [
+        "ib_send_bw -n 300",
+        "ib_send_lat -n 300",
+        "ib_write_bw -n 300",
+        "ib_write_lat -n 300",
+        "ib_read_bw -n 300",
+        "ib_read_lat -n 300",
+        "ib_write_bw -a -n 20",
+        "ib_read_bw -a -n 20",
+        "ib_send_bw -a -n 20",
+        "ib_send_lat -e -n 300",
+        "ib_write_bw -q 8 -b -n 100",
+    ] {
+        pair(&served, &format!("{line} -F -d urnic0")).succeeds();
+    }
+}
+
+#[test]
+fn programs_that_use_the_connection_manager() {
+    or_skip!(installed("rping"));
+    or_skip!(installed("rstream"));
+    let served = Served::start();
+    for (server, client) in [
+        (
+            "rping -s -C 20 -V -p PORT",
+            "rping -c -a 127.0.0.1 -C 20 -V -p PORT",
+        ),
+        (
+            "rstream -p PORT -S 4096 -I 200 -C 4",
+            "rstream -p PORT -S 4096 -I 200 -C 4 -s 127.0.0.1",
+        ),
+        ("ucmatose -c 20 -p PORT", "ucmatose -c 20 -s 127.0.0.1 -p PORT"),
+    ] {
+        let (server, client) = but_for_lost_races(|| {
+            let port = free_port();
+            let program = |line: &str| {
+                let line = line.replace("PORT", &port.to_string());
+                let (name, options) = line.split_once(' ').expect("options");
+                served.program(name).line(options)
+            };
+            let mut server = program(server).spawn();
+            server.listens(port);
+            let client = program(client).run_for(LIMIT);
+            if client.ok() {
+                (server.wait_for(LIMIT), client)
+            } else {
+                (server.stopped(), client)
+            }
+        });
+        client.success();
+        server.success();
+    }
+}
+
+#[test]
+fn a_killed_server_is_an_error_within_seconds_and_a_new_one_serves_new_programs() {
+    or_skip!(installed("ib_write_bw"));
+    let (mut here, there) = (Served::start(), Served::start());
+    for name in ["ib_write_bw", "ib_send_bw", "ib_read_bw", "ib_send_lat"] {
+        let options = "-F -d urnic0 -D 100";
+        let (name, more) = name.split_once(' ').unwrap_or((name, ""));
+        let pair = Pair {
+            server: there.program(name).line(options).line(more),
+            client: here.program(name).line(options).line(more),
+            ..pair(&here, name)
+        };
+        let (server, client) = pair.start();
+        transfers(&client);
+        here.server().signal(Signal::KILL);
+        let client = client.wait_for(NOTICED);
+        assert!(!client.ok(), "{client}");
+        // Its peer, whose device lives, lost the connection, and may wait for a message that never comes: perftest's manners.
+        drop(server);
+        here.again();
+        Pair::new(&here.program("ibv_rc_pingpong")).succeeds();
+    }
+}
+
+#[test]
+fn programs_asleep_wake_when_the_server_is_killed() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    or_skip!(installed("rping"));
+    let mut served = Served::start();
+    // A client that waits for completions that never come, as its peer is stopped.
+    let pair = pair(&served, "ibv_rc_pingpong -e -n 100000000");
+    let (server, client) = pair.start();
+    transfers(&client);
+    server.stop();
+    served.server().signal(Signal::KILL);
+    let client = client.wait_for(NOTICED);
+    assert!(
+        !client.ok() && client.output.contains("Failed status"),
+        "{client}"
+    );
+    drop(server);
+    // A listener that waits for connection events.
+    served.again();
+    let port = free_port();
+    let mut listener = served
+        .program("rping")
+        .line(&format!("-s -p {port} -C 1"))
+        .spawn();
+    listener.listens(port);
+    served.server().signal(Signal::KILL);
+    let listener = listener.wait_for(NOTICED);
+    assert!(!listener.ok(), "{listener}");
+    assert!(listener.output.contains("device removal"), "{listener}");
+}
+
+#[test]
+fn a_socket_where_nobody_listens_is_told_in_one_line() {
+    or_skip!(installed("ibv_devices"));
+    let missing = "/nowhere/urnic-socket";
+    let said = Program::new("ibv_devices")
+        .env("URNIC_DEVICE", format!("vfio-user:{missing}"))
+        .run()
+        .output;
+    assert!(!said.contains("urnic0"), "{said}");
+    let lines: Vec<&str> = said.lines().filter(|line| line.contains(missing)).collect();
+    assert!(
+        lines.len() == 1 && lines[0].contains("urnic serve --socket"),
+        "{said}"
+    );
+}
+
+#[test]
+fn programs_of_one_server_are_seen_by_urnic_stat() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    let served = Served::start();
+    let (server, client) = pair(&served, "ibv_rc_pingpong -n 100000000").start();
+    transfers(&client);
+    for running in [&server, &client] {
+        let pid = running.pid().to_string();
+        let json = Program::plain(urnic())
+            .args(["stat", "--json", &pid])
+            .run()
+            .success();
+        assert!(
+            json.contains(&format!("\"device\":\"{}\"", served.device())),
+            "{json}"
+        );
+        assert!(json.contains("\"state\":\"RT"), "{json}");
+    }
+}
