@@ -6,6 +6,7 @@ mod cacheline;
 mod crc;
 mod ours;
 mod raw;
+mod served;
 mod table;
 mod ucx;
 
@@ -124,6 +125,20 @@ fn bench(rounds: usize) -> ExitCode {
         "rstream over TCP",
         Aim::Report,
     ));
+    let in_process = "device in the process";
+    rows.push(Row::new("served: doorbell to CQE", "us", in_process, Aim::Report));
+    rows.push(Row::new(
+        "served: ib_write_bw 1 MiB",
+        "MiB/s",
+        in_process,
+        Aim::AtLeast(0.7),
+    ));
+    rows.push(Row::new(
+        "served: ib_send_bw 64 B, messages",
+        "M/s",
+        in_process,
+        Aim::Report,
+    ));
 
     for round in 1..=rounds {
         eprint!("\rround {round} of {rounds} ");
@@ -162,17 +177,17 @@ fn measure(rows: &mut [Row]) {
     for (size, _, count) in STREAMS {
         for tool in ["ib_write_bw", "ib_send_bw"] {
             let stream = raw::stream(size, count);
-            let ours = tried(|| ours::bandwidth(tool, size, count));
+            let ours = tried(|| ours::bandwidth(tool, size, count, None));
             add_runs(&[(ours, Some(stream))]);
         }
     }
 
-    let ours = tried(|| ours::messages("ib_send_bw", 64, 2_000_000));
+    let ours = tried(|| ours::messages("ib_send_bw", 64, 2_000_000, None));
     add_runs(&[(ours, tried(|| ucx::messages(64, 2_000_000)))]);
     for len in [1448, 64_774] {
         add_runs(&crc::rates(len).map(|(ours, library)| (Some(ours), Some(library))));
     }
-    let doorbell = tried(ours::doorbell_to_cqe);
+    let doorbell = tried(|| ours::doorbell_to_cqe(None));
     add_runs(&[(doorbell, Some(cacheline::round_trip()))]);
     let connections = tried(ours::connections);
     add_runs(&[(connections.map(|c| c.kibibytes), None)]);
@@ -192,6 +207,9 @@ fn measure(rows: &mut [Row]) {
             })
         };
         add_runs(&[(figure(true), figure(false))]);
+    }
+    for measurement in [served::doorbell_to_cqe, served::bandwidth, served::messages] {
+        add_runs(&[std::panic::catch_unwind(measurement).unwrap_or_default()]);
     }
 }
 

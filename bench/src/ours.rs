@@ -28,16 +28,21 @@ fn figures(text: &str) -> Option<Vec<f64>> {
     text.lines().rev().filter_map(row).find(|row| row.len() >= 2)
 }
 
-fn perftest(name: &str, options: &str) -> Option<Vec<f64>> {
+/// A program with that device; `None` is the one in its process.
+fn program(name: impl AsRef<std::ffi::OsStr>, device: Option<&str>) -> Program {
+    Program::new(name).env("URNIC_DEVICE", device.unwrap_or("inproc"))
+}
+
+fn perftest(name: &str, options: &str, device: Option<&str>) -> Option<Vec<f64>> {
     installed(name).ok()?;
-    let pair = Pair::new(&Program::new(name).line("-d urnic0 -F").line(options)).within(LIMIT);
+    let pair = Pair::new(&program(name, device).line("-d urnic0 -F").line(options)).within(LIMIT);
     figures(&pair.succeeds().client.output)
 }
 
 /// Half round trips of 8 bytes.
 pub(crate) fn latency(name: &str) -> Option<Latency> {
     // bytes, iterations, min, max, typical (the median), average, deviation, 99 %, 99.9 %
-    let row = perftest(name, "-s 8 -n 50000")?;
+    let row = perftest(name, "-s 8 -n 50000", None)?;
     Some(Latency {
         median: *row.get(4)?,
         p99: *row.get(7)?,
@@ -45,19 +50,23 @@ pub(crate) fn latency(name: &str) -> Option<Latency> {
 }
 
 /// MiB/s.
-pub(crate) fn bandwidth(name: &str, size: usize, count: u64) -> Option<f64> {
+pub(crate) fn bandwidth(name: &str, size: usize, count: u64, device: Option<&str>) -> Option<f64> {
     // bytes, iterations, peak, average, messages
-    perftest(name, &format!("-s {size} -n {count}"))?.get(3).copied()
+    perftest(name, &format!("-s {size} -n {count}"), device)?
+        .get(3)
+        .copied()
 }
 
 /// Millions of messages per second.
-pub(crate) fn messages(name: &str, size: usize, count: u64) -> Option<f64> {
-    perftest(name, &format!("-s {size} -n {count}"))?.get(4).copied()
+pub(crate) fn messages(name: &str, size: usize, count: u64, device: Option<&str>) -> Option<f64> {
+    perftest(name, &format!("-s {size} -n {count}"), device)?
+        .get(4)
+        .copied()
 }
 
 /// Microseconds from posting a Send on a queue pair that is its own peer to the receive's completion.
-pub(crate) fn doorbell_to_cqe() -> Option<f64> {
-    let program = Program::new(compiled("selfpost").ok()?);
+pub(crate) fn doorbell_to_cqe(device: Option<&str>) -> Option<f64> {
+    let program = program(compiled("selfpost").ok()?, device);
     figures(&program.run_for(LIMIT).success())?.first().copied()
 }
 

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use rustix::process::{Resource, getrlimit};
+use urnic_driver_shim::bus::Bus as _;
+use urnic_driver_shim::bus::vfio_user::VfioUserBus;
 use urnic_driver_shim::config::{Config, Device};
 use urnic_driver_shim::presence;
 use urnic_verbs_api::rdma_core::Pabi;
@@ -118,13 +120,15 @@ pub(crate) fn examine(options: &Options) -> Result<ExitCode, Failure> {
         ..Default::default()
     };
     report(folder(&presence::homes(&settings)));
-    let mut reachable = true;
-    if let Device::Vfio(address) = &config.device {
-        let findings = function::examine(address);
-        reachable = findings.iter().all(|finding| finding.verdict != Verdict::Wrong);
-        findings.into_iter().for_each(&mut report);
-    } else {
-        report(sockets(&config));
+    let findings = match &config.device {
+        Device::Vfio(address) => function::examine(address),
+        Device::VfioUser(path) => vec![server(path)],
+        Device::Inproc => vec![sockets(&config)],
+    };
+    let reachable =
+        config.device == Device::Inproc || findings.iter().all(|finding| finding.verdict != Verdict::Wrong);
+    findings.into_iter().for_each(&mut report);
+    if !matches!(config.device, Device::Vfio(_)) {
         report(Finding::good("memlock", "any limit will do: nothing is pinned"));
     }
     report(descriptors());
@@ -148,6 +152,21 @@ pub(crate) fn examine(options: &Options) -> Result<ExitCode, Failure> {
     }
     println!("wrong: {wrong}");
     Ok(ExitCode::from(1))
+}
+
+/// Does somebody lend us a device at this socket?
+fn server(path: &Path) -> Finding {
+    let socket = path.display();
+    match VfioUserBus::open(path) {
+        Ok(bus) => {
+            let text = format!("{socket}, which reaches program memory by {}", bus.memory());
+            Finding::good("server", text)
+        }
+        Err(errno) => {
+            let mend = format!("urnic serve --addr host --socket {socket}");
+            Finding::wrong("server", format!("{socket}: {errno}"), mend)
+        }
+    }
 }
 
 fn source_of_config() -> String {

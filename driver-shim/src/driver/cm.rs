@@ -219,7 +219,8 @@ pub unsafe fn cm_write(fd: RawFd, bytes: *const u8, len: usize) -> Result<Option
         None if command::number(bytes) == Some(command::GET_EVENT) => return Err(Errno::BADFD),
         None => return Err(Errno::BADF),
     };
-    channel.driver.alive()?;
+    // On a lost device events are still there to be taken, and ids to be destroyed; the rest fails by itself.
+    channel.driver.here()?;
     let command = Command::parse(bytes).inspect_err(|errno| {
         tracing::debug!("channel {fd}: command {:?}: {errno}", command::number(bytes));
     })?;

@@ -234,7 +234,7 @@ impl CommandQueue {
 }
 
 /// Whether the device executes commands.
-fn is_ready(bus: &dyn Bus) -> bool {
+pub(crate) fn is_ready(bus: &dyn Bus) -> bool {
     let status = bus.read32(registers::STATUS);
     status != registers::GONE && status & registers::Status::READY.bits() != 0
 }

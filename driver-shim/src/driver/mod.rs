@@ -331,6 +331,10 @@ impl Driver {
             stopped: AtomicBool::new(false),
         });
         let _ = here.set(Arc::downgrade(&driver));
+        // A loss that was told before somebody listened.
+        if !command::is_ready(&*driver.bus) {
+            driver.lose();
+        }
         worker::start(driver.clone())?;
         Ok(driver)
     }
