@@ -1,5 +1,8 @@
 //! The other side, for tests: host memory and a driver in a few lines.
 
+#![allow(clippy::unwrap_used, reason = "compiled for tests and fuzzing only")]
+#![cfg_attr(fuzzing, allow(dead_code, reason = "fuzz targets use a part of it"))]
+
 use crate::config::{DeviceAddress, ModelConfig};
 use crate::device::{Device, Interrupts};
 use crate::host::{HostMemory, Mapping, Record, RemoteMemory, Unreachable};
