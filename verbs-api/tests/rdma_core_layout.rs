@@ -158,6 +158,9 @@ fn public_structs_and_constants_match_the_installed_header() {
         ibv_wc_tm_info { tag, priv_ = "priv" }
         ibv_values_ex { comp_mask, raw_clock }
         ibv_ece { vendor_id, options, comp_mask }
+        ibv_td { context }
+        ibv_td_init_attr { comp_mask }
+        ibv_parent_domain_init_attr { pd, td, comp_mask, alloc, free, pd_context }
     }
     // These grew at their ends: every release has the fields, not every release the size.
     layouts!(@fields l; ibv_port_attr { state, max_mtu, active_mtu, gid_tbl_len, port_cap_flags, max_msg_sz, bad_pkey_cntr, qkey_viol_cntr, pkey_tbl_len, lid, sm_lid, lmc, max_vl_num, sm_sl, subnet_timeout, init_type_reply, active_width, active_speed, phys_state, link_layer, flags, port_cap_flags2 });

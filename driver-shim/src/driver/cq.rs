@@ -1,16 +1,17 @@
 //! Completion queues.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
-use urnic_verbs_api::device::command::{CreateCq, Opcode, QueueHandle};
+use urnic_verbs_api::device::command::{Count, CreateCq, Opcode, QueueHandle, ResizeCq};
 use urnic_verbs_api::device::cqe::CQE_LEN;
 use urnic_verbs_api::device::doorbell::{Doorbell, Kind};
 use urnic_verbs_api::device::record::CqRecord;
 
 use super::dma::DmaMemory;
-use super::{Context, Driver};
+use super::{Context, Driver, lock};
 
 /// A completion queue. It starts with consumer index 0 and phase 1.
 pub struct Cq {
@@ -19,9 +20,30 @@ pub struct Cq {
     pub id: u32,
     uar: u32,
     doorbell: u32,
-    ring: DmaMemory,
+    ring: Mutex<Ring>,
     record: DmaMemory,
+}
+
+/// Where the completions are.
+pub(super) struct Ring {
+    pub(super) memory: DmaMemory,
     log_size: u32,
+    /// Index of the completion in the first slot on the first pass.
+    base: u32,
+}
+
+impl Ring {
+    /// Entries: a power of two.
+    pub(super) fn entries(&self) -> u32 {
+        1 << self.log_size
+    }
+
+    /// Byte offset of a completion, and its phase.
+    pub(super) fn place(&self, index: u32) -> (usize, u32) {
+        let from_base = index.wrapping_sub(self.base);
+        let slot = (from_base & (self.entries() - 1)) as usize;
+        (slot * CQE_LEN, !(from_base >> self.log_size) & 1)
+    }
 }
 
 impl fmt::Debug for Cq {
@@ -65,9 +87,12 @@ impl Driver {
             id: handle.id.get(),
             uar: context.uar,
             doorbell: handle.doorbell.get(),
-            ring,
+            ring: Mutex::new(Ring {
+                memory: ring,
+                log_size,
+                base: 0,
+            }),
             record,
-            log_size,
         });
         self.cqs
             .write()
@@ -78,22 +103,54 @@ impl Driver {
 }
 
 impl Cq {
-    /// Its ring of 64-byte entries.
-    #[inline]
-    pub fn ring(&self) -> &DmaMemory {
-        &self.ring
+    /// Its ring of 64-byte entries: the first byte. It is there until the queue is resized or destroyed.
+    pub fn ring(&self) -> *mut u8 {
+        lock(&self.ring).memory.as_ptr()
     }
 
     /// Entries of the ring: a power of two.
-    #[inline]
     pub fn entries(&self) -> u32 {
-        1 << self.log_size
+        1 << self.log_size()
     }
 
     /// log2 of the entries.
-    #[inline]
     pub fn log_size(&self) -> u32 {
-        self.log_size
+        lock(&self.ring).log_size
+    }
+
+    /// Its ring, which stays what it is meanwhile.
+    pub(super) fn steady_ring(&self) -> MutexGuard<'_, Ring> {
+        lock(&self.ring)
+    }
+
+    /// Moves it to a ring of at least `entries` entries; its first byte, and log2 of its entries. The caller takes no completions meanwhile;
+    /// afterwards the one with the present consumer index is in the ring's first slot, with phase 1.
+    ///
+    /// # Errors
+    /// `EINVAL` for no entries, more than the device takes, or fewer than completions wait; `ENOMEM`; `EIO` in a forked child.
+    pub fn resize(&self, entries: u32) -> Result<(*mut u8, u32), Errno> {
+        self.driver.alive()?;
+        if entries == 0 || entries > self.driver.attributes.max_cqe {
+            return Err(Errno::INVAL);
+        }
+        let log_size = entries.next_power_of_two().ilog2();
+        let memory = self.driver.pool.allocate(CQE_LEN << log_size)?;
+        let arguments = ResizeCq {
+            ring: memory.iova().into(),
+            cq: self.id.into(),
+            log_size: log_size.into(),
+        };
+        let mut ring = lock(&self.ring);
+        self.driver
+            .commands
+            .call::<_, Count>(Opcode::ResizeCq, &arguments)?;
+        let base = self.record().consumer.load(Ordering::Acquire);
+        *ring = Ring {
+            memory,
+            log_size,
+            base,
+        };
+        Ok((ring.memory.as_ptr(), log_size))
     }
 
     /// Its consumer index.

@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use urnic_verbs_api::device::cqe::{CQE_LEN, Cqe, PHASE};
+use urnic_verbs_api::device::cqe::{Cqe, PHASE};
 use urnic_verbs_api::device::record::sleep_at;
 use urnic_verbs_api::device::wqe::{BLOCK_LEN, MAX_BLOCKS, Opcode, RecvHeader, SendFlags, SendHeader};
 use urnic_verbs_api::vocabulary::{QpState, WcOpcode, WcStatus};
@@ -170,7 +170,12 @@ impl Pair {
     fn of(qp: &Qp, completed: Completed) -> Pair {
         Pair {
             send: first_send(qp, completed.sends),
-            receive: completed.receives,
+            // A shared queue is not flushed.
+            receive: if qp.shares_receives() {
+                0
+            } else {
+                completed.receives
+            },
         }
     }
 
@@ -256,37 +261,33 @@ fn first_send(qp: &Qp, slot: u32) -> u32 {
 /// Index behind the newest completion in the ring.
 fn newest(cq: &Cq) -> u32 {
     let consumer = cq.record().consumer.load(Ordering::Acquire);
+    let ring = cq.steady_ring();
     let is_filled = |index: &u32| {
-        let (at, phase) = place(cq, *index);
-        u32::from_le(cq.ring().word(at + PHASE).load(Ordering::Acquire)) & 1 == phase
+        let (at, phase) = ring.place(*index);
+        u32::from_le(ring.memory.word(at + PHASE).load(Ordering::Acquire)) & 1 == phase
     };
-    let indices = (0..cq.entries()).map(|i| consumer.wrapping_add(i));
+    let indices = (0..ring.entries()).map(|i| consumer.wrapping_add(i));
     consumer.wrapping_add(indices.take_while(is_filled).count() as u32)
-}
-
-/// Byte offset of a completion, and its phase.
-fn place(cq: &Cq, index: u32) -> (usize, u32) {
-    let slot = (index & (cq.entries() - 1)) as usize;
-    (slot * CQE_LEN, !(index >> cq.log_size()) & 1)
 }
 
 impl Queue {
     /// A request was flushed.
     fn push(&mut self, qp: &Qp, cookie: u64, opcode: WcOpcode) -> Result<(), Full> {
         let consumer = self.cq.record().consumer.load(Ordering::Acquire);
-        if self.producer.wrapping_sub(consumer) >= self.cq.entries() {
+        let ring = self.cq.steady_ring();
+        if self.producer.wrapping_sub(consumer) >= ring.entries() {
             return Err(Full);
         }
         let mut cqe = Cqe::new(cookie, qp.qpn, qp.qid, opcode, WcStatus::WrFlushErr);
         cqe.timestamp = (now().as_nanos() as u64).into();
-        let (at, phase) = place(&self.cq, self.producer);
+        let (at, phase) = ring.place(self.producer);
         if let Some(before_phase) = cqe.as_bytes().get(..PHASE) {
-            self.cq.ring().copy_in(at, before_phase);
+            ring.memory.copy_in(at, before_phase);
         }
-        self.cq
-            .ring()
+        ring.memory
             .word(at + PHASE)
             .store(phase.to_le(), Ordering::Release);
+        drop(ring);
         self.producer = self.producer.wrapping_add(1);
         self.news = true;
         Ok(())

@@ -8,7 +8,9 @@ use std::ffi::c_void;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
-use urnic_verbs_api::device::command::{CreateMr, Handle, Opcode};
+use urnic_verbs_api::device::command::{
+    CreateMr, Handle, ModifyMr, NULL_REGION, Nothing, Opcode, reregister,
+};
 use urnic_verbs_api::vocabulary::Access;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
@@ -23,8 +25,48 @@ const PAGE: usize = 4096;
 pub struct Mr {
     /// Its Stag: both keys.
     pub stag: u32,
-    dma: Mapping,
+    /// `None` for a region without memory.
+    dma: Option<Mapping>,
     len: usize,
+}
+
+/// What to change of a registration.
+#[derive(Debug, Default)]
+pub struct Reregistration<'a> {
+    /// Other memory: its address, length, and the name of its first byte.
+    pub memory: Option<(*mut c_void, usize, u64)>,
+    /// Another domain.
+    pub pd: Option<&'a Pd>,
+    /// Whether the rights change.
+    pub access: bool,
+    /// The rights from now on, changed or not.
+    pub rights: Access,
+}
+
+/// The command's arguments for memory that the device reaches so, and the page list that goes along, if any.
+fn described(pd: &Pd, dma: &Mapping, len: usize, base: u64, access: Access) -> (CreateMr, Vec<U64>) {
+    let (dma, log_page, list) = match dma {
+        Mapping::Contiguous(iova) => (*iova, 0, Vec::new()),
+        Mapping::Pages {
+            pages,
+            log_page,
+            offset,
+        } => (
+            *offset,
+            *log_page,
+            pages.iter().map(|page| U64::new(*page)).collect(),
+        ),
+    };
+    let arguments = CreateMr {
+        base: base.into(),
+        len: (len as u64).into(),
+        dma: dma.into(),
+        pd: pd.id.into(),
+        access: access.bits().into(),
+        log_page: log_page.into(),
+        reserved: 0.into(),
+    };
+    (arguments, list)
 }
 
 impl Driver {
@@ -42,44 +84,97 @@ impl Driver {
         access: Access,
     ) -> Result<Mr, Errno> {
         self.alive()?;
-        base.checked_add(len as u64).ok_or(Errno::INVAL)?;
-        let write = access.intersects(Access::WRITERS);
-        populate(addr, len, write)?;
-        let dma = self.bus.map(addr.cast(), len, write)?;
-        let mut arguments = CreateMr {
-            base: base.into(),
-            len: (len as u64).into(),
-            dma: 0.into(),
-            pd: pd.id.into(),
-            access: access.bits().into(),
-            log_page: 0.into(),
-            reserved: 0.into(),
-        };
-        let created = match &dma {
-            Mapping::Contiguous(iova) => {
-                arguments.dma = (*iova).into();
-                self.commands.call::<_, Handle>(Opcode::CreateMr, &arguments)
-            }
-            Mapping::Pages {
-                pages,
-                log_page,
-                offset,
-            } => {
-                arguments.dma = (*offset).into();
-                arguments.log_page = (*log_page).into();
-                let list: Vec<U64> = pages.iter().map(|page| U64::new(*page)).collect();
-                self.commands
-                    .send::<_, Handle>(Opcode::CreateMr, &arguments, list.as_bytes())
-            }
+        let dma = self.reach(addr, len, base, access)?;
+        let (arguments, list) = described(pd, &dma, len, base, access);
+        let created = if list.is_empty() {
+            self.commands.call::<_, Handle>(Opcode::CreateMr, &arguments)
+        } else {
+            self.commands
+                .send::<_, Handle>(Opcode::CreateMr, &arguments, list.as_bytes())
         };
         match created {
             Ok(handle) => Ok(Mr {
                 stag: handle.id.get(),
-                dma,
+                dma: Some(dma),
                 len,
             }),
             Err(errno) => {
                 self.bus.unmap(&dma, len);
+                Err(errno)
+            }
+        }
+    }
+
+    /// Registers no memory (`ibv_alloc_null_mr(3)`): what is gathered from it is zeroes, what is scattered to it is dropped.
+    ///
+    /// # Errors
+    /// `ENOMEM`; `EIO` in a forked child.
+    pub fn register_null(&self, pd: &Pd) -> Result<Mr, Errno> {
+        self.alive()?;
+        let nothing = Mapping::Contiguous(0);
+        let (mut arguments, _) = described(pd, &nothing, usize::MAX, 0, Access::LOCAL_WRITE);
+        arguments.log_page = NULL_REGION.into();
+        let handle: Handle = self.commands.call(Opcode::CreateMr, &arguments)?;
+        Ok(Mr {
+            stag: handle.id.get(),
+            dma: None,
+            len: 0,
+        })
+    }
+
+    /// Makes memory exist and reachable for the device.
+    fn reach(&self, addr: *mut c_void, len: usize, base: u64, access: Access) -> Result<Mapping, Errno> {
+        base.checked_add(len as u64).ok_or(Errno::INVAL)?;
+        let write = access.intersects(Access::WRITERS);
+        populate(addr, len, write)?;
+        self.bus.map(addr.cast(), len, write)
+    }
+
+    /// Changes a registration (`ibv_rereg_mr(3)`): what `change` has, and no more. The Stag stays. What fails changes nothing.
+    ///
+    /// # Errors
+    /// As [`Driver::register`]; `EBUSY` while a window is bound to it.
+    pub fn reregister(&self, mr: &mut Mr, change: &Reregistration<'_>) -> Result<(), Errno> {
+        self.alive()?;
+        let dma = match change.memory {
+            Some((addr, len, base)) => Some((self.reach(addr, len, base, change.rights)?, len, base)),
+            None => None,
+        };
+        let mut what = 0;
+        let mut put = |given: bool, bit: u32| what |= if given { bit } else { 0 };
+        put(dma.is_some(), reregister::TRANSLATION);
+        put(change.pd.is_some(), reregister::PD);
+        put(change.access, reregister::ACCESS);
+        let nowhere = Mapping::Contiguous(0);
+        let (mapping, len, base) = dma
+            .as_ref()
+            .map_or((&nowhere, 0, 0), |(dma, len, base)| (dma, *len, *base));
+        let no_pd = Pd { id: 0 };
+        let (new, list) = described(change.pd.unwrap_or(&no_pd), mapping, len, base, change.rights);
+        let arguments = ModifyMr {
+            stag: mr.stag.into(),
+            what: what.into(),
+            new,
+        };
+        let changed = if list.is_empty() {
+            self.commands.run(Opcode::ModifyMr, &arguments)
+        } else {
+            self.commands
+                .send::<_, Nothing>(Opcode::ModifyMr, &arguments, list.as_bytes())
+                .map(drop)
+        };
+        match changed {
+            Ok(()) => {
+                if let Some((dma, len, _)) = dma {
+                    self.release(mr);
+                    (mr.dma, mr.len) = (Some(dma), len);
+                }
+                Ok(())
+            }
+            Err(errno) => {
+                if let Some((dma, len, _)) = dma {
+                    self.bus.unmap(&dma, len);
+                }
                 Err(errno)
             }
         }
@@ -92,8 +187,14 @@ impl Driver {
     pub fn deregister(&self, mr: &Mr) -> Result<(), Errno> {
         self.here()?;
         self.commands.destroy(Opcode::DestroyMr, mr.stag)?;
-        self.bus.unmap(&mr.dma, mr.len);
+        self.release(mr);
         Ok(())
+    }
+
+    fn release(&self, mr: &Mr) {
+        if let Some(dma) = &mr.dma {
+            self.bus.unmap(dma, mr.len);
+        }
     }
 }
 

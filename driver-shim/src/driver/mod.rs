@@ -17,17 +17,20 @@ mod process;
 mod qp;
 mod rim;
 mod snapshot;
+mod srq;
 mod state;
 mod streams;
 mod transition;
+mod window;
 mod worker;
 
 pub use cm::{CmChannel, cm_write};
 pub use cq::Cq;
 pub use dma::DmaMemory;
-pub use memory::Mr;
+pub use memory::{Mr, Reregistration};
 pub use process::{abandon_in_child, addresses, exit};
 pub use qp::{AddressVector, Completed, Poster, Qp, QpAttr, QpCaps, QpInit};
+pub use srq::Srq;
 pub use transition::QpMask;
 
 use std::collections::HashMap;
@@ -213,7 +216,9 @@ pub struct Driver {
     cqs: RwLock<HashMap<u32, (Arc<Cq>, Target)>>,
     /// Queue pairs by qid, alike.
     qps: RwLock<HashMap<u32, (Arc<Qp>, Target)>>,
-    /// Their qids by the numbers that programs know them by.
+    /// Shared receive queues by srqid, alike.
+    srqs: RwLock<HashMap<u32, (Arc<Srq>, Target)>>,
+    /// The qids of queue pairs by the numbers that programs know them by.
     qids: Mutex<HashMap<u32, u32>>,
     native: Mutex<rim::Native>,
     cm: Mutex<cm::Manager>,
@@ -317,6 +322,7 @@ impl Driver {
             next_context: AtomicU64::new(1),
             cqs: RwLock::default(),
             qps: RwLock::default(),
+            srqs: RwLock::default(),
             qids: Mutex::default(),
             native,
             cm,

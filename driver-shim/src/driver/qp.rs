@@ -12,7 +12,7 @@ use urnic_verbs_api::device::wqe::{self, BLOCK_LEN, MAX_INLINE, MAX_SGE, RecvHea
 use urnic_verbs_api::vocabulary::QpState;
 
 use super::dma::DmaMemory;
-use super::{Context, Cq, Driver, Pd, lock};
+use super::{Context, Cq, Driver, Pd, Srq, lock};
 
 /// Capacities of a queue pair (`struct ibv_qp_cap`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -40,6 +40,8 @@ pub struct QpInit<'a> {
     pub send_cq: &'a Cq,
     /// Where its receives complete.
     pub recv_cq: &'a Cq,
+    /// Where its receives come from; `None` = a queue of its own.
+    pub srq: Option<&'a Srq>,
     /// What it must at least hold.
     pub caps: QpCaps,
     /// Handed back with its asynchronous events.
@@ -155,6 +157,7 @@ pub struct Qp {
     sq_blocks: u32,
     rq_entries: u32,
     rq_log_stride: u32,
+    shares_receives: bool,
     gate: AtomicBool,
     /// The connection manager connected it.
     managed: AtomicBool,
@@ -240,7 +243,7 @@ impl Driver {
             pd: init.pd.id.into(),
             send_cq: init.send_cq.id.into(),
             recv_cq: init.recv_cq.id.into(),
-            srq: 0.into(),
+            srq: init.srq.map_or(0, |srq| srq.id).into(),
             uar: init.context.uar.into(),
             label: qpn.into(),
             sq_log_size: shape.sq_log_size.into(),
@@ -266,6 +269,7 @@ impl Driver {
             sq_blocks: 1 << shape.sq_log_size,
             rq_entries: 1 << shape.rq_log_size,
             rq_log_stride: shape.rq_log_stride,
+            shares_receives: init.srq.is_some(),
             gate: AtomicBool::new(false),
             managed: AtomicBool::new(false),
             ack_timeout: AtomicU8::new(0),
@@ -313,6 +317,11 @@ impl Qp {
     #[inline]
     pub fn rq_log_stride(&self) -> u32 {
         self.rq_log_stride
+    }
+
+    /// Whether its receives come from a shared queue.
+    pub fn shares_receives(&self) -> bool {
+        self.shares_receives
     }
 
     /// Its indices. They go on through the Reset state, where the device consumes what is posted without a completion.

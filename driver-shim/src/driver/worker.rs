@@ -179,8 +179,15 @@ impl Driver {
             Some(EventKind::LastWqe) => self.tell(object, AsyncEvent::QpLastWqe),
             Some(EventKind::PortChange) => self.tell_all(AsyncEvent::GidChange),
             Some(EventKind::Fatal) => self.lose(),
-            // Nobody makes shared receive queues yet, and completions have queues of their own.
-            Some(EventKind::SrqLimit | EventKind::Completion) => {}
+            Some(EventKind::SrqLimit) => {
+                let srqs = self.srqs.read().unwrap_or_else(PoisonError::into_inner);
+                if let Some((srq, target)) = srqs.get(&object) {
+                    srq.disarmed();
+                    target.events.async_event(AsyncEvent::SrqLimit, target.cookie);
+                }
+            }
+            // Completions have queues of their own.
+            Some(EventKind::Completion) => {}
             Some(EventKind::Closed) => self.cm_lost(object, Errno::CONNRESET),
             // Programs are not told that the peer stopped talking: an orderly end is the connection manager's business.
             Some(EventKind::PeerClosed) => tracing::debug!("qid {object}: the peer is done"),

@@ -58,6 +58,7 @@ fn queue_pairs_are_at_least_as_large_as_asked_for() {
             pd: &program.pd,
             send_cq: &program.cq,
             recv_cq: &program.cq,
+            srq: None,
             caps,
             cookie: 0,
         };

@@ -102,6 +102,7 @@ impl Program {
             pd: &self.pd,
             send_cq: &self.cq,
             recv_cq: &self.cq,
+            srq: None,
             caps,
             cookie: 99,
         };
@@ -139,18 +140,13 @@ impl Program {
         let ring = self.cq.ring();
         let phase = 1 ^ (*consumer >> self.cq.log_size() & 1);
         // SAFETY: the slot is inside the ring, its phase word is aligned and written atomically by the device.
-        let here =
-            unsafe { AtomicU32::from_ptr(ring.as_ptr().add(slot + PHASE).cast()) }.load(Ordering::Acquire);
+        let here = unsafe { AtomicU32::from_ptr(ring.add(slot + PHASE).cast()) }.load(Ordering::Acquire);
         if here & 1 != phase {
             return None;
         }
         let mut bytes = [0; CQE_LEN];
         // SAFETY: as above; the device leaves the entry alone until we move the consumer index.
-        unsafe {
-            ring.as_ptr()
-                .add(slot)
-                .copy_to_nonoverlapping(bytes.as_mut_ptr(), CQE_LEN)
-        };
+        unsafe { ring.add(slot).copy_to_nonoverlapping(bytes.as_mut_ptr(), CQE_LEN) };
         *consumer += 1;
         self.cq.record().consumer.store(*consumer, Ordering::Release);
         Some(Cqe::read_from_bytes(&bytes).unwrap())

@@ -3,18 +3,11 @@
 use super::{Answer, Job, done, handle};
 use crate::memory::{Backing, Registration, Remote, TableError};
 use std::sync::Arc;
-use urnic_verbs_api::device::command::{CreateMr, CreateMw, ModifyMr, Status};
+use urnic_verbs_api::device::command::{CreateMr, CreateMw, ModifyMr, NULL_REGION, Status, reregister};
 use urnic_verbs_api::vocabulary::Access;
 
 /// log2 of the page sizes that a page list may have.
 const LOG_PAGE: std::ops::RangeInclusive<u32> = 12..=40;
-
-/// Bits of `ModifyMr::what` (`enum ibv_rereg_mr_flags`).
-mod what {
-    pub(super) const TRANSLATION: u32 = 1;
-    pub(super) const PD: u32 = 2;
-    pub(super) const ACCESS: u32 = 4;
-}
 
 impl From<TableError> for Status {
     fn from(error: TableError) -> Status {
@@ -72,13 +65,16 @@ impl Job<'_> {
         let arguments: ModifyMr = self.arguments();
         let (asked, new) = (arguments.what.get(), &arguments.new);
         let has = |bit| asked & bit != 0;
-        if asked & !(what::TRANSLATION | what::PD | what::ACCESS) != 0 {
+        if asked & !(reregister::TRANSLATION | reregister::PD | reregister::ACCESS) != 0 {
             return Err(Status::InvalidArgument);
         }
-        let backing = has(what::TRANSLATION).then(|| self.backing(new)).transpose()?;
-        let access = has(what::ACCESS).then(|| access(new.access.get())).transpose()?;
-        let stag = self
-            .core
+        let backing = has(reregister::TRANSLATION)
+            .then(|| self.backing(new))
+            .transpose()?;
+        let access = has(reregister::ACCESS)
+            .then(|| access(new.access.get()))
+            .transpose()?;
+        self.core
             .memory
             .reregister(arguments.stag.get(), |registration| {
                 if let Some(backing) = backing {
@@ -89,11 +85,11 @@ impl Job<'_> {
                 if let Some(access) = access {
                     registration.access = access;
                 }
-                if has(what::PD) {
+                if has(reregister::PD) {
                     registration.pd = new.pd.get();
                 }
             })?;
-        handle(stag)
+        done()
     }
 
     pub(super) fn create_mw(&self) -> Answer {
@@ -114,6 +110,14 @@ impl Job<'_> {
     /// The memory that a registration names.
     fn backing(&self, arguments: &CreateMr) -> Result<Arc<Backing>, Status> {
         let (len, dma) = (arguments.len.get(), arguments.dma.get());
+        if arguments.log_page.get() == NULL_REGION {
+            let local = Access::from_bits_truncate(arguments.access.get()) - Access::LOCAL_WRITE;
+            return if local.is_empty() {
+                Ok(Arc::new(Backing::Null))
+            } else {
+                Err(Status::InvalidArgument)
+            };
+        }
         if len > self.core.config.limits.mr_size {
             return Err(Status::InvalidArgument);
         }

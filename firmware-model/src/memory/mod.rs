@@ -72,6 +72,8 @@ pub enum Backing {
     },
     /// Not in this process.
     Remote(Remote),
+    /// Nowhere: zeroes are read, and what is written is dropped.
+    Null,
 }
 
 /// A region without a place in this process.
@@ -136,6 +138,7 @@ impl Backing {
             Backing::Contiguous { iova: start, .. } | Backing::Remote(Remote { iova: start, .. }) => {
                 overlap(*start, len)
             }
+            Backing::Null => false,
             Backing::Pages { log_page, iovas, .. } => {
                 iovas.iter().any(|start| overlap(*start, 1 << log_page))
             }

@@ -178,7 +178,7 @@ pub struct MemoryTable {
     max_windows: u32,
     domains: Domains,
     admin: Mutex<Admin>,
-    has_remote: AtomicBool,
+    has_elsewhere: AtomicBool,
 }
 
 impl MemoryTable {
@@ -196,7 +196,7 @@ impl MemoryTable {
                 keys,
                 ..Admin::default()
             }),
-            has_remote: AtomicBool::new(false),
+            has_elsewhere: AtomicBool::new(false),
         }
     }
 
@@ -277,11 +277,11 @@ impl MemoryTable {
         Ok(stag)
     }
 
-    /// Changes a region by `change`, and gives it a new key. When it returns, nobody uses the old Stag any more.
-    pub fn reregister(&self, stag: u32, change: impl FnOnce(&mut Registration)) -> Result<u32, TableError> {
+    /// Changes a region by `change`; its Stag stays, for programs that told their peers before count on that. When it returns, nobody uses
+    /// the region as it was any more.
+    pub fn reregister(&self, stag: u32, change: impl FnOnce(&mut Registration)) -> Result<(), TableError> {
         let slot = self.slot(stag);
         let mut admin = self.lock();
-        let key = admin.key();
         let record = admin.record(slot, stag).ok_or(TableError::UnknownStag)?;
         let Kind::Region {
             registration,
@@ -305,17 +305,13 @@ impl MemoryTable {
             self.domains.leave(record.pd, DomainUse::Memory);
         }
         record.pd = new.pd;
-        // Never the same Stag again: a key that comes out equal is moved by one.
-        let key = if key == stag & 0xff { (key + 1) & 0xff } else { key };
-        record.stag = self.stag(slot, key);
-        let new_stag = record.stag;
         self.note_place(&new);
-        let entry = Arc::new(region_entry(new_stag, &new));
+        let entry = Arc::new(region_entry(stag, &new));
         *registration = new;
         let old = self.replace(slot, Some(entry));
         drop(admin);
         wait_unused(old);
-        Ok(new_stag)
+        Ok(())
     }
 
     /// Revokes a region's Stag: when it returns, nothing is placed or read through it any more.
@@ -344,9 +340,14 @@ impl MemoryTable {
         Ok(stag)
     }
 
-    /// Destroys a window, bound or not.
+    /// Destroys a window, bound or not. Its key does not matter: a program chooses it anew for every bind, also for one that fails.
     pub fn destroy_window(&self, stag: u32) -> Result<(), TableError> {
-        self.remove(stag, |kind| match kind {
+        let record = self
+            .lock()
+            .records
+            .get(&self.slot(stag))
+            .map(|record| record.stag);
+        self.remove(record.unwrap_or(stag), |kind| match kind {
             Kind::Window { .. } => Ok(()),
             Kind::Region { .. } => Err(TableError::UnknownStag),
         })
@@ -521,10 +522,10 @@ impl MemoryTable {
         old.into_iter().for_each(wait_unused);
     }
 
-    /// Whether a region in remote memory was ever registered.
+    /// Whether a region without a place in this process was ever registered.
     #[inline]
-    pub(crate) fn has_remote(&self) -> bool {
-        self.has_remote.load(Ordering::Relaxed)
+    pub(crate) fn has_elsewhere(&self) -> bool {
+        self.has_elsewhere.load(Ordering::Relaxed)
     }
 
     /// Revokes everything.
@@ -587,8 +588,8 @@ impl MemoryTable {
     }
 
     fn note_place(&self, registration: &Registration) {
-        if matches!(*registration.backing, Backing::Remote(_)) {
-            self.has_remote.store(true, Ordering::Relaxed);
+        if matches!(*registration.backing, Backing::Remote(_) | Backing::Null) {
+            self.has_elsewhere.store(true, Ordering::Relaxed);
         }
     }
 

@@ -61,16 +61,24 @@ impl<'t> Window<'t> {
         }
     }
 
-    /// Whether every access is a copy: [`pieces`](Self::pieces), [`pieces_mut`](Self::pieces_mut) and [`visit`](Self::visit) are not
-    /// for such a window.
+    /// Whether every access is a copy, the region having no place in this process: [`pieces`](Self::pieces),
+    /// [`pieces_mut`](Self::pieces_mut) and [`visit`](Self::visit) are not for such a window.
     #[inline]
-    pub fn is_remote(&self) -> bool {
-        self.remote().is_some()
+    pub fn is_elsewhere(&self) -> bool {
+        let backing = self.entry.as_ref().map(|entry| entry.backing.as_ref());
+        matches!(backing, Some(Backing::Remote(_) | Backing::Null))
+    }
+
+    fn is_null(&self) -> bool {
+        matches!(
+            self.entry.as_ref().map(|entry| entry.backing.as_ref()),
+            Some(Backing::Null)
+        )
     }
 
     fn stretches(&self, at: u64, len: u64) -> Stretches<'_> {
         assert!(at <= self.len && len <= self.len - at, "a window is not left");
-        debug_assert!(!self.is_remote());
+        debug_assert!(!self.is_elsewhere());
         Stretches {
             backing: self.entry.as_ref().map(|e| e.backing.as_ref()),
             at: self.start + at,
@@ -95,6 +103,10 @@ impl<'t> Window<'t> {
     fn copy_out_of_many(&self, at: u64, into: &mut [u8]) -> Result<(), Unreachable> {
         if let Some(remote) = self.remote() {
             return remote.read(self.start + at, into);
+        }
+        if self.is_null() {
+            into.fill(0);
+            return Ok(());
         }
         let mut rest = into;
         for stretch in self.stretches(at, rest.len() as u64) {
@@ -122,6 +134,9 @@ impl<'t> Window<'t> {
     fn copy_in_to_many(&self, at: u64, from: &[u8]) -> Result<(), Unreachable> {
         if let Some(remote) = self.remote() {
             return remote.write(self.start + at, from);
+        }
+        if self.is_null() {
+            return Ok(());
         }
         let mut rest = from;
         for stretch in self.stretches(at, rest.len() as u64) {
@@ -155,6 +170,9 @@ impl<'t> Window<'t> {
         if let Some(remote) = self.remote() {
             return remote.update_word(self.start + at, update);
         }
+        if self.is_null() {
+            return None;
+        }
         let stretch = self.stretches(at, 8).next()?;
         let word = stretch.aligned_word64(0)?;
         Some(
@@ -181,7 +199,7 @@ impl Iterator for Stretches<'_> {
         }
         let stretch = match self.backing? {
             Backing::Contiguous { mapping, .. } => mapping.part(self.at as usize, self.left as usize),
-            Backing::Remote(_) => return None,
+            Backing::Remote(_) | Backing::Null => return None,
             Backing::Pages {
                 log_page,
                 skip,

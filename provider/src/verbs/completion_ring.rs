@@ -16,6 +16,8 @@ pub(crate) struct CompletionRing {
     ring: NonNull<Cqe>,
     record: NonNull<CqRecord>,
     log_size: u32,
+    /// Index of the completion in the ring's first slot on the first pass.
+    base: u32,
     /// Completions taken, modulo 2^32.
     consumer: u32,
 }
@@ -35,14 +37,23 @@ impl CompletionRing {
             ring,
             record,
             log_size,
+            base: 0,
             consumer: 0,
         }
+    }
+
+    /// Goes on with another ring, to which the device moved the completions that are not taken.
+    ///
+    /// # Safety
+    /// As of [`CompletionRing::new`], for the new ring.
+    pub(crate) unsafe fn move_to(&mut self, ring: NonNull<Cqe>, log_size: u32) {
+        (self.ring, self.log_size, self.base) = (ring, log_size, self.consumer);
     }
 
     /// The entry with that index.
     #[inline]
     fn entry(&self, index: u32) -> *mut Cqe {
-        let slot = index & ((1 << self.log_size) - 1);
+        let slot = index.wrapping_sub(self.base) & ((1 << self.log_size) - 1);
         // SAFETY: a slot is within the ring.
         unsafe { self.ring.as_ptr().add(slot as usize) }
     }
@@ -50,7 +61,7 @@ impl CompletionRing {
     /// Whether the device has filled the entry with that index.
     #[inline]
     fn is_filled(&self, index: u32) -> bool {
-        let pass = index >> self.log_size & 1;
+        let pass = index.wrapping_sub(self.base) >> self.log_size & 1;
         // SAFETY: the phase word of an entry is aligned, and both sides access it atomically.
         let phase = unsafe { AtomicU32::from_ptr(self.entry(index).byte_add(PHASE).cast()) };
         // Acquire: what the device wrote before the phase is read after it.

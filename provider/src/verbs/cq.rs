@@ -116,7 +116,7 @@ impl Cq {
         // SAFETY: ring and record belong to `device`, which we keep as long as the value.
         let ring = unsafe {
             CompletionRing::new(
-                NonNull::new(device.ring().as_ptr().cast()).ok_or(Errno::NOMEM)?,
+                NonNull::new(device.ring().cast()).ok_or(Errno::NOMEM)?,
                 NonNull::from(device.record()),
                 device.log_size(),
             )
@@ -216,6 +216,19 @@ impl Cq {
         taken
     }
 
+    /// Moves it to a ring of at least `cqe` entries.
+    fn resize(&self, cqe: u32) -> Result<(), Errno> {
+        let mut completions = self.completions.hold();
+        completions.ring.publish();
+        let (ring, log_size) = self.device.resize(cqe)?;
+        let ring = NonNull::new(ring.cast()).ok_or(Errno::NOMEM)?;
+        // SAFETY: the ring is the device's from now on, and there until the next one.
+        unsafe { completions.ring.move_to(ring, log_size) };
+        // SAFETY: the union's variants both begin with these fields; the program reads this one when it likes.
+        unsafe { (*self.abi.get().cast::<ibv_cq>()).cqe = 1 << log_size };
+        Ok(())
+    }
+
     /// Ends it. Waits until the program acknowledged its events.
     fn destroy(&self) -> Result<(), Errno> {
         if !self.completions.hold().members.is_empty() {
@@ -257,6 +270,15 @@ pub(super) unsafe extern "C" fn create_cq(
         unsafe { Cq::make(Context::of(context), cqe, channel, vector) }
     })
     .cast()
+}
+
+/// `ibv_resize_cq(3)`: EINVAL for a size that the device does not have, or that is too small for the completions that wait.
+pub(super) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    status(|| {
+        let cqe = u32::try_from(cqe).map_err(|_| Errno::INVAL)?;
+        // SAFETY: a live queue.
+        unsafe { Cq::of(cq) }.resize(cqe)
+    })
 }
 
 /// `ibv_destroy_cq(3)`: EBUSY while a queue pair completes there.

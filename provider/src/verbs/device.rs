@@ -80,6 +80,15 @@ fn device_attributes(device: &Attributes, node_guid: u64) -> ibv_device_attr_ex 
         | IBV_DEVICE_SYS_IMAGE_GUID
         | IBV_DEVICE_RC_RNR_NAK_GEN
         | IBV_DEVICE_MEM_MGT_EXTENSIONS;
+    if device.features & features::WINDOWS != 0 {
+        attr.device_cap_flags |= IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+        attr.max_mw = int(device.max_mw);
+    }
+    if device.features & features::SRQ != 0 {
+        attr.max_srq = int(device.max_srq);
+        attr.max_srq_wr = int(device.max_srq_wr);
+        attr.max_srq_sge = int(device.max_sge);
+    }
     attr.max_sge = int(device.max_sge);
     attr.max_sge_rd = int(device.max_sge_rd);
     attr.max_cq = int(device.max_cq);

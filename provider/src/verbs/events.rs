@@ -13,6 +13,7 @@ use urnic_verbs_api::rdma_core::{ib_uverbs_async_event_desc, ib_uverbs_comp_even
 
 use super::cq::Cq;
 use super::qp::Qp;
+use super::srq::Srq;
 
 /// Events of one kind given for one object.
 #[derive(Default)]
@@ -104,8 +105,12 @@ impl ContextEvents for Events {
             }
             // The element is the port; nobody counts.
             AsyncEvent::DeviceFatal | AsyncEvent::GidChange => self.send(&Reported::default(), event, 1),
-            // No shared receive queue was made.
-            AsyncEvent::SrqLimit => {}
+            AsyncEvent::SrqLimit => {
+                // SAFETY: the cookie of a live shared receive queue, see above.
+                if let Some(srq) = unsafe { (element_cookie as *const Srq).as_ref() } {
+                    self.send(&srq.asynchronous, event, element_cookie);
+                }
+            }
         }
     }
 }

@@ -17,6 +17,7 @@ mod events;
 mod ledger;
 mod lock;
 mod mr;
+mod mw;
 mod pd;
 mod post;
 mod qp;
@@ -25,6 +26,7 @@ mod receive_queue;
 #[cfg(test)]
 mod ring_tests;
 mod send_queue;
+mod srq;
 
 pub(crate) use events::Events;
 
@@ -40,8 +42,23 @@ pub(crate) fn operations(level: Level) -> ContextOps {
         .destroy_ah(pd::destroy_ah)
         .reg_mr(mr::reg_mr)
         .dereg_mr(mr::dereg_mr)
+        .rereg_mr(mr::rereg_mr)
+        .alloc_null_mr(mr::alloc_null_mr)
+        .alloc_mw(mw::alloc_mw)
+        .dealloc_mw(mw::dealloc_mw)
+        .bind_mw(mw::bind_mw)
+        .alloc_td(pd::alloc_td)
+        .dealloc_td(pd::dealloc_td)
+        .alloc_parent_domain(pd::alloc_parent_domain)
+        .create_srq(srq::create_srq)
+        .create_srq_ex(srq::create_srq_ex)
+        .modify_srq(srq::modify_srq)
+        .query_srq(srq::query_srq)
+        .destroy_srq(srq::destroy_srq)
+        .post_srq_recv(srq::post_srq_recv)
         .create_cq(cq::create_cq)
         .create_cq_ex(cq_ex::create_cq_ex)
+        .resize_cq(cq::resize_cq)
         .destroy_cq(cq::destroy_cq)
         .poll_cq(cq::poll_cq)
         .req_notify_cq(cq::req_notify_cq)

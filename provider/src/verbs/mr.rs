@@ -1,11 +1,16 @@
 //! Memory regions.
 
+use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use urnic_driver_shim::driver;
-use urnic_verbs_api::rdma_core::{IBV_MR_TYPE_MR, ibv_mr, ibv_pd, verbs_mr};
+use urnic_verbs_api::rdma_core::{
+    IBV_ACCESS_LOCAL_WRITE, IBV_MR_TYPE_MR, IBV_MR_TYPE_NULL_MR, IBV_REREG_MR_CHANGE_ACCESS,
+    IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_FLAGS_SUPPORTED, ibv_mr, ibv_pd,
+    verbs_mr,
+};
 use urnic_verbs_api::vocabulary::Access;
 
 use super::events::Foreign;
@@ -17,6 +22,11 @@ use crate::guard::{pointer, status};
 struct Mr {
     /// Must be first: libibverbs' pointer is ours.
     abi: Foreign<verbs_mr>,
+    state: UnsafeCell<State>,
+}
+
+/// What a reregistration changes.
+struct State {
     device: driver::Mr,
     domain: Arc<Domain>,
 }
@@ -75,11 +85,118 @@ pub(super) unsafe extern "C" fn reg_mr(
             mr_type: IBV_MR_TYPE_MR,
             access: flags as u32,
         };
-        Ok(Box::new(Mr {
+        Ok(Mr::boxed(abi, device, domain))
+    })
+    .cast()
+}
+
+impl Mr {
+    fn boxed(abi: verbs_mr, device: driver::Mr, domain: Arc<Domain>) -> Box<Mr> {
+        Box::new(Mr {
             abi: Foreign::new(abi),
-            device,
-            domain,
-        }))
+            state: UnsafeCell::new(State { device, domain }),
+        })
+    }
+
+    /// # Safety
+    /// No two threads use one region's administration at once: the program's business (`ibv_rereg_mr(3)`).
+    #[expect(clippy::mut_from_ref, reason = "see above")]
+    unsafe fn state(&self) -> &mut State {
+        // SAFETY: as promised.
+        unsafe { &mut *self.state.get() }
+    }
+}
+
+/// `ibv_rereg_mr(3)`: the keys stay.
+pub(super) unsafe extern "C" fn rereg_mr(
+    mr: *mut verbs_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    rights: c_int,
+) -> c_int {
+    status(|| {
+        // SAFETY: a live region of ours, and nobody else administers it now.
+        let (this, state) = unsafe { (&*mr.cast::<Mr>(), (*mr.cast::<Mr>()).state()) };
+        let flags = flags as u32;
+        let has = |bit| flags & bit != 0;
+        if flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: set by us when it was registered; what the program sees of it changes below.
+        let old = unsafe { (*this.abi.get()).access };
+        let raw = if has(IBV_REREG_MR_CHANGE_ACCESS) {
+            rights
+        } else {
+            old as c_int
+        };
+        let rights = access(raw)?;
+        let memory = if has(IBV_REREG_MR_CHANGE_TRANSLATION) {
+            if length == 0 {
+                return Err(Errno::INVAL);
+            }
+            let base = if rights.contains(Access::ZERO_BASED) {
+                0
+            } else {
+                addr.addr() as u64
+            };
+            Some((addr, length, base))
+        } else {
+            None
+        };
+        let domain = if has(IBV_REREG_MR_CHANGE_PD) {
+            if pd.is_null() {
+                return Err(Errno::INVAL);
+            }
+            // SAFETY: a live domain.
+            Some(unsafe { Pd::of(pd) }.domain().clone())
+        } else {
+            None
+        };
+        let driver = state.domain.driver.clone();
+        driver.reregister(
+            &mut state.device,
+            &driver::Reregistration {
+                memory,
+                pd: domain.as_ref().map(|domain| &domain.device),
+                access: has(IBV_REREG_MR_CHANGE_ACCESS),
+                rights,
+            },
+        )?;
+        if let Some(domain) = domain {
+            state.domain = domain;
+        }
+        // SAFETY: the program's structure, which it does not use while it is changed.
+        unsafe {
+            let public = this.abi.get();
+            (*public).access = raw as u32;
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_alloc_null_mr(3)`.
+pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    pointer(|| {
+        // SAFETY: a live domain.
+        let pd_ = unsafe { Pd::of(pd) };
+        let domain = pd_.domain().clone();
+        let device = domain.driver.register_null(&domain.device)?;
+        let abi = verbs_mr {
+            ibv_mr: ibv_mr {
+                context: pd_.ibv_context(),
+                pd,
+                addr: std::ptr::null_mut(),
+                length: usize::MAX,
+                handle: device.stag,
+                lkey: device.stag,
+                rkey: 0,
+            },
+            mr_type: IBV_MR_TYPE_NULL_MR,
+            access: IBV_ACCESS_LOCAL_WRITE,
+        };
+        Ok(Mr::boxed(abi, device, domain))
     })
     .cast()
 }
@@ -88,8 +205,8 @@ pub(super) unsafe extern "C" fn reg_mr(
 pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     status(|| {
         // SAFETY: a live region of ours.
-        let this = unsafe { &*mr.cast::<Mr>() };
-        this.domain.driver.deregister(&this.device)?;
+        let state = unsafe { (*mr.cast::<Mr>()).state() };
+        state.domain.driver.deregister(&state.device)?;
         // SAFETY: from `Box::into_raw`, and nobody has it any more.
         drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
         Ok(())

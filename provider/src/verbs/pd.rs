@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
 use urnic_driver_shim::driver::{self, Driver};
-use urnic_verbs_api::rdma_core::{ibv_ah, ibv_ah_attr, ibv_context, ibv_pd};
+use urnic_verbs_api::rdma_core::*;
 
 use super::events::Foreign;
 use crate::context::Context;
@@ -18,14 +18,16 @@ pub(crate) struct Pd {
     /// Must be first: libibverbs' pointer is ours.
     abi: Foreign<ibv_pd>,
     domain: Arc<Domain>,
+    /// Queues in it, and parent domains of it.
+    tenants: Arc<AtomicU32>,
+    /// Of a parent domain: that it is one of that domain.
+    parent_of: Option<Tenancy>,
 }
 
 /// The domain itself. It lives until what is in it is gone.
 pub(super) struct Domain {
     pub(super) driver: Arc<Driver>,
     pub(super) device: driver::Pd,
-    /// Queue pairs in it.
-    qps: AtomicU32,
 }
 
 impl Drop for Domain {
@@ -36,12 +38,15 @@ impl Drop for Domain {
     }
 }
 
-/// That a queue pair is in a domain.
-pub(super) struct Tenancy(Arc<Domain>);
+/// That a queue is in a domain.
+pub(super) struct Tenancy {
+    tenants: Arc<AtomicU32>,
+    _domain: Arc<Domain>,
+}
 
 impl Drop for Tenancy {
     fn drop(&mut self) {
-        self.0.qps.fetch_sub(1, Ordering::Relaxed);
+        self.tenants.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -72,10 +77,13 @@ impl Pd {
         &self.domain
     }
 
-    /// A queue pair moves in.
+    /// A queue moves in.
     pub(super) fn admit(&self) -> Tenancy {
-        self.domain.qps.fetch_add(1, Ordering::Relaxed);
-        Tenancy(self.domain.clone())
+        self.tenants.fetch_add(1, Ordering::Relaxed);
+        Tenancy {
+            tenants: self.tenants.clone(),
+            _domain: self.domain.clone(),
+        }
     }
 }
 
@@ -86,31 +94,30 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
         let driver = unsafe { Context::of(context) }.driver.clone();
         let device = driver.alloc_pd()?;
         let handle = device.id;
-        let domain = Arc::new(Domain {
-            driver,
-            device,
-            qps: AtomicU32::new(0),
-        });
+        let domain = Arc::new(Domain { driver, device });
         Ok(Box::new(Pd {
             abi: Foreign::new(ibv_pd { context, handle }),
             domain,
+            tenants: Arc::default(),
+            parent_of: None,
         }))
     })
     .cast()
 }
 
-/// `ibv_dealloc_pd(3)`: EBUSY while a queue pair is in it.
+/// `ibv_dealloc_pd(3)`: EBUSY while a queue is in it, or it has a parent domain.
 ///
 /// With regions in it, it "may fail": ours does not, and ends with the last of them. Over iWARP, perftest 4.5 forgets one, and
 /// would call an error what it measured well.
 pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     status(|| {
         // SAFETY: a live domain.
-        let domain = unsafe { Pd::of(pd) }.domain();
-        if domain.qps.load(Ordering::Relaxed) > 0 {
+        let this = unsafe { Pd::of(pd) };
+        let domain = this.domain();
+        if this.tenants.load(Ordering::Relaxed) > 0 {
             return Err(Errno::BUSY);
         }
-        if Arc::strong_count(domain) > 1 {
+        if this.parent_of.is_none() && Arc::strong_count(domain) > 1 {
             tracing::info!(
                 "protection domain {} is freed with regions in it",
                 domain.device.id
@@ -120,6 +127,60 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
         drop(unsafe { Box::from_raw(pd.cast::<Pd>()) });
         Ok(())
     })
+}
+
+/// `ibv_alloc_td(3)`: our queues lock in any case, so the promise is worth nothing to us.
+pub(super) unsafe extern "C" fn alloc_td(
+    context: *mut ibv_context,
+    attr: *mut ibv_td_init_attr,
+) -> *mut ibv_td {
+    pointer(|| {
+        // SAFETY: the program's attributes.
+        if unsafe { (*attr).comp_mask } != 0 {
+            return Err(Errno::INVAL);
+        }
+        Ok(Box::new(ibv_td { context }))
+    })
+}
+
+/// `ibv_dealloc_td(3)`.
+pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    status(|| {
+        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        drop(unsafe { Box::from_raw(td) });
+        Ok(())
+    })
+}
+
+/// `ibv_alloc_parent_domain(3)`: another name for its domain. EOPNOTSUPP for allocators, since queues are the device's to place.
+pub(super) unsafe extern "C" fn alloc_parent_domain(
+    context: *mut ibv_context,
+    attr: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    pointer(|| {
+        // SAFETY: the program's attributes.
+        let attr = unsafe { &*attr };
+        if attr.comp_mask & !(IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT)
+            != 0
+            || attr.pd.is_null()
+        {
+            return Err(Errno::INVAL);
+        }
+        if attr.comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        // SAFETY: a live domain.
+        let pd = unsafe { Pd::of(attr.pd) };
+        let domain = pd.domain().clone();
+        let handle = domain.device.id;
+        Ok(Box::new(Pd {
+            abi: Foreign::new(ibv_pd { context, handle }),
+            domain,
+            tenants: Arc::default(),
+            parent_of: Some(pd.admit()),
+        }))
+    })
+    .cast()
 }
 
 /// `ibv_create_ah(3)`: EINVAL for an address that is not global, as for all Ethernet devices, or not ours to send from.

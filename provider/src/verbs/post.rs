@@ -59,7 +59,7 @@ pub(super) unsafe extern "C" fn post_send(
     result
 }
 
-/// `ibv_post_recv(3)`: EINVAL for too many elements, ENOMEM when the queue is full. Receives may be posted in any
+/// `ibv_post_recv(3)`: EINVAL for too many elements or with a shared receive queue, ENOMEM when the queue is full. Receives may be posted in any
 /// state; in error each completes flushed.
 pub(super) unsafe extern "C" fn post_recv(
     qp: *mut ibv_qp,
@@ -68,27 +68,17 @@ pub(super) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: a live queue pair.
     let qp = unsafe { Qp::of(qp) };
-    let mut next = wr;
-    let mut result = 0;
-    let ring = {
-        let mut queue = qp.receives.hold();
-        // SAFETY: the program's list, which ends with null.
-        while let Some(wr) = unsafe { next.as_ref() } {
-            // SAFETY: as the program filled it.
-            if let Err(errno) = unsafe { queue.post(wr) } {
-                result = errno.raw_os_error();
-                break;
-            }
-            next = wr.next;
+    if qp.shares_receives() {
+        if !bad_wr.is_null() {
+            // SAFETY: the program's variable.
+            unsafe { *bad_wr = wr };
         }
-        queue.publish()
-    };
+        return Errno::INVAL.raw_os_error();
+    }
+    // SAFETY: the program's list.
+    let (ring, result) = unsafe { qp.receives.hold().post_list(wr, bad_wr) };
     if let Some(index) = ring {
         contained(|| qp.device.ring_receives(index));
-    }
-    if result != 0 && !bad_wr.is_null() {
-        // SAFETY: the program's variable.
-        unsafe { *bad_wr = next };
     }
     result
 }

@@ -20,6 +20,7 @@ use super::pd::{Pd, Tenancy};
 use super::qp_ex::Building;
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
 use super::send_queue::{SendQueue, SendRules, SendShape};
+use super::srq::Srq;
 use crate::guard::{pointer, status};
 
 /// A queue pair as libibverbs knows it, and what is ours behind it.
@@ -135,9 +136,9 @@ impl Qp {
     /// `pd` is a live domain, and the queues in `attr` are null or live ones.
     pub(super) unsafe fn make(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result<Box<Qp>, Errno> {
         match attr.qp_type {
-            IBV_QPT_RC if attr.srq.is_null() => {}
-            IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND
-            | IBV_QPT_XRC_RECV | IBV_QPT_DRIVER => return Err(Errno::OPNOTSUPP),
+            IBV_QPT_RC => {}
+            IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV
+            | IBV_QPT_DRIVER => return Err(Errno::OPNOTSUPP),
             _ => return Err(Errno::INVAL),
         }
         if attr.send_cq.is_null() || attr.recv_cq.is_null() {
@@ -145,6 +146,8 @@ impl Qp {
         }
         // SAFETY: as promised.
         let (pd_, send_cq, recv_cq) = unsafe { (Pd::of(pd), Cq::of(attr.send_cq), Cq::of(attr.recv_cq)) };
+        // SAFETY: as promised.
+        let srq = (!attr.srq.is_null()).then(|| unsafe { Srq::of(attr.srq) });
         let context = pd_.context();
         let limits = context.driver.attributes();
         let place = Box::<Qp>::new_uninit();
@@ -153,10 +156,11 @@ impl Qp {
             pd: &pd_.domain().device,
             send_cq: &send_cq.device,
             recv_cq: &recv_cq.device,
-            caps: caps(&attr.cap),
+            srq: srq.map(|srq| &*srq.device),
+            caps: own_caps(caps(&attr.cap), srq.is_some()),
             cookie: place.as_ptr().addr() as u64,
         })?;
-        let granted = device.caps();
+        let granted = own_caps(device.caps(), srq.is_some());
         let ledger = Arc::new(Ledger::new(granted.max_send_wr));
         let signal_all = attr.sq_sig_all != 0;
         let rules = SendRules {
@@ -185,7 +189,7 @@ impl Qp {
         // touches them only with `device` in hand.
         let sends = unsafe { SendQueue::new(sq, record, shape, rules, ledger.clone()) };
         // SAFETY: as above.
-        let receives = unsafe { ReceiveQueue::new(rq, record, receive_shape, ledger.clone()) };
+        let receives = unsafe { ReceiveQueue::new(rq, record, receive_shape, Some(ledger.clone())) };
         let sends = Arc::new(Sends {
             side: Lock::new(SendSide {
                 queue: sends,
@@ -210,6 +214,7 @@ impl Qp {
         public.pd = pd;
         public.send_cq = attr.send_cq;
         public.recv_cq = attr.recv_cq;
+        public.srq = attr.srq;
         public.handle = device.qid;
         public.qp_num = device.qpn;
         public.state = IBV_QPS_RESET;
@@ -229,6 +234,16 @@ impl Qp {
                 _tenancy: pd_.admit(),
             },
         ))
+    }
+
+    /// What it holds.
+    fn caps(&self) -> QpCaps {
+        own_caps(self.device.caps(), self.shares_receives())
+    }
+
+    /// Whether receives are posted to a shared queue.
+    pub(super) fn shares_receives(&self) -> bool {
+        self.device.shares_receives()
     }
 
     /// libibverbs' part of the queue pair.
@@ -278,6 +293,19 @@ impl Qp {
             .wait();
         }
         Ok(())
+    }
+}
+
+/// What counts of the capacities of a queue pair that may share its receive queue: then it has none of its own (`ibv_create_qp(3)`).
+fn own_caps(caps: QpCaps, shares: bool) -> QpCaps {
+    if shares {
+        QpCaps {
+            max_recv_wr: 0,
+            max_recv_sge: 0,
+            ..caps
+        }
+    } else {
+        caps
     }
 }
 
@@ -397,7 +425,7 @@ pub(super) unsafe extern "C" fn query_qp(
     status(|| {
         // SAFETY: a live queue pair.
         let this = unsafe { Qp::of(qp) };
-        let caps = this.device.caps();
+        let caps = this.caps();
         let answer = ibv_attr(&this.device.query()?, caps);
         // SAFETY: the program's structures, and our own.
         unsafe {

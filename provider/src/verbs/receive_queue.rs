@@ -1,9 +1,11 @@
 //! The driver's side of a receive queue: a ring of entries of equal length shared with the device
 //! ([`wqe`](urnic_verbs_api::device::wqe)). As in a [send queue](super::send_queue), a slot is free again when its
-//! completion was polled.
+//! completion was polled; in a shared receive queue, whose completions go many ways, when the device has taken it.
 
+use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use urnic_verbs_api::device::record::{self, QueueRecord};
@@ -32,13 +34,14 @@ pub(crate) struct ReceiveShape {
 pub(crate) struct ReceiveQueue {
     ring: NonNull<u8>,
     record: NonNull<QueueRecord>,
-    ledger: Arc<Ledger>,
+    /// `None`: a shared queue.
+    ledger: Option<Arc<Ledger>>,
     shape: ReceiveShape,
     /// Entries written: the number of the next slot too.
     written: u32,
     /// Entries that the device may see.
     published: u32,
-    /// Completions polled, as far as we know.
+    /// Slots that are free again, as far as we know.
     settled: u32,
 }
 
@@ -55,7 +58,7 @@ impl ReceiveQueue {
         ring: NonNull<u8>,
         record: NonNull<QueueRecord>,
         shape: ReceiveShape,
-        ledger: Arc<Ledger>,
+        ledger: Option<Arc<Ledger>>,
     ) -> ReceiveQueue {
         ReceiveQueue {
             ring,
@@ -77,7 +80,7 @@ impl ReceiveQueue {
     #[inline]
     pub(crate) unsafe fn post(&mut self, wr: &ibv_recv_wr) -> Result<(), Errno> {
         if self.written.wrapping_sub(self.settled) >= self.shape.slots {
-            self.settled = self.ledger.receives_settled();
+            self.settled = self.freed();
             if self.written.wrapping_sub(self.settled) >= self.shape.slots {
                 return Err(Errno::NOMEM);
             }
@@ -106,6 +109,45 @@ impl ReceiveQueue {
         }
         self.written = self.written.wrapping_add(1);
         Ok(())
+    }
+
+    /// Writes a list of work requests, and lets the device see those before the first that cannot be taken, to which `bad_wr` then points.
+    /// Returns the producer index to ring with, if the device wants a ring, and 0 or an errno.
+    ///
+    /// # Safety
+    /// `wr` is a list as `ibv_post_recv(3)` takes it; `bad_wr` is null or can be written.
+    pub(crate) unsafe fn post_list(
+        &mut self,
+        wr: *mut ibv_recv_wr,
+        bad_wr: *mut *mut ibv_recv_wr,
+    ) -> (Option<u32>, c_int) {
+        let mut next = wr;
+        let mut result = 0;
+        // SAFETY: the program's list, which ends with null.
+        while let Some(wr) = unsafe { next.as_ref() } {
+            // SAFETY: as the program filled it.
+            if let Err(errno) = unsafe { self.post(wr) } {
+                result = errno.raw_os_error();
+                if !bad_wr.is_null() {
+                    // SAFETY: the program's variable.
+                    unsafe { *bad_wr = next };
+                }
+                break;
+            }
+            next = wr.next;
+        }
+        (self.publish(), result)
+    }
+
+    /// Slots that are free again.
+    fn freed(&self) -> u32 {
+        match &self.ledger {
+            Some(ledger) => ledger.receives_settled(),
+            // SAFETY: the record outlives us, and is only accessed atomically.
+            None => unsafe { self.record.as_ref() }
+                .rq_consumer
+                .load(Ordering::Acquire),
+        }
     }
 
     /// Lets the device see what was written. Returns the producer index to ring with, if it wants a ring.

@@ -452,7 +452,7 @@ fn receives_fill_their_ring_and_free_a_slot_with_each_completion() {
     let record = Memory::new(size_of::<QueueRecord>());
     let ledger = Arc::new(Ledger::new(1));
     // SAFETY: made to measure, and dropped with the queue.
-    let mut queue = unsafe { ReceiveQueue::new(ring.ptr(), record.ptr(), shape, ledger.clone()) };
+    let mut queue = unsafe { ReceiveQueue::new(ring.ptr(), record.ptr(), shape, Some(ledger.clone())) };
     // SAFETY: a zeroed record of atomics.
     let producer: &AtomicU32 = unsafe { &record.ptr::<QueueRecord>().as_ref().rq_producer };
     let mut list = [ibv_sge {

@@ -46,7 +46,7 @@ numbered! {
         CreateMr = 16,
         /// Revoke a Stag ([`Handle`]): when it completes, nothing more is placed or read through it.
         DestroyMr = 17,
-        /// Change a registration ([`ModifyMr`]; result: [`Handle`]: the new Stag).
+        /// Change a registration ([`ModifyMr`]), whose Stag stays.
         ModifyMr = 18,
         /// Make a memory window ([`CreateMw`]; result: [`Handle`]: its Stag).
         CreateMw = 19,
@@ -252,16 +252,16 @@ layouts! {
         pd: U32,
         /// [`Access`](crate::vocabulary::Access).
         access: U32,
-        /// log2 of the page size of the list in the input buffer (array of u64 IOVAs); 0 = contiguous.
+        /// log2 of the page size of the list in the input buffer (array of u64 IOVAs); 0 = contiguous; [`NULL_REGION`].
         log_page: U32,
         /// Reserved, 0.
         reserved: U32,
     }
     /// Arguments of `ModifyMr`: those of `CreateMr`, and what to take from them.
     ModifyMr {
-        /// Old Stag.
+        /// Its Stag.
         stag: U32,
-        /// `ibv_rereg_mr` flags: 1 translation, 2 protection domain, 4 access.
+        /// [`reregister`].
         what: U32,
         /// New values.
         new: CreateMr,
@@ -422,6 +422,20 @@ layouts! {
         /// [`features`].
         features: U32,
     }
+}
+
+/// As `CreateMr::log_page`: a region without memory, which reads as zeroes and swallows what is written; its length and base say what may be
+/// named. Only local rights.
+pub const NULL_REGION: u32 = u32::MAX;
+
+/// Bits of `ModifyMr::what`: those of `enum ibv_rereg_mr_flags`.
+pub mod reregister {
+    /// `new.base`, `new.len`, `new.dma`, `new.log_page`.
+    pub const TRANSLATION: u32 = 1;
+    /// `new.pd`.
+    pub const PD: u32 = 2;
+    /// `new.access`.
+    pub const ACCESS: u32 = 4;
 }
 
 /// Bits of `ModifyQp::mask`.

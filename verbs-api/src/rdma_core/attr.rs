@@ -5,7 +5,7 @@
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
 use super::consts::*;
-use super::objects::{ibv_comp_channel, ibv_cq, ibv_gid, ibv_pd, ibv_srq};
+use super::objects::{ibv_comp_channel, ibv_cq, ibv_gid, ibv_pd, ibv_srq, ibv_td};
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -367,4 +367,23 @@ pub struct ibv_ece {
     pub vendor_id: u32,
     pub options: u32,
     pub comp_mask: u32,
+}
+
+/// `comp_mask` has no bits yet.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ibv_td_init_attr {
+    pub comp_mask: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_parent_domain_init_attr {
+    pub pd: *mut ibv_pd,
+    pub td: *mut ibv_td,
+    /// [`IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS`](super::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS) and `…_PD_CONTEXT`.
+    pub comp_mask: u32,
+    pub alloc: *mut c_void,
+    pub free: *mut c_void,
+    pub pd_context: *mut c_void,
 }

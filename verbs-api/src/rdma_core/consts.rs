@@ -189,6 +189,10 @@ enums! {
         IBV_REREG_MR_ERR_CMD = -4,
         IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW = -5,
     }
+    ibv_parent_domain_init_attr_mask: u32 {
+        IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS = 1,
+        IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT = 1 << 1,
+    }
     ibv_mw_type: u32 {
         IBV_MW_TYPE_1 = 1,
         IBV_MW_TYPE_2 = 2,
@@ -197,6 +201,13 @@ enums! {
         IBV_SRQT_BASIC = 0,
         IBV_SRQT_XRC = 1,
         IBV_SRQT_TM = 2,
+    }
+    ibv_srq_init_attr_mask: u32 {
+        IBV_SRQ_INIT_ATTR_TYPE = 1,
+        IBV_SRQ_INIT_ATTR_PD = 1 << 1,
+        IBV_SRQ_INIT_ATTR_XRCD = 1 << 2,
+        IBV_SRQ_INIT_ATTR_CQ = 1 << 3,
+        IBV_SRQ_INIT_ATTR_TM = 1 << 4,
     }
     ibv_srq_attr_mask: u32 {
         IBV_SRQ_MAX_WR = 1,

@@ -112,6 +112,12 @@ pub struct ibv_mw {
     pub type_: ibv_mw_type,
 }
 
+/// A thread domain: a promise that one thread at a time uses what is made in it.
+#[repr(C)]
+pub struct ibv_td {
+    pub context: *mut ibv_context,
+}
+
 #[repr(C)]
 pub struct ibv_ah {
     pub context: *mut ibv_context,

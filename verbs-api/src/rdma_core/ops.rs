@@ -52,10 +52,10 @@ ops! {
     V34 alloc_dm;
     V59 alloc_dmah;
     V34 alloc_mw(*mut ibv_pd, ibv_mw_type) -> *mut ibv_mw;
-    V34 alloc_null_mr;
-    V34 alloc_parent_domain;
+    V34 alloc_null_mr(*mut ibv_pd) -> *mut ibv_mr;
+    V34 alloc_parent_domain(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd;
     V34 alloc_pd(*mut ibv_context) -> *mut ibv_pd;
-    V34 alloc_td;
+    V34 alloc_td(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td;
     V34 async_event(*mut ibv_context, *mut ibv_async_event);
     V34 attach_counters_point_flow;
     V34 attach_mcast;
@@ -78,7 +78,7 @@ ops! {
     V59 dealloc_dmah;
     V34 dealloc_mw(*mut ibv_mw) -> c_int;
     V34 dealloc_pd(*mut ibv_pd) -> c_int;
-    V34 dealloc_td;
+    V34 dealloc_td(*mut ibv_td) -> c_int;
     V34 dereg_mr(*mut verbs_mr) -> c_int;
     V34 destroy_ah(*mut ibv_ah) -> c_int;
     V65 destroy_comp_cntr;

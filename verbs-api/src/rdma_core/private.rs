@@ -156,6 +156,8 @@ pub struct verbs_srq {
 
 /// `verbs_mr.mr_type` of an ordinary memory region.
 pub const IBV_MR_TYPE_MR: u32 = 0;
+/// `verbs_mr.mr_type` of a region without memory: libibverbs does not keep its pages from forks.
+pub const IBV_MR_TYPE_NULL_MR: u32 = 1;
 
 /// An MR as providers allocate it; `ibv_dereg_mr` and `ibv_rereg_mr` read its tail.
 #[repr(C)]

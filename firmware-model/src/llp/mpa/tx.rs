@@ -187,7 +187,7 @@ impl Sender {
 
     #[inline]
     pub(crate) fn gather(&mut self, window: &Window<'_>, at: u64, len: usize) -> Result<(), Unreachable> {
-        if len < GATHER_MIN || self.markers || window.is_remote() {
+        if len < GATHER_MIN || self.markers || window.is_elsewhere() {
             // Markers cut payload into stretches that are all cheaper to copy.
             window.copy_out(at, self.put(len))
         } else {

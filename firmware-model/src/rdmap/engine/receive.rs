@@ -161,7 +161,7 @@ impl Engine {
         let Some(Llp::Mpa(mpa)) = &mut self.llp else {
             return Ok(());
         };
-        if env.memory.has_remote() {
+        if env.memory.has_elsewhere() {
             return Ok(());
         }
         let Some((head, ulpdu_len)) = mpa

@@ -1,0 +1,96 @@
+//! Memory windows.
+
+use std::ffi::c_int;
+use std::mem;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use urnic_verbs_api::rdma_core::*;
+
+use super::events::Foreign;
+use super::pd::{Domain, Pd};
+use super::post::post_send;
+use crate::guard::{pointer, status};
+
+/// A window as libibverbs knows it, and what is ours behind it.
+#[repr(C)]
+struct Mw {
+    /// Must be first: libibverbs' pointer is ours.
+    abi: Foreign<ibv_mw>,
+    /// As it was made: what names it for the device, whatever key it is bound with.
+    stag: u32,
+    domain: Arc<Domain>,
+}
+
+/// `ibv_alloc_mw(3)`.
+pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
+    pointer(|| {
+        // SAFETY: a live domain.
+        let pd_ = unsafe { Pd::of(pd) };
+        let domain = pd_.domain().clone();
+        let stag = domain.driver.alloc_mw(&domain.device, kind)?;
+        Ok(Box::new(Mw {
+            abi: Foreign::new(ibv_mw {
+                context: pd_.ibv_context(),
+                pd,
+                rkey: stag,
+                handle: stag,
+                type_: kind,
+            }),
+            stag,
+            domain,
+        }))
+    })
+    .cast()
+}
+
+/// `ibv_dealloc_mw(3)`: a bound window is unbound by it.
+pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    status(|| {
+        // SAFETY: a live window of ours.
+        let this = unsafe { &*mw.cast::<Mw>() };
+        this.domain.driver.dealloc_mw(this.stag)?;
+        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        drop(unsafe { Box::from_raw(mw.cast::<Mw>()) });
+        Ok(())
+    })
+}
+
+/// The next key for the same window: its low octet is the program's to choose, and must differ from bind to bind.
+fn next_key(rkey: u32) -> u32 {
+    rkey & !0xff | rkey.wrapping_add(1) & 0xff
+}
+
+/// `ibv_bind_mw(3)`, for windows of type 1: a work request like others, whose new key is in `mw->rkey` when this returns.
+pub(super) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
+    // SAFETY: the program's queue pair, window and structure, all alive.
+    unsafe {
+        if (*mw).type_ != IBV_MW_TYPE_1 {
+            return Errno::INVAL.raw_os_error();
+        }
+        let rkey = next_key((*mw).rkey);
+        let mut wr: ibv_send_wr = mem::zeroed();
+        wr.wr_id = (*bind).wr_id;
+        wr.opcode = IBV_WR_BIND_MW;
+        wr.send_flags = (*bind).send_flags;
+        wr.extra.bind_mw.mw = mw;
+        wr.extra.bind_mw.rkey = rkey;
+        wr.extra.bind_mw.bind_info = (*bind).bind_info;
+        let result = post_send(qp, &raw mut wr, std::ptr::null_mut());
+        if result == 0 {
+            (*mw).rkey = rkey;
+        }
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_key_stays_with_its_window() {
+        assert_eq!(next_key(0x1234_5600), 0x1234_5601);
+        assert_eq!(next_key(0x1234_56ff), 0x1234_5600);
+    }
+}

@@ -1,0 +1,205 @@
+//! Shared receive queues.
+
+use std::ffi::c_int;
+use std::mem;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use urnic_driver_shim::driver;
+use urnic_verbs_api::rdma_core::*;
+
+use super::events::{Acknowledgements, Events, Foreign, Reported};
+use super::lock::Lock;
+use super::pd::{Pd, Tenancy};
+use super::receive_queue::{ReceiveQueue, ReceiveShape};
+use crate::guard::{contained, pointer, status};
+
+/// A shared receive queue as libibverbs knows it, and what is ours behind it.
+#[repr(C)]
+pub(crate) struct Srq {
+    /// Must be first: libibverbs' pointer is ours.
+    abi: Foreign<verbs_srq>,
+    pub(super) device: Arc<driver::Srq>,
+    receives: Lock<ReceiveQueue>,
+    events: Arc<Events>,
+    pub(super) asynchronous: Reported,
+    _tenancy: Tenancy,
+}
+
+impl Srq {
+    /// The queue behind libibverbs' pointer.
+    ///
+    /// # Safety
+    /// `srq` came from [`create_srq`] or [`create_srq_ex`] and was not destroyed.
+    pub(super) unsafe fn of<'a>(srq: *mut ibv_srq) -> &'a Srq {
+        // SAFETY: as promised; `abi` is the first field.
+        unsafe { &*srq.cast::<Srq>() }
+    }
+
+    /// Makes one, and says in `attr` what it really holds. A limit in it does not count (`ibv_create_srq(3)`).
+    ///
+    /// # Safety
+    /// `pd` is a live domain.
+    unsafe fn make(pd: *mut ibv_pd, attr: &mut ibv_srq_attr) -> Result<Box<Srq>, Errno> {
+        // SAFETY: as promised.
+        let pd_ = unsafe { Pd::of(pd) };
+        let context = pd_.context();
+        let place = Box::<Srq>::new_uninit();
+        let cookie = place.as_ptr().addr() as u64;
+        let device = context.driver.create_srq(
+            &context.device,
+            &pd_.domain().device,
+            attr.max_wr,
+            attr.max_sge,
+            cookie,
+        )?;
+        (attr.max_wr, attr.max_sge) = (device.max_wr(), device.max_sge());
+        let shape = ReceiveShape {
+            slots: device.max_wr(),
+            max_sge: device.max_sge(),
+            entries: device.entries(),
+            log_stride: device.log_stride(),
+        };
+        let ring = NonNull::new(device.ring().as_ptr()).ok_or(Errno::NOMEM)?;
+        // SAFETY: ring and record belong to `device`, which we keep as long as the value.
+        let receives = unsafe { ReceiveQueue::new(ring, NonNull::from(device.record()), shape, None) };
+        // SAFETY: all zeroes are null pointers, and an unlocked mutex.
+        let mut abi: verbs_srq = unsafe { mem::zeroed() };
+        abi.srq.context = pd_.ibv_context();
+        abi.srq.pd = pd;
+        abi.srq.handle = device.id;
+        abi.srq_type = IBV_SRQT_BASIC;
+        // No event comes before a limit is armed, so nobody looked at the place yet.
+        Ok(Box::write(
+            place,
+            Srq {
+                abi: Foreign::new(abi),
+                device,
+                receives: Lock::new(receives),
+                events: context.events.clone(),
+                asynchronous: Reported::default(),
+                _tenancy: pd_.admit(),
+            },
+        ))
+    }
+
+    /// Ends it. Waits until the program acknowledged its events.
+    fn destroy(&self) -> Result<(), Errno> {
+        self.device.destroy()?;
+        let public = self.abi.get().cast::<ibv_srq>();
+        self.asynchronous
+            .purge(self.events.channel(), public.addr() as u64);
+        // SAFETY: the fields of this very queue: zeroes are an initialised mutex and condition variable.
+        unsafe {
+            Acknowledgements {
+                mutex: &raw mut (*public).mutex,
+                cond: &raw mut (*public).cond,
+                counts: [(&raw const (*public).events_completed, &self.asynchronous)],
+            }
+            .wait();
+        }
+        Ok(())
+    }
+}
+
+/// `ibv_create_srq(3)`: EINVAL beyond the device's limits.
+pub(super) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    pointer(|| {
+        // SAFETY: the program's attributes.
+        let attr = unsafe { &mut *attr };
+        // SAFETY: libibverbs gives a live domain.
+        let srq = unsafe { Srq::make(pd, &mut attr.attr)? };
+        // SAFETY: nobody else has it yet.
+        unsafe { (*srq.abi.get()).srq.srq_context = attr.srq_context };
+        Ok(srq)
+    })
+    .cast()
+}
+
+/// `ibv_create_srq_ex(3)`: EOPNOTSUPP for all but basic ones.
+pub(super) unsafe extern "C" fn create_srq_ex(
+    _context: *mut ibv_context,
+    attr: *mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
+    pointer(|| {
+        // SAFETY: the program's attributes.
+        let attr = unsafe { &mut *attr };
+        let given = |bit: u32| attr.comp_mask & bit != 0;
+        if attr.comp_mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) != 0
+            || given(IBV_SRQ_INIT_ATTR_TYPE) && attr.srq_type != IBV_SRQT_BASIC
+        {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if !given(IBV_SRQ_INIT_ATTR_PD) || attr.pd.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the program's domain.
+        let srq = unsafe { Srq::make(attr.pd, &mut attr.attr)? };
+        // SAFETY: nobody else has it yet.
+        unsafe { (*srq.abi.get()).srq.srq_context = attr.srq_context };
+        Ok(srq)
+    })
+    .cast()
+}
+
+/// `ibv_modify_srq(3)`: arms the limit. The size stays what it is (the device does not say that it can change it): EOPNOTSUPP.
+pub(super) unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+    status(|| {
+        let mask = mask as u32;
+        if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
+            return Err(Errno::INVAL);
+        }
+        if mask & IBV_SRQ_MAX_WR != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if mask & IBV_SRQ_LIMIT != 0 {
+            // SAFETY: a live queue, and the program's attributes.
+            unsafe { Srq::of(srq).device.arm_limit((*attr).srq_limit)? };
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_query_srq(3)`.
+pub(super) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    status(|| {
+        // SAFETY: a live queue.
+        let device = unsafe { &Srq::of(srq).device };
+        let answer = ibv_srq_attr {
+            max_wr: device.max_wr(),
+            max_sge: device.max_sge(),
+            srq_limit: device.limit(),
+        };
+        // SAFETY: the program's structure.
+        unsafe { attr.write(answer) };
+        Ok(())
+    })
+}
+
+/// `ibv_destroy_srq(3)`: EBUSY while a queue pair uses it.
+pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
+    status(|| {
+        // SAFETY: a live queue.
+        unsafe { Srq::of(srq) }.destroy()?;
+        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        drop(unsafe { Box::from_raw(srq.cast::<Srq>()) });
+        Ok(())
+    })
+}
+
+/// `ibv_post_srq_recv(3)`: EINVAL for too many elements, ENOMEM when the queue is full.
+pub(super) unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: a live queue.
+    let srq = unsafe { Srq::of(srq) };
+    // SAFETY: the program's list.
+    let (ring, result) = unsafe { srq.receives.hold().post_list(wr, bad_wr) };
+    if let Some(index) = ring {
+        contained(|| srq.device.ring_receives(index));
+    }
+    result
+}
