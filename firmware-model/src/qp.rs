@@ -4,7 +4,8 @@
 //!
 //! *Gathering.* A ring is served at once. From the [`BURST`]th ring with no poll between, sends are gathered: the event
 //! index moves [`GATHERED`] blocks ahead, and what is posted until then leaves with the next poll, arm, or tick of the
-//! background thread. [`CALM`] flushes in a row that find no more than one entry end that.
+//! background thread. [`CALM`] flushes in a row that find no more than one entry end that; if none had found more, the next burst takes
+//! [`SOBERING`] times as many rings: the program waits for what it sent by looking at memory.
 
 use crate::counters::Counter;
 use crate::device::Core;
@@ -30,6 +31,9 @@ use urnic_verbs_api::vocabulary::QpState;
 const BURST: u32 = 4;
 /// Flushes that find next to nothing and end a burst: one is but the program catching up with its completions.
 const CALM: u32 = 8;
+/// How much longer the next burst takes to begin after one that gathered nothing, and the most rings that it takes.
+const SOBERING: u32 = 8;
+const SOBER: u32 = 1 << 12;
 /// Blocks that may be posted in a burst without a ring.
 const GATHERED: u32 = 64;
 /// Event index so far ahead that no ring comes: the device looks by itself.
@@ -120,6 +124,10 @@ struct Inner {
     /// Rings since the program last looked for completions, and what [`Qp::looks`] was then.
     rings: u32,
     looks: u32,
+    /// Rings that begin a burst: [`BURST`], or more after some that were none.
+    begins_at: u32,
+    /// The burst gathered something.
+    gathered: bool,
     /// The timer that is set.
     timer: Option<Nanos>,
 }
@@ -158,6 +166,8 @@ impl Qp {
                 calm: 0,
                 rings: 0,
                 looks: 0,
+                begins_at: BURST,
+                gathered: false,
                 timer: None,
             }),
         }
@@ -334,16 +344,20 @@ impl Qp {
     /// Begins or ends a burst, now that everything posted has been taken; `before` entries had been before.
     fn gather(self: &Arc<Qp>, core: &Core, inner: &mut Inner, before: u32, asked: Asked) {
         let sent = inner.engine.send_queue().taken().wrapping_sub(before);
-        let begins = !inner.burst && inner.rings >= BURST && inner.engine.state() == QpState::Rts;
+        let begins = !inner.burst && inner.rings >= inner.begins_at && inner.engine.state() == QpState::Rts;
         if sent > 1 {
             inner.calm = 0;
+            (inner.gathered, inner.begins_at) = (true, BURST);
         } else if asked.has(Asked::FLUSH) {
             inner.calm += 1;
         }
         if begins {
-            (inner.burst, inner.calm) = (true, 0);
+            (inner.burst, inner.calm, inner.gathered) = (true, 0, false);
             core.runtime.burst_began();
         } else if inner.burst && inner.calm >= CALM {
+            if !inner.gathered {
+                inner.begins_at = (inner.begins_at * SOBERING).min(SOBER);
+            }
             inner.end_burst(core);
         }
         if inner.burst {
@@ -579,6 +593,8 @@ impl Inner {
     fn note_ring(&mut self, looks: u32) {
         if self.looks != looks {
             (self.looks, self.rings) = (looks, 0);
+            // What it does may have changed meanwhile.
+            self.begins_at = (self.begins_at / 2).max(BURST);
         }
         self.rings = self.rings.saturating_add(1);
     }

@@ -78,6 +78,27 @@ fn a_burst_leaves_in_few_system_calls() -> bool {
     few
 }
 
+#[test]
+fn who_looks_at_memory_for_the_answer_is_soon_served_at_once() {
+    const ROUNDS: u64 = 150;
+    let (near, far) = (Driver::start(), Driver::start());
+    let mut pair = Pair::connect(&near, &far);
+    let mut at_once = 0;
+    for cookie in 0..ROUNDS {
+        let into = pair.answerer.region.sge(cookie * 8, 8);
+        pair.answerer.qp.post_recv(&far, cookie, &[into]);
+        let before = near.counter(Counter::TxCalls);
+        let from = pair.caller.region.sge(cookie * 8, 8);
+        pair.caller.qp.post_send(&near, cookie, &[from]);
+        at_once += u64::from(near.counter(Counter::TxCalls) > before);
+        // Near does not poll until the answer would be here.
+        let received = pair.answerer.recv_cq.await_idly(&far);
+        assert_cqe(&received, cookie, WcStatus::Success);
+    }
+    // Four or five rings, eight flushes for nothing, some thirty rings, eight flushes; then hundreds of rings.
+    assert!(at_once > ROUNDS * 2 / 3, "{at_once} of {ROUNDS}");
+}
+
 /// The program posts and goes away: neither poll nor arm nor another post.
 #[test]
 fn gathered_sends_leave_without_the_program() {
