@@ -158,7 +158,7 @@ impl Qp {
             qp: self.qid.into(),
             mask: what.into(),
             state: (to as u32).into(),
-            access: new.access.into(),
+            access: (new.access & !transition::FLUSH).into(),
             ird: u32::from(new.max_dest_rd_atomic).into(),
             ord: u32::from(new.max_rd_atomic).into(),
             rnr_timeout_ms: 0.into(),

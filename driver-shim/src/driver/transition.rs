@@ -56,6 +56,10 @@ bitflags! {
     }
 }
 
+/// `IBV_ACCESS_FLUSH_GLOBAL` and `…_PERSISTENT`: rights to an operation that iWARP does not have. Queue pairs may be given them, as those of other devices
+/// without it may.
+pub(super) const FLUSH: u32 = 1 << 8 | 1 << 9;
+
 impl QpMask {
     /// What `INIT_QP_ATTR` names for RTR: the connection manager knows the peer, and the program has nothing to say.
     pub(crate) const RTR_BY_MANAGER: QpMask = QpMask::STATE.union(QpMask::ACCESS_FLAGS).union(QpMask::PORT);
@@ -124,8 +128,10 @@ pub(super) struct Limits {
 
 fn in_range(attr: &QpAttr, mask: QpMask, limits: Limits) -> bool {
     let ok = |bit, fits: bool| !mask.contains(bit) || fits;
-    ok(QpMask::ACCESS_FLAGS, Access::from_bits(attr.access).is_some())
-        && ok(QpMask::PKEY_INDEX, attr.pkey_index == 0)
+    ok(
+        QpMask::ACCESS_FLAGS,
+        Access::from_bits(attr.access & !FLUSH).is_some(),
+    ) && ok(QpMask::PKEY_INDEX, attr.pkey_index == 0)
         && ok(QpMask::PORT, attr.port == 1)
         && ok(QpMask::PATH_MTU, (1..=5).contains(&attr.path_mtu))
         && ok(QpMask::DEST_QPN, attr.dest_qpn < 1 << 24)
