@@ -216,9 +216,11 @@ impl ModelConfig {
             return true;
         };
         let own = |ip: &IpAddr| self.addresses.iter().any(|a| a.ip == *ip);
+        // Whoever names no address of his own must have one to be given.
+        let has_one = || self.addresses.iter().any(|a| a.ip.is_ipv4() == remote.is_ipv4());
         let here = remote.is_loopback() || remote.is_unspecified() || host.contains(&remote);
         let allowed = allow.iter().any(|p| p.contains(remote)) || own(&remote);
-        local.as_ref().is_none_or(own) && (!here || allowed)
+        local.as_ref().map_or_else(has_one, own) && (!here || allowed)
     }
 }
 
@@ -259,6 +261,11 @@ mod tests {
             assert!(!config.may_call(ip(host), own), "{host}");
         }
         assert!(!config.may_call(ip("10.0.0.9"), Some(ip("10.0.0.8"))));
+        assert!(config.may_call(ip("10.0.0.9"), None));
+        assert!(
+            !config.may_call(ip("2001:db8::9"), None),
+            "it has no address of that kind"
+        );
         if let Reach::Confined { allow, .. } = &mut config.reach {
             allow.push(Prefix {
                 ip: ip("127.0.0.0"),

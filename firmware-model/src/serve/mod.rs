@@ -19,6 +19,8 @@ mod memory;
 mod remote;
 mod server;
 mod session;
+#[cfg(test)]
+mod tests;
 mod vectors;
 
 pub use server::{Endpoint, ServeError, Server};

@@ -1,0 +1,5 @@
+//! The server against scripted clients.
+
+mod client;
+mod functions;
+mod sessions;
