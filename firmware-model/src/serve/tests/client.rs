@@ -9,7 +9,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
 };
-use std::io::{IoSlice, IoSliceMut, Write};
+use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -161,20 +161,24 @@ impl Client {
         self.send_raw(&out.bytes, fds);
     }
 
+    /// Sends bytes; that the server has closed the connection is for the next read to tell.
     pub(super) fn send_raw(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
             assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
         }
-        let sent = rustix::net::sendmsg(
-            &self.socket,
-            &[IoSlice::new(bytes)],
-            &mut control,
-            SendFlags::NOSIGNAL,
-        )
-        .unwrap();
-        self.socket.write_all(&bytes[sent..]).unwrap();
+        let pieces = [IoSlice::new(bytes)];
+        let sent = rustix::net::sendmsg(&self.socket, &pieces, &mut control, SendFlags::NOSIGNAL);
+        let rest = sent
+            .map_err(Error::from)
+            .and_then(|sent| self.socket.write_all(&bytes[sent..]));
+        if let Err(error) = rest {
+            assert!(
+                matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset),
+                "{error}"
+            );
+        }
     }
 
     /// The next message; `None` when the server has closed the connection.
