@@ -20,5 +20,6 @@ mod siw;
 mod stat;
 mod transfer;
 mod users;
+mod vfio;
 mod vfio_user;
 mod wire_capture;

@@ -1,0 +1,91 @@
+//! The way of a PCI function from the kernel to a program and back: binding, permissions, limits, holders, unplugging.
+
+use urnic_tests::netns::Netns;
+use urnic_tests::or_skip;
+use urnic_tests::pci_guest::{PciGuest, Server};
+
+const ADDRESS: &str = "10.77.0.1";
+
+/// A user of the guest's, whose programs may lock so many KiB.
+fn as_user(guest: &PciGuest<'_>, memlock: u32, line: &str) -> (bool, String) {
+    let line = format!(
+        "printf 'root:x:0:0::/:/bin/sh\\nuser:x:1000:1000::/tmp:/bin/sh\\n' >/tmp/passwd &&
+         {{ mountpoint -q /etc/passwd || mount --bind /tmp/passwd /etc/passwd; }} &&
+         su user -s /run/bin/sh -c 'ulimit -l {memlock}; export HOME=/tmp; {line}'"
+    );
+    guest.start(&line).ends()
+}
+
+fn doctor() -> String {
+    format!("/urnic/urnic doctor --device vfio:{}", PciGuest::address(0))
+}
+
+/// What doctor tells root to type.
+#[track_caller]
+fn mending(said: &str) -> &str {
+    said.lines()
+        .find_map(|line| line.trim().strip_prefix("mend: as root: "))
+        .unwrap_or_else(|| panic!("nothing to mend in:\n{said}"))
+}
+
+/// Starts a program that keeps the function, and waits until it has it. What it says is in `/tmp/watch`.
+#[track_caller]
+fn holder(guest: &PciGuest<'_>) -> urnic_tests::shell::Task {
+    let task = guest.start(&PciGuest::with_urnic(0, "ibv_asyncwatch >/tmp/watch 2>&1"));
+    guest.run("n=0; until grep -q 'async event FD' /tmp/watch; do n=$((n+1)); [ $n -lt 300 ] || exit 1; sleep 0.1; done");
+    task
+}
+
+#[test]
+fn what_the_doctor_says_brings_a_function_to_an_ordinary_user() {
+    let [host, _other] = or_skip!(Netns::pair());
+    let server = Server::start(&host, &[ADDRESS], "");
+    let guest = or_skip!(PciGuest::boot(&host, &server.sockets()));
+    let (_, said) = guest.start(&doctor()).ends();
+    assert!(said.contains("WRONG driver"), "{said}");
+    guest.run(mending(&said));
+    let said = guest.run(&doctor());
+    assert!(said.contains("all well"), "{said}");
+
+    let (ok, said) = as_user(&guest, 16384, &doctor());
+    assert!(!ok && said.contains("WRONG its files"), "{said}");
+    guest.run(mending(&said));
+    let (ok, said) = as_user(&guest, 16384, &doctor());
+    assert!(ok && said.contains("all well"), "{said}");
+    let program = PciGuest::with_urnic(0, "ibv_devinfo -d urnic0");
+    let (ok, said) = as_user(&guest, 64, &program);
+    assert!(!ok && said.contains("ulimit -l"), "{said}");
+    let (ok, said) = as_user(&guest, 16384, &program);
+    assert!(ok && said.contains("PORT_ACTIVE"), "{said}");
+
+    let held = holder(&guest);
+    let (ok, said) = guest.start(&program).ends();
+    let one = said.contains("in use by process") && said.contains("(ibv_asyncwatch)");
+    assert!(!ok && one, "{said}");
+    guest.run("kill -9 $(pidof ibv_asyncwatch)");
+    held.ends();
+    let said = guest.run(&program);
+    assert!(said.contains("PORT_ACTIVE"), "{said}");
+}
+
+#[test]
+fn a_function_that_is_taken_out_is_a_fatal_event_and_can_be_put_in_again() {
+    let [host, _other] = or_skip!(Netns::pair());
+    let server = Server::start(&host, &[ADDRESS], "");
+    let guest = or_skip!(PciGuest::boot(&host, &server.sockets()));
+    guest.bind(0);
+    let held = holder(&guest);
+    // The kernel waits until the program let go, which goes on living.
+    guest.run(&format!(
+        "echo 1 >/sys/bus/pci/devices/{}/remove; pidof ibv_asyncwatch",
+        PciGuest::address(0)
+    ));
+    guest.run("kill $(pidof ibv_asyncwatch)");
+    held.ends();
+    let said = guest.run("cat /tmp/watch");
+    assert!(said.contains("IBV_EVENT_DEVICE_FATAL"), "{said}");
+    guest.run("echo 1 >/sys/bus/pci/rescan");
+    guest.bind(0);
+    let said = guest.run(&PciGuest::with_urnic(0, "ibv_devinfo -d urnic0"));
+    assert!(said.contains("PORT_ACTIVE"), "{said}");
+}
