@@ -18,7 +18,6 @@ pub mod host;
 pub mod llp;
 pub mod memory;
 #[cfg(any(test, fuzzing))]
-#[allow(clippy::unwrap_used, reason = "it is part of tests")]
 mod mock;
 mod qp;
 pub mod queues;
