@@ -13,7 +13,7 @@ use rustix::net::{
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
 /// A socket, and the function that is behind each connection to it.
@@ -67,7 +67,8 @@ struct Listener {
     socket: OwnedFd,
     _file: SocketFile,
     endpoint: Endpoint,
-    sessions: Vec<(Arc<Session>, JoinHandle<()>)>,
+    /// Each belongs to its thread, and goes with it: a client's memory is let go at once.
+    sessions: Vec<(Weak<Session>, JoinHandle<()>)>,
 }
 
 /// A vfio-user server.
@@ -150,11 +151,11 @@ impl Listener {
         }
         let session = Session::new(socket, self.endpoint.config.clone(), budget.clone());
         let started = session.map_err(io::Error::from).and_then(|session| {
-            let of_thread = session.clone();
+            let handle = Arc::downgrade(&session);
             let thread = std::thread::Builder::new()
                 .name("urnic-function".to_owned())
-                .spawn(move || of_thread.run())?;
-            Ok((session, thread))
+                .spawn(move || session.run())?;
+            Ok((handle, thread))
         });
         match started {
             Ok(started) => self.sessions.push(started),
@@ -209,7 +210,8 @@ impl Server {
             .iter_mut()
             .flat_map(|l| l.sessions.drain(..))
             .collect();
-        sessions.iter().for_each(|(session, _)| session.stop());
+        let living = sessions.iter().filter_map(|(session, _)| session.upgrade());
+        living.for_each(|session| session.stop());
         for (_, thread) in sessions {
             // It can end by a panic only, and that has been reported.
             let _ = thread.join();

@@ -92,7 +92,12 @@ impl Drop for Served {
 
 /// Memory that can be lent.
 pub(super) fn memory(len: u64) -> std::fs::File {
-    let fd = memfd_create("lent", MemfdFlags::CLOEXEC).unwrap();
+    named_memory("lent", len)
+}
+
+/// The same, to be found by its name in a list of mappings.
+pub(super) fn named_memory(name: &str, len: u64) -> std::fs::File {
+    let fd = memfd_create(name, MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&fd, len).unwrap();
     fd.into()
 }

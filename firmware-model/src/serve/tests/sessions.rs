@@ -4,7 +4,7 @@ use super::super::link::Link;
 use super::super::memory::{Budget, ClientMemory};
 use super::super::remote::Remote;
 use super::super::server::{Endpoint, ServeError, Server};
-use super::client::{Client, Served, config, fresh_path, lend, memory, take_back};
+use super::client::{Client, Served, config, fresh_path, lend, memory, named_memory, take_back};
 use crate::config::ModelConfig;
 use crate::host::{HostMemory, RemoteMemory, Unreachable};
 use crate::mock::wait_for;
@@ -250,6 +250,18 @@ fn memory_taken_back_too_early_stops_the_function_until_its_reset() {
     works(&mut other);
     client.ask(&Request::DeviceReset, &[]).unwrap();
     works(&mut client);
+}
+
+#[test]
+fn memory_of_a_client_that_has_gone_is_let_go() {
+    const NAME: &str = "urnic-let-go";
+    let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().contains(NAME);
+    let served = Served::start(1);
+    let mut client = Client::begin(&served.path);
+    client.enable(&named_memory(NAME, LEN), BASE);
+    assert!(mapped());
+    drop(client);
+    wait_for("nothing of it is mapped", || (!mapped()).then_some(()));
 }
 
 #[test]
