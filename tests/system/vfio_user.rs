@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
-use urnic_tests::build::urnic;
+use urnic_tests::build::{scratch, urnic};
 use urnic_tests::program::{Program, Running};
 use urnic_tests::served::Served;
 use urnic_tests::skip::installed;
@@ -160,6 +160,38 @@ fn programs_that_use_the_connection_manager() {
         client.success();
         server.success();
     }
+}
+
+#[test]
+fn doorbells_are_stores_and_no_messages() {
+    or_skip!(installed("ib_write_bw"));
+    or_skip!(installed("strace"));
+    const MESSAGES: u64 = 20_000;
+    let served = Served::start();
+    let counts = scratch().join(format!("sendmsg-{}", std::process::id()));
+    let mut pair = pair(&served, &format!("ib_write_bw -F -d urnic0 -s 64 -n {MESSAGES}"));
+    let strace = [
+        "strace",
+        "-f",
+        "-c",
+        "-e",
+        "trace=sendmsg",
+        "-o",
+        counts.to_str().expect("our path"),
+    ];
+    pair.client = pair.client.through(strace);
+    pair.succeeds();
+    let table = std::fs::read_to_string(&counts).expect("what strace wrote");
+    std::fs::remove_file(&counts).expect("our file");
+    // % time, seconds, usecs/call, calls, errors or not, syscall
+    let line = table.lines().find(|line| line.ends_with("sendmsg"));
+    let calls = line.and_then(|line| line.split_whitespace().nth(3)?.parse::<u64>().ok());
+    let calls = calls.unwrap_or_else(|| panic!("{table}"));
+    // Setting up takes some hundred; and a device that was not let run for long had gone to sleep.
+    assert!(
+        calls < MESSAGES / 4,
+        "{calls} messages for {MESSAGES} work requests:\n{table}"
+    );
 }
 
 #[test]

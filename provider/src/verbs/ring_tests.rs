@@ -602,6 +602,25 @@ fn completions_of_a_destroyed_queue_pair_are_skipped_and_others_are_kept() {
 }
 
 #[test]
+fn what_waits_for_one_queue_pair_is_seen_and_stays() {
+    let (mut device, mut ring) = Completer::new(2);
+    for pass in 0..5 {
+        for (qid, cookie) in [(1, 0), (2, 1), (1, 2), (2, 3)] {
+            device.complete(cqe(qid, 10 * pass + cookie));
+        }
+        let waiting = |ring: &CompletionRing| -> Vec<u64> {
+            ring.waiting(1).map(|cqe| cqe.cookie.get() - 10 * pass).collect()
+        };
+        assert_eq!(waiting(&ring), [0, 2]);
+        ring.advance();
+        assert_eq!(waiting(&ring), [2]);
+        (0..3).for_each(|_| ring.advance());
+        assert!(waiting(&ring).is_empty());
+        ring.publish();
+    }
+}
+
+#[test]
 fn a_work_completion_has_the_fields_of_its_entry() {
     let mut cqe = cqe(1, 0);
     cqe.label = 0x12_3456.into();
