@@ -53,7 +53,10 @@ impl Server {
             let socket = folder.join(function.to_string());
             program = program.arg("--socket").arg(socket).args(["--addr", address]);
         }
-        let mut running = host.program(program.line(options)).spawn();
+        let mut running = host
+            .program(program.line(options))
+            .through(["setpriv", "--pdeathsig", "KILL"])
+            .spawn();
         let functions = addresses.len();
         running.says("that it serves", |said| {
             (said.matches("serving ").count() == functions).then_some(())
