@@ -16,6 +16,7 @@ mod qemu;
 mod rdma_cm;
 mod rdma_cm_crowds;
 mod rsockets;
+mod serve;
 mod served;
 mod siw;
 mod stat;

@@ -1,0 +1,143 @@
+//! `urnic serve`: programs on a device in another process, next to clients that mean no good.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use urnic_tests::build::{scratch, urnic};
+use urnic_tests::or_skip;
+use urnic_tests::program::{Program, Running};
+use urnic_tests::skip::installed;
+use urnic_tests::wait::{PATIENCE, free_port, until};
+use urnic_vfio_user::{Request, Version};
+
+/// A server; ended when dropped.
+struct Server {
+    program: Running,
+    socket: PathBuf,
+}
+
+fn server(name: &str, options: &str) -> Server {
+    let socket = scratch().join(format!("{name}-{}.sock", std::process::id()));
+    let mut program = Program::plain(urnic())
+        .args(["serve", "--socket"])
+        .arg(&socket)
+        .line(options)
+        .spawn();
+    program.says("that it serves", |text| {
+        text.contains("urnic: serving ").then_some(())
+    });
+    Server { program, socket }
+}
+
+impl Server {
+    /// `ibv_rc_pingpong` on the served device.
+    fn pingpong(&self, port: u16, line: &str) -> Program {
+        Program::new("ibv_rc_pingpong")
+            .env("URNIC_DEVICE", format!("vfio-user:{}", self.socket.display()))
+            .line(&format!("-d urnic0 -g 0 -p {port} {line}"))
+    }
+
+    /// A whole pingpong, to see that all is well.
+    fn works(&self) {
+        let port = free_port();
+        let mut passive = self.pingpong(port, "-n 200").spawn();
+        passive.listens(port);
+        self.pingpong(port, "-n 200 127.0.0.1").run().success();
+        passive.wait().success();
+    }
+
+    /// A client that has said hello.
+    fn client(&self) -> UnixStream {
+        let mut socket = UnixStream::connect(&self.socket).expect("a connection");
+        let mut hello = Vec::new();
+        Request::Version(Version::default()).emit(1, false, &mut hello);
+        socket.write_all(&hello).expect("hello");
+        let mut answer = [0; 16];
+        socket.read_exact(&mut answer).expect("an answer");
+        socket
+    }
+}
+
+/// How often the threads of a process have gone to sleep or been put aside.
+fn switches(pid: u32) -> u64 {
+    let mut sum = 0;
+    for task in std::fs::read_dir(format!("/proc/{pid}/task")).expect("the process lives") {
+        let path = task.expect("a thread").path().join("status");
+        let status = std::fs::read_to_string(path).unwrap_or_default();
+        let numbers = status
+            .lines()
+            .filter(|line| line.contains("ctxt_switches"))
+            .filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+        sum += numbers.sum::<u64>();
+    }
+    sum
+}
+
+#[test]
+fn programs_meet_through_a_served_device() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    server("meet", "--addr host").works();
+}
+
+#[test]
+fn garbage_floods_and_silence_disturb_nobody() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    let server = server("garbage", "--addr host");
+    let port = free_port();
+    let mut passive = server.pingpong(port, "-n 3000").spawn();
+    passive.listens(port);
+    let active = server.pingpong(port, "-n 3000 127.0.0.1").spawn();
+    let mut silent = Vec::new();
+    for round in 0..20u8 {
+        // Every other one says hello before.
+        let mut client = match round % 2 {
+            0 => UnixStream::connect(&server.socket).expect("a connection"),
+            _ => server.client(),
+        };
+        let garbage: Vec<u8> = (0..5000u32)
+            .map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8 ^ round)
+            .collect();
+        // The server may have closed the connection before all is written.
+        let _ = client.write_all(&garbage);
+        let mut half = server.client();
+        half.write_all(&[1, 0, 9, 0, 32, 0]).expect("half a header");
+        if round < 3 {
+            silent.push(half);
+        }
+    }
+    active.wait().success();
+    passive.wait().success();
+}
+
+#[test]
+fn a_server_whose_clients_rest_rests() {
+    let server = server("rest", "--addr 127.0.0.1");
+    let _clients = [server.client(), server.client()];
+    let pid = server.program.pid();
+    until(PATIENCE, || {
+        let before = switches(pid);
+        std::thread::sleep(Duration::from_millis(300));
+        (switches(pid) == before).then_some(())
+    })
+    .expect("a third of a second in which no thread runs");
+}
+
+#[test]
+fn a_server_ends_cleanly_and_guards_its_socket() {
+    let server = server("end", "--addr 127.0.0.1");
+    let _client = server.client();
+    let second = Program::plain(urnic())
+        .args(["serve", "--socket"])
+        .arg(&server.socket)
+        .run();
+    assert_eq!(second.status.code(), Some(1), "{second}");
+    assert!(second.failure().contains("a server is there already"));
+    let Server { program, socket } = server;
+    program.signal(Signal::TERM);
+    let end = program.wait();
+    assert_eq!(end.status.code(), Some(0), "{end}");
+    assert!(!Path::new(&socket).exists());
+}
