@@ -48,10 +48,8 @@ fn a_mistake_in_an_option_is_one_line_and_starts_nothing() {
         ("run --set mpa.crcs=1 -- echo started", "did you mean mpa.crc?"),
         ("run --set mpa.crc=perhaps -- echo started", "true or false"),
         ("run --config /no/such/file -- echo started", "/no/such/file"),
-        (
-            "run --device vfio:0000:01:00.0 -- echo started",
-            "not available in this version",
-        ),
+        ("run --device nonsense -- echo started", "vfio:DDDD:BB:DD.F"),
+        ("run --pcap file -- echo started", "not available in this version"),
     ] {
         let end = command(line).run();
         assert_eq!(end.status.code(), Some(2), "{end}");

@@ -151,7 +151,7 @@ fn bounds_hold_to_the_byte(rig: &Rig) -> Outcome {
             near.qp
                 .remote(rig, Opcode::Write, 1, &[near.region.sge(0, len)], there);
             far.qp.fails(rig)?;
-            near.qp.is_in(rig, QpState::Err)
+            near.qp.fails(rig)
         })?;
     }
     let (near, far) = pair(rig)?;

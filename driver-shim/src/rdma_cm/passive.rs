@@ -53,6 +53,8 @@ impl Engine {
     /// A listener has a new stream.
     pub(crate) fn arrived(&mut self, world: &mut World<'_>, lid: u32, sid: u32) {
         let Some(handle) = self.listeners.get(&lid).copied() else {
+            // The listener went while this call was on its way to it.
+            world.device.close(sid, Close::Abort);
             return;
         };
         match self.ids.get_mut(&handle).map(|id| &mut id.state) {

@@ -292,6 +292,18 @@ fn do_anything(net: &mut Net, side: usize, channel: u64, what: u8, id: u32, port
     });
 }
 
+#[test]
+fn a_call_whose_listener_is_gone_when_it_arrives_is_ended() {
+    let mut net = Net::pair();
+    let channel = net.at(0, |engine, _| engine.open_channel());
+    let create = [(0, 0, 5000); 5];
+    let call = [(2, 4, 5002), (4, 3, 5002), (13, 3, 5000), (7, 3, 5000)];
+    for (what, id, port) in create.into_iter().chain(call).chain([(12, 4, 5000)]) {
+        do_anything(&mut net, 0, channel, what, id, port);
+    }
+    net.finish();
+}
+
 proptest! {
     #[test]
     fn whatever_programs_do_nothing_is_left_behind(
