@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use urnic_tests::guest::{Guest, HOST};
 use urnic_tests::or_skip;
+use urnic_tests::pair::{CALLS, called_too_early};
 use urnic_tests::program::Program;
 use urnic_tests::shell::LIMIT;
 use urnic_tests::skip::installed;
@@ -45,6 +46,10 @@ fn urnic_calls(guest: &Guest, server: &str, client: &str, settings: Settings<'_>
     let there = guest.listener(&server.replace("PORT", &port));
     let client = client.replace("PORT", &port).replace("ADDRESS", "127.0.0.1");
     let here = program(&client, settings).run_for(LIMIT);
+    if !here.ok() {
+        // Theirs may wait for another caller.
+        guest.stop();
+    }
     let (ok, theirs) = there.ends();
     Ends {
         ok: ok && here.ok(),
@@ -227,21 +232,40 @@ fn a_siw_that_wants_no_crc_rejects_us() {
     assert!(!ok && !said.contains("DISCONNECT"), "{said}");
 }
 
+/// What siw's client says at its very end if our server, done, closes before siw has accounted for its own last Send, which arrived (in a
+/// machine that is emulated it takes that long): siw then calls the Send failed.
+const OVERTAKEN: &str = " Bad wc status 2\n Unable to write to socket/rdma_cm\nFailed to close connection between server and client\n";
+
+/// We call; again, if we called before its server, at the pace of a machine that is emulated, listened.
+#[track_caller]
+fn urnic_calls_in_time(guest: &Guest, server: &str, client: &str) -> Ends {
+    for _ in 1..CALLS {
+        let ends = urnic_calls(guest, server, client, &[]);
+        if !called_too_early(&ends.ours) {
+            return ends;
+        }
+    }
+    urnic_calls(guest, server, client, &[])
+}
+
 #[test]
-#[ignore = "known to fail now and then: perftest's last exchange with siw finds a flushed receive"]
 fn perftest_both_ways() {
     or_skip!(installed("ib_send_bw"));
     let guest = or_skip!(Guest::borrowed());
-    for name in ["ib_send_bw", "ib_write_bw", "ib_read_bw"] {
+    // With more than one Read under way siw's TCP window fills, and now and then it then finds a wrong CRC in a Response that is bit for bit the
+    // one before.
+    let lines = [("ib_send_bw", ""), ("ib_write_bw", ""), ("ib_read_bw", "-t 1 ")];
+    for (name, for_siw) in lines {
         let server = format!("{name} -R -F -n 20 -p PORT");
-        let client = format!("{server} ADDRESS");
-        for ends in [
-            urnic_calls(&guest, &server, &client, &[]),
-            siw_calls(&guest, &server, &client, &[]),
-        ] {
+        urnic_calls_in_time(&guest, &server, &format!("{server} ADDRESS")).succeed();
+        let server = format!("{server} {for_siw}");
+        let ends = siw_calls(&guest, &server, &format!("{server}ADDRESS"), &[]);
+        let measured = ends.theirs.contains(" 65536      20 ") && ends.theirs.contains(OVERTAKEN);
+        if !measured {
             ends.succeed();
         }
     }
+    guest.wire().judge().is_clean();
 }
 
 #[test]
