@@ -42,6 +42,7 @@ pub(crate) fn listen(rig: &Rig, local: SocketAddr) -> Outcome<(u32, u16)> {
     let arguments = Listen {
         local: local.into(),
         backlog: 8.into(),
+        ..Listen::default()
     };
     let listening: Listening = rig.command(Opcode::StreamListen, &arguments)?.result();
     Ok((listening.lid.get(), listening.port.get() as u16))
@@ -51,6 +52,7 @@ pub(crate) fn calling(remote: SocketAddr) -> Connect {
     Connect {
         remote: remote.into(),
         local: Endpoint::default(),
+        ..Connect::default()
     }
 }
 

@@ -418,6 +418,7 @@ impl Driver {
         let arguments = Connect {
             remote: remote.into(),
             local: Endpoint::default(),
+            ..Connect::default()
         };
         self.create(Opcode::StreamConnect, &arguments)
     }
@@ -426,6 +427,7 @@ impl Driver {
         let arguments = Listen {
             local: local.into(),
             backlog: backlog.into(),
+            ..Listen::default()
         };
         let listening: Listening = self.command(Opcode::StreamListen, &arguments)?.result();
         Ok((listening.lid.get(), listening.port.get() as u16))

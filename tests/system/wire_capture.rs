@@ -143,6 +143,35 @@ fn without_crc_every_frame_is_well_formed() {
     );
 }
 
+#[test]
+fn calls_have_the_type_of_service_that_their_program_asked_for() {
+    let netns = or_skip!(Netns::new());
+    or_skip!(installed("ucmatose"));
+    let capture = or_skip!(Capture::start(&netns, "lo"));
+    for (family, address) in [("ip", "127.0.0.1"), ("ip6", "::1")] {
+        let ucmatose = netns.program(Program::new("ucmatose").line("-c 2 -C 3 -S 20 -t 72"));
+        let mut server = ucmatose.clone().line(&format!("-f {family}")).spawn();
+        server.listens(7471);
+        ucmatose.args(["-f", family, "-s", address]).run().success();
+        server.wait().success();
+    }
+    let wire = capture.stop(&netns, "127.0.0.1");
+    // Only the caller's program asks for one.
+    for (field, ends) in [
+        ("ip.dsfield", "ip.dst == 127.0.0.1"),
+        ("ipv6.tclass", "ipv6.dst == ::1"),
+    ] {
+        let from_caller = format!("tcp.dstport == 7471 && {ends}");
+        let seen = wire.tshark(&["-T", "fields", "-e", field], &from_caller);
+        let classes: Vec<&str> = seen.lines().collect();
+        assert!(classes.len() > 10, "{seen}");
+        assert!(
+            classes.iter().all(|class| class.ends_with("48")),
+            "{field}: {seen}"
+        );
+    }
+}
+
 /// A pingpong of 20,000 bytes over a veth, captured at one end of it.
 fn veth() -> Result<Wire, String> {
     installed("ibv_rc_pingpong")?;

@@ -183,6 +183,7 @@ fn a_port_is_had_once(rig: &Rig) -> Outcome {
     let again = Listen {
         local: address.into(),
         backlog: 1.into(),
+        ..Listen::default()
     };
     rig.refuses(Command::new(Opcode::StreamListen, &again), Status::AddressInUse)?;
     rig.on(Opcode::StreamUnlisten, lid)
@@ -196,6 +197,7 @@ fn addresses_of_others_are_refused(rig: &Rig) -> Outcome {
     let listen = Listen {
         local: foreign.into(),
         backlog: 1.into(),
+        ..Listen::default()
     };
     let mut call = calling(SocketAddr::new(own(rig)?.ip(), 9));
     call.local = foreign.into();
@@ -226,6 +228,12 @@ fn what_makes_no_sense_is_refused(rig: &Rig) -> Outcome {
             Status::InvalidArgument,
         )?;
     }
+    let mut call = calling(own);
+    call.traffic_class = 256.into();
+    rig.refuses(
+        Command::new(Opcode::StreamConnect, &call),
+        Status::InvalidArgument,
+    )?;
     let (caller, called) = stream(rig)?;
     let mut command = Command::new(Opcode::StreamSend, &Handle { id: caller.into() });
     command.input = rig.memory(4096)?.iova().into();

@@ -390,16 +390,16 @@ struct Managed<'a> {
 }
 
 impl Device for Managed<'_> {
-    fn listen(&mut self, local: SocketAddr) -> Result<(u32, u16), Errno> {
-        self.streams.listen(local)
+    fn listen(&mut self, local: SocketAddr, traffic_class: u8) -> Result<(u32, u16), Errno> {
+        self.streams.listen(local, traffic_class)
     }
 
     fn unlisten(&mut self, lid: u32) {
         self.streams.unlisten(lid);
     }
 
-    fn connect(&mut self, remote: SocketAddr, local: SocketAddr) -> Result<u32, Errno> {
-        self.streams.connect(remote, Some(local))
+    fn connect(&mut self, remote: SocketAddr, local: SocketAddr, traffic_class: u8) -> Result<u32, Errno> {
+        self.streams.connect(remote, Some(local), traffic_class)
     }
 
     fn ends(&mut self, sid: u32) -> Result<(SocketAddr, SocketAddr), Errno> {

@@ -175,11 +175,11 @@ pub(super) fn milliseconds(timeout: Option<Duration>) -> u32 {
 
 impl native::Streams for Streams<'_> {
     fn listen(&mut self, local: SocketAddr) -> Result<(u32, u16), Errno> {
-        Streams::listen(self, local)
+        Streams::listen(self, local, 0)
     }
 
     fn connect(&mut self, remote: SocketAddr) -> Result<u32, Errno> {
-        Streams::connect(self, remote, None)
+        Streams::connect(self, remote, None, 0)
     }
 
     fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno> {

@@ -41,10 +41,11 @@ pub(super) struct Attaching<'a> {
 }
 
 impl Streams<'_> {
-    pub(super) fn listen(&self, local: SocketAddr) -> Result<(u32, u16), Errno> {
+    pub(super) fn listen(&self, local: SocketAddr, traffic_class: u8) -> Result<(u32, u16), Errno> {
         let arguments = Listen {
             local: Endpoint::from(local),
             backlog: BACKLOG.into(),
+            traffic_class: u32::from(traffic_class).into(),
         };
         let listening: Listening = self.driver.commands.call(Opcode::StreamListen, &arguments)?;
         Ok((listening.lid.get(), listening.port.get() as u16))
@@ -56,10 +57,17 @@ impl Streams<'_> {
         }
     }
 
-    pub(super) fn connect(&self, remote: SocketAddr, local: Option<SocketAddr>) -> Result<u32, Errno> {
+    pub(super) fn connect(
+        &self,
+        remote: SocketAddr,
+        local: Option<SocketAddr>,
+        traffic_class: u8,
+    ) -> Result<u32, Errno> {
         let arguments = Connect {
             remote: Endpoint::from(remote),
             local: local.map_or_else(Endpoint::new_zeroed, Endpoint::from),
+            traffic_class: u32::from(traffic_class).into(),
+            reserved: 0.into(),
         };
         let handle: Handle = self.driver.commands.call(Opcode::StreamConnect, &arguments)?;
         Ok(handle.id.get())

@@ -74,10 +74,12 @@ impl Engine {
         let (Some(local), Some(remote)) = (id.local, id.remote) else {
             return Err(Errno::INVAL);
         };
-        let dialed = match world.device.connect(remote, local) {
+        let dialed = match world.device.connect(remote, local, id.traffic_class) {
             // Somebody has the port that we picked: any other will do.
             Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) if id.picked => {
-                world.device.connect(remote, with_port(local, 0))
+                world
+                    .device
+                    .connect(remote, with_port(local, 0), id.traffic_class)
             }
             dialed => dialed,
         };

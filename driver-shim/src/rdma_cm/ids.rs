@@ -44,6 +44,7 @@ impl Engine {
             picked: false,
             manages_qp: false,
             ack_timeout: None,
+            traffic_class: 0,
             one_family: false,
             state: State::Idle,
         })
@@ -183,7 +184,8 @@ impl Engine {
                 (Some(with_port(local, port)), None)
             }
             Name::Ip(local) => {
-                let (lid, port) = world.device.listen(local)?;
+                let traffic_class = self.own(channel, handle)?.traffic_class;
+                let (lid, port) = world.device.listen(local, traffic_class)?;
                 self.listeners.insert(lid, handle);
                 (Some(with_port(local, port)), Some(lid))
             }
@@ -395,8 +397,8 @@ impl Engine {
             _ => Err(Errno::INVAL),
         };
         match (level, name) {
-            // TOS: the streams are the device's, which has no such setting.
-            (LEVEL_ID, 0) => drop(octet()?),
+            // TOS: of the packets of a connection to be made, or, before its address is bound, of a listener's.
+            (LEVEL_ID, 0) => id.traffic_class = octet()?,
             // REUSEADDR: a port in TIME-WAIT can always be used again, one with a listener never.
             (LEVEL_ID, 1) => drop(flag()?),
             (LEVEL_ID, 2) if matches!(id.state, State::Idle) => id.one_family = flag()?,

@@ -56,12 +56,12 @@ const TIME_WAIT: Duration = Duration::from_secs(1);
 
 /// The device's stream commands and what the host knows of addresses and queue pairs.
 pub(crate) trait Device {
-    /// Listens; returns listener and port.
-    fn listen(&mut self, local: SocketAddr) -> Result<(u32, u16), Errno>;
+    /// Listens, for connections in packets of this traffic class; returns listener and port.
+    fn listen(&mut self, local: SocketAddr, traffic_class: u8) -> Result<(u32, u16), Errno>;
     /// Stops listening.
     fn unlisten(&mut self, lid: u32);
-    /// Begins a connection; [`Engine::connected`] follows.
-    fn connect(&mut self, remote: SocketAddr, local: SocketAddr) -> Result<u32, Errno>;
+    /// Begins a connection in packets of this traffic class; [`Engine::connected`] follows.
+    fn connect(&mut self, remote: SocketAddr, local: SocketAddr, traffic_class: u8) -> Result<u32, Errno>;
     /// Both ends of a stream, ours first.
     fn ends(&mut self, sid: u32) -> Result<(SocketAddr, SocketAddr), Errno>;
     /// What a receive would find.
@@ -181,6 +181,8 @@ struct Id {
     /// librdmacm manages its queue pair: it asked for the attributes before connecting.
     manages_qp: bool,
     ack_timeout: Option<u8>,
+    /// `RDMA_OPTION_ID_TOS`.
+    traffic_class: u8,
     /// `RDMA_OPTION_ID_AFONLY`.
     one_family: bool,
     state: State,

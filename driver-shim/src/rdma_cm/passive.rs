@@ -175,6 +175,7 @@ impl Engine {
             picked: false,
             manages_qp: false,
             ack_timeout: id.ack_timeout,
+            traffic_class: id.traffic_class,
             one_family: false,
             state: State::Over,
         };

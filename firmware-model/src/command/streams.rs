@@ -5,6 +5,11 @@ use crate::rdmap::Attachment;
 use std::net::SocketAddr;
 use urnic_verbs_api::device::command::{Handle, Status};
 use urnic_verbs_api::device::stream::{Attach, Close, Connect, Listen, Listening, MAX_STREAMING};
+use zerocopy::little_endian::U32;
+
+fn traffic_class(given: U32) -> Result<u8, Status> {
+    u8::try_from(given.get()).map_err(|_| Status::InvalidArgument)
+}
 
 impl Job<'_> {
     pub(super) fn stream_connect(&mut self) -> Answer {
@@ -12,23 +17,28 @@ impl Job<'_> {
         let remote = SocketAddr::from(arguments.remote);
         let local = Some(SocketAddr::from(arguments.local))
             .filter(|local| local.port() != 0 || arguments.local.ip != [0; 16]);
+        let traffic_class = traffic_class(arguments.traffic_class)?;
         if remote.port() == 0 || remote.ip().is_multicast() {
             return Err(Status::InvalidArgument);
         }
         handle(
             self.core
                 .streams
-                .connect(self.core, remote, local, self.effects)?,
+                .connect(self.core, remote, local, traffic_class, self.effects)?,
         )
     }
 
     pub(super) fn stream_listen(&mut self) -> Answer {
         let arguments: Listen = self.arguments();
         let local = SocketAddr::from(arguments.local);
-        let (lid, port) =
-            self.core
-                .streams
-                .listen(self.core, local, arguments.backlog.get(), self.effects)?;
+        let traffic_class = traffic_class(arguments.traffic_class)?;
+        let (lid, port) = self.core.streams.listen(
+            self.core,
+            local,
+            arguments.backlog.get(),
+            traffic_class,
+            self.effects,
+        )?;
         ok(&Listening {
             lid: lid.into(),
             port: u32::from(port).into(),

@@ -89,9 +89,15 @@ pub trait Listener: Send + Debug {
 
 /// Makes streams.
 pub trait Network: Send + Sync + Debug {
-    /// Begins to call `remote`, from `local` if given; see [`Stream::established`].
-    fn connect(&self, remote: SocketAddr, local: Option<SocketAddr>) -> Result<Box<dyn Stream>, Errno>;
+    /// Begins to call `remote`, from `local` if given, in packets of this traffic class; see [`Stream::established`].
+    fn connect(
+        &self,
+        remote: SocketAddr,
+        local: Option<SocketAddr>,
+        traffic_class: u8,
+    ) -> Result<Box<dyn Stream>, Errno>;
 
-    /// Listens. An unspecified address means all of the host's, IPv4 and IPv6; port 0 lets the network choose.
-    fn listen(&self, local: SocketAddr, backlog: u32) -> Result<Box<dyn Listener>, Errno>;
+    /// Listens. An unspecified address means all of the host's, IPv4 and IPv6; port 0 lets the network choose. The streams that come of
+    /// it have the traffic class given.
+    fn listen(&self, local: SocketAddr, backlog: u32, traffic_class: u8) -> Result<Box<dyn Listener>, Errno>;
 }

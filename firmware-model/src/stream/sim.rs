@@ -408,7 +408,12 @@ impl SimNetwork {
 }
 
 impl Network for SimNetwork {
-    fn connect(&self, remote: SocketAddr, local: Option<SocketAddr>) -> Result<Box<dyn Stream>, Errno> {
+    fn connect(
+        &self,
+        remote: SocketAddr,
+        local: Option<SocketAddr>,
+        _traffic_class: u8,
+    ) -> Result<Box<dyn Stream>, Errno> {
         let mut nodes = self.lock();
         nodes.next_port = nodes.next_port.wrapping_add(1).max(49152);
         let local = local.unwrap_or(SocketAddr::new(remote.ip(), nodes.next_port));
@@ -424,7 +429,12 @@ impl Network for SimNetwork {
         Ok(Box::new(ours))
     }
 
-    fn listen(&self, local: SocketAddr, _backlog: u32) -> Result<Box<dyn Listener>, Errno> {
+    fn listen(
+        &self,
+        local: SocketAddr,
+        _backlog: u32,
+        _traffic_class: u8,
+    ) -> Result<Box<dyn Listener>, Errno> {
         let mut nodes = self.lock();
         let mut local = local;
         while local.port() == 0 {

@@ -108,6 +108,7 @@ impl Streams {
         core: &Core,
         remote: SocketAddr,
         local: Option<SocketAddr>,
+        traffic_class: u8,
         effects: &mut Effects,
     ) -> Result<u32, Status> {
         let given = local.map(|l| l.ip()).filter(|ip| !ip.is_unspecified());
@@ -118,7 +119,7 @@ impl Streams {
             Some(own) if given.is_none() => Some(SocketAddr::new(own, local.map_or(0, |l| l.port()))),
             _ => local,
         };
-        let (stream, failed) = match core.network.connect(remote, local) {
+        let (stream, failed) = match core.network.connect(remote, local, traffic_class) {
             Ok(stream) => (Some(stream), None),
             Err(errno) if is_refusal(errno) => return Err(status(errno)),
             Err(errno) => (None, Some(errno)),
@@ -170,6 +171,7 @@ impl Streams {
         core: &Core,
         local: SocketAddr,
         backlog: u32,
+        traffic_class: u8,
         effects: &mut Effects,
     ) -> Result<(u32, u16), Status> {
         let limit = backlog.clamp(1, MAX_PENDING);
@@ -185,7 +187,7 @@ impl Streams {
                 }
                 v4 => v4,
             };
-            let listener = core.network.listen(place, limit).map_err(status)?;
+            let listener = core.network.listen(place, limit, traffic_class).map_err(status)?;
             port = listener.local().port();
             listeners.push(listener);
         }

@@ -74,6 +74,18 @@ fn socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
     net::socket_with(family, SocketType::STREAM, flags, Some(net::ipproto::TCP))
 }
 
+/// Sets the traffic class of what a socket sends.
+fn mark(socket: BorrowedFd<'_>, family: AddressFamily, traffic_class: u8) -> Result<(), Errno> {
+    if traffic_class == 0 {
+        return Ok(());
+    }
+    if family == AddressFamily::INET6 {
+        sockopt::set_ipv6_tclass(socket, traffic_class.into())?;
+    }
+    // Also of an IPv6 socket: it may speak IPv4.
+    sockopt::set_ip_tos(socket, traffic_class)
+}
+
 impl Tcp {
     fn set_options(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         // FPDUs leave when they are made (MPA-F-11).
@@ -102,9 +114,15 @@ impl Tcp {
 }
 
 impl Network for Tcp {
-    fn connect(&self, remote: SocketAddr, local: Option<SocketAddr>) -> Result<Box<dyn Stream>, Errno> {
+    fn connect(
+        &self,
+        remote: SocketAddr,
+        local: Option<SocketAddr>,
+        traffic_class: u8,
+    ) -> Result<Box<dyn Stream>, Errno> {
         let socket = self.descriptors.adopt(socket(family(&remote))?)?;
         self.set_options(socket.as_fd())?;
+        mark(socket.as_fd(), family(&remote), traffic_class)?;
         if let Some(local) = local {
             sockopt::set_socket_reuseaddr(&socket, true)?;
             net::bind(&socket, &local)?;
@@ -116,7 +134,7 @@ impl Network for Tcp {
         Ok(Box::new(TcpStream::new(socket, remote)))
     }
 
-    fn listen(&self, local: SocketAddr, backlog: u32) -> Result<Box<dyn Listener>, Errno> {
+    fn listen(&self, local: SocketAddr, backlog: u32, traffic_class: u8) -> Result<Box<dyn Listener>, Errno> {
         let socket = if local.ip() == ANYWHERE.ip() {
             let everywhere = SocketAddr::new(ANYWHERE.ip(), local.port());
             match self.bind_listener(AddressFamily::INET6, everywhere) {
@@ -131,6 +149,8 @@ impl Network for Tcp {
             self.bind_listener(family(&local), local)?
         };
         let socket = self.descriptors.adopt(socket)?;
+        // Accepted sockets inherit it.
+        mark(socket.as_fd(), sockopt::socket_domain(&socket)?, traffic_class)?;
         net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
         let local = plain(net::getsockname(&socket).ok());
         let tcp = Tcp {
@@ -339,5 +359,34 @@ impl Stream for TcpStream {
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.socket.as_ref().map(AsFd::as_fd)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_of_a_listener_have_its_traffic_class() {
+        let tcp = Tcp {
+            descriptors: Descriptors::new(16, None),
+            liveness: Duration::ZERO,
+        };
+        for (local, caller) in [
+            ("127.0.0.1:0", "127.0.0.1"),
+            ("[::]:0", "127.0.0.1"),
+            ("[::]:0", "::1"),
+        ] {
+            let mut listener = tcp.listen(local.parse().unwrap(), 1, 72).unwrap();
+            let there = SocketAddr::new(caller.parse().unwrap(), listener.local().port());
+            let _caller = std::net::TcpStream::connect(there).unwrap();
+            let called = listener.accept().unwrap().expect("a call that is there");
+            let socket = called.descriptor().unwrap();
+            let class = match caller {
+                "::1" => sockopt::ipv6_tclass(socket).unwrap(),
+                _ => sockopt::ip_tos(socket).unwrap().into(),
+            };
+            assert_eq!(class, 72, "{local} called from {caller}");
+        }
     }
 }

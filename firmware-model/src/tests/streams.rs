@@ -123,6 +123,7 @@ fn a_call_leaves_from_where_it_is_told() {
     let arguments = Connect {
         remote: listener.local_addr().unwrap().into(),
         local: free.into(),
+        ..Connect::default()
     };
     let sid = driver.create(Opcode::StreamConnect, &arguments).unwrap();
     let (_peer, from) = listener.accept().unwrap();
@@ -150,6 +151,7 @@ fn calls_that_cannot_be_made_fail_their_command() {
         let arguments = Connect {
             remote: remote.parse::<SocketAddr>().unwrap().into(),
             local: local.parse::<SocketAddr>().unwrap().into(),
+            ..Connect::default()
         };
         driver.create(Opcode::StreamConnect, &arguments)
     };
@@ -359,6 +361,7 @@ fn a_confined_device_stays_within_its_addresses() {
     let elsewhere = Connect {
         remote: allowed.local_addr().unwrap().into(),
         local: Endpoint::from(any_port("127.0.0.1")),
+        ..Connect::default()
     };
     assert_eq!(
         driver.create(Opcode::StreamConnect, &elsewhere),

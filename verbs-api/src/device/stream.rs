@@ -40,6 +40,10 @@ layouts! {
         remote: Endpoint,
         /// From where; zero = the device chooses.
         local: Endpoint,
+        /// The IP header's traffic class (IPv4: TOS octet) of all it sends, 0 to 255.
+        traffic_class: U32,
+        /// Reserved, 0.
+        reserved: U32,
     }
     /// Arguments of `StreamListen`.
     Listen {
@@ -47,6 +51,8 @@ layouts! {
         local: Endpoint,
         /// Connections that may wait.
         backlog: U32,
+        /// Traffic class of the streams that come of it, as in [`Connect`].
+        traffic_class: U32,
     }
     /// Result of `StreamListen`.
     Listening {
@@ -178,7 +184,7 @@ const _: () = {
     use std::mem::size_of;
     assert!(size_of::<Endpoint>() == 24);
     assert!(size_of::<Address>() == 24);
-    assert!(size_of::<Connect>() == 48);
+    assert!(size_of::<Connect>() == 56);
     assert!(size_of::<Endpoints>() == 52);
     assert!(size_of::<Attach>() == 48);
 };

@@ -87,7 +87,7 @@ struct Port<'a> {
 }
 
 impl Device for Port<'_> {
-    fn listen(&mut self, local: SocketAddr) -> Result<(u32, u16), Errno> {
+    fn listen(&mut self, local: SocketAddr, _traffic_class: u8) -> Result<(u32, u16), Errno> {
         let mut wire = self.wire.borrow_mut();
         let lid = wire.number();
         let port = if local.port() == 0 {
@@ -106,7 +106,7 @@ impl Device for Port<'_> {
         assert!(self.wire.borrow_mut().listeners.remove(&lid).is_some());
     }
 
-    fn connect(&mut self, remote: SocketAddr, local: SocketAddr) -> Result<u32, Errno> {
+    fn connect(&mut self, remote: SocketAddr, local: SocketAddr, _traffic_class: u8) -> Result<u32, Errno> {
         let mut wire = self.wire.borrow_mut();
         if local.port() != 0 && wire.taken.contains(&local.port()) {
             return Err(Errno::ADDRINUSE);

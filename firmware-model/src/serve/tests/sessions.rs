@@ -468,6 +468,7 @@ fn a_confined_function_reaches_its_own_addresses_only() {
             let connect = Connect {
                 remote: place(&remote),
                 local,
+                ..Connect::default()
             };
             let refused = commands.execute(&mut client, Opcode::StreamConnect, &connect);
             assert_eq!(refused.err(), Some(Status::Denied), "{remote}");
@@ -476,6 +477,7 @@ fn a_confined_function_reaches_its_own_addresses_only() {
     let from_another = Connect {
         remote: place("198.51.100.1:9"),
         local: place("127.0.0.1:0"),
+        ..Connect::default()
     };
     let refused = commands.execute(&mut client, Opcode::StreamConnect, &from_another);
     assert_eq!(refused.err(), Some(Status::Denied));
@@ -483,6 +485,7 @@ fn a_confined_function_reaches_its_own_addresses_only() {
         let listen = Listen {
             local: place(local),
             backlog: 4.into(),
+            ..Listen::default()
         };
         let refused = commands.execute(&mut client, Opcode::StreamListen, &listen);
         assert_eq!(refused.err(), Some(Status::Denied), "{local}");
@@ -490,6 +493,7 @@ fn a_confined_function_reaches_its_own_addresses_only() {
     let listen = Listen {
         local: place("127.0.0.77:0"),
         backlog: 4.into(),
+        ..Listen::default()
     };
     assert!(
         commands
@@ -499,6 +503,7 @@ fn a_confined_function_reaches_its_own_addresses_only() {
     let own = Connect {
         remote: place("127.0.0.77:9"),
         local: anywhere,
+        ..Connect::default()
     };
     assert!(commands.execute(&mut client, Opcode::StreamConnect, &own).is_ok());
 }
