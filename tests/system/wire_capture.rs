@@ -148,11 +148,11 @@ fn calls_have_the_type_of_service_that_their_program_asked_for() {
     let netns = or_skip!(Netns::new());
     or_skip!(installed("ucmatose"));
     let capture = or_skip!(Capture::start(&netns, "lo"));
-    for (family, address) in [("ip", "127.0.0.1"), ("ip6", "::1")] {
+    for address in ["127.0.0.1", "::1"] {
         let ucmatose = netns.program(Program::new("ucmatose").line("-c 2 -C 3 -S 20 -t 72"));
-        let mut server = ucmatose.clone().line(&format!("-f {family}")).spawn();
+        let mut server = ucmatose.clone().args(["-b", address]).spawn();
         server.listens(7471);
-        ucmatose.args(["-f", family, "-s", address]).run().success();
+        ucmatose.args(["-s", address]).run().success();
         server.wait().success();
     }
     let wire = capture.stop(&netns, "127.0.0.1");
