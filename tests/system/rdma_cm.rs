@@ -150,7 +150,12 @@ fn nobody_there_is_a_rejection() {
 #[test]
 fn datagrams_are_refused_in_plain_words() {
     or_skip!(installed("udaddy"));
-    for line in ["udaddy", "udaddy -s 127.0.0.1", "mckey -m 224.1.1.1 -b 127.0.0.1"] {
+    for line in [
+        "udaddy",
+        "udaddy -s 127.0.0.1",
+        "udpong -s 127.0.0.1",
+        "mckey -m 224.1.1.1 -b 127.0.0.1",
+    ] {
         let said = program(line, "").run().failure();
         assert!(said.contains("Operation not supported"), "{line}: {said}");
     }

@@ -159,6 +159,29 @@ fn sixty_four_processes_call_one() {
 }
 
 #[test]
+fn a_persistent_rping_serves_sixteen_at_a_time() {
+    const PINGS: usize = 1000;
+    or_skip!(installed("rping"));
+    let port = free_port();
+    let rping = Program::new("rping").line(&format!("-p {port} -S 4000 -V"));
+    let mut server = rping.clone().line("-s -P").spawn();
+    server.listens(port);
+    let client = rping.line(&format!("-c -a 127.0.0.1 -v -C {PINGS}"));
+    let clients: Vec<Running> = (0..16)
+        .map(|_| {
+            let mut client = client.spawn();
+            // Two that call at once are one to rping: the second takes the first one's place before a thread serves that.
+            client.says("its first ping", |said| said.contains("rdma-ping-0").then_some(()));
+            client
+        })
+        .collect();
+    for client in clients {
+        let said = client.wait_for(LIMIT).success();
+        assert_eq!(said.matches("rdma-ping-").count(), PINGS, "{said}");
+    }
+}
+
+#[test]
 fn between_two_hosts() {
     or_skip!(installed("rping"));
     let [a, b] = or_skip!(Netns::pair());
