@@ -198,6 +198,8 @@ impl Cq {
     pub fn destroy(&self) -> Result<(), Errno> {
         self.driver.here()?;
         self.driver.commands.destroy(Opcode::DestroyCq, self.id)?;
+        self.driver
+            .refuse_if_used(|qp| qp.cqs().0 == self.id || qp.cqs().1 == self.id)?;
         // Waits for a notification that is being delivered.
         self.driver
             .cqs

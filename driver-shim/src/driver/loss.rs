@@ -133,6 +133,17 @@ impl Driver {
         }
     }
 
+    /// Refuses to destroy what a queue pair still `uses`, as the device would have.
+    ///
+    /// # Errors
+    /// `EBUSY`.
+    pub(super) fn refuse_if_used(&self, uses: impl Fn(&Qp) -> bool) -> Result<(), Errno> {
+        if self.commands.is_lost() && self.pairs().iter().any(|qp| uses(qp)) {
+            return Err(Errno::BUSY);
+        }
+        Ok(())
+    }
+
     /// A completion queue of a lost device is armed.
     pub(super) fn arm_without_device(&self, cqid: u32, consumer: u32) {
         lock(&self.armed).push((cqid, consumer));
@@ -150,15 +161,16 @@ impl Loss {
         let record = qp.record();
         let (send_cq, recv_cq) = qp.cqs();
         loop {
+            let mut more = false;
             if let Some(queue) = self.queues.get_mut(&send_cq) {
                 pair.flush_sends(qp, queue).ok()?;
+                more |= sleep_at(&record.sq_producer, &record.sq_event, pair.send) != pair.send;
             }
             if let Some(queue) = self.queues.get_mut(&recv_cq) {
                 pair.flush_receives(qp, queue).ok()?;
+                more |= sleep_at(&record.rq_producer, &record.rq_event, pair.receive) != pair.receive;
             }
-            let sends = sleep_at(&record.sq_producer, &record.sq_event, pair.send);
-            let receives = sleep_at(&record.rq_producer, &record.rq_event, pair.receive);
-            if (sends, receives) == (pair.send, pair.receive) {
+            if !more {
                 return Some(());
             }
         }

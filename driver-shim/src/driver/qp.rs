@@ -157,7 +157,8 @@ pub struct Qp {
     sq_blocks: u32,
     rq_entries: u32,
     rq_log_stride: u32,
-    shares_receives: bool,
+    /// Device number of the shared queue that its receives come from.
+    srq: Option<u32>,
     gate: AtomicBool,
     /// The connection manager connected it.
     managed: AtomicBool,
@@ -269,7 +270,7 @@ impl Driver {
             sq_blocks: 1 << shape.sq_log_size,
             rq_entries: 1 << shape.rq_log_size,
             rq_log_stride: shape.rq_log_stride,
-            shares_receives: init.srq.is_some(),
+            srq: init.srq.map(|srq| srq.id),
             gate: AtomicBool::new(false),
             managed: AtomicBool::new(false),
             ack_timeout: AtomicU8::new(0),
@@ -321,7 +322,7 @@ impl Qp {
 
     /// Whether its receives come from a shared queue.
     pub fn shares_receives(&self) -> bool {
-        self.shares_receives
+        self.srq.is_some()
     }
 
     /// Its indices. They go on through the Reset state, where the device consumes what is posted without a completion.
@@ -389,6 +390,11 @@ impl Qp {
     /// Device numbers of the completion queues of sends and receives.
     pub(super) fn cqs(&self) -> (u32, u32) {
         self.cqs
+    }
+
+    /// Device number of the shared queue that its receives come from.
+    pub(super) fn srq(&self) -> Option<u32> {
+        self.srq
     }
 
     /// What has a completion by now; `None` if that cannot be told at the moment.

@@ -173,6 +173,7 @@ impl Srq {
     pub fn destroy(&self) -> Result<(), Errno> {
         self.driver.here()?;
         self.driver.commands.destroy(Opcode::DestroySrq, self.id)?;
+        self.driver.refuse_if_used(|qp| qp.srq() == Some(self.id))?;
         // Waits for an event that is being delivered.
         self.driver
             .srqs

@@ -164,7 +164,7 @@ impl Connection {
         self.send(fds, |sending| {
             let id = {
                 let mut due = lock(&self.due);
-                // Four billion questions back somebody may still be waiting for the same number.
+                // 65536 questions back somebody may still be waiting for the same number.
                 let mut id = sending.id();
                 while due.contains_key(&id) {
                     id = sending.id();

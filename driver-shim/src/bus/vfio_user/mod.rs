@@ -371,6 +371,9 @@ impl Bus for VfioUserBus {
     }
 
     fn map(&self, ptr: *mut u8, len: usize, _write: bool) -> Result<Mapping, Errno> {
+        if self.is_abandoned() {
+            return Err(Errno::IO);
+        }
         let address = ptr.expose_provenance() as u64;
         let range = ranges::pages(address, len as u64);
         let _mapping = lock(&self.mapping);
