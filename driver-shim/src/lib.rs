@@ -3,6 +3,7 @@
 pub mod bus;
 pub mod config;
 pub mod driver;
+mod lock;
 pub mod mpa_startup;
 mod native;
 mod place;

@@ -36,7 +36,7 @@ pub use transition::QpMask;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -45,17 +45,13 @@ use urnic_verbs_api::device::stream::{self, ip_of};
 
 use crate::bus::{Bus, Signal, SignalHandler};
 use crate::config::Config;
+use crate::lock::lock;
 use crate::native::Home;
 use crate::presence::{GidTable, InternalFd, Presence};
 use crate::watch::{self, Door};
 use command::CommandQueue;
 use dma::DmaPool;
 use event::EventQueue;
-
-/// Locks, whatever happened to the last holder: no invariant here is broken halfway by a panic.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// What the device can do: the limits that it reports and firmware version, in native numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

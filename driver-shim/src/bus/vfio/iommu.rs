@@ -7,7 +7,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::iova::IovaSpace;
 use super::uapi;
-use crate::driver::lock;
+use crate::lock::lock;
 use crate::presence::InternalFd;
 
 /// Pages of the processor; the IOMMU's may be larger.

@@ -33,7 +33,7 @@ use urnic_verbs_api::device::registers;
 use super::doorbells::DoorbellPages;
 use super::{Bus, Mapping, QueueMemory, Signal, SignalHandler, anonymous};
 use crate::config::VfioApi;
-use crate::driver::lock;
+use crate::lock::lock;
 use crate::presence::InternalFd;
 use access::Dma;
 use pci::{PciFunction, Unfit};

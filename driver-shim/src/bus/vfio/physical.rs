@@ -12,7 +12,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap_anonymous, mu
 
 use super::iova::IovaSpace;
 use crate::bus::{Mapping, QueueMemory};
-use crate::driver::lock;
+use crate::lock::lock;
 use crate::presence::InternalFd;
 
 const PAGE: usize = 4096;

@@ -14,7 +14,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 use rustix::process::{Resource, getrlimit};
 
 use crate::bus::doorbells::own_pages;
-use crate::driver::lock;
+use crate::lock::lock;
 
 /// Bytes of a chunk, and the largest piece.
 pub(super) const CHUNK: usize = 1 << 30;

@@ -21,7 +21,7 @@ use rustix::net::{
 use urnic_vfio_user::{Decoder, Kind, Limits, Message, Request, emit_error};
 
 use crate::bus::{Signal, SignalHandler};
-use crate::driver::lock;
+use crate::lock::lock;
 use crate::presence::InternalFd;
 use crate::signals;
 

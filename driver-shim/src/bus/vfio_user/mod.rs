@@ -28,7 +28,7 @@ use urnic_vfio_user::{
 
 use super::doorbells::DoorbellPages;
 use super::{Bus, Mapping, QueueMemory, SignalHandler};
-use crate::driver::lock;
+use crate::lock::lock;
 use arena::{Arena, CHUNK};
 use connection::{Connection, MAX_TRANSFER, borrowed, descriptor, vector};
 use ranges::Ranges;
