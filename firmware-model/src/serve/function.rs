@@ -431,10 +431,9 @@ impl Present {
                 hardware.ring(access.offset, value);
             }
             MSIX => {
-                let room = self.table.len();
                 let table = self.table.get_mut(access.offset as usize..).unwrap_or_default();
                 // Pending bits are not for writing.
-                let len = data.len().min(table.len()).min(room);
+                let len = data.len().min(table.len());
                 table[..len].copy_from_slice(&data[..len]);
             }
             _ => {

@@ -21,8 +21,9 @@ use urnic_vfio_user::{Decoder, Kind, Message, Request};
 
 /// Longest that a client may leave a command of ours without reply, or its socket full. QEMU gives us as much.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Commands that wait for the connection's thread; at so many nobody reads on.
+/// Commands that wait for the connection's thread, and bytes of theirs; at so many nobody reads on.
 const MAX_QUEUED: usize = 256;
+const MAX_QUEUED_LEN: usize = 4 << 20;
 const READ_LEN: usize = 64 << 10;
 /// How soon a waiter that does not read looks whether it should.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -52,14 +53,24 @@ struct Receiver {
 struct State {
     /// Commands for the connection's thread.
     commands: VecDeque<Message>,
+    /// Bytes of their payloads.
+    queued_len: usize,
     /// Ids of our commands, with their replies: what they said, or that they said no.
     awaited: HashMap<u16, Option<Result<Message, ()>>>,
     next_id: u16,
 }
 
+impl State {
+    fn is_full(&self) -> bool {
+        self.commands.len() >= MAX_QUEUED || self.queued_len >= MAX_QUEUED_LEN
+    }
+}
+
 /// A connection's socket. Locks: `receiving` before `state`; `sending` with none of them.
 pub(crate) struct Link {
     socket: OwnedFd,
+    /// Ends the sleep of the connection's thread: an eventfd.
+    wake: OwnedFd,
     sending: Mutex<()>,
     receiving: Mutex<Receiver>,
     state: Mutex<State>,
@@ -85,10 +96,11 @@ pub(crate) fn wait(fds: &mut [PollFd<'_>], limit: Option<Duration>) {
 }
 
 impl Link {
-    /// A link over a connected socket that does not block.
-    pub(crate) fn new(socket: OwnedFd) -> Link {
+    /// A link over a connected socket that does not block. The connection's thread may sleep on that and on the eventfd `wake`.
+    pub(crate) fn new(socket: OwnedFd, wake: OwnedFd) -> Link {
         Link {
             socket,
+            wake,
             sending: Mutex::default(),
             receiving: Mutex::new(Receiver {
                 decoder: Decoder::new(LIMITS),
@@ -119,7 +131,10 @@ impl Link {
 
     /// The next command for the connection's thread.
     pub(crate) fn command(&self) -> Option<Message> {
-        lock(&self.state).commands.pop_front()
+        let mut state = lock(&self.state);
+        let message = state.commands.pop_front()?;
+        state.queued_len -= message.payload.len();
+        Some(message)
     }
 
     /// Whether a command waits.
@@ -140,7 +155,7 @@ impl Link {
     }
 
     fn read(&self, receiver: &mut Receiver) -> Result<Heard, Broken> {
-        if lock(&self.state).commands.len() >= MAX_QUEUED {
+        if lock(&self.state).is_full() {
             return Ok(Heard::Nothing);
         }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(LIMITS.fds))];
@@ -181,6 +196,7 @@ impl Link {
     fn sort(&self, message: Message) -> Result<(), Broken> {
         let mut state = lock(&self.state);
         let Kind::Reply { error } = message.header.kind else {
+            state.queued_len += message.payload.len();
             state.commands.push_back(message);
             return Ok(());
         };
@@ -225,14 +241,22 @@ impl Link {
 
     fn make_room(&self) -> Result<(), Broken> {
         // While others read, or too much has been read, there is nothing to do but wait.
-        let hears = self.hear()? == Heard::Something;
-        if !hears {
-            let wanted = PollFlags::OUT | PollFlags::IN;
-            let reads = lock(&self.state).commands.len() < MAX_QUEUED && self.receiving.try_lock().is_ok();
-            let wanted = if reads { wanted } else { PollFlags::OUT };
-            wait(&mut [PollFd::new(&self.socket, wanted)], Some(PATIENCE / 10));
+        if self.hear()? == Heard::Something {
+            self.wake_for_commands();
+            return Ok(());
         }
+        let wanted = PollFlags::OUT | PollFlags::IN;
+        let reads = !lock(&self.state).is_full() && self.receiving.try_lock().is_ok();
+        let wanted = if reads { wanted } else { PollFlags::OUT };
+        wait(&mut [PollFd::new(&self.socket, wanted)], Some(PATIENCE / 10));
         Ok(())
+    }
+
+    /// Who read the socket in passing took away what the connection's thread may be going to sleep for.
+    fn wake_for_commands(&self) {
+        if self.has_command() {
+            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        }
     }
 
     /// Asks the client for something and waits for the reply, which `read` takes apart.
@@ -291,12 +315,14 @@ impl Link {
             if lock(&self.state).awaited.get(&id).is_some_and(Option::is_some) {
                 continue;
             }
-            if self.read(&mut receiver)? == Heard::Nothing {
-                let full = lock(&self.state).commands.len() >= MAX_QUEUED;
-                let limit = if full { LOOK_AGAIN } else { left };
-                let wanted = if full { PollFlags::empty() } else { PollFlags::IN };
-                wait(&mut [PollFd::new(&self.socket, wanted)], Some(limit));
+            if self.read(&mut receiver)? == Heard::Something {
+                self.wake_for_commands();
+                continue;
             }
+            let full = lock(&self.state).is_full();
+            let limit = if full { LOOK_AGAIN } else { left };
+            let wanted = if full { PollFlags::empty() } else { PollFlags::IN };
+            wait(&mut [PollFd::new(&self.socket, wanted)], Some(limit));
         }
     }
 }

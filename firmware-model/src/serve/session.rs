@@ -9,7 +9,7 @@ use super::vectors::{Vectors, check_eventfd};
 use crate::config::ModelConfig;
 use crate::device::{Device, Interrupts};
 use rustix::event::{PollFd, PollFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::thread::sched_yield;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -41,9 +41,11 @@ impl Session {
         config: ModelConfig,
         budget: Arc<Budget>,
     ) -> Result<Arc<Session>, Errno> {
+        let memory = Arc::new(ClientMemory::new(budget)?);
+        let wake = fcntl_dupfd_cloexec(memory.faults().wake(), 0)?;
         Ok(Arc::new(Session {
-            link: Arc::new(Link::new(socket)),
-            memory: Arc::new(ClientMemory::new(budget)?),
+            link: Arc::new(Link::new(socket, wake)),
+            memory,
             config,
             stop: AtomicBool::new(false),
         }))
@@ -138,7 +140,7 @@ impl Session {
             PollFd::from_borrowed_fd(self.link.socket(), PollFlags::IN),
             PollFd::from_borrowed_fd(wake, PollFlags::IN),
         ];
-        // A command may have been queued by who waited for a reply.
+        // A command may have been queued by who waited for a reply; one that is queued from now on wakes.
         if !self.link.has_command() {
             wait(&mut fds, limit);
         }
@@ -224,7 +226,7 @@ impl Hardware for Wiring<'_> {
             .as_ref()
             .and_then(Device::doorbell_pages)
             .ok_or(Errno::NODEV)?;
-        rustix::io::fcntl_dupfd_cloexec(pages.fd(), 0)
+        fcntl_dupfd_cloexec(pages.fd(), 0)
     }
 
     fn doorbells_read(&mut self, offset: u64, into: &mut [u8]) {

@@ -311,8 +311,9 @@ fn rings_may_not_lie_where_only_messages_reach() {
 fn remote(capabilities: &Capabilities) -> (Arc<ClientMemory>, Arc<Link>, Client) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
-    let link = Arc::new(Link::new(ours.into()));
     let memory = Arc::new(ClientMemory::new(Budget::new(1)).unwrap());
+    let wake = memory.faults().wake().try_clone_to_owned().unwrap();
+    let link = Arc::new(Link::new(ours.into(), wake));
     memory.set_remote(Remote::new(link.clone(), capabilities));
     (memory, link, Client::over(theirs))
 }
@@ -377,6 +378,8 @@ fn memory_without_a_file_is_copied_by_messages() {
             });
         }
     });
+    let woken = rustix::io::read(memory.faults().wake(), &mut [0; 8]);
+    assert_eq!(woken, Ok(8), "the connection's thread learns of it");
     let queued = link.command().expect("the command that came first");
     assert_eq!(queued.header.command, Command::DeviceReset as u16);
     assert_eq!(memory.read(BASE + 8192, &mut [0]), Err(Unreachable));
