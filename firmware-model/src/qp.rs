@@ -4,8 +4,9 @@
 //!
 //! *Gathering.* A ring is served at once. From the [`BURST`]th ring with no poll between, sends are gathered: the event
 //! index moves [`GATHERED`] blocks ahead, and what is posted until then leaves with the next poll, arm, or tick of the
-//! background thread. [`CALM`] flushes in a row that find no more than one entry end that; if none had found more, the next burst takes
-//! [`SOBERING`] times as many rings: the program waits for what it sent by looking at memory.
+//! background thread. [`CALM`] flushes in a row that find no more than one entry end that. If none of the burst had found more, gathering only
+//! delayed a program that waits for answers by looking at memory: the next burst takes [`BACKOFF`] times as many rings to begin, up to
+//! [`MAX_BURST`]. What shows that gathering pays ends that at once, and each look for completions halves it.
 
 use crate::counters::Counter;
 use crate::device::Core;
@@ -27,13 +28,13 @@ use urnic_verbs_api::device::command::{QpStatus, Status};
 use urnic_verbs_api::device::event::QpFault;
 use urnic_verbs_api::vocabulary::QpState;
 
-/// Rings with no poll between that begin a burst.
+/// Rings with no poll between that begin a burst, at first.
 const BURST: u32 = 4;
 /// Flushes that find next to nothing and end a burst: one is but the program catching up with its completions.
 const CALM: u32 = 8;
-/// How much longer the next burst takes to begin after one that gathered nothing, and the most rings that it takes.
-const SOBERING: u32 = 8;
-const SOBER: u32 = 1 << 12;
+/// How many times as many the next one takes after one that gathered nothing, and the most that it takes.
+const BACKOFF: u32 = 8;
+const MAX_BURST: u32 = 1 << 12;
 /// Blocks that may be posted in a burst without a ring.
 const GATHERED: u32 = 64;
 /// Event index so far ahead that no ring comes: the device looks by itself.
@@ -124,7 +125,7 @@ struct Inner {
     /// Rings since the program last looked for completions, and what [`Qp::looks`] was then.
     rings: u32,
     looks: u32,
-    /// Rings that begin a burst: [`BURST`], or more after some that were none.
+    /// Rings that begin a burst: from [`BURST`] to [`MAX_BURST`].
     begins_at: u32,
     /// The burst gathered something.
     gathered: bool,
@@ -356,7 +357,7 @@ impl Qp {
             core.runtime.burst_began();
         } else if inner.burst && inner.calm >= CALM {
             if !inner.gathered {
-                inner.begins_at = (inner.begins_at * SOBERING).min(SOBER);
+                inner.begins_at = (inner.begins_at * BACKOFF).min(MAX_BURST);
             }
             inner.end_burst(core);
         }
@@ -450,6 +451,7 @@ impl Qp {
         core.memory.unbind_all_of(self.id);
         inner.engine = inner.engine.anew();
         inner.engine.receive_source().ring_never();
+        inner.begins_at = BURST;
         (inner.blocked, inner.hung_up, inner.held, inner.timer) = (false, false, false, None);
     }
 
@@ -465,7 +467,6 @@ impl Qp {
         self.is_readable() && !self.blocked.load(Ordering::Relaxed)
     }
 
-    /// What `QueryQp` answers.
     /// Carries out `QueryQp`: its state, and both ends of its stream.
     pub(crate) fn status(&self, effects: &mut Effects) -> Result<(QpStatus, Option<Ends>), Status> {
         self.command(effects, |inner, _| {
