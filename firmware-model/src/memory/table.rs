@@ -278,7 +278,7 @@ impl MemoryTable {
     }
 
     /// Changes a region by `change`; its Stag stays, for programs that told their peers before count on that. When it returns, nobody uses
-    /// the region as it was any more.
+    /// the region as it was any more. A Stag that was revoked, the memory being gone, or invalidated is valid again only with other memory.
     pub fn reregister(&self, stag: u32, change: impl FnOnce(&mut Registration)) -> Result<(), TableError> {
         let slot = self.slot(stag);
         let mut admin = self.lock();
@@ -306,9 +306,10 @@ impl MemoryTable {
         }
         record.pd = new.pd;
         self.note_place(&new);
-        let entry = Arc::new(region_entry(stag, &new));
+        let stays = self.is_valid(slot) || !Arc::ptr_eq(&new.backing, &registration.backing);
+        let entry = stays.then(|| Arc::new(region_entry(stag, &new)));
         *registration = new;
-        let old = self.replace(slot, Some(entry));
+        let old = self.replace(slot, entry);
         drop(admin);
         wait_unused(old);
         Ok(())

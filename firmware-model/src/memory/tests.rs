@@ -203,6 +203,20 @@ fn a_changed_region_keeps_its_stag_and_has_its_new_rights() {
     assert!(bench.check(stag, 0, 1, Need::RemoteRead).is_err());
 }
 
+#[test]
+fn a_region_whose_memory_is_gone_comes_back_with_other_memory_only() {
+    let bench = Bench::new();
+    let stag = bench.register(0, 64, Access::empty());
+    bench.table.revoke_over(bench.home + 63, 1);
+    let gone = |need| bench.check(stag, 0, 1, need).err() == Some(Violation::InvalidStag);
+    let widened = bench.table.reregister(stag, |r| r.access = Access::REMOTE_READ);
+    assert_eq!(widened, Ok(()));
+    assert!(gone(Need::RemoteRead) && gone(Need::LocalRead));
+    let other = bench.registration(0, 64, Access::empty()).backing;
+    assert_eq!(bench.table.reregister(stag, |r| r.backing = other), Ok(()));
+    assert!(bench.check(stag, 0, 1, Need::RemoteRead).is_ok());
+}
+
 /// Raises a flag when dropped, however that comes about.
 struct Stop<'a>(&'a AtomicBool);
 

@@ -1,13 +1,14 @@
 //! What a driver in another process needs: doorbells in plain memory, memory that cannot be mapped, and memory that is taken away.
 
+use super::one_sided;
 use crate::config::ModelConfig;
-use crate::mock::{Driver, End, Pair, assert_cqe, config, wait_for};
+use crate::mock::{Driver, Pair, assert_cqe, config, wait_for};
 use std::sync::atomic::Ordering;
 use urnic_verbs_api::device::command::{Opcode, QueueHandle};
 use urnic_verbs_api::device::doorbell::{Doorbell, Kind};
 use urnic_verbs_api::device::event::EventKind;
 use urnic_verbs_api::device::registers::KICK;
-use urnic_verbs_api::device::wqe::{self, SendFlags, SendHeader};
+use urnic_verbs_api::device::wqe;
 use urnic_verbs_api::vocabulary::{QpState, WcStatus};
 
 fn with_pages() -> Driver {
@@ -113,17 +114,6 @@ fn messages_of_all_sizes_go_between_regions_in_remote_memory() {
             WcStatus::Success,
         );
         assert_eq!(far.arena.read(answerer.region.iova, size as usize), bytes);
-    }
-}
-
-fn one_sided(opcode: wqe::Opcode, cookie: u64, end: &End) -> SendHeader {
-    SendHeader {
-        opcode: opcode as u8,
-        flags: SendFlags::SIGNALED.bits(),
-        cookie: cookie.into(),
-        remote_offset: end.region.iova.into(),
-        stag: end.region.stag.into(),
-        ..SendHeader::default()
     }
 }
 

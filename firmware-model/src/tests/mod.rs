@@ -8,3 +8,18 @@ mod nonsense;
 mod pairs;
 mod streams;
 mod virtual_time;
+
+use crate::mock::End;
+use urnic_verbs_api::device::wqe::{Opcode, SendFlags, SendHeader};
+
+/// A signalled request that accesses the region of `end`, the peer's, from its beginning.
+fn one_sided(opcode: Opcode, cookie: u64, end: &End) -> SendHeader {
+    SendHeader {
+        opcode: opcode as u8,
+        flags: SendFlags::SIGNALED.bits(),
+        cookie: cookie.into(),
+        remote_offset: end.region.iova.into(),
+        stag: end.region.stag.into(),
+        ..SendHeader::default()
+    }
+}

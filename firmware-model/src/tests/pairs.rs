@@ -1,12 +1,13 @@
 //! Two devices over real TCP.
 
+use super::one_sided;
 use crate::Counter;
 use crate::mock::{Driver, End, Pair, assert_cqe, wait_for};
 use std::net::SocketAddr;
 use urnic_verbs_api::device::command::Opcode;
 use urnic_verbs_api::device::event::EventKind;
 use urnic_verbs_api::device::stream::attach;
-use urnic_verbs_api::device::wqe::{self, SendFlags, SendHeader};
+use urnic_verbs_api::device::wqe;
 use urnic_verbs_api::vocabulary::{QpState, WcOpcode, WcStatus};
 
 #[test]
@@ -93,17 +94,6 @@ fn messages_of_all_sizes_go_both_ways_in_order() {
         let back = caller.recv_cq.await_completion(&near);
         assert_eq!((back.cookie.get(), back.byte_len.get()), (i as u64, size));
         assert_eq!(near.arena.read(caller.region.iova, size as usize), bytes);
-    }
-}
-
-fn one_sided(opcode: wqe::Opcode, cookie: u64, end: &End) -> SendHeader {
-    SendHeader {
-        opcode: opcode as u8,
-        flags: SendFlags::SIGNALED.bits(),
-        cookie: cookie.into(),
-        remote_offset: end.region.iova.into(),
-        stag: end.region.stag.into(),
-        ..SendHeader::default()
     }
 }
 

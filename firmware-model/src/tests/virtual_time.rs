@@ -84,8 +84,8 @@ fn messages_arrive_however_the_stream_is_cut() {
     }
 }
 
-#[test]
-fn a_stream_whose_peer_is_silent_is_let_go_after_its_time() {
+/// A queue pair sent, and was destroyed; what it sent is not acknowledged.
+fn left_to_a_silent_peer() -> World {
     let world = World::new(Conditions::default());
     let Pair { mut caller, .. } = world.connect();
     caller.qp.post_send(&world.near, 1, &[caller.region.sge(0, 64)]);
@@ -95,6 +95,12 @@ fn a_stream_whose_peer_is_silent_is_let_go_after_its_time() {
         wire.silence();
     }
     world.near.on(Opcode::DestroyQp, caller.qp.id).unwrap();
+    world
+}
+
+#[test]
+fn a_stream_whose_peer_is_silent_is_let_go_after_its_time() {
+    let world = left_to_a_silent_peer();
     let lingering = || world.near.device.core().runtime.lingering();
     assert_eq!(lingering(), 1);
     world.pass(Duration::from_millis(2900));
@@ -107,15 +113,7 @@ fn a_stream_whose_peer_is_silent_is_let_go_after_its_time() {
 
 #[test]
 fn what_a_destroyed_queue_pair_sent_is_not_lost_by_a_reset() {
-    let world = World::new(Conditions::default());
-    let Pair { mut caller, .. } = world.connect();
-    caller.qp.post_send(&world.near, 1, &[caller.region.sge(0, 64)]);
-    let sent = world.pass_until(|| caller.send_cq.poll(&world.near));
-    assert_cqe(&sent, 1, WcStatus::Success);
-    for wire in world.network.wires() {
-        wire.silence();
-    }
-    world.near.on(Opcode::DestroyQp, caller.qp.id).unwrap();
+    let world = left_to_a_silent_peer();
     let lingering = || world.near.device.core().runtime.lingering();
     // A process that ends destroys its queue pairs, and is followed by a reset.
     world.near.device.reset();
