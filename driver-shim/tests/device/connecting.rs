@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use urnic_verbs_api::device::registers;
-use urnic_verbs_api::device::wqe::Opcode;
+use urnic_verbs_api::device::wqe::{Opcode, SendHeader};
 use urnic_verbs_api::vocabulary::{QpState, WcOpcode, WcStatus};
 
-use super::program::{DRIVER, Program, TestQp, start, status, until};
+use super::program::{DRIVER, Program, TestQp, signaled, start, status, until};
 use urnic_driver_shim::bus::Bus;
 use urnic_driver_shim::bus::inproc::InprocBus;
 use urnic_driver_shim::config::Config;
@@ -164,24 +164,13 @@ fn writes_and_reads_pass_too() {
     let mr = program.register(&mut memory);
     memory[..200_000].fill(9);
     let at = |n: usize| memory.as_ptr().wrapping_add(n);
-    a.post_send(
-        Opcode::Write,
-        1,
-        at(0),
-        200_000,
-        &mr,
-        at(300_000).addr() as u64,
-        mr.stag,
-    );
-    a.post_send(
-        Opcode::Read,
-        2,
-        at(600_000),
-        200_000,
-        &mr,
-        at(300_000).addr() as u64,
-        mr.stag,
-    );
+    let there = |opcode, cookie| SendHeader {
+        remote_offset: (at(300_000).addr() as u64).into(),
+        stag: mr.stag.into(),
+        ..signaled(opcode, cookie)
+    };
+    a.post_send(there(Opcode::Write, 1), at(0), 200_000, &mr);
+    a.post_send(there(Opcode::Read, 2), at(600_000), 200_000, &mr);
     for (cookie, opcode) in [(1, WcOpcode::RdmaWrite), (2, WcOpcode::RdmaRead)] {
         let done = program.completion();
         assert_eq!(

@@ -59,6 +59,18 @@ pub(crate) fn until(program: &Program, what: &str, mut done: impl FnMut() -> boo
     }
 }
 
+/// A signalled request of one block with one element.
+pub(crate) fn signaled(opcode: Opcode, cookie: u64) -> SendHeader {
+    SendHeader {
+        opcode: opcode as u8,
+        flags: SendFlags::SIGNALED.bits(),
+        num_sge: 1,
+        blocks: 1,
+        cookie: cookie.into(),
+        ..SendHeader::default()
+    }
+}
+
 /// A process that uses the device.
 pub(crate) struct Program {
     pub(crate) driver: Arc<Driver>,
@@ -275,51 +287,20 @@ impl TestQp {
 
     /// Posts a send without a completion.
     pub(crate) fn send_silently(&self, cookie: u64, offset: *const u8, len: usize, mr: &Mr) {
-        self.post_flagged(SendFlags::empty(), Opcode::Send, cookie, offset, len, mr, 0, 0);
+        let header = SendHeader {
+            flags: 0,
+            ..signaled(Opcode::Send, cookie)
+        };
+        self.post_send(header, offset, len, mr);
     }
 
     /// Posts a signalled send.
     pub(crate) fn send(&self, cookie: u64, offset: *const u8, len: usize, mr: &Mr) {
-        self.post_send(Opcode::Send, cookie, offset, len, mr, 0, 0);
+        self.post_send(signaled(Opcode::Send, cookie), offset, len, mr);
     }
 
-    #[expect(clippy::too_many_arguments)]
-    pub(crate) fn post_send(
-        &self,
-        opcode: Opcode,
-        cookie: u64,
-        offset: *const u8,
-        len: usize,
-        mr: &Mr,
-        remote_offset: u64,
-        stag: u32,
-    ) {
-        let signaled = SendFlags::SIGNALED;
-        self.post_flagged(signaled, opcode, cookie, offset, len, mr, remote_offset, stag);
-    }
-
-    #[expect(clippy::too_many_arguments)]
-    fn post_flagged(
-        &self,
-        flags: SendFlags,
-        opcode: Opcode,
-        cookie: u64,
-        offset: *const u8,
-        len: usize,
-        mr: &Mr,
-        remote_offset: u64,
-        stag: u32,
-    ) {
-        let header = SendHeader {
-            opcode: opcode as u8,
-            flags: flags.bits(),
-            num_sge: 1,
-            blocks: 1,
-            cookie: cookie.into(),
-            remote_offset: remote_offset.into(),
-            stag: stag.into(),
-            ..SendHeader::default()
-        };
+    /// Posts a request over one element.
+    pub(crate) fn post_send(&self, header: SendHeader, offset: *const u8, len: usize, mr: &Mr) {
         let sge = Sge {
             offset: (offset.addr() as u64).into(),
             len: (len as u32).into(),

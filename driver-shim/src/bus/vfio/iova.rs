@@ -56,9 +56,11 @@ impl IovaSpace {
         };
         let phase = like % align / self.granule * self.granule;
         let (start, end, at) = self.free.iter().find_map(|(&start, &end)| {
-            let base = start.checked_sub(phase).unwrap_or(start + (align - phase));
+            let base = start
+                .checked_sub(phase)
+                .unwrap_or_else(|| start + (align - phase));
             let at = base.checked_next_multiple_of(align)?.checked_add(phase)?;
-            let at = if at >= start + align { at - align } else { at };
+            let at = if at - start >= align { at - align } else { at };
             (at >= start && at.checked_add(len)? <= end).then_some((start, end, at))
         })?;
         self.free.remove(&start);
@@ -138,6 +140,10 @@ mod tests {
         assert_eq!(space.release(at), Some(3 * PAGE));
         assert_eq!(space.release(at), None);
         assert_eq!(space.allocate(u64::MAX, 0), None);
+        // No large page begins in what is left of all addresses.
+        let mut space = IovaSpace::new(PAGE);
+        space.add(u64::MAX - LARGE + PAGE, u64::MAX);
+        assert_eq!(space.allocate(LARGE, PAGE), None);
     }
 
     #[derive(Debug, Clone)]

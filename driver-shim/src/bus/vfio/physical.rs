@@ -170,8 +170,15 @@ impl Physical {
                 return Err(errno);
             }
         };
+        let neighbours = |a: &u64, b: &u64| *b == *a + PAGE as u64;
+        if !frames.chunk_by(neighbours).any(|run| run.len() * PAGE >= len) {
+            // Kept, it would be locked for nothing, and as much again at the next attempt.
+            // SAFETY: as above.
+            let _ = unsafe { munmap(ptr, whole) };
+            return Ok(());
+        }
         let mut start = 0;
-        for run in frames.chunk_by(|a, b| *b == *a + PAGE as u64) {
+        for run in frames.chunk_by(neighbours) {
             let first = run.first().copied().unwrap_or_default();
             let ptr = NonNull::new(ptr.wrapping_byte_add(start * PAGE).cast()).ok_or(Errno::NOMEM)?;
             runs.push(Run::new(ptr, first, run.len() * PAGE));
