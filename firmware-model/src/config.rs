@@ -91,6 +91,8 @@ pub struct Limits {
     pub ord: u32,
     /// Bytes of a region.
     pub mr_size: u64,
+    /// Pages in the lists of all regions together.
+    pub mr_pages: u32,
 }
 
 impl Default for Limits {
@@ -110,6 +112,7 @@ impl Default for Limits {
             ird: 128,
             ord: 128,
             mr_size: 1 << 46,
+            mr_pages: 4 << 20,
         }
     }
 }

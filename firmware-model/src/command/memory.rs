@@ -138,7 +138,7 @@ impl Job<'_> {
         }
     }
 
-    /// A page list; pages that lie side by side become one stretch.
+    /// A page list, if there is room for it; pages that lie side by side become one stretch.
     fn pages(&self, log_page: u32, skip: u64, len: u64) -> Result<Backing, Status> {
         let page_len = 1u64 << log_page;
         if skip >= page_len {
@@ -149,6 +149,8 @@ impl Job<'_> {
         if count * 8 > list.len() as u64 {
             return Err(Status::InvalidArgument);
         }
+        let room = self.core.page_room.take(count as usize);
+        let room = room.ok_or(Status::NoResources)?;
         let iovas: Vec<u64> = (0..count as usize)
             .map(|index| u64::from_le(list.read(index * 8)))
             .collect();
@@ -165,6 +167,7 @@ impl Job<'_> {
             skip,
             pages: pages.collect::<Result<_, _>>()?,
             iovas: iovas.into(),
+            room,
         })
     }
 }

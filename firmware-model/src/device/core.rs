@@ -7,7 +7,7 @@ use crate::config::ModelConfig;
 use crate::counters::{Counter, Counters};
 use crate::effects::Effects;
 use crate::host::HostMemory;
-use crate::memory::MemoryTable;
+use crate::memory::{MemoryTable, PageRoom};
 use crate::qp::{Asked, Qp};
 use crate::queues::{CompletionQueue, EventQueue, SharedReceiveQueue};
 use crate::runtime::Runtime;
@@ -58,6 +58,7 @@ pub(crate) struct Core {
     pub(crate) network: Arc<dyn Network>,
     pub(crate) clock: Clock,
     pub(crate) memory: MemoryTable,
+    pub(crate) page_room: Arc<PageRoom>,
     pub(crate) buffers: BufferPool,
     /// What is not counted per queue pair, and what dead queue pairs counted.
     pub(crate) counters: Counters,
@@ -146,6 +147,7 @@ impl Core {
         let limits = &config.limits;
         Ok(Arc::new(Core {
             memory: MemoryTable::new(limits.mrs, limits.mws, limits.pds, secret()?),
+            page_room: PageRoom::new(limits.mr_pages as usize),
             buffers: BufferPool::default(),
             counters: Counters::default(),
             registers: Mutex::new(Registers::default()),

@@ -2,12 +2,14 @@
 
 mod domains;
 mod permutation;
+mod room;
 mod table;
 #[cfg(test)]
 mod tests;
 mod window;
 
 pub use domains::{DomainUse, Domains};
+pub use room::{Lease, PageRoom};
 pub use table::{BindError, InvalidateBy, InvalidateError, MemoryTable, Registration, TableError};
 pub use window::Window;
 
@@ -69,6 +71,8 @@ pub enum Backing {
         pages: Box<[Mapping]>,
         /// Their IOVAs.
         iovas: Box<[u64]>,
+        /// What the list takes up.
+        room: Lease,
     },
     /// Not in this process.
     Remote(Remote),

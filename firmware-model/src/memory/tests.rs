@@ -429,7 +429,7 @@ proptest! {
         let mut iovas: Vec<u64> = (0..count).map(|_| bench.arena.alloc(4096)).collect();
         iovas.reverse();
         let page = |iova: &u64| Mapping::new(&*bench.arena, *iova, 4096, 1).unwrap();
-        let backing = Backing::Pages { log_page: 12, skip, pages: iovas.iter().map(page).collect(), iovas: iovas.clone().into() };
+        let backing = Backing::Pages { log_page: 12, skip, pages: iovas.iter().map(page).collect(), iovas: iovas.clone().into(), room: PageRoom::new(0).take(0).unwrap() };
         let registration = Registration {
             pd: bench.pd, base: 0x9000, len, access: ALL, backing: Arc::new(backing),
         };

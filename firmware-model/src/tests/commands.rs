@@ -531,6 +531,40 @@ fn a_region_may_be_a_list_of_pages() {
     assert_eq!(driver.execute(command).unwrap_err(), Status::DmaFault);
 }
 
+/// A driver may name one page as often as it likes: what the device keeps of its lists is bounded.
+#[test]
+fn page_lists_share_so_much_room() {
+    let driver = Driver::start_with(ModelConfig {
+        limits: Limits {
+            mr_pages: 5,
+            ..Limits::default()
+        },
+        ..config()
+    });
+    let page = driver.arena.alloc(4096);
+    let arguments = CreateMr {
+        len: (3 * 4096).into(),
+        pd: driver.pd().into(),
+        log_page: 12.into(),
+        ..zeroed()
+    };
+    let register = || with_page_list(&driver, &arguments, &[page; 3]);
+    for _ in 0..3 {
+        let stag = register().unwrap();
+        assert_eq!(register(), Err(Status::NoResources));
+        driver.on(Opcode::DestroyMr, stag).unwrap();
+    }
+    let longer = CreateMr {
+        len: (6 * 4096).into(),
+        ..arguments
+    };
+    let refused = with_page_list(&driver, &longer, &[page; 6]);
+    assert_eq!(refused, Err(Status::NoResources));
+    register().unwrap();
+    driver.device.reset();
+    assert_eq!(driver.device.core().page_room.take(5).map(drop), Some(()));
+}
+
 /// Asynchronous events that find no room wait in the device; none is lost, and their order stays.
 #[test]
 fn events_wait_for_room_in_their_queue() {

@@ -7,7 +7,7 @@ use crate::counters::{Counter, Counters};
 use crate::effects::Effects;
 use crate::env::Env;
 use crate::host::Record;
-use crate::memory::{Backing, DomainUse, MemoryTable, Registration};
+use crate::memory::{Backing, DomainUse, MemoryTable, PageRoom, Registration};
 use crate::queues::{ReceiveSource, SendQueue};
 use crate::rdmap::{Attachment, Engine, NoStream, QpChange, QpParams, RxOutcome, TxOutcome};
 use crate::stream::Stream;
@@ -144,6 +144,7 @@ impl Node {
                     .step_by(PAGE)
                     .map(|at| block.iova() + at as u64)
                     .collect(),
+                room: PageRoom::new(0).take(0).unwrap(),
             },
         };
         let base = block.iova() + skip as u64;

@@ -1,0 +1,39 @@
+//! Room for page lists, which cost the device three times what they cost a driver, and more if many of its entries name one page.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// How many pages the lists of all regions may still have.
+#[derive(Debug)]
+pub struct PageRoom(AtomicUsize);
+
+/// Room that a page list takes up until this is dropped.
+#[derive(Debug)]
+pub struct Lease {
+    room: Arc<PageRoom>,
+    pages: usize,
+}
+
+impl PageRoom {
+    /// Room for so many pages.
+    pub fn new(pages: usize) -> Arc<PageRoom> {
+        Arc::new(PageRoom(AtomicUsize::new(pages)))
+    }
+
+    /// Takes room for a list of so many pages, if there is as much.
+    pub fn take(self: &Arc<Self>, pages: usize) -> Option<Lease> {
+        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+            left.checked_sub(pages)
+        });
+        taken.ok().map(|_| Lease {
+            room: self.clone(),
+            pages,
+        })
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.room.0.fetch_add(self.pages, Ordering::Relaxed);
+    }
+}
