@@ -15,7 +15,7 @@ PLUGIN  := -p urnic-provider -p urnic-cli
 PROVIDER_ABIS := 34 57 59 64 65
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test bench lint soak asan fuzz-smoke install uninstall
+.PHONY: help build demo test interop bench lint soak asan fuzz-smoke install uninstall
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,10 @@ demo: ## the distribution's own ibv_devices, ibv_devinfo and ibv_rc_pingpong ove
 test: ## every test: units, then real programs (under 20 minutes on two cores)
 	@scripts/setup build test
 	@scripts/test
+
+interop: ## the PCI function by iommufd and without an IOMMU, in guests with a kernel of their own (builds that first)
+	@scripts/setup build test interop
+	@scripts/test interop
 
 lint: ## rustfmt, clippy, shellcheck
 	@scripts/setup build lint

@@ -1,5 +1,5 @@
-//! A guest that is given urnic as a PCI function: Debian's own kernel with an IOMMU, in a QEMU that speaks vfio-user.
-//! `scripts/qemu-guest` makes what it boots.
+//! A guest that is given urnic as a PCI function, in a QEMU that speaks vfio-user: Debian's own kernel with an IOMMU, unless something
+//! else is asked for. `scripts/qemu-guest` makes what it boots, `scripts/vfio-kernel` the other kernel.
 //!
 //! The plug-in and `urnic` under test are in the guest's folder `/urnic`. It ends when dropped; several may run side by side.
 
@@ -26,6 +26,17 @@ const SHELL_THERE: u16 = 7007;
 
 /// A port of the guest at which others find it, by any address of its host: for programs that talk TCP beside what they do by RDMA.
 pub const PORT: u16 = 18_515;
+
+/// What a guest is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Machine {
+    /// Debian's own kernel, and an IOMMU.
+    Stock,
+    /// A kernel with iommufd, and an IOMMU.
+    Iommufd,
+    /// That kernel, and no IOMMU.
+    NoIommu,
+}
 
 /// A running guest. Its host is a network namespace.
 #[derive(Debug)]
@@ -142,8 +153,25 @@ impl<'a> PciGuest<'a> {
     /// The reason for a skip.
     #[track_caller]
     pub fn boot(host: &'a Netns, sockets: &[PathBuf]) -> Result<Self, String> {
+        Self::boot_as(Machine::Stock, host, sockets)
+    }
+
+    /// The same, of another make.
+    ///
+    /// # Errors
+    /// The reason for a skip.
+    #[track_caller]
+    pub fn boot_as(machine: Machine, host: &'a Netns, sockets: &[PathBuf]) -> Result<Self, String> {
         installed("setpriv")?;
         let folder = script("qemu-guest", &[])?;
+        let kernel = match machine {
+            Machine::Stock => format!("{folder}/kernel"),
+            Machine::Iommufd | Machine::NoIommu => script("vfio-kernel", &[])?,
+        };
+        let iommu = match machine {
+            Machine::NoIommu => "",
+            Machine::Stock | Machine::Iommufd => "-device intel-iommu,intremap=on,caching-mode=on",
+        };
         let shared = Shared::new()?;
         let mut qemu = Program::plain(format!("{folder}/qemu"))
             .line("-accel tcg,thread=multi -cpu max -smp 2 -nodefaults -no-user-config -no-reboot")
@@ -151,13 +179,13 @@ impl<'a> PciGuest<'a> {
             // A device in another process reaches the guest's memory by its descriptor.
             .line("-machine q35,kernel-irqchip=split,memory-backend=memory")
             .line("-object memory-backend-memfd,id=memory,size=1G,share=on")
-            .line("-device intel-iommu,intremap=on,caching-mode=on")
+            .line(iommu)
             .arg("-netdev")
             .arg(format!(
                 "user,id=network,hostfwd=tcp:127.0.0.1:{SHELL_THERE}-:{SHELL},hostfwd=tcp::{PORT}-:{PORT}"
             ))
             .line("-device virtio-net-pci,netdev=network,romfile=")
-            .args(["-kernel", &format!("{folder}/kernel")])
+            .args(["-kernel", &kernel])
             .args(["-initrd", &format!("{folder}/initramfs")])
             .args(["-append", "console=ttyS0 quiet panic=-1 intel_iommu=on"])
             .through(["setpriv", "--pdeathsig", "KILL"]);

@@ -1,4 +1,4 @@
-//! The system tests, one module per topic. Those marked `ignore` are the long forms, for `make soak`.
+//! The system tests, one module per topic. Those marked `ignore` are the long forms, for `make soak`, and those of [`interop`].
 
 mod bindings;
 mod cleanliness;
@@ -6,6 +6,7 @@ mod cli;
 mod conformance;
 mod devices;
 mod install;
+mod interop;
 mod isolation;
 mod netns;
 mod perftest;

@@ -7,15 +7,15 @@ use urnic_tests::program::Program;
 use urnic_tests::shell::{LIMIT, Task};
 
 /// Addresses of the two hosts that [`Netns::pair`] makes, and a further one of the first.
-const FIRST: &str = "10.77.0.1";
-const SECOND: &str = "10.77.0.2";
+pub(crate) const FIRST: &str = "10.77.0.1";
+pub(crate) const SECOND: &str = "10.77.0.2";
 const ALSO_FIRST: &str = "10.77.0.3";
 
 /// Where rping listens.
 const CM_PORT: u16 = 7174;
 
 /// One end of a test: a function of a guest, or a program on a host with the device inside.
-enum End<'a> {
+pub(crate) enum End<'a> {
     Guest(&'a PciGuest<'a>, usize),
     Host(&'a Netns),
 }
@@ -91,7 +91,7 @@ fn succeed(server: (&End<'_>, &str), client: (&End<'_>, &str)) -> (String, Strin
 
 /// The four programs, unmodified, between two ends: `to` is found at `meeting` by TCP, and has the RNIC's address `address`.
 #[track_caller]
-fn programs_run(from: &End<'_>, to: &End<'_>, meeting: &str, address: &str) {
+pub(crate) fn programs_run(from: &End<'_>, to: &End<'_>, meeting: &str, address: &str) {
     let (ours, theirs) = succeed(
         (to, &format!("ibv_rc_pingpong -g 0 -p {PORT} -n 200")),
         (from, &format!("ibv_rc_pingpong -g 0 -p {PORT} -n 200 {meeting}")),

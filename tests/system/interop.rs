@@ -1,0 +1,57 @@
+//! The ways to a PCI function that Debian's own kernels lack, on one that has them (`scripts/vfio-kernel`): for `make interop`, since that
+//! kernel takes minutes to build.
+
+use urnic_tests::netns::Netns;
+use urnic_tests::or_skip;
+use urnic_tests::pci_guest::{Machine, PciGuest, Server};
+
+use crate::qemu::{End, FIRST, SECOND, programs_run};
+
+/// The device is reached in this way (`urnic info`), it conforms, and programs in the guest talk to the host's, called by either side.
+#[track_caller]
+fn all_is_as_it_should_be(guest: &PciGuest<'_>, host: &Netns, way: &str) {
+    let device = PciGuest::address(0);
+    let said = guest.run(&format!("/urnic/urnic info --device vfio:{device}"));
+    let told = said.lines().find(|line| line.contains("program memory"));
+    assert!(told.is_some_and(|line| line.ends_with(way)), "not {way}:\n{said}");
+    let said = guest.run(&PciGuest::with_urnic(0, "ibv_devinfo -v"));
+    for expected in ["urnic0", "PORT_ACTIVE", "ffff:0a4d:0001"] {
+        assert!(said.contains(expected), "no {expected:?} in:\n{said}");
+    }
+    let said = guest.run(&format!("/urnic/urnic conformance --device vfio:{device}"));
+    assert!(said.contains(" 0 failed, 0 not applicable"), "{said}");
+    let (guest, host) = (End::Guest(guest, 0), End::Host(host));
+    programs_run(&guest, &host, SECOND, SECOND);
+    programs_run(&host, &guest, FIRST, FIRST);
+}
+
+#[test]
+#[ignore = "make interop"]
+fn programs_in_a_guest_have_a_function_by_its_own_file_and_iommufd() {
+    let [first, second] = or_skip!(Netns::pair());
+    let server = Server::start(&first, &[FIRST], "");
+    let guest = or_skip!(PciGuest::boot_as(Machine::Iommufd, &first, &server.sockets()));
+    guest.bind(0);
+    let said = guest.run(&format!(
+        "/urnic/urnic doctor --device vfio:{}",
+        PciGuest::address(0)
+    ));
+    let files = "/dev/vfio/devices/vfio0 and /dev/iommu open";
+    assert!(said.contains(files) && said.contains("all well"), "{said}");
+    all_is_as_it_should_be(&guest, &second, "IOMMU (iommufd)");
+}
+
+#[test]
+#[ignore = "make interop"]
+fn programs_in_a_guest_without_an_iommu_have_a_function_when_its_administrator_lets_them() {
+    let [first, second] = or_skip!(Netns::pair());
+    let server = Server::start(&first, &[FIRST], "");
+    let guest = or_skip!(PciGuest::boot_as(Machine::NoIommu, &first, &server.sockets()));
+    let doctor = format!("/urnic/urnic doctor --device vfio:{}", PciGuest::address(0));
+    guest.run("echo 1 >/sys/module/vfio/parameters/enable_unsafe_noiommu_mode && sysctl vm.nr_hugepages=32");
+    guest.bind(0);
+    let said = guest.run(&doctor);
+    let warned = said.contains("the device can reach all memory, and nothing is pinned");
+    assert!(warned && said.contains("all well"), "{said}");
+    all_is_as_it_should_be(&guest, &second, "physical addresses, not pinned");
+}
