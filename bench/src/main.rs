@@ -139,6 +139,12 @@ fn bench(rounds: usize) -> ExitCode {
         in_process,
         Aim::Report,
     ));
+    rows.push(Row::new(
+        "served: shadow doorbells, Writes of 64 B",
+        "M/s",
+        "a kick for each",
+        Aim::Report,
+    ));
 
     for round in 1..=rounds {
         eprint!("\rround {round} of {rounds} ");
@@ -208,7 +214,12 @@ fn measure(rows: &mut [Row]) {
         };
         add_runs(&[(figure(true), figure(false))]);
     }
-    for measurement in [served::doorbell_to_cqe, served::bandwidth, served::messages] {
+    for measurement in [
+        served::doorbell_to_cqe,
+        served::bandwidth,
+        served::messages,
+        served::ringing,
+    ] {
         add_runs(&[std::panic::catch_unwind(measurement).unwrap_or_default()]);
     }
 }

@@ -1,5 +1,11 @@
 //! The device in another process (`urnic serve`) against the one in the program's own, one right after the other.
 
+use std::path::PathBuf;
+
+use urnic_conformance::rate::{Ringing, writes_per_second};
+use urnic_driver_shim::bus;
+use urnic_driver_shim::config::{Config, Device};
+use urnic_driver_shim::presence::GidTable;
 use urnic_tests::served::Served;
 
 use crate::ours;
@@ -28,4 +34,19 @@ pub(crate) fn bandwidth() -> Both {
 /// Millions of messages of 64 bytes per second.
 pub(crate) fn messages() -> Both {
     both(|device| ours::messages("ib_send_bw", 64, 500_000, device))
+}
+
+/// Millions of Writes of 64 bytes per second by the device's own interface: with shadow doorbells, and with a kick for each.
+pub(crate) fn ringing() -> Both {
+    let device = Served::start();
+    let config = Config {
+        device: Device::VfioUser(PathBuf::from(device.device().trim_start_matches("vfio-user:"))),
+        ..Config::default()
+    };
+    let rate = |ringing| {
+        let bus = bus::open(&config, &GidTable::default()).ok()?;
+        let rate = writes_per_second(&bus, ringing, 200_000).map_err(|reason| eprintln!("ringing: {reason}"));
+        Some(rate.ok()? / 1e6)
+    };
+    (rate(Ringing::Shadow), rate(Ringing::Each))
 }

@@ -7,6 +7,7 @@ mod checks;
 mod connection;
 mod memory;
 mod queues;
+pub mod rate;
 mod rig;
 
 use std::io::{self, Write};

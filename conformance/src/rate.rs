@@ -1,0 +1,82 @@
+//! How many requests a second a device takes, by two manners of telling it of them: for `make bench`.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use urnic_driver_shim::bus::Bus;
+use urnic_verbs_api::device::cqe::Cqe;
+use urnic_verbs_api::device::registers::KICK;
+use urnic_verbs_api::device::wqe::{Opcode, SendFlags, SendHeader};
+use urnic_verbs_api::vocabulary::WcStatus;
+use zerocopy::IntoBytes;
+
+use crate::connection::{pair, works};
+use crate::queues::request;
+use crate::rig::{Line, Rig};
+use crate::{Failure, Outcome, ensure};
+
+/// Bytes of each message.
+const LEN: u32 = 64;
+/// Every so many requests there is a completion.
+const SIGNALED_EVERY: u64 = 16;
+
+/// How the device learns of requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ringing {
+    /// As drivers have it: a doorbell if the request steps over the event index, a kick only if the device sleeps.
+    Shadow,
+    /// A doorbell and a write of `KICK` for each request.
+    Each,
+}
+
+/// RDMA Writes of 64 bytes per second, between two queue pairs of a device that nobody else uses.
+///
+/// # Errors
+/// What went wrong, in words.
+pub fn writes_per_second(bus: &Arc<dyn Bus>, ringing: Ringing, count: u64) -> Result<f64, String> {
+    let line = Line::on(&**bus);
+    let measured = Rig::start(bus, &line).and_then(|rig| {
+        let measured = measure(&rig, ringing, count);
+        rig.stop().and(measured)
+    });
+    measured.map_err(|failure| match failure {
+        Failure::Failed(reason) | Failure::NotHere(reason) => reason,
+    })
+}
+
+fn measure(rig: &Rig, ringing: Ringing, count: u64) -> Outcome<f64> {
+    let (near, far) = pair(rig)?;
+    works(rig, &near, &far)?;
+    let (from, to) = ([near.region.sge(0, LEN)], far.region.sge(0, LEN));
+    let number_of = |cqe: Cqe| -> Outcome<u64> {
+        let status = WcStatus::from_raw(cqe.status);
+        ensure!(status == Some(WcStatus::Success), "a Write ended with {status:?}");
+        Ok(cqe.cookie.get())
+    };
+    let mut completed = 0;
+    let start = Instant::now();
+    for number in 1..=count {
+        if near.qp.room() == 0 {
+            rig.wait("room in the send queue", || (near.qp.room() > 0).then_some(()))?;
+            while let Some(cqe) = near.qp.send_cq.poll() {
+                completed = number_of(cqe)?;
+            }
+        }
+        let signaled = number % SIGNALED_EVERY == 0 || number == count;
+        let header = SendHeader {
+            flags: if signaled { SendFlags::SIGNALED.bits() } else { 0 },
+            remote_offset: to.offset,
+            stag: to.stag,
+            ..request(Opcode::Write, number)
+        };
+        near.qp.post(rig, header, from.as_bytes(), from.len());
+        if ringing == Ringing::Each {
+            near.qp.ring_sends(rig);
+            rig.bus.write32(KICK, 1);
+        }
+    }
+    while completed < count {
+        completed = number_of(near.qp.send_cq.next(rig)?)?;
+    }
+    Ok(count as f64 / start.elapsed().as_secs_f64())
+}
