@@ -66,9 +66,7 @@ bitflags! {
 pub mod fatal {
     /// The command queue could not be read or written by DMA.
     pub const COMMAND_DMA: u32 = 1;
-    /// An event queue could not be written by DMA.
-    pub const EVENT_DMA: u32 = 2;
-    /// Memory that the device was given vanished while queues or records lay there: it was unmapped too early. All objects
-    /// have been destroyed.
-    pub const HOST_MEMORY: u32 = 3;
+    /// Memory that the device was given vanished while queues or records lay there, those of events included: it was unmapped
+    /// too early. All objects have been destroyed.
+    pub const HOST_MEMORY: u32 = 2;
 }
