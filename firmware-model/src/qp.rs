@@ -550,7 +550,7 @@ impl Qp {
     }
 
     /// Ends the queue pair: nothing of the host's is touched any more when this returns. What its completed sends put on
-    /// the stream still arrives, unless it is reset.
+    /// the stream still arrives; for a reset no more is sent.
     pub(crate) fn destroy(&self, core: &Core, reset: bool, effects: &mut Effects) {
         let mut inner = self.turns.lock();
         if inner.dead {
@@ -571,10 +571,8 @@ impl Qp {
         {
             entry.remove();
         }
-        match stream {
-            Some(mut stream) if reset => stream.reset(),
-            Some(stream) => core.runtime.linger(core, stream, Vec::new()),
-            None => {}
+        if let Some(stream) = stream {
+            core.runtime.linger(core, stream, Vec::new());
         }
         core.memory.unbind_all_of(self.id);
         for counter in counters::Counter::ALL {

@@ -43,7 +43,7 @@ pub enum Machine {
 pub struct PciGuest<'a> {
     qemu: Running,
     host: &'a Netns,
-    _shared: Shared,
+    shared: Shared,
 }
 
 /// `urnic serve` in a network namespace, with a socket for each function; ended, and the sockets removed, when dropped.
@@ -210,11 +210,7 @@ impl<'a> PciGuest<'a> {
             up.then_some(true).or_else(|| qemu.ended().map(|_| false))
         });
         assert!(up == Some(true), "the guest does not boot:\n{}", qemu.output());
-        Ok(Self {
-            qemu,
-            host,
-            _shared: shared,
-        })
+        Ok(Self { qemu, host, shared })
     }
 
     /// The host that it runs on.
@@ -225,6 +221,13 @@ impl<'a> PciGuest<'a> {
     /// Where the guest has a function, by the order of [`PciGuest::boot`].
     pub fn address(function: usize) -> String {
         format!("0000:00:{:02x}.0", FIRST_SLOT + function)
+    }
+
+    /// Puts a file into `/urnic`.
+    #[track_caller]
+    pub fn bring(&self, file: &Path) {
+        let name = file.file_name().expect("a file");
+        std::fs::copy(file, self.shared.0.join(name)).expect("the file is copied");
     }
 
     /// Gives a function to vfio-pci, as an administrator does.

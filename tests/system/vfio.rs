@@ -1,10 +1,13 @@
 //! The way of a PCI function from the kernel to a program and back: binding, permissions, limits, holders, unplugging.
 
 use urnic_tests::netns::Netns;
-use urnic_tests::or_skip;
-use urnic_tests::pci_guest::{PciGuest, Server};
+use urnic_tests::pci_guest::{PORT, PciGuest, Server};
+use urnic_tests::program::Program;
+use urnic_tests::shell::LIMIT;
+use urnic_tests::{compiled, or_skip};
 
 const ADDRESS: &str = "10.77.0.1";
+const OTHER: &str = "10.77.0.2";
 
 /// A user of the guest's, whose programs may lock so many KiB.
 fn as_user(guest: &PciGuest<'_>, memlock: u32, line: &str) -> (bool, String) {
@@ -66,6 +69,25 @@ fn what_the_doctor_says_brings_a_function_to_an_ordinary_user() {
     held.ends();
     let said = guest.run(&program);
     assert!(said.contains("PORT_ACTIVE"), "{said}");
+}
+
+#[test]
+fn what_was_completed_arrives_though_the_program_ends_and_its_function_is_reset() {
+    let [host, other] = or_skip!(Netns::pair());
+    let program = or_skip!(compiled("stream"));
+    let server = Server::start(&host, &[ADDRESS], "");
+    let guest = or_skip!(PciGuest::boot(&host, &server.sockets()));
+    guest.bind(0);
+    guest.bring(&program);
+    // _exit: nothing of ours runs in the program any more.
+    for size in [64, 65_536] {
+        let line = format!("-p {PORT} -d exit -n 64 -s {size}");
+        let mut there = other.program(Program::new(&program).line(&line)).spawn();
+        there.listens(PORT);
+        guest.run(&PciGuest::with_urnic(0, &format!("/urnic/stream {line} {OTHER}")));
+        let ended = there.wait_for(LIMIT);
+        assert!(ended.ok(), "{size}: {ended}");
+    }
 }
 
 #[test]

@@ -59,7 +59,7 @@ const fn offset_of_phase() -> usize {
     std::mem::offset_of!(Completion, phase)
 }
 
-/// Function reset: destroys all objects and resets all streams.
+/// Function reset: destroys all objects, and resets the streams that no queue pair has.
 pub(crate) fn reset(core: &Core) {
     queues::destroy_all(core);
     core.streams.clear();

@@ -275,8 +275,8 @@ impl Runtime {
         self.wake();
     }
 
-    /// Forgets everything, for a reset, but the streams on their way out: a driver's process that ended is followed by a reset, and what
-    /// completed before still arrives. They own what they hold, and end in a bounded time.
+    /// Forgets everything, for a reset, but the streams on their way out: a driver's process that ended, however it did, is followed by a
+    /// reset, and what completed before still arrives. They own what they hold, and end in a bounded time.
     pub(crate) fn clear(&self) {
         lock(&self.timers).clear();
         lock(&self.attention).clear();

@@ -124,6 +124,27 @@ fn what_a_destroyed_queue_pair_sent_is_not_lost_by_a_reset() {
 }
 
 #[test]
+fn what_completed_is_not_lost_by_a_reset() {
+    let world = World::new(Conditions::default());
+    let Pair {
+        mut caller,
+        mut answerer,
+    } = world.connect();
+    answerer
+        .qp
+        .post_recv(&world.far, 2, &[answerer.region.sge(0, 64)]);
+    caller.qp.post_send(&world.near, 1, &[caller.region.sge(0, 64)]);
+    let sent = world.pass_until(|| caller.send_cq.poll(&world.near));
+    assert_cqe(&sent, 1, WcStatus::Success);
+    assert!(answerer.recv_cq.poll(&world.far).is_none(), "it is under way");
+    // A process that is killed destroys nothing itself.
+    world.near.device.reset();
+    let received = world.pass_until(|| answerer.recv_cq.poll(&world.far));
+    assert_cqe(&received, 2, WcStatus::Success);
+    world.pass_until(|| (world.near.device.core().runtime.lingering() == 0).then_some(()));
+}
+
+#[test]
 fn mpa_c_04_a_damaged_octet_ends_the_stream_and_nothing_of_it_is_placed() {
     let world = World::new(Conditions::default());
     let Pair {

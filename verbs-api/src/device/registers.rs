@@ -56,7 +56,7 @@ bitflags! {
     pub struct Control: u32 {
         /// Start executing commands; the command queue registers must be set.
         const ENABLE = 1;
-        /// Function reset: all objects are destroyed, streams are reset, registers return to their defaults.
+        /// Function reset: all objects are destroyed, registers return to their defaults; what completed still arrives.
         /// Reads as 0 when done.
         const RESET = 2;
     }

@@ -252,6 +252,7 @@ impl Bus for VfioBus {
         }
     }
 
+    /// The kernel resets the function, which outlives us and sees to what is still under way.
     fn shutdown(&self) {}
 
     fn abandon_in_child(&self) {
