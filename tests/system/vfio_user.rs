@@ -8,7 +8,7 @@ use urnic_tests::program::{Program, Running};
 use urnic_tests::served::Served;
 use urnic_tests::skip::installed;
 use urnic_tests::wait::{PATIENCE, free_port, until};
-use urnic_tests::{Pair, or_skip};
+use urnic_tests::{Pair, compiled, or_skip};
 
 use crate::devices::gids;
 use crate::rdma_cm::but_for_lost_races;
@@ -216,6 +216,26 @@ fn a_killed_server_is_an_error_within_seconds_and_a_new_one_serves_new_programs(
         here.again();
         Pair::new(&here.program("ibv_rc_pingpong")).succeeds();
     }
+}
+
+#[test]
+fn a_process_whose_server_was_killed_opens_the_device_of_the_next_one() {
+    let program = or_skip!(compiled("reopen"));
+    let mut served = Served::start();
+    let mut program = Program::new(program).env("URNIC_DEVICE", served.device()).spawn();
+    for round in 0..3 {
+        let mut says = |word: &str| {
+            program.says(word, |said| {
+                (said.lines().filter(|line| *line == word).count() > round).then_some(())
+            });
+        };
+        says("works");
+        served.server().signal(Signal::KILL);
+        says("gone");
+        served.again();
+    }
+    let ended = program.wait_for(LIMIT);
+    assert!(ended.ok(), "{ended}");
 }
 
 #[test]

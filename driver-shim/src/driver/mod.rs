@@ -363,15 +363,25 @@ impl Driver {
     /// Ends the device: what completed still arrives, then nothing works any more. Takes a bounded time.
     pub fn shutdown(&self) {
         if self.here().is_ok() && !self.stopped.swap(true, Ordering::AcqRel) {
-            if let Some(door) = self.door.get() {
-                door.close();
-            }
+            self.close_door();
             self.wake();
             // On the thread, because this one may hold the device's locks: exit(3) in a handler of a signal that came in a call of ours.
             let (ended, told) = &self.ended;
             let ended = lock(ended);
             drop(told.wait_timeout_while(ended, EXIT_PATIENCE, |ended| !*ended));
         }
+    }
+
+    /// No other process asks what this one is at any more.
+    fn close_door(&self) {
+        if let Some(door) = self.door.get() {
+            door.close();
+        }
+    }
+
+    /// Whether the device is gone for good.
+    fn is_lost(&self) -> bool {
+        self.commands.is_lost()
     }
 
     /// `EIO` in a child of the process that opened the device.

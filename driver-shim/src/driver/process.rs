@@ -1,4 +1,4 @@
-//! The one driver of the process: made at the first use, let go of in a forked child, shut down at exit.
+//! The one driver of the process: made at the first use, made anew when the device was lost, let go of in a forked child, shut down at exit.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -17,6 +17,15 @@ use crate::presence::GidTable;
 struct Process {
     opening: Mutex<()>,
     driver: OnceLock<Arc<Driver>>,
+    /// The one whose device was lost: what the program made of it goes on failing.
+    before: Option<&'static Process>,
+}
+
+impl Process {
+    /// This one, and those before.
+    fn all(&self) -> impl Iterator<Item = &Process> {
+        std::iter::successors(Some(self), |process| process.before)
+    }
 }
 
 static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
@@ -39,16 +48,35 @@ fn current() -> &'static Process {
 }
 
 pub(super) fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
-    let process = current();
-    let _opening = lock(&process.opening);
-    if let Some(driver) = process.driver.get() {
-        return Ok(driver.clone());
+    loop {
+        let process = current();
+        let _opening = lock(&process.opening);
+        if !std::ptr::eq(process, CURRENT.load(Ordering::Acquire)) {
+            // Another thread has found the device lost, and a new one.
+            continue;
+        }
+        let start = || Driver::start(bus::open(config, gids)?, config.clone());
+        let Some(driver) = process.driver.get() else {
+            for warning in config.warnings() {
+                tracing::warn!("{warning}");
+            }
+            let driver = start()?;
+            return Ok(process.driver.get_or_init(|| driver).clone());
+        };
+        if !driver.is_lost() {
+            return Ok(driver.clone());
+        }
+        // Whoever opens a device that is lost means the one that took its place, if there is one.
+        let fresh = start()?;
+        driver.close_door();
+        let next = Process {
+            driver: OnceLock::from(fresh.clone()),
+            before: Some(process),
+            ..Process::default()
+        };
+        CURRENT.store(Box::into_raw(Box::new(next)), Ordering::Release);
+        return Ok(fresh);
     }
-    for warning in config.warnings() {
-        tracing::warn!("{warning}");
-    }
-    let driver = Driver::start(bus::open(config, gids)?, config.clone())?;
-    Ok(process.driver.get_or_init(|| driver).clone())
 }
 
 /// The address table of a device that is not in this process: as its driver here knows it, or by a short look at the device.
@@ -72,7 +100,8 @@ pub fn addresses(config: &Config) -> Result<Vec<Gid>, Errno> {
 pub fn abandon_in_child() {
     // SAFETY: only ever set to a box that nobody frees again.
     let inherited = unsafe { CURRENT.swap(std::ptr::null_mut(), Ordering::AcqRel).as_ref() };
-    if let Some(driver) = inherited.and_then(|process| process.driver.get()) {
+    let drivers = inherited.into_iter().flat_map(Process::all);
+    for driver in drivers.filter_map(|process| process.driver.get()) {
         driver.abandoned.store(true, Ordering::Release);
         driver.bus.abandon_in_child();
     }
