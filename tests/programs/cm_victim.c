@@ -18,6 +18,7 @@
  *   shared                                from here on queue pairs share a completion queue
  *   external                              from here on callers bring queue pairs that librdmacm knows nothing of
  *   establish ID                          the end of an external call: errno
+ *   fail ID                               moves its queue pair to the error state
  *   quit                                  destroys everything in good order
  */
 #include "rc.h"
@@ -280,6 +281,10 @@ static bool obey(char **word)
 		answer("errno=%x", outcome(rdma_reject(one(word[1])->id, data, len)));
 	} else if (!strcmp(order, "establish")) {
 		answer("errno=%x", outcome(rdma_establish(one(word[1])->id)));
+	} else if (!strcmp(order, "fail")) {
+		struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+		ZERO(ibv_modify_qp(one(word[1])->qp, &attr, IBV_QP_STATE));
+		answer("done");
 	} else if (!strcmp(order, "disconnect")) {
 		answer("errno=%x", outcome(rdma_disconnect(one(word[1])->id)));
 	} else if (!strcmp(order, "destroy")) {

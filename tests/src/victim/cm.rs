@@ -199,6 +199,12 @@ impl CmVictim {
         self.outcome(&format!("establish {id:x}"))
     }
 
+    /// Moves its queue pair to the error state.
+    #[track_caller]
+    pub fn fails(&mut self, id: u64) {
+        assert_eq!(self.dialogue.order(&format!("fail {id:x}")), "done");
+    }
+
     /// Destroys an id and its queue pair.
     #[track_caller]
     pub fn destroys(&mut self, id: u64) {

@@ -223,6 +223,24 @@ fn empa_35_more_reads_than_we_can_hold_terminate() {
 }
 
 #[test]
+fn empa_38_a_queue_pair_that_failed_meanwhile_terminates() {
+    let mut victim = or_skip!(CmVictim::start(&[]));
+    victim.keeps_queue_pairs();
+    // Vector F-TERM-205.
+    let (id, mut peer, _listener) = called(&mut victim);
+    peer.send(&reply(0x8008_8010));
+    victim.learns(id, happening::CONNECT_RESPONSE, 0);
+    victim.fails(id);
+    assert_ne!(victim.establishes(id), 0);
+    assert_eq!(peer.ulpdu(), complaint(0x2005, &[]));
+    assert_eq!(peer.end(), End::Closed);
+    victim.completes(id, &ALL_FLUSHED);
+    victim.destroys(id);
+    goes_on(&mut victim);
+    victim.leaves();
+}
+
+#[test]
 fn empa_34_reads_keep_to_the_responder_s_ird() {
     let mut victim = or_skip!(CmVictim::start(&[]));
     // EMPA-37: "not negotiated" leaves our ORD of 8; 2 lowers it.
