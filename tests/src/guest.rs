@@ -71,7 +71,7 @@ impl Guest {
             .args(["-nic", &network, "-object", &dump])
             .args(["-kernel", &format!("{folder}/kernel")])
             .args(["-initrd", &format!("{folder}/initramfs")])
-            .args(["-append", "console=ttyS0 quiet panic=-1"])
+            .args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check"])
             .through(["setpriv", "--pdeathsig", "KILL"]);
         // Nothing is dropped at the end of a process: the kernel ends QEMU, when the thread that started it ends. This one does no
         // sooner.

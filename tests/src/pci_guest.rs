@@ -187,7 +187,11 @@ impl<'a> PciGuest<'a> {
             .line("-device virtio-net-pci,netdev=network,romfile=")
             .args(["-kernel", &kernel])
             .args(["-initrd", &format!("{folder}/initramfs")])
-            .args(["-append", "console=ttyS0 quiet panic=-1 intel_iommu=on"])
+            // no_timer_check: on a busy machine the kernel would find that no timer ticks, and panic.
+            .args([
+                "-append",
+                "console=ttyS0 quiet panic=-1 intel_iommu=on no_timer_check",
+            ])
             .through(["setpriv", "--pdeathsig", "KILL"]);
         for (tag, path) in [
             ("root", Path::new(&format!("{folder}/root"))),

@@ -177,10 +177,23 @@ fn suite(folder: &str) -> Program {
     ])
 }
 
-/// Runs them: `passing` or more pass, and none fails but the one that `may_fail`.
+/// One process looks at what the other wrote as soon as that one's Write completed. On iWARP a completed Write is one that TCP has taken; only a
+/// message behind it says that it is there, and this test sends none.
+fn looked_too_early(ended: &Ended) -> bool {
+    ["ERROR: test_rdmacm_async_write", "Data validation failure"]
+        .iter()
+        .all(|words| ended.output.contains(words))
+}
+
+/// Runs them: `passing` or more pass, and none fails but the one that `may_fail`. Up to three times, while one looks too early.
 #[track_caller]
 fn passes(suite: &Program, passing: usize, may_fail: Option<&str>) {
-    let ended = suite.run_for(LIMIT);
+    let mut ended = suite.run_for(LIMIT);
+    for _ in 0..2 {
+        if looked_too_early(&ended) {
+            ended = suite.run_for(LIMIT);
+        }
+    }
     let lines = || ended.output.lines();
     // What a test prints comes between its name and its verdict.
     let passed = lines()
