@@ -490,14 +490,17 @@ impl Driver {
 
     /// Waits for an event of that kind about that object; others stay where they are.
     pub(crate) fn await_event(&self, kind: EventKind, object: u32) -> Event {
-        wait_for(&format!("{kind:?} of {object}"), || {
-            let mut guard = self.fetch_events();
-            let events = &mut guard.1;
-            let found = events
-                .iter()
-                .position(|e| e.kind == kind as u8 && e.object.get() == object);
-            found.and_then(|at| events.remove(at))
-        })
+        wait_for(&format!("{kind:?} of {object}"), || self.event_of(kind, object))
+    }
+
+    /// The next event of that kind about that object, if one is there; others stay where they are.
+    fn event_of(&self, kind: EventKind, object: u32) -> Option<Event> {
+        let mut guard = self.fetch_events();
+        let events = &mut guard.1;
+        let found = events
+            .iter()
+            .position(|e| e.kind == kind as u8 && e.object.get() == object);
+        found.and_then(|at| events.remove(at))
     }
 
     pub(crate) fn ring(&self, kind: Kind, queue: u32, index: u32) {
@@ -753,9 +756,7 @@ impl Pair {
         let mut seen = |driver: &Driver, kind: EventKind, object: u32| {
             wait_for(&format!("{kind:?}"), || {
                 meanwhile();
-                driver
-                    .event()
-                    .filter(|e| e.kind == kind as u8 && e.object.get() == object)
+                driver.event_of(kind, object)
             })
         };
         let connected = seen(caller, EventKind::StreamConnected, sid);

@@ -9,11 +9,13 @@
 //! [`MAX_BURST`]. What shows that gathering pays ends that at once, and each look for completions halves it.
 
 use crate::counters::Counter;
-use crate::device::Core;
+use crate::device::{Core, Found};
 use crate::effects::Effects;
 use crate::env::Env;
 use crate::queues::{CompletionQueue, SharedReceiveQueue};
-use crate::rdmap::{Attachment, Engine, NoStream, QpChange, QpParams, RxOutcome, TxOutcome, WrongState};
+use crate::rdmap::{
+    Attachment, Engine, NoStream, QpChange, QpParams, RxOutcome, TxOutcome, Verdicts, WrongState,
+};
 use crate::runtime::Token;
 use crate::stream::Stream;
 use crate::time::Nanos;
@@ -65,11 +67,17 @@ impl Asked {
     pub(crate) const RESUME: Asked = Asked(1 << 7);
     /// The command that attached a stream is complete.
     pub(crate) const ATTACHED: Asked = Asked(1 << 8);
+    /// The peer, a queue pair of this device, is through with more of what was sent.
+    const JUDGED: Asked = Asked(1 << 9);
     /// To look again whether something was asked.
-    const AGAIN: Asked = Asked(1 << 9);
+    const AGAIN: Asked = Asked(1 << 10);
 
     fn has(self, other: Asked) -> bool {
         self.0 & other.0 != 0
+    }
+
+    fn only(self, others: Asked) -> bool {
+        self.0 & !others.0 == 0
     }
 }
 
@@ -184,18 +192,28 @@ impl Qp {
 
     /// Has something done, here or by whoever is at it already. Returns whether bytes arrived, or left after a wait.
     pub(crate) fn kick(self: &Arc<Qp>, core: &Core, asked: Asked) -> bool {
-        let mut arrived = false;
+        let (mut arrived, mut judged) = (false, false);
         let left = self.turns.ask(
             asked.0,
             |inner, asked| {
                 let mut effects = Effects::default();
                 arrived |= self.run(core, inner, Asked(asked), &mut effects);
+                judged |= inner.engine.has_judged();
                 effects
             },
             |effects| core.raise(effects),
         );
         if left {
             self.do_later(core, Asked::AGAIN);
+        }
+        if judged && let Some(sibling) = self.sibling(core) {
+            match asked {
+                // Not to and fro, in ever deeper calls.
+                Asked::JUDGED => sibling.do_later(core, Asked::JUDGED),
+                _ => {
+                    sibling.kick(core, Asked::JUDGED);
+                }
+            }
         }
         arrived
     }
@@ -235,6 +253,9 @@ impl Qp {
         if asked.has(Asked::CQ_LOST) {
             inner.with_engine(|engine, stream| engine.fail(QpFault::CqOverflow, &mut env, stream));
         }
+        if asked.has(Asked::JUDGED) {
+            inner.with_engine(|engine, stream| engine.judged(&mut env, stream));
+        }
         if asked.has(Asked::TIMER) {
             inner.timer = None;
             inner.with_engine(|engine, stream| engine.tick(&mut env, stream));
@@ -246,7 +267,9 @@ impl Qp {
         inner.hung_up |= asked.has(Asked::HANG_UP);
         let receives = Asked::RECEIVE | Asked::HANG_UP | Asked::TIMER | Asked::CQ_LOST;
         // A poll that finds nothing changes nothing.
-        let only_looks = asked == Asked::RECEIVE && inner.stream.is_some() && !inner.engine.is_held_up();
+        let only_looks = asked.only(Asked::RECEIVE | Asked::JUDGED)
+            && inner.stream.is_some()
+            && !inner.engine.is_held_up();
         if asked.has(receives) {
             self.receive(core, inner, &mut env);
         }
@@ -297,6 +320,7 @@ impl Qp {
                 RxOutcome::Ended => {
                     inner.hung_up = false;
                     inner.stream = None;
+                    self.leave_sibling(core);
                     self.readable.store(false, Ordering::Relaxed);
                     return;
                 }
@@ -448,6 +472,7 @@ impl Qp {
         if let Some(mut stream) = inner.stream.take() {
             stream.reset();
         }
+        self.leave_sibling(core);
         core.memory.unbind_all_of(self.id);
         inner.engine = inner.engine.anew();
         inner.engine.receive_source().ring_never();
@@ -478,12 +503,13 @@ impl Qp {
         })
     }
 
-    /// Begins RDMA mode on `stream`, which is taken if that succeeds.
+    /// Begins RDMA mode on `stream`, which is taken if that succeeds. `awaited`: its other end is this device's, too.
     pub(crate) fn attach(
         &self,
         core: &Core,
         stream: &mut Option<Box<dyn Stream>>,
         attachment: &Attachment,
+        awaited: bool,
         effects: &mut Effects,
     ) -> Result<(), Status> {
         self.command(effects, |inner, effects| {
@@ -495,43 +521,63 @@ impl Qp {
                 .engine
                 .attach(attachment, &mut env, &mut **live)
                 .map_err(|WrongState| Status::WrongState)?;
-            self.find_sibling(core, &**live);
+            self.find_sibling(core, &**live, &mut inner.engine, awaited);
             inner.stream = stream.take();
             inner.held = true;
             Ok(((), Asked::ATTACHED | Asked::RESUME | Asked::RECEIVE))
         })
     }
 
-    /// Looks whether the other end of `stream` is a queue pair of this device, too.
-    fn find_sibling(&self, core: &Core, stream: &dyn Stream) {
+    /// Looks whether the other end of `stream` is a queue pair of this device, too; `awaited`: it will be.
+    fn find_sibling(&self, core: &Core, stream: &dyn Stream, engine: &mut Engine, awaited: bool) {
         let plain = |end: SocketAddr| SocketAddr::new(end.ip().to_canonical(), end.port());
         let (local, remote) = (plain(stream.local()), plain(stream.remote()));
         if local.ip() != remote.ip() {
             return;
         }
         *self.ends.lock().unwrap_or_else(PoisonError::into_inner) = Some((local, remote));
-        let sibling = {
-            let mut ends = core.ends();
-            ends.insert((local, remote), self.id);
-            ends.get(&(remote, local)).copied()
+        let mut ends = core.ends();
+        let sibling = (ends.get(&(remote, local)))
+            .and_then(|(id, meeting)| Some((core.qps.find(*id)?, meeting.join()?)));
+        let (sibling, verdicts) = match sibling {
+            Some((sibling, verdicts)) => (Some(sibling), verdicts),
+            None => (None, Verdicts::first(awaited)),
         };
-        if let Some(sibling) = sibling.and_then(|id| core.qps.find(id)) {
+        ends.insert((local, remote), (self.id, verdicts.meeting()));
+        drop(ends);
+        engine.await_verdicts(verdicts);
+        if let Some(sibling) = sibling {
             self.sibling.store(sibling.id, Ordering::Relaxed);
             sibling.sibling.store(self.id, Ordering::Relaxed);
         }
     }
 
-    /// As [`kick`](Qp::kick). If the peer is a queue pair of this device, what was sent is placed before this returns, as far as
-    /// the stream carried it: programs that talk to themselves look at the target of a Write as soon as it is complete.
+    /// The stream is gone: its ends may be those of another one next.
+    fn leave_sibling(&self, core: &Core) {
+        self.sibling.store(0, Ordering::Relaxed);
+        let own_ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(own_ends) = own_ends
+            && let Entry::Occupied(entry) = core.ends().entry(own_ends)
+            && entry.get().0 == self.id
+        {
+            entry.remove();
+        }
+    }
+
+    /// The queue pair of this device at the other end of the stream.
+    #[inline]
+    fn sibling(&self, core: &Core) -> Option<Found<Qp>> {
+        match self.sibling.load(Ordering::Relaxed) {
+            0 => None,
+            id => core.qps.find(id),
+        }
+    }
+
+    /// As [`kick`](Qp::kick). If the peer is a queue pair of this device, it receives at once, too, as far as the stream carried
+    /// what was sent: our requests complete when it has.
     pub(crate) fn kick_through(self: &Arc<Qp>, core: &Core, asked: Asked) {
         self.kick(core, asked);
-        let sibling = self.sibling.load(Ordering::Relaxed);
-        if sibling != 0
-            && let Some(sibling) = core.qps.find(sibling)
-        {
-            sibling.kick(core, Asked::RECEIVE);
-            // Somebody else may be at it, and only half through.
-            drop(sibling.turns.lock());
+        if let Some(sibling) = self.sibling(core) {
             sibling.kick(core, Asked::RECEIVE);
         }
     }
@@ -564,13 +610,7 @@ impl Qp {
         inner.end_burst(core);
         let stream = inner.stream.take();
         drop(inner);
-        let own_ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(own_ends) = own_ends
-            && let Entry::Occupied(entry) = core.ends().entry(own_ends)
-            && *entry.get() == self.id
-        {
-            entry.remove();
-        }
+        self.leave_sibling(core);
         if let Some(stream) = stream {
             core.runtime.linger(core, stream, Vec::new());
         }

@@ -1,6 +1,5 @@
 //! rdma-core's own Python tests, of the version whose libraries run them.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use urnic_tests::debian::{Debian, script};
@@ -33,19 +32,6 @@ const UNSUPPORTED: [&str; 7] = [
     "huge pages",
 ];
 
-/// Tests that fail, since they want to find in the sender's completion what the receiver thought of the message. Over iWARP that is not known
-/// when a Send or Write completes (RFC 5040 §5.1, and Limits in the README): the error comes as a Terminate behind it.
-const REMOTE_OUTCOMES: [&str; 8] = [
-    "test_invalidate_mw_type1",
-    "test_mr_rereg_access_bad_flow",
-    "test_mr_rereg_addr",
-    "test_mr_rereg_pd",
-    "test_mw_type2_invalidate_dealloc",
-    "test_mw_type2_invalidate_local",
-    "test_mw_type2_invalidate_remote",
-    "test_qp_ex_rc_bind_mw",
-];
-
 fn suite(folder: &str, module: &str) -> Program {
     // The distribution's Python, whatever comes first in PATH: pyverbs belongs to it.
     let runner = format!("{folder}/run_tests.py");
@@ -53,22 +39,14 @@ fn suite(folder: &str, module: &str) -> Program {
     Program::new("/usr/bin/python3").args(flags)
 }
 
-/// Runs one module and checks that tests passed, those failed that must, and none was skipped but for something unsupported.
+/// Runs one module and checks that tests passed, none failed, and none was skipped but for something unsupported.
 #[track_caller]
 fn passes(program: &Program) {
     let ended = program.run_for(Duration::from_secs(240));
     let text = &ended.output;
     let passed = text.lines().filter(|line| line.ends_with("... ok")).count();
     assert!(passed > 0 && text.contains("\nRan "), "nothing passed:\n{ended}");
-    let failed: BTreeSet<&str> = text.lines().filter_map(failure).collect();
-    let doomed: BTreeSet<&str> = REMOTE_OUTCOMES
-        .into_iter()
-        .filter(|name| text.contains(name))
-        .collect();
-    assert_eq!(
-        failed, doomed,
-        "other tests failed than the listed ones:\n{ended}"
-    );
+    assert!(ended.ok(), "{ended}");
     for line in text.lines() {
         if let Some((_, reason)) = line.split_once("... skipped ") {
             let reason = reason.to_lowercase();
@@ -78,14 +56,6 @@ fn passes(program: &Program) {
             );
         }
     }
-}
-
-/// The test that a line of the report at the end says failed.
-fn failure(line: &str) -> Option<&str> {
-    let named = line
-        .strip_prefix("ERROR: ")
-        .or_else(|| line.strip_prefix("FAIL: "))?;
-    named.split(' ').next()
 }
 
 #[test]

@@ -8,8 +8,9 @@ use crate::counters::{Counter, Counters};
 use crate::effects::Effects;
 use crate::host::HostMemory;
 use crate::memory::{MemoryTable, PageRoom};
-use crate::qp::{Asked, Qp};
+use crate::qp::{Asked, Ends, Qp};
 use crate::queues::{CompletionQueue, EventQueue, SharedReceiveQueue};
+use crate::rdmap::Meeting;
 use crate::runtime::Runtime;
 use crate::stream::descriptor::Descriptors;
 use crate::stream::tcp::Tcp;
@@ -19,7 +20,6 @@ use arc_swap::ArcSwapOption;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use urnic_verbs_api::device::doorbell::{Doorbell, Kind};
@@ -74,8 +74,8 @@ pub(crate) struct Core {
     pub(crate) cqs: Table<CompletionQueue>,
     pub(crate) srqs: Table<SharedReceiveQueue>,
     pub(crate) qps: Table<Qp>,
-    /// Queue pairs whose peers are on this host, by the ends of their streams, theirs first. A leaf.
-    ends: Mutex<HashMap<(SocketAddr, SocketAddr), u32>>,
+    /// Queue pairs whose peers are on this host and where these find their verdicts, by the ends of their streams, theirs first. A leaf.
+    ends: Mutex<HashMap<Ends, (u32, Meeting)>>,
     pub(crate) streams: Streams,
     pub(crate) runtime: Runtime,
     descriptors: Arc<Descriptors>,
@@ -182,7 +182,7 @@ impl Core {
         self.event_queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn ends(&self) -> MutexGuard<'_, HashMap<(SocketAddr, SocketAddr), u32>> {
+    pub(crate) fn ends(&self) -> MutexGuard<'_, HashMap<Ends, (u32, Meeting)>> {
         self.ends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

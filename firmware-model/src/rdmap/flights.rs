@@ -20,6 +20,18 @@ pub(super) enum Wait {
     Failed(WcStatus),
 }
 
+impl Wait {
+    /// Whether it is over, and well, given what the stream took.
+    #[inline]
+    fn is_over(self, taken: u64) -> bool {
+        match self {
+            Wait::Taken(position) => position <= taken,
+            Wait::Done => true,
+            Wait::Answer | Wait::Failed(_) => false,
+        }
+    }
+}
+
 /// A work request under way.
 #[derive(Debug, Clone)]
 pub(super) struct Flight {
@@ -56,8 +68,9 @@ pub(super) struct Flights {
 }
 
 impl Flights {
-    pub(super) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
+    /// Whether all are successfully complete, given what the stream took.
+    pub(super) fn are_complete(&self, taken: u64) -> bool {
+        self.queue.iter().all(|flight| flight.wait.is_over(taken))
     }
 
     /// Adds the newest; returns its number.
@@ -84,12 +97,10 @@ impl Flights {
     /// Takes the oldest if it is successfully complete, given what the stream took.
     #[inline]
     pub(super) fn pop_complete(&mut self, taken: u64) -> Option<Flight> {
-        match self.queue.front()?.wait {
-            Wait::Taken(position) if position <= taken => {}
-            Wait::Done => {}
-            Wait::Taken(_) | Wait::Answer | Wait::Failed(_) => return None,
+        match self.queue.front()?.wait.is_over(taken) {
+            true => self.pop(),
+            false => None,
         }
-        self.pop()
     }
 
     /// Takes the oldest, whatever it waits for.

@@ -12,7 +12,7 @@ const LIMIT: usize = 256 << 10;
 /// ULPDUs in the order in which they came.
 #[derive(Debug, Default)]
 pub(super) struct Held {
-    ulpdus: VecDeque<Box<[u8]>>,
+    ulpdus: VecDeque<(u64, Box<[u8]>)>,
     bytes: usize,
 }
 
@@ -36,24 +36,30 @@ impl Held {
                 .is_some_and(|control| PASSING.contains(&(control & 0xf)))
     }
 
-    /// Takes a ULPDU in, if there is room.
-    pub(super) fn keep(&mut self, ulpdu: &[u8]) -> bool {
+    /// Takes a ULPDU in that begins at `position` of the stream, if there is room.
+    pub(super) fn keep(&mut self, position: u64, ulpdu: &[u8]) -> bool {
         let room = self.bytes + ulpdu.len() <= LIMIT;
         if room {
             self.bytes += ulpdu.len();
-            self.ulpdus.push_back(ulpdu.into());
+            self.ulpdus.push_back((position, ulpdu.into()));
         }
         room
     }
 
     /// The one that came first.
     pub(super) fn front(&self) -> Option<&[u8]> {
-        self.ulpdus.front().map(|ulpdu| &**ulpdu)
+        self.ulpdus.front().map(|(_, ulpdu)| &**ulpdu)
+    }
+
+    /// Where it begins in the stream.
+    #[inline]
+    pub(super) fn position(&self) -> Option<u64> {
+        self.ulpdus.front().map(|(position, _)| *position)
     }
 
     /// It need not wait any more.
     pub(super) fn release(&mut self) {
-        if let Some(ulpdu) = self.ulpdus.pop_front() {
+        if let Some((_, ulpdu)) = self.ulpdus.pop_front() {
             self.bytes -= ulpdu.len();
         }
     }

@@ -18,6 +18,7 @@
 //! | `held` | messages that wait for a receive |
 //! | `responder` | Sends and Writes are checked and placed; `answers` sends Read and Atomic Responses |
 //! | `turns` | requests and answers alternate |
+//! | `verdicts` | what a peer on the same device thinks of our messages |
 //! | `terminate` | what an error says on the wire, and what one received means |
 //!
 //! [`Env`]: crate::env::Env
@@ -40,9 +41,11 @@ mod terminate;
 #[cfg(test)]
 mod tests;
 mod turns;
+mod verdicts;
 
 pub use crate::llp::loopback::NoStream;
 pub use engine::Engine;
+pub use verdicts::{Meeting, Verdicts};
 
 use crate::queues::{CompletionQueue, ReceiveSource, SendQueue};
 use std::sync::Arc;

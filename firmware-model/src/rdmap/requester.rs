@@ -98,9 +98,9 @@ impl Requester {
         self.sending.is_some()
     }
 
-    /// Whether any request is not complete.
-    pub(super) fn is_outstanding(&self) -> bool {
-        !self.flights.is_empty() || self.sending.is_some() || self.sq.has_posted()
+    /// Whether any request would not be complete if all that the stream took, up to `taken`, arrived.
+    pub(super) fn is_outstanding(&self, taken: u64) -> bool {
+        !self.flights.are_complete(taken) || self.sending.is_some() || self.sq.has_posted()
     }
 
     /// Frames the next ULPDU; the lower layer has room for it.
@@ -511,7 +511,7 @@ impl Requester {
         }
     }
 
-    /// Completes what is complete, given what the stream took.
+    /// Completes what is complete, given up to where it is known what became of what was sent.
     #[inline]
     pub(super) fn complete(&mut self, qp: &Identity, env: &mut Env<'_>, taken: u64) -> Result<(), Overflow> {
         while let Some(Flight { wqe, len, .. }) = self.flights.pop_complete(taken) {

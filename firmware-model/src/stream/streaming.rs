@@ -7,7 +7,7 @@ use super::{Listener, Stream, StreamError};
 use crate::device::{Core, Table};
 use crate::effects::Effects;
 use crate::host::{Mapping, Piece, PieceMut};
-use crate::qp::Qp;
+use crate::qp::{Ends, Qp};
 use crate::rdmap::Attachment;
 use crate::runtime::Token;
 use rustix::io::Errno;
@@ -396,14 +396,22 @@ impl Streams {
         effects: &mut Effects,
     ) -> Result<(), Status> {
         let entry = self.touch(core, sid, effects)?;
+        let ends = lock(&entry.state).ends();
+        let awaited = ends.is_some_and(|(local, remote)| self.has_stream(remote, local));
         let mut state = lock(&entry.state);
         let idle = state.receive.is_none() && state.unsent.is_empty() && !state.connecting;
         if !idle || state.stream.is_none() {
             return Err(Status::WrongState);
         }
-        qp.attach(core, &mut state.stream, attachment, effects)?;
+        qp.attach(core, &mut state.stream, attachment, awaited, effects)?;
         self.streams.remove(sid);
         Ok(())
+    }
+
+    /// Whether one of our streams in streaming mode has these ends.
+    fn has_stream(&self, local: SocketAddr, remote: SocketAddr) -> bool {
+        local.ip() == remote.ip()
+            && (self.streams.all().iter()).any(|entry| lock(&entry.state).ends() == Some((local, remote)))
     }
 
     /// A command on a stream is complete: goes on with it.
@@ -496,6 +504,13 @@ impl Streams {
 }
 
 impl State {
+    /// Ours, and the peer's.
+    fn ends(&self) -> Option<Ends> {
+        self.stream
+            .as_ref()
+            .map(|stream| (stream.local(), stream.remote()))
+    }
+
     /// Sends what is left over.
     fn flush(&mut self) -> Result<(), Errno> {
         while !self.unsent.is_empty()

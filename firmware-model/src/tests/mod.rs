@@ -6,6 +6,7 @@ mod elsewhere;
 mod gather;
 mod nonsense;
 mod pairs;
+mod siblings;
 mod streams;
 mod virtual_time;
 

@@ -47,6 +47,8 @@ struct Direct {
     missing: usize,
     /// Pad and CRC behind it.
     trailer: usize,
+    /// Octets of full operation before the FPDU.
+    began_at: u64,
 }
 
 /// The receiving side of a stream.
@@ -132,6 +134,12 @@ impl Receiver {
         }
     }
 
+    /// Octets of full operation up to which FPDUs are done with.
+    #[inline]
+    pub(crate) fn position(&self) -> u64 {
+        self.direct.map_or(self.position, |direct| direct.began_at)
+    }
+
     /// Whether the peer may end the stream here: no FPDU has begun.
     pub(crate) fn at_boundary(&self) -> bool {
         self.start == self.end && self.direct.is_none()
@@ -207,6 +215,7 @@ impl Receiver {
         self.direct = Some(Direct {
             missing,
             trailer: padding(ulpdu_len) + CRC_LEN,
+            began_at: self.position,
         });
         self.position += fpdu_len(ulpdu_len) as u64;
         (self.start, self.end) = (0, 0);

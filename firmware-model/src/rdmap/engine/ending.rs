@@ -8,7 +8,7 @@ use crate::queues::Overflow;
 use crate::rdmap::inbound::Halves;
 use crate::rdmap::requester::Requester;
 use crate::rdmap::terminate::{Outgoing, Received};
-use crate::rdmap::{RxOutcome, TxOutcome};
+use crate::rdmap::{RxOutcome, TxOutcome, Verdicts};
 use crate::stream::Stream;
 use crate::time::Nanos;
 use std::time::Duration;
@@ -124,6 +124,8 @@ impl Engine {
             .event(Event::new(EventKind::PeerClosed, self.halves.qp.qid));
         if self.peer_may_close && self.state != QpState::Sqd {
             self.peer_closed = true;
+            self.verdicts = None;
+            self.judged(env, stream);
             self.grace_deadline = Some(env.now + self.fin_grace);
             return RxOutcome::Finished;
         }
@@ -224,7 +226,15 @@ impl Engine {
         env.counters.add(Counter::RxTerminates, 1);
         env.effects
             .qp_error(self.halves.qp.qid, QpFault::TerminateReceived, received.control);
+        // What the peer was through with went well; the request at fault is among the rest.
+        let known = self.known();
+        let Halves { qp, requester, .. } = &mut self.halves;
+        let completed = requester.complete(qp, env, known);
         self.judge(&received);
+        let Halves { qp, requester, .. } = &mut self.halves;
+        let flushed = requester.flush(qp, env, known);
+        // Who overflowed is in the effects; the queue pair ends anyway.
+        let (Ok(()) | Err(Overflow), Ok(()) | Err(Overflow)) = (completed, flushed);
         self.linger(env, stream);
     }
 
@@ -238,6 +248,8 @@ impl Engine {
             ..
         } = &mut self.halves.requester;
         let stalls = self.halves.responder.stalls;
+        // A peer on this device stopped at the oldest request that is not complete.
+        let judged = self.verdicts.as_ref().is_some_and(Verdicts::are_coming);
         let status = match received.status {
             Some(_) if received.no_buffer && stalls => WcStatus::RnrRetryExcErr,
             Some(status) => status,
@@ -248,7 +260,7 @@ impl Engine {
             .culprit
             .is_some_and(|culprit| flights.blame(culprit, status))
         {
-            *verdict = Some(if self.peer_may_close || stalls {
+            *verdict = Some(if self.peer_may_close || stalls || judged {
                 status
             } else {
                 WcStatus::WrFlushErr
@@ -296,6 +308,8 @@ impl Engine {
     pub(super) fn close(&mut self, env: &mut Env<'_>) {
         self.stop_waiting();
         self.direct = None;
+        // Nobody judges any more: what the stream took is complete, as where the peer is elsewhere.
+        self.verdicts = None;
         match &mut self.llp {
             Some(Llp::Mpa(mpa)) => {
                 mpa.tx.drop_unsent();

@@ -19,12 +19,12 @@ use super::requester::Requester;
 use super::responder::Responder;
 use super::terminate::Outgoing;
 use super::turns::Turns;
-use super::{Attachment, Identity, QpChange, QpParams, Rtr, WrongState};
+use super::{Attachment, Identity, QpChange, QpParams, Rtr, Verdicts, WrongState};
 use crate::env::Env;
 use crate::host::PieceMut;
 use crate::llp::Llp;
 use crate::llp::mpa::{Agreed, Mpa};
-use crate::queues::{ReceiveSource, SendQueue};
+use crate::queues::{Overflow, ReceiveSource, SendQueue};
 use crate::stream::Stream;
 use crate::time::Nanos;
 use std::time::Duration;
@@ -87,6 +87,8 @@ pub struct Engine {
     pieces: Vec<PieceMut>,
     terminate_sent: u32,
     terminate_received: u32,
+    /// What both ends think of each other's messages, if the peer is on this device, as long as it can judge.
+    verdicts: Option<Verdicts>,
 }
 
 impl Engine {
@@ -124,6 +126,7 @@ impl Engine {
             pieces: Vec::new(),
             terminate_sent: 0,
             terminate_received: 0,
+            verdicts: None,
         }
     }
 
@@ -179,10 +182,12 @@ impl Engine {
         !self.held.is_empty()
     }
 
-    /// Whether nothing is outstanding that the peer or the stream could still complete.
+    /// Whether nothing is outstanding that the peer or the stream could still complete. What only the peer's verdict is missing of is
+    /// not: an end completes it.
     pub fn is_quiet(&self) -> bool {
+        let taken = self.llp.as_ref().map_or(0, Llp::taken);
         self.llp.as_ref().is_none_or(Llp::is_flushed)
-            && !self.halves.requester.is_outstanding()
+            && !self.halves.requester.is_outstanding(taken)
             && self.halves.responder.answers.is_empty()
             && !self.is_ending()
     }
@@ -225,6 +230,35 @@ impl Engine {
             );
         }
         Ok(())
+    }
+
+    /// The peer is a queue pair of this device: requests complete when it is through with them.
+    pub fn await_verdicts(&mut self, verdicts: Verdicts) {
+        self.verdicts = Some(verdicts);
+    }
+
+    /// Whether the peer can be told of verdicts that are new since this was last asked.
+    #[inline]
+    pub fn has_judged(&mut self) -> bool {
+        self.verdicts.as_mut().is_some_and(Verdicts::moved)
+    }
+
+    /// The peer has judged: completes what is known to have gone well.
+    pub fn judged(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        let known = self.known();
+        let Halves { qp, requester, .. } = &mut self.halves;
+        if let Err(Overflow) = requester.complete(qp, env, known) {
+            self.fail(QpFault::CqOverflow, env, stream);
+        }
+    }
+
+    /// The octets that we sent of which the outcome is known, as far as it can be.
+    #[inline]
+    fn known(&self) -> u64 {
+        let taken = self.llp.as_ref().map_or(0, Llp::taken);
+        self.verdicts
+            .as_ref()
+            .map_or(taken, |verdicts| verdicts.known(taken))
     }
 
     /// The queue pair becomes its own peer, with no stream.

@@ -121,7 +121,7 @@ impl Engine {
                 }
             }
             let ulpdu = rx.ulpdu();
-            if let Err(stop) = admit(&mut self.halves, &mut self.held, env, ulpdu) {
+            if let Err(stop) = admit(&mut self.halves, &mut self.held, env, rx.position(), ulpdu) {
                 break Err(stop);
             }
             if ulpdu.len() > MAX_MULPDU.into() {
@@ -134,11 +134,20 @@ impl Engine {
             env.counters.add(Counter::RxFpdus, fpdus);
         }
         let pushed = self.halves.responder.cq.flush(env);
+        self.judge_peer();
         delivered?;
         pushed?;
         self.begin_direct(env)?;
         self.note_waiting(env);
         Ok(())
+    }
+
+    /// Says how far we are with what came, if the peer is on this device.
+    #[inline]
+    fn judge_peer(&mut self) {
+        if let (Some(verdicts), Some(Llp::Mpa(mpa))) = (&mut self.verdicts, &self.llp) {
+            verdicts.judge(self.held.position().unwrap_or_else(|| mpa.rx.position()));
+        }
     }
 
     /// Hands up what waited, as long as there are receives for it.
@@ -236,6 +245,7 @@ impl Engine {
                 return Err(Stop::in_segment(refusal, &segment));
             }
             self.halves.responder.cq.flush(env)?;
+            self.judge_peer();
         }
         Ok((bytes, filled))
     }
@@ -248,7 +258,7 @@ impl Engine {
             let Some(ulpdu) = loopback.front() else {
                 break;
             };
-            delivered = admit(&mut self.halves, &mut self.held, env, ulpdu);
+            delivered = admit(&mut self.halves, &mut self.held, env, 0, ulpdu);
             if delivered.is_ok() {
                 loopback.consume();
                 ulpdus += 1;
@@ -317,9 +327,15 @@ impl Engine {
     }
 }
 
-/// Takes a ULPDU, or holds it until there is a receive.
+/// Takes a ULPDU that begins at `position` of the stream, or holds it until there is a receive.
 #[inline]
-fn admit(halves: &mut Halves, held: &mut Held, env: &mut Env<'_>, ulpdu: &[u8]) -> Result<(), Stop> {
+fn admit(
+    halves: &mut Halves,
+    held: &mut Held,
+    env: &mut Env<'_>,
+    position: u64,
+    ulpdu: &[u8],
+) -> Result<(), Stop> {
     if !held.stops(ulpdu) {
         match halves.receive(env, ulpdu) {
             Ok(()) => return Ok(()),
@@ -327,7 +343,7 @@ fn admit(halves: &mut Halves, held: &mut Held, env: &mut Env<'_>, ulpdu: &[u8]) 
             Err(refusal) => return Err(Stop::new(refusal, ulpdu, ulpdu.len())),
         }
     }
-    if held.keep(ulpdu) {
+    if held.keep(position, ulpdu) {
         Ok(())
     } else {
         Err(Stop::Stall)

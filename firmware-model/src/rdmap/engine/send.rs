@@ -67,8 +67,12 @@ impl Engine {
             let taken = llp.taken();
             env.counters.add(Counter::TxCalls, calls);
             env.counters.add(Counter::TxBytes, taken - before);
+            let known = self
+                .verdicts
+                .as_ref()
+                .map_or(taken, |verdicts| verdicts.known(taken));
             let Halves { qp, requester, .. } = &mut self.halves;
-            if let Err(Overflow) = requester.complete(qp, env, taken) {
+            if let Err(Overflow) = requester.complete(qp, env, known) {
                 self.fail(QpFault::CqOverflow, env, stream);
                 return TxOutcome::Idle;
             }
