@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use urnic_conformance::Summary;
+use urnic_conformance::rate::{Ringing, writes_per_second};
 use urnic_driver_shim::bus::{self, Bus, Mapping, QueueMemory, SignalHandler};
 use urnic_driver_shim::config::Config;
 use urnic_driver_shim::presence::GidTable;
@@ -121,4 +122,15 @@ fn a_device_that_does_not_is_found_out() {
     });
     let (summary, out) = run(&bus, "");
     assert_eq!(summary.passed, 0, "{out}");
+}
+
+#[test]
+fn a_device_takes_requests_by_either_manner_of_ringing() {
+    for ringing in [Ringing::Shadow, Ringing::Each] {
+        let rate = writes_per_second(&inproc(), ringing, 2000);
+        assert!(
+            rate.as_ref().is_ok_and(|rate| *rate > 0.0),
+            "{ringing:?}: {rate:?}"
+        );
+    }
 }
