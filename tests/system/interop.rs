@@ -48,7 +48,13 @@ fn programs_in_a_guest_without_an_iommu_have_a_function_when_its_administrator_l
     let server = Server::start(&first, &[FIRST], "");
     let guest = or_skip!(PciGuest::boot_as(Machine::NoIommu, &first, &server.sockets()));
     let doctor = format!("/urnic/urnic doctor --device vfio:{}", PciGuest::address(0));
-    guest.run("echo 1 >/sys/module/vfio/parameters/enable_unsafe_noiommu_mode && sysctl vm.nr_hugepages=32");
+    let (ok, said) = guest.start(&doctor).ends();
+    let allow = "echo 1 >/sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
+    assert!(
+        !ok && said.contains("WRONG IOMMU group") && said.contains(allow),
+        "{said}"
+    );
+    guest.run(&format!("{allow} && sysctl vm.nr_hugepages=32"));
     guest.bind(0);
     let said = guest.run(&doctor);
     let warned = said.contains("the device can reach all memory, and nothing is pinned");

@@ -25,8 +25,9 @@ pub(super) fn examine(address: &str) -> Vec<Finding> {
     let first: [&dyn Fn() -> Finding; 4] = [
         &|| identity(&function),
         &|| answers(address, &sysfs),
-        &|| driver(&function, &sysfs),
+        // Before the driver, which takes no function that has none.
         &|| group(&function, &sysfs),
+        &|| driver(&function, &sysfs),
     ];
     for check in first {
         findings.push(check());
@@ -122,12 +123,22 @@ fn group(function: &Function, sysfs: &Sysfs) -> Finding {
                 "dmesg | grep -i -e iommu -e dmar",
             );
         }
-        return Finding::wrong(
-            SUBJECT,
-            "none: no IOMMU is at work here",
+        if sysfs.allows_no_iommu() {
+            return Finding::note(
+                SUBJECT,
+                "none yet: made without an IOMMU when the function is bound",
+                None,
+            );
+        }
+        let allow = match sysfs.has_module("vfio") {
+            true => "echo 1 >/sys/module/vfio/parameters/enable_unsafe_noiommu_mode",
+            false => "modprobe vfio enable_unsafe_noiommu_mode=1",
+        };
+        let mend = format!(
             "boot with intel_iommu=on (AMD's is on by itself), and have it on in the firmware; or, with nothing pinned and all memory in the \
-             device's reach, as root: modprobe vfio enable_unsafe_noiommu_mode=1, and bind again",
+             device's reach, as root: {allow}"
         );
+        return Finding::wrong(SUBJECT, "none: no IOMMU is at work here", mend);
     };
     if group.no_iommu {
         let text = format!(

@@ -123,6 +123,12 @@ impl Sysfs {
         stat(self.0.join("module").join(name)).is_ok()
     }
 
+    /// Whether the administrator lets functions without an IOMMU go to user space.
+    pub fn allows_no_iommu(&self) -> bool {
+        let file = self.0.join("module/vfio/parameters/enable_unsafe_noiommu_mode");
+        text_of(&file).is_ok_and(|text| text == "Y")
+    }
+
     /// Whether the kernel has an IOMMU at work.
     pub fn has_iommu(&self) -> bool {
         !names_in(&self.0.join("class/iommu")).is_empty()
@@ -302,5 +308,11 @@ mod tests {
         assert!(function.group.clone().unwrap().no_iommu);
         assert_eq!(function.group_file().unwrap(), Path::new("/dev/vfio/noiommu-0"));
         assert_eq!(function.cdev_file(), None);
+        let parameters = tree.0.join("module/vfio/parameters");
+        create_dir_all(&parameters).unwrap();
+        for (text, allowed) in [("N\n", false), ("Y\n", true)] {
+            write(parameters.join("enable_unsafe_noiommu_mode"), text).unwrap();
+            assert_eq!(Sysfs::at(&tree.0).allows_no_iommu(), allowed);
+        }
     }
 }
