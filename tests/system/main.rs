@@ -1,5 +1,6 @@
 //! The system tests, one module per topic. Those marked `ignore` are the long forms, for `make soak`, and those of [`interop`].
 
+mod atomics;
 mod bindings;
 mod cleanliness;
 mod cli;
