@@ -26,4 +26,5 @@ mod transfer;
 mod users;
 mod vfio;
 mod vfio_user;
+mod windows;
 mod wire_capture;
