@@ -272,7 +272,11 @@ impl<'a> PciGuest<'a> {
     /// Runs a command line of the guest's shell; its output. Panics with that if it fails.
     #[track_caller]
     pub fn run(&self, line: &str) -> String {
-        self.start(line).success()
+        match self.start(line).tries() {
+            Ok((true, output)) => output,
+            Ok((false, said)) => panic!("{line} in the guest:\n{said}"),
+            Err(said) => panic!("{said}\n{}", self.console()),
+        }
     }
 
     /// The start of a command line for a program that has the RNIC, by this function.

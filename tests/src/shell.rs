@@ -40,7 +40,15 @@ impl Task {
 
     /// Waits for its end: did it succeed, and all that it wrote. Panics, with that, if it takes longer than [`LIMIT`].
     #[track_caller]
-    pub fn ends(mut self) -> (bool, String) {
+    pub fn ends(self) -> (bool, String) {
+        self.tries().unwrap_or_else(|said| panic!("{said}"))
+    }
+
+    /// Waits for its end: did it succeed, and all that it wrote.
+    ///
+    /// # Errors
+    /// It takes longer than [`LIMIT`], or the guest is gone; with all that it wrote.
+    pub fn tries(mut self) -> Result<(bool, String), String> {
         let deadline = Instant::now() + LIMIT;
         let (mut bytes, mut chunk) = (Vec::new(), [0; 65536]);
         loop {
@@ -50,17 +58,16 @@ impl Task {
             match self.stream.read(&mut chunk) {
                 Ok(0) => break,
                 Ok(n) => bytes.extend_from_slice(&chunk[..n]),
-                Err(error) => panic!(
-                    "{} in the guest: {error}\n{}",
-                    self.line,
-                    String::from_utf8_lossy(&bytes)
-                ),
+                Err(error) => {
+                    let said = String::from_utf8_lossy(&bytes);
+                    return Err(format!("{} in the guest: {error}\n{said}", self.line));
+                }
             }
         }
         let said = String::from_utf8_lossy(&bytes);
         let (output, status) = said.rsplit_once("status ").unwrap_or((&said, "none"));
         let status = status.trim();
-        (status == "0", format!("{output}(status {status})\n"))
+        Ok((status == "0", format!("{output}(status {status})\n")))
     }
 
     /// Waits for its end; panics with its output if it fails.
