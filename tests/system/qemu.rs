@@ -68,11 +68,17 @@ impl Started {
     /// Whether it succeeded, and what it said.
     #[track_caller]
     fn ends(self) -> (bool, String) {
+        self.tries().unwrap_or_else(|said| panic!("{said}"))
+    }
+
+    /// The same; or what a guest said that is gone.
+    #[track_caller]
+    fn tries(self) -> Result<(bool, String), String> {
         match self {
-            Started::There(task) => task.ends(),
+            Started::There(task) => task.tries(),
             Started::Here(running) => {
                 let ended = running.wait_for(LIMIT);
-                (ended.ok(), ended.to_string())
+                Ok((ended.ok(), ended.to_string()))
             }
         }
     }
@@ -223,15 +229,28 @@ fn the_death_of_the_server_or_of_qemu_is_told_and_survived() {
     let here = End::Guest(&guest, 0).start(&format!("{busy} {SECOND}"));
     transfers(&guest);
     server.kill();
-    for (which, program) in [("in the guest", here), ("on the host", there)] {
-        let (ok, said) = program.ends();
-        assert!(!ok, "{which}:\n{said}");
+    // QEMU 11.1 itself may stop then, over an error that it sets twice: `error_setv: Assertion `*errp == NULL' failed`.
+    let unless_qemu_stopped = |program: Started| match program.tries() {
+        Ok(ended) => Some(ended),
+        Err(said) => {
+            let console = guest.console();
+            assert!(console.contains("error_setv: Assertion"), "{said}\n{console}");
+            None
+        }
+    };
+    let in_guest = unless_qemu_stopped(here);
+    let (ok, said) = there.ends();
+    assert!(!ok, "on the host:\n{said}");
+    let Some((ok, said)) = in_guest else { return };
+    assert!(!ok, "in the guest:\n{said}");
+    if let Some((_, said)) =
+        unless_qemu_stopped(Started::There(guest.start("lspci -s 00:10.0 -xxx | tail -n +2")))
+    {
+        assert!(
+            said.contains("ff ff ff ff"),
+            "a function whose server is gone still answers:\n{said}"
+        );
     }
-    let said = guest.run("lspci -s 00:10.0 -xxx | tail -n +2");
-    assert!(
-        said.contains("ff ff ff ff"),
-        "a function whose server is gone still answers:\n{said}"
-    );
 }
 
 /// Waits until the process that has the guest's function counts what it sends or receives.
