@@ -15,7 +15,7 @@ PLUGIN  := -p urnic-provider -p urnic-cli
 PROVIDER_ABIS := 34 57 59 64 65
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test interop bench lint soak asan fuzz-smoke install uninstall
+.PHONY: help build demo test interop cross bench lint soak asan fuzz-smoke install uninstall
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,11 @@ lint: ## rustfmt, clippy, shellcheck
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	shellcheck .ci/run $$(grep -lE '^#!.*(ba)?sh' scripts/*)
+
+cross: ## does it compile for arm64? (adds that target to the toolchain, by rustup)
+	@scripts/setup build
+	rustup target add aarch64-unknown-linux-gnu
+	$(CARGO) check --target aarch64-unknown-linux-gnu $(PLUGIN)
 
 bench: ## speed and cost against raw TCP and UCX, as ratios from one run
 	@scripts/setup build bench

@@ -199,12 +199,16 @@ pub const VERBS_QP_EX: u32 = 1 << 1;
 /// No exported symbol tells these apart; the release is in the library's file name,
 /// `libibverbs.so.1.14.<release>.0`.
 pub const fn qp_comp_mask_offset(release: u32) -> usize {
-    match release {
-        ..=43 => 344,
-        44 => 352,
-        45.. => 360,
-    }
+    MUTEX_MORE
+        + match release {
+            ..=43 => 344,
+            44 => 352,
+            45.. => 360,
+        }
 }
+
+/// By so many bytes is a mutex of the C library's longer than on x86-64, and what begins with one or has one inside: 8 on arm64.
+const MUTEX_MORE: usize = size_of::<libc::pthread_mutex_t>() - 40;
 
 /// Symbol: `verbs_register_driver_NN`.
 pub type RegisterDriver = unsafe extern "C" fn(*const verbs_device_ops);
@@ -239,7 +243,7 @@ const _: () = {
 
     assert!(size_of::<verbs_device>() == 712);
     assert!(size_of::<ibv_device>() == 664);
-    assert!(size_of::<ibv_context>() == 328);
+    assert!(size_of::<ibv_context>() == 328 + MUTEX_MORE);
     assert!(offset_of!(verbs_device, ops) == 664);
     assert!(offset_of!(verbs_device, refcount) == 672);
     assert!(offset_of!(verbs_device, entry) == 680);
@@ -258,8 +262,8 @@ const _: () = {
     assert!(offset_of!(verbs_sysfs_dev, node_type) == 956);
     assert!(offset_of!(verbs_sysfs_dev, ibdev_idx) == 960);
 
-    assert!(size_of::<verbs_cq>() == 288);
-    assert!(size_of::<verbs_srq>() == 160);
+    assert!(size_of::<verbs_cq>() == 288 + MUTEX_MORE);
+    assert!(size_of::<verbs_srq>() == 160 + MUTEX_MORE);
     assert!(size_of::<verbs_mr>() == 56);
     assert!(offset_of!(verbs_mr, mr_type) == 48);
     assert!(offset_of!(verbs_mr, access) == 52);
