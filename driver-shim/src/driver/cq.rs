@@ -11,6 +11,7 @@ use urnic_verbs_api::device::doorbell::{Doorbell, Kind};
 use urnic_verbs_api::device::record::CqRecord;
 
 use super::dma::DmaMemory;
+use super::pages::Seat;
 use super::{Context, Driver, lock};
 
 /// A completion queue. It starts with consumer index 0 and phase 1.
@@ -18,7 +19,7 @@ pub struct Cq {
     driver: Arc<Driver>,
     /// Device number.
     pub id: u32,
-    uar: u32,
+    seat: Seat,
     doorbell: u32,
     ring: Mutex<Ring>,
     record: DmaMemory,
@@ -73,19 +74,20 @@ impl Driver {
         let log_size = entries.next_power_of_two().ilog2();
         let ring = self.pool.allocate(CQE_LEN << log_size)?;
         let record = self.pool.allocate(size_of::<CqRecord>())?;
+        let seat = context.pages.seat(&self.commands)?;
         let arguments = CreateCq {
             ring: ring.iova().into(),
             record: record.iova().into(),
             log_size: log_size.into(),
             eq: eq.id.into(),
-            uar: context.uar.into(),
+            uar: seat.uar().into(),
             reserved: 0.into(),
         };
         let handle: QueueHandle = self.commands.call(Opcode::CreateCq, &arguments)?;
         let cq = Arc::new(Cq {
             driver: self.clone(),
             id: handle.id.get(),
-            uar: context.uar,
+            seat,
             doorbell: handle.doorbell.get(),
             ring: Mutex::new(Ring {
                 memory: ring,
@@ -176,7 +178,7 @@ impl Cq {
             index: consumer,
         }
         .encode();
-        self.driver.bus.doorbell(self.uar, self.doorbell, value);
+        self.driver.bus.doorbell(self.seat.uar(), self.doorbell, value);
     }
 
     /// To be called, with no lock of the queue held, by a poll that found the queue empty: the device works on the caller's thread.

@@ -13,6 +13,7 @@ mod dma;
 mod event;
 mod loss;
 mod memory;
+mod pages;
 mod process;
 mod qp;
 mod rim;
@@ -177,7 +178,7 @@ pub trait ContextEvents: Send + Sync {
 #[derive(Debug)]
 pub struct Context {
     id: u64,
-    uar: u32,
+    pages: pages::Pages,
 }
 
 /// A protection domain.
@@ -427,16 +428,13 @@ impl Driver {
     /// `ENOMEM` when the device has no doorbell page left; `EIO` in a forked child.
     pub fn open_context(&self, events: Arc<dyn ContextEvents>) -> Result<Context, Errno> {
         self.alive()?;
-        let uar: Handle = self.commands.call(Opcode::AllocUar, &Nothing {})?;
+        let pages = pages::Pages::new(&self.commands)?;
         let id = self.next_context.fetch_add(1, Ordering::Relaxed);
         self.contexts
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .insert(id, events);
-        Ok(Context {
-            id,
-            uar: uar.id.get(),
-        })
+        Ok(Context { id, pages })
     }
 
     /// Closes a context; everything made in it must be gone.
@@ -445,7 +443,7 @@ impl Driver {
     /// `EBUSY`; `EIO` in a forked child.
     pub fn close_context(&self, context: &Context) -> Result<(), Errno> {
         self.here()?;
-        self.commands.destroy(Opcode::FreeUar, context.uar)?;
+        context.pages.free(&self.commands)?;
         self.contexts
             .write()
             .unwrap_or_else(PoisonError::into_inner)

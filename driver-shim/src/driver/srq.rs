@@ -67,13 +67,13 @@ impl Driver {
             pd: pd.id.into(),
             log_size: entries.ilog2().into(),
             log_stride: stride.ilog2().into(),
-            uar: context.uar.into(),
+            uar: context.pages.own().into(),
         };
         let handle: QueueHandle = self.commands.call(Opcode::CreateSrq, &arguments)?;
         let srq = Arc::new(Srq {
             driver: self.clone(),
             id: handle.id.get(),
-            uar: context.uar,
+            uar: context.pages.own(),
             doorbell: handle.doorbell.get(),
             ring,
             record,

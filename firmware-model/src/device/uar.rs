@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use urnic_verbs_api::device::doorbell::SLOTS;
+use urnic_verbs_api::device::doorbell::{CQ_SLOTS, SLOTS};
 
 /// What a slot is rung for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl Uar {
     pub(crate) fn enter(&self, tenant: Tenant) -> u32 {
         self.users.fetch_add(1, Ordering::AcqRel);
         let mut tenants = self.lock();
-        let middle = tenants.len() / 2;
+        let middle = CQ_SLOTS as usize;
         let half = match tenant {
             Tenant::Cq(_) => 0..middle,
             Tenant::Qp(_) | Tenant::Srq(_) => middle..tenants.len(),
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn slots_are_shared_only_when_a_half_is_full() {
         let uar = Uar::new(1);
-        let half = SLOTS / 2;
+        let half = CQ_SLOTS;
         let rest = SLOTS - half;
         let cqs: HashSet<u32> = (0..half).map(|i| uar.enter(Tenant::Cq(i))).collect();
         let qps: HashSet<u32> = (0..rest).map(|i| uar.enter(Tenant::Qp(i))).collect();

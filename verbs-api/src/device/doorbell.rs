@@ -1,8 +1,8 @@
 //! BAR 2: doorbell pages.
 //!
 //! A page belongs to one user context and reaches only queues created with it. Each queue is told its own 8-byte
-//! slot in the page when it is created, so that a page of plain memory loses no ring; queues that share a slot
-//! (more than [`SLOTS`] in one context) are all looked at. The true producer index stands in the queue's
+//! slot in the page when it is created, so that a page of plain memory loses no ring; work queues that share a slot
+//! (when there are more of them than slots) are all looked at. The true producer index stands in the queue's
 //! [record](super::record): the doorbell says only "look".
 //!
 //! A device that cannot notice a store (one in another process, say) has its pages in plain memory and looks at them from time to time,
@@ -17,6 +17,9 @@ use super::super::vocabulary::numbered;
 pub const PAGE_LEN: u32 = 4096;
 /// Slots in a page: all but the last eight bytes, where the wake word is.
 pub const SLOTS: u32 = PAGE_LEN / 8 - 1;
+/// Completion queues that get a slot of their own in a page. With more, some share one, and an arm that is overwritten in plain memory before the
+/// device looks is lost, since it stands nowhere else: a driver with more of them allocates further pages.
+pub const CQ_SLOTS: u32 = SLOTS / 2;
 /// Byte offset of the wake word in a page, 32 bits, written by the device: 0 = it looks at the page by itself, 1 = it sleeps until
 /// it is kicked.
 pub const WAKE: u32 = SLOTS * 8;
