@@ -3,7 +3,7 @@
 #include "rc.h"
 #include <time.h>
 
-#define COUNT 200000
+#define MOST 200000
 
 static int by_value(const void *a, const void *b)
 {
@@ -11,9 +11,12 @@ static int by_value(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-	static double times[COUNT];
+	static double times[MOST];
+	int count = argc > 1 ? atoi(argv[1]) : MOST;
+	if (count < 1 || count > MOST)
+		die("selfpost [COUNT], at most %d", MOST);
 	static uint8_t buffer[128];
 	struct ibv_context *context = open_device();
 	struct ibv_pd *pd = SOME(ibv_alloc_pd(context));
@@ -31,7 +34,7 @@ int main(void)
 	ZERO(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 	struct end me = end_of(qp, 0, mr);
 	connect_qp(qp, &me, 0, &me);
-	for (int i = 0; i < COUNT; i++) {
+	for (int i = 0; i < count; i++) {
 		struct timespec start, end;
 		post_recv(qp, mr, 64, 8, 1);
 		clock_gettime(CLOCK_MONOTONIC, &start);
@@ -41,8 +44,8 @@ int main(void)
 		good_wc(sent);
 		times[i] = (end.tv_sec - start.tv_sec) * 1e6 + (end.tv_nsec - start.tv_nsec) / 1e3;
 	}
-	qsort(times, COUNT, sizeof *times, by_value);
-	printf("%f %f\n", times[COUNT / 2], times[COUNT / 100 * 99]);
+	qsort(times, count, sizeof *times, by_value);
+	printf("%f %f\n", times[count / 2], times[count - 1 - count / 100]);
 	ZERO(ibv_destroy_qp(qp));
 	ZERO(ibv_dereg_mr(mr));
 	return 0;

@@ -1,10 +1,10 @@
 //! The RNIC as a PCI function of guests: Debian's own kernel and programs, vfio-pci, an IOMMU. Each host is a network namespace.
 
 use urnic_tests::netns::Netns;
-use urnic_tests::or_skip;
 use urnic_tests::pci_guest::{PORT, PciGuest, Server};
 use urnic_tests::program::Program;
 use urnic_tests::shell::{LIMIT, Task};
+use urnic_tests::{compiled, or_skip};
 
 /// Addresses of the two hosts that [`Netns::pair`] makes, and a further one of the first.
 pub(crate) const FIRST: &str = "10.77.0.1";
@@ -121,6 +121,7 @@ pub(crate) fn programs_run(from: &End<'_>, to: &End<'_>, meeting: &str, address:
 #[test]
 fn programs_in_a_guest_use_its_functions() {
     let [first, second] = or_skip!(Netns::pair());
+    let own_peer = or_skip!(compiled("selfpost"));
     first.ip(&format!("addr add {ALSO_FIRST}/24 dev veth0"));
     // The two functions may call each other, although their addresses are those of one host.
     let server = Server::start(&first, &[FIRST, ALSO_FIRST], "--allow 10.77.0.0/24");
@@ -141,6 +142,14 @@ fn programs_in_a_guest_use_its_functions() {
         PciGuest::address(0)
     ));
     assert!(said.contains(" 0 failed, 0 not applicable"), "{said}");
+    guest.bring(&own_peer);
+    // A median, and a percentile: from the doorbell to the completion, all in the device.
+    let said = guest.run(&PciGuest::with_urnic(0, "/urnic/selfpost 500"));
+    let times: Vec<f64> = said
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    assert!(times.len() == 2 && times.iter().all(|time| *time > 0.0), "{said}");
     let host = End::Host(&second);
     programs_run(
         &End::Guest(&guest, 0),
