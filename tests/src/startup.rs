@@ -95,4 +95,12 @@ impl Introduction {
     pub fn with_word(&self, word: u32) -> Vec<u8> {
         [word.to_be_bytes().to_vec(), self.octets()].concat()
     }
+
+    /// The same of an end that knows neither its first PSN nor its `rnr_retry` yet: it calls from RTR on, and learns them at RTS.
+    pub fn before_rts(&self, word: u32) -> Vec<u8> {
+        let mut private_data = self.with_word(word);
+        private_data[10..12].fill(0);
+        private_data[20..24].fill(0);
+        private_data
+    }
 }
