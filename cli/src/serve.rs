@@ -35,9 +35,21 @@ pub(crate) struct Offer {
     /// Permissions of the socket files
     #[arg(long, value_name = "OCTAL", default_value = "600", value_parser = mode)]
     mode: u32,
+    /// How to reach memory that comes without a descriptor, a program's heap for instance
+    #[arg(long, value_name = "WAY", value_enum, default_value_t = Dma::Auto)]
+    dma: Dma,
     /// What to log on standard error: off, error, warn, info, debug, trace, or a filter
     #[arg(long, value_name = "FILTER", env = "URNIC_LOG", default_value = "warn")]
     log: String,
+}
+
+/// How memory is reached that cannot be mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Dma {
+    /// process_vm_readv(2) and process_vm_writev(2) where the client is of this user and the kernel allows it, else messages
+    Auto,
+    /// Ask the client to read or write it: slower, and the server needs no right to look into other processes
+    Messages,
 }
 
 /// An address as it was given.
@@ -196,6 +208,7 @@ impl Offer {
                 ..ModelConfig::default()
             },
             clients: self.clients.into(),
+            process_vm: self.dma == Dma::Auto,
         };
         let line = format!(
             "urnic: serving {text} at {}, {} clients at most\n",

@@ -85,6 +85,8 @@ pub struct Limits {
     pub uars: u32,
     /// Streams in streaming mode, and listeners.
     pub streams: u32,
+    /// File descriptors: one for each stream, in whatever mode or on its way out, and for each address listened on, and two.
+    pub descriptors: u32,
     /// Inbound Reads and atomics per queue pair.
     pub ird: u32,
     /// Outbound Reads and atomics per queue pair.
@@ -109,6 +111,7 @@ impl Default for Limits {
             eqs: 256,
             uars: 4 << 10,
             streams: 16 << 10,
+            descriptors: u32::MAX,
             ird: 128,
             ord: 128,
             mr_size: 1 << 46,

@@ -126,7 +126,7 @@ impl Program {
         let here = self.place.first().is_none_or(|word| word == "nsenter")
             && !self.place.contains(&"setpriv".into());
         let ours = self.plugin.as_deref() == Some(build::plugin());
-        (served::wanted() && ours && here && !chosen).then(|| Box::new(Served::through(&self.place)))
+        (served::wanted() && ours && here && !chosen).then(|| Box::new(Served::through(&self.place, "")))
     }
 
     /// Starts it, with its output kept. All of `Program::through`'s words replace themselves, so its pid is the program's own.

@@ -14,25 +14,32 @@ pub struct Served {
     server: Running,
     folder: PathBuf,
     place: Vec<OsString>,
+    options: String,
 }
 
 impl Served {
     /// Starts one.
     pub fn start() -> Self {
-        Self::through(&[])
+        Self::with("")
+    }
+
+    /// Starts one with these options, too.
+    pub fn with(options: &str) -> Self {
+        Self::through(&[], options)
     }
 
     /// Starts one where these words lead to.
-    pub fn through(place: &[OsString]) -> Self {
+    pub fn through(place: &[OsString], options: &str) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         // The path of a socket is short.
         let folder = std::env::temp_dir().join(format!("urnic-served-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder of our own");
         Self {
-            server: serve(&folder, place),
+            server: serve(&folder, place, options),
             folder,
             place: place.to_vec(),
+            options: options.to_owned(),
         }
     }
 
@@ -53,7 +60,7 @@ impl Served {
 
     /// Another one at the same place, after the first was killed.
     pub fn again(&mut self) {
-        self.server = serve(&self.folder, &self.place);
+        self.server = serve(&self.folder, &self.place, &self.options);
     }
 }
 
@@ -70,10 +77,11 @@ fn socket(folder: &std::path::Path) -> PathBuf {
     folder.join("urnic")
 }
 
-fn serve(folder: &std::path::Path, place: &[OsString]) -> Running {
+fn serve(folder: &std::path::Path, place: &[OsString], options: &str) -> Running {
     let mut server = Program::plain(build::urnic())
         .args(["serve", "--addr", "host", "--socket"])
         .arg(socket(folder))
+        .line(options)
         .through(place)
         .spawn();
     server.says("that it serves", |said| said.contains("serving").then_some(()));

@@ -6,7 +6,8 @@ use rustix::process::Signal;
 use urnic_tests::build::{scratch, urnic};
 use urnic_tests::program::{Program, Running};
 use urnic_tests::served::Served;
-use urnic_tests::skip::installed;
+use urnic_tests::skip::{self, installed, root};
+use urnic_tests::user::{NOBODY, Staged, as_user};
 use urnic_tests::wait::{PATIENCE, free_port, until};
 use urnic_tests::{Pair, compiled, or_skip};
 
@@ -40,6 +41,14 @@ fn transfers(program: &Running) {
     assert!(moving.is_some(), "nothing moves: {}", program.output());
 }
 
+/// What a line of `urnic info` says.
+#[track_caller]
+fn told(info: &Program, name: &str) -> String {
+    let said = info.run().success();
+    let line = said.lines().find_map(|line| line.trim().strip_prefix(name));
+    line.unwrap_or_else(|| panic!("{name}: {said}")).trim().to_owned()
+}
+
 #[test]
 fn it_looks_like_the_device_in_the_process() {
     or_skip!(installed("ibv_devinfo"));
@@ -50,19 +59,10 @@ fn it_looks_like_the_device_in_the_process() {
     for part in ["urnic0", "PORT_ACTIVE", "max_qp:"] {
         assert!(said.contains(part), "{said}");
     }
-    let info = Program::plain(urnic())
-        .args(["info", "--device", &served.device()])
-        .run()
-        .success();
-    let line = |name: &str| {
-        let line = info.lines().find_map(|line| line.trim().strip_prefix(name));
-        line.unwrap_or_else(|| panic!("{name}: {info}")).trim().to_owned()
-    };
-    assert_eq!(line("device"), served.device());
-    assert!(
-        ["process_vm", "messages"].contains(&line("program memory").as_str()),
-        "{info}"
-    );
+    let info = Program::plain(urnic()).args(["info", "--device", &served.device()]);
+    assert_eq!(told(&info, "device"), served.device());
+    let memory = told(&info, "program memory");
+    assert!(["process_vm", "messages"].contains(&memory.as_str()), "{memory}");
 }
 
 #[test]
@@ -125,40 +125,98 @@ fn perftest() {
     }
 }
 
+/// Two programs that find each other at a port, both on functions of one server.
+fn meet(served: &Served, server: &str, client: &str) {
+    let (server, client) = but_for_lost_races(|| {
+        let port = free_port();
+        let program = |line: &str| {
+            let line = line.replace("PORT", &port.to_string());
+            let (name, options) = line.split_once(' ').expect("options");
+            served.program(name).line(options)
+        };
+        let mut server = program(server).spawn();
+        server.listens(port);
+        let client = program(client).run_for(LIMIT);
+        if client.ok() {
+            (server.wait_for(LIMIT), client)
+        } else {
+            (server.stopped(), client)
+        }
+    });
+    client.success();
+    server.success();
+}
+
+/// `rping` as server and client.
+const RPING: [&str; 2] = [
+    "rping -s -C 20 -V -p PORT",
+    "rping -c -a 127.0.0.1 -C 20 -V -p PORT",
+];
+
 #[test]
 fn programs_that_use_the_connection_manager() {
     or_skip!(installed("rping"));
     or_skip!(installed("rstream"));
     let served = Served::start();
-    for (server, client) in [
-        (
-            "rping -s -C 20 -V -p PORT",
-            "rping -c -a 127.0.0.1 -C 20 -V -p PORT",
-        ),
-        (
+    for [server, client] in [
+        RPING,
+        [
             "rstream -p PORT -S 4096 -I 200 -C 4",
             "rstream -p PORT -S 4096 -I 200 -C 4 -s 127.0.0.1",
-        ),
-        ("ucmatose -c 20 -p PORT", "ucmatose -c 20 -s 127.0.0.1 -p PORT"),
+        ],
+        ["ucmatose -c 20 -p PORT", "ucmatose -c 20 -s 127.0.0.1 -p PORT"],
     ] {
-        let (server, client) = but_for_lost_races(|| {
-            let port = free_port();
-            let program = |line: &str| {
-                let line = line.replace("PORT", &port.to_string());
-                let (name, options) = line.split_once(' ').expect("options");
-                served.program(name).line(options)
-            };
-            let mut server = program(server).spawn();
-            server.listens(port);
-            let client = program(client).run_for(LIMIT);
-            if client.ok() {
-                (server.wait_for(LIMIT), client)
-            } else {
-                (server.stopped(), client)
-            }
-        });
-        client.success();
-        server.success();
+        meet(&served, server, client);
+    }
+}
+
+#[test]
+fn memory_may_be_reached_by_messages_alone() {
+    or_skip!(installed("ib_send_bw"));
+    or_skip!(installed("rping"));
+    let transfer = or_skip!(compiled("transfer"));
+    let served = Served::with("--dma messages");
+    let info = Program::plain(urnic()).args(["info", "--device", &served.device()]);
+    assert_eq!(told(&info, "program memory"), "messages");
+    for line in [
+        "ibv_rc_pingpong -c -n 200",
+        "ibv_rc_pingpong -c -e -s 1000000 -n 20",
+        "ib_write_bw -F -d urnic0 -n 200",
+        "ib_read_bw -F -d urnic0 -n 200",
+        "ib_send_bw -F -d urnic0 -n 200 -s 3000000",
+        "ib_send_lat -F -d urnic0 -n 200 -s 8",
+        "ib_write_bw -F -d urnic0 -q 4 -b -n 50",
+    ] {
+        pair(&served, line).succeeds();
+    }
+    for operation in ["send", "write", "read"] {
+        let program = Program::new(&transfer).env("URNIC_DEVICE", served.device());
+        let options = format!("-o {operation} -b 20000003 -c 1000003");
+        Pair::new(&program.line(&options)).within(LIMIT).succeeds();
+    }
+    let [server, client] = RPING;
+    meet(&served, server, client);
+    let conformance = Program::plain(urnic()).args(["conformance", "--device", &served.device()]);
+    let said = conformance.run_for(LIMIT).success();
+    assert!(said.contains(" 0 failed"), "{said}");
+}
+
+#[test]
+fn the_memory_of_another_user_s_program_is_reached_by_messages() {
+    or_skip!(root());
+    or_skip!(installed("ibv_rc_pingpong"));
+    let served = Served::with("--mode 666");
+    let staged = Staged::new();
+    let command = staged.add(&urnic());
+    let info = Program::plain(command).args(["info", "--device", &served.device()]);
+    assert_eq!(told(&as_user(NOBODY, info.clone()), "program memory"), "messages");
+    if told(&info, "program memory") != "process_vm" {
+        skip::say("process_vm_readv is not allowed here, even for the same user");
+    }
+    for line in ["-c -s 1 -n 100", "-c -e -s 100000 -n 100"] {
+        let mut pair = pair(&served, &format!("ibv_rc_pingpong {line}"));
+        pair.server = staged.program(NOBODY, pair.server);
+        pair.succeeds();
     }
 }
 
@@ -302,5 +360,17 @@ fn programs_of_one_server_are_seen_by_urnic_stat() {
             "{json}"
         );
         assert!(json.contains("\"state\":\"RT"), "{json}");
+    }
+}
+
+#[test]
+fn each_of_many_armed_completion_queues_wakes_once() {
+    let program = or_skip!(compiled("arms"));
+    let served = Served::start();
+    for device in ["inproc", &served.device()] {
+        Program::new(&program)
+            .env("URNIC_DEVICE", device)
+            .run_for(LIMIT)
+            .success();
     }
 }

@@ -101,6 +101,7 @@ impl Core {
     ) -> io::Result<Arc<Core>> {
         // Lingering streams come on top of those that have a queue pair or are in streaming mode.
         let limit = 2 * (config.limits.qps + config.limits.streams) as usize + 64;
+        let limit = limit.min(config.limits.descriptors as usize);
         let descriptors = Descriptors::new(limit, config.descriptors);
         let network = Arc::new(Tcp {
             descriptors: descriptors.clone(),

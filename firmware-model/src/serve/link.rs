@@ -24,6 +24,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Commands that wait for the connection's thread, and bytes of theirs; at so many nobody reads on.
 const MAX_QUEUED: usize = 256;
 const MAX_QUEUED_LEN: usize = 4 << 20;
+/// Descriptors that came with them, at which nobody reads on either.
+const MAX_QUEUED_FDS: usize = 64;
+/// Descriptors that may be under way from a client: queued, just read, and of a message that is not complete.
+pub(super) const MAX_FDS_UNDER_WAY: usize = MAX_QUEUED_FDS + 2 * LIMITS.fds;
 const READ_LEN: usize = 64 << 10;
 /// How soon a waiter that does not read looks whether it should.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -55,6 +59,8 @@ struct State {
     commands: VecDeque<Message>,
     /// Bytes of their payloads.
     queued_len: usize,
+    /// Descriptors of theirs.
+    queued_fds: usize,
     /// Ids of our commands, with their replies: what they said, or that they said no.
     awaited: HashMap<u16, Option<Result<Message, ()>>>,
     next_id: u16,
@@ -62,7 +68,9 @@ struct State {
 
 impl State {
     fn is_full(&self) -> bool {
-        self.commands.len() >= MAX_QUEUED || self.queued_len >= MAX_QUEUED_LEN
+        self.commands.len() >= MAX_QUEUED
+            || self.queued_len >= MAX_QUEUED_LEN
+            || self.queued_fds >= MAX_QUEUED_FDS
     }
 }
 
@@ -134,6 +142,7 @@ impl Link {
         let mut state = lock(&self.state);
         let message = state.commands.pop_front()?;
         state.queued_len -= message.payload.len();
+        state.queued_fds -= message.fds.len();
         Some(message)
     }
 
@@ -197,6 +206,7 @@ impl Link {
         let mut state = lock(&self.state);
         let Kind::Reply { error } = message.header.kind else {
             state.queued_len += message.payload.len();
+            state.queued_fds += message.fds.len();
             state.commands.push_back(message);
             return Ok(());
         };

@@ -54,11 +54,11 @@ impl Process {
 }
 
 impl Remote {
-    /// The cheapest way that a client allows.
-    pub(crate) fn new(link: Arc<Link>, client: &Capabilities) -> Remote {
+    /// The cheapest way that a client allows; by its process only if `process_vm`.
+    pub(crate) fn new(link: Arc<Link>, client: &Capabilities, process_vm: bool) -> Remote {
         let identity = client.urnic.is_some_and(|urnic| urnic.identity);
         Remote {
-            process: identity.then(|| Process::behind(&link)).flatten(),
+            process: (process_vm && identity).then(|| Process::behind(&link)).flatten(),
             room: client.data_xfer_size().min(MAX_TRANSFER),
             link,
         }

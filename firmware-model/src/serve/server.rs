@@ -1,6 +1,7 @@
 //! The sockets at which clients ask for functions.
 
 use super::config_space::MAX_VECTORS;
+use super::link::MAX_FDS_UNDER_WAY;
 use super::memory::Budget;
 use super::session::Session;
 use crate::config::ModelConfig;
@@ -10,6 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
 };
+use rustix::process::{Resource, getrlimit};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -27,6 +29,8 @@ pub struct Endpoint {
     pub config: ModelConfig,
     /// Connections at a time.
     pub clients: usize,
+    /// Whether the memory of a client of our own user may be reached by `process_vm_readv` and `process_vm_writev`.
+    pub process_vm: bool,
 }
 
 /// Why a socket cannot be served.
@@ -75,6 +79,32 @@ struct Listener {
 pub struct Server {
     listeners: Vec<Listener>,
     budget: Arc<Budget>,
+}
+
+/// Descriptors of the process itself: sockets, signals, logs.
+const OF_THE_PROCESS: usize = 64;
+/// Descriptors of a function that no command of its driver makes more of: socket, wakes, doorbell pages, the client's process.
+const OF_A_FUNCTION: usize = 8;
+/// A function with fewer is of little use, and with less than the fewest of none.
+const WANTED: usize = 64;
+const FEWEST: usize = 8;
+
+/// How many of the descriptors that the process may have each function's device gets, so that none can leave the others without.
+fn descriptor_share(limit: Option<u64>, functions: usize, vectors: usize) -> u32 {
+    let Some(limit) = limit.and_then(|limit| usize::try_from(limit).ok()) else {
+        return u32::MAX;
+    };
+    let functions = functions.max(1);
+    let fixed = OF_THE_PROCESS + functions * (OF_A_FUNCTION + vectors + MAX_FDS_UNDER_WAY);
+    let left = limit.saturating_sub(fixed);
+    if left < functions * WANTED {
+        tracing::warn!(
+            "{limit} descriptors (ulimit -n) are few for {functions} clients: raise that, or take fewer (--clients)"
+        );
+    }
+    // Half is shared out in any case: clients hardly ever have so many under way.
+    let share = left.max(limit / 2) / functions;
+    u32::try_from(share.max(FEWEST)).unwrap_or(u32::MAX)
 }
 
 fn new_socket() -> Result<OwnedFd, Errno> {
@@ -149,7 +179,7 @@ impl Listener {
             );
             return;
         }
-        let session = Session::new(socket, self.endpoint.config.clone(), budget.clone());
+        let session = Session::new(socket, &self.endpoint, budget.clone());
         let started = session.map_err(io::Error::from).and_then(|session| {
             let handle = Arc::downgrade(&session);
             let thread = std::thread::Builder::new()
@@ -177,9 +207,16 @@ impl Server {
     /// One of them cannot be opened; none is then.
     pub fn bind(endpoints: Vec<Endpoint>) -> Result<Server, ServeError> {
         let functions = endpoints.iter().map(|endpoint| endpoint.clients).sum();
+        let limit = getrlimit(Resource::Nofile).current;
         let listeners = endpoints
             .into_iter()
-            .map(Listener::new)
+            .map(|mut endpoint| {
+                let vectors = endpoint.config.vectors.clamp(1, MAX_VECTORS);
+                let share = descriptor_share(limit, functions, vectors as usize);
+                let limits = &mut endpoint.config.limits;
+                limits.descriptors = limits.descriptors.min(share);
+                Listener::new(endpoint)
+            })
             .collect::<Result<_, _>>()?;
         Ok(Server {
             listeners,
@@ -216,5 +253,27 @@ impl Server {
             // It can end by a panic only, and that has been reported.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_have_equal_shares_of_the_descriptors() {
+        let vectors = 9;
+        let fixed = |functions| OF_THE_PROCESS + functions * (OF_A_FUNCTION + vectors + MAX_FDS_UNDER_WAY);
+        for (limit, functions) in [(1 << 20, 16), (1 << 20, 1), (4096, 4)] {
+            let share = descriptor_share(Some(limit as u64), functions, vectors) as usize;
+            assert!(
+                share * functions + fixed(functions) <= limit,
+                "{limit} for {functions}"
+            );
+            assert!(share >= limit / 2 / functions, "{limit} for {functions}");
+        }
+        assert_eq!(descriptor_share(Some(1024), 16, vectors), 32);
+        assert_eq!(descriptor_share(Some(256), 1024, vectors), FEWEST as u32);
+        assert_eq!(descriptor_share(None, 16, vectors), u32::MAX);
     }
 }

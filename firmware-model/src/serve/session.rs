@@ -5,6 +5,7 @@ use super::function::{Function, HangUp, Hardware, Outgoing};
 use super::link::{Broken, Heard, Link, wait};
 use super::memory::{Budget, ClientMemory};
 use super::remote::Remote;
+use super::server::Endpoint;
 use super::vectors::{Vectors, check_eventfd};
 use crate::config::ModelConfig;
 use crate::device::{Device, Interrupts};
@@ -31,6 +32,7 @@ pub(super) struct Session {
     link: Arc<Link>,
     memory: Arc<ClientMemory>,
     config: ModelConfig,
+    process_vm: bool,
     stop: AtomicBool,
 }
 
@@ -38,7 +40,7 @@ impl Session {
     /// For a connection that was accepted.
     pub(super) fn new(
         socket: OwnedFd,
-        config: ModelConfig,
+        endpoint: &Endpoint,
         budget: Arc<Budget>,
     ) -> Result<Arc<Session>, Errno> {
         let memory = Arc::new(ClientMemory::new(budget)?);
@@ -46,7 +48,8 @@ impl Session {
         Ok(Arc::new(Session {
             link: Arc::new(Link::new(socket, wake)),
             memory,
-            config,
+            config: endpoint.config.clone(),
+            process_vm: endpoint.process_vm,
             stop: AtomicBool::new(false),
         }))
     }
@@ -192,7 +195,7 @@ impl Wiring<'_> {
 impl Hardware for Wiring<'_> {
     fn start(&mut self, client: &Capabilities) -> Result<Option<Memory>, Errno> {
         let session = self.session;
-        let remote = Remote::new(session.link.clone(), client);
+        let remote = Remote::new(session.link.clone(), client, session.process_vm);
         let memory = remote.memory();
         session.memory.set_remote(remote);
         let device = Device::start(

@@ -5,7 +5,7 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::io::Errno;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
 /// Programs that use `select` count on small numbers for their own descriptors, so ours start here.
 const HIGH: RawFd = 512;
@@ -19,49 +19,53 @@ const CLOSED: i32 = -1;
 #[derive(Debug)]
 pub(crate) struct Descriptors {
     slots: Box<[AtomicI32]>,
+    /// Slots that are used or promised.
+    taken: AtomicUsize,
+    full: AtomicBool,
     watch: Option<DescriptorWatch>,
 }
+
+/// The promise of a slot.
+#[derive(Debug)]
+pub(crate) struct Room(Arc<Descriptors>);
 
 /// A descriptor of the device.
 #[derive(Debug)]
 pub(crate) struct Descriptor {
     fd: RawFd,
     slot: usize,
-    list: Arc<Descriptors>,
+    room: Room,
 }
 
 impl Descriptors {
     /// A list with room for so many.
     pub(crate) fn new(limit: usize, watch: Option<DescriptorWatch>) -> Arc<Descriptors> {
         let slots = (0..limit).map(|_| AtomicI32::new(CLOSED)).collect();
-        Arc::new(Descriptors { slots, watch })
+        Arc::new(Descriptors {
+            slots,
+            taken: AtomicUsize::new(0),
+            full: AtomicBool::new(false),
+            watch,
+        })
     }
 
-    /// Takes a descriptor in and moves it to a high number if there is one.
-    pub(crate) fn adopt(self: &Arc<Descriptors>, fd: OwnedFd) -> Result<Descriptor, Errno> {
-        let fd = if fd.as_raw_fd() < HIGH {
-            // Where the limit is too low, or all high ones are taken, it stays where it is.
-            rustix::io::fcntl_dupfd_cloexec(&fd, HIGH).unwrap_or(fd)
-        } else {
-            fd
-        };
-        let number = fd.as_raw_fd();
-        // Numbers are dense, so the slot of that rank is nearly always free.
-        let start = usize::try_from(number).unwrap_or(0) % self.slots.len().max(1);
-        let slot = (start..self.slots.len()).chain(0..start).find(|i| {
-            self.slots[*i]
-                .compare_exchange(CLOSED, number, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
-        });
-        let slot = slot.ok_or(Errno::MFILE)?;
-        if let Some(watch) = self.watch {
-            (watch.opened)(number);
+    /// Room for one more, to be had before the kernel is asked for it: a call that cannot be kept is better left with the kernel.
+    ///
+    /// # Errors
+    ///
+    /// `EMFILE`: the device has all that it may.
+    pub(crate) fn room(self: &Arc<Descriptors>) -> Result<Room, Errno> {
+        let more = |taken| (taken < self.slots.len()).then_some(taken + 1);
+        let taken = self.taken.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more);
+        if taken.is_err() && !self.full.swap(true, Ordering::Relaxed) {
+            tracing::warn!("all {} descriptors of the device are in use", self.slots.len());
         }
-        Ok(Descriptor {
-            slot,
-            fd: fd.into_raw_fd(),
-            list: self.clone(),
-        })
+        taken.map(|_| Room(self.clone())).map_err(|_| Errno::MFILE)
+    }
+
+    /// Takes a descriptor in.
+    pub(crate) fn adopt(self: &Arc<Descriptors>, fd: OwnedFd) -> Result<Descriptor, Errno> {
+        Ok(self.room()?.adopt(fd))
     }
 
     /// Their numbers.
@@ -97,6 +101,42 @@ impl Descriptors {
     }
 }
 
+impl Room {
+    /// Takes a descriptor in and moves it to a high number if there is one.
+    pub(crate) fn adopt(self, fd: OwnedFd) -> Descriptor {
+        let fd = if fd.as_raw_fd() < HIGH {
+            // Where the limit is too low, or all high ones are taken, it stays where it is.
+            rustix::io::fcntl_dupfd_cloexec(&fd, HIGH).unwrap_or(fd)
+        } else {
+            fd
+        };
+        let number = fd.as_raw_fd();
+        let slots = &self.0.slots;
+        // Numbers are dense, so the slot of that rank is nearly always free; and one is, since it was promised.
+        let mut slot = usize::try_from(number).unwrap_or(0) % slots.len();
+        while slots[slot]
+            .compare_exchange(CLOSED, number, Ordering::AcqRel, Ordering::Relaxed)
+            .is_err()
+        {
+            slot = (slot + 1) % slots.len();
+        }
+        if let Some(watch) = self.0.watch {
+            (watch.opened)(number);
+        }
+        Descriptor {
+            slot,
+            fd: fd.into_raw_fd(),
+            room: self,
+        }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.0.taken.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 impl AsFd for Descriptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: open until `self` is dropped, but in a forked child after `close_all`, where the device refuses
@@ -107,6 +147,7 @@ impl AsFd for Descriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        self.list.close(&self.list.slots[self.slot]);
+        let list = &self.room.0;
+        list.close(&list.slots[self.slot]);
     }
 }

@@ -165,9 +165,10 @@ impl Listener for TcpListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Stream>>, Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         loop {
+            let room = self.tcp.descriptors.room()?;
             match net::acceptfrom_with(&self.socket, flags) {
                 Ok((fd, peer)) => {
-                    let socket = self.tcp.descriptors.adopt(fd)?;
+                    let socket = room.adopt(fd);
                     self.tcp.set_options(socket.as_fd())?;
                     let mut stream = TcpStream::new(socket, plain(peer));
                     stream.note_established();
@@ -365,6 +366,23 @@ impl Stream for TcpStream {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_call_for_which_there_is_no_descriptor_waits() {
+        let tcp = Tcp {
+            descriptors: Descriptors::new(2, None),
+            liveness: Duration::ZERO,
+        };
+        let mut listener = tcp.listen("127.0.0.1:0".parse().unwrap(), 8, 0).unwrap();
+        let there = listener.local();
+        let call = || std::net::TcpStream::connect(there).unwrap();
+        let _callers = [call(), call()];
+        let first = listener.accept().unwrap().expect("a call that is there");
+        assert_eq!(listener.accept().map(drop), Err(Errno::MFILE));
+        assert_eq!(tcp.connect(there, None, 0).map(drop), Err(Errno::MFILE));
+        drop(first);
+        assert!(listener.accept().unwrap().is_some(), "the call was kept");
+    }
 
     #[test]
     fn streams_of_a_listener_have_its_traffic_class() {

@@ -69,6 +69,7 @@ impl Served {
             mode: 0o600,
             config,
             clients,
+            process_vm: true,
         };
         let server = Server::bind(vec![endpoint]).unwrap();
         let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();

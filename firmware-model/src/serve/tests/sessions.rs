@@ -309,12 +309,16 @@ fn rings_may_not_lie_where_only_messages_reach() {
 
 /// Memory and a link as a session has them, and the client's end.
 fn remote(capabilities: &Capabilities) -> (Arc<ClientMemory>, Arc<Link>, Client) {
+    remote_by(capabilities, true)
+}
+
+fn remote_by(capabilities: &Capabilities, process_vm: bool) -> (Arc<ClientMemory>, Arc<Link>, Client) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
     let memory = Arc::new(ClientMemory::new(Budget::new(1)).unwrap());
     let wake = memory.faults().wake().try_clone_to_owned().unwrap();
     let link = Arc::new(Link::new(ours.into(), wake));
-    memory.set_remote(Remote::new(link.clone(), capabilities));
+    memory.set_remote(Remote::new(link.clone(), capabilities, process_vm));
     (memory, link, Client::over(theirs))
 }
 
@@ -423,17 +427,41 @@ fn a_client_that_says_no_or_goes_away_makes_memory_unreachable() {
     refusing.join().unwrap();
 }
 
-#[test]
-fn memory_of_a_client_of_ours_is_copied_by_the_kernel() {
+/// What a client of ours can.
+fn ours() -> Capabilities {
     let urnic = Urnic {
         identity: true,
         memory: None,
     };
-    let ours = Capabilities {
+    Capabilities {
         urnic: Some(urnic),
         ..Capabilities::default()
-    };
-    let (memory, _link, _client) = remote(&ours);
+    }
+}
+
+#[test]
+fn a_server_that_is_told_so_asks_its_own_client_too() {
+    let (memory, link, mut client) = remote_by(&ours(), false);
+    let theirs = [7u8; 64];
+    let base = theirs.as_ptr().expose_provenance() as u64;
+    map(&memory, &lend(base, 64), None);
+    let answering = std::thread::spawn(move || {
+        let message = client.next().unwrap();
+        let mut out = Vec::new();
+        let (address, data) = (base, &[8u8; 2][..]);
+        Reply::DmaRead { address, data }.emit(message.header.id, &mut out);
+        client.send_raw(&out, &[]);
+    });
+    let mut read = [0; 2];
+    memory.read(base, &mut read).unwrap();
+    assert_eq!(read, [8; 2], "what the client says, not what is there");
+    answering.join().unwrap();
+    drop(link);
+}
+
+#[test]
+fn memory_of_a_client_of_ours_is_copied_by_the_kernel() {
+    let (memory, _link, _client) = remote(&ours());
     let mut theirs = vec![7u8; 3 * 4096];
     let start = theirs.as_mut_ptr().expose_provenance() as u64;
     let base = start.next_multiple_of(4096);
@@ -512,12 +540,50 @@ fn a_confined_function_reaches_its_own_addresses_only() {
 }
 
 #[test]
+fn a_function_that_has_used_up_its_descriptors_leaves_others_theirs() {
+    let mut config = config("127.0.0.78", &[]);
+    config.limits.descriptors = 12;
+    let served = Served::start_with(config, 2);
+    let (mut greedy, mut other) = (Client::begin(&served.path), Client::begin(&served.path));
+    let (mut commands, mut others) = (
+        greedy.enable(&memory(LEN), BASE),
+        other.enable(&memory(LEN), BASE),
+    );
+    let listen = Listen {
+        local: Place::from("127.0.0.78:0".parse::<std::net::SocketAddr>().unwrap()),
+        backlog: 1.into(),
+        ..Listen::default()
+    };
+    for _ in 0..2 {
+        let mut made = Vec::new();
+        let refused = loop {
+            match commands.execute(&mut greedy, Opcode::StreamListen, &listen) {
+                Ok(done) => made.push(done.result::<Handle>()),
+                Err(status) => break status,
+            }
+        };
+        // But for the two that it waits with.
+        assert_eq!((refused, made.len()), (Status::NoResources, 10));
+        let done = others.execute(&mut other, Opcode::StreamListen, &listen).unwrap();
+        let lid = done.result::<Handle>();
+        others.execute(&mut other, Opcode::StreamUnlisten, &lid).unwrap();
+        // What is given back can be had again.
+        for lid in made {
+            commands
+                .execute(&mut greedy, Opcode::StreamUnlisten, &lid)
+                .unwrap();
+        }
+    }
+}
+
+#[test]
 fn a_socket_of_a_dead_server_is_replaced_and_that_of_a_live_one_is_not() {
     let endpoint = |path: &std::path::Path| Endpoint {
         path: path.to_owned(),
         mode: 0o640,
         config: ModelConfig::default(),
         clients: 1,
+        process_vm: true,
     };
     let path = fresh_path();
     drop(UnixListener::bind(&path).unwrap());
