@@ -1,0 +1,46 @@
+//! RPC-over-RDMA headers: any message is taken, answered or discarded, within the limits; what is understood can be said again.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use urnic_rpc_rdma::payload::unreduced;
+use urnic_rpc_rdma::{Header, Limits, PrivateData, Profile, Refusal, call, reply};
+
+const LIMITS: Limits = Limits {
+    segments: 64,
+    read_octets: 1 << 20,
+};
+
+fuzz_target!(|input: &[u8]| {
+    if let Ok((header, rest)) = Header::parse(input, &LIMITS) {
+        let mut again = Vec::new();
+        header.emit(&mut again);
+        again.extend_from_slice(rest);
+        assert_eq!(again, input);
+    }
+    for profile in [Profile::Rfc8166, Profile::Draft04] {
+        match call(input, &LIMITS, profile) {
+            Ok(call) => {
+                assert!(call.lists.handles().count() <= LIMITS.segments);
+                assert!(call.reads.iter().map(|chunk| chunk.octets()).sum::<u64>() <= LIMITS.read_octets);
+                if let Some(payload) = call.payload {
+                    assert!(unreduced(payload.len(), &call.reads).is_ok());
+                }
+            }
+            Err(Refusal::Answer(header, _)) => {
+                let mut answer = Vec::new();
+                header.emit(&mut answer);
+                assert!(matches!(
+                    call(&answer, &LIMITS, profile),
+                    Err(Refusal::Discard(_))
+                ));
+                assert!(reply(&answer, &LIMITS).is_ok());
+            }
+            Err(Refusal::Discard(_)) => {}
+        }
+    }
+    let _ = reply(input, &LIMITS);
+    if let Some(said) = PrivateData::find(input) {
+        assert_eq!(PrivateData::find(&said.emit()), Some(said));
+    }
+});

@@ -1,0 +1,247 @@
+//! The RPC-over-RDMA header (RFC 8166 §4).
+
+use crate::chunk::ChunkLists;
+use crate::xdr::{Reader, UNIT, put_word};
+use std::fmt;
+
+/// The version spoken (RFC 8166 §4.2.2).
+pub const VERSION: u32 = 1;
+
+/// Octets of the four fixed fields, the same in every version (RFC 8166 §4.2).
+pub const FIXED_LEN: usize = 4 * UNIT;
+
+/// Octets of the smallest header that carries a call or reply: the fixed fields and three absent lists. RFC 8166 §4.5 has a responder
+/// discard anything shorter; RDMA_ERROR, which only requesters take, may have 20.
+pub const MIN_LEN: usize = FIXED_LEN + 3 * UNIT;
+
+/// Values of the procedure field (RFC 8166 §4.2.4).
+pub mod procedure {
+    /// RDMA_MSG: lists and payload follow.
+    pub const MSG: u32 = 0;
+    /// RDMA_NOMSG: lists follow, the payload is in a chunk.
+    pub const NOMSG: u32 = 1;
+    /// RDMA_MSGP: withdrawn (§4.6.1), never sent.
+    pub const MSGP: u32 = 2;
+    /// RDMA_DONE: withdrawn (§4.6.2), never sent.
+    pub const DONE: u32 = 3;
+    /// RDMA_ERROR: the answer to a header that could not be used.
+    pub const ERROR: u32 = 4;
+}
+
+/// Values of rdma_err.
+mod error_code {
+    pub(super) const VERS: u32 = 1;
+    pub(super) const CHUNK: u32 = 2;
+}
+
+/// What one header may make us hold. Lengths of Write and Reply chunks are not limited: they promise the peer's memory, not ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Segments in all lists together; each Write chunk counts as one more.
+    pub segments: usize,
+    /// Octets of all Read chunks together.
+    pub read_octets: u64,
+}
+
+impl Default for Limits {
+    /// Enough for an NFS WRITE or READ of one MiB in pages of 4 KiB.
+    fn default() -> Self {
+        Self {
+            segments: 512,
+            read_octets: 2 << 20,
+        }
+    }
+}
+
+/// Why a header is of no use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// It ends in the middle.
+    #[error("the header is truncated")]
+    Truncated,
+    /// rdma_vers is not [`VERSION`].
+    #[error("RPC-over-RDMA version {0}")]
+    Version(u32),
+    /// rdma_proc is none of the five.
+    #[error("unknown procedure {0}")]
+    Procedure(u32),
+    /// An optional item is neither there nor absent.
+    #[error("an optional item is marked {0:#x}, not 0 or 1")]
+    Flag(u32),
+    /// More than [`Limits::segments`].
+    #[error("too many segments")]
+    Segments,
+    /// More than [`Limits::read_octets`].
+    #[error("Read chunks of {0} octets and more")]
+    ReadOctets(u64),
+    /// A Position that is no multiple of four, lies behind the payload or within another item, or is zero beside an inline payload.
+    #[error("impossible Position {0}")]
+    Position(u32),
+    /// RDMA_NOMSG, and no chunk that the payload could be in.
+    #[error("RDMA_NOMSG without the payload's chunk")]
+    NoPayload,
+    /// The payload belongs to another transaction, or is too short to tell.
+    #[error("xid {0:#010x} is not that of the payload")]
+    Xid(u32),
+    /// The payload is neither CALL nor REPLY.
+    #[error("the payload is neither a call nor a reply")]
+    Direction,
+    /// A procedure that is never sent.
+    #[error("{}", if *.0 == procedure::MSGP { "RDMA_MSGP" } else { "RDMA_DONE" })]
+    Withdrawn(u32),
+    /// rdma_err is neither ERR_VERS nor ERR_CHUNK.
+    #[error("unknown error code {0}")]
+    ErrorCode(u32),
+    /// A reply with a Read list (RFC 8166 §4.3.1).
+    #[error("a reply with a Read list")]
+    ReplyReads,
+}
+
+/// RDMA_ERROR's contents (RFC 8166 §4.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ErrorBody {
+    /// ERR_VERS: the version is not spoken.
+    #[error("the peer speaks RPC-over-RDMA versions {low} to {high}")]
+    Version {
+        /// Lowest version that is.
+        low: u32,
+        /// Highest version that is.
+        high: u32,
+    },
+    /// ERR_CHUNK (the draft's RDMA_ERR_BADHEADER): the header made no sense, or there can be no RPC reply.
+    #[error("the peer could not use the header or its chunks")]
+    Chunk,
+}
+
+/// What follows the fixed fields.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// RDMA_MSG: the payload follows the header in the same Send.
+    Msg(ChunkLists),
+    /// RDMA_NOMSG: the payload is in the position-zero Read chunk (calls), or in the Reply chunk (replies).
+    NoMsg(ChunkLists),
+    /// RDMA_ERROR.
+    Error(ErrorBody),
+}
+
+/// A header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Transaction: that of the RPC message.
+    pub xid: u32,
+    /// [`VERSION`]; in RDMA_ERROR that of the header it answers (RFC 8166 §4.5).
+    pub version: u32,
+    /// Credits requested (calls) or granted (replies).
+    pub credits: u32,
+    /// The rest.
+    pub body: Body,
+}
+
+impl Header {
+    /// Takes a received message apart: the header, and the octets behind it, which are the payload if the body is [`Body::Msg`].
+    ///
+    /// # Errors
+    /// The first fault in the order of the octets. A version that is not ours hides all that follows, but for RDMA_ERROR, whose form is
+    /// fixed for all versions.
+    pub fn parse<'a>(message: &'a [u8], limits: &Limits) -> Result<(Self, &'a [u8]), Malformed> {
+        let mut reader = Reader(message);
+        let xid = reader.word()?;
+        let version = reader.word()?;
+        let credits = reader.word()?;
+        let procedure = reader.word()?;
+        if version != VERSION && procedure != procedure::ERROR {
+            return Err(Malformed::Version(version));
+        }
+        let body = match procedure {
+            procedure::MSG => Body::Msg(ChunkLists::parse(&mut reader, limits)?),
+            procedure::NOMSG => {
+                let lists = ChunkLists::parse(&mut reader, limits)?;
+                // RFC 8166 §4.2.4: one must be present and hold the payload, and the Write list never does.
+                if lists.reads.is_empty() && lists.reply.is_none() {
+                    return Err(Malformed::NoPayload);
+                }
+                Body::NoMsg(lists)
+            }
+            procedure::MSGP | procedure::DONE => return Err(Malformed::Withdrawn(procedure)),
+            procedure::ERROR => Body::Error(match reader.word()? {
+                error_code::VERS => ErrorBody::Version {
+                    low: reader.word()?,
+                    high: reader.word()?,
+                },
+                error_code::CHUNK => ErrorBody::Chunk,
+                code => return Err(Malformed::ErrorCode(code)),
+            }),
+            other => return Err(Malformed::Procedure(other)),
+        };
+        let header = Self {
+            xid,
+            version,
+            credits,
+            body,
+        };
+        Ok((header, reader.0))
+    }
+
+    /// Octets that [`emit`](Self::emit) writes.
+    pub fn encoded_len(&self) -> usize {
+        FIXED_LEN
+            + match &self.body {
+                Body::Msg(lists) | Body::NoMsg(lists) => lists.encoded_len(),
+                Body::Error(ErrorBody::Version { .. }) => 3 * UNIT,
+                Body::Error(ErrorBody::Chunk) => UNIT,
+            }
+    }
+
+    /// Appends the header to `out`.
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        out.reserve(self.encoded_len());
+        let procedure = match self.body {
+            Body::Msg(_) => procedure::MSG,
+            Body::NoMsg(_) => procedure::NOMSG,
+            Body::Error(_) => procedure::ERROR,
+        };
+        for word in [self.xid, self.version, self.credits, procedure] {
+            put_word(word, out);
+        }
+        match &self.body {
+            Body::Msg(lists) | Body::NoMsg(lists) => lists.emit(out),
+            Body::Error(ErrorBody::Version { low, high }) => {
+                for word in [error_code::VERS, *low, *high] {
+                    put_word(word, out);
+                }
+            }
+            Body::Error(ErrorBody::Chunk) => put_word(error_code::CHUNK, out),
+        }
+    }
+}
+
+/// Xid, version and procedure of any message that has the four fixed fields, whatever the rest is like.
+pub(crate) fn fixed(message: &[u8]) -> Option<(u32, u32, u32)> {
+    let mut reader = Reader(message);
+    let (xid, version, _credits, procedure) = (
+        reader.word().ok()?,
+        reader.word().ok()?,
+        reader.word().ok()?,
+        reader.word().ok()?,
+    );
+    Some((xid, version, procedure))
+}
+
+/// The xid of any message that has the four fixed fields, whatever the rest is like.
+pub fn fixed_xid(message: &[u8]) -> Option<u32> {
+    fixed(message).map(|(xid, ..)| xid)
+}
+
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Self { xid, credits, .. } = self;
+        match &self.body {
+            Body::Msg(lists) => write!(f, "RDMA_MSG xid {xid:#010x} credits {credits}{lists}"),
+            Body::NoMsg(lists) => write!(f, "RDMA_NOMSG xid {xid:#010x} credits {credits}{lists}"),
+            Body::Error(ErrorBody::Chunk) => write!(f, "RDMA_ERROR xid {xid:#010x} ERR_CHUNK"),
+            Body::Error(ErrorBody::Version { low, high }) => {
+                write!(f, "RDMA_ERROR xid {xid:#010x} ERR_VERS {low}..{high}")
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! RPC-over-RDMA version one: ONC RPC (RFC 5531) carried by an RDMA connection, as RFC 8166 has it, with calls in both directions
+//! (RFC 8167) and the private data of RFC 8797. [`Profile`] turns what receivers do back to draft-ietf-nfsv4-rfc5666bis-04.
+//!
+//! Each RPC message travels as one *Send*, which begins with a header (the Transport stream) and goes on, mostly, with the RPC message
+//! itself (the Payload stream). Large items are left out of the payload and named in the header by Stag, length and offset, as *chunks* of
+//! the requester's memory: the responder fetches arguments by RDMA Read and places results by RDMA Write.
+//!
+//! ```text
+//! Send      header [payload]
+//! header    xid vers credits proc …                                       [Header]
+//!           RDMA_MSG, RDMA_NOMSG: Read list, Write list, Reply chunk       [ChunkLists]
+//!           RDMA_ERROR: ERR_VERS low high, or ERR_CHUNK                    [ErrorBody]
+//! payload   xid CALL|REPLY …, chunks' contents inserted at their Position [payload]
+//! ```
+//!
+//! Nothing here does I/O. What a peer sent is parsed into values or refused with the reason ([`Malformed`]); [`call`] and [`reply`] say
+//! what a responder and a requester must do with what they got: take it, answer with an error, or discard it in silence. No peer's octets
+//! panic, and none makes us allocate more than [`Limits`] allows.
+
+#![forbid(unsafe_code)]
+
+mod chunk;
+mod header;
+pub mod payload;
+mod private_data;
+mod triage;
+mod xdr;
+
+pub use chunk::{ChunkLists, ReadChunk, ReadSegment, Segment, WriteChunk};
+pub use header::{
+    Body, ErrorBody, FIXED_LEN, Header, Limits, MIN_LEN, Malformed, VERSION, fixed_xid, procedure,
+};
+pub use private_data::PrivateData;
+pub use triage::{Call, Direction, Profile, Refusal, Reply, call, direction, refused, reply};
+
+/// TCP port that iWARP listens at for NFS over RDMA (RFC 8166 §5, RFC 8267 §6).
+pub const NFS_PORT: u16 = 20049;
+
+/// Octets that either end can send and receive in one message when nothing else is known (RFC 8166 §3.3.3).
+pub const DEFAULT_INLINE: usize = 1024;

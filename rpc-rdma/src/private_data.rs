@@ -1,0 +1,81 @@
+//! What the two ends tell each other in the private data of the connection's set-up (RFC 8797).
+//!
+//! ```text
+//! f6 ab 0e 18   version(8)   reserved(7) R(1)   send size(8)   receive size(8)
+//! ```
+
+use crate::DEFAULT_INLINE;
+
+const FORMAT: [u8; 4] = [0xf6, 0xab, 0x0e, 0x18];
+const VERSION: u8 = 1;
+const REMOTE_INVALIDATION: u8 = 1;
+/// A size octet counts these beyond the first.
+const SIZE_UNIT: usize = 1024;
+
+/// RFC 8797's message. The default is what holds of a peer that sent none (§5.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrivateData {
+    /// R: the sender takes Sends that invalidate (as a requester) and may send them (as a responder).
+    pub remote_invalidation: bool,
+    /// Octets the sender may put into one Send.
+    pub send_size: usize,
+    /// Octets the sender's receives hold.
+    pub receive_size: usize,
+}
+
+impl Default for PrivateData {
+    fn default() -> Self {
+        Self {
+            remote_invalidation: false,
+            send_size: DEFAULT_INLINE,
+            receive_size: DEFAULT_INLINE,
+        }
+    }
+}
+
+impl PrivateData {
+    /// Octets on the wire.
+    pub const LEN: usize = 8;
+
+    /// Finds the message in the private data that a peer sent, at whatever offset (RFC 8797 §5.2); `None` where there is none of a version
+    /// that is known, or it is cut short.
+    pub fn find(private_data: &[u8]) -> Option<Self> {
+        private_data.windows(Self::LEN).find_map(|window| match window {
+            [a, b, c, d, VERSION, flags, send, receive] if [*a, *b, *c, *d] == FORMAT => Some(Self {
+                remote_invalidation: flags & REMOTE_INVALIDATION != 0,
+                send_size: octets(*send),
+                receive_size: octets(*receive),
+            }),
+            _ => None,
+        })
+    }
+
+    /// The message. Sizes that are no multiple of 1024 become the next one below, and stay within 1 … 256 KiB.
+    pub fn emit(&self) -> [u8; Self::LEN] {
+        let [a, b, c, d] = FORMAT;
+        let flags = u8::from(self.remote_invalidation) * REMOTE_INVALIDATION;
+        [
+            a,
+            b,
+            c,
+            d,
+            VERSION,
+            flags,
+            size_octet(self.send_size),
+            size_octet(self.receive_size),
+        ]
+    }
+
+    /// The inline threshold of messages from the end that said `self` to the one that said `peer`: octets of the longest Send.
+    pub fn threshold(&self, peer: &Self) -> usize {
+        self.send_size.min(peer.receive_size)
+    }
+}
+
+fn octets(size: u8) -> usize {
+    (usize::from(size) + 1) * SIZE_UNIT
+}
+
+fn size_octet(octets: usize) -> u8 {
+    (octets / SIZE_UNIT).clamp(1, 256).wrapping_sub(1) as u8
+}

@@ -1,0 +1,219 @@
+//! What becomes of a received message: taken, answered with RDMA_ERROR, or discarded in silence (RFC 8166 §4.5, RFC 8167 §5).
+
+use crate::chunk::{ChunkLists, ReadChunk};
+use crate::header::{self, Body, ErrorBody, Header, Limits, MIN_LEN, Malformed, VERSION, procedure};
+use crate::payload;
+use crate::xdr::Reader;
+
+/// Whose rules receivers follow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Profile {
+    /// RFC 8166, 8167, 8797.
+    #[default]
+    Rfc8166,
+    /// draft-ietf-nfsv4-rfc5666bis-04: RDMA_DONE and headers that are cut short are answered, where RFC 8166 has them discarded.
+    Draft04,
+}
+
+/// msg_type of an RPC message (RFC 5531 §9).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// CALL: the header's credits are a request.
+    Call,
+    /// REPLY: they are a grant.
+    Reply,
+}
+
+const CALL: u32 = 0;
+const REPLY: u32 = 1;
+
+/// The direction of a header and the payload behind it, where it can be told: by msg_type, and without a payload by who supplies which
+/// chunk. RDMA_ERROR has none (RFC 8167 §4.1).
+pub fn direction(header: &Header, payload: &[u8]) -> Option<Direction> {
+    match &header.body {
+        Body::Msg(_) => match Reader(payload.get(4..)?).word().ok()? {
+            CALL => Some(Direction::Call),
+            REPLY => Some(Direction::Reply),
+            _ => None,
+        },
+        Body::NoMsg(lists) if lists.reads.is_empty() => Some(Direction::Reply),
+        Body::NoMsg(_) => Some(Direction::Call),
+        Body::Error(_) => None,
+    }
+}
+
+/// What to do about a message that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Nothing, in silence.
+    Discard(Malformed),
+    /// Send this header, with the current grant as its credits.
+    Answer(Header, Malformed),
+}
+
+/// A call whose header is in order.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Call<'a> {
+    /// Transaction.
+    pub xid: u32,
+    /// Credits requested.
+    pub credits: u32,
+    /// The reduced Payload stream; `None` if it is the first of `reads` (a long call).
+    pub payload: Option<&'a [u8]>,
+    /// Read chunks by ascending Position.
+    pub reads: Vec<ReadChunk>,
+    /// The lists, to be returned by the reply.
+    pub lists: ChunkLists,
+}
+
+/// Takes a message as a responder does.
+///
+/// # Errors
+/// What to do instead.
+pub fn call<'a>(message: &'a [u8], limits: &Limits, profile: Profile) -> Result<Call<'a>, Refusal> {
+    parse_call(message, limits).map_err(|malformed| refused(message, malformed, profile))
+}
+
+/// A responder's manner of refusing `message` for what is wrong with it.
+pub fn refused(message: &[u8], malformed: Malformed, profile: Profile) -> Refusal {
+    let Some((xid, version, procedure)) = header::fixed(message) else {
+        return Refusal::Discard(malformed);
+    };
+    let draft = profile == Profile::Draft04;
+    let silent = match procedure {
+        // A responder that answered errors could answer answers.
+        procedure::ERROR => true,
+        procedure::DONE => !draft,
+        // RFC 8166 §4.5: shorter than any call is not to be parsed at all.
+        _ => message.len() < MIN_LEN && !draft,
+    };
+    if silent {
+        return Refusal::Discard(malformed);
+    }
+    let error = match malformed {
+        Malformed::Version(_) => ErrorBody::Version {
+            low: VERSION,
+            high: VERSION,
+        },
+        _ => ErrorBody::Chunk,
+    };
+    let header = Header {
+        xid,
+        version,
+        credits: 0,
+        body: Body::Error(error),
+    };
+    Refusal::Answer(header, malformed)
+}
+
+fn parse_call<'a>(message: &'a [u8], limits: &Limits) -> Result<Call<'a>, Malformed> {
+    let (header, rest) = Header::parse(message, limits)?;
+    let (xid, credits) = (header.xid, header.credits);
+    match header.body {
+        Body::Msg(lists) => {
+            check_payload(xid, rest, CALL)?;
+            let reads = lists.read_chunks();
+            // The item at position zero would stand before the xid.
+            if reads.first().is_some_and(|chunk| chunk.position == 0) {
+                return Err(Malformed::Position(0));
+            }
+            payload::unreduced(rest.len(), &reads)?;
+            Ok(Call {
+                xid,
+                credits,
+                payload: Some(rest),
+                reads,
+                lists,
+            })
+        }
+        Body::NoMsg(lists) => {
+            let reads = lists.read_chunks();
+            let Some((first, items)) = reads.split_first() else {
+                return Err(Malformed::NoPayload);
+            };
+            if first.position != 0 || first.is_empty() {
+                return Err(Malformed::NoPayload);
+            }
+            // Items may be left out of a long call, too.
+            let inline =
+                usize::try_from(first.octets()).map_err(|_| Malformed::ReadOctets(first.octets()))?;
+            payload::unreduced(inline, items)?;
+            Ok(Call {
+                xid,
+                credits,
+                payload: None,
+                reads,
+                lists,
+            })
+        }
+        Body::Error(_) => Err(Malformed::Procedure(procedure::ERROR)),
+    }
+}
+
+/// A reply whose header is in order. Whether it fits the call is for the requester to see.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Reply<'a> {
+    /// The RPC message, inline.
+    Short {
+        /// Transaction.
+        xid: u32,
+        /// Credits granted.
+        credits: u32,
+        /// What was placed where.
+        lists: ChunkLists,
+        /// The reduced Payload stream.
+        payload: &'a [u8],
+    },
+    /// The RPC message, in the Reply chunk.
+    Long {
+        /// Transaction.
+        xid: u32,
+        /// Credits granted.
+        credits: u32,
+        /// What was placed where.
+        lists: ChunkLists,
+    },
+    /// There will be no RPC reply (RFC 8166 §4.5: "a permanent error"). Its credits count for nothing, since nobody can tell whose they
+    /// are.
+    Error {
+        /// Transaction.
+        xid: u32,
+        /// Why.
+        error: ErrorBody,
+    },
+}
+
+/// Takes a message as a requester does.
+///
+/// # Errors
+/// What is wrong with it: it is to be discarded (RFC 8166 §4.5).
+pub fn reply<'a>(message: &'a [u8], limits: &Limits) -> Result<Reply<'a>, Malformed> {
+    let (header, rest) = Header::parse(message, limits)?;
+    let (xid, credits) = (header.xid, header.credits);
+    match header.body {
+        Body::Msg(lists) | Body::NoMsg(lists) if !lists.reads.is_empty() => Err(Malformed::ReplyReads),
+        Body::Msg(lists) => {
+            check_payload(xid, rest, REPLY)?;
+            Ok(Reply::Short {
+                xid,
+                credits,
+                lists,
+                payload: rest,
+            })
+        }
+        Body::NoMsg(lists) => Ok(Reply::Long { xid, credits, lists }),
+        Body::Error(error) => Ok(Reply::Error { xid, error }),
+    }
+}
+
+/// The payload begins with the header's xid, then with msg_type (RFC 8166 §4.2.1).
+fn check_payload(xid: u32, payload: &[u8], msg_type: u32) -> Result<(), Malformed> {
+    let mut reader = Reader(payload);
+    if reader.word() != Ok(xid) {
+        return Err(Malformed::Xid(xid));
+    }
+    if reader.word() != Ok(msg_type) {
+        return Err(Malformed::Direction);
+    }
+    Ok(())
+}

@@ -1,0 +1,87 @@
+//! RFC 8797.
+
+use proptest::prelude::*;
+use urnic_rpc_rdma::{DEFAULT_INLINE, PrivateData};
+
+const BOTH: PrivateData = PrivateData {
+    remote_invalidation: true,
+    send_size: 4096,
+    receive_size: 8192,
+};
+
+#[test]
+fn rpc_i_02_thresholds_are_the_smaller_of_what_one_sends_and_the_other_receives() {
+    let peer = PrivateData {
+        remote_invalidation: true,
+        send_size: 1024,
+        receive_size: 2048,
+    };
+    assert_eq!((BOTH.threshold(&peer), peer.threshold(&BOTH)), (2048, 1024));
+}
+
+#[test]
+fn rpc_i_02_sizes_are_whole_kibibytes_from_1_to_256() {
+    let octet = |size| {
+        PrivateData {
+            send_size: size,
+            ..BOTH
+        }
+        .emit()[6]
+    };
+    for (size, expected) in [
+        (0, 0),
+        (1023, 0),
+        (1024, 0),
+        (2047, 0),
+        (2048, 1),
+        (262_144, 255),
+        (usize::MAX, 255),
+    ] {
+        assert_eq!(octet(size), expected, "{size}");
+    }
+}
+
+#[test]
+fn rpc_i_01_a_peer_that_says_nothing_takes_1024_octets() {
+    let silent = PrivateData::find(b"something else entirely").unwrap_or_default();
+    assert_eq!(BOTH.threshold(&silent), DEFAULT_INLINE);
+    assert_eq!(silent.threshold(&BOTH), DEFAULT_INLINE);
+    assert!(!silent.remote_invalidation);
+}
+
+#[test]
+fn rpc_i_03_the_magic_is_found_at_any_offset() {
+    for before in 0..9 {
+        let octets = [&vec![0xf6; before][..], &BOTH.emit(), b"more"].concat();
+        assert_eq!(PrivateData::find(&octets), Some(BOTH), "{before}");
+    }
+}
+
+#[test]
+fn rpc_i_03_what_is_cut_short_or_of_another_version_is_ignored() {
+    let octets = BOTH.emit();
+    assert_eq!(PrivateData::find(&octets[..7]), None);
+    for version in [0, 2, 255] {
+        let mut other = octets;
+        other[4] = version;
+        assert_eq!(PrivateData::find(&other), None);
+    }
+}
+
+#[test]
+fn rpc_i_02_reserved_flags_are_ignored() {
+    let mut octets = BOTH.emit();
+    octets[5] = 0xff;
+    assert_eq!(PrivateData::find(&octets), Some(BOTH));
+    octets[5] = 0xfe;
+    assert!(!PrivateData::find(&octets).unwrap().remote_invalidation);
+}
+
+proptest! {
+    #[test]
+    fn what_is_said_is_found(remote_invalidation: bool, send in 1..=256_usize, receive in 1..=256_usize, before: Vec<u8>) {
+        let said = PrivateData { remote_invalidation, send_size: send << 10, receive_size: receive << 10 };
+        prop_assume!(PrivateData::find(&[&before[..], &said.emit()[..7]].concat()).is_none());
+        prop_assert_eq!(PrivateData::find(&[&before[..], &said.emit()].concat()), Some(said));
+    }
+}

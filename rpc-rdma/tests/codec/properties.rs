@@ -1,0 +1,178 @@
+//! What must hold for any octets and any values.
+
+use crate::{emitted, rpc};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use urnic_rpc_rdma::payload::{Piece, padding, positions, unreduced};
+use urnic_rpc_rdma::{
+    Body, ChunkLists, ErrorBody, Header, Limits, Profile, ReadChunk, ReadSegment, Refusal, Segment, VERSION,
+    WriteChunk, call, reply,
+};
+
+const LIMITS: Limits = Limits {
+    segments: 64,
+    read_octets: u64::MAX,
+};
+
+fn segment() -> impl Strategy<Value = Segment> {
+    any::<(u32, u32, u64)>().prop_map(|(handle, length, offset)| Segment {
+        handle,
+        length,
+        offset,
+    })
+}
+
+fn chunk() -> impl Strategy<Value = WriteChunk> {
+    vec(segment(), 0..5).prop_map(WriteChunk)
+}
+
+fn lists() -> impl Strategy<Value = ChunkLists> {
+    let read = (0..100_u32, segment()).prop_map(|(words, segment)| ReadSegment {
+        position: 4 * words,
+        segment,
+    });
+    (vec(read, 0..6), vec(chunk(), 0..5), proptest::option::of(chunk()))
+        .prop_map(|(reads, writes, reply)| ChunkLists { reads, writes, reply })
+}
+
+fn header() -> impl Strategy<Value = Header> {
+    let body = prop_oneof![
+        lists().prop_map(Body::Msg),
+        lists().prop_map(Body::NoMsg),
+        any::<(u32, u32)>().prop_map(|(low, high)| Body::Error(ErrorBody::Version { low, high })),
+        Just(Body::Error(ErrorBody::Chunk)),
+    ];
+    (any::<(u32, u32, u32)>(), body).prop_map(|((xid, version, credits), body)| {
+        let version = if matches!(body, Body::Error(_)) {
+            version
+        } else {
+            VERSION
+        };
+        Header {
+            xid,
+            version,
+            credits,
+            body,
+        }
+    })
+}
+
+/// Words that are often those of a header, so that parsing gets somewhere.
+fn plausible() -> impl Strategy<Value = Vec<u8>> {
+    let word = prop_oneof![4 => 0..5_u32, 1 => any::<u32>()];
+    (any::<u32>(), vec(word, 0..60)).prop_map(|(xid, words)| {
+        let words = [&[xid, 1][..], &words].concat();
+        words.iter().flat_map(|word| word.to_be_bytes()).collect()
+    })
+}
+
+fn takes_or_refuses(octets: &[u8]) {
+    if let Ok((header, rest)) = Header::parse(octets, &LIMITS) {
+        assert_eq!(
+            emitted(&header, rest),
+            octets,
+            "what was understood is said the same way"
+        );
+    }
+    for profile in [Profile::Rfc8166, Profile::Draft04] {
+        match call(octets, &LIMITS, profile) {
+            Ok(call) => {
+                let inline = call.payload.map_or(0, <[u8]>::len);
+                if call.payload.is_some() {
+                    assert!(unreduced(inline, &call.reads).is_ok());
+                }
+            }
+            Err(Refusal::Answer(answer, _)) => {
+                let mut octets = Vec::new();
+                answer.emit(&mut octets);
+                assert!(octets.len() <= 28);
+                assert!(matches!(
+                    call(&octets, &LIMITS, profile),
+                    Err(Refusal::Discard(_))
+                ));
+            }
+            Err(Refusal::Discard(_)) => {}
+        }
+    }
+    let _ = reply(octets, &LIMITS);
+}
+
+proptest! {
+    #[test]
+    fn any_octets_are_taken_or_refused(octets: Vec<u8>) {
+        takes_or_refuses(&octets);
+    }
+
+    #[test]
+    fn plausible_octets_are_taken_or_refused(octets in plausible()) {
+        takes_or_refuses(&octets);
+    }
+
+    #[test]
+    fn what_is_emitted_is_parsed(header in header(), payload: Vec<u8>) {
+        let octets = emitted(&header, &payload);
+        match Header::parse(&octets, &LIMITS) {
+            Ok(parsed) => prop_assert_eq!(parsed, (header, &payload[..])),
+            Err(error) => {
+                let nothing = matches!(&header.body, Body::NoMsg(l) if l.reads.is_empty() && l.reply.is_none());
+                prop_assert!(nothing, "{}", error);
+            }
+        }
+    }
+
+    #[test]
+    fn a_header_cut_anywhere_is_refused(header in header(), cut: prop::sample::Index) {
+        let octets = emitted(&header, &[]);
+        prop_assert!(Header::parse(&octets[..cut.index(octets.len())], &LIMITS).is_err());
+    }
+
+    #[test]
+    fn a_filled_chunk_holds_what_was_asked_and_returns_what_was_offered(offered in chunk(), len: u64) {
+        let fits = len <= offered.octets();
+        let filled = offered.filled(len);
+        prop_assert_eq!(filled.is_some(), fits);
+        if let Some(filled) = filled {
+            prop_assert_eq!(filled.octets(), len);
+            prop_assert!(filled.returns(&offered));
+        }
+    }
+
+    /// Items left out of a stream at any places come back to where they were, with their padding in the chunk or not.
+    #[test]
+    fn what_is_reduced_is_put_back(
+        pieces in vec((vec(any::<u32>(), 1..4), vec(any::<u8>(), 0..30), any::<bool>()), 0..6),
+        tail: Vec<u32>,
+    ) {
+        let octets = |words: &[u32]| words.iter().flat_map(|word| word.to_be_bytes()).collect::<Vec<_>>();
+        let (mut whole, mut inline) = (rpc(7, 0), rpc(7, 0));
+        let mut places = Vec::new();
+        let mut contents = Vec::new();
+        for (before, item, padded) in &pieces {
+            whole.extend(octets(before));
+            inline.extend(octets(before));
+            let padding = padding(item.len() as u64);
+            places.push((inline.len(), item.len() as u64));
+            whole.extend(item);
+            whole.extend(std::iter::repeat_n(0, padding));
+            let brought = if *padded { padding } else { 0 };
+            contents.push([&item[..], &vec![0; brought]].concat());
+        }
+        whole.extend(octets(&tail));
+        inline.extend(octets(&tail));
+
+        let chunks: Vec<_> = positions(places).unwrap().into_iter().zip(&contents).map(|(position, content)| {
+            let (head, rest) = content.split_at(content.len() / 2);
+            let segments = [head, rest].map(|part| Segment { handle: 0, length: part.len() as u32, offset: 0 });
+            ReadChunk { position, segments: segments.to_vec() }
+        }).collect();
+        let mut again = Vec::new();
+        for piece in unreduced(inline.len(), &chunks).unwrap() {
+            match piece {
+                Piece::Inline(range) => again.extend(&inline[range]),
+                Piece::Chunk(index) => again.extend(&contents[index]),
+                Piece::Pad(count) => again.extend(std::iter::repeat_n(0, count)),
+            }
+        }
+        prop_assert_eq!(again, whole);
+    }
+}
