@@ -142,9 +142,9 @@ impl ReadChunk {
             .sum()
     }
 
-    /// Are there no octets in it?
-    pub fn is_empty(&self) -> bool {
-        self.octets() == 0
+    /// Position and octets, as [`payload`](crate::payload) has them.
+    pub fn place(&self) -> (u32, u64) {
+        (self.position, self.octets())
     }
 }
 

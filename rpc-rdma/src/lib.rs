@@ -15,11 +15,13 @@
 //!
 //! Nothing here does I/O. What a peer sent is parsed into values or refused with the reason ([`Malformed`]); [`call`] and [`reply`] say
 //! what a responder and a requester must do with what they got: take it, answer with an error, or discard it in silence. No peer's octets
-//! panic, and none makes us allocate more than [`Limits`] allows.
+//! panic, and none makes us allocate more than [`Limits`] allows. [`engine`] is one end of a connection: it says what to post, and is told
+//! what happened.
 
 #![forbid(unsafe_code)]
 
 mod chunk;
+pub mod engine;
 mod header;
 pub mod payload;
 mod private_data;

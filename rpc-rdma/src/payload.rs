@@ -3,7 +3,6 @@
 //! A *reduced* stream lacks some items together with their XDR padding. A Read chunk's Position is where its item begins in the *unreduced*
 //! stream, so the second one counts the first item and its padding although neither is there.
 
-use crate::chunk::ReadChunk;
 use crate::header::Malformed;
 use crate::xdr::pad;
 use std::ops::Range;
@@ -24,20 +23,21 @@ pub fn padding(len: u64) -> usize {
     pad(len) as usize
 }
 
-/// How the unreduced stream is made of a reduced one of `inline` octets and `chunks`, which are in the order of their positions.
+/// How the unreduced stream is made of a reduced one of `inline` octets and chunks, of which `chunks` has Position and octets by ascending
+/// Position.
 ///
 /// A requester may have left the padding out of a chunk, or put it there, as a longer last segment or as one of its own (§3.4.5.2). Either
 /// way the next octet comes at a multiple of four.
 ///
 /// # Errors
 /// [`Malformed::Position`] for a chunk that begins within the one before, or behind the end of the stream.
-pub fn unreduced(inline: usize, chunks: &[ReadChunk]) -> Result<Vec<Piece>, Malformed> {
+pub fn unreduced(inline: usize, chunks: &[(u32, u64)]) -> Result<Vec<Piece>, Malformed> {
     let mut pieces = Vec::with_capacity(2 * chunks.len() + 1);
     let mut taken = 0;
     let mut offset = 0_u64;
-    for (index, chunk) in chunks.iter().enumerate() {
-        let impossible = Malformed::Position(chunk.position);
-        let before = u64::from(chunk.position).checked_sub(offset).ok_or(impossible)?;
+    for (index, &(position, len)) in chunks.iter().enumerate() {
+        let impossible = Malformed::Position(position);
+        let before = u64::from(position).checked_sub(offset).ok_or(impossible)?;
         let before = usize::try_from(before).map_err(|_| impossible)?;
         if before > inline - taken {
             return Err(impossible);
@@ -47,11 +47,11 @@ pub fn unreduced(inline: usize, chunks: &[ReadChunk]) -> Result<Vec<Piece>, Malf
             taken += before;
         }
         pieces.push(Piece::Chunk(index));
-        let pad = pad(chunk.octets());
+        let pad = pad(len);
         if pad > 0 {
             pieces.push(Piece::Pad(pad as usize));
         }
-        offset = u64::from(chunk.position) + chunk.octets() + pad;
+        offset = u64::from(position) + len + pad;
     }
     if taken < inline {
         pieces.push(Piece::Inline(taken..inline));

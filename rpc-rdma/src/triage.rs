@@ -117,7 +117,7 @@ fn parse_call<'a>(message: &'a [u8], limits: &Limits) -> Result<Call<'a>, Malfor
             if reads.first().is_some_and(|chunk| chunk.position == 0) {
                 return Err(Malformed::Position(0));
             }
-            payload::unreduced(rest.len(), &reads)?;
+            payload::unreduced(rest.len(), &places(&reads))?;
             Ok(Call {
                 xid,
                 credits,
@@ -131,13 +131,13 @@ fn parse_call<'a>(message: &'a [u8], limits: &Limits) -> Result<Call<'a>, Malfor
             let Some((first, items)) = reads.split_first() else {
                 return Err(Malformed::NoPayload);
             };
-            if first.position != 0 || first.is_empty() {
+            if first.position != 0 || first.octets() == 0 {
                 return Err(Malformed::NoPayload);
             }
             // Items may be left out of a long call, too.
             let inline =
                 usize::try_from(first.octets()).map_err(|_| Malformed::ReadOctets(first.octets()))?;
-            payload::unreduced(inline, items)?;
+            payload::unreduced(inline, &places(items))?;
             Ok(Call {
                 xid,
                 credits,
@@ -148,6 +148,10 @@ fn parse_call<'a>(message: &'a [u8], limits: &Limits) -> Result<Call<'a>, Malfor
         }
         Body::Error(_) => Err(Malformed::Procedure(procedure::ERROR)),
     }
+}
+
+fn places(chunks: &[ReadChunk]) -> Vec<(u32, u64)> {
+    chunks.iter().map(ReadChunk::place).collect()
 }
 
 /// A reply whose header is in order. Whether it fits the call is for the requester to see.

@@ -12,7 +12,7 @@ mod properties;
 mod rows;
 mod vectors;
 
-use urnic_rpc_rdma::{Body, ChunkLists, Header, ReadSegment, Segment, VERSION, WriteChunk};
+use urnic_rpc_rdma::{Body, ChunkLists, Header, ReadChunk, ReadSegment, Segment, VERSION, WriteChunk};
 
 fn segment(handle: u32, length: u32, offset: u64) -> Segment {
     Segment {
@@ -68,4 +68,8 @@ fn rpc(xid: u32, msg_type: u32) -> Vec<u8> {
 /// A call of no particular program, with these lists.
 fn call_with(lists: ChunkLists, payload: &[u8]) -> Vec<u8> {
     emitted(&header(7, 32, Body::Msg(lists)), payload)
+}
+
+fn places(chunks: &[ReadChunk]) -> Vec<(u32, u64)> {
+    chunks.iter().map(ReadChunk::place).collect()
 }

@@ -1,6 +1,6 @@
 //! Where items stand in a Payload stream, and their padding.
 
-use crate::{call_with, read, rpc, segment};
+use crate::{call_with, places, read, rpc, segment};
 use hex_literal::hex;
 use urnic_rpc_rdma::payload::{Piece, positions, unreduced};
 use urnic_rpc_rdma::{ChunkLists, Limits, Malformed, Profile, ReadChunk, Refusal, call};
@@ -30,7 +30,7 @@ fn rpc_k_02_positions_count_the_items_before_and_their_padding() {
         "00000005 00000007 eeeeeeee"
     );
     let call = call(&message, &Limits::default(), Profile::default()).unwrap();
-    let pieces = unreduced(call.payload.unwrap().len(), &call.reads).unwrap();
+    let pieces = unreduced(call.payload.unwrap().len(), &places(&call.reads)).unwrap();
     assert_eq!(
         pieces,
         [
@@ -105,7 +105,7 @@ fn rpc_k_03_padding_may_be_in_the_chunk_or_not() {
             &[Piece::Inline(12..16)],
         ]
         .concat();
-        assert_eq!(unreduced(payload.len(), &reads), Ok(expected));
+        assert_eq!(unreduced(payload.len(), &places(&reads)), Ok(expected));
     }
 }
 

@@ -1,6 +1,6 @@
 //! What must hold for any octets and any values.
 
-use crate::{emitted, rpc};
+use crate::{emitted, places, rpc};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use urnic_rpc_rdma::payload::{Piece, padding, positions, unreduced};
@@ -79,7 +79,7 @@ fn takes_or_refuses(octets: &[u8]) {
             Ok(call) => {
                 let inline = call.payload.map_or(0, <[u8]>::len);
                 if call.payload.is_some() {
-                    assert!(unreduced(inline, &call.reads).is_ok());
+                    assert!(unreduced(inline, &places(&call.reads)).is_ok());
                 }
             }
             Err(Refusal::Answer(answer, _)) => {
@@ -145,13 +145,13 @@ proptest! {
     ) {
         let octets = |words: &[u32]| words.iter().flat_map(|word| word.to_be_bytes()).collect::<Vec<_>>();
         let (mut whole, mut inline) = (rpc(7, 0), rpc(7, 0));
-        let mut places = Vec::new();
+        let mut left_out = Vec::new();
         let mut contents = Vec::new();
         for (before, item, padded) in &pieces {
             whole.extend(octets(before));
             inline.extend(octets(before));
             let padding = padding(item.len() as u64);
-            places.push((inline.len(), item.len() as u64));
+            left_out.push((inline.len(), item.len() as u64));
             whole.extend(item);
             whole.extend(std::iter::repeat_n(0, padding));
             let brought = if *padded { padding } else { 0 };
@@ -160,13 +160,13 @@ proptest! {
         whole.extend(octets(&tail));
         inline.extend(octets(&tail));
 
-        let chunks: Vec<_> = positions(places).unwrap().into_iter().zip(&contents).map(|(position, content)| {
+        let chunks: Vec<_> = positions(left_out).unwrap().into_iter().zip(&contents).map(|(position, content)| {
             let (head, rest) = content.split_at(content.len() / 2);
             let segments = [head, rest].map(|part| Segment { handle: 0, length: part.len() as u32, offset: 0 });
             ReadChunk { position, segments: segments.to_vec() }
         }).collect();
         let mut again = Vec::new();
-        for piece in unreduced(inline.len(), &chunks).unwrap() {
+        for piece in unreduced(inline.len(), &places(&chunks)).unwrap() {
             match piece {
                 Piece::Inline(range) => again.extend(&inline[range]),
                 Piece::Chunk(index) => again.extend(&contents[index]),

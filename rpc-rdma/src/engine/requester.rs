@@ -1,0 +1,595 @@
+//! Calls of ours: sent when there are credits, with their memory exposed; over when the peer has no access to it any more.
+
+use super::gather::{Gather, well_placed};
+use super::plan::Plan;
+use super::{
+    Access, Action, Answer, Call, CallError, Closing, Event, Exposed, Invalid, Message, Outbox, RegionId,
+    Terms,
+};
+use crate::chunk::{ChunkLists, ReadSegment, Segment, WriteChunk};
+use crate::header::{Body, Header, VERSION};
+use crate::payload::positions;
+use crate::triage;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// What a region is of its call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// The position-zero Read chunk.
+    Message,
+    /// The Read chunk of an argument.
+    Argument(usize),
+    /// The Write chunk of a result.
+    Result(usize),
+    /// The Reply chunk.
+    Reply,
+}
+
+/// A region's life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Exposure {
+    /// Register was asked for.
+    Asked,
+    /// The peer may have access, by these.
+    Open(Vec<Segment>),
+    /// Release was asked for.
+    Closing,
+    /// Release failed: open until the connection is gone.
+    Stuck,
+    /// The peer has none.
+    Closed,
+}
+
+#[derive(Debug)]
+struct Region {
+    id: RegionId,
+    part: Part,
+    exposure: Exposure,
+}
+
+#[derive(Debug)]
+enum State {
+    /// For a connection, or for credits.
+    Queued,
+    /// Its memory is being registered.
+    Registering,
+    /// The peer has it.
+    Sent,
+    /// Its memory is being taken back; then this is how it ends, or it is queued again.
+    Ending(Option<Result<Answer, CallError>>),
+}
+
+#[derive(Debug)]
+struct Outstanding<M> {
+    call: Call<M>,
+    /// Calls are sent, and sent again, in the order in which they were made.
+    order: u64,
+    regions: Vec<Region>,
+    state: State,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Requester<M> {
+    chunks: bool,
+    /// Segments of a region, at most.
+    segments: usize,
+    /// Credits asked for.
+    requested: u32,
+    /// Credits granted.
+    granted: u32,
+    /// `None` while there is no connection, or the peer is not ready for calls.
+    terms: Option<Terms>,
+    calls: HashMap<u32, Outstanding<M>>,
+    queue: BTreeMap<u64, u32>,
+    /// Calls of this connection that the peer has not answered, also those that were cancelled since: what credits count.
+    unanswered: HashSet<u32>,
+    regions: HashMap<RegionId, u32>,
+    made: u64,
+    exposed: u64,
+}
+
+impl<M: Clone> Requester<M> {
+    pub(super) fn new(requested: u32, segments: usize, chunks: bool) -> Self {
+        Self {
+            chunks,
+            segments,
+            requested,
+            granted: 1,
+            terms: None,
+            calls: HashMap::new(),
+            queue: BTreeMap::new(),
+            unanswered: HashSet::new(),
+            regions: HashMap::new(),
+            made: 0,
+            exposed: 0,
+        }
+    }
+
+    /// Calls whose replies may come.
+    pub(super) fn unanswered(&self) -> usize {
+        self.unanswered.len()
+    }
+
+    /// Calls that are not over.
+    pub(super) fn outstanding(&self) -> usize {
+        self.calls.len()
+    }
+
+    pub(super) fn is_outstanding(&self, xid: u32) -> bool {
+        self.unanswered.contains(&xid)
+    }
+
+    pub(super) fn request(&mut self, credits: u32, out: &mut Outbox<M>) {
+        self.requested = credits.max(1);
+        self.pump(out);
+    }
+
+    pub(super) fn connected(&mut self, terms: Terms, out: &mut Outbox<M>) {
+        self.terms = Some(terms);
+        // RFC 8166 §3.3.3: one, until a reply says more.
+        self.granted = 1;
+        self.pump(out);
+    }
+
+    pub(super) fn disconnected(&mut self, out: &mut Outbox<M>) {
+        self.terms = None;
+        self.unanswered.clear();
+        let mut xids: Vec<_> = self.calls.iter().map(|(xid, call)| (call.order, *xid)).collect();
+        xids.sort_unstable();
+        for (_, xid) in xids {
+            let Some(call) = self.calls.get_mut(&xid) else {
+                continue;
+            };
+            for region in &mut call.regions {
+                if region.exposure == Exposure::Stuck {
+                    region.exposure = Exposure::Closed;
+                }
+            }
+            // What was not answered is sent again, with the same xid, over the next connection.
+            if matches!(call.state, State::Registering | State::Sent) {
+                call.state = State::Ending(None);
+            }
+            self.withdraw(xid, None, out);
+        }
+    }
+
+    pub(super) fn call(&mut self, call: Call<M>, out: &mut Outbox<M>) -> Result<u32, Invalid> {
+        let words = call.message.first_chunk::<8>().ok_or(Invalid::NotACall)?;
+        let [a, b, c, d, 0, 0, 0, 0] = *words else {
+            return Err(Invalid::NotACall);
+        };
+        let xid = u32::from_be_bytes([a, b, c, d]);
+        if !well_placed(call.message.len(), &call.arguments) || call.results.iter().any(|item| item.len == 0)
+        {
+            return Err(Invalid::Items);
+        }
+        // A cancelled call's xid is free when its reply has come, or can come no more.
+        if self.calls.contains_key(&xid) || self.unanswered.contains(&xid) {
+            return Err(Invalid::XidInUse(xid));
+        }
+        self.made += 1;
+        let order = self.made;
+        let outstanding = Outstanding {
+            call,
+            order,
+            regions: Vec::new(),
+            state: State::Queued,
+        };
+        self.calls.insert(xid, outstanding);
+        self.queue.insert(order, xid);
+        self.pump(out);
+        Ok(xid)
+    }
+
+    pub(super) fn cancel(&mut self, xid: u32, out: &mut Outbox<M>) -> bool {
+        let Some(call) = self.calls.get(&xid) else {
+            return false;
+        };
+        match call.state {
+            // Answered already, and about to end as it did.
+            State::Ending(Some(_)) => {}
+            State::Queued | State::Registering | State::Ending(None) => {
+                self.unanswered.remove(&xid);
+                self.end(xid, Err(CallError::Cancelled), None, out);
+            }
+            // The peer goes on with it, and its credit is in use until it answers.
+            State::Sent => self.end(xid, Err(CallError::Cancelled), None, out),
+        }
+        self.pump(out);
+        true
+    }
+
+    /// Starts what credits allow.
+    fn pump(&mut self, out: &mut Outbox<M>) {
+        let Some(terms) = self.terms else { return };
+        // RFC 8166 §3.3.1: the lower of requested and granted, less those in flight.
+        while self.unanswered.len() < self.requested.min(self.granted) as usize {
+            let Some((_, xid)) = self.queue.pop_first() else {
+                return;
+            };
+            self.start(xid, &terms, out);
+        }
+    }
+
+    fn start(&mut self, xid: u32, terms: &Terms, out: &mut Outbox<M>) {
+        let Some(outstanding) = self.calls.get_mut(&xid) else {
+            return;
+        };
+        let call = &outstanding.call;
+        let plan = match Plan::of(call, terms, self.segments, self.chunks) {
+            Ok(plan) => plan,
+            Err(error) => return self.end(xid, Err(error), None, out),
+        };
+        let mut parts = Vec::new();
+        if plan.long_call {
+            parts.push((Part::Message, Exposed::Octets(call.message.clone())));
+        }
+        let memory = |item: &super::Item<M>| Exposed::Memory(item.memory.clone(), item.len);
+        if plan.read_arguments {
+            let arguments = call.arguments.iter().enumerate();
+            // There is no memory behind an empty item, and nothing to be read.
+            let arguments = arguments.filter(|(_, item)| item.len > 0);
+            parts.extend(arguments.map(|(index, item)| (Part::Argument(index), memory(item))));
+        }
+        if plan.write_results {
+            let results = call.results.iter().enumerate();
+            parts.extend(results.map(|(index, item)| (Part::Result(index), memory(item))));
+        }
+        if plan.long_reply {
+            let Ok(len) = u32::try_from(call.max_reply) else {
+                return self.end(xid, Err(CallError::TooLong), None, out);
+            };
+            parts.push((Part::Reply, Exposed::Fresh(len)));
+        }
+        self.unanswered.insert(xid);
+        outstanding.regions.clear();
+        outstanding.state = State::Registering;
+        for (part, what) in parts {
+            self.exposed += 1;
+            let id = RegionId(self.exposed);
+            let access = match part {
+                Part::Message | Part::Argument(_) => Access::RemoteRead,
+                Part::Result(_) | Part::Reply => Access::RemoteWrite,
+            };
+            outstanding.regions.push(Region {
+                id,
+                part,
+                exposure: Exposure::Asked,
+            });
+            self.regions.insert(id, xid);
+            out.actions.push(Action::Register {
+                region: id,
+                what,
+                access,
+            });
+        }
+        self.send_if_registered(xid, out);
+    }
+
+    pub(super) fn registered(&mut self, id: RegionId, segments: Vec<Segment>, out: &mut Outbox<M>) {
+        let Some(xid) = self.expose(id, Exposure::Open(segments)) else {
+            return;
+        };
+        if matches!(
+            self.calls.get(&xid),
+            Some(Outstanding {
+                state: State::Registering,
+                ..
+            })
+        ) {
+            self.send_if_registered(xid, out);
+        } else {
+            // The call was cancelled, or the connection lost, in the meantime.
+            self.withdraw(xid, None, out);
+        }
+        self.pump(out);
+    }
+
+    pub(super) fn register_failed(&mut self, id: RegionId, out: &mut Outbox<M>) {
+        let Some(xid) = self.expose(id, Exposure::Closed) else {
+            return;
+        };
+        if matches!(
+            self.calls.get(&xid),
+            Some(Outstanding {
+                state: State::Registering,
+                ..
+            })
+        ) {
+            self.unanswered.remove(&xid);
+            self.end(xid, Err(CallError::Register), None, out);
+        } else {
+            self.withdraw(xid, None, out);
+        }
+        self.pump(out);
+    }
+
+    pub(super) fn released(&mut self, id: RegionId, out: &mut Outbox<M>) {
+        let Some(xid) = self.expose(id, Exposure::Closed) else {
+            return;
+        };
+        self.withdraw(xid, None, out);
+        self.pump(out);
+    }
+
+    pub(super) fn release_failed(&mut self, id: RegionId, out: &mut Outbox<M>) {
+        if self.terms.is_none() {
+            return self.released(id, out);
+        }
+        if self.expose(id, Exposure::Stuck).is_some() {
+            out.actions.push(Action::Close(Closing::Release));
+        }
+    }
+
+    fn expose(&mut self, id: RegionId, exposure: Exposure) -> Option<u32> {
+        let xid = *self.regions.get(&id)?;
+        let region = self
+            .calls
+            .get_mut(&xid)?
+            .regions
+            .iter_mut()
+            .find(|region| region.id == id)?;
+        if exposure == Exposure::Closed {
+            self.regions.remove(&id);
+        }
+        region.exposure = exposure;
+        Some(xid)
+    }
+
+    fn send_if_registered(&mut self, xid: u32, out: &mut Outbox<M>) {
+        let (Some(terms), Some(outstanding)) = (self.terms, self.calls.get_mut(&xid)) else {
+            return;
+        };
+        if outstanding
+            .regions
+            .iter()
+            .any(|region| region.exposure == Exposure::Asked)
+        {
+            return;
+        }
+        let Some(message) = compose(xid, self.requested, outstanding) else {
+            self.unanswered.remove(&xid);
+            return self.end(xid, Err(CallError::TooLong), None, out);
+        };
+        // More segments than the plan allowed for.
+        if message.len() > terms.send {
+            self.unanswered.remove(&xid);
+            return self.end(xid, Err(CallError::TooLong), None, out);
+        }
+        outstanding.state = State::Sent;
+        let work = out.work();
+        out.actions.push(Action::Send {
+            work,
+            pieces: message.into_spans(),
+            invalidate: None,
+        });
+    }
+
+    pub(super) fn replied(&mut self, reply: triage::Reply, invalidated: Option<u32>, out: &mut Outbox<M>) {
+        let (triage::Reply::Short { xid, .. }
+        | triage::Reply::Long { xid, .. }
+        | triage::Reply::Error { xid, .. }) = reply;
+        if !self.unanswered.contains(&xid) {
+            return;
+        }
+        let outcome = match self.calls.get(&xid) {
+            // Nobody can have answered that.
+            Some(call) if matches!(call.state, State::Registering) => return,
+            Some(call) if matches!(call.state, State::Sent) => match reply {
+                triage::Reply::Error { error, .. } => Some(Err(CallError::Refused(error))),
+                // RFC 8166 §4.5: what does not fit the call is discarded as if it had not come.
+                _ => match fit(call, &reply) {
+                    Some(answer) => Some(Ok(answer)),
+                    None => return,
+                },
+            },
+            // Cancelled: only the credit is of interest.
+            _ => None,
+        };
+        self.unanswered.remove(&xid);
+        if let triage::Reply::Short { credits, .. } | triage::Reply::Long { credits, .. } = reply {
+            // A grant of none would be for ever (RPC-C-04).
+            self.granted = credits.max(1);
+        }
+        if let Some(outcome) = outcome {
+            self.end(xid, outcome, invalidated, out);
+        }
+        self.pump(out);
+    }
+
+    /// Does a call count on this handle still?
+    pub(super) fn exposes(&self, handle: u32) -> bool {
+        let regions = self.calls.values().flat_map(|call| &call.regions);
+        regions
+            .filter_map(Region::segments)
+            .flatten()
+            .any(|segment| segment.handle == handle)
+    }
+
+    /// The call ends so, when its memory is back.
+    fn end(
+        &mut self,
+        xid: u32,
+        outcome: Result<Answer, CallError>,
+        invalidated: Option<u32>,
+        out: &mut Outbox<M>,
+    ) {
+        let Some(call) = self.calls.get_mut(&xid) else {
+            return;
+        };
+        self.queue.remove(&call.order);
+        call.state = State::Ending(Some(outcome));
+        self.withdraw(xid, invalidated, out);
+    }
+
+    /// Takes back the memory of a call that is ending, and ends it when all is back.
+    fn withdraw(&mut self, xid: u32, invalidated: Option<u32>, out: &mut Outbox<M>) {
+        let Some(call) = self.calls.get_mut(&xid) else {
+            return;
+        };
+        if !matches!(call.state, State::Ending(_)) {
+            return;
+        }
+        let wanted = match &call.state {
+            State::Ending(Some(Ok(Answer {
+                message: Message::Long { region, .. },
+                ..
+            }))) => Some(*region),
+            _ => None,
+        };
+        for region in &mut call.regions {
+            let Exposure::Open(segments) = &region.exposure else {
+                continue;
+            };
+            let invalidated =
+                invalidated.filter(|handle| segments.iter().any(|segment| segment.handle == *handle));
+            out.actions.push(Action::Release {
+                region: region.id,
+                invalidated,
+                keep: wanted == Some(region.id),
+            });
+            region.exposure = Exposure::Closing;
+        }
+        if call
+            .regions
+            .iter()
+            .any(|region| region.exposure != Exposure::Closed)
+        {
+            return;
+        }
+        call.regions.clear();
+        if matches!(call.state, State::Ending(None)) {
+            call.state = State::Queued;
+            self.queue.insert(call.order, xid);
+        } else if let Some(Outstanding {
+            call,
+            state: State::Ending(Some(outcome)),
+            ..
+        }) = self.calls.remove(&xid)
+        {
+            out.events.push(Event::Answered { xid, call, outcome });
+        }
+    }
+}
+
+impl Region {
+    const fn segments(&self) -> Option<&Vec<Segment>> {
+        match &self.exposure {
+            Exposure::Open(segments) => Some(segments),
+            _ => None,
+        }
+    }
+}
+
+impl<M> Outstanding<M> {
+    fn segments(&self, part: Part) -> Option<&Vec<Segment>> {
+        self.regions.iter().find(|region| region.part == part)?.segments()
+    }
+
+    /// The Write list, with a chunk for each result that has memory of its own.
+    fn writes(&self) -> Vec<WriteChunk> {
+        (0..self.call.results.len())
+            .filter_map(|index| self.segments(Part::Result(index)).cloned().map(WriteChunk))
+            .collect()
+    }
+}
+
+/// The Send that makes the call.
+fn compose<M: Clone>(xid: u32, credits: u32, outstanding: &Outstanding<M>) -> Option<Gather<M>> {
+    let call = &outstanding.call;
+    let mut lists = ChunkLists {
+        reads: Vec::new(),
+        writes: outstanding.writes(),
+        reply: outstanding.segments(Part::Reply).cloned().map(WriteChunk),
+    };
+    let long = outstanding.segments(Part::Message);
+    let mut read = |position, segments: &[Segment]| {
+        let entries = segments.iter().map(|segment| ReadSegment {
+            position,
+            segment: *segment,
+        });
+        lists.reads.extend(entries);
+    };
+    if let Some(segments) = long {
+        read(0, segments);
+    }
+    // Either all arguments that have octets are chunks, or none is.
+    let chunks = (0..call.arguments.len()).any(|index| outstanding.segments(Part::Argument(index)).is_some());
+    let places = call
+        .arguments
+        .iter()
+        .map(|item| (item.offset, u64::from(item.len)));
+    if chunks {
+        for (index, position) in positions(places)?.into_iter().enumerate() {
+            if let Some(segments) = outstanding.segments(Part::Argument(index)) {
+                read(position, segments);
+            }
+        }
+    }
+    let body = if long.is_some() {
+        Body::NoMsg(lists)
+    } else {
+        Body::Msg(lists)
+    };
+    let header = Header {
+        xid,
+        version: VERSION,
+        credits,
+        body,
+    };
+    let mut octets = Vec::new();
+    header.emit(&mut octets);
+    let mut message = Gather::octets(octets);
+    if long.is_none() {
+        let inline = if chunks { &[][..] } else { &call.arguments };
+        message.append(Gather::with_items(&call.message, inline));
+    }
+    Some(message)
+}
+
+/// What a reply says, if it can be one to this call.
+fn fit<M>(outstanding: &Outstanding<M>, reply: &triage::Reply) -> Option<Answer> {
+    let (lists, message) = match reply {
+        triage::Reply::Short { lists, payload, .. } => (lists, Message::Short(payload.to_vec())),
+        triage::Reply::Long { lists, .. } => {
+            let region = outstanding
+                .regions
+                .iter()
+                .find(|region| region.part == Part::Reply)?;
+            let offered = WriteChunk(region.segments()?.clone());
+            let returned = lists.reply.as_ref()?;
+            let len = u32::try_from(returned.octets()).ok()?;
+            // Less than an xid and msg_type is no reply.
+            if !returned.returns(&offered) || len < 8 {
+                return None;
+            }
+            (
+                lists,
+                Message::Long {
+                    region: region.id,
+                    len,
+                },
+            )
+        }
+        triage::Reply::Error { .. } => return None,
+    };
+    let mut returned = lists.writes.iter();
+    let mut placed = Vec::with_capacity(outstanding.call.results.len());
+    for index in 0..outstanding.call.results.len() {
+        let Some(segments) = outstanding.segments(Part::Result(index)) else {
+            placed.push(None);
+            continue;
+        };
+        // A list that is cut short leaves the rest unused.
+        let len = match returned.next() {
+            Some(chunk) if chunk.returns(&WriteChunk(segments.clone())) => {
+                u32::try_from(chunk.octets()).ok()?
+            }
+            Some(_) => return None,
+            None => 0,
+        };
+        placed.push(Some(len));
+    }
+    returned.next().is_none().then_some(Answer { message, placed })
+}

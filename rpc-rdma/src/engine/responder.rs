@@ -1,0 +1,398 @@
+//! Calls of the peer's: fetched, handed to the consumer, and answered.
+
+use super::gather::{Gather, well_placed};
+use super::{Action, CallId, Closing, Event, Incoming, Outbox, Reply, Terms, WorkId};
+use crate::chunk::{ChunkLists, ReadChunk, Segment, WriteChunk};
+use crate::header::{Body, ErrorBody, Header, Limits, Malformed, VERSION};
+use crate::triage::{self, Profile, Refusal};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+/// There is no such call, or not any more: its connection is gone, or it was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no such call")]
+pub struct UnknownCall;
+
+/// A call that is not answered yet.
+#[derive(Debug)]
+struct Held {
+    xid: u32,
+    lists: ChunkLists,
+    /// What the consumer will be told when all is fetched.
+    incoming: Option<Incoming>,
+    /// Reads that have not completed.
+    reads: usize,
+}
+
+/// A Read that waits for its turn.
+#[derive(Debug)]
+struct Waiting {
+    call: CallId,
+    item: usize,
+    length: u64,
+    at: u64,
+    remote: Segment,
+}
+
+/// What a work is for.
+#[derive(Debug)]
+enum Work {
+    Read(CallId),
+    Reply(CallId),
+    Error,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Responder {
+    profile: Profile,
+    limits: Limits,
+    chunks: bool,
+    /// Credits granted from now on. 0: calls are not taken.
+    grant: u32,
+    /// Receives that the peer may count on for calls. Less than are granted while calls are held; more after the grant was lowered, until
+    /// enough replies told the peer so.
+    promised: usize,
+    /// Reads at a time.
+    max_reads: usize,
+    terms: Option<Terms>,
+    calls: HashMap<CallId, Held>,
+    works: HashMap<WorkId, Work>,
+    waiting: VecDeque<Waiting>,
+    reading: usize,
+    /// RDMA_ERRORs that are on their way.
+    errors: usize,
+    taken: u64,
+    /// Transactions that broke a connection: to be refused when they come again (RFC 8166 §4.5.3).
+    refused: BTreeSet<u32>,
+}
+
+/// Transactions remembered in that way; more are forgotten, lowest xid first.
+const REFUSED: usize = 64;
+
+impl Responder {
+    pub(super) fn new(grant: u32, max_reads: usize, limits: Limits, profile: Profile, chunks: bool) -> Self {
+        Self {
+            profile,
+            limits,
+            chunks,
+            grant,
+            promised: 0,
+            max_reads: max_reads.max(1),
+            terms: None,
+            calls: HashMap::new(),
+            works: HashMap::new(),
+            waiting: VecDeque::new(),
+            reading: 0,
+            errors: 0,
+            taken: 0,
+            refused: BTreeSet::new(),
+        }
+    }
+
+    /// Receives that calls may need, from now on.
+    pub(super) fn promise(&mut self) -> usize {
+        let free = (self.grant as usize).saturating_sub(self.calls.len());
+        self.promised = self.promised.max(free);
+        self.promised
+    }
+
+    pub(super) const fn takes_calls(&self) -> bool {
+        self.grant > 0
+    }
+
+    pub(super) const fn set_grant(&mut self, credits: u32) {
+        self.grant = credits;
+    }
+
+    pub(super) fn refuse(&mut self, xids: impl IntoIterator<Item = u32>) {
+        self.refused.extend(xids);
+        while self.refused.len() > REFUSED {
+            self.refused.pop_first();
+        }
+    }
+
+    pub(super) fn refused(&self) -> impl Iterator<Item = u32> {
+        self.refused.iter().copied()
+    }
+
+    pub(super) fn connected(&mut self, terms: Terms) {
+        self.terms = Some(terms);
+        self.promised = 0;
+        self.promise();
+    }
+
+    pub(super) fn disconnected<M>(&mut self, out: &mut Outbox<M>) {
+        self.terms = None;
+        self.waiting.clear();
+        (self.reading, self.errors) = (0, 0);
+        let mut gone: BTreeSet<_> = self.calls.drain().map(|(call, _)| call).collect();
+        gone.extend(self.works.drain().filter_map(|(_, work)| match work {
+            Work::Reply(call) => Some(call),
+            Work::Read(_) | Work::Error => None,
+        }));
+        out.events.extend(gone.into_iter().map(Event::Finished));
+    }
+
+    pub(super) fn received<M: Clone>(&mut self, message: &[u8], out: &mut Outbox<M>) {
+        match triage::call(message, &self.limits, self.profile) {
+            Ok(call) if !self.chunks && !call.lists.is_empty() => {
+                // RFC 8167 §5.3: chunks are not for this direction.
+                let refusal = triage::refused(message, Malformed::Segments, self.profile);
+                self.refusal(refusal, out);
+            }
+            Ok(call) if self.refused.remove(&call.xid) => self.error(call.xid, ErrorBody::Chunk, out),
+            Ok(call) => self.take(call, out),
+            Err(refusal) => self.refusal(refusal, out),
+        }
+    }
+
+    pub(super) fn refusal<M: Clone>(&mut self, refusal: Refusal, out: &mut Outbox<M>) {
+        if let Refusal::Answer(header, _) = refusal {
+            self.send_error(header, out);
+        }
+    }
+
+    fn error<M: Clone>(&mut self, xid: u32, error: ErrorBody, out: &mut Outbox<M>) {
+        let header = Header {
+            xid,
+            version: VERSION,
+            credits: 0,
+            body: Body::Error(error),
+        };
+        self.send_error(header, out);
+    }
+
+    fn send_error<M: Clone>(&mut self, header: Header, out: &mut Outbox<M>) {
+        // A peer that takes no answers makes us hold no more of them than it has credits.
+        if self.errors >= (self.grant as usize).max(1) {
+            return out.actions.push(Action::Close(Closing::Faults));
+        }
+        let credits = self.grant.max(1);
+        let mut octets = Vec::new();
+        Header { credits, ..header }.emit(&mut octets);
+        self.errors += 1;
+        let work = out.work();
+        self.works.insert(work, Work::Error);
+        out.actions.push(Action::Send {
+            work,
+            pieces: Gather::octets(octets).into_spans(),
+            invalidate: None,
+        });
+    }
+
+    fn take<M>(&mut self, call: triage::Call, out: &mut Outbox<M>) {
+        // Its receive is used up. Those of messages that are refused or discarded are posted anew: no reply to them tells of a lower grant.
+        self.promised = self.promised.saturating_sub(1);
+        self.taken += 1;
+        let id = CallId(self.taken);
+        let room = |chunk: &WriteChunk| (!chunk.is_empty()).then(|| chunk.octets());
+        let incoming = Incoming {
+            call: id,
+            xid: call.xid,
+            message: call.payload.map(<[u8]>::to_vec),
+            items: call.reads.iter().map(ReadChunk::place).collect(),
+            results: call.lists.writes.iter().map(room).collect(),
+            reply: call.lists.reply.as_ref().map(WriteChunk::octets),
+        };
+        let mut reads = 0;
+        for (item, chunk) in call.reads.iter().enumerate() {
+            let mut at = 0;
+            for segment in chunk.segments.iter().filter(|segment| segment.length > 0) {
+                self.waiting.push_back(Waiting {
+                    call: id,
+                    item,
+                    length: chunk.octets(),
+                    at,
+                    remote: *segment,
+                });
+                at += u64::from(segment.length);
+                reads += 1;
+            }
+        }
+        let held = Held {
+            xid: call.xid,
+            lists: call.lists,
+            incoming: Some(incoming),
+            reads,
+        };
+        self.calls.insert(id, held);
+        self.read(out);
+        self.hand_over(id, out);
+    }
+
+    /// Posts the Reads that may be.
+    fn read<M>(&mut self, out: &mut Outbox<M>) {
+        while self.reading < self.max_reads
+            && let Some(next) = self.waiting.pop_front()
+        {
+            self.reading += 1;
+            let work = out.work();
+            self.works.insert(work, Work::Read(next.call));
+            out.actions.push(Action::Read {
+                work,
+                call: next.call,
+                item: next.item,
+                length: next.length,
+                at: next.at,
+                remote: next.remote,
+            });
+        }
+    }
+
+    fn hand_over<M>(&mut self, call: CallId, out: &mut Outbox<M>) {
+        if let Some(held) = self.calls.get_mut(&call)
+            && held.reads == 0
+            && let Some(incoming) = held.incoming.take()
+        {
+            out.events.push(Event::Called(incoming));
+        }
+    }
+
+    pub(super) fn completed<M>(&mut self, work: WorkId, out: &mut Outbox<M>) {
+        match self.works.remove(&work) {
+            Some(Work::Read(call)) => {
+                self.reading -= 1;
+                if let Some(held) = self.calls.get_mut(&call) {
+                    held.reads -= 1;
+                }
+                self.read(out);
+                self.hand_over(call, out);
+            }
+            Some(Work::Reply(call)) => out.events.push(Event::Finished(call)),
+            Some(Work::Error) => self.errors -= 1,
+            None => {}
+        }
+    }
+
+    /// The connection is about to break for this.
+    pub(super) fn failed(&mut self, work: WorkId) {
+        if let Some(Work::Read(call)) = self.works.get(&work)
+            && let Some(held) = self.calls.get(call)
+        {
+            self.refuse([held.xid]);
+        }
+    }
+
+    pub(super) fn drop_call<M>(&mut self, call: CallId, out: &mut Outbox<M>) -> Result<(), UnknownCall> {
+        self.calls.contains_key(&call).then_some(()).ok_or(UnknownCall)?;
+        out.actions.push(Action::Close(Closing::Dropped));
+        Ok(())
+    }
+
+    pub(super) fn reply<M: Clone>(
+        &mut self,
+        call: CallId,
+        reply: &Reply<M>,
+        out: &mut Outbox<M>,
+    ) -> Result<(), UnknownCall> {
+        let Some(terms) = self.terms else {
+            return Err(UnknownCall);
+        };
+        // Handed over, that is: what is still being fetched nobody can answer.
+        if self.calls.get(&call).is_none_or(|held| held.incoming.is_some()) {
+            return Err(UnknownCall);
+        }
+        let held = self.calls.remove(&call).ok_or(UnknownCall)?;
+        // Now, as the grant may change before the receives are posted.
+        self.promise();
+        let work = out.work();
+        self.works.insert(work, Work::Reply(call));
+        let made = compose(&held, reply, &terms, self.grant.max(1));
+        let (writes, message) = made.unwrap_or_else(|| {
+            // There is no room for it, so there can be no RPC reply (RFC 8166 §4.5.3). Nobody heeds an error's credits.
+            self.promised += 1;
+            let header = Header {
+                xid: held.xid,
+                version: VERSION,
+                credits: self.grant.max(1),
+                body: Body::Error(ErrorBody::Chunk),
+            };
+            let mut octets = Vec::new();
+            header.emit(&mut octets);
+            (Vec::new(), Gather::octets(octets))
+        });
+        out.actions.extend(writes);
+        out.actions.push(Action::Send {
+            work,
+            pieces: message.into_spans(),
+            invalidate: terms
+                .remote_invalidation
+                .then(|| held.lists.handles().next())
+                .flatten(),
+        });
+        Ok(())
+    }
+}
+
+/// The RDMA Writes and the Send that make the reply; `None` if it fits nowhere.
+fn compose<M: Clone>(
+    held: &Held,
+    reply: &Reply<M>,
+    terms: &Terms,
+    credits: u32,
+) -> Option<(Vec<Action<M>>, Gather<M>)> {
+    if !well_placed(reply.message.len(), &reply.results) {
+        return None;
+    }
+    let mut actions = Vec::new();
+    let mut inline = Vec::new();
+    let mut writes = Vec::new();
+    let mut chunks = held.lists.writes.iter();
+    // RFC 8166 §4.3.2.1: each result takes the next chunk; those for which there is none, or an empty one, go inline.
+    for item in &reply.results {
+        match chunks.next() {
+            Some(chunk) if !chunk.is_empty() => {
+                let filled = chunk.filled(u64::from(item.len))?;
+                write(Gather::memory(&item.memory, item.len), &filled, &mut actions);
+                writes.push(filled);
+            }
+            chunk => {
+                writes.extend(chunk.cloned());
+                inline.push(item);
+            }
+        }
+    }
+    // What is left is returned unused.
+    writes.extend(chunks.filter_map(|chunk| chunk.filled(0)));
+
+    let payload = Gather::with_items(&reply.message, inline);
+    let offered = held.lists.reply.as_ref();
+    let header = |body| Header {
+        xid: held.xid,
+        version: VERSION,
+        credits,
+        body,
+    };
+    let lists = |reply| ChunkLists {
+        reads: Vec::new(),
+        writes: writes.clone(),
+        reply,
+    };
+    let short = header(Body::Msg(lists(offered.and_then(|chunk| chunk.filled(0)))));
+    let mut octets = Vec::new();
+    if short.encoded_len() + payload.len() <= terms.send {
+        short.emit(&mut octets);
+        let mut message = Gather::octets(octets);
+        message.append(payload);
+        return Some((actions, message));
+    }
+    let filled = offered?.filled(payload.len() as u64)?;
+    write(payload, &filled, &mut actions);
+    let long = header(Body::NoMsg(lists(Some(filled))));
+    if long.encoded_len() > terms.send {
+        return None;
+    }
+    long.emit(&mut octets);
+    Some((actions, Gather::octets(octets)))
+}
+
+/// The Writes that place `octets` in a chunk whose lengths are theirs.
+fn write<M: Clone>(mut octets: Gather<M>, chunk: &WriteChunk, actions: &mut Vec<Action<M>>) {
+    for remote in chunk.0.iter().filter(|segment| segment.length > 0) {
+        let pieces = octets.take(remote.length as usize);
+        actions.push(Action::Write {
+            pieces,
+            remote: *remote,
+        });
+    }
+}

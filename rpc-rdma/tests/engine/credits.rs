@@ -1,0 +1,255 @@
+//! Credits and receives (RFC 8166 §3.3).
+
+use crate::scripted::{End, header, rpc, short};
+use urnic_rpc_rdma::engine::{Action, CallError, Closing, Config, Event, Reply, Role};
+use urnic_rpc_rdma::{Body, ChunkLists, ErrorBody};
+
+fn client(request: u32) -> End {
+    End::with(&Config {
+        request,
+        ..Config::new(Role::Client)
+    })
+}
+
+fn server(grant: u32) -> End {
+    End::with(&Config {
+        grant,
+        ..Config::new(Role::Server)
+    })
+}
+
+/// The first call and its reply: `credits` are granted from now on.
+fn opened(request: u32, credits: u32) -> End {
+    let mut end = client(request);
+    end.call(0);
+    end.replied(0, credits);
+    end.sent.clear();
+    end
+}
+
+#[test]
+fn rpc_c_02_one_call_before_the_first_reply() {
+    let mut end = client(16);
+    end.call(1);
+    end.call(2);
+    assert_eq!((end.sent.len(), end.receives), (1, 1));
+    assert_eq!(end.next().header.credits, 16);
+    end.replied(1, 16);
+    assert_eq!(end.next().header.xid, 2);
+}
+
+#[test]
+fn rpc_c_02_an_error_grants_nothing() {
+    let mut end = client(16);
+    (1..4).for_each(|xid| end.call(xid));
+    end.sent.clear();
+    end.receive(&header(1, 16, Body::Error(ErrorBody::Chunk)), None);
+    assert_eq!(end.sent.len(), 1);
+}
+
+#[test]
+fn rpc_c_01_with_one_credit_calls_are_strictly_serial() {
+    let mut end = opened(16, 1);
+    (1..5).for_each(|xid| end.call(xid));
+    for xid in 1..5 {
+        assert_eq!(end.sent.len(), 1);
+        assert_eq!(end.next().header.xid, xid);
+        end.replied(xid, 1);
+    }
+    assert!(end.sent.is_empty());
+}
+
+#[test]
+fn rpc_c_01_a_lowered_grant_holds_calls_until_few_enough_are_in_flight() {
+    let mut end = opened(16, 8);
+    (1..13).for_each(|xid| end.call(xid));
+    assert_eq!(end.sent.len(), 8);
+    end.sent.clear();
+    for xid in 1..7 {
+        end.replied(xid, 2);
+        assert!(end.sent.is_empty(), "{} in flight", 8 - xid);
+    }
+    end.replied(7, 2);
+    assert_eq!(end.sent.len(), 1);
+    // And raised again.
+    end.replied(8, 8);
+    assert_eq!(end.sent.len(), 4);
+}
+
+#[test]
+fn rpc_c_01_no_more_than_was_requested_whatever_is_granted() {
+    let mut end = opened(4, 100);
+    (1..10).for_each(|xid| end.call(xid));
+    assert_eq!(end.sent.len(), 4);
+    end.engine.set_request(6);
+    end.run();
+    assert_eq!(end.sent.len(), 6);
+    assert_eq!(end.sent.back().unwrap().header.credits, 6);
+}
+
+#[test]
+fn rpc_c_04_a_grant_of_zero_is_one_and_a_huge_one_what_was_asked() {
+    for (granted, expected) in [(0, 1), (1 << 31, 4)] {
+        let mut end = opened(4, granted);
+        (1..10).for_each(|xid| end.call(xid));
+        assert_eq!(end.sent.len(), expected);
+    }
+}
+
+#[test]
+fn rpc_c_03_a_requester_has_a_receive_for_every_reply() {
+    let mut end = opened(16, 16);
+    (1..17).for_each(|xid| end.call(xid));
+    assert_eq!((end.sent.len(), end.receives), (16, 16));
+}
+
+#[test]
+fn rpc_c_03_receives_are_posted_before_the_send_that_needs_them() {
+    let mut end = client(1);
+    end.engine.call(short(1)).unwrap();
+    let actions = end.engine.actions();
+    assert!(
+        matches!(actions[..], [Action::Receive(1), Action::Send { .. }]),
+        "{actions:?}"
+    );
+}
+
+#[test]
+fn rpc_c_03_a_responder_has_receives_for_all_it_grants() {
+    let mut end = server(4);
+    assert_eq!(end.receives, 4);
+    (1..5).for_each(|xid| end.called(xid, 32));
+    assert_eq!(end.receives, 0, "all are in use");
+    // Raised: receives first, then the reply that says so.
+    end.engine.set_grant(6);
+    let Event::Called(incoming) = end.events.remove(0) else {
+        panic!()
+    };
+    let reply = Reply {
+        message: crate::scripted::message(1, 1, 24).into(),
+        results: vec![],
+    };
+    end.engine.reply(incoming.call, &reply).unwrap();
+    let actions = end.engine.actions();
+    assert!(
+        matches!(actions[..], [Action::Receive(3), Action::Send { .. }]),
+        "{actions:?}"
+    );
+}
+
+#[test]
+fn rpc_c_03_a_lowered_grant_lets_receives_run_out() {
+    let mut end = server(4);
+    end.engine.set_grant(1);
+    for xid in 1..5 {
+        end.called(xid, 32);
+        let Event::Called(incoming) = end.events.remove(0) else {
+            panic!()
+        };
+        let reply = Reply {
+            message: crate::scripted::message(xid, 1, 24).into(),
+            results: vec![],
+        };
+        end.engine.reply(incoming.call, &reply).unwrap();
+        end.run();
+        assert_eq!(end.next().header.credits, 1);
+        assert_eq!(end.receives, (4 - xid as usize).max(1));
+    }
+}
+
+/// The peer may still make the eight calls that it was told of, so their receives are not for replies to our own calls.
+#[test]
+fn rpc_c_03_receives_of_a_lowered_grant_are_not_lent_to_our_own_calls() {
+    let mut end = server(8);
+    end.engine.peer_takes_calls();
+    end.engine.set_grant(2);
+    end.call(1);
+    assert_eq!(end.receives, 9);
+}
+
+/// What the reply said when it was made is what counts, though the grant was lowered before it left.
+#[test]
+fn rpc_c_03_receives_are_for_the_grant_that_a_reply_carries() {
+    let mut end = server(2);
+    end.called(1, 32);
+    let Some(Event::Called(incoming)) = end.events.pop() else {
+        panic!()
+    };
+    let reply = Reply {
+        message: crate::scripted::message(1, 1, 24).into(),
+        results: vec![],
+    };
+    end.engine.set_grant(6);
+    end.engine.reply(incoming.call, &reply).unwrap();
+    end.engine.set_grant(1);
+    end.run();
+    assert_eq!((end.next().header.credits, end.receives), (6, 6));
+}
+
+#[test]
+fn rpc_c_05_calls_beyond_a_lowered_grant_are_served() {
+    let mut end = server(4);
+    end.engine.set_grant(1);
+    (1..5).for_each(|xid| end.called(xid, 32));
+    assert_eq!(end.events.len(), 4);
+}
+
+#[test]
+fn rpc_e_09_errors_carry_the_grant() {
+    let mut end = server(3);
+    end.receive(&rpc(1, 2, 32, ChunkLists::default()), None);
+    let error = end.next();
+    assert_eq!(error.header.body, Body::Error(ErrorBody::Chunk));
+    assert_eq!((error.header.xid, error.header.credits, error.len), (1, 3, 20));
+    assert_eq!(end.receives, 3, "the receive is posted anew");
+}
+
+#[test]
+fn a_peer_that_takes_no_answers_loses_the_connection() {
+    let mut end = server(3);
+    for xid in 0..3 {
+        end.receive(&rpc(xid, 2, 32, ChunkLists::default()), None);
+    }
+    assert_eq!((end.sent.len(), end.others.len()), (3, 0));
+    // Answers that went out make room for others.
+    let work = end.next().work;
+    end.engine.completed(work);
+    end.receive(&rpc(3, 2, 32, ChunkLists::default()), None);
+    assert!(end.others.is_empty());
+    end.receive(&rpc(4, 2, 32, ChunkLists::default()), None);
+    assert_eq!(end.others, [Action::Close(Closing::Faults)]);
+}
+
+#[test]
+fn a_cancelled_calls_credit_and_xid_are_in_use_until_it_is_answered() {
+    let mut end = opened(16, 1);
+    end.events.clear();
+    end.call(1);
+    end.call(2);
+    assert!(end.engine.cancel(1));
+    end.run();
+    assert!(matches!(
+        end.events[..],
+        [Event::Answered {
+            xid: 1,
+            outcome: Err(CallError::Cancelled),
+            ..
+        }]
+    ));
+    assert_eq!(end.sent.len(), 1, "the other waits");
+    assert!(end.engine.call(short(1)).is_err());
+    end.replied(1, 1);
+    assert_eq!(end.sent.len(), 2);
+    assert!(end.engine.call(short(1)).is_ok());
+    assert_eq!(end.events.len(), 1, "cancelled once");
+}
+
+#[test]
+fn a_reply_that_nobody_waits_for_counts_for_nothing() {
+    let mut end = opened(16, 1);
+    end.call(1);
+    end.call(2);
+    end.events.clear();
+    end.receive(&rpc(77, 1, 16, ChunkLists::default()), None);
+    assert_eq!((end.sent.len(), end.events.len(), end.receives), (1, 0, 1));
+}

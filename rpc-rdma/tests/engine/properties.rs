@@ -1,0 +1,120 @@
+//! What must hold in any order of events: every octet arrives, nothing is touched that is not exposed, nothing stays behind.
+
+use crate::simulation::{Dice, Job, Mishaps, Simulation};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use urnic_rpc_rdma::PrivateData;
+
+fn len() -> impl Strategy<Value = u32> {
+    prop_oneof![0..20_u32, 0..1200_u32, 0..9000_u32]
+}
+
+fn job() -> impl Strategy<Value = Job> {
+    (vec(len(), 0..3), vec(len(), 0..3), len(), len()).prop_map(|(arguments, results, tail, extra)| Job {
+        arguments,
+        results,
+        // Payload streams are made of whole words.
+        tail: tail & !3,
+        extra: extra & !3,
+    })
+}
+
+/// What fits into the smallest Send.
+fn small() -> impl Strategy<Value = Job> {
+    (0..200_u32, 0..200_u32).prop_map(|(tail, extra)| Job {
+        arguments: vec![],
+        results: vec![],
+        tail: tail & !3,
+        extra: extra & !3,
+    })
+}
+
+fn said() -> impl Strategy<Value = PrivateData> {
+    (any::<bool>(), 1..5_usize, 1..5_usize).prop_map(|(remote_invalidation, send, receive)| PrivateData {
+        remote_invalidation,
+        send_size: send << 10,
+        receive_size: receive << 10,
+    })
+}
+
+/// Both ends call; their xids are the same ones.
+fn run(
+    seed: u64,
+    mishaps: Mishaps,
+    segments: usize,
+    said: [PrivateData; 2],
+    jobs: &[Job],
+    back: &[Job],
+) -> Simulation {
+    let mut simulation = Simulation::new(seed, mishaps, segments, said);
+    for (end, jobs) in [jobs, back].into_iter().enumerate() {
+        for (xid, job) in jobs.iter().enumerate() {
+            simulation.call(end, xid as u32, job);
+        }
+    }
+    simulation.run();
+    assert_eq!(simulation.answers, jobs.len() + back.len());
+    simulation
+}
+
+proptest! {
+    #[test]
+    fn every_call_is_answered_octet_for_octet(
+        seed: u64, segments in 1..5_usize, said in [said(), said()], jobs in vec(job(), 0..20), back in vec(small(), 0..5),
+    ) {
+        run(seed, Mishaps { credits: 20, ..Mishaps::default() }, segments, said, &jobs, &back);
+    }
+
+    #[test]
+    fn rpc_bd_06_connections_may_be_cut_at_any_point(
+        seed: u64, cut in 30..300_usize, said in [said(), said()], jobs in vec(job(), 1..10), back in vec(small(), 0..5),
+    ) {
+        run(seed, Mishaps { cut, credits: 20, ..Mishaps::default() }, 3, said, &jobs, &back);
+    }
+
+    #[test]
+    fn rpc_k_10_memory_of_cancelled_calls_is_not_touched(
+        seed: u64, said in [said(), said()], jobs in vec(job(), 1..12), back in vec(small(), 0..5),
+    ) {
+        run(seed, Mishaps { cancel: 25, cut: 400, ..Mishaps::default() }, 3, said, &jobs, &back);
+    }
+
+    #[test]
+    fn rpc_e_08_registrations_may_fail_and_releases_too(
+        seed: u64, said in [said(), said()], jobs in vec(job(), 1..12),
+    ) {
+        run(seed, Mishaps { register: 6, release: 20, ..Mishaps::default() }, 2, said, &jobs, &[]);
+    }
+}
+
+/// The properties above would hold of ends that avoid all that is difficult.
+#[test]
+fn the_simulation_sees_long_calls_long_replies_invalidations_and_refused_accesses() {
+    let said = PrivateData {
+        remote_invalidation: true,
+        ..PrivateData::default()
+    };
+    let mut dice = Dice(1);
+    let jobs: Vec<_> = (0..200)
+        .map(|_| Job {
+            arguments: vec![dice.below(5000) as u32; dice.below(3)],
+            results: vec![dice.below(5000) as u32; dice.below(3)],
+            tail: dice.below(3000) as u32 & !3,
+            extra: dice.below(3000) as u32 & !3,
+        })
+        .collect();
+    let simulation = run(7, Mishaps::default(), 3, [said; 2], &jobs, &[]);
+    assert!(
+        simulation.long.0 > 50 && simulation.long.1 > 50,
+        "{:?}",
+        simulation.long
+    );
+    assert!(simulation.invalidated > 100);
+    assert_eq!(simulation.refusals, 0);
+    let mishaps = Mishaps {
+        cancel: 10,
+        ..Mishaps::default()
+    };
+    let simulation = run(8, mishaps, 3, [said; 2], &jobs, &[]);
+    assert!(simulation.refusals > 0);
+}

@@ -1,0 +1,210 @@
+//! One end, with a peer and a device made of the test's own words.
+
+use std::collections::VecDeque;
+use urnic_rpc_rdma::engine::{
+    Action, Call, Config, Connection, Event, Exposed, Item, RegionId, Role, Source, Span, Terms, WorkId,
+};
+use urnic_rpc_rdma::{Body, ChunkLists, Header, Limits, Segment, VERSION};
+
+/// Memory: what its octets are is of no interest here.
+pub(crate) type Memory = &'static str;
+
+pub(crate) struct End {
+    pub(crate) engine: Connection<Memory>,
+    pub(crate) receives: usize,
+    pub(crate) sent: VecDeque<Sent>,
+    pub(crate) others: Vec<Action<Memory>>,
+    pub(crate) events: Vec<Event<Memory>>,
+    /// Registrations are answered at once, with this many octets in each segment.
+    pub(crate) registers: bool,
+    pub(crate) releases: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Sent {
+    pub(crate) work: WorkId,
+    pub(crate) header: Header,
+    /// Octets of the message in all.
+    pub(crate) len: usize,
+    /// Octets of the consumer's memory among them.
+    pub(crate) memory: Vec<(Memory, usize)>,
+    pub(crate) payload: Vec<u8>,
+    pub(crate) invalidate: Option<u32>,
+}
+
+impl Sent {
+    pub(crate) fn lists(&self) -> &ChunkLists {
+        match &self.header.body {
+            Body::Msg(lists) | Body::NoMsg(lists) => lists,
+            Body::Error(_) => panic!("RDMA_ERROR has no lists"),
+        }
+    }
+}
+
+pub(crate) fn handle(region: RegionId) -> u32 {
+    0x100 + region.0 as u32
+}
+
+impl End {
+    pub(crate) fn new(role: Role) -> Self {
+        Self::with(&Config::new(role))
+    }
+
+    pub(crate) fn with(config: &Config) -> Self {
+        let mut end = Self {
+            engine: Connection::new(config),
+            receives: 0,
+            sent: VecDeque::new(),
+            others: Vec::new(),
+            events: Vec::new(),
+            registers: true,
+            releases: true,
+        };
+        end.engine.connected(Terms::default());
+        end.run();
+        end
+    }
+
+    /// Carries out what the engine wants.
+    pub(crate) fn run(&mut self) {
+        loop {
+            let actions = self.engine.actions();
+            if actions.is_empty() {
+                break;
+            }
+            for action in actions {
+                match action {
+                    Action::Receive(count) => self.receives += count,
+                    Action::Register { region, ref what, .. } if self.registers => {
+                        let length = match what {
+                            Exposed::Memory(_, len) | Exposed::Fresh(len) => *len,
+                            Exposed::Octets(octets) => octets.len() as u32,
+                        };
+                        let segment = Segment {
+                            handle: handle(region),
+                            length,
+                            offset: 0,
+                        };
+                        self.engine.registered(region, vec![segment]);
+                        self.others.push(action);
+                    }
+                    Action::Release { region, .. } if self.releases => {
+                        self.engine.released(region);
+                        self.others.push(action);
+                    }
+                    Action::Send {
+                        work,
+                        pieces,
+                        invalidate,
+                    } => self.sent.push_back(sent(work, &pieces, invalidate)),
+                    other => self.others.push(other),
+                }
+            }
+        }
+        self.events.extend(self.engine.events());
+    }
+
+    pub(crate) fn receive(&mut self, message: &[u8], invalidated: Option<u32>) {
+        assert!(self.receives > 0, "nothing was posted for this message");
+        self.receives -= 1;
+        self.engine.received(message, invalidated);
+        self.run();
+    }
+
+    pub(crate) fn call(&mut self, xid: u32) {
+        self.engine.call(short(xid)).unwrap();
+        self.run();
+    }
+
+    /// A reply with nothing in it.
+    pub(crate) fn replied(&mut self, xid: u32, credits: u32) {
+        self.receive(&rpc(xid, 1, credits, ChunkLists::default()), None);
+    }
+
+    /// A call with nothing in it, which the consumer answers.
+    pub(crate) fn called(&mut self, xid: u32, credits: u32) {
+        self.receive(&rpc(xid, 0, credits, ChunkLists::default()), None);
+    }
+
+    pub(crate) fn next(&mut self) -> Sent {
+        self.sent.pop_front().unwrap()
+    }
+}
+
+fn sent(work: WorkId, pieces: &[Span<Memory>], invalidate: Option<u32>) -> Sent {
+    let mut octets = Vec::new();
+    let mut memory = Vec::new();
+    for Span { source, at, len } in pieces {
+        match source {
+            Source::Octets(all) => octets.extend(&all[*at..][..*len]),
+            Source::Memory(name) => {
+                memory.push((*name, *len));
+                octets.extend(std::iter::repeat_n(b'm', *len));
+            }
+        }
+    }
+    let (header, payload) = Header::parse(&octets, &Limits::default()).unwrap();
+    Sent {
+        work,
+        header,
+        len: octets.len(),
+        memory,
+        payload: payload.to_vec(),
+        invalidate,
+    }
+}
+
+pub(crate) fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_be_bytes()).collect()
+}
+
+pub(crate) fn message(xid: u32, msg_type: u32, len: usize) -> Vec<u8> {
+    let mut octets = words(&[xid, msg_type]);
+    octets.resize(len.max(8), b'.');
+    octets
+}
+
+pub(crate) fn rpc(xid: u32, msg_type: u32, credits: u32, lists: ChunkLists) -> Vec<u8> {
+    let mut octets = header(xid, credits, Body::Msg(lists));
+    octets.extend(message(xid, msg_type, 24));
+    octets
+}
+
+pub(crate) fn header(xid: u32, credits: u32, body: Body) -> Vec<u8> {
+    let mut octets = Vec::new();
+    Header {
+        xid,
+        version: VERSION,
+        credits,
+        body,
+    }
+    .emit(&mut octets);
+    octets
+}
+
+pub(crate) fn short(xid: u32) -> Call<Memory> {
+    Call {
+        message: message(xid, 0, 40).into(),
+        arguments: vec![],
+        results: vec![],
+        max_reply: 100,
+    }
+}
+
+pub(crate) fn item(offset: usize, memory: Memory, len: u32) -> Item<Memory> {
+    Item { offset, memory, len }
+}
+
+/// A call of `len` octets with one argument at its end, and memory for one result; the rest of the reply has `max_reply` octets.
+pub(crate) fn call(xid: u32, len: usize, argument: u32, result: u32, max_reply: usize) -> Call<Memory> {
+    let mut call = short(xid);
+    call.message = message(xid, 0, len).into();
+    if argument > 0 {
+        call.arguments = vec![item(len, "argument", argument)];
+    }
+    if result > 0 {
+        call.results = vec![item(0, "result", result)];
+    }
+    call.max_reply = max_reply;
+    call
+}
