@@ -1,8 +1,9 @@
-//! RPC-over-RDMA headers: any message is taken, answered or discarded, within the limits; what is understood can be said again.
+//! RPC-over-RDMA headers, and the RPC messages behind them: any message is taken, answered or discarded, within the limits; what is understood can be said again.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use urnic_rpc_rdma::binding::{Binding, Mount3, Nfs3, bound, check};
 use urnic_rpc_rdma::payload::unreduced;
 use urnic_rpc_rdma::{Header, Limits, PrivateData, Profile, Refusal, call, reply};
 
@@ -41,6 +42,11 @@ fuzz_target!(|input: &[u8]| {
         }
     }
     let _ = reply(input, &LIMITS);
+    let bindings: [&dyn Binding; 2] = [&Nfs3, &Mount3];
+    if let Some(offset) = bound(&bindings, input).argument {
+        assert!(offset <= input.len());
+        let _ = check(&bindings, input, &[(offset as u32, 4)]);
+    }
     if let Some(said) = PrivateData::find(input) {
         assert_eq!(PrivateData::find(&said.emit()), Some(said));
     }

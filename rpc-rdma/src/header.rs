@@ -34,7 +34,8 @@ mod error_code {
     pub(super) const CHUNK: u32 = 2;
 }
 
-/// What one header may make us hold. Lengths of Write and Reply chunks are not limited: they promise the peer's memory, not ours.
+/// What one header may make us hold: a responder has room for so much in each call that it holds, of which there are as many as it grants.
+/// Lengths of Write and Reply chunks are not limited: they promise the peer's memory, not ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Segments in all lists together; each Write chunk counts as one more.
@@ -225,11 +226,6 @@ pub(crate) fn fixed(message: &[u8]) -> Option<(u32, u32, u32)> {
         reader.word().ok()?,
     );
     Some((xid, version, procedure))
-}
-
-/// The xid of any message that has the four fixed fields, whatever the rest is like.
-pub fn fixed_xid(message: &[u8]) -> Option<u32> {
-    fixed(message).map(|(xid, ..)| xid)
 }
 
 impl fmt::Display for Header {

@@ -20,18 +20,18 @@
 
 #![forbid(unsafe_code)]
 
+pub mod binding;
 mod chunk;
 pub mod engine;
 mod header;
 pub mod payload;
 mod private_data;
+pub mod rpc;
 mod triage;
 mod xdr;
 
 pub use chunk::{ChunkLists, ReadChunk, ReadSegment, Segment, WriteChunk};
-pub use header::{
-    Body, ErrorBody, FIXED_LEN, Header, Limits, MIN_LEN, Malformed, VERSION, fixed_xid, procedure,
-};
+pub use header::{Body, ErrorBody, FIXED_LEN, Header, Limits, MIN_LEN, Malformed, VERSION, procedure};
 pub use private_data::PrivateData;
 pub use triage::{Call, Direction, Profile, Refusal, Reply, call, direction, refused, reply};
 

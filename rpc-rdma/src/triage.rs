@@ -71,7 +71,17 @@ pub struct Call<'a> {
 /// # Errors
 /// What to do instead.
 pub fn call<'a>(message: &'a [u8], limits: &Limits, profile: Profile) -> Result<Call<'a>, Refusal> {
-    parse_call(message, limits).map_err(|malformed| refused(message, malformed, profile))
+    call_of(message, Header::parse(message, limits), profile)
+}
+
+/// [`call`], when the header was parsed already.
+pub(crate) fn call_of<'a>(
+    message: &[u8],
+    parsed: Result<(Header, &'a [u8]), Malformed>,
+    profile: Profile,
+) -> Result<Call<'a>, Refusal> {
+    let taken = parsed.and_then(|(header, rest)| take_call(header, rest));
+    taken.map_err(|malformed| refused(message, malformed, profile))
 }
 
 /// A responder's manner of refusing `message` for what is wrong with it.
@@ -106,8 +116,7 @@ pub fn refused(message: &[u8], malformed: Malformed, profile: Profile) -> Refusa
     Refusal::Answer(header, malformed)
 }
 
-fn parse_call<'a>(message: &'a [u8], limits: &Limits) -> Result<Call<'a>, Malformed> {
-    let (header, rest) = Header::parse(message, limits)?;
+fn take_call(header: Header, rest: &[u8]) -> Result<Call<'_>, Malformed> {
     let (xid, credits) = (header.xid, header.credits);
     match header.body {
         Body::Msg(lists) => {
@@ -192,7 +201,11 @@ pub enum Reply<'a> {
 /// # Errors
 /// What is wrong with it: it is to be discarded (RFC 8166 §4.5).
 pub fn reply<'a>(message: &'a [u8], limits: &Limits) -> Result<Reply<'a>, Malformed> {
-    let (header, rest) = Header::parse(message, limits)?;
+    Header::parse(message, limits).and_then(|(header, rest)| reply_of(header, rest))
+}
+
+/// [`reply`], when the header was parsed already.
+pub(crate) fn reply_of(header: Header, rest: &[u8]) -> Result<Reply<'_>, Malformed> {
     let (xid, credits) = (header.xid, header.credits);
     match header.body {
         Body::Msg(lists) | Body::NoMsg(lists) if !lists.reads.is_empty() => Err(Malformed::ReplyReads),

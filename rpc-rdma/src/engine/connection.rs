@@ -71,13 +71,7 @@ impl<M: Clone> Connection<M> {
             limits: config.limits,
             // Chunks only in calls that go forward (RPC-BD-04).
             requester: Requester::new(config.request.max(1), config.segments.max(1), forward),
-            responder: Responder::new(
-                config.grant,
-                config.max_reads,
-                config.limits,
-                config.profile,
-                !forward,
-            ),
+            responder: Responder::new(config.grant, config.max_reads, config.profile, !forward),
             out: Outbox {
                 actions: Vec::new(),
                 events: Vec::new(),
@@ -160,9 +154,10 @@ impl<M: Clone> Connection<M> {
         self.requester.request(credits, &mut self.out);
     }
 
-    /// Credits to grant from now on; said with the next reply. A server grants at least 1; a client may go back to taking no calls.
+    /// Credits to grant from now on; said with the next reply. At least 1 (RFC 8166 §3.3.1), but for a client that has granted none so far,
+    /// and so takes no calls.
     pub fn set_grant(&mut self, credits: u32) {
-        let least = u32::from(self.role == Role::Server);
+        let least = u32::from(self.role == Role::Server || self.responder.takes_calls());
         self.responder.set_grant(credits.max(least));
     }
 
@@ -181,33 +176,27 @@ impl<M: Clone> Connection<M> {
     pub fn received(&mut self, message: &[u8], invalidated: Option<u32>) {
         let Some(posted) = &mut self.posted else { return };
         *posted = posted.saturating_sub(1);
-        // Who it is for: what is no reply is a call to a server, what is no call is a reply to a client.
-        let parsed = Header::parse(message, &self.limits);
-        let direction = parsed
-            .as_ref()
-            .ok()
-            .and_then(|(header, payload)| match header.body {
-                Body::Error(_) => Some(Direction::Reply),
-                _ => triage::direction(header, payload),
-            });
-        // A server makes no calls with chunks, so that what has any is a call to it.
         let server = self.role == Role::Server;
-        let chunks = parsed.is_ok_and(|(header, _)| match header.body {
-            Body::Msg(lists) | Body::NoMsg(lists) => !lists.is_empty(),
-            Body::Error(_) => false,
-        });
-        let for_us = match direction {
-            Some(Direction::Reply) => server && chunks,
-            Some(Direction::Call) => true,
-            None => server,
+        let parsed = Header::parse(message, &self.limits);
+        // Who it is for: what is no reply is a call to a server, and what is no call a reply to a client.
+        let is_call = match &parsed {
+            Ok((header, payload)) => match (&header.body, triage::direction(header, payload)) {
+                (Body::Error(_), _) => false,
+                // A server makes no calls with chunks, so that what has any is a call to it.
+                (Body::Msg(lists) | Body::NoMsg(lists), Some(Direction::Reply)) => {
+                    server && !lists.is_empty()
+                }
+                (_, Some(Direction::Call)) => true,
+                (_, None) => server,
+            },
+            Err(_) => server,
         };
-        if !for_us {
-            let known = crate::fixed_xid(message).is_some_and(|xid| self.requester.is_outstanding(xid));
-            if known && let Ok(reply) = triage::reply(message, &self.limits) {
+        if !is_call {
+            if let Ok(reply) = parsed.and_then(|(header, payload)| triage::reply_of(header, payload)) {
                 self.requester.replied(reply, invalidated, &mut self.out);
             }
         } else if self.responder.takes_calls() {
-            self.responder.received(message, &mut self.out);
+            self.responder.received(message, parsed, &mut self.out);
         }
         if invalidated.is_some_and(|handle| self.requester.exposes(handle)) {
             self.out.actions.push(Action::Close(Closing::ForeignInvalidation));

@@ -13,6 +13,44 @@
 //! The transport answers each [`Action::Register`] and [`Action::Release`] once, even after the connection is lost; other actions
 //! are forgotten with the connection. It carries actions out in the order in which they come. Memory of the consumer's is an `M`, which is
 //! handed on and never looked into.
+//!
+//! ```
+//! use urnic_rpc_rdma::engine::{Action, Call, Config, Connection, Event, Reply, Role, Source, Terms};
+//!
+//! /// Carries out what `from` wants, with a wire that is a function call.
+//! fn carry(from: &mut Connection<()>, to: &mut Connection<()>) {
+//!     for action in from.actions() {
+//!         if let Action::Send { work, pieces, .. } = action {
+//!             let octets = |source: &Source<()>| match source {
+//!                 Source::Octets(octets) => octets.clone(),
+//!                 Source::Memory(()) => unreachable!("no call here has items"),
+//!             };
+//!             let message: Vec<u8> =
+//!                 pieces.iter().flat_map(|piece| octets(&piece.source)[piece.at..][..piece.len].to_vec()).collect();
+//!             to.received(&message, None);
+//!             from.completed(work);
+//!         }
+//!     }
+//! }
+//!
+//! let mut client = Connection::new(&Config::new(Role::Client));
+//! let mut server = Connection::new(&Config::new(Role::Server));
+//! client.connected(Terms::default());
+//! server.connected(Terms::default());
+//!
+//! // xid 7, CALL, and so on: a program's own words.
+//! let message = [0, 0, 0, 7, 0, 0, 0, 0, b'p', b'i', b'n', b'g'].into();
+//! client.call(Call { message, arguments: vec![], results: vec![], max_reply: 12 })?;
+//! carry(&mut client, &mut server);
+//! let Some(Event::Called(incoming)) = server.events().pop() else { panic!() };
+//! assert_eq!(&incoming.message.unwrap()[8..], b"ping");
+//!
+//! let message = [0, 0, 0, 7, 0, 0, 0, 1, b'p', b'o', b'n', b'g'].into();
+//! server.reply(incoming.call, &Reply { message, results: vec![] })?;
+//! carry(&mut server, &mut client);
+//! assert!(matches!(client.events()[..], [Event::Answered { xid: 7, outcome: Ok(_), .. }]));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod connection;
 mod gather;

@@ -116,10 +116,6 @@ impl<M: Clone> Requester<M> {
         self.calls.len()
     }
 
-    pub(super) fn is_outstanding(&self, xid: u32) -> bool {
-        self.unanswered.contains(&xid)
-    }
-
     pub(super) fn request(&mut self, credits: u32, out: &mut Outbox<M>) {
         self.requested = credits.max(1);
         self.pump(out);

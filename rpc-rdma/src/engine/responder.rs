@@ -3,7 +3,7 @@
 use super::gather::{Gather, well_placed};
 use super::{Action, CallId, Closing, Event, Incoming, Outbox, Reply, Terms, WorkId};
 use crate::chunk::{ChunkLists, ReadChunk, Segment, WriteChunk};
-use crate::header::{Body, ErrorBody, Header, Limits, Malformed, VERSION};
+use crate::header::{Body, ErrorBody, Header, Malformed, VERSION};
 use crate::triage::{self, Profile, Refusal};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -45,7 +45,6 @@ enum Work {
 #[derive(Debug)]
 pub(super) struct Responder {
     profile: Profile,
-    limits: Limits,
     chunks: bool,
     /// Credits granted from now on. 0: calls are not taken.
     grant: u32,
@@ -70,10 +69,9 @@ pub(super) struct Responder {
 const REFUSED: usize = 64;
 
 impl Responder {
-    pub(super) fn new(grant: u32, max_reads: usize, limits: Limits, profile: Profile, chunks: bool) -> Self {
+    pub(super) fn new(grant: u32, max_reads: usize, profile: Profile, chunks: bool) -> Self {
         Self {
             profile,
-            limits,
             chunks,
             grant,
             promised: 0,
@@ -133,8 +131,13 @@ impl Responder {
         out.events.extend(gone.into_iter().map(Event::Finished));
     }
 
-    pub(super) fn received<M: Clone>(&mut self, message: &[u8], out: &mut Outbox<M>) {
-        match triage::call(message, &self.limits, self.profile) {
+    pub(super) fn received<M: Clone>(
+        &mut self,
+        message: &[u8],
+        parsed: Result<(Header, &[u8]), Malformed>,
+        out: &mut Outbox<M>,
+    ) {
+        match triage::call_of(message, parsed, self.profile) {
             Ok(call) if !self.chunks && !call.lists.is_empty() => {
                 // RFC 8167 §5.3: chunks are not for this direction.
                 let refusal = triage::refused(message, Malformed::Segments, self.profile);

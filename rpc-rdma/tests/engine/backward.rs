@@ -91,6 +91,22 @@ fn a_client_that_takes_no_calls_discards_them() {
 }
 
 #[test]
+fn rpc_bd_02_a_client_that_took_calls_grants_at_least_one_with_a_receive_for_it() {
+    let mut end = client(2);
+    end.engine.set_grant(0);
+    end.called(1, 2);
+    end.called(2, 2);
+    let [Event::Called(first), Event::Called(second)] = &std::mem::take(&mut end.events)[..] else {
+        panic!()
+    };
+    for (call, xid, receives) in [(first.call, 1, 0), (second.call, 2, 1)] {
+        end.engine.reply(call, &reply(xid)).unwrap();
+        end.run();
+        assert_eq!((end.next().header.credits, end.receives), (1, receives));
+    }
+}
+
+#[test]
 fn rpc_bd_04_backward_calls_have_no_chunks() {
     let mut end = server();
     end.call(1);

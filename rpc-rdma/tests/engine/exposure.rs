@@ -168,6 +168,28 @@ fn rpc_k_10_memory_is_released_before_the_consumer_hears_of_the_answer() {
 }
 
 #[test]
+fn rpc_k_09_arguments_stay_exposed_until_the_reply_is_here() {
+    let (mut end, sent) = made(call(1, 40, 5000, 0, 100));
+    end.engine.completed(sent.work);
+    end.run();
+    assert!(matches!(end.others[..], [Action::Register { .. }]));
+    end.replied(1, 8);
+    assert!(matches!(end.others[..], [_, Action::Release { .. }]));
+}
+
+#[test]
+fn rpc_f_01_a_message_is_one_send_with_no_record_mark() {
+    let (end, sent) = made(short(7));
+    assert!(end.sent.is_empty());
+    assert_eq!(
+        (sent.header.xid, sent.len),
+        (7, 28 + 40),
+        "it begins with the header"
+    );
+    assert_eq!(sent.payload, message(7, 0, 40));
+}
+
+#[test]
 fn rpc_k_10_cancelled_calls_keep_their_memory_until_it_is_released() {
     let (mut end, _) = made(call(1, 40, 5000, 0, 100));
     end.releases = false;

@@ -411,7 +411,11 @@ impl Simulation {
                 let granted = self.access(1 - index, remote, Access::RemoteRead, |source| {
                     sink.0.borrow_mut()[at as usize..][..source.len()].copy_from_slice(source);
                 });
-                self.ends[index].done.push(Done::Completed(work));
+                if granted {
+                    self.ends[index].done.push(Done::Completed(work));
+                } else {
+                    self.ends[index].engine.failed(work);
+                }
                 granted
             }
         };

@@ -1,0 +1,236 @@
+//! Upper Layer Bindings: what may go by chunk, and how long replies get (RFC 8166 §6, RFC 8267).
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy.toml allows it in test functions, not in what they share"
+)]
+
+use proptest::prelude::*;
+use urnic_rpc_rdma::binding::{Binding, Bound, Misplaced, Mount3, Nfs3, bound, check};
+use urnic_rpc_rdma::engine::{Action, Call, Config, Connection, Event, Item, Role, Terms};
+use urnic_rpc_rdma::rpc::{CallHeader, MAX_REPLY_HEADER, garbage_args};
+use urnic_rpc_rdma::{Body, Header, Limits};
+
+const BINDINGS: [&dyn Binding; 2] = [&Nfs3, &Mount3];
+const READ: u32 = 6;
+const WRITE: u32 = 7;
+const SYMLINK: u32 = 10;
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_be_bytes()).collect()
+}
+
+fn opaque(len: u32) -> Vec<u8> {
+    let padded = len.next_multiple_of(4) as usize;
+    [words(&[len]), vec![b'o'; padded]].concat()
+}
+
+/// A call of NFSv3 with AUTH_SYS of 20 octets.
+fn nfs(procedure: u32, arguments: &[u8]) -> Vec<u8> {
+    let header = words(&[7, 0, 2, 100_003, 3, procedure, 1]);
+    [&header[..], &opaque(20), &words(&[0, 0]), arguments].concat()
+}
+
+/// Octets before the arguments.
+const HEADER: usize = 28 + 24 + 8;
+
+fn read_arguments(count: u32) -> Vec<u8> {
+    [opaque(30), words(&[0, 4096, count])].concat()
+}
+
+/// Up to and with the data's count.
+fn write_arguments(count: u32) -> Vec<u8> {
+    [opaque(30), words(&[0, 4096, count, 2, count])].concat()
+}
+
+fn bound_of(procedure: u32, arguments: &[u8]) -> Bound {
+    bound(&BINDINGS, &nfs(procedure, arguments))
+}
+
+#[test]
+fn rpc_b_02_of_nfs_3_four_items_may_go_by_chunk() {
+    // set_mode and client times are there, the rest is not.
+    let attributes = words(&[1, 0o777, 0, 0, 0, 2, 1, 2, 2, 3, 4]);
+    let symlink = [opaque(30), opaque(5), attributes, words(&[9])].concat();
+    for procedure in 0..22 {
+        let arguments = match procedure {
+            WRITE => write_arguments(5000),
+            SYMLINK => symlink.clone(),
+            _ => read_arguments(5000),
+        };
+        let bound = bound_of(procedure, &arguments);
+        let argument = matches!(procedure, WRITE | SYMLINK).then_some(HEADER + arguments.len());
+        assert_eq!(bound.argument, argument, "{procedure}");
+        let result = match procedure {
+            READ => Some(5000),
+            5 => Some(4096),
+            _ => None,
+        };
+        assert_eq!(bound.result, result, "{procedure}");
+        assert!(bound.max_reply.is_some() || procedure == 16 || procedure == 17);
+    }
+}
+
+#[test]
+fn rpc_b_02_replies_of_nfs_3_are_no_longer_than_said() {
+    let max =
+        |procedure, arguments: &[u8]| bound_of(procedure, arguments).max_reply.unwrap() - MAX_REPLY_HEADER;
+    assert_eq!(max(1, &opaque(30)), 88);
+    assert_eq!(max(3, &[]), 4 + 68 + 88 + 88);
+    assert_eq!(
+        max(READ, &read_arguments(1 << 20)),
+        4 + 88 + 12,
+        "the data is not among them"
+    );
+    assert_eq!(max(WRITE, &write_arguments(9)), 4 + 116 + 16);
+    let readdir = [opaque(64), words(&[0, 0, 0, 0, 8192])].concat();
+    assert_eq!(max(16, &readdir), 4 + 8192);
+    let readdirplus = [opaque(64), words(&[0, 0, 0, 0, 512, 32768])].concat();
+    assert_eq!(max(17, &readdirplus), 4 + 32768);
+    assert_eq!(bound_of(22, &[]).max_reply, None);
+}
+
+#[test]
+fn rpc_b_02_programs_without_a_binding_keep_everything_inline() {
+    for (program, version) in [(100_003, 4), (100_004, 3), (0x4000_0000, 1)] {
+        let mut call = nfs(WRITE, &write_arguments(5000));
+        call[12..20].copy_from_slice(&words(&[program, version]));
+        assert_eq!(bound(&BINDINGS, &call), Bound::default());
+    }
+}
+
+#[test]
+fn rpc_b_02_what_rpcsec_gss_protects_is_not_reduced() {
+    let call = |procedure, service| {
+        let header = words(&[7, 0, 2, 100_003, 3, WRITE, 6, 24, 1, procedure, 9, service, 4, 0]);
+        [&header[..], &words(&[6, 0]), &write_arguments(5000)].concat()
+    };
+    let eligible = |procedure, service| bound(&BINDINGS, &call(procedure, service)).argument.is_some();
+    assert!(eligible(0, 1), "authentication alone");
+    assert!(!eligible(0, 2) && !eligible(0, 3), "integrity, privacy");
+    assert!(!eligible(1, 1) && !eligible(3, 1), "set-up and end of a context");
+}
+
+#[test]
+fn rpc_b_01_nfs_has_a_port_of_its_own_and_mount_is_asked_for() {
+    assert_eq!((Nfs3.port(), Mount3.port()), (Some(20049), None));
+    assert_eq!((Nfs3.program(), Mount3.program()), ((100_003, 3), (100_005, 3)));
+}
+
+#[test]
+fn mount_has_nothing_to_place() {
+    let mut call = nfs(1, &opaque(8));
+    call[12..20].copy_from_slice(&words(&[100_005, 3]));
+    assert_eq!(bound(&BINDINGS, &call), Bound::default());
+}
+
+#[test]
+fn rpc_k_01_the_count_of_an_item_stays_inline() {
+    let call = nfs(WRITE, &write_arguments(5000));
+    let offset = bound(&BINDINGS, &call).argument.unwrap();
+    assert_eq!(call[offset - 4..offset], 5000_u32.to_be_bytes());
+    assert_eq!(offset, call.len());
+}
+
+#[test]
+fn rpc_e_05_chunks_that_do_not_fit_the_arguments_are_garbage() {
+    let offset = (HEADER + write_arguments(5).len()) as u32;
+    let write = nfs(WRITE, &write_arguments(5));
+    let checked = |items: &[(u32, u64)]| check(&BINDINGS, &write, items);
+    for len in [5, 8] {
+        assert_eq!(checked(&[(offset, len)]), Ok(()), "with its padding or without");
+    }
+    for len in [0, 4, 6, 7, 9, u64::MAX] {
+        assert_eq!(checked(&[(offset, len)]), Err(Misplaced(offset)));
+    }
+    assert_eq!(checked(&[(offset - 4, 5)]), Err(Misplaced(offset - 4)));
+    assert_eq!(
+        checked(&[(offset, 5), (offset + 8, 4)]),
+        Err(Misplaced(offset + 8))
+    );
+    assert_eq!(checked(&[]), Ok(()));
+    let read = nfs(READ, &read_arguments(5));
+    assert_eq!(check(&BINDINGS, &read, &[(offset, 5)]), Err(Misplaced(offset)));
+    assert_eq!(garbage_args(7), words(&[7, 1, 0, 0, 0, 4]));
+}
+
+/// A WRITE of 8 KiB and a READ, all the way into the header.
+#[test]
+fn rpc_k_01_the_engine_makes_chunks_of_what_the_binding_names() {
+    let mut engine = Connection::<&str>::new(&Config::new(Role::Client));
+    engine.connected(Terms::default());
+    let message = nfs(WRITE, &write_arguments(8192));
+    let said = bound(&BINDINGS, &message);
+    let argument = Item {
+        offset: said.argument.unwrap(),
+        memory: "data",
+        len: 8192,
+    };
+    let call = Call {
+        message: message.into(),
+        arguments: vec![argument],
+        results: vec![],
+        max_reply: said.max_reply.unwrap(),
+    };
+    engine.call(call).unwrap();
+    let mut sent = None;
+    while sent.is_none() {
+        for action in engine.actions() {
+            match action {
+                Action::Register { region, .. } => engine.registered(
+                    region,
+                    vec![urnic_rpc_rdma::Segment {
+                        handle: 1,
+                        length: 8192,
+                        offset: 0,
+                    }],
+                ),
+                Action::Send { pieces, .. } => sent = Some(pieces),
+                _ => {}
+            }
+        }
+    }
+    assert!(
+        engine
+            .events()
+            .iter()
+            .all(|event| !matches!(event, Event::Answered { .. }))
+    );
+    let octets: Vec<u8> = (sent.unwrap().iter())
+        .flat_map(|span| match &span.source {
+            urnic_rpc_rdma::engine::Source::Octets(octets) => octets[span.at..][..span.len].to_vec(),
+            urnic_rpc_rdma::engine::Source::Memory(_) => panic!("it is not inline"),
+        })
+        .collect();
+    let (header, payload) = Header::parse(&octets, &Limits::default()).unwrap();
+    let Body::Msg(lists) = header.body else { panic!() };
+    assert_eq!(
+        lists.reads[0].position as usize,
+        HEADER + write_arguments(0).len()
+    );
+    assert!(
+        lists.reply.is_none(),
+        "the reply of a WRITE fits into 1024 octets"
+    );
+    let places: Vec<_> = lists.read_chunks().iter().map(|chunk| chunk.place()).collect();
+    assert_eq!(check(&BINDINGS, payload, &places), Ok(()));
+}
+
+proptest! {
+    #[test]
+    fn any_message_is_judged(message: Vec<u8>, items: Vec<(u32, u64)>) {
+        let said = bound(&BINDINGS, &message);
+        prop_assert!(said.argument.is_none_or(|offset| offset <= message.len()));
+        let _ = check(&BINDINGS, &message, &items);
+    }
+
+    #[test]
+    fn any_arguments_are_judged(procedure in 0..23_u32, arguments in prop::collection::vec(0..9_u32, 0..40), items: Vec<(u32, u64)>) {
+        let message = nfs(procedure, &words(&arguments));
+        let header = CallHeader::parse(&message).unwrap();
+        prop_assert_eq!((header.len, header.procedure, header.protected), (HEADER, procedure, false));
+        let said = bound(&BINDINGS, &message);
+        prop_assert!(said.argument.is_none_or(|offset| offset <= message.len() && offset % 4 == 0));
+        let _ = check(&BINDINGS, &message, &items);
+    }
+}
