@@ -17,6 +17,7 @@ mod pyverbs;
 mod qemu;
 mod rdma_cm;
 mod rdma_cm_crowds;
+mod rpc_rdma;
 mod rsockets;
 mod serve;
 mod served;

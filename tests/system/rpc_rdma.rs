@@ -1,0 +1,272 @@
+//! RPC-over-RDMA's headers, read by a dissector that others wrote.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use urnic_rpc_rdma::engine::{
+    Action, Call, Config, Connection, Event, Exposed, Item, Reply, Role, Source, Span, Terms,
+};
+use urnic_rpc_rdma::{Body, ErrorBody, Header, Limits, Segment, procedure};
+use urnic_tests::framing::Framing;
+use urnic_tests::or_skip;
+use urnic_tests::peer::hex;
+use urnic_tests::skip::installed;
+
+const REQUEST: &str = "4d504120 49442052 65712046 72616d65 40010000";
+const REPLY: &str = "4d504120 49442052 65702046 72616d65 40010000";
+
+/// A transient program (RFC 5531 §13), so that nobody looks for sense in its arguments.
+const PROGRAM: u32 = 0x2000_0001;
+
+fn words(words: &[u32], len: usize) -> Vec<u8> {
+    let mut octets: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+    octets.resize(octets.len().max(len), 0);
+    octets
+}
+
+fn item(offset: usize, len: u32) -> Item<()> {
+    Item {
+        offset,
+        memory: (),
+        len,
+    }
+}
+
+/// What is called: octets of the call, its arguments behind that, room for results, octets of the longest reply; then octets of the reply and
+/// of the results in it.
+type Job = (
+    usize,
+    &'static [u32],
+    &'static [u32],
+    usize,
+    usize,
+    &'static [u32],
+);
+
+/// Every way there is, through thresholds of 1024 octets.
+const JOBS: [Job; 9] = [
+    (40, &[], &[], 100, 24, &[]),
+    (44, &[100], &[100], 100, 28, &[77]),
+    (44, &[5001, 7000], &[], 100, 28, &[]),
+    (44, &[], &[8192], 100, 28, &[8191]),
+    (44, &[], &[8192, 3000], 100, 32, &[10]),
+    (4000, &[], &[], 6000, 5996, &[]),
+    (4000, &[9], &[4096], 3000, 200, &[]),
+    (40, &[], &[], 3000, 24, &[]),
+    // A reply that is longer than was said.
+    (40, &[], &[], 100, 2000, &[]),
+];
+
+/// One Send, and whether the client made it.
+struct Sent {
+    forward: bool,
+    message: Vec<u8>,
+}
+
+fn octets(pieces: &[Span<()>]) -> Vec<u8> {
+    let mut all = Vec::new();
+    for Span { source, at, len } in pieces {
+        match source {
+            Source::Octets(octets) => all.extend(&octets[*at..][..*len]),
+            Source::Memory(()) => all.resize(all.len() + len, 0),
+        }
+    }
+    all
+}
+
+/// Does what one end wants; what it sends goes to the other and into the record.
+fn carry(from: &mut Connection<()>, to: &mut Connection<()>, forward: bool, record: &mut Vec<Sent>) {
+    for action in from.actions() {
+        match action {
+            Action::Register { region, what, .. } => {
+                let length = match what {
+                    Exposed::Memory((), len) | Exposed::Fresh(len) => len,
+                    Exposed::Octets(octets) => octets.len() as u32,
+                };
+                let handle = 0xabc0_0000 + region.0 as u32;
+                let part = |length, offset| Segment {
+                    handle,
+                    length,
+                    offset,
+                };
+                let half = length / 2;
+                let segments = vec![
+                    part(half, 0x7f00_0000_1000),
+                    part(length - half, 0x7f00_0000_1000 + u64::from(half)),
+                ];
+                from.registered(region, segments);
+            }
+            Action::Release { region, .. } => from.released(region),
+            Action::Send { work, pieces, .. } => {
+                let message = octets(&pieces);
+                from.completed(work);
+                to.received(&message, None);
+                record.push(Sent { forward, message });
+            }
+            Action::Read { work, .. } => from.completed(work),
+            Action::Receive(_) | Action::Write { .. } => {}
+            Action::Close(why) => panic!("{why}"),
+        }
+    }
+}
+
+/// What two ends say to each other over these jobs.
+fn conversation() -> Vec<Sent> {
+    let end = |role| {
+        let mut end = Connection::new(&Config {
+            segments: 2,
+            ..Config::new(role)
+        });
+        end.connected(Terms::default());
+        end
+    };
+    let (mut client, mut server) = (end(Role::Client), end(Role::Server));
+    let mut record = Vec::new();
+    for (xid, (len, arguments, results, max_reply, reply, returned)) in (0x1000..).zip(JOBS) {
+        let message = words(&[xid, 0, 2, PROGRAM, 1, 1, 0, 0, 0, 0], len);
+        let call = Call {
+            arguments: arguments.iter().map(|argument| item(len, *argument)).collect(),
+            results: results.iter().map(|room| item(0, *room)).collect(),
+            message: message.into(),
+            max_reply,
+        };
+        client.call(call).expect("it is a call");
+        let mut answered = 0;
+        while answered == 0 {
+            carry(&mut client, &mut server, true, &mut record);
+            for event in server.events() {
+                if let Event::Called(incoming) = event {
+                    let results = returned.iter().map(|len| item(reply, *len)).collect();
+                    let message = words(&[xid, 1, 0, 0, 0, 0], reply).into();
+                    server
+                        .reply(incoming.call, &Reply { message, results })
+                        .expect("the call is there");
+                }
+            }
+            carry(&mut server, &mut client, false, &mut record);
+            let over = |event: &Event<()>| matches!(event, Event::Answered { .. });
+            answered = client.events().iter().filter(|event| over(event)).count();
+        }
+    }
+    record
+}
+
+const FIELDS: [&str; 12] = [
+    "rpcordma.xid",
+    "rpcordma.flow_control",
+    "rpcordma.msg_type",
+    "rpcordma.errcode",
+    "rpcordma.reads_count",
+    "rpcordma.writes_count",
+    "rpcordma.reply_count",
+    "rpcordma.position",
+    "rpcordma.rdma_handle",
+    "rpcordma.rdma_length",
+    "rpcordma.rdma_offset",
+    "_ws.malformed",
+];
+
+/// The line that tshark must print about a message.
+fn expected(message: &[u8]) -> String {
+    let (header, _) = Header::parse(message, &Limits::default()).expect("our own message");
+    let Header { xid, credits, .. } = header;
+    let fixed = |procedure, error: &str| format!("{xid:#010x}\t{credits}\t{procedure}\t{error}");
+    let lists = match &header.body {
+        Body::Msg(lists) | Body::NoMsg(lists) => lists,
+        Body::Error(ErrorBody::Chunk) => return fixed(procedure::ERROR, "2") + "\t\t\t\t\t\t\t\t",
+        Body::Error(ErrorBody::Version { .. }) => panic!("both speak version 1"),
+    };
+    let reads = lists.reads.iter().map(|read| &read.segment);
+    let writes = lists.writes.iter().chain(&lists.reply).flat_map(|chunk| &chunk.0);
+    let segments: Vec<_> = reads.chain(writes).collect();
+    let list = |text: &dyn Fn(&Segment) -> String| {
+        let all: Vec<_> = segments.iter().map(|segment| text(segment)).collect();
+        all.join(",")
+    };
+    let positions: Vec<_> = lists.reads.iter().map(|read| read.position.to_string()).collect();
+    let procedure = match header.body {
+        Body::Msg(_) => procedure::MSG,
+        _ => procedure::NOMSG,
+    };
+    format!(
+        "{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t",
+        fixed(procedure, ""),
+        lists.reads.len(),
+        lists.writes.len(),
+        u32::from(lists.reply.is_some()),
+        positions.join(","),
+        list(&|segment| format!("{:#010x}", segment.handle)),
+        list(&|segment| segment.length.to_string()),
+        list(&|segment| format!("{:#018x}", segment.offset)),
+    )
+}
+
+/// text2pcap's hexdump of one packet in either direction.
+fn dump(forward: bool, packet: &[u8], text: &mut String) {
+    text.push_str(if forward { "O\n" } else { "I\n" });
+    for (line, octets) in packet.chunks(16).enumerate() {
+        let octets: Vec<_> = octets.iter().map(|octet| format!("{octet:02x}")).collect();
+        writeln!(text, "{:06x} {}", 16 * line, octets.join(" ")).expect("a String takes it");
+    }
+}
+
+/// A file that goes away with its owner.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn scratch(extension: &str) -> Scratch {
+    Scratch(std::env::temp_dir().join(format!("urnic-rpc-rdma-{}.{extension}", std::process::id())))
+}
+
+#[test]
+fn rpc_h_06_wireshark_reads_what_the_engines_send() {
+    or_skip!(installed("tshark"));
+    or_skip!(installed("text2pcap"));
+    let record = conversation();
+    assert_eq!(record.len(), 2 * JOBS.len());
+
+    let mut text = String::new();
+    dump(true, &hex(REQUEST), &mut text);
+    dump(false, &hex(REPLY), &mut text);
+    let mut framings = [Framing::default(), Framing::default()];
+    let mut msns = [0_u32; 2];
+    for Sent { forward, message } in &record {
+        let direction = usize::from(*forward);
+        msns[direction] += 1;
+        // An RDMAP Send in one DDP segment: the last of queue 0's message MSN.
+        let header = words(&[0, 0, msns[direction], 0], 16);
+        let ulpdu = [&[0x41, 0x43], &header[..], message].concat();
+        dump(*forward, &framings[direction].frame(&ulpdu), &mut text);
+    }
+    let (hexdump, capture) = (scratch("txt"), scratch("pcap"));
+    std::fs::write(&hexdump.0, text).expect("the folder for temporary files takes one");
+    let made = Command::new("text2pcap")
+        .args(["-q", "-D", "-T", "20000,20049"])
+        .args([&hexdump.0, &capture.0])
+        .stdout(Stdio::null())
+        .output()
+        .expect("text2pcap runs");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+
+    let mut tshark = Command::new("tshark");
+    tshark
+        .arg("-r")
+        .arg(&capture.0)
+        .args(["-n", "-Y", "rpcordma", "-T", "fields"]);
+    for option in ["tcp.try_heuristic_first:TRUE", "tcp.check_checksum:FALSE"] {
+        tshark.args(["-o", option]);
+    }
+    tshark.args(["--enable-heuristic", "iwarp_mpa_tcp"]);
+    tshark.args(FIELDS.iter().flat_map(|field| ["-e", field]));
+    let read = tshark.output().expect("tshark runs");
+    assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
+    let read = String::from_utf8_lossy(&read.stdout);
+    let expected: Vec<_> = record.iter().map(|sent| expected(&sent.message)).collect();
+    assert_eq!(read.lines().collect::<Vec<_>>(), expected);
+}
