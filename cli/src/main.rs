@@ -13,11 +13,13 @@ mod verbs;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use rustix::io::Errno;
 use urnic_driver_shim::config::{Config, OPTIONS};
+use urnic_firmware_model::capture::CaptureFile;
 
 use environment::Environment;
 
@@ -109,7 +111,7 @@ struct Options {
     /// Set one option; may be given more than once [variable: URNIC_SET, with commas]
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// Capture the wire into this file (not available in this version)
+    /// Capture the wire into this file (pcapng, for Wireshark); `%p` is the process's number
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
     /// What to log on standard error: off, error, warn, info, debug, trace, or a filter
@@ -191,7 +193,11 @@ fn main() -> ExitCode {
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let outcome = match cli.command {
         Command::Run { options, command } => {
-            Environment::new(&options).and_then(|env| program::run(&env, &command))
+            let prepared = Environment::new(&options).and_then(|env| {
+                env.config.pcap.as_deref().map_or(Ok(()), prepare_capture)?;
+                Ok(env)
+            });
+            prepared.and_then(|env| program::run(&env, &command))
         }
         Command::Env { options } => Environment::new(&options).and_then(|env| print(&env.exports())),
         Command::Serve { offer } => match matches.subcommand_matches("serve") {
@@ -215,6 +221,17 @@ fn main() -> ExitCode {
             ExitCode::from(failure.status)
         }
     }
+}
+
+/// Empties the capture file, or says at once why there can be none.
+fn prepare_capture(path: &Path) -> Result<(), Failure> {
+    CaptureFile::prepare(path).map_err(|errno| {
+        let reason = match errno {
+            Errno::NOTSUP => "it is no regular file; name another".to_owned(),
+            errno => std::io::Error::from(errno).to_string(),
+        };
+        Failure::usage(format!("--pcap {}: {reason}", path.display()))
+    })
 }
 
 /// Standard output, where a reader that left early (`urnic info | head`) is no failure.

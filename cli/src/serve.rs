@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use clap::ArgMatches;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use urnic_driver_shim::presence::{Gid, GidTable};
+use urnic_firmware_model::capture::CaptureFile;
 use urnic_firmware_model::serve::{Endpoint, Server};
 use urnic_firmware_model::{DeviceAddress, ModelConfig, Prefix, Reach};
 
@@ -38,6 +39,9 @@ pub(crate) struct Offer {
     /// How to reach memory that comes without a descriptor, a program's heap for instance
     #[arg(long, value_name = "WAY", value_enum, default_value_t = Dma::Auto)]
     dma: Dma,
+    /// Capture the wire of all functions into this file (pcapng, for Wireshark); `%p` is the server's process number
+    #[arg(long, value_name = "FILE", env = "URNIC_PCAP")]
+    pcap: Option<PathBuf>,
     /// What to log on standard error: off, error, warn, info, debug, trace, or a filter
     #[arg(long, value_name = "FILTER", env = "URNIC_LOG", default_value = "warn")]
     log: String,
@@ -164,6 +168,7 @@ impl Offer {
         number: usize,
         owners: &[Option<usize>],
         host: &[Gid],
+        capture: Option<&CaptureFile>,
     ) -> Result<(Endpoint, String), Failure> {
         let path = &self.socket[number];
         let given: Vec<&Given> = self
@@ -205,6 +210,8 @@ impl Offer {
             config: ModelConfig {
                 addresses,
                 reach,
+                capture: capture
+                    .map(|file| file.interface("urnic0", &format!("functions at {}", path.display()))),
                 ..ModelConfig::default()
             },
             clients: self.clients.into(),
@@ -227,12 +234,15 @@ pub(crate) fn serve(offer: &Offer, matches: &ArgMatches) -> Result<ExitCode, Fai
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .init();
+    let pcap = offer.pcap.as_deref().filter(|path| !path.as_os_str().is_empty());
+    pcap.map_or(Ok(()), crate::prepare_capture)?;
+    let capture = pcap.map(|path| CaptureFile::new(path.to_owned(), None));
     let host = GidTable::of_host();
     let owners = owners(matches);
     let mut endpoints = Vec::new();
     let mut lines = String::new();
     for number in 0..offer.socket.len() {
-        let (endpoint, line) = offer.endpoint(number, &owners, host.entries())?;
+        let (endpoint, line) = offer.endpoint(number, &owners, host.entries(), capture.as_ref())?;
         endpoints.push(endpoint);
         lines.push_str(&line);
     }
@@ -302,7 +312,7 @@ mod tests {
         (0..offer.socket.len())
             .map(|number| {
                 offer
-                    .endpoint(number, &owners, &host)
+                    .endpoint(number, &owners, &host, None)
                     .map_err(|failure| failure.message)
             })
             .collect()

@@ -8,6 +8,7 @@ pub mod mpa_startup;
 mod native;
 mod place;
 pub mod presence;
+mod program;
 mod rdma_cm;
 mod signals;
 mod timers;

@@ -1,5 +1,6 @@
 //! What a device is started with.
 
+use crate::capture::Capture;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -160,6 +161,8 @@ pub struct ModelConfig {
     pub descriptors: Option<DescriptorWatch>,
     /// The driver is in another process, and rings in plain memory: [`Device::doorbell_pages`](crate::Device::doorbell_pages).
     pub doorbell_memory: bool,
+    /// Where its streams are captured.
+    pub capture: Option<Capture>,
 }
 
 impl Default for ModelConfig {
@@ -174,6 +177,7 @@ impl Default for ModelConfig {
             linger: Duration::from_secs(3),
             descriptors: None,
             doorbell_memory: false,
+            capture: None,
         }
     }
 }

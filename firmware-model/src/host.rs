@@ -172,6 +172,15 @@ impl PieceMut {
         }
     }
 
+    /// The first `n` bytes, or all, now that they were filled.
+    #[inline]
+    pub(crate) fn filled(&self, n: usize) -> Piece {
+        Piece {
+            ptr: self.ptr,
+            len: n.min(self.len),
+        }
+    }
+
     /// Copies `from` in, as far as there is room; returns how many bytes. For simulated streams and tests.
     ///
     /// # Safety

@@ -6,6 +6,7 @@
 //! the threads that drive them.
 
 pub mod buffers;
+pub mod capture;
 mod command;
 pub mod config;
 pub mod counters;

@@ -585,11 +585,16 @@ impl Qp {
     /// Makes the queue pair its own peer.
     pub(crate) fn attach_loopback(
         &self,
+        core: &Core,
         attachment: &Attachment,
         effects: &mut Effects,
     ) -> Result<(), Status> {
+        let tap = || {
+            let ip = core.config.addresses.first()?.ip;
+            Some(core.config.capture.as_ref()?.own_peer(ip, self.id))
+        };
         self.command(effects, |inner, _| {
-            let attached = inner.engine.attach_loopback(attachment);
+            let attached = inner.engine.attach_loopback(attachment, tap);
             attached.map_err(|WrongState| Status::WrongState)?;
             Ok(((), Asked::RESUME))
         })

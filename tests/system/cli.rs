@@ -49,7 +49,15 @@ fn a_mistake_in_an_option_is_one_line_and_starts_nothing() {
         ("run --set mpa.crc=perhaps -- echo started", "true or false"),
         ("run --config /no/such/file -- echo started", "/no/such/file"),
         ("run --device nonsense -- echo started", "vfio:DDDD:BB:DD.F"),
-        ("run --pcap file -- echo started", "not available in this version"),
+        (
+            "run --pcap /no/such/folder/file -- echo started",
+            "/no/such/folder/file",
+        ),
+        ("run --pcap /dev/null -- echo started", "no regular file"),
+        (
+            "run --pcap file --device vfio-user:/none -- echo started",
+            "urnic serve",
+        ),
     ] {
         let end = command(line).run();
         assert_eq!(end.status.code(), Some(2), "{end}");

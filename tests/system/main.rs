@@ -10,6 +10,7 @@ mod install;
 mod interop;
 mod isolation;
 mod netns;
+mod pcap;
 mod perftest;
 mod pingpong;
 mod plug_in;

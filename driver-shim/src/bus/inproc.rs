@@ -1,15 +1,18 @@
 //! The device inside this process: DMA addresses are pointers, a doorbell is a call, an interrupt is one back.
 
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
+use urnic_firmware_model::capture::CaptureFile;
 use urnic_firmware_model::config::DescriptorWatch;
 use urnic_firmware_model::{Device, DeviceAddress, HostMemory, Interrupts, ModelConfig};
 
 use super::{Bus, Mapping, QueueMemory, Signal, SignalHandler, anonymous};
 use crate::place;
 use crate::presence::{GidTable, fds};
+use crate::program;
 
 /// The bus to a device model in this process.
 pub struct InprocBus {
@@ -47,11 +50,11 @@ impl Interrupts for Line {
 }
 
 impl InprocBus {
-    /// Starts a device with these addresses.
+    /// Starts a device with these addresses, whose streams go into a capture file if one is named.
     ///
     /// # Errors
     /// Those of making its thread and descriptors.
-    pub fn start(gids: &GidTable) -> Result<Arc<InprocBus>, Errno> {
+    pub fn start(gids: &GidTable, pcap: Option<&Path>) -> Result<Arc<InprocBus>, Errno> {
         let addresses = gids
             .entries()
             .iter()
@@ -61,13 +64,19 @@ impl InprocBus {
                 prefix_len: gid.prefix_len.into(),
             })
             .collect();
+        // The program may close every number there is.
+        let descriptors = Some(DescriptorWatch {
+            opened: fds::claim,
+            closing: fds::disclaim,
+        });
         let config = ModelConfig {
             addresses,
-            // The program may close every number there is.
-            descriptors: Some(DescriptorWatch {
-                opened: fds::claim,
-                closing: fds::disclaim,
+            capture: pcap.map(|path| {
+                let number = rustix::process::getpid().as_raw_nonzero();
+                let program = format!("process {number}, {}", program::name());
+                CaptureFile::new(path.to_owned(), descriptors).interface("urnic0", &program)
             }),
+            descriptors,
             ..ModelConfig::default()
         };
         let line = Arc::new(Line::default());

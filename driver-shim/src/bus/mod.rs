@@ -131,7 +131,7 @@ pub trait Bus: Send + Sync {
 /// Those of making its thread and descriptors; `ENODEV` if it is not there, `EBUSY` if somebody else has it, `EACCES`.
 pub fn open(config: &Config, gids: &GidTable) -> Result<Arc<dyn Bus>, Errno> {
     match &config.device {
-        Device::Inproc => Ok(inproc::InprocBus::start(gids)?),
+        Device::Inproc => Ok(inproc::InprocBus::start(gids, config.pcap.as_deref())?),
         Device::VfioUser(path) => Ok(vfio_user::VfioUserBus::open(path)?),
         Device::Vfio(address) => Ok(vfio::VfioBus::open(address, config.vfio.api)?),
     }

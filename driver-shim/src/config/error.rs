@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use rustix::io::Errno;
 
+use super::Device;
+
 /// Where a setting came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
@@ -89,13 +91,13 @@ pub enum Error {
         /// What the parser says, in one line.
         message: String,
     },
-    /// A good setting that this version has nothing behind.
-    #[error("{what} is not available in this version; use {instead}")]
-    NotAvailable {
-        /// The setting.
-        what: String,
-        /// What to do meanwhile.
-        instead: &'static str,
+    /// The wire is not in this process.
+    #[error("pcap={}: the wire of {device} is where that device is: give --pcap to its `urnic serve` instead", path.display())]
+    Elsewhere {
+        /// Where to capture.
+        path: PathBuf,
+        /// What.
+        device: Device,
     },
 }
 

@@ -361,15 +361,14 @@ impl Config {
         config
     }
 
-    /// What was asked for and this version cannot do.
+    /// What does not go together.
     fn check(&self) -> Result<(), Error> {
-        let missing = |what: String, instead| Err(Error::NotAvailable { what, instead });
-        match &self.pcap {
-            None => Ok(()),
-            Some(path) => missing(
-                format!("pcap={}", path.display()),
-                "tcpdump or tshark on the interface",
-            ),
+        match (&self.pcap, &self.device) {
+            (None, _) | (_, Device::Inproc) => Ok(()),
+            (Some(path), device) => Err(Error::Elsewhere {
+                path: path.clone(),
+                device: device.clone(),
+            }),
         }
     }
 

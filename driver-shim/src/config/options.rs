@@ -91,7 +91,9 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "pcap",
         takes: "a file name, or nothing",
-        help: "Capture the wire into this pcapng file. Not available in this version.",
+        help: "Capture the wire into this pcapng file, for Wireshark. %p stands for the process's number; without it the first process with a \
+               connection gets the file, and others one beside it with their numbers in the names. A device in another process has its wire there: \
+               `urnic serve --pcap`.",
         set: |c, text| {
             c.pcap = path(text);
             Some(())

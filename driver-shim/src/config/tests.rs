@@ -267,12 +267,25 @@ fn a_missing_or_endless_file_is_an_error_not_a_wait() {
 }
 
 #[test]
-fn what_this_version_lacks_is_refused_not_ignored() {
-    assert!(matches!(
-        load(&[("URNIC_PCAP", "/x")]),
-        Err(Error::NotAvailable { .. })
-    ));
+fn a_capture_of_a_device_elsewhere_is_refused_not_ignored() {
+    let path = |config: Config| config.pcap;
+    assert_eq!(load(&[("URNIC_PCAP", "/x")]).map(path), Ok(Some("/x".into())));
+    for device in ["vfio-user:/s", "vfio:0000:01:00.0"] {
+        let refused = complaint(&[("URNIC_PCAP", "/x"), ("URNIC_DEVICE", device)]);
+        assert!(
+            refused.contains(device) && refused.contains("urnic serve"),
+            "{refused}"
+        );
+    }
     assert_eq!(load(&[("URNIC_PCAP", "")]), Ok(Config::default()));
+}
+
+#[test]
+fn empa_13_without_any_rtr_type_nothing_starts() {
+    for none in ["none", ","] {
+        let refused = complaint(&[("URNIC_MPA_RTR_TYPES", none)]);
+        assert!(refused.contains("one or more of send, write, read"), "{refused}");
+    }
 }
 
 #[test]

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::PoisonError;
 
-use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use urnic_verbs_api::device::command::{Count, Handle, Opcode, QpStatus};
 use urnic_verbs_api::device::counter::Counter;
@@ -14,6 +13,7 @@ use zerocopy::little_endian::U64;
 
 use super::Driver;
 use super::qp::Qp;
+use crate::program;
 use crate::watch::{QueuePair, Snapshot};
 
 /// All counters of a device of this version.
@@ -31,7 +31,7 @@ impl Driver {
         let count = |len: usize| u64::try_from(len).unwrap_or(u64::MAX);
         Snapshot {
             pid: std::process::id(),
-            command: command(),
+            command: program::name(),
             device: self.config.device.to_string(),
             memory: self.bus.memory().to_owned(),
             contexts: count(self.contexts.read().unwrap_or_else(PoisonError::into_inner).len()),
@@ -92,19 +92,4 @@ fn name(state: u32) -> &'static str {
         Some(QpState::Err) => "ERR",
         None => "?",
     }
-}
-
-/// The process's name.
-fn command() -> String {
-    let name = || {
-        let file = open("/proc/self/comm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-        let mut name = [0; 64];
-        let len = rustix::io::read(file, &mut name)?;
-        Ok::<_, Errno>(
-            String::from_utf8_lossy(name.get(..len).unwrap_or_default())
-                .trim_end()
-                .to_owned(),
-        )
-    };
-    name().unwrap_or_default()
 }

@@ -351,7 +351,7 @@ fn two_drivers_talk_to_each_other() {
 
 #[test]
 fn a_driver_that_is_dropped_leaves_a_device_that_was_reset() {
-    let bus = InprocBus::start(&GidTable::of_host()).unwrap();
+    let bus = InprocBus::start(&GidTable::of_host(), None).unwrap();
     let is_ready = |bus: &dyn Bus| bus.read32(registers::STATUS) & registers::Status::READY.bits() != 0;
     let driver = Driver::start(bus.clone(), Config::default()).unwrap();
     assert!(is_ready(&*bus));

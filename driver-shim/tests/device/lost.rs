@@ -27,7 +27,7 @@ struct Cable {
 impl Cable {
     fn new() -> Arc<Cable> {
         Arc::new(Cable {
-            device: InprocBus::start(&GidTable::of_host()).unwrap(),
+            device: InprocBus::start(&GidTable::of_host(), None).unwrap(),
             handler: OnceLock::new(),
             deaf: AtomicBool::new(false),
             cut: AtomicBool::new(false),

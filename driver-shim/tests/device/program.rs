@@ -27,7 +27,7 @@ pub(crate) fn start(config: Config) -> Arc<Driver> {
             .with_writer(std::io::stderr)
             .try_init();
     }
-    Driver::start(InprocBus::start(&GidTable::of_host()).unwrap(), config).unwrap()
+    Driver::start(InprocBus::start(&GidTable::of_host(), None).unwrap(), config).unwrap()
 }
 
 /// What a context was told.

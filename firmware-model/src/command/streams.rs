@@ -108,7 +108,7 @@ impl Job<'_> {
             .qps
             .find(arguments.qid.get())
             .ok_or(Status::InvalidHandle)?;
-        qp.attach_loopback(&attachment, self.effects)?;
+        qp.attach_loopback(self.core, &attachment, self.effects)?;
         done()
     }
 

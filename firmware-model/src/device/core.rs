@@ -3,6 +3,7 @@
 use super::pages::DoorbellPages;
 use super::{Found, Interrupts, Registers, Table, Tenant, Uar};
 use crate::buffers::BufferPool;
+use crate::capture::Tapped;
 use crate::config::ModelConfig;
 use crate::counters::{Counter, Counters};
 use crate::effects::Effects;
@@ -146,6 +147,10 @@ impl Core {
         descriptors: Arc<Descriptors>,
     ) -> io::Result<Arc<Core>> {
         let limits = &config.limits;
+        let network: Arc<dyn Network> = match &config.capture {
+            Some(capture) => Arc::new(Tapped::new(network, capture.clone())),
+            None => network,
+        };
         Ok(Arc::new(Core {
             memory: MemoryTable::new(limits.mrs, limits.mws, limits.pds, secret()?),
             page_room: PageRoom::new(limits.mr_pages as usize),
@@ -204,6 +209,9 @@ impl Core {
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
         self.descriptors.close_all();
+        if let Some(capture) = &self.config.capture {
+            capture.abandon_in_child();
+        }
     }
 
     #[cfg(test)]

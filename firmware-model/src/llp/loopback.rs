@@ -1,6 +1,7 @@
 //! A queue pair that is its own peer: ULPDUs are handed back in memory, with no stream, framing or CRC.
 
 use crate::buffers::{BUFFER_LEN, Buffer, BufferPool};
+use crate::capture::OwnPeerTap;
 use crate::host::{Piece, PieceMut};
 use crate::llp::Head;
 use crate::stream::{Stream, StreamError};
@@ -25,9 +26,18 @@ pub(crate) struct Loopback {
     /// Where the open one has got to.
     filled: usize,
     taken: u64,
+    tap: Option<Box<OwnPeerTap>>,
 }
 
 impl Loopback {
+    /// One that is captured.
+    pub(crate) fn captured(tap: OwnPeerTap) -> Loopback {
+        Loopback {
+            tap: Some(Box::new(tap)),
+            ..Loopback::default()
+        }
+    }
+
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         BUFFER_LEN - self.end >= LENGTH_LEN + MULPDU + size_of::<Head>()
@@ -52,6 +62,14 @@ impl Loopback {
     }
 
     pub(crate) fn seal(&mut self) -> u64 {
+        if let Some(tap) = &mut self.tap
+            && let Some(ulpdu) = self
+                .buffer
+                .as_ref()
+                .and_then(|b| b.get(self.end + LENGTH_LEN..self.filled))
+        {
+            tap.ulpdu(ulpdu);
+        }
         self.taken += (self.filled - self.end) as u64;
         self.end = self.filled;
         self.taken

@@ -20,9 +20,11 @@ use super::responder::Responder;
 use super::terminate::Outgoing;
 use super::turns::Turns;
 use super::{Attachment, Identity, QpChange, QpParams, Rtr, Verdicts, WrongState};
+use crate::capture::OwnPeerTap;
 use crate::env::Env;
 use crate::host::PieceMut;
 use crate::llp::Llp;
+use crate::llp::loopback::Loopback;
 use crate::llp::mpa::{Agreed, Mpa};
 use crate::queues::{Overflow, ReceiveSource, SendQueue};
 use crate::stream::Stream;
@@ -261,9 +263,16 @@ impl Engine {
             .map_or(taken, |verdicts| verdicts.known(taken))
     }
 
-    /// The queue pair becomes its own peer, with no stream.
-    pub fn attach_loopback(&mut self, attachment: &Attachment) -> Result<(), WrongState> {
+    /// The queue pair becomes its own peer, with no stream; `capture` makes where that is captured.
+    pub(crate) fn attach_loopback(
+        &mut self,
+        attachment: &Attachment,
+        capture: impl FnOnce() -> Option<OwnPeerTap>,
+    ) -> Result<(), WrongState> {
         self.open(attachment, Llp::Loopback(Box::default()))?;
+        if let Some(tap) = capture() {
+            self.llp = Some(Llp::Loopback(Box::new(Loopback::captured(tap))));
+        }
         self.may_begin = true;
         self.rtr = None;
         self.halves.expected = None;

@@ -276,7 +276,7 @@ fn alone() -> Node {
     let (memory, pd) = table();
     let mut node = Node::new(&Shape::default(), memory, pd, &clock);
     node.stream = Box::new(NoStream);
-    node.engine.attach_loopback(&native(true)).unwrap();
+    node.engine.attach_loopback(&native(true), || None).unwrap();
     node
 }
 

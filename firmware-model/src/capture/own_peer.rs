@@ -1,0 +1,51 @@
+//! A queue pair that is its own peer.
+//!
+//! It has no stream and no framing: ULPDUs are handed back in memory. They are written as the FPDUs that they would be, on a connection between
+//! two made-up ports of the device's first address, with start-up frames in front by which dissectors know what it is. All is in one direction.
+
+use super::{Capture, Side, Tap};
+use std::net::{IpAddr, SocketAddr};
+use urnic_wire::mpa::fpdu::{self, CrcMode};
+
+/// MPA revision 1, with CRCs and without private data (RFC 5044 §7.1.1).
+const REQUEST: &[u8] = b"MPA ID Req Frame\x40\x01\0\0";
+const REPLY: &[u8] = b"MPA ID Rep Frame\x40\x01\0\0";
+
+/// Where such a queue pair is captured.
+#[derive(Debug)]
+pub(crate) struct OwnPeerTap {
+    tap: Tap,
+    fpdu: Vec<u8>,
+}
+
+impl Capture {
+    /// A queue pair became its own peer.
+    pub(crate) fn own_peer(&self, ip: IpAddr, qp: u32) -> OwnPeerTap {
+        // One of the two is odd, the other even.
+        let port = qp as u16;
+        let (local, remote) = (SocketAddr::new(ip, port), SocketAddr::new(ip, !port));
+        let mut tap = self.open(local, remote, Side::Caller);
+        tap.sent(REQUEST);
+        tap.received(REPLY);
+        OwnPeerTap {
+            tap,
+            fpdu: Vec::new(),
+        }
+    }
+}
+
+impl OwnPeerTap {
+    /// It handed itself this.
+    pub(crate) fn ulpdu(&mut self, ulpdu: &[u8]) {
+        self.fpdu.resize(fpdu::fpdu_len(ulpdu.len()), 0);
+        let len = fpdu::emit(ulpdu, CrcMode::On, &mut self.fpdu);
+        self.tap.sent(&self.fpdu[..len]);
+    }
+}
+
+impl Drop for OwnPeerTap {
+    fn drop(&mut self) {
+        self.tap.finished(true);
+        self.tap.finished(false);
+    }
+}

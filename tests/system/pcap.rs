@@ -1,0 +1,256 @@
+//! `--pcap`: the device's own capture, as Wireshark reads it with no more set-up than opening it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use urnic_tests::build::scratch;
+use urnic_tests::peer::hex;
+use urnic_tests::program::Program;
+use urnic_tests::served::{Served, wanted};
+use urnic_tests::skip::installed;
+use urnic_tests::victim::{Role, Victim};
+use urnic_tests::{Pair, compiled, or_skip};
+
+/// A folder of captures, removed with the test unless that failed.
+struct Captures(PathBuf);
+
+impl Captures {
+    fn new(name: &str) -> Result<Self, String> {
+        installed("tshark")?;
+        if wanted() {
+            return Err("the wire is in the server, which has a test of its own".to_owned());
+        }
+        let folder = scratch().join(format!("pcap-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder of our own");
+        Ok(Self(folder))
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.join("wire.pcapng")
+    }
+
+    fn all(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(&self.0).expect("our folder");
+        entries.map(|entry| entry.expect("an entry").path()).collect()
+    }
+}
+
+impl Drop for Captures {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("kept for a look at it: {}", self.0.display());
+        } else {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
+/// What tshark prints about the packets that pass the filter, by its defaults but for names.
+fn tshark(file: &Path, args: &[&str], filter: &str) -> String {
+    let mut tshark = Command::new("tshark");
+    // Whoever runs the tests may have set preferences.
+    tshark
+        .env("HOME", "/nonexistent")
+        .env_remove("WIRESHARK_CONFIG_DIR");
+    let out = tshark
+        .arg("-nr")
+        .arg(file)
+        .args(args)
+        .args(["-Y", filter])
+        .output()
+        .expect("tshark runs");
+    let complaint = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{}: {complaint}", file.display());
+    assert!(!complaint.contains("cut short"), "{complaint}");
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+fn fields(file: &Path, names: &[&str], filter: &str) -> String {
+    let names = names.iter().flat_map(|name| ["-e", name]);
+    tshark(
+        file,
+        &[&["-T", "fields"], &names.collect::<Vec<_>>()[..]].concat(),
+        filter,
+    )
+}
+
+/// Nothing in the file is wrong for TCP's analysis or for a dissector, checksums included, and RDMAP was found.
+#[track_caller]
+fn is_clean(file: &Path) {
+    // These guess that any Send is theirs, and then complain about it.
+    let mut args = vec![
+        "-o",
+        "tcp.check_checksum:TRUE",
+        "-o",
+        "ip.check_checksum:TRUE",
+        "-T",
+        "fields",
+    ];
+    for guesser in ["rpcordma", "smb_direct", "iser"] {
+        args.extend(["--disable-protocol", guesser]);
+    }
+    args.extend(["-e", "frame.number", "-e", "_ws.expert.message"]);
+    let wrong = "_ws.malformed || tcp.analysis.flags || tcp.checksum.status == \"Bad\" || ip.checksum.status == \"Bad\" \
+                 || _ws.expert.severity == \"Error\"";
+    assert_eq!(tshark(file, &args, wrong), "", "{}", file.display());
+    let text = tshark(file, &["-V", "-O", "iwarp_mpa"], "iwarp_mpa");
+    assert!(
+        text.contains("Good CRC32") && !text.contains("Bad CRC32"),
+        "{text}"
+    );
+}
+
+/// Both directions of each connection: who, where in the stream, what.
+fn octets(file: &Path) -> Vec<String> {
+    let names = ["tcp.srcport", "tcp.dstport", "tcp.seq", "tcp.payload"];
+    let text = fields(file, &names, "tcp.len > 0");
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+/// How many messages with this opcode of RDMAP there are (RFC 5040 §4.3).
+fn count(file: &Path, opcode: u8) -> usize {
+    fields(file, &["frame.number"], &format!("iwarp_rdma.opcode == {opcode}"))
+        .lines()
+        .count()
+}
+
+const WRITE: u8 = 0;
+const READ_REQUEST: u8 = 1;
+const READ_RESPONSE: u8 = 2;
+const SEND: u8 = 3;
+const TERMINATE: u8 = 7;
+
+/// Runs a pair that captures to one name, and gives the files of both.
+fn captured(name: &str, pair: &Pair) -> Result<(Captures, Vec<PathBuf>), String> {
+    let captures = Captures::new(name)?;
+    let file = captures.file();
+    pair.clone()
+        .env("URNIC_PCAP", file.to_str().expect("our path"))
+        .succeeds();
+    let files = captures.all();
+    assert!(files.len() == 2 && files.contains(&file), "{files:?}");
+    for file in &files {
+        is_clean(file);
+    }
+    assert_eq!(octets(&files[0]), octets(&files[1]));
+    Ok((captures, files))
+}
+
+#[test]
+fn both_ends_of_a_pingpong_capture_the_same() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    let pair = Pair::line("ibv_rc_pingpong -n 50 -s 5000 -g 0");
+    let (_captures, files) = or_skip!(captured("pingpong", &pair));
+    assert!(count(&files[0], SEND) >= 100);
+    for file in &files {
+        let count = |filter| fields(file, &["frame.number"], filter).lines().count();
+        assert_eq!(count("tcp.flags.syn == 1"), 2);
+        // Who is done first is gone when the other's FIN comes.
+        assert!(matches!(count("tcp.flags.fin == 1"), 1 | 2));
+    }
+}
+
+#[test]
+fn both_ends_of_perftest_capture_the_same() {
+    or_skip!(installed("ib_read_bw"));
+    let pair = Pair::line("ib_read_bw -R -F -n 10 -s 70000");
+    let (_captures, files) = or_skip!(captured("read", &pair));
+    assert!(count(&files[0], READ_REQUEST) >= 10 && count(&files[0], READ_RESPONSE) >= 10);
+    // FPDUs that no IPv4 packet holds: 65,483 is what a loopback interface carries.
+    let (_captures, files) = or_skip!(captured("write", &Pair::line("ib_write_bw -F -n 5 -s 200000")));
+    assert!(count(&files[0], WRITE) >= 15);
+}
+
+#[test]
+fn rping_and_rstream_over_ipv6_are_captured() {
+    or_skip!(installed("rping"));
+    or_skip!(installed("rstream"));
+    for (name, server, client, port) in [
+        (
+            "rping",
+            "rping -s -a ::1 -C 5 -v -p",
+            "rping -c -a ::1 -C 5 -v -p",
+            0,
+        ),
+        (
+            "rstream",
+            "rstream -b ::1 -S 4000 -C 20 -p",
+            "rstream -s ::1 -S 4000 -C 20 -p",
+            0,
+        ),
+    ] {
+        let captures = or_skip!(Captures::new(name));
+        let port = urnic_tests::wait::free_port() + port;
+        let end = |line: &str| {
+            let (name, args) = line.split_once(' ').expect("a program and its options");
+            Program::new(name)
+                .line(args)
+                .arg(port.to_string())
+                .env("URNIC_PCAP", captures.file())
+        };
+        let mut server = end(server).spawn();
+        server.listens(port);
+        end(client).run().success();
+        server.wait();
+        let files = captures.all();
+        assert_eq!(files.len(), 2, "{files:?}");
+        for file in &files {
+            is_clean(file);
+            let addresses = fields(file, &["ipv6.src"], "iwarp_rdma");
+            assert!(
+                !addresses.is_empty() && addresses.lines().all(|ip| ip == "::1"),
+                "{addresses}"
+            );
+        }
+        assert_eq!(octets(&files[0]), octets(&files[1]));
+    }
+}
+
+#[test]
+fn a_terminate_is_captured() {
+    let captures = or_skip!(Captures::new("terminate"));
+    let file = captures.file();
+    let mut victim = or_skip!(Victim::start(&[("URNIC_PCAP", file.to_str().expect("our path"))]));
+    let mut link = victim.link(Role::Called);
+    // A Send of "hello" with one bit of it flipped.
+    link.peer.send(&hex(
+        "00174143 00000000 00000000 00000001 00000000 69656c6c 6f000000 b990b10c",
+    ));
+    link.peer.take(28);
+    let seen = tshark(
+        &file,
+        &["-V", "-O", "iwarp_mpa,iwarp_ddp_rdmap"],
+        &format!("iwarp_rdma.opcode == {TERMINATE}"),
+    );
+    assert!(seen.contains("LLP") && seen.contains("MPA CRC Error"), "{seen}");
+    link.peer.end();
+    victim.leaves();
+}
+
+#[test]
+fn a_queue_pair_that_is_its_own_peer_is_captured() {
+    let captures = or_skip!(Captures::new("own-peer"));
+    let rounds = Program::new(or_skip!(compiled("rounds"))).arg("3");
+    rounds.env("URNIC_PCAP", captures.file()).run().success();
+    is_clean(&captures.file());
+    // Three rounds come before those it was asked for.
+    assert_eq!(count(&captures.file(), SEND), 6);
+}
+
+#[test]
+fn a_server_captures_the_wire_of_its_functions() {
+    or_skip!(installed("tshark"));
+    or_skip!(installed("ibv_rc_pingpong"));
+    let file = scratch().join(format!("pcap-{}-served.pcapng", std::process::id()));
+    let served = Served::with(&format!("--pcap {}", file.display()));
+    let mut pair = Pair::line("ibv_rc_pingpong -n 50 -s 5000 -g 0");
+    pair = pair.env("URNIC_DEVICE", &served.device());
+    pair.succeeds();
+    is_clean(&file);
+    // Both functions are in this server: each message is there once.
+    assert_eq!(count(&file, SEND), 100);
+    drop(served);
+    let _ = std::fs::remove_file(file);
+}
