@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
-use rustix::thread::sched_yield;
+use rustix::thread::{Timespec, nanosleep, sched_getaffinity, sched_yield};
 use std::os::fd::BorrowedFd;
 use urnic_verbs_api::device::command::features;
 use urnic_verbs_api::device::doorbell::{PAGE_LEN, WAKE};
@@ -14,6 +14,15 @@ use urnic_verbs_api::device::doorbell::{PAGE_LEN, WAKE};
 /// answer, the device included, may be waiting for just that.
 const PATIENCE: u32 = 256;
 const YIELD_EVERY: u32 = 16;
+/// A poller, and a thread of the device at each end: with fewer processors than that, a poller that only yields keeps one of them, since it is
+/// always ready to run, and the device's threads share what is left. So there it sleeps for a moment once it has polled in vain for so long
+/// (some 100 us), and soon after if that is how the last waits went.
+const WANTED_PROCESSORS: u32 = 3;
+const MOST_POLLS: u32 = 2048;
+const NAP: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 20_000,
+};
 
 /// BAR 2, mapped. A store rings, unless the device is a program that sleeps: then it must be kicked.
 #[derive(Debug)]
@@ -24,6 +33,10 @@ pub(crate) struct DoorbellPages {
     memory: AtomicBool,
     /// Empty polls since something was rung.
     idle: AtomicU32,
+    /// There are too few processors for pollers that never sleep.
+    cramped: bool,
+    /// Empty polls before the first nap.
+    nap_after: AtomicU32,
 }
 
 // SAFETY: a mapping that is only accessed by atomics.
@@ -48,6 +61,8 @@ impl DoorbellPages {
             len,
             memory: AtomicBool::new(false),
             idle: AtomicU32::new(0),
+            cramped: sched_getaffinity(None).is_ok_and(|set| set.count() < WANTED_PROCESSORS),
+            nap_after: AtomicU32::new(MOST_POLLS),
         })
     }
 
@@ -60,7 +75,7 @@ impl DoorbellPages {
     /// Stores a doorbell. Returns whether the device sleeps and must be kicked (`registers::KICK`).
     #[inline]
     pub(crate) fn ring(&self, uar: u32, offset: u32, value: u64) -> bool {
-        self.idle.store(0, Ordering::Relaxed);
+        self.note_rung();
         let at = uar as usize * PAGE_LEN as usize + offset as usize;
         let Some(slot) = self.place(at, 8) else {
             return false;
@@ -87,8 +102,34 @@ impl DoorbellPages {
     pub(crate) fn be_fair(&self) {
         let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
         self.idle.store(idle, Ordering::Relaxed);
-        if idle >= PATIENCE && idle.is_multiple_of(YIELD_EVERY) {
+        if idle < PATIENCE || !idle.is_multiple_of(YIELD_EVERY) {
+            return;
+        }
+        if self.cramped && idle >= self.nap_after.load(Ordering::Relaxed) {
+            // A signal may end it early; so may anything.
+            let _ = nanosleep(&NAP);
+        } else {
             sched_yield();
+        }
+    }
+
+    /// A wait is over: the next may be as long.
+    #[inline]
+    fn note_rung(&self) {
+        let idle = self.idle.load(Ordering::Relaxed);
+        if idle == 0 {
+            return;
+        }
+        self.idle.store(0, Ordering::Relaxed);
+        let limit = self.nap_after.load(Ordering::Relaxed);
+        let next = match idle {
+            // After more than one nap it does not matter when the first began; before the second it may have been too early.
+            _ if idle >= limit + 2 * YIELD_EVERY => (limit / 4).max(PATIENCE),
+            PATIENCE.. => (limit * 2).min(MOST_POLLS),
+            _ => limit,
+        };
+        if next != limit {
+            self.nap_after.store(next, Ordering::Relaxed);
         }
     }
 
@@ -154,5 +195,23 @@ mod tests {
         for (uar, offset) in [(2, 0), (0, 3), (u32::MAX, 0), (1, 4096)] {
             assert!(!pages.ring(uar, offset, 1));
         }
+    }
+
+    #[test]
+    fn long_waits_make_pollers_nap_sooner_and_short_ones_later() {
+        let pages = pages();
+        let after_waits_of = |polls: u32, waits: u32| {
+            for _ in 0..waits {
+                pages.idle.store(polls, Ordering::Relaxed);
+                pages.ring(0, 0, 1);
+            }
+            pages.nap_after.load(Ordering::Relaxed)
+        };
+        assert_eq!(after_waits_of(2 * MOST_POLLS, 1), MOST_POLLS / 4);
+        assert_eq!(after_waits_of(2 * MOST_POLLS, 5), PATIENCE);
+        assert_eq!(after_waits_of(3, 5), PATIENCE, "posts in a row say nothing");
+        // The answer came during the first nap.
+        assert_eq!(after_waits_of(PATIENCE + 1, 1), 2 * PATIENCE);
+        assert_eq!(after_waits_of(PATIENCE + 1, 9), MOST_POLLS);
     }
 }
