@@ -25,11 +25,12 @@ fn main() -> ExitCode {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["raw", rest @ ..] => raw::main(rest),
-        [] => bench(ROUNDS),
-        [rounds] => match rounds.parse() {
-            Ok(rounds @ 1..=100) => bench(rounds),
+        [] => bench(ROUNDS, true),
+        ["served"] => bench(ROUNDS, false),
+        [rounds] | ["served", rounds] => match rounds.parse() {
+            Ok(count @ 1..=100) => bench(count, words.len() == 1),
             _ => {
-                eprintln!("usage: urnic-bench [ROUNDS]");
+                eprintln!("usage: urnic-bench [served] [ROUNDS]");
                 ExitCode::from(2)
             }
         },
@@ -37,9 +38,29 @@ fn main() -> ExitCode {
     }
 }
 
-fn bench(rounds: usize) -> ExitCode {
+/// All rows, or only those of the device in another process.
+fn bench(rounds: usize, all: bool) -> ExitCode {
     println!("urnic over loopback, {rounds} rounds, {}", machine());
     let crowd = crowd();
+    let mut rows = if all { rows() } else { Vec::new() };
+    let mut served = served_rows();
+    for round in 1..=rounds {
+        eprint!("\rround {round} of {rounds} ");
+        if all {
+            measure(&mut rows);
+        }
+        measure_served(&mut served);
+    }
+    eprintln!();
+    rows.append(&mut served);
+    table::print(&rows);
+    if let Some(load) = crowd {
+        println!("The machine was busy before this began (load {load}): these figures say little.");
+    }
+    ExitCode::SUCCESS
+}
+
+fn rows() -> Vec<Row> {
     let mut rows = vec![
         Row::new(
             "ib_send_lat 8 B, median",
@@ -125,37 +146,24 @@ fn bench(rounds: usize) -> ExitCode {
         "rstream over TCP",
         Aim::Report,
     ));
-    let in_process = "device in the process";
-    rows.push(Row::new("served: doorbell to CQE", "us", in_process, Aim::Report));
-    rows.push(Row::new(
-        "served: ib_write_bw 1 MiB",
-        "MiB/s",
-        in_process,
-        Aim::AtLeast(0.7),
-    ));
-    rows.push(Row::new(
-        "served: ib_send_bw 64 B, messages",
-        "M/s",
-        in_process,
-        Aim::Report,
-    ));
-    rows.push(Row::new(
-        "served: shadow doorbells, Writes of 64 B",
-        "M/s",
-        "a kick for each",
-        Aim::Report,
-    ));
+    rows
+}
 
-    for round in 1..=rounds {
-        eprint!("\rround {round} of {rounds} ");
-        measure(&mut rows);
-    }
-    eprintln!();
-    table::print(&rows);
-    if let Some(load) = crowd {
-        println!("The machine was busy before this began (load {load}): these figures say little.");
-    }
-    ExitCode::SUCCESS
+/// `urnic serve` against the device in the process.
+fn served_rows() -> Vec<Row> {
+    let in_process = "device in the process";
+    let row = |name, unit, aim| Row::new(name, unit, in_process, aim);
+    vec![
+        row("served: doorbell to CQE", "us", Aim::Report),
+        row("served: ib_write_bw 1 MiB", "MiB/s", Aim::AtLeast(0.7)),
+        row("served: ib_send_bw 64 B, messages", "M/s", Aim::Report),
+        Row::new(
+            "served: shadow doorbells, Writes of 64 B",
+            "M/s",
+            "a kick for each",
+            Aim::Report,
+        ),
+    ]
 }
 
 /// A measurement that fails says why and leaves its place empty; the others are worth having.
@@ -214,13 +222,19 @@ fn measure(rows: &mut [Row]) {
         };
         add_runs(&[(figure(true), figure(false))]);
     }
-    for measurement in [
+}
+
+/// One round of [`served_rows`].
+fn measure_served(rows: &mut [Row]) {
+    let measurements = [
         served::doorbell_to_cqe,
         served::bandwidth,
         served::messages,
         served::ringing,
-    ] {
-        add_runs(&[std::panic::catch_unwind(measurement).unwrap_or_default()]);
+    ];
+    for (row, measurement) in rows.iter_mut().zip(measurements) {
+        let (ours, theirs) = std::panic::catch_unwind(measurement).unwrap_or_default();
+        row.add(ours, theirs);
     }
 }
 
