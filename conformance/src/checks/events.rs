@@ -1,7 +1,9 @@
 //! Event queues and completion notifications.
 
-use urnic_verbs_api::device::command::{Command, CreateEq, Nothing, Opcode, Status};
-use urnic_verbs_api::device::doorbell::Kind;
+use std::collections::HashSet;
+
+use urnic_verbs_api::device::command::{Command, CreateEq, Nothing, Opcode, QueueHandle, Status};
+use urnic_verbs_api::device::doorbell::{CQ_SLOTS, Doorbell, Kind};
 use urnic_verbs_api::device::event::{Event, EventKind};
 use urnic_verbs_api::device::registers::VECTORS;
 use urnic_verbs_api::device::wqe::{self, SendFlags};
@@ -9,7 +11,7 @@ use urnic_verbs_api::vocabulary::WcStatus;
 
 use super::checks;
 use crate::connection::{calling, own, pair, works};
-use crate::queues::request;
+use crate::queues::{Cq, request};
 use crate::rig::Rig;
 use crate::{Failure, Outcome, ensure};
 
@@ -18,6 +20,8 @@ checks! {
     an_armed_completion_queue_notifies_once,
     an_arm_that_crosses_a_completion_notifies_at_once,
     armed_for_solicited_completions_it_heeds_only_them,
+    a_doorbell_reaches_only_queues_of_its_page,
+    completion_queues_of_a_page_have_slots_of_their_own,
     every_vector_can_be_raised,
     a_destroyed_event_queue_is_gone,
 }
@@ -129,6 +133,44 @@ fn armed_for_solicited_completions_it_heeds_only_them(rig: &Rig) -> Outcome {
     silent(rig)?;
     send(SendFlags::SOLICITED)?;
     notified(rig, far.qp.recv_cq.id)
+}
+
+/// A completion queue in that page; the slot that it is told.
+fn slot_in(rig: &Rig, page: u32) -> Outcome<u32> {
+    let (mut arguments, ..) = Cq::arguments(rig, 3)?;
+    arguments.uar = page.into();
+    let handle: QueueHandle = rig.command(Opcode::CreateCq, &arguments)?.result();
+    Ok(handle.doorbell.get())
+}
+
+fn a_doorbell_reaches_only_queues_of_its_page(rig: &Rig) -> Outcome {
+    let (near, far) = pair(rig)?;
+    works(rig, &near, &far)?;
+    let page = rig.create(Opcode::AllocUar, &Nothing {})?;
+    // With a queue in it the device looks there, too.
+    let slot = slot_in(rig, page)?;
+    let foreign = Doorbell {
+        kind: Kind::Arm,
+        queue: near.qp.send_cq.id,
+        index: near.qp.send_cq.consumer(),
+    };
+    rig.bus.doorbell(page, slot, foreign.encode());
+    rig.lives()?;
+    works(rig, &near, &far)?;
+    silent(rig)
+}
+
+fn completion_queues_of_a_page_have_slots_of_their_own(rig: &Rig) -> Outcome {
+    let page = rig.create(Opcode::AllocUar, &Nothing {})?;
+    let mut slots = HashSet::new();
+    for number in 0..CQ_SLOTS {
+        let slot = slot_in(rig, page)?;
+        ensure!(
+            slots.insert(slot),
+            "completion queue {number} of a page shares slot {slot:#x}"
+        );
+    }
+    Ok(())
 }
 
 fn every_vector_can_be_raised(rig: &Rig) -> Outcome {
