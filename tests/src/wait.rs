@@ -66,3 +66,10 @@ pub fn free_port() -> u16 {
     }
     panic!("no free port from {FIRST} on");
 }
+
+/// Descriptors that a process has.
+pub fn descriptors(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .expect("it runs")
+        .count()
+}

@@ -8,7 +8,7 @@ use urnic_tests::program::{Program, Running};
 use urnic_tests::served::Served;
 use urnic_tests::skip::{self, installed, root};
 use urnic_tests::user::{NOBODY, Staged, as_user};
-use urnic_tests::wait::{PATIENCE, free_port, until};
+use urnic_tests::wait::{PATIENCE, descriptors, free_port, until};
 use urnic_tests::{Pair, compiled, or_skip};
 
 use crate::devices::gids;
@@ -274,6 +274,30 @@ fn a_killed_server_is_an_error_within_seconds_and_a_new_one_serves_new_programs(
         here.again();
         Pair::new(&here.program("ibv_rc_pingpong")).succeeds();
     }
+}
+
+#[test]
+fn a_killed_client_is_an_error_at_its_peer_and_leaves_nothing_in_the_server() {
+    or_skip!(installed("ib_send_bw"));
+    let served = Served::start();
+    let server = served.server().pid();
+    let before = descriptors(server);
+    for name in ["ib_send_bw", "ib_send_lat"] {
+        let (passive, active) = pair(&served, &format!("{name} -F -d urnic0 -D 100")).start();
+        transfers(&active);
+        active.signal(Signal::KILL);
+        let passive = passive.wait_for(NOTICED);
+        assert!(!passive.ok(), "{passive}");
+        drop(active);
+        pair(&served, "ibv_rc_pingpong -n 100").succeeds();
+    }
+    // Streams on their way out have three seconds.
+    let gone = until(PATIENCE, || (descriptors(server) <= before).then_some(()));
+    assert!(
+        gone.is_some(),
+        "{before} descriptors, then {}",
+        descriptors(server)
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ use urnic_tests::peer::{End, Peer, hex};
 use urnic_tests::startup::CRC;
 use urnic_tests::ulpdu::{read_request, send, write};
 use urnic_tests::victim::{LARGE, Link, ROLES, Victim, Wish, opcode};
-use urnic_tests::wait::{PATIENCE, until};
+use urnic_tests::wait::{PATIENCE, descriptors, until};
 
 use super::{ALL_FLUSHED, Scene};
 
@@ -37,13 +37,6 @@ fn resident(pid: u32) -> u64 {
         .nth(1)
         .and_then(|n| n.parse().ok())
         .expect("a number")
-}
-
-/// Descriptors that a process has.
-fn descriptors(pid: u32) -> usize {
-    std::fs::read_dir(format!("/proc/{pid}/fd"))
-        .expect("it runs")
-        .count()
 }
 
 #[test]
@@ -201,9 +194,16 @@ fn random_fpdus_without_crc_harm_nobody() {
     scene.ends();
 }
 
+/// Takes the events that came, and those that a device elsewhere tells only now.
 fn drain_events(victim: &mut Victim) {
-    while !victim.is_quiet() {
-        victim.event();
+    loop {
+        while !victim.is_quiet() {
+            victim.event();
+        }
+        victim.is_healthy();
+        if victim.is_quiet() {
+            return;
+        }
     }
 }
 
