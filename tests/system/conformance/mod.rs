@@ -8,6 +8,7 @@ mod mpa_errors;
 mod mpa_framing;
 mod mpa_markers;
 mod mpa_startup;
+mod peers;
 mod rdma_cm;
 mod rdma_cm_calls;
 mod rdma_cm_faults;

@@ -22,13 +22,13 @@ const EPROTO: i64 = 71;
 const WRITE_RTR: &str = "000ec140 00000001 00000000 00000000 ebd34c5f";
 
 /// An accepting Reply with this word.
-fn reply(word: u32) -> Vec<u8> {
+pub(super) fn reply(word: u32) -> Vec<u8> {
     hex(&format!("{REPLY_KEY} 50020004 {word:08x}"))
 }
 
 /// A call that has reached us, with its Request read.
 #[track_caller]
-fn called(victim: &mut CmVictim) -> (u64, Peer, TcpListener) {
+pub(super) fn called(victim: &mut CmVictim) -> (u64, Peer, TcpListener) {
     let (id, mut peer, listener) = victim.calls_us(DEPTHS, &[]);
     assert_eq!(peer.take(24), hex(&format!("{REQUEST_KEY} 50020004 8010c008")));
     (id, peer, listener)
@@ -36,7 +36,7 @@ fn called(victim: &mut CmVictim) -> (u64, Peer, TcpListener) {
 
 /// Traffic goes both ways behind the RTR; then the peer ends it. `ours`: number of our first Send.
 #[track_caller]
-fn works(victim: &mut CmVictim, id: u64, peer: &mut Peer, ours: u32) {
+pub(super) fn works(victim: &mut CmVictim, id: u64, peer: &mut Peer, ours: u32) {
     peer.tell(&[send(1, b"hello")]);
     victim.completes(id, &[(0, status::SUCCESS)]);
     victim.sends(id, 100, 0);

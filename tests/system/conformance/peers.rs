@@ -1,0 +1,136 @@
+//! Start-up and Terminates as soft-iWARP, Chelsio's (cxgb4) and Intel's (irdma) drivers do them, played to a live program from what their
+//! sources say. None of the hardware was at hand.
+
+use urnic_tests::or_skip;
+use urnic_tests::peer::{End, Peer, hex};
+use urnic_tests::startup::{CRC, ENHANCED};
+use urnic_tests::ulpdu::send;
+use urnic_tests::victim::cm::{CmVictim, happening};
+use urnic_tests::victim::{state, status};
+
+use super::rdma_cm::{ALL_FLUSHED, DEPTHS, REQUEST_KEY, Scene, rtr_read};
+use super::rdma_cm_calls::{called, reply, works};
+
+/// The zero-length Read that opens connections, as soft-iWARP sends it: its sink is Stag 0 (vector F-RREQ0-RTR-siw).
+const SIW_READ: &str =
+    "4141 00000000 00000001 00000001 00000000 00000000 00000000 00000000 00000000 00000001 00000000 00000000";
+/// Vectors F-WRITE0-RTR and F-RREQ0-RTR.
+const WRITE_RTR: &str = "000ec140 00000001 00000000 00000000 ebd34c5f";
+const READ_RTR: &str = "002e4141 00000000 00000001 00000001 00000000 00000001 00000000 00000000 00000000 00000001 \
+                        00000000 00000000 27dbd7e7";
+/// Vector F-RRESP0.
+const READ_RESPONSE: &str = "000ec142 00000001 00000000 00000000 21a3e83e";
+
+#[test]
+fn peer_05_soft_iwarp_calls_without_crc_and_peer_to_peer_mode() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let request = hex(&format!("{REQUEST_KEY} 10020004 00100008"));
+    let (event, mut peer, answer) = scene.accepted(&request, DEPTHS, &[]);
+    // We want CRCs, and it checks for that.
+    assert_eq!(answer.flags, CRC | ENHANCED);
+    assert_eq!(answer.word(), Some(8 << 16 | 16));
+    let id = event.about;
+    scene.victim.learns(id, happening::ESTABLISHED, 0);
+    peer.tell(&[send(1, b"hello")]);
+    scene.victim.completes(id, &[(0, status::SUCCESS)]);
+    scene.victim.sends(id, 100, 0);
+    assert_eq!(peer.ulpdu(), send(1, b""));
+    scene.victim.completes(id, &[(100, status::SUCCESS)]);
+    peer.finish();
+    scene.victim.learns(id, happening::DISCONNECTED, 0);
+    assert_eq!(peer.end(), End::Closed);
+    scene.victim.completes(id, &ALL_FLUSHED[1..]);
+    scene.victim.destroys(id);
+    scene.ends();
+}
+
+#[test]
+fn peer_04_soft_iwarp_opens_by_a_read_to_stag_0_and_finds_it_in_the_response() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    let request = hex(&format!("{REQUEST_KEY} 10020004 8010c008"));
+    let (event, mut peer, answer) = scene.accepted(&request, DEPTHS, &[]);
+    assert_eq!(answer.word(), Some(0x8008_4010));
+    peer.tell(&[hex(SIW_READ)]);
+    scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+    assert_eq!(peer.ulpdu(), hex("c142 00000000 00000000 00000000"));
+    works(&mut scene.victim, event.about, &mut peer, 1);
+    scene.ends();
+}
+
+#[test]
+fn peer_09_cxgb4_and_irdma_call_and_open_by_a_read() {
+    let mut scene = or_skip!(Scene::start(&[]));
+    // cxgb4 offers the one type that it is set to, irdma two.
+    for word in ["80104008", "8010c008"] {
+        let request = hex(&format!("{REQUEST_KEY} 50020004 {word}"));
+        let (event, mut peer, answer) = scene.accepted(&request, DEPTHS, &[]);
+        // One type, which must be its own, or it ends the connection.
+        assert_eq!((answer.flags, answer.word()), (CRC | ENHANCED, Some(0x8008_4010)));
+        scene.opens(event.about, &mut peer, &rtr_read(), false);
+    }
+    scene.ends();
+}
+
+#[test]
+fn peer_07_soft_iwarp_answers_with_our_flags_and_sends_at_once() {
+    let mut victim = or_skip!(CmVictim::start(&[("URNIC_MPA_PEER_TO_PEER", "false")]));
+    let (id, mut peer, _listener) = victim.calls_us((16, 8), &[]);
+    assert_eq!(peer.take(24), hex(&format!("{REQUEST_KEY} 50020004 00100008")));
+    // Where nobody asks for the peer-to-peer mode it keeps no fence.
+    let first = peer.framed(&[send(1, b"hello")]);
+    peer.send(&[reply(0x0008_0010), first].concat());
+    victim.learns(id, happening::ESTABLISHED, 0);
+    victim.completes(id, &[(0, status::SUCCESS)]);
+    victim.sends(id, 100, 0);
+    assert_eq!(peer.ulpdu(), send(1, b""));
+    victim.completes(id, &[(100, status::SUCCESS)]);
+    victim.destroys(id);
+    assert!(matches!(peer.end(), End::Closed | End::Reset));
+    victim.leaves();
+}
+
+#[test]
+fn peer_09_cxgb4_and_irdma_answer_with_one_type_and_get_that() {
+    let mut victim = or_skip!(CmVictim::start(&[]));
+    for (word, rtr) in [(0x8008_4010, READ_RTR), (0x8008_8010, WRITE_RTR)] {
+        let (id, mut peer, _listener) = called(&mut victim);
+        peer.send(&reply(word));
+        let rtr = hex(rtr);
+        assert_eq!(peer.take(rtr.len()), rtr);
+        if word & 0x4000 != 0 {
+            peer.send(&hex(READ_RESPONSE));
+        }
+        victim.learns(id, happening::ESTABLISHED, 0);
+        works(&mut victim, id, &mut peer, 1);
+    }
+    victim.leaves();
+}
+
+/// A call that was answered, with its RTR read.
+#[track_caller]
+fn answered(victim: &mut CmVictim) -> (u64, Peer) {
+    let (id, mut peer, _listener) = called(victim);
+    peer.send(&reply(0x8008_8010));
+    assert_eq!(peer.take(20), hex(WRITE_RTR));
+    victim.learns(id, happening::ESTABLISHED, 0);
+    (id, peer)
+}
+
+#[test]
+fn peer_01_10_terminates_in_the_ways_of_siw_cxgb4_and_irdma_end_the_connection_without_another() {
+    let mut victim = or_skip!(CmVictim::start(&[]));
+    for octets in [
+        // Insufficient IRD by soft-iWARP, no matching RTR by the others, both as they send it.
+        "00164147 00000000 00000002 00000001 00000000 02060000 6f77b973",
+        "00164147 00000000 00000002 00000001 00000000 23070000 225b98dc",
+    ] {
+        let (id, mut peer) = answered(&mut victim);
+        peer.send(&hex(octets));
+        assert_eq!(peer.rest(), (vec![], End::Closed), "{octets}");
+        victim.learns(id, happening::DISCONNECTED, 0);
+        victim.completes(id, &ALL_FLUSHED);
+        assert_eq!(victim.state(id), state::ERR);
+        victim.destroys(id);
+    }
+    victim.leaves();
+}
