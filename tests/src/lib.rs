@@ -15,6 +15,8 @@ pub mod pci_guest;
 pub mod peer;
 pub mod program;
 pub mod realigned;
+#[cfg(test)]
+mod rows;
 pub mod served;
 pub mod shell;
 pub mod skip;
