@@ -143,7 +143,8 @@ fn keys() -> String {
     }
     text.push_str(
         "\nA file may have [[peer]] sections with an address (\"192.0.2.7\" or \"192.0.2.0/24\") and mpa and cm keys: they are for \
-         rdma_cm\nconnections with such peers, whoever calls. The first section that fits wins over everything else.\n",
+         rdma_cm\nconnections with such peers, whoever calls. The first section that fits wins over everything else. profile = \"siw\", \"cxgb4\",\n\
+         \"irdma\" or \"strict\" in it sets what soft-iWARP, Chelsio's or Intel's adapters can do, or the rules to the letter.\n",
     );
     text
 }

@@ -10,6 +10,7 @@
 mod error;
 mod network;
 mod options;
+mod profile;
 
 pub use error::{Error, Source};
 pub use network::Network;
@@ -395,7 +396,19 @@ impl Peer {
             wrong("needs address = \"ADDRESS\" or \"NETWORK/BITS\" with nothing behind the bits".to_owned())
         })?;
         let mut options = Vec::new();
-        for (key, value) in flat("", table).into_iter().filter(|(key, _)| key != "address") {
+        if let Some(name) = table.get("profile") {
+            let preset = name.as_str().and_then(profile::preset).ok_or_else(|| {
+                let names: Vec<&str> = profile::PROFILES.iter().map(|(name, _)| *name).collect();
+                wrong(format!("has profile = one of {}", names.join(", ")))
+            })?;
+            // What is said beside it comes later and wins.
+            options.extend(preset.iter().map(|(key, value)| (*key, (*value).to_owned())));
+        }
+        let others = flat("", table);
+        for (key, value) in others
+            .into_iter()
+            .filter(|(key, _)| key != "address" && key != "profile")
+        {
             let option = option(&key, source)?;
             if !option.is_per_peer() {
                 return Err(wrong(format!("cannot have {key}, which is for all alike")));

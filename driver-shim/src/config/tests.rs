@@ -281,6 +281,35 @@ fn a_capture_of_a_device_elsewhere_is_refused_not_ignored() {
 }
 
 #[test]
+fn a_profile_undoes_what_its_peers_cannot_and_gives_way_to_what_stands_beside_it() {
+    for (name, preset) in profile::PROFILES {
+        let file = File::new(
+            &format!("profile-{name}"),
+            &format!(
+                "[mpa]\nmarkers = true\nrtr_types = \"send\"\n[[peer]]\naddress = \"192.0.2.1\"\nprofile = \"{name}\"\nmpa.startup_timeout_initiator_s = 7\nmpa.strict_rtr = true\n"
+            ),
+        );
+        let config = load(&[("URNIC_CONFIG", file.path())]).expect("good");
+        let there = config.facing("192.0.2.1".parse().expect("an address"));
+        for (key, value) in preset.iter().filter(|(key, _)| *key != "mpa.strict_rtr") {
+            let opt = OPTIONS.iter().find(|opt| opt.key == *key).expect("an option");
+            assert!(opt.is_per_peer(), "{key}");
+            assert_eq!(opt.value(&there), *value, "{name}: {key}");
+        }
+        assert!(there.mpa.strict_rtr, "{name}");
+        assert_eq!(there.mpa.startup_timeout_initiator.as_secs(), 7);
+        let elsewhere = config.facing("192.0.2.2".parse().expect("an address"));
+        assert!(elsewhere.mpa.markers);
+    }
+    let file = File::new(
+        "profile-none",
+        "[[peer]]\naddress = \"192.0.2.1\"\nprofile = \"erdma\"\n",
+    );
+    let refused = complaint(&[("URNIC_CONFIG", file.path())]);
+    assert!(refused.contains("one of siw, cxgb4, irdma, strict"), "{refused}");
+}
+
+#[test]
 fn empa_13_without_any_rtr_type_nothing_starts() {
     for none in ["none", ","] {
         let refused = complaint(&[("URNIC_MPA_RTR_TYPES", none)]);
