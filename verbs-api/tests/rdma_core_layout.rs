@@ -159,6 +159,8 @@ fn public_structs_and_constants_match_the_installed_header() {
         ibv_values_ex { comp_mask, raw_clock }
         ibv_ece { vendor_id, options, comp_mask }
         ibv_td { context }
+        ibv_dm { context, memcpy_to_dm, memcpy_from_dm, comp_mask, handle }
+        ibv_alloc_dm_attr { length, log_align_req, comp_mask }
         ibv_td_init_attr { comp_mask }
         ibv_parent_domain_init_attr { pd, td, comp_mask, alloc, free, pd_context }
     }

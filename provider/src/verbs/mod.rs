@@ -13,6 +13,7 @@ mod completion_ring;
 mod cq;
 mod cq_ex;
 mod device;
+mod dm;
 mod events;
 mod ledger;
 mod lock;
@@ -47,6 +48,9 @@ pub(crate) fn operations(level: Level) -> ContextOps {
         .alloc_mw(mw::alloc_mw)
         .dealloc_mw(mw::dealloc_mw)
         .bind_mw(mw::bind_mw)
+        .alloc_dm(dm::alloc_dm)
+        .free_dm(dm::free_dm)
+        .reg_dm_mr(dm::reg_dm_mr)
         .alloc_td(pd::alloc_td)
         .dealloc_td(pd::dealloc_td)
         .alloc_parent_domain(pd::alloc_parent_domain)

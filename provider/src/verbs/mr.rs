@@ -13,13 +13,14 @@ use urnic_verbs_api::rdma_core::{
 };
 use urnic_verbs_api::vocabulary::Access;
 
+use super::dm;
 use super::events::Foreign;
 use super::pd::{Domain, Pd};
 use crate::guard::{pointer, status};
 
 /// A region as libibverbs knows it, and what is ours behind it.
 #[repr(C)]
-struct Mr {
+pub(super) struct Mr {
     /// Must be first: libibverbs' pointer is ours.
     abi: Foreign<verbs_mr>,
     state: UnsafeCell<State>,
@@ -29,6 +30,8 @@ struct Mr {
 struct State {
     device: driver::Mr,
     domain: Arc<Domain>,
+    /// Of device memory: that it is in use.
+    _device_memory: Option<Arc<dm::Memory>>,
 }
 
 /// The rights that the device shall grant: hints are left out.
@@ -94,7 +97,11 @@ impl Mr {
     fn boxed(abi: verbs_mr, device: driver::Mr, domain: Arc<Domain>) -> Box<Mr> {
         Box::new(Mr {
             abi: Foreign::new(abi),
-            state: UnsafeCell::new(State { device, domain }),
+            state: UnsafeCell::new(State {
+                device,
+                domain,
+                _device_memory: None,
+            }),
         })
     }
 
@@ -174,6 +181,43 @@ pub(super) unsafe extern "C" fn rereg_mr(
         }
         Ok(())
     })
+}
+
+/// A region of device memory.
+///
+/// Errors: INVAL outside of it; those of [`reg_mr`].
+///
+/// # Safety
+/// `pd` is a live domain.
+pub(super) unsafe fn of_device_memory(
+    pd: *mut ibv_pd,
+    memory: &Arc<dm::Memory>,
+    offset: u64,
+    length: usize,
+    flags: u32,
+) -> Result<Box<Mr>, Errno> {
+    let access = access(flags as c_int)?;
+    let addr = memory.range(offset, length)?.cast();
+    // SAFETY: as promised.
+    let pd_ = unsafe { Pd::of(pd) };
+    let domain = pd_.domain().clone();
+    let device = domain.driver.register(&domain.device, addr, length, 0, access)?;
+    let abi = verbs_mr {
+        ibv_mr: ibv_mr {
+            context: pd_.ibv_context(),
+            pd,
+            addr: std::ptr::null_mut(),
+            length,
+            handle: device.stag,
+            lkey: device.stag,
+            rkey: device.stag,
+        },
+        mr_type: IBV_MR_TYPE_MR,
+        access: flags,
+    };
+    let mut mr = Mr::boxed(abi, device, domain);
+    mr.state.get_mut()._device_memory = Some(memory.clone());
+    Ok(mr)
 }
 
 /// `ibv_alloc_null_mr(3)`.

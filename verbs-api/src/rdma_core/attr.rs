@@ -141,6 +141,14 @@ pub struct ibv_device_attr_ex {
     pub phys_port_cnt_ex: u32,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ibv_alloc_dm_attr {
+    pub length: usize,
+    pub log_align_req: u32,
+    pub comp_mask: u32,
+}
+
 /// The part that every release has. Newer ones have `active_speed_ex` behind it, which libibverbs zeroes before it asks a
 /// provider, and which then means "see `active_speed`".
 #[repr(C)]

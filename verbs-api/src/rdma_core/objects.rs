@@ -112,6 +112,16 @@ pub struct ibv_mw {
     pub type_: ibv_mw_type,
 }
 
+/// Device memory.
+#[repr(C)]
+pub struct ibv_dm {
+    pub context: *mut ibv_context,
+    pub memcpy_to_dm: Option<unsafe extern "C" fn(*mut ibv_dm, u64, *const c_void, usize) -> c_int>,
+    pub memcpy_from_dm: Option<unsafe extern "C" fn(*mut c_void, *mut ibv_dm, u64, usize) -> c_int>,
+    pub comp_mask: u32,
+    pub handle: u32,
+}
+
 /// A thread domain: a promise that one thread at a time uses what is made in it.
 #[repr(C)]
 pub struct ibv_td {

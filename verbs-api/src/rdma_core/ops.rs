@@ -49,7 +49,7 @@ macro_rules! ops {
 ops! {
     V34 advise_mr;
     V64 alloc_buf;
-    V34 alloc_dm;
+    V34 alloc_dm(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm;
     V59 alloc_dmah;
     V34 alloc_mw(*mut ibv_pd, ibv_mw_type) -> *mut ibv_mw;
     V34 alloc_null_mr(*mut ibv_pd) -> *mut ibv_mr;
@@ -94,7 +94,7 @@ ops! {
     V62 dm_export_dmabuf_fd;
     V64 free_buf;
     V34 free_context(*mut ibv_context);
-    V34 free_dm;
+    V34 free_dm(*mut ibv_dm) -> c_int;
     V34 get_srq_num;
     V35 import_dm;
     V34 import_mr;
@@ -127,7 +127,7 @@ ops! {
     V65 read_comp_cntr;
     V34 read_counters;
     V65 read_err_comp_cntr;
-    V34 reg_dm_mr;
+    V34 reg_dm_mr(*mut ibv_pd, *mut ibv_dm, u64, usize, u32) -> *mut ibv_mr;
     V34 reg_dmabuf_mr;
     V34 reg_mr(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr;
     V59 reg_mr_ex;
