@@ -24,6 +24,7 @@ mod serve;
 mod served;
 mod siw;
 mod stat;
+mod statuses;
 mod transfer;
 mod users;
 mod vfio;

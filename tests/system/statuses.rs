@@ -1,0 +1,27 @@
+//! Statuses of work completions, and asynchronous events: each that can come here does.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::Duration;
+
+use urnic_tests::build::tree;
+use urnic_tests::program::Program;
+use urnic_tests::{compiled, or_skip};
+
+/// The statuses that `docs/statuses.md` has in its table of what comes.
+fn documented() -> BTreeSet<u32> {
+    let text = fs::read_to_string(tree().join("docs/statuses.md")).expect("docs/statuses.md");
+    let rows = text.lines().skip_while(|line| *line != "## What comes");
+    let rows = rows.skip(1).take_while(|line| !line.starts_with("## "));
+    rows.filter_map(|row| row.split('|').nth(1)?.trim().parse().ok())
+        .collect()
+}
+
+#[test]
+fn every_status_and_event_that_can_come_does() {
+    let ended = Program::new(or_skip!(compiled("statuses"))).run_for(Duration::from_secs(120));
+    assert!(ended.ok(), "{ended}");
+    let number = |line: &str| line.split(' ').next()?.parse().ok();
+    let came: BTreeSet<u32> = ended.output.lines().filter_map(number).collect();
+    assert_eq!(came, documented(), "docs/statuses.md has others:\n{ended}");
+}
