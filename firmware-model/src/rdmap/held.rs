@@ -22,6 +22,10 @@ impl Held {
         self.ulpdus.is_empty()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.ulpdus.len()
+    }
+
     /// Whether a ULPDU that begins so must wait behind those that wait.
     #[inline]
     pub(super) fn stops(&self, ulpdu: &[u8]) -> bool {

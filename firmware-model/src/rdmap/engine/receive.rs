@@ -252,8 +252,13 @@ impl Engine {
 
     /// Hands ULPDUs of ours back to us; returns how many.
     pub(super) fn deliver_loopback(&mut self, env: &mut Env<'_>) -> usize {
-        let mut ulpdus = 0;
+        // What a stream brought is for `receive` to hand up: who asks for that also sends the answers.
+        if !matches!(self.llp, Some(Llp::Loopback(_))) {
+            return 0;
+        }
+        let waited = self.held.len();
         let mut delivered = self.deliver_held(env);
+        let mut ulpdus = waited - self.held.len();
         while let (Ok(()), Some(Llp::Loopback(loopback))) = (&delivered, &mut self.llp) {
             let Some(ulpdu) = loopback.front() else {
                 break;

@@ -65,6 +65,25 @@ fn an_empty_receive_queue_stalls_the_stream() {
 }
 
 #[test]
+fn who_only_sends_hands_up_nothing_that_waited() {
+    // The ring for the receive is still to come. Whoever obeys it sends the answer to the Read, and asks whether anything waited.
+    let mut pair = native_pair();
+    let source = pair.b.filled(b"12345678");
+    let sink = pair.a.region(8, everything());
+    pair.a.post(&Work::send(1));
+    pair.a
+        .post(&Work::read(2, source.stag, source.base).sge(sink.sge(0, 8)));
+    pair.run_now();
+    assert_eq!(pair.b.rx, RxOutcome::Stalled);
+    pair.b.post_recv(3, &[]);
+    pair.b.with(|engine, env, stream| engine.transmit(env, stream));
+    assert!(pair.b.engine.is_held_up());
+    pair.run_now();
+    assert_eq!(pair.b.received(), [(3, SUCCESS, 0)]);
+    assert_eq!(pair.a.sent(), [(1, SUCCESS), (2, SUCCESS)]);
+}
+
+#[test]
 fn a_stalled_stream_costs_bounded_memory() {
     let mut pair = native_pair();
     let source = pair.a.filled(&pattern(1 << 20));
