@@ -53,7 +53,7 @@ bench: ## speed and cost against raw TCP and UCX, as ratios from one run
 	$(CARGO) build --release --quiet $(PLUGIN) -p urnic-bench
 	@$(TARGET)/release/urnic-bench
 
-soak: ## the long forms of the tests: millions of messages, hundreds of runs, valgrind, asan (about a quarter of an hour)
+soak: ## the long forms of the tests: millions of messages, hundreds of runs, valgrind, asan (about half an hour)
 	@scripts/setup build test
 	@scripts/test soak
 

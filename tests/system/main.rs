@@ -25,6 +25,7 @@ mod served;
 mod siw;
 mod stat;
 mod statuses;
+mod stress;
 mod transfer;
 mod users;
 mod vfio;

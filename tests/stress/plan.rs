@@ -1,0 +1,728 @@
+//! What both sides do in a round, and what their memory must hold afterwards. Both sides make the same plan from the same seed, and each follows its
+//! half; so each knows what the other does without a word.
+//!
+//! The programs are legal ones. What runs at the same time touches different memory, except where iWARP has an order: on one queue pair a Read or an
+//! atomic sees the Writes before it, atomics of one queue pair come in order, what a fenced request sends was fetched before, and additions to
+//! one counter commute. That a Write is there is known only after a Send or a Read behind it, so each direction's requests end with one.
+
+use std::collections::VecDeque;
+
+use urnic_verbs_api::rdma_core::*;
+
+use crate::dice::Dice;
+use crate::host::{Host, Naming, Region, Span};
+use crate::verbs::Shape;
+
+/// Bytes of a region.
+pub(crate) const REGION: usize = 1 << 18;
+/// Regions of a side.
+pub(crate) const REGIONS: usize = 6;
+/// Behind the regions: counters that all queue pairs add to.
+pub(crate) const COUNTERS: usize = REGIONS * REGION;
+pub(crate) const COUNTER_COUNT: usize = 8;
+/// What the model knows ends here.
+pub(crate) const KNOWN: usize = COUNTERS + 8 * COUNTER_COUNT;
+/// Then where what was fetched from the counters goes, …
+pub(crate) const RESULTS: usize = COUNTERS + 4096;
+const RESULT_COUNT: usize = 1024;
+/// … and the places of the shared receive queue.
+pub(crate) const SLOTS: usize = RESULTS + 8 * RESULT_COUNT;
+pub(crate) const SLOT: usize = 4096;
+pub(crate) const SLOT_COUNT: usize = 96;
+pub(crate) const ARENA: usize = SLOTS + SLOT * SLOT_COUNT;
+
+/// Completion queues of a side.
+pub(crate) const CQS: usize = 3;
+/// Requests of a queue pair, at most.
+const DEPTH: u32 = 64;
+/// Memory windows of a side.
+pub(crate) const WINDOWS: usize = 4;
+/// Elements of a Read.
+const READ_SGE: usize = 1;
+
+const WRITE: u32 = IBV_ACCESS_LOCAL_WRITE;
+const REMOTE: [u32; 3] = [
+    IBV_ACCESS_REMOTE_WRITE,
+    IBV_ACCESS_REMOTE_READ,
+    IBV_ACCESS_REMOTE_ATOMIC,
+];
+pub(crate) const EVERYTHING: u32 =
+    WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND;
+
+/// One end of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct End {
+    pub(crate) shape: Shape,
+    pub(crate) send_cq: usize,
+    pub(crate) receive_cq: usize,
+    /// It takes receives from the side's shared queue.
+    pub(crate) shared: bool,
+}
+
+/// How a window's time ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// By the peer's last Send.
+    Invalidated,
+    /// By its owner's request.
+    Unbound,
+    /// It is freed while it is bound.
+    Freed,
+}
+
+/// A window that is bound for a round.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Window {
+    /// Which of the side's windows.
+    pub(crate) slot: usize,
+    pub(crate) kind: ibv_mw_type,
+    /// Whose queue pair binds it; it alone may use one of type 2.
+    pub(crate) link: usize,
+    pub(crate) at: usize,
+    pub(crate) len: usize,
+    pub(crate) access: u32,
+    pub(crate) ending: Ending,
+    used: usize,
+}
+
+/// The peer's memory, and by which of its windows, if not by the region.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Target {
+    pub(crate) at: usize,
+    pub(crate) window: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum What {
+    Send,
+    SendImm(u32),
+    /// The peer's window is invalid afterwards.
+    SendInv(usize),
+    Write(Target),
+    WriteImm(Target, u32),
+    Read(Target),
+    CompareSwap(Target, u64, u64),
+    FetchAdd(Target, u64),
+}
+
+/// A request.
+#[derive(Debug, Clone)]
+pub(crate) struct Op {
+    pub(crate) what: What,
+    pub(crate) local: Vec<Span>,
+    /// Instead of `local`: the pieces themselves.
+    pub(crate) inline: Option<Vec<Vec<u8>>>,
+    pub(crate) flags: u32,
+}
+
+/// What arrives at a receive.
+#[derive(Debug, Clone)]
+pub(crate) struct Arrival {
+    pub(crate) opcode: u32,
+    pub(crate) len: usize,
+    pub(crate) imm: Option<u32>,
+    /// The side's own window.
+    pub(crate) invalidated: Option<usize>,
+    /// What a slot of the shared queue holds then. Elsewhere the model knows.
+    pub(crate) data: Vec<u8>,
+}
+
+/// A connection made anew.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Renewal {
+    pub(crate) link: usize,
+    /// So many receives are flushed before.
+    pub(crate) farewell: usize,
+}
+
+/// What one side does in a round.
+#[derive(Default)]
+pub(crate) struct Part {
+    /// Regions to register anew.
+    pub(crate) regions: Vec<usize>,
+    pub(crate) sizes: Vec<(usize, u32)>,
+    pub(crate) windows: Vec<Window>,
+    /// What is written into its own memory first.
+    pub(crate) fills: Vec<(usize, Vec<u8>)>,
+    /// By link: the receives, and whether they are posted late.
+    pub(crate) receives: Vec<(Vec<Vec<Span>>, bool)>,
+    /// Lists of requests, in the order of posting.
+    pub(crate) chains: Vec<(usize, Vec<Op>)>,
+    /// By link.
+    pub(crate) arrivals: Vec<VecDeque<Arrival>>,
+    /// The peer's counters before the round.
+    pub(crate) counters: Vec<u64>,
+    results: usize,
+    shared: usize,
+}
+
+impl Part {
+    /// What there is in its own memory at that octet.
+    pub(crate) fn who_uses(&self, at: usize) -> String {
+        let within = |spans: &[Span]| {
+            spans
+                .iter()
+                .any(|span| (span.at..span.at + span.len).contains(&at))
+        };
+        for (link, ops) in &self.chains {
+            if let Some(op) = ops.iter().find(|op| within(&op.local)) {
+                return format!(
+                    "local memory at connection {link} of {:?} {:#x}",
+                    op.what, op.flags
+                );
+            }
+        }
+        for (link, (receives, late)) in self.receives.iter().enumerate() {
+            if let Some(i) = receives.iter().position(|spans| within(spans)) {
+                return format!("receive {i} at connection {link}, late: {late}");
+            }
+        }
+        "the peer's to use".to_owned()
+    }
+}
+
+pub(crate) struct Round {
+    pub(crate) renewals: Vec<Renewal>,
+    pub(crate) parts: [Part; 2],
+}
+
+/// All that is the same for both sides.
+pub(crate) struct World {
+    dice: Dice,
+    pub(crate) hosts: [Host; 2],
+    pub(crate) links: Vec<[End; 2]>,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, links: usize) -> World {
+        let mut dice = Dice::new(seed);
+        let mut host = || Host {
+            memory: vec![0; KNOWN],
+            regions: (0..REGIONS).map(|i| region(&mut dice, i)).collect(),
+            used: vec![0; REGIONS],
+            windows: (0..WINDOWS).map(|_| 1 + dice.below(2) as ibv_mw_type).collect(),
+        };
+        let hosts = [host(), host()];
+        let links = (0..links).map(|_| [end(&mut dice), end(&mut dice)]).collect();
+        World { dice, hosts, links }
+    }
+
+    /// The next round; the model is then as memory must be after it.
+    pub(crate) fn round(&mut self) -> Round {
+        let mut round = Round {
+            renewals: Vec::new(),
+            parts: [Part::default(), Part::default()],
+        };
+        for link in 0..self.links.len() {
+            if self.dice.chance(3) {
+                let farewell = [0, self.dice.below(8)][self.dice.below(2)];
+                round.renewals.push(Renewal { link, farewell });
+                self.links[link] = [end(&mut self.dice), end(&mut self.dice)];
+            }
+        }
+        for side in 0..2 {
+            self.prepare(side, &mut round.parts[side]);
+            let counters = (0..COUNTER_COUNT).map(|i| self.hosts[side].word(COUNTERS + 8 * i));
+            round.parts[1 - side].counters = counters.collect();
+        }
+        for side in 0..2 {
+            let mut lists: Vec<VecDeque<Op>> = Vec::new();
+            for link in 0..self.links.len() {
+                lists.push(self.requests(side, link, &mut round.parts).into());
+            }
+            while lists.iter().any(|list| !list.is_empty()) {
+                let link = self.dice.below(lists.len());
+                let count = (1 + self.dice.below(6)).min(lists[link].len());
+                let chain: Vec<Op> = lists[link].drain(..count).collect();
+                if !chain.is_empty() {
+                    round.parts[side].chains.push((link, chain));
+                }
+            }
+        }
+        for part in &mut round.parts {
+            for (receives, late) in &mut part.receives {
+                *late = !receives.is_empty() && self.dice.chance(15);
+            }
+        }
+        round
+    }
+
+    fn prepare(&mut self, side: usize, part: &mut Part) {
+        let (dice, host) = (&mut self.dice, &mut self.hosts[side]);
+        for i in 0..REGIONS {
+            host.used[i] = dice.below(64);
+            if dice.chance(10) {
+                host.regions[i] = region(dice, i);
+                part.regions.push(i);
+            }
+        }
+        if dice.chance(10) {
+            part.sizes.push((
+                dice.below(CQS),
+                cq_size(self.links.len()) + dice.below(1000) as u32,
+            ));
+        }
+        for slot in 0..WINDOWS {
+            if dice.chance(50) {
+                let access = REMOTE
+                    .into_iter()
+                    .filter(|_| dice.chance(60))
+                    .fold(0, |all, right| all | right);
+                let len = 8 + dice.below(8192);
+                let home = dice.below(REGIONS);
+                let at = host.used[home].next_multiple_of(8);
+                let may = host.regions[home].access & IBV_ACCESS_MW_BIND != 0
+                    && host.regions[home].naming == Naming::Address
+                    && (access & (REMOTE[0] | REMOTE[2]) == 0 || host.regions[home].access & WRITE != 0);
+                if access == 0 || !may || at + len > REGION {
+                    continue;
+                }
+                host.used[home] = at + len;
+                let (link, kind) = (dice.below(self.links.len()), host.windows[slot]);
+                let another = part
+                    .windows
+                    .iter()
+                    .any(|w: &Window| w.link == link && w.ending == Ending::Invalidated);
+                let ending = match dice.below(4) {
+                    0 | 1 if kind == IBV_MW_TYPE_2 && !another => Ending::Invalidated,
+                    2 => Ending::Freed,
+                    _ => Ending::Unbound,
+                };
+                if ending == Ending::Freed {
+                    host.windows[slot] = 1 + dice.below(2) as ibv_mw_type;
+                }
+                let at = home * REGION + at;
+                part.windows.push(Window {
+                    slot,
+                    kind,
+                    link,
+                    at,
+                    len,
+                    access,
+                    ending,
+                    used: 0,
+                });
+            }
+        }
+        part.receives = self.links.iter().map(|_| (Vec::new(), false)).collect();
+        part.arrivals = self.links.iter().map(|_| VecDeque::new()).collect();
+    }
+
+    /// The requests of a side at a connection, in their order.
+    fn requests(&mut self, side: usize, link: usize, parts: &mut [Part; 2]) -> Vec<Op> {
+        let shape = self.links[link][side].shape;
+        let most = self.dice.below(shape.depth as usize - 8);
+        let mut list = Vec::new();
+        // Room for what a step makes, and for the last one.
+        for _ in 0..most {
+            if list.len() < most {
+                self.step(side, link, parts, &mut list);
+            }
+        }
+        let invalidates = |w: &Window| w.link == link && w.ending == Ending::Invalidated;
+        let window = parts[1 - side].windows.iter().position(invalidates);
+        let what = window.map_or(What::Send, What::SendInv);
+        let sent = if list.is_empty() {
+            None
+        } else {
+            self.message(side, link, parts, what)
+        };
+        if sent.is_none()
+            && let Some(window) = window
+        {
+            parts[1 - side].windows[window].ending = Ending::Unbound;
+        }
+        if list.is_empty() {
+            return list;
+        }
+        let closing = sent.unwrap_or_else(|| {
+            // Nothing is read, but that takes its turn.
+            let what = What::Read(Target { at: 0, window: None });
+            Op {
+                what,
+                local: Vec::new(),
+                inline: None,
+                flags: 0,
+            }
+        });
+        list.push(closing);
+        for op in &mut list {
+            op.flags |= [0, IBV_SEND_SIGNALED][usize::from(self.dice.chance(50))];
+            op.flags |= [0, IBV_SEND_FENCE][usize::from(self.dice.chance(5))];
+        }
+        if let Some(last) = list.last_mut() {
+            last.flags |= IBV_SEND_SIGNALED;
+            // A Read before it may find the window gone otherwise.
+            last.flags |= [0, IBV_SEND_FENCE][usize::from(window.is_some())];
+        }
+        list
+    }
+
+    /// A request, or a few that belong together; nothing if there is no memory for them.
+    fn step(&mut self, side: usize, link: usize, parts: &mut [Part; 2], list: &mut Vec<Op>) {
+        let imm = self.dice.roll() as u32;
+        match self.dice.below(100) {
+            0..30 => {
+                let what = [What::Send, What::SendImm(imm)][usize::from(self.dice.chance(30))];
+                list.extend(self.message(side, link, parts, what));
+            }
+            30..52 => {
+                let len = self.dice.len();
+                let Some((op, target)) = self.write(side, link, parts, len) else {
+                    return;
+                };
+                let rights = self.rights(1 - side, &parts[1 - side], target);
+                let readable = rights & IBV_ACCESS_REMOTE_READ != 0;
+                list.push(op);
+                // What was written is read back.
+                if readable && self.dice.chance(30) {
+                    list.extend(self.read_of(side, target, len));
+                }
+            }
+            52..60 => {
+                let len = self.dice.len();
+                let Some((mut op, target)) = self.write(side, link, parts, len) else {
+                    return;
+                };
+                // Whether or not the receive can be had, the bytes are written.
+                let spans = self.receive(1 - side, link, parts, 0);
+                if let Some(spans) = spans {
+                    op.what = What::WriteImm(target, imm);
+                    self.arrive(
+                        1 - side,
+                        link,
+                        parts,
+                        spans,
+                        Arrival {
+                            opcode: IBV_WC_RECV_RDMA_WITH_IMM,
+                            len,
+                            imm: Some(imm),
+                            invalidated: None,
+                            data: Vec::new(),
+                        },
+                    );
+                }
+                list.push(op);
+            }
+            60..76 => {
+                let len = self.dice.len();
+                let Some(target) = self.target(1 - side, link, parts, len, IBV_ACCESS_REMOTE_READ) else {
+                    return;
+                };
+                let Some(read) = self.read_of(side, target, len) else {
+                    return;
+                };
+                let landed = read.local.clone();
+                list.push(read);
+                if self.dice.chance(40) {
+                    list.extend(self.pass_on(side, link, parts, landed));
+                }
+            }
+            76..88 => self.atomics(side, link, parts, list),
+            _ => {
+                if parts[side].results == RESULT_COUNT {
+                    return;
+                }
+                let at = COUNTERS + 8 * self.dice.below(COUNTER_COUNT);
+                let add = 1 + self.dice.below(1 << 20) as u64;
+                let sum = self.hosts[1 - side].word(at).wrapping_add(add);
+                self.hosts[1 - side].set_word(at, sum);
+                let result = Span {
+                    at: RESULTS + 8 * parts[side].results,
+                    len: 8,
+                };
+                parts[side].results += 1;
+                let what = What::FetchAdd(Target { at, window: None }, add);
+                list.push(Op {
+                    what,
+                    local: vec![result],
+                    inline: None,
+                    flags: 0,
+                });
+            }
+        }
+    }
+
+    /// What was fetched goes back, fenced.
+    fn pass_on(&mut self, side: usize, link: usize, parts: &mut [Part; 2], landed: Vec<Span>) -> Option<Op> {
+        let len = landed.iter().map(|span| span.len).sum();
+        let data = self.hosts[side].gather(&landed);
+        let what = if self.dice.chance(50) {
+            let target = self.target(1 - side, link, parts, len, IBV_ACCESS_REMOTE_WRITE)?;
+            self.hosts[1 - side].scatter(&[Span { at: target.at, len }], &data);
+            What::Write(target)
+        } else {
+            let spans = self.receive(1 - side, link, parts, len)?;
+            self.sent(side, link, parts, spans, What::Send, &data);
+            What::Send
+        };
+        Some(Op {
+            what,
+            local: landed,
+            inline: None,
+            flags: IBV_SEND_FENCE,
+        })
+    }
+
+    /// A word that is written, changed by atomics and read, all on one queue pair.
+    fn atomics(&mut self, side: usize, link: usize, parts: &mut [Part; 2], list: &mut Vec<Op>) {
+        let rights = IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+        let Some(target) = self.target(1 - side, link, parts, 8, rights) else {
+            return;
+        };
+        if self.dice.chance(50) {
+            let Some(from) = self.hosts[side].span(&mut self.dice, 8, 0) else {
+                return;
+            };
+            self.fill(side, parts, &[from]);
+            let word = self.hosts[side].word(from.at);
+            self.hosts[1 - side].set_word(target.at, word);
+            list.push(Op {
+                what: What::Write(target),
+                local: vec![from],
+                inline: None,
+                flags: 0,
+            });
+        }
+        for _ in 0..=self.dice.below(3) {
+            let Some(into) = self.hosts[side].span(&mut self.dice, 8, WRITE) else {
+                return;
+            };
+            let old = self.hosts[1 - side].word(target.at);
+            let operand = self.dice.roll();
+            let (what, new) = match self.dice.below(3) {
+                0 => (What::FetchAdd(target, operand), old.wrapping_add(operand)),
+                1 => (What::CompareSwap(target, old, operand), operand),
+                _ => (What::CompareSwap(target, !old, operand), old),
+            };
+            self.hosts[1 - side].set_word(target.at, new);
+            self.hosts[side].set_word(into.at, old);
+            list.push(Op {
+                what,
+                local: vec![into],
+                inline: None,
+                flags: 0,
+            });
+            if self.dice.chance(30) {
+                list.extend(self.pass_on(side, link, parts, vec![into]));
+            }
+        }
+        if self.dice.chance(50) {
+            list.extend(self.read_of(side, target, 8));
+        }
+    }
+
+    /// A Send of any kind.
+    fn message(&mut self, side: usize, link: usize, parts: &mut [Part; 2], what: What) -> Option<Op> {
+        let len = self.dice.len();
+        let spans = self.receive(1 - side, link, parts, len)?;
+        let mut op = self.source(side, link, parts, len)?;
+        let data = match &op.inline {
+            Some(pieces) => pieces.concat(),
+            None => self.hosts[side].gather(&op.local),
+        };
+        self.sent(side, link, parts, spans, what, &data);
+        op.what = what;
+        op.flags |= [0, IBV_SEND_SOLICITED][usize::from(self.dice.chance(10))];
+        Some(op)
+    }
+
+    /// A Send arrives.
+    fn sent(
+        &mut self,
+        side: usize,
+        link: usize,
+        parts: &mut [Part; 2],
+        spans: Vec<Span>,
+        what: What,
+        data: &[u8],
+    ) {
+        let mut arrival = Arrival {
+            opcode: IBV_WC_RECV,
+            len: data.len(),
+            imm: None,
+            invalidated: None,
+            data: data.to_vec(),
+        };
+        match what {
+            What::SendImm(imm) => arrival.imm = Some(imm),
+            What::SendInv(window) => arrival.invalidated = Some(window),
+            _ => {}
+        }
+        if !self.links[link][1 - side].shared {
+            self.hosts[1 - side].scatter(&spans, data);
+        }
+        self.arrive(1 - side, link, parts, spans, arrival);
+    }
+
+    /// Where a message of that length may arrive; `None` if it may not.
+    fn receive(&mut self, side: usize, link: usize, parts: &[Part; 2], len: usize) -> Option<Vec<Span>> {
+        let end = self.links[link][side];
+        if end.shared {
+            return (parts[side].shared < SLOT_COUNT && len <= SLOT).then(Vec::new);
+        }
+        if parts[side].receives[link].0.len() as u32 >= end.shape.depth {
+            return None;
+        }
+        let room = len + [0, self.dice.below(50)][self.dice.below(2)];
+        self.hosts[side].spans(&mut self.dice, room, end.shape.sge as usize, WRITE)
+    }
+
+    fn arrive(
+        &mut self,
+        side: usize,
+        link: usize,
+        parts: &mut [Part; 2],
+        spans: Vec<Span>,
+        arrival: Arrival,
+    ) {
+        let part = &mut parts[side];
+        if self.links[link][side].shared {
+            part.shared += 1;
+        } else {
+            part.receives[link].0.push(spans);
+        }
+        part.arrivals[link].push_back(arrival);
+    }
+
+    fn write(&mut self, side: usize, link: usize, parts: &mut [Part; 2], len: usize) -> Option<(Op, Target)> {
+        let target = self.target(1 - side, link, parts, len, IBV_ACCESS_REMOTE_WRITE)?;
+        let mut op = self.source(side, link, parts, len)?;
+        let data = match &op.inline {
+            Some(pieces) => pieces.concat(),
+            None => self.hosts[side].gather(&op.local),
+        };
+        self.hosts[1 - side].scatter(&[Span { at: target.at, len }], &data);
+        op.what = What::Write(target);
+        Some((op, target))
+    }
+
+    fn read_of(&mut self, side: usize, target: Target, len: usize) -> Option<Op> {
+        let local = self.hosts[side].spans(&mut self.dice, len, READ_SGE, WRITE)?;
+        let data = self.hosts[1 - side].gather(&[Span { at: target.at, len }]);
+        self.hosts[side].scatter(&local, &data);
+        Some(Op {
+            what: What::Read(target),
+            local,
+            inline: None,
+            flags: 0,
+        })
+    }
+
+    /// New data of that length, in memory or inline.
+    fn source(&mut self, side: usize, link: usize, parts: &mut [Part; 2], len: usize) -> Option<Op> {
+        let shape = self.links[link][side].shape;
+        let mut op = Op {
+            what: What::Send,
+            local: Vec::new(),
+            inline: None,
+            flags: 0,
+        };
+        if len <= shape.inline as usize && self.dice.chance(40) {
+            let cut = self.dice.below(len + 1);
+            let data = self.dice.bytes(len);
+            let (head, tail) = data.split_at(cut);
+            op.inline = Some([head, tail].map(<[u8]>::to_vec)[usize::from(cut == 0)..].to_vec());
+            op.flags = IBV_SEND_INLINE;
+        } else {
+            op.local = self.hosts[side].spans(&mut self.dice, len, shape.sge as usize, 0)?;
+            self.fill(side, parts, &op.local);
+        }
+        Some(op)
+    }
+
+    fn fill(&mut self, side: usize, parts: &mut [Part; 2], spans: &[Span]) {
+        for span in spans {
+            let data = self.dice.bytes(span.len);
+            self.hosts[side].scatter(&[*span], &data);
+            parts[side].fills.push((span.at, data));
+        }
+    }
+
+    /// Memory of that side for the peer to use at that connection.
+    fn target(
+        &mut self,
+        side: usize,
+        link: usize,
+        parts: &mut [Part; 2],
+        len: usize,
+        access: u32,
+    ) -> Option<Target> {
+        let windows = &mut parts[side].windows;
+        if !windows.is_empty() && self.dice.chance(60) {
+            let i = self.dice.below(windows.len());
+            let w = &mut windows[i];
+            let at = w.used.next_multiple_of(8);
+            if (w.kind == IBV_MW_TYPE_1 || w.link == link) && w.access & access == access && at + len <= w.len
+            {
+                w.used = at + len;
+                return Some(Target {
+                    at: w.at + at,
+                    window: Some(i),
+                });
+            }
+        }
+        let span = self.hosts[side].span(&mut self.dice, len, access)?;
+        Some(Target {
+            at: span.at,
+            window: None,
+        })
+    }
+
+    fn rights(&self, side: usize, part: &Part, target: Target) -> u32 {
+        match target.window {
+            Some(window) => part.windows[window].access,
+            None => self.hosts[side].regions[target.at / REGION].access,
+        }
+    }
+}
+
+/// Room for all that can complete in a round.
+pub(crate) fn cq_size(links: usize) -> u32 {
+    (links as u32) * 2 * DEPTH + SLOT_COUNT as u32
+}
+
+/// The first region of a side can do everything.
+fn region(dice: &mut Dice, i: usize) -> Region {
+    let rights = [WRITE, REMOTE[0], REMOTE[1], REMOTE[2], IBV_ACCESS_MW_BIND];
+    let chosen = rights
+        .into_iter()
+        .filter(|_| dice.chance(70))
+        .fold(0, |all, right| all | right);
+    let naming = match dice.below(4) {
+        0 => Naming::Zero,
+        // As far from a page's start as the memory is: it begins a page.
+        1 => Naming::Given((dice.roll() >> 20) & !0xfff),
+        _ => Naming::Address,
+    };
+    let needed = if chosen & (REMOTE[0] | REMOTE[2]) != 0 {
+        WRITE
+    } else {
+        0
+    };
+    match i {
+        0 => Region {
+            access: EVERYTHING,
+            naming: Naming::Address,
+        },
+        _ => Region {
+            access: chosen | needed,
+            naming,
+        },
+    }
+}
+
+fn end(dice: &mut Dice) -> End {
+    End {
+        shape: Shape {
+            depth: 16 + dice.below(DEPTH as usize - 15) as u32,
+            sge: [1, 2, 4, 16][dice.below(4)],
+            inline: [0, 64, 512][dice.below(3)],
+            signal_all: dice.chance(15),
+            builder: dice.chance(40),
+        },
+        send_cq: dice.below(CQS),
+        receive_cq: dice.below(CQS),
+        shared: dice.chance(40),
+    }
+}

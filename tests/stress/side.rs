@@ -1,0 +1,594 @@
+//! One side: does its part of each round with real verbs, and compares what came with the plan.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt::Debug;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use urnic_verbs_api::rdma_core::*;
+
+use crate::arena::Arena;
+use crate::host::{Host, Naming, Span};
+use crate::plan::*;
+use crate::verbs::{Binding, Completion, Cq, Device, Manner, Mr, Mw, Qp, Receive, Request, Srq, Work};
+
+/// So long may a round take, on a machine that is busy with other things too. It takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// In the id of a receive from the shared queue, with the slot's number.
+const SLOT_ID: u64 = 1 << 40;
+
+/// What is wrong, and with what.
+#[track_caller]
+fn same<T: PartialEq + Debug>(what: impl Fn() -> String, got: T, want: T) {
+    assert!(got == want, "{}: {got:?}, not {want:?}", what());
+}
+
+struct Link {
+    qp: Qp,
+    shared: bool,
+    signal_all: bool,
+    /// Successful completions to come, in order: ids and opcodes.
+    sends: VecDeque<(u64, u32)>,
+    /// Ids of receives that are posted, in order.
+    receives: VecDeque<u64>,
+    arrivals: VecDeque<Arrival>,
+    /// Flushed receives to come.
+    farewell: usize,
+}
+
+/// What the peer said of its memory.
+#[derive(Default)]
+struct Peer {
+    names: Vec<u64>,
+    keys: Vec<u32>,
+    counters: u32,
+    counters_at: u64,
+    windows: Vec<u32>,
+}
+
+pub(crate) struct Side {
+    number: usize,
+    socket: UnixStream,
+    links: Vec<Link>,
+    windows: Vec<Mw>,
+    mrs: Vec<Mr>,
+    /// Counters, results and the shared queue's places.
+    rest: Mr,
+    srq: Srq,
+    cqs: Vec<Cq>,
+    peer: Peer,
+    /// The keys of windows bound in this round.
+    bound: Vec<u32>,
+    slots: Vec<u64>,
+    next_id: u64,
+    /// Where a fetched counter is, which one it was, and how much was added.
+    fetched: Vec<(usize, usize, u64)>,
+    completions: u64,
+    device: Device,
+    arena: Arena,
+}
+
+impl Side {
+    pub(crate) fn new(number: usize, socket: UnixStream, world: &World) -> Side {
+        let (device, arena) = (Device::open(), Arena::new(ARENA));
+        let host = &world.hosts[number];
+        let mrs = (0..REGIONS)
+            .map(|i| registered(&device, &arena, host, i))
+            .collect();
+        let rest_len = ARENA - COUNTERS;
+        let rest = Mr::new(
+            &device,
+            &arena,
+            COUNTERS,
+            rest_len,
+            arena.address(COUNTERS),
+            EVERYTHING,
+        );
+        let manners = [Manner::Polled, Manner::Extended, Manner::Events];
+        let size = cq_size(world.links.len());
+        let cqs: Vec<Cq> = manners.map(|manner| Cq::new(&device, size, manner)).into();
+        let srq = Srq::new(&device, SLOT_COUNT as u32, 1);
+        let windows = host.windows.iter().map(|kind| Mw::new(&device, *kind)).collect();
+        let links = world
+            .links
+            .iter()
+            .map(|ends| link(&device, &ends[number], &cqs, &srq))
+            .collect();
+        let mut side = Side {
+            number,
+            socket,
+            links,
+            windows,
+            mrs,
+            rest,
+            srq,
+            cqs,
+            peer: Peer::default(),
+            bound: Vec::new(),
+            slots: (0..SLOT_COUNT as u64).collect(),
+            next_id: 0,
+            fetched: Vec::new(),
+            completions: 0,
+            device,
+            arena,
+        };
+        (0..side.links.len()).for_each(|i| side.connect(i));
+        side
+    }
+
+    /// Completions taken so far.
+    pub(crate) fn completions(&self) -> u64 {
+        self.completions
+    }
+
+    /// Both sides say as many words.
+    fn exchange(&mut self, words: &[u64]) -> Vec<u64> {
+        let mine: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut theirs = vec![0; mine.len()];
+        self.socket.write_all(&mine).expect("the other side");
+        self.socket.read_exact(&mut theirs).expect("the other side");
+        theirs
+            .chunks_exact(8)
+            .map(|word| u64::from_le_bytes(word.try_into().expect("eight")))
+            .collect()
+    }
+
+    fn barrier(&mut self) {
+        self.exchange(&[0]);
+    }
+
+    fn connect(&mut self, i: usize) {
+        let gid = self.device.gid();
+        let (head, tail) = gid.raw.split_at(8);
+        let word = |half: &[u8]| u64::from_ne_bytes(half.try_into().expect("eight"));
+        let theirs = self.exchange(&[self.links[i].qp.number().into(), word(head), word(tail)]);
+        let mut gid = ibv_gid { raw: [0; 16] };
+        gid.raw[..8].copy_from_slice(&theirs[1].to_ne_bytes());
+        gid.raw[8..].copy_from_slice(&theirs[2].to_ne_bytes());
+        self.links[i].qp.connect(gid, theirs[0] as u32);
+    }
+
+    fn id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    /// Does its part, and compares.
+    pub(crate) fn play(&mut self, world: &World, round: &Round) {
+        let part = &round.parts[self.number];
+        self.renew(world, &round.renewals);
+        for &i in &part.regions {
+            // Together they would be legal too, but a key in two places is not looked for.
+            self.mrs[i] = registered(&self.device, &self.arena, &world.hosts[self.number], i);
+        }
+        part.sizes.iter().for_each(|&(i, size)| self.cqs[i].resize(size));
+        part.fills
+            .iter()
+            .for_each(|(at, bytes)| self.arena.write(*at, bytes));
+        self.bind(part);
+        let slots = std::mem::take(&mut self.slots);
+        let place = |slot: u64| sge(self.arena.address(SLOTS + SLOT * slot as usize), SLOT, &self.rest);
+        let mut list: Vec<Receive> = slots
+            .into_iter()
+            .map(|slot| (SLOT_ID | slot, vec![place(slot)]))
+            .collect();
+        self.srq.post(&mut list);
+        self.receives(part, false);
+        for (link, arrivals) in self.links.iter_mut().zip(&part.arrivals) {
+            link.arrivals = arrivals.clone();
+        }
+        self.introduce();
+        for (i, chain) in part.chains.iter().enumerate() {
+            if i == part.chains.len() / 2 {
+                self.receives(part, true);
+            }
+            self.post(chain);
+            self.poll();
+        }
+        if part.chains.is_empty() {
+            self.receives(part, true);
+        }
+        self.wait("the round's completions");
+        self.barrier();
+        self.compare(world, part);
+        self.unbind(part, world);
+        // Who goes on may end a connection that the other still needs for that.
+        self.barrier();
+    }
+
+    /// Connections that are made anew.
+    fn renew(&mut self, world: &World, renewals: &[Renewal]) {
+        for renewal in renewals {
+            let i = renewal.link;
+            if renewal.farewell > 0 {
+                if !self.links[i].shared {
+                    let mut list: Vec<Receive> =
+                        (0..renewal.farewell).map(|_| (self.id(), Vec::new())).collect();
+                    self.links[i]
+                        .receives
+                        .extend(list.iter().map(|receive| receive.0));
+                    self.links[i].qp.receive(&mut list);
+                    self.links[i].farewell = renewal.farewell;
+                }
+                self.barrier();
+                self.links[i].qp.fail();
+                self.wait("flushed receives");
+                self.barrier();
+            }
+            let end = &world.links[i][self.number];
+            self.links[i] = link(&self.device, end, &self.cqs, &self.srq);
+            self.connect(i);
+        }
+    }
+
+    fn bind(&mut self, part: &Part) {
+        self.bound.clear();
+        for window in &part.windows {
+            let id = self.id();
+            let (mw, link) = (&self.windows[window.slot], &mut self.links[window.link]);
+            let binding = Binding {
+                mr: &self.mrs[window.at / REGION],
+                address: self.arena.address(window.at),
+                len: window.len as u64,
+                access: window.access,
+            };
+            link.sends.push_back((id, IBV_WC_BIND_MW));
+            if window.kind == IBV_MW_TYPE_1 {
+                link.qp.bind(mw, id, &binding);
+            } else {
+                let work = Work::Bind(mw, mw.next_key(), binding);
+                link.qp.post(&mut [signaled(id, work)]);
+            }
+            self.bound.push(mw.key());
+        }
+        self.wait("binding windows");
+    }
+
+    fn unbind(&mut self, part: &Part, world: &World) {
+        for (i, window) in part.windows.iter().enumerate() {
+            let id = self.id();
+            let (mw, link) = (&self.windows[window.slot], &mut self.links[window.link]);
+            match window.ending {
+                Ending::Invalidated => {}
+                Ending::Freed => {
+                    let kind = world.hosts[self.number].windows[window.slot];
+                    self.windows[window.slot] = Mw::new(&self.device, kind);
+                }
+                Ending::Unbound if window.kind == IBV_MW_TYPE_1 => {
+                    let mr = &self.mrs[window.at / REGION];
+                    link.sends.push_back((id, IBV_WC_BIND_MW));
+                    link.qp.bind(
+                        mw,
+                        id,
+                        &Binding {
+                            mr,
+                            address: 0,
+                            len: 0,
+                            access: 0,
+                        },
+                    );
+                }
+                Ending::Unbound => {
+                    link.sends.push_back((id, IBV_WC_LOCAL_INV));
+                    link.qp.post(&mut [signaled(id, Work::LocalInv(self.bound[i]))]);
+                }
+            }
+        }
+        self.wait("unbinding windows");
+    }
+
+    /// Tells the peer the names and keys of the memory, and learns its.
+    fn introduce(&mut self) {
+        let mut words: Vec<u64> = Vec::new();
+        self.mrs
+            .iter()
+            .for_each(|mr| words.extend([mr.name(), mr.key().into()]));
+        words.extend([self.rest.key().into(), self.rest.name()]);
+        // The peer may have bound more, or fewer.
+        words.extend((0..WINDOWS).map(|i| self.bound.get(i).map_or(0, |key| u64::from(*key))));
+        let theirs = self.exchange(&words);
+        let (regions, rest) = theirs.split_at(2 * REGIONS);
+        self.peer = Peer {
+            names: regions.iter().step_by(2).copied().collect(),
+            keys: regions.iter().skip(1).step_by(2).map(|key| *key as u32).collect(),
+            counters: rest[0] as u32,
+            counters_at: rest[1],
+            windows: rest[2..].iter().map(|key| *key as u32).collect(),
+        };
+    }
+
+    fn remote(&self, target: Target) -> (u64, u32) {
+        if target.at >= COUNTERS {
+            return (
+                self.peer.counters_at + (target.at - COUNTERS) as u64,
+                self.peer.counters,
+            );
+        }
+        let (region, offset) = (target.at / REGION, target.at % REGION);
+        let key = target
+            .window
+            .map_or(self.peer.keys[region], |window| self.peer.windows[window]);
+        (self.peer.names[region] + offset as u64, key)
+    }
+
+    /// Elements for our own memory.
+    fn list(&self, spans: &[Span]) -> Vec<ibv_sge> {
+        let element = |span: &Span| {
+            if span.at >= COUNTERS {
+                return sge(self.arena.address(span.at), span.len, &self.rest);
+            }
+            let region = span.at / REGION;
+            sge(
+                self.mrs[region].name() + (span.at % REGION) as u64,
+                span.len,
+                &self.mrs[region],
+            )
+        };
+        spans.iter().map(element).collect()
+    }
+
+    fn receives(&mut self, part: &Part, late: bool) {
+        for (i, (receives, is_late)) in part.receives.iter().enumerate() {
+            if *is_late == late && !receives.is_empty() {
+                let mut list: Vec<Receive> = receives
+                    .iter()
+                    .map(|spans| (self.id(), self.list(spans)))
+                    .collect();
+                self.links[i]
+                    .receives
+                    .extend(list.iter().map(|receive| receive.0));
+                self.links[i].qp.receive(&mut list);
+            }
+        }
+    }
+
+    fn post(&mut self, (i, chain): &(usize, Vec<Op>)) {
+        let mut scratch: Vec<Vec<u8>> = Vec::new();
+        let mut requests = Vec::new();
+        for op in chain {
+            let id = self.id();
+            let (to, key) = match op.what {
+                What::Write(at) | What::WriteImm(at, _) | What::Read(at) => self.remote(at),
+                What::CompareSwap(at, ..) | What::FetchAdd(at, _) => self.remote(at),
+                _ => (0, 0),
+            };
+            let (work, opcode) = match op.what {
+                What::Send => (Work::Send, IBV_WC_SEND),
+                What::SendImm(imm) => (Work::SendImm(imm), IBV_WC_SEND),
+                What::SendInv(window) => (Work::SendInv(self.peer.windows[window]), IBV_WC_SEND),
+                What::Write(_) => (Work::Write(to, key), IBV_WC_RDMA_WRITE),
+                What::WriteImm(_, imm) => (Work::WriteImm(to, key, imm), IBV_WC_RDMA_WRITE),
+                What::Read(_) => (Work::Read(to, key), IBV_WC_RDMA_READ),
+                What::CompareSwap(_, old, new) => (Work::CompareSwap(to, key, old, new), IBV_WC_COMP_SWAP),
+                What::FetchAdd(target, add) => {
+                    if target.at >= COUNTERS {
+                        self.fetched
+                            .push((op.local[0].at, (target.at - COUNTERS) / 8, add));
+                    }
+                    (Work::FetchAdd(to, key, add), IBV_WC_FETCH_ADD)
+                }
+            };
+            let list = match &op.inline {
+                None => self.list(&op.local),
+                Some(pieces) => {
+                    let first = scratch.len();
+                    scratch.extend(pieces.iter().cloned());
+                    let element = |piece: &Vec<u8>| ibv_sge {
+                        addr: piece.as_ptr().addr() as u64,
+                        length: piece.len() as u32,
+                        // Nobody looks at it.
+                        lkey: 0xdead_beef,
+                    };
+                    scratch[first..].iter().map(element).collect()
+                }
+            };
+            if op.flags & IBV_SEND_SIGNALED != 0 || self.links[*i].signal_all {
+                self.links[*i].sends.push_back((id, opcode));
+            }
+            requests.push(Request {
+                id,
+                flags: op.flags,
+                work,
+                list,
+            });
+        }
+        self.links[*i].qp.post(&mut requests);
+        // Inline data is ours again at once.
+        scratch.iter_mut().for_each(|piece| piece.fill(0xee));
+    }
+
+    fn poll(&mut self) {
+        let mut found = Vec::new();
+        self.cqs.iter().for_each(|cq| cq.take(&mut found));
+        let numbers: HashMap<u32, usize> = self
+            .links
+            .iter()
+            .enumerate()
+            .map(|(i, link)| (link.qp.number(), i))
+            .collect();
+        for completion in found {
+            let Some(&i) = numbers.get(&completion.qp) else {
+                panic!("side {}: of no queue pair: {completion:?}", self.number);
+            };
+            self.completions += 1;
+            self.completed(i, completion);
+        }
+    }
+
+    fn completed(&mut self, i: usize, completion: Completion) {
+        let what = || format!("side {}, connection {i}: {completion:?}", self.number);
+        let link = &mut self.links[i];
+        if completion.opcode & IBV_WC_RECV == 0 {
+            let want = link
+                .sends
+                .pop_front()
+                .unwrap_or_else(|| panic!("{}: one too many", what()));
+            same(
+                what,
+                (completion.id, completion.opcode, completion.status),
+                (want.0, want.1, 0),
+            );
+            return;
+        }
+        let id = match completion.id & SLOT_ID {
+            0 => link
+                .receives
+                .pop_front()
+                .unwrap_or_else(|| panic!("{}: no receive was posted", what())),
+            _ => completion.id,
+        };
+        if link.farewell > 0 {
+            link.farewell -= 1;
+            same(
+                what,
+                (completion.id, completion.status),
+                (id, IBV_WC_WR_FLUSH_ERR),
+            );
+            return;
+        }
+        let arrival = link
+            .arrivals
+            .pop_front()
+            .unwrap_or_else(|| panic!("{}: nothing was sent", what()));
+        same(
+            what,
+            (completion.id, completion.status, completion.opcode),
+            (id, 0, arrival.opcode),
+        );
+        same(
+            what,
+            (completion.len as usize, completion.vendor),
+            (arrival.len, 0),
+        );
+        let (flags, extra) = match (arrival.imm, arrival.invalidated) {
+            (Some(imm), _) => (IBV_WC_WITH_IMM, imm),
+            (_, Some(window)) => (IBV_WC_WITH_INV, self.bound[window]),
+            _ => (0, completion.extra),
+        };
+        same(what, (completion.flags, completion.extra), (flags, extra));
+        if id & SLOT_ID != 0 {
+            let (slot, len) = (id & !SLOT_ID, arrival.data.len());
+            let place = self.arena.read(SLOTS + SLOT * slot as usize, SLOT);
+            assert!(place[..len] == arrival.data, "{}: other data arrived", what());
+            assert!(
+                place[len..].iter().all(|octet| *octet == 0),
+                "{}: there is more behind it",
+                what()
+            );
+            self.arena.write(SLOTS + SLOT * slot as usize, &vec![0; len]);
+            self.slots.push(slot);
+        }
+    }
+
+    /// Until nothing is to come.
+    fn wait(&mut self, what: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        let over = |link: &Link| link.sends.is_empty() && link.arrivals.is_empty() && link.farewell == 0;
+        loop {
+            self.poll();
+            if self.links.iter().all(over) {
+                return;
+            }
+            if Instant::now() > deadline {
+                let missing = self.links.iter().enumerate().filter(|(_, link)| !over(link));
+                let missing: Vec<String> = missing
+                    .map(|(i, link)| {
+                        let (sends, receives) = (&link.sends, link.arrivals.len() + link.farewell);
+                        format!(
+                            "connection {i} (QP {}): requests {sends:?}, {receives} receives",
+                            link.qp.number()
+                        )
+                    })
+                    .collect();
+                panic!("side {}: {what} do not come: {}", self.number, missing.join("; "));
+            }
+        }
+    }
+
+    /// Memory is as the model has it.
+    fn compare(&mut self, world: &World, part: &Part) {
+        let known = &world.hosts[self.number].memory;
+        let found = self.arena.read(0, KNOWN);
+        if found != *known {
+            let differs = |at: &usize| found[*at] != known[*at];
+            let at = (0..KNOWN).find(differs).unwrap_or_default();
+            let count = (0..KNOWN).filter(differs).count();
+            panic!(
+                "side {}: octet {at:#x} is {:#x}, not {:#x} ({count} octets differ); {}",
+                self.number,
+                found[at],
+                known[at],
+                part.who_uses(at)
+            );
+        }
+        // What was fetched from a counter are its values one after the other.
+        let mut fetched = std::mem::take(&mut self.fetched);
+        fetched.sort_by_key(|(at, counter, _)| (*counter, word(&self.arena, *at)));
+        let mut counters = part.counters.clone();
+        for (at, counter, add) in fetched {
+            let what = || format!("side {}, what was fetched from counter {counter}", self.number);
+            same(what, word(&self.arena, at), counters[counter]);
+            counters[counter] += add;
+        }
+    }
+}
+
+fn word(arena: &Arena, at: usize) -> u64 {
+    u64::from_ne_bytes(arena.read(at, 8).try_into().expect("eight"))
+}
+
+fn sge(addr: u64, len: usize, mr: &Mr) -> ibv_sge {
+    ibv_sge {
+        addr,
+        length: len as u32,
+        lkey: mr.key(),
+    }
+}
+
+fn signaled(id: u64, work: Work<'_>) -> Request<'_> {
+    let (flags, list) = (IBV_SEND_SIGNALED, Vec::new());
+    Request {
+        id,
+        flags,
+        work,
+        list,
+    }
+}
+
+fn name(arena: &Arena, host: &Host, region: usize) -> u64 {
+    match host.regions[region].naming {
+        Naming::Address => arena.address(region * REGION),
+        Naming::Zero => 0,
+        Naming::Given(name) => name,
+    }
+}
+
+fn registered(device: &Device, arena: &Arena, host: &Host, region: usize) -> Mr {
+    let zero_based = match host.regions[region].naming {
+        Naming::Zero => IBV_ACCESS_ZERO_BASED,
+        _ => 0,
+    };
+    let access = host.regions[region].access | zero_based;
+    Mr::new(
+        device,
+        arena,
+        region * REGION,
+        REGION,
+        name(arena, host, region),
+        access,
+    )
+}
+
+fn link(device: &Device, end: &End, cqs: &[Cq], srq: &Srq) -> Link {
+    let srq = end.shared.then_some(srq);
+    Link {
+        qp: Qp::new(device, end.shape, &cqs[end.send_cq], &cqs[end.receive_cq], srq),
+        shared: end.shared,
+        signal_all: end.shape.signal_all,
+        sends: VecDeque::new(),
+        receives: VecDeque::new(),
+        arrivals: VecDeque::new(),
+        farewell: 0,
+    }
+}
