@@ -159,3 +159,22 @@ fn one_side_may_want_markers_alone() {
         exchanges(&pair, 1000);
     }
 }
+
+#[test]
+fn sixteen_queue_pairs_at_a_shared_receive_queue() {
+    or_skip!(installed("ibv_srq_pingpong"));
+    exchanges(&Pair::new(&Program::new("ibv_srq_pingpong")), 1000);
+}
+
+#[test]
+fn transports_that_iwarp_has_not_are_refused_in_words() {
+    or_skip!(installed("ibv_ud_pingpong"));
+    for (name, words) in [
+        ("ibv_xsrq_pingpong", "Couldn't Open the XRC Domain 95"),
+        ("ibv_ud_pingpong", "Couldn't create QP"),
+        ("ibv_uc_pingpong", "Couldn't create QP"),
+    ] {
+        let ended = Program::new(name).run();
+        assert!(!ended.ok() && ended.output.contains(words), "{ended}");
+    }
+}
