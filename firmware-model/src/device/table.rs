@@ -123,6 +123,11 @@ impl<T> Table<T> {
         cells.filter_map(|cell| cell.load_full()).collect()
     }
 
+    /// How many there are at present.
+    pub(crate) fn len(&self) -> usize {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).live
+    }
+
     /// Takes all objects out.
     pub(crate) fn drain(&self) -> Vec<Arc<T>> {
         let last = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).last;

@@ -408,9 +408,10 @@ impl Streams {
         Ok(())
     }
 
-    /// Whether one of our streams in streaming mode has these ends.
+    /// Whether one of our streams in streaming mode has these ends; not asked for the only one's own.
     fn has_stream(&self, local: SocketAddr, remote: SocketAddr) -> bool {
         local.ip() == remote.ip()
+            && self.streams.len() > 1
             && (self.streams.all().iter()).any(|entry| lock(&entry.state).ends() == Some((local, remote)))
     }
 

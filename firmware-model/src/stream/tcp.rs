@@ -45,7 +45,7 @@ struct TcpStream {
 struct TcpListener {
     socket: Descriptor,
     local: SocketAddr,
-    tcp: Tcp,
+    descriptors: Arc<Descriptors>,
 }
 
 const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
@@ -149,15 +149,17 @@ impl Network for Tcp {
             self.bind_listener(family(&local), local)?
         };
         let socket = self.descriptors.adopt(socket)?;
-        // Accepted sockets inherit it.
+        // Accepted sockets inherit all of it (tcp(7) does not say so; every Linux does).
+        self.set_options(socket.as_fd())?;
         mark(socket.as_fd(), sockopt::socket_domain(&socket)?, traffic_class)?;
         net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
         let local = plain(net::getsockname(&socket).ok());
-        let tcp = Tcp {
-            descriptors: self.descriptors.clone(),
-            liveness: self.liveness,
-        };
-        Ok(Box::new(TcpListener { socket, local, tcp }))
+        let descriptors = self.descriptors.clone();
+        Ok(Box::new(TcpListener {
+            socket,
+            local,
+            descriptors,
+        }))
     }
 }
 
@@ -165,11 +167,10 @@ impl Listener for TcpListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Stream>>, Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         loop {
-            let room = self.tcp.descriptors.room()?;
+            let room = self.descriptors.room()?;
             match net::acceptfrom_with(&self.socket, flags) {
                 Ok((fd, peer)) => {
                     let socket = room.adopt(fd);
-                    self.tcp.set_options(socket.as_fd())?;
                     let mut stream = TcpStream::new(socket, plain(peer));
                     stream.note_established();
                     return Ok(Some(Box::new(stream)));
@@ -385,10 +386,10 @@ mod tests {
     }
 
     #[test]
-    fn streams_of_a_listener_have_its_traffic_class() {
+    fn streams_of_a_listener_have_its_traffic_class_and_options() {
         let tcp = Tcp {
             descriptors: Descriptors::new(16, None),
-            liveness: Duration::ZERO,
+            liveness: Duration::from_secs(80),
         };
         for (local, caller) in [
             ("127.0.0.1:0", "127.0.0.1"),
@@ -405,6 +406,11 @@ mod tests {
                 _ => sockopt::ip_tos(socket).unwrap().into(),
             };
             assert_eq!(class, 72, "{local} called from {caller}");
+            assert!(sockopt::tcp_nodelay(socket).unwrap());
+            assert!(sockopt::socket_keepalive(socket).unwrap());
+            let times = (sockopt::tcp_keepidle(socket), sockopt::tcp_keepintvl(socket));
+            assert_eq!(times, (Ok(Duration::from_secs(40)), Ok(Duration::from_secs(10))));
+            assert_eq!(sockopt::tcp_keepcnt(socket), Ok(4));
         }
     }
 }
