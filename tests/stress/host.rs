@@ -43,7 +43,7 @@ impl Host {
             let i = dice.below(REGIONS);
             let at = (self.used[i] + dice.below(40)).next_multiple_of(8)
                 + [0, dice.below(8)][usize::from(len != 8)];
-            if self.regions[i].access & access == access && at + len <= REGION {
+            if self.regions[i].access & access == access && at + len < REGION {
                 self.used[i] = at + len;
                 return Some(Span {
                     at: i * REGION + at,
