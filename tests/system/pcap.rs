@@ -164,6 +164,19 @@ fn both_ends_of_perftest_capture_the_same() {
 }
 
 #[test]
+fn streams_of_large_messages_go_on_under_capture() {
+    or_skip!(installed("ib_write_bw"));
+    let captures = or_skip!(Captures::new("large"));
+    let file = captures.file();
+    // More is offered to the socket at once than a message.
+    Pair::line("ib_write_bw -F -n 20 -s 1048576 -c RC")
+        .env("URNIC_PCAP", file.to_str().expect("our path"))
+        .succeeds();
+    let most = captures.all().iter().map(|file| count(file, WRITE)).max();
+    assert!(most >= Some(20 * 17), "{most:?}");
+}
+
+#[test]
 fn rping_and_rstream_over_ipv6_are_captured() {
     or_skip!(installed("rping"));
     or_skip!(installed("rstream"));
@@ -219,14 +232,14 @@ fn a_terminate_is_captured() {
         "00174143 00000000 00000000 00000001 00000000 69656c6c 6f000000 b990b10c",
     ));
     link.peer.take(28);
+    link.peer.end();
+    victim.leaves();
     let seen = tshark(
         &file,
         &["-V", "-O", "iwarp_mpa,iwarp_ddp_rdmap"],
         &format!("iwarp_rdma.opcode == {TERMINATE}"),
     );
     assert!(seen.contains("LLP") && seen.contains("MPA CRC Error"), "{seen}");
-    link.peer.end();
-    victim.leaves();
 }
 
 #[test]
@@ -248,9 +261,9 @@ fn a_server_captures_the_wire_of_its_functions() {
     let mut pair = Pair::line("ibv_rc_pingpong -n 50 -s 5000 -g 0");
     pair = pair.env("URNIC_DEVICE", &served.device());
     pair.succeeds();
+    drop(served);
     is_clean(&file);
     // Both functions are in this server: each message is there once.
     assert_eq!(count(&file, SEND), 100);
-    drop(served);
     let _ = std::fs::remove_file(file);
 }

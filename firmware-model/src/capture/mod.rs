@@ -25,6 +25,7 @@ use pcapng::{Passage, Way};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use staging::Staging;
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -327,6 +328,14 @@ impl Writer {
             pcapng::interface(&mut front, name, description);
         }
         self.described = self.interfaces.len();
+        // Growing a file beyond the limit is a signal, which would end the program.
+        let end = *len + (front.len() + blocks.len()) as u64;
+        if getrlimit(Resource::Fsize)
+            .current
+            .is_some_and(|limit| end > limit)
+        {
+            return Err(Errno::FBIG);
+        }
         for part in [&front[..], blocks] {
             let mut rest = part;
             while !rest.is_empty() {

@@ -8,10 +8,12 @@ use crate::stream::descriptor::{Descriptor, Descriptors};
 use rustix::fd::AsFd;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use std::sync::Arc;
 
-/// Most octets of one copy.
-pub(super) const MAX: usize = 1 << 20;
+/// Most octets of one copy: more than a sender ever offers at once (its backlog and an FPDU), as one that gets rid of less than it offered
+/// takes the stream for full, and waits for it.
+pub(super) const MAX: usize = 2 << 20;
 /// Most pieces of one system call (UIO_MAXIOV).
 const MAX_PIECES: usize = 1024;
 
@@ -32,6 +34,13 @@ impl Staging {
 
     fn file(&mut self) -> Result<&Descriptor, Errno> {
         if self.file.is_none() {
+            // Growing a file beyond the limit is a signal, which would end the program.
+            if getrlimit(Resource::Fsize)
+                .current
+                .is_some_and(|limit| limit < MAX as u64)
+            {
+                return Err(Errno::FBIG);
+            }
             let file = memfd_create("urnic-capture", MemfdFlags::CLOEXEC)?;
             self.file = Some(self.descriptors.adopt(file)?);
         }
