@@ -167,6 +167,9 @@ pub enum Closing {
     /// A reply could not be made: the requester is told so by this (RFC 8166 §4.5.4).
     #[error("a call was dropped")]
     Dropped,
+    /// The peer calls beyond the credits it was granted, into receives that are for replies (RFC 8166 §3.3.1).
+    #[error("calls beyond the credits granted")]
+    Credits,
     /// The peer sends nonsense faster than it takes the answers.
     #[error("too many faulty messages")]
     Faults,

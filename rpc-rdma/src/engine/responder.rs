@@ -144,6 +144,7 @@ impl Responder {
                 self.refusal(refusal, out);
             }
             Ok(call) if self.refused.remove(&call.xid) => self.error(call.xid, ErrorBody::Chunk, out),
+            Ok(_) if self.promise() == 0 => out.actions.push(Action::Close(Closing::Credits)),
             Ok(call) => self.take(call, out),
             Err(refusal) => self.refusal(refusal, out),
         }

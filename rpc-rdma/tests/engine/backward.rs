@@ -1,7 +1,7 @@
 //! Calls of the server's (RFC 8167).
 
 use crate::scripted::{End, call, header, message, rpc, short};
-use urnic_rpc_rdma::engine::{CallError, Config, Event, Reply, Role, Terms};
+use urnic_rpc_rdma::engine::{Action, CallError, Closing, Config, Event, Reply, Role, Terms};
 use urnic_rpc_rdma::{Body, ChunkLists, ErrorBody, ReadSegment, Segment, WriteChunk};
 
 fn reply(xid: u32) -> Reply<&'static str> {
@@ -50,6 +50,18 @@ fn rpc_bd_01_one_xid_both_ways_is_two_transactions() {
         end.run();
         assert_eq!(end.sent.len(), 2);
     }
+}
+
+#[test]
+fn calls_beyond_the_credits_do_not_take_the_receives_of_replies() {
+    let mut end = server();
+    end.call(99);
+    (1..5).for_each(|xid| end.called(xid, 2));
+    assert!(end.others.is_empty());
+    assert_eq!((end.events.len(), end.receives), (4, 1));
+    end.called(5, 2);
+    assert_eq!(end.others, [Action::Close(Closing::Credits)]);
+    assert_eq!(end.events.len(), 4);
 }
 
 #[test]
