@@ -1,5 +1,5 @@
 //! Random programs of legal verbs over many queue pairs, against a model of memory and completions (`tests/stress`). The seed is in what a failure
-//! prints; `URNIC_STRESS_SEED` plays it again.
+//! prints; `URNIC_STRESS_SEED` plays another: the ten minutes have a new one each time.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,21 +8,22 @@ use urnic_tests::program::Program;
 use urnic_tests::served::Served;
 use urnic_tests::skip::installed;
 
-fn seed() -> String {
-    let anew = || {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        now.map_or(1, |now| now.subsec_nanos() + now.as_secs() as u32)
-            .to_string()
-    };
-    std::env::var("URNIC_STRESS_SEED").unwrap_or_else(|_| anew())
+/// The seed that was asked for, else `usual`.
+fn seed(usual: u32) -> String {
+    std::env::var("URNIC_STRESS_SEED").unwrap_or_else(|_| usual.to_string())
+}
+
+/// Another one each time.
+fn any() -> u32 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map_or(1, |now| now.subsec_nanos() ^ now.as_secs() as u32)
 }
 
 #[track_caller]
-fn plays(program: Program, options: &str, limit: Duration) {
+fn plays(program: Program, seed: &str, options: &str, limit: Duration) {
     or_skip!(installed("ibv_devices"));
-    let seed = seed();
     println!("seed {seed}");
-    let ended = program.args(["--seed", &seed]).line(options).run_for(limit);
+    let ended = program.args(["--seed", seed]).line(options).run_for(limit);
     assert!(ended.ok(), "{ended}");
     print!("{}", ended.output);
 }
@@ -36,25 +37,30 @@ const LIMIT: Duration = Duration::from_secs(300);
 
 #[test]
 fn random_programs_between_two_processes() {
-    plays(stress(), "--rounds 700 --processes 2", LIMIT);
+    plays(stress(), &seed(1), "--rounds 700 --processes 2", LIMIT);
 }
 
 #[test]
 fn random_programs_between_queue_pairs_of_one_process() {
-    plays(stress(), "--rounds 700 --processes 1", LIMIT);
+    plays(stress(), &seed(2), "--rounds 700 --processes 1", LIMIT);
 }
 
 #[test]
 fn random_programs_of_two_functions_of_a_served_device() {
     let served = Served::start();
     let program = stress().env("URNIC_DEVICE", served.device());
-    plays(program, "--rounds 200 --processes 2", LIMIT);
+    plays(program, &seed(3), "--rounds 200 --processes 2", LIMIT);
 }
 
 #[test]
 #[ignore = "ten minutes"]
 fn random_programs_for_ten_minutes() {
     let limit = Duration::from_secs(700);
-    plays(stress(), "--seconds 300 --processes 2", limit);
-    plays(stress(), "--seconds 300 --processes 1 --links 24", limit);
+    plays(stress(), &seed(any()), "--seconds 300 --processes 2", limit);
+    plays(
+        stress(),
+        &seed(any()),
+        "--seconds 300 --processes 1 --links 24",
+        limit,
+    );
 }
