@@ -85,7 +85,8 @@ fn programs_meet_through_a_served_device() {
 #[test]
 fn garbage_floods_and_silence_disturb_nobody() {
     or_skip!(installed("ibv_rc_pingpong"));
-    let server = server("garbage", "--addr host");
+    // More than there are at a time: one that has gone counts until its function is put away.
+    let server = server("garbage", "--addr host --clients 64");
     let port = free_port();
     let mut passive = server.pingpong(port, "-n 3000").spawn();
     passive.listens(port);
