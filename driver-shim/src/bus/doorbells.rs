@@ -105,7 +105,9 @@ impl DoorbellPages {
         if idle < PATIENCE || !idle.is_multiple_of(YIELD_EVERY) {
             return;
         }
-        if self.cramped && idle >= self.nap_after.load(Ordering::Relaxed) {
+        // Silicon competes with nobody for a processor of this machine.
+        let served = self.memory.load(Ordering::Relaxed);
+        if served && self.cramped && idle >= self.nap_after.load(Ordering::Relaxed) {
             // A signal may end it early; so may anything.
             let _ = nanosleep(&NAP);
         } else {
