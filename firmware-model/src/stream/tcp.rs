@@ -368,6 +368,11 @@ impl Stream for TcpStream {
 mod tests {
     use super::*;
 
+    /// The next call, which may still be on its way when its caller has connected.
+    fn taken(listener: &mut dyn Listener) -> Box<dyn Stream> {
+        crate::mock::wait_for("a call", || listener.accept().unwrap())
+    }
+
     #[test]
     fn a_call_for_which_there_is_no_descriptor_waits() {
         let tcp = Tcp {
@@ -378,11 +383,12 @@ mod tests {
         let there = listener.local();
         let call = || std::net::TcpStream::connect(there).unwrap();
         let _callers = [call(), call()];
-        let first = listener.accept().unwrap().expect("a call that is there");
+        let first = taken(&mut *listener);
         assert_eq!(listener.accept().map(drop), Err(Errno::MFILE));
         assert_eq!(tcp.connect(there, None, 0).map(drop), Err(Errno::MFILE));
         drop(first);
-        assert!(listener.accept().unwrap().is_some(), "the call was kept");
+        // It was kept.
+        taken(&mut *listener);
     }
 
     #[test]
@@ -399,7 +405,7 @@ mod tests {
             let mut listener = tcp.listen(local.parse().unwrap(), 1, 72).unwrap();
             let there = SocketAddr::new(caller.parse().unwrap(), listener.local().port());
             let _caller = std::net::TcpStream::connect(there).unwrap();
-            let called = listener.accept().unwrap().expect("a call that is there");
+            let called = taken(&mut *listener);
             let socket = called.descriptor().unwrap();
             let class = match caller {
                 "::1" => sockopt::ipv6_tclass(socket).unwrap(),
