@@ -1,8 +1,8 @@
 //! What a device is started with.
 
 use crate::capture::Capture;
+pub use crate::stream::descriptor::DescriptorWatch;
 use std::net::IpAddr;
-use std::os::fd::RawFd;
 use std::time::Duration;
 use urnic_verbs_api::device::command::{DeviceAttributes, features};
 use urnic_verbs_api::device::wqe::{MAX_INLINE, MAX_SGE};
@@ -120,24 +120,6 @@ impl Default for Limits {
         }
     }
 }
-
-/// Told of each file descriptor when the device has opened it, and again right before the device closes it. For a device inside a
-/// program that closes numbers which it did not open. Async-signal-safe.
-#[derive(Debug, Clone, Copy)]
-pub struct DescriptorWatch {
-    /// The device has opened it.
-    pub opened: fn(RawFd),
-    /// The device is about to close it.
-    pub closing: fn(RawFd),
-}
-
-impl PartialEq for DescriptorWatch {
-    fn eq(&self, other: &Self) -> bool {
-        std::ptr::fn_addr_eq(self.opened, other.opened) && std::ptr::fn_addr_eq(self.closing, other.closing)
-    }
-}
-
-impl Eq for DescriptorWatch {}
 
 /// What a device is started with.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -18,8 +18,7 @@ pub(crate) use conversation::Side;
 pub(crate) use own_peer::OwnPeerTap;
 pub(crate) use tapped::Tapped;
 
-use crate::config::DescriptorWatch;
-use crate::stream::descriptor::{Descriptor, Descriptors};
+use crate::stream::descriptor::{Descriptor, DescriptorWatch, Descriptors};
 use conversation::{Conversation, Ends, Write};
 use pcapng::{Passage, Way};
 use rustix::fd::{AsFd, OwnedFd};
@@ -140,14 +139,25 @@ fn beside(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-fn open(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
+fn open(path: &Path) -> Result<OwnedFd, Errno> {
     // A pipe without a reader would hold us up, and one with a reader the traffic.
-    let flags = flags | OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644))?;
     match FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) {
         FileType::RegularFile => Ok(file),
         _ => Err(Errno::NOTSUP),
     }
+}
+
+/// Opens a file for this process alone, and empties it.
+fn open_own(path: &Path) -> Result<OwnedFd, Errno> {
+    let file = open(path)?;
+    // Processes in containers that share a folder may have one number.
+    if !lock(&file) {
+        return Err(Errno::BUSY);
+    }
+    rustix::fs::ftruncate(&file, 0)?;
+    Ok(file)
 }
 
 /// Takes the file for this process; `false` if another has it.
@@ -159,14 +169,14 @@ fn lock(file: &OwnedFd) -> bool {
 /// Opens the file of this process: `path`, if that is empty and nobody has it, else one beside it.
 fn claim(path: &Path) -> Result<(OwnedFd, PathBuf), Errno> {
     if let Some(path) = numbered(path) {
-        return Ok((open(&path, OFlags::TRUNC)?, path));
+        return Ok((open_own(&path)?, path));
     }
-    let file = open(path, OFlags::empty())?;
+    let file = open(path)?;
     if lock(&file) && rustix::fs::fstat(&file)?.st_size == 0 {
         return Ok((file, path.to_owned()));
     }
     let path = beside(path);
-    Ok((open(&path, OFlags::TRUNC)?, path))
+    Ok((open_own(&path)?, path))
 }
 
 impl CaptureFile {
@@ -210,7 +220,7 @@ impl CaptureFile {
         if numbered(path).is_some() {
             return Ok(());
         }
-        let file = open(path, OFlags::empty())?;
+        let file = open(path)?;
         if lock(&file) {
             rustix::fs::ftruncate(&file, 0)?;
         }
@@ -355,6 +365,7 @@ impl Writer {
     fn stop(&mut self, errno: Errno) {
         let reason: &dyn std::fmt::Display = match errno {
             Errno::NOTSUP => &"it is no regular file",
+            Errno::BUSY => &"another process captures to it",
             _ => &std::io::Error::from(errno),
         };
         match std::mem::replace(&mut self.target, Target::Stopped) {

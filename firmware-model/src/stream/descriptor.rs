@@ -1,6 +1,5 @@
 //! The device's file descriptors, and the list that a forked child closes them by.
 
-use crate::config::DescriptorWatch;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::io::Errno;
 use std::os::fd::RawFd;
@@ -10,6 +9,24 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 /// Programs that use `select` count on small numbers for their own descriptors, so ours start here.
 const HIGH: RawFd = 512;
 const CLOSED: i32 = -1;
+
+/// Told of each file descriptor when the device has opened it, and again right before the device closes it. For a device inside a
+/// program that closes numbers which it did not open. Async-signal-safe.
+#[derive(Debug, Clone, Copy)]
+pub struct DescriptorWatch {
+    /// The device has opened it.
+    pub opened: fn(RawFd),
+    /// The device is about to close it.
+    pub closing: fn(RawFd),
+}
+
+impl PartialEq for DescriptorWatch {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::fn_addr_eq(self.opened, other.opened) && std::ptr::fn_addr_eq(self.closing, other.closing)
+    }
+}
+
+impl Eq for DescriptorWatch {}
 
 /// All descriptors of a device.
 ///
