@@ -13,6 +13,9 @@ use crate::program::{Program, Running};
 use crate::realigned;
 use crate::wait::{PATIENCE, until};
 
+/// Dissectors that guess that any Send is theirs, and then complain about it.
+pub const GUESSERS: [&str; 3] = ["rpcordma", "smb_direct", "iser"];
+
 /// A running capture of one interface.
 #[derive(Debug)]
 pub struct Capture {
@@ -170,8 +173,7 @@ impl Wire {
             "-o",
             "tcp.check_checksum:FALSE",
         ]);
-        // These guess that any Send is theirs, and then complain about it.
-        for guesser in ["rpcordma", "smb_direct", "iser"] {
+        for guesser in GUESSERS {
             tshark.args(["--disable-protocol", guesser]);
         }
         let out = tshark

@@ -208,6 +208,13 @@ fn document(source: &str, tests: &[Test]) -> Made {
             made.complaints.push(format!("{ROWS}: there is no row {id}"));
         }
     }
+    for row in &rows {
+        let part = row.id.split('-').next();
+        if !PARTS.iter().any(|(name, _)| part == Some(*name)) {
+            made.complaints
+                .push(format!("{}: in no part of the table", row.id));
+        }
+    }
     let mut counts = [0; 3];
     let mut body = String::new();
     for (part, title) in PARTS {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use urnic_tests::build::scratch;
+use urnic_tests::capture::GUESSERS;
 use urnic_tests::peer::hex;
 use urnic_tests::program::Program;
 use urnic_tests::served::{Served, wanted};
@@ -77,7 +78,6 @@ fn fields(file: &Path, names: &[&str], filter: &str) -> String {
 /// Nothing in the file is wrong for TCP's analysis or for a dissector, checksums included, and RDMAP was found.
 #[track_caller]
 fn is_clean(file: &Path) {
-    // These guess that any Send is theirs, and then complain about it.
     let mut args = vec![
         "-o",
         "tcp.check_checksum:TRUE",
@@ -86,7 +86,7 @@ fn is_clean(file: &Path) {
         "-T",
         "fields",
     ];
-    for guesser in ["rpcordma", "smb_direct", "iser"] {
+    for guesser in GUESSERS {
         args.extend(["--disable-protocol", guesser]);
     }
     args.extend(["-e", "frame.number", "-e", "_ws.expert.message"]);
