@@ -149,7 +149,13 @@ impl Peer {
     #[track_caller]
     pub fn stays_silent(&mut self, span: Duration) {
         self.stream.set_read_timeout(Some(span)).expect("a TCP socket");
-        let outcome = self.reader.fill_buf().map(<[u8]>::to_vec);
+        let outcome = loop {
+            match self.reader.fill_buf().map(<[u8]>::to_vec) {
+                // A machine that was stopped and goes on ends a call that has a time limit (signal(7)).
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                outcome => break outcome,
+            }
+        };
         self.stream
             .set_read_timeout(Some(PATIENCE))
             .expect("a TCP socket");

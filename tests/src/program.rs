@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -193,9 +193,15 @@ impl Output {
 
 fn collect(mut pipe: impl Read, sink: &Output) {
     let mut chunk = [0; 65536];
-    while let Ok(n @ 1..) = pipe.read(&mut chunk) {
-        sink.lock().extend_from_slice(&chunk[..n]);
-        sink.grown.notify_all();
+    loop {
+        match pipe.read(&mut chunk) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Ok(0) | Err(_) => break,
+            Ok(n) => {
+                sink.lock().extend_from_slice(&chunk[..n]);
+                sink.grown.notify_all();
+            }
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! A shell in a guest, at a TCP port that QEMU's user network forwards: how tests have things done there.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -58,6 +58,8 @@ impl Task {
             match self.stream.read(&mut chunk) {
                 Ok(0) => break,
                 Ok(n) => bytes.extend_from_slice(&chunk[..n]),
+                // A machine that was stopped and goes on ends a call that has a time limit (signal(7)).
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => {
                     let said = String::from_utf8_lossy(&bytes);
                     return Err(format!("{} in the guest: {error}\n{said}", self.line));
