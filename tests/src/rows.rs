@@ -14,17 +14,18 @@ use crate::build::tree;
 /// Where rows, further tests and reasons are.
 const ROWS: &str = "tests/fixtures/conformance.toml";
 /// Where there are tests.
-const CRATES: [&str; 7] = [
+const CRATES: [&str; 8] = [
     "wire",
     "verbs-api",
     "firmware-model",
     "driver-shim",
     "provider",
     "conformance",
+    "rpc-rdma",
     "tests",
 ];
 /// The parts of the table, by how the ids of their rows begin.
-const PARTS: [(&str, &str); 10] = [
+const PARTS: [(&str, &str); 11] = [
     ("MPA", "MPA (RFC 5044)"),
     ("EMPA", "Enhanced MPA (RFC 6581)"),
     (
@@ -36,6 +37,7 @@ const PARTS: [(&str, &str); 10] = [
     ("X73", "RDMAP extensions (RFC 7306)"),
     ("SEC", "Security (RFC 5042)"),
     ("VRB", "Verbs"),
+    ("RPC", "RPC-over-RDMA version one (RFC 8166, 8167, 8797)"),
     ("SCTP", "SCTP as the lower layer (RFC 5043)"),
     ("PEER", "What other implementations do"),
 ];
@@ -68,7 +70,7 @@ fn ids(name: &str) -> Vec<String> {
             group = word.to_uppercase();
             letter.clear();
             words.next();
-            if matches!(&group[..], "MPA" | "DDP" | "RDM" | "VRB") {
+            if matches!(&group[..], "MPA" | "DDP" | "RDM" | "VRB" | "RPC") {
                 letter = words.next().unwrap_or_default().to_uppercase();
             }
         } else if !letter.is_empty() && word.len() == 1 && word.bytes().all(|b| b.is_ascii_lowercase()) {
@@ -316,6 +318,7 @@ mod tests {
             ("ddp_s_04_a_zero_length_write", &["DDP-S-04"]),
             ("empa_11_to_13_the_rtr", &["EMPA-11", "EMPA-12", "EMPA-13"]),
             ("s001_04_both", &["S001-04"]),
+            ("rpc_bd_07_and_h_01_a_call", &["RPC-BD-07", "RPC-H-01"]),
             ("mpa_frames_are_found", &[]),
             ("a_loop_goes_on", &[]),
         ] {
