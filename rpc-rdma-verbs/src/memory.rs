@@ -1,0 +1,346 @@
+//! Memory that file data lives in on its way, and, in a tree in memory, for good: page-aligned buffers out of a few large *arenas*, so that
+//! an RDMA transport registers arenas and not each READ's and WRITE's memory.
+//!
+//! Buffers are powers of two of pages; halves that are free come together again (a buddy allocator), so that memory of one size serves for
+//! another later. Arenas are never given back.
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::collections::BTreeSet;
+use std::ops::{Deref, DerefMut, Range};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Octets of the smallest buffer, and what every buffer's address is a multiple of.
+pub const PAGE: usize = 4096;
+
+/// Octets of the largest buffer, and of an arena, whose address is a multiple of it.
+pub const MAX_BUFFER: usize = 4 << 20;
+
+const ORDERS: usize = (MAX_BUFFER / PAGE).trailing_zeros() as usize + 1;
+
+/// Where buffers come from. Clones are the same pool.
+#[derive(Clone, Debug, Default)]
+pub struct Pool(Arc<Mutex<Arenas>>);
+
+#[derive(Debug, Default)]
+struct Arenas {
+    /// Their addresses, by number.
+    bases: Vec<usize>,
+    /// Addresses of what is free: at index n, pieces of `PAGE << n` octets.
+    free: [BTreeSet<usize>; ORDERS],
+}
+
+/// [`MAX_BUFFER`] octets, which stay where they are as long as the pool or a buffer of it is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arena {
+    /// Its number, from 0 on.
+    pub number: usize,
+    /// Its address.
+    pub base: usize,
+}
+
+impl Pool {
+    /// A pool without memory yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A buffer of `len` octets, whose content is whatever was there before. `None` if there is no memory, or not so much in one piece
+    /// ([`MAX_BUFFER`]).
+    pub fn take(&self, len: usize) -> Option<Buffer> {
+        let pages = len.div_ceil(PAGE).max(1).next_power_of_two();
+        let order = pages.trailing_zeros() as usize;
+        if len > MAX_BUFFER {
+            return None;
+        }
+        let (at, arena) = self.arenas().take(order)?;
+        let pool = self.clone();
+        Some(Buffer {
+            at,
+            len,
+            order,
+            arena,
+            pool,
+        })
+    }
+
+    /// The arenas numbered `from` and above.
+    pub fn arenas_from(&self, from: usize) -> Vec<Arena> {
+        let arenas = self.arenas();
+        let numbered = arenas.bases.iter().copied().enumerate().skip(from);
+        numbered.map(|(number, base)| Arena { number, base }).collect()
+    }
+
+    fn arenas(&self) -> MutexGuard<'_, Arenas> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Arenas {
+    fn take(&mut self, order: usize) -> Option<(NonNull<u8>, usize)> {
+        let mut found = match (order..ORDERS).find(|&order| !self.free[order].is_empty()) {
+            Some(order) => order,
+            None => {
+                let base = map()?;
+                self.bases.push(base);
+                self.free[ORDERS - 1].insert(base);
+                ORDERS - 1
+            }
+        };
+        let at = self.free[found].pop_first()?;
+        while found > order {
+            found -= 1;
+            self.free[found].insert(at + (PAGE << found));
+        }
+        let base = at & !(MAX_BUFFER - 1);
+        let arena = self.bases.iter().rposition(|&known| known == base)?;
+        Some((NonNull::new(std::ptr::with_exposed_provenance_mut(at))?, arena))
+    }
+
+    fn give(&mut self, mut at: usize, mut order: usize) {
+        while order < ORDERS - 1 {
+            let other = at ^ (PAGE << order);
+            if !self.free[order].remove(&other) {
+                break;
+            }
+            at = at.min(other);
+            order += 1;
+        }
+        self.free[order].insert(at);
+    }
+}
+
+impl Drop for Arenas {
+    fn drop(&mut self) {
+        for &base in &self.bases {
+            // SAFETY: the arena was mapped by `map` with this length; each buffer in it holds the pool, so that there is none any more.
+            let _ = unsafe { munmap(std::ptr::with_exposed_provenance_mut(base), MAX_BUFFER) };
+        }
+    }
+}
+
+/// New zeroes: an arena's address.
+fn map() -> Option<usize> {
+    let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    // SAFETY: no address is asked for, so that nothing else is mapped over.
+    let whole = unsafe { mmap_anonymous(std::ptr::null_mut(), 2 * MAX_BUFFER, protection, flags) }.ok()?;
+    let start = whole.expose_provenance();
+    let base = start.next_multiple_of(MAX_BUFFER);
+    for (at, len) in [
+        (start, base - start),
+        (base + MAX_BUFFER, start + MAX_BUFFER - base),
+    ] {
+        if len > 0 {
+            // SAFETY: a part of the mapping just made, before or behind the arena; nobody knows of it.
+            let _ = unsafe { munmap(std::ptr::with_exposed_provenance_mut(at), len) };
+        }
+    }
+    Some(base)
+}
+
+/// Memory of one's own.
+#[derive(Debug)]
+pub struct Buffer {
+    at: NonNull<u8>,
+    len: usize,
+    order: usize,
+    arena: usize,
+    pool: Pool,
+}
+
+// SAFETY: a buffer is the only way to its memory, as a Box is.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; through a shared reference it is only read.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// The number of its arena.
+    pub const fn arena(&self) -> usize {
+        self.arena
+    }
+
+    /// Octets that there is memory for.
+    pub const fn capacity(&self) -> usize {
+        PAGE << self.order
+    }
+
+    /// Makes it `len` octets long, longer or shorter, within its capacity.
+    pub fn resize(&mut self, len: usize) {
+        self.len = len.min(self.capacity());
+    }
+
+    /// Makes it readable from several places.
+    pub fn share(self) -> Slice {
+        let range = 0..self.len;
+        Slice {
+            buffer: Arc::new(self),
+            range,
+        }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `at` begins `capacity()` octets of a mapped arena, `len` is no more; they are initialised (mapped as zeroes), and nobody
+        // else has them until `drop`.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; and through `&mut self` this is the only access.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.pool.arenas().give(self.at.addr().get(), self.order);
+    }
+}
+
+/// A part of a buffer that several may read. What is in it does not change while it is there.
+#[derive(Clone, Debug)]
+pub struct Slice {
+    buffer: Arc<Buffer>,
+    range: Range<usize>,
+}
+
+impl Slice {
+    /// The number of its arena.
+    pub fn arena(&self) -> usize {
+        self.buffer.arena
+    }
+
+    /// A part of it, cut to what is there.
+    #[must_use]
+    pub fn part(&self, part: Range<usize>) -> Self {
+        let len = self.range.len();
+        let (start, end) = (part.start.min(len), part.end.min(len));
+        Self {
+            buffer: self.buffer.clone(),
+            range: self.range.start + start..self.range.start + end.max(start),
+        }
+    }
+
+    /// The buffer again, of this slice's end for a length, if no other slice shares it.
+    ///
+    /// # Errors
+    /// The slice, if one does.
+    pub fn unshare(self) -> Result<Buffer, Self> {
+        let range = self.range;
+        match Arc::try_unwrap(self.buffer) {
+            Ok(mut buffer) => {
+                buffer.resize(range.end);
+                Ok(buffer)
+            }
+            Err(buffer) => Err(Self { buffer, range }),
+        }
+    }
+
+    /// Octets that the whole buffer takes up.
+    pub fn footprint(&self) -> usize {
+        self.buffer.capacity()
+    }
+
+    /// Its octets to write on, if no other slice shares the buffer.
+    pub fn exclusive(&mut self) -> Option<&mut [u8]> {
+        let range = self.range.clone();
+        Arc::get_mut(&mut self.buffer)?.get_mut(range)
+    }
+
+    /// Makes it up to `more` octets longer, into memory of its buffer that no slice shows, if no other shares that; by how many is the answer. What is
+    /// there has any content.
+    pub fn grow(&mut self, more: usize) -> usize {
+        let Some(buffer) = Arc::get_mut(&mut self.buffer) else {
+            return 0;
+        };
+        let more = more.min(buffer.capacity() - self.range.end);
+        buffer.resize(buffer.len().max(self.range.end + more));
+        self.range.end += more;
+        more
+    }
+}
+
+impl Deref for Slice {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.buffer.get(self.range.clone()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_overlap_nowhere_and_lie_within_their_arenas() {
+        let pool = Pool::new();
+        let lens = [
+            0,
+            1,
+            PAGE,
+            PAGE + 1,
+            100_000,
+            MAX_BUFFER,
+            MAX_BUFFER - 1,
+            5,
+            3 * PAGE,
+        ];
+        let mut buffers: Vec<_> = lens.iter().map(|len| pool.take(*len).expect("memory")).collect();
+        for (mark, buffer) in (1..).zip(&mut buffers) {
+            buffer.resize(usize::MAX);
+            buffer.fill(mark);
+        }
+        let arenas = pool.arenas_from(0);
+        for ((mark, buffer), len) in (1..).zip(&buffers).zip(lens) {
+            assert!(buffer.len() >= len && buffer.len() == buffer.capacity());
+            assert!(buffer.iter().all(|octet| *octet == mark));
+            let (base, start) = (arenas[buffer.arena()].base, buffer.as_ptr() as usize);
+            assert!(start.is_multiple_of(PAGE) && start >= base && start + buffer.len() <= base + MAX_BUFFER);
+        }
+        assert_eq!(pool.arenas_from(1), arenas[1..]);
+    }
+
+    #[test]
+    fn what_is_given_back_serves_for_any_size() {
+        let pool = Pool::new();
+        let pages: Vec<_> = (0..MAX_BUFFER / PAGE).map(|_| pool.take(PAGE)).collect();
+        assert!(pages.iter().all(Option::is_some));
+        drop(pages);
+        assert!(pool.take(MAX_BUFFER).is_some());
+        assert_eq!(pool.arenas_from(0).len(), 1);
+        assert!(pool.take(MAX_BUFFER + 1).is_none());
+    }
+
+    #[test]
+    fn a_slice_keeps_its_buffer_and_the_last_one_can_have_it_back() {
+        let pool = Pool::new();
+        let mut buffer = pool.take(10).expect("memory");
+        buffer.copy_from_slice(b"0123456789");
+        let all = buffer.share();
+        let mut part = all.part(2..8).part(1..3);
+        drop(pool);
+        assert_eq!(&*part, b"34");
+        assert!(part.exclusive().is_none() && part.grow(1) == 0);
+        let all = all.unshare().expect_err("there is a part");
+        drop(part);
+        assert_eq!(&*all.unshare().expect("the only one"), b"0123456789");
+    }
+
+    #[test]
+    fn a_slice_alone_can_be_written_and_grows_into_its_buffer() {
+        let pool = Pool::new();
+        let mut slice = pool.take(10).expect("memory").share().part(0..3);
+        slice.exclusive().expect("alone").copy_from_slice(b"abc");
+        assert_eq!(slice.grow(usize::MAX), PAGE - 3);
+        assert_eq!(
+            (slice.len(), slice.footprint(), &slice[..3]),
+            (PAGE, PAGE, &b"abc"[..])
+        );
+    }
+}
