@@ -11,6 +11,7 @@ pub const MAX_REPLY_HEADER: usize = 5 * UNIT + (UNIT + MAX_AUTH) + 2 * UNIT;
 
 const RPC_VERSION: u32 = 2;
 const MSG_ACCEPTED: u32 = 0;
+const SUCCESS: u32 = 0;
 const GARBAGE_ARGS: u32 = 4;
 const RPCSEC_GSS: u32 = 6;
 
@@ -75,6 +76,27 @@ pub(crate) fn opaque<'a>(reader: &mut Reader<'a>, limit: usize) -> Result<&'a [u
     reader.0 = rest;
     Ok(&body[..len])
 }
+
+/// The header of a call that needs no credentials (AUTH_NONE); arguments follow.
+pub fn call(xid: u32, program: u32, version: u32, procedure: u32) -> Vec<u8> {
+    let mut call = Vec::new();
+    for word in [xid, 0, RPC_VERSION, program, version, procedure, 0, 0, 0, 0] {
+        put_word(word, &mut call);
+    }
+    call
+}
+
+/// The header of a reply to a call that was carried out; results follow, [`SUCCESS_LEN`] octets from the beginning.
+pub fn success(xid: u32) -> Vec<u8> {
+    let mut reply = Vec::new();
+    for word in [xid, 1, MSG_ACCEPTED, 0, 0, SUCCESS] {
+        put_word(word, &mut reply);
+    }
+    reply
+}
+
+/// Octets of what [`success`] makes.
+pub const SUCCESS_LEN: usize = 6 * UNIT;
 
 /// The reply that says that a call's arguments made no sense (RFC 8166 §4.5.2).
 pub fn garbage_args(xid: u32) -> Vec<u8> {

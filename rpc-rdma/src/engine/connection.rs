@@ -55,7 +55,7 @@ pub struct Connection<M> {
     role: Role,
     limits: Limits,
     requester: Requester<M>,
-    responder: Responder,
+    responder: Responder<M>,
     out: Outbox<M>,
     /// Receives that are posted; `None` while there is no connection.
     posted: Option<usize>,
@@ -132,7 +132,13 @@ impl<M: Clone> Connection<M> {
         self.requester.outstanding()
     }
 
-    /// Answers a call of the peer's. Results go to its Write chunks, the rest inline, or to the Reply chunk if it is too long for that.
+    /// Their xids.
+    pub fn outstanding_xids(&self) -> Vec<u32> {
+        self.requester.xids()
+    }
+
+    /// Answers a call of the peer's. Results go to its Write chunks, the rest inline, or to the Reply chunk if it is too long for that. While as many
+    /// replies as there are credits have not completed, it waits for one that does.
     /// Where it fits nowhere the peer is told by ERR_CHUNK. Memory is in use until [`Event::Finished`].
     ///
     /// # Errors

@@ -116,6 +116,10 @@ impl<M: Clone> Requester<M> {
         self.calls.len()
     }
 
+    pub(super) fn xids(&self) -> Vec<u32> {
+        self.calls.keys().copied().collect()
+    }
+
     pub(super) fn request(&mut self, credits: u32, out: &mut Outbox<M>) {
         self.requested = credits.max(1);
         self.pump(out);

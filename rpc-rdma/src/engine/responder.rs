@@ -21,6 +21,8 @@ struct Held {
     incoming: Option<Incoming>,
     /// Reads that have not completed.
     reads: usize,
+    /// The consumer has answered it.
+    answered: bool,
 }
 
 /// A Read that waits for its turn.
@@ -43,7 +45,7 @@ enum Work {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Responder {
+pub(super) struct Responder<M> {
     profile: Profile,
     chunks: bool,
     /// Credits granted from now on. 0: calls are not taken.
@@ -60,6 +62,11 @@ pub(super) struct Responder {
     reading: usize,
     /// RDMA_ERRORs that are on their way.
     errors: usize,
+    /// Replies that are on their way.
+    replies: usize,
+    /// Replies that wait for those: as long as they do the peer has no credit for another call, so one that reads nothing makes us hold no more of
+    /// them, and of what they are made of, than twice the grant.
+    unsent: VecDeque<(CallId, Reply<M>)>,
     taken: u64,
     /// Transactions that broke a connection: to be refused when they come again (RFC 8166 §4.5.3).
     refused: BTreeSet<u32>,
@@ -68,7 +75,7 @@ pub(super) struct Responder {
 /// Transactions remembered in that way; more are forgotten, lowest xid first.
 const REFUSED: usize = 64;
 
-impl Responder {
+impl<M: Clone> Responder<M> {
     pub(super) fn new(grant: u32, max_reads: usize, profile: Profile, chunks: bool) -> Self {
         Self {
             profile,
@@ -82,6 +89,8 @@ impl Responder {
             waiting: VecDeque::new(),
             reading: 0,
             errors: 0,
+            replies: 0,
+            unsent: VecDeque::new(),
             taken: 0,
             refused: BTreeSet::new(),
         }
@@ -119,10 +128,11 @@ impl Responder {
         self.promise();
     }
 
-    pub(super) fn disconnected<M>(&mut self, out: &mut Outbox<M>) {
+    pub(super) fn disconnected(&mut self, out: &mut Outbox<M>) {
         self.terms = None;
         self.waiting.clear();
-        (self.reading, self.errors) = (0, 0);
+        self.unsent.clear();
+        (self.reading, self.errors, self.replies) = (0, 0, 0);
         let mut gone: BTreeSet<_> = self.calls.drain().map(|(call, _)| call).collect();
         gone.extend(self.works.drain().filter_map(|(_, work)| match work {
             Work::Reply(call) => Some(call),
@@ -131,7 +141,7 @@ impl Responder {
         out.events.extend(gone.into_iter().map(Event::Finished));
     }
 
-    pub(super) fn received<M: Clone>(
+    pub(super) fn received(
         &mut self,
         message: &[u8],
         parsed: Result<(Header, &[u8]), Malformed>,
@@ -150,13 +160,13 @@ impl Responder {
         }
     }
 
-    pub(super) fn refusal<M: Clone>(&mut self, refusal: Refusal, out: &mut Outbox<M>) {
+    pub(super) fn refusal(&mut self, refusal: Refusal, out: &mut Outbox<M>) {
         if let Refusal::Answer(header, _) = refusal {
             self.send_error(header, out);
         }
     }
 
-    fn error<M: Clone>(&mut self, xid: u32, error: ErrorBody, out: &mut Outbox<M>) {
+    fn error(&mut self, xid: u32, error: ErrorBody, out: &mut Outbox<M>) {
         let header = Header {
             xid,
             version: VERSION,
@@ -166,7 +176,7 @@ impl Responder {
         self.send_error(header, out);
     }
 
-    fn send_error<M: Clone>(&mut self, header: Header, out: &mut Outbox<M>) {
+    fn send_error(&mut self, header: Header, out: &mut Outbox<M>) {
         // A peer that takes no answers makes us hold no more of them than it has credits.
         if self.errors >= (self.grant as usize).max(1) {
             return out.actions.push(Action::Close(Closing::Faults));
@@ -184,7 +194,7 @@ impl Responder {
         });
     }
 
-    fn take<M>(&mut self, call: triage::Call, out: &mut Outbox<M>) {
+    fn take(&mut self, call: triage::Call, out: &mut Outbox<M>) {
         // Its receive is used up. Those of messages that are refused or discarded are posted anew: no reply to them tells of a lower grant.
         self.promised = self.promised.saturating_sub(1);
         self.taken += 1;
@@ -218,6 +228,7 @@ impl Responder {
             lists: call.lists,
             incoming: Some(incoming),
             reads,
+            answered: false,
         };
         self.calls.insert(id, held);
         self.read(out);
@@ -225,7 +236,7 @@ impl Responder {
     }
 
     /// Posts the Reads that may be.
-    fn read<M>(&mut self, out: &mut Outbox<M>) {
+    fn read(&mut self, out: &mut Outbox<M>) {
         while self.reading < self.max_reads
             && let Some(next) = self.waiting.pop_front()
         {
@@ -243,7 +254,7 @@ impl Responder {
         }
     }
 
-    fn hand_over<M>(&mut self, call: CallId, out: &mut Outbox<M>) {
+    fn hand_over(&mut self, call: CallId, out: &mut Outbox<M>) {
         if let Some(held) = self.calls.get_mut(&call)
             && held.reads == 0
             && let Some(incoming) = held.incoming.take()
@@ -252,7 +263,7 @@ impl Responder {
         }
     }
 
-    pub(super) fn completed<M>(&mut self, work: WorkId, out: &mut Outbox<M>) {
+    pub(super) fn completed(&mut self, work: WorkId, out: &mut Outbox<M>) {
         match self.works.remove(&work) {
             Some(Work::Read(call)) => {
                 self.reading -= 1;
@@ -262,7 +273,13 @@ impl Responder {
                 self.read(out);
                 self.hand_over(call, out);
             }
-            Some(Work::Reply(call)) => out.events.push(Event::Finished(call)),
+            Some(Work::Reply(call)) => {
+                self.replies -= 1;
+                out.events.push(Event::Finished(call));
+                if let Some((call, reply)) = self.unsent.pop_front() {
+                    self.send_reply(call, &reply, out);
+                }
+            }
             Some(Work::Error) => self.errors -= 1,
             None => {}
         }
@@ -277,26 +294,37 @@ impl Responder {
         }
     }
 
-    pub(super) fn drop_call<M>(&mut self, call: CallId, out: &mut Outbox<M>) -> Result<(), UnknownCall> {
+    pub(super) fn drop_call(&mut self, call: CallId, out: &mut Outbox<M>) -> Result<(), UnknownCall> {
         self.calls.contains_key(&call).then_some(()).ok_or(UnknownCall)?;
         out.actions.push(Action::Close(Closing::Dropped));
         Ok(())
     }
 
-    pub(super) fn reply<M: Clone>(
+    pub(super) fn reply(
         &mut self,
         call: CallId,
         reply: &Reply<M>,
         out: &mut Outbox<M>,
     ) -> Result<(), UnknownCall> {
-        let Some(terms) = self.terms else {
-            return Err(UnknownCall);
-        };
         // Handed over, that is: what is still being fetched nobody can answer.
-        if self.calls.get(&call).is_none_or(|held| held.incoming.is_some()) {
+        let held = self.calls.get_mut(&call).ok_or(UnknownCall)?;
+        if held.incoming.is_some() || held.answered {
             return Err(UnknownCall);
         }
-        let held = self.calls.remove(&call).ok_or(UnknownCall)?;
+        held.answered = true;
+        if self.replies < (self.grant as usize).max(1) {
+            self.send_reply(call, reply, out);
+        } else {
+            self.unsent.push_back((call, reply.clone()));
+        }
+        Ok(())
+    }
+
+    fn send_reply(&mut self, call: CallId, reply: &Reply<M>, out: &mut Outbox<M>) {
+        let (Some(terms), Some(held)) = (self.terms, self.calls.remove(&call)) else {
+            return;
+        };
+        self.replies += 1;
         // Now, as the grant may change before the receives are posted.
         self.promise();
         let work = out.work();
@@ -324,7 +352,6 @@ impl Responder {
                 .then(|| held.lists.handles().next())
                 .flatten(),
         });
-        Ok(())
     }
 }
 

@@ -152,8 +152,11 @@ fn rpc_c_03_a_lowered_grant_lets_receives_run_out() {
         };
         end.engine.reply(incoming.call, &reply).unwrap();
         end.run();
-        assert_eq!(end.next().header.credits, 1);
+        let sent = end.next();
+        assert_eq!(sent.header.credits, 1);
         assert_eq!(end.receives, (4 - xid as usize).max(1));
+        end.engine.completed(sent.work);
+        end.engine.events();
     }
 }
 
@@ -252,4 +255,41 @@ fn a_reply_that_nobody_waits_for_counts_for_nothing() {
     end.events.clear();
     end.receive(&rpc(77, 1, 16, ChunkLists::default()), None);
     assert_eq!((end.sent.len(), end.events.len(), end.receives), (1, 0, 1));
+}
+
+#[test]
+fn replies_that_nobody_takes_do_not_pile_up() {
+    let mut end = server(2);
+    let answer = |end: &mut End, xid| {
+        end.called(xid, 32);
+        let Some(Event::Called(incoming)) = end.events.pop() else {
+            panic!("call {xid} was not taken")
+        };
+        let reply = Reply {
+            message: crate::scripted::message(xid, 1, 24).into(),
+            results: vec![],
+        };
+        end.engine.reply(incoming.call, &reply).unwrap();
+        assert!(end.engine.reply(incoming.call, &reply).is_err());
+        end.run();
+    };
+    (1..5).for_each(|xid| answer(&mut end, xid));
+    // Two replies are on their way; two wait, and with them their credits.
+    assert_eq!((end.sent.len(), end.receives), (2, 0));
+    for xid in 1..5 {
+        let sent = end.next();
+        assert_eq!(sent.header.xid, xid);
+        end.engine.completed(sent.work);
+        end.run();
+    }
+    assert_eq!((end.sent.len(), end.receives), (0, 2));
+    // And none is left over for the next connection.
+    (5..9).for_each(|xid| answer(&mut end, xid));
+    end.sent.clear();
+    end.events.clear();
+    end.engine.disconnected();
+    end.engine.connected(urnic_rpc_rdma::engine::Terms::default());
+    end.run();
+    assert_eq!(end.events.len(), 4);
+    assert!(end.sent.is_empty());
 }
