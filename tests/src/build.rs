@@ -45,23 +45,35 @@ pub fn urnic() -> PathBuf {
 
 fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let target = target();
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-        cargo
-            .args(["build", "--quiet", "-p", "urnic-provider", "-p", "urnic-cli"])
-            .current_dir(tree());
-        cargo.env(
-            "CARGO_TARGET_DIR",
-            target.parent().expect("a profile is in the target folder"),
-        );
-        if target.ends_with("release") {
-            cargo.arg("--release");
-        }
-        let status = cargo.status().expect("cargo runs");
-        assert!(status.success(), "liburnic.so and urnic do not build");
-        target
-    })
+    BUILT.get_or_init(|| build(&["-p", "urnic-provider", "-p", "urnic-cli"]))
+}
+
+/// An example of a crate of ours, up to date.
+pub fn example(package: &str, name: &str) -> PathBuf {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    build(&["-p", package, "--example", name])
+        .join("examples")
+        .join(name)
+}
+
+/// Builds these, as this program was built; where they are then.
+fn build(what: &[&str]) -> PathBuf {
+    let target = target();
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+    cargo.args(["build", "--quiet"]).args(what).current_dir(tree());
+    cargo.env(
+        "CARGO_TARGET_DIR",
+        target.parent().expect("a profile is in the target folder"),
+    );
+    if target.ends_with("release") {
+        cargo.arg("--release");
+    }
+    let status = cargo.status().expect("cargo runs");
+    assert!(status.success(), "cargo build {} failed", what.join(" "));
+    target
 }
 
 /// Compiles `tests/programs/NAME.c`, as any user would, against the system's libibverbs and librdmacm.

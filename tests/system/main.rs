@@ -19,6 +19,7 @@ mod qemu;
 mod rdma_cm;
 mod rdma_cm_crowds;
 mod rpc_rdma;
+mod rpc_service;
 mod rsockets;
 mod serve;
 mod served;

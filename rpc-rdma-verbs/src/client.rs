@@ -1,0 +1,440 @@
+//! The end that connects and calls.
+
+use crate::endpoint::{Endpoint, Memory};
+use crate::memory::{Buffer, Pool, Slice};
+use crate::options::{Error, Options};
+use crate::verbs::{Channel, Device, Event as CmEvent, Id, Link};
+use rdma_mummy_sys::rdma_cm_event_type as kind;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use urnic_rpc_rdma::PrivateData;
+use urnic_rpc_rdma::engine::{self, Config, Connection, Event, Item, Message, Role, Terms};
+
+/// Milliseconds for which librdmacm looks for an address and a route.
+const RESOLUTION: i32 = 2000;
+/// Between one attempt to connect and the next.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// A call to be made.
+#[derive(Debug)]
+pub struct Call {
+    /// The RPC message from its xid on, without the argument and its padding. [`Client::xid`] has transactions that were not used yet.
+    pub message: Vec<u8>,
+    /// The argument that may go by Read chunk: octets of the message before it, and its own, which must be of [`Client::pool`].
+    pub argument: Option<(usize, Slice)>,
+    /// Memory of [`Client::pool`] for the result that may come by Write chunk, as long as that can get.
+    pub result: Option<Buffer>,
+    /// Octets of the longest reply, without that result.
+    pub max_reply: usize,
+}
+
+/// An answer.
+#[derive(Debug)]
+pub struct Answer {
+    /// The RPC message, without the result if that was placed.
+    pub message: Vec<u8>,
+    /// [`Call::result`] again, of the length of the result that was placed there; and whether it was offered at all: else the result is in the
+    /// message.
+    pub result: Option<(Buffer, bool)>,
+}
+
+/// A connection to a server, made again as often as it breaks: calls that were not answered are then sent again, with the same xid.
+///
+/// It has no thread. Things go on while somebody is in [`call`](Self::call) or [`wait`](Self::wait): one of those who are waits for the
+/// device, and the others for that one.
+pub struct Client {
+    address: SocketAddr,
+    options: Options,
+    pool: Pool,
+    channel: Arc<Channel>,
+    xid: AtomicU32,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    endpoint: Endpoint,
+    /// Somebody waits for the device.
+    led: bool,
+    phase: Phase,
+    /// Since when there is no connection, and why.
+    lost: Option<(Instant, String)>,
+    answers: HashMap<u32, Result<Answer, Error>>,
+}
+
+enum Phase {
+    /// Not connected; to be tried from then on.
+    Idle(Instant),
+    /// An address, then a route is looked for.
+    Resolving(Id),
+    /// The endpoint has a link, which is being connected.
+    Connecting,
+    Connected,
+}
+
+impl Client {
+    /// Connects.
+    ///
+    /// # Errors
+    /// There are no RDMA libraries, or nobody answered while [`Options::patience`] lasted.
+    pub fn connect(address: SocketAddr, options: &Options) -> Result<Self, Error> {
+        Self::with_pool(address, options, &Pool::new())
+    }
+
+    /// [`connect`](Self::connect), with a pool that there is already.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_pool(address: SocketAddr, options: &Options, pool: &Pool) -> Result<Self, Error> {
+        let config = Config {
+            request: options.credits,
+            profile: options.profile,
+            limits: options.limits,
+            ..Config::new(Role::Client)
+        };
+        let now = Instant::now();
+        let state = State {
+            endpoint: Endpoint::new(Connection::new(&config), pool, options.private_data()),
+            led: false,
+            phase: Phase::Idle(now),
+            lost: Some((now, "not connected yet".into())),
+            answers: HashMap::new(),
+        };
+        let client = Self {
+            address,
+            options: options.clone(),
+            pool: pool.clone(),
+            channel: Channel::new()?,
+            // Servers may remember transactions: a program that is started again shall not use those of before.
+            xid: AtomicU32::new(seed()),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        };
+        client.until(|state| match (&state.phase, &state.lost) {
+            (Phase::Connected, _) => Some(Ok(())),
+            (_, Some((since, why))) if since.elapsed() >= client.options.patience => {
+                Some(Err(Error::Unreachable(why.clone())))
+            }
+            _ => None,
+        })?;
+        Ok(client)
+    }
+
+    /// Memory for arguments and results.
+    pub const fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// A transaction for the next call.
+    pub fn xid(&self) -> u32 {
+        self.xid.fetch_add(1, Relaxed)
+    }
+
+    /// Makes a call and waits for its answer.
+    ///
+    /// # Errors
+    /// The call makes no sense, has no answer, or the server cannot be reached.
+    pub fn call(&self, call: Call) -> Result<Answer, Error> {
+        let xid = self.submit(call)?;
+        self.wait(xid)
+    }
+
+    /// Makes a call, whose answer [`wait`](Self::wait) has: its xid.
+    ///
+    /// # Errors
+    /// The call makes no sense.
+    pub fn submit(&self, call: Call) -> Result<u32, Error> {
+        let item = |offset, memory: Slice| {
+            let len = memory.len() as u32;
+            let memory: Memory = [memory].into();
+            vec![Item { offset, memory, len }]
+        };
+        let call = engine::Call {
+            message: call.message.into(),
+            arguments: call
+                .argument
+                .map(|(offset, memory)| item(offset, memory))
+                .unwrap_or_default(),
+            results: call
+                .result
+                .map(|buffer| item(0, buffer.share()))
+                .unwrap_or_default(),
+            max_reply: call.max_reply,
+        };
+        let mut state = self.lock();
+        let xid = state.endpoint.engine.call(call)?;
+        state.endpoint.carry();
+        state.take_events();
+        Ok(xid)
+    }
+
+    /// Waits for the answer to a call that was made, once.
+    ///
+    /// # Errors
+    /// It has none, or the server cannot be reached.
+    pub fn wait(&self, xid: u32) -> Result<Answer, Error> {
+        self.until(|state| state.answers.remove(&xid))
+    }
+
+    /// Waits for the answer to any call that was made.
+    ///
+    /// # Errors
+    /// No call is outstanding. What became of the call itself is beside its xid.
+    pub fn wait_any(&self) -> Result<(u32, Result<Answer, Error>), Error> {
+        self.until(|state| {
+            if let Some(xid) = state.answers.keys().next().copied() {
+                return state.answers.remove(&xid).map(|answer| Ok((xid, answer)));
+            }
+            (state.endpoint.engine.outstanding() == 0)
+                .then(|| Err(Error::Verbs(io::ErrorKind::NotFound.into())))
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until there is what `found` looks for.
+    fn until<T>(&self, mut found: impl FnMut(&mut State) -> Option<T>) -> T {
+        let mut state = self.lock();
+        loop {
+            if let Some(found) = found(&mut state) {
+                return found;
+            }
+            if state.led {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            state.led = true;
+            let link = state.endpoint.link().cloned();
+            let timeout = state.timeout(self.options.patience);
+            drop(state);
+            self.sleep(link.as_deref(), timeout);
+            // The endpoint's link goes only below, so that this is not the last one.
+            drop(link);
+            state = self.lock();
+            state.led = false;
+            self.turn(&mut state);
+            self.changed.notify_all();
+        }
+    }
+
+    fn sleep(&self, link: Option<&Link>, timeout: Option<Duration>) {
+        let mut fds = vec![PollFd::from_borrowed_fd(self.channel.fd(), PollFlags::IN)];
+        fds.extend(link.map(|link| PollFd::from_borrowed_fd(link.fd(), PollFlags::IN)));
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        // An interruption is a turn with nothing in it.
+        let _ = poll(&mut fds, timeout.as_ref());
+    }
+
+    /// Takes what happened.
+    fn turn(&self, state: &mut State) {
+        state.endpoint.progress();
+        loop {
+            match self.channel.next() {
+                Ok(Some(event)) => self.happened(state, event),
+                Ok(None) => break,
+                Err(error) => {
+                    state.down(format!("connection manager: {error}"), PAUSE);
+                    break;
+                }
+            }
+        }
+        if let Phase::Idle(then) = state.phase
+            && then <= Instant::now()
+        {
+            self.begin(state);
+        }
+        if let Some((since, _)) = &state.lost
+            && since.elapsed() >= self.options.patience
+        {
+            for xid in state.endpoint.engine.outstanding_xids() {
+                state.endpoint.engine.cancel(xid);
+            }
+            state.endpoint.carry();
+        }
+        state.take_events();
+    }
+
+    fn begin(&self, state: &mut State) {
+        let started = Id::new(&self.channel).and_then(|id| {
+            id.resolve_address(self.address, RESOLUTION)?;
+            Ok(id)
+        });
+        match started {
+            Ok(id) => state.phase = Phase::Resolving(id),
+            Err(error) => state.down(error.to_string(), PAUSE),
+        }
+    }
+
+    fn happened(&self, state: &mut State, event: CmEvent) {
+        let ours = match &state.phase {
+            Phase::Resolving(id) => id.key() == event.key,
+            Phase::Connecting | Phase::Connected => state
+                .endpoint
+                .link()
+                .is_some_and(|link| link.id().key() == event.key),
+            Phase::Idle(_) => false,
+        };
+        if !ours {
+            return;
+        }
+        match event.kind {
+            kind::RDMA_CM_EVENT_ADDR_RESOLVED => {
+                if let Phase::Resolving(id) = &state.phase
+                    && let Err(error) = id.resolve_route(RESOLUTION)
+                {
+                    state.down(error.to_string(), PAUSE);
+                }
+            }
+            kind::RDMA_CM_EVENT_ROUTE_RESOLVED => {
+                if let Err(error) = self.attach(state) {
+                    state.down(error.to_string(), PAUSE);
+                }
+            }
+            kind::RDMA_CM_EVENT_ESTABLISHED => {
+                let windows = (state.endpoint.link())
+                    .and_then(|link| link.device())
+                    .is_some_and(|device| device.limits.windows);
+                let ours = state.endpoint.says(windows);
+                let theirs = PrivateData::find(&event.private_data).unwrap_or_default();
+                state.phase = Phase::Connected;
+                state.lost = None;
+                state.endpoint.connected(Terms::agreed(&ours, &theirs));
+            }
+            kind::RDMA_CM_EVENT_DISCONNECTED | kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                state.down("the connection broke".into(), Duration::ZERO);
+            }
+            kind::RDMA_CM_EVENT_ADDR_ERROR
+            | kind::RDMA_CM_EVENT_ROUTE_ERROR
+            | kind::RDMA_CM_EVENT_CONNECT_ERROR
+            | kind::RDMA_CM_EVENT_UNREACHABLE
+            | kind::RDMA_CM_EVENT_REJECTED => {
+                let errno = io::Error::from_raw_os_error(event.status.saturating_abs());
+                state.down(format!("{} ({errno})", failed(event.kind)), PAUSE);
+            }
+            _ => {}
+        }
+    }
+
+    fn attach(&self, state: &mut State) -> io::Result<()> {
+        let Phase::Resolving(id) = std::mem::replace(&mut state.phase, Phase::Connecting) else {
+            return Ok(());
+        };
+        let device = Arc::new(Device::of(&id, &self.pool)?);
+        let sends = Endpoint::sends(&device);
+        let link = Link::new(id, &device, sends, self.options.credits)?;
+        let said = state.endpoint.says(device.limits.windows).emit();
+        state.endpoint.attach(link, self.options.credits, sends);
+        match state.endpoint.link() {
+            Some(link) => link.connect(&said, device.limits.reads),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What did not work.
+const fn failed(kind: kind::Type) -> &'static str {
+    match kind {
+        kind::RDMA_CM_EVENT_ADDR_ERROR => "no device leads to the address",
+        kind::RDMA_CM_EVENT_ROUTE_ERROR => "no route leads to the address",
+        kind::RDMA_CM_EVENT_REJECTED => "the server refused",
+        _ => "the server does not answer",
+    }
+}
+
+/// A number that differs from one run to the next.
+fn seed() -> u32 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0) as u32
+}
+
+impl State {
+    fn down(&mut self, why: String, pause: Duration) {
+        tracing::debug!(why, "no connection");
+        self.endpoint.detach();
+        let now = Instant::now();
+        self.phase = Phase::Idle(now + pause);
+        match &mut self.lost {
+            Some((_, reason)) => *reason = why,
+            None => self.lost = Some((now, why)),
+        }
+    }
+
+    fn timeout(&self, patience: Duration) -> Option<Duration> {
+        let retry = match self.phase {
+            Phase::Idle(then) => Some(then),
+            _ => None,
+        };
+        let end = self.lost.as_ref().map(|(since, _)| *since + patience);
+        let now = Instant::now();
+        let until = |then: Instant| then.saturating_duration_since(now);
+        [retry, end.filter(|end| *end > now)]
+            .into_iter()
+            .flatten()
+            .map(until)
+            .min()
+    }
+
+    fn take_events(&mut self) {
+        for event in self.endpoint.events() {
+            match event {
+                Event::Answered { xid, call, outcome } => {
+                    let answer = self.answer(call, outcome);
+                    self.answers.insert(xid, answer);
+                }
+                // Nobody was granted a call, and so none comes.
+                Event::Called(incoming) => {
+                    let _ = self.endpoint.engine.drop_call(incoming.call);
+                }
+                Event::Finished(_) => {}
+            }
+        }
+    }
+
+    fn answer(
+        &mut self,
+        call: engine::Call<Memory>,
+        outcome: Result<engine::Answer, engine::CallError>,
+    ) -> Result<Answer, Error> {
+        let answer = match (outcome, &self.lost) {
+            (Ok(answer), _) => answer,
+            (Err(engine::CallError::Cancelled), Some((_, why))) => {
+                return Err(Error::Unreachable(why.clone()));
+            }
+            (Err(error), _) => return Err(error.into()),
+        };
+        let message = match answer.message {
+            Message::Short(octets) => octets,
+            Message::Long { region, len } => {
+                let buffer = self.endpoint.long_reply(region);
+                let octets = buffer.as_deref().and_then(|buffer| buffer.get(..len as usize));
+                octets.unwrap_or_default().to_vec()
+            }
+        };
+        let memory = call.results.first().and_then(|item| item.memory.first().cloned());
+        // The call's own share of it.
+        drop(call);
+        let placed = answer.placed.first().copied().flatten();
+        let result = memory.and_then(|memory| memory.unshare().ok()).map(|mut buffer| {
+            if let Some(len) = placed {
+                buffer.resize(len as usize);
+            }
+            (buffer, placed.is_some())
+        });
+        Ok(Answer { message, result })
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        state.endpoint.disconnect();
+        state.endpoint.detach();
+    }
+}

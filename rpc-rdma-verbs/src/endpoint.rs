@@ -1,0 +1,754 @@
+//! One end of a connection: an engine, and the queue pair that carries out what it says.
+//!
+//! Nothing here waits. Whoever has the endpoint gives it what the application wants ([`Endpoint::carry`] follows), and has it look at its
+//! completions when its descriptor is readable ([`Endpoint::progress`]).
+
+use crate::memory::{Buffer, MAX_BUFFER, Pool, Slice};
+use crate::verbs::{Device, Element, Failure, Link, Region, Window, Work};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+use urnic_rpc_rdma::engine::{
+    Access, Action, CallId, Connection, Event, Exposed, Incoming, RegionId, Source, Span, Terms, WorkId,
+};
+use urnic_rpc_rdma::{PrivateData, Segment};
+
+/// Memory that goes by RDMA: pieces, one behind the other. What a device is to write into, or to read for a peer, is one piece.
+pub(crate) type Memory = Arc<[Slice]>;
+
+/// Work requests that send, at most, of which more wait with us.
+const SENDS: u32 = 256;
+/// Writes have no completions of their own, but for one in so many.
+const SILENT: usize = 32;
+
+/// What is to be done when a work request is over, and the memory that it needs until then.
+struct Posted {
+    number: u64,
+    keep: Vec<Kept>,
+    then: Then,
+}
+
+/// Not looked at, only there.
+#[expect(dead_code)]
+enum Kept {
+    Slice(Slice),
+    Buffer(Buffer),
+}
+
+enum Then {
+    Nothing,
+    Completed(WorkId),
+    Released(RegionId, Window),
+}
+
+/// A request that waits for room in the queue.
+struct Request {
+    what: What,
+    elements: Vec<Element>,
+    keep: Vec<Kept>,
+    then: Then,
+}
+
+enum What {
+    Send(Option<u32>),
+    Read(Segment),
+    Write(Segment),
+    Bind {
+        region: RegionId,
+        arena: usize,
+        at: usize,
+        len: u32,
+        writes: bool,
+    },
+    Invalidate(u32),
+}
+
+/// How the peer gets at a region.
+enum Opening {
+    Window(Window),
+    Region(Region),
+}
+
+/// Memory that is exposed.
+struct Open {
+    opening: Opening,
+    /// What of it is ours: long calls and replies.
+    own: Option<Buffer>,
+    /// The application's, so that it stays.
+    #[expect(dead_code)]
+    theirs: Option<Memory>,
+}
+
+/// Where an item is read to.
+struct Sink {
+    buffer: Buffer,
+    /// On iWARP, what the Read Responses come in by.
+    region: Option<Region>,
+    key: u32,
+}
+
+/// What there is only while there is a connection.
+struct Live {
+    link: Arc<Link>,
+    /// By slot. They stay from one receive to the next.
+    receives: Vec<Option<Buffer>>,
+    /// Slots that no receive is posted from.
+    free: Vec<usize>,
+    /// Posted, oldest first.
+    posted: VecDeque<Posted>,
+    waiting: VecDeque<Request>,
+    number: u64,
+    /// Writes since the last request that tells of its end.
+    silent: usize,
+    room: usize,
+    windows: Vec<Window>,
+    opens: HashMap<RegionId, Open>,
+    sinks: HashMap<(CallId, usize), Sink>,
+    receive: usize,
+    /// It is being ended: nothing is posted any more.
+    broken: bool,
+}
+
+/// See the module.
+pub(crate) struct Endpoint {
+    pub(crate) engine: Connection<Memory>,
+    pool: Pool,
+    live: Option<Live>,
+    /// Long replies that the application has not fetched.
+    replies: HashMap<RegionId, Buffer>,
+    said: PrivateData,
+}
+
+/// A call of the peer's, and what was read for it.
+pub(crate) struct Taken {
+    pub(crate) incoming: Incoming,
+    /// The RPC message, without the items.
+    pub(crate) message: Message,
+    /// Items behind the message's own, each with its Position.
+    pub(crate) items: Vec<(u32, Slice)>,
+}
+
+/// Where a message is.
+pub(crate) enum Message {
+    Short(Vec<u8>),
+    Long(Slice),
+}
+
+impl Message {
+    pub(crate) fn octets(&self) -> &[u8] {
+        match self {
+            Self::Short(octets) => octets,
+            Self::Long(slice) => slice,
+        }
+    }
+}
+
+impl Endpoint {
+    pub(crate) fn new(engine: Connection<Memory>, pool: &Pool, said: PrivateData) -> Self {
+        Self {
+            engine,
+            pool: pool.clone(),
+            live: None,
+            replies: HashMap::new(),
+            said,
+        }
+    }
+
+    /// What this end tells the other, over this device.
+    pub(crate) fn says(&self, invalidation: bool) -> PrivateData {
+        PrivateData {
+            remote_invalidation: invalidation,
+            ..self.said
+        }
+    }
+
+    pub(crate) fn link(&self) -> Option<&Arc<Link>> {
+        self.live.as_ref().map(|live| &live.link)
+    }
+
+    /// Makes a queue pair for `id`, with so many receives.
+    pub(crate) fn attach(&mut self, link: Link, receives: u32, room: u32) {
+        self.live = Some(Live {
+            link: Arc::new(link),
+            receives: (0..receives).map(|_| None).collect(),
+            free: (0..receives as usize).collect(),
+            posted: VecDeque::new(),
+            waiting: VecDeque::new(),
+            number: 0,
+            silent: 0,
+            room: room as usize,
+            windows: Vec::new(),
+            opens: HashMap::new(),
+            sinks: HashMap::new(),
+            receive: self.said.receive_size,
+            broken: false,
+        });
+    }
+
+    /// Requests that send, on such a device.
+    pub(crate) fn sends(device: &Device) -> u32 {
+        SENDS.min(device.limits.works)
+    }
+
+    /// There is a connection, or will be when the peer says so.
+    pub(crate) fn connected(&mut self, terms: Terms) {
+        self.engine.connected(terms);
+        self.carry();
+    }
+
+    /// Ends the connection; [`detach`](Self::detach) when it has ended.
+    pub(crate) fn disconnect(&mut self) {
+        if let Some(live) = &mut self.live {
+            live.broken = true;
+            live.link.disconnect();
+        }
+    }
+
+    /// The connection is gone. The peer has no access when this returns.
+    pub(crate) fn detach(&mut self) {
+        let Some(live) = self.live.take() else { return };
+        // The queue pair goes first, so that nothing is in use when memory is handed back. A window of type 2 opens nothing without it.
+        live.link.destroy_queue_pair();
+        let Live {
+            link,
+            opens,
+            posted,
+            waiting,
+            windows,
+            sinks,
+            receives,
+            ..
+        } = live;
+        let over = (posted.into_iter().map(|posted| posted.then))
+            .chain(waiting.into_iter().map(|request| request.then));
+        for then in over {
+            if let Then::Released(region, window) = then {
+                drop(window);
+                self.engine.released(region);
+            }
+        }
+        // And these before the link, which keeps the device open.
+        drop((opens, windows, sinks, receives));
+        drop(link);
+        self.engine.disconnected();
+        self.carry();
+    }
+
+    /// Does what the engine wants.
+    pub(crate) fn carry(&mut self) {
+        loop {
+            let actions = self.engine.actions();
+            if actions.is_empty() {
+                break;
+            }
+            for action in actions {
+                if let Err(error) = self.act(action) {
+                    tracing::warn!(%error, "the connection is given up");
+                    self.disconnect();
+                }
+            }
+        }
+        let Some(live) = &mut self.live else { return };
+        if !live.broken
+            && let Err(error) = live.flush()
+        {
+            tracing::warn!(%error, "the connection is given up");
+            self.disconnect();
+        }
+    }
+
+    fn act(&mut self, action: Action<Memory>) -> io::Result<()> {
+        let Some(live) = &mut self.live else {
+            // Only these outlive connections.
+            match action {
+                Action::Register { region, .. } => self.engine.register_failed(region),
+                Action::Release { region, .. } => self.engine.released(region),
+                _ => {}
+            }
+            return Ok(());
+        };
+        match action {
+            Action::Receive(count) => {
+                for _ in 0..count {
+                    live.receive(&self.pool)?;
+                }
+            }
+            Action::Register { region, what, access } => match live.open(&self.pool, region, what, access) {
+                Ok(segment) => self.engine.registered(region, vec![segment]),
+                Err(error) => {
+                    tracing::warn!(%error, "memory could not be exposed");
+                    self.engine.register_failed(region);
+                }
+            },
+            Action::Release {
+                region,
+                invalidated,
+                keep,
+            } => {
+                let Some(open) = live.opens.remove(&region) else {
+                    self.engine.released(region);
+                    return Ok(());
+                };
+                self.replies
+                    .extend(open.own.filter(|_| keep).map(|buffer| (region, buffer)));
+                match open.opening {
+                    Opening::Window(window) if live.unbound(region) => {
+                        live.windows.push(window);
+                        self.engine.released(region);
+                    }
+                    Opening::Window(window) if invalidated == Some(window.remote_key()) => {
+                        live.windows.push(window);
+                        self.engine.released(region);
+                    }
+                    Opening::Window(window) => live.waiting.push_back(Request {
+                        what: What::Invalidate(window.remote_key()),
+                        elements: Vec::new(),
+                        keep: Vec::new(),
+                        then: Then::Released(region, window),
+                    }),
+                    Opening::Region(memory) => match memory.close() {
+                        Ok(()) => self.engine.released(region),
+                        Err(error) => {
+                            tracing::warn!(%error, "memory could not be taken back");
+                            self.engine.release_failed(region);
+                        }
+                    },
+                }
+            }
+            Action::Send {
+                work,
+                pieces,
+                invalidate,
+            } => {
+                let (elements, keep) = live.copied(&self.pool, &pieces)?;
+                let (what, then) = (What::Send(invalidate), Then::Completed(work));
+                live.waiting.push_back(Request {
+                    what,
+                    elements,
+                    keep,
+                    then,
+                });
+            }
+            Action::Write { pieces, remote } => live.write(&self.pool, pieces, remote)?,
+            Action::Read {
+                work,
+                call,
+                item,
+                length,
+                at,
+                remote,
+            } => {
+                let (at, remote_len) = (at as usize, remote.length);
+                let sink = live.sink(&self.pool, (call, item), length)?;
+                let element = Element {
+                    at: sink.buffer.as_ptr() as usize + at,
+                    len: remote_len,
+                    key: sink.key,
+                };
+                live.waiting.push_back(Request {
+                    what: What::Read(remote),
+                    elements: vec![element],
+                    keep: Vec::new(),
+                    then: Then::Completed(work),
+                });
+            }
+            Action::Close(why) => {
+                tracing::debug!(%why, "closing");
+                self.disconnect();
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at what is over, and carries on. To be called when the link's descriptor is readable.
+    pub(crate) fn progress(&mut self) {
+        let mut completions = Vec::new();
+        let mut armed = false;
+        while let Some(live) = &mut self.live {
+            completions.clear();
+            if let Err(error) = live.link.poll(&mut completions) {
+                tracing::warn!(%error, "the completion queue fails");
+                return self.disconnect();
+            }
+            if completions.is_empty() {
+                // What came between the last look and the arming is found by another look.
+                if armed || live.link.arm().is_err() {
+                    break;
+                }
+                armed = true;
+                continue;
+            }
+            for completion in &completions {
+                self.over(completion);
+            }
+            self.carry();
+        }
+        self.carry();
+    }
+
+    fn over(&mut self, completion: &crate::verbs::Completion) {
+        let Some(live) = &mut self.live else { return };
+        if let Some(slot) = receive_slot(completion.number) {
+            live.free.push(slot);
+            if let Some(Some(buffer)) = live.receives.get(slot)
+                && completion.failed.is_none()
+                && !live.broken
+            {
+                let message = buffer.get(..completion.len as usize).unwrap_or_default();
+                self.engine.received(message, completion.invalidated);
+            }
+            return;
+        }
+        if completion.failed.is_some() && !live.broken {
+            let work = live
+                .posted
+                .iter()
+                .find(|posted| posted.number == completion.number);
+            if let Some(Posted {
+                then: Then::Completed(work),
+                ..
+            }) = work
+                && completion.failed != Some(Failure::Flushed)
+            {
+                self.engine.failed(*work);
+            }
+            tracing::debug!(failure = ?completion.failed, "a work request failed");
+            return self.disconnect();
+        }
+        // What is posted completes in order, so this tells of all before.
+        while live
+            .posted
+            .front()
+            .is_some_and(|first| first.number <= completion.number)
+            && let Some(Posted { keep, then, .. }) = live.posted.pop_front()
+        {
+            drop(keep);
+            if completion.failed.is_some() {
+                continue;
+            }
+            match then {
+                Then::Nothing => {}
+                Then::Completed(work) => self.engine.completed(work),
+                Then::Released(region, window) => {
+                    live.windows.push(window);
+                    self.engine.released(region);
+                }
+            }
+        }
+    }
+
+    /// Takes what the application is to be told.
+    pub(crate) fn events(&mut self) -> Vec<Event<Memory>> {
+        self.engine.events()
+    }
+
+    /// What was read for a call.
+    pub(crate) fn taken(&mut self, mut incoming: Incoming) -> Option<Taken> {
+        let live = self.live.as_mut()?;
+        let mut fetched = Vec::with_capacity(incoming.items.len());
+        for (index, (position, len)) in incoming.items.iter().enumerate() {
+            let slice = match live.sinks.remove(&(incoming.call, index)) {
+                Some(sink) => {
+                    // Nobody may write there any more when the application reads.
+                    if let Some(region) = sink.region {
+                        region.close().ok()?;
+                    }
+                    sink.buffer.share()
+                }
+                // Nothing was to be read.
+                None => self.pool.take(0)?.share(),
+            };
+            fetched.push((*position, slice.part(0..*len as usize)));
+        }
+        let message = match incoming.message.take() {
+            Some(short) => Message::Short(short),
+            None => Message::Long(fetched.remove(0).1),
+        };
+        Some(Taken {
+            incoming,
+            message,
+            items: fetched,
+        })
+    }
+
+    /// The long reply in this region.
+    pub(crate) fn long_reply(&mut self, region: RegionId) -> Option<Buffer> {
+        self.replies.remove(&region)
+    }
+}
+
+/// Receives have odd numbers, of their slots; what sends has even ones, counted.
+fn receive_slot(number: u64) -> Option<usize> {
+    (number & 1 == 1).then_some((number >> 1) as usize)
+}
+
+impl Live {
+    fn device(&self) -> io::Result<Arc<Device>> {
+        self.link
+            .device()
+            .cloned()
+            .ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    fn key(&self, arena: usize) -> io::Result<u32> {
+        self.device()?.arena(arena, Region::local_key)
+    }
+
+    fn receive(&mut self, pool: &Pool) -> io::Result<()> {
+        let slot = self.free.pop().ok_or(io::ErrorKind::QuotaExceeded)?;
+        let buffer = match self.receives[slot].take() {
+            Some(buffer) => buffer,
+            None => pool.take(self.receive).ok_or(io::ErrorKind::OutOfMemory)?,
+        };
+        let element = Element {
+            at: buffer.as_ptr() as usize,
+            len: buffer.len() as u32,
+            key: self.key(buffer.arena())?,
+        };
+        self.receives[slot] = Some(buffer);
+        // SAFETY: the buffer stays in its slot, which nobody looks at, until the completion with this number, or the link is gone.
+        unsafe { self.link.post_receive((slot as u64) << 1 | 1, &element) }
+    }
+
+    /// Gives the peer access to memory.
+    fn open(
+        &mut self,
+        pool: &Pool,
+        id: RegionId,
+        what: Exposed<Memory>,
+        access: Access,
+    ) -> io::Result<Segment> {
+        let taken = |len| pool.take(len).ok_or(io::ErrorKind::OutOfMemory);
+        let (own, theirs, len) = match what {
+            Exposed::Memory(memory, len) => (None, Some(memory), len),
+            Exposed::Octets(octets) => {
+                let mut buffer = taken(octets.len())?;
+                buffer.copy_from_slice(&octets);
+                (Some(buffer), None, octets.len() as u32)
+            }
+            Exposed::Fresh(len) => (Some(taken(len as usize)?), None, len),
+        };
+        let (at, arena) = match (&own, theirs.as_deref()) {
+            (Some(buffer), _) => (buffer.as_ptr() as usize, buffer.arena()),
+            (None, Some([slice])) if slice.len() >= len as usize => (slice.as_ptr() as usize, slice.arena()),
+            _ => return Err(io::ErrorKind::InvalidInput.into()),
+        };
+        let device = self.device()?;
+        let writes = access == Access::RemoteWrite;
+        let (opening, handle) = if device.limits.windows {
+            let window = match self.windows.pop() {
+                Some(window) => window,
+                None => self.link.window()?,
+            };
+            let key = window.next_key();
+            self.waiting.push_back(Request {
+                what: What::Bind {
+                    region: id,
+                    arena,
+                    at,
+                    len,
+                    writes,
+                },
+                elements: Vec::new(),
+                keep: Vec::new(),
+                then: Then::Nothing,
+            });
+            (Opening::Window(window), key)
+        } else {
+            let region = device.open(at, len as usize, writes)?;
+            let key = region.remote_key();
+            (Opening::Region(region), key)
+        };
+        self.opens.insert(id, Open { opening, own, theirs });
+        Ok(Segment {
+            handle,
+            length: len,
+            offset: at as u64,
+        })
+    }
+
+    /// Takes back a request to bind that was not posted yet.
+    fn unbound(&mut self, id: RegionId) -> bool {
+        let binds = |request: &Request| matches!(request.what, What::Bind { region, .. } if region == id);
+        let place = self.waiting.iter().position(binds);
+        place.and_then(|place| self.waiting.remove(place)).is_some()
+    }
+
+    /// Octets of several places in one buffer.
+    fn copied(&self, pool: &Pool, pieces: &[Span<Memory>]) -> io::Result<(Vec<Element>, Vec<Kept>)> {
+        let len = pieces.iter().map(|piece| piece.len).sum();
+        let mut buffer = pool.take(len).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mut rest = &mut buffer[..];
+        for span in pieces {
+            let copy = |octets: &[u8], rest: &mut &mut [u8]| {
+                let (first, others) = std::mem::take(rest).split_at_mut(octets.len());
+                first.copy_from_slice(octets);
+                *rest = others;
+            };
+            match &span.source {
+                Source::Octets(octets) => copy(&octets[span.at..span.at + span.len], &mut rest),
+                Source::Memory(slices) => {
+                    within(slices, span.at, span.len).for_each(|part| copy(&part, &mut rest))
+                }
+            }
+        }
+        let element = Element {
+            at: buffer.as_ptr() as usize,
+            len: len as u32,
+            key: self.key(buffer.arena())?,
+        };
+        Ok((vec![element], vec![Kept::Buffer(buffer)]))
+    }
+
+    /// RDMA Writes of all pieces: the application's from where they are, ours from a copy.
+    fn write(&mut self, pool: &Pool, pieces: Vec<Span<Memory>>, remote: Segment) -> io::Result<()> {
+        let device = self.device()?;
+        let mut at = remote.offset;
+        let (mut elements, mut keep) = (Vec::new(), Vec::new());
+        let mut ours = Vec::new();
+        let mut pieces = pieces.into_iter().peekable();
+        while let Some(piece) = pieces.next() {
+            match &piece.source {
+                Source::Octets(_) => {
+                    ours.push(piece);
+                    if pieces
+                        .peek()
+                        .is_none_or(|next| matches!(next.source, Source::Memory(_)))
+                    {
+                        let (copy, kept) = self.copied(pool, &std::mem::take(&mut ours))?;
+                        elements.extend(copy);
+                        keep.extend(kept);
+                    }
+                }
+                Source::Memory(slices) => {
+                    for part in within(slices, piece.at, piece.len) {
+                        elements.push(Element {
+                            at: part.as_ptr() as usize,
+                            len: part.len() as u32,
+                            key: self.key(part.arena())?,
+                        });
+                        keep.push(Kept::Slice(part));
+                    }
+                }
+            }
+        }
+        let mut keep = Some(keep);
+        let most = device.limits.elements as usize;
+        let count = elements.len().div_ceil(most);
+        for (index, elements) in elements.chunks(most).enumerate() {
+            let length = elements.iter().map(|element| element.len).sum();
+            let what = What::Write(Segment {
+                length,
+                offset: at,
+                ..remote
+            });
+            at += u64::from(length);
+            // The last one to end keeps all.
+            let keep = if index + 1 == count {
+                keep.take().unwrap_or_default()
+            } else {
+                Vec::new()
+            };
+            let (elements, then) = (elements.to_vec(), Then::Nothing);
+            self.waiting.push_back(Request {
+                what,
+                elements,
+                keep,
+                then,
+            });
+        }
+        Ok(())
+    }
+
+    fn sink(&mut self, pool: &Pool, item: (CallId, usize), length: u64) -> io::Result<&Sink> {
+        if !self.sinks.contains_key(&item) {
+            let len = usize::try_from(length).ok().filter(|len| *len <= MAX_BUFFER);
+            let buffer = len
+                .and_then(|len| pool.take(len))
+                .ok_or(io::ErrorKind::OutOfMemory)?;
+            let device = self.device()?;
+            let (region, key) = if device.limits.open_sinks {
+                let region = device.open(buffer.as_ptr() as usize, buffer.len(), true)?;
+                let key = region.local_key();
+                (Some(region), key)
+            } else {
+                (None, self.key(buffer.arena())?)
+            };
+            self.sinks.insert(item, Sink { buffer, region, key });
+        }
+        self.sinks
+            .get(&item)
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Posts what there is room for.
+    fn flush(&mut self) -> io::Result<()> {
+        while self.posted.len() < self.room
+            && let Some(Request {
+                what,
+                elements,
+                keep,
+                then,
+            }) = self.waiting.pop_front()
+        {
+            let device = self.device()?;
+            self.number += 1;
+            let number = self.number << 1;
+            self.silent += 1;
+            let signaled = !matches!(what, What::Write(_) | What::Bind { .. })
+                || self.silent >= SILENT.min(self.room / 2);
+            if signaled {
+                self.silent = 0;
+            }
+            let link = &self.link;
+            let opens = &mut self.opens;
+            let post = |work: Work<'_>| {
+                // SAFETY: `posted` keeps the memory of what is sent until a completion tells that it is over; sinks stay until their Reads
+                // completed, exposed memory until it was taken back; and all of them until the link's queue pair is gone.
+                unsafe { link.post(number, signaled, work, &elements) }
+            };
+            match what {
+                What::Send(invalidate) => post(Work::Send { invalidate })?,
+                What::Read(remote) => post(Work::Read(remote))?,
+                What::Write(remote) => post(Work::Write(remote))?,
+                What::Invalidate(key) => post(Work::Invalidate(key))?,
+                What::Bind {
+                    region,
+                    arena,
+                    at,
+                    len,
+                    writes,
+                } => {
+                    if let Some(Open {
+                        opening: Opening::Window(window),
+                        ..
+                    }) = opens.get_mut(&region)
+                    {
+                        device.arena(arena, |region| {
+                            post(Work::Bind {
+                                window,
+                                region,
+                                at,
+                                len,
+                                writes,
+                            })
+                        })??;
+                    }
+                }
+            }
+            self.posted.push_back(Posted { number, keep, then });
+        }
+        Ok(())
+    }
+}
+
+/// The octets from `at` on in pieces that lie one behind the other.
+fn within(slices: &[Slice], mut at: usize, mut len: usize) -> impl Iterator<Item = Slice> {
+    slices.iter().filter_map(move |slice| {
+        let start = at.min(slice.len());
+        at -= start;
+        let count = len.min(slice.len() - start);
+        len -= count;
+        (count > 0).then(|| slice.part(start..start + count))
+    })
+}

@@ -1,0 +1,71 @@
+//! What clients and servers are made with, and what can go wrong.
+
+use std::io;
+use std::time::Duration;
+use urnic_rpc_rdma::binding::{Binding, Mount3, Nfs3};
+use urnic_rpc_rdma::engine::{CallError, Invalid};
+use urnic_rpc_rdma::{Limits, PrivateData, Profile};
+
+/// What can be chosen.
+#[derive(Clone)]
+pub struct Options {
+    /// Calls at a time: what a client asks for, and what a server grants each.
+    pub credits: u32,
+    /// Octets of the longest message in each direction that goes without chunks, if the peer agrees: 1 to 256 KiB.
+    pub inline: usize,
+    /// Whose rules.
+    pub profile: Profile,
+    /// What one call may make a server hold.
+    pub limits: Limits,
+    /// What may go by Read chunk. A server answers calls that let anything else go so with GARBAGE_ARGS.
+    pub bindings: &'static [&'static (dyn Binding + Sync)],
+    /// How long a client does without a connection, trying to get one, before its calls fail.
+    pub patience: Duration,
+    /// Threads on which a server calls its service.
+    pub threads: usize,
+    /// Connections that a server has at a time.
+    pub connections: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            credits: 64,
+            inline: 4096,
+            profile: Profile::default(),
+            limits: Limits::default(),
+            bindings: &[&Nfs3, &Mount3],
+            patience: Duration::from_secs(60),
+            threads: 4,
+            connections: 256,
+        }
+    }
+}
+
+impl Options {
+    pub(crate) fn private_data(&self) -> PrivateData {
+        let inline = (self.inline / 1024).clamp(1, 256) * 1024;
+        PrivateData {
+            remote_invalidation: false,
+            send_size: inline,
+            receive_size: inline,
+        }
+    }
+}
+
+/// Why something did not work.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A call of libibverbs or librdmacm failed; or there are no such libraries, or no device.
+    #[error(transparent)]
+    Verbs(#[from] io::Error),
+    /// Nobody could be reached for as long as [`Options::patience`] says.
+    #[error("the server cannot be reached: {0}")]
+    Unreachable(String),
+    /// The call makes no sense.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// The call has no answer.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}

@@ -1,0 +1,391 @@
+//! The end that listens and answers.
+
+use crate::endpoint::{Endpoint, Memory, Taken};
+use crate::memory::{Pool, Slice};
+use crate::options::{Error, Options};
+use crate::service::{Request, Response, Service};
+use crate::verbs::{Channel, Device, Event as CmEvent, Id, Link};
+use rdma_mummy_sys::rdma_cm_event_type as kind;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, read, write};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use urnic_rpc_rdma::binding::{Binding, check};
+use urnic_rpc_rdma::engine::{Config, Connection, Event, Item, Reply, Role, Terms};
+use urnic_rpc_rdma::{PrivateData, rpc};
+
+/// Connection requests that may wait.
+const BACKLOG: i32 = 128;
+/// Peers whose faulty transactions are remembered.
+const REFUSED: usize = 64;
+
+/// What epoll tells of, beside connections, whose keys are addresses.
+mod token {
+    pub(super) const MANAGER: u64 = 0;
+    pub(super) const STOP: u64 = 1;
+    pub(super) const JOBS: u64 = 2;
+}
+
+/// Listens for clients, and has a [`Service`] answer their calls.
+///
+/// Its threads are those of [`serve`](Self::serve). Each waits for any connection, takes what came, and calls the service itself; what came
+/// together with that is left to the others.
+pub struct Server {
+    // Identifiers go before their channel; what they keep alive, before them.
+    connections: Mutex<HashMap<u64, Arc<Peer>>>,
+    devices: Mutex<HashMap<usize, Weak<Device>>>,
+    listener: Id,
+    channel: Arc<Channel>,
+    options: Options,
+    pool: Pool,
+    epoll: OwnedFd,
+    stop: OwnedFd,
+    /// Counts jobs.
+    waiting: OwnedFd,
+    jobs: Mutex<VecDeque<Job>>,
+    /// Transactions that broke a connection (RFC 8166 §4.5.3).
+    refused: Mutex<BTreeMap<IpAddr, Vec<u32>>>,
+}
+
+struct Peer {
+    address: SocketAddr,
+    endpoint: Mutex<Endpoint>,
+}
+
+/// A call that nobody has answered yet.
+struct Job {
+    peer: Arc<Peer>,
+    taken: Taken,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+const ONCE: EventFlags = EventFlags::IN.union(EventFlags::ONESHOT);
+
+impl Server {
+    /// Listens. Port 0 is any that is free, as [`address`](Self::address) says then.
+    ///
+    /// # Errors
+    /// There are no RDMA libraries or devices, or the address cannot be listened at.
+    pub fn bind(address: SocketAddr, options: &Options) -> Result<Self, Error> {
+        Self::with_pool(address, options, &Pool::new())
+    }
+
+    /// [`bind`](Self::bind), with a pool that there is already: that of the memory in [`Response::item`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_pool(address: SocketAddr, options: &Options, pool: &Pool) -> Result<Self, Error> {
+        let channel = Channel::new()?;
+        let listener = Id::new(&channel)?;
+        listener.listen(address, BACKLOG)?;
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(io::Error::from)?;
+        let counter = |flags| {
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | flags).map_err(io::Error::from)
+        };
+        let (stop, waiting) = (counter(EventfdFlags::empty())?, counter(EventfdFlags::SEMAPHORE)?);
+        let add = |fd, token, flags| {
+            epoll::add(&epoll, fd, EventData::new_u64(token), flags).map_err(io::Error::from)
+        };
+        add(channel.fd(), token::MANAGER, ONCE)?;
+        add(stop.as_fd(), token::STOP, EventFlags::IN)?;
+        add(waiting.as_fd(), token::JOBS, EventFlags::IN)?;
+        Ok(Self {
+            connections: Mutex::default(),
+            devices: Mutex::default(),
+            listener,
+            channel,
+            options: options.clone(),
+            pool: pool.clone(),
+            epoll,
+            stop,
+            waiting,
+            jobs: Mutex::default(),
+            refused: Mutex::default(),
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.listener.local()
+    }
+
+    /// Memory for [`Response::item`].
+    pub const fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Serves until [`stop`](Self::stop), on as many threads as [`Options::threads`] says, this one among them.
+    pub fn serve(&self, service: &dyn Service) {
+        std::thread::scope(|scope| {
+            for _ in 1..self.options.threads {
+                scope.spawn(|| self.work(service));
+            }
+            self.work(service);
+        });
+        for (_, peer) in lock(&self.connections).drain() {
+            let mut endpoint = lock(&peer.endpoint);
+            endpoint.disconnect();
+            endpoint.detach();
+        }
+    }
+
+    /// Has all threads of [`serve`](Self::serve) return, and all connections end.
+    pub fn stop(&self) {
+        let _ = write(&self.stop, &1_u64.to_ne_bytes());
+    }
+
+    fn work(&self, service: &dyn Service) {
+        let bindings: Vec<&dyn Binding> = self
+            .options
+            .bindings
+            .iter()
+            .map(|binding| *binding as _)
+            .collect();
+        let mut events = Vec::with_capacity(1);
+        loop {
+            events.clear();
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return tracing::error!(%error, "epoll"),
+            }
+            let job = match events.first().map(|event| event.data.u64()) {
+                None => None,
+                Some(token::STOP) => return,
+                Some(token::JOBS) => {
+                    let mut count = [0; 8];
+                    read(&self.waiting, &mut count)
+                        .ok()
+                        .and_then(|_| lock(&self.jobs).pop_front())
+                }
+                Some(token::MANAGER) => {
+                    self.manage();
+                    None
+                }
+                Some(key) => {
+                    let peer = lock(&self.connections).get(&key).cloned();
+                    peer.and_then(|peer| self.look(key, &peer))
+                }
+            };
+            let mut next = job;
+            while let Some(job) = next {
+                next = self.answer(job, service, &bindings);
+            }
+        }
+    }
+
+    /// Takes what came on a connection: the first call.
+    fn look(&self, key: u64, peer: &Arc<Peer>) -> Option<Job> {
+        let mut endpoint = lock(&peer.endpoint);
+        endpoint.progress();
+        let job = self.sort(peer, &mut endpoint);
+        if let Some(link) = endpoint.link() {
+            let _ = epoll::modify(&self.epoll, link.fd(), EventData::new_u64(key), ONCE);
+        }
+        job
+    }
+
+    /// Leaves all calls but the first one to others.
+    fn sort(&self, peer: &Arc<Peer>, endpoint: &mut Endpoint) -> Option<Job> {
+        let mut first = None;
+        for event in endpoint.events() {
+            let Event::Called(incoming) = event else { continue };
+            let Some(taken) = endpoint.taken(incoming) else {
+                endpoint.disconnect();
+                continue;
+            };
+            let job = Job {
+                peer: Arc::clone(peer),
+                taken,
+            };
+            if first.is_none() {
+                first = Some(job);
+            } else {
+                lock(&self.jobs).push_back(job);
+                let _ = write(&self.waiting, &1_u64.to_ne_bytes());
+            }
+        }
+        first
+    }
+
+    /// Has the service answer: the first call that came in the meantime.
+    fn answer(&self, job: Job, service: &dyn Service, bindings: &[&dyn Binding]) -> Option<Job> {
+        let Job { peer, taken } = job;
+        let message = taken.message.octets();
+        let places: Vec<_> = taken
+            .items
+            .iter()
+            .map(|(position, item)| (*position, item.len() as u64))
+            .collect();
+        let response = match check(bindings, message, &places) {
+            Ok(()) => service.call(Request {
+                peer: peer.address,
+                message,
+                item: taken
+                    .items
+                    .first()
+                    .map(|(position, item)| unpadded(message, *position as usize, item)),
+            }),
+            Err(misplaced) => {
+                tracing::debug!(%misplaced, "refused");
+                Some(Response {
+                    message: rpc::garbage_args(taken.incoming.xid),
+                    item: None,
+                })
+            }
+        };
+        let mut endpoint = lock(&peer.endpoint);
+        let call = taken.incoming.call;
+        // A call that is gone, with its connection, needs no answer.
+        let _ = match response {
+            Some(response) => endpoint.engine.reply(call, &reply(response)),
+            None => endpoint.engine.drop_call(call),
+        };
+        endpoint.carry();
+        endpoint.progress();
+        self.sort(&peer, &mut endpoint)
+    }
+
+    /// Takes what the connection manager tells.
+    fn manage(&self) {
+        loop {
+            match self.channel.next() {
+                Ok(Some(event)) => self.happened(event),
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::error!(%error, "connection manager");
+                    break;
+                }
+            }
+        }
+        let _ = epoll::modify(
+            &self.epoll,
+            self.channel.fd(),
+            EventData::new_u64(token::MANAGER),
+            ONCE,
+        );
+    }
+
+    fn happened(&self, event: CmEvent) {
+        let CmEvent {
+            kind, key, incoming, ..
+        } = event;
+        match (kind, incoming) {
+            (kind::RDMA_CM_EVENT_CONNECT_REQUEST, Some(id)) => {
+                let peer = id.peer();
+                if lock(&self.connections).len() >= self.options.connections {
+                    tracing::warn!(%peer, "refused: there are too many connections");
+                    return id.reject();
+                }
+                match self.accept(id, &event.private_data, event.reads, event.served_reads) {
+                    Ok(()) => tracing::debug!(%peer, "accepted"),
+                    Err(error) => tracing::warn!(%peer, %error, "not accepted"),
+                }
+            }
+            (
+                kind::RDMA_CM_EVENT_DISCONNECTED
+                | kind::RDMA_CM_EVENT_CONNECT_ERROR
+                | kind::RDMA_CM_EVENT_UNREACHABLE
+                | kind::RDMA_CM_EVENT_REJECTED
+                | kind::RDMA_CM_EVENT_DEVICE_REMOVAL,
+                _,
+            ) => self.gone(key),
+            _ => {}
+        }
+    }
+
+    fn device(&self, id: &Id) -> io::Result<Arc<Device>> {
+        let mut devices = lock(&self.devices);
+        devices.retain(|_, device| device.strong_count() > 0);
+        let key = Device::key(id)?;
+        if let Some(device) = devices.get(&key).and_then(Weak::upgrade) {
+            return Ok(device);
+        }
+        let device = Arc::new(Device::of(id, &self.pool)?);
+        devices.insert(key, Arc::downgrade(&device));
+        Ok(device)
+    }
+
+    fn accept(&self, id: Id, private_data: &[u8], reads: u8, served_reads: u8) -> io::Result<()> {
+        let (key, address) = (id.key(), id.peer());
+        let device = self.device(&id)?;
+        // What the peer takes; a peer that says nothing takes one.
+        let reads = reads.min(device.limits.reads).max(1);
+        let config = Config {
+            grant: self.options.credits,
+            profile: self.options.profile,
+            limits: self.options.limits,
+            max_reads: reads.into(),
+            ..Config::new(Role::Server)
+        };
+        let mut engine = Connection::new(&config);
+        engine.refuse(lock(&self.refused).remove(&address.ip()).unwrap_or_default());
+        let mut endpoint = Endpoint::new(engine, &self.pool, self.options.private_data());
+        let sends = Endpoint::sends(&device);
+        // One more, since a receive is posted before a reply that makes room for it is out.
+        let receives = self.options.credits + 1;
+        endpoint.attach(Link::new(id, &device, sends, receives)?, receives, sends);
+        let ours = endpoint.says(device.limits.invalidates);
+        let theirs = PrivateData::find(private_data).unwrap_or_default();
+        // The first call may be here before we hear that the connection is there.
+        endpoint.connected(Terms::agreed(&ours, &theirs));
+        let Some(link) = endpoint.link().cloned() else {
+            return Err(io::ErrorKind::NotConnected.into());
+        };
+        let peer = Arc::new(Peer {
+            address,
+            endpoint: Mutex::new(endpoint),
+        });
+        let _held = lock(&peer.endpoint);
+        lock(&self.connections).insert(key, Arc::clone(&peer));
+        epoll::add(&self.epoll, link.fd(), EventData::new_u64(key), ONCE)?;
+        let accepted = link.accept(&ours.emit(), reads, served_reads.min(device.limits.reads));
+        drop((_held, link, device));
+        accepted.inspect_err(|_| self.gone(key))
+    }
+
+    fn gone(&self, key: u64) {
+        let Some(peer) = lock(&self.connections).remove(&key) else {
+            return;
+        };
+        tracing::debug!(peer = %peer.address, "gone");
+        let mut endpoint = lock(&peer.endpoint);
+        if let Some(link) = endpoint.link() {
+            let _ = epoll::delete(&self.epoll, link.fd());
+        }
+        endpoint.detach();
+        let xids: Vec<_> = endpoint.engine.refused().collect();
+        let mut refused = lock(&self.refused);
+        if !xids.is_empty() && refused.len() < REFUSED {
+            refused.insert(peer.address.ip(), xids);
+        }
+    }
+}
+
+/// An argument without the padding that its chunk may have brought: its count stands before its place in the message.
+fn unpadded(message: &[u8], place: usize, item: &Slice) -> Slice {
+    let count = message.get(..place).and_then(|before| before.last_chunk::<4>());
+    let count = count.map_or(item.len(), |count| u32::from_be_bytes(*count) as usize);
+    item.part(0..count.min(item.len()))
+}
+
+fn reply(response: Response) -> Reply<Memory> {
+    let item = |(offset, pieces): (usize, Vec<Slice>)| {
+        let len = pieces.iter().map(|piece| piece.len() as u32).sum();
+        Item {
+            offset,
+            memory: pieces.into(),
+            len,
+        }
+    };
+    Reply {
+        message: response.message.into(),
+        results: response.item.map(item).into_iter().collect(),
+    }
+}

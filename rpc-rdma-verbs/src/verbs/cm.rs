@@ -1,0 +1,220 @@
+//! The connection manager: event channels and identifiers.
+
+use super::{done, made, without_waiting};
+use rdma_mummy_sys as sys;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+/// Where the connection manager tells what happened.
+pub(crate) struct Channel(NonNull<sys::rdma_event_channel>);
+
+// SAFETY: librdmacm's channels may be used by all threads.
+unsafe impl Send for Channel {}
+// SAFETY: as above.
+unsafe impl Sync for Channel {}
+
+/// What happened to an identifier.
+pub(crate) struct Event {
+    pub(crate) kind: sys::rdma_cm_event_type::Type,
+    /// Names the identifier that it happened to.
+    pub(crate) key: u64,
+    /// 0, or an errno with a minus, or the manager's own reason.
+    pub(crate) status: i32,
+    pub(crate) private_data: Vec<u8>,
+    /// RDMA Reads that the peer takes at a time.
+    pub(crate) reads: u8,
+    /// RDMA Reads that the peer makes at a time.
+    pub(crate) served_reads: u8,
+    /// Of a connection request: the identifier that was made for it.
+    pub(crate) incoming: Option<Id>,
+}
+
+impl Channel {
+    pub(crate) fn new() -> io::Result<Arc<Self>> {
+        // SAFETY: takes nothing.
+        let channel = Self(made(unsafe { sys::rdma_create_event_channel() })?);
+        without_waiting(channel.fd())?;
+        Ok(Arc::new(channel))
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: open as long as the channel, which is borrowed.
+        unsafe { BorrowedFd::borrow_raw((*self.0.as_ptr()).fd) }
+    }
+
+    /// The next event, if there is one.
+    pub(crate) fn next(self: &Arc<Self>) -> io::Result<Option<Event>> {
+        let mut event = ptr::null_mut();
+        // SAFETY: the channel is open, and the place for the answer is there.
+        match done(unsafe { sys::rdma_get_cm_event(self.0.as_ptr(), &mut event) }) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            result => result?,
+        }
+        // SAFETY: ours until it is acknowledged below.
+        let told = unsafe { &*event };
+        // SAFETY: connections are of the TCP port space, whose events have these parameters.
+        let param = unsafe { &told.param.conn };
+        let private_data = if param.private_data.is_null() {
+            Vec::new()
+        } else {
+            // SAFETY: the event has so many octets there.
+            unsafe {
+                std::slice::from_raw_parts(param.private_data.cast::<u8>(), param.private_data_len.into())
+            }
+            .to_vec()
+        };
+        let request = told.event == sys::rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST;
+        let incoming = NonNull::new(told.id).filter(|_| request);
+        let result = Event {
+            kind: told.event,
+            key: told.id as u64,
+            status: told.status,
+            private_data,
+            reads: param.initiator_depth,
+            served_reads: param.responder_resources,
+            incoming: incoming.map(|id| Id(id, Arc::clone(self))),
+        };
+        // SAFETY: the event was taken above, and nothing of it is kept.
+        done(unsafe { sys::rdma_ack_cm_event(event) })?;
+        Ok(Some(result))
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // SAFETY: identifiers keep their channel, so there is none of it any more.
+        unsafe { sys::rdma_destroy_event_channel(self.0.as_ptr()) };
+    }
+}
+
+/// One end of a connection to be, or a listener.
+pub(crate) struct Id(
+    pub(super) NonNull<sys::rdma_cm_id>,
+    #[expect(dead_code)] Arc<Channel>,
+);
+
+// SAFETY: librdmacm's identifiers may be used by all threads.
+unsafe impl Send for Id {}
+// SAFETY: as above.
+unsafe impl Sync for Id {}
+
+impl Id {
+    pub(crate) fn new(channel: &Arc<Channel>) -> io::Result<Self> {
+        let mut id = ptr::null_mut();
+        let space = sys::rdma_port_space::RDMA_PS_TCP;
+        // SAFETY: the channel is open, and the identifier keeps it.
+        done(unsafe { sys::rdma_create_id(channel.0.as_ptr(), &mut id, ptr::null_mut(), space) })?;
+        Ok(Self(made(id)?, Arc::clone(channel)))
+    }
+
+    pub(crate) fn key(&self) -> u64 {
+        self.0.as_ptr() as u64
+    }
+
+    pub(crate) fn listen(&self, address: SocketAddr, backlog: i32) -> io::Result<()> {
+        let mut address = Address::from(address);
+        // SAFETY: the address is one of its family's.
+        done(unsafe { sys::rdma_bind_addr(self.0.as_ptr(), address.as_mut()) })?;
+        // SAFETY: the identifier is bound.
+        done(unsafe { sys::rdma_listen(self.0.as_ptr(), backlog) })
+    }
+
+    pub(crate) fn resolve_address(&self, address: SocketAddr, patience_ms: i32) -> io::Result<()> {
+        let mut address = Address::from(address);
+        // SAFETY: the address is one of its family's.
+        done(unsafe {
+            sys::rdma_resolve_addr(self.0.as_ptr(), ptr::null_mut(), address.as_mut(), patience_ms)
+        })
+    }
+
+    pub(crate) fn resolve_route(&self, patience_ms: i32) -> io::Result<()> {
+        // SAFETY: the identifier is there.
+        done(unsafe { sys::rdma_resolve_route(self.0.as_ptr(), patience_ms) })
+    }
+
+    pub(crate) fn reject(&self) {
+        // SAFETY: the identifier is there; a request that is gone makes this fail, which is as good.
+        let _ = unsafe { sys::rdma_reject(self.0.as_ptr(), ptr::null(), 0) };
+    }
+
+    pub(crate) fn local(&self) -> SocketAddr {
+        // SAFETY: the identifier is there, and has room for an address of any family.
+        address(unsafe { &(*self.0.as_ptr()).route.addr.src_addr_union.src_storage })
+    }
+
+    pub(crate) fn peer(&self) -> SocketAddr {
+        // SAFETY: as above.
+        address(unsafe { &(*self.0.as_ptr()).route.addr.dst_addr_union.dst_storage })
+    }
+
+    pub(super) fn context(&self) -> io::Result<NonNull<sys::ibv_context>> {
+        // SAFETY: the identifier is there.
+        NonNull::new(unsafe { (*self.0.as_ptr()).verbs }).ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+}
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        // SAFETY: it has no queue pair (a Link takes its own away first), and its events were acknowledged when they were taken.
+        unsafe { sys::rdma_destroy_id(self.0.as_ptr()) };
+    }
+}
+
+/// A socket address as C has it.
+#[repr(C)]
+union Address {
+    v4: libc::sockaddr_in,
+    v6: libc::sockaddr_in6,
+}
+
+impl Address {
+    fn as_mut(&mut self) -> *mut libc::sockaddr {
+        ptr::from_mut(self).cast()
+    }
+}
+
+impl From<SocketAddr> for Address {
+    fn from(address: SocketAddr) -> Self {
+        match address {
+            SocketAddr::V4(v4) => Self {
+                v4: libc::sockaddr_in {
+                    sin_family: libc::AF_INET as u16,
+                    sin_port: v4.port().to_be(),
+                    sin_addr: libc::in_addr {
+                        s_addr: v4.ip().to_bits().to_be(),
+                    },
+                    sin_zero: [0; 8],
+                },
+            },
+            SocketAddr::V6(v6) => Self {
+                v6: libc::sockaddr_in6 {
+                    sin6_family: libc::AF_INET6 as u16,
+                    sin6_port: v6.port().to_be(),
+                    sin6_flowinfo: v6.flowinfo(),
+                    sin6_addr: libc::in6_addr {
+                        s6_addr: v6.ip().octets(),
+                    },
+                    sin6_scope_id: v6.scope_id(),
+                },
+            },
+        }
+    }
+}
+
+fn address(storage: &libc::sockaddr_storage) -> SocketAddr {
+    let place = ptr::from_ref(storage);
+    if i32::from(storage.ss_family) == libc::AF_INET6 {
+        // SAFETY: the family says that it is one, and the storage is large enough and aligned for it.
+        let v6 = unsafe { &*place.cast::<libc::sockaddr_in6>() };
+        let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+        SocketAddr::new(IpAddr::V6(ip), u16::from_be(v6.sin6_port))
+    } else {
+        // SAFETY: as above; every other family is shown as 0.0.0.0 would be.
+        let v4 = unsafe { &*place.cast::<libc::sockaddr_in>() };
+        let ip = Ipv4Addr::from_bits(u32::from_be(v4.sin_addr.s_addr));
+        SocketAddr::new(IpAddr::V4(ip), u16::from_be(v4.sin_port))
+    }
+}

@@ -1,0 +1,332 @@
+//! A queue pair: work requests go in, completions come out.
+
+use super::{Device, Id, Region, Window, done, made, told, without_waiting};
+use rdma_mummy_sys as sys;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+/// A stretch of registered memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Element {
+    pub(crate) at: usize,
+    pub(crate) len: u32,
+    pub(crate) key: u32,
+}
+
+impl From<&Element> for sys::ibv_sge {
+    fn from(element: &Element) -> Self {
+        Self {
+            addr: element.at as u64,
+            length: element.len,
+            lkey: element.key,
+        }
+    }
+}
+
+/// A work request.
+pub(crate) enum Work<'a> {
+    Send {
+        invalidate: Option<u32>,
+    },
+    Read(urnic_rpc_rdma::Segment),
+    Write(urnic_rpc_rdma::Segment),
+    /// Gives the window a new key.
+    Bind {
+        window: &'a mut Window,
+        region: &'a Region,
+        at: usize,
+        len: u32,
+        writes: bool,
+    },
+    Invalidate(u32),
+}
+
+/// A completion.
+pub(crate) struct Completion {
+    pub(crate) number: u64,
+    /// `None` if it went well; else whether it was only flushed.
+    pub(crate) failed: Option<Failure>,
+    /// Octets received.
+    pub(crate) len: u32,
+    pub(crate) invalidated: Option<u32>,
+}
+
+/// Why a work request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// Another one did before it.
+    Flushed,
+    /// `ibv_wc_status`.
+    Status(u32),
+}
+
+/// A queue pair, its completion queue, and the identifier that connects it.
+pub(crate) struct Link {
+    id: Id,
+    queue: NonNull<sys::ibv_cq>,
+    channel: NonNull<sys::ibv_comp_channel>,
+    /// Keeps arenas registered. Dropped before the identifier.
+    device: Option<Arc<Device>>,
+}
+
+// SAFETY: libibverbs' objects may be used by all threads.
+unsafe impl Send for Link {}
+// SAFETY: as above.
+unsafe impl Sync for Link {}
+
+impl Link {
+    /// With room for so many requests that send, and receives.
+    pub(crate) fn new(id: Id, device: &Arc<Device>, sends: u32, receives: u32) -> io::Result<Self> {
+        let context = device.context.as_ptr();
+        // SAFETY: the device is open while the identifier is.
+        let channel = made(unsafe { sys::ibv_create_comp_channel(context) })?;
+        let len = (sends + receives) as i32;
+        // SAFETY: as above, and the channel was just made.
+        let queue = unsafe { sys::ibv_create_cq(context, len, ptr::null_mut(), channel.as_ptr(), 0) };
+        let queue = made(queue).inspect_err(|_| {
+            // SAFETY: just made, and in nobody's use.
+            unsafe { sys::ibv_destroy_comp_channel(channel.as_ptr()) };
+        })?;
+        let link = Self {
+            id,
+            queue,
+            channel,
+            device: Some(Arc::clone(device)),
+        };
+        // SAFETY: the channel has a descriptor as long as it is there.
+        without_waiting(link.fd())?;
+        let mut attributes = sys::ibv_qp_init_attr {
+            qp_context: ptr::null_mut(),
+            send_cq: queue.as_ptr(),
+            recv_cq: queue.as_ptr(),
+            srq: ptr::null_mut(),
+            cap: sys::ibv_qp_cap {
+                max_send_wr: sends,
+                max_recv_wr: receives,
+                max_send_sge: device.limits.elements,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            qp_type: sys::ibv_qp_type::IBV_QPT_RC,
+            sq_sig_all: 0,
+        };
+        // SAFETY: identifier, domain and queue are of one device, and are there.
+        done(unsafe { sys::rdma_create_qp(link.id.0.as_ptr(), device.domain.as_ptr(), &mut attributes) })?;
+        link.arm()?;
+        Ok(link)
+    }
+
+    pub(crate) fn id(&self) -> &Id {
+        &self.id
+    }
+
+    pub(crate) fn device(&self) -> Option<&Arc<Device>> {
+        self.device.as_ref()
+    }
+
+    /// Becomes readable when there are completions after [`arm`](Self::arm).
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: open as long as the channel, which this owns.
+        unsafe { BorrowedFd::borrow_raw((*self.channel.as_ptr()).fd) }
+    }
+
+    pub(crate) fn connect(&self, private_data: &[u8], reads: u8) -> io::Result<()> {
+        let mut parameters = parameters(private_data, reads, reads);
+        // SAFETY: the identifier has a queue pair, and the private data is there.
+        done(unsafe { sys::rdma_connect(self.id.0.as_ptr(), &mut parameters) })
+    }
+
+    pub(crate) fn accept(&self, private_data: &[u8], reads: u8, served_reads: u8) -> io::Result<()> {
+        let mut parameters = parameters(private_data, reads, served_reads);
+        // SAFETY: as above.
+        done(unsafe { sys::rdma_accept(self.id.0.as_ptr(), &mut parameters) })
+    }
+
+    /// Begins to end the connection.
+    pub(crate) fn disconnect(&self) {
+        // SAFETY: the identifier is there; it fails if the connection is gone already.
+        unsafe { sys::rdma_disconnect(self.id.0.as_ptr()) };
+    }
+
+    /// Nothing that was posted goes on, and no window of type 2 is bound any more, when this returns.
+    pub(crate) fn destroy_queue_pair(&self) {
+        // SAFETY: the identifier is there; without a queue pair nothing happens. Who posts or destroys holds the endpoint, so one does at a time.
+        unsafe {
+            if !(*self.id.0.as_ptr()).qp.is_null() {
+                sys::rdma_destroy_qp(self.id.0.as_ptr());
+            }
+        }
+    }
+
+    /// A window that is bound to nothing.
+    pub(crate) fn window(&self) -> io::Result<Window> {
+        let device = self.device.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        // SAFETY: the domain is there.
+        made(unsafe { sys::ibv_alloc_mw(device.domain.as_ptr(), sys::ibv_mw_type::IBV_MW_TYPE_2) })
+            .map(Window)
+    }
+
+    /// Asks for an event at the next completion, and takes those that were told.
+    pub(crate) fn arm(&self) -> io::Result<()> {
+        let (mut queue, mut context) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the channel is there, and the places for the answers; its descriptor does not block.
+        while unsafe { sys::ibv_get_cq_event(self.channel.as_ptr(), &mut queue, &mut context) } == 0 {
+            // SAFETY: one event of this queue, just taken.
+            unsafe { sys::ibv_ack_cq_events(queue, 1) };
+        }
+        // SAFETY: the queue is there.
+        told(unsafe { sys::ibv_req_notify_cq(self.queue.as_ptr(), 0) })
+    }
+
+    /// Takes completions, some of those that are there.
+    pub(crate) fn poll(&self, into: &mut Vec<Completion>) -> io::Result<()> {
+        const BATCH: usize = 32;
+        // SAFETY: all zeroes is a value of this plain structure.
+        let mut taken: [sys::ibv_wc; BATCH] = unsafe { std::mem::zeroed() };
+        // SAFETY: the queue is there, and room for so many.
+        let count = unsafe { sys::ibv_poll_cq(self.queue.as_ptr(), BATCH as i32, taken.as_mut_ptr()) };
+        let count = usize::try_from(count).map_err(|_| io::Error::from_raw_os_error(-count))?;
+        into.extend(taken.iter().take(count).map(|wc| {
+            Completion {
+                number: wc.wr_id,
+                failed: match wc.status {
+                    sys::ibv_wc_status::IBV_WC_SUCCESS => None,
+                    sys::ibv_wc_status::IBV_WC_WR_FLUSH_ERR => Some(Failure::Flushed),
+                    status => Some(Failure::Status(status)),
+                },
+                len: wc.byte_len,
+                // SAFETY: of the union's members either is any 32 bits.
+                invalidated: Some(unsafe { wc.imm_data_invalidated_rkey_union.invalidated_rkey })
+                    .filter(|_| wc.wc_flags & sys::ibv_wc_flags::IBV_WC_WITH_INV.0 != 0),
+            }
+        }));
+        Ok(())
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Safety
+    /// The memory stays, and nobody looks at it, until the receive completes or the link is dropped.
+    pub(crate) unsafe fn post_receive(&self, number: u64, into: &Element) -> io::Result<()> {
+        let mut element = into.into();
+        let mut request = sys::ibv_recv_wr {
+            wr_id: number,
+            next: ptr::null_mut(),
+            sg_list: &mut element,
+            num_sge: 1,
+        };
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue pair is there as long as the identifier; the memory is promised.
+        told(unsafe { sys::ibv_post_recv((*self.id.0.as_ptr()).qp, &mut request, &mut bad) })
+    }
+
+    /// Posts a work request.
+    ///
+    /// # Safety
+    /// The memory of `elements` stays, and nobody looks at it (Read) or changes it, until this or a later request completes, or the link is
+    /// dropped. Memory that is bound to a window stays until that is invalidated, or the link dropped.
+    pub(crate) unsafe fn post(
+        &self,
+        number: u64,
+        signaled: bool,
+        work: Work<'_>,
+        elements: &[Element],
+    ) -> io::Result<()> {
+        use sys::ibv_wr_opcode as opcode;
+        let mut elements: Vec<sys::ibv_sge> = elements.iter().map(Into::into).collect();
+        // SAFETY: all zeroes is a value of this plain structure.
+        let mut request: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
+        request.wr_id = number;
+        request.sg_list = elements.as_mut_ptr();
+        request.num_sge = elements.len() as i32;
+        if signaled {
+            request.send_flags = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        }
+        let mut bound = None;
+        match work {
+            Work::Send { invalidate: None } => request.opcode = opcode::IBV_WR_SEND,
+            Work::Send {
+                invalidate: Some(key),
+            } => {
+                request.opcode = opcode::IBV_WR_SEND_WITH_INV;
+                request.imm_data_invalidated_rkey_union.invalidated_rkey = key;
+            }
+            Work::Read(remote) | Work::Write(remote) => {
+                request.opcode = match work {
+                    Work::Read(_) => opcode::IBV_WR_RDMA_READ,
+                    _ => opcode::IBV_WR_RDMA_WRITE,
+                };
+                request.wr.rdma = sys::rdma_t {
+                    remote_addr: remote.offset,
+                    rkey: remote.handle,
+                };
+            }
+            Work::Bind {
+                window,
+                region,
+                at,
+                len,
+                writes,
+            } => {
+                request.opcode = opcode::IBV_WR_BIND_MW;
+                let access = if writes {
+                    sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE
+                } else {
+                    sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ
+                };
+                let key = window.next_key();
+                request.bind_mw_tso_union.bind_mw = sys::bind_mw_t {
+                    mw: window.0.as_ptr(),
+                    rkey: key,
+                    bind_info: sys::ibv_mw_bind_info {
+                        mr: region.0.as_ptr(),
+                        addr: at as u64,
+                        length: len.into(),
+                        mw_access_flags: access.0,
+                    },
+                };
+                bound = Some((window, key));
+            }
+            Work::Invalidate(key) => {
+                request.opcode = opcode::IBV_WR_LOCAL_INV;
+                request.imm_data_invalidated_rkey_union.invalidated_rkey = key;
+            }
+        }
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue pair is there as long as the identifier; the memory is promised; window and region are there.
+        told(unsafe { sys::ibv_post_send((*self.id.0.as_ptr()).qp, &mut request, &mut bad) })?;
+        if let Some((window, key)) = bound {
+            // SAFETY: the window is there; the verb leaves it to its user to keep the key (ibv_bind_mw(3)).
+            unsafe { (*window.0.as_ptr()).rkey = key };
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.destroy_queue_pair();
+        // SAFETY: the queue pair went before its completion queue, that goes before its channel; its events were acknowledged when taken.
+        unsafe {
+            sys::ibv_destroy_cq(self.queue.as_ptr());
+            sys::ibv_destroy_comp_channel(self.channel.as_ptr());
+        }
+        self.device = None;
+    }
+}
+
+fn parameters(private_data: &[u8], reads: u8, served_reads: u8) -> sys::rdma_conn_param {
+    sys::rdma_conn_param {
+        private_data: private_data.as_ptr().cast(),
+        private_data_len: private_data.len() as u8,
+        responder_resources: served_reads,
+        initiator_depth: reads,
+        flow_control: 1,
+        retry_count: 7,
+        rnr_retry_count: 7,
+        srq: 0,
+        qp_num: 0,
+    }
+}

@@ -1,0 +1,125 @@
+//! A service over RPC-over-RDMA: the transport's own example, at both ends of a connection.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use rustix::process::Signal;
+use urnic_tests::build::{example, scratch};
+use urnic_tests::capture::Wire;
+use urnic_tests::or_skip;
+use urnic_tests::program::{Program, Running};
+use urnic_tests::served::wanted;
+use urnic_tests::skip::installed;
+use urnic_tests::wait::{PATIENCE, descriptors, free_port, until};
+
+fn reverse(line: &str) -> Program {
+    static EXAMPLE: OnceLock<PathBuf> = OnceLock::new();
+    Program::new(EXAMPLE.get_or_init(|| example("urnic-rpc-rdma-verbs", "reverse"))).line(line)
+}
+
+fn serving(program: Program) -> (Running, String) {
+    let mut server = program.spawn();
+    let address = server.says("where it listens", |said| {
+        let line = said.lines().find_map(|line| line.strip_prefix("serving at "))?;
+        said.ends_with('\n').then(|| line.to_owned())
+    });
+    (server, address)
+}
+
+fn calls(address: &str, octets: u32, times: u32) -> Program {
+    reverse(&format!("call {address} {octets} {times}"))
+}
+
+#[test]
+fn octets_come_back_reversed_within_messages_and_by_rdma() {
+    let (_server, address) = serving(reverse("serve 127.0.0.1:0"));
+    for octets in [1, 4, 5, 1000, 4000, 4096, 5001, 65_536, 1_000_003, 2 << 20] {
+        let said = calls(&address, octets, 3).run().success();
+        assert_eq!(said, format!("{octets} octets reversed 3 times\n"));
+    }
+}
+
+#[test]
+fn sixteen_clients_are_served_at_once_and_leave_nothing() {
+    let (server, address) = serving(reverse("serve 127.0.0.1:0"));
+    calls(&address, 300_000, 1).run().success();
+    let before = descriptors(server.pid());
+    let clients: Vec<_> = (1..=16)
+        .map(|n| calls(&address, n * 10_000, 20).spawn())
+        .collect();
+    for client in clients {
+        client.wait().success();
+    }
+    let left = until(PATIENCE, || (descriptors(server.pid()) <= before).then_some(()));
+    assert!(
+        left.is_some(),
+        "{} descriptors, {before} before",
+        descriptors(server.pid())
+    );
+}
+
+#[test]
+fn a_client_goes_on_when_its_server_was_killed_and_started_again() {
+    let line = format!("serve 127.0.0.1:{}", free_port());
+    let (server, address) = serving(reverse(&line));
+    let mut client = reverse(&format!("call {address} 200000 forever")).spawn();
+    client.says("how far it is", |said| said.contains("100 times").then_some(()));
+    server.signal(Signal::KILL);
+    drop(server);
+    let told = client.output().len();
+    let _server = serving(reverse(&line));
+    client.says_from(told, "that it goes on", |said| {
+        (said.lines().count() > 3).then_some(())
+    });
+    assert_eq!(client.ended(), None);
+}
+
+#[test]
+fn a_client_killed_in_the_middle_is_forgotten() {
+    let (server, address) = serving(reverse("serve 127.0.0.1:0"));
+    calls(&address, 300_000, 1).run().success();
+    let before = descriptors(server.pid());
+    let mut client = reverse(&format!("call {address} 1000000 forever")).spawn();
+    client.says("how far it is", |said| said.contains("100 times").then_some(()));
+    client.signal(Signal::KILL);
+    client.wait();
+    let left = until(PATIENCE, || (descriptors(server.pid()) <= before).then_some(()));
+    assert!(
+        left.is_some(),
+        "{} descriptors, {before} before",
+        descriptors(server.pid())
+    );
+    calls(&address, 300_000, 1).run().success();
+}
+
+#[test]
+fn a_client_that_finds_no_server_says_so() {
+    let said = reverse(&format!("call 127.0.0.1:{} 5 1", free_port()))
+        .env("REVERSE_PATIENCE", "1")
+        .run()
+        .failure();
+    assert!(said.contains("cannot be reached"), "{said}");
+}
+
+/// Memory is exposed for one call alone: what goes by RDMA has a key of its own each time, and the reply takes it away.
+#[test]
+fn each_call_exposes_its_own_memory_and_the_reply_ends_that() {
+    or_skip!(installed("tshark"));
+    if wanted() {
+        return urnic_tests::skip::say("the wire is in the server");
+    }
+    let file: PathBuf = scratch().join(format!("rpc-service-{}.pcapng", std::process::id()));
+    let (server, address) = serving(reverse("serve 127.0.0.1:0").env("URNIC_PCAP", &file));
+    calls(&address, 50_000, 8).run().success();
+    server.stopped();
+    let verdict = Wire::of(file).judge();
+    verdict.is_clean();
+    let count = |opcode| verdict.opcodes.get(&opcode).copied().unwrap_or_default();
+    // Calls by Send, replies by Send with Invalidate; between them Writes, Read Requests and Responses, some of them for the connection's start.
+    assert_eq!([3, 4].map(count), [8; 2], "{:?}", verdict.opcodes);
+    assert!(
+        [0, 1, 2].map(count).iter().all(|count| *count >= 8),
+        "{:?}",
+        verdict.opcodes
+    );
+}
