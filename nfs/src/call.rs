@@ -1,0 +1,139 @@
+//! The client's end of a transport: several calls under way at once.
+
+use crate::memory::{Buffer, Slice};
+use crate::nfs3::{ReadOk, Reply};
+use crate::tcp;
+use crate::xdr::{Reader, Xdr};
+use std::collections::HashMap;
+use std::io::{self, BufReader, Read};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// A call to be sent.
+#[derive(Debug)]
+pub struct Outgoing {
+    /// The RPC message, without the item and its padding.
+    pub message: Vec<u8>,
+    /// The data of a WRITE, the text of a SYMLINK, and at which octet of the message, behind its count, it belongs.
+    pub item: Option<(usize, Slice)>,
+    /// Octets of the longest reply, without the data of a READ.
+    pub max_reply: usize,
+    /// Memory for the data of a READ.
+    pub into: Option<Buffer>,
+}
+
+/// What came back.
+#[derive(Debug)]
+pub struct Answer {
+    /// The RPC message.
+    pub message: Vec<u8>,
+    /// The data of a READ, its length that of the data. `None`: there is none, or it is in the message.
+    pub data: Option<Buffer>,
+}
+
+/// Carries calls to a server.
+pub trait Transport {
+    /// Sends a call, which ends with an xid that no other under way has.
+    ///
+    /// # Errors
+    /// The connection is gone, or the call does not fit.
+    fn submit(&mut self, call: Outgoing) -> io::Result<()>;
+
+    /// Waits for the next answer to any of the calls: its xid comes with it.
+    ///
+    /// # Errors
+    /// The connection is gone.
+    fn wait(&mut self) -> io::Result<(u32, Answer)>;
+}
+
+/// Octets of a reply, at most, beside data.
+const MAX_REPLY: usize = 2 << 20;
+
+/// Octets of a READ's reply within which its data begins: RPC header, status, attributes, count, eof, count.
+const READ_HEAD: usize = 24 + 4 + 88 + 12;
+
+/// How long connecting may take.
+const CONNECT: Duration = Duration::from_secs(15);
+
+/// A connection by TCP.
+#[derive(Debug)]
+pub struct Tcp {
+    stream: BufReader<TcpStream>,
+    waiting: HashMap<u32, Option<Buffer>>,
+}
+
+impl Tcp {
+    /// Connects.
+    ///
+    /// # Errors
+    /// It does not work.
+    pub fn connect(server: SocketAddr) -> io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&server, CONNECT)?;
+        stream.set_nodelay(true)?;
+        Ok(Self {
+            stream: BufReader::with_capacity(2048, stream),
+            waiting: HashMap::new(),
+        })
+    }
+}
+
+fn nonsense(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+impl Transport for Tcp {
+    fn submit(&mut self, call: Outgoing) -> io::Result<()> {
+        let xid = call.message.first_chunk().ok_or_else(|| nonsense("no call"))?;
+        self.waiting.insert(u32::from_be_bytes(*xid), call.into);
+        let item = call
+            .item
+            .as_ref()
+            .map(|(at, slice)| (*at, std::slice::from_ref(slice)));
+        tcp::send(self.stream.get_mut(), &call.message, item)
+    }
+
+    fn wait(&mut self) -> io::Result<(u32, Answer)> {
+        let (len, mut last) = tcp::fragment(&mut self.stream, MAX_REPLY)?;
+        let mut message = Vec::new();
+        tcp::append(&mut self.stream, len.min(READ_HEAD), &mut message)?;
+        let xid = message
+            .first_chunk()
+            .ok_or_else(|| nonsense("a reply of a few octets"))?;
+        let xid = u32::from_be_bytes(*xid);
+        let into = self
+            .waiting
+            .remove(&xid)
+            .ok_or_else(|| nonsense("an answer to no call"))?;
+        if last
+            && let Some(mut data) = into
+            && let Some((at, count)) = data_begins(&message)
+            && at + count + crate::xdr::padding(count) == len
+            && count <= data.len()
+        {
+            data.resize(count);
+            let here = (message.len() - at).min(count);
+            data[..here].copy_from_slice(&message[at..at + here]);
+            self.stream.read_exact(&mut data[here..])?;
+            let left = len - message.len() - (count - here);
+            self.stream.read_exact(&mut [0; 3][..left])?;
+            message.truncate(at);
+            let data = Some(data);
+            return Ok((xid, Answer { message, data }));
+        }
+        tcp::append(&mut self.stream, len - message.len(), &mut message)?;
+        while !last {
+            let more;
+            (more, last) = tcp::fragment(&mut self.stream, MAX_REPLY - message.len())?;
+            tcp::append(&mut self.stream, more, &mut message)?;
+        }
+        Ok((xid, Answer { message, data: None }))
+    }
+}
+
+/// Where the data of a READ begins, and its octets.
+fn data_begins(head: &[u8]) -> Option<(usize, usize)> {
+    let mut results = crate::rpc::results(head).ok()?;
+    let read = Reply::<ReadOk, ()>::take(&mut results).ok()?.ok()?;
+    let Reader(rest) = results;
+    Some((head.len() - rest.len(), read.len as usize))
+}

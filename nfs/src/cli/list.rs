@@ -1,0 +1,79 @@
+//! `urnic-nfs ls`.
+
+use super::Done;
+use super::remote::{Remote, Way};
+use clap::Args;
+use std::io::Write;
+use urnic_nfs::nfs3::{Attributes, Kind};
+
+/// What to list.
+#[derive(Args, Debug)]
+pub(crate) struct List {
+    /// SERVER:PATH
+    remote: Remote,
+    /// Mode, links, owner, group and size too
+    #[arg(short, long)]
+    long: bool,
+    #[command(flatten)]
+    way: Way,
+}
+
+impl List {
+    pub(crate) fn run(&self) -> Done<()> {
+        let failed = |error: &dyn std::fmt::Display| self.remote.failed(error);
+        let mut place = self.remote.reach(&self.way)?;
+        let (file, attributes) = place.file().map_err(|error| failed(&error))?;
+        let mut entries: Vec<(Vec<u8>, _)> = if attributes.kind == Kind::Directory {
+            let listed = place.client.list(file).map_err(|error| failed(&error))?;
+            listed
+                .into_iter()
+                .map(|entry| (entry.name, entry.attributes))
+                .collect()
+        } else {
+            vec![(self.remote.name().unwrap_or_default().into(), Some(attributes))]
+        };
+        entries.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+        let written = entries.iter().try_for_each(|(name, attributes)| {
+            if self.long {
+                match attributes {
+                    Some(attributes) => write!(out, "{} ", described(attributes))?,
+                    None => write!(out, "?????????? ")?,
+                }
+            }
+            // Names are octets; a terminal is not to obey them.
+            writeln!(out, "{}", name.escape_ascii())
+        });
+        written
+            .and_then(|()| out.flush())
+            .map_err(|error| error.to_string())
+    }
+}
+
+fn described(file: &Attributes) -> String {
+    let kind = match file.kind {
+        Kind::File => '-',
+        Kind::Directory => 'd',
+        Kind::Block => 'b',
+        Kind::Character => 'c',
+        Kind::Symlink => 'l',
+        Kind::Socket => 's',
+        Kind::Fifo => 'p',
+    };
+    let bit = |n: u32| {
+        if file.mode >> n & 1 == 1 {
+            ['x', 'w', 'r'][n as usize % 3]
+        } else {
+            '-'
+        }
+    };
+    let mode: String = (0..9).rev().map(bit).collect();
+    let Attributes {
+        links,
+        uid,
+        gid,
+        size,
+        ..
+    } = file;
+    format!("{kind}{mode} {links:3} {uid:5} {gid:5} {size:12}")
+}

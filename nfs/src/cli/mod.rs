@@ -1,0 +1,44 @@
+//! The commands.
+
+pub(crate) mod bench;
+pub(crate) mod list;
+pub(crate) mod remote;
+pub(crate) mod serve;
+pub(crate) mod transfer;
+
+/// What a command ends with, or why it did not work.
+pub(crate) type Done<T> = Result<T, String>;
+
+/// Octets, as people write them: 4096, 64K, 256M, 2G.
+pub(crate) fn octets(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "" => 0,
+        "K" | "k" | "KiB" => 10,
+        "M" | "m" | "MiB" => 20,
+        "G" | "g" | "GiB" => 30,
+        "T" | "t" | "TiB" => 40,
+        other => return Err(format!("{other} is no unit of octets: K, M, G, T")),
+    };
+    let number: u64 = digits
+        .parse()
+        .map_err(|_| format!("{text} is no number of octets"))?;
+    number
+        .checked_mul(1 << unit)
+        .ok_or_else(|| format!("{text} is too much"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::octets;
+
+    #[test]
+    fn octets_as_people_write_them() {
+        assert_eq!(octets("4096"), Ok(4096));
+        assert_eq!(octets("64K"), Ok(65536));
+        assert_eq!(octets("2GiB"), Ok(2 << 30));
+        assert!(octets("99999999999T").is_err());
+        assert!(octets("M").is_err());
+        assert!(octets("5 apples").is_err());
+    }
+}

@@ -1,0 +1,425 @@
+//! A client: calls with results of their types, several at once where data moves.
+
+use crate::call::{Answer, Outgoing, Tcp, Transport};
+use crate::memory::{Buffer, Pool, Slice};
+use crate::mount3;
+use crate::nfs3::*;
+use crate::rpc::{self, Call, Credential, MAX_GROUPS, NoResults, Refusal};
+use crate::xdr::{BadXdr, Reader, Xdr};
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+
+/// What can go wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// With the connection.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// With the call.
+    #[error(transparent)]
+    Rpc(#[from] NoResults),
+    /// At the server.
+    #[error(transparent)]
+    Nfs(#[from] Status),
+    /// At mounting.
+    #[error("cannot be mounted: {0}")]
+    Mount(#[from] mount3::Status),
+    /// The server does not know how much it wrote, or the like.
+    #[error("the server's answer makes no sense: {0}")]
+    Nonsense(&'static str),
+}
+
+impl From<BadXdr> for Error {
+    fn from(error: BadXdr) -> Self {
+        NoResults::from(error).into()
+    }
+}
+
+/// Results, if there are.
+pub type Outcome<T> = Result<T, Error>;
+
+/// A client of one server.
+pub struct Client {
+    transport: Box<dyn Transport>,
+    credential: Credential,
+    pool: Pool,
+    xid: u32,
+    /// Answers to other calls than the one that was waited for.
+    early: HashMap<u32, Answer>,
+}
+
+/// An entry of a directory.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    /// Its name.
+    pub name: Vec<u8>,
+    /// Of the file, if the server says.
+    pub attributes: Option<Attributes>,
+}
+
+/// A call that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ticket(u32);
+
+impl Client {
+    /// A client that calls as this process' user.
+    pub fn new(transport: Box<dyn Transport>, pool: Pool) -> Self {
+        let groups = rustix::process::getgroups().unwrap_or_default();
+        let credential = Credential::System {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            groups: groups.iter().map(|gid| gid.as_raw()).take(MAX_GROUPS).collect(),
+        };
+        // Servers keep replies by xid: two clients of one host, or one after the other, should not begin with the same.
+        let mut seed = [0; 4];
+        let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
+        Self {
+            transport,
+            credential,
+            pool,
+            xid: u32::from_ne_bytes(seed),
+            early: HashMap::new(),
+        }
+    }
+
+    /// Calls as somebody else.
+    pub fn set_credential(&mut self, credential: Credential) {
+        self.credential = credential;
+    }
+
+    /// Memory for data.
+    pub const fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    fn message<'a>(
+        &mut self,
+        program: (u32, u32),
+        procedure: u32,
+        arguments: &impl Xdr<'a>,
+    ) -> (u32, Vec<u8>) {
+        self.xid = self.xid.wrapping_add(1);
+        let (program, version) = program;
+        let call = Call {
+            xid: self.xid,
+            program,
+            version,
+            procedure,
+            credential: self.credential.clone(),
+        };
+        let mut message = call.emit();
+        arguments.put(&mut message);
+        (self.xid, message)
+    }
+
+    fn wait_for(&mut self, xid: u32) -> Outcome<Answer> {
+        loop {
+            if let Some(answer) = self.early.remove(&xid) {
+                return Ok(answer);
+            }
+            let (which, answer) = self.transport.wait()?;
+            self.early.insert(which, answer);
+        }
+    }
+
+    /// Calls, waits, and gives what `take` makes of the results.
+    fn call<'a, T>(
+        &mut self,
+        program: (u32, u32),
+        procedure: u32,
+        arguments: &impl Xdr<'a>,
+        item: Option<Slice>,
+        max_results: usize,
+        take: impl FnOnce(&mut Reader<'_>) -> Outcome<T>,
+    ) -> Outcome<T> {
+        let (xid, message) = self.message(program, procedure, arguments);
+        let item = item.map(|item| (message.len(), item));
+        let max_reply = rpc_header() + max_results;
+        self.transport.submit(Outgoing {
+            message,
+            item,
+            max_reply,
+            into: None,
+        })?;
+        let answer = self.wait_for(xid)?;
+        take(&mut rpc::results(&answer.message)?)
+    }
+
+    /// An NFS procedure whose results have a fixed form.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn nfs<'x, T, F>(&mut self, procedure: Procedure, arguments: &impl Xdr<'x>) -> Outcome<T>
+    where
+        T: for<'a> Xdr<'a>,
+        F: for<'a> Xdr<'a>,
+    {
+        self.call(
+            (PROGRAM, VERSION),
+            procedure as u32,
+            arguments,
+            None,
+            FIXED_RESULTS,
+            |results| Reply::<T, F>::take(results)?.map_err(|(status, _)| status.into()),
+        )
+    }
+
+    /// NULL.
+    ///
+    /// # Errors
+    /// There is no answer.
+    pub fn null(&mut self) -> Outcome<()> {
+        self.call((PROGRAM, VERSION), Procedure::Null as u32, &(), None, 0, |_| {
+            Ok(())
+        })
+    }
+
+    /// The handle of an exported directory, from the MOUNT service at the other end of `transport`.
+    ///
+    /// # Errors
+    /// It cannot be mounted.
+    pub fn mount(&mut self, path: &[u8]) -> Outcome<Handle> {
+        let procedure = mount3::Procedure::Mnt as u32;
+        self.call(
+            (mount3::PROGRAM, mount3::VERSION),
+            procedure,
+            &path,
+            None,
+            FIXED_RESULTS,
+            |results| Ok(mount3::take_mnt(results)??),
+        )
+    }
+
+    /// LOOKUP.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn lookup(&mut self, dir: Handle, name: &[u8]) -> Outcome<LookupOk> {
+        self.nfs::<LookupOk, Option<Attributes>>(Procedure::Lookup, &Entry { dir, name })
+    }
+
+    /// GETATTR.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn attributes(&mut self, file: Handle) -> Outcome<Attributes> {
+        self.nfs::<Attributes, ()>(Procedure::Getattr, &file)
+    }
+
+    /// READLINK.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn read_link(&mut self, file: Handle) -> Outcome<Vec<u8>> {
+        let results = FIXED_RESULTS + MAX_PATH + 1;
+        self.call(
+            (PROGRAM, VERSION),
+            Procedure::Readlink as u32,
+            &file,
+            None,
+            results,
+            |results| {
+                let link =
+                    Reply::<ReadlinkOk, Option<Attributes>>::take(results)?.map_err(|(status, _)| status)?;
+                Ok(results.octets(link.len as usize)?.to_vec())
+            },
+        )
+    }
+
+    /// SYMLINK.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn symlink(&mut self, place: Entry<'_>, text: &[u8]) -> Outcome<Created> {
+        let mut memory = self.memory(text.len())?;
+        memory.copy_from_slice(text);
+        let arguments = SymlinkArgs {
+            place,
+            attributes: SetAttributes::default(),
+            len: text.len() as u32,
+        };
+        let text = Some(memory.share());
+        self.call(
+            (PROGRAM, VERSION),
+            Procedure::Symlink as u32,
+            &arguments,
+            text,
+            FIXED_RESULTS,
+            |results| Reply::<_, Wcc>::take(results)?.map_err(|(status, _)| status.into()),
+        )
+    }
+
+    /// All of a directory but `.` and `..`.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn list(&mut self, dir: Handle) -> Outcome<Vec<Listed>> {
+        let mut all = Vec::new();
+        let (mut cookie, mut verifier) = (0, [0; 8]);
+        loop {
+            const COUNT: u32 = 64 << 10;
+            let arguments = ReaddirplusArgs {
+                dir,
+                cookie,
+                verifier,
+                names: COUNT,
+                count: COUNT,
+            };
+            let procedure = Procedure::Readdirplus as u32;
+            let before = cookie;
+            let complete = self.call(
+                (PROGRAM, VERSION),
+                procedure,
+                &arguments,
+                None,
+                COUNT as usize + 128,
+                |results| {
+                    let head = Reply::<ReaddirOk, Option<Attributes>>::take(results)?
+                        .map_err(|(status, _)| status)?;
+                    verifier = head.verifier;
+                    while let Some(entry) = <Option<ListedPlus<'_>> as Xdr>::take(results)? {
+                        cookie = entry.entry.cookie;
+                        if !matches!(entry.entry.name, b"." | b"..") {
+                            let (name, attributes) = (entry.entry.name.to_vec(), entry.attributes);
+                            all.push(Listed { name, attributes });
+                        }
+                    }
+                    Ok(bool::take(results)?)
+                },
+            )?;
+            if complete {
+                return Ok(all);
+            }
+            if cookie == before {
+                return Err(Error::Nonsense("a directory that does not go on"));
+            }
+        }
+    }
+
+    /// A buffer.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn memory(&self, len: usize) -> Outcome<Buffer> {
+        let none = || io::Error::from(io::ErrorKind::OutOfMemory).into();
+        self.pool.take(len).ok_or_else(none)
+    }
+
+    /// Begins a READ.
+    ///
+    /// # Errors
+    /// The connection's.
+    pub fn begin_read(&mut self, file: Handle, offset: u64, count: u32) -> Outcome<Ticket> {
+        let into = self.memory(count as usize)?;
+        let (xid, message) = self.message(
+            (PROGRAM, VERSION),
+            Procedure::Read as u32,
+            &ReadArgs { file, offset, count },
+        );
+        self.transport.submit(Outgoing {
+            message,
+            item: None,
+            max_reply: rpc_header() + FIXED_RESULTS,
+            into: Some(into),
+        })?;
+        Ok(Ticket(xid))
+    }
+
+    /// Begins a WRITE.
+    ///
+    /// # Errors
+    /// The connection's.
+    pub fn begin_write(&mut self, file: Handle, offset: u64, data: Slice, stable: Stable) -> Outcome<Ticket> {
+        let count = data.len() as u32;
+        let arguments = WriteArgs {
+            file,
+            offset,
+            count,
+            stable,
+            len: count,
+        };
+        let (xid, message) = self.message((PROGRAM, VERSION), Procedure::Write as u32, &arguments);
+        self.transport.submit(Outgoing {
+            item: Some((message.len(), data)),
+            message,
+            max_reply: rpc_header() + FIXED_RESULTS,
+            into: None,
+        })?;
+        Ok(Ticket(xid))
+    }
+
+    /// Begins a NULL.
+    ///
+    /// # Errors
+    /// The connection's.
+    pub fn begin_null(&mut self) -> Outcome<Ticket> {
+        let (xid, message) = self.message((PROGRAM, VERSION), Procedure::Null as u32, &());
+        self.transport.submit(Outgoing {
+            message,
+            item: None,
+            max_reply: rpc_header(),
+            into: None,
+        })?;
+        Ok(Ticket(xid))
+    }
+
+    /// Waits for the end of any call that was begun.
+    ///
+    /// # Errors
+    /// The connection's.
+    pub fn wait(&mut self) -> Outcome<(Ticket, Answer)> {
+        let (xid, answer) = self.transport.wait()?;
+        Ok((Ticket(xid), answer))
+    }
+}
+
+/// What a READ brought, and whether it was the file's end.
+///
+/// # Errors
+/// The server's.
+pub fn read(answer: Answer) -> Outcome<(Vec<u8>, Option<Buffer>, bool)> {
+    let mut results = rpc::results(&answer.message)?;
+    let read = Reply::<ReadOk, Option<Attributes>>::take(&mut results)?.map_err(|(status, _)| status)?;
+    if let Some(data) = answer.data {
+        return Ok((Vec::new(), Some(data), read.eof));
+    }
+    Ok((results.octets(read.len as usize)?.to_vec(), None, read.eof))
+}
+
+/// What a WRITE did.
+///
+/// # Errors
+/// The server's.
+pub fn written(answer: &Answer) -> Outcome<WriteOk> {
+    let mut results = rpc::results(&answer.message)?;
+    Reply::<WriteOk, Wcc>::take(&mut results)?.map_err(|(status, _)| status.into())
+}
+
+const fn rpc_header() -> usize {
+    urnic_rpc_rdma::rpc::MAX_REPLY_HEADER
+}
+
+/// Octets of all results whose length is bounded: the longest are those of RENAME.
+const FIXED_RESULTS: usize = 512;
+
+/// The TCP port of a program, from the server's rpcbind (RFC 1833 §3, version 2).
+///
+/// # Errors
+/// There is no rpcbind, or it knows no such program.
+pub fn port(server: SocketAddr, program: u32, version: u32) -> Outcome<u16> {
+    const PORTMAP: (u32, u32) = (100_000, 2);
+    const GETPORT: u32 = 3;
+    const TCP: u32 = 6;
+    let tcp = Tcp::connect(SocketAddr::new(server.ip(), 111))?;
+    let mut rpcbind = Client::new(Box::new(tcp), Pool::new());
+    rpcbind.set_credential(Credential::Nobody);
+    let arguments = ((program, version), (TCP, 0_u32));
+    let port = rpcbind.call(PORTMAP, GETPORT, &arguments, None, 4, |results| {
+        Ok(u32::take(results)?)
+    })?;
+    match u16::try_from(port) {
+        Ok(0) | Err(_) => Err(NoResults::from(Refusal::NoProgram).into()),
+        Ok(port) => Ok(port),
+    }
+}

@@ -1,0 +1,51 @@
+//! `urnic-nfs`: serves a directory or a tree in memory by NFSv3, and moves files from and to NFS servers.
+
+mod cli;
+
+use clap::{Parser, Subcommand};
+use cli::{bench, list, serve, transfer};
+use std::process::ExitCode;
+
+/// An NFSv3 server in user space, and a client tool
+#[derive(Parser)]
+#[command(name = "urnic-nfs", version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve a directory, or a tree in memory
+    Serve(serve::Serve),
+    /// Copy a file from a server
+    Get(transfer::Get),
+    /// Copy a file to a server
+    Put(transfer::Put),
+    /// List a directory of a server, or one file
+    Ls(list::List),
+    /// Measure a server: reading, writing, small operations, empty calls
+    Bench(bench::Bench),
+}
+
+fn main() -> ExitCode {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("URNIC_LOG");
+    tracing_subscriber::fmt()
+        .with_env_filter(filter.unwrap_or_else(|_| "warn".into()))
+        .with_writer(std::io::stderr)
+        .init();
+    let done = match Cli::parse().command {
+        Command::Serve(serve) => serve.run(),
+        Command::Get(get) => get.run(),
+        Command::Put(put) => put.run(),
+        Command::Ls(list) => list.run(),
+        Command::Bench(bench) => bench.run(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("urnic-nfs: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}

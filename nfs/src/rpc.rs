@@ -1,0 +1,229 @@
+//! ONC RPC version 2 (RFC 5531): calls taken apart, and what is answered to those that cannot be served.
+
+use crate::xdr::{BadXdr, Reader, Xdr, words};
+
+const CALL: u32 = 0;
+const REPLY: u32 = 1;
+const RPC_VERSION: u32 = 2;
+const AUTH_NONE: u32 = 0;
+const AUTH_SYS: u32 = 1;
+
+/// Octets of a credential's or verifier's body, at most (§8.2).
+const MAX_AUTH: usize = 400;
+
+/// Groups in an AUTH_SYS credential, at most (appendix A).
+pub const MAX_GROUPS: usize = 16;
+
+words! {
+    /// accept_stat (§9): why an accepted call has no results.
+    #[derive(thiserror::Error)]
+    pub enum Refusal {
+        /// PROG_UNAVAIL
+        #[error("the server has no such program")]
+        NoProgram = 1,
+        /// PROG_MISMATCH
+        #[error("the server has no such version of the program")]
+        NoVersion = 2,
+        /// PROC_UNAVAIL
+        #[error("the program has no such procedure")]
+        NoProcedure = 3,
+        /// GARBAGE_ARGS
+        #[error("the server cannot make sense of the arguments")]
+        Garbage = 4,
+        /// SYSTEM_ERR
+        #[error("the server is out of memory, or the like")]
+        System = 5,
+    }
+}
+
+/// Who calls, by their own account (appendix A).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Credential {
+    /// Nobody says.
+    Nobody,
+    /// AUTH_SYS.
+    System {
+        /// User.
+        uid: u32,
+        /// Group.
+        gid: u32,
+        /// And more groups, [`MAX_GROUPS`] at most.
+        groups: Vec<u32>,
+    },
+}
+
+/// A call's header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Transaction.
+    pub xid: u32,
+    /// Program.
+    pub program: u32,
+    /// Its version.
+    pub version: u32,
+    /// Procedure.
+    pub procedure: u32,
+    /// Who calls.
+    pub credential: Credential,
+}
+
+/// What to do with a message that is no call to be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoCall {
+    /// Nothing.
+    Discard,
+    /// Answer with this.
+    Answer(Vec<u8>),
+}
+
+impl From<BadXdr> for NoCall {
+    fn from(_: BadXdr) -> Self {
+        Self::Discard
+    }
+}
+
+impl Call {
+    /// Takes a message apart: the header, and the arguments.
+    ///
+    /// # Errors
+    /// It is no call, or one that is refused: another version of RPC, or a credential that is not understood.
+    pub fn parse(message: &[u8]) -> Result<(Self, Reader<'_>), NoCall> {
+        const MSG_DENIED: u32 = 1;
+        const RPC_MISMATCH: u32 = 0;
+        const AUTH_ERROR: u32 = 1;
+        const AUTH_BADCRED: u32 = 1;
+        let reader = &mut Reader(message);
+        let (xid, direction) = <(u32, u32)>::take(reader)?;
+        if direction != CALL {
+            return Err(NoCall::Discard);
+        }
+        let deny = |words: &[u32]| {
+            let mut reply = Vec::new();
+            for word in [xid, REPLY, MSG_DENIED].iter().chain(words) {
+                word.put(&mut reply);
+            }
+            NoCall::Answer(reply)
+        };
+        if u32::take(reader)? != RPC_VERSION {
+            return Err(deny(&[RPC_MISMATCH, RPC_VERSION, RPC_VERSION]));
+        }
+        let (program, (version, procedure)) = Xdr::take(reader)?;
+        let (flavor, body) = <(u32, &[u8])>::take(reader)?;
+        let (_, verifier) = <(u32, &[u8])>::take(reader)?;
+        let credential = match flavor {
+            _ if body.len().max(verifier.len()) > MAX_AUTH => None,
+            AUTH_NONE => Some(Credential::Nobody),
+            AUTH_SYS => system(body).ok(),
+            _ => None,
+        };
+        let Some(credential) = credential else {
+            return Err(deny(&[AUTH_ERROR, AUTH_BADCRED]));
+        };
+        let call = Self {
+            xid,
+            program,
+            version,
+            procedure,
+            credential,
+        };
+        Ok((call, *reader))
+    }
+
+    /// The call with no arguments yet.
+    pub fn emit(&self) -> Vec<u8> {
+        let mut message = Vec::new();
+        for word in [
+            self.xid,
+            CALL,
+            RPC_VERSION,
+            self.program,
+            self.version,
+            self.procedure,
+        ] {
+            word.put(&mut message);
+        }
+        match &self.credential {
+            Credential::Nobody => (AUTH_NONE, 0_u32).put(&mut message),
+            Credential::System { uid, gid, groups } => {
+                let mut body = Vec::new();
+                (0_u32, &b""[..]).put(&mut body);
+                (*uid, *gid).put(&mut body);
+                let groups = &groups[..groups.len().min(MAX_GROUPS)];
+                (groups.len() as u32).put(&mut body);
+                groups.iter().for_each(|group| group.put(&mut body));
+                (AUTH_SYS, &body[..]).put(&mut message);
+            }
+        }
+        (AUTH_NONE, 0_u32).put(&mut message);
+        message
+    }
+}
+
+/// authsys_parms (appendix A).
+fn system(body: &[u8]) -> Result<Credential, BadXdr> {
+    let reader = &mut Reader(body);
+    let (_stamp, _machine) = <(u32, &[u8])>::take(reader)?;
+    let (uid, gid) = Xdr::take(reader)?;
+    let count = u32::take(reader)?;
+    if count as usize > MAX_GROUPS {
+        return Err(BadXdr::Length(count));
+    }
+    let groups = (0..count).map(|_| u32::take(reader)).collect::<Result<_, _>>()?;
+    Ok(Credential::System { uid, gid, groups })
+}
+
+/// The beginning of a reply that accepts a call; its results follow.
+pub fn accepted(xid: u32) -> Vec<u8> {
+    let mut reply = Vec::with_capacity(256);
+    for word in [xid, REPLY, 0, AUTH_NONE, 0, 0] {
+        word.put(&mut reply);
+    }
+    reply
+}
+
+/// The reply that a call of `program` cannot be served; `versions` are those that can.
+pub fn refused(xid: u32, refusal: Refusal, version: u32) -> Vec<u8> {
+    let mut reply = Vec::new();
+    for word in [xid, REPLY, 0, AUTH_NONE, 0, refusal as u32] {
+        word.put(&mut reply);
+    }
+    if refusal == Refusal::NoVersion {
+        (version, version).put(&mut reply);
+    }
+    reply
+}
+
+/// Why a reply brings no results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoResults {
+    /// The call was accepted, but not served.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// It was not accepted: another version of RPC, or the credential.
+    #[error("the server denies the call: it does not take our credentials")]
+    Denied,
+    /// It is no reply.
+    #[error("the reply makes no sense: {0}")]
+    Malformed(#[from] BadXdr),
+}
+
+/// Takes a reply's header off: what is left are the results.
+///
+/// # Errors
+/// There are none.
+pub fn results(message: &[u8]) -> Result<Reader<'_>, NoResults> {
+    let reader = &mut Reader(message);
+    let (_xid, direction) = <(u32, u32)>::take(reader)?;
+    if direction != REPLY {
+        return Err(BadXdr::Value(direction).into());
+    }
+    if u32::take(reader)? != 0 {
+        return Err(NoResults::Denied);
+    }
+    let _verifier = <(u32, &[u8])>::take(reader)?;
+    if u32::take(&mut reader.clone())? != 0 {
+        return Err(Refusal::take(reader)?.into());
+    }
+    u32::take(reader)?;
+    Ok(*reader)
+}

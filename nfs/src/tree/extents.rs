@@ -1,0 +1,222 @@
+//! A file's octets in memory: pieces with holes between them.
+//!
+//! What a transport received is kept as it is, if it is large: no copy. Each buffer belongs to one extent only, which shows at least half of it,
+//! so that what is overwritten bit by bit does not hold memory for long. A piece that is being sent does not change: writing on it makes a copy.
+
+use crate::memory::{MAX_BUFFER, Pool, Slice};
+use crate::tree::Data;
+use std::collections::BTreeMap;
+
+/// The octets of a file.
+#[derive(Debug, Default)]
+pub(super) struct Extents {
+    pieces: BTreeMap<u64, Slice>,
+    size: u64,
+    /// Octets of the buffers.
+    used: u64,
+}
+
+/// There is no memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Full;
+
+/// Octets from which on a transport's buffer is kept and not copied.
+const KEEP: usize = 64 << 10;
+
+/// Pieces that a READ brings at most; what is in more is copied together.
+const MAX_PIECES: usize = 16;
+
+impl Extents {
+    pub(super) const fn size(&self) -> u64 {
+        self.size
+    }
+
+    pub(super) const fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// The octets from `offset` on, `count` or as many as there are.
+    pub(super) fn read(
+        &self,
+        offset: u64,
+        count: usize,
+        zeroes: &Slice,
+        pool: &Pool,
+    ) -> Result<Vec<Slice>, Full> {
+        let end = self.size.min(offset.saturating_add(count as u64));
+        let mut at = offset;
+        let mut found = Vec::new();
+        let first = self
+            .pieces
+            .range(..=offset)
+            .next_back()
+            .map_or(offset, |(&start, _)| start);
+        let hole = |at: &mut u64, until: u64, found: &mut Vec<Slice>| {
+            while *at < until {
+                let piece = zeroes.part(0..usize::try_from(until - *at).unwrap_or(usize::MAX));
+                *at += piece.len() as u64;
+                found.push(piece);
+            }
+        };
+        for (&start, piece) in self.pieces.range(first..end.max(first)) {
+            let stop = start + piece.len() as u64;
+            if stop <= at {
+                continue;
+            }
+            hole(&mut at, start.min(end), &mut found);
+            let part = piece.part((at - start) as usize..(end.min(stop) - start) as usize);
+            at += part.len() as u64;
+            found.push(part);
+        }
+        hole(&mut at, end, &mut found);
+        if found.len() <= MAX_PIECES {
+            return Ok(found);
+        }
+        let mut together = pool.take((end - offset) as usize).ok_or(Full)?;
+        let mut filled = 0;
+        for piece in found {
+            together[filled..filled + piece.len()].copy_from_slice(&piece);
+            filled += piece.len();
+        }
+        Ok(vec![together.share()])
+    }
+
+    /// Writes; the file may take `room` octets more of memory.
+    pub(super) fn write(&mut self, offset: u64, data: Data, room: u64, pool: &Pool) -> Result<(), Full> {
+        let octets = data.octets();
+        if octets.is_empty() {
+            return Ok(());
+        }
+        match data {
+            Data::Apart(slice) if octets.len() >= KEEP && slice.footprint() < 2 * octets.len() => {
+                self.make_room(
+                    offset,
+                    offset + octets.len() as u64,
+                    room,
+                    slice.footprint() as u64,
+                    pool,
+                )?;
+                self.insert(offset, slice.clone());
+            }
+            _ => self.copy(offset, octets, room, pool)?,
+        }
+        self.size = self.size.max(offset + octets.len() as u64);
+        Ok(())
+    }
+
+    /// Cuts or lengthens, with a hole.
+    pub(super) fn resize(&mut self, size: u64, pool: &Pool) -> Result<(), Full> {
+        if size < self.size {
+            self.make_room(size, u64::MAX, u64::MAX, 0, pool)?;
+        }
+        self.size = size;
+        Ok(())
+    }
+
+    fn copy(&mut self, mut offset: u64, mut octets: &[u8], room: u64, pool: &Pool) -> Result<(), Full> {
+        while !octets.is_empty() {
+            let left = octets.len() as u64;
+            let before = self.pieces.range_mut(..=offset).next_back();
+            // Onto what is there, if nobody is reading it; or behind it, into what is left of its buffer.
+            if let Some((&start, piece)) = before {
+                let mut within = piece.len() as u64 - (offset - start).min(piece.len() as u64);
+                if within == 0 && start + piece.len() as u64 == offset {
+                    let next = self
+                        .pieces
+                        .range(offset..)
+                        .next()
+                        .map_or(u64::MAX, |(&next, _)| next);
+                    let more = usize::try_from((next - offset).min(left)).unwrap_or(usize::MAX);
+                    if let Some(piece) = self.pieces.get_mut(&start) {
+                        within = piece.grow(more) as u64;
+                    }
+                }
+                let len = within.min(left) as usize;
+                if len > 0
+                    && let Some(piece) = self.pieces.get_mut(&start).and_then(Slice::exclusive)
+                {
+                    let at = (offset - start) as usize;
+                    piece[at..at + len].copy_from_slice(&octets[..len]);
+                    offset += len as u64;
+                    octets = &octets[len..];
+                    continue;
+                }
+            }
+            // Into a buffer of its own. At a file's end it has room for more, which will follow.
+            let len = octets.len().min(MAX_BUFFER);
+            let end = offset + len as u64;
+            let capacity = if end > self.size {
+                usize::try_from(offset).unwrap_or(KEEP).min(KEEP).max(len)
+            } else {
+                len
+            };
+            let mut buffer = pool.take(capacity).ok_or(Full)?;
+            buffer.resize(len);
+            buffer.copy_from_slice(&octets[..len]);
+            self.make_room(offset, end, room, buffer.capacity() as u64, pool)?;
+            self.insert(offset, buffer.share());
+            offset = end;
+            octets = &octets[len..];
+        }
+        Ok(())
+    }
+
+    /// Takes `start..end` out of the pieces, when what is then there and `more` octets fit into `room`.
+    fn make_room(&mut self, start: u64, end: u64, room: u64, more: u64, pool: &Pool) -> Result<(), Full> {
+        let first = self
+            .pieces
+            .range(..start)
+            .next_back()
+            .map_or(start, |(&first, _)| first);
+        let touched: Vec<u64> = (self.pieces.range(first..end))
+            .filter(|(at, piece)| **at + piece.len() as u64 > start)
+            .map(|(at, _)| *at)
+            .collect();
+        // What stays of them, at most two: each in its old buffer if it is half of it and alone, else in one of its own.
+        let mut stay = Vec::new();
+        let mut gone = 0;
+        for at in &touched {
+            let Some(piece) = self.pieces.get(at) else {
+                continue;
+            };
+            gone += piece.footprint() as u64;
+            let stop = at + piece.len() as u64;
+            let head = piece.part(0..start.saturating_sub(*at) as usize);
+            let tail = piece.part(end.saturating_sub(*at).min(piece.len() as u64) as usize..piece.len());
+            let keeps_head = head.len() >= tail.len();
+            for (at, part, first) in [
+                (*at, head, keeps_head),
+                (stop - tail.len() as u64, tail, !keeps_head),
+            ] {
+                if part.is_empty() {
+                    continue;
+                }
+                let part = if first && 2 * part.len() >= part.footprint() {
+                    part
+                } else {
+                    let mut own = pool.take(part.len()).ok_or(Full)?;
+                    own.copy_from_slice(&part);
+                    own.share()
+                };
+                stay.push((at, part));
+            }
+        }
+        let again: u64 = stay.iter().map(|(_, part)| part.footprint() as u64).sum();
+        if (again + more).saturating_sub(gone) > room {
+            return Err(Full);
+        }
+        for at in &touched {
+            self.pieces.remove(at);
+        }
+        self.used -= gone;
+        for (at, part) in stay {
+            self.insert(at, part);
+        }
+        Ok(())
+    }
+
+    fn insert(&mut self, at: u64, piece: Slice) {
+        self.used += piece.footprint() as u64;
+        self.pieces.insert(at, piece);
+    }
+}

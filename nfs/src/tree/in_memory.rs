@@ -1,0 +1,747 @@
+//! A tree in memory, of a limited size. It is gone with its process, and so are its handles.
+
+use super::extents::{Extents, Full};
+use super::{Caller, Data, File, Found, New, Numbered, Outcome, Tree, access_bits};
+use crate::memory::{PAGE, Pool, Slice};
+use crate::nfs3::{
+    Attributes, CreateHow, Device, Handle, Kind, MAX_TRANSFER, SetAttributes, SetTime, Stable, Statistics,
+    Status, Time, Verifier,
+};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+const ROOT: u64 = 1;
+
+/// What a file counts for beside its octets, and a name beside its own.
+const OVERHEAD: u64 = 256;
+
+/// Octets of a file, at most.
+const MAX_SIZE: u64 = 1 << 46;
+
+/// The tree.
+#[derive(Debug)]
+pub struct InMemory {
+    nodes: Mutex<Nodes>,
+    pool: Pool,
+    /// What holes are read from.
+    zeroes: Slice,
+    /// Says which process' files a handle is of.
+    instance: u64,
+}
+
+#[derive(Debug)]
+struct Nodes {
+    all: HashMap<u64, Node>,
+    last: u64,
+    used: u64,
+    limit: u64,
+    changes: u64,
+}
+
+#[derive(Debug)]
+struct Node {
+    is: Is,
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    links: u32,
+    atime: Time,
+    mtime: Time,
+    ctime: Time,
+}
+
+#[derive(Debug)]
+enum Is {
+    File(Extents, Option<Verifier>),
+    Directory {
+        names: BTreeMap<Box<[u8]>, u64>,
+        parent: u64,
+        version: u64,
+    },
+    Symlink(Box<[u8]>),
+    Special(Kind, Device),
+}
+
+impl InMemory {
+    /// An empty tree of `limit` octets, all of it. Its root belongs to `owner`. `None`: there is no memory.
+    pub fn new(limit: u64, pool: Pool, owner: &Caller) -> Option<Self> {
+        let mut instance = [0; 8];
+        rustix::rand::getrandom(&mut instance, rustix::rand::GetRandomFlags::empty()).ok()?;
+        let mut zeroes = pool.take(MAX_TRANSFER as usize)?;
+        zeroes.fill(0);
+        let root = Is::Directory {
+            names: BTreeMap::new(),
+            parent: ROOT,
+            version: 0,
+        };
+        let mut nodes = Nodes {
+            all: HashMap::new(),
+            last: ROOT,
+            used: OVERHEAD,
+            limit,
+            changes: 0,
+        };
+        let mut root = Node::new(root, 0o755, owner);
+        root.links = 2;
+        nodes.all.insert(ROOT, root);
+        Some(Self {
+            nodes: Mutex::new(nodes),
+            zeroes: zeroes.share(),
+            pool,
+            instance: u64::from_ne_bytes(instance),
+        })
+    }
+
+    fn nodes(&self) -> MutexGuard<'_, Nodes> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn handle(&self, id: u64) -> Handle {
+        let mut octets = [0; 16];
+        octets[..8].copy_from_slice(&self.instance.to_be_bytes());
+        octets[8..].copy_from_slice(&id.to_be_bytes());
+        Handle::new(&octets)
+    }
+
+    fn id(&self, handle: &Handle) -> Outcome<u64> {
+        let octets: &[u8; 16] = handle.octets().try_into().map_err(|_| Status::BadHandle)?;
+        let whole = u128::from_be_bytes(*octets);
+        ((whole >> 64) as u64 == self.instance)
+            .then_some(whole as u64)
+            .ok_or(Status::Stale)
+    }
+
+    fn file(&self, nodes: &Nodes, id: u64) -> Outcome<File> {
+        Ok((self.handle(id), self.described(nodes.node(id)?, id)))
+    }
+
+    fn described(&self, node: &Node, id: u64) -> Attributes {
+        let (size, used) = match &node.is {
+            Is::File(octets, _) => (octets.size(), octets.used()),
+            Is::Directory { names, .. } => (names.len() as u64 * 32, PAGE as u64),
+            Is::Symlink(text) => (text.len() as u64, 0),
+            Is::Special(..) => (0, 0),
+        };
+        let device = match node.is {
+            Is::Special(_, device) => device,
+            _ => Device::default(),
+        };
+        Attributes {
+            kind: node.kind(),
+            mode: node.mode,
+            links: node.links,
+            uid: node.uid,
+            gid: node.gid,
+            size,
+            used,
+            device,
+            fsid: self.instance,
+            fileid: id,
+            atime: node.atime,
+            mtime: node.mtime,
+            ctime: node.ctime,
+        }
+    }
+}
+
+fn now() -> Time {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time {
+        seconds: now.as_secs() as u32,
+        nanos: now.subsec_nanos(),
+    }
+}
+
+impl From<Full> for Status {
+    fn from(_: Full) -> Self {
+        Self::NoSpace
+    }
+}
+
+impl Node {
+    fn new(is: Is, mode: u32, owner: &Caller) -> Self {
+        let now = now();
+        Self {
+            is,
+            mode,
+            uid: owner.uid,
+            gid: owner.gid,
+            links: 1,
+            atime: now,
+            mtime: now,
+            ctime: now,
+        }
+    }
+
+    const fn kind(&self) -> Kind {
+        match self.is {
+            Is::File(..) => Kind::File,
+            Is::Directory { .. } => Kind::Directory,
+            Is::Symlink(_) => Kind::Symlink,
+            Is::Special(kind, _) => kind,
+        }
+    }
+
+    /// Rights to read, write and execute.
+    fn rights(&self, caller: &Caller) -> (bool, bool, bool) {
+        if caller.uid == 0 {
+            return (
+                true,
+                true,
+                self.kind() == Kind::Directory || self.mode & 0o111 != 0,
+            );
+        }
+        let shift = match () {
+            () if caller.uid == self.uid => 6,
+            () if caller.belongs_to(self.gid) => 3,
+            () => 0,
+        };
+        let bits = self.mode >> shift;
+        (bits & 4 != 0, bits & 2 != 0, bits & 1 != 0)
+    }
+
+    fn owned_by(&self, caller: &Caller) -> bool {
+        caller.uid == 0 || caller.uid == self.uid
+    }
+
+    fn touch(&mut self) {
+        self.mtime = now();
+        self.ctime = self.mtime;
+    }
+
+    /// What a file counts for.
+    fn weight(&self) -> u64 {
+        OVERHEAD
+            + match &self.is {
+                Is::File(octets, _) => octets.used(),
+                Is::Symlink(text) => text.len() as u64,
+                Is::Directory { .. } | Is::Special(..) => 0,
+            }
+    }
+
+    /// Sets owner, mode and times, if the caller may. A size is the tree's to set.
+    fn set(&mut self, caller: &Caller, what: &SetAttributes) -> Outcome<()> {
+        let own = self.owned_by(caller);
+        let gives_away = what.uid.is_some_and(|uid| uid != self.uid);
+        let regroups = what
+            .gid
+            .is_some_and(|gid| gid != self.gid && !caller.belongs_to(gid));
+        if (what.mode.is_some() || what.gid.is_some() || what.uid.is_some()) && !own {
+            return Err(Status::Perm);
+        }
+        if (gives_away || regroups) && caller.uid != 0 {
+            return Err(Status::Perm);
+        }
+        let exact = matches!(what.atime, SetTime::To(_)) || matches!(what.mtime, SetTime::To(_));
+        let times = what.atime != SetTime::Keep || what.mtime != SetTime::Keep;
+        if exact && !own {
+            return Err(Status::Perm);
+        }
+        if times && !own && !self.rights(caller).1 {
+            return Err(Status::Access);
+        }
+        self.uid = what.uid.unwrap_or(self.uid);
+        self.gid = what.gid.unwrap_or(self.gid);
+        self.mode = what.mode.map_or(self.mode, |mode| mode & 0o7777);
+        for (time, set) in [(&mut self.atime, what.atime), (&mut self.mtime, what.mtime)] {
+            match set {
+                SetTime::Keep => {}
+                SetTime::Now => *time = now(),
+                SetTime::To(to) => *time = to,
+            }
+        }
+        self.ctime = now();
+        Ok(())
+    }
+}
+
+impl Nodes {
+    fn node(&self, id: u64) -> Outcome<&Node> {
+        self.all.get(&id).ok_or(Status::Stale)
+    }
+
+    fn node_mut(&mut self, id: u64) -> Outcome<&mut Node> {
+        self.all.get_mut(&id).ok_or(Status::Stale)
+    }
+
+    const fn room(&self) -> u64 {
+        self.limit.saturating_sub(self.used)
+    }
+
+    fn names(&self, dir: u64) -> Outcome<&BTreeMap<Box<[u8]>, u64>> {
+        match &self.node(dir)?.is {
+            Is::Directory { names, .. } => Ok(names),
+            _ => Err(Status::NotDir),
+        }
+    }
+
+    fn find(&self, caller: &Caller, dir: u64, name: &[u8]) -> Outcome<u64> {
+        let names = self.names(dir)?;
+        if !self.node(dir)?.rights(caller).2 {
+            return Err(Status::Access);
+        }
+        names.get(name).copied().ok_or(Status::NoEnt)
+    }
+
+    fn may_change(&self, caller: &Caller, dir: u64) -> Outcome<()> {
+        self.names(dir)?;
+        let (_, write, execute) = self.node(dir)?.rights(caller);
+        (write && execute).then_some(()).ok_or(Status::Access)
+    }
+
+    /// A sticky directory's files are only their owner's to take out.
+    fn may_take_out(&self, caller: &Caller, dir: u64, file: u64) -> Outcome<()> {
+        self.may_change(caller, dir)?;
+        let dir = self.node(dir)?;
+        let sticky = dir.mode & 0o1000 != 0;
+        let may = !sticky || dir.owned_by(caller) || self.node(file)?.owned_by(caller);
+        may.then_some(()).ok_or(Status::Access)
+    }
+
+    fn set_name(&mut self, dir: u64, name: &[u8], file: Option<u64>) -> Outcome<()> {
+        self.changes += 1;
+        let changes = self.changes;
+        let weight = OVERHEAD + name.len() as u64;
+        let fits = self.room() >= weight;
+        let node = self.node_mut(dir)?;
+        let Is::Directory { names, version, .. } = &mut node.is else {
+            return Err(Status::NotDir);
+        };
+        let before = names.contains_key(name);
+        match file {
+            Some(file) if fits || before => drop(names.insert(name.into(), file)),
+            Some(_) => return Err(Status::NoSpace),
+            None => drop(names.remove(name)),
+        }
+        *version = changes;
+        node.touch();
+        match (before, file) {
+            (false, Some(_)) => self.used += weight,
+            (true, None) => self.used -= weight,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        caller: &Caller,
+        dir: u64,
+        name: &[u8],
+        mut node: Node,
+        what: &SetAttributes,
+    ) -> Outcome<u64> {
+        self.may_change(caller, dir)?;
+        let above = self.node(dir)?;
+        if above.mode & 0o2000 != 0 {
+            node.gid = above.gid;
+            node.mode |= if node.kind() == Kind::Directory { 0o2000 } else { 0 };
+        }
+        node.set(caller, what)?;
+        let (weight, directory) = (node.weight(), node.kind() == Kind::Directory);
+        if self.room() < weight + OVERHEAD + name.len() as u64 {
+            return Err(Status::NoSpace);
+        }
+        let id = self.last + 1;
+        self.set_name(dir, name, Some(id))?;
+        self.last = id;
+        self.used += weight;
+        self.all.insert(id, node);
+        if directory {
+            self.node_mut(dir)?.links += 1;
+        }
+        Ok(id)
+    }
+
+    /// A name less. The last one's file goes.
+    fn unlink(&mut self, id: u64) -> Outcome<()> {
+        let node = self.node_mut(id)?;
+        node.links -= 1;
+        node.ctime = now();
+        if node.links == 0 || node.kind() == Kind::Directory {
+            let weight = node.weight();
+            self.used -= weight;
+            self.all.remove(&id);
+        }
+        Ok(())
+    }
+
+    fn resize(&mut self, id: u64, size: u64, pool: &Pool) -> Outcome<()> {
+        if size > MAX_SIZE {
+            return Err(Status::FileTooBig);
+        }
+        let node = self.node_mut(id)?;
+        let Is::File(octets, _) = &mut node.is else {
+            return Err(if node.kind() == Kind::Directory {
+                Status::IsDir
+            } else {
+                Status::Invalid
+            });
+        };
+        let before = octets.used();
+        octets.resize(size, pool)?;
+        let after = octets.used();
+        node.touch();
+        self.used = self.used - before + after;
+        Ok(())
+    }
+
+    /// Is `dir` at or below `top`?
+    fn below(&self, mut dir: u64, top: u64) -> Outcome<bool> {
+        while dir != top && dir != ROOT {
+            match self.node(dir)?.is {
+                Is::Directory { parent, .. } => dir = parent,
+                _ => return Err(Status::NotDir),
+            }
+        }
+        Ok(dir == top)
+    }
+}
+
+impl Tree for InMemory {
+    fn root(&self) -> Handle {
+        self.handle(ROOT)
+    }
+
+    fn attributes(&self, file: &Handle) -> Outcome<Attributes> {
+        let id = self.id(file)?;
+        Ok(self.described(self.nodes().node(id)?, id))
+    }
+
+    fn set_attributes(
+        &self,
+        caller: &Caller,
+        file: &Handle,
+        what: &SetAttributes,
+        guard: Option<Time>,
+    ) -> Outcome<()> {
+        let id = self.id(file)?;
+        let mut nodes = self.nodes();
+        let node = nodes.node_mut(id)?;
+        if guard.is_some_and(|guard| guard != node.ctime) {
+            return Err(Status::NotSync);
+        }
+        if what.size.is_some() && !node.owned_by(caller) && !node.rights(caller).1 {
+            return Err(Status::Access);
+        }
+        if let Some(size) = what.size {
+            nodes.resize(id, size, &self.pool)?;
+        }
+        nodes.node_mut(id)?.set(caller, what)
+    }
+
+    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Outcome<File> {
+        let dir = self.id(dir)?;
+        let nodes = self.nodes();
+        nodes.names(dir)?;
+        let id = match (name, &nodes.node(dir)?.is) {
+            (b".", _) => dir,
+            (b"..", Is::Directory { parent, .. }) => *parent,
+            _ => nodes.find(caller, dir, name)?,
+        };
+        self.file(&nodes, id)
+    }
+
+    fn access(&self, caller: &Caller, file: &Handle, wanted: u32) -> Outcome<u32> {
+        let id = self.id(file)?;
+        let nodes = self.nodes();
+        let node = nodes.node(id)?;
+        let (read, write, execute) = node.rights(caller);
+        Ok(wanted & access_bits(node.kind(), read, write, execute))
+    }
+
+    fn read_link(&self, file: &Handle) -> Outcome<Vec<u8>> {
+        let id = self.id(file)?;
+        match &self.nodes().node(id)?.is {
+            Is::Symlink(text) => Ok(text.to_vec()),
+            _ => Err(Status::Invalid),
+        }
+    }
+
+    fn read(&self, caller: &Caller, file: &Handle, offset: u64, count: u32) -> Outcome<Found> {
+        let id = self.id(file)?;
+        let mut nodes = self.nodes();
+        let node = nodes.node_mut(id)?;
+        let (read, _, execute) = node.rights(caller);
+        // Who may execute it must be able to read it (RFC 1813 §4.4).
+        if !read && !execute && !node.owned_by(caller) {
+            return Err(Status::Access);
+        }
+        node.atime = now();
+        let kind = node.kind();
+        let Is::File(octets, _) = &node.is else {
+            return Err(if kind == Kind::Directory {
+                Status::IsDir
+            } else {
+                Status::Invalid
+            });
+        };
+        let pieces = octets.read(offset, count as usize, &self.zeroes, &self.pool);
+        let pieces = pieces.map_err(|Full| Status::Jukebox)?;
+        let len: usize = pieces.iter().map(|piece| piece.len()).sum();
+        let eof = offset.saturating_add(len as u64) >= octets.size();
+        Ok(Found { pieces, eof })
+    }
+
+    fn write(
+        &self,
+        caller: &Caller,
+        file: &Handle,
+        offset: u64,
+        data: Data,
+        _stable: Stable,
+    ) -> Outcome<(u32, Stable)> {
+        let id = self.id(file)?;
+        let len = data.octets().len() as u64;
+        if offset.saturating_add(len) > MAX_SIZE {
+            return Err(Status::FileTooBig);
+        }
+        let mut nodes = self.nodes();
+        let room = nodes.room();
+        let node = nodes.node_mut(id)?;
+        if !node.rights(caller).1 && !node.owned_by(caller) {
+            return Err(Status::Access);
+        }
+        let kind = node.kind();
+        let Is::File(octets, verifier) = &mut node.is else {
+            return Err(if kind == Kind::Directory {
+                Status::IsDir
+            } else {
+                Status::Invalid
+            });
+        };
+        let before = octets.used();
+        let written = octets.write(offset, data, room, &self.pool);
+        let after = octets.used();
+        *verifier = None;
+        node.touch();
+        if caller.uid != 0 {
+            node.mode &= !0o6000;
+        }
+        nodes.used = nodes.used - before + after;
+        written?;
+        // As stable as it gets: what is lost with the process is lost with its handles.
+        Ok((len as u32, Stable::FileSync))
+    }
+
+    fn commit(&self, _caller: &Caller, file: &Handle) -> Outcome<()> {
+        let id = self.id(file)?;
+        match self.nodes().node(id)?.is {
+            Is::File(..) => Ok(()),
+            _ => Err(Status::Invalid),
+        }
+    }
+
+    fn create(&self, caller: &Caller, dir: &Handle, name: &[u8], how: &CreateHow) -> Outcome<File> {
+        let dir = self.id(dir)?;
+        let mut nodes = self.nodes();
+        let found = nodes.find(caller, dir, name);
+        let (attributes, made_by) = match how {
+            CreateHow::Unchecked(attributes) | CreateHow::Guarded(attributes) => (*attributes, None),
+            CreateHow::Exclusive(verifier) => (SetAttributes::default(), Some(*verifier)),
+        };
+        let id = match (found, how) {
+            (Ok(id), CreateHow::Exclusive(verifier)) => match nodes.node(id)?.is {
+                Is::File(_, Some(made_by)) if made_by == *verifier => id,
+                _ => return Err(Status::Exist),
+            },
+            (Ok(id), CreateHow::Unchecked(_)) if nodes.node(id)?.kind() == Kind::File => {
+                if let Some(size) = attributes.size {
+                    if !nodes.node(id)?.rights(caller).1 {
+                        return Err(Status::Access);
+                    }
+                    nodes.resize(id, size, &self.pool)?;
+                }
+                id
+            }
+            (Ok(_), _) => return Err(Status::Exist),
+            (Err(Status::NoEnt), _) => {
+                let mode = attributes.mode.unwrap_or(0o644) & 0o7777;
+                let node = Node::new(Is::File(Extents::default(), made_by), mode, caller);
+                let id = nodes.add(caller, dir, name, node, &attributes)?;
+                if let Some(size) = attributes.size {
+                    nodes.resize(id, size, &self.pool)?;
+                }
+                id
+            }
+            (Err(status), _) => return Err(status),
+        };
+        self.file(&nodes, id)
+    }
+
+    fn make(&self, caller: &Caller, dir: &Handle, name: &[u8], what: New) -> Outcome<File> {
+        let dir = self.id(dir)?;
+        let mut nodes = self.nodes();
+        match nodes.find(caller, dir, name) {
+            Err(Status::NoEnt) => {}
+            Ok(_) => return Err(Status::Exist),
+            Err(status) => return Err(status),
+        }
+        let (is, mode, attributes) = match what {
+            New::Directory(attributes) => {
+                let is = Is::Directory {
+                    names: BTreeMap::new(),
+                    parent: dir,
+                    version: 0,
+                };
+                (is, attributes.mode.unwrap_or(0o755), *attributes)
+            }
+            New::Symlink(text, attributes) => {
+                let attributes = SetAttributes {
+                    mode: None,
+                    ..*attributes
+                };
+                (Is::Symlink(text.into()), 0o777, attributes)
+            }
+            New::Special(Kind::Block | Kind::Character, ..) if caller.uid != 0 => return Err(Status::Perm),
+            New::Special(kind, device, attributes) => (
+                Is::Special(kind, device),
+                attributes.mode.unwrap_or(0o644),
+                *attributes,
+            ),
+        };
+        let directory = matches!(is, Is::Directory { .. });
+        let attributes = SetAttributes {
+            size: None,
+            ..attributes
+        };
+        let mut node = Node::new(is, mode & 0o7777, caller);
+        node.links = if directory { 2 } else { 1 };
+        let id = nodes.add(caller, dir, name, node, &attributes)?;
+        self.file(&nodes, id)
+    }
+
+    fn remove(&self, caller: &Caller, dir: &Handle, name: &[u8], directory: bool) -> Outcome<()> {
+        let dir = self.id(dir)?;
+        let mut nodes = self.nodes();
+        let id = nodes.find(caller, dir, name)?;
+        nodes.may_take_out(caller, dir, id)?;
+        match (&nodes.node(id)?.is, directory) {
+            (Is::Directory { .. }, false) => return Err(Status::IsDir),
+            (Is::Directory { names, .. }, true) if !names.is_empty() => return Err(Status::NotEmpty),
+            (Is::Directory { .. }, true) => nodes.node_mut(dir)?.links -= 1,
+            (_, true) => return Err(Status::NotDir),
+            (_, false) => {}
+        }
+        nodes.set_name(dir, name, None)?;
+        nodes.unlink(id)
+    }
+
+    fn rename(&self, caller: &Caller, from: (&Handle, &[u8]), to: (&Handle, &[u8])) -> Outcome<()> {
+        let (from, from_name, to, to_name) = (self.id(from.0)?, from.1, self.id(to.0)?, to.1);
+        let mut nodes = self.nodes();
+        nodes.names(to)?;
+        let id = nodes.find(caller, from, from_name)?;
+        nodes.may_take_out(caller, from, id)?;
+        nodes.may_change(caller, to)?;
+        let directory = nodes.node(id)?.kind() == Kind::Directory;
+        if directory && nodes.below(to, id)? {
+            return Err(Status::Invalid);
+        }
+        match nodes.find(caller, to, to_name) {
+            Ok(other) if other == id => return Ok(()),
+            Ok(other) => {
+                nodes.may_take_out(caller, to, other)?;
+                match (&nodes.node(other)?.is, directory) {
+                    (Is::Directory { names, .. }, true) if !names.is_empty() => return Err(Status::NotEmpty),
+                    (Is::Directory { .. }, true) => nodes.node_mut(to)?.links -= 1,
+                    (Is::Directory { .. }, false) => return Err(Status::IsDir),
+                    (_, true) => return Err(Status::NotDir),
+                    (_, false) => {}
+                }
+                nodes.set_name(to, to_name, Some(id))?;
+                nodes.unlink(other)?;
+            }
+            Err(Status::NoEnt) => nodes.set_name(to, to_name, Some(id))?,
+            Err(status) => return Err(status),
+        }
+        nodes.set_name(from, from_name, None)?;
+        let node = nodes.node_mut(id)?;
+        node.ctime = now();
+        if let Is::Directory { parent, .. } = &mut node.is {
+            *parent = to;
+            nodes.node_mut(from)?.links -= 1;
+            nodes.node_mut(to)?.links += 1;
+        }
+        Ok(())
+    }
+
+    fn link(&self, caller: &Caller, file: &Handle, dir: &Handle, name: &[u8]) -> Outcome<()> {
+        let (id, dir) = (self.id(file)?, self.id(dir)?);
+        let mut nodes = self.nodes();
+        if nodes.node(id)?.kind() == Kind::Directory {
+            return Err(Status::IsDir);
+        }
+        match nodes.find(caller, dir, name) {
+            Err(Status::NoEnt) => {}
+            Ok(_) => return Err(Status::Exist),
+            Err(status) => return Err(status),
+        }
+        nodes.may_change(caller, dir)?;
+        nodes.set_name(dir, name, Some(id))?;
+        let node = nodes.node_mut(id)?;
+        node.links += 1;
+        node.ctime = now();
+        Ok(())
+    }
+
+    fn list(&self, dir: &Handle) -> Outcome<(Vec<Numbered>, Option<u64>)> {
+        let id = self.id(dir)?;
+        let nodes = self.nodes();
+        match &nodes.node(id)?.is {
+            Is::Directory { names, version, .. } => Ok((
+                names.iter().map(|(name, id)| (*id, name.clone())).collect(),
+                Some(*version),
+            )),
+            _ => Err(Status::NotDir),
+        }
+    }
+
+    fn version(&self, dir: &Handle) -> Option<u64> {
+        let id = self.id(dir).ok()?;
+        match self.nodes().node(id).ok()?.is {
+            Is::Directory { version, .. } => Some(version),
+            _ => None,
+        }
+    }
+
+    fn may_list(&self, caller: &Caller, dir: &Handle) -> Outcome<()> {
+        let id = self.id(dir)?;
+        let nodes = self.nodes();
+        nodes.names(id)?;
+        nodes
+            .node(id)?
+            .rights(caller)
+            .0
+            .then_some(())
+            .ok_or(Status::Access)
+    }
+
+    fn parent(&self, dir: &Handle) -> Outcome<Handle> {
+        let id = self.id(dir)?;
+        match self.nodes().node(id)?.is {
+            Is::Directory { parent, .. } => Ok(self.handle(parent)),
+            _ => Err(Status::NotDir),
+        }
+    }
+
+    fn statistics(&self) -> Outcome<Statistics> {
+        let nodes = self.nodes();
+        let files = nodes.limit / (2 * OVERHEAD);
+        let free = nodes.room() / (2 * OVERHEAD);
+        Ok(Statistics {
+            total_octets: nodes.limit,
+            free_octets: nodes.room(),
+            available_octets: nodes.room(),
+            total_files: files,
+            free_files: free,
+            available_files: free,
+            unchanged: 0,
+        })
+    }
+
+    fn pool(&self) -> &Pool {
+        &self.pool
+    }
+}

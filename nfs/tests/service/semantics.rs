@@ -1,0 +1,353 @@
+//! What clients rely on, of every tree.
+
+use super::*;
+use std::collections::BTreeSet;
+
+/// Both kinds of tree, and the folder that one is in.
+fn both(options: Options) -> (tempfile::TempDir, [Arc<Server>; 2]) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let servers = [of_directory(folder.path(), options), of_memory(64 << 20, options)];
+    (folder, servers)
+}
+
+#[test]
+fn a_large_directory_is_listed_once_each_while_it_changes() {
+    let (_folder, servers) = both(OPEN);
+    for server in servers {
+        let mut client = client(&server, true);
+        let root = client.mount(b"/").unwrap();
+        for n in 0..3000 {
+            create(&mut client, root, format!("file-{n}").as_bytes(), 0o644).unwrap();
+        }
+        let mut seen = Vec::new();
+        let mut cookie = 0;
+        for round in 0.. {
+            let arguments = ReaddirArgs {
+                dir: root,
+                cookie,
+                verifier: [0; 8],
+                count: 8192,
+            };
+            // By hand, as entries are no fixed result.
+            let mut message = call(Procedure::Readdir, round);
+            urnic_nfs::xdr::Xdr::put(&arguments, &mut message);
+            let reply = answer(&server, &message);
+            let mut results = urnic_nfs::rpc::results(&reply).unwrap();
+            use urnic_nfs::xdr::Xdr;
+            Reply::<ReaddirOk, Option<Attributes>>::take(&mut results)
+                .unwrap()
+                .unwrap();
+            assert!(reply.len() <= 8192 + 64, "{} octets", reply.len());
+            while let Some(entry) = <Option<Listed> as Xdr>::take(&mut results).unwrap() {
+                seen.push(entry.name.to_vec());
+                cookie = entry.cookie;
+            }
+            if bool::take(&mut results).unwrap() {
+                break;
+            }
+            // Files that were seen already go, new ones come.
+            for name in seen.iter().rev().take(3).filter(|name| name.starts_with(b"file")) {
+                let _ = remove(&mut client, root, name);
+            }
+            create(&mut client, root, format!("new-{round}").as_bytes(), 0o644).unwrap();
+        }
+        let old: BTreeSet<_> = seen.iter().filter(|name| name.starts_with(b"file-")).collect();
+        assert_eq!(old.len(), 3000, "each is listed");
+        assert_eq!(
+            seen.iter().collect::<BTreeSet<_>>().len(),
+            seen.len(),
+            "none is listed twice"
+        );
+        assert!(seen.iter().any(|name| name == b".") && seen.iter().any(|name| name == b".."));
+    }
+}
+
+fn call(procedure: Procedure, xid: u32) -> Vec<u8> {
+    let Caller { uid, gid, groups } = me();
+    let credential = Credential::System { uid, gid, groups };
+    urnic_nfs::rpc::Call {
+        xid,
+        program: PROGRAM,
+        version: VERSION,
+        procedure: procedure as u32,
+        credential,
+    }
+    .emit()
+}
+
+fn answer(server: &Arc<Server>, message: &[u8]) -> Vec<u8> {
+    let request = Request {
+        peer: PEER,
+        message,
+        item: None,
+    };
+    server.call(request).expect("an answer").message
+}
+
+#[test]
+fn a_call_that_comes_again_is_not_done_again() {
+    let (_folder, servers) = both(OPEN);
+    for server in servers {
+        let mut client = client(&server, true);
+        let dir = client.mount(b"/").unwrap();
+        create(&mut client, dir, b"once", 0o644).unwrap();
+        let again = |xid| {
+            let mut message = call(Procedure::Remove, xid);
+            urnic_nfs::xdr::Xdr::put(&Entry { dir, name: b"once" }, &mut message);
+            answer(&server, &message)
+        };
+        let first = again(4711);
+        assert!(urnic_nfs::rpc::results(&first).unwrap().0.starts_with(&[0; 4]));
+        assert_eq!(again(4711), first);
+        assert_ne!(again(4712)[4..], first[4..], "another call finds it gone");
+    }
+}
+
+#[test]
+fn exclusive_create_succeeds_again_for_its_own_verifier_only() {
+    let (_folder, servers) = both(OPEN);
+    for server in servers {
+        let mut client = client(&server, true);
+        let dir = client.mount(b"/").unwrap();
+        let mut exclusive = |verifier| {
+            let place = Entry { dir, name: b"new" };
+            let how = CreateHow::Exclusive(verifier);
+            client.nfs::<Created, Wcc>(Procedure::Create, &CreateArgs { place, how })
+        };
+        let made = exclusive(*b"verifier").unwrap();
+        assert_eq!(exclusive(*b"verifier").unwrap().file, made.file);
+        assert_eq!(status(exclusive(*b"another!")), Status::Exist);
+    }
+}
+
+#[test]
+fn a_removed_file_is_stale_and_a_foreign_handle_is_refused() {
+    let (_folder, servers) = both(OPEN);
+    for server in servers {
+        let mut client = client(&server, true);
+        let root = client.mount(b"/").unwrap();
+        let file = create(&mut client, root, b"a", 0o644).unwrap();
+        write(&mut client, file, 0, b"octets").unwrap();
+        remove(&mut client, root, b"a").unwrap();
+        assert_eq!(status(client.attributes(file)), Status::Stale);
+        assert_eq!(status(contents(&mut client, file, 0, 10)), Status::Stale);
+        assert_eq!(status(write(&mut client, file, 0, b"more")), Status::Stale);
+        for octets in [&b""[..], b"x", &[7; 64], &[0; 25], &[0; 16]] {
+            let refused = status(client.attributes(Handle::new(octets)));
+            assert!(
+                matches!(refused, Status::BadHandle | Status::Stale),
+                "{refused:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn names_lead_nowhere_else() {
+    let (_folder, servers) = both(OPEN);
+    for server in servers {
+        let mut client = client(&server, true);
+        let root = client.mount(b"/").unwrap();
+        assert_eq!(client.lookup(root, b"..").unwrap().file, root);
+        assert_eq!(client.lookup(root, b".").unwrap().file, root);
+        for name in [&b"../etc"[..], b"/etc", b"a/b", b"a\0b", b""] {
+            assert_eq!(status(client.lookup(root, name)), Status::Invalid, "{name:?}");
+            assert_eq!(status(create(&mut client, root, name, 0o644)), Status::Invalid);
+        }
+        assert_eq!(status(create(&mut client, root, b"..", 0o644)), Status::Invalid);
+        assert_eq!(status(client.lookup(root, &[b'x'; 256])), Status::NameTooLong);
+        let place = Entry {
+            dir: root,
+            name: b"out",
+        };
+        let link = client.symlink(place, b"/").unwrap().file.unwrap();
+        assert_eq!(status(client.lookup(link, b"etc")), Status::NotDir);
+        assert!(client.mount(b"/out").is_err());
+        assert!(client.mount(b"/../..").is_err());
+        let sub = mkdir(&mut client, root, b"sub").unwrap();
+        assert_eq!(client.lookup(sub, b"..").unwrap().file, root);
+        assert_eq!(client.mount(b"/sub").unwrap(), sub);
+    }
+}
+
+#[test]
+fn a_read_only_server_changes_nothing() {
+    let options = Options {
+        read_only: true,
+        ..OPEN
+    };
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("a"), "text").unwrap();
+    let mut client = client(&of_directory(folder.path(), options), true);
+    let root = client.mount(b"/").unwrap();
+    let file = client.lookup(root, b"a").unwrap().file;
+    assert_eq!(
+        contents(&mut client, file, 0, 100).unwrap(),
+        (b"text".to_vec(), true)
+    );
+    assert_eq!(status(write(&mut client, file, 0, b"x")), Status::ReadOnly);
+    assert_eq!(status(remove(&mut client, root, b"a")), Status::ReadOnly);
+    assert_eq!(status(create(&mut client, root, b"b", 0o644)), Status::ReadOnly);
+    let access = AccessArgs { file, access: 0x3f };
+    let access = client
+        .nfs::<AccessOk, Option<Attributes>>(Procedure::Access, &access)
+        .unwrap()
+        .access;
+    assert_eq!(access & 0b1_1101, 1, "reading is all there is");
+    assert_eq!(std::fs::read(folder.path().join("a")).unwrap(), b"text");
+}
+
+#[test]
+fn a_full_tree_says_so_and_has_room_again_when_files_go() {
+    let server = of_memory(1 << 20, OPEN);
+    let mut client = client(&server, true);
+    let root = client.mount(b"/").unwrap();
+    let free = |client: &mut Client| {
+        client
+            .nfs::<FsstatOk, Option<Attributes>>(Procedure::Fsstat, &root)
+            .unwrap()
+            .statistics
+            .free_octets
+    };
+    let before = free(&mut client);
+    let mut files = 0;
+    let full = loop {
+        let name = format!("{files}");
+        files += 1;
+        let made = create(&mut client, root, name.as_bytes(), 0o644);
+        match made.and_then(|file| write(&mut client, file, 0, &[1; 100_000])) {
+            Ok(written) => assert_eq!(written, 100_000),
+            Err(error) => break status(Err::<(), _>(error)),
+        }
+    };
+    assert_eq!(full, Status::NoSpace);
+    assert!(
+        (5..=11).contains(&files),
+        "{files} files of 100,000 octets in a MiB"
+    );
+    for n in 0..files {
+        let _ = remove(&mut client, root, format!("{n}").as_bytes());
+    }
+    assert_eq!(free(&mut client), before);
+}
+
+/// As root only can a directory have files of several users; a tree in memory can always.
+#[test]
+fn users_have_their_own_rights() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut servers = vec![of_memory(1 << 20, OPEN)];
+    if rustix::process::geteuid().is_root() {
+        servers.push(of_directory(folder.path(), OPEN));
+    } else {
+        eprintln!("SKIPPED for a directory: only root acts for others");
+    }
+    for server in servers {
+        let mut root_user = client_as(&server, 0);
+        let root = root_user.mount(b"/").unwrap();
+        let attributes = SetAttributes {
+            mode: Some(0o1777),
+            ..SetAttributes::default()
+        };
+        let guard = None;
+        let open = SetattrArgs {
+            file: root,
+            attributes,
+            guard,
+        };
+        root_user.nfs::<Wcc, Wcc>(Procedure::Setattr, &open).unwrap();
+        let (mut ann, mut bob) = (client_as(&server, 1001), client_as(&server, 1002));
+        let file = create(&mut ann, root, b"secret", 0o600).unwrap();
+        write(&mut ann, file, 0, b"hers").unwrap();
+        let is = ann.attributes(file).unwrap();
+        assert_eq!((is.uid, is.gid, is.mode), (1001, 1001, 0o600));
+        assert_eq!(status(contents(&mut bob, file, 0, 10)), Status::Access);
+        assert_eq!(status(write(&mut bob, file, 0, b"his")), Status::Access);
+        let kept = status(remove(&mut bob, root, b"secret"));
+        assert!(matches!(kept, Status::Access | Status::Perm), "sticky: {kept:?}");
+        let all = AccessArgs { file, access: 0x3f };
+        assert_eq!(
+            bob.nfs::<AccessOk, Option<Attributes>>(Procedure::Access, &all)
+                .unwrap()
+                .access,
+            0
+        );
+        let hers = ann
+            .nfs::<AccessOk, Option<Attributes>>(Procedure::Access, &all)
+            .unwrap()
+            .access;
+        assert_eq!(hers, 0b1101);
+        // Made for reading only, and written by who made it.
+        let file = create(&mut ann, root, b"read-only", 0o444).unwrap();
+        assert_eq!(write(&mut ann, file, 0, b"hers").unwrap(), 4);
+        assert_eq!(contents(&mut bob, file, 0, 10).unwrap().0, b"hers");
+    }
+}
+
+#[test]
+fn root_is_nobody_unless_trusted() {
+    let server = of_memory(1 << 20, Options::default());
+    let mut root_user = client_as(&server, 0);
+    let root = root_user.mount(b"/").unwrap();
+    assert_eq!(status(create(&mut root_user, root, b"a", 0o644)), Status::Access);
+}
+
+#[test]
+fn special_files_have_their_kind() {
+    let (_folder, servers) = both(OPEN);
+    for server in servers {
+        let mut client = client(&server, true);
+        let dir = client.mount(b"/").unwrap();
+        for (name, kind) in [(&b"fifo"[..], Kind::Fifo), (b"socket", Kind::Socket)] {
+            let place = Entry { dir, name };
+            let what = Special::Pipe(kind, SetAttributes::default());
+            let made = client
+                .nfs::<Created, Wcc>(Procedure::Mknod, &MknodArgs { place, what })
+                .unwrap();
+            assert_eq!(made.attributes.unwrap().kind, kind);
+            assert_eq!(
+                status(contents(&mut client, made.file.unwrap(), 0, 1)),
+                Status::Invalid
+            );
+        }
+        let place = Entry { dir, name: b"file" };
+        let what = Special::Other(Kind::File);
+        let refused = client.nfs::<Created, Wcc>(Procedure::Mknod, &MknodArgs { place, what });
+        assert_eq!(status(refused), Status::BadType);
+    }
+}
+
+#[test]
+fn what_is_no_call_is_answered_as_rpc_has_it() {
+    let server = of_memory(1 << 20, OPEN);
+    let words = |words: &[u32]| {
+        words
+            .iter()
+            .flat_map(|word| word.to_be_bytes())
+            .collect::<Vec<u8>>()
+    };
+    // RPC version 3: MSG_DENIED, RPC_MISMATCH, 2 to 2.
+    let reply = answer(&server, &words(&[9, 0, 3, PROGRAM, 3, 0, 0, 0, 0, 0]));
+    assert_eq!(reply, words(&[9, 1, 1, 0, 2, 2]));
+    // A credential nobody knows: AUTH_ERROR, AUTH_BADCRED.
+    let reply = answer(&server, &words(&[9, 0, 2, PROGRAM, 3, 0, 77, 0, 0, 0]));
+    assert_eq!(reply, words(&[9, 1, 1, 1, 1]));
+    // NFS version 4: PROG_MISMATCH, 3 to 3. Another program: PROG_UNAVAIL. Another procedure: PROC_UNAVAIL. No arguments: GARBAGE_ARGS.
+    for (program, version, procedure, end) in [
+        (PROGRAM, 4, 0, &[2, 3, 3][..]),
+        (42, 1, 0, &[1]),
+        (PROGRAM, 3, 99, &[3]),
+        (PROGRAM, 3, 1, &[4]),
+    ] {
+        let reply = answer(
+            &server,
+            &words(&[9, 0, 2, program, version, procedure, 0, 0, 0, 0]),
+        );
+        assert_eq!(reply, words(&[&[9, 1, 0, 0, 0], end].concat()));
+    }
+    let request = Request {
+        peer: PEER,
+        message: &words(&[9, 1, 0, 0]),
+        item: None,
+    };
+    assert!(server.call(request).is_none(), "a reply is no call");
+}
