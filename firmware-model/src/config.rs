@@ -168,7 +168,7 @@ impl ModelConfig {
     /// What `QueryDevice` answers.
     pub(crate) fn attributes(&self) -> DeviceAttributes {
         let limits = &self.limits;
-        let mut offered = features::SRQ | features::WINDOWS;
+        let mut offered = features::SRQ | features::WINDOWS | features::MODERATION;
         if self.rfc7306 {
             offered |= features::ATOMICS | features::IMMEDIATE;
         }

@@ -2,6 +2,7 @@
 
 use crate::qp::Asked;
 use crate::queues::EventQueue;
+use crate::time::Nanos;
 use std::sync::Arc;
 use urnic_verbs_api::device::event::{Event, EventKind, QpFault};
 
@@ -9,6 +10,7 @@ use urnic_verbs_api::device::event::{Event, EventKind, QpFault};
 #[derive(Debug, Default)]
 pub struct Effects {
     pub(crate) notifications: Vec<(Arc<EventQueue>, u32)>,
+    pub(crate) due: Vec<(Nanos, u32)>,
     pub(crate) events: Vec<Event>,
     pub(crate) overflowed: Vec<u32>,
     pub(crate) kicks: Vec<(u32, Asked)>,
@@ -34,6 +36,7 @@ impl Effects {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.notifications.is_empty()
+            && self.due.is_empty()
             && self.events.is_empty()
             && self.overflowed.is_empty()
             && self.kicks.is_empty()
@@ -59,6 +62,11 @@ impl Effects {
     /// Notifies the driver of an armed completion queue's completion.
     pub(crate) fn notify(&mut self, queue: &Arc<EventQueue>, cqid: u32) {
         self.notifications.push((queue.clone(), cqid));
+    }
+
+    /// Looks at a completion queue's notification that waits, then.
+    pub(crate) fn look_at_cq(&mut self, due: Nanos, cqid: u32) {
+        self.due.push((due, cqid));
     }
 
     /// A completion queue overflowed: its event, and the error state for all its queue pairs.

@@ -3,11 +3,16 @@
 //! Memory that a program or guest owns changes at any time under the device, as it does under real DMA. So nothing
 //! here makes a lasting reference to it: it is copied, or named by a raw [`Piece`] that only the kernel reads.
 
+use crate::sys;
+use rustix::mm::{Advice, madvise};
+use rustix::process::{Pid, getpid};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use urnic_verbs_api::device::record::{CqRecord, QueueRecord};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+const PAGE: usize = 4096;
 
 /// How the device reaches host memory.
 ///
@@ -23,6 +28,11 @@ pub unsafe trait HostMemory: Send + Sync {
     /// Memory without a place here, if there is such.
     fn remote(&self) -> Option<&dyn RemoteMemory> {
         None
+    }
+
+    /// Whether remote memory may be named before it is there, and come and go later: regions on demand.
+    fn on_demand(&self) -> bool {
+        false
     }
 }
 
@@ -42,6 +52,57 @@ pub trait RemoteMemory: Send + Sync {
     /// # Errors
     /// The bytes are gone, or their owner is; some may have been written.
     fn write(&self, iova: u64, from: &[u8]) -> Result<(), Unreachable>;
+
+    /// The 64-bit word at `iova`, a multiple of 8, if atomic operations can be whole towards everybody; `None` if they are two copies.
+    ///
+    /// # Errors
+    /// The word is gone, or cannot be written.
+    fn word(&self, _iova: u64) -> Option<Result<&AtomicU64, Unreachable>> {
+        None
+    }
+}
+
+/// The process's own memory, for regions on demand: copied by the kernel, which brings pages in, and says what is not there instead of a fault.
+#[derive(Debug)]
+pub struct OwnProcess(Pid);
+
+impl OwnProcess {
+    /// `None` if the kernel does not let a process copy so (seccomp).
+    pub fn new() -> Option<OwnProcess> {
+        let own = OwnProcess(getpid());
+        let (from, mut into) = ([1u8], [0u8]);
+        let probe = sys::process_vm_read(own.0, from.as_ptr().expose_provenance() as u64, &mut into);
+        (probe == Ok(1)).then_some(own)
+    }
+}
+
+impl RemoteMemory for OwnProcess {
+    fn covers(&self, iova: u64, len: u64) -> bool {
+        iova.checked_add(len).is_some()
+    }
+
+    fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), Unreachable> {
+        let copied = sys::process_vm_read(self.0, iova, into);
+        (copied == Ok(into.len())).then_some(()).ok_or(Unreachable)
+    }
+
+    fn write(&self, iova: u64, from: &[u8]) -> Result<(), Unreachable> {
+        let copied = sys::process_vm_write(self.0, iova, from);
+        (copied == Ok(from.len())).then_some(()).ok_or(Unreachable)
+    }
+
+    fn word(&self, iova: u64) -> Option<Result<&AtomicU64, Unreachable>> {
+        let word: *mut AtomicU64 = std::ptr::with_exposed_provenance_mut(iova as usize);
+        let page = word.map_addr(|address| address & !(PAGE - 1)).cast();
+        // SAFETY: populating changes no byte: it does early what touching the page would do.
+        let there = unsafe { madvise(page, PAGE, Advice::LinuxPopulateWrite) };
+        if there.is_err() || !word.is_aligned() {
+            return Some(Err(Unreachable));
+        }
+        // SAFETY: aligned, and a page that can be written was there just now; a program that unmaps it under an operation that it let
+        // a peer do has the fault that its own instructions would have.
+        Some(Ok(unsafe { &*word }))
+    }
 }
 
 /// Memory that the device was given is not there any more.

@@ -36,5 +36,5 @@ mod turns;
 pub use config::{DeviceAddress, Limits, ModelConfig, Prefix, Reach};
 pub use counters::{Counter, Counters};
 pub use device::{Device, DoorbellPages, Interrupts};
-pub use host::{HostMemory, Piece, PieceMut, RemoteMemory, Unreachable};
+pub use host::{HostMemory, OwnProcess, Piece, PieceMut, RemoteMemory, Unreachable};
 pub use time::Nanos;

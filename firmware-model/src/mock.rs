@@ -590,6 +590,16 @@ impl Cq {
         driver.ring(kind, self.id, self.consumer);
     }
 
+    pub(crate) fn moderate(&self, driver: &Driver, count: u32, period: u32) {
+        let arguments = ModerateCq {
+            cq: self.id.into(),
+            count: count.into(),
+            period: period.into(),
+            reserved: 0.into(),
+        };
+        driver.command(Opcode::ModerateCq, &arguments).unwrap();
+    }
+
     pub(crate) fn resize(&mut self, driver: &Driver, log_size: u32) -> Result<u32, Status> {
         let ring = driver.arena.alloc(CQE_LEN << log_size);
         let arguments = ResizeCq {

@@ -16,7 +16,7 @@ use crate::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::rdmap::{
     Attachment, Engine, NoStream, QpChange, QpParams, RxOutcome, TxOutcome, Verdicts, WrongState,
 };
-use crate::runtime::Token;
+use crate::runtime::{Timer, Token};
 use crate::stream::Stream;
 use crate::time::Nanos;
 use crate::turns::Turns;
@@ -416,7 +416,7 @@ impl Qp {
             && inner.timer.is_none_or(|set| due < set)
         {
             inner.timer = Some(due);
-            core.runtime.set_timer(due, self.id);
+            core.runtime.set_timer(due, Timer::Qp(self.id));
         }
     }
 

@@ -19,7 +19,7 @@ bitflags! {
         const MW_BIND = 1 << 4;
         /// Tagged offsets start at zero instead of at the virtual address.
         const ZERO_BASED = 1 << 5;
-        /// Pages are faulted in on demand.
+        /// Nothing is promised of the pages: each access finds them, or fails.
         const ON_DEMAND = 1 << 6;
         /// Huge pages may be assumed.
         const HUGETLB = 1 << 7;

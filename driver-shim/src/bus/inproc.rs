@@ -7,7 +7,9 @@ use std::sync::{Arc, OnceLock};
 use rustix::io::Errno;
 use urnic_firmware_model::capture::CaptureFile;
 use urnic_firmware_model::config::DescriptorWatch;
-use urnic_firmware_model::{Device, DeviceAddress, HostMemory, Interrupts, ModelConfig};
+use urnic_firmware_model::{
+    Device, DeviceAddress, HostMemory, Interrupts, ModelConfig, OwnProcess, RemoteMemory,
+};
 
 use super::{Bus, Mapping, QueueMemory, Signal, SignalHandler, anonymous};
 use crate::place;
@@ -21,7 +23,10 @@ pub struct InprocBus {
 }
 
 /// The process's own memory, untranslated.
-struct OwnMemory;
+struct OwnMemory {
+    /// For regions on demand.
+    copied: Option<OwnProcess>,
+}
 
 // SAFETY: the IOVAs that the device gets are pointers that `InprocBus::map` was given, or made by `allocate`. Who maps memory keeps it mapped
 // until it unmaps or frees it (contracts of `Bus`), which the driver does after the objects over it are destroyed.
@@ -30,6 +35,14 @@ unsafe impl HostMemory for OwnMemory {
         let start = usize::try_from(iova).ok()?;
         start.checked_add(len)?;
         NonNull::new(std::ptr::with_exposed_provenance_mut(start))
+    }
+
+    fn remote(&self) -> Option<&dyn RemoteMemory> {
+        Some(self.copied.as_ref()?)
+    }
+
+    fn on_demand(&self) -> bool {
+        self.copied.is_some()
     }
 }
 
@@ -80,7 +93,10 @@ impl InprocBus {
             ..ModelConfig::default()
         };
         let line = Arc::new(Line::default());
-        let device = Device::start(config, Arc::new(OwnMemory), line.clone())
+        let memory = OwnMemory {
+            copied: OwnProcess::new(),
+        };
+        let device = Device::start(config, Arc::new(memory), line.clone())
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         Ok(Arc::new(InprocBus { device, line }))
     }
@@ -114,6 +130,11 @@ impl Bus for InprocBus {
         let ptr = anonymous::allocate(len)?;
         let iova = ptr.as_ptr().expose_provenance() as u64;
         Ok(QueueMemory { ptr, iova })
+    }
+
+    fn adopt(&self, ptr: NonNull<u8>) -> Option<QueueMemory> {
+        let iova = ptr.as_ptr().expose_provenance() as u64;
+        Some(QueueMemory { ptr, iova })
     }
 
     unsafe fn free(&self, memory: QueueMemory, len: usize) {

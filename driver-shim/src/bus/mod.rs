@@ -94,6 +94,12 @@ pub trait Bus: Send + Sync {
     /// `ENOMEM`; `EIO` if the device is lost.
     fn allocate(&self, len: usize) -> Result<QueueMemory, Errno>;
 
+    /// Takes memory of the program's own, at a multiple of 4096, for a queue; `None` if the device can have its queues in memory from
+    /// [`Bus::allocate`] only.
+    fn adopt(&self, _ptr: NonNull<u8>) -> Option<QueueMemory> {
+        None
+    }
+
     /// Gives such memory back. Nobody uses it any more, the device neither.
     ///
     /// # Safety

@@ -5,12 +5,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
-use urnic_verbs_api::device::command::{Count, CreateCq, Opcode, QueueHandle, ResizeCq};
+use urnic_verbs_api::device::command::{
+    Count, CreateCq, ModerateCq, Opcode, QueueHandle, ResizeCq, features,
+};
 use urnic_verbs_api::device::cqe::CQE_LEN;
 use urnic_verbs_api::device::doorbell::{Doorbell, Kind};
 use urnic_verbs_api::device::record::CqRecord;
 
-use super::dma::DmaMemory;
+use super::dma::{DmaMemory, RingPlacement};
 use super::pages::Seat;
 use super::{Context, Driver, lock};
 
@@ -64,6 +66,7 @@ impl Driver {
         entries: u32,
         vector: u32,
         cookie: u64,
+        rings: &dyn RingPlacement,
     ) -> Result<Arc<Cq>, Errno> {
         self.alive()?;
         let eq = self.notifications.get(vector as usize).ok_or(Errno::INVAL)?;
@@ -72,7 +75,7 @@ impl Driver {
         }
         let target = self.target(context.id, cookie)?;
         let log_size = entries.next_power_of_two().ilog2();
-        let ring = self.pool.allocate(CQE_LEN << log_size)?;
+        let ring = self.pool.ring(CQE_LEN << log_size, rings)?;
         let record = self.pool.allocate(size_of::<CqRecord>())?;
         let seat = context.pages.seat(&self.commands)?;
         let arguments = CreateCq {
@@ -130,13 +133,13 @@ impl Cq {
     ///
     /// # Errors
     /// `EINVAL` for no entries, more than the device takes, or fewer than completions wait; `ENOMEM`; `EIO` in a forked child.
-    pub fn resize(&self, entries: u32) -> Result<(*mut u8, u32), Errno> {
+    pub fn resize(&self, entries: u32, rings: &dyn RingPlacement) -> Result<(*mut u8, u32), Errno> {
         self.driver.alive()?;
         if entries == 0 || entries > self.driver.attributes.max_cqe {
             return Err(Errno::INVAL);
         }
         let log_size = entries.next_power_of_two().ilog2();
-        let memory = self.driver.pool.allocate(CQE_LEN << log_size)?;
+        let memory = self.driver.pool.ring(CQE_LEN << log_size, rings)?;
         let arguments = ResizeCq {
             ring: memory.iova().into(),
             cq: self.id.into(),
@@ -153,6 +156,24 @@ impl Cq {
             base,
         };
         Ok((ring.memory.as_ptr(), log_size))
+    }
+
+    /// Has its notifications wait until there are `count` completions to tell of, but no longer than `period` microseconds; with 0, not at all.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` if the device has not that; `EIO` in a forked child.
+    pub fn moderate(&self, count: u16, period: u16) -> Result<(), Errno> {
+        self.driver.alive()?;
+        if self.driver.attributes.features & features::MODERATION == 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let arguments = ModerateCq {
+            cq: self.id.into(),
+            count: u32::from(count).into(),
+            period: u32::from(period).into(),
+            reserved: 0.into(),
+        };
+        self.driver.commands.run(Opcode::ModerateCq, &arguments)
     }
 
     /// Its consumer index.

@@ -4,6 +4,7 @@
 //! queue pair takes some hundred bytes and not some pages.
 
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
 
@@ -17,6 +18,7 @@ use crate::bus::{Bus, QueueMemory};
 const MIN_PIECE: usize = 64;
 /// Largest piece that shares a slab.
 const MAX_SHARED: usize = 16 << 10;
+const PAGE: usize = 4096;
 /// Bytes of a slab.
 const SLAB: usize = 64 << 10;
 /// Power-of-two sizes from [`MIN_PIECE`] to [`MAX_SHARED`].
@@ -34,9 +36,47 @@ pub(crate) struct DmaPool {
 pub struct DmaMemory {
     piece: QueueMemory,
     len: usize,
-    /// Class in the pool; `None` for a mapping of its own.
-    class: Option<usize>,
+    origin: Origin,
     pool: Arc<DmaPool>,
+}
+
+/// Whose a piece is.
+#[derive(Debug, Clone, Copy)]
+enum Origin {
+    /// The pool's, of that class.
+    Class(usize),
+    /// A mapping of its own.
+    Mapping,
+    /// The program's, which takes it back by itself.
+    Program,
+}
+
+/// Where a program wants its queues' rings (the allocators of a parent domain).
+///
+/// # Safety
+/// A pointer that is returned leads to so many bytes that nobody else uses until the queue was destroyed, or its making failed.
+pub unsafe trait RingPlacement {
+    /// Where a ring of `len` bytes shall be, at a multiple of `align`; `None` leaves it to the driver.
+    ///
+    /// # Errors
+    /// `ENOMEM`, or what the program says.
+    fn place(&self, len: usize, align: usize) -> Result<Option<NonNull<u8>>, Errno>;
+}
+
+/// Wherever the driver likes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Anywhere;
+
+// SAFETY: it returns no pointer.
+unsafe impl RingPlacement for Anywhere {
+    fn place(&self, _: usize, _: usize) -> Result<Option<NonNull<u8>>, Errno> {
+        Ok(None)
+    }
+}
+
+fn rounded(len: usize) -> Result<usize, Errno> {
+    let len = len.max(MIN_PIECE);
+    len.checked_next_power_of_two().ok_or(Errno::NOMEM)
 }
 
 // SAFETY: a piece of memory like a `Box<[AtomicU8]>`: all access goes through raw copies and atomics.
@@ -63,16 +103,13 @@ impl DmaPool {
     /// # Errors
     /// `ENOMEM`.
     pub(crate) fn allocate(self: &Arc<Self>, len: usize) -> Result<DmaMemory, Errno> {
-        let len = len
-            .max(MIN_PIECE)
-            .checked_next_power_of_two()
-            .ok_or(Errno::NOMEM)?;
+        let len = rounded(len)?;
         if len > MAX_SHARED {
             let piece = self.bus.allocate(len)?;
             return Ok(DmaMemory {
                 piece,
                 len,
-                class: None,
+                origin: Origin::Mapping,
                 pool: self.clone(),
             });
         }
@@ -81,7 +118,33 @@ impl DmaPool {
         let memory = DmaMemory {
             piece,
             len,
-            class: Some(class),
+            origin: Origin::Class(class),
+            pool: self.clone(),
+        };
+        memory.zero();
+        Ok(memory)
+    }
+
+    /// A ring of at least `len` zeroed bytes, where the program wants it.
+    ///
+    /// # Errors
+    /// `ENOMEM`, those of the program; `EINVAL` for a place that is not aligned as asked; `EOPNOTSUPP` if the device reaches no such.
+    pub(crate) fn ring(
+        self: &Arc<Self>,
+        len: usize,
+        placement: &dyn RingPlacement,
+    ) -> Result<DmaMemory, Errno> {
+        let len = rounded(len)?;
+        let Some(ptr) = placement.place(len, PAGE)? else {
+            return self.allocate(len);
+        };
+        if ptr.as_ptr().addr() % PAGE != 0 {
+            return Err(Errno::INVAL);
+        }
+        let memory = DmaMemory {
+            piece: self.bus.adopt(ptr).ok_or(Errno::OPNOTSUPP)?,
+            len,
+            origin: Origin::Program,
             pool: self.clone(),
         };
         memory.zero();
@@ -201,13 +264,15 @@ unsafe impl Record for urnic_verbs_api::device::record::CqRecord {}
 
 impl Drop for DmaMemory {
     fn drop(&mut self) {
-        let Some(class) = self.class else {
+        match self.origin {
             // SAFETY: allocated for this value alone, with this length.
-            unsafe { self.pool.bus.free(self.piece, self.len) };
-            return;
-        };
-        if let Some(pieces) = lock(&self.pool.free).get_mut(class) {
-            pieces.push(self.piece);
+            Origin::Mapping => unsafe { self.pool.bus.free(self.piece, self.len) },
+            Origin::Class(class) => {
+                if let Some(pieces) = lock(&self.pool.free).get_mut(class) {
+                    pieces.push(self.piece);
+                }
+            }
+            Origin::Program => {}
         }
     }
 }

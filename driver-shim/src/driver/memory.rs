@@ -1,7 +1,8 @@
 //! Memory registration.
 //!
 //! A kernel driver would pin the pages. Here they are only made to exist: the device reads and writes them through
-//! the program's own mapping, and finds no hole as long as the program keeps its part of the contract.
+//! the program's own mapping, and finds no hole as long as the program keeps its part of the contract. Of regions on demand nothing
+//! is asked: there the device has the kernel copy.
 
 use std::ffi::c_void;
 
@@ -9,7 +10,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 use urnic_verbs_api::device::command::{
-    CreateMr, Handle, ModifyMr, NULL_REGION, Nothing, Opcode, reregister,
+    CreateMr, Handle, ModifyMr, NULL_REGION, Nothing, Opcode, features, reregister,
 };
 use urnic_verbs_api::vocabulary::Access;
 use zerocopy::IntoBytes;
@@ -25,7 +26,7 @@ const PAGE: usize = 4096;
 pub struct Mr {
     /// Its Stag: both keys.
     pub stag: u32,
-    /// `None` for a region without memory.
+    /// `None` for a region without memory, or on demand.
     dma: Option<Mapping>,
     len: usize,
 }
@@ -74,7 +75,8 @@ impl Driver {
     ///
     /// # Errors
     /// `EFAULT` if a page is not mapped, or is read-only where `access` lets somebody write; `EINVAL` if the range wraps or the device
-    /// refuses the rights (a remote writer without `LOCAL_WRITE`); `ENOMEM`; `EIO` in a forked child.
+    /// refuses the rights (a remote writer without `LOCAL_WRITE`); `EOPNOTSUPP` for `ON_DEMAND` where the device has not that; `ENOMEM`; `EIO` in a
+    /// forked child.
     pub fn register(
         &self,
         pd: &Pd,
@@ -84,8 +86,9 @@ impl Driver {
         access: Access,
     ) -> Result<Mr, Errno> {
         self.alive()?;
-        let dma = self.reach(addr, len, base, access)?;
-        let (arguments, list) = described(pd, &dma, len, base, access);
+        let place = self.reach(addr, len, base, access)?;
+        let (arguments, list) = described(pd, &place, len, base, access);
+        let dma = (!access.contains(Access::ON_DEMAND)).then_some(place);
         let created = if list.is_empty() {
             self.commands.call::<_, Handle>(Opcode::CreateMr, &arguments)
         } else {
@@ -95,11 +98,11 @@ impl Driver {
         match created {
             Ok(handle) => Ok(Mr {
                 stag: handle.id.get(),
-                dma: Some(dma),
+                dma,
                 len,
             }),
             Err(errno) => {
-                self.bus.unmap(&dma, len);
+                self.unmap(dma.as_ref(), len);
                 Err(errno)
             }
         }
@@ -122,12 +125,24 @@ impl Driver {
         })
     }
 
-    /// Makes memory exist and reachable for the device.
+    /// Makes memory exist and reachable for the device; on demand, only says where it may come to be.
     fn reach(&self, addr: *mut c_void, len: usize, base: u64, access: Access) -> Result<Mapping, Errno> {
         base.checked_add(len as u64).ok_or(Errno::INVAL)?;
+        if access.contains(Access::ON_DEMAND) {
+            if self.attributes.features & features::ON_DEMAND == 0 {
+                return Err(Errno::OPNOTSUPP);
+            }
+            return Ok(Mapping::Contiguous(addr.expose_provenance() as u64));
+        }
         let write = access.intersects(Access::WRITERS);
         populate(addr, len, write)?;
         self.bus.map(addr.cast(), len, write)
+    }
+
+    fn unmap(&self, dma: Option<&Mapping>, len: usize) {
+        if let Some(dma) = dma {
+            self.bus.unmap(dma, len);
+        }
     }
 
     /// Changes a registration (`ibv_rereg_mr(3)`): what `change` has, and no more. The Stag stays. What fails changes nothing.
@@ -140,6 +155,7 @@ impl Driver {
             Some((addr, len, base)) => Some((self.reach(addr, len, base, change.rights)?, len, base)),
             None => None,
         };
+        let mapped = |dma| (!change.rights.contains(Access::ON_DEMAND)).then_some(dma);
         let mut what = 0;
         let mut put = |given: bool, bit: u32| what |= if given { bit } else { 0 };
         put(dma.is_some(), reregister::TRANSLATION);
@@ -166,14 +182,14 @@ impl Driver {
         match changed {
             Ok(()) => {
                 if let Some((dma, len, _)) = dma {
-                    self.release(mr);
-                    (mr.dma, mr.len) = (Some(dma), len);
+                    self.unmap(mr.dma.as_ref(), mr.len);
+                    (mr.dma, mr.len) = (mapped(dma), len);
                 }
                 Ok(())
             }
             Err(errno) => {
                 if let Some((dma, len, _)) = dma {
-                    self.bus.unmap(&dma, len);
+                    self.unmap(mapped(dma).as_ref(), len);
                 }
                 Err(errno)
             }
@@ -187,15 +203,17 @@ impl Driver {
     pub fn deregister(&self, mr: &Mr) -> Result<(), Errno> {
         self.here()?;
         self.commands.destroy(Opcode::DestroyMr, mr.stag)?;
-        self.release(mr);
+        self.unmap(mr.dma.as_ref(), mr.len);
         Ok(())
     }
+}
 
-    fn release(&self, mr: &Mr) {
-        if let Some(dma) = &mr.dma {
-            self.bus.unmap(dma, mr.len);
-        }
-    }
+/// Brings pages in that a region on demand will want, writable if asked (`ibv_advise_mr(3)`).
+///
+/// # Errors
+/// As [`Driver::register`].
+pub fn prefetch(addr: *mut c_void, len: usize, write: bool) -> Result<(), Errno> {
+    populate(addr, len, write)
 }
 
 /// Makes the pages exist, writable if asked.

@@ -27,8 +27,8 @@ mod worker;
 
 pub use cm::{CmChannel, cm_write};
 pub use cq::Cq;
-pub use dma::DmaMemory;
-pub use memory::{Mr, Reregistration};
+pub use dma::{Anywhere, DmaMemory, RingPlacement};
+pub use memory::{Mr, Reregistration, prefetch};
 pub use process::{abandon_in_child, addresses, exit};
 pub use qp::{AddressVector, Completed, Poster, Qp, QpAttr, QpCaps, QpInit};
 pub use srq::Srq;
@@ -36,6 +36,7 @@ pub use transition::QpMask;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
@@ -405,6 +406,11 @@ impl Driver {
     /// What the device can do.
     pub fn attributes(&self) -> &Attributes {
         &self.attributes
+    }
+
+    /// Whether queues may be wherever a [`RingPlacement`] says.
+    pub fn takes_rings(&self) -> bool {
+        self.bus.adopt(NonNull::dangling()).is_some()
     }
 
     /// The GID table: no holes, stable while the device is open.

@@ -11,7 +11,7 @@ use urnic_verbs_api::device::record::{QueueRecord, publish};
 use urnic_verbs_api::device::wqe::{self, BLOCK_LEN, MAX_INLINE, MAX_SGE, RecvHeader, Sge};
 use urnic_verbs_api::vocabulary::QpState;
 
-use super::dma::DmaMemory;
+use super::dma::{DmaMemory, RingPlacement};
 use super::{Context, Cq, Driver, Pd, Srq, lock};
 
 /// Capacities of a queue pair (`struct ibv_qp_cap`).
@@ -46,6 +46,8 @@ pub struct QpInit<'a> {
     pub caps: QpCaps,
     /// Handed back with its asynchronous events.
     pub cookie: u64,
+    /// Where its rings are.
+    pub rings: &'a dyn RingPlacement,
 }
 
 /// An address vector (`struct ibv_ah_attr`), as far as it names a peer.
@@ -231,10 +233,9 @@ impl Driver {
         self.alive()?;
         let shape = Shape::of(init.caps, self)?;
         let target = self.target(init.context.id, init.cookie)?;
-        let sq = self.pool.allocate(BLOCK_LEN << shape.sq_log_size)?;
-        let rq = self
-            .pool
-            .allocate(1 << (shape.rq_log_size + shape.rq_log_stride))?;
+        let sq = self.pool.ring(BLOCK_LEN << shape.sq_log_size, init.rings)?;
+        let rq_len = 1 << (shape.rq_log_size + shape.rq_log_stride);
+        let rq = self.pool.ring(rq_len, init.rings)?;
         let record = self.pool.allocate(size_of::<QueueRecord>())?;
         let qpn = self.native_number()?;
         let arguments = CreateQp {

@@ -10,7 +10,7 @@ use urnic_verbs_api::device::doorbell::{Doorbell, Kind};
 use urnic_verbs_api::device::record::QueueRecord;
 use urnic_verbs_api::device::wqe::{MAX_SGE, RecvHeader, Sge};
 
-use super::dma::DmaMemory;
+use super::dma::{DmaMemory, RingPlacement};
 use super::{Context, Driver, Pd};
 
 /// A receive queue that several queue pairs take from.
@@ -48,6 +48,7 @@ impl Driver {
         max_wr: u32,
         max_sge: u32,
         cookie: u64,
+        rings: &dyn RingPlacement,
     ) -> Result<Arc<Srq>, Errno> {
         self.alive()?;
         let most_sge = self.attributes.max_sge.min(MAX_SGE as u32);
@@ -59,7 +60,7 @@ impl Driver {
         let elements = max_sge.max(1) as usize * size_of::<Sge>();
         let stride = (size_of::<RecvHeader>() + elements).next_power_of_two();
         let room = ((stride - size_of::<RecvHeader>()) / size_of::<Sge>()) as u32;
-        let ring = self.pool.allocate(entries as usize * stride)?;
+        let ring = self.pool.ring(entries as usize * stride, rings)?;
         let record = self.pool.allocate(size_of::<QueueRecord>())?;
         let arguments = CreateSrq {
             ring: ring.iova().into(),

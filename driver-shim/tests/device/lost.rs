@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use urnic_driver_shim::bus::inproc::InprocBus;
 use urnic_driver_shim::bus::{Bus, Mapping, QueueMemory, Signal, SignalHandler};
 use urnic_driver_shim::config::Config;
-use urnic_driver_shim::driver::{AsyncEvent, Driver};
+use urnic_driver_shim::driver::{Anywhere, AsyncEvent, Driver};
 use urnic_driver_shim::presence::GidTable;
 use urnic_verbs_api::device::registers;
 use urnic_verbs_api::vocabulary::{QpState, WcOpcode, WcStatus};
@@ -191,7 +191,7 @@ fn what_has_no_completion_is_flushed_once_and_in_order() {
 
     // Nothing can be made any more, and everything be destroyed.
     assert_eq!(here.driver.alloc_pd().unwrap_err(), Errno::IO);
-    assert!(here.driver.create_cq(&here.context, 1, 0, 0).is_err());
+    assert!(here.driver.create_cq(&here.context, 1, 0, 0, &Anywhere).is_err());
     assert_eq!(a.qp.query().unwrap_err(), Errno::IO);
     a.qp.destroy().unwrap();
     here.driver.deregister(&mine).unwrap();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use urnic_driver_shim::driver::{QpAttr, QpCaps, QpInit, QpMask};
+use urnic_driver_shim::driver::{Anywhere, QpAttr, QpCaps, QpInit, QpMask};
 use urnic_verbs_api::vocabulary::{Access, QpState};
 
 use super::program::{DRIVER, Program, Told, mask};
@@ -37,7 +37,7 @@ fn completion_queues_keep_to_the_limits() {
     let attributes = DRIVER.attributes();
     let make = |entries, vector| {
         DRIVER
-            .create_cq(&context, entries, vector, 0)
+            .create_cq(&context, entries, vector, 0, &Anywhere)
             .map(|cq| cq.destroy().unwrap())
     };
     assert_eq!(make(0, 0), Err(Errno::INVAL));
@@ -61,6 +61,7 @@ fn queue_pairs_are_at_least_as_large_as_asked_for() {
             srq: None,
             caps,
             cookie: 0,
+            rings: &Anywhere,
         };
         DRIVER.create_qp(&init)
     };

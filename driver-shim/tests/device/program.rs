@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use urnic_driver_shim::bus::inproc::InprocBus;
 use urnic_driver_shim::config::Config;
 use urnic_driver_shim::driver::{
-    AddressVector, AsyncEvent, Completed, Context, ContextEvents, Cq, Driver, Mr, Pd, Poster, Qp, QpAttr,
-    QpCaps, QpInit, QpMask,
+    AddressVector, Anywhere, AsyncEvent, Completed, Context, ContextEvents, Cq, Driver, Mr, Pd, Poster, Qp,
+    QpAttr, QpCaps, QpInit, QpMask,
 };
 use urnic_driver_shim::presence::GidTable;
 use urnic_verbs_api::device::cqe::{CQE_LEN, Cqe, PHASE};
@@ -90,7 +90,7 @@ impl Program {
         let told = Arc::new(Told::default());
         let context = driver.open_context(told.clone()).unwrap();
         let pd = driver.alloc_pd().unwrap();
-        let cq = driver.create_cq(&context, entries, 0, 77).unwrap();
+        let cq = driver.create_cq(&context, entries, 0, 77, &Anywhere).unwrap();
         Program {
             driver: driver.clone(),
             told,
@@ -117,6 +117,7 @@ impl Program {
             srq: None,
             caps,
             cookie: 99,
+            rings: &Anywhere,
         };
         let qp = self.driver.create_qp(&init).unwrap();
         let posts = Arc::new(Posts {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use urnic_driver_shim::config::Config;
-use urnic_driver_shim::driver::{self, Driver, QpAttr, QpMask};
+use urnic_driver_shim::driver::{self, Anywhere, Driver, QpAttr, QpMask};
 use urnic_driver_shim::presence::GidTable;
 use urnic_verbs_api::vocabulary::{QpState, WcStatus};
 
@@ -116,7 +116,7 @@ fn a_child_has_no_device_but_can_open_one() {
         let dead = Some(Errno::IO);
         let old = &parent.driver;
         assert_eq!(old.alloc_pd().err(), dead);
-        assert_eq!(old.create_cq(&parent.context, 16, 0, 0).err(), dead);
+        assert_eq!(old.create_cq(&parent.context, 16, 0, 0, &Anywhere).err(), dead);
         assert_eq!(a.qp.query().err(), dead);
         assert_eq!(a.qp.modify(&QpAttr::default(), QpMask::STATE).err(), dead);
         assert_eq!(a.qp.destroy().err(), dead);

@@ -118,6 +118,12 @@ impl Job<'_> {
                 Err(Status::InvalidArgument)
             };
         }
+        if Access::from_bits_truncate(arguments.access.get()).contains(Access::ON_DEMAND) {
+            let host = &self.core.host;
+            let named = host.on_demand() && arguments.log_page.get() == 0;
+            let remote = named.then(|| Remote::new(host, dma, len)).flatten();
+            return Ok(Arc::new(Backing::Remote(remote.ok_or(Status::InvalidArgument)?)));
+        }
         if len > self.core.config.limits.mr_size {
             return Err(Status::InvalidArgument);
         }

@@ -11,7 +11,7 @@ use crate::host::Mapping;
 use crate::runtime;
 use std::sync::atomic::Ordering;
 use urnic_verbs_api::device::command::{
-    COMMAND_LEN, COMPLETION_LEN, Command, Completion, Count, Handle, Nothing, Opcode, Status,
+    COMMAND_LEN, COMPLETION_LEN, Command, Completion, Count, Handle, Nothing, Opcode, Status, features,
 };
 use urnic_verbs_api::device::stream::{Address, Endpoint};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -105,6 +105,7 @@ impl Job<'_> {
             Opcode::CreateCq => self.create_cq(),
             Opcode::DestroyCq => self.destroy_cq(),
             Opcode::ResizeCq => self.resize_cq(),
+            Opcode::ModerateCq => self.moderate_cq(),
             Opcode::CreateSrq => self.create_srq(),
             Opcode::ModifySrq => self.modify_srq(),
             Opcode::DestroySrq => self.destroy_srq(),
@@ -171,7 +172,11 @@ impl Job<'_> {
     }
 
     fn query_device(&self) -> Answer {
-        self.write_output(&self.core.config.attributes())?;
+        let mut attributes = self.core.config.attributes();
+        if self.core.host.on_demand() {
+            attributes.features |= features::ON_DEMAND;
+        }
+        self.write_output(&attributes)?;
         done()
     }
 

@@ -12,8 +12,9 @@ use crate::queues::{
 use crate::rdmap::{QpChange, QpParams};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 use urnic_verbs_api::device::command::{
-    CreateCq, CreateEq, CreateQp, CreateSrq, ModifyQp, ModifySrq, QueueHandle, ResizeCq, Status,
+    CreateCq, CreateEq, CreateQp, CreateSrq, ModerateCq, ModifyQp, ModifySrq, QueueHandle, ResizeCq, Status,
 };
 use urnic_verbs_api::device::cqe::CQE_LEN;
 use urnic_verbs_api::device::event::EVENT_LEN;
@@ -186,6 +187,15 @@ impl Job<'_> {
         let ring = self.map(arguments.ring.get(), CQE_LEN << log_size, RING_ALIGN)?;
         let carried = cq.resize(ring, log_size).ok_or(Status::InvalidArgument)?;
         count(carried as usize)
+    }
+
+    pub(super) fn moderate_cq(&mut self) -> Answer {
+        let arguments: ModerateCq = self.arguments();
+        let cq = self.core.cqs.find(arguments.cq.get());
+        let period = Duration::from_micros(arguments.period.get().into());
+        cq.ok_or(Status::InvalidHandle)?
+            .moderate(arguments.count.get(), period, self.effects);
+        done()
     }
 
     /// A receive queue on its ring, whose record is given.

@@ -12,7 +12,7 @@ use crate::memory::{MemoryTable, PageRoom};
 use crate::qp::{Asked, Ends, Qp};
 use crate::queues::{CompletionQueue, EventQueue, SharedReceiveQueue};
 use crate::rdmap::Meeting;
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, Timer};
 use crate::stream::descriptor::Descriptors;
 use crate::stream::tcp::Tcp;
 use crate::stream::{Network, Streams};
@@ -236,6 +236,9 @@ impl Core {
         }
         for (queue, cqid) in effects.notifications {
             self.post(&queue, [Event::new(EventKind::Completion, cqid)]);
+        }
+        for (due, cqid) in effects.due {
+            self.runtime.set_timer(due, Timer::Cq(cqid));
         }
         let overflows = effects
             .overflowed

@@ -14,6 +14,8 @@ pub use table::{BindError, InvalidateBy, InvalidateError, MemoryTable, Registrat
 pub use window::Window;
 
 use crate::host::{HostMemory, Mapping, Unreachable};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What an access needs.
@@ -119,6 +121,10 @@ impl Remote {
     fn update_word(&self, at: u64, update: impl Fn(u64) -> u64) -> Option<u64> {
         if !self.iova.wrapping_add(at).is_multiple_of(8) {
             return None;
+        }
+        if let Some(word) = self.host.remote()?.word(self.iova.wrapping_add(at)) {
+            let updated = |word: &AtomicU64| word.fetch_update(AcqRel, Acquire, |old| Some(update(old)));
+            return word.ok().map(|word| updated(word).unwrap_or_else(|old| old));
         }
         let _whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
         let mut bytes = [0; 8];

@@ -6,6 +6,7 @@ use crate::host::{Mapping, Record};
 use crate::time::Nanos;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use urnic_verbs_api::device::cqe::{CQE_LEN, Cqe, CqeFlags, PHASE};
 use urnic_verbs_api::device::record::CqRecord;
 use urnic_verbs_api::vocabulary::WcStatus;
@@ -51,6 +52,10 @@ struct State {
     /// One past the last solicited or failed completion.
     solicited: u32,
     armed: Armed,
+    /// Completions that a notification waits for, and the longest that it does; `None` = for none.
+    moderation: Option<(u32, Duration)>,
+    /// Completions that a notification which waits would tell of, and when it comes at the latest.
+    withheld: Option<(u32, Nanos)>,
     overflowed: bool,
 }
 
@@ -109,6 +114,8 @@ impl CompletionQueue {
             consumer: 0,
             solicited: 0,
             armed: Armed::No,
+            moderation: None,
+            withheld: None,
             overflowed: false,
         };
         CompletionQueue {
@@ -144,8 +151,10 @@ impl CompletionQueue {
                 state.solicited = state.producer;
             }
             if state.armed == Armed::Any || (state.armed == Armed::Solicited && solicited) {
-                state.armed = Armed::No;
-                self.notify(effects);
+                let failed = cqe.status != WcStatus::Success as u8;
+                if failed || !self.withholds(&mut state, now, effects) {
+                    self.notify(&mut state, effects);
+                }
             }
         }
         Ok(())
@@ -162,8 +171,7 @@ impl CompletionQueue {
         };
         let ahead = newest.wrapping_sub(consumer);
         if ahead > 0 && ahead <= state.size() {
-            state.armed = Armed::No;
-            self.notify(effects);
+            self.notify(&mut state, effects);
         } else {
             let wanted = if solicited_only {
                 Armed::Solicited
@@ -174,7 +182,39 @@ impl CompletionQueue {
         }
     }
 
-    fn notify(&self, effects: &mut Effects) {
+    /// Whether the notification of one more completion waits for others.
+    fn withholds(&self, state: &mut State, now: Nanos, effects: &mut Effects) -> bool {
+        let Some((count, period)) = state.moderation else {
+            return false;
+        };
+        let (before, due) = state.withheld.unwrap_or_else(|| {
+            let due = now + period;
+            effects.look_at_cq(due, self.id);
+            (0, due)
+        });
+        state.withheld = Some((before + 1, due));
+        before + 1 < count
+    }
+
+    /// Has notifications wait until there are `count` completions to tell of, but no longer than `period`. One that waits now comes.
+    pub(crate) fn moderate(&self, count: u32, period: Duration, effects: &mut Effects) {
+        let mut state = self.lock();
+        state.moderation = (count > 1 && !period.is_zero()).then_some((count, period));
+        if state.withheld.is_some() {
+            self.notify(&mut state, effects);
+        }
+    }
+
+    /// Notifies if a notification has waited long enough.
+    pub(crate) fn look(&self, now: Nanos, effects: &mut Effects) {
+        let mut state = self.lock();
+        if state.withheld.is_some_and(|(_, due)| due <= now) {
+            self.notify(&mut state, effects);
+        }
+    }
+
+    fn notify(&self, state: &mut State, effects: &mut Effects) {
+        (state.armed, state.withheld) = (Armed::No, None);
         if let Some(events) = &self.events {
             effects.notify(events, self.id);
         }

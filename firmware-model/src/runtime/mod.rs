@@ -45,6 +45,15 @@ const YIELD_EVERY: u32 = 16;
 /// Queue pairs attended to between two looks at the list.
 const BATCH: usize = 8;
 
+/// Whose time has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Timer {
+    /// A queue pair's.
+    Qp(u32),
+    /// That of a completion queue's notification.
+    Cq(u32),
+}
+
 #[repr(align(64))]
 #[derive(Debug, Default)]
 struct Hot {
@@ -97,7 +106,7 @@ pub(crate) struct Runtime {
     attention_len: AtomicUsize,
     /// Queue pairs that gather sends.
     bursts: AtomicUsize,
-    timers: Mutex<BinaryHeap<Reverse<(Nanos, u32)>>>,
+    timers: Mutex<BinaryHeap<Reverse<(Nanos, Timer)>>>,
     lingering: Mutex<Vec<Lingering>>,
     /// Calls or events that found no room.
     left_over: AtomicBool,
@@ -248,9 +257,9 @@ impl Runtime {
         }
     }
 
-    /// Sets a timer for a queue pair.
-    pub(crate) fn set_timer(&self, due: Nanos, qid: u32) {
-        lock(&self.timers).push(Reverse((due, qid)));
+    /// Sets a timer.
+    pub(crate) fn set_timer(&self, due: Nanos, timer: Timer) {
+        lock(&self.timers).push(Reverse((due, timer)));
         self.wake();
     }
 
@@ -291,12 +300,23 @@ impl Runtime {
                 Some(Reverse((due, _))) if *due <= now => {}
                 _ => return,
             }
-            let Some(Reverse((_, qid))) = timers.pop() else {
+            let Some(Reverse((_, timer))) = timers.pop() else {
                 return;
             };
             drop(timers);
-            if let Some(qp) = core.qps.find(qid) {
-                qp.kick(core, Asked::TIMER);
+            match timer {
+                Timer::Qp(qid) => {
+                    if let Some(qp) = core.qps.find(qid) {
+                        qp.kick(core, Asked::TIMER);
+                    }
+                }
+                Timer::Cq(cqid) => {
+                    if let Some(cq) = core.cqs.find(cqid) {
+                        let mut effects = Effects::default();
+                        cq.look(now, &mut effects);
+                        core.raise(effects);
+                    }
+                }
             }
         }
     }

@@ -3,7 +3,9 @@
 use crate::effects::Effects;
 use crate::mock::{Cq, Driver};
 use crate::queues::Overflow;
+use crate::stream::sim::{Conditions, SimNetwork};
 use crate::time::Nanos;
+use std::sync::Arc;
 use urnic_verbs_api::device::command::{Opcode, Status};
 use urnic_verbs_api::device::cqe::{Cqe, CqeFlags};
 use urnic_verbs_api::device::event::EventKind;
@@ -161,4 +163,41 @@ fn a_moved_queue_keeps_what_was_not_consumed() {
         .collect();
     assert_eq!(rest.len(), 3);
     driver.on(Opcode::DestroyCq, cq.id).unwrap();
+}
+
+#[test]
+fn moderated_notifications_wait_for_others_but_not_for_ever() {
+    let network = SimNetwork::new(Conditions::default(), Arc::default());
+    let driver = Driver::start_manual(Arc::new(network));
+    let mut cq = driver.cq(4);
+    cq.moderate(&driver, 3, 100);
+    cq.arm(&driver, false);
+    push_well(&driver, &cq, 0);
+    push_well(&driver, &cq, 1);
+    assert!(driver.notifications().is_empty());
+    push_well(&driver, &cq, 2);
+    assert_eq!(driver.notifications(), [cq.id], "so many were asked for");
+    while cq.poll(&driver).is_some() {}
+    // The first of these has its time set; the notification is for that, whatever was asked before.
+    cq.arm(&driver, false);
+    push_well(&driver, &cq, 3);
+    driver.device.step(Nanos(4 + 99_999));
+    assert!(driver.notifications().is_empty());
+    driver.device.step(Nanos(4 + 100_000));
+    assert_eq!(driver.notifications(), [cq.id], "so long was asked for");
+    driver.device.step(Nanos(1_000_000));
+    assert!(driver.notifications().is_empty());
+    while cq.poll(&driver).is_some() {}
+    cq.arm(&driver, false);
+    push(&driver, &cq, 5, WcStatus::WrFlushErr, false).unwrap();
+    assert_eq!(driver.notifications(), [cq.id], "failures do not wait");
+    while cq.poll(&driver).is_some() {}
+    cq.arm(&driver, false);
+    push_well(&driver, &cq, 6);
+    cq.moderate(&driver, 0, 0);
+    assert_eq!(
+        driver.notifications(),
+        [cq.id],
+        "what waits comes when the settings change"
+    );
 }

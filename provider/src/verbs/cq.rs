@@ -4,19 +4,24 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::mem;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use urnic_driver_shim::driver;
 use urnic_driver_shim::presence::{ChannelSender, registry};
 use urnic_verbs_api::device::cqe::Cqe;
-use urnic_verbs_api::rdma_core::{ibv_comp_channel, ibv_context, ibv_cq, ibv_wc, verbs_cq};
+use urnic_verbs_api::rdma_core::{
+    IBV_CQ_ATTR_MODERATE, ibv_comp_channel, ibv_context, ibv_cq, ibv_moderate_cq, ibv_modify_cq_attr, ibv_pd,
+    ibv_wc, verbs_cq,
+};
 
 use super::completion_ring::{CompletionRing, is_receive, work_completion};
 use super::events::{Acknowledgements, Events, Foreign, Reported, send_completion};
 use super::ledger::Ledger;
 use super::lock::Lock;
+use super::parent_domain::{Resource, Rings};
+use super::pd::{Pd, Tenancy};
 use crate::context::Context;
 use crate::guard::{contained, pointer, status};
 
@@ -32,6 +37,9 @@ pub(crate) struct Cq {
     events: Arc<Events>,
     reported: Reported,
     pub(super) asynchronous: Reported,
+    rings: Rings,
+    /// In a parent domain, if it has one.
+    _tenancy: Option<Tenancy>,
 }
 
 /// What polling moves, under the queue's lock.
@@ -98,12 +106,13 @@ impl Cq {
     /// Makes one of at least `cqe` entries.
     ///
     /// # Safety
-    /// `channel` is null or a live completion channel.
+    /// `channel` is null or a live completion channel, `pd` null or a live domain.
     pub(super) unsafe fn make(
         context: &Context,
         cqe: u32,
         channel: *mut ibv_comp_channel,
         vector: u32,
+        pd: *mut ibv_pd,
     ) -> Result<Box<Cq>, Errno> {
         // SAFETY: as promised.
         let channel = match unsafe { channel.as_ref() } {
@@ -112,7 +121,13 @@ impl Cq {
         };
         let place = Box::<Cq>::new_uninit();
         let cookie = place.as_ptr().addr() as u64;
-        let device = context.driver.create_cq(&context.device, cqe, vector, cookie)?;
+        // SAFETY: as promised.
+        let pd = (!pd.is_null()).then(|| unsafe { Pd::of(pd) });
+        let resource = Resource::Completions;
+        let rings = pd.map_or_else(|| Rings::anywhere(resource), |pd| Rings::of(pd, resource));
+        let device = context
+            .driver
+            .create_cq(&context.device, cqe, vector, cookie, &rings)?;
         // SAFETY: ring and record belong to `device`, which we keep as long as the value.
         let ring = unsafe {
             CompletionRing::new(
@@ -142,6 +157,8 @@ impl Cq {
                 events: context.events.clone(),
                 reported: Reported::default(),
                 asynchronous: Reported::default(),
+                rings,
+                _tenancy: pd.map(Pd::admit),
             },
         ))
     }
@@ -218,9 +235,13 @@ impl Cq {
 
     /// Moves it to a ring of at least `cqe` entries.
     fn resize(&self, cqe: u32) -> Result<(), Errno> {
+        self.rings.replaced(|| self.move_ring(cqe))
+    }
+
+    fn move_ring(&self, cqe: u32) -> Result<(), Errno> {
         let mut completions = self.completions.hold();
         completions.ring.publish();
-        let (ring, log_size) = self.device.resize(cqe)?;
+        let (ring, log_size) = self.device.resize(cqe, &self.rings)?;
         let ring = NonNull::new(ring.cast()).ok_or(Errno::NOMEM)?;
         // SAFETY: the ring is the device's from now on, and there until the next one.
         unsafe { completions.ring.move_to(ring, log_size) };
@@ -267,7 +288,7 @@ pub(super) unsafe extern "C" fn create_cq(
         let cqe = u32::try_from(cqe).map_err(|_| Errno::INVAL)?;
         let vector = u32::try_from(comp_vector).map_err(|_| Errno::INVAL)?;
         // SAFETY: libibverbs gives an open context, and a channel of the program.
-        unsafe { Cq::make(Context::of(context), cqe, channel, vector) }
+        unsafe { Cq::make(Context::of(context), cqe, channel, vector, ptr::null_mut()) }
     })
     .cast()
 }
@@ -278,6 +299,23 @@ pub(super) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
         let cqe = u32::try_from(cqe).map_err(|_| Errno::INVAL)?;
         // SAFETY: a live queue.
         unsafe { Cq::of(cq) }.resize(cqe)
+    })
+}
+
+/// `ibv_modify_cq(3)`: EOPNOTSUPP for other attributes than moderation, or where the device has not that.
+pub(super) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    status(|| {
+        // SAFETY: the program's attributes.
+        let attr = unsafe { &*attr };
+        if attr.attr_mask & !IBV_CQ_ATTR_MODERATE != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if attr.attr_mask == 0 {
+            return Ok(());
+        }
+        let ibv_moderate_cq { cq_count, cq_period } = attr.moderate;
+        // SAFETY: a live queue.
+        unsafe { Cq::of(cq) }.device.moderate(cq_count, cq_period)
     })
 }
 

@@ -3,6 +3,7 @@
 //! `start_poll` takes the queue's lock and `end_poll` lets go of it; between them one completion at a time is current.
 
 use std::ffi::{c_int, c_uint};
+use std::ptr;
 
 use rustix::io::Errno;
 use urnic_verbs_api::rdma_core::*;
@@ -37,13 +38,18 @@ pub(super) unsafe extern "C" fn create_cq_ex(
             0
         };
         if attr.wc_flags & !FIELDS != 0
-            || attr.comp_mask & !IBV_CQ_INIT_ATTR_MASK_FLAGS != 0
+            || attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0
             || flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0
         {
             return Err(Errno::OPNOTSUPP);
         }
-        // SAFETY: libibverbs gives an open context, and the program its channel.
-        let cq = unsafe { Cq::make(Context::of(context), attr.cqe, attr.channel, attr.comp_vector)? };
+        let pd = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
+            attr.parent_domain
+        } else {
+            ptr::null_mut()
+        };
+        // SAFETY: libibverbs gives an open context, and the program its channel and domain.
+        let cq = unsafe { Cq::make(Context::of(context), attr.cqe, attr.channel, attr.comp_vector, pd)? };
         // SAFETY: nobody else has the queue yet; the union is the extended one from here on.
         let ex = unsafe { &mut *(*cq.abi()).cq_ex };
         ex.start_poll = Some(start_poll);

@@ -107,6 +107,21 @@ fn device_attributes(device: &Attributes, node_guid: u64) -> ibv_device_attr_ex 
     attr.max_ah = int(device.max_qp);
     attr.max_pkeys = 1;
     attr.phys_port_cnt = PORT;
+    if device.features & features::MODERATION != 0 {
+        answer.cq_mod_caps.max_cq_count = u16::MAX;
+        answer.cq_mod_caps.max_cq_period = u16::MAX;
+    }
+    if device.features & features::ON_DEMAND != 0 {
+        answer.odp_caps.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT;
+        answer.odp_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND
+            | IBV_ODP_SUPPORT_RECV
+            | IBV_ODP_SUPPORT_WRITE
+            | IBV_ODP_SUPPORT_READ
+            | IBV_ODP_SUPPORT_SRQ_RECV;
+        if device.features & features::ATOMICS != 0 {
+            answer.odp_caps.rc_odp_caps |= IBV_ODP_SUPPORT_ATOMIC;
+        }
+    }
     // The clock of completion timestamps counts nanoseconds: 1 GHz, in kHz.
     answer.completion_timestamp_mask = u64::MAX;
     answer.hca_core_clock = 1_000_000;

@@ -19,6 +19,8 @@ mod ledger;
 mod lock;
 mod mr;
 mod mw;
+mod on_demand;
+mod parent_domain;
 mod pd;
 mod post;
 mod qp;
@@ -44,6 +46,7 @@ pub(crate) fn operations(level: Level) -> ContextOps {
         .reg_mr(mr::reg_mr)
         .dereg_mr(mr::dereg_mr)
         .rereg_mr(mr::rereg_mr)
+        .advise_mr(on_demand::advise_mr)
         .alloc_null_mr(mr::alloc_null_mr)
         .alloc_mw(mw::alloc_mw)
         .dealloc_mw(mw::dealloc_mw)
@@ -53,7 +56,7 @@ pub(crate) fn operations(level: Level) -> ContextOps {
         .reg_dm_mr(dm::reg_dm_mr)
         .alloc_td(pd::alloc_td)
         .dealloc_td(pd::dealloc_td)
-        .alloc_parent_domain(pd::alloc_parent_domain)
+        .alloc_parent_domain(parent_domain::alloc_parent_domain)
         .create_srq(srq::create_srq)
         .create_srq_ex(srq::create_srq_ex)
         .modify_srq(srq::modify_srq)
@@ -63,6 +66,7 @@ pub(crate) fn operations(level: Level) -> ContextOps {
         .create_cq(cq::create_cq)
         .create_cq_ex(cq_ex::create_cq_ex)
         .resize_cq(cq::resize_cq)
+        .modify_cq(cq::modify_cq)
         .destroy_cq(cq::destroy_cq)
         .poll_cq(cq::poll_cq)
         .req_notify_cq(cq::req_notify_cq)

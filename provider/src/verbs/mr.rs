@@ -7,14 +7,15 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use urnic_driver_shim::driver;
 use urnic_verbs_api::rdma_core::{
-    IBV_ACCESS_LOCAL_WRITE, IBV_MR_TYPE_MR, IBV_MR_TYPE_NULL_MR, IBV_REREG_MR_CHANGE_ACCESS,
-    IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_FLAGS_SUPPORTED, ibv_mr, ibv_pd,
-    verbs_mr,
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_ON_DEMAND, IBV_MR_TYPE_MR, IBV_MR_TYPE_NULL_MR,
+    IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION,
+    IBV_REREG_MR_FLAGS_SUPPORTED, ibv_mr, ibv_pd, verbs_mr,
 };
 use urnic_verbs_api::vocabulary::Access;
 
 use super::dm;
 use super::events::Foreign;
+use super::on_demand::Place;
 use super::pd::{Domain, Pd};
 use crate::guard::{pointer, status};
 
@@ -36,8 +37,7 @@ struct State {
 
 /// The rights that the device shall grant: hints are left out.
 ///
-/// Errors: INVAL for unknown bits, and for remote writers where the device itself may not write; OPNOTSUPP for
-/// on-demand paging, which the device does not say it has.
+/// Errors: INVAL for unknown bits, and for remote writers where the device itself may not write.
 fn access(raw: c_int) -> Result<Access, Errno> {
     let access = Access::from_bits(raw as u32).ok_or(Errno::INVAL)?;
     if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
@@ -45,13 +45,11 @@ fn access(raw: c_int) -> Result<Access, Errno> {
     {
         return Err(Errno::INVAL);
     }
-    if access.contains(Access::ON_DEMAND) {
-        return Err(Errno::OPNOTSUPP);
-    }
     Ok(access - (Access::OPTIONAL | Access::HUGETLB))
 }
 
-/// `ibv_reg_mr(3)` and `ibv_reg_mr_iova(3)`: its first byte is named `iova`, or 0 if zero-based.
+/// `ibv_reg_mr(3)` and `ibv_reg_mr_iova(3)`: its first byte is named `iova`, or 0 if zero-based. On demand, nothing need be there, and all of the address
+/// space is a region as well (implicit: address 0, length `SIZE_MAX`). EOPNOTSUPP for that where the device has it not.
 pub(super) unsafe extern "C" fn reg_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -75,6 +73,13 @@ pub(super) unsafe extern "C" fn reg_mr(
         let device = domain
             .driver
             .register(&domain.device, addr, length, base, access)?;
+        let place = Place {
+            addr,
+            len: length,
+            base,
+            access,
+        };
+        domain.on_demand.put(device.stag, place);
         let abi = verbs_mr {
             ibv_mr: ibv_mr {
                 context: pd_.ibv_context(),
@@ -152,6 +157,10 @@ pub(super) unsafe extern "C" fn rereg_mr(
         } else {
             None
         };
+        // What is there on demand, and what always is, are reached in different ways.
+        if memory.is_none() && (raw ^ old as c_int) as u32 & IBV_ACCESS_ON_DEMAND != 0 {
+            return Err(Errno::INVAL);
+        }
         let domain = if has(IBV_REREG_MR_CHANGE_PD) {
             if pd.is_null() {
                 return Err(Errno::INVAL);
@@ -171,8 +180,22 @@ pub(super) unsafe extern "C" fn rereg_mr(
                 rights,
             },
         )?;
+        let stag = state.device.stag;
+        let was = state.domain.on_demand.take(stag);
         if let Some(domain) = domain {
             state.domain = domain;
+        }
+        let place = memory.map(|(addr, len, base)| Place {
+            addr,
+            len,
+            base,
+            access: rights,
+        });
+        if let Some(place) = place.or(was.map(|was| Place {
+            access: rights,
+            ..was
+        })) {
+            state.domain.on_demand.put(stag, place);
         }
         // SAFETY: the program's structure, which it does not use while it is changed.
         unsafe {
@@ -185,7 +208,7 @@ pub(super) unsafe extern "C" fn rereg_mr(
 
 /// A region of device memory.
 ///
-/// Errors: INVAL outside of it; those of [`reg_mr`].
+/// Errors: INVAL outside of it, and on demand: it is always there; those of [`reg_mr`].
 ///
 /// # Safety
 /// `pd` is a live domain.
@@ -197,6 +220,9 @@ pub(super) unsafe fn of_device_memory(
     flags: u32,
 ) -> Result<Box<Mr>, Errno> {
     let access = access(flags as c_int)?;
+    if access.contains(Access::ON_DEMAND) {
+        return Err(Errno::INVAL);
+    }
     let addr = memory.range(offset, length)?.cast();
     // SAFETY: as promised.
     let pd_ = unsafe { Pd::of(pd) };
@@ -251,6 +277,7 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
         // SAFETY: a live region of ours.
         let state = unsafe { (*mr.cast::<Mr>()).state() };
         state.domain.driver.deregister(&state.device)?;
+        state.domain.on_demand.take(state.device.stag);
         // SAFETY: from `Box::into_raw`, and nobody has it any more.
         drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
         Ok(())
@@ -285,6 +312,6 @@ mod tests {
             Ok(Access::empty())
         );
         assert_eq!(access(IBV_ACCESS_HUGETLB as c_int), Ok(Access::empty()));
-        assert_eq!(access(IBV_ACCESS_ON_DEMAND as c_int), Err(Errno::OPNOTSUPP));
+        assert_eq!(access(IBV_ACCESS_ON_DEMAND as c_int), Ok(Access::ON_DEMAND));
     }
 }

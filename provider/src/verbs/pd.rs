@@ -9,6 +9,8 @@ use urnic_driver_shim::driver::{self, Driver};
 use urnic_verbs_api::rdma_core::*;
 
 use super::events::Foreign;
+use super::on_demand::Places;
+use super::parent_domain::Allocator;
 use crate::context::Context;
 use crate::guard::{pointer, status};
 
@@ -16,18 +18,21 @@ use crate::guard::{pointer, status};
 #[repr(C)]
 pub(crate) struct Pd {
     /// Must be first: libibverbs' pointer is ours.
-    abi: Foreign<ibv_pd>,
-    domain: Arc<Domain>,
+    pub(super) abi: Foreign<ibv_pd>,
+    pub(super) domain: Arc<Domain>,
     /// Queues in it, and parent domains of it.
-    tenants: Arc<AtomicU32>,
+    pub(super) tenants: Arc<AtomicU32>,
     /// Of a parent domain: that it is one of that domain.
-    parent_of: Option<Tenancy>,
+    pub(super) parent_of: Option<Tenancy>,
+    /// Of a parent domain: where queues shall be.
+    pub(super) allocator: Option<Allocator>,
 }
 
 /// The domain itself. It lives until what is in it is gone.
 pub(super) struct Domain {
     pub(super) driver: Arc<Driver>,
     pub(super) device: driver::Pd,
+    pub(super) on_demand: Places,
 }
 
 impl Drop for Domain {
@@ -66,6 +71,11 @@ impl Pd {
         unsafe { (*self.abi.get()).context }
     }
 
+    /// libibverbs' pointer to it.
+    pub(super) fn public(&self) -> *mut ibv_pd {
+        self.abi.get()
+    }
+
     /// The context it was made in.
     pub(super) fn context(&self) -> &Context {
         // SAFETY: contexts outlive what is made in them.
@@ -94,12 +104,17 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
         let driver = unsafe { Context::of(context) }.driver.clone();
         let device = driver.alloc_pd()?;
         let handle = device.id;
-        let domain = Arc::new(Domain { driver, device });
+        let domain = Arc::new(Domain {
+            driver,
+            device,
+            on_demand: Places::default(),
+        });
         Ok(Box::new(Pd {
             abi: Foreign::new(ibv_pd { context, handle }),
             domain,
             tenants: Arc::default(),
             parent_of: None,
+            allocator: None,
         }))
     })
     .cast()
@@ -150,37 +165,6 @@ pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
         drop(unsafe { Box::from_raw(td) });
         Ok(())
     })
-}
-
-/// `ibv_alloc_parent_domain(3)`: another name for its domain. EOPNOTSUPP for allocators, since queues are the device's to place.
-pub(super) unsafe extern "C" fn alloc_parent_domain(
-    context: *mut ibv_context,
-    attr: *mut ibv_parent_domain_init_attr,
-) -> *mut ibv_pd {
-    pointer(|| {
-        // SAFETY: the program's attributes.
-        let attr = unsafe { &*attr };
-        if attr.comp_mask & !(IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT)
-            != 0
-            || attr.pd.is_null()
-        {
-            return Err(Errno::INVAL);
-        }
-        if attr.comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS != 0 {
-            return Err(Errno::OPNOTSUPP);
-        }
-        // SAFETY: a live domain.
-        let pd = unsafe { Pd::of(attr.pd) };
-        let domain = pd.domain().clone();
-        let handle = domain.device.id;
-        Ok(Box::new(Pd {
-            abi: Foreign::new(ibv_pd { context, handle }),
-            domain,
-            tenants: Arc::default(),
-            parent_of: Some(pd.admit()),
-        }))
-    })
-    .cast()
 }
 
 /// `ibv_create_ah(3)`: EINVAL for an address that is not global, as for all Ethernet devices, or not ours to send from.

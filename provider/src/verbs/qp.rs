@@ -16,6 +16,7 @@ use super::cq::Cq;
 use super::events::{Acknowledgements, Events, Foreign, Reported};
 use super::ledger::Ledger;
 use super::lock::{Held, Lock};
+use super::parent_domain::{Resource, Rings};
 use super::pd::{Pd, Tenancy};
 use super::qp_ex::Building;
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
@@ -35,6 +36,7 @@ pub(crate) struct Qp {
     events: Arc<Events>,
     pub(super) asynchronous: Reported,
     signal_all: bool,
+    _rings: Rings,
     _tenancy: Tenancy,
 }
 
@@ -151,6 +153,7 @@ impl Qp {
         let context = pd_.context();
         let limits = context.driver.attributes();
         let place = Box::<Qp>::new_uninit();
+        let rings = Rings::of(pd_, Resource::QueuePair);
         let device = context.driver.create_qp(&QpInit {
             context: &context.device,
             pd: &pd_.domain().device,
@@ -159,6 +162,7 @@ impl Qp {
             srq: srq.map(|srq| &*srq.device),
             caps: own_caps(caps(&attr.cap), srq.is_some()),
             cookie: place.as_ptr().addr() as u64,
+            rings: &rings,
         })?;
         let granted = own_caps(device.caps(), srq.is_some());
         let ledger = Arc::new(Ledger::new(granted.max_send_wr));
@@ -231,6 +235,7 @@ impl Qp {
                 events: context.events.clone(),
                 asynchronous: Reported::default(),
                 signal_all,
+                _rings: rings,
                 _tenancy: pd_.admit(),
             },
         ))

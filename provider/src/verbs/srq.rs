@@ -11,6 +11,7 @@ use urnic_verbs_api::rdma_core::*;
 
 use super::events::{Acknowledgements, Events, Foreign, Reported};
 use super::lock::Lock;
+use super::parent_domain::{Resource, Rings};
 use super::pd::{Pd, Tenancy};
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
 use crate::guard::{contained, pointer, status};
@@ -24,6 +25,7 @@ pub(crate) struct Srq {
     receives: Lock<ReceiveQueue>,
     events: Arc<Events>,
     pub(super) asynchronous: Reported,
+    _rings: Rings,
     _tenancy: Tenancy,
 }
 
@@ -46,6 +48,7 @@ impl Srq {
         let pd_ = unsafe { Pd::of(pd) };
         let context = pd_.context();
         let place = Box::<Srq>::new_uninit();
+        let rings = Rings::of(pd_, Resource::SharedReceives);
         let cookie = place.as_ptr().addr() as u64;
         let device = context.driver.create_srq(
             &context.device,
@@ -53,6 +56,7 @@ impl Srq {
             attr.max_wr,
             attr.max_sge,
             cookie,
+            &rings,
         )?;
         (attr.max_wr, attr.max_sge) = (device.max_wr(), device.max_sge());
         let shape = ReceiveShape {
@@ -79,6 +83,7 @@ impl Srq {
                 receives: Lock::new(receives),
                 events: context.events.clone(),
                 asynchronous: Reported::default(),
+                _rings: rings,
                 _tenancy: pd_.admit(),
             },
         ))

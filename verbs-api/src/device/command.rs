@@ -58,6 +58,8 @@ numbered! {
         DestroyCq = 25,
         /// Move a completion queue to a new ring ([`ResizeCq`]; result: [`Count`]: entries carried over).
         ResizeCq = 26,
+        /// Have its notifications wait for more completions ([`ModerateCq`]), with feature `MODERATION`.
+        ModerateCq = 27,
         /// Make a shared receive queue ([`CreateSrq`]; result: [`QueueHandle`]).
         CreateSrq = 28,
         /// Arm its limit ([`ModifySrq`]).
@@ -299,6 +301,17 @@ layouts! {
         /// log2 of the new entries.
         log_size: U32,
     }
+    /// Arguments of `ModerateCq`.
+    ModerateCq {
+        /// The queue.
+        cq: U32,
+        /// A notification waits until there are so many completions to tell of; 0 or 1: for none.
+        count: U32,
+        /// But no longer than so many microseconds from the first of them on; 0: not at all.
+        period: U32,
+        /// Reserved, 0.
+        reserved: U32,
+    }
     /// Arguments of `CreateSrq`.
     CreateSrq {
         /// Ring.
@@ -467,6 +480,10 @@ pub mod features {
     pub const WINDOWS: u32 = 8;
     /// Doorbell pages are plain memory that the device looks at: see [`doorbell`](super::super::doorbell).
     pub const DOORBELL_MEMORY: u32 = 16;
+    /// Regions of [`Access::ON_DEMAND`](crate::vocabulary::Access::ON_DEMAND): memory that need not be there, then or later.
+    pub const ON_DEMAND: u32 = 32;
+    /// [`Opcode::ModerateCq`](super::Opcode::ModerateCq).
+    pub const MODERATION: u32 = 64;
 }
 
 const _: () = {
@@ -481,6 +498,7 @@ const _: () = {
     assert!(size_of::<ModifyMr>() == 48);
     assert!(size_of::<CreateCq>() == 32);
     assert!(size_of::<ResizeCq>() == 16);
+    assert!(size_of::<ModerateCq>() == 16);
     assert!(size_of::<CreateSrq>() == 32);
     assert!(size_of::<CreateQp>() == 64);
     assert!(offset_of!(CreateQp, pd) == 24);

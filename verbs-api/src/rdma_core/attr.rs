@@ -391,7 +391,14 @@ pub struct ibv_parent_domain_init_attr {
     pub td: *mut ibv_td,
     /// [`IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS`](super::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS) and `…_PD_CONTEXT`.
     pub comp_mask: u32,
-    pub alloc: *mut c_void,
-    pub free: *mut c_void,
+    pub alloc: Option<ParentDomainAlloc>,
+    pub free: Option<ParentDomainFree>,
     pub pd_context: *mut c_void,
 }
+
+/// An allocator of a parent domain: the domain, its context, size, alignment and resource.
+pub type ParentDomainAlloc = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void;
+/// Takes back what the allocator gave: the domain, its context, the memory and the resource.
+pub type ParentDomainFree = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64);
+/// What an allocator returns that leaves the memory to the provider.
+pub const IBV_ALLOCATOR_USE_DEFAULT: usize = usize::MAX;

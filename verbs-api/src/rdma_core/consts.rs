@@ -164,6 +164,9 @@ enums! {
         IBV_CREATE_CQ_ATTR_SINGLE_THREADED = 1,
         IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN = 1 << 1,
     }
+    ibv_cq_attr_mask: u32 {
+        IBV_CQ_ATTR_MODERATE = 1,
+    }
     ibv_access_flags: u32 {
         IBV_ACCESS_LOCAL_WRITE = 1,
         IBV_ACCESS_REMOTE_WRITE = 1 << 1,
@@ -175,6 +178,26 @@ enums! {
         IBV_ACCESS_HUGETLB = 1 << 7,
         IBV_ACCESS_RELAXED_ORDERING = 1 << 20,
         IBV_ACCESS_OPTIONAL_RANGE = 0x3ff0_0000,
+    }
+    ibv_odp_transport_cap_bits: u32 {
+        IBV_ODP_SUPPORT_SEND = 1,
+        IBV_ODP_SUPPORT_RECV = 1 << 1,
+        IBV_ODP_SUPPORT_WRITE = 1 << 2,
+        IBV_ODP_SUPPORT_READ = 1 << 3,
+        IBV_ODP_SUPPORT_ATOMIC = 1 << 4,
+        IBV_ODP_SUPPORT_SRQ_RECV = 1 << 5,
+    }
+    ibv_odp_general_caps: u64 {
+        IBV_ODP_SUPPORT = 1,
+        IBV_ODP_SUPPORT_IMPLICIT = 1 << 1,
+    }
+    ib_uverbs_advise_mr_advice: u32 {
+        IBV_ADVISE_MR_ADVICE_PREFETCH = 0,
+        IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE = 1,
+        IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT = 2,
+    }
+    ib_uverbs_advise_mr_flag: u32 {
+        IBV_ADVISE_MR_FLAG_FLUSH = 1,
     }
     ibv_rereg_mr_flags: u32 {
         IBV_REREG_MR_CHANGE_TRANSLATION = 1,

@@ -47,7 +47,7 @@ macro_rules! ops {
 }
 
 ops! {
-    V34 advise_mr;
+    V34 advise_mr(*mut ibv_pd, c_int, u32, *mut ibv_sge, u32) -> c_int;
     V64 alloc_buf;
     V34 alloc_dm(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm;
     V59 alloc_dmah;

@@ -114,7 +114,7 @@ macro_rules! sizes {
 #[test]
 fn structures_are_as_long_as_the_compiler_makes_them() {
     let compiled = sizes! {
-        command: Command Completion Nothing Handle Count QueueHandle CreateEq CreateMr ModifyMr CreateMw CreateCq ResizeCq
+        command: Command Completion Nothing Handle Count QueueHandle CreateEq CreateMr ModifyMr CreateMw CreateCq ResizeCq ModerateCq
             CreateSrq ModifySrq CreateQp ModifyQp QpStatus DeviceAttributes;
         event: Event;
         record: QueueRecord CqRecord;

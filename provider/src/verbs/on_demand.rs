@@ -1,0 +1,152 @@
+//! Regions on demand (`IBV_ACCESS_ON_DEMAND`): their memory may come and go. The device has the kernel copy there, so nothing need be advised; a program that
+//! does so (`ibv_advise_mr(3)`) has its pages brought in.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::slice;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+use urnic_driver_shim::driver;
+use urnic_verbs_api::rdma_core::*;
+use urnic_verbs_api::vocabulary::Access;
+
+use super::pd::Pd;
+use crate::guard::status;
+
+/// Where such a region is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    pub(super) addr: *mut c_void,
+    pub(super) len: usize,
+    /// The name of its first byte.
+    pub(super) base: u64,
+    pub(super) access: Access,
+}
+
+// SAFETY: the address is only computed with, and given to the kernel.
+unsafe impl Send for Place {}
+
+impl Place {
+    /// Where the element lies.
+    ///
+    /// Errors: FAULT outside of the region.
+    fn of(&self, element: &ibv_sge) -> Result<*mut c_void, Errno> {
+        let offset = element.addr.checked_sub(self.base).ok_or(Errno::FAULT)?;
+        let end = offset.checked_add(element.length.into()).ok_or(Errno::FAULT)?;
+        if end > self.len as u64 {
+            return Err(Errno::FAULT);
+        }
+        Ok(self.addr.wrapping_byte_add(offset as usize))
+    }
+}
+
+/// Those of a domain, by their keys.
+#[derive(Debug, Default)]
+pub(super) struct Places(Mutex<BTreeMap<u32, Place>>);
+
+impl Places {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Place>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A region was registered, or changed: it is here now, if it is on demand.
+    pub(super) fn put(&self, key: u32, place: Place) {
+        if place.access.contains(Access::ON_DEMAND) {
+            self.lock().insert(key, place);
+        } else {
+            self.take(key);
+        }
+    }
+
+    /// A region has gone.
+    pub(super) fn take(&self, key: u32) -> Option<Place> {
+        self.lock().remove(&key)
+    }
+
+    /// What is asked for an element: its memory, and whether it shall be writable.
+    ///
+    /// Errors: NOENT for a key that is none of a region on demand in the domain; PERM for writing where the device may not; FAULT outside of the region.
+    fn asked(&self, element: &ibv_sge, write: bool) -> Result<(*mut c_void, usize), Errno> {
+        let place = *self.lock().get(&element.lkey).ok_or(Errno::NOENT)?;
+        if write && !place.access.contains(Access::LOCAL_WRITE) {
+            return Err(Errno::PERM);
+        }
+        Ok((place.of(element)?, element.length as usize))
+    }
+}
+
+/// `ibv_advise_mr(3)`: EOPNOTSUPP for other advice than prefetching, EINVAL for unknown flags, else those of [`Places::asked`]. Unless it shall be flushed, pages that
+/// cannot be brought in are no error: each access will see for itself.
+pub(super) unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: c_int,
+    flags: u32,
+    elements: *mut ibv_sge,
+    count: u32,
+) -> c_int {
+    status(|| {
+        let (fault, write) = match u32::try_from(advice) {
+            Ok(IBV_ADVISE_MR_ADVICE_PREFETCH) => (true, false),
+            Ok(IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE) => (true, true),
+            Ok(IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT) => (false, false),
+            _ => return Err(Errno::OPNOTSUPP),
+        };
+        if flags & !IBV_ADVISE_MR_FLAG_FLUSH != 0 || count == 0 || elements.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: a live domain.
+        let places = &unsafe { Pd::of(pd) }.domain().on_demand;
+        // SAFETY: the program's list of so many elements.
+        let elements = unsafe { slice::from_raw_parts(elements, count as usize) };
+        let asked: Result<Vec<_>, Errno> = elements.iter().map(|e| places.asked(e, write)).collect();
+        for (addr, len) in asked? {
+            if fault
+                && let Err(errno) = driver::prefetch(addr, len, write)
+                && flags & IBV_ADVISE_MR_FLAG_FLUSH != 0
+            {
+                return Err(errno);
+            }
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn element(addr: u64, length: u32, lkey: u32) -> ibv_sge {
+        ibv_sge { addr, length, lkey }
+    }
+
+    #[test]
+    fn advice_is_held_against_the_region() {
+        let places = Places::default();
+        let place = Place {
+            addr: std::ptr::without_provenance_mut(0x7000),
+            len: 100,
+            base: 40,
+            access: Access::ON_DEMAND,
+        };
+        places.put(7, place);
+        let at = |element, write| {
+            places
+                .asked(&element, write)
+                .map(|(addr, len)| (addr.addr(), len))
+        };
+        assert_eq!(at(element(60, 80, 7), false), Ok((0x7014, 80)));
+        assert_eq!(at(element(60, 81, 7), false), Err(Errno::FAULT));
+        assert_eq!(at(element(39, 1, 7), false), Err(Errno::FAULT));
+        assert_eq!(at(element(u64::MAX, u32::MAX, 7), false), Err(Errno::FAULT));
+        assert_eq!(at(element(60, 80, 7), true), Err(Errno::PERM));
+        assert_eq!(at(element(60, 80, 8), false), Err(Errno::NOENT));
+        let access = Access::LOCAL_WRITE;
+        places.put(7, Place { access, ..place });
+        assert_eq!(
+            at(element(60, 80, 7), false),
+            Err(Errno::NOENT),
+            "not on demand any more"
+        );
+    }
+}

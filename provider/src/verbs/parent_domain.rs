@@ -1,0 +1,241 @@
+//! Parent domains (`ibv_alloc_parent_domain(3)`): another name for a domain, with the program's own allocator for what is made in it. What comes
+//! from there is the rings of queue pairs, shared receive queues and completion queues.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::io::Errno;
+use urnic_driver_shim::driver::RingPlacement;
+use urnic_verbs_api::rdma_core::*;
+
+use super::events::Foreign;
+use super::pd::Pd;
+use crate::guard::pointer;
+
+/// What a ring is for, as the allocator is told.
+#[derive(Debug, Clone, Copy)]
+#[repr(u64)]
+pub(super) enum Resource {
+    /// A send or a receive queue.
+    QueuePair = 1,
+    /// A shared receive queue.
+    SharedReceives = 2,
+    /// A completion queue.
+    Completions = 3,
+}
+
+/// A parent domain's allocator.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Allocator {
+    alloc: ParentDomainAlloc,
+    free: ParentDomainFree,
+    context: *mut c_void,
+}
+
+// SAFETY: who gives libibverbs an allocator answers for the threads that its queues are made on.
+unsafe impl Send for Allocator {}
+// SAFETY: as above.
+unsafe impl Sync for Allocator {}
+
+/// The rings of one queue: in memory from its parent domain's allocator, if that has one. Goes after the queue.
+pub(super) struct Rings {
+    allocator: Option<Allocator>,
+    /// The parent domain, which waits for its queues (EBUSY).
+    domain: *mut ibv_pd,
+    resource: Resource,
+    /// What came from the allocator.
+    pieces: Mutex<Vec<NonNull<u8>>>,
+}
+
+// SAFETY: the pieces are addresses, and of the domain nothing but its address is used.
+unsafe impl Send for Rings {}
+// SAFETY: as above.
+unsafe impl Sync for Rings {}
+
+// SAFETY: `alloc` promises memory of that size for us alone, and it is given back when the queue has gone, or its making failed.
+unsafe impl RingPlacement for Rings {
+    fn place(&self, len: usize, align: usize) -> Result<Option<NonNull<u8>>, Errno> {
+        let Some(allocator) = &self.allocator else {
+            return Ok(None);
+        };
+        // SAFETY: the program's function, called as the manual has it.
+        let piece =
+            unsafe { (allocator.alloc)(self.domain, allocator.context, len, align, self.resource as u64) };
+        if piece.addr() == IBV_ALLOCATOR_USE_DEFAULT {
+            return Ok(None);
+        }
+        let piece = NonNull::new(piece.cast()).ok_or(Errno::NOMEM)?;
+        self.with_pieces(|pieces| pieces.push(piece));
+        Ok(Some(piece))
+    }
+}
+
+impl Rings {
+    /// For a queue of a domain.
+    pub(super) fn of(pd: &Pd, resource: Resource) -> Rings {
+        Rings {
+            allocator: pd.allocator,
+            domain: pd.public(),
+            resource,
+            pieces: Mutex::default(),
+        }
+    }
+
+    /// For a queue that is in no domain.
+    pub(super) fn anywhere(resource: Resource) -> Rings {
+        Rings {
+            allocator: None,
+            domain: std::ptr::null_mut(),
+            resource,
+            pieces: Mutex::default(),
+        }
+    }
+
+    fn with_pieces<T>(&self, what: impl FnOnce(&mut Vec<NonNull<u8>>) -> T) -> T {
+        what(&mut self.pieces.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Has `change` put other rings in the place of these, which go back if it succeeds; else those that it took do.
+    ///
+    /// Errors: those of `change`.
+    pub(super) fn replaced<T>(&self, change: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+        let before = self.with_pieces(|pieces| pieces.len());
+        let changed = change();
+        let over: Vec<_> = self.with_pieces(|pieces| match changed {
+            Ok(_) => pieces.drain(..before).collect(),
+            Err(_) => pieces.drain(before..).collect(),
+        });
+        self.give_back(over);
+        changed
+    }
+
+    fn give_back(&self, pieces: Vec<NonNull<u8>>) {
+        let Some(allocator) = &self.allocator else {
+            return;
+        };
+        for piece in pieces {
+            // SAFETY: the program's function, with what its other one returned, which nobody uses any more.
+            unsafe {
+                (allocator.free)(
+                    self.domain,
+                    allocator.context,
+                    piece.as_ptr().cast(),
+                    self.resource as u64,
+                );
+            }
+        }
+    }
+}
+
+impl Drop for Rings {
+    fn drop(&mut self) {
+        let pieces = self.with_pieces(std::mem::take);
+        self.give_back(pieces);
+    }
+}
+
+/// `ibv_alloc_parent_domain(3)`. EOPNOTSUPP for allocators where the device cannot have its queues in any memory.
+pub(super) unsafe extern "C" fn alloc_parent_domain(
+    context: *mut ibv_context,
+    attr: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    pointer(|| {
+        // SAFETY: the program's attributes.
+        let attr = unsafe { &*attr };
+        let has = |bit: u32| attr.comp_mask & bit != 0;
+        if attr.comp_mask & !(IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT)
+            != 0
+            || attr.pd.is_null()
+        {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: a live domain.
+        let pd = unsafe { Pd::of(attr.pd) };
+        let allocator = if has(IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS) {
+            let (Some(alloc), Some(free)) = (attr.alloc, attr.free) else {
+                return Err(Errno::INVAL);
+            };
+            if !pd.domain().driver.takes_rings() {
+                return Err(Errno::OPNOTSUPP);
+            }
+            let given = has(IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT);
+            let context = if given {
+                attr.pd_context
+            } else {
+                std::ptr::null_mut()
+            };
+            Some(Allocator { alloc, free, context })
+        } else {
+            None
+        };
+        let domain = pd.domain().clone();
+        let handle = domain.device.id;
+        Ok(Box::new(Pd {
+            abi: Foreign::new(ibv_pd { context, handle }),
+            domain,
+            tenants: Arc::default(),
+            parent_of: Some(pd.admit()),
+            allocator,
+        }))
+    })
+    .cast()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    /// Addresses that are out, and how many more there may be.
+    struct Heap {
+        out: RefCell<Vec<usize>>,
+        left: RefCell<usize>,
+    }
+
+    unsafe extern "C" fn alloc(_: *mut ibv_pd, heap: *mut c_void, _: usize, _: usize, _: u64) -> *mut c_void {
+        // SAFETY: the test's own.
+        let heap = unsafe { &*heap.cast::<Heap>() };
+        let left = heap.left.replace_with(|left| left.saturating_sub(1));
+        if left == 0 {
+            return std::ptr::null_mut();
+        }
+        heap.out.borrow_mut().push(left << 12);
+        std::ptr::without_provenance_mut(left << 12)
+    }
+
+    unsafe extern "C" fn free(_: *mut ibv_pd, heap: *mut c_void, piece: *mut c_void, _: u64) {
+        // SAFETY: the test's own.
+        let out = unsafe { &(*heap.cast::<Heap>()).out };
+        let at = out.borrow().iter().position(|out| *out == piece.addr()).unwrap();
+        out.borrow_mut().remove(at);
+    }
+
+    #[test]
+    fn what_the_allocator_gave_goes_back_once() {
+        let mut heap = Heap {
+            out: RefCell::default(),
+            left: RefCell::new(4),
+        };
+        let allocator = Allocator {
+            alloc,
+            free,
+            context: (&raw mut heap).cast(),
+        };
+        let mut rings = Rings::anywhere(Resource::Completions);
+        rings.allocator = Some(allocator);
+        let place = || rings.place(64, 4096);
+        assert!(matches!(place(), Ok(Some(_))));
+        assert_eq!(
+            rings.replaced(|| place().and(Err::<(), _>(Errno::INVAL))),
+            Err(Errno::INVAL)
+        );
+        assert_eq!(*heap.out.borrow(), [4 << 12], "the new one went back");
+        assert_eq!(rings.replaced(|| place().map(drop)), Ok(()));
+        assert_eq!(*heap.out.borrow(), [2 << 12], "the old one went back");
+        assert!(matches!(place(), Ok(Some(_))));
+        assert_eq!(place(), Err(Errno::NOMEM));
+        drop(rings);
+        assert!(heap.out.borrow().is_empty());
+    }
+}
