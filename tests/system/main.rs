@@ -29,6 +29,7 @@ mod statuses;
 mod stress;
 mod transfer;
 mod users;
+mod verbs;
 mod vfio;
 mod vfio_user;
 mod windows;

@@ -1,0 +1,41 @@
+//! What the verbs can do at most, and every kind of registration: our own programs, which check for themselves.
+
+use urnic_tests::program::Program;
+use urnic_tests::served::Served;
+use urnic_tests::{compiled, or_skip};
+
+#[test]
+fn memory_is_registered_in_every_way_there_is() {
+    let text = Program::new(or_skip!(compiled("regions"))).run().success();
+    for shown in ["zero-based", "named", "relaxed", "on demand", "implicit"] {
+        assert!(text.contains(&format!("{shown}: there and back")), "{text}");
+    }
+    assert!(text.contains("dma-buf: Operation not supported"), "{text}");
+    if text.contains("huge pages: none") {
+        urnic_tests::skip::say("the part with huge pages: the machine has none");
+    }
+}
+
+#[test]
+fn a_device_in_another_process_registers_what_is_always_there() {
+    let served = Served::start();
+    let program = Program::new(or_skip!(compiled("regions"))).env("URNIC_DEVICE", served.device());
+    let text = program.run().success();
+    for shown in ["zero-based: there and back", "on demand: not on this device"] {
+        assert!(text.contains(shown), "{text}");
+    }
+}
+
+#[test]
+fn messages_of_a_gibibyte_sixteen_elements_every_vector_draining_and_moderated_events() {
+    let text = Program::new(or_skip!(compiled("extents"))).run().success();
+    for shown in [
+        "a GiB: sent, written and read",
+        "16 elements: gathered and scattered",
+        "vectors: an event on each",
+        "drain: what was posted last is flushed last",
+        "moderation: events for four, or for the time",
+    ] {
+        assert!(text.contains(shown), "{text}");
+    }
+}
