@@ -82,18 +82,27 @@ impl Pair {
     }
 
     /// Starts both, the client once the server listens.
+    #[track_caller]
     pub fn start(&self) -> (Running, Running) {
+        self.try_start().unwrap_or_else(|said| panic!("{said}"))
+    }
+
+    /// Starts both, the client once the server listens.
+    ///
+    /// # Errors
+    /// What the server said, if it ended before, or does not listen in time.
+    fn try_start(&self) -> Result<(Running, Running), String> {
         let port = free_port().to_string();
         let mut server = self.server.clone().args(["-p", &port]).spawn();
-        server.listens(port.parse().expect("a port"));
+        server.tries_to_listen(port.parse().expect("a port"))?;
         let client = self.client.clone().args(["-p", &port, &self.address]).spawn();
-        (server, client)
+        Ok((server, client))
     }
 
     /// Runs both to their ends; anew, if the client [called too early](called_too_early).
     ///
     /// # Errors
-    /// What both said, if one does not end in time, or not soon after the other failed.
+    /// What both said, if one does not end in time, or not soon after the other failed, or the server before it listened.
     pub fn tries(&self) -> Result<Both, String> {
         for _ in 1..CALLS {
             match self.tries_once() {
@@ -105,7 +114,7 @@ impl Pair {
     }
 
     fn tries_once(&self) -> Result<Both, String> {
-        let (mut server, mut client) = self.start();
+        let (mut server, mut client) = self.try_start()?;
         let mut failed_at = None;
         let over = until(self.limit, || {
             let ends = [server.ended(), client.ended()];

@@ -278,7 +278,16 @@ impl Running {
     }
 
     /// Waits until it listens at `port`; panics if it ends before.
+    #[track_caller]
     pub fn listens(&mut self, port: u16) {
+        self.tries_to_listen(port).unwrap_or_else(|said| panic!("{said}"));
+    }
+
+    /// Waits until it listens at `port`.
+    ///
+    /// # Errors
+    /// What it said, if it ends before, or does not listen in time.
+    pub fn tries_to_listen(&mut self, port: u16) -> Result<(), String> {
         let pid = self.pid();
         let listening = until(PATIENCE, || {
             let over = self.ended().is_some();
@@ -286,12 +295,21 @@ impl Running {
                 .then_some(true)
                 .or_else(|| over.then_some(false))
         });
-        assert!(
-            listening == Some(true),
+        if listening == Some(true) {
+            return Ok(());
+        }
+        // Its last words may still be on their way.
+        until(Duration::from_secs(2), || {
+            self.collector
+                .as_ref()
+                .is_none_or(JoinHandle::is_finished)
+                .then_some(())
+        });
+        Err(format!(
             "{} does not listen at {port}:\n{}",
             self.line,
             self.output()
-        );
+        ))
     }
 
     /// Sends a signal to the program alone.

@@ -1,12 +1,14 @@
 //! perftest without `-R`: Debian's own binaries, here and in the other Debian.
 
+use std::fs;
 use std::time::Duration;
 
+use urnic_tests::build::tree;
 use urnic_tests::debian::Debian;
 use urnic_tests::program::Program;
 use urnic_tests::skip::{installed, root};
 use urnic_tests::user::{NOBODY, Staged, as_user};
-use urnic_tests::{Pair, or_skip};
+use urnic_tests::{Pair, or_skip, wait};
 
 const ALL: [&str; 6] = [
     "ib_send_bw",
@@ -216,4 +218,118 @@ fn in_the_other_debian_as_an_ordinary_user() {
     let place = |program| debian.program(as_user(NOBODY, program));
     every_option(place);
     for_a_time("-D 2", place);
+}
+
+/// A row of docs/perftest.md: the command, and `works` or what perftest says.
+struct Row {
+    program: String,
+    options: String,
+    verdict: String,
+}
+
+/// The rows under the heading that begins so.
+fn table(heading: &str) -> Vec<Row> {
+    let text = fs::read_to_string(tree().join("docs/perftest.md")).expect("docs/perftest.md");
+    let part = text.split("\n## ").find(|part| part.starts_with(heading));
+    let lines = part.expect("the heading").lines();
+    let row = |line: &str| {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let (program, options) = cells.get(1)?.trim_matches('`').split_once(' ')?;
+        Some(Row {
+            program: program.to_owned(),
+            options: options.to_owned(),
+            verdict: cells.get(2)?.to_string(),
+        })
+    };
+    lines
+        .filter(|line| line.starts_with("| `ib_"))
+        .filter_map(row)
+        .collect()
+}
+
+/// A file that the other Debian's programs see, too: words of a payload, and as many as make a buffer.
+struct Scratch(String);
+
+impl Scratch {
+    fn new() -> Scratch {
+        let file = Scratch(format!(
+            "/dev/shm/urnic-perftest-{}-{}",
+            std::process::id(),
+            wait::free_port()
+        ));
+        fs::write(&file.0, "0x01020304,\n".repeat(1 << 15)).expect("shared memory");
+        file
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// What is wrong with a row.
+fn tried(row: &Row, place: &impl Fn(Program) -> Program) -> Result<(), String> {
+    let file = row.options.contains("FILE").then(Scratch::new);
+    let path = file.as_ref().map_or("", |file| &file.0);
+    let options = row.options.replace("FILE", path);
+    let pair = Pair::new(&place(program(&row.program, &options))).within(LIMIT);
+    let pair = if options.contains("--ipv6-addr") {
+        pair.at("::1")
+    } else {
+        pair
+    };
+    let outcome = pair.tries();
+    let said = match &outcome {
+        Ok(both) => format!("{}{}", both.server, both.client),
+        Err(said) => said.clone(),
+    };
+    let works = outcome.is_ok_and(|both| both.server.ok() && both.client.ok());
+    let expected = if row.verdict == "works" {
+        works
+    } else {
+        !works && said.contains(&row.verdict)
+    };
+    expected.then_some(()).ok_or(format!(
+        "{} {}: not \"{}\"\n{said}",
+        row.program, row.options, row.verdict
+    ))
+}
+
+/// Runs the rows for a release, here or in the other Debian: each `step`th, so that few can do for all.
+fn every_switch(heading: &str, release: &str, rows: usize, step: usize) {
+    or_skip!(installed("ib_send_bw"));
+    let here = Program::plain("ib_send_bw").arg("--version").run().output;
+    let other = (!here.contains(release)).then(Debian::other);
+    let other = or_skip!(other.transpose());
+    let place = |program| match &other {
+        Some(debian) => debian.program(program),
+        None => program,
+    };
+    let table = table(heading);
+    assert!(table.len() >= rows, "{heading}: {} rows", table.len());
+    let wrong: Vec<String> = table
+        .iter()
+        .step_by(step)
+        .filter_map(|row| tried(row, &place).err())
+        .collect();
+    assert!(wrong.is_empty(), "{} rows:\n{}", wrong.len(), wrong.join("\n\n"));
+}
+
+#[test]
+fn every_third_switch_of_the_table() {
+    every_switch("Debian 12's", "6.06", 70, 3);
+    every_switch("Debian 13's", "6.24", 15, 3);
+}
+
+#[test]
+#[ignore = "minutes"]
+fn every_switch_of_debian_12s() {
+    every_switch("Debian 12's", "6.06", 70, 1);
+}
+
+#[test]
+#[ignore = "minutes"]
+fn every_switch_of_debian_13s() {
+    every_switch("Debian 13's", "6.24", 15, 1);
 }
