@@ -25,6 +25,19 @@ pub(crate) enum Naming {
 pub(crate) struct Region {
     pub(crate) access: u32,
     pub(crate) naming: Naming,
+    /// On demand, where the device has that.
+    pub(crate) on_demand: bool,
+}
+
+/// How a region comes to be registered otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// Deregistered, and registered anew.
+    Anew,
+    /// `ibv_rereg_mr`, of its memory and rights.
+    Again,
+    /// `ibv_rereg_mr`, of its rights alone.
+    Rights,
 }
 
 /// What the model knows of a side.

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use urnic_verbs_api::rdma_core::*;
 
 use crate::dice::Dice;
-use crate::host::{Host, Naming, Region, Span};
+use crate::host::{Change, Host, Naming, Region, Span};
 use crate::verbs::Shape;
 
 /// Bytes of a region.
@@ -29,7 +29,11 @@ const RESULT_COUNT: usize = 1024;
 pub(crate) const SLOTS: usize = RESULTS + 8 * RESULT_COUNT;
 pub(crate) const SLOT: usize = 4096;
 pub(crate) const SLOT_COUNT: usize = 96;
-pub(crate) const ARENA: usize = SLOTS + SLOT * SLOT_COUNT;
+/// Last, what is written and read by requests that nobody waits for.
+pub(crate) const SCRATCH: usize = SLOTS + SLOT * SLOT_COUNT;
+pub(crate) const SCRATCH_PIECE: usize = 1 << 15;
+pub(crate) const SCRATCH_PIECES: usize = 8;
+pub(crate) const ARENA: usize = SCRATCH + SCRATCH_PIECE * SCRATCH_PIECES;
 
 /// Completion queues of a side.
 pub(crate) const CQS: usize = 3;
@@ -133,13 +137,17 @@ pub(crate) struct Renewal {
     pub(crate) link: usize,
     /// So many receives are flushed before.
     pub(crate) farewell: usize,
+    /// Or it is destroyed with so many requests in flight, …
+    pub(crate) in_flight: usize,
+    /// … whose memory is deregistered before.
+    pub(crate) revoked: bool,
 }
 
 /// What one side does in a round.
 #[derive(Default)]
 pub(crate) struct Part {
-    /// Regions to register anew.
-    pub(crate) regions: Vec<usize>,
+    /// Regions to register otherwise.
+    pub(crate) regions: Vec<(usize, Change)>,
     pub(crate) sizes: Vec<(usize, u32)>,
     pub(crate) windows: Vec<Window>,
     /// What is written into its own memory first.
@@ -216,7 +224,16 @@ impl World {
         for link in 0..self.links.len() {
             if self.dice.chance(3) {
                 let farewell = [0, self.dice.below(8)][self.dice.below(2)];
-                round.renewals.push(Renewal { link, farewell });
+                let in_flight = match farewell {
+                    0 => self.dice.below(SCRATCH_PIECES + 1),
+                    _ => 0,
+                };
+                round.renewals.push(Renewal {
+                    link,
+                    farewell,
+                    in_flight,
+                    revoked: self.dice.chance(50),
+                });
                 self.links[link] = [end(&mut self.dice), end(&mut self.dice)];
             }
         }
@@ -252,8 +269,21 @@ impl World {
         for i in 0..REGIONS {
             host.used[i] = dice.below(64);
             if dice.chance(10) {
-                host.regions[i] = region(dice, i);
-                part.regions.push(i);
+                let (before, new) = (host.regions[i], region(dice, i));
+                let change = match dice.below(3) {
+                    // The name that it is given is for new ones.
+                    0 if !matches!(new.naming, Naming::Given(_)) => Change::Again,
+                    1 => Change::Rights,
+                    _ => Change::Anew,
+                };
+                host.regions[i] = match change {
+                    Change::Rights => Region {
+                        access: new.access,
+                        ..before
+                    },
+                    _ => new,
+                };
+                part.regions.push((i, change));
             }
         }
         if dice.chance(10) {
@@ -695,6 +725,7 @@ fn region(dice: &mut Dice, i: usize) -> Region {
         1 => Naming::Given((dice.roll() >> 20) & !0xfff),
         _ => Naming::Address,
     };
+    let on_demand = dice.chance(20);
     let needed = if chosen & (REMOTE[0] | REMOTE[2]) != 0 {
         WRITE
     } else {
@@ -704,10 +735,12 @@ fn region(dice: &mut Dice, i: usize) -> Region {
         0 => Region {
             access: EVERYTHING,
             naming: Naming::Address,
+            on_demand: false,
         },
         _ => Region {
             access: chosen | needed,
             naming,
+            on_demand,
         },
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use urnic_verbs_api::rdma_core::*;
 
 use crate::arena::Arena;
-use crate::host::{Host, Naming, Span};
+use crate::host::{Change, Host, Naming, Span};
 use crate::plan::*;
 use crate::verbs::{Binding, Completion, Cq, Device, Manner, Mr, Mw, Qp, Receive, Request, Srq, Work};
 
@@ -158,9 +158,18 @@ impl Side {
     pub(crate) fn play(&mut self, world: &World, round: &Round) {
         let part = &round.parts[self.number];
         self.renew(world, &round.renewals);
-        for &i in &part.regions {
+        for &(i, change) in &part.regions {
+            let host = &world.hosts[self.number];
             // Together they would be legal too, but a key in two places is not looked for.
-            self.mrs[i] = registered(&self.device, &self.arena, &world.hosts[self.number], i);
+            match change {
+                Change::Anew => self.mrs[i] = registered(&self.device, &self.arena, host, i),
+                Change::Again => {
+                    let name = name(&self.arena, host, i);
+                    let rights = rights(&self.device, host, i);
+                    self.mrs[i].moved(&self.arena, i * REGION, REGION, name, rights);
+                }
+                Change::Rights => self.mrs[i].restricted(rights(&self.device, host, i)),
+            }
         }
         part.sizes.iter().for_each(|&(i, size)| self.cqs[i].resize(size));
         part.fills
@@ -216,10 +225,47 @@ impl Side {
                 self.wait("flushed receives");
                 self.barrier();
             }
+            let memory = self.leave_in_flight(renewal);
             let end = &world.links[i][self.number];
             self.links[i] = link(&self.device, end, &self.cqs, &self.srq);
+            drop(memory);
             self.connect(i);
         }
+    }
+
+    /// Posts requests for nobody to wait for, since the queue pair is about to go; their memory, unless that is gone, too.
+    fn leave_in_flight(&mut self, renewal: &Renewal) -> Option<Mr> {
+        // In the first round the peer has not said where its memory is.
+        if renewal.in_flight == 0 || self.peer.names.is_empty() {
+            return None;
+        }
+        let (at, len) = (SCRATCH, ARENA - SCRATCH);
+        let mr = Mr::new(
+            &self.device,
+            &self.arena,
+            at,
+            len,
+            self.arena.address(at),
+            EVERYTHING,
+        );
+        let mut requests: Vec<Request> = (0..renewal.in_flight)
+            .map(|n| {
+                let there = self.peer.counters_at + (SCRATCH - COUNTERS + n * SCRATCH_PIECE) as u64;
+                let key = self.peer.counters;
+                let here = self.arena.address(SCRATCH + n * SCRATCH_PIECE);
+                let (work, len) = match n % 3 {
+                    0 => (Work::Write(there, key), SCRATCH_PIECE),
+                    1 => (Work::Read(there, key), SCRATCH_PIECE),
+                    _ => (Work::FetchAdd(there, key, 1), 8),
+                };
+                Request {
+                    list: vec![sge(here, len, &mr)],
+                    ..signaled(n as u64, work)
+                }
+            })
+            .collect();
+        self.links[renewal.link].qp.post(&mut requests);
+        (!renewal.revoked).then_some(mr)
     }
 
     fn bind(&mut self, part: &Part) {
@@ -565,19 +611,16 @@ fn name(arena: &Arena, host: &Host, region: usize) -> u64 {
 }
 
 fn registered(device: &Device, arena: &Arena, host: &Host, region: usize) -> Mr {
-    let zero_based = match host.regions[region].naming {
-        Naming::Zero => IBV_ACCESS_ZERO_BASED,
-        _ => 0,
-    };
-    let access = host.regions[region].access | zero_based;
-    Mr::new(
-        device,
-        arena,
-        region * REGION,
-        REGION,
-        name(arena, host, region),
-        access,
-    )
+    let (name, rights) = (name(arena, host, region), rights(device, host, region));
+    Mr::new(device, arena, region * REGION, REGION, name, rights)
+}
+
+fn rights(device: &Device, host: &Host, region: usize) -> u32 {
+    let region = &host.regions[region];
+    let bit = |given: bool, bit: u32| if given { bit } else { 0 };
+    region.access
+        | bit(region.naming == Naming::Zero, IBV_ACCESS_ZERO_BASED)
+        | bit(region.on_demand && device.on_demand(), IBV_ACCESS_ON_DEMAND)
 }
 
 fn link(device: &Device, end: &End, cqs: &[Cq], srq: &Srq) -> Link {

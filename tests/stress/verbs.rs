@@ -43,6 +43,7 @@ library! {
     fn ibv_alloc_pd(*mut ibv_context) -> *mut ibv_pd;
     fn ibv_dealloc_pd(*mut ibv_pd) -> c_int;
     fn ibv_reg_mr_iova(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr;
+    fn ibv_rereg_mr(*mut ibv_mr, c_int, *mut ibv_pd, *mut c_void, usize, c_int) -> c_int;
     fn ibv_dereg_mr(*mut ibv_mr) -> c_int;
     fn ibv_create_comp_channel(*mut ibv_context) -> *mut ibv_comp_channel;
     fn ibv_destroy_comp_channel(*mut ibv_comp_channel) -> c_int;
@@ -98,6 +99,7 @@ const CREATE_CQ_EX: usize = 120;
 pub(crate) struct Device {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
+    on_demand: bool,
 }
 
 impl Device {
@@ -110,8 +112,24 @@ impl Device {
             let found = (0..count as usize).find(named).expect("no urnic0");
             let context = some("ibv_open_device", (api().ibv_open_device)(*list.add(found)));
             let pd = some("ibv_alloc_pd", (api().ibv_alloc_pd)(context));
-            Device { context, pd }
+            // All of the address space, where there are regions on demand.
+            let access = IBV_ACCESS_ON_DEMAND as c_int;
+            let mr = (api().ibv_reg_mr_iova)(pd, ptr::null_mut(), usize::MAX, 0, access);
+            let on_demand = !mr.is_null();
+            if on_demand {
+                zero("ibv_dereg_mr", (api().ibv_dereg_mr)(mr));
+            }
+            Device {
+                context,
+                pd,
+                on_demand,
+            }
         }
+    }
+
+    /// Whether regions may be on demand.
+    pub(crate) fn on_demand(&self) -> bool {
+        self.on_demand
     }
 
     pub(crate) fn gid(&self) -> ibv_gid {
@@ -152,6 +170,34 @@ impl Mr {
             mr: some("ibv_reg_mr_iova", mr),
             name,
         }
+    }
+
+    /// Other memory, and other rights; the key stays.
+    pub(crate) fn moved(&mut self, arena: &Arena, at: usize, len: usize, name: u64, access: u32) {
+        assert!(at + len <= arena.len);
+        let flags = (IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS) as c_int;
+        // SAFETY: a live region, and memory that is there as long.
+        zero("ibv_rereg_mr", unsafe {
+            let addr = arena.base.add(at).cast();
+            (api().ibv_rereg_mr)(self.mr, flags, ptr::null_mut(), addr, len, access as c_int)
+        });
+        self.name = name;
+    }
+
+    /// Other rights.
+    pub(crate) fn restricted(&mut self, access: u32) {
+        let flags = IBV_REREG_MR_CHANGE_ACCESS as c_int;
+        // SAFETY: a live region.
+        zero("ibv_rereg_mr", unsafe {
+            (api().ibv_rereg_mr)(
+                self.mr,
+                flags,
+                ptr::null_mut(),
+                ptr::null_mut(),
+                0,
+                access as c_int,
+            )
+        });
     }
 
     /// What its first octet is called.
