@@ -14,11 +14,53 @@ use std::process::ExitCode;
 
 use table::{Aim, Row};
 
-/// Rounds without an argument; each takes some 20 s.
+/// Rounds without an argument; each takes some 30 s.
 const ROUNDS: usize = 5;
 
 /// Sizes at which streams are compared.
 const STREAMS: [(usize, &str, u64); 2] = [(65_536, "64 KiB", 20_000), (1_048_576, "1 MiB", 2_000)];
+
+/// Ways to have small requests done, and the usual one that each is held against. perftest posts by `ibv_wr_*` unless told otherwise. The requests of a
+/// shared queue fit it: perftest sends no credits for one.
+struct Way {
+    what: &'static str,
+    against: &'static str,
+    ours: (&'static str, &'static str),
+    theirs: (&'static str, &'static str),
+}
+
+const WAYS: [Way; 5] = [
+    Way {
+        what: "64 B Sends, ibv_wr_*",
+        against: "ibv_post_send",
+        ours: ("ib_send_bw", "-s 64 -n 1000000"),
+        theirs: ("ib_send_bw", "-s 64 -n 1000000 --use_old_post_send"),
+    },
+    Way {
+        what: "64 B Sends, lists of 32",
+        against: "ibv_post_send",
+        ours: ("ib_send_bw", "-s 64 -n 1000000 -l 32 --use_old_post_send"),
+        theirs: ("ib_send_bw", "-s 64 -n 1000000 --use_old_post_send"),
+    },
+    Way {
+        what: "64 B Sends, inline",
+        against: "from registered memory",
+        ours: ("ib_send_bw", "-s 64 -n 1000000 -I 64"),
+        theirs: ("ib_send_bw", "-s 64 -n 1000000"),
+    },
+    Way {
+        what: "64 B Sends, shared receives",
+        against: "a queue of its own",
+        ours: ("ib_send_bw", "-s 64 -n 16000 -r 16384 --use-srq"),
+        theirs: ("ib_send_bw", "-s 64 -n 16000 -r 16384"),
+    },
+    Way {
+        what: "fetch-and-adds",
+        against: "Reads of 8 B",
+        ours: ("ib_atomic_bw", "-A FETCH_AND_ADD -n 200000"),
+        theirs: ("ib_read_bw", "-s 8 -n 200000"),
+    },
+];
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -101,6 +143,9 @@ fn rows() -> Vec<Row> {
         "UCX over TCP, tag_bw",
         Aim::AtLeast(5.0),
     ));
+    for way in WAYS {
+        rows.push(Row::new(way.what, "M/s", way.against, Aim::Report));
+    }
     rows.push(Row::new(
         "CRC32C, FPDU of 1448 B",
         "GB/s",
@@ -198,6 +243,10 @@ fn measure(rows: &mut [Row]) {
 
     let ours = tried(|| ours::messages("ib_send_bw", 64, 2_000_000, None));
     add_runs(&[(ours, tried(|| ucx::messages(64, 2_000_000)))]);
+    for way in WAYS {
+        let rate = |(name, options)| tried(move || ours::rate(name, options));
+        add_runs(&[(rate(way.ours), rate(way.theirs))]);
+    }
     for len in [1448, 64_774] {
         add_runs(&crc::rates(len).map(|(ours, library)| (Some(ours), Some(library))));
     }

@@ -64,6 +64,11 @@ pub(crate) fn messages(name: &str, size: usize, count: u64, device: Option<&str>
         .copied()
 }
 
+/// Millions of requests per second, by a line of options.
+pub(crate) fn rate(name: &str, options: &str) -> Option<f64> {
+    perftest(name, options, None)?.get(4).copied()
+}
+
 /// Microseconds from posting a Send on a queue pair that is its own peer to the receive's completion.
 pub(crate) fn doorbell_to_cqe(device: Option<&str>) -> Option<f64> {
     let program = program(compiled("selfpost").ok()?, device);
