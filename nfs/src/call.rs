@@ -53,7 +53,7 @@ const MAX_REPLY: usize = 2 << 20;
 const READ_HEAD: usize = 24 + 4 + 88 + 12;
 
 /// How long connecting may take.
-const CONNECT: Duration = Duration::from_secs(15);
+pub(crate) const CONNECT: Duration = Duration::from_secs(15);
 
 /// A connection by TCP.
 #[derive(Debug)]

@@ -9,6 +9,7 @@ pub mod client;
 mod duplicates;
 pub mod mount3;
 pub mod nfs3;
+pub mod rdma;
 pub mod rpc;
 mod server;
 pub use urnic_rpc_rdma_verbs::{memory, service};

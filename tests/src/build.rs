@@ -48,6 +48,11 @@ fn built() -> &'static Path {
     BUILT.get_or_init(|| build(&["-p", "urnic-provider", "-p", "urnic-cli"]))
 }
 
+/// The program `urnic-nfs`, up to date. Builds at each call.
+pub fn nfs() -> PathBuf {
+    build(&["-p", "urnic-nfs"]).join("urnic-nfs")
+}
+
 /// An example of a crate of ours, up to date.
 pub fn example(package: &str, name: &str) -> PathBuf {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());

@@ -10,6 +10,7 @@ mod install;
 mod interop;
 mod isolation;
 mod netns;
+mod nfs_rdma;
 mod pcap;
 mod perftest;
 mod pingpong;

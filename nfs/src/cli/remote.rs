@@ -2,13 +2,16 @@
 
 use super::Done;
 use clap::Args;
+use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
-use urnic_nfs::call::Tcp;
+use urnic_nfs::call::{Tcp, Transport};
 use urnic_nfs::client::{Client, Error, port};
 use urnic_nfs::memory::Pool;
 use urnic_nfs::nfs3::{Attributes, Handle, Kind};
-use urnic_nfs::{mount3, rpc};
+use urnic_nfs::{mount3, rdma, rpc};
+
+const TCP_PORT: u16 = 2049;
 
 /// A path at a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,12 +47,36 @@ impl std::fmt::Display for Remote {
 /// How to reach a server.
 #[derive(Args, Debug)]
 pub(crate) struct Way {
-    /// TCP port of NFS
-    #[arg(long, value_name = "PORT", default_value_t = 2049)]
-    port: u16,
-    /// TCP port of MOUNT [default: that of NFS, else what rpcbind says]
+    /// By RDMA rather than TCP
+    #[arg(long)]
+    rdma: bool,
+    /// Port of NFS [default: 2049, by RDMA 20049]
+    #[arg(long, value_name = "PORT")]
+    port: Option<u16>,
+    /// TCP port of MOUNT [default: that of NFS over TCP, else what rpcbind says]
     #[arg(long, value_name = "PORT")]
     mount_port: Option<u16>,
+}
+
+impl Way {
+    fn port(&self) -> u16 {
+        self.port
+            .unwrap_or(if self.rdma { rdma::NFS_PORT } else { TCP_PORT })
+    }
+
+    /// Where MOUNT may be.
+    fn mount_port(&self) -> u16 {
+        self.mount_port
+            .unwrap_or(if self.rdma { TCP_PORT } else { self.port() })
+    }
+
+    fn connect(&self, server: SocketAddr, pool: &Pool) -> io::Result<Box<dyn Transport>> {
+        Ok(if self.rdma {
+            Box::new(rdma::Rdma::connect(server, pool)?)
+        } else {
+            Box::new(Tcp::connect(server)?)
+        })
+    }
 }
 
 /// A server, and something there.
@@ -74,16 +101,15 @@ impl Remote {
     /// Connects, and finds the path or, if that is no directory, the one it is in.
     pub(crate) fn reach(&self, way: &Way) -> Done<Place> {
         let failed = |error: Error| self.failed(&error);
-        let addresses = (&*self.host, way.port).to_socket_addrs();
+        let addresses = (&*self.host, way.port()).to_socket_addrs();
         let addresses: Vec<_> = addresses
             .map_err(|error| format!("{}: {error}", self.host))?
             .collect();
         let mut last = format!("{}: no address", self.host);
         for address in addresses {
             let pool = Pool::new();
-            let connected = Tcp::connect(address);
-            let mut client = match connected {
-                Ok(tcp) => Client::new(Box::new(tcp), pool.clone()),
+            let mut client = match way.connect(address, &pool) {
+                Ok(transport) => Client::new(transport, pool),
                 Err(error) => {
                     last = format!("{address}: {error}");
                     continue;
@@ -118,7 +144,7 @@ impl Remote {
             let tcp = Tcp::connect(SocketAddr::new(server.ip(), port))?;
             Client::new(Box::new(tcp), Pool::new()).mount(path)
         };
-        match ask(way.mount_port.unwrap_or(way.port)) {
+        match ask(way.mount_port()) {
             Err(Error::Rpc(rpc::NoResults::Refused(_)) | Error::Io(_)) if way.mount_port.is_none() => {
                 ask(port(server, mount3::PROGRAM, mount3::VERSION)?)
             }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use urnic_nfs::memory::Pool;
 use urnic_nfs::service::Service;
 use urnic_nfs::tree::{Caller, Directory, InMemory, Tree};
-use urnic_nfs::{Options, Server, tcp};
+use urnic_nfs::{Options, Server, rdma, tcp};
 
 /// What to serve, and where.
 #[derive(Args, Debug)]
@@ -31,6 +31,9 @@ pub(crate) struct Serve {
     /// TCP port of NFS and MOUNT; 0 takes any and says which
     #[arg(long, value_name = "PORT", default_value_t = 2049)]
     tcp_port: u16,
+    /// RDMA port of NFS and MOUNT; 0 takes any and says which [default: 20049, where there is an RDMA device]
+    #[arg(long, value_name = "PORT")]
+    rdma_port: Option<u16>,
 }
 
 impl Serve {
@@ -61,6 +64,28 @@ impl Serve {
         let listener = TcpListener::bind(address).map_err(refused)?;
         let bound = listener.local_addr().map_err(refused)?;
         println!("urnic-nfs: NFSv3 over TCP at {bound}");
-        tcp::serve(&listener, &service, &pool).map_err(refused)
+        let rdma = self.rdma(&pool)?;
+        std::thread::scope(|scope| {
+            if let Some(server) = &rdma {
+                scope.spawn(|| server.serve(&*service));
+            }
+            tcp::serve(&listener, &service, &pool).map_err(refused)
+        })
+    }
+
+    /// The listener of RDMA, if it was asked for or there can be one.
+    fn rdma(&self, pool: &Pool) -> Done<Option<rdma::Server>> {
+        let address = SocketAddr::new(self.listen, self.rdma_port.unwrap_or(rdma::NFS_PORT));
+        match rdma::Server::with_pool(address, &rdma::options(), pool) {
+            Ok(server) => {
+                println!("urnic-nfs: NFSv3 over RDMA at {}", server.address());
+                Ok(Some(server))
+            }
+            Err(error) if self.rdma_port.is_none() => {
+                tracing::info!(%error, "no RDMA");
+                Ok(None)
+            }
+            Err(error) => Err(format!("{address}, RDMA: {error}")),
+        }
     }
 }

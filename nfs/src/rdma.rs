@@ -1,0 +1,70 @@
+//! NFS over RDMA (RFC 8267): the same calls and replies, their data moved by the devices straight between the client's memory and the server's.
+
+use crate::call::{Answer, Outgoing, Transport};
+use crate::memory::Pool;
+use std::io;
+use std::net::SocketAddr;
+use urnic_rpc_rdma_verbs::{Call, Client, Error, Options};
+
+pub use urnic_rpc_rdma::NFS_PORT;
+pub use urnic_rpc_rdma_verbs::Server;
+
+/// What a server at an RDMA port is made with.
+pub fn options() -> Options {
+    Options::default()
+}
+
+/// A connection by RDMA. When it breaks it is made again, and calls that were not answered are sent again.
+pub struct Rdma(Client);
+
+impl Rdma {
+    /// Connects.
+    ///
+    /// # Errors
+    /// There is no RDMA here, or nobody answers there.
+    pub fn connect(server: SocketAddr, pool: &Pool) -> io::Result<Self> {
+        let options = Options {
+            patience: crate::call::CONNECT,
+            ..options()
+        };
+        Client::with_pool(server, &options, pool)
+            .map(Self)
+            .map_err(failed)
+    }
+}
+
+impl Transport for Rdma {
+    fn submit(&mut self, call: Outgoing) -> io::Result<()> {
+        let call = Call {
+            message: call.message,
+            argument: call.item,
+            result: call.into,
+            max_reply: call.max_reply,
+        };
+        self.0.submit(call).map(drop).map_err(failed)
+    }
+
+    fn wait(&mut self) -> io::Result<(u32, Answer)> {
+        let (xid, answer) = self.0.wait_any().map_err(failed)?;
+        let answer = answer.map_err(failed)?;
+        // Memory that was not used says nothing about where the data is.
+        let data = answer
+            .result
+            .and_then(|(data, placed)| (placed && !data.is_empty()).then_some(data));
+        Ok((
+            xid,
+            Answer {
+                message: answer.message,
+                data,
+            },
+        ))
+    }
+}
+
+fn failed(error: Error) -> io::Error {
+    match error {
+        Error::Verbs(error) => error,
+        Error::Unreachable(_) => io::Error::new(io::ErrorKind::HostUnreachable, error),
+        Error::Invalid(_) | Error::Call(_) => io::Error::other(error),
+    }
+}
