@@ -10,6 +10,6 @@ mod place;
 pub mod presence;
 mod program;
 mod rdma_cm;
-mod signals;
+pub mod signals;
 mod timers;
 pub mod watch;

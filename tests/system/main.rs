@@ -19,6 +19,7 @@ mod pyverbs;
 mod qemu;
 mod rdma_cm;
 mod rdma_cm_crowds;
+mod rdma_cm_waits;
 mod rpc_rdma;
 mod rpc_service;
 mod rsockets;

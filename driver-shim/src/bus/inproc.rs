@@ -1,8 +1,10 @@
 //! The device inside this process: DMA addresses are pointers, a doorbell is a call, an interrupt is one back.
 
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use urnic_firmware_model::capture::CaptureFile;
@@ -119,6 +121,10 @@ impl Bus for InprocBus {
     #[inline]
     fn progress(&self) {
         self.device.progress();
+    }
+
+    fn lend(&self, patience: Duration, told: BorrowedFd<'_>, done: &mut dyn FnMut() -> bool) -> bool {
+        self.device.lend(patience, told, done)
     }
 
     #[inline]

@@ -8,8 +8,10 @@ pub mod inproc;
 pub mod vfio;
 pub mod vfio_user;
 
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -84,6 +86,12 @@ pub trait Bus: Send + Sync {
 
     /// Lets the device use the thread of a poller that found its queue empty: it receives, and sends what it had gathered.
     fn progress(&self);
+
+    /// The calling thread waits until `done`, for `patience` at the longest, and a device that can use it looks at all its streams meanwhile. `told` becomes
+    /// readable when others have done it. Returns whether it is done; at once if the device runs elsewhere.
+    fn lend(&self, _patience: Duration, _told: BorrowedFd<'_>, _done: &mut dyn FnMut() -> bool) -> bool {
+        false
+    }
 
     /// Whether posted work waits in the device for the next poll. One relaxed load.
     fn has_gathered(&self) -> bool;

@@ -6,6 +6,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, getsockname, socket_with};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -27,6 +28,7 @@ use crate::presence::token::Token;
 use crate::rdma_cm::abi::PathResponse;
 use crate::rdma_cm::command::{self, Command, Destination, Question};
 use crate::rdma_cm::{Attachment, Device, Engine, Notice, World};
+use crate::signals::HeldBack;
 
 /// A queue pair that never had a receive gets one within this time: its program may still be on the way from the event to the post.
 const FIRST_RECEIVE_GRACE: Duration = Duration::from_millis(1000);
@@ -193,19 +195,48 @@ impl CmChannel {
         }
         Ok(true)
     }
+
+    /// Waits for an event at the device, for a short time; `false` if there is none still, and `EINTR` if a signal came.
+    fn await_event(
+        &self,
+        command: &Command,
+        told: BorrowedFd<'_>,
+        signals: &HeldBack,
+    ) -> Result<bool, Errno> {
+        let driver = &*self.driver;
+        let mut taken = Ok(false);
+        let mut done = || {
+            driver.attend_if_due();
+            taken = self.execute(command.clone());
+            taken != Ok(false)
+        };
+        driver
+            .patience
+            .wait(|patience| place::within(|| driver.bus.lend(patience, told, &mut done)));
+        driver.attend_if_due();
+        if taken == Ok(false) && signals.would_interrupt() {
+            return Err(Errno::INTR);
+        }
+        taken
+    }
 }
 
 /// Carries out what the program wrote to its channel `fd`. Returns how much was written, as write(2) would; `None` when it asks for an event and there
-/// is none: `fd` is readable, as a socket, once there is.
+/// is none: `fd` is readable, as a socket, once there is. `signals`: those of the program, which are held back meanwhile.
 ///
 /// # Errors
-/// Those of the command; `EIO` in a forked child, which has no device. While another thread closes the channel: `EBADFD` for who asks for an event, and would wait
-/// for ever in a kernel; else `EBADF`.
+/// Those of the command; `EINTR` if it waited for an event and one of `signals` would end that; `EIO` in a forked child, which has no device. While another thread
+/// closes the channel: `EBADFD` for who asks for an event, and would wait for ever in a kernel; else `EBADF`.
 ///
 /// # Safety
 /// `bytes` points to `len` readable bytes. As with the kernel's device, a command contains addresses that are read and written:
 /// the caller vouches for them by writing the command.
-pub unsafe fn cm_write(fd: RawFd, bytes: *const u8, len: usize) -> Result<Option<usize>, Errno> {
+pub unsafe fn cm_write(
+    fd: RawFd,
+    bytes: *const u8,
+    len: usize,
+    signals: &HeldBack,
+) -> Result<Option<usize>, Errno> {
     if bytes.is_null() {
         return Err(Errno::FAULT);
     }
@@ -224,9 +255,17 @@ pub unsafe fn cm_write(fd: RawFd, bytes: *const u8, len: usize) -> Result<Option
     let command = Command::parse(bytes).inspect_err(|errno| {
         tracing::debug!("channel {fd}: command {:?}: {errno}", command::number(bytes));
     })?;
-    let done = place::within(|| channel.execute(command.clone()));
-    if channel.driver.has_events() {
-        channel.driver.attend();
+    let mut done = place::within(|| channel.execute(command.clone()));
+    channel.driver.attend_if_due();
+    // SAFETY: only asked for its flags, and whether it is readable.
+    let told = unsafe { BorrowedFd::borrow_raw(fd) };
+    if done == Ok(false) && !fcntl_getfl(told).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
+        done = channel.await_event(&command, told, signals);
+        let same = |now: Arc<CmChannel>| Arc::ptr_eq(&now, &channel);
+        if done == Ok(false) && !registry::cm_channel(fd).is_some_and(same) {
+            // Closed meanwhile.
+            return Err(Errno::BADFD);
+        }
     }
     let done = done.inspect_err(|errno| tracing::debug!("channel {fd}: {command:?}: {errno}"))?;
     Ok(done.then_some(len))

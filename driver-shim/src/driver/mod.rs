@@ -14,6 +14,7 @@ mod event;
 mod loss;
 mod memory;
 mod pages;
+mod patience;
 mod process;
 mod qp;
 mod rim;
@@ -54,6 +55,7 @@ use crate::watch::{self, Door};
 use command::CommandQueue;
 use dma::DmaPool;
 use event::EventQueue;
+use patience::Patience;
 
 /// What the device can do: the limits that it reports and firmware version, in native numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -220,6 +222,7 @@ pub struct Driver {
     qids: Mutex<HashMap<u32, u32>>,
     native: Mutex<rim::Native>,
     cm: Mutex<cm::Manager>,
+    patience: Patience,
     /// Completion queues, by cqid and consumer index, that were armed since the device is lost.
     armed: Mutex<Vec<(u32, u32)>>,
     /// Somebody handles events; and there may be some.
@@ -324,6 +327,7 @@ impl Driver {
             qids: Mutex::default(),
             native,
             cm,
+            patience: Patience::default(),
             armed: Mutex::default(),
             events_turn: Mutex::default(),
             events_due: AtomicBool::new(false),

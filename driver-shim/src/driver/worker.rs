@@ -65,6 +65,13 @@ impl Driver {
         self.events_due.load(Ordering::SeqCst)
     }
 
+    /// Handles them, if so.
+    pub(super) fn attend_if_due(&self) {
+        if self.has_events() {
+            self.attend();
+        }
+    }
+
     /// Handles asynchronous events, oldest first: on this thread, or on the one that is at it. To be called with nothing held.
     pub(super) fn attend(&self) {
         self.events_due.store(true, Ordering::SeqCst);

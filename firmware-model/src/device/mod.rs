@@ -17,8 +17,10 @@ use crate::host::HostMemory;
 use crate::runtime;
 use crate::stream::Network;
 use crate::time::Nanos;
+use rustix::fd::BorrowedFd;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 use urnic_verbs_api::device::registers::{CONTROL, Control, UARS};
 
 /// Where the device's interrupts go.
@@ -153,6 +155,12 @@ impl Device {
         if !self.core.is_abandoned() {
             runtime::progress(&self.core);
         }
+    }
+
+    /// The calling thread waits until `done`, looking at all streams itself meanwhile, for `patience` at the longest. Returns whether it is done; if not,
+    /// the device goes on without it.
+    pub fn lend(&self, patience: Duration, told: BorrowedFd<'_>, done: &mut dyn FnMut() -> bool) -> bool {
+        !self.core.is_abandoned() && runtime::lend(&self.core, patience, told, done)
     }
 
     /// Whether posted sends wait for the next [`progress`](Device::progress).

@@ -2,7 +2,8 @@
 //!
 //! Idle, it sleeps in `epoll_wait` and costs nothing. While a poller drives the device it leaves the streams alone, so that
 //! no packet wakes it, and only looks every [`POLLED_TICK`] whether the polls have stopped. While sends are gathered it
-//! looks every [`BURST_TICK`] whether nobody else sent them.
+//! looks every [`BURST_TICK`] whether nobody else sent them. While a thread lends itself it keeps out for the time it was told, and
+//! no longer.
 
 use super::Runtime;
 use crate::counters::Counter;
@@ -33,6 +34,8 @@ const AWAKE: u8 = 0;
 const TICKING: u8 = 1;
 /// Asleep until something is ready.
 const ASLEEP: u8 = 2;
+/// Asleep for the time of a loan or less, streams ignored.
+const LENT: u8 = 3;
 
 /// Whether the thread sleeps, as far as others must know.
 #[derive(Debug, Default)]
@@ -41,18 +44,21 @@ pub(super) struct Sleeper(AtomicU8);
 impl Sleeper {
     /// Whether it must be woken for work that it does not see coming; it is the caller's to do so then.
     pub(super) fn must_be_woken(&self) -> bool {
-        self.0.load(Ordering::SeqCst) == ASLEEP
-            && self
-                .0
-                .compare_exchange(ASLEEP, AWAKE, Ordering::SeqCst, Ordering::SeqCst)
-                .is_ok()
+        self.leaves(ASLEEP) || self.leaves(LENT)
     }
 
     /// Whether it leaves the streams alone at present; it is the caller's to wake it then.
     pub(super) fn ignores_streams(&self) -> bool {
-        self.0
-            .compare_exchange(TICKING, AWAKE, Ordering::SeqCst, Ordering::SeqCst)
-            .is_ok()
+        self.leaves(TICKING) || self.leaves(LENT)
+    }
+
+    /// Whether it sleeps in that way; it is awake, then, for whoever asks next.
+    fn leaves(&self, state: u8) -> bool {
+        self.0.load(Ordering::SeqCst) == state
+            && self
+                .0
+                .compare_exchange(state, AWAKE, Ordering::SeqCst, Ordering::SeqCst)
+                .is_ok()
     }
 
     fn set(&self, state: u8) {
@@ -187,6 +193,7 @@ impl<'a> Loop<'a> {
         };
         let now = self.core.clock.now();
         let until_due = due.map(|due| due.since(now));
+        let lent = runtime.lent(now);
         let tick = if self.entrusted || now < self.warm_until {
             Some(BURST_TICK)
         } else if self.driven {
@@ -194,11 +201,16 @@ impl<'a> Loop<'a> {
         } else {
             None
         };
-        let timeout = [tick, until_due].into_iter().flatten().min();
+        let timeout = [tick, until_due, lent].into_iter().flatten().min();
         self.woken = if self.driven {
             runtime.sleeper.set(TICKING);
             // Who began to wait for an interrupt before that was to be seen woke nobody.
             runtime.is_driven() && readiness.wait_for_wake(timeout.unwrap_or(POLLED_TICK))
+        } else if let Some(lent) = lent {
+            runtime.sleeper.set(LENT);
+            // Likewise, and who left something.
+            let missed = runtime.lent(now).is_none() || runtime.pending.load(Ordering::SeqCst);
+            !missed && readiness.wait_for_wake(timeout.unwrap_or(lent))
         } else {
             if tick.is_none() {
                 runtime.sleeper.set(ASLEEP);

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | a ringing thread | the queue pair it rang for |
 //! | a poller ([`progress`]) | what was gathered; the stream that last delivered to this thread; every [`LOOK_AROUND`]th time all that are ready |
+//! | who waits for an event ([`lend`]) | all that is ready, for a short time |
 //! | the [background](background) thread | all that is ready, while nobody polls; timers; streams on their way out |
 //!
 //! All descriptors are registered once, edge-triggered for both directions, so nothing on the data path changes a
@@ -30,7 +31,7 @@ use rustix::io::Errno;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -42,6 +43,8 @@ const POLLER: u32 = 16;
 /// to send may be waiting for just that; with a processor of one's own it costs next to nothing.
 const PATIENCE: u32 = 256;
 const YIELD_EVERY: u32 = 16;
+/// Threads that waited for an event and got it are back within this time, as a rule, to wait for the next.
+const RETURN: Duration = Duration::from_micros(500);
 /// Queue pairs attended to between two looks at the list.
 const BATCH: usize = 8;
 
@@ -101,6 +104,8 @@ pub(crate) struct Runtime {
     pending: AtomicBool,
     /// Arrivals in a row that pollers found, up to [`POLLER`].
     found: AtomicU32,
+    /// Until when the background thread leaves the streams to threads that wait for events ([`lend`]); 0 = it does not.
+    lent_until: AtomicU64,
     /// Queue pairs with something left to do.
     attention: Mutex<Vec<Arc<Qp>>>,
     attention_len: AtomicUsize,
@@ -134,6 +139,7 @@ impl Runtime {
             polls: AtomicU32::new(0),
             pending: AtomicBool::new(false),
             found: AtomicU32::new(0),
+            lent_until: AtomicU64::new(0),
             attention: Mutex::default(),
             attention_len: AtomicUsize::new(0),
             bursts: AtomicUsize::new(0),
@@ -190,9 +196,17 @@ impl Runtime {
         self.bursts.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Somebody is about to wait for an interrupt: what pollers found before does not count any more.
+    /// Somebody is about to wait for an interrupt: what pollers found before does not count any more, nor that others are about to come back.
     pub(crate) fn note_waiter(&self) {
         self.forget_pollers();
+        if self.lent_until.load(Ordering::SeqCst) != 0 {
+            self.lent_until.store(0, Ordering::SeqCst);
+        }
+        self.look_at_streams();
+    }
+
+    /// The background thread is not to leave the streams alone any more.
+    fn look_at_streams(&self) {
         if self.sleeper.ignores_streams()
             && let Some(readiness) = &self.readiness
         {
@@ -224,6 +238,25 @@ impl Runtime {
     /// Whether pollers drive the device.
     fn is_driven(&self) -> bool {
         self.found.load(Ordering::SeqCst) >= POLLER
+    }
+
+    /// A thread that waits for an event looks at the streams itself. If the background thread sleeps on them, it finds out when something comes.
+    fn borrow_until(&self, until: Nanos) {
+        self.lent_until.store(until.0, Ordering::SeqCst);
+    }
+
+    /// Nobody waits there any more.
+    fn give_back(&self) {
+        self.lent_until.store(0, Ordering::SeqCst);
+        if !self.is_driven() {
+            self.look_at_streams();
+        }
+    }
+
+    /// For how long threads that wait for events look at the streams; `None` if they do not.
+    fn lent(&self, now: Nanos) -> Option<Duration> {
+        let until = Nanos(self.lent_until.load(Ordering::SeqCst));
+        (until > now).then(|| until.since(now))
     }
 
     /// A call could not be taken, or an event not be posted: to be tried again.
@@ -433,6 +466,37 @@ pub(crate) fn progress(core: &Core) {
         runtime.note_found();
     }
     hot.note(arrived.is_some());
+}
+
+/// The calling thread waits until `done` for what the device has to tell, for `patience` at the longest, and looks at all streams itself: what comes wakes the
+/// thread that wants it, with no other in between. `told` becomes readable when it may be done by the work of others. Returns whether it is done.
+pub(crate) fn lend(
+    core: &Core,
+    patience: Duration,
+    told: BorrowedFd<'_>,
+    done: &mut dyn FnMut() -> bool,
+) -> bool {
+    let runtime = &core.runtime;
+    let Some(readiness) = &runtime.readiness else {
+        return done();
+    };
+    let mut now = core.clock.now();
+    let until = now + patience;
+    loop {
+        // No further ahead than that: the background thread sleeps for as long as it was told.
+        runtime.borrow_until(now + RETURN);
+        core.flush_gathered();
+        runtime.poll_ready(core, Some(Duration::ZERO));
+        if done() {
+            return true;
+        }
+        now = core.clock.now();
+        if now >= until {
+            runtime.give_back();
+            return false;
+        }
+        readiness.wait_beside(told, until.since(now).min(RETURN));
+    }
 }
 
 /// In manual mode: everything once.

@@ -112,6 +112,16 @@ impl Readiness {
         poll(&mut fds, Some(&timespec(timeout))).is_ok_and(|ready| ready > 0)
     }
 
+    /// Waits until something is ready, or `other` is readable, `timeout` at the longest, and leaves it as it is.
+    pub(crate) fn wait_beside(&self, other: BorrowedFd<'_>, timeout: Duration) {
+        let mut fds = [
+            PollFd::new(&self.epoll, PollFlags::IN),
+            PollFd::from_borrowed_fd(other, PollFlags::IN),
+        ];
+        // Whoever was interrupted looks again.
+        let _ = poll(&mut fds, Some(&timespec(timeout)));
+    }
+
     /// Waits until something is ready, `timeout` at the longest, and says what.
     pub(crate) fn wait(&self, timeout: Option<Duration>, mut act: impl FnMut(Token, Asked)) {
         let mut timeout = timeout;

@@ -3,8 +3,12 @@
 use crate::ModelConfig;
 use crate::config::{DeviceAddress, Prefix, Reach};
 use crate::mock::{Driver, End, config, wait_for};
+use rustix::event::{EventfdFlags, eventfd};
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use urnic_verbs_api::device::command::*;
 use urnic_verbs_api::device::event::EventKind;
 use urnic_verbs_api::device::stream::{Close, Connect, Endpoint, Endpoints, input};
@@ -442,4 +446,56 @@ fn an_abandoned_device_has_no_descriptors_and_does_nothing() {
     send(&driver, _sid, b"alive").unwrap();
     let mut heard = [0; 5];
     (&peer).read_exact(&mut heard).unwrap();
+}
+
+#[test]
+fn a_thread_that_lends_itself_finds_what_comes_and_the_device_goes_on_without_it() {
+    let driver = Driver::start();
+    let (lid, port) = driver.listen(any_port("127.0.0.1"), 64).unwrap();
+    let there = SocketAddr::new(LOCALHOST, port);
+    let patience = Duration::from_secs(60);
+    let quiet = eventfd(0, EventfdFlags::empty()).unwrap();
+    let mut callers = Vec::new();
+    for _ in 0..20 {
+        let caller = std::thread::spawn(move || TcpStream::connect(there).unwrap());
+        let mut event = None;
+        let came = driver.device.lend(patience, quiet.as_fd(), &mut || {
+            event = event.or_else(|| driver.event());
+            event.is_some()
+        });
+        assert!(came);
+        let event = event.expect("what it waited for");
+        assert_eq!(EventKind::from_raw(event.kind), Some(EventKind::StreamAccepted));
+        callers.push(caller.join().unwrap());
+    }
+    // It is gone, with what it waited for or in vain.
+    for vain in [false, true] {
+        if vain {
+            assert!(!driver.device.lend(Duration::ZERO, quiet.as_fd(), &mut || false));
+        }
+        callers.push(TcpStream::connect(there).unwrap());
+        driver.await_event(EventKind::StreamAccepted, lid);
+    }
+}
+
+#[test]
+fn a_thread_that_lends_itself_is_told_what_others_have_done() {
+    let driver = Driver::start();
+    let told = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let (said, heard) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            wait_for("it to wait", || heard.load(Ordering::SeqCst).then_some(()));
+            said.store(true, Ordering::SeqCst);
+            rustix::io::write(&told, &1u64.to_ne_bytes()).unwrap();
+        });
+        assert!(
+            driver
+                .device
+                .lend(Duration::from_secs(60), told.as_fd(), &mut || {
+                    heard.store(true, Ordering::SeqCst);
+                    said.load(Ordering::SeqCst)
+                })
+        );
+    });
 }

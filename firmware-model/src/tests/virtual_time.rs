@@ -3,6 +3,7 @@
 use crate::mock::{Driver, Pair, assert_cqe};
 use crate::stream::sim::{Conditions, SimNetwork};
 use crate::time::Nanos;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -175,4 +176,12 @@ fn mpa_c_04_a_damaged_octet_ends_the_stream_and_nothing_of_it_is_placed() {
     });
     assert_eq!(world.far.counter(crate::Counter::RxCrcErrors), 1);
     assert_eq!(world.near.counter(crate::Counter::RxTerminates), 1);
+}
+
+#[test]
+fn a_device_that_only_the_test_moves_uses_no_lent_thread() {
+    let device = World::new(Conditions::default()).near.device.clone();
+    let quiet = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+    assert!(!device.lend(Duration::from_secs(60), quiet.as_fd(), &mut || false));
+    assert!(device.lend(Duration::from_secs(60), quiet.as_fd(), &mut || true));
 }

@@ -8,9 +8,10 @@ use rustix::io::Errno;
 use urnic_driver_shim::driver;
 use urnic_driver_shim::presence::fds::{self, Kind};
 use urnic_driver_shim::presence::{Presence, command, registry};
+use urnic_driver_shim::signals::HeldBack;
 
 use super::{ACTIVE, missing};
-use crate::guard::{guarded, set_errno};
+use crate::guard::{errno, guarded, set_errno};
 use crate::real;
 
 /// `NETLINK_RDMA` of `<linux/netlink.h>`.
@@ -206,8 +207,8 @@ fn command(fd: c_int, bytes: *const c_void, length: usize) -> Option<isize> {
     })
 }
 
-/// A command to the connection manager. Only the one for the next event waits, and that is where the calling thread may be cancelled: nothing here is
-/// dropped.
+/// A command to the connection manager. Only the one for the next event waits, and that is where the calling thread may be cancelled, or left by a jump out of
+/// a signal handler, as when signals are let through: nothing here is dropped.
 ///
 /// # Safety
 /// As for write(2), and what the command's addresses need.
@@ -217,18 +218,24 @@ unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usiz
         return missing(-1);
     };
     loop {
+        let signals = HeldBack::from_here();
         // SAFETY: the C caller vouches for its buffer, and for the addresses in the command.
-        match guarded(|| unsafe { driver::cm_write(fd, bytes.cast(), length) }) {
+        let outcome = guarded(|| unsafe { driver::cm_write(fd, bytes.cast(), length, &signals) });
+        signals.release();
+        match outcome {
             Ok(Some(written)) => return written as isize,
             Ok(None) => {}
             // Another thread closes the channel at this moment; as below.
             // SAFETY: no conditions.
             Err(Errno::BADFD) => return unsafe { pause() } as isize,
-            Err(errno) => return refuse(errno) as isize,
+            Err(error) => return refuse(error) as isize,
         }
         let mut octet = 0u8;
         // SAFETY: a local; the octet that says that there is an event stays where it is. An fd that shall not block does not.
         match unsafe { wait(fd, (&raw mut octet).cast(), 1, libc::MSG_PEEK) } {
+            // Another thread closed it just before.
+            // SAFETY: no conditions.
+            ..0 if errno() == libc::EBADF => return unsafe { pause() } as isize,
             ..0 => return -1,
             // Another thread closed the channel. In a kernel a call under way goes on; nothing will ever come.
             // SAFETY: no conditions.

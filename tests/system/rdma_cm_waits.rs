@@ -1,0 +1,50 @@
+//! Threads that wait for events of the connection manager, and what may happen to them meanwhile.
+
+use std::time::Duration;
+
+use urnic_tests::build::compiled;
+use urnic_tests::or_skip;
+use urnic_tests::program::Program;
+
+const LIMIT: Duration = Duration::from_secs(120);
+/// How often a process is stopped, at each point.
+const STOPS: usize = 20;
+
+/// `cm_waits.c` tells what is to be seen in each of its scenes.
+fn scene(name: &str) -> Result<Program, String> {
+    Ok(Program::new(compiled("cm_waits")?).arg(name))
+}
+
+#[test]
+fn a_signal_ends_the_wait_unless_its_handler_says_restart() {
+    or_skip!(scene("signals")).run_for(LIMIT).success();
+}
+
+#[test]
+fn a_handler_that_jumps_out_of_the_wait_leaves_nothing_held() {
+    or_skip!(scene("jumps")).run_for(LIMIT).success();
+}
+
+#[test]
+fn a_wait_goes_on_when_another_thread_closes_the_channel() {
+    or_skip!(scene("closes")).run_for(LIMIT).success();
+}
+
+#[test]
+fn a_thread_to_which_nothing_happens_comes_to_rest() {
+    or_skip!(scene("rests")).run_for(LIMIT).success();
+}
+
+#[test]
+fn waits_of_every_kind_go_on_when_the_process_was_stopped() {
+    let mut program = or_skip!(scene("stops")).spawn();
+    for point in ["waiting", "event"] {
+        program.says(point, |said| said.contains(point).then_some(()));
+        for _ in 0..STOPS {
+            program.stop();
+            program.resume();
+        }
+        program.tell("r");
+    }
+    program.wait_for(LIMIT).success();
+}
