@@ -235,3 +235,26 @@ fn many_clients_at_once() {
         }
     });
 }
+
+#[test]
+fn the_manual_page_has_every_option() {
+    let manual =
+        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/urnic-nfs.1")).expect("the page");
+    let manual = manual.replace('\\', "");
+    for command in ["serve", "get", "put", "ls", "bench"] {
+        let output = Command::new(PROGRAM)
+            .args([command, "--help"])
+            .output()
+            .expect("it runs");
+        let help = String::from_utf8_lossy(&output.stdout);
+        let options = help.split_whitespace().filter_map(|word| {
+            let word = word.trim_end_matches([',', ']', '.']);
+            word.starts_with("--").then_some(word)
+        });
+        let options: Vec<_> = options.filter(|option| *option != "--help").collect();
+        assert!(!options.is_empty(), "{help}");
+        for option in options {
+            assert!(manual.contains(option), "{option} of {command}");
+        }
+    }
+}
