@@ -207,14 +207,22 @@ fn a_guest_reaches_neither_its_host_nor_addresses_of_others() {
 }
 
 #[test]
-fn the_death_of_the_server_or_of_qemu_is_told_and_survived() {
+fn the_death_of_a_program_of_qemu_or_of_the_server_is_told_and_survived() {
     let [first, second] = or_skip!(Netns::pair());
     let mut server = Server::start(&first, &[FIRST], "");
     let host = End::Host(&second);
     let busy = format!("ib_write_bw -x 0 -F -D 60 -p {PORT}");
     let guest = or_skip!(PciGuest::boot(&first, &server.sockets()));
     guest.bind(0);
-    // QEMU first: who talks to the guest learns it, and the server serves the next one.
+    // A program in the guest first: its peer learns it, and the function serves the next one.
+    let there = End::Guest(&guest, 0).listener(&busy);
+    let here = host.start(&format!("{busy} {FIRST}"));
+    transfers(&guest);
+    guest.run("kill -9 $(pidof ib_write_bw)");
+    let (ok, said) = here.ends();
+    assert!(!ok, "{said}");
+    there.ends();
+    // Then QEMU: who talks to the guest learns it, and the server serves the next one.
     let there = End::Guest(&guest, 0).listener(&busy);
     let here = host.start(&format!("{busy} {FIRST}"));
     transfers(&guest);
@@ -233,7 +241,7 @@ fn the_death_of_the_server_or_of_qemu_is_told_and_survived() {
         ),
     );
     assert!(ours.contains("50 iters in"), "{ours}");
-    // Then the server: both programs end.
+    // At last the server: both programs end.
     let there = host.listener(&busy);
     let here = End::Guest(&guest, 0).start(&format!("{busy} {SECOND}"));
     transfers(&guest);

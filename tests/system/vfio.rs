@@ -65,8 +65,13 @@ fn what_the_doctor_says_brings_a_function_to_an_ordinary_user() {
     let (ok, said) = guest.start(&program).ends();
     let one = said.contains("in use by process") && said.contains("(ibv_asyncwatch)");
     assert!(!ok && one, "{said}");
+    let (ok, said) = guest.start(&doctor()).ends();
+    assert!(!ok && said.contains("(ibv_asyncwatch)"), "{said}");
+    // Even a process that ends by no will of its own leaves the function as new.
     guest.run("kill -9 $(pidof ibv_asyncwatch)");
     held.ends();
+    let said = guest.run(&doctor());
+    assert!(said.contains("all well"), "{said}");
     let said = guest.run(&program);
     assert!(said.contains("PORT_ACTIVE"), "{said}");
 }
