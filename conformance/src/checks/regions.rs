@@ -13,15 +13,30 @@ use super::checks;
 use crate::connection::pair;
 use crate::memory::Memory;
 use crate::queues::{ALL_RIGHTS, Region, request};
-use crate::rig::Rig;
+use crate::rig::{NOWHERE, Rig};
 use crate::{Failure, Outcome, ensure};
 
 checks! {
+    a_region_of_no_bytes_needs_no_memory,
     rights_that_contradict_each_other_are_refused,
     a_region_of_pages_in_any_order,
     page_lists_that_are_too_short_are_refused,
     a_changed_region_keeps_its_stag,
     a_window_opens_a_part_of_a_region,
+}
+
+fn a_region_of_no_bytes_needs_no_memory(rig: &Rig) -> Outcome {
+    let pd = rig.create(Opcode::AllocPd, &Nothing {})?;
+    let arguments = CreateMr {
+        base: 0x1_0000.into(),
+        dma: NOWHERE.into(),
+        pd: pd.into(),
+        access: ALL_RIGHTS.bits().into(),
+        ..CreateMr::default()
+    };
+    let stag = rig.create(Opcode::CreateMr, &arguments)?;
+    rig.on(Opcode::DestroyMr, stag)?;
+    rig.on(Opcode::FreePd, pd)
 }
 
 fn rights_that_contradict_each_other_are_refused(rig: &Rig) -> Outcome {

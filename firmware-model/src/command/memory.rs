@@ -138,6 +138,7 @@ impl Job<'_> {
     fn contiguous(&self, iova: u64, len: u64) -> Result<Backing, Status> {
         match self.map(iova, len as usize, 1) {
             Ok(mapping) => Ok(Backing::Contiguous { mapping, iova }),
+            Err(_) if len == 0 => Ok(Backing::Null),
             Err(status) => Remote::new(&self.core.host, iova, len)
                 .map(Backing::Remote)
                 .ok_or(status),
