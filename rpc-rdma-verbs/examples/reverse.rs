@@ -110,7 +110,11 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     }
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["serve", address] => {
-            let server = Server::bind(address.parse()?, &options)?;
+            let pool = match std::env::var("REVERSE_MEMORY") {
+                Ok(octets) => Pool::limited(octets.parse()?),
+                Err(_) => Pool::new(),
+            };
+            let server = Server::with_pool(address.parse()?, &options, &pool)?;
             println!("serving at {}", server.address());
             server.serve(&Reverser(server.pool().clone()));
         }

@@ -327,12 +327,12 @@ impl Client {
             return Ok(());
         };
         let device = Arc::new(Device::of(&id, &self.pool)?);
-        let sends = Endpoint::sends(&device);
-        let link = Link::new(id, &device, sends, self.options.credits)?;
-        let said = state.endpoint.says(device.limits.windows).emit();
+        let (limits, sends) = (device.limits, Endpoint::sends(&device));
+        let link = Link::new(id, device, sends, self.options.credits)?;
+        let said = state.endpoint.says(limits.windows).emit();
         state.endpoint.attach(link, self.options.credits, sends);
         match state.endpoint.link() {
-            Some(link) => link.connect(&said, device.limits.reads),
+            Some(link) => link.connect(&said, limits.reads),
             None => Ok(()),
         }
     }

@@ -81,9 +81,9 @@ struct Open {
 
 /// Where an item is read to.
 struct Sink {
-    buffer: Buffer,
-    /// On iWARP, what the Read Responses come in by.
+    /// On iWARP, what the Read Responses come in by. It goes before its memory.
     region: Option<Region>,
+    buffer: Buffer,
     key: u32,
 }
 
@@ -105,6 +105,8 @@ struct Live {
     opens: HashMap<RegionId, Open>,
     sinks: HashMap<(CallId, usize), Sink>,
     receive: usize,
+    /// Completions that the queue holds at a time.
+    depth: usize,
     /// It is being ended: nothing is posted any more.
     broken: bool,
 }
@@ -181,6 +183,7 @@ impl Endpoint {
             opens: HashMap::new(),
             sinks: HashMap::new(),
             receive: self.said.receive_size,
+            depth: (receives + room) as usize,
             broken: false,
         });
     }
@@ -194,6 +197,11 @@ impl Endpoint {
     pub(crate) fn connected(&mut self, terms: Terms) {
         self.engine.connected(terms);
         self.carry();
+    }
+
+    /// Whether the connection was given up.
+    pub(crate) fn broken(&self) -> bool {
+        self.live.as_ref().is_none_or(|live| live.broken)
     }
 
     /// Ends the connection; [`detach`](Self::detach) when it has ended.
@@ -289,8 +297,8 @@ impl Endpoint {
                     self.engine.released(region);
                     return Ok(());
                 };
-                self.replies
-                    .extend(open.own.filter(|_| keep).map(|buffer| (region, buffer)));
+                let (reply, own) = if keep { (open.own, None) } else { (None, open.own) };
+                self.replies.extend(reply.map(|buffer| (region, buffer)));
                 match open.opening {
                     Opening::Window(window) if live.unbound(region) => {
                         live.windows.push(window);
@@ -310,6 +318,8 @@ impl Endpoint {
                         Ok(()) => self.engine.released(region),
                         Err(error) => {
                             tracing::warn!(%error, "memory could not be taken back");
+                            // The peer may have access still: nobody else gets it.
+                            std::mem::forget(own);
                             self.engine.release_failed(region);
                         }
                     },
@@ -361,10 +371,15 @@ impl Endpoint {
     }
 
     /// Looks at what is over, and carries on. To be called when the link's descriptor is readable.
+    ///
+    /// However fast the peer is, this ends: with the descriptor readable, if there is more. What is in the queue when that is armed is no more
+    /// than it holds; behind so many, before the arming as after it, a completion has made an event that was not taken.
     pub(crate) fn progress(&mut self) {
         let mut completions = Vec::new();
-        let mut armed = false;
-        while let Some(live) = &mut self.live {
+        let (mut armed, mut seen) = (false, 0);
+        while let Some(live) = &mut self.live
+            && seen < live.depth
+        {
             completions.clear();
             if let Err(error) = live.link.poll(&mut completions) {
                 tracing::warn!(%error, "the completion queue fails");
@@ -375,9 +390,10 @@ impl Endpoint {
                 if armed || live.link.arm().is_err() {
                     break;
                 }
-                armed = true;
+                (armed, seen) = (true, 0);
                 continue;
             }
+            seen += completions.len();
             for completion in &completions {
                 self.over(completion);
             }
@@ -399,7 +415,11 @@ impl Endpoint {
             }
             return;
         }
-        if completion.failed.is_some() && !live.broken {
+        if completion.failed.is_some() {
+            // What did not happen stays in `posted`, for `detach`.
+            if live.broken {
+                return;
+            }
             let work = live
                 .posted
                 .iter()
@@ -423,9 +443,6 @@ impl Endpoint {
             && let Some(Posted { keep, then, .. }) = live.posted.pop_front()
         {
             drop(keep);
-            if completion.failed.is_some() {
-                continue;
-            }
             match then {
                 Then::Nothing => {}
                 Then::Completed(work) => self.engine.completed(work),
@@ -450,8 +467,12 @@ impl Endpoint {
             let slice = match live.sinks.remove(&(incoming.call, index)) {
                 Some(sink) => {
                     // Nobody may write there any more when the application reads.
-                    if let Some(region) = sink.region {
-                        region.close().ok()?;
+                    if let Some(region) = sink.region
+                        && let Err(error) = region.close()
+                    {
+                        tracing::warn!(%error, "memory could not be taken back");
+                        std::mem::forget(sink.buffer);
+                        return None;
                     }
                     sink.buffer.share()
                 }
@@ -642,7 +663,8 @@ impl Live {
                 offset: at,
                 ..remote
             });
-            at += u64::from(length);
+            // The peer's own number: what wraps is for its end to refuse.
+            at = at.wrapping_add(u64::from(length));
             // The last one to end keeps all.
             let keep = if index + 1 == count {
                 keep.take().unwrap_or_default()
@@ -674,7 +696,7 @@ impl Live {
             } else {
                 (None, self.key(buffer.arena())?)
             };
-            self.sinks.insert(item, Sink { buffer, region, key });
+            self.sinks.insert(item, Sink { region, buffer, key });
         }
         self.sinks
             .get(&item)
@@ -700,6 +722,8 @@ impl Live {
             if signaled {
                 self.silent = 0;
             }
+            // Before it is posted, so that `detach` finds it if that fails.
+            self.posted.push_back(Posted { number, keep, then });
             let link = &self.link;
             let opens = &mut self.opens;
             let post = |work: Work<'_>| {
@@ -736,7 +760,6 @@ impl Live {
                     }
                 }
             }
-            self.posted.push_back(Posted { number, keep, then });
         }
         Ok(())
     }

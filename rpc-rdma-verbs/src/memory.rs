@@ -28,6 +28,8 @@ struct Arenas {
     bases: Vec<usize>,
     /// Addresses of what is free: at index n, pieces of `PAGE << n` octets.
     free: [BTreeSet<usize>; ORDERS],
+    /// How many there may be.
+    most: Option<usize>,
 }
 
 /// [`MAX_BUFFER`] octets, which stay where they are as long as the pool or a buffer of it is there.
@@ -45,8 +47,15 @@ impl Pool {
         Self::default()
     }
 
-    /// A buffer of `len` octets, whose content is whatever was there before. `None` if there is no memory, or not so much in one piece
-    /// ([`MAX_BUFFER`]).
+    /// A pool that never has more than so many octets, in whole arenas ([`MAX_BUFFER`]).
+    pub fn limited(octets: u64) -> Self {
+        let pool = Self::new();
+        pool.arenas().most = usize::try_from(octets / MAX_BUFFER as u64).ok();
+        pool
+    }
+
+    /// A buffer of `len` octets, whose content is whatever was there before. `None` if there is no memory
+    /// ([`limited`](Self::limited)), or not so much in one piece ([`MAX_BUFFER`]).
     pub fn take(&self, len: usize) -> Option<Buffer> {
         let pages = len.div_ceil(PAGE).max(1).next_power_of_two();
         let order = pages.trailing_zeros() as usize;
@@ -80,6 +89,7 @@ impl Arenas {
     fn take(&mut self, order: usize) -> Option<(NonNull<u8>, usize)> {
         let mut found = match (order..ORDERS).find(|&order| !self.free[order].is_empty()) {
             Some(order) => order,
+            None if self.most.is_some_and(|most| self.bases.len() >= most) => return None,
             None => {
                 let base = map()?;
                 self.bases.push(base);
@@ -315,6 +325,18 @@ mod tests {
         assert!(pool.take(MAX_BUFFER).is_some());
         assert_eq!(pool.arenas_from(0).len(), 1);
         assert!(pool.take(MAX_BUFFER + 1).is_none());
+    }
+
+    #[test]
+    fn a_limited_pool_has_so_much_and_serves_again_what_is_given_back() {
+        let pool = Pool::limited(2 * MAX_BUFFER as u64 + 1);
+        let first = pool.take(MAX_BUFFER).expect("memory");
+        let _second = pool.take(PAGE).expect("memory");
+        assert!(pool.take(MAX_BUFFER).is_none());
+        assert!(pool.take(MAX_BUFFER / 2).is_some());
+        drop(first);
+        assert!(pool.take(MAX_BUFFER).is_some());
+        assert!(Pool::limited(0).take(0).is_none());
     }
 
     #[test]

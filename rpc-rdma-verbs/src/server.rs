@@ -22,6 +22,8 @@ use urnic_rpc_rdma::{PrivateData, rpc};
 const BACKLOG: i32 = 128;
 /// Peers whose faulty transactions are remembered.
 const REFUSED: usize = 64;
+/// Calls of one connection that a thread answers before it looks at others.
+const IN_A_ROW: usize = 8;
 
 /// What epoll tells of, beside connections, whose keys are addresses.
 mod token {
@@ -148,36 +150,49 @@ impl Server {
             .iter()
             .map(|binding| *binding as _)
             .collect();
-        let mut events = Vec::with_capacity(1);
+        // One and no more: what epoll has told of is told to nobody else.
+        let mut event = [epoll::Event {
+            flags: EventFlags::empty(),
+            data: EventData::new_u64(token::MANAGER),
+        }];
         loop {
-            events.clear();
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None) {
-                Ok(_) | Err(Errno::INTR) => {}
+            match epoll::wait(&self.epoll, &mut event, None) {
+                Ok(0) | Err(Errno::INTR) => continue,
+                Ok(_) => {}
                 Err(error) => return tracing::error!(%error, "epoll"),
             }
-            let job = match events.first().map(|event| event.data.u64()) {
-                None => None,
-                Some(token::STOP) => return,
-                Some(token::JOBS) => {
+            let job = match event[0].data.u64() {
+                token::STOP => return,
+                token::JOBS => {
                     let mut count = [0; 8];
                     read(&self.waiting, &mut count)
                         .ok()
                         .and_then(|_| lock(&self.jobs).pop_front())
                 }
-                Some(token::MANAGER) => {
+                token::MANAGER => {
                     self.manage();
                     None
                 }
-                Some(key) => {
+                key => {
                     let peer = lock(&self.connections).get(&key).cloned();
                     peer.and_then(|peer| self.look(key, &peer))
                 }
             };
             let mut next = job;
-            while let Some(job) = next {
+            for _ in 0..IN_A_ROW {
+                let Some(job) = next else { break };
                 next = self.answer(job, service, &bindings);
             }
+            if let Some(job) = next {
+                self.leave(job);
+            }
         }
+    }
+
+    /// Puts a call behind those that wait for a thread.
+    fn leave(&self, job: Job) {
+        lock(&self.jobs).push_back(job);
+        let _ = write(&self.waiting, &1_u64.to_ne_bytes());
     }
 
     /// Takes what came on a connection: the first call.
@@ -207,8 +222,7 @@ impl Server {
             if first.is_none() {
                 first = Some(job);
             } else {
-                lock(&self.jobs).push_back(job);
-                let _ = write(&self.waiting, &1_u64.to_ne_bytes());
+                self.leave(job);
             }
         }
         first
@@ -316,7 +330,8 @@ impl Server {
         let (key, address) = (id.key(), id.peer());
         let device = self.device(&id)?;
         // What the peer takes; a peer that says nothing takes one.
-        let reads = reads.min(device.limits.reads).max(1);
+        let (limits, sends) = (device.limits, Endpoint::sends(&device));
+        let reads = reads.min(limits.reads).max(1);
         let config = Config {
             grant: self.options.credits,
             profile: self.options.profile,
@@ -327,16 +342,17 @@ impl Server {
         let mut engine = Connection::new(&config);
         engine.refuse(lock(&self.refused).remove(&address.ip()).unwrap_or_default());
         let mut endpoint = Endpoint::new(engine, &self.pool, self.options.private_data());
-        let sends = Endpoint::sends(&device);
         // One more, since a receive is posted before a reply that makes room for it is out.
         let receives = self.options.credits + 1;
-        endpoint.attach(Link::new(id, &device, sends, receives)?, receives, sends);
-        let ours = endpoint.says(device.limits.invalidates);
+        endpoint.attach(Link::new(id, device, sends, receives)?, receives, sends);
+        let ours = endpoint.says(limits.invalidates);
         let theirs = PrivateData::find(private_data).unwrap_or_default();
         // The first call may be here before we hear that the connection is there.
         endpoint.connected(Terms::agreed(&ours, &theirs));
-        let Some(link) = endpoint.link().cloned() else {
-            return Err(io::ErrorKind::NotConnected.into());
+        let link = match endpoint.link().cloned() {
+            Some(link) if !endpoint.broken() => link,
+            // There was no memory for what it may send.
+            _ => return Err(io::ErrorKind::OutOfMemory.into()),
         };
         let peer = Arc::new(Peer {
             address,
@@ -344,9 +360,10 @@ impl Server {
         });
         let _held = lock(&peer.endpoint);
         lock(&self.connections).insert(key, Arc::clone(&peer));
-        epoll::add(&self.epoll, link.fd(), EventData::new_u64(key), ONCE)?;
-        let accepted = link.accept(&ours.emit(), reads, served_reads.min(device.limits.reads));
-        drop((_held, link, device));
+        let accepted = epoll::add(&self.epoll, link.fd(), EventData::new_u64(key), ONCE)
+            .map_err(io::Error::from)
+            .and_then(|()| link.accept(&ours.emit(), reads, served_reads.min(limits.reads)));
+        drop((_held, link));
         accepted.inspect_err(|_| self.gone(key))
     }
 

@@ -101,6 +101,13 @@ fn a_client_that_finds_no_server_says_so() {
     assert!(said.contains("cannot be reached"), "{said}");
 }
 
+#[test]
+fn a_server_accepts_nobody_for_whom_it_has_no_memory() {
+    let (_server, address) = serving(reverse("serve 127.0.0.1:0").env("REVERSE_MEMORY", "0"));
+    let said = calls(&address, 5, 1).env("REVERSE_PATIENCE", "1").run().failure();
+    assert!(said.contains("cannot be reached"), "{said}");
+}
+
 /// Memory is exposed for one call alone: what goes by RDMA has a key of its own each time, and the reply takes it away.
 #[test]
 fn each_call_exposes_its_own_memory_and_the_reply_ends_that() {

@@ -38,7 +38,7 @@ pub(crate) struct Serve {
 
 impl Serve {
     pub(crate) fn run(&self) -> Done<()> {
-        let pool = Pool::new();
+        let pool = Pool::limited((1 << 30) + self.memory.unwrap_or_default().min(1 << 62));
         let tree: Box<dyn Tree> = match (&self.directory, self.memory) {
             (Some(directory), _) => {
                 let tree = Directory::new(directory, pool.clone());

@@ -77,9 +77,11 @@ unsafe impl Send for Link {}
 unsafe impl Sync for Link {}
 
 impl Link {
-    /// With room for so many requests that send, and receives.
-    pub(crate) fn new(id: Id, device: &Arc<Device>, sends: u32, receives: u32) -> io::Result<Self> {
-        let context = device.context.as_ptr();
+    /// With room for so many requests that send, and receives. If that fails, the device goes before the identifier, as parameters do: the last
+    /// one first.
+    pub(crate) fn new(id: Id, device: Arc<Device>, sends: u32, receives: u32) -> io::Result<Self> {
+        let (context, domain) = (device.context.as_ptr(), device.domain.as_ptr());
+        let elements = device.limits.elements;
         // SAFETY: the device is open while the identifier is.
         let channel = made(unsafe { sys::ibv_create_comp_channel(context) })?;
         let len = (sends + receives) as i32;
@@ -93,7 +95,7 @@ impl Link {
             id,
             queue,
             channel,
-            device: Some(Arc::clone(device)),
+            device: Some(device),
         };
         // SAFETY: the channel has a descriptor as long as it is there.
         without_waiting(link.fd())?;
@@ -105,7 +107,7 @@ impl Link {
             cap: sys::ibv_qp_cap {
                 max_send_wr: sends,
                 max_recv_wr: receives,
-                max_send_sge: device.limits.elements,
+                max_send_sge: elements,
                 max_recv_sge: 1,
                 max_inline_data: 0,
             },
@@ -113,7 +115,7 @@ impl Link {
             sq_sig_all: 0,
         };
         // SAFETY: identifier, domain and queue are of one device, and are there.
-        done(unsafe { sys::rdma_create_qp(link.id.0.as_ptr(), device.domain.as_ptr(), &mut attributes) })?;
+        done(unsafe { sys::rdma_create_qp(link.id.0.as_ptr(), domain, &mut attributes) })?;
         link.arm()?;
         Ok(link)
     }
