@@ -51,12 +51,6 @@ pub(crate) fn set_errno(errno: Errno) {
     unsafe { *libc::__errno_location() = errno.raw_os_error() };
 }
 
-/// The calling thread's `errno`.
-pub(crate) fn errno() -> c_int {
-    // SAFETY: libc's own place for it.
-    unsafe { *libc::__errno_location() }
-}
-
 /// A verb that answers 0 or an errno.
 pub(crate) fn status(body: impl FnOnce() -> Result<(), Errno>) -> c_int {
     guarded(body).map_or_else(Errno::raw_os_error, |()| 0)

@@ -11,7 +11,7 @@ use urnic_driver_shim::presence::{Presence, command, registry};
 use urnic_driver_shim::signals::HeldBack;
 
 use super::{ACTIVE, missing};
-use crate::guard::{errno, guarded, set_errno};
+use crate::guard::{guarded, set_errno};
 use crate::real;
 
 /// `NETLINK_RDMA` of `<linux/netlink.h>`.
@@ -233,9 +233,6 @@ unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usiz
         let mut octet = 0u8;
         // SAFETY: a local; the octet that says that there is an event stays where it is. An fd that shall not block does not.
         match unsafe { wait(fd, (&raw mut octet).cast(), 1, libc::MSG_PEEK) } {
-            // Another thread closed it just before.
-            // SAFETY: no conditions.
-            ..0 if errno() == libc::EBADF => return unsafe { pause() } as isize,
             ..0 => return -1,
             // Another thread closed the channel. In a kernel a call under way goes on; nothing will ever come.
             // SAFETY: no conditions.

@@ -124,7 +124,7 @@ impl Cq {
         // SAFETY: as promised.
         let pd = (!pd.is_null()).then(|| unsafe { Pd::of(pd) });
         let resource = Resource::Completions;
-        let rings = pd.map_or_else(|| Rings::anywhere(resource), |pd| Rings::of(pd, resource));
+        let rings = pd.map_or_else(|| Rings::anywhere(resource), |pd| pd.rings(resource));
         let device = context
             .driver
             .create_cq(&context.device, cqe, vector, cookie, &rings)?;

@@ -2,14 +2,16 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
+use std::slice;
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use urnic_driver_shim::driver;
 use urnic_verbs_api::rdma_core::{
-    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_ON_DEMAND, IBV_MR_TYPE_MR, IBV_MR_TYPE_NULL_MR,
-    IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION,
-    IBV_REREG_MR_FLAGS_SUPPORTED, ibv_mr, ibv_pd, verbs_mr,
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_ON_DEMAND, IBV_ADVISE_MR_ADVICE_PREFETCH,
+    IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH,
+    IBV_MR_TYPE_MR, IBV_MR_TYPE_NULL_MR, IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD,
+    IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_FLAGS_SUPPORTED, ibv_mr, ibv_pd, ibv_sge, verbs_mr,
 };
 use urnic_verbs_api::vocabulary::Access;
 
@@ -280,6 +282,42 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
         state.domain.on_demand.take(state.device.stag);
         // SAFETY: from `Box::into_raw`, and nobody has it any more.
         drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
+        Ok(())
+    })
+}
+
+/// `ibv_advise_mr(3)`: EOPNOTSUPP for other advice than prefetching, EINVAL for unknown flags, else those of [`asked`](super::on_demand::Places::asked). Unless it shall be flushed, pages that
+/// cannot be brought in are no error: each access will see for itself.
+pub(super) unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: c_int,
+    flags: u32,
+    elements: *mut ibv_sge,
+    count: u32,
+) -> c_int {
+    status(|| {
+        let (fault, write) = match u32::try_from(advice) {
+            Ok(IBV_ADVISE_MR_ADVICE_PREFETCH) => (true, false),
+            Ok(IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE) => (true, true),
+            Ok(IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT) => (false, false),
+            _ => return Err(Errno::OPNOTSUPP),
+        };
+        if flags & !IBV_ADVISE_MR_FLAG_FLUSH != 0 || count == 0 || elements.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: a live domain.
+        let places = &unsafe { Pd::of(pd) }.domain().on_demand;
+        // SAFETY: the program's list of so many elements.
+        let elements = unsafe { slice::from_raw_parts(elements, count as usize) };
+        let asked: Result<Vec<_>, Errno> = elements.iter().map(|e| places.asked(e, write)).collect();
+        for (addr, len) in asked? {
+            if fault
+                && let Err(errno) = driver::prefetch(addr, len, write)
+                && flags & IBV_ADVISE_MR_FLAG_FLUSH != 0
+            {
+                return Err(errno);
+            }
+        }
         Ok(())
     })
 }

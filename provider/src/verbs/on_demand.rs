@@ -2,17 +2,12 @@
 //! does so (`ibv_advise_mr(3)`) has its pages brought in.
 
 use std::collections::BTreeMap;
-use std::ffi::{c_int, c_void};
-use std::slice;
+use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
-use urnic_driver_shim::driver;
-use urnic_verbs_api::rdma_core::*;
+use urnic_verbs_api::rdma_core::ibv_sge;
 use urnic_verbs_api::vocabulary::Access;
-
-use super::pd::Pd;
-use crate::guard::status;
 
 /// Where such a region is.
 #[derive(Debug, Clone, Copy)]
@@ -67,49 +62,13 @@ impl Places {
     /// What is asked for an element: its memory, and whether it shall be writable.
     ///
     /// Errors: NOENT for a key that is none of a region on demand in the domain; PERM for writing where the device may not; FAULT outside of the region.
-    fn asked(&self, element: &ibv_sge, write: bool) -> Result<(*mut c_void, usize), Errno> {
+    pub(super) fn asked(&self, element: &ibv_sge, write: bool) -> Result<(*mut c_void, usize), Errno> {
         let place = *self.lock().get(&element.lkey).ok_or(Errno::NOENT)?;
         if write && !place.access.contains(Access::LOCAL_WRITE) {
             return Err(Errno::PERM);
         }
         Ok((place.of(element)?, element.length as usize))
     }
-}
-
-/// `ibv_advise_mr(3)`: EOPNOTSUPP for other advice than prefetching, EINVAL for unknown flags, else those of [`Places::asked`]. Unless it shall be flushed, pages that
-/// cannot be brought in are no error: each access will see for itself.
-pub(super) unsafe extern "C" fn advise_mr(
-    pd: *mut ibv_pd,
-    advice: c_int,
-    flags: u32,
-    elements: *mut ibv_sge,
-    count: u32,
-) -> c_int {
-    status(|| {
-        let (fault, write) = match u32::try_from(advice) {
-            Ok(IBV_ADVISE_MR_ADVICE_PREFETCH) => (true, false),
-            Ok(IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE) => (true, true),
-            Ok(IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT) => (false, false),
-            _ => return Err(Errno::OPNOTSUPP),
-        };
-        if flags & !IBV_ADVISE_MR_FLAG_FLUSH != 0 || count == 0 || elements.is_null() {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: a live domain.
-        let places = &unsafe { Pd::of(pd) }.domain().on_demand;
-        // SAFETY: the program's list of so many elements.
-        let elements = unsafe { slice::from_raw_parts(elements, count as usize) };
-        let asked: Result<Vec<_>, Errno> = elements.iter().map(|e| places.asked(e, write)).collect();
-        for (addr, len) in asked? {
-            if fault
-                && let Err(errno) = driver::prefetch(addr, len, write)
-                && flags & IBV_ADVISE_MR_FLAG_FLUSH != 0
-            {
-                return Err(errno);
-            }
-        }
-        Ok(())
-    })
 }
 
 #[cfg(test)]

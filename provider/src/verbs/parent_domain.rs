@@ -3,15 +3,11 @@
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
 use urnic_driver_shim::driver::RingPlacement;
 use urnic_verbs_api::rdma_core::*;
-
-use super::events::Foreign;
-use super::pd::Pd;
-use crate::guard::pointer;
 
 /// What a ring is for, as the allocator is told.
 #[derive(Debug, Clone, Copy)]
@@ -28,9 +24,9 @@ pub(super) enum Resource {
 /// A parent domain's allocator.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Allocator {
-    alloc: ParentDomainAlloc,
-    free: ParentDomainFree,
-    context: *mut c_void,
+    pub(super) alloc: ParentDomainAlloc,
+    pub(super) free: ParentDomainFree,
+    pub(super) context: *mut c_void,
 }
 
 // SAFETY: who gives libibverbs an allocator answers for the threads that its queues are made on.
@@ -46,6 +42,8 @@ pub(super) struct Rings {
     resource: Resource,
     /// What came from the allocator.
     pieces: Mutex<Vec<NonNull<u8>>>,
+    /// Held while others take their place: by one caller at a time, or they would give back each other's.
+    changing: Mutex<()>,
 }
 
 // SAFETY: the pieces are addresses, and of the domain nothing but its address is used.
@@ -72,24 +70,20 @@ unsafe impl RingPlacement for Rings {
 }
 
 impl Rings {
-    /// For a queue of a domain.
-    pub(super) fn of(pd: &Pd, resource: Resource) -> Rings {
+    /// For a queue of this domain, which has this allocator.
+    pub(super) fn of(allocator: Option<Allocator>, domain: *mut ibv_pd, resource: Resource) -> Rings {
         Rings {
-            allocator: pd.allocator,
-            domain: pd.public(),
+            allocator,
+            domain,
             resource,
             pieces: Mutex::default(),
+            changing: Mutex::default(),
         }
     }
 
     /// For a queue that is in no domain.
     pub(super) fn anywhere(resource: Resource) -> Rings {
-        Rings {
-            allocator: None,
-            domain: std::ptr::null_mut(),
-            resource,
-            pieces: Mutex::default(),
-        }
+        Rings::of(None, std::ptr::null_mut(), resource)
     }
 
     fn with_pieces<T>(&self, what: impl FnOnce(&mut Vec<NonNull<u8>>) -> T) -> T {
@@ -100,6 +94,7 @@ impl Rings {
     ///
     /// Errors: those of `change`.
     pub(super) fn replaced<T>(&self, change: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+        let _alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.with_pieces(|pieces| pieces.len());
         let changed = change();
         let over: Vec<_> = self.with_pieces(|pieces| match changed {
@@ -133,53 +128,6 @@ impl Drop for Rings {
         let pieces = self.with_pieces(std::mem::take);
         self.give_back(pieces);
     }
-}
-
-/// `ibv_alloc_parent_domain(3)`. EOPNOTSUPP for allocators where the device cannot have its queues in any memory.
-pub(super) unsafe extern "C" fn alloc_parent_domain(
-    context: *mut ibv_context,
-    attr: *mut ibv_parent_domain_init_attr,
-) -> *mut ibv_pd {
-    pointer(|| {
-        // SAFETY: the program's attributes.
-        let attr = unsafe { &*attr };
-        let has = |bit: u32| attr.comp_mask & bit != 0;
-        if attr.comp_mask & !(IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT)
-            != 0
-            || attr.pd.is_null()
-        {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: a live domain.
-        let pd = unsafe { Pd::of(attr.pd) };
-        let allocator = if has(IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS) {
-            let (Some(alloc), Some(free)) = (attr.alloc, attr.free) else {
-                return Err(Errno::INVAL);
-            };
-            if !pd.domain().driver.takes_rings() {
-                return Err(Errno::OPNOTSUPP);
-            }
-            let given = has(IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT);
-            let context = if given {
-                attr.pd_context
-            } else {
-                std::ptr::null_mut()
-            };
-            Some(Allocator { alloc, free, context })
-        } else {
-            None
-        };
-        let domain = pd.domain().clone();
-        let handle = domain.device.id;
-        Ok(Box::new(Pd {
-            abi: Foreign::new(ibv_pd { context, handle }),
-            domain,
-            tenants: Arc::default(),
-            parent_of: Some(pd.admit()),
-            allocator,
-        }))
-    })
-    .cast()
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use urnic_verbs_api::rdma_core::*;
 
 use super::events::Foreign;
 use super::on_demand::Places;
-use super::parent_domain::Allocator;
+use super::parent_domain::{Allocator, Resource, Rings};
 use crate::context::Context;
 use crate::guard::{pointer, status};
 
@@ -87,6 +87,11 @@ impl Pd {
         &self.domain
     }
 
+    /// For the rings of a queue in it.
+    pub(super) fn rings(&self, resource: Resource) -> Rings {
+        Rings::of(self.allocator, self.public(), resource)
+    }
+
     /// A queue moves in.
     pub(super) fn admit(&self) -> Tenancy {
         self.tenants.fetch_add(1, Ordering::Relaxed);
@@ -115,6 +120,53 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
             tenants: Arc::default(),
             parent_of: None,
             allocator: None,
+        }))
+    })
+    .cast()
+}
+
+/// `ibv_alloc_parent_domain(3)`. EOPNOTSUPP for allocators where the device cannot have its queues in any memory.
+pub(super) unsafe extern "C" fn alloc_parent_domain(
+    context: *mut ibv_context,
+    attr: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    pointer(|| {
+        // SAFETY: the program's attributes.
+        let attr = unsafe { &*attr };
+        let has = |bit: u32| attr.comp_mask & bit != 0;
+        if attr.comp_mask & !(IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT)
+            != 0
+            || attr.pd.is_null()
+        {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: a live domain.
+        let pd = unsafe { Pd::of(attr.pd) };
+        let allocator = if has(IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS) {
+            let (Some(alloc), Some(free)) = (attr.alloc, attr.free) else {
+                return Err(Errno::INVAL);
+            };
+            if !pd.domain().driver.takes_rings() {
+                return Err(Errno::OPNOTSUPP);
+            }
+            let given = has(IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT);
+            let context = if given {
+                attr.pd_context
+            } else {
+                std::ptr::null_mut()
+            };
+            Some(Allocator { alloc, free, context })
+        } else {
+            None
+        };
+        let domain = pd.domain().clone();
+        let handle = domain.device.id;
+        Ok(Box::new(Pd {
+            abi: Foreign::new(ibv_pd { context, handle }),
+            domain,
+            tenants: Arc::default(),
+            parent_of: Some(pd.admit()),
+            allocator,
         }))
     })
     .cast()

@@ -153,7 +153,7 @@ impl Qp {
         let context = pd_.context();
         let limits = context.driver.attributes();
         let place = Box::<Qp>::new_uninit();
-        let rings = Rings::of(pd_, Resource::QueuePair);
+        let rings = pd_.rings(Resource::QueuePair);
         let device = context.driver.create_qp(&QpInit {
             context: &context.device,
             pd: &pd_.domain().device,

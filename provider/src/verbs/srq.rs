@@ -48,7 +48,7 @@ impl Srq {
         let pd_ = unsafe { Pd::of(pd) };
         let context = pd_.context();
         let place = Box::<Srq>::new_uninit();
-        let rings = Rings::of(pd_, Resource::SharedReceives);
+        let rings = pd_.rings(Resource::SharedReceives);
         let cookie = place.as_ptr().addr() as u64;
         let device = context.driver.create_srq(
             &context.device,
