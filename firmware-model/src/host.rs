@@ -4,6 +4,7 @@
 //! here makes a lasting reference to it: it is copied, or named by a raw [`Piece`] that only the kernel reads.
 
 use crate::sys;
+use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 use rustix::process::{Pid, getpid};
 use std::marker::PhantomData;
@@ -94,8 +95,13 @@ impl RemoteMemory for OwnProcess {
     fn word(&self, iova: u64) -> Option<Result<&AtomicU64, Unreachable>> {
         let word: *mut AtomicU64 = std::ptr::with_exposed_provenance_mut(iova as usize);
         let page = word.map_addr(|address| address & !(PAGE - 1)).cast();
-        // SAFETY: populating changes no byte: it does early what touching the page would do.
-        let there = unsafe { madvise(page, PAGE, Advice::LinuxPopulateWrite) };
+        let there = loop {
+            // SAFETY: populating changes no byte: it does early what touching the page would do.
+            match unsafe { madvise(page, PAGE, Advice::LinuxPopulateWrite) } {
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                there => break there,
+            }
+        };
         if there.is_err() || !word.is_aligned() {
             return Some(Err(Unreachable));
         }

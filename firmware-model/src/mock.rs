@@ -590,14 +590,14 @@ impl Cq {
         driver.ring(kind, self.id, self.consumer);
     }
 
-    pub(crate) fn moderate(&self, driver: &Driver, count: u32, period: u32) {
+    pub(crate) fn moderate(&self, driver: &Driver, count: u32, period: u32) -> Result<(), Status> {
         let arguments = ModerateCq {
             cq: self.id.into(),
             count: count.into(),
             period: period.into(),
             reserved: 0.into(),
         };
-        driver.command(Opcode::ModerateCq, &arguments).unwrap();
+        driver.command(Opcode::ModerateCq, &arguments).map(drop)
     }
 
     pub(crate) fn resize(&mut self, driver: &Driver, log_size: u32) -> Result<u32, Status> {

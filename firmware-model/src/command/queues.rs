@@ -191,10 +191,12 @@ impl Job<'_> {
 
     pub(super) fn moderate_cq(&mut self) -> Answer {
         let arguments: ModerateCq = self.arguments();
+        let most = |value: u32| u16::try_from(value).map_err(|_| Status::InvalidArgument);
+        let (count, period) = (most(arguments.count.get())?, most(arguments.period.get())?);
         let cq = self.core.cqs.find(arguments.cq.get());
-        let period = Duration::from_micros(arguments.period.get().into());
+        let period = Duration::from_micros(period.into());
         cq.ok_or(Status::InvalidHandle)?
-            .moderate(arguments.count.get(), period, self.effects);
+            .moderate(count.into(), period, self.effects);
         done()
     }
 

@@ -56,6 +56,8 @@ struct State {
     moderation: Option<(u32, Duration)>,
     /// Completions that a notification which waits would tell of, and when it comes at the latest.
     withheld: Option<(u32, Nanos)>,
+    /// When the device looks here next because of that, or of one that came early.
+    look: Option<Nanos>,
     overflowed: bool,
 }
 
@@ -116,6 +118,7 @@ impl CompletionQueue {
             armed: Armed::No,
             moderation: None,
             withheld: None,
+            look: None,
             overflowed: false,
         };
         CompletionQueue {
@@ -187,11 +190,8 @@ impl CompletionQueue {
         let Some((count, period)) = state.moderation else {
             return false;
         };
-        let (before, due) = state.withheld.unwrap_or_else(|| {
-            let due = now + period;
-            effects.look_at_cq(due, self.id);
-            (0, due)
-        });
+        let (before, due) = state.withheld.unwrap_or((0, now + period));
+        self.look_by(due, state, effects);
         state.withheld = Some((before + 1, due));
         before + 1 < count
     }
@@ -208,8 +208,19 @@ impl CompletionQueue {
     /// Notifies if a notification has waited long enough.
     pub(crate) fn look(&self, now: Nanos, effects: &mut Effects) {
         let mut state = self.lock();
-        if state.withheld.is_some_and(|(_, due)| due <= now) {
-            self.notify(&mut state, effects);
+        state.look = state.look.filter(|look| *look > now);
+        match state.withheld {
+            Some((_, due)) if due <= now => self.notify(&mut state, effects),
+            Some((_, due)) => self.look_by(due, &mut state, effects),
+            None => {}
+        }
+    }
+
+    /// Has the device look here by then. One look at a time is enough, however many notifications do not wait that long.
+    fn look_by(&self, due: Nanos, state: &mut State, effects: &mut Effects) {
+        if state.look.is_none_or(|look| due < look) {
+            state.look = Some(due);
+            effects.look_at_cq(due, self.id);
         }
     }
 

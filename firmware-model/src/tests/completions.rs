@@ -170,7 +170,7 @@ fn moderated_notifications_wait_for_others_but_not_for_ever() {
     let network = SimNetwork::new(Conditions::default(), Arc::default());
     let driver = Driver::start_manual(Arc::new(network));
     let mut cq = driver.cq(4);
-    cq.moderate(&driver, 3, 100);
+    cq.moderate(&driver, 3, 100).unwrap();
     cq.arm(&driver, false);
     push_well(&driver, &cq, 0);
     push_well(&driver, &cq, 1);
@@ -194,10 +194,34 @@ fn moderated_notifications_wait_for_others_but_not_for_ever() {
     while cq.poll(&driver).is_some() {}
     cq.arm(&driver, false);
     push_well(&driver, &cq, 6);
-    cq.moderate(&driver, 0, 0);
+    cq.moderate(&driver, 0, 0).unwrap();
     assert_eq!(
         driver.notifications(),
         [cq.id],
         "what waits comes when the settings change"
     );
+}
+
+#[test]
+fn moderation_has_bounds_and_takes_one_timer() {
+    let network = SimNetwork::new(Conditions::default(), Arc::default());
+    let driver = Driver::start_manual(Arc::new(network));
+    let mut cq = driver.cq(4);
+    for (count, period) in [(0x1_0000, 1), (1, 0x1_0000)] {
+        assert_eq!(
+            cq.moderate(&driver, count, period),
+            Err(Status::InvalidArgument),
+            "{count} {period}"
+        );
+    }
+    cq.moderate(&driver, 2, 0xffff).unwrap();
+    let queue = driver.device.core().cqs.find(cq.id).unwrap();
+    let mut effects = Effects::default();
+    for n in 0..100 {
+        cq.arm(&driver, false);
+        let well = || cqe(n, WcStatus::Success);
+        queue.push(&mut [well(), well()], Nanos(n), &mut effects).unwrap();
+        while cq.poll(&driver).is_some() {}
+    }
+    assert_eq!(effects.due.len(), 1, "every notification came early");
 }

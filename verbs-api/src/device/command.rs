@@ -305,9 +305,9 @@ layouts! {
     ModerateCq {
         /// The queue.
         cq: U32,
-        /// A notification waits until there are so many completions to tell of; 0 or 1: for none.
+        /// A notification waits until there are so many completions to tell of; 0 or 1: for none. At most 65535.
         count: U32,
-        /// But no longer than so many microseconds from the first of them on; 0: not at all.
+        /// But no longer than so many microseconds from the first of them on; 0: not at all. At most 65535.
         period: U32,
         /// Reserved, 0.
         reserved: U32,
