@@ -229,6 +229,8 @@ static void *wait_in_vain(void *unused)
 
 static void rests(void)
 {
+	if (access("/proc/self/schedstat", R_OK))
+		die("/proc/self/schedstat: %s", strerror(errno));
 	make_use();
 	start(wait_in_vain);
 	unsigned long long before, after = 0;

@@ -115,7 +115,7 @@ static void on_demand(void)
 	expect("a Read of what is not there", status_of(IBV_WR_RDMA_READ, here, steady->lkey, at, mr->rkey), IBV_WC_REM_ACCESS_ERR);
 	if (status_of(IBV_WR_ATOMIC_FETCH_AND_ADD, here, steady->lkey, at, mr->rkey) == IBV_WC_SUCCESS)
 		die("an atomic on what is not there");
-	SOME(map(memory, 3 * PAGE, MAP_FIXED));
+	SOME(map(memory, 3 * PAGE, MAP_FIXED_NOREPLACE));
 	serves("on demand", mr, at + PAGE, memory + PAGE);
 	ZERO(madvise(memory, 3 * PAGE, MADV_DONTNEED));
 	expect("an atomic", status_of(IBV_WR_ATOMIC_FETCH_AND_ADD, here, steady->lkey, at, mr->rkey), IBV_WC_SUCCESS);

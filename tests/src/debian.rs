@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::build::{plugin, tree};
 use crate::program::Program;
@@ -30,6 +30,12 @@ if [ -n "$tests" ]; then
 fi
 exec chroot "$root" "$@"
 "#;
+
+/// A turn for rdma-core's tests: those of librdmacm, which are in the whole suite too, use port 7471, of whatever version they are.
+pub fn suites_turn() -> MutexGuard<'static, ()> {
+    static PORT: Mutex<()> = Mutex::new(());
+    PORT.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A root of another Debian release.
 #[derive(Debug, Clone)]

@@ -6,7 +6,7 @@ use std::fs;
 use std::time::Duration;
 
 use urnic_tests::build::tree;
-use urnic_tests::debian::{Debian, script};
+use urnic_tests::debian::{Debian, script, suites_turn};
 use urnic_tests::or_skip;
 use urnic_tests::program::Program;
 
@@ -159,7 +159,9 @@ fn suite(folder: &str) -> Program {
 #[track_caller]
 fn are_as_expected(program: &Program, version: u32) {
     let expected = Expected::read(version);
+    let turn = suites_turn();
     let ended = program.run_for(LIMIT);
+    drop(turn);
     let found = outcomes(&ended.output);
     let mut wrong: Vec<String> = found
         .iter()

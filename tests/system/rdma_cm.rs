@@ -1,9 +1,8 @@
 //! Programs that connect through librdmacm: Debian's own binaries.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use urnic_tests::debian::{Debian, script};
+use urnic_tests::debian::{Debian, script, suites_turn};
 use urnic_tests::program::{Ended, Program};
 use urnic_tests::skip::installed;
 use urnic_tests::wait::free_port;
@@ -189,9 +188,7 @@ fn looked_too_early(ended: &Ended) -> bool {
 /// Runs them: `passing` or more pass, and none fails but the one that `may_fail`. Up to three times, while one looks too early.
 #[track_caller]
 fn passes(suite: &Program, passing: usize, may_fail: Option<&str>) {
-    // Of whatever version, they use port 7471.
-    static PORT: Mutex<()> = Mutex::new(());
-    let _ours = PORT.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = suites_turn();
     let mut ended = suite.run_for(LIMIT);
     for _ in 0..2 {
         if looked_too_early(&ended) {

@@ -1,10 +1,11 @@
 //! Threads that wait for events of the connection manager, and what may happen to them meanwhile.
 
+use std::path::Path;
 use std::time::Duration;
 
 use urnic_tests::build::compiled;
-use urnic_tests::or_skip;
 use urnic_tests::program::Program;
+use urnic_tests::{or_skip, skip};
 
 const LIMIT: Duration = Duration::from_secs(120);
 /// How often a process is stopped, at each point.
@@ -32,6 +33,9 @@ fn a_wait_goes_on_when_another_thread_closes_the_channel() {
 
 #[test]
 fn a_thread_to_which_nothing_happens_comes_to_rest() {
+    if !Path::new("/proc/self/schedstat").exists() {
+        return skip::say("the kernel does not tell how long threads ran (CONFIG_SCHED_INFO)");
+    }
     or_skip!(scene("rests")).run_for(LIMIT).success();
 }
 

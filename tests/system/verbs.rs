@@ -1,12 +1,21 @@
 //! What the verbs can do at most, and every kind of registration: our own programs, which check for themselves.
 
+use std::time::Duration;
+
 use urnic_tests::program::Program;
 use urnic_tests::served::Served;
 use urnic_tests::{compiled, or_skip};
 
+/// A connection per request.
+const LIMIT: Duration = Duration::from_secs(180);
+/// GiBs, of which the first touch of each page is the machine's own work.
+const SLOW: Duration = Duration::from_secs(300);
+
 #[test]
 fn memory_is_registered_in_every_way_there_is() {
-    let text = Program::new(or_skip!(compiled("regions"))).run().success();
+    let text = Program::new(or_skip!(compiled("regions")))
+        .run_for(LIMIT)
+        .success();
     for shown in ["zero-based", "named", "relaxed", "on demand", "implicit"] {
         assert!(text.contains(&format!("{shown}: there and back")), "{text}");
     }
@@ -20,7 +29,7 @@ fn memory_is_registered_in_every_way_there_is() {
 fn a_device_in_another_process_registers_what_is_always_there() {
     let served = Served::start();
     let program = Program::new(or_skip!(compiled("regions"))).env("URNIC_DEVICE", served.device());
-    let text = program.run().success();
+    let text = program.run_for(LIMIT).success();
     for shown in ["zero-based: there and back", "on demand: not on this device"] {
         assert!(text.contains(shown), "{text}");
     }
@@ -28,7 +37,9 @@ fn a_device_in_another_process_registers_what_is_always_there() {
 
 #[test]
 fn messages_of_a_gibibyte_sixteen_elements_every_vector_draining_and_moderated_events() {
-    let text = Program::new(or_skip!(compiled("extents"))).run().success();
+    let text = Program::new(or_skip!(compiled("extents")))
+        .run_for(SLOW)
+        .success();
     for shown in [
         "a GiB: sent, written and read",
         "16 elements: gathered and scattered",
