@@ -15,7 +15,7 @@ PLUGIN  := -p urnic-provider -p urnic-cli
 PROVIDER_ABIS := 34 57 59 64 65
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test interop cross bench lint soak asan fuzz-smoke install uninstall
+.PHONY: help build demo nfs test interop cross bench lint soak asan fuzz-smoke install uninstall
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,10 @@ help: ## this list
 build: ## urnic and liburnic.so, optimised, in target/release
 	@scripts/setup build
 	$(CARGO) build --release $(PLUGIN)
+
+nfs: ## urnic-nfs: NFS over RDMA and TCP (takes cmake and libclang besides)
+	@scripts/setup build nfs
+	$(CARGO) build --release -p urnic-nfs
 
 demo: ## the distribution's own ibv_devices, ibv_devinfo and ibv_rc_pingpong over urnic
 	@scripts/setup build demo
@@ -65,14 +69,17 @@ fuzz-smoke: ## every fuzz target for a minute (FUZZ_SECONDS=60), on the stable t
 	@scripts/setup build fuzz
 	@scripts/fuzz-smoke
 
-install: ## urnic, liburnic.so, the man page and the licences under DESTDIR PREFIX (/usr/local)
+install: ## urnic, liburnic.so, urnic-nfs if built, their man pages and the licences under DESTDIR PREFIX (/usr/local)
 	@test -e $(TARGET)/release/liburnic.so || { echo "install: nothing is built yet: run 'make build' first" >&2; exit 1; }
 	install -D -m 755 $(TARGET)/release/urnic $(DESTDIR)$(PREFIX)/bin/urnic
 	install -D -m 755 $(TARGET)/release/liburnic.so $(LIBDIR)/liburnic.so
 	for abi in $(PROVIDER_ABIS); do ln -sf liburnic.so $(LIBDIR)/liburnic-rdmav$$abi.so || exit 1; done
 	install -D -m 644 docs/urnic.1 $(DESTDIR)$(PREFIX)/share/man/man1/urnic.1
+	test ! -e $(TARGET)/release/urnic-nfs || install -D -m 755 $(TARGET)/release/urnic-nfs $(DESTDIR)$(PREFIX)/bin/urnic-nfs
+	test ! -e $(TARGET)/release/urnic-nfs || install -D -m 644 docs/urnic-nfs.1 $(DESTDIR)$(PREFIX)/share/man/man1/urnic-nfs.1
 	install -D -m 644 -t $(DOCDIR) README.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE
 
 uninstall: ## what install put there
 	rm -f $(DESTDIR)$(PREFIX)/bin/urnic $(DESTDIR)$(PREFIX)/share/man/man1/urnic.1
+	rm -f $(DESTDIR)$(PREFIX)/bin/urnic-nfs $(DESTDIR)$(PREFIX)/share/man/man1/urnic-nfs.1
 	rm -rf $(LIBDIR) $(DOCDIR)

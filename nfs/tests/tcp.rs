@@ -1,10 +1,11 @@
 //! The program itself, over TCP: our client against our server, and peers that do not behave.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::Duration;
 use urnic_nfs::call::Tcp;
 use urnic_nfs::client::Client;
 use urnic_nfs::memory::Pool;
@@ -15,6 +16,8 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_urnic-nfs");
 struct Server {
     child: Child,
     address: SocketAddr,
+    /// Open, for what it says later.
+    _said: Lines<BufReader<ChildStdout>>,
 }
 
 impl Server {
@@ -40,6 +43,7 @@ impl Server {
         Self {
             child,
             address: address.expect("it says where"),
+            _said: lines,
         }
     }
 
@@ -78,6 +82,13 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A connection that is not waited at for ever.
+fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
+    let stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+    Ok(stream)
 }
 
 /// Octets that repeat nowhere near.
@@ -184,7 +195,7 @@ fn a_tree_outlives_its_server() {
 #[test]
 fn peers_that_send_nonsense_are_dropped_and_others_served() {
     let server = Server::start(0, &["--memory", "1M"]);
-    let connect = || TcpStream::connect(server.address).expect("it listens");
+    let connect = || connect(server.address).expect("it listens");
     // A record longer than any call, and one that goes on for ever: the connection ends.
     for octets in [&[0xff; 8][..], &[0; 8192]] {
         let mut stream = connect();

@@ -69,7 +69,11 @@ impl Serve {
             if let Some(server) = &rdma {
                 scope.spawn(|| server.serve(&*service));
             }
-            tcp::serve(&listener, &service, &pool).map_err(refused)
+            let ended = tcp::serve(&listener, &service, &pool).map_err(refused);
+            if let Some(server) = &rdma {
+                server.stop();
+            }
+            ended
         })
     }
 

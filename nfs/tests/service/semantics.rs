@@ -2,6 +2,7 @@
 
 use super::*;
 use std::collections::BTreeSet;
+use std::io::Write as _;
 
 /// Both kinds of tree, and the folder that one is in.
 fn both(options: Options) -> (tempfile::TempDir, [Arc<Server>; 2]) {
@@ -233,54 +234,116 @@ fn a_full_tree_says_so_and_has_room_again_when_files_go() {
 
 /// As root only can a directory have files of several users; a tree in memory can always.
 #[test]
-fn users_have_their_own_rights() {
+fn users_have_their_own_rights_in_memory() {
+    rights(&of_memory(1 << 20, OPEN));
+}
+
+#[test]
+fn users_have_their_own_rights_in_a_directory() {
+    if !rustix::process::geteuid().is_root() {
+        // Past the test runner's capture.
+        let said = "SKIPPED users_have_their_own_rights_in_a_directory: only root acts for others\n";
+        let _ = std::io::stderr().write_all(said.as_bytes());
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
-    let mut servers = vec![of_memory(1 << 20, OPEN)];
-    if rustix::process::geteuid().is_root() {
-        servers.push(of_directory(folder.path(), OPEN));
-    } else {
-        eprintln!("SKIPPED for a directory: only root acts for others");
-    }
+    rights(&of_directory(folder.path(), OPEN));
+}
+
+fn rights(server: &Arc<Server>) {
+    let mut root_user = client_as(server, 0);
+    let root = root_user.mount(b"/").expect("allowed");
+    let attributes = SetAttributes {
+        mode: Some(0o1777),
+        ..SetAttributes::default()
+    };
+    let guard = None;
+    let open = SetattrArgs {
+        file: root,
+        attributes,
+        guard,
+    };
+    root_user
+        .nfs::<Wcc, Wcc>(Procedure::Setattr, &open)
+        .expect("allowed");
+    let (mut ann, mut bob) = (client_as(server, 1001), client_as(server, 1002));
+    let secret = create(&mut ann, root, b"secret", 0o600).expect("allowed");
+    let file = secret;
+    write(&mut ann, file, 0, b"hers").expect("allowed");
+    let is = ann.attributes(file).expect("allowed");
+    assert_eq!((is.uid, is.gid, is.mode), (1001, 1001, 0o600));
+    assert_eq!(status(contents(&mut bob, file, 0, 10)), Status::Access);
+    assert_eq!(status(write(&mut bob, file, 0, b"his")), Status::Access);
+    let kept = status(remove(&mut bob, root, b"secret"));
+    assert!(matches!(kept, Status::Access | Status::Perm), "sticky: {kept:?}");
+    let all = AccessArgs { file, access: 0x3f };
+    assert_eq!(
+        bob.nfs::<AccessOk, Option<Attributes>>(Procedure::Access, &all)
+            .expect("allowed")
+            .access,
+        0
+    );
+    let hers = ann
+        .nfs::<AccessOk, Option<Attributes>>(Procedure::Access, &all)
+        .expect("allowed")
+        .access;
+    assert_eq!(hers, 0b1101);
+    // Made for reading only, and written by who made it.
+    let file = create(&mut ann, root, b"read-only", 0o444).expect("allowed");
+    assert_eq!(write(&mut ann, file, 0, b"hers").expect("allowed"), 4);
+    assert_eq!(contents(&mut bob, file, 0, 10).expect("allowed").0, b"hers");
+    // 2³² − 1 is nobody's id: the kernel lets no thread have it, and would leave root's.
+    assert_eq!(
+        status(contents(&mut client_as(server, u32::MAX), secret, 0, 10)),
+        Status::Access
+    );
+}
+
+#[test]
+fn a_handle_outlives_one_of_two_names() {
+    let (_folder, servers) = both(OPEN);
     for server in servers {
-        let mut root_user = client_as(&server, 0);
-        let root = root_user.mount(b"/").unwrap();
-        let attributes = SetAttributes {
-            mode: Some(0o1777),
-            ..SetAttributes::default()
-        };
-        let guard = None;
-        let open = SetattrArgs {
-            file: root,
-            attributes,
-            guard,
-        };
-        root_user.nfs::<Wcc, Wcc>(Procedure::Setattr, &open).unwrap();
-        let (mut ann, mut bob) = (client_as(&server, 1001), client_as(&server, 1002));
-        let file = create(&mut ann, root, b"secret", 0o600).unwrap();
-        write(&mut ann, file, 0, b"hers").unwrap();
-        let is = ann.attributes(file).unwrap();
-        assert_eq!((is.uid, is.gid, is.mode), (1001, 1001, 0o600));
-        assert_eq!(status(contents(&mut bob, file, 0, 10)), Status::Access);
-        assert_eq!(status(write(&mut bob, file, 0, b"his")), Status::Access);
-        let kept = status(remove(&mut bob, root, b"secret"));
-        assert!(matches!(kept, Status::Access | Status::Perm), "sticky: {kept:?}");
-        let all = AccessArgs { file, access: 0x3f };
-        assert_eq!(
-            bob.nfs::<AccessOk, Option<Attributes>>(Procedure::Access, &all)
-                .unwrap()
-                .access,
-            0
-        );
-        let hers = ann
-            .nfs::<AccessOk, Option<Attributes>>(Procedure::Access, &all)
-            .unwrap()
-            .access;
-        assert_eq!(hers, 0b1101);
-        // Made for reading only, and written by who made it.
-        let file = create(&mut ann, root, b"read-only", 0o444).unwrap();
-        assert_eq!(write(&mut ann, file, 0, b"hers").unwrap(), 4);
-        assert_eq!(contents(&mut bob, file, 0, 10).unwrap().0, b"hers");
+        let mut client = client(&server, true);
+        let dir = client.mount(b"/").unwrap();
+        for round in 0..3 {
+            let file = create(&mut client, dir, b"temporary", 0o644).unwrap();
+            let lasting = format!("lasting-{round}");
+            let place = Entry {
+                dir,
+                name: lasting.as_bytes(),
+            };
+            client
+                .nfs::<(Option<Attributes>, Wcc), (Option<Attributes>, Wcc)>(
+                    Procedure::Link,
+                    &LinkArgs { file, place },
+                )
+                .unwrap();
+            remove(&mut client, dir, b"temporary").unwrap();
+            assert_eq!(client.attributes(file).unwrap().links, 1);
+            assert_eq!(write(&mut client, file, 0, b"more").unwrap(), 4);
+        }
     }
+}
+
+#[test]
+fn who_writes_takes_the_set_ids_away() {
+    let (_folder, servers) = both(OPEN);
+    for server in servers {
+        let mut ann = client_as(&server, own_or(1001));
+        let mut owner = client(&server, true);
+        let dir = owner.mount(b"/").unwrap();
+        let file = create(&mut owner, dir, b"program", 0o6777).unwrap();
+        let mode = |client: &mut Client| client.attributes(file).unwrap().mode;
+        assert_eq!(mode(&mut owner), 0o6777);
+        assert_eq!(write(&mut ann, file, 0, b"\x7fELF").unwrap(), 4);
+        assert_eq!(mode(&mut owner), 0o777);
+    }
+}
+
+/// This user where root is another; an ordinary user's server acts for nobody else anyway.
+fn own_or(uid: u32) -> u32 {
+    let own = rustix::process::geteuid();
+    if own.is_root() { uid } else { own.as_raw() }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Whose rights a thread has at the file system.
 
-use crate::tree::Caller;
+use crate::nfs3::Status;
+use crate::tree::{Caller, Outcome};
 use rustix::process::{Gid, Uid};
 use rustix::thread::set_thread_groups;
 
@@ -36,16 +37,20 @@ impl Actor {
     }
 
     /// Takes on the caller's ids. The kernel drops root's capabilities at file systems along with fsuid 0.
-    pub(super) fn act(&self, caller: &Caller) -> Acting<'_> {
+    ///
+    /// # Errors
+    /// `Access` if the kernel refuses them: ids that are none (2³² − 1), or not of the server's user namespace.
+    pub(super) fn act(&self, caller: &Caller) -> Outcome<Acting<'_>> {
         let Some(own) = &self.0 else {
-            return Acting(None, std::marker::PhantomData);
+            return Ok(Acting(None, std::marker::PhantomData));
         };
         let groups: Vec<_> = caller.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
         let acting = Acting(Some(own), std::marker::PhantomData);
-        // Root may always do that. Should it ever fail, then without the groups: fewer rights.
-        let _ = set_thread_groups(&groups).or_else(|_| set_thread_groups(&[]));
-        set_ids(caller.uid, caller.gid);
-        acting
+        // Groups that are none are left out all together: fewer rights.
+        let grouped = set_thread_groups(&groups).or_else(|_| set_thread_groups(&[]));
+        let taken = grouped.is_ok() && set_ids(caller.uid, caller.gid);
+        // Otherwise the thread still has root's rights; they end here, and with them the call.
+        taken.then_some(acting).ok_or(Status::Access)
     }
 }
 
@@ -58,14 +63,18 @@ impl Drop for Acting<'_> {
     }
 }
 
-/// This thread's ids at file systems, the group's first: the user's takes the capability away.
-fn set_ids(uid: u32, gid: u32) {
+/// Sets this thread's ids at file systems, the group's first: the user's takes the capability away. Were both taken?
+fn set_ids(uid: u32, gid: u32) -> bool {
     // SAFETY: the call touches no memory.
     unsafe { libc::setfsuid(0) };
     // SAFETY: as above.
     unsafe { libc::setfsgid(gid) };
     // SAFETY: as above.
     unsafe { libc::setfsuid(uid) };
+    // The calls tell of no refusal; asked for an id that is none, they say which they have (setfsuid(2)).
+    // SAFETY: as above.
+    let (has_gid, has_uid) = unsafe { (libc::setfsgid(u32::MAX), libc::setfsuid(u32::MAX)) };
+    has_uid.cast_unsigned() == uid && has_gid.cast_unsigned() == gid && uid != u32::MAX && gid != u32::MAX
 }
 
 /// The user of an ordinary server.

@@ -90,7 +90,7 @@ impl Directory {
         })
     }
 
-    fn act(&self, caller: &Caller) -> Acting<'_> {
+    fn act(&self, caller: &Caller) -> Outcome<Acting<'_>> {
         self.actor.act(caller)
     }
 
@@ -149,7 +149,7 @@ impl Directory {
         let access = if write { OFlags::WRONLY } else { OFlags::RDONLY };
         let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let open = || fs::open(&*path, flags, Mode::empty());
-        let acting = self.act(caller);
+        let acting = self.act(caller)?;
         let opened = open();
         let executes = || fs::accessat(CWD, &*path, Access::EXEC_OK, AtFlags::EACCESS).is_ok();
         let runs = matches!(opened, Err(Errno::ACCESS)) && !write && executes();
@@ -235,7 +235,7 @@ impl Directory {
             ..*what
         };
         if what != SetAttributes::default() {
-            let _acting = self.act(caller);
+            let _acting = self.act(caller)?;
             let truncate = |size| {
                 Ok(rustix::fs::ftruncate(
                     fs::open(&*path(&node), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?,
@@ -246,6 +246,16 @@ impl Directory {
             node.stat = stat(&node.fd)?;
         }
         Ok(node)
+    }
+
+    /// A name of it is gone. With others left its handle must still find it, by the descriptor.
+    fn lost_a_name(&self, node: &Node) {
+        if stat(&node.fd).is_ok_and(|is| is.stx_nlink > 0) && kind(&node.stat) != Kind::Directory {
+            self.nodes.forget_place(node.key.number);
+        } else {
+            self.nodes.forget(node.key.number);
+            self.close(node.key);
+        }
     }
 
     fn sync(fd: &OwnedFd, stable: Stable) -> Result<(), Errno> {
@@ -320,7 +330,7 @@ impl Tree for Directory {
             Some(_) if kind(&node.stat) == Kind::File => Some(self.data(caller, file, true)?),
             _ => None,
         };
-        let acting = self.act(caller);
+        let acting = self.act(caller)?;
         let set = self.set(&node, what, |size| {
             data.map_or(Ok(()), |fd| Ok(fs::ftruncate(&*fd, size)?))
         });
@@ -337,7 +347,7 @@ impl Tree for Directory {
             b"." => Ok(self.file(&dir)),
             b".." => Ok(self.file(&self.nodes.parent(dir.key)?)),
             _ => {
-                let _acting = self.act(caller);
+                let _acting = self.act(caller)?;
                 Ok(self.file(&self.nodes.enter(&dir, name)?))
             }
         }
@@ -346,7 +356,7 @@ impl Tree for Directory {
     fn access(&self, caller: &Caller, file: &Handle, wanted: u32) -> Outcome<u32> {
         let node = self.nodes.find(file)?;
         let path = path(&node);
-        let _acting = self.act(caller);
+        let _acting = self.act(caller)?;
         let may = |access| match fs::accessat(CWD, &*path, access, AtFlags::EACCESS) {
             Ok(()) => Ok(true),
             Err(Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::TXTBSY) => Ok(false),
@@ -403,6 +413,8 @@ impl Tree for Directory {
         if i64::try_from(offset.saturating_add(octets.len() as u64)).is_err() {
             return Err(Status::FileTooBig);
         }
+        // With the caller's rights the kernel takes set-id bits away, and minds quotas.
+        let acting = self.act(caller)?;
         let mut written = 0;
         while written < octets.len() {
             match rustix::io::pwrite(&*fd, &octets[written..], offset + written as u64) {
@@ -413,6 +425,7 @@ impl Tree for Directory {
                 Err(_) => break,
             }
         }
+        drop(acting);
         Self::sync(&fd, stable)?;
         Ok((written as u32, stable))
     }
@@ -436,7 +449,7 @@ impl Tree for Directory {
         };
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(what.mode.unwrap_or(0o644) & 0o7777);
-        let acting = self.act(caller);
+        let acting = self.act(caller)?;
         let made = fs::openat2(&dir.fd, name, flags, mode, BENEATH);
         let node = match made {
             Ok(fd) => {
@@ -464,7 +477,9 @@ impl Tree for Directory {
                     }
                     CreateHow::Unchecked(what) => {
                         if let Some(size) = what.size {
-                            fs::ftruncate(&*self.data(caller, &self.nodes.handle(node.key), true)?, size)?;
+                            let fd = self.data(caller, &self.nodes.handle(node.key), true)?;
+                            let _acting = self.act(caller)?;
+                            fs::ftruncate(&*fd, size)?;
                             node.stat = stat(&node.fd)?;
                         }
                     }
@@ -478,7 +493,7 @@ impl Tree for Directory {
 
     fn make(&self, caller: &Caller, dir: &Handle, name: &[u8], what: New) -> Outcome<File> {
         let dir = self.directory(dir)?;
-        let _acting = self.act(caller);
+        let _acting = self.act(caller)?;
         let mode = |what: &SetAttributes, usual| Mode::from_raw_mode(what.mode.unwrap_or(usual) & 0o7777);
         let attributes = match what {
             New::Directory(what) => {
@@ -520,7 +535,7 @@ impl Tree for Directory {
 
     fn remove(&self, caller: &Caller, dir: &Handle, name: &[u8], directory: bool) -> Outcome<()> {
         let dir = self.directory(dir)?;
-        let acting = self.act(caller);
+        let acting = self.act(caller)?;
         let node = self.nodes.enter(&dir, name)?;
         let flags = if directory {
             AtFlags::REMOVEDIR
@@ -537,10 +552,7 @@ impl Tree for Directory {
             Err(Errno::EXIST) => Err(Status::NotEmpty),
             Err(errno) => Err(errno.into()),
             Ok(()) => {
-                self.nodes.forget(node.key.number);
-                if directory || node.stat.stx_nlink <= 1 {
-                    self.close(node.key);
-                }
+                self.lost_a_name(&node);
                 Ok(())
             }
         }
@@ -548,7 +560,7 @@ impl Tree for Directory {
 
     fn rename(&self, caller: &Caller, from: (&Handle, &[u8]), to: (&Handle, &[u8])) -> Outcome<()> {
         let (from, from_name, to, to_name) = (self.directory(from.0)?, from.1, self.directory(to.0)?, to.1);
-        let acting = self.act(caller);
+        let acting = self.act(caller)?;
         let node = self.nodes.enter(&from, from_name)?;
         let over = self.nodes.enter(&to, to_name).ok();
         match fs::renameat(&from.fd, from_name, &to.fd, to_name) {
@@ -558,10 +570,7 @@ impl Tree for Directory {
         }
         drop(acting);
         if let Some(over) = over.filter(|over| over.key != node.key) {
-            self.nodes.forget(over.key.number);
-            if over.stat.stx_nlink <= 1 || kind(&over.stat) == Kind::Directory {
-                self.close(over.key);
-            }
+            self.lost_a_name(&over);
         }
         self.nodes.remember(node.key.number, to.key.number, to_name);
         Ok(())
@@ -572,11 +581,16 @@ impl Tree for Directory {
         if kind(&node.stat) == Kind::Directory {
             return Err(Status::IsDir);
         }
-        let _acting = self.act(caller);
-        fs::linkat(CWD, &*path(&node), &dir.fd, name, AtFlags::SYMLINK_FOLLOW).map_err(|errno| match errno {
-            Errno::XDEV => Status::XDev,
-            errno => errno.into(),
-        })
+        let acting = self.act(caller)?;
+        fs::linkat(CWD, &*path(&node), &dir.fd, name, AtFlags::SYMLINK_FOLLOW).map_err(
+            |errno| match errno {
+                Errno::XDEV => Status::XDev,
+                errno => errno.into(),
+            },
+        )?;
+        drop(acting);
+        self.nodes.remember(node.key.number, dir.key.number, name);
+        Ok(())
     }
 
     fn list(&self, dir: &Handle) -> Outcome<(Vec<Numbered>, Option<u64>)> {
@@ -602,7 +616,7 @@ impl Tree for Directory {
 
     fn may_list(&self, caller: &Caller, dir: &Handle) -> Outcome<()> {
         let node = self.directory(dir)?;
-        let _acting = self.act(caller);
+        let _acting = self.act(caller)?;
         Ok(fs::accessat(
             CWD,
             &*path(&node),

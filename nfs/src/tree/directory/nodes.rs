@@ -206,9 +206,14 @@ impl Nodes {
         places.insert(number, Place { dir, name });
     }
 
+    /// A file is not where it was, but perhaps elsewhere.
+    pub(super) fn forget_place(&self, number: u64) {
+        lock(&self.places).remove(&number);
+    }
+
     /// A file is not where it was.
     pub(super) fn forget(&self, number: u64) {
-        lock(&self.places).remove(&number);
+        self.forget_place(number);
         lock(&self.open).forget(|known| *known == number);
     }
 
