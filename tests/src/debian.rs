@@ -31,7 +31,7 @@ fi
 exec chroot "$root" "$@"
 "#;
 
-/// A turn for rdma-core's tests: those of librdmacm, which are in the whole suite too, use port 7471, of whatever version they are.
+/// A turn for rdma-core's tests of librdmacm: of whatever version, they use port 7471.
 pub fn suites_turn() -> MutexGuard<'static, ()> {
     static PORT: Mutex<()> = Mutex::new(());
     PORT.lock().unwrap_or_else(PoisonError::into_inner)
