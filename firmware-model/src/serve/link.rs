@@ -137,6 +137,13 @@ impl Link {
         self.broken.load(Ordering::SeqCst)
     }
 
+    /// Whether the client has closed its end, heard or not.
+    pub(crate) fn is_hung_up(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+        let _ = poll(&mut fds, Some(&Timespec::default()));
+        fds[0].revents().contains(PollFlags::HUP)
+    }
+
     /// The next command for the connection's thread.
     pub(crate) fn command(&self) -> Option<Message> {
         let mut state = lock(&self.state);

@@ -5,13 +5,14 @@ use super::link::MAX_FDS_UNDER_WAY;
 use super::memory::Budget;
 use super::session::Session;
 use crate::config::ModelConfig;
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::fs::{Mode, chmod, lstat, unlink};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
 };
 use rustix::process::{Resource, getrlimit};
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -45,6 +46,9 @@ pub enum ServeError {
     /// The kernel says no.
     #[error("{}: {}", .0.display(), io::Error::from(*.1))]
     System(PathBuf, Errno),
+    /// The kernel has no descriptor left for this process.
+    #[error("cannot serve: {}", io::Error::from(*.0))]
+    Process(Errno),
 }
 
 /// A socket file of ours; removed when dropped, if it is still ours.
@@ -73,12 +77,16 @@ struct Listener {
     endpoint: Endpoint,
     /// Each belongs to its thread, and goes with it: a client's memory is let go at once.
     sessions: Vec<(Weak<Session>, JoinHandle<()>)>,
+    /// Clients that came while one that has left still had its function: each waits for the end of one such session.
+    waiting: VecDeque<OwnedFd>,
 }
 
 /// A vfio-user server.
 pub struct Server {
     listeners: Vec<Listener>,
     budget: Arc<Budget>,
+    /// Written by each session that has ended.
+    ended: Arc<OwnedFd>,
 }
 
 /// Descriptors of the process itself: sockets, signals, logs.
@@ -154,11 +162,12 @@ impl Listener {
             _file: file,
             endpoint,
             sessions: Vec::new(),
+            waiting: VecDeque::new(),
         })
     }
 
     /// Takes a client, or sends it away if there are as many as there may be.
-    fn accept(&mut self, budget: &Arc<Budget>) {
+    fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = match accept_with(&self.socket, flags) {
             Ok(socket) => socket,
@@ -170,32 +179,51 @@ impl Listener {
                 return;
             }
         };
-        self.reap();
-        if self.sessions.len() >= self.endpoint.clients {
+        let staying = self.living().filter(|session| !session.is_leaving()).count();
+        if staying + self.waiting.len() < self.endpoint.clients {
+            self.waiting.push_back(socket);
+        } else {
             tracing::warn!(
                 path = %self.endpoint.path.display(),
                 "a client was sent away: there are {} already",
                 self.endpoint.clients
             );
-            return;
-        }
-        let session = Session::new(socket, &self.endpoint, budget.clone());
-        let started = session.map_err(io::Error::from).and_then(|session| {
-            let handle = Arc::downgrade(&session);
-            let thread = std::thread::Builder::new()
-                .name("urnic-function".to_owned())
-                .spawn(move || session.run())?;
-            Ok((handle, thread))
-        });
-        match started {
-            Ok(started) => self.sessions.push(started),
-            Err(error) => tracing::warn!("cannot serve a client: {error}"),
         }
     }
 
-    /// Forgets clients that have gone.
-    fn reap(&mut self) {
-        self.sessions.retain(|(_, thread)| !thread.is_finished());
+    fn living(&self) -> impl Iterator<Item = Arc<Session>> {
+        self.sessions.iter().filter_map(|(session, _)| session.upgrade())
+    }
+
+    /// Forgets clients that have gone, and serves those that waited for their places.
+    fn admit(&mut self, budget: &Arc<Budget>, ended: &Arc<OwnedFd>) {
+        self.sessions.retain(|(session, _)| session.strong_count() > 0);
+        while self.sessions.len() < self.endpoint.clients
+            && let Some(socket) = self.waiting.pop_front()
+        {
+            match self.serve(socket, budget.clone(), ended.clone()) {
+                Ok(started) => self.sessions.push(started),
+                Err(error) => tracing::warn!("cannot serve a client: {error}"),
+            }
+        }
+    }
+
+    fn serve(
+        &self,
+        socket: OwnedFd,
+        budget: Arc<Budget>,
+        ended: Arc<OwnedFd>,
+    ) -> io::Result<(Weak<Session>, JoinHandle<()>)> {
+        let session = Session::new(socket, &self.endpoint, budget)?;
+        let handle = Arc::downgrade(&session);
+        let thread = std::thread::Builder::new()
+            .name("urnic-function".to_owned())
+            .spawn(move || {
+                session.run();
+                drop(session);
+                let _ = rustix::io::write(&ended, &1u64.to_ne_bytes());
+            })?;
+        Ok((handle, thread))
     }
 }
 
@@ -218,9 +246,11 @@ impl Server {
                 Listener::new(endpoint)
             })
             .collect::<Result<_, _>>()?;
+        let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         Ok(Server {
             listeners,
             budget: Budget::new(functions),
+            ended: Arc::new(ended.map_err(ServeError::Process)?),
         })
     }
 
@@ -232,14 +262,20 @@ impl Server {
                 .iter()
                 .map(|listener| PollFd::new(&listener.socket, PollFlags::IN))
                 .collect();
+            fds.push(PollFd::new(&self.ended, PollFlags::IN));
             fds.push(PollFd::from_borrowed_fd(stop, PollFlags::IN));
             super::link::wait(&mut fds, None);
             let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
             if ready.last() == Some(&true) {
                 break;
             }
-            for (listener, _) in self.listeners.iter_mut().zip(&ready).filter(|(_, ready)| **ready) {
-                listener.accept(&self.budget);
+            // Before the sessions are looked at: one that ends from now on makes it readable again.
+            let _ = rustix::io::read(&self.ended, &mut [0u8; 8]);
+            for (listener, ready) in self.listeners.iter_mut().zip(ready) {
+                if ready {
+                    listener.accept();
+                }
+                listener.admit(&self.budget, &self.ended);
             }
         }
         let sessions: Vec<_> = self

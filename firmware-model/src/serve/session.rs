@@ -60,6 +60,11 @@ impl Session {
         let _ = rustix::io::write(self.memory.faults().wake(), &1u64.to_ne_bytes());
     }
 
+    /// Whether the client has gone, or been sent away, and the session only has to notice or to clean up.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.link.is_broken() || self.link.is_hung_up()
+    }
+
     /// Serves the client until it goes.
     pub(super) fn run(&self) {
         let mut wiring = Wiring {
