@@ -98,7 +98,8 @@ impl RemoteMemory for OwnProcess {
         let there = loop {
             // SAFETY: populating changes no byte: it does early what touching the page would do.
             match unsafe { madvise(page, PAGE, Advice::LinuxPopulateWrite) } {
-                Err(Errno::INTR | Errno::AGAIN) => {}
+                // A signal, whose handler runs before the next try.
+                Err(Errno::INTR) => {}
                 there => break there,
             }
         };

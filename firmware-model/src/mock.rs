@@ -27,7 +27,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 type Status = urnic_verbs_api::device::command::Status;
 
 /// Longest that a test waits for a condition that must come.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Host memory: one piece, at an IOVA that is no pointer.
 pub(crate) struct Arena {

@@ -1,9 +1,9 @@
 //! Two ends of one program that find each other by a TCP port: ibv_*_pingpong, perftest, our own.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::program::{Ended, Program, Running};
-use crate::wait::{PATIENCE, free_port, until};
+use crate::wait::{PATIENCE, Wait, free_port, until};
 
 /// How long one end may go on after the other has failed: it may have to find that out.
 const MOURNING: Duration = Duration::from_secs(20);
@@ -115,15 +115,16 @@ impl Pair {
 
     fn tries_once(&self) -> Result<Both, String> {
         let (mut server, mut client) = self.try_start()?;
-        let mut failed_at = None;
+        let (mut mourning, mut bereft) = (None, false);
         let over = until(self.limit, || {
             let ends = [server.ended(), client.ended()];
             if ends.iter().flatten().any(|status| !status.success()) {
-                failed_at.get_or_insert_with(Instant::now);
+                let mourning = mourning.get_or_insert_with(|| Wait::new(MOURNING));
+                bereft = mourning.is_over();
             }
             let over = ends.iter().all(Option::is_some);
             let alone = ends[1].is_some() && called_too_early(&client.output());
-            let hopeless = alone || failed_at.is_some_and(|at: Instant| at.elapsed() > MOURNING);
+            let hopeless = alone || bereft;
             (over || hopeless).then_some(over && !alone)
         });
         if over == Some(true) {

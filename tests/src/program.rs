@@ -2,19 +2,20 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, PipeReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::ioctl_fionread;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::build;
 use crate::served::{self, Served};
-use crate::wait::{PATIENCE, until};
+use crate::wait::{PATIENCE, Wait, until};
 
 /// A program to start.
 #[derive(Debug, Clone)]
@@ -146,16 +147,19 @@ impl Program {
             .spawn()
             .unwrap_or_else(|error| panic!("cannot run {}: {error}", self.name()));
         drop(command);
-        let output = Arc::new(Output::default());
+        let output = Arc::new(Output {
+            pipe: reader,
+            bytes: Mutex::default(),
+            grown: Condvar::new(),
+        });
         let sink = Arc::clone(&output);
-        let collector = std::thread::spawn(move || collect(reader, &sink));
+        std::thread::spawn(move || sink.collect());
         Running {
             name: self.name(),
             line: format!("{self}"),
             child,
             status: None,
             output,
-            collector: Some(collector),
             _device: device,
         }
     }
@@ -179,8 +183,9 @@ impl fmt::Display for Program {
 }
 
 /// What a program has said so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Output {
+    pipe: PipeReader,
     bytes: Mutex<Vec<u8>>,
     grown: Condvar,
 }
@@ -189,19 +194,32 @@ impl Output {
     fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-fn collect(mut pipe: impl Read, sink: &Output) {
-    let mut chunk = [0; 65536];
-    loop {
-        match pipe.read(&mut chunk) {
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Ok(0) | Err(_) => break,
-            Ok(n) => {
-                sink.lock().extend_from_slice(&chunk[..n]);
-                sink.grown.notify_all();
+    /// Takes what the program writes until nobody can write any more.
+    fn collect(&self) {
+        let mut chunk = [0; 65536];
+        loop {
+            // Bytes leave the pipe under the lock only: what is not in it is in `bytes`.
+            let mut readable = [PollFd::new(&self.pipe, PollFlags::IN)];
+            let _ = poll(&mut readable, None);
+            let mut bytes = self.lock();
+            match (&self.pipe).read(&mut chunk) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Ok(0) | Err(_) => break,
+                Ok(n) => {
+                    bytes.extend_from_slice(&chunk[..n]);
+                    self.grown.notify_all();
+                }
             }
         }
+    }
+
+    /// Waits until all that is written by now is here. A child that outlives the program may hold the pipe, so its end is nothing to wait for.
+    fn catch_up(&self) {
+        until(PATIENCE, || {
+            let _bytes = self.lock();
+            (ioctl_fionread(&self.pipe) == Ok(0)).then_some(())
+        });
     }
 }
 
@@ -213,7 +231,6 @@ pub struct Running {
     child: Child,
     status: Option<ExitStatus>,
     output: Arc<Output>,
-    collector: Option<JoinHandle<()>>,
     /// Goes when the program has gone.
     _device: Option<Box<Served>>,
 }
@@ -246,25 +263,24 @@ impl Running {
     /// Waits until it has said something that `find` finds behind the first `from` bytes of its output.
     #[track_caller]
     pub fn says_from<T>(&mut self, from: usize, what: &str, mut find: impl FnMut(&str) -> Option<T>) -> T {
-        let deadline = Instant::now() + PATIENCE;
+        let mut wait = Wait::new(PATIENCE);
         loop {
-            let over = self.ended().is_some() || Instant::now() > deadline;
+            let over = self.ended().is_some() || wait.is_over();
+            if over {
+                self.output.catch_up();
+            }
             let bytes = self.output.lock();
             let found = find(&String::from_utf8_lossy(bytes.get(from..).unwrap_or_default()));
             if let Some(found) = found {
                 return found;
             }
-            // That it ends makes no sound; and its last words may still be on their way.
-            let pause = Duration::from_millis(if over { 200 } else { 20 });
-            let (bytes, waited) = self
-                .output
-                .grown
-                .wait_timeout(bytes, pause)
-                .unwrap_or_else(PoisonError::into_inner);
-            if over && waited.timed_out() {
+            if over {
                 drop(bytes);
                 panic!("{} did not say {what}:\n{}", self.line, self.output());
             }
+            // That it ends makes no sound.
+            let pause = Duration::from_millis(20);
+            drop(self.output.grown.wait_timeout(bytes, pause));
         }
     }
 
@@ -298,13 +314,7 @@ impl Running {
         if listening == Some(true) {
             return Ok(());
         }
-        // Its last words may still be on their way.
-        until(Duration::from_secs(2), || {
-            self.collector
-                .as_ref()
-                .is_none_or(JoinHandle::is_finished)
-                .then_some(())
-        });
+        self.output.catch_up();
         Err(format!(
             "{} does not listen at {port}:\n{}",
             self.line,
@@ -360,9 +370,7 @@ impl Running {
         let Some(status) = status else {
             panic!("{} did not end within {limit:?}:\n{}", self.line, self.output());
         };
-        // A child that outlives it may hold the pipe: do not wait for that one's end.
-        let collector = self.collector.take().expect("not waited for yet");
-        until(Duration::from_secs(2), || collector.is_finished().then_some(()));
+        self.output.catch_up();
         Ended {
             line: self.line.clone(),
             status,

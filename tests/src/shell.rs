@@ -2,7 +2,9 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use crate::wait::Wait;
 
 /// How long one thing may take in a machine that is emulated: some twenty times longer than outside.
 pub const LIMIT: Duration = Duration::from_secs(180);
@@ -49,17 +51,18 @@ impl Task {
     /// # Errors
     /// It takes longer than [`LIMIT`], or the guest is gone; with all that it wrote.
     pub fn tries(mut self) -> Result<(bool, String), String> {
-        let deadline = Instant::now() + LIMIT;
+        let mut wait = Wait::new(LIMIT);
         let (mut bytes, mut chunk) = (Vec::new(), [0; 65536]);
+        let look = Some(Duration::from_millis(100));
+        self.stream.set_read_timeout(look).expect("not zero");
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let left = left.max(Duration::from_millis(1));
-            self.stream.set_read_timeout(Some(left)).expect("not zero");
             match self.stream.read(&mut chunk) {
                 Ok(0) => break,
                 Ok(n) => bytes.extend_from_slice(&chunk[..n]),
-                // A machine that was stopped and goes on ends a call that has a time limit (signal(7)).
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // Interrupted: a machine that was stopped and goes on ends a call that has a time limit (signal(7)).
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock)
+                        && !wait.is_over() => {}
                 Err(error) => {
                     let said = String::from_utf8_lossy(&bytes);
                     return Err(format!("{} in the guest: {error}\n{said}", self.line));

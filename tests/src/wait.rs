@@ -8,14 +8,43 @@ use std::time::{Duration, Instant};
 /// How long anything that ought to happen at once may take on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Polls until `condition` gives a value; `None` when `limit` has passed.
+/// A limit to a wait. What counts is time in which the waiter could look: a machine that was stopped meanwhile, or was busy elsewhere, and its
+/// processes with it, took none of it away.
+#[derive(Debug)]
+pub struct Wait {
+    left: Duration,
+    looked: Instant,
+}
+
+impl Wait {
+    /// More between two looks is not the waiter's own doing.
+    const STEP: Duration = Duration::from_millis(100);
+
+    /// Begins a wait of at most `limit`.
+    pub fn new(limit: Duration) -> Self {
+        Self {
+            left: limit,
+            looked: Instant::now(),
+        }
+    }
+
+    /// Whether it has taken too long. To be asked after each look, which come at least every tenth of a second.
+    pub fn is_over(&mut self) -> bool {
+        let now = Instant::now();
+        self.left = self.left.saturating_sub((now - self.looked).min(Self::STEP));
+        self.looked = now;
+        self.left.is_zero()
+    }
+}
+
+/// Polls until `condition` gives a value; `None` when it took longer than `limit`.
 pub fn until<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
-    let deadline = Instant::now() + limit;
+    let mut wait = Wait::new(limit);
     loop {
         if let Some(value) = condition() {
             return Some(value);
         }
-        if Instant::now() > deadline {
+        if wait.is_over() {
             return None;
         }
         std::thread::sleep(Duration::from_millis(2));

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::time::{ClockId, Timespec, clock_gettime};
+use rustix::time::Timespec;
 use urnic_verbs_api::device::command::{
     COMMAND_LEN, COMPLETION_LEN, Command, Completion, Handle, Nothing, Opcode, Status,
 };
@@ -28,6 +28,7 @@ const PHASE: usize = std::mem::offset_of!(Completion, phase);
 const LOOKS: u32 = 1 << 12;
 /// Naps between two questions whether the device still lives.
 const LOOKS_PER_QUESTION: u32 = 64;
+const NAP: Duration = Duration::from_micros(50);
 /// A device that takes longer over one command is dead.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -271,23 +272,20 @@ fn await_completion(here: impl Fn() -> bool, alive: impl Fn() -> bool) -> bool {
     seen.unwrap_or(false)
 }
 
-/// Looks until `look` sees something, for as long as a device may take.
+/// Looks until `look` sees something, for as long as a device may take. That is counted in naps, not by the clock: a machine that was stopped
+/// meanwhile stopped the device too.
 fn wait<T>(mut look: impl FnMut() -> Option<T>) -> Result<T, Errno> {
-    let start = clock_gettime(ClockId::Monotonic);
-    loop {
+    for _ in 0..PATIENCE.as_nanos() / NAP.as_nanos() {
         if let Some(seen) = look() {
             return Ok(seen);
         }
-        let now = clock_gettime(ClockId::Monotonic);
-        if now.tv_sec.saturating_sub(start.tv_sec) > PATIENCE.as_secs() as i64 {
-            tracing::error!("the device does not answer");
-            return Err(Errno::IO);
-        }
         let _ = rustix::thread::nanosleep(&Timespec {
             tv_sec: 0,
-            tv_nsec: 50_000,
+            tv_nsec: NAP.as_nanos() as i64,
         });
     }
+    tracing::error!("the device does not answer");
+    Err(Errno::IO)
 }
 
 /// The errno for a command's status; `None` if it is done.

@@ -27,6 +27,8 @@ use crate::signals;
 
 /// A server that takes longer over one message is dead.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest that a wait for a reply goes without a look at the time.
+const LOOK: Duration = Duration::from_millis(100);
 /// Most bytes of data in one message of the server's.
 pub(super) const MAX_TRANSFER: usize = 1 << 20;
 /// What the server may send: data, and a little around it; a descriptor with a region.
@@ -192,14 +194,13 @@ impl Connection {
     }
 
     fn await_answer(&self, id: u16) -> Result<Message, Errno> {
-        let start = Instant::now();
+        let mut left = PATIENCE;
         let mut due = lock(&self.due);
         loop {
             if let Some(Some(_)) = due.get(&id) {
                 return due.remove(&id).flatten().ok_or(Errno::IO);
             }
-            let waited = start.elapsed();
-            if self.is_lost() || waited >= PATIENCE {
+            if self.is_lost() || left.is_zero() {
                 due.remove(&id);
                 drop(due);
                 if !self.is_lost() {
@@ -208,11 +209,14 @@ impl Connection {
                 }
                 return Err(Errno::IO);
             }
+            let start = Instant::now();
             due = self
                 .arrived
-                .wait_timeout(due, PATIENCE - waited)
+                .wait_timeout(due, LOOK)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
+            // A machine that was stopped meanwhile stopped the server too.
+            left = left.saturating_sub(start.elapsed().min(LOOK));
         }
     }
 
