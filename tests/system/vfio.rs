@@ -95,24 +95,49 @@ fn what_was_completed_arrives_though_the_program_ends_and_its_function_is_reset(
     }
 }
 
+/// Takes the first function out, as unplugging it does (QEMU 11.1 itself aborts at `device_del` of a vfio-user device). The kernel waits until the
+/// program that has it let go.
+#[track_caller]
+fn take_out(guest: &PciGuest<'_>) {
+    guest.run(&format!(
+        "echo 1 >/sys/bus/pci/devices/{}/remove",
+        PciGuest::address(0)
+    ));
+}
+
+/// Puts it in again.
+#[track_caller]
+fn put_in(guest: &PciGuest<'_>) {
+    guest.run("echo 1 >/sys/bus/pci/rescan");
+    guest.bind(0);
+}
+
 #[test]
 fn a_function_that_is_taken_out_is_a_fatal_event_and_can_be_put_in_again() {
     let [host, _other] = or_skip!(Netns::pair());
+    let program = or_skip!(compiled("lost"));
     let server = Server::start(&host, &[ADDRESS], "");
     let guest = or_skip!(PciGuest::boot(&host, &server.sockets()));
     guest.bind(0);
     let held = holder(&guest);
-    // The kernel waits until the program let go, which goes on living.
-    guest.run(&format!(
-        "echo 1 >/sys/bus/pci/devices/{}/remove; pidof ibv_asyncwatch",
-        PciGuest::address(0)
-    ));
+    take_out(&guest);
+    // Its program goes on living.
     guest.run("kill $(pidof ibv_asyncwatch)");
     held.ends();
     let said = guest.run("cat /tmp/watch");
     assert!(said.contains("IBV_EVENT_DEVICE_FATAL"), "{said}");
-    guest.run("echo 1 >/sys/bus/pci/rescan");
-    guest.bind(0);
+
+    // A program in the middle of transfers, which keeps account of every completion.
+    put_in(&guest);
+    guest.bring(&program);
+    let line = PciGuest::with_urnic(0, "/urnic/lost >/tmp/lost 2>&1");
+    let lost = guest.start(&format!("{line}; status=$?; cat /tmp/lost; [ $status = 0 ]"));
+    guest.run("n=0; until grep -q flowing /tmp/lost; do n=$((n+1)); [ $n -lt 600 ] || { cat /tmp/lost; exit 1; }; sleep 0.1; done");
+    take_out(&guest);
+    let said = lost.success();
+    assert!(said.contains(" flushed"), "{said}");
+
+    put_in(&guest);
     let said = guest.run(&PciGuest::with_urnic(0, "ibv_devinfo -d urnic0"));
     assert!(said.contains("PORT_ACTIVE"), "{said}");
 }

@@ -321,6 +321,17 @@ fn a_process_whose_server_was_killed_opens_the_device_of_the_next_one() {
 }
 
 #[test]
+fn what_was_posted_is_flushed_when_the_server_is_killed() {
+    let program = or_skip!(compiled("lost"));
+    let served = Served::start();
+    let mut program = Program::new(program).env("URNIC_DEVICE", served.device()).spawn();
+    program.says("that it transfers", |said| said.contains("flowing").then_some(()));
+    served.server().signal(Signal::KILL);
+    let said = program.wait_for(LIMIT).success();
+    assert!(said.contains(" flushed"), "{said}");
+}
+
+#[test]
 fn programs_asleep_wake_when_the_server_is_killed() {
     or_skip!(installed("ibv_rc_pingpong"));
     or_skip!(installed("rping"));

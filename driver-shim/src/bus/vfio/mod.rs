@@ -27,6 +27,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
+use rustix::event::Timespec;
 use rustix::io::Errno;
 use urnic_verbs_api::device::registers;
 
@@ -38,6 +39,13 @@ use crate::presence::InternalFd;
 use access::Dma;
 use pci::{PciFunction, Unfit};
 use watch::Sources;
+
+/// How often, and how far apart, a device that is reset is asked whether it is done: two seconds in all.
+const SILENCE_LOOKS: u32 = 2000;
+const SILENCE_PAUSE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 1_000_000,
+};
 
 /// The bus to a PCI function.
 pub struct VfioBus {
@@ -145,6 +153,20 @@ impl Inner {
     fn look(&self) {
         if !self.is_lost() && self.function.read32(registers::MAGIC) == registers::GONE {
             self.lose("its registers read as all ones");
+        }
+    }
+
+    /// Has a device that still hears us, as one that is being taken out does, let go of all memory: from then on the driver completes what is posted.
+    fn silence(&self) {
+        let reset = registers::Control::RESET.bits();
+        self.function.write32(registers::CONTROL, reset);
+        for _ in 0..SILENCE_LOOKS {
+            let control = self.function.read32(registers::CONTROL);
+            // All ones: it is gone, and has let go of everything.
+            if control == registers::GONE || control & reset == 0 {
+                return;
+            }
+            let _ = rustix::thread::nanosleep(&SILENCE_PAUSE);
         }
     }
 

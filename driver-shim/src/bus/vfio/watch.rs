@@ -115,6 +115,7 @@ fn serve(inner: &Inner) {
             inner.lose("it is being taken out");
         }
         if inner.is_lost() && !std::mem::replace(&mut told, true) {
+            inner.silence();
             inner.tell(Signal::Lost);
         }
         // Only then: closing a function that does not answer takes the kernel a minute, in which this thread could not end.
