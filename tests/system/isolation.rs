@@ -1,8 +1,13 @@
 //! One program's trouble stays its own; and programs that make mistakes are told so.
 
+use std::time::Duration;
+
 use rustix::process::Signal;
 use urnic_tests::program::{Program, Running};
 use urnic_tests::{Pair, compiled, or_skip};
+
+/// Takes a second or two where nothing else runs.
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// Starts an endless stream and kills the sender in the middle; the receiver must notice.
 fn notices_the_death_of_its_peer(options: &str) {
@@ -36,6 +41,14 @@ fn other_pairs_go_on_when_one_program_is_killed() {
     notices_the_death_of_its_peer("-f -s 64");
     ends.0.wait().success();
     ends.1.wait().success();
+}
+
+#[test]
+fn one_context_of_a_program_disturbs_no_other() {
+    let text = Program::new(or_skip!(compiled("contexts")))
+        .run_for(LIMIT)
+        .success();
+    assert!(text.contains("undisturbed"), "{text}");
 }
 
 #[test]

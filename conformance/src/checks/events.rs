@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use urnic_verbs_api::device::command::{Command, CreateEq, Nothing, Opcode, QueueHandle, Status};
-use urnic_verbs_api::device::doorbell::{CQ_SLOTS, Doorbell, Kind};
+use urnic_verbs_api::device::doorbell::{CQ_SLOTS, Doorbell, Kind, SLOTS};
 use urnic_verbs_api::device::event::{Event, EventKind};
 use urnic_verbs_api::device::registers::VECTORS;
 use urnic_verbs_api::device::wqe::{self, SendFlags};
@@ -21,6 +21,7 @@ checks! {
     an_arm_that_crosses_a_completion_notifies_at_once,
     armed_for_solicited_completions_it_heeds_only_them,
     a_doorbell_reaches_only_queues_of_its_page,
+    a_page_full_of_nonsense_disturbs_no_other,
     completion_queues_of_a_page_have_slots_of_their_own,
     every_vector_can_be_raised,
     a_destroyed_event_queue_is_gone,
@@ -157,6 +158,31 @@ fn a_doorbell_reaches_only_queues_of_its_page(rig: &Rig) -> Outcome {
     rig.bus.doorbell(page, slot, foreign.encode());
     rig.lives()?;
     works(rig, &near, &far)?;
+    silent(rig)
+}
+
+fn a_page_full_of_nonsense_disturbs_no_other(rig: &Rig) -> Outcome {
+    let (near, far) = pair(rig)?;
+    works(rig, &near, &far)?;
+    let page = rig.create(Opcode::AllocUar, &Nothing {})?;
+    slot_in(rig, page)?;
+    let queues = [
+        near.qp.id,
+        far.qp.id,
+        near.qp.send_cq.id,
+        far.qp.recv_cq.id,
+        0xff_ffff,
+    ];
+    for kind in (0..=Kind::ArmSolicited as u8 + 1).chain([u8::MAX]) {
+        for slot in 0..SLOTS {
+            let queue = queues[slot as usize % queues.len()];
+            let index = slot.wrapping_mul(0x9e37_79b9);
+            let value = u64::from(kind) << 56 | u64::from(queue) << 32 | u64::from(index);
+            rig.bus.doorbell(page, slot * 8, value);
+        }
+        rig.lives()?;
+        works(rig, &near, &far)?;
+    }
     silent(rig)
 }
 
