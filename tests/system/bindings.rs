@@ -2,6 +2,7 @@
 
 use urnic_tests::debian::script;
 use urnic_tests::program::Program;
+use urnic_tests::wait::free_port;
 use urnic_tests::{Pair, or_skip};
 
 #[test]
@@ -41,5 +42,15 @@ fn the_sideway_crates_examples_run() {
     for example in ["rc_pingpong", "rc_pingpong_split"] {
         let program = Program::new(format!("{folder}/{example}")).line("-d urnic0 -g 0");
         Pair::new(&program).succeeds();
+    }
+    // By the connection manager; with -q, the program moves its queue pairs on by itself.
+    for how in ["-c 20", "-c 20 -q"] {
+        let port = free_port();
+        let cmtime = Program::new(format!("{folder}/cmtime")).line(&format!("-p {port} {how}"));
+        let mut server = cmtime.clone().line("-b 127.0.0.1").spawn();
+        server.listens(port);
+        let text = cmtime.line("-s 127.0.0.1").run().success();
+        assert!(text.contains("Disconnect"), "{text}");
+        server.wait().success();
     }
 }
