@@ -96,3 +96,14 @@ pub fn wanted() -> bool {
         Ok(other) => panic!("URNIC_TEST_DEVICE={other}: inproc or vfio-user"),
     }
 }
+
+/// For tests of what only the device in the program's own process has, or shows there: they are left out where all shall be in others.
+///
+/// # Errors
+/// The reason for that, which `scripts/test` tells from those for a skip.
+pub fn in_process(why: &str) -> Result<(), String> {
+    match wanted() {
+        true => Err(format!("in process only: {why}")),
+        false => Ok(()),
+    }
+}

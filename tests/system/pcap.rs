@@ -7,7 +7,7 @@ use urnic_tests::build::scratch;
 use urnic_tests::capture::GUESSERS;
 use urnic_tests::peer::hex;
 use urnic_tests::program::Program;
-use urnic_tests::served::{Served, wanted};
+use urnic_tests::served::{Served, in_process};
 use urnic_tests::skip::installed;
 use urnic_tests::victim::{Role, Victim};
 use urnic_tests::{Pair, compiled, or_skip};
@@ -18,9 +18,7 @@ struct Captures(PathBuf);
 impl Captures {
     fn new(name: &str) -> Result<Self, String> {
         installed("tshark")?;
-        if wanted() {
-            return Err("the wire is in the server, which has a test of its own".to_owned());
-        }
+        in_process("the wire is in the server, which has a test of its own")?;
         let folder = scratch().join(format!("pcap-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder of our own");
         Ok(Self(folder))

@@ -8,7 +8,7 @@ use urnic_tests::build::{example, scratch};
 use urnic_tests::capture::Wire;
 use urnic_tests::or_skip;
 use urnic_tests::program::{Program, Running};
-use urnic_tests::served::wanted;
+use urnic_tests::served::in_process;
 use urnic_tests::skip::installed;
 use urnic_tests::wait::{PATIENCE, descriptors, free_port, until};
 
@@ -112,9 +112,7 @@ fn a_server_accepts_nobody_for_whom_it_has_no_memory() {
 #[test]
 fn each_call_exposes_its_own_memory_and_the_reply_ends_that() {
     or_skip!(installed("tshark"));
-    if wanted() {
-        return urnic_tests::skip::say("the wire is in the server");
-    }
+    or_skip!(in_process("the wire is in the server"));
     let file: PathBuf = scratch().join(format!("rpc-service-{}.pcapng", std::process::id()));
     let (server, address) = serving(reverse("serve 127.0.0.1:0").env("URNIC_PCAP", &file));
     calls(&address, 50_000, 8).run().success();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use urnic_tests::program::Program;
-use urnic_tests::served::Served;
+use urnic_tests::served::{Served, in_process};
 use urnic_tests::{compiled, or_skip};
 
 /// A connection per request.
@@ -13,6 +13,7 @@ const SLOW: Duration = Duration::from_secs(300);
 
 #[test]
 fn memory_is_registered_in_every_way_there_is() {
+    or_skip!(in_process("the next test is the other device's"));
     let text = Program::new(or_skip!(compiled("regions")))
         .run_for(LIMIT)
         .success();
