@@ -18,6 +18,9 @@ const NOBODY: u32 = 65534;
 /// Octets of a READDIR or READDIRPLUS reply, at most.
 const MAX_LISTING: u32 = 1 << 20;
 
+/// Octets of a WRITE, and of its data, by which it is known again: the message's have room for the longest credential and handle.
+const HASHED: usize = 1024;
+
 /// Mounts remembered for DUMP.
 const MOUNTS: usize = 256;
 
@@ -36,6 +39,8 @@ pub struct Server {
     options: Options,
     listings: Listings,
     duplicates: Duplicates,
+    /// Apart, since they are so many that they would push the others out.
+    writes: Duplicates,
     /// Another one for each process: what the one before had not committed may be lost.
     verifier: Verifier,
     mounts: Mutex<Vec<(IpAddr, Vec<u8>)>>,
@@ -54,6 +59,7 @@ impl Server {
             options,
             listings: Listings::default(),
             duplicates: Duplicates::default(),
+            writes: Duplicates::default(),
             verifier: verifier.to_be_bytes(),
             mounts: Mutex::default(),
         }
@@ -114,9 +120,15 @@ impl Server {
         let refuse = |refusal| Ok(plain(rpc::refused(call.xid, refusal, 3)));
         let made = match (call.program, call.version) {
             (PROGRAM, VERSION) => match Procedure::take(&mut Reader(&call.procedure.to_be_bytes())) {
-                Ok(procedure) if changes_names(procedure) => {
-                    let octets = (message, item.map_or(&[][..], |item| item));
-                    return Ok(plain(self.duplicates.once(peer.ip(), &call, octets, || {
+                Ok(procedure) if once_only(procedure) => {
+                    let (duplicates, most) = match procedure {
+                        Procedure::Write => (&self.writes, HASHED),
+                        _ => (&self.duplicates, usize::MAX),
+                    };
+                    let first = |octets: &'_ [u8]| octets.len().min(most);
+                    let data = item.map_or(&[][..], |item| item);
+                    let octets = (&message[..first(message)], &data[..first(data)]);
+                    return Ok(plain(duplicates.once(peer.ip(), &call, octets, || {
                         match self.nfs(&call, procedure, arguments, item) {
                             Ok((reply, _)) => reply,
                             Err(_) => rpc::refused(call.xid, Refusal::Garbage, 3),
@@ -602,12 +614,13 @@ const fn plain(message: Vec<u8>) -> Response {
     Response { message, item: None }
 }
 
-/// Those that must not be done twice. A WRITE or SETATTR may.
-const fn changes_names(procedure: Procedure) -> bool {
-    use Procedure::{Create, Link, Mkdir, Mknod, Remove, Rename, Rmdir, Setattr, Symlink};
+/// Those that must not be done twice. Twice in a row a WRITE might be; but not the second time behind another one, which its client sent when the
+/// first was answered.
+const fn once_only(procedure: Procedure) -> bool {
+    use Procedure::{Create, Link, Mkdir, Mknod, Remove, Rename, Rmdir, Setattr, Symlink, Write};
     matches!(
         procedure,
-        Setattr | Create | Mkdir | Symlink | Mknod | Remove | Rmdir | Rename | Link
+        Setattr | Create | Mkdir | Symlink | Mknod | Remove | Rmdir | Rename | Link | Write
     )
 }
 

@@ -231,6 +231,10 @@ impl Server {
     /// Has the service answer: the first call that came in the meantime.
     fn answer(&self, job: Job, service: &dyn Service, bindings: &[&dyn Binding]) -> Option<Job> {
         let Job { peer, taken } = job;
+        // Its client, who gets no answer, sends it again over another connection, where others may have followed it by now.
+        if lock(&peer.endpoint).broken() {
+            return None;
+        }
         let message = taken.message.octets();
         let places: Vec<_> = taken
             .items

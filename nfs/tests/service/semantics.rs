@@ -105,6 +105,45 @@ fn a_call_that_comes_again_is_not_done_again() {
 }
 
 #[test]
+fn a_write_that_comes_late_does_not_undo_the_one_behind_it() {
+    let (_folder, servers) = both(OPEN);
+    for (server, apart) in servers.iter().zip([false, true]) {
+        let mut client = client(server, true);
+        let dir = client.mount(b"/").unwrap();
+        let file = create(&mut client, dir, b"written", 0o644).unwrap();
+        let write = |xid, octet| {
+            let mut message = call(Procedure::Write, xid);
+            let arguments = WriteArgs {
+                file,
+                offset: 0,
+                count: 5000,
+                stable: Stable::Unstable,
+                len: 5000,
+            };
+            urnic_nfs::xdr::Xdr::put(&arguments, &mut message);
+            let mut item = None;
+            if apart {
+                let mut data = Pool::new().take(5000).expect("memory");
+                data.fill(octet);
+                item = Some(data.share());
+            } else {
+                message.extend([octet; 5000]);
+            }
+            let (peer, message) = (PEER, &message[..]);
+            let request = Request { peer, message, item };
+            server.call(request).expect("an answer").message
+        };
+        let first = write(4711, b'a');
+        write(4712, b'b');
+        assert_eq!(write(4711, b'a'), first);
+        assert_eq!(contents(&mut client, file, 0, 5000).unwrap().0, [b'b'; 5000]);
+        // Another call has another xid, or else other octets.
+        write(4712, b'c');
+        assert_eq!(contents(&mut client, file, 0, 5000).unwrap().0, [b'c'; 5000]);
+    }
+}
+
+#[test]
 fn exclusive_create_succeeds_again_for_its_own_verifier_only() {
     let (_folder, servers) = both(OPEN);
     for server in servers {
