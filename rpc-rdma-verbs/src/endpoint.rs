@@ -168,7 +168,7 @@ impl Endpoint {
         self.live.as_ref().map(|live| &live.link)
     }
 
-    /// Makes a queue pair for `id`, with so many receives.
+    /// Takes a link, with so many receives and room for so many requests that send.
     pub(crate) fn attach(&mut self, link: Link, receives: u32, room: u32) {
         self.live = Some(Live {
             link: Arc::new(link),
@@ -311,7 +311,8 @@ impl Endpoint {
                     Opening::Window(window) => live.waiting.push_back(Request {
                         what: What::Invalidate(window.remote_key()),
                         elements: Vec::new(),
-                        keep: Vec::new(),
+                        // The peer has access until that is done.
+                        keep: own.map(Kept::Buffer).into_iter().collect(),
                         then: Then::Released(region, window),
                     }),
                     Opening::Region(memory) => match memory.close() {
