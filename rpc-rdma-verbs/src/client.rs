@@ -17,7 +17,7 @@ use urnic_rpc_rdma::engine::{self, Config, Connection, Event, Item, Message, Rol
 
 /// Milliseconds for which librdmacm looks for an address and a route.
 const RESOLUTION: i32 = 2000;
-/// Between one attempt to connect and the next.
+/// Between one attempt to connect and the next, if nothing was answered meanwhile.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// A call to be made.
@@ -62,7 +62,9 @@ struct State {
     /// Somebody waits for the device.
     led: bool,
     phase: Phase,
-    /// Since when there is no connection, and why.
+    /// Something was answered over this connection.
+    answered: bool,
+    /// Since when there is no connection, or none over which those who wait for answers got one; and why.
     lost: Option<(Instant, String)>,
     answers: HashMap<u32, Result<Answer, Error>>,
 }
@@ -91,20 +93,6 @@ impl Client {
     /// # Errors
     /// As there.
     pub fn with_pool(address: SocketAddr, options: &Options, pool: &Pool) -> Result<Self, Error> {
-        let config = Config {
-            request: options.credits,
-            profile: options.profile,
-            limits: options.limits,
-            ..Config::new(Role::Client)
-        };
-        let now = Instant::now();
-        let state = State {
-            endpoint: Endpoint::new(Connection::new(&config), pool, options.private_data()),
-            led: false,
-            phase: Phase::Idle(now),
-            lost: Some((now, "not connected yet".into())),
-            answers: HashMap::new(),
-        };
         let client = Self {
             address,
             options: options.clone(),
@@ -112,7 +100,7 @@ impl Client {
             channel: Channel::new()?,
             // Servers may remember transactions: a program that is started again shall not use those of before.
             xid: AtomicU32::new(seed()),
-            state: Mutex::new(state),
+            state: Mutex::new(State::new(options, pool)),
             changed: Condvar::new(),
         };
         client.until(|state| match (&state.phase, &state.lost) {
@@ -167,6 +155,12 @@ impl Client {
             max_reply: call.max_reply,
         };
         let mut state = self.lock();
+        // Nobody has waited so far.
+        if state.endpoint.engine.outstanding() == 0
+            && let Some((since, _)) = &mut state.lost
+        {
+            *since = Instant::now();
+        }
         let xid = state.endpoint.engine.call(call)?;
         state.endpoint.carry();
         state.take_events();
@@ -235,22 +229,30 @@ impl Client {
     /// Takes what happened.
     fn turn(&self, state: &mut State) {
         state.endpoint.progress();
+        // Before what ends the connection.
+        state.take_events();
         loop {
             match self.channel.next() {
                 Ok(Some(event)) => self.happened(state, event),
                 Ok(None) => break,
                 Err(error) => {
-                    state.down(format!("connection manager: {error}"), PAUSE);
+                    state.down(format!("connection manager: {error}"));
                     break;
                 }
             }
+        }
+        // Whoever else is at the other end may never say that it has ended, too.
+        if state.given_up() {
+            state.down("the connection was given up".into());
         }
         if let Phase::Idle(then) = state.phase
             && then <= Instant::now()
         {
             self.begin(state);
         }
+        // A connection may take its time to answer, but for one after the other there is an end.
         if let Some((since, _)) = &state.lost
+            && !matches!(state.phase, Phase::Connected)
             && since.elapsed() >= self.options.patience
         {
             for xid in state.endpoint.engine.outstanding_xids() {
@@ -268,7 +270,7 @@ impl Client {
         });
         match started {
             Ok(id) => state.phase = Phase::Resolving(id),
-            Err(error) => state.down(error.to_string(), PAUSE),
+            Err(error) => state.down(error.to_string()),
         }
     }
 
@@ -289,12 +291,12 @@ impl Client {
                 if let Phase::Resolving(id) = &state.phase
                     && let Err(error) = id.resolve_route(RESOLUTION)
                 {
-                    state.down(error.to_string(), PAUSE);
+                    state.down(error.to_string());
                 }
             }
             kind::RDMA_CM_EVENT_ROUTE_RESOLVED => {
                 if let Err(error) = self.attach(state) {
-                    state.down(error.to_string(), PAUSE);
+                    state.down(error.to_string());
                 }
             }
             kind::RDMA_CM_EVENT_ESTABLISHED => {
@@ -303,12 +305,10 @@ impl Client {
                     .is_some_and(|device| device.limits.windows);
                 let ours = state.endpoint.says(windows);
                 let theirs = PrivateData::find(&event.private_data).unwrap_or_default();
-                state.phase = Phase::Connected;
-                state.lost = None;
-                state.endpoint.connected(Terms::agreed(&ours, &theirs));
+                state.connected(Terms::agreed(&ours, &theirs));
             }
             kind::RDMA_CM_EVENT_DISCONNECTED | kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
-                state.down("the connection broke".into(), Duration::ZERO);
+                state.down("the connection broke".into());
             }
             kind::RDMA_CM_EVENT_ADDR_ERROR
             | kind::RDMA_CM_EVENT_ROUTE_ERROR
@@ -316,7 +316,7 @@ impl Client {
             | kind::RDMA_CM_EVENT_UNREACHABLE
             | kind::RDMA_CM_EVENT_REJECTED => {
                 let errno = io::Error::from_raw_os_error(event.status.saturating_abs());
-                state.down(format!("{} ({errno})", failed(event.kind)), PAUSE);
+                state.down(format!("{} ({errno})", failed(event.kind)));
             }
             _ => {}
         }
@@ -355,10 +355,46 @@ fn seed() -> u32 {
 }
 
 impl State {
-    fn down(&mut self, why: String, pause: Duration) {
+    fn new(options: &Options, pool: &Pool) -> Self {
+        let config = Config {
+            request: options.credits,
+            profile: options.profile,
+            limits: options.limits,
+            ..Config::new(Role::Client)
+        };
+        let now = Instant::now();
+        Self {
+            endpoint: Endpoint::new(Connection::new(&config), pool, options.private_data()),
+            led: false,
+            phase: Phase::Idle(now),
+            answered: false,
+            lost: Some((now, "not connected yet".into())),
+            answers: HashMap::new(),
+        }
+    }
+
+    fn connected(&mut self, terms: Terms) {
+        self.phase = Phase::Connected;
+        if self.endpoint.engine.outstanding() == 0 {
+            self.lost = None;
+        }
+        self.endpoint.connected(terms);
+    }
+
+    /// We ended the connection, for what the peer did or because something failed.
+    fn given_up(&self) -> bool {
+        matches!(self.phase, Phase::Connecting | Phase::Connected) && self.endpoint.broken()
+    }
+
+    fn down(&mut self, why: String) {
         tracing::debug!(why, "no connection");
         self.endpoint.detach();
         let now = Instant::now();
+        let pause = if std::mem::take(&mut self.answered) {
+            Duration::ZERO
+        } else {
+            PAUSE
+        };
         self.phase = Phase::Idle(now + pause);
         match &mut self.lost {
             Some((_, reason)) => *reason = why,
@@ -367,6 +403,9 @@ impl State {
     }
 
     fn timeout(&self, patience: Duration) -> Option<Duration> {
+        if self.given_up() {
+            return Some(Duration::ZERO);
+        }
         let retry = match self.phase {
             Phase::Idle(then) => Some(then),
             _ => None,
@@ -385,6 +424,9 @@ impl State {
         for event in self.endpoint.events() {
             match event {
                 Event::Answered { xid, call, outcome } => {
+                    if matches!(outcome, Ok(_) | Err(engine::CallError::Refused(_))) {
+                        (self.answered, self.lost) = (true, None);
+                    }
                     let answer = self.answer(call, outcome);
                     self.answers.insert(xid, answer);
                 }
@@ -436,5 +478,61 @@ impl Drop for Client {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         state.endpoint.disconnect();
         state.endpoint.detach();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(words: &[u32]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_be_bytes()).collect()
+    }
+
+    /// A client with a call to make, not connected.
+    fn waiting() -> State {
+        let mut state = State::new(&Options::default(), &Pool::new());
+        let call = engine::Call {
+            message: words(&[7, 0, 2, 100_003, 3, 0, 0, 0, 0, 0]).into(),
+            arguments: Vec::new(),
+            results: Vec::new(),
+            max_reply: 24,
+        };
+        assert_eq!(state.endpoint.engine.call(call).ok(), Some(7));
+        state
+    }
+
+    /// When it is to be tried again, after the connection broke at `now`.
+    fn next(state: &mut State, now: Instant) -> Duration {
+        state.down("it broke".into());
+        match state.phase {
+            Phase::Idle(then) => then.saturating_duration_since(now),
+            _ => panic!("there is no connection"),
+        }
+    }
+
+    #[test]
+    fn connections_that_break_before_an_answer_are_not_made_without_end_or_pause() {
+        let mut state = waiting();
+        let since = state.lost.as_ref().map(|(since, _)| *since);
+        for _ in 0..3 {
+            state.connected(Terms::default());
+            assert!(next(&mut state, Instant::now()) >= PAUSE);
+            assert_eq!(state.lost.as_ref().map(|(since, _)| *since), since);
+        }
+    }
+
+    #[test]
+    fn one_that_broke_behind_an_answer_is_made_again_at_once() {
+        let mut state = waiting();
+        state.connected(Terms::default());
+        // RDMA_MSG without chunks, and an RPC reply.
+        let reply = words(&[7, 1, 64, 0, 0, 0, 0, 7, 1, 0, 0, 0, 0]);
+        state.endpoint.engine.received(&reply, None);
+        state.take_events();
+        assert!(matches!(state.answers.get(&7), Some(Ok(_))));
+        assert!(state.lost.is_none());
+        state.down("it broke".into());
+        assert!(matches!(state.phase, Phase::Idle(then) if then <= Instant::now()));
     }
 }
