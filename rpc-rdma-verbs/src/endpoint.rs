@@ -429,7 +429,8 @@ impl Endpoint {
                 then: Then::Completed(work),
                 ..
             }) = work
-                && completion.failed != Some(Failure::Flushed)
+                // A connection that fails has nothing to do with the call, which is then sent again.
+                && completion.failed == Some(Failure::Refused)
             {
                 self.engine.failed(*work);
             }

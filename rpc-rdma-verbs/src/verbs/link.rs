@@ -46,7 +46,7 @@ pub(crate) enum Work<'a> {
 /// A completion.
 pub(crate) struct Completion {
     pub(crate) number: u64,
-    /// `None` if it went well; else whether it was only flushed.
+    /// `None` if it went well.
     pub(crate) failed: Option<Failure>,
     /// Octets received.
     pub(crate) len: u32,
@@ -58,8 +58,24 @@ pub(crate) struct Completion {
 pub(crate) enum Failure {
     /// Another one did before it.
     Flushed,
-    /// `ibv_wc_status`.
-    Status(u32),
+    /// The peer refuses it: it has no such memory, or not so much, or not for this.
+    Refused,
+    /// `ibv_wc_status`: the connection failed, or our own end.
+    Other(u32),
+}
+
+impl Failure {
+    fn of(status: u32) -> Option<Self> {
+        use sys::ibv_wc_status as status_of;
+        match status {
+            status_of::IBV_WC_SUCCESS => None,
+            status_of::IBV_WC_WR_FLUSH_ERR => Some(Self::Flushed),
+            status_of::IBV_WC_REM_ACCESS_ERR
+            | status_of::IBV_WC_REM_INV_REQ_ERR
+            | status_of::IBV_WC_REM_OP_ERR => Some(Self::Refused),
+            other => Some(Self::Other(other)),
+        }
+    }
 }
 
 /// A queue pair, its completion queue, and the identifier that connects it.
@@ -193,11 +209,7 @@ impl Link {
         into.extend(taken.iter().take(count).map(|wc| {
             Completion {
                 number: wc.wr_id,
-                failed: match wc.status {
-                    sys::ibv_wc_status::IBV_WC_SUCCESS => None,
-                    sys::ibv_wc_status::IBV_WC_WR_FLUSH_ERR => Some(Failure::Flushed),
-                    status => Some(Failure::Status(status)),
-                },
+                failed: Failure::of(wc.status),
                 len: wc.byte_len,
                 // SAFETY: of the union's members either is any 32 bits.
                 invalidated: Some(unsafe { wc.imm_data_invalidated_rkey_union.invalidated_rkey })
@@ -330,5 +342,31 @@ fn parameters(private_data: &[u8], reads: u8, served_reads: u8) -> sys::rdma_con
         rnr_retry_count: 7,
         srq: 0,
         qp_num: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sys::ibv_wc_status as status;
+
+    #[test]
+    fn only_what_the_peer_refuses_is_held_against_its_call() {
+        assert_eq!(Failure::of(status::IBV_WC_SUCCESS), None);
+        assert_eq!(Failure::of(status::IBV_WC_WR_FLUSH_ERR), Some(Failure::Flushed));
+        for refused in [
+            status::IBV_WC_REM_ACCESS_ERR,
+            status::IBV_WC_REM_INV_REQ_ERR,
+            status::IBV_WC_REM_OP_ERR,
+        ] {
+            assert_eq!(Failure::of(refused), Some(Failure::Refused));
+        }
+        for other in [
+            status::IBV_WC_RETRY_EXC_ERR,
+            status::IBV_WC_FATAL_ERR,
+            status::IBV_WC_LOC_PROT_ERR,
+        ] {
+            assert_eq!(Failure::of(other), Some(Failure::Other(other)));
+        }
     }
 }
