@@ -33,6 +33,16 @@ fn handles_outlive_the_server() {
     assert_eq!(status(after.attributes(file)), Status::Stale);
 }
 
+/// What a client learns that comes again when it is asked to.
+fn in_the_end<T: std::fmt::Debug>(mut ask: impl FnMut() -> Result<T, Error>) -> Status {
+    loop {
+        match status(ask()) {
+            Status::Jukebox => std::thread::sleep(std::time::Duration::from_millis(10)),
+            other => return other,
+        }
+    }
+}
+
 #[test]
 fn the_write_verifier_changes_with_the_server() {
     let folder = tempfile::tempdir().unwrap();
@@ -80,8 +90,8 @@ fn a_directory_that_became_a_link_leads_nowhere() {
     std::os::unix::fs::symlink(outside.path(), folder.path().join("dir")).unwrap();
     let mut fresh = super::client(&of_directory(folder.path(), OPEN), true);
     for handle in [dir, below] {
-        assert_eq!(status(fresh.attributes(handle)), Status::Stale);
-        assert_eq!(status(fresh.lookup(handle, b"secret")), Status::Stale);
+        assert_eq!(in_the_end(|| fresh.attributes(handle)), Status::Stale);
+        assert_eq!(in_the_end(|| fresh.lookup(handle, b"secret")), Status::Stale);
     }
     let link = fresh.lookup(root, b"dir").unwrap();
     assert_eq!(link.attributes.unwrap().kind, Kind::Symlink);

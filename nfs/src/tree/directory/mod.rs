@@ -11,7 +11,7 @@ use crate::nfs3::{
     Verifier,
 };
 use acting::{Acting, Actor};
-use nodes::{BENEATH, Key, LIST, Node, Nodes, stat};
+use nodes::{BENEATH, Key, LIST, Node, Nodes, PLACES, stat};
 use recent::Recent;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{self, Access, AtFlags, CWD, FileType, Mode, OFlags, Statx, Timespec, Timestamps};
@@ -79,7 +79,7 @@ impl Directory {
         let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let limit = limit.map_or(1 << 16, |limit| limit.min(1 << 16)) as usize;
-        let nodes = Nodes::new(root, limit / 2).map_err(|_| Errno::IO)?;
+        let nodes = Nodes::new(root, limit / 2, PLACES).map_err(|_| Errno::IO)?;
         let Key { number, birth } = nodes.root();
         Ok(Self {
             fsid: number ^ birth.rotate_left(17),
@@ -250,12 +250,13 @@ impl Directory {
 
     /// A name of it is gone. With others left its handle must still find it, by the descriptor.
     fn lost_a_name(&self, node: &Node) {
-        if stat(&node.fd).is_ok_and(|is| is.stx_nlink > 0) && kind(&node.stat) != Kind::Directory {
-            self.nodes.forget_place(node.key.number);
-        } else {
-            self.nodes.forget(node.key.number);
-            self.close(node.key);
+        let has_names = stat(&node.fd).is_ok_and(|is| is.stx_nlink > 0);
+        match kind(&node.stat) {
+            _ if !has_names => self.nodes.end(node.key),
+            Kind::Directory => self.nodes.forget(node.key.number),
+            _ => return self.nodes.forget_place(node.key.number),
         }
+        self.close(node.key);
     }
 
     fn sync(fd: &OwnedFd, stable: Stable) -> Result<(), Errno> {
@@ -572,7 +573,7 @@ impl Tree for Directory {
         if let Some(over) = over.filter(|over| over.key != node.key) {
             self.lost_a_name(&over);
         }
-        self.nodes.remember(node.key.number, to.key.number, to_name);
+        self.nodes.remember(&node.stat, to.key.number, to_name);
         Ok(())
     }
 
@@ -589,7 +590,7 @@ impl Tree for Directory {
             },
         )?;
         drop(acting);
-        self.nodes.remember(node.key.number, dir.key.number, name);
+        self.nodes.remember(&node.stat, dir.key.number, name);
         Ok(())
     }
 

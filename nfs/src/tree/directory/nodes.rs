@@ -1,8 +1,9 @@
 //! From handles to files, also over a restart of the server.
 //!
 //! A handle has a file's number and the time of its birth, which tells it from a later file with the same number. Where a file is, is remembered
-//! when its handle is given away. A number that is not known, after a restart or because somebody else moved the file, is looked for in the whole
-//! tree, once for all that are asked for.
+//! when its handle is given away: of directories always, since the ways to all files lead through them, of other files if it was asked for lately. A
+//! number that is not known, after a restart or because somebody else moved the file, is looked for in the whole tree, once for all that are asked
+//! for; who comes meanwhile is asked to come again.
 
 use super::recent::Recent;
 use crate::nfs3::{Handle, Status};
@@ -10,7 +11,7 @@ use crate::tree::Outcome;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat2, statx};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// A file's number and birth.
@@ -40,19 +41,56 @@ pub(super) struct Nodes {
     root: Arc<OwnedFd>,
     root_key: Key,
     open: Mutex<Recent<u64, Arc<OwnedFd>>>,
-    places: Mutex<HashMap<u64, Place>>,
-    /// When the tree was last searched, and how long that took.
-    searched: Mutex<Option<(Instant, Duration)>>,
+    places: Mutex<Places>,
+    /// Files that are no more.
+    gone: Mutex<Recent<Key, ()>>,
+    /// Until when the searches so far are enough.
+    searched: Mutex<Instant>,
 }
 
-/// Places remembered. More, and they are forgotten, to be searched again.
-const PLACES: usize = 1 << 20;
+#[derive(Debug)]
+struct Places {
+    directories: HashMap<u64, Place>,
+    others: Recent<u64, Place>,
+}
+
+impl Places {
+    fn find(&mut self, number: u64) -> Option<Place> {
+        let directory = self.directories.get(&number).cloned();
+        directory.or_else(|| self.others.find(&number))
+    }
+
+    fn insert(&mut self, number: u64, directory: bool, place: Place) {
+        if directory {
+            self.directories.insert(number, place);
+        } else {
+            self.directories.remove(&number);
+            self.others.insert(number, place);
+        }
+    }
+
+    fn remove(&mut self, number: u64) {
+        self.directories.remove(&number);
+        self.others.remove(&number);
+    }
+}
+
+/// Places remembered of files that are no directories.
+pub(super) const PLACES: usize = 1 << 20;
+
+/// Files remembered that are no more.
+const GONE: usize = 1 << 12;
 
 /// Directories above a file, at most.
 const DEPTH: usize = 4096;
 
-/// Time between searches for handles of no file: that of a search, ten times, and at least this.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Searches may take a tenth of the time; more of it in advance, for trees that are gone through in a moment.
+const SHARE: u32 = 10;
+const ADVANCE: Duration = Duration::from_secs(1);
+
+/// How long is waited for another's search, and between one look and the next.
+const MOMENT: Duration = Duration::from_millis(200);
+const LOOK: Duration = Duration::from_millis(5);
 
 const TAG: u8 = 1;
 const PLACE_ONLY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -93,15 +131,19 @@ impl Key {
 }
 
 impl Nodes {
-    /// The tree below `root`; `limit` descriptors may be held open.
-    pub(super) fn new(root: OwnedFd, limit: usize) -> Outcome<Self> {
+    /// The tree below `root`; `limit` descriptors may be held open, and places remembered of so many files.
+    pub(super) fn new(root: OwnedFd, limit: usize, places: usize) -> Outcome<Self> {
         let root_key = Key::of(&stat(&root)?);
         Ok(Self {
             root: Arc::new(root),
             root_key,
             open: Mutex::new(Recent::new(limit)),
-            places: Mutex::default(),
-            searched: Mutex::default(),
+            places: Mutex::new(Places {
+                directories: HashMap::new(),
+                others: Recent::new(places),
+            }),
+            gone: Mutex::new(Recent::new(GONE)),
+            searched: Mutex::new(Instant::now()),
         })
     }
 
@@ -134,14 +176,45 @@ impl Nodes {
         (self.handle(key) == *handle).then_some(key).ok_or(Status::Stale)
     }
 
-    /// The file with this handle.
+    /// The file with this handle. `Jukebox`: it may be there, but was not looked for.
     pub(super) fn find(&self, handle: &Handle) -> Outcome<Node> {
         let key = self.key(handle)?;
         if let Ok(node) = self.reach(key) {
             return Ok(node);
         }
-        self.search()?;
-        self.reach(key).map_err(|_| Status::Stale)
+        if lock(&self.gone).find(&key).is_some() {
+            return Err(Status::Stale);
+        }
+        let mut searched = self.turn_to_search()?;
+        // Another's search may have found it.
+        if let Ok(node) = self.reach(key) {
+            return Ok(node);
+        }
+        let begun = Instant::now();
+        if *searched > begun + ADVANCE {
+            return Err(Status::Jukebox);
+        }
+        self.search(key.number)?;
+        let found = self.reach(key);
+        if found.is_err() {
+            lock(&self.gone).insert(key, ());
+        }
+        *searched = begun.max(*searched) + SHARE * begun.elapsed();
+        found.map_err(|_| Status::Stale)
+    }
+
+    /// Threads are few, and a search may take long: most wait for it at their clients.
+    fn turn_to_search(&self) -> Outcome<MutexGuard<'_, Instant>> {
+        let mut left = MOMENT;
+        loop {
+            match self.searched.try_lock() {
+                Ok(turn) => return Ok(turn),
+                Err(TryLockError::Poisoned(turn)) => return Ok(turn.into_inner()),
+                Err(TryLockError::WouldBlock) => {}
+            }
+            left = left.checked_sub(LOOK).ok_or(Status::Jukebox)?;
+            std::thread::sleep(LOOK);
+        }
     }
 
     /// The file, if it is where it was.
@@ -165,7 +238,7 @@ impl Nodes {
             if let Some(fd) = lock(&self.open).find(&at) {
                 break fd;
             }
-            let place = lock(&self.places).get(&at).cloned().ok_or(Status::Stale)?;
+            let place = lock(&self.places).find(at).ok_or(Status::Stale)?;
             let dir = place.dir;
             down.push((at, place.name));
             if down.len() > DEPTH {
@@ -176,7 +249,7 @@ impl Nodes {
         while let Some((number, name)) = down.pop() {
             let below = openat2(&fd, &*name, PLACE_ONLY, Mode::empty(), BENEATH)?;
             if stat(&below)?.stx_ino != number {
-                lock(&self.places).remove(&number);
+                lock(&self.places).remove(number);
                 return Err(Status::Stale);
             }
             fd = Arc::new(below);
@@ -191,35 +264,38 @@ impl Nodes {
         let stat = stat(&fd)?;
         let key = Key::of(&stat);
         let fd = Arc::new(fd);
-        self.remember(key.number, dir.key.number, name);
+        self.remember(&stat, dir.key.number, name);
         lock(&self.open).insert(key.number, fd.clone());
         Ok(Node { fd, stat, key })
     }
 
     /// A file has, perhaps among others, this place.
-    pub(super) fn remember(&self, number: u64, dir: u64, name: &[u8]) {
-        let mut places = lock(&self.places);
-        if places.len() >= PLACES {
-            places.clear();
-        }
+    pub(super) fn remember(&self, file: &Statx, dir: u64, name: &[u8]) {
+        let directory = FileType::from_raw_mode(file.stx_mode.into()) == FileType::Directory;
         let name = name.into();
-        places.insert(number, Place { dir, name });
+        lock(&self.places).insert(file.stx_ino, directory, Place { dir, name });
     }
 
     /// A file is not where it was, but perhaps elsewhere.
     pub(super) fn forget_place(&self, number: u64) {
-        lock(&self.places).remove(&number);
+        lock(&self.places).remove(number);
+    }
+
+    /// A file is no more.
+    pub(super) fn end(&self, key: Key) {
+        self.forget(key.number);
+        lock(&self.gone).insert(key, ());
     }
 
     /// A file is not where it was.
     pub(super) fn forget(&self, number: u64) {
         self.forget_place(number);
-        lock(&self.open).forget(|known| *known == number);
+        lock(&self.open).remove(&number);
     }
 
     /// The directory above.
     pub(super) fn parent(&self, dir: Key) -> Outcome<Node> {
-        let above = match lock(&self.places).get(&dir.number) {
+        let above = match lock(&self.places).find(dir.number) {
             _ if dir == self.root_key => self.root_key.number,
             Some(place) => place.dir,
             None => return Err(Status::Stale),
@@ -230,36 +306,130 @@ impl Nodes {
         Ok(Node { fd, stat, key })
     }
 
-    /// Goes through the whole tree.
-    fn search(&self) -> Outcome<()> {
-        let mut searched = lock(&self.searched);
-        if let Some((at, took)) = *searched
-            && at.elapsed() < PAUSE.max(10 * took)
-        {
-            return Ok(());
-        }
-        let begun = Instant::now();
+    /// Goes through the whole tree: remembers directories, the file that is wanted, and others as long as there is room.
+    fn search(&self, wanted: u64) -> Outcome<()> {
         let mut left = vec![self.root_key.number];
-        while let Some(number) = left.pop() {
-            let Ok(fd) = self.open(number) else { continue };
+        while let Some(above) = left.pop() {
+            let Ok(fd) = self.open(above) else { continue };
             let Ok(dir) = openat2(&fd, ".", LIST, Mode::empty(), BENEATH) else {
                 continue;
             };
             for entry in Dir::new(dir)?.flatten() {
-                let name = entry.file_name().to_bytes();
+                let (number, name) = (entry.ino(), entry.file_name().to_bytes());
                 if name == b"." || name == b".." {
                     continue;
                 }
-                self.remember(entry.ino(), number, name);
+                let directory = match entry.file_type() {
+                    // Not all file systems have it in their directories.
+                    FileType::Unknown => openat2(&fd, name, PLACE_ONLY, Mode::empty(), BENEATH)
+                        .ok()
+                        .and_then(|below| stat(below).ok())
+                        .is_some_and(|stat| {
+                            FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Directory
+                        }),
+                    kind => kind == FileType::Directory,
+                };
+                let mut places = lock(&self.places);
+                if directory || number == wanted || places.others.has_room() {
+                    let name = name.into();
+                    places.insert(number, directory, Place { dir: above, name });
+                }
                 // The root may be met again where a mount leads to it, and must not be gone through twice.
-                if entry.file_type() == FileType::Directory && entry.ino() != self.root_key.number {
-                    left.push(entry.ino());
+                if directory && number != self.root_key.number {
+                    left.push(number);
                 }
             }
         }
-        *searched = Some((Instant::now(), begun.elapsed()));
         Ok(())
     }
 }
 
 pub(super) const LIST: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::path::Path;
+
+    fn nodes(at: &Path, descriptors: usize, places: usize) -> Nodes {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(at, flags, Mode::empty()).expect("a directory");
+        Nodes::new(root, descriptors, places).expect("a tree")
+    }
+
+    /// `one/two/0` to `one/two/N`: the handles of the directories, and of the files.
+    fn tree(at: &Path, nodes: &Nodes, files: usize) -> (Vec<Handle>, Vec<Handle>) {
+        fs::create_dir_all(at.join("one/two")).expect("directories");
+        let root = nodes.find(&nodes.handle(nodes.root())).expect("the root");
+        let one = nodes.enter(&root, b"one").expect("a directory");
+        let two = nodes.enter(&one, b"two").expect("a directory");
+        let files = (0..files).map(|n| {
+            let name = n.to_string();
+            fs::write(at.join("one/two").join(&name), "").expect("a file");
+            nodes.handle(nodes.enter(&two, name.as_bytes()).expect("a file").key)
+        });
+        let files = files.collect();
+        ([&one, &two].map(|dir| nodes.handle(dir.key)).to_vec(), files)
+    }
+
+    /// As clients do.
+    fn find(nodes: &Nodes, handle: &Handle) -> Outcome<Node> {
+        loop {
+            match nodes.find(handle) {
+                Err(Status::Jukebox) => std::thread::sleep(LOOK),
+                other => return other,
+            }
+        }
+    }
+
+    #[test]
+    fn directories_are_known_however_many_files_there_are() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let nodes = nodes(folder.path(), 2, 8);
+        let (directories, files) = tree(folder.path(), &nodes, 100);
+        // No search is allowed.
+        *lock(&nodes.searched) += Duration::from_secs(3600);
+        for handle in directories.iter().chain(&files[97..]) {
+            assert!(nodes.find(handle).is_ok());
+        }
+        assert_eq!(
+            nodes.find(&files[0]).err(),
+            Some(Status::Jukebox),
+            "not known, but not gone"
+        );
+    }
+
+    #[test]
+    fn what_was_forgotten_is_found_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let nodes = nodes(folder.path(), 2, 8);
+        let (_, files) = tree(folder.path(), &nodes, 100);
+        for handle in &files {
+            assert!(find(&nodes, handle).is_ok());
+        }
+    }
+
+    #[test]
+    fn who_comes_during_a_search_is_asked_to_come_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let nodes = nodes(folder.path(), 2, 8);
+        let (_, files) = tree(folder.path(), &nodes, 1);
+        nodes.forget(nodes.key(&files[0]).expect("a key").number);
+        let turn = lock(&nodes.searched);
+        assert_eq!(nodes.find(&files[0]).err(), Some(Status::Jukebox));
+        drop(turn);
+        assert!(find(&nodes, &files[0]).is_ok());
+    }
+
+    #[test]
+    fn what_was_removed_is_stale_without_a_search() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let nodes = nodes(folder.path(), 2, 8);
+        let (_, files) = tree(folder.path(), &nodes, 1);
+        *lock(&nodes.searched) += Duration::from_secs(3600);
+        fs::remove_file(folder.path().join("one/two/0")).expect("a file");
+        nodes.end(nodes.key(&files[0]).expect("a key"));
+        assert_eq!(nodes.find(&files[0]).err(), Some(Status::Stale));
+    }
+}

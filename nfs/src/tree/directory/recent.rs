@@ -40,6 +40,15 @@ impl<K: Hash + Eq + Clone, V: Clone> Recent<K, V> {
         self.all.insert(key, (self.clock, value));
     }
 
+    /// Does the next one push nothing out?
+    pub(super) fn has_room(&self) -> bool {
+        self.all.len() < self.limit
+    }
+
+    pub(super) fn remove(&mut self, key: &K) {
+        self.all.remove(key);
+    }
+
     pub(super) fn forget(&mut self, which: impl Fn(&K) -> bool) {
         self.all.retain(|key, _| !which(key));
     }
