@@ -116,7 +116,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
             };
             let server = Server::with_pool(address.parse()?, &options, &pool)?;
             println!("serving at {}", server.address());
-            server.serve(&Reverser(server.pool().clone()));
+            server.serve(&Reverser(server.pool().clone()))?;
         }
         ["call", address, octets, times] => {
             let client = Client::connect(address.parse::<SocketAddr>()?, &options)?;

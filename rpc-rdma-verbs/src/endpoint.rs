@@ -8,6 +8,7 @@ use crate::verbs::{Device, Element, Failure, Link, Region, Window, Work};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 use urnic_rpc_rdma::engine::{
     Access, Action, CallId, Connection, Event, Exposed, Incoming, RegionId, Source, Span, Terms, WorkId,
 };
@@ -109,6 +110,10 @@ struct Live {
     depth: usize,
     /// It is being ended: nothing is posted any more.
     broken: bool,
+    /// When something last came, or was over.
+    heard: Instant,
+    /// Looks since what is posted last went on.
+    looks: u32,
 }
 
 /// See the module.
@@ -185,6 +190,8 @@ impl Endpoint {
             receive: self.said.receive_size,
             depth: (receives + room) as usize,
             broken: false,
+            heard: Instant::now(),
+            looks: 0,
         });
     }
 
@@ -202,6 +209,18 @@ impl Endpoint {
     /// Whether the connection was given up.
     pub(crate) fn broken(&self) -> bool {
         self.live.as_ref().is_none_or(|live| live.broken)
+    }
+
+    /// When something last came, or was over.
+    pub(crate) fn heard(&self) -> Option<Instant> {
+        self.live.as_ref().map(|live| live.heard)
+    }
+
+    /// How often this was asked since something was posted, or the first of what is posted was over.
+    pub(crate) fn stuck_for(&mut self) -> u32 {
+        let Some(live) = &mut self.live else { return 0 };
+        live.looks = if live.posted.is_empty() { 0 } else { live.looks + 1 };
+        live.looks
     }
 
     /// Ends the connection; [`detach`](Self::detach) when it has ended.
@@ -395,6 +414,7 @@ impl Endpoint {
                 continue;
             }
             seen += completions.len();
+            live.heard = Instant::now();
             for completion in &completions {
                 self.over(completion);
             }
@@ -437,6 +457,7 @@ impl Endpoint {
             tracing::debug!(failure = ?completion.failed, "a work request failed");
             return self.disconnect();
         }
+        live.looks = 0;
         // What is posted completes in order, so this tells of all before.
         while live
             .posted

@@ -23,7 +23,7 @@ pub struct Options {
     pub patience: Duration,
     /// Threads on which a server calls its service.
     pub threads: usize,
-    /// Connections that a server has at a time.
+    /// Connections that a server has at a time. For one more, the one that was idle for longest is ended.
     pub connections: usize,
 }
 
@@ -62,6 +62,9 @@ pub enum Error {
     /// Nobody could be reached for as long as [`Options::patience`] says.
     #[error("the server cannot be reached: {0}")]
     Unreachable(String),
+    /// The device that a server listened at is gone.
+    #[error("the device is gone")]
+    Removed,
     /// The call makes no sense.
     #[error(transparent)]
     Invalid(#[from] Invalid),

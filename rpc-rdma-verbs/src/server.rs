@@ -7,13 +7,15 @@ use crate::service::{Request, Response, Service};
 use crate::verbs::{Channel, Device, Event as CmEvent, Id, Link};
 use rdma_mummy_sys::rdma_cm_event_type as kind;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::{Errno, read, write};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 use urnic_rpc_rdma::binding::{Binding, check};
 use urnic_rpc_rdma::engine::{Config, Connection, Event, Item, Reply, Role, Terms};
 use urnic_rpc_rdma::{PrivateData, rpc};
@@ -24,6 +26,11 @@ const BACKLOG: i32 = 128;
 const REFUSED: usize = 64;
 /// Calls of one connection that a thread answers before it looks at others.
 const IN_A_ROW: usize = 8;
+
+/// Time between looks for connections that do not go on, and how many find nothing new before one is ended. They are counted, not the time: that
+/// of a machine that was stopped is nobody's fault.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(10);
+const LOOKS: u32 = 6;
 
 /// What epoll tells of, beside connections, whose keys are addresses.
 mod token {
@@ -51,6 +58,10 @@ pub struct Server {
     jobs: Mutex<VecDeque<Job>>,
     /// Transactions that broke a connection (RFC 8166 §4.5.3).
     refused: Mutex<BTreeMap<IpAddr, Vec<u32>>>,
+    /// The listener's device is gone.
+    removed: AtomicBool,
+    /// When connections are looked at the next time.
+    next_look: Mutex<Instant>,
 }
 
 struct Peer {
@@ -110,6 +121,8 @@ impl Server {
             waiting,
             jobs: Mutex::default(),
             refused: Mutex::default(),
+            removed: AtomicBool::new(false),
+            next_look: Mutex::new(Instant::now() + BETWEEN_LOOKS),
         })
     }
 
@@ -124,7 +137,10 @@ impl Server {
     }
 
     /// Serves until [`stop`](Self::stop), on as many threads as [`Options::threads`] says, this one among them.
-    pub fn serve(&self, service: &dyn Service) {
+    ///
+    /// # Errors
+    /// Nobody can connect any more, since the device is gone that it listened at.
+    pub fn serve(&self, service: &dyn Service) -> Result<(), Error> {
         std::thread::scope(|scope| {
             for _ in 1..self.options.threads {
                 scope.spawn(|| self.work(service));
@@ -136,6 +152,10 @@ impl Server {
             endpoint.disconnect();
             endpoint.detach();
         }
+        if self.removed.load(Relaxed) {
+            return Err(Error::Removed);
+        }
+        Ok(())
     }
 
     /// Has all threads of [`serve`](Self::serve) return, and all connections end.
@@ -156,7 +176,10 @@ impl Server {
             data: EventData::new_u64(token::MANAGER),
         }];
         loop {
-            match epoll::wait(&self.epoll, &mut event, None) {
+            let timeout = Timespec::try_from(BETWEEN_LOOKS).ok();
+            let found = epoll::wait(&self.epoll, &mut event, timeout.as_ref());
+            self.end_those_that_take_nothing();
+            match found {
                 Ok(0) | Err(Errno::INTR) => continue,
                 Ok(_) => {}
                 Err(error) => return tracing::error!(%error, "epoll"),
@@ -297,7 +320,7 @@ impl Server {
         match (kind, incoming) {
             (kind::RDMA_CM_EVENT_CONNECT_REQUEST, Some(id)) => {
                 let peer = id.peer();
-                if lock(&self.connections).len() >= self.options.connections {
+                if lock(&self.connections).len() >= self.options.connections && !self.make_room() {
                     tracing::warn!(%peer, "refused: there are too many connections");
                     return id.reject();
                 }
@@ -305,6 +328,11 @@ impl Server {
                     Ok(()) => tracing::debug!(%peer, "accepted"),
                     Err(error) => tracing::warn!(%peer, %error, "not accepted"),
                 }
+            }
+            (kind::RDMA_CM_EVENT_DEVICE_REMOVAL, _) if key == self.listener.key() => {
+                tracing::error!(address = %self.address(), "the device is gone");
+                self.removed.store(true, Relaxed);
+                self.stop();
             }
             (
                 kind::RDMA_CM_EVENT_DISCONNECTED
@@ -369,6 +397,48 @@ impl Server {
             .and_then(|()| link.accept(&ours.emit(), reads, served_reads.min(limits.reads)));
         drop((_held, link));
         accepted.inspect_err(|_| self.gone(key))
+    }
+
+    /// Ends the connection on which nothing came for longest. Those that hold on to many have nothing of it: who works is not among the idle.
+    fn make_room(&self) -> bool {
+        let idle = |(key, peer): (&u64, &Arc<Peer>)| {
+            let endpoint = peer.endpoint.try_lock().ok()?;
+            Some((endpoint.heard()?, *key))
+        };
+        let longest = lock(&self.connections).iter().filter_map(idle).min();
+        let Some((_, key)) = longest else { return false };
+        self.end(key, "idle, and there are too many connections");
+        true
+    }
+
+    /// Ends connections on which what was posted does not go on: a peer that reads nothing would keep the memory of its replies for ever.
+    fn end_those_that_take_nothing(&self) {
+        let Ok(mut next) = self.next_look.try_lock() else {
+            return;
+        };
+        let now = Instant::now();
+        if now < *next {
+            return;
+        }
+        *next = now + BETWEEN_LOOKS;
+        let stuck = |(key, peer): (&u64, &Arc<Peer>)| {
+            // Whom another thread is at goes on.
+            let mut endpoint = peer.endpoint.try_lock().ok()?;
+            (endpoint.stuck_for() >= LOOKS).then_some(*key)
+        };
+        let stuck: Vec<_> = lock(&self.connections).iter().filter_map(stuck).collect();
+        drop(next);
+        for key in stuck {
+            self.end(key, "takes nothing of what is sent to it");
+        }
+    }
+
+    fn end(&self, key: u64, why: &'static str) {
+        if let Some(peer) = lock(&self.connections).get(&key) {
+            tracing::warn!(peer = %peer.address, "ended: {why}");
+        }
+        // Not first disconnected: whoever takes nothing does not take that either.
+        self.gone(key);
     }
 
     fn gone(&self, key: u64) {

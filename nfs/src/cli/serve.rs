@@ -67,7 +67,11 @@ impl Serve {
         let rdma = self.rdma(&pool)?;
         std::thread::scope(|scope| {
             if let Some(server) = &rdma {
-                scope.spawn(|| server.serve(&*service));
+                scope.spawn(|| {
+                    if let Err(error) = server.serve(&*service) {
+                        eprintln!("urnic-nfs: no RDMA any more: {error}");
+                    }
+                });
             }
             let ended = tcp::serve(&listener, &service, &pool).map_err(refused);
             if let Some(server) = &rdma {
