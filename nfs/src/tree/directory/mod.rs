@@ -11,14 +11,14 @@ use crate::nfs3::{
     Verifier,
 };
 use acting::{Acting, Actor};
-use nodes::{BENEATH, Key, LIST, Node, Nodes, PLACES, stat};
-use recent::Recent;
-use rustix::fd::{AsRawFd, OwnedFd};
+use nodes::{BENEATH, Key, LIST, Node, Nodes, PLACES, itself, stat};
+use recent::Descriptors;
+use rustix::fd::OwnedFd;
 use rustix::fs::{self, Access, AtFlags, CWD, FileType, Mode, OFlags, Statx, Timespec, Timestamps};
 use rustix::io::Errno;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The tree.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct Directory {
     nodes: Nodes,
     actor: Actor,
     /// Open for reading or writing, by whom it was opened for.
-    open: Mutex<Recent<(Key, Caller, bool), Arc<OwnedFd>>>,
+    open: Descriptors<(Key, Caller, bool)>,
     fsid: u64,
     pool: Pool,
 }
@@ -81,11 +81,21 @@ impl Directory {
         let limit = limit.map_or(1 << 16, |limit| limit.min(1 << 16)) as usize;
         let nodes = Nodes::new(root, limit / 2, PLACES).map_err(|_| Errno::IO)?;
         let Key { number, birth } = nodes.root();
+        let open = Descriptors::new(limit / 4);
+        let (places, data) = (nodes.open.aging(), open.aging());
+        std::thread::Builder::new()
+            .name("nfs-aging".to_owned())
+            .spawn(move || {
+                while places(Instant::now()) && data(Instant::now()) {
+                    std::thread::sleep(Duration::from_secs(1));
+                }
+            })
+            .map_err(|_| Errno::AGAIN)?;
         Ok(Self {
             fsid: number ^ birth.rotate_left(17),
             nodes,
             actor: Actor::new(),
-            open: Mutex::new(Recent::new(limit / 4)),
+            open,
             pool,
         })
     }
@@ -141,8 +151,7 @@ impl Directory {
             _ => return Err(Status::Invalid),
         }
         let key = (node.key, caller.clone(), write);
-        let known = || self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(fd) = known().find(&key) {
+        if let Some(fd) = self.open.find(&key) {
             return Ok(fd);
         }
         let path = path(&node);
@@ -172,14 +181,13 @@ impl Directory {
             other => other?,
         };
         let fd = Arc::new(fd);
-        known().insert(key, fd.clone());
+        self.open.insert(key, fd.clone());
         Ok(fd)
     }
 
     /// Nobody has the file open any more for what they were once allowed, or for longer than it has a name.
     fn close(&self, key: Key) {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.forget(|(known, ..)| *known == key);
+        self.open.forget(|(known, ..)| *known == key);
     }
 
     /// Sets attributes, with the thread's rights; the size by `truncate`.
@@ -220,8 +228,7 @@ impl Directory {
     }
 
     /// A file that was just made: given its attributes, but for those that making it gave.
-    fn made(&self, caller: &Caller, dir: &Node, name: &[u8], what: &SetAttributes) -> Outcome<Node> {
-        let mut node = self.nodes.enter(dir, name)?;
+    fn made(&self, caller: &Caller, mut node: Node, what: &SetAttributes) -> Outcome<Node> {
         let same_uid = |uid: &u32| *uid != node.stat.stx_uid;
         let same_gid = |gid: &u32| *gid != node.stat.stx_gid;
         let what = SetAttributes {
@@ -268,9 +275,8 @@ impl Directory {
     }
 }
 
-/// The way to the file itself, even if it is a link or has no name any more.
 fn path(node: &Node) -> String {
-    format!("/proc/self/fd/{}", node.fd.as_raw_fd())
+    itself(&node.fd)
 }
 
 fn kind(stat: &Statx) -> Kind {
@@ -457,9 +463,9 @@ impl Tree for Directory {
                 if let Some(size) = what.size {
                     fs::ftruncate(&fd, size)?;
                 }
-                let node = self.made(caller, &dir, name, &SetAttributes { size: None, ..what })?;
-                let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-                open.insert((node.key, caller.clone(), true), Arc::new(fd));
+                let node = self.nodes.adopt(&fd, &dir, name)?;
+                let node = self.made(caller, node, &SetAttributes { size: None, ..what })?;
+                self.open.insert((node.key, caller.clone(), true), Arc::new(fd));
                 node
             }
             Err(Errno::EXIST) => {
@@ -531,7 +537,7 @@ impl Tree for Directory {
             size: None,
             ..attributes
         };
-        Ok(self.file(&self.made(caller, &dir, name, &attributes)?))
+        Ok(self.file(&self.made(caller, self.nodes.enter(&dir, name)?, &attributes)?))
     }
 
     fn remove(&self, caller: &Caller, dir: &Handle, name: &[u8], directory: bool) -> Outcome<()> {

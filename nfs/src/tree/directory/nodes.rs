@@ -5,10 +5,10 @@
 //! number that is not known, after a restart or because somebody else moved the file, is looked for in the whole tree, once for all that are asked
 //! for; who comes meanwhile is asked to come again.
 
-use super::recent::Recent;
+use super::recent::{Descriptors, Recent};
 use crate::nfs3::{Handle, Status};
 use crate::tree::Outcome;
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat2, statx};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -40,7 +40,7 @@ struct Place {
 pub(super) struct Nodes {
     root: Arc<OwnedFd>,
     root_key: Key,
-    open: Mutex<Recent<u64, Arc<OwnedFd>>>,
+    pub(super) open: Descriptors<u64>,
     places: Mutex<Places>,
     /// Files that are no more.
     gone: Mutex<Recent<Key, ()>>,
@@ -105,6 +105,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The way to an open file, even if it is a link or has no name any more.
+pub(super) fn itself(fd: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_raw_fd())
+}
+
 /// What an O_PATH descriptor is of.
 pub(super) fn stat(fd: impl AsFd) -> Outcome<Statx> {
     Ok(statx(
@@ -137,7 +142,7 @@ impl Nodes {
         Ok(Self {
             root: Arc::new(root),
             root_key,
-            open: Mutex::new(Recent::new(limit)),
+            open: Descriptors::new(limit),
             places: Mutex::new(Places {
                 directories: HashMap::new(),
                 others: Recent::new(places),
@@ -235,7 +240,7 @@ impl Nodes {
             if at == self.root_key.number {
                 break self.root.clone();
             }
-            if let Some(fd) = lock(&self.open).find(&at) {
+            if let Some(fd) = self.open.find(&at) {
                 break fd;
             }
             let place = lock(&self.places).find(at).ok_or(Status::Stale)?;
@@ -253,7 +258,7 @@ impl Nodes {
                 return Err(Status::Stale);
             }
             fd = Arc::new(below);
-            lock(&self.open).insert(number, fd.clone());
+            self.open.insert(number, fd.clone());
         }
         Ok(fd)
     }
@@ -261,11 +266,22 @@ impl Nodes {
     /// The file with this name in a directory, remembered. The thread's rights count.
     pub(super) fn enter(&self, dir: &Node, name: &[u8]) -> Outcome<Node> {
         let fd = openat2(&dir.fd, name, PLACE_ONLY, Mode::empty(), BENEATH)?;
+        self.entered(fd, dir, name)
+    }
+
+    /// A file that was just made with this name, by what it was made with: the name may be another file's by now.
+    pub(super) fn adopt(&self, file: &OwnedFd, dir: &Node, name: &[u8]) -> Outcome<Node> {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(itself(file), flags, Mode::empty())?;
+        self.entered(fd, dir, name)
+    }
+
+    fn entered(&self, fd: OwnedFd, dir: &Node, name: &[u8]) -> Outcome<Node> {
         let stat = stat(&fd)?;
         let key = Key::of(&stat);
         let fd = Arc::new(fd);
         self.remember(&stat, dir.key.number, name);
-        lock(&self.open).insert(key.number, fd.clone());
+        self.open.insert(key.number, fd.clone());
         Ok(Node { fd, stat, key })
     }
 
@@ -290,7 +306,7 @@ impl Nodes {
     /// A file is not where it was.
     pub(super) fn forget(&self, number: u64) {
         self.forget_place(number);
-        lock(&self.open).remove(&number);
+        self.open.remove(&number);
     }
 
     /// The directory above.
@@ -348,6 +364,7 @@ pub(super) const LIST: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OF
 
 #[cfg(test)]
 mod tests {
+    use super::super::recent::AGE;
     use super::*;
     use std::fs;
     use std::path::Path;
@@ -420,6 +437,34 @@ mod tests {
         assert_eq!(nodes.find(&files[0]).err(), Some(Status::Jukebox));
         drop(turn);
         assert!(find(&nodes, &files[0]).is_ok());
+    }
+
+    #[test]
+    fn what_was_moved_out_of_the_tree_is_gone_when_its_descriptor_is_old() {
+        let (folder, outside) = (
+            tempfile::tempdir().expect("a folder"),
+            tempfile::tempdir().expect("a folder"),
+        );
+        let nodes = nodes(folder.path(), 100, 8);
+        let (directories, files) = tree(folder.path(), &nodes, 1);
+        fs::rename(folder.path().join("one"), outside.path().join("one")).expect("it is moved");
+        assert!(nodes.open.aging()(Instant::now() + AGE));
+        for handle in directories.iter().chain(&files) {
+            assert_eq!(find(&nodes, handle).err(), Some(Status::Stale));
+        }
+    }
+
+    #[test]
+    fn what_is_made_is_known_by_itself_not_by_its_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let nodes = nodes(folder.path(), 100, 8);
+        let root = nodes.find(&nodes.handle(nodes.root())).expect("the root");
+        let made = OwnedFd::from(fs::File::create(folder.path().join("made")).expect("a file"));
+        fs::write(folder.path().join("other"), "other").expect("a file");
+        fs::rename(folder.path().join("other"), folder.path().join("made")).expect("it is moved");
+        let node = nodes.adopt(&made, &root, b"made").expect("a file");
+        assert_eq!(node.stat.stx_size, 0);
+        assert_ne!(node.key, nodes.enter(&root, b"made").expect("a file").key);
     }
 
     #[test]

@@ -1,7 +1,10 @@
-//! What was used lately, up to a number.
+//! What was used lately, up to a number; and descriptors, up to an age.
 
+use rustix::fd::OwnedFd;
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// A map that forgets what was not used for longest.
 #[derive(Debug)]
@@ -49,7 +52,57 @@ impl<K: Hash + Eq + Clone, V: Clone> Recent<K, V> {
         self.all.remove(key);
     }
 
-    pub(super) fn forget(&mut self, which: impl Fn(&K) -> bool) {
-        self.all.retain(|key, _| !which(key));
+    pub(super) fn forget(&mut self, which: impl Fn(&K, &V) -> bool) {
+        self.all.retain(|key, (_, value)| !which(key, value));
+    }
+}
+
+/// How long a file stays open. Then it is opened anew: who moved or forbade it is heeded, and what nobody asks for is not held on to, which keeps programs
+/// from running (ETXTBSY) and file systems from being unmounted.
+pub(super) const AGE: Duration = Duration::from_secs(5);
+
+type Opened<K> = Recent<K, (Instant, Arc<OwnedFd>)>;
+
+/// Open descriptors.
+#[derive(Debug)]
+pub(super) struct Descriptors<K>(Arc<Mutex<Opened<K>>>);
+
+impl<K: Hash + Eq + Clone> Descriptors<K> {
+    pub(super) fn new(limit: usize) -> Self {
+        Self(Arc::new(Mutex::new(Recent::new(limit))))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Opened<K>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn find(&self, key: &K) -> Option<Arc<OwnedFd>> {
+        self.lock().find(key).map(|(_, fd)| fd)
+    }
+
+    pub(super) fn insert(&self, key: K, fd: Arc<OwnedFd>) {
+        self.lock().insert(key, (Instant::now(), fd));
+    }
+
+    pub(super) fn forget(&self, which: impl Fn(&K) -> bool) {
+        self.lock().forget(|key, _| which(key));
+    }
+
+    pub(super) fn remove(&self, key: &K) {
+        self.lock().remove(key);
+    }
+
+    /// Closes what is too old. To be called now and then; `false` when there are no such descriptors any more.
+    pub(super) fn aging(&self) -> impl Fn(Instant) -> bool + Send + use<K>
+    where
+        K: Send,
+    {
+        let all = Arc::downgrade(&self.0);
+        move |now| {
+            let Some(all) = all.upgrade() else { return false };
+            let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+            all.forget(|_, (opened, _)| now.saturating_duration_since(*opened) >= AGE);
+            true
+        }
     }
 }
