@@ -1,14 +1,15 @@
 //! RPC over TCP: each message is a record of fragments (RFC 5531 §11). The data of a WRITE is read from the socket into memory of the pool, that
 //! of a READ goes to the socket from where the tree has it.
 
-use crate::memory::{Pool, Slice};
+use crate::memory::{Buffer, Pool, Slice};
 use crate::service::{Request, Response, Service};
 use crate::xdr::padding;
 use std::io::{self, BufReader, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
 use urnic_rpc_rdma::binding::{Mount3, Nfs3, bound};
 
 /// Octets of a record, at most: a transfer, and what is around it.
@@ -38,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// # Errors
 /// The listener's, if they do not pass.
 pub fn serve(listener: &TcpListener, service: &Arc<dyn Service>, pool: &Pool) -> io::Result<()> {
-    let connections = Arc::new(AtomicUsize::new(0));
+    let mut connections: Vec<Weak<Connection>> = Vec::new();
     loop {
         let (stream, peer) = match listener.accept() {
             Ok(accepted) => accepted,
@@ -49,19 +50,36 @@ pub fn serve(listener: &TcpListener, service: &Arc<dyn Service>, pool: &Pool) ->
             }
             Err(error) => return Err(error),
         };
-        if connections.load(Ordering::Relaxed) >= CONNECTIONS {
-            tracing::warn!(%peer, "refused: {CONNECTIONS} connections are open");
-            continue;
+        connections.retain(|connection| connection.strong_count() > 0);
+        if connections.len() >= CONNECTIONS {
+            end_the_idle(&mut connections);
         }
-        let connection = match Connection::new(stream, peer, service.clone(), pool.clone(), &connections) {
+        let connection = match Connection::new(stream, peer, service.clone(), pool.clone()) {
             Ok(connection) => Arc::new(connection),
             Err(error) => {
                 tracing::debug!(%peer, %error, "lost at once");
                 continue;
             }
         };
+        connections.push(Arc::downgrade(&connection));
         tracing::info!(%peer, "connected");
         connection.recruit();
+    }
+}
+
+/// Ends the connection on which nothing came for longest. Those that hold on to many have nothing of it: who works is not among the idle.
+fn end_the_idle(connections: &mut Vec<Weak<Connection>>) {
+    let heard = |(index, connection): (usize, &Weak<Connection>)| {
+        let connection = connection.upgrade()?;
+        let heard = *connection.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        Some((heard, index))
+    };
+    let Some((_, index)) = connections.iter().enumerate().filter_map(heard).min() else {
+        return;
+    };
+    if let Some(idle) = connections.swap_remove(index).upgrade() {
+        tracing::warn!(peer = %idle.peer, "ended: idle, and {CONNECTIONS} connections are open");
+        let _ = idle.socket.shutdown(Shutdown::Both);
     }
 }
 
@@ -75,46 +93,48 @@ struct Connection {
     peer: SocketAddr,
     service: Arc<dyn Service>,
     pool: Pool,
-    socket: TcpStream,
-    reading: Mutex<BufReader<TcpStream>>,
-    writing: Mutex<TcpStream>,
+    socket: Arc<TcpStream>,
+    reading: Mutex<BufReader<Reading>>,
+    writing: Mutex<()>,
     threads: AtomicUsize,
     /// Of them, those that read or wait to.
     readers: AtomicUsize,
-    all: Arc<AtomicUsize>,
+    /// When something last came.
+    heard: Mutex<Instant>,
+}
+
+/// One descriptor for both directions.
+struct Reading(Arc<TcpStream>);
+
+impl Read for Reading {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        (&*self.0).read(into)
+    }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
         tracing::info!(peer = %self.peer, "disconnected");
-        self.all.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Connection {
-    fn new(
-        stream: TcpStream,
-        peer: SocketAddr,
-        service: Arc<dyn Service>,
-        pool: Pool,
-        all: &Arc<AtomicUsize>,
-    ) -> io::Result<Self> {
+    fn new(stream: TcpStream, peer: SocketAddr, service: Arc<dyn Service>, pool: Pool) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(PATIENCE))?;
         rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
-        let reading = Mutex::new(BufReader::with_capacity(HEAD, stream.try_clone()?));
-        let writing = Mutex::new(stream.try_clone()?);
-        all.fetch_add(1, Ordering::Relaxed);
+        let socket = Arc::new(stream);
+        let reading = Mutex::new(BufReader::with_capacity(HEAD, Reading(socket.clone())));
         Ok(Self {
             peer,
             service,
             pool,
-            socket: stream,
+            socket,
             reading,
-            writing,
+            writing: Mutex::default(),
             threads: AtomicUsize::new(0),
             readers: AtomicUsize::new(0),
-            all: all.clone(),
+            heard: Mutex::new(Instant::now()),
         })
     }
 
@@ -150,6 +170,7 @@ impl Connection {
             let mut reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
             let received = receive(&mut *reading, &self.pool);
             drop(reading);
+            *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
             let others = self.readers.fetch_sub(1, Ordering::AcqRel) - 1;
             let Received { message, item } = match received {
                 Ok(received) => received,
@@ -167,9 +188,9 @@ impl Connection {
                 item,
             };
             if let Some(Response { message, item }) = self.service.call(request) {
-                let mut writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+                let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
                 send(
-                    &mut *writing,
+                    &mut &*self.socket,
                     &message,
                     item.as_ref().map(|(at, pieces)| (*at, &pieces[..])),
                 )?;
@@ -184,8 +205,61 @@ impl Connection {
 
 /// A record, its item apart if it is large.
 struct Received {
-    message: Vec<u8>,
+    message: Message,
     item: Option<Slice>,
+}
+
+/// What is longer than calls are, but for their items, is in memory of the pool, too: of that there is so much and no more.
+enum Message {
+    Short(Vec<u8>),
+    Long(Buffer),
+}
+
+impl Deref for Message {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Short(octets) => octets,
+            Self::Long(octets) => octets,
+        }
+    }
+}
+
+impl Message {
+    /// With `len` octets more.
+    fn and(self, len: usize, stream: &mut impl Read, pool: &Pool) -> io::Result<Self> {
+        let had = self.len();
+        let mut long = match self {
+            Self::Short(mut octets) if had + len < HEAD + APART => {
+                append(stream, len, &mut octets)?;
+                return Ok(Self::Short(octets));
+            }
+            Self::Short(octets) => {
+                let mut long = memory(pool, MAX_RECORD)?;
+                long[..had].copy_from_slice(&octets);
+                long
+            }
+            Self::Long(long) => long,
+        };
+        long.resize(had + len);
+        let place = long.get_mut(had..).ok_or_else(too_long)?;
+        stream.read_exact(place)?;
+        Ok(Self::Long(long))
+    }
+}
+
+/// Memory of the pool, when there is some: meanwhile nothing more is read from the peer.
+fn memory(pool: &Pool, len: usize) -> io::Result<Buffer> {
+    const LOOK: Duration = Duration::from_millis(10);
+    let mut looks = PATIENCE.as_millis() / LOOK.as_millis();
+    loop {
+        if let Some(memory) = pool.take(len) {
+            return Ok(memory);
+        }
+        looks = looks.checked_sub(1).ok_or(io::ErrorKind::OutOfMemory)?;
+        std::thread::sleep(LOOK);
+    }
 }
 
 fn too_long() -> io::Error {
@@ -219,34 +293,34 @@ pub(crate) fn append(stream: &mut impl Read, len: usize, message: &mut Vec<u8>) 
 
 fn receive(stream: &mut impl Read, pool: &Pool) -> io::Result<Received> {
     let (len, last) = fragment(stream, MAX_RECORD)?;
-    let mut message = Vec::with_capacity(len.min(HEAD));
+    let message = Message::Short(Vec::with_capacity(len.min(HEAD)));
     if !last {
-        append(stream, len, &mut message)?;
+        let mut message = message.and(len, stream, pool)?;
         for _ in 0..FRAGMENTS {
             let (len, last) = fragment(stream, MAX_RECORD - message.len())?;
-            append(stream, len, &mut message)?;
+            message = message.and(len, stream, pool)?;
             if last {
                 return Ok(Received { message, item: None });
             }
         }
         return Err(too_long());
     }
-    append(stream, len.min(HEAD), &mut message)?;
+    let message = message.and(len.min(HEAD), stream, pool)?;
     let left = len - message.len();
     if left >= APART
         && let Some((at, count)) = item(&message)
         && at + count + padding(count) == len
-        && let Some(mut memory) = pool.take(count)
     {
+        let mut memory = memory(pool, count)?;
         let (here, rest) = memory.split_at_mut(message.len() - at);
         here.copy_from_slice(&message[at..]);
         stream.read_exact(rest)?;
         stream.read_exact(&mut [0; 3][..padding(count)])?;
-        message.truncate(at);
+        let message = Message::Short(message[..at].to_vec());
         let item = Some(memory.share());
         return Ok(Received { message, item });
     }
-    append(stream, left, &mut message)?;
+    let message = message.and(left, stream, pool)?;
     Ok(Received { message, item: None })
 }
 
@@ -287,4 +361,30 @@ pub(crate) fn send(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::MAX_BUFFER;
+
+    #[test]
+    fn long_records_take_memory_of_the_pool_whatever_they_are_made_of() {
+        let pool = Pool::limited(MAX_BUFFER as u64);
+        let octets: Vec<u8> = (0..100_000_u32).map(|n| n as u8).collect();
+        let whole = [&(octets.len() as u32 | 1 << 31).to_be_bytes()[..], &octets].concat();
+        let mut pieces = Vec::new();
+        for piece in octets.chunks(1000) {
+            pieces.extend((piece.len() as u32).to_be_bytes());
+            pieces.extend(piece);
+        }
+        pieces.extend((1_u32 << 31).to_be_bytes());
+        for record in [whole, pieces] {
+            let received = receive(&mut &record[..], &pool).expect("a record");
+            assert!(matches!(received.message, Message::Long(_)));
+            assert!(*received.message == octets[..] && received.item.is_none());
+            let most = pool.take(MAX_BUFFER);
+            assert!(most.is_none(), "a part of it is in use");
+        }
+    }
 }
