@@ -334,11 +334,15 @@ impl Nodes {
     ) -> Outcome<u64> {
         self.may_change(caller, dir)?;
         let above = self.node(dir)?;
-        if above.mode & 0o2000 != 0 {
+        let grouped = above.mode & 0o2000 != 0;
+        if grouped {
             node.gid = above.gid;
-            node.mode |= if node.kind() == Kind::Directory { 0o2000 } else { 0 };
         }
         node.set(caller, what)?;
+        // That is not the client's to take away.
+        if grouped && node.kind() == Kind::Directory {
+            node.mode |= 0o2000;
+        }
         let (weight, directory) = (node.weight(), node.kind() == Kind::Directory);
         if self.room() < weight + OVERHEAD + name.len() as u64 {
             return Err(Status::NoSpace);

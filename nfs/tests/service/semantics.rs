@@ -365,6 +365,28 @@ fn a_handle_outlives_one_of_two_names() {
 }
 
 #[test]
+fn directories_inherit_the_group_and_that_they_do() {
+    let (_folder, servers) = both(OPEN);
+    for server in servers {
+        let mut client = client(&server, true);
+        let root = client.mount(b"/").unwrap();
+        let mut dir = root;
+        for (name, mode) in [(&b"above"[..], 0o2775), (b"below", 0o755)] {
+            let arguments = MkdirArgs {
+                place: Entry { dir, name },
+                attributes: SetAttributes {
+                    mode: Some(mode),
+                    ..SetAttributes::default()
+                },
+            };
+            let made = client.nfs::<Created, Wcc>(Procedure::Mkdir, &arguments).unwrap();
+            assert_eq!(made.attributes.unwrap().mode, mode | 0o2000);
+            dir = made.file.unwrap();
+        }
+    }
+}
+
+#[test]
 fn who_writes_takes_the_set_ids_away() {
     let (_folder, servers) = both(OPEN);
     for server in servers {
