@@ -98,7 +98,15 @@ impl Extents {
                 )?;
                 self.insert(offset, slice.clone());
             }
-            _ => self.copy(offset, octets, room, pool)?,
+            _ => {
+                let mut end = offset;
+                let copied = self.copy(&mut end, octets, room, pool);
+                // What there was room for is written, as where a disk is full.
+                if end > offset {
+                    self.size = self.size.max(end);
+                }
+                return copied;
+            }
         }
         self.size = self.size.max(offset + octets.len() as u64);
         Ok(())
@@ -113,20 +121,21 @@ impl Extents {
         Ok(())
     }
 
-    fn copy(&mut self, mut offset: u64, mut octets: &[u8], room: u64, pool: &Pool) -> Result<(), Full> {
+    /// Moves `offset` on.
+    fn copy(&mut self, offset: &mut u64, mut octets: &[u8], room: u64, pool: &Pool) -> Result<(), Full> {
         while !octets.is_empty() {
             let left = octets.len() as u64;
-            let before = self.pieces.range_mut(..=offset).next_back();
+            let before = self.pieces.range_mut(..=*offset).next_back();
             // Onto what is there, if nobody is reading it; or behind it, into what is left of its buffer.
             if let Some((&start, piece)) = before {
-                let mut within = piece.len() as u64 - (offset - start).min(piece.len() as u64);
-                if within == 0 && start + piece.len() as u64 == offset {
+                let mut within = piece.len() as u64 - (*offset - start).min(piece.len() as u64);
+                if within == 0 && start + piece.len() as u64 == *offset {
                     let next = self
                         .pieces
-                        .range(offset..)
+                        .range(*offset..)
                         .next()
                         .map_or(u64::MAX, |(&next, _)| next);
-                    let more = usize::try_from((next - offset).min(left)).unwrap_or(usize::MAX);
+                    let more = usize::try_from((next - *offset).min(left)).unwrap_or(usize::MAX);
                     if let Some(piece) = self.pieces.get_mut(&start) {
                         within = piece.grow(more) as u64;
                     }
@@ -135,27 +144,27 @@ impl Extents {
                 if len > 0
                     && let Some(piece) = self.pieces.get_mut(&start).and_then(Slice::exclusive)
                 {
-                    let at = (offset - start) as usize;
+                    let at = (*offset - start) as usize;
                     piece[at..at + len].copy_from_slice(&octets[..len]);
-                    offset += len as u64;
+                    *offset += len as u64;
                     octets = &octets[len..];
                     continue;
                 }
             }
             // Into a buffer of its own. At a file's end it has room for more, which will follow.
             let len = octets.len().min(MAX_BUFFER);
-            let end = offset + len as u64;
+            let end = *offset + len as u64;
             let capacity = if end > self.size {
-                usize::try_from(offset).unwrap_or(KEEP).min(KEEP).max(len)
+                usize::try_from(*offset).unwrap_or(KEEP).min(KEEP).max(len)
             } else {
                 len
             };
             let mut buffer = pool.take(capacity).ok_or(Full)?;
             buffer.resize(len);
             buffer.copy_from_slice(&octets[..len]);
-            self.make_room(offset, end, room, buffer.capacity() as u64, pool)?;
-            self.insert(offset, buffer.share());
-            offset = end;
+            self.make_room(*offset, end, room, buffer.capacity() as u64, pool)?;
+            self.insert(*offset, buffer.share());
+            *offset = end;
             octets = &octets[len..];
         }
         Ok(())
@@ -218,5 +227,34 @@ impl Extents {
     fn insert(&mut self, at: u64, piece: Slice) {
         self.used += piece.footprint() as u64;
         self.pieces.insert(at, piece);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_behind_the_end_when_there_was_no_room_for_all() {
+        let pool = Pool::new();
+        let mut file = Extents::default();
+        file.write(0, Data::Inline(b"abc"), u64::MAX, &pool).ok();
+        let full = file.write(3, Data::Inline(&[b'x'; 1 << 20]), 0, &pool);
+        assert!(full.is_err());
+        let size = file.size();
+        file.resize(1 << 20, &pool).ok();
+        let zeroes = pool.take(1 << 16).map(|mut zeroes| {
+            zeroes.fill(0);
+            zeroes.share()
+        });
+        let there: Vec<u8> = file
+            .read(0, 1 << 20, &zeroes.expect("memory"), &pool)
+            .unwrap_or_default()
+            .iter()
+            .flat_map(|piece| piece.to_vec())
+            .collect();
+        let (data, hole) = there.split_at(size as usize);
+        assert!(data.starts_with(b"abc") && data[3..].iter().all(|octet| *octet == b'x'));
+        assert!(hole.iter().all(|octet| *octet == 0));
     }
 }
