@@ -1,5 +1,6 @@
 //! What clients and servers are made with, and what can go wrong.
 
+use rustix::io::Errno;
 use std::io;
 use std::time::Duration;
 use urnic_rpc_rdma::binding::{Binding, Mount3, Nfs3};
@@ -71,4 +72,24 @@ pub enum Error {
     /// The call has no answer.
     #[error(transparent)]
     Call(#[from] CallError),
+}
+
+impl Error {
+    /// Whether there is no RDMA here at all: no library, or no device.
+    pub fn no_device(&self) -> bool {
+        const NONE: [Errno; 4] = [Errno::NODEV, Errno::NOENT, Errno::NOSYS, Errno::OPNOTSUPP];
+        matches!(self, Self::Verbs(error) if Errno::from_io_error(error).is_some_and(|errno| NONE.contains(&errno)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_that_is_taken_is_not_the_lack_of_a_device() {
+        let failed = |errno: Errno| Error::Verbs(errno.into());
+        assert!(failed(Errno::NODEV).no_device() && failed(Errno::NOENT).no_device());
+        assert!(!failed(Errno::ADDRINUSE).no_device() && !failed(Errno::ACCESS).no_device());
+    }
 }

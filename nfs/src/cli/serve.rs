@@ -90,7 +90,12 @@ impl Serve {
                 Ok(Some(server))
             }
             Err(error) if self.rdma_port.is_none() => {
-                tracing::info!(%error, "no RDMA");
+                // Where there is none, nobody expects it.
+                if error.no_device() {
+                    tracing::info!(%error, "no RDMA");
+                } else {
+                    tracing::warn!(%address, %error, "no RDMA");
+                }
                 Ok(None)
             }
             Err(error) => Err(format!("{address}, RDMA: {error}")),
