@@ -4,6 +4,7 @@ use crate::memory::{Buffer, Slice};
 use crate::nfs3::{ReadOk, Reply};
 use crate::tcp;
 use crate::xdr::{Reader, Xdr};
+use rustix::net::sockopt;
 use std::collections::HashMap;
 use std::io::{self, BufReader, Read};
 use std::net::{SocketAddr, TcpStream};
@@ -52,8 +53,13 @@ const MAX_REPLY: usize = 2 << 20;
 /// Octets of a READ's reply within which its data begins: RPC header, status, attributes, count, eof, count.
 const READ_HEAD: usize = 24 + 4 + 88 + 12;
 
-/// How long connecting may take.
-pub(crate) const CONNECT: Duration = Duration::from_secs(15);
+/// How long connecting may take, if nobody says.
+pub const PATIENCE: Duration = Duration::from_secs(15);
+
+/// How long a server's machine may be silent. Longer than a server may take none of what comes, as when it has no memory left.
+const SILENCE: Duration = Duration::from_secs(120);
+/// Silence behind which it is asked whether it is there, and then in what intervals.
+const ASKED: Duration = Duration::from_secs(30);
 
 /// A connection by TCP.
 #[derive(Debug)]
@@ -63,13 +69,25 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    /// Connects.
+    /// Connects within [`PATIENCE`].
     ///
     /// # Errors
     /// It does not work.
     pub fn connect(server: SocketAddr) -> io::Result<Self> {
-        let stream = TcpStream::connect_timeout(&server, CONNECT)?;
+        Self::connect_within(server, PATIENCE)
+    }
+
+    /// Connects. When the server's machine is gone later, the connection ends, too.
+    ///
+    /// # Errors
+    /// It does not work, or not within that time.
+    pub fn connect_within(server: SocketAddr, patience: Duration) -> io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&server, patience)?;
         stream.set_nodelay(true)?;
+        sockopt::set_socket_keepalive(&stream, true)?;
+        sockopt::set_tcp_keepidle(&stream, ASKED)?;
+        sockopt::set_tcp_keepintvl(&stream, ASKED)?;
+        sockopt::set_tcp_user_timeout(&stream, SILENCE.as_millis() as u32)?;
         Ok(Self {
             stream: BufReader::with_capacity(2048, stream),
             waiting: HashMap::new(),

@@ -4,6 +4,7 @@ use crate::call::{Answer, Outgoing, Transport};
 use crate::memory::Pool;
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 use urnic_rpc_rdma_verbs::{Call, Client, Error, Options};
 
 pub use urnic_rpc_rdma::NFS_PORT;
@@ -18,13 +19,13 @@ pub fn options() -> Options {
 pub struct Rdma(Client);
 
 impl Rdma {
-    /// Connects.
+    /// Connects, now and whenever the connection broke: within `patience`.
     ///
     /// # Errors
     /// There is no RDMA here, or nobody answers there.
-    pub fn connect(server: SocketAddr, pool: &Pool) -> io::Result<Self> {
+    pub fn connect(server: SocketAddr, pool: &Pool, patience: Duration) -> io::Result<Self> {
         let options = Options {
-            patience: crate::call::CONNECT,
+            patience,
             ..options()
         };
         Client::with_pool(server, &options, pool)

@@ -181,7 +181,7 @@ pub fn accepted(xid: u32) -> Vec<u8> {
     reply
 }
 
-/// The reply that a call of `program` cannot be served; `versions` are those that can.
+/// The reply that a call of `program` cannot be served; `version` is the one that can.
 pub fn refused(xid: u32, refusal: Refusal, version: u32) -> Vec<u8> {
     let mut reply = Vec::new();
     for word in [xid, REPLY, 0, AUTH_NONE, 0, refusal as u32] {

@@ -57,7 +57,9 @@ impl Export {
     /// A command of our client, by RDMA.
     fn client(&self, command: &str) -> Program {
         let Self { tcp, rdma, .. } = self;
-        urnic_nfs(&format!("{command} --rdma --port {rdma} --mount-port {tcp}"))
+        urnic_nfs(&format!(
+            "{command} --rdma --port {rdma} --mount-port {tcp} --patience 120"
+        ))
     }
 }
 

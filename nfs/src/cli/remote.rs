@@ -5,7 +5,8 @@ use clap::Args;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
-use urnic_nfs::call::{Tcp, Transport};
+use std::time::Duration;
+use urnic_nfs::call::{PATIENCE, Tcp, Transport};
 use urnic_nfs::client::{Client, Error, port};
 use urnic_nfs::memory::Pool;
 use urnic_nfs::nfs3::{Attributes, Handle, Kind};
@@ -56,6 +57,9 @@ pub(crate) struct Way {
     /// TCP port of MOUNT [default: that of NFS over TCP, else what rpcbind says]
     #[arg(long, value_name = "PORT")]
     mount_port: Option<u16>,
+    /// How long the server may be out of reach
+    #[arg(long, value_name = "SECONDS", default_value_t = PATIENCE.as_secs())]
+    patience: u64,
 }
 
 impl Way {
@@ -70,11 +74,15 @@ impl Way {
             .unwrap_or(if self.rdma { TCP_PORT } else { self.port() })
     }
 
+    fn patience(&self) -> Duration {
+        Duration::from_secs(self.patience.max(1))
+    }
+
     fn connect(&self, server: SocketAddr, pool: &Pool) -> io::Result<Box<dyn Transport>> {
         Ok(if self.rdma {
-            Box::new(rdma::Rdma::connect(server, pool)?)
+            Box::new(rdma::Rdma::connect(server, pool, self.patience())?)
         } else {
-            Box::new(Tcp::connect(server)?)
+            Box::new(Tcp::connect_within(server, self.patience())?)
         })
     }
 }
@@ -141,7 +149,7 @@ impl Remote {
 
     fn mount(&self, way: &Way, server: SocketAddr, path: &[u8]) -> Result<Handle, Error> {
         let ask = |port| {
-            let tcp = Tcp::connect(SocketAddr::new(server.ip(), port))?;
+            let tcp = Tcp::connect_within(SocketAddr::new(server.ip(), port), way.patience())?;
             Client::new(Box::new(tcp), Pool::new()).mount(path)
         };
         match ask(way.mount_port()) {
