@@ -1,7 +1,7 @@
 //! The program itself, over TCP: our client against our server, and peers that do not behave.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Lines, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
@@ -200,10 +200,9 @@ fn peers_that_send_nonsense_are_dropped_and_others_served() {
     for octets in [&[0xff; 8][..], &[0; 8192]] {
         let mut stream = connect();
         stream.write_all(octets).expect("it is taken");
-        let ended = stream.read(&mut [0; 1]);
-        let reset = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ConnectionReset;
+        let ended = stream.read_exact(&mut [0; 1]).map_err(|error| error.kind());
         assert!(
-            matches!(&ended, Ok(0)) || ended.as_ref().is_err_and(reset),
+            matches!(ended, Err(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset)),
             "{ended:?}"
         );
         server.null();
