@@ -1,4 +1,4 @@
-/* The most that there can be: messages of a GiB, sixteen elements, every completion vector; draining; and completion events that wait for one another. */
+/* The most that there can be: messages of a GiB, sixteen elements, every completion vector; draining; completion events that wait for one another; and a poll that goes on. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <sys/mman.h>
@@ -211,6 +211,32 @@ static void moderation(struct ibv_mr *mr)
 	printf("moderation: events for four, or for the time\n");
 }
 
+/* Between start and end of a poll, more may be posted, and completes, than the queue has room for at a time. */
+static void one_session(struct ibv_mr *mr)
+{
+	struct ibv_cq_init_attr_ex init = { .cqe = 8 };
+	struct ibv_cq_ex *cq = SOME(ibv_create_cq_ex(pd->context, &init));
+	struct ibv_qp *qp = own_peer(ibv_cq_ex_to_cq(cq), 1);
+	struct end far = { .address = (uintptr_t)mr->addr, .rkey = mr->rkey };
+	struct ibv_poll_cq_attr attr = {};
+	double start = now();
+	post_send(qp, IBV_WR_RDMA_WRITE, mr, 0, 8, &far, 8, 0);
+	while (ibv_start_poll(cq, &attr))
+		;
+	for (uint64_t n = 0; n < 1000; n++) {
+		if (cq->wr_id != n || cq->status != IBV_WC_SUCCESS)
+			die("completion %" PRIu64 " of one poll: %s", cq->wr_id, ibv_wc_status_str(cq->status));
+		post_send(qp, IBV_WR_RDMA_WRITE, mr, 0, 8, &far, 8, n + 1);
+		while (ibv_next_poll(cq))
+			if (now() > start + 120)
+				die("completion %" PRIu64 " of one poll does not come", n + 1);
+	}
+	ibv_end_poll(cq);
+	ZERO(ibv_destroy_qp(qp));
+	ZERO(ibv_destroy_cq(ibv_cq_ex_to_cq(cq)));
+	printf("one poll: more than the queue has room for\n");
+}
+
 int main(void)
 {
 	static uint8_t buffer[64];
@@ -221,5 +247,6 @@ int main(void)
 	every_vector(mr);
 	drain(mr);
 	moderation(mr);
+	one_session(mr);
 	return 0;
 }

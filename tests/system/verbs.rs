@@ -37,7 +37,7 @@ fn a_device_in_another_process_registers_what_is_always_there() {
 }
 
 #[test]
-fn messages_of_a_gibibyte_sixteen_elements_every_vector_draining_and_moderated_events() {
+fn messages_of_a_gibibyte_sixteen_elements_every_vector_draining_moderated_events_and_a_poll_that_goes_on() {
     let text = Program::new(or_skip!(compiled("extents")))
         .run_for(SLOW)
         .success();
@@ -47,6 +47,7 @@ fn messages_of_a_gibibyte_sixteen_elements_every_vector_draining_and_moderated_e
         "vectors: an event on each",
         "drain: what was posted last is flushed last",
         "moderation: events for four, or for the time",
+        "one poll: more than the queue has room for",
     ] {
         assert!(text.contains(shown), "{text}");
     }

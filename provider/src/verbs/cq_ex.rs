@@ -125,6 +125,8 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     unsafe {
         let mut completions = of(cq).completions.resume();
         let found = load(cq, &mut completions);
+        // It is copied, so its entry is free: what a program posts before `end_poll` completes, too, and needs the room.
+        completions.ring.publish();
         completions.keep();
         if found { 0 } else { Errno::NOENT.raw_os_error() }
     }
