@@ -48,6 +48,32 @@ fn built() -> &'static Path {
     BUILT.get_or_init(|| build(&["-p", "urnic-provider", "-p", "urnic-cli"]))
 }
 
+/// `liburnic.so` as users have it, optimised and up to date, whatever this program was built like.
+pub fn optimised_plugin() -> PathBuf {
+    let folder = target()
+        .parent()
+        .expect("a profile is in the target folder")
+        .to_owned();
+    cargo(&folder, &["--release", "-p", "urnic-provider"]);
+    folder.join("release/liburnic.so")
+}
+
+/// Writes this file without what is for debuggers only: an emulated machine reads that as slowly as the rest.
+///
+/// # Errors
+/// The reason for a skip.
+pub fn stripped(file: &Path, to: &Path) -> Result<(), String> {
+    let strip = Command::new("strip")
+        .arg("--strip-debug")
+        .arg("-o")
+        .args([to, file])
+        .status();
+    match strip {
+        Ok(status) if status.success() => Ok(()),
+        _ => Err("strip is not installed".to_owned()),
+    }
+}
+
 /// The program `urnic-nfs`, up to date. Builds at each call.
 pub fn nfs() -> PathBuf {
     build(&["-p", "urnic-nfs"]).join("urnic-nfs")
@@ -67,18 +93,20 @@ pub fn example(package: &str, name: &str) -> PathBuf {
 /// Builds these, as this program was built; where they are then.
 fn build(what: &[&str]) -> PathBuf {
     let target = target();
+    let folder = target.parent().expect("a profile is in the target folder");
+    let release = target.ends_with("release").then_some("--release");
+    cargo(folder, &[what, release.as_slice()].concat());
+    target
+}
+
+fn cargo(target: &Path, what: &[&str]) {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
     cargo.args(["build", "--quiet"]).args(what).current_dir(tree());
-    cargo.env(
-        "CARGO_TARGET_DIR",
-        target.parent().expect("a profile is in the target folder"),
-    );
-    if target.ends_with("release") {
-        cargo.arg("--release");
-    }
-    let status = cargo.status().expect("cargo runs");
+    let status = cargo
+        .env("CARGO_TARGET_DIR", target)
+        .status()
+        .expect("cargo runs");
     assert!(status.success(), "cargo build {} failed", what.join(" "));
-    target
 }
 
 /// Compiles `tests/programs/NAME.c`, as any user would, against the system's libibverbs and librdmacm.

@@ -5,7 +5,10 @@
 
 use std::fmt::Write as _;
 use std::fs::File;
+use std::io::Write as _;
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 
 use crate::capture::{Wire, fresh};
@@ -19,7 +22,24 @@ use crate::wait::{free_port, until};
 pub const HOST: &str = "10.0.2.2";
 
 /// What tests run there.
-const PROGRAMS: &str = "rping rstream ib_send_bw ib_write_bw ib_read_bw";
+const PROGRAMS: &str = "rping ucmatose rstream rcopy cm_sizes ib_send_bw ib_write_bw ib_read_bw ib_send_lat ib_write_lat ib_read_lat";
+
+/// siw's own parameters.
+pub const DEFAULTS: [(&str, u8); 4] = [
+    ("mpa_version", 2),
+    ("mpa_crc_required", 0),
+    ("mpa_crc_strict", 0),
+    ("peer_to_peer", 0),
+];
+
+/// What becomes of the packets between a guest and us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Packets {
+    /// For [`Guest::wire`].
+    Captured,
+    /// They are too many.
+    Passing,
+}
 
 /// The running guest.
 #[derive(Debug)]
@@ -27,7 +47,7 @@ pub struct Guest {
     qemu: Running,
     shell: u16,
     /// QEMU writes down every packet, here: a file without a name.
-    packets: File,
+    packets: Option<File>,
     /// Where those of this test begin.
     begin: u64,
     /// Where programs in the guest listen, and where those here find them on 127.0.0.1.
@@ -41,38 +61,41 @@ impl Guest {
     /// The reason for a skip.
     pub fn borrowed() -> Result<MutexGuard<'static, Self>, String> {
         static GUEST: OnceLock<Result<Mutex<Guest>, String>> = OnceLock::new();
-        let guest = GUEST.get_or_init(|| Self::boot().map(Mutex::new));
+        let guest = GUEST.get_or_init(|| Self::boot(1, 512, Packets::Captured).map(Mutex::new));
         let guest = guest.as_ref().map_err(Clone::clone)?;
         let mut guest = guest.lock().unwrap_or_else(PoisonError::into_inner);
         guest.stop();
-        guest.begin = guest.packets.metadata().map_err(|e| e.to_string())?.len();
-        guest.set(&[
-            ("mpa_version", 2),
-            ("mpa_crc_required", 0),
-            ("mpa_crc_strict", 0),
-            ("peer_to_peer", 0),
-        ]);
+        guest.begin = guest.captured().metadata().map_err(|e| e.to_string())?.len();
+        guest.set(&DEFAULTS);
         Ok(guest)
     }
 
-    fn boot() -> Result<Self, String> {
+    /// A guest of this many processors and MiB that is the caller's alone; ended when dropped.
+    ///
+    /// # Errors
+    /// The reason for a skip.
+    pub fn boot(processors: u8, memory: u32, packets: Packets) -> Result<Self, String> {
         installed("qemu-system-x86_64")?;
         let folder = script("siw-guest", &[])?;
         let (shell, port) = (free_port(), free_port());
-        let packets = fresh("pcap");
-        let dump = format!("filter-dump,id=packets,netdev=network,file={}", packets.display());
+        let dump = (packets == Packets::Captured).then(|| fresh("pcap"));
         let mut network = "user,id=network,model=virtio-net-pci".to_owned();
         for (here, there) in [(shell, SHELL), (port, port)] {
             let _ = write!(network, ",hostfwd=tcp:127.0.0.1:{here}-:{there}");
         }
-        let qemu = Program::plain("qemu-system-x86_64")
-            .line("-accel tcg,thread=multi -cpu max -smp 1 -m 512 -nodefaults -no-user-config -no-reboot")
+        let mut qemu = Program::plain("qemu-system-x86_64")
+            .line("-accel tcg,thread=multi -cpu max -nodefaults -no-user-config -no-reboot")
+            .line(&format!("-smp {processors} -m {memory}"))
             .line("-display none -serial stdio")
-            .args(["-nic", &network, "-object", &dump])
+            .args(["-nic", &network])
             .args(["-kernel", &format!("{folder}/kernel")])
             .args(["-initrd", &format!("{folder}/initramfs")])
             .args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check"])
             .through(["setpriv", "--pdeathsig", "KILL"]);
+        if let Some(file) = &dump {
+            let filter = format!("filter-dump,id=packets,netdev=network,file={}", file.display());
+            qemu = qemu.args(["-object", &filter]);
+        }
         // Nothing is dropped at the end of a process: the kernel ends QEMU, when the thread that started it ends. This one does no
         // sooner.
         let (started, starts) = mpsc::channel();
@@ -87,13 +110,16 @@ impl Guest {
             let up = qemu.output().contains("The guest is up.");
             up.then_some(true).or_else(|| qemu.ended().map(|_| false))
         });
-        let dump = File::open(&packets);
-        let _ = std::fs::remove_file(&packets);
+        let packets = dump.as_ref().map(|file| {
+            let opened = File::open(file);
+            let _ = std::fs::remove_file(file);
+            opened.map_err(|error| format!("QEMU captures nothing: {error}"))
+        });
         assert!(up == Some(true), "the guest does not boot:\n{}", qemu.output());
         Ok(Self {
             qemu,
             shell,
-            packets: dump.map_err(|error| format!("QEMU captures nothing: {error}"))?,
+            packets: packets.transpose()?,
             begin: 0,
             port,
         })
@@ -109,19 +135,46 @@ impl Guest {
         self.start(&line).success();
     }
 
+    fn captured(&self) -> &File {
+        self.packets.as_ref().expect("its packets are captured")
+    }
+
     /// What was on the wire since this test has the guest.
     pub fn wire(&self) -> Wire {
         const HEADER: usize = 24;
-        let length = self.packets.metadata().expect("a file").len();
+        let length = self.captured().metadata().expect("a file").len();
         let mut bytes = vec![0; HEADER + usize::try_from(length - self.begin).expect("it fits in memory")];
         let (header, packets) = bytes.split_at_mut(HEADER);
-        self.packets.read_exact_at(header, 0).expect("a capture file");
-        self.packets
-            .read_exact_at(packets, self.begin)
-            .expect("a capture file");
+        let file = self.captured();
+        file.read_exact_at(header, 0).expect("a capture file");
+        file.read_exact_at(packets, self.begin).expect("a capture file");
         let copy = fresh("pcap");
         std::fs::write(&copy, bytes).expect("a capture file is written");
         Wire::of(copy)
+    }
+
+    /// Puts a file there, at this path, as a program.
+    ///
+    /// # Panics
+    /// When it cannot be read, or does not get there.
+    #[track_caller]
+    pub fn bring(&self, file: &Path, to: &str) {
+        let octets = std::fs::read(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let port = listener.local_addr().expect("it is bound").port();
+        let there = self.start(&format!(
+            "nc {HOST} {port} >{to} && chmod 755 {to} && sha256sum {to}"
+        ));
+        listener.set_nonblocking(true).expect("a socket");
+        let called = until(LIMIT, || listener.accept().ok());
+        let (mut stream, _) = called.unwrap_or_else(|| panic!("the guest does not fetch {to}"));
+        stream.set_nonblocking(false).expect("a socket");
+        stream.write_all(&octets).expect("the guest reads");
+        drop(stream);
+        let sum = Program::plain("sha256sum").arg(file).run().success();
+        let (sum, _) = sum.split_once(' ').expect("a sum and a name");
+        let said = there.success();
+        assert!(said.contains(sum), "{} is not {sum}: {said}", file.display());
     }
 
     /// Ends the programs that run in the guest.
@@ -133,7 +186,8 @@ impl Guest {
     /// Starts a command line of the guest's shell.
     #[track_caller]
     pub fn start(&self, line: &str) -> Task {
-        Task::start(self.shell, line)
+        // Registrations of more than that limit are refused by siw, to root too.
+        Task::start(self.shell, &format!("ulimit -l unlimited; {line}"))
             .unwrap_or_else(|error| panic!("the guest's shell: {error}\n{}", self.qemu.output()))
     }
 

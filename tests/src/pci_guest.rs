@@ -5,12 +5,11 @@
 
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::Signal;
 
-use crate::build::{plugin, scratch, urnic};
+use crate::build::{plugin, scratch, stripped, urnic};
 use crate::debian::script;
 use crate::netns::Netns;
 use crate::program::{Program, Running};
@@ -124,17 +123,7 @@ impl Shared {
     fn new() -> Result<Self, String> {
         let shared = Self(fresh_folder("guest"));
         for file in [plugin(), &urnic()] {
-            // An emulated machine reads what is for debuggers only as slowly as the rest.
-            let copy = shared.0.join(file.file_name().expect("a file"));
-            let strip = Command::new("strip")
-                .arg("--strip-debug")
-                .arg("-o")
-                .args([&copy, file])
-                .status();
-            match strip {
-                Ok(status) if status.success() => {}
-                _ => return Err("strip is not installed".to_owned()),
-            }
+            stripped(file, &shared.0.join(file.file_name().expect("a file")))?;
         }
         Ok(shared)
     }

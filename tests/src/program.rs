@@ -6,6 +6,7 @@ use std::io::{ErrorKind, PipeReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,6 +17,9 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use crate::build;
 use crate::served::{self, Served};
 use crate::wait::{PATIENCE, Wait, until};
+
+/// The variable that names a folder, if each program shall capture its wire into a file there.
+pub const CAPTURES: &str = "URNIC_TEST_PCAP";
 
 /// A program to start.
 #[derive(Debug, Clone)]
@@ -120,23 +124,42 @@ impl Program {
         command
     }
 
-    /// A device of its own in another process, if the tests shall use such ones and it could be reached. Where another user, another root or another
-    /// device is asked for, the test has its reasons.
-    fn device(&self) -> Option<Box<Served>> {
-        let chosen = self.environment.iter().any(|(name, _)| name == "URNIC_DEVICE");
+    /// Does it have the plug-in under test, as ourselves, in our own file system? Where another user or another root is asked for, the test has its reasons.
+    fn is_ordinary(&self) -> bool {
         let here = self.place.first().is_none_or(|word| word == "nsenter")
             && !self.place.contains(&"setpriv".into());
-        let ours = self.plugin.as_deref() == Some(build::plugin());
-        (served::wanted() && ours && here && !chosen).then(|| Box::new(Served::through(&self.place, "")))
+        here && self.plugin.as_deref() == Some(build::plugin())
+    }
+
+    fn sets(&self, variable: &str) -> bool {
+        self.environment.iter().any(|(name, _)| name == variable)
+    }
+
+    /// A device of its own in another process, if the tests shall use such ones and it could be reached, and no other device is asked for.
+    fn device(&self) -> Option<Box<Served>> {
+        (served::wanted() && self.is_ordinary() && !self.sets("URNIC_DEVICE"))
+            .then(|| Box::new(Served::through(&self.place, "")))
+    }
+
+    /// Where it shall capture its wire, if all programs shall (`URNIC_TEST_PCAP`), and its device is inside.
+    fn capture(&self) -> Option<PathBuf> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let folder = std::env::var_os(CAPTURES)?;
+        let taken = ["URNIC_DEVICE", "URNIC_PCAP"].iter().any(|name| self.sets(name));
+        let wanted = self.is_ordinary() && !taken && !served::wanted();
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{}-{}-{number}-%p.pcapng", self.name(), std::process::id());
+        wanted.then(|| Path::new(&folder).join(name))
     }
 
     /// Starts it, with its output kept. All of `Program::through`'s words replace themselves, so its pid is the program's own.
     pub fn spawn(&self) -> Running {
         let (reader, writer) = std::io::pipe().expect("a pipe");
         let device = self.device();
-        let mut command = match &device {
-            Some(served) => self.clone().env("URNIC_DEVICE", served.device()).command(),
-            None => self.command(),
+        let mut command = match (&device, self.capture()) {
+            (Some(served), _) => self.clone().env("URNIC_DEVICE", served.device()).command(),
+            (None, Some(file)) => self.clone().env("URNIC_PCAP", file).command(),
+            (None, None) => self.command(),
         };
         command
             .stdin(Stdio::piped())

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::wait::Wait;
 
 /// How long one thing may take in a machine that is emulated: some twenty times longer than outside.
-pub const LIMIT: Duration = Duration::from_secs(180);
+pub const LIMIT: Duration = Duration::from_secs(300);
 
 /// The port of the guest's shell, inside.
 pub const SHELL: u16 = 7;

@@ -1,0 +1,78 @@
+//! tshark, whose dissectors others wrote, as judge of what a part of the system tests sent: `scripts/test interop` runs that part with
+//! `URNIC_TEST_PCAP`, so that every program captures its wire, and then this.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use urnic_tests::capture::Wire;
+use urnic_tests::or_skip;
+use urnic_tests::program::CAPTURES;
+use urnic_tests::skip::installed;
+
+use super::table::Table;
+
+/// RDMAP's opcodes from 0 on (RFC 5040 §4.2, RFC 7306 §5).
+const OPCODES: [&str; 12] = [
+    "Write",
+    "Read Request",
+    "Read Response",
+    "Send",
+    "Send with Invalidate",
+    "Send with Solicited Event",
+    "Send with both",
+    "Terminate",
+    "Immediate Data",
+    "Immediate Data with Solicited Event",
+    "Atomic Request",
+    "Atomic Response",
+];
+
+#[test]
+#[ignore = "make interop"]
+fn what_the_system_tests_sent_is_as_tshark_knows_it() {
+    or_skip!(installed("tshark"));
+    let Some(folder) = std::env::var_os(CAPTURES).map(PathBuf::from) else {
+        return urnic_tests::skip::say(&format!("{CAPTURES} names no folder of captures"));
+    };
+    let entries = std::fs::read_dir(&folder).expect("the folder of captures");
+    let files: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    let (mut fpdus, mut startups, mut opcodes) = (0, 0, BTreeMap::<u8, u64>::new());
+    let mut wrong = Vec::new();
+    for file in &files {
+        let verdict = Wire::of(file.clone()).judge_as_captured();
+        fpdus += verdict.good_crcs;
+        startups += verdict.startups;
+        for (&opcode, &count) in &verdict.opcodes {
+            *opcodes.entry(opcode).or_default() += count;
+        }
+        if verdict.bad_crcs > 0 || !verdict.malformed.is_empty() {
+            wrong.push(format!(
+                "{}: {} wrong CRCs, {:?}",
+                file.display(),
+                verdict.bad_crcs,
+                verdict.malformed
+            ));
+        }
+    }
+    let title = format!(
+        "{} captures of the system tests, dissected by tshark: {} wrong",
+        files.len(),
+        wrong.len()
+    );
+    let mut table = Table::new("captures", &title, &["frame", "count"]);
+    table.row(&["Request or Reply", &startups.to_string()]);
+    table.row(&["FPDU with a good CRC", &fpdus.to_string()]);
+    for (opcode, count) in &opcodes {
+        let name = OPCODES.get(usize::from(*opcode)).copied().unwrap_or("unknown");
+        table.row(&[name, &count.to_string()]);
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    // Otherwise nothing was judged.
+    for opcode in [0, 1, 2, 3, 10, 11] {
+        assert!(
+            opcodes.contains_key(&opcode),
+            "nobody sent opcode {opcode}: {opcodes:?}"
+        );
+    }
+    assert!(fpdus > 0 && startups > 0);
+}
