@@ -108,6 +108,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     if let Ok(seconds) = std::env::var("REVERSE_PATIENCE") {
         options.patience = Duration::from_secs(seconds.parse()?);
     }
+    options.windows = std::env::var_os("REVERSE_WITHOUT_WINDOWS").is_none();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["serve", address] => {
             let pool = match std::env::var("REVERSE_MEMORY") {

@@ -326,7 +326,7 @@ impl Client {
         let Phase::Resolving(id) = std::mem::replace(&mut state.phase, Phase::Connecting) else {
             return Ok(());
         };
-        let device = Arc::new(Device::of(&id, &self.pool)?);
+        let device = Arc::new(Device::of(&id, &self.pool, self.options.windows)?);
         let (limits, sends) = (device.limits, Endpoint::sends(&device));
         let link = Link::new(id, device, sends, self.options.credits)?;
         let said = state.endpoint.says(limits.windows).emit();

@@ -26,6 +26,8 @@ pub struct Options {
     pub threads: usize,
     /// Connections that a server has at a time. For one more, the one that was idle for longest is ended.
     pub connections: usize,
+    /// Whether a client opens its memory by windows on devices that have them; else it registers what each call exposes, as on those that have none.
+    pub windows: bool,
 }
 
 impl Default for Options {
@@ -39,6 +41,7 @@ impl Default for Options {
             patience: Duration::from_secs(60),
             threads: 4,
             connections: 256,
+            windows: true,
         }
     }
 }

@@ -353,7 +353,7 @@ impl Server {
         if let Some(device) = devices.get(&key).and_then(Weak::upgrade) {
             return Ok(device);
         }
-        let device = Arc::new(Device::of(id, &self.pool)?);
+        let device = Arc::new(Device::of(id, &self.pool, self.options.windows)?);
         devices.insert(key, Arc::downgrade(&device));
         Ok(device)
     }

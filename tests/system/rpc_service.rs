@@ -128,3 +128,49 @@ fn each_call_exposes_its_own_memory_and_the_reply_ends_that() {
         verdict.opcodes
     );
 }
+
+/// As on soft-iWARP, which has none: each call registers what it exposes, and nobody can take that away from afar.
+#[test]
+fn octets_come_back_by_rdma_also_without_memory_windows() {
+    let file: PathBuf = scratch().join(format!("rpc-service-mr-{}.pcapng", std::process::id()));
+    let server = reverse("serve 127.0.0.1:0");
+    let captured = installed("tshark").is_ok() && in_process("").is_ok();
+    let (server, address) = serving(if captured {
+        server.env("URNIC_PCAP", &file)
+    } else {
+        server
+    });
+    for octets in [1, 4096, 50_000, 1_000_003, 2 << 20] {
+        let calls = calls(&address, octets, 5).env("REVERSE_WITHOUT_WINDOWS", "1");
+        assert_eq!(
+            calls.run().success(),
+            format!("{octets} octets reversed 5 times\n")
+        );
+    }
+    server.stopped();
+    if !captured {
+        return urnic_tests::skip::say("nobody captures and reads the wire here");
+    }
+    let verdict = Wire::of(file).judge();
+    verdict.is_clean();
+    let count = |opcode| verdict.opcodes.get(&opcode).copied().unwrap_or_default();
+    assert!(count(3) >= 50 && count(4) == 0, "{:?}", verdict.opcodes);
+}
+
+#[test]
+fn a_client_without_memory_windows_goes_on_when_its_server_was_killed() {
+    let line = format!("serve 127.0.0.1:{}", free_port());
+    let (server, address) = serving(reverse(&line));
+    let mut client = reverse(&format!("call {address} 200000 forever"))
+        .env("REVERSE_WITHOUT_WINDOWS", "1")
+        .spawn();
+    client.says("how far it is", |said| said.contains("100 times").then_some(()));
+    server.signal(Signal::KILL);
+    drop(server);
+    let told = client.output().len();
+    let _server = serving(reverse(&line));
+    client.says_from(told, "that it goes on", |said| {
+        (said.lines().count() > 3).then_some(())
+    });
+    assert_eq!(client.ended(), None);
+}

@@ -46,8 +46,8 @@ impl Device {
         Ok(id.context()?.as_ptr() as usize)
     }
 
-    /// The device that `id` was bound to. To be dropped before all identifiers that are: it is them that keep the device open.
-    pub(crate) fn of(id: &Id, pool: &Pool) -> io::Result<Self> {
+    /// The device that `id` was bound to; its windows are there or not, if it has any. To be dropped before all identifiers that are: it is them that keep the device open.
+    pub(crate) fn of(id: &Id, pool: &Pool, windows: bool) -> io::Result<Self> {
         let context = id.context()?;
         // SAFETY: all zeroes is a value of this plain structure.
         let mut attributes: sys::ibv_device_attr = unsafe { std::mem::zeroed() };
@@ -64,7 +64,7 @@ impl Device {
             works: attributes.max_qp_wr.max(1) as u32,
             elements: attributes.max_sge.clamp(1, 16) as u32,
             reads: reads.clamp(1, 16) as u8,
-            windows: can(sys::ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B),
+            windows: windows && can(sys::ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B),
             invalidates: can(sys::ibv_device_cap_flags::IBV_DEVICE_MEM_MGT_EXTENSIONS),
             open_sinks: iwarp,
         };
