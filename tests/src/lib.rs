@@ -7,6 +7,7 @@
 pub mod build;
 pub mod capture;
 pub mod debian;
+pub mod forwarder;
 pub mod framing;
 pub mod guest;
 pub mod netns;

@@ -126,6 +126,23 @@ impl Peer {
         ulpdu.unwrap_or_else(|error| panic!("wanted an FPDU: {error}"))
     }
 
+    /// Reads the next FPDU and returns its ULPDU; `None` if the connection ends before.
+    #[track_caller]
+    pub fn next_ulpdu(&mut self) -> Option<Vec<u8>> {
+        match self.inbound.read(&mut self.reader) {
+            Ok(ulpdu) => Some(ulpdu),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset
+                ) =>
+            {
+                None
+            }
+            Err(error) => panic!("wanted an FPDU or the end: {error}"),
+        }
+    }
+
     /// Reads on until the connection ends; panics if anything but its end comes.
     #[track_caller]
     pub fn end(&mut self) -> End {

@@ -102,3 +102,16 @@ pub fn descriptors(pid: u32) -> usize {
         .expect("it runs")
         .count()
 }
+
+/// Memory of a process, in KiB.
+pub fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmRSS"))
+        .expect("a size");
+    line.split_whitespace()
+        .nth(1)
+        .and_then(|n| n.parse().ok())
+        .expect("a number")
+}

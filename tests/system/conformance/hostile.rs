@@ -7,7 +7,7 @@ use urnic_tests::served::in_process;
 use urnic_tests::startup::CRC;
 use urnic_tests::ulpdu::{read_request, send, write};
 use urnic_tests::victim::{LARGE, Link, ROLES, Victim, Wish, opcode};
-use urnic_tests::wait::{PATIENCE, descriptors, until};
+use urnic_tests::wait::{PATIENCE, descriptors, resident, until};
 
 use super::{ALL_FLUSHED, Scene};
 
@@ -25,19 +25,6 @@ impl Random {
     fn bytes(&mut self, len: usize) -> Vec<u8> {
         (0..len).map(|_| self.next() as u8).collect()
     }
-}
-
-/// Memory of a process, in KiB.
-fn resident(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let line = status
-        .lines()
-        .find(|line| line.starts_with("VmRSS"))
-        .expect("a size");
-    line.split_whitespace()
-        .nth(1)
-        .and_then(|n| n.parse().ok())
-        .expect("a number")
 }
 
 #[test]

@@ -1,5 +1,9 @@
 //! NFS over RDMA: our server, our client, and Linux' client, which is not ours.
 
+mod cuts;
+mod hostile;
+mod users;
+
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -7,66 +11,107 @@ use urnic_tests::build::{nfs, scratch};
 use urnic_tests::guest::{Guest, HOST};
 use urnic_tests::or_skip;
 use urnic_tests::program::{Program, Running};
+use urnic_tests::wait::descriptors;
+
+/// Where `urnic-nfs` is.
+fn program() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(nfs)
+}
 
 fn urnic_nfs(line: &str) -> Program {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    Program::new(BUILT.get_or_init(nfs)).line(line)
+    Program::new(program()).line(line)
+}
+
+/// The ports at which a server says that it listens, of TCP and RDMA.
+fn listening(server: &mut Running) -> (String, String) {
+    let mut port = |way: &str| {
+        server.says(way, |said| {
+            let line = said.lines().find(|line| line.contains(way))?;
+            said.ends_with('\n')
+                .then(|| line.rsplit(':').next().unwrap_or_default().to_owned())
+        })
+    };
+    (port("over TCP at"), port("over RDMA at"))
+}
+
+/// A folder of a test's own, which goes with this.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let folder = scratch().join(format!("nfs-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        Self(folder)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 /// A directory that is served, and goes with this.
 struct Export {
-    folder: PathBuf,
-    _server: Running,
+    folder: Folder,
+    server: Running,
     tcp: String,
     rdma: String,
 }
 
 impl Export {
     fn new(name: &str, settings: &[(&str, &str)]) -> Self {
-        let folder = scratch().join(format!("nfs-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(folder.join("served")).expect("a folder");
-        let server =
-            urnic_nfs("serve --no-root-squash --tcp-port 0 --rdma-port 0").arg(folder.join("served"));
+        let folder = Folder::new(name);
+        let served = folder.file("served");
+        std::fs::create_dir_all(&served).expect("a folder");
+        let server = urnic_nfs("serve --no-root-squash --tcp-port 0 --rdma-port 0").arg(&served);
         let server = settings
             .iter()
             .fold(server, |server, (name, value)| server.env(name, value));
         let mut server = server.spawn();
-        let mut port = |way: &str| {
-            server.says(way, |said| {
-                let line = said.lines().find(|line| line.contains(way))?;
-                said.ends_with('\n')
-                    .then(|| line.rsplit(':').next().unwrap_or_default().to_owned())
-            })
-        };
+        let (tcp, rdma) = listening(&mut server);
         Self {
-            tcp: port("over TCP at"),
-            rdma: port("over RDMA at"),
-            _server: server,
+            tcp,
+            rdma,
+            server,
             folder,
         }
     }
 
     fn file(&self, name: &str) -> PathBuf {
-        self.folder.join("served").join(name)
+        self.folder.file("served").join(name)
     }
 
     fn here(&self, name: &str) -> PathBuf {
-        self.folder.join(name)
+        self.folder.file(name)
     }
 
     /// A command of our client, by RDMA.
     fn client(&self, command: &str) -> Program {
-        let Self { tcp, rdma, .. } = self;
+        self.client_through(command, &self.rdma)
+    }
+
+    /// The same, by way of another port.
+    fn client_through(&self, command: &str, port: &str) -> Program {
+        let tcp = &self.tcp;
         urnic_nfs(&format!(
-            "{command} --rdma --port {rdma} --mount-port {tcp} --patience 120"
+            "{command} --rdma --port {port} --mount-port {tcp} --patience 120"
         ))
     }
 }
 
-impl Drop for Export {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
+/// Descriptors of a server that nobody is connected to any more: those whose connections it still ends do not count.
+fn idle(server: u32) -> usize {
+    let looks = (0..300).map(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        descriptors(server)
+    });
+    looks.min().unwrap_or_default()
 }
 
 fn pattern(len: usize) -> Vec<u8> {

@@ -1,0 +1,105 @@
+//! The connection breaks, in the midst of READs and WRITEs and of what goes before them.
+
+use urnic_tests::forwarder::{Cut, Forwarder};
+use urnic_tests::wait::{PATIENCE, descriptors, resident, until};
+
+use super::{Export, idle, pattern, read, write};
+
+/// Octets of each READ and WRITE.
+const BLOCK: usize = 100_000;
+/// More than there are on a connection from its start until a READ or WRITE is over.
+const END: u64 = 110_000;
+/// Octets of what goes before that: the start of the connection, NULL, LOOKUP, CREATE.
+const START: u64 = 2_000;
+/// What every other connection carries, so that things go on.
+const ON: u64 = 350_000;
+
+/// A file goes there and back, block by block, through connections that break behind these numbers of octets.
+#[track_caller]
+fn transfers_survive(name: &str, points: &[u64]) {
+    let export = Export::new(name, &[]);
+    let pid = export.server.pid();
+    write(&export.here("sent"), b"one");
+    let transfer = |command: &str, forwarder: &Forwarder| {
+        let program = export.client_through(command, &forwarder.port.to_string());
+        program.line("--depth 1 --block").arg(BLOCK.to_string())
+    };
+    let cut_at = |points: &[u64]| {
+        let mut points: std::collections::VecDeque<u64> = points.iter().copied().collect();
+        let mut number = 0_usize;
+        Forwarder::new(export.rdma.parse().expect("a port"), move || {
+            number += 1;
+            let reset = number % 4 < 2;
+            let after = if number % 2 == 1 { points.pop_front()? } else { ON };
+            Some(Cut { after, reset })
+        })
+    };
+    // So that what is made once is there, and the files that the server keeps open are open.
+    let whole = cut_at(&[]);
+    for name in ["file", "again"] {
+        let there = format!("127.0.0.1:/{name}");
+        transfer("put", &whole)
+            .arg(export.here("sent"))
+            .arg(&there)
+            .run()
+            .success();
+        transfer("get", &whole)
+            .arg(&there)
+            .arg(export.here("got"))
+            .run()
+            .success();
+    }
+    drop(whole);
+    let before = idle(pid);
+
+    // Each point takes no more than this many blocks; so all of them come up before the file ends.
+    let octets = pattern(BLOCK * 4 * (points.len() + 1));
+    write(&export.here("sent"), &octets);
+    let patience = PATIENCE + std::time::Duration::from_secs(points.len() as u64);
+    let mut memory = None;
+    for (command, from, to) in [
+        (
+            "put",
+            export.here("sent").display().to_string(),
+            "127.0.0.1:/file".to_owned(),
+        ),
+        (
+            "get",
+            "127.0.0.1:/file".to_owned(),
+            export.here("got").display().to_string(),
+        ),
+    ] {
+        let forwarder = cut_at(points);
+        let moved = transfer(command, &forwarder).arg(from).arg(to);
+        moved.run_for(patience).success();
+        assert!(
+            forwarder.cuts() >= 2 * points.len(),
+            "{command}: {} cuts",
+            forwarder.cuts()
+        );
+        let back = until(PATIENCE, || (descriptors(pid) <= before).then_some(()));
+        assert!(
+            back.is_some(),
+            "{command}: {} descriptors, {before} before",
+            descriptors(pid)
+        );
+        memory.get_or_insert_with(|| resident(pid));
+    }
+    assert!(read(&export.file("file")) == octets, "what was put");
+    assert!(read(&export.here("got")) == octets, "what was got");
+    // What all cuts of READs left behind, and those of a second run of WRITEs: nothing but what allocators keep.
+    let forwarder = cut_at(points);
+    let again = transfer("put", &forwarder)
+        .arg(export.here("sent"))
+        .arg("127.0.0.1:/again");
+    again.run_for(patience).success();
+    let grown = resident(pid).saturating_sub(memory.unwrap_or_default());
+    assert!(grown < 32 * 1024, "{grown} KiB more");
+}
+
+#[test]
+fn a_transfer_survives_its_connections_breaks() {
+    let mut points = vec![0, 7, 40, 64, 66, 100, 137, 200, 333, 700, 1100];
+    points.extend((START..END).step_by(9_973));
+    transfers_survive("cuts", &points);
+}

@@ -1,0 +1,506 @@
+//! A requester made by hand, octet by octet: headers that make no sense, and others of which nobody knows whether they do. What is answered, and
+//! how, is written down here a second time, with none of the code under test.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use urnic_tests::peer::Peer;
+use urnic_tests::startup::{CRC, Frame, REJECT};
+use urnic_tests::ulpdu::{complaint, send, tagged};
+use urnic_tests::wait::{PATIENCE, descriptors, resident, until};
+
+use super::{Export, idle, pattern, read, write};
+
+/// Credits that the server grants.
+const GRANT: u32 = 64;
+/// A transaction.
+const X: u32 = 0x00c0_ffee;
+/// A handle: nobody looks at it.
+const H: u32 = 0x5ead;
+
+/// rdma_proc (RFC 8166 §4.2.4).
+const MSG: u32 = 0;
+const NOMSG: u32 = 1;
+const DONE: u32 = 3;
+const ERROR: u32 = 4;
+
+/// Three lists that are not there.
+const ABSENT: [u32; 3] = [0; 3];
+/// A call of procedure 0 of NFS (RFC 5531 §9), and its reply.
+const NULL: [u32; 10] = [X, 0, 2, 100_003, 3, 0, 0, 0, 0, 0];
+const DONE_NOTHING: [u32; 6] = [X, 1, 0, 0, 0, 0];
+const GARBAGE_ARGS: [u32; 6] = [X, 1, 0, 0, 0, 4];
+
+fn words(parts: &[&[u32]]) -> Vec<u8> {
+    parts
+        .iter()
+        .copied()
+        .flatten()
+        .flat_map(|word| word.to_be_bytes())
+        .collect()
+}
+
+fn msg(lists: &[u32], payload: &[u32]) -> Vec<u8> {
+    words(&[&[X, 1, 8, MSG], lists, payload])
+}
+
+fn nomsg(lists: &[u32]) -> Vec<u8> {
+    words(&[&[X, 1, 8, NOMSG], lists])
+}
+
+/// A call that is well, but for these.
+fn fixed(version: u32, procedure: u32) -> Vec<u8> {
+    words(&[&[X, version, 8, procedure], &ABSENT, &NULL])
+}
+
+fn err_chunk(xid: u32) -> Vec<u8> {
+    words(&[&[xid, 1, GRANT, ERROR, 2]])
+}
+
+fn err_vers(xid: u32, version: u32) -> Vec<u8> {
+    words(&[&[xid, version, GRANT, ERROR, 1, 1, 1]])
+}
+
+fn reply(lists: &[u32], payload: &[u32]) -> Vec<u8> {
+    words(&[&[X, 1, GRANT, MSG], lists, payload])
+}
+
+fn of(xid: u32, mut message: Vec<u8>) -> Vec<u8> {
+    message[..4].copy_from_slice(&xid.to_be_bytes());
+    if message[12..16] == [0; 4] {
+        message[28..32].copy_from_slice(&xid.to_be_bytes());
+    }
+    message
+}
+
+/// The requester. It says nothing about sizes, so they are 1024 octets each way (RFC 8166 §3.3.2).
+struct Requester {
+    peer: Peer,
+    sent: u32,
+    last: u32,
+}
+
+impl Requester {
+    #[track_caller]
+    fn of(export: &Export) -> Self {
+        let port: u16 = export.rdma.parse().expect("a port");
+        let mut peer = Peer::call(([127, 0, 0, 1], port).into());
+        let request = Frame {
+            request: true,
+            flags: CRC,
+            revision: 1,
+            private_data: Vec::new(),
+        };
+        peer.send(&request.octets());
+        let answer = Frame::read(&mut peer);
+        assert!(!answer.request && answer.flags & REJECT == 0, "{answer:02x?}");
+        Self {
+            peer,
+            sent: 0,
+            last: 0xfeed_0000,
+        }
+    }
+
+    fn says(&mut self, message: &[u8]) {
+        self.sent += 1;
+        self.peer.tell(&[send(self.sent, message)]);
+    }
+
+    /// The server's next message; `None` if it ends the connection instead. What it wants to read it gets; what it writes is lost.
+    #[track_caller]
+    fn hears(&mut self) -> Option<Vec<u8>> {
+        loop {
+            let ulpdu = self.peer.next_ulpdu()?;
+            match ulpdu[1] & 0xf {
+                0 => {}
+                1 => self.is_read(&ulpdu),
+                3 => {
+                    // The last segment of queue 0's next message: all of it.
+                    assert_eq!(
+                        (ulpdu[0], &ulpdu[6..10], &ulpdu[14..18]),
+                        (0x41, &[0; 4][..], &[0; 4][..])
+                    );
+                    return Some(ulpdu[18..].to_vec());
+                }
+                7 => return None,
+                other => panic!("RDMAP opcode {other}: {ulpdu:02x?}"),
+            }
+        }
+    }
+
+    fn is_read(&mut self, request: &[u8]) {
+        const SEGMENT: u64 = 32 << 10;
+        let word = |at: usize| u32::from_be_bytes(request[at..at + 4].try_into().expect("four octets"));
+        let (sink, len) = (word(18), u64::from(word(30)));
+        let to = u64::from(word(22)) << 32 | u64::from(word(26));
+        let mut at = 0;
+        loop {
+            let end = len.min(at + SEGMENT);
+            let control = if end == len { 0xc1 } else { 0x81 };
+            let octets = vec![0; (end - at) as usize];
+            self.peer.tell(&[tagged(control, 0x42, sink, to + at, &octets)]);
+            if end == len {
+                return;
+            }
+            at = end;
+        }
+    }
+
+    /// A call that is well is answered, and by nothing but its own answer.
+    #[track_caller]
+    fn goes_on(&mut self, after: &str) {
+        self.last += 1;
+        let xid = self.last;
+        self.says(&of(xid, fixed(1, MSG)));
+        let heard = self.hears();
+        assert_eq!(
+            heard,
+            Some(of(xid, reply(&ABSENT, &DONE_NOTHING))),
+            "after {after}"
+        );
+    }
+}
+
+/// What a message is, the message, and what it is answered.
+type Row = (&'static str, Vec<u8>, Option<Vec<u8>>);
+
+fn refused_headers() -> Vec<Row> {
+    let chunk = |what, message| (what, message, Some(err_chunk(X)));
+    let mut other = NULL;
+    other[0] ^= 1;
+    let mut sideways = NULL;
+    sideways[1] = 7;
+    let mut rows = vec![
+        chunk("the payload of another transaction", msg(&ABSENT, &other)),
+        chunk("no payload", msg(&ABSENT, &[])),
+        chunk("a payload of one word", msg(&ABSENT, &[X])),
+        chunk(
+            "a payload that is neither call nor reply",
+            msg(&ABSENT, &sideways),
+        ),
+        chunk("RDMA_MSGP", fixed(1, 2)),
+        chunk("procedure 5", fixed(1, 5)),
+        chunk("procedure 9", fixed(1, 9)),
+        chunk("procedure 2^32-1", fixed(1, u32::MAX)),
+        chunk("RDMA_NOMSG with nothing", nomsg(&ABSENT)),
+        chunk(
+            "RDMA_NOMSG with a Write list",
+            nomsg(&[0, 1, 1, H, 64, 0, 0, 0, 0]),
+        ),
+        chunk("RDMA_NOMSG with a Reply chunk", nomsg(&[0, 0, 1, 1, H, 64, 0, 0])),
+        chunk(
+            "RDMA_NOMSG without position zero",
+            nomsg(&[1, 4, H, 40, 0, 0, 0, 0, 0]),
+        ),
+        chunk("RDMA_NOMSG with no octets", nomsg(&[1, 0, H, 0, 0, 0, 0, 0, 0])),
+        chunk("a Read list marked 2", msg(&[2, 0, 0], &NULL)),
+        chunk("a Write list marked 9", msg(&[0, 9, 0], &NULL)),
+        chunk("a Reply chunk marked 2^32-1", msg(&[0, 0, u32::MAX], &NULL)),
+        chunk("Position 3", msg(&[1, 3, H, 8, 0, 0, 0, 0, 0], &NULL)),
+        chunk("Position 0 of RDMA_MSG", msg(&[1, 0, H, 8, 0, 0, 0, 0, 0], &NULL)),
+        chunk(
+            "a Position behind the payload",
+            msg(&[1, 44, H, 8, 0, 0, 0, 0, 0], &NULL),
+        ),
+        chunk(
+            "a Position within another item",
+            msg(&[1, 36, H, 8, 0, 0, 1, 40, H, 8, 0, 0, 0, 0, 0], &NULL),
+        ),
+        chunk(
+            "a million segments",
+            msg(&[0, 1, 1_000_000, H, 8, 0, 0, 0, 0], &NULL),
+        ),
+        chunk("2^32-1 segments", msg(&[0, 0, 1, u32::MAX, H, 8, 0, 0], &NULL)),
+        chunk(
+            "an argument of 4 GiB",
+            msg(&[1, 40, H, u32::MAX, 0, 0, 0, 0, 0], &NULL),
+        ),
+        chunk("a call of 4 GiB", nomsg(&[1, 0, H, u32::MAX, 0, 0, 0, 0, 0])),
+    ];
+    let all = msg(
+        &[
+            1, 40, H, 8, 0, 0, 0, 1, 2, H, 8, 0, 0, H, 8, 0, 8, 0, 1, 1, H, 8, 0, 0,
+        ],
+        &[],
+    );
+    rows.extend((28..=all.len()).map(|len| chunk("lists that are cut short", all[..len].to_vec())));
+    for version in [0, 2, 3, u32::MAX] {
+        let refusal = || Some(err_vers(X, version));
+        rows.push(("another version", fixed(version, MSG), refusal()));
+        rows.push(("another version's procedure", fixed(version, 77), refusal()));
+        let unknown = words(&[&[X, version, 0, 9, 0xffff_ffff, 5, 5]]);
+        rows.push(("another version's lists", unknown, refusal()));
+    }
+    rows
+}
+
+fn discarded_messages() -> Vec<Row> {
+    let silence = |what, message| (what, message, None);
+    let mut rows = vec![
+        silence("RDMA_DONE", fixed(1, DONE)),
+        silence("RDMA_DONE alone", words(&[&[X, 1, 8, DONE]])),
+        silence("ERR_VERS", words(&[&[X, 1, 8, ERROR, 1, 1, 1]])),
+        silence("ERR_CHUNK", words(&[&[X, 1, 8, ERROR, 2]])),
+        silence(
+            "an error that nobody knows",
+            words(&[&[X, 1, 8, ERROR, 99, 0, 0]]),
+        ),
+        silence("an error cut short", words(&[&[X, 1, 8, ERROR]])),
+        silence("another version's error", words(&[&[X, 2, 8, ERROR, 2, 0, 0]])),
+        silence("a reply to no call", msg(&ABSENT, &DONE_NOTHING)),
+    ];
+    rows.extend((0..28).map(|len| silence("less than 28 octets", fixed(1, MSG)[..len].to_vec())));
+    rows.extend((16..28).map(|len| silence("less than 28 octets", fixed(2, MSG)[..len].to_vec())));
+    rows
+}
+
+/// Strange, and yet calls.
+fn answered_calls() -> Vec<Row> {
+    let asking = |credits| words(&[&[X, 1, credits, MSG], &ABSENT, &NULL]);
+    let well = |lists: &[u32]| Some(reply(lists, &DONE_NOTHING));
+    vec![
+        ("a call for 0 credits", asking(0), well(&ABSENT)),
+        ("a call for 2^32-1 credits", asking(u32::MAX), well(&ABSENT)),
+        (
+            "an empty Write chunk",
+            msg(&[0, 1, 0, 0, 0], &NULL),
+            well(&[0, 1, 0, 0, 0]),
+        ),
+        (
+            "Write chunks that nobody needs",
+            msg(&[0, 1, 2, H, 8, 0, 0, H, 8, 0, 8, 1, 1, H, 8, 0, 0, 0, 0], &NULL),
+            well(&[0, 1, 2, H, 0, 0, 0, H, 0, 0, 8, 1, 1, H, 0, 0, 0, 0, 0]),
+        ),
+        (
+            "a Reply chunk that nobody needs",
+            msg(&[0, 0, 1, 1, H, 8, 0, 0], &NULL),
+            well(&[0, 0, 1, 1, H, 0, 0, 0]),
+        ),
+        (
+            "GETATTR of nothing",
+            msg(&ABSENT, &[X, 0, 2, 100_003, 3, 1, 0, 0, 0, 0]),
+            Some(reply(&ABSENT, &GARBAGE_ARGS)),
+        ),
+        (
+            "an argument by chunk where there is none",
+            msg(&[1, 40, H, 8, 0, 0, 0, 0, 0], &NULL),
+            Some(reply(&ABSENT, &GARBAGE_ARGS)),
+        ),
+    ]
+}
+
+#[test]
+fn a_header_that_makes_no_sense_is_refused_or_discarded_and_nothing_else_happens() {
+    let export = Export::new("headers", &[]);
+    let mut requester = Requester::of(&export);
+    for (what, message, answer) in [refused_headers(), discarded_messages(), answered_calls()].concat() {
+        requester.says(&message);
+        if let Some(answer) = answer {
+            assert_eq!(requester.hears(), Some(answer), "to {what}: {message:02x?}");
+        }
+        requester.goes_on(what);
+    }
+    // RFC 8166 §3.3.2: what is longer than the receives ends the connection, and no other.
+    let mut other = Requester::of(&export);
+    other.says(&[0; 5000]);
+    assert_eq!(other.hears(), None);
+    requester.goes_on("a message that was too long elsewhere");
+}
+
+/// RFC 8166 §4.5.3: a client that does not know what ended its connection sends the call again, and would for ever.
+#[test]
+fn a_call_whose_memory_cannot_be_read_ends_the_connection_once() {
+    let export = Export::new("unreadable", &[]);
+    let call = msg(&[1, 40, H, 8, 0, 0, 0, 0, 0], &NULL);
+    let mut requester = Requester::of(&export);
+    requester.says(&call);
+    let request = requester.peer.ulpdu();
+    assert_eq!(request[1], 0x41, "a Read Request: {request:02x?}");
+    // "Invalid Stag" (RFC 5040 §4.8).
+    requester.peer.tell(&[complaint(0x0100, &request)]);
+    requester.peer.finish();
+    requester.peer.rest();
+    // What the server knows of the last connection it knows when it is done with that.
+    let refused = until(PATIENCE, || {
+        let mut again = Requester::of(&export);
+        again.says(&call);
+        let heard = again.hears();
+        again.goes_on("the call that broke the connection");
+        (heard == Some(err_chunk(X))).then_some(())
+    });
+    assert!(refused.is_some(), "the call is not refused");
+}
+
+/// Xorshift: the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() >> 11) as usize % end
+    }
+
+    /// A word of those that mean something, more often than not.
+    fn word(&mut self) -> u32 {
+        const WORDS: [u32; 12] = [0, 0, 0, 1, 1, 2, 3, 4, 8, 40, 4096, u32::MAX];
+        match self.below(10) {
+            0 => self.next() as u32,
+            _ => WORDS[self.below(WORDS.len())],
+        }
+    }
+
+    /// A message, of this transaction if it is long enough for one.
+    fn message(&mut self, xid: u32) -> Vec<u8> {
+        let mut message = match self.below(4) {
+            0 => (0..self.below(256))
+                .map(|_| self.word())
+                .flat_map(u32::to_be_bytes)
+                .collect(),
+            1 => (0..self.below(1024)).map(|_| self.next() as u8).collect(),
+            _ => {
+                // A message that some row is about, with a few words of it changed.
+                let rows = [refused_headers(), answered_calls()][self.below(2)].clone();
+                let mut message = rows[self.below(rows.len())].1.clone();
+                for _ in 0..self.below(4) {
+                    let at = self.below(message.len() / 4) * 4;
+                    message[at..at + 4].copy_from_slice(&self.word().to_be_bytes());
+                }
+                message
+            }
+        };
+        if let Some(first) = message.first_chunk_mut() {
+            *first = xid.to_be_bytes();
+        }
+        message
+    }
+}
+
+/// What a message may be answered: an error of this kind, for certain; or whatever there is to say to something that may be a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Due {
+    Nothing,
+    Version(u32),
+    Chunk,
+    Anything,
+}
+
+/// The rules as far as the first four words go.
+fn due(message: &[u8]) -> Due {
+    let word = |at: usize| {
+        message
+            .get(at..at + 4)
+            .and_then(|word| word.try_into().ok())
+            .map(u32::from_be_bytes)
+    };
+    match (word(4), word(12)) {
+        (_, None | Some(ERROR | DONE)) => Due::Nothing,
+        _ if message.len() < 28 => Due::Nothing,
+        (Some(1), Some(MSG | NOMSG)) => Due::Anything,
+        (Some(1), _) => Due::Chunk,
+        (version, _) => Due::Version(version.unwrap_or_default()),
+    }
+}
+
+#[test]
+fn thousands_of_random_messages_harm_neither_the_server_nor_its_other_clients() {
+    const MESSAGES: u32 = 3000;
+    const BATCH: u32 = 16;
+    let export = Export::new("random", &[]);
+    let octets = pattern(3_000_001);
+    write(&export.here("sent"), &octets);
+    // Another client all the while, and one that goes by the rules.
+    let over = AtomicBool::new(false);
+    Requester::of(&export).goes_on("nothing");
+    let put = || {
+        let put = export.client("put").arg(export.here("sent"));
+        put.arg("127.0.0.1:/file")
+    };
+    // The server keeps the file open that was used last.
+    put().run().success();
+    std::fs::write(export.file("file"), "").expect("our file");
+    let pid = export.server.pid();
+    let before = (idle(pid), resident(pid));
+    std::thread::scope(|scope| {
+        let mut bystander = Requester::of(&export);
+        let over = &over;
+        scope.spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                bystander.goes_on("something elsewhere");
+            }
+        });
+        let put = put().spawn();
+        let ends = Ends(over);
+        let mut random = Random(0x6a09_e667_f3bc_c908);
+        let mut requester = Requester::of(&export);
+        for first in (0..MESSAGES).step_by(BATCH as usize) {
+            let mut owed = HashMap::new();
+            for xid in first + 1..=first + BATCH {
+                let message = random.message(xid);
+                owed.insert(xid, due(&message));
+                requester.says(&message);
+            }
+            if !settled(&mut requester, owed, first) {
+                requester = Requester::of(&export);
+            }
+        }
+        put.wait().success();
+        drop(ends);
+    });
+    assert!(read(&export.file("file")) == octets, "what was put meanwhile");
+    let grown = resident(pid).saturating_sub(before.1);
+    // Of one client's calls, what they may have the server fetch: 2 MiB each.
+    assert!(grown < u64::from(GRANT) * 2048, "{grown} KiB more");
+    let back = until(PATIENCE, || (descriptors(pid) <= before.0).then_some(()));
+    assert!(
+        back.is_some(),
+        "{} descriptors, {} before",
+        descriptors(pid),
+        before.0
+    );
+}
+
+/// Ends the other client's thread, also when this one fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Hears all that is owed, up to the answer to a call that comes last; `false` if the server ends the connection, as it may when there was a
+/// call in it that cannot be answered.
+#[track_caller]
+fn settled(requester: &mut Requester, mut owed: HashMap<u32, Due>, seed: u32) -> bool {
+    let last = 0xaaaa_0000 + seed;
+    requester.says(&of(last, fixed(1, MSG)));
+    while let Some(heard) = requester.hears() {
+        let xid = u32::from_be_bytes(*heard.first_chunk().expect("an xid"));
+        if xid == last {
+            assert_eq!(heard, of(last, reply(&ABSENT, &DONE_NOTHING)));
+            // Errors come in their turn; calls take the time they take.
+            owed.retain(|_, due| matches!(due, Due::Version(_) | Due::Chunk));
+            assert!(owed.is_empty(), "not answered: {owed:x?}");
+            return true;
+        }
+        // Those of the batch before may still be answered.
+        let due = owed.remove(&xid).unwrap_or(Due::Anything);
+        let error = match due {
+            Due::Nothing => panic!("answered: {heard:02x?}"),
+            Due::Version(version) => Some(err_vers(xid, version)),
+            Due::Chunk => Some(err_chunk(xid)),
+            Due::Anything => (heard[12..16] == ERROR.to_be_bytes()).then(|| err_chunk(xid)),
+        };
+        match error {
+            Some(error) => assert_eq!(heard, error),
+            None => assert_eq!(heard[4..12], words(&[&[1, GRANT]])[..], "{heard:02x?}"),
+        }
+    }
+    false
+}

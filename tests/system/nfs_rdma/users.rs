@@ -1,0 +1,61 @@
+//! Whoever runs them: server and clients of an ordinary user, many at once.
+
+use std::os::unix::fs::PermissionsExt;
+
+use urnic_tests::program::Program;
+use urnic_tests::skip::root;
+use urnic_tests::user::{NOBODY, Staged};
+
+use super::{listening, pattern, program, read, write};
+
+#[test]
+fn thirty_two_clients_of_an_ordinary_user_put_and_get_at_once() {
+    let staged = Staged::new();
+    let binary = staged.add(program());
+    let folder = binary.parent().expect("it is in a folder");
+    let all = PermissionsExt::from_mode(0o1777);
+    std::fs::set_permissions(folder, all).expect("our own folder");
+    // Who is not root is an ordinary user.
+    let nfs = |line: &str| {
+        let program = Program::new(&binary).line(line);
+        if root().is_ok() {
+            staged.program(NOBODY, program)
+        } else {
+            program
+        }
+    };
+    let mut server = nfs("serve --memory 128M --tcp-port 0 --rdma-port 0").spawn();
+    let (tcp, rdma) = listening(&mut server);
+    let client = |command: &str| {
+        nfs(&format!(
+            "{command} --rdma --patience 120 --port {rdma} --mount-port {tcp}"
+        ))
+    };
+    let octets = pattern(2_000_003);
+    let files: Vec<_> = (0..32_usize).map(|n| &octets[n..n + 40_000 * n + 1]).collect();
+    let name = |n: usize, what: &str| folder.join(format!("{what}-{n}"));
+
+    let puts: Vec<_> = (0..)
+        .zip(&files)
+        .map(|(n, file)| {
+            write(&name(n, "sent"), file);
+            client("put")
+                .arg(name(n, "sent"))
+                .arg(format!("127.0.0.1:/{n}"))
+                .spawn()
+        })
+        .collect();
+    puts.into_iter().for_each(|put| drop(put.wait().success()));
+    let gets: Vec<_> = (0..files.len())
+        .map(|n| {
+            client("get")
+                .arg(format!("127.0.0.1:/{n}"))
+                .arg(name(n, "got"))
+                .spawn()
+        })
+        .collect();
+    gets.into_iter().for_each(|get| drop(get.wait().success()));
+    for (n, file) in (0..).zip(&files) {
+        assert!(&read(&name(n, "got")) == file, "file {n}");
+    }
+}
