@@ -37,7 +37,7 @@ pub unsafe trait HostMemory: Send + Sync {
     }
 }
 
-/// Host memory that has no place in this process: every access copies. Regions may lie there; rings, records and command buffers may not.
+/// Host memory that is reached by copies only: that of another process, or pages of this one that come and go. Regions may lie there; rings, records and command buffers may not.
 pub trait RemoteMemory: Send + Sync {
     /// Whether all the `len` bytes at `iova` are there.
     fn covers(&self, iova: u64, len: u64) -> bool;
@@ -68,12 +68,13 @@ pub trait RemoteMemory: Send + Sync {
 pub struct OwnProcess(Pid);
 
 impl OwnProcess {
-    /// `None` if the kernel does not let a process copy so (seccomp).
+    /// `None` if the kernel does not let a process copy so (seccomp), or cannot bring in pages (Linux 5.14 was the first to).
     pub fn new() -> Option<OwnProcess> {
         let own = OwnProcess(getpid());
-        let (from, mut into) = ([1u8], [0u8]);
-        let probe = sys::process_vm_read(own.0, from.as_ptr().expose_provenance() as u64, &mut into);
-        (probe == Ok(1)).then_some(own)
+        let (from, mut into) = (AtomicU64::new(1), [0u8; 8]);
+        let iova = from.as_ptr().expose_provenance() as u64;
+        let copies = sys::process_vm_read(own.0, iova, &mut into) == Ok(into.len());
+        (copies && matches!(own.word(iova), Some(Ok(_)))).then_some(own)
     }
 }
 

@@ -38,8 +38,8 @@ pub(crate) struct Arena {
 }
 
 /// The same memory once more, without a place in the device's process.
-const REMOTE: u64 = 1 << 56;
-const ARENA_IOVA: u64 = 0x7700_0000_0000;
+pub(crate) const REMOTE: u64 = 1 << 56;
+pub(crate) const ARENA_IOVA: u64 = 0x7700_0000_0000;
 const RING_ALIGN: usize = 4096;
 
 impl Arena {

@@ -51,7 +51,7 @@ pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
     }
 }
 
-/// Copies bytes out of another process, as many as are there from `address` on.
+/// Copies bytes out of a process, as many as are there from `address` on.
 pub(crate) fn process_vm_read(process: Pid, address: u64, into: &mut [u8]) -> Result<usize, Errno> {
     process_vm(
         libc::SYS_process_vm_readv,
@@ -62,7 +62,7 @@ pub(crate) fn process_vm_read(process: Pid, address: u64, into: &mut [u8]) -> Re
     )
 }
 
-/// Copies bytes into another process, as many as have room from `address` on.
+/// Copies bytes into a process, as many as have room from `address` on.
 pub(crate) fn process_vm_write(process: Pid, address: u64, from: &[u8]) -> Result<usize, Errno> {
     process_vm(
         libc::SYS_process_vm_writev,

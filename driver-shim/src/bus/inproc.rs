@@ -30,8 +30,9 @@ struct OwnMemory {
     copied: Option<OwnProcess>,
 }
 
-// SAFETY: the IOVAs that the device gets are pointers that `InprocBus::map` was given, or made by `allocate`. Who maps memory keeps it mapped
-// until it unmaps or frees it (contracts of `Bus`), which the driver does after the objects over it are destroyed.
+// SAFETY: the IOVAs that the device gets are pointers that `InprocBus::map` or `adopt` was given, or made by `allocate`. Who maps memory keeps it
+// mapped until it unmaps or frees it (contracts of `Bus`), which the driver does after the objects over it are destroyed; adopted memory is
+// there until then as well.
 unsafe impl HostMemory for OwnMemory {
     fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>> {
         let start = usize::try_from(iova).ok()?;
@@ -138,7 +139,11 @@ impl Bus for InprocBus {
         Ok(QueueMemory { ptr, iova })
     }
 
-    fn adopt(&self, ptr: NonNull<u8>) -> Option<QueueMemory> {
+    fn adopts(&self) -> bool {
+        true
+    }
+
+    unsafe fn adopt(&self, ptr: NonNull<u8>) -> Option<QueueMemory> {
         let iova = ptr.as_ptr().expose_provenance() as u64;
         Some(QueueMemory { ptr, iova })
     }

@@ -102,9 +102,16 @@ pub trait Bus: Send + Sync {
     /// `ENOMEM`; `EIO` if the device is lost.
     fn allocate(&self, len: usize) -> Result<QueueMemory, Errno>;
 
-    /// Takes memory of the program's own, at a multiple of 4096, for a queue; `None` if the device can have its queues in memory from
-    /// [`Bus::allocate`] only.
-    fn adopt(&self, _ptr: NonNull<u8>) -> Option<QueueMemory> {
+    /// Whether queues may be in memory of the program's own; otherwise in such from [`Bus::allocate`] only.
+    fn adopts(&self) -> bool {
+        false
+    }
+
+    /// Takes memory of the program's own, at a multiple of 4096, for a queue; `None` if the device does not take such.
+    ///
+    /// # Safety
+    /// The queue's bytes are there, and nobody else's, until the queue was destroyed, or its making failed.
+    unsafe fn adopt(&self, _ptr: NonNull<u8>) -> Option<QueueMemory> {
         None
     }
 

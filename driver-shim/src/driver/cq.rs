@@ -107,6 +107,12 @@ impl Driver {
     }
 }
 
+/// A ring that is to replace another.
+pub struct NewRing {
+    memory: DmaMemory,
+    log_size: u32,
+}
+
 impl Cq {
     /// Its ring of 64-byte entries: the first byte. It is there until the queue is resized or destroyed.
     pub fn ring(&self) -> *mut u8 {
@@ -128,18 +134,28 @@ impl Cq {
         lock(&self.ring)
     }
 
-    /// Moves it to a ring of at least `entries` entries; its first byte, and log2 of its entries. The caller takes no completions meanwhile;
-    /// afterwards the one with the present consumer index is in the ring's first slot, with phase 1.
+    /// Makes a ring of at least `entries` entries for [`resize`](Self::resize), which may call the program's allocator.
     ///
     /// # Errors
-    /// `EINVAL` for no entries, more than the device takes, or fewer than completions wait; `ENOMEM`; `EIO` in a forked child.
-    pub fn resize(&self, entries: u32, rings: &dyn RingPlacement) -> Result<(*mut u8, u32), Errno> {
+    /// `EINVAL` for no entries, or more than the device takes; `ENOMEM`; `EIO` in a forked child.
+    pub fn new_ring(&self, entries: u32, rings: &dyn RingPlacement) -> Result<NewRing, Errno> {
         self.driver.alive()?;
         if entries == 0 || entries > self.driver.attributes.max_cqe {
             return Err(Errno::INVAL);
         }
         let log_size = entries.next_power_of_two().ilog2();
         let memory = self.driver.pool.ring(CQE_LEN << log_size, rings)?;
+        Ok(NewRing { memory, log_size })
+    }
+
+    /// Moves it to that ring; its first byte, and log2 of its entries. The caller takes no completions meanwhile;
+    /// afterwards the one with the present consumer index is in the ring's first slot, with phase 1.
+    ///
+    /// # Errors
+    /// `EINVAL` for fewer entries than completions wait; `EIO` in a forked child.
+    pub fn resize(&self, ring: NewRing) -> Result<(*mut u8, u32), Errno> {
+        self.driver.alive()?;
+        let NewRing { memory, log_size } = ring;
         let arguments = ResizeCq {
             ring: memory.iova().into(),
             cq: self.id.into(),

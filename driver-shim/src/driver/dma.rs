@@ -31,7 +31,7 @@ pub(crate) struct DmaPool {
     free: Mutex<[Vec<QueueMemory>; CLASSES]>,
 }
 
-/// A piece of zeroed memory that the device can reach. Its address is a multiple of its length, up to a page; dropping it gives it back,
+/// A piece of zeroed memory that the device can reach. Its address is a multiple of its length, up to a page; dropping it gives it back (memory of the program's own stays the program's),
 /// so whoever made a device object over it keeps it until that object is destroyed.
 pub struct DmaMemory {
     piece: QueueMemory,
@@ -141,8 +141,10 @@ impl DmaPool {
         if ptr.as_ptr().addr() % PAGE != 0 {
             return Err(Errno::INVAL);
         }
+        // SAFETY: the contract of `RingPlacement`.
+        let piece = unsafe { self.bus.adopt(ptr) }.ok_or(Errno::OPNOTSUPP)?;
         let memory = DmaMemory {
-            piece: self.bus.adopt(ptr).ok_or(Errno::OPNOTSUPP)?,
+            piece,
             len,
             origin: Origin::Program,
             pool: self.clone(),

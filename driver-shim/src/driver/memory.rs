@@ -236,7 +236,8 @@ fn populate(addr: *mut c_void, len: usize, write: bool) -> Result<(), Errno> {
         // SAFETY: populating changes no byte: it does early what touching the pages would do.
         match unsafe { madvise(addr.with_addr(start), end - start, advice) } {
             Ok(()) => return Ok(()),
-            Err(Errno::INTR | Errno::AGAIN) => {}
+            // A signal, whose handler runs before the next try.
+            Err(Errno::INTR) => {}
             // Kernels before 5.14 do not know it; newer ones say the same of rights that do not fit and of device memory.
             Err(Errno::INVAL) => return check(start, end, write),
             // A hole is told as ENOMEM; a page behind the end of a file as EFAULT.

@@ -37,7 +37,6 @@ pub use transition::QpMask;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
@@ -414,7 +413,7 @@ impl Driver {
 
     /// Whether queues may be wherever a [`RingPlacement`] says.
     pub fn takes_rings(&self) -> bool {
-        self.bus.adopt(NonNull::dangling()).is_some()
+        self.bus.adopts()
     }
 
     /// The GID table: no holes, stable while the device is open.

@@ -76,17 +76,17 @@ pub enum Backing {
         /// What the list takes up.
         room: Lease,
     },
-    /// Not in this process.
+    /// Reached by copies only.
     Remote(Remote),
     /// Nowhere: zeroes are read, and what is written is dropped.
     Null,
 }
 
-/// A region without a place in this process.
+/// A region that is reached by copies only: in another process, or on demand.
 pub struct Remote {
     host: Arc<dyn HostMemory>,
     iova: u64,
-    /// Held by atomic operations, which are two copies here.
+    /// Held by atomic operations where they are two copies.
     whole: Mutex<()>,
 }
 
@@ -116,8 +116,8 @@ impl Remote {
         remote.write(self.iova.wrapping_add(at), from)
     }
 
-    /// Replaces an aligned word. Whole towards other operations of the device on this region; the host's own instructions may come
-    /// in between.
+    /// Replaces an aligned word. Whole towards other operations of the device on this region; where it is two copies, the host's own
+    /// instructions may come in between.
     fn update_word(&self, at: u64, update: impl Fn(u64) -> u64) -> Option<u64> {
         if !self.iova.wrapping_add(at).is_multiple_of(8) {
             return None;

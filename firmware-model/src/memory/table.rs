@@ -5,7 +5,6 @@ use super::permutation::{DOMAIN, Permutation};
 use super::{Backing, DomainUse, Domains, Need, Violation, Window};
 use arc_swap::ArcSwapOption;
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use urnic_verbs_api::device::wqe::BindOperands;
 use urnic_verbs_api::vocabulary::Access;
@@ -178,7 +177,6 @@ pub struct MemoryTable {
     max_windows: u32,
     domains: Domains,
     admin: Mutex<Admin>,
-    has_elsewhere: AtomicBool,
 }
 
 impl MemoryTable {
@@ -196,7 +194,6 @@ impl MemoryTable {
                 keys,
                 ..Admin::default()
             }),
-            has_elsewhere: AtomicBool::new(false),
         }
     }
 
@@ -263,7 +260,6 @@ impl MemoryTable {
         }
         let pd = registration.pd;
         let slot = self.allocate(&mut admin, pd)?;
-        self.note_place(&registration);
         admin.regions += 1;
         let stag = self.stag(slot, admin.key());
         if let Some(cell) = self.cell(slot) {
@@ -305,7 +301,6 @@ impl MemoryTable {
             self.domains.leave(record.pd, DomainUse::Memory);
         }
         record.pd = new.pd;
-        self.note_place(&new);
         let stays = self.is_valid(slot) || !Arc::ptr_eq(&new.backing, &registration.backing);
         let entry = stays.then(|| Arc::new(region_entry(stag, &new)));
         *registration = new;
@@ -523,12 +518,6 @@ impl MemoryTable {
         old.into_iter().for_each(wait_unused);
     }
 
-    /// Whether a region without a place in this process was ever registered.
-    #[inline]
-    pub(crate) fn has_elsewhere(&self) -> bool {
-        self.has_elsewhere.load(Ordering::Relaxed)
-    }
-
     /// Revokes everything.
     pub(crate) fn clear(&self) {
         let mut admin = self.lock();
@@ -586,12 +575,6 @@ impl MemoryTable {
         };
         self.chunks[slot as usize / CHUNK].get_or_init(|| (0..CHUNK).map(|_| Cell::empty()).collect());
         Ok(slot)
-    }
-
-    fn note_place(&self, registration: &Registration) {
-        if matches!(*registration.backing, Backing::Remote(_) | Backing::Null) {
-            self.has_elsewhere.store(true, Ordering::Relaxed);
-        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Admin> {

@@ -52,7 +52,7 @@ impl<'t> Window<'t> {
         }
     }
 
-    /// The region, if it has no place in this process: then there are no pieces, and nothing to visit.
+    /// The region, if it is reached by copies only: then there are no pieces, and nothing to visit.
     #[inline]
     fn remote(&self) -> Option<&Remote> {
         match self.entry.as_ref()?.backing.as_ref() {
@@ -61,7 +61,7 @@ impl<'t> Window<'t> {
         }
     }
 
-    /// Whether every access is a copy, the region having no place in this process: [`pieces`](Self::pieces),
+    /// Whether every access is a copy: [`pieces`](Self::pieces),
     /// [`pieces_mut`](Self::pieces_mut) and [`visit`](Self::visit) are not for such a window.
     #[inline]
     pub fn is_elsewhere(&self) -> bool {

@@ -29,6 +29,8 @@ const MAX_QUEUED_FDS: usize = 64;
 /// Descriptors that may be under way from a client: queued, just read, and of a message that is not complete.
 pub(super) const MAX_FDS_UNDER_WAY: usize = MAX_QUEUED_FDS + 2 * LIMITS.fds;
 const READ_LEN: usize = 64 << 10;
+/// Longest sleep of a waiter.
+const LOOK: Duration = Duration::from_millis(100);
 /// How soon a waiter that does not read looks whether it should.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
@@ -103,6 +105,36 @@ pub(crate) fn wait(fds: &mut [PollFd<'_>], limit: Option<Duration>) {
     let _ = poll(fds, limit.as_ref());
 }
 
+/// Whether the other end of a connected socket is closed.
+pub(super) fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
+    let _ = poll(&mut fds, Some(&Timespec::default()));
+    fds[0].revents().contains(PollFlags::HUP)
+}
+
+/// A wait for the client: over when it took longer than [`PATIENCE`]. A machine that was stopped meanwhile stopped the client too, so more than
+/// [`LOOK`] between two looks does not count.
+struct Patience {
+    left: Duration,
+    looked: Instant,
+}
+
+impl Patience {
+    fn new() -> Patience {
+        Patience {
+            left: PATIENCE,
+            looked: Instant::now(),
+        }
+    }
+
+    fn is_over(&mut self) -> bool {
+        let now = Instant::now();
+        self.left = self.left.saturating_sub((now - self.looked).min(LOOK));
+        self.looked = now;
+        self.left.is_zero()
+    }
+}
+
 impl Link {
     /// A link over a connected socket that does not block. The connection's thread may sleep on that and on the eventfd `wake`.
     pub(crate) fn new(socket: OwnedFd, wake: OwnedFd) -> Link {
@@ -139,9 +171,7 @@ impl Link {
 
     /// Whether the client has closed its end, heard or not.
     pub(crate) fn is_hung_up(&self) -> bool {
-        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
-        let _ = poll(&mut fds, Some(&Timespec::default()));
-        fds[0].revents().contains(PollFlags::HUP)
+        is_hung_up(self.socket())
     }
 
     /// The next command for the connection's thread.
@@ -233,7 +263,7 @@ impl Link {
     /// Sends whole messages. Meanwhile what comes in is read, lest both ends wait for room.
     pub(crate) fn send(&self, out: &Outgoing) -> Result<(), Broken> {
         let _turn = lock(&self.sending);
-        let deadline = Instant::now() + PATIENCE;
+        let mut patience = Patience::new();
         let mut rest = &out.bytes[..];
         let mut fds: Vec<BorrowedFd<'_>> = out.fds.iter().map(AsFd::as_fd).collect();
         while !rest.is_empty() {
@@ -249,7 +279,7 @@ impl Link {
                     fds.clear();
                 }
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) if Instant::now() < deadline => self.make_room()?,
+                Err(Errno::AGAIN) if !patience.is_over() => self.make_room()?,
                 Err(_) => return Err(self.break_off()),
             }
         }
@@ -265,7 +295,7 @@ impl Link {
         let wanted = PollFlags::OUT | PollFlags::IN;
         let reads = !lock(&self.state).is_full() && self.receiving.try_lock().is_ok();
         let wanted = if reads { wanted } else { PollFlags::OUT };
-        wait(&mut [PollFd::new(&self.socket, wanted)], Some(PATIENCE / 10));
+        wait(&mut [PollFd::new(&self.socket, wanted)], Some(LOOK));
         Ok(())
     }
 
@@ -310,15 +340,14 @@ impl Link {
     }
 
     fn reply(&self, id: u16) -> Result<Result<Message, ()>, Broken> {
-        let deadline = Instant::now() + PATIENCE;
+        let mut patience = Patience::new();
         loop {
             if let Some(place) = lock(&self.state).awaited.get_mut(&id)
                 && let Some(reply) = place.take()
             {
                 return Ok(reply);
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if self.is_broken() || left.is_zero() {
+            if self.is_broken() || patience.is_over() {
                 return Err(self.break_off());
             }
             let Ok(mut receiver) = self.receiving.try_lock() else {
@@ -337,7 +366,7 @@ impl Link {
                 continue;
             }
             let full = lock(&self.state).is_full();
-            let limit = if full { LOOK_AGAIN } else { left };
+            let limit = if full { LOOK_AGAIN } else { LOOK };
             let wanted = if full { PollFlags::empty() } else { PollFlags::IN };
             wait(&mut [PollFd::new(&self.socket, wanted)], Some(limit));
         }

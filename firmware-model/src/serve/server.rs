@@ -1,7 +1,7 @@
 //! The sockets at which clients ask for functions.
 
 use super::config_space::MAX_VECTORS;
-use super::link::MAX_FDS_UNDER_WAY;
+use super::link::{MAX_FDS_UNDER_WAY, is_hung_up};
 use super::memory::Budget;
 use super::session::Session;
 use crate::config::ModelConfig;
@@ -14,7 +14,7 @@ use rustix::net::{
 use rustix::process::{Resource, getrlimit};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -87,6 +87,15 @@ pub struct Server {
     budget: Arc<Budget>,
     /// Written by each session that has ended.
     ended: Arc<OwnedFd>,
+}
+
+/// Tells the server of a session's end.
+struct Told(Arc<OwnedFd>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
 }
 
 /// Descriptors of the process itself: sockets, signals, logs.
@@ -179,6 +188,7 @@ impl Listener {
                 return;
             }
         };
+        self.waiting.retain(|socket| !is_hung_up(socket.as_fd()));
         let staying = self.living().filter(|session| !session.is_leaving()).count();
         if staying + self.waiting.len() < self.endpoint.clients {
             self.waiting.push_back(socket);
@@ -219,9 +229,10 @@ impl Listener {
         let thread = std::thread::Builder::new()
             .name("urnic-function".to_owned())
             .spawn(move || {
+                let _told = Told(ended);
+                // Dropped first, by a panic too.
+                let session = session;
                 session.run();
-                drop(session);
-                let _ = rustix::io::write(&ended, &1u64.to_ne_bytes());
             })?;
         Ok((handle, thread))
     }

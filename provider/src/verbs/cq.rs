@@ -128,7 +128,7 @@ impl Cq {
         let device = context
             .driver
             .create_cq(&context.device, cqe, vector, cookie, &rings)?;
-        // SAFETY: ring and record belong to `device`, which we keep as long as the value.
+        // SAFETY: ring and record are there for as long as `device`, which we keep as long as the value (the ring as `RingPlacement` promises).
         let ring = unsafe {
             CompletionRing::new(
                 NonNull::new(device.ring().cast()).ok_or(Errno::NOMEM)?,
@@ -239,9 +239,11 @@ impl Cq {
     }
 
     fn move_ring(&self, cqe: u32) -> Result<(), Errno> {
+        // The program's allocator may poll, or wait for who polls.
+        let new = self.device.new_ring(cqe, &self.rings)?;
         let mut completions = self.completions.hold();
         completions.ring.publish();
-        let (ring, log_size) = self.device.resize(cqe, &self.rings)?;
+        let (ring, log_size) = self.device.resize(new)?;
         let ring = NonNull::new(ring.cast()).ok_or(Errno::NOMEM)?;
         // SAFETY: the ring is the device's from now on, and there until the next one.
         unsafe { completions.ring.move_to(ring, log_size) };

@@ -189,7 +189,7 @@ impl Qp {
         let record = NonNull::from(device.record());
         let sq = NonNull::new(device.sq().as_ptr()).ok_or(Errno::NOMEM)?;
         let rq = NonNull::new(device.rq().as_ptr()).ok_or(Errno::NOMEM)?;
-        // SAFETY: rings and record belong to `device`, which lives as long as `Qp`; `Sends`, which may outlive it,
+        // SAFETY: rings and record are there for as long as `device`, which lives as long as `Qp`; `Sends`, which may outlive it,
         // touches them only with `device` in hand.
         let sends = unsafe { SendQueue::new(sq, record, shape, rules, ledger.clone()) };
         // SAFETY: as above.

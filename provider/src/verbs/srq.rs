@@ -66,7 +66,7 @@ impl Srq {
             log_stride: device.log_stride(),
         };
         let ring = NonNull::new(device.ring().as_ptr()).ok_or(Errno::NOMEM)?;
-        // SAFETY: ring and record belong to `device`, which we keep as long as the value.
+        // SAFETY: ring and record are there for as long as `device`, which we keep as long as the value.
         let receives = unsafe { ReceiveQueue::new(ring, NonNull::from(device.record()), shape, None) };
         // SAFETY: all zeroes are null pointers, and an unlocked mutex.
         let mut abi: verbs_srq = unsafe { mem::zeroed() };

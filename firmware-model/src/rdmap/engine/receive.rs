@@ -165,14 +165,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Has the payload of a large segment read to its place, if nothing stands before it, and places are in this process.
+    /// Has the payload of a large segment read to its place, if nothing stands before it.
     fn begin_direct(&mut self, env: &mut Env<'_>) -> Result<(), Stop> {
         let Some(Llp::Mpa(mpa)) = &mut self.llp else {
             return Ok(());
         };
-        if env.memory.has_elsewhere() {
-            return Ok(());
-        }
         let Some((head, ulpdu_len)) = mpa
             .rx
             .direct_candidate()
@@ -212,19 +209,33 @@ impl Engine {
         let Some((segment, at)) = &mut self.direct else {
             return Ok(mpa.rx.fill(env.buffers, stream)?);
         };
-        self.pieces.clear();
-        // Pieces are raw; the window is held for as long as they are in use.
         let window = match *at < segment.len {
             false => None,
             true => match self.halves.window(env, segment, *at) {
-                Ok((window, n)) => {
-                    self.pieces.extend(window.pieces_mut(0, n as u64));
-                    Some(window)
-                }
+                Ok((window, n)) => Some((window, n)),
                 Err(refusal) => return Err(Stop::in_segment(refusal, segment)),
             },
         };
-        let read = mpa.rx.fill_direct(env.buffers, stream, &mut self.pieces);
+        // Where memory is reached by copies, which may begin in the middle of a segment (`ibv_rereg_mr`), one more buffer lies between.
+        let elsewhere = window.as_ref().filter(|(window, _)| window.is_elsewhere());
+        let mut between = elsewhere.map(|_| env.buffers.take());
+        // Pieces are raw; the window, or the buffer, is held for as long as they are in use.
+        self.pieces.clear();
+        match (&window, &mut between) {
+            (Some((_, n)), Some(buffer)) => {
+                let n = buffer.len().min(*n);
+                self.pieces.push(PieceMut::of(&mut buffer[..n]));
+            }
+            (Some((window, n)), None) => self.pieces.extend(window.pieces_mut(0, *n as u64)),
+            (None, _) => {}
+        }
+        let mut read = mpa.rx.fill_direct(env.buffers, stream, &mut self.pieces);
+        if let (Ok((placed, ..)), Some((window, _)), Some(buffer)) = (&read, &window, between) {
+            if window.copy_in(0, &buffer[..*placed]).is_err() {
+                read = Err(LlpError::Fault);
+            }
+            env.buffers.give(buffer);
+        }
         drop(window);
         let (placed, bytes, filled) = match read {
             Ok(read) => read,

@@ -3,8 +3,13 @@
 use super::rig::*;
 use super::vector;
 use crate::counters::Counter;
+use crate::host::HostMemory;
+use crate::memory::{Backing, Registration, Remote};
+use crate::mock::{ARENA_IOVA, Arena, REMOTE};
 use crate::rdmap::{Attachment, Rtr};
 use crate::stream::sim::Conditions;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use urnic_verbs_api::device::event::{EventKind, QpFault};
 use urnic_verbs_api::device::wqe::SendFlags;
@@ -99,6 +104,37 @@ fn mpa_f_04_crc_field_is_there_and_ignored_when_crcs_are_off() {
     fpdu[end..].copy_from_slice(&[0xde, 0xad, 0xbe, 0xef]);
     peer.say(&fpdu);
     assert_eq!(peer.node.received(), [(0, SUCCESS, 5)]);
+}
+
+#[test]
+fn memory_may_be_reached_by_copies_from_the_middle_of_a_segment_on() {
+    const LEN: usize = 60_000;
+    let mut peer = Scripted::with(&Shape::default(), without_crc(true));
+    let region = peer.node.region(LEN, everything());
+    let payload = pattern(LEN);
+    let fpdu = fpdu_of(&write_segment(region.stag, region.base, &payload));
+    let (first, second) = fpdu.split_at(LEN / 2);
+    peer.say(first);
+    let placed = LEN / 2 - 16;
+    assert_eq!(&region.bytes()[..placed], &payload[..placed], "read to its place");
+    let arena = Arena::new(1 << 16);
+    let host: Arc<dyn HostMemory> = arena.clone();
+    let elsewhere = Remote::new(&host, REMOTE + ARENA_IOVA, LEN as u64).unwrap();
+    let moved = |registration: &mut Registration| registration.backing = Arc::new(Backing::Remote(elsewhere));
+    peer.node.memory.reregister(region.stag, moved).unwrap();
+    peer.say(second);
+    assert_eq!(
+        arena.read(ARENA_IOVA + placed as u64, LEN - placed),
+        &payload[placed..]
+    );
+    // From the beginning, and gone.
+    peer.say(&fpdu);
+    assert_eq!(arena.read(ARENA_IOVA, LEN), payload);
+    assert!(peer.heard().is_empty());
+    arena.gone.store(true, Ordering::Relaxed);
+    peer.say(&fpdu);
+    // Behind the length and DDP's header of a Terminate.
+    assert_eq!(peer.heard()[20..22], [0x11, 0x00], "the Stag is no more");
 }
 
 /// The ULPDU lengths of a long Send over a stream with that segment size.

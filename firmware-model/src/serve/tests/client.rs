@@ -3,6 +3,7 @@
 use super::super::function::{LIMITS, Outgoing};
 use super::super::server::{Endpoint, Server};
 use crate::config::{DeviceAddress, Limits, ModelConfig, Reach};
+use crate::mock::PATIENCE;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{
@@ -17,7 +18,6 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
-use std::time::Duration;
 use urnic_verbs_api::device::command::{COMMAND_LEN, COMPLETION_LEN, Command, Completion, Opcode, Status};
 use urnic_verbs_api::device::registers::*;
 use urnic_vfio_user::*;
@@ -133,7 +133,7 @@ impl Client {
     }
 
     pub(super) fn over(socket: UnixStream) -> Client {
-        socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
         Client {
             socket,
             decoder: Decoder::new(LIMITS),
