@@ -191,6 +191,14 @@ impl Client {
         )
     }
 
+    /// FSINFO: what the server takes at once, among others.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn limits(&mut self, file: Handle) -> Outcome<FsinfoOk> {
+        self.nfs::<FsinfoOk, Option<Attributes>>(Procedure::Fsinfo, &file)
+    }
+
     /// LOOKUP.
     ///
     /// # Errors

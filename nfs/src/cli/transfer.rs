@@ -17,7 +17,7 @@ use urnic_nfs::nfs3::*;
 /// How to move data.
 #[derive(Args, Debug)]
 pub(crate) struct Window {
-    /// Octets of each READ or WRITE, at most 1M
+    /// Octets of each READ or WRITE, at most 1M; fewer if the server takes fewer
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = block)]
     block: u64,
     /// READs or WRITEs under way at once
@@ -79,12 +79,17 @@ impl Get {
         let failed = |error: std::io::Error| format!("{}: {error}", local.display());
         let target = File::create(&local).map_err(failed)?;
         let bar = self.window.bar(attributes.size);
-        let got = self
-            .window
-            .read(&mut place.client, file, attributes.size, |offset, data| {
+        let limits = place.client.limits(file);
+        let limits = limits.map_err(|error| self.remote.failed(&error))?;
+        let got = self.window.within(limits.read_max).read(
+            &mut place.client,
+            file,
+            attributes.size,
+            |offset, data| {
                 bar.inc(data.len() as u64);
                 target.write_all_at(data, offset)
-            });
+            },
+        );
         got.map_err(|error| self.remote.failed(&error))?;
         bar.finish_and_clear();
         target.sync_all().map_err(failed)
@@ -128,12 +133,17 @@ impl Put {
             }
         };
         let bar = self.window.bar(metadata.len());
-        let put = self
-            .window
-            .write(&mut place.client, file, metadata.len(), |offset, data| {
+        let limits = place.client.limits(file);
+        let limits = limits.map_err(|error| self.remote.failed(&error))?;
+        let put = self.window.within(limits.write_max).write(
+            &mut place.client,
+            file,
+            metadata.len(),
+            |offset, data| {
                 bar.inc(data.len() as u64);
                 source.read_exact_at(data, offset)
-            });
+            },
+        );
         put.map_err(|error| self.remote.failed(&error))?;
         bar.finish_and_clear();
         Ok(())
@@ -144,6 +154,12 @@ impl Window {
     pub(crate) const fn new(block: u64, depth: u16) -> Self {
         let quiet = true;
         Self { block, depth, quiet }
+    }
+
+    /// The same with blocks that a server takes which takes `most` octets at once.
+    pub(crate) fn within(&self, most: u32) -> Self {
+        let block = self.block.min(u64::from(most)).max(1);
+        Self { block, ..*self }
     }
 
     /// A bar for transfers that last, on a terminal.
@@ -269,5 +285,22 @@ impl Window {
             }
         }
         Err(Error::Nonsense("its write verifier changes all the time"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_what_both_take() {
+        let block = |own, most| Window::new(own, 8).within(most).block;
+        assert_eq!(block(1 << 20, 64 << 10), 64 << 10);
+        assert_eq!(block(4096, 64 << 10), 4096);
+        assert_eq!(
+            block(1 << 20, 0),
+            1,
+            "a server that takes nothing is asked, and says why not"
+        );
     }
 }
