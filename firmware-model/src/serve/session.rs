@@ -73,12 +73,13 @@ impl Session {
             device: None,
         };
         let Err(Broken) = self.serve(&mut wiring);
-        self.link.break_off();
+        // A driver that is told of its device's end completes what is open: the device must not do so any more.
         if let Some(device) = wiring.device.take() {
             // What has completed still arrives.
             device.shutdown();
             device.reset();
         }
+        self.link.break_off();
         tracing::info!("a client has gone");
     }
 
