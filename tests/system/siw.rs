@@ -278,10 +278,13 @@ pub(crate) fn siw_measures(guest: &Guest, line: &str, settings: Settings<'_>) ->
 fn perftest_both_ways() {
     or_skip!(installed("ib_send_bw"));
     let guest = or_skip!(Guest::borrowed());
-    for name in ["ib_send_bw", "ib_write_bw", "ib_read_bw"] {
+    // siw puts the second part of a CRC that TCP brings in two pieces where the first was, and calls it wrong. That comes with a TCP window that is
+    // full, as by more than one Read under way.
+    let lines = [("ib_send_bw", ""), ("ib_write_bw", ""), ("ib_read_bw", " -t 1")];
+    for (name, for_siw) in lines {
         let line = format!("{name} -n 20");
         urnic_measures(&guest, &line, &[]);
-        let ends = siw_measures(&guest, &line, &[]);
+        let ends = siw_measures(&guest, &format!("{line}{for_siw}"), &[]);
         assert!(ends.theirs.contains(" 65536      20 "), "{}", ends.theirs);
     }
     guest.wire().judge().is_clean();
