@@ -57,7 +57,7 @@ bench: ## speed and cost against raw TCP and UCX, as ratios from one run
 	$(CARGO) build --release --quiet $(PLUGIN) -p urnic-bench
 	@$(TARGET)/release/urnic-bench
 
-soak: ## the long forms of the tests: millions of messages, hundreds of runs, valgrind, asan (about half an hour)
+soak: ## the long forms of the tests: millions of messages, hundreds of runs, valgrind, asan (an hour or more)
 	@scripts/setup build test
 	@scripts/test soak
 
