@@ -193,8 +193,9 @@ impl<'a> PciGuest<'a> {
         for (index, socket) in sockets.iter().enumerate() {
             let slot = FIRST_SLOT + index;
             let path = socket.display();
+            // QEMU gives up a device whose answer takes five seconds by the clock, which a machine may stand still for.
             qemu = qemu.arg("-device").arg(format!(
-                r#"{{"driver":"vfio-user-pci","bus":"pcie.0","addr":"{slot:#x}","socket":{{"type":"unix","path":"{path}"}}}}"#
+                r#"{{"driver":"vfio-user-pci","bus":"pcie.0","addr":"{slot:#x}","x-msg-timeout":60000,"socket":{{"type":"unix","path":"{path}"}}}}"#
             ));
         }
         let mut qemu = host.program(qemu).spawn();
