@@ -15,6 +15,7 @@ pub mod pair;
 pub mod pci_guest;
 pub mod peer;
 pub mod program;
+pub mod random;
 pub mod realigned;
 #[cfg(test)]
 mod rows;

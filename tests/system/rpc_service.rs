@@ -58,11 +58,16 @@ fn sixteen_clients_are_served_at_once_and_leave_nothing() {
     );
 }
 
-#[test]
-fn a_client_goes_on_when_its_server_was_killed_and_started_again() {
+/// A client that is started with this variable set goes on when its server was killed and started again.
+#[track_caller]
+fn goes_on(variable: Option<&str>) {
     let line = format!("serve 127.0.0.1:{}", free_port());
     let (server, address) = serving(reverse(&line));
-    let mut client = reverse(&format!("call {address} 200000 forever")).spawn();
+    let client = reverse(&format!("call {address} 200000 forever"));
+    let mut client = variable
+        .into_iter()
+        .fold(client, |client, name| client.env(name, "1"))
+        .spawn();
     client.says("how far it is", |said| said.contains("100 times").then_some(()));
     server.signal(Signal::KILL);
     drop(server);
@@ -72,6 +77,11 @@ fn a_client_goes_on_when_its_server_was_killed_and_started_again() {
         (said.lines().count() > 3).then_some(())
     });
     assert_eq!(client.ended(), None);
+}
+
+#[test]
+fn a_client_goes_on_when_its_server_was_killed_and_started_again() {
+    goes_on(None);
 }
 
 #[test]
@@ -159,18 +169,5 @@ fn octets_come_back_by_rdma_also_without_memory_windows() {
 
 #[test]
 fn a_client_without_memory_windows_goes_on_when_its_server_was_killed() {
-    let line = format!("serve 127.0.0.1:{}", free_port());
-    let (server, address) = serving(reverse(&line));
-    let mut client = reverse(&format!("call {address} 200000 forever"))
-        .env("REVERSE_WITHOUT_WINDOWS", "1")
-        .spawn();
-    client.says("how far it is", |said| said.contains("100 times").then_some(()));
-    server.signal(Signal::KILL);
-    drop(server);
-    let told = client.output().len();
-    let _server = serving(reverse(&line));
-    client.says_from(told, "that it goes on", |said| {
-        (said.lines().count() > 3).then_some(())
-    });
-    assert_eq!(client.ended(), None);
+    goes_on(Some("REVERSE_WITHOUT_WINDOWS"));
 }

@@ -3,6 +3,7 @@
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use urnic_tests::or_skip;
 use urnic_tests::peer::{End, Peer, hex};
+use urnic_tests::random::Random;
 use urnic_tests::served::in_process;
 use urnic_tests::startup::CRC;
 use urnic_tests::ulpdu::{read_request, send, write};
@@ -10,22 +11,6 @@ use urnic_tests::victim::{LARGE, Link, ROLES, Victim, Wish, opcode};
 use urnic_tests::wait::{PATIENCE, descriptors, resident, until};
 
 use super::{ALL_FLUSHED, Scene};
-
-/// Xorshift: the same in every run.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len).map(|_| self.next() as u8).collect()
-    }
-}
 
 #[test]
 fn thousands_of_idle_and_babbling_strangers_cost_little_and_stall_nobody() {

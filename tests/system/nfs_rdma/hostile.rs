@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use urnic_tests::peer::Peer;
+use urnic_tests::random::Random;
 use urnic_tests::startup::{CRC, Frame, REJECT};
 use urnic_tests::ulpdu::{complaint, send, tagged};
 use urnic_tests::wait::{PATIENCE, descriptors, resident, until};
@@ -331,44 +332,33 @@ fn a_call_whose_memory_cannot_be_read_ends_the_connection_once() {
     assert!(refused.is_some(), "the call is not refused");
 }
 
-/// Xorshift: the same in every run.
-struct Random(u64);
+/// Messages that are the same in every run.
+struct Messages(Random);
 
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() >> 11) as usize % end
-    }
-
+impl Messages {
     /// A word of those that mean something, more often than not.
     fn word(&mut self) -> u32 {
         const WORDS: [u32; 12] = [0, 0, 0, 1, 1, 2, 3, 4, 8, 40, 4096, u32::MAX];
-        match self.below(10) {
-            0 => self.next() as u32,
-            _ => WORDS[self.below(WORDS.len())],
+        match self.0.below(10) {
+            0 => self.0.next() as u32,
+            _ => WORDS[self.0.below(WORDS.len())],
         }
     }
 
     /// A message, of this transaction if it is long enough for one.
     fn message(&mut self, xid: u32) -> Vec<u8> {
-        let mut message = match self.below(4) {
-            0 => (0..self.below(256))
+        let mut message = match self.0.below(4) {
+            0 => (0..self.0.below(256))
                 .map(|_| self.word())
                 .flat_map(u32::to_be_bytes)
                 .collect(),
-            1 => (0..self.below(1024)).map(|_| self.next() as u8).collect(),
+            1 => (0..self.0.below(1024)).map(|_| self.0.next() as u8).collect(),
             _ => {
                 // A message that some row is about, with a few words of it changed.
-                let rows = [refused_headers(), answered_calls()][self.below(2)].clone();
-                let mut message = rows[self.below(rows.len())].1.clone();
-                for _ in 0..self.below(4) {
-                    let at = self.below(message.len() / 4) * 4;
+                let rows = [refused_headers(), answered_calls()][self.0.below(2)].clone();
+                let mut message = rows[self.0.below(rows.len())].1.clone();
+                for _ in 0..self.0.below(4) {
+                    let at = self.0.below(message.len() / 4) * 4;
                     message[at..at + 4].copy_from_slice(&self.word().to_be_bytes());
                 }
                 message
@@ -436,12 +426,12 @@ fn thousands_of_random_messages_harm_neither_the_server_nor_its_other_clients() 
         });
         let put = put().spawn();
         let ends = Ends(over);
-        let mut random = Random(0x6a09_e667_f3bc_c908);
+        let mut messages = Messages(Random(0x6a09_e667_f3bc_c908));
         let mut requester = Requester::of(&export);
         for first in (0..MESSAGES).step_by(BATCH as usize) {
             let mut owed = HashMap::new();
             for xid in first + 1..=first + BATCH {
-                let message = random.message(xid);
+                let message = messages.message(xid);
                 owed.insert(xid, due(&message));
                 requester.says(&message);
             }
