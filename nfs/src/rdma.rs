@@ -66,6 +66,6 @@ fn failed(error: Error) -> io::Error {
     match error {
         Error::Verbs(error) => error,
         Error::Unreachable(_) => io::Error::new(io::ErrorKind::HostUnreachable, error),
-        Error::Removed | Error::Invalid(_) | Error::Call(_) => io::Error::other(error),
+        Error::Gone | Error::Removed | Error::Invalid(_) | Error::Call(_) => io::Error::other(error),
     }
 }

@@ -4,8 +4,10 @@
 use crate::memory::{Buffer, Pool, Slice};
 use crate::service::{Request, Response, Service};
 use crate::xdr::padding;
+use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::io::{self, BufReader, IoSlice, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -67,14 +69,19 @@ pub fn serve(listener: &TcpListener, service: &Arc<dyn Service>, pool: &Pool) ->
     }
 }
 
-/// Ends the connection on which nothing came for longest. Those that hold on to many have nothing of it: who works is not among the idle.
+/// Ends the connection on which nothing came for longest, of those of the address that has most: whoever holds on to many makes room himself.
 fn end_the_idle(connections: &mut Vec<Weak<Connection>>) {
+    let mut counts = HashMap::<IpAddr, usize>::new();
+    for connection in connections.iter().filter_map(Weak::upgrade) {
+        *counts.entry(connection.peer.ip()).or_default() += 1;
+    }
     let heard = |(index, connection): (usize, &Weak<Connection>)| {
         let connection = connection.upgrade()?;
+        let count = counts.get(&connection.peer.ip()).copied().unwrap_or_default();
         let heard = *connection.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        Some((heard, index))
+        Some((Reverse(count), heard, index))
     };
-    let Some((_, index)) = connections.iter().enumerate().filter_map(heard).min() else {
+    let Some((_, _, index)) = connections.iter().enumerate().filter_map(heard).min() else {
         return;
     };
     if let Some(idle) = connections.swap_remove(index).upgrade() {
@@ -186,6 +193,7 @@ impl Connection {
                 peer: self.peer,
                 message: &message,
                 item,
+                back: None,
             };
             if let Some(Response { message, item }) = self.service.call(request) {
                 let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,19 +1,22 @@
 //! The end that connects and calls.
 
-use crate::endpoint::{Endpoint, Memory};
+use crate::endpoint::{Endpoint, Memory, Taken};
 use crate::memory::{Buffer, Pool, Slice};
 use crate::options::{Error, Options};
+use crate::service::{Request, Response, Service, reply};
 use crate::verbs::{Channel, Device, Event as CmEvent, Id, Link};
 use rdma_mummy_sys::rdma_cm_event_type as kind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use urnic_rpc_rdma::PrivateData;
+use urnic_rpc_rdma::binding::{Binding, bound, may_go_backward};
 use urnic_rpc_rdma::engine::{self, Config, Connection, Event, Item, Message, Role, Terms};
+use urnic_rpc_rdma::rpc::{self, CallHeader};
 
 /// Milliseconds for which librdmacm looks for an address and a route.
 const RESOLUTION: i32 = 2000;
@@ -25,7 +28,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub struct Call {
     /// The RPC message from its xid on, without the argument and its padding. [`Client::xid`] has transactions that were not used yet.
     pub message: Vec<u8>,
-    /// The argument that may go by Read chunk: octets of the message before it, and its own, which must be of [`Client::pool`].
+    /// The argument that may go by Read chunk: octets of the message before it, and its own, which must be of [`Client::pool`]. Where the
+    /// program's [`Binding`] does not name it, it goes with the message; so does the result.
     pub argument: Option<(usize, Slice)>,
     /// Memory of [`Client::pool`] for the result that may come by Write chunk, as long as that can get.
     pub result: Option<Buffer>,
@@ -39,14 +43,14 @@ pub struct Answer {
     /// The RPC message, without the result if that was placed.
     pub message: Vec<u8>,
     /// [`Call::result`] again, of the length of the result that was placed there; and whether it was offered at all: else the result is in the
-    /// message.
+    /// message. `None` if there was no such memory, or the program's binding knows of no such result.
     pub result: Option<(Buffer, bool)>,
 }
 
 /// A connection to a server, made again as often as it breaks: calls that were not answered are then sent again, with the same xid.
 ///
-/// It has no thread. Things go on while somebody is in [`call`](Self::call) or [`wait`](Self::wait): one of those who are waits for the
-/// device, and the others for that one.
+/// It has no thread. Things go on while somebody is in [`call`](Self::call), [`wait`](Self::wait) or [`attend`](Self::attend): one of those who are waits
+/// for the device, and the others for that one. Calls of the server's are answered by them, too.
 pub struct Client {
     address: SocketAddr,
     options: Options,
@@ -67,6 +71,8 @@ struct State {
     /// Since when there is no connection, or none over which those who wait for answers got one; and why.
     lost: Option<(Instant, String)>,
     answers: HashMap<u32, Result<Answer, Error>>,
+    /// Calls of the server's that nobody has answered yet.
+    called: VecDeque<Taken>,
 }
 
 enum Phase {
@@ -103,7 +109,7 @@ impl Client {
             state: Mutex::new(State::new(options, pool)),
             changed: Condvar::new(),
         };
-        client.until(|state| match (&state.phase, &state.lost) {
+        client.until(None, |state| match (&state.phase, &state.lost) {
             (Phase::Connected, _) => Some(Ok(())),
             (_, Some((since, why))) if since.elapsed() >= client.options.patience => {
                 Some(Err(Error::Unreachable(why.clone())))
@@ -137,22 +143,35 @@ impl Client {
     /// # Errors
     /// The call makes no sense.
     pub fn submit(&self, call: Call) -> Result<u32, Error> {
+        let Call {
+            mut message,
+            mut argument,
+            mut result,
+            mut max_reply,
+        } = call;
+        // What the program's binding does not name goes with the message (RFC 8166 §6).
+        let bound = bound(&self.bindings(), &message);
+        if let Some((offset, octets)) = argument.take_if(|(offset, _)| bound.argument != Some(*offset)) {
+            let end = offset.min(message.len());
+            let padding = octets.len().next_multiple_of(4) - octets.len();
+            let padded = octets.iter().copied().chain(std::iter::repeat_n(0, padding));
+            message.splice(end..end, padded);
+        }
+        if let Some(buffer) = result.take_if(|_| bound.result.is_none()) {
+            max_reply += buffer.len().next_multiple_of(4);
+        }
         let item = |offset, memory: Slice| {
             let len = memory.len() as u32;
             let memory: Memory = [memory].into();
             vec![Item { offset, memory, len }]
         };
         let call = engine::Call {
-            message: call.message.into(),
-            arguments: call
-                .argument
+            message: message.into(),
+            arguments: argument
                 .map(|(offset, memory)| item(offset, memory))
                 .unwrap_or_default(),
-            results: call
-                .result
-                .map(|buffer| item(0, buffer.share()))
-                .unwrap_or_default(),
-            max_reply: call.max_reply,
+            results: result.map(|buffer| item(0, buffer.share())).unwrap_or_default(),
+            max_reply,
         };
         let mut state = self.lock();
         // Nobody has waited so far.
@@ -172,7 +191,13 @@ impl Client {
     /// # Errors
     /// It has none, or the server cannot be reached.
     pub fn wait(&self, xid: u32) -> Result<Answer, Error> {
-        self.until(|state| state.answers.remove(&xid))
+        self.until(None, |state| state.answers.remove(&xid))
+    }
+
+    /// Waits for no answer, but has [`Options::callbacks`] answer what the server calls, and connects again when the connection breaks: for that long.
+    pub fn attend(&self, time: Duration) {
+        let end = Instant::now().checked_add(time);
+        self.until(end, |_| end.filter(|end| *end <= Instant::now()).map(drop));
     }
 
     /// Waits for the answer to any call that was made.
@@ -180,7 +205,7 @@ impl Client {
     /// # Errors
     /// No call is outstanding. What became of the call itself is beside its xid.
     pub fn wait_any(&self) -> Result<(u32, Result<Answer, Error>), Error> {
-        self.until(|state| {
+        self.until(None, |state| {
             if let Some(xid) = state.answers.keys().next().copied() {
                 return state.answers.remove(&xid).map(|answer| Ok((xid, answer)));
             }
@@ -193,20 +218,41 @@ impl Client {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until there is what `found` looks for.
-    fn until<T>(&self, mut found: impl FnMut(&mut State) -> Option<T>) -> T {
+    /// Waits until there is what `found` looks for, which is looked for at that time, too.
+    fn until<T>(&self, end: Option<Instant>, mut found: impl FnMut(&mut State) -> Option<T>) -> T {
         let mut state = self.lock();
         loop {
             if let Some(found) = found(&mut state) {
                 return found;
             }
+            if let Some(taken) = state.called.pop_front() {
+                drop(state);
+                let response = self.answer(&taken);
+                state = self.lock();
+                let (call, engine) = (taken.incoming.call, &mut state.endpoint.engine);
+                // A call that is gone, with its connection, needs no answer.
+                let _ = match response {
+                    Some(response) => engine.reply(call, &reply(response)),
+                    None => engine.drop_call(call),
+                };
+                state.endpoint.carry();
+                continue;
+            }
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             if state.led {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = match left {
+                    None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                    Some(left) => {
+                        let waited = self.changed.wait_timeout(state, left);
+                        waited.unwrap_or_else(PoisonError::into_inner).0
+                    }
+                };
                 continue;
             }
             state.led = true;
             let link = state.endpoint.link().cloned();
             let timeout = state.timeout(self.options.patience);
+            let timeout = timeout.into_iter().chain(left).min();
             drop(state);
             self.sleep(link.as_deref(), timeout);
             // The endpoint's link goes only below, so that this is not the last one.
@@ -216,6 +262,32 @@ impl Client {
             self.turn(&mut state);
             self.changed.notify_all();
         }
+    }
+
+    fn bindings(&self) -> Vec<&dyn Binding> {
+        self.options
+            .bindings
+            .iter()
+            .map(|binding| *binding as _)
+            .collect()
+    }
+
+    /// Has the service answer a call of the server's.
+    fn answer(&self, taken: &Taken) -> Option<Response> {
+        let service: &dyn Service = self.options.callbacks.as_deref()?;
+        let message = taken.message.octets();
+        if let Ok(header) = CallHeader::parse(message)
+            && !may_go_backward(&self.bindings(), &header)
+        {
+            let message = rpc::proc_unavail(header.xid);
+            return Some(Response { message, item: None });
+        }
+        service.call(Request {
+            peer: self.address,
+            message,
+            item: None,
+            back: None,
+        })
     }
 
     fn sleep(&self, link: Option<&Link>, timeout: Option<Duration>) {
@@ -328,14 +400,21 @@ impl Client {
         };
         let device = Arc::new(Device::of(&id, &self.pool, self.options.windows)?);
         let (limits, sends) = (device.limits, Endpoint::sends(&device));
-        let link = Link::new(id, device, sends, self.options.credits)?;
+        // As many replies as calls; and calls of the server's, of which one more is posted before the reply that makes room for it is out.
+        let receives = self.options.credits + granted(&self.options).map_or(0, |granted| granted + 1);
+        let link = Link::new(id, device, sends, receives)?;
         let said = state.endpoint.says(limits.windows).emit();
-        state.endpoint.attach(link, self.options.credits, sends);
+        state.endpoint.attach(link, receives, sends);
         match state.endpoint.link() {
             Some(link) => link.connect(&said, limits.reads),
             None => Ok(()),
         }
     }
+}
+
+/// Calls that the server may make at a time.
+fn granted(options: &Options) -> Option<u32> {
+    options.callbacks.is_some().then(|| options.backward.max(1))
 }
 
 /// What did not work.
@@ -358,6 +437,7 @@ impl State {
     fn new(options: &Options, pool: &Pool) -> Self {
         let config = Config {
             request: options.credits,
+            grant: granted(options).unwrap_or_default(),
             profile: options.profile,
             limits: options.limits,
             ..Config::new(Role::Client)
@@ -370,6 +450,7 @@ impl State {
             answered: false,
             lost: Some((now, "not connected yet".into())),
             answers: HashMap::new(),
+            called: VecDeque::new(),
         }
     }
 
@@ -389,6 +470,8 @@ impl State {
     fn down(&mut self, why: String) {
         tracing::debug!(why, "no connection");
         self.endpoint.detach();
+        // The server makes those again that it has no answer to.
+        self.called.clear();
         let now = Instant::now();
         let pause = if std::mem::take(&mut self.answered) {
             Duration::ZERO
@@ -430,10 +513,10 @@ impl State {
                     let answer = self.answer(call, outcome);
                     self.answers.insert(xid, answer);
                 }
-                // Nobody was granted a call, and so none comes.
-                Event::Called(incoming) => {
-                    let _ = self.endpoint.engine.drop_call(incoming.call);
-                }
+                Event::Called(incoming) => match self.endpoint.taken(incoming) {
+                    Some(taken) => self.called.push_back(taken),
+                    None => self.endpoint.disconnect(),
+                },
                 Event::Finished(_) => {}
             }
         }

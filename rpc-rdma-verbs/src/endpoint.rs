@@ -110,6 +110,10 @@ struct Live {
     depth: usize,
     /// It is being ended: nothing is posted any more.
     broken: bool,
+    /// A receive failed, as all do when the connection ends.
+    ended: bool,
+    /// The peer was found to take backward calls.
+    takes_calls: bool,
     /// When something last came, or was over.
     heard: Instant,
     /// Looks since what is posted last went on.
@@ -190,6 +194,8 @@ impl Endpoint {
             receive: self.said.receive_size,
             depth: (receives + room) as usize,
             broken: false,
+            ended: false,
+            takes_calls: false,
             heard: Instant::now(),
             looks: 0,
         });
@@ -206,9 +212,23 @@ impl Endpoint {
         self.carry();
     }
 
+    /// The client's upper layer takes calls. To be told more than once does no harm.
+    pub(crate) fn takes_calls(&mut self) {
+        if let Some(live) = &mut self.live
+            && !std::mem::replace(&mut live.takes_calls, true)
+        {
+            self.engine.peer_takes_calls();
+        }
+    }
+
     /// Whether the connection was given up.
     pub(crate) fn broken(&self) -> bool {
         self.live.as_ref().is_none_or(|live| live.broken)
+    }
+
+    /// Whether nothing more will come: it was given up, or has ended, which the connection manager tells later.
+    pub(crate) fn ended(&self) -> bool {
+        self.live.as_ref().is_none_or(|live| live.broken || live.ended)
     }
 
     /// When something last came, or was over.
@@ -427,6 +447,7 @@ impl Endpoint {
         let Some(live) = &mut self.live else { return };
         if let Some(slot) = receive_slot(completion.number) {
             live.free.push(slot);
+            live.ended |= completion.failed.is_some();
             if let Some(Some(buffer)) = live.receives.get(slot)
                 && completion.failed.is_none()
                 && !live.broken

@@ -1,8 +1,12 @@
 //! RPC-over-RDMA version one on any RDMA device that libibverbs sees: [`urnic_rpc_rdma`]'s engines, and librdmacm and libibverbs to carry
 //! out what they say.
 //!
+//! A [`Client`] calls and a [`Server`] has a [`Service`] answer. The server may call as well, backward, over the connections that its clients made:
+//! [`Caller`] is its way to one of them, and [`Options::callbacks`] answers there.
+//!
 //! Both libraries are loaded when the program starts, so that it builds and runs, without RDMA, where they are not installed.
 
+mod backward;
 mod client;
 mod endpoint;
 pub mod memory;
@@ -11,6 +15,7 @@ mod server;
 pub mod service;
 mod verbs;
 
+pub use backward::Caller;
 pub use client::{Answer, Call, Client};
 pub use memory::{Buffer, Pool, Slice};
 pub use options::{Error, Options};

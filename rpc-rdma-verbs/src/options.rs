@@ -1,7 +1,9 @@
 //! What clients and servers are made with, and what can go wrong.
 
+use crate::service::Service;
 use rustix::io::Errno;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 use urnic_rpc_rdma::binding::{Binding, Mount3, Nfs3};
 use urnic_rpc_rdma::engine::{CallError, Invalid};
@@ -18,8 +20,13 @@ pub struct Options {
     pub profile: Profile,
     /// What one call may make a server hold.
     pub limits: Limits,
-    /// What may go by Read chunk. A server answers calls that let anything else go so with GARBAGE_ARGS.
+    /// What may go by chunk. A client sends all else with the message; a server answers calls that let anything else go so with GARBAGE_ARGS.
     pub bindings: &'static [&'static (dyn Binding + Sync)],
+    /// What answers the calls of a server to its client, backward ones (RFC 8167). A client without it takes none. They go without chunks, and of programs that have
+    /// a binding none but those that it names.
+    pub callbacks: Option<Arc<dyn Service>>,
+    /// Backward calls at a time: what a client that takes any grants, and what a server asks for.
+    pub backward: u32,
     /// How long a client does without a connection, trying to get one, before its calls fail.
     pub patience: Duration,
     /// Threads on which a server calls its service.
@@ -38,6 +45,8 @@ impl Default for Options {
             profile: Profile::default(),
             limits: Limits::default(),
             bindings: &[&Nfs3, &Mount3],
+            callbacks: None,
+            backward: 8,
             patience: Duration::from_secs(60),
             threads: 4,
             connections: 256,
@@ -66,6 +75,9 @@ pub enum Error {
     /// Nobody could be reached for as long as [`Options::patience`] says.
     #[error("the server cannot be reached: {0}")]
     Unreachable(String),
+    /// The client that a server calls has gone, or its connection has: it may come back over another.
+    #[error("the client's connection is gone")]
+    Gone,
     /// The device that a server listened at is gone.
     #[error("the device is gone")]
     Removed,

@@ -1,23 +1,25 @@
 //! The end that listens and answers.
 
-use crate::endpoint::{Endpoint, Memory, Taken};
+use crate::backward::{Caller, Waiting};
+use crate::endpoint::{Endpoint, Taken};
 use crate::memory::{Pool, Slice};
 use crate::options::{Error, Options};
-use crate::service::{Request, Response, Service};
+use crate::service::{Request, Response, Service, reply};
 use crate::verbs::{Channel, Device, Event as CmEvent, Id, Link};
 use rdma_mummy_sys::rdma_cm_event_type as kind;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::{Errno, read, write};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use urnic_rpc_rdma::binding::{Binding, check};
-use urnic_rpc_rdma::engine::{Config, Connection, Event, Item, Reply, Role, Terms};
+use urnic_rpc_rdma::engine::{Config, Connection, Event, Role, Terms};
 use urnic_rpc_rdma::{PrivateData, rpc};
 
 /// Connection requests that may wait.
@@ -53,9 +55,7 @@ pub struct Server {
     pool: Pool,
     epoll: OwnedFd,
     stop: OwnedFd,
-    /// Counts jobs.
-    waiting: OwnedFd,
-    jobs: Mutex<VecDeque<Job>>,
+    jobs: Arc<Jobs>,
     /// Transactions that broke a connection (RFC 8166 §4.5.3).
     refused: Mutex<BTreeMap<IpAddr, Vec<u32>>>,
     /// The listener's device is gone.
@@ -64,9 +64,15 @@ pub struct Server {
     next_look: Mutex<Instant>,
 }
 
-struct Peer {
-    address: SocketAddr,
-    endpoint: Mutex<Endpoint>,
+/// A client's connection.
+pub(crate) struct Peer {
+    pub(crate) address: SocketAddr,
+    pub(crate) endpoint: Mutex<Endpoint>,
+    jobs: Arc<Jobs>,
+    /// Those who wait for answers of the client's.
+    pub(crate) waiting: Mutex<HashMap<u32, Waiting>>,
+    /// The next transaction of a call to the client.
+    pub(crate) xid: AtomicU32,
 }
 
 /// A call that nobody has answered yet.
@@ -75,7 +81,77 @@ struct Job {
     taken: Taken,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Calls that wait for a thread.
+struct Jobs {
+    queue: Mutex<VecDeque<Job>>,
+    /// Counts them.
+    count: OwnedFd,
+}
+
+impl Jobs {
+    /// Puts a call behind the others.
+    fn leave(&self, job: Job) {
+        lock(&self.queue).push_back(job);
+        let _ = write(&self.count, &1_u64.to_ne_bytes());
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut count = [0; 8];
+        read(&self.count, &mut count).ok()?;
+        lock(&self.queue).pop_front()
+    }
+}
+
+impl Peer {
+    /// Hands on what came: leaves all calls but the first one to others.
+    fn sort(self: &Arc<Self>, endpoint: &mut Endpoint) -> Option<Job> {
+        let mut first = None;
+        for event in endpoint.events() {
+            let incoming = match event {
+                Event::Called(incoming) => incoming,
+                Event::Answered { xid, outcome, .. } => {
+                    if let Some(waiting) = lock(&self.waiting).get_mut(&xid) {
+                        waiting.tell(outcome);
+                    }
+                    continue;
+                }
+                Event::Finished(_) => continue,
+            };
+            let Some(taken) = endpoint.taken(incoming) else {
+                endpoint.disconnect();
+                continue;
+            };
+            let job = Job {
+                peer: Arc::clone(self),
+                taken,
+            };
+            if first.is_none() {
+                first = Some(job);
+            } else {
+                self.jobs.leave(job);
+            }
+        }
+        first
+    }
+
+    /// The same, and leaves that one, too.
+    pub(crate) fn leave_all(self: &Arc<Self>, endpoint: &mut Endpoint) {
+        if let Some(job) = self.sort(endpoint) {
+            self.jobs.leave(job);
+        }
+    }
+
+    /// The connection has ended. Who waits for an answer over it has none.
+    fn ended(self: &Arc<Self>, endpoint: &mut Endpoint) {
+        endpoint.detach();
+        for xid in endpoint.engine.outstanding_xids() {
+            endpoint.engine.cancel(xid);
+        }
+        let _ = self.sort(endpoint);
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -102,13 +178,17 @@ impl Server {
         let counter = |flags| {
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | flags).map_err(io::Error::from)
         };
-        let (stop, waiting) = (counter(EventfdFlags::empty())?, counter(EventfdFlags::SEMAPHORE)?);
+        let stop = counter(EventfdFlags::empty())?;
+        let jobs = Arc::new(Jobs {
+            queue: Mutex::default(),
+            count: counter(EventfdFlags::SEMAPHORE)?,
+        });
         let add = |fd, token, flags| {
             epoll::add(&epoll, fd, EventData::new_u64(token), flags).map_err(io::Error::from)
         };
         add(channel.fd(), token::MANAGER, ONCE)?;
         add(stop.as_fd(), token::STOP, EventFlags::IN)?;
-        add(waiting.as_fd(), token::JOBS, EventFlags::IN)?;
+        add(jobs.count.as_fd(), token::JOBS, EventFlags::IN)?;
         Ok(Self {
             connections: Mutex::default(),
             devices: Mutex::default(),
@@ -118,8 +198,7 @@ impl Server {
             pool: pool.clone(),
             epoll,
             stop,
-            waiting,
-            jobs: Mutex::default(),
+            jobs,
             refused: Mutex::default(),
             removed: AtomicBool::new(false),
             next_look: Mutex::new(Instant::now() + BETWEEN_LOOKS),
@@ -150,7 +229,7 @@ impl Server {
         for (_, peer) in lock(&self.connections).drain() {
             let mut endpoint = lock(&peer.endpoint);
             endpoint.disconnect();
-            endpoint.detach();
+            peer.ended(&mut endpoint);
         }
         if self.removed.load(Relaxed) {
             return Err(Error::Removed);
@@ -186,12 +265,7 @@ impl Server {
             }
             let job = match event[0].data.u64() {
                 token::STOP => return,
-                token::JOBS => {
-                    let mut count = [0; 8];
-                    read(&self.waiting, &mut count)
-                        .ok()
-                        .and_then(|_| lock(&self.jobs).pop_front())
-                }
+                token::JOBS => self.jobs.next(),
                 token::MANAGER => {
                     self.manage();
                     None
@@ -207,48 +281,20 @@ impl Server {
                 next = self.answer(job, service, &bindings);
             }
             if let Some(job) = next {
-                self.leave(job);
+                self.jobs.leave(job);
             }
         }
-    }
-
-    /// Puts a call behind those that wait for a thread.
-    fn leave(&self, job: Job) {
-        lock(&self.jobs).push_back(job);
-        let _ = write(&self.waiting, &1_u64.to_ne_bytes());
     }
 
     /// Takes what came on a connection: the first call.
     fn look(&self, key: u64, peer: &Arc<Peer>) -> Option<Job> {
         let mut endpoint = lock(&peer.endpoint);
         endpoint.progress();
-        let job = self.sort(peer, &mut endpoint);
+        let job = peer.sort(&mut endpoint);
         if let Some(link) = endpoint.link() {
             let _ = epoll::modify(&self.epoll, link.fd(), EventData::new_u64(key), ONCE);
         }
         job
-    }
-
-    /// Leaves all calls but the first one to others.
-    fn sort(&self, peer: &Arc<Peer>, endpoint: &mut Endpoint) -> Option<Job> {
-        let mut first = None;
-        for event in endpoint.events() {
-            let Event::Called(incoming) = event else { continue };
-            let Some(taken) = endpoint.taken(incoming) else {
-                endpoint.disconnect();
-                continue;
-            };
-            let job = Job {
-                peer: Arc::clone(peer),
-                taken,
-            };
-            if first.is_none() {
-                first = Some(job);
-            } else {
-                self.leave(job);
-            }
-        }
-        first
     }
 
     /// Has the service answer: the first call that came in the meantime.
@@ -266,6 +312,7 @@ impl Server {
             .collect();
         let response = match check(bindings, message, &places) {
             Ok(()) => service.call(Request {
+                back: Some(&Caller(Arc::clone(&peer))),
                 peer: peer.address,
                 message,
                 item: taken
@@ -290,7 +337,7 @@ impl Server {
         };
         endpoint.carry();
         endpoint.progress();
-        self.sort(&peer, &mut endpoint)
+        peer.sort(&mut endpoint)
     }
 
     /// Takes what the connection manager tells.
@@ -366,6 +413,7 @@ impl Server {
         let reads = reads.min(limits.reads).max(1);
         let config = Config {
             grant: self.options.credits,
+            request: self.options.backward,
             profile: self.options.profile,
             limits: self.options.limits,
             max_reads: reads.into(),
@@ -374,8 +422,8 @@ impl Server {
         let mut engine = Connection::new(&config);
         engine.refuse(lock(&self.refused).remove(&address.ip()).unwrap_or_default());
         let mut endpoint = Endpoint::new(engine, &self.pool, self.options.private_data());
-        // One more, since a receive is posted before a reply that makes room for it is out.
-        let receives = self.options.credits + 1;
+        // One more, since a receive is posted before a reply that makes room for it is out; and those for replies.
+        let receives = self.options.credits + 1 + self.options.backward.max(1);
         endpoint.attach(Link::new(id, device, sends, receives)?, receives, sends);
         let ours = endpoint.says(limits.invalidates);
         let theirs = PrivateData::find(private_data).unwrap_or_default();
@@ -389,6 +437,9 @@ impl Server {
         let peer = Arc::new(Peer {
             address,
             endpoint: Mutex::new(endpoint),
+            jobs: Arc::clone(&self.jobs),
+            waiting: Mutex::default(),
+            xid: AtomicU32::new(0),
         });
         let _held = lock(&peer.endpoint);
         lock(&self.connections).insert(key, Arc::clone(&peer));
@@ -399,14 +450,21 @@ impl Server {
         accepted.inspect_err(|_| self.gone(key))
     }
 
-    /// Ends the connection on which nothing came for longest. Those that hold on to many have nothing of it: who works is not among the idle.
+    /// Ends the connection on which nothing came for longest, of those of the address that has most: whoever holds on to many makes room himself.
     fn make_room(&self) -> bool {
+        let connections = lock(&self.connections);
+        let mut counts = HashMap::<IpAddr, usize>::new();
+        for peer in connections.values() {
+            *counts.entry(peer.address.ip()).or_default() += 1;
+        }
         let idle = |(key, peer): (&u64, &Arc<Peer>)| {
             let endpoint = peer.endpoint.try_lock().ok()?;
-            Some((endpoint.heard()?, *key))
+            let count = counts.get(&peer.address.ip()).copied().unwrap_or_default();
+            Some((Reverse(count), endpoint.heard()?, *key))
         };
-        let longest = lock(&self.connections).iter().filter_map(idle).min();
-        let Some((_, key)) = longest else { return false };
+        let longest = connections.iter().filter_map(idle).min();
+        drop(connections);
+        let Some((_, _, key)) = longest else { return false };
         self.end(key, "idle, and there are too many connections");
         true
     }
@@ -450,7 +508,7 @@ impl Server {
         if let Some(link) = endpoint.link() {
             let _ = epoll::delete(&self.epoll, link.fd());
         }
-        endpoint.detach();
+        peer.ended(&mut endpoint);
         let xids: Vec<_> = endpoint.engine.refused().collect();
         let mut refused = lock(&self.refused);
         if !xids.is_empty() && refused.len() < REFUSED {
@@ -464,19 +522,4 @@ fn unpadded(message: &[u8], place: usize, item: &Slice) -> Slice {
     let count = message.get(..place).and_then(|before| before.last_chunk::<4>());
     let count = count.map_or(item.len(), |count| u32::from_be_bytes(*count) as usize);
     item.part(0..count.min(item.len()))
-}
-
-fn reply(response: Response) -> Reply<Memory> {
-    let item = |(offset, pieces): (usize, Vec<Slice>)| {
-        let len = pieces.iter().map(|piece| piece.len() as u32).sum();
-        Item {
-            offset,
-            memory: pieces.into(),
-            len,
-        }
-    };
-    Reply {
-        message: response.message.into(),
-        results: response.item.map(item).into_iter().collect(),
-    }
 }

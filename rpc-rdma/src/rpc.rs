@@ -12,6 +12,7 @@ pub const MAX_REPLY_HEADER: usize = 5 * UNIT + (UNIT + MAX_AUTH) + 2 * UNIT;
 const RPC_VERSION: u32 = 2;
 const MSG_ACCEPTED: u32 = 0;
 const SUCCESS: u32 = 0;
+const PROC_UNAVAIL: u32 = 3;
 const GARBAGE_ARGS: u32 = 4;
 const RPCSEC_GSS: u32 = 6;
 
@@ -88,8 +89,12 @@ pub fn call(xid: u32, program: u32, version: u32, procedure: u32) -> Vec<u8> {
 
 /// The header of a reply to a call that was carried out; results follow, [`SUCCESS_LEN`] octets from the beginning.
 pub fn success(xid: u32) -> Vec<u8> {
+    accepted(xid, SUCCESS)
+}
+
+fn accepted(xid: u32, status: u32) -> Vec<u8> {
     let mut reply = Vec::new();
-    for word in [xid, 1, MSG_ACCEPTED, 0, 0, SUCCESS] {
+    for word in [xid, 1, MSG_ACCEPTED, 0, 0, status] {
         put_word(word, &mut reply);
     }
     reply
@@ -100,9 +105,10 @@ pub const SUCCESS_LEN: usize = 6 * UNIT;
 
 /// The reply that says that a call's arguments made no sense (RFC 8166 §4.5.2).
 pub fn garbage_args(xid: u32) -> Vec<u8> {
-    let mut reply = Vec::new();
-    for word in [xid, 1, MSG_ACCEPTED, 0, 0, GARBAGE_ARGS] {
-        put_word(word, &mut reply);
-    }
-    reply
+    accepted(xid, GARBAGE_ARGS)
+}
+
+/// The reply that says that there is no such procedure.
+pub fn proc_unavail(xid: u32) -> Vec<u8> {
+    accepted(xid, PROC_UNAVAIL)
 }

@@ -1,5 +1,6 @@
 //! A service over RPC-over-RDMA: the transport's own example, at both ends of a connection.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -11,6 +12,11 @@ use urnic_tests::program::{Program, Running};
 use urnic_tests::served::in_process;
 use urnic_tests::skip::installed;
 use urnic_tests::wait::{PATIENCE, descriptors, free_port, until};
+
+fn callback(line: &str) -> Program {
+    static EXAMPLE: OnceLock<PathBuf> = OnceLock::new();
+    Program::new(EXAMPLE.get_or_init(|| example("urnic-rpc-rdma-verbs", "callback"))).line(line)
+}
 
 fn reverse(line: &str) -> Program {
     static EXAMPLE: OnceLock<PathBuf> = OnceLock::new();
@@ -137,6 +143,57 @@ fn each_call_exposes_its_own_memory_and_the_reply_ends_that() {
         "{:?}",
         verdict.opcodes
     );
+    // Argument and result of each call have keys of their own, which no other call's have; its reply takes one of them away from afar.
+    let keys = |filter: &str, field: &str| {
+        let said = verdict.wire.tshark(&["-T", "fields", "-e", field], filter);
+        let key = |word: &str| match word.strip_prefix("0x") {
+            Some(hex) => u32::from_str_radix(hex, 16).expect("a key"),
+            None => word.parse().expect("a key"),
+        };
+        said.split_whitespace().map(key).collect::<BTreeSet<u32>>()
+    };
+    // Of no octets is what a connection begins with.
+    let read = keys(
+        "iwarp_rdma.opcode == 1 && iwarp_rdma.rdmardsz != 0",
+        "iwarp_rdma.srcstag",
+    );
+    let written = keys("iwarp_rdma.opcode == 0", "iwarp_ddp.stag");
+    let taken = keys("iwarp_rdma.opcode == 4", "iwarp_rdma.inval_stag");
+    assert_eq!(
+        [&read, &written, &taken].map(BTreeSet::len),
+        [8; 3],
+        "{read:?}, {written:?}, {taken:?}"
+    );
+    assert!(read.is_disjoint(&written), "{read:?}, {written:?}");
+    assert!(
+        taken.is_subset(&(&read | &written)),
+        "{taken:?} of {read:?}, {written:?}"
+    );
+}
+
+/// In the midst of a call the server calls its client, who answers while it waits; for more of them at once than the server has threads.
+#[test]
+fn a_server_calls_the_clients_that_call_it() {
+    let (server, address) = serving(callback("serve 127.0.0.1:0"));
+    let clients: Vec<_> = (1..=4)
+        .map(|steps| (steps, callback(&format!("call {address} {}", steps * 20)).spawn()))
+        .collect();
+    for (steps, client) in clients {
+        let said = client.wait().success();
+        let told: String = (0..steps * 20)
+            .rev()
+            .map(|step| format!("step {step}\n"))
+            .collect();
+        assert_eq!(said, format!("called back\n{told}counted down 28 octets\n"));
+    }
+    // One that is gone is no reason to wait.
+    let client = callback(&format!("call {address} 1000000000")).spawn();
+    let mut client = client;
+    client.says("that it is called", |said| said.contains("step").then_some(()));
+    client.signal(Signal::KILL);
+    client.wait();
+    callback(&format!("call {address} 1")).run().success();
+    drop(server);
 }
 
 /// As on soft-iWARP, which has none: each call registers what it exposes, and nobody can take that away from afar.

@@ -94,6 +94,7 @@ fn replies_mean_the_same() {
             peer: PEER,
             message: &message,
             item: None,
+            back: None,
         };
         let reply = server.call(request).unwrap().message;
         urnic_nfs::rpc::results(&reply).unwrap().0.to_vec()

@@ -43,6 +43,7 @@ impl Transport for Direct {
             peer: PEER,
             message: &message,
             item,
+            back: None,
         };
         let xid = u32::from_be_bytes(*message.first_chunk().expect("an xid"));
         let Response { mut message, item } = self.server.call(request).expect("an answer");

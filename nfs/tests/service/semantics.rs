@@ -81,6 +81,7 @@ fn answer(server: &Arc<Server>, message: &[u8]) -> Vec<u8> {
         peer: PEER,
         message,
         item: None,
+        back: None,
     };
     server.call(request).expect("an answer").message
 }
@@ -130,7 +131,12 @@ fn a_write_that_comes_late_does_not_undo_the_one_behind_it() {
                 message.extend([octet; 5000]);
             }
             let (peer, message) = (PEER, &message[..]);
-            let request = Request { peer, message, item };
+            let request = Request {
+                peer,
+                message,
+                item,
+                back: None,
+            };
             server.call(request).expect("an answer").message
         };
         let first = write(4711, b'a');
@@ -472,6 +478,7 @@ fn what_is_no_call_is_answered_as_rpc_has_it() {
         peer: PEER,
         message: &words(&[9, 1, 0, 0]),
         item: None,
+        back: None,
     };
     assert!(server.call(request).is_none(), "a reply is no call");
 }

@@ -1,0 +1,113 @@
+//! Calls of a server's to its clients, backward over the connections that those made (RFC 8167).
+
+use crate::options::Error;
+use crate::server::{Peer, lock};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::write;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+use urnic_rpc_rdma::engine::{self, CallError, Message};
+
+/// The way to a client that called, [`Request::back`](crate::Request::back). It may be kept, and is of use for as long as the connection lasts.
+#[derive(Clone)]
+pub struct Caller(pub(crate) Arc<Peer>);
+
+/// Who waits for an answer.
+pub(crate) struct Waiting {
+    told: Arc<OwnedFd>,
+    answer: Option<Result<Vec<u8>, CallError>>,
+}
+
+impl Waiting {
+    pub(crate) fn tell(&mut self, outcome: Result<engine::Answer, CallError>) {
+        self.answer = Some(outcome.map(|answer| match answer.message {
+            Message::Short(octets) => octets,
+            // Nobody offered memory for one.
+            Message::Long { .. } => Vec::new(),
+        }));
+        let _ = write(&*self.told, &1_u64.to_ne_bytes());
+    }
+}
+
+impl fmt::Debug for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.debug_tuple("Caller").field(&self.0.address).finish()
+    }
+}
+
+impl Caller {
+    /// Who it leads to.
+    pub fn peer(&self) -> SocketAddr {
+        self.0.address
+    }
+
+    /// A transaction for the next call to this client.
+    pub fn xid(&self) -> u32 {
+        self.0.xid.fetch_add(1, Relaxed)
+    }
+
+    /// Calls the client and waits for its answer: RPC messages, from the xid on, which fit into Sends, since there are no chunks in this direction. Of the client's
+    /// program it must be known that it takes calls (RFC 8167 §6): NFSv4.1's says so by CREATE_SESSION. One that takes none never answers.
+    ///
+    /// # Errors
+    /// The call makes no sense, is too long or was refused; [`Error::Gone`] when its connection ends first; [`CallError::Cancelled`] when there was no
+    /// answer for as long as `patience`.
+    pub fn call(&self, message: Vec<u8>, patience: Duration) -> Result<Vec<u8>, Error> {
+        let peer = &self.0;
+        let told = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
+        let told = Arc::new(told);
+        let mut endpoint = lock(&peer.endpoint);
+        let Some(link) = endpoint.link().cloned() else {
+            return Err(Error::Gone);
+        };
+        endpoint.takes_calls();
+        let xid = endpoint.engine.call(engine::Call {
+            message: message.into(),
+            arguments: Vec::new(),
+            results: Vec::new(),
+            // The client's to keep to: there is no memory to offer for a longer one.
+            max_reply: 0,
+        })?;
+        let waiting = Waiting {
+            told: Arc::clone(&told),
+            answer: None,
+        };
+        lock(&peer.waiting).insert(xid, waiting);
+        let end = Instant::now().checked_add(patience);
+        // The server's threads may all be in calls like this one: each looks for itself.
+        loop {
+            endpoint.carry();
+            endpoint.progress();
+            let gone = endpoint.ended();
+            if gone || end.is_some_and(|end| end <= Instant::now()) {
+                endpoint.engine.cancel(xid);
+                endpoint.carry();
+            }
+            peer.leave_all(&mut endpoint);
+            drop(endpoint);
+            let mut others = lock(&peer.waiting);
+            if let Some(answer) = others.get_mut(&xid).and_then(|waiting| waiting.answer.take()) {
+                others.remove(&xid);
+                return match answer {
+                    Err(CallError::Cancelled) if gone => Err(Error::Gone),
+                    other => other.map_err(Error::from),
+                };
+            }
+            drop(others);
+            let mut fds = [
+                PollFd::from_borrowed_fd(link.fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(told.as_fd(), PollFlags::IN),
+            ];
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            // An interruption is a turn with nothing in it.
+            let _ = poll(&mut fds, left.as_ref());
+            endpoint = lock(&peer.endpoint);
+        }
+    }
+}
