@@ -4,6 +4,7 @@
 
 mod cacheline;
 mod crc;
+mod nfs;
 mod ours;
 mod raw;
 mod served;
@@ -67,34 +68,50 @@ fn main() -> ExitCode {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["raw", rest @ ..] => raw::main(rest),
-        [] => bench(ROUNDS, true),
-        ["served"] => bench(ROUNDS, false),
-        [rounds] | ["served", rounds] => match rounds.parse() {
-            Ok(count @ 1..=100) => bench(count, words.len() == 1),
-            _ => {
-                eprintln!("usage: urnic-bench [served] [ROUNDS]");
-                ExitCode::from(2)
-            }
-        },
-        _ => ExitCode::from(2),
+        [] => bench(ROUNDS, None),
+        [part @ ("served" | "nfs")] => bench(ROUNDS, Some(part)),
+        [rounds] => rounds_of(rounds, None),
+        [part @ ("served" | "nfs"), rounds] => rounds_of(rounds, Some(part)),
+        _ => usage(),
     }
 }
 
-/// All rows, or only those of the device in another process.
-fn bench(rounds: usize, all: bool) -> ExitCode {
+fn usage() -> ExitCode {
+    eprintln!("usage: urnic-bench [served | nfs] [ROUNDS]");
+    ExitCode::from(2)
+}
+
+fn rounds_of(rounds: &str, part: Option<&str>) -> ExitCode {
+    match rounds.parse() {
+        Ok(count @ 1..=100) => bench(count, part),
+        _ => usage(),
+    }
+}
+
+/// All rows, or only those of the device in another process, or of NFS.
+fn bench(rounds: usize, part: Option<&str>) -> ExitCode {
+    let wanted = |name: &str| part.is_none_or(|part| part == name);
+    let all = part.is_none();
     println!("urnic over loopback, {rounds} rounds, {}", machine());
     let crowd = crowd();
     let mut rows = if all { rows() } else { Vec::new() };
-    let mut served = served_rows();
+    let mut served = if wanted("served") {
+        served_rows()
+    } else {
+        Vec::new()
+    };
+    let mut by_nfs = nfs_rows(wanted("nfs"));
     for round in 1..=rounds {
         eprint!("\rround {round} of {rounds} ");
         if all {
             measure(&mut rows);
         }
         measure_served(&mut served);
+        measure_nfs(&mut by_nfs);
     }
     eprintln!();
     rows.append(&mut served);
+    rows.append(&mut by_nfs);
     table::print(&rows);
     if let Some(load) = crowd {
         println!("The machine was busy before this began (load {load}): these figures say little.");
@@ -211,6 +228,18 @@ fn served_rows() -> Vec<Row> {
     ]
 }
 
+/// NFS over RDMA, if it is wanted and can be had; else the reason is said.
+fn nfs_rows(wanted: bool) -> Vec<Row> {
+    match wanted.then(nfs::rows) {
+        None => Vec::new(),
+        Some(Ok(rows)) => rows,
+        Some(Err(reason)) => {
+            eprintln!("{reason}");
+            Vec::new()
+        }
+    }
+}
+
 /// A measurement that fails says why and leaves its place empty; the others are worth having.
 fn tried<T>(measurement: impl FnOnce() -> Option<T> + std::panic::UnwindSafe) -> Option<T> {
     std::panic::catch_unwind(measurement).ok().flatten()
@@ -284,6 +313,16 @@ fn measure_served(rows: &mut [Row]) {
     for (row, measurement) in rows.iter_mut().zip(measurements) {
         let (ours, theirs) = std::panic::catch_unwind(measurement).unwrap_or_default();
         row.add(ours, theirs);
+    }
+}
+
+/// One round of [`nfs_rows`].
+fn measure_nfs(rows: &mut [Row]) {
+    if rows.is_empty() {
+        return;
+    }
+    for (row, (ours, theirs)) in rows.iter_mut().zip(tried(nfs::measure).unwrap_or_default()) {
+        row.add(Some(ours), Some(theirs));
     }
 }
 

@@ -1,0 +1,100 @@
+//! NFS over RDMA against NFS over TCP: the same server, a tree in memory, and the same client.
+
+use std::path::PathBuf;
+
+use urnic_tests::Program;
+use urnic_tests::build::target;
+
+use crate::ours;
+use crate::table::{Aim, Row};
+
+/// What `urnic-nfs bench` measures: its name for it, and ours.
+const FIGURES: [(&str, &str, &str, Aim); 5] = [
+    ("write", "NFS WRITEs of 1 MiB", "MiB/s", Aim::AtLeast(1.0)),
+    ("read", "NFS READs of 1 MiB", "MiB/s", Aim::AtLeast(1.0)),
+    ("write_4k", "NFS WRITEs of 4 KiB", "1/s", Aim::Report),
+    ("read_4k", "NFS READs of 4 KiB", "1/s", Aim::Report),
+    ("null", "NFS NULL calls, 8 at a time", "1/s", Aim::Report),
+];
+/// GiB that go there and back for the measurement of processor time.
+const MOVED: f64 = 1.0;
+
+/// The program, if it was built.
+///
+/// # Errors
+/// What to do first.
+fn program() -> Result<PathBuf, String> {
+    let program = target().join("urnic-nfs");
+    let missing = || "NFS is not measured: run 'make nfs' first".to_owned();
+    program.exists().then_some(program).ok_or_else(missing)
+}
+
+/// What [`measure`] fills.
+///
+/// # Errors
+/// Why nothing can be measured.
+pub(crate) fn rows() -> Result<Vec<Row>, String> {
+    program()?;
+    let mut rows: Vec<Row> = (FIGURES.into_iter())
+        .map(|(_, what, unit, aim)| Row::new(what, unit, "the same over TCP", aim))
+        .collect();
+    let processor = "NFS, processor time of both ends";
+    rows.push(Row::new(processor, "s/GiB", "the same over TCP", Aim::Report));
+    let null = "NFS NULL calls, one at a time";
+    rows.push(Row::new(null, "1/s", "ib_send_lat's rate", Aim::Report));
+    Ok(rows)
+}
+
+/// Processor time, in seconds, that these fields of a process' `stat` tell of (`proc(5)`, counted from 1).
+fn seconds(process: &str, fields: [usize; 2]) -> Option<f64> {
+    /// USER_HZ, which is the same everywhere.
+    const TICKS: f64 = 100.0;
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // Behind the name, which is the second field.
+    let (_, rest) = stat.rsplit_once(") ")?;
+    let words: Vec<&str> = rest.split(' ').collect();
+    let ticks = fields.map(|field| words.get(field - 3)?.parse::<f64>().ok());
+    Some((ticks[0]? + ticks[1]?) / TICKS)
+}
+
+/// A round of each of [`rows`]: ours, and what it is compared with.
+pub(crate) fn measure() -> Option<Vec<(f64, f64)>> {
+    let program = program().ok()?;
+    let mut server = Program::new(&program)
+        .line("serve --memory 1G --listen 127.0.0.1 --tcp-port 0 --rdma-port 0")
+        .spawn();
+    let mut port = |way: &str| {
+        server.says(way, |said| {
+            let line = said.lines().find(|line| line.contains(way))?;
+            said.ends_with('\n')
+                .then(|| line.rsplit(':').next().unwrap_or_default().to_owned())
+        })
+    };
+    let (tcp, rdma) = (port("over TCP at"), port("over RDMA at"));
+    let by_tcp = format!("bench --json --mount-port {tcp} --port {tcp} 127.0.0.1:/");
+    let by_rdma = format!("bench --json --mount-port {tcp} --rdma --port {rdma} 127.0.0.1:/");
+    let figure = |said: &str, name: &str| {
+        let (_, value) = said.split_once(&format!("\"{name}\": "))?;
+        value.split([',', '}']).next()?.parse::<f64>().ok()
+    };
+    let bench = |way: &str, more: &str| Program::new(&program).line(way).line(more).run().success();
+    let figures = |way: &str| {
+        let said = bench(way, "--size 256M");
+        let figures = FIGURES.iter().map(|(name, ..)| figure(&said, name));
+        figures.collect::<Option<Vec<_>>>()
+    };
+    let both = |way: &str| {
+        // Our children's are those of clients that have ended.
+        let spent = || Some(seconds(&server.pid().to_string(), [14, 15])? + seconds("self", [16, 17])?);
+        let before = spent()?;
+        bench(way, "--size 512M --operations 1");
+        Some((spent()? - before) / MOVED)
+    };
+    let mut rows: Vec<_> = figures(&by_rdma)?.into_iter().zip(figures(&by_tcp)?).collect();
+    rows.push((both(&by_rdma)?, both(&by_tcp)?));
+    let one = figure(&bench(&by_rdma, "--size 4K --depth 1 --operations 5000"), "null")?;
+    // Microseconds of half a round trip.
+    let sends = 1e6 / (2.0 * ours::latency("ib_send_lat")?.median);
+    rows.push((one, sends));
+    Some(rows)
+}
