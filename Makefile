@@ -37,7 +37,7 @@ test: ## every test: units, then real programs (under 20 minutes on two cores)
 	@scripts/setup build test
 	@scripts/test
 
-interop: ## tshark's verdict on what tests send; the PCI function by iommufd and without an IOMMU, in guests (builds their kernel first)
+interop: ## tshark's verdict on what tests send; NFS with Linux' client and server; the PCI function by iommufd and without an IOMMU, in guests (builds their kernel first)
 	@scripts/setup build test interop
 	@scripts/test interop
 

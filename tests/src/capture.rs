@@ -16,6 +16,21 @@ use crate::wait::{PATIENCE, until};
 /// Dissectors that guess that any Send is theirs, and then complain about it.
 pub const GUESSERS: [&str; 3] = ["rpcordma", "smb_direct", "iser"];
 
+/// Frames that a dissector calls malformed, or in which it is at a loss, with its words: arguments and display filter.
+pub const LOST: ([&str; 8], &str) = (
+    [
+        "-T",
+        "fields",
+        "-e",
+        "frame.number",
+        "-e",
+        "_ws.malformed",
+        "-e",
+        "_ws.expert.message",
+    ],
+    "_ws.malformed || (iwarp_mpa && _ws.expert.severity == \"Error\")",
+);
+
 /// A running capture of one interface.
 #[derive(Debug)]
 pub struct Capture {
@@ -111,17 +126,26 @@ impl Wire {
         Self { file }
     }
 
-    /// Lets tshark read streams without markers, with a packet for each frame (`realigned` has the reason).
+    /// Lets tshark read streams without markers, as [`realigned`](Self::realigned).
     ///
     /// # Panics
     /// When tshark cannot read the file, or the capture lacks something.
     pub fn judge(self) -> Verdict {
+        self.realigned().judge_as_captured()
+    }
+
+    /// The streams without markers, with a packet for each frame (`realigned` has the reason).
+    ///
+    /// # Panics
+    /// When tshark cannot read the file, or the capture lacks something.
+    #[must_use]
+    pub fn realigned(self) -> Self {
         let mut fields = vec!["-T", "fields"];
         fields.extend(realigned::FIELDS.iter().flat_map(|field| ["-e", field]));
         let packets = realigned::pcap(&self.tshark(&fields, "tcp.len > 0")).unwrap_or_else(|e| panic!("{e}"));
-        let file = self.file.with_extension("pcap");
+        let file = fresh("pcap");
         std::fs::write(&file, packets).expect("a capture file is written");
-        Self { file }.judge_as_captured()
+        Self { file }
     }
 
     /// Lets tshark read it. MPA has no port of its own: its dissector is a heuristic one, asked before those by port number.
@@ -143,25 +167,22 @@ impl Wire {
             verdict.read(line);
         }
         // Wireshark marks what it cannot make sense of with an expert item of severity error, wherever in the tree.
-        let lost = verdict.wire.tshark(
-            &[
-                "-T",
-                "fields",
-                "-e",
-                "frame.number",
-                "-e",
-                "_ws.malformed",
-                "-e",
-                "_ws.expert.message",
-            ],
-            "_ws.malformed || (iwarp_mpa && _ws.expert.severity == \"Error\")",
-        );
+        let lost = verdict.wire.tshark(&LOST.0, LOST.1);
         verdict.malformed = lost.lines().map(str::to_owned).collect();
         verdict
     }
 
     /// What tshark prints with these arguments about the packets that pass the display filter.
     pub fn tshark(&self, args: &[&str], filter: &str) -> String {
+        self.tshark_without(&GUESSERS, args, filter)
+    }
+
+    /// The same of a capture whose Sends are all of RPC-over-RDMA. NFS' own dissector looks for what went by chunk, and finds it nowhere.
+    pub fn tshark_of_rpc(&self, args: &[&str], filter: &str) -> String {
+        self.tshark_without(&["smb_direct", "iser", "nfs"], args, filter)
+    }
+
+    fn tshark_without(&self, guessers: &[&str], args: &[&str], filter: &str) -> String {
         let mut tshark = Command::new("tshark");
         tshark
             .arg("-r")
@@ -173,7 +194,7 @@ impl Wire {
             "-o",
             "tcp.check_checksum:FALSE",
         ]);
-        for guesser in GUESSERS {
+        for guesser in guessers {
             tshark.args(["--disable-protocol", guesser]);
         }
         let out = tshark

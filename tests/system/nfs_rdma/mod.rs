@@ -2,16 +2,17 @@
 
 mod cuts;
 mod hostile;
+mod linux;
+mod nfsd;
 mod users;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use rustix::process::Signal;
 use urnic_tests::build::{nfs, scratch};
-use urnic_tests::guest::{Guest, HOST};
-use urnic_tests::or_skip;
 use urnic_tests::program::{Program, Running};
-use urnic_tests::wait::descriptors;
+use urnic_tests::wait::{PATIENCE, descriptors, until};
 
 /// Where `urnic-nfs` is.
 fn program() -> &'static Path {
@@ -60,6 +61,7 @@ impl Drop for Folder {
 struct Export {
     folder: Folder,
     server: Running,
+    program: Program,
     tcp: String,
     rdma: String,
 }
@@ -69,18 +71,30 @@ impl Export {
         let folder = Folder::new(name);
         let served = folder.file("served");
         std::fs::create_dir_all(&served).expect("a folder");
-        let server = urnic_nfs("serve --no-root-squash --tcp-port 0 --rdma-port 0").arg(&served);
-        let server = settings
+        let program = urnic_nfs("serve --no-root-squash").arg(&served);
+        let program = settings
             .iter()
-            .fold(server, |server, (name, value)| server.env(name, value));
-        let mut server = server.spawn();
+            .fold(program, |program, (name, value)| program.env(name, value));
+        let mut server = program.clone().line("--tcp-port 0 --rdma-port 0").spawn();
         let (tcp, rdma) = listening(&mut server);
         Self {
             tcp,
             rdma,
             server,
+            program,
             folder,
         }
+    }
+
+    /// Kills the server, as nothing could be worse, and starts it again, at the same ports.
+    fn start_again(&mut self) {
+        let Self { tcp, rdma, .. } = self;
+        let again = (self.program.clone()).line(&format!("--tcp-port {tcp} --rdma-port {rdma}"));
+        self.server.signal(Signal::KILL);
+        let ended = until(PATIENCE, || self.server.ended());
+        assert!(ended.is_some(), "the server is still there");
+        self.server = again.spawn();
+        listening(&mut self.server);
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -152,53 +166,5 @@ fn files_of_every_length_go_both_ways() {
             std::fs::remove_file(export.here(file)).expect("ours");
         }
         std::fs::remove_file(export.file("file")).expect("ours");
-    }
-}
-
-/// Linux 6.1's siw misreads a CRC that comes in two parts, which QEMU's network makes of many; so there is none here.
-#[test]
-fn linux_mounts_reads_and_writes() {
-    let guest = or_skip!(Guest::borrowed());
-    let export = Export::new("linux", &[("URNIC_MPA_CRC", "false")]);
-    let octets = pattern(3_000_001);
-    write(&export.file("theirs"), &octets);
-    std::fs::create_dir(export.file("folder")).expect("a folder");
-    for n in 0..300 {
-        write(&export.file(&format!("folder/file-{n}")), &pattern(n));
-    }
-    let Export { tcp, rdma, .. } = &export;
-    let said = |line: &str| {
-        let (ok, said) = guest.start(&format!("exec 2>&1; {line}")).ends();
-        assert!(ok, "{line}: {said}");
-        said
-    };
-    said("modprobe -a nfsv3 rpcrdma && mkdir -p /mnt");
-    let mount = |size: u32| {
-        said(&format!(
-            "mount -t nfs -o addr={HOST},vers=3,proto=rdma,port={rdma},mountaddr={HOST},mountproto=tcp,mountport={tcp},nolock,\
-             rsize={size},wsize={size} {HOST}:/ /mnt && grep -q proto=rdma /proc/mounts"
-        ));
-    };
-    for (size, ours) in [(1 << 20, "large"), (4096, "small")] {
-        mount(size);
-        said(&format!(
-            "cd /mnt && cp theirs {ours} && sync && ls folder | wc -l | grep -qx 300 && cat folder/file-* >all"
-        ));
-        said(&format!(
-            "cd /mnt && ln -s theirs {ours}-link && readlink {ours}-link | grep -qx theirs && mv {ours} {ours}-moved"
-        ));
-        said("cd / && umount /mnt");
-        assert!(
-            read(&export.file(&format!("{ours}-moved"))) == octets,
-            "with transfers of {size} octets"
-        );
-        // As the shell has them in order.
-        let mut names: Vec<_> = (0..300).map(|n| format!("folder/file-{n}")).collect();
-        names.sort();
-        let all: Vec<u8> = names.iter().flat_map(|name| read(&export.file(name))).collect();
-        assert!(
-            read(&export.file("all")) == all,
-            "small files, with transfers of {size} octets"
-        );
     }
 }

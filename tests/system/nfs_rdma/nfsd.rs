@@ -1,0 +1,176 @@
+//! Our client and Linux' own server, in the guest with soft-iWARP.
+//!
+//! nfsd is told what it needs by the files that its helper programs would write (`exports(5)`, `nfsd(7)`), so none of them is in the guest: what rpc.mountd
+//! would answer is answered here, and in the place of rpcbind, without which nfsd does not start, there is one who says yes to everything.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::MutexGuard;
+
+use urnic_tests::guest::{Guest, HOST};
+use urnic_tests::or_skip;
+use urnic_tests::peer::hex;
+use urnic_tests::program::Program;
+
+use super::{Folder, pattern, read, urnic_nfs, write};
+
+/// Answers each call of a connection with success and TRUE.
+const RPCBIND: &str = r#"cat >/rpcbind <<'END'
+#!/bin/sh
+while mark=$(dd bs=1 count=4 2>/dev/null | hexdump -v -e '/1 "%02x"'); [ -n "$mark" ]; do
+    printf '\200\000\000\034'
+    dd bs=1 count=4 2>/dev/null
+    dd bs=1 count=$(( (0x$mark & 0x7fffffff) - 4 )) of=/dev/null 2>/dev/null
+    printf '\000\000\000\001\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000\001'
+done
+END
+chmod 755 /rpcbind
+nc -ll -p 111 -e /rpcbind </dev/null >/dev/null 2>&1 &
+echo $! >/rpcbind.pid
+until netstat -ltn | grep -q ':111 '; do sleep 0.1; done"#;
+
+/// nfsd, until this is dropped.
+struct Nfsd {
+    guest: MutexGuard<'static, Guest>,
+    /// Where MOUNT is answered.
+    mount: u16,
+}
+
+impl Nfsd {
+    /// Exports a tmpfs.
+    fn start() -> Result<Self, String> {
+        const FOR_EVER: u32 = i32::MAX as u32;
+        // NFSEXP_INSECURE_PORT, _ASYNC, _NOSUBTREECHECK, _FSID.
+        const FLAGS: u32 = 0x2 | 0x10 | 0x400 | 0x2000;
+        let guest = Guest::borrowed()?;
+        let mut nfsd = Self { guest, mount: 0 };
+        let port = nfsd.guest.port;
+        nfsd.does(RPCBIND);
+        nfsd.does(
+            "modprobe -a rpcrdma nfsd && mkdir -p /export && mount -t tmpfs -o size=300m export /export",
+        );
+        nfsd.does("grep -q nfsd /proc/mounts || mount -t nfsd nfsd /proc/fs/nfsd");
+        nfsd.does("cd /proc/fs/nfsd && echo '-2 +3 -4' >versions");
+        nfsd.does(&format!(
+            "cd /proc/fs/nfsd && echo 'rdma {port}' >portlist && echo 4 >threads"
+        ));
+        for (cache, line) in [
+            ("auth.unix.ip", format!("nfsd {HOST} {FOR_EVER} all")),
+            (
+                "nfsd.export",
+                format!("all /export {FOR_EVER} {FLAGS} 65534 65534 1"),
+            ),
+            ("nfsd.fh", format!("all 1 \\x01000000 {FOR_EVER} /export")),
+        ] {
+            nfsd.does(&format!("echo '{line}' >/proc/net/rpc/{cache}/channel"));
+        }
+        let said = nfsd.does("exec 3<>/proc/fs/nfsd/filehandle && echo 'all /export 64' >&3 && cat <&3");
+        let root = said.lines().find_map(|line| line.strip_prefix("\\x"));
+        nfsd.mount = mountd(hex(root.unwrap_or_else(|| panic!("no handle: {said}"))));
+        Ok(nfsd)
+    }
+
+    #[track_caller]
+    fn does(&self, line: &str) -> String {
+        self.guest.start(line).success()
+    }
+
+    /// A command of our client. Without CRC, of which siw 6.1 misreads some.
+    fn client(&self, command: &str) -> Program {
+        let (port, mount) = (self.guest.port, self.mount);
+        urnic_nfs(&format!(
+            "{command} --rdma --patience 60 --port {port} --mount-port {mount}"
+        ))
+        .env("URNIC_MPA_CRC", "false")
+    }
+}
+
+impl Drop for Nfsd {
+    fn drop(&mut self) {
+        let line = "echo 0 >/proc/fs/nfsd/threads; echo f >/proc/net/rpc/nfsd.export/flush; umount /export; kill $(cat /rpcbind.pid)";
+        let _ = self.guest.start(line).tries();
+    }
+}
+
+/// Answers MOUNT (RFC 1813 appendix I) at a port, while the tests last: of what there is, only `/` is a directory.
+fn mountd(root: Vec<u8>) -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let port = listener.local_addr().expect("a TCP socket").port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let _ = answer(stream, &root);
+        }
+    });
+    port
+}
+
+fn answer(mut stream: TcpStream, root: &[u8]) -> std::io::Result<()> {
+    const NFS3ERR_NOTDIR: u32 = 20;
+    loop {
+        let mut mark = [0; 4];
+        stream.read_exact(&mut mark)?;
+        let mut call = vec![0; (u32::from_be_bytes(mark) & 0x7fff_ffff) as usize];
+        stream.read_exact(&mut call)?;
+        let mut words = vec![
+            u32::from_be_bytes(*call.first_chunk().expect("an xid")),
+            1,
+            0,
+            0,
+            0,
+            0,
+        ];
+        let mut handle: &[u8] = &[];
+        // MNT; its argument, a path, comes last: of one octet, and three of padding.
+        if call[20..24] == 1_u32.to_be_bytes() {
+            if call.ends_with(b"\0\0\0\x01/\0\0\0") {
+                handle = root;
+                words.extend([0, root.len() as u32]);
+            } else {
+                words.push(NFS3ERR_NOTDIR);
+            }
+        }
+        let mut reply: Vec<u8> = words.into_iter().flat_map(u32::to_be_bytes).collect();
+        reply.extend(handle);
+        if !handle.is_empty() {
+            // One flavour: AUTH_SYS.
+            reply.extend([0, 0, 0, 1, 0, 0, 0, 1]);
+        }
+        let mark = 0x8000_0000 | reply.len() as u32;
+        stream.write_all(&[&mark.to_be_bytes(), &reply[..]].concat())?;
+    }
+}
+
+#[test]
+#[ignore = "make interop"]
+fn our_client_reads_and_writes_files_of_linux_nfsd() {
+    let nfsd = or_skip!(Nfsd::start());
+    let folder = Folder::new("nfsd");
+    for (name, len) in [
+        ("empty", 0),
+        ("small", 100),
+        ("odd", 65_537),
+        ("large", 3_000_001),
+    ] {
+        let octets = pattern(len);
+        write(&folder.file("sent"), &octets);
+        let put = nfsd
+            .client("put")
+            .arg(folder.file("sent"))
+            .arg(format!("127.0.0.1:/{name}"));
+        put.run().success();
+        // Linux reads it, too.
+        nfsd.does(&format!(
+            "cd /export && [ $(wc -c <{name}) = {len} ] && cat {name} >{name}-too"
+        ));
+        let get = nfsd
+            .client("get")
+            .arg(format!("127.0.0.1:/{name}-too"))
+            .arg(folder.file("got"));
+        get.run().success();
+        assert!(read(&folder.file("got")) == octets, "{name}");
+    }
+    let listed = nfsd.client("ls").arg("127.0.0.1:/").run().success();
+    // Behind what the device warns of.
+    let names = "empty\nempty-too\nlarge\nlarge-too\nodd\nodd-too\nsmall\nsmall-too\n";
+    assert!(listed.ends_with(names), "{listed}");
+}
