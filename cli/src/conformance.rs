@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use urnic_driver_shim::bus;
 use urnic_driver_shim::presence::GidTable;
 
-use crate::{Failure, Options, print};
+use crate::answer::{Failure, print};
+use crate::options::Options;
 
 /// Prints the names of the checks.
 pub(crate) fn list(part: &str) -> Result<ExitCode, Failure> {

@@ -1,9 +1,10 @@
 //! `urnic doctor`: looks at what a verbs program will need, in that order, and names one command for each thing that is wrong.
 
+mod finding;
 mod function;
+mod selftest;
 
 use std::env;
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -16,73 +17,15 @@ use urnic_driver_shim::config::{Config, Device};
 use urnic_driver_shim::presence;
 use urnic_verbs_api::rdma_core::Pabi;
 
+use crate::answer::Failure;
 use crate::environment::{Environment, find_plugin};
+use crate::options::Options;
 use crate::verbs::Verbs;
-use crate::{Failure, Options, selftest};
+
+use finding::{Finding, Verdict};
 
 /// Sockets and channels a modest program opens; below this many descriptors the limit will be what stops it.
 const FEW_DESCRIPTORS: u64 = 1024;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    Good,
-    /// Worth knowing, breaks nothing.
-    Note,
-    Wrong,
-}
-
-/// One line of the report.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Finding {
-    pub(crate) verdict: Verdict,
-    pub(crate) subject: &'static str,
-    pub(crate) text: String,
-    /// The command that mends it.
-    pub(crate) mend: Option<String>,
-}
-
-impl Finding {
-    pub(crate) fn good(subject: &'static str, text: impl ToString) -> Self {
-        Self {
-            verdict: Verdict::Good,
-            subject,
-            text: text.to_string(),
-            mend: None,
-        }
-    }
-
-    pub(crate) fn note(subject: &'static str, text: impl ToString, mend: Option<&str>) -> Self {
-        Self {
-            verdict: Verdict::Note,
-            subject,
-            text: text.to_string(),
-            mend: mend.map(str::to_owned),
-        }
-    }
-
-    pub(crate) fn wrong(subject: &'static str, text: impl ToString, mend: impl ToString) -> Self {
-        Self {
-            verdict: Verdict::Wrong,
-            subject,
-            text: text.to_string(),
-            mend: Some(mend.to_string()),
-        }
-    }
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verdict = match self.verdict {
-            Verdict::Good => "ok",
-            Verdict::Note => "note",
-            Verdict::Wrong => "WRONG",
-        };
-        write!(f, "{verdict:<6}{:<17}{}", self.subject, self.text)?;
-        self.mend
-            .as_ref()
-            .map_or(Ok(()), |mend| write!(f, "\n{:23}mend: {mend}", ""))
-    }
-}
 
 /// Runs every check, prints the findings as they come; the status is 1 when something is wrong.
 pub(crate) fn examine(options: &Options) -> Result<ExitCode, Failure> {

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use urnic_driver_shim::config::{Config, OPTIONS, Source};
 
-use crate::{Failure, Options};
+use crate::answer::Failure;
+use crate::options::Options;
 
 /// Name of the plug-in's file.
 pub(crate) const PLUGIN: &str = "liburnic.so";

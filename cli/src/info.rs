@@ -8,7 +8,7 @@ use urnic_driver_shim::config::Config;
 use urnic_driver_shim::watch;
 use urnic_verbs_api::rdma_core::{ibv_device_attr, ibv_gid, ibv_port_attr};
 
-use crate::Failure;
+use crate::answer::Failure;
 use crate::environment::Environment;
 use crate::verbs::{Verbs, text};
 

@@ -1,27 +1,27 @@
 //! `urnic`: runs programs with the RNIC present, and says what is wrong when it is not.
 
+mod answer;
+mod capture;
 mod conformance;
 mod doctor;
 mod environment;
 mod info;
+mod options;
 mod program;
-mod selftest;
 mod serve;
 mod stat;
 mod verbs;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use rustix::io::Errno;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use urnic_driver_shim::config::{Config, OPTIONS};
-use urnic_firmware_model::capture::CaptureFile;
 
+use answer::print;
 use environment::Environment;
+use options::Options;
 
 /// A userspace iWARP RNIC: RDMA programs without RDMA hardware, kernel modules or root.
 #[derive(Parser)]
@@ -99,26 +99,6 @@ enum Command {
     },
 }
 
-/// Options that every command takes. A flag wins over a variable, a variable over the file.
-#[derive(Args, Debug, Default)]
-struct Options {
-    /// The RNIC: inproc, vfio-user:PATH or vfio:DDDD:BB:DD.F
-    #[arg(long, value_name = "DEVICE")]
-    device: Option<String>,
-    /// Read options from this TOML file [variable: URNIC_CONFIG]
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Set one option; may be given more than once [variable: URNIC_SET, with commas]
-    #[arg(long, value_name = "KEY=VALUE")]
-    set: Vec<String>,
-    /// Capture the wire into this file (pcapng, for Wireshark); `%p` is the process's number
-    #[arg(long, value_name = "FILE")]
-    pcap: Option<PathBuf>,
-    /// What to log on standard error: off, error, warn, info, debug, trace, or a filter
-    #[arg(long, value_name = "FILTER")]
-    log: Option<String>,
-}
-
 /// The table of options, as `--help` prints it.
 fn keys() -> String {
     let defaults = Config::default();
@@ -164,38 +144,13 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// What went wrong, in one line, and the status to leave with.
-#[derive(Debug)]
-struct Failure {
-    message: String,
-    status: u8,
-}
-
-impl Failure {
-    /// A mistake in the call or the configuration.
-    fn usage(message: impl ToString) -> Self {
-        Self {
-            message: message.to_string(),
-            status: 2,
-        }
-    }
-
-    /// Something that did not work.
-    fn runtime(message: impl ToString) -> Self {
-        Self {
-            message: message.to_string(),
-            status: 1,
-        }
-    }
-}
-
 fn main() -> ExitCode {
     let matches = Cli::command().get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let outcome = match cli.command {
         Command::Run { options, command } => {
             let prepared = Environment::new(&options).and_then(|env| {
-                env.config.pcap.as_deref().map_or(Ok(()), prepare_capture)?;
+                env.config.pcap.as_deref().map_or(Ok(()), capture::prepare)?;
                 Ok(env)
             });
             prepared.and_then(|env| program::run(&env, &command))
@@ -221,25 +176,6 @@ fn main() -> ExitCode {
             eprintln!("urnic: {}", failure.message);
             ExitCode::from(failure.status)
         }
-    }
-}
-
-/// Empties the capture file, or says at once why there can be none.
-fn prepare_capture(path: &Path) -> Result<(), Failure> {
-    CaptureFile::prepare(path).map_err(|errno| {
-        let reason = match errno {
-            Errno::NOTSUP => "it is no regular file; name another".to_owned(),
-            errno => std::io::Error::from(errno).to_string(),
-        };
-        Failure::usage(format!("--pcap {}: {reason}", path.display()))
-    })
-}
-
-/// Standard output, where a reader that left early (`urnic info | head`) is no failure.
-fn print(text: &str) -> Result<ExitCode, Failure> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::runtime(error)),
-        _ => Ok(ExitCode::SUCCESS),
     }
 }
 

@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use crate::Failure;
+use crate::answer::Failure;
 use crate::environment::Environment;
 
 /// Why a program will not see the RNIC.

@@ -12,7 +12,7 @@ use urnic_firmware_model::capture::CaptureFile;
 use urnic_firmware_model::serve::{Endpoint, Server};
 use urnic_firmware_model::{DeviceAddress, ModelConfig, Prefix, Reach};
 
-use crate::{Failure, print};
+use crate::answer::{Failure, print};
 
 /// What to serve, and to whom.
 #[derive(Debug, clap::Args)]
@@ -235,7 +235,7 @@ pub(crate) fn serve(offer: &Offer, matches: &ArgMatches) -> Result<ExitCode, Fai
         .with_writer(std::io::stderr)
         .init();
     let pcap = offer.pcap.as_deref().filter(|path| !path.as_os_str().is_empty());
-    pcap.map_or(Ok(()), crate::prepare_capture)?;
+    pcap.map_or(Ok(()), crate::capture::prepare)?;
     let capture = pcap.map(|path| CaptureFile::new(path.to_owned(), None));
     let host = GidTable::of_host();
     let owners = owners(matches);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use urnic_driver_shim::config::Config;
 use urnic_driver_shim::watch::{self, QueuePair, Snapshot};
 
-use crate::{Failure, print};
+use crate::answer::{Failure, print};
 
 /// Between two looks when nobody says otherwise.
 const INTERVAL: Duration = Duration::from_secs(1);

@@ -1,5 +1,6 @@
 //! Everything that a kernel RDMA driver would do, in user space.
 
+mod addressing;
 pub mod bus;
 pub mod config;
 pub mod driver;
@@ -9,6 +10,7 @@ mod native;
 mod place;
 pub mod presence;
 mod program;
+mod qp_attr;
 mod rdma_cm;
 pub mod signals;
 mod timers;

@@ -5,6 +5,7 @@
 //! [effects](effects::Effects) come out. The rim around them makes the device: [`stream`]s, queues, commands and
 //! the threads that drive them.
 
+mod asked;
 pub mod buffers;
 pub mod capture;
 mod command;

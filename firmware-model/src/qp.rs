@@ -8,6 +8,7 @@
 //! delayed a program that waits for answers by looking at memory: the next burst takes [`BACKOFF`] times as many rings to begin, up to
 //! [`MAX_BURST`]. What shows that gathering pays ends that at once, and each look for completions halves it.
 
+use crate::asked::Asked;
 use crate::counters::Counter;
 use crate::device::{Core, Found};
 use crate::effects::Effects;
@@ -23,7 +24,6 @@ use crate::turns::Turns;
 use crate::{Counters, counters};
 use std::collections::hash_map::Entry;
 use std::net::SocketAddr;
-use std::ops::BitOr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use urnic_verbs_api::device::command::{QpStatus, Status};
@@ -41,53 +41,6 @@ const MAX_BURST: u32 = 1 << 12;
 const GATHERED: u32 = 64;
 /// Event index so far ahead that no ring comes: the device looks by itself.
 const NO_RING: u32 = 1 << 30;
-
-/// What a queue pair is asked to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Asked(u32);
-
-impl Asked {
-    /// Only to look whether something else was asked.
-    pub(crate) const NOTHING: Asked = Asked(0);
-    /// The driver rang for the send queue.
-    pub(crate) const SEND: Asked = Asked(1);
-    /// The stream may have bytes, or receives were posted.
-    pub(crate) const RECEIVE: Asked = Asked(1 << 1);
-    /// The stream may take bytes again.
-    pub(crate) const WRITABLE: Asked = Asked(1 << 2);
-    /// The peer's side of the stream has ended: read to the end.
-    pub(crate) const HANG_UP: Asked = Asked(1 << 3);
-    /// Send what was gathered.
-    pub(crate) const FLUSH: Asked = Asked(1 << 4);
-    /// A timer ran out.
-    pub(crate) const TIMER: Asked = Asked(1 << 5);
-    /// A completion queue overflowed.
-    pub(crate) const CQ_LOST: Asked = Asked(1 << 6);
-    /// Go on sending; the driver did not ring.
-    pub(crate) const RESUME: Asked = Asked(1 << 7);
-    /// The command that attached a stream is complete.
-    pub(crate) const ATTACHED: Asked = Asked(1 << 8);
-    /// The peer, a queue pair of this device, is through with more of what was sent.
-    const JUDGED: Asked = Asked(1 << 9);
-    /// To look again whether something was asked.
-    const AGAIN: Asked = Asked(1 << 10);
-
-    fn has(self, other: Asked) -> bool {
-        self.0 & other.0 != 0
-    }
-
-    fn only(self, others: Asked) -> bool {
-        self.0 & !others.0 == 0
-    }
-}
-
-impl BitOr for Asked {
-    type Output = Asked;
-
-    fn bitor(self, other: Asked) -> Asked {
-        Asked(self.0 | other.0)
-    }
-}
 
 /// A queue pair.
 #[derive(Debug)]

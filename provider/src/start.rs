@@ -1,18 +1,16 @@
-//! What happens when the plug-in is loaded: next to nothing, since that is in every process of a preloaded shell. And what
-//! happens when the program first looks for RDMA devices.
+//! What happens when the plug-in is loaded: next to nothing, since that is in every process of a preloaded shell.
 
 // The test binary must not interpose itself, so nothing starts there.
 #![cfg_attr(test, allow(dead_code))]
 
 use std::ffi::{c_int, c_void};
-use std::sync::Once;
 
-use urnic_driver_shim::config::Config;
 use urnic_driver_shim::driver;
-use urnic_driver_shim::presence::{self, Settings, fork};
+use urnic_driver_shim::presence::{self, fork};
 
+use crate::first_look::first_look;
 use crate::guard::guarded;
-use crate::{interpose, log, real, register};
+use crate::{interpose, real, register};
 
 unsafe extern "C" {
     fn pthread_atfork(
@@ -67,24 +65,6 @@ extern "C" fn destructor() {
     let _ = guarded(|| {
         driver::exit();
         Ok(())
-    });
-}
-
-/// Reads the configuration, once, and starts what follows from it.
-pub(crate) fn first_look() {
-    static FIRST: Once = Once::new();
-    FIRST.call_once(|| {
-        let config = Config::from_env();
-        log::start(config.as_ref().map_or("warn", |config| &config.log));
-        // Said again, and refused, when the device is opened.
-        let config = config
-            .inspect_err(|error| tracing::error!("{error}"))
-            .unwrap_or_default();
-        presence::configure(Settings {
-            dir: config.present.dir.clone(),
-            digest: presence::digest(&format!("{:?}", config.device)),
-            config,
-        });
     });
 }
 

@@ -8,7 +8,7 @@ use rustix::process::{Resource, geteuid, getrlimit};
 use urnic_driver_shim::bus::vfio::{DRIVER, Function, Holder, Sysfs, holder_of};
 use urnic_verbs_api::device::pci;
 
-use super::{Finding, Verdict};
+use super::finding::{Finding, Verdict};
 
 /// Locked memory below which a modest program will not do: the queues of the driver take five of these MiB.
 const MODEST_MEMLOCK: u64 = 64 << 20;

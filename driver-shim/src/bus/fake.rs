@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::{Bus, Mapping, QueueMemory, SignalHandler, anonymous};
+use super::anonymous;
+use super::interface::{Bus, Mapping, QueueMemory, SignalHandler};
 
 pub(crate) struct FakeBus;
 

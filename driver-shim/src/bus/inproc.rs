@@ -13,9 +13,11 @@ use urnic_firmware_model::{
     Device, DeviceAddress, HostMemory, Interrupts, ModelConfig, OwnProcess, RemoteMemory,
 };
 
-use super::{Bus, Mapping, QueueMemory, Signal, SignalHandler, anonymous};
+use super::anonymous;
+use super::interface::{Bus, Mapping, QueueMemory, Signal, SignalHandler};
 use crate::place;
-use crate::presence::{GidTable, fds};
+use crate::presence::fds;
+use crate::presence::gids::GidTable;
 use crate::program;
 
 /// The bus to a device model in this process.

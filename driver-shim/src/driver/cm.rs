@@ -17,8 +17,10 @@ use urnic_verbs_api::vocabulary::QpState;
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 use super::streams::{Attaching, Buffers, Streams};
-use super::{Attributes, Driver, Gid, lock, rim, worker};
+use super::{Attributes, Driver, rim, worker};
+use crate::addressing::Gid;
 use crate::config::{self, Config};
+use crate::lock::lock;
 use crate::mpa_startup::{Close, Time};
 use crate::native::Inbox;
 use crate::place;
@@ -100,6 +102,11 @@ impl CmChannel {
             node_guid: node_guid.to_be(),
         };
         registry::enter_cm(opened, Arc::new(channel))
+    }
+
+    /// The one that `fd` stands for; none in a forked child.
+    fn behind(fd: RawFd) -> Option<Arc<CmChannel>> {
+        registry::cm_channel(fd)?.downcast().ok()
     }
 
     /// Carries out a command; `false` if it was for an event and there is none.
@@ -188,7 +195,7 @@ impl CmChannel {
             }
             Command::LeaveMulticast { .. } => return Err(Errno::NOENT),
             Command::MigrateId { answer, id, fd } => {
-                let old = registry::cm_channel(fd.cast_signed()).ok_or(Errno::INVAL)?;
+                let old = CmChannel::behind(fd.cast_signed()).ok_or(Errno::INVAL)?;
                 let reported = driver.manage(|engine, world| engine.migrate(world, old.key, channel, id))?;
                 put(answer, &reported);
             }
@@ -242,7 +249,7 @@ pub unsafe fn cm_write(
     }
     // SAFETY: as promised by the caller.
     let bytes = unsafe { std::slice::from_raw_parts(bytes, len.min(MAX_COMMAND)) };
-    let channel = match registry::cm_channel(fd) {
+    let channel = match CmChannel::behind(fd) {
         Some(channel) => channel,
         // Inherited by a forked child.
         None if fds::kind(fd) == Some(Kind::Cm) => return Err(Errno::IO),
@@ -262,7 +269,7 @@ pub unsafe fn cm_write(
     if done == Ok(false) && !fcntl_getfl(told).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
         done = channel.await_event(&command, told, signals);
         let same = |now: Arc<CmChannel>| Arc::ptr_eq(&now, &channel);
-        if done == Ok(false) && !registry::cm_channel(fd).is_some_and(same) {
+        if done == Ok(false) && !CmChannel::behind(fd).is_some_and(same) {
             // Closed meanwhile.
             return Err(Errno::BADFD);
         }

@@ -16,8 +16,8 @@ use urnic_verbs_api::device::registers;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::dma::{DmaMemory, DmaPool};
-use super::lock;
 use crate::bus::{Bus, Signal, SignalHandler};
+use crate::lock::lock;
 
 /// log2 of the entries of both rings.
 const LOG_SIZE: u32 = 4;

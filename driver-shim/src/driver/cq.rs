@@ -14,7 +14,8 @@ use urnic_verbs_api::device::record::CqRecord;
 
 use super::dma::{DmaMemory, RingPlacement};
 use super::pages::Seat;
-use super::{Context, Driver, lock};
+use super::{Context, Driver};
+use crate::lock::lock;
 
 /// A completion queue. It starts with consumer index 0 and phase 1.
 pub struct Cq {

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::lock;
 use crate::bus::{Bus, QueueMemory};
+use crate::lock::lock;
 
 /// Smallest piece: records want 64-byte alignment.
 const MIN_PIECE: usize = 64;

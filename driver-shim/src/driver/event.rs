@@ -10,7 +10,7 @@ use urnic_verbs_api::device::record::{CqRecord, EqRecord};
 
 use super::command::CommandQueue;
 use super::dma::{DmaMemory, DmaPool};
-use super::lock;
+use crate::lock::lock;
 
 /// An event queue.
 pub(crate) struct EventQueue {

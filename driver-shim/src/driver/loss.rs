@@ -19,7 +19,8 @@ use zerocopy::IntoBytes;
 use super::cq::Cq;
 use super::qp::{Completed, Qp};
 use super::worker::now;
-use super::{AsyncEvent, Driver, lock};
+use super::{AsyncEvent, Driver};
+use crate::lock::lock;
 
 /// When to try again what the program was in the way of.
 const AGAIN: Duration = Duration::from_millis(5);

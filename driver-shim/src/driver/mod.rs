@@ -26,17 +26,17 @@ mod transition;
 mod window;
 mod worker;
 
+pub use crate::addressing::{AddressVector, Gid};
+pub use crate::qp_attr::{QpAttr, QpCaps, QpMask};
 pub use cm::{CmChannel, cm_write};
 pub use cq::Cq;
 pub use dma::{Anywhere, DmaMemory, RingPlacement};
 pub use memory::{Mr, Reregistration, prefetch};
 pub use process::{abandon_in_child, addresses, exit};
-pub use qp::{AddressVector, Completed, Poster, Qp, QpAttr, QpCaps, QpInit};
+pub use qp::{Completed, Poster, Qp, QpInit};
 pub use srq::Srq;
-pub use transition::QpMask;
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
@@ -119,27 +119,6 @@ impl From<DeviceAttributes> for Attributes {
             max_ord: d.max_ord.get(),
             completion_vectors: d.completion_vectors.get(),
             features: d.features.get(),
-        }
-    }
-}
-
-/// An entry of the GID table: an address of this function.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Gid {
-    /// The address.
-    pub ip: IpAddr,
-    /// IPv6 scope of a link-local address; else 0.
-    pub scope: u32,
-    /// Length of its network's prefix, in bits.
-    pub prefix_len: u8,
-}
-
-impl Gid {
-    /// The GID: IPv4 addresses in their IPv6-mapped form.
-    pub fn raw(&self) -> [u8; 16] {
-        match self.ip {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-            IpAddr::V6(ip) => ip.octets(),
         }
     }
 }

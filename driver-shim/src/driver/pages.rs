@@ -11,7 +11,7 @@ use urnic_verbs_api::device::command::{Handle, Nothing, Opcode};
 use urnic_verbs_api::device::doorbell::CQ_SLOTS;
 
 use super::command::CommandQueue;
-use super::lock;
+use crate::lock::lock;
 
 /// The pages of a context.
 #[derive(Debug)]

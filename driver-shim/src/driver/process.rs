@@ -7,9 +7,11 @@ use rustix::io::Errno;
 
 use super::command::CommandQueue;
 use super::dma::DmaPool;
-use super::{Driver, Gid, lock, read_gids};
+use super::{Driver, read_gids};
+use crate::addressing::Gid;
 use crate::bus;
 use crate::config::Config;
+use crate::lock::lock;
 use crate::presence::GidTable;
 
 /// What belongs to one process. A child gets a new one, since locks of the old one may be held by threads that it does not have.

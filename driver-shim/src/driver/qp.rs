@@ -12,22 +12,9 @@ use urnic_verbs_api::device::wqe::{self, BLOCK_LEN, MAX_INLINE, MAX_SGE, RecvHea
 use urnic_verbs_api::vocabulary::QpState;
 
 use super::dma::{DmaMemory, RingPlacement};
-use super::{Context, Cq, Driver, Pd, Srq, lock};
-
-/// Capacities of a queue pair (`struct ibv_qp_cap`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct QpCaps {
-    /// Work requests that may be outstanding in the send queue.
-    pub max_send_wr: u32,
-    /// The same of the receive queue.
-    pub max_recv_wr: u32,
-    /// Elements of a send request.
-    pub max_send_sge: u32,
-    /// Elements of a receive request.
-    pub max_recv_sge: u32,
-    /// Bytes of inline data of a send request.
-    pub max_inline: u32,
-}
+use super::{Context, Cq, Driver, Pd, Srq};
+use crate::lock::lock;
+use crate::qp_attr::{QpAttr, QpCaps};
 
 /// What a queue pair is made from.
 #[derive(Clone, Copy)]
@@ -48,70 +35,6 @@ pub struct QpInit<'a> {
     pub cookie: u64,
     /// Where its rings are.
     pub rings: &'a dyn RingPlacement,
-}
-
-/// An address vector (`struct ibv_ah_attr`), as far as it names a peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct AddressVector {
-    /// Whether `dgid` counts; else `dlid` does.
-    pub is_global: bool,
-    /// The peer's GID, network order.
-    pub dgid: [u8; 16],
-    /// Index of our own GID.
-    pub sgid_index: u8,
-    /// Flow label; kept for queries.
-    pub flow_label: u32,
-    /// Hop limit; kept for queries.
-    pub hop_limit: u8,
-    /// Traffic class; kept for queries.
-    pub traffic_class: u8,
-    /// The peer's LID.
-    pub dlid: u16,
-    /// Service level; kept for queries.
-    pub sl: u8,
-    /// Path bits; kept for queries.
-    pub src_path_bits: u8,
-    /// Static rate; kept for queries.
-    pub static_rate: u8,
-    /// Port of the device: 1.
-    pub port: u8,
-}
-
-/// Attributes of a queue pair (`struct ibv_qp_attr`), in verbs' numbers and unchecked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct QpAttr {
-    /// State to go to; in a query the state it is in.
-    pub state: u32,
-    /// State the caller believes it to be in; in a query as `state`.
-    pub cur_state: u32,
-    /// `enum ibv_mtu`; kept for queries.
-    pub path_mtu: u32,
-    /// PSN expected of the peer: checked against the peer's `sq_psn` when the two meet.
-    pub rq_psn: u32,
-    /// Our first PSN.
-    pub sq_psn: u32,
-    /// The peer's queue pair number.
-    pub dest_qpn: u32,
-    /// Remote rights (`enum ibv_access_flags`).
-    pub access: u32,
-    /// Always 0.
-    pub pkey_index: u16,
-    /// Always 1.
-    pub port: u8,
-    /// Inbound Reads.
-    pub max_dest_rd_atomic: u8,
-    /// Outbound Reads.
-    pub max_rd_atomic: u8,
-    /// Least time that a sender is asked to wait when no receive is posted: InfiniBand's code.
-    pub min_rnr_timer: u8,
-    /// How long to wait for an answer: 4.096 µs · 2^timeout; 0 = for ever.
-    pub timeout: u8,
-    /// How often to try again after that.
-    pub retry_cnt: u8,
-    /// How often to try again when the peer has no receive posted; 7 = for ever.
-    pub rnr_retry: u8,
-    /// The peer's address.
-    pub av: AddressVector,
 }
 
 /// Whoever writes work requests into a queue pair's send queue.

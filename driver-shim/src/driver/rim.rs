@@ -10,13 +10,14 @@ use urnic_verbs_api::device::event::{Event, EventKind};
 use urnic_verbs_api::device::stream::attach;
 use zerocopy::FromZeros;
 
-use super::qp::{Qp, QpAttr};
+use super::qp::Qp;
 use super::streams::{Attaching, Buffers, Streams};
-use super::transition::QpMask;
-use super::{Driver, lock, worker};
+use super::{Driver, worker};
 use crate::config::Config;
+use crate::lock::lock;
 use crate::mpa_startup::{Close, Time};
 use crate::native::{self, Attachment, Engine, Inbox, Meeting, Notice, PSN_MASK, Peer, Readiness, World};
+use crate::qp_attr::{QpAttr, QpMask};
 
 /// Native connections of the process.
 pub(super) struct Native {

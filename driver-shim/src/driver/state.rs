@@ -4,9 +4,10 @@ use rustix::io::Errno;
 use urnic_verbs_api::device::command::{Handle, ModifyQp, Opcode, QpStatus, modify};
 use urnic_verbs_api::vocabulary::QpState;
 
-use super::lock;
-use super::qp::{Qp, QpAttr};
-use super::transition::{self, Limits, QpMask};
+use super::qp::Qp;
+use super::transition::{self, Limits};
+use crate::lock::lock;
+use crate::qp_attr::{QpAttr, QpMask};
 
 impl Qp {
     /// Changes state or attributes, as `ibv_modify_qp(3)` has it. Going to RTR names the peer, and never waits for it: the

@@ -1,69 +1,14 @@
 //! Which state a queue pair may go to from which, and with which attributes: the table of `ibv_modify_qp(3)` for reliable
 //! connections (InfiniBand Architecture Specification vol. 1, table "QP state transition properties").
 
-use bitflags::bitflags;
 use rustix::io::Errno;
 use urnic_verbs_api::vocabulary::{Access, QpState};
 
-use super::qp::QpAttr;
-
-bitflags! {
-    /// Attributes of a queue pair that a call names (`enum ibv_qp_attr_mask`).
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-    pub struct QpMask: u32 {
-        /// `state`.
-        const STATE = 1;
-        /// `cur_state`: the state in which the caller believes the queue pair to be.
-        const CUR_STATE = 1 << 1;
-        /// An event once the send queue is drained.
-        const EN_SQD_ASYNC_NOTIFY = 1 << 2;
-        /// `access`.
-        const ACCESS_FLAGS = 1 << 3;
-        /// `pkey_index`.
-        const PKEY_INDEX = 1 << 4;
-        /// `port`.
-        const PORT = 1 << 5;
-        /// Q_Key: of datagrams only.
-        const QKEY = 1 << 6;
-        /// `av`.
-        const AV = 1 << 7;
-        /// `path_mtu`.
-        const PATH_MTU = 1 << 8;
-        /// `timeout`.
-        const TIMEOUT = 1 << 9;
-        /// `retry_cnt`.
-        const RETRY_CNT = 1 << 10;
-        /// `rnr_retry`.
-        const RNR_RETRY = 1 << 11;
-        /// `rq_psn`.
-        const RQ_PSN = 1 << 12;
-        /// `max_rd_atomic`.
-        const MAX_QP_RD_ATOMIC = 1 << 13;
-        /// Alternate path: accepted and never used.
-        const ALT_PATH = 1 << 14;
-        /// `min_rnr_timer`.
-        const MIN_RNR_TIMER = 1 << 15;
-        /// `sq_psn`.
-        const SQ_PSN = 1 << 16;
-        /// `max_dest_rd_atomic`.
-        const MAX_DEST_RD_ATOMIC = 1 << 17;
-        /// Path migration state: accepted and never used.
-        const PATH_MIG_STATE = 1 << 18;
-        /// Capacities: never changed.
-        const CAP = 1 << 19;
-        /// `dest_qpn`.
-        const DEST_QPN = 1 << 20;
-    }
-}
+use crate::qp_attr::{QpAttr, QpMask};
 
 /// `IBV_ACCESS_FLUSH_GLOBAL` and `…_PERSISTENT`: rights to an operation that iWARP does not have. Queue pairs may be given them, as those of other devices
 /// without it may.
 pub(super) const FLUSH: u32 = 1 << 8 | 1 << 9;
-
-impl QpMask {
-    /// What `INIT_QP_ATTR` names for RTR: the connection manager knows the peer, and the program has nothing to say.
-    pub(crate) const RTR_BY_MANAGER: QpMask = QpMask::STATE.union(QpMask::ACCESS_FLAGS).union(QpMask::PORT);
-}
 
 /// Attributes that a transition needs, and those it allows besides.
 fn attributes(from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {

@@ -12,9 +12,10 @@ use urnic_verbs_api::device::event::{Event, EventKind, QpFault};
 use urnic_verbs_api::vocabulary::QpState;
 
 use super::qp::Qp;
-use super::{AsyncEvent, Driver, lock};
+use super::{AsyncEvent, Driver};
+use crate::lock::lock;
 use crate::place::{self, Place};
-use crate::presence::InternalFd;
+use crate::presence::fds::InternalFd;
 use crate::signals;
 
 /// Looks at the queue of events in one go, before what is left is the driver's thread's.

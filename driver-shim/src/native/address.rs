@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use rustix::io::Errno;
 use urnic_verbs_api::device::stream::ip_of;
 
-use crate::driver::{AddressVector, Gid};
+use crate::addressing::{AddressVector, Gid};
 
 /// The TCP port in a queue pair number.
 pub(crate) fn port_of(qpn: u32) -> u16 {

@@ -11,10 +11,10 @@ use std::cell::UnsafeCell;
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{MAKING, Settings, fds, registry};
+use super::{MAKING, Making, fds, registry};
 
 /// The lock that the forking thread holds across fork, so that the child finds what it protects whole.
-struct AcrossFork(UnsafeCell<Option<MutexGuard<'static, Option<Settings>>>>);
+struct AcrossFork(UnsafeCell<Option<MutexGuard<'static, Option<Making>>>>);
 
 // SAFETY: only the thread that holds MAKING touches the cell, in the three functions below.
 unsafe impl Sync for AcrossFork {}

@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use crate::driver::Gid as DeviceAddress;
+use crate::addressing::Gid as DeviceAddress;
 
 use super::netlink::{self, InterfaceAddress, Link};
 

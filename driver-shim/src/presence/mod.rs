@@ -11,14 +11,14 @@
 //! The plug-in's interposed libc functions call in here; the rules for what they call: no lock and no allocation before a path
 //! or fd is known to be ours, raw system calls only, and no panic.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 
+use crate::addressing::Gid as DeviceAddress;
 use crate::config::{Config, Device};
-use crate::driver;
 
 pub mod channel;
 pub mod command;
@@ -30,6 +30,7 @@ mod netlink;
 mod plan;
 pub mod redirect;
 pub mod registry;
+mod settings;
 pub mod token;
 mod tree;
 
@@ -40,20 +41,7 @@ pub use channel::{ChannelSender, Sent};
 pub use fds::InternalFd;
 pub use gids::{Gid, GidTable};
 pub use plan::UVERBS_DEVICE_ABI;
-
-/// Name of the device.
-pub const DEVICE_NAME: &str = "urnic0";
-
-/// What the presence of a process depends on, besides the host.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Settings {
-    /// Folder for the tree; None: `$XDG_RUNTIME_DIR`, else `/tmp`, else `/dev/shm`, the first that will have it.
-    pub dir: Option<PathBuf>,
-    /// Names the device that is shown: one that is not in this process has addresses of its own.
-    pub config: Config,
-    /// Digest of the configuration: processes with another one get another tree.
-    pub digest: u64,
-}
+pub use settings::{DEVICE_NAME, Settings, homes};
 
 /// The device as this process sees it. Made at the first look, then unchanged.
 #[derive(Debug)]
@@ -68,10 +56,20 @@ pub struct Presence {
 /// The presence in force; null until the first look. What it points to is never freed: contexts may still refer to an older one.
 static CURRENT: AtomicPtr<Presence> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Held while one is made.
-static MAKING: Mutex<Option<Settings>> = Mutex::new(None);
+/// The addresses of a device that is not in this process.
+pub type AddressesOf = fn(&Config) -> Result<Vec<DeviceAddress>, Errno>;
 
-fn making() -> MutexGuard<'static, Option<Settings>> {
+/// What presences are made from, once the program's configuration is known.
+#[derive(Debug)]
+struct Making {
+    settings: Settings,
+    addresses: AddressesOf,
+}
+
+/// Held while one is made.
+static MAKING: Mutex<Option<Making>> = Mutex::new(None);
+
+fn making() -> MutexGuard<'static, Option<Making>> {
     MAKING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -87,9 +85,9 @@ pub fn digest(configuration: &str) -> u64 {
         .value()
 }
 
-/// Sets what presences made from now on depend on.
-pub fn configure(settings: Settings) {
-    *making() = Some(settings);
+/// Sets what presences made from now on depend on, and who knows the addresses of a device elsewhere.
+pub fn configure(settings: Settings, addresses: AddressesOf) {
+    *making() = Some(Making { settings, addresses });
 }
 
 impl Presence {
@@ -108,19 +106,23 @@ impl Presence {
 
     #[cold]
     fn make(here: identity::Place) -> Result<&'static Presence, Errno> {
-        let settings = making();
+        let making = making();
         // SAFETY: as in current(). Another thread may have made it while we waited.
         if let Some(presence) = unsafe { CURRENT.load(Ordering::Acquire).as_ref() }
             && presence.place == here
         {
             return Ok(presence);
         }
-        let settings = settings.clone().unwrap_or_default();
-        let gids = match settings.config.device {
-            Device::Inproc => GidTable::of_host(),
-            _ => GidTable::of_device(&driver::addresses(&settings.config)?),
+        let gids = match making.as_ref() {
+            Some(Making { settings, addresses }) if settings.config.device != Device::Inproc => {
+                GidTable::of_device(&addresses(&settings.config)?)
+            }
+            _ => GidTable::of_host(),
         };
-        let made = Presence::build(here, gids, &settings)?;
+        let made = match making.as_ref() {
+            Some(making) => Presence::build(here, gids, &making.settings)?,
+            None => Presence::build(here, gids, &Settings::default())?,
+        };
         let made: &'static Presence = Box::leak(Box::new(made));
         CURRENT.store(std::ptr::from_ref(made).cast_mut(), Ordering::Release);
         Ok(made)
@@ -181,18 +183,4 @@ impl Presence {
     pub fn gids(&self) -> &GidTable {
         &self.gids
     }
-}
-
-/// Where a tree may live, best first; the first that will have it gets it.
-pub fn homes(settings: &Settings) -> Vec<PathBuf> {
-    if let Some(dir) = &settings.dir {
-        return vec![dir.clone()];
-    }
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR")
-        .map(PathBuf::from)
-        .filter(|dir| dir.is_absolute());
-    runtime
-        .into_iter()
-        .chain(["/tmp".into(), "/dev/shm".into()])
-        .collect()
 }

@@ -8,8 +8,8 @@ use urnic_verbs_api::device::counter::Counter;
 
 use super::gids::GidTable;
 use super::identity::{Digest, Place, guid_text, words};
+use super::settings::{DEVICE_NAME, Settings};
 use super::tree::{Item, Plan, folder, names};
-use super::{DEVICE_NAME, Settings};
 
 /// Version of the layout here: another one means another tree.
 const LAYOUT: &[u8] = b"2";

@@ -9,7 +9,8 @@ use std::os::unix::ffi::OsStrExt;
 
 use urnic_verbs_api::device::counter::Counter;
 
-use super::{DEVICE_NAME, Presence};
+use super::Presence;
+use super::settings::DEVICE_NAME;
 
 /// Longest path the kernel takes, with its end (`PATH_MAX`).
 pub const PATH_MAX: usize = 4096;

@@ -3,6 +3,7 @@
 //! [`fds`] answers the quick question; here is the rest, behind a lock that is held across fork so that a child finds
 //! it whole.
 
+use std::any::Any;
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
@@ -12,11 +13,12 @@ use rustix::io::Errno;
 
 use super::channel::ChannelSender;
 use super::fds::{self, Kind};
-use crate::driver::CmChannel;
+
+type CmChannel = dyn Any + Send + Sync;
 
 struct Channels {
     by_fd: BTreeMap<RawFd, Arc<ChannelSender>>,
-    /// Channels of the connection manager; several fds may lead to one.
+    /// Channels of the connection manager, whose type is its own affair; several fds may lead to one.
     cm: BTreeMap<RawFd, Arc<CmChannel>>,
     /// Those with records that found their socket full.
     full: Vec<Weak<ChannelSender>>,
@@ -109,7 +111,7 @@ pub(crate) fn enter_cm(fd: BorrowedFd<'_>, channel: Arc<CmChannel>) -> Result<()
 /// Major and minor number of `/dev/infiniband/rdma_cm`: `misc`, whose minor numbers are given out as modules come.
 pub const CM_DEVICE: (u32, u32) = (10, 255);
 
-/// The connection manager's channel behind `fd`; None when it is none, or in a forked child.
+/// The connection manager's channel behind `fd`, as it was [entered](enter_cm); None when it is none, or in a forked child.
 pub(crate) fn cm_channel(fd: RawFd) -> Option<Arc<CmChannel>> {
     (fds::verified_kind(fd)? == Kind::Cm)
         .then(|| channels().cm.get(&fd).cloned())

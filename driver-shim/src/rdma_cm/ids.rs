@@ -13,8 +13,8 @@ use super::{
     Engine, Event, Happening, Id, Key, MAX_IDS, Notice, Owner, PS_DATAGRAMS, PS_IB, PS_TCP, State, Told,
     World,
 };
-use crate::driver::QpMask;
 use crate::mpa_startup::Close;
+use crate::qp_attr::QpMask;
 
 /// What a listener with no backlog of its own gets, and the most that any gets (the kernel's `max_backlog`).
 const MAX_BACKLOG: u32 = 1024;

@@ -15,7 +15,7 @@ use rustix::net::{
 };
 
 use super::{SUFFIX, Snapshot};
-use crate::presence::InternalFd;
+use crate::presence::fds::InternalFd;
 
 /// Questions answered in one go; more are looked at the next time round.
 const AT_ONCE: usize = 16;

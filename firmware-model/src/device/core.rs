@@ -1,7 +1,11 @@
 //! What all parts of a device share.
 
+use super::interrupts::Interrupts;
 use super::pages::DoorbellPages;
-use super::{Found, Interrupts, Registers, Table, Tenant, Uar};
+use super::registers::Registers;
+use super::table::{Found, Table};
+use super::uar::{Tenant, Uar};
+use crate::asked::Asked;
 use crate::buffers::BufferPool;
 use crate::capture::Tapped;
 use crate::config::ModelConfig;
@@ -9,7 +13,7 @@ use crate::counters::{Counter, Counters};
 use crate::effects::Effects;
 use crate::host::HostMemory;
 use crate::memory::{MemoryTable, PageRoom};
-use crate::qp::{Asked, Ends, Qp};
+use crate::qp::{Ends, Qp};
 use crate::queues::{CompletionQueue, EventQueue, SharedReceiveQueue};
 use crate::rdmap::Meeting;
 use crate::runtime::{Runtime, Timer};

@@ -1,14 +1,17 @@
 //! The device: what its driver sees, and what holds its parts together.
 
+mod bar0;
 mod core;
+mod interrupts;
 mod pages;
 mod registers;
 mod table;
 mod uar;
 
 pub(crate) use self::core::{Clock, Core};
+pub use interrupts::Interrupts;
 pub use pages::DoorbellPages;
-pub(crate) use registers::{CommandQueue, Registers};
+pub(crate) use registers::CommandQueue;
 pub(crate) use table::{Found, Table};
 pub(crate) use uar::{Tenant, Uar};
 
@@ -22,15 +25,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use urnic_verbs_api::device::registers::{CONTROL, Control, UARS};
-
-/// Where the device's interrupts go.
-pub trait Interrupts: Send + Sync {
-    /// Raises a vector. Called from any thread that drives the device, with none of its locks held.
-    fn raise(&self, vector: u32);
-
-    /// Called once on the thread that the device has of its own, before it raises anything there: under it there is no call of the host's.
-    fn on_own_thread(&self) {}
-}
 
 /// A device. Clones are handles to the same one; it stops when the last is dropped.
 #[derive(Clone)]
@@ -99,7 +93,7 @@ impl Device {
     /// Writes a register. A write to the command doorbell returns when the commands are complete.
     pub fn bar0_write(&self, offset: u32, value: u32) {
         if !self.core.is_abandoned() {
-            registers::write(&self.core, offset, value);
+            bar0::write(&self.core, offset, value);
         }
     }
 
@@ -139,7 +133,7 @@ impl Device {
     /// The device stops with one of the codes of [`fatal`](urnic_verbs_api::device::registers::fatal): all objects are destroyed, and
     /// nothing works until a reset. Raises vector 0; there may be no event queue left that could tell.
     pub fn fail(&self, code: u32) {
-        registers::fail(&self.core, code);
+        bar0::fail(&self.core, code);
         self.core.interrupt(0);
     }
 

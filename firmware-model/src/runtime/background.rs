@@ -6,6 +6,7 @@
 //! no longer.
 
 use super::Runtime;
+use super::sleeper::{ASLEEP, AWAKE, LENT, TICKING};
 use crate::counters::Counter;
 use crate::device::Core;
 use crate::sys::{self, SignalMask};
@@ -13,7 +14,7 @@ use crate::time::Nanos;
 use std::io;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -28,43 +29,6 @@ const WARM: Duration = Duration::from_millis(10);
 /// Scheduling slice and priority to ask for: who waits for this thread often spins, and must make way for it.
 const SLICE_NS: u64 = 100_000;
 const NICE: i32 = -10;
-
-const AWAKE: u8 = 0;
-/// Asleep for a millisecond or less, streams ignored.
-const TICKING: u8 = 1;
-/// Asleep until something is ready.
-const ASLEEP: u8 = 2;
-/// Asleep for the time of a loan or less, streams ignored.
-const LENT: u8 = 3;
-
-/// Whether the thread sleeps, as far as others must know.
-#[derive(Debug, Default)]
-pub(super) struct Sleeper(AtomicU8);
-
-impl Sleeper {
-    /// Whether it must be woken for work that it does not see coming; it is the caller's to do so then.
-    pub(super) fn must_be_woken(&self) -> bool {
-        self.leaves(ASLEEP) || self.leaves(LENT)
-    }
-
-    /// Whether it leaves the streams alone at present; it is the caller's to wake it then.
-    pub(super) fn ignores_streams(&self) -> bool {
-        self.leaves(TICKING) || self.leaves(LENT)
-    }
-
-    /// Whether it sleeps in that way; it is awake, then, for whoever asks next.
-    fn leaves(&self, state: u8) -> bool {
-        self.0.load(Ordering::SeqCst) == state
-            && self
-                .0
-                .compare_exchange(state, AWAKE, Ordering::SeqCst, Ordering::SeqCst)
-                .is_ok()
-    }
-
-    fn set(&self, state: u8) {
-        self.0.store(state, Ordering::SeqCst);
-    }
-}
 
 /// The thread; dropping this stops it.
 pub(crate) struct Background {

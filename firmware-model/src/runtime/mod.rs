@@ -12,22 +12,24 @@
 
 mod background;
 mod readiness;
+mod sleeper;
 
 pub(crate) use background::Background;
 pub(crate) use readiness::Token;
 
+use crate::asked::Asked;
 use crate::counters::Counter;
 use crate::device::{Clock, Core};
 use crate::effects::Effects;
-use crate::qp::{Asked, Qp};
+use crate::qp::Qp;
 use crate::shard::{SHARDS, home_shard};
 use crate::stream::descriptor::Descriptors;
 use crate::stream::{Lingering, Stream};
 use crate::time::Nanos;
-use background::Sleeper;
 use readiness::Readiness;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
+use sleeper::Sleeper;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io;

@@ -1,6 +1,6 @@
 //! Waiting for descriptors.
 
-use crate::qp::Asked;
+use crate::asked::Asked;
 use crate::stream::descriptor::{Descriptor, Descriptors};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};

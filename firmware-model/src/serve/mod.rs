@@ -11,6 +11,7 @@
 //! | [`session`], [`server`] | the rim: a connection's thread, and the sockets |
 
 mod config_space;
+mod endpoint;
 mod faults;
 mod function;
 mod ledger;
@@ -23,4 +24,5 @@ mod session;
 mod tests;
 mod vectors;
 
-pub use server::{Endpoint, ServeError, Server};
+pub use endpoint::Endpoint;
+pub use server::{ServeError, Server};

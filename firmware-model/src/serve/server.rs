@@ -1,10 +1,10 @@
 //! The sockets at which clients ask for functions.
 
 use super::config_space::MAX_VECTORS;
+use super::endpoint::Endpoint;
 use super::link::{MAX_FDS_UNDER_WAY, is_hung_up};
 use super::memory::Budget;
 use super::session::Session;
-use crate::config::ModelConfig;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::fs::{Mode, chmod, lstat, unlink};
 use rustix::io::Errno;
@@ -18,21 +18,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-
-/// A socket, and the function that is behind each connection to it.
-#[derive(Debug, Clone)]
-pub struct Endpoint {
-    /// Where it is.
-    pub path: PathBuf,
-    /// Permissions of the socket file.
-    pub mode: u32,
-    /// The function.
-    pub config: ModelConfig,
-    /// Connections at a time.
-    pub clients: usize,
-    /// Whether the memory of a client of our own user may be reached by `process_vm_readv` and `process_vm_writev`.
-    pub process_vm: bool,
-}
 
 /// Why a socket cannot be served.
 #[derive(Debug, thiserror::Error)]

@@ -1,11 +1,11 @@
 //! One connection, which is one function: its thread.
 
+use super::endpoint::Endpoint;
 use super::faults::Faults;
 use super::function::{Function, HangUp, Hardware, Outgoing};
 use super::link::{Broken, Heard, Link, wait};
 use super::memory::{Budget, ClientMemory};
 use super::remote::Remote;
-use super::server::Endpoint;
 use super::vectors::{Vectors, check_eventfd};
 use crate::config::ModelConfig;
 use crate::device::{Device, Interrupts};

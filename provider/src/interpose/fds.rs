@@ -285,7 +285,7 @@ unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) 
 fn we_answer() -> bool {
     ACTIVE.load(Ordering::Relaxed)
         && guarded(|| {
-            crate::start::first_look();
+            crate::first_look::first_look();
             Presence::current()?;
             crate::register::with_every_libibverbs()
         })

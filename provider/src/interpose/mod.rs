@@ -17,8 +17,8 @@ use rustix::io::Errno;
 use urnic_driver_shim::presence::Presence;
 use urnic_driver_shim::presence::redirect::{PathBuffer, Target, is_ours};
 
+use crate::first_look::first_look;
 use crate::guard::{guarded, set_errno};
-use crate::start;
 
 /// Cleared in a second copy of the plug-in, which leaves everything to the first.
 static ACTIVE: AtomicBool = AtomicBool::new(true);
@@ -45,7 +45,7 @@ unsafe fn redirect(path: *const c_char, buffer: &mut PathBuffer) -> Option<(&CSt
         return None;
     }
     let found = guarded(|| {
-        start::first_look();
+        first_look();
         Ok(Presence::current()?.redirect(path, buffer))
     });
     let found = found.ok().flatten()?;

@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 
-use super::function::DRIVER;
+use super::error::Refused;
+use super::function::{DRIVER, Function, Sysfs};
+use super::holder::holder_of;
 use super::iommu::Iommu;
 use super::physical::Physical;
-use super::{Function, Refused, Sysfs, holder_of, uapi};
+use super::uapi;
 use crate::config::VfioApi;
-use crate::presence::InternalFd;
+use crate::presence::fds::InternalFd;
 
 /// A function that is ours now, as long as this lives. In the order in which things must be let go of.
 pub(super) struct Access {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use rustix::io::Errno;
 use thiserror::Error;
 
-use super::Holder;
+use super::holder::Holder;
 
 /// Why a function cannot be had.
 #[derive(Debug, Error)]

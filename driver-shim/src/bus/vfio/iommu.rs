@@ -8,7 +8,7 @@ use rustix::process::{Resource, getrlimit};
 use super::iova::IovaSpace;
 use super::uapi;
 use crate::lock::lock;
-use crate::presence::InternalFd;
+use crate::presence::fds::InternalFd;
 
 /// Pages of the processor; the IOMMU's may be larger.
 const PAGE: u64 = 4096;

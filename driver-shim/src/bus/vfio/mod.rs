@@ -31,11 +31,12 @@ use rustix::event::Timespec;
 use rustix::io::Errno;
 use urnic_verbs_api::device::registers;
 
+use super::anonymous;
 use super::doorbells::DoorbellPages;
-use super::{Bus, Mapping, QueueMemory, Signal, SignalHandler, anonymous};
+use super::interface::{Bus, Mapping, QueueMemory, Signal, SignalHandler};
 use crate::config::VfioApi;
 use crate::lock::lock;
-use crate::presence::InternalFd;
+use crate::presence::fds::InternalFd;
 use access::Dma;
 use pci::{PciFunction, Unfit};
 use watch::Sources;

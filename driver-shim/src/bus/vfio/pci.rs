@@ -8,7 +8,7 @@ use urnic_verbs_api::device::{doorbell, pci, registers};
 
 use super::uapi;
 use crate::bus::doorbells::DoorbellPages;
-use crate::presence::InternalFd;
+use crate::presence::fds::InternalFd;
 
 /// Offsets in configuration space (PCI 3.0 §6.1).
 const VENDOR_ID: u64 = 0x00;

@@ -11,9 +11,9 @@ use rustix::io::{Errno, pread};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap_anonymous, munmap};
 
 use super::iova::IovaSpace;
-use crate::bus::{Mapping, QueueMemory};
+use crate::bus::interface::{Mapping, QueueMemory};
 use crate::lock::lock;
-use crate::presence::InternalFd;
+use crate::presence::fds::InternalFd;
 
 const PAGE: usize = 4096;
 const HUGE: usize = 2 << 20;

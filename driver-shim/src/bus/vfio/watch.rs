@@ -7,8 +7,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
 use super::{Inner, uapi};
-use crate::bus::Signal;
-use crate::presence::InternalFd;
+use crate::bus::interface::Signal;
+use crate::presence::fds::InternalFd;
 use crate::signals;
 
 /// How often a register is read, to see whether anybody answers: nothing else tells of a device whose process died.

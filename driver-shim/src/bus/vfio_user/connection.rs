@@ -20,9 +20,9 @@ use rustix::net::{
 };
 use urnic_vfio_user::{Decoder, Kind, Limits, Message, Request, emit_error};
 
-use crate::bus::{Signal, SignalHandler};
+use crate::bus::interface::{Signal, SignalHandler};
 use crate::lock::lock;
-use crate::presence::InternalFd;
+use crate::presence::fds::InternalFd;
 use crate::signals;
 
 /// A server that takes longer over one message is dead.

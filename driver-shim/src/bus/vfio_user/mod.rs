@@ -27,7 +27,7 @@ use urnic_vfio_user::{
 };
 
 use super::doorbells::DoorbellPages;
-use super::{Bus, Mapping, QueueMemory, SignalHandler};
+use super::interface::{Bus, Mapping, QueueMemory, SignalHandler};
 use crate::lock::lock;
 use arena::{Arena, CHUNK};
 use connection::{Connection, MAX_TRANSFER, borrowed, descriptor, vector};

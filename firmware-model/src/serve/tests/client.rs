@@ -1,7 +1,8 @@
 //! A client in a few lines, and the least of a driver.
 
+use super::super::endpoint::Endpoint;
 use super::super::function::{LIMITS, Outgoing};
-use super::super::server::{Endpoint, Server};
+use super::super::server::Server;
 use crate::config::{DeviceAddress, Limits, ModelConfig, Reach};
 use crate::mock::PATIENCE;
 use rustix::event::{EventfdFlags, eventfd};

@@ -1,9 +1,10 @@
 //! Whole servers at real sockets, and clients of all kinds.
 
+use super::super::endpoint::Endpoint;
 use super::super::link::Link;
 use super::super::memory::{Budget, ClientMemory};
 use super::super::remote::Remote;
-use super::super::server::{Endpoint, ServeError, Server};
+use super::super::server::{ServeError, Server};
 use super::client::{Client, Served, config, fresh_path, lend, memory, named_memory, take_back};
 use crate::config::ModelConfig;
 use crate::host::{HostMemory, RemoteMemory, Unreachable};

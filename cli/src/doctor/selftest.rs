@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::doctor::Finding;
+use super::finding::Finding;
 use crate::environment::Environment;
 use crate::program::find;
 
@@ -19,7 +19,7 @@ const EXCHANGES: &str = "1000";
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Runs both ends of ibv_rc_pingpong on 127.0.0.1.
-pub(crate) fn run(env: &Environment) -> Finding {
+pub(super) fn run(env: &Environment) -> Finding {
     if find(OsStr::new(PROGRAM)).is_none() {
         let text = format!("not run: {PROGRAM} is not installed");
         return Finding::note(SUBJECT, text, Some("apt-get install ibverbs-utils"));
@@ -37,7 +37,7 @@ pub(crate) fn run(env: &Environment) -> Finding {
 }
 
 /// Opens the device, as any program would.
-pub(crate) fn answers(env: &Environment) -> Finding {
+pub(super) fn answers(env: &Environment) -> Finding {
     let ran = Command::new("/proc/self/exe")
         .args(["info", "--inside"])
         .envs(env.variables())

@@ -1,0 +1,19 @@
+//! The file of `--pcap`.
+
+use std::path::Path;
+
+use rustix::io::Errno;
+use urnic_firmware_model::capture::CaptureFile;
+
+use crate::answer::Failure;
+
+/// Empties the capture file, or says at once why there can be none.
+pub(crate) fn prepare(path: &Path) -> Result<(), Failure> {
+    CaptureFile::prepare(path).map_err(|errno| {
+        let reason = match errno {
+            Errno::NOTSUP => "it is no regular file; name another".to_owned(),
+            errno => std::io::Error::from(errno).to_string(),
+        };
+        Failure::usage(format!("--pcap {}: {reason}", path.display()))
+    })
+}

@@ -1,0 +1,64 @@
+//! What a check of `urnic doctor` found.
+
+use std::fmt;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Good,
+    /// Worth knowing, breaks nothing.
+    Note,
+    Wrong,
+}
+
+/// One line of the report.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Finding {
+    pub(super) verdict: Verdict,
+    pub(super) subject: &'static str,
+    pub(super) text: String,
+    /// The command that mends it.
+    pub(super) mend: Option<String>,
+}
+
+impl Finding {
+    pub(super) fn good(subject: &'static str, text: impl ToString) -> Self {
+        Self {
+            verdict: Verdict::Good,
+            subject,
+            text: text.to_string(),
+            mend: None,
+        }
+    }
+
+    pub(super) fn note(subject: &'static str, text: impl ToString, mend: Option<&str>) -> Self {
+        Self {
+            verdict: Verdict::Note,
+            subject,
+            text: text.to_string(),
+            mend: mend.map(str::to_owned),
+        }
+    }
+
+    pub(super) fn wrong(subject: &'static str, text: impl ToString, mend: impl ToString) -> Self {
+        Self {
+            verdict: Verdict::Wrong,
+            subject,
+            text: text.to_string(),
+            mend: Some(mend.to_string()),
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = match self.verdict {
+            Verdict::Good => "ok",
+            Verdict::Note => "note",
+            Verdict::Wrong => "WRONG",
+        };
+        write!(f, "{verdict:<6}{:<17}{}", self.subject, self.text)?;
+        self.mend
+            .as_ref()
+            .map_or(Ok(()), |mend| write!(f, "\n{:23}mend: {mend}", ""))
+    }
+}

@@ -1,0 +1,25 @@
+//! The options that commands share.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// Options that every command takes. A flag wins over a variable, a variable over the file.
+#[derive(Args, Debug, Default)]
+pub(crate) struct Options {
+    /// The RNIC: inproc, vfio-user:PATH or vfio:DDDD:BB:DD.F
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Option<String>,
+    /// Read options from this TOML file [variable: URNIC_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Set one option; may be given more than once [variable: URNIC_SET, with commas]
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// Capture the wire into this file (pcapng, for Wireshark); `%p` is the process's number
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pcap: Option<PathBuf>,
+    /// What to log on standard error: off, error, warn, info, debug, trace, or a filter
+    #[arg(long, value_name = "FILTER")]
+    pub(crate) log: Option<String>,
+}

@@ -1,0 +1,42 @@
+//! Whether the device's thread sleeps, and who wakes it.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Looks at everything.
+pub(super) const AWAKE: u8 = 0;
+/// Asleep for a millisecond or less, streams ignored.
+pub(super) const TICKING: u8 = 1;
+/// Asleep until something is ready.
+pub(super) const ASLEEP: u8 = 2;
+/// Asleep for the time of a loan or less, streams ignored.
+pub(super) const LENT: u8 = 3;
+
+/// Whether the thread sleeps, as far as others must know.
+#[derive(Debug, Default)]
+pub(super) struct Sleeper(AtomicU8);
+
+impl Sleeper {
+    /// Whether it must be woken for work that it does not see coming; it is the caller's to do so then.
+    pub(super) fn must_be_woken(&self) -> bool {
+        self.leaves(ASLEEP) || self.leaves(LENT)
+    }
+
+    /// Whether it leaves the streams alone at present; it is the caller's to wake it then.
+    pub(super) fn ignores_streams(&self) -> bool {
+        self.leaves(TICKING) || self.leaves(LENT)
+    }
+
+    /// Whether it sleeps in that way; it is awake, then, for whoever asks next.
+    fn leaves(&self, state: u8) -> bool {
+        self.0.load(Ordering::SeqCst) == state
+            && self
+                .0
+                .compare_exchange(state, AWAKE, Ordering::SeqCst, Ordering::SeqCst)
+                .is_ok()
+    }
+
+    /// What the thread is about to do: one of these.
+    pub(super) fn set(&self, state: u8) {
+        self.0.store(state, Ordering::SeqCst);
+    }
+}
