@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 
-use urnic_verbs_api::device::command::{Command, CreateEq, Nothing, Opcode, QueueHandle, Status};
+use urnic_verbs_api::device::command::{
+    Command, CreateEq, ModerateCq, Nothing, Opcode, QueueHandle, Status, features,
+};
 use urnic_verbs_api::device::doorbell::{CQ_SLOTS, Doorbell, Kind, SLOTS};
 use urnic_verbs_api::device::event::{Event, EventKind};
 use urnic_verbs_api::device::registers::VECTORS;
@@ -20,6 +22,7 @@ checks! {
     an_armed_completion_queue_notifies_once,
     an_arm_that_crosses_a_completion_notifies_at_once,
     armed_for_solicited_completions_it_heeds_only_them,
+    a_moderated_notification_comes_and_comes_once,
     a_doorbell_reaches_only_queues_of_its_page,
     a_page_full_of_nonsense_disturbs_no_other,
     completion_queues_of_a_page_have_slots_of_their_own,
@@ -142,6 +145,46 @@ fn slot_in(rig: &Rig, page: u32) -> Outcome<u32> {
     arguments.uar = page.into();
     let handle: QueueHandle = rig.command(Opcode::CreateCq, &arguments)?.result();
     Ok(handle.doorbell.get())
+}
+
+fn a_moderated_notification_comes_and_comes_once(rig: &Rig) -> Outcome {
+    const MOST: u32 = 65535;
+    if rig.attributes.features.get() & features::MODERATION == 0 {
+        return Err(Failure::NotHere("it has no moderation".to_owned()));
+    }
+    let (near, far) = pair(rig)?;
+    let cq = &near.qp.send_cq;
+    let settings = |cq: u32, count: u32, period: u32| ModerateCq {
+        cq: cq.into(),
+        count: count.into(),
+        period: period.into(),
+        ..ModerateCq::default()
+    };
+    for wrong in [settings(cq.id, MOST + 1, 1), settings(cq.id, 1, MOST + 1)] {
+        rig.refuses(Command::new(Opcode::ModerateCq, &wrong), Status::InvalidArgument)?;
+    }
+    rig.refuses(
+        Command::new(Opcode::ModerateCq, &settings(u32::MAX, 2, 2)),
+        Status::InvalidHandle,
+    )?;
+    // A full count, a count that is never reached, each of the two alone, and neither. When it comes is the device's affair: early is allowed.
+    for (count, period) in [(2, MOST), (MOST, 1000), (2, 0), (0, 1000), (0, 0)] {
+        rig.command(Opcode::ModerateCq, &settings(cq.id, count, period))?;
+        cq.arm(rig, Kind::Arm);
+        rig.lives()?;
+        works(rig, &near, &far)?;
+        works(rig, &near, &far)?;
+        notified(rig, cq.id)?;
+        silent(rig)?;
+    }
+    // What waits is not lost with the settings that it waited by.
+    rig.command(Opcode::ModerateCq, &settings(cq.id, MOST, MOST))?;
+    cq.arm(rig, Kind::Arm);
+    rig.lives()?;
+    works(rig, &near, &far)?;
+    rig.command(Opcode::ModerateCq, &settings(cq.id, 0, 0))?;
+    notified(rig, cq.id)?;
+    silent(rig)
 }
 
 fn a_doorbell_reaches_only_queues_of_its_page(rig: &Rig) -> Outcome {

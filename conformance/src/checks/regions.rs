@@ -23,6 +23,7 @@ checks! {
     page_lists_that_are_too_short_are_refused,
     a_changed_region_keeps_its_stag,
     a_window_opens_a_part_of_a_region,
+    a_region_on_demand_takes_what_is_there_at_the_access,
 }
 
 fn a_region_of_no_bytes_needs_no_memory(rig: &Rig) -> Outcome {
@@ -253,4 +254,52 @@ fn a_window_opens_a_part_of_a_region(rig: &Rig) -> Outcome {
         "a closed window was written through"
     );
     Ok(())
+}
+
+fn a_region_on_demand_takes_what_is_there_at_the_access(rig: &Rig) -> Outcome {
+    // Where nobody has memory.
+    const ABSENT: u64 = 4096;
+    let (near, far) = pair(rig)?;
+    let access = ALL_RIGHTS | Access::ON_DEMAND;
+    let arguments = CreateMr {
+        base: 0x1_0000.into(),
+        len: 4096.into(),
+        dma: ABSENT.into(),
+        pd: near.pd.into(),
+        access: access.bits().into(),
+        ..CreateMr::default()
+    };
+    if rig.attributes.features.get() & features::ON_DEMAND == 0 {
+        return rig.refuses(
+            Command::new(Opcode::CreateMr, &arguments),
+            Status::InvalidArgument,
+        );
+    }
+    let paged = CreateMr {
+        log_page: 12.into(),
+        ..arguments
+    };
+    rig.refuses(Command::new(Opcode::CreateMr, &paged), Status::InvalidArgument)?;
+    let (from, to) = (
+        Region::new(rig, near.pd, 4096, access)?,
+        Region::new(rig, far.pd, 4096, access)?,
+    );
+    from.memory.write(7, b"on demand");
+    far.qp.receive(rig, 1, &[to.sge(100, 64)]);
+    near.qp.send(rig, 2, &[from.sge(7, 9)]);
+    near.qp.send_cq.expect(rig, 2, WcStatus::Success)?;
+    far.qp.recv_cq.expect(rig, 1, WcStatus::Success)?;
+    ensure!(
+        to.memory.read(100, 9) == b"on demand",
+        "other bytes arrived than were sent"
+    );
+    let stag = rig.create(Opcode::CreateMr, &arguments)?;
+    let absent = Sge {
+        offset: 0x1_0000.into(),
+        len: 9.into(),
+        stag: stag.into(),
+    };
+    near.qp.send(rig, 3, &[absent]);
+    near.qp.send_cq.expect(rig, 3, WcStatus::LocProtErr)?;
+    rig.lives()
 }
