@@ -52,9 +52,9 @@ cross: ## does it compile for arm64? (adds that target to the toolchain, by rust
 	rustup target add aarch64-unknown-linux-gnu
 	$(CARGO) check --target aarch64-unknown-linux-gnu $(PLUGIN)
 
-bench: ## speed and cost against raw TCP and UCX, as ratios from one run
-	@scripts/setup build bench
-	$(CARGO) build --release --quiet $(PLUGIN) -p urnic-bench
+bench: ## speed and cost against raw TCP, UCX and NFS over TCP, as ratios from one run
+	@scripts/setup build bench nfs
+	$(CARGO) build --release --quiet $(PLUGIN) -p urnic-nfs -p urnic-bench
 	@$(TARGET)/release/urnic-bench
 
 soak: ## the long forms of the tests: millions of messages, hundreds of runs, valgrind, asan (an hour or more)
