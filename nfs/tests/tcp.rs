@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Lines, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::Duration;
@@ -89,6 +89,19 @@ fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
     let stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     Ok(stream)
+}
+
+/// The same, from an address of this machine.
+fn connect_from(address: Ipv4Addr, to: SocketAddr) -> TcpStream {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+    bind(&socket, &SocketAddr::new(address.into(), 0)).expect("an address of this machine");
+    connect(&socket, &to).expect("it listens");
+    let stream = TcpStream::from(socket);
+    stream
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .expect("a time");
+    stream
 }
 
 /// Octets that repeat nowhere near.
@@ -228,6 +241,35 @@ fn peers_that_send_nonsense_are_dropped_and_others_served() {
     stream.write_all(&words).expect("it is taken");
     drop(stream);
     server.null();
+}
+
+/// Of all connections that of the other address was silent for longest; and yet it stays.
+#[test]
+fn who_has_most_connections_makes_room() {
+    const CONNECTIONS: usize = 512;
+    let server = Server::start(0, &["--memory", "1M"]);
+    let call = [0x8000_0028_u32, 7, 0, 2, 100_003, 3, 0, 0, 0, 0, 0];
+    let call = call.map(u32::to_be_bytes).concat();
+    let answered = |mut stream: &TcpStream| {
+        stream.write_all(&call)?;
+        stream.read_exact(&mut [0; 28])
+    };
+    let other = connect_from(Ipv4Addr::new(127, 0, 0, 2), server.address);
+    answered(&other).expect("an answer");
+    let many: Vec<TcpStream> = (0..CONNECTIONS)
+        .map(|_| {
+            let stream = connect(server.address).expect("it listens");
+            answered(&stream).expect("an answer");
+            stream
+        })
+        .collect();
+    answered(&other).expect("an answer, still");
+    let ended = (&many[0]).read(&mut [0; 1]).map_err(|error| error.kind());
+    assert!(
+        matches!(ended, Ok(0) | Err(ErrorKind::ConnectionReset)),
+        "{ended:?}"
+    );
+    answered(&many[1]).expect("an answer to the next");
 }
 
 #[test]
