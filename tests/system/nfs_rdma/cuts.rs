@@ -1,4 +1,6 @@
-//! The connection breaks, in the midst of READs and WRITEs and of what goes before them.
+//! The connection breaks: after each octet of a READ's and a WRITE's, and of what goes before them.
+
+use std::sync::{Mutex, PoisonError};
 
 use urnic_tests::forwarder::{Cut, Forwarder};
 use urnic_tests::wait::{PATIENCE, descriptors, resident, until};
@@ -102,4 +104,23 @@ fn a_transfer_survives_its_connections_breaks() {
     let mut points = vec![0, 7, 40, 64, 66, 100, 137, 200, 333, 700, 1100];
     points.extend((START..END).step_by(9_973));
     transfers_survive("cuts", &points);
+}
+
+#[test]
+#[ignore = "make soak"]
+fn a_transfer_survives_breaks_at_every_point() {
+    // Each octet of the start, where all differ; then each that is the first of another word of a segment, sooner or later.
+    let points: Vec<u64> = (0..START).chain((START..END).step_by(53)).collect();
+    let parts = Mutex::new(points.chunks(250).enumerate());
+    let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+    // Most of the time goes by between one connection and the next.
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                while let Some((part, points)) = next() {
+                    transfers_survive(&format!("part-{part}"), points);
+                }
+            });
+        }
+    });
 }
