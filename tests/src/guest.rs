@@ -22,7 +22,7 @@ use crate::wait::{free_port, until};
 pub const HOST: &str = "10.0.2.2";
 
 /// What tests run there.
-const PROGRAMS: &str = "rping ucmatose rstream rcopy cm_sizes ib_send_bw ib_write_bw ib_read_bw ib_send_lat ib_write_lat ib_read_lat";
+const PROGRAMS: &str = "rping ucmatose rstream rcopy cm_sizes cm_endings cm_many ib_send_bw ib_write_bw ib_read_bw ib_send_lat ib_write_lat ib_read_lat";
 
 /// siw's own parameters.
 pub const DEFAULTS: [(&str, u8); 4] = [
@@ -84,13 +84,18 @@ impl Guest {
             let _ = write!(network, ",hostfwd=tcp:127.0.0.1:{here}-:{there}");
         }
         let mut qemu = Program::plain("qemu-system-x86_64")
-            .line("-accel tcg,thread=multi -cpu max -nodefaults -no-user-config -no-reboot")
+            // QEMU does "rep movsb" octet by octet, and PCLMULQDQ bit by bit: who is told of them copies, and makes CRCs, far slower by them.
+            .line("-accel tcg,thread=multi -cpu max,-erms,-pclmulqdq -nodefaults -no-user-config -no-reboot")
             .line(&format!("-smp {processors} -m {memory}"))
             .line("-display none -serial stdio")
             .args(["-nic", &network])
             .args(["-kernel", &format!("{folder}/kernel")])
             .args(["-initrd", &format!("{folder}/initramfs")])
-            .args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check"])
+            // A look at any other clock goes through QEMU, one processor at a time.
+            .args([
+                "-append",
+                "console=ttyS0 quiet panic=-1 no_timer_check clocksource=tsc tsc=reliable",
+            ])
             .through(["setpriv", "--pdeathsig", "KILL"]);
         if let Some(file) = &dump {
             let filter = format!("filter-dump,id=packets,netdev=network,file={}", file.display());
