@@ -37,7 +37,7 @@ test: ## every test: units, then real programs (under 20 minutes on two cores)
 	@scripts/setup build test
 	@scripts/test
 
-interop: ## tshark's verdict on what tests send; NFS with Linux' client and server; the PCI function by iommufd and without an IOMMU, in guests (builds their kernel first)
+interop: ## soft-iWARP by mode and speed beside it; tshark's verdict; NFS with Linux; VFIO by iommufd and without an IOMMU (builds a kernel first)
 	@scripts/setup build test interop
 	@scripts/test interop
 

@@ -130,8 +130,8 @@ pub fn compiled(name: &str) -> Result<PathBuf, String> {
     let source = folder.join(format!("{name}.c"));
     let program = scratch().join(name);
     let newer = |path: &Path| path.metadata().and_then(|m| m.modified()).ok();
-    let sources = [newer(&source), newer(&folder.join("rc.h"))];
-    if newer(&program) < sources.into_iter().max().flatten() {
+    let sources = ["rc.h", "cm.h"].map(|header| newer(&folder.join(header)));
+    if newer(&program) < sources.into_iter().max().flatten().max(newer(&source)) {
         let mut cc = Command::new("cc");
         cc.args(["-std=gnu17", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-o"])
             .arg(&program)
