@@ -7,13 +7,13 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use urnic_driver_shim::config::Config;
 use urnic_driver_shim::driver::{self, CmChannel, Driver};
-use urnic_driver_shim::presence::{ChannelSender, Presence};
+use urnic_driver_shim::presence::{ChannelSender, Presence, command};
 use urnic_verbs_api::rdma_core::{ibv_context, ibv_device, verbs_context, verbs_device};
 
 use crate::guard::{guarded, set_errno};
 use crate::library::Library;
 use crate::register::Registration;
-use crate::verbs::{self, Events};
+use crate::verbs::{self, Events, File};
 
 /// `enum rdma_driver_id`: not one of the kernel's.
 const RDMA_DRIVER_UNKNOWN: u32 = 0;
@@ -22,12 +22,12 @@ const RDMA_DRIVER_UNKNOWN: u32 = 0;
 pub(crate) struct Context {
     /// The libibverbs that it was opened through.
     library: &'static Library,
-    /// The device as it was shown when it was opened.
-    pub(crate) presence: &'static Presence,
     pub(crate) driver: Arc<Driver>,
     /// The driver's name for this context.
     pub(crate) device: driver::Context,
     pub(crate) events: Arc<Events>,
+    /// What it shares with those that were imported from it, or it from.
+    pub(crate) file: Arc<File>,
 }
 
 /// The end of the memory of a context. `verbs_context` before it differs in length from release to release; it ends with
@@ -42,7 +42,7 @@ impl Context {
     /// Our part of a context.
     ///
     /// # Safety
-    /// `context` came from [`alloc_context`] and is open for as long as the result is used.
+    /// `context` came from [`alloc_context`] or [`import_context`] and is open for as long as the result is used.
     pub(crate) unsafe fn of<'a>(context: *mut ibv_context) -> &'a Context {
         // SAFETY: as promised, so the tail is there and filled.
         unsafe { &*(*context.cast::<Tail>()).ours }
@@ -54,8 +54,8 @@ impl Context {
     }
 
     /// Everything but the memory: our part of the context, and the program's end of its asynchronous events.
-    fn make(library: &'static Library) -> Result<(Context, RawFd), Errno> {
-        let (presence, driver) = open_device()?;
+    fn make(library: &'static Library, file: Arc<File>) -> Result<(Context, RawFd), Errno> {
+        let driver = file.driver.clone();
         let (async_fd, channel) = ChannelSender::open()?;
         let events = Arc::new(Events::new(channel));
         let device = driver
@@ -63,10 +63,10 @@ impl Context {
             .inspect_err(|_| close(async_fd))?;
         let context = Context {
             library,
-            presence,
             driver,
             device,
             events,
+            file,
         };
         Ok((context, async_fd))
     }
@@ -99,26 +99,59 @@ pub(crate) unsafe extern "C" fn alloc_context(
     cmd_fd: c_int,
     _private_data: *mut c_void,
 ) -> *mut verbs_context {
-    guarded(|| {
-        // SAFETY: libibverbs passes a device that our alloc_device made and that it registered our ops with.
-        let registration = unsafe { Registration::of((*device.cast::<verbs_device>()).ops) };
+    answer(|| {
+        let opened = || {
+            let (presence, driver) = open_device()?;
+            let file = File::open(cmd_fd, presence, driver)?;
+            // SAFETY: libibverbs passes a device of ours.
+            Context::make(unsafe { library_of(device) }, file)
+        };
+        let (ours, async_fd) = opened().inspect_err(|_| close(cmd_fd))?;
         // SAFETY: as above.
-        unsafe { open(device, cmd_fd, &registration.library) }
+        unsafe { give(device, cmd_fd, ours, async_fd) }
     })
-    .unwrap_or_else(|errno| {
+}
+
+/// `verbs_device_ops.import_context`: another context on the file behind `cmd_fd`, which is ours to close if that succeeds. Errors are those of [`File::of`] and of
+/// opening a context; `EIO` if the device is lost.
+pub(crate) unsafe extern "C" fn import_context(device: *mut ibv_device, cmd_fd: c_int) -> *mut verbs_context {
+    answer(|| {
+        // SAFETY: libibverbs passes a device of ours.
+        let (ours, async_fd) = Context::make(unsafe { library_of(device) }, File::of(cmd_fd)?)?;
+        // SAFETY: as above.
+        let context = unsafe { give(device, cmd_fd, ours, async_fd) }?;
+        command::offer_async_fd(async_fd);
+        Ok(context)
+    })
+}
+
+fn answer(open: impl FnOnce() -> Result<*mut verbs_context, Errno>) -> *mut verbs_context {
+    guarded(open).unwrap_or_else(|errno| {
         set_errno(errno);
         std::ptr::null_mut()
     })
 }
 
+/// The libibverbs that a device is in the list of.
+///
 /// # Safety
-/// `device` is a device of that libibverbs, `cmd_fd` an fd to give away.
-unsafe fn open(
+/// Our alloc_device made it, and that libibverbs registered our operations with it.
+unsafe fn library_of(device: *mut ibv_device) -> &'static Library {
+    // SAFETY: as promised.
+    unsafe { &Registration::of((*device.cast::<verbs_device>()).ops).library }
+}
+
+/// Makes of `ours` what libibverbs calls a context. It has `cmd_fd` and `async_fd` from now on, also if this fails.
+///
+/// # Safety
+/// `device` is a device of the libibverbs that `ours` was opened through; both fds are to give away.
+unsafe fn give(
     device: *mut ibv_device,
     cmd_fd: RawFd,
-    library: &'static Library,
+    ours: Context,
+    async_fd: RawFd,
 ) -> Result<*mut verbs_context, Errno> {
-    let (ours, async_fd) = Context::make(library).inspect_err(|_| close(cmd_fd))?;
+    let library = ours.library;
     let level = library.level;
     let size = level.context_offset() + size_of::<Tail>();
     // SAFETY: verbs_context is the first thing in the memory we ask for, and fits.

@@ -16,8 +16,7 @@ pub(crate) const OPS: verbs_device_ops = verbs_device_ops {
     static_providers: std::ptr::null(),
     match_device: Some(match_device),
     alloc_context: Some(context::alloc_context),
-    // A context cannot be imported: its device lives in the process that opened it.
-    import_context: None,
+    import_context: Some(context::import_context),
     alloc_device: Some(alloc_device),
     uninit_device: Some(uninit_device),
 };

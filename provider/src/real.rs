@@ -7,7 +7,7 @@
 // The test binary must not interpose itself, so nothing starts there.
 #![cfg_attr(test, allow(dead_code))]
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 fn next(name: &CStr) -> *mut c_void {
@@ -117,6 +117,7 @@ real! {
     socket: (c_int, c_int, c_int) -> c_int;
     pause: () -> c_int;
     recv: (c_int, *mut c_void, usize, c_int) -> isize;
+    ioctl: (c_int, c_ulong; ...) -> c_int;
     fcntl: (c_int, c_int; ...) -> c_int;
     fcntl64: (c_int, c_int; ...) -> c_int;
     fstat: (c_int, *mut libc::stat) -> c_int;

@@ -52,3 +52,21 @@ fn messages_of_a_gibibyte_sixteen_elements_every_vector_draining_moderated_event
         assert!(text.contains(shown), "{text}");
     }
 }
+
+#[test]
+fn contexts_of_one_file_share_its_objects_and_others_are_refused() {
+    let text = Program::new(or_skip!(compiled("imported")))
+        .run_for(LIMIT)
+        .success();
+    for shown in [
+        "shared: the same domain and region, whichever way the fd was dup'd",
+        "events: to the context whose they are",
+        "endings: destroyed once, by either side; kept while an fd is open",
+        "device memory: seen by both",
+        "wrong: what is no device file, and no handle of its",
+        "elsewhere: refused to other processes",
+        "again and again: nothing is left behind",
+    ] {
+        assert!(text.contains(shown), "{text}");
+    }
+}

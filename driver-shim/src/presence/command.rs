@@ -1,5 +1,7 @@
-//! The one command that libibverbs writes to the device file by itself, past the provider: make a completion channel.
+//! The two commands that libibverbs gives the device file by itself, past the provider: make a completion channel, which it writes, and make a channel for
+//! the asynchronous events of a context that was imported, an ioctl(2).
 
+use std::cell::Cell;
 use std::mem::offset_of;
 use std::os::fd::RawFd;
 
@@ -76,6 +78,80 @@ unsafe fn execute(bytes: *const u8, length: usize) -> Result<usize, Errno> {
     Ok(length)
 }
 
+/// `RDMA_VERBS_IOCTL` of `<rdma/rdma_user_ioctl_cmds.h>`.
+pub const VERBS_IOCTL: u64 = 0xc018_1b01;
+/// `UVERBS_OBJECT_ASYNC_EVENT` of `<rdma/ib_user_ioctl_cmds.h>`; its method and that one's attribute, `UVERBS_METHOD_ASYNC_EVENT_ALLOC` and
+/// `UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE`, are numbers 0.
+const ASYNC_EVENT: u16 = 16;
+
+/// `struct ib_uverbs_ioctl_hdr` with one `struct ib_uverbs_attr` behind it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AllocAsyncFd {
+    /// Length of all this in bytes.
+    length: u16,
+    object: u16,
+    method: u16,
+    attributes: u16,
+    reserved: u64,
+    driver: u32,
+    reserved2: u32,
+    attribute: u16,
+    attribute_length: u16,
+    attribute_flags: u16,
+    attribute_reserved: u16,
+    /// Where the fd goes.
+    fd: u64,
+}
+
+const _: () = assert!(size_of::<AllocAsyncFd>() == 40 && offset_of!(AllocAsyncFd, fd) == 32);
+
+thread_local! {
+    /// The program's end of the channel that was made last for a context that is imported on this thread.
+    static ASYNC_FD: Cell<RawFd> = const { Cell::new(-1) };
+}
+
+/// What the thread's next command for a channel of asynchronous events gets: the provider made the channel of the context that it imports, and libibverbs,
+/// on the same thread, asks the device file for it next.
+pub fn offer_async_fd(fd: RawFd) {
+    ASYNC_FD.set(fd);
+}
+
+/// Carries out what the program asks of `fd` by ioctl(2), if that is our device and we know the command.
+///
+/// # Safety
+/// `request` is [`VERBS_IOCTL`], and `argument` what goes with it: null or its header, as long as that says.
+pub unsafe fn ioctl(fd: RawFd, argument: *mut u8) -> Option<()> {
+    if fds::verified_kind(fd)? != Kind::Uverbs || argument.is_null() {
+        return None;
+    }
+    // SAFETY: the header begins with its length.
+    let length = unsafe { argument.cast::<u16>().read_unaligned() };
+    if usize::from(length) != size_of::<AllocAsyncFd>() {
+        return None;
+    }
+    // SAFETY: so long, as the caller promises.
+    let request = unsafe { argument.cast::<AllocAsyncFd>().read_unaligned() };
+    if (
+        request.object,
+        request.method,
+        request.attributes,
+        request.attribute,
+    ) != (ASYNC_EVENT, 0, 1, 0)
+    {
+        return None;
+    }
+    let offered = u64::try_from(ASYNC_FD.replace(-1)).ok()?;
+    // SAFETY: within the header and its attribute, which the program gave for the answer.
+    unsafe {
+        argument
+            .add(offset_of!(AllocAsyncFd, fd))
+            .cast::<u64>()
+            .write_unaligned(offered);
+    }
+    Some(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::registry;
@@ -129,6 +205,37 @@ mod tests {
         let mut short = request(CREATE_COMP_CHANNEL, &mut fd);
         short[4] = 3;
         assert_eq!(submit(&device, &short), Some(Err(Errno::INVAL)));
+        registry::forget(device.as_raw_fd());
+    }
+
+    #[test]
+    fn a_channel_of_asynchronous_events_is_given_once() {
+        let device = device();
+        let mut command = AllocAsyncFd {
+            length: 40,
+            object: ASYNC_EVENT,
+            method: 0,
+            attributes: 1,
+            reserved: 0,
+            driver: 0,
+            reserved2: 0,
+            attribute: 0,
+            attribute_length: 0,
+            attribute_flags: 1,
+            attribute_reserved: 0,
+            fd: 0,
+        };
+        let ask = |command: &mut AllocAsyncFd| {
+            // SAFETY: a command of the length that it says.
+            unsafe { ioctl(device.as_raw_fd(), std::ptr::from_mut(command).cast()) }
+        };
+        assert_eq!(ask(&mut command), None, "nothing was offered");
+        offer_async_fd(77);
+        let mut other = AllocAsyncFd { object: 1, ..command };
+        assert_eq!(ask(&mut other), None);
+        assert_eq!(ask(&mut command), Some(()));
+        assert_eq!(command.fd, 77);
+        assert_eq!(ask(&mut command), None);
         registry::forget(device.as_raw_fd());
     }
 

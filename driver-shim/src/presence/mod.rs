@@ -6,7 +6,7 @@
 //! * [`fds`] and [`registry`] know which fds of the process stand for our device and its event channels;
 //! * [`channel`] carries completion and asynchronous events to the program;
 //! * [`token`] makes a connection manager's channel readable while it has events;
-//! * [`command`] answers the one command that libibverbs writes to the device file by itself.
+//! * [`command`] answers the commands that libibverbs gives the device file by itself.
 //!
 //! The plug-in's interposed libc functions call in here; the rules for what they call: no lock and no allocation before a path
 //! or fd is known to be ours, raw system calls only, and no panic.

@@ -1,4 +1,4 @@
-//! What stands behind the program's fds: a channel for each, found by number.
+//! What stands behind the program's fds: a device file or a channel for each, found by number.
 //!
 //! [`fds`] answers the quick question; here is the rest, behind a lock that is held across fork so that a child finds
 //! it whole.
@@ -7,7 +7,7 @@ use std::any::Any;
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use rustix::io::Errno;
 
@@ -16,7 +16,15 @@ use super::fds::{self, Kind};
 
 type CmChannel = dyn Any + Send + Sync;
 
+/// A device file that the program opened; several fds may lead to it.
+#[derive(Debug, Default)]
+pub struct DeviceFile {
+    /// What whoever opened it wants to find by any of them. It goes with the last.
+    pub private_data: OnceLock<Arc<dyn Any + Send + Sync>>,
+}
+
 struct Channels {
+    uverbs: BTreeMap<RawFd, Arc<DeviceFile>>,
     by_fd: BTreeMap<RawFd, Arc<ChannelSender>>,
     /// Channels of the connection manager, whose type is its own affair; several fds may lead to one.
     cm: BTreeMap<RawFd, Arc<CmChannel>>,
@@ -29,6 +37,7 @@ struct Channels {
 impl Channels {
     const fn new() -> Channels {
         Channels {
+            uverbs: BTreeMap::new(),
             by_fd: BTreeMap::new(),
             cm: BTreeMap::new(),
             full: Vec::new(),
@@ -93,7 +102,22 @@ pub fn channel(fd: RawFd) -> Option<Arc<ChannelSender>> {
 /// # Errors
 /// `EBADF` when it is no device file, `EMFILE` when its number is beyond the table.
 pub fn enter_uverbs(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    fds::enter(fds::number(&fd), Kind::Uverbs)
+    enter_file(fd, Arc::default())
+}
+
+fn enter_file(fd: BorrowedFd<'_>, file: Arc<DeviceFile>) -> Result<(), Errno> {
+    let number = fds::number(&fd);
+    fds::enter(number, Kind::Uverbs)?;
+    let stale = channels().uverbs.insert(number, file);
+    drop(stale);
+    Ok(())
+}
+
+/// The device file behind `fd`; None when it is none of this process.
+pub fn device_file(fd: RawFd) -> Option<Arc<DeviceFile>> {
+    (fds::verified_kind(fd)? == Kind::Uverbs)
+        .then(|| channels().uverbs.get(&fd).cloned())
+        .flatten()
 }
 
 /// Enters an fd of the program that leads to a channel of the connection manager.
@@ -123,10 +147,13 @@ pub(crate) fn cm_channel(fd: RawFd) -> Option<Arc<CmChannel>> {
 /// # Errors
 /// As [`enter_uverbs`].
 pub fn duplicated(old: RawFd, new: BorrowedFd<'_>) -> Result<(), Errno> {
-    match (fds::kind(old), cm_channel(old)) {
-        (Some(Kind::Cm), Some(channel)) => enter_cm(new, channel),
-        // In a forked child, whose copy shall be refused as the original is.
-        (Some(Kind::Cm), None) => fds::enter(fds::number(&new), Kind::Cm),
+    match fds::kind(old) {
+        Some(Kind::Uverbs) => device_file(old).map_or(Ok(()), |file| enter_file(new, file)),
+        Some(Kind::Cm) => match cm_channel(old) {
+            Some(channel) => enter_cm(new, channel),
+            // In a forked child, whose copy shall be refused as the original is.
+            None => fds::enter(fds::number(&new), Kind::Cm),
+        },
         _ => Ok(()),
     }
 }
@@ -135,6 +162,10 @@ pub fn duplicated(old: RawFd, new: BorrowedFd<'_>) -> Result<(), Errno> {
 pub fn forget(fd: RawFd) {
     // What is dropped is dropped outside the lock: it may close our end, or end connections.
     match fds::take(fd) {
+        Some(Kind::Uverbs) => {
+            let file = channels().uverbs.remove(&fd);
+            drop(file);
+        }
         Some(Kind::Events) => {
             let channel = channels().by_fd.remove(&fd);
             drop(channel);

@@ -1,6 +1,6 @@
 //! Functions that take or make an fd, but by opening.
 
-use std::ffi::{c_int, c_long, c_uint, c_void};
+use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
@@ -97,9 +97,9 @@ macro_rules! fcntls {
 }
 fcntls! { fcntl fcntl64 }
 
-/// After the program made `new` another fd for what `old` is: one of the connection manager's is known by both.
+/// After the program made `new` another fd for what `old` is: a device file, or a channel of the connection manager, is known by both.
 fn remember(old: c_int, new: c_int) -> c_int {
-    if new < 0 || new == old || fds::kind(old) != Some(Kind::Cm) {
+    if new < 0 || new == old || !matches!(fds::kind(old), Some(Kind::Cm | Kind::Uverbs)) {
         return new;
     }
     // SAFETY: open since a moment ago, and the caller does not have it yet.
@@ -205,6 +205,29 @@ fn command(fd: c_int, bytes: *const c_void, length: usize) -> Option<isize> {
         Ok(written) => written as isize,
         Err(errno) => refuse(errno) as isize,
     })
+}
+
+/// `ioctl` is variadic, as [`fcntl`] is.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    let Some(next) = real::ioctl() else {
+        return missing(-1);
+    };
+    // SAFETY: the C caller's argument for that request.
+    if request == command::VERBS_IOCTL && unsafe { told(fd, argument) } {
+        return 0;
+    }
+    // What it does not know, the file that stands for the device refuses as an old kernel does (ENOTTY).
+    // SAFETY: the C caller's arguments.
+    unsafe { next(fd, request, argument) }
+}
+
+/// # Safety
+/// As for [`command::ioctl`].
+#[cold]
+unsafe fn told(fd: c_int, argument: *mut c_void) -> bool {
+    // SAFETY: as promised.
+    guarded(|| Ok(unsafe { command::ioctl(fd, argument.cast()) })).is_ok_and(|answer| answer.is_some())
 }
 
 /// A command to the connection manager. Only the one for the next event waits, and that is where the calling thread may be cancelled, or left by a jump out of

@@ -10,7 +10,9 @@ use rustix::io::Errno;
 use urnic_verbs_api::rdma_core::*;
 
 use super::events::Foreign;
+use super::file::Handles;
 use super::mr;
+use crate::context::Context;
 use crate::guard::{pointer, status};
 
 /// The largest piece, in bytes.
@@ -26,8 +28,11 @@ const PAGE: usize = 1 << MAX_LOG_ALIGN;
 struct Dm {
     /// Must be first: libibverbs' pointer is ours.
     abi: Foreign<ibv_dm>,
-    memory: Arc<Memory>,
+    object: Arc<DeviceMemory>,
 }
+
+/// What contexts that import it share.
+pub(super) struct DeviceMemory(Arc<Memory>);
 
 /// The memory itself, whole pages. It lives until the regions in it are gone.
 pub(super) struct Memory {
@@ -84,13 +89,45 @@ impl Drop for Memory {
     }
 }
 
+/// What libibverbs' pointer leads to.
+///
+/// # Safety
+/// `dm` came from [`alloc_dm`] or [`import_dm`] and was not freed.
+unsafe fn object<'a>(dm: *mut ibv_dm) -> &'a Arc<DeviceMemory> {
+    // SAFETY: as promised; `abi` is the first field.
+    unsafe { &(*dm.cast::<Dm>()).object }
+}
+
 /// The memory behind libibverbs' pointer.
 ///
 /// # Safety
-/// `dm` came from [`alloc_dm`] and was not freed.
+/// As for [`object`].
 unsafe fn memory<'a>(dm: *mut ibv_dm) -> &'a Arc<Memory> {
-    // SAFETY: as promised; `abi` is the first field.
-    unsafe { &(*dm.cast::<Dm>()).memory }
+    // SAFETY: as promised.
+    unsafe { &object(dm).0 }
+}
+
+/// Where it is known, and by what handle.
+///
+/// # Safety
+/// As for [`object`], and its context is open.
+unsafe fn place<'a>(dm: *mut ibv_dm) -> (&'a Handles<DeviceMemory>, u32) {
+    // SAFETY: as promised.
+    unsafe { (&Context::of((*dm).context).file.device_memory, (*dm).handle) }
+}
+
+/// A name for that memory in this context.
+fn boxed(context: *mut ibv_context, handle: u32, object: Arc<DeviceMemory>) -> Box<Dm> {
+    Box::new(Dm {
+        abi: Foreign::new(ibv_dm {
+            context,
+            memcpy_to_dm: Some(memcpy_to_dm),
+            memcpy_from_dm: Some(memcpy_from_dm),
+            comp_mask: 0,
+            handle,
+        }),
+        object,
+    })
 }
 
 /// `ibv_alloc_dm(3)`: EINVAL for nothing or unknown attributes, ENOMEM for more than `max_dm_size`.
@@ -107,28 +144,43 @@ pub(super) unsafe extern "C" fn alloc_dm(
         if attr.length > MAX {
             return Err(Errno::NOMEM);
         }
-        let memory = Arc::new(Memory::new(attr.length)?);
-        Ok(Box::new(Dm {
-            abi: Foreign::new(ibv_dm {
-                context,
-                memcpy_to_dm: Some(memcpy_to_dm),
-                memcpy_from_dm: Some(memcpy_from_dm),
-                comp_mask: 0,
-                handle: 0,
-            }),
-            memory,
-        }))
+        let object = Arc::new(DeviceMemory(Arc::new(Memory::new(attr.length)?)));
+        // SAFETY: libibverbs gives an open context.
+        let file = &unsafe { Context::of(context) }.file;
+        let handle = file.device_memory.enter_anywhere(object.clone());
+        Ok(boxed(context, handle, object))
     })
     .cast()
 }
 
-/// `ibv_free_dm(3)`: EBUSY while regions are registered in it.
+/// `ibv_import_dm(3)`: ENOENT if no context of the file has such memory.
+pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
+    pointer(|| {
+        // SAFETY: libibverbs gives an open context.
+        let object = unsafe { Context::of(context) }.file.device_memory.find(handle)?;
+        Ok(boxed(context, handle, object))
+    })
+    .cast()
+}
+
+/// `ibv_unimport_dm(3)`: one name less for the memory.
+pub(super) unsafe extern "C" fn unimport_dm(dm: *mut ibv_dm) {
+    status(|| {
+        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        drop(unsafe { Box::from_raw(dm.cast::<Dm>()) });
+        Ok(())
+    });
+}
+
+/// `ibv_free_dm(3)`: EBUSY while regions are registered in it; ENOENT if it was freed in another context.
 pub(super) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     status(|| {
-        // SAFETY: live memory of ours.
-        if Arc::strong_count(unsafe { memory(dm) }) > 1 {
+        // SAFETY: live memory of ours, in an open context.
+        let (object, (known, handle)) = unsafe { (object(dm), place(dm)) };
+        if Arc::strong_count(&object.0) > 1 {
             return Err(Errno::BUSY);
         }
+        known.withdraw(handle, object)?;
         // SAFETY: from `Box::into_raw`, and nobody has it any more.
         drop(unsafe { Box::from_raw(dm.cast::<Dm>()) });
         Ok(())
@@ -157,7 +209,7 @@ unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u6
     })
 }
 
-/// `ibv_reg_dm_mr(3)`: EINVAL outside of it, or unless it is zero-based.
+/// `ibv_reg_dm_mr(3)`: EINVAL outside of it, or unless it is zero-based; ENOENT if it was freed in another context.
 pub(super) unsafe extern "C" fn reg_dm_mr(
     pd: *mut ibv_pd,
     dm: *mut ibv_dm,
@@ -169,8 +221,12 @@ pub(super) unsafe extern "C" fn reg_dm_mr(
         if access & IBV_ACCESS_ZERO_BASED == 0 {
             return Err(Errno::INVAL);
         }
-        // SAFETY: live memory of ours, and a live domain.
-        unsafe { mr::of_device_memory(pd, memory(dm), offset, len, access) }
+        // SAFETY: live memory of ours in an open context, and a live domain.
+        unsafe {
+            let (known, handle) = place(dm);
+            known.check(handle, object(dm))?;
+            mr::of_device_memory(pd, memory(dm), offset, len, access)
+        }
     })
     .cast()
 }

@@ -15,6 +15,7 @@ mod cq_ex;
 mod device;
 mod dm;
 mod events;
+mod file;
 mod ledger;
 mod lock;
 mod mr;
@@ -32,6 +33,7 @@ mod send_queue;
 mod srq;
 
 pub(crate) use events::Events;
+pub(crate) use file::File;
 
 /// The operations of a context. What is not here answers EOPNOTSUPP.
 pub(crate) fn operations(level: Level) -> ContextOps {
@@ -41,6 +43,8 @@ pub(crate) fn operations(level: Level) -> ContextOps {
         .query_port_speed(device::query_port_speed)
         .alloc_pd(pd::alloc_pd)
         .dealloc_pd(pd::dealloc_pd)
+        .import_pd(pd::import_pd)
+        .unimport_pd(pd::unimport_pd)
         .create_ah(pd::create_ah)
         .destroy_ah(pd::destroy_ah)
         .reg_mr(mr::reg_mr)
@@ -48,12 +52,16 @@ pub(crate) fn operations(level: Level) -> ContextOps {
         .rereg_mr(mr::rereg_mr)
         .advise_mr(mr::advise_mr)
         .alloc_null_mr(mr::alloc_null_mr)
+        .import_mr(mr::import_mr)
+        .unimport_mr(mr::unimport_mr)
         .alloc_mw(mw::alloc_mw)
         .dealloc_mw(mw::dealloc_mw)
         .bind_mw(mw::bind_mw)
         .alloc_dm(dm::alloc_dm)
         .free_dm(dm::free_dm)
         .reg_dm_mr(dm::reg_dm_mr)
+        .import_dm(dm::import_dm)
+        .unimport_dm(dm::unimport_dm)
         .alloc_td(pd::alloc_td)
         .dealloc_td(pd::dealloc_td)
         .alloc_parent_domain(pd::alloc_parent_domain)

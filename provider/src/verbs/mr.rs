@@ -1,17 +1,18 @@
 //! Memory regions.
 
-use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
 use std::slice;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 use urnic_driver_shim::driver;
 use urnic_verbs_api::rdma_core::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_ON_DEMAND, IBV_ADVISE_MR_ADVICE_PREFETCH,
     IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH,
-    IBV_MR_TYPE_MR, IBV_MR_TYPE_NULL_MR, IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD,
-    IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_FLAGS_SUPPORTED, ibv_mr, ibv_pd, ibv_sge, verbs_mr,
+    IBV_MR_TYPE_IMPORTED_MR, IBV_MR_TYPE_MR, IBV_MR_TYPE_NULL_MR, IBV_REREG_MR_CHANGE_ACCESS,
+    IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_FLAGS_SUPPORTED, ibv_mr, ibv_pd,
+    ibv_sge, verbs_mr,
 };
 use urnic_verbs_api::vocabulary::Access;
 
@@ -19,6 +20,7 @@ use super::dm;
 use super::events::Foreign;
 use super::on_demand::Place;
 use super::pd::{Domain, Pd};
+use crate::context::Context;
 use crate::guard::{pointer, status};
 
 /// A region as libibverbs knows it, and what is ours behind it.
@@ -26,13 +28,22 @@ use crate::guard::{pointer, status};
 pub(super) struct Mr {
     /// Must be first: libibverbs' pointer is ours.
     abi: Foreign<verbs_mr>,
-    state: UnsafeCell<State>,
+    region: Arc<Region>,
 }
+
+/// The region itself, for all contexts that know it. None when it was deregistered.
+pub(super) struct Region(Mutex<Option<State>>);
 
 /// What a reregistration changes.
 struct State {
     device: driver::Mr,
     domain: Arc<Domain>,
+    /// Its keys, and its length in bytes, as the program is told.
+    lkey: u32,
+    rkey: u32,
+    length: usize,
+    /// Its rights, as the program gave them.
+    flags: u32,
     /// Of device memory: that it is in use.
     _device_memory: Option<Arc<dm::Memory>>,
 }
@@ -71,7 +82,7 @@ pub(super) unsafe extern "C" fn reg_mr(
         };
         // SAFETY: a live domain.
         let pd_ = unsafe { Pd::of(pd) };
-        let domain = pd_.domain().clone();
+        let domain = pd_.domain()?.clone();
         let device = domain
             .driver
             .register(&domain.device, addr, length, base, access)?;
@@ -82,46 +93,92 @@ pub(super) unsafe extern "C" fn reg_mr(
             access,
         };
         domain.on_demand.put(device.stag, place);
-        let abi = verbs_mr {
-            ibv_mr: ibv_mr {
-                context: pd_.ibv_context(),
-                pd,
-                addr,
-                length,
-                handle: device.stag,
-                lkey: device.stag,
-                rkey: device.stag,
-            },
-            mr_type: IBV_MR_TYPE_MR,
-            access: flags as u32,
-        };
-        Ok(Mr::boxed(abi, device, domain))
+        let state = State::new(device, domain, length, flags as u32);
+        Ok(Mr::entered(pd_, addr, IBV_MR_TYPE_MR, state))
     })
     .cast()
 }
 
-impl Mr {
-    fn boxed(abi: verbs_mr, device: driver::Mr, domain: Arc<Domain>) -> Box<Mr> {
-        Box::new(Mr {
-            abi: Foreign::new(abi),
-            state: UnsafeCell::new(State {
-                device,
-                domain,
-                _device_memory: None,
-            }),
-        })
-    }
-
-    /// # Safety
-    /// No two threads use one region's administration at once: the program's business (`ibv_rereg_mr(3)`).
-    #[expect(clippy::mut_from_ref, reason = "see above")]
-    unsafe fn state(&self) -> &mut State {
-        // SAFETY: as promised.
-        unsafe { &mut *self.state.get() }
+impl State {
+    /// Of a region that local and remote users know by the same key.
+    fn new(device: driver::Mr, domain: Arc<Domain>, length: usize, flags: u32) -> State {
+        State {
+            lkey: device.stag,
+            rkey: device.stag,
+            device,
+            domain,
+            length,
+            flags,
+            _device_memory: None,
+        }
     }
 }
 
-/// `ibv_rereg_mr(3)`: the keys stay.
+impl Region {
+    fn lock(&self) -> MutexGuard<'_, Option<State>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Mr {
+    /// A new region, made in that domain, that others on the same file may import.
+    fn entered(pd: &Pd, addr: *mut c_void, mr_type: u32, state: State) -> Box<Mr> {
+        let handle = state.device.stag;
+        let abi = described(pd, handle, addr, mr_type, &state);
+        let region = Arc::new(Region(Mutex::new(Some(state))));
+        pd.context().file.regions.enter(handle, region.clone());
+        Box::new(Mr {
+            abi: Foreign::new(abi),
+            region,
+        })
+    }
+}
+
+/// What the program sees of a region that it knows by that domain.
+fn described(pd: &Pd, handle: u32, addr: *mut c_void, mr_type: u32, state: &State) -> verbs_mr {
+    verbs_mr {
+        ibv_mr: ibv_mr {
+            context: pd.ibv_context(),
+            pd: pd.public(),
+            addr,
+            length: state.length,
+            handle,
+            lkey: state.lkey,
+            rkey: state.rkey,
+        },
+        mr_type,
+        access: state.flags,
+    }
+}
+
+/// `ibv_import_mr(3)`: the region's keys and length; its address is not told. ENOENT if no context of the file has such a region.
+pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    pointer(|| {
+        // SAFETY: a live domain.
+        let pd_ = unsafe { Pd::of(pd) };
+        let region = pd_.context().file.regions.find(handle)?;
+        let abi = match &*region.lock() {
+            Some(state) => described(pd_, handle, null_mut(), IBV_MR_TYPE_IMPORTED_MR, state),
+            None => return Err(Errno::NOENT),
+        };
+        Ok(Box::new(Mr {
+            abi: Foreign::new(abi),
+            region,
+        }))
+    })
+    .cast()
+}
+
+/// `ibv_unimport_mr(3)`: one name less for the region.
+pub(super) unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
+    status(|| {
+        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
+        Ok(())
+    });
+}
+
+/// `ibv_rereg_mr(3)`: the keys stay. ENOENT if it was deregistered in another context.
 pub(super) unsafe extern "C" fn rereg_mr(
     mr: *mut verbs_mr,
     flags: c_int,
@@ -131,15 +188,16 @@ pub(super) unsafe extern "C" fn rereg_mr(
     rights: c_int,
 ) -> c_int {
     status(|| {
-        // SAFETY: a live region of ours, and nobody else administers it now.
-        let (this, state) = unsafe { (&*mr.cast::<Mr>(), (*mr.cast::<Mr>()).state()) };
+        // SAFETY: a live region of ours.
+        let this = unsafe { &*mr.cast::<Mr>() };
+        let mut state = this.region.lock();
+        let state = state.as_mut().ok_or(Errno::NOENT)?;
         let flags = flags as u32;
         let has = |bit| flags & bit != 0;
         if flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 {
             return Err(Errno::INVAL);
         }
-        // SAFETY: set by us when it was registered; what the program sees of it changes below.
-        let old = unsafe { (*this.abi.get()).access };
+        let old = state.flags;
         let raw = if has(IBV_REREG_MR_CHANGE_ACCESS) {
             rights
         } else {
@@ -168,7 +226,7 @@ pub(super) unsafe extern "C" fn rereg_mr(
                 return Err(Errno::INVAL);
             }
             // SAFETY: a live domain.
-            Some(unsafe { Pd::of(pd) }.domain().clone())
+            Some(unsafe { Pd::of(pd) }.domain()?.clone())
         } else {
             None
         };
@@ -199,11 +257,12 @@ pub(super) unsafe extern "C" fn rereg_mr(
         })) {
             state.domain.on_demand.put(stag, place);
         }
-        // SAFETY: the program's structure, which it does not use while it is changed.
-        unsafe {
-            let public = this.abi.get();
-            (*public).access = raw as u32;
+        state.flags = raw as u32;
+        if let Some((_, length, _)) = memory {
+            state.length = length;
         }
+        // SAFETY: the program's structure, which it does not use while it is changed.
+        unsafe { (*this.abi.get()).access = state.flags };
         Ok(())
     })
 }
@@ -228,24 +287,13 @@ pub(super) unsafe fn of_device_memory(
     let addr = memory.range(offset, length)?.cast();
     // SAFETY: as promised.
     let pd_ = unsafe { Pd::of(pd) };
-    let domain = pd_.domain().clone();
+    let domain = pd_.domain()?.clone();
     let device = domain.driver.register(&domain.device, addr, length, 0, access)?;
-    let abi = verbs_mr {
-        ibv_mr: ibv_mr {
-            context: pd_.ibv_context(),
-            pd,
-            addr: std::ptr::null_mut(),
-            length,
-            handle: device.stag,
-            lkey: device.stag,
-            rkey: device.stag,
-        },
-        mr_type: IBV_MR_TYPE_MR,
-        access: flags,
+    let state = State {
+        _device_memory: Some(memory.clone()),
+        ..State::new(device, domain, length, flags)
     };
-    let mut mr = Mr::boxed(abi, device, domain);
-    mr.state.get_mut()._device_memory = Some(memory.clone());
-    Ok(mr)
+    Ok(Mr::entered(pd_, null_mut(), IBV_MR_TYPE_MR, state))
 }
 
 /// `ibv_alloc_null_mr(3)`.
@@ -253,33 +301,34 @@ pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     pointer(|| {
         // SAFETY: a live domain.
         let pd_ = unsafe { Pd::of(pd) };
-        let domain = pd_.domain().clone();
+        let domain = pd_.domain()?.clone();
         let device = domain.driver.register_null(&domain.device)?;
-        let abi = verbs_mr {
-            ibv_mr: ibv_mr {
-                context: pd_.ibv_context(),
-                pd,
-                addr: std::ptr::null_mut(),
-                length: usize::MAX,
-                handle: device.stag,
-                lkey: device.stag,
-                rkey: 0,
-            },
-            mr_type: IBV_MR_TYPE_NULL_MR,
-            access: IBV_ACCESS_LOCAL_WRITE,
+        let state = State {
+            rkey: 0,
+            ..State::new(device, domain, usize::MAX, IBV_ACCESS_LOCAL_WRITE)
         };
-        Ok(Mr::boxed(abi, device, domain))
+        Ok(Mr::entered(pd_, null_mut(), IBV_MR_TYPE_NULL_MR, state))
     })
     .cast()
 }
 
-/// `ibv_dereg_mr(3)`: when it returns, nothing is read or written through the region any more.
+/// `ibv_dereg_mr(3)`: when it returns, nothing is read or written through the region any more. ENOENT if it was deregistered in another context.
 pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     status(|| {
-        // SAFETY: a live region of ours.
-        let state = unsafe { (*mr.cast::<Mr>()).state() };
-        state.domain.driver.deregister(&state.device)?;
-        state.domain.on_demand.take(state.device.stag);
+        // SAFETY: a live region of ours, in an open context.
+        let (this, file) = unsafe { (&*mr.cast::<Mr>(), &Context::of((*mr).ibv_mr.context).file) };
+        let mut state = this.region.lock();
+        let known = state.as_ref().ok_or(Errno::NOENT)?;
+        let handle = known.device.stag;
+        // Before the device, or another thread's new region of that handle would be withdrawn instead.
+        file.regions.withdraw(handle, &this.region)?;
+        if let Err(errno) = known.domain.driver.deregister(&known.device) {
+            file.regions.enter(handle, this.region.clone());
+            return Err(errno);
+        }
+        known.domain.on_demand.take(handle);
+        *state = None;
+        drop(state);
         // SAFETY: from `Box::into_raw`, and nobody has it any more.
         drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
         Ok(())
@@ -306,7 +355,7 @@ pub(super) unsafe extern "C" fn advise_mr(
             return Err(Errno::INVAL);
         }
         // SAFETY: a live domain.
-        let places = &unsafe { Pd::of(pd) }.domain().on_demand;
+        let places = &unsafe { Pd::of(pd) }.domain()?.on_demand;
         // SAFETY: the program's list of so many elements.
         let elements = unsafe { slice::from_raw_parts(elements, count as usize) };
         let asked: Result<Vec<_>, Errno> = elements.iter().map(|e| places.asked(e, write)).collect();

@@ -27,7 +27,7 @@ pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
     pointer(|| {
         // SAFETY: a live domain.
         let pd_ = unsafe { Pd::of(pd) };
-        let domain = pd_.domain().clone();
+        let domain = pd_.domain()?.clone();
         let stag = domain.driver.alloc_mw(&domain.device, kind)?;
         Ok(Box::new(Mw {
             abi: Foreign::new(ibv_mw {

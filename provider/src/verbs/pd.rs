@@ -19,13 +19,13 @@ use crate::guard::{pointer, status};
 pub(crate) struct Pd {
     /// Must be first: libibverbs' pointer is ours.
     pub(super) abi: Foreign<ibv_pd>,
-    pub(super) domain: Arc<Domain>,
-    /// Queues in it, and parent domains of it.
-    pub(super) tenants: Arc<AtomicU32>,
+    domain: Arc<Domain>,
+    /// Queues in it, and parent domains of it; by whatever name they know it, if it is no parent domain.
+    tenants: Arc<AtomicU32>,
     /// Of a parent domain: that it is one of that domain.
-    pub(super) parent_of: Option<Tenancy>,
+    parent_of: Option<Tenancy>,
     /// Of a parent domain: where queues shall be.
-    pub(super) allocator: Option<Allocator>,
+    allocator: Option<Allocator>,
 }
 
 /// The domain itself. It lives until what is in it is gone.
@@ -33,6 +33,8 @@ pub(super) struct Domain {
     pub(super) driver: Arc<Driver>,
     pub(super) device: driver::Pd,
     pub(super) on_demand: Places,
+    /// See [`Pd::tenants`].
+    tenants: Arc<AtomicU32>,
 }
 
 impl Drop for Domain {
@@ -59,7 +61,7 @@ impl Pd {
     /// The domain behind libibverbs' pointer.
     ///
     /// # Safety
-    /// `pd` came from [`alloc_pd`] and was not freed.
+    /// `pd` came from [`alloc_pd`], [`alloc_parent_domain`] or [`import_pd`] and was not freed.
     pub(super) unsafe fn of<'a>(pd: *mut ibv_pd) -> &'a Pd {
         // SAFETY: as promised; `abi` is the first field.
         unsafe { &*pd.cast::<Pd>() }
@@ -83,8 +85,24 @@ impl Pd {
     }
 
     /// What lives on while anything is in it.
-    pub(super) fn domain(&self) -> &Arc<Domain> {
-        &self.domain
+    ///
+    /// Errors: NOENT if it was freed in another context.
+    pub(super) fn domain(&self) -> Result<&Arc<Domain>, Errno> {
+        let known = &self.context().file.domains;
+        known.check(self.domain.device.id, &self.domain)?;
+        Ok(&self.domain)
+    }
+
+    /// A name for that domain in this context.
+    fn boxed(context: *mut ibv_context, domain: Arc<Domain>) -> Box<Pd> {
+        let handle = domain.device.id;
+        Box::new(Pd {
+            abi: Foreign::new(ibv_pd { context, handle }),
+            tenants: domain.tenants.clone(),
+            domain,
+            parent_of: None,
+            allocator: None,
+        })
     }
 
     /// For the rings of a queue in it.
@@ -106,23 +124,43 @@ impl Pd {
 pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     pointer(|| {
         // SAFETY: libibverbs gives an open context.
-        let driver = unsafe { Context::of(context) }.driver.clone();
+        let file = unsafe { Context::of(context) }.file.clone();
+        let driver = file.driver.clone();
         let device = driver.alloc_pd()?;
-        let handle = device.id;
         let domain = Arc::new(Domain {
             driver,
             device,
             on_demand: Places::default(),
-        });
-        Ok(Box::new(Pd {
-            abi: Foreign::new(ibv_pd { context, handle }),
-            domain,
             tenants: Arc::default(),
-            parent_of: None,
-            allocator: None,
-        }))
+        });
+        file.domains.enter(domain.device.id, domain.clone());
+        Ok(Pd::boxed(context, domain))
     })
     .cast()
+}
+
+/// `ibv_import_pd(3)`: ENOENT if no context of the file has such a domain.
+pub(super) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
+    pointer(|| {
+        // SAFETY: libibverbs gives an open context.
+        let domain = unsafe { Context::of(context) }.file.domains.find(handle)?;
+        Ok(Pd::boxed(context, domain))
+    })
+    .cast()
+}
+
+/// `ibv_unimport_pd(3)`: one name less for the domain. What is in it stays, and may know the name no more.
+pub(super) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
+    status(|| {
+        // SAFETY: a live domain.
+        if unsafe { Pd::of(pd) }.parent_of.is_some() {
+            tracing::warn!("ibv_unimport_pd of a parent domain, which nobody can import");
+            return Ok(());
+        }
+        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        drop(unsafe { Box::from_raw(pd.cast::<Pd>()) });
+        Ok(())
+    });
 }
 
 /// `ibv_alloc_parent_domain(3)`. EOPNOTSUPP for allocators where the device cannot have its queues in any memory.
@@ -146,7 +184,7 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
             let (Some(alloc), Some(free)) = (attr.alloc, attr.free) else {
                 return Err(Errno::INVAL);
             };
-            if !pd.domain().driver.takes_rings() {
+            if !pd.domain()?.driver.takes_rings() {
                 return Err(Errno::OPNOTSUPP);
             }
             let given = has(IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT);
@@ -159,7 +197,7 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         } else {
             None
         };
-        let domain = pd.domain().clone();
+        let domain = pd.domain()?.clone();
         let handle = domain.device.id;
         Ok(Box::new(Pd {
             abi: Foreign::new(ibv_pd { context, handle }),
@@ -172,7 +210,7 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
     .cast()
 }
 
-/// `ibv_dealloc_pd(3)`: EBUSY while a queue is in it, or it has a parent domain.
+/// `ibv_dealloc_pd(3)`: EBUSY while a queue is in it, or it has a parent domain; ENOENT if it was freed in another context.
 ///
 /// With regions in it, it "may fail": ours does not, and ends with the last of them. Over iWARP, perftest 4.5 forgets one, and
 /// would call an error what it measured well.
@@ -180,15 +218,18 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     status(|| {
         // SAFETY: a live domain.
         let this = unsafe { Pd::of(pd) };
-        let domain = this.domain();
         if this.tenants.load(Ordering::Relaxed) > 0 {
             return Err(Errno::BUSY);
         }
-        if this.parent_of.is_none() && Arc::strong_count(domain) > 1 {
-            tracing::info!(
-                "protection domain {} is freed with regions in it",
-                domain.device.id
-            );
+        if this.parent_of.is_none() {
+            let domain = &this.domain;
+            this.context().file.domains.withdraw(domain.device.id, domain)?;
+            if Arc::strong_count(domain) > 1 {
+                tracing::info!(
+                    "protection domain {} is freed with regions in it, or imported ones left",
+                    domain.device.id
+                );
+            }
         }
         // SAFETY: from `Box::into_raw`, and nobody has it any more.
         drop(unsafe { Box::from_raw(pd.cast::<Pd>()) });

@@ -156,7 +156,7 @@ impl Qp {
         let rings = pd_.rings(Resource::QueuePair);
         let device = context.driver.create_qp(&QpInit {
             context: &context.device,
-            pd: &pd_.domain().device,
+            pd: &pd_.domain()?.device,
             send_cq: &send_cq.device,
             recv_cq: &recv_cq.device,
             srq: srq.map(|srq| &*srq.device),

@@ -52,7 +52,7 @@ impl Srq {
         let cookie = place.as_ptr().addr() as u64;
         let device = context.driver.create_srq(
             &context.device,
-            &pd_.domain().device,
+            &pd_.domain()?.device,
             attr.max_wr,
             attr.max_sge,
             cookie,

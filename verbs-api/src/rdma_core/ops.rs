@@ -96,9 +96,9 @@ ops! {
     V34 free_context(*mut ibv_context);
     V34 free_dm(*mut ibv_dm) -> c_int;
     V34 get_srq_num;
-    V35 import_dm;
-    V34 import_mr;
-    V34 import_pd;
+    V35 import_dm(*mut ibv_context, u32) -> *mut ibv_dm;
+    V34 import_mr(*mut ibv_pd, u32) -> *mut ibv_mr;
+    V34 import_pd(*mut ibv_context, u32) -> *mut ibv_pd;
     V65 inc_comp_cntr;
     V65 inc_err_comp_cntr;
     V34 modify_cq(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int;
@@ -137,9 +137,9 @@ ops! {
     V65 set_comp_cntr;
     V34 set_ece;
     V65 set_err_comp_cntr;
-    V35 unimport_dm;
-    V34 unimport_mr;
-    V34 unimport_pd;
+    V35 unimport_dm(*mut ibv_dm);
+    V34 unimport_mr(*mut ibv_mr);
+    V34 unimport_pd(*mut ibv_pd);
 }
 
 impl ContextOps {

@@ -158,6 +158,8 @@ pub struct verbs_srq {
 pub const IBV_MR_TYPE_MR: u32 = 0;
 /// `verbs_mr.mr_type` of a region without memory: libibverbs does not keep its pages from forks.
 pub const IBV_MR_TYPE_NULL_MR: u32 = 1;
+/// `verbs_mr.mr_type` of a region that another context registered: libibverbs does not reregister it, and leaves its pages alone.
+pub const IBV_MR_TYPE_IMPORTED_MR: u32 = 2;
 
 /// An MR as providers allocate it; `ibv_dereg_mr` and `ibv_rereg_mr` read its tail.
 #[repr(C)]

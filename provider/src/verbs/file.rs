@@ -1,0 +1,156 @@
+//! What contexts on one open device file share: `ibv_import_device(3)` makes another context of a file, and that one imports by their handles what others on
+//! it made. A kernel keeps objects with the file, too.
+
+use std::collections::BTreeMap;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+use urnic_driver_shim::driver::Driver;
+use urnic_driver_shim::presence::{Presence, registry};
+
+use super::dm::DeviceMemory;
+use super::mr::Region;
+use super::pd::Domain;
+
+/// An open device file. It lives until its last context is closed, and its last descriptor.
+pub(crate) struct File {
+    /// The device as it was shown when the file was opened.
+    pub(crate) presence: &'static Presence,
+    pub(crate) driver: Arc<Driver>,
+    pub(super) domains: Handles<Domain>,
+    pub(super) regions: Handles<Region>,
+    pub(super) device_memory: Handles<DeviceMemory>,
+}
+
+impl File {
+    /// For the context that opened the device on `fd`.
+    ///
+    /// # Errors
+    /// `EINVAL` if one did before, as a kernel has it.
+    pub(crate) fn open(
+        fd: RawFd,
+        presence: &'static Presence,
+        driver: Arc<Driver>,
+    ) -> Result<Arc<File>, Errno> {
+        let file = Arc::new(File {
+            presence,
+            driver,
+            domains: Handles::default(),
+            regions: Handles::default(),
+            device_memory: Handles::default(),
+        });
+        if let Some(opened) = registry::device_file(fd) {
+            let private = opened.private_data.set(file.clone());
+            private.map_err(|_| Errno::INVAL)?;
+        }
+        Ok(file)
+    }
+
+    /// The file behind `fd`.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` if it is no file of this process: one that another process opened looks the same, and its device's objects are not here. `EINVAL` if no
+    /// context was opened on it.
+    pub(crate) fn of(fd: RawFd) -> Result<Arc<File>, Errno> {
+        let opened = registry::device_file(fd).ok_or(Errno::OPNOTSUPP)?;
+        let private = opened.private_data.get().ok_or(Errno::INVAL)?;
+        private.clone().downcast().map_err(|_| Errno::INVAL)
+    }
+}
+
+/// The objects of one kind, by their handles.
+pub(super) struct Handles<T>(Mutex<BTreeMap<u32, Arc<T>>>);
+
+impl<T> Default for Handles<T> {
+    fn default() -> Self {
+        Handles(Mutex::default())
+    }
+}
+
+impl<T> Handles<T> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<T>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new object.
+    pub(super) fn enter(&self, handle: u32, object: Arc<T>) {
+        self.lock().insert(handle, object);
+    }
+
+    /// A new object, under the lowest free handle.
+    pub(super) fn enter_anywhere(&self, object: Arc<T>) -> u32 {
+        let mut objects = self.lock();
+        let free = (0..).zip(objects.keys()).find(|(free, taken)| free != *taken);
+        let handle = free.map_or(objects.len() as u32, |(free, _)| free);
+        objects.insert(handle, object);
+        handle
+    }
+
+    /// The one with that handle.
+    ///
+    /// Errors: NOENT.
+    pub(super) fn find(&self, handle: u32) -> Result<Arc<T>, Errno> {
+        self.lock().get(&handle).cloned().ok_or(Errno::NOENT)
+    }
+
+    /// Whether that object still goes by that handle.
+    ///
+    /// Errors: NOENT.
+    pub(super) fn check(&self, handle: u32, object: &Arc<T>) -> Result<(), Errno> {
+        let found = self
+            .lock()
+            .get(&handle)
+            .is_some_and(|found| Arc::ptr_eq(found, object));
+        if found { Ok(()) } else { Err(Errno::NOENT) }
+    }
+
+    /// Ends what goes by that handle, so that nobody imports it any more; of several callers one succeeds.
+    ///
+    /// Errors: NOENT if it is that object no longer.
+    pub(super) fn withdraw(&self, handle: u32, object: &Arc<T>) -> Result<(), Errno> {
+        let mut objects = self.lock();
+        if !objects
+            .get(&handle)
+            .is_some_and(|found| Arc::ptr_eq(found, object))
+        {
+            return Err(Errno::NOENT);
+        }
+        objects.remove(&handle);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_is_withdrawn_once_and_its_successor_stays() {
+        let handles = Handles::default();
+        let (first, second) = (Arc::new(1), Arc::new(2));
+        handles.enter(7, first.clone());
+        assert_eq!(handles.find(7).as_deref(), Ok(&1));
+        assert_eq!(handles.find(8), Err(Errno::NOENT));
+        assert_eq!(handles.withdraw(7, &first), Ok(()));
+        assert_eq!(handles.withdraw(7, &first), Err(Errno::NOENT));
+        handles.enter(7, second.clone());
+        assert_eq!(handles.withdraw(7, &first), Err(Errno::NOENT));
+        assert_eq!(handles.check(7, &first), Err(Errno::NOENT));
+        assert_eq!(handles.check(7, &second), Ok(()));
+    }
+
+    #[test]
+    fn handles_are_the_lowest_that_are_free() {
+        let handles = Handles::default();
+        let objects: Vec<_> = (0..3).map(Arc::new).collect();
+        let given: Vec<_> = objects
+            .iter()
+            .map(|o| handles.enter_anywhere(o.clone()))
+            .collect();
+        assert_eq!(given, [0, 1, 2]);
+        assert_eq!(handles.withdraw(1, &objects[1]), Ok(()));
+        assert_eq!(handles.enter_anywhere(objects[1].clone()), 1);
+        assert_eq!(handles.enter_anywhere(Arc::new(3)), 3);
+    }
+}
