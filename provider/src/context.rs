@@ -26,8 +26,8 @@ pub(crate) struct Context {
     /// The driver's name for this context.
     pub(crate) device: driver::Context,
     pub(crate) events: Arc<Events>,
-    /// What it shares with those that were imported from it, or it from.
-    pub(crate) file: Arc<File>,
+    /// See [`Context::file`].
+    file: Arc<File>,
 }
 
 /// The end of the memory of a context. `verbs_context` before it differs in length from release to release; it ends with
@@ -51,6 +51,17 @@ impl Context {
     /// The rdma-core release that it was opened through; None if that could not be told.
     pub(crate) fn release(&self) -> Option<u32> {
         self.library.release
+    }
+
+    /// The device as it was shown when it was opened.
+    pub(crate) fn presence(&self) -> &'static Presence {
+        self.file.presence
+    }
+
+    /// What it shares with those that were imported from it, or it from. None in a forked child, where the device is not: locks there may be held by
+    /// threads of the parent's.
+    pub(crate) fn file(&self) -> Option<&Arc<File>> {
+        self.driver.here().is_ok().then_some(&self.file)
     }
 
     /// Everything but the memory: our part of the context, and the program's end of its asynchronous events.

@@ -368,8 +368,11 @@ impl Driver {
         self.commands.is_lost()
     }
 
-    /// `EIO` in a child of the process that opened the device.
-    fn here(&self) -> Result<(), Errno> {
+    /// Whether this is the process that opened the device.
+    ///
+    /// # Errors
+    /// `EIO` in a child of it.
+    pub fn here(&self) -> Result<(), Errno> {
         if self.abandoned.load(Ordering::Relaxed) {
             Err(Errno::IO)
         } else {

@@ -47,7 +47,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
         }
         // SAFETY: libibverbs gives an open context.
         let context = unsafe { Context::of(context) };
-        let answer = device_attributes(context.driver.attributes(), context.file.presence.node_guid());
+        let answer = device_attributes(context.driver.attributes(), context.presence().node_guid());
         let known = attr_size.min(size_of_val(&answer));
         let attr = attr.cast::<u8>();
         // SAFETY: the caller's buffer has `attr_size` bytes.
@@ -154,7 +154,7 @@ pub(super) unsafe extern "C" fn query_port(
             phys_state,
             // Messages are cut to what the stream carries, so that programs may choose any MTU.
             max_mtu: IBV_MTU_4096,
-            active_mtu: path_mtu(context.file.presence.gids().mtu()),
+            active_mtu: path_mtu(context.presence().gids().mtu()),
             gid_tbl_len: int(gids as u32),
             port_cap_flags: IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
             max_msg_sz: MAX_MESSAGE,

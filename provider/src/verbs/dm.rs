@@ -4,13 +4,13 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
 use urnic_verbs_api::rdma_core::*;
 
 use super::events::Foreign;
-use super::file::Handles;
+use super::file::{File, Handles};
 use super::mr;
 use crate::context::Context;
 use crate::guard::{pointer, status};
@@ -29,6 +29,7 @@ struct Dm {
     /// Must be first: libibverbs' pointer is ours.
     abi: Foreign<ibv_dm>,
     object: Arc<DeviceMemory>,
+    file: Weak<File>,
 }
 
 /// What contexts that import it share.
@@ -89,35 +90,35 @@ impl Drop for Memory {
     }
 }
 
-/// What libibverbs' pointer leads to.
-///
-/// # Safety
-/// `dm` came from [`alloc_dm`] or [`import_dm`] and was not freed.
-unsafe fn object<'a>(dm: *mut ibv_dm) -> &'a Arc<DeviceMemory> {
-    // SAFETY: as promised; `abi` is the first field.
-    unsafe { &(*dm.cast::<Dm>()).object }
-}
-
 /// The memory behind libibverbs' pointer.
 ///
 /// # Safety
-/// As for [`object`].
+/// `dm` came from [`alloc_dm`] or [`import_dm`] and was not freed.
 unsafe fn memory<'a>(dm: *mut ibv_dm) -> &'a Arc<Memory> {
-    // SAFETY: as promised.
-    unsafe { &object(dm).0 }
+    // SAFETY: as promised; `abi` is the first field.
+    unsafe { &(&*dm.cast::<Dm>()).object.0 }
 }
 
-/// Where it is known, and by what handle.
+/// Has those who know it by its handle do something with it. In a forked child memory is still memory, but nobody imports it.
 ///
 /// # Safety
-/// As for [`object`], and its context is open.
-unsafe fn place<'a>(dm: *mut ibv_dm) -> (&'a Handles<DeviceMemory>, u32) {
-    // SAFETY: as promised.
-    unsafe { (&Context::of((*dm).context).file.device_memory, (*dm).handle) }
+/// As for [`memory`].
+unsafe fn with_handle(
+    dm: *mut ibv_dm,
+    what: impl FnOnce(&Handles<DeviceMemory>, u32, &Arc<DeviceMemory>) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    // SAFETY: as promised; `abi` is the first field.
+    let (this, handle) = unsafe { (&*dm.cast::<Dm>(), (*dm).handle) };
+    File::upgraded(&this.file).map_or(Ok(()), |file| what(&file.device_memory, handle, &this.object))
 }
 
 /// A name for that memory in this context.
-fn boxed(context: *mut ibv_context, handle: u32, object: Arc<DeviceMemory>) -> Box<Dm> {
+fn boxed(
+    context: *mut ibv_context,
+    handle: u32,
+    object: Arc<DeviceMemory>,
+    file: Option<&Arc<File>>,
+) -> Box<Dm> {
     Box::new(Dm {
         abi: Foreign::new(ibv_dm {
             context,
@@ -127,6 +128,7 @@ fn boxed(context: *mut ibv_context, handle: u32, object: Arc<DeviceMemory>) -> B
             handle,
         }),
         object,
+        file: file.map(Arc::downgrade).unwrap_or_default(),
     })
 }
 
@@ -146,19 +148,20 @@ pub(super) unsafe extern "C" fn alloc_dm(
         }
         let object = Arc::new(DeviceMemory(Arc::new(Memory::new(attr.length)?)));
         // SAFETY: libibverbs gives an open context.
-        let file = &unsafe { Context::of(context) }.file;
-        let handle = file.device_memory.enter_anywhere(object.clone());
-        Ok(boxed(context, handle, object))
+        let file = unsafe { Context::of(context) }.file();
+        let handle = file.map_or(0, |file| file.device_memory.enter_anywhere(object.clone()));
+        Ok(boxed(context, handle, object, file))
     })
     .cast()
 }
 
-/// `ibv_import_dm(3)`: ENOENT if no context of the file has such memory.
+/// `ibv_import_dm(3)`: ENOENT if no context of the file has such memory; EIO in a forked child.
 pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
     pointer(|| {
         // SAFETY: libibverbs gives an open context.
-        let object = unsafe { Context::of(context) }.file.device_memory.find(handle)?;
-        Ok(boxed(context, handle, object))
+        let file = unsafe { Context::of(context) }.file().ok_or(Errno::IO)?;
+        let object = file.device_memory.find(handle)?;
+        Ok(boxed(context, handle, object, Some(file)))
     })
     .cast()
 }
@@ -175,12 +178,12 @@ pub(super) unsafe extern "C" fn unimport_dm(dm: *mut ibv_dm) {
 /// `ibv_free_dm(3)`: EBUSY while regions are registered in it; ENOENT if it was freed in another context.
 pub(super) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     status(|| {
-        // SAFETY: live memory of ours, in an open context.
-        let (object, (known, handle)) = unsafe { (object(dm), place(dm)) };
-        if Arc::strong_count(&object.0) > 1 {
+        // SAFETY: live memory of ours.
+        if Arc::strong_count(unsafe { memory(dm) }) > 1 {
             return Err(Errno::BUSY);
         }
-        known.withdraw(handle, object)?;
+        // SAFETY: as above.
+        unsafe { with_handle(dm, Handles::withdraw) }?;
         // SAFETY: from `Box::into_raw`, and nobody has it any more.
         drop(unsafe { Box::from_raw(dm.cast::<Dm>()) });
         Ok(())
@@ -221,10 +224,9 @@ pub(super) unsafe extern "C" fn reg_dm_mr(
         if access & IBV_ACCESS_ZERO_BASED == 0 {
             return Err(Errno::INVAL);
         }
-        // SAFETY: live memory of ours in an open context, and a live domain.
+        // SAFETY: live memory of ours, and a live domain.
         unsafe {
-            let (known, handle) = place(dm);
-            known.check(handle, object(dm))?;
+            with_handle(dm, Handles::check)?;
             mr::of_device_memory(pd, memory(dm), offset, len, access)
         }
     })

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::io::Errno;
 use urnic_driver_shim::driver::Driver;
@@ -45,6 +45,12 @@ impl File {
             private.map_err(|_| Errno::INVAL)?;
         }
         Ok(file)
+    }
+
+    /// The file of an object, if it is still there and this is no forked child. An object may outlive its file: programs, pyverbs among them, close a
+    /// context first and destroy what they made there afterwards.
+    pub(super) fn upgraded(file: &Weak<File>) -> Option<Arc<File>> {
+        file.upgrade().filter(|file| file.driver.here().is_ok())
     }
 
     /// The file behind `fd`.

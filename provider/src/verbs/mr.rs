@@ -3,10 +3,10 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::slice;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::io::Errno;
-use urnic_driver_shim::driver;
+use urnic_driver_shim::driver::{self, Driver};
 use urnic_verbs_api::rdma_core::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_ON_DEMAND, IBV_ADVISE_MR_ADVICE_PREFETCH,
     IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH,
@@ -18,9 +18,9 @@ use urnic_verbs_api::vocabulary::Access;
 
 use super::dm;
 use super::events::Foreign;
+use super::file::File;
 use super::on_demand::Place;
 use super::pd::{Domain, Pd};
-use crate::context::Context;
 use crate::guard::{pointer, status};
 
 /// A region as libibverbs knows it, and what is ours behind it.
@@ -29,10 +29,15 @@ pub(super) struct Mr {
     /// Must be first: libibverbs' pointer is ours.
     abi: Foreign<verbs_mr>,
     region: Arc<Region>,
+    file: Weak<File>,
 }
 
-/// The region itself, for all contexts that know it. None when it was deregistered.
-pub(super) struct Region(Mutex<Option<State>>);
+/// The region itself, for all contexts that know it.
+pub(super) struct Region {
+    driver: Arc<Driver>,
+    /// None when it was deregistered.
+    state: Mutex<Option<State>>,
+}
 
 /// What a reregistration changes.
 struct State {
@@ -115,8 +120,10 @@ impl State {
 }
 
 impl Region {
-    fn lock(&self) -> MutexGuard<'_, Option<State>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Errors: IO in a forked child, where it may be locked by a thread of the parent's.
+    fn lock(&self) -> Result<MutexGuard<'_, Option<State>>, Errno> {
+        self.driver.here()?;
+        Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -125,11 +132,18 @@ impl Mr {
     fn entered(pd: &Pd, addr: *mut c_void, mr_type: u32, state: State) -> Box<Mr> {
         let handle = state.device.stag;
         let abi = described(pd, handle, addr, mr_type, &state);
-        let region = Arc::new(Region(Mutex::new(Some(state))));
-        pd.context().file.regions.enter(handle, region.clone());
+        let region = Arc::new(Region {
+            driver: state.domain.driver.clone(),
+            state: Mutex::new(Some(state)),
+        });
+        let file = pd.file();
+        if let Some(file) = &file {
+            file.regions.enter(handle, region.clone());
+        }
         Box::new(Mr {
             abi: Foreign::new(abi),
             region,
+            file: file.as_ref().map(Arc::downgrade).unwrap_or_default(),
         })
     }
 }
@@ -151,19 +165,21 @@ fn described(pd: &Pd, handle: u32, addr: *mut c_void, mr_type: u32, state: &Stat
     }
 }
 
-/// `ibv_import_mr(3)`: the region's keys and length; its address is not told. ENOENT if no context of the file has such a region.
+/// `ibv_import_mr(3)`: the region's keys and length; its address is not told. ENOENT if no context of the file has such a region; EIO in a forked child.
 pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     pointer(|| {
         // SAFETY: a live domain.
         let pd_ = unsafe { Pd::of(pd) };
-        let region = pd_.context().file.regions.find(handle)?;
-        let abi = match &*region.lock() {
+        let file = pd_.file().ok_or(Errno::IO)?;
+        let region = file.regions.find(handle)?;
+        let abi = match &*region.lock()? {
             Some(state) => described(pd_, handle, null_mut(), IBV_MR_TYPE_IMPORTED_MR, state),
             None => return Err(Errno::NOENT),
         };
         Ok(Box::new(Mr {
             abi: Foreign::new(abi),
             region,
+            file: Arc::downgrade(&file),
         }))
     })
     .cast()
@@ -190,7 +206,7 @@ pub(super) unsafe extern "C" fn rereg_mr(
     status(|| {
         // SAFETY: a live region of ours.
         let this = unsafe { &*mr.cast::<Mr>() };
-        let mut state = this.region.lock();
+        let mut state = this.region.lock()?;
         let state = state.as_mut().ok_or(Errno::NOENT)?;
         let flags = flags as u32;
         let has = |bit| flags & bit != 0;
@@ -230,8 +246,7 @@ pub(super) unsafe extern "C" fn rereg_mr(
         } else {
             None
         };
-        let driver = state.domain.driver.clone();
-        driver.reregister(
+        this.region.driver.reregister(
             &mut state.device,
             &driver::Reregistration {
                 memory,
@@ -315,15 +330,20 @@ pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
 /// `ibv_dereg_mr(3)`: when it returns, nothing is read or written through the region any more. ENOENT if it was deregistered in another context.
 pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     status(|| {
-        // SAFETY: a live region of ours, in an open context.
-        let (this, file) = unsafe { (&*mr.cast::<Mr>(), &Context::of((*mr).ibv_mr.context).file) };
-        let mut state = this.region.lock();
+        // SAFETY: a live region of ours.
+        let this = unsafe { &*mr.cast::<Mr>() };
+        let mut state = this.region.lock()?;
         let known = state.as_ref().ok_or(Errno::NOENT)?;
         let handle = known.device.stag;
         // Before the device, or another thread's new region of that handle would be withdrawn instead.
-        file.regions.withdraw(handle, &this.region)?;
-        if let Err(errno) = known.domain.driver.deregister(&known.device) {
-            file.regions.enter(handle, this.region.clone());
+        let file = this.file.upgrade();
+        if let Some(file) = &file {
+            file.regions.withdraw(handle, &this.region)?;
+        }
+        if let Err(errno) = this.region.driver.deregister(&known.device) {
+            if let Some(file) = &file {
+                file.regions.enter(handle, this.region.clone());
+            }
             return Err(errno);
         }
         known.domain.on_demand.take(handle);

@@ -1,14 +1,15 @@
 //! Protection domains, and address handles, which only datagrams would use.
 
 use std::ffi::c_int;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
 use urnic_driver_shim::driver::{self, Driver};
 use urnic_verbs_api::rdma_core::*;
 
 use super::events::Foreign;
+use super::file::File;
 use super::on_demand::Places;
 use super::parent_domain::{Allocator, Resource, Rings};
 use crate::context::Context;
@@ -20,6 +21,7 @@ pub(crate) struct Pd {
     /// Must be first: libibverbs' pointer is ours.
     pub(super) abi: Foreign<ibv_pd>,
     domain: Arc<Domain>,
+    file: Weak<File>,
     /// Queues in it, and parent domains of it; by whatever name they know it, if it is no parent domain.
     tenants: Arc<AtomicU32>,
     /// Of a parent domain: that it is one of that domain.
@@ -88,21 +90,28 @@ impl Pd {
     ///
     /// Errors: NOENT if it was freed in another context.
     pub(super) fn domain(&self) -> Result<&Arc<Domain>, Errno> {
-        let known = &self.context().file.domains;
-        known.check(self.domain.device.id, &self.domain)?;
+        if let Some(file) = self.file() {
+            file.domains.check(self.domain.device.id, &self.domain)?;
+        }
         Ok(&self.domain)
     }
 
     /// A name for that domain in this context.
-    fn boxed(context: *mut ibv_context, domain: Arc<Domain>) -> Box<Pd> {
+    fn boxed(context: *mut ibv_context, file: Weak<File>, domain: Arc<Domain>) -> Box<Pd> {
         let handle = domain.device.id;
         Box::new(Pd {
             abi: Foreign::new(ibv_pd { context, handle }),
+            file,
             tenants: domain.tenants.clone(),
             domain,
             parent_of: None,
             allocator: None,
         })
+    }
+
+    /// The open device file that it belongs to.
+    pub(super) fn file(&self) -> Option<Arc<File>> {
+        File::upgraded(&self.file)
     }
 
     /// For the rings of a queue in it.
@@ -124,8 +133,8 @@ impl Pd {
 pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     pointer(|| {
         // SAFETY: libibverbs gives an open context.
-        let file = unsafe { Context::of(context) }.file.clone();
-        let driver = file.driver.clone();
+        let ours = unsafe { Context::of(context) };
+        let driver = ours.driver.clone();
         let device = driver.alloc_pd()?;
         let domain = Arc::new(Domain {
             driver,
@@ -133,18 +142,23 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
             on_demand: Places::default(),
             tenants: Arc::default(),
         });
-        file.domains.enter(domain.device.id, domain.clone());
-        Ok(Pd::boxed(context, domain))
+        let file = ours.file();
+        if let Some(file) = file {
+            file.domains.enter(domain.device.id, domain.clone());
+        }
+        let file = file.map(Arc::downgrade).unwrap_or_default();
+        Ok(Pd::boxed(context, file, domain))
     })
     .cast()
 }
 
-/// `ibv_import_pd(3)`: ENOENT if no context of the file has such a domain.
+/// `ibv_import_pd(3)`: ENOENT if no context of the file has such a domain; EIO in a forked child.
 pub(super) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
     pointer(|| {
         // SAFETY: libibverbs gives an open context.
-        let domain = unsafe { Context::of(context) }.file.domains.find(handle)?;
-        Ok(Pd::boxed(context, domain))
+        let file = unsafe { Context::of(context) }.file().ok_or(Errno::IO)?;
+        let domain = file.domains.find(handle)?;
+        Ok(Pd::boxed(context, Arc::downgrade(file), domain))
     })
     .cast()
 }
@@ -202,6 +216,7 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         Ok(Box::new(Pd {
             abi: Foreign::new(ibv_pd { context, handle }),
             domain,
+            file: pd.file.clone(),
             tenants: Arc::default(),
             parent_of: Some(pd.admit()),
             allocator,
@@ -223,7 +238,9 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
         }
         if this.parent_of.is_none() {
             let domain = &this.domain;
-            this.context().file.domains.withdraw(domain.device.id, domain)?;
+            if let Some(file) = this.file() {
+                file.domains.withdraw(domain.device.id, domain)?;
+            }
             if Arc::strong_count(domain) > 1 {
                 tracing::info!(
                     "protection domain {} is freed with regions in it, or imported ones left",
