@@ -54,7 +54,6 @@ fn messages_of_a_gibibyte_sixteen_elements_every_vector_draining_moderated_event
 }
 
 #[test]
-#[ignore = "soak: pyverbs.rs has the short form, rdma-core's own"]
 fn contexts_of_one_file_share_its_objects_and_others_are_refused() {
     let text = Program::new(or_skip!(compiled("imported")))
         .run_for(LIMIT)
@@ -67,6 +66,7 @@ fn contexts_of_one_file_share_its_objects_and_others_are_refused() {
         "wrong: what is no device file, and no handle of its",
         "elsewhere: refused to other processes",
         "again and again: nothing is left behind",
+        "forgotten: gone with the file",
     ] {
         assert!(text.contains(shown), "{text}");
     }

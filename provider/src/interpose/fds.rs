@@ -64,7 +64,10 @@ unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int 
     let Some(next) = real::dup3() else {
         return missing(-1);
     };
-    if let Err(errno) = make_way(old, new) {
+    // With other flags it fails, and `new` stays what it is.
+    if flags & !libc::O_CLOEXEC == 0
+        && let Err(errno) = make_way(old, new)
+    {
         return refuse(errno);
     }
     // SAFETY: the C caller's arguments.
@@ -167,7 +170,7 @@ unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_in
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn closefrom(low: c_int) {
     let first = low.max(0) as c_uint;
-    let ours = fds::ours_within(first, c_uint::MAX).any(|(_, kind)| kind.is_internal());
+    let ours = fds::ours_within(first, c_uint::MAX).next().is_some();
     // SAFETY: closing numbers, as the C caller asked.
     if ours && unsafe { close_range(first, c_uint::MAX, 0) } == 0 {
         return;
@@ -214,7 +217,7 @@ unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_
         return missing(-1);
     };
     // SAFETY: the C caller's argument for that request.
-    if request == command::VERBS_IOCTL && unsafe { told(fd, argument) } {
+    if u64::from(request as u32) == command::VERBS_IOCTL && unsafe { told(fd, argument) } {
         return 0;
     }
     // What it does not know, the file that stands for the device refuses as an old kernel does (ENOTTY).

@@ -123,6 +123,7 @@ impl Cq {
         let cookie = place.as_ptr().addr() as u64;
         // SAFETY: as promised.
         let pd = (!pd.is_null()).then(|| unsafe { Pd::of(pd) });
+        let tenancy = pd.map(Pd::admit).transpose()?;
         let resource = Resource::Completions;
         let rings = pd.map_or_else(|| Rings::anywhere(resource), |pd| pd.rings(resource));
         let device = context
@@ -158,7 +159,7 @@ impl Cq {
                 reported: Reported::default(),
                 asynchronous: Reported::default(),
                 rings,
-                _tenancy: pd.map(Pd::admit),
+                _tenancy: tenancy,
             },
         ))
     }

@@ -115,12 +115,27 @@ impl<T> Handles<T> {
     ///
     /// Errors: NOENT if it is that object no longer.
     pub(super) fn withdraw(&self, handle: u32, object: &Arc<T>) -> Result<(), Errno> {
+        self.withdraw_if(handle, object, || true)
+    }
+
+    /// The same, unless it is in use: nobody finds it while that is looked at.
+    ///
+    /// Errors: as [`Handles::withdraw`]; BUSY.
+    pub(super) fn withdraw_if(
+        &self,
+        handle: u32,
+        object: &Arc<T>,
+        unused: impl FnOnce() -> bool,
+    ) -> Result<(), Errno> {
         let mut objects = self.lock();
         if !objects
             .get(&handle)
             .is_some_and(|found| Arc::ptr_eq(found, object))
         {
             return Err(Errno::NOENT);
+        }
+        if !unused() {
+            return Err(Errno::BUSY);
         }
         objects.remove(&handle);
         Ok(())
@@ -138,6 +153,7 @@ mod tests {
         handles.enter(7, first.clone());
         assert_eq!(handles.find(7).as_deref(), Ok(&1));
         assert_eq!(handles.find(8), Err(Errno::NOENT));
+        assert_eq!(handles.withdraw_if(7, &first, || false), Err(Errno::BUSY));
         assert_eq!(handles.withdraw(7, &first), Ok(()));
         assert_eq!(handles.withdraw(7, &first), Err(Errno::NOENT));
         handles.enter(7, second.clone());

@@ -5,7 +5,7 @@
 //!
 //! Objects that libibverbs holds pointers to ([`cq::Cq`], [`qp::Qp`], …) begin with the structure it knows and are boxed; the
 //! program's pointer is the box. Locks: a queue's own only, one at a time, and none while the device works or the
-//! driver is called.
+//! driver is called. A region's own is held while the driver works on it, and before those of handles and of places on demand.
 
 use urnic_verbs_api::rdma_core::{ContextOps, Level};
 

@@ -119,6 +119,25 @@ impl State {
     }
 }
 
+impl Drop for Region {
+    /// All its names are gone, and its file: it goes as a kernel's would.
+    fn drop(&mut self) {
+        if self.driver.here().is_err() {
+            return;
+        }
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let Some(state) = state.take() else { return };
+        match self.driver.deregister(&state.device) {
+            Ok(()) => drop(state.domain.on_demand.take(state.device.stag)),
+            Err(errno) => {
+                tracing::debug!("region {:#x}: {errno}", state.device.stag);
+                // A window keeps it: what it leads to must not be freed.
+                std::mem::forget(state);
+            }
+        }
+    }
+}
+
 impl Region {
     /// Errors: IO in a forked child, where it may be locked by a thread of the parent's.
     fn lock(&self) -> Result<MutexGuard<'_, Option<State>>, Errno> {
@@ -335,19 +354,13 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
         let mut state = this.region.lock()?;
         let known = state.as_ref().ok_or(Errno::NOENT)?;
         let handle = known.device.stag;
-        // Before the device, or another thread's new region of that handle would be withdrawn instead.
-        let file = this.file.upgrade();
-        if let Some(file) = &file {
-            file.regions.withdraw(handle, &this.region)?;
-        }
-        if let Err(errno) = this.region.driver.deregister(&known.device) {
-            if let Some(file) = &file {
-                file.regions.enter(handle, this.region.clone());
-            }
-            return Err(errno);
-        }
+        this.region.driver.deregister(&known.device)?;
         known.domain.on_demand.take(handle);
         *state = None;
+        if let Some(file) = this.file.upgrade() {
+            // Another thread's new region may have the handle by now: that one stays.
+            let _ = file.regions.withdraw(handle, &this.region);
+        }
         drop(state);
         // SAFETY: from `Box::into_raw`, and nobody has it any more.
         drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
@@ -375,7 +388,10 @@ pub(super) unsafe extern "C" fn advise_mr(
             return Err(Errno::INVAL);
         }
         // SAFETY: a live domain.
-        let places = &unsafe { Pd::of(pd) }.domain()?.on_demand;
+        let domain = unsafe { Pd::of(pd) }.domain()?;
+        // In a forked child a thread of the parent's may hold their lock.
+        domain.driver.here()?;
+        let places = &domain.on_demand;
         // SAFETY: the program's list of so many elements.
         let elements = unsafe { slice::from_raw_parts(elements, count as usize) };
         let asked: Result<Vec<_>, Errno> = elements.iter().map(|e| places.asked(e, write)).collect();

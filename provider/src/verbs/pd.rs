@@ -50,7 +50,14 @@ impl Drop for Domain {
 /// That a queue is in a domain.
 pub(super) struct Tenancy {
     tenants: Arc<AtomicU32>,
-    _domain: Arc<Domain>,
+    domain: Arc<Domain>,
+}
+
+impl Tenancy {
+    /// In which.
+    pub(super) fn domain(&self) -> &Domain {
+        &self.domain
+    }
 }
 
 impl Drop for Tenancy {
@@ -119,13 +126,17 @@ impl Pd {
         Rings::of(self.allocator, self.public(), resource)
     }
 
-    /// A queue moves in.
-    pub(super) fn admit(&self) -> Tenancy {
+    /// A queue moves in; to be called before it is made, so that nobody frees the domain meanwhile.
+    ///
+    /// Errors: as [`Pd::domain`].
+    pub(super) fn admit(&self) -> Result<Tenancy, Errno> {
         self.tenants.fetch_add(1, Ordering::Relaxed);
-        Tenancy {
+        let tenancy = Tenancy {
             tenants: self.tenants.clone(),
-            _domain: self.domain.clone(),
-        }
+            domain: self.domain.clone(),
+        };
+        self.domain()?;
+        Ok(tenancy)
     }
 }
 
@@ -218,7 +229,7 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
             domain,
             file: pd.file.clone(),
             tenants: Arc::default(),
-            parent_of: Some(pd.admit()),
+            parent_of: Some(pd.admit()?),
             allocator,
         }))
     })
@@ -239,7 +250,8 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
         if this.parent_of.is_none() {
             let domain = &this.domain;
             if let Some(file) = this.file() {
-                file.domains.withdraw(domain.device.id, domain)?;
+                let empty = || this.tenants.load(Ordering::Relaxed) == 0;
+                file.domains.withdraw_if(domain.device.id, domain, empty)?;
             }
             if Arc::strong_count(domain) > 1 {
                 tracing::info!(

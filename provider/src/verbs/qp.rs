@@ -153,10 +153,11 @@ impl Qp {
         let context = pd_.context();
         let limits = context.driver.attributes();
         let place = Box::<Qp>::new_uninit();
+        let tenancy = pd_.admit()?;
         let rings = pd_.rings(Resource::QueuePair);
         let device = context.driver.create_qp(&QpInit {
             context: &context.device,
-            pd: &pd_.domain()?.device,
+            pd: &tenancy.domain().device,
             send_cq: &send_cq.device,
             recv_cq: &recv_cq.device,
             srq: srq.map(|srq| &*srq.device),
@@ -236,7 +237,7 @@ impl Qp {
                 asynchronous: Reported::default(),
                 signal_all,
                 _rings: rings,
-                _tenancy: pd_.admit(),
+                _tenancy: tenancy,
             },
         ))
     }

@@ -48,11 +48,12 @@ impl Srq {
         let pd_ = unsafe { Pd::of(pd) };
         let context = pd_.context();
         let place = Box::<Srq>::new_uninit();
+        let tenancy = pd_.admit()?;
         let rings = pd_.rings(Resource::SharedReceives);
         let cookie = place.as_ptr().addr() as u64;
         let device = context.driver.create_srq(
             &context.device,
-            &pd_.domain()?.device,
+            &tenancy.domain().device,
             attr.max_wr,
             attr.max_sge,
             cookie,
@@ -84,7 +85,7 @@ impl Srq {
                 events: context.events.clone(),
                 asynchronous: Reported::default(),
                 _rings: rings,
-                _tenancy: pd_.admit(),
+                _tenancy: tenancy,
             },
         ))
     }
