@@ -3,6 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use std::iter::successors;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::LazyLock;
 use urnic_nfs::memory::Pool;
@@ -14,21 +15,28 @@ use urnic_rpc_rdma::rpc::{SUCCESS_LEN, call};
 const NFS: (u32, u32) = (100_003, 3);
 const MOUNT: (u32, u32) = (100_005, 3);
 const MNT: u32 = 1;
+const CREATE: u32 = 8;
+/// Calls of an input, at most.
+const CALLS: usize = 16;
+const NOBODY: u32 = 65534;
 const XID: u32 = 0x1234_5678;
 const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 700);
 
 struct Served {
     server: Server,
     pool: Pool,
-    /// Handle of the root, behind its length.
-    root: Vec<u8>,
+    /// Of the root, and of a file in it.
+    handles: [Vec<u8>; 2],
 }
 
-static SERVED: LazyLock<Served> = LazyLock::new(|| {
-    let pool = Pool::limited(256 << 20);
+static POOL: LazyLock<Pool> = LazyLock::new(|| Pool::limited(256 << 20));
+
+/// An empty tree, which whoever calls without a name may change: what an input does is its own.
+fn served() -> Served {
+    let pool = POOL.clone();
     let owner = Caller {
-        uid: 0,
-        gid: 0,
+        uid: NOBODY,
+        gid: NOBODY,
         groups: Vec::new(),
     };
     let tree = InMemory::new(64 << 20, pool.clone(), &owner).expect("there is memory");
@@ -41,11 +49,27 @@ static SERVED: LazyLock<Served> = LazyLock::new(|| {
     message.extend([0, 0, 0, 1, b'/', 0, 0, 0]);
     let reply = answered(&server, &message, None).expect("an answer");
     // Behind the status, which is 0.
-    let handle = &reply[SUCCESS_LEN + 4..];
-    let len = u32::from_be_bytes(*handle.first_chunk().expect("a length")) as usize;
-    let root = handle[..4 + len.next_multiple_of(4)].to_vec();
-    Served { server, pool, root }
-});
+    let root = handle(&reply[SUCCESS_LEN + 4..]);
+    let mut message = call(XID, NFS.0, NFS.1, CREATE);
+    message.extend(&root);
+    // Its name, UNCHECKED, and six attributes that are not set.
+    message.extend([0, 0, 0, 1, b'f', 0, 0, 0]);
+    message.extend([0; 4 * 7]);
+    let reply = answered(&server, &message, None).expect("an answer");
+    // Behind the status, and that there is a handle.
+    let file = handle(&reply[SUCCESS_LEN + 8..]);
+    Served {
+        server,
+        pool,
+        handles: [root, file],
+    }
+}
+
+/// The one at the front, behind its length.
+fn handle(octets: &[u8]) -> Vec<u8> {
+    let len = u32::from_be_bytes(*octets.first_chunk().expect("a length")) as usize;
+    octets[..4 + len.next_multiple_of(4)].to_vec()
+}
 
 fn answered(server: &Server, message: &[u8], item: Option<urnic_nfs::memory::Slice>) -> Option<Vec<u8>> {
     let response = server.call(Request {
@@ -63,32 +87,38 @@ fn answered(server: &Server, message: &[u8], item: Option<urnic_nfs::memory::Sli
     Some(response.message)
 }
 
-fuzz_target!(|input: &[u8]| {
-    let Served { server, pool, root } = &*SERVED;
-    // A message from the first octet on; or one with a good header, and often with the handle of a directory that there is.
-    let Some((choice, rest)) = input.split_first() else {
-        return;
-    };
-    if choice & 1 == 0 {
-        answered(server, rest, None);
-        return;
-    }
-    let Some((procedure, arguments)) = rest.split_first() else {
-        return;
-    };
+/// A call: a choice, a procedure, the length of its arguments, and those.
+fn made<'a>(served: &Served, input: &'a [u8]) -> Option<&'a [u8]> {
+    let ([choice, procedure, len], rest) = input.split_first_chunk()?;
+    let (arguments, rest) = rest.split_at(usize::from(*len).min(rest.len()));
     let (program, version) = if choice & 2 == 0 { NFS } else { MOUNT };
     let mut message = call(XID, program, version, u32::from(procedure % 23));
     if choice & 4 == 0 {
-        message.extend(root);
+        message.extend(&served.handles[usize::from(choice >> 4 & 1)]);
     }
     // Some octets at the end may come apart, as a Read chunk brings them.
     let apart = if choice & 8 == 0 { 0 } else { arguments.len() / 2 };
     let (inline, item) = arguments.split_at(arguments.len() - apart);
     message.extend(inline);
     let item = (apart > 0).then(|| {
-        let mut memory = pool.take(apart).expect("there is memory");
+        let mut memory = served.pool.take(apart).expect("there is memory");
         memory.copy_from_slice(item);
         memory.share()
     });
-    answered(server, &message, item);
+    answered(&served.server, &message, item);
+    Some(rest)
+}
+
+fuzz_target!(|input: &[u8]| {
+    let served = served();
+    // A message from the first octet on; or calls with good headers, often with the handle of the directory or the file that there are.
+    match input.split_first() {
+        Some((0, message)) => drop(answered(&served.server, message, None)),
+        Some((_, calls)) => drop(
+            successors(Some(calls), |calls| made(&served, calls))
+                .take(CALLS)
+                .count(),
+        ),
+        None => {}
+    }
 });

@@ -20,7 +20,7 @@ const PROGRAM: (u32, u32) = (0x2000_0002, 1);
 const NULL: u32 = 0;
 const COUNT_DOWN: u32 = 1;
 const STEP: u32 = 2;
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Nothing goes apart from the messages; STEP goes backward.
 struct Steps;

@@ -1,38 +1,20 @@
 //! Calls of a server's to its clients, backward over the connections that those made (RFC 8167).
 
-use crate::options::Error;
-use crate::server::{Peer, lock};
+use crate::error::Error;
+use crate::peer::{Peer, Waiting, lock};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::io::write;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
-use urnic_rpc_rdma::engine::{self, CallError, Message};
+use urnic_rpc_rdma::engine::{self, CallError};
 
 /// The way to a client that called, [`Request::back`](crate::Request::back). It may be kept, and is of use for as long as the connection lasts.
 #[derive(Clone)]
 pub struct Caller(pub(crate) Arc<Peer>);
-
-/// Who waits for an answer.
-pub(crate) struct Waiting {
-    told: Arc<OwnedFd>,
-    answer: Option<Result<Vec<u8>, CallError>>,
-}
-
-impl Waiting {
-    pub(crate) fn tell(&mut self, outcome: Result<engine::Answer, CallError>) {
-        self.answer = Some(outcome.map(|answer| match answer.message {
-            Message::Short(octets) => octets,
-            // Nobody offered memory for one.
-            Message::Long { .. } => Vec::new(),
-        }));
-        let _ = write(&*self.told, &1_u64.to_ne_bytes());
-    }
-}
 
 impl fmt::Debug for Caller {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
@@ -54,9 +36,11 @@ impl Caller {
     /// Calls the client and waits for its answer: RPC messages, from the xid on, which fit into Sends, since there are no chunks in this direction. Of the client's
     /// program it must be known that it takes calls (RFC 8167 §6): NFSv4.1's says so by CREATE_SESSION. One that takes none never answers.
     ///
+    /// The calling thread waits: a service that waits here takes one of [`Options::threads`](crate::Options::threads) for as long.
+    ///
     /// # Errors
     /// The call makes no sense, is too long or was refused; [`Error::Gone`] when its connection ends first; [`CallError::Cancelled`] when there was no
-    /// answer for as long as `patience`.
+    /// answer for as long as `patience`, or a call before had none and has none still.
     pub fn call(&self, message: Vec<u8>, patience: Duration) -> Result<Vec<u8>, Error> {
         let peer = &self.0;
         let told = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
@@ -66,6 +50,9 @@ impl Caller {
             return Err(Error::Gone);
         };
         endpoint.takes_calls();
+        if endpoint.engine.abandoned() > 0 {
+            return Err(CallError::Cancelled.into());
+        }
         let xid = endpoint.engine.call(engine::Call {
             message: message.into(),
             arguments: Vec::new(),
@@ -73,28 +60,26 @@ impl Caller {
             // The client's to keep to: there is no memory to offer for a longer one.
             max_reply: 0,
         })?;
-        let waiting = Waiting {
-            told: Arc::clone(&told),
-            answer: None,
-        };
-        lock(&peer.waiting).insert(xid, waiting);
+        lock(&peer.waiting).insert(xid, Waiting::told_by(&told));
         let end = Instant::now().checked_add(patience);
         // The server's threads may all be in calls like this one: each looks for itself.
         loop {
             endpoint.carry();
             endpoint.progress();
             let gone = endpoint.ended();
-            if gone || end.is_some_and(|end| end <= Instant::now()) {
+            let late = end.is_some_and(|end| end <= Instant::now());
+            if gone || late {
                 endpoint.engine.cancel(xid);
                 endpoint.carry();
             }
             peer.leave_all(&mut endpoint);
             drop(endpoint);
             let mut others = lock(&peer.waiting);
-            if let Some(answer) = others.get_mut(&xid).and_then(|waiting| waiting.answer.take()) {
+            if let Some(answer) = others.get_mut(&xid).and_then(Waiting::answer) {
                 others.remove(&xid);
                 return match answer {
-                    Err(CallError::Cancelled) if gone => Err(Error::Gone),
+                    // It may have ended since that look.
+                    Err(CallError::Cancelled) if gone || !late => Err(Error::Gone),
                     other => other.map_err(Error::from),
                 };
             }

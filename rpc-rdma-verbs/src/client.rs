@@ -1,10 +1,12 @@
 //! The end that connects and calls.
 
 use crate::endpoint::{Endpoint, Memory, Taken};
+use crate::error::Error;
 use crate::memory::{Buffer, Pool, Slice};
-use crate::options::{Error, Options};
+use crate::options::Options;
 use crate::service::{Request, Response, Service, reply};
 use crate::verbs::{Channel, Device, Event as CmEvent, Id, Link};
+use crate::xid;
 use rdma_mummy_sys::rdma_cm_event_type as kind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{HashMap, VecDeque};
@@ -105,7 +107,7 @@ impl Client {
             pool: pool.clone(),
             channel: Channel::new()?,
             // Servers may remember transactions: a program that is started again shall not use those of before.
-            xid: AtomicU32::new(seed()),
+            xid: AtomicU32::new(xid::first()),
             state: Mutex::new(State::new(options, pool)),
             changed: Condvar::new(),
         };
@@ -151,11 +153,15 @@ impl Client {
         } = call;
         // What the program's binding does not name goes with the message (RFC 8166 §6).
         let bound = bound(&self.bindings(), &message);
-        if let Some((offset, octets)) = argument.take_if(|(offset, _)| bound.argument != Some(*offset)) {
-            let end = offset.min(message.len());
+        // One that has no place there is the engine's to refuse.
+        let end = message.len();
+        let goes_with = |(offset, _): &mut (usize, _)| {
+            bound.argument != Some(*offset) && *offset <= end && *offset % 4 == 0
+        };
+        if let Some((offset, octets)) = argument.take_if(goes_with) {
             let padding = octets.len().next_multiple_of(4) - octets.len();
             let padded = octets.iter().copied().chain(std::iter::repeat_n(0, padding));
-            message.splice(end..end, padded);
+            message.splice(offset..offset, padded);
         }
         if let Some(buffer) = result.take_if(|_| bound.result.is_none()) {
             max_reply += buffer.len().next_multiple_of(4);
@@ -276,9 +282,8 @@ impl Client {
     fn answer(&self, taken: &Taken) -> Option<Response> {
         let service: &dyn Service = self.options.callbacks.as_deref()?;
         let message = taken.message.octets();
-        if let Ok(header) = CallHeader::parse(message)
-            && !may_go_backward(&self.bindings(), &header)
-        {
+        let header = CallHeader::parse(message).ok()?;
+        if !may_go_backward(&self.bindings(), &header) {
             let message = rpc::proc_unavail(header.xid);
             return Some(Response { message, item: None });
         }
@@ -425,12 +430,6 @@ const fn failed(kind: kind::Type) -> &'static str {
         kind::RDMA_CM_EVENT_REJECTED => "the server refused",
         _ => "the server does not answer",
     }
-}
-
-/// A number that differs from one run to the next.
-fn seed() -> u32 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(0) as u32
 }
 
 impl State {

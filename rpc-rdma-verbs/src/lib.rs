@@ -9,15 +9,19 @@
 mod backward;
 mod client;
 mod endpoint;
+mod error;
 pub mod memory;
 mod options;
+mod peer;
 mod server;
 pub mod service;
 mod verbs;
+mod xid;
 
 pub use backward::Caller;
 pub use client::{Answer, Call, Client};
+pub use error::Error;
 pub use memory::{Buffer, Pool, Slice};
-pub use options::{Error, Options};
+pub use options::Options;
 pub use server::Server;
 pub use service::{Request, Response, Service};

@@ -1,25 +1,28 @@
 //! The end that listens and answers.
 
-use crate::backward::{Caller, Waiting};
-use crate::endpoint::{Endpoint, Taken};
+use crate::backward::Caller;
+use crate::endpoint::Endpoint;
+use crate::error::Error;
 use crate::memory::{Pool, Slice};
-use crate::options::{Error, Options};
+use crate::options::Options;
+use crate::peer::{Job, Jobs, Peer, lock};
 use crate::service::{Request, Response, Service, reply};
 use crate::verbs::{Channel, Device, Event as CmEvent, Id, Link};
+use crate::xid;
 use rdma_mummy_sys::rdma_cm_event_type as kind;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
-use rustix::io::{Errno, read, write};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::{Errno, write};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use urnic_rpc_rdma::binding::{Binding, check};
-use urnic_rpc_rdma::engine::{Config, Connection, Event, Role, Terms};
+use urnic_rpc_rdma::engine::{Config, Connection, Role, Terms};
 use urnic_rpc_rdma::{PrivateData, rpc};
 
 /// Connection requests that may wait.
@@ -36,15 +39,14 @@ const LOOKS: u32 = 6;
 
 /// What epoll tells of, beside connections, whose keys are addresses.
 mod token {
-    pub(super) const MANAGER: u64 = 0;
-    pub(super) const STOP: u64 = 1;
-    pub(super) const JOBS: u64 = 2;
+    pub(super) const STOP: u64 = 0;
+    pub(super) const JOBS: u64 = 1;
 }
 
 /// Listens for clients, and has a [`Service`] answer their calls.
 ///
-/// Its threads are those of [`serve`](Self::serve). Each waits for any connection, takes what came, and calls the service itself; what came
-/// together with that is left to the others.
+/// Its threads are those of [`serve`](Self::serve). One takes connections, and each of the others waits for any of these, takes what came, and calls the service
+/// itself; what came together with that is left to the others.
 pub struct Server {
     // Identifiers go before their channel; what they keep alive, before them.
     connections: Mutex<HashMap<u64, Arc<Peer>>>,
@@ -60,99 +62,6 @@ pub struct Server {
     refused: Mutex<BTreeMap<IpAddr, Vec<u32>>>,
     /// The listener's device is gone.
     removed: AtomicBool,
-    /// When connections are looked at the next time.
-    next_look: Mutex<Instant>,
-}
-
-/// A client's connection.
-pub(crate) struct Peer {
-    pub(crate) address: SocketAddr,
-    pub(crate) endpoint: Mutex<Endpoint>,
-    jobs: Arc<Jobs>,
-    /// Those who wait for answers of the client's.
-    pub(crate) waiting: Mutex<HashMap<u32, Waiting>>,
-    /// The next transaction of a call to the client.
-    pub(crate) xid: AtomicU32,
-}
-
-/// A call that nobody has answered yet.
-struct Job {
-    peer: Arc<Peer>,
-    taken: Taken,
-}
-
-/// Calls that wait for a thread.
-struct Jobs {
-    queue: Mutex<VecDeque<Job>>,
-    /// Counts them.
-    count: OwnedFd,
-}
-
-impl Jobs {
-    /// Puts a call behind the others.
-    fn leave(&self, job: Job) {
-        lock(&self.queue).push_back(job);
-        let _ = write(&self.count, &1_u64.to_ne_bytes());
-    }
-
-    fn next(&self) -> Option<Job> {
-        let mut count = [0; 8];
-        read(&self.count, &mut count).ok()?;
-        lock(&self.queue).pop_front()
-    }
-}
-
-impl Peer {
-    /// Hands on what came: leaves all calls but the first one to others.
-    fn sort(self: &Arc<Self>, endpoint: &mut Endpoint) -> Option<Job> {
-        let mut first = None;
-        for event in endpoint.events() {
-            let incoming = match event {
-                Event::Called(incoming) => incoming,
-                Event::Answered { xid, outcome, .. } => {
-                    if let Some(waiting) = lock(&self.waiting).get_mut(&xid) {
-                        waiting.tell(outcome);
-                    }
-                    continue;
-                }
-                Event::Finished(_) => continue,
-            };
-            let Some(taken) = endpoint.taken(incoming) else {
-                endpoint.disconnect();
-                continue;
-            };
-            let job = Job {
-                peer: Arc::clone(self),
-                taken,
-            };
-            if first.is_none() {
-                first = Some(job);
-            } else {
-                self.jobs.leave(job);
-            }
-        }
-        first
-    }
-
-    /// The same, and leaves that one, too.
-    pub(crate) fn leave_all(self: &Arc<Self>, endpoint: &mut Endpoint) {
-        if let Some(job) = self.sort(endpoint) {
-            self.jobs.leave(job);
-        }
-    }
-
-    /// The connection has ended. Who waits for an answer over it has none.
-    fn ended(self: &Arc<Self>, endpoint: &mut Endpoint) {
-        endpoint.detach();
-        for xid in endpoint.engine.outstanding_xids() {
-            endpoint.engine.cancel(xid);
-        }
-        let _ = self.sort(endpoint);
-    }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 const ONCE: EventFlags = EventFlags::IN.union(EventFlags::ONESHOT);
@@ -186,7 +95,6 @@ impl Server {
         let add = |fd, token, flags| {
             epoll::add(&epoll, fd, EventData::new_u64(token), flags).map_err(io::Error::from)
         };
-        add(channel.fd(), token::MANAGER, ONCE)?;
         add(stop.as_fd(), token::STOP, EventFlags::IN)?;
         add(jobs.count.as_fd(), token::JOBS, EventFlags::IN)?;
         Ok(Self {
@@ -201,7 +109,6 @@ impl Server {
             jobs,
             refused: Mutex::default(),
             removed: AtomicBool::new(false),
-            next_look: Mutex::new(Instant::now() + BETWEEN_LOOKS),
         })
     }
 
@@ -215,22 +122,26 @@ impl Server {
         &self.pool
     }
 
-    /// Serves until [`stop`](Self::stop), on as many threads as [`Options::threads`] says, this one among them.
+    /// Serves until [`stop`](Self::stop), on as many threads as [`Options::threads`] says; this one takes connections.
     ///
     /// # Errors
     /// Nobody can connect any more, since the device is gone that it listened at.
     pub fn serve(&self, service: &dyn Service) -> Result<(), Error> {
         std::thread::scope(|scope| {
-            for _ in 1..self.options.threads {
+            for _ in 0..self.options.threads {
                 scope.spawn(|| self.work(service));
             }
-            self.work(service);
+            self.attend();
+            // Whoever waits for an answer of a client's has none any more, and is through.
+            let peers: Vec<_> = lock(&self.connections).drain().collect();
+            for (_, peer) in peers {
+                let mut endpoint = lock(&peer.endpoint);
+                endpoint.disconnect();
+                peer.ended(&mut endpoint);
+            }
         });
-        for (_, peer) in lock(&self.connections).drain() {
-            let mut endpoint = lock(&peer.endpoint);
-            endpoint.disconnect();
-            peer.ended(&mut endpoint);
-        }
+        // What nobody has begun holds on to its connection, and that to these.
+        lock(&self.jobs.queue).clear();
         if self.removed.load(Relaxed) {
             return Err(Error::Removed);
         }
@@ -240,6 +151,36 @@ impl Server {
     /// Has all threads of [`serve`](Self::serve) return, and all connections end.
     pub fn stop(&self) {
         let _ = write(&self.stop, &1_u64.to_ne_bytes());
+    }
+
+    /// Takes what the connection manager tells, and looks after connections, until it is time to stop. Services may take all of their threads' time.
+    fn attend(&self) {
+        let mut next_look = Instant::now() + BETWEEN_LOOKS;
+        loop {
+            let mut fds = [
+                PollFd::from_borrowed_fd(self.channel.fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN),
+            ];
+            let timeout = Timespec::try_from(BETWEEN_LOOKS).ok();
+            match poll(&mut fds, timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "poll");
+                    return self.stop();
+                }
+            }
+            let [told, stop] = fds.map(|fd| !fd.revents().is_empty());
+            if stop {
+                return;
+            }
+            if told {
+                self.manage();
+            }
+            if next_look <= Instant::now() {
+                next_look = Instant::now() + BETWEEN_LOOKS;
+                self.end_those_that_take_nothing();
+            }
+        }
     }
 
     fn work(&self, service: &dyn Service) {
@@ -252,13 +193,10 @@ impl Server {
         // One and no more: what epoll has told of is told to nobody else.
         let mut event = [epoll::Event {
             flags: EventFlags::empty(),
-            data: EventData::new_u64(token::MANAGER),
+            data: EventData::new_u64(token::STOP),
         }];
         loop {
-            let timeout = Timespec::try_from(BETWEEN_LOOKS).ok();
-            let found = epoll::wait(&self.epoll, &mut event, timeout.as_ref());
-            self.end_those_that_take_nothing();
-            match found {
+            match epoll::wait(&self.epoll, &mut event, None) {
                 Ok(0) | Err(Errno::INTR) => continue,
                 Ok(_) => {}
                 Err(error) => return tracing::error!(%error, "epoll"),
@@ -266,10 +204,6 @@ impl Server {
             let job = match event[0].data.u64() {
                 token::STOP => return,
                 token::JOBS => self.jobs.next(),
-                token::MANAGER => {
-                    self.manage();
-                    None
-                }
                 key => {
                     let peer = lock(&self.connections).get(&key).cloned();
                     peer.and_then(|peer| self.look(key, &peer))
@@ -352,12 +286,6 @@ impl Server {
                 }
             }
         }
-        let _ = epoll::modify(
-            &self.epoll,
-            self.channel.fd(),
-            EventData::new_u64(token::MANAGER),
-            ONCE,
-        );
     }
 
     fn happened(&self, event: CmEvent) {
@@ -439,7 +367,7 @@ impl Server {
             endpoint: Mutex::new(endpoint),
             jobs: Arc::clone(&self.jobs),
             waiting: Mutex::default(),
-            xid: AtomicU32::new(0),
+            xid: AtomicU32::new(xid::first()),
         });
         let _held = lock(&peer.endpoint);
         lock(&self.connections).insert(key, Arc::clone(&peer));
@@ -471,21 +399,12 @@ impl Server {
 
     /// Ends connections on which what was posted does not go on: a peer that reads nothing would keep the memory of its replies for ever.
     fn end_those_that_take_nothing(&self) {
-        let Ok(mut next) = self.next_look.try_lock() else {
-            return;
-        };
-        let now = Instant::now();
-        if now < *next {
-            return;
-        }
-        *next = now + BETWEEN_LOOKS;
         let stuck = |(key, peer): (&u64, &Arc<Peer>)| {
             // Whom another thread is at goes on.
             let mut endpoint = peer.endpoint.try_lock().ok()?;
             (endpoint.stuck_for() >= LOOKS).then_some(*key)
         };
         let stuck: Vec<_> = lock(&self.connections).iter().filter_map(stuck).collect();
-        drop(next);
         for key in stuck {
             self.end(key, "takes nothing of what is sent to it");
         }

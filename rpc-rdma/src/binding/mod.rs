@@ -30,17 +30,18 @@ pub trait Binding {
     /// Octets of all results but that one, at most. `None`: the protocol sets no limit, so that whoever calls must.
     fn max_results(&self, procedure: u32, arguments: &[u8]) -> Option<usize>;
 
-    /// Whether a server may make this call to its client, backward (RFC 8167). All that every program lets is NULL, which says whether the client is there.
-    fn backward(&self, procedure: u32) -> bool {
-        const NULL: u32 = 0;
-        procedure == NULL
+    /// Whether a server may make this call to its client, backward (RFC 8167). NULL always may, which says whether the client is there.
+    fn backward(&self, _procedure: u32) -> bool {
+        false
     }
 }
 
 /// Whether a server may make this call, backward: [`Binding::backward`] says so, or its program has no binding here, and it may go without chunks.
 pub fn may_go_backward(bindings: &[&dyn Binding], call: &CallHeader) -> bool {
+    const NULL: u32 = 0;
     let of_program = |binding: &&&dyn Binding| binding.program() == (call.program, call.version);
-    (bindings.iter().find(of_program)).is_none_or(|binding| binding.backward(call.procedure))
+    call.procedure == NULL
+        || (bindings.iter().find(of_program)).is_none_or(|binding| binding.backward(call.procedure))
 }
 
 /// What a binding says of one call.

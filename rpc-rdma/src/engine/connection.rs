@@ -127,6 +127,11 @@ impl<M: Clone> Connection<M> {
         self.requester.cancel(xid, &mut self.out)
     }
 
+    /// Calls of ours that were cancelled after they went out, and that the peer has not answered: their credits are in use for as long.
+    pub fn abandoned(&self) -> usize {
+        self.requester.abandoned()
+    }
+
     /// Calls of ours that have not ended.
     pub fn outstanding(&self) -> usize {
         self.requester.outstanding()

@@ -112,6 +112,12 @@ impl<M: Clone> Requester<M> {
     }
 
     /// Calls that are not over.
+    /// Sent ones that nobody waits for any more: the peer may still answer.
+    pub(super) fn abandoned(&self) -> usize {
+        let waited_for = |xid: &&u32| self.calls.contains_key(xid);
+        self.unanswered.len() - self.unanswered.iter().filter(waited_for).count()
+    }
+
     pub(super) fn outstanding(&self) -> usize {
         self.calls.len()
     }

@@ -1,0 +1,401 @@
+//! What an end has only while there is a connection: what was posted, and what is open to the peer.
+
+use crate::memory::{Buffer, MAX_BUFFER, Pool, Slice};
+use crate::verbs::{Device, Element, Link, Region, Window, Work};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+use urnic_rpc_rdma::Segment;
+use urnic_rpc_rdma::engine::{Access, CallId, Exposed, RegionId, Source, Span, WorkId};
+
+/// Memory that goes by RDMA: pieces, one behind the other. What a device is to write into, or to read for a peer, is one piece.
+pub(crate) type Memory = Arc<[Slice]>;
+
+/// Writes have no completions of their own, but for one in so many.
+const SILENT: usize = 32;
+
+/// What is to be done when a work request is over, and the memory that it needs until then.
+pub(super) struct Posted {
+    pub(super) number: u64,
+    pub(super) keep: Vec<Kept>,
+    pub(super) then: Then,
+}
+
+/// Not looked at, only there.
+#[expect(dead_code)]
+pub(super) enum Kept {
+    Slice(Slice),
+    Buffer(Buffer),
+}
+
+pub(super) enum Then {
+    Nothing,
+    Completed(WorkId),
+    Released(RegionId, Window),
+}
+
+/// A request that waits for room in the queue.
+pub(super) struct Request {
+    pub(super) what: What,
+    pub(super) elements: Vec<Element>,
+    pub(super) keep: Vec<Kept>,
+    pub(super) then: Then,
+}
+
+pub(super) enum What {
+    Send(Option<u32>),
+    Read(Segment),
+    Write(Segment),
+    Bind {
+        region: RegionId,
+        arena: usize,
+        at: usize,
+        len: u32,
+        writes: bool,
+    },
+    Invalidate(u32),
+}
+
+/// How the peer gets at a region.
+pub(super) enum Opening {
+    Window(Window),
+    Region(Region),
+}
+
+/// Memory that is exposed.
+pub(super) struct Open {
+    pub(super) opening: Opening,
+    /// What of it is ours: long calls and replies.
+    pub(super) own: Option<Buffer>,
+    /// The application's, so that it stays.
+    #[expect(dead_code)]
+    pub(super) theirs: Option<Memory>,
+}
+
+/// Where an item is read to.
+pub(super) struct Sink {
+    /// On iWARP, what the Read Responses come in by. It goes before its memory.
+    pub(super) region: Option<Region>,
+    pub(super) buffer: Buffer,
+    pub(super) key: u32,
+}
+
+/// What there is only while there is a connection.
+pub(super) struct Live {
+    pub(super) link: Arc<Link>,
+    /// By slot. They stay from one receive to the next.
+    pub(super) receives: Vec<Option<Buffer>>,
+    /// Slots that no receive is posted from.
+    pub(super) free: Vec<usize>,
+    /// Posted, oldest first.
+    pub(super) posted: VecDeque<Posted>,
+    pub(super) waiting: VecDeque<Request>,
+    pub(super) number: u64,
+    /// Writes since the last request that tells of its end.
+    pub(super) silent: usize,
+    pub(super) room: usize,
+    pub(super) windows: Vec<Window>,
+    pub(super) opens: HashMap<RegionId, Open>,
+    pub(super) sinks: HashMap<(CallId, usize), Sink>,
+    pub(super) receive: usize,
+    /// Completions that the queue holds at a time.
+    pub(super) depth: usize,
+    /// It is being ended: nothing is posted any more.
+    pub(super) broken: bool,
+    /// A receive failed, as all do when the connection ends.
+    pub(super) ended: bool,
+    /// The peer was found to take backward calls.
+    pub(super) takes_calls: bool,
+    /// When something last came, or was over.
+    pub(super) heard: Instant,
+    /// Looks since what is posted last went on.
+    pub(super) looks: u32,
+}
+
+/// Receives have odd numbers, of their slots; what sends has even ones, counted.
+pub(super) fn receive_slot(number: u64) -> Option<usize> {
+    (number & 1 == 1).then_some((number >> 1) as usize)
+}
+
+impl Live {
+    pub(super) fn device(&self) -> io::Result<Arc<Device>> {
+        self.link
+            .device()
+            .cloned()
+            .ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    pub(super) fn key(&self, arena: usize) -> io::Result<u32> {
+        self.device()?.arena(arena, Region::local_key)
+    }
+
+    pub(super) fn receive(&mut self, pool: &Pool) -> io::Result<()> {
+        let slot = self.free.pop().ok_or(io::ErrorKind::QuotaExceeded)?;
+        let buffer = match self.receives[slot].take() {
+            Some(buffer) => buffer,
+            None => pool.take(self.receive).ok_or(io::ErrorKind::OutOfMemory)?,
+        };
+        let element = Element {
+            at: buffer.as_ptr() as usize,
+            len: buffer.len() as u32,
+            key: self.key(buffer.arena())?,
+        };
+        self.receives[slot] = Some(buffer);
+        // SAFETY: the buffer stays in its slot, which nobody looks at, until the completion with this number, or the link is gone.
+        unsafe { self.link.post_receive((slot as u64) << 1 | 1, &element) }
+    }
+
+    /// Gives the peer access to memory.
+    pub(super) fn open(
+        &mut self,
+        pool: &Pool,
+        id: RegionId,
+        what: Exposed<Memory>,
+        access: Access,
+    ) -> io::Result<Segment> {
+        let taken = |len| pool.take(len).ok_or(io::ErrorKind::OutOfMemory);
+        let (own, theirs, len) = match what {
+            Exposed::Memory(memory, len) => (None, Some(memory), len),
+            Exposed::Octets(octets) => {
+                let mut buffer = taken(octets.len())?;
+                buffer.copy_from_slice(&octets);
+                (Some(buffer), None, octets.len() as u32)
+            }
+            Exposed::Fresh(len) => (Some(taken(len as usize)?), None, len),
+        };
+        let (at, arena) = match (&own, theirs.as_deref()) {
+            (Some(buffer), _) => (buffer.as_ptr() as usize, buffer.arena()),
+            (None, Some([slice])) if slice.len() >= len as usize => (slice.as_ptr() as usize, slice.arena()),
+            _ => return Err(io::ErrorKind::InvalidInput.into()),
+        };
+        let device = self.device()?;
+        let writes = access == Access::RemoteWrite;
+        let (opening, handle) = if device.limits.windows {
+            let window = match self.windows.pop() {
+                Some(window) => window,
+                None => self.link.window()?,
+            };
+            let key = window.next_key();
+            self.waiting.push_back(Request {
+                what: What::Bind {
+                    region: id,
+                    arena,
+                    at,
+                    len,
+                    writes,
+                },
+                elements: Vec::new(),
+                keep: Vec::new(),
+                then: Then::Nothing,
+            });
+            (Opening::Window(window), key)
+        } else {
+            let region = device.open(at, len as usize, writes)?;
+            let key = region.remote_key();
+            (Opening::Region(region), key)
+        };
+        self.opens.insert(id, Open { opening, own, theirs });
+        Ok(Segment {
+            handle,
+            length: len,
+            offset: at as u64,
+        })
+    }
+
+    /// Takes back a request to bind that was not posted yet.
+    pub(super) fn unbound(&mut self, id: RegionId) -> bool {
+        let binds = |request: &Request| matches!(request.what, What::Bind { region, .. } if region == id);
+        let place = self.waiting.iter().position(binds);
+        place.and_then(|place| self.waiting.remove(place)).is_some()
+    }
+
+    /// Octets of several places in one buffer.
+    pub(super) fn copied(
+        &self,
+        pool: &Pool,
+        pieces: &[Span<Memory>],
+    ) -> io::Result<(Vec<Element>, Vec<Kept>)> {
+        let len = pieces.iter().map(|piece| piece.len).sum();
+        let mut buffer = pool.take(len).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mut rest = &mut buffer[..];
+        for span in pieces {
+            let copy = |octets: &[u8], rest: &mut &mut [u8]| {
+                let (first, others) = std::mem::take(rest).split_at_mut(octets.len());
+                first.copy_from_slice(octets);
+                *rest = others;
+            };
+            match &span.source {
+                Source::Octets(octets) => copy(&octets[span.at..span.at + span.len], &mut rest),
+                Source::Memory(slices) => {
+                    within(slices, span.at, span.len).for_each(|part| copy(&part, &mut rest))
+                }
+            }
+        }
+        let element = Element {
+            at: buffer.as_ptr() as usize,
+            len: len as u32,
+            key: self.key(buffer.arena())?,
+        };
+        Ok((vec![element], vec![Kept::Buffer(buffer)]))
+    }
+
+    /// RDMA Writes of all pieces: the application's from where they are, ours from a copy.
+    pub(super) fn write(
+        &mut self,
+        pool: &Pool,
+        pieces: Vec<Span<Memory>>,
+        remote: Segment,
+    ) -> io::Result<()> {
+        let device = self.device()?;
+        let mut at = remote.offset;
+        let (mut elements, mut keep) = (Vec::new(), Vec::new());
+        let mut ours = Vec::new();
+        let mut pieces = pieces.into_iter().peekable();
+        while let Some(piece) = pieces.next() {
+            match &piece.source {
+                Source::Octets(_) => {
+                    ours.push(piece);
+                    if pieces
+                        .peek()
+                        .is_none_or(|next| matches!(next.source, Source::Memory(_)))
+                    {
+                        let (copy, kept) = self.copied(pool, &std::mem::take(&mut ours))?;
+                        elements.extend(copy);
+                        keep.extend(kept);
+                    }
+                }
+                Source::Memory(slices) => {
+                    for part in within(slices, piece.at, piece.len) {
+                        elements.push(Element {
+                            at: part.as_ptr() as usize,
+                            len: part.len() as u32,
+                            key: self.key(part.arena())?,
+                        });
+                        keep.push(Kept::Slice(part));
+                    }
+                }
+            }
+        }
+        let mut keep = Some(keep);
+        let most = device.limits.elements as usize;
+        let count = elements.len().div_ceil(most);
+        for (index, elements) in elements.chunks(most).enumerate() {
+            let length = elements.iter().map(|element| element.len).sum();
+            let what = What::Write(Segment {
+                length,
+                offset: at,
+                ..remote
+            });
+            // The peer's own number: what wraps is for its end to refuse.
+            at = at.wrapping_add(u64::from(length));
+            // The last one to end keeps all.
+            let keep = if index + 1 == count {
+                keep.take().unwrap_or_default()
+            } else {
+                Vec::new()
+            };
+            let (elements, then) = (elements.to_vec(), Then::Nothing);
+            self.waiting.push_back(Request {
+                what,
+                elements,
+                keep,
+                then,
+            });
+        }
+        Ok(())
+    }
+
+    pub(super) fn sink(&mut self, pool: &Pool, item: (CallId, usize), length: u64) -> io::Result<&Sink> {
+        if !self.sinks.contains_key(&item) {
+            let len = usize::try_from(length).ok().filter(|len| *len <= MAX_BUFFER);
+            let buffer = len
+                .and_then(|len| pool.take(len))
+                .ok_or(io::ErrorKind::OutOfMemory)?;
+            let device = self.device()?;
+            let (region, key) = if device.limits.open_sinks {
+                let region = device.open(buffer.as_ptr() as usize, buffer.len(), true)?;
+                let key = region.local_key();
+                (Some(region), key)
+            } else {
+                (None, self.key(buffer.arena())?)
+            };
+            self.sinks.insert(item, Sink { region, buffer, key });
+        }
+        self.sinks
+            .get(&item)
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Posts what there is room for.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        while self.posted.len() < self.room
+            && let Some(Request {
+                what,
+                elements,
+                keep,
+                then,
+            }) = self.waiting.pop_front()
+        {
+            let device = self.device()?;
+            self.number += 1;
+            let number = self.number << 1;
+            self.silent += 1;
+            let signaled = !matches!(what, What::Write(_) | What::Bind { .. })
+                || self.silent >= SILENT.min(self.room / 2);
+            if signaled {
+                self.silent = 0;
+            }
+            // Before it is posted, so that `detach` finds it if that fails.
+            self.posted.push_back(Posted { number, keep, then });
+            let link = &self.link;
+            let opens = &mut self.opens;
+            let post = |work: Work<'_>| {
+                // SAFETY: `posted` keeps the memory of what is sent until a completion tells that it is over; sinks stay until their Reads
+                // completed, exposed memory until it was taken back; and all of them until the link's queue pair is gone.
+                unsafe { link.post(number, signaled, work, &elements) }
+            };
+            match what {
+                What::Send(invalidate) => post(Work::Send { invalidate })?,
+                What::Read(remote) => post(Work::Read(remote))?,
+                What::Write(remote) => post(Work::Write(remote))?,
+                What::Invalidate(key) => post(Work::Invalidate(key))?,
+                What::Bind {
+                    region,
+                    arena,
+                    at,
+                    len,
+                    writes,
+                } => {
+                    if let Some(Open {
+                        opening: Opening::Window(window),
+                        ..
+                    }) = opens.get_mut(&region)
+                    {
+                        device.arena(arena, |region| {
+                            post(Work::Bind {
+                                window,
+                                region,
+                                at,
+                                len,
+                                writes,
+                            })
+                        })??;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The octets from `at` on in pieces that lie one behind the other.
+pub(super) fn within(slices: &[Slice], mut at: usize, mut len: usize) -> impl Iterator<Item = Slice> {
+    slices.iter().filter_map(move |slice| {
+        let start = at.min(slice.len());
+        at -= start;
+        let count = len.min(slice.len() - start);
+        len -= count;
+        (count > 0).then(|| slice.part(start..start + count))
+    })
+}

@@ -1,0 +1,48 @@
+//! What can go wrong.
+
+use rustix::io::Errno;
+use std::io;
+use urnic_rpc_rdma::engine::{CallError, Invalid};
+
+/// Why something did not work.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A call of libibverbs or librdmacm failed; or there are no such libraries, or no device.
+    #[error(transparent)]
+    Verbs(#[from] io::Error),
+    /// Nobody could be reached for as long as [`Options::patience`](crate::Options::patience) says.
+    #[error("the server cannot be reached: {0}")]
+    Unreachable(String),
+    /// The client that a server calls has gone, or its connection has: it may come back over another.
+    #[error("the client's connection is gone")]
+    Gone,
+    /// The device that a server listened at is gone.
+    #[error("the device is gone")]
+    Removed,
+    /// The call makes no sense.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// The call has no answer.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+impl Error {
+    /// Whether there is no RDMA here at all: no library, or no device.
+    pub fn no_device(&self) -> bool {
+        const NONE: [Errno; 4] = [Errno::NODEV, Errno::NOENT, Errno::NOSYS, Errno::OPNOTSUPP];
+        matches!(self, Self::Verbs(error) if Errno::from_io_error(error).is_some_and(|errno| NONE.contains(&errno)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_that_is_taken_is_not_the_lack_of_a_device() {
+        let failed = |errno: Errno| Error::Verbs(errno.into());
+        assert!(failed(Errno::NODEV).no_device() && failed(Errno::NOENT).no_device());
+        assert!(!failed(Errno::ADDRINUSE).no_device() && !failed(Errno::ACCESS).no_device());
+    }
+}
