@@ -89,10 +89,16 @@ int main(int argc, char **argv)
 			send_word(ids[wc.wr_id], count, wc.wr_id, word);
 		left--;
 	}
-	for (int n = 0; n < count; n++) {
-		if (caller)
-			ZERO(rdma_disconnect(ids[n]));
-		next_event(channel, RDMA_CM_EVENT_DISCONNECTED, NULL);
+	for (int n = 0; caller && n < count; n++)
+		ZERO(rdma_disconnect(ids[n]));
+	/* What comes behind the end of a connection may come before that of another. */
+	for (int n = 0; n < count;) {
+		struct rdma_cm_event *event;
+		ZERO(rdma_get_cm_event(channel, &event));
+		if (event->event != RDMA_CM_EVENT_DISCONNECTED && event->event != RDMA_CM_EVENT_TIMEWAIT_EXIT)
+			die("%s (%d)", rdma_event_str(event->event), event->status);
+		n += event->event == RDMA_CM_EVENT_DISCONNECTED;
+		ZERO(rdma_ack_cm_event(event));
 	}
 	printf("%d connections\n", count);
 	return 0;

@@ -268,7 +268,10 @@ fn perftest(run: &Run<'_>, name: &str) -> String {
     let line = format!("{name} {options}");
     let said = match run.caller {
         Caller::Urnic => urnic_measures(run.guest, &line, run.mode.ours).ours,
-        Caller::Siw => siw_measures(run.guest, &line, run.mode.ours).theirs,
+        // What siw may say at its very end follows on the same line.
+        Caller::Siw => siw_measures(run.guest, &line, run.mode.ours)
+            .theirs
+            .replace(" Bad wc status", "\nBad wc status"),
     };
     let (column, unit) = if name.ends_with("bw") {
         (3, "MB/s")
