@@ -4,15 +4,14 @@
 use crate::memory::{Buffer, Pool, Slice};
 use crate::service::{Request, Response, Service};
 use crate::xdr::padding;
-use std::cmp::Reverse;
-use std::collections::HashMap;
 use std::io::{self, BufReader, IoSlice, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use urnic_rpc_rdma::binding::{Mount3, Nfs3, bound};
+use urnic_rpc_rdma_verbs::crowd::longest_idle;
 
 /// Octets of a record, at most: a transfer, and what is around it.
 const MAX_RECORD: usize = crate::nfs3::MAX_TRANSFER as usize + (64 << 10);
@@ -69,19 +68,14 @@ pub fn serve(listener: &TcpListener, service: &Arc<dyn Service>, pool: &Pool) ->
     }
 }
 
-/// Ends the connection on which nothing came for longest, of those of the address that has most: whoever holds on to many makes room himself.
+/// Ends the connection that has to make room for another.
 fn end_the_idle(connections: &mut Vec<Weak<Connection>>) {
-    let mut counts = HashMap::<IpAddr, usize>::new();
-    for connection in connections.iter().filter_map(Weak::upgrade) {
-        *counts.entry(connection.peer.ip()).or_default() += 1;
-    }
-    let heard = |(index, connection): (usize, &Weak<Connection>)| {
+    let each = |(index, connection): (usize, &Weak<Connection>)| {
         let connection = connection.upgrade()?;
-        let count = counts.get(&connection.peer.ip()).copied().unwrap_or_default();
         let heard = *connection.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        Some((Reverse(count), heard, index))
+        Some((connection.peer.ip(), Some(heard), index))
     };
-    let Some((_, _, index)) = connections.iter().enumerate().filter_map(heard).min() else {
+    let Some(index) = longest_idle(connections.iter().enumerate().filter_map(each)) else {
         return;
     };
     if let Some(idle) = connections.swap_remove(index).upgrade() {

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use urnic_rpc_rdma::PrivateData;
-use urnic_rpc_rdma::binding::{Binding, bound, may_go_backward};
+use urnic_rpc_rdma::binding::{bound, may_go_backward};
 use urnic_rpc_rdma::engine::{self, Config, Connection, Event, Item, Message, Role, Terms};
 use urnic_rpc_rdma::rpc::{self, CallHeader};
 
@@ -31,7 +31,7 @@ pub struct Call {
     /// The RPC message from its xid on, without the argument and its padding. [`Client::xid`] has transactions that were not used yet.
     pub message: Vec<u8>,
     /// The argument that may go by Read chunk: octets of the message before it, and its own, which must be of [`Client::pool`]. Where the
-    /// program's [`Binding`] does not name it, it goes with the message; so does the result.
+    /// program's [`Binding`](urnic_rpc_rdma::binding::Binding) does not name it, it goes with the message; so does the result.
     pub argument: Option<(usize, Slice)>,
     /// Memory of [`Client::pool`] for the result that may come by Write chunk, as long as that can get.
     pub result: Option<Buffer>,
@@ -152,7 +152,7 @@ impl Client {
             mut max_reply,
         } = call;
         // What the program's binding does not name goes with the message (RFC 8166 §6).
-        let bound = bound(&self.bindings(), &message);
+        let bound = bound(&self.options.all_bindings(), &message);
         // One that has no place there is the engine's to refuse.
         let end = message.len();
         let goes_with = |(offset, _): &mut (usize, _)| {
@@ -270,20 +270,12 @@ impl Client {
         }
     }
 
-    fn bindings(&self) -> Vec<&dyn Binding> {
-        self.options
-            .bindings
-            .iter()
-            .map(|binding| *binding as _)
-            .collect()
-    }
-
     /// Has the service answer a call of the server's.
     fn answer(&self, taken: &Taken) -> Option<Response> {
         let service: &dyn Service = self.options.callbacks.as_deref()?;
         let message = taken.message.octets();
         let header = CallHeader::parse(message).ok()?;
-        if !may_go_backward(&self.bindings(), &header) {
+        if !may_go_backward(&self.options.all_bindings(), &header) {
             let message = rpc::proc_unavail(header.xid);
             return Some(Response { message, item: None });
         }

@@ -8,6 +8,7 @@
 
 mod backward;
 mod client;
+pub mod crowd;
 mod endpoint;
 mod error;
 pub mod memory;

@@ -53,6 +53,11 @@ impl Default for Options {
 }
 
 impl Options {
+    /// [`Options::bindings`], as the codec's functions take them.
+    pub(crate) fn all_bindings(&self) -> Vec<&'static dyn Binding> {
+        self.bindings.iter().map(|binding| *binding as _).collect()
+    }
+
     pub(crate) fn private_data(&self) -> PrivateData {
         let inline = (self.inline / 1024).clamp(1, 256) * 1024;
         PrivateData {

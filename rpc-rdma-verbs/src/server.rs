@@ -1,6 +1,7 @@
 //! The end that listens and answers.
 
 use crate::backward::Caller;
+use crate::crowd::longest_idle;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::memory::{Pool, Slice};
@@ -13,7 +14,6 @@ use rdma_mummy_sys::rdma_cm_event_type as kind;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, write};
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -184,12 +184,7 @@ impl Server {
     }
 
     fn work(&self, service: &dyn Service) {
-        let bindings: Vec<&dyn Binding> = self
-            .options
-            .bindings
-            .iter()
-            .map(|binding| *binding as _)
-            .collect();
+        let bindings = self.options.all_bindings();
         // One and no more: what epoll has told of is told to nobody else.
         let mut event = [epoll::Event {
             flags: EventFlags::empty(),
@@ -378,21 +373,19 @@ impl Server {
         accepted.inspect_err(|_| self.gone(key))
     }
 
-    /// Ends the connection on which nothing came for longest, of those of the address that has most: whoever holds on to many makes room himself.
+    /// Ends the connection that has to make room for another.
     fn make_room(&self) -> bool {
-        let connections = lock(&self.connections);
-        let mut counts = HashMap::<IpAddr, usize>::new();
-        for peer in connections.values() {
-            *counts.entry(peer.address.ip()).or_default() += 1;
-        }
-        let idle = |(key, peer): (&u64, &Arc<Peer>)| {
-            let endpoint = peer.endpoint.try_lock().ok()?;
-            let count = counts.get(&peer.address.ip()).copied().unwrap_or_default();
-            Some((Reverse(count), endpoint.heard()?, *key))
+        let each = |(key, peer): (&u64, &Arc<Peer>)| {
+            // Whom another thread is at is at work.
+            let heard = peer
+                .endpoint
+                .try_lock()
+                .ok()
+                .and_then(|endpoint| endpoint.heard());
+            (peer.address.ip(), heard, *key)
         };
-        let longest = connections.iter().filter_map(idle).min();
-        drop(connections);
-        let Some((_, _, key)) = longest else { return false };
+        let longest = longest_idle(lock(&self.connections).iter().map(each));
+        let Some(key) = longest else { return false };
         self.end(key, "idle, and there are too many connections");
         true
     }
