@@ -123,9 +123,8 @@ pub(crate) unsafe extern "C" fn alloc_context(
     })
 }
 
-/// `verbs_device_ops.import_context`: another context on the file behind `cmd_fd`, which is ours to close if that succeeds, and gone, as libibverbs has it, if there is no memory for a
-/// context. Errors are those of [`File::of`] and of
-/// opening a context; `EIO` if the device is lost.
+/// `verbs_device_ops.import_context`: another context on the file behind `cmd_fd`, which is ours to close if that succeeds, and gone, as libibverbs
+/// has it, if there is no memory for a context. Errors are those of [`File::of`] and of opening a context; `EIO` if the device is lost.
 pub(crate) unsafe extern "C" fn import_context(device: *mut ibv_device, cmd_fd: c_int) -> *mut verbs_context {
     answer(|| {
         // SAFETY: libibverbs passes a device of ours.

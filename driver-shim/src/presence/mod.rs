@@ -113,16 +113,15 @@ impl Presence {
         {
             return Ok(presence);
         }
+        let usual = Settings::default();
+        let settings = making.as_ref().map_or(&usual, |making| &making.settings);
         let gids = match making.as_ref() {
-            Some(Making { settings, addresses }) if settings.config.device != Device::Inproc => {
-                GidTable::of_device(&addresses(&settings.config)?)
+            Some(making) if settings.config.device != Device::Inproc => {
+                GidTable::of_device(&(making.addresses)(&settings.config)?)
             }
             _ => GidTable::of_host(),
         };
-        let made = match making.as_ref() {
-            Some(making) => Presence::build(here, gids, &making.settings)?,
-            None => Presence::build(here, gids, &Settings::default())?,
-        };
+        let made = Presence::build(here, gids, settings)?;
         let made: &'static Presence = Box::leak(Box::new(made));
         CURRENT.store(std::ptr::from_ref(made).cast_mut(), Ordering::Release);
         Ok(made)

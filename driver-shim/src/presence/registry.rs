@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use super::channel::ChannelSender;
 use super::fds::{self, Kind};
 
+/// A channel of the connection manager, whose type is its own affair.
 type CmChannel = dyn Any + Send + Sync;
 
 /// A device file that the program opened; several fds may lead to it.
@@ -23,11 +24,16 @@ pub struct DeviceFile {
     pub private_data: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
+/// What an fd leads to; several may lead to the same.
+#[derive(Clone)]
+enum Behind {
+    File(Arc<DeviceFile>),
+    Events(Arc<ChannelSender>),
+    Cm(Arc<CmChannel>),
+}
+
 struct Channels {
-    uverbs: BTreeMap<RawFd, Arc<DeviceFile>>,
-    by_fd: BTreeMap<RawFd, Arc<ChannelSender>>,
-    /// Channels of the connection manager, whose type is its own affair; several fds may lead to one.
-    cm: BTreeMap<RawFd, Arc<CmChannel>>,
+    by_fd: BTreeMap<RawFd, Behind>,
     /// Those with records that found their socket full.
     full: Vec<Weak<ChannelSender>>,
     /// A thread waits for room in them.
@@ -37,9 +43,7 @@ struct Channels {
 impl Channels {
     const fn new() -> Channels {
         Channels {
-            uverbs: BTreeMap::new(),
             by_fd: BTreeMap::new(),
-            cm: BTreeMap::new(),
             full: Vec::new(),
             waiting: false,
         }
@@ -80,21 +84,32 @@ pub(super) fn nobody_waits() {
     channels().waiting = false;
 }
 
-/// Enters the program's end of a channel.
-pub(super) fn enter_channel(program: &impl AsFd, sender: &Arc<ChannelSender>) -> Result<(), Errno> {
-    let fd = fds::number(program);
-    fds::enter(fd, Kind::Events)?;
-    // A channel under the same number was closed behind our back.
-    let stale = channels().by_fd.insert(fd, Arc::clone(sender));
+fn enter(fd: RawFd, kind: Kind, behind: Behind) -> Result<(), Errno> {
+    fds::enter(fd, kind)?;
+    // What was under the same number was closed behind our back. Dropped outside the lock: that may close our end, or end connections.
+    let stale = channels().by_fd.insert(fd, behind);
     drop(stale);
     Ok(())
 }
 
-/// The sender of the channel that the program reads from `fd`; None when it is no channel of ours, or no longer.
-pub fn channel(fd: RawFd) -> Option<Arc<ChannelSender>> {
-    (fds::verified_kind(fd)? == Kind::Events)
+fn behind(fd: RawFd, kind: Kind) -> Option<Behind> {
+    (fds::verified_kind(fd)? == kind)
         .then(|| channels().by_fd.get(&fd).cloned())
         .flatten()
+}
+
+/// Enters the program's end of a channel.
+pub(super) fn enter_channel(program: &impl AsFd, sender: &Arc<ChannelSender>) -> Result<(), Errno> {
+    let sender = Arc::clone(sender);
+    enter(fds::number(program), Kind::Events, Behind::Events(sender))
+}
+
+/// The sender of the channel that the program reads from `fd`; None when it is no channel of ours, or no longer.
+pub fn channel(fd: RawFd) -> Option<Arc<ChannelSender>> {
+    match behind(fd, Kind::Events)? {
+        Behind::Events(sender) => Some(sender),
+        _ => None,
+    }
 }
 
 /// Enters an fd that the program got by opening our uverbs device file.
@@ -102,22 +117,15 @@ pub fn channel(fd: RawFd) -> Option<Arc<ChannelSender>> {
 /// # Errors
 /// `EBADF` when it is no device file, `EMFILE` when its number is beyond the table.
 pub fn enter_uverbs(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    enter_file(fd, Arc::default())
-}
-
-fn enter_file(fd: BorrowedFd<'_>, file: Arc<DeviceFile>) -> Result<(), Errno> {
-    let number = fds::number(&fd);
-    fds::enter(number, Kind::Uverbs)?;
-    let stale = channels().uverbs.insert(number, file);
-    drop(stale);
-    Ok(())
+    enter(fds::number(&fd), Kind::Uverbs, Behind::File(Arc::default()))
 }
 
 /// The device file behind `fd`; None when it is none of this process.
 pub fn device_file(fd: RawFd) -> Option<Arc<DeviceFile>> {
-    (fds::verified_kind(fd)? == Kind::Uverbs)
-        .then(|| channels().uverbs.get(&fd).cloned())
-        .flatten()
+    match behind(fd, Kind::Uverbs)? {
+        Behind::File(file) => Some(file),
+        _ => None,
+    }
 }
 
 /// Enters an fd of the program that leads to a channel of the connection manager.
@@ -125,11 +133,7 @@ pub fn device_file(fd: RawFd) -> Option<Arc<DeviceFile>> {
 /// # Errors
 /// `EMFILE` when its number is beyond the table.
 pub(crate) fn enter_cm(fd: BorrowedFd<'_>, channel: Arc<CmChannel>) -> Result<(), Errno> {
-    let number = fds::number(&fd);
-    fds::enter(number, Kind::Cm)?;
-    let stale = channels().cm.insert(number, channel);
-    drop(stale);
-    Ok(())
+    enter(fds::number(&fd), Kind::Cm, Behind::Cm(channel))
 }
 
 /// Major and minor number of `/dev/infiniband/rdma_cm`: `misc`, whose minor numbers are given out as modules come.
@@ -137,9 +141,10 @@ pub const CM_DEVICE: (u32, u32) = (10, 255);
 
 /// The connection manager's channel behind `fd`, as it was [entered](enter_cm); None when it is none, or in a forked child.
 pub(crate) fn cm_channel(fd: RawFd) -> Option<Arc<CmChannel>> {
-    (fds::verified_kind(fd)? == Kind::Cm)
-        .then(|| channels().cm.get(&fd).cloned())
-        .flatten()
+    match behind(fd, Kind::Cm)? {
+        Behind::Cm(channel) => Some(channel),
+        _ => None,
+    }
 }
 
 /// To be called when the program has made `new` another fd for what `old` is.
@@ -147,34 +152,24 @@ pub(crate) fn cm_channel(fd: RawFd) -> Option<Arc<CmChannel>> {
 /// # Errors
 /// As [`enter_uverbs`].
 pub fn duplicated(old: RawFd, new: BorrowedFd<'_>) -> Result<(), Errno> {
-    match fds::kind(old) {
-        Some(Kind::Uverbs) => device_file(old).map_or(Ok(()), |file| enter_file(new, file)),
-        Some(Kind::Cm) => match cm_channel(old) {
-            Some(channel) => enter_cm(new, channel),
-            // In a forked child, whose copy shall be refused as the original is.
-            None => fds::enter(fds::number(&new), Kind::Cm),
-        },
-        _ => Ok(()),
+    let Some(kind @ (Kind::Uverbs | Kind::Cm)) = fds::kind(old) else {
+        return Ok(());
+    };
+    let new = fds::number(&new);
+    match behind(old, kind) {
+        Some(behind) => enter(new, kind, behind),
+        // In a forked child, whose copy shall be refused as the original is.
+        None if kind == Kind::Cm => fds::enter(new, kind),
+        None => Ok(()),
     }
 }
 
 /// To be called before the program's `fd` is closed or replaced; does nothing when it is not ours.
 pub fn forget(fd: RawFd) {
-    // What is dropped is dropped outside the lock: it may close our end, or end connections.
-    match fds::take(fd) {
-        Some(Kind::Uverbs) => {
-            let file = channels().uverbs.remove(&fd);
-            drop(file);
-        }
-        Some(Kind::Events) => {
-            let channel = channels().by_fd.remove(&fd);
-            drop(channel);
-        }
-        Some(Kind::Cm) => {
-            let channel = channels().cm.remove(&fd);
-            drop(channel);
-        }
-        _ => {}
+    if fds::take(fd).is_some() {
+        // Dropped outside the lock, as in enter().
+        let behind = channels().by_fd.remove(&fd);
+        drop(behind);
     }
 }
 
