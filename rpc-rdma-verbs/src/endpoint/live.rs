@@ -1,7 +1,7 @@
 //! What an end has only while there is a connection: what was posted, and what is open to the peer.
 
 use crate::memory::{Buffer, MAX_BUFFER, Pool, Slice};
-use crate::verbs::{Device, Element, Link, Region, Window, Work};
+use crate::verbs::{Batch, Device, Element, Link, Region, Window, Work};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
@@ -127,7 +127,7 @@ impl Live {
     }
 
     pub(super) fn key(&self, arena: usize) -> io::Result<u32> {
-        self.device()?.arena(arena, Region::local_key)
+        Ok(self.device()?.arena(arena)?.local_key())
     }
 
     pub(super) fn receive(&mut self, pool: &Pool) -> io::Result<()> {
@@ -329,6 +329,11 @@ impl Live {
 
     /// Posts what there is room for.
     pub(super) fn flush(&mut self) -> io::Result<()> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        let device = self.device()?;
+        let mut batch = Batch::default();
         while self.posted.len() < self.room
             && let Some(Request {
                 what,
@@ -337,7 +342,6 @@ impl Live {
                 then,
             }) = self.waiting.pop_front()
         {
-            let device = self.device()?;
             self.number += 1;
             let number = self.number << 1;
             self.silent += 1;
@@ -348,18 +352,12 @@ impl Live {
             }
             // Before it is posted, so that `detach` finds it if that fails.
             self.posted.push_back(Posted { number, keep, then });
-            let link = &self.link;
-            let opens = &mut self.opens;
-            let post = |work: Work<'_>| {
-                // SAFETY: `posted` keeps the memory of what is sent until a completion tells that it is over; sinks stay until their Reads
-                // completed, exposed memory until it was taken back; and all of them until the link's queue pair is gone.
-                unsafe { link.post(number, signaled, work, &elements) }
-            };
+            let mut add = |work: Work<'_>| batch.push(number, signaled, work, &elements);
             match what {
-                What::Send(invalidate) => post(Work::Send { invalidate })?,
-                What::Read(remote) => post(Work::Read(remote))?,
-                What::Write(remote) => post(Work::Write(remote))?,
-                What::Invalidate(key) => post(Work::Invalidate(key))?,
+                What::Send(invalidate) => add(Work::Send { invalidate }),
+                What::Read(remote) => add(Work::Read(remote)),
+                What::Write(remote) => add(Work::Write(remote)),
+                What::Invalidate(key) => add(Work::Invalidate(key)),
                 What::Bind {
                     region,
                     arena,
@@ -370,22 +368,24 @@ impl Live {
                     if let Some(Open {
                         opening: Opening::Window(window),
                         ..
-                    }) = opens.get_mut(&region)
+                    }) = self.opens.get_mut(&region)
                     {
-                        device.arena(arena, |region| {
-                            post(Work::Bind {
-                                window,
-                                region,
-                                at,
-                                len,
-                                writes,
-                            })
-                        })??;
+                        let region = &*device.arena(arena)?;
+                        add(Work::Bind {
+                            window,
+                            region,
+                            at,
+                            len,
+                            writes,
+                        });
                     }
                 }
             }
         }
-        Ok(())
+        // SAFETY: `posted` keeps the memory of what is sent until a completion tells that it is over; sinks stay until their Reads
+        // completed, exposed memory until it was taken back; and all of them until the link's queue pair is gone. Windows are in `opens`, and
+        // arenas registered as long as there is the device.
+        unsafe { self.link.post(batch) }
     }
 }
 

@@ -6,7 +6,7 @@ use rdma_mummy_sys as sys;
 use std::ffi::c_void;
 use std::io;
 use std::ptr::{self, NonNull};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A device, with a protection domain in which a pool's arenas are registered.
 pub(crate) struct Device {
@@ -14,7 +14,7 @@ pub(crate) struct Device {
     pub(super) domain: NonNull<sys::ibv_pd>,
     pool: Pool,
     /// One for each arena, by number.
-    arenas: Mutex<Vec<Region>>,
+    arenas: Mutex<Vec<Arc<Region>>>,
     pub(crate) limits: Limits,
 }
 
@@ -77,18 +77,16 @@ impl Device {
         })
     }
 
-    /// The registration of an arena of the pool, for our own use and to bind windows to: its local key, and the region.
-    pub(crate) fn arena<T>(&self, number: usize, with: impl FnOnce(&Region) -> T) -> io::Result<T> {
+    /// The registration of an arena of the pool, for our own use and to bind windows to.
+    pub(crate) fn arena(&self, number: usize) -> io::Result<Arc<Region>> {
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
         if arenas.len() <= number {
             for arena in self.pool.arenas_from(arenas.len()) {
-                arenas.push(self.register_arena(arena)?);
+                arenas.push(Arc::new(self.register_arena(arena)?));
             }
         }
-        arenas
-            .get(number)
-            .map(with)
-            .ok_or_else(|| io::ErrorKind::NotFound.into())
+        let region = arenas.get(number).cloned();
+        region.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     fn register_arena(&self, arena: Arena) -> io::Result<Region> {
@@ -179,6 +177,14 @@ impl Window {
     pub(crate) fn next_key(&self) -> u32 {
         // SAFETY: computes.
         unsafe { sys::ibv_inc_rkey(self.remote_key()) }
+    }
+
+    /// It is being bound: the verb leaves it to its user to keep the key (ibv_bind_mw(3)).
+    pub(super) fn take_next_key(&mut self) -> u32 {
+        let key = self.next_key();
+        // SAFETY: the window is there, and this has it alone.
+        unsafe { (*self.0.as_ptr()).rkey = key };
+        key
     }
 }
 

@@ -236,29 +236,51 @@ impl Link {
         told(unsafe { sys::ibv_post_recv((*self.id.0.as_ptr()).qp, &mut request, &mut bad) })
     }
 
-    /// Posts a work request.
+    /// Posts work requests, in order, with one ring of the doorbell.
     ///
     /// # Safety
-    /// The memory of `elements` stays, and nobody looks at it (Read) or changes it, until this or a later request completes, or the link is
-    /// dropped. Memory that is bound to a window stays until that is invalidated, or the link dropped.
-    pub(crate) unsafe fn post(
-        &self,
-        number: u64,
-        signaled: bool,
-        work: Work<'_>,
-        elements: &[Element],
-    ) -> io::Result<()> {
+    /// The memory of their elements stays, and nobody looks at it (Read) or changes it, until they or later ones complete, or the link is
+    /// dropped. Memory that is bound to a window stays until that is invalidated, or the link dropped. Windows and regions are there.
+    pub(crate) unsafe fn post(&self, mut batch: Batch) -> io::Result<()> {
+        let mut elements = batch.elements.as_mut_ptr();
+        let mut next = ptr::null_mut();
+        for request in &mut batch.requests {
+            request.sg_list = elements;
+            elements = elements.wrapping_add(request.num_sge as usize);
+        }
+        for request in batch.requests.iter_mut().rev() {
+            request.next = next;
+            next = request;
+        }
+        if next.is_null() {
+            return Ok(());
+        }
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue pair is there as long as the identifier; requests and elements are the batch's, all else is promised.
+        told(unsafe { sys::ibv_post_send((*self.id.0.as_ptr()).qp, next, &mut bad) })
+    }
+}
+
+/// Work requests to be posted together.
+#[derive(Default)]
+pub(crate) struct Batch {
+    requests: Vec<sys::ibv_send_wr>,
+    /// Those of all, one behind the other.
+    elements: Vec<sys::ibv_sge>,
+}
+
+impl Batch {
+    /// Adds a request; a signaled one completes by its number.
+    pub(crate) fn push(&mut self, number: u64, signaled: bool, work: Work<'_>, elements: &[Element]) {
         use sys::ibv_wr_opcode as opcode;
-        let mut elements: Vec<sys::ibv_sge> = elements.iter().map(Into::into).collect();
         // SAFETY: all zeroes is a value of this plain structure.
         let mut request: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
         request.wr_id = number;
-        request.sg_list = elements.as_mut_ptr();
         request.num_sge = elements.len() as i32;
+        self.elements.extend(elements.iter().map(sys::ibv_sge::from));
         if signaled {
             request.send_flags = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
         }
-        let mut bound = None;
         match work {
             Work::Send { invalidate: None } => request.opcode = opcode::IBV_WR_SEND,
             Work::Send {
@@ -290,10 +312,9 @@ impl Link {
                 } else {
                     sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ
                 };
-                let key = window.next_key();
                 request.bind_mw_tso_union.bind_mw = sys::bind_mw_t {
                     mw: window.0.as_ptr(),
-                    rkey: key,
+                    rkey: window.take_next_key(),
                     bind_info: sys::ibv_mw_bind_info {
                         mr: region.0.as_ptr(),
                         addr: at as u64,
@@ -301,21 +322,13 @@ impl Link {
                         mw_access_flags: access.0,
                     },
                 };
-                bound = Some((window, key));
             }
             Work::Invalidate(key) => {
                 request.opcode = opcode::IBV_WR_LOCAL_INV;
                 request.imm_data_invalidated_rkey_union.invalidated_rkey = key;
             }
         }
-        let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is there as long as the identifier; the memory is promised; window and region are there.
-        told(unsafe { sys::ibv_post_send((*self.id.0.as_ptr()).qp, &mut request, &mut bad) })?;
-        if let Some((window, key)) = bound {
-            // SAFETY: the window is there; the verb leaves it to its user to keep the key (ibv_bind_mw(3)).
-            unsafe { (*window.0.as_ptr()).rkey = key };
-        }
-        Ok(())
+        self.requests.push(request);
     }
 }
 

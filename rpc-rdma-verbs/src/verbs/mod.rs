@@ -7,7 +7,7 @@ mod link;
 
 pub(crate) use cm::{Channel, Event, Id};
 pub(crate) use device::{Device, Region, Window};
-pub(crate) use link::{Completion, Element, Failure, Link, Work};
+pub(crate) use link::{Batch, Completion, Element, Failure, Link, Work};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::io;
