@@ -61,6 +61,8 @@ impl Caller {
             max_reply: 0,
         })?;
         lock(&peer.waiting).insert(xid, Waiting::told_by(&told));
+        // A thread that waits here keeps no connection.
+        peer.give_back(&mut endpoint);
         let end = Instant::now().checked_add(patience);
         // The server's threads may all be in calls like this one: each looks for itself.
         loop {
@@ -73,7 +75,6 @@ impl Caller {
                 endpoint.carry();
             }
             peer.leave_all(&mut endpoint);
-            drop(endpoint);
             let mut others = lock(&peer.waiting);
             if let Some(answer) = others.get_mut(&xid).and_then(Waiting::answer) {
                 others.remove(&xid);
@@ -84,6 +85,8 @@ impl Caller {
                 };
             }
             drop(others);
+            let more = endpoint.rest();
+            drop(endpoint);
             let mut fds = [
                 PollFd::from_borrowed_fd(link.fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(told.as_fd(), PollFlags::IN),
@@ -91,7 +94,9 @@ impl Caller {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             let left = left.and_then(|left| Timespec::try_from(left).ok());
             // An interruption is a turn with nothing in it.
-            let _ = poll(&mut fds, left.as_ref());
+            if !more {
+                let _ = poll(&mut fds, left.as_ref());
+            }
             endpoint = lock(&peer.endpoint);
         }
     }

@@ -4,6 +4,7 @@ use crate::endpoint::{Endpoint, Memory, Taken};
 use crate::error::Error;
 use crate::memory::{Buffer, Pool, Slice};
 use crate::options::Options;
+use crate::patience::Patience;
 use crate::service::{Request, Response, Service, reply};
 use crate::verbs::{Channel, Device, Event as CmEvent, Id, Link};
 use crate::xid;
@@ -67,6 +68,9 @@ struct State {
     endpoint: Endpoint,
     /// Somebody waits for the device.
     led: bool,
+    /// Those who wait for that one.
+    others: usize,
+    patience: Patience,
     phase: Phase,
     /// Something was answered over this connection.
     answered: bool,
@@ -246,6 +250,7 @@ impl Client {
             }
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             if state.led {
+                state.others += 1;
                 state = match left {
                     None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                     Some(left) => {
@@ -253,20 +258,49 @@ impl Client {
                         waited.unwrap_or_else(PoisonError::into_inner).0
                     }
                 };
+                state.others -= 1;
                 continue;
             }
             state.led = true;
-            let link = state.endpoint.link().cloned();
-            let timeout = state.timeout(self.options.patience);
-            let timeout = timeout.into_iter().chain(left).min();
-            drop(state);
-            self.sleep(link.as_deref(), timeout);
-            // The endpoint's link goes only below, so that this is not the last one.
-            drop(link);
-            state = self.lock();
+            let came;
+            (state, came) = self.look(state);
+            if came || state.endpoint.rest() {
+                state.take_events();
+            } else {
+                let link = state.endpoint.link().cloned();
+                let timeout = state.timeout(self.options.patience);
+                let timeout = timeout.into_iter().chain(left).min();
+                drop(state);
+                self.sleep(link.as_deref(), timeout);
+                // The endpoint's link goes only below, so that this is not the last one.
+                drop(link);
+                state = self.lock();
+                self.turn(&mut state);
+            }
             state.led = false;
-            self.turn(&mut state);
-            self.changed.notify_all();
+            if state.others > 0 {
+                self.changed.notify_all();
+            }
+        }
+    }
+
+    /// Looks whether something is over, again and again, for as long as that was of use of late.
+    fn look<'a>(&'a self, mut state: MutexGuard<'a, State>) -> (MutexGuard<'a, State>, bool) {
+        // Who waits for no answer may wait for long.
+        if state.endpoint.engine.outstanding() == 0 {
+            return (state, false);
+        }
+        let end = Instant::now() + state.patience.time();
+        loop {
+            let came = state.endpoint.progress();
+            if came || end <= Instant::now() {
+                state.patience.note(came);
+                return (state, came);
+            }
+            // Others have calls to make.
+            drop(state);
+            std::hint::spin_loop();
+            state = self.lock();
         }
     }
 
@@ -437,6 +471,8 @@ impl State {
         Self {
             endpoint: Endpoint::new(Connection::new(&config), pool, options.private_data()),
             led: false,
+            others: 0,
+            patience: Patience::default(),
             phase: Phase::Idle(now),
             answered: false,
             lost: Some((now, "not connected yet".into())),

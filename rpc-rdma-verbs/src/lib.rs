@@ -9,10 +9,12 @@
 mod backward;
 mod client;
 pub mod crowd;
+mod dispatch;
 mod endpoint;
 mod error;
 pub mod memory;
 mod options;
+mod patience;
 mod peer;
 mod server;
 pub mod service;

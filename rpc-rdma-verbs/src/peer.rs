@@ -1,54 +1,60 @@
 //! A client's connection, as the server's threads share it.
 
+use crate::dispatch::{Dispatch, Job};
 use crate::endpoint::{Endpoint, Taken};
-use rustix::io::{read, write};
+use crate::patience::Patience;
+use rustix::io::write;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
 use urnic_rpc_rdma::engine::{self, CallError, Event, Message};
+
+/// To hand a call over costs a thread's waking: those that are answered in less time are not.
+const WAKING: Duration = Duration::from_micros(20);
 
 /// A client's connection.
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
+    /// What it is called by.
+    pub(crate) key: u64,
+    /// Locked before the rest.
     pub(crate) endpoint: Mutex<Endpoint>,
-    pub(crate) jobs: Arc<Jobs>,
+    pub(crate) keep: Mutex<Keep>,
+    pub(crate) dispatch: Arc<Dispatch>,
     /// Those who wait for answers of the client's.
     pub(crate) waiting: Mutex<HashMap<u32, Waiting>>,
     /// The next transaction of a call to the client.
     pub(crate) xid: AtomicU32,
 }
 
-/// A call that nobody has answered yet.
-pub(crate) struct Job {
-    pub(crate) peer: Arc<Peer>,
-    pub(crate) taken: Taken,
+/// Who keeps a connection.
+#[derive(Default)]
+pub(crate) struct Keep {
+    keeper: Option<ThreadId>,
+    /// Calls for that thread.
+    waiting: VecDeque<Taken>,
+    /// Calls that keepers began, and when the last one did, until it is over.
+    begun: u32,
+    since: Option<Instant>,
+    /// Those that were begun when that was last looked at.
+    seen: u32,
+    /// The last one was over in less than [`WAKING`].
+    quick: bool,
+    pub(crate) patience: Patience,
 }
 
-/// Calls that wait for a thread.
-pub(crate) struct Jobs {
-    pub(crate) queue: Mutex<VecDeque<Job>>,
-    /// Counts them.
-    pub(crate) count: OwnedFd,
-}
-
-impl Jobs {
-    /// Puts a call behind the others.
-    pub(crate) fn leave(&self, job: Job) {
-        lock(&self.queue).push_back(job);
-        let _ = write(&self.count, &1_u64.to_ne_bytes());
-    }
-
-    pub(crate) fn next(&self) -> Option<Job> {
-        let mut count = [0; 8];
-        read(&self.count, &mut count).ok()?;
-        lock(&self.queue).pop_front()
+impl Keep {
+    fn is_ours(&self) -> bool {
+        self.keeper == Some(thread::current().id())
     }
 }
 
 impl Peer {
-    /// Hands on what came: leaves all calls but the first one to others.
+    /// Hands on what came: all calls but the first one to others, or to the thread that keeps this.
     pub(crate) fn sort(self: &Arc<Self>, endpoint: &mut Endpoint) -> Option<Job> {
         let mut first = None;
         for event in endpoint.events() {
@@ -66,24 +72,114 @@ impl Peer {
                 endpoint.disconnect();
                 continue;
             };
-            let job = Job {
-                peer: Arc::clone(self),
-                taken,
-            };
             if first.is_none() {
-                first = Some(job);
+                first = Some(self.job(taken));
+                continue;
+            }
+            let mut keep = lock(&self.keep);
+            if keep.keeper.is_some() && keep.quick {
+                keep.waiting.push_back(taken);
             } else {
-                self.jobs.leave(job);
+                drop(keep);
+                self.dispatch.leave(self.job(taken));
             }
         }
         first
     }
 
+    fn job(self: &Arc<Self>, taken: Taken) -> Job {
+        let peer = Arc::clone(self);
+        Job { peer, taken }
+    }
+
     /// The same, and leaves that one, too.
     pub(crate) fn leave_all(self: &Arc<Self>, endpoint: &mut Endpoint) {
         if let Some(job) = self.sort(endpoint) {
-            self.jobs.leave(job);
+            self.dispatch.leave(job);
         }
+    }
+
+    /// This thread keeps the connection, unless another does already.
+    pub(crate) fn keep(self: &Arc<Self>) {
+        let mut keep = lock(&self.keep);
+        if keep.keeper.is_none() {
+            keep.keeper = Some(thread::current().id());
+            drop(keep);
+            self.dispatch.keeps(self);
+        }
+    }
+
+    /// Whether this thread may look for what comes.
+    pub(crate) fn may_look(&self) -> bool {
+        let keep = lock(&self.keep);
+        keep.keeper.is_none() || keep.is_ours()
+    }
+
+    /// A call that waits for this thread.
+    pub(crate) fn next_kept(self: &Arc<Self>) -> Option<Job> {
+        let mut keep = lock(&self.keep);
+        let taken = keep.is_ours().then(|| keep.waiting.pop_front()).flatten();
+        drop(keep);
+        taken.map(|taken| self.job(taken))
+    }
+
+    /// This thread begins a call of this connection.
+    pub(crate) fn begins(&self) {
+        let mut keep = lock(&self.keep);
+        if keep.is_ours() {
+            keep.begun = keep.begun.wrapping_add(1);
+            keep.since = Some(Instant::now());
+        }
+    }
+
+    /// It is over.
+    pub(crate) fn ends(&self) {
+        let mut keep = lock(&self.keep);
+        if keep.is_ours()
+            && let Some(since) = keep.since.take()
+        {
+            keep.quick = since.elapsed() < WAKING;
+        }
+    }
+
+    /// The connection is nobody's any more: others are told of what comes.
+    pub(crate) fn give_back(self: &Arc<Self>, endpoint: &mut Endpoint) {
+        let mut keep = lock(&self.keep);
+        if keep.keeper.take().is_none() {
+            return;
+        }
+        keep.since = None;
+        let waiting = std::mem::take(&mut keep.waiting);
+        drop(keep);
+        self.dispatch.keeps_no_more(self);
+        for taken in waiting {
+            self.dispatch.leave(self.job(taken));
+        }
+        if endpoint.rest() {
+            self.leave_all(endpoint);
+        }
+        self.dispatch.again(self.key, endpoint);
+    }
+
+    /// The same, if it is this thread's.
+    pub(crate) fn give_back_ours(self: &Arc<Self>, endpoint: &mut Endpoint) {
+        if lock(&self.keep).is_ours() {
+            self.give_back(endpoint);
+        }
+    }
+
+    /// Takes it from a thread that is in the same call as when this was last asked.
+    pub(crate) fn relieve(self: &Arc<Self>) {
+        let Ok(mut endpoint) = self.endpoint.try_lock() else {
+            return;
+        };
+        let mut keep = lock(&self.keep);
+        if keep.since.is_none() || keep.seen != keep.begun {
+            keep.seen = keep.begun;
+            return;
+        }
+        drop(keep);
+        self.give_back(&mut endpoint);
     }
 
     /// The connection has ended. Who waits for an answer over it has none.

@@ -310,28 +310,23 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Looks at what is over, and carries on. To be called when the link's descriptor is readable.
+    /// Looks at what is over, and carries on; returns whether anything was.
     ///
-    /// However fast the peer is, this ends: with the descriptor readable, if there is more. What is in the queue when that is armed is no more
-    /// than it holds; behind so many, before the arming as after it, a completion has made an event that was not taken.
-    pub(crate) fn progress(&mut self) {
+    /// However fast the peer is, this ends, behind as many completions as the queue holds.
+    pub(crate) fn progress(&mut self) -> bool {
         let mut completions = Vec::new();
-        let (mut armed, mut seen) = (false, 0);
+        let mut seen = 0;
         while let Some(live) = &mut self.live
             && seen < live.depth
         {
             completions.clear();
             if let Err(error) = live.link.poll(&mut completions) {
                 tracing::warn!(%error, "the completion queue fails");
-                return self.disconnect();
+                self.disconnect();
+                return true;
             }
             if completions.is_empty() {
-                // What came between the last look and the arming is found by another look.
-                if armed || live.link.arm().is_err() {
-                    break;
-                }
-                (armed, seen) = (true, 0);
-                continue;
+                break;
             }
             seen += completions.len();
             live.heard = Instant::now();
@@ -341,6 +336,20 @@ impl Endpoint {
             self.carry();
         }
         self.carry();
+        seen > 0
+    }
+
+    /// To be called before a wait for the link's descriptor, which becomes readable when there is more; returns whether something is over already.
+    ///
+    /// What came before the arming is no more than the queue holds, and found by another look. Behind so many, a completion has made an event.
+    pub(crate) fn rest(&mut self) -> bool {
+        if let Some(live) = &self.live
+            && let Err(error) = live.link.arm()
+        {
+            tracing::warn!(%error, "the completion queue fails");
+            self.disconnect();
+        }
+        self.progress()
     }
 
     fn over(&mut self, completion: &crate::verbs::Completion) {

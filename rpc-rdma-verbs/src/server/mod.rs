@@ -1,52 +1,45 @@
 //! The end that listens and answers.
 
-use crate::backward::Caller;
+mod work;
+
 use crate::crowd::longest_idle;
+use crate::dispatch::Dispatch;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
-use crate::memory::{Pool, Slice};
+use crate::memory::Pool;
 use crate::options::Options;
-use crate::peer::{Job, Jobs, Peer, lock};
-use crate::service::{Request, Response, Service, reply};
+use crate::peer::{Keep, Peer, lock};
+use crate::service::Service;
 use crate::verbs::{Channel, Device, Event as CmEvent, Id, Link};
 use crate::xid;
 use rdma_mummy_sys::rdma_cm_event_type as kind;
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::io::{Errno, write};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
-use urnic_rpc_rdma::binding::{Binding, check};
+use urnic_rpc_rdma::PrivateData;
 use urnic_rpc_rdma::engine::{Config, Connection, Role, Terms};
-use urnic_rpc_rdma::{PrivateData, rpc};
 
 /// Connection requests that may wait.
 const BACKLOG: i32 = 128;
 /// Peers whose faulty transactions are remembered.
 const REFUSED: usize = 64;
-/// Calls of one connection that a thread answers before it looks at others.
-const IN_A_ROW: usize = 8;
-
 /// Time between looks for connections that do not go on, and how many find nothing new before one is ended. They are counted, not the time: that
 /// of a machine that was stopped is nobody's fault.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(10);
 const LOOKS: u32 = 6;
 
-/// What epoll tells of, beside connections, whose keys are addresses.
-mod token {
-    pub(super) const STOP: u64 = 0;
-    pub(super) const JOBS: u64 = 1;
-}
+/// Time between looks at threads that keep connections. A call that is held up behind another one waits for that long, or twice.
+const TICK: Duration = Duration::from_millis(1);
 
 /// Listens for clients, and has a [`Service`] answer their calls.
 ///
 /// Its threads are those of [`serve`](Self::serve). One takes connections, and each of the others waits for any of these, takes what came, and calls the service
-/// itself; what came together with that is left to the others.
+/// itself; what came together with that waits for it where it answers fast, and is left to the others where not.
 pub struct Server {
     // Identifiers go before their channel; what they keep alive, before them.
     connections: Mutex<HashMap<u64, Arc<Peer>>>,
@@ -55,16 +48,12 @@ pub struct Server {
     channel: Arc<Channel>,
     options: Options,
     pool: Pool,
-    epoll: OwnedFd,
-    stop: OwnedFd,
-    jobs: Arc<Jobs>,
+    dispatch: Arc<Dispatch>,
     /// Transactions that broke a connection (RFC 8166 §4.5.3).
     refused: Mutex<BTreeMap<IpAddr, Vec<u32>>>,
     /// The listener's device is gone.
     removed: AtomicBool,
 }
-
-const ONCE: EventFlags = EventFlags::IN.union(EventFlags::ONESHOT);
 
 impl Server {
     /// Listens. Port 0 is any that is free, as [`address`](Self::address) says then.
@@ -83,20 +72,6 @@ impl Server {
         let channel = Channel::new()?;
         let listener = Id::new(&channel)?;
         listener.listen(address, BACKLOG)?;
-        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(io::Error::from)?;
-        let counter = |flags| {
-            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | flags).map_err(io::Error::from)
-        };
-        let stop = counter(EventfdFlags::empty())?;
-        let jobs = Arc::new(Jobs {
-            queue: Mutex::default(),
-            count: counter(EventfdFlags::SEMAPHORE)?,
-        });
-        let add = |fd, token, flags| {
-            epoll::add(&epoll, fd, EventData::new_u64(token), flags).map_err(io::Error::from)
-        };
-        add(stop.as_fd(), token::STOP, EventFlags::IN)?;
-        add(jobs.count.as_fd(), token::JOBS, EventFlags::IN)?;
         Ok(Self {
             connections: Mutex::default(),
             devices: Mutex::default(),
@@ -104,9 +79,7 @@ impl Server {
             channel,
             options: options.clone(),
             pool: pool.clone(),
-            epoll,
-            stop,
-            jobs,
+            dispatch: Arc::new(Dispatch::new()?),
             refused: Mutex::default(),
             removed: AtomicBool::new(false),
         })
@@ -140,8 +113,7 @@ impl Server {
                 peer.ended(&mut endpoint);
             }
         });
-        // What nobody has begun holds on to its connection, and that to these.
-        lock(&self.jobs.queue).clear();
+        self.dispatch.clear();
         if self.removed.load(Relaxed) {
             return Err(Error::Removed);
         }
@@ -150,18 +122,20 @@ impl Server {
 
     /// Has all threads of [`serve`](Self::serve) return, and all connections end.
     pub fn stop(&self) {
-        let _ = write(&self.stop, &1_u64.to_ne_bytes());
+        self.dispatch.stop();
     }
 
     /// Takes what the connection manager tells, and looks after connections, until it is time to stop. Services may take all of their threads' time.
     fn attend(&self) {
         let mut next_look = Instant::now() + BETWEEN_LOOKS;
+        let mut keeping = false;
         loop {
             let mut fds = [
                 PollFd::from_borrowed_fd(self.channel.fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.dispatch.stopped(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.dispatch.keeping(), PollFlags::IN),
             ];
-            let timeout = Timespec::try_from(BETWEEN_LOOKS).ok();
+            let timeout = Timespec::try_from(if keeping { TICK } else { BETWEEN_LOOKS }).ok();
             match poll(&mut fds, timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
@@ -169,104 +143,21 @@ impl Server {
                     return self.stop();
                 }
             }
-            let [told, stop] = fds.map(|fd| !fd.revents().is_empty());
+            let [told, stop, kept] = fds.map(|fd| !fd.revents().is_empty());
             if stop {
                 return;
             }
             if told {
                 self.manage();
             }
+            if keeping || kept {
+                keeping = self.dispatch.relieve();
+            }
             if next_look <= Instant::now() {
                 next_look = Instant::now() + BETWEEN_LOOKS;
                 self.end_those_that_take_nothing();
             }
         }
-    }
-
-    fn work(&self, service: &dyn Service) {
-        let bindings = self.options.all_bindings();
-        // One and no more: what epoll has told of is told to nobody else.
-        let mut event = [epoll::Event {
-            flags: EventFlags::empty(),
-            data: EventData::new_u64(token::STOP),
-        }];
-        loop {
-            match epoll::wait(&self.epoll, &mut event, None) {
-                Ok(0) | Err(Errno::INTR) => continue,
-                Ok(_) => {}
-                Err(error) => return tracing::error!(%error, "epoll"),
-            }
-            let job = match event[0].data.u64() {
-                token::STOP => return,
-                token::JOBS => self.jobs.next(),
-                key => {
-                    let peer = lock(&self.connections).get(&key).cloned();
-                    peer.and_then(|peer| self.look(key, &peer))
-                }
-            };
-            let mut next = job;
-            for _ in 0..IN_A_ROW {
-                let Some(job) = next else { break };
-                next = self.answer(job, service, &bindings);
-            }
-            if let Some(job) = next {
-                self.jobs.leave(job);
-            }
-        }
-    }
-
-    /// Takes what came on a connection: the first call.
-    fn look(&self, key: u64, peer: &Arc<Peer>) -> Option<Job> {
-        let mut endpoint = lock(&peer.endpoint);
-        endpoint.progress();
-        let job = peer.sort(&mut endpoint);
-        if let Some(link) = endpoint.link() {
-            let _ = epoll::modify(&self.epoll, link.fd(), EventData::new_u64(key), ONCE);
-        }
-        job
-    }
-
-    /// Has the service answer: the first call that came in the meantime.
-    fn answer(&self, job: Job, service: &dyn Service, bindings: &[&dyn Binding]) -> Option<Job> {
-        let Job { peer, taken } = job;
-        // Its client, who gets no answer, sends it again over another connection, where others may have followed it by now.
-        if lock(&peer.endpoint).broken() {
-            return None;
-        }
-        let message = taken.message.octets();
-        let places: Vec<_> = taken
-            .items
-            .iter()
-            .map(|(position, item)| (*position, item.len() as u64))
-            .collect();
-        let response = match check(bindings, message, &places) {
-            Ok(()) => service.call(Request {
-                back: Some(&Caller(Arc::clone(&peer))),
-                peer: peer.address,
-                message,
-                item: taken
-                    .items
-                    .first()
-                    .map(|(position, item)| unpadded(message, *position as usize, item)),
-            }),
-            Err(misplaced) => {
-                tracing::debug!(%misplaced, "refused");
-                Some(Response {
-                    message: rpc::garbage_args(taken.incoming.xid),
-                    item: None,
-                })
-            }
-        };
-        let mut endpoint = lock(&peer.endpoint);
-        let call = taken.incoming.call;
-        // A call that is gone, with its connection, needs no answer.
-        let _ = match response {
-            Some(response) => endpoint.engine.reply(call, &reply(response)),
-            None => endpoint.engine.drop_call(call),
-        };
-        endpoint.carry();
-        endpoint.progress();
-        peer.sort(&mut endpoint)
     }
 
     /// Takes what the connection manager tells.
@@ -359,16 +250,17 @@ impl Server {
         };
         let peer = Arc::new(Peer {
             address,
+            key,
             endpoint: Mutex::new(endpoint),
-            jobs: Arc::clone(&self.jobs),
+            keep: Mutex::new(Keep::default()),
+            dispatch: Arc::clone(&self.dispatch),
             waiting: Mutex::default(),
             xid: AtomicU32::new(xid::first()),
         });
         let _held = lock(&peer.endpoint);
         lock(&self.connections).insert(key, Arc::clone(&peer));
-        let accepted = epoll::add(&self.epoll, link.fd(), EventData::new_u64(key), ONCE)
-            .map_err(io::Error::from)
-            .and_then(|()| link.accept(&ours.emit(), reads, served_reads.min(limits.reads)));
+        let added = self.dispatch.add(key, link.fd());
+        let accepted = added.and_then(|()| link.accept(&ours.emit(), reads, served_reads.min(limits.reads)));
         drop((_held, link));
         accepted.inspect_err(|_| self.gone(key))
     }
@@ -418,7 +310,7 @@ impl Server {
         tracing::debug!(peer = %peer.address, "gone");
         let mut endpoint = lock(&peer.endpoint);
         if let Some(link) = endpoint.link() {
-            let _ = epoll::delete(&self.epoll, link.fd());
+            self.dispatch.remove(link.fd());
         }
         peer.ended(&mut endpoint);
         let xids: Vec<_> = endpoint.engine.refused().collect();
@@ -427,11 +319,4 @@ impl Server {
             refused.insert(peer.address.ip(), xids);
         }
     }
-}
-
-/// An argument without the padding that its chunk may have brought: its count stands before its place in the message.
-fn unpadded(message: &[u8], place: usize, item: &Slice) -> Slice {
-    let count = message.get(..place).and_then(|before| before.last_chunk::<4>());
-    let count = count.map_or(item.len(), |count| u32::from_be_bytes(*count) as usize);
-    item.part(0..count.min(item.len()))
 }

@@ -1,0 +1,164 @@
+//! Who of a server's threads takes what came.
+//!
+//! Epoll tells of connections that are nobody's, of calls that wait for a thread, and of the end. A thread to which calls came one upon another *keeps* their connection: it asks for no more events, but
+//! looks for itself between two calls, since to be told takes longer than most calls do. Calls that came together wait for it if it answers fast, else they go to the others. A thread that is
+//! held up in a service has its connection taken from it ([`Dispatch::relieve`]).
+
+use crate::endpoint::{Endpoint, Taken};
+use crate::peer::{Peer, lock};
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::io::{Errno, read, write};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+/// A call that nobody has answered yet.
+pub(crate) struct Job {
+    pub(crate) peer: Arc<Peer>,
+    pub(crate) taken: Taken,
+}
+
+/// What epoll tells of.
+pub(crate) enum Told {
+    Stop,
+    /// Calls wait.
+    Jobs,
+    /// Something came on the connection with this key.
+    Peer(u64),
+}
+
+/// Tokens beside the keys of connections, which are addresses.
+const STOP: u64 = 0;
+const JOBS: u64 = 1;
+
+const ONCE: EventFlags = EventFlags::IN.union(EventFlags::ONESHOT);
+
+/// See the module.
+pub(crate) struct Dispatch {
+    epoll: OwnedFd,
+    stop: OwnedFd,
+    /// Calls that wait for a thread, and their count.
+    jobs: Mutex<VecDeque<Job>>,
+    count: OwnedFd,
+    /// Connections that a thread keeps, by key.
+    kept: Mutex<HashMap<u64, Arc<Peer>>>,
+    /// Says that there are some again.
+    keeping: OwnedFd,
+}
+
+impl Dispatch {
+    pub(crate) fn new() -> io::Result<Self> {
+        let counter = |flags| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | flags);
+        let dispatch = Self {
+            epoll: epoll::create(CreateFlags::CLOEXEC)?,
+            stop: counter(EventfdFlags::empty())?,
+            jobs: Mutex::default(),
+            count: counter(EventfdFlags::SEMAPHORE)?,
+            kept: Mutex::default(),
+            keeping: counter(EventfdFlags::empty())?,
+        };
+        for (fd, token) in [(&dispatch.stop, STOP), (&dispatch.count, JOBS)] {
+            epoll::add(&dispatch.epoll, fd, EventData::new_u64(token), EventFlags::IN)?;
+        }
+        Ok(dispatch)
+    }
+
+    /// Waits for something to do, or only looks.
+    pub(crate) fn wait(&self, time: Option<&Timespec>) -> io::Result<Option<Told>> {
+        // One and no more: what epoll has told of is told to nobody else.
+        let mut event = [Event {
+            flags: EventFlags::empty(),
+            data: EventData::new_u64(STOP),
+        }];
+        match epoll::wait(&self.epoll, &mut event, time) {
+            Ok(0) | Err(Errno::INTR) => Ok(None),
+            Ok(_) => Ok(Some(match event[0].data.u64() {
+                STOP => Told::Stop,
+                JOBS => Told::Jobs,
+                key => Told::Peer(key),
+            })),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Has all be told to stop.
+    pub(crate) fn stop(&self) {
+        let _ = write(&self.stop, &1_u64.to_ne_bytes());
+    }
+
+    /// Readable once that was done.
+    pub(crate) fn stopped(&self) -> BorrowedFd<'_> {
+        self.stop.as_fd()
+    }
+
+    /// Has threads told of a connection, once.
+    pub(crate) fn add(&self, key: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(key), ONCE)?)
+    }
+
+    /// Once more.
+    pub(crate) fn again(&self, key: u64, endpoint: &Endpoint) {
+        if let Some(link) = endpoint.link() {
+            let _ = epoll::modify(&self.epoll, link.fd(), EventData::new_u64(key), ONCE);
+        }
+    }
+
+    /// Never again.
+    pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    /// Puts a call behind the others.
+    pub(crate) fn leave(&self, job: Job) {
+        lock(&self.jobs).push_back(job);
+        let _ = write(&self.count, &1_u64.to_ne_bytes());
+    }
+
+    pub(crate) fn next(&self) -> Option<Job> {
+        let mut count = [0; 8];
+        read(&self.count, &mut count).ok()?;
+        lock(&self.jobs).pop_front()
+    }
+
+    /// Whether calls wait.
+    pub(crate) fn has_jobs(&self) -> bool {
+        !lock(&self.jobs).is_empty()
+    }
+
+    /// Forgets the calls that nobody has begun: they hold on to their connections, and those to this.
+    pub(crate) fn clear(&self) {
+        lock(&self.jobs).clear();
+        lock(&self.kept).clear();
+    }
+
+    /// A thread keeps this connection.
+    pub(crate) fn keeps(&self, peer: &Arc<Peer>) {
+        let mut kept = lock(&self.kept);
+        if kept.is_empty() {
+            let _ = write(&self.keeping, &1_u64.to_ne_bytes());
+        }
+        kept.insert(peer.key, Arc::clone(peer));
+    }
+
+    pub(crate) fn keeps_no_more(&self, peer: &Peer) {
+        lock(&self.kept).remove(&peer.key);
+    }
+
+    /// Becomes readable when threads begin to keep connections; [`relieve`](Self::relieve) is to be called then, again and again while it says so.
+    pub(crate) fn keeping(&self) -> BorrowedFd<'_> {
+        self.keeping.as_fd()
+    }
+
+    /// Takes connections from threads that are in the same call as when this was last called; returns whether any are kept.
+    pub(crate) fn relieve(&self) -> bool {
+        let mut count = [0; 8];
+        let _ = read(&self.keeping, &mut count);
+        let kept: Vec<_> = lock(&self.kept).values().cloned().collect();
+        for peer in &kept {
+            peer.relieve();
+        }
+        !lock(&self.kept).is_empty()
+    }
+}

@@ -1,0 +1,54 @@
+//! For how long to look for completions before a thread sleeps.
+//!
+//! To be woken costs more than most calls take, at either end. But who looks in vain keeps a processor from others, so that less and less time is spent on it where
+//! nothing comes of it.
+
+use std::time::Duration;
+
+/// What a call takes, as a rule, whose service only touches memory.
+const LONGEST: Duration = Duration::from_micros(100);
+/// Times in a row without success, each of half the time of the one before, after which there are no more.
+const FAILURES: u32 = 4;
+/// But one in so many.
+const TRY_EVERY: u32 = 16;
+
+/// What looking came to, of late.
+#[derive(Debug, Default)]
+pub(crate) struct Patience(u32);
+
+impl Patience {
+    /// For how long to look now.
+    pub(crate) fn time(&self) -> Duration {
+        match self.0.checked_sub(FAILURES) {
+            None => LONGEST / (1 << self.0),
+            Some(more) if more % TRY_EVERY == TRY_EVERY - 1 => LONGEST,
+            Some(_) => Duration::ZERO,
+        }
+    }
+
+    /// Something came within that time, or not.
+    pub(crate) fn note(&mut self, came: bool) {
+        self.0 = if came { 0 } else { self.0.wrapping_add(1) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_looks_in_vain_soon_looks_no_more_but_now_and_then() {
+        let mut patience = Patience::default();
+        let mut looks = Vec::new();
+        for nth in 0..FAILURES + 2 * TRY_EVERY {
+            looks.push((nth, patience.time()));
+            patience.note(false);
+        }
+        looks.retain(|(_, time)| !time.is_zero());
+        let halves = (0..FAILURES).map(|nth| (nth, LONGEST / (1 << nth)));
+        let tries = (1..=2).map(|nth| (FAILURES + nth * TRY_EVERY - 1, LONGEST));
+        assert_eq!(looks, halves.chain(tries).collect::<Vec<_>>());
+        patience.note(true);
+        assert_eq!(patience.time(), LONGEST);
+    }
+}
