@@ -23,6 +23,14 @@ fn reverse(line: &str) -> Program {
     Program::new(EXAMPLE.get_or_init(|| example("urnic-rpc-rdma-verbs", "reverse"))).line(line)
 }
 
+/// What a scene says, which has server and clients in one process.
+#[track_caller]
+fn scene(name: &str) -> String {
+    static EXAMPLE: OnceLock<PathBuf> = OnceLock::new();
+    let program = Program::new(EXAMPLE.get_or_init(|| example("urnic-rpc-rdma-verbs", "scenes")));
+    program.line(name).run().success()
+}
+
 fn serving(program: Program) -> (Running, String) {
     let mut server = program.spawn();
     let address = server.says("where it listens", |said| {
@@ -194,6 +202,36 @@ fn a_server_calls_the_clients_that_call_it() {
     client.wait();
     callback(&format!("call {address} 1")).run().success();
     drop(server);
+}
+
+/// Whatever else the thread that took them would have done.
+#[test]
+fn calls_of_a_connection_may_wait_for_each_other() {
+    assert_eq!(scene("waits"), "met 100 times\n");
+}
+
+#[test]
+fn a_client_that_makes_no_calls_can_be_called() {
+    assert_eq!(scene("attends"), "called\n");
+}
+
+/// RFC 8167 §6: the answer is PROC_UNAVAIL, which is 3, and not the service's.
+#[test]
+fn only_what_the_binding_names_goes_backward() {
+    assert_eq!(scene("unavailable"), "7\n3\n7\n");
+}
+
+#[test]
+fn a_client_without_callbacks_is_not_disturbed_by_calls() {
+    assert_eq!(scene("deaf"), "cancelled\ncancelled\nthe same connection: true\n");
+}
+
+#[test]
+fn the_client_that_is_silent_for_longest_makes_room() {
+    assert_eq!(
+        scene("crowd"),
+        "client 0: stayed\nclient 2: stayed\nclient 1: came back\n"
+    );
 }
 
 /// As on soft-iWARP, which has none: each call registers what it exposes, and nobody can take that away from afar.
