@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-/// What a call takes, as a rule, whose service only touches memory.
-const LONGEST: Duration = Duration::from_micros(100);
+/// What a call takes, as a rule, that moves a megabyte and whose service only touches memory.
+const LONGEST: Duration = Duration::from_millis(1);
 /// Times in a row without success, each of half the time of the one before, after which there are no more.
 const FAILURES: u32 = 4;
 /// But one in so many.
