@@ -6,7 +6,7 @@ use urnic_tests::program::Program;
 use urnic_tests::skip::root;
 use urnic_tests::user::{NOBODY, Staged};
 
-use super::{listening, pattern, program, read, write};
+use super::{Folder, listening, pattern, program, read, urnic_nfs, write};
 
 #[test]
 fn thirty_two_clients_of_an_ordinary_user_put_and_get_at_once() {
@@ -57,5 +57,30 @@ fn thirty_two_clients_of_an_ordinary_user_put_and_get_at_once() {
     gets.into_iter().for_each(|get| drop(get.wait().success()));
     for (n, file) in (0..).zip(&files) {
         assert!(&read(&name(n, "got")) == file, "file {n}");
+    }
+}
+
+/// A server at the unspecified address of IPv6 is there for both families, by TCP and by RDMA.
+#[test]
+fn clients_of_both_families_are_served_at_one_address() {
+    let folder = Folder::new("families");
+    let mut server =
+        urnic_nfs("serve --no-root-squash --memory 16M --listen :: --tcp-port 0 --rdma-port 0").spawn();
+    let (tcp, rdma) = listening(&mut server);
+    let octets = pattern(70_001);
+    let (sent, got) = (folder.file("sent"), folder.file("got"));
+    write(&sent, &octets);
+    for (at, host) in ["127.0.0.1", "[::1]"].into_iter().enumerate() {
+        for way in [
+            format!("--port {tcp} --mount-port {tcp}"),
+            format!("--rdma --port {rdma} --mount-port {tcp}"),
+        ] {
+            let remote = format!("{host}:/{at}");
+            let client = |command: &str| urnic_nfs(&format!("{command} {way}"));
+            client("put").arg(&sent).arg(&remote).run().success();
+            client("get").arg(&remote).arg(&got).run().success();
+            assert!(read(&got) == octets, "{host} {way}");
+            std::fs::remove_file(&got).expect("our own file");
+        }
     }
 }
