@@ -1,4 +1,4 @@
-//! NFS and MOUNT calls, on a tree in memory: any message is answered or is no call, and arguments that make no sense harm nobody.
+//! NFS, NFSACL and MOUNT calls, on a tree in memory: any message is answered or is no call, and arguments that make no sense harm nobody.
 
 #![no_main]
 
@@ -13,6 +13,7 @@ use urnic_nfs::{Options, Server};
 use urnic_rpc_rdma::rpc::{SUCCESS_LEN, call};
 
 const NFS: (u32, u32) = (100_003, 3);
+const ACL: (u32, u32) = (100_227, 3);
 const MOUNT: (u32, u32) = (100_005, 3);
 const MNT: u32 = 1;
 const CREATE: u32 = 8;
@@ -91,8 +92,12 @@ fn answered(server: &Server, message: &[u8], item: Option<urnic_nfs::memory::Sli
 fn made<'a>(served: &Served, input: &'a [u8]) -> Option<&'a [u8]> {
     let ([choice, procedure, len], rest) = input.split_first_chunk()?;
     let (arguments, rest) = rest.split_at(usize::from(*len).min(rest.len()));
-    let (program, version) = if choice & 2 == 0 { NFS } else { MOUNT };
-    let mut message = call(XID, program, version, u32::from(procedure % 23));
+    let (program, version) = match choice & 0x42 {
+        0 | 0x40 => NFS,
+        2 => MOUNT,
+        _ => ACL,
+    };
+    let mut message = call(XID, program, version, u32::from(procedure % if program == ACL.0 { 4 } else { 23 }));
     if choice & 4 == 0 {
         message.extend(&served.handles[usize::from(choice >> 4 & 1)]);
     }

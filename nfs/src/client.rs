@@ -4,6 +4,7 @@ use crate::call::{Answer, Outgoing, Tcp, Transport};
 use crate::memory::{Buffer, Pool, Slice};
 use crate::mount3;
 use crate::nfs3::*;
+use crate::nfsacl::{self, GetaclArgs, GetaclOk, Lists, SetaclArgs};
 use crate::rpc::{self, Call, Credential, MAX_GROUPS, NoResults, Refusal};
 use crate::xdr::{BadXdr, Reader, Xdr};
 use std::collections::HashMap;
@@ -213,6 +214,43 @@ impl Client {
     /// The server's.
     pub fn attributes(&mut self, file: Handle) -> Outcome<Attributes> {
         self.nfs::<Attributes, ()>(Procedure::Getattr, &file)
+    }
+
+    /// GETACL: what `mask` asks for of a file's access control lists.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn acls(&mut self, file: Handle, mask: u32) -> Outcome<Lists> {
+        self.call(
+            (nfsacl::PROGRAM, nfsacl::VERSION),
+            nfsacl::Procedure::Getacl as u32,
+            &GetaclArgs { file, mask },
+            None,
+            nfsacl::MAX_RESULTS,
+            |results| {
+                let got = Reply::<GetaclOk, Option<Attributes>>::take(results)?;
+                Ok(got.map_err(|(status, _)| status)?.1)
+            },
+        )
+    }
+
+    /// SETACL.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn set_acls(&mut self, file: Handle, lists: Lists) -> Outcome<()> {
+        let arguments: SetaclArgs = (file, lists);
+        self.call(
+            (nfsacl::PROGRAM, nfsacl::VERSION),
+            nfsacl::Procedure::Setacl as u32,
+            &arguments,
+            None,
+            FIXED_RESULTS,
+            |results| {
+                let set = Reply::<Option<Attributes>, Option<Attributes>>::take(results)?;
+                set.map(drop).map_err(|(status, _)| status.into())
+            },
+        )
     }
 
     /// READLINK.

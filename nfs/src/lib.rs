@@ -4,11 +4,13 @@
 //! messages, in [`memory`] that a transport can send from and receive into. [`tcp`] is one transport. What is served is a
 //! [`tree::Tree`].
 
+pub mod acl;
 pub mod call;
 pub mod client;
 mod duplicates;
 pub mod mount3;
 pub mod nfs3;
+pub mod nfsacl;
 pub mod rdma;
 pub mod rpc;
 mod server;

@@ -1,9 +1,10 @@
-//! The service: NFSv3 and MOUNT over a tree.
+//! The service: NFSv3, its access control lists, and MOUNT over a tree.
 
 use crate::duplicates::Duplicates;
 use crate::memory::Slice;
 use crate::mount3;
 use crate::nfs3::*;
+use crate::nfsacl::{self, GetaclArgs, Lists, SetaclArgs};
 use crate::rpc::{self, Call, Credential, NoCall, Refusal};
 use crate::service::{Request, Response, Service};
 use crate::tree::{Caller, Data, Found, Listing, Listings, New, Outcome, PARENT, SELF, Tree, check_name};
@@ -118,6 +119,17 @@ impl Server {
         let (call, arguments) = Call::parse(message)?;
         tracing::trace!(%peer, program = call.program, procedure = call.procedure, xid = call.xid, "call");
         let refuse = |refusal| Ok(plain(rpc::refused(call.xid, refusal, 3)));
+        let once = |duplicates: &Duplicates, most: usize, serve: &dyn Fn() -> Made| {
+            let first = |octets: &'_ [u8]| octets.len().min(most);
+            let data = item.map_or(&[][..], |item| item);
+            let octets = (&message[..first(message)], &data[..first(data)]);
+            Ok(plain(duplicates.once(peer.ip(), &call, octets, || {
+                match serve() {
+                    Ok((reply, _)) => reply,
+                    Err(_) => rpc::refused(call.xid, Refusal::Garbage, 3),
+                }
+            })))
+        };
         let made = match (call.program, call.version) {
             (PROGRAM, VERSION) => match Procedure::take(&mut Reader(&call.procedure.to_be_bytes())) {
                 Ok(procedure) if once_only(procedure) => {
@@ -125,26 +137,29 @@ impl Server {
                         Procedure::Write => (&self.writes, HASHED),
                         _ => (&self.duplicates, usize::MAX),
                     };
-                    let first = |octets: &'_ [u8]| octets.len().min(most);
-                    let data = item.map_or(&[][..], |item| item);
-                    let octets = (&message[..first(message)], &data[..first(data)]);
-                    return Ok(plain(duplicates.once(peer.ip(), &call, octets, || {
-                        match self.nfs(&call, procedure, arguments, item) {
-                            Ok((reply, _)) => reply,
-                            Err(_) => rpc::refused(call.xid, Refusal::Garbage, 3),
-                        }
-                    })));
+                    return once(duplicates, most, &|| self.nfs(&call, procedure, arguments, item));
                 }
                 Ok(procedure) => self.nfs(&call, procedure, arguments, item),
                 Err(_) => return refuse(Refusal::NoProcedure),
             },
+            (nfsacl::PROGRAM, nfsacl::VERSION) => {
+                match nfsacl::Procedure::take(&mut Reader(&call.procedure.to_be_bytes())) {
+                    Ok(procedure @ nfsacl::Procedure::Setacl) => {
+                        return once(&self.duplicates, usize::MAX, &|| {
+                            self.acl(&call, procedure, arguments)
+                        });
+                    }
+                    Ok(procedure) => self.acl(&call, procedure, arguments),
+                    Err(_) => return refuse(Refusal::NoProcedure),
+                }
+            }
             (mount3::PROGRAM, mount3::VERSION) => {
                 match mount3::Procedure::take(&mut Reader(&call.procedure.to_be_bytes())) {
                     Ok(procedure) => self.mount(&call, procedure, arguments, peer.ip()),
                     Err(_) => return refuse(Refusal::NoProcedure),
                 }
             }
-            (PROGRAM | mount3::PROGRAM, _) => return refuse(Refusal::NoVersion),
+            (PROGRAM | nfsacl::PROGRAM | mount3::PROGRAM, _) => return refuse(Refusal::NoVersion),
             _ => return refuse(Refusal::NoProgram),
         };
         match made {
@@ -411,6 +426,34 @@ impl Server {
             }
         }
         Ok((reply, apart))
+    }
+
+    fn acl(&self, call: &Call, procedure: nfsacl::Procedure, mut arguments: Reader<'_>) -> Made {
+        use nfsacl::Procedure as Lists3;
+        let mut reply = rpc::accepted(call.xid);
+        let (args, out) = (&mut arguments, &mut reply);
+        match procedure {
+            Lists3::Null => {}
+            Lists3::Getacl => {
+                let GetaclArgs { file, mask } = Xdr::take(args)?;
+                let found = nfsacl::check_mask(mask).and_then(|()| self.tree.acls(&file));
+                let attributes = self.after(&file);
+                let found = found.and_then(|acls| {
+                    let is = attributes.ok_or(Status::Stale)?;
+                    Ok((attributes, Lists::of(&acls, mask, is.uid, is.gid)?))
+                });
+                answer(found, |status| (status, attributes), out);
+            }
+            Lists3::Setacl => {
+                let (file, lists): SetaclArgs = Xdr::take(args)?;
+                let change = self.may_change().and_then(|()| lists.change());
+                let caller = self.caller(&call.credential);
+                let set = change.and_then(|what| self.tree.set_acls(&caller, &file, &what));
+                let attributes = self.after(&file);
+                answer(set.map(|()| attributes), |status| (status, attributes), out);
+            }
+        }
+        Ok((reply, None))
     }
 
     /// CREATE and its like.

@@ -3,7 +3,7 @@
 use crate::service::Service;
 use std::sync::Arc;
 use std::time::Duration;
-use urnic_rpc_rdma::binding::{Binding, Mount3, Nfs3};
+use urnic_rpc_rdma::binding::{Binding, Mount3, Nfs3, NfsAcl3};
 use urnic_rpc_rdma::{Limits, PrivateData, Profile};
 
 /// What can be chosen.
@@ -41,7 +41,7 @@ impl Default for Options {
             inline: 4096,
             profile: Profile::default(),
             limits: Limits::default(),
-            bindings: &[&Nfs3, &Mount3],
+            bindings: &[&Nfs3, &NfsAcl3, &Mount3],
             callbacks: None,
             backward: 8,
             patience: Duration::from_secs(60),

@@ -9,6 +9,7 @@ pub use directory::Directory;
 pub use in_memory::InMemory;
 pub use listing::{Listing, Listings, Name, PARENT, SELF};
 
+use crate::acl::Acl;
 use crate::memory::{Pool, Slice};
 use crate::nfs3::{
     Attributes, CreateHow, Device, Handle, Kind, MAX_NAME, SetAttributes, Special, Stable, Statistics,
@@ -70,6 +71,24 @@ pub type Numbered = (u64, Box<[u8]>);
 /// A file and what is known of it.
 pub type File = (Handle, Attributes);
 
+/// A file's access control lists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acls {
+    /// Who may do what; its [`mode`](Acl::mode) is the file's.
+    pub access: Acl,
+    /// What new files in it get, if it is a directory.
+    pub default: Option<Acl>,
+}
+
+/// What of a file's access control lists is to be changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SetAcls {
+    /// Who may do what.
+    pub access: Option<Acl>,
+    /// What new files in it get; `Some(None)`: what their modes say.
+    pub default: Option<Option<Acl>>,
+}
+
 /// What is to be made in a directory.
 #[derive(Clone, Copy, Debug)]
 pub enum New<'a> {
@@ -112,6 +131,10 @@ pub trait Tree: Send + Sync {
         what: &SetAttributes,
         guard: Option<Time>,
     ) -> Outcome<()>;
+    /// GETACL. `NotSupported`: what is served keeps no lists.
+    fn acls(&self, file: &Handle) -> Outcome<Acls>;
+    /// SETACL.
+    fn set_acls(&self, caller: &Caller, file: &Handle, what: &SetAcls) -> Outcome<()>;
     /// LOOKUP; `.` and `..` too.
     fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Outcome<File>;
     /// ACCESS: which of the bits hold.

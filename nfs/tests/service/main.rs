@@ -2,6 +2,7 @@
 
 mod directory;
 mod judge;
+mod lists;
 mod random;
 mod semantics;
 

@@ -5,9 +5,11 @@
 
 mod mount;
 mod nfs3;
+mod nfsacl;
 
 pub use mount::Mount3;
 pub use nfs3::Nfs3;
+pub use nfsacl::NfsAcl3;
 
 use crate::rpc::{CallHeader, MAX_REPLY_HEADER};
 use crate::xdr::{Reader, UNIT, pad};

@@ -41,10 +41,10 @@ mod procedure {
 }
 
 /// Octets of what results are made of (RFC 1813 §2.5, §2.6).
-mod octets {
-    pub(super) const STATUS: usize = 4;
+pub(super) mod octets {
+    pub(in crate::binding) const STATUS: usize = 4;
     pub(super) const ATTRIBUTES: usize = 84;
-    pub(super) const POST_OP: usize = 4 + ATTRIBUTES;
+    pub(in crate::binding) const POST_OP: usize = 4 + ATTRIBUTES;
     pub(super) const WCC: usize = 4 + 24 + POST_OP;
     pub(super) const HANDLE: usize = 4 + super::MAX_HANDLE;
     pub(super) const POST_OP_HANDLE: usize = 4 + HANDLE;

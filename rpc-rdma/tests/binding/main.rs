@@ -6,12 +6,12 @@
 )]
 
 use proptest::prelude::*;
-use urnic_rpc_rdma::binding::{Binding, Bound, Misplaced, Mount3, Nfs3, bound, check};
+use urnic_rpc_rdma::binding::{Binding, Bound, Misplaced, Mount3, Nfs3, NfsAcl3, bound, check};
 use urnic_rpc_rdma::engine::{Action, Call, Config, Connection, Event, Item, Role, Terms};
 use urnic_rpc_rdma::rpc::{CallHeader, MAX_REPLY_HEADER, garbage_args};
 use urnic_rpc_rdma::{Body, Header, Limits};
 
-const BINDINGS: [&dyn Binding; 2] = [&Nfs3, &Mount3];
+const BINDINGS: [&dyn Binding; 3] = [&Nfs3, &NfsAcl3, &Mount3];
 const READ: u32 = 6;
 const WRITE: u32 = 7;
 const SYMLINK: u32 = 10;
@@ -115,6 +115,22 @@ fn rpc_b_02_what_rpcsec_gss_protects_is_not_reduced() {
 fn rpc_b_01_nfs_has_a_port_of_its_own_and_mount_is_asked_for() {
     assert_eq!((Nfs3.port(), Mount3.port()), (Some(20049), None));
     assert_eq!((Nfs3.program(), Mount3.program()), ((100_003, 3), (100_005, 3)));
+    assert_eq!((NfsAcl3.port(), NfsAcl3.program()), (Nfs3.port(), (100_227, 3)));
+}
+
+/// Two lists of 1024 entries.
+#[test]
+fn lists_of_rights_have_nothing_to_place_and_an_end() {
+    for (procedure, results) in [(0, Some(0)), (1, Some(24_688)), (2, Some(92)), (3, None)] {
+        let mut call = nfs(procedure, &[opaque(25), words(&[5])].concat());
+        call[12..20].copy_from_slice(&words(&[100_227, 3]));
+        let max_reply = results.map(|len: usize| MAX_REPLY_HEADER + len);
+        let said = Bound {
+            max_reply,
+            ..Bound::default()
+        };
+        assert_eq!(bound(&BINDINGS, &call), said, "{procedure}");
+    }
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! A directory of this machine. Root acts with its callers' rights, others give their own to everybody. No name leads out of it.
 
 mod acting;
+mod lists;
 mod nodes;
 mod recent;
 
-use super::{Caller, Data, File, Found, New, Numbered, Outcome, Tree, access_bits};
+use super::{Acls, Caller, Data, File, Found, New, Numbered, Outcome, SetAcls, Tree, access_bits};
+use crate::acl::Acl;
 use crate::memory::Pool;
 use crate::nfs3::{
     Attributes, CreateHow, Device, Handle, Kind, SetAttributes, SetTime, Stable, Statistics, Status, Time,
@@ -236,9 +238,10 @@ impl Directory {
             // What an ordinary server cannot give away stays its own: clients set their ids whenever they make something.
             uid: what.uid.filter(same_uid).filter(|_| self.actor.acts()),
             gid: what.gid.filter(same_gid).filter(|_| self.actor.acts()),
-            mode: what
-                .mode
-                .filter(|mode| (mode ^ u32::from(node.stat.stx_mode)) & 0o7777 != 0),
+            // The kernel has given the permissions, less what a default list of the directory does not let.
+            mode: (what.mode)
+                .map(|mode| mode & 0o7000 | u32::from(node.stat.stx_mode) & 0o777)
+                .filter(|mode| (mode ^ u32::from(node.stat.stx_mode)) & 0o7000 != 0),
             ..*what
         };
         if what != SetAttributes::default() {
@@ -345,6 +348,41 @@ impl Tree for Directory {
         if what.mode.is_some() || what.uid.is_some() || what.gid.is_some() {
             self.close(node.key);
         }
+        set
+    }
+
+    fn acls(&self, file: &Handle) -> Outcome<Acls> {
+        let node = self.nodes.find(file)?;
+        let path = path(&node);
+        let of_mode = || Acl::of_mode(node.stat.stx_mode.into());
+        let default = match kind(&node.stat) {
+            Kind::Directory => lists::of(&path, lists::DEFAULT)?,
+            _ => None,
+        };
+        Ok(Acls {
+            access: lists::of(&path, lists::ACCESS)?.unwrap_or_else(of_mode),
+            default,
+        })
+    }
+
+    fn set_acls(&self, caller: &Caller, file: &Handle, what: &SetAcls) -> Outcome<()> {
+        let node = self.nodes.find(file)?;
+        let path = path(&node);
+        // Before anything is set.
+        if what.default.iter().flatten().next().is_some() && kind(&node.stat) != Kind::Directory {
+            return Err(Status::Access);
+        }
+        let acting = self.act(caller)?;
+        let access = what.access.as_ref();
+        let set = access.map_or(Ok(()), |list| lists::set(&path, lists::ACCESS, Some(list)));
+        let default = what
+            .default
+            .as_ref()
+            .filter(|_| kind(&node.stat) == Kind::Directory);
+        let set = set
+            .and_then(|()| default.map_or(Ok(()), |list| lists::set(&path, lists::DEFAULT, list.as_ref())));
+        drop(acting);
+        self.close(node.key);
         set
     }
 

@@ -1,20 +1,20 @@
 //! A tree in memory, of a limited size. It is gone with its process, and so are its handles.
 
+mod node;
+
 use super::extents::{Extents, Full};
-use super::{Caller, Data, File, Found, New, Numbered, Outcome, Tree, access_bits};
+use super::{Acls, Caller, Data, File, Found, New, Numbered, Outcome, SetAcls, Tree, access_bits};
+use crate::acl::{EXECUTE, READ, WRITE};
 use crate::memory::{PAGE, Pool, Slice};
 use crate::nfs3::{
-    Attributes, CreateHow, Device, Handle, Kind, MAX_TRANSFER, SetAttributes, SetTime, Stable, Statistics,
-    Status, Time, Verifier,
+    Attributes, CreateHow, Device, Handle, Kind, MAX_TRANSFER, SetAttributes, Stable, Statistics, Status,
+    Time,
 };
+use node::{Is, Node, OVERHEAD, now};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 const ROOT: u64 = 1;
-
-/// What a file counts for beside its octets, and a name beside its own.
-const OVERHEAD: u64 = 256;
 
 /// Octets of a file, at most.
 const MAX_SIZE: u64 = 1 << 46;
@@ -37,30 +37,6 @@ struct Nodes {
     used: u64,
     limit: u64,
     changes: u64,
-}
-
-#[derive(Debug)]
-struct Node {
-    is: Is,
-    mode: u32,
-    uid: u32,
-    gid: u32,
-    links: u32,
-    atime: Time,
-    mtime: Time,
-    ctime: Time,
-}
-
-#[derive(Debug)]
-enum Is {
-    File(Extents, Option<Verifier>),
-    Directory {
-        names: BTreeMap<Box<[u8]>, u64>,
-        parent: u64,
-        version: u64,
-    },
-    Symlink(Box<[u8]>),
-    Special(Kind, Device),
 }
 
 impl InMemory {
@@ -129,7 +105,7 @@ impl InMemory {
         };
         Attributes {
             kind: node.kind(),
-            mode: node.mode,
+            mode: node.mode(),
             links: node.links,
             uid: node.uid,
             gid: node.gid,
@@ -145,114 +121,9 @@ impl InMemory {
     }
 }
 
-fn now() -> Time {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Time {
-        seconds: now.as_secs() as u32,
-        nanos: now.subsec_nanos(),
-    }
-}
-
 impl From<Full> for Status {
     fn from(_: Full) -> Self {
         Self::NoSpace
-    }
-}
-
-impl Node {
-    fn new(is: Is, mode: u32, owner: &Caller) -> Self {
-        let now = now();
-        Self {
-            is,
-            mode,
-            uid: owner.uid,
-            gid: owner.gid,
-            links: 1,
-            atime: now,
-            mtime: now,
-            ctime: now,
-        }
-    }
-
-    const fn kind(&self) -> Kind {
-        match self.is {
-            Is::File(..) => Kind::File,
-            Is::Directory { .. } => Kind::Directory,
-            Is::Symlink(_) => Kind::Symlink,
-            Is::Special(kind, _) => kind,
-        }
-    }
-
-    /// Rights to read, write and execute.
-    fn rights(&self, caller: &Caller) -> (bool, bool, bool) {
-        if caller.uid == 0 {
-            return (
-                true,
-                true,
-                self.kind() == Kind::Directory || self.mode & 0o111 != 0,
-            );
-        }
-        let shift = match () {
-            () if caller.uid == self.uid => 6,
-            () if caller.belongs_to(self.gid) => 3,
-            () => 0,
-        };
-        let bits = self.mode >> shift;
-        (bits & 4 != 0, bits & 2 != 0, bits & 1 != 0)
-    }
-
-    fn owned_by(&self, caller: &Caller) -> bool {
-        caller.uid == 0 || caller.uid == self.uid
-    }
-
-    fn touch(&mut self) {
-        self.mtime = now();
-        self.ctime = self.mtime;
-    }
-
-    /// What a file counts for.
-    fn weight(&self) -> u64 {
-        OVERHEAD
-            + match &self.is {
-                Is::File(octets, _) => octets.used(),
-                Is::Symlink(text) => text.len() as u64,
-                Is::Directory { .. } | Is::Special(..) => 0,
-            }
-    }
-
-    /// Sets owner, mode and times, if the caller may. A size is the tree's to set.
-    fn set(&mut self, caller: &Caller, what: &SetAttributes) -> Outcome<()> {
-        let own = self.owned_by(caller);
-        let gives_away = what.uid.is_some_and(|uid| uid != self.uid);
-        let regroups = what
-            .gid
-            .is_some_and(|gid| gid != self.gid && !caller.belongs_to(gid));
-        if (what.mode.is_some() || what.gid.is_some() || what.uid.is_some()) && !own {
-            return Err(Status::Perm);
-        }
-        if (gives_away || regroups) && caller.uid != 0 {
-            return Err(Status::Perm);
-        }
-        let exact = matches!(what.atime, SetTime::To(_)) || matches!(what.mtime, SetTime::To(_));
-        let times = what.atime != SetTime::Keep || what.mtime != SetTime::Keep;
-        if exact && !own {
-            return Err(Status::Perm);
-        }
-        if times && !own && !self.rights(caller).1 {
-            return Err(Status::Access);
-        }
-        self.uid = what.uid.unwrap_or(self.uid);
-        self.gid = what.gid.unwrap_or(self.gid);
-        self.mode = what.mode.map_or(self.mode, |mode| mode & 0o7777);
-        for (time, set) in [(&mut self.atime, what.atime), (&mut self.mtime, what.mtime)] {
-            match set {
-                SetTime::Keep => {}
-                SetTime::Now => *time = now(),
-                SetTime::To(to) => *time = to,
-            }
-        }
-        self.ctime = now();
-        Ok(())
     }
 }
 
@@ -278,7 +149,7 @@ impl Nodes {
 
     fn find(&self, caller: &Caller, dir: u64, name: &[u8]) -> Outcome<u64> {
         let names = self.names(dir)?;
-        if !self.node(dir)?.rights(caller).2 {
+        if !self.node(dir)?.may(caller, EXECUTE) {
             return Err(Status::Access);
         }
         names.get(name).copied().ok_or(Status::NoEnt)
@@ -286,15 +157,15 @@ impl Nodes {
 
     fn may_change(&self, caller: &Caller, dir: u64) -> Outcome<()> {
         self.names(dir)?;
-        let (_, write, execute) = self.node(dir)?.rights(caller);
-        (write && execute).then_some(()).ok_or(Status::Access)
+        let may = self.node(dir)?.may(caller, WRITE | EXECUTE);
+        may.then_some(()).ok_or(Status::Access)
     }
 
     /// A sticky directory's files are only their owner's to take out.
     fn may_take_out(&self, caller: &Caller, dir: u64, file: u64) -> Outcome<()> {
         self.may_change(caller, dir)?;
         let dir = self.node(dir)?;
-        let sticky = dir.mode & 0o1000 != 0;
+        let sticky = dir.bits & 0o1000 != 0;
         let may = !sticky || dir.owned_by(caller) || self.node(file)?.owned_by(caller);
         may.then_some(()).ok_or(Status::Access)
     }
@@ -334,14 +205,15 @@ impl Nodes {
     ) -> Outcome<u64> {
         self.may_change(caller, dir)?;
         let above = self.node(dir)?;
-        let grouped = above.mode & 0o2000 != 0;
+        let grouped = above.bits & 0o2000 != 0;
         if grouped {
             node.gid = above.gid;
         }
         node.set(caller, what)?;
+        node.inherit(above);
         // That is not the client's to take away.
         if grouped && node.kind() == Kind::Directory {
-            node.mode |= 0o2000;
+            node.bits |= 0o2000;
         }
         let (weight, directory) = (node.weight(), node.kind() == Kind::Directory);
         if self.room() < weight + OVERHEAD + name.len() as u64 {
@@ -426,13 +298,35 @@ impl Tree for InMemory {
         if guard.is_some_and(|guard| guard != node.ctime) {
             return Err(Status::NotSync);
         }
-        if what.size.is_some() && !node.owned_by(caller) && !node.rights(caller).1 {
+        if what.size.is_some() && !node.owned_by(caller) && !node.may(caller, WRITE) {
             return Err(Status::Access);
         }
         if let Some(size) = what.size {
             nodes.resize(id, size, &self.pool)?;
         }
         nodes.node_mut(id)?.set(caller, what)
+    }
+
+    fn acls(&self, file: &Handle) -> Outcome<Acls> {
+        let id = self.id(file)?;
+        let nodes = self.nodes();
+        let node = nodes.node(id)?;
+        Ok(Acls {
+            access: node.acl.clone(),
+            default: node.default.as_deref().cloned(),
+        })
+    }
+
+    fn set_acls(&self, caller: &Caller, file: &Handle, what: &SetAcls) -> Outcome<()> {
+        let id = self.id(file)?;
+        let mut nodes = self.nodes();
+        let room = nodes.room();
+        let node = nodes.node_mut(id)?;
+        let before = node.weight();
+        node.set_acls(caller, what, room)?;
+        let after = node.weight();
+        nodes.used = nodes.used - before + after;
+        Ok(())
     }
 
     fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Outcome<File> {
@@ -451,7 +345,7 @@ impl Tree for InMemory {
         let id = self.id(file)?;
         let nodes = self.nodes();
         let node = nodes.node(id)?;
-        let (read, write, execute) = node.rights(caller);
+        let [read, write, execute] = [READ, WRITE, EXECUTE].map(|right| node.may(caller, right));
         Ok(wanted & access_bits(node.kind(), read, write, execute))
     }
 
@@ -467,9 +361,8 @@ impl Tree for InMemory {
         let id = self.id(file)?;
         let mut nodes = self.nodes();
         let node = nodes.node_mut(id)?;
-        let (read, _, execute) = node.rights(caller);
         // Who may execute it must be able to read it (RFC 1813 §4.4).
-        if !read && !execute && !node.owned_by(caller) {
+        if !node.may(caller, READ) && !node.may(caller, EXECUTE) && !node.owned_by(caller) {
             return Err(Status::Access);
         }
         node.atime = now();
@@ -504,7 +397,7 @@ impl Tree for InMemory {
         let mut nodes = self.nodes();
         let room = nodes.room();
         let node = nodes.node_mut(id)?;
-        if !node.rights(caller).1 && !node.owned_by(caller) {
+        if !node.may(caller, WRITE) && !node.owned_by(caller) {
             return Err(Status::Access);
         }
         let kind = node.kind();
@@ -521,7 +414,7 @@ impl Tree for InMemory {
         *verifier = None;
         node.touch();
         if caller.uid != 0 {
-            node.mode &= !0o6000;
+            node.bits &= !0o6000;
         }
         nodes.used = nodes.used - before + after;
         written?;
@@ -552,7 +445,7 @@ impl Tree for InMemory {
             },
             (Ok(id), CreateHow::Unchecked(_)) if nodes.node(id)?.kind() == Kind::File => {
                 if let Some(size) = attributes.size {
-                    if !nodes.node(id)?.rights(caller).1 {
+                    if !nodes.node(id)?.may(caller, WRITE) {
                         return Err(Status::Access);
                     }
                     nodes.resize(id, size, &self.pool)?;
@@ -714,12 +607,8 @@ impl Tree for InMemory {
         let id = self.id(dir)?;
         let nodes = self.nodes();
         nodes.names(id)?;
-        nodes
-            .node(id)?
-            .rights(caller)
-            .0
-            .then_some(())
-            .ok_or(Status::Access)
+        let may = nodes.node(id)?.may(caller, READ);
+        may.then_some(()).ok_or(Status::Access)
     }
 
     fn parent(&self, dir: &Handle) -> Outcome<Handle> {

@@ -1,0 +1,283 @@
+//! Access control lists, as POSIX.1e draft 17 has them: a mode with further users and groups.
+
+use crate::tree::Caller;
+use crate::xdr::words;
+use std::collections::BTreeMap;
+
+/// What somebody may: [`READ`], [`WRITE`], [`EXECUTE`].
+pub type Rights = u32;
+/// To read it.
+pub const READ: Rights = 4;
+/// To write it.
+pub const WRITE: Rights = 2;
+/// To execute it, or to look names up in it.
+pub const EXECUTE: Rights = 1;
+const ALL: Rights = READ | WRITE | EXECUTE;
+
+/// Entries of a list that goes over a network, at most: those that Linux takes.
+pub const MAX_ENTRIES: usize = 1024;
+
+words! {
+    /// Whom an entry is about: the same words in extended attributes and on the wire.
+    pub enum Tag {
+        /// The file's owner.
+        Owner = 0x01,
+        /// The user with this id.
+        User = 0x02,
+        /// The file's group.
+        OwningGroup = 0x04,
+        /// The group with this id.
+        Group = 0x08,
+        /// All of these but the owner: they may no more than this.
+        Mask = 0x10,
+        /// Everybody else.
+        Other = 0x20,
+    }
+}
+
+/// An entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Whom it is about.
+    pub tag: Tag,
+    /// Which user or group, if it is about one by id.
+    pub id: u32,
+    /// What they may.
+    pub rights: Rights,
+}
+
+/// A list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acl {
+    owner: Rights,
+    group: Rights,
+    other: Rights,
+    /// There is one where anybody is named.
+    mask: Option<Rights>,
+    users: BTreeMap<u32, Rights>,
+    groups: BTreeMap<u32, Rights>,
+}
+
+impl Acl {
+    /// What a mode says.
+    pub const fn of_mode(mode: u32) -> Self {
+        Self {
+            owner: mode >> 6 & ALL,
+            group: mode >> 3 & ALL,
+            other: mode & ALL,
+            mask: None,
+            users: BTreeMap::new(),
+            groups: BTreeMap::new(),
+        }
+    }
+
+    /// A list of these entries, in any order. `None`: they make none, as one is missing, or there twice.
+    pub fn new(entries: &[Entry]) -> Option<Self> {
+        let (mut owner, mut group, mut other, mut mask) = (None, None, None, None);
+        let (mut users, mut groups) = (BTreeMap::new(), BTreeMap::new());
+        for Entry { tag, id, rights } in entries {
+            let before = match tag {
+                Tag::Owner => owner.replace(*rights),
+                Tag::User => users.insert(*id, *rights),
+                Tag::OwningGroup => group.replace(*rights),
+                Tag::Group => groups.insert(*id, *rights),
+                Tag::Mask => mask.replace(*rights),
+                Tag::Other => other.replace(*rights),
+            };
+            if before.is_some() || *rights > ALL {
+                return None;
+            }
+        }
+        (mask.is_some() || (users.is_empty() && groups.is_empty())).then_some(Self {
+            owner: owner?,
+            group: group?,
+            other: other?,
+            mask,
+            users,
+            groups,
+        })
+    }
+
+    /// Its entries, in the order of tags and ids; those that have no id of their own get this one.
+    pub fn entries(&self, no_id: u32) -> Vec<Entry> {
+        let one = |tag, rights| (tag, no_id, rights);
+        let named = |tag, all: &BTreeMap<u32, Rights>| {
+            let all: Vec<_> = all.iter().map(|(id, rights)| (tag, *id, *rights)).collect();
+            all
+        };
+        [one(Tag::Owner, self.owner)]
+            .into_iter()
+            .chain(named(Tag::User, &self.users))
+            .chain([one(Tag::OwningGroup, self.group)])
+            .chain(named(Tag::Group, &self.groups))
+            .chain(self.mask.map(|rights| one(Tag::Mask, rights)))
+            .chain([one(Tag::Other, self.other)])
+            .map(|(tag, id, rights)| Entry { tag, id, rights })
+            .collect()
+    }
+
+    /// Users and groups that it names.
+    pub fn named(&self) -> usize {
+        self.users.len() + self.groups.len()
+    }
+
+    /// The permission bits of a mode. Those of the group are the most that anybody but owner and others may.
+    pub fn mode(&self) -> u32 {
+        self.owner << 6 | self.mask.unwrap_or(self.group) << 3 | self.other
+    }
+
+    /// Makes [`mode`](Self::mode) this one.
+    pub fn set_mode(&mut self, mode: u32) {
+        self.owner = mode >> 6 & ALL;
+        *self.mask.as_mut().unwrap_or(&mut self.group) = mode >> 3 & ALL;
+        self.other = mode & ALL;
+    }
+
+    /// What a new file gets from this, its directory's default, if it is made with `mode`.
+    pub fn inherited(&self, mode: u32) -> Self {
+        let mut list = self.clone();
+        list.set_mode(self.mode() & mode);
+        list
+    }
+
+    /// Does one entry about the caller let him do all that? The file belongs to that user and group.
+    pub fn lets(&self, caller: &Caller, owner: u32, group: u32, wanted: Rights) -> bool {
+        let masked = |rights: &Rights| rights & self.mask.unwrap_or(ALL) & wanted == wanted;
+        if caller.uid == owner {
+            return self.owner & wanted == wanted;
+        }
+        if let Some(rights) = self.users.get(&caller.uid) {
+            return masked(rights);
+        }
+        let own = caller.belongs_to(group).then_some(&self.group);
+        let gids = std::iter::once(&caller.gid).chain(&caller.groups);
+        let mut member = own
+            .into_iter()
+            .chain(gids.filter_map(|gid| self.groups.get(gid)))
+            .peekable();
+        if member.peek().is_some() {
+            return member.any(masked);
+        }
+        self.other & wanted == wanted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(entries: &[(Tag, u32, Rights)]) -> Option<Acl> {
+        let entries = entries.iter();
+        Acl::new(
+            &entries
+                .map(|&(tag, id, rights)| Entry { tag, id, rights })
+                .collect::<Vec<_>>(),
+        )
+    }
+
+    const BASE: [(Tag, u32, Rights); 3] = [(Tag::Owner, 0, 6), (Tag::OwningGroup, 0, 5), (Tag::Other, 0, 1)];
+
+    /// With users 10 and 11, groups 20 and 21, and a mask.
+    fn named() -> Acl {
+        let more = [
+            (Tag::User, 10, 7),
+            (Tag::User, 11, 0),
+            (Tag::Group, 20, 2),
+            (Tag::Group, 21, 5),
+            (Tag::Mask, 0, 6),
+        ];
+        list(&[&BASE[..], &more].concat()).expect("a list")
+    }
+
+    fn caller(uid: u32, gids: &[u32]) -> Caller {
+        Caller {
+            uid,
+            gid: gids[0],
+            groups: gids[1..].to_vec(),
+        }
+    }
+
+    #[test]
+    fn three_entries_are_a_mode() {
+        let list = list(&BASE).expect("a list");
+        assert_eq!(list, Acl::of_mode(0o651));
+        assert_eq!(list.mode(), 0o651);
+        assert_eq!(list.entries(9).len(), 3);
+    }
+
+    #[test]
+    fn entries_that_are_missing_or_there_twice_make_no_list() {
+        for without in 0..3 {
+            let mut entries = BASE.to_vec();
+            entries.remove(without);
+            assert_eq!(list(&entries), None);
+        }
+        for twice in [
+            BASE[0],
+            BASE[1],
+            BASE[2],
+            (Tag::User, 10, 1),
+            (Tag::Group, 21, 1),
+            (Tag::Mask, 0, 1),
+        ] {
+            let mut entries = named().entries(0);
+            let (tag, id, rights) = twice;
+            entries.push(Entry { tag, id, rights });
+            assert_eq!(Acl::new(&entries), None, "{twice:?}");
+        }
+        let masked = [&BASE[..], &[(Tag::Mask, 0, 7)]].concat();
+        assert!(list(&masked).is_some());
+        for unmasked in [(Tag::User, 10, 1), (Tag::Group, 21, 1)] {
+            assert_eq!(list(&[&BASE[..], &[unmasked]].concat()), None);
+        }
+        assert_eq!(list(&[BASE[0], BASE[1], (Tag::Other, 0, 8)]), None);
+    }
+
+    #[test]
+    fn the_groups_bits_of_the_mode_are_the_mask() {
+        let mut list = named();
+        assert_eq!(list.mode(), 0o661);
+        list.set_mode(0o750);
+        assert_eq!(list.mode(), 0o750);
+        let group = list
+            .entries(0)
+            .into_iter()
+            .find(|entry| entry.tag == Tag::OwningGroup);
+        assert_eq!(
+            group.expect("it is there").rights,
+            5,
+            "what the group may is kept behind the mask"
+        );
+        assert_eq!(named().inherited(0o640).mode(), 0o640);
+        assert_eq!(named().inherited(0o777).mode(), 0o661);
+    }
+
+    /// Owner 1, group 2.
+    #[test]
+    fn one_entry_about_the_caller_decides_and_the_mask_bounds_all_but_owner_and_others() {
+        let list = named();
+        let may = |uid, gids: &[u32]| {
+            let allowed = |wanted: &Rights| list.lets(&caller(uid, gids), 1, 2, *wanted);
+            (1..=7).filter(allowed).collect::<Vec<_>>()
+        };
+        assert_eq!(may(1, &[20]), [2, 4, 6], "the owner");
+        assert_eq!(
+            may(10, &[2]),
+            [2, 4, 6],
+            "a named user, who may execute but for the mask"
+        );
+        assert_eq!(
+            may(11, &[2, 21]),
+            [0; 0],
+            "a named user who may nothing, whatever his groups"
+        );
+        assert_eq!(may(5, &[2]), [4], "the file's group");
+        assert_eq!(may(5, &[9, 20]), [2], "a named group");
+        assert_eq!(
+            may(5, &[20, 21]),
+            [2, 4],
+            "two groups, of which none lets him read and write at once"
+        );
+        assert_eq!(may(5, &[9]), [1], "anybody else");
+    }
+}

@@ -1,0 +1,69 @@
+//! Access control lists as Linux' file systems keep them: in extended attributes, of 4 octets and 8 for each entry, little-endian (acl(5)).
+
+use crate::acl::{Acl, Entry, Tag};
+use crate::nfs3::Status;
+use crate::tree::Outcome;
+use crate::xdr::{Reader, Xdr};
+use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
+use rustix::io::Errno;
+
+/// The list that says who may do what.
+pub(super) const ACCESS: &str = "system.posix_acl_access";
+/// The list that new files in a directory get.
+pub(super) const DEFAULT: &str = "system.posix_acl_default";
+
+const VERSION: u32 = 2;
+/// The id of entries without.
+const NO_ID: u32 = u32::MAX;
+/// Octets of an extended attribute, at most (XATTR_SIZE_MAX).
+const MAX: usize = 64 << 10;
+
+/// A file's list of a name. `None`: it has none.
+pub(super) fn of(path: &str, name: &str) -> Outcome<Option<Acl>> {
+    let mut octets = vec![0; MAX];
+    match getxattr(path, name, &mut octets[..]) {
+        Ok(len) => parsed(&octets[..len]).ok_or(Status::ServerFault).map(Some),
+        Err(Errno::NODATA) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Sets or removes it, with the thread's rights.
+pub(super) fn set(path: &str, name: &str, list: Option<&Acl>) -> Outcome<()> {
+    match list {
+        Some(list) => setxattr(path, name, &octets(list), XattrFlags::empty())?,
+        None => match removexattr(path, name) {
+            Err(Errno::NODATA) => {}
+            removed => removed?,
+        },
+    }
+    Ok(())
+}
+
+fn parsed(octets: &[u8]) -> Option<Acl> {
+    let (version, rest) = octets.split_first_chunk()?;
+    let (entries, []) = rest.as_chunks::<8>() else {
+        return None;
+    };
+    let entries = entries.iter().map(|&[t, u, r, s, id @ ..]| {
+        let tag = u32::from(u16::from_le_bytes([t, u]));
+        Some(Entry {
+            tag: Tag::take(&mut Reader(&tag.to_be_bytes())).ok()?,
+            id: u32::from_le_bytes(id),
+            rights: u16::from_le_bytes([r, s]).into(),
+        })
+    });
+    (u32::from_le_bytes(*version) == VERSION)
+        .then(|| Acl::new(&entries.collect::<Option<Vec<_>>>()?))
+        .flatten()
+}
+
+fn octets(list: &Acl) -> Vec<u8> {
+    let mut octets = VERSION.to_le_bytes().to_vec();
+    for Entry { tag, id, rights } in list.entries(NO_ID) {
+        octets.extend((tag as u16).to_le_bytes());
+        octets.extend((rights as u16).to_le_bytes());
+        octets.extend(id.to_le_bytes());
+    }
+    octets
+}

@@ -1,0 +1,477 @@
+//! Access control lists: the kernel's file system says what is right for the tree in memory.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy.toml allows it in test functions, not in what they share"
+)]
+
+use super::*;
+use proptest::prelude::*;
+use std::io::Write as _;
+use urnic_nfs::acl::{Acl, Entry as Ace, MAX_ENTRIES, Tag};
+use urnic_nfs::nfsacl::{self, ACCESS, ACCESS_COUNT, DEFAULT, DEFAULT_COUNT, List, Lists};
+use urnic_nfs::rpc::{Call, NoResults, Refusal, results};
+use urnic_nfs::tree::Acls;
+use urnic_nfs::xdr::{Reader, Xdr};
+
+/// A directory's tree and one in memory. `None`, and that is said: there is no telling what is right.
+fn both(test: &str, for_others: bool) -> Option<(tempfile::TempDir, [Arc<Server>; 2])> {
+    let skip = |why: &str| {
+        // Past the test runner's capture.
+        let _ = std::io::stderr().write_all(format!("SKIPPED {test}: {why}\n").as_bytes());
+    };
+    if for_others && !rustix::process::geteuid().is_root() {
+        skip("only root acts for others");
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let directory = of_directory(folder.path(), OPEN);
+    let mut client = client(&directory, true);
+    let root = client.mount(b"/").unwrap();
+    match client.acls(root, ACCESS) {
+        Err(Error::Nfs(Status::NotSupported)) => {
+            skip("the file system of temporary files has no access control lists");
+            None
+        }
+        got => {
+            got.unwrap();
+            Some((folder, [directory, of_memory(64 << 20, OPEN)]))
+        }
+    }
+}
+
+fn list(entries: &[Ace]) -> List {
+    List {
+        count: entries.len() as u32,
+        entries: entries.to_vec(),
+    }
+}
+
+fn access(entries: &[Ace]) -> Lists {
+    Lists {
+        mask: ACCESS,
+        access: list(entries),
+        default: List::default(),
+    }
+}
+
+fn ace(tag: Tag, id: u32, rights: u32) -> Ace {
+    Ace { tag, id, rights }
+}
+
+fn ids() -> impl Strategy<Value = u32> {
+    prop_oneof![Just(0), 1001..1004_u32]
+}
+
+/// Often a list, and sometimes not.
+fn entries() -> impl Strategy<Value = Vec<Ace>> {
+    let tags = Tag::ALL
+        .iter()
+        .copied()
+        .filter(|tag| matches!(tag, Tag::User | Tag::Group));
+    let named = (prop::sample::select(tags.collect::<Vec<_>>()), ids(), 0..8_u32);
+    let base = [Tag::Owner, Tag::OwningGroup, Tag::Other, Tag::Mask];
+    let fixed = (prop::array::uniform4(0..8_u32), 0..12_usize);
+    (prop::collection::vec(named, 0..5), fixed).prop_map(move |(named, (rights, without))| {
+        let named = named.into_iter().map(|(tag, id, rights)| ace(tag, id, rights));
+        let fixed = (0..4)
+            .filter(|n| *n != without)
+            .map(|n| ace(base[n], 0, rights[n]));
+        named.chain(fixed).collect()
+    })
+}
+
+fn callers() -> Vec<Credential> {
+    let of = |uid, groups: &[u32]| Credential::System {
+        uid,
+        gid: groups[0],
+        groups: groups[1..].to_vec(),
+    };
+    let named = (1001..1005).flat_map(|uid| [of(uid, &[5000]), of(uid, &[1001, 1002]), of(uid, &[6, 1003])]);
+    named.chain([of(0, &[0]), of(7, &[0]), of(7, &[9])]).collect()
+}
+
+/// What callers may do with a file, its mode, and its lists.
+type Seen = (Vec<u32>, u32, Lists);
+
+/// Where the mode lets others do something and the group nothing, Linux does not look who is named,
+/// and takes them for others; by the draft they may nothing, so that nobody is asked then.
+fn seen(server: &Arc<Server>, file: Handle) -> Seen {
+    let mode = client(server, true).attributes(file).unwrap().mode;
+    let asked = if mode & 0o70 == 0 && mode & 0o7 != 0 {
+        Vec::new()
+    } else {
+        callers()
+    };
+    let may = asked.into_iter().map(|caller| {
+        let mut client = client(server, true);
+        client.set_credential(caller);
+        let asked = AccessArgs { file, access: 0x3f };
+        let found = client.nfs::<AccessOk, Option<Attributes>>(Procedure::Access, &asked);
+        found.unwrap().access
+    });
+    let mut client = client(server, true);
+    let lists = client.acls(file, ACCESS | ACCESS_COUNT | DEFAULT | DEFAULT_COUNT);
+    (may.collect(), mode, lists.unwrap())
+}
+
+fn chmod(client: &mut Client, file: Handle, mode: u32) {
+    let attributes = SetAttributes {
+        mode: Some(mode),
+        ..SetAttributes::default()
+    };
+    let guard = None;
+    let arguments = SetattrArgs {
+        file,
+        attributes,
+        guard,
+    };
+    client.nfs::<Wcc, Wcc>(Procedure::Setattr, &arguments).unwrap();
+}
+
+/// Has everything about one file done with a server's; what is seen comes out.
+fn carried_out(
+    server: &Arc<Server>,
+    name: &str,
+    (own, default): (&[Ace], &[Ace]),
+    [before, after, below]: [u32; 3],
+) -> Vec<Result<Seen, Status>> {
+    let mut client = client(server, true);
+    let root = client.mount(b"/").unwrap();
+    let file = create(&mut client, root, format!("{name}-file").as_bytes(), before).unwrap();
+    let dir = mkdir(&mut client, root, format!("{name}-dir").as_bytes()).unwrap();
+    let both = Lists {
+        mask: ACCESS | DEFAULT,
+        access: list(own),
+        default: list(default),
+    };
+    let mut all = Vec::new();
+    for (handle, lists) in [(file, access(own)), (dir, both)] {
+        let set = client
+            .set_acls(handle, lists)
+            .map_err(|error| status::<()>(Err(error)));
+        all.push(set.map(|()| seen(server, handle)));
+        all.push(Ok(seen(server, handle)));
+        chmod(&mut client, handle, after);
+        all.push(Ok(seen(server, handle)));
+    }
+    let inside = create(&mut client, dir, b"file", below).unwrap();
+    let further = mkdir(&mut client, dir, b"dir").unwrap();
+    all.extend([inside, further].map(|handle| Ok(seen(server, handle))));
+    all
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    #[test]
+    fn lists_are_read_as_they_are_written(own in entries(), default in entries(), mask in 0..16_u32) {
+        let lists = Lists { mask, access: list(&own), default: list(&default) };
+        let mut octets = Vec::new();
+        lists.put(&mut octets);
+        let reader = &mut Reader(&octets);
+        prop_assert_eq!(Lists::take(reader), Ok(lists));
+        prop_assert!(reader.0.is_empty());
+        for len in 0..octets.len() {
+            prop_assert!(Lists::take(&mut Reader(&octets[..len])).is_err());
+        }
+    }
+
+    #[test]
+    fn any_octets_are_lists_or_not(octets: Vec<u8>, words in prop::collection::vec(0..33_u32, 0..40)) {
+        let _ = Lists::take(&mut Reader(&octets));
+        let words: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+        if let Ok(lists) = Lists::take(&mut Reader(&words)) {
+            let _ = lists.change();
+        }
+    }
+}
+
+#[test]
+fn a_tree_in_memory_lets_whom_the_kernel_lets() {
+    let test = "a_tree_in_memory_lets_whom_the_kernel_lets";
+    let Some((_folder, servers)) = both(test, true) else {
+        return;
+    };
+    let mode = || 0..0o1000_u32;
+    let number = std::cell::Cell::new(0);
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        cases: 96,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    runner
+        .run(
+            &(entries(), entries(), [mode(), mode(), mode()]),
+            |(own, default, modes)| {
+                number.set(number.get() + 1);
+                let seen = servers
+                    .each_ref()
+                    .map(|server| carried_out(server, &number.get().to_string(), (&own, &default), modes));
+                prop_assert_eq!(&seen[0], &seen[1]);
+                Ok(())
+            },
+        )
+        .unwrap();
+}
+
+const PLAIN: [Ace; 3] = [
+    Ace {
+        tag: Tag::Owner,
+        id: 0,
+        rights: 6,
+    },
+    Ace {
+        tag: Tag::OwningGroup,
+        id: 0,
+        rights: 4,
+    },
+    Ace {
+        tag: Tag::Other,
+        id: 0,
+        rights: 0,
+    },
+];
+
+/// As many as go over the network, or the kernel keeps: further users, a mask.
+fn long(users: u32) -> Vec<Ace> {
+    let named = (0..users).map(|n| ace(Tag::User, 10_000 + n, n % 8));
+    PLAIN
+        .into_iter()
+        .chain(named)
+        .chain([ace(Tag::Mask, 0, 7)])
+        .collect()
+}
+
+#[test]
+fn long_lists_come_back_whole() {
+    let Some((_folder, servers)) = both("long_lists_come_back_whole", false) else {
+        return;
+    };
+    for (server, users) in servers.iter().zip([400, MAX_ENTRIES as u32 - 4]) {
+        let mut client = client(server, false);
+        let root = client.mount(b"/").unwrap();
+        let file = create(&mut client, root, b"file", 0o600).unwrap();
+        client.set_acls(file, access(&long(users))).unwrap();
+        let got = client.acls(file, ACCESS).unwrap();
+        assert_eq!(got.access.entries.len(), users as usize + 4);
+        let named = |entries: &[Ace]| {
+            let named = entries.iter().filter(|entry| entry.tag == Tag::User);
+            named.copied().collect::<Vec<_>>()
+        };
+        assert_eq!(named(&got.access.entries), named(&long(users)));
+        let count = client.acls(file, ACCESS_COUNT).unwrap();
+        assert_eq!((count.access.count, count.access.entries), (users + 4, vec![]));
+    }
+}
+
+#[test]
+fn a_list_that_says_no_more_than_a_mode_has_four_entries_with_their_owners() {
+    let Some((_folder, servers)) = both("a_list_that_says_no_more_than_a_mode", false) else {
+        return;
+    };
+    for server in servers {
+        let mut client = client(&server, true);
+        let root = client.mount(b"/").unwrap();
+        let file = create(&mut client, root, b"file", 0o641).unwrap();
+        let is = client.attributes(file).unwrap();
+        let got = client.acls(file, ACCESS | DEFAULT).unwrap();
+        let expected = [
+            ace(Tag::Owner, is.uid, 6),
+            ace(Tag::OwningGroup, is.gid, 4),
+            ace(Tag::Mask, 0, 4),
+            ace(Tag::Other, 0, 1),
+        ];
+        assert_eq!((got.access, got.default), (list(&expected), List::default()));
+        // What came may go back.
+        client.set_acls(file, access(&expected)).unwrap();
+        assert_eq!(client.attributes(file).unwrap().mode, 0o641);
+        chmod(&mut client, file, 0o660);
+        assert_eq!(client.acls(file, ACCESS).unwrap().access.entries[1].rights, 6);
+    }
+}
+
+/// What a server answers to SETACL (or another procedure) of a file with these words behind its handle.
+fn answered(server: &Arc<Server>, procedure: u32, file: Handle, words: &[u32]) -> Result<Status, Refusal> {
+    let call = Call {
+        xid: procedure ^ words.len() as u32,
+        program: nfsacl::PROGRAM,
+        version: nfsacl::VERSION,
+        procedure,
+        credential: Credential::Nobody,
+    };
+    let mut message = call.emit();
+    file.put(&mut message);
+    words.iter().for_each(|word| word.put(&mut message));
+    let request = Request {
+        peer: PEER,
+        message: &message,
+        item: None,
+        back: None,
+    };
+    let reply = server.call(request).unwrap().message;
+    match results(&reply) {
+        Ok(mut results) => Ok(Status::take(&mut results).unwrap()),
+        Err(NoResults::Refused(refusal)) => Err(refusal),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_is_no_list_is_garbage_or_invalid() {
+    let server = of_memory(1 << 20, OPEN);
+    let root = client(&server, true).mount(b"/").unwrap();
+    const GARBAGE: Result<Status, Refusal> = Err(Refusal::Garbage);
+    const INVALID: Result<Status, Refusal> = Ok(Status::Invalid);
+    let plain = [4, 4, 1, 0, 7, 4, 0, 5, 0x10, 0, 7, 0x20, 0, 5];
+    let changed = |at: usize, word: u32| {
+        let mut list = plain;
+        list[at] = word;
+        [&[1], &list[..], &[0, 0]].concat()
+    };
+    for (words, expected) in [
+        // Cut short, more than is there, counts that do not fit together, too many.
+        (vec![], GARBAGE),
+        (vec![1], GARBAGE),
+        ([&[1], &plain[..]].concat(), GARBAGE),
+        (changed(1, 5), GARBAGE),
+        (changed(0, 5), GARBAGE),
+        (changed(0, 1025), GARBAGE),
+        (vec![0, 0, 1025], GARBAGE),
+        (vec![0, 0, u32::MAX], GARBAGE),
+        // Tags and rights that there are not.
+        (changed(2, 3), GARBAGE),
+        (changed(2, 0x1_0001), GARBAGE),
+        (changed(4, 8), GARBAGE),
+        // A mask of what there is not; entries twice; none.
+        (vec![0x10, 0, 0, 0, 0], INVALID),
+        (changed(2, 4), INVALID),
+        (vec![1, 0, 0, 0, 0], INVALID),
+    ] {
+        assert_eq!(answered(&server, 2, root, &words), expected, "{words:?}");
+    }
+    // Solaris' further bits in a mask are nobody's.
+    let owner_only = Ok(Status::Perm);
+    assert_eq!(answered(&server, 2, root, &changed(10, 0xff)), owner_only);
+    assert_eq!(answered(&server, 1, root, &[0x10]), INVALID);
+    assert_eq!(answered(&server, 1, root, &[]), GARBAGE);
+    assert_eq!(answered(&server, 3, root, &[]), Err(Refusal::NoProcedure));
+    let foreign = Handle::new(b"nobody's");
+    assert_eq!(answered(&server, 1, foreign, &[1]), Ok(Status::BadHandle));
+}
+
+#[test]
+fn lists_are_their_owners_to_change_and_nobodys_on_a_read_only_server() {
+    let Some((folder, servers)) = both("lists_are_their_owners_to_change", false) else {
+        return;
+    };
+    for server in servers {
+        let mut owner = client(&server, true);
+        let root = owner.mount(b"/").unwrap();
+        let file = create(&mut owner, root, b"file", 0o600).unwrap();
+        owner.set_acls(file, access(&long(1))).unwrap();
+        // An ordinary user's server acts for nobody else.
+        if rustix::process::geteuid().is_root() {
+            let mut other = client_as(&server, 1001);
+            assert_eq!(status(other.set_acls(file, access(&PLAIN))), Status::Perm);
+        }
+        let default = Lists {
+            mask: DEFAULT,
+            access: List::default(),
+            default: list(&PLAIN),
+        };
+        assert_eq!(
+            status(owner.set_acls(file, default)),
+            Status::Access,
+            "no directory"
+        );
+    }
+    let read_only = Options {
+        read_only: true,
+        ..OPEN
+    };
+    let mut client = client(&of_directory(folder.path(), read_only), true);
+    let root = client.mount(b"/").unwrap();
+    let file = client.lookup(root, b"file").unwrap().file;
+    assert_eq!(status(client.set_acls(file, access(&PLAIN))), Status::ReadOnly);
+    assert_eq!(client.acls(file, ACCESS).unwrap().access.count, 5);
+}
+
+/// The default goes when it is set to nothing, and stays when it is not spoken of.
+#[test]
+fn a_default_list_comes_stays_and_goes() {
+    let Some((_folder, servers)) = both("a_default_list_comes_stays_and_goes", false) else {
+        return;
+    };
+    for server in servers {
+        let mut client = client(&server, true);
+        let root = client.mount(b"/").unwrap();
+        let dir = mkdir(&mut client, root, b"dir").unwrap();
+        let default = |entries: &[Ace]| Lists {
+            mask: DEFAULT,
+            access: List::default(),
+            default: list(entries),
+        };
+        let count = |client: &mut Client| client.acls(dir, DEFAULT_COUNT).unwrap().default.count;
+        client.set_acls(dir, default(&long(2))).unwrap();
+        client.set_acls(dir, access(&long(3))).unwrap();
+        assert_eq!(count(&mut client), 6);
+        for _ in 0..2 {
+            client.set_acls(dir, default(&[])).unwrap();
+            assert_eq!(count(&mut client), 0);
+        }
+        assert_eq!(client.acls(dir, ACCESS_COUNT).unwrap().access.count, 7);
+    }
+}
+
+#[test]
+fn a_file_system_without_lists_says_so() {
+    let server = of_directory(Path::new("/proc"), OPEN);
+    let mut client = client(&server, true);
+    let root = client.mount(b"/").unwrap();
+    assert_eq!(status(client.acls(root, ACCESS)), Status::NotSupported);
+    assert_eq!(
+        status(client.set_acls(root, access(&long(1)))),
+        Status::NotSupported
+    );
+}
+
+#[test]
+fn lists_count_for_the_room_that_a_tree_in_memory_has() {
+    let server = of_memory(64 << 10, OPEN);
+    let mut client = client(&server, true);
+    let root = client.mount(b"/").unwrap();
+    let file = |n: u32| format!("file-{n}");
+    let fill = |client: &mut Client| {
+        let full = (0..).find_map(|n| {
+            let file = create(client, root, file(n).as_bytes(), 0o600).unwrap();
+            client
+                .set_acls(file, access(&long(1000)))
+                .err()
+                .map(|error| (n, error))
+        });
+        let (n, error) = full.unwrap();
+        assert!(matches!(error, Error::Nfs(Status::NoSpace)), "{error}");
+        n
+    };
+    let first = fill(&mut client);
+    assert!((1..10).contains(&first), "{first} files");
+    for n in 0..=first {
+        remove(&mut client, root, file(n).as_bytes()).unwrap();
+    }
+    assert_eq!(fill(&mut client), first, "what is gone leaves its room");
+}
+
+#[test]
+fn a_list_that_is_too_long_for_clients_is_not_cut() {
+    let entries = long(MAX_ENTRIES as u32);
+    let acls = Acls {
+        access: Acl::new(&entries).unwrap(),
+        default: None,
+    };
+    assert_eq!(Lists::of(&acls, ACCESS, 0, 0), Err(Status::FileTooBig));
+    assert_eq!(
+        Lists::of(&acls, DEFAULT, 0, 0).map(|lists| lists.access.count),
+        Ok(0)
+    );
+}
