@@ -13,17 +13,17 @@ use urnic_tests::wait::{PATIENCE, until};
 
 use super::{Export, pattern, read, write};
 
-const WITHOUT_CRC: (&str, &str) = ("URNIC_MPA_CRC", "false");
+pub(super) const WITHOUT_CRC: (&str, &str) = ("URNIC_MPA_CRC", "false");
 
 /// Has a command line done in the guest.
 #[track_caller]
-fn said(guest: &Guest, line: &str) -> String {
+pub(super) fn said(guest: &Guest, line: &str) -> String {
     guest.start(&format!("exec 2>&1; {line}")).success()
 }
 
 /// Mounts the export at `/mnt`, for READs and WRITEs of this many octets.
 #[track_caller]
-fn mount(guest: &Guest, Export { tcp, rdma, .. }: &Export, size: u32) {
+pub(super) fn mount(guest: &Guest, Export { tcp, rdma, .. }: &Export, size: u32) {
     said(
         guest,
         &format!(
@@ -35,7 +35,7 @@ fn mount(guest: &Guest, Export { tcp, rdma, .. }: &Export, size: u32) {
 }
 
 #[track_caller]
-fn unmount(guest: &Guest) {
+pub(super) fn unmount(guest: &Guest) {
     said(guest, "cd / && umount /mnt");
 }
 
@@ -240,7 +240,7 @@ fn fio_finds_what_it_wrote_at_random_for_a_minute() {
 }
 
 /// What is on the wire is what a dissector that others wrote knows; and of each kind of call and reply there is some, but of long calls, for which NFSv3 has nothing to
-/// say: Linux' longest go by Read chunk. (`rpc_rdma` has those dissected.)
+/// say: Linux' longest go by Read chunk. (Its lists of rights are long: `lists`.)
 #[test]
 #[ignore = "make interop"]
 fn what_linux_and_we_say_is_well_formed() {

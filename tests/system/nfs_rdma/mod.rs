@@ -3,6 +3,7 @@
 mod cuts;
 mod hostile;
 mod linux;
+mod lists;
 mod nfsd;
 mod users;
 
@@ -57,7 +58,7 @@ impl Drop for Folder {
     }
 }
 
-/// A directory that is served, and goes with this.
+/// A directory, or a tree in memory, that is served, and goes with this.
 struct Export {
     folder: Folder,
     server: Running,
@@ -67,11 +68,22 @@ struct Export {
 }
 
 impl Export {
+    /// Serves a directory.
     fn new(name: &str, settings: &[(&str, &str)]) -> Self {
         let folder = Folder::new(name);
         let served = folder.file("served");
         std::fs::create_dir_all(&served).expect("a folder");
         let program = urnic_nfs("serve --no-root-squash").arg(&served);
+        Self::start(folder, program, settings)
+    }
+
+    /// Serves a tree in memory.
+    fn of_memory(name: &str, settings: &[(&str, &str)]) -> Self {
+        let program = urnic_nfs("serve --no-root-squash --memory 64M");
+        Self::start(Folder::new(name), program, settings)
+    }
+
+    fn start(folder: Folder, program: Program, settings: &[(&str, &str)]) -> Self {
         let program = settings
             .iter()
             .fold(program, |program, (name, value)| program.env(name, value));
