@@ -3,7 +3,7 @@
 mod cli;
 
 use clap::{Parser, Subcommand};
-use cli::{bench, list, serve, transfer};
+use cli::{acl, bench, list, serve, transfer};
 use std::process::ExitCode;
 
 /// An NFSv3 server in user space, and a client tool
@@ -24,6 +24,8 @@ enum Command {
     Put(transfer::Put),
     /// List a directory of a server, or one file
     Ls(list::List),
+    /// Print the access control lists of a file of a server, or set them
+    Acl(acl::Show),
     /// Measure a server: reading, writing, small operations, empty calls
     Bench(bench::Bench),
 }
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
         Command::Get(get) => get.run(),
         Command::Put(put) => put.run(),
         Command::Ls(list) => list.run(),
+        Command::Acl(acl) => acl.run(),
         Command::Bench(bench) => bench.run(),
     };
     match done {

@@ -1,5 +1,6 @@
 //! The commands.
 
+pub(crate) mod acl;
 pub(crate) mod bench;
 pub(crate) mod list;
 pub(crate) mod remote;

@@ -1,0 +1,180 @@
+//! `urnic-nfs acl`: access control lists as text, a line for each entry, as `getfacl -cn` and `setfacl --set-file` have it.
+
+use super::Done;
+use super::remote::{Remote, Way};
+use clap::Args;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::PathBuf;
+use urnic_nfs::acl::{Acl, EXECUTE, Entry, READ, Rights, Tag, WRITE};
+use urnic_nfs::nfsacl::{ACCESS, DEFAULT, List, Lists};
+
+/// Whose lists.
+#[derive(Args, Debug)]
+pub(crate) struct Show {
+    /// SERVER:PATH
+    remote: Remote,
+    /// Set the lists that this text file has, rather than print those that there are
+    #[arg(long, value_name = "FILE")]
+    set: Option<PathBuf>,
+    #[command(flatten)]
+    way: Way,
+}
+
+/// What entries of default lists begin with.
+const OF_DEFAULT: &str = "default:";
+
+/// The letters of rights.
+const LETTERS: [(Rights, char); 3] = [(READ, 'r'), (WRITE, 'w'), (EXECUTE, 'x')];
+
+impl Show {
+    pub(crate) fn run(&self) -> Done<()> {
+        let failed = |error: urnic_nfs::client::Error| self.remote.failed(&error);
+        let new = match &self.set {
+            None => None,
+            Some(file) => {
+                let text = std::fs::read_to_string(file).map_err(|error| error.to_string());
+                let lists = text.and_then(|text| lists(&text));
+                Some(lists.map_err(|error| format!("{}: {error}", file.display()))?)
+            }
+        };
+        let mut place = self.remote.reach(&self.way)?;
+        let (file, _) = place.file().map_err(failed)?;
+        if let Some(new) = new {
+            return place.client.set_acls(file, new).map_err(failed);
+        }
+        let got = place.client.acls(file, ACCESS | DEFAULT).map_err(failed)?;
+        // Without the mask that a list has on the wire in any case.
+        let got = got.change().map_err(|error| self.remote.failed(&error))?;
+        let both = [("", got.access), (OF_DEFAULT, got.default.flatten())];
+        let text = both
+            .iter()
+            .filter_map(|(of, list)| Some(text(of, list.as_ref()?)));
+        let written = std::io::stdout().write_all(text.collect::<String>().as_bytes());
+        written.map_err(|error| error.to_string())
+    }
+}
+
+fn text(of: &str, list: &Acl) -> String {
+    let mut text = String::new();
+    for Entry { tag, id, rights } in list.entries(0) {
+        let (who, named) = called(tag);
+        let id = if named { id.to_string() } else { String::new() };
+        let rights = LETTERS.map(|(right, letter)| if rights & right == 0 { '-' } else { letter });
+        let [r, w, x] = rights;
+        let _ = writeln!(text, "{of}{who}:{id}:{r}{w}{x}");
+    }
+    text
+}
+
+/// What an entry is called, and whether it has an id.
+const fn called(tag: Tag) -> (&'static str, bool) {
+    match tag {
+        Tag::Owner => ("user", false),
+        Tag::User => ("user", true),
+        Tag::OwningGroup => ("group", false),
+        Tag::Group => ("group", true),
+        Tag::Mask => ("mask", false),
+        Tag::Other => ("other", false),
+    }
+}
+
+fn lists(text: &str) -> Done<Lists> {
+    let (mut access, mut default) = (Vec::new(), Vec::new());
+    for line in text.lines() {
+        let line = line.split('#').next().unwrap_or_default().trim();
+        match line.strip_prefix(OF_DEFAULT) {
+            _ if line.is_empty() => {}
+            Some(line) => default.push(entry(line)?),
+            None => access.push(entry(line)?),
+        }
+    }
+    for entries in [&access, &default] {
+        if !entries.is_empty() && Acl::new(entries).is_none() {
+            return Err(
+                "a list needs user::, group:: and other::, each once, and mask:: if it names anybody".into(),
+            );
+        }
+    }
+    let bit = |entries: &[Entry], bit| if entries.is_empty() { 0 } else { bit };
+    let mask = bit(&access, ACCESS) | bit(&default, DEFAULT);
+    let [access, default] = [access, default].map(|entries| List {
+        count: entries.len() as u32,
+        entries,
+    });
+    Ok(Lists {
+        mask,
+        access,
+        default,
+    })
+}
+
+fn entry(line: &str) -> Done<Entry> {
+    let wrong = || format!("{line} is no entry: user:1001:rwx, group::r-x, mask::rwx, other::---");
+    let [who, id, rights] = line.split(':').collect::<Vec<_>>()[..] else {
+        return Err(wrong());
+    };
+    let wanted = (who, !id.is_empty());
+    let tag = Tag::ALL
+        .iter()
+        .find(|tag| called(**tag) == wanted)
+        .ok_or_else(wrong)?;
+    let id = if id.is_empty() { Some(0) } else { id.parse().ok() };
+    let letters = rights.chars().count() == LETTERS.len();
+    let rights = rights
+        .chars()
+        .zip(LETTERS)
+        .map(|(said, (right, letter))| match said {
+            '-' => Some(0),
+            _ => (said == letter).then_some(right),
+        });
+    Ok(Entry {
+        tag: *tag,
+        id: id.ok_or_else(wrong)?,
+        rights: rights
+            .sum::<Option<Rights>>()
+            .filter(|_| letters)
+            .ok_or_else(wrong)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &str = "user::rwx\nuser:7:r--\ngroup::r-x\ngroup:8:-w-\nmask::rwx\nother::--x\n";
+
+    #[test]
+    fn lists_are_read_as_they_are_printed() {
+        let whole = format!(
+            "# file: a\n\n{LIST}default:user::rw-\ndefault:group::r--\t#effective:r--\ndefault:other::---\n"
+        );
+        let lists = lists(&whole).expect("lists");
+        assert_eq!((lists.mask, lists.default.count), (ACCESS | DEFAULT, 3));
+        let list = Acl::new(&lists.access.entries).expect("a list");
+        assert_eq!(text("", &list), LIST);
+    }
+
+    #[test]
+    fn what_is_no_list_is_told() {
+        for line in [
+            "user:1001",
+            "user::rw",
+            "user::xwr",
+            "user::rwxr",
+            "user:ann:rwx",
+            "mask:1:rwx",
+            "owner::rwx",
+            "user:-1:r--",
+        ] {
+            assert!(lists(&format!("{LIST}{line}\n")).is_err(), "{line}");
+        }
+        for text in [
+            "user::rwx\n",
+            &LIST.replace("mask::rwx\n", ""),
+            &format!("{LIST}other::---\n"),
+        ] {
+            assert!(lists(text).is_err(), "{text}");
+        }
+    }
+}
