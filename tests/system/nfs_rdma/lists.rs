@@ -17,7 +17,7 @@ const OF_FILE: u32 = 450;
 const OF_DIRECTORY: u32 = 200;
 
 /// What `getfacl -cnE` prints of a list with so many users.
-fn list(of: &str, users: u32, all: &str) -> String {
+pub(super) fn list(of: &str, users: u32, all: &str) -> String {
     let rights =
         |n: u32| [(4, 'r'), (2, 'w'), (1, 'x')].map(|(bit, letter)| if n & bit == 0 { '-' } else { letter });
     let named = (0..users).map(|n| {
@@ -158,7 +158,7 @@ fn rpc_k_07_linux_sets_and_gets_long_lists_of_a_directory() {
 
 /// 12 KiB each way, of which 4 go without chunks.
 #[test]
-fn our_client_sets_a_long_list_and_gets_it_back() {
+fn rpc_k_07_our_client_sets_a_long_list_and_gets_it_back() {
     let export = Export::of_memory("lists-ours", &[]);
     let (sent, set) = (export.here("sent"), export.here("list"));
     write(&sent, b"");

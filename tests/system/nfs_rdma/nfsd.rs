@@ -12,6 +12,7 @@ use urnic_tests::or_skip;
 use urnic_tests::peer::hex;
 use urnic_tests::program::Program;
 
+use super::lists::list;
 use super::{Folder, pattern, read, urnic_nfs, write};
 
 /// Answers each call of a connection with success and TRUE.
@@ -173,4 +174,20 @@ fn our_client_reads_and_writes_files_of_linux_nfsd() {
     // Behind what the device warns of.
     let names = "empty\nempty-too\nlarge\nlarge-too\nodd\nodd-too\nsmall\nsmall-too\n";
     assert!(listed.ends_with(names), "{listed}");
+}
+
+/// nfsd takes no list that is longer than a page, but two of them.
+#[test]
+#[ignore = "make interop"]
+fn rpc_k_07_linux_nfsd_takes_our_long_lists_and_gives_them_back() {
+    const USERS: u32 = 300;
+    let nfsd = or_skip!(Nfsd::start());
+    let folder = Folder::new("nfsd-lists");
+    let lists = list("", USERS, "rwx") + &list("default:", USERS, "rwx");
+    write(&folder.file("lists"), lists.as_bytes());
+    nfsd.does("mkdir /export/dir");
+    let acl = || nfsd.client("acl").arg("127.0.0.1:/dir");
+    acl().arg("--set").arg(folder.file("lists")).run().success();
+    let got = acl().run().success();
+    assert!(got.ends_with(&lists), "{got}");
 }
