@@ -1,7 +1,8 @@
 //! Calls of a server's to its clients, backward over the connections that those made (RFC 8167).
 
+use crate::dispatch::lock;
 use crate::error::Error;
-use crate::peer::{Peer, Waiting, lock};
+use crate::peer::{Peer, Waiting};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::fmt;
 use std::io;

@@ -2,20 +2,19 @@
 //!
 //! Epoll tells of connections that are nobody's, of calls that wait for a thread, and of the end. A thread to which calls came one upon another *keeps* their connection: it asks for no more events, but
 //! looks for itself between two calls, since to be told takes longer than most calls do. Calls that came together wait for it if it answers fast, else they go to the others. A thread that is
-//! held up in a service has its connection taken from it ([`Dispatch::relieve`]).
+//! held up in a service has its connection taken from it.
 
 use crate::endpoint::{Endpoint, Taken};
-use crate::peer::{Peer, lock};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::{Errno, read, write};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A call that nobody has answered yet.
-pub(crate) struct Job {
+pub(crate) struct Job<Peer> {
     pub(crate) peer: Arc<Peer>,
     pub(crate) taken: Taken,
 }
@@ -35,12 +34,12 @@ const JOBS: u64 = 1;
 
 const ONCE: EventFlags = EventFlags::IN.union(EventFlags::ONESHOT);
 
-/// See the module.
-pub(crate) struct Dispatch {
+/// See the module. What a connection is, is its user's affair.
+pub(crate) struct Dispatch<Peer> {
     epoll: OwnedFd,
     stop: OwnedFd,
     /// Calls that wait for a thread, and their count.
-    jobs: Mutex<VecDeque<Job>>,
+    jobs: Mutex<VecDeque<Job<Peer>>>,
     count: OwnedFd,
     /// Connections that a thread keeps, by key.
     kept: Mutex<HashMap<u64, Arc<Peer>>>,
@@ -48,7 +47,7 @@ pub(crate) struct Dispatch {
     keeping: OwnedFd,
 }
 
-impl Dispatch {
+impl<Peer> Dispatch<Peer> {
     pub(crate) fn new() -> io::Result<Self> {
         let counter = |flags| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | flags);
         let dispatch = Self {
@@ -111,12 +110,12 @@ impl Dispatch {
     }
 
     /// Puts a call behind the others.
-    pub(crate) fn leave(&self, job: Job) {
+    pub(crate) fn leave(&self, job: Job<Peer>) {
         lock(&self.jobs).push_back(job);
         let _ = write(&self.count, &1_u64.to_ne_bytes());
     }
 
-    pub(crate) fn next(&self) -> Option<Job> {
+    pub(crate) fn next(&self) -> Option<Job<Peer>> {
         let mut count = [0; 8];
         read(&self.count, &mut count).ok()?;
         lock(&self.jobs).pop_front()
@@ -133,32 +132,32 @@ impl Dispatch {
         lock(&self.kept).clear();
     }
 
-    /// A thread keeps this connection.
-    pub(crate) fn keeps(&self, peer: &Arc<Peer>) {
+    /// A thread keeps the connection with this key.
+    pub(crate) fn keeps(&self, key: u64, peer: &Arc<Peer>) {
         let mut kept = lock(&self.kept);
         if kept.is_empty() {
             let _ = write(&self.keeping, &1_u64.to_ne_bytes());
         }
-        kept.insert(peer.key, Arc::clone(peer));
+        kept.insert(key, Arc::clone(peer));
     }
 
-    pub(crate) fn keeps_no_more(&self, peer: &Peer) {
-        lock(&self.kept).remove(&peer.key);
+    pub(crate) fn keeps_no_more(&self, key: u64) {
+        lock(&self.kept).remove(&key);
     }
 
-    /// Becomes readable when threads begin to keep connections; [`relieve`](Self::relieve) is to be called then, again and again while it says so.
+    /// Becomes readable when threads begin to keep connections, until it is asked which.
     pub(crate) fn keeping(&self) -> BorrowedFd<'_> {
         self.keeping.as_fd()
     }
 
-    /// Takes connections from threads that are in the same call as when this was last called; returns whether any are kept.
-    pub(crate) fn relieve(&self) -> bool {
+    /// The connections that are kept.
+    pub(crate) fn kept(&self) -> Vec<Arc<Peer>> {
         let mut count = [0; 8];
         let _ = read(&self.keeping, &mut count);
-        let kept: Vec<_> = lock(&self.kept).values().cloned().collect();
-        for peer in &kept {
-            peer.relieve();
-        }
-        !lock(&self.kept).is_empty()
+        lock(&self.kept).values().cloned().collect()
     }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

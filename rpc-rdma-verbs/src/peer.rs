@@ -1,6 +1,6 @@
 //! A client's connection, as the server's threads share it.
 
-use crate::dispatch::{Dispatch, Job};
+use crate::dispatch::{self, lock};
 use crate::endpoint::{Endpoint, Taken};
 use crate::patience::Patience;
 use rustix::io::write;
@@ -8,13 +8,16 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 use urnic_rpc_rdma::engine::{self, CallError, Event, Message};
 
 /// To hand a call over costs a thread's waking: those that are answered in less time are not.
 const WAKING: Duration = Duration::from_micros(20);
+
+pub(crate) type Dispatch = dispatch::Dispatch<Peer>;
+pub(crate) type Job = dispatch::Job<Peer>;
 
 /// A client's connection.
 pub(crate) struct Peer {
@@ -105,7 +108,7 @@ impl Peer {
         if keep.keeper.is_none() {
             keep.keeper = Some(thread::current().id());
             drop(keep);
-            self.dispatch.keeps(self);
+            self.dispatch.keeps(self.key, self);
         }
     }
 
@@ -151,7 +154,7 @@ impl Peer {
         keep.since = None;
         let waiting = std::mem::take(&mut keep.waiting);
         drop(keep);
-        self.dispatch.keeps_no_more(self);
+        self.dispatch.keeps_no_more(self.key);
         for taken in waiting {
             self.dispatch.leave(self.job(taken));
         }
@@ -190,10 +193,6 @@ impl Peer {
         }
         let _ = self.sort(endpoint);
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Who waits for an answer.

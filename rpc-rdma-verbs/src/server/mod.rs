@@ -3,12 +3,12 @@
 mod work;
 
 use crate::crowd::longest_idle;
-use crate::dispatch::Dispatch;
+use crate::dispatch::lock;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::memory::Pool;
 use crate::options::Options;
-use crate::peer::{Keep, Peer, lock};
+use crate::peer::{Dispatch, Keep, Peer};
 use crate::service::Service;
 use crate::verbs::{Channel, Device, Event as CmEvent, Id, Link};
 use crate::xid;
@@ -151,7 +151,9 @@ impl Server {
                 self.manage();
             }
             if keeping || kept {
-                keeping = self.dispatch.relieve();
+                let kept = self.dispatch.kept();
+                kept.iter().for_each(Peer::relieve);
+                keeping = !kept.is_empty();
             }
             if next_look <= Instant::now() {
                 next_look = Instant::now() + BETWEEN_LOOKS;

@@ -2,9 +2,9 @@
 
 use super::Server;
 use crate::backward::Caller;
-use crate::dispatch::{Job, Told};
+use crate::dispatch::{Told, lock};
 use crate::memory::Slice;
-use crate::peer::{Peer, lock};
+use crate::peer::{Job, Peer};
 use crate::service::{Request, Response, Service, reply};
 use rustix::event::Timespec;
 use std::sync::Arc;
