@@ -1,27 +1,20 @@
 //! An open device: what `ibv_open_device` returns, and what of ours belongs to it.
 
-use std::ffi::{c_int, c_void};
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use urnic_driver_shim::config::Config;
-use urnic_driver_shim::driver::{self, CmChannel, Driver};
-use urnic_driver_shim::presence::{ChannelSender, Presence, command};
-use urnic_verbs_api::rdma_core::{ibv_context, ibv_device, verbs_context, verbs_device};
+use urnic_driver_shim::driver::{self, Driver};
+use urnic_driver_shim::presence::{ChannelSender, Presence};
+use urnic_verbs_api::rdma_core::ibv_context;
 
-use crate::guard::{guarded, set_errno};
 use crate::library::Library;
-use crate::register::Registration;
-use crate::verbs::{self, Events, File};
-
-/// `enum rdma_driver_id`: not one of the kernel's.
-const RDMA_DRIVER_UNKNOWN: u32 = 0;
+use crate::verbs::{Events, File};
 
 /// Our part of an open device.
 pub(crate) struct Context {
     /// The libibverbs that it was opened through.
-    library: &'static Library,
+    pub(crate) library: &'static Library,
     pub(crate) driver: Arc<Driver>,
     /// The driver's name for this context.
     pub(crate) device: driver::Context,
@@ -33,16 +26,16 @@ pub(crate) struct Context {
 /// The end of the memory of a context. `verbs_context` before it differs in length from release to release; it ends with
 /// `ibv_context`, so what follows is at the same place everywhere.
 #[repr(C)]
-struct Tail {
-    ibv: ibv_context,
-    ours: *mut Context,
+pub(crate) struct Tail {
+    pub(crate) ibv: ibv_context,
+    pub(crate) ours: *mut Context,
 }
 
 impl Context {
     /// Our part of a context.
     ///
     /// # Safety
-    /// `context` came from [`alloc_context`] or [`import_context`] and is open for as long as the result is used.
+    /// `context` is one that libibverbs got from us, and is open for as long as the result is used.
     pub(crate) unsafe fn of<'a>(context: *mut ibv_context) -> &'a Context {
         // SAFETY: as promised, so the tail is there and filled.
         unsafe { &*(*context.cast::<Tail>()).ours }
@@ -65,13 +58,13 @@ impl Context {
     }
 
     /// Everything but the memory: our part of the context, and the program's end of its asynchronous events.
-    fn make(library: &'static Library, file: Arc<File>) -> Result<(Context, RawFd), Errno> {
+    pub(crate) fn make(library: &'static Library, file: Arc<File>) -> Result<(Context, RawFd), Errno> {
         let driver = file.driver.clone();
         let (async_fd, channel) = ChannelSender::open()?;
         let events = Arc::new(Events::new(channel));
         let device = driver
             .open_context(events.clone())
-            .inspect_err(|_| close(async_fd))?;
+            .inspect_err(|_| close_of_program(async_fd))?;
         let context = Context {
             library,
             driver,
@@ -83,130 +76,8 @@ impl Context {
     }
 }
 
-/// The device as it is shown, and its driver: opened now if this is the process's first use of it.
-fn open_device() -> Result<(&'static Presence, Arc<Driver>), Errno> {
-    let presence = Presence::current()?;
-    let config = Config::from_env().map_err(|error| {
-        tracing::error!("{error}");
-        Errno::INVAL
-    })?;
-    let driver = Driver::open(&config, presence.gids())?;
-    driver.be_watched(presence);
-    Ok((presence, driver))
-}
-
-/// Makes `opened`, an fd that the program got for `/dev/infiniband/rdma_cm`, a channel to the connection manager.
-///
-/// # Errors
-/// Those of opening the device; `EMFILE`, `ENOMEM`.
-pub(crate) fn open_cm_channel(opened: BorrowedFd<'_>) -> Result<(), Errno> {
-    let (presence, driver) = open_device()?;
-    CmChannel::open(driver, presence.node_guid(), opened)
-}
-
-/// `verbs_device_ops.alloc_context`: opens the device on `cmd_fd`, which is ours to close from here on.
-pub(crate) unsafe extern "C" fn alloc_context(
-    device: *mut ibv_device,
-    cmd_fd: c_int,
-    _private_data: *mut c_void,
-) -> *mut verbs_context {
-    answer(|| {
-        let opened = || {
-            let (presence, driver) = open_device()?;
-            let file = File::open(cmd_fd, presence, driver)?;
-            // SAFETY: libibverbs passes a device of ours.
-            Context::make(unsafe { library_of(device) }, file)
-        };
-        let (ours, async_fd) = opened().inspect_err(|_| close(cmd_fd))?;
-        // SAFETY: as above.
-        unsafe { give(device, cmd_fd, ours, async_fd) }
-    })
-}
-
-/// `verbs_device_ops.import_context`: another context on the file behind `cmd_fd`, which is ours to close if that succeeds, and gone, as libibverbs
-/// has it, if there is no memory for a context. Errors are those of [`File::of`] and of opening a context; `EIO` if the device is lost.
-pub(crate) unsafe extern "C" fn import_context(device: *mut ibv_device, cmd_fd: c_int) -> *mut verbs_context {
-    answer(|| {
-        // SAFETY: libibverbs passes a device of ours.
-        let (ours, async_fd) = Context::make(unsafe { library_of(device) }, File::of(cmd_fd)?)?;
-        // SAFETY: as above.
-        let context = unsafe { give(device, cmd_fd, ours, async_fd) }?;
-        command::offer_async_fd(async_fd);
-        Ok(context)
-    })
-}
-
-fn answer(open: impl FnOnce() -> Result<*mut verbs_context, Errno>) -> *mut verbs_context {
-    guarded(open).unwrap_or_else(|errno| {
-        set_errno(errno);
-        std::ptr::null_mut()
-    })
-}
-
-/// The libibverbs that a device is in the list of.
-///
-/// # Safety
-/// Our alloc_device made it, and that libibverbs registered our operations with it.
-unsafe fn library_of(device: *mut ibv_device) -> &'static Library {
-    // SAFETY: as promised.
-    unsafe { &Registration::of((*device.cast::<verbs_device>()).ops).library }
-}
-
-/// Makes of `ours` what libibverbs calls a context. It has `cmd_fd` and `async_fd` from now on, also if this fails.
-///
-/// # Safety
-/// `device` is a device of the libibverbs that `ours` was opened through; both fds are to give away.
-unsafe fn give(
-    device: *mut ibv_device,
-    cmd_fd: RawFd,
-    ours: Context,
-    async_fd: RawFd,
-) -> Result<*mut verbs_context, Errno> {
-    let library = ours.library;
-    let level = library.level;
-    let size = level.context_offset() + size_of::<Tail>();
-    // SAFETY: verbs_context is the first thing in the memory we ask for, and fits.
-    let memory = unsafe {
-        (library.init_and_alloc_context)(device, cmd_fd, size, std::ptr::null_mut(), RDMA_DRIVER_UNKNOWN)
-    };
-    if memory.is_null() {
-        // It closed cmd_fd.
-        let _ = ours.driver.close_context(&ours.device);
-        close(async_fd);
-        return Err(Errno::NOMEM);
-    }
-    // SAFETY: the memory is `size` long: a verbs_context of this level, which ends with the tail's first member, and the tail.
-    unsafe {
-        let tail: *mut Tail = memory.byte_add(level.context_offset()).cast();
-        (*tail).ibv.async_fd = async_fd;
-        (*tail).ibv.num_comp_vectors = ours.driver.attributes().completion_vectors as c_int;
-        (*tail).ours = Box::into_raw(Box::new(ours));
-        let operations = verbs::operations(level).free_context(free_context);
-        (library.set_ops)(memory.cast(), operations.as_ptr());
-    }
-    Ok(memory.cast())
-}
-
-/// `ibv_close_device`.
-unsafe extern "C" fn free_context(context: *mut ibv_context) {
-    let _ = guarded(|| {
-        // SAFETY: ours, and closed now: the box of open(), and the memory of init_and_alloc_context, which the provider frees.
-        unsafe {
-            let ours = Box::from_raw((*context.cast::<Tail>()).ours);
-            let memory = context.byte_sub(ours.library.level.context_offset());
-            if let Err(errno) = ours.driver.close_context(&ours.device) {
-                tracing::debug!("closing a context: {errno}");
-            }
-            // Closes cmd_fd and async_fd, by the close() that we interpose.
-            (ours.library.uninit_context)(memory.cast());
-            libc::free(memory.cast());
-        }
-        Ok(())
-    });
-}
-
 /// Closes an fd of the program's, as the program would: through the interposed function, which forgets it.
-fn close(fd: RawFd) {
+pub(crate) fn close_of_program(fd: RawFd) {
     // SAFETY: an fd that the caller gave away.
     unsafe { libc::close(fd) };
 }

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char};
 use urnic_driver_shim::presence::{DEVICE_NAME, UVERBS_DEVICE_ABI};
 use urnic_verbs_api::rdma_core::{verbs_device, verbs_device_ops, verbs_sysfs_dev};
 
-use crate::context;
+use crate::opening;
 
 /// What we register; libibverbs copies nothing, so each registration has its own.
 pub(crate) const OPS: verbs_device_ops = verbs_device_ops {
@@ -15,8 +15,8 @@ pub(crate) const OPS: verbs_device_ops = verbs_device_ops {
     match_table: std::ptr::null(),
     static_providers: std::ptr::null(),
     match_device: Some(match_device),
-    alloc_context: Some(context::alloc_context),
-    import_context: Some(context::import_context),
+    alloc_context: Some(opening::alloc_context),
+    import_context: Some(opening::import_context),
     alloc_device: Some(alloc_device),
     uninit_device: Some(uninit_device),
 };

@@ -1,7 +1,7 @@
 //! `liburnic.so`: the plug-in that shows programs an RDMA device.
 //!
 //! Preloaded, it answers what libibverbs would ask a kernel ([`interpose`], on top of the driver-shim's presence), registers with every
-//! libibverbs in the process ([`register`]), and implements the verbs of the contexts they open ([`context`], [`verbs`]). The same file
+//! libibverbs in the process ([`register`]), and implements the verbs of the contexts they open ([`opening`], [`verbs`]). The same file
 //! under a `liburnic-rdmavNN.so` name is an ordinary provider that libibverbs loads by itself.
 
 mod context;
@@ -11,6 +11,7 @@ mod guard;
 mod interpose;
 mod library;
 mod log;
+mod opening;
 mod real;
 mod register;
 mod start;

@@ -6,7 +6,7 @@ use urnic_verbs_api::rdma_core::private::{
     INIT_AND_ALLOC_CONTEXT, InitAndAllocContext, RegisterDriver, SET_OPS, SetOps, UNINIT_CONTEXT,
     UninitContext,
 };
-use urnic_verbs_api::rdma_core::{Level, Pabi};
+use urnic_verbs_api::rdma_core::{Level, Pabi, verbs_device_ops};
 
 /// One loaded copy of libibverbs.
 pub(crate) struct Library {
@@ -18,6 +18,25 @@ pub(crate) struct Library {
     pub(crate) init_and_alloc_context: InitAndAllocContext,
     pub(crate) set_ops: SetOps,
     pub(crate) uninit_context: UninitContext,
+}
+
+/// What one copy of libibverbs knows us by.
+#[repr(C)]
+pub(crate) struct Registration {
+    /// First: libibverbs keeps its address in every device, which leads back here.
+    pub(crate) ops: verbs_device_ops,
+    pub(crate) library: Library,
+}
+
+impl Registration {
+    /// The registration behind a device's ops.
+    ///
+    /// # Safety
+    /// `ops` is that of a registration.
+    pub(crate) unsafe fn of(ops: *const verbs_device_ops) -> &'static Registration {
+        // SAFETY: the first member of a Registration that is never freed.
+        unsafe { &*ops.cast() }
+    }
 }
 
 impl Library {

@@ -9,29 +9,9 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
-use urnic_verbs_api::rdma_core::verbs_device_ops;
 
 use crate::device;
-use crate::library::Library;
-
-/// What one copy of libibverbs knows us by.
-#[repr(C)]
-pub(crate) struct Registration {
-    /// First: libibverbs keeps its address in every device, which leads back here.
-    ops: verbs_device_ops,
-    pub(crate) library: Library,
-}
-
-impl Registration {
-    /// The registration behind a device's ops.
-    ///
-    /// # Safety
-    /// `ops` was registered by [`with_every_libibverbs`].
-    pub(crate) unsafe fn of(ops: *const verbs_device_ops) -> &'static Registration {
-        // SAFETY: the first member of a Registration that is never freed.
-        unsafe { &*ops.cast() }
-    }
-}
+use crate::library::{Library, Registration};
 
 /// Copies that know us. Never freed, and the copies never unloaded: we hold a handle of each.
 static REGISTERED: Mutex<Vec<&'static Registration>> = Mutex::new(Vec::new());

@@ -51,7 +51,7 @@ unsafe fn elsewhere_opening(path: *const c_char, next: impl FnOnce(*const c_char
                 let opened = unsafe { BorrowedFd::borrow_raw(fd) };
                 let entered = guarded(|| match target {
                     Target::Uverbs => registry::enter_uverbs(opened),
-                    Target::RdmaCm => crate::context::open_cm_channel(opened),
+                    Target::RdmaCm => crate::opening::open_cm_channel(opened),
                     Target::Tree | Target::DeviceScan | Target::HwCounter(_) => Ok(()),
                 });
                 if let Err(errno) = entered {
