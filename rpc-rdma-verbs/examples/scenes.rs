@@ -28,7 +28,7 @@ const LATER: u32 = 5;
 const TELL: u32 = 6;
 /// How long a server waits for one that may not answer, and for one that will.
 const SHORT: Duration = Duration::from_millis(200);
-const LONG: Duration = Duration::from_secs(600);
+const LONG: Duration = Duration::from_secs(60);
 
 type Done = Result<(), Box<dyn Error>>;
 
@@ -115,7 +115,7 @@ impl Service for Host {
             WHO => request.peer.port().into(),
             WAIT => {
                 let meeting = self.meeting.lock().unwrap_or_else(PoisonError::into_inner);
-                meeting.recv().map_or(0, |()| 1)
+                meeting.recv_timeout(LONG).map_or(0, |()| 1)
             }
             MEET => self.met.send(()).map_or(0, |()| 1),
             BACK => Self::back(request.back?, argument, self.patience),

@@ -62,7 +62,7 @@ impl Caller {
             max_reply: 0,
         })?;
         lock(&peer.waiting).insert(xid, Waiting::told_by(&told));
-        // A thread that waits here keeps no connection.
+        // Nobody keeps the connection that is called over: whoever is told of the answer takes it.
         peer.give_back(&mut endpoint);
         let end = Instant::now().checked_add(patience);
         // The server's threads may all be in calls like this one: each looks for itself.

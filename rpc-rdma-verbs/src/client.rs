@@ -265,6 +265,7 @@ impl Client {
             let came;
             (state, came) = self.look(state);
             if came || state.endpoint.rest() {
+                // Of the latter, too.
                 state.take_events();
             } else {
                 let link = state.endpoint.link().cloned();
@@ -284,24 +285,34 @@ impl Client {
         }
     }
 
-    /// Looks whether something is over, again and again, for as long as that was of use of late.
+    /// Looks for an answer or a call of the server's, again and again, for as long as that was of use of late.
     fn look<'a>(&'a self, mut state: MutexGuard<'a, State>) -> (MutexGuard<'a, State>, bool) {
+        /// Turns between those in which others may have this processor.
+        const AMONG: u32 = 16;
         // Who waits for no answer may wait for long.
-        if state.endpoint.engine.outstanding() == 0 {
+        if state.endpoint.engine.outstanding() == 0 || !matches!(state.phase, Phase::Connected) {
             return (state, false);
         }
-        let end = Instant::now() + state.patience.time();
-        loop {
-            let came = state.endpoint.progress();
-            if came || end <= Instant::now() {
+        let start = Instant::now();
+        for turn in 1.. {
+            let before = state.endpoint.engine.outstanding();
+            state.endpoint.progress();
+            state.take_events();
+            // Not what tells that something was sent.
+            let came = state.endpoint.engine.outstanding() < before || !state.called.is_empty();
+            let time = state.patience.time(state.endpoint.is_moving());
+            if came || state.endpoint.ended() || start.elapsed() >= time {
                 state.patience.note(came);
                 return (state, came);
             }
             // Others have calls to make.
             drop(state);
-            std::hint::spin_loop();
+            if turn % AMONG == 0 {
+                std::thread::yield_now();
+            }
             state = self.lock();
         }
+        (state, false)
     }
 
     /// Has the service answer a call of the server's.

@@ -8,9 +8,10 @@ use crate::endpoint::{Endpoint, Taken};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::{Errno, read, write};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A call that nobody has answered yet.
@@ -41,8 +42,8 @@ pub(crate) struct Dispatch<Peer> {
     /// Calls that wait for a thread, and their count.
     jobs: Mutex<VecDeque<Job<Peer>>>,
     count: OwnedFd,
-    /// Connections that a thread keeps, by key.
-    kept: Mutex<HashMap<u64, Arc<Peer>>>,
+    /// How many connections a thread keeps.
+    kept: AtomicUsize,
     /// Says that there are some again.
     keeping: OwnedFd,
 }
@@ -55,7 +56,7 @@ impl<Peer> Dispatch<Peer> {
             stop: counter(EventfdFlags::empty())?,
             jobs: Mutex::default(),
             count: counter(EventfdFlags::SEMAPHORE)?,
-            kept: Mutex::default(),
+            kept: AtomicUsize::new(0),
             keeping: counter(EventfdFlags::empty())?,
         };
         for (fd, token) in [(&dispatch.stop, STOP), (&dispatch.count, JOBS)] {
@@ -121,40 +122,32 @@ impl<Peer> Dispatch<Peer> {
         lock(&self.jobs).pop_front()
     }
 
-    /// Whether calls wait.
-    pub(crate) fn has_jobs(&self) -> bool {
-        !lock(&self.jobs).is_empty()
-    }
-
     /// Forgets the calls that nobody has begun: they hold on to their connections, and those to this.
     pub(crate) fn clear(&self) {
         lock(&self.jobs).clear();
-        lock(&self.kept).clear();
     }
 
-    /// A thread keeps the connection with this key.
-    pub(crate) fn keeps(&self, key: u64, peer: &Arc<Peer>) {
-        let mut kept = lock(&self.kept);
-        if kept.is_empty() {
+    /// A thread keeps a connection.
+    pub(crate) fn keeps(&self) {
+        if self.kept.fetch_add(1, Ordering::SeqCst) == 0 {
             let _ = write(&self.keeping, &1_u64.to_ne_bytes());
         }
-        kept.insert(key, Arc::clone(peer));
     }
 
-    pub(crate) fn keeps_no_more(&self, key: u64) {
-        lock(&self.kept).remove(&key);
+    pub(crate) fn keeps_no_more(&self) {
+        self.kept.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Becomes readable when threads begin to keep connections, until it is asked which.
-    pub(crate) fn keeping(&self) -> BorrowedFd<'_> {
-        self.keeping.as_fd()
-    }
-
-    /// The connections that are kept.
-    pub(crate) fn kept(&self) -> Vec<Arc<Peer>> {
+    /// Whether one is kept.
+    pub(crate) fn any_kept(&self) -> bool {
         let mut count = [0; 8];
         let _ = read(&self.keeping, &mut count);
-        lock(&self.kept).values().cloned().collect()
+        self.kept.load(Ordering::SeqCst) > 0
+    }
+
+    /// Becomes readable when threads begin to keep connections, until that is [asked](Self::any_kept).
+    pub(crate) fn keeping(&self) -> BorrowedFd<'_> {
+        self.keeping.as_fd()
     }
 }
 

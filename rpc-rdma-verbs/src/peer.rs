@@ -34,26 +34,34 @@ pub(crate) struct Peer {
     pub(crate) xid: AtomicU32,
 }
 
-/// Who keeps a connection.
+/// Who keeps a connection. That changes only under the lock of its endpoint.
 #[derive(Default)]
 pub(crate) struct Keep {
     keeper: Option<ThreadId>,
     /// Calls for that thread.
     waiting: VecDeque<Taken>,
-    /// Calls that keepers began, and when the last one did, until it is over.
-    begun: u32,
+    /// When it began with the call that it is in.
     since: Option<Instant>,
-    /// Those that were begun when that was last looked at.
-    seen: u32,
     /// The last one was over in less than [`WAKING`].
     quick: bool,
-    pub(crate) patience: Patience,
+    /// A thread looks for what comes: others would be in its way.
+    looking: bool,
+    patience: Patience,
 }
 
 impl Keep {
     fn is_ours(&self) -> bool {
         self.keeper == Some(thread::current().id())
     }
+}
+
+/// What looking came to.
+pub(crate) enum Look {
+    Call(Job),
+    /// Nothing so far.
+    Nothing,
+    /// It is not worth it any more.
+    Enough,
 }
 
 impl Peer {
@@ -102,20 +110,48 @@ impl Peer {
         }
     }
 
-    /// This thread keeps the connection, unless another does already.
-    pub(crate) fn keep(self: &Arc<Self>) {
-        let mut keep = lock(&self.keep);
-        if keep.keeper.is_none() {
-            keep.keeper = Some(thread::current().id());
-            drop(keep);
-            self.dispatch.keeps(self.key, self);
-        }
+    /// Whether a thread keeps it, who sees for itself.
+    pub(crate) fn is_kept(&self) -> bool {
+        lock(&self.keep).keeper.is_some()
     }
 
-    /// Whether this thread may look for what comes.
+    /// Whether this thread may look for what comes, until it [has looked](Self::has_looked).
     pub(crate) fn may_look(&self) -> bool {
-        let keep = lock(&self.keep);
-        keep.keeper.is_none() || keep.is_ours()
+        let mut keep = lock(&self.keep);
+        let may = !keep.looking && (keep.keeper.is_none() || keep.is_ours());
+        keep.looking |= may;
+        may
+    }
+
+    /// Looks once, since `start`. With a call the connection is this thread's.
+    pub(crate) fn look(self: &Arc<Self>, start: Instant) -> Look {
+        let mut endpoint = lock(&self.endpoint);
+        endpoint.progress();
+        let job = self.sort(&mut endpoint);
+        let mut keep = lock(&self.keep);
+        if let Some(job) = job {
+            if keep.keeper.is_none() {
+                keep.keeper = Some(thread::current().id());
+                self.dispatch.keeps();
+            }
+            return Look::Call(job);
+        }
+        if let Some(taken) = keep.waiting.pop_front() {
+            return Look::Call(self.job(taken));
+        }
+        if endpoint.ended() || start.elapsed() >= keep.patience.time(endpoint.is_moving()) {
+            return Look::Enough;
+        }
+        Look::Nothing
+    }
+
+    /// This thread looks no more: a call came, or none did for as long as was worth it; or it has other things to do.
+    pub(crate) fn has_looked(&self, came: Option<bool>) {
+        let mut keep = lock(&self.keep);
+        keep.looking = false;
+        if let Some(came) = came {
+            keep.patience.note(came);
+        }
     }
 
     /// A call that waits for this thread.
@@ -130,7 +166,6 @@ impl Peer {
     pub(crate) fn begins(&self) {
         let mut keep = lock(&self.keep);
         if keep.is_ours() {
-            keep.begun = keep.begun.wrapping_add(1);
             keep.since = Some(Instant::now());
         }
     }
@@ -145,48 +180,62 @@ impl Peer {
         }
     }
 
-    /// The connection is nobody's any more: others are told of what comes.
-    pub(crate) fn give_back(self: &Arc<Self>, endpoint: &mut Endpoint) {
-        let mut keep = lock(&self.keep);
-        if keep.keeper.take().is_none() {
-            return;
-        }
-        keep.since = None;
-        let waiting = std::mem::take(&mut keep.waiting);
-        drop(keep);
-        self.dispatch.keeps_no_more(self.key);
-        for taken in waiting {
-            self.dispatch.leave(self.job(taken));
-        }
+    /// Others are told of what comes.
+    pub(crate) fn arm(self: &Arc<Self>, endpoint: &mut Endpoint) {
         if endpoint.rest() {
             self.leave_all(endpoint);
         }
         self.dispatch.again(self.key, endpoint);
     }
 
-    /// The same, if it is this thread's.
-    pub(crate) fn give_back_ours(self: &Arc<Self>, endpoint: &mut Endpoint) {
-        if lock(&self.keep).is_ours() {
-            self.give_back(endpoint);
+    /// Nobody keeps it any more; returns whether somebody did.
+    fn release(self: &Arc<Self>) -> bool {
+        let mut keep = lock(&self.keep);
+        let kept = keep.keeper.take().is_some();
+        keep.since = None;
+        let waiting = std::mem::take(&mut keep.waiting);
+        drop(keep);
+        if kept {
+            self.dispatch.keeps_no_more();
+        }
+        for taken in waiting {
+            self.dispatch.leave(self.job(taken));
+        }
+        kept
+    }
+
+    /// The connection is nobody's any more.
+    pub(crate) fn give_back(self: &Arc<Self>, endpoint: &mut Endpoint) {
+        if self.release() {
+            self.arm(endpoint);
         }
     }
 
-    /// Takes it from a thread that is in the same call as when this was last asked.
-    pub(crate) fn relieve(self: &Arc<Self>) {
-        let Ok(mut endpoint) = self.endpoint.try_lock() else {
-            return;
-        };
-        let mut keep = lock(&self.keep);
-        if keep.since.is_none() || keep.seen != keep.begun {
-            keep.seen = keep.begun;
+    /// The same, if it is this thread's; returns whether it was.
+    pub(crate) fn give_back_ours(self: &Arc<Self>, endpoint: &mut Endpoint) -> bool {
+        let ours = lock(&self.keep).is_ours();
+        if ours {
+            self.give_back(endpoint);
+        }
+        ours
+    }
+
+    /// Takes it from a thread that has been in a call for this time.
+    pub(crate) fn relieve(self: &Arc<Self>, time: Duration) {
+        let held_up = |keep: &Keep| keep.since.is_some_and(|since| since.elapsed() >= time);
+        if !held_up(&lock(&self.keep)) {
             return;
         }
-        drop(keep);
-        self.give_back(&mut endpoint);
+        let mut endpoint = lock(&self.endpoint);
+        // It may have gone on meanwhile.
+        if held_up(&lock(&self.keep)) {
+            self.give_back(&mut endpoint);
+        }
     }
 
     /// The connection has ended. Who waits for an answer over it has none.
     pub(crate) fn ended(self: &Arc<Self>, endpoint: &mut Endpoint) {
+        self.release();
         endpoint.detach();
         for xid in endpoint.engine.outstanding_xids() {
             endpoint.engine.cancel(xid);

@@ -368,7 +368,7 @@ impl Live {
                     if let Some(Open {
                         opening: Opening::Window(window),
                         ..
-                    }) = self.opens.get_mut(&region)
+                    }) = self.opens.get(&region)
                     {
                         let region = &*device.arena(arena)?;
                         add(Work::Bind {

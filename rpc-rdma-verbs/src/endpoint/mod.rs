@@ -131,6 +131,13 @@ impl Endpoint {
         self.live.as_ref().is_none_or(|live| live.broken || live.ended)
     }
 
+    /// Whether octets are on their way by RDMA: memory is open to the peer, or what was posted is not over.
+    pub(crate) fn is_moving(&self) -> bool {
+        let moving =
+            |live: &Live| !(live.opens.is_empty() && live.sinks.is_empty() && live.posted.is_empty());
+        self.live.as_ref().is_some_and(moving)
+    }
+
     /// When something last came, or was over.
     pub(crate) fn heard(&self) -> Option<Instant> {
         self.live.as_ref().map(|live| live.heard)
@@ -323,7 +330,7 @@ impl Endpoint {
             if let Err(error) = live.link.poll(&mut completions) {
                 tracing::warn!(%error, "the completion queue fails");
                 self.disconnect();
-                return true;
+                break;
             }
             if completions.is_empty() {
                 break;

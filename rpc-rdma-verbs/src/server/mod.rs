@@ -33,7 +33,7 @@ const REFUSED: usize = 64;
 const BETWEEN_LOOKS: Duration = Duration::from_secs(10);
 const LOOKS: u32 = 6;
 
-/// Time between looks at threads that keep connections. A call that is held up behind another one waits for that long, or twice.
+/// For so long a thread may be in a call before the connection is taken from it that it keeps, which is looked after as often.
 const TICK: Duration = Duration::from_millis(1);
 
 /// Listens for clients, and has a [`Service`] answer their calls.
@@ -53,6 +53,15 @@ pub struct Server {
     refused: Mutex<BTreeMap<IpAddr, Vec<u32>>>,
     /// The listener's device is gone.
     removed: AtomicBool,
+}
+
+/// Calls that nobody has begun are forgotten in the end, even if a service panics.
+struct Forgotten<'a>(&'a Dispatch);
+
+impl Drop for Forgotten<'_> {
+    fn drop(&mut self) {
+        self.0.clear();
+    }
 }
 
 impl Server {
@@ -100,6 +109,7 @@ impl Server {
     /// # Errors
     /// Nobody can connect any more, since the device is gone that it listened at.
     pub fn serve(&self, service: &dyn Service) -> Result<(), Error> {
+        let _forgotten = Forgotten(&self.dispatch);
         std::thread::scope(|scope| {
             for _ in 0..self.options.threads {
                 scope.spawn(|| self.work(service));
@@ -113,7 +123,6 @@ impl Server {
                 peer.ended(&mut endpoint);
             }
         });
-        self.dispatch.clear();
         if self.removed.load(Relaxed) {
             return Err(Error::Removed);
         }
@@ -130,10 +139,15 @@ impl Server {
         let mut next_look = Instant::now() + BETWEEN_LOOKS;
         let mut keeping = false;
         loop {
+            let flags = if keeping {
+                PollFlags::empty()
+            } else {
+                PollFlags::IN
+            };
             let mut fds = [
                 PollFd::from_borrowed_fd(self.channel.fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(self.dispatch.stopped(), PollFlags::IN),
-                PollFd::from_borrowed_fd(self.dispatch.keeping(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.dispatch.keeping(), flags),
             ];
             let timeout = Timespec::try_from(if keeping { TICK } else { BETWEEN_LOOKS }).ok();
             match poll(&mut fds, timeout.as_ref()) {
@@ -150,10 +164,12 @@ impl Server {
             if told {
                 self.manage();
             }
+            if keeping {
+                let peers: Vec<_> = lock(&self.connections).values().cloned().collect();
+                peers.iter().for_each(|peer| peer.relieve(TICK));
+            }
             if keeping || kept {
-                let kept = self.dispatch.kept();
-                kept.iter().for_each(Peer::relieve);
-                keeping = !kept.is_empty();
+                keeping = self.dispatch.any_kept();
             }
             if next_look <= Instant::now() {
                 next_look = Instant::now() + BETWEEN_LOOKS;
@@ -162,17 +178,12 @@ impl Server {
         }
     }
 
-    /// Takes what the connection manager tells.
+    /// Takes one thing that the connection manager tells: that may take its time.
     fn manage(&self) {
-        loop {
-            match self.channel.next() {
-                Ok(Some(event)) => self.happened(event),
-                Ok(None) => break,
-                Err(error) => {
-                    tracing::error!(%error, "connection manager");
-                    break;
-                }
-            }
+        match self.channel.next() {
+            Ok(Some(event)) => self.happened(event),
+            Ok(None) => {}
+            Err(error) => tracing::error!(%error, "connection manager"),
         }
     }
 

@@ -4,7 +4,7 @@ use super::Server;
 use crate::backward::Caller;
 use crate::dispatch::{Told, lock};
 use crate::memory::Slice;
-use crate::peer::{Job, Peer};
+use crate::peer::{Job, Look, Peer};
 use crate::service::{Request, Response, Service, reply};
 use rustix::event::Timespec;
 use std::sync::Arc;
@@ -14,6 +14,9 @@ use urnic_rpc_rdma::rpc;
 
 /// Calls of one connection that a thread answers before it looks at others.
 const IN_A_ROW: usize = 8;
+
+/// Looks at one connection between two at what else there is to be done.
+const AMONG: u32 = 16;
 
 /// No time at all.
 const NOW: Timespec = Timespec {
@@ -31,90 +34,95 @@ impl Server {
                 Some(told) => Ok(Some(told)),
                 None => self.dispatch.wait(None),
             };
-            found = match told {
+            let job = match told {
                 Ok(Some(Told::Stop)) => return,
-                Ok(Some(Told::Jobs)) => {
-                    let job = self.dispatch.next();
-                    job.and_then(|job| self.answer_all(&Arc::clone(&job.peer), Some(job), service, &bindings))
-                }
+                Ok(Some(Told::Jobs)) => self.dispatch.next(),
                 Ok(Some(Told::Peer(key))) => {
                     let peer = lock(&self.connections).get(&key).cloned();
-                    peer.and_then(|peer| self.answer_all(&peer, Self::take(&peer), service, &bindings))
+                    peer.and_then(|peer| Self::take(&peer))
                 }
-                Ok(None) => continue,
+                Ok(None) => None,
                 Err(error) => return tracing::error!(%error, "epoll"),
             };
+            found = job.and_then(|job| self.answer_all(job, service, &bindings));
         }
     }
 
     /// Takes what came on a connection, and has others told of what comes next: the first call.
     fn take(peer: &Arc<Peer>) -> Option<Job> {
         let mut endpoint = lock(&peer.endpoint);
-        // Its keeper sees for itself.
-        if !peer.may_look() {
+        if peer.is_kept() {
             return None;
         }
         endpoint.progress();
         let job = peer.sort(&mut endpoint);
-        if endpoint.rest() {
-            peer.leave_all(&mut endpoint);
-        }
-        peer.dispatch.again(peer.key, &endpoint);
+        peer.arm(&mut endpoint);
         job
     }
 
-    /// Answers this call of a connection's, and those that follow while others have nothing to be done: what there is.
-    fn answer_all(
-        &self,
-        peer: &Arc<Peer>,
-        mut job: Option<Job>,
-        service: &dyn Service,
-        bindings: &[&dyn Binding],
-    ) -> Option<Told> {
+    /// Answers this call, and those of the same connection that follow, while there is nothing else to be done: what there is.
+    fn answer_all(&self, job: Job, service: &dyn Service, bindings: &[&dyn Binding]) -> Option<Told> {
+        let peer = Arc::clone(&job.peer);
+        let mut next = Some(job);
         let mut answered = 0;
+        // Who is told of something is the only one: of this connection, too.
+        let mut told_of_this = false;
+        let mut others = || match self.dispatch.wait(Some(&NOW)) {
+            Ok(Some(Told::Peer(key))) if key == peer.key => {
+                told_of_this = true;
+                None
+            }
+            Ok(told) => told,
+            Err(_) => None,
+        };
         let told = loop {
-            let Some(next) = job
-                .take()
-                .or_else(|| peer.next_kept())
-                .or_else(|| self.look(peer))
-            else {
-                break None;
+            let Some(job) = next.take().or_else(|| peer.next_kept()) else {
+                match Self::look(&peer, &mut others) {
+                    Ok(job) => next = Some(job),
+                    Err(told) => break told,
+                }
+                continue;
             };
-            Self::answer(next, service, bindings);
+            Self::answer(job, service, bindings);
             answered += 1;
             if answered % IN_A_ROW == 0
-                && let Ok(Some(told)) = self.dispatch.wait(Some(&NOW))
+                && let Some(told) = others()
             {
                 break Some(told);
             }
         };
-        peer.give_back_ours(&mut lock(&peer.endpoint));
+        let mut endpoint = lock(&peer.endpoint);
+        if !peer.give_back_ours(&mut endpoint) && told_of_this {
+            peer.arm(&mut endpoint);
+        }
         told
     }
 
-    /// Looks for a call, again and again, for as long as that was of use of late, and nobody else has calls that wait. With one, the connection is this thread's.
-    fn look(&self, peer: &Arc<Peer>) -> Option<Job> {
-        let end = Instant::now() + lock(&peer.keep).patience.time();
-        loop {
-            let mut endpoint = lock(&peer.endpoint);
-            if !peer.may_look() {
-                return None;
-            }
-            endpoint.progress();
-            let job = peer.sort(&mut endpoint);
-            if job.is_some() || end <= Instant::now() || endpoint.ended() {
-                lock(&peer.keep).patience.note(job.is_some());
-                if job.is_some() {
-                    peer.keep();
-                }
-                return job;
-            }
-            drop(endpoint);
-            if self.dispatch.has_jobs() {
-                return None;
-            }
-            std::hint::spin_loop();
+    /// Looks for a call, again and again, for as long as that was of use of late, and there is nothing else to be done. With one, the connection is this thread's.
+    fn look(peer: &Arc<Peer>, others: &mut impl FnMut() -> Option<Told>) -> Result<Job, Option<Told>> {
+        if !peer.may_look() {
+            return Err(None);
         }
+        let start = Instant::now();
+        for turn in 1.. {
+            match peer.look(start) {
+                Look::Call(job) => {
+                    peer.has_looked(Some(true));
+                    return Ok(job);
+                }
+                Look::Enough => break,
+                Look::Nothing => {}
+            }
+            if turn % AMONG == 0 {
+                if let Some(told) = others() {
+                    peer.has_looked(None);
+                    return Err(Some(told));
+                }
+                std::thread::yield_now();
+            }
+        }
+        peer.has_looked(Some(false));
+        Err(None)
     }
 
     /// Has the service answer.

@@ -178,14 +178,6 @@ impl Window {
         // SAFETY: computes.
         unsafe { sys::ibv_inc_rkey(self.remote_key()) }
     }
-
-    /// It is being bound: the verb leaves it to its user to keep the key (ibv_bind_mw(3)).
-    pub(super) fn take_next_key(&mut self) -> u32 {
-        let key = self.next_key();
-        // SAFETY: the window is there, and this has it alone.
-        unsafe { (*self.0.as_ptr()).rkey = key };
-        key
-    }
 }
 
 impl Drop for Window {

@@ -34,7 +34,7 @@ pub(crate) enum Work<'a> {
     Write(urnic_rpc_rdma::Segment),
     /// Gives the window a new key.
     Bind {
-        window: &'a mut Window,
+        window: &'a Window,
         region: &'a Region,
         at: usize,
         len: u32,
@@ -257,7 +257,18 @@ impl Link {
         }
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair is there as long as the identifier; requests and elements are the batch's, all else is promised.
-        told(unsafe { sys::ibv_post_send((*self.id.0.as_ptr()).qp, next, &mut bad) })
+        told(unsafe { sys::ibv_post_send((*self.id.0.as_ptr()).qp, next, &mut bad) })?;
+        for request in &batch.requests {
+            if request.opcode == sys::ibv_wr_opcode::IBV_WR_BIND_MW {
+                // SAFETY: the member of this opcode; the window is there. The verb leaves it to its user to keep the key (ibv_bind_mw(3)), and posting may
+                // look at the one before.
+                unsafe {
+                    let bind = request.bind_mw_tso_union.bind_mw;
+                    (*bind.mw).rkey = bind.rkey;
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -314,7 +325,7 @@ impl Batch {
                 };
                 request.bind_mw_tso_union.bind_mw = sys::bind_mw_t {
                     mw: window.0.as_ptr(),
-                    rkey: window.take_next_key(),
+                    rkey: window.next_key(),
                     bind_info: sys::ibv_mw_bind_info {
                         mr: region.0.as_ptr(),
                         addr: at as u64,

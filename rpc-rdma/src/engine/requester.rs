@@ -111,13 +111,13 @@ impl<M: Clone> Requester<M> {
         self.unanswered.len()
     }
 
-    /// Calls that are not over.
     /// Sent ones that nobody waits for any more: the peer may still answer.
     pub(super) fn abandoned(&self) -> usize {
         let waited_for = |xid: &&u32| self.calls.contains_key(xid);
         self.unanswered.len() - self.unanswered.iter().filter(waited_for).count()
     }
 
+    /// Calls that are not over.
     pub(super) fn outstanding(&self) -> usize {
         self.calls.len()
     }
