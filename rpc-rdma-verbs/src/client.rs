@@ -295,15 +295,19 @@ impl Client {
         }
         let start = Instant::now();
         for turn in 1.. {
-            let before = state.endpoint.engine.outstanding();
+            let (before, moving) = (state.endpoint.engine.outstanding(), state.endpoint.is_moving());
             state.endpoint.progress();
             state.take_events();
             // Not what tells that something was sent.
             let came = state.endpoint.engine.outstanding() < before || !state.called.is_empty();
-            let time = state.patience.time(state.endpoint.is_moving());
-            if came || state.endpoint.ended() || start.elapsed() >= time {
-                state.patience.note(came);
-                return (state, came);
+            let time = start.elapsed();
+            if came {
+                state.patience.came(time, moving);
+                return (state, true);
+            }
+            if state.endpoint.ended() || time >= state.patience.time() {
+                state.patience.failed();
+                return (state, false);
             }
             // Others have calls to make.
             drop(state);

@@ -126,10 +126,13 @@ impl Peer {
     /// Looks once, since `start`. With a call the connection is this thread's.
     pub(crate) fn look(self: &Arc<Self>, start: Instant) -> Look {
         let mut endpoint = lock(&self.endpoint);
+        let moving = endpoint.is_moving();
         endpoint.progress();
         let job = self.sort(&mut endpoint);
+        let time = start.elapsed();
         let mut keep = lock(&self.keep);
         if let Some(job) = job {
+            keep.patience.came(time, moving);
             if keep.keeper.is_none() {
                 keep.keeper = Some(thread::current().id());
                 self.dispatch.keeps();
@@ -139,19 +142,16 @@ impl Peer {
         if let Some(taken) = keep.waiting.pop_front() {
             return Look::Call(self.job(taken));
         }
-        if endpoint.ended() || start.elapsed() >= keep.patience.time(endpoint.is_moving()) {
+        if endpoint.ended() || time >= keep.patience.time() {
+            keep.patience.failed();
             return Look::Enough;
         }
         Look::Nothing
     }
 
-    /// This thread looks no more: a call came, or none did for as long as was worth it; or it has other things to do.
-    pub(crate) fn has_looked(&self, came: Option<bool>) {
-        let mut keep = lock(&self.keep);
-        keep.looking = false;
-        if let Some(came) = came {
-            keep.patience.note(came);
-        }
+    /// This thread looks no more.
+    pub(crate) fn has_looked(&self) {
+        lock(&self.keep).looking = false;
     }
 
     /// A call that waits for this thread.

@@ -104,25 +104,22 @@ impl Server {
             return Err(None);
         }
         let start = Instant::now();
-        for turn in 1.. {
+        let mut turn = 0;
+        let looked = loop {
             match peer.look(start) {
-                Look::Call(job) => {
-                    peer.has_looked(Some(true));
-                    return Ok(job);
-                }
-                Look::Enough => break,
-                Look::Nothing => {}
+                Look::Call(job) => break Ok(job),
+                Look::Enough => break Err(None),
+                Look::Nothing => turn += 1,
             }
             if turn % AMONG == 0 {
                 if let Some(told) = others() {
-                    peer.has_looked(None);
-                    return Err(Some(told));
+                    break Err(Some(told));
                 }
                 std::thread::yield_now();
             }
-        }
-        peer.has_looked(Some(false));
-        Err(None)
+        };
+        peer.has_looked();
+        looked
     }
 
     /// Has the service answer.
