@@ -429,12 +429,12 @@ impl Server {
     }
 
     fn acl(&self, call: &Call, procedure: nfsacl::Procedure, mut arguments: Reader<'_>) -> Made {
-        use nfsacl::Procedure as Lists3;
+        use nfsacl::Procedure as Acl;
         let mut reply = rpc::accepted(call.xid);
         let (args, out) = (&mut arguments, &mut reply);
         match procedure {
-            Lists3::Null => {}
-            Lists3::Getacl => {
+            Acl::Null => {}
+            Acl::Getacl => {
                 let GetaclArgs { file, mask } = Xdr::take(args)?;
                 let found = nfsacl::check_mask(mask).and_then(|()| self.tree.acls(&file));
                 let attributes = self.after(&file);
@@ -444,7 +444,7 @@ impl Server {
                 });
                 answer(found, |status| (status, attributes), out);
             }
-            Lists3::Setacl => {
+            Acl::Setacl => {
                 let (file, lists): SetaclArgs = Xdr::take(args)?;
                 let change = self.may_change().and_then(|()| lists.change());
                 let caller = self.caller(&call.credential);
