@@ -1,15 +1,19 @@
 //! urnic beside soft-iWARP: one guest, one kernel, one address; perftest with `-R` between two programs there, both without CRCs and both with.
+//! And plain TCP between two that spin, the least that anybody in user space takes: siw receives in the kernel, within its peer's system call.
 
 use urnic_tests::build::{optimised_plugin, scratch, stripped};
 use urnic_tests::guest::{Guest, Packets};
-use urnic_tests::or_skip;
 use urnic_tests::pair::{CALLS, called_too_early};
 use urnic_tests::skip::installed;
+use urnic_tests::{compiled, or_skip};
 
 use super::table::Table;
 
 /// Where the plug-in is there.
 const PLUGIN: &str = "/lib/liburnic.so";
+
+/// Plain TCP, there.
+const TCP: &str = "/bin/tcp_spin";
 
 /// The guest's own address: siw is on this interface, not on the loopback.
 const ADDRESS: &str = "10.0.2.15";
@@ -26,6 +30,11 @@ const PROGRAMS: [(&str, usize, &str); 6] = [
     ("ib_write_bw -n 2000", 3, "at least 1.0"),
     ("ib_read_bw -n 2000", 3, "at least 1.0"),
 ];
+
+/// One message each way, as plain TCP takes it.
+fn is_ping_pong(line: &str) -> bool {
+    line.starts_with("ib_send_lat") || line.starts_with("ib_write_lat")
+}
 
 /// What one run showed.
 #[derive(Debug, Clone, Copy)]
@@ -44,7 +53,7 @@ fn run(guest: &Guest, environment: &str, line: &str) -> (bool, String) {
     // Hundredths of seconds: user, nice, system, idle, iowait, irq, softirq.
     let script = format!(
         "busy() {{ awk '/^cpu / {{ print \"busy\", $2+$3+$4+$7+$8 }}' /proc/stat; }}
-         both() {{ env {environment} time -f 'took %U %S' {line} -R -F -p {port} $1; }}
+         both() {{ env {environment} time -f 'took %U %S' {line} -p {port} $1; }}
          busy
          both >/tmp/server 2>&1 & server=$!
          n=0; until netstat -ltn | grep -q ':{port} '; do n=$((n+1)); [ $n -lt 300 ] || break; sleep 0.1; done
@@ -101,16 +110,18 @@ fn urnic_beside_siw_in_one_guest() {
     or_skip!(stripped(&optimised_plugin(), &plugin));
     let guest = or_skip!(Guest::boot(2, 1024, Packets::Passing));
     guest.bring(&plugin, PLUGIN);
+    guest.bring(&or_skip!(compiled("tcp_spin")), TCP);
     let _ = std::fs::remove_file(&plugin);
     let title = format!(
         "perftest -R from one program to another in a guest of two emulated processors: ratios are urnic to siw, medians of {ROUNDS} runs by turns; \
-         CPU in seconds, of both programs and of the whole machine"
+         TCP is plain, between two programs that spin; CPU in seconds, of both programs and of the whole machine"
     );
     let heads = [
         "program",
         "CRC",
         "siw",
         "urnic",
+        "TCP",
         "unit",
         "ratio",
         "aim",
@@ -126,11 +137,19 @@ fn urnic_beside_siw_in_one_guest() {
         guest.set(&[("mpa_crc_required", required)]);
         let preload = format!("LD_PRELOAD={PLUGIN} URNIC_MPA_CRC={wanted}");
         for (line, column, aim) in PROGRAMS {
-            let (mut theirs, mut ours) = (Vec::new(), Vec::new());
+            let (mut theirs, mut ours, mut plain) = (Vec::new(), Vec::new(), Vec::new());
+            let perftest = format!("{line} -R -F");
             for _ in 0..ROUNDS {
-                theirs.push(measured(&guest, "", line, column));
-                ours.push(measured(&guest, &preload, line, column));
+                theirs.push(measured(&guest, "", &perftest, column));
+                ours.push(measured(&guest, &preload, &perftest, column));
+                if is_ping_pong(line) {
+                    plain.push(measured(&guest, "", &format!("{TCP} -n 5000"), column));
+                }
             }
+            let tcp = match is_ping_pong(line) {
+                true => format!("{:.2}", median(&plain, |run| run.result)),
+                false => String::new(),
+            };
             let unit = if column == 3 { "MB/s" } else { "us" };
             let pair = |of: fn(&Measured) -> f64| {
                 let (siw, urnic) = (median(&theirs, of), median(&ours, of));
@@ -144,6 +163,7 @@ fn urnic_beside_siw_in_one_guest() {
                 crc,
                 &siw,
                 &urnic,
+                &tcp,
                 unit,
                 &ratio,
                 aim,

@@ -1,0 +1,80 @@
+/* A ping-pong over plain TCP whose ends never sleep, and look for what comes as a poller of urnic's does: tcp_spin -n COUNT -p PORT [ADDRESS]. The
+ * caller says, as perftest does: octets, count, then least, greatest and median half round trip in microseconds. */
+#include "rc.h"
+
+#include <time.h>
+
+/* An FPDU with two octets in it. */
+#define OCTETS 28
+
+static double now_us(void)
+{
+	struct timespec now;
+	ZERO(clock_gettime(CLOCK_MONOTONIC, &now));
+	return now.tv_sec * 1e6 + now.tv_nsec / 1e3;
+}
+
+static int by_value(const void *a, const void *b)
+{
+	double first = *(const double *)a, second = *(const double *)b;
+	return (first > second) - (first < second);
+}
+
+static void send_all(int fd, const uint8_t *octets)
+{
+	if (send(fd, octets, OCTETS, MSG_NOSIGNAL) != OCTETS)
+		die("send: %s", strerror(errno));
+}
+
+static void receive_all(int fd, uint8_t *octets)
+{
+	for (ssize_t have = 0; have < OCTETS;) {
+		ssize_t n = recv(fd, octets + have, OCTETS - have, MSG_DONTWAIT);
+		if (n == 0 || (n < 0 && errno != EAGAIN))
+			die("recv: %s", n ? strerror(errno) : "the end");
+		have += n > 0 ? n : 0;
+	}
+}
+
+int main(int argc, char **argv)
+{
+	int count = 0, on = 1, option;
+	struct sockaddr_in address = {.sin_family = AF_INET};
+	while ((option = getopt(argc, argv, "n:p:")) != -1) {
+		if (option == 'n')
+			count = atoi(optarg);
+		else if (option == 'p')
+			address.sin_port = htons(atoi(optarg));
+		else
+			return 2;
+	}
+	bool calls = optind < argc;
+	if (count < 1 || (calls && inet_pton(AF_INET, argv[optind], &address.sin_addr) != 1))
+		die("usage: tcp_spin -n COUNT -p PORT [ADDRESS]");
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+	if (calls) {
+		ZERO(connect(fd, (struct sockaddr *)&address, sizeof address));
+	} else {
+		ZERO(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
+		ZERO(bind(fd, (struct sockaddr *)&address, sizeof address));
+		ZERO(listen(fd, 1));
+		fd = accept(fd, NULL, NULL);
+	}
+	ZERO(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on));
+	uint8_t octets[OCTETS] = {0};
+	double *took = SOME(calloc(count, sizeof *took));
+	for (int i = 0; i < count; i++) {
+		double begun = now_us();
+		if (calls)
+			send_all(fd, octets);
+		receive_all(fd, octets);
+		if (!calls)
+			send_all(fd, octets);
+		took[i] = (now_us() - begun) / 2;
+	}
+	if (calls) {
+		qsort(took, count, sizeof *took, by_value);
+		printf("%d %d %.2f %.2f %.2f\n", OCTETS, count, took[0], took[count - 1], took[count / 2]);
+	}
+	return 0;
+}
