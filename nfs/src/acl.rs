@@ -71,7 +71,7 @@ impl Acl {
         }
     }
 
-    /// A list of these entries, in any order. `None`: they make none, as one is missing, or there twice.
+    /// A list of these entries, in any order. `None`: they make none, as one is missing, or there twice, or names 2³²−1, who is nobody.
     pub fn new(entries: &[Entry]) -> Option<Self> {
         let (mut owner, mut group, mut other, mut mask) = (None, None, None, None);
         let (mut users, mut groups) = (BTreeMap::new(), BTreeMap::new());
@@ -84,7 +84,8 @@ impl Acl {
                 Tag::Mask => mask.replace(*rights),
                 Tag::Other => other.replace(*rights),
             };
-            if before.is_some() || *rights > ALL {
+            let nobody = matches!(tag, Tag::User | Tag::Group) && *id == u32::MAX;
+            if before.is_some() || nobody || *rights > ALL {
                 return None;
             }
         }
@@ -116,9 +117,13 @@ impl Acl {
             .collect()
     }
 
-    /// Users and groups that it names.
-    pub fn named(&self) -> usize {
-        self.users.len() + self.groups.len()
+    /// Octets that it takes in memory beside its own, about: maps have nodes for eleven, of which half may be empty.
+    pub fn weight(&self) -> u64 {
+        let named = [self.users.len(), self.groups.len()].map(|len| len as u64);
+        named
+            .map(|len| if len == 0 { 0 } else { 112 + 22 * len })
+            .iter()
+            .sum()
     }
 
     /// The permission bits of a mode. Those of the group are the most that anybody but owner and others may.
@@ -231,6 +236,9 @@ mod tests {
             assert_eq!(list(&[&BASE[..], &[unmasked]].concat()), None);
         }
         assert_eq!(list(&[BASE[0], BASE[1], (Tag::Other, 0, 8)]), None);
+        for nobody in [(Tag::User, u32::MAX, 1), (Tag::Group, u32::MAX, 1)] {
+            assert_eq!(list(&[&BASE[..], &[(Tag::Mask, 0, 7), nobody]].concat()), None);
+        }
     }
 
     #[test]

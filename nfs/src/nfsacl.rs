@@ -116,15 +116,15 @@ impl Lists {
     /// The mask asks for what there is not, or the entries make no list.
     pub fn change(&self) -> Outcome<SetAcls> {
         check_mask(self.mask)?;
-        let list = |list: &List| acl(&list.entries).ok_or(Status::Invalid);
-        let has = |bit| self.mask & bit != 0;
-        let default = match &self.default.entries[..] {
-            [] => Ok(None),
-            _ => list(&self.default).map(Some),
+        // Without entries it goes. Linux sends an access list so when it makes a directory whose mode says all.
+        let list = |bit, list: &List| match &list.entries[..] {
+            _ if self.mask & bit == 0 => Ok(None),
+            [] => Ok(Some(None)),
+            entries => acl(entries).map(|acl| Some(Some(acl))).ok_or(Status::Invalid),
         };
         Ok(SetAcls {
-            access: has(ACCESS).then(|| list(&self.access)).transpose()?,
-            default: has(DEFAULT).then_some(default).transpose()?,
+            access: list(ACCESS, &self.access)?,
+            default: list(DEFAULT, &self.default)?,
         })
     }
 }

@@ -1,4 +1,4 @@
-//! `urnic-nfs acl`: access control lists as text, a line for each entry, as `getfacl -cn` and `setfacl --set-file` have it.
+//! `urnic-nfs acl`: access control lists as text, a line for each entry, as `getfacl -cnE` and `setfacl --set-file` have it.
 
 use super::Done;
 use super::remote::{Remote, Way};
@@ -6,7 +6,7 @@ use clap::Args;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
-use urnic_nfs::acl::{Acl, EXECUTE, Entry, READ, Rights, Tag, WRITE};
+use urnic_nfs::acl::{Acl, EXECUTE, Entry, MAX_ENTRIES, READ, Rights, Tag, WRITE};
 use urnic_nfs::nfsacl::{ACCESS, DEFAULT, List, Lists};
 
 /// Whose lists.
@@ -17,6 +17,9 @@ pub(crate) struct Show {
     /// Set the lists that this text file has, rather than print those that there are
     #[arg(long, value_name = "FILE")]
     set: Option<PathBuf>,
+    /// Remove a directory's default list
+    #[arg(long)]
+    remove_default: bool,
     #[command(flatten)]
     way: Way,
 }
@@ -40,13 +43,21 @@ impl Show {
         };
         let mut place = self.remote.reach(&self.way)?;
         let (file, _) = place.file().map_err(failed)?;
-        if let Some(new) = new {
-            return place.client.set_acls(file, new).map_err(failed);
+        let mut got = place.client.acls(file, ACCESS | DEFAULT).map_err(failed)?;
+        if new.is_some() || self.remove_default {
+            // Linux' server takes a list that is not sent for one that shall go.
+            let new = new.unwrap_or_default();
+            if new.mask & ACCESS != 0 {
+                got.access = new.access;
+            }
+            if new.mask & DEFAULT != 0 || self.remove_default {
+                got.default = new.default;
+            }
+            return place.client.set_acls(file, got).map_err(failed);
         }
-        let got = place.client.acls(file, ACCESS | DEFAULT).map_err(failed)?;
         // Without the mask that a list has on the wire in any case.
         let got = got.change().map_err(|error| self.remote.failed(&error))?;
-        let both = [("", got.access), (OF_DEFAULT, got.default.flatten())];
+        let both = [("", got.access.flatten()), (OF_DEFAULT, got.default.flatten())];
         let text = both
             .iter()
             .filter_map(|(of, list)| Some(text(of, list.as_ref()?)));
@@ -89,7 +100,13 @@ fn lists(text: &str) -> Done<Lists> {
             None => access.push(entry(line)?),
         }
     }
+    if access.is_empty() && default.is_empty() {
+        return Err("there is no list in it".into());
+    }
     for entries in [&access, &default] {
+        if entries.len() > MAX_ENTRIES {
+            return Err(format!("a list has {MAX_ENTRIES} entries at most"));
+        }
         if !entries.is_empty() && Acl::new(entries).is_none() {
             return Err(
                 "a list needs user::, group:: and other::, each once, and mask:: if it names anybody".into(),
@@ -169,7 +186,11 @@ mod tests {
         ] {
             assert!(lists(&format!("{LIST}{line}\n")).is_err(), "{line}");
         }
+        let long: String = (0..=MAX_ENTRIES).map(|id| format!("user:{id}:rwx\n")).collect();
         for text in [
+            "",
+            "# nothing\n",
+            &format!("{LIST}{long}"),
             "user::rwx\n",
             &LIST.replace("mask::rwx\n", ""),
             &format!("{LIST}other::---\n"),

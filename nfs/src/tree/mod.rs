@@ -83,8 +83,8 @@ pub struct Acls {
 /// What of a file's access control lists is to be changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SetAcls {
-    /// Who may do what.
-    pub access: Option<Acl>,
+    /// Who may do what; `Some(None)`: what its mode says.
+    pub access: Option<Option<Acl>>,
     /// What new files in it get; `Some(None)`: what their modes say.
     pub default: Option<Option<Acl>>,
 }

@@ -96,6 +96,16 @@ fn linux_sets_and_gets(guest: &Guest, export: &Export) {
              setfacl -b dir/new && getfacl -cnE dir/new | grep -c . | grep -qx 3"
         ),
     );
+    // So has a directory, whether that names anybody or not.
+    for default in ["u::rwx,g::r-x,o::---", "u::rwx,g::r-x,u:1001:rwx,m::rwx,o::---"] {
+        said(
+            guest,
+            &format!(
+                "cd /mnt && rm -rf above && mkdir above && setfacl -d -m {default} above && mkdir above/below && \
+                 getfacl -cnE above | grep ^default: >/tmp/above && getfacl -cnE above/below | grep ^default: >/tmp/below && cmp /tmp/above /tmp/below"
+            ),
+        );
+    }
     unmount(guest);
 }
 

@@ -190,4 +190,16 @@ fn rpc_k_07_linux_nfsd_takes_our_long_lists_and_gives_them_back() {
     acl().arg("--set").arg(folder.file("lists")).run().success();
     let got = acl().run().success();
     assert!(got.ends_with(&lists), "{got}");
+    // One of them, and the other stays; and then that goes.
+    let (access, default) = (
+        "user::rwx\ngroup::r-x\nother::---\n",
+        list("default:", USERS, "rwx"),
+    );
+    write(&folder.file("access"), access.as_bytes());
+    acl().arg("--set").arg(folder.file("access")).run().success();
+    let got = acl().run().success();
+    assert!(got.ends_with(&format!("{access}{default}")), "{got}");
+    acl().arg("--remove-default").run().success();
+    let got = acl().run().success();
+    assert!(got.ends_with(access) && !got.contains("default:"), "{got}");
 }

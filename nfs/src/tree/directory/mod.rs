@@ -50,7 +50,8 @@ impl From<Errno> for Status {
             Errno::ISDIR => Self::IsDir,
             Errno::INVAL | Errno::LOOP => Self::Invalid,
             Errno::FBIG | Errno::OVERFLOW => Self::FileTooBig,
-            Errno::NOSPC => Self::NoSpace,
+            // The latter of a list that the file system has no room for.
+            Errno::NOSPC | Errno::TOOBIG => Self::NoSpace,
             Errno::ROFS => Self::ReadOnly,
             Errno::MLINK => Self::TooManyLinks,
             Errno::NAMETOOLONG => Self::NameTooLong,
@@ -374,7 +375,7 @@ impl Tree for Directory {
         }
         let acting = self.act(caller)?;
         let access = what.access.as_ref();
-        let set = access.map_or(Ok(()), |list| lists::set(&path, lists::ACCESS, Some(list)));
+        let set = access.map_or(Ok(()), |list| lists::set(&path, lists::ACCESS, list.as_ref()));
         let default = what
             .default
             .as_ref()

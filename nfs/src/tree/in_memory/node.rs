@@ -10,9 +10,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// What a file counts for beside its octets, and a name beside its own.
 pub(super) const OVERHEAD: u64 = 256;
 
-/// What each user or group counts for that a list names.
-const NAMED: u64 = 16;
-
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) is: Is,
@@ -80,9 +77,10 @@ impl Node {
         self.bits | self.acl.mode()
     }
 
-    fn set_mode(&mut self, mode: u32) {
-        self.bits = mode & 0o7000;
-        self.acl.set_mode(mode);
+    /// Sets set-id bits and sticky bit. Files of a group are made to run as it by its members.
+    fn set_bits(&mut self, caller: &Caller, mode: u32) {
+        let member = caller.uid == 0 || caller.belongs_to(self.gid);
+        self.bits = mode & if member { 0o7000 } else { 0o5000 };
     }
 
     /// May the caller do all that? Root may, but execute what nobody may.
@@ -136,7 +134,8 @@ impl Node {
         self.uid = what.uid.unwrap_or(self.uid);
         self.gid = what.gid.unwrap_or(self.gid);
         if let Some(mode) = what.mode {
-            self.set_mode(mode);
+            self.set_bits(caller, mode);
+            self.acl.set_mode(mode);
         }
         for (time, set) in [(&mut self.atime, what.atime), (&mut self.mtime, what.mtime)] {
             match set {
@@ -158,14 +157,18 @@ impl Node {
             _ if what.default.iter().flatten().next().is_some() => return Err(Status::Access),
             _ => {}
         }
-        let access = what.access.as_ref().unwrap_or(&self.acl);
+        let access = match &what.access {
+            None => self.acl.clone(),
+            Some(None) => Acl::of_mode(self.acl.mode()),
+            Some(Some(list)) => list.clone(),
+        };
         let had = self.default.as_deref();
         let default = what.default.as_ref().map_or(had, Option::as_ref);
-        if lists_weight(access, default) > room + lists_weight(&self.acl, had) {
+        if lists_weight(&access, default) > room + lists_weight(&self.acl, had) {
             return Err(Status::NoSpace);
         }
-        let (access, default) = (access.clone(), default.cloned().map(Box::new));
-        (self.acl, self.default) = (access, default);
+        (self.default, self.acl) = (default.cloned().map(Box::new), access);
+        self.set_bits(caller, self.bits);
         self.ctime = now();
         Ok(())
     }
@@ -183,5 +186,5 @@ impl Node {
 }
 
 fn lists_weight(access: &Acl, default: Option<&Acl>) -> u64 {
-    NAMED * (access.named() + default.map_or(0, Acl::named)) as u64
+    access.weight() + default.map_or(0, |list| size_of::<Acl>() as u64 + list.weight())
 }
