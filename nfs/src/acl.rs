@@ -1,6 +1,5 @@
 //! Access control lists, as POSIX.1e draft 17 has them: a mode with further users and groups.
 
-use crate::tree::Caller;
 use crate::xdr::words;
 use std::collections::BTreeMap;
 
@@ -16,6 +15,24 @@ const ALL: Rights = READ | WRITE | EXECUTE;
 
 /// Entries of a list that goes over a network, at most: those that Linux takes.
 pub const MAX_ENTRIES: usize = 1024;
+
+/// Whose rights an operation has. A tree whose process may not act for others gives each its own rights.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Caller {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Further groups.
+    pub groups: Vec<u32>,
+}
+
+impl Caller {
+    /// Is it a member?
+    pub fn belongs_to(&self, gid: u32) -> bool {
+        self.gid == gid || self.groups.contains(&gid)
+    }
+}
 
 words! {
     /// Whom an entry is about: the same words in extended attributes and on the wire.

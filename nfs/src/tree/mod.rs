@@ -5,6 +5,7 @@ mod extents;
 mod in_memory;
 mod listing;
 
+pub use crate::acl::Caller;
 pub use directory::Directory;
 pub use in_memory::InMemory;
 pub use listing::{Listing, Listings, Name, PARENT, SELF};
@@ -18,24 +19,6 @@ use crate::nfs3::{
 
 /// What an operation gives.
 pub type Outcome<T> = Result<T, Status>;
-
-/// Whose rights an operation has. A tree whose process may not act for others gives each its own rights.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Caller {
-    /// User.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
-    /// Further groups.
-    pub groups: Vec<u32>,
-}
-
-impl Caller {
-    /// Is it a member?
-    pub fn belongs_to(&self, gid: u32) -> bool {
-        self.gid == gid || self.groups.contains(&gid)
-    }
-}
 
 /// Data to be written.
 #[derive(Clone, Copy, Debug)]
