@@ -464,7 +464,8 @@ pub mod modify {
     /// `rnr_timeout_ms`.
     pub const RNR: u32 = 16;
     /// No field: the peer cannot be reached. The stream, if there is one, is given up. The queue pair stays as it is, and receives wait, but
-    /// the first send posted or yet to come completes with `RetryExcErr` and puts it into the error state.
+    /// the first send posted or yet to come completes with `RetryExcErr` and puts it into the error state (asked into that state before, it
+    /// flushes that send like all others).
     pub const UNREACHABLE: u32 = 32;
 }
 

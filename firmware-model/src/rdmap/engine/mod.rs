@@ -341,7 +341,12 @@ impl Engine {
             self.give_up_peer(stream);
         }
         match change.state {
-            Some(QpState::Err) => self.fail(QpFault::Requested, env, stream),
+            Some(QpState::Err) => {
+                self.fail(QpFault::Requested, env, stream);
+                // Nobody is to learn from a later request what would have ended this one anyway: that is flushed.
+                self.unreachable = false;
+                (self.halves.requester.verdict, self.halves.requester.vendor_error) = (None, 0);
+            }
             Some(state) => {
                 self.state = state;
                 self.close_if_drained(env, stream);

@@ -264,6 +264,41 @@ fn a_send_behind_the_peers_fin_is_retry_exc() {
     assert_eq!(pair.b.faults(), [(QpFault::StreamLost, 0)]);
 }
 
+fn unreachable(node: &mut Node) {
+    node.modify(QpChange {
+        unreachable: true,
+        ..QpChange::default()
+    });
+}
+
+#[test]
+fn the_next_send_learns_that_there_is_no_way_to_the_peer() {
+    let mut node = alone();
+    unreachable(&mut node);
+    node.post(&Work::send(1));
+    node.post(&Work::send(2));
+    settle(&mut node);
+    assert_eq!(node.sent(), [(1, WcStatus::RetryExcErr), (2, FLUSHED)]);
+}
+
+#[test]
+fn whoever_asked_for_the_error_state_has_his_sends_flushed() {
+    let mut node = alone();
+    unreachable(&mut node);
+    node.set_state(QpState::Err);
+    node.post(&Work::send(1));
+    settle(&mut node);
+    assert_eq!(node.sent(), [(1, FLUSHED)]);
+
+    let mut pair = native_pair();
+    pair.wire.reset();
+    pair.run_now();
+    pair.a.set_state(QpState::Err);
+    pair.a.post(&Work::send(1));
+    pair.run_now();
+    assert_eq!(pair.a.sent(), [(1, FLUSHED)]);
+}
+
 #[test]
 fn reset_with_work_outstanding_is_retry_exc() {
     let mut pair = native_pair();
