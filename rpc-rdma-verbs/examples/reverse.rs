@@ -26,10 +26,6 @@ impl Binding for Reversal {
         PROGRAM
     }
 
-    fn port(&self) -> Option<u16> {
-        None
-    }
-
     fn argument(&self, procedure: u32, arguments: &[u8]) -> Option<usize> {
         (procedure == REVERSE && arguments.len() >= 4).then_some(4)
     }

@@ -39,18 +39,6 @@ impl Binding for Scenes {
         PROGRAM
     }
 
-    fn port(&self) -> Option<u16> {
-        None
-    }
-
-    fn argument(&self, _procedure: u32, _arguments: &[u8]) -> Option<usize> {
-        None
-    }
-
-    fn result(&self, _procedure: u32, _arguments: &[u8]) -> Option<u32> {
-        None
-    }
-
     fn max_results(&self, _procedure: u32, _arguments: &[u8]) -> Option<usize> {
         Some(4)
     }

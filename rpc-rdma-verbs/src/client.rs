@@ -4,7 +4,7 @@ use crate::endpoint::{Endpoint, Memory, Taken};
 use crate::error::Error;
 use crate::memory::{Buffer, Pool, Slice};
 use crate::options::Options;
-use crate::patience::Patience;
+use crate::patience::{AMONG, Patience};
 use crate::service::{Request, Response, Service, reply};
 use crate::verbs::{Channel, Device, Event as CmEvent, Id, Link};
 use crate::xid;
@@ -287,14 +287,13 @@ impl Client {
 
     /// Looks for an answer or a call of the server's, again and again, for as long as that was of use of late.
     fn look<'a>(&'a self, mut state: MutexGuard<'a, State>) -> (MutexGuard<'a, State>, bool) {
-        /// Turns between those in which others may have this processor.
-        const AMONG: u32 = 16;
         // Who waits for no answer may wait for long.
         if state.endpoint.engine.outstanding() == 0 || !matches!(state.phase, Phase::Connected) {
             return (state, false);
         }
         let start = Instant::now();
-        for turn in 1.. {
+        let mut turn = 0;
+        loop {
             let (before, moving) = (state.endpoint.engine.outstanding(), state.endpoint.is_moving());
             state.endpoint.progress();
             state.take_events();
@@ -311,12 +310,12 @@ impl Client {
             }
             // Others have calls to make.
             drop(state);
+            turn += 1;
             if turn % AMONG == 0 {
                 std::thread::yield_now();
             }
             state = self.lock();
         }
-        (state, false)
     }
 
     /// Has the service answer a call of the server's.

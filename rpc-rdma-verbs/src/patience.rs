@@ -11,6 +11,8 @@ use std::time::Duration;
 const LONGEST: Duration = Duration::from_millis(1);
 /// What takes longer, without octets on their way by RDMA, is not worth looking for. (They are worth it: where there is no hardware, those who look move them.)
 const WORTH: Duration = Duration::from_micros(100);
+/// Looks in a row, after which it is time for what else there is to be done, and for others.
+pub(crate) const AMONG: u32 = 16;
 /// Times in a row without success, each of half the time of the one before, after which there are no more.
 const FAILURES: u32 = 4;
 /// But one in so many.

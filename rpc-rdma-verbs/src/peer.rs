@@ -211,13 +211,11 @@ impl Peer {
         }
     }
 
-    /// The same, if it is this thread's; returns whether it was.
-    pub(crate) fn give_back_ours(self: &Arc<Self>, endpoint: &mut Endpoint) -> bool {
-        let ours = lock(&self.keep).is_ours();
-        if ours {
+    /// The same, if it is this thread's.
+    pub(crate) fn give_back_ours(self: &Arc<Self>, endpoint: &mut Endpoint) {
+        if lock(&self.keep).is_ours() {
             self.give_back(endpoint);
         }
-        ours
     }
 
     /// Takes it from a thread that has been in a call for this time.

@@ -4,6 +4,7 @@ use super::Server;
 use crate::backward::Caller;
 use crate::dispatch::{Told, lock};
 use crate::memory::Slice;
+use crate::patience::AMONG;
 use crate::peer::{Job, Look, Peer};
 use crate::service::{Request, Response, Service, reply};
 use rustix::event::Timespec;
@@ -14,9 +15,6 @@ use urnic_rpc_rdma::rpc;
 
 /// Calls of one connection that a thread answers before it looks at others.
 const IN_A_ROW: usize = 8;
-
-/// Looks at one connection between two at what else there is to be done.
-const AMONG: u32 = 16;
 
 /// No time at all.
 const NOW: Timespec = Timespec {
@@ -37,15 +35,16 @@ impl Server {
             let job = match told {
                 Ok(Some(Told::Stop)) => return,
                 Ok(Some(Told::Jobs)) => self.dispatch.next(),
-                Ok(Some(Told::Peer(key))) => {
-                    let peer = lock(&self.connections).get(&key).cloned();
-                    peer.and_then(|peer| Self::take(&peer))
-                }
+                Ok(Some(Told::Peer(key))) => self.peer(key).and_then(|peer| Self::take(&peer)),
                 Ok(None) => None,
                 Err(error) => return tracing::error!(%error, "epoll"),
             };
             found = job.and_then(|job| self.answer_all(job, service, &bindings));
         }
+    }
+
+    fn peer(&self, key: u64) -> Option<Arc<Peer>> {
+        lock(&self.connections).get(&key).cloned()
     }
 
     /// Takes what came on a connection, and has others told of what comes next: the first call.
@@ -91,9 +90,13 @@ impl Server {
                 break Some(told);
             }
         };
-        let mut endpoint = lock(&peer.endpoint);
-        if !peer.give_back_ours(&mut endpoint) && told_of_this {
-            peer.arm(&mut endpoint);
+        peer.give_back_ours(&mut lock(&peer.endpoint));
+        // Its key may be another's by now.
+        if told_of_this && let Some(peer) = self.peer(peer.key) {
+            let mut endpoint = lock(&peer.endpoint);
+            if !peer.is_kept() {
+                peer.arm(&mut endpoint);
+            }
         }
         told
     }

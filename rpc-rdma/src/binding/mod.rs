@@ -20,14 +20,20 @@ pub trait Binding {
     fn program(&self) -> (u32, u32);
 
     /// TCP port of the program over RDMA on iWARP, if it has one of its own; else ask rpcbind.
-    fn port(&self) -> Option<u16>;
+    fn port(&self) -> Option<u16> {
+        None
+    }
 
     /// Where the argument that may go by Read chunk begins, behind its count: octets of `arguments` before it. Everything before it must be
     /// there. `None`: the procedure has none, or the arguments make no sense.
-    fn argument(&self, procedure: u32, arguments: &[u8]) -> Option<usize>;
+    fn argument(&self, _procedure: u32, _arguments: &[u8]) -> Option<usize> {
+        None
+    }
 
     /// Octets of the result that may come by Write chunk, at most. `None`: the procedure has none.
-    fn result(&self, procedure: u32, arguments: &[u8]) -> Option<u32>;
+    fn result(&self, _procedure: u32, _arguments: &[u8]) -> Option<u32> {
+        None
+    }
 
     /// Octets of all results but that one, at most. `None`: the protocol sets no limit, so that whoever calls must.
     fn max_results(&self, procedure: u32, arguments: &[u8]) -> Option<usize>;

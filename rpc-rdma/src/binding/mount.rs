@@ -14,18 +14,6 @@ impl Binding for Mount3 {
         (PROGRAM, VERSION)
     }
 
-    fn port(&self) -> Option<u16> {
-        None
-    }
-
-    fn argument(&self, _procedure: u32, _arguments: &[u8]) -> Option<usize> {
-        None
-    }
-
-    fn result(&self, _procedure: u32, _arguments: &[u8]) -> Option<u32> {
-        None
-    }
-
     /// MNT, DUMP and EXPORT return lists of any length.
     fn max_results(&self, procedure: u32, _arguments: &[u8]) -> Option<usize> {
         const NULL: u32 = 0;

@@ -24,14 +24,6 @@ impl Binding for NfsAcl3 {
         Some(NFS_PORT)
     }
 
-    fn argument(&self, _procedure: u32, _arguments: &[u8]) -> Option<usize> {
-        None
-    }
-
-    fn result(&self, _procedure: u32, _arguments: &[u8]) -> Option<u32> {
-        None
-    }
-
     fn max_results(&self, procedure: u32, _arguments: &[u8]) -> Option<usize> {
         const NULL: u32 = 0;
         const GETACL: u32 = 1;
