@@ -104,12 +104,19 @@ impl Pair {
     /// # Errors
     /// What both said, if one does not end in time, or not soon after the other failed, or the server before it listened.
     pub fn tries(&self) -> Result<Both, String> {
+        self.tries_after(|| {})
+    }
+
+    /// As [`Pair::tries`], with something to do before each start, when whoever was started before is gone.
+    fn tries_after(&self, mut prepare: impl FnMut()) -> Result<Both, String> {
         for _ in 1..CALLS {
+            prepare();
             match self.tries_once() {
                 Err(said) if called_too_early(&said) => {}
                 verdict => return verdict,
             }
         }
+        prepare();
         self.tries_once()
     }
 
@@ -154,7 +161,14 @@ impl Pair {
     /// Runs both; panics with what both said unless both succeed.
     #[track_caller]
     pub fn succeeds(&self) -> Both {
-        let both = self.ends();
+        self.succeeds_after(|| {})
+    }
+
+    /// As [`Pair::succeeds`], with something to do before each start: to do away with what a pair left that [called too early](called_too_early),
+    /// and was started anew.
+    #[track_caller]
+    pub fn succeeds_after(&self, prepare: impl FnMut()) -> Both {
+        let both = self.tries_after(prepare).unwrap_or_else(|said| panic!("{said}"));
         assert!(
             both.server.ok() && both.client.ok(),
             "--- server: {}\n--- client: {}",
