@@ -21,8 +21,7 @@ use super::{Attributes, Driver, rim, worker};
 use crate::addressing::Gid;
 use crate::config::{self, Config};
 use crate::lock::lock;
-use crate::mpa_startup::{Close, Time};
-use crate::native::Inbox;
+use crate::mpa_startup::{Carrier, Close, Inbox, Time};
 use crate::place;
 use crate::presence::fds::{self, Kind};
 use crate::presence::registry;
@@ -435,6 +434,24 @@ struct Managed<'a> {
     tokens: &'a HashMap<u64, Token>,
 }
 
+impl Carrier for Managed<'_> {
+    fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno> {
+        self.streams.send(sid, octets)
+    }
+
+    fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno> {
+        self.streams.receive(sid, len)
+    }
+
+    fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno> {
+        self.streams.inbox(sid)
+    }
+
+    fn close(&mut self, sid: u32, how: Close) {
+        self.streams.close(sid, how);
+    }
+}
+
 impl Device for Managed<'_> {
     fn listen(&mut self, local: SocketAddr, traffic_class: u8) -> Result<(u32, u16), Errno> {
         self.streams.listen(local, traffic_class)
@@ -450,22 +467,6 @@ impl Device for Managed<'_> {
 
     fn ends(&mut self, sid: u32) -> Result<(SocketAddr, SocketAddr), Errno> {
         self.streams.ends(sid)
-    }
-
-    fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno> {
-        self.streams.inbox(sid)
-    }
-
-    fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno> {
-        self.streams.send(sid, octets)
-    }
-
-    fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno> {
-        self.streams.receive(sid, len)
-    }
-
-    fn close(&mut self, sid: u32, how: Close) {
-        self.streams.close(sid, how);
     }
 
     fn source(&mut self, remote: SocketAddr) -> Result<SocketAddr, Errno> {

@@ -15,8 +15,8 @@ use super::streams::{Attaching, Buffers, Streams};
 use super::{Driver, worker};
 use crate::config::Config;
 use crate::lock::lock;
-use crate::mpa_startup::{Close, Time};
-use crate::native::{self, Attachment, Engine, Inbox, Meeting, Notice, PSN_MASK, Peer, Readiness, World};
+use crate::mpa_startup::Time;
+use crate::native::{self, Attachment, Engine, Meeting, Notice, PSN_MASK, Peer, Readiness, World};
 use crate::qp_attr::{QpAttr, QpMask};
 
 /// Native connections of the process.
@@ -181,22 +181,6 @@ impl native::Streams for Streams<'_> {
 
     fn connect(&mut self, remote: SocketAddr) -> Result<u32, Errno> {
         Streams::connect(self, remote, None, 0)
-    }
-
-    fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno> {
-        Streams::send(self, sid, octets)
-    }
-
-    fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno> {
-        Streams::receive(self, sid, len)
-    }
-
-    fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno> {
-        Streams::inbox(self, sid)
-    }
-
-    fn close(&mut self, sid: u32, how: Close) {
-        Streams::close(self, sid, how);
     }
 
     fn attach(&mut self, sid: Option<u32>, attachment: &Attachment) -> Result<(), Errno> {

@@ -12,8 +12,7 @@ use zerocopy::FromZeros;
 
 use super::Driver;
 use super::dma::DmaMemory;
-use crate::mpa_startup::{Close, Negotiated, Rtr};
-use crate::native::Inbox;
+use crate::mpa_startup::{Carrier, Close, Inbox, Negotiated, Rtr};
 
 /// Streams that the device keeps for us until we take them.
 const BACKLOG: u32 = 1024;
@@ -79,16 +78,6 @@ impl Streams<'_> {
         Ok((ends.local.into(), ends.remote.into()))
     }
 
-    /// What a receive would find.
-    pub(super) fn inbox(&self, sid: u32) -> Result<Inbox, Errno> {
-        match self.query(sid)?.input.get() {
-            input::NONE => Ok(Inbox::Empty),
-            input::BYTES => Ok(Inbox::Octets),
-            input::END => Ok(Inbox::End),
-            _ => Err(Errno::IO),
-        }
-    }
-
     fn query(&self, sid: u32) -> Result<Endpoints, Errno> {
         let (buffer, _) = self.driver.commands.fetch::<_, Nothing>(
             Opcode::StreamQuery,
@@ -96,38 +85,6 @@ impl Streams<'_> {
             size_of::<Endpoints>(),
         )?;
         Ok(buffer.read(0))
-    }
-
-    pub(super) fn send(&self, sid: u32, octets: &[u8]) -> Result<(), Errno> {
-        self.driver
-            .commands
-            .send::<_, Nothing>(Opcode::StreamSend, &Handle { id: sid.into() }, octets)
-            .map(drop)
-    }
-
-    pub(super) fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno> {
-        let buffer = self.driver.pool.allocate(len)?;
-        self.driver
-            .commands
-            .output(Opcode::StreamReceive, &Handle { id: sid.into() }, &buffer, len)?;
-        self.buffers.insert(sid, buffer);
-        Ok(())
-    }
-
-    pub(super) fn close(&mut self, sid: u32, how: Close) {
-        let abort = u32::from(how == Close::Abort);
-        let closed = self.driver.commands.run(
-            Opcode::StreamClose,
-            &CloseStream {
-                sid: sid.into(),
-                abort: abort.into(),
-            },
-        );
-        if let Err(errno) = closed {
-            tracing::debug!("stream {sid}: not closed: {errno}");
-        }
-        // A closed stream receives no more.
-        self.buffers.remove(&sid);
     }
 
     pub(super) fn attach(&self, attaching: &Attaching<'_>) -> Result<(), Errno> {
@@ -167,5 +124,48 @@ impl Streams<'_> {
             Opcode::LoopbackAttach
         };
         self.driver.commands.run(opcode, &arguments)
+    }
+}
+
+impl Carrier for Streams<'_> {
+    fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno> {
+        self.driver
+            .commands
+            .send::<_, Nothing>(Opcode::StreamSend, &Handle { id: sid.into() }, octets)
+            .map(drop)
+    }
+
+    fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno> {
+        let buffer = self.driver.pool.allocate(len)?;
+        self.driver
+            .commands
+            .output(Opcode::StreamReceive, &Handle { id: sid.into() }, &buffer, len)?;
+        self.buffers.insert(sid, buffer);
+        Ok(())
+    }
+
+    fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno> {
+        match self.query(sid)?.input.get() {
+            input::NONE => Ok(Inbox::Empty),
+            input::BYTES => Ok(Inbox::Octets),
+            input::END => Ok(Inbox::End),
+            _ => Err(Errno::IO),
+        }
+    }
+
+    fn close(&mut self, sid: u32, how: Close) {
+        let abort = u32::from(how == Close::Abort);
+        let closed = self.driver.commands.run(
+            Opcode::StreamClose,
+            &CloseStream {
+                sid: sid.into(),
+                abort: abort.into(),
+            },
+        );
+        if let Err(errno) = closed {
+            tracing::debug!("stream {sid}: not closed: {errno}");
+        }
+        // A closed stream receives no more.
+        self.buffers.remove(&sid);
     }
 }

@@ -3,8 +3,8 @@
 use rustix::io::Errno;
 
 use super::identity::{Identity, Reason};
-use super::{Call, Engine, Inbox, Key, MAX_LISTENING, MAX_PARKED_EACH, Pair, Phase, World};
-use crate::mpa_startup::{Close, Depths, Failure, Heard, Reply, Responder};
+use super::{Call, Engine, Key, MAX_LISTENING, MAX_PARKED_EACH, Pair, Phase, World};
+use crate::mpa_startup::{Close, Depths, Due, Inbox, Reply, Responder};
 
 impl Engine {
     /// A listener has a new stream.
@@ -41,26 +41,10 @@ impl Engine {
         let Some(Call::Listening { responder, .. }) = self.calls.get_mut(&sid) else {
             return;
         };
-        match responder.take(octets) {
-            Ok(Some(Heard::Request)) => self.answer(world, sid),
-            Ok(_) => {
-                let wants = responder.wants();
-                if world.streams.receive(sid, wants).is_err() {
-                    self.hang_up(world, sid, Close::Abort);
-                }
-            }
-            Err(Failure {
-                fault,
-                close,
-                last_words,
-                ..
-            }) => {
-                tracing::debug!("stream {sid}: {fault}");
-                if let Some(words) = last_words {
-                    let _ = world.streams.send(sid, &words);
-                }
-                self.hang_up(world, sid, close);
-            }
+        match responder.hear_request(world.streams, sid, octets) {
+            Due::Whole => self.answer(world, sid),
+            Due::More => {}
+            Due::HangUp(how) => self.hang_up(world, sid, how),
         }
     }
 

@@ -33,7 +33,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use crate::config::{Config, RtrTypes};
-use crate::mpa_startup::{Close, Initiator, Negotiated, Responder, Settings, Time};
+use crate::mpa_startup::{Carrier, Close, Initiator, Negotiated, Responder, Settings, Time};
 use crate::timers::Timers;
 use identity::{Identity, Reason};
 use numbers::Numbers;
@@ -53,35 +53,16 @@ const LEAST_BUDGET: u32 = 4;
 /// Least time that an empty receive queue is borne when the sender tries again at all: `min_rnr_timer` is a least time too.
 const LEAST_RNR: Duration = Duration::from_millis(100);
 
-/// The device's stream commands, and what else the engine needs of the world.
-pub(crate) trait Streams {
+/// The device's stream commands ([`Engine::received`] follows a receive), and what else the engine needs of the world.
+pub(crate) trait Streams: Carrier {
     /// Listens at an address, port 0 for any; returns listener and port. An unspecified address means all, IPv4 and IPv6.
     fn listen(&mut self, local: SocketAddr) -> Result<(u32, u16), Errno>;
     /// Begins a connection; [`Engine::connected`] follows.
     fn connect(&mut self, remote: SocketAddr) -> Result<u32, Errno>;
-    /// Sends octets of an MPA frame.
-    fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno>;
-    /// Receives exactly so many octets; [`Engine::received`] follows.
-    fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno>;
-    /// What a receive would find; also while none is outstanding.
-    fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno>;
-    /// Closes a stream. No event of it follows that means anything.
-    fn close(&mut self, sid: u32, how: Close);
     /// Hands a stream to a queue pair; without one the queue pair is its own peer.
     fn attach(&mut self, sid: Option<u32>, attachment: &Attachment) -> Result<(), Errno>;
     /// Whether sends were posted to the queue pair that wait for its connection.
     fn is_waiting(&mut self, qid: u32) -> bool;
-}
-
-/// What there is to receive from a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Inbox {
-    /// Nothing yet.
-    Empty,
-    /// Octets.
-    Octets,
-    /// The end of the stream.
-    End,
 }
 
 /// How a queue pair is attached.

@@ -31,8 +31,7 @@ use urnic_wire::mpa::startup::{EnhancedWord, NO_NEGOTIATION};
 use zerocopy::FromZeros;
 
 use crate::config::Config;
-use crate::mpa_startup::{Close, Negotiated, Responder, Time};
-use crate::native::Inbox;
+use crate::mpa_startup::{Carrier, Close, Negotiated, Responder, Time};
 use crate::timers::Timers;
 use abi::EventResponse;
 use active::{Answered, Calling};
@@ -54,8 +53,8 @@ const EARLY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Between the end of a connection and `TIMEWAIT_EXIT`.
 const TIME_WAIT: Duration = Duration::from_secs(1);
 
-/// The device's stream commands and what the host knows of addresses and queue pairs.
-pub(crate) trait Device {
+/// The device's stream commands ([`Engine::received`] follows a receive) and what the host knows of addresses and queue pairs.
+pub(crate) trait Device: Carrier {
     /// Listens, for connections in packets of this traffic class; returns listener and port.
     fn listen(&mut self, local: SocketAddr, traffic_class: u8) -> Result<(u32, u16), Errno>;
     /// Stops listening.
@@ -64,14 +63,6 @@ pub(crate) trait Device {
     fn connect(&mut self, remote: SocketAddr, local: SocketAddr, traffic_class: u8) -> Result<u32, Errno>;
     /// Both ends of a stream, ours first.
     fn ends(&mut self, sid: u32) -> Result<(SocketAddr, SocketAddr), Errno>;
-    /// What a receive would find.
-    fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno>;
-    /// Sends octets of an MPA frame.
-    fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno>;
-    /// Receives exactly so many octets; [`Engine::received`] follows.
-    fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno>;
-    /// Closes a stream. No event of it follows that means anything.
-    fn close(&mut self, sid: u32, how: Close);
     /// The address that packets to `remote` leave from; its port means nothing.
     fn source(&mut self, remote: SocketAddr) -> Result<SocketAddr, Errno>;
     /// The device's number of the queue pair that the program knows by `qpn`.

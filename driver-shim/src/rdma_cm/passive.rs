@@ -8,8 +8,7 @@ use super::command::Wishes;
 use super::{
     Attachment, EARLY_TIMEOUT, Engine, Event, Happening, Id, Key, Notice, Owner, State, Told, World,
 };
-use crate::mpa_startup::{Close, Depths, Failure, Heard, Negotiated, Reply, Responder};
-use crate::native::Inbox;
+use crate::mpa_startup::{Close, Depths, Due, Heard, Inbox, Negotiated, Reply, Responder};
 
 /// Calls of one listener whose Request is still on its way: beyond, the oldest gives way, since a genuine caller sends it at once.
 const MAX_STARTING: usize = 256;
@@ -124,26 +123,10 @@ impl Engine {
         let Some(Owner::Listener(_, responder)) = self.streams.get_mut(&sid) else {
             return;
         };
-        match responder.take(octets) {
-            Ok(Some(Heard::Request)) => self.ask(world, sid),
-            Ok(_) => {
-                let wants = responder.wants();
-                if world.device.receive(sid, wants).is_err() {
-                    self.hang_up(world, sid, Close::Abort);
-                }
-            }
-            Err(Failure {
-                fault,
-                close,
-                last_words,
-                ..
-            }) => {
-                tracing::debug!("stream {sid}: {fault}");
-                if let Some(words) = last_words {
-                    let _ = world.device.send(sid, &words);
-                }
-                self.hang_up(world, sid, close);
-            }
+        match responder.hear_request(world.device, sid, octets) {
+            Due::Whole => self.ask(world, sid),
+            Due::More => {}
+            Due::HangUp(how) => self.hang_up(world, sid, how),
         }
     }
 

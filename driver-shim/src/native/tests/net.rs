@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 
 use super::*;
+use crate::mpa_startup::Inbox;
 
 /// What a host's device reports.
 #[derive(Debug, Clone)]
@@ -70,6 +71,61 @@ struct Port {
     wire: Rc<RefCell<Wire>>,
 }
 
+impl Carrier for Port {
+    fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno> {
+        let mut wire = self.wire.borrow_mut();
+        let latency = wire.latency;
+        let end = wire.ends.get(&sid).ok_or(Errno::INVAL)?;
+        let peer = end.peer;
+        if let Some(host) = wire.ends.get(&peer).map(|end| end.host) {
+            wire.at(
+                latency,
+                host,
+                Event::Octets {
+                    sid: peer,
+                    octets: octets.to_vec(),
+                },
+            );
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno> {
+        let mut wire = self.wire.borrow_mut();
+        let end = wire.ends.get_mut(&sid).ok_or(Errno::INVAL)?;
+        assert_eq!(end.wanted.replace(len), None, "two receives at a time");
+        let host = end.host;
+        wire.at(
+            Duration::ZERO,
+            host,
+            Event::Octets {
+                sid,
+                octets: Vec::new(),
+            },
+        );
+        Ok(())
+    }
+
+    fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno> {
+        let wire = self.wire.borrow();
+        let end = wire.ends.get(&sid).ok_or(Errno::INVAL)?;
+        Ok(match (end.inbox.is_empty(), end.fin) {
+            (false, _) => Inbox::Octets,
+            (true, true) => Inbox::End,
+            (true, false) => Inbox::Empty,
+        })
+    }
+
+    fn close(&mut self, sid: u32, _how: Close) {
+        let mut wire = self.wire.borrow_mut();
+        let latency = wire.latency;
+        let end = wire.ends.remove(&sid).expect("closed a stream that is not open");
+        if let Some(host) = wire.ends.get(&end.peer).map(|peer| peer.host) {
+            wire.at(latency, host, Event::Fin { sid: end.peer });
+        }
+    }
+}
+
 impl Streams for Port {
     fn listen(&mut self, local: SocketAddr) -> Result<(u32, u16), Errno> {
         let mut wire = self.wire.borrow_mut();
@@ -127,59 +183,6 @@ impl Streams for Port {
             );
         }
         Ok(sid)
-    }
-
-    fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno> {
-        let mut wire = self.wire.borrow_mut();
-        let latency = wire.latency;
-        let end = wire.ends.get(&sid).ok_or(Errno::INVAL)?;
-        let peer = end.peer;
-        if let Some(host) = wire.ends.get(&peer).map(|end| end.host) {
-            wire.at(
-                latency,
-                host,
-                Event::Octets {
-                    sid: peer,
-                    octets: octets.to_vec(),
-                },
-            );
-        }
-        Ok(())
-    }
-
-    fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno> {
-        let mut wire = self.wire.borrow_mut();
-        let end = wire.ends.get_mut(&sid).ok_or(Errno::INVAL)?;
-        assert_eq!(end.wanted.replace(len), None, "two receives at a time");
-        let host = end.host;
-        wire.at(
-            Duration::ZERO,
-            host,
-            Event::Octets {
-                sid,
-                octets: Vec::new(),
-            },
-        );
-        Ok(())
-    }
-
-    fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno> {
-        let wire = self.wire.borrow();
-        let end = wire.ends.get(&sid).ok_or(Errno::INVAL)?;
-        Ok(match (end.inbox.is_empty(), end.fin) {
-            (false, _) => Inbox::Octets,
-            (true, true) => Inbox::End,
-            (true, false) => Inbox::Empty,
-        })
-    }
-
-    fn close(&mut self, sid: u32, _how: Close) {
-        let mut wire = self.wire.borrow_mut();
-        let latency = wire.latency;
-        let end = wire.ends.remove(&sid).expect("closed a stream that is not open");
-        if let Some(host) = wire.ends.get(&end.peer).map(|peer| peer.host) {
-            wire.at(latency, host, Event::Fin { sid: end.peer });
-        }
     }
 
     fn attach(&mut self, sid: Option<u32>, attachment: &Attachment) -> Result<(), Errno> {

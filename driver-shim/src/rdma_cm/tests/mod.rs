@@ -8,7 +8,7 @@ mod start_up;
 use super::abi::{ConnParam, Name};
 use super::command::Wishes;
 use super::*;
-use crate::native::Inbox;
+
 use net::{Net, wishes};
 
 const REFUSED: i32 = -111;

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use super::*;
+use crate::mpa_startup::Inbox;
 
 /// A stream's end.
 #[derive(Debug, Default)]
@@ -86,6 +87,46 @@ struct Port<'a> {
     wire: &'a Rc<RefCell<Wire>>,
 }
 
+impl Carrier for Port<'_> {
+    fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno> {
+        let mut wire = self.wire.borrow_mut();
+        wire.said = octets.to_vec();
+        let peer = wire.ends.get(&sid).ok_or(Errno::INVAL)?.peer;
+        if let Some(end) = wire.ends.get_mut(&peer) {
+            end.inbox.extend_from_slice(octets);
+        }
+        wire.deliver(peer);
+        Ok(())
+    }
+
+    fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno> {
+        let mut wire = self.wire.borrow_mut();
+        wire.ends.get_mut(&sid).ok_or(Errno::INVAL)?.wants = Some(len);
+        wire.deliver(sid);
+        Ok(())
+    }
+
+    fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno> {
+        let wire = self.wire.borrow();
+        let end = wire.ends.get(&sid).ok_or(Errno::INVAL)?;
+        Ok(match (end.inbox.is_empty(), end.fin) {
+            (false, _) => Inbox::Octets,
+            (true, true) => Inbox::End,
+            (true, false) => Inbox::Empty,
+        })
+    }
+
+    fn close(&mut self, sid: u32, _how: Close) {
+        let mut wire = self.wire.borrow_mut();
+        if let Some(End { peer, .. }) = wire.ends.remove(&sid)
+            && let Some(end) = wire.ends.get_mut(&peer)
+        {
+            end.fin = true;
+            wire.deliver(peer);
+        }
+    }
+}
+
 impl Device for Port<'_> {
     fn listen(&mut self, local: SocketAddr, _traffic_class: u8) -> Result<(u32, u16), Errno> {
         let mut wire = self.wire.borrow_mut();
@@ -153,44 +194,6 @@ impl Device for Port<'_> {
             .get(&sid)
             .and_then(|end| end.ends)
             .ok_or(Errno::INVAL)
-    }
-
-    fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno> {
-        let wire = self.wire.borrow();
-        let end = wire.ends.get(&sid).ok_or(Errno::INVAL)?;
-        Ok(match (end.inbox.is_empty(), end.fin) {
-            (false, _) => Inbox::Octets,
-            (true, true) => Inbox::End,
-            (true, false) => Inbox::Empty,
-        })
-    }
-
-    fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno> {
-        let mut wire = self.wire.borrow_mut();
-        wire.said = octets.to_vec();
-        let peer = wire.ends.get(&sid).ok_or(Errno::INVAL)?.peer;
-        if let Some(end) = wire.ends.get_mut(&peer) {
-            end.inbox.extend_from_slice(octets);
-        }
-        wire.deliver(peer);
-        Ok(())
-    }
-
-    fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno> {
-        let mut wire = self.wire.borrow_mut();
-        wire.ends.get_mut(&sid).ok_or(Errno::INVAL)?.wants = Some(len);
-        wire.deliver(sid);
-        Ok(())
-    }
-
-    fn close(&mut self, sid: u32, _how: Close) {
-        let mut wire = self.wire.borrow_mut();
-        if let Some(End { peer, .. }) = wire.ends.remove(&sid)
-            && let Some(end) = wire.ends.get_mut(&peer)
-        {
-            end.fin = true;
-            wire.deliver(peer);
-        }
     }
 
     fn source(&mut self, remote: SocketAddr) -> Result<SocketAddr, Errno> {
