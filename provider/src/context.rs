@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use urnic_driver_shim::driver::{self, Driver};
-use urnic_driver_shim::presence::{ChannelSender, Presence};
+use urnic_driver_shim::presence::{Presence, events};
 use urnic_verbs_api::rdma_core::ibv_context;
 
 use crate::library::Library;
@@ -60,7 +60,7 @@ impl Context {
     /// Everything but the memory: our part of the context, and the program's end of its asynchronous events.
     pub(crate) fn make(library: &'static Library, file: Arc<File>) -> Result<(Context, RawFd), Errno> {
         let driver = file.driver.clone();
-        let (async_fd, channel) = ChannelSender::open()?;
+        let (async_fd, channel) = events::open()?;
         let events = Arc::new(Events::new(channel));
         let device = driver
             .open_context(events.clone())

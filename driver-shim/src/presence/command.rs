@@ -7,7 +7,7 @@ use std::os::fd::RawFd;
 
 use rustix::io::Errno;
 
-use super::channel::ChannelSender;
+use super::events;
 use super::fds::{self, Kind};
 
 /// `IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL` of `<rdma/ib_user_verbs.h>`.
@@ -71,7 +71,7 @@ unsafe fn execute(bytes: *const u8, length: usize) -> Result<usize, Errno> {
     if response.is_null() {
         return Err(Errno::FAULT);
     }
-    let (program, sender) = ChannelSender::open()?;
+    let (program, sender) = events::open()?;
     drop(sender); // the registry has it
     // SAFETY: the program gave this address for the response.
     unsafe { response.write_unaligned(program as u32) };

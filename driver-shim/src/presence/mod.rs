@@ -4,7 +4,7 @@
 //!   the first look, with the [`GidTable`] and node GUID it shows;
 //! * [`redirect`] says which paths lead there;
 //! * [`fds`] and [`registry`] know which fds of the process stand for our device and its event channels;
-//! * [`channel`] carries completion and asynchronous events to the program;
+//! * [`channel`] carries completion and asynchronous events to the program, and [`events`] makes such channels;
 //! * [`token`] makes a connection manager's channel readable while it has events;
 //! * [`command`] answers the commands that libibverbs gives the device file by itself.
 //!
@@ -22,6 +22,7 @@ use crate::config::{Config, Device};
 
 pub mod channel;
 pub mod command;
+pub mod events;
 pub mod fds;
 pub mod fork;
 pub mod gids;
