@@ -1,7 +1,8 @@
-//! What clients and servers are to one another beside calls and answers: each scene has both in this process, and says what it saw.
+//! What clients and servers are to one another beside calls and answers: each scene has both in this process, and says what it saw. But the last: there
+//! is a server alone.
 //!
 //! ```sh
-//! scenes waits | attends | unavailable | deaf | crowd
+//! scenes waits | attends | unavailable | deaf | crowd | serves
 //! ```
 
 use std::error::Error;
@@ -268,6 +269,17 @@ fn crowd() -> Done {
     })
 }
 
+/// A server that does one thing at a time.
+fn serves() -> Done {
+    let one = Options {
+        threads: 1,
+        ..options()
+    };
+    let server = Server::bind(([127, 0, 0, 1], 0).into(), &one)?;
+    println!("serving at {}", server.address());
+    Ok(server.serve(&Host::new(LONG))?)
+}
+
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let done = match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -276,7 +288,8 @@ fn main() -> ExitCode {
         ["unavailable"] => unavailable(),
         ["deaf"] => deaf(),
         ["crowd"] => crowd(),
-        _ => Err("usage: scenes waits | attends | unavailable | deaf | crowd".into()),
+        ["serves"] => serves(),
+        _ => Err("usage: scenes waits | attends | unavailable | deaf | crowd | serves".into()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -234,6 +234,8 @@ impl Peer {
     /// The connection has ended. Who waits for an answer over it has none.
     pub(crate) fn ended(self: &Arc<Self>, endpoint: &mut Endpoint) {
         self.release();
+        // What broke it is said by a completion that perhaps nobody has looked at yet.
+        endpoint.progress();
         endpoint.detach();
         for xid in endpoint.engine.outstanding_xids() {
             endpoint.engine.cancel(xid);

@@ -60,6 +60,13 @@ impl Served {
 
     /// Another one at the same place, after the first was killed.
     pub fn again(&mut self) {
+        // A process that is killed loses its descriptors one by one, and the one that listens perhaps last.
+        let ended = until(PATIENCE, || self.server.ended());
+        assert!(
+            ended.is_some(),
+            "the server before goes on:\n{}",
+            self.server.output()
+        );
         self.server = serve(&self.folder, &self.place, &self.options);
     }
 }

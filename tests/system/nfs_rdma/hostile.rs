@@ -4,7 +4,9 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use urnic_tests::build::example;
 use urnic_tests::peer::Peer;
+use urnic_tests::program::Program;
 use urnic_tests::random::Random;
 use urnic_tests::startup::{CRC, Frame, REJECT};
 use urnic_tests::ulpdu::{complaint, send, tagged};
@@ -84,7 +86,11 @@ struct Requester {
 impl Requester {
     #[track_caller]
     fn of(export: &Export) -> Self {
-        let port: u16 = export.rdma.parse().expect("a port");
+        Self::at(export.rdma.parse().expect("a port"))
+    }
+
+    #[track_caller]
+    fn at(port: u16) -> Self {
         let mut peer = Peer::call(([127, 0, 0, 1], port).into());
         let request = Frame {
             request: true,
@@ -327,6 +333,44 @@ fn a_call_whose_memory_cannot_be_read_ends_the_connection_once() {
         again.says(&call);
         let heard = again.hears();
         again.goes_on("the call that broke the connection");
+        (heard == Some(err_chunk(X))).then_some(())
+    });
+    assert!(refused.is_some(), "the call is not refused");
+}
+
+/// The same where nobody had looked at the connection when it was gone: the server's one thread waits for an answer of another client's.
+#[test]
+fn a_call_that_broke_a_connection_is_refused_though_nobody_looked_when_it_did() {
+    /// A procedure that makes a call backward before it answers, to the one that its argument names.
+    const BACK: [u32; 11] = [X, 0, 2, 0x2000_0003, 1, 4, 0, 0, 0, 0, 6];
+    let scenes = example("urnic-rpc-rdma-verbs", "scenes");
+    let mut server = Program::new(scenes).arg("serves").spawn();
+    let port = server.says("where it listens", |said| {
+        said.strip_suffix('\n')?.rsplit(':').next()?.parse().ok()
+    });
+    let call = msg(&[1, 40, H, 8, 0, 0, 0, 0, 0], &NULL);
+    let mut requester = Requester::at(port);
+    requester.says(&call);
+    let request = requester.peer.ulpdu();
+    assert_eq!(request[1], 0x41, "a Read Request: {request:02x?}");
+    let mut other = Requester::at(port);
+    other.says(&msg(&ABSENT, &BACK));
+    let back = other.hears().expect("a call backward");
+    assert_eq!(back[32..36], [0; 4], "a call: {back:02x?}");
+    requester.peer.tell(&[complaint(0x0100, &request)]);
+    requester.peer.finish();
+    requester.peer.rest();
+    // That the next connection is there says that the server knows of the last one's end, or soon will.
+    let mut again = Requester::at(port);
+    let xid = u32::from_be_bytes(back[..4].try_into().expect("four octets"));
+    other.says(&of(
+        xid,
+        reply(&ABSENT, &[DONE_NOTHING.as_slice(), &[7]].concat()),
+    ));
+    let refused = until(PATIENCE, || {
+        again.says(&call);
+        let heard = again.hears();
+        again = Requester::at(port);
         (heard == Some(err_chunk(X))).then_some(())
     });
     assert!(refused.is_some(), "the call is not refused");
