@@ -4,12 +4,12 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use urnic_driver_shim::driver::{self, Driver};
-use urnic_driver_shim::presence::{Presence, events};
+use urnic_driver_shim::driver::{self, ContextEvents, Driver};
+use urnic_driver_shim::presence::{self, ChannelSender, Presence};
 use urnic_verbs_api::rdma_core::ibv_context;
 
 use crate::library::Library;
-use crate::verbs::{Events, File};
+use crate::verbs::File;
 
 /// Our part of an open device.
 pub(crate) struct Context {
@@ -18,7 +18,8 @@ pub(crate) struct Context {
     pub(crate) driver: Arc<Driver>,
     /// The driver's name for this context.
     pub(crate) device: driver::Context,
-    pub(crate) events: Arc<Events>,
+    /// Where its asynchronous events go: `async_fd` is the program's end.
+    pub(crate) async_channel: Arc<ChannelSender>,
     /// See [`Context::file`].
     file: Arc<File>,
 }
@@ -57,19 +58,23 @@ impl Context {
         self.driver.here().is_ok().then_some(&self.file)
     }
 
-    /// Everything but the memory: our part of the context, and the program's end of its asynchronous events.
-    pub(crate) fn make(library: &'static Library, file: Arc<File>) -> Result<(Context, RawFd), Errno> {
+    /// Everything but the memory: our part of the context, and the program's end of its asynchronous events. What the driver gives them to,
+    /// `events` makes: that knows the objects they are of, which know the context.
+    pub(crate) fn make<E: ContextEvents + 'static>(
+        library: &'static Library,
+        file: Arc<File>,
+        events: impl FnOnce(Arc<ChannelSender>) -> E,
+    ) -> Result<(Context, RawFd), Errno> {
         let driver = file.driver.clone();
-        let (async_fd, channel) = events::open()?;
-        let events = Arc::new(Events::new(channel));
+        let (async_fd, async_channel) = presence::events::open()?;
         let device = driver
-            .open_context(events.clone())
+            .open_context(Arc::new(events(async_channel.clone())))
             .inspect_err(|_| close_of_program(async_fd))?;
         let context = Context {
             library,
             driver,
             device,
-            events,
+            async_channel,
             file,
         };
         Ok((context, async_fd))

@@ -13,7 +13,7 @@ use urnic_verbs_api::rdma_core::{ibv_context, ibv_device, verbs_context, verbs_d
 use crate::context::{Context, Tail, close_of_program};
 use crate::guard::{guarded, set_errno};
 use crate::library::{Library, Registration};
-use crate::verbs::{self, File};
+use crate::verbs::{self, Events, File};
 
 /// `enum rdma_driver_id`: not one of the kernel's.
 const RDMA_DRIVER_UNKNOWN: u32 = 0;
@@ -50,7 +50,7 @@ pub(crate) unsafe extern "C" fn alloc_context(
             let (presence, driver) = open_device()?;
             let file = File::open(cmd_fd, presence, driver)?;
             // SAFETY: libibverbs passes a device of ours.
-            Context::make(unsafe { library_of(device) }, file)
+            Context::make(unsafe { library_of(device) }, file, Events::new)
         };
         let (ours, async_fd) = opened().inspect_err(|_| close_of_program(cmd_fd))?;
         // SAFETY: as above.
@@ -63,7 +63,7 @@ pub(crate) unsafe extern "C" fn alloc_context(
 pub(crate) unsafe extern "C" fn import_context(device: *mut ibv_device, cmd_fd: c_int) -> *mut verbs_context {
     answer(|| {
         // SAFETY: libibverbs passes a device of ours.
-        let (ours, async_fd) = Context::make(unsafe { library_of(device) }, File::of(cmd_fd)?)?;
+        let (ours, async_fd) = Context::make(unsafe { library_of(device) }, File::of(cmd_fd)?, Events::new)?;
         // SAFETY: as above.
         let context = unsafe { give(device, cmd_fd, ours, async_fd) }?;
         command::offer_async_fd(async_fd);

@@ -17,11 +17,12 @@ use urnic_verbs_api::rdma_core::{
 };
 
 use super::completion_ring::{CompletionRing, is_receive, work_completion};
-use super::events::{Acknowledgements, Events, Foreign, Reported, send_completion};
+use super::foreign::Foreign;
 use super::ledger::Ledger;
 use super::lock::Lock;
 use super::parent_domain::{Resource, Rings};
 use super::pd::{Pd, Tenancy};
+use super::reported::{Acknowledgements, Reported, send_completion};
 use crate::context::Context;
 use crate::guard::{contained, pointer, status};
 
@@ -34,7 +35,7 @@ pub(crate) struct Cq {
     pub(super) completions: Lock<Completions>,
     /// Where completion events go; `None`: nowhere.
     channel: Option<Arc<ChannelSender>>,
-    events: Arc<Events>,
+    async_channel: Arc<ChannelSender>,
     reported: Reported,
     pub(super) asynchronous: Reported,
     rings: Rings,
@@ -155,7 +156,7 @@ impl Cq {
                     current: Cqe::default(),
                 }),
                 channel,
-                events: context.events.clone(),
+                async_channel: context.async_channel.clone(),
                 reported: Reported::default(),
                 asynchronous: Reported::default(),
                 rings,
@@ -262,7 +263,7 @@ impl Cq {
         if let Some(channel) = &self.channel {
             self.reported.purge(channel, self.address());
         }
-        self.asynchronous.purge(self.events.channel(), self.address());
+        self.asynchronous.purge(&self.async_channel, self.address());
         // SAFETY: the fields of this very queue, which libibverbs initialised.
         unsafe {
             let public = self.abi.get().cast::<ibv_cq>();

@@ -9,8 +9,8 @@ use std::sync::{Arc, Weak};
 use rustix::io::Errno;
 use urnic_verbs_api::rdma_core::*;
 
-use super::events::Foreign;
 use super::file::{File, Handles};
+use super::foreign::Foreign;
 use super::mr;
 use crate::context::Context;
 use crate::guard::{pointer, status};

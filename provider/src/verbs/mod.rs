@@ -16,6 +16,7 @@ mod device;
 mod dm;
 mod events;
 mod file;
+mod foreign;
 mod ledger;
 mod lock;
 mod mr;
@@ -27,6 +28,7 @@ mod post;
 mod qp;
 mod qp_ex;
 mod receive_queue;
+mod reported;
 #[cfg(test)]
 mod ring_tests;
 mod send_queue;

@@ -17,8 +17,8 @@ use urnic_verbs_api::rdma_core::{
 use urnic_verbs_api::vocabulary::Access;
 
 use super::dm;
-use super::events::Foreign;
 use super::file::File;
+use super::foreign::Foreign;
 use super::on_demand::Place;
 use super::pd::{Domain, Pd};
 use crate::guard::{pointer, status};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use urnic_verbs_api::rdma_core::*;
 
-use super::events::Foreign;
+use super::foreign::Foreign;
 use super::pd::{Domain, Pd};
 use super::post::post_send;
 use crate::guard::{pointer, status};

@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use urnic_driver_shim::driver::{self, Driver};
 use urnic_verbs_api::rdma_core::*;
 
-use super::events::Foreign;
 use super::file::File;
+use super::foreign::Foreign;
 use super::on_demand::Places;
 use super::parent_domain::{Allocator, Resource, Rings};
 use crate::context::Context;

@@ -8,18 +8,20 @@ use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
 use urnic_driver_shim::driver::{self, AddressVector, Completed, Poster, QpAttr, QpCaps, QpInit, QpMask};
+use urnic_driver_shim::presence::ChannelSender;
 use urnic_verbs_api::device::command::features;
 use urnic_verbs_api::rdma_core::*;
 use urnic_verbs_api::vocabulary::QpState;
 
 use super::cq::Cq;
-use super::events::{Acknowledgements, Events, Foreign, Reported};
+use super::foreign::Foreign;
 use super::ledger::Ledger;
 use super::lock::{Held, Lock};
 use super::parent_domain::{Resource, Rings};
 use super::pd::{Pd, Tenancy};
 use super::qp_ex::Building;
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
+use super::reported::{Acknowledgements, Reported};
 use super::send_queue::{SendQueue, SendRules, SendShape};
 use super::srq::Srq;
 use crate::guard::{pointer, status};
@@ -33,7 +35,7 @@ pub(crate) struct Qp {
     pub(super) sends: Arc<Sends>,
     pub(super) receives: Lock<ReceiveQueue>,
     ledger: Arc<Ledger>,
-    events: Arc<Events>,
+    async_channel: Arc<ChannelSender>,
     pub(super) asynchronous: Reported,
     signal_all: bool,
     _rings: Rings,
@@ -233,7 +235,7 @@ impl Qp {
                 sends,
                 receives: Lock::new(receives),
                 ledger,
-                events: context.events.clone(),
+                async_channel: context.async_channel.clone(),
                 asynchronous: Reported::default(),
                 signal_all,
                 _rings: rings,
@@ -287,7 +289,7 @@ impl Qp {
         self.device.destroy()?;
         self.cqs().iter().for_each(|cq| cq.detach(self.device.qid));
         self.asynchronous
-            .purge(self.events.channel(), self.public().addr() as u64);
+            .purge(&self.async_channel, self.public().addr() as u64);
         // SAFETY: the fields of this very queue pair: zeroes are an initialised mutex and condition variable.
         unsafe {
             let public = self.public();

@@ -7,13 +7,15 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use urnic_driver_shim::driver;
+use urnic_driver_shim::presence::ChannelSender;
 use urnic_verbs_api::rdma_core::*;
 
-use super::events::{Acknowledgements, Events, Foreign, Reported};
+use super::foreign::Foreign;
 use super::lock::Lock;
 use super::parent_domain::{Resource, Rings};
 use super::pd::{Pd, Tenancy};
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
+use super::reported::{Acknowledgements, Reported};
 use crate::guard::{contained, pointer, status};
 
 /// A shared receive queue as libibverbs knows it, and what is ours behind it.
@@ -23,7 +25,7 @@ pub(crate) struct Srq {
     abi: Foreign<verbs_srq>,
     pub(super) device: Arc<driver::Srq>,
     receives: Lock<ReceiveQueue>,
-    events: Arc<Events>,
+    async_channel: Arc<ChannelSender>,
     pub(super) asynchronous: Reported,
     _rings: Rings,
     _tenancy: Tenancy,
@@ -82,7 +84,7 @@ impl Srq {
                 abi: Foreign::new(abi),
                 device,
                 receives: Lock::new(receives),
-                events: context.events.clone(),
+                async_channel: context.async_channel.clone(),
                 asynchronous: Reported::default(),
                 _rings: rings,
                 _tenancy: tenancy,
@@ -94,8 +96,7 @@ impl Srq {
     fn destroy(&self) -> Result<(), Errno> {
         self.device.destroy()?;
         let public = self.abi.get().cast::<ibv_srq>();
-        self.asynchronous
-            .purge(self.events.channel(), public.addr() as u64);
+        self.asynchronous.purge(&self.async_channel, public.addr() as u64);
         // SAFETY: the fields of this very queue: zeroes are an initialised mutex and condition variable.
         unsafe {
             Acknowledgements {
