@@ -8,8 +8,8 @@ use urnic_driver_shim::driver::{self, ContextEvents, Driver};
 use urnic_driver_shim::presence::{self, ChannelSender, Presence};
 use urnic_verbs_api::rdma_core::ibv_context;
 
+use crate::file::File;
 use crate::library::Library;
-use crate::verbs::File;
 
 /// Our part of an open device.
 pub(crate) struct Context {

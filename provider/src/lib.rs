@@ -6,6 +6,7 @@
 
 mod context;
 mod device;
+mod file;
 mod first_look;
 mod guard;
 mod interpose;

@@ -11,9 +11,10 @@ use urnic_driver_shim::presence::{Presence, command};
 use urnic_verbs_api::rdma_core::{ibv_context, ibv_device, verbs_context, verbs_device};
 
 use crate::context::{Context, Tail, close_of_program};
+use crate::file::File;
 use crate::guard::{guarded, set_errno};
 use crate::library::{Library, Registration};
-use crate::verbs::{self, Events, File};
+use crate::verbs::{self, Events};
 
 /// `enum rdma_driver_id`: not one of the kernel's.
 const RDMA_DRIVER_UNKNOWN: u32 = 0;

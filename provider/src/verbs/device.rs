@@ -10,9 +10,9 @@ use urnic_verbs_api::device::command::features;
 use urnic_verbs_api::device::{INTERFACE_VERSION, pci};
 use urnic_verbs_api::rdma_core::*;
 
-use super::dm;
 use super::send_queue::MAX_MESSAGE;
 use crate::context::Context;
+use crate::file::device_memory;
 use crate::guard::status;
 
 /// The device has one port.
@@ -126,7 +126,7 @@ fn device_attributes(device: &Attributes, node_guid: u64) -> ibv_device_attr_ex 
     answer.completion_timestamp_mask = u64::MAX;
     answer.hca_core_clock = 1_000_000;
     answer.device_cap_flags_ex = attr.device_cap_flags.into();
-    answer.max_dm_size = dm::MAX as u64;
+    answer.max_dm_size = device_memory::MAX as u64;
     answer.phys_port_cnt_ex = PORT.into();
     answer
 }

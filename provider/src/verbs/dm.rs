@@ -1,27 +1,18 @@
-//! Device memory (`ibv_alloc_dm(3)`): memory that the program reaches by copies and registered regions only. A model's own memory is its process's, so it lies
-//! there, and regions of it are registered like others; behind a bus, too, the device reads and writes it as it does the program's.
+//! Device memory (`ibv_alloc_dm(3)`): memory that the program reaches by copies and registered regions only.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::{c_int, c_void};
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
 use urnic_verbs_api::rdma_core::*;
 
-use super::file::{File, Handles};
 use super::foreign::Foreign;
 use super::mr;
 use crate::context::Context;
+use crate::file::device_memory::{DeviceMemory, MAX, MAX_LOG_ALIGN, Memory};
+use crate::file::{File, Handles};
 use crate::guard::{pointer, status};
-
-/// The largest piece, in bytes.
-pub(super) const MAX: usize = 1 << 20;
-/// Offsets and lengths of copies are multiples of this, in bytes.
-const ALIGNMENT: usize = 4;
-/// The largest alignment that may be asked for.
-const MAX_LOG_ALIGN: u32 = 12;
-const PAGE: usize = 1 << MAX_LOG_ALIGN;
 
 /// Device memory as libibverbs knows it, and what is ours behind it.
 #[repr(C)]
@@ -30,64 +21,6 @@ struct Dm {
     abi: Foreign<ibv_dm>,
     object: Arc<DeviceMemory>,
     file: Weak<File>,
-}
-
-/// What contexts that import it share.
-pub(super) struct DeviceMemory(Arc<Memory>);
-
-/// The memory itself, whole pages. It lives until the regions in it are gone.
-pub(super) struct Memory {
-    base: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: it is used by its address only, with the program's care for who writes what when, as all memory that an adapter reaches.
-unsafe impl Send for Memory {}
-// SAFETY: as above.
-unsafe impl Sync for Memory {}
-
-impl Memory {
-    /// Its pages, and one more, so that a region without any octet has an address that is ours.
-    fn layout(len: usize) -> Result<Layout, Errno> {
-        let pages = len.next_multiple_of(PAGE) + PAGE;
-        Layout::from_size_align(pages, PAGE).map_err(|_| Errno::NOMEM)
-    }
-
-    fn new(len: usize) -> Result<Memory, Errno> {
-        let layout = Memory::layout(len)?;
-        // SAFETY: the layout is at least a page.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(Errno::NOMEM)?;
-        Ok(Memory { base, len })
-    }
-
-    /// `len` bytes from `offset`, if they are within it.
-    ///
-    /// Errors: INVAL.
-    pub(super) fn range(&self, offset: u64, len: usize) -> Result<*mut u8, Errno> {
-        let offset = usize::try_from(offset).map_err(|_| Errno::INVAL)?;
-        if offset.checked_add(len).is_none_or(|end| end > self.len) {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: within the memory, or just behind it.
-        Ok(unsafe { self.base.as_ptr().add(offset) })
-    }
-
-    /// What a copy may touch.
-    fn aligned(&self, offset: u64, len: usize) -> Result<*mut u8, Errno> {
-        if !offset.is_multiple_of(ALIGNMENT as u64) || !len.is_multiple_of(ALIGNMENT) {
-            return Err(Errno::INVAL);
-        }
-        self.range(offset, len)
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if let Ok(layout) = Memory::layout(self.len) {
-            // SAFETY: allocated with this layout, and nobody uses it any more.
-            unsafe { dealloc(self.base.as_ptr(), layout) };
-        }
-    }
 }
 
 /// The memory behind libibverbs' pointer.
@@ -231,20 +164,4 @@ pub(super) unsafe extern "C" fn reg_dm_mr(
         }
     })
     .cast()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn copies_stay_within_it_and_are_aligned() {
-        let memory = Memory::new(100).unwrap();
-        assert!(memory.aligned(0, 100).is_ok());
-        assert!(memory.aligned(96, 4).is_ok());
-        assert!(memory.aligned(100, 0).is_ok());
-        for (offset, len) in [(97, 3), (4, 5), (1, 4), (100, 4), (104, 0), (u64::MAX - 3, 8)] {
-            assert_eq!(memory.aligned(offset, len), Err(Errno::INVAL), "{offset} {len}");
-        }
-    }
 }

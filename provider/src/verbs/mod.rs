@@ -15,13 +15,11 @@ mod cq_ex;
 mod device;
 mod dm;
 mod events;
-mod file;
 mod foreign;
 mod ledger;
 mod lock;
 mod mr;
 mod mw;
-mod on_demand;
 mod parent_domain;
 mod pd;
 mod post;
@@ -35,7 +33,6 @@ mod send_queue;
 mod srq;
 
 pub(crate) use events::Events;
-pub(crate) use file::File;
 
 /// The operations of a context. What is not here answers EOPNOTSUPP.
 pub(crate) fn operations(level: Level) -> ContextOps {

@@ -3,10 +3,10 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::slice;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
-use urnic_driver_shim::driver::{self, Driver};
+use urnic_driver_shim::driver;
 use urnic_verbs_api::rdma_core::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_ON_DEMAND, IBV_ADVISE_MR_ADVICE_PREFETCH,
     IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH,
@@ -16,11 +16,12 @@ use urnic_verbs_api::rdma_core::{
 };
 use urnic_verbs_api::vocabulary::Access;
 
-use super::dm;
-use super::file::File;
 use super::foreign::Foreign;
-use super::on_demand::Place;
-use super::pd::{Domain, Pd};
+use super::pd::Pd;
+use crate::file::File;
+use crate::file::device_memory::Memory;
+use crate::file::on_demand::Place;
+use crate::file::region::{Region, State};
 use crate::guard::{pointer, status};
 
 /// A region as libibverbs knows it, and what is ours behind it.
@@ -30,27 +31,6 @@ pub(super) struct Mr {
     abi: Foreign<verbs_mr>,
     region: Arc<Region>,
     file: Weak<File>,
-}
-
-/// The region itself, for all contexts that know it.
-pub(super) struct Region {
-    driver: Arc<Driver>,
-    /// None when it was deregistered.
-    state: Mutex<Option<State>>,
-}
-
-/// What a reregistration changes.
-struct State {
-    device: driver::Mr,
-    domain: Arc<Domain>,
-    /// Its keys, and its length in bytes, as the program is told.
-    lkey: u32,
-    rkey: u32,
-    length: usize,
-    /// Its rights, as the program gave them.
-    flags: u32,
-    /// Of device memory: that it is in use.
-    _device_memory: Option<Arc<dm::Memory>>,
 }
 
 /// The rights that the device shall grant: hints are left out.
@@ -104,57 +84,12 @@ pub(super) unsafe extern "C" fn reg_mr(
     .cast()
 }
 
-impl State {
-    /// Of a region that local and remote users know by the same key.
-    fn new(device: driver::Mr, domain: Arc<Domain>, length: usize, flags: u32) -> State {
-        State {
-            lkey: device.stag,
-            rkey: device.stag,
-            device,
-            domain,
-            length,
-            flags,
-            _device_memory: None,
-        }
-    }
-}
-
-impl Drop for Region {
-    /// All its names are gone, and its file: it goes as a kernel's would.
-    fn drop(&mut self) {
-        if self.driver.here().is_err() {
-            return;
-        }
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let Some(state) = state.take() else { return };
-        match self.driver.deregister(&state.device) {
-            Ok(()) => drop(state.domain.on_demand.take(state.device.stag)),
-            Err(errno) => {
-                tracing::debug!("region {:#x}: {errno}", state.device.stag);
-                // A window keeps it: what it leads to must not be freed.
-                std::mem::forget(state);
-            }
-        }
-    }
-}
-
-impl Region {
-    /// Errors: IO in a forked child, where it may be locked by a thread of the parent's.
-    fn lock(&self) -> Result<MutexGuard<'_, Option<State>>, Errno> {
-        self.driver.here()?;
-        Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
 impl Mr {
     /// A new region, made in that domain, that others on the same file may import.
     fn entered(pd: &Pd, addr: *mut c_void, mr_type: u32, state: State) -> Box<Mr> {
         let handle = state.device.stag;
         let abi = described(pd, handle, addr, mr_type, &state);
-        let region = Arc::new(Region {
-            driver: state.domain.driver.clone(),
-            state: Mutex::new(Some(state)),
-        });
+        let region = Arc::new(Region::new(state));
         let file = pd.file();
         if let Some(file) = &file {
             file.regions.enter(handle, region.clone());
@@ -309,7 +244,7 @@ pub(super) unsafe extern "C" fn rereg_mr(
 /// `pd` is a live domain.
 pub(super) unsafe fn of_device_memory(
     pd: *mut ibv_pd,
-    memory: &Arc<dm::Memory>,
+    memory: &Arc<Memory>,
     offset: u64,
     length: usize,
     flags: u32,
@@ -323,10 +258,7 @@ pub(super) unsafe fn of_device_memory(
     let pd_ = unsafe { Pd::of(pd) };
     let domain = pd_.domain()?.clone();
     let device = domain.driver.register(&domain.device, addr, length, 0, access)?;
-    let state = State {
-        _device_memory: Some(memory.clone()),
-        ..State::new(device, domain, length, flags)
-    };
+    let state = State::new(device, domain, length, flags).within(memory.clone());
     Ok(Mr::entered(pd_, null_mut(), IBV_MR_TYPE_MR, state))
 }
 
@@ -337,10 +269,8 @@ pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
         let pd_ = unsafe { Pd::of(pd) };
         let domain = pd_.domain()?.clone();
         let device = domain.driver.register_null(&domain.device)?;
-        let state = State {
-            rkey: 0,
-            ..State::new(device, domain, usize::MAX, IBV_ACCESS_LOCAL_WRITE)
-        };
+        let mut state = State::new(device, domain, usize::MAX, IBV_ACCESS_LOCAL_WRITE);
+        state.rkey = 0;
         Ok(Mr::entered(pd_, null_mut(), IBV_MR_TYPE_NULL_MR, state))
     })
     .cast()
@@ -368,7 +298,7 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     })
 }
 
-/// `ibv_advise_mr(3)`: EOPNOTSUPP for other advice than prefetching, EINVAL for unknown flags, else those of [`asked`](super::on_demand::Places::asked). Unless it shall be flushed, pages that
+/// `ibv_advise_mr(3)`: EOPNOTSUPP for other advice than prefetching, EINVAL for unknown flags, else those of [`asked`](crate::file::on_demand::Places::asked). Unless it shall be flushed, pages that
 /// cannot be brought in are no error: each access will see for itself.
 pub(super) unsafe extern "C" fn advise_mr(
     pd: *mut ibv_pd,

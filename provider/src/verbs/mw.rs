@@ -8,8 +8,9 @@ use rustix::io::Errno;
 use urnic_verbs_api::rdma_core::*;
 
 use super::foreign::Foreign;
-use super::pd::{Domain, Pd};
+use super::pd::Pd;
 use super::post::post_send;
+use crate::file::domain::Domain;
 use crate::guard::{pointer, status};
 
 /// A window as libibverbs knows it, and what is ours behind it.

@@ -5,14 +5,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
-use urnic_driver_shim::driver::{self, Driver};
 use urnic_verbs_api::rdma_core::*;
 
-use super::file::File;
 use super::foreign::Foreign;
-use super::on_demand::Places;
 use super::parent_domain::{Allocator, Resource, Rings};
 use crate::context::Context;
+use crate::file::File;
+use crate::file::domain::Domain;
 use crate::guard::{pointer, status};
 
 /// A protection domain as libibverbs knows it, and what is ours behind it.
@@ -28,23 +27,6 @@ pub(crate) struct Pd {
     parent_of: Option<Tenancy>,
     /// Of a parent domain: where queues shall be.
     allocator: Option<Allocator>,
-}
-
-/// The domain itself. It lives until what is in it is gone.
-pub(super) struct Domain {
-    pub(super) driver: Arc<Driver>,
-    pub(super) device: driver::Pd,
-    pub(super) on_demand: Places,
-    /// See [`Pd::tenants`].
-    tenants: Arc<AtomicU32>,
-}
-
-impl Drop for Domain {
-    fn drop(&mut self) {
-        if let Err(errno) = self.driver.free_pd(&self.device) {
-            tracing::debug!("protection domain {}: {errno}", self.device.id);
-        }
-    }
 }
 
 /// That a queue is in a domain.
@@ -145,14 +127,7 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
     pointer(|| {
         // SAFETY: libibverbs gives an open context.
         let ours = unsafe { Context::of(context) };
-        let driver = ours.driver.clone();
-        let device = driver.alloc_pd()?;
-        let domain = Arc::new(Domain {
-            driver,
-            device,
-            on_demand: Places::default(),
-            tenants: Arc::default(),
-        });
+        let domain = Arc::new(Domain::alloc(&ours.driver)?);
         let file = ours.file();
         if let Some(file) = file {
             file.domains.enter(domain.device.id, domain.clone());

@@ -1,6 +1,11 @@
 //! What contexts on one open device file share: `ibv_import_device(3)` makes another context of a file, and that one imports by their handles what others on
 //! it made. A kernel keeps objects with the file, too.
 
+pub(crate) mod device_memory;
+pub(crate) mod domain;
+pub(crate) mod on_demand;
+pub(crate) mod region;
+
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -9,18 +14,18 @@ use rustix::io::Errno;
 use urnic_driver_shim::driver::Driver;
 use urnic_driver_shim::presence::{Presence, registry};
 
-use super::dm::DeviceMemory;
-use super::mr::Region;
-use super::pd::Domain;
+use device_memory::DeviceMemory;
+use domain::Domain;
+use region::Region;
 
 /// An open device file. It lives until its last context is closed, and its last descriptor.
 pub(crate) struct File {
     /// The device as it was shown when the file was opened.
     pub(crate) presence: &'static Presence,
     pub(crate) driver: Arc<Driver>,
-    pub(super) domains: Handles<Domain>,
-    pub(super) regions: Handles<Region>,
-    pub(super) device_memory: Handles<DeviceMemory>,
+    pub(crate) domains: Handles<Domain>,
+    pub(crate) regions: Handles<Region>,
+    pub(crate) device_memory: Handles<DeviceMemory>,
 }
 
 impl File {
@@ -49,7 +54,7 @@ impl File {
 
     /// The file of an object, if it is still there and this is no forked child. An object may outlive its file: programs, pyverbs among them, close a
     /// context first and destroy what they made there afterwards.
-    pub(super) fn upgraded(file: &Weak<File>) -> Option<Arc<File>> {
+    pub(crate) fn upgraded(file: &Weak<File>) -> Option<Arc<File>> {
         file.upgrade().filter(|file| file.driver.here().is_ok())
     }
 
@@ -66,7 +71,7 @@ impl File {
 }
 
 /// The objects of one kind, by their handles.
-pub(super) struct Handles<T>(Mutex<BTreeMap<u32, Arc<T>>>);
+pub(crate) struct Handles<T>(Mutex<BTreeMap<u32, Arc<T>>>);
 
 impl<T> Default for Handles<T> {
     fn default() -> Self {
@@ -80,12 +85,12 @@ impl<T> Handles<T> {
     }
 
     /// A new object.
-    pub(super) fn enter(&self, handle: u32, object: Arc<T>) {
+    pub(crate) fn enter(&self, handle: u32, object: Arc<T>) {
         self.lock().insert(handle, object);
     }
 
     /// A new object, under the lowest free handle.
-    pub(super) fn enter_anywhere(&self, object: Arc<T>) -> u32 {
+    pub(crate) fn enter_anywhere(&self, object: Arc<T>) -> u32 {
         let mut objects = self.lock();
         let free = (0..).zip(objects.keys()).find(|(free, taken)| free != *taken);
         let handle = free.map_or(objects.len() as u32, |(free, _)| free);
@@ -96,14 +101,14 @@ impl<T> Handles<T> {
     /// The one with that handle.
     ///
     /// Errors: NOENT.
-    pub(super) fn find(&self, handle: u32) -> Result<Arc<T>, Errno> {
+    pub(crate) fn find(&self, handle: u32) -> Result<Arc<T>, Errno> {
         self.lock().get(&handle).cloned().ok_or(Errno::NOENT)
     }
 
     /// Whether that object still goes by that handle.
     ///
     /// Errors: NOENT.
-    pub(super) fn check(&self, handle: u32, object: &Arc<T>) -> Result<(), Errno> {
+    pub(crate) fn check(&self, handle: u32, object: &Arc<T>) -> Result<(), Errno> {
         let found = self
             .lock()
             .get(&handle)
@@ -114,14 +119,14 @@ impl<T> Handles<T> {
     /// Ends what goes by that handle, so that nobody imports it any more; of several callers one succeeds.
     ///
     /// Errors: NOENT if it is that object no longer.
-    pub(super) fn withdraw(&self, handle: u32, object: &Arc<T>) -> Result<(), Errno> {
+    pub(crate) fn withdraw(&self, handle: u32, object: &Arc<T>) -> Result<(), Errno> {
         self.withdraw_if(handle, object, || true)
     }
 
     /// The same, unless it is in use: nobody finds it while that is looked at.
     ///
     /// Errors: as [`Handles::withdraw`]; BUSY.
-    pub(super) fn withdraw_if(
+    pub(crate) fn withdraw_if(
         &self,
         handle: u32,
         object: &Arc<T>,

@@ -11,12 +11,12 @@ use urnic_verbs_api::vocabulary::Access;
 
 /// Where such a region is.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
-    pub(super) addr: *mut c_void,
-    pub(super) len: usize,
+pub(crate) struct Place {
+    pub(crate) addr: *mut c_void,
+    pub(crate) len: usize,
     /// The name of its first byte.
-    pub(super) base: u64,
-    pub(super) access: Access,
+    pub(crate) base: u64,
+    pub(crate) access: Access,
 }
 
 // SAFETY: the address is only computed with, and given to the kernel.
@@ -38,7 +38,7 @@ impl Place {
 
 /// Those of a domain, by their keys.
 #[derive(Debug, Default)]
-pub(super) struct Places(Mutex<BTreeMap<u32, Place>>);
+pub(crate) struct Places(Mutex<BTreeMap<u32, Place>>);
 
 impl Places {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Place>> {
@@ -46,7 +46,7 @@ impl Places {
     }
 
     /// A region was registered, or changed: it is here now, if it is on demand.
-    pub(super) fn put(&self, key: u32, place: Place) {
+    pub(crate) fn put(&self, key: u32, place: Place) {
         if place.access.contains(Access::ON_DEMAND) {
             self.lock().insert(key, place);
         } else {
@@ -55,14 +55,14 @@ impl Places {
     }
 
     /// A region has gone.
-    pub(super) fn take(&self, key: u32) -> Option<Place> {
+    pub(crate) fn take(&self, key: u32) -> Option<Place> {
         self.lock().remove(&key)
     }
 
     /// What is asked for an element: its memory, and whether it shall be writable.
     ///
     /// Errors: NOENT for a key that is none of a region on demand in the domain; PERM for writing where the device may not; FAULT outside of the region.
-    pub(super) fn asked(&self, element: &ibv_sge, write: bool) -> Result<(*mut c_void, usize), Errno> {
+    pub(crate) fn asked(&self, element: &ibv_sge, write: bool) -> Result<(*mut c_void, usize), Errno> {
         let place = *self.lock().get(&element.lkey).ok_or(Errno::NOENT)?;
         if write && !place.access.contains(Access::LOCAL_WRITE) {
             return Err(Errno::PERM);

@@ -1,0 +1,88 @@
+//! Memory regions, for all contexts that know them.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+use urnic_driver_shim::driver::{self, Driver};
+
+use super::device_memory::Memory;
+use super::domain::Domain;
+
+/// A region.
+pub(crate) struct Region {
+    pub(crate) driver: Arc<Driver>,
+    /// None when it was deregistered.
+    state: Mutex<Option<State>>,
+}
+
+/// What a reregistration changes.
+pub(crate) struct State {
+    pub(crate) device: driver::Mr,
+    pub(crate) domain: Arc<Domain>,
+    /// Its keys, and its length in bytes, as the program is told.
+    pub(crate) lkey: u32,
+    pub(crate) rkey: u32,
+    pub(crate) length: usize,
+    /// Its rights, as the program gave them.
+    pub(crate) flags: u32,
+    /// Of device memory: that it is in use.
+    _device_memory: Option<Arc<Memory>>,
+}
+
+impl Region {
+    /// One that the device has.
+    pub(crate) fn new(state: State) -> Region {
+        Region {
+            driver: state.domain.driver.clone(),
+            state: Mutex::new(Some(state)),
+        }
+    }
+
+    /// Errors: IO in a forked child, where it may be locked by a thread of the parent's.
+    pub(crate) fn lock(&self) -> Result<MutexGuard<'_, Option<State>>, Errno> {
+        self.driver.here()?;
+        Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Drop for Region {
+    /// All its names are gone, and its file: it goes as a kernel's would.
+    fn drop(&mut self) {
+        if self.driver.here().is_err() {
+            return;
+        }
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let Some(state) = state.take() else { return };
+        match self.driver.deregister(&state.device) {
+            Ok(()) => drop(state.domain.on_demand.take(state.device.stag)),
+            Err(errno) => {
+                tracing::debug!("region {:#x}: {errno}", state.device.stag);
+                // A window keeps it: what it leads to must not be freed.
+                std::mem::forget(state);
+            }
+        }
+    }
+}
+
+impl State {
+    /// Of a region that local and remote users know by the same key.
+    pub(crate) fn new(device: driver::Mr, domain: Arc<Domain>, length: usize, flags: u32) -> State {
+        State {
+            lkey: device.stag,
+            rkey: device.stag,
+            device,
+            domain,
+            length,
+            flags,
+            _device_memory: None,
+        }
+    }
+
+    /// Of a region in device memory.
+    pub(crate) fn within(self, memory: Arc<Memory>) -> State {
+        State {
+            _device_memory: Some(memory),
+            ..self
+        }
+    }
+}
