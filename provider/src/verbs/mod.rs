@@ -9,6 +9,7 @@
 
 use urnic_verbs_api::rdma_core::{ContextOps, Level};
 
+mod building;
 mod completion_ring;
 mod cq;
 mod cq_ex;

@@ -13,13 +13,13 @@ use urnic_verbs_api::device::command::features;
 use urnic_verbs_api::rdma_core::*;
 use urnic_verbs_api::vocabulary::QpState;
 
+use super::building::Building;
 use super::cq::Cq;
 use super::foreign::Foreign;
 use super::ledger::Ledger;
 use super::lock::{Held, Lock};
 use super::parent_domain::{Resource, Rings};
 use super::pd::{Pd, Tenancy};
-use super::qp_ex::Building;
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
 use super::reported::{Acknowledgements, Reported};
 use super::send_queue::{SendQueue, SendRules, SendShape};

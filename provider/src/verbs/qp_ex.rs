@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use urnic_verbs_api::device::wqe::Opcode;
 use urnic_verbs_api::rdma_core::*;
 
+use super::building::Building;
 use super::lock::Held;
 use super::post::takes_sends;
 use super::qp::{Qp, SendSide};
@@ -29,17 +30,6 @@ const OPERATIONS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_LOCAL_INV
     | IBV_QP_EX_WITH_BIND_MW
     | IBV_QP_EX_WITH_SEND_WITH_INV;
-
-/// What lies between `wr_start` and `wr_complete`.
-#[derive(Default)]
-pub(crate) struct Building {
-    /// Where the queue stood.
-    mark: (u32, u32),
-    /// The entry that operands go to.
-    entry: Option<Entry>,
-    /// The first thing that went wrong.
-    error: Option<Errno>,
-}
 
 /// `ibv_create_qp_ex(3)`: EOPNOTSUPP for all but reliable connections, and for creation flags.
 pub(super) unsafe extern "C" fn create_qp_ex(
@@ -114,37 +104,6 @@ fn offer_builder(abi: &mut verbs_qp, release: u32) {
     let offset = qp_comp_mask_offset(release);
     // SAFETY: `verbs_qp` is as large as that of the newest release, and the offset a multiple of 4.
     unsafe { *(&raw mut *abi).byte_add(offset).cast::<u32>() |= VERBS_QP_EX };
-}
-
-impl Building {
-    /// The next entry.
-    fn begin(
-        &mut self,
-        queue: &mut SendQueue,
-        opcode: Opcode,
-        flags: u32,
-        wr_id: u64,
-        fill: impl FnOnce(&mut SendQueue, &mut Entry),
-    ) {
-        self.finish(queue);
-        match queue.begin(opcode, flags, wr_id) {
-            Ok(mut entry) => {
-                fill(queue, &mut entry);
-                self.entry = Some(entry);
-            }
-            Err(errno) => self.fail(errno),
-        }
-    }
-
-    fn finish(&mut self, queue: &mut SendQueue) {
-        if let Some(mut entry) = self.entry.take() {
-            queue.commit(&mut entry);
-        }
-    }
-
-    fn fail(&mut self, errno: Errno) {
-        self.error.get_or_insert(errno);
-    }
 }
 
 /// The queue pair, whose send queue's lock is held by this builder: does something with queue and builder.

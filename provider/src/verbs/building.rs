@@ -1,0 +1,50 @@
+//! What the work-request builder ([`qp_ex`](super::qp_ex)) keeps with the send queue while that is locked.
+
+use rustix::io::Errno;
+use urnic_verbs_api::device::wqe::Opcode;
+
+use super::send_queue::{Entry, SendQueue};
+
+/// What lies between `wr_start` and `wr_complete`.
+#[derive(Default)]
+pub(crate) struct Building {
+    /// Where the queue stood.
+    pub(super) mark: (u32, u32),
+    /// The entry that operands go to.
+    pub(super) entry: Option<Entry>,
+    /// The first thing that went wrong.
+    pub(super) error: Option<Errno>,
+}
+
+impl Building {
+    /// The next entry.
+    pub(super) fn begin(
+        &mut self,
+        queue: &mut SendQueue,
+        opcode: Opcode,
+        flags: u32,
+        wr_id: u64,
+        fill: impl FnOnce(&mut SendQueue, &mut Entry),
+    ) {
+        self.finish(queue);
+        match queue.begin(opcode, flags, wr_id) {
+            Ok(mut entry) => {
+                fill(queue, &mut entry);
+                self.entry = Some(entry);
+            }
+            Err(errno) => self.fail(errno),
+        }
+    }
+
+    /// The last entry is whole.
+    pub(super) fn finish(&mut self, queue: &mut SendQueue) {
+        if let Some(mut entry) = self.entry.take() {
+            queue.commit(&mut entry);
+        }
+    }
+
+    /// Something went wrong.
+    pub(super) fn fail(&mut self, errno: Errno) {
+        self.error.get_or_insert(errno);
+    }
+}
