@@ -17,6 +17,7 @@ pub mod env;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 pub mod host;
+mod innards;
 pub mod llp;
 pub mod memory;
 #[cfg(any(test, fuzzing))]
@@ -29,6 +30,7 @@ pub mod serve;
 mod shard;
 pub mod stream;
 mod sys;
+mod table;
 #[cfg(test)]
 mod tests;
 pub mod time;

@@ -10,15 +10,16 @@
 
 use crate::asked::Asked;
 use crate::counters::Counter;
-use crate::device::{Core, Found};
 use crate::effects::Effects;
 use crate::env::Env;
+use crate::innards::Core;
 use crate::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::rdmap::{
     Attachment, Engine, NoStream, QpChange, QpParams, RxOutcome, TxOutcome, Verdicts, WrongState,
 };
 use crate::runtime::{Timer, Token};
 use crate::stream::Stream;
+use crate::table::Found;
 use crate::time::Nanos;
 use crate::turns::Turns;
 use crate::{Counters, counters};

@@ -5,9 +5,9 @@ mod queues;
 mod streams;
 
 use crate::counters::{Counter, Counters};
-use crate::device::{CommandQueue, Core};
 use crate::effects::Effects;
 use crate::host::Mapping;
+use crate::innards::{CommandQueue, Core};
 use crate::runtime;
 use std::sync::atomic::Ordering;
 use urnic_verbs_api::device::command::{

@@ -1,9 +1,9 @@
 //! Commands on doorbell pages, event queues, completion queues, shared receive queues and queue pairs.
 
 use super::{Answer, Job, count, done, handle, ok};
-use crate::device::{Core, Tenant, Uar};
 use crate::effects::Effects;
 use crate::host::Record;
+use crate::innards::{Core, Tenant, Uar};
 use crate::memory::DomainUse;
 use crate::qp::Qp;
 use crate::queues::{

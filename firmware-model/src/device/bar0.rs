@@ -1,9 +1,8 @@
 //! What a write to BAR 0 does.
 
-use super::registers::Registers;
-use super::{Core, pages};
 use crate::command;
 use crate::effects::Effects;
+use crate::innards::{Core, Registers};
 use urnic_verbs_api::device::event::{Event, EventKind};
 use urnic_verbs_api::device::registers::{CMD_DOORBELL, CONTROL, Control, KICK, NO_VECTOR, fatal};
 
@@ -12,7 +11,7 @@ pub(super) fn write(core: &Core, offset: u32, value: u32) {
     match offset {
         CONTROL => control(core, Control::from_bits_truncate(value)),
         CMD_DOORBELL => run_commands(core, value),
-        KICK => drop(pages::look(core)),
+        KICK => drop(core.look_at_doorbells()),
         _ => core.registers().set(offset, value),
     }
 }

@@ -1,22 +1,12 @@
-//! The device: what its driver sees, and what holds its parts together.
+//! The device: what its driver sees.
 
 mod bar0;
-mod core;
-mod interrupts;
-mod pages;
-mod registers;
-mod table;
-mod uar;
 
-pub(crate) use self::core::{Clock, Core};
-pub use interrupts::Interrupts;
-pub use pages::DoorbellPages;
-pub(crate) use registers::CommandQueue;
-pub(crate) use table::{Found, Table};
-pub(crate) use uar::{Tenant, Uar};
+pub use crate::innards::{DoorbellPages, Interrupts};
 
 use crate::config::ModelConfig;
 use crate::host::HostMemory;
+use crate::innards::Core;
 use crate::runtime;
 use crate::stream::Network;
 use crate::time::Nanos;
@@ -113,7 +103,7 @@ impl Device {
 
     /// Serves what was rung in that memory since the last look; whether anything was.
     pub fn look_at_doorbells(&self) -> bool {
-        pages::look(&self.core)
+        self.core.look_at_doorbells()
     }
 
     /// Tells drivers whether somebody looks at that memory all the time, or they must write

@@ -8,7 +8,7 @@
 use super::Runtime;
 use super::sleeper::{ASLEEP, AWAKE, LENT, TICKING};
 use crate::counters::Counter;
-use crate::device::Core;
+use crate::innards::Core;
 use crate::sys::{self, SignalMask};
 use crate::time::Nanos;
 use std::io;

@@ -19,8 +19,8 @@ pub(crate) use readiness::Token;
 
 use crate::asked::Asked;
 use crate::counters::Counter;
-use crate::device::{Clock, Core};
 use crate::effects::Effects;
+use crate::innards::{Clock, Core};
 use crate::qp::Qp;
 use crate::shard::{SHARDS, home_shard};
 use crate::stream::descriptor::Descriptors;

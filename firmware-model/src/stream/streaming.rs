@@ -4,12 +4,13 @@
 //! driver has not looked at: peers cannot make the device grow.
 
 use super::{Listener, Stream, StreamError};
-use crate::device::{Core, Table};
 use crate::effects::Effects;
 use crate::host::{Mapping, Piece, PieceMut};
+use crate::innards::Core;
 use crate::qp::{Ends, Qp};
 use crate::rdmap::Attachment;
 use crate::runtime::Token;
+use crate::table::Table;
 use rustix::io::Errno;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

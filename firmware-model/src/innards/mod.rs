@@ -1,10 +1,16 @@
-//! What all parts of a device share.
+//! What all parts of a device share. Those that use it are above: commands, queue pairs and the runtime, and on top of them the
+//! [device](crate::device) that the host sees.
 
-use super::interrupts::Interrupts;
-use super::pages::DoorbellPages;
-use super::registers::Registers;
-use super::table::{Found, Table};
-use super::uar::{Tenant, Uar};
+mod interrupts;
+mod pages;
+mod registers;
+mod uar;
+
+pub use interrupts::Interrupts;
+pub use pages::DoorbellPages;
+pub(crate) use registers::{CommandQueue, Registers};
+pub(crate) use uar::{Tenant, Uar};
+
 use crate::asked::Asked;
 use crate::buffers::BufferPool;
 use crate::capture::Tapped;
@@ -20,6 +26,7 @@ use crate::runtime::{Runtime, Timer};
 use crate::stream::descriptor::Descriptors;
 use crate::stream::tcp::Tcp;
 use crate::stream::{Network, Streams};
+use crate::table::{Found, Table};
 use crate::time::Nanos;
 use arc_swap::ArcSwapOption;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -350,8 +357,26 @@ impl Core {
         self.raise(effects);
     }
 
+    /// Serves what was rung in plain memory since the last look; whether anything was.
+    pub(crate) fn look_at_doorbells(&self) -> bool {
+        let Some(pages) = &self.pages else {
+            return false;
+        };
+        let rung = pages.take();
+        for &(page, offset, value) in &rung.doorbells {
+            self.ring(page, value);
+            // What was rung before in the same slot is overwritten.
+            if rung.shared {
+                self.look_at_slot(page, offset);
+            } else {
+                self.ring_other_half(page, value);
+            }
+        }
+        !rung.doorbells.is_empty()
+    }
+
     /// The other ring of the queue pair that `value` rang for.
-    pub(crate) fn ring_other_half(&self, uar: u32, value: u64) {
+    fn ring_other_half(&self, uar: u32, value: u64) {
         let Some(doorbell) = Doorbell::decode(value) else {
             return;
         };
@@ -388,7 +413,7 @@ impl Core {
     }
 
     /// Looks at all queues whose doorbells share a slot.
-    pub(crate) fn look_at_slot(&self, uar: u32, offset: u32) {
+    fn look_at_slot(&self, uar: u32, offset: u32) {
         let tenants = self.page(uar).map(|page| page.at(offset));
         for tenant in tenants.unwrap_or_default() {
             match tenant {

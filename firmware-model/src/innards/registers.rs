@@ -78,7 +78,7 @@ impl Registers {
     }
 
     /// Sets the one at `offset`, if it is one that but holds what is written.
-    pub(super) fn set(&mut self, offset: u32, value: u32) {
+    pub(crate) fn set(&mut self, offset: u32, value: u32) {
         const BASE_HIGH: u32 = CMD_BASE + HIGH;
         const COMPLETION_BASE_HIGH: u32 = CMD_COMPLETION_BASE + HIGH;
         match offset {
@@ -93,12 +93,12 @@ impl Registers {
     }
 
     /// The interrupt vector of the command queue; `NO_VECTOR` for none.
-    pub(super) fn vector(&self) -> u32 {
+    pub(crate) fn vector(&self) -> u32 {
         self.vector
     }
 
     /// Takes up the command queue that lies in the host's memory; the device stops if it cannot be reached.
-    pub(super) fn enable(&mut self, host: &dyn HostMemory) {
+    pub(crate) fn enable(&mut self, host: &dyn HostMemory) {
         if self.queue.is_some() || self.status.contains(Status::FATAL) {
             return;
         }
@@ -122,13 +122,13 @@ impl Registers {
     }
 
     /// Lets go of the command queue.
-    pub(super) fn disable(&mut self) {
+    pub(crate) fn disable(&mut self) {
         self.queue = None;
         self.status.remove(Status::READY);
     }
 
     /// Nothing works any more until a reset.
-    pub(super) fn stop(&mut self, code: u32) {
+    pub(crate) fn stop(&mut self, code: u32) {
         tracing::error!(code, "the device stops");
         self.queue = None;
         self.status = Status::FATAL;

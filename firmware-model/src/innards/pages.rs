@@ -3,7 +3,6 @@
 //! Which slots to look at is known from the queues that were told them. A slot holds what was rung until the device takes it, by
 //! swapping in 0, which rings nothing.
 
-use super::Core;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::fmt;
@@ -33,10 +32,11 @@ struct State {
 
 /// What was taken from the slots.
 #[derive(Default)]
-struct Rung {
+pub(crate) struct Rung {
     /// Page, byte offset, value.
-    doorbells: Vec<(u32, u32, u64)>,
-    shared: bool,
+    pub(crate) doorbells: Vec<(u32, u32, u64)>,
+    /// Some slot has more than one queue.
+    pub(crate) shared: bool,
 }
 
 // SAFETY: the memory belongs to this value, and is accessed as atomics only.
@@ -160,7 +160,7 @@ impl DoorbellPages {
     }
 
     /// Takes what was rung since the last look.
-    fn take(&self) -> Rung {
+    pub(crate) fn take(&self) -> Rung {
         let state = self.state();
         let mut rung = Rung {
             shared: state.shared,
@@ -203,22 +203,4 @@ impl Drop for DoorbellPages {
         // SAFETY: the mapping made in `new`; all references into it are bound to `self`.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len()) };
     }
-}
-
-/// Serves what was rung in plain memory since the last look; whether anything was.
-pub(super) fn look(core: &Core) -> bool {
-    let Some(pages) = &core.pages else {
-        return false;
-    };
-    let rung = pages.take();
-    for &(page, offset, value) in &rung.doorbells {
-        core.ring(page, value);
-        // What was rung before in the same slot is overwritten.
-        if rung.shared {
-            core.look_at_slot(page, offset);
-        } else {
-            core.ring_other_half(page, value);
-        }
-    }
-    !rung.doorbells.is_empty()
 }
