@@ -5,6 +5,7 @@
 //! [effects](effects::Effects) come out. The rim around them makes the device: [`stream`]s, queues, commands and
 //! the threads that drive them.
 
+mod agenda;
 mod asked;
 pub mod buffers;
 pub mod capture;
@@ -16,12 +17,14 @@ pub mod effects;
 pub mod env;
 #[cfg(fuzzing)]
 pub mod fuzzing;
+mod gathering;
 pub mod host;
 mod innards;
 pub mod llp;
 pub mod memory;
 #[cfg(any(test, fuzzing))]
 mod mock;
+mod pairs;
 mod qp;
 pub mod queues;
 pub mod rdmap;

@@ -8,7 +8,6 @@ use crate::counters::{Counter, Counters};
 use crate::effects::Effects;
 use crate::host::Mapping;
 use crate::innards::{CommandQueue, Core};
-use crate::runtime;
 use std::sync::atomic::Ordering;
 use urnic_verbs_api::device::command::{
     COMMAND_LEN, COMPLETION_LEN, Command, Completion, Count, Handle, Nothing, Opcode, Status, features,
@@ -63,7 +62,7 @@ const fn offset_of_phase() -> usize {
 pub(crate) fn reset(core: &Core) {
     queues::destroy_all(core);
     core.streams.clear();
-    core.runtime.clear();
+    core.agenda.clear();
     core.memory.clear();
 }
 
@@ -197,7 +196,7 @@ impl Job<'_> {
                 self.core.counters.sum_into(&mut sums);
                 let pairs = self.core.qps.all();
                 pairs.iter().for_each(|qp| qp.counters.sum_into(&mut sums));
-                runtime::count_polls(self.core, &mut sums);
+                sums[Counter::Polls as usize] += u64::from(self.core.agenda.polls());
             }
             qid => {
                 let qp = self.core.qps.find(qid).ok_or(Status::InvalidHandle)?;

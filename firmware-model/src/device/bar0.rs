@@ -3,6 +3,7 @@
 use crate::command;
 use crate::effects::Effects;
 use crate::innards::{Core, Registers};
+use crate::runtime::doorbells;
 use urnic_verbs_api::device::event::{Event, EventKind};
 use urnic_verbs_api::device::registers::{CMD_DOORBELL, CONTROL, Control, KICK, NO_VECTOR, fatal};
 
@@ -11,7 +12,7 @@ pub(super) fn write(core: &Core, offset: u32, value: u32) {
     match offset {
         CONTROL => control(core, Control::from_bits_truncate(value)),
         CMD_DOORBELL => run_commands(core, value),
-        KICK => drop(core.look_at_doorbells()),
+        KICK => drop(doorbells::look(core)),
         _ => core.registers().set(offset, value),
     }
 }

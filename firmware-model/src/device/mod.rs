@@ -7,7 +7,7 @@ pub use crate::innards::{DoorbellPages, Interrupts};
 use crate::config::ModelConfig;
 use crate::host::HostMemory;
 use crate::innards::Core;
-use crate::runtime;
+use crate::runtime::{self, doorbells};
 use crate::stream::Network;
 use crate::time::Nanos;
 use rustix::fd::BorrowedFd;
@@ -92,7 +92,7 @@ impl Device {
     #[inline]
     pub fn doorbell(&self, uar: u32, _offset: u32, value: u64) {
         if !self.core.is_abandoned() {
-            self.core.ring(uar, value);
+            doorbells::ring(&self.core, uar, value);
         }
     }
 
@@ -103,7 +103,7 @@ impl Device {
 
     /// Serves what was rung in that memory since the last look; whether anything was.
     pub fn look_at_doorbells(&self) -> bool {
-        self.core.look_at_doorbells()
+        doorbells::look(&self.core)
     }
 
     /// Tells drivers whether somebody looks at that memory all the time, or they must write
@@ -150,7 +150,7 @@ impl Device {
     /// Whether posted sends wait for the next [`progress`](Device::progress).
     #[inline]
     pub fn has_gathered(&self) -> bool {
-        self.core.runtime.has_gathered()
+        self.core.agenda.has_gathered()
     }
 
     /// The process ends: what has completed still arrives. Takes a bounded time, and leaves a device without streams.

@@ -11,22 +11,22 @@ pub use pages::DoorbellPages;
 pub(crate) use registers::{CommandQueue, Registers};
 pub(crate) use uar::{Tenant, Uar};
 
-use crate::asked::Asked;
+use crate::agenda::{Agenda, Token};
 use crate::buffers::BufferPool;
 use crate::capture::Tapped;
 use crate::config::ModelConfig;
-use crate::counters::{Counter, Counters};
+use crate::counters::Counters;
 use crate::effects::Effects;
+use crate::env::Env;
 use crate::host::HostMemory;
 use crate::memory::{MemoryTable, PageRoom};
 use crate::qp::{Ends, Qp};
 use crate::queues::{CompletionQueue, EventQueue, SharedReceiveQueue};
 use crate::rdmap::Meeting;
-use crate::runtime::{Runtime, Timer};
 use crate::stream::descriptor::Descriptors;
 use crate::stream::tcp::Tcp;
-use crate::stream::{Network, Streams};
-use crate::table::{Found, Table};
+use crate::stream::{Lingering, Network, Stream, Streams};
+use crate::table::Table;
 use crate::time::Nanos;
 use arc_swap::ArcSwapOption;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -34,8 +34,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use urnic_verbs_api::device::doorbell::{Doorbell, Kind};
-use urnic_verbs_api::device::event::{Event, EventKind};
+use urnic_verbs_api::device::event::Event;
 
 /// Where the time comes from.
 #[derive(Debug)]
@@ -89,7 +88,7 @@ pub(crate) struct Core {
     /// Queue pairs whose peers are on this host and where these find their verdicts, by the ends of their streams, theirs first. A leaf.
     ends: Mutex<HashMap<Ends, (u32, Meeting)>>,
     pub(crate) streams: Streams,
-    pub(crate) runtime: Runtime,
+    pub(crate) agenda: Agenda,
     descriptors: Arc<Descriptors>,
     abandoned: AtomicBool,
 }
@@ -119,14 +118,14 @@ impl Core {
             descriptors: descriptors.clone(),
             liveness: config.liveness,
         });
-        let runtime = Runtime::with_epoll(&descriptors)?;
+        let agenda = Agenda::with_epoll(&descriptors)?;
         Self::new(
             config,
             host,
             interrupts,
             network,
             Clock::Monotonic,
-            runtime,
+            agenda,
             descriptors,
         )
     }
@@ -143,7 +142,7 @@ impl Core {
             interrupts,
             network,
             Clock::Manual(AtomicU64::new(0)),
-            Runtime::manual(),
+            Agenda::manual(),
             Descriptors::new(0, None),
         )
     }
@@ -154,7 +153,7 @@ impl Core {
         interrupts: Arc<dyn Interrupts>,
         network: Arc<dyn Network>,
         clock: Clock,
-        runtime: Runtime,
+        agenda: Agenda,
         descriptors: Arc<Descriptors>,
     ) -> io::Result<Arc<Core>> {
         let limits = &config.limits;
@@ -186,7 +185,7 @@ impl Core {
             interrupts,
             network,
             clock,
-            runtime,
+            agenda,
             descriptors,
         }))
     }
@@ -201,6 +200,28 @@ impl Core {
 
     pub(crate) fn ends(&self) -> MutexGuard<'_, HashMap<Ends, (u32, Meeting)>> {
         self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The surroundings of a run of the engine that counts there.
+    #[inline]
+    pub(crate) fn env<'a>(&'a self, counters: &'a Counters, effects: &'a mut Effects) -> Env<'a> {
+        Env {
+            memory: &self.memory,
+            now: self.clock.now(),
+            buffers: &self.buffers,
+            counters,
+            effects,
+        }
+    }
+
+    /// Lets a stream go, behind `unsent`.
+    pub(crate) fn linger(&self, stream: Box<dyn Stream>, unsent: Vec<u8>) {
+        if let Some(fd) = stream.descriptor() {
+            self.agenda.rewatch(fd, Token::Linger);
+        }
+        let now = self.clock.now();
+        let until = now + self.config.linger;
+        self.agenda.linger(Lingering::new(stream, unsent, now, until));
     }
 
     /// A doorbell page; page 0 is always there.
@@ -240,57 +261,13 @@ impl Core {
         self.interrupts.raise(vector);
     }
 
-    /// Carries out what was gathered under a lock that is dropped by now.
-    pub(crate) fn raise(&self, effects: Effects) {
-        if effects.is_empty() {
-            return;
-        }
-        for (queue, cqid) in effects.notifications {
-            self.post(&queue, [Event::new(EventKind::Completion, cqid)]);
-        }
-        for (due, cqid) in effects.due {
-            self.runtime.set_timer(due, Timer::Cq(cqid));
-        }
-        let overflows = effects
-            .overflowed
-            .iter()
-            .map(|cqid| Event::new(EventKind::CqError, *cqid));
-        self.counters
-            .add_shared(Counter::CqOverflows, effects.overflowed.len() as u64);
-        let mut events = effects.events.into_iter().chain(overflows).peekable();
-        if let Some(queue) = self.async_events.load().as_ref()
-            && events.peek().is_some()
-        {
-            self.post(queue, events);
-        }
-        for cqid in effects.overflowed {
-            for qp in self.qps.all().iter().filter(|qp| qp.uses_cq(cqid)) {
-                qp.kick(self, Asked::CQ_LOST);
-            }
-        }
-        for (qid, asked) in effects.kicks {
-            if let Some(qp) = self.qps.find(qid) {
-                qp.kick(self, asked);
-            }
-        }
-        for lid in effects.listeners {
-            let mut effects = Effects::default();
-            self.streams.open_listener(self, lid, &mut effects);
-            self.raise(effects);
-        }
-        for sid in effects.streams {
-            let mut effects = Effects::default();
-            self.streams.resume(sid, &mut effects);
-            self.raise(effects);
-        }
-    }
-
-    fn post(&self, queue: &EventQueue, events: impl IntoIterator<Item = Event>) {
+    /// Posts events, and interrupts if that is asked for.
+    pub(crate) fn post(&self, queue: &EventQueue, events: impl IntoIterator<Item = Event>) {
         if queue.post(events) {
             self.interrupt(queue.vector);
         }
         if queue.has_waiting() {
-            self.runtime.note_left_over();
+            self.agenda.note_left_over();
         }
     }
 
@@ -303,94 +280,6 @@ impl Core {
             .cloned()
             .collect();
         waiting.iter().for_each(|queue| self.post(queue, []));
-    }
-
-    /// A doorbell through page `uar`, which reaches only what was created with it.
-    #[inline]
-    pub(crate) fn ring(&self, uar: u32, value: u64) {
-        let Some(doorbell) = Doorbell::decode(value) else {
-            return;
-        };
-        match doorbell.kind {
-            Kind::Send => {
-                if let Some(qp) = self.qp_of(uar, doorbell.queue) {
-                    qp.kick_through(self, Asked::SEND);
-                }
-            }
-            Kind::Receive => {
-                if let Some(qp) = self.qp_of(uar, doorbell.queue) {
-                    qp.kick(self, Asked::RECEIVE);
-                }
-            }
-            Kind::SharedReceive => self.ring_shared(uar, doorbell.queue),
-            Kind::Arm => self.arm(uar, doorbell, false),
-            Kind::ArmSolicited => self.arm(uar, doorbell, true),
-        }
-    }
-
-    #[inline]
-    fn qp_of(&self, uar: u32, qid: u32) -> Option<Found<Qp>> {
-        self.qps.find(qid).filter(|qp| qp.uar == uar)
-    }
-
-    /// Buffers were posted: the streams that wait for them go on.
-    fn ring_shared(&self, uar: u32, srqid: u32) {
-        let Some(srq) = self.srqs.find(srqid).filter(|srq| srq.uar == uar) else {
-            return;
-        };
-        if srq.take_stalled() {
-            for qp in self.qps.all().iter().filter(|qp| qp.uses_srq(srqid)) {
-                qp.kick(self, Asked::RECEIVE);
-            }
-        }
-    }
-
-    /// Whoever arms is about to wait, and nobody will poll for it.
-    fn arm(&self, uar: u32, doorbell: Doorbell, solicited_only: bool) {
-        let Some(cq) = self.cqs.find(doorbell.queue).filter(|cq| cq.uar == uar) else {
-            return;
-        };
-        self.runtime.note_waiter();
-        self.flush_gathered();
-        let mut effects = Effects::default();
-        cq.arm(doorbell.index, solicited_only, &mut effects);
-        self.raise(effects);
-    }
-
-    /// Serves what was rung in plain memory since the last look; whether anything was.
-    pub(crate) fn look_at_doorbells(&self) -> bool {
-        let Some(pages) = &self.pages else {
-            return false;
-        };
-        let rung = pages.take();
-        for &(page, offset, value) in &rung.doorbells {
-            self.ring(page, value);
-            // What was rung before in the same slot is overwritten.
-            if rung.shared {
-                self.look_at_slot(page, offset);
-            } else {
-                self.ring_other_half(page, value);
-            }
-        }
-        !rung.doorbells.is_empty()
-    }
-
-    /// The other ring of the queue pair that `value` rang for.
-    fn ring_other_half(&self, uar: u32, value: u64) {
-        let Some(doorbell) = Doorbell::decode(value) else {
-            return;
-        };
-        let asked = match doorbell.kind {
-            Kind::Send => Asked::RECEIVE,
-            Kind::Receive => Asked::SEND,
-            Kind::SharedReceive | Kind::Arm | Kind::ArmSolicited => return,
-        };
-        if let Some(qp) = self.qp_of(uar, doorbell.queue)
-            // While the stream is read as it comes, no ring is wanted for receives.
-            && (asked == Asked::SEND || !qp.is_readable())
-        {
-            qp.kick(self, asked);
-        }
     }
 
     /// Tells a queue its doorbell.
@@ -409,23 +298,6 @@ impl Core {
             && let Some(pages) = &self.pages
         {
             pages.unwatch(uar, offset);
-        }
-    }
-
-    /// Looks at all queues whose doorbells share a slot.
-    fn look_at_slot(&self, uar: u32, offset: u32) {
-        let tenants = self.page(uar).map(|page| page.at(offset));
-        for tenant in tenants.unwrap_or_default() {
-            match tenant {
-                Tenant::Qp(qid) => {
-                    if let Some(qp) = self.qps.find(qid) {
-                        qp.kick(self, Asked::SEND | Asked::RECEIVE);
-                    }
-                }
-                Tenant::Srq(srqid) => self.ring_shared(uar, srqid),
-                // An arm stands only in the doorbell; completion queues share slots last.
-                Tenant::Cq(_) => {}
-            }
         }
     }
 }

@@ -5,8 +5,9 @@
 //! looks every [`BURST_TICK`] whether nobody else sent them. While a thread lends itself it keeps out for the time it was told, and
 //! no longer.
 
-use super::Runtime;
-use super::sleeper::{ASLEEP, AWAKE, LENT, TICKING};
+use super::rounds::{flush_gathered, poll_ready, retry, run_timers};
+use crate::agenda::Agenda;
+use crate::agenda::sleeper::{ASLEEP, AWAKE, LENT, TICKING};
 use crate::counters::Counter;
 use crate::innards::Core;
 use crate::sys::{self, SignalMask};
@@ -70,7 +71,7 @@ impl Drop for Background {
             return;
         }
         self.stop.store(true, Ordering::SeqCst);
-        if let Some(readiness) = &self.core.runtime.readiness {
+        if let Some(readiness) = &self.core.agenda.readiness {
             readiness.wake();
         }
         if thread.thread().id() != std::thread::current().id() {
@@ -82,7 +83,7 @@ impl Drop for Background {
 
 struct Loop<'a> {
     core: &'a Core,
-    runtime: &'a Runtime,
+    agenda: &'a Agenda,
     /// Polls at the last look, and whether there had been any since the one before.
     polls: u32,
     polled: bool,
@@ -102,8 +103,8 @@ impl<'a> Loop<'a> {
     fn new(core: &'a Core) -> Loop<'a> {
         Loop {
             core,
-            runtime: &core.runtime,
-            polls: core.runtime.polls(),
+            agenda: &core.agenda,
+            polls: core.agenda.polls(),
             polled: false,
             woken: false,
             driven: false,
@@ -123,41 +124,41 @@ impl<'a> Loop<'a> {
 
     /// Does what is due; returns when something will be.
     fn work(&mut self) -> Option<Nanos> {
-        let (core, runtime) = (self.core, self.runtime);
-        runtime.pending.store(false, Ordering::SeqCst);
+        let (core, agenda) = (self.core, self.agenda);
+        agenda.pending.store(false, Ordering::SeqCst);
         let now = core.clock.now();
-        runtime.run_timers(core, now);
-        let lingering = runtime.run_lingering(now, mem::take(&mut self.told));
-        let polls = runtime.polls();
+        run_timers(core, now);
+        let lingering = agenda.run_lingering(now, mem::take(&mut self.told));
+        let polls = agenda.polls();
         // Too little time for a poll may have passed before a wake-up.
         self.polled = mem::replace(&mut self.polls, polls) != polls || (self.woken && self.polled);
-        self.driven = self.polled && runtime.is_driven();
-        if !self.polled && runtime.is_driven() {
+        self.driven = self.polled && agenda.is_driven();
+        if !self.polled && agenda.is_driven() {
             // The polls have stopped: whoever polls again must find something for a while before it counts.
-            runtime.forget_pollers();
+            agenda.forget_pollers();
         }
-        let gathered = runtime.has_gathered();
+        let gathered = agenda.has_gathered();
         if gathered {
             self.warm_until = now + WARM;
         }
         // Pollers attend to the list themselves; the next tick sees whether they did.
-        self.entrusted = self.polled && runtime.has_attention();
-        let left = !self.entrusted && core.flush_gathered();
-        let retry = runtime.retry(core).then(|| now + RETRY_TICK);
-        [runtime.next_timer(), lingering, retry, left.then_some(now)]
+        self.entrusted = self.polled && agenda.attention() > 0;
+        let left = !self.entrusted && flush_gathered(core);
+        let retry = retry(core).then(|| now + RETRY_TICK);
+        [agenda.next_timer(), lingering, retry, left.then_some(now)]
             .into_iter()
             .flatten()
             .min()
     }
 
     fn sleep(&mut self, due: Option<Nanos>, stop: &AtomicBool) {
-        let runtime = self.runtime;
-        let Some(readiness) = &runtime.readiness else {
+        let agenda = self.agenda;
+        let Some(readiness) = &agenda.readiness else {
             return;
         };
         let now = self.core.clock.now();
         let until_due = due.map(|due| due.since(now));
-        let lent = runtime.lent(now);
+        let lent = agenda.lent(now);
         let tick = if self.entrusted || now < self.warm_until {
             Some(BURST_TICK)
         } else if self.driven {
@@ -167,29 +168,29 @@ impl<'a> Loop<'a> {
         };
         let timeout = [tick, until_due, lent].into_iter().flatten().min();
         self.woken = if self.driven {
-            runtime.sleeper.set(TICKING);
+            agenda.sleeper.set(TICKING);
             // Who began to wait for an interrupt before that was to be seen woke nobody.
-            runtime.is_driven() && readiness.wait_for_wake(timeout.unwrap_or(POLLED_TICK))
+            agenda.is_driven() && readiness.wait_for_wake(timeout.unwrap_or(POLLED_TICK))
         } else if let Some(lent) = lent {
-            runtime.sleeper.set(LENT);
+            agenda.sleeper.set(LENT);
             // Likewise, and who left something.
-            let missed = runtime.lent(now).is_none() || runtime.pending.load(Ordering::SeqCst);
+            let missed = agenda.lent(now).is_none() || agenda.pending.load(Ordering::SeqCst);
             !missed && readiness.wait_for_wake(timeout.unwrap_or(lent))
         } else {
             if tick.is_none() {
-                runtime.sleeper.set(ASLEEP);
+                agenda.sleeper.set(ASLEEP);
             }
             // What was left before others could see that this thread sleeps came with no waking.
-            let missed = stop.load(Ordering::SeqCst) || runtime.pending.load(Ordering::SeqCst);
+            let missed = stop.load(Ordering::SeqCst) || agenda.pending.load(Ordering::SeqCst);
             let timeout = if missed { Some(Duration::ZERO) } else { timeout };
-            let told = runtime.poll_ready(self.core, timeout);
+            let told = poll_ready(self.core, timeout);
             if told.arrived.is_some() {
-                runtime.forget_pollers();
+                agenda.forget_pollers();
             }
             self.told = told.linger;
             told.wake
         };
-        runtime.sleeper.set(AWAKE);
+        agenda.sleeper.set(AWAKE);
         if self.woken {
             readiness.take_wakes();
         }

@@ -4,12 +4,12 @@
 //! driver has not looked at: peers cannot make the device grow.
 
 use super::{Listener, Stream, StreamError};
+use crate::agenda::Token;
 use crate::effects::Effects;
 use crate::host::{Mapping, Piece, PieceMut};
 use crate::innards::Core;
 use crate::qp::{Ends, Qp};
 use crate::rdmap::Attachment;
-use crate::runtime::Token;
 use crate::table::Table;
 use rustix::io::Errno;
 use std::net::{IpAddr, SocketAddr};
@@ -156,7 +156,7 @@ impl Streams {
         })?;
         let state = lock(&entry.state);
         if let Some(fd) = state.stream.as_ref().and_then(|s| s.descriptor())
-            && core.runtime.watch(fd, Token::Stream(entry.sid)).is_err()
+            && core.agenda.watch(fd, Token::Stream(entry.sid)).is_err()
         {
             drop(state);
             self.streams.remove(entry.sid);
@@ -213,7 +213,7 @@ impl Streams {
         };
         for listener in lock(&entry.listeners).iter() {
             if let Some(fd) = listener.descriptor()
-                && let Err(errno) = core.runtime.watch(fd, Token::Listener(lid))
+                && let Err(errno) = core.agenda.watch(fd, Token::Listener(lid))
             {
                 tracing::error!(lid, %errno, "a listener cannot be watched");
             }
@@ -272,7 +272,7 @@ impl Streams {
             && !starved
         {
             tracing::warn!(lid, %errno, "calls cannot be taken");
-            core.runtime.note_left_over();
+            core.agenda.note_left_over();
         }
     }
 
@@ -382,7 +382,7 @@ impl Streams {
         } else {
             let unsent = std::mem::take(&mut state.unsent);
             drop(state);
-            core.runtime.linger(core, stream, unsent);
+            core.linger(stream, unsent);
         }
         Ok(())
     }
@@ -484,7 +484,7 @@ impl Streams {
             state.receive = None;
             let unsent = std::mem::take(&mut state.unsent);
             match state.stream.take() {
-                Some(stream) if !state.connecting => core.runtime.linger(core, stream, unsent),
+                Some(stream) if !state.connecting => core.linger(stream, unsent),
                 _ => {}
             }
         }

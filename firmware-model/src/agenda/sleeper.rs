@@ -3,26 +3,26 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Looks at everything.
-pub(super) const AWAKE: u8 = 0;
+pub(crate) const AWAKE: u8 = 0;
 /// Asleep for a millisecond or less, streams ignored.
-pub(super) const TICKING: u8 = 1;
+pub(crate) const TICKING: u8 = 1;
 /// Asleep until something is ready.
-pub(super) const ASLEEP: u8 = 2;
+pub(crate) const ASLEEP: u8 = 2;
 /// Asleep for the time of a loan or less, streams ignored.
-pub(super) const LENT: u8 = 3;
+pub(crate) const LENT: u8 = 3;
 
 /// Whether the thread sleeps, as far as others must know.
 #[derive(Debug, Default)]
-pub(super) struct Sleeper(AtomicU8);
+pub(crate) struct Sleeper(AtomicU8);
 
 impl Sleeper {
     /// Whether it must be woken for work that it does not see coming; it is the caller's to do so then.
-    pub(super) fn must_be_woken(&self) -> bool {
+    pub(crate) fn must_be_woken(&self) -> bool {
         self.leaves(ASLEEP) || self.leaves(LENT)
     }
 
     /// Whether it leaves the streams alone at present; it is the caller's to wake it then.
-    pub(super) fn ignores_streams(&self) -> bool {
+    pub(crate) fn ignores_streams(&self) -> bool {
         self.leaves(TICKING) || self.leaves(LENT)
     }
 
@@ -36,7 +36,7 @@ impl Sleeper {
     }
 
     /// What the thread is about to do: one of these.
-    pub(super) fn set(&self, state: u8) {
+    pub(crate) fn set(&self, state: u8) {
         self.0.store(state, Ordering::SeqCst);
     }
 }

@@ -1,0 +1,111 @@
+//! Whether a queue pair's sends are gathered.
+//!
+//! A ring is served at once. From the [`BURST`]th ring with no poll between, sends are gathered: the event
+//! index moves [`GATHERED`] blocks ahead, and what is posted until then leaves with the next poll, arm, or tick of the
+//! background thread. [`CALM`] flushes in a row that find no more than one entry end that. If none of the burst had found more, gathering only
+//! delayed a program that waits for answers by looking at memory: the next burst takes [`BACKOFF`] times as many rings to begin, up to
+//! [`MAX_BURST`]. What shows that gathering pays ends that at once, and each look for completions halves it.
+
+/// Rings with no poll between that begin a burst, at first.
+const BURST: u32 = 4;
+/// Flushes that find next to nothing and end a burst: one is but the program catching up with its completions.
+const CALM: u32 = 8;
+/// How many times as many the next one takes after one that gathered nothing, and the most that it takes.
+const BACKOFF: u32 = 8;
+const MAX_BURST: u32 = 1 << 12;
+/// Blocks that may be posted in a burst without a ring.
+const GATHERED: u32 = 64;
+
+/// What became of a burst.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Burst {
+    /// It goes on, or there is none.
+    Same,
+    Began,
+    Ended,
+}
+
+/// How the program rings, and what gathering has brought so far.
+#[derive(Debug)]
+pub(crate) struct Gathering {
+    /// Sends are gathered.
+    burst: bool,
+    /// Flushes in a row that found next to nothing.
+    calm: u32,
+    /// Rings since the program last looked for completions, and the number of its looks then.
+    rings: u32,
+    looks: u32,
+    /// Rings that begin a burst: from [`BURST`] to [`MAX_BURST`].
+    begins_at: u32,
+    /// The burst gathered something.
+    gathered: bool,
+}
+
+impl Default for Gathering {
+    fn default() -> Gathering {
+        Gathering {
+            burst: false,
+            calm: 0,
+            rings: 0,
+            looks: 0,
+            begins_at: BURST,
+            gathered: false,
+        }
+    }
+}
+
+impl Gathering {
+    /// Whether sends are gathered.
+    pub(crate) fn is_on(&self) -> bool {
+        self.burst
+    }
+
+    /// How many blocks ahead the event index is to be, where `ahead` would do without gathering.
+    pub(crate) fn ahead(&self, ahead: u32) -> u32 {
+        if self.burst { ahead.max(GATHERED) } else { ahead }
+    }
+
+    /// The driver rang; `looks` changes whenever the program looks for completions.
+    pub(crate) fn note_ring(&mut self, looks: u32) {
+        if self.looks != looks {
+            (self.looks, self.rings) = (looks, 0);
+            // What it does may have changed meanwhile.
+            self.begins_at = (self.begins_at / 2).max(BURST);
+        }
+        self.rings = self.rings.saturating_add(1);
+    }
+
+    /// Everything posted has been taken, `sent` entries of it just now, for a flush or not. `may_begin`: the queue pair is in a state for bursts.
+    pub(crate) fn note_sent(&mut self, sent: u32, flushed: bool, may_begin: bool) -> Burst {
+        let begins = !self.burst && self.rings >= self.begins_at && may_begin;
+        if sent > 1 {
+            self.calm = 0;
+            (self.gathered, self.begins_at) = (true, BURST);
+        } else if flushed {
+            self.calm += 1;
+        }
+        if begins {
+            (self.burst, self.calm, self.gathered) = (true, 0, false);
+            return Burst::Began;
+        }
+        if self.burst && self.calm >= CALM {
+            if !self.gathered {
+                self.begins_at = (self.begins_at * BACKOFF).min(MAX_BURST);
+            }
+            self.end();
+            return Burst::Ended;
+        }
+        Burst::Same
+    }
+
+    /// Ends the burst; whether there was one.
+    pub(crate) fn end(&mut self) -> bool {
+        self.rings = 0;
+        std::mem::take(&mut self.burst)
+    }
+
+    /// The next burst begins as early as the first.
+    pub(crate) fn forget(&mut self) {
+        self.begins_at = BURST;
+    }
+}

@@ -1,0 +1,58 @@
+//! Queue pairs of one device at both ends of a stream.
+
+use crate::innards::Core;
+use crate::qp::Qp;
+use crate::rdmap::{Engine, Verdicts};
+use crate::stream::Stream;
+use crate::table::Found;
+use std::collections::hash_map::Entry;
+use std::net::SocketAddr;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+impl Qp {
+    /// Looks whether the other end of `stream` is a queue pair of this device, too; `awaited`: it will be.
+    pub(super) fn find_sibling(&self, core: &Core, stream: &dyn Stream, engine: &mut Engine, awaited: bool) {
+        let plain = |end: SocketAddr| SocketAddr::new(end.ip().to_canonical(), end.port());
+        let (local, remote) = (plain(stream.local()), plain(stream.remote()));
+        if local.ip() != remote.ip() {
+            return;
+        }
+        *self.ends.lock().unwrap_or_else(PoisonError::into_inner) = Some((local, remote));
+        let mut ends = core.ends();
+        let sibling = (ends.get(&(remote, local)))
+            .and_then(|(id, meeting)| Some((core.qps.find(*id)?, meeting.join()?)));
+        let (sibling, verdicts) = match sibling {
+            Some((sibling, verdicts)) => (Some(sibling), verdicts),
+            None => (None, Verdicts::first(awaited)),
+        };
+        ends.insert((local, remote), (self.id, verdicts.meeting()));
+        drop(ends);
+        engine.await_verdicts(verdicts);
+        if let Some(sibling) = sibling {
+            self.sibling.store(sibling.id, Ordering::Relaxed);
+            sibling.sibling.store(self.id, Ordering::Relaxed);
+        }
+    }
+
+    /// The stream is gone: its ends may be those of another one next.
+    pub(super) fn leave_sibling(&self, core: &Core) {
+        self.sibling.store(0, Ordering::Relaxed);
+        let own_ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(own_ends) = own_ends
+            && let Entry::Occupied(entry) = core.ends().entry(own_ends)
+            && entry.get().0 == self.id
+        {
+            entry.remove();
+        }
+    }
+
+    /// The queue pair of this device at the other end of the stream.
+    #[inline]
+    pub(super) fn sibling(&self, core: &Core) -> Option<Found<Qp>> {
+        match self.sibling.load(Ordering::Relaxed) {
+            0 => None,
+            id => core.qps.find(id),
+        }
+    }
+}
