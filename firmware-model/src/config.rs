@@ -214,6 +214,25 @@ impl ModelConfig {
         let allowed = allow.iter().any(|p| p.contains(remote)) || own(&remote);
         local.as_ref().map_or_else(has_one, own) && (!here || allowed)
     }
+
+    /// The address that calls to `remote` leave from, where the device may not use any other.
+    pub(crate) fn own_address_towards(&self, remote: IpAddr) -> Option<IpAddr> {
+        let own = || self.addresses.iter().map(|a| a.ip);
+        match self.reach {
+            Reach::Unrestricted => None,
+            Reach::Confined { .. } => own().find(|ip| ip.is_ipv4() == remote.is_ipv4()),
+        }
+    }
+
+    /// The addresses to listen on if `asked` is asked for; `None` if that is not allowed.
+    pub(crate) fn listen_addresses(&self, asked: IpAddr) -> Option<Vec<IpAddr>> {
+        let own: Vec<IpAddr> = self.addresses.iter().map(|a| a.ip).collect();
+        match self.reach {
+            Reach::Unrestricted => Some(vec![asked]),
+            Reach::Confined { .. } if asked.is_unspecified() => Some(own).filter(|own| !own.is_empty()),
+            Reach::Confined { .. } => own.contains(&asked).then(|| vec![asked]),
+        }
+    }
 }
 
 #[cfg(test)]

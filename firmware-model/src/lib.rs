@@ -32,6 +32,7 @@ mod runtime;
 pub mod serve;
 mod shard;
 pub mod stream;
+mod streaming;
 mod sys;
 mod table;
 #[cfg(test)]

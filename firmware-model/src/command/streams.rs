@@ -2,6 +2,8 @@
 
 use super::{Answer, Job, done, handle, ok};
 use crate::rdmap::Attachment;
+use crate::stream::Listener;
+use crate::streaming::{MAX_PENDING, status};
 use std::net::SocketAddr;
 use urnic_verbs_api::device::command::{Handle, Status};
 use urnic_verbs_api::device::stream::{Attach, Close, Connect, Listen, Listening, MAX_STREAMING};
@@ -21,24 +23,42 @@ impl Job<'_> {
         if remote.port() == 0 || remote.ip().is_multicast() {
             return Err(Status::InvalidArgument);
         }
-        handle(
-            self.core
-                .streams
-                .connect(self.core, remote, local, traffic_class, self.effects)?,
-        )
+        let core = self.core;
+        let given = local.map(|l| l.ip()).filter(|ip| !ip.is_unspecified());
+        if !core.config.may_call(remote.ip(), given) {
+            return Err(Status::Denied);
+        }
+        let local = match core.config.own_address_towards(remote.ip()) {
+            Some(own) if given.is_none() => Some(SocketAddr::new(own, local.map_or(0, |l| l.port()))),
+            _ => local,
+        };
+        let called = core.network.connect(remote, local, traffic_class);
+        handle(core.streams.connect(&core.agenda, called, self.effects)?)
     }
 
     pub(super) fn stream_listen(&mut self) -> Answer {
         let arguments: Listen = self.arguments();
         let local = SocketAddr::from(arguments.local);
         let traffic_class = traffic_class(arguments.traffic_class)?;
-        let (lid, port) = self.core.streams.listen(
-            self.core,
-            local,
-            arguments.backlog.get(),
-            traffic_class,
-            self.effects,
-        )?;
+        let core = self.core;
+        let limit = arguments.backlog.get().clamp(1, MAX_PENDING);
+        let mut listeners: Vec<Box<dyn Listener>> = Vec::new();
+        let mut port = local.port();
+        for ip in core.config.listen_addresses(local.ip()).ok_or(Status::Denied)? {
+            let place = match SocketAddr::new(ip, port) {
+                SocketAddr::V6(mut v6) => {
+                    if let SocketAddr::V6(asked) = local {
+                        v6.set_scope_id(asked.scope_id());
+                    }
+                    SocketAddr::V6(v6)
+                }
+                v4 => v4,
+            };
+            let listener = core.network.listen(place, limit, traffic_class).map_err(status)?;
+            port = listener.local().port();
+            listeners.push(listener);
+        }
+        let lid = core.streams.listen(listeners, limit, self.effects)?;
         ok(&Listening {
             lid: lid.into(),
             port: u32::from(port).into(),
@@ -58,7 +78,8 @@ impl Job<'_> {
         let input = self.input()?;
         let mut bytes = vec![0; input.len()];
         input.copy_out(0, &mut bytes);
-        self.core.streams.send(self.core, sid, &bytes, self.effects)?;
+        let core = self.core;
+        core.streams.send(&core.agenda, sid, &bytes, self.effects)?;
         done()
     }
 
@@ -69,12 +90,14 @@ impl Job<'_> {
             return Err(Status::InvalidArgument);
         }
         let buffer = self.output()?;
-        self.core.streams.receive(self.core, sid, buffer, self.effects)?;
+        let core = self.core;
+        core.streams.receive(&core.agenda, sid, buffer, self.effects)?;
         done()
     }
 
     pub(super) fn stream_query(&mut self) -> Answer {
-        let endpoints = self.core.streams.query(self.core, self.handle(), self.effects)?;
+        let core = self.core;
+        let endpoints = core.streams.query(&core.agenda, self.handle(), self.effects)?;
         self.write_output(&endpoints)?;
         done()
     }
@@ -82,22 +105,21 @@ impl Job<'_> {
     pub(super) fn stream_close(&mut self) -> Answer {
         let arguments: Close = self.arguments();
         let abort = arguments.abort.get() != 0;
-        self.core
-            .streams
-            .close(self.core, arguments.sid.get(), abort, self.effects)?;
+        let (core, sid) = (self.core, arguments.sid.get());
+        core.streams
+            .close(&core.agenda, sid, abort, self.effects, |stream, unsent| {
+                core.linger(stream, unsent);
+            })?;
         done()
     }
 
     pub(super) fn stream_attach(&mut self) -> Answer {
         let (arguments, attachment) = self.attachment()?;
-        let qp = self
-            .core
-            .qps
-            .find(arguments.qid.get())
-            .ok_or(Status::InvalidHandle)?;
-        self.core
-            .streams
-            .attach(self.core, arguments.sid.get(), &qp, &attachment, self.effects)?;
+        let (core, sid) = (self.core, arguments.sid.get());
+        let qp = core.qps.find(arguments.qid.get()).ok_or(Status::InvalidHandle)?;
+        let attach =
+            |stream: &mut _, awaited, effects: &mut _| qp.attach(core, stream, &attachment, awaited, effects);
+        core.streams.hand_over(&core.agenda, sid, self.effects, attach)?;
         done()
     }
 

@@ -84,7 +84,7 @@ impl Core {
         }
         for lid in effects.listeners {
             let mut effects = Effects::default();
-            self.streams.open_listener(self, lid, &mut effects);
+            self.streams.open_listener(&self.agenda, lid, &mut effects);
             self.raise(effects);
         }
         for sid in effects.streams {

@@ -93,7 +93,7 @@ pub(crate) fn step(core: &Core, now: Nanos) -> Option<Nanos> {
     }
     let agenda = &core.agenda;
     let mut effects = Effects::default();
-    core.streams.look_at_all(core, &mut effects);
+    core.streams.look_at_all(&core.agenda, &mut effects);
     core.raise(effects);
     run_timers(core, now);
     attend(core);
@@ -107,7 +107,8 @@ pub(crate) fn step(core: &Core, now: Nanos) -> Option<Nanos> {
 
 /// The process ends: lets all streams go, and waits until their peers have what was sent, but not for ever.
 pub(crate) fn shutdown(core: &Core) {
-    core.streams.close_all(core);
+    core.streams
+        .close_all(|stream, unsent| core.linger(stream, unsent));
     for qp in core.qps.all() {
         let mut effects = Effects::default();
         qp.destroy(core, false, &mut effects);

@@ -64,7 +64,7 @@ pub(super) fn retry(core: &Core) -> bool {
         return false;
     }
     let mut effects = Effects::default();
-    let calls = core.streams.accept_paused(core, &mut effects);
+    let calls = core.streams.accept_paused(&core.agenda, &mut effects);
     core.raise(effects);
     core.post_waiting();
     // Posting says by itself if there is no room still.
@@ -92,7 +92,7 @@ pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Told {
         }
         Token::Listener(lid) => {
             let mut effects = Effects::default();
-            core.streams.accept(core, lid, &mut effects);
+            core.streams.accept(&core.agenda, lid, &mut effects);
             core.raise(effects);
         }
         Token::Linger => {

@@ -3,11 +3,9 @@
 pub(crate) mod descriptor;
 mod linger;
 pub mod sim;
-mod streaming;
 pub(crate) mod tcp;
 
 pub(crate) use linger::Lingering;
-pub(crate) use streaming::Streams;
 
 use crate::host::{Piece, PieceMut};
 use rustix::fd::BorrowedFd;

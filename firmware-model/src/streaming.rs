@@ -3,16 +3,14 @@
 //! A stream here holds at most one receive of the driver and one unsent frame, and a listener only so many calls that the
 //! driver has not looked at: peers cannot make the device grow.
 
-use super::{Listener, Stream, StreamError};
-use crate::agenda::Token;
+use crate::agenda::{Agenda, Token};
 use crate::effects::Effects;
 use crate::host::{Mapping, Piece, PieceMut};
-use crate::innards::Core;
-use crate::qp::{Ends, Qp};
-use crate::rdmap::Attachment;
+use crate::qp::Ends;
+use crate::stream::{Listener, Stream, StreamError};
 use crate::table::Table;
 use rustix::io::Errno;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use urnic_verbs_api::device::command::Status;
@@ -20,7 +18,7 @@ use urnic_verbs_api::device::event::{Event, EventKind};
 use urnic_verbs_api::device::stream::{Endpoint, Endpoints, MAX_STREAMING, input};
 
 /// Calls that may wait for the driver at one listener, whatever it asked for.
-const MAX_PENDING: u32 = 1024;
+pub(crate) const MAX_PENDING: u32 = 1024;
 
 /// All streams in streaming mode, and all listeners.
 #[derive(Debug)]
@@ -75,7 +73,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// What a command answers when the network refuses.
-fn status(errno: Errno) -> Status {
+pub(crate) fn status(errno: Errno) -> Status {
     match errno {
         Errno::ADDRINUSE => Status::AddressInUse,
         Errno::ADDRNOTAVAIL => Status::AddressNotAvailable,
@@ -103,29 +101,19 @@ impl Streams {
         }
     }
 
-    /// Begins to call; an event says how it went, after which a stream that failed is gone.
+    /// A call was begun, or not; an event says how it went, after which a stream that failed is gone.
     pub(crate) fn connect(
         &self,
-        core: &Core,
-        remote: SocketAddr,
-        local: Option<SocketAddr>,
-        traffic_class: u8,
+        agenda: &Agenda,
+        called: Result<Box<dyn Stream>, Errno>,
         effects: &mut Effects,
     ) -> Result<u32, Status> {
-        let given = local.map(|l| l.ip()).filter(|ip| !ip.is_unspecified());
-        if !core.config.may_call(remote.ip(), given) {
-            return Err(Status::Denied);
-        }
-        let local = match core.config.own_address_towards(remote.ip()) {
-            Some(own) if given.is_none() => Some(SocketAddr::new(own, local.map_or(0, |l| l.port()))),
-            _ => local,
-        };
-        let (stream, failed) = match core.network.connect(remote, local, traffic_class) {
+        let (stream, failed) = match called {
             Ok(stream) => (Some(stream), None),
             Err(errno) if is_refusal(errno) => return Err(status(errno)),
             Err(errno) => (None, Some(errno)),
         };
-        let entry = self.insert(core, stream, None, true)?;
+        let entry = self.insert(agenda, stream, None, true)?;
         if let Some(errno) = failed {
             self.streams.remove(entry.sid);
             effects.event(Event::new(EventKind::StreamConnected, entry.sid).with_code(code(errno)));
@@ -136,7 +124,7 @@ impl Streams {
 
     fn insert(
         &self,
-        core: &Core,
+        agenda: &Agenda,
         stream: Option<Box<dyn Stream>>,
         accepted_by: Option<Arc<Listening>>,
         connecting: bool,
@@ -156,7 +144,7 @@ impl Streams {
         })?;
         let state = lock(&entry.state);
         if let Some(fd) = state.stream.as_ref().and_then(|s| s.descriptor())
-            && core.agenda.watch(fd, Token::Stream(entry.sid)).is_err()
+            && agenda.watch(fd, Token::Stream(entry.sid)).is_err()
         {
             drop(state);
             self.streams.remove(entry.sid);
@@ -166,32 +154,13 @@ impl Streams {
         Ok(entry)
     }
 
-    /// Listens; returns the listener's number and its port.
+    /// Takes a listener in, at several addresses maybe, at which so many calls may wait for the driver; returns its number.
     pub(crate) fn listen(
         &self,
-        core: &Core,
-        local: SocketAddr,
-        backlog: u32,
-        traffic_class: u8,
+        listeners: Vec<Box<dyn Listener>>,
+        limit: u32,
         effects: &mut Effects,
-    ) -> Result<(u32, u16), Status> {
-        let limit = backlog.clamp(1, MAX_PENDING);
-        let mut listeners: Vec<Box<dyn Listener>> = Vec::new();
-        let mut port = local.port();
-        for ip in core.config.listen_addresses(local.ip()).ok_or(Status::Denied)? {
-            let place = match SocketAddr::new(ip, port) {
-                SocketAddr::V6(mut v6) => {
-                    if let SocketAddr::V6(asked) = local {
-                        v6.set_scope_id(asked.scope_id());
-                    }
-                    SocketAddr::V6(v6)
-                }
-                v4 => v4,
-            };
-            let listener = core.network.listen(place, limit, traffic_class).map_err(status)?;
-            port = listener.local().port();
-            listeners.push(listener);
-        }
+    ) -> Result<u32, Status> {
         let entry = self.listeners.insert_with(Status::NoResources, |lid| {
             Ok(Listening {
                 lid,
@@ -203,22 +172,22 @@ impl Streams {
             })
         })?;
         effects.open_listener(entry.lid);
-        Ok((entry.lid, port))
+        Ok(entry.lid)
     }
 
     /// The command that made a listener is complete: takes calls from now on.
-    pub(crate) fn open_listener(&self, core: &Core, lid: u32, effects: &mut Effects) {
+    pub(crate) fn open_listener(&self, agenda: &Agenda, lid: u32, effects: &mut Effects) {
         let Some(entry) = self.listeners.find(lid) else {
             return;
         };
         for listener in lock(&entry.listeners).iter() {
             if let Some(fd) = listener.descriptor()
-                && let Err(errno) = core.agenda.watch(fd, Token::Listener(lid))
+                && let Err(errno) = agenda.watch(fd, Token::Listener(lid))
             {
                 tracing::error!(lid, %errno, "a listener cannot be watched");
             }
         }
-        self.accept(core, lid, effects);
+        self.accept(agenda, lid, effects);
     }
 
     /// Stops listening. Streams that were accepted stay.
@@ -229,7 +198,7 @@ impl Streams {
     }
 
     /// Takes the calls that wait at a listener, as many as the driver may be given.
-    pub(crate) fn accept(&self, core: &Core, lid: u32, effects: &mut Effects) {
+    pub(crate) fn accept(&self, agenda: &Agenda, lid: u32, effects: &mut Effects) {
         let Some(entry) = self.listeners.find(lid) else {
             return;
         };
@@ -247,7 +216,7 @@ impl Streams {
                     }
                 }
                 let accepted = match listener.accept() {
-                    Ok(Some(stream)) => self.insert(core, Some(stream), Some(entry.clone()), false),
+                    Ok(Some(stream)) => self.insert(agenda, Some(stream), Some(entry.clone()), false),
                     Ok(None) => break,
                     Err(errno) => {
                         // Out of descriptors or memory: tried again when the background thread looks.
@@ -272,28 +241,28 @@ impl Streams {
             && !starved
         {
             tracing::warn!(lid, %errno, "calls cannot be taken");
-            core.agenda.note_left_over();
+            agenda.note_left_over();
         }
     }
 
     /// Takes the calls of listeners that had to leave some; returns whether one still has to.
-    pub(crate) fn accept_paused(&self, core: &Core, effects: &mut Effects) -> bool {
+    pub(crate) fn accept_paused(&self, agenda: &Agenda, effects: &mut Effects) -> bool {
         let paused = |l: &Arc<Listening>| l.paused.load(Ordering::SeqCst);
         let full = |l: &Arc<Listening>| l.pending.load(Ordering::SeqCst) >= l.limit;
         for entry in self.listeners.all().iter().filter(|l| paused(l) && !full(l)) {
-            self.accept(core, entry.lid, effects);
+            self.accept(agenda, entry.lid, effects);
         }
         self.listeners.all().iter().any(|l| paused(l) && !full(l))
     }
 
     /// The stream that a command of the driver names.
-    fn touch(&self, core: &Core, sid: u32, effects: &mut Effects) -> Result<Arc<Streaming>, Status> {
+    fn touch(&self, agenda: &Agenda, sid: u32, effects: &mut Effects) -> Result<Arc<Streaming>, Status> {
         let entry = self.streams.find(sid).ok_or(Status::InvalidHandle)?.clone();
         let accepted_by = lock(&entry.untouched).take();
         if let Some(listening) = accepted_by {
             listening.pending.fetch_sub(1, Ordering::SeqCst);
             if listening.paused.load(Ordering::SeqCst) {
-                self.accept(core, listening.lid, effects);
+                self.accept(agenda, listening.lid, effects);
             }
         }
         Ok(entry)
@@ -302,12 +271,12 @@ impl Streams {
     /// Sends in streaming mode. What the stream does not take at once goes out when it can; meanwhile there is no other send.
     pub(crate) fn send(
         &self,
-        core: &Core,
+        agenda: &Agenda,
         sid: u32,
         bytes: &[u8],
         effects: &mut Effects,
     ) -> Result<(), Status> {
-        let entry = self.touch(core, sid, effects)?;
+        let entry = self.touch(agenda, sid, effects)?;
         let mut state = lock(&entry.state);
         if state.stream.is_none() || state.connecting {
             return Err(Status::WrongState);
@@ -324,12 +293,12 @@ impl Streams {
     /// Receives exactly the buffer's length in streaming mode; an event says so.
     pub(crate) fn receive(
         &self,
-        core: &Core,
+        agenda: &Agenda,
         sid: u32,
         buffer: Mapping,
         effects: &mut Effects,
     ) -> Result<(), Status> {
-        let entry = self.touch(core, sid, effects)?;
+        let entry = self.touch(agenda, sid, effects)?;
         let mut state = lock(&entry.state);
         if state.stream.is_none() || state.connecting {
             return Err(Status::WrongState);
@@ -344,8 +313,13 @@ impl Streams {
     }
 
     /// Our address and the peer's, and what there is to receive.
-    pub(crate) fn query(&self, core: &Core, sid: u32, effects: &mut Effects) -> Result<Endpoints, Status> {
-        let entry = self.touch(core, sid, effects)?;
+    pub(crate) fn query(
+        &self,
+        agenda: &Agenda,
+        sid: u32,
+        effects: &mut Effects,
+    ) -> Result<Endpoints, Status> {
+        let entry = self.touch(agenda, sid, effects)?;
         let mut state = lock(&entry.state);
         let connecting = state.connecting;
         let stream = state.stream.as_mut().ok_or(Status::WrongState)?;
@@ -362,15 +336,16 @@ impl Streams {
         })
     }
 
-    /// Closes a stream: by RST, or by FIN behind what was sent.
+    /// Closes a stream: by RST, or by FIN behind what was sent, which `linger` sees to.
     pub(crate) fn close(
         &self,
-        core: &Core,
+        agenda: &Agenda,
         sid: u32,
         abort: bool,
         effects: &mut Effects,
+        linger: impl FnOnce(Box<dyn Stream>, Vec<u8>),
     ) -> Result<(), Status> {
-        let entry = self.touch(core, sid, effects)?;
+        let entry = self.touch(agenda, sid, effects)?;
         self.streams.remove(sid);
         let mut state = lock(&entry.state);
         state.receive = None;
@@ -382,21 +357,21 @@ impl Streams {
         } else {
             let unsent = std::mem::take(&mut state.unsent);
             drop(state);
-            core.linger(stream, unsent);
+            linger(stream, unsent);
         }
         Ok(())
     }
 
-    /// Hands a stream over to a queue pair: RDMA mode begins.
-    pub(crate) fn attach(
+    /// Hands a stream over: RDMA mode begins. `attach` takes it unless it fails, and is told whether the other end is that of
+    /// another stream here.
+    pub(crate) fn hand_over(
         &self,
-        core: &Core,
+        agenda: &Agenda,
         sid: u32,
-        qp: &Arc<Qp>,
-        attachment: &Attachment,
         effects: &mut Effects,
+        attach: impl FnOnce(&mut Option<Box<dyn Stream>>, bool, &mut Effects) -> Result<(), Status>,
     ) -> Result<(), Status> {
-        let entry = self.touch(core, sid, effects)?;
+        let entry = self.touch(agenda, sid, effects)?;
         let ends = lock(&entry.state).ends();
         let awaited = ends.is_some_and(|(local, remote)| self.has_stream(remote, local));
         let mut state = lock(&entry.state);
@@ -404,7 +379,7 @@ impl Streams {
         if !idle || state.stream.is_none() {
             return Err(Status::WrongState);
         }
-        qp.attach(core, &mut state.stream, attachment, awaited, effects)?;
+        attach(&mut state.stream, awaited, effects)?;
         self.streams.remove(sid);
         Ok(())
     }
@@ -465,17 +440,17 @@ impl Streams {
     }
 
     /// Everything once, where nothing tells what is ready.
-    pub(crate) fn look_at_all(&self, core: &Core, effects: &mut Effects) {
+    pub(crate) fn look_at_all(&self, agenda: &Agenda, effects: &mut Effects) {
         for entry in self.listeners.all() {
-            self.accept(core, entry.lid, effects);
+            self.accept(agenda, entry.lid, effects);
         }
         for entry in self.streams.all() {
             self.look(entry.sid, effects);
         }
     }
 
-    /// Stops all listeners, and lets all streams go in an orderly way.
-    pub(crate) fn close_all(&self, core: &Core) {
+    /// Stops all listeners, and lets all streams go in an orderly way, by `linger`.
+    pub(crate) fn close_all(&self, linger: impl Fn(Box<dyn Stream>, Vec<u8>)) {
         for entry in self.listeners.drain() {
             lock(&entry.listeners).clear();
         }
@@ -484,7 +459,7 @@ impl Streams {
             state.receive = None;
             let unsent = std::mem::take(&mut state.unsent);
             match state.stream.take() {
-                Some(stream) if !state.connecting => core.linger(stream, unsent),
+                Some(stream) if !state.connecting => linger(stream, unsent),
                 _ => {}
             }
         }
@@ -556,28 +531,5 @@ impl State {
             .with_data(receive.arrived as u64);
         effects.event(event);
         self.receive = None;
-    }
-}
-
-impl crate::config::ModelConfig {
-    /// The address that calls to `remote` leave from, where the device may not use any other.
-    fn own_address_towards(&self, remote: IpAddr) -> Option<IpAddr> {
-        let own = || self.addresses.iter().map(|a| a.ip);
-        match self.reach {
-            crate::config::Reach::Unrestricted => None,
-            crate::config::Reach::Confined { .. } => own().find(|ip| ip.is_ipv4() == remote.is_ipv4()),
-        }
-    }
-
-    /// The addresses to listen on if `asked` is asked for; `None` if that is not allowed.
-    fn listen_addresses(&self, asked: IpAddr) -> Option<Vec<IpAddr>> {
-        let own: Vec<IpAddr> = self.addresses.iter().map(|a| a.ip).collect();
-        match self.reach {
-            crate::config::Reach::Unrestricted => Some(vec![asked]),
-            crate::config::Reach::Confined { .. } if asked.is_unspecified() => {
-                Some(own).filter(|own| !own.is_empty())
-            }
-            crate::config::Reach::Confined { .. } => own.contains(&asked).then(|| vec![asked]),
-        }
     }
 }
