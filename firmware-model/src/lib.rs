@@ -19,7 +19,6 @@ pub mod env;
 pub mod fuzzing;
 mod gathering;
 pub mod host;
-mod innards;
 pub mod llp;
 pub mod memory;
 #[cfg(any(test, fuzzing))]
@@ -31,6 +30,7 @@ pub mod rdmap;
 mod runtime;
 pub mod serve;
 mod shard;
+mod state;
 pub mod stream;
 mod streaming;
 mod sys;

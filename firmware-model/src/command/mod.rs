@@ -7,7 +7,7 @@ mod streams;
 use crate::counters::{Counter, Counters};
 use crate::effects::Effects;
 use crate::host::Mapping;
-use crate::innards::{CommandQueue, Core};
+use crate::state::{CommandQueue, Core};
 use std::sync::atomic::Ordering;
 use urnic_verbs_api::device::command::{
     COMMAND_LEN, COMPLETION_LEN, Command, Completion, Count, Handle, Nothing, Opcode, Status, features,

@@ -3,13 +3,13 @@
 use super::{Answer, Job, count, done, handle, ok};
 use crate::effects::Effects;
 use crate::host::Record;
-use crate::innards::{Core, Tenant, Uar};
 use crate::memory::DomainUse;
 use crate::qp::Qp;
 use crate::queues::{
     CompletionQueue, EventQueue, ReceiveQueue, ReceiveSource, SendQueue, SharedReceiveQueue,
 };
 use crate::rdmap::{QpChange, QpParams};
+use crate::state::{Core, Tenant, Uar};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;

@@ -2,8 +2,8 @@
 
 use crate::command;
 use crate::effects::Effects;
-use crate::innards::{Core, Registers};
 use crate::runtime::doorbells;
+use crate::state::{Core, Registers};
 use urnic_verbs_api::device::event::{Event, EventKind};
 use urnic_verbs_api::device::registers::{CMD_DOORBELL, CONTROL, Control, KICK, NO_VECTOR, fatal};
 

@@ -2,12 +2,12 @@
 
 mod bar0;
 
-pub use crate::innards::{DoorbellPages, Interrupts};
+pub use crate::state::{DoorbellPages, Interrupts};
 
 use crate::config::ModelConfig;
 use crate::host::HostMemory;
-use crate::innards::Core;
 use crate::runtime::{self, doorbells};
+use crate::state::Core;
 use crate::stream::Network;
 use crate::time::Nanos;
 use rustix::fd::BorrowedFd;

@@ -4,8 +4,8 @@ use crate::agenda::Timer;
 use crate::asked::Asked;
 use crate::counters::Counter;
 use crate::effects::Effects;
-use crate::innards::Core;
 use crate::qp::Qp;
+use crate::state::Core;
 use std::sync::Arc;
 use urnic_verbs_api::device::event::{Event, EventKind};
 

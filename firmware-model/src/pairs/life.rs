@@ -3,9 +3,9 @@
 use crate::asked::Asked;
 use crate::counters::Counter;
 use crate::effects::Effects;
-use crate::innards::Core;
 use crate::qp::{Inner, Qp};
 use crate::rdmap::{Attachment, QpChange, WrongState};
+use crate::state::Core;
 use crate::stream::Stream;
 use urnic_verbs_api::device::command::Status;
 use urnic_verbs_api::vocabulary::QpState;

@@ -1,8 +1,8 @@
 //! Queue pairs of one device at both ends of a stream.
 
-use crate::innards::Core;
 use crate::qp::Qp;
 use crate::rdmap::{Engine, Verdicts};
+use crate::state::Core;
 use crate::stream::Stream;
 use crate::table::Found;
 use std::collections::hash_map::Entry;

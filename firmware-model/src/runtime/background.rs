@@ -9,7 +9,7 @@ use super::rounds::{flush_gathered, poll_ready, retry, run_timers};
 use crate::agenda::Agenda;
 use crate::agenda::sleeper::{ASLEEP, AWAKE, LENT, TICKING};
 use crate::counters::Counter;
-use crate::innards::Core;
+use crate::state::Core;
 use crate::sys::{self, SignalMask};
 use crate::time::Nanos;
 use std::io;

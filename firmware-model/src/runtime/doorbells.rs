@@ -3,8 +3,8 @@
 use super::rounds::flush_gathered;
 use crate::asked::Asked;
 use crate::effects::Effects;
-use crate::innards::{Core, Tenant};
 use crate::qp::Qp;
+use crate::state::{Core, Tenant};
 use crate::table::Found;
 use urnic_verbs_api::device::doorbell::{Doorbell, Kind};
 

@@ -17,7 +17,7 @@ pub(crate) use background::Background;
 
 use crate::asked::Asked;
 use crate::effects::Effects;
-use crate::innards::{Clock, Core};
+use crate::state::{Clock, Core};
 use crate::time::Nanos;
 use rounds::{attend, flush_gathered, poll_ready, retry, run_timers};
 use rustix::fd::BorrowedFd;

@@ -3,7 +3,7 @@
 use crate::agenda::{Timer, Token};
 use crate::asked::Asked;
 use crate::effects::Effects;
-use crate::innards::Core;
+use crate::state::Core;
 use crate::time::Nanos;
 use std::time::Duration;
 

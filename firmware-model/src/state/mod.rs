@@ -59,7 +59,7 @@ impl Clock {
 /// Event queues by number, from 0.
 pub(crate) type EventQueues = BTreeMap<u32, Arc<EventQueue>>;
 
-/// The device's innards.
+/// The device's state.
 ///
 /// Lock order: registers (commands) → event queue table, stream or queue pair → completion queue or event queue ring.
 /// [`Effects`] are raised with none of them held.
