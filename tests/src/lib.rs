@@ -10,6 +10,7 @@ pub mod debian;
 pub mod forwarder;
 pub mod framing;
 pub mod guest;
+pub mod leftovers;
 pub mod netns;
 pub mod pair;
 pub mod pci_guest;

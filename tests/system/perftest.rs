@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use urnic_tests::build::tree;
 use urnic_tests::debian::Debian;
+use urnic_tests::leftovers::XrcDomains;
 use urnic_tests::program::Program;
 use urnic_tests::skip::{installed, root};
 use urnic_tests::user::{NOBODY, Staged, as_user};
@@ -310,7 +311,14 @@ fn every_switch(heading: &str, release: &str, rows: usize, step: usize) {
     assert!(table.len() >= rows, "{heading}: {} rows", table.len());
     let pages = fs::read_to_string("/proc/sys/vm/nr_hugepages");
     let no_huge_pages = pages.is_ok_and(|number| number.trim() == "0");
+    let domains = XrcDomains::of_perftest();
     let as_in_the_table = |row: &&Row| {
+        if let Err(reason) = &domains
+            && row.options.contains("XRC")
+        {
+            skip::say(&format!("{} {}: {reason}", row.program, row.options));
+            return false;
+        }
         let depends = row.options.contains("--use_hugepages");
         if depends && !no_huge_pages {
             skip::say(&format!(

@@ -1,0 +1,48 @@
+//! What programs leave behind under names of their own choice, and other users' programs then stumble over.
+
+use std::io::ErrorKind;
+
+/// Files for XRC domains, made before it turns out that there are no such domains. They go with this.
+#[derive(Debug)]
+pub struct XrcDomains(&'static [&'static str]);
+
+impl XrcDomains {
+    /// Those of ibv_xsrq_pingpong.
+    ///
+    /// # Errors
+    /// The reason for a skip.
+    pub fn of_pingpong() -> Result<XrcDomains, String> {
+        XrcDomains::at(&["/tmp/xrc_domain"])
+    }
+
+    /// Those of perftest.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn of_perftest() -> Result<XrcDomains, String> {
+        XrcDomains::at(&["/tmp/xrc_domain_server", "/tmp/xrc_domain_client"])
+    }
+
+    fn at(paths: &'static [&'static str]) -> Result<XrcDomains, String> {
+        match paths.iter().find(|path| !removed(path)) {
+            None => Ok(XrcDomains(paths)),
+            Some(path) => Err(format!("{path} is another user's")),
+        }
+    }
+}
+
+impl Drop for XrcDomains {
+    fn drop(&mut self) {
+        for path in self.0 {
+            let _ = removed(path);
+        }
+    }
+}
+
+/// Whether it is not there, any more or at all.
+fn removed(path: &str) -> bool {
+    match std::fs::remove_file(path) {
+        Ok(()) => true,
+        Err(error) => error.kind() == ErrorKind::NotFound,
+    }
+}
