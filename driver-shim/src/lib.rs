@@ -2,6 +2,7 @@
 
 mod addressing;
 pub mod bus;
+mod carrier;
 pub mod config;
 pub mod driver;
 mod lock;

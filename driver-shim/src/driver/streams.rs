@@ -12,7 +12,8 @@ use zerocopy::FromZeros;
 
 use super::Driver;
 use super::dma::DmaMemory;
-use crate::mpa_startup::{Carrier, Close, Inbox, Negotiated, Rtr};
+use crate::carrier::{Carrier, Inbox};
+use crate::mpa_startup::{Close, Negotiated, Rtr};
 
 /// Streams that the device keeps for us until we take them.
 const BACKLOG: u32 = 1024;

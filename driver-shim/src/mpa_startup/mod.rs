@@ -13,14 +13,12 @@
 //!   attach; first FPDU: the RTR message ───────────▶ attach; fence opens at the first FPDU
 //! ```
 
-mod carrier;
 mod initiator;
 mod negotiate;
 mod responder;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use carrier::{Carrier, Due, Inbox};
 pub use initiator::{Accepted, Answer, Initiator, Rejected};
 pub use negotiate::{Depths, Offer, Rtr};
 pub use responder::{Heard, Reply, Request, Responder};

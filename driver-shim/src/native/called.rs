@@ -4,7 +4,8 @@ use rustix::io::Errno;
 
 use super::identity::{Identity, Reason};
 use super::{Call, Engine, Key, MAX_LISTENING, MAX_PARKED_EACH, Pair, Phase, World};
-use crate::mpa_startup::{Close, Depths, Due, Inbox, Reply, Responder};
+use crate::carrier::{Due, Inbox, hear_request};
+use crate::mpa_startup::{Close, Depths, Reply, Responder};
 
 impl Engine {
     /// A listener has a new stream.
@@ -41,7 +42,7 @@ impl Engine {
         let Some(Call::Listening { responder, .. }) = self.calls.get_mut(&sid) else {
             return;
         };
-        match responder.hear_request(world.streams, sid, octets) {
+        match hear_request(responder, world.streams, sid, octets) {
             Due::Whole => self.answer(world, sid),
             Due::More => {}
             Due::HangUp(how) => self.hang_up(world, sid, how),

@@ -32,8 +32,9 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
+use crate::carrier::Carrier;
 use crate::config::{Config, RtrTypes};
-use crate::mpa_startup::{Carrier, Close, Initiator, Negotiated, Responder, Settings, Time};
+use crate::mpa_startup::{Close, Initiator, Negotiated, Responder, Settings, Time};
 use crate::timers::Timers;
 use identity::{Identity, Reason};
 use numbers::Numbers;

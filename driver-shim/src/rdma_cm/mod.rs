@@ -30,8 +30,9 @@ use rustix::io::Errno;
 use urnic_wire::mpa::startup::{EnhancedWord, NO_NEGOTIATION};
 use zerocopy::FromZeros;
 
+use crate::carrier::Carrier;
 use crate::config::Config;
-use crate::mpa_startup::{Carrier, Close, Negotiated, Responder, Time};
+use crate::mpa_startup::{Close, Negotiated, Responder, Time};
 use crate::timers::Timers;
 use abi::EventResponse;
 use active::{Answered, Calling};

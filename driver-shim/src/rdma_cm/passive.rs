@@ -8,7 +8,8 @@ use super::command::Wishes;
 use super::{
     Attachment, EARLY_TIMEOUT, Engine, Event, Happening, Id, Key, Notice, Owner, State, Told, World,
 };
-use crate::mpa_startup::{Close, Depths, Due, Heard, Inbox, Negotiated, Reply, Responder};
+use crate::carrier::{Due, Inbox, hear_request};
+use crate::mpa_startup::{Close, Depths, Heard, Negotiated, Reply, Responder};
 
 /// Calls of one listener whose Request is still on its way: beyond, the oldest gives way, since a genuine caller sends it at once.
 const MAX_STARTING: usize = 256;
@@ -123,7 +124,7 @@ impl Engine {
         let Some(Owner::Listener(_, responder)) = self.streams.get_mut(&sid) else {
             return;
         };
-        match responder.hear_request(world.device, sid, octets) {
+        match hear_request(responder, world.device, sid, octets) {
             Due::Whole => self.ask(world, sid),
             Due::More => {}
             Due::HangUp(how) => self.hang_up(world, sid, how),

@@ -93,7 +93,7 @@ pub(crate) fn step(core: &Core, now: Nanos) -> Option<Nanos> {
     }
     let agenda = &core.agenda;
     let mut effects = Effects::default();
-    core.streams.look_at_all(&core.agenda, &mut effects);
+    core.streams.look_at_all(agenda, &mut effects);
     core.raise(effects);
     run_timers(core, now);
     attend(core);

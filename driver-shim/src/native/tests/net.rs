@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 
 use super::*;
-use crate::mpa_startup::Inbox;
+use crate::carrier::Inbox;
 
 /// What a host's device reports.
 #[derive(Debug, Clone)]
@@ -109,11 +109,7 @@ impl Carrier for Port {
     fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno> {
         let wire = self.wire.borrow();
         let end = wire.ends.get(&sid).ok_or(Errno::INVAL)?;
-        Ok(match (end.inbox.is_empty(), end.fin) {
-            (false, _) => Inbox::Octets,
-            (true, true) => Inbox::End,
-            (true, false) => Inbox::Empty,
-        })
+        Ok(Inbox::of(&end.inbox, end.fin))
     }
 
     fn close(&mut self, sid: u32, _how: Close) {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use super::*;
-use crate::mpa_startup::Inbox;
+use crate::carrier::Inbox;
 
 /// A stream's end.
 #[derive(Debug, Default)]
@@ -109,11 +109,7 @@ impl Carrier for Port<'_> {
     fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno> {
         let wire = self.wire.borrow();
         let end = wire.ends.get(&sid).ok_or(Errno::INVAL)?;
-        Ok(match (end.inbox.is_empty(), end.fin) {
-            (false, _) => Inbox::Octets,
-            (true, true) => Inbox::End,
-            (true, false) => Inbox::Empty,
-        })
+        Ok(Inbox::of(&end.inbox, end.fin))
     }
 
     fn close(&mut self, sid: u32, _how: Close) {
