@@ -2,6 +2,10 @@
 //! after the other; what is printed is the median over the rounds, and of the ratio the median of the rounds' ratios, so that a
 //! machine that slows down halfway slows both.
 
+#![forbid(unsafe_code)]
+// Both panic when the write fails: see `urnic_console`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod cacheline;
 mod crc;
 mod nfs;
@@ -13,7 +17,8 @@ mod ucx;
 
 use std::process::ExitCode;
 
-use table::{Aim, Row};
+use table::{Aim, Measured, Row};
+use urnic_console::{READER_GONE, Unwritten, complain, print};
 
 /// Rounds without an argument; each takes some 30 s.
 const ROUNDS: usize = 5;
@@ -77,7 +82,7 @@ fn main() -> ExitCode {
 }
 
 fn usage() -> ExitCode {
-    eprintln!("usage: urnic-bench [served | nfs] [ROUNDS]");
+    complain("urnic-bench", "usage: urnic-bench [served | nfs] [ROUNDS]");
     ExitCode::from(2)
 }
 
@@ -88,35 +93,49 @@ fn rounds_of(rounds: &str, part: Option<&str>) -> ExitCode {
     }
 }
 
-/// All rows, or only those of the device in another process, or of NFS.
+/// Measures, prints the table, and fails if a row is not complete.
 fn bench(rounds: usize, part: Option<&str>) -> ExitCode {
+    let outcome = print(&format!("urnic over loopback, {rounds} rounds, {}\n", machine())).and_then(|()| {
+        let crowd = crowd();
+        let rows = measured(rounds, part);
+        print(&table::text(&rows))?;
+        if let Some(load) = crowd {
+            print(&format!(
+                "The machine was busy before this began (load {load}): these figures say little.\n"
+            ))?;
+        }
+        Ok(table::is_complete(&rows))
+    });
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(Unwritten::ReaderGone) => ExitCode::from(READER_GONE),
+        Err(unwritten) => {
+            complain("urnic-bench", &unwritten.to_string());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// All rows, or only those of the device in another process, or of NFS.
+fn measured(rounds: usize, part: Option<&str>) -> Vec<Row> {
     let wanted = |name: &str| part.is_none_or(|part| part == name);
     let all = part.is_none();
-    println!("urnic over loopback, {rounds} rounds, {}", machine());
-    let crowd = crowd();
-    let mut rows = if all { rows() } else { Vec::new() };
-    let mut served = if wanted("served") {
-        served_rows()
-    } else {
-        Vec::new()
-    };
-    let mut by_nfs = nfs_rows(wanted("nfs"));
+    let rows_if = |wanted: bool, rows: fn() -> Vec<Row>| if wanted { rows() } else { Vec::new() };
+    let mut rows = rows_if(all, rows);
+    let mut served = rows_if(wanted("served"), served_rows);
+    let mut by_nfs = rows_if(wanted("nfs"), nfs::rows);
     for round in 1..=rounds {
-        eprint!("\rround {round} of {rounds} ");
+        complain("urnic-bench", &format!("round {round} of {rounds}"));
         if all {
             measure(&mut rows);
         }
         measure_served(&mut served);
         measure_nfs(&mut by_nfs);
     }
-    eprintln!();
     rows.append(&mut served);
     rows.append(&mut by_nfs);
-    table::print(&rows);
-    if let Some(load) = crowd {
-        println!("The machine was busy before this began (load {load}): these figures say little.");
-    }
-    ExitCode::SUCCESS
+    rows
 }
 
 fn rows() -> Vec<Row> {
@@ -228,69 +247,87 @@ fn served_rows() -> Vec<Row> {
     ]
 }
 
-/// NFS over RDMA, if it is wanted and can be had; else the reason is said.
-fn nfs_rows(wanted: bool) -> Vec<Row> {
-    match wanted.then(nfs::rows) {
-        None => Vec::new(),
-        Some(Ok(rows)) => rows,
-        Some(Err(reason)) => {
-            eprintln!("{reason}");
-            Vec::new()
-        }
-    }
-}
-
-/// A measurement that fails says why and leaves its place empty; the others are worth having.
-fn tried<T>(measurement: impl FnOnce() -> Option<T> + std::panic::UnwindSafe) -> Option<T> {
-    std::panic::catch_unwind(measurement).ok().flatten()
+/// A measurement that fails says why; the others are worth having.
+fn tried<T>(measurement: impl FnOnce() -> Measured<T>) -> Measured<T> {
+    // What a measurement borrows is not looked at after a panic.
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(measurement));
+    outcome.unwrap_or_else(|panic| {
+        let message = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied());
+        let line = message.and_then(|message| message.lines().next());
+        Err(line.unwrap_or("it failed").to_owned())
+    })
 }
 
 /// One round, in the order of the rows.
 fn measure(rows: &mut [Row]) {
     let mut rows = rows.iter_mut();
-    let mut add_runs = |runs: &[(Option<f64>, Option<f64>)]| {
+    let mut add_runs = |runs: Vec<(Measured<f64>, Option<Measured<f64>>)>| {
         if let Some(row) = rows.next() {
-            runs.iter().for_each(|(ours, theirs)| row.add(*ours, *theirs));
+            runs.into_iter().for_each(|(ours, theirs)| row.add(ours, theirs));
         }
     };
-    let spinning = raw::ping_pong("spin");
-    let send = tried(|| ours::latency("ib_send_lat"));
-    add_runs(&[(send.map(|lat| lat.median), Some(spinning.median))]);
+    let mut add = |ours, theirs| add_runs(vec![(ours, theirs)]);
 
-    let blocking = raw::ping_pong("block");
+    let spinning = tried(|| Ok(raw::ping_pong("spin")));
+    let send = tried(|| ours::latency("ib_send_lat"));
+    add(send.map(|lat| lat.median), Some(spinning.map(|raw| raw.median)));
+
+    let blocking = tried(|| Ok(raw::ping_pong("block")));
     let write = tried(|| ours::latency("ib_write_lat"));
-    add_runs(&[(write.map(|lat| lat.median), Some(blocking.median))]);
-    add_runs(&[(write.map(|lat| lat.p99), Some(blocking.p99))]);
+    let of = |latency: &Measured<raw::Latency>, figure: fn(&raw::Latency) -> f64| {
+        latency.as_ref().map(figure).map_err(Clone::clone)
+    };
+    for figure in [|lat: &raw::Latency| lat.median, |lat: &raw::Latency| lat.p99] {
+        add(of(&write, figure), Some(of(&blocking, figure)));
+    }
 
     for (size, _, count) in STREAMS {
         for tool in ["ib_write_bw", "ib_send_bw"] {
-            let stream = raw::stream(size, count);
-            let ours = tried(|| ours::bandwidth(tool, size, count, None));
-            add_runs(&[(ours, Some(stream))]);
+            let stream = tried(|| Ok(raw::stream(size, count)));
+            add(tried(|| ours::bandwidth(tool, size, count, None)), Some(stream));
         }
     }
 
     let ours = tried(|| ours::messages("ib_send_bw", 64, 2_000_000, None));
-    add_runs(&[(ours, tried(|| ucx::messages(64, 2_000_000)))]);
+    add(ours, Some(tried(|| ucx::messages(64, 2_000_000))));
     for way in WAYS {
         let rate = |(name, options)| tried(move || ours::rate(name, options));
-        add_runs(&[(rate(way.ours), rate(way.theirs))]);
+        add(rate(way.ours), Some(rate(way.theirs)));
     }
     for len in [1448, 64_774] {
-        add_runs(&crc::rates(len).map(|(ours, library)| (Some(ours), Some(library))));
+        let runs = crc::rates(len).into_iter();
+        add_runs(
+            runs.map(|(ours, library)| (Ok(ours), Some(Ok(library))))
+                .collect(),
+        );
     }
-    let doorbell = tried(|| ours::doorbell_to_cqe(None));
-    add_runs(&[(doorbell, Some(cacheline::round_trip()))]);
-    let connections = tried(ours::connections);
-    add_runs(&[(connections.map(|c| c.kibibytes), None)]);
-    let plain = raw::connects();
-    add_runs(&[(connections.map(|c| c.per_second), Some(plain.per_second))]);
+    measure_connections(&mut add_runs);
+}
 
-    let plain = raw::connects();
+/// The rows from the doorbell on.
+fn measure_connections(add_runs: &mut impl FnMut(Vec<(Measured<f64>, Option<Measured<f64>>)>)) {
+    let mut add = |ours, theirs| add_runs(vec![(ours, theirs)]);
+    let doorbell = tried(|| ours::doorbell_to_cqe(None));
+    add(doorbell, Some(Ok(cacheline::round_trip())));
+    let native = tried(ours::connections);
+    let plain = tried(|| Ok(raw::connects()));
+    let plain_rate = plain.map(|plain| plain.per_second);
+    add(native.clone().map(|native| native.kibibytes), None);
+    add(native.map(|native| native.per_second), Some(plain_rate));
+
+    let plain = tried(|| Ok(raw::connects()));
     let managed = tried(ours::cm_connections);
-    add_runs(&[(managed.map(|c| c.median), Some(plain.median))]);
-    add_runs(&[(managed.map(|c| c.per_second), Some(plain.per_second))]);
-    add_runs(&[(managed.map(|c| c.kibibytes), None)]);
+    let median = plain.clone().map(|plain| plain.median);
+    add(managed.clone().map(|managed| managed.median), Some(median));
+    let per_second = plain.map(|plain| plain.per_second);
+    add(
+        managed.clone().map(|managed| managed.per_second),
+        Some(per_second),
+    );
+    add(managed.map(|managed| managed.kibibytes), None);
     for (size, batch, times, bandwidth) in [(64, 1, 20_000, false), (65_536, 100, 100, true)] {
         let figure = |rsockets| {
             tried(move || ours::rstream(rsockets, size, batch, times)).map(|run| match bandwidth {
@@ -298,7 +335,7 @@ fn measure(rows: &mut [Row]) {
                 false => run.microseconds,
             })
         };
-        add_runs(&[(figure(true), figure(false))]);
+        add(figure(true), Some(figure(false)));
     }
 }
 
@@ -311,18 +348,27 @@ fn measure_served(rows: &mut [Row]) {
         served::ringing,
     ];
     for (row, measurement) in rows.iter_mut().zip(measurements) {
-        let (ours, theirs) = std::panic::catch_unwind(measurement).unwrap_or_default();
-        row.add(ours, theirs);
+        let (ours, theirs) = measurement();
+        row.add(ours, Some(theirs));
     }
 }
 
-/// One round of [`nfs_rows`].
+/// One round of [`nfs::rows`].
 fn measure_nfs(rows: &mut [Row]) {
     if rows.is_empty() {
         return;
     }
-    for (row, (ours, theirs)) in rows.iter_mut().zip(tried(nfs::measure).unwrap_or_default()) {
-        row.add(Some(ours), Some(theirs));
+    match tried(nfs::measure) {
+        Ok(figures) => {
+            for (row, (ours, theirs)) in rows.iter_mut().zip(figures) {
+                row.add(Ok(ours), Some(Ok(theirs)));
+            }
+        }
+        Err(reason) => {
+            for row in rows {
+                row.add(Err(reason.clone()), Some(Err(reason.clone())));
+            }
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use urnic_tests::Program;
 use urnic_tests::build::target;
 
 use crate::ours;
-use crate::table::{Aim, Row};
+use crate::table::{Aim, Measured, Row};
 
 /// What `urnic-nfs bench` measures: its name for it, and ours.
 const FIGURES: [(&str, &str, &str, Aim); 5] = [
@@ -23,18 +23,14 @@ const MOVED: f64 = 1.0;
 ///
 /// # Errors
 /// What to do first.
-fn program() -> Result<PathBuf, String> {
+fn program() -> Measured<PathBuf> {
     let program = target().join("urnic-nfs");
-    let missing = || "NFS is not measured: run 'make nfs' first".to_owned();
+    let missing = || "urnic-nfs is not built: run 'make nfs' first".to_owned();
     program.exists().then_some(program).ok_or_else(missing)
 }
 
 /// What [`measure`] fills.
-///
-/// # Errors
-/// Why nothing can be measured.
-pub(crate) fn rows() -> Result<Vec<Row>, String> {
-    program()?;
+pub(crate) fn rows() -> Vec<Row> {
     let mut rows: Vec<Row> = (FIGURES.into_iter())
         .map(|(_, what, unit, aim)| Row::new(what, unit, "the same over TCP", aim))
         .collect();
@@ -42,7 +38,7 @@ pub(crate) fn rows() -> Result<Vec<Row>, String> {
     rows.push(Row::new(processor, "s/GiB", "the same over TCP", Aim::Report));
     let null = "NFS NULL calls, one at a time";
     rows.push(Row::new(null, "1/s", "ib_send_lat's rate", Aim::Report));
-    Ok(rows)
+    rows
 }
 
 /// Processor time, in seconds, that these fields of a process' `stat` tell of (`proc(5)`, counted from 1).
@@ -58,8 +54,8 @@ fn seconds(process: &str, fields: [usize; 2]) -> Option<f64> {
 }
 
 /// A round of each of [`rows`]: ours, and what it is compared with.
-pub(crate) fn measure() -> Option<Vec<(f64, f64)>> {
-    let program = program().ok()?;
+pub(crate) fn measure() -> Measured<Vec<(f64, f64)>> {
+    let program = program()?;
     let mut server = Program::new(&program)
         .line("serve --no-root-squash --memory 1G --listen 127.0.0.1 --tcp-port 0 --rdma-port 0")
         .spawn();
@@ -77,24 +73,27 @@ pub(crate) fn measure() -> Option<Vec<(f64, f64)>> {
         let (_, value) = said.split_once(&format!("\"{name}\": "))?;
         value.split([',', '}']).next()?.parse::<f64>().ok()
     };
+    let unclear = || "urnic-nfs bench did not print what was expected".to_owned();
     let bench = |way: &str, more: &str| Program::new(&program).line(way).line(more).run().success();
     let figures = |way: &str| {
         let said = bench(way, "--size 256M");
         let figures = FIGURES.iter().map(|(name, ..)| figure(&said, name));
-        figures.collect::<Option<Vec<_>>>()
+        figures.collect::<Option<Vec<_>>>().ok_or_else(unclear)
     };
     let both = |way: &str| {
         // Our children's are those of clients that have ended.
         let spent = || Some(seconds(&server.pid().to_string(), [14, 15])? + seconds("self", [16, 17])?);
-        let before = spent()?;
+        let unread = || "the processor time in /proc cannot be read".to_owned();
+        let before = spent().ok_or_else(unread)?;
         bench(way, "--size 512M --operations 1");
-        Some((spent()? - before) / MOVED)
+        Ok::<_, String>((spent().ok_or_else(unread)? - before) / MOVED)
     };
     let mut rows: Vec<_> = figures(&by_rdma)?.into_iter().zip(figures(&by_tcp)?).collect();
     rows.push((both(&by_rdma)?, both(&by_tcp)?));
-    let one = figure(&bench(&by_rdma, "--size 4K --depth 1 --operations 5000"), "null")?;
+    let one =
+        figure(&bench(&by_rdma, "--size 4K --depth 1 --operations 5000"), "null").ok_or_else(unclear)?;
     // Microseconds of half a round trip.
     let sends = 1e6 / (2.0 * ours::latency("ib_send_lat")?.median);
     rows.push((one, sends));
-    Some(rows)
+    Ok(rows)
 }

@@ -1,4 +1,4 @@
-//! The distribution's perftest, and two little programs of our own, over urnic. `None` where a program is not there.
+//! The distribution's perftest, and two little programs of our own, over urnic. Each says why it could not measure.
 
 use std::time::Duration;
 
@@ -6,6 +6,7 @@ use urnic_tests::skip::installed;
 use urnic_tests::{Pair, Program, compiled};
 
 use crate::raw::Latency;
+use crate::table::Measured;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
@@ -33,57 +34,61 @@ fn program(name: impl AsRef<std::ffi::OsStr>, device: Option<&str>) -> Program {
     Program::new(name).env("URNIC_DEVICE", device.unwrap_or("inproc"))
 }
 
-fn perftest(name: &str, options: &str, device: Option<&str>) -> Option<Vec<f64>> {
-    installed(name).ok()?;
+/// The figure in that column of a program's last row.
+fn column(row: &[f64], index: usize) -> Measured<f64> {
+    row.get(index)
+        .copied()
+        .ok_or_else(|| format!("a row of {} figures has none at {index}", row.len()))
+}
+
+fn perftest(name: &str, options: &str, device: Option<&str>) -> Measured<Vec<f64>> {
+    installed(name)?;
     let pair = Pair::new(&program(name, device).line("-d urnic0 -F").line(options)).within(LIMIT);
-    figures(&pair.succeeds().client.output)
+    figures(&pair.succeeds().client.output).ok_or_else(|| format!("{name} printed no figures"))
 }
 
 /// Half round trips of 8 bytes.
-pub(crate) fn latency(name: &str) -> Option<Latency> {
+pub(crate) fn latency(name: &str) -> Measured<Latency> {
     // bytes, iterations, min, max, typical (the median), average, deviation, 99 %, 99.9 %
     let row = perftest(name, "-s 8 -n 50000", None)?;
-    Some(Latency {
-        median: *row.get(4)?,
-        p99: *row.get(7)?,
+    Ok(Latency {
+        median: column(&row, 4)?,
+        p99: column(&row, 7)?,
     })
 }
 
 /// MiB/s.
-pub(crate) fn bandwidth(name: &str, size: usize, count: u64, device: Option<&str>) -> Option<f64> {
+pub(crate) fn bandwidth(name: &str, size: usize, count: u64, device: Option<&str>) -> Measured<f64> {
     // bytes, iterations, peak, average, messages
-    perftest(name, &format!("-s {size} -n {count}"), device)?
-        .get(3)
-        .copied()
+    column(&perftest(name, &format!("-s {size} -n {count}"), device)?, 3)
 }
 
 /// Millions of messages per second.
-pub(crate) fn messages(name: &str, size: usize, count: u64, device: Option<&str>) -> Option<f64> {
-    perftest(name, &format!("-s {size} -n {count}"), device)?
-        .get(4)
-        .copied()
+pub(crate) fn messages(name: &str, size: usize, count: u64, device: Option<&str>) -> Measured<f64> {
+    column(&perftest(name, &format!("-s {size} -n {count}"), device)?, 4)
 }
 
 /// Millions of requests per second, by a line of options.
-pub(crate) fn rate(name: &str, options: &str) -> Option<f64> {
-    perftest(name, options, None)?.get(4).copied()
+pub(crate) fn rate(name: &str, options: &str) -> Measured<f64> {
+    column(&perftest(name, options, None)?, 4)
 }
 
 /// Microseconds from posting a Send on a queue pair that is its own peer to the receive's completion.
-pub(crate) fn doorbell_to_cqe(device: Option<&str>) -> Option<f64> {
-    let program = program(compiled("selfpost").ok()?, device);
-    figures(&program.run_for(LIMIT).success())?.first().copied()
+pub(crate) fn doorbell_to_cqe(device: Option<&str>) -> Measured<f64> {
+    let program = program(compiled("selfpost")?, device);
+    let row = figures(&program.run_for(LIMIT).success()).ok_or("selfpost printed no figures")?;
+    column(&row, 0)
 }
 
 /// A thousand queue pairs, connected to those of another process.
-pub(crate) fn connections() -> Option<Connections> {
-    let pair = Pair::new(&Program::new(compiled("connections").ok()?)).within(LIMIT);
-    match figures(&pair.succeeds().client.output)?.as_slice() {
-        [kibibytes, per_second] => Some(Connections {
+pub(crate) fn connections() -> Measured<Connections> {
+    let pair = Pair::new(&Program::new(compiled("connections")?)).within(LIMIT);
+    match figures(&pair.succeeds().client.output).as_deref() {
+        Some([kibibytes, per_second]) => Ok(Connections {
             kibibytes: *kibibytes,
             per_second: *per_second,
         }),
-        _ => None,
+        other => Err(format!("connections printed {other:?}")),
     }
 }
 
@@ -99,15 +104,15 @@ pub(crate) struct CmConnections {
 }
 
 /// A thousand connections by rdma_cm.
-pub(crate) fn cm_connections() -> Option<CmConnections> {
-    let pair = Pair::new(&Program::new(compiled("cm_connections").ok()?)).within(LIMIT);
-    match figures(&pair.succeeds().client.output)?.as_slice() {
-        [per_second, median, kibibytes] => Some(CmConnections {
+pub(crate) fn cm_connections() -> Measured<CmConnections> {
+    let pair = Pair::new(&Program::new(compiled("cm_connections")?)).within(LIMIT);
+    match figures(&pair.succeeds().client.output).as_deref() {
+        Some([per_second, median, kibibytes]) => Ok(CmConnections {
             per_second: *per_second,
             median: *median,
             kibibytes: *kibibytes,
         }),
-        _ => None,
+        other => Err(format!("cm_connections printed {other:?}")),
     }
 }
 
@@ -121,8 +126,8 @@ pub(crate) struct Rstream {
 }
 
 /// rstream over rsockets, or over the kernel's: `batch` transfers of `size` bytes there, as many back, so many `times`.
-pub(crate) fn rstream(rsockets: bool, size: usize, batch: u64, times: u64) -> Option<Rstream> {
-    installed("rstream").ok()?;
+pub(crate) fn rstream(rsockets: bool, size: usize, batch: u64, times: u64) -> Measured<Rstream> {
+    installed("rstream")?;
     let port = urnic_tests::wait::free_port();
     let options = format!("-p {port} -S {size} -C {batch} -I {times}");
     let end = |more: &str| match rsockets {
@@ -134,7 +139,7 @@ pub(crate) fn rstream(rsockets: bool, size: usize, batch: u64, times: u64) -> Op
     let client = end("-s 127.0.0.1").run_for(LIMIT);
     let said = client.success();
     server.wait();
-    transfer(&said)
+    transfer(&said).ok_or_else(|| format!("rstream printed {said}"))
 }
 
 /// The last two columns of rstream's last line: Gb/s and microseconds.

@@ -60,7 +60,7 @@ pub(crate) fn stream(size: usize, count: u64) -> f64 {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Connects {
     pub(crate) per_second: f64,
-    /// Median time from connect(2) to the other side's first octet, in microseconds.
+    /// Median time from connect(2) to the other side's first byte, in microseconds.
     pub(crate) median: f64,
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn main(args: &[&str]) -> ExitCode {
     match end(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("raw: {error}");
+            urnic_console::complain("raw", &error.to_string());
             ExitCode::FAILURE
         }
     }
@@ -127,6 +127,11 @@ fn read_all(stream: &mut TcpStream, buffer: &mut [u8]) -> std::io::Result<()> {
     Ok(())
 }
 
+/// Prints the figures of an end that measured.
+fn say(figures: &str) -> std::io::Result<()> {
+    urnic_console::print(figures).map_err(std::io::Error::other)
+}
+
 fn exchange(mut stream: TcpStream, first: bool) -> std::io::Result<()> {
     let mut ping = [0; PING];
     let mut times = Vec::with_capacity(EXCHANGES);
@@ -145,7 +150,11 @@ fn exchange(mut stream: TcpStream, first: bool) -> std::io::Result<()> {
         let counted = &mut times[WARM_UP..];
         counted.sort_unstable();
         let half_us = |at: usize| counted[at].as_secs_f64() * 1e6 / 2.0;
-        println!("{} {}", half_us(EXCHANGES / 2), half_us(EXCHANGES * 99 / 100));
+        say(&format!(
+            "{} {}\n",
+            half_us(EXCHANGES / 2),
+            half_us(EXCHANGES * 99 / 100)
+        ))?;
     }
     Ok(())
 }
@@ -166,7 +175,7 @@ fn flow(mut stream: TcpStream, sends: bool, size: usize, count: u64) -> std::io:
     // The clock runs until the other side has it all.
     stream.read_exact(&mut done)?;
     let mebibytes = size as f64 * count as f64 / f64::from(1 << 20);
-    println!("{}", mebibytes / start.elapsed().as_secs_f64());
+    say(&format!("{}\n", mebibytes / start.elapsed().as_secs_f64()))?;
     Ok(())
 }
 
@@ -196,6 +205,9 @@ fn connect(host: &str, port: u16) -> std::io::Result<()> {
     }
     let per_second = CONNECTS as f64 / start.elapsed().as_secs_f64();
     times.sort_unstable();
-    println!("{per_second} {}", times[CONNECTS / 2].as_secs_f64() * 1e6);
+    say(&format!(
+        "{per_second} {}\n",
+        times[CONNECTS / 2].as_secs_f64() * 1e6
+    ))?;
     held.last_mut().map_or(Ok(()), |last| last.write_all(&[1]))
 }

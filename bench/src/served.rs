@@ -2,23 +2,23 @@
 
 use std::path::PathBuf;
 
+use urnic_config::{Config, Device};
 use urnic_conformance::rate::{Ringing, writes_per_second};
-use urnic_driver_shim::bus;
-use urnic_driver_shim::config::{Config, Device};
-use urnic_driver_shim::presence::GidTable;
+use urnic_process::gids::GidTable;
 use urnic_tests::served::Served;
 
-use crate::ours;
+use crate::table::Measured;
+use crate::{ours, tried};
 
 /// Ours and theirs: served, and in the process.
-pub(crate) type Both = (Option<f64>, Option<f64>);
+pub(crate) type Both = (Measured<f64>, Measured<f64>);
 
-fn both(measurement: impl Fn(Option<&str>) -> Option<f64>) -> Both {
-    let served = {
+fn both(measurement: impl Fn(Option<&str>) -> Measured<f64>) -> Both {
+    let served = tried(|| {
         let device = Served::start();
         measurement(Some(&device.device()))
-    };
-    (served, measurement(None))
+    });
+    (served, tried(|| measurement(None)))
 }
 
 /// Microseconds from posting a Send on a queue pair that is its own peer to the receive's completion.
@@ -38,15 +38,15 @@ pub(crate) fn messages() -> Both {
 
 /// Millions of Writes of 64 bytes per second by the device's own interface: with shadow doorbells, and with a kick for each.
 pub(crate) fn ringing() -> Both {
-    let device = Served::start();
-    let config = Config {
-        device: Device::VfioUser(PathBuf::from(device.device().trim_start_matches("vfio-user:"))),
-        ..Config::default()
-    };
     let rate = |ringing| {
-        let bus = bus::open(&config, &GidTable::default()).ok()?;
-        let rate = writes_per_second(&bus, ringing, 200_000).map_err(|reason| eprintln!("ringing: {reason}"));
-        Some(rate.ok()? / 1e6)
+        let device = Served::start();
+        let config = Config {
+            device: Device::VfioUser(PathBuf::from(device.device().trim_start_matches("vfio-user:"))),
+            ..Config::default()
+        };
+        let bus = urnic_bus::open(&config, &GidTable::default())
+            .map_err(|errno| format!("cannot open {}: {errno}", config.device))?;
+        Ok(writes_per_second(&bus, ringing, 200_000)? / 1e6)
     };
-    (rate(Ringing::Shadow), rate(Ringing::Each))
+    (tried(|| rate(Ringing::Shadow)), tried(|| rate(Ringing::Each)))
 }

@@ -1,5 +1,7 @@
 //! The table: medians over the rounds, and whether the aim was met.
 
+use std::fmt::Write as _;
+
 /// What a ratio of ours to theirs should be.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Aim {
@@ -11,6 +13,9 @@ pub(crate) enum Aim {
     Report,
 }
 
+/// A figure, or why there is none.
+pub(crate) type Measured<T> = Result<T, String>;
+
 /// One line of the table.
 #[derive(Debug)]
 pub(crate) struct Row {
@@ -21,6 +26,10 @@ pub(crate) struct Row {
     ours: Vec<f64>,
     theirs: Vec<f64>,
     ratios: Vec<f64>,
+    /// The other side is measured, too.
+    compared: bool,
+    /// Why there is no figure of a round, the last one.
+    missing: Option<String>,
 }
 
 impl Row {
@@ -34,15 +43,38 @@ impl Row {
             ours: none(),
             theirs: none(),
             ratios: none(),
+            compared: false,
+            missing: None,
         }
     }
 
-    /// Adds one round's figures; `None` is one that could not be had.
-    pub(crate) fn add(&mut self, ours: Option<f64>, theirs: Option<f64>) {
+    /// Adds one round's figures; `None` where there is nothing to compare with.
+    pub(crate) fn add(&mut self, ours: Measured<f64>, theirs: Option<Measured<f64>>) {
+        self.compared |= theirs.is_some();
+        let mut known = |figure: Measured<f64>| figure.map_err(|reason| self.missing = Some(reason)).ok();
+        let ours = known(ours);
+        let theirs = theirs.and_then(&mut known);
         self.ours.extend(ours);
         self.theirs.extend(theirs);
         self.ratios
             .extend(ours.zip(theirs).map(|(ours, theirs)| ours / theirs));
+    }
+
+    /// Whether there is a figure for everything in the row.
+    fn is_measured(&self) -> bool {
+        let theirs = !self.compared || !self.theirs.is_empty();
+        theirs && !self.ours.is_empty()
+    }
+
+    /// The line about what is missing in it.
+    fn complaint(&self) -> Option<String> {
+        let reason = self.missing.as_ref()?;
+        let share = if self.is_measured() {
+            "not in every round"
+        } else {
+            "not measured"
+        };
+        Some(format!("{share}: {}: {reason}\n", self.what))
     }
 
     fn verdict(&self) -> String {
@@ -87,9 +119,10 @@ fn spread(values: &[f64]) -> Option<(f64, f64)> {
     Some((*sorted.get(quarter)?, *sorted.get(last - quarter)?))
 }
 
-pub(crate) fn print(rows: &[Row]) {
-    println!(
-        "{:<30}{:>16}   {:<26}{:>16}{:>9}   aim",
+/// The table, and below it why figures are missing.
+pub(crate) fn text(rows: &[Row]) -> String {
+    let mut text = format!(
+        "{:<30}{:>16}   {:<26}{:>16}{:>9}   aim\n",
         "measured", "ours", "against", "theirs", "ratio"
     );
     for row in rows {
@@ -101,13 +134,21 @@ pub(crate) fn print(rows: &[Row]) {
         };
         let ratio = median(&row.ratios).map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2} x"));
         let (ours, theirs) = (figure(&row.ours), figure(&row.theirs));
-        println!(
+        let _ = writeln!(
+            text,
             "{:<30}{ours:>16}   {:<26}{theirs:>16}{ratio:>9}   {}",
             row.what,
             row.against,
             row.verdict()
         );
     }
+    text.extend(rows.iter().filter_map(Row::complaint));
+    text
+}
+
+/// Whether every row has its figures.
+pub(crate) fn is_complete(rows: &[Row]) -> bool {
+    rows.iter().all(Row::is_measured)
 }
 
 /// Three significant digits or all before the point.
@@ -127,6 +168,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_row_without_figures_says_why_and_is_not_complete() {
+        let mut rows = [
+            Row::new("x", "us", "y", Aim::Report),
+            Row::new("z", "us", "", Aim::Report),
+        ];
+        assert!(!is_complete(&rows));
+        rows[1].add(Ok(1.0), None);
+        rows[0].add(Ok(1.0), Some(Err("rping is not installed".to_owned())));
+        assert!(!is_complete(&rows));
+        let said = text(&rows);
+        assert!(
+            said.ends_with("\nnot measured: x: rping is not installed\n"),
+            "{said}"
+        );
+        rows[0].add(Ok(1.0), Some(Ok(2.0)));
+        assert!(is_complete(&rows));
+        assert!(
+            text(&rows).contains("not in every round: x: rping"),
+            "{}",
+            text(&rows)
+        );
+    }
+
+    #[test]
     fn medians() {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0]), Some(3.0));
@@ -138,7 +203,7 @@ mod tests {
     fn no_slower_is_judged_within_the_spread() {
         let verdict = |ratios: &[f64]| {
             let mut row = Row::new("x", "GB/s", "y", Aim::NoSlower);
-            ratios.iter().for_each(|ratio| row.add(Some(*ratio), Some(1.0)));
+            ratios.iter().for_each(|ratio| row.add(Ok(*ratio), Some(Ok(1.0))));
             row.verdict()
         };
         assert!(verdict(&[]).ends_with("not measured"));
@@ -151,11 +216,11 @@ mod tests {
         let mut row = Row::new("x", "us", "y", Aim::AtMost(1.25));
         assert!(row.verdict().ends_with("not measured"));
         for ours in [1.0, 1.2, 9.0] {
-            row.add(Some(ours), Some(1.0));
+            row.add(Ok(ours), Some(Ok(1.0)));
         }
         assert!(row.verdict().ends_with("met"));
-        row.add(Some(2.0), Some(1.0));
-        row.add(None, Some(1.0));
+        row.add(Ok(2.0), Some(Ok(1.0)));
+        row.add(Err("it broke".to_owned()), Some(Ok(1.0)));
         assert!(row.verdict().ends_with("MISSED"), "{}", row.verdict());
     }
 }

@@ -6,9 +6,11 @@ use urnic_tests::Program;
 use urnic_tests::skip::installed;
 use urnic_tests::wait::free_port;
 
-/// Tagged messages per second, in millions. `None` where UCX is not installed.
-pub(crate) fn messages(size: usize, count: u64) -> Option<f64> {
-    installed("ucx_perftest").ok()?;
+use crate::table::Measured;
+
+/// Tagged messages per second, in millions.
+pub(crate) fn messages(size: usize, count: u64) -> Measured<f64> {
+    installed("ucx_perftest")?;
     let port = free_port();
     // The loopback device, as ours and raw TCP use it; left alone it would choose another.
     let ucx = Program::plain("ucx_perftest")
@@ -23,6 +25,7 @@ pub(crate) fn messages(size: usize, count: u64) -> Option<f64> {
     let rate: f64 = text
         .lines()
         .rev()
-        .find_map(|line| line.split_whitespace().last()?.parse().ok())?;
-    Some(rate / 1e6)
+        .find_map(|line| line.split_whitespace().last()?.parse().ok())
+        .ok_or("ucx_perftest printed no rate")?;
+    Ok(rate / 1e6)
 }

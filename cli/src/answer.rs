@@ -1,21 +1,23 @@
 //! How a command ends: what it prints, or what went wrong.
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
-/// What went wrong, in one line, and the status to leave with.
+use urnic_console::{READER_GONE, USAGE, Unwritten};
+
+/// Why a command failed, and the status to leave with.
 #[derive(Debug)]
 pub(crate) struct Failure {
+    /// What went wrong, in one line; empty where nothing is to be said.
     pub(crate) message: String,
     pub(crate) status: u8,
 }
 
 impl Failure {
-    /// A mistake in the call or the configuration.
+    /// A mistake in the arguments or the configuration.
     pub(crate) fn usage(message: impl ToString) -> Self {
         Self {
             message: message.to_string(),
-            status: 2,
+            status: USAGE,
         }
     }
 
@@ -26,12 +28,35 @@ impl Failure {
             status: 1,
         }
     }
+
+    /// The reader of standard output has left: nobody is to be told.
+    pub(crate) fn reader_gone() -> Self {
+        Self {
+            message: String::new(),
+            status: READER_GONE,
+        }
+    }
+
+    /// Writes the line about it; the status.
+    pub(crate) fn report(&self) -> ExitCode {
+        if !self.message.is_empty() {
+            urnic_console::complain("urnic", &self.message);
+        }
+        ExitCode::from(self.status)
+    }
 }
 
-/// Standard output, where a reader that left early (`urnic info | head`) is no failure.
-pub(crate) fn print(text: &str) -> Result<ExitCode, Failure> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::runtime(error)),
-        _ => Ok(ExitCode::SUCCESS),
+impl From<Unwritten> for Failure {
+    fn from(unwritten: Unwritten) -> Self {
+        match unwritten {
+            Unwritten::ReaderGone => Self::reader_gone(),
+            Unwritten::Failed(_) => Self::runtime(unwritten),
+        }
     }
+}
+
+/// Writes the whole answer of a command.
+pub(crate) fn print(text: &str) -> Result<ExitCode, Failure> {
+    urnic_console::print(text)?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use rustix::io::Errno;
-use urnic_firmware_model::capture::CaptureFile;
+use urnic_model::capture::CaptureFile;
 
 use crate::answer::Failure;
 

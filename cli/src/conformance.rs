@@ -1,10 +1,9 @@
 //! `urnic conformance`: the device against its datasheet.
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
-use urnic_driver_shim::bus;
-use urnic_driver_shim::presence::GidTable;
+use urnic_console::Unwritten;
+use urnic_process::gids::GidTable;
 
 use crate::answer::{Failure, print};
 use crate::options::Options;
@@ -23,11 +22,14 @@ pub(crate) fn run(options: &Options, part: &str) -> Result<ExitCode, Failure> {
             "no check has {part:?} in its name: see --list"
         )));
     }
-    let bus = bus::open(&config, &GidTable::of_host())
-        .map_err(|errno| Failure::runtime(format!("cannot open the device: {errno}; see `urnic doctor`")))?;
-    let mut out = std::io::stdout();
-    let summary = urnic_conformance::run(&bus, part, &mut out).map_err(Failure::runtime)?;
+    let bus = urnic_bus::open(&config, &GidTable::of_host()).map_err(|errno| {
+        let device = &config.device;
+        Failure::runtime(format!(
+            "cannot open {device}: {errno}: `urnic doctor --device {device}` says why"
+        ))
+    })?;
+    let summary = urnic_conformance::run(&bus, part, &mut std::io::stdout());
     bus.shutdown();
-    out.flush().map_err(Failure::runtime)?;
+    let summary = summary.map_err(Unwritten::from)?;
     Ok(ExitCode::from(u8::from(summary.failed > 0)))
 }

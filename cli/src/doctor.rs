@@ -2,22 +2,23 @@
 
 mod finding;
 mod function;
+mod mends;
 mod selftest;
 
 use std::env;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use rustix::process::{Resource, getrlimit};
-use urnic_driver_shim::bus::Bus as _;
-use urnic_driver_shim::bus::vfio_user::VfioUserBus;
-use urnic_driver_shim::config::{Config, Device};
-use urnic_driver_shim::presence;
-use urnic_verbs_api::rdma_core::Pabi;
+use urnic_bus::vfio_user::VfioUserBus;
+use urnic_config::{Config, Device};
+use urnic_device::bus::Bus as _;
+use urnic_rdma_core::Pabi;
 
-use crate::answer::Failure;
+use crate::answer::{Failure, print};
 use crate::environment::{Environment, find_plugin};
 use crate::options::Options;
 use crate::verbs::Verbs;
@@ -32,13 +33,13 @@ pub(crate) fn examine(options: &Options) -> Result<ExitCode, Failure> {
     let mut wrong = 0;
     let mut report = |finding: Finding| {
         wrong += usize::from(finding.verdict == Verdict::Wrong);
-        println!("{finding}");
+        print(&format!("{finding}\n")).map(drop)
     };
 
     let environment = Environment::new(options);
     let config = match &environment {
         Ok(env) => {
-            report(Finding::good("configuration", source_of_config()));
+            report(Finding::good("configuration", source_of_config()))?;
             env.config.clone()
         }
         // A missing plug-in is reported below, in its own words.
@@ -48,21 +49,21 @@ pub(crate) fn examine(options: &Options) -> Result<ExitCode, Failure> {
                 "configuration",
                 &failure.message,
                 "urnic run --help",
-            ));
+            ))?;
             Config::default()
         }
     };
-    report(plugin());
+    report(plugin())?;
     if let Ok(path) = find_plugin() {
-        report(names(&path));
+        report(names(&path))?;
     }
-    report(libibverbs());
-    report(null_device(Path::new("/dev/null")));
-    let settings = presence::Settings {
+    report(libibverbs())?;
+    report(null_device(Path::new("/dev/null")))?;
+    let settings = urnic_presence::Settings {
         dir: config.present.dir.clone(),
         ..Default::default()
     };
-    report(folder(&presence::homes(&settings)));
+    report(folder(&urnic_presence::homes(&settings)))?;
     let findings = match &config.device {
         Device::Vfio(address) => function::examine(address),
         Device::VfioUser(path) => vec![server(path)],
@@ -70,30 +71,29 @@ pub(crate) fn examine(options: &Options) -> Result<ExitCode, Failure> {
     };
     let reachable =
         config.device == Device::Inproc || findings.iter().all(|finding| finding.verdict != Verdict::Wrong);
-    findings.into_iter().for_each(&mut report);
+    findings.into_iter().try_for_each(&mut report)?;
     if !matches!(config.device, Device::Vfio(_)) {
-        report(Finding::good("memlock", "any limit will do: nothing is pinned"));
+        report(Finding::good("memlock", "any limit will do: nothing is pinned"))?;
     }
-    report(descriptors());
-    report(hardware(Path::new("/sys/class/infiniband")));
+    report(descriptors())?;
+    report(hardware(Path::new("/sys/class/infiniband")))?;
     report(Finding::note(
         "out of reach",
         "statically linked programs, and set-user-id ones run by another user: the loader preloads nothing into them",
         None,
-    ));
+    ))?;
     match &environment {
-        Ok(_) if !reachable => report(Finding::note("self-test", "not run: see above", None)),
+        Ok(_) if !reachable => report(Finding::note("self-test", "not run: see above", None))?,
         // Two programs would want the function at the same time.
-        Ok(env) if matches!(config.device, Device::Vfio(_)) => report(selftest::answers(env)),
-        Ok(env) => report(selftest::run(env)),
-        Err(_) => report(Finding::note("self-test", "not run: see above", None)),
+        Ok(env) if matches!(config.device, Device::Vfio(_)) => report(selftest::answers(env))?,
+        Ok(env) => report(selftest::run(env))?,
+        Err(_) => report(Finding::note("self-test", "not run: see above", None))?,
     }
 
     if wrong == 0 {
-        println!("all well: urnic run -- COMMAND");
-        return Ok(ExitCode::SUCCESS);
+        return print("all well: urnic run -- COMMAND\n");
     }
-    println!("wrong: {wrong}");
+    print(&format!("wrong: {wrong}\n"))?;
     Ok(ExitCode::from(1))
 }
 
@@ -150,7 +150,8 @@ fn libibverbs() -> Finding {
         Err(error) => return Finding::wrong("libibverbs", error, INSTALL),
     };
     let file = verbs.file().unwrap_or_default();
-    let version = version(&file).map_or_else(
+    let number = version(&file);
+    let version = number.as_ref().map_or_else(
         || "of unknown version".to_owned(),
         |v| format!("of rdma-core {v}"),
     );
@@ -166,7 +167,9 @@ fn libibverbs() -> Finding {
                 file.display(),
                 known.join(", ")
             );
-            Finding::wrong("libibverbs", text, INSTALL)
+            let path = env::var("LD_LIBRARY_PATH").ok();
+            let mend = mends::libibverbs(&file, number.as_deref(), path.as_deref());
+            Finding::wrong("libibverbs", text, mend)
         }
     }
 }
@@ -206,24 +209,28 @@ fn null_device(path: &Path) -> Finding {
 fn folder(places: &[PathBuf]) -> Finding {
     let mut complaints = Vec::new();
     for place in places {
-        let trial = place.join(format!(".urnic-doctor-{}", std::process::id()));
-        match std::fs::create_dir(&trial).and_then(|()| std::fs::remove_dir(&trial)) {
+        match can_have_folder(place) {
             Ok(()) => return Finding::good("presence folder", place.display()),
             Err(error) => complaints.push(format!("{}: {error}", place.display())),
         }
     }
     let text = format!("nowhere to make a folder: {}", complaints.join("; "));
-    Finding::wrong(
-        "presence folder",
-        text,
-        "export URNIC_PRESENT_DIR=\"$(mktemp -d)\"",
-    )
+    Finding::wrong("presence folder", text, mends::presence_folder())
+}
+
+fn can_have_folder(place: &Path) -> std::io::Result<()> {
+    let trial = place.join(format!(".urnic-doctor-{}", std::process::id()));
+    std::fs::create_dir(&trial).and_then(|()| std::fs::remove_dir(&trial))
 }
 
 fn sockets(config: &Config) -> Finding {
     let address = config.native.listen.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     let ports = config.native.port_range.clone().unwrap_or(0..=0);
     let mut last = None;
+    if loopback_is_down() {
+        let text = "the loopback interface lo is down: programs of this host do not reach each other";
+        return Finding::wrong("sockets", text, "ip link set lo up");
+    }
     for port in ports.clone() {
         match TcpListener::bind(SocketAddr::new(address, port)) {
             Ok(_) => return Finding::good("sockets", format!("can listen at {address}")),
@@ -242,6 +249,14 @@ fn sockets(config: &Config) -> Finding {
         "ip link set lo up"
     };
     Finding::wrong("sockets", text, mend)
+}
+
+/// Whether 127.0.0.1 is no address of this host, or leads nowhere.
+fn loopback_is_down() -> bool {
+    let tried = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .and_then(|listener| TcpStream::connect(listener.local_addr()?));
+    let down = [ErrorKind::AddrNotAvailable, ErrorKind::NetworkUnreachable];
+    tried.is_err_and(|error| down.contains(&error.kind()))
 }
 
 fn descriptors() -> Finding {

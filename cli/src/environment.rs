@@ -6,10 +6,11 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use urnic_driver_shim::config::{Config, OPTIONS, Source};
+use urnic_config::{Config, OPTIONS, Source};
 
 use crate::answer::Failure;
 use crate::options::Options;
+use crate::serve::LONGEST_SOCKET_PATH;
 
 /// Name of the plug-in's file.
 pub(crate) const PLUGIN: &str = "liburnic.so";
@@ -32,6 +33,7 @@ impl Environment {
             "LD_PRELOAD".to_owned(),
             preload(&plugin, env::var_os("LD_PRELOAD"))?,
         );
+        variables.insert(ASAN_OPTIONS.to_owned(), asan_options(env::var_os(ASAN_OPTIONS)));
         Ok(Self { config, variables })
     }
 
@@ -63,11 +65,14 @@ impl Options {
     fn variables(&self) -> Result<BTreeMap<String, OsString>, Failure> {
         let mut variables = BTreeMap::new();
         for pair in &self.set {
-            let Some((key, value)) = pair.split_once('=') else {
-                return Err(Failure::usage(format!("--set {pair}: not KEY=VALUE")));
+            let pieces = pair.split_once('=').filter(|(key, _)| !key.trim().is_empty());
+            let Some((key, value)) = pieces else {
+                return Err(Failure::usage(format!(
+                    "--set {pair}: not KEY=VALUE; `urnic run --help` lists the keys"
+                )));
             };
             Config::default()
-                .set(key.trim(), value, Source::Flag)
+                .set(key.trim(), value, Source::Flag("--set"))
                 .map_err(Failure::usage)?;
             let opt = OPTIONS.iter().find(|opt| opt.key == key.trim());
             variables.extend(opt.map(|opt| (opt.variable(), OsString::from(value))));
@@ -88,10 +93,21 @@ impl Options {
             return Ok(None);
         };
         let Some(path) = device.strip_prefix("vfio-user:").filter(|path| !path.is_empty()) else {
+            // What --device takes is what the option takes; the complaint names the flag.
+            Config::default()
+                .set("device", device, Source::Flag("--device"))
+                .map_err(Failure::usage)?;
             return Ok(Some(device.into()));
         };
+        let path = absolute(Some(Path::new(path)))?.unwrap_or_default();
+        if path.len() > LONGEST_SOCKET_PATH {
+            return Err(Failure::usage(format!(
+                "--device {device}: a socket's path has at most {LONGEST_SOCKET_PATH} bytes, not {}",
+                path.len()
+            )));
+        }
         let mut value = OsString::from("vfio-user:");
-        value.extend(absolute(Some(Path::new(path)))?);
+        value.push(path);
         Ok(Some(value))
     }
 }
@@ -143,7 +159,38 @@ pub(crate) fn find_plugin() -> Result<PathBuf, String> {
     ))
 }
 
-/// The plug-in in front of what is preloaded already.
+/// Options of AddressSanitizer's runtime.
+const ASAN_OPTIONS: &str = "ASAN_OPTIONS";
+
+/// Lets AddressSanitizer's runtime start behind the plug-in. The plug-in says the same by `__asan_default_options`, which does not reach programs
+/// that define that function themselves.
+fn asan_options(before: Option<OsString>) -> OsString {
+    const OPTION: &str = "verify_asan_link_order";
+    let mut options = before.unwrap_or_default();
+    if !options.to_string_lossy().contains(OPTION) {
+        if !options.is_empty() {
+            options.push(":");
+        }
+        options.push(format!("{OPTION}=0"));
+    }
+    options
+}
+
+/// Whether it is the runtime of a sanitizer, by the names that gcc's and clang's have. AddressSanitizer's insists on being the first.
+fn is_sanitizer(library: &[u8]) -> bool {
+    let name = library.rsplit(|byte| *byte == b'/').next().unwrap_or(library);
+    let runtimes: [&[u8]; 6] = [
+        b"libasan",
+        b"libhwasan",
+        b"liblsan",
+        b"libtsan",
+        b"libubsan",
+        b"libclang_rt.",
+    ];
+    runtimes.iter().any(|runtime| name.starts_with(runtime))
+}
+
+/// The plug-in in front of what is preloaded already, and behind the runtimes of sanitizers.
 fn preload(plugin: &Path, before: Option<OsString>) -> Result<OsString, Failure> {
     let ours = plugin.as_os_str().as_bytes();
     // The loader splits at both and knows no quotes (ld.so(8)).
@@ -153,17 +200,14 @@ fn preload(plugin: &Path, before: Option<OsString>) -> Result<OsString, Failure>
             "{path}: LD_PRELOAD takes no path with a space or colon: move it"
         )));
     }
-    let mut list = ours.to_vec();
-    for other in before
-        .iter()
-        .flat_map(|list| list.as_bytes().split(|byte| b" :".contains(byte)))
-    {
-        if !other.is_empty() && other != ours {
-            list.push(b':');
-            list.extend(other);
-        }
-    }
-    Ok(OsString::from_vec(list))
+    let before = before.unwrap_or_default();
+    let others = before
+        .as_bytes()
+        .split(|byte| b" :".contains(byte))
+        .filter(|other| !other.is_empty() && *other != ours);
+    let (first, last): (Vec<_>, Vec<_>) = others.partition(|other| is_sanitizer(other));
+    let list = [first, vec![ours], last].concat();
+    Ok(OsString::from_vec(list.join(&b':')))
 }
 
 /// `value` so that a shell reads it back as it is.
@@ -187,6 +231,33 @@ mod tests {
         assert_eq!(preload(None), "/l/a.so");
         assert_eq!(preload(Some("")), "/l/a.so");
         assert_eq!(preload(Some("b.so /l/a.so:c.so")), "/l/a.so:b.so:c.so");
+    }
+
+    #[test]
+    fn a_sanitizer_stays_in_front_of_the_plug_in() {
+        let preload = |before: &str| preload(Path::new("/l/a.so"), Some(before.into())).expect("good");
+        assert_eq!(
+            preload("b.so:/usr/lib/libasan.so.8:libtsan.so.2"),
+            "/usr/lib/libasan.so.8:libtsan.so.2:/l/a.so:b.so"
+        );
+        assert_eq!(
+            preload("/x/libclang_rt.asan-x86_64.so"),
+            "/x/libclang_rt.asan-x86_64.so:/l/a.so"
+        );
+    }
+
+    #[test]
+    fn the_users_sanitizer_options_are_kept() {
+        let options = |before: Option<&str>| asan_options(before.map(OsString::from));
+        assert_eq!(options(None), "verify_asan_link_order=0");
+        assert_eq!(
+            options(Some("detect_leaks=0")),
+            "detect_leaks=0:verify_asan_link_order=0"
+        );
+        assert_eq!(
+            options(Some("verify_asan_link_order=1")),
+            "verify_asan_link_order=1"
+        );
     }
 
     #[test]

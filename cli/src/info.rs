@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 use std::net::Ipv6Addr;
 use std::process::{Command, ExitCode};
 
-use urnic_driver_shim::config::Config;
-use urnic_driver_shim::watch;
-use urnic_verbs_api::rdma_core::{ibv_device_attr, ibv_gid, ibv_port_attr};
+use urnic_config::Config;
+use urnic_driver::watch;
+use urnic_rdma_core::{ibv_device_attr, ibv_gid, ibv_port_attr};
 
 use crate::answer::Failure;
 use crate::environment::Environment;

@@ -1,11 +1,15 @@
 //! `urnic`: runs programs with the RNIC present, and says what is wrong when it is not.
 
+// Both panic when the write fails: see `urnic_console`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod answer;
 mod capture;
 mod conformance;
 mod doctor;
 mod environment;
 mod info;
+mod inherited;
 mod options;
 mod program;
 mod serve;
@@ -16,8 +20,8 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use urnic_driver_shim::config::{Config, OPTIONS};
+use clap::{CommandFactory, Parser, Subcommand};
+use urnic_config::{Config, OPTIONS};
 
 use answer::print;
 use environment::Environment;
@@ -75,7 +79,7 @@ enum Command {
         #[arg(long, hide = true)]
         inside: bool,
     },
-    /// Test the device against its datasheet, docs/device.md: a line about each check
+    /// Test the device against its datasheet, docs/reference/device.md: a line about each check
     ///
     /// Drives the device's registers, queues and doorbells itself, without libibverbs. Nobody else may use the device meanwhile: it is reset
     /// before each check. Its streams go from the function to its own addresses.
@@ -145,8 +149,10 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
 }
 
 fn main() -> ExitCode {
-    let matches = Cli::command().get_matches();
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let (cli, matches) = match urnic_console::parsed::<Cli>(Cli::command()) {
+        Ok(parsed) => parsed,
+        Err(status) => return status,
+    };
     let outcome = match cli.command {
         Command::Run { options, command } => {
             let prepared = Environment::new(&options).and_then(|env| {
@@ -170,13 +176,7 @@ fn main() -> ExitCode {
         Command::Conformance { options, part, .. } => conformance::run(&options, &part),
         Command::Stat { look } => stat::show(&look),
     };
-    match outcome {
-        Ok(status) => status,
-        Err(failure) => {
-            eprintln!("urnic: {}", failure.message);
-            ExitCode::from(failure.status)
-        }
-    }
+    outcome.unwrap_or_else(|failure| failure.report())
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::ffi::{CString, OsStr, OsString};
 use std::fmt;
 use std::fs::File;
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -12,6 +12,7 @@ use std::process::{Command, ExitCode};
 
 use crate::answer::Failure;
 use crate::environment::Environment;
+use crate::inherited;
 
 /// Why a program will not see the RNIC.
 #[derive(Debug, PartialEq, Eq)]
@@ -42,19 +43,52 @@ pub(crate) fn run(env: &Environment, command: &[OsString]) -> Result<ExitCode, F
     if let Some(path) = find(name)
         && let Some(obstacle) = obstacle(&path)
     {
-        eprintln!("urnic: warning: {} {obstacle}", path.display());
+        urnic_console::complain("urnic", &format!("warning: {} {obstacle}", path.display()));
     }
-    let error = Command::new(name).args(args).envs(env.variables()).exec();
-    // The shell's statuses for a command that is not there, and for one that cannot be run.
-    let status = if error.kind() == ErrorKind::NotFound {
-        127
-    } else {
-        126
+    let mut command = Command::new(name);
+    command.args(args).envs(env.variables());
+    let error = inherited::passed_on(&mut command).exec();
+    Err(not_run(name, &error))
+}
+
+/// Why a command could not be run. The statuses are the shell's: 127 for a command that does not exist, 126 for one that cannot be run.
+fn not_run(name: &OsStr, error: &io::Error) -> Failure {
+    let path = Path::new(name);
+    let is_path = name.as_bytes().contains(&b'/');
+    let reason = match error.kind() {
+        ErrorKind::NotFound if name.is_empty() => "the command is empty".to_owned(),
+        ErrorKind::NotFound if !is_path => "there is no such command in PATH".to_owned(),
+        ErrorKind::NotFound if path.exists() => format!(
+            "its interpreter{} does not exist",
+            interpreter(path).map_or_else(String::new, |name| format!(" {name}"))
+        ),
+        ErrorKind::NotFound => "there is no such file".to_owned(),
+        ErrorKind::PermissionDenied if path.is_dir() => "it is a directory".to_owned(),
+        ErrorKind::PermissionDenied if is_path && path.is_file() && find(name).is_none() => {
+            format!("it is not executable: chmod +x {}", path.display())
+        }
+        _ => error.to_string(),
     };
-    Err(Failure {
-        message: format!("cannot run {}: {error}", name.to_string_lossy()),
+    let status = match error.kind() {
+        ErrorKind::NotFound => 127,
+        _ => 126,
+    };
+    Failure {
+        message: format!("cannot run {}: {reason}", path.display()),
         status,
-    })
+    }
+}
+
+/// The interpreter that the first line of a script names.
+fn interpreter(script: &Path) -> Option<String> {
+    let mut head = [0; 256];
+    let len = File::open(script).ok()?.read(&mut head).ok()?;
+    let line = head[..len]
+        .strip_prefix(b"#!")?
+        .split(|byte| *byte == b'\n')
+        .next()?;
+    let words = String::from_utf8_lossy(line);
+    words.split_whitespace().next().map(str::to_owned)
 }
 
 /// The file that `name` means, by PATH as `exec` does.

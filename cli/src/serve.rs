@@ -1,16 +1,20 @@
 //! `urnic serve`: the RNIC as a PCI function of other processes, over vfio-user.
 
+use std::ffi::OsString;
 use std::net::IpAddr;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::ArgMatches;
+use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use urnic_driver_shim::presence::{Gid, GidTable};
-use urnic_firmware_model::capture::CaptureFile;
-use urnic_firmware_model::serve::{Endpoint, Server};
-use urnic_firmware_model::{DeviceAddress, ModelConfig, Prefix, Reach};
+use urnic_config::{is_log_filter, log_filter};
+use urnic_model::capture::CaptureFile;
+use urnic_model::{DeviceAddress, ModelConfig, Prefix, Reach};
+use urnic_process::gids::Gid;
+use urnic_process::gids::GidTable;
+use urnic_serve::{Endpoint, ServeError, Server};
 
 use crate::answer::{Failure, print};
 
@@ -18,7 +22,7 @@ use crate::answer::{Failure, print};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Offer {
     /// Listen at this unix socket; each connection is a function of its own. May be given more than once
-    #[arg(long, value_name = "PATH", required = true)]
+    #[arg(long, value_name = "PATH", required = true, value_parser = OsStringValueParser::new().try_map(socket_path))]
     socket: Vec<PathBuf>,
     /// An address of the functions: ADDR, ADDR/LEN or `host`. May be given more than once
     ///
@@ -45,6 +49,27 @@ pub(crate) struct Offer {
     /// What to log on standard error: off, error, warn, info, debug, trace, or a filter
     #[arg(long, value_name = "FILTER", env = "URNIC_LOG", default_value = "warn")]
     log: String,
+}
+
+/// Bytes of a socket's path: `sun_path` of unix(7) without the NUL.
+pub(crate) const LONGEST_SOCKET_PATH: usize = 107;
+
+fn socket_path(text: OsString) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    let len = path.as_os_str().len();
+    if len > LONGEST_SOCKET_PATH {
+        return Err(format!(
+            "a socket's path has at most {LONGEST_SOCKET_PATH} bytes, not {len}"
+        ));
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    match folder {
+        Some(folder) if !folder.is_dir() => Err(format!(
+            "there is no folder {}: make it, or choose another path",
+            folder.display()
+        )),
+        _ => Ok(path),
+    }
 }
 
 /// How memory is reached that cannot be mapped.
@@ -228,8 +253,12 @@ impl Offer {
 
 /// Serves until SIGINT or SIGTERM.
 pub(crate) fn serve(offer: &Offer, matches: &ArgMatches) -> Result<ExitCode, Failure> {
-    let filter = tracing_subscriber::EnvFilter::try_new(&offer.log)
-        .map_err(|error| Failure::usage(format!("--log {}: {error}", offer.log)))?;
+    let log = offer.log.trim();
+    if !is_log_filter(log) {
+        let takes = "a level (off, error, warn, info, debug, trace) or MODULE=LEVEL, with commas between";
+        return Err(Failure::usage(format!("log cannot be {log}: it takes {takes}")));
+    }
+    let filter = tracing_subscriber::EnvFilter::builder().parse_lossy(log_filter(log));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -249,7 +278,10 @@ pub(crate) fn serve(offer: &Offer, matches: &ArgMatches) -> Result<ExitCode, Fai
     raise_descriptor_limit();
     // Before there are threads, so that none of them takes the signals.
     let stop = signals_as_descriptor().map_err(Failure::runtime)?;
-    let server = Server::bind(endpoints).map_err(Failure::runtime)?;
+    let server = Server::bind(endpoints).map_err(|error| match error {
+        ServeError::NoSocket(_) => Failure::usage(error),
+        _ => Failure::runtime(error),
+    })?;
     print(&lines)?;
     server.run(std::os::fd::AsFd::as_fd(&stop));
     Ok(ExitCode::SUCCESS)

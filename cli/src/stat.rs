@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::IsTerminal as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use urnic_driver_shim::config::Config;
-use urnic_driver_shim::watch::{self, QueuePair, Snapshot};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use urnic_config::Config;
+use urnic_driver::watch::{self, QueuePair, Snapshot};
 
 use crate::answer::{Failure, print};
 
@@ -19,6 +21,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug, clap::Args)]
 pub(crate) struct Look {
     /// Only this process, with each of its queue pairs
+    #[arg(value_parser = process_id, allow_negative_numbers = true)]
     pid: Option<u32>,
     /// Print JSON: an array of processes, one line for each look
     #[arg(long)]
@@ -27,8 +30,21 @@ pub(crate) struct Look {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     interval: Option<Duration>,
     /// End after so many looks
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = looks)]
     count: Option<u64>,
+}
+
+fn process_id(text: &str) -> Result<u32, String> {
+    let pid = text
+        .parse()
+        .ok()
+        .filter(|pid| (1..=i32::MAX as u32).contains(pid));
+    pid.ok_or_else(|| "not a process id; `urnic stat` lists those that use the device".to_owned())
+}
+
+fn looks(text: &str) -> Result<u64, String> {
+    let count = text.parse().ok().filter(|count| *count > 0);
+    count.ok_or_else(|| "not a number of looks from 1 on".to_owned())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -51,7 +67,7 @@ pub(crate) fn show(look: &Look) -> Result<ExitCode, Failure> {
     let mut before = Vec::new();
     for number in 0..looks {
         if number > 0 {
-            std::thread::sleep(interval.unwrap_or(INTERVAL));
+            pause(interval.unwrap_or(INTERVAL))?;
         }
         let now = found(&folders, look.pid)?;
         let text = if look.json {
@@ -74,9 +90,34 @@ pub(crate) fn show(look: &Look) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Waits for the next look, or for the reader of standard output to leave: it is not to be waited for until something is written.
+fn pause(interval: Duration) -> Result<(), Failure> {
+    let due = Instant::now().checked_add(interval);
+    loop {
+        let left = due.map(|due| due.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Ok(());
+        }
+        // With no event asked for, poll(2) tells errors alone: of a pipe, that nobody can read it any more.
+        let out = std::io::stdout();
+        let mut watched = [PollFd::new(&out, PollFlags::empty())];
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        match rustix::event::poll(&mut watched, timeout.as_ref()) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Err(Failure::reader_gone()),
+            Err(errno) => return Err(Failure::runtime(format!("cannot wait: {errno}"))),
+        }
+    }
+}
+
 fn found(folders: &[PathBuf], pid: Option<u32>) -> Result<Vec<Snapshot>, Failure> {
     let found = watch::everyone(folders, pid);
     match pid {
+        Some(pid) if found.is_empty() && !Path::new(&format!("/proc/{pid}")).exists() => {
+            Err(Failure::runtime(format!(
+                "there is no process {pid}: `urnic stat` lists those that have a urnic device open"
+            )))
+        }
         Some(pid) if found.is_empty() => Err(Failure::runtime(format!(
             "process {pid} has no urnic device open, is another user's, or does not answer: `urnic stat` lists those that do"
         ))),
@@ -105,10 +146,17 @@ fn value(counters: &BTreeMap<String, u64>, name: &str) -> u64 {
 
 /// What went wrong on the wire.
 fn errors(counters: &BTreeMap<String, u64>) -> u64 {
-    ["rx_crc_errors", "tx_terminates", "rx_terminates", "cq_overflows"]
-        .iter()
-        .map(|name| value(counters, name))
-        .sum()
+    [
+        "rx_crc_errors",
+        "rx_marker_errors",
+        "streams_lost",
+        "tx_terminates",
+        "rx_terminates",
+        "cq_overflows",
+    ]
+    .iter()
+    .map(|name| value(counters, name))
+    .sum()
 }
 
 /// The columns that processes and queue pairs share.

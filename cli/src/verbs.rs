@@ -4,7 +4,7 @@ use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use urnic_verbs_api::rdma_core::{Pabi, ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_port_attr};
+use urnic_rdma_core::{Pabi, ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_port_attr};
 
 /// The loaded library. It stays loaded: unloading a library that started threads is nobody's gain.
 pub(crate) struct Verbs {

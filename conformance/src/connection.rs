@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use urnic_verbs_api::device::command::{Count, Nothing, Opcode};
-use urnic_verbs_api::device::event::EventKind;
-use urnic_verbs_api::device::stream::{Address, Attach, Connect, Endpoint, Listen, Listening, attach, ip_of};
+use urnic_device::command::{Count, Nothing, Opcode};
+use urnic_device::event::EventKind;
+use urnic_device::stream::{Address, Attach, Connect, Endpoint, Listen, Listening, attach, ip_of};
 
 use crate::queues::{ALL_RIGHTS, Cq, Qp, Region};
 use crate::rig::{EventQueue, Rig};
@@ -136,7 +136,7 @@ pub(crate) fn join(rig: &Rig, near: &Qp, far: &Qp, flags: u32) -> Outcome {
 
 /// A Send each way, received whole: the connection works.
 pub(crate) fn works(rig: &Rig, near: &End, far: &End) -> Outcome {
-    use urnic_verbs_api::vocabulary::WcStatus::Success;
+    use urnic_device::vocabulary::WcStatus::Success;
     for (round, (from, to)) in [(near, far), (far, near)].into_iter().enumerate() {
         let text = format!("round {round} of a connection that works");
         let len = text.len() as u32;

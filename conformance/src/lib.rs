@@ -1,7 +1,7 @@
-//! A test-suite of the device's programming interface (`docs/device.md`), for any device on any bus.
+//! A test-suite of the device's programming interface (`docs/reference/device.md`), for any device on any bus.
 //!
 //! Each check takes a device that was just reset and enabled, and drives it as a driver does: registers, command queue, rings, doorbells,
-//! streams from the function to its own addresses. It knows the device by [`urnic_verbs_api::device`] alone, and needs no verbs.
+//! streams from the function to its own addresses. It knows the device by [`urnic_device`] alone, and needs no verbs.
 
 mod checks;
 mod connection;
@@ -13,7 +13,7 @@ mod rig;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use urnic_driver_shim::bus::Bus;
+use urnic_device::bus::Bus;
 
 use rig::{Line, Rig};
 

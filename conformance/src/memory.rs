@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
-use urnic_driver_shim::bus::{Bus, QueueMemory};
+use urnic_device::bus::{Bus, QueueMemory};
 use zerocopy::FromBytes;
 
 use crate::{Failure, Outcome};

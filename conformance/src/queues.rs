@@ -4,15 +4,15 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 
-use urnic_verbs_api::device::command::{
+use urnic_device::command::{
     Command, Count, CreateCq, CreateMr, CreateQp, Handle, ModifyQp, Opcode, QpStatus, QueueHandle, ResizeCq,
     modify,
 };
-use urnic_verbs_api::device::cqe::{self, CQE_LEN, Cqe};
-use urnic_verbs_api::device::doorbell::Kind;
-use urnic_verbs_api::device::record::must_ring;
-use urnic_verbs_api::device::wqe::{self, BLOCK_LEN, RecvHeader, SendFlags, SendHeader, Sge};
-use urnic_verbs_api::vocabulary::{Access, QpState, WcStatus};
+use urnic_device::cqe::{self, CQE_LEN, Cqe};
+use urnic_device::doorbell::Kind;
+use urnic_device::record::must_ring;
+use urnic_device::vocabulary::{Access, QpState, WcStatus};
+use urnic_device::wqe::{self, BLOCK_LEN, RecvHeader, SendFlags, SendHeader, Sge};
 use zerocopy::IntoBytes;
 
 use crate::memory::Memory;
@@ -28,7 +28,7 @@ pub(crate) const LABEL: u32 = 0x00be_ef01;
 /// Offsets in a queue record.
 mod field {
     use std::mem::offset_of;
-    use urnic_verbs_api::device::record::QueueRecord;
+    use urnic_device::record::QueueRecord;
 
     pub(super) const SQ_PRODUCER: usize = offset_of!(QueueRecord, sq_producer);
     pub(super) const RQ_PRODUCER: usize = offset_of!(QueueRecord, rq_producer);

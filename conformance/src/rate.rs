@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use urnic_driver_shim::bus::Bus;
-use urnic_verbs_api::device::cqe::Cqe;
-use urnic_verbs_api::device::registers::KICK;
-use urnic_verbs_api::device::wqe::{Opcode, SendFlags, SendHeader};
-use urnic_verbs_api::vocabulary::WcStatus;
+use urnic_device::bus::Bus;
+use urnic_device::cqe::Cqe;
+use urnic_device::registers::KICK;
+use urnic_device::vocabulary::WcStatus;
+use urnic_device::wqe::{Opcode, SendFlags, SendHeader};
 use zerocopy::IntoBytes;
 
 use crate::connection::{pair, works};

@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use urnic_driver_shim::bus::{Bus, Signal};
-use urnic_verbs_api::device::command::{
+use urnic_device::bus::{Bus, Signal};
+use urnic_device::command::{
     COMMAND_LEN, COMPLETION_LEN, Command, Completion, CreateEq, DeviceAttributes, Handle, Nothing, Opcode,
     Status,
 };
-use urnic_verbs_api::device::doorbell::{Doorbell, Kind};
-use urnic_verbs_api::device::event::{self, EVENT_LEN, Event, EventKind};
-use urnic_verbs_api::device::{INTERFACE_VERSION, registers};
+use urnic_device::doorbell::{Doorbell, Kind};
+use urnic_device::event::{self, EVENT_LEN, Event, EventKind};
+use urnic_device::{INTERFACE_VERSION, registers};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::memory::Memory;

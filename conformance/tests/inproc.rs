@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
+use urnic_config::Config;
 use urnic_conformance::Summary;
 use urnic_conformance::rate::{Ringing, writes_per_second};
-use urnic_driver_shim::bus::{self, Bus, Mapping, QueueMemory, SignalHandler};
-use urnic_driver_shim::config::Config;
-use urnic_driver_shim::presence::GidTable;
-use urnic_verbs_api::device::registers;
+use urnic_device::bus::{Bus, Mapping, QueueMemory, SignalHandler};
+use urnic_device::registers;
+use urnic_process::gids::GidTable;
 
 fn inproc() -> Arc<dyn Bus> {
-    bus::open(&Config::default(), &GidTable::of_host()).expect("a device")
+    urnic_bus::open(&Config::default(), &GidTable::of_host()).expect("a device")
 }
 
 fn run(bus: &Arc<dyn Bus>, part: &str) -> (Summary, String) {

@@ -97,11 +97,16 @@ fn made<'a>(served: &Served, input: &'a [u8]) -> Option<&'a [u8]> {
         2 => MOUNT,
         _ => ACL,
     };
-    let mut message = call(XID, program, version, u32::from(procedure % if program == ACL.0 { 4 } else { 23 }));
+    let mut message = call(
+        XID,
+        program,
+        version,
+        u32::from(procedure % if program == ACL.0 { 4 } else { 23 }),
+    );
     if choice & 4 == 0 {
         message.extend(&served.handles[usize::from(choice >> 4 & 1)]);
     }
-    // Some octets at the end may come apart, as a Read chunk brings them.
+    // Some bytes at the end may come apart, as a Read chunk brings them.
     let apart = if choice & 8 == 0 { 0 } else { arguments.len() / 2 };
     let (inline, item) = arguments.split_at(arguments.len() - apart);
     message.extend(inline);
@@ -116,7 +121,7 @@ fn made<'a>(served: &Served, input: &'a [u8]) -> Option<&'a [u8]> {
 
 fuzz_target!(|input: &[u8]| {
     let served = served();
-    // A message from the first octet on; or calls with good headers, often with the handle of the directory or the file that there are.
+    // A message from the first byte on; or calls with good headers, often with the handle of the directory or the file that there are.
     match input.split_first() {
         Some((0, message)) => drop(answered(&served.server, message, None)),
         Some((_, calls)) => drop(

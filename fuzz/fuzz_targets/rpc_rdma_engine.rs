@@ -27,7 +27,7 @@ fn call(xid: u32) -> Call<()> {
     }
 }
 
-/// Does what the end wants, and answers what it is asked; returns the octets of memory that calls of the peer's make it hold.
+/// Does what the end wants, and answers what it is asked; returns the bytes of memory that calls of the peer's make it hold.
 fn run(end: &mut Connection<()>, receives: &mut usize) -> u64 {
     let mut held = 0;
     loop {

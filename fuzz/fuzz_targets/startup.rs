@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use urnic_wire::mpa::startup::{MAX_FRAME_LEN, StartupFrame};
 
-/// A key's sixteen octets are not found by chance; the first octet of the input may ask for one.
+/// A key's sixteen bytes are not found by chance; the first byte of the input may ask for one.
 const KEYS: [&[u8]; 5] = [
     b"",
     b"MPA ID Req Frame",

@@ -134,7 +134,7 @@ impl Acl {
             .collect()
     }
 
-    /// Octets that it takes in memory beside its own, about: maps have nodes for eleven, of which half may be empty.
+    /// Bytes that it takes in memory beside its own, about: maps have nodes for eleven, of which half may be empty.
     pub fn weight(&self) -> u64 {
         let named = [self.users.len(), self.groups.len()].map(|len| len as u64);
         named

@@ -15,9 +15,9 @@ use std::time::Duration;
 pub struct Outgoing {
     /// The RPC message, without the item and its padding.
     pub message: Vec<u8>,
-    /// The data of a WRITE, the text of a SYMLINK, and at which octet of the message, behind its count, it belongs.
+    /// The data of a WRITE, the text of a SYMLINK, and at which byte of the message, behind its count, it belongs.
     pub item: Option<(usize, Slice)>,
-    /// Octets of the longest reply, without the data of a READ.
+    /// Bytes of the longest reply, without the data of a READ.
     pub max_reply: usize,
     /// Memory for the data of a READ.
     pub into: Option<Buffer>,
@@ -47,10 +47,10 @@ pub trait Transport {
     fn wait(&mut self) -> io::Result<(u32, Answer)>;
 }
 
-/// Octets of a reply, at most, beside data.
+/// Bytes of a reply, at most, beside data.
 const MAX_REPLY: usize = 2 << 20;
 
-/// Octets of a READ's reply within which its data begins: RPC header, status, attributes, count, eof, count.
+/// Bytes of a READ's reply within which its data begins: RPC header, status, attributes, count, eof, count.
 const READ_HEAD: usize = 24 + 4 + 88 + 12;
 
 /// How long connecting may take, if nobody says.
@@ -82,7 +82,14 @@ impl Tcp {
     /// # Errors
     /// It does not work, or not within that time.
     pub fn connect_within(server: SocketAddr, patience: Duration) -> io::Result<Self> {
-        let stream = TcpStream::connect_timeout(&server, patience)?;
+        Self::over(TcpStream::connect_timeout(&server, patience)?)
+    }
+
+    /// Takes a connection that there is already.
+    ///
+    /// # Errors
+    /// The socket's.
+    pub fn over(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         sockopt::set_socket_keepalive(&stream, true)?;
         sockopt::set_tcp_keepidle(&stream, ASKED)?;
@@ -148,7 +155,7 @@ impl Transport for Tcp {
     }
 }
 
-/// Where the data of a READ begins, and its octets.
+/// Where the data of a READ begins, and its bytes.
 fn data_begins(head: &[u8]) -> Option<(usize, usize)> {
     let mut results = crate::rpc::results(head).ok()?;
     let read = Reply::<ReadOk, ()>::take(&mut results).ok()?.ok()?;

@@ -446,7 +446,7 @@ const fn rpc_header() -> usize {
     urnic_rpc_rdma::rpc::MAX_REPLY_HEADER
 }
 
-/// Octets of all results whose length is bounded: the longest are those of RENAME.
+/// Bytes of all results whose length is bounded: the longest are those of RENAME.
 const FIXED_RESULTS: usize = 512;
 
 /// The TCP port of a program, from the server's rpcbind (RFC 1833 §3, version 2).

@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use urnic_rpc_rdma_verbs::shares::Client;
 
 /// Replies kept. Those of the procedures that need it are short.
 const KEPT: usize = 4096;
@@ -29,7 +30,31 @@ pub(crate) struct Duplicates {
 struct Kept {
     /// `None`: it is being served.
     replies: HashMap<Key, Option<Vec<u8>>>,
-    order: VecDeque<Key>,
+    /// Each client's, oldest first, and how many all are.
+    orders: HashMap<Client, VecDeque<Key>>,
+    count: usize,
+}
+
+impl Kept {
+    /// Keeps a reply. When there are too many, the client that has most loses its oldest.
+    fn keep(&mut self, key: Key, reply: Vec<u8>) {
+        self.replies.insert(key, Some(reply));
+        self.orders.entry(key.peer.into()).or_default().push_back(key);
+        self.count += 1;
+        if self.count <= KEPT {
+            return;
+        }
+        let Some((&most, order)) = self.orders.iter_mut().max_by_key(|(_, order)| order.len()) else {
+            return;
+        };
+        if let Some(oldest) = order.pop_front() {
+            self.replies.remove(&oldest);
+            self.count -= 1;
+        }
+        if order.is_empty() {
+            self.orders.remove(&most);
+        }
+    }
 }
 
 /// A call that is being served is not there any more, however that ends.
@@ -84,16 +109,42 @@ impl Duplicates {
         let served = Served { of: self, key };
         let reply = serve();
         let mut kept = self.lock();
-        kept.replies.insert(key, Some(reply.clone()));
-        kept.order.push_back(key);
-        if kept.order.len() > KEPT
-            && let Some(oldest) = kept.order.pop_front()
-        {
-            kept.replies.remove(&oldest);
-        }
+        kept.keep(key, reply.clone());
         drop(kept);
         self.done.notify_all();
         drop(served);
         reply
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rpc::Credential;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn a_client_with_many_calls_does_not_push_out_others() {
+        let duplicates = Duplicates::default();
+        let answers = |host: u8, xid: u32, reply: u8| {
+            let call = Call {
+                xid,
+                program: 100_003,
+                version: 3,
+                procedure: 12,
+                credential: Credential::Nobody,
+            };
+            let peer = Ipv4Addr::new(192, 0, 2, host).into();
+            duplicates.once(peer, &call, (b"call", b""), || vec![reply])
+        };
+        assert_eq!(answers(1, 7, 1), [1]);
+        for xid in 0..3 * KEPT as u32 {
+            answers(2, xid, 2);
+        }
+        assert_eq!(answers(1, 7, 9), [1], "done once");
+        assert_eq!(answers(2, 3 * KEPT as u32 - 1, 9), [2]);
+        assert_eq!(answers(2, 0, 9), [9], "too long ago");
+        let kept = duplicates.lock();
+        assert_eq!((kept.count, kept.replies.len()), (KEPT, KEPT));
     }
 }

@@ -14,7 +14,7 @@ pub mod nfsacl;
 pub mod rdma;
 pub mod rpc;
 mod server;
-pub use urnic_rpc_rdma_verbs::{memory, service};
+pub use urnic_rpc_rdma_verbs::{memory, service, shares};
 pub mod tcp;
 pub mod tree;
 pub mod xdr;

@@ -1,8 +1,11 @@
 //! `urnic-nfs`: serves a directory or a tree in memory by NFSv3, and moves files from and to NFS servers.
 
+// Both panic when the write fails: see `urnic_console`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod cli;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use cli::{acl, bench, list, serve, transfer};
 use std::process::ExitCode;
 
@@ -36,7 +39,11 @@ fn main() -> ExitCode {
         .with_env_filter(filter.unwrap_or_else(|_| "warn".into()))
         .with_writer(std::io::stderr)
         .init();
-    let done = match Cli::parse().command {
+    let (cli, _) = match urnic_console::parsed::<Cli>(Cli::command()) {
+        Ok(parsed) => parsed,
+        Err(status) => return status,
+    };
+    let done = match cli.command {
         Command::Serve(serve) => serve.run(),
         Command::Get(get) => get.run(),
         Command::Put(put) => put.run(),
@@ -47,7 +54,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            eprintln!("urnic-nfs: {why}");
+            urnic_console::complain("urnic-nfs", &why);
             ExitCode::FAILURE
         }
     }

@@ -7,7 +7,7 @@ use crate::xdr::{BadXdr, Reader, Xdr, words};
 pub const PROGRAM: u32 = 100_005;
 /// Its version.
 pub const VERSION: u32 = 3;
-/// Octets of a path, at most.
+/// Bytes of a path, at most.
 pub const MAX_PATH: usize = 1024;
 
 words! {

@@ -9,13 +9,13 @@ use crate::xdr::{BadXdr, Reader, Xdr, record, words};
 pub const PROGRAM: u32 = 100_003;
 /// Its version.
 pub const VERSION: u32 = 3;
-/// Octets of a file handle, at most.
+/// Bytes of a file handle, at most.
 pub const MAX_HANDLE: usize = 64;
-/// Octets of a name, at most: what Linux' file systems take.
+/// Bytes of a name, at most: what Linux' file systems take.
 pub const MAX_NAME: usize = 255;
-/// Octets of a symbolic link's text, at most: what Linux takes.
+/// Bytes of a symbolic link's text, at most: what Linux takes.
 pub const MAX_PATH: usize = 4095;
-/// Octets that one READ or WRITE moves, at most.
+/// Bytes that one READ or WRITE moves, at most.
 pub const MAX_TRANSFER: u32 = 1 << 20;
 
 /// A write verifier or a create verifier.
@@ -181,7 +181,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// A handle of these octets, of which only [`MAX_HANDLE`] are taken.
+    /// A handle of these bytes, of which only [`MAX_HANDLE`] are taken.
     pub fn new(octets: &[u8]) -> Self {
         let len = octets.len().min(MAX_HANDLE);
         let mut handle = Self {
@@ -192,7 +192,7 @@ impl Handle {
         handle
     }
 
-    /// Its octets.
+    /// Its bytes.
     pub fn octets(&self) -> &[u8] {
         &self.octets[..usize::from(self.len)]
     }
@@ -356,9 +356,9 @@ record! {
         pub uid: u32,
         /// Group.
         pub gid: u32,
-        /// Octets.
+        /// Bytes.
         pub size: u64,
-        /// Octets of storage that it takes up.
+        /// Bytes of storage that it takes up.
         pub used: u64,
         /// Which device, if it is one.
         pub device: Device,
@@ -376,7 +376,7 @@ record! {
 
     /// wcc_attr: what tells a client whether its cache is still right.
     pub struct Before {
-        /// Octets.
+        /// Bytes.
         pub size: u64,
         /// Last written.
         pub mtime: Time,
@@ -402,7 +402,7 @@ record! {
         pub uid: Option<u32>,
         /// Group.
         pub gid: Option<u32>,
-        /// Octets.
+        /// Bytes.
         pub size: Option<u64>,
         /// Last read.
         pub atime: SetTime,
@@ -458,7 +458,7 @@ record! {
     pub struct ReadlinkOk {
         /// Of the link.
         pub attributes: Option<Attributes>,
-        /// Octets of the text that follows.
+        /// Bytes of the text that follows.
         pub len: u32,
     }
 
@@ -468,7 +468,7 @@ record! {
         pub file: Handle,
         /// From where.
         pub offset: u64,
-        /// Octets, at most.
+        /// Bytes, at most.
         pub count: u32,
     }
 
@@ -476,11 +476,11 @@ record! {
     pub struct ReadOk {
         /// Of the file.
         pub attributes: Option<Attributes>,
-        /// Octets read.
+        /// Bytes read.
         pub count: u32,
         /// They are the file's last.
         pub eof: bool,
-        /// Octets of the data that follows.
+        /// Bytes of the data that follows.
         pub len: u32,
     }
 
@@ -490,11 +490,11 @@ record! {
         pub file: Handle,
         /// To where.
         pub offset: u64,
-        /// Octets to write.
+        /// Bytes to write.
         pub count: u32,
         /// How safely.
         pub stable: Stable,
-        /// Octets of the data that follows.
+        /// Bytes of the data that follows.
         pub len: u32,
     }
 
@@ -502,7 +502,7 @@ record! {
     pub struct WriteOk {
         /// Of the file.
         pub wcc: Wcc,
-        /// Octets written.
+        /// Bytes written.
         pub count: u32,
         /// How safe they are.
         pub committed: Stable,
@@ -532,7 +532,7 @@ record! {
         pub place: Entry<'a>,
         /// With what attributes.
         pub attributes: SetAttributes,
-        /// Octets of the text that follows.
+        /// Bytes of the text that follows.
         pub len: u32,
     }
 
@@ -578,7 +578,7 @@ record! {
         pub cookie: u64,
         /// Of the answer that the cookie is from.
         pub verifier: Verifier,
-        /// Octets of the answer, at most.
+        /// Bytes of the answer, at most.
         pub count: u32,
     }
 
@@ -590,9 +590,9 @@ record! {
         pub cookie: u64,
         /// Of the answer that the cookie is from.
         pub verifier: Verifier,
-        /// Octets of names, numbers and cookies, at most.
+        /// Bytes of names, numbers and cookies, at most.
         pub names: u32,
-        /// Octets of the answer, at most.
+        /// Bytes of the answer, at most.
         pub count: u32,
     }
 
@@ -627,11 +627,11 @@ record! {
     /// Space and files of a file system.
     #[derive(Default)]
     pub struct Statistics {
-        /// Octets there are.
+        /// Bytes there are.
         pub total_octets: u64,
-        /// Octets that are free.
+        /// Bytes that are free.
         pub free_octets: u64,
-        /// Octets that the caller may use.
+        /// Bytes that the caller may use.
         pub available_octets: u64,
         /// Files there can be.
         pub total_files: u64,
@@ -669,7 +669,7 @@ record! {
         pub write_multiple: u32,
         /// READDIR: best.
         pub readdir_best: u32,
-        /// Octets of a file, at most.
+        /// Bytes of a file, at most.
         pub max_size: u64,
         /// How exact times are.
         pub time_delta: Time,
@@ -683,7 +683,7 @@ record! {
         pub attributes: Option<Attributes>,
         /// Hard links, at most.
         pub max_links: u32,
-        /// Octets of a name, at most.
+        /// Bytes of a name, at most.
         pub max_name: u32,
         /// Longer names are an error.
         pub no_trunc: bool,
@@ -701,7 +701,7 @@ record! {
         pub file: Handle,
         /// From where.
         pub offset: u64,
-        /// Octets; 0 is all that follow.
+        /// Bytes; 0 is all that follow.
         pub count: u32,
     }
 

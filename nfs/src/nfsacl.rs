@@ -22,10 +22,10 @@ pub const DEFAULT_COUNT: u32 = 8;
 /// What the tags of default lists have besides.
 const OF_DEFAULT: u32 = 0x1000;
 
-/// Octets of an entry.
+/// Bytes of an entry.
 const ENTRY: usize = 12;
 
-/// Octets of GETACL's results, at most.
+/// Bytes of GETACL's results, at most.
 pub const MAX_RESULTS: usize = 4 + 88 + 4 + 2 * (4 + 4 + MAX_ENTRIES * ENTRY);
 
 words! {

@@ -5,10 +5,10 @@ use crate::memory::Pool;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
-use urnic_rpc_rdma_verbs::{Call, Client, Error, Options};
+use urnic_rpc_rdma_verbs::{Call, Client, Error};
 
 pub use urnic_rpc_rdma::NFS_PORT;
-pub use urnic_rpc_rdma_verbs::Server;
+pub use urnic_rpc_rdma_verbs::{Options, Server};
 
 /// What a server at an RDMA port is made with.
 pub fn options() -> Options {

@@ -8,7 +8,7 @@ const RPC_VERSION: u32 = 2;
 const AUTH_NONE: u32 = 0;
 const AUTH_SYS: u32 = 1;
 
-/// Octets of a credential's or verifier's body, at most (§8.2).
+/// Bytes of a credential's or verifier's body, at most (§8.2).
 const MAX_AUTH: usize = 400;
 
 /// Groups in an AUTH_SYS credential, at most (appendix A).

@@ -16,10 +16,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// User and group of those who may not say who they are, as everywhere.
 const NOBODY: u32 = 65534;
 
-/// Octets of a READDIR or READDIRPLUS reply, at most.
+/// Bytes of a READDIR or READDIRPLUS reply, at most.
 const MAX_LISTING: u32 = 1 << 20;
 
-/// Octets of a WRITE, and of its data, by which it is known again: the message's have room for the longest credential and handle.
+/// Bytes of a WRITE, and of its data, by which it is known again: the message's have room for the longest credential and handle.
 const HASHED: usize = 1024;
 
 /// Mounts remembered for DUMP.
@@ -480,7 +480,7 @@ impl Server {
         self.listings.of(&*self.tree, dir)
     }
 
-    /// Entries behind `cookie`, as many as fit: `limits` are octets of names, and of all results. `plus`: with handles and attributes, as far
+    /// Entries behind `cookie`, as many as fit: `limits` are bytes of names, and of all results. `plus`: with handles and attributes, as far
     /// as this caller may see them.
     #[allow(clippy::too_many_arguments)]
     fn list(

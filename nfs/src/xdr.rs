@@ -1,9 +1,9 @@
-//! XDR (RFC 4506): big-endian units of four octets.
+//! XDR (RFC 4506): big-endian units of four bytes.
 //!
 //! [`Xdr`] is both ways of a type; [`record!`] and [`words!`] make it for structs and enums. What is variable in length is borrowed from the
 //! message that it stands in, so that no count of a peer's makes us allocate.
 
-/// Why octets are no value of a type.
+/// Why bytes are no value of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadXdr {
     /// They end in the middle.
@@ -12,7 +12,7 @@ pub enum BadXdr {
     /// An enum's or union's word that means nothing.
     #[error("{0} is not among the values of its type")]
     Value(u32),
-    /// More octets than the type has room for.
+    /// More bytes than the type has room for.
     #[error("{0} octets are too many")]
     Length(u32),
 }
@@ -22,7 +22,7 @@ pub enum BadXdr {
 pub struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
-    /// The next `len` octets, without their padding, which is skipped.
+    /// The next `len` bytes, without their padding, which is skipped.
     ///
     /// # Errors
     /// They are not there.
@@ -33,7 +33,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Octets from `len` to the next multiple of four.
+/// Bytes from `len` to the next multiple of four.
 pub const fn padding(len: usize) -> usize {
     len.wrapping_neg() % 4
 }
@@ -74,7 +74,7 @@ impl Xdr<'_> for u64 {
     }
 }
 
-/// Eight octets as they are: verifiers.
+/// Eight bytes as they are: verifiers.
 impl Xdr<'_> for [u8; 8] {
     fn take(reader: &mut Reader) -> Result<Self, BadXdr> {
         u64::take(reader).map(u64::to_be_bytes)

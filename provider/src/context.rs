@@ -4,9 +4,9 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use urnic_driver_shim::driver::{self, ContextEvents, Driver};
-use urnic_driver_shim::presence::{self, ChannelSender, Presence};
-use urnic_verbs_api::rdma_core::ibv_context;
+use urnic_driver::{ContextEvents, Driver};
+use urnic_presence::{ChannelSender, Presence};
+use urnic_rdma_core::ibv_context;
 
 use crate::file::File;
 use crate::library::Library;
@@ -17,7 +17,7 @@ pub(crate) struct Context {
     pub(crate) library: &'static Library,
     pub(crate) driver: Arc<Driver>,
     /// The driver's name for this context.
-    pub(crate) device: driver::Context,
+    pub(crate) device: urnic_driver::Context,
     /// Where its asynchronous events go: `async_fd` is the program's end.
     pub(crate) async_channel: Arc<ChannelSender>,
     /// See [`Context::file`].
@@ -66,7 +66,7 @@ impl Context {
         events: impl FnOnce(Arc<ChannelSender>) -> E,
     ) -> Result<(Context, RawFd), Errno> {
         let driver = file.driver.clone();
-        let (async_fd, async_channel) = presence::events::open()?;
+        let (async_fd, async_channel) = urnic_presence::events::open()?;
         let device = driver
             .open_context(Arc::new(events(async_channel.clone())))
             .inspect_err(|_| close_of_program(async_fd))?;

@@ -2,8 +2,8 @@
 
 use std::ffi::{CStr, c_char};
 
-use urnic_driver_shim::presence::{DEVICE_NAME, UVERBS_DEVICE_ABI};
-use urnic_verbs_api::rdma_core::{verbs_device, verbs_device_ops, verbs_sysfs_dev};
+use urnic_presence::{DEVICE_NAME, UVERBS_DEVICE_ABI};
+use urnic_rdma_core::{verbs_device, verbs_device_ops, verbs_sysfs_dev};
 
 use crate::opening;
 

@@ -3,29 +3,39 @@
 // The test binary must not interpose itself, so nobody looks there.
 #![cfg_attr(test, allow(dead_code))]
 
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use urnic_driver_shim::config::Config;
-use urnic_driver_shim::driver;
-use urnic_driver_shim::presence::{self, Settings};
+use urnic_config::Config;
+use urnic_presence::Settings;
+use urnic_presence::fork::OwnLock;
 
 use crate::log;
 
+/// Held over the first look; whether there was one.
+pub(crate) static LOOKED: OwnLock<bool> = OwnLock::new();
+/// The first look is over: a signal handler must not wait for the lock, which the thread that it interrupted may hold.
+static OVER: AtomicBool = AtomicBool::new(false);
+
 /// Reads the configuration, once, and starts what follows from it.
 pub(crate) fn first_look() {
-    static FIRST: Once = Once::new();
-    FIRST.call_once(|| {
-        let config = Config::from_env();
-        log::start(config.as_ref().map_or("warn", |config| &config.log));
-        // Said again, and refused, when the device is opened.
-        let config = config
-            .inspect_err(|error| tracing::error!("{error}"))
-            .unwrap_or_default();
-        let settings = Settings {
-            dir: config.present.dir.clone(),
-            digest: presence::digest(&format!("{:?}", config.device)),
-            config,
-        };
-        presence::configure(settings, driver::addresses);
-    });
+    if OVER.load(Ordering::Acquire) {
+        return;
+    }
+    let mut looked = LOOKED.lock();
+    if std::mem::replace(&mut *looked, true) {
+        return;
+    }
+    let config = Config::from_env();
+    log::start(config.as_ref().map_or("warn", |config| &config.log));
+    // Said again, and refused, when the device is opened.
+    let config = config
+        .inspect_err(|error| tracing::error!("{error}"))
+        .unwrap_or_default();
+    let settings = Settings {
+        dir: config.present.dir.clone(),
+        digest: urnic_presence::digest(&format!("{:?}", config.device)),
+        config,
+    };
+    urnic_presence::configure(settings, urnic_driver::addresses);
+    OVER.store(true, Ordering::Release);
 }

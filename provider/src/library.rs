@@ -2,11 +2,11 @@
 
 use std::ffi::{CStr, c_void};
 
-use urnic_verbs_api::rdma_core::private::{
+use urnic_rdma_core::private::{
     INIT_AND_ALLOC_CONTEXT, InitAndAllocContext, RegisterDriver, SET_OPS, SetOps, UNINIT_CONTEXT,
     UninitContext,
 };
-use urnic_verbs_api::rdma_core::{Level, Pabi, verbs_device_ops};
+use urnic_rdma_core::{Level, Pabi, verbs_device_ops};
 
 /// One loaded copy of libibverbs.
 pub(crate) struct Library {

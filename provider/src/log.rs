@@ -1,13 +1,52 @@
-//! The log: lines on standard error, chosen by the option `log`.
+//! The log: lines on standard error, chosen by the option `log`. Each has the time and the process id.
 //!
 //! Started with the first look for devices, so that a program that never looks for one pays nothing. Lines go out by one raw
 //! write(2) each: libc's is a cancellation point, and ours to interpose.
 
-use std::io;
+use std::cell::Cell;
+use std::{fmt, io};
 
+use rustix::io::Errno;
+use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use urnic_config::log_filter;
+use urnic_process::failure;
+use urnic_process::said;
+
+thread_local! {
+    /// Lines of level error that this thread has made.
+    static ERRORS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Has a line in the log say why `action` failed, if none did meanwhile. `what` failed.
+pub(crate) fn complaining<T>(what: &str, action: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    let before = (ERRORS.get(), said::times());
+    action().inspect_err(|errno| {
+        if (ERRORS.get(), said::times()) == before {
+            said::once(format!("{what}: {}", failure::explained(*errno)));
+        }
+    })
+}
 
 struct StandardError;
+
+impl MakeWriter<'_> for StandardError {
+    type Writer = StandardError;
+
+    fn make_writer(&self) -> StandardError {
+        StandardError
+    }
+
+    fn make_writer_for(&self, metadata: &Metadata<'_>) -> StandardError {
+        if *metadata.level() == Level::ERROR {
+            ERRORS.set(ERRORS.get().wrapping_add(1));
+        }
+        StandardError
+    }
+}
 
 impl io::Write for StandardError {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
@@ -21,11 +60,22 @@ impl io::Write for StandardError {
     }
 }
 
-/// Starts the log with a filter in `tracing`'s syntax. To be called once.
+/// What a line begins with: the time, and the process, which after a fork is another one.
+struct Stamp;
+
+impl FormatTime for Stamp {
+    fn format_time(&self, w: &mut Writer<'_>) -> fmt::Result {
+        SystemTime.format_time(w)?;
+        write!(w, " pid {}", rustix::process::getpid())
+    }
+}
+
+/// Starts the log with the option `log`. To be called once.
 pub(crate) fn start(filter: &str) {
     let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::builder().parse_lossy(filter))
-        .with_writer(|| StandardError)
+        .with_env_filter(EnvFilter::builder().parse_lossy(log_filter(filter)))
+        .with_timer(Stamp)
+        .with_writer(StandardError)
         .with_ansi(false)
         .finish();
     // It fails only when there is one already: then that one is as good.

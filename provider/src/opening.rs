@@ -5,19 +5,22 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use urnic_driver_shim::config::Config;
-use urnic_driver_shim::driver::{CmChannel, Driver};
-use urnic_driver_shim::presence::{Presence, command};
-use urnic_verbs_api::rdma_core::{ibv_context, ibv_device, verbs_context, verbs_device};
+use urnic_config::Config;
+use urnic_driver::{CmChannel, Driver};
+use urnic_presence::{Presence, command};
+use urnic_rdma_core::{ibv_context, ibv_device, verbs_context, verbs_device};
 
 use crate::context::{Context, Tail, close_of_program};
 use crate::file::File;
 use crate::guard::{guarded, set_errno};
 use crate::library::{Library, Registration};
+use crate::log::complaining;
 use crate::verbs::{self, Events};
 
 /// `enum rdma_driver_id`: not one of the kernel's.
 const RDMA_DRIVER_UNKNOWN: u32 = 0;
+
+const CANNOT_OPEN: &str = "cannot open urnic0";
 
 /// The device as it is shown, and its driver: opened now if this is the process's first use of it.
 fn open_device() -> Result<(&'static Presence, Arc<Driver>), Errno> {
@@ -36,8 +39,10 @@ fn open_device() -> Result<(&'static Presence, Arc<Driver>), Errno> {
 /// # Errors
 /// Those of opening the device; `EMFILE`, `ENOMEM`.
 pub(crate) fn open_cm_channel(opened: BorrowedFd<'_>) -> Result<(), Errno> {
-    let (presence, driver) = open_device()?;
-    CmChannel::open(driver, presence.node_guid(), opened)
+    complaining(CANNOT_OPEN, || {
+        let (presence, driver) = open_device()?;
+        CmChannel::open(driver, presence.node_guid(), opened)
+    })
 }
 
 /// `verbs_device_ops.alloc_context`: opens the device on `cmd_fd`, which is ours to close from here on.
@@ -53,7 +58,7 @@ pub(crate) unsafe extern "C" fn alloc_context(
             // SAFETY: libibverbs passes a device of ours.
             Context::make(unsafe { library_of(device) }, file, Events::new)
         };
-        let (ours, async_fd) = opened().inspect_err(|_| close_of_program(cmd_fd))?;
+        let (ours, async_fd) = complaining(CANNOT_OPEN, opened).inspect_err(|_| close_of_program(cmd_fd))?;
         // SAFETY: as above.
         unsafe { give(device, cmd_fd, ours, async_fd) }
     })

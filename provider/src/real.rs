@@ -7,6 +7,7 @@
 // The test binary must not interpose itself, so nothing starts there.
 #![cfg_attr(test, allow(dead_code))]
 
+use libc::sighandler_t;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -124,4 +125,14 @@ real! {
     fstat64: (c_int, *mut libc::stat) -> c_int;
     __fxstat: (c_int, c_int, *mut libc::stat) -> c_int;
     __fxstat64: (c_int, c_int, *mut libc::stat) -> c_int;
+    sigaction: (c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
+    __sigaction: (c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
+    signal: (c_int, sighandler_t) -> sighandler_t;
+    bsd_signal: (c_int, sighandler_t) -> sighandler_t;
+    ssignal: (c_int, sighandler_t) -> sighandler_t;
+    sysv_signal: (c_int, sighandler_t) -> sighandler_t;
+    __sysv_signal: (c_int, sighandler_t) -> sighandler_t;
+    sigset: (c_int, sighandler_t) -> sighandler_t;
+    sigignore: (c_int) -> c_int;
+    siginterrupt: (c_int, c_int) -> c_int;
 }

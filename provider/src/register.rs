@@ -6,22 +6,22 @@
 //! know. Drivers registered early are tried first.
 
 use std::ffi::{CStr, CString, c_int, c_void};
-use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
+use urnic_presence::fork::OwnLock;
 
 use crate::device;
 use crate::library::{Library, Registration};
 
 /// Copies that know us. Never freed, and the copies never unloaded: we hold a handle of each.
-static REGISTERED: Mutex<Vec<&'static Registration>> = Mutex::new(Vec::new());
+pub(crate) static REGISTERED: OwnLock<Vec<&'static Registration>> = OwnLock::new();
 
 /// Registers with every copy of libibverbs that does not know us yet.
 ///
 /// # Errors
 /// Never; it has the type of what [`guarded`](crate::guard::guarded) runs.
 pub(crate) fn with_every_libibverbs() -> Result<(), Errno> {
-    let mut known = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = REGISTERED.lock();
     let files = loaded_files();
     for file in files
         .iter()

@@ -5,12 +5,13 @@
 
 use std::ffi::{c_int, c_void};
 
-use urnic_driver_shim::driver;
-use urnic_driver_shim::presence::{self, fork};
+use urnic_model::fault;
+use urnic_presence::fork;
 
-use crate::first_look::first_look;
+use crate::first_look::{LOOKED, first_look};
 use crate::guard::guarded;
-use crate::{interpose, real, register};
+use crate::register::{self, REGISTERED};
+use crate::{interpose, real};
 
 unsafe extern "C" {
     fn pthread_atfork(
@@ -36,7 +37,8 @@ extern "C" fn constructor() {
             interpose::stand_aside();
             return Ok(());
         }
-        presence::install();
+        urnic_presence::install();
+        interpose::signals::look_up();
         // SAFETY: three functions that live as long as this library, which is never unloaded while it interposes.
         unsafe {
             pthread_atfork(
@@ -63,7 +65,7 @@ static DESTRUCTOR: extern "C" fn() = destructor;
 /// come too early for. Lets what completed arrive.
 extern "C" fn destructor() {
     let _ = guarded(|| {
-        driver::exit();
+        urnic_driver::exit();
         Ok(())
     });
 }
@@ -101,6 +103,9 @@ unsafe extern "C" fn after_fork_in_parent() {
 }
 
 unsafe extern "C" fn after_fork_in_child() {
-    driver::abandon_in_child();
+    urnic_driver::abandon_in_child();
     fork::in_child();
+    LOOKED.after_fork_in_child();
+    REGISTERED.after_fork_in_child();
+    fault::after_fork_in_child();
 }

@@ -1,4 +1,4 @@
-//! A service of one's own: it takes octets and returns them the other way round. Few go within the messages; many go by RDMA, fetched from the
+//! A service of one's own: it takes bytes and returns them the other way round. Few go within the messages; many go by RDMA, fetched from the
 //! client's memory and placed there.
 //!
 //! ```sh
@@ -18,7 +18,7 @@ use urnic_rpc_rdma_verbs::{Call, Client, Options, Pool, Request, Response, Serve
 const PROGRAM: (u32, u32) = (0x2000_0001, 1);
 const REVERSE: u32 = 1;
 
-/// What may go apart from the messages: the octets, behind their count.
+/// What may go apart from the messages: the bytes, behind their count.
 struct Reversal;
 
 impl Binding for Reversal {
@@ -47,7 +47,7 @@ impl Service for Reverser {
         let header = CallHeader::parse(request.message).ok()?;
         let arguments = &request.message[header.len..];
         let count = u32::from_be_bytes(*arguments.first_chunk()?);
-        // The octets came apart, or are in the message.
+        // The bytes came apart, or are in the message.
         let octets = match &request.item {
             Some(item) => &item[..],
             None => arguments.get(4..)?.get(..count as usize)?,

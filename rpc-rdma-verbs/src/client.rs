@@ -31,12 +31,12 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub struct Call {
     /// The RPC message from its xid on, without the argument and its padding. [`Client::xid`] has transactions that were not used yet.
     pub message: Vec<u8>,
-    /// The argument that may go by Read chunk: octets of the message before it, and its own, which must be of [`Client::pool`]. Where the
+    /// The argument that may go by Read chunk: bytes of the message before it, and its own, which must be of [`Client::pool`]. Where the
     /// program's [`Binding`](urnic_rpc_rdma::binding::Binding) does not name it, it goes with the message; so does the result.
     pub argument: Option<(usize, Slice)>,
     /// Memory of [`Client::pool`] for the result that may come by Write chunk, as long as that can get.
     pub result: Option<Buffer>,
-    /// Octets of the longest reply, without that result.
+    /// Bytes of the longest reply, without that result.
     pub max_reply: usize,
 }
 

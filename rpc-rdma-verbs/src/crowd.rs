@@ -1,49 +1,99 @@
-//! Who makes room when there are too many connections.
+//! Which connection makes room when there are too many, and how often that is logged.
 
+use crate::dispatch::lock;
+use crate::shares::Client;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::time::Instant;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
-/// Of connections, each with its client's address and when something last came on it, the one that is silent for longest, of those of the address that
-/// has most: whoever holds on to many makes room himself. Those with no such time count, and stay.
-pub fn longest_idle<Key>(
-    connections: impl IntoIterator<Item = (IpAddr, Option<Instant>, Key)>,
-) -> Option<Key> {
+/// A connection that may have to make room.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<Key> {
+    /// The client's address.
+    pub address: IpAddr,
+    /// Whether a call of this connection was answered.
+    pub served: bool,
+    /// When something last came. `None`: a thread is at work for it, and it stays, but it counts.
+    pub heard: Option<Instant>,
+    /// What the caller knows it by.
+    pub key: Key,
+}
+
+/// The connection to end so that there is room for another: one of the [client](Client) that has most. Of these, connections of which no call was
+/// answered go first, and then the one that was silent for longest.
+pub fn makes_room<Key>(connections: impl IntoIterator<Item = Candidate<Key>>) -> Option<Key> {
     let connections: Vec<_> = connections.into_iter().collect();
-    let mut counts = HashMap::<IpAddr, usize>::new();
-    for (address, ..) in &connections {
-        *counts.entry(*address).or_default() += 1;
+    let mut counts = HashMap::<Client, usize>::new();
+    for connection in &connections {
+        *counts.entry(connection.address.into()).or_default() += 1;
     }
     connections
         .into_iter()
-        .filter_map(|(address, heard, key)| Some((Reverse(counts.get(&address).copied()), heard?, key)))
-        .min_by_key(|(count, heard, _)| (*count, *heard))
-        .map(|(.., key)| key)
+        .filter_map(|connection| {
+            let count = counts.get(&connection.address.into()).copied();
+            let order = (Reverse(count), connection.served, connection.heard?);
+            Some((order, connection.key))
+        })
+        .min_by_key(|(order, _)| *order)
+        .map(|(_, key)| key)
+}
+
+/// Allows a line in the log once in a second: what a client does may be worth a line, but not as many as it likes.
+#[derive(Debug, Default)]
+pub struct Seldom(Mutex<(Option<Instant>, u64)>);
+
+impl Seldom {
+    /// How many lines were left out since the last one, if there may be one now.
+    pub fn allows(&self) -> Option<u64> {
+        let (last, left_out) = &mut *lock(&self.0);
+        let now = Instant::now();
+        if last.is_some_and(|last| now - last < Duration::from_secs(1)) {
+            *left_out += 1;
+            return None;
+        }
+        *last = Some(now);
+        Some(std::mem::take(left_out))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::net::Ipv4Addr;
-    use std::time::Duration;
 
     #[test]
-    fn whoever_has_most_makes_room_and_who_is_at_work_stays() {
+    fn the_client_with_most_connections_makes_room() {
         let start = Instant::now();
-        let at = |host, seconds: Option<u64>, key| {
-            let heard = seconds.map(|seconds| start + Duration::from_secs(seconds));
-            (IpAddr::from(Ipv4Addr::new(192, 0, 2, host)), heard, key)
+        let at = |host, seconds: Option<u64>, key| Candidate {
+            address: IpAddr::from(Ipv4Addr::new(192, 0, 2, host)),
+            served: true,
+            heard: seconds.map(|seconds| start + Duration::from_secs(seconds)),
+            key,
         };
         let alone = at(1, Some(0), "silent for longest, alone");
-        assert_eq!(longest_idle([alone]), Some("silent for longest, alone"));
+        assert_eq!(makes_room([alone]), Some("silent for longest, alone"));
         let all = [
             alone,
             at(2, None, "at work"),
             at(2, Some(9), "later"),
             at(2, Some(5), "earlier"),
         ];
-        assert_eq!(longest_idle(all), Some("earlier"));
-        assert_eq!(longest_idle([at(2, None, "at work")]), None);
+        assert_eq!(makes_room(all), Some("earlier"));
+        assert_eq!(makes_room([at(2, None, "at work")]), None);
+        let never_served = Candidate {
+            served: false,
+            ..at(2, Some(10), "no call yet")
+        };
+        let all = all.into_iter().chain([never_served]);
+        assert_eq!(makes_room(all), Some("no call yet"));
+    }
+
+    #[test]
+    fn many_lines_in_a_moment_are_one() {
+        let seldom = Seldom::default();
+        assert_eq!(seldom.allows(), Some(0));
+        assert!((0..10).filter_map(|_| seldom.allows()).count() <= 1);
     }
 }

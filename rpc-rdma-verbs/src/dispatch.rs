@@ -5,19 +5,22 @@
 //! held up in a service has its connection taken from it.
 
 use crate::endpoint::{Endpoint, Taken};
+use crate::shares::Charge;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::{Errno, read, write};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A call that nobody has answered yet.
 pub(crate) struct Job<Peer> {
     pub(crate) peer: Arc<Peer>,
     pub(crate) taken: Taken,
+    /// Memory that is counted for the reply.
+    pub(crate) reserved: Option<Charge>,
 }
 
 /// What epoll tells of.
@@ -44,8 +47,9 @@ pub(crate) struct Dispatch<Peer> {
     count: OwnedFd,
     /// How many connections a thread keeps.
     kept: AtomicUsize,
-    /// Says that there are some again.
+    /// Says that there are some again, or something else to look after.
     keeping: OwnedFd,
+    attention: AtomicBool,
 }
 
 impl<Peer> Dispatch<Peer> {
@@ -58,6 +62,7 @@ impl<Peer> Dispatch<Peer> {
             count: counter(EventfdFlags::SEMAPHORE)?,
             kept: AtomicUsize::new(0),
             keeping: counter(EventfdFlags::empty())?,
+            attention: AtomicBool::new(false),
         };
         for (fd, token) in [(&dispatch.stop, STOP), (&dispatch.count, JOBS)] {
             epoll::add(&dispatch.epoll, fd, EventData::new_u64(token), EventFlags::IN)?;
@@ -127,6 +132,17 @@ impl<Peer> Dispatch<Peer> {
         lock(&self.jobs).clear();
     }
 
+    /// Has the thread that looks after connections look at once.
+    pub(crate) fn attention(&self) {
+        self.attention.store(true, Ordering::SeqCst);
+        let _ = write(&self.keeping, &1_u64.to_ne_bytes());
+    }
+
+    /// Whether something wanted attention since this was last asked.
+    pub(crate) fn had_attention(&self) -> bool {
+        self.attention.swap(false, Ordering::SeqCst)
+    }
+
     /// A thread keeps a connection.
     pub(crate) fn keeps(&self) {
         if self.kept.fetch_add(1, Ordering::SeqCst) == 0 {
@@ -145,7 +161,8 @@ impl<Peer> Dispatch<Peer> {
         self.kept.load(Ordering::SeqCst) > 0
     }
 
-    /// Becomes readable when threads begin to keep connections, until that is [asked](Self::any_kept).
+    /// Becomes readable when threads begin to keep connections, or something wants [attention](Self::attention), until it is asked
+    /// whether [any are kept](Self::any_kept).
     pub(crate) fn keeping(&self) -> BorrowedFd<'_> {
         self.keeping.as_fd()
     }

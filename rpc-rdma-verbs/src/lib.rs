@@ -18,6 +18,7 @@ mod patience;
 mod peer;
 mod server;
 pub mod service;
+pub mod shares;
 mod verbs;
 mod xid;
 
@@ -28,3 +29,4 @@ pub use memory::{Buffer, Pool, Slice};
 pub use options::Options;
 pub use server::Server;
 pub use service::{Request, Response, Service};
+pub use shares::Shares;

@@ -10,10 +10,10 @@ use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Octets of the smallest buffer, and what every buffer's address is a multiple of.
+/// Bytes of the smallest buffer, and what every buffer's address is a multiple of.
 pub const PAGE: usize = 4096;
 
-/// Octets of the largest buffer, and of an arena, whose address is a multiple of it.
+/// Bytes of the largest buffer, and of an arena, whose address is a multiple of it.
 pub const MAX_BUFFER: usize = 4 << 20;
 
 const ORDERS: usize = (MAX_BUFFER / PAGE).trailing_zeros() as usize + 1;
@@ -26,13 +26,13 @@ pub struct Pool(Arc<Mutex<Arenas>>);
 struct Arenas {
     /// Their addresses, by number.
     bases: Vec<usize>,
-    /// Addresses of what is free: at index n, pieces of `PAGE << n` octets.
+    /// Addresses of what is free: at index n, pieces of `PAGE << n` bytes.
     free: [BTreeSet<usize>; ORDERS],
     /// How many there may be.
     most: Option<usize>,
 }
 
-/// [`MAX_BUFFER`] octets, which stay where they are as long as the pool or a buffer of it is there.
+/// [`MAX_BUFFER`] bytes, which stay where they are as long as the pool or a buffer of it is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arena {
     /// Its number, from 0 on.
@@ -47,14 +47,14 @@ impl Pool {
         Self::default()
     }
 
-    /// A pool that never has more than so many octets, in whole arenas ([`MAX_BUFFER`]).
+    /// A pool that never has more than so many bytes, in whole arenas ([`MAX_BUFFER`]).
     pub fn limited(octets: u64) -> Self {
         let pool = Self::new();
         pool.arenas().most = usize::try_from(octets / MAX_BUFFER as u64).ok();
         pool
     }
 
-    /// A buffer of `len` octets, whose content is whatever was there before. `None` if there is no memory
+    /// A buffer of `len` bytes, whose content is whatever was there before. `None` if there is no memory
     /// ([`limited`](Self::limited)), or not so much in one piece ([`MAX_BUFFER`]).
     pub fn take(&self, len: usize) -> Option<Buffer> {
         let pages = len.div_ceil(PAGE).max(1).next_power_of_two();
@@ -169,12 +169,12 @@ impl Buffer {
         self.arena
     }
 
-    /// Octets that there is memory for.
+    /// Bytes that there is memory for.
     pub const fn capacity(&self) -> usize {
         PAGE << self.order
     }
 
-    /// Makes it `len` octets long, longer or shorter, within its capacity.
+    /// Makes it `len` bytes long, longer or shorter, within its capacity.
     pub fn resize(&mut self, len: usize) {
         self.len = len.min(self.capacity());
     }
@@ -193,7 +193,7 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `at` begins `capacity()` octets of a mapped arena, `len` is no more; they are initialised (mapped as zeroes), and nobody
+        // SAFETY: `at` begins `capacity()` bytes of a mapped arena, `len` is no more; they are initialised (mapped as zeroes), and nobody
         // else has them until `drop`.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
@@ -251,18 +251,18 @@ impl Slice {
         }
     }
 
-    /// Octets that the whole buffer takes up.
+    /// Bytes that the whole buffer takes up.
     pub fn footprint(&self) -> usize {
         self.buffer.capacity()
     }
 
-    /// Its octets to write on, if no other slice shares the buffer.
+    /// Its bytes to write on, if no other slice shares the buffer.
     pub fn exclusive(&mut self) -> Option<&mut [u8]> {
         let range = self.range.clone();
         Arc::get_mut(&mut self.buffer)?.get_mut(range)
     }
 
-    /// Makes it up to `more` octets longer, into memory of its buffer that no slice shows, if no other shares that; by how many is the answer. What is
+    /// Makes it up to `more` bytes longer, into memory of its buffer that no slice shows, if no other shares that; by how many is the answer. What is
     /// there has any content.
     pub fn grow(&mut self, more: usize) -> usize {
         let Some(buffer) = Arc::get_mut(&mut self.buffer) else {

@@ -1,6 +1,7 @@
 //! What clients and servers are made with.
 
 use crate::service::Service;
+use crate::shares::Shares;
 use std::sync::Arc;
 use std::time::Duration;
 use urnic_rpc_rdma::binding::{Binding, Mount3, Nfs3, NfsAcl3};
@@ -11,7 +12,7 @@ use urnic_rpc_rdma::{Limits, PrivateData, Profile};
 pub struct Options {
     /// Calls at a time: what a client asks for, and what a server grants each.
     pub credits: u32,
-    /// Octets of the longest message in each direction that goes without chunks, if the peer agrees: 1 to 256 KiB.
+    /// Bytes of the longest message in each direction that goes without chunks, if the peer agrees: 1 to 256 KiB.
     pub inline: usize,
     /// Whose rules.
     pub profile: Profile,
@@ -28,8 +29,18 @@ pub struct Options {
     pub patience: Duration,
     /// Threads on which a server calls its service; a call of a service's to its client takes one while it waits.
     pub threads: usize,
-    /// Connections that a server has at a time. For one more, the one that was idle for longest is ended, of those of the address that has most.
+    /// Connections that a server has at a time. For one more, one of the client that has most is ended: first those of which no call was answered, then
+    /// the one that was silent for longest.
     pub connections: usize,
+    /// What a server's clients share of the memory of the pool; without it they have as much as there is.
+    pub shares: Option<Shares>,
+    /// Bytes that a reply may need, which are counted for a call while it is served. What comes with data by chunk has short replies, and counts for
+    /// nothing.
+    pub reply_memory: u64,
+    /// How long a connection to a server may be without calls; `None` is for ever.
+    pub idle: Option<Duration>,
+    /// How long a client may take nothing of what its server sends it, answer none of its RDMA Reads, or be connected without a call.
+    pub stall: Duration,
     /// Whether a client opens its memory by windows on devices that have them; else it registers what each call exposes, as on those that have none.
     pub windows: bool,
 }
@@ -47,6 +58,10 @@ impl Default for Options {
             patience: Duration::from_secs(60),
             threads: 4,
             connections: 256,
+            shares: None,
+            reply_memory: (1 << 20) + (64 << 10),
+            idle: None,
+            stall: Duration::from_secs(60),
             windows: true,
         }
     }

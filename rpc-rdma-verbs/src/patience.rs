@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// What a megabyte takes, as a rule, or an answer when its end has to wait for a processor.
 const LONGEST: Duration = Duration::from_millis(1);
-/// What takes longer, without octets on their way by RDMA, is not worth looking for. (They are worth it: where there is no hardware, those who look move them.)
+/// What takes longer, without bytes on their way by RDMA, is not worth looking for. (They are worth it: where there is no hardware, those who look move them.)
 const WORTH: Duration = Duration::from_micros(100);
 /// Looks in a row, after which it is time for what else there is to be done, and for others.
 pub(crate) const AMONG: u32 = 16;
@@ -38,7 +38,7 @@ impl Patience {
         }
     }
 
-    /// What was looked for came after this time, while octets were on their way or not.
+    /// What was looked for came after this time, while bytes were on their way or not.
     pub(crate) fn came(&mut self, after: Duration, moving: bool) {
         if moving || after <= WORTH {
             self.0 = 0;

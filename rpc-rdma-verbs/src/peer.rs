@@ -3,11 +3,12 @@
 use crate::dispatch::{self, lock};
 use crate::endpoint::{Endpoint, Taken};
 use crate::patience::Patience;
+use crate::shares::{Account, Holder};
 use rustix::io::write;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
@@ -32,6 +33,30 @@ pub(crate) struct Peer {
     pub(crate) waiting: Mutex<HashMap<u32, Waiting>>,
     /// The next transaction of a call to the client.
     pub(crate) xid: AtomicU32,
+    /// What the connection holds.
+    pub(crate) account: Account,
+    /// Milliseconds that the oldest of what was posted takes already, at the last look, or 0.
+    pub(crate) stuck: AtomicU64,
+    /// It is to be ended: others wait for the memory that it holds.
+    pub(crate) give_up: AtomicBool,
+}
+
+impl Holder for Peer {
+    fn account(&self) -> &Account {
+        &self.account
+    }
+
+    fn stuck(&self) -> Option<Duration> {
+        match self.stuck.load(Relaxed) {
+            0 => None,
+            time => Some(Duration::from_millis(time)),
+        }
+    }
+
+    fn end(&self) {
+        self.give_up.store(true, Relaxed);
+        self.dispatch.attention();
+    }
 }
 
 /// Who keeps a connection. That changes only under the lock of its endpoint.
@@ -56,6 +81,10 @@ impl Keep {
 }
 
 /// What looking came to.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is moved once, and a box would be allocated for each call"
+)]
 pub(crate) enum Look {
     Call(Job),
     /// Nothing so far.
@@ -100,7 +129,11 @@ impl Peer {
 
     fn job(self: &Arc<Self>, taken: Taken) -> Job {
         let peer = Arc::clone(self);
-        Job { peer, taken }
+        Job {
+            peer,
+            taken,
+            reserved: None,
+        }
     }
 
     /// The same, and leaves that one, too.

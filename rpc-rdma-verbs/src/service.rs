@@ -25,7 +25,7 @@ pub struct Request<'a> {
 pub struct Response {
     /// The RPC message from its xid on, without the item and its padding.
     pub message: Vec<u8>,
-    /// The result that may go apart from the message, by Write chunk: octets of the message before it, a multiple of four; and its octets, one
+    /// The result that may go apart from the message, by Write chunk: bytes of the message before it, a multiple of four; and its bytes, one
     /// piece behind the other.
     pub item: Option<(usize, Vec<Slice>)>,
 }

@@ -11,17 +11,17 @@ use crate::xdr::{Reader, UNIT, put_hyper, put_word};
 use crate::{Limits, Malformed};
 use std::fmt;
 
-/// Octets of a plain segment.
+/// Bytes of a plain segment.
 pub(crate) const SEGMENT_LEN: usize = 4 * UNIT;
 
 /// A stretch of the requester's memory (RFC 8166 §3.4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Stag, or R_key.
+    /// STag, or R_key.
     pub handle: u32,
-    /// Octets; 0 is an *empty segment*.
+    /// Bytes; 0 is an *empty segment*.
     pub length: u32,
-    /// Tagged offset, or address, of the first octet.
+    /// Tagged offset, or address, of the first byte.
     pub offset: u64,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Display for Segment {
 pub struct ReadSegment {
     /// Where the chunk that this is a part of goes in the unreduced Payload stream; a multiple of four.
     pub position: u32,
-    /// Where the octets are.
+    /// Where the bytes are.
     pub segment: Segment,
 }
 
@@ -62,7 +62,7 @@ pub struct ReadSegment {
 pub struct WriteChunk(pub Vec<Segment>);
 
 impl WriteChunk {
-    /// Octets: the sum of the segments' lengths.
+    /// Bytes: the sum of the segments' lengths.
     pub fn octets(&self) -> u64 {
         self.0.iter().map(|segment| u64::from(segment.length)).sum()
     }
@@ -72,7 +72,7 @@ impl WriteChunk {
         self.0.is_empty()
     }
 
-    /// The chunk as a responder returns it when `len` octets were placed in it, segment after segment: the same segments with the lengths
+    /// The chunk as a responder returns it when `len` bytes were placed in it, segment after segment: the same segments with the lengths
     /// used (RFC 8166 §3.4.6); `None` if so many do not fit.
     pub fn filled(&self, len: u64) -> Option<Self> {
         let mut left = len;
@@ -129,12 +129,12 @@ fn spend(budget: &mut usize, count: usize) -> Result<(), Malformed> {
 pub struct ReadChunk {
     /// Where it goes in the unreduced Payload stream.
     pub position: u32,
-    /// Where its octets are, in order.
+    /// Where its bytes are, in order.
     pub segments: Vec<Segment>,
 }
 
 impl ReadChunk {
-    /// Octets: the sum of the segments' lengths.
+    /// Bytes: the sum of the segments' lengths.
     pub fn octets(&self) -> u64 {
         self.segments
             .iter()
@@ -142,7 +142,7 @@ impl ReadChunk {
             .sum()
     }
 
-    /// Position and octets, as [`payload`](crate::payload) has them.
+    /// Position and bytes, as [`payload`](crate::payload) has them.
     pub fn place(&self) -> (u32, u64) {
         (self.position, self.octets())
     }

@@ -7,10 +7,10 @@ use std::fmt;
 /// The version spoken (RFC 8166 §4.2.2).
 pub const VERSION: u32 = 1;
 
-/// Octets of the four fixed fields, the same in every version (RFC 8166 §4.2).
+/// Bytes of the four fixed fields, the same in every version (RFC 8166 §4.2).
 pub const FIXED_LEN: usize = 4 * UNIT;
 
-/// Octets of the smallest header that carries a call or reply: the fixed fields and three absent lists. RFC 8166 §4.5 has a responder
+/// Bytes of the smallest header that carries a call or reply: the fixed fields and three absent lists. RFC 8166 §4.5 has a responder
 /// discard anything shorter; RDMA_ERROR, which only requesters take, may have 20.
 pub const MIN_LEN: usize = FIXED_LEN + 3 * UNIT;
 
@@ -40,7 +40,7 @@ mod error_code {
 pub struct Limits {
     /// Segments in all lists together; each Write chunk counts as one more.
     pub segments: usize,
-    /// Octets of all Read chunks together.
+    /// Bytes of all Read chunks together.
     pub read_octets: u64,
 }
 
@@ -139,10 +139,10 @@ pub struct Header {
 }
 
 impl Header {
-    /// Takes a received message apart: the header, and the octets behind it, which are the payload if the body is [`Body::Msg`].
+    /// Takes a received message apart: the header, and the bytes behind it, which are the payload if the body is [`Body::Msg`].
     ///
     /// # Errors
-    /// The first fault in the order of the octets. A version that is not ours hides all that follows, but for RDMA_ERROR, whose form is
+    /// The first fault in the order of the bytes. A version that is not ours hides all that follows, but for RDMA_ERROR, whose form is
     /// fixed for all versions.
     pub fn parse<'a>(message: &'a [u8], limits: &Limits) -> Result<(Self, &'a [u8]), Malformed> {
         let mut reader = Reader(message);
@@ -183,7 +183,7 @@ impl Header {
         Ok((header, reader.0))
     }
 
-    /// Octets that [`emit`](Self::emit) writes.
+    /// Bytes that [`emit`](Self::emit) writes.
     pub fn encoded_len(&self) -> usize {
         FIXED_LEN
             + match &self.body {

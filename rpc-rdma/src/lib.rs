@@ -2,7 +2,7 @@
 //! (RFC 8167) and the private data of RFC 8797. [`Profile`] turns what receivers do back to draft-ietf-nfsv4-rfc5666bis-04.
 //!
 //! Each RPC message travels as one *Send*, which begins with a header (the Transport stream) and goes on, mostly, with the RPC message
-//! itself (the Payload stream). Large items are left out of the payload and named in the header by Stag, length and offset, as *chunks* of
+//! itself (the Payload stream). Large items are left out of the payload and named in the header by STag, length and offset, as *chunks* of
 //! the requester's memory: the responder fetches arguments by RDMA Read and places results by RDMA Write.
 //!
 //! ```text
@@ -14,7 +14,7 @@
 //! ```
 //!
 //! Nothing here does I/O. What a peer sent is parsed into values or refused with the reason ([`Malformed`]); [`call`] and [`reply`] say
-//! what a responder and a requester must do with what they got: take it, answer with an error, or discard it in silence. No peer's octets
+//! what a responder and a requester must do with what they got: take it, answer with an error, or discard it in silence. No peer's bytes
 //! panic, and none makes us allocate more than [`Limits`] allows. [`engine`] is one end of a connection: it says what to post, and is told
 //! what happened.
 
@@ -38,5 +38,5 @@ pub use triage::{Call, Direction, Profile, Refusal, Reply, call, direction, refu
 /// TCP port that iWARP listens at for NFS over RDMA (RFC 8166 §5, RFC 8267 §6).
 pub const NFS_PORT: u16 = 20049;
 
-/// Octets that either end can send and receive in one message when nothing else is known (RFC 8166 §3.3.3).
+/// Bytes that either end can send and receive in one message when nothing else is known (RFC 8166 §3.3.3).
 pub const DEFAULT_INLINE: usize = 1024;

@@ -18,16 +18,16 @@ pub enum Piece {
     Pad(usize),
 }
 
-/// Octets of an item's XDR padding.
+/// Bytes of an item's XDR padding.
 pub fn padding(len: u64) -> usize {
     pad(len) as usize
 }
 
-/// How the unreduced stream is made of a reduced one of `inline` octets and chunks, of which `chunks` has Position and octets by ascending
+/// How the unreduced stream is made of a reduced one of `inline` bytes and chunks, of which `chunks` has Position and bytes by ascending
 /// Position.
 ///
 /// A requester may have left the padding out of a chunk, or put it there, as a longer last segment or as one of its own (§3.4.5.2). Either
-/// way the next octet comes at a multiple of four.
+/// way the next byte comes at a multiple of four.
 ///
 /// # Errors
 /// [`Malformed::Position`] for a chunk that begins within the one before, or behind the end of the stream.
@@ -59,7 +59,7 @@ pub fn unreduced(inline: usize, chunks: &[(u32, u64)]) -> Result<Vec<Piece>, Mal
     Ok(pieces)
 }
 
-/// The Positions of items of `items` octets each, left out at an offset of the reduced stream: `(offset, len)`, offsets ascending.
+/// The Positions of items of `items` bytes each, left out at an offset of the reduced stream: `(offset, len)`, offsets ascending.
 ///
 /// `None` if a Position does not fit into 32 bits.
 pub fn positions(items: impl IntoIterator<Item = (usize, u64)>) -> Option<Vec<u32>> {

@@ -9,7 +9,7 @@ use crate::DEFAULT_INLINE;
 const FORMAT: [u8; 4] = [0xf6, 0xab, 0x0e, 0x18];
 const VERSION: u8 = 1;
 const REMOTE_INVALIDATION: u8 = 1;
-/// A size octet counts these beyond the first.
+/// A size byte counts these beyond the first.
 const SIZE_UNIT: usize = 1024;
 
 /// RFC 8797's message. The default is what holds of a peer that sent none (§5.1).
@@ -17,9 +17,9 @@ const SIZE_UNIT: usize = 1024;
 pub struct PrivateData {
     /// R: the sender takes Sends that invalidate (as a requester) and may send them (as a responder).
     pub remote_invalidation: bool,
-    /// Octets the sender may put into one Send.
+    /// Bytes the sender may put into one Send.
     pub send_size: usize,
-    /// Octets the sender's receives hold.
+    /// Bytes the sender's receives hold.
     pub receive_size: usize,
 }
 
@@ -34,7 +34,7 @@ impl Default for PrivateData {
 }
 
 impl PrivateData {
-    /// Octets on the wire.
+    /// Bytes on the wire.
     pub const LEN: usize = 8;
 
     /// Finds the message in the private data that a peer sent, at whatever offset (RFC 8797 §5.2); `None` where there is none of a version
@@ -66,7 +66,7 @@ impl PrivateData {
         ]
     }
 
-    /// The inline threshold of messages from the end that said `self` to the one that said `peer`: octets of the longest Send.
+    /// The inline threshold of messages from the end that said `self` to the one that said `peer`: bytes of the longest Send.
     pub fn threshold(&self, peer: &Self) -> usize {
         self.send_size.min(peer.receive_size)
     }

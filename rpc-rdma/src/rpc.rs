@@ -3,10 +3,10 @@
 use crate::Malformed;
 use crate::xdr::{Reader, UNIT, pad, put_word};
 
-/// Octets of a credential's or verifier's body, at most (RFC 5531 §8.2).
+/// Bytes of a credential's or verifier's body, at most (RFC 5531 §8.2).
 const MAX_AUTH: usize = 400;
 
-/// Octets of the longest reply header: xid, REPLY, reply_stat, a verifier, accept_stat, and PROG_MISMATCH's two words.
+/// Bytes of the longest reply header: xid, REPLY, reply_stat, a verifier, accept_stat, and PROG_MISMATCH's two words.
 pub const MAX_REPLY_HEADER: usize = 5 * UNIT + (UNIT + MAX_AUTH) + 2 * UNIT;
 
 const RPC_VERSION: u32 = 2;
@@ -29,7 +29,7 @@ pub struct CallHeader {
     pub procedure: u32,
     /// Must everything stay inline: is it protected by RPCSEC_GSS integrity or privacy, or part of a context's set-up (RFC 8166 §8.2)?
     pub protected: bool,
-    /// Octets of the header: where the arguments begin.
+    /// Bytes of the header: where the arguments begin.
     pub len: usize,
 }
 
@@ -66,7 +66,7 @@ fn gss_protects(credential: &[u8]) -> bool {
     procedure != Some(0) || service != Some(1)
 }
 
-/// Takes a counted opaque of at most `limit` octets and its padding.
+/// Takes a counted opaque of at most `limit` bytes and its padding.
 pub(crate) fn opaque<'a>(reader: &mut Reader<'a>, limit: usize) -> Result<&'a [u8], Malformed> {
     let len = reader.word()? as usize;
     let padded = len + pad(len as u64) as usize;
@@ -87,7 +87,7 @@ pub fn call(xid: u32, program: u32, version: u32, procedure: u32) -> Vec<u8> {
     call
 }
 
-/// The header of a reply to a call that was carried out; results follow, [`SUCCESS_LEN`] octets from the beginning.
+/// The header of a reply to a call that was carried out; results follow, [`SUCCESS_LEN`] bytes from the beginning.
 pub fn success(xid: u32) -> Vec<u8> {
     accepted(xid, SUCCESS)
 }
@@ -100,7 +100,7 @@ fn accepted(xid: u32, status: u32) -> Vec<u8> {
     reply
 }
 
-/// Octets of what [`success`] makes.
+/// Bytes of what [`success`] makes.
 pub const SUCCESS_LEN: usize = 6 * UNIT;
 
 /// The reply that says that a call's arguments made no sense (RFC 8166 §4.5.2).

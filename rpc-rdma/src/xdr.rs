@@ -1,11 +1,11 @@
-//! The few words of XDR (RFC 4506) that headers are made of: big-endian units of four octets.
+//! The few words of XDR (RFC 4506) that headers are made of: big-endian units of four bytes.
 
 use crate::Malformed;
 
-/// Octets of one XDR unit.
+/// Bytes of one XDR unit.
 pub(crate) const UNIT: usize = 4;
 
-/// Octets from `len` to the next multiple of four (RFC 4506 §3).
+/// Bytes from `len` to the next multiple of four (RFC 4506 §3).
 pub(crate) const fn pad(len: u64) -> u64 {
     len.wrapping_neg() % UNIT as u64
 }

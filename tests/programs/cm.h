@@ -30,7 +30,7 @@ static struct rdma_cm_id *next_event(struct rdma_event_channel *channel, enum rd
 	return next_event_of(channel, kind, kind, told);
 }
 
-static struct rdma_cm_id *listener(struct rdma_event_channel *channel, const char *port)
+__attribute__((unused)) static struct rdma_cm_id *listener(struct rdma_event_channel *channel, const char *port)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(atoi(port)) };
 	struct rdma_cm_id *id;
@@ -41,7 +41,7 @@ static struct rdma_cm_id *listener(struct rdma_event_channel *channel, const cha
 }
 
 /* An id from which this peer can be called. */
-static struct rdma_cm_id *resolved(struct rdma_event_channel *channel, const char *host, const char *port)
+__attribute__((unused)) static struct rdma_cm_id *resolved(struct rdma_event_channel *channel, const char *host, const char *port)
 {
 	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP }, *found;
 	struct rdma_cm_id *id;

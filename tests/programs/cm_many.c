@@ -6,7 +6,7 @@ static struct ibv_cq *cq;
 static struct ibv_mr *mr;
 static uint64_t *words;
 
-/* libsiw takes the mapping at page 144 of what a process makes for none (docs/siw.md): of these none begins there, with 9 pages for completions, and 4
+/* libsiw takes the mapping at page 144 of what a process makes for none (docs/reference/siw.md): of these none begins there, with 9 pages for completions, and 4
  * and 2 for each queue pair. */
 static void set_up(struct rdma_cm_id *id, int count, int n)
 {

@@ -92,6 +92,9 @@ __attribute__((unused)) static struct end end_of(struct ibv_qp *qp, int gid_inde
 	return end;
 }
 
+/* Code of InfiniBand's table: how long one try to reach the peer may take. */
+__attribute__((unused)) static uint8_t ack_timeout = 14;
+
 /* INIT to RTR and RTS. */
 __attribute__((unused)) static void connect_qp(struct ibv_qp *qp, const struct end *mine, int gid_index, const struct end *theirs)
 {
@@ -112,7 +115,7 @@ __attribute__((unused)) static void connect_qp(struct ibv_qp *qp, const struct e
 	struct ibv_qp_attr rts = {
 		.qp_state = IBV_QPS_RTS,
 		.sq_psn = mine->psn,
-		.timeout = 14,
+		.timeout = ack_timeout,
 		.retry_cnt = 7,
 		.rnr_retry = 7,
 		.max_rd_atomic = 8,

@@ -8,14 +8,15 @@ int main(int argc, char **argv)
 	size_t bytes = 256u << 20, chunk = 1u << 20;
 	const char *kind = "send";
 	int port = 0, option, gid_index = 0;
-	while ((option = getopt(argc, argv, "p:o:b:c:g:")) != -1) {
+	while ((option = getopt(argc, argv, "p:o:b:c:g:t:")) != -1) {
 		switch (option) {
 		case 'p': port = atoi(optarg); break;
 		case 'o': kind = optarg; break;
 		case 'b': bytes = strtoull(optarg, NULL, 0); break;
 		case 'c': chunk = strtoull(optarg, NULL, 0); break;
 		case 'g': gid_index = atoi(optarg); break;
-		default: die("transfer -p PORT [-o send|write|read] [-b BYTES] [-c CHUNK] [-g GID] [HOST]");
+		case 't': ack_timeout = atoi(optarg); break;
+		default: die("transfer -p PORT [-o send|write|read] [-b BYTES] [-c CHUNK] [-g GID] [-t ACK_TIMEOUT] [HOST]");
 		}
 	}
 	bool caller = optind < argc, sends = !strcmp(kind, "send"), reads = !strcmp(kind, "read");

@@ -114,6 +114,14 @@ fn cargo(target: &Path, what: &[&str]) {
 /// # Errors
 /// The reason for a skip: no compiler, or no headers.
 pub fn compiled(name: &str) -> Result<PathBuf, String> {
+    compiled_with(name, name, &["-O2"])
+}
+
+/// Compiles `tests/programs/NAME.c` with these options, as a program of its own.
+///
+/// # Errors
+/// As [`compiled`].
+pub fn compiled_with(name: &str, program: &str, options: &[&str]) -> Result<PathBuf, String> {
     static COMPILER: Mutex<()> = Mutex::new(());
     let _one_at_a_time = COMPILER.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
 
@@ -128,12 +136,14 @@ pub fn compiled(name: &str) -> Result<PathBuf, String> {
     }
     let folder = tree().join("tests/programs");
     let source = folder.join(format!("{name}.c"));
-    let program = scratch().join(name);
+    let program = scratch().join(program);
     let newer = |path: &Path| path.metadata().and_then(|m| m.modified()).ok();
     let sources = ["rc.h", "cm.h"].map(|header| newer(&folder.join(header)));
     if newer(&program) < sources.into_iter().max().flatten().max(newer(&source)) {
         let mut cc = Command::new("cc");
-        cc.args(["-std=gnu17", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-o"])
+        cc.args(["-std=gnu17", "-g", "-Wall", "-Wextra", "-Werror"])
+            .args(options)
+            .arg("-o")
             .arg(&program)
             .arg(&source);
         cc.args(["-Wl,--as-needed", "-lrdmacm", "-libverbs", "-lpthread"]);

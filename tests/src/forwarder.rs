@@ -13,7 +13,7 @@ use rustix::net::sockopt::set_socket_linger;
 /// Where a connection breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cut {
-    /// Behind so many octets of both directions together.
+    /// Behind so many bytes of both directions together.
     pub after: u64,
     /// By RST, not FIN.
     pub reset: bool,

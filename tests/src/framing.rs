@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 
-/// Octets from marker to marker (RFC 5044 §4.3).
+/// Bytes from marker to marker (RFC 5044 §4.3).
 const SPACING: u64 = 512;
 const WORD: usize = 4;
 
@@ -24,7 +24,7 @@ pub struct Framing {
     pub crc: bool,
     /// There are markers.
     pub markers: bool,
-    /// Octets since full operation began.
+    /// Bytes since full operation began.
     position: u64,
 }
 
@@ -35,7 +35,7 @@ impl Default for Framing {
 }
 
 impl Framing {
-    /// At the first octet.
+    /// At the first byte.
     pub fn new(crc: bool, markers: bool) -> Self {
         Self {
             crc,

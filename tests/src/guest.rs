@@ -84,7 +84,7 @@ impl Guest {
             let _ = write!(network, ",hostfwd=tcp:127.0.0.1:{here}-:{there}");
         }
         let mut qemu = Program::plain("qemu-system-x86_64")
-            // QEMU does "rep movsb" octet by octet, and PCLMULQDQ bit by bit: who is told of them copies, and makes CRCs, far slower by them.
+            // QEMU does "rep movsb" byte by byte, and PCLMULQDQ bit by bit: who is told of them copies, and makes CRCs, far slower by them.
             .line("-accel tcg,thread=multi -cpu max,-erms,-pclmulqdq -nodefaults -no-user-config -no-reboot")
             .line(&format!("-smp {processors} -m {memory}"))
             .line("-display none -serial stdio")

@@ -10,7 +10,14 @@ pub mod debian;
 pub mod forwarder;
 pub mod framing;
 pub mod guest;
+pub mod intruder;
+#[cfg(test)]
+mod layers;
 pub mod leftovers;
+#[cfg(test)]
+mod links;
+#[cfg(test)]
+mod mentions;
 pub mod netns;
 pub mod pair;
 pub mod pci_guest;

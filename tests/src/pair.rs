@@ -21,16 +21,46 @@ pub struct Pair {
     pub limit: Duration,
 }
 
-/// How often a pair may be started anew because its client called too early.
+/// How often a pair may be started anew because its client connected too early.
 pub const CALLS: usize = 10;
 
-/// Did the client of a perftest with `-R` call before its server listened? It makes a second connection for the queue pair under test, after
+/// Parts of the log that say when an id listens and when one connects. They say nothing else.
+const LISTENS_AND_CALLS: &str = "warn,urnic_cm::rdma_cm::ids=debug,urnic_cm::rdma_cm::active=debug";
+
+/// Was the client of a perftest with `-R` refused, by its own words? It makes a second connection for the queue pair under test, after
 /// a word between both that says no more than that the server is about to listen. A refused client means to try again up to ten times, but
 /// then looks for the call in memory that it has freed (`rdma_cm_client_connection` of 4.5 and 25.01), and dies of it.
-pub fn called_too_early(said: &str) -> bool {
+///
+/// Alone this does not say whose fault that was: [`called_too_early`] does.
+pub fn was_refused(said: &str) -> bool {
     // Unreachable: QEMU's user network takes the call, and nobody in the guest answers.
     let nobody = ["RDMA_CM_EVENT_REJECTED", "RDMA_CM_EVENT_UNREACHABLE"];
     nobody.iter().any(|words| said.contains(words)) && said.contains("Failed to connect RDMA CM events.")
+}
+
+/// Is it perftest's fault that its client was refused? It is if the client's second call left before the server listened for the second
+/// time, by the times in the logs of both, on one host. If the server did listen, our listener is at fault.
+pub fn called_too_early(server: &str, client: &str) -> bool {
+    let listened = times(server, "listens at ");
+    match times(client, "calls ").get(1) {
+        Some(called) if was_refused(client) => listened.get(1).is_none_or(|listened| called < listened),
+        _ => false,
+    }
+}
+
+/// When the log of the connection manager says so, in order. A line may begin behind others' words without an end.
+fn times<'a>(said: &'a str, what: &str) -> Vec<&'a str> {
+    const LEN: usize = "2000-01-01T00:00:00.000000Z".len();
+    let lines = said.lines().filter_map(|line| {
+        let (before, line) = line.split_once(" DEBUG urnic_cm::rdma_cm::")?;
+        // "ids: id 0: listens at …"
+        let (_, line) = line.split_once(": id ")?;
+        let (_, line) = line.split_once(": ")?;
+        let (before, _pid) = before.rsplit_once(" pid ")?;
+        line.starts_with(what)
+            .then(|| before.get(before.len().checked_sub(LEN)?..))?
+    });
+    lines.collect()
 }
 
 /// What both ends said.
@@ -40,6 +70,26 @@ pub struct Both {
     pub server: Ended,
     /// The client's end.
     pub client: Ended,
+}
+
+/// Why a pair did not get to its ends.
+#[derive(Debug)]
+struct Failure {
+    what: String,
+    server: String,
+    client: String,
+}
+
+impl Failure {
+    fn before_the_client(what: String) -> Self {
+        let (server, client) = (String::new(), String::new());
+        Self { what, server, client }
+    }
+
+    fn into_words(self) -> String {
+        let Self { what, server, client } = self;
+        format!("{what}\n--- server:\n{server}\n--- client:\n{client}")
+    }
 }
 
 impl Pair {
@@ -99,7 +149,15 @@ impl Pair {
         Ok((server, client))
     }
 
-    /// Runs both to their ends; anew, if the client [called too early](called_too_early).
+    /// Is it a perftest that connects by rdma_cm?
+    fn is_perftest_by_rdma_cm(&self) -> bool {
+        [&self.server, &self.client].iter().all(|program| {
+            program.name().starts_with("ib_")
+                && ["-R", "--rdma_cm"].iter().any(|option| program.has_arg(option))
+        })
+    }
+
+    /// Runs both to their ends; anew, if the client of a perftest [called too early](called_too_early).
     ///
     /// # Errors
     /// What both said, if one does not end in time, or not soon after the other failed, or the server before it listened.
@@ -109,19 +167,28 @@ impl Pair {
 
     /// As [`Pair::tries`], with something to do before each start, when whoever was started before is gone.
     fn tries_after(&self, mut prepare: impl FnMut()) -> Result<Both, String> {
+        if !self.is_perftest_by_rdma_cm() {
+            prepare();
+            return self.tries_once().map_err(Failure::into_words);
+        }
+        let logging = Self {
+            server: self.server.clone().env_unless_set("URNIC_LOG", LISTENS_AND_CALLS),
+            client: self.client.clone().env_unless_set("URNIC_LOG", LISTENS_AND_CALLS),
+            ..self.clone()
+        };
         for _ in 1..CALLS {
             prepare();
-            match self.tries_once() {
-                Err(said) if called_too_early(&said) => {}
-                verdict => return verdict,
+            match logging.tries_once() {
+                Err(failure) if called_too_early(&failure.server, &failure.client) => {}
+                verdict => return verdict.map_err(Failure::into_words),
             }
         }
         prepare();
-        self.tries_once()
+        logging.tries_once().map_err(Failure::into_words)
     }
 
-    fn tries_once(&self) -> Result<Both, String> {
-        let (mut server, mut client) = self.try_start()?;
+    fn tries_once(&self) -> Result<Both, Failure> {
+        let (mut server, mut client) = self.try_start().map_err(Failure::before_the_client)?;
         let (mut mourning, mut bereft) = (None, false);
         let over = until(self.limit, || {
             let ends = [server.ended(), client.ended()];
@@ -130,7 +197,8 @@ impl Pair {
                 bereft = mourning.is_over();
             }
             let over = ends.iter().all(Option::is_some);
-            let alone = ends[1].is_some() && called_too_early(&client.output());
+            // Its server waits for ever then.
+            let alone = ends[1].is_some() && was_refused(&client.output());
             let hopeless = alone || bereft;
             (over || hopeless).then_some(over && !alone)
         });
@@ -145,11 +213,11 @@ impl Pair {
                 .map_or("still running".to_owned(), |status| status.to_string())
         };
         let (s, c) = (state(&mut server), state(&mut client));
-        let (said, answered) = (server.output(), client.output());
-        Err(format!(
-            "{} did not end in time\n--- server ({s}):\n{said}\n--- client ({c}):\n{answered}",
-            self.client
-        ))
+        Err(Failure {
+            what: format!("{} did not end in time; server: {s}, client: {c}", self.client),
+            server: server.output(),
+            client: client.output(),
+        })
     }
 
     /// Runs both to their ends; panics with what both said if one does not end in time, or not soon after the other failed.
@@ -176,5 +244,48 @@ impl Pair {
             both.client
         );
         both
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REFUSED: &str = "Received: 8 RDMA_CM_EVENT_REJECTED\nFailed to connect RDMA CM events.\n";
+
+    fn server(second: &str) -> String {
+        let line = "pid 4711 DEBUG urnic_cm::rdma_cm::ids: id 0: listens at Some(0.0.0.0:1)";
+        format!("---\n2026-11-23T13:13:38.007775Z {line}\n...{second} {line}\n")
+    }
+
+    fn client(second: &str) -> String {
+        let line = "pid 4711 DEBUG urnic_cm::rdma_cm::active: id 0: calls 127.0.0.1:1 from 127.0.0.1:2";
+        format!("2026-11-23T13:13:40.657342Z {line}\n 0.05{second} {line}\n{REFUSED}")
+    }
+
+    #[test]
+    fn a_call_before_the_second_listen_was_too_early() {
+        let (early, late) = ("2026-11-23T13:13:41.684065Z", "2026-11-23T13:13:41.684066Z");
+        assert!(called_too_early(&server(late), &client(early)));
+        assert!(called_too_early(
+            server(late).split_once("...").expect("two").0,
+            &client(early)
+        ));
+    }
+
+    #[test]
+    fn a_refusal_by_who_listens_is_no_excuse() {
+        let (early, late) = ("2026-11-23T13:13:41.684065Z", "2026-11-23T13:13:41.684066Z");
+        assert!(!called_too_early(&server(early), &client(late)));
+        // The first call, another failure, and logs that say nothing.
+        assert!(!called_too_early(
+            "",
+            &format!("{}{REFUSED}", client(late).split_once(" 0.05").expect("two").0)
+        ));
+        assert!(!called_too_early(
+            &server(late),
+            &client(early).replace("REJECTED", "DISCONNECTED")
+        ));
+        assert!(!called_too_early("", REFUSED));
     }
 }

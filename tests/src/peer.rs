@@ -1,7 +1,7 @@
 //! A peer that speaks TCP by hand: sends start-up frames and FPDUs given as bytes, reads what comes back.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use crate::framing::Framing;
@@ -48,6 +48,21 @@ impl Peer {
     pub fn call(address: SocketAddr) -> Self {
         let stream = TcpStream::connect_timeout(&address, PATIENCE);
         Self::over(stream.unwrap_or_else(|error| panic!("{address}: {error}")))
+    }
+
+    /// Connects from another address of this machine.
+    #[track_caller]
+    pub fn connect_from(source: Ipv4Addr, address: SocketAddr) -> Self {
+        use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+        bind(&socket, &SocketAddr::new(source.into(), 0)).expect("an address of this machine");
+        connect(&socket, &address).unwrap_or_else(|error| panic!("{source} to {address}: {error}"));
+        Self::over(socket.into())
+    }
+
+    /// Whether something comes before the end of the connection.
+    pub fn hears(&mut self) -> bool {
+        self.reader.fill_buf().is_ok_and(|bytes| !bytes.is_empty())
     }
 
     /// Waits to be called.

@@ -89,6 +89,20 @@ impl Program {
         self
     }
 
+    /// Sets a variable that was not set before.
+    #[must_use]
+    pub fn env_unless_set(self, name: &str, value: &str) -> Self {
+        if self.environment.iter().any(|(set, _)| set == name) {
+            return self;
+        }
+        self.env(name, value)
+    }
+
+    /// Is this one of its arguments?
+    pub fn has_arg(&self, arg: &str) -> bool {
+        self.argv.iter().skip(1).any(|known| known == arg)
+    }
+
     /// Puts words in front that lead to where the program shall run. The last one given comes first.
     #[must_use]
     pub fn through<T: AsRef<OsStr>>(mut self, words: impl IntoIterator<Item = T>) -> Self {

@@ -1,4 +1,4 @@
-//! The rows of the protocols' rules, and which test shows which: `docs/conformance.md` is made of it.
+//! The rows of the protocols' rules, and which test shows which: `docs/reference/conformance.md` is made of it.
 //!
 //! A test shows the rows whose ids its name begins with: `mpa_c_04_…`, and with several, `rdm_o_03_and_o_04_…`. `tests/fixtures/conformance.toml` has
 //! the rows, names of other tests that show one, and the reasons of those that none shows.
@@ -256,10 +256,11 @@ fn document(source: &str, tests: &[Test]) -> Made {
     let _ = write!(
         made.text,
         "# Conformance\n\n\
-         Every rule of the protocols that the device is held to, and the tests that show it: all run in `make test`, but those marked † in `make soak` or\n\
-         `make interop` only. What does not apply says why. {} rows: {by_tests} with tests, {by_reasons} that do not apply, {open} open.\n\n\
-         Made of `{ROWS}` and the names of the tests by `URNIC_REGENERATE=1 cargo test -p urnic-tests --lib rows`; the same test fails when this file\n\
-         is not what they say, or a MUST has neither a test nor a reason.\n",
+         Each rule of the protocols that the device follows, with the tests that show it. All tests run in `make test`, except those marked †, which run\n\
+         in `make soak` or `make interop` only. A rule that does not apply has the reason. {} rows: {by_tests} with tests, {by_reasons} that do not apply,\n\
+         {open} open.\n\n\
+         Generated from `{ROWS}` and the names of the tests by `URNIC_REGENERATE=1 cargo test -p urnic-tests --lib rows`. The same test fails when\n\
+         this file differs from them, or when a MUST has neither a test nor a reason.\n",
         rows.len()
     );
     made.text.push_str(&body);
@@ -271,7 +272,7 @@ fn links(tests: &[&Test]) -> String {
     let mut links: Vec<String> = Vec::new();
     for test in tests {
         let mark = if test.long { " †" } else { "" };
-        let link = format!("[{}](../{}){mark}", test.name, test.file);
+        let link = format!("[{}](../../{}){mark}", test.name, test.file);
         if !links.contains(&link) {
             links.push(link);
         }
@@ -292,14 +293,14 @@ mod tests {
         let source = std::fs::read_to_string(tree().join(ROWS)).expect("the rows");
         let made = document(&source, &found);
         assert!(made.complaints.is_empty(), "{:#?}", made.complaints);
-        let path = tree().join("docs/conformance.md");
+        let path = tree().join("docs/reference/conformance.md");
         if std::env::var_os("URNIC_REGENERATE").is_some() {
             std::fs::write(&path, &made.text).expect("the document is written");
         }
         let there = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(
             there == made.text,
-            "docs/conformance.md is not what {ROWS} and the tests say: URNIC_REGENERATE=1 cargo test -p urnic-tests --lib rows"
+            "docs/reference/conformance.md is not what {ROWS} and the tests say: URNIC_REGENERATE=1 cargo test -p urnic-tests --lib rows"
         );
     }
 
@@ -350,7 +351,7 @@ mod tests {
         assert_eq!(made.complaints, [] as [&str; 0]);
         assert!(
             made.text
-                .contains("3 rows: 2 with tests, 0 that do not apply, 1 open"),
+                .contains("3 rows: 2 with tests, 0 that do not apply,\n1 open"),
             "{}",
             made.text
         );

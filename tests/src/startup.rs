@@ -1,4 +1,4 @@
-//! MPA start-up frames as octets, and the introduction in their private data by which a native connection is made.
+//! MPA start-up frames as bytes, and the introduction in their private data by which a native connection is made.
 
 use crate::peer::Peer;
 
@@ -31,7 +31,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Its octets.
+    /// Its bytes.
     pub fn octets(&self) -> Vec<u8> {
         let key = if self.request { REQUEST_KEY } else { REPLY_KEY };
         let len = (self.private_data.len() as u16).to_be_bytes();
@@ -78,7 +78,7 @@ pub struct Introduction {
 }
 
 impl Introduction {
-    /// Its octets: version 1, a call, PSN and `rnr_retry` known.
+    /// Its bytes: version 1, a call, PSN and `rnr_retry` known.
     pub fn octets(&self) -> Vec<u8> {
         let mut octets = b"uRNC".to_vec();
         octets.extend([1, 0, 3, self.rnr_retry]);

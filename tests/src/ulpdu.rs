@@ -1,11 +1,11 @@
-//! DDP segments and RDMAP messages as octets, good and bad (RFC 5041 §4, RFC 5040 §4): nothing here is checked.
+//! DDP segments and RDMAP messages as bytes, good and bad (RFC 5041 §4, RFC 5040 §4): nothing here is checked.
 
 /// An untagged segment.
 pub fn untagged(control: u8, opcode: u8, qn: u32, msn: u32, mo: u32, payload: &[u8]) -> Vec<u8> {
     invalidating(control, opcode, 0, qn, msn, mo, payload)
 }
 
-/// An untagged segment with an Invalidate Stag.
+/// An untagged segment with an Invalidate STag.
 pub fn invalidating(
     control: u8,
     opcode: u8,
@@ -45,7 +45,7 @@ pub fn read_response(stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
     tagged(0xc1, 0x42, stag, to, payload)
 }
 
-/// Stag of every sink that [`read_request`] names.
+/// STag of every sink that [`read_request`] names.
 pub const SINK_STAG: u32 = 0x77;
 /// Its offset.
 pub const SINK_TO: u64 = 0x1000;

@@ -12,9 +12,9 @@ use crate::program::{Program, Running};
 use crate::startup::{CRC, ENHANCED, Frame, Introduction, MARKERS, WORD};
 use crate::ulpdu;
 
-/// Octets of the buffer that peers may read and write, and of the pages around it that they may not.
+/// Bytes of the buffer that peers may read and write, and of the pages around it that they may not.
 pub const PAGE: usize = 4096;
-/// Octets of the large region, which is readable and writable too.
+/// Bytes of the large region, which is readable and writable too.
 pub const LARGE: u32 = 16 << 20;
 /// Receives that a [`Link`] begins with, of a page each.
 pub const RECEIVES: u64 = 4;
@@ -160,7 +160,7 @@ pub struct Wc {
 #[derive(Debug)]
 struct Obedient {
     program: Running,
-    /// Answers taken so far, as octets of its output.
+    /// Answers taken so far, as bytes of its output.
     heard: usize,
 }
 
@@ -223,6 +223,8 @@ pub struct Victim {
     dialogue: Obedient,
     here: HashMap<String, String>,
     gid: [u8; 16],
+    /// Where it is told that its peers are; at first, where it is itself.
+    peers: [u8; 16],
     links: u32,
     pages: u64,
 }
@@ -248,12 +250,14 @@ impl Victim {
             dialogue: Obedient::start("victim", variables, place)?,
             here: HashMap::new(),
             gid: [0; 16],
+            peers: [0; 16],
             links: 0,
             pages: 0,
         };
         victim.here = fields(&victim.dialogue.answer());
         let gid = hex(&victim.here["gid"]);
         victim.gid = gid.try_into().expect("a GID has 16 octets");
+        victim.peers = victim.gid;
         Ok(victim)
     }
 
@@ -268,13 +272,13 @@ impl Victim {
         self.dialogue.ask(line)
     }
 
-    /// The Stag of one of its regions: `all`, `read`, `write`, `local`, `foreign`, `zero`, `in`, `big`.
+    /// The STag of one of its regions: `all`, `read`, `write`, `local`, `foreign`, `zero`, `in`, `big`.
     #[track_caller]
     pub fn stag(&self, name: &str) -> u32 {
         u32::from_str_radix(&self.here[name], 16).expect("a number")
     }
 
-    /// A Stag that nobody has.
+    /// A STag that nobody has.
     pub fn no_stag(&self) -> u32 {
         let taken = |stag: u32| self.here.values().any(|text| *text == format!("{stag:x}"));
         let mut stag = self.stag("all") ^ 0x5555_5500;
@@ -302,6 +306,11 @@ impl Victim {
 
     fn ip(&self) -> IpAddr {
         Ipv6Addr::from(self.gid).to_canonical()
+    }
+
+    /// The peers of queue pairs that are connected from now on are on another host.
+    pub fn expects_peers_at(&mut self, ip: Ipv4Addr) {
+        self.peers = ip.to_ipv6_mapped().octets();
     }
 
     /// Where the listener of a queue pair is.
@@ -342,7 +351,7 @@ impl Victim {
     /// Brings a queue pair to RTS, with such a peer.
     #[track_caller]
     pub fn connects(&mut self, qp: Qp, qpn: u32, wish: &Wish) {
-        let gid: String = self.gid.iter().map(|octet| format!("{octet:02x}")).collect();
+        let gid: String = self.peers.iter().map(|octet| format!("{octet:02x}")).collect();
         let Wish {
             ird, ord, rnr_retry, ..
         } = wish;

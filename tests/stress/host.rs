@@ -1,6 +1,6 @@
 //! A side as the model knows it: its memory, how that is registered, and what of it is in use.
 
-use urnic_verbs_api::rdma_core::*;
+use urnic_rdma_core::*;
 
 use crate::dice::Dice;
 use crate::plan::{REGION, REGIONS};
@@ -12,7 +12,7 @@ pub(crate) struct Span {
     pub(crate) len: usize,
 }
 
-/// What a region's first octet is called.
+/// What a region's first byte is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Naming {
     Address,
@@ -67,7 +67,7 @@ impl Host {
         None
     }
 
-    /// `len` octets in up to `most` pieces.
+    /// `len` bytes in up to `most` pieces.
     pub(crate) fn spans(
         &mut self,
         dice: &mut Dice,

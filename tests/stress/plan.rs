@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use urnic_verbs_api::rdma_core::*;
+use urnic_rdma_core::*;
 
 use crate::dice::Dice;
 use crate::host::{Change, Host, Naming, Region, Span};
@@ -165,7 +165,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// What there is in its own memory at that octet.
+    /// What there is in its own memory at that byte.
     pub(crate) fn who_uses(&self, at: usize) -> String {
         let within = |spans: &[Span]| {
             spans

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use urnic_verbs_api::rdma_core::*;
+use urnic_rdma_core::*;
 
 use crate::arena::Arena;
 use crate::host::{Change, Host, Naming, Span};

@@ -75,7 +75,12 @@ fn the_presence_folder_is_no_longer_than_needed() {
 }
 
 fn valgrind(options: &str) -> Pair {
+    let suppressions = format!(
+        "--suppressions={}",
+        urnic_tests::build::tree().join("share/valgrind.supp").display()
+    );
     let checks = [
+        &suppressions,
         "--quiet",
         "--error-exitcode=99",
         "--leak-check=full",

@@ -73,6 +73,20 @@ fn what_is_installed_is_enough_and_goes_again() {
     }
     let destination = Destination::new();
     destination.make("install");
+    for file in ["valgrind.supp", "tsan.supp"] {
+        let installed = destination.0.join("root/usr/share/urnic").join(file);
+        assert!(installed.is_file(), "{}", installed.display());
+    }
+    let pages = destination.0.join("root/usr/share/doc/urnic");
+    let page = std::fs::read_to_string(pages.join("README.md")).expect("the front page");
+    for link in page
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split([')', '#']).next())
+    {
+        let local = !link.contains(':') && !link.is_empty();
+        assert!(!local || pages.join(link).is_file(), "README.md links to {link}");
+    }
     is_enough(&destination, |program| program);
     if skip::root().is_ok() {
         let staged = Staged::new();

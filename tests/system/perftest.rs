@@ -221,7 +221,7 @@ fn in_the_other_debian_as_an_ordinary_user() {
     for_a_time("-D 2", place);
 }
 
-/// A row of docs/perftest.md: the command, and `works` or what perftest says.
+/// A row of docs/reference/perftest.md: the command, and `works` or what perftest says.
 struct Row {
     program: String,
     options: String,
@@ -230,7 +230,8 @@ struct Row {
 
 /// The rows under the heading that begins so.
 fn table(heading: &str) -> Vec<Row> {
-    let text = fs::read_to_string(tree().join("docs/perftest.md")).expect("docs/perftest.md");
+    let text =
+        fs::read_to_string(tree().join("docs/reference/perftest.md")).expect("docs/reference/perftest.md");
     let part = text.split("\n## ").find(|part| part.starts_with(heading));
     let lines = part.expect("the heading").lines();
     let row = |line: &str| {

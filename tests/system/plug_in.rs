@@ -1,5 +1,7 @@
 //! Programs do to their file descriptors, threads and processes what they like; the plug-in neither disturbs them nor breaks.
 
+use std::time::Duration;
+
 use urnic_tests::program::Program;
 use urnic_tests::skip::installed;
 use urnic_tests::{compiled, or_skip, plugin};
@@ -52,6 +54,13 @@ fn forks_beside_threads_that_open_do_not_hang() {
 }
 
 #[test]
+fn no_call_hangs_in_a_child_forked_beside_threads() {
+    let program = Program::new(or_skip!(compiled("forked")));
+    let ended = program.run_for(Duration::from_secs(300));
+    assert!(ended.ok() && ended.output.ends_with("answered\n"), "{ended}");
+}
+
+#[test]
 fn children_that_share_memory_until_exec_leave_it_alone() {
     trial("spawn");
 }
@@ -101,4 +110,11 @@ fn a_second_copy_of_the_plug_in_stands_aside() {
         .success();
     assert_eq!(text.matches("urnic0").count(), 1, "{text}");
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// libfabric overwrites the code of munmap(2) after it opened the device: a new thread must not be in it.
+#[test]
+fn threads_have_started_when_a_device_is_open() {
+    let said = Program::new(or_skip!(compiled("arenas"))).run().success();
+    assert!(said.contains("all there"), "{said}");
 }

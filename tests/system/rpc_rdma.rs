@@ -33,7 +33,7 @@ fn item(offset: usize, len: u32) -> Item<()> {
     }
 }
 
-/// What is called: octets of the call, its arguments behind that, room for results, octets of the longest reply; then octets of the reply and
+/// What is called: bytes of the call, its arguments behind that, room for results, bytes of the longest reply; then bytes of the reply and
 /// of the results in it.
 type Job = (
     usize,
@@ -44,7 +44,7 @@ type Job = (
     &'static [u32],
 );
 
-/// Every way there is, through thresholds of 1024 octets.
+/// Every way there is, through thresholds of 1024 bytes.
 const JOBS: [Job; 9] = [
     (40, &[], &[], 100, 24, &[]),
     (44, &[100], &[100], 100, 28, &[77]),

@@ -160,7 +160,7 @@ fn each_call_exposes_its_own_memory_and_the_reply_ends_that() {
         };
         said.split_whitespace().map(key).collect::<BTreeSet<u32>>()
     };
-    // Of no octets is what a connection begins with.
+    // Of no bytes is what a connection begins with.
     let read = keys(
         "iwarp_rdma.opcode == 1 && iwarp_rdma.rdmardsz != 0",
         "iwarp_rdma.srcstag",

@@ -64,8 +64,9 @@ fn rsockets_sends_once_more_than_its_peer_posted_receives_and_is_terminated_with
     let (mut server, _client) = or_skip!(overrun("0"));
     // DDP, untagged buffer, no buffer available (RFC 5041 §8).
     server.says("Terminate", |text| {
-        (text.contains("a Send finds no receive posted taken=384") && text.contains("Terminate 0x1202"))
-            .then_some(())
+        (text.contains("a Send finds no receive posted taken=384")
+            && text.contains("TerminateSent, 0x1202c000"))
+        .then_some(())
     });
 }
 
@@ -84,7 +85,7 @@ fn rspreload() -> Option<PathBuf> {
     places.find(|path| path.exists())
 }
 
-/// Octets that the process received through the device.
+/// Bytes that the process received through the device.
 fn received(process: u32, watched: &Folder) -> u64 {
     let stat = Program::plain(urnic()).line(&format!("stat --json {process}"));
     let json = stat.env("URNIC_PRESENT_DIR", &watched.0).run().success();

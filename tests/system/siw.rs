@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use urnic_tests::capture::Wire;
 use urnic_tests::guest::{Guest, HOST};
 use urnic_tests::or_skip;
-use urnic_tests::pair::{CALLS, called_too_early};
+use urnic_tests::pair::{CALLS, was_refused};
 use urnic_tests::program::Program;
 use urnic_tests::shell::LIMIT;
 use urnic_tests::skip::installed;
@@ -250,7 +250,7 @@ pub(crate) fn urnic_measures(guest: &Guest, line: &str, settings: Settings<'_>) 
     let client = format!("{server} ADDRESS");
     for _ in 1..CALLS {
         let ends = urnic_calls(guest, &server, &client, settings);
-        if !called_too_early(&ends.ours) {
+        if !was_refused(&ends.ours) {
             return ends.succeed();
         }
     }
@@ -264,7 +264,7 @@ pub(crate) fn siw_measures(guest: &Guest, line: &str, settings: Settings<'_>) ->
     let client = format!("{server} ADDRESS");
     let mut ends = siw_calls(guest, &server, &client, settings);
     for _ in 1..CALLS {
-        if !called_too_early(&ends.theirs) {
+        if !was_refused(&ends.theirs) {
             break;
         }
         ends = siw_calls(guest, &server, &client, settings);

@@ -76,7 +76,10 @@ fn a_process_that_was_killed_is_forgotten() {
     drop(victim);
     let gone = stat(&place, &pid.to_string()).run();
     assert_eq!(gone.status.code(), Some(1), "{gone}");
-    assert!(gone.output.contains("has no urnic device open"), "{gone}");
+    assert!(
+        gone.output.contains(&format!("there is no process {pid}")),
+        "{gone}"
+    );
     let left: Vec<_> =
         std::fs::read_dir(place.join(format!("urnic-{}", rustix::process::geteuid().as_raw())))
             .expect("the user's folder")
@@ -84,6 +87,38 @@ fn a_process_that_was_killed_is_forgotten() {
             .filter(|name| name.ends_with(".stat"))
             .collect();
     assert!(left.is_empty(), "{left:?}");
+    std::fs::remove_dir_all(&place).expect("our folder");
+}
+
+#[test]
+fn the_next_open_takes_away_what_killed_processes_left() {
+    let place = place("swept");
+    let names = || -> Vec<String> {
+        std::fs::read_dir(place.join(format!("urnic-{}", rustix::process::geteuid().as_raw())))
+            .expect("the user's folder")
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .filter(|name| name.ends_with(".stat"))
+            .collect()
+    };
+    let living = or_skip!(victim_in(&place));
+    for _ in 0..3 {
+        let killed = or_skip!(victim_in(&place));
+        killed.process().signal(Signal::KILL);
+        drop(killed);
+    }
+    assert_eq!(names().len(), 2, "each took away what the one before left");
+    let next = or_skip!(victim_in(&place));
+    let pids = [&living, &next].map(|victim| format!("{}-", victim.process().pid()));
+    let left = names();
+    assert!(
+        left.len() == 2
+            && pids
+                .iter()
+                .all(|pid| left.iter().any(|name| name.starts_with(pid))),
+        "{left:?} of {pids:?}"
+    );
+    living.leaves();
+    next.leaves();
     std::fs::remove_dir_all(&place).expect("our folder");
 }
 

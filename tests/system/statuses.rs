@@ -8,10 +8,11 @@ use urnic_tests::build::tree;
 use urnic_tests::program::Program;
 use urnic_tests::{compiled, or_skip};
 
-/// The statuses that `docs/statuses.md` has in its table of what comes.
+/// The statuses that `docs/reference/statuses.md` has in its table of what comes.
 fn documented() -> BTreeSet<u32> {
-    let text = fs::read_to_string(tree().join("docs/statuses.md")).expect("docs/statuses.md");
-    let rows = text.lines().skip_while(|line| *line != "## What comes");
+    let text =
+        fs::read_to_string(tree().join("docs/reference/statuses.md")).expect("docs/reference/statuses.md");
+    let rows = text.lines().skip_while(|line| *line != "## Statuses that occur");
     let rows = rows.skip(1).take_while(|line| !line.starts_with("## "));
     rows.filter_map(|row| row.split('|').nth(1)?.trim().parse().ok())
         .collect()
@@ -23,5 +24,9 @@ fn every_status_and_event_that_can_come_does() {
     assert!(ended.ok(), "{ended}");
     let number = |line: &str| line.split(' ').next()?.parse().ok();
     let came: BTreeSet<u32> = ended.output.lines().filter_map(number).collect();
-    assert_eq!(came, documented(), "docs/statuses.md has others:\n{ended}");
+    assert_eq!(
+        came,
+        documented(),
+        "docs/reference/statuses.md has others:\n{ended}"
+    );
 }

@@ -11,6 +11,35 @@ const LIMIT: Duration = Duration::from_secs(180);
 /// GiBs, of which the first touch of each page is the machine's own work.
 const SLOW: Duration = Duration::from_secs(300);
 
+/// What `tests/programs/states.c` says.
+fn states() -> Result<String, String> {
+    Ok(Program::new(compiled("states")?).run_for(LIMIT).success())
+}
+
+#[test]
+fn vrb_q_02_each_state_takes_or_refuses_what_is_posted() {
+    let text = or_skip!(states());
+    // 22 is EINVAL; a completion is ID=STATUS, and status 5 is a flush.
+    let expected = "RESET: send 22, built 22, receive 0\n\
+                    INIT: send 22, built 22, receive 0\n\
+                    INIT completes:\n\
+                    RTR: send 0, built 0, receive 0\n\
+                    RTR completes:\n\
+                    RTS: send 0, built 0, receive 0\n\
+                    RTS completes: 1=0 2=0 1=0 2=0\n\
+                    the peer completes: 10=0 11=0 12=0 13=0\n\
+                    ERR: send 0, built 0, receive 0\n\
+                    ERR completes: 3=5 3=5 1=5 2=5 3=5\n\
+                    SQD: send 22, built 22\n";
+    assert!(text.starts_with(expected), "{text}");
+}
+
+#[test]
+fn vrb_m_06_inline_data_is_copied_when_it_is_posted() {
+    let text = or_skip!(states());
+    assert!(text.ends_with("inline: 1, one byte more: 22\nkept\n"), "{text}");
+}
+
 #[test]
 fn memory_is_registered_in_every_way_there_is() {
     or_skip!(in_process("the next test is the other device's"));

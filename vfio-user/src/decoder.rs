@@ -27,18 +27,18 @@ pub enum StreamError {
     TooManyFds,
 }
 
-/// A whole message.
+/// A whole message, with descriptors of type `F`.
 #[derive(Debug)]
-pub struct Message {
+pub struct Message<F = OwnedFd> {
     /// Its header.
     pub header: Header,
     /// What is behind the header.
     pub payload: Vec<u8>,
     /// The descriptors that came with it; closed when dropped.
-    pub fds: Vec<OwnedFd>,
+    pub fds: Vec<F>,
 }
 
-impl Message {
+impl<F> Message<F> {
     /// Whether it answers a command of ours.
     pub fn is_reply(&self) -> bool {
         matches!(self.header.kind, Kind::Reply { .. })
@@ -65,8 +65,10 @@ impl Message {
 
 /// Takes a stream apart. Push what each read brought, then take messages until there are none: so at most one unfinished message and
 /// one read are held, and no more descriptors than one message may bring and one read brought.
+///
+/// What stands for a descriptor is the caller's to choose: a server that sorts descriptors before it knows which message they belong to keeps them sorted.
 #[derive(Debug)]
-pub struct Decoder {
+pub struct Decoder<F = OwnedFd> {
     limits: Limits,
     /// Bytes of which `..at` are consumed.
     buffer: Vec<u8>,
@@ -74,13 +76,20 @@ pub struct Decoder {
     /// Bytes of the stream before `buffer[0]`.
     before: u64,
     /// With the place in the stream of the last byte of the read that brought them.
-    fds: VecDeque<(u64, OwnedFd)>,
+    fds: VecDeque<(u64, F)>,
     failed: Option<StreamError>,
 }
 
 impl Decoder {
     /// A decoder at the start of a stream.
     pub fn new(limits: Limits) -> Decoder {
+        Decoder::of_sorted(limits)
+    }
+}
+
+impl<F> Decoder<F> {
+    /// A decoder at the start of a stream, with something of the caller's in the place of descriptors.
+    pub fn of_sorted(limits: Limits) -> Decoder<F> {
         Decoder {
             limits,
             buffer: Vec::new(),
@@ -98,7 +107,7 @@ impl Decoder {
 
     /// What one read brought. Descriptors are taken to belong to the message in which the read ended: Linux gives out the bytes of a
     /// `sendmsg` that came with descriptors at the end of a read, never before bytes of a later one.
-    pub fn push(&mut self, bytes: &[u8], fds: impl IntoIterator<Item = OwnedFd>) {
+    pub fn push(&mut self, bytes: &[u8], fds: impl IntoIterator<Item = F>) {
         if self.failed.is_some() {
             return;
         }
@@ -128,7 +137,7 @@ impl Decoder {
         self.at < self.buffer.len()
     }
 
-    fn take(&mut self) -> Result<Option<Message>, StreamError> {
+    fn take(&mut self) -> Result<Option<Message<F>>, StreamError> {
         let have = &self.buffer[self.at..];
         let header = have.first_chunk().map(Header::parse).transpose()?;
         let Some(header) = header else {
@@ -153,7 +162,7 @@ impl Decoder {
     }
 
     /// All descriptors that are here belong to the message that has begun.
-    fn wait(&self) -> Result<Option<Message>, StreamError> {
+    fn wait(&self) -> Result<Option<Message<F>>, StreamError> {
         if self.fds.len() > self.limits.fds {
             return Err(StreamError::TooManyFds);
         }
@@ -162,8 +171,8 @@ impl Decoder {
 }
 
 /// The messages that are complete. `None` asks for more bytes; an error comes again and again.
-impl Iterator for Decoder {
-    type Item = Result<Message, StreamError>;
+impl<F> Iterator for Decoder<F> {
+    type Item = Result<Message<F>, StreamError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if let Some(error) = self.failed {

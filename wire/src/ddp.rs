@@ -1,8 +1,8 @@
 //! DDP segments (RFC 5041 §4).
 //!
 //! ```text
-//! tagged     T|L|Rsvd(4)|DV(2)  RsvdULP(8)   STag(32)  TO(64)                     14 octets
-//! untagged   T|L|Rsvd(4)|DV(2)  RsvdULP(40)  QN(32)    MSN(32)   MO(32)           18 octets
+//! tagged     T|L|Rsvd(4)|DV(2)  RsvdULP(8)   STag(32)  TO(64)                     14 bytes
+//! untagged   T|L|Rsvd(4)|DV(2)  RsvdULP(40)  QN(32)    MSN(32)   MO(32)           18 bytes
 //! ```
 //!
 //! RsvdULP is the upper layer's; DDP carries it unread.
@@ -11,10 +11,10 @@ use core::fmt;
 use zerocopy::byteorder::big_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Octets of a tagged header (RFC 5041 §4.2).
+/// Bytes of a tagged header (RFC 5041 §4.2).
 pub const TAGGED_LEN: usize = 14;
 
-/// Octets of an untagged header (RFC 5041 §4.3).
+/// Bytes of an untagged header (RFC 5041 §4.3).
 pub const UNTAGGED_LEN: usize = 18;
 
 /// DV: the version of DDP that RFC 5041 §4.1 defines.
@@ -55,9 +55,9 @@ pub enum Error {
     /// [`TerminateError`](crate::rdmap::TerminateError).
     #[error("DDP segment of {have} octets is shorter than its header of {needed}")]
     Truncated {
-        /// Octets of the header, or 1 where not even the control octet is there.
+        /// Bytes of the header, or 1 where not even the control byte is there.
         needed: usize,
-        /// Octets of the ULPDU.
+        /// Bytes of the ULPDU.
         have: usize,
     },
     /// DV is not [`VERSION`]. Tagged and untagged segments have different codes for it (RFC 5041 §7.2).
@@ -75,11 +75,11 @@ pub enum Error {
 pub struct TaggedHeader {
     /// L: the message ends with this segment.
     pub last: bool,
-    /// RsvdULP: RDMAP's control octet.
+    /// RsvdULP: RDMAP's control byte.
     pub rsvd_ulp: u8,
     /// Steering tag.
     pub stag: u32,
-    /// Tagged offset of the payload's first octet.
+    /// Tagged offset of the payload's first byte.
     pub to: u64,
 }
 
@@ -106,7 +106,7 @@ impl TaggedHeader {
 pub struct UntaggedHeader {
     /// L: the message ends with this segment.
     pub last: bool,
-    /// RsvdULP, first octet: RDMAP's control octet.
+    /// RsvdULP, first byte: RDMAP's control byte.
     pub rsvd_ulp: u8,
     /// RsvdULP, the other four: RDMAP's Invalidate STag.
     pub rsvd_ulp_word: u32,
@@ -114,7 +114,7 @@ pub struct UntaggedHeader {
     pub qn: u32,
     /// Message sequence number, from 1 on each queue, wrapping.
     pub msn: u32,
-    /// Offset of the payload's first octet in the message.
+    /// Offset of the payload's first byte in the message.
     pub mo: u32,
 }
 
@@ -143,7 +143,7 @@ const fn control_octet(last: bool) -> u8 {
     VERSION | if last { control::LAST } else { 0 }
 }
 
-/// Octets of the header that begins with `control`, by its T bit.
+/// Bytes of the header that begins with `control`, by its T bit.
 #[inline]
 pub const fn header_len(control: u8) -> usize {
     if control & control::TAGGED != 0 {
@@ -211,7 +211,7 @@ impl Header {
         }
     }
 
-    /// Writes the header to the front of `buffer`; returns the octets written.
+    /// Writes the header to the front of `buffer`; returns the bytes written.
     ///
     /// # Panics
     /// If `buffer` is shorter than [`Self::buffer_len`].
@@ -223,7 +223,7 @@ impl Header {
         }
     }
 
-    /// Octets the header takes.
+    /// Bytes the header takes.
     #[inline]
     pub const fn buffer_len(&self) -> usize {
         match self {
@@ -241,7 +241,7 @@ impl Header {
         }
     }
 
-    /// The first octet of RsvdULP: RDMAP's control octet.
+    /// The first byte of RsvdULP: RDMAP's control byte.
     #[inline]
     pub const fn rsvd_ulp(&self) -> u8 {
         match self {

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Two conventions hold everywhere. `parse` takes what a peer sent: it returns an error that names the fault and
-//! never panics. `emit` takes what we built: it writes to the front of the buffer, returns the number of octets
+//! never panics. `emit` takes what we built: it writes to the front of the buffer, returns the number of bytes
 //! written, and panics if the buffer is shorter than `buffer_len()`, as slice indexing does.
 
 #![forbid(unsafe_code)]

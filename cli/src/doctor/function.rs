@@ -5,8 +5,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, geteuid, getrlimit};
-use urnic_driver_shim::bus::vfio::{DRIVER, Function, Holder, Sysfs, holder_of};
-use urnic_verbs_api::device::pci;
+use urnic_bus::vfio::{DRIVER, Function, Holder, Sysfs, holder_of};
+use urnic_device::pci;
 
 use super::finding::{Finding, Verdict};
 
@@ -261,7 +261,7 @@ fn memlock(function: &Function) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use urnic_driver_shim::bus::vfio::Group;
+    use urnic_bus::vfio::Group;
 
     fn ours() -> Function {
         Function {

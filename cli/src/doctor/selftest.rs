@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::finding::Finding;
+use super::mends;
 use crate::environment::Environment;
 use crate::program::find;
 
@@ -31,7 +32,8 @@ pub(super) fn run(env: &Environment) -> Finding {
         ),
         Err(text) => {
             let again = format!("URNIC_LOG=debug urnic run -- {PROGRAM} & urnic run -- {PROGRAM} 127.0.0.1");
-            Finding::wrong(SUBJECT, text, again)
+            let mend = mends::named_in(&text, &again);
+            Finding::wrong(SUBJECT, text, mend)
         }
     }
 }
@@ -47,8 +49,9 @@ pub(super) fn answers(env: &Environment) -> Finding {
         Ok(output) if output.status.success() => Finding::good(SUBJECT, "the device opens and answers"),
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr);
-            let text = said.lines().next().unwrap_or("it said nothing").to_owned();
-            Finding::wrong(SUBJECT, text, "URNIC_LOG=debug urnic info")
+            let text = mends::telling_line(&said).to_owned();
+            let mend = mends::named_in(&text, "URNIC_LOG=debug urnic info");
+            Finding::wrong(SUBJECT, text, mend)
         }
         Err(error) => Finding::wrong(SUBJECT, error, "urnic info"),
     }
@@ -138,7 +141,7 @@ impl End {
             .stderr
             .take()
             .map(|mut pipe| pipe.read_to_string(&mut text));
-        text.lines().last().unwrap_or("it said nothing").to_owned()
+        mends::telling_line(&text).to_owned()
     }
 }
 

@@ -1,12 +1,12 @@
 //! The command queue.
 
-use urnic_verbs_api::device::command::{
+use urnic_device::command::{
     Command, Count, CreateCq, CreateEq, CreateMr, CreateMw, DeviceAttributes, Handle, ModifyMr, ModifyQp,
     Nothing, Opcode, Status,
 };
-use urnic_verbs_api::device::counter::Counter;
-use urnic_verbs_api::device::registers::{CMD_VECTOR, VECTORS};
-use urnic_verbs_api::device::stream::{Attach, Close, MAX_STREAMING};
+use urnic_device::counter::Counter;
+use urnic_device::registers::{CMD_VECTOR, VECTORS};
+use urnic_device::stream::{Attach, Close, MAX_STREAMING};
 
 use super::checks;
 use crate::rig::{LOG_COMMANDS, NOWHERE, Rig};
@@ -237,7 +237,7 @@ fn counters_are_counted(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-/// Any octets are a command that ends somehow, and nothing else suffers.
+/// Any bytes are a command that ends somehow, and nothing else suffers.
 fn garbage_is_refused(rig: &Rig) -> Outcome {
     let (near, far) = crate::connection::pair(rig)?;
     let mut seed = 0x9e37_79b9_7f4a_7c15u64;

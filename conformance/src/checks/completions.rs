@@ -2,15 +2,15 @@
 
 use std::rc::Rc;
 
-use urnic_verbs_api::device::command::{
+use urnic_device::command::{
     Command, Count, CreateQp, CreateSrq, ModifySrq, Nothing, Opcode, QueueHandle, ResizeCq, Status, features,
 };
-use urnic_verbs_api::device::cqe::CQE_LEN;
-use urnic_verbs_api::device::doorbell::Kind;
-use urnic_verbs_api::device::event::{EventKind, QpFault};
-use urnic_verbs_api::device::record::QueueRecord;
-use urnic_verbs_api::device::wqe::RecvHeader;
-use urnic_verbs_api::vocabulary::WcStatus::Success;
+use urnic_device::cqe::CQE_LEN;
+use urnic_device::doorbell::Kind;
+use urnic_device::event::{EventKind, QpFault};
+use urnic_device::record::QueueRecord;
+use urnic_device::vocabulary::WcStatus::Success;
+use urnic_device::wqe::RecvHeader;
 use zerocopy::IntoBytes;
 
 use super::checks;

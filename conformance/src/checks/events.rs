@@ -2,14 +2,12 @@
 
 use std::collections::HashSet;
 
-use urnic_verbs_api::device::command::{
-    Command, CreateEq, ModerateCq, Nothing, Opcode, QueueHandle, Status, features,
-};
-use urnic_verbs_api::device::doorbell::{CQ_SLOTS, Doorbell, Kind, SLOTS};
-use urnic_verbs_api::device::event::{Event, EventKind};
-use urnic_verbs_api::device::registers::VECTORS;
-use urnic_verbs_api::device::wqe::{self, SendFlags};
-use urnic_verbs_api::vocabulary::WcStatus;
+use urnic_device::command::{Command, CreateEq, ModerateCq, Nothing, Opcode, QueueHandle, Status, features};
+use urnic_device::doorbell::{CQ_SLOTS, Doorbell, Kind, SLOTS};
+use urnic_device::event::{Event, EventKind};
+use urnic_device::registers::VECTORS;
+use urnic_device::vocabulary::WcStatus;
+use urnic_device::wqe::{self, SendFlags};
 
 use super::checks;
 use crate::connection::{calling, own, pair, works};

@@ -1,9 +1,9 @@
 //! Errors: each fails what it concerns, is told, and leaves the rest alone.
 
-use urnic_verbs_api::device::command::{Nothing, Opcode as CommandOpcode};
-use urnic_verbs_api::device::event::{EventKind, QpFault};
-use urnic_verbs_api::device::wqe::{BLOCK_LEN, Opcode, Sge};
-use urnic_verbs_api::vocabulary::{Access, QpState, WcStatus};
+use urnic_device::command::{Nothing, Opcode as CommandOpcode};
+use urnic_device::event::{EventKind, QpFault};
+use urnic_device::vocabulary::{Access, QpState, WcStatus};
+use urnic_device::wqe::{BLOCK_LEN, Opcode, Sge};
 
 use super::checks;
 use crate::connection::{End, pair, works};

@@ -2,13 +2,13 @@
 
 use std::rc::Rc;
 
-use urnic_verbs_api::device::command::{
+use urnic_device::command::{
     Command, CreateCq, CreateEq, CreateMw, CreateQp, CreateSrq, ModifyQp, Nothing, Opcode, QueueHandle,
     ResizeCq, Status, modify,
 };
-use urnic_verbs_api::device::doorbell::SLOTS;
-use urnic_verbs_api::device::registers::{UARS, VECTORS};
-use urnic_verbs_api::vocabulary::QpState;
+use urnic_device::doorbell::{Kind, SLOTS};
+use urnic_device::registers::{UARS, VECTORS};
+use urnic_device::vocabulary::QpState;
 
 use super::checks;
 use crate::connection::{End, pair, works};
@@ -263,23 +263,49 @@ fn attributes_out_of_range_are_refused(rig: &Rig) -> Outcome {
 
 fn doorbells_of_nonsense_are_ignored(rig: &Rig) -> Outcome {
     let (near, far) = pair(rig)?;
-    for value in [
-        0,
-        u64::MAX,
-        1 << 56,
-        0x01ff_ffff_0000_0000,
-        0x0500_0001_ffff_ffff,
-        0xff00_0000_0000_0001,
-    ] {
+    let cqs = [&near, &far].map(|end| [end.qp.send_cq.id, end.qp.recv_cq.id]);
+    let other_page = rig.create(Opcode::AllocUar, &Nothing {})?;
+    let mut values = vec![0, u64::MAX];
+    let of = |kind: u64, queue: u32, index: u32| {
+        kind << 56 | u64::from(queue & 0xff_ffff) << 32 | u64::from(index)
+    };
+    for index in [0, 1, u32::MAX] {
+        for queue in cqs.concat().into_iter().chain([near.qp.id, far.qp.id]) {
+            // Kinds that there are not, for queues that there are, and the other way round.
+            values.extend([0, 6, 0x7f, 0xff].map(|kind| of(kind, queue, index)));
+            values.extend((1..=5).map(|kind| of(kind, queue ^ 0x80_0000, index)));
+        }
+    }
+    for value in values {
         for page in [0, rig.uar] {
             for slot in [0, 8, (SLOTS - 1) * 8] {
                 rig.bus.doorbell(page, slot, value);
             }
         }
     }
+    // Arms of our queues, through the page of nobody's.
+    for cq in cqs.concat() {
+        rig.bus.doorbell(other_page, 0, of(Kind::Arm as u64, cq, 0));
+        rig.bus
+            .doorbell(other_page, 8, of(Kind::ArmSolicited as u64, cq, 0));
+    }
     // And one too many does no harm.
     near.qp.ring_sends(rig);
     far.qp.ring_sends(rig);
     rig.lives()?;
-    works(rig, &near, &far)
+    for end in [&near, &far] {
+        end.qp.is_in(rig, QpState::Rts)?;
+        ensure!(
+            end.qp.send_cq.there() + end.qp.recv_cq.there() == 0,
+            "something completed that was not posted"
+        );
+    }
+    works(rig, &near, &far)?;
+    // Completions came, and nobody asked to be told.
+    rig.lives()?;
+    ensure!(
+        rig.notices.in_ring() == 0,
+        "a completion queue was armed by nonsense"
+    );
+    Ok(())
 }

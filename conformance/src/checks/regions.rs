@@ -2,11 +2,11 @@
 
 use std::rc::Rc;
 
-use urnic_verbs_api::device::command::{
+use urnic_device::command::{
     Command, CreateMr, CreateMw, Handle, ModifyMr, Nothing, Opcode, Status, features, reregister,
 };
-use urnic_verbs_api::device::wqe::{self, BindOperands, Sge};
-use urnic_verbs_api::vocabulary::{Access, WcStatus};
+use urnic_device::vocabulary::{Access, WcStatus};
+use urnic_device::wqe::{self, BindOperands, Sge};
 use zerocopy::IntoBytes;
 
 use super::checks;

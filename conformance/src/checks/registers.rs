@@ -1,7 +1,7 @@
 //! BAR 0.
 
-use urnic_verbs_api::device::command::{Command, Nothing, Opcode};
-use urnic_verbs_api::device::registers::*;
+use urnic_device::command::{Command, Nothing, Opcode};
+use urnic_device::registers::*;
 
 use super::checks;
 use crate::rig::{NOWHERE, PHASE, Rig, load, reset};
@@ -127,7 +127,7 @@ fn a_device_that_is_not_enabled_executes_nothing(rig: &Rig) -> Outcome {
     );
     rig.enable()?;
     rig.lives()?;
-    let slots = rig.commands.completions.len() / urnic_verbs_api::device::command::COMPLETION_LEN;
+    let slots = rig.commands.completions.len() / urnic_device::command::COMPLETION_LEN;
     let written = (0..slots)
         .filter(|slot| load(rig.commands.completions.word(slot * 64 + PHASE)) != 0)
         .count();

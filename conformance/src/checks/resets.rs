@@ -1,8 +1,8 @@
 //! Function reset.
 
-use urnic_verbs_api::device::command::{Command, Handle, Nothing, Opcode, Status};
-use urnic_verbs_api::device::registers::{CONTROL, STATUS};
-use urnic_verbs_api::device::wqe;
+use urnic_device::command::{Command, Handle, Nothing, Opcode, Status};
+use urnic_device::registers::{CONTROL, STATUS};
+use urnic_device::wqe;
 
 use super::checks;
 use crate::connection::{own, pair, stream, works};

@@ -3,10 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 
-use urnic_verbs_api::device::command::{Command, Handle, Nothing, Opcode, Status};
-use urnic_verbs_api::device::event::EventKind;
-use urnic_verbs_api::device::stream::{Close, Endpoints, Listen, MAX_STREAMING, input};
-use urnic_verbs_api::vocabulary::QpState;
+use urnic_device::command::{Command, Handle, Nothing, Opcode, Status};
+use urnic_device::event::EventKind;
+use urnic_device::stream::{Close, Endpoints, Listen, MAX_STREAMING, input};
+use urnic_device::vocabulary::QpState;
 
 use super::checks;
 use crate::connection::{End, addresses, attachment, calling, listen, own, stream};

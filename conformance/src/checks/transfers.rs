@@ -1,11 +1,11 @@
 //! Work queues: every operation between two queue pairs, the shadow doorbell, wrapping rings.
 
-use urnic_verbs_api::device::command::{Opcode as CommandOpcode, features};
-use urnic_verbs_api::device::cqe::CqeFlags;
-use urnic_verbs_api::device::event::EventKind;
-use urnic_verbs_api::device::stream::attach;
-use urnic_verbs_api::device::wqe::{AtomicOperands, MAX_INLINE, Opcode, SendFlags, Sge};
-use urnic_verbs_api::vocabulary::{WcOpcode, WcStatus};
+use urnic_device::command::{Opcode as CommandOpcode, features};
+use urnic_device::cqe::CqeFlags;
+use urnic_device::event::EventKind;
+use urnic_device::stream::attach;
+use urnic_device::vocabulary::{WcOpcode, WcStatus};
+use urnic_device::wqe::{AtomicOperands, MAX_INLINE, Opcode, SendFlags, Sge};
 use zerocopy::IntoBytes;
 
 use super::checks;

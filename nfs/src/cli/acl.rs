@@ -1,10 +1,9 @@
 //! `urnic-nfs acl`: access control lists as text, a line for each entry, as `getfacl -cnE` and `setfacl --set-file` have it.
 
-use super::Done;
 use super::remote::{Remote, Way};
+use super::{Done, print};
 use clap::Args;
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::PathBuf;
 use urnic_nfs::acl::{Acl, EXECUTE, Entry, MAX_ENTRIES, READ, Rights, Tag, WRITE};
 use urnic_nfs::nfsacl::{ACCESS, DEFAULT, List, Lists};
@@ -61,8 +60,7 @@ impl Show {
         let text = both
             .iter()
             .filter_map(|(of, list)| Some(text(of, list.as_ref()?)));
-        let written = std::io::stdout().write_all(text.collect::<String>().as_bytes());
-        written.map_err(|error| error.to_string())
+        print(&text.collect::<String>())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::remote::{Remote, Way};
 use super::transfer::Window;
-use super::{Done, octets};
+use super::{Done, octets, print};
 use clap::Args;
 use std::time::Instant;
 use urnic_nfs::client::{Client, Error, read, written};
@@ -14,10 +14,10 @@ use urnic_nfs::nfs3::*;
 pub(crate) struct Bench {
     /// SERVER:PATH of a directory
     remote: Remote,
-    /// Octets of the file
+    /// Bytes of the file
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = octets)]
     size: u64,
-    /// Octets of each large READ and WRITE, at most 1M
+    /// Bytes of each large READ and WRITE, at most 1M
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = octets)]
     block: u64,
     /// Operations under way at once
@@ -64,10 +64,12 @@ impl Bench {
                 .iter()
                 .map(|(name, value, _)| format!("\"{name}\": {value:.1}"))
                 .collect();
-            println!("{{{}}}", fields.join(", "));
+            print(&format!("{{{}}}\n", fields.join(", ")))?;
         } else {
-            rows.iter()
-                .for_each(|(name, value, unit)| println!("{name:12} {value:10.1} {unit}"));
+            let lines = rows
+                .iter()
+                .map(|(name, value, unit)| format!("{name:12} {value:10.1} {unit}\n"));
+            print(&lines.collect::<String>())?;
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! `urnic-nfs ls`.
 
-use super::Done;
 use super::remote::{Remote, Way};
+use super::{Done, print};
 use clap::Args;
-use std::io::Write;
+use std::fmt::Write as _;
 use urnic_nfs::nfs3::{Attributes, Kind};
 
 /// What to list.
@@ -33,20 +33,17 @@ impl List {
             vec![(self.remote.name().unwrap_or_default().into(), Some(attributes))]
         };
         entries.sort_by(|(a, _), (b, _)| a.cmp(b));
-        let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-        let written = entries.iter().try_for_each(|(name, attributes)| {
+        let mut text = String::new();
+        for (name, attributes) in &entries {
             if self.long {
-                match attributes {
-                    Some(attributes) => write!(out, "{} ", described(attributes))?,
-                    None => write!(out, "?????????? ")?,
-                }
+                let known = attributes.as_ref().map(described);
+                text.push_str(known.as_deref().unwrap_or("??????????"));
+                text.push(' ');
             }
-            // Names are octets; a terminal is not to obey them.
-            writeln!(out, "{}", name.escape_ascii())
-        });
-        written
-            .and_then(|()| out.flush())
-            .map_err(|error| error.to_string())
+            // Names are bytes; a terminal is not to obey them.
+            let _ = writeln!(text, "{}", name.escape_ascii());
+        }
+        print(&text)
     }
 }
 

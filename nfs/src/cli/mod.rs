@@ -7,10 +7,20 @@ pub(crate) mod remote;
 pub(crate) mod serve;
 pub(crate) mod transfer;
 
+use urnic_console::{READER_GONE, Unwritten};
+
 /// What a command ends with, or why it did not work.
 pub(crate) type Done<T> = Result<T, String>;
 
-/// Octets, as people write them: 4096, 64K, 256M, 2G.
+/// Writes to standard output. When its reader has left there is nobody to work for, and the process ends.
+pub(crate) fn print(text: &str) -> Done<()> {
+    match urnic_console::print(text) {
+        Err(Unwritten::ReaderGone) => std::process::exit(READER_GONE.into()),
+        written => written.map_err(|unwritten| unwritten.to_string()),
+    }
+}
+
+/// Bytes, as people write them: 4096, 64K, 256M, 2G.
 pub(crate) fn octets(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {

@@ -1,12 +1,17 @@
 //! `urnic-nfs serve`.
 
-use super::{Done, octets};
+use super::{Done, octets, print};
 use clap::Args;
+use rustix::process::{Resource, getrlimit, setrlimit};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
+use urnic_console::complain;
 use urnic_nfs::memory::Pool;
 use urnic_nfs::service::Service;
+use urnic_nfs::shares::Shares;
+use urnic_nfs::tcp::Limits;
 use urnic_nfs::tree::{Caller, Directory, InMemory, Tree};
 use urnic_nfs::{Options, Server, rdma, tcp};
 
@@ -16,7 +21,7 @@ pub(crate) struct Serve {
     /// The directory
     #[arg(required_unless_present = "memory", conflicts_with = "memory")]
     directory: Option<PathBuf>,
-    /// A tree in memory instead, empty at first, of at most so many octets: 512M, 2G
+    /// A tree in memory instead, empty at first, of at most so many bytes: 512M, 2G
     #[arg(long, value_name = "SIZE", value_parser = octets)]
     memory: Option<u64>,
     /// Let nobody change anything
@@ -34,11 +39,34 @@ pub(crate) struct Serve {
     /// RDMA port of NFS and MOUNT; 0 takes any and says which [default: 20049, where there is an RDMA device]
     #[arg(long, value_name = "PORT")]
     rdma_port: Option<u16>,
+    /// Memory of calls and replies on their way, beside that of a tree; one address has half of it at most, and less when others need it
+    #[arg(long, value_name = "SIZE", value_parser = octets, default_value = "1G")]
+    buffers: u64,
+    /// Connections by TCP, and by RDMA; for one more, the address that has most loses one [default: 512 and 256]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_connections: Option<u32>,
+    /// Time without calls after which a connection is ended; 0 is never
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    idle_timeout: u32,
+    /// Time that a call may take to come, or a reply to be taken; a second more for each 16 KiB of it
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
+    stall_timeout: u32,
 }
+
+/// The least for `--buffers`: a few calls of a few clients.
+const LEAST_BUFFERS: u64 = 32 << 20;
+
+/// Of the descriptors that a process may have, a tree keeps three quarters in use; the part of TCP connections, which have one each, and of connections by
+/// RDMA, which have several.
+const TCP_PART: u64 = 8;
+const RDMA_PART: u64 = 32;
 
 impl Serve {
     pub(crate) fn run(&self) -> Done<()> {
-        let pool = Pool::limited((1 << 30) + self.memory.unwrap_or_default().min(1 << 62));
+        let buffers = self.buffers.clamp(LEAST_BUFFERS, 1 << 62);
+        let pool = Pool::limited(buffers + self.memory.unwrap_or_default().min(1 << 62));
+        let shares = Shares::new(buffers);
+        let descriptors = most_descriptors();
         let tree: Box<dyn Tree> = match (&self.directory, self.memory) {
             (Some(directory), _) => {
                 let tree = Directory::new(directory, pool.clone());
@@ -63,17 +91,31 @@ impl Serve {
         let refused = |error| format!("{address}: {error}");
         let listener = TcpListener::bind(address).map_err(refused)?;
         let bound = listener.local_addr().map_err(refused)?;
-        println!("urnic-nfs: NFSv3 over TCP at {bound}");
-        let rdma = self.rdma(&pool)?;
+        print(&format!("urnic-nfs: NFSv3 over TCP at {bound}\n"))?;
+        let limits = Limits {
+            connections: self.connections(512, descriptors / TCP_PART),
+            idle: self.idle(),
+            stall: self.stall(),
+        };
+        let rdma = self.rdma(
+            &pool,
+            rdma::Options {
+                connections: self.connections(256, descriptors / RDMA_PART),
+                shares: Some(shares.clone()),
+                idle: limits.idle,
+                stall: limits.stall,
+                ..rdma::options()
+            },
+        )?;
         std::thread::scope(|scope| {
             if let Some(server) = &rdma {
                 scope.spawn(|| {
                     if let Err(error) = server.serve(&*service) {
-                        eprintln!("urnic-nfs: no RDMA any more: {error}");
+                        complain("urnic-nfs", &format!("no RDMA any more: {error}"));
                     }
                 });
             }
-            let ended = tcp::serve(&listener, &service, &pool).map_err(refused);
+            let ended = tcp::serve(&listener, &service, &pool, &shares, limits).map_err(refused);
             if let Some(server) = &rdma {
                 server.stop();
             }
@@ -81,12 +123,33 @@ impl Serve {
         })
     }
 
+    /// Connections of a transport: what was asked for, or else this, as far as there are descriptors.
+    fn connections(&self, default: u32, descriptors: u64) -> usize {
+        let wanted = u64::from(self.max_connections.unwrap_or(default));
+        if wanted > descriptors {
+            tracing::warn!(
+                wanted,
+                most = descriptors,
+                "fewer connections: raise the limit of open files (ulimit -n)"
+            );
+        }
+        wanted.min(descriptors).max(1) as usize
+    }
+
+    fn idle(&self) -> Option<Duration> {
+        (self.idle_timeout > 0).then(|| Duration::from_secs(self.idle_timeout.into()))
+    }
+
+    fn stall(&self) -> Duration {
+        Duration::from_secs(self.stall_timeout.into())
+    }
+
     /// The listener of RDMA, if it was asked for or there can be one.
-    fn rdma(&self, pool: &Pool) -> Done<Option<rdma::Server>> {
+    fn rdma(&self, pool: &Pool, options: rdma::Options) -> Done<Option<rdma::Server>> {
         let address = SocketAddr::new(self.listen, self.rdma_port.unwrap_or(rdma::NFS_PORT));
-        match rdma::Server::with_pool(address, &rdma::options(), pool) {
+        match rdma::Server::with_pool(address, &options, pool) {
             Ok(server) => {
-                println!("urnic-nfs: NFSv3 over RDMA at {}", server.address());
+                print(&format!("urnic-nfs: NFSv3 over RDMA at {}\n", server.address()))?;
                 Ok(Some(server))
             }
             Err(error) if self.rdma_port.is_none() => {
@@ -101,4 +164,13 @@ impl Serve {
             Err(error) => Err(format!("{address}, RDMA: {error}")),
         }
     }
+}
+
+/// Descriptors that the process may have: as many as it can, up to those that a directory makes use of.
+fn most_descriptors() -> u64 {
+    const MOST: u64 = 1 << 16;
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum.map_or(Some(MOST), |most| Some(most.min(MOST)));
+    let _ = setrlimit(Resource::Nofile, limit);
+    getrlimit(Resource::Nofile).current.unwrap_or(MOST)
 }

@@ -17,7 +17,7 @@ use urnic_nfs::nfs3::*;
 /// How to move data.
 #[derive(Args, Debug)]
 pub(crate) struct Window {
-    /// Octets of each READ or WRITE, at most 1M; fewer if the server takes fewer
+    /// Bytes of each READ or WRITE, at most 1M; fewer if the server takes fewer
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = block)]
     block: u64,
     /// READs or WRITEs under way at once
@@ -156,7 +156,7 @@ impl Window {
         Self { block, depth, quiet }
     }
 
-    /// The same with blocks that a server takes which takes `most` octets at once.
+    /// The same with blocks that a server takes which takes `most` bytes at once.
     pub(crate) fn within(&self, most: u32) -> Self {
         let block = self.block.min(u64::from(most)).max(1);
         Self { block, ..*self }
@@ -174,7 +174,7 @@ impl Window {
         bar
     }
 
-    /// Reads `size` octets; a file that turns out to be shorter ends sooner.
+    /// Reads `size` bytes; a file that turns out to be shorter ends sooner.
     pub(crate) fn read(
         &self,
         client: &mut Client,
@@ -220,7 +220,7 @@ impl Window {
         }
     }
 
-    /// Writes `size` octets and has them committed; all again, if the server was restarted in between.
+    /// Writes `size` bytes and has them committed; all again, if the server was restarted in between.
     pub(crate) fn write(
         &self,
         client: &mut Client,

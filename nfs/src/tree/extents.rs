@@ -1,4 +1,4 @@
-//! A file's octets in memory: pieces with holes between them.
+//! A file's bytes in memory: pieces with holes between them.
 //!
 //! What a transport received is kept as it is, if it is large: no copy. Each buffer belongs to one extent only, which shows at least half of it,
 //! so that what is overwritten bit by bit does not hold memory for long. A piece that is being sent does not change: writing on it makes a copy.
@@ -7,12 +7,12 @@ use crate::memory::{MAX_BUFFER, Pool, Slice};
 use crate::tree::Data;
 use std::collections::BTreeMap;
 
-/// The octets of a file.
+/// The bytes of a file.
 #[derive(Debug, Default)]
 pub(super) struct Extents {
     pieces: BTreeMap<u64, Slice>,
     size: u64,
-    /// Octets of the buffers.
+    /// Bytes of the buffers.
     used: u64,
 }
 
@@ -20,7 +20,7 @@ pub(super) struct Extents {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Full;
 
-/// Octets from which on a transport's buffer is kept and not copied.
+/// Bytes from which on a transport's buffer is kept and not copied.
 const KEEP: usize = 64 << 10;
 
 /// Pieces that a READ brings at most; what is in more is copied together.
@@ -35,7 +35,7 @@ impl Extents {
         self.used
     }
 
-    /// The octets from `offset` on, `count` or as many as there are.
+    /// The bytes from `offset` on, `count` or as many as there are.
     pub(super) fn read(
         &self,
         offset: u64,
@@ -81,7 +81,7 @@ impl Extents {
         Ok(vec![together.share()])
     }
 
-    /// Writes; the file may take `room` octets more of memory.
+    /// Writes; the file may take `room` bytes more of memory.
     pub(super) fn write(&mut self, offset: u64, data: Data, room: u64, pool: &Pool) -> Result<(), Full> {
         let octets = data.octets();
         if octets.is_empty() {
@@ -170,7 +170,7 @@ impl Extents {
         Ok(())
     }
 
-    /// Takes `start..end` out of the pieces, when what is then there and `more` octets fit into `room`.
+    /// Takes `start..end` out of the pieces, when what is then there and `more` bytes fit into `room`.
     fn make_room(&mut self, start: u64, end: u64, room: u64, more: u64, pool: &Pool) -> Result<(), Full> {
         let first = self
             .pieces

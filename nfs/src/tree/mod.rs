@@ -30,7 +30,7 @@ pub enum Data<'a> {
 }
 
 impl Data<'_> {
-    /// The octets.
+    /// The bytes.
     pub fn octets(&self) -> &[u8] {
         match self {
             Self::Inline(octets) => octets,
@@ -42,7 +42,7 @@ impl Data<'_> {
 /// What READ finds.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// The octets, in few pieces.
+    /// The bytes, in few pieces.
     pub pieces: Vec<Slice>,
     /// Nothing follows them.
     pub eof: bool,
@@ -126,7 +126,7 @@ pub trait Tree: Send + Sync {
     fn read_link(&self, file: &Handle) -> Outcome<Vec<u8>>;
     /// READ.
     fn read(&self, caller: &Caller, file: &Handle, offset: u64, count: u32) -> Outcome<Found>;
-    /// WRITE: octets written, and how safely.
+    /// WRITE: bytes written, and how safely.
     fn write(
         &self,
         caller: &Caller,

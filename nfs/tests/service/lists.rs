@@ -178,13 +178,104 @@ proptest! {
     }
 
     #[test]
-    fn any_octets_are_lists_or_not(octets: Vec<u8>, words in prop::collection::vec(0..33_u32, 0..40)) {
-        let _ = Lists::take(&mut Reader(&octets));
+    fn any_octets_are_lists_or_not(octets: Vec<u8>, words in words()) {
         let words: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
-        if let Ok(lists) = Lists::take(&mut Reader(&words)) {
-            let _ = lists.change();
+        for octets in [&octets, &words] {
+            let reader = &mut Reader(octets);
+            let taken = Lists::take(reader).ok();
+            let expected = &mut octets.chunks_exact(4).map(|word| u32::from_be_bytes(word.try_into().unwrap()));
+            prop_assert_eq!(&taken, &lists_of(expected));
+            let Some(lists) = taken else { continue };
+            prop_assert_eq!(octets.len() - reader.0.len(), 4 * (octets.len() / 4 - expected.count()));
+            // What was understood is written, and read again as the same.
+            let mut again = Vec::new();
+            lists.put(&mut again);
+            prop_assert_eq!(Lists::take(&mut Reader(&again)), Ok(lists.clone()));
+            prop_assert_eq!(lists.change().is_ok(), can_be_set(&lists), "{:?}", lists);
         }
     }
+}
+
+/// Words that are often one list: a count, mostly that of the entries that follow, their number, and the entries.
+fn list_words() -> impl Strategy<Value = Vec<u32>> {
+    let tag = prop_oneof![
+        8 => prop::sample::select(vec![1_u32, 2, 4, 8, 0x10, 0x20]),
+        2 => prop::sample::select(vec![0x1001_u32, 0x1010, 0x1020]),
+        1 => 0..70_u32,
+    ];
+    let rights = prop_oneof![20 => 0..8_u32, 1 => 8..16_u32];
+    let any = prop::collection::vec((tag, ids(), rights), 0..5);
+    let good = entries().prop_map(|entries| {
+        let words = entries.iter().map(|ace| (ace.tag as u32, ace.id, ace.rights));
+        words.collect::<Vec<_>>()
+    });
+    let off = prop_oneof![8 => Just(0_u32), 2 => 1..4_u32, 1 => 4..1100_u32];
+    (prop_oneof![any, good], off).prop_map(|(entries, off)| {
+        let len = entries.len() as u32;
+        let entries = entries.iter().flat_map(|(tag, id, rights)| [*tag, *id, *rights]);
+        [len ^ off, len].into_iter().chain(entries).collect()
+    })
+}
+
+/// A mask and two lists, of which a word may be missing at the end.
+fn words() -> impl Strategy<Value = Vec<u32>> {
+    (0..20_u32, list_words(), list_words(), 0..8_usize).prop_map(|(mask, access, default, missing)| {
+        let mut words = [vec![mask], access, default].concat();
+        words.truncate(words.len() - missing / 7);
+        words
+    })
+}
+
+/// The lists that words are, by the definition of `secattr` and the limits that Linux has.
+fn lists_of(words: &mut impl Iterator<Item = u32>) -> Option<Lists> {
+    let mask = words.next()?;
+    let mut list = |bit| {
+        let (count, len) = (words.next()?, words.next()?);
+        if count.max(len) > 1024 || (mask & bit != 0 && count != len) {
+            return None;
+        }
+        let entries = (0..len).map(|_| {
+            let (tag, id, rights) = (words.next()? & !0x1000, words.next()?, words.next()?);
+            let tag = Tag::ALL.iter().copied().find(|known| *known as u32 == tag)?;
+            let rights = if tag == Tag::Mask { rights % 8 } else { rights };
+            (rights < 8).then_some(Ace { tag, id, rights })
+        });
+        let entries = entries.collect::<Option<_>>()?;
+        Some(List { count, entries })
+    };
+    let (access, default) = (list(1)?, list(4)?);
+    Some(Lists {
+        mask,
+        access,
+        default,
+    })
+}
+
+/// Does POSIX.1e make lists of these entries, and has the mask nothing else?
+fn can_be_set(lists: &Lists) -> bool {
+    let is_list = |entries: &[Ace]| {
+        let count = |tag| entries.iter().filter(|ace| ace.tag == tag).count();
+        let named: Vec<_> = entries
+            .iter()
+            .filter(|ace| matches!(ace.tag, Tag::User | Tag::Group))
+            .collect();
+        let twice = named.iter().any(|one| {
+            named
+                .iter()
+                .filter(|other| (other.tag, other.id) == (one.tag, one.id))
+                .count()
+                > 1
+        });
+        let base = [Tag::Owner, Tag::OwningGroup, Tag::Other]
+            .iter()
+            .all(|tag| count(*tag) == 1);
+        base && !twice
+            && count(Tag::Mask) <= 1
+            && (named.is_empty() || count(Tag::Mask) == 1)
+            && named.iter().all(|ace| ace.id != u32::MAX)
+    };
+    let fits = |bit, list: &List| lists.mask & bit == 0 || list.entries.is_empty() || is_list(&list.entries);
+    lists.mask < 16 && fits(1, &lists.access) && fits(4, &lists.default)
 }
 
 #[test]

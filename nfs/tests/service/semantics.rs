@@ -143,7 +143,7 @@ fn a_write_that_comes_late_does_not_undo_the_one_behind_it() {
         write(4712, b'b');
         assert_eq!(write(4711, b'a'), first);
         assert_eq!(contents(&mut client, file, 0, 5000).unwrap().0, [b'b'; 5000]);
-        // Another call has another xid, or else other octets.
+        // Another call has another xid, or else other bytes.
         write(4712, b'c');
         assert_eq!(contents(&mut client, file, 0, 5000).unwrap().0, [b'c'; 5000]);
     }

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use rustix::io::Errno;
-use urnic_driver_shim::driver::{self, Driver};
+use urnic_driver::Driver;
 
 use super::on_demand::Places;
 
 /// A domain. It lives until what is in it is gone.
 pub(crate) struct Domain {
     pub(crate) driver: Arc<Driver>,
-    pub(crate) device: driver::Pd,
+    pub(crate) device: urnic_driver::Pd,
     pub(crate) on_demand: Places,
     /// Queues in it, and parent domains of it, whichever context knows them.
     pub(crate) tenants: Arc<AtomicU32>,

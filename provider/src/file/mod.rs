@@ -11,8 +11,8 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::io::Errno;
-use urnic_driver_shim::driver::Driver;
-use urnic_driver_shim::presence::{Presence, registry};
+use urnic_driver::Driver;
+use urnic_presence::{Presence, registry};
 
 use device_memory::DeviceMemory;
 use domain::Domain;

@@ -6,8 +6,8 @@ use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
-use urnic_verbs_api::rdma_core::ibv_sge;
-use urnic_verbs_api::vocabulary::Access;
+use urnic_device::vocabulary::Access;
+use urnic_rdma_core::ibv_sge;
 
 /// Where such a region is.
 #[derive(Debug, Clone, Copy)]

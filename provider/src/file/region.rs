@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
-use urnic_driver_shim::driver::{self, Driver};
+use urnic_driver::Driver;
 
 use super::device_memory::Memory;
 use super::domain::Domain;
@@ -17,7 +17,7 @@ pub(crate) struct Region {
 
 /// What a reregistration changes.
 pub(crate) struct State {
-    pub(crate) device: driver::Mr,
+    pub(crate) device: urnic_driver::Mr,
     pub(crate) domain: Arc<Domain>,
     /// Its keys, and its length in bytes, as the program is told.
     pub(crate) lkey: u32,
@@ -66,7 +66,7 @@ impl Drop for Region {
 
 impl State {
     /// Of a region that local and remote users know by the same key.
-    pub(crate) fn new(device: driver::Mr, domain: Arc<Domain>, length: usize, flags: u32) -> State {
+    pub(crate) fn new(device: urnic_driver::Mr, domain: Arc<Domain>, length: usize, flags: u32) -> State {
         State {
             lkey: device.stag,
             rkey: device.stag,

@@ -5,10 +5,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
-use urnic_driver_shim::driver;
-use urnic_driver_shim::presence::fds::{self, Kind};
-use urnic_driver_shim::presence::{Presence, command, registry};
-use urnic_driver_shim::signals::HeldBack;
+use urnic_presence::{Presence, command, registry};
+use urnic_process::fds::{self, Kind};
+use urnic_process::signals::HeldBack;
 
 use super::{ACTIVE, missing};
 use crate::guard::{guarded, set_errno};
@@ -246,7 +245,7 @@ unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usiz
     loop {
         let signals = HeldBack::from_here();
         // SAFETY: the C caller vouches for its buffer, and for the addresses in the command.
-        let outcome = guarded(|| unsafe { driver::cm_write(fd, bytes.cast(), length, &signals) });
+        let outcome = guarded(|| unsafe { urnic_driver::cm_write(fd, bytes.cast(), length, &signals) });
         signals.release();
         match outcome {
             Ok(Some(written)) => return written as isize,
@@ -257,7 +256,7 @@ unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usiz
             Err(error) => return refuse(error) as isize,
         }
         let mut octet = 0u8;
-        // SAFETY: a local; the octet that says that there is an event stays where it is. An fd that shall not block does not.
+        // SAFETY: a local; the byte that says that there is an event stays where it is. An fd that shall not block does not.
         match unsafe { wait(fd, (&raw mut octet).cast(), 1, libc::MSG_PEEK) } {
             ..0 => return -1,
             // Another thread closed the channel. In a kernel a call under way goes on; nothing will ever come.

@@ -9,16 +9,40 @@
 
 mod fds;
 mod paths;
+pub(crate) mod signals;
 
 use std::ffi::{CStr, c_char};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use urnic_driver_shim::presence::Presence;
-use urnic_driver_shim::presence::redirect::{PathBuffer, Target, is_ours};
+use urnic_presence::Presence;
+use urnic_presence::redirect::{PathBuffer, Target, is_ours};
 
 use crate::first_look::first_look;
 use crate::guard::{guarded, set_errno};
+use crate::log::complaining;
+
+/// How many descriptors libibverbs has open at a time while it reads the files of a device: the list's, the device's folder, and a file. If one cannot be
+/// opened, it says that there is no such device.
+const DESCRIPTORS_OF_A_LIST: usize = 3;
+
+/// What is said when it cannot.
+const NO_LIST: &str = "libibverbs cannot read the list of devices";
+
+/// Whether the process can open what libibverbs opens to read the list.
+fn list_can_be_read() -> Result<(), Errno> {
+    let mut opened = [const { None::<OwnedFd> }; DESCRIPTORS_OF_A_LIST];
+    for place in &mut opened {
+        *place = Some(rustix::fs::open(
+            "/",
+            OFlags::PATH | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?);
+    }
+    Ok(())
+}
 
 /// Cleared in a second copy of the plug-in, which leaves everything to the first.
 static ACTIVE: AtomicBool = AtomicBool::new(true);
@@ -46,10 +70,12 @@ unsafe fn redirect(path: *const c_char, buffer: &mut PathBuffer) -> Option<(&CSt
     }
     let found = guarded(|| {
         first_look();
-        Ok(Presence::current()?.redirect(path, buffer))
+        let presence = complaining("there is no urnic0 for this program", Presence::current)?;
+        Ok(presence.redirect(path, buffer))
     });
     let found = found.ok().flatten()?;
     if found.1 == Target::DeviceScan {
+        let _ = guarded(|| complaining(NO_LIST, list_can_be_read));
         let _ = guarded(crate::register::with_every_libibverbs);
     }
     Some(found)

@@ -5,14 +5,15 @@ use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::ptr::null_mut;
 
 use rustix::io::Errno;
-use urnic_driver_shim::presence::Presence;
-use urnic_driver_shim::presence::redirect::{PathBuffer, Target, may_be_ours};
-use urnic_driver_shim::presence::registry;
-use urnic_driver_shim::watch;
-use urnic_verbs_api::device::counter::Counter;
+use urnic_device::counter::Counter;
+use urnic_driver::watch;
+use urnic_presence::Presence;
+use urnic_presence::redirect::{PathBuffer, Target, may_be_ours};
+use urnic_presence::registry;
 
-use super::{missing, redirect};
+use super::{NO_LIST, missing, redirect};
 use crate::guard::guarded;
+use crate::log::complaining;
 use crate::real::{self, Opaque};
 
 /// Calls `next` with the path that stands for `path`. Out of line, so that only paths that may be ours pay for the buffer.
@@ -25,7 +26,7 @@ unsafe fn elsewhere<R>(path: *const c_char, next: impl FnOnce(*const c_char) -> 
     let mut buffer = PathBuffer::new();
     // SAFETY: as promised by the caller.
     match unsafe { redirect(path, &mut buffer) } {
-        Some((found, _)) => next(found.as_ptr()),
+        Some((found, target)) => watched(target, || next(found.as_ptr())),
         None => next(path),
     }
 }
@@ -42,7 +43,7 @@ unsafe fn elsewhere_opening(path: *const c_char, next: impl FnOnce(*const c_char
     match unsafe { redirect(path, &mut buffer) } {
         Some((found, Target::HwCounter(counter))) => live(found, counter, next),
         Some((found, target)) => {
-            let mut fd = next(found.as_ptr());
+            let mut fd = watched(target, || next(found.as_ptr()));
             if fd >= 0 {
                 if target == Target::RdmaCm {
                     fd = out_of_the_way(fd);
@@ -68,6 +69,29 @@ unsafe fn elsewhere_opening(path: *const c_char, next: impl FnOnce(*const c_char
         }
         None => next(path),
     }
+}
+
+/// Calls the real function for a file of ours; has the log say so if there is no descriptor left for it, which a program would report as a device that
+/// is not there.
+fn watched<R>(target: Target, call: impl FnOnce() -> R) -> R {
+    // SAFETY: libc's own place for the calling thread's errno.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: as above, here and below.
+    let before = unsafe { place.replace(0) };
+    let result = call();
+    // SAFETY: as above.
+    let after = unsafe { place.read() };
+    if matches!(after, libc::EMFILE | libc::ENFILE) {
+        let errno = Errno::from_raw_os_error(after);
+        let what = match target {
+            Target::DeviceScan => NO_LIST,
+            _ => "a file that stands for urnic0 cannot be opened",
+        };
+        let _: Result<(), Errno> = guarded(|| complaining(what, || Err(errno)));
+    }
+    // SAFETY: as above.
+    unsafe { place.write(if after == 0 { before } else { after }) };
+    result
 }
 
 /// Where the numbers of the connection manager's channels begin, if there is room.
@@ -107,7 +131,7 @@ unsafe fn elsewhere_streaming(path: *const c_char, next: impl FnOnce(*const c_ch
     // SAFETY: as promised by the caller.
     match unsafe { redirect(path, &mut buffer) } {
         Some((found, Target::HwCounter(counter))) => live(found, counter, next),
-        Some((found, _)) => next(found.as_ptr()),
+        Some((found, target)) => watched(target, || next(found.as_ptr())),
         None => next(path),
     }
 }

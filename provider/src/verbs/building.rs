@@ -1,7 +1,7 @@
 //! What the work-request builder ([`qp_ex`](super::qp_ex)) keeps with the send queue while that is locked.
 
 use rustix::io::Errno;
-use urnic_verbs_api::device::wqe::Opcode;
+use urnic_device::wqe::Opcode;
 
 use super::send_queue::{Entry, SendQueue};
 

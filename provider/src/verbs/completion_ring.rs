@@ -1,12 +1,12 @@
-//! The driver's side of a completion queue's ring ([`cqe`](urnic_verbs_api::device::cqe)), and what a completion looks
+//! The driver's side of a completion queue's ring ([`cqe`](urnic_device::cqe)), and what a completion looks
 //! like to the program.
 
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use urnic_verbs_api::device::cqe::{Cqe, CqeFlags, PHASE};
-use urnic_verbs_api::device::record::CqRecord;
-use urnic_verbs_api::rdma_core::{IBV_WC_WITH_IMM, IBV_WC_WITH_INV, ibv_wc};
+use urnic_device::cqe::{Cqe, CqeFlags, PHASE};
+use urnic_device::record::CqRecord;
+use urnic_rdma_core::{IBV_WC_WITH_IMM, IBV_WC_WITH_INV, ibv_wc};
 
 /// In a completion's `qid`: its queue pair is gone, skip it. Real numbers have 24 bits.
 const GONE: u32 = u32::MAX;
@@ -169,7 +169,7 @@ pub(crate) fn flags(cqe: &Cqe) -> u32 {
     flags
 }
 
-/// `imm_data` of a completion: in network order as it came, or the invalidated Stag as a number.
+/// `imm_data` of a completion: in network order as it came, or the invalidated STag as a number.
 #[inline]
 pub(crate) fn extra(cqe: &Cqe) -> u32 {
     u32::from_ne_bytes(cqe.extra)

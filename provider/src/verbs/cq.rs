@@ -8,10 +8,10 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use urnic_driver_shim::driver;
-use urnic_driver_shim::presence::{ChannelSender, registry};
-use urnic_verbs_api::device::cqe::Cqe;
-use urnic_verbs_api::rdma_core::{
+use urnic_device::cqe::Cqe;
+use urnic_presence::fork::Birthplace;
+use urnic_presence::{ChannelSender, registry};
+use urnic_rdma_core::{
     IBV_CQ_ATTR_MODERATE, ibv_comp_channel, ibv_context, ibv_cq, ibv_moderate_cq, ibv_modify_cq_attr, ibv_pd,
     ibv_wc, verbs_cq,
 };
@@ -31,7 +31,9 @@ use crate::guard::{contained, pointer, status};
 pub(crate) struct Cq {
     /// Must be first: libibverbs' pointer is ours.
     abi: Foreign<verbs_cq>,
-    pub(super) device: Arc<driver::Cq>,
+    /// Looked at before any lock.
+    pub(super) birthplace: Birthplace,
+    pub(super) device: Arc<urnic_driver::Cq>,
     pub(super) completions: Lock<Completions>,
     /// Where completion events go; `None`: nowhere.
     channel: Option<Arc<ChannelSender>>,
@@ -149,6 +151,7 @@ impl Cq {
             place,
             Cq {
                 abi: Foreign::new(abi),
+                birthplace: Birthplace::here(),
                 device,
                 completions: Lock::new(Completions {
                     ring,
@@ -226,7 +229,7 @@ impl Cq {
             && let Some((cqe, wr_id)) = completions.take()
         {
             // SAFETY: `taken` is less than `room`.
-            unsafe { wc.add(taken).write(work_completion(&cqe, wr_id)) };
+            unsafe { wc.add(taken).write_unaligned(work_completion(&cqe, wr_id)) };
             taken += 1;
         }
         if completions.ring.consumer() != before {
@@ -256,6 +259,9 @@ impl Cq {
 
     /// Ends it. Waits until the program acknowledged its events.
     fn destroy(&self) -> Result<(), Errno> {
+        if !self.birthplace.is_here() {
+            return Err(Errno::IO);
+        }
         if !self.completions.hold().members.is_empty() {
             return Err(Errno::BUSY);
         }
@@ -334,10 +340,13 @@ pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     })
 }
 
-/// `ibv_poll_cq(3)`. One that finds nothing lets the device work on this thread, and looks again.
+/// `ibv_poll_cq(3)`. One that finds nothing lets the device work on this thread, and looks again. Negative (EIO) in a forked child.
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: a live queue.
     let cq = unsafe { Cq::of(cq) };
+    if !cq.birthplace.is_here() {
+        return -Errno::IO.raw_os_error();
+    }
     let room = usize::try_from(num_entries).unwrap_or(0);
     // SAFETY: the program's array has so many entries.
     let mut taken = unsafe { cq.poll(room, wc) };
@@ -351,10 +360,13 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc:
     taken as c_int
 }
 
-/// `ibv_req_notify_cq(3)`.
+/// `ibv_req_notify_cq(3)`: EIO in a forked child.
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: a live queue.
     let cq = unsafe { Cq::of(cq) };
+    if !cq.birthplace.is_here() {
+        return Errno::IO.raw_os_error();
+    }
     // The next completion is asked for: those that lie there, taken or not, are no news. (perftest takes one per event, and an event
     // too many for a place to post into.)
     let newest = cq.completions.hold().ring.newest();

@@ -6,13 +6,15 @@ use std::ffi::{c_int, c_uint};
 use std::ptr;
 
 use rustix::io::Errno;
-use urnic_verbs_api::rdma_core::*;
+use urnic_rdma_core::*;
 
 use super::completion_ring::{extra, flags};
 use super::cq::{Completions, Cq};
 use super::lock::Held;
+use super::observed;
 use crate::context::Context;
 use crate::guard::{contained, pointer};
+use crate::race_detector;
 
 /// Fields of a completion that can be asked for. The datagram ones read as 0.
 const FIELDS: u64 = IBV_WC_EX_WITH_BYTE_LEN
@@ -66,6 +68,10 @@ pub(super) unsafe extern "C" fn create_cq_ex(
         ex.read_sl = Some(read_no_byte);
         ex.read_dlid_path_bits = Some(read_no_byte);
         ex.read_completion_ts = Some(read_completion_ts);
+        if race_detector::present() {
+            ex.start_poll = Some(observed::start_poll);
+            ex.next_poll = Some(observed::next_poll);
+        }
         Ok(cq)
     })
     .cast()
@@ -94,14 +100,17 @@ unsafe fn load(cq: *mut ibv_cq_ex, completions: &mut Held<'_, Completions>) -> b
     true
 }
 
-/// ENOENT when there is nothing: then the lock is not held.
-unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+/// ENOENT when there is nothing, EIO in a forked child: then the lock is not held.
+pub(super) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: the program's attributes.
     if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
         return Errno::INVAL.raw_os_error();
     }
     // SAFETY: a live queue.
     let queue = unsafe { of(cq) };
+    if !queue.birthplace.is_here() {
+        return Errno::IO.raw_os_error();
+    }
     for again in [true, false] {
         let mut completions = queue.completions.hold();
         // SAFETY: its lock is held.
@@ -119,8 +128,12 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     Errno::NOENT.raw_os_error()
 }
 
-/// ENOENT when there is nothing more.
-unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+/// ENOENT when there is nothing more; EIO in a child forked between `start_poll` and this.
+pub(super) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: a live queue.
+    if !unsafe { of(cq) }.birthplace.is_here() {
+        return Errno::IO.raw_os_error();
+    }
     // SAFETY: a live queue, kept locked by `start_poll`.
     unsafe {
         let mut completions = of(cq).completions.resume();
@@ -135,6 +148,9 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: a live queue.
     let queue = unsafe { of(cq) };
+    if !queue.birthplace.is_here() {
+        return;
+    }
     // SAFETY: `start_poll` kept it locked.
     let completions = unsafe { queue.completions.resume() };
     completions.ring.publish();

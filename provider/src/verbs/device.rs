@@ -5,10 +5,10 @@ use std::mem;
 use std::ptr;
 
 use rustix::io::Errno;
-use urnic_driver_shim::driver::Attributes;
-use urnic_verbs_api::device::command::features;
-use urnic_verbs_api::device::{INTERFACE_VERSION, pci};
-use urnic_verbs_api::rdma_core::*;
+use urnic_device::command::features;
+use urnic_device::{INTERFACE_VERSION, pci};
+use urnic_driver::Attributes;
+use urnic_rdma_core::*;
 
 use super::send_queue::MAX_MESSAGE;
 use crate::context::Context;

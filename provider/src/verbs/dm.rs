@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
-use urnic_verbs_api::rdma_core::*;
+use urnic_rdma_core::*;
 
 use super::foreign::Foreign;
 use super::mr;

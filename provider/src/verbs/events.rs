@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use urnic_driver_shim::driver::{AsyncEvent, ContextEvents};
-use urnic_driver_shim::presence::ChannelSender;
-use urnic_verbs_api::rdma_core::ib_uverbs_async_event_desc;
+use urnic_driver::{AsyncEvent, ContextEvents};
+use urnic_presence::ChannelSender;
+use urnic_rdma_core::ib_uverbs_async_event_desc;
 
 use super::cq::Cq;
 use super::qp::Qp;

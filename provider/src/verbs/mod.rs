@@ -7,7 +7,9 @@
 //! program's pointer is the box. Locks: a queue's own only, one at a time, and none while the device works or the
 //! driver is called. A region's own is held while the driver works on it, and before those of handles and of places on demand.
 
-use urnic_verbs_api::rdma_core::{ContextOps, Level};
+use urnic_rdma_core::{ContextOps, Level};
+
+use crate::race_detector;
 
 mod building;
 mod completion_ring;
@@ -21,6 +23,7 @@ mod ledger;
 mod lock;
 mod mr;
 mod mw;
+mod observed;
 mod parent_domain;
 mod pd;
 mod post;
@@ -32,11 +35,20 @@ mod reported;
 mod ring_tests;
 mod send_queue;
 mod srq;
+mod unaligned;
 
 pub(crate) use events::Events;
 
 /// The operations of a context. What is not here answers EOPNOTSUPP.
 pub(crate) fn operations(level: Level) -> ContextOps {
+    let operations = all(level);
+    match race_detector::present() {
+        false => operations,
+        true => observed::in_place_of(operations),
+    }
+}
+
+fn all(level: Level) -> ContextOps {
     ContextOps::new(level)
         .query_device_ex(device::query_device_ex)
         .query_port(device::query_port)

@@ -2,22 +2,21 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
-use std::slice;
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
-use urnic_driver_shim::driver;
-use urnic_verbs_api::rdma_core::{
+use urnic_device::vocabulary::Access;
+use urnic_rdma_core::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_ON_DEMAND, IBV_ADVISE_MR_ADVICE_PREFETCH,
     IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH,
     IBV_MR_TYPE_IMPORTED_MR, IBV_MR_TYPE_MR, IBV_MR_TYPE_NULL_MR, IBV_REREG_MR_CHANGE_ACCESS,
     IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_FLAGS_SUPPORTED, ibv_mr, ibv_pd,
     ibv_sge, verbs_mr,
 };
-use urnic_verbs_api::vocabulary::Access;
 
 use super::foreign::Foreign;
 use super::pd::Pd;
+use super::unaligned;
 use crate::file::File;
 use crate::file::device_memory::Memory;
 use crate::file::on_demand::Place;
@@ -202,7 +201,7 @@ pub(super) unsafe extern "C" fn rereg_mr(
         };
         this.region.driver.reregister(
             &mut state.device,
-            &driver::Reregistration {
+            &urnic_driver::Reregistration {
                 memory,
                 pd: domain.as_ref().map(|domain| &domain.device),
                 access: has(IBV_REREG_MR_CHANGE_ACCESS),
@@ -323,11 +322,11 @@ pub(super) unsafe extern "C" fn advise_mr(
         domain.driver.here()?;
         let places = &domain.on_demand;
         // SAFETY: the program's list of so many elements.
-        let elements = unsafe { slice::from_raw_parts(elements, count as usize) };
-        let asked: Result<Vec<_>, Errno> = elements.iter().map(|e| places.asked(e, write)).collect();
+        let elements = unsafe { unaligned::elements(elements, count as usize) };
+        let asked: Result<Vec<_>, Errno> = elements.iter().map(|e| places.asked(&e.get(), write)).collect();
         for (addr, len) in asked? {
             if fault
-                && let Err(errno) = driver::prefetch(addr, len, write)
+                && let Err(errno) = urnic_driver::prefetch(addr, len, write)
                 && flags & IBV_ADVISE_MR_FLAG_FLUSH != 0
             {
                 return Err(errno);
@@ -340,7 +339,7 @@ pub(super) unsafe extern "C" fn advise_mr(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use urnic_verbs_api::rdma_core::*;
+    use urnic_rdma_core::*;
 
     #[test]
     fn rights_that_need_local_write_are_refused_without_it() {

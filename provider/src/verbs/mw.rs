@@ -5,7 +5,7 @@ use std::mem;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use urnic_verbs_api::rdma_core::*;
+use urnic_rdma_core::*;
 
 use super::foreign::Foreign;
 use super::pd::Pd;
@@ -57,7 +57,7 @@ pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     })
 }
 
-/// The next key for the same window: its low octet is the program's to choose, and must differ from bind to bind.
+/// The next key for the same window: its low byte is the program's to choose, and must differ from bind to bind.
 fn next_key(rkey: u32) -> u32 {
     rkey & !0xff | rkey.wrapping_add(1) & 0xff
 }

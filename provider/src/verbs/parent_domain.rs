@@ -6,8 +6,8 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
-use urnic_driver_shim::driver::RingPlacement;
-use urnic_verbs_api::rdma_core::*;
+use urnic_driver::RingPlacement;
+use urnic_rdma_core::*;
 
 /// What a ring is for, as the allocator is told.
 #[derive(Debug, Clone, Copy)]

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
-use urnic_verbs_api::rdma_core::*;
+use urnic_rdma_core::*;
 
 use super::foreign::Foreign;
 use super::parent_domain::{Allocator, Resource, Rings};

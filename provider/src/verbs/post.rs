@@ -1,12 +1,14 @@
 //! Posting work requests.
 
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 
 use rustix::io::Errno;
-use urnic_verbs_api::rdma_core::{ibv_qp, ibv_recv_wr, ibv_send_wr};
-use urnic_verbs_api::vocabulary::QpState;
+use urnic_device::vocabulary::QpState;
+use urnic_rdma_core::{ibv_qp, ibv_recv_wr, ibv_send_wr};
 
 use super::qp::Qp;
+use super::unaligned::structure;
 use crate::guard::contained;
 
 /// Whether the send queue takes work requests: when connected, or about to be, and in error, where each completes flushed.
@@ -19,7 +21,20 @@ pub(super) fn takes_sends(state: QpState) -> bool {
     matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqe | QpState::Err)
 }
 
-/// `ibv_post_send(3)`: EINVAL for a request that can not be, or not in this state; ENOMEM when the queue is full. The
+/// Takes none of a list of requests.
+///
+/// # Safety
+/// `bad` is null, or the program's variable.
+#[cold]
+pub(super) unsafe fn refuse<T>(first: *mut T, bad: *mut *mut T, errno: Errno) -> c_int {
+    if !bad.is_null() {
+        // SAFETY: as promised.
+        unsafe { bad.write_unaligned(first) };
+    }
+    errno.raw_os_error()
+}
+
+/// `ibv_post_send(3)`: EINVAL for a request that can not be, or not in this state; ENOMEM when the queue is full; EIO in a forked child. The
 /// requests before `*bad_wr` are posted, and the device sees all of them at once.
 pub(super) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
@@ -28,14 +43,19 @@ pub(super) unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: a live queue pair.
     let qp = unsafe { Qp::of(qp) };
+    if !qp.birthplace.is_here() {
+        // SAFETY: the program's variable.
+        return unsafe { refuse(wr, bad_wr, Errno::IO) };
+    }
     let mut next = wr;
+    let mut copy = MaybeUninit::uninit();
     let mut result = 0;
     let ring = {
         let mut side = qp.sends.side.hold();
         let queue = &mut side.queue;
         if takes_sends(qp.device.last_state()) {
             // SAFETY: the program's list, which ends with null.
-            while let Some(wr) = unsafe { next.as_ref() } {
+            while let Some(wr) = unsafe { structure(next, &mut copy) } {
                 // SAFETY: as the program filled it.
                 if let Err(errno) = unsafe { queue.post(wr) } {
                     result = errno.raw_os_error();
@@ -54,12 +74,12 @@ pub(super) unsafe extern "C" fn post_send(
     }
     if result != 0 && !bad_wr.is_null() {
         // SAFETY: the program's variable.
-        unsafe { *bad_wr = next };
+        unsafe { bad_wr.write_unaligned(next) };
     }
     result
 }
 
-/// `ibv_post_recv(3)`: EINVAL for too many elements or with a shared receive queue, ENOMEM when the queue is full. Receives may be posted in any
+/// `ibv_post_recv(3)`: EINVAL for too many elements or with a shared receive queue, ENOMEM when the queue is full, EIO in a forked child. Receives may be posted in any
 /// state; in error each completes flushed.
 pub(super) unsafe extern "C" fn post_recv(
     qp: *mut ibv_qp,
@@ -68,12 +88,13 @@ pub(super) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: a live queue pair.
     let qp = unsafe { Qp::of(qp) };
+    if !qp.birthplace.is_here() {
+        // SAFETY: the program's variable.
+        return unsafe { refuse(wr, bad_wr, Errno::IO) };
+    }
     if qp.shares_receives() {
-        if !bad_wr.is_null() {
-            // SAFETY: the program's variable.
-            unsafe { *bad_wr = wr };
-        }
-        return Errno::INVAL.raw_os_error();
+        // SAFETY: the program's variable.
+        return unsafe { refuse(wr, bad_wr, Errno::INVAL) };
     }
     // SAFETY: the program's list.
     let (ring, result) = unsafe { qp.receives.hold().post_list(wr, bad_wr) };

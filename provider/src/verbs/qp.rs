@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
-use urnic_driver_shim::driver::{self, AddressVector, Completed, Poster, QpAttr, QpCaps, QpInit, QpMask};
-use urnic_driver_shim::presence::ChannelSender;
-use urnic_verbs_api::device::command::features;
-use urnic_verbs_api::rdma_core::*;
-use urnic_verbs_api::vocabulary::QpState;
+use urnic_device::command::features;
+use urnic_device::vocabulary::QpState;
+use urnic_driver::{AddressVector, Completed, Poster, QpAttr, QpCaps, QpInit, QpMask};
+use urnic_presence::ChannelSender;
+use urnic_presence::fork::Birthplace;
+use urnic_rdma_core::*;
 
 use super::building::Building;
 use super::cq::Cq;
@@ -31,7 +32,9 @@ use crate::guard::{pointer, status};
 pub(crate) struct Qp {
     /// Must be first: libibverbs' pointer is ours.
     abi: Foreign<verbs_qp>,
-    pub(super) device: Arc<driver::Qp>,
+    /// Looked at before any lock.
+    pub(super) birthplace: Birthplace,
+    pub(super) device: Arc<urnic_driver::Qp>,
     pub(super) sends: Arc<Sends>,
     pub(super) receives: Lock<ReceiveQueue>,
     ledger: Arc<Ledger>,
@@ -48,7 +51,7 @@ pub(super) struct Sends {
     pub(super) side: Lock<SendSide>,
     /// Whether something was left behind the closed gate. Of no meaning once that is open.
     waiting: AtomicBool,
-    device: Weak<driver::Qp>,
+    device: Weak<urnic_driver::Qp>,
     ledger: Arc<Ledger>,
     cqs: Destinations,
 }
@@ -95,7 +98,7 @@ impl Poster for Sends {
 impl Sends {
     /// Lets go of the send queue, and lets the device see what was written if the gate is open. Returns the index to ring with.
     #[inline]
-    pub(super) fn let_go(&self, device: &driver::Qp, mut side: Held<'_, SendSide>) -> Option<u32> {
+    pub(super) fn let_go(&self, device: &urnic_driver::Qp, mut side: Held<'_, SendSide>) -> Option<u32> {
         if device.gate_is_open() {
             return side.queue.publish();
         }
@@ -103,7 +106,7 @@ impl Sends {
     }
 
     #[cold]
-    fn leave_behind(&self, device: &driver::Qp, side: Held<'_, SendSide>) -> Option<u32> {
+    fn leave_behind(&self, device: &urnic_driver::Qp, side: Held<'_, SendSide>) -> Option<u32> {
         self.waiting.store(side.queue.is_waiting(), Ordering::Relaxed);
         drop(side);
         // Who opened the gate since we looked may have found the queue held.
@@ -231,6 +234,7 @@ impl Qp {
             place,
             Qp {
                 abi: Foreign::new(abi),
+                birthplace: Birthplace::here(),
                 device,
                 sends,
                 receives: Lock::new(receives),

@@ -2,22 +2,25 @@
 //!
 //! `wr_start` takes the send queue's lock; `wr_complete` or `wr_abort` lets go of it. Between them each `wr_*` call begins an
 //! entry and each `wr_set_*` call gives it operands; the first mistake is remembered, and makes `wr_complete`
-//! take everything back.
+//! take everything back. In a forked child all of them do nothing, and `wr_complete` answers EIO.
 
 use std::ffi::{c_int, c_void};
-use std::slice;
 
 use rustix::io::Errno;
-use urnic_verbs_api::device::wqe::Opcode;
-use urnic_verbs_api::rdma_core::*;
+use urnic_device::wqe::Opcode;
+use urnic_rdma_core::*;
+use zerocopy::Unalign;
 
 use super::building::Building;
 use super::lock::Held;
+use super::observed;
 use super::post::takes_sends;
 use super::qp::{Qp, SendSide};
 use super::send_queue::{Entry, SendQueue};
+use super::unaligned::elements;
 use crate::context::Context;
 use crate::guard::{contained, pointer};
+use crate::race_detector;
 
 /// Operations that the builder knows.
 const OPERATIONS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
@@ -72,6 +75,10 @@ pub(super) unsafe extern "C" fn create_qp_ex(
         if builds && let Some(release) = release {
             // SAFETY: nobody else has the queue pair yet.
             offer_builder(unsafe { &mut *qp.abi() }, release);
+            if race_detector::present() {
+                // SAFETY: as above; the builder is there.
+                unsafe { (*(*qp.abi()).qp.qp_ex).wr_complete = Some(observed::wr_complete) };
+            }
         }
         Ok(qp)
     })
@@ -112,7 +119,12 @@ fn offer_builder(abi: &mut verbs_qp, release: u32) {
 /// `qp` is live, and between `wr_start` and its end.
 unsafe fn with(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut SendQueue, &mut Building)) {
     // SAFETY: as promised.
-    let mut side = unsafe { Qp::of(qp.cast()).sends.side.resume() };
+    let qp = unsafe { Qp::of(qp.cast()) };
+    if !qp.birthplace.is_here() {
+        return;
+    }
+    // SAFETY: as promised.
+    let mut side = unsafe { qp.sends.side.resume() };
     let side_ = &mut *side;
     act(&mut side_.queue, &mut side_.building);
     side.keep();
@@ -158,7 +170,11 @@ unsafe fn set(qp: *mut ibv_qp_ex, put: impl FnOnce(&mut SendQueue, &mut Entry) -
 
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     // SAFETY: a live queue pair.
-    let mut side = unsafe { Qp::of(qp.cast()) }.sends.side.hold();
+    let this = unsafe { Qp::of(qp.cast()) };
+    if !this.birthplace.is_here() {
+        return;
+    }
+    let mut side = this.sends.side.hold();
     side.building = Building {
         mark: side.queue.mark(),
         ..Building::default()
@@ -166,9 +182,12 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     side.keep();
 }
 
-unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
+pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: a live queue pair.
     let this = unsafe { Qp::of(qp.cast()) };
+    if !this.birthplace.is_here() {
+        return Errno::IO.raw_os_error();
+    }
     // SAFETY: `wr_start` kept it locked.
     let mut side = unsafe { this.sends.side.resume() };
     let side_ = &mut *side;
@@ -187,6 +206,9 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     // SAFETY: a live queue pair.
     let this = unsafe { Qp::of(qp.cast()) };
+    if !this.birthplace.is_here() {
+        return;
+    }
     // SAFETY: `wr_start` kept it locked.
     let mut side = unsafe { this.sends.side.resume() };
     let mark = side.building.mark;
@@ -232,30 +254,19 @@ builders! {
     wr_local_inv(qp, rkey: u32) begin(qp, Opcode::LocalInv, |_, e| e.header.stag = rkey.into());
     // The window's new key names it.
     wr_bind_mw(qp, _mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) begin(qp, Opcode::BindMw, |q, e| {
-        q.put_bind(e, rkey, &*info);
+        q.put_bind(e, rkey, &info.read_unaligned());
     });
     wr_set_sge(qp, lkey: u32, addr: u64, length: u32) {
-        set(qp, |q, e| q.set_list(e, &[ibv_sge { addr, length, lkey }]))
+        set(qp, |q, e| q.set_list(e, &[Unalign::new(ibv_sge { addr, length, lkey })]))
     };
-    wr_set_sge_list(qp, count: usize, list: *const ibv_sge) set(qp, |q, e| q.set_list(e, list_of(list, count)));
+    wr_set_sge_list(qp, count: usize, list: *const ibv_sge) set(qp, |q, e| q.set_list(e, elements(list, count)));
     wr_set_inline_data(qp, addr: *mut c_void, length: usize) {
         set(qp, |q, e| q.set_inline(e, addr.cast(), length))
     };
     wr_set_inline_data_list(qp, count: usize, list: *const ibv_data_buf) set(qp, |q, e| {
-        list_of(list, count)
+        elements(list, count)
             .iter()
+            .map(Unalign::get)
             .try_for_each(|buf| q.set_inline(e, buf.addr.cast(), buf.length))
     });
-}
-
-/// The caller's list as a slice.
-///
-/// # Safety
-/// `list` has `count` elements; it may be anything if there are none.
-unsafe fn list_of<'a, T>(list: *const T, count: usize) -> &'a [T] {
-    if count == 0 {
-        return &[];
-    }
-    // SAFETY: as the caller promises.
-    unsafe { slice::from_raw_parts(list, count) }
 }

@@ -1,19 +1,21 @@
 //! The driver's side of a receive queue: a ring of entries of equal length shared with the device
-//! ([`wqe`](urnic_verbs_api::device::wqe)). As in a [send queue](super::send_queue), a slot is free again when its
+//! ([`wqe`](urnic_device::wqe)). As in a [send queue](super::send_queue), a slot is free again when its
 //! completion was polled; in a shared receive queue, whose completions go many ways, when the device has taken it.
 
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
-use urnic_verbs_api::device::record::{self, QueueRecord};
-use urnic_verbs_api::device::wqe::{RecvHeader, Sge};
-use urnic_verbs_api::rdma_core::ibv_recv_wr;
+use urnic_device::record::{self, QueueRecord};
+use urnic_device::wqe::{RecvHeader, Sge};
+use urnic_rdma_core::ibv_recv_wr;
+use zerocopy::Unalign;
 
 use super::ledger::Ledger;
-use super::send_queue::elements;
+use super::unaligned::{elements, structure};
 
 const HEADER_LEN: usize = size_of::<RecvHeader>();
 
@@ -99,7 +101,11 @@ impl ReceiveQueue {
                 .cast::<RecvHeader>()
                 .write_unaligned(RecvHeader::new(wr.wr_id, count as u16));
             let list = entry.add(HEADER_LEN).cast::<Sge>();
-            for (i, sge) in elements(wr.sg_list, count).iter().enumerate() {
+            for (i, sge) in elements(wr.sg_list, count as usize)
+                .iter()
+                .map(Unalign::get)
+                .enumerate()
+            {
                 list.add(i).write_unaligned(Sge {
                     offset: sge.addr.into(),
                     len: sge.length.into(),
@@ -122,15 +128,16 @@ impl ReceiveQueue {
         bad_wr: *mut *mut ibv_recv_wr,
     ) -> (Option<u32>, c_int) {
         let mut next = wr;
+        let mut copy = MaybeUninit::uninit();
         let mut result = 0;
         // SAFETY: the program's list, which ends with null.
-        while let Some(wr) = unsafe { next.as_ref() } {
+        while let Some(wr) = unsafe { structure(next, &mut copy) } {
             // SAFETY: as the program filled it.
             if let Err(errno) = unsafe { self.post(wr) } {
                 result = errno.raw_os_error();
                 if !bad_wr.is_null() {
                     // SAFETY: the program's variable.
-                    unsafe { *bad_wr = next };
+                    unsafe { bad_wr.write_unaligned(next) };
                 }
                 break;
             }

@@ -5,8 +5,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use urnic_driver_shim::presence::{ChannelSender, Sent};
-use urnic_verbs_api::rdma_core::ib_uverbs_comp_event_desc;
+use urnic_presence::{ChannelSender, Sent};
+use urnic_rdma_core::ib_uverbs_comp_event_desc;
 
 /// Events of one kind given for one object.
 #[derive(Default)]

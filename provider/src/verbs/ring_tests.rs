@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
-use urnic_verbs_api::device::cqe::{CQE_LEN, Cqe, CqeFlags};
-use urnic_verbs_api::device::record::{CqRecord, QueueRecord};
-use urnic_verbs_api::device::wqe::{
+use urnic_device::cqe::{CQE_LEN, Cqe, CqeFlags};
+use urnic_device::record::{CqRecord, QueueRecord};
+use urnic_device::vocabulary::{WcOpcode, WcStatus};
+use urnic_device::wqe::{
     AtomicOperands, BLOCK_LEN, MAX_SGE, OPERANDS, Opcode, RecvHeader, SendFlags, SendHeader, Sge, blocks,
 };
-use urnic_verbs_api::rdma_core::*;
-use urnic_verbs_api::vocabulary::{WcOpcode, WcStatus};
+use urnic_rdma_core::*;
 use zerocopy::FromBytes;
 
 use super::completion_ring::{CompletionRing, is_receive, work_completion};
@@ -493,6 +493,84 @@ fn receives_fill_their_ring_and_free_a_slot_with_each_completion() {
     }
     assert_eq!(post(0, &mut list, 4), Err(Errno::INVAL));
     assert_eq!(post(0, &mut list, -1), Err(Errno::INVAL));
+}
+
+/// A request and its list as they lie in a C program's packed struct, behind one byte.
+#[repr(C, packed)]
+struct Packed<T> {
+    _tag: u8,
+    wr: T,
+    list: [ibv_sge; 2],
+}
+
+#[test]
+fn requests_and_lists_in_packed_structs_are_taken() {
+    let list = [1, 2].map(|n| ibv_sge {
+        addr: 0x1000 * n,
+        length: 7,
+        lkey: 5,
+    });
+    let mut s = Sends::new(4, 2, 0);
+    let mut sent = Box::new(Packed {
+        _tag: 0,
+        wr: send(&mut []),
+        list,
+    });
+    sent.wr.sg_list = (&raw mut sent.list).cast();
+    sent.wr.num_sge = 2;
+    // Copied, as `post_send` does; its list stays where it is.
+    let wr = sent.wr;
+    s.post(&wr).unwrap();
+    let (header, operands) = s.entry(0);
+    assert_eq!(header.num_sge, 2);
+    assert_eq!(
+        Sge::read_from_prefix(&operands[16..]).unwrap().0.offset.get(),
+        0x2000
+    );
+
+    let shape = ReceiveShape {
+        slots: 4,
+        max_sge: 2,
+        entries: 4,
+        log_stride: 6,
+    };
+    let ring = Memory::new((shape.entries as usize) << shape.log_stride);
+    let record = Memory::new(size_of::<QueueRecord>());
+    // SAFETY: made to measure, and dropped with the queue.
+    let mut queue = unsafe { ReceiveQueue::new(ring.ptr(), record.ptr(), shape, None) };
+    let mut received = [77, 78].map(|wr_id| {
+        Box::new(Packed {
+            _tag: 0,
+            wr: ibv_recv_wr {
+                wr_id,
+                next: ptr::null_mut(),
+                sg_list: ptr::null_mut(),
+                num_sge: 2,
+            },
+            list,
+        })
+    });
+    let [first, second] = &mut received;
+    for packed in [&mut *first, &mut *second] {
+        packed.wr.sg_list = (&raw mut packed.list).cast();
+    }
+    // The second has too many elements.
+    second.wr.num_sge = 3;
+    first.wr.next = &raw mut second.wr;
+    let mut bad = Packed {
+        _tag: 0,
+        wr: ptr::null_mut::<ibv_recv_wr>(),
+        list,
+    };
+    // SAFETY: the list and the variable are there.
+    let (_, result) = unsafe { queue.post_list(&raw mut first.wr, &raw mut bad.wr) };
+    assert_eq!(result, Errno::INVAL.raw_os_error());
+    let bad = bad.wr;
+    assert_eq!(bad, &raw mut second.wr);
+    let entry = ring.bytes(0, 64);
+    let (header, rest) = RecvHeader::read_from_prefix(&entry).unwrap();
+    assert_eq!((header.cookie.get(), header.num_sge.get()), (77, 2));
+    assert_eq!(Sge::read_from_prefix(&rest[16..]).unwrap().0.offset.get(), 0x2000);
 }
 
 /// A device that completes: entries with the right phase, until the ring is full.

@@ -1,27 +1,28 @@
 //! The driver's side of a send queue: a ring of 64-byte blocks shared with the device
-//! ([`wqe`](urnic_verbs_api::device::wqe)).
+//! ([`wqe`](urnic_device::wqe)).
 //!
 //! A slot is free again when its completion, or that of a later work request, was *polled*: the rule of RNICs, on
 //! which programs rely that post until ENOMEM and size their completion queue after the send queue. So the ring is made
 //! large enough for as many longest entries as there are slots, and never asks how far the device is.
 
 use std::ptr::{self, NonNull};
-use std::slice;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use urnic_verbs_api::device::record::{self, QueueRecord};
-use urnic_verbs_api::device::wqe::{
+use urnic_device::record::{self, QueueRecord};
+use urnic_device::wqe::{
     AtomicOperands, BLOCK_LEN, BindOperands, OPERANDS, Opcode, SendFlags, SendHeader, Sge, blocks,
 };
-use urnic_verbs_api::rdma_core::{
+use urnic_rdma_core::{
     IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_ATOMIC_CMP_AND_SWP,
     IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
     IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_mw_bind_info,
     ibv_send_wr, ibv_sge,
 };
+use zerocopy::Unalign;
 
 use super::ledger::Ledger;
+use super::unaligned::elements;
 
 /// Longest message: 2 GiB.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
@@ -84,7 +85,7 @@ enum Operands {
     Atomic,
     /// A window.
     Bind,
-    /// Nothing but the Stag.
+    /// Nothing but the STag.
     Invalidate,
 }
 
@@ -186,11 +187,11 @@ impl SendQueue {
             return Err(Errno::INVAL);
         }
         // SAFETY: the caller's list has so many elements.
-        let list = unsafe { elements(wr.sg_list, count) };
+        let list = unsafe { elements(wr.sg_list, count as usize) };
         let inline = wr.send_flags & IBV_SEND_INLINE != 0;
         match operands {
             Operands::Data if inline => {
-                for sge in list {
+                for sge in list.iter().map(Unalign::get) {
                     // SAFETY: the caller's data, read at once.
                     unsafe { self.put_inline(&mut entry, sge.addr as *const u8, sge.length as usize)? };
                 }
@@ -296,7 +297,7 @@ impl SendQueue {
     }
 
     /// As [`put_list`](Self::put_list), for a list that may not suit the entry's operation.
-    pub(crate) fn set_list(&mut self, entry: &mut Entry, list: &[ibv_sge]) -> Result<(), Errno> {
+    pub(crate) fn set_list(&mut self, entry: &mut Entry, list: &[Unalign<ibv_sge>]) -> Result<(), Errno> {
         let (least, most) = match entry.opcode() {
             Some(Opcode::LocalInv | Opcode::BindMw) | None => return Err(Errno::INVAL),
             Some(Opcode::CompareSwap | Opcode::FetchAdd) => (1, 1),
@@ -335,9 +336,9 @@ impl SendQueue {
 
     /// Appends elements to the entry's operands.
     #[inline]
-    fn put_list(&mut self, entry: &mut Entry, list: &[ibv_sge]) -> Result<(), Errno> {
+    fn put_list(&mut self, entry: &mut Entry, list: &[Unalign<ibv_sge>]) -> Result<(), Errno> {
         let mut total = 0u64;
-        for sge in list {
+        for sge in list.iter().map(Unalign::get) {
             self.put(
                 entry,
                 Sge {
@@ -467,17 +468,4 @@ impl SendQueue {
     fn offset(&self, entry: &Entry) -> usize {
         (self.block_offset() + OPERANDS + entry.operand_len) & (self.ring_len() - 1)
     }
-}
-
-/// The caller's list as a slice.
-///
-/// # Safety
-/// `list` has `count` elements; it may be anything if there are none.
-#[inline]
-pub(super) unsafe fn elements<'a>(list: *const ibv_sge, count: u32) -> &'a [ibv_sge] {
-    if count == 0 {
-        return &[];
-    }
-    // SAFETY: as the caller promises.
-    unsafe { slice::from_raw_parts(list, count as usize) }
 }

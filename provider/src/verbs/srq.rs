@@ -6,14 +6,15 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use urnic_driver_shim::driver;
-use urnic_driver_shim::presence::ChannelSender;
-use urnic_verbs_api::rdma_core::*;
+use urnic_presence::ChannelSender;
+use urnic_presence::fork::Birthplace;
+use urnic_rdma_core::*;
 
 use super::foreign::Foreign;
 use super::lock::Lock;
 use super::parent_domain::{Resource, Rings};
 use super::pd::{Pd, Tenancy};
+use super::post::refuse;
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
 use super::reported::{Acknowledgements, Reported};
 use crate::guard::{contained, pointer, status};
@@ -23,7 +24,9 @@ use crate::guard::{contained, pointer, status};
 pub(crate) struct Srq {
     /// Must be first: libibverbs' pointer is ours.
     abi: Foreign<verbs_srq>,
-    pub(super) device: Arc<driver::Srq>,
+    /// Looked at before any lock.
+    birthplace: Birthplace,
+    pub(super) device: Arc<urnic_driver::Srq>,
     receives: Lock<ReceiveQueue>,
     async_channel: Arc<ChannelSender>,
     pub(super) asynchronous: Reported,
@@ -82,6 +85,7 @@ impl Srq {
             place,
             Srq {
                 abi: Foreign::new(abi),
+                birthplace: Birthplace::here(),
                 device,
                 receives: Lock::new(receives),
                 async_channel: context.async_channel.clone(),
@@ -195,7 +199,7 @@ pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     })
 }
 
-/// `ibv_post_srq_recv(3)`: EINVAL for too many elements, ENOMEM when the queue is full.
+/// `ibv_post_srq_recv(3)`: EINVAL for too many elements, ENOMEM when the queue is full, EIO in a forked child.
 pub(super) unsafe extern "C" fn post_srq_recv(
     srq: *mut ibv_srq,
     wr: *mut ibv_recv_wr,
@@ -203,6 +207,10 @@ pub(super) unsafe extern "C" fn post_srq_recv(
 ) -> c_int {
     // SAFETY: a live queue.
     let srq = unsafe { Srq::of(srq) };
+    if !srq.birthplace.is_here() {
+        // SAFETY: the program's variable.
+        return unsafe { refuse(wr, bad_wr, Errno::IO) };
+    }
     // SAFETY: the program's list.
     let (ring, result) = unsafe { srq.receives.hold().post_list(wr, bad_wr) };
     if let Some(index) = ring {

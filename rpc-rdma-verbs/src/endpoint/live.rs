@@ -1,11 +1,12 @@
 //! What an end has only while there is a connection: what was posted, and what is open to the peer.
 
-use crate::memory::{Buffer, MAX_BUFFER, Pool, Slice};
+use crate::memory::{Buffer, MAX_BUFFER, PAGE, Pool, Slice};
+use crate::shares::{Account, Charge, Wanted};
 use crate::verbs::{Batch, Device, Element, Link, Region, Window, Work};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use urnic_rpc_rdma::Segment;
 use urnic_rpc_rdma::engine::{Access, CallId, Exposed, RegionId, Source, Span, WorkId};
 
@@ -79,6 +80,7 @@ pub(super) struct Sink {
     pub(super) region: Option<Region>,
     pub(super) buffer: Buffer,
     pub(super) key: u32,
+    pub(super) charge: Option<Charge>,
 }
 
 /// What there is only while there is a connection.
@@ -109,8 +111,25 @@ pub(super) struct Live {
     pub(super) takes_calls: bool,
     /// When something last came, or was over.
     pub(super) heard: Instant,
-    /// Looks since what is posted last went on.
-    pub(super) looks: u32,
+    /// What the last look found, and for how long it is the same: the oldest request that is posted, and when something last was over.
+    pub(super) oldest: (u64, Duration),
+    pub(super) last: (Instant, Duration),
+    /// A call came.
+    pub(super) called: bool,
+    /// Reads that wait until there is memory for what they bring.
+    pub(super) reads: VecDeque<Read>,
+    /// What they wait for, counted.
+    pub(super) wanted: Option<Wanted>,
+}
+
+/// A Read of a part of a call's item.
+pub(super) struct Read {
+    pub(super) work: WorkId,
+    pub(super) item: (CallId, usize),
+    /// Of the whole item.
+    pub(super) length: u64,
+    pub(super) at: u64,
+    pub(super) remote: Segment,
 }
 
 /// Receives have odd numbers, of their slots; what sends has even ones, counted.
@@ -210,7 +229,7 @@ impl Live {
         place.and_then(|place| self.waiting.remove(place)).is_some()
     }
 
-    /// Octets of several places in one buffer.
+    /// Bytes of several places in one buffer.
     pub(super) fn copied(
         &self,
         pool: &Pool,
@@ -306,12 +325,25 @@ impl Live {
         Ok(())
     }
 
-    pub(super) fn sink(&mut self, pool: &Pool, item: (CallId, usize), length: u64) -> io::Result<&Sink> {
+    /// Where an item is read to; `None` while the client's share is used up.
+    pub(super) fn sink(
+        &mut self,
+        pool: &Pool,
+        account: Option<&Account>,
+        item: (CallId, usize),
+        length: u64,
+    ) -> io::Result<Option<&Sink>> {
         if !self.sinks.contains_key(&item) {
             let len = usize::try_from(length).ok().filter(|len| *len <= MAX_BUFFER);
-            let buffer = len
-                .and_then(|len| pool.take(len))
-                .ok_or(io::ErrorKind::OutOfMemory)?;
+            let len = len.ok_or(io::ErrorKind::OutOfMemory)?;
+            let charge = match account {
+                None => None,
+                Some(account) => match account.take(footprint(len)) {
+                    None => return Ok(None),
+                    charge => charge,
+                },
+            };
+            let buffer = pool.take(len).ok_or(io::ErrorKind::OutOfMemory)?;
             let device = self.device()?;
             let (region, key) = if device.limits.open_sinks {
                 let region = device.open(buffer.as_ptr() as usize, buffer.len(), true)?;
@@ -320,11 +352,54 @@ impl Live {
             } else {
                 (None, self.key(buffer.arena())?)
             };
-            self.sinks.insert(item, Sink { region, buffer, key });
+            let sink = Sink {
+                region,
+                buffer,
+                key,
+                charge,
+            };
+            self.sinks.insert(item, sink);
         }
-        self.sinks
-            .get(&item)
-            .ok_or_else(|| io::ErrorKind::NotFound.into())
+        let sink = self.sinks.get(&item);
+        sink.map(Some).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Has a Read done, or `false` while the client's share is used up.
+    pub(super) fn read(&mut self, pool: &Pool, account: Option<&Account>, read: &Read) -> io::Result<bool> {
+        let Read {
+            work,
+            item,
+            length,
+            at,
+            remote,
+        } = *read;
+        let Some(sink) = self.sink(pool, account, item, length)? else {
+            return Ok(false);
+        };
+        let element = Element {
+            at: sink.buffer.as_ptr() as usize + at as usize,
+            len: remote.length,
+            key: sink.key,
+        };
+        self.waiting.push_back(Request {
+            what: What::Read(remote),
+            elements: vec![element],
+            keep: Vec::new(),
+            then: Then::Completed(work),
+        });
+        Ok(true)
+    }
+
+    /// Has those Reads done that waited for memory, as far as there is some.
+    pub(super) fn read_on(&mut self, pool: &Pool, account: Option<&Account>) -> io::Result<()> {
+        while let Some(read) = self.reads.pop_front() {
+            if !self.read(pool, account, &read)? {
+                self.reads.push_front(read);
+                return Ok(());
+            }
+        }
+        self.wanted = None;
+        Ok(())
     }
 
     /// Posts what there is room for.
@@ -389,7 +464,12 @@ impl Live {
     }
 }
 
-/// The octets from `at` on in pieces that lie one behind the other.
+/// Bytes that a buffer takes up in a pool.
+pub(super) fn footprint(len: usize) -> u64 {
+    len.max(PAGE).next_power_of_two() as u64
+}
+
+/// The bytes from `at` on in pieces that lie one behind the other.
 pub(super) fn within(slices: &[Slice], mut at: usize, mut len: usize) -> impl Iterator<Item = Slice> {
     slices.iter().filter_map(move |slice| {
         let start = at.min(slice.len());

@@ -8,14 +8,15 @@ mod live;
 pub(crate) use live::Memory;
 
 use crate::memory::{Buffer, Pool, Slice};
-use crate::verbs::{Device, Element, Failure, Link};
-use live::{Kept, Live, Opening, Posted, Request, Then, What, receive_slot};
+use crate::shares::{Account, Charge};
+use crate::verbs::{Device, Failure, Link};
+use live::{Kept, Live, Opening, Posted, Read, Request, Then, What, footprint, receive_slot};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use urnic_rpc_rdma::PrivateData;
-use urnic_rpc_rdma::engine::{Action, Connection, Event, Incoming, RegionId, Terms};
+use urnic_rpc_rdma::engine::{Action, CallId, Connection, Event, Incoming, RegionId, Reply, Terms};
 
 /// Work requests that send, at most, of which more wait with us.
 const SENDS: u32 = 256;
@@ -28,6 +29,34 @@ pub(crate) struct Endpoint {
     /// Long replies that the application has not fetched.
     replies: HashMap<RegionId, Buffer>,
     said: PrivateData,
+    /// At a server: where memory is counted for the client.
+    bill: Option<Bill>,
+}
+
+/// See [`Endpoint::charge`].
+struct Bill {
+    account: Account,
+    /// Receives, and what is sent by copy.
+    #[expect(dead_code, reason = "given back when the endpoint goes")]
+    messages: Charge,
+    /// Of replies that are on their way.
+    replies: HashMap<CallId, Charge>,
+    /// Calls that were handed over and not answered.
+    open: usize,
+    served: bool,
+    /// Says that Reads wait for memory.
+    waits: Box<dyn Fn() + Send>,
+}
+
+/// How long a connection does not go on, as far as was seen from look to look.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ages {
+    /// The oldest of what was posted is not over for so long.
+    pub(crate) stuck: Duration,
+    /// Nothing came, or was over, for so long, and nothing is under way.
+    pub(crate) idle: Duration,
+    /// No call ever came.
+    pub(crate) unused: bool,
 }
 
 /// A call of the peer's, and what was read for it.
@@ -37,6 +66,9 @@ pub(crate) struct Taken {
     pub(crate) message: Message,
     /// Items behind the message's own, each with its Position.
     pub(crate) items: Vec<(u32, Slice)>,
+    /// What their memory is charged with.
+    #[expect(dead_code, reason = "given back when the call is over")]
+    pub(crate) charges: Vec<Charge>,
 }
 
 /// Where a message is.
@@ -62,7 +94,53 @@ impl Endpoint {
             live: None,
             replies: HashMap::new(),
             said,
+            bill: None,
         }
+    }
+
+    /// Counts memory from now on; `messages` is that of `receives` and of what is sent by copy. `waits` says that Reads wait for memory:
+    /// [`carry`](Self::carry) goes on with them.
+    pub(crate) fn charge(&mut self, account: &Account, messages: Charge, waits: impl Fn() + Send + 'static) {
+        self.bill = Some(Bill {
+            account: account.clone(),
+            messages,
+            replies: HashMap::new(),
+            open: 0,
+            served: false,
+            waits: Box::new(waits),
+        });
+    }
+
+    /// Bytes of memory that messages need, with so many receives, and calls at a time.
+    pub(crate) fn footprint(said: &PrivateData, receives: u32, calls: u32) -> u64 {
+        u64::from(receives) * footprint(said.receive_size) + u64::from(calls) * footprint(said.send_size)
+    }
+
+    /// Whether Reads wait for memory.
+    pub(crate) fn waits_for_memory(&self) -> bool {
+        self.live.as_ref().is_some_and(|live| !live.reads.is_empty())
+    }
+
+    /// Whether a call was answered.
+    pub(crate) fn served(&self) -> bool {
+        self.bill.as_ref().is_some_and(|bill| bill.served)
+    }
+
+    /// Answers a call, or does not. What is counted for the reply, of so many bytes, is so until it is sent.
+    pub(crate) fn answer(&mut self, call: CallId, reply: Option<&Reply<Memory>>, charge: Option<Charge>) {
+        // A call that is gone, with its connection, needs no answer.
+        let answered = match reply {
+            Some(reply) => self.engine.reply(call, reply),
+            None => self.engine.drop_call(call),
+        };
+        if let Some(bill) = &mut self.bill {
+            bill.open = bill.open.saturating_sub(1);
+            bill.served = true;
+            if let (Ok(()), Some(charge)) = (answered, charge) {
+                bill.replies.insert(call, charge);
+            }
+        }
+        self.carry();
     }
 
     /// What this end tells the other, over this device.
@@ -97,7 +175,11 @@ impl Endpoint {
             ended: false,
             takes_calls: false,
             heard: Instant::now(),
-            looks: 0,
+            oldest: (0, Duration::ZERO),
+            last: (Instant::now(), Duration::ZERO),
+            called: false,
+            reads: VecDeque::new(),
+            wanted: None,
         });
     }
 
@@ -131,7 +213,7 @@ impl Endpoint {
         self.live.as_ref().is_none_or(|live| live.broken || live.ended)
     }
 
-    /// Whether octets are on their way by RDMA: memory is open to the peer, or what was posted is not over.
+    /// Whether bytes are on their way by RDMA: memory is open to the peer, or what was posted is not over.
     pub(crate) fn is_moving(&self) -> bool {
         let moving =
             |live: &Live| !(live.opens.is_empty() && live.sinks.is_empty() && live.posted.is_empty());
@@ -143,11 +225,27 @@ impl Endpoint {
         self.live.as_ref().map(|live| live.heard)
     }
 
-    /// How often this was asked since something was posted, or the first of what is posted was over.
-    pub(crate) fn stuck_for(&mut self) -> u32 {
-        let Some(live) = &mut self.live else { return 0 };
-        live.looks = if live.posted.is_empty() { 0 } else { live.looks + 1 };
-        live.looks
+    /// Looks how the connection goes on; the last look was so long ago.
+    pub(crate) fn look(&mut self, later: Duration) -> Ages {
+        let open = self.bill.as_ref().map_or(0, |bill| bill.open);
+        let Some(live) = &mut self.live else {
+            return Ages::default();
+        };
+        let oldest = live.posted.front().map_or(0, |posted| posted.number);
+        live.oldest = match live.oldest {
+            (last, time) if last == oldest && oldest != 0 => (oldest, time + later),
+            _ => (oldest, Duration::ZERO),
+        };
+        let busy = open > 0 || !live.posted.is_empty() || !live.reads.is_empty();
+        live.last = match live.last {
+            (last, time) if last == live.heard && !busy => (last, time + later),
+            _ => (live.heard, Duration::ZERO),
+        };
+        Ages {
+            stuck: live.oldest.1,
+            idle: live.last.1,
+            unused: !live.called,
+        }
     }
 
     /// Ends the connection; [`detach`](Self::detach) when it has ended.
@@ -171,6 +269,7 @@ impl Endpoint {
             windows,
             sinks,
             receives,
+            wanted,
             ..
         } = live;
         let over = (posted.into_iter().map(|posted| posted.then))
@@ -182,7 +281,7 @@ impl Endpoint {
             }
         }
         // And these before the link, which keeps the device open.
-        drop((opens, windows, sinks, receives));
+        drop((opens, windows, sinks, receives, wanted));
         drop(link);
         self.engine.disconnected();
         self.carry();
@@ -190,6 +289,14 @@ impl Endpoint {
 
     /// Does what the engine wants.
     pub(crate) fn carry(&mut self) {
+        if let Some(live) = &mut self.live
+            && !live.reads.is_empty()
+            && !live.broken
+            && let Err(error) = live.read_on(&self.pool, self.bill.as_ref().map(|bill| &bill.account))
+        {
+            tracing::warn!(%error, "the connection is given up");
+            self.disconnect();
+        }
         loop {
             let actions = self.engine.actions();
             if actions.is_empty() {
@@ -295,19 +402,23 @@ impl Endpoint {
                 at,
                 remote,
             } => {
-                let (at, remote_len) = (at as usize, remote.length);
-                let sink = live.sink(&self.pool, (call, item), length)?;
-                let element = Element {
-                    at: sink.buffer.as_ptr() as usize + at,
-                    len: remote_len,
-                    key: sink.key,
+                let read = Read {
+                    work,
+                    item: (call, item),
+                    length,
+                    at,
+                    remote,
                 };
-                live.waiting.push_back(Request {
-                    what: What::Read(remote),
-                    elements: vec![element],
-                    keep: Vec::new(),
-                    then: Then::Completed(work),
-                });
+                let account = self.bill.as_ref().map(|bill| &bill.account);
+                // In their turn.
+                if (!live.reads.is_empty() || !live.read(&self.pool, account, &read)?)
+                    && let Some(bill) = &self.bill
+                {
+                    live.reads.push_back(read);
+                    live.wanted
+                        .get_or_insert_with(|| bill.account.want(footprint(length as usize)));
+                    (bill.waits)();
+                }
             }
             Action::Close(why) => {
                 tracing::debug!(%why, "closing");
@@ -394,7 +505,6 @@ impl Endpoint {
             tracing::debug!(failure = ?completion.failed, "a work request failed");
             return self.disconnect();
         }
-        live.looks = 0;
         // What is posted completes in order, so this tells of all before.
         while live
             .posted
@@ -416,13 +526,25 @@ impl Endpoint {
 
     /// Takes what the application is to be told.
     pub(crate) fn events(&mut self) -> Vec<Event<Memory>> {
-        self.engine.events()
+        let events = self.engine.events();
+        if let Some(bill) = &mut self.bill {
+            for event in &events {
+                match event {
+                    Event::Called(_) => bill.open += 1,
+                    Event::Finished(call) => drop(bill.replies.remove(call)),
+                    Event::Answered { .. } => {}
+                }
+            }
+        }
+        events
     }
 
     /// What was read for a call.
     pub(crate) fn taken(&mut self, mut incoming: Incoming) -> Option<Taken> {
         let live = self.live.as_mut()?;
+        live.called = true;
         let mut fetched = Vec::with_capacity(incoming.items.len());
+        let mut charges = Vec::new();
         for (index, (position, len)) in incoming.items.iter().enumerate() {
             let slice = match live.sinks.remove(&(incoming.call, index)) {
                 Some(sink) => {
@@ -434,6 +556,7 @@ impl Endpoint {
                         std::mem::forget(sink.buffer);
                         return None;
                     }
+                    charges.extend(sink.charge);
                     sink.buffer.share()
                 }
                 // Nothing was to be read.
@@ -449,6 +572,7 @@ impl Endpoint {
             incoming,
             message,
             items: fetched,
+            charges,
         })
     }
 

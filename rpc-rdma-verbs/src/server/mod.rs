@@ -2,23 +2,24 @@
 
 mod work;
 
-use crate::crowd::longest_idle;
+use crate::crowd::{Candidate, Seldom, makes_room};
 use crate::dispatch::lock;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::memory::Pool;
 use crate::options::Options;
-use crate::peer::{Dispatch, Keep, Peer};
+use crate::peer::{Dispatch, Job, Keep, Peer};
 use crate::service::Service;
+use crate::shares::{Account, Charge, Holder, Shares, Wanted};
 use crate::verbs::{Channel, Device, Event as CmEvent, Id, Link};
 use crate::xid;
 use rdma_mummy_sys::rdma_cm_event_type as kind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use urnic_rpc_rdma::PrivateData;
@@ -28,10 +29,15 @@ use urnic_rpc_rdma::engine::{Config, Connection, Role, Terms};
 const BACKLOG: i32 = 128;
 /// Peers whose faulty transactions are remembered.
 const REFUSED: usize = 64;
-/// Time between looks for connections that do not go on, and how many find nothing new before one is ended. They are counted, not the time: that
-/// of a machine that was stopped is nobody's fault.
-const BETWEEN_LOOKS: Duration = Duration::from_secs(10);
-const LOOKS: u32 = 6;
+/// Time between looks for connections that do not go on, at most. More time between two looks, as on a machine that was stopped, is nobody's fault, and
+/// does not count.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
+
+/// Time between looks whether there is memory for calls that wait for it.
+const MOMENT: Duration = Duration::from_millis(10);
+
+/// How long a connection does not go on, at least, before it is ended because others wait for the memory that it holds.
+const STUCK: Duration = Duration::from_secs(2);
 
 /// For so long a thread may be in a call before the connection is taken from it that it keeps, which is looked after as often.
 const TICK: Duration = Duration::from_millis(1);
@@ -50,17 +56,23 @@ pub struct Server {
     pool: Pool,
     dispatch: Arc<Dispatch>,
     /// Transactions that broke a connection (RFC 8166 §4.5.3).
-    refused: Mutex<BTreeMap<IpAddr, Vec<u32>>>,
+    refused: Mutex<VecDeque<(IpAddr, Vec<u32>)>>,
+    shares: Shares,
+    /// Calls that wait until memory can be counted for their replies.
+    deferred: Mutex<VecDeque<(Job, Wanted)>>,
+    /// How often it is said that connections are ended or not made.
+    said: Seldom,
     /// The listener's device is gone.
     removed: AtomicBool,
 }
 
 /// Calls that nobody has begun are forgotten in the end, even if a service panics.
-struct Forgotten<'a>(&'a Dispatch);
+struct Forgotten<'a>(&'a Server);
 
 impl Drop for Forgotten<'_> {
     fn drop(&mut self) {
-        self.0.clear();
+        self.0.dispatch.clear();
+        lock(&self.0.deferred).clear();
     }
 }
 
@@ -90,6 +102,9 @@ impl Server {
             pool: pool.clone(),
             dispatch: Arc::new(Dispatch::new()?),
             refused: Mutex::default(),
+            shares: options.shares.clone().unwrap_or_else(|| Shares::new(u64::MAX)),
+            deferred: Mutex::default(),
+            said: Seldom::default(),
             removed: AtomicBool::new(false),
         })
     }
@@ -109,7 +124,7 @@ impl Server {
     /// # Errors
     /// Nobody can connect any more, since the device is gone that it listened at.
     pub fn serve(&self, service: &dyn Service) -> Result<(), Error> {
-        let _forgotten = Forgotten(&self.dispatch);
+        let _forgotten = Forgotten(self);
         std::thread::scope(|scope| {
             for _ in 0..self.options.threads {
                 scope.spawn(|| self.work(service));
@@ -136,8 +151,10 @@ impl Server {
 
     /// Takes what the connection manager tells, and looks after connections, until it is time to stop. Services may take all of their threads' time.
     fn attend(&self) {
-        let mut next_look = Instant::now() + BETWEEN_LOOKS;
+        let interval = self.interval();
+        let mut looked = Instant::now();
         let mut keeping = false;
+        let mut waiting = false;
         loop {
             let flags = if keeping {
                 PollFlags::empty()
@@ -149,8 +166,12 @@ impl Server {
                 PollFd::from_borrowed_fd(self.dispatch.stopped(), PollFlags::IN),
                 PollFd::from_borrowed_fd(self.dispatch.keeping(), flags),
             ];
-            let timeout = Timespec::try_from(if keeping { TICK } else { BETWEEN_LOOKS }).ok();
-            match poll(&mut fds, timeout.as_ref()) {
+            let timeout = match (keeping, waiting) {
+                (true, _) => TICK,
+                (false, true) => MOMENT,
+                (false, false) => interval.saturating_sub(looked.elapsed()),
+            };
+            match poll(&mut fds, Timespec::try_from(timeout).ok().as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
                     tracing::error!(%error, "poll");
@@ -171,11 +192,22 @@ impl Server {
             if keeping || kept {
                 keeping = self.dispatch.any_kept();
             }
-            if next_look <= Instant::now() {
-                next_look = Instant::now() + BETWEEN_LOOKS;
-                self.end_those_that_take_nothing();
+            if self.dispatch.had_attention() || waiting {
+                self.end_those_that_give_up();
+                waiting = self.go_on();
+            }
+            if looked.elapsed() >= interval {
+                self.look_after(looked.elapsed().min(2 * interval));
+                looked = Instant::now();
+                waiting |= self.go_on();
             }
         }
+    }
+
+    /// How often it is looked whether a time is over.
+    fn interval(&self) -> Duration {
+        let Options { idle, stall, .. } = self.options;
+        (idle.unwrap_or(stall).min(stall) / 4).clamp(MOMENT, BETWEEN_LOOKS)
     }
 
     /// Takes one thing that the connection manager tells: that may take its time.
@@ -195,12 +227,18 @@ impl Server {
             (kind::RDMA_CM_EVENT_CONNECT_REQUEST, Some(id)) => {
                 let peer = id.peer();
                 if lock(&self.connections).len() >= self.options.connections && !self.make_room() {
-                    tracing::warn!(%peer, "refused: there are too many connections");
+                    if let Some(left_out) = self.said.allows() {
+                        tracing::warn!(%peer, left_out, "refused: there are too many connections");
+                    }
                     return id.reject();
                 }
                 match self.accept(id, &event.private_data, event.reads, event.served_reads) {
                     Ok(()) => tracing::debug!(%peer, "accepted"),
-                    Err(error) => tracing::warn!(%peer, %error, "not accepted"),
+                    Err(error) => {
+                        if let Some(left_out) = self.said.allows() {
+                            tracing::warn!(%peer, %error, left_out, "not accepted");
+                        }
+                    }
                 }
             }
             (kind::RDMA_CM_EVENT_DEVICE_REMOVAL, _) if key == self.listener.key() => {
@@ -247,10 +285,18 @@ impl Server {
             ..Config::new(Role::Server)
         };
         let mut engine = Connection::new(&config);
-        engine.refuse(lock(&self.refused).remove(&address.ip()).unwrap_or_default());
-        let mut endpoint = Endpoint::new(engine, &self.pool, self.options.private_data());
+        engine.refuse(self.refused_of(address.ip()));
+        let said = self.options.private_data();
+        let mut endpoint = Endpoint::new(engine, &self.pool, said);
         // One more, since a receive is posted before a reply that makes room for it is out; and those for replies.
         let receives = self.options.credits + 1 + self.options.backward.max(1);
+        let account = self.shares.account(address.ip());
+        let messages = self.messages(
+            &account,
+            Endpoint::footprint(&said, receives, self.options.credits),
+        )?;
+        let waits = Arc::clone(&self.dispatch);
+        endpoint.charge(&account, messages, move || waits.attention());
         endpoint.attach(Link::new(id, device, sends, receives)?, receives, sends);
         let ours = endpoint.says(limits.invalidates);
         let theirs = PrivateData::find(private_data).unwrap_or_default();
@@ -269,7 +315,12 @@ impl Server {
             dispatch: Arc::clone(&self.dispatch),
             waiting: Mutex::default(),
             xid: AtomicU32::new(xid::first()),
+            account,
+            stuck: AtomicU64::new(0),
+            give_up: AtomicBool::new(false),
         });
+        let holder: Weak<dyn Holder> = Arc::<Peer>::downgrade(&peer);
+        self.shares.watch(holder);
         let _held = lock(&peer.endpoint);
         lock(&self.connections).insert(key, Arc::clone(&peer));
         let added = self.dispatch.add(key, link.fd());
@@ -278,39 +329,114 @@ impl Server {
         accepted.inspect_err(|_| self.gone(key))
     }
 
+    /// Memory for a connection's messages, for which others may have to end.
+    fn messages(&self, account: &Account, bytes: u64) -> io::Result<Charge> {
+        if let Some(charge) = account.take(bytes) {
+            return Ok(charge);
+        }
+        let _wanted = account.want(bytes);
+        self.shares.relieve(STUCK);
+        self.end_those_that_give_up();
+        account
+            .take(bytes)
+            .ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+
+    /// Transactions of this client that broke connections.
+    fn refused_of(&self, address: IpAddr) -> Vec<u32> {
+        let mut refused = lock(&self.refused);
+        let place = refused.iter().position(|(of, _)| *of == address);
+        let found = place.and_then(|place| refused.remove(place));
+        found.map(|(_, xids)| xids).unwrap_or_default()
+    }
+
     /// Ends the connection that has to make room for another.
     fn make_room(&self) -> bool {
         let each = |(key, peer): (&u64, &Arc<Peer>)| {
             // Whom another thread is at is at work.
-            let heard = peer
-                .endpoint
-                .try_lock()
-                .ok()
-                .and_then(|endpoint| endpoint.heard());
-            (peer.address.ip(), heard, *key)
+            let endpoint = peer.endpoint.try_lock().ok();
+            Candidate {
+                address: peer.address.ip(),
+                served: endpoint.as_ref().is_none_or(|endpoint| endpoint.served()),
+                heard: endpoint.and_then(|endpoint| endpoint.heard()),
+                key: *key,
+            }
         };
-        let longest = longest_idle(lock(&self.connections).iter().map(each));
-        let Some(key) = longest else { return false };
-        self.end(key, "idle, and there are too many connections");
+        let one = makes_room(lock(&self.connections).iter().map(each));
+        let Some(key) = one else { return false };
+        self.end(key, "there are too many connections");
         true
     }
 
-    /// Ends connections on which what was posted does not go on: a peer that reads nothing would keep the memory of its replies for ever.
-    fn end_those_that_take_nothing(&self) {
-        let stuck = |(key, peer): (&u64, &Arc<Peer>)| {
+    /// Ends connections that take too long; the last look was so long ago. A peer that reads nothing would keep the memory of its replies for ever.
+    fn look_after(&self, later: Duration) {
+        let Options { idle, stall, .. } = self.options;
+        let overdue = |(key, peer): (&u64, &Arc<Peer>)| {
             // Whom another thread is at goes on.
-            let mut endpoint = peer.endpoint.try_lock().ok()?;
-            (endpoint.stuck_for() >= LOOKS).then_some(*key)
+            let ages = peer.endpoint.try_lock().ok()?.look(later);
+            peer.stuck.store(ages.stuck.as_millis() as u64, Relaxed);
+            let why = if ages.stuck >= stall {
+                "takes nothing of what is sent to it"
+            } else if ages.unused && ages.idle >= stall {
+                "does not call"
+            } else if idle.is_some_and(|idle| ages.idle >= idle) && lock(&peer.waiting).is_empty() {
+                "idle"
+            } else {
+                return None;
+            };
+            Some((*key, why))
         };
-        let stuck: Vec<_> = lock(&self.connections).iter().filter_map(stuck).collect();
-        for key in stuck {
-            self.end(key, "takes nothing of what is sent to it");
+        let overdue: Vec<_> = lock(&self.connections).iter().filter_map(overdue).collect();
+        for (key, why) in overdue {
+            self.end(key, why);
+        }
+        self.shares.relieve(STUCK);
+        self.end_those_that_give_up();
+    }
+
+    fn end_those_that_give_up(&self) {
+        let gives_up = |(key, peer): (&u64, &Arc<Peer>)| peer.give_up.load(Relaxed).then_some(*key);
+        let those: Vec<_> = lock(&self.connections).iter().filter_map(gives_up).collect();
+        for key in those {
+            self.end(key, "others wait for the memory that it holds");
         }
     }
 
+    /// Goes on with calls that waited for memory, as far as there is some; returns whether some wait still.
+    fn go_on(&self) -> bool {
+        if !self.shares.wanted() {
+            return false;
+        }
+        let deferred = std::mem::take(&mut *lock(&self.deferred));
+        for (mut job, wanted) in deferred {
+            job.reserved = job.peer.account.take(self.options.reply_memory);
+            if job.reserved.is_some() || lock(&job.peer.endpoint).broken() {
+                self.dispatch.leave(job);
+            } else {
+                lock(&self.deferred).push_back((job, wanted));
+            }
+        }
+        let peers: Vec<_> = lock(&self.connections).values().cloned().collect();
+        let mut waiting = !lock(&self.deferred).is_empty();
+        for peer in peers {
+            // Whom another thread is at goes on by itself, or waits still.
+            let Ok(mut endpoint) = peer.endpoint.try_lock() else {
+                waiting = true;
+                continue;
+            };
+            if endpoint.waits_for_memory() {
+                endpoint.carry();
+                waiting |= endpoint.waits_for_memory();
+            }
+        }
+        waiting
+    }
+
     fn end(&self, key: u64, why: &'static str) {
-        if let Some(peer) = lock(&self.connections).get(&key) {
-            tracing::warn!(peer = %peer.address, "ended: {why}");
+        if let Some(peer) = lock(&self.connections).get(&key)
+            && let Some(left_out) = self.said.allows()
+        {
+            tracing::warn!(peer = %peer.address, left_out, "ended: {why}");
         }
         // Not first disconnected: whoever takes nothing does not take that either.
         self.gone(key);
@@ -328,8 +454,13 @@ impl Server {
         peer.ended(&mut endpoint);
         let xids: Vec<_> = endpoint.engine.refused().collect();
         let mut refused = lock(&self.refused);
-        if !xids.is_empty() && refused.len() < REFUSED {
-            refused.insert(peer.address.ip(), xids);
+        if !xids.is_empty() {
+            refused.retain(|(of, _)| *of != peer.address.ip());
+            // The latest are those that come again.
+            if refused.len() >= REFUSED {
+                refused.pop_front();
+            }
+            refused.push_back((peer.address.ip(), xids));
         }
     }
 }

@@ -82,7 +82,7 @@ impl Server {
                 }
                 continue;
             };
-            Self::answer(job, service, bindings);
+            self.answer(job, service, bindings);
             answered += 1;
             if answered % IN_A_ROW == 0
                 && let Some(told) = others()
@@ -125,13 +125,20 @@ impl Server {
         looked
     }
 
-    /// Has the service answer.
-    fn answer(job: Job, service: &dyn Service, bindings: &[&dyn Binding]) {
-        let Job { peer, taken } = job;
+    /// Has the service answer, when there is memory for the reply.
+    fn answer(&self, job: Job, service: &dyn Service, bindings: &[&dyn Binding]) {
         // Its client, who gets no answer, sends it again over another connection, where others may have followed it by now.
-        if lock(&peer.endpoint).broken() {
+        if lock(&job.peer.endpoint).broken() {
             return;
         }
+        let Some(Job {
+            peer,
+            taken,
+            reserved,
+        }) = self.reserve(job)
+        else {
+            return;
+        };
         let message = taken.message.octets();
         let places: Vec<_> = taken
             .items
@@ -158,14 +165,36 @@ impl Server {
             }
         };
         peer.ends();
-        let mut endpoint = lock(&peer.endpoint);
+        let response = response.map(|response| {
+            let data = response.item.iter().flat_map(|(_, pieces)| pieces);
+            let bytes = response.message.len() + data.map(|piece| piece.len()).sum::<usize>();
+            (reply(response), bytes)
+        });
+        // What fits into a message is counted with the connection.
+        let charge = reserved
+            .zip(response.as_ref())
+            .and_then(|(mut charge, (_, bytes))| {
+                charge.shrink(*bytes as u64);
+                (*bytes > self.options.inline).then_some(charge)
+            });
         let call = taken.incoming.call;
-        // A call that is gone, with its connection, needs no answer.
-        let _ = match response {
-            Some(response) => endpoint.engine.reply(call, &reply(response)),
-            None => endpoint.engine.drop_call(call),
-        };
-        endpoint.carry();
+        let mut endpoint = lock(&peer.endpoint);
+        endpoint.answer(call, response.as_ref().map(|(reply, _)| reply), charge);
+    }
+
+    /// The call with memory counted for its reply, if there is some. Else the call waits for it.
+    fn reserve(&self, mut job: Job) -> Option<Job> {
+        let bytes = self.options.reply_memory;
+        if job.reserved.is_none() && job.taken.items.is_empty() && bytes > 0 {
+            job.reserved = job.peer.account.take(bytes);
+            if job.reserved.is_none() {
+                let wanted = job.peer.account.want(bytes);
+                lock(&self.deferred).push_back((job, wanted));
+                self.dispatch.attention();
+                return None;
+            }
+        }
+        Some(job)
     }
 }
 

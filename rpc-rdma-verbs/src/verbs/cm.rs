@@ -60,7 +60,7 @@ impl Channel {
         let private_data = if param.private_data.is_null() {
             Vec::new()
         } else {
-            // SAFETY: the event has so many octets there.
+            // SAFETY: the event has so many bytes there.
             unsafe {
                 std::slice::from_raw_parts(param.private_data.cast::<u8>(), param.private_data_len.into())
             }

@@ -31,7 +31,7 @@ pub(crate) struct Limits {
     pub(crate) windows: bool,
     /// Sends that invalidate.
     pub(crate) invalidates: bool,
-    /// Where an RDMA Read's octets go must be open to the peer's Writes, since on iWARP the peer is told its Stag (RFC 5040 §5.2).
+    /// Where an RDMA Read's bytes go must be open to the peer's Writes, since on iWARP the peer is told its STag (RFC 5040 §5.2).
     pub(crate) open_sinks: bool,
 }
 

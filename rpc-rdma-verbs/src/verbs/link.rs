@@ -48,7 +48,7 @@ pub(crate) struct Completion {
     pub(crate) number: u64,
     /// `None` if it went well.
     pub(crate) failed: Option<Failure>,
-    /// Octets received.
+    /// Bytes received.
     pub(crate) len: u32,
     pub(crate) invalidated: Option<u32>,
 }

@@ -24,18 +24,18 @@ pub trait Binding {
         None
     }
 
-    /// Where the argument that may go by Read chunk begins, behind its count: octets of `arguments` before it. Everything before it must be
+    /// Where the argument that may go by Read chunk begins, behind its count: bytes of `arguments` before it. Everything before it must be
     /// there. `None`: the procedure has none, or the arguments make no sense.
     fn argument(&self, _procedure: u32, _arguments: &[u8]) -> Option<usize> {
         None
     }
 
-    /// Octets of the result that may come by Write chunk, at most. `None`: the procedure has none.
+    /// Bytes of the result that may come by Write chunk, at most. `None`: the procedure has none.
     fn result(&self, _procedure: u32, _arguments: &[u8]) -> Option<u32> {
         None
     }
 
-    /// Octets of all results but that one, at most. `None`: the protocol sets no limit, so that whoever calls must.
+    /// Bytes of all results but that one, at most. `None`: the protocol sets no limit, so that whoever calls must.
     fn max_results(&self, procedure: u32, arguments: &[u8]) -> Option<usize>;
 
     /// Whether a server may make this call to its client, backward (RFC 8167). NULL always may, which says whether the client is there.
@@ -55,11 +55,11 @@ pub fn may_go_backward(bindings: &[&dyn Binding], call: &CallHeader) -> bool {
 /// What a binding says of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bound {
-    /// Where the argument that may go by Read chunk begins: octets of the message before it. It is an [`Item`](crate::engine::Item)'s offset.
+    /// Where the argument that may go by Read chunk begins: bytes of the message before it. It is an [`Item`](crate::engine::Item)'s offset.
     pub argument: Option<usize>,
-    /// Octets of the result that may come by Write chunk, at most.
+    /// Bytes of the result that may come by Write chunk, at most.
     pub result: Option<u32>,
-    /// Octets of the rest of the reply message, at most: [`Call::max_reply`](crate::engine::Call::max_reply).
+    /// Bytes of the rest of the reply message, at most: [`Call::max_reply`](crate::engine::Call::max_reply).
     pub max_reply: Option<usize>,
 }
 
@@ -87,7 +87,7 @@ pub fn bound(bindings: &[&dyn Binding], message: &[u8]) -> Bound {
 #[error("a Read chunk at Position {0} does not fit the arguments")]
 pub struct Misplaced(pub u32);
 
-/// Are `items`, Position and octets of what came by Read chunk, what the program lets go that way? `message` is the rest of the call, with
+/// Are `items`, Position and bytes of what came by Read chunk, what the program lets go that way? `message` is the rest of the call, with
 /// nothing put in. A length may include the padding (RFC 8166 §3.4.5.2).
 ///
 /// # Errors
@@ -109,7 +109,7 @@ pub fn check(bindings: &[&dyn Binding], message: &[u8], items: &[(u32, u64)]) ->
     rest.first().map_or(Ok(()), |second| Err(Misplaced(second.0)))
 }
 
-/// Skips `len` octets.
+/// Skips `len` bytes.
 fn skip(reader: &mut Reader, len: usize) -> Option<()> {
     reader.0 = reader.0.get(len..)?;
     Some(())

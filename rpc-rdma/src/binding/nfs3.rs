@@ -8,10 +8,10 @@ use crate::xdr::{Reader, UNIT};
 const PROGRAM: u32 = 100_003;
 const VERSION: u32 = 3;
 
-/// Octets of a file handle, at most (RFC 1813 §2.4, NFS3_FHSIZE).
+/// Bytes of a file handle, at most (RFC 1813 §2.4, NFS3_FHSIZE).
 const MAX_HANDLE: usize = 64;
 
-/// Octets of a symbolic link's text that we make room for. The protocol has no limit; this is Linux' PATH_MAX, which its own client takes.
+/// Bytes of a symbolic link's text that we make room for. The protocol has no limit; this is Linux' PATH_MAX, which its own client takes.
 const MAX_PATH: u32 = 4096;
 
 /// Procedures (RFC 1813 §3.3).
@@ -40,7 +40,7 @@ mod procedure {
     pub(super) const COMMIT: u32 = 21;
 }
 
-/// Octets of what results are made of (RFC 1813 §2.5, §2.6).
+/// Bytes of what results are made of (RFC 1813 §2.5, §2.6).
 pub(super) mod octets {
     pub(in crate::binding) const STATUS: usize = 4;
     pub(super) const ATTRIBUTES: usize = 84;
@@ -94,7 +94,7 @@ impl Binding for Nfs3 {
 
     fn max_results(&self, procedure: u32, arguments: &[u8]) -> Option<usize> {
         use octets::{ATTRIBUTES, COUNT, HANDLE, POST_OP, POST_OP_HANDLE, STATUS, VERIFIER, WCC};
-        // A directory's entries: all of resok fits into so many octets, and a failure brings attributes.
+        // A directory's entries: all of resok fits into so many bytes, and a failure brings attributes.
         let listing = |limit: u32| STATUS + POST_OP.max(limit as usize);
         Some(match procedure {
             procedure::NULL => 0,
@@ -128,7 +128,7 @@ fn handle(reader: &mut Reader) -> Option<()> {
     opaque(reader, MAX_HANDLE).ok().map(drop)
 }
 
-/// A word that stands `skipped` octets behind the file handle with which the arguments begin.
+/// A word that stands `skipped` bytes behind the file handle with which the arguments begin.
 fn word_after_handle(arguments: &[u8], skipped: usize) -> Option<u32> {
     let mut reader = Reader(arguments);
     handle(&mut reader)?;

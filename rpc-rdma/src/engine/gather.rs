@@ -1,10 +1,10 @@
-//! Octets from several places, one behind the other.
+//! Bytes from several places, one behind the other.
 
 use crate::engine::Item;
 use crate::payload::padding;
 use std::sync::Arc;
 
-/// Where octets come from.
+/// Where bytes come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source<M> {
     /// Ours.
@@ -18,13 +18,13 @@ pub enum Source<M> {
 pub struct Span<M> {
     /// Of what.
     pub source: Source<M>,
-    /// Its first octet.
+    /// Its first byte.
     pub at: usize,
-    /// Octets.
+    /// Bytes.
     pub len: usize,
 }
 
-/// The octets of several spans.
+/// The bytes of several spans.
 #[derive(Clone, Debug)]
 pub(super) struct Gather<M>(Vec<Span<M>>);
 
@@ -78,7 +78,7 @@ impl<M: Clone> Gather<M> {
         self.0.iter().map(|span| span.len).sum()
     }
 
-    /// Takes the first `len` octets, or all if there are fewer.
+    /// Takes the first `len` bytes, or all if there are fewer.
     pub(super) fn take(&mut self, mut len: usize) -> Vec<Span<M>> {
         let mut taken = Vec::new();
         while len > 0 && !self.0.is_empty() {
@@ -101,7 +101,7 @@ impl<M: Clone> Gather<M> {
     }
 }
 
-/// Do the items lie within a message of `len` octets, in order, each where an XDR item can begin?
+/// Do the items lie within a message of `len` bytes, in order, each where an XDR item can begin?
 pub(super) fn well_placed<M>(len: usize, items: &[Item<M>]) -> bool {
     items.is_sorted_by_key(|item| item.offset)
         && items

@@ -21,12 +21,12 @@
 //! fn carry(from: &mut Connection<()>, to: &mut Connection<()>) {
 //!     for action in from.actions() {
 //!         if let Action::Send { work, pieces, .. } = action {
-//!             let octets = |source: &Source<()>| match source {
+//!             let bytes = |source: &Source<()>| match source {
 //!                 Source::Octets(octets) => octets.clone(),
 //!                 Source::Memory(()) => unreachable!("no call here has items"),
 //!             };
 //!             let message: Vec<u8> =
-//!                 pieces.iter().flat_map(|piece| octets(&piece.source)[piece.at..][..piece.len].to_vec()).collect();
+//!                 pieces.iter().flat_map(|piece| bytes(&piece.source)[piece.at..][..piece.len].to_vec()).collect();
 //!             to.received(&message, None);
 //!             from.completed(work);
 //!         }
@@ -89,18 +89,18 @@ pub enum Access {
 /// What a region is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exposed<M> {
-    /// The consumer's memory: its first `len` octets.
+    /// The consumer's memory: its first `len` bytes.
     Memory(M, u32),
     /// A call that is too long for a Send.
     Octets(Arc<[u8]>),
-    /// New memory of so many octets, for a long reply. It is the transport's; [`Message::Long`] names it.
+    /// New memory of so many bytes, for a long reply. It is the transport's; [`Message::Long`] names it.
     Fresh(u32),
 }
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action<M> {
-    /// Post so many receives, each of the octets that the private data promised.
+    /// Post so many receives, each of the bytes that the private data promised.
     Receive(usize),
     /// Give the peer access to memory, for this connection alone if that can be; answer with [`Connection::registered`], or
     /// [`Connection::register_failed`]. Handles should not be guessable (RFC 8166 §8.1).
@@ -136,20 +136,20 @@ pub enum Action<M> {
     Read {
         /// Its name.
         work: WorkId,
-        /// The call whose item this is a part of. All of the item has `length` octets, for which the transport provides memory.
+        /// The call whose item this is a part of. All of the item has `length` bytes, for which the transport provides memory.
         call: CallId,
         /// Item: index among the call's Read chunks.
         item: usize,
-        /// Octets of the whole item.
+        /// Bytes of the whole item.
         length: u64,
-        /// Where in the item the octets go.
+        /// Where in the item the bytes go.
         at: u64,
         /// Where they are.
         remote: Segment,
     },
     /// Post an RDMA Write. The Send behind it completes it.
     Write {
-        /// The octets.
+        /// The bytes.
         pieces: Vec<Span<M>>,
         /// Where they go.
         remote: Segment,
@@ -200,11 +200,11 @@ pub enum Event<M> {
 /// Memory for, or with, an item that may go by a chunk (DDP-eligible, RFC 8166 §3.4.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item<M> {
-    /// Where it is left out of the message: octets of the message before it. Behind its count, if it has one.
+    /// Where it is left out of the message: bytes of the message before it. Behind its count, if it has one.
     pub offset: usize,
-    /// The memory, of which the item is the first `len` octets.
+    /// The memory, of which the item is the first `len` bytes.
     pub memory: M,
-    /// Octets.
+    /// Bytes.
     pub len: u32,
 }
 
@@ -218,7 +218,7 @@ pub struct Call<M> {
     /// Memory for results that may come by Write chunk, each long enough for its longest (RFC 8166 §3.4.6), in the order of the
     /// results. `offset` counts for nothing here.
     pub results: Vec<Item<M>>,
-    /// Octets of the longest reply, without those results. The peer's memory need not be trusted with more.
+    /// Bytes of the longest reply, without those results. The peer's memory need not be trusted with more.
     pub max_reply: usize,
 }
 
@@ -236,7 +236,7 @@ pub struct Reply<M> {
 pub struct Answer {
     /// The RPC message, without the results that were placed.
     pub message: Message,
-    /// For each item of [`Call::results`] the octets placed in its memory, 0 if it was not used. `None` where it was not offered: its result
+    /// For each item of [`Call::results`] the bytes placed in its memory, 0 if it was not used. `None` where it was not offered: its result
     /// is in the message.
     pub placed: Vec<Option<u32>>,
 }
@@ -246,11 +246,11 @@ pub struct Answer {
 pub enum Message {
     /// Here.
     Short(Vec<u8>),
-    /// In the memory made for this region, so many octets.
+    /// In the memory made for this region, so many bytes.
     Long {
         /// [`Exposed::Fresh`].
         region: RegionId,
-        /// Octets.
+        /// Bytes.
         len: u32,
     },
 }
@@ -295,20 +295,20 @@ pub struct Incoming {
     pub xid: u32,
     /// The RPC message, without what came by chunks: inline, or as the first fetched item.
     pub message: Option<Vec<u8>>,
-    /// What was fetched: Position and octets of each Read chunk, by ascending Position. [`Action::Read`] numbered them in this order.
+    /// What was fetched: Position and bytes of each Read chunk, by ascending Position. [`Action::Read`] numbered them in this order.
     pub items: Vec<(u32, u64)>,
-    /// Octets that the requester has room for in each Write chunk; `None` asks for that result inline.
+    /// Bytes that the requester has room for in each Write chunk; `None` asks for that result inline.
     pub results: Vec<Option<u64>>,
-    /// Octets that it has room for in the Reply chunk.
+    /// Bytes that it has room for in the Reply chunk.
     pub reply: Option<u64>,
 }
 
 /// What both ends agreed upon at the connection's set-up, as this end sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// Octets of the longest Send from here.
+    /// Bytes of the longest Send from here.
     pub send: usize,
-    /// Octets of the longest Send from there.
+    /// Bytes of the longest Send from there.
     pub receive: usize,
     /// Replies may invalidate.
     pub remote_invalidation: bool,

@@ -17,7 +17,7 @@ pub(super) struct Plan {
     pub(super) long_reply: bool,
 }
 
-/// Octets of a Read list entry, of a segment, and of the words around a Write chunk.
+/// Bytes of a Read list entry, of a segment, and of the words around a Write chunk.
 const READ: usize = 24;
 const SEGMENT: usize = 16;
 const CHUNK: usize = 8;
@@ -76,7 +76,7 @@ impl Plan {
     }
 }
 
-/// Octets of the items in a message, with their padding.
+/// Bytes of the items in a message, with their padding.
 fn inline<M>(items: &[Item<M>]) -> usize {
     items
         .iter()

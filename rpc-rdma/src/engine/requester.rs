@@ -520,7 +520,7 @@ fn compose<M: Clone>(xid: u32, credits: u32, outstanding: &Outstanding<M>) -> Op
     if let Some(segments) = long {
         read(0, segments);
     }
-    // Either all arguments that have octets are chunks, or none is.
+    // Either all arguments that have bytes are chunks, or none is.
     let chunks = (0..call.arguments.len()).any(|index| outstanding.segments(Part::Argument(index)).is_some());
     let places = call
         .arguments

@@ -6,9 +6,11 @@
 )]
 
 use proptest::prelude::*;
-use urnic_rpc_rdma::binding::{Binding, Bound, Misplaced, Mount3, Nfs3, NfsAcl3, bound, check};
+use urnic_rpc_rdma::binding::{
+    Binding, Bound, Misplaced, Mount3, Nfs3, NfsAcl3, bound, check, may_go_backward,
+};
 use urnic_rpc_rdma::engine::{Action, Call, Config, Connection, Event, Item, Role, Terms};
-use urnic_rpc_rdma::rpc::{CallHeader, MAX_REPLY_HEADER, garbage_args};
+use urnic_rpc_rdma::rpc::{CallHeader, MAX_REPLY_HEADER, SUCCESS_LEN, garbage_args, proc_unavail, success};
 use urnic_rpc_rdma::{Body, Header, Limits};
 
 const BINDINGS: [&dyn Binding; 3] = [&Nfs3, &NfsAcl3, &Mount3];
@@ -25,13 +27,13 @@ fn opaque(len: u32) -> Vec<u8> {
     [words(&[len]), vec![b'o'; padded]].concat()
 }
 
-/// A call of NFSv3 with AUTH_SYS of 20 octets.
+/// A call of NFSv3 with AUTH_SYS of 20 bytes.
 fn nfs(procedure: u32, arguments: &[u8]) -> Vec<u8> {
     let header = words(&[7, 0, 2, 100_003, 3, procedure, 1]);
     [&header[..], &opaque(20), &words(&[0, 0]), arguments].concat()
 }
 
-/// Octets before the arguments.
+/// Bytes before the arguments.
 const HEADER: usize = 28 + 24 + 8;
 
 fn read_arguments(count: u32) -> Vec<u8> {
@@ -130,6 +132,46 @@ fn lists_of_rights_have_nothing_to_place_and_an_end() {
             ..Bound::default()
         };
         assert_eq!(bound(&BINDINGS, &call), said, "{procedure}");
+    }
+}
+
+/// A binding with a call that a server may make to its client.
+struct Callbacks;
+
+impl Binding for Callbacks {
+    fn program(&self) -> (u32, u32) {
+        (0x4000_0000, 1)
+    }
+
+    fn max_results(&self, _procedure: u32, _arguments: &[u8]) -> Option<usize> {
+        Some(0)
+    }
+
+    fn backward(&self, procedure: u32) -> bool {
+        procedure == 2
+    }
+}
+
+#[test]
+fn a_binding_says_which_calls_go_backward() {
+    let bindings: [&dyn Binding; 2] = [&Nfs3, &Callbacks];
+    let may = |program, version, procedure| {
+        let call = urnic_rpc_rdma::rpc::call(7, program, version, procedure);
+        may_go_backward(&bindings, &CallHeader::parse(&call).unwrap())
+    };
+    for (program, version) in [(100_003, 3), (0x4000_0000, 1), (0x4000_0009, 1)] {
+        assert!(may(program, version, 0), "NULL always may");
+    }
+    assert!(!may(100_003, 3, 2), "a binding allows nothing else of itself");
+    assert!(may(0x4000_0000, 1, 2) && !may(0x4000_0000, 1, 3));
+    assert!(may(0x4000_0000, 2, 3), "another version has no binding");
+}
+
+#[test]
+fn headers_of_replies_have_their_status() {
+    for (reply, status) in [(success(7), 0), (proc_unavail(7), 3), (garbage_args(7), 4)] {
+        assert_eq!(reply, words(&[7, 1, 0, 0, 0, status]));
+        assert_eq!(reply.len(), SUCCESS_LEN);
     }
 }
 

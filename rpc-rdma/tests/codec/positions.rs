@@ -20,7 +20,7 @@ fn reads(reads: impl IntoIterator<Item = (u32, u32)>) -> ChunkLists {
     }
 }
 
-/// RR-MSG-2CHUNK: opaques of 5 and 7 octets, whose counts stay behind 40 octets of RPC header.
+/// RR-MSG-2CHUNK: opaques of 5 and 7 bytes, whose counts stay behind 40 bytes of RPC header.
 #[test]
 fn rpc_k_02_positions_count_the_items_before_and_their_padding() {
     let message = hex!(
@@ -57,7 +57,7 @@ fn rpc_k_02_a_chunk_is_its_entries_of_one_position_in_list_order() {
             .map(|&(handle, length)| segment(handle, length, 0))
             .collect(),
     };
-    // The item at 8 has 120 octets, so 24 is within it: in two messages, then.
+    // The item at 8 has 120 bytes, so 24 is within it: in two messages, then.
     assert_eq!(parsed(&message), Err(Malformed::Position(24)));
     let message = call_with(reads([(132, 4), (8, 100), (132, 9), (8, 20)]), &payload);
     assert_eq!(
@@ -88,7 +88,7 @@ fn rpc_k_02_position_zero_is_no_item_of_an_inline_payload() {
     );
 }
 
-/// Five octets, three of padding: none sent, sent as part of the segment, sent as a segment of its own. What follows stands at the same place.
+/// Five bytes, three of padding: none sent, sent as part of the segment, sent as a segment of its own. What follows stands at the same place.
 #[test]
 fn rpc_k_03_padding_may_be_in_the_chunk_or_not() {
     let payload = [rpc(7, 0), vec![0; 8]].concat();

@@ -1,6 +1,7 @@
 //! RFC 8797.
 
 use proptest::prelude::*;
+use urnic_rpc_rdma::engine::Terms;
 use urnic_rpc_rdma::{DEFAULT_INLINE, PrivateData};
 
 const BOTH: PrivateData = PrivateData {
@@ -17,6 +18,23 @@ fn rpc_i_02_thresholds_are_the_smaller_of_what_one_sends_and_the_other_receives(
         receive_size: 2048,
     };
     assert_eq!((BOTH.threshold(&peer), peer.threshold(&BOTH)), (2048, 1024));
+    let terms = Terms::agreed(&BOTH, &peer);
+    assert_eq!((terms.send, terms.receive), (2048, 1024));
+    let terms = Terms::agreed(&peer, &BOTH);
+    assert_eq!((terms.send, terms.receive), (1024, 2048));
+}
+
+#[test]
+fn rpc_i_04_remote_invalidation_is_agreed_if_both_say_so() {
+    for (ours, theirs) in [(false, false), (false, true), (true, false), (true, true)] {
+        let said = |remote_invalidation| PrivateData {
+            remote_invalidation,
+            ..BOTH
+        };
+        let terms = Terms::agreed(&said(ours), &said(theirs));
+        assert_eq!(terms.remote_invalidation, ours && theirs, "{ours} and {theirs}");
+    }
+    assert!(!Terms::agreed(&BOTH, &PrivateData::default()).remote_invalidation);
 }
 
 #[test]
@@ -44,6 +62,7 @@ fn rpc_i_02_sizes_are_whole_kibibytes_from_1_to_256() {
 #[test]
 fn rpc_i_01_a_peer_that_says_nothing_takes_1024_octets() {
     let silent = PrivateData::find(b"something else entirely").unwrap_or_default();
+    assert_eq!(DEFAULT_INLINE, 1024);
     assert_eq!(BOTH.threshold(&silent), DEFAULT_INLINE);
     assert_eq!(silent.threshold(&BOTH), DEFAULT_INLINE);
     assert!(!silent.remote_invalidation);
@@ -54,6 +73,18 @@ fn rpc_i_03_the_magic_is_found_at_any_offset() {
     for before in 0..9 {
         let octets = [&vec![0xf6; before][..], &BOTH.emit(), b"more"].concat();
         assert_eq!(PrivateData::find(&octets), Some(BOTH), "{before}");
+    }
+}
+
+/// The rest of the message is as it should be.
+#[test]
+fn rpc_i_03_another_magic_is_ignored() {
+    for at in 0..4 {
+        let mut other = BOTH.emit();
+        other[at] ^= 1;
+        assert_eq!(PrivateData::find(&other), None, "byte {at}");
+        let behind = [&other[..], &BOTH.emit()].concat();
+        assert_eq!(PrivateData::find(&behind), Some(BOTH), "the message follows");
     }
 }
 

@@ -1,4 +1,4 @@
-//! What must hold for any octets and any values.
+//! What must hold for any bytes and any values.
 
 use crate::{emitted, places, rpc};
 use proptest::collection::vec;

@@ -47,7 +47,14 @@ fn rpc_h_02_the_version_is_one() {
     for octets in [vector("RR-MSG-CALL"), vector("RR-NOMSG-LONGCALL")] {
         assert_eq!(octets[4..8], [0, 0, 0, 1]);
         assert!(call(&octets, &LIMITS, Profile::default()).is_ok());
+        for version in [0, 2, u32::MAX] {
+            let other = with_word(octets.clone(), 1, version);
+            assert!(call(&other, &LIMITS, Profile::default()).is_err());
+        }
     }
+    let answered = vector("RR-NOMSG-LONGREPLY");
+    assert!(reply(&answered, &LIMITS).is_ok());
+    assert!(reply(&with_word(answered, 1, 2), &LIMITS).is_err());
 }
 
 #[test]

@@ -178,6 +178,17 @@ fn rpc_k_09_arguments_stay_exposed_until_the_reply_is_here() {
 }
 
 #[test]
+fn rpc_h_02_calls_are_sent_with_version_one() {
+    for made in [
+        made(short(7)),
+        made(call(1, 40, 5000, 0, 100)),
+        made(call(1, 5000, 0, 0, 100)),
+    ] {
+        assert_eq!(made.1.header.version, 1);
+    }
+}
+
+#[test]
 fn rpc_f_01_a_message_is_one_send_with_no_record_mark() {
     let (end, sent) = made(short(7));
     assert!(end.sent.is_empty());

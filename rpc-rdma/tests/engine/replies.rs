@@ -60,7 +60,7 @@ fn lengths(chunk: &WriteChunk) -> Vec<u32> {
     chunk.0.iter().map(|segment| segment.length).collect()
 }
 
-/// Octets and handle of each RDMA Write.
+/// Bytes and handle of each RDMA Write.
 fn written(end: &End) -> Vec<(usize, u32)> {
     end.others
         .iter()

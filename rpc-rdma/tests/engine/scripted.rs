@@ -6,7 +6,7 @@ use urnic_rpc_rdma::engine::{
 };
 use urnic_rpc_rdma::{Body, ChunkLists, Header, Limits, Segment, VERSION};
 
-/// Memory: what its octets are is of no interest here.
+/// Memory: what its bytes are is of no interest here.
 pub(crate) type Memory = &'static str;
 
 pub(crate) struct End {
@@ -15,7 +15,7 @@ pub(crate) struct End {
     pub(crate) sent: VecDeque<Sent>,
     pub(crate) others: Vec<Action<Memory>>,
     pub(crate) events: Vec<Event<Memory>>,
-    /// Registrations are answered at once, with this many octets in each segment.
+    /// Registrations are answered at once, with this many bytes in each segment.
     pub(crate) registers: bool,
     pub(crate) releases: bool,
 }
@@ -24,9 +24,9 @@ pub(crate) struct End {
 pub(crate) struct Sent {
     pub(crate) work: WorkId,
     pub(crate) header: Header,
-    /// Octets of the message in all.
+    /// Bytes of the message in all.
     pub(crate) len: usize,
-    /// Octets of the consumer's memory among them.
+    /// Bytes of the consumer's memory among them.
     pub(crate) memory: Vec<(Memory, usize)>,
     pub(crate) payload: Vec<u8>,
     pub(crate) invalidate: Option<u32>,
@@ -195,7 +195,7 @@ pub(crate) fn item(offset: usize, memory: Memory, len: u32) -> Item<Memory> {
     Item { offset, memory, len }
 }
 
-/// A call of `len` octets with one argument at its end, and memory for one result; the rest of the reply has `max_reply` octets.
+/// A call of `len` bytes with one argument at its end, and memory for one result; the rest of the reply has `max_reply` bytes.
 pub(crate) fn call(xid: u32, len: usize, argument: u32, result: u32, max_reply: usize) -> Call<Memory> {
     let mut call = short(xid);
     call.message = message(xid, 0, len).into();

@@ -1,5 +1,5 @@
 //! Two ends and a device between them that does what they post, in an order drawn from a seed, and lets nobody touch memory that is not
-//! exposed. On top of it a program that moves patterns of octets both ways, so that every octet can be checked.
+//! exposed. On top of it a program that moves patterns of bytes both ways, so that every byte can be checked.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -525,7 +525,7 @@ fn octets(pieces: &[Span<Memory>]) -> Vec<u8> {
     all
 }
 
-/// Octets that tell from which item of which call they are.
+/// Bytes that tell from which item of which call they are.
 fn pattern(xid: u32, item: usize, len: u32) -> Vec<u8> {
     (0..len)
         .map(|n| (n ^ xid.wrapping_mul(31) ^ (item as u32 * 97)) as u8)
@@ -572,7 +572,7 @@ fn call_of(xid: u32, job: &Job) -> Call<Memory> {
     }
 }
 
-/// Checks the call octet by octet, and makes its reply: `xid REPLY (len opaque)* tail-octets`.
+/// Checks the call byte by byte, and makes its reply: `xid REPLY (len opaque)* tail-octets`.
 fn reply_to(xid: u32, whole: &[u8]) -> Reply<Memory> {
     let mut words = whole
         .chunks_exact(4)

@@ -52,7 +52,7 @@ impl Event {
     }
 }
 
-/// Octets as a line has them.
+/// Bytes as a line has them.
 fn digits(octets: &[u8]) -> String {
     match octets {
         [] => "-".to_owned(),

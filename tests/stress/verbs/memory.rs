@@ -10,7 +10,7 @@ pub(crate) struct Mr {
 }
 
 impl Mr {
-    /// Of `len` octets of the arena from `at`, the first of which is called `name`.
+    /// Of `len` bytes of the arena from `at`, the first of which is called `name`.
     pub(crate) fn new(device: &Device, arena: &Arena, at: usize, len: usize, name: u64, access: u32) -> Mr {
         assert!(at + len <= arena.len);
         // SAFETY: memory that is there as long as the region.
@@ -51,7 +51,7 @@ impl Mr {
         });
     }
 
-    /// What its first octet is called.
+    /// What its first byte is called.
     pub(crate) fn name(&self) -> u64 {
         self.name
     }

@@ -7,7 +7,7 @@ use std::mem;
 use std::ptr;
 use std::sync::OnceLock;
 
-use urnic_verbs_api::rdma_core::*;
+use urnic_rdma_core::*;
 
 mod completions;
 mod memory;

@@ -72,7 +72,7 @@ fn ddp_v_01_a_write_to_no_stag_terminates() {
     let mut scene = or_skip!(Scene::start(&[]));
     let at = scene.victim.buffer();
     let all = scene.victim.stag("all");
-    // Of another index, of another key, and Stags that nobody was ever given.
+    // Of another index, of another key, and STags that nobody was ever given.
     for stag in [scene.victim.no_stag(), all ^ 1, 0, u32::MAX, 1] {
         scene.refuses(0x1100, &[write(stag, at, b"abcd")]);
     }
@@ -357,18 +357,18 @@ fn ddp_v_14_a_write_without_the_right_terminates() {
 fn ddp_v_15_of_two_faults_the_first_check_speaks() {
     let mut scene = or_skip!(Scene::start(&[]));
     let (no_stag, foreign) = (scene.victim.no_stag(), scene.victim.stag("foreign"));
-    // DV, before RV, opcode, Stag.
+    // DV, before RV, opcode, STag.
     scene.refuses(0x1104, &[tagged(0xc2, 0x80, no_stag, 0, b"abcd")]);
     // RV, before the opcode.
     scene.refuses(0x0205, &[tagged(0xc1, 0x8c, no_stag, 0, b"abcd")]);
-    // The opcode, before QN and Stag.
+    // The opcode, before QN and STag.
     scene.refuses(0x0206, &[untagged(0x41, 0x4c, 9, 77, 1, b"hello")]);
     scene.refuses(0x0206, &[tagged(0xc1, 0x4c, no_stag, 0, b"abcd")]);
     // QN before MSN; MSN before MO; MO before length.
     scene.refuses(0x1201, &[untagged(0x41, 0x43, 9, 77, 5, b"hello")]);
     scene.refuses(0x1203, &[untagged(0x41, 0x43, 0, 77, 5, b"hello")]);
     scene.refuses(0x1204, &[untagged(0x41, 0x43, 0, 1, 5, &[1; 5000])]);
-    // The Stag's domain before its bounds; wrapping before bounds.
+    // The STag's domain before its bounds; wrapping before bounds.
     scene.refuses(0x1102, &[write(foreign, 0, b"abcd")]);
     scene.refuses(0x1103, &[write(scene.victim.stag("all"), u64::MAX, b"ab")]);
     scene.ends();
@@ -472,7 +472,7 @@ fn ddp_s_11_another_send_may_not() {
     scene.ends();
 }
 
-// After an error; Stags.
+// After an error; STags.
 
 #[test]
 fn ddp_t_07_a_stag_of_one_domain_serves_all_its_queue_pairs() {
@@ -503,7 +503,7 @@ fn ddp_t_08_after_deregistration_nothing_is_placed() {
         let late = write(stag, at, b"after!");
         let bytes = link.peer.framed(&[&late]);
         scene.breaks_by(&mut link, 0x1100, &bytes, &late, &ALL_FLUSHED[1..]);
-        // `breaks_by` adds a Write to another Stag of the same memory.
+        // `breaks_by` adds a Write to another STag of the same memory.
         assert!(scene.victim.arena() == before);
     }
     scene.ends();

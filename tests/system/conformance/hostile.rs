@@ -6,10 +6,11 @@ use urnic_tests::peer::{End, Peer, hex};
 use urnic_tests::random::Random;
 use urnic_tests::served::in_process;
 use urnic_tests::startup::CRC;
-use urnic_tests::ulpdu::{read_request, send, write};
-use urnic_tests::victim::{LARGE, Link, ROLES, Victim, Wish, opcode};
+use urnic_tests::ulpdu::{complaint, read_request, send, write};
+use urnic_tests::victim::{LARGE, LARGE_SEED, Link, ROLES, Victim, Wish, filled, opcode};
 use urnic_tests::wait::{PATIENCE, descriptors, resident, until};
 
+use super::rdmap::response_until_something_else;
 use super::{ALL_FLUSHED, Scene};
 
 #[test]
@@ -122,7 +123,7 @@ fn random_fpdus_harm_nobody() {
         let mut link = scene.victim.link(ROLES[number % 2]);
         let len = random.next() as usize % 200;
         let mut ulpdu = random.bytes(len);
-        // Often right as far as a Stag, a queue or an MSN.
+        // Often right as far as a STag, a queue or an MSN.
         let control = random.next();
         if control & 1 == 1 && ulpdu.len() > 2 {
             ulpdu[0] = ulpdu[0] & 0xc0 | 1;
@@ -225,6 +226,56 @@ fn sec_06_a_peer_that_asks_and_never_reads_costs_bounded_memory() {
     let grown = resident(pid).saturating_sub(before);
     assert!(grown < 32 * 1024, "{grown} KiB");
     // And is let go of at the end.
+    scene.victim.leaves();
+}
+
+/// Each of many peers uses up the Reads it may ask for, and takes no answer. Another one's Reads are answered meanwhile, one after the other.
+#[test]
+fn sec_06_used_up_reads_of_peers_leave_others_theirs() {
+    const LEN: u32 = 5000;
+    let mut scene = or_skip!(Scene::start(&[]));
+    let wish = Wish {
+        ird: 2,
+        ..Wish::default()
+    };
+    let content = filled(LARGE_SEED, LARGE as usize);
+    let (stag, at) = (scene.victim.stag("big"), scene.victim.address("large"));
+    let mut greedy: Vec<Link> = (0..8)
+        .map(|number| scene.victim.link_as(ROLES[number % 2], &wish, CRC))
+        .collect();
+    for link in &mut greedy {
+        link.peer
+            .tell(&[1, 2].map(|msn| read_request(msn, stag, at, LARGE)));
+    }
+    let mut modest = scene.victim.link_as(ROLES[0], &wish, CRC);
+    for msn in 1..=20 {
+        let from = msn as usize * 7001;
+        let request = read_request(msn, stag, at + from as u64, LEN);
+        modest.peer.tell(&[request]);
+        let mut came = 0;
+        while came < LEN as usize {
+            let ulpdu = modest.peer.ulpdu();
+            assert_eq!(ulpdu[1], 0x42, "a Read Response");
+            assert!(
+                content[from + came..].starts_with(&ulpdu[14..]),
+                "Read {msn} at {came}"
+            );
+            came += ulpdu.len() - 14;
+        }
+        scene.others_go_on();
+    }
+    // They were used up indeed: one more ends that connection.
+    for link in &mut greedy {
+        let third = read_request(3, stag, at, LARGE);
+        link.peer.tell(std::slice::from_ref(&third));
+        let (came, answer) = response_until_something_else(link, 0, &content);
+        assert!(came < LARGE as usize);
+        assert_eq!(answer, complaint(0x1202, &third));
+        scene.is_over(link, End::Closed, &ALL_FLUSHED);
+        assert_eq!(scene.victim.event().1, link.qp.index);
+    }
+    drop(modest);
+    scene.victim.is_healthy();
     scene.victim.leaves();
 }
 

@@ -1,5 +1,5 @@
 //! Conformance at a live process: a raw TCP peer plays the other end of native connections, in both roles, and compares
-//! what comes back octet by octet. Tests carry the ids of the rows they show.
+//! what comes back byte by byte. Tests carry the ids of the rows they show.
 
 mod ddp;
 mod hostile;
@@ -7,6 +7,7 @@ mod mpa_crc;
 mod mpa_errors;
 mod mpa_framing;
 mod mpa_markers;
+mod mpa_paths;
 mod mpa_startup;
 mod peers;
 mod rdma_cm;
@@ -92,7 +93,7 @@ impl Scene {
         self.is_pristine();
     }
 
-    /// As [`Self::breaks`], by octets that are not what MPA would have made of them. `at_fault`: the ULPDU that the
+    /// As [`Self::breaks`], by bytes that are not what MPA would have made of them. `at_fault`: the ULPDU that the
     /// Terminate is about.
     #[track_caller]
     fn breaks_by(

@@ -1,9 +1,17 @@
 //! The end of a stream, good and bad (RFC 5044 §8, RFC 5041 §6.2; conformance §1.5, DDP-T).
 
+use std::path::Path;
+
+use urnic_tests::build::{scratch, urnic};
+use urnic_tests::framing::crc32c;
 use urnic_tests::or_skip;
-use urnic_tests::peer::End;
+use urnic_tests::peer::{End, Peer};
+use urnic_tests::program::Program;
+use urnic_tests::startup::{CRC, MARKERS};
 use urnic_tests::ulpdu::{send, untagged, write};
-use urnic_tests::victim::{ARENA_SEED, LARGE_SEED, Link, PAGE, ROLES, filled, opcode, state, status};
+use urnic_tests::victim::{ARENA_SEED, LARGE_SEED, Link, PAGE, ROLES, Role, Victim, Wish};
+use urnic_tests::victim::{filled, opcode, state, status};
+use urnic_tests::wait::{PATIENCE, until};
 
 use super::{ALL_FLUSHED, Scene};
 
@@ -64,7 +72,7 @@ fn mpa_e_01_an_end_within_an_fpdu_is_an_error() {
     let mut scene = or_skip!(Scene::start(&[]));
     let late = write(scene.victim.stag("all"), scene.victim.buffer(), &[7; 2000]);
     for role in ROLES {
-        // Within the length, behind it, within the header, in the payload, before the last octet.
+        // Within the length, behind it, within the header, in the payload, before the last byte.
         for part in [1, 2, 10, 1000, 2019] {
             let mut link = scene.victim.link(role);
             asks(&mut scene, &mut link);
@@ -100,6 +108,93 @@ fn mpa_e_01_an_end_with_a_read_outstanding_is_an_error() {
         scene.is_over(&mut link, End::Closed, &[&SENDS_LOST[..], &ALL_FLUSHED].concat());
     }
     scene.ends();
+}
+
+/// Bytes on the wire of the zero-length Write by which the initiator says that it is ready, with the marker before it.
+const RTR_LEN: usize = 4 + 20;
+
+/// Counters of the process that tell the errors of RFC 5044 §8 apart: codes 1, 2 and 3.
+fn counted(place: &Path) -> [u64; 3] {
+    let json = Program::plain(urnic())
+        .line("stat --json")
+        .env("URNIC_PRESENT_DIR", place)
+        .run()
+        .success();
+    ["streams_lost", "rx_crc_errors", "rx_marker_errors"].map(|name| {
+        let (_, value) = json.split_once(&format!("\"{name}\":")).expect("a counter");
+        let digits = value.split(|c: char| !c.is_ascii_digit()).next();
+        digits.and_then(|digits| digits.parse().ok()).expect("a number")
+    })
+}
+
+#[test]
+fn mpa_e_01_each_error_is_told_by_its_own_code() {
+    let place = scratch().join(format!("mpa-e-01-{}", std::process::id()));
+    std::fs::create_dir_all(&place).expect("our folder");
+    let variables = [
+        ("URNIC_PRESENT_DIR", place.to_str().expect("our path")),
+        ("URNIC_LOG", "urnic_cm=debug,urnic_driver=debug"),
+        ("URNIC_MPA_MARKERS", "true"),
+    ];
+    let mut scene =
+        or_skip!(Victim::start(&variables).and_then(|victim| Scene::around(victim, CRC | MARKERS)));
+    let mut heard = 0;
+    let mut logs = |scene: &Scene, line: &str| {
+        let seen = until(PATIENCE, || {
+            let output = scene.victim.process().output();
+            let at = output.get(heard..)?.find(line)?;
+            heard += at + line.len();
+            Some(())
+        });
+        assert!(seen.is_some(), "{line:?} is not in the log");
+    };
+
+    // 1: the connection is lost. Nobody is there to take a Terminate.
+    let wish = Wish::default();
+    let Link { qp, peer } = scene.victim.link_as(Role::Called, &wish, CRC | MARKERS);
+    peer.reset();
+    scene.victim.completes(qp, &ALL_FLUSHED);
+    logs(&scene, "StreamLost, 0x20010000: MPA connection lost");
+    assert_eq!(counted(&place), [1, 0, 0]);
+
+    // 2: a CRC is wrong.
+    let mut link = scene.victim.link_as(Role::Called, &wish, CRC | MARKERS);
+    let mut bytes = link.peer.framed(&[send(1, b"hello")]);
+    bytes[30] ^= 1;
+    scene.breaks_by(&mut link, 0x2002, &bytes, &[], &ALL_FLUSHED);
+    logs(&scene, "TerminateSent, 0x20020000: MPA CRC error");
+    assert_eq!(counted(&place), [1, 1, 0]);
+
+    // 3: a marker points elsewhere, under a good CRC.
+    let mut link = scene.victim.link_as(Role::Called, &wish, CRC | MARKERS);
+    let mut bytes = link.peer.framed(&[send(1, &[7; 1000])]);
+    let marker = 512 - RTR_LEN;
+    bytes[marker + 3] ^= 4;
+    let end = bytes.len() - 4;
+    let crc = crc32c(&bytes[..end]);
+    bytes[end..].copy_from_slice(&crc);
+    scene.breaks_by(&mut link, 0x2003, &bytes, &[], &ALL_FLUSHED);
+    logs(
+        &scene,
+        "TerminateSent, 0x20030000: MPA marker and length disagree",
+    );
+    assert_eq!(counted(&place), [1, 1, 1]);
+
+    // 4: a Request, and a Reply, that is none.
+    let (qp, _) = scene.victim.expecting(&wish);
+    let mut stranger = Peer::call(scene.victim.listener(qp));
+    stranger.send(&[0; 20]);
+    assert!(stranger.rest().0.is_empty(), "no Terminate during start-up");
+    logs(&scene, "MPA error 4: ");
+    let (mut link, reply) = scene.victim.calling(&wish, CRC | MARKERS);
+    let mut octets = reply.octets();
+    octets[0] ^= 1;
+    link.peer.send(&octets);
+    assert!(link.peer.rest().0.is_empty(), "no Terminate during start-up");
+    logs(&scene, "MPA error 4: ");
+    assert_eq!(counted(&place), [1, 1, 1], "no queue pair was lost");
+    scene.ends();
+    std::fs::remove_dir_all(&place).expect("our folder");
 }
 
 #[test]

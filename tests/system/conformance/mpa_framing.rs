@@ -97,7 +97,7 @@ fn mpa_f_04_with_crc_off_the_field_is_there_and_not_looked_at() {
         link.peer.tell(&[send(1, b"hello"), send(2, &[5; 4000])]);
         assert_eq!(victim.received(link.qp), (0, 5));
         assert_eq!(victim.received(link.qp), (1, 4000));
-        // The reader counts on the field's four octets.
+        // The reader counts on the field's four bytes.
         victim.sends(link.qp, 9, 5);
         victim.sends(link.qp, 10, 4000);
         assert_eq!(link.peer.ulpdu(), send(1, &buffer(5)));
@@ -208,7 +208,7 @@ fn full_lengths(mtu: u32, flags: u8) -> Result<Vec<usize>, String> {
 
 #[test]
 fn mpa_f_08_mulpdu_without_markers() {
-    // EMSS 1448: 1500 less IP's, TCP's and the time stamps' octets; MULPDU 1442.
+    // EMSS 1448: 1500 less IP's, TCP's and the time stamps' bytes; MULPDU 1442.
     let lengths = or_skip!(full_lengths(1500, CRC));
     assert_eq!(lengths.iter().max(), Some(&1442), "{lengths:?}");
     assert_eq!(

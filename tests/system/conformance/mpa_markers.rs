@@ -113,7 +113,7 @@ fn mpa_m_03_the_first_marker_comes_first() {
 
 #[test]
 fn mpa_m_05_a_marker_points_back_to_its_fpdu() {
-    // Vector RFC5044-FIG6: behind 492 octets, a marker 20 octets into the FPDU.
+    // Vector RFC5044-FIG6: behind 492 bytes, a marker 20 bytes into the FPDU.
     let mut victim = or_skip!(wants_markers());
     let mut link = called(&mut victim);
     let first = Framing::new(true, true).frame(&zeros(1, 464));
@@ -176,8 +176,8 @@ fn mpa_m_08_all_markers_in_an_fpdu_point_to_its_start() {
     victim.leaves();
 }
 
-/// FPDUs of two Sends, the first of `len` zeros so that the second begins 492 octets into the stream; the marker in that,
-/// 20 octets on, is changed, and its CRC made good again.
+/// FPDUs of two Sends, the first of `len` zeros so that the second begins 492 bytes into the stream; the marker in that,
+/// 20 bytes on, is changed, and its CRC made good again.
 fn remarked(framing: &mut Framing, len: usize, change: impl Fn(&mut [u8])) -> Vec<u8> {
     let mut bytes = framing.frame(&zeros(1, len));
     let second = bytes.len();
@@ -218,7 +218,7 @@ fn refused(flags: u8, change: impl Fn(&mut [u8])) {
     for role in ROLES {
         let mut link = scene.victim.link_as(role, &wish, flags);
         if role == Role::Calls {
-            // What the RTR is when we call: both streams are 24 octets long now.
+            // What the RTR is when we call: both streams are 24 bytes long now.
             link.peer.tell(&[write(1, 0, b"")]);
         }
         let bytes = remarked(&mut link.peer.outbound, 444, &change);
@@ -244,7 +244,7 @@ fn mpa_m_11_a_marker_that_points_elsewhere_terminates_without_crc_too() {
 
 #[test]
 fn mpa_m_11_a_marker_where_the_stream_has_none_terminates() {
-    // The peer counts from elsewhere: its markers come four octets late, and are read as payload.
+    // The peer counts from elsewhere: its markers come four bytes late, and are read as payload.
     let mut scene = or_skip!(Scene::with(CRC | MARKERS));
     for role in ROLES {
         let mut link = scene.victim.link_as(role, &Wish::default(), CRC | MARKERS);

@@ -14,7 +14,7 @@ use super::{ALL_FLUSHED, Scene, variables};
 
 const REQUEST_KEY: &str = "4d504120 49442052 65712046 72616d65";
 const REPLY_KEY: &str = "4d504120 49442052 65702046 72616d65";
-/// Private data of a rejecting Reply, but for the reason in its sixth octet.
+/// Private data of a rejecting Reply, but for the reason in its sixth byte.
 const NO: &str = "75524e43 01";
 const UNKNOWN: u8 = 2;
 const ELSEWHERE: u8 = 3;
@@ -43,7 +43,7 @@ fn rejection(revision: u8, word: Option<u32>, reason: u8) -> Frame {
     }
 }
 
-/// These octets at the listener are answered by the end and nothing before it.
+/// These bytes at the listener are answered by the end and nothing before it.
 #[track_caller]
 fn refused_without_a_word(frames: &[Vec<u8>]) {
     let mut scene = or_skip!(Scene::start(&[]));
@@ -60,7 +60,7 @@ fn refused_without_a_word(frames: &[Vec<u8>]) {
 #[test]
 fn mpa_s_04_a_wrong_key_is_closed_without_a_word() {
     refused_without_a_word(&[
-        // Vector MPA-REP-R1: two responders. The 2007 proposal's frame. A key with one wrong octet.
+        // Vector MPA-REP-R1: two responders. The 2007 proposal's frame. A key with one wrong byte.
         hex(&format!("{REPLY_KEY} 40010000")),
         hex("4d504120 49442052 74522046 72616d65 00010000"),
         hex("4d504120 49442052 65712046 72616d64 40010000"),

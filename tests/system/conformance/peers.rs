@@ -11,7 +11,7 @@ use urnic_tests::victim::{state, status};
 use super::rdma_cm::{ALL_FLUSHED, DEPTHS, REQUEST_KEY, Scene, rtr_read};
 use super::rdma_cm_calls::{called, reply, works};
 
-/// The zero-length Read that opens connections, as soft-iWARP sends it: its sink is Stag 0 (vector F-RREQ0-RTR-siw).
+/// The zero-length Read that opens connections, as soft-iWARP sends it: its sink is STag 0 (vector F-RREQ0-RTR-siw).
 const SIW_READ: &str =
     "4141 00000000 00000001 00000001 00000000 00000000 00000000 00000000 00000000 00000001 00000000 00000000";
 /// Vectors F-WRITE0-RTR and F-RREQ0-RTR.

@@ -1,4 +1,4 @@
-//! rdma_cm listeners as MPA's responder (RFC 5044 §7, RFC 6581; conformance §§1.4, 2, 3, 13.3): answers octet by octet, and the
+//! rdma_cm listeners as MPA's responder (RFC 5044 §7, RFC 6581; conformance §§1.4, 2, 3, 13.3): answers byte by byte, and the
 //! events that the program gets.
 
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use urnic_tests::victim::{state, status};
 
 pub(super) const REQUEST_KEY: &str = "4d504120 49442052 65712046 72616d65";
 pub(super) const REPLY_KEY: &str = "4d504120 49442052 65702046 72616d65";
-/// The key as the mail of 2007 has it in octets, and in words.
+/// The key as the mail of 2007 has it in bytes, and in words.
 const RTR_KEYS: [&str; 2] = [
     "4d504120 49442052 74522046 72616d65",
     "4d504120 49442052 74722046 72616d65",
@@ -133,7 +133,7 @@ fn request(flags: u8, revision: u8, word: Option<u32>) -> Vec<u8> {
     .octets()
 }
 
-/// These octets are answered by the end and nothing before it, and make no event.
+/// These bytes are answered by the end and nothing before it, and make no event.
 #[track_caller]
 fn refused_without_a_word(frames: &[Vec<u8>]) {
     let scene = or_skip!(Scene::start(&[]));
@@ -324,7 +324,7 @@ fn mpa_s_10_empa_04_private_data_to_its_limits() {
             revision,
             private_data: [&word_octets[..], &data[..len]].concat(),
         };
-        // The program may be told of 255 octets, and say as many.
+        // The program may be told of 255 bytes, and say as many.
         let (event, mut peer, reply) = scene.accepted(&frame.octets(), DEPTHS, &data[..255]);
         assert_eq!(event.private_data, data[..len.min(255)]);
         assert_eq!(reply.private_data[word_octets.len()..], data[..255]);
@@ -493,7 +493,7 @@ fn empa_30_to_37_read_depths() {
         ((16, NO), (8, 16), (NO, 16)),
         ((4, NO), (8, 16), (NO, 4)),
         ((NO, 8), (8, 16), (8, NO)),
-        // EMPA-39: more than an octet can say.
+        // EMPA-39: more than a byte can say.
         ((0x3ffe, 0x3ffe), (128, 128), (128, 128)),
     ] {
         let octets = request(CRC, 2, Some(0x8000_4000 | ird << 16 | ord));
@@ -504,7 +504,7 @@ fn empa_30_to_37_read_depths() {
             Some(expected),
             "to IRD {ird} and ORD {ord} with {own:?}"
         );
-        // EMPA-36, as far as an octet goes.
+        // EMPA-36, as far as a byte goes.
         if ord != NO {
             assert_eq!(event.ird, u64::from(ord.min(255)));
         }

@@ -1,5 +1,5 @@
-//! rdma_cm calls as MPA's initiator (RFC 5044 §7, RFC 6581; conformance §§1.4, 2, 3, 13.3): Requests, RTR messages and Terminates octet
-//! by octet, and the events that the program gets.
+//! rdma_cm calls as MPA's initiator (RFC 5044 §7, RFC 6581; conformance §§1.4, 2, 3, 13.3): Requests, RTR messages and Terminates byte
+//! by byte, and the events that the program gets.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
@@ -65,7 +65,7 @@ fn goes_on(victim: &mut CmVictim) {
 #[test]
 fn every_request_vector_is_sent() {
     for (variables, depths, data, request) in [
-        // MPA-REQ-R2-P2P, -PD, -CS, -ALLRTR; EMPA-39: all that an octet can say.
+        // MPA-REQ-R2-P2P, -PD, -CS, -ALLRTR; EMPA-39: all that a byte can say.
         (&[][..], (16, 8), &b""[..], "50020004 8010c008"),
         (&[], (16, 8), b"ULP!", "50020008 8010c008 554c5021"),
         (&[("PEER_TO_PEER", "false")], (16, 8), b"", "50020004 00100008"),

@@ -16,7 +16,7 @@ fn rdm_t_02_terminates_carry_the_headers_of_what_they_are_about() {
     let mut victim = or_skip!(Victim::start(&[]));
     let at = victim.buffer();
     for role in ROLES {
-        // A Write: M and D, length 0x12, 14 octets of header (as vector F-TERM-WRITE-111).
+        // A Write: M and D, length 0x12, 14 bytes of header (as vector F-TERM-WRITE-111).
         let mut link = victim.link(role);
         let stag = victim.stag("all");
         link.peer.tell(&[write(stag, at + 4093, b"abcd")]);
@@ -25,7 +25,7 @@ fn rdm_t_02_terminates_carry_the_headers_of_what_they_are_about() {
         expected.extend((at + 4093).to_be_bytes());
         assert_eq!(link.peer.ulpdu(), expected);
 
-        // A Read Request: M, D and R, length 0x2e, 18 octets and 28 (as vector F-TERM-RREQ-012).
+        // A Read Request: M, D and R, length 0x2e, 18 bytes and 28 (as vector F-TERM-RREQ-012).
         let mut link = victim.link(role);
         let request = read_request(1, victim.stag("write"), at, 64);
         link.peer.tell(&[&request]);
@@ -240,7 +240,7 @@ fn rdm_t_08_a_bad_terminate_makes_no_loop() {
     let mut scene = or_skip!(Scene::start(&[]));
     let good = hex("20020000");
     for bad in [
-        // MSN, MO, L, queues, T, an Invalidate Stag's place is nobody's; too short for a control field.
+        // MSN, MO, L, queues, T, an Invalidate STag's place is nobody's; too short for a control field.
         untagged(0x41, 0x47, 2, 0, 0, &good),
         untagged(0x41, 0x47, 2, 5, 0, &good),
         untagged(0x41, 0x47, 2, 1, 4, &good),

@@ -1,5 +1,5 @@
 //! The long form of what [`crate::siw`] has in short: every mode that urnic and soft-iWARP have in common, called by either, with every program
-//! that fits, from 0 octets to 8 MiB.
+//! that fits, from 0 bytes to 8 MiB.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -125,7 +125,7 @@ fn rping(run: &Run<'_>) -> String {
     "100 pings, tshark content".to_owned()
 }
 
-/// Send, Write and Read of each size, compared octet for octet.
+/// Send, Write and Read of each size, compared byte for byte.
 fn sizes(run: &Run<'_>) -> String {
     let most = if run.mode.extent == Extent::Long {
         8 << 20
@@ -134,7 +134,7 @@ fn sizes(run: &Run<'_>) -> String {
     };
     let program = compiled("cm_sizes").expect("it was compiled before");
     let options = format!("-p PORT -m {most}");
-    // siw's answer to a Read of nothing has an octet in it now and then, which is out of bounds.
+    // siw's answer to a Read of nothing has a byte in it now and then, which is out of bounds.
     let here = format!("{} -r", program.display());
     let there = "/bin/cm_sizes";
     let (server, client) = match run.caller {
@@ -255,7 +255,7 @@ fn rcopy(run: &Run<'_>) -> String {
     format!("{} octets, the same there", octets.len())
 }
 
-/// Of all sizes from 2 octets to 8 MiB three; or one alone.
+/// Of all sizes from 2 bytes to 8 MiB three; or one alone.
 fn perftest(run: &Run<'_>, name: &str) -> String {
     if name == "ib_write_lat" && run.is_silent() {
         return SILENT.to_owned();
@@ -405,7 +405,7 @@ fn is_misread(line: &str) -> bool {
 
 #[test]
 fn a_crc_that_siw_misread_is_told_from_a_wrong_one() {
-    // As seen: of the octets b1 70 03 1c two came late, of 8f cd bc b8 one.
+    // As seen: of the bytes b1 70 03 1c two came late, of 8f cd bc b8 one.
     assert!(is_misread(
         "[  183.473229] siw: crc error. in: 5c0f1c03, own 1c0370b1, op 0"
     ));

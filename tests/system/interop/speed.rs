@@ -3,7 +3,7 @@
 
 use urnic_tests::build::{optimised_plugin, scratch, stripped};
 use urnic_tests::guest::{Guest, Packets};
-use urnic_tests::pair::{CALLS, called_too_early};
+use urnic_tests::pair::{CALLS, was_refused};
 use urnic_tests::skip::installed;
 use urnic_tests::{compiled, or_skip};
 
@@ -75,7 +75,7 @@ fn measured(guest: &Guest, environment: &str, line: &str, column: usize) -> Meas
         if ok {
             break;
         }
-        assert!(called_too_early(&said), "{environment} {line}:\n{said}");
+        assert!(was_refused(&said), "{environment} {line}:\n{said}");
         guest.stop();
     }
     let number = |word: &str| word.parse::<f64>().ok();

@@ -1,4 +1,4 @@
-//! The connection breaks: after each octet of a READ's and a WRITE's, and of what goes before them.
+//! The connection breaks: after each byte of a READ's and a WRITE's, and of what goes before them.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -7,16 +7,16 @@ use urnic_tests::wait::{PATIENCE, descriptors, resident, until};
 
 use super::{Export, idle, pattern, read, write};
 
-/// Octets of each READ and WRITE.
+/// Bytes of each READ and WRITE.
 const BLOCK: usize = 100_000;
 /// More than there are on a connection from its start until a READ or WRITE is over.
 const END: u64 = 110_000;
-/// Octets of what goes before that: the start of the connection, NULL, LOOKUP, CREATE.
+/// Bytes of what goes before that: the start of the connection, NULL, LOOKUP, CREATE.
 const START: u64 = 2_000;
 /// What every other connection carries, so that things go on.
 const ON: u64 = 350_000;
 
-/// A file goes there and back, block by block, through connections that break behind these numbers of octets.
+/// A file goes there and back, block by block, through connections that break behind these numbers of bytes.
 #[track_caller]
 fn transfers_survive(name: &str, points: &[u64]) {
     let export = Export::new(name, &[]);
@@ -109,7 +109,7 @@ fn a_transfer_survives_its_connections_breaks() {
 #[test]
 #[ignore = "make soak"]
 fn a_transfer_survives_breaks_at_every_point() {
-    // Each octet of the start, where all differ; then each that is the first of another word of a segment, sooner or later.
+    // Each byte of the start, where all differ; then each that is the first of another word of a segment, sooner or later.
     let points: Vec<u64> = (0..START).chain((START..END).step_by(53)).collect();
     let parts = Mutex::new(points.chunks(250).enumerate());
     let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();

@@ -1,5 +1,7 @@
-//! A requester made by hand, octet by octet: headers that make no sense, and others of which nobody knows whether they do. What is answered, and
+//! A requester made by hand, byte by byte: headers that make no sense, and others of which nobody knows whether they do. What is answered, and
 //! how, is written down here a second time, with none of the code under test.
+
+mod crowds;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -76,7 +78,7 @@ fn of(xid: u32, mut message: Vec<u8>) -> Vec<u8> {
     message
 }
 
-/// The requester. It says nothing about sizes, so they are 1024 octets each way (RFC 8166 §3.3.2).
+/// The requester. It says nothing about sizes, so they are 1024 bytes each way (RFC 8166 §3.3.2).
 struct Requester {
     peer: Peer,
     sent: u32,
@@ -91,7 +93,17 @@ impl Requester {
 
     #[track_caller]
     fn at(port: u16) -> Self {
-        let mut peer = Peer::call(([127, 0, 0, 1], port).into());
+        Self::over(Peer::call(([127, 0, 0, 1], port).into()))
+    }
+
+    #[track_caller]
+    fn over(peer: Peer) -> Self {
+        Self::try_over(peer).expect("a connection")
+    }
+
+    /// `None` if the server does not accept.
+    #[track_caller]
+    fn try_over(mut peer: Peer) -> Option<Self> {
         let request = Frame {
             request: true,
             flags: CRC,
@@ -99,13 +111,14 @@ impl Requester {
             private_data: Vec::new(),
         };
         peer.send(&request.octets());
-        let answer = Frame::read(&mut peer);
-        assert!(!answer.request && answer.flags & REJECT == 0, "{answer:02x?}");
-        Self {
+        let answer = peer.hears().then(|| Frame::read(&mut peer))?;
+        assert!(!answer.request, "{answer:02x?}");
+        let requester = Self {
             peer,
             sent: 0,
             last: 0xfeed_0000,
-        }
+        };
+        (answer.flags & REJECT == 0).then_some(requester)
     }
 
     fn says(&mut self, message: &[u8]) {

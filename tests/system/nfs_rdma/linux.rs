@@ -21,7 +21,7 @@ pub(super) fn said(guest: &Guest, line: &str) -> String {
     guest.start(&format!("exec 2>&1; {line}")).success()
 }
 
-/// Mounts the export at `/mnt`, for READs and WRITEs of this many octets.
+/// Mounts the export at `/mnt`, for READs and WRITEs of this many bytes.
 #[track_caller]
 pub(super) fn mount(guest: &Guest, Export { tcp, rdma, .. }: &Export, size: u32) {
     said(

@@ -11,7 +11,7 @@ use urnic_tests::skip::installed;
 use super::linux::{WITHOUT_CRC, mount, said, unmount};
 use super::{Export, write};
 
-/// Users on a file's list: more than fit into the 4096 octets that go without chunks, at 12 each, and not more than ext4 keeps.
+/// Users on a file's list: more than fit into the 4096 bytes that go without chunks, at 12 each, and not more than ext4 keeps.
 const OF_FILE: u32 = 450;
 /// On each of a directory's two.
 const OF_DIRECTORY: u32 = 200;

@@ -121,7 +121,7 @@ fn answer(mut stream: TcpStream, root: &[u8]) -> std::io::Result<()> {
             0,
         ];
         let mut handle: &[u8] = &[];
-        // MNT; its argument, a path, comes last: of one octet, and three of padding.
+        // MNT; its argument, a path, comes last: of one byte, and three of padding.
         if call[20..24] == 1_u32.to_be_bytes() {
             if call.ends_with(b"\0\0\0\x01/\0\0\0") {
                 handle = root;

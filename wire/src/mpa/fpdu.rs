@@ -8,7 +8,7 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+                               +
 //! |                             ULPDU                             |
 //! |                               +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
-//! |                               |         PAD (0-3 octets)      |
+//! |                               |         PAD (0-3 bytes)      |
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! |                              CRC                              |
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
@@ -16,12 +16,12 @@
 //!
 //! This module knows no markers; [`super::marker`] puts them in and takes them out.
 
-use crate::crc::{Crc32c, crc32c};
+use crate::crc::crc32c;
 
-/// Octets of the ULPDU_Length field.
+/// Bytes of the ULPDU_Length field.
 pub const LENGTH_LEN: usize = 2;
 
-/// Octets of the CRC field, present even where CRCs are off (RFC 5044 §4.1).
+/// Bytes of the CRC field, present even where CRCs are off (RFC 5044 §4.1).
 pub const CRC_LEN: usize = 4;
 
 /// Whether the two ends agreed to generate and check CRCs (RFC 5044 §7.1.1, the C bit).
@@ -33,22 +33,22 @@ pub enum CrcMode {
     Off,
 }
 
-/// Why no ULPDU could be taken from the octets at hand.
+/// Why no ULPDU could be taken from the bytes at hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FpduError {
-    /// Not a fault: the FPDU ends after `needed` octets (counted from its start, markers included), of which
+    /// Not a fault: the FPDU ends after `needed` bytes (counted from its start, markers included), of which
     /// `have` are here. Where ULPDU_Length itself is not complete, `needed` is what it takes to read that.
     #[error("FPDU incomplete: {have} octets of {needed}")]
     Incomplete {
-        /// Octets to wait for.
+        /// Bytes to wait for.
         needed: usize,
-        /// Octets present.
+        /// Bytes present.
         have: usize,
     },
     /// The digest does not match (RFC 5044 §8, error code 2).
     #[error("FPDU CRC is 0x{found:08x}, computed 0x{computed:08x}")]
     Crc {
-        /// What the octets give.
+        /// What the bytes give.
         computed: u32,
         /// What the peer sent.
         found: u32,
@@ -56,7 +56,7 @@ pub enum FpduError {
     /// A marker does not point at the start of the FPDU it lies in (RFC 5044 §8, error code 3).
     #[error("marker at FPDU octet {at} has FPDUPTR {found}, expected {expected}")]
     Marker {
-        /// Where the marker lies, in octets from the FPDU's first octet on the wire.
+        /// Where the marker lies, in bytes from the FPDU's first byte on the wire.
         at: usize,
         /// The distance that ULPDU_Length implies.
         expected: u16,
@@ -65,19 +65,19 @@ pub enum FpduError {
     },
 }
 
-/// Octets of padding behind a ULPDU of `ulpdu_len` octets: they make length field, ULPDU and pad a multiple of four.
+/// Bytes of padding behind a ULPDU of `ulpdu_len` bytes: they make length field, ULPDU and pad a multiple of four.
 #[inline]
 pub const fn padding(ulpdu_len: usize) -> usize {
     LENGTH_LEN.wrapping_sub(ulpdu_len) & 3
 }
 
-/// Octets of the FPDU that carries `ulpdu_len` octets, without markers.
+/// Bytes of the FPDU that carries `ulpdu_len` bytes, without markers.
 #[inline]
 pub const fn fpdu_len(ulpdu_len: usize) -> usize {
     LENGTH_LEN + ulpdu_len + padding(ulpdu_len) + CRC_LEN
 }
 
-/// The ULPDU_Length at the front of `octets`, if both its octets are there.
+/// The ULPDU_Length at the front of `octets`, if both its bytes are there.
 #[inline]
 pub fn ulpdu_len(octets: &[u8]) -> Option<usize> {
     octets
@@ -85,9 +85,9 @@ pub fn ulpdu_len(octets: &[u8]) -> Option<usize> {
         .map(|length| u16::from_be_bytes(*length).into())
 }
 
-/// Takes the FPDU at the front of `octets`; returns its ULPDU and the octets behind the FPDU.
+/// Takes the FPDU at the front of `octets`; returns its ULPDU and the bytes behind the FPDU.
 ///
-/// ULPDU_Length is believed up to 65535: Linux's soft-iWARP exceeds [`super::MAX_MULPDU`] on loopback. Pad octets are
+/// ULPDU_Length is believed up to 65535: Linux's soft-iWARP exceeds [`super::MAX_MULPDU`] on loopback. Pad bytes are
 /// not looked at, except by the CRC.
 ///
 /// # Errors
@@ -109,7 +109,7 @@ pub fn parse(octets: &[u8], crc: CrcMode) -> Result<(&[u8], &[u8]), FpduError> {
     Ok((&fpdu[LENGTH_LEN..LENGTH_LEN + ulpdu_len], rest))
 }
 
-/// Compares the last four octets of `fpdu` with the CRC32C of all before them.
+/// Compares the last four bytes of `fpdu` with the CRC32C of all before them.
 #[inline]
 pub(super) fn check(fpdu: &[u8]) -> Result<(), FpduError> {
     let Some((covered, sent)) = fpdu.split_last_chunk() else {
@@ -144,7 +144,7 @@ pub fn emit(ulpdu: &[u8], crc: CrcMode, buffer: &mut [u8]) -> usize {
     len
 }
 
-/// Puts the CRC32C of all before them into the last four octets of `fpdu` (markers count, RFC 5044 §4.4).
+/// Puts the CRC32C of all before them into the last four bytes of `fpdu` (markers count, RFC 5044 §4.4).
 #[inline]
 pub(super) fn seal(fpdu: &mut [u8]) {
     if let Some((covered, crc)) = fpdu.split_last_chunk_mut::<CRC_LEN>() {
@@ -152,7 +152,7 @@ pub(super) fn seal(fpdu: &mut [u8]) {
     }
 }
 
-/// The ULPDU_Length field for `ulpdu_len` octets.
+/// The ULPDU_Length field for `ulpdu_len` bytes.
 ///
 /// # Panics
 /// If `ulpdu_len` exceeds 65535.
@@ -163,45 +163,4 @@ pub fn emit_length(ulpdu_len: usize) -> [u8; LENGTH_LEN] {
         "a ULPDU of {ulpdu_len} octets does not fit ULPDU_Length"
     );
     (ulpdu_len as u16).to_be_bytes()
-}
-
-/// Pad and CRC, for a sender that gathers header and payload from where they lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Trailer {
-    octets: [u8; 3 + CRC_LEN],
-    len: u8,
-}
-
-impl Trailer {
-    /// The end of an FPDU whose ULPDU_Length and ULPDU `digest` has seen; the pad is added to it.
-    #[inline]
-    pub fn sealed(ulpdu_len: usize, digest: &mut Crc32c) -> Self {
-        let pad = padding(ulpdu_len);
-        if pad > 0 {
-            digest.update(&[0; 3][..pad]);
-        }
-        Self::with(pad, digest.finish())
-    }
-
-    /// The end of an FPDU where CRCs are off.
-    #[inline]
-    pub fn unsealed(ulpdu_len: usize) -> Self {
-        Self::with(padding(ulpdu_len), 0)
-    }
-
-    #[inline]
-    fn with(pad: usize, crc: u32) -> Self {
-        let mut octets = [0; 3 + CRC_LEN];
-        octets[pad..pad + CRC_LEN].copy_from_slice(&crc.to_le_bytes());
-        Self {
-            octets,
-            len: (pad + CRC_LEN) as u8,
-        }
-    }
-
-    /// The four to seven octets to send.
-    #[inline]
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.octets[..self.len.into()]
-    }
 }

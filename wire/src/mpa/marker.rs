@@ -1,4 +1,4 @@
-//! Markers (RFC 5044 §4.2, §4.3): four octets at every 512th octet of the TCP stream, counted from the first of them,
+//! Markers (RFC 5044 §4.2, §4.3): four bytes at every 512th byte of the TCP stream, counted from the first of them,
 //! that point back to the FPDU they lie in.
 //!
 //! ```text
@@ -9,24 +9,24 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 //!
-//! Everywhere here a *stream offset* counts octets of one direction of full operation from its first marker, which is
+//! Everywhere here a *stream offset* counts bytes of one direction of full operation from its first marker, which is
 //! at offset 0; it may wrap, since 512 divides 2³². An FPDU *starts* at the offset where its predecessor ends. Where
 //! that is a multiple of 512 a marker comes first; it belongs to the FPDU (its CRC covers it) and has FPDUPTR 0. FPDUs
-//! and markers are multiples of four octets, so no marker splits ULPDU_Length from what follows, nor the CRC.
+//! and markers are multiples of four bytes, so no marker splits ULPDU_Length from what follows, nor the CRC.
 
 use super::fpdu::{self, CrcMode, FpduError, LENGTH_LEN, fpdu_len};
 use core::ops::Range;
 
-/// Octets of a marker.
+/// Bytes of a marker.
 pub const LEN: usize = 4;
 
-/// Octets from one marker's start to the next one's.
+/// Bytes from one marker's start to the next one's.
 pub const INTERVAL: usize = 512;
 
-/// Octets of FPDUs between two markers.
+/// Bytes of FPDUs between two markers.
 pub const BETWEEN: usize = INTERVAL - LEN;
 
-/// A marker, by its FPDUPTR: octets from the first octet of ULPDU_Length to the first octet of the marker.
+/// A marker, by its FPDUPTR: bytes from the first byte of ULPDU_Length to the first byte of the marker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marker {
     /// A multiple of four. Earlier markers inside the FPDU count: it is a distance in the stream.
@@ -42,7 +42,7 @@ impl Marker {
         }
     }
 
-    /// The marker's octets.
+    /// The marker's bytes.
     #[inline]
     pub const fn to_bytes(self) -> [u8; LEN] {
         let [high, low] = (self.fpduptr & !3).to_be_bytes();
@@ -50,19 +50,19 @@ impl Marker {
     }
 }
 
-/// Octets from stream offset `offset` to the next marker; 0 where one is due at `offset` itself.
+/// Bytes from stream offset `offset` to the next marker; 0 where one is due at `offset` itself.
 #[inline]
 pub const fn distance(offset: u64) -> usize {
     (offset.wrapping_neg() % INTERVAL as u64) as usize
 }
 
-/// Markers that belong to an FPDU of `fpdu_len` octets (markers not counted) that starts at `offset`.
+/// Markers that belong to an FPDU of `fpdu_len` bytes (markers not counted) that starts at `offset`.
 #[inline]
 pub const fn count(offset: u64, fpdu_len: usize) -> usize {
     fpdu_len.saturating_sub(distance(offset)).div_ceil(BETWEEN)
 }
 
-/// Octets that an FPDU of `fpdu_len` octets takes on the wire, its markers included.
+/// Bytes that an FPDU of `fpdu_len` bytes takes on the wire, its markers included.
 #[inline]
 pub const fn marked_len(offset: u64, fpdu_len: usize) -> usize {
     fpdu_len + LEN * count(offset, fpdu_len)
@@ -73,7 +73,7 @@ pub const fn marked_len(offset: u64, fpdu_len: usize) -> usize {
 pub enum Piece {
     /// A marker.
     Marker(Marker),
-    /// These octets of the FPDU (counted without markers).
+    /// These bytes of the FPDU (counted without markers).
     Fpdu(Range<usize>),
 }
 
@@ -89,7 +89,7 @@ pub struct Pieces {
     fpdu_len: usize,
 }
 
-/// The pieces of an FPDU of `fpdu_len` octets that starts at stream offset `offset`.
+/// The pieces of an FPDU of `fpdu_len` bytes that starts at stream offset `offset`.
 #[inline]
 pub fn pieces(offset: u64, fpdu_len: usize) -> Pieces {
     let distance = distance(offset);
@@ -129,7 +129,7 @@ impl Iterator for Pieces {
     }
 }
 
-/// Octets of the marked FPDU at the front of `octets`, as soon as its ULPDU_Length is there.
+/// Bytes of the marked FPDU at the front of `octets`, as soon as its ULPDU_Length is there.
 #[inline]
 pub fn wire_len(offset: u64, octets: &[u8]) -> Option<usize> {
     let lead = if distance(offset) == 0 { LEN } else { 0 };
@@ -137,10 +137,10 @@ pub fn wire_len(offset: u64, octets: &[u8]) -> Option<usize> {
     Some(marked_len(offset, fpdu_len(ulpdu_len)))
 }
 
-/// Writes the FPDU of `ulpdu` with its markers to the front of `buffer`; returns the octets written.
+/// Writes the FPDU of `ulpdu` with its markers to the front of `buffer`; returns the bytes written.
 ///
 /// # Panics
-/// If `buffer` is shorter than [`marked_len`]`(offset, fpdu_len(ulpdu.len()))`, or `ulpdu` longer than 65535 octets.
+/// If `buffer` is shorter than [`marked_len`]`(offset, fpdu_len(ulpdu.len()))`, or `ulpdu` longer than 65535 bytes.
 pub fn emit(offset: u64, ulpdu: &[u8], crc: CrcMode, buffer: &mut [u8]) -> usize {
     let plain = fpdu_len(ulpdu.len());
     let length = fpdu::emit_length(ulpdu.len());
@@ -173,8 +173,8 @@ pub fn emit(offset: u64, ulpdu: &[u8], crc: CrcMode, buffer: &mut [u8]) -> usize
 
 /// Takes the marked FPDU at the front of `octets`, moving its ULPDU together in place.
 ///
-/// Returns where in `octets` the ULPDU now lies and how many octets the FPDU took on the wire; what follows them is
-/// untouched. The CRC is checked first, over the octets as they came; then every marker.
+/// Returns where in `octets` the ULPDU now lies and how many bytes the FPDU took on the wire; what follows them is
+/// untouched. The CRC is checked first, over the bytes as they came; then every marker.
 ///
 /// # Errors
 /// As [`fpdu::parse`], and [`FpduError::Marker`] where a marker and ULPDU_Length disagree. On any error `octets` is

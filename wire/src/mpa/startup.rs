@@ -5,7 +5,7 @@
 //!  0                   1                   2                   3
 //!  0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
-//! |            Key (16 octets): "MPA ID Req Frame",               |
+//! |            Key (16 bytes): "MPA ID Req Frame",               |
 //! |            "MPA ID Rep Frame" or "MPA ID RtR Frame"           |
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! |M|C|R|S|  Res  |      Rev      |           PD_Length           |
@@ -16,23 +16,23 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 //!
-//! A host reads [`HEADER_LEN`] octets, parses a [`StartupHeader`], reads as many more as that says, and hands both to
-//! [`StartupFrame::from_parts`]: not one octet of what follows the frame is touched.
+//! A host reads [`HEADER_LEN`] bytes, parses a [`StartupHeader`], reads as many more as that says, and hands both to
+//! [`StartupFrame::from_parts`]: not one byte of what follows the frame is touched.
 
 use core::fmt;
 use zerocopy::byteorder::big_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Octets before the private data.
+/// Bytes before the private data.
 pub const HEADER_LEN: usize = 20;
 
-/// Octets of the enhanced word (RFC 6581 §9).
+/// Bytes of the enhanced word (RFC 6581 §9).
 pub const WORD_LEN: usize = 4;
 
 /// Greatest PD_Length, the enhanced word included (RFC 5044 §7.1.1, RFC 6581 §9).
 pub const MAX_PRIVATE_DATA: usize = 512;
 
-/// Octets of the longest frame.
+/// Bytes of the longest frame.
 pub const MAX_FRAME_LEN: usize = HEADER_LEN + MAX_PRIVATE_DATA;
 
 /// As IRD or ORD: leave this value alone, the ULP settles it (RFC 6581 §9.1).
@@ -71,12 +71,12 @@ mod word {
 /// What is wrong with a start-up frame. Each means: close the TCP connection (RFC 5044 §7.1.2, error code 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartupError {
-    /// The octets end before the frame does.
+    /// The bytes end before the frame does.
     #[error("MPA start-up frame of {needed} octets ends after {have}")]
     Truncated {
-        /// Octets the frame takes, as far as known.
+        /// Bytes the frame takes, as far as known.
         needed: usize,
-        /// Octets present.
+        /// Bytes present.
         have: usize,
     },
     /// The key is none of the three.
@@ -104,7 +104,7 @@ pub enum StartupError {
 /// Which of the two spellings of the RTR frame's key: the proposal's hexadecimal and its text disagree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RtrKey {
-    /// `RtR`, as its octets are printed; sent unless told otherwise.
+    /// `RtR`, as its bytes are printed; sent unless told otherwise.
     #[default]
     Hex,
     /// `Rtr`, as its text says.
@@ -159,7 +159,7 @@ impl fmt::Display for FrameKind {
     }
 }
 
-/// The flag octet. Reserved bits are sent as zero and ignored on receipt.
+/// The flag byte. Reserved bits are sent as zero and ignored on receipt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StartupFlags {
     /// M: the sender of this frame requires markers in what it receives.
@@ -191,7 +191,7 @@ impl StartupFlags {
     }
 }
 
-/// The first [`HEADER_LEN`] octets of a frame.
+/// The first [`HEADER_LEN`] bytes of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StartupHeader {
     /// Which frame.
@@ -200,7 +200,7 @@ pub struct StartupHeader {
     pub flags: StartupFlags,
     /// Rev, as sent; see [`Self::require`].
     pub revision: u8,
-    /// PD_Length: octets that follow, at most [`MAX_PRIVATE_DATA`].
+    /// PD_Length: bytes that follow, at most [`MAX_PRIVATE_DATA`].
     pub private_data_len: usize,
 }
 
@@ -282,7 +282,7 @@ impl EnhancedWord {
         }
     }
 
-    /// The word's octets. An IRD or ORD that does not fit 14 bits is sent as [`MAX_DEPTH`].
+    /// The word's bytes. An IRD or ORD that does not fit 14 bits is sent as [`MAX_DEPTH`].
     pub fn to_bytes(self) -> [u8; WORD_LEN] {
         let depth = |n: u16| u32::from(if n > NO_NEGOTIATION { MAX_DEPTH } else { n });
         let bit = |set, mask| if set { mask } else { 0 };
@@ -335,10 +335,10 @@ pub struct StartupFrame<'a> {
 }
 
 impl<'a> StartupFrame<'a> {
-    /// Joins a header and the `private_data_len` octets that followed it.
+    /// Joins a header and the `private_data_len` bytes that followed it.
     ///
     /// # Errors
-    /// [`StartupError::Truncated`] if the octets are not as many as the header says; [`StartupError::NoWord`].
+    /// [`StartupError::Truncated`] if the bytes are not as many as the header says; [`StartupError::NoWord`].
     pub fn from_parts(header: StartupHeader, private_data: &'a [u8]) -> Result<Self, StartupError> {
         let StartupHeader {
             kind,
@@ -382,7 +382,7 @@ impl<'a> StartupFrame<'a> {
         Ok((Self::from_parts(header, private_data)?, rest))
     }
 
-    /// Octets the frame takes.
+    /// Bytes the frame takes.
     pub const fn buffer_len(&self) -> usize {
         HEADER_LEN + self.private_data_len()
     }
@@ -392,7 +392,7 @@ impl<'a> StartupFrame<'a> {
         self.private_data.len() + if self.word.is_some() { WORD_LEN } else { 0 }
     }
 
-    /// Writes the frame to the front of `buffer`; returns the octets written.
+    /// Writes the frame to the front of `buffer`; returns the bytes written.
     ///
     /// # Errors
     /// [`StartupError::PrivateData`] where word and private data exceed [`MAX_PRIVATE_DATA`].

@@ -69,7 +69,7 @@ pub struct AtomicRequest {
 }
 
 impl AtomicRequest {
-    /// Octets of the header, which is the whole payload.
+    /// Bytes of the header, which is the whole payload.
     pub const LEN: usize = 52;
 
     const OPERATION: u32 = 0xf;
@@ -165,7 +165,7 @@ impl fmt::Display for AtomicRequest {
 
 /// An Atomic Operation Response header (RFC 7306 §5.2.2).
 ///
-/// It has 12 octets, as the RFC's figure 6 shows; the 32 that its §4 speaks of contradict the figure.
+/// It has 12 bytes, as the RFC's figure 6 shows; the 32 that its §4 speaks of contradict the figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicResponse {
     /// Of the Request.
@@ -175,13 +175,13 @@ pub struct AtomicResponse {
 }
 
 impl AtomicResponse {
-    /// Octets of the header, which is the whole payload.
+    /// Bytes of the header, which is the whole payload.
     pub const LEN: usize = 12;
 
     /// Parses the payload of an Atomic Response.
     ///
     /// # Errors
-    /// [`HeaderError::Length`] unless it has exactly [`Self::LEN`] octets.
+    /// [`HeaderError::Length`] unless it has exactly [`Self::LEN`] bytes.
     #[inline]
     pub fn parse(payload: &[u8]) -> Result<Self, HeaderError> {
         let layout = ResponseLayout::ref_from_bytes(payload).map_err(|_| HeaderError::Length {
@@ -221,7 +221,7 @@ impl fmt::Display for AtomicResponse {
 pub struct ImmediateData(pub [u8; Self::LEN]);
 
 impl ImmediateData {
-    /// Octets of the payload.
+    /// Bytes of the payload.
     pub const LEN: usize = 8;
 
     /// Carries the 32 bits that verbs calls immediate data, which are in network order already.
@@ -243,7 +243,7 @@ impl ImmediateData {
     /// Parses the payload of an Immediate Data message, with or without SE.
     ///
     /// # Errors
-    /// [`HeaderError::Length`] unless it has exactly [`Self::LEN`] octets.
+    /// [`HeaderError::Length`] unless it has exactly [`Self::LEN`] bytes.
     #[inline]
     pub fn parse(payload: &[u8]) -> Result<Self, HeaderError> {
         payload.try_into().map(Self).map_err(|_| HeaderError::Length {

@@ -1,6 +1,6 @@
 //! RDMAP messages (RFC 5040 §4, RFC 7306).
 //!
-//! RDMAP puts its control octet and the Invalidate STag into DDP's RsvdULP, and a fixed header in front of the payload
+//! RDMAP puts its control byte and the Invalidate STag into DDP's RsvdULP, and a fixed header in front of the payload
 //! of some messages:
 //!
 //! | opcode | message | T | queue | RDMAP header |
@@ -146,14 +146,14 @@ impl fmt::Display for Opcode {
     }
 }
 
-/// RDMAP's control octet: `RV(2)|Rsv(2)|Opcode(4)` (RFC 5040 §4.1).
+/// RDMAP's control byte: `RV(2)|Rsv(2)|Opcode(4)` (RFC 5040 §4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Control {
     /// The message type.
     pub opcode: Opcode,
 }
 
-/// What is wrong with a control octet.
+/// What is wrong with a control byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ControlError {
     /// RV is not [`VERSION`].
@@ -168,7 +168,7 @@ impl Control {
     const VERSION_SHIFT: u32 = 6;
     const OPCODE: u8 = 0x0f;
 
-    /// Reads the octet, which is the first of DDP's RsvdULP. The two reserved bits are ignored.
+    /// Reads the byte, which is the first of DDP's RsvdULP. The two reserved bits are ignored.
     ///
     /// # Errors
     /// [`ControlError::Version`] before [`ControlError::Opcode`].
@@ -187,7 +187,7 @@ impl Control {
         }
     }
 
-    /// The octet to send.
+    /// The byte to send.
     #[inline]
     pub const fn octet(self) -> u8 {
         VERSION << Self::VERSION_SHIFT | self.opcode as u8
@@ -251,14 +251,14 @@ pub fn check_placement(opcode: Opcode, header: &ddp::Header) -> Result<(), Place
 /// What is wrong with the payload of a message that has a fixed RDMAP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// Not exactly as many octets as the header has.
+    /// Not exactly as many bytes as the header has.
     #[error("{opcode} of {found} octets, must have {expected}")]
     Length {
         /// The message.
         opcode: Opcode,
-        /// Octets its header has.
+        /// Bytes its header has.
         expected: usize,
-        /// Octets of the DDP payload.
+        /// Bytes of the DDP payload.
         found: usize,
     },
     /// An AOpCode that is neither FetchAdd nor CmpSwap (RFC 7306 §5.2.1).

@@ -17,14 +17,14 @@ struct Layout {
 
 const _: () = assert!(size_of::<Layout>() == ReadRequest::LEN);
 
-/// Asks the peer to write `size` octets from its source buffer into our sink buffer.
+/// Asks the peer to write `size` bytes from its source buffer into our sink buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
     /// STag of the requester's buffer; the Response carries it back unread.
     pub sink_stag: u32,
     /// Tagged offset in the requester's buffer; carried back likewise.
     pub sink_to: u64,
-    /// RDMA Read Message Size, in octets. At zero the source is not validated (RFC 5040 §5.2.1).
+    /// RDMA Read Message Size, in bytes. At zero the source is not validated (RFC 5040 §5.2.1).
     pub size: u32,
     /// STag of the responder's buffer.
     pub source_stag: u32,
@@ -33,13 +33,13 @@ pub struct ReadRequest {
 }
 
 impl ReadRequest {
-    /// Octets of the header, which is the whole payload.
+    /// Bytes of the header, which is the whole payload.
     pub const LEN: usize = 28;
 
     /// Parses the payload of a Read Request.
     ///
     /// # Errors
-    /// [`HeaderError::Length`] unless it has exactly [`Self::LEN`] octets.
+    /// [`HeaderError::Length`] unless it has exactly [`Self::LEN`] bytes.
     #[inline]
     pub fn parse(payload: &[u8]) -> Result<Self, HeaderError> {
         let layout = Layout::ref_from_bytes(payload).map_err(|_| HeaderError::Length {

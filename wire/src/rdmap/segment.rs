@@ -21,7 +21,7 @@ pub struct Segment<'a> {
 /// The payload of a DDP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body<'a> {
-    /// Of an RDMA Write, a Read Response or one of the Sends: the ULP's octets.
+    /// Of an RDMA Write, a Read Response or one of the Sends: the ULP's bytes.
     Data(&'a [u8]),
     /// Of a Read Request.
     ReadRequest(ReadRequest),
@@ -41,7 +41,7 @@ pub enum SegmentError {
     /// No DDP segment.
     #[error(transparent)]
     Ddp(#[from] ddp::Error),
-    /// A bad control octet.
+    /// A bad control byte.
     #[error(transparent)]
     Control(#[from] ControlError),
     /// A message in the wrong kind of segment.
@@ -78,7 +78,7 @@ impl<'a> Segment<'a> {
         Ok(Self { opcode, header, body })
     }
 
-    /// Octets the ULPDU takes.
+    /// Bytes the ULPDU takes.
     pub fn buffer_len(&self) -> usize {
         self.header.buffer_len()
             + match self.body {
@@ -91,8 +91,8 @@ impl<'a> Segment<'a> {
             }
     }
 
-    /// Writes the ULPDU to the front of `buffer`; returns the octets written. The header goes out as it is, so its
-    /// `rsvd_ulp` must be the control octet of `opcode`.
+    /// Writes the ULPDU to the front of `buffer`; returns the bytes written. The header goes out as it is, so its
+    /// `rsvd_ulp` must be the control byte of `opcode`.
     ///
     /// # Panics
     /// If `buffer` is shorter than [`Self::buffer_len`].

@@ -11,9 +11,9 @@ use super::{HeaderError, Opcode, ReadRequest, TerminateError};
 use crate::ddp;
 use core::fmt;
 
-/// Octets of the Terminate Control field and its reserved bits.
+/// Bytes of the Terminate Control field and its reserved bits.
 const CONTROL_LEN: usize = 4;
-/// Octets of the DDP Segment Length.
+/// Bytes of the DDP Segment Length.
 const LENGTH_LEN: usize = 2;
 
 const RDMAP: u8 = 0;
@@ -21,7 +21,7 @@ const LLP: u8 = 2;
 const LOCAL_CATASTROPHIC: u8 = 0;
 const REMOTE_PROTECTION: u8 = 1;
 
-/// First octet of an LLP error as Chelsio's and Intel's hardware sends it: error type 3, which RFC 5041 reserves for
+/// First byte of an LLP error as Chelsio's and Intel's hardware sends it: error type 3, which RFC 5041 reserves for
 /// the LLP in layer 1.
 const LLP_AS_ETYPE_3: u8 = 0x23;
 
@@ -44,14 +44,14 @@ pub struct Terminate<'a> {
     pub code: u8,
     /// M: length of the DDP segment at fault, header and payload (ULPDU_Length, over MPA).
     pub segment_length: Option<u16>,
-    /// D: its DDP header as it came, 14 or 18 octets by its T bit.
+    /// D: its DDP header as it came, 14 or 18 bytes by its T bit.
     pub ddp_header: Option<&'a [u8]>,
     /// R: the Read Request at fault, its offsets advanced by what was answered already.
     pub read_request: Option<ReadRequest>,
 }
 
 impl<'a> Terminate<'a> {
-    /// Octets of the longest Terminate header.
+    /// Bytes of the longest Terminate header.
     pub const MAX_LEN: usize = CONTROL_LEN + LENGTH_LEN + ddp::UNTAGGED_LEN + ReadRequest::LEN;
 
     /// A Terminate without headers: for the LLP's errors, RDMAP's local ones and those in creating a message
@@ -93,7 +93,7 @@ impl<'a> Terminate<'a> {
     /// Parses the payload of a Terminate, with patience: it is the last the peer says, and some say it oddly.
     ///
     /// * LLP errors under error type 3, as some hardware sends them, become error type 0.
-    /// * soft-iWARP on little-endian machines swaps the nibbles of the first octet and has M, D, R in the low bits of
+    /// * soft-iWARP on little-endian machines swaps the nibbles of the first byte and has M, D, R in the low bits of
     ///   the third. That is put right where it shows: those bits are set and HdrCt is not, or the numbers have no
     ///   meaning as they stand; and they have one when swapped.
     /// * Parts that are announced but cut off are left out.
@@ -169,7 +169,7 @@ impl<'a> Terminate<'a> {
         })
     }
 
-    /// Octets the Terminate takes.
+    /// Bytes the Terminate takes.
     pub fn buffer_len(&self) -> usize {
         let length = self.segment_length.is_some() || self.ddp_header.is_some();
         CONTROL_LEN
@@ -178,7 +178,7 @@ impl<'a> Terminate<'a> {
             + self.read_request.map_or(0, |_| ReadRequest::LEN)
     }
 
-    /// Writes the Terminate to the front of `buffer`; returns the octets written.
+    /// Writes the Terminate to the front of `buffer`; returns the bytes written.
     ///
     /// # Panics
     /// If `buffer` is shorter than [`Self::buffer_len`].

@@ -5,7 +5,7 @@ use urnic_wire::mpa::fpdu::{self, CrcMode, FpduError};
 use urnic_wire::mpa::marker::*;
 use urnic_wire::rdmap::TerminateError;
 
-/// The FPDU with markers, octet by octet as RFC 5044 §4.3 tells it.
+/// The FPDU with markers, byte by byte as RFC 5044 §4.3 tells it.
 fn by_the_book(offset: u64, ulpdu: &[u8]) -> Vec<u8> {
     let mut plain = vec![0; fpdu::fpdu_len(ulpdu.len())];
     fpdu::emit(ulpdu, CrcMode::Off, &mut plain);

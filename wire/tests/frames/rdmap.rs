@@ -144,7 +144,7 @@ fn rdm_c_02_invalidate_word_of_other_messages_is_carried_unread() {
     assert!(!segment.to_string().contains("invalidate"));
 }
 
-/// Every message with a fixed header, one octet too short and too long.
+/// Every message with a fixed header, one byte too short and too long.
 #[test]
 fn x73_09_a_header_of_another_length_is_refused() {
     for (name, segment) in SEGMENTS {
@@ -213,7 +213,7 @@ fn x73_03_reserved_bits_and_compare_fields_of_fetch_add_are_ignored() {
         .find(|(name, _)| *name == "F-ATOMIC-FADD")
         .unwrap();
     let mut octets = vector(name);
-    // The four octets before the last AOpCode nibble, and compare data and mask.
+    // The four bytes before the last AOpCode nibble, and compare data and mask.
     octets[20..23].fill(0xff);
     octets[23] |= 0xf0;
     octets[56..72].fill(0xa5);

@@ -267,3 +267,14 @@ fn s001_05_an_rtr_frame_has_no_word() {
         (None, &b"....."[..], true, &[][..])
     );
 }
+
+#[test]
+fn mpa_s_10_header_and_private_data_that_disagree_say_by_how_much() {
+    let header = header(request(0x40, 1, 8)).unwrap();
+    for have in [0, 7, 9, 512] {
+        let joined = StartupFrame::from_parts(header, &[0; 512][..have]);
+        let (needed, have) = (20 + 8, 20 + have);
+        assert_eq!(joined.unwrap_err(), StartupError::Truncated { needed, have });
+    }
+    assert_eq!(MAX_FRAME_LEN, 20 + 512);
+}

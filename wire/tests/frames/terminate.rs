@@ -345,3 +345,43 @@ fn rdm_r_09_an_advanced_read_request_is_sent_back() {
     );
     assert_eq!(buffer[6..24], read[..18], "the DDP header is the one that came");
 }
+
+/// Every combination of M, D and R: the length is there with M or D, valid with M alone; each part is found where those before it end.
+#[test]
+fn rdm_t_01_each_part_is_there_by_its_own_bit() {
+    let header = hex!("4141 00000000 00000001 00000001 00000000");
+    let mut request = [0; ReadRequest::LEN];
+    READ_4096.emit(&mut request);
+    for present in 0..8_u8 {
+        let [m, d, r] = [4, 2, 1].map(|bit| present & bit != 0);
+        let parts: [&[u8]; 4] = [
+            &[0x01, 0x02, present << 5, 0],
+            if m || d { &[0x00, 0x2e] } else { &[] },
+            if d { &header } else { &[] },
+            if r { &request } else { &[] },
+        ];
+        let payload = parts.concat();
+        let expected = Terminate {
+            segment_length: m.then_some(0x2e),
+            ddp_header: d.then_some(&header[..]),
+            read_request: r.then_some(READ_4096),
+            ..Terminate::new(TerminateError::RdmapAccessRights)
+        };
+        let parsed = Terminate::parse(&payload).unwrap();
+        assert_eq!(parsed, expected, "M, D, R: {m}, {d}, {r}");
+        // What follows the announced parts is none.
+        let longer = [&payload[..], &request].concat();
+        assert_eq!(
+            Terminate::parse(&longer).unwrap(),
+            expected,
+            "M, D, R: {m}, {d}, {r}"
+        );
+        // Without M the length is sent as zero.
+        if m || !d {
+            let mut octets = [0; Terminate::MAX_LEN];
+            let len = expected.emit(&mut octets);
+            assert_eq!(octets[..len], payload[..], "M, D, R: {m}, {d}, {r}");
+        }
+    }
+    assert_eq!(Terminate::MAX_LEN, 4 + 2 + 18 + 28, "the longest, figure 9");
+}

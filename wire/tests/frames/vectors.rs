@@ -75,7 +75,7 @@ const CLIENT_SERVER: EnhancedWord = EnhancedWord {
     ord: 8,
 };
 
-/// RFC 8797: RPC-over-RDMA version 1, remote invalidation, 4096 octets inline each way.
+/// RFC 8797: RPC-over-RDMA version 1, remote invalidation, 4096 bytes inline each way.
 const RPCRDMA_CMPRIV: &[u8] = &hex!("f6ab0e18 01010303");
 
 pub(crate) const STARTUP: &[(&str, StartupFrame<'_>)] = &[
@@ -401,7 +401,7 @@ pub(crate) fn unmarked(stream: &mut [u8]) -> Vec<Vec<u8>> {
     ulpdus
 }
 
-/// The RFC 5041 §5.2 example: 2048 octets at a MULPDU of 1500.
+/// The RFC 5041 §5.2 example: 2048 bytes at a MULPDU of 1500.
 fn segmented() -> [Vec<u8>; 2] {
     const FIRST: usize = 1500 - ddp::UNTAGGED_LEN;
     let zeros = [0; 2048];

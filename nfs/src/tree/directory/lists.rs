@@ -1,4 +1,4 @@
-//! Access control lists as Linux' file systems keep them: in extended attributes, of 4 octets and 8 for each entry, little-endian (acl(5)).
+//! Access control lists as Linux' file systems keep them: in extended attributes, of 4 bytes and 8 for each entry, little-endian (acl(5)).
 
 use crate::acl::{Acl, Entry, Tag};
 use crate::nfs3::Status;
@@ -15,7 +15,7 @@ pub(super) const DEFAULT: &str = "system.posix_acl_default";
 const VERSION: u32 = 2;
 /// The id of entries without.
 const NO_ID: u32 = u32::MAX;
-/// Octets of an extended attribute, at most (XATTR_SIZE_MAX).
+/// Bytes of an extended attribute, at most (XATTR_SIZE_MAX).
 const MAX: usize = 64 << 10;
 
 /// A file's list of a name. `None`: it has none.

@@ -144,7 +144,7 @@ impl Directory {
             .ok_or(Status::NotDir)
     }
 
-    /// A regular file's octets, to read or to write. Its owner may whatever its mode says: programs write what they made for reading only, and have
+    /// A regular file's bytes, to read or to write. Its owner may whatever its mode says: programs write what they made for reading only, and have
     /// opened before (RFC 1813 §4.4).
     fn data(&self, caller: &Caller, handle: &Handle, write: bool) -> Outcome<Arc<OwnedFd>> {
         let node = self.nodes.find(handle)?;

@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const ROOT: u64 = 1;
 
-/// Octets of a file, at most.
+/// Bytes of a file, at most.
 const MAX_SIZE: u64 = 1 << 46;
 
 /// The tree.
@@ -40,7 +40,7 @@ struct Nodes {
 }
 
 impl InMemory {
-    /// An empty tree of `limit` octets, all of it. Its root belongs to `owner`. `None`: there is no memory.
+    /// An empty tree of `limit` bytes, all of it. Its root belongs to `owner`. `None`: there is no memory.
     pub fn new(limit: u64, pool: Pool, owner: &Caller) -> Option<Self> {
         let mut instance = [0; 8];
         rustix::rand::getrandom(&mut instance, rustix::rand::GetRandomFlags::empty()).ok()?;

@@ -7,7 +7,7 @@ use crate::tree::{Caller, Outcome, SetAcls};
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What a file counts for beside its octets, and a name beside its own.
+/// What a file counts for beside its bytes, and a name beside its own.
 pub(super) const OVERHEAD: u64 = 256;
 
 #[derive(Debug)]

@@ -1,0 +1,104 @@
+//! Mends that depend on what is wrong: a command that can help here.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// The first rdma-core whose provider ABI the plug-in knows.
+const OLDEST: u32 = 34;
+
+/// Gives the presence a folder that can be written, when the usual ones cannot: the first such folder here, else one in memory.
+pub(super) fn presence_folder() -> String {
+    let home = env::var_os("HOME")
+        .map(PathBuf::from)
+        .filter(|dir| dir.is_absolute());
+    let places = home.into_iter().chain(["/var/tmp".into(), "/run".into()]);
+    presence_folder_in(places.chain(env::current_dir().ok()))
+}
+
+fn presence_folder_in(places: impl IntoIterator<Item = PathBuf>) -> String {
+    places
+        .into_iter()
+        .find(|place| super::can_have_folder(place).is_ok())
+        .map_or_else(
+            || "mount -t tmpfs tmpfs /tmp    # as root; for a container: docker run --tmpfs /tmp".to_owned(),
+            |place| format!("export URNIC_PRESENT_DIR='{}'", place.display()),
+        )
+}
+
+/// Brings a libibverbs that the plug-in fits. `file` is the one that was found, and `version` the rdma-core that it is of.
+pub(super) fn libibverbs(file: &Path, version: Option<&str>, library_path: Option<&str>) -> String {
+    let number = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
+    let is_chosen = |dir: &str| !dir.is_empty() && file.starts_with(dir);
+    if library_path.is_some_and(|list| list.split(':').any(is_chosen)) {
+        return "unset LD_LIBRARY_PATH    # the distribution's libibverbs is used then".to_owned();
+    }
+    match number {
+        Some(number) if number >= OLDEST => {
+            "install a newer urnic (git pull && make build && make install): this one does not know that libibverbs yet".to_owned()
+        }
+        Some(number) => format!(
+            "use a release with rdma-core {OLDEST} or later (Debian 12, Ubuntu 22.04): {number} is too old"
+        ),
+        None => "apt-get install --reinstall libibverbs1    # this file is not the distribution's".to_owned(),
+    }
+}
+
+/// What the log says to do, if it names a command; else `otherwise`.
+pub(super) fn named_in(log: &str, otherwise: &str) -> String {
+    match log.split('`').nth(1) {
+        Some(command) if log.split('`').count() > 2 && !command.starts_with("urnic doctor") => {
+            command.to_owned()
+        }
+        _ if log.contains("seccomp profile") => {
+            "allow the call in the sandbox; for a container: docker run --security-opt seccomp=unconfined"
+                .to_owned()
+        }
+        _ => otherwise.to_owned(),
+    }
+}
+
+/// The line of a program's standard error that says most: urnic's first error, else the last one.
+pub(super) fn telling_line(said: &str) -> &str {
+    let ours = said.lines().find(|line| line.contains(" ERROR urnic"));
+    let text = ours.map(|line| line.split_once(" ERROR ").map_or(line, |(_, text)| text));
+    text.or_else(|| said.lines().last()).unwrap_or("it said nothing")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_offered_only_if_it_can_be_written() {
+        let nowhere = PathBuf::from("/proc/nothing");
+        let good = env::temp_dir();
+        let mend = presence_folder_in([nowhere.clone(), good.clone()]);
+        assert_eq!(mend, format!("export URNIC_PRESENT_DIR='{}'", good.display()));
+        assert!(presence_folder_in([nowhere]).starts_with("mount -t tmpfs"));
+    }
+
+    #[test]
+    fn an_unsupported_libibverbs_is_not_installed_again() {
+        let file = Path::new("/opt/ofed/lib/libibverbs.so.1.14.99.0");
+        let mend = |version, path| libibverbs(file, version, path);
+        assert!(mend(Some("99.0"), Some("/usr/lib:/opt/ofed/lib")).starts_with("unset LD_LIBRARY_PATH"));
+        assert!(mend(Some("99.0"), None).contains("newer urnic"));
+        assert!(mend(Some("28.0"), Some("")).contains("too old"));
+        assert!(mend(None, None).contains("--reinstall"));
+    }
+
+    #[test]
+    fn the_log_names_the_mend() {
+        let said = "a line\n2026-01-01T00:00:00Z pid 7 ERROR urnic::opening: cannot open urnic0: socketpair failed: \
+                    Too many open files (os error 24): raise the limit on open files, as by `ulimit -n 1024`\nthe end";
+        let line = telling_line(said);
+        assert!(
+            line.starts_with("urnic::opening: cannot open urnic0: socketpair failed"),
+            "{line}"
+        );
+        assert_eq!(named_in(line, "x"), "ulimit -n 1024");
+        assert_eq!(named_in("see `urnic doctor`", "x"), "x");
+        assert_eq!(telling_line("one\ntwo"), "two");
+        assert_eq!(telling_line(""), "it said nothing");
+    }
+}

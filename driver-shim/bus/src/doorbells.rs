@@ -1,0 +1,219 @@
+//! Doorbell pages that this process maps.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::thread::{Timespec, nanosleep, sched_getaffinity, sched_yield};
+use std::os::fd::BorrowedFd;
+use urnic_device::command::features;
+use urnic_device::doorbell::{PAGE_LEN, WAKE};
+
+/// Polls in a row to which nothing was rung in between after which a poller lets others onto its processor, and how often then. Whoever is to
+/// answer, the device included, may be waiting for just that.
+const PATIENCE: u32 = 256;
+const YIELD_EVERY: u32 = 16;
+/// A poller, and a thread of the device at each end: with fewer processors than that, a poller that only yields keeps one of them, since it is
+/// always ready to run, and the device's threads share what is left. So there it sleeps for a moment once it has polled in vain for so long
+/// (some 100 us), and soon after if that is how the last waits went.
+const WANTED_PROCESSORS: u32 = 3;
+const MOST_POLLS: u32 = 2048;
+const NAP: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 20_000,
+};
+
+/// BAR 2, mapped. A store rings, unless the device is a program that sleeps: then it must be kicked.
+#[derive(Debug)]
+pub struct DoorbellPages {
+    base: NonNull<u8>,
+    len: usize,
+    /// The pages are plain memory, and have wake words ([`features::DOORBELL_MEMORY`]).
+    memory: AtomicBool,
+    /// Empty polls since something was rung.
+    idle: AtomicU32,
+    /// There are too few processors for pollers that never sleep.
+    cramped: bool,
+    /// Empty polls before the first nap.
+    nap_after: AtomicU32,
+}
+
+// SAFETY: a mapping that is only accessed by atomics.
+unsafe impl Send for DoorbellPages {}
+// SAFETY: as above.
+unsafe impl Sync for DoorbellPages {}
+
+impl DoorbellPages {
+    /// Maps `len` bytes of the file from `offset` on.
+    ///
+    /// # Errors
+    /// Those of mmap(2).
+    pub fn map(fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<DoorbellPages, Errno> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+        let base = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, offset) }?;
+        // A child must be unable to ring, whichever way it is made. One made by fork(3) gets pages of its own instead.
+        // SAFETY: the mapping just made; no byte changes.
+        let _ = unsafe { madvise(base, len, Advice::LinuxDontFork) };
+        Ok(DoorbellPages {
+            base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?,
+            len,
+            memory: AtomicBool::new(false),
+            idle: AtomicU32::new(0),
+            cramped: sched_getaffinity(None).is_ok_and(|set| set.count() < WANTED_PROCESSORS),
+            nap_after: AtomicU32::new(MOST_POLLS),
+        })
+    }
+
+    /// Says what the device can.
+    pub fn features(&self, bits: u32) {
+        self.memory
+            .store(bits & features::DOORBELL_MEMORY != 0, Ordering::Relaxed);
+    }
+
+    /// Stores a doorbell. Returns whether the device sleeps and must be kicked (`registers::KICK`).
+    #[inline]
+    pub fn ring(&self, uar: u32, offset: u32, value: u64) -> bool {
+        self.note_rung();
+        let at = uar as usize * PAGE_LEN as usize + offset as usize;
+        let Some(slot) = self.place(at, 8) else {
+            return false;
+        };
+        // SAFETY: `place` checked that the slot lies inside and is aligned; both sides access it atomically.
+        unsafe { AtomicU64::from_ptr(slot.cast()) }.store(value.to_le(), Ordering::Release);
+        if !self.memory.load(Ordering::Relaxed) {
+            return false;
+        }
+        fence(Ordering::SeqCst);
+        let wake = self.place(uar as usize * PAGE_LEN as usize + WAKE as usize, 4);
+        // SAFETY: as above.
+        wake.is_some_and(|wake| unsafe { AtomicU32::from_ptr(wake.cast()) }.load(Ordering::Relaxed) != 0)
+    }
+
+    fn place(&self, at: usize, size: usize) -> Option<*mut u8> {
+        let inside = at.is_multiple_of(size) && at.checked_add(size)? <= self.len;
+        // SAFETY: inside the mapping.
+        inside.then(|| unsafe { self.base.as_ptr().add(at) })
+    }
+
+    /// A poll found nothing. The device works elsewhere: all that can be done for it is to make way.
+    #[inline]
+    pub fn be_fair(&self) {
+        let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
+        self.idle.store(idle, Ordering::Relaxed);
+        if idle < PATIENCE || !idle.is_multiple_of(YIELD_EVERY) {
+            return;
+        }
+        // Silicon competes with nobody for a processor of this machine.
+        let served = self.memory.load(Ordering::Relaxed);
+        if served && self.cramped && idle >= self.nap_after.load(Ordering::Relaxed) {
+            // A signal may end it early; so may anything.
+            let _ = nanosleep(&NAP);
+        } else {
+            sched_yield();
+        }
+    }
+
+    /// A wait is over: the next may be as long.
+    #[inline]
+    fn note_rung(&self) {
+        let idle = self.idle.load(Ordering::Relaxed);
+        if idle == 0 {
+            return;
+        }
+        self.idle.store(0, Ordering::Relaxed);
+        let limit = self.nap_after.load(Ordering::Relaxed);
+        let next = match idle {
+            // After more than one nap it does not matter when the first began; before the second it may have been too early.
+            _ if idle >= limit + 2 * YIELD_EVERY => (limit / 4).max(PATIENCE),
+            PATIENCE.. => (limit * 2).min(MOST_POLLS),
+            _ => limit,
+        };
+        if next != limit {
+            self.nap_after.store(next, Ordering::Relaxed);
+        }
+    }
+
+    /// Puts pages in their place that ring nothing: in a forked child, or when the device is given back. Async-signal-safe.
+    pub fn cut(&self) {
+        // SAFETY: the range is ours, and not mapped in a child (MADV_DONTFORK), or mapped by us alone; who rings meanwhile rings one or the other.
+        unsafe { own_pages(self.base, self.len) };
+    }
+}
+
+impl Drop for DoorbellPages {
+    fn drop(&mut self) {
+        // SAFETY: a mapping of its own, which nobody else has.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Puts zeroed pages of this process alone where shared ones were.
+///
+/// # Safety
+/// The range belongs to the caller.
+pub unsafe fn own_pages(base: NonNull<u8>, len: usize) {
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+    // SAFETY: as promised by the caller.
+    let _ = unsafe { mmap_anonymous(base.as_ptr().cast(), len, prot, flags) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::os::fd::AsFd;
+
+    fn pages() -> DoorbellPages {
+        let file = memfd_create("doorbells", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 2 * u64::from(PAGE_LEN)).unwrap();
+        DoorbellPages::map(file.as_fd(), 0, 2 * PAGE_LEN as usize).unwrap()
+    }
+
+    fn sleep(pages: &DoorbellPages, uar: u32) {
+        let wake = pages.place((uar * PAGE_LEN + WAKE) as usize, 4).unwrap();
+        // SAFETY: inside the pages, and aligned.
+        unsafe { AtomicU32::from_ptr(wake.cast()) }.store(1, Ordering::SeqCst);
+    }
+
+    #[test]
+    fn only_a_device_that_looks_at_memory_and_sleeps_is_kicked() {
+        let pages = pages();
+        sleep(&pages, 1);
+        assert!(!pages.ring(1, 8, 5), "silicon is rung by the store");
+        pages.features(features::DOORBELL_MEMORY);
+        assert!(pages.ring(1, 8, 5));
+        assert!(!pages.ring(0, 8, 5), "awake");
+    }
+
+    #[test]
+    fn a_doorbell_outside_the_pages_is_none() {
+        let pages = pages();
+        pages.features(features::DOORBELL_MEMORY);
+        sleep(&pages, 0);
+        sleep(&pages, 1);
+        for (uar, offset) in [(2, 0), (0, 3), (u32::MAX, 0), (1, 4096)] {
+            assert!(!pages.ring(uar, offset, 1));
+        }
+    }
+
+    #[test]
+    fn long_waits_make_pollers_nap_sooner_and_short_ones_later() {
+        let pages = pages();
+        let after_waits_of = |polls: u32, waits: u32| {
+            for _ in 0..waits {
+                pages.idle.store(polls, Ordering::Relaxed);
+                pages.ring(0, 0, 1);
+            }
+            pages.nap_after.load(Ordering::Relaxed)
+        };
+        assert_eq!(after_waits_of(2 * MOST_POLLS, 1), MOST_POLLS / 4);
+        assert_eq!(after_waits_of(2 * MOST_POLLS, 5), PATIENCE);
+        assert_eq!(after_waits_of(3, 5), PATIENCE, "posts in a row say nothing");
+        // The answer came during the first nap.
+        assert_eq!(after_waits_of(PATIENCE + 1, 1), 2 * PATIENCE);
+        assert_eq!(after_waits_of(PATIENCE + 1, 9), MOST_POLLS);
+    }
+}

@@ -1,0 +1,187 @@
+//! The device inside this process: DMA addresses are pointers, a doorbell is a call, an interrupt is one back.
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use urnic_model::capture::CaptureFile;
+use urnic_model::config::DescriptorWatch;
+use urnic_model::{
+    Device, DeviceAddress, FailedCall, HostMemory, Interrupts, ModelConfig, OwnProcess, RemoteMemory, fault,
+};
+
+use super::anonymous;
+use urnic_device::bus::{Bus, Mapping, QueueMemory, Signal, SignalHandler};
+use urnic_process::failure;
+use urnic_process::fds;
+use urnic_process::gids::GidTable;
+use urnic_process::interrupt_context;
+use urnic_process::program;
+
+/// The bus to a device model in this process.
+pub struct InprocBus {
+    device: Device,
+    line: Arc<Line>,
+}
+
+/// The process's own memory, untranslated.
+struct OwnMemory {
+    /// For regions on demand.
+    copied: Option<OwnProcess>,
+}
+
+// SAFETY: the IOVAs that the device gets are pointers that `InprocBus::map` or `adopt` was given, or made by `allocate`. Who maps memory keeps it
+// mapped until it unmaps or frees it (contracts of `Bus`), which the driver does after the objects over it are destroyed; adopted memory is
+// there until then as well.
+unsafe impl HostMemory for OwnMemory {
+    fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>> {
+        let start = usize::try_from(iova).ok()?;
+        start.checked_add(len)?;
+        NonNull::new(std::ptr::with_exposed_provenance_mut(start))
+    }
+
+    fn remote(&self) -> Option<&dyn RemoteMemory> {
+        Some(self.copied.as_ref()?)
+    }
+
+    fn on_demand(&self) -> bool {
+        self.copied.is_some()
+    }
+}
+
+/// The interrupt line: from the device to whoever handles it.
+#[derive(Default)]
+struct Line(OnceLock<SignalHandler>);
+
+impl Interrupts for Line {
+    fn raise(&self, vector: u32) {
+        if let Some(handler) = self.0.get() {
+            handler(Signal::Interrupt(vector));
+        }
+    }
+
+    fn on_own_thread(&self) {
+        interrupt_context::rest();
+    }
+}
+
+impl InprocBus {
+    /// Starts a device with these addresses, whose streams go into a capture file if one is named.
+    ///
+    /// # Errors
+    /// Those of making its thread and descriptors.
+    pub fn start(gids: &GidTable, pcap: Option<&Path>) -> Result<Arc<InprocBus>, Errno> {
+        let addresses = gids
+            .entries()
+            .iter()
+            .map(|gid| DeviceAddress {
+                ip: gid.ip,
+                scope: gid.scope(),
+                prefix_len: gid.prefix_len.into(),
+            })
+            .collect();
+        // The program may close every number there is.
+        let descriptors = Some(DescriptorWatch {
+            opened: fds::claim,
+            closing: fds::disclaim,
+        });
+        let config = ModelConfig {
+            addresses,
+            capture: pcap.map(|path| {
+                let number = rustix::process::getpid().as_raw_nonzero();
+                let program = format!("process {number}, {}", program::name());
+                CaptureFile::new(path.to_owned(), descriptors).interface("urnic0", &program)
+            }),
+            descriptors,
+            ..ModelConfig::default()
+        };
+        let line = Arc::new(Line::default());
+        let memory = OwnMemory {
+            copied: OwnProcess::new(),
+        };
+        // Registered memory may go while it is registered.
+        fault::install();
+        let device =
+            Device::start(config, Arc::new(memory), line.clone()).or_else(
+                |error| match FailedCall::behind(&error) {
+                    Some(failed) => failure::named(failed.call, Err(failed.errno)),
+                    None => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+                },
+            )?;
+        Ok(Arc::new(InprocBus { device, line }))
+    }
+}
+
+impl Bus for InprocBus {
+    fn read32(&self, offset: u32) -> u32 {
+        self.device.bar0_read(offset)
+    }
+
+    fn write32(&self, offset: u32, value: u32) {
+        self.device.bar0_write(offset, value);
+    }
+
+    #[inline]
+    fn doorbell(&self, uar: u32, offset: u32, value: u64) {
+        self.device.doorbell(uar, offset, value);
+    }
+
+    #[inline]
+    fn progress(&self) {
+        self.device.progress();
+    }
+
+    fn lend(&self, patience: Duration, told: BorrowedFd<'_>, done: &mut dyn FnMut() -> bool) -> bool {
+        self.device.lend(patience, told, done)
+    }
+
+    #[inline]
+    fn has_gathered(&self) -> bool {
+        self.device.has_gathered()
+    }
+
+    fn allocate(&self, len: usize) -> Result<QueueMemory, Errno> {
+        let ptr = anonymous::allocate(len)?;
+        let iova = ptr.as_ptr().expose_provenance() as u64;
+        Ok(QueueMemory { ptr, iova })
+    }
+
+    fn adopts(&self) -> bool {
+        true
+    }
+
+    unsafe fn adopt(&self, ptr: NonNull<u8>) -> Option<QueueMemory> {
+        let iova = ptr.as_ptr().expose_provenance() as u64;
+        Some(QueueMemory { ptr, iova })
+    }
+
+    unsafe fn free(&self, memory: QueueMemory, len: usize) {
+        // SAFETY: from `allocate`, as the caller promises.
+        unsafe { anonymous::free(memory.ptr, len) };
+    }
+
+    fn map(&self, ptr: *mut u8, _len: usize, _write: bool) -> Result<Mapping, Errno> {
+        Ok(Mapping::Contiguous(ptr.expose_provenance() as u64))
+    }
+
+    fn unmap(&self, _mapping: &Mapping, _len: usize) {}
+
+    fn signals(&self, handler: SignalHandler) {
+        let _ = self.line.0.set(handler);
+    }
+
+    fn memory(&self) -> &'static str {
+        "the process's own"
+    }
+
+    fn shutdown(&self) {
+        self.device.shutdown();
+    }
+
+    fn abandon_in_child(&self) {
+        self.device.abandon_in_child();
+    }
+}

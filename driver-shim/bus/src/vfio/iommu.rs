@@ -1,0 +1,274 @@
+//! DMA through an IOMMU: each registration is pinned and gets IOVAs of its own.
+
+use std::sync::Mutex;
+
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+use super::iova::IovaSpace;
+use super::uapi;
+use urnic_process::fds::InternalFd;
+use urnic_process::lock::lock;
+
+/// Pages of the processor; the IOMMU's may be larger.
+const PAGE: u64 = 4096;
+
+/// Before 5.4 the kernel does not say what can be mapped: what every IOMMU of a PC can, but for the window of its interrupts.
+const ANY_IOMMU: [uapi::IovaRange; 2] = [
+    uapi::IovaRange {
+        first: PAGE,
+        last: 0xfedf_ffff,
+    },
+    uapi::IovaRange {
+        first: 0xfef0_0000,
+        last: (1 << 39) - 1,
+    },
+];
+
+/// The address space of a device behind an IOMMU.
+pub(super) struct Iommu {
+    way: Way,
+    space: Mutex<IovaSpace>,
+    granule: u64,
+}
+
+enum Way {
+    /// A container with a type1 IOMMU.
+    Type1(InternalFd),
+    /// An I/O address space of iommufd.
+    Iommufd(InternalFd, u32),
+}
+
+impl Iommu {
+    /// That of a container to which the IOMMU was set.
+    ///
+    /// # Errors
+    /// The kernel's; `EOPNOTSUPP` if it allows no address.
+    pub(super) fn type1(container: InternalFd) -> Result<Iommu, Errno> {
+        let mut info = uapi::IommuInfo::new();
+        uapi::call(container.get().ok_or(Errno::IO)?, &mut *info)?;
+        let smallest = match info.flags & uapi::IOMMU_PGSIZES {
+            0 => PAGE,
+            _ => 1 << info.page_sizes.trailing_zeros().min(30),
+        };
+        let ranges = info.iova_ranges();
+        let ranges = ranges.as_deref().unwrap_or(&ANY_IOMMU);
+        Iommu::new(Way::Type1(container), ranges, smallest)
+    }
+
+    /// That of an I/O address space to which the device is attached.
+    ///
+    /// # Errors
+    /// The kernel's; `EOPNOTSUPP` if it allows no address.
+    pub(super) fn iommufd(iommufd: InternalFd, ioas: u32) -> Result<Iommu, Errno> {
+        let (ranges, alignment) = uapi::iova_ranges(iommufd.get().ok_or(Errno::IO)?, ioas)?;
+        Iommu::new(Way::Iommufd(iommufd, ioas), &ranges, alignment)
+    }
+
+    fn new(way: Way, ranges: &[uapi::IovaRange], smallest: u64) -> Result<Iommu, Errno> {
+        let granule = smallest
+            .max(PAGE)
+            .checked_next_power_of_two()
+            .ok_or(Errno::OPNOTSUPP)?;
+        let mut space = IovaSpace::new(granule);
+        for range in ranges {
+            tracing::debug!("IOVAs {:#x} to {:#x}", range.first, range.last);
+            space.add(range.first, range.last);
+        }
+        if space.is_full() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        Ok(Iommu {
+            way,
+            space: Mutex::new(space),
+            granule,
+        })
+    }
+
+    /// Which way this is, in a few words.
+    pub(super) fn name(&self) -> &'static str {
+        match self.way {
+            Way::Type1(_) => "IOMMU (VFIO container)",
+            Way::Iommufd(..) => "IOMMU (iommufd)",
+        }
+    }
+
+    /// Pins memory and maps it; the IOVA of its first byte.
+    ///
+    /// # Errors
+    /// `ENOMEM` if there are no IOVAs left, too many mappings, or the process may lock no more; `EFAULT` if pages are missing, or read-only
+    /// and `write`; `EIO` in a forked child.
+    pub(super) fn map(&self, address: usize, len: usize, write: bool) -> Result<u64, Errno> {
+        if len == 0 {
+            return Ok(0);
+        }
+        let (address, len) = (address as u64, len as u64);
+        let start = address / self.granule * self.granule;
+        let end = address
+            .checked_add(len)
+            .and_then(|end| end.checked_next_multiple_of(self.granule));
+        let whole = end.ok_or(Errno::INVAL)? - start;
+        let Some(iova) = lock(&self.space).allocate(whole, start) else {
+            tracing::error!("no {whole} bytes are left of the device's address space");
+            return Err(Errno::NOMEM);
+        };
+        // Writable, whatever it is for: only a write fault makes sure, with kernels before 6.2, that the pages are the program's own and will be
+        // when it writes to them. The device keeps to the rights of the registration by itself.
+        let pinned = match self.pin(start, whole, iova, true) {
+            Err(Errno::FAULT) if !write => self.pin(start, whole, iova, false),
+            pinned => pinned,
+        };
+        match pinned {
+            Ok(()) => Ok(iova + (address - start)),
+            Err(errno) => {
+                lock(&self.space).release(iova);
+                tracing::error!("{}", explained(errno, whole));
+                Err(if errno == Errno::NOSPC {
+                    Errno::NOMEM
+                } else {
+                    errno
+                })
+            }
+        }
+    }
+
+    /// Takes a mapping away again, and lets the pages go.
+    pub(super) fn unmap(&self, iova: u64, len: usize) {
+        if len == 0 {
+            return;
+        }
+        let start = iova / self.granule * self.granule;
+        // The kernel lets go first: nobody else may get the range while something is mapped there.
+        let Some(whole) = lock(&self.space).len_of(start) else {
+            tracing::error!("IOVA {start:#x} was not mapped");
+            return;
+        };
+        match self.unpin(start, whole) {
+            Ok(()) => {
+                lock(&self.space).release(start);
+            }
+            // In a forked child nothing was ever mapped.
+            Err(Errno::IO) => {}
+            Err(errno) => tracing::error!("IOVA {start:#x} cannot be unmapped: {errno}"),
+        }
+    }
+
+    fn pin(&self, address: u64, len: u64, iova: u64, write: bool) -> Result<(), Errno> {
+        match &self.way {
+            Way::Type1(container) => {
+                let flags = uapi::DMA_READ | if write { uapi::DMA_WRITE } else { 0 };
+                let mut map = uapi::DmaMap {
+                    size: 0,
+                    flags,
+                    address,
+                    iova,
+                    len,
+                };
+                uapi::call(container.get().ok_or(Errno::IO)?, &mut map).map(drop)
+            }
+            Way::Iommufd(iommufd, ioas) => {
+                let writeable = if write { uapi::IOAS_WRITEABLE } else { 0 };
+                let flags = uapi::IOAS_FIXED | uapi::IOAS_READABLE | writeable;
+                let mut map = uapi::IoasMap {
+                    size: 0,
+                    flags,
+                    ioas: *ioas,
+                    reserved: 0,
+                    address,
+                    len,
+                    iova,
+                };
+                uapi::call(iommufd.get().ok_or(Errno::IO)?, &mut map).map(drop)
+            }
+        }
+    }
+
+    fn unpin(&self, iova: u64, len: u64) -> Result<(), Errno> {
+        match &self.way {
+            Way::Type1(container) => {
+                let mut unmap = uapi::DmaUnmap {
+                    size: 0,
+                    flags: 0,
+                    iova,
+                    len,
+                };
+                uapi::call(container.get().ok_or(Errno::IO)?, &mut unmap)?;
+                if unmap.len == len {
+                    Ok(())
+                } else {
+                    Err(Errno::FAULT)
+                }
+            }
+            Way::Iommufd(iommufd, ioas) => {
+                let mut unmap = uapi::IoasUnmap {
+                    size: 0,
+                    ioas: *ioas,
+                    iova,
+                    len,
+                };
+                uapi::call(iommufd.get().ok_or(Errno::IO)?, &mut unmap).map(drop)
+            }
+        }
+    }
+}
+
+/// Why memory cannot be pinned, and what mends it.
+fn explained(errno: Errno, len: u64) -> String {
+    match (errno, getrlimit(Resource::Memlock).current) {
+        (Errno::NOMEM, Some(limit)) => format!(
+            "cannot lock {len} more bytes for the device: the limit is {} KiB for all; raise it by `ulimit -l unlimited`, in \
+             /etc/security/limits.conf (memlock) or by LimitMEMLOCK= of the service",
+            limit >> 10
+        ),
+        (Errno::NOSPC, _) => "too many memory registrations: the kernel allows as many as \
+            /sys/module/vfio_iommu_type1/parameters/dma_entry_limit says"
+            .to_owned(),
+        _ => format!("cannot map {len} bytes for the device: {errno}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_pinned_is_told_with_its_mending() {
+        assert!(explained(Errno::NOSPC, 4096).contains("dma_entry_limit"));
+        assert!(explained(Errno::FAULT, 4096).contains("4096 bytes"));
+        if getrlimit(Resource::Memlock).current.is_some() {
+            assert!(explained(Errno::NOMEM, 4096).contains("ulimit -l"));
+        }
+    }
+
+    /// A pipe stands for a container: every request fails, and nothing may stay allocated.
+    #[test]
+    fn a_refused_mapping_leaves_its_addresses_free() {
+        let (reader, _writer) = rustix::pipe::pipe().unwrap();
+        let container = InternalFd::kept(reader).unwrap();
+        let range = uapi::IovaRange {
+            first: PAGE,
+            last: 2 * PAGE - 1,
+        };
+        let iommu = Iommu::new(Way::Type1(container), &[range], 1).unwrap();
+        for _ in 0..3 {
+            assert_eq!(iommu.map(0x1000, 10, true), Err(Errno::NOTTY));
+        }
+        assert_eq!(
+            iommu.map(0x1fff, 2, true),
+            Err(Errno::NOMEM),
+            "two pages do not fit"
+        );
+        assert_eq!(iommu.map(usize::MAX, 2, true), Err(Errno::INVAL));
+        assert_eq!(iommu.map(0x1fff, 0, true), Ok(0));
+    }
+
+    #[test]
+    fn without_any_address_there_is_no_device() {
+        let (reader, _writer) = rustix::pipe::pipe().unwrap();
+        let container = InternalFd::kept(reader).unwrap();
+        assert_eq!(
+            Iommu::new(Way::Type1(container), &[], 1).err(),
+            Some(Errno::OPNOTSUPP)
+        );
+    }
+}

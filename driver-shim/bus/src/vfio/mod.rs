@@ -1,0 +1,297 @@
+//! A PCI function by the kernel's VFIO: registers and doorbells in its BARs, interrupts by eventfd, DMA through the IOMMU.
+//!
+//! | way | files | memory |
+//! |---|---|---|
+//! | device and iommufd | `/dev/vfio/devices/vfioN`, `/dev/iommu` | pinned, IOVAs |
+//! | group and container | `/dev/vfio/N`, `/dev/vfio/vfio` | pinned, IOVAs |
+//! | no IOMMU | `/dev/vfio/noiommu-N`, `/dev/vfio/vfio` | where it lies, physical addresses |
+//!
+//! The function belongs to one process at a time. It is reset when that opens it, and by the kernel when that ends.
+
+mod access;
+mod error;
+mod function;
+mod holder;
+mod iommu;
+mod iova;
+mod pci;
+mod physical;
+mod uapi;
+mod watch;
+
+pub use error::Refused;
+pub use function::{DRIVER, Function, Group, Sysfs};
+pub use holder::{Holder, holder_of};
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
+
+use rustix::event::Timespec;
+use rustix::io::Errno;
+use urnic_device::registers;
+
+use super::anonymous;
+use super::doorbells::DoorbellPages;
+use access::Dma;
+use pci::{PciFunction, Unfit};
+use urnic_config::VfioApi;
+use urnic_device::bus::{Bus, Mapping, QueueMemory, Signal, SignalHandler};
+use urnic_process::fds::InternalFd;
+use urnic_process::lock::lock;
+use watch::Sources;
+
+/// How often, and how far apart, a device that is reset is asked whether it is done: two seconds in all.
+const SILENCE_LOOKS: u32 = 2000;
+const SILENCE_PAUSE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 1_000_000,
+};
+
+/// The bus to a PCI function.
+pub struct VfioBus {
+    inner: Arc<Inner>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the bus shares with its thread, in the order in which it is to be let go of.
+struct Inner {
+    address: String,
+    doorbells: DoorbellPages,
+    function: PciFunction,
+    dma: Dma,
+    _group: Option<InternalFd>,
+    sources: Sources,
+    handler: OnceLock<SignalHandler>,
+    lost: AtomicBool,
+    /// The thread is to end.
+    stopped: AtomicBool,
+    /// This is a forked child: the function is the parent's.
+    abandoned: AtomicBool,
+}
+
+impl VfioBus {
+    /// Opens the function at `address` (`DDDD:BB:DD.F`), which is reset and becomes this process's own.
+    ///
+    /// # Errors
+    /// See [`Refused`], which also goes to the log.
+    pub fn open(address: &str, api: VfioApi) -> Result<Arc<VfioBus>, Errno> {
+        Self::opened(address, api).map_err(|refused| {
+            tracing::error!("{refused}");
+            refused.errno()
+        })
+    }
+
+    fn opened(address: &str, api: VfioApi) -> Result<Arc<VfioBus>, Refused> {
+        let access = access::access(address, api)?;
+        let (function, doorbells) =
+            PciFunction::new(access.device).map_err(|unfit| refused(address, unfit))?;
+        let step = |step| {
+            move |errno| Refused::Step {
+                address: address.to_owned(),
+                step,
+                errno,
+            }
+        };
+        let sources = Sources::new(&function).map_err(step("VFIO_DEVICE_SET_IRQS"))?;
+        let inner = Arc::new(Inner {
+            address: address.to_owned(),
+            doorbells,
+            function,
+            dma: access.dma,
+            _group: access.group,
+            sources,
+            handler: OnceLock::new(),
+            lost: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
+        });
+        let thread = watch::start(inner.clone()).map_err(step("starting a thread"))?;
+        Ok(Arc::new(VfioBus {
+            inner,
+            thread: Mutex::new(Some(thread)),
+        }))
+    }
+}
+
+fn refused(address: &str, unfit: Unfit) -> Refused {
+    let address = address.to_owned();
+    match unfit {
+        Unfit::Foreign(vendor, device) => Refused::Foreign {
+            address,
+            vendor,
+            device,
+        },
+        Unfit::Lacks(what) => Refused::Unfit { address, what },
+        Unfit::Step(step, errno) => Refused::Step { address, step, errno },
+    }
+}
+
+impl Inner {
+    fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
+    fn tell(&self, signal: Signal) {
+        if let Some(handler) = self.handler.get() {
+            handler(signal);
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    /// The device is gone for good. The thread tells, since whoever found out may hold locks.
+    fn lose(&self, why: &str) {
+        if !self.lost.swap(true, Ordering::AcqRel) {
+            tracing::error!("PCI function {} is lost: {why}", self.address);
+            self.sources.wake();
+        }
+    }
+
+    /// Looks whether the device still answers. A register that is all ones may be that; the first one never is.
+    fn look(&self) {
+        if !self.is_lost() && self.function.read32(registers::MAGIC) == registers::GONE {
+            self.lose("its registers read as all ones");
+        }
+    }
+
+    /// Has a device that still hears us, as one that is being taken out does, let go of all memory: from then on the driver completes what is posted.
+    fn silence(&self) {
+        let reset = registers::Control::RESET.bits();
+        self.function.write32(registers::CONTROL, reset);
+        for _ in 0..SILENCE_LOOKS {
+            let control = self.function.read32(registers::CONTROL);
+            // All ones: it is gone, and has let go of everything.
+            if control == registers::GONE || control & reset == 0 {
+                return;
+            }
+            let _ = rustix::thread::nanosleep(&SILENCE_PAUSE);
+        }
+    }
+
+    /// Lets the kernel have the function back: whoever unplugs it waits for that.
+    fn give_back(&self) {
+        self.doorbells.cut();
+        self.function.give_back();
+    }
+}
+
+impl Bus for VfioBus {
+    fn read32(&self, offset: u32) -> u32 {
+        let inner = &self.inner;
+        if inner.abandoned.load(Ordering::Relaxed) {
+            return 0;
+        }
+        if inner.is_lost() {
+            return registers::GONE;
+        }
+        let value = inner.function.read32(offset);
+        if value == registers::GONE {
+            inner.look();
+        }
+        value
+    }
+
+    fn write32(&self, offset: u32, value: u32) {
+        if !self.inner.abandoned.load(Ordering::Relaxed) && !self.inner.is_lost() {
+            self.inner.function.write32(offset, value);
+        }
+    }
+
+    #[inline]
+    fn doorbell(&self, uar: u32, offset: u32, value: u64) {
+        if self.inner.doorbells.ring(uar, offset, value) {
+            self.write32(registers::KICK, 1);
+        }
+    }
+
+    fn features(&self, features: u32) {
+        self.inner.doorbells.features(features);
+    }
+
+    #[inline]
+    fn progress(&self) {
+        self.inner.doorbells.be_fair();
+    }
+
+    #[inline]
+    fn has_gathered(&self) -> bool {
+        false
+    }
+
+    fn allocate(&self, len: usize) -> Result<QueueMemory, Errno> {
+        match &self.inner.dma {
+            Dma::Physical(physical) => physical.allocate(len),
+            Dma::Iommu(iommu) => {
+                let ptr = anonymous::allocate(len)?;
+                match iommu.map(ptr.as_ptr().expose_provenance(), len, true) {
+                    Ok(iova) => Ok(QueueMemory { ptr, iova }),
+                    Err(errno) => {
+                        // SAFETY: allocated above, and known to nobody else.
+                        unsafe { anonymous::free(ptr, len) };
+                        Err(errno)
+                    }
+                }
+            }
+        }
+    }
+
+    unsafe fn free(&self, memory: QueueMemory, len: usize) {
+        match &self.inner.dma {
+            Dma::Physical(physical) => physical.free(memory),
+            Dma::Iommu(iommu) => {
+                iommu.unmap(memory.iova, len);
+                // SAFETY: from `allocate`, as the caller promises.
+                unsafe { anonymous::free(memory.ptr, len) };
+            }
+        }
+    }
+
+    fn map(&self, ptr: *mut u8, len: usize, write: bool) -> Result<Mapping, Errno> {
+        match &self.inner.dma {
+            Dma::Physical(physical) => physical.map(ptr, len),
+            Dma::Iommu(iommu) => iommu
+                .map(ptr.expose_provenance(), len, write)
+                .map(Mapping::Contiguous),
+        }
+    }
+
+    fn unmap(&self, mapping: &Mapping, len: usize) {
+        if let (Dma::Iommu(iommu), Mapping::Contiguous(iova)) = (&self.inner.dma, mapping) {
+            iommu.unmap(*iova, len);
+        }
+    }
+
+    fn signals(&self, handler: SignalHandler) {
+        let _ = self.inner.handler.set(handler);
+    }
+
+    fn memory(&self) -> &'static str {
+        match &self.inner.dma {
+            Dma::Iommu(iommu) => iommu.name(),
+            Dma::Physical(_) => "physical addresses, not pinned",
+        }
+    }
+
+    /// The kernel resets the function, which outlives us and sees to what is still under way.
+    fn shutdown(&self) {}
+
+    fn abandon_in_child(&self) {
+        self.inner.abandoned.store(true, Ordering::Relaxed);
+        self.inner.doorbells.cut();
+    }
+}
+
+impl Drop for VfioBus {
+    /// The function is free again when this returns, unless it is the function's own thread that drops it.
+    fn drop(&mut self) {
+        self.inner.stopped.store(true, Ordering::Release);
+        self.inner.sources.wake();
+        let thread = lock(&self.thread).take();
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            let _ = thread.join();
+        }
+    }
+}

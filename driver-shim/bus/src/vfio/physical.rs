@@ -1,0 +1,308 @@
+//! DMA without an IOMMU: physical addresses, from the kernel's list of the process's pages.
+//!
+//! Nothing is pinned here. Registered pages are locked, so that they are not swapped out, but the kernel may still move them
+//! (compaction, a write after fork); queues lie in huge pages, which it leaves where they are.
+
+use std::ptr::NonNull;
+use std::sync::Mutex;
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::{Errno, pread};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap_anonymous, munmap};
+
+use super::iova::IovaSpace;
+use urnic_device::bus::{Mapping, QueueMemory};
+use urnic_process::fds::InternalFd;
+use urnic_process::lock::lock;
+
+const PAGE: usize = 4096;
+const HUGE: usize = 2 << 20;
+
+/// Bits of an entry of /proc/PID/pagemap (Documentation/admin-guide/mm/pagemap.rst).
+const PRESENT: u64 = 1 << 63;
+const FRAME: u64 = (1 << 55) - 1;
+
+/// Physical memory.
+pub(super) struct Physical {
+    pagemap: InternalFd,
+    /// What queues are made of; it grows and never shrinks.
+    runs: Mutex<Vec<Run>>,
+    /// It holds the group.
+    _container: Option<InternalFd>,
+}
+
+/// Memory that is contiguous both for us and for the device.
+struct Run {
+    ptr: NonNull<u8>,
+    first: u64,
+    len: usize,
+    space: IovaSpace,
+}
+
+// SAFETY: an address of memory that is mapped as long as the process lives. Who was given a part decides who accesses it.
+unsafe impl Send for Run {}
+
+impl Physical {
+    /// Says in a warning what it means.
+    ///
+    /// # Errors
+    /// `EPERM` if this process may not know physical addresses; those of opening a file.
+    pub(super) fn open(container: Option<InternalFd>) -> Result<Physical, Errno> {
+        let pagemap = open(
+            "/proc/self/pagemap",
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
+        let physical = Physical {
+            pagemap: InternalFd::of_device(pagemap)?,
+            runs: Mutex::default(),
+            _container: container,
+        };
+        let here = 0u8;
+        physical.frames((&raw const here).addr() / PAGE * PAGE, 1)?;
+        tracing::warn!(
+            "no IOMMU: the device gets physical addresses and can reach all memory, and nothing is pinned: what the kernel moves, or a \
+             fork copies, the device goes on using where it was"
+        );
+        Ok(physical)
+    }
+
+    /// Where the memory lies.
+    ///
+    /// # Errors
+    /// `EFAULT` if a page is missing; `EPERM`; `EIO` in a forked child.
+    pub(super) fn map(&self, ptr: *mut u8, len: usize) -> Result<Mapping, Errno> {
+        if len == 0 {
+            return Ok(Mapping::Contiguous(0));
+        }
+        let start = ptr.addr() / PAGE * PAGE;
+        let end = ptr
+            .addr()
+            .checked_add(len)
+            .and_then(|end| end.checked_next_multiple_of(PAGE));
+        let whole = end.ok_or(Errno::INVAL)? - start;
+        // It stays locked when the registration ends: locks do not nest, and the program, or another registration, may have its own.
+        // SAFETY: locking changes no byte.
+        if let Err(errno) = unsafe { mlock(ptr.with_addr(start).cast(), whole) } {
+            tracing::warn!("cannot lock {whole} bytes: {errno}: nothing keeps them in memory");
+        }
+        let pages = self.frames(start, whole / PAGE)?;
+        let offset = (ptr.addr() - start) as u64;
+        let contiguous = pages.windows(2).all(|pair| pair[1] == pair[0] + PAGE as u64);
+        Ok(match pages.first() {
+            Some(first) if contiguous => Mapping::Contiguous(first + offset),
+            _ => Mapping::Pages {
+                pages,
+                log_page: PAGE.ilog2(),
+                offset,
+            },
+        })
+    }
+
+    /// Physical addresses of `count` pages.
+    fn frames(&self, start: usize, count: usize) -> Result<Vec<u64>, Errno> {
+        let pagemap = self.pagemap.get().ok_or(Errno::IO)?;
+        let mut bytes = vec![0; count * 8];
+        let mut read = 0;
+        while read < bytes.len() {
+            let at = (start / PAGE * 8 + read) as u64;
+            match pread(pagemap, bytes.get_mut(read..).unwrap_or_default(), at) {
+                Ok(0) => return Err(Errno::FAULT),
+                Ok(n) => read += n,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        let entries = bytes
+            .chunks_exact(8)
+            .map(|b| b.try_into().map_or(0, u64::from_ne_bytes));
+        entries.map(address_in).collect()
+    }
+
+    /// Zeroed memory in one piece.
+    ///
+    /// # Errors
+    /// `ENOMEM` if there is none.
+    pub(super) fn allocate(&self, len: usize) -> Result<QueueMemory, Errno> {
+        let mut runs = lock(&self.runs);
+        let mut memory = runs.iter_mut().find_map(|run| run.take(len));
+        if memory.is_none() {
+            let at = runs.len();
+            self.grow(len, &mut runs)?;
+            memory = runs.iter_mut().skip(at).find_map(|run| run.take(len));
+        }
+        let Some(memory) = memory else {
+            tracing::error!(
+                "no {len} bytes in one piece for the device: without an IOMMU its queues want huge pages: sysctl vm.nr_hugepages=32"
+            );
+            return Err(Errno::NOMEM);
+        };
+        // SAFETY: `len` bytes of a run that nobody else has.
+        unsafe { std::ptr::write_bytes(memory.ptr.as_ptr(), 0, len) };
+        Ok(memory)
+    }
+
+    /// Takes such memory back.
+    pub(super) fn free(&self, memory: QueueMemory) {
+        for run in lock(&self.runs).iter_mut() {
+            if (run.first..run.first + run.len as u64).contains(&memory.iova) {
+                run.space.release(memory.iova);
+            }
+        }
+    }
+
+    /// More memory: huge pages, else whatever pages there are, of which those that happen to be neighbours make runs.
+    fn grow(&self, len: usize, runs: &mut Vec<Run>) -> Result<(), Errno> {
+        let whole = len.checked_next_multiple_of(HUGE).ok_or(Errno::NOMEM)?;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // Shared, so that a fork does not make a write go elsewhere.
+        let huge = MapFlags::SHARED | MapFlags::HUGETLB | MapFlags::POPULATE;
+        // SAFETY: new anonymous mappings at addresses of the kernel's choice disturb nothing.
+        let ptr = match unsafe { mmap_anonymous(std::ptr::null_mut(), whole, prot, huge) } {
+            Ok(ptr) => ptr,
+            Err(_) => transparent(whole)?,
+        };
+        let frames = match self.frames(ptr.addr(), whole / PAGE) {
+            Ok(frames) => frames,
+            Err(errno) => {
+                // SAFETY: mapped above, and known to nobody.
+                let _ = unsafe { munmap(ptr, whole) };
+                return Err(errno);
+            }
+        };
+        let neighbours = |a: &u64, b: &u64| *b == *a + PAGE as u64;
+        if !frames.chunk_by(neighbours).any(|run| run.len() * PAGE >= len) {
+            // Kept, it would be locked for nothing, and as much again at the next attempt.
+            // SAFETY: as above.
+            let _ = unsafe { munmap(ptr, whole) };
+            return Ok(());
+        }
+        let mut start = 0;
+        for run in frames.chunk_by(neighbours) {
+            let first = run.first().copied().unwrap_or_default();
+            let ptr = NonNull::new(ptr.wrapping_byte_add(start * PAGE).cast()).ok_or(Errno::NOMEM)?;
+            runs.push(Run::new(ptr, first, run.len() * PAGE));
+            start += run.len();
+        }
+        Ok(())
+    }
+}
+
+/// Locked memory at a multiple of the huge page, of huge pages if the kernel likes.
+fn transparent(len: usize) -> Result<*mut std::ffi::c_void, Errno> {
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    let room = len.checked_add(HUGE).ok_or(Errno::NOMEM)?;
+    // SAFETY: a new anonymous mapping at an address of the kernel's choice disturbs nothing.
+    let base = unsafe { mmap_anonymous(std::ptr::null_mut(), room, prot, MapFlags::PRIVATE) }?;
+    let ptr = base.map_addr(|address| address.next_multiple_of(HUGE));
+    let ready = || {
+        // SAFETY: inside the mapping made above; neither changes a byte.
+        unsafe {
+            let _ = madvise(ptr, len, Advice::LinuxHugepage);
+            madvise(ptr, len, Advice::LinuxPopulateWrite)?;
+            mlock(ptr, len)
+        }
+    };
+    ready().map(|()| ptr).inspect_err(|_| {
+        // SAFETY: mapped above, and known to nobody.
+        let _ = unsafe { munmap(base, room) };
+    })
+}
+
+/// The address that an entry of the list tells.
+fn address_in(entry: u64) -> Result<u64, Errno> {
+    match (entry & PRESENT != 0, entry & FRAME) {
+        (false, _) => Err(Errno::FAULT),
+        // What those see who may not know.
+        (true, 0) => Err(Errno::PERM),
+        (true, frame) => Ok(frame * PAGE as u64),
+    }
+}
+
+impl Run {
+    fn new(ptr: NonNull<u8>, first: u64, len: usize) -> Run {
+        let mut space = IovaSpace::new(PAGE as u64);
+        space.add(first, first + (len as u64 - 1));
+        Run {
+            ptr,
+            first,
+            len,
+            space,
+        }
+    }
+
+    fn take(&mut self, len: usize) -> Option<QueueMemory> {
+        let iova = self.space.allocate(len as u64, 0)?;
+        let offset = (iova - self.first) as usize;
+        // SAFETY: the space has the run's addresses only, so that the offset is inside.
+        let ptr = unsafe { self.ptr.add(offset) };
+        Some(QueueMemory { ptr, iova })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_of_the_page_list_tell_missing_from_forbidden() {
+        assert_eq!(address_in(PRESENT | 0x1234), Ok(0x123_4000));
+        assert_eq!(address_in(0x1234), Err(Errno::FAULT));
+        assert_eq!(address_in(PRESENT | 1 << 55), Err(Errno::PERM));
+    }
+
+    /// Only where this process may know: elsewhere opening says so.
+    #[test]
+    fn memory_for_queues_is_zeroed_apart_and_in_one_piece() {
+        let physical = match Physical::open(None) {
+            Ok(physical) => physical,
+            Err(errno) => return assert_eq!(errno, Errno::PERM),
+        };
+        let pieces: Vec<QueueMemory> = [PAGE, 3 * PAGE, 1, 2 * PAGE]
+            .map(|len| physical.allocate(len).unwrap())
+            .into();
+        for piece in &pieces {
+            assert_eq!(
+                physical.frames(piece.ptr.as_ptr().addr(), 1),
+                Ok(vec![piece.iova])
+            );
+        }
+        let mut starts: Vec<u64> = pieces.iter().map(|p| p.iova).collect();
+        starts.sort_unstable();
+        starts.dedup();
+        assert_eq!(starts.len(), 4);
+        // SAFETY: a piece of this test's own.
+        unsafe { pieces[1].ptr.write(7) };
+        physical.free(pieces[1]);
+        let again = physical.allocate(3 * PAGE).unwrap();
+        assert_eq!(again.iova, pieces[1].iova);
+        // SAFETY: as above.
+        assert_eq!(unsafe { again.ptr.read() }, 0);
+    }
+
+    #[test]
+    fn registered_memory_is_told_by_its_pages() {
+        let physical = match Physical::open(None) {
+            Ok(physical) => physical,
+            Err(errno) => return assert_eq!(errno, Errno::PERM),
+        };
+        let mut memory = vec![1u8; 5 * PAGE];
+        let ptr = memory.as_mut_ptr();
+        match physical.map(ptr, 4 * PAGE).unwrap() {
+            Mapping::Contiguous(first) => assert_eq!(first % PAGE as u64, (ptr.addr() % PAGE) as u64),
+            Mapping::Pages {
+                pages,
+                log_page,
+                offset,
+            } => {
+                assert_eq!(log_page, 12);
+                assert_eq!(offset, (ptr.addr() % PAGE) as u64);
+                assert_eq!(pages.len(), (ptr.addr() % PAGE + 4 * PAGE).div_ceil(PAGE));
+            }
+        }
+        assert_eq!(
+            physical.map(std::ptr::without_provenance_mut(1 << 46), 1).err(),
+            Some(Errno::FAULT)
+        );
+    }
+}

@@ -1,0 +1,128 @@
+//! The thread that waits for the function's interrupts, and notices when it is gone.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use urnic_model::threads;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+
+use super::{Inner, uapi};
+use urnic_device::bus::Signal;
+use urnic_process::fds::InternalFd;
+use urnic_process::signals;
+
+/// How often a register is read, to see whether anybody answers: nothing else tells of a device whose process died.
+const LOOK_EVERY: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+
+/// What the thread sleeps on.
+pub(super) struct Sources {
+    /// Something for the thread to look at: the end, or the loss of the device.
+    wake: InternalFd,
+    /// An error that the bus could not correct.
+    error: Option<InternalFd>,
+    /// The kernel wants the function back: it is unplugged or unbound.
+    request: Option<InternalFd>,
+    vectors: Vec<InternalFd>,
+}
+
+impl Sources {
+    /// Eventfds for what the function can raise, set up.
+    ///
+    /// # Errors
+    /// `EMFILE`; the kernel's.
+    pub(super) fn new(function: &super::pci::PciFunction) -> Result<Sources, Errno> {
+        let fresh = || InternalFd::of_device(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let count = function.vectors().min(uapi::MAX_VECTORS as u32);
+        let vectors = (0..count).map(|_| fresh()).collect::<Result<Vec<_>, _>>()?;
+        let fds: Vec<BorrowedFd<'_>> = vectors.iter().filter_map(InternalFd::get).collect();
+        function.raise(uapi::MSIX, &fds)?;
+        let single = |index| -> Result<Option<InternalFd>, Errno> {
+            if !function.has_irq(index) {
+                return Ok(None);
+            }
+            let fd = fresh()?;
+            function.raise(index, &[fd.get().ok_or(Errno::IO)?])?;
+            Ok(Some(fd))
+        };
+        Ok(Sources {
+            wake: fresh()?,
+            error: single(uapi::ERR)?,
+            request: single(uapi::REQ)?,
+            vectors,
+        })
+    }
+
+    /// Has the thread look around.
+    pub(super) fn wake(&self) {
+        if let Some(wake) = self.wake.get() {
+            let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// Starts the thread, with all signals blocked.
+///
+/// # Errors
+/// `EAGAIN`.
+pub(super) fn start(inner: Arc<Inner>) -> Result<std::thread::JoinHandle<()>, Errno> {
+    let thread = std::thread::Builder::new()
+        .name("urnic-vfio".to_owned())
+        .stack_size(256 << 10);
+    signals::blocked(|| threads::start(thread, move || serve(&inner)))
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))
+}
+
+fn serve(inner: &Inner) {
+    let sources = &inner.sources;
+    let Some(wake) = sources.wake.get() else { return };
+    let special = [sources.error.as_ref(), sources.request.as_ref()].map(|fd| fd.and_then(InternalFd::get));
+    let vectors: Vec<BorrowedFd<'_>> = sources.vectors.iter().filter_map(InternalFd::get).collect();
+    // The wake-up stands in for what the function does not have.
+    let fds: Vec<BorrowedFd<'_>> = std::iter::once(wake)
+        .chain(special.map(|fd| fd.unwrap_or(wake)))
+        .chain(vectors.iter().copied())
+        .collect();
+    let mut told = false;
+    while !inner.is_stopped() {
+        let mut polled: Vec<PollFd<'_>> = fds
+            .iter()
+            .map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN))
+            .collect();
+        if poll(&mut polled, (!told).then_some(&LOOK_EVERY)) == Ok(0) {
+            inner.look();
+        }
+        let rang: Vec<bool> = polled
+            .iter()
+            .map(|fd| fd.revents().contains(PollFlags::IN))
+            .collect();
+        let rang = |i: usize| rang.get(i) == Some(&true);
+        if rang(0) {
+            let _ = rustix::io::read(wake, &mut [0; 8]);
+        }
+        if let (true, Some(error)) = (rang(1), special[0]) {
+            let _ = rustix::io::read(error, &mut [0; 8]);
+            inner.lose("the bus reports an error that it cannot correct");
+        }
+        for (vector, fd) in vectors.iter().enumerate().filter(|(i, _)| rang(3 + i)) {
+            let _ = rustix::io::read(fd, &mut [0; 8]);
+            inner.tell(Signal::Interrupt(vector as u32));
+        }
+        let wanted_back = rang(2) && special[1].is_some();
+        if wanted_back {
+            inner.lose("it is being taken out");
+        }
+        if inner.is_lost() && !std::mem::replace(&mut told, true) {
+            inner.silence();
+            inner.tell(Signal::Lost);
+        }
+        // Only then: closing a function that does not answer takes the kernel a minute, in which this thread could not end.
+        if wanted_back {
+            inner.give_back();
+            return;
+        }
+    }
+}

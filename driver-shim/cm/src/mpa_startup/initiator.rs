@@ -1,0 +1,223 @@
+//! The end that sends the Request.
+
+use urnic_wire::mpa::startup::{EnhancedWord, FrameKind, RtrKey, StartupFlags, StartupFrame, StartupHeader};
+
+use super::negotiate::{self, Depths, Offer};
+use super::{Close, Failure, Fault, Incoming, Negotiated, PrivateDataTooLong, Settings, Time, frame};
+
+/// An initiator: its Request is out, the Reply is due.
+#[derive(Debug)]
+pub struct Initiator {
+    settings: Settings,
+    /// `None`: the Request is not enhanced.
+    offer: Option<Offer>,
+    deadline: Time,
+    incoming: Incoming,
+}
+
+/// What the responder said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// Come.
+    Accepted(Accepted),
+    /// No. MPA is over, the TCP connection is the ULP's to use or close (RFC 5044 §7.1.2(6)).
+    Rejected(Rejected),
+}
+
+/// An accepting Reply.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Accepted {
+    /// What to attach with.
+    pub negotiated: Negotiated,
+    /// The RTR frame of 2007, to be sent before the stream is attached.
+    pub rtr_frame: Option<Vec<u8>>,
+    /// The responder's word as it came: the ULP is told its IRD and ORD (RFC 6581 §9.1).
+    pub word: Option<EnhancedWord>,
+    /// The responder's private data.
+    pub private_data: Vec<u8>,
+}
+
+/// A rejecting Reply.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejected {
+    /// The responder's word as it came: its ORD may be the one it requires (RFC 6581 §9.1).
+    pub word: Option<EnhancedWord>,
+    /// The responder's private data.
+    pub private_data: Vec<u8>,
+}
+
+impl Initiator {
+    /// Begins, and returns the Request to send. Without an offer, or where `settings` know only revision 1, it is an unenhanced one of
+    /// revision 1, since RFC 6581 §10 forbids the enhanced form when nothing of it is wanted.
+    ///
+    /// # Errors
+    /// [`PrivateDataTooLong`].
+    pub fn new(
+        settings: Settings,
+        offer: Option<Offer>,
+        private_data: &[u8],
+        now: Time,
+    ) -> Result<(Initiator, Vec<u8>), PrivateDataTooLong> {
+        let offer = offer.filter(|_| settings.revision >= 2);
+        let request = frame(&StartupFrame {
+            kind: FrameKind::Request,
+            flags: StartupFlags {
+                markers: settings.markers,
+                crc: settings.crc,
+                reject: false,
+                enhanced: offer.is_none() && settings.rtr_frame.is_some(),
+            },
+            revision: if offer.is_some() { 2 } else { 1 },
+            word: offer
+                .as_ref()
+                .map(|offer| negotiate::request(offer, settings.rtr)),
+            private_data,
+        })?;
+        let deadline = now + settings.initiator_timeout;
+        Ok((
+            Initiator {
+                settings,
+                offer,
+                deadline,
+                incoming: Incoming::default(),
+            },
+            request,
+        ))
+    }
+
+    /// Bytes that it needs next; more may be the peer's first FPDU.
+    pub fn wants(&self) -> usize {
+        self.incoming.wants()
+    }
+
+    /// When [`Initiator::expire`] is due.
+    pub fn deadline(&self) -> Time {
+        self.deadline
+    }
+
+    /// Takes bytes from the stream. Returns how many of them belong to the Reply, and what it says once it is whole. Bytes behind it are
+    /// FPDUs: soft-iWARP responders do not wait for ours.
+    ///
+    /// # Errors
+    /// [`Failure`] when it is no Reply, or not one to this Request. Drop the initiator then.
+    pub fn receive(&mut self, octets: &[u8]) -> Result<(usize, Option<Answer>), Failure> {
+        let enhanced = self.offer.is_some();
+        let taken = self.incoming.take(octets, |header| check(header, enhanced))?;
+        let Some((header, private_data)) = self.incoming.whole() else {
+            return Ok((taken, None));
+        };
+        let reply = StartupFrame::from_parts(header, private_data)?;
+        Ok((taken, Some(self.conclude(&reply)?)))
+    }
+
+    fn conclude(&self, reply: &StartupFrame<'_>) -> Result<Answer, Failure> {
+        let (word, private_data) = (reply.word, reply.private_data.to_vec());
+        if reply.flags.reject {
+            return Ok(Answer::Rejected(Rejected { word, private_data }));
+        }
+        let (depths, rtr, terminate) = match (&self.offer, word) {
+            (Some(offer), Some(word)) => negotiate::conclude(offer, word, self.settings.rtr),
+            (Some(_), None) => {
+                return Err(Failure {
+                    fall_back: true,
+                    ..Fault::NotEnhanced(reply.revision).into()
+                });
+            }
+            (None, _) => (Depths::default(), None, None),
+        };
+        // RFC 5044 §7.1.1: one wish for CRCs binds both. The RTR frame's flags follow the Reply's.
+        let crc = self.settings.crc || reply.flags.crc;
+        let agreed = self
+            .settings
+            .rtr_frame
+            .filter(|_| self.offer.is_none() && reply.flags.enhanced);
+        let negotiated = Negotiated {
+            initiator: true,
+            revision: reply.revision,
+            crc,
+            markers_tx: reply.flags.markers,
+            markers_rx: self.settings.markers,
+            depths,
+            rtr,
+            fenced: false,
+            terminate,
+        };
+        let rtr_frame = agreed.map(|key| rtr_frame(key, reply.flags));
+        Ok(Answer::Accepted(Accepted {
+            negotiated,
+            rtr_frame,
+            word,
+            private_data,
+        }))
+    }
+
+    /// Takes what a receive of [`wants`](Self::wants) bytes came to: all of them, fewer because the stream ended, or an error.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive); the stream ended too early.
+    pub fn take<E>(&mut self, arrived: Result<&[u8], E>) -> Result<Option<Answer>, Failure> {
+        let wanted = self.wants();
+        let octets = arrived.map_err(|_| self.closed())?;
+        match self.receive(octets)? {
+            (_, None) if octets.len() < wanted => Err(self.closed()),
+            (_, heard) => Ok(heard),
+        }
+    }
+
+    /// The connection ended before the Reply.
+    pub fn closed(&self) -> Failure {
+        Failure {
+            fall_back: self.offer.is_some(),
+            ..Fault::Closed.into()
+        }
+    }
+
+    /// Time passed: a failure once the deadline is reached.
+    pub fn expire(&self, now: Time) -> Option<Failure> {
+        (now >= self.deadline).then(|| Fault::Timeout.into())
+    }
+}
+
+impl Accepted {
+    /// The same after an error of this end that came between the Reply and attaching: the peer is told by a Terminate (RFC 6581 §9.3).
+    #[must_use]
+    pub fn failed_here(mut self) -> Accepted {
+        self.negotiated.terminate.get_or_insert(super::terminate::LOCAL);
+        self.negotiated.rtr = None;
+        self
+    }
+}
+
+fn check(header: StartupHeader, enhanced: bool) -> Result<StartupHeader, Failure> {
+    if header.kind == FrameKind::Reply && header.revision == 0 {
+        return Err(Failure {
+            close: Close::Orderly,
+            ..Fault::Rdmac.into()
+        });
+    }
+    let highest = if enhanced { 2 } else { 1 };
+    let header = header.require(FrameKind::Reply, 1..=highest)?;
+    if enhanced && !header.has_word() && !header.flags.reject {
+        return Err(Failure {
+            fall_back: true,
+            ..Fault::NotEnhanced(header.revision).into()
+        });
+    }
+    Ok(header)
+}
+
+/// The third frame: the layout of the others, no private data, S = 0 (conformance S001).
+fn rtr_frame(key: RtrKey, reply: StartupFlags) -> Vec<u8> {
+    let flags = StartupFlags {
+        crc: reply.crc,
+        ..StartupFlags::default()
+    };
+    frame(&StartupFrame {
+        kind: FrameKind::Rtr(key),
+        flags,
+        revision: 1,
+        word: None,
+        private_data: &[],
+    })
+    .unwrap_or_default()
+}

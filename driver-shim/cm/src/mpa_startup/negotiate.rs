@@ -1,0 +1,156 @@
+//! The arithmetic of RFC 6581 §9: Read depths and the choice of an RTR message.
+
+use urnic_wire::mpa::startup::{EnhancedWord, MAX_DEPTH, NO_NEGOTIATION};
+
+use super::terminate;
+use urnic_config::RtrTypes;
+
+/// Limits on RDMA Reads of one end. `None`: the ULP settles it, and so says 0x3FFF.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Depths {
+    /// Inbound Reads held at a time.
+    pub ird: Option<u16>,
+    /// Outbound Reads outstanding at a time.
+    pub ord: Option<u16>,
+}
+
+/// What an end brings into an enhanced start-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Offer {
+    /// Initiator: the peer-to-peer model, in which an RTR message of its own opens the responder's fence. A responder mirrors its peer.
+    pub peer_to_peer: bool,
+    /// What it would like.
+    pub depths: Depths,
+    /// Most inbound Reads that it can hold if the peer wants more than it offered.
+    pub max_ird: u16,
+}
+
+/// A ready-to-receive message: of length zero, and invisible to the ULP (RFC 6581 §9.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rtr {
+    /// RDMA Read Request.
+    Read,
+    /// RDMA Write.
+    Write,
+    /// Send.
+    Send,
+}
+
+impl Rtr {
+    fn is_in(self, word: EnhancedWord) -> bool {
+        match self {
+            Rtr::Read => word.rtr_read,
+            Rtr::Write => word.rtr_write,
+            Rtr::Send => word.rtr_send,
+        }
+    }
+
+    fn is_of(self, types: RtrTypes) -> bool {
+        match self {
+            Rtr::Read => types.read,
+            Rtr::Write => types.write,
+            Rtr::Send => types.send,
+        }
+    }
+}
+
+/// A depth as the word has it.
+fn told(depth: Option<u16>) -> u16 {
+    depth.map_or(NO_NEGOTIATION, |n| n.min(MAX_DEPTH))
+}
+
+/// A depth of the peer's word; `None`: not to be negotiated.
+fn heard(field: u16) -> Option<u16> {
+    (field != NO_NEGOTIATION).then_some(field)
+}
+
+/// The word of an initiator's Request.
+pub(super) fn request(offer: &Offer, rtr: RtrTypes) -> EnhancedWord {
+    let p2p = offer.peer_to_peer;
+    EnhancedWord {
+        peer_to_peer: p2p,
+        rtr_send: p2p && rtr.send,
+        rtr_write: p2p && rtr.write,
+        rtr_read: p2p && rtr.read,
+        ird: told(offer.depths.ird),
+        ord: told(offer.depths.ord),
+    }
+}
+
+/// A responder's answer to `request`: its word, its depths, and the RTR message it will get.
+///
+/// Of several RTR messages exactly one is chosen, Read first: cxgb4 stumbles over more than one. Where none matches, one of ours is named all
+/// the same, and the initiator ends the connection (RFC 6581 §9.2).
+pub(super) fn answer(
+    request: EnhancedWord,
+    own: Depths,
+    rtr: RtrTypes,
+) -> (EnhancedWord, Depths, Option<Rtr>) {
+    let ours = [Rtr::Read, Rtr::Write, Rtr::Send]
+        .into_iter()
+        .filter(|r| r.is_of(rtr));
+    let chosen = request
+        .peer_to_peer
+        .then(|| {
+            ours.clone()
+                .find(|r| r.is_in(request))
+                .or_else(|| ours.clone().next())
+        })
+        .flatten();
+    // Our ORD is at most their IRD; "not to be negotiated" is answered alike and changes nothing (RFC 6581 §9.1).
+    let ord = match heard(request.ird) {
+        Some(limit) => Some(own.ord.unwrap_or(limit).min(limit)),
+        None => own.ord,
+    };
+    // A Read as RTR takes a place even if the initiator wants to read nothing else, as NFS clients say.
+    let least = u16::from(chosen == Some(Rtr::Read));
+    let ird = match heard(request.ord) {
+        Some(wish) => Some(own.ird.unwrap_or(wish).max(least).min(MAX_DEPTH)),
+        None => own.ird,
+    };
+    let word = EnhancedWord {
+        peer_to_peer: request.peer_to_peer,
+        rtr_send: chosen == Some(Rtr::Send),
+        rtr_write: chosen == Some(Rtr::Write),
+        rtr_read: chosen == Some(Rtr::Read),
+        ird: heard(request.ord).and(ird).unwrap_or(NO_NEGOTIATION),
+        ord: heard(request.ird).and(ord).unwrap_or(NO_NEGOTIATION),
+    };
+    (word, Depths { ird, ord }, chosen)
+}
+
+/// What an accepting Reply means to the initiator: its depths, the RTR message to send, or the Terminate to send instead.
+pub(super) fn conclude(
+    offer: &Offer,
+    reply: EnhancedWord,
+    rtr: RtrTypes,
+) -> (Depths, Option<Rtr>, Option<u32>) {
+    let own = offer.depths;
+    let ord = match (own.ord, heard(reply.ird)) {
+        (Some(wish), Some(limit)) => Some(wish.min(limit)),
+        (unchanged, _) => unchanged,
+    };
+    let ird = match (own.ird, heard(reply.ord)) {
+        (Some(offered), Some(wanted)) => Some(offered.max(wanted)),
+        (unchanged, _) => unchanged,
+    };
+    let chosen = (offer.peer_to_peer && reply.peer_to_peer)
+        .then(|| {
+            [Rtr::Write, Rtr::Read, Rtr::Send]
+                .into_iter()
+                .find(|r| r.is_of(rtr) && r.is_in(reply))
+        })
+        .flatten();
+    let terminate = if ird.is_some_and(|ird| ird > offer.max_ird.max(own.ird.unwrap_or(0))) {
+        Some(terminate::INSUFFICIENT_IRD)
+    } else if offer.peer_to_peer && chosen.is_none() {
+        Some(terminate::NO_MATCHING_RTR)
+    } else {
+        None
+    };
+    (
+        Depths { ird, ord },
+        chosen.filter(|_| terminate.is_none()),
+        terminate,
+    )
+}

@@ -1,0 +1,320 @@
+//! The end that waits for the Request.
+
+use urnic_wire::mpa::startup::{
+    EnhancedWord, FrameKind, NO_NEGOTIATION, RtrKey, StartupFlags, StartupFrame, StartupHeader,
+};
+
+use super::negotiate::{self, Depths};
+use super::{Close, Failure, Fault, Incoming, Negotiated, PrivateDataTooLong, Settings, Time, frame};
+
+/// A responder.
+#[derive(Debug)]
+pub struct Responder {
+    settings: Settings,
+    stage: Stage,
+    deadline: Option<Time>,
+    incoming: Incoming,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The Request is due.
+    Request,
+    /// The ULP thinks about it.
+    Asked(Box<Request>),
+    /// Accepted; the RTR frame is due, and then it is this.
+    RtrFrame(Negotiated),
+    /// Accepted; the first FPDU is due.
+    Fenced,
+    /// Over: rejected, or open.
+    Done,
+}
+
+/// A Request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// Its flags; R and reserved ones mean nothing.
+    flags: StartupFlags,
+    /// Its revision.
+    pub revision: u8,
+    /// Its word as it came, if it is enhanced: the ULP is told its IRD and ORD (RFC 6581 §9.1).
+    pub word: Option<EnhancedWord>,
+    /// The initiator's private data.
+    pub private_data: Vec<u8>,
+}
+
+/// An accepting Reply to send.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reply {
+    /// Its bytes.
+    pub octets: Vec<u8>,
+    /// What to attach with as soon as they are sent; `None`: the RTR frame comes first, out of [`Responder::receive`].
+    pub negotiated: Option<Negotiated>,
+}
+
+/// What a responder makes of bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Heard {
+    /// A Request, now also at [`Responder::request`].
+    Request,
+    /// The RTR frame: attach with this.
+    Ready(Negotiated),
+}
+
+impl Responder {
+    /// Begins to wait for the Request.
+    pub fn new(settings: Settings, now: Time) -> Responder {
+        let deadline = Some(now + settings.responder_timeout);
+        Responder {
+            settings,
+            stage: Stage::Request,
+            deadline,
+            incoming: Incoming::default(),
+        }
+    }
+
+    /// Bytes that it needs next: none while the ULP thinks, or once the stream is attached.
+    pub fn wants(&self) -> usize {
+        match self.stage {
+            Stage::Request | Stage::RtrFrame(_) => self.incoming.wants(),
+            Stage::Asked(_) | Stage::Fenced | Stage::Done => 0,
+        }
+    }
+
+    /// When [`Responder::expire`] is due. While the ULP thinks there is no limit but its own.
+    pub fn deadline(&self) -> Option<Time> {
+        self.deadline
+    }
+
+    /// The Request, from when it is there until it is answered.
+    pub fn request(&self) -> Option<&Request> {
+        match &self.stage {
+            Stage::Asked(request) => Some(request),
+            _ => None,
+        }
+    }
+
+    /// Takes bytes from the stream. Returns how many of them belong to start-up, and what they say.
+    ///
+    /// # Errors
+    /// [`Failure`] when they are not the frame that was due, or come while the initiator has to wait. Drop the responder then.
+    pub fn receive(&mut self, octets: &[u8]) -> Result<(usize, Option<Heard>), Failure> {
+        match &self.stage {
+            Stage::Request => self.receive_request(octets),
+            Stage::RtrFrame(negotiated) => {
+                let negotiated = *negotiated;
+                let taken = self.incoming.take(octets, |header| {
+                    // Either spelling; S and the private data mean nothing (conformance S001-04, -05).
+                    Ok(header.require(FrameKind::Rtr(RtrKey::Hex), 1..=1)?)
+                })?;
+                let ready = self.incoming.whole().is_some();
+                if ready {
+                    self.stage = Stage::Done;
+                    self.deadline = None;
+                }
+                Ok((taken, ready.then_some(Heard::Ready(negotiated))))
+            }
+            Stage::Asked(_) if !octets.is_empty() => Err(Fault::Trailing(octets.len()).into()),
+            Stage::Asked(_) | Stage::Fenced | Stage::Done => Ok((0, None)),
+        }
+    }
+
+    fn receive_request(&mut self, octets: &[u8]) -> Result<(usize, Option<Heard>), Failure> {
+        let settings = &self.settings;
+        let taken = self.incoming.take(octets, |header| check(header, settings))?;
+        let Some((header, private_data)) = self.incoming.whole() else {
+            return Ok((taken, None));
+        };
+        let StartupFrame {
+            flags,
+            revision,
+            word,
+            private_data,
+            ..
+        } = StartupFrame::from_parts(header, private_data)?;
+        let request = Request {
+            flags,
+            revision,
+            word,
+            private_data: private_data.to_vec(),
+        };
+        if taken < octets.len() {
+            return Err(Fault::Trailing(octets.len() - taken).into());
+        }
+        self.stage = Stage::Asked(Box::new(request));
+        self.deadline = None;
+        self.incoming = Incoming::default();
+        Ok((taken, Some(Heard::Request)))
+    }
+
+    /// Accepts, with these depths as far as the Request leaves them to us. A queue pair must be bound to the stream's end before (RFC 5044
+    /// §7.1): call this only with one at hand.
+    ///
+    /// # Errors
+    /// [`PrivateDataTooLong`]; the Request is then still unanswered.
+    ///
+    /// # Panics
+    /// Never; without a Request the Reply is empty.
+    pub fn accept(
+        &mut self,
+        own: Depths,
+        private_data: &[u8],
+        now: Time,
+    ) -> Result<Reply, PrivateDataTooLong> {
+        let Some(request) = self.request() else {
+            return Ok(Reply {
+                octets: Vec::new(),
+                negotiated: None,
+            });
+        };
+        let answer = request
+            .word
+            .map(|word| negotiate::answer(word, own, self.settings.rtr));
+        let (depths, rtr) = answer.map_or((Depths::default(), None), |(_, depths, rtr)| (depths, rtr));
+        let rtr_frame = self.settings.rtr_frame.is_some() && request.revision == 1 && request.flags.enhanced;
+        let crc = self.settings.crc || request.flags.crc;
+        let octets = frame(&StartupFrame {
+            kind: FrameKind::Reply,
+            flags: StartupFlags {
+                markers: self.settings.markers,
+                crc,
+                reject: false,
+                enhanced: rtr_frame,
+            },
+            revision: request.revision.min(self.settings.revision),
+            word: answer.map(|(word, ..)| word),
+            private_data,
+        })?;
+        let negotiated = Negotiated {
+            initiator: false,
+            revision: request.revision.min(self.settings.revision),
+            crc,
+            markers_tx: request.flags.markers,
+            markers_rx: self.settings.markers,
+            depths,
+            rtr,
+            fenced: !rtr_frame,
+            terminate: None,
+        };
+        self.deadline = Some(now + self.settings.rtr_timeout);
+        self.stage = if rtr_frame {
+            Stage::RtrFrame(negotiated)
+        } else {
+            Stage::Fenced
+        };
+        Ok(Reply {
+            octets,
+            negotiated: (!rtr_frame).then_some(negotiated),
+        })
+    }
+
+    /// Rejects. `required_ord` tells an enhanced initiator how many Reads this end must have outstanding, if that was the reason (RFC 6581 §9.1).
+    /// Whether the TCP connection is closed behind it is the ULP's to say (RFC 5044 §7.1.2(6)).
+    ///
+    /// # Errors
+    /// [`PrivateDataTooLong`]; the Request is then still unanswered.
+    pub fn reject(
+        &mut self,
+        private_data: &[u8],
+        required_ord: Option<u16>,
+    ) -> Result<Vec<u8>, PrivateDataTooLong> {
+        let Some(request) = self.request() else {
+            return Ok(Vec::new());
+        };
+        let word = request.word.map(|word| {
+            let (word, ..) = negotiate::answer(
+                word,
+                Depths {
+                    ird: Some(0),
+                    ord: Some(0),
+                },
+                self.settings.rtr,
+            );
+            EnhancedWord {
+                ord: required_ord.map_or(word.ord, |ord| ord.min(NO_NEGOTIATION)),
+                ..word
+            }
+        });
+        let octets = frame(&StartupFrame {
+            kind: FrameKind::Reply,
+            flags: StartupFlags {
+                markers: self.settings.markers,
+                crc: self.settings.crc || request.flags.crc,
+                reject: true,
+                enhanced: false,
+            },
+            revision: request.revision.min(self.settings.revision),
+            word,
+            private_data,
+        })?;
+        self.stage = Stage::Done;
+        self.deadline = None;
+        Ok(octets)
+    }
+
+    /// The first valid FPDU arrived: the fence is open (RFC 5044 §7.1.2(4)).
+    pub fn first_fpdu(&mut self) {
+        if matches!(self.stage, Stage::Fenced) {
+            self.stage = Stage::Done;
+            self.deadline = None;
+        }
+    }
+
+    /// An error of this end. Before the Reply the peer is told by a rejecting one; behind it nothing may be sent, so the
+    /// connection is reset (RFC 6581 §9.3, conformance EMPA-38).
+    pub fn failed_here(&mut self) -> Option<Vec<u8>> {
+        self.request()?;
+        self.reject(&[], None).ok()
+    }
+
+    /// Takes what a receive of [`wants`](Self::wants) bytes came to: all of them, fewer because the stream ended, or an error.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive); the stream ended too early.
+    pub fn take<E>(&mut self, arrived: Result<&[u8], E>) -> Result<Option<Heard>, Failure> {
+        let wanted = self.wants();
+        let octets = arrived.map_err(|_| self.closed())?;
+        match self.receive(octets)? {
+            (_, None) if octets.len() < wanted => Err(self.closed()),
+            (_, heard) => Ok(heard),
+        }
+    }
+
+    /// The connection ended.
+    pub fn closed(&self) -> Failure {
+        Fault::Closed.into()
+    }
+
+    /// Time passed: a failure once the deadline is reached.
+    pub fn expire(&self, now: Time) -> Option<Failure> {
+        self.deadline
+            .filter(|deadline| now >= *deadline)
+            .map(|_| Fault::Timeout.into())
+    }
+}
+
+fn check(header: StartupHeader, settings: &Settings) -> Result<StartupHeader, Failure> {
+    if header.kind == FrameKind::Request && header.revision == 0 {
+        // RFC 5044 appendix C.2.1: say revision 1, then close gracefully.
+        let flags = StartupFlags {
+            markers: settings.markers,
+            crc: settings.crc,
+            reject: true,
+            enhanced: false,
+        };
+        let reply = StartupFrame {
+            kind: FrameKind::Reply,
+            flags,
+            revision: 1,
+            word: None,
+            private_data: &[],
+        };
+        let last_words = frame(&reply).ok();
+        return Err(Failure {
+            close: Close::Orderly,
+            last_words,
+            ..Fault::Rdmac.into()
+        });
+    }
+    Ok(header.require(FrameKind::Request, 1..=settings.revision)?)
+}

@@ -1,0 +1,448 @@
+//! Conformance §2: RFC 6581.
+
+use super::*;
+use proptest::prelude::*;
+use urnic_wire::mpa::startup::{NO_NEGOTIATION, StartupError};
+
+const A: u32 = 0x8000_0000;
+const B: u32 = 0x4000_0000;
+const C: u32 = 0x0000_8000;
+const D: u32 = 0x0000_4000;
+const RTR: u32 = B | C | D;
+
+/// What an initiator makes of a Reply with this word.
+fn concluded(rtr: RtrTypes, offer: Offer, reply: u32) -> Negotiated {
+    let settings = Settings { rtr, ..settings() };
+    accepted(&mut calling(settings, Some(offer)), &enhanced_reply(reply)).negotiated
+}
+
+#[test]
+fn empa_01_empa_04_an_enhanced_request_leads_its_private_data_with_the_word() {
+    let (_, request) = Initiator::new(settings(), Some(offer(16, 8)), &[], START).unwrap();
+    assert_eq!(request, vector("MPA-REQ-R2-P2P"));
+    let (_, request) = Initiator::new(settings(), Some(offer(16, 8)), b"ULP!", START).unwrap();
+    assert_eq!(request, vector("MPA-REQ-R2-PD"));
+    let heard = asked(settings(), &request).request().unwrap().clone();
+    assert_eq!(
+        (heard.word, heard.private_data.as_slice()),
+        (Some(word(0x8010_c008)), &b"ULP!"[..])
+    );
+    let all = Settings {
+        rtr: ALL_RTR,
+        ..settings()
+    };
+    assert_eq!(
+        Initiator::new(all, Some(offer(1, 1)), &[], START).unwrap().1,
+        vector("MPA-REQ-R2-ALLRTR")
+    );
+    assert!(Initiator::new(settings(), Some(offer(1, 1)), &[0; 508], START).is_ok());
+    assert_eq!(
+        Initiator::new(settings(), Some(offer(1, 1)), &[0; 509], START).unwrap_err(),
+        PrivateDataTooLong(509)
+    );
+}
+
+#[test]
+fn empa_02_a_request_of_revision_1_gets_a_reply_of_revision_1() {
+    let reply = asked(settings(), &vector("MPA-REQ-R1"))
+        .accept(depths(8, 8), &[], START)
+        .unwrap();
+    assert_eq!(reply.octets, vector("MPA-REP-R1"));
+    let negotiated = reply.negotiated.unwrap();
+    assert_eq!(
+        (negotiated.depths, negotiated.rtr),
+        (Depths::default(), None),
+        "left to the ULP"
+    );
+}
+
+#[test]
+fn empa_03_nothing_enhanced_wanted_nothing_enhanced_said() {
+    let (_, request) = Initiator::new(settings(), None, &[], START).unwrap();
+    assert_eq!(request, vector("MPA-REQ-R1"));
+}
+
+#[test]
+fn empa_05_replies_are_enhanced_exactly_when_the_request_is() {
+    for (request, enhanced) in [
+        ("MPA-REQ-R1", false),
+        ("MPA-REQ-R2-P2P", true),
+        ("MPA-REQ-R2-CS", true),
+    ] {
+        let reply = asked(settings(), &vector(request))
+            .accept(depths(1, 1), &[], START)
+            .unwrap();
+        let (frame, _) = StartupFrame::parse(&reply.octets).unwrap();
+        assert_eq!(
+            (frame.word.is_some(), frame.flags.enhanced, frame.revision == 2),
+            (enhanced, enhanced, enhanced)
+        );
+    }
+}
+
+#[test]
+fn empa_06_a_responder_of_revision_1_resets_an_enhanced_request() {
+    let mut responder = Responder::new(
+        Settings {
+            revision: 1,
+            ..settings()
+        },
+        START,
+    );
+    let failure = responder.receive(&vector("MPA-REQ-R2-P2P")).unwrap_err();
+    assert_eq!(failure.fault, Fault::Frame(StartupError::Revision(2)));
+    assert_eq!((failure.close, failure.last_words), (Close::Abort, None));
+}
+
+#[test]
+fn empa_07_a_closed_enhanced_attempt_may_be_tried_again_without() {
+    let failure = calling(settings(), Some(offer(1, 1))).closed();
+    assert_eq!((failure.fault, failure.fall_back), (Fault::Closed, true));
+    assert!(!calling(settings(), None).closed().fall_back);
+    // The second attempt: a new connection, an unenhanced Request.
+    let (mut again, request) = Initiator::new(settings(), None, &[], START).unwrap();
+    assert_eq!(request, vector("MPA-REQ-R1"));
+    let negotiated = accepted(&mut again, &vector("MPA-REP-R1")).negotiated;
+    assert_eq!(
+        (negotiated.revision, negotiated.depths, negotiated.rtr),
+        (1, Depths::default(), None)
+    );
+}
+
+#[test]
+fn empa_08_s_without_room_for_the_word_is_malformed() {
+    let mut request = vector("MPA-REQ-R2-P2P");
+    request.truncate(23);
+    request[19] = 3;
+    let failure = Responder::new(settings(), START).receive(&request).unwrap_err();
+    assert_eq!(
+        (failure.fault, failure.close),
+        (Fault::Frame(StartupError::NoWord(3)), Close::Abort)
+    );
+}
+
+#[test]
+fn empa_09_s_in_revision_1_is_a_reserved_bit_and_revision_2_without_s_is_unenhanced() {
+    let reply = asked(settings(), &vector("S001-REQ"))
+        .accept(depths(1, 1), &[], START)
+        .unwrap();
+    assert_eq!(reply.octets, vector("MPA-REP-R1"));
+    let flags = StartupFlags {
+        crc: true,
+        ..StartupFlags::default()
+    };
+    let mut responder = asked(settings(), &octets(FrameKind::Request, 2, flags, None, b"data"));
+    assert_eq!(responder.request().unwrap().private_data, b"data");
+    let reply = responder.accept(depths(1, 1), &[], START).unwrap();
+    assert_eq!(reply.octets, octets(FrameKind::Reply, 2, flags, None, &[]));
+}
+
+#[test]
+fn empa_10_a_reply_that_is_not_enhanced_ends_an_enhanced_attempt() {
+    let flags = StartupFlags {
+        crc: true,
+        ..StartupFlags::default()
+    };
+    for reply in [
+        vector("MPA-REP-R1"),
+        vector("S001-REP"),
+        octets(FrameKind::Reply, 2, flags, None, &[]),
+    ] {
+        let failure = calling(settings(), Some(offer(1, 1)))
+            .receive(&reply)
+            .unwrap_err();
+        assert_eq!(
+            (failure.fault, failure.fall_back),
+            (Fault::NotEnhanced(reply[17]), true)
+        );
+    }
+}
+
+#[test]
+fn empa_11_rtr_bits_count_only_in_the_peer_to_peer_model() {
+    let (_, request) = Initiator::new(
+        settings(),
+        Some(Offer {
+            peer_to_peer: false,
+            ..offer(16, 8)
+        }),
+        &[],
+        START,
+    )
+    .unwrap();
+    assert_eq!(request, vector("MPA-REQ-R2-CS"));
+    let (reply, negotiated) = answer(settings(), depths(16, 16), RTR | 0x0010_0008);
+    assert_eq!((reply & (A | RTR), negotiated.rtr), (0, None));
+    let client = Offer {
+        peer_to_peer: false,
+        ..offer(16, 8)
+    };
+    let negotiated = concluded(READ_WRITE, client, A | RTR | 0x0010_0008);
+    assert_eq!((negotiated.rtr, negotiated.terminate), (None, None));
+}
+
+#[test]
+fn empa_12_empa_13_empa_14_the_reply_names_exactly_one_rtr() {
+    let one = |rtr, request| {
+        let (reply, negotiated) = answer(
+            Settings { rtr, ..settings() },
+            depths(1, 1),
+            request | 0x0001_0001,
+        );
+        assert_eq!(reply & A, A);
+        (reply & RTR, negotiated.rtr)
+    };
+    assert_eq!(one(ALL_RTR, A | RTR), (D, Some(Rtr::Read)));
+    assert_eq!(one(ALL_RTR, A | C | D), (D, Some(Rtr::Read)));
+    assert_eq!(one(ALL_RTR, A | B | C), (C, Some(Rtr::Write)));
+    assert_eq!(one(ALL_RTR, A | B), (B, Some(Rtr::Send)));
+    assert_eq!(one(WRITE, A | C | D), (C, Some(Rtr::Write)));
+    // Nothing matches: one of ours all the same.
+    assert_eq!(one(READ_WRITE, A | B), (D, Some(Rtr::Read)));
+    assert_eq!(one(SEND, A | C | D), (B, Some(Rtr::Send)));
+    assert_eq!(one(WRITE, A), (C, Some(Rtr::Write)));
+}
+
+#[test]
+fn empa_15_the_initiator_sends_an_rtr_that_both_can() {
+    let chosen = |rtr, reply| concluded(rtr, offer(1, 1), A | reply | 0x0001_0001).rtr;
+    assert_eq!(chosen(READ_WRITE, D), Some(Rtr::Read));
+    assert_eq!(chosen(READ_WRITE, C), Some(Rtr::Write));
+    assert_eq!(chosen(READ_WRITE, C | D), Some(Rtr::Write));
+    assert_eq!(chosen(READ, RTR), Some(Rtr::Read));
+    assert_eq!(chosen(SEND, RTR), Some(Rtr::Send));
+}
+
+#[test]
+fn empa_16_no_usable_rtr_is_terminated() {
+    for reply in [A | B, A, 0] {
+        let negotiated = concluded(READ_WRITE, offer(1, 1), reply | 0x0001_0001);
+        assert_eq!((negotiated.terminate, negotiated.rtr), (Some(0x2007_0000), None));
+    }
+    assert_eq!(terminate_of("F-TERM-207"), terminate::NO_MATCHING_RTR);
+}
+
+/// The control word in a Terminate's FPDU: behind two bytes of length and 18 of DDP header.
+fn terminate_of(name: &str) -> u32 {
+    u32::from_be_bytes(vector(name)[20..24].try_into().unwrap())
+}
+
+#[test]
+fn empa_17_empa_18_the_rtr_is_part_of_what_to_attach_with() {
+    let (accepted, negotiated, _) = run(
+        (settings(), Some(offer(4, 4)), &[]),
+        (settings(), depths(4, 4), &[]),
+        512,
+    );
+    assert_eq!(
+        (accepted.negotiated.rtr, negotiated.rtr),
+        (Some(Rtr::Read), Some(Rtr::Read))
+    );
+    assert_eq!((accepted.rtr_frame, accepted.negotiated.terminate), (None, None));
+}
+
+#[test]
+fn empa_22_the_fence_is_the_responder_s_until_the_first_fpdu() {
+    let mut responder = asked(settings(), &vector("MPA-REQ-R2-P2P"));
+    assert!(
+        responder
+            .accept(depths(1, 1), &[], START)
+            .unwrap()
+            .negotiated
+            .unwrap()
+            .fenced
+    );
+    assert!(responder.deadline().is_some());
+    responder.first_fpdu();
+    assert_eq!(responder.deadline(), None);
+}
+
+#[test]
+fn empa_24_the_client_server_model_stays_open_to_the_ulp() {
+    let client = Offer {
+        peer_to_peer: false,
+        ..offer(16, 8)
+    };
+    let (accepted, negotiated, _) = run(
+        (settings(), Some(client), &[]),
+        (settings(), depths(16, 8), &[]),
+        512,
+    );
+    assert_eq!(
+        (
+            accepted.negotiated.rtr,
+            negotiated.rtr,
+            accepted.negotiated.terminate
+        ),
+        (None, None, None)
+    );
+}
+
+#[test]
+fn the_negotiation_vectors_hold() {
+    let (reply, negotiated) = answer(settings(), depths(8, 16), 0x8010_c008);
+    assert_eq!((reply, negotiated.depths), (0x8008_4010, depths(8, 16)));
+    let octets = asked(settings(), &vector("MPA-REQ-R2-P2P"))
+        .accept(depths(8, 16), &[], START)
+        .unwrap()
+        .octets;
+    assert_eq!(octets, vector("MPA-REP-R2-P2P"));
+    assert_eq!(answer(settings(), depths(8, 16), 0x0010_0008).0 & (A | RTR), 0);
+    assert_eq!(answer(settings(), depths(8, 16), 0x3fff_3fff).0, 0x3fff_3fff);
+}
+
+#[test]
+fn empa_31_the_responder_s_ord_is_at_most_the_initiator_s_ird() {
+    let (reply, negotiated) = answer(settings(), depths(8, 8), A | D | 0x0004_0001);
+    assert_eq!((reply & 0x3fff, negotiated.depths.ord), (4, Some(4)));
+}
+
+#[test]
+fn empa_32_a_read_as_rtr_gets_room_even_if_nothing_else_is_read() {
+    let (reply, negotiated) = answer(settings(), depths(0, 8), A | D | 0x0010_0000);
+    assert_eq!((reply >> 16 & 0x3fff, negotiated.depths.ird), (1, Some(1)));
+    let (reply, _) = answer(
+        Settings {
+            rtr: WRITE,
+            ..settings()
+        },
+        depths(0, 8),
+        A | C | 0x0010_0000,
+    );
+    assert_eq!(reply >> 16 & 0x3fff, 0);
+}
+
+#[test]
+fn empa_33_a_reject_tells_the_ord_that_is_required() {
+    let reply = asked(settings(), &enhanced_request(A | D | 0x0001_0001))
+        .reject(&[], Some(8))
+        .unwrap();
+    assert_eq!(reply[16], 0x70);
+    let (_, said) = calling(settings(), Some(offer(1, 1))).receive(&reply).unwrap();
+    match said {
+        Some(Answer::Rejected(rejected)) => assert_eq!(rejected.word.unwrap().ord, 8),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn empa_34_the_initiator_fits_itself_to_the_reply() {
+    let negotiated = concluded(READ_WRITE, offer(4, 16), A | D | 2 << 16 | 8);
+    assert_eq!(
+        negotiated.depths,
+        depths(8, 2),
+        "ORD down to their IRD, IRD up to their ORD"
+    );
+    let negotiated = concluded(READ_WRITE, offer(16, 2), A | D | 8 << 16 | 4);
+    assert_eq!(negotiated.depths, depths(16, 2));
+}
+
+#[test]
+fn empa_35_more_reads_than_we_can_hold_is_terminated() {
+    let negotiated = concluded(READ_WRITE, offer(16, 16), A | D | 1 << 16 | 0x2000);
+    assert_eq!(
+        (negotiated.terminate, negotiated.rtr),
+        (Some(terminate_of("F-TERM-206")), None)
+    );
+    let negotiated = concluded(READ_WRITE, offer(16, 16), A | D | 1 << 16 | 128);
+    assert_eq!((negotiated.terminate, negotiated.depths.ird), (None, Some(128)));
+}
+
+#[test]
+fn empa_36_both_are_shown_the_peer_s_raw_word() {
+    let responder = asked(settings(), &vector("MPA-REQ-R2-P2P"));
+    let heard = responder.request().unwrap().word.unwrap();
+    assert_eq!((heard.ird, heard.ord), (16, 8));
+    let accepted = accepted(
+        &mut calling(settings(), Some(offer(16, 8))),
+        &vector("MPA-REP-R2-P2P"),
+    );
+    let heard = accepted.word.unwrap();
+    assert_eq!((heard.ird, heard.ord), (8, 16));
+}
+
+#[test]
+fn empa_37_all_ones_leaves_a_direction_to_the_ulp() {
+    let (reply, negotiated) = answer(settings(), depths(5, 6), 16 << 16 | 0x3fff);
+    assert_eq!(reply >> 16 & 0x3fff, 0x3fff, "their ORD is open, so is our IRD");
+    assert_eq!((reply & 0x3fff, negotiated.depths), (6, depths(5, 6)));
+    let (reply, negotiated) = answer(settings(), depths(5, 6), 0x3fff << 16 | 4);
+    assert_eq!((reply & 0x3fff, negotiated.depths), (0x3fff, depths(5, 6)));
+    // The initiator's side: each direction by itself.
+    assert_eq!(
+        concluded(READ_WRITE, offer(3, 9), A | D | 0x3fff << 16 | 2).depths,
+        depths(3, 9)
+    );
+    assert_eq!(
+        concluded(READ_WRITE, offer(3, 9), A | D | 2 << 16 | 0x3fff).depths,
+        depths(3, 2)
+    );
+    let open = Offer {
+        depths: Depths::default(),
+        ..offer(0, 0)
+    };
+    let (_, request) = Initiator::new(
+        settings(),
+        Some(Offer {
+            peer_to_peer: false,
+            ..open
+        }),
+        &[],
+        START,
+    )
+    .unwrap();
+    assert_eq!(request, vector("MPA-REQ-R2-NONEG"));
+    let negotiated = concluded(READ_WRITE, open, A | D | 0x3fff_3fff);
+    assert_eq!(
+        (negotiated.depths, negotiated.terminate),
+        (Depths::default(), None)
+    );
+}
+
+#[test]
+fn empa_38_an_error_of_our_own_is_told_as_far_as_it_can_be() {
+    let good = accepted(
+        &mut calling(settings(), Some(offer(16, 8))),
+        &vector("MPA-REP-R2-P2P"),
+    );
+    let failed = good.failed_here().negotiated;
+    assert_eq!(
+        (failed.terminate, failed.rtr),
+        (Some(terminate_of("F-TERM-205")), None)
+    );
+    // A responder: by a reject before the Reply, by nothing behind it.
+    let mut responder = asked(settings(), &vector("MPA-REQ-R2-P2P"));
+    assert_eq!(responder.failed_here().unwrap()[16] & 0x20, 0x20);
+    let mut responder = asked(settings(), &vector("MPA-REQ-R2-P2P"));
+    responder.accept(depths(1, 1), &[], START).unwrap();
+    assert_eq!(responder.failed_here(), None);
+}
+
+#[test]
+fn empa_39_depths_beyond_14_bits_are_not_mistaken_for_all_ones() {
+    let (_, request) = Initiator::new(settings(), Some(offer(0xffff, 0x3fff)), &[], START).unwrap();
+    let word = asked(settings(), &request).request().unwrap().word.unwrap();
+    assert_eq!((word.ird, word.ord), (0x3ffe, 0x3ffe));
+    let (reply, _) = answer(settings(), depths(0xffff, 0xffff), A | D | 0x3ffe << 16 | 0x3ffe);
+    assert_eq!((reply >> 16 & 0x3fff, reply & 0x3fff), (0x3ffe, 0x3ffe));
+}
+
+proptest! {
+    #[test]
+    fn empa_30_each_side_reads_no_more_than_the_other_holds(
+        ours in (0u16..0x4000, 0u16..0x4000),
+        theirs in (0u16..0x4000, 0u16..0x4000),
+        max_ird in 0u16..0x4000,
+    ) {
+        let offer = Offer { max_ird, ..offer(ours.0, ours.1) };
+        let (accepted, negotiated, _) =
+            run((settings(), Some(offer), &[]), (settings(), depths(theirs.0, theirs.1), &[]), 512);
+        let (initiator, responder) = (accepted.negotiated, negotiated);
+        prop_assert!(responder.depths.ord <= initiator.depths.ird);
+        prop_assert!(initiator.depths.ord <= responder.depths.ird);
+        prop_assert_eq!(initiator.terminate, None, "a responder asks for no more than was offered");
+        prop_assert_eq!(initiator.rtr, responder.rtr);
+        let word = accepted.word.unwrap();
+        prop_assert!(word.ird != NO_NEGOTIATION && word.ord != NO_NEGOTIATION);
+    }
+}

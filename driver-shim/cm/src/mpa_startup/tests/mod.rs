@@ -1,0 +1,188 @@
+//! Rows of the conformance list, by their ids. No socket, no clock: bytes and times are written down.
+
+mod enhanced;
+mod revision_1;
+mod rtr_frame;
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use urnic_wire::mpa::startup::{EnhancedWord, FrameKind, RtrKey, StartupFlags, StartupFrame};
+
+use super::*;
+
+const START: Time = Duration::from_secs(1000);
+const NO_RTR: RtrTypes = RtrTypes {
+    send: false,
+    write: false,
+    read: false,
+};
+const READ: RtrTypes = RtrTypes { read: true, ..NO_RTR };
+const WRITE: RtrTypes = RtrTypes {
+    write: true,
+    ..NO_RTR
+};
+const SEND: RtrTypes = RtrTypes { send: true, ..NO_RTR };
+const READ_WRITE: RtrTypes = RtrTypes { read: true, ..WRITE };
+const ALL_RTR: RtrTypes = RtrTypes {
+    send: true,
+    write: true,
+    read: true,
+};
+
+/// What an unconfigured machine uses, with Read and Write as RTR.
+fn settings() -> Settings {
+    Settings {
+        rtr: READ_WRITE,
+        ..Settings::from(&urnic_config::Config::default().mpa)
+    }
+}
+
+fn depths(ird: u16, ord: u16) -> Depths {
+    Depths {
+        ird: Some(ird),
+        ord: Some(ord),
+    }
+}
+
+fn offer(ird: u16, ord: u16) -> Offer {
+    Offer {
+        peer_to_peer: true,
+        depths: depths(ird, ord),
+        max_ird: 128,
+    }
+}
+
+/// The bytes of a vector.
+fn vector(name: &str) -> Vec<u8> {
+    let all: HashMap<String, String> =
+        serde_json::from_str(include_str!("../../../../../wire/tests/vectors.json")).unwrap();
+    let hex = &all[name];
+    (0..hex.len())
+        .step_by(2)
+        .map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap())
+        .collect()
+}
+
+/// The bytes of a frame with this word, if any.
+fn octets(
+    kind: FrameKind,
+    revision: u8,
+    flags: StartupFlags,
+    word: Option<EnhancedWord>,
+    data: &[u8],
+) -> Vec<u8> {
+    frame(&StartupFrame {
+        kind,
+        flags,
+        revision,
+        word,
+        private_data: data,
+    })
+    .unwrap()
+}
+
+fn word(bits: u32) -> EnhancedWord {
+    EnhancedWord::parse(bits.to_be_bytes())
+}
+
+fn bits(word: EnhancedWord) -> u32 {
+    u32::from_be_bytes(word.to_bytes())
+}
+
+/// A responder that has heard `request`.
+fn asked(settings: Settings, request: &[u8]) -> Responder {
+    let mut responder = Responder::new(settings, START);
+    assert_eq!(
+        responder.receive(request),
+        Ok((request.len(), Some(Heard::Request)))
+    );
+    responder
+}
+
+/// An enhanced Request of revision 2 with this word.
+fn enhanced_request(bits: u32) -> Vec<u8> {
+    octets(
+        FrameKind::Request,
+        2,
+        StartupFlags {
+            crc: true,
+            ..StartupFlags::default()
+        },
+        Some(word(bits)),
+        &[],
+    )
+}
+
+fn enhanced_reply(bits: u32) -> Vec<u8> {
+    octets(
+        FrameKind::Reply,
+        2,
+        StartupFlags {
+            crc: true,
+            ..StartupFlags::default()
+        },
+        Some(word(bits)),
+        &[],
+    )
+}
+
+/// The word of a responder's Reply to a Request with this word, and what it attaches with.
+fn answer(settings: Settings, own: Depths, request: u32) -> (u32, Negotiated) {
+    let mut responder = asked(settings, &enhanced_request(request));
+    let reply = responder.accept(own, &[], START).unwrap();
+    let (frame, rest) = StartupFrame::parse(&reply.octets).unwrap();
+    assert!(rest.is_empty());
+    assert_eq!(
+        (frame.kind, frame.revision, frame.flags.reject),
+        (FrameKind::Reply, 2, false)
+    );
+    (bits(frame.word.unwrap()), reply.negotiated.unwrap())
+}
+
+/// An initiator whose Request is on its way.
+fn calling(settings: Settings, offer: Option<Offer>) -> Initiator {
+    Initiator::new(settings, offer, &[], START).unwrap().0
+}
+
+fn accepted(initiator: &mut Initiator, reply: &[u8]) -> Accepted {
+    match initiator.receive(reply) {
+        Ok((taken, Some(Answer::Accepted(accepted)))) => {
+            assert_eq!(taken, reply.len());
+            accepted
+        }
+        other => panic!("not accepted: {other:?}"),
+    }
+}
+
+/// Two machines, their bytes handed over in pieces of `piece`.
+fn run(
+    initiator: (Settings, Option<Offer>, &[u8]),
+    responder: (Settings, Depths, &[u8]),
+    piece: usize,
+) -> (Accepted, Negotiated, Request) {
+    let (mut caller, request) = Initiator::new(initiator.0, initiator.1, initiator.2, START).unwrap();
+    let mut called = Responder::new(responder.0, START);
+    feed(&request, piece, |octets| called.receive(octets).unwrap().0);
+    let heard = called.request().unwrap().clone();
+    let reply = called.accept(responder.1, responder.2, START).unwrap();
+    let mut answer = None;
+    feed(&reply.octets, piece, |octets| {
+        let (taken, said) = caller.receive(octets).unwrap();
+        answer = said;
+        taken
+    });
+    match answer {
+        Some(Answer::Accepted(accepted)) => (accepted, reply.negotiated.unwrap(), heard),
+        other => panic!("not accepted: {other:?}"),
+    }
+}
+
+fn feed(mut octets: &[u8], piece: usize, mut take: impl FnMut(&[u8]) -> usize) {
+    while !octets.is_empty() {
+        let now = piece.min(octets.len());
+        let taken = take(&octets[..now]);
+        assert_eq!(taken, now);
+        octets = &octets[now..];
+    }
+}

@@ -1,0 +1,295 @@
+//! From what programs exchange (GID or LID, and QPN) to a TCP address, and who of two calls.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
+
+use rustix::io::Errno;
+use urnic_device::stream::ip_of;
+
+use urnic_process::addressing::{AddressVector, Gid};
+
+/// The TCP port in a queue pair number.
+pub(super) fn port_of(qpn: u32) -> u16 {
+    (qpn >> 8) as u16
+}
+
+/// A peer, named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// Where its process listens.
+    pub address: SocketAddr,
+    /// Its queue pair number.
+    pub qpn: u32,
+    /// It is the very same queue pair.
+    pub is_self: bool,
+    /// Our (GID, QPN) is the lower one: we call.
+    pub we_call: bool,
+    /// The address by which the peer knows us, if it is of the same family: our calls come from there.
+    pub source: Option<SocketAddr>,
+}
+
+/// The two ends of a stream, as TCP knows them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ends {
+    /// The address on this host.
+    pub local: SocketAddr,
+    /// The peer's address.
+    pub remote: SocketAddr,
+}
+
+/// An address without a port: a link-local one is the same only on the same network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    ip: IpAddr,
+    scope: u32,
+}
+
+impl From<SocketAddr> for Place {
+    fn from(address: SocketAddr) -> Place {
+        let scope = match address {
+            SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => v6.scope_id(),
+            _ => 0,
+        };
+        Place {
+            ip: address.ip().to_canonical(),
+            scope,
+        }
+    }
+}
+
+impl Peer {
+    /// Whether a stream comes from this peer's address. A peer on this host may use any address of the host: no TCP connection can be
+    /// made from outside with such a source, since the answers would go to this host itself. `is_own` tells the host's addresses.
+    pub fn is_at(&self, ends: &Ends, mut is_own: impl FnMut(Place) -> bool) -> bool {
+        let (named, remote) = (Place::from(self.address), Place::from(ends.remote));
+        let mut is_here = |place| place == Place::from(ends.local) || is_own(place);
+        named == remote || (is_here(named) && is_here(remote))
+    }
+}
+
+/// This host as others see it.
+#[derive(Debug, Clone)]
+pub struct Home {
+    /// The GID table: addresses that a peer may connect to.
+    pub gids: Vec<Gid>,
+    /// Where we listen, if not everywhere.
+    pub listen: Option<IpAddr>,
+}
+
+impl Home {
+    fn is_here(&self, ip: IpAddr) -> bool {
+        ip.is_loopback() || self.gids.iter().any(|gid| gid.ip == ip)
+    }
+
+    /// Whether a stream's end with this address is on this host. A device with addresses of its own may have no loopback.
+    pub fn is_own(&self, place: Place) -> bool {
+        let Place { ip, scope } = place;
+        let loopback = || ip.is_loopback() && self.gids.iter().any(|gid| gid.ip.is_loopback());
+        self.gids.iter().any(|gid| (gid.ip, gid.scope) == (ip, scope)) || loopback()
+    }
+
+    /// Where calls to `remote` come from, so that its host finds the address that it was given.
+    fn source(&self, own: &Gid, remote: IpAddr) -> Option<SocketAddr> {
+        let same_family = own.ip.is_ipv4() == remote.is_ipv4();
+        // Nothing leaves this host with a loopback source.
+        let leads_there = !own.ip.is_loopback() || self.is_here(remote);
+        (same_family && leads_there).then(|| match own.ip {
+            IpAddr::V4(ip) => SocketAddr::new(ip.into(), 0),
+            IpAddr::V6(ip) => SocketAddrV6::new(ip, 0, 0, own.scope).into(),
+        })
+    }
+
+    /// The port's LID: the low 16 bits of GID 0's address.
+    pub fn lid(&self) -> u16 {
+        self.gids
+            .first()
+            .map_or(0, |gid| u128::from_be_bytes(gid.raw()) as u16)
+    }
+
+    /// The peer that an address vector and a number name, for our queue pair `qpn`.
+    ///
+    /// # Errors
+    /// `EINVAL`: no such own GID, neither GID nor LID given, or a number without a port.
+    pub fn peer(&self, av: &AddressVector, dest_qpn: u32, qpn: u32) -> Result<Peer, Errno> {
+        let port = port_of(dest_qpn);
+        if port == 0 {
+            return Err(Errno::INVAL);
+        }
+        if av.is_global {
+            let own = self.gids.get(usize::from(av.sgid_index)).ok_or(Errno::INVAL)?;
+            let ip = ip_of(&av.dgid);
+            if ip.is_unspecified() || ip.is_multicast() {
+                return Err(Errno::INVAL);
+            }
+            let address = match ip {
+                // A GID has no room for the scope: the peer is on the network of our own GID, else of any link-local one.
+                IpAddr::V6(v6) if v6.is_unicast_link_local() => {
+                    let scopes = || self.gids.iter().map(|gid| gid.scope).filter(|scope| *scope != 0);
+                    let same = self
+                        .gids
+                        .iter()
+                        .filter(|gid| gid.ip == ip)
+                        .map(|gid| gid.scope)
+                        .next();
+                    let scope = Some(own.scope)
+                        .filter(|s| *s != 0)
+                        .or(same)
+                        .or_else(|| scopes().next());
+                    SocketAddrV6::new(v6, port, 0, scope.ok_or(Errno::INVAL)?).into()
+                }
+                ip => SocketAddr::new(ip, port),
+            };
+            return Ok(Peer {
+                address,
+                qpn: dest_qpn,
+                is_self: dest_qpn == qpn && self.is_here(ip),
+                we_call: (own.raw(), qpn) < (av.dgid, dest_qpn),
+                source: self.source(own, ip),
+            });
+        }
+        let lid = self.lid();
+        let ip = self.ip_of_lid(av.dlid).ok_or(Errno::INVAL)?;
+        Ok(Peer {
+            address: SocketAddr::new(ip, port),
+            qpn: dest_qpn,
+            is_self: dest_qpn == qpn && av.dlid == lid,
+            we_call: (lid, qpn) < (av.dlid, dest_qpn),
+            // A LID is of GID 0's address.
+            source: self.gids.first().and_then(|own| self.source(own, ip)),
+        })
+    }
+
+    /// Our own LID is this host; another one is the host with these low 16 bits in the /16 of GID 0.
+    fn ip_of_lid(&self, dlid: u16) -> Option<IpAddr> {
+        let own = self.gids.first()?.ip;
+        if dlid == self.lid() {
+            return Some(self.listen.unwrap_or(own));
+        }
+        match own {
+            IpAddr::V4(own) if dlid != 0 => {
+                Some(Ipv4Addr::from(u32::from(own) & 0xffff_0000 | u32::from(dlid)).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gid(ip: &str, scope: u32) -> Gid {
+        Gid {
+            ip: ip.parse().unwrap(),
+            scope,
+            prefix_len: 24,
+        }
+    }
+
+    fn home() -> Home {
+        Home {
+            gids: vec![
+                gid("10.1.2.3", 0),
+                gid("2001:db8::3", 0),
+                gid("fe80::3", 5),
+                gid("fe80::33", 6),
+                gid("127.0.0.1", 0),
+                gid("::1", 0),
+            ],
+            listen: None,
+        }
+    }
+
+    fn by_gid(ip: &str, sgid_index: u8) -> AddressVector {
+        AddressVector {
+            is_global: true,
+            dgid: gid(ip, 0).raw(),
+            sgid_index,
+            ..AddressVector::default()
+        }
+    }
+
+    const QPN: u32 = 5000 << 8 | 1;
+    const PEER: u32 = 6000 << 8 | 2;
+
+    #[test]
+    fn a_gid_names_host_and_the_number_names_the_port() {
+        let peer = |ip, index| home().peer(&by_gid(ip, index), PEER, QPN).unwrap().address;
+        assert_eq!(peer("10.1.9.9", 0), "10.1.9.9:6000".parse().unwrap());
+        assert_eq!(peer("2001:db8::9", 1), "[2001:db8::9]:6000".parse().unwrap());
+    }
+
+    #[test]
+    fn a_link_local_gid_takes_the_scope_of_our_own() {
+        let scope = |index| match home().peer(&by_gid("fe80::9", index), PEER, QPN).unwrap().address {
+            SocketAddr::V6(address) => address.scope_id(),
+            SocketAddr::V4(_) => 0,
+        };
+        assert_eq!((scope(2), scope(3)), (5, 6));
+        assert_eq!(scope(0), 5);
+    }
+
+    #[test]
+    fn a_lid_names_this_host_or_one_in_the_same_16_bits() {
+        let peer = |dlid| {
+            home().peer(
+                &AddressVector {
+                    dlid,
+                    ..AddressVector::default()
+                },
+                PEER,
+                QPN,
+            )
+        };
+        assert_eq!(peer(0x0203).unwrap().address, "10.1.2.3:6000".parse().unwrap());
+        assert_eq!(peer(0x0a0b).unwrap().address, "10.1.10.11:6000".parse().unwrap());
+        assert_eq!(peer(0), Err(Errno::INVAL));
+    }
+
+    #[test]
+    fn the_same_number_on_the_same_host_is_the_same_queue_pair() {
+        let is_self = |av: AddressVector, dest| home().peer(&av, dest, QPN).unwrap().is_self;
+        assert!(is_self(by_gid("10.1.2.3", 0), QPN));
+        assert!(is_self(by_gid("127.0.0.1", 0), QPN));
+        assert!(is_self(
+            AddressVector {
+                dlid: 0x0203,
+                ..AddressVector::default()
+            },
+            QPN
+        ));
+        assert!(!is_self(by_gid("10.1.2.3", 0), QPN + 1));
+        assert!(!is_self(by_gid("10.1.2.4", 0), QPN));
+    }
+
+    #[test]
+    fn both_ends_agree_who_calls() {
+        let other = Home {
+            gids: vec![gid("10.1.2.4", 0)],
+            listen: None,
+        };
+        for (a, b) in [(QPN, PEER), (PEER, QPN), (QPN, QPN)] {
+            let here = home().peer(&by_gid("10.1.2.4", 0), b, a).unwrap();
+            let there = other.peer(&by_gid("10.1.2.3", 0), a, b).unwrap();
+            assert!(here.we_call != there.we_call);
+            let by_lid = |dlid| AddressVector {
+                dlid,
+                ..AddressVector::default()
+            };
+            let here = home().peer(&by_lid(0x0204), b, a).unwrap();
+            let there = other.peer(&by_lid(0x0203), a, b).unwrap();
+            assert!(here.we_call != there.we_call);
+        }
+    }
+
+    #[test]
+    fn what_names_nobody_is_invalid() {
+        for (av, dest) in [
+            (by_gid("10.1.2.4", 9), PEER),
+            (by_gid("::", 0), PEER),
+            (by_gid("224.0.0.1", 0), PEER),
+            (by_gid("10.1.2.4", 0), 17),
+        ] {
+            assert_eq!(home().peer(&av, dest, QPN), Err(Errno::INVAL), "{av:?} {dest}");
+        }
+    }
+}

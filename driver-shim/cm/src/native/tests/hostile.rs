@@ -1,0 +1,160 @@
+//! Whoever else calls at the listener.
+
+use super::*;
+use proptest::prelude::*;
+
+/// A Request that names `qpn`, from a native caller of our version.
+fn request(from: u32, to: u32) -> Vec<u8> {
+    request_of(Identity {
+        from,
+        to,
+        sq_psn: Some(1),
+        rq_psn: 2,
+        rnr_retry: Some(7),
+        nonce: 3,
+        ticket: None,
+    })
+}
+
+fn request_of(us: Identity) -> Vec<u8> {
+    let settings = Settings::from(&Config::default().mpa);
+    Initiator::new(settings, None, &us.emit(), Duration::ZERO)
+        .unwrap()
+        .1
+}
+
+/// A pair that seeks each other over the same listener still meets, at once.
+fn assert_others_meet(net: &mut Net, a: Qp, b: Qp) {
+    up(net, a, b);
+    up(net, b, a);
+    let took = net.until(SECOND, both_open(a, b));
+    assert!(took < 20 * MS, "{took:?}");
+}
+
+#[test]
+fn thousands_of_idle_connections_stall_nobody_and_are_bounded() {
+    let mut net = Net::new(3);
+    let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
+    for _ in 0..5000 {
+        net.stranger(2, b.qpn, 1, &[]);
+    }
+    net.run(100 * MS);
+    assert_eq!(net.in_start_up(1), MAX_LISTENING);
+    assert_others_meet(&mut net, a, b);
+    net.run(30 * SECOND);
+    assert_eq!(net.in_start_up(1), 0, "all timed out");
+    net.on(1, |engine, _| {
+        assert!(engine.calls.is_empty() && engine.listening.is_empty())
+    });
+}
+
+#[test]
+fn half_frames_and_garbage_are_closed_without_an_answer() {
+    let mut net = Net::new(3);
+    let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
+    let whole = request(a.qpn, b.qpn);
+    let mut octets: Vec<Vec<u8>> = (0..whole.len()).map(|n| whole[..n].to_vec()).collect();
+    octets.push(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n".to_vec());
+    octets.push(vec![0xff; 4096]);
+    let sids: Vec<u32> = octets
+        .iter()
+        .map(|octets| net.stranger(2, b.qpn, 1, octets))
+        .collect();
+    net.run(30 * SECOND);
+    for sid in sids {
+        assert_eq!(net.heard(sid), (Vec::new(), true));
+    }
+    assert_eq!(net.in_start_up(1), 0);
+    assert_others_meet(&mut net, a, b);
+}
+
+#[test]
+fn mpa_s_15_a_caller_that_goes_on_without_a_reply_is_not_taken() {
+    let mut net = Net::new(3);
+    let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
+    // All that it says is right; only it does not wait.
+    let us = Identity {
+        from: a.qpn,
+        to: b.qpn,
+        sq_psn: Some(psn(a)),
+        rq_psn: psn(b),
+        rnr_retry: Some(7),
+        nonce: 3,
+        ticket: None,
+    };
+    let octets = [request_of(us), vec![0; 4]].concat();
+    let sid = net.stranger(0, b.qpn, 1, &octets);
+    net.run(10 * MS);
+    assert_eq!(net.in_start_up(1), 1, "parked");
+    up(&mut net, b, a);
+    net.run(10 * MS);
+    assert_eq!(net.heard(sid), (Vec::new(), true));
+    assert_others_meet(&mut net, a, b);
+}
+
+#[test]
+fn mpa_s_19_nothing_is_accepted_without_a_queue_pair() {
+    let mut net = Net::new(3);
+    let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
+    // Unknown number; a stranger's private data; a queue pair that is not his peer.
+    up(&mut net, b, a);
+    let mut foreign = request(a.qpn, b.qpn);
+    foreign[20] ^= 0xff;
+    for octets in [request(a.qpn, b.qpn + 9), foreign, request(a.qpn, b.qpn)] {
+        let sid = net.stranger(2, b.qpn, 1, &octets);
+        net.run(100 * MS);
+        let (reply, closed) = net.heard(sid);
+        assert_eq!(
+            (&reply[..16], reply[16] & 0x20, closed),
+            (&b"MPA ID Rep Frame"[..], 0x20, true)
+        );
+    }
+    assert!(net.attached(1, 1).is_empty());
+}
+
+#[test]
+fn a_stream_of_a_listener_that_is_not_ours_is_closed() {
+    let mut net = Net::new(2);
+    let b = make(&mut net, 1, 1);
+    let sid = net.stranger(0, b.qpn, 1, &[]);
+    net.run(10 * MS);
+    let there = sid + 1;
+    net.on(1, |engine, world| {
+        engine.closed(world, there);
+        engine.closed(world, there);
+        engine.received(world, there, Err(Errno::CONNRESET));
+        engine.connected(world, there, Ok(()));
+        engine.first_fpdu(99);
+    });
+    assert_eq!(net.in_start_up(1), 0);
+}
+
+proptest! {
+    #[test]
+    fn no_stranger_s_octets_disturb_a_pair(
+        strangers in proptest::collection::vec(
+            prop_oneof![
+                proptest::collection::vec(any::<u8>(), 0..600),
+                (any::<u16>(), 0usize..60, any::<u8>()).prop_map(|(to, at, xor)| {
+                    let mut octets = request(1, (1001 << 8) + u32::from(to & 3));
+                    let at = at % octets.len();
+                    octets[at] ^= xor;
+                    octets
+                }),
+            ],
+            0..40,
+        ),
+    ) {
+        let mut net = Net::new(3);
+        let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
+        let idle = make(&mut net, 1, 2);
+        for octets in &strangers {
+            net.stranger(2, b.qpn, 1, octets);
+        }
+        assert_others_meet(&mut net, a, b);
+        net.run(60 * SECOND);
+        prop_assert_eq!(net.in_start_up(1), 0);
+        prop_assert!(net.attached(1, idle.qid).is_empty());
+        net.on(1, |engine, _| assert!(engine.calls.is_empty() && engine.parked == 0));
+    }
+}

@@ -1,0 +1,106 @@
+//! Native connections under a virtual clock.
+
+mod hostile;
+mod net;
+mod rendezvous;
+mod strangers;
+mod trouble;
+
+use super::*;
+use net::{Net, address};
+
+/// A queue pair of a test: where it is, and its numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Qp {
+    host: usize,
+    qid: u32,
+    qpn: u32,
+}
+
+/// Makes a queue pair with this device number.
+fn make(net: &mut Net, host: usize, qid: u32) -> Qp {
+    let qpn = net.on(host, |engine, world| engine.enter(world)).unwrap();
+    Qp { host, qid, qpn }
+}
+
+/// PSN of a queue pair's sends: what its peer expects.
+fn psn(qp: Qp) -> u32 {
+    qp.qpn.wrapping_mul(7) & PSN_MASK
+}
+
+fn peer_of(us: Qp, peer: Qp) -> Peer {
+    Peer {
+        address: SocketAddr::new(address(peer.host), super::address::port_of(peer.qpn)),
+        qpn: peer.qpn,
+        is_self: us == peer,
+        we_call: (us.host, us.qpn) < (peer.host, peer.qpn),
+        source: Some(SocketAddr::new(address(us.host), 0)),
+    }
+}
+
+fn params(us: Qp, peer: Qp) -> PeerParams {
+    PeerParams {
+        qid: us.qid,
+        peer: peer_of(us, peer),
+        rq_psn: psn(peer),
+        ird: 16,
+        min_rnr_timer: 12,
+    }
+}
+
+/// What `ibv_rc_pingpong` asks for.
+fn rts(us: Qp) -> RtsParams {
+    let timeout = Some(Duration::from_nanos(4096 << 14));
+    RtsParams {
+        sq_psn: psn(us),
+        ord: 8,
+        rnr_retry: 7,
+        timeout,
+        retry_cnt: 7,
+    }
+}
+
+fn to_rtr(net: &mut Net, us: Qp, peer: Qp) {
+    net.on(us.host, |engine, world| {
+        engine.meet(world, us.qpn, params(us, peer))
+    });
+}
+
+fn to_rts(net: &mut Net, us: Qp) {
+    net.on(us.host, |engine, world| engine.ready(world, us.qpn, rts(us)));
+}
+
+fn up(net: &mut Net, us: Qp, peer: Qp) {
+    to_rtr(net, us, peer);
+    to_rts(net, us);
+}
+
+fn both_open(a: Qp, b: Qp) -> impl Fn(&Net) -> bool {
+    move |net| net.is_open(a.host, a.qid) && net.is_open(b.host, b.qid)
+}
+
+/// Both are open, over one stream, as initiator and responder, and nothing else is left.
+fn assert_joined(net: &Net, a: Qp, b: Qp) {
+    assert!(
+        net.are_joined((a.host, a.qid), (b.host, b.qid)),
+        "not at one stream"
+    );
+    let ends = [net.attached(a.host, a.qid), net.attached(b.host, b.qid)].concat();
+    let roles: Vec<bool> = ends.iter().map(|end| end.negotiated.unwrap().initiator).collect();
+    assert!(
+        roles == [true, false] || roles == [false, true],
+        "roles {roles:?}"
+    );
+    for qp in [a, b] {
+        let opened = net
+            .notices(qp.host)
+            .iter()
+            .filter(|n| **n == Notice::Open(qp.qid))
+            .count();
+        assert_eq!((opened, net.is_unreachable(qp.host, qp.qid)), (1, false));
+        assert_eq!(net.in_start_up(qp.host), 0);
+    }
+}
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);

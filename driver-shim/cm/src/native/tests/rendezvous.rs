@@ -1,0 +1,284 @@
+//! How two queue pairs find each other.
+
+use super::*;
+use crate::mpa_startup::Rtr;
+use proptest::prelude::*;
+
+#[test]
+fn whoever_is_lower_calls_and_both_open() {
+    for swapped in [false, true] {
+        let mut net = Net::new(2);
+        let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
+        let (first, second) = if swapped { (b, a) } else { (a, b) };
+        up(&mut net, first, second);
+        up(&mut net, second, first);
+        let took = net.until(SECOND, both_open(a, b));
+        net.run(10 * SECOND);
+        assert_joined(&net, a, b);
+        assert!(net.attached(0, 1)[0].negotiated.unwrap().initiator);
+        assert!(took < 10 * MS, "{took:?}: nobody waited for a timer");
+    }
+}
+
+#[test]
+fn a_call_that_comes_before_rtr_is_parked_and_matched_at_rtr() {
+    let mut net = Net::new(2);
+    let (server, client) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
+    // As in ibv_rc_pingpong: the server reaches RTS before the client knows of it.
+    up(&mut net, server, client);
+    net.run(3 * SECOND);
+    assert!(net.notices(0).is_empty() && net.notices(1).is_empty());
+    up(&mut net, client, server);
+    net.until(10 * MS, both_open(server, client));
+    net.run(SECOND);
+    assert_joined(&net, server, client);
+}
+
+#[test]
+fn a_server_that_is_the_higher_one_waits_to_be_called() {
+    let mut net = Net::new(2);
+    let (client, server) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
+    up(&mut net, server, client);
+    net.run(500 * MS);
+    assert_eq!(net.in_start_up(0), 0, "nobody called yet");
+    up(&mut net, client, server);
+    net.until(10 * MS, both_open(server, client));
+    net.run(SECOND);
+    assert_joined(&net, client, server);
+}
+
+#[test]
+fn start_up_says_what_native_connections_say() {
+    let mut net = Net::new(2);
+    let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
+    up(&mut net, a, b);
+    up(&mut net, b, a);
+    net.until(SECOND, both_open(a, b));
+    for (host, initiator) in [(0, true), (1, false)] {
+        let Attachment {
+            negotiated,
+            ird,
+            ord,
+            rnr_timeout,
+            ..
+        } = net.attached(host, 1)[0];
+        let negotiated = negotiated.unwrap();
+        assert_eq!(
+            (negotiated.initiator, negotiated.fenced, negotiated.rtr),
+            (initiator, !initiator, Some(Rtr::Write))
+        );
+        // The caller offers 0x3FFF both ways and gets it back: neither end's own limits change.
+        let own = if initiator {
+            (None, None)
+        } else {
+            (Some(16), Some(8))
+        };
+        assert_eq!((negotiated.depths.ird, negotiated.depths.ord), own);
+        assert_eq!(
+            (negotiated.revision, negotiated.crc, negotiated.terminate),
+            (2, true, None)
+        );
+        assert_eq!((ird, ord, rnr_timeout), (16, 8, None));
+    }
+}
+
+#[test]
+fn revision_1_will_do() {
+    let mut config = Config::default();
+    config.mpa.revision = 1;
+    let mut net = Net::with(2, &config);
+    let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
+    up(&mut net, a, b);
+    up(&mut net, b, a);
+    net.until(SECOND, both_open(a, b));
+    assert_joined(&net, a, b);
+    assert_eq!(net.attached(0, 1)[0].negotiated.unwrap().revision, 1);
+}
+
+#[test]
+fn two_queue_pairs_of_one_process_meet() {
+    let mut net = Net::new(1);
+    let (a, b) = (make(&mut net, 0, 1), make(&mut net, 0, 2));
+    up(&mut net, a, b);
+    up(&mut net, b, a);
+    net.until(10 * MS, both_open(a, b));
+    net.run(SECOND);
+    assert_joined(&net, a, b);
+}
+
+#[test]
+fn a_queue_pair_that_names_itself_is_looped_back_with_no_stream() {
+    let mut net = Net::new(1);
+    let a = make(&mut net, 0, 7);
+    up(&mut net, a, a);
+    assert_eq!(
+        (net.notices(0), net.loops()),
+        (&[Notice::Open(7)][..], vec![(0, 7)])
+    );
+    net.run(10 * SECOND);
+    assert_eq!(net.notices(0).len(), 1);
+    net.on(0, |engine, world| engine.leave(world, a.qpn));
+}
+
+#[test]
+fn a_receiver_that_never_goes_to_rts_is_connected_all_the_same() {
+    for (lower, higher) in [(0, 1), (1, 0)] {
+        let mut net = Net::new(2);
+        let qps = [make(&mut net, 0, 1), make(&mut net, 1, 1)];
+        let (sender, receiver) = (qps[lower], qps[higher]);
+        to_rtr(&mut net, receiver, sender);
+        up(&mut net, sender, receiver);
+        net.until(100 * MS, both_open(sender, receiver));
+        net.run(SECOND);
+        assert_joined(&net, sender, receiver);
+    }
+}
+
+#[test]
+fn when_neither_or_both_think_they_have_to_call_there_is_one_connection() {
+    for we_call in [false, true] {
+        let mut net = Net::new(2);
+        let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
+        for (us, peer) in [(a, b), (b, a)] {
+            let PeerParams { peer: named, .. } = params(us, peer);
+            let params = PeerParams {
+                peer: Peer { we_call, ..named },
+                ..params(us, peer)
+            };
+            net.on(us.host, |engine, world| engine.meet(world, us.qpn, params));
+        }
+        to_rts(&mut net, a);
+        to_rts(&mut net, b);
+        let took = net.until(2 * SECOND, both_open(a, b));
+        assert_eq!(took >= SECOND, !we_call);
+        net.run(30 * SECOND);
+        assert_joined(&net, a, b);
+    }
+}
+
+#[test]
+fn a_one_way_firewall_is_overcome_by_the_other_side_s_call() {
+    let mut net = Net::new(2);
+    let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
+    net.black_hole(0, 1);
+    for (us, peer) in [(a, b), (b, a)] {
+        net.send_waits(us.host, us.qid);
+        up(&mut net, us, peer);
+    }
+    let took = net.until(2 * SECOND, both_open(a, b));
+    assert!(took >= SECOND);
+    net.run(30 * SECOND);
+    assert_joined(&net, a, b);
+    assert!(!net.attached(0, 1)[0].negotiated.unwrap().initiator);
+}
+
+#[test]
+fn more_queue_pairs_than_a_listener_has_numbers_open_another_one() {
+    let mut net = Net::new(2);
+    assert_eq!(net.listeners(0), 0, "the first queue pair opens the first");
+    let pairs: Vec<(Qp, Qp)> = (1..=300)
+        .map(|qid| (make(&mut net, 0, qid), make(&mut net, 1, qid)))
+        .collect();
+    assert_eq!((net.listeners(0), net.listeners(1)), (2, 2));
+    let numbers: std::collections::BTreeSet<u32> = pairs.iter().map(|(a, _)| a.qpn).collect();
+    assert_eq!(numbers.len(), 300);
+    assert!(numbers.iter().all(|qpn| *qpn < 1 << 24));
+    for (a, b) in &pairs {
+        up(&mut net, *a, *b);
+        up(&mut net, *b, *a);
+    }
+    for (a, b) in &pairs {
+        net.until(SECOND, both_open(*a, *b));
+    }
+    net.run(SECOND);
+    pairs.iter().for_each(|(a, b)| assert_joined(&net, *a, *b));
+}
+
+#[test]
+fn a_number_rests_before_it_is_used_again() {
+    let mut net = Net::new(1);
+    let first = make(&mut net, 0, 1);
+    net.on(0, |engine, world| engine.leave(world, first.qpn));
+    for qid in 2..=256 {
+        let qp = make(&mut net, 0, qid);
+        assert_ne!(qp.qpn, first.qpn);
+        net.on(0, |engine, world| engine.leave(world, qp.qpn));
+    }
+    assert_eq!(make(&mut net, 0, 257).qpn, first.qpn);
+    assert_eq!(net.listeners(0), 1);
+    // With the others in use a number is not used again at once: there are more behind another listener.
+    let all: Vec<Qp> = (300..500).map(|qid| make(&mut net, 0, qid)).collect();
+    for qid in 500..600 {
+        let qp = make(&mut net, 0, qid);
+        net.on(0, |engine, world| engine.leave(world, qp.qpn));
+        assert_ne!(make(&mut net, 0, qid + 1000).qpn, qp.qpn);
+    }
+    assert!(all.iter().all(|qp| net.listeners(0) == 2 && qp.qpn != first.qpn));
+}
+
+#[test]
+fn listeners_keep_to_the_range_that_was_set() {
+    let mut config = Config::default();
+    config.native.port_range = Some(7000..=7001);
+    let mut net = Net::with(1, &config);
+    let numbers: Vec<u32> = (1..=512).map(|qid| make(&mut net, 0, qid).qpn >> 8).collect();
+    assert!(numbers.iter().all(|port| (7000..=7001).contains(port)));
+    let full = net.on(0, |engine, world| engine.enter(world));
+    assert_eq!(full, Err(Errno::ADDRINUSE));
+}
+
+#[test]
+fn a_queue_pair_can_be_reset_and_meet_another_peer() {
+    let mut net = Net::new(3);
+    let (a, b, c) = (make(&mut net, 0, 1), make(&mut net, 1, 1), make(&mut net, 2, 1));
+    up(&mut net, a, b);
+    up(&mut net, b, a);
+    net.until(SECOND, both_open(a, b));
+    net.on(0, |engine, world| engine.retire(world, a.qpn, true));
+    up(&mut net, c, a);
+    up(&mut net, a, c);
+    net.until(SECOND, |net| net.are_joined((0, 1), (2, 1)) && net.is_open(2, 1));
+    assert_eq!(net.notices(0), [Notice::Open(1), Notice::Open(1)]);
+}
+
+proptest! {
+    #[test]
+    fn whatever_the_order_and_the_latency_there_is_exactly_one_connection(
+        latency_us in 1u64..200_000,
+        delays in proptest::array::uniform4(0u64..3_000),
+        we_call in proptest::array::uniform2(any::<bool>()),
+        one_way in 0u8..3,
+        same_process in any::<bool>(),
+    ) {
+        let mut net = Net::new(2);
+        net.latency(Duration::from_micros(latency_us));
+        let (a, b) = (make(&mut net, 0, 1), make(&mut net, usize::from(!same_process), 2));
+        match one_way {
+            1 if !same_process => net.black_hole(0, 1),
+            2 if !same_process => net.black_hole(1, 0),
+            _ => {}
+        }
+        // Each side's RTR, and some time later its RTS, interleaved as it comes.
+        let rtr = [delays[0], delays[1]];
+        let rts = [delays[0] + delays[2], delays[1] + delays[3]];
+        let mut steps: Vec<(u64, usize, bool)> =
+            (0..2).flat_map(|side| [(rtr[side], side, false), (rts[side], side, true)]).collect();
+        steps.sort();
+        for (at, side, is_rts) in steps {
+            let target = Duration::from_millis(at);
+            let wait = target.saturating_sub(net.now());
+            net.run(wait);
+            let (us, peer) = if side == 0 { (a, b) } else { (b, a) };
+            if is_rts {
+                to_rts(&mut net, us);
+            } else {
+                let named = Peer { we_call: we_call[side], ..peer_of(us, peer) };
+                let params = PeerParams { peer: named, ..params(us, peer) };
+                net.on(us.host, |engine, world| engine.meet(world, us.qpn, params));
+            }
+        }
+        net.until(60 * SECOND, both_open(a, b));
+        net.run(120 * SECOND);
+        assert_joined(&net, a, b);
+    }
+}

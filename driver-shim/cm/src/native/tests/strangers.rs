@@ -1,0 +1,268 @@
+//! Calls that look like the peer's: from another address, without a PSN, or with a guessed one.
+
+use std::net::Ipv4Addr;
+
+use super::*;
+use crate::native::tests::net::other_address;
+
+/// A Request of `from` for `to` with these PSNs, as initiator and responder know them.
+fn guess(from: Qp, to: Qp, sq_psn: Option<u32>, rq_psn: u32) -> Vec<u8> {
+    let us = Identity {
+        from: from.qpn,
+        to: to.qpn,
+        sq_psn,
+        rq_psn,
+        rnr_retry: Some(7),
+        nonce: 9,
+        ticket: None,
+    };
+    let settings = Settings::from(&Config::default().mpa);
+    Initiator::new(settings, None, &us.emit(), Duration::ZERO)
+        .unwrap()
+        .1
+}
+
+/// The Request that the peer itself would send.
+fn right(from: Qp, to: Qp) -> Vec<u8> {
+    guess(from, to, Some(psn(from)), psn(to))
+}
+
+/// Two queue pairs on hosts 0 and 1; the third host is a stranger's.
+fn three(config: &Config) -> (Net, Qp, Qp) {
+    let mut net = Net::with(3, config);
+    let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
+    (net, a, b)
+}
+
+fn with_nat() -> Config {
+    let mut config = Config::default();
+    config.native.allow_nat = true;
+    config
+}
+
+/// Whether a stranger's stream got a Reply that rejects, and the end.
+fn assert_refused(net: &Net, sid: u32) {
+    let (reply, closed) = net.heard(sid);
+    assert!(closed && reply.starts_with(b"MPA ID Rep Frame") && reply[16] & 0x20 != 0);
+}
+
+#[test]
+fn a_request_without_a_psn_connects_nothing() {
+    for (parked, ready) in [(true, false), (true, true), (false, false), (false, true)] {
+        let (mut net, a, b) = three(&Config::default());
+        let enter = |net: &mut Net| {
+            to_rtr(net, b, a);
+            if ready {
+                to_rts(net, b);
+            }
+        };
+        if !parked {
+            enter(&mut net);
+        }
+        // From the peer's own address, and all else is right.
+        let sid = net.stranger(0, b.qpn, 1, &guess(a, b, None, psn(b)));
+        net.run(50 * MS);
+        if parked {
+            enter(&mut net);
+        }
+        net.run(50 * MS);
+        assert_refused(&net, sid);
+        assert!(net.attached(1, 1).is_empty(), "parked {parked}, at RTS {ready}");
+        up(&mut net, a, b);
+        net.until(2 * SECOND, |net| net.is_open(0, 1));
+    }
+}
+
+#[test]
+fn a_call_from_another_address_is_refused_unless_allowed() {
+    for allowed in [false, true] {
+        for (parked, ready) in [(true, false), (true, true), (false, false), (false, true)] {
+            let config = if allowed { with_nat() } else { Config::default() };
+            let (mut net, a, b) = three(&config);
+            let enter = |net: &mut Net| {
+                to_rtr(net, b, a);
+                if ready {
+                    to_rts(net, b);
+                }
+            };
+            if !parked {
+                enter(&mut net);
+            }
+            let sid = net.stranger(2, b.qpn, 1, &right(a, b));
+            net.run(10 * MS);
+            if parked {
+                enter(&mut net);
+            }
+            net.run(10 * MS);
+            assert_eq!(net.attached(1, 1).len(), usize::from(allowed), "{parked} {ready}");
+            if !allowed {
+                assert_refused(&net, sid);
+                up(&mut net, a, b);
+                net.until(2 * SECOND, |net| net.is_open(0, 1));
+            }
+        }
+    }
+}
+
+#[test]
+fn an_initiator_speaks_from_the_address_of_its_gid() {
+    let (mut net, a, b) = three(&Config::default());
+    net.route_from(0, other_address(0));
+    up(&mut net, a, b);
+    up(&mut net, b, a);
+    let took = net.until(SECOND, both_open(a, b));
+    assert!(took < 20 * MS, "{took:?}");
+    assert_joined(&net, a, b);
+}
+
+#[test]
+fn a_refused_source_address_has_the_other_side_call() {
+    // The address of the lower one, which calls, is translated; the way back is free.
+    let (mut net, a, b) = three(&Config::default());
+    net.translate(0, other_address(7));
+    up(&mut net, b, a);
+    up(&mut net, a, b);
+    let took = net.until(SECOND, both_open(a, b));
+    assert!(took < 50 * MS, "{took:?}: nobody waited for the grace");
+    net.run(SECOND);
+    assert_joined(&net, a, b);
+}
+
+#[test]
+fn two_translated_hosts_meet_where_that_is_allowed() {
+    for allowed in [false, true] {
+        let config = if allowed { with_nat() } else { Config::default() };
+        let (mut net, a, b) = three(&config);
+        net.translate(0, other_address(7));
+        net.translate(1, other_address(8));
+        for (us, peer) in [(a, b), (b, a)] {
+            net.send_waits(us.host, us.qid);
+            up(&mut net, us, peer);
+        }
+        net.run(30 * SECOND);
+        assert_eq!((net.is_open(0, 1), net.is_unreachable(0, 1)), (allowed, !allowed));
+    }
+}
+
+#[test]
+fn peers_of_one_host_may_use_any_of_its_addresses() {
+    for source in [Ipv4Addr::LOCALHOST.into(), other_address(0)] {
+        let mut net = Net::new(1);
+        let (a, b) = (make(&mut net, 0, 1), make(&mut net, 0, 2));
+        net.translate(0, source);
+        up(&mut net, a, b);
+        up(&mut net, b, a);
+        net.until(20 * MS, both_open(a, b));
+        assert_joined(&net, a, b);
+    }
+    // But loopback is not the address of another host.
+    let (mut net, a, b) = three(&Config::default());
+    up(&mut net, b, a);
+    net.translate(2, Ipv4Addr::LOCALHOST.into());
+    let sid = net.stranger(2, b.qpn, 1, &right(a, b));
+    net.run(100 * MS);
+    assert_refused(&net, sid);
+}
+
+#[test]
+fn guesses_at_rtr_are_few_and_do_not_keep_out_the_peer() {
+    for receive_only in [false, true] {
+        let (mut net, a, b) = three(&Config::default());
+        to_rtr(&mut net, b, a);
+        // From the peer's own host: another user there. The victim examines 16, and one more each second.
+        for n in 0..200 {
+            net.stranger(0, b.qpn, 1, &guess(a, b, Some(psn(a) ^ (n + 1)), psn(b)));
+            net.run(MS / 10);
+        }
+        // The right PSN comes too late.
+        let sid = net.stranger(0, b.qpn, 1, &right(a, b));
+        net.run(10 * MS);
+        assert_refused(&net, sid);
+        assert!(net.attached(1, 1).is_empty());
+        // The flood goes on, at both; the peer comes.
+        if !receive_only {
+            to_rts(&mut net, b);
+        }
+        up(&mut net, a, b);
+        let mut n = 1000;
+        while !both_open(a, b)(&net) {
+            n += 1;
+            assert!(n < 50_000, "the peer is kept out");
+            net.stranger(0, b.qpn, 1, &guess(a, b, Some(psn(a) ^ n), psn(b)));
+            net.stranger(1, a.qpn, 0, &guess(b, a, Some(psn(b) ^ n), psn(a)));
+            net.stranger(1, a.qpn, 0, &guess(b, a, None, psn(a) ^ n));
+            net.run(MS / 10);
+        }
+        assert!(net.are_joined((0, 1), (1, 1)));
+    }
+}
+
+#[test]
+fn at_rts_both_psns_must_match() {
+    let (mut net, a, b) = three(&Config::default());
+    up(&mut net, b, a);
+    for n in 0..100 {
+        for (sq, rq) in [(psn(a), psn(b) ^ (n + 1)), (psn(a) ^ (n + 1), psn(b))] {
+            net.stranger(0, b.qpn, 1, &guess(a, b, Some(sq), rq));
+        }
+    }
+    net.run(100 * MS);
+    assert!(net.attached(1, 1).is_empty());
+    // However many there were: the right ones are taken.
+    net.stranger(0, b.qpn, 1, &right(a, b));
+    net.run(5 * MS);
+    assert_eq!(net.attached(1, 1).len(), 1);
+}
+
+#[test]
+fn guesses_are_forgotten_one_a_second() {
+    let (mut net, a, b) = three(&Config::default());
+    to_rtr(&mut net, b, a);
+    for n in 0..50 {
+        net.stranger(0, b.qpn, 1, &guess(a, b, Some(psn(a) ^ (n + 1)), psn(b)));
+    }
+    net.run(10 * MS);
+    let take = |net: &mut Net| {
+        net.stranger(0, b.qpn, 1, &right(a, b));
+        net.run(10 * MS);
+        net.attached(1, 1).len()
+    };
+    assert_eq!(take(&mut net), 0);
+    net.run(1100 * MS);
+    assert_eq!(take(&mut net), 1);
+}
+
+#[test]
+fn strangers_do_not_use_up_the_places_of_parked_calls() {
+    let mut config = Config::default();
+    config.native.max_parked = 20;
+    let (mut net, a, b) = three(&config);
+    let idle: Vec<Qp> = (2..30).map(|qid| make(&mut net, 1, qid)).collect();
+    up(&mut net, a, b);
+    net.run(10 * MS);
+    assert_eq!(net.in_start_up(1), 1, "the peer's call is parked");
+    for n in 0..100 {
+        net.stranger(2, b.qpn, 1, &right(a, b));
+        net.stranger(2, b.qpn, 1, &right(a, idle[n % idle.len()]));
+    }
+    net.run(10 * MS);
+    net.on(1, |engine, _| assert_eq!(engine.parked, 20));
+    to_rtr(&mut net, b, a);
+    let took = net.until(SECOND, |net| net.are_joined((0, 1), (1, 1)));
+    assert!(took <= MS, "{took:?}: it was still parked");
+}
+
+#[test]
+fn a_parked_call_that_lost_its_place_is_made_up_for() {
+    let (mut net, a, b) = three(&Config::default());
+    up(&mut net, a, b);
+    net.run(10 * MS);
+    // From the peer's host, which cannot be told from the peer: they have all places when the queue pair gets ready.
+    for _ in 0..100 {
+        net.stranger(0, b.qpn, 1, &guess(a, b, Some(1), 2));
+    }
+    net.run(5 * MS);
+    up(&mut net, b, a);
+    let took = net.until(2 * SECOND, both_open(a, b));
+    assert!(took < 50 * MS, "{took:?}: nobody waited for the grace");
+}

@@ -1,0 +1,140 @@
+//! What a queue pair is described with.
+
+use bitflags::bitflags;
+
+use urnic_process::addressing::AddressVector;
+
+/// Capacities of a queue pair (`struct ibv_qp_cap`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QpCaps {
+    /// Work requests that may be outstanding in the send queue.
+    pub max_send_wr: u32,
+    /// The same of the receive queue.
+    pub max_recv_wr: u32,
+    /// Elements of a send request.
+    pub max_send_sge: u32,
+    /// Elements of a receive request.
+    pub max_recv_sge: u32,
+    /// Bytes of inline data of a send request.
+    pub max_inline: u32,
+}
+
+/// Attributes of a queue pair (`struct ibv_qp_attr`), in verbs' numbers and unchecked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QpAttr {
+    /// State to go to; in a query the state it is in.
+    pub state: u32,
+    /// State the caller believes it to be in; in a query as `state`.
+    pub cur_state: u32,
+    /// `enum ibv_mtu`; kept for queries.
+    pub path_mtu: u32,
+    /// PSN expected of the peer: checked against the peer's `sq_psn` when the two meet.
+    pub rq_psn: u32,
+    /// Our first PSN.
+    pub sq_psn: u32,
+    /// The peer's queue pair number.
+    pub dest_qpn: u32,
+    /// Remote rights (`enum ibv_access_flags`).
+    pub access: u32,
+    /// Always 0.
+    pub pkey_index: u16,
+    /// Always 1.
+    pub port: u8,
+    /// Inbound Reads.
+    pub max_dest_rd_atomic: u8,
+    /// Outbound Reads.
+    pub max_rd_atomic: u8,
+    /// Least time that a sender is asked to wait when no receive is posted: InfiniBand's code.
+    pub min_rnr_timer: u8,
+    /// How long to wait for an answer: 4.096 µs · 2^timeout; 0 = for ever.
+    pub timeout: u8,
+    /// How often to try again after that.
+    pub retry_cnt: u8,
+    /// How often to try again when the peer has no receive posted; 7 = for ever.
+    pub rnr_retry: u8,
+    /// The peer's address.
+    pub av: AddressVector,
+}
+
+bitflags! {
+    /// Attributes of a queue pair that a call names (`enum ibv_qp_attr_mask`).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct QpMask: u32 {
+        /// `state`.
+        const STATE = 1;
+        /// `cur_state`: the state in which the caller believes the queue pair to be.
+        const CUR_STATE = 1 << 1;
+        /// An event once the send queue is drained.
+        const EN_SQD_ASYNC_NOTIFY = 1 << 2;
+        /// `access`.
+        const ACCESS_FLAGS = 1 << 3;
+        /// `pkey_index`.
+        const PKEY_INDEX = 1 << 4;
+        /// `port`.
+        const PORT = 1 << 5;
+        /// Q_Key: of datagrams only.
+        const QKEY = 1 << 6;
+        /// `av`.
+        const AV = 1 << 7;
+        /// `path_mtu`.
+        const PATH_MTU = 1 << 8;
+        /// `timeout`.
+        const TIMEOUT = 1 << 9;
+        /// `retry_cnt`.
+        const RETRY_CNT = 1 << 10;
+        /// `rnr_retry`.
+        const RNR_RETRY = 1 << 11;
+        /// `rq_psn`.
+        const RQ_PSN = 1 << 12;
+        /// `max_rd_atomic`.
+        const MAX_QP_RD_ATOMIC = 1 << 13;
+        /// Alternate path: accepted and never used.
+        const ALT_PATH = 1 << 14;
+        /// `min_rnr_timer`.
+        const MIN_RNR_TIMER = 1 << 15;
+        /// `sq_psn`.
+        const SQ_PSN = 1 << 16;
+        /// `max_dest_rd_atomic`.
+        const MAX_DEST_RD_ATOMIC = 1 << 17;
+        /// Path migration state: accepted and never used.
+        const PATH_MIG_STATE = 1 << 18;
+        /// Capacities: never changed.
+        const CAP = 1 << 19;
+        /// `dest_qpn`.
+        const DEST_QPN = 1 << 20;
+    }
+}
+
+impl QpMask {
+    /// What `INIT_QP_ATTR` names for RTR: the connection manager knows the peer, and the program has nothing to say.
+    pub const RTR_BY_MANAGER: QpMask = QpMask::STATE.union(QpMask::ACCESS_FLAGS).union(QpMask::PORT);
+}
+
+impl QpAttr {
+    /// Takes over the attributes that `mask` names, but for the state.
+    pub fn take(&mut self, from: &QpAttr, mask: QpMask) {
+        let mut put = |bit, set: &dyn Fn(&mut QpAttr)| {
+            if mask.contains(bit) {
+                set(self);
+            }
+        };
+        put(QpMask::ACCESS_FLAGS, &|to| to.access = from.access);
+        put(QpMask::PKEY_INDEX, &|to| to.pkey_index = from.pkey_index);
+        put(QpMask::PORT, &|to| to.port = from.port);
+        put(QpMask::AV, &|to| to.av = from.av);
+        put(QpMask::PATH_MTU, &|to| to.path_mtu = from.path_mtu);
+        put(QpMask::TIMEOUT, &|to| to.timeout = from.timeout);
+        put(QpMask::RETRY_CNT, &|to| to.retry_cnt = from.retry_cnt);
+        put(QpMask::RNR_RETRY, &|to| to.rnr_retry = from.rnr_retry);
+        put(QpMask::RQ_PSN, &|to| to.rq_psn = from.rq_psn);
+        put(QpMask::MAX_QP_RD_ATOMIC, &|to| {
+            to.max_rd_atomic = from.max_rd_atomic
+        });
+        put(QpMask::MIN_RNR_TIMER, &|to| to.min_rnr_timer = from.min_rnr_timer);
+        put(QpMask::SQ_PSN, &|to| to.sq_psn = from.sq_psn);
+        put(QpMask::MAX_DEST_RD_ATOMIC, &|to| {
+            to.max_dest_rd_atomic = from.max_dest_rd_atomic
+        });
+        put(QpMask::DEST_QPN, &|to| to.dest_qpn = from.dest_qpn);
+    }
+}

@@ -1,0 +1,309 @@
+//! The layouts of `<rdma/rdma_user_cm.h>`: what librdmacm writes to `/dev/infiniband/rdma_cm`, and what it gets back.
+//!
+//! Everything is in the machine's own byte order but addresses, ports and GUIDs, which are in network order. No layout has padding; lengths and
+//! offsets are asserted.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
+
+use rustix::io::Errno;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+/// Longest private data of a connection (`RDMA_MAX_PRIVATE_DATA`), whose length byte can say one less.
+pub const MAX_PRIVATE_DATA: usize = 256;
+/// `AF_IB` of `<linux/socket.h>`.
+const AF_IB: u16 = 27;
+/// `struct sockaddr_in6`.
+const IN6_LEN: usize = 28;
+/// `struct __kernel_sockaddr_storage`.
+const STORAGE_LEN: usize = 128;
+/// No index of the device: it is found by its node GUID (`UCMA_INVALID_IB_INDEX`).
+const NO_INDEX: u32 = u32::MAX;
+
+macro_rules! layouts {
+    ($($(#[$m:meta])* $name:ident = $len:literal { $($f:ident: $t:ty,)* })*) => { $(
+        $(#[$m])*
+        #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
+        #[repr(C)]
+        #[expect(missing_docs, reason = "the fields are those of <rdma/rdma_user_cm.h>")]
+        pub struct $name { $(pub $f: $t,)* }
+        const _: () = assert!(size_of::<$name>() == $len);
+    )* };
+}
+
+layouts! {
+    /// In front of every command.
+    Header = 8 { command: u32, in_len: u16, out_len: u16, }
+    CreateId = 24 { uid: u64, response: u64, port_space: u16, qp_type: u8, reserved: [u8; 5], }
+    /// Commands that name an id and want an answer: `DESTROY_ID`, `LEAVE_MCAST`, `QUERY_ROUTE`.
+    OnId = 16 { response: u64, id: u32, reserved: u32, }
+    BindIp = 40 { response: u64, address: [u8; IN6_LEN], id: u32, }
+    Bind = 136 { id: u32, address_len: u16, reserved: u16, address: [u8; STORAGE_LEN], }
+    ResolveIp = 64 { source: [u8; IN6_LEN], destination: [u8; IN6_LEN], id: u32, timeout_ms: u32, }
+    ResolveAddr = 272 {
+        id: u32, timeout_ms: u32, source_len: u16, destination_len: u16, reserved: u32,
+        source: [u8; STORAGE_LEN], destination: [u8; STORAGE_LEN],
+    }
+    ResolveRoute = 8 { id: u32, timeout_ms: u32, }
+    Query = 16 { response: u64, id: u32, option: u32, }
+    /// `struct rdma_ucm_conn_param`.
+    ConnParam = 272 {
+        qp_num: u32, qkey: u32, private_data: [u8; MAX_PRIVATE_DATA], private_data_len: u8, srq: u8,
+        responder_resources: u8, initiator_depth: u8, flow_control: u8, retry_count: u8, rnr_retry_count: u8, valid: u8,
+    }
+    Connect = 288 { param: ConnParam, id: u32, reserved: u32, ece: [u32; 2], }
+    Listen = 8 { id: u32, backlog: u32, }
+    Accept = 296 { uid: u64, param: ConnParam, id: u32, reserved: u32, ece: [u32; 2], }
+    Reject = 264 {
+        id: u32, private_data_len: u8, reason: u8, reserved: [u8; 2], private_data: [u8; MAX_PRIVATE_DATA],
+    }
+    Disconnect = 4 { id: u32, }
+    InitQpAttr = 16 { response: u64, id: u32, qp_state: u32, }
+    GetEvent = 8 { response: u64, }
+    SetOption = 24 { value: u64, id: u32, level: u32, name: u32, len: u32, }
+    Notify = 8 { id: u32, event: u32, }
+    JoinIpMulticast = 48 { response: u64, uid: u64, address: [u8; IN6_LEN], id: u32, }
+    JoinMulticast = 152 {
+        response: u64, uid: u64, id: u32, address_len: u16, flags: u16, address: [u8; STORAGE_LEN],
+    }
+    MigrateId = 16 { response: u64, id: u32, fd: u32, }
+
+    /// What `GET_EVENT` answers. The union in its middle is as long as its longest member, the parameters of datagrams.
+    EventResponse = 336 {
+        uid: u64, id: u32, event: u32, status: u32, param: ConnParam, datagram: [u8; 32], reserved: u32, ece: [u32; 2],
+    }
+    /// `struct ib_user_path_rec`.
+    PathRecord = 64 {
+        dgid: [u8; 16], sgid: [u8; 16], lids: u32, raw_traffic: u32, flow_label: u32, reversible: u32, mtu: u32,
+        pkey: [u8; 2], hop_limit: u8, traffic_class: u8, rest: [u8; 8],
+    }
+    RouteResponse = 208 {
+        node_guid: u64, route: [PathRecord; 2], source: [u8; IN6_LEN], destination: [u8; IN6_LEN], num_paths: u32,
+        port: u8, reserved: [u8; 3], device_index: u32, reserved1: u32,
+    }
+    AddressResponse = 280 {
+        node_guid: u64, port: u8, reserved: u8, pkey: [u8; 2], source_len: u16, destination_len: u16,
+        source: [u8; STORAGE_LEN], destination: [u8; STORAGE_LEN], device_index: u32, reserved1: u32,
+    }
+    PathResponse = 8 { num_paths: u32, reserved: u32, }
+    /// `struct ib_uverbs_qp_attr`.
+    QpAttrResponse = 144 {
+        mask: u32, state: u32, cur_state: u32, path_mtu: u32, path_mig_state: u32, qkey: u32, rq_psn: u32, sq_psn: u32,
+        dest_qp_num: u32, access: u32, address_vectors: [u8; 64], caps: [u32; 5], pkey_index: u16, alt_pkey_index: u16,
+        en_sqd_async_notify: u8, sq_draining: u8, max_rd_atomic: u8, max_dest_rd_atomic: u8, min_rnr_timer: u8,
+        port: u8, timeout: u8, retry_cnt: u8, rnr_retry: u8, alt_port: u8, alt_timeout: u8, reserved: [u8; 5],
+    }
+}
+
+const _: () = {
+    use std::mem::offset_of;
+    assert!(offset_of!(EventResponse, param) == 20 && offset_of!(EventResponse, ece) == 328);
+    assert!(offset_of!(ConnParam, private_data_len) == 264);
+    assert!(offset_of!(Connect, id) == 272 && offset_of!(Connect, ece) == 280);
+    assert!(offset_of!(Accept, param) == 8 && offset_of!(Accept, id) == 280);
+    assert!(offset_of!(RouteResponse, source) == 136 && offset_of!(RouteResponse, num_paths) == 192);
+    assert!(offset_of!(RouteResponse, device_index) == 200);
+    assert!(offset_of!(QpAttrResponse, pkey_index) == 124 && offset_of!(QpAttrResponse, port) == 133);
+};
+
+/// An address of the program's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Name {
+    /// `AF_INET` or `AF_INET6`.
+    Ip(SocketAddr),
+    /// `AF_IB`, with the GID in it.
+    Ib([u8; 16]),
+}
+
+impl Name {
+    /// Reads `struct sockaddr_in`, `sockaddr_in6` or `sockaddr_ib` from the front of `bytes`; `None` for `AF_UNSPEC` or no bytes.
+    ///
+    /// # Errors
+    /// `EAFNOSUPPORT` for another family, `EINVAL` when there are too few bytes.
+    pub fn parse(bytes: &[u8]) -> Result<Option<Name>, Errno> {
+        let Some((family, _)) = bytes.split_first_chunk() else {
+            return Ok(None);
+        };
+        let family = u16::from_ne_bytes(*family);
+        let port = || Some(u16::from_be_bytes(*bytes.get(2..4)?.first_chunk()?));
+        let name = match i32::from(family) {
+            0 => return Ok(None),
+            libc::AF_INET => (|| {
+                let ip: [u8; 4] = *bytes.get(4..)?.first_chunk()?;
+                Some(Name::Ip(SocketAddr::new(Ipv4Addr::from(ip).into(), port()?)))
+            })(),
+            libc::AF_INET6 => (|| {
+                let ip: [u8; 16] = *bytes.get(8..)?.first_chunk()?;
+                let flow = u32::from_be_bytes(*bytes.get(4..)?.first_chunk()?);
+                let scope = u32::from_ne_bytes(*bytes.get(24..)?.first_chunk()?);
+                Some(Name::Ip(
+                    SocketAddrV6::new(ip.into(), port()?, flow, scope).into(),
+                ))
+            })(),
+            _ if family == AF_IB => (|| Some(Name::Ib(*bytes.get(8..)?.first_chunk()?)))(),
+            _ => return Err(Errno::AFNOSUPPORT),
+        };
+        name.map(Some).ok_or(Errno::INVAL)
+    }
+}
+
+/// Writes an address as `sockaddr_in` or `sockaddr_in6`, and says how long it is: 0 for none.
+fn put_address(to: &mut [u8], address: Option<SocketAddr>) -> u16 {
+    let mut bytes = [0u8; IN6_LEN];
+    let len = match address {
+        None => return 0,
+        Some(SocketAddr::V4(v4)) => {
+            bytes[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+            bytes[2..4].copy_from_slice(&v4.port().to_be_bytes());
+            bytes[4..8].copy_from_slice(&v4.ip().octets());
+            16
+        }
+        Some(SocketAddr::V6(v6)) => {
+            bytes[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+            bytes[2..4].copy_from_slice(&v6.port().to_be_bytes());
+            bytes[4..8].copy_from_slice(&v6.flowinfo().to_be_bytes());
+            bytes[8..24].copy_from_slice(&v6.ip().octets());
+            bytes[24..].copy_from_slice(&v6.scope_id().to_ne_bytes());
+            IN6_LEN
+        }
+    };
+    if let Some(to) = to.get_mut(..IN6_LEN) {
+        to.copy_from_slice(&bytes);
+    }
+    len as u16
+}
+
+/// The GID that stands for an address.
+fn gid(address: Option<SocketAddr>) -> [u8; 16] {
+    match address.map(|address| address.ip()) {
+        None => [0; 16],
+        Some(IpAddr::V4(ip)) => ip.to_ipv6_mapped().octets(),
+        Some(IpAddr::V6(ip)) => ip.octets(),
+    }
+}
+
+/// The pkey that an Ethernet port has.
+const PKEY: [u8; 2] = [0xff; 2];
+/// The device's only port.
+const PORT: u8 = 1;
+
+/// Where an id is: what queries answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IdAddresses {
+    /// The device's node GUID in network order; 0 while the id is bound to none.
+    pub node_guid: u64,
+    /// The address it is bound to.
+    pub local: Option<SocketAddr>,
+    /// The peer's address.
+    pub remote: Option<SocketAddr>,
+    /// Port space: part of the service id in an AF_IB name.
+    pub port_space: u16,
+}
+
+impl IdAddresses {
+    fn port(&self) -> u8 {
+        if self.node_guid == 0 { 0 } else { PORT }
+    }
+
+    /// The answer to `QUERY_ROUTE`. There are no path records: the network routes IP.
+    pub fn route(&self) -> RouteResponse {
+        let mut response = RouteResponse::new_zeroed();
+        response.node_guid = self.node_guid;
+        for route in &mut response.route[..1] {
+            (route.sgid, route.dgid, route.pkey) = (gid(self.local), gid(self.remote), PKEY);
+        }
+        put_address(&mut response.source, self.local);
+        put_address(&mut response.destination, self.remote);
+        response.port = self.port();
+        response.device_index = NO_INDEX;
+        response
+    }
+
+    /// The answer to `QUERY` for addresses.
+    pub fn addresses(&self) -> AddressResponse {
+        let mut response = self.bare();
+        response.source_len = put_address(&mut response.source, self.local);
+        response.destination_len = put_address(&mut response.destination, self.remote);
+        response
+    }
+
+    /// The answer to `QUERY` for GIDs: both addresses as `struct sockaddr_ib`.
+    pub fn gids(&self) -> AddressResponse {
+        const LEN: u16 = 48;
+        let mut response = self.bare();
+        let space = u64::from(self.port_space) << 16;
+        for (to, address) in [
+            (&mut response.source, self.local),
+            (&mut response.destination, self.remote),
+        ] {
+            let service = space | u64::from(address.map_or(0, |address| address.port()));
+            to[..2].copy_from_slice(&AF_IB.to_ne_bytes());
+            to[2..4].copy_from_slice(&PKEY);
+            to[8..24].copy_from_slice(&gid(address));
+            to[24..32].copy_from_slice(&service.to_be_bytes());
+        }
+        (response.source_len, response.destination_len) = (LEN, LEN);
+        response
+    }
+
+    fn bare(&self) -> AddressResponse {
+        let mut response = AddressResponse::new_zeroed();
+        response.node_guid = self.node_guid;
+        response.port = self.port();
+        response.pkey = PKEY;
+        response.device_index = NO_INDEX;
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_come_back_as_they_were_put() {
+        for text in ["10.1.2.3:7471", "[fe80::1%3]:20049", "[::]:0", "0.0.0.0:1"] {
+            let address: SocketAddr = text.parse().unwrap();
+            let mut bytes = [0; STORAGE_LEN];
+            let len = put_address(&mut bytes, Some(address));
+            assert_eq!(len, if address.is_ipv4() { 16 } else { 28 });
+            assert_eq!(Name::parse(&bytes[..len.into()]), Ok(Some(Name::Ip(address))));
+            assert_eq!(
+                Name::parse(&bytes[..usize::from(len) - 8]).is_err(),
+                address.is_ipv6(),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn other_families_and_none() {
+        assert_eq!(Name::parse(&[]), Ok(None));
+        assert_eq!(Name::parse(&[0; 28]), Ok(None));
+        let family = |family: u16| {
+            let mut bytes = [0; STORAGE_LEN];
+            bytes[..2].copy_from_slice(&family.to_ne_bytes());
+            bytes
+        };
+        assert_eq!(Name::parse(&family(1)), Err(Errno::AFNOSUPPORT));
+        assert_eq!(Name::parse(&family(AF_IB)), Ok(Some(Name::Ib([0; 16]))));
+        assert_eq!(Name::parse(&family(AF_IB)[..20]), Err(Errno::INVAL));
+    }
+
+    #[test]
+    fn an_id_without_device_has_no_port() {
+        let nowhere = IdAddresses {
+            node_guid: 0,
+            local: Some("0.0.0.0:7471".parse().unwrap()),
+            remote: None,
+            port_space: 0x106,
+        };
+        assert_eq!((nowhere.addresses().port, nowhere.route().port), (0, 0));
+        assert_eq!(nowhere.addresses().destination_len, 0);
+        let here = IdAddresses {
+            node_guid: 5,
+            ..nowhere
+        };
+        assert_eq!((here.addresses().port, here.route().port), (1, 1));
+        assert_eq!(here.gids().source[24..32], 0x0106_1d2fu64.to_be_bytes());
+    }
+}

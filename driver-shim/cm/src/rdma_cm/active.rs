@@ -1,0 +1,326 @@
+//! The side that calls.
+
+use rustix::io::Errno;
+
+use super::command::Parameters;
+use super::ids::with_port;
+use super::{Attachment, CmEvent, Engine, EventParams, Key, Notice, Owner, PS_IB, PS_TCP, State, World};
+use crate::mpa_startup::{
+    Accepted, Answer, Close, Depths, Failure, Fault, Initiator, Offer, Rejected, Time, terminate,
+};
+
+/// A call under way.
+#[derive(Debug)]
+pub(super) struct Calling {
+    pub(super) sid: u32,
+    qid: u32,
+    parameters: Parameters,
+    /// TCP chose another port than the id has.
+    elsewhere: bool,
+    /// RFC 6581; the second try does without (§10 there).
+    enhanced: bool,
+    /// The Reply is due; `None`: TCP connects.
+    initiator: Option<Box<Initiator>>,
+    deadline: Time,
+}
+
+/// A call that was accepted.
+#[derive(Debug)]
+pub(super) struct Answered {
+    pub(super) sid: u32,
+    qid: u32,
+    parameters: Parameters,
+    accepted: Accepted,
+}
+
+impl Engine {
+    /// Calls. An event says how it went.
+    ///
+    /// # Errors
+    /// `EINVAL` in the wrong state or without a queue pair, `EOPNOTSUPP` for datagrams, those of connecting that show at once.
+    pub fn connect(
+        &mut self,
+        world: &mut World<'_>,
+        channel: u64,
+        handle: u32,
+        parameters: Parameters,
+    ) -> Result<(), Errno> {
+        let id = self.own(channel, handle)?;
+        if ![PS_TCP, PS_IB].contains(&id.port_space) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if !matches!(id.state, State::RouteResolved) {
+            return Err(Errno::INVAL);
+        }
+        let remote = id.remote.ok_or(Errno::INVAL)?;
+        let settings = self.policy(remote.ip()).settings;
+        let qid = world.device.queue_pair(parameters.qpn).ok_or(Errno::INVAL)?;
+        if self.queue_pairs.contains_key(&qid) {
+            return Err(Errno::ISCONN);
+        }
+        let calling = Calling {
+            sid: 0,
+            qid,
+            parameters,
+            elsewhere: false,
+            // The two ways of saying that the called side may send first exclude each other (conformance S001-08).
+            enhanced: settings.revision >= 2 && settings.rtr_frame.is_none(),
+            initiator: None,
+            deadline: world.now + settings.initiator_timeout,
+        };
+        self.dial(world, handle, calling)
+    }
+
+    /// Begins a TCP connection.
+    fn dial(&mut self, world: &mut World<'_>, handle: u32, mut calling: Calling) -> Result<(), Errno> {
+        self.release_port(world, handle);
+        let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
+        let (Some(local), Some(remote)) = (id.local, id.remote) else {
+            return Err(Errno::INVAL);
+        };
+        // Before anything is sent, so that the log's times tell what the peer was doing then.
+        tracing::debug!("id {handle}: calls {remote} from {local}");
+        let dialed = match world.device.connect(remote, local, id.traffic_class) {
+            // Somebody has the port that we picked: any other will do.
+            Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) if id.picked => {
+                calling.elsewhere = true;
+                world
+                    .device
+                    .connect(remote, with_port(local, 0), id.traffic_class)
+            }
+            dialed => dialed,
+        };
+        calling.sid = dialed?;
+        tracing::debug!("id {handle}: its connection is stream {}", calling.sid);
+        self.streams.insert(calling.sid, Owner::Id(handle));
+        self.timers.set(Key::Id(handle), Some(calling.deadline));
+        id.state = State::Calling(Box::new(calling));
+        Ok(())
+    }
+
+    /// TCP connected, or did not.
+    pub fn connected(&mut self, world: &mut World<'_>, sid: u32, result: Result<(), Errno>) {
+        let Some(Owner::Id(handle)) = self.streams.get(&sid) else {
+            return;
+        };
+        let handle = *handle;
+        if let Err(errno) = result {
+            // The device has forgotten it.
+            self.streams.remove(&sid);
+            return self.call_failed(world, handle, errno);
+        }
+        let Some(remote) = self.ids.get(&handle).and_then(|id| id.remote) else {
+            return;
+        };
+        let (policy, max_ird) = (self.policy(remote.ip()), self.max_ird);
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        let State::Calling(calling) = &mut id.state else {
+            return;
+        };
+        if calling.elsewhere
+            && let Ok((local, _)) = world.device.ends(sid)
+        {
+            id.local = Some(local);
+        }
+        let parameters = &calling.parameters;
+        let offer = calling.enhanced.then(|| Offer {
+            peer_to_peer: policy.peer_to_peer,
+            depths: Depths {
+                ird: Some(parameters.responder_resources.into()),
+                ord: Some(parameters.initiator_depth.into()),
+            },
+            max_ird: max_ird.into(),
+        });
+        let begun = Initiator::new(policy.settings, offer, &parameters.private_data, world.now)
+            .map_err(|_| Errno::INVAL)
+            .and_then(|(initiator, request)| {
+                world.device.send(sid, &request)?;
+                world.device.receive(sid, initiator.wants())?;
+                Ok(initiator)
+            });
+        match begun {
+            Ok(initiator) => calling.initiator = Some(Box::new(initiator)),
+            Err(errno) => self.call_failed(world, handle, errno),
+        }
+    }
+
+    /// Bytes of the Reply.
+    pub(super) fn hear_reply(&mut self, world: &mut World<'_>, handle: u32, octets: Result<&[u8], Errno>) {
+        let Some(State::Calling(calling)) = self.ids.get_mut(&handle).map(|id| &mut id.state) else {
+            return;
+        };
+        let (sid, Some(initiator)) = (calling.sid, &mut calling.initiator) else {
+            return;
+        };
+        match initiator.take(octets) {
+            Ok(None) => {
+                let wants = initiator.wants();
+                if let Err(errno) = world.device.receive(sid, wants) {
+                    self.call_failed(world, handle, errno);
+                }
+            }
+            Ok(Some(Answer::Accepted(accepted))) => self.accepted(world, handle, accepted),
+            Ok(Some(Answer::Rejected(Rejected { word, private_data }))) => {
+                let told = self.told(word, private_data);
+                self.timers.set(Key::Id(handle), None);
+                self.hang_up(world, sid, Close::Orderly);
+                if let Some(id) = self.ids.get_mut(&handle) {
+                    id.state = State::Over;
+                }
+                let status = -Errno::CONNREFUSED.raw_os_error();
+                self.report(world, handle, CmEvent::Rejected, status, told);
+            }
+            Err(failure) => self.reply_failed(world, handle, failure),
+        }
+    }
+
+    /// No Reply of use; perhaps the peer knows only revision 1 (RFC 6581 §10).
+    fn reply_failed(&mut self, world: &mut World<'_>, handle: u32, failure: Failure) {
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        let State::Calling(calling) = &id.state else {
+            return;
+        };
+        let (sid, again) = (calling.sid, calling.enhanced && failure.fall_back);
+        tracing::debug!("id {handle}: {failure}");
+        if !again {
+            return self.call_failed(world, handle, errno_of(failure.fault));
+        }
+        tracing::debug!("id {handle}: calls again with MPA revision 1");
+        let State::Calling(mut calling) = std::mem::replace(&mut id.state, State::Over) else {
+            return;
+        };
+        (calling.enhanced, calling.initiator) = (false, None);
+        // The port is still in use by the first call.
+        id.picked = true;
+        self.hang_up(world, sid, failure.close);
+        if let Err(errno) = self.dial(world, handle, *calling) {
+            self.call_failed(world, handle, errno);
+        }
+    }
+
+    fn accepted(&mut self, world: &mut World<'_>, handle: u32, accepted: Accepted) {
+        let told = self.told(accepted.word, accepted.private_data.clone());
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        let manages_qp = id.manages_qp;
+        let State::Calling(calling) = std::mem::replace(&mut id.state, State::Over) else {
+            return;
+        };
+        let Calling {
+            sid, qid, parameters, ..
+        } = *calling;
+        id.state = State::Answered(Box::new(Answered {
+            sid,
+            qid,
+            parameters,
+            accepted,
+        }));
+        self.timers.set(Key::Id(handle), None);
+        if !manages_qp {
+            return self.report(world, handle, CmEvent::ConnectResponse, 0, told);
+        }
+        match self.establish(world, handle) {
+            Ok(()) => self.report(world, handle, CmEvent::Established, 0, told),
+            Err(errno) => {
+                let status = -errno.raw_os_error();
+                self.report(
+                    world,
+                    handle,
+                    CmEvent::ConnectError,
+                    status,
+                    EventParams::default(),
+                );
+            }
+        }
+    }
+
+    /// The queue pair is there: RDMA mode begins.
+    ///
+    /// # Errors
+    /// `EINVAL` without a queue pair that can be attached; `EPROTO` if there was nothing to agree on, which the peer is told by a Terminate.
+    pub(super) fn establish(&mut self, world: &mut World<'_>, handle: u32) -> Result<(), Errno> {
+        let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
+        let (ack_timeout, remote) = (id.ack_timeout, id.remote.ok_or(Errno::INVAL)?);
+        let State::Answered(answered) = std::mem::replace(&mut id.state, State::Over) else {
+            return Err(Errno::INVAL);
+        };
+        let Answered {
+            sid,
+            qid,
+            parameters,
+            accepted,
+        } = *answered;
+        let negotiated = accepted.negotiated;
+        let policy = self.policy(remote.ip());
+        let attachment = Attachment {
+            qid,
+            negotiated,
+            ird: negotiated
+                .depths
+                .ird
+                .unwrap_or(parameters.responder_resources.into()),
+            ord: negotiated.depths.ord.unwrap_or(parameters.initiator_depth.into()),
+            ack_timeout,
+            strict_rtr: policy.strict_rtr,
+            rnr_grace: policy.rnr_grace,
+        };
+        let framed = match &accepted.rtr_frame {
+            Some(frame) => world.device.send(sid, frame),
+            None => Ok(()),
+        };
+        if let Err(errno) = framed.and_then(|()| world.device.attach(sid, &attachment)) {
+            // An enhanced peer is told why nothing comes (RFC 6581 §9.3).
+            let told = accepted.word.is_some()
+                && world
+                    .device
+                    .send(sid, &negotiated.last_words(terminate::LOCAL))
+                    .is_ok();
+            let how = if told { Close::Orderly } else { Close::Abort };
+            self.hang_up(world, sid, how);
+            return Err(errno);
+        }
+        self.streams.remove(&sid);
+        if let Some(control) = negotiated.terminate {
+            tracing::debug!("id {handle}: start-up ends with Terminate {control:#010x}");
+            return Err(Errno::PROTO);
+        }
+        self.queue_pairs.insert(qid, handle);
+        self.notices.push(Notice::Open(qid));
+        if let Some(id) = self.ids.get_mut(&handle) {
+            id.state = State::Connected { qid };
+        }
+        Ok(())
+    }
+
+    /// The call came to nothing.
+    pub(super) fn call_failed(&mut self, world: &mut World<'_>, handle: u32, errno: Errno) {
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        let sid = match std::mem::replace(&mut id.state, State::Over) {
+            State::Calling(calling) => Some(calling.sid),
+            State::Answered(answered) => Some(answered.sid),
+            _ => None,
+        };
+        self.timers.set(Key::Id(handle), None);
+        if let Some(sid) = sid.filter(|sid| self.streams.contains_key(sid)) {
+            self.hang_up(world, sid, Close::Abort);
+        }
+        let (kind, status) = CmEvent::of_failure(errno);
+        self.report(world, handle, kind, status, EventParams::default());
+    }
+}
+
+/// What a program is told of a start-up that failed.
+fn errno_of(fault: Fault) -> Errno {
+    match fault {
+        Fault::Closed => Errno::CONNRESET,
+        Fault::Timeout => Errno::TIMEDOUT,
+        Fault::Frame(_) | Fault::Trailing(_) | Fault::NotEnhanced(_) | Fault::Rdmac => Errno::PROTO,
+    }
+}

@@ -1,0 +1,534 @@
+//! Commands, out of the bytes that a program writes to its channel.
+
+use rustix::io::Errno;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::abi::{self, ConnParam, Header, Name};
+use super::opcode;
+
+/// Where a command wants its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Destination {
+    /// The program's address.
+    pub address: u64,
+    /// Bytes it has room for.
+    pub room: usize,
+}
+
+/// Parameters of a connection, as a program gives them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Parameters {
+    /// The queue pair's number.
+    pub qpn: u32,
+    /// Inbound Reads.
+    pub responder_resources: u8,
+    /// Outbound Reads.
+    pub initiator_depth: u8,
+    /// Private data for the peer.
+    pub private_data: Vec<u8>,
+}
+
+impl From<&ConnParam> for Parameters {
+    fn from(param: &ConnParam) -> Parameters {
+        let len = usize::from(param.private_data_len);
+        Parameters {
+            qpn: param.qp_num,
+            responder_resources: param.responder_resources,
+            initiator_depth: param.initiator_depth,
+            private_data: param.private_data.get(..len).unwrap_or_default().to_vec(),
+        }
+    }
+}
+
+/// What a query is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Question {
+    /// `RDMA_USER_CM_QUERY_ADDR`.
+    Addresses,
+    /// `RDMA_USER_CM_QUERY_PATH`.
+    Paths,
+    /// `RDMA_USER_CM_QUERY_GID`.
+    Gids,
+}
+
+/// A command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// `CREATE_ID`.
+    CreateId {
+        /// Where the answer goes.
+        answer: Destination,
+        /// The program's cookie of the id.
+        uid: u64,
+        /// `enum rdma_port_space`.
+        port_space: u16,
+    },
+    /// `DESTROY_ID`.
+    DestroyId {
+        /// Where the answer goes.
+        answer: Destination,
+        /// The id.
+        id: u32,
+    },
+    /// `BIND_IP` and `BIND`.
+    Bind {
+        /// The id.
+        id: u32,
+        /// The address to bind to.
+        local: Name,
+    },
+    /// `RESOLVE_IP` and `RESOLVE_ADDR`.
+    ResolveAddress {
+        /// The id.
+        id: u32,
+        /// The source address, if the program names one.
+        local: Option<Name>,
+        /// The destination address.
+        remote: Name,
+    },
+    /// `RESOLVE_ROUTE`.
+    ResolveRoute {
+        /// The id.
+        id: u32,
+    },
+    /// `QUERY_ROUTE`.
+    QueryRoute {
+        /// Where the answer goes.
+        answer: Destination,
+        /// The id.
+        id: u32,
+    },
+    /// `QUERY`.
+    Query {
+        /// Where the answer goes.
+        answer: Destination,
+        /// The id.
+        id: u32,
+        /// What is queried.
+        question: Question,
+    },
+    /// `CONNECT`.
+    Connect {
+        /// The id.
+        id: u32,
+        /// Parameters of the connection.
+        parameters: Parameters,
+    },
+    /// `LISTEN`.
+    Listen {
+        /// The id.
+        id: u32,
+        /// How many requests may wait to be accepted.
+        backlog: u32,
+    },
+    /// Without parameters: the end of a CONNECT_RESPONSE.
+    Accept {
+        /// The id.
+        id: u32,
+        /// The program's cookie of the id.
+        uid: u64,
+        /// Parameters of the connection.
+        parameters: Option<Parameters>,
+    },
+    /// `REJECT`.
+    Reject {
+        /// The id.
+        id: u32,
+        /// Private data for the peer.
+        private_data: Vec<u8>,
+    },
+    /// `DISCONNECT`.
+    Disconnect {
+        /// The id.
+        id: u32,
+    },
+    /// `INIT_QP_ATTR`.
+    InitQpAttr {
+        /// Where the answer goes.
+        answer: Destination,
+        /// The id.
+        id: u32,
+        /// The state to which the queue pair goes.
+        state: u32,
+    },
+    /// `GET_EVENT`.
+    GetEvent {
+        /// Where the answer goes.
+        answer: Destination,
+    },
+    /// The value is at `address` of the program.
+    SetOption {
+        /// The id.
+        id: u32,
+        /// `RDMA_OPTION_ID`.
+        level: u32,
+        /// The option.
+        name: u32,
+        /// Where in the program's memory the value is.
+        address: u64,
+        /// Bytes of the value.
+        len: u32,
+    },
+    /// `NOTIFY`.
+    Notify {
+        /// The id.
+        id: u32,
+    },
+    /// `JOIN_IP_MCAST` and `JOIN_MCAST`.
+    JoinMulticast {
+        /// The id.
+        id: u32,
+    },
+    /// `LEAVE_MCAST`.
+    LeaveMulticast {
+        /// The id.
+        id: u32,
+    },
+    /// `MIGRATE_ID`.
+    MigrateId {
+        /// Where the answer goes.
+        answer: Destination,
+        /// The id.
+        id: u32,
+        /// The channel that the id leaves.
+        fd: u32,
+    },
+}
+
+/// The number of the command in `bytes`, if there is any.
+pub fn number(bytes: &[u8]) -> Option<u32> {
+    Header::read_from_prefix(bytes)
+        .ok()
+        .map(|(header, _)| header.command)
+}
+
+/// A payload of the command's full length.
+fn whole<T: FromBytes>(payload: &[u8]) -> Result<T, Errno> {
+    T::read_from_prefix(payload)
+        .map(|(whole, _)| whole)
+        .map_err(|_| Errno::INVAL)
+}
+
+/// A payload that older programs write without its end; what is missing is zero.
+fn extended<T: FromBytes + FromZeros + IntoBytes>(payload: &[u8], least: usize) -> Result<T, Errno> {
+    if payload.len() < least {
+        return Err(Errno::INVAL);
+    }
+    let mut extended = T::new_zeroed();
+    let known = payload.len().min(size_of::<T>());
+    if let (Some(to), Some(from)) = (extended.as_mut_bytes().get_mut(..known), payload.get(..known)) {
+        to.copy_from_slice(from);
+    }
+    Ok(extended)
+}
+
+/// An address in a field of its own, with the length that the program gives.
+fn name(field: &[u8], len: u16) -> Result<Option<Name>, Errno> {
+    Name::parse(field.get(..len.into()).ok_or(Errno::INVAL)?)
+}
+
+/// A command's payload, and the room for its answer.
+#[derive(Clone, Copy)]
+struct Payload<'a> {
+    bytes: &'a [u8],
+    room: usize,
+}
+
+impl Payload<'_> {
+    fn whole<T: FromBytes>(self) -> Result<T, Errno> {
+        whole(self.bytes)
+    }
+
+    /// Where an answer of at least so many bytes goes.
+    fn answer(self, address: u64, least: usize) -> Result<Destination, Errno> {
+        match (address, self.room >= least) {
+            (_, false) => Err(Errno::NOSPC),
+            (0, true) => Err(Errno::FAULT),
+            (_, true) => Ok(Destination {
+                address,
+                room: self.room,
+            }),
+        }
+    }
+}
+
+impl Command {
+    /// Reads a command.
+    ///
+    /// # Errors
+    /// `EINVAL` for an unknown or malformed one, `ENOSYS` for `GET_OPTION`, which the kernel has a number for and nothing else, `ENOSPC` without room
+    /// for the answer, `EFAULT` without an address for it, `EAFNOSUPPORT`.
+    pub fn parse(bytes: &[u8]) -> Result<Command, Errno> {
+        let (header, rest) = Header::read_from_prefix(bytes).map_err(|_| Errno::INVAL)?;
+        let payload = Payload {
+            bytes: rest.get(..header.in_len.into()).ok_or(Errno::INVAL)?,
+            room: header.out_len.into(),
+        };
+        match header.command {
+            opcode::CREATE_ID | opcode::DESTROY_ID | opcode::MIGRATE_ID | opcode::GET_EVENT => {
+                Command::of_ids(header.command, payload)
+            }
+            opcode::BIND_IP
+            | opcode::BIND
+            | opcode::RESOLVE_IP
+            | opcode::RESOLVE_ADDR
+            | opcode::RESOLVE_ROUTE
+            | opcode::JOIN_IP_MCAST
+            | opcode::JOIN_MCAST
+            | opcode::LEAVE_MCAST => Command::of_addresses(header.command, payload),
+            opcode::CONNECT
+            | opcode::LISTEN
+            | opcode::ACCEPT
+            | opcode::REJECT
+            | opcode::DISCONNECT
+            | opcode::NOTIFY => Command::of_connections(header.command, payload),
+            opcode::QUERY_ROUTE
+            | opcode::QUERY
+            | opcode::INIT_QP_ATTR
+            | opcode::SET_OPTION
+            | opcode::GET_OPTION => Command::of_attributes(header.command, payload),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// Ids, and the events of their channel.
+    fn of_ids(command: u32, payload: Payload<'_>) -> Result<Command, Errno> {
+        Ok(match command {
+            opcode::CREATE_ID => {
+                let c: abi::CreateId = payload.whole()?;
+                Command::CreateId {
+                    answer: payload.answer(c.response, 4)?,
+                    uid: c.uid,
+                    port_space: c.port_space,
+                }
+            }
+            opcode::DESTROY_ID => {
+                let c: abi::OnId = payload.whole()?;
+                Command::DestroyId {
+                    answer: payload.answer(c.response, 4)?,
+                    id: c.id,
+                }
+            }
+            opcode::MIGRATE_ID => {
+                let c: abi::MigrateId = payload.whole()?;
+                Command::MigrateId {
+                    answer: payload.answer(c.response, 4)?,
+                    id: c.id,
+                    fd: c.fd,
+                }
+            }
+            opcode::GET_EVENT => {
+                let c: abi::GetEvent = payload.whole()?;
+                Command::GetEvent {
+                    // All but the vendor's extension, which is younger.
+                    answer: payload.answer(c.response, 328)?,
+                }
+            }
+            _ => return Err(Errno::INVAL),
+        })
+    }
+
+    /// Addresses, routes and multicast groups.
+    fn of_addresses(command: u32, payload: Payload<'_>) -> Result<Command, Errno> {
+        Ok(match command {
+            opcode::BIND_IP => {
+                let c: abi::BindIp = payload.whole()?;
+                Command::Bind {
+                    id: c.id,
+                    local: Name::parse(&c.address)?.ok_or(Errno::INVAL)?,
+                }
+            }
+            opcode::BIND => {
+                let c: abi::Bind = payload.whole()?;
+                Command::Bind {
+                    id: c.id,
+                    local: name(&c.address, c.address_len)?.ok_or(Errno::INVAL)?,
+                }
+            }
+            opcode::RESOLVE_IP => {
+                let c: abi::ResolveIp = payload.whole()?;
+                Command::ResolveAddress {
+                    id: c.id,
+                    local: Name::parse(&c.source)?,
+                    remote: Name::parse(&c.destination)?.ok_or(Errno::INVAL)?,
+                }
+            }
+            opcode::RESOLVE_ADDR => {
+                let c: abi::ResolveAddr = payload.whole()?;
+                Command::ResolveAddress {
+                    id: c.id,
+                    local: name(&c.source, c.source_len)?,
+                    remote: name(&c.destination, c.destination_len)?.ok_or(Errno::INVAL)?,
+                }
+            }
+            opcode::RESOLVE_ROUTE => Command::ResolveRoute {
+                id: payload.whole::<abi::ResolveRoute>()?.id,
+            },
+            opcode::JOIN_IP_MCAST => Command::JoinMulticast {
+                id: payload.whole::<abi::JoinIpMulticast>()?.id,
+            },
+            opcode::JOIN_MCAST => Command::JoinMulticast {
+                id: payload.whole::<abi::JoinMulticast>()?.id,
+            },
+            opcode::LEAVE_MCAST => Command::LeaveMulticast {
+                id: payload.whole::<abi::OnId>()?.id,
+            },
+            _ => return Err(Errno::INVAL),
+        })
+    }
+
+    /// The life of a connection.
+    fn of_connections(command: u32, payload: Payload<'_>) -> Result<Command, Errno> {
+        Ok(match command {
+            opcode::CONNECT => {
+                let c: abi::Connect = extended(payload.bytes, 276)?;
+                Command::Connect {
+                    id: c.id,
+                    parameters: Parameters::from(&c.param),
+                }
+            }
+            opcode::LISTEN => {
+                let c: abi::Listen = payload.whole()?;
+                Command::Listen {
+                    id: c.id,
+                    backlog: c.backlog,
+                }
+            }
+            opcode::ACCEPT => {
+                let c: abi::Accept = extended(payload.bytes, 284)?;
+                Command::Accept {
+                    id: c.id,
+                    uid: c.uid,
+                    parameters: (c.param.valid != 0).then(|| Parameters::from(&c.param)),
+                }
+            }
+            opcode::REJECT => {
+                let c: abi::Reject = payload.whole()?;
+                let len = usize::from(c.private_data_len);
+                Command::Reject {
+                    id: c.id,
+                    private_data: c.private_data.get(..len).unwrap_or_default().to_vec(),
+                }
+            }
+            opcode::DISCONNECT => Command::Disconnect {
+                id: payload.whole::<abi::Disconnect>()?.id,
+            },
+            opcode::NOTIFY => Command::Notify {
+                id: payload.whole::<abi::Notify>()?.id,
+            },
+            _ => return Err(Errno::INVAL),
+        })
+    }
+
+    /// Queries, attributes of queue pairs, and options.
+    fn of_attributes(command: u32, payload: Payload<'_>) -> Result<Command, Errno> {
+        Ok(match command {
+            opcode::QUERY_ROUTE => {
+                let c: abi::OnId = payload.whole()?;
+                Command::QueryRoute {
+                    // All but the device's index, which is younger.
+                    answer: payload.answer(c.response, 200)?,
+                    id: c.id,
+                }
+            }
+            opcode::QUERY => {
+                let c: abi::Query = payload.whole()?;
+                let (question, least) = match c.option {
+                    opcode::query::ADDR => (Question::Addresses, 272),
+                    opcode::query::PATH => (Question::Paths, size_of::<abi::PathResponse>()),
+                    opcode::query::GID => (Question::Gids, 272),
+                    _ => return Err(Errno::NOSYS),
+                };
+                Command::Query {
+                    answer: payload.answer(c.response, least)?,
+                    id: c.id,
+                    question,
+                }
+            }
+            opcode::INIT_QP_ATTR => {
+                let c: abi::InitQpAttr = payload.whole()?;
+                Command::InitQpAttr {
+                    answer: payload.answer(c.response, size_of::<abi::QpAttrResponse>())?,
+                    id: c.id,
+                    state: c.qp_state,
+                }
+            }
+            opcode::SET_OPTION => {
+                let c: abi::SetOption = payload.whole()?;
+                Command::SetOption {
+                    id: c.id,
+                    level: c.level,
+                    name: c.name,
+                    address: c.value,
+                    len: c.len,
+                }
+            }
+            opcode::GET_OPTION => return Err(Errno::NOSYS),
+            _ => return Err(Errno::INVAL),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::Immutable;
+
+    fn written<T: IntoBytes + Immutable>(command: u32, out_len: u16, payload: &T) -> Vec<u8> {
+        let header = Header {
+            command,
+            in_len: size_of::<T>() as u16,
+            out_len,
+        };
+        [header.as_bytes(), payload.as_bytes()].concat()
+    }
+
+    #[test]
+    fn a_command_says_where_its_answer_goes() {
+        let mut create = abi::CreateId::new_zeroed();
+        (create.uid, create.response, create.port_space) = (7, 0x1000, 0x106);
+        let expected = Command::CreateId {
+            answer: Destination {
+                address: 0x1000,
+                room: 4,
+            },
+            uid: 7,
+            port_space: 0x106,
+        };
+        assert_eq!(Command::parse(&written(0, 4, &create)), Ok(expected));
+        assert_eq!(Command::parse(&written(0, 3, &create)), Err(Errno::NOSPC));
+        create.response = 0;
+        assert_eq!(Command::parse(&written(0, 4, &create)), Err(Errno::FAULT));
+    }
+
+    #[test]
+    fn programs_older_than_vendor_extensions_write_less() {
+        let mut connect = abi::Connect::new_zeroed();
+        (connect.id, connect.param.qp_num) = (3, 9);
+        (connect.param.private_data[0], connect.param.private_data_len) = (5, 1);
+        let all = written(6, 0, &connect);
+        let short = [
+            &6u32.to_ne_bytes()[..],
+            &280u16.to_ne_bytes(),
+            &[0; 2],
+            &all[8..288],
+        ]
+        .concat();
+        let expected = Command::Connect {
+            id: 3,
+            parameters: Parameters {
+                qpn: 9,
+                private_data: vec![5],
+                ..Parameters::default()
+            },
+        };
+        assert_eq!(Command::parse(&all).as_ref(), Ok(&expected));
+        assert_eq!(Command::parse(&short), Ok(expected));
+    }
+
+    #[test]
+    fn get_option_is_a_number_and_nothing_else() {
+        assert_eq!(Command::parse(&written(13, 0, &0u64)), Err(Errno::NOSYS));
+        assert_eq!(Command::parse(&written(99, 0, &0u64)), Err(Errno::INVAL));
+    }
+}

@@ -1,0 +1,82 @@
+//! How connections end, and what queue pairs say of it.
+
+use rustix::io::Errno;
+
+use super::{CmEvent, DISCONNECT_TIMEOUT, Engine, EventParams, Id, Key, Notice, State, TIME_WAIT, World};
+
+impl Engine {
+    /// Ends a connection gracefully: what is posted is still sent. An event says when it is over.
+    ///
+    /// # Errors
+    /// `EINVAL` for an id that was never connected.
+    pub fn disconnect(&mut self, world: &mut World<'_>, channel: u64, handle: u32) -> Result<(), Errno> {
+        let id = self.own(channel, handle)?;
+        match id.state {
+            State::Opening { qid, .. } | State::Connected { qid } => {
+                id.state = State::Closing { qid };
+                self.timers
+                    .set(Key::Id(handle), Some(world.now + DISCONNECT_TIMEOUT));
+                world.device.drain(qid);
+                Ok(())
+            }
+            // The peer was first.
+            State::Closing { .. } | State::Over => Ok(()),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// The queue pair received its first FPDU: the fence opens.
+    pub fn first_fpdu(&mut self, world: &mut World<'_>, qid: u32) {
+        let Some(handle) = self.queue_pairs.get(&qid).copied() else {
+            return;
+        };
+        self.notices.push(Notice::Open(qid));
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        if let State::Opening { told, .. } = &mut id.state {
+            let told = std::mem::take(told);
+            id.state = State::Connected { qid };
+            self.timers.set(Key::Id(handle), None);
+            self.report(world, handle, CmEvent::Established, 0, told);
+        }
+    }
+
+    /// The device is gone: what was under way fails, and every id that has an address is told.
+    pub fn lose_device(&mut self, world: &mut World<'_>) {
+        let streams: Vec<u32> = self.streams.keys().copied().collect();
+        streams.into_iter().for_each(|sid| self.stream_closed(world, sid));
+        let pairs: Vec<u32> = self.queue_pairs.keys().copied().collect();
+        pairs
+            .into_iter()
+            .for_each(|qid| self.lose(world, qid, Errno::CONNRESET));
+        let on_device = |(handle, id): (&u32, &Id)| id.local.is_some().then_some(*handle);
+        let mut ids: Vec<u32> = self.ids.iter().filter_map(on_device).collect();
+        ids.sort_unstable();
+        for handle in ids {
+            self.report(world, handle, CmEvent::DeviceRemoval, 0, EventParams::default());
+        }
+    }
+
+    /// The queue pair has no stream any more: it ended in good order, was lost, or the queue pair is gone.
+    pub fn lose(&mut self, world: &mut World<'_>, qid: u32, errno: Errno) {
+        let Some(handle) = self.queue_pairs.remove(&qid) else {
+            return;
+        };
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        self.timers.set(Key::Id(handle), None);
+        // What waits behind the fence is flushed once it is seen.
+        self.notices.push(Notice::Open(qid));
+        match std::mem::replace(&mut id.state, State::Over) {
+            State::Opening { .. } => self.answer_failed(world, handle, errno),
+            State::Connected { .. } | State::Closing { .. } => {
+                self.timers
+                    .set(Key::TimeWait(handle), Some(world.now + TIME_WAIT));
+                self.report(world, handle, CmEvent::Disconnected, 0, EventParams::default());
+            }
+            other => id.state = other,
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! The side that is called.
+
+use std::collections::VecDeque;
+
+use rustix::io::Errno;
+
+use super::command::Parameters;
+use super::{
+    Attachment, CmEvent, EARLY_TIMEOUT, Engine, Event, EventParams, Id, Key, Notice, Owner, State, World,
+};
+use crate::carrier::{Due, Inbox, hear_request};
+use crate::mpa_startup::{Close, Depths, Heard, Negotiated, Reply, Responder};
+
+/// Calls of one listener whose Request is still on its way: beyond, the oldest gives way, since a genuine caller sends it at once.
+const MAX_STARTING: usize = 256;
+
+/// A listener.
+#[derive(Debug)]
+pub(super) struct Listener {
+    pub(super) lid: u32,
+    backlog: u32,
+    /// Requests that the program has not taken.
+    pub(super) unread: u32,
+    /// Streams that were not looked at, oldest first. The device holds back further ones.
+    pub(super) waiting: VecDeque<u32>,
+    /// Streams whose Request is due, oldest first; some may be gone.
+    starting: VecDeque<u32>,
+}
+
+impl Listener {
+    pub(super) fn new(lid: u32, backlog: u32, waiting: VecDeque<u32>) -> Listener {
+        Listener {
+            lid,
+            backlog,
+            unread: 0,
+            waiting,
+            starting: VecDeque::new(),
+        }
+    }
+}
+
+/// An accepted call whose RTR frame is due.
+#[derive(Debug)]
+pub(super) struct Framing {
+    pub(super) sid: u32,
+    responder: Box<Responder>,
+    qid: u32,
+    parameters: Parameters,
+    told: EventParams,
+}
+
+impl Engine {
+    /// A listener has a new stream.
+    pub fn arrived(&mut self, world: &mut World<'_>, lid: u32, sid: u32) {
+        let Some(handle) = self.listeners.get(&lid).copied() else {
+            // The listener went while this call was on its way to it.
+            world.device.close(sid, Close::Abort);
+            return;
+        };
+        match self.ids.get_mut(&handle).map(|id| &mut id.state) {
+            Some(State::Listening(listener)) => {
+                listener.waiting.push_back(sid);
+                self.admit(world, handle);
+            }
+            Some(State::Bound { early, .. }) => {
+                early.push_back(sid);
+                self.streams.insert(sid, Owner::Early(handle));
+                self.timers.set(Key::Stream(sid), Some(world.now + EARLY_TIMEOUT));
+            }
+            _ => world.device.close(sid, Close::Abort),
+        }
+    }
+
+    /// Somebody who called too early is gone.
+    pub(super) fn forget_early(&mut self, handle: u32, sid: u32) {
+        self.timers.set(Key::Stream(sid), None);
+        if let Some(State::Bound { early, .. }) = self.ids.get_mut(&handle).map(|id| &mut id.state) {
+            early.retain(|other| *other != sid);
+        }
+    }
+
+    /// Looks at calls that wait, while the program takes the Requests that are there.
+    pub(super) fn admit(&mut self, world: &mut World<'_>, handle: u32) {
+        loop {
+            let Some(State::Listening(listener)) = self.ids.get_mut(&handle).map(|id| &mut id.state) else {
+                return;
+            };
+            if listener.unread >= listener.backlog {
+                return;
+            }
+            let Some(sid) = listener.waiting.pop_front() else {
+                return;
+            };
+            listener.starting.push_back(sid);
+            let crowded = listener.starting.len() > MAX_STARTING;
+            let oldest = crowded.then(|| listener.starting.pop_front()).flatten();
+            if let Some(oldest) = oldest.filter(
+                |oldest| matches!(self.streams.get(oldest), Some(Owner::Listener(of, _)) if *of == handle),
+            ) {
+                tracing::debug!("stream {oldest}: gives way, too many say nothing");
+                self.hang_up(world, oldest, Close::Abort);
+            }
+            let settings = if self.config.peers.is_empty() {
+                self.usual.settings.clone()
+            } else {
+                match world.device.ends(sid) {
+                    Ok((_, remote)) => self.policy(remote.ip()).settings,
+                    Err(_) => self.usual.settings.clone(),
+                }
+            };
+            let responder = Responder::new(settings, world.now);
+            if world.device.receive(sid, responder.wants()).is_err() {
+                world.device.close(sid, Close::Abort);
+                continue;
+            }
+            self.timers.set(Key::Stream(sid), responder.deadline());
+            self.streams
+                .insert(sid, Owner::Listener(handle, Box::new(responder)));
+        }
+    }
+
+    /// Bytes of a Request.
+    pub(super) fn hear_request(&mut self, world: &mut World<'_>, sid: u32, octets: Result<&[u8], Errno>) {
+        let Some(Owner::Listener(_, responder)) = self.streams.get_mut(&sid) else {
+            return;
+        };
+        match hear_request(responder, world.device, sid, octets) {
+            Due::Whole => self.ask(world, sid),
+            Due::More => {}
+            Due::HangUp(how) => self.hang_up(world, sid, how),
+        }
+    }
+
+    /// A Request is whole: it becomes a new id, and an event of the listener.
+    fn ask(&mut self, world: &mut World<'_>, sid: u32) {
+        let Some(Owner::Listener(listener, responder)) = self.streams.remove(&sid) else {
+            return;
+        };
+        self.timers.set(Key::Stream(sid), None);
+        let ends = world.device.ends(sid);
+        let (Some(request), Ok((local, remote)), Some(id)) =
+            (responder.request(), ends, self.ids.get_mut(&listener))
+        else {
+            return world.device.close(sid, Close::Abort);
+        };
+        let State::Listening(here) = &mut id.state else {
+            return world.device.close(sid, Close::Abort);
+        };
+        here.starting.retain(|starting| *starting != sid);
+        here.unread += 1;
+        let (word, private_data) = (request.word, request.private_data.clone());
+        let child = Id {
+            channel: id.channel,
+            uid: 0,
+            port_space: id.port_space,
+            reported: 0,
+            local: Some(local),
+            remote: Some(remote),
+            picked: false,
+            held: None,
+            manages_qp: false,
+            ack_timeout: id.ack_timeout,
+            traffic_class: id.traffic_class,
+            one_family: false,
+            state: State::Over,
+        };
+        let excluded = id.one_family && id.local.is_some_and(|own| own.is_ipv4() != remote.is_ipv4());
+        let told = self.told(word, private_data);
+        let entered = if excluded {
+            Err(Errno::ACCESS)
+        } else {
+            self.enter(child)
+        };
+        let Ok(handle) = entered else {
+            if let Some(State::Listening(here)) = self.ids.get_mut(&listener).map(|id| &mut id.state) {
+                here.unread -= 1;
+            }
+            return world.device.close(sid, Close::Abort);
+        };
+        tracing::debug!("id {handle}: {remote} calls {local}, stream {sid}");
+        self.streams.insert(sid, Owner::Id(handle));
+        if let Some(id) = self.ids.get_mut(&handle) {
+            id.state = State::Asked {
+                sid,
+                responder,
+                told: EventParams {
+                    private_data: Vec::new(),
+                    ..told.clone()
+                },
+            };
+        }
+        let event = Event {
+            id: listener,
+            about: handle,
+            kind: CmEvent::ConnectRequest,
+            status: 0,
+            told,
+        };
+        self.queue(world, event);
+    }
+
+    /// Accepts a call; or, on the side that called, begins with a queue pair that the program has brought along.
+    ///
+    /// # Errors
+    /// `EINVAL` in the wrong state, without a queue pair that can be attached, or with too much private data.
+    pub fn accept(
+        &mut self,
+        world: &mut World<'_>,
+        channel: u64,
+        handle: u32,
+        uid: u64,
+        parameters: Option<Parameters>,
+    ) -> Result<(), Errno> {
+        let id = self.own(channel, handle)?;
+        match (&id.state, parameters) {
+            (State::Answered(_), _) => self.establish(world, handle),
+            (State::Asked { .. }, Some(parameters)) => {
+                id.uid = uid;
+                self.answer(world, handle, parameters)
+            }
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    fn answer(&mut self, world: &mut World<'_>, handle: u32, parameters: Parameters) -> Result<(), Errno> {
+        let qid = world.device.queue_pair(parameters.qpn).ok_or(Errno::INVAL)?;
+        if self.queue_pairs.contains_key(&qid) {
+            return Err(Errno::ISCONN);
+        }
+        let remote = self.ids.get(&handle).and_then(|id| id.remote);
+        let strict_depths = remote.is_some_and(|remote| self.policy(remote.ip()).strict_depths);
+        let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
+        let State::Asked { sid, responder, told } = &mut id.state else {
+            return Err(Errno::INVAL);
+        };
+        let (sid, told) = (*sid, told.clone());
+        // A caller sends nothing until it has our Reply (RFC 5044 §7.1.2), and one that hung up cannot be answered.
+        let inbox = world.device.inbox(sid);
+        if inbox != Ok(Inbox::Empty) {
+            tracing::debug!("id {handle}: its caller hung up or goes on without a Reply: {inbox:?}");
+            id.state = State::Over;
+            self.hang_up(world, sid, Close::Abort);
+            return Err(Errno::CONNRESET);
+        }
+        // The ORD that we need goes into the reject frame (RFC 6581 §9.1).
+        let needed = u16::from(parameters.initiator_depth);
+        let taken = responder.request().and_then(|request| request.word);
+        if strict_depths && taken.is_some_and(|word| word.ird < needed) {
+            let reply = responder
+                .reject(&parameters.private_data, Some(needed))
+                .map_err(|_| Errno::INVAL)?;
+            id.state = State::Over;
+            let _ = world.device.send(sid, &reply);
+            self.hang_up(world, sid, Close::Orderly);
+            return Err(Errno::INVAL);
+        }
+        let own = Depths {
+            ird: Some(parameters.responder_resources.into()),
+            ord: Some(parameters.initiator_depth.into()),
+        };
+        let Reply { octets, negotiated } = responder
+            .accept(own, &parameters.private_data, world.now)
+            .map_err(|_| Errno::INVAL)?;
+        let deadline = responder.deadline();
+        let sent = world.device.send(sid, &octets);
+        let State::Asked { responder, .. } = std::mem::replace(&mut id.state, State::Over) else {
+            return Err(Errno::INVAL);
+        };
+        self.timers.set(Key::Id(handle), deadline);
+        let begun = sent.and_then(|()| match negotiated {
+            Some(negotiated) => self.begin(world, handle, sid, qid, &parameters, negotiated, told),
+            None => {
+                world.device.receive(sid, responder.wants())?;
+                if let Some(id) = self.ids.get_mut(&handle) {
+                    id.state = State::Framing(Box::new(Framing {
+                        sid,
+                        responder,
+                        qid,
+                        parameters,
+                        told,
+                    }));
+                }
+                Ok(())
+            }
+        });
+        begun.inspect_err(|_| {
+            self.timers.set(Key::Id(handle), None);
+            self.hang_up(world, sid, Close::Abort);
+        })
+    }
+
+    /// Hands the stream over. The queue pair may not send before the first FPDU came (RFC 5044 §7.1.2(4)).
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "all that the two ways here have in common"
+    )]
+    fn begin(
+        &mut self,
+        world: &mut World<'_>,
+        handle: u32,
+        sid: u32,
+        qid: u32,
+        parameters: &Parameters,
+        negotiated: Negotiated,
+        told: EventParams,
+    ) -> Result<(), Errno> {
+        let remote = self.ids.get(&handle).and_then(|id| id.remote);
+        let policy = self.policy(remote.ok_or(Errno::INVAL)?.ip());
+        let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
+        let attachment = Attachment {
+            qid,
+            negotiated,
+            ird: negotiated
+                .depths
+                .ird
+                .unwrap_or(parameters.responder_resources.into()),
+            ord: negotiated.depths.ord.unwrap_or(parameters.initiator_depth.into()),
+            ack_timeout: id.ack_timeout,
+            strict_rtr: policy.strict_rtr,
+            rnr_grace: policy.rnr_grace,
+        };
+        world.device.attach(sid, &attachment)?;
+        self.streams.remove(&sid);
+        self.queue_pairs.insert(qid, handle);
+        if negotiated.rtr.is_some() {
+            id.state = State::Opening { qid, told };
+            return Ok(());
+        }
+        // Who calls without an RTR sends first when it likes: there is nothing to wait for.
+        id.state = State::Connected { qid };
+        self.timers.set(Key::Id(handle), None);
+        if !negotiated.fenced {
+            self.notices.push(Notice::Open(qid));
+        }
+        self.report(world, handle, CmEvent::Established, 0, told);
+        Ok(())
+    }
+
+    /// Bytes of the RTR frame.
+    pub(super) fn hear_frame(&mut self, world: &mut World<'_>, handle: u32, octets: Result<&[u8], Errno>) {
+        let Some(State::Framing(framing)) = self.ids.get_mut(&handle).map(|id| &mut id.state) else {
+            return;
+        };
+        match framing.responder.take(octets) {
+            Ok(Some(Heard::Ready(negotiated))) => {
+                let Some(id) = self.ids.get_mut(&handle) else {
+                    return;
+                };
+                let State::Framing(framing) = std::mem::replace(&mut id.state, State::Over) else {
+                    return;
+                };
+                let Framing {
+                    sid,
+                    qid,
+                    parameters,
+                    told,
+                    ..
+                } = *framing;
+                if let Err(errno) = self.begin(world, handle, sid, qid, &parameters, negotiated, told) {
+                    self.hang_up(world, sid, Close::Abort);
+                    self.answer_failed(world, handle, errno);
+                }
+            }
+            Ok(_) => {
+                let (sid, wants) = (framing.sid, framing.responder.wants());
+                if let Err(errno) = world.device.receive(sid, wants) {
+                    self.answer_failed(world, handle, errno);
+                }
+            }
+            Err(failure) => {
+                tracing::debug!("id {handle}: {failure}");
+                self.answer_failed(world, handle, Errno::PROTO);
+            }
+        }
+    }
+
+    /// An accepted call came to nothing.
+    pub(super) fn answer_failed(&mut self, world: &mut World<'_>, handle: u32, errno: Errno) {
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        if let State::Framing(framing) = std::mem::replace(&mut id.state, State::Over) {
+            self.hang_up(world, framing.sid, Close::Abort);
+        }
+        self.timers.set(Key::Id(handle), None);
+        let kind = match errno {
+            Errno::TIMEDOUT => CmEvent::Unreachable,
+            _ => CmEvent::ConnectError,
+        };
+        self.report(world, handle, kind, -errno.raw_os_error(), EventParams::default());
+    }
+
+    /// Turns a call down.
+    ///
+    /// # Errors
+    /// `EINVAL` in the wrong state or with too much private data.
+    pub fn reject(
+        &mut self,
+        world: &mut World<'_>,
+        channel: u64,
+        handle: u32,
+        private_data: &[u8],
+    ) -> Result<(), Errno> {
+        let id = self.own(channel, handle)?;
+        let State::Asked { sid, responder, .. } = &mut id.state else {
+            return Err(Errno::INVAL);
+        };
+        let sid = *sid;
+        let reply = responder.reject(private_data, None).map_err(|_| Errno::INVAL)?;
+        id.state = State::Over;
+        let _ = world.device.send(sid, &reply);
+        self.hang_up(world, sid, Close::Orderly);
+        Ok(())
+    }
+}

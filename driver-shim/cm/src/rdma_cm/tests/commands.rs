@@ -1,0 +1,226 @@
+//! Commands of any bytes: what is refused, and that what is understood is what the bytes say.
+
+use proptest::prelude::*;
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use super::super::abi::{self, ConnParam, Header};
+use super::super::command::{Command, Destination, Parameters, Question, number};
+
+/// Bytes of a command's payload and of its answer, at least, by `rdma_user_cm.h`; `None`: there is no such command.
+fn least(command: u32) -> Option<(usize, usize)> {
+    Some(match command {
+        0 => (24, 4),
+        1 | 17 | 18 => (16, 4),
+        2 => (40, 0),
+        3 => (64, 0),
+        4 | 7 | 15 => (8, 0),
+        5 => (16, 200),
+        6 => (276, 0),
+        8 => (284, 0),
+        9 => (264, 0),
+        10 => (4, 0),
+        11 => (16, 144),
+        12 => (8, 328),
+        14 => (24, 0),
+        16 => (48, 0),
+        19 => (16, 8),
+        20 => (136, 0),
+        21 => (272, 0),
+        22 => (152, 0),
+        _ => return None,
+    })
+}
+
+fn written(command: u32, in_len: usize, out_len: u16, payload: &[u8]) -> Vec<u8> {
+    let in_len = in_len as u16;
+    let header = Header {
+        command,
+        in_len,
+        out_len,
+    };
+    [header.as_bytes(), payload].concat()
+}
+
+#[test]
+fn payloads_that_are_too_short_are_refused() {
+    let known: Vec<(u32, usize)> = (0..64).filter_map(|n| Some((n, least(n)?.0))).collect();
+    assert_eq!(known.len(), 22);
+    for (command, least) in known {
+        for octet in [0, 0xff] {
+            let short = written(command, least - 1, u16::MAX, &vec![octet; least - 1]);
+            assert_eq!(Command::parse(&short), Err(Errno::INVAL), "command {command}");
+        }
+    }
+}
+
+/// A number at an offset of a payload.
+fn word(payload: &[u8], at: usize) -> u32 {
+    u32::from_ne_bytes(payload[at..at + 4].try_into().unwrap())
+}
+
+fn long(payload: &[u8], at: usize) -> u64 {
+    u64::from_ne_bytes(payload[at..at + 8].try_into().unwrap())
+}
+
+/// `struct rdma_ucm_conn_param` at an offset of a payload.
+fn parameters(payload: &[u8], at: usize) -> Parameters {
+    let param = &payload[at..at + size_of::<ConnParam>()];
+    Parameters {
+        qpn: word(param, 0),
+        responder_resources: param[266],
+        initiator_depth: param[267],
+        private_data: param[8..8 + usize::from(param[264])].to_vec(),
+    }
+}
+
+/// The command that these bytes are, with the answer's destination and the addresses as `parsed` has them.
+fn said(parsed: &Command, command: u32, payload: &[u8], room: usize) -> Option<Command> {
+    let word = |at| word(payload, at);
+    let answer = |at| Destination {
+        address: long(payload, at),
+        room,
+    };
+    Some(match (command, parsed.clone()) {
+        (0, _) => Command::CreateId {
+            uid: long(payload, 0),
+            answer: answer(8),
+            port_space: word(16) as u16,
+        },
+        (1, _) => Command::DestroyId {
+            answer: answer(0),
+            id: word(8),
+        },
+        (2, Command::Bind { local, .. }) => Command::Bind { id: word(36), local },
+        (20, Command::Bind { local, .. }) => Command::Bind { id: word(0), local },
+        (3, Command::ResolveAddress { local, remote, .. }) => Command::ResolveAddress {
+            id: word(56),
+            local,
+            remote,
+        },
+        (21, Command::ResolveAddress { local, remote, .. }) => Command::ResolveAddress {
+            id: word(0),
+            local,
+            remote,
+        },
+        (4, _) => Command::ResolveRoute { id: word(0) },
+        (5, _) => Command::QueryRoute {
+            answer: answer(0),
+            id: word(8),
+        },
+        (6, _) => Command::Connect {
+            id: word(272),
+            parameters: parameters(payload, 0),
+        },
+        (7, _) => Command::Listen {
+            id: word(0),
+            backlog: word(4),
+        },
+        (8, _) => Command::Accept {
+            uid: long(payload, 0),
+            id: word(280),
+            parameters: (payload[8 + 271] != 0).then(|| parameters(payload, 8)),
+        },
+        (9, _) => Command::Reject {
+            id: word(0),
+            private_data: payload[8..8 + usize::from(payload[4])].to_vec(),
+        },
+        (10, _) => Command::Disconnect { id: word(0) },
+        (11, _) => Command::InitQpAttr {
+            answer: answer(0),
+            id: word(8),
+            state: word(12),
+        },
+        (12, _) => Command::GetEvent { answer: answer(0) },
+        (14, _) => Command::SetOption {
+            address: long(payload, 0),
+            id: word(8),
+            level: word(12),
+            name: word(16),
+            len: word(20),
+        },
+        (15, _) => Command::Notify { id: word(0) },
+        (16, _) => Command::JoinMulticast { id: word(44) },
+        (17, _) => Command::LeaveMulticast { id: word(8) },
+        (18, _) => Command::MigrateId {
+            answer: answer(0),
+            id: word(8),
+            fd: word(12),
+        },
+        (19, _) => Command::Query {
+            answer: answer(0),
+            id: word(8),
+            question: match word(12) {
+                0 => Question::Addresses,
+                1 => Question::Paths,
+                2 => Question::Gids,
+                _ => return None,
+            },
+        },
+        (22, _) => Command::JoinMulticast { id: word(16) },
+        _ => return None,
+    })
+}
+
+/// A payload of often enough bytes, with small numbers among them, so that options and families are met.
+fn payload() -> impl Strategy<Value = Vec<u8>> {
+    let octet = prop_oneof![3 => any::<u8>(), 2 => Just(0), 1 => 0..30u8];
+    prop_oneof![
+        proptest::collection::vec(octet.clone(), 0..60),
+        proptest::collection::vec(octet, 250..400)
+    ]
+}
+
+proptest! {
+    #[test]
+    fn garbage_is_refused_or_understood(
+        command in 0..30u32,
+        missing in prop_oneof![3 => Just(0_usize), 1 => 0..20_usize],
+        behind in 0..20_usize,
+        out in any::<u16>(),
+        body in payload(),
+    ) {
+        let claimed = body.len().saturating_sub(behind);
+        let parsed = Command::parse(&written(command, claimed, out, &body));
+        prop_assert_eq!(number(&written(command, claimed, out, &body)), Some(command));
+        let payload = &body[..claimed];
+        prop_assert_eq!(&parsed, &Command::parse(&written(command, claimed, out, payload)), "what follows the payload matters");
+        if missing > 0 {
+            let beyond = written(command, body.len() + missing, out, &body);
+            prop_assert_eq!(Command::parse(&beyond), Err(Errno::INVAL));
+        }
+        let Some((payload_len, answer_len)) = least(command) else {
+            let errno = if command == 13 { Errno::NOSYS } else { Errno::INVAL };
+            prop_assert_eq!(parsed, Err(errno));
+            return Ok(());
+        };
+        if claimed < payload_len {
+            prop_assert_eq!(parsed, Err(Errno::INVAL));
+            return Ok(());
+        }
+        let room = usize::from(out);
+        match parsed {
+            Ok(parsed) => {
+                prop_assert!(room >= answer_len, "no room for the answer to {:?}", parsed);
+                prop_assert_eq!(said(&parsed, command, payload, room), Some(parsed));
+            }
+            Err(Errno::NOSPC) => prop_assert!(answer_len > 0 && room < 328, "there is room"),
+            Err(Errno::FAULT) => {
+                let at = if command == 0 { 8 } else { 0 };
+                prop_assert!(answer_len > 0 && long(payload, at) == 0, "there is an address");
+            }
+            Err(Errno::NOSYS) => prop_assert!(command == 19 && word(payload, 12) > 2),
+            // Addresses: none where one is wanted, a family that is unknown, a length out of range.
+            Err(errno) => prop_assert!(
+                matches!(command, 2 | 3 | 20 | 21) && matches!(errno, Errno::INVAL | Errno::AFNOSUPPORT),
+                "command {}: {}", command, errno
+            ),
+        }
+    }
+}
+
+#[test]
+fn the_answers_sizes_are_those_of_the_header_file() {
+    assert_eq!(size_of::<abi::QpAttrResponse>(), 144);
+    assert_eq!(size_of::<abi::PathResponse>(), 8);
+}

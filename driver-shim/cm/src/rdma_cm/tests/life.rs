@@ -1,0 +1,327 @@
+//! Ids, channels and events.
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[test]
+fn an_id_is_waited_for_by_as_many_events_as_were_taken() {
+    let mut net = Net::pair();
+    let (channel, id) = net.ready(0, 7471, 5, false);
+    net.connect(0, (channel, id), parameters(3, 1, 1, &[]));
+    assert!(net.is_readable(0, channel), "refused, and not told yet");
+    let reported = net.at(0, |engine, world| engine.destroy(world, channel, id));
+    assert_eq!(reported, Ok(2), "both resolutions; the third was never told");
+    assert!(!net.is_readable(0, channel));
+    assert!(net.event(0, channel).is_none());
+    let again = net.at(0, |engine, world| engine.destroy(world, channel, id));
+    assert_eq!(again, Err(Errno::NOENT));
+    net.finish();
+}
+
+#[test]
+fn a_listener_that_ends_takes_the_requests_along_that_nobody_saw() {
+    let mut net = Net::pair();
+    let (at, listener) = net.listen(1, 7471, 0);
+    let callers: Vec<_> = (0..3).map(|n| net.ready(0, 7471, 10 + n, false)).collect();
+    for (n, caller) in callers.iter().enumerate() {
+        net.connect(0, *caller, parameters(n as u32 + 1, 1, 1, &[]));
+    }
+    let (kept, _) = net.request(1, at);
+    assert_eq!(
+        net.at(1, |engine, world| engine.destroy(world, at, listener)),
+        Ok(1)
+    );
+    net.accept(1, at, kept, 200, parameters(9, 1, 1, &[]));
+    assert_eq!(
+        net.seen(1, at),
+        [(200, kept, 9, 0)],
+        "it was the program's already"
+    );
+    let ends: Vec<_> = callers.iter().map(|(channel, _)| net.seen(0, *channel)).collect();
+    assert_eq!(ends[0], [(10, callers[0].1, 9, 0)]);
+    assert_eq!(ends[1], [(11, callers[1].1, 8, REFUSED)]);
+    assert_eq!(ends[2], [(12, callers[2].1, 8, REFUSED)]);
+    net.finish();
+}
+
+#[test]
+fn the_backlog_counts_requests_that_the_program_has_not_seen() {
+    let mut net = Net::pair();
+    let (at, listener) = net.listen(1, 7471, 1);
+    for n in 0..3 {
+        let caller = net.ready(0, 7471, 10 + n, false);
+        net.connect(0, caller, parameters(n as u32 + 1, 1, 1, &[]));
+    }
+    let queued = |net: &Net| net.engines[1].channels[&at].len();
+    assert_eq!(queued(&net), 1, "the others are not looked at");
+    net.request(1, at);
+    net.run();
+    assert_eq!(queued(&net), 2, "and none is lost");
+    net.request(1, at);
+    net.request(1, at);
+    assert_eq!(
+        net.at(1, |engine, world| engine.destroy(world, at, listener)),
+        Ok(3)
+    );
+    net.finish();
+}
+
+#[test]
+fn an_id_moves_to_another_channel_with_its_events() {
+    let mut net = Net::pair();
+    let (old, id) = net.ready(0, 7471, 5, false);
+    net.connect(0, (old, id), parameters(3, 1, 1, &[]));
+    let new = net.at(0, |engine, _| engine.open_channel());
+    let wrong = net.at(0, |engine, world| engine.migrate(world, new, old, id));
+    assert_eq!(wrong, Err(Errno::INVAL), "it is on the other channel");
+    assert_eq!(
+        net.at(0, |engine, world| engine.migrate(world, old, new, id)),
+        Ok(2)
+    );
+    assert!(!net.is_readable(0, old) && net.is_readable(0, new));
+    assert_eq!(net.seen(0, new), [(5, id, 8, REFUSED)]);
+    assert_eq!(
+        net.at(0, |engine, world| engine.destroy(world, old, id)),
+        Err(Errno::INVAL)
+    );
+    net.finish();
+}
+
+#[test]
+fn a_port_is_taken_from_bind_on_and_calls_before_listen_wait() {
+    let mut net = Net::pair();
+    let (channel, id) = net.at(1, |engine, world| {
+        let channel = engine.open_channel();
+        let id = engine.create(channel, 1, PS_TCP).unwrap();
+        let any = Name::Ip("0.0.0.0:0".parse().unwrap());
+        engine.bind(world, channel, id, any).unwrap();
+        (channel, id)
+    });
+    let place = net.engines[1].addresses(channel, id, 77).unwrap();
+    let port = place.local.unwrap().port();
+    assert!(port != 0, "told before it listens");
+    assert_eq!(place.node_guid, 0, "any address is no device");
+    let second = net.at(0, |engine, world| {
+        let other = engine.open_channel();
+        let id = engine.create(other, 2, PS_TCP).unwrap();
+        engine.bind(
+            world,
+            other,
+            id,
+            Name::Ip(format!("0.0.0.0:{port}").parse().unwrap()),
+        )
+    });
+    assert_eq!(second, Err(Errno::ADDRINUSE));
+    let caller = net.ready(0, port, 5, false);
+    net.connect(0, caller, parameters(3, 1, 1, &[]));
+    assert!(net.seen(0, caller.0).is_empty() && net.seen(1, channel).is_empty());
+    net.at(1, |engine, world| engine.listen(world, channel, id, 0))
+        .unwrap();
+    let event = net.event(1, channel).unwrap();
+    assert_eq!((event.uid, event.event), (1, 4));
+    net.finish();
+}
+
+#[test]
+fn commands_in_the_wrong_state_are_invalid() {
+    let mut net = Net::pair();
+    let (channel, id) = net.at(0, |engine, _| {
+        let channel = engine.open_channel();
+        (channel, engine.create(channel, 1, PS_TCP).unwrap())
+    });
+    net.at(0, |engine, world| {
+        let invalid = Err(Errno::INVAL);
+        assert_eq!(engine.resolve_route(world, channel, id), invalid);
+        assert_eq!(
+            engine.connect(world, channel, id, parameters(1, 1, 1, &[])),
+            invalid
+        );
+        assert_eq!(
+            engine.accept(world, channel, id, 1, Some(parameters(1, 1, 1, &[]))),
+            invalid
+        );
+        assert_eq!(engine.reject(world, channel, id, &[]), invalid);
+        assert_eq!(engine.disconnect(world, channel, id), invalid);
+        assert_eq!(engine.qp_attributes(channel, id, 1).err(), Some(Errno::INVAL));
+        assert_eq!(engine.create(channel, 1, 0x999), Err(Errno::PROTONOSUPPORT));
+        let ib = Name::Ib([0xfe; 16]);
+        assert_eq!(engine.bind(world, channel, id, ib), Err(Errno::ADDRNOTAVAIL));
+        assert_eq!(
+            engine.resolve_address(world, channel, id, None, ib),
+            Err(Errno::NODEV)
+        );
+    });
+    net.finish();
+}
+
+#[test]
+fn where_no_route_leads_an_event_says_so_and_another_try_may_follow() {
+    let mut net = Net::pair();
+    net.at(0, |engine, world| {
+        let channel = engine.open_channel();
+        let id = engine.create(channel, 4, PS_TCP).unwrap();
+        let nowhere = Name::Ip("10.0.0.1:9".parse().unwrap());
+        engine.resolve_address(world, channel, id, None, nowhere).unwrap();
+        let event = engine.take_event(world, channel).unwrap();
+        assert_eq!((event.event, event.status.cast_signed()), (1, -101));
+        let somewhere = Name::Ip("0.0.0.0:7471".parse().unwrap());
+        engine
+            .resolve_address(world, channel, id, None, somewhere)
+            .unwrap();
+        assert_eq!(engine.take_event(world, channel).unwrap().event, 0);
+        let place = engine.addresses(channel, id, 77).unwrap();
+        assert_eq!(
+            place.remote,
+            Some("127.0.0.1:7471".parse().unwrap()),
+            "any is here"
+        );
+        assert_eq!(place.node_guid, 77);
+        assert!(place.local.unwrap().port() >= 32768);
+    });
+    net.finish();
+}
+
+#[test]
+fn datagrams_resolve_and_go_no_further() {
+    let mut net = Net::pair();
+    net.at(0, |engine, world| {
+        let channel = engine.open_channel();
+        let id = engine.create(channel, 4, 0x111).unwrap();
+        let group = Name::Ip("224.1.1.1:7471".parse().unwrap());
+        engine.resolve_address(world, channel, id, None, group).unwrap();
+        engine.resolve_route(world, channel, id).unwrap();
+        let refused = engine.connect(world, channel, id, parameters(1, 1, 1, &[]));
+        assert_eq!(refused, Err(Errno::OPNOTSUPP));
+        let server = engine.create(channel, 5, 0x111).unwrap();
+        engine
+            .bind(world, channel, server, Name::Ip("0.0.0.0:7471".parse().unwrap()))
+            .unwrap();
+        assert_eq!(engine.listen(world, channel, server, 0), Err(Errno::OPNOTSUPP));
+    });
+    net.finish();
+}
+
+#[test]
+fn options_are_checked() {
+    let mut net = Net::pair();
+    net.at(0, |engine, world| {
+        let channel = engine.open_channel();
+        let id = engine.create(channel, 4, PS_TCP).unwrap();
+        let mut set = |option, value: &[u8]| engine.set_option(world, channel, id, option, value);
+        assert_eq!(set((0, 0), &[0x20]), Ok(()));
+        assert_eq!(set((0, 1), &1i32.to_ne_bytes()), Ok(()));
+        assert_eq!(set((0, 2), &1i32.to_ne_bytes()), Ok(()));
+        assert_eq!(set((0, 3), &[31]), Ok(()));
+        assert_eq!(set((0, 3), &[32]), Err(Errno::INVAL));
+        assert_eq!(set((0, 3), &[1, 2]), Err(Errno::INVAL));
+        assert_eq!(set((0, 1), &[1]), Err(Errno::INVAL));
+        assert_eq!(set((1, 1), &[]), Err(Errno::INVAL));
+        assert_eq!(set((1, 2), &[]), Err(Errno::NOSYS));
+        assert_eq!(set((0, 9), &[1]), Err(Errno::NOSYS));
+    });
+    net.finish();
+}
+
+/// `struct ib_path_rec_data` with these flags.
+fn path(flags: u32) -> Vec<u8> {
+    let mut record = vec![0; 72];
+    record[..4].copy_from_slice(&flags.to_ne_bytes());
+    record
+}
+
+#[test]
+fn a_path_of_the_program_s_own_is_a_route() {
+    let mut net = Net::pair();
+    let (channel, id) = net.at(0, |engine, world| {
+        let channel = engine.open_channel();
+        let id = engine.create(channel, 4, PS_TCP).unwrap();
+        let set = |engine: &mut Engine, world: &mut World<'_>, value: &[u8]| {
+            engine.set_option(world, channel, id, (1, 1), value)
+        };
+        assert_eq!(
+            set(engine, world, &path(0b10_1011)),
+            Err(Errno::INVAL),
+            "no address yet"
+        );
+        let remote = Name::Ip("127.0.0.1:7471".parse().unwrap());
+        engine.resolve_address(world, channel, id, None, remote).unwrap();
+        for wrong in [path(0b10_1001), path(0b10_1011)[1..].to_vec()] {
+            assert_eq!(set(engine, world, &wrong), Err(Errno::INVAL));
+        }
+        let two = [path(4), path(0b10_1011)].concat();
+        assert_eq!(set(engine, world, &two), Ok(()));
+        assert_eq!(set(engine, world, &two), Err(Errno::INVAL), "once");
+        (channel, id)
+    });
+    assert_eq!(net.seen(0, channel), [(4, id, 0, 0), (4, id, 2, 0)]);
+    net.finish();
+}
+
+#[test]
+fn news_of_early_data_need_a_connection() {
+    let mut net = Net::pair();
+    let (at, listener) = net.listen(1, 7471, 0);
+    let caller = net.ready(0, 7471, 5, false);
+    let notify = |net: &mut Net| net.at(0, |engine, _| engine.notify(caller.0, caller.1));
+    assert_eq!(notify(&mut net), Err(Errno::INVAL));
+    net.connect(0, caller, parameters(3, 1, 1, &[]));
+    assert_eq!(notify(&mut net), Ok(()));
+    assert_eq!(net.at(1, |engine, _| engine.notify(at, listener)), Ok(()));
+    net.finish();
+}
+
+/// What a program may do, in no order that makes sense.
+fn do_anything(net: &mut Net, side: usize, channel: u64, what: u8, id: u32, port: u16) {
+    net.at(side, |engine, world| {
+        let name = Name::Ip(format!("127.0.0.1:{port}").parse().unwrap());
+        let parameters = parameters(id + 1, 1, 1, b"private");
+        match what {
+            0 | 1 => drop(engine.create(channel, u64::from(id) + 1, PS_TCP)),
+            2 => drop(engine.bind(world, channel, id, name)),
+            3 => drop(engine.listen(world, channel, id, 2)),
+            4 => drop(engine.resolve_address(world, channel, id, None, name)),
+            5 => drop(engine.resolve_route(world, channel, id)),
+            6 => drop(engine.qp_attributes(channel, id, 1)),
+            7 => drop(engine.connect(world, channel, id, parameters)),
+            8 => drop(engine.accept(world, channel, id, 50, Some(parameters))),
+            9 => drop(engine.accept(world, channel, id, 0, None)),
+            10 => drop(engine.reject(world, channel, id, b"no")),
+            11 => drop(engine.disconnect(world, channel, id)),
+            12 => drop(engine.destroy(world, channel, id)),
+            13 => drop(engine.set_option(world, channel, id, (1, 1), &path(0b10_1011))),
+            _ => drop(engine.take_event(world, channel)),
+        }
+    });
+}
+
+#[test]
+fn a_call_whose_listener_is_gone_when_it_arrives_is_ended() {
+    let mut net = Net::pair();
+    let channel = net.at(0, |engine, _| engine.open_channel());
+    let create = [(0, 0, 5000); 5];
+    let call = [(2, 4, 5002), (4, 3, 5002), (13, 3, 5000), (7, 3, 5000)];
+    for (what, id, port) in create.into_iter().chain(call).chain([(12, 4, 5000)]) {
+        do_anything(&mut net, 0, channel, what, id, port);
+    }
+    net.finish();
+}
+
+proptest! {
+    #[test]
+    fn whatever_programs_do_nothing_is_left_behind(
+        steps in proptest::collection::vec((0..2usize, 0..16u8, 0..6u32, 0..3u16, 0..5u8), 0..200),
+    ) {
+        let mut net = Net::pair();
+        let channels: Vec<u64> = (0..2).map(|side| net.at(side, |engine, _| engine.open_channel())).collect();
+        for (side, what, id, port, then) in steps {
+            do_anything(&mut net, side, channels[side], what, id, 5000 + port);
+            match then {
+                0 => {}
+                1 => net.pass(Duration::from_secs(3)),
+                _ => net.run(),
+            }
+        }
+        net.finish();
+    }
+}

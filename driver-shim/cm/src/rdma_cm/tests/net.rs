@@ -1,0 +1,449 @@
+//! Processes with a connection manager each, and a network between them without delays.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+use super::*;
+use crate::carrier::Inbox;
+
+/// The port that TCP chooses.
+pub(super) const FREE_PORT: u16 = 39_999;
+/// An address that is no process's.
+pub(super) const ELSEWHERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 1));
+
+/// A stream's end.
+#[derive(Debug, Default)]
+struct End {
+    peer: u32,
+    side: usize,
+    inbox: Vec<u8>,
+    wants: Option<usize>,
+    fin: bool,
+    qid: Option<u32>,
+    ends: Option<(SocketAddr, SocketAddr)>,
+}
+
+#[derive(Debug)]
+enum News {
+    Accepted(u32, u32),
+    Connected(u32, Result<(), Errno>),
+    Received(u32, Result<Vec<u8>, Errno>),
+    FirstFpdu(u32),
+    Lost(u32),
+}
+
+/// What all processes share.
+#[derive(Debug, Default)]
+pub(super) struct Wire {
+    ends: BTreeMap<u32, End>,
+    /// Listener by number: whose, its port, and whether it takes IPv4 and IPv6.
+    listeners: BTreeMap<u32, (usize, u16, [bool; 2])>,
+    news: VecDeque<(usize, News)>,
+    next: u32,
+    pub(super) attached: Vec<(usize, Attachment)>,
+    pub(super) aborted: Vec<(usize, u32)>,
+    pub(super) readable: BTreeMap<(usize, u64), bool>,
+    /// Nobody answers SYNs.
+    pub(super) silent: bool,
+    /// Queue pairs that cannot be attached.
+    pub(super) unfit: Vec<u32>,
+    /// What was sent last.
+    pub(super) said: Vec<u8>,
+    /// Ports that somebody else has.
+    pub(super) taken: Vec<u16>,
+}
+
+impl Wire {
+    fn number(&mut self) -> u32 {
+        self.next += 1;
+        self.next
+    }
+
+    fn deliver(&mut self, sid: u32) {
+        let Some(end) = self.ends.get_mut(&sid) else {
+            return;
+        };
+        let Some(wants) = end.wants.filter(|wants| end.inbox.len() >= *wants || end.fin) else {
+            return;
+        };
+        end.wants = None;
+        let octets = end.inbox.drain(..wants.min(end.inbox.len())).collect();
+        self.news.push_back((end.side, News::Received(sid, Ok(octets))));
+    }
+
+    fn lose(&mut self, side: usize, qid: u32) {
+        let found = self
+            .ends
+            .iter()
+            .find(|(_, end)| (end.side, end.qid) == (side, Some(qid)))
+            .map(|(sid, end)| (*sid, end.peer));
+        let Some((sid, peer)) = found else { return };
+        self.ends.remove(&sid);
+        self.news.push_back((side, News::Lost(qid)));
+        if let Some(peer) = self.ends.get(&peer).and_then(|end| Some((end.side, end.qid?))) {
+            self.lose(peer.0, peer.1);
+        }
+    }
+}
+
+struct Port<'a> {
+    side: usize,
+    wire: &'a Rc<RefCell<Wire>>,
+}
+
+impl Carrier for Port<'_> {
+    fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno> {
+        let mut wire = self.wire.borrow_mut();
+        wire.said = octets.to_vec();
+        let peer = wire.ends.get(&sid).ok_or(Errno::INVAL)?.peer;
+        if let Some(end) = wire.ends.get_mut(&peer) {
+            end.inbox.extend_from_slice(octets);
+        }
+        wire.deliver(peer);
+        Ok(())
+    }
+
+    fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno> {
+        let mut wire = self.wire.borrow_mut();
+        wire.ends.get_mut(&sid).ok_or(Errno::INVAL)?.wants = Some(len);
+        wire.deliver(sid);
+        Ok(())
+    }
+
+    fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno> {
+        let wire = self.wire.borrow();
+        let end = wire.ends.get(&sid).ok_or(Errno::INVAL)?;
+        Ok(Inbox::of(&end.inbox, end.fin))
+    }
+
+    fn close(&mut self, sid: u32, _how: Close) {
+        let mut wire = self.wire.borrow_mut();
+        if let Some(End { peer, .. }) = wire.ends.remove(&sid)
+            && let Some(end) = wire.ends.get_mut(&peer)
+        {
+            end.fin = true;
+            wire.deliver(peer);
+        }
+    }
+}
+
+impl Device for Port<'_> {
+    fn listen(
+        &mut self,
+        local: SocketAddr,
+        _traffic_class: u8,
+        ipv6_only: bool,
+    ) -> Result<(u32, u16), Errno> {
+        let dual = local.is_ipv6() && local.ip().is_unspecified() && !ipv6_only;
+        let families = [dual || local.is_ipv4(), local.is_ipv6()];
+        let mut wire = self.wire.borrow_mut();
+        let lid = wire.number();
+        let port = if local.port() == 0 {
+            40_000 + lid as u16
+        } else {
+            local.port()
+        };
+        if local.ip() == ELSEWHERE {
+            return Err(Errno::ADDRNOTAVAIL);
+        }
+        let shared = |other: &[bool; 2]| (0..2).any(|family| other[family] && families[family]);
+        let taken = |(_, other, of): &(usize, u16, [bool; 2])| *other == port && shared(of);
+        if wire.listeners.values().any(taken) {
+            return Err(Errno::ADDRINUSE);
+        }
+        wire.listeners.insert(lid, (self.side, port, families));
+        Ok((lid, port))
+    }
+
+    fn unlisten(&mut self, lid: u32) {
+        assert!(self.wire.borrow_mut().listeners.remove(&lid).is_some());
+    }
+
+    fn connect(&mut self, remote: SocketAddr, local: SocketAddr, _traffic_class: u8) -> Result<u32, Errno> {
+        let mut wire = self.wire.borrow_mut();
+        let listens = wire.listeners.values().any(|(_, port, _)| *port == local.port());
+        if listens || wire.taken.contains(&local.port()) {
+            return Err(Errno::ADDRINUSE);
+        }
+        let ours = wire.number();
+        if wire.silent {
+            wire.ends.insert(
+                ours,
+                End {
+                    side: self.side,
+                    ..End::default()
+                },
+            );
+            return Ok(ours);
+        }
+        let listener = wire
+            .listeners
+            .iter()
+            .find(|(_, (_, port, families))| {
+                *port == remote.port() && families[usize::from(remote.is_ipv6())]
+            })
+            .map(|(lid, (side, ..))| (*lid, *side));
+        let Some((lid, side)) = listener else {
+            wire.news
+                .push_back((self.side, News::Connected(ours, Err(Errno::CONNREFUSED))));
+            return Ok(ours);
+        };
+        // TCP chooses a port where there is none.
+        let local = match local.port() {
+            0 => with_port(local, FREE_PORT),
+            _ => local,
+        };
+        let theirs = wire.number();
+        let end = |peer, side, ends| End {
+            peer,
+            side,
+            ends: Some(ends),
+            ..End::default()
+        };
+        wire.ends.insert(ours, end(theirs, self.side, (local, remote)));
+        wire.ends.insert(theirs, end(ours, side, (remote, local)));
+        wire.news.push_back((self.side, News::Connected(ours, Ok(()))));
+        wire.news.push_back((side, News::Accepted(lid, theirs)));
+        Ok(ours)
+    }
+
+    fn ends(&mut self, sid: u32) -> Result<(SocketAddr, SocketAddr), Errno> {
+        self.wire
+            .borrow()
+            .ends
+            .get(&sid)
+            .and_then(|end| end.ends)
+            .ok_or(Errno::INVAL)
+    }
+
+    fn source(&mut self, remote: SocketAddr) -> Result<SocketAddr, Errno> {
+        match remote.port() {
+            // Stands for a place that no route leads to.
+            9 => Err(Errno::NETUNREACH),
+            _ => Ok(SocketAddr::new(remote.ip(), 7)),
+        }
+    }
+
+    fn queue_pair(&mut self, qpn: u32) -> Option<u32> {
+        (qpn != 0).then_some(qpn)
+    }
+
+    fn attach(&mut self, sid: u32, attachment: &Attachment) -> Result<(), Errno> {
+        let mut wire = self.wire.borrow_mut();
+        if wire.unfit.contains(&attachment.qid) {
+            return Err(Errno::INVAL);
+        }
+        wire.attached.push((self.side, *attachment));
+        let end = wire.ends.get_mut(&sid).ok_or(Errno::INVAL)?;
+        assert_eq!(end.wants, None, "no receive is outstanding");
+        end.qid = Some(attachment.qid);
+        let peer = end.peer;
+        let negotiated = &attachment.negotiated;
+        if negotiated.initiator
+            && negotiated.rtr.is_some()
+            && let Some((side, qid)) = wire.ends.get(&peer).and_then(|end| Some((end.side, end.qid?)))
+        {
+            wire.news.push_back((side, News::FirstFpdu(qid)));
+        }
+        if negotiated.terminate.is_some() {
+            wire.lose(self.side, attachment.qid);
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self, qid: u32) {
+        self.wire.borrow_mut().lose(self.side, qid);
+    }
+
+    fn abort(&mut self, qid: u32) {
+        self.wire.borrow_mut().aborted.push((self.side, qid));
+        self.wire.borrow_mut().lose(self.side, qid);
+    }
+
+    fn signal(&mut self, channel: u64, events: bool) {
+        let before = self
+            .wire
+            .borrow_mut()
+            .readable
+            .insert((self.side, channel), events);
+        assert_ne!(before.unwrap_or(false), events, "only when it changes");
+    }
+}
+
+/// The processes and their time.
+pub(super) struct Net {
+    pub(super) engines: Vec<Engine>,
+    pub(super) wire: Rc<RefCell<Wire>>,
+    now: Time,
+}
+
+/// An event as the program sees it: name of the id, handle, what, status.
+pub(super) type Seen = (u64, u32, u32, i32);
+
+impl Net {
+    pub(super) fn new(configs: &[Config]) -> Net {
+        Net {
+            engines: configs
+                .iter()
+                .map(|config| Engine::new(config, 16, 16, 1))
+                .collect(),
+            wire: Rc::default(),
+            now: Time::ZERO,
+        }
+    }
+
+    pub(super) fn pair() -> Net {
+        Net::new(&[Config::default(), Config::default()])
+    }
+
+    /// Has an engine do something.
+    pub(super) fn at<T>(&mut self, side: usize, work: impl FnOnce(&mut Engine, &mut World<'_>) -> T) -> T {
+        let mut device = Port {
+            side,
+            wire: &self.wire,
+        };
+        let mut world = World {
+            now: self.now,
+            device: &mut device,
+        };
+        work(&mut self.engines[side], &mut world)
+    }
+
+    /// Delivers what is on its way.
+    pub(super) fn run(&mut self) {
+        loop {
+            let news = self.wire.borrow_mut().news.pop_front();
+            let Some((side, news)) = news else { return };
+            self.at(side, |engine, world| match news {
+                News::Accepted(lid, sid) => engine.arrived(world, lid, sid),
+                News::Connected(sid, result) => engine.connected(world, sid, result),
+                News::Received(sid, octets) => {
+                    engine.received(world, sid, octets.as_deref().map_err(|errno| *errno));
+                }
+                News::FirstFpdu(qid) => engine.first_fpdu(world, qid),
+                News::Lost(qid) => engine.lose(world, qid, Errno::CONNRESET),
+            });
+        }
+    }
+
+    /// Lets time pass.
+    pub(super) fn pass(&mut self, time: Duration) {
+        self.run();
+        self.now += time;
+        for side in 0..self.engines.len() {
+            self.at(side, |engine, world| engine.tick(world));
+        }
+        self.run();
+    }
+
+    pub(super) fn event(&mut self, side: usize, channel: u64) -> Option<EventResponse> {
+        self.run();
+        self.at(side, |engine, world| engine.take_event(world, channel))
+    }
+
+    pub(super) fn seen(&mut self, side: usize, channel: u64) -> Vec<Seen> {
+        std::iter::from_fn(|| self.event(side, channel))
+            .map(|event| (event.uid, event.id, event.event, event.status.cast_signed()))
+            .collect()
+    }
+
+    pub(super) fn is_readable(&self, side: usize, channel: u64) -> bool {
+        self.wire
+            .borrow()
+            .readable
+            .get(&(side, channel))
+            .copied()
+            .unwrap_or(false)
+    }
+
+    /// A listener on a channel of its own.
+    pub(super) fn listen(&mut self, side: usize, port: u16, backlog: u32) -> (u64, u32) {
+        self.at(side, |engine, world| {
+            let channel = engine.open_channel();
+            let id = engine.create(channel, 100, PS_TCP).unwrap();
+            let local = Name::Ip(format!("0.0.0.0:{port}").parse().unwrap());
+            engine.bind(world, channel, id, local).unwrap();
+            engine.listen(world, channel, id, backlog).unwrap();
+            (channel, id)
+        })
+    }
+
+    /// An id that is ready to connect, with a managed queue pair unless `external`.
+    pub(super) fn ready(&mut self, side: usize, port: u16, uid: u64, external: bool) -> (u64, u32) {
+        let (channel, id) = self.at(side, |engine, world| {
+            let channel = engine.open_channel();
+            let id = engine.create(channel, uid, PS_TCP).unwrap();
+            let remote = Name::Ip(format!("127.0.0.1:{port}").parse().unwrap());
+            engine.resolve_address(world, channel, id, None, remote).unwrap();
+            engine.resolve_route(world, channel, id).unwrap();
+            if !external {
+                engine.qp_attributes(channel, id, 1).unwrap();
+            }
+            (channel, id)
+        });
+        assert_eq!(self.seen(side, channel), [(uid, id, 0, 0), (uid, id, 2, 0)]);
+        (channel, id)
+    }
+
+    /// The local port of an id, as the program is told.
+    pub(super) fn port_of(&mut self, side: usize, (channel, id): (u64, u32)) -> u16 {
+        let place = self.engines[side].addresses(channel, id, 77).unwrap();
+        place.local.unwrap().port()
+    }
+
+    pub(super) fn connect(&mut self, side: usize, (channel, id): (u64, u32), parameters: Parameters) {
+        self.at(side, |engine, world| {
+            engine.connect(world, channel, id, parameters)
+        })
+        .unwrap();
+        self.run();
+    }
+
+    /// The next event is a Request: the new id.
+    pub(super) fn request(&mut self, side: usize, channel: u64) -> (u32, ConnParam) {
+        let event = self.event(side, channel).expect("a Request");
+        assert_eq!((event.event, event.uid), (4, 100));
+        (event.id, event.param)
+    }
+
+    pub(super) fn accept(&mut self, side: usize, channel: u64, id: u32, uid: u64, parameters: Parameters) {
+        self.at(side, |engine, world| {
+            engine.accept(world, channel, id, uid, Some(parameters))
+        })
+        .unwrap();
+        self.run();
+    }
+
+    /// Closes all channels; nothing may be left.
+    pub(super) fn finish(mut self) {
+        for side in 0..self.engines.len() {
+            let channels: Vec<u64> = self.engines[side].channels.keys().copied().collect();
+            for channel in channels {
+                self.at(side, |engine, world| engine.close_channel(world, channel));
+            }
+            self.run();
+            let engine = &self.engines[side];
+            assert!(engine.ids.is_empty() && engine.streams.is_empty() && engine.listeners.is_empty());
+            assert!(engine.queue_pairs.is_empty() && engine.channels.is_empty());
+            assert_eq!(engine.deadline(), None);
+        }
+        let wire = self.wire.borrow();
+        assert!(wire.listeners.is_empty());
+        assert!(wire.ends.values().all(|end| end.qid.is_some()), "{:?}", wire.ends);
+    }
+}
+
+pub(super) fn parameters(
+    qpn: u32,
+    responder_resources: u8,
+    initiator_depth: u8,
+    private_data: &[u8],
+) -> Parameters {
+    Parameters {
+        qpn,
+        responder_resources,
+        initiator_depth,
+        private_data: private_data.to_vec(),
+    }
+}

@@ -1,0 +1,121 @@
+//! What options make of connections.
+
+use std::path::Path;
+
+use super::*;
+use crate::mpa_startup::terminate;
+
+/// A configuration whose file has this in it.
+fn config(text: &str) -> Config {
+    let mut config = Config::default();
+    config.set_file(text, Path::new("test.toml")).unwrap();
+    config
+}
+
+/// Revision, CRC and first FPDU at the called side of a connection from 127.0.0.1.
+fn agreed(caller: &str, called: &str) -> (u8, bool, bool) {
+    let mut net = Net::new(&[config(caller), config(called)]);
+    let (at, _) = net.listen(1, 7471, 0);
+    let ours = net.ready(0, 7471, 5, false);
+    net.connect(0, ours, parameters(3, 1, 1, &[]));
+    let (id, _) = net.request(1, at);
+    net.accept(1, at, id, 200, parameters(9, 1, 1, &[]));
+    let attached = net.wire.borrow().attached[0].1;
+    net.finish();
+    let negotiated = attached.negotiated;
+    (negotiated.revision, negotiated.crc, attached.strict_rtr)
+}
+
+#[test]
+fn a_peer_s_own_options_hold_for_calls_and_for_answers() {
+    let near = "[[peer]]\naddress = \"127.0.0.0/8\"\nmpa.revision = 1\n";
+    let far = "[[peer]]\naddress = \"192.0.2.0/24\"\nmpa.revision = 1\n";
+    let plain = "mpa.crc = false\n";
+    assert_eq!(agreed("", ""), (2, true, false));
+    assert_eq!(agreed(near, ""), (1, true, false), "calling");
+    assert_eq!(agreed("", near), (1, true, false), "called");
+    assert_eq!(agreed(far, far), (2, true, false), "somebody else");
+    let strict = format!(
+        "{plain}[[peer]]\naddress = \"::1\"\n{near}mpa.crc = true\nmpa.strict_rtr = true\n[[peer]]\naddress = \"127.0.0.1\"\nmpa.crc = false\n"
+    );
+    assert_eq!(agreed(plain, &strict), (1, true, true), "the first that fits");
+}
+
+#[test]
+fn who_calls_before_the_program_listens_waits_for_a_second() {
+    // A caller of revision 2 tries once more, with revision 1.
+    let mut net = Net::new(&[config("mpa.revision = 1"), Config::default()]);
+    let (at, id) = net.at(1, |engine, world| {
+        let channel = engine.open_channel();
+        let id = engine.create(channel, 100, PS_TCP).unwrap();
+        let local = Name::Ip("0.0.0.0:7471".parse().unwrap());
+        engine.bind(world, channel, id, local).unwrap();
+        (channel, id)
+    });
+    let hasty = net.ready(0, 7471, 5, false);
+    net.connect(0, hasty, parameters(3, 1, 1, &[]));
+    net.pass(Duration::from_millis(600));
+    let lucky = net.ready(0, 7471, 6, false);
+    net.connect(0, lucky, parameters(4, 1, 1, &[]));
+    net.pass(Duration::from_millis(600));
+    let event = net.event(0, hasty.0).unwrap();
+    assert_eq!((event.event, event.uid), (8, 5), "turned away");
+    net.at(1, |engine, world| engine.listen(world, at, id, 0))
+        .unwrap();
+    let (child, _) = net.request(1, at);
+    net.accept(1, at, child, 200, parameters(9, 1, 1, &[]));
+    assert_eq!(net.seen(0, lucky.0), [(6, lucky.1, 9, 0)]);
+    net.pass(Duration::from_secs(1));
+    assert!(net.seen(0, lucky.0).is_empty());
+    net.finish();
+}
+
+#[test]
+fn empa_33_a_strict_responder_names_the_depth_that_it_needs() {
+    for (option, event) in [("", 9), ("mpa.strict_depths = true", 8)] {
+        let mut net = Net::new(&[Config::default(), config(option)]);
+        let (at, _) = net.listen(1, 7471, 0);
+        let caller = net.ready(0, 7471, 5, false);
+        net.connect(0, caller, parameters(3, 1, 1, &[]));
+        let (id, _) = net.request(1, at);
+        let accepted = net.at(1, |engine, world| {
+            engine.accept(world, at, id, 200, Some(parameters(9, 8, 8, &[])))
+        });
+        let heard = net.event(0, caller.0).unwrap();
+        assert_eq!(heard.event, event);
+        if event == 8 {
+            assert_eq!(accepted, Err(Errno::INVAL));
+            assert_eq!(heard.param.responder_resources, 8, "the ORD that is required");
+        }
+        net.finish();
+    }
+}
+
+#[test]
+fn empa_38_an_error_behind_the_reply_is_told_by_a_terminate() {
+    let mut net = Net::pair();
+    let (at, _) = net.listen(1, 7471, 0);
+    let caller = net.ready(0, 7471, 5, false);
+    net.wire.borrow_mut().unfit.push(3);
+    net.connect(0, caller, parameters(3, 1, 1, &[]));
+    let (id, _) = net.request(1, at);
+    net.accept(1, at, id, 200, parameters(9, 1, 1, &[]));
+    assert_eq!(net.seen(0, caller.0), [(5, caller.1, 6, -22)]);
+    // Vector F-TERM-205.
+    let terminate = [
+        0x00, 0x16, 0x41, 0x47, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0x20, 0x05, 0, 0, 0x16, 0x80,
+        0xd5, 0xf1,
+    ];
+    assert_eq!(net.wire.borrow().said, terminate);
+    let negotiated = net.wire.borrow().attached[0].1.negotiated;
+    let marked = Negotiated {
+        markers_tx: true,
+        ..negotiated
+    };
+    assert_eq!(
+        marked.last_words(terminate::LOCAL)[..4],
+        [0; 4],
+        "a marker in front"
+    );
+    net.finish();
+}

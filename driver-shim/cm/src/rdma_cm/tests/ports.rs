@@ -1,0 +1,139 @@
+//! Which port an id has: from bind to the end of its connection.
+
+use super::*;
+
+fn ip(text: &str) -> Name {
+    Name::Ip(text.parse().unwrap())
+}
+
+/// An idle id on a channel of its own.
+fn idle(net: &mut Net, side: usize) -> (u64, u32) {
+    net.at(side, |engine, _| {
+        let channel = engine.open_channel();
+        (channel, engine.create(channel, 5, PS_TCP).unwrap())
+    })
+}
+
+fn bind(net: &mut Net, side: usize, (channel, id): (u64, u32), local: &str) -> Result<(), Errno> {
+    net.at(side, |engine, world| engine.bind(world, channel, id, ip(local)))
+}
+
+fn resolve(net: &mut Net, side: usize, (channel, id): (u64, u32), local: Option<&str>) -> Result<(), Errno> {
+    net.at(side, |engine, world| {
+        engine.resolve_address(world, channel, id, local.map(ip), ip("127.0.0.1:7471"))
+    })
+}
+
+/// Connects an id that has its address; returns the peer's port as the responder is told.
+fn connect(net: &mut Net, side: usize, own: (u64, u32), at: u64) -> u16 {
+    net.at(side, |engine, world| {
+        engine.resolve_route(world, own.0, own.1).unwrap();
+        engine.qp_attributes(own.0, own.1, 1).unwrap();
+    });
+    net.connect(side, own, parameters(3, 1, 1, &[]));
+    let (child, _) = net.request(1, at);
+    let peer = net.engines[1].addresses(at, child, 77).unwrap().remote;
+    net.accept(1, at, child, 200, parameters(9, 1, 1, &[]));
+    peer.unwrap().port()
+}
+
+#[test]
+fn a_bound_port_is_kept_whatever_source_is_resolved() {
+    for source in [
+        None,
+        Some("127.0.0.1:0"),
+        Some("127.0.0.1:1234"),
+        Some("0.0.0.0:0"),
+    ] {
+        let mut net = Net::pair();
+        let (at, _) = net.listen(1, 7471, 0);
+        let own = idle(&mut net, 0);
+        bind(&mut net, 0, own, "127.0.0.1:9229").unwrap();
+        resolve(&mut net, 0, own, source).unwrap();
+        assert_eq!(net.port_of(0, own), 9229, "{source:?}");
+        assert_eq!(connect(&mut net, 0, own, at), 9229, "{source:?}");
+        assert_eq!(net.port_of(0, own), 9229, "{source:?}");
+        net.finish();
+    }
+}
+
+#[test]
+fn a_port_from_bind_is_held_until_the_id_connects() {
+    let mut net = Net::new(&[Config::default(), Config::default(), Config::default()]);
+    let (at, _) = net.listen(1, 7471, 0);
+    for source in [None, Some("127.0.0.1:0")] {
+        let own = idle(&mut net, 0);
+        if source.is_none() {
+            bind(&mut net, 0, own, "0.0.0.0:0").unwrap();
+        }
+        resolve(&mut net, 0, own, source).unwrap();
+        let port = net.port_of(0, own);
+        let other = idle(&mut net, 2);
+        let taken = bind(&mut net, 2, other, &format!("0.0.0.0:{port}"));
+        assert_eq!(taken, Err(Errno::ADDRINUSE), "{source:?}");
+        assert_eq!(connect(&mut net, 0, own, at), port, "{source:?}");
+        net.at(0, |engine, world| engine.destroy(world, own.0, own.1))
+            .unwrap();
+        // Established, and the end.
+        assert_eq!(net.seen(1, at).len(), 2);
+    }
+    // Destroyed before it connects.
+    let own = idle(&mut net, 0);
+    resolve(&mut net, 0, own, Some("127.0.0.1:9229")).unwrap();
+    net.at(0, |engine, world| engine.destroy(world, own.0, own.1))
+        .unwrap();
+    let other = idle(&mut net, 2);
+    bind(&mut net, 2, other, "0.0.0.0:9229").unwrap();
+    net.finish();
+}
+
+#[test]
+fn a_source_that_cannot_be_had_fails_at_once() {
+    let mut net = Net::pair();
+    net.listen(1, 7471, 0);
+    let own = idle(&mut net, 0);
+    let taken = resolve(&mut net, 0, own, Some("127.0.0.1:7471"));
+    assert_eq!(taken, Err(Errno::ADDRINUSE));
+    let elsewhere = resolve(&mut net, 0, own, Some(&format!("{ELSEWHERE}:0")));
+    assert_eq!(elsewhere, Err(Errno::ADDRNOTAVAIL));
+    let family = resolve(&mut net, 0, own, Some("[::1]:5"));
+    assert_eq!(family, Err(Errno::INVAL));
+    assert!(net.seen(0, own.0).is_empty(), "an error is no event");
+    resolve(&mut net, 0, own, None).unwrap();
+    assert_eq!(net.seen(0, own.0), [(5, own.1, 0, 0)], "the id is as it was");
+    net.finish();
+}
+
+#[test]
+fn an_id_that_only_holds_its_port_takes_no_connection() {
+    let mut net = Net::pair();
+    let own = idle(&mut net, 0);
+    bind(&mut net, 0, own, "127.0.0.1:9229").unwrap();
+    resolve(&mut net, 0, own, None).unwrap();
+    let caller = net.ready(1, 9229, 6, false);
+    net.connect(1, caller, parameters(3, 1, 1, &[]));
+    net.run();
+    assert_eq!(net.event(1, caller.0).unwrap().event, 8, "rejected");
+    assert_eq!(net.seen(0, own.0), [(5, own.1, 0, 0)]);
+    net.finish();
+}
+
+/// Binds an id of [`idle`], with `RDMA_OPTION_ID_AFONLY` if `one_family`.
+fn bind_family(net: &mut Net, local: &str, one_family: bool) -> Result<(), Errno> {
+    let own = idle(net, 0);
+    let value = i32::from(one_family).to_ne_bytes();
+    net.at(0, |engine, world| {
+        engine.set_option(world, own.0, own.1, (0, 2), &value)
+    })?;
+    bind(net, 0, own, local)
+}
+
+#[test]
+fn ids_of_one_family_each_share_a_port() {
+    for (ipv6_only, outcome) in [(true, Ok(())), (false, Err(Errno::ADDRINUSE))] {
+        let mut net = Net::pair();
+        bind_family(&mut net, "0.0.0.0:3260", true).unwrap();
+        assert_eq!(bind_family(&mut net, "[::]:3260", ipv6_only), outcome);
+        net.finish();
+    }
+}

@@ -1,0 +1,382 @@
+//! The table of options: help, file, list and variables all come from here.
+
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use toml::Value;
+use urnic_wire::mpa::startup::RtrKey;
+
+use super::{Config, Device, Error, RtrTypes, Source, VfioApi, is_log_filter};
+
+/// One option.
+#[derive(Debug)]
+pub struct Opt {
+    /// Its key, sections and name joined by dots.
+    pub key: &'static str,
+    /// What it takes, in words that fit both into help and behind "it takes".
+    pub takes: &'static str,
+    /// What it is for.
+    pub help: &'static str,
+    /// Reads the text into the configuration; `None` when it does not fit [`Opt::takes`].
+    set: fn(&mut Config, &str) -> Option<()>,
+    /// The value in a configuration, as one would write it.
+    show: fn(&Config) -> String,
+}
+
+impl Opt {
+    /// The environment variable that sets it.
+    pub fn variable(&self) -> String {
+        format!("URNIC_{}", self.key.replace('.', "_").to_uppercase())
+    }
+
+    /// Its value in `config`, as one would write it.
+    pub fn value(&self, config: &Config) -> String {
+        (self.show)(config)
+    }
+
+    pub(super) fn set_text(&self, config: &mut Config, text: &str, at: Source) -> Result<(), Error> {
+        (self.set)(config, text.trim()).ok_or_else(|| Error::Value {
+            key: self.key,
+            value: text.escape_debug().to_string(),
+            expected: self.takes.to_owned(),
+            at,
+        })
+    }
+
+    /// A TOML value sets what its text would.
+    pub(super) fn set_value(&self, config: &mut Config, value: &Value, at: Source) -> Result<(), Error> {
+        self.set_text(config, &text_of(value), at)
+    }
+
+    /// Whether a `[[peer]]` may set it.
+    pub fn is_per_peer(&self) -> bool {
+        self.key.starts_with("mpa.") || self.key.starts_with("cm.")
+    }
+}
+
+/// What a TOML value would be as text; an array is its elements with commas.
+pub(super) fn text_of(value: &Value) -> String {
+    match value {
+        Value::Array(elements) => elements.iter().map(bare).collect::<Vec<_>>().join(","),
+        value => bare(value),
+    }
+}
+
+fn bare(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        value => value.to_string(),
+    }
+}
+
+/// Every option, in the order in which help shows them.
+pub const OPTIONS: &[Opt] = &[
+    Opt {
+        key: "device",
+        takes: "inproc, vfio-user:PATH or vfio:DDDD:BB:DD.F",
+        help: "The RNIC to drive: the model in this process, one served at a vfio-user socket, a PCI function.",
+        set: |c, text| device(text).map(|v| c.device = v),
+        show: |c| c.device.to_string(),
+    },
+    Opt {
+        key: "log",
+        takes: "a level (off, error, warn, info, debug, trace), or levels of modules such as urnic_cm::native=debug",
+        help: "What to log on standard error: a level (error, warn, info, debug, trace, off), or levels per module. \
+               debug tells each connection's life in plain words.",
+        set: |c, text| is_log_filter(text).then(|| c.log = text.to_owned()),
+        show: |c| c.log.clone(),
+    },
+    Opt {
+        key: "pcap",
+        takes: "a file name, or nothing",
+        help: "Capture the wire into this pcapng file, for Wireshark. %p stands for the process's number; without it the first process with a \
+               connection gets the file, and others one beside it with their numbers in the names. A device in another process has its wire there: \
+               `urnic serve --pcap`.",
+        set: |c, text| {
+            c.pcap = path(text);
+            Some(())
+        },
+        show: |c| show_path(c.pcap.as_deref()),
+    },
+    Opt {
+        key: "mpa.crc",
+        takes: "true or false",
+        help: "Ask for CRC32C on every FPDU. A connection has CRCs when either side asks; turning them off leaves the \
+               data to TCP's checksum (RFC 5044 §4.4).",
+        set: |c, text| truth(text).map(|v| c.mpa.crc = v),
+        show: |c| c.mpa.crc.to_string(),
+    },
+    Opt {
+        key: "mpa.markers",
+        takes: "true or false",
+        help: "Ask the peer for markers in what we receive. What we send has markers when the peer asks.",
+        set: |c, text| truth(text).map(|v| c.mpa.markers = v),
+        show: |c| c.mpa.markers.to_string(),
+    },
+    Opt {
+        key: "mpa.revision",
+        takes: "1 or 2",
+        help: "Highest MPA revision: 1 is RFC 5044 alone, 2 adds RFC 6581 (read limits, RTR).",
+        set: |c, text| number(text, 1..=2).map(|v| c.mpa.revision = v),
+        show: |c| c.mpa.revision.to_string(),
+    },
+    Opt {
+        key: "mpa.startup_timeout_initiator_s",
+        takes: "seconds, 1 to 3600",
+        help: "How long the calling side waits for the whole start-up before it gives the TCP connection up.",
+        set: |c, text| seconds(text).map(|v| c.mpa.startup_timeout_initiator = v),
+        show: |c| c.mpa.startup_timeout_initiator.as_secs().to_string(),
+    },
+    Opt {
+        key: "mpa.startup_timeout_responder_s",
+        takes: "seconds, 1 to 3600",
+        help: "How long the called side waits for a complete Request before it closes.",
+        set: |c, text| seconds(text).map(|v| c.mpa.startup_timeout_responder = v),
+        show: |c| c.mpa.startup_timeout_responder.as_secs().to_string(),
+    },
+    Opt {
+        key: "mpa.rtr_timeout_s",
+        takes: "seconds, 1 to 3600",
+        help: "How long the called side, after its Reply, waits for the first FPDU, before which it may not send.",
+        set: |c, text| seconds(text).map(|v| c.mpa.rtr_timeout = v),
+        show: |c| c.mpa.rtr_timeout.as_secs().to_string(),
+    },
+    Opt {
+        key: "mpa.rtr_types",
+        takes: "one or more of send, write, read, with commas",
+        help: "Which zero-length messages may open a connection made with rdma_cm (RFC 6581 §9.2); native ones use a Write.",
+        set: |c, text| rtr_types(text).map(|v| c.mpa.rtr_types = v),
+        show: |c| show_rtr_types(c.mpa.rtr_types),
+    },
+    Opt {
+        key: "mpa.peer_to_peer",
+        takes: "true or false",
+        help: "When calling with rdma_cm, ask for an RTR exchange, so that the called side may send first (RFC 6581 §9.2).",
+        set: |c, text| truth(text).map(|v| c.mpa.peer_to_peer = v),
+        show: |c| c.mpa.peer_to_peer.to_string(),
+    },
+    Opt {
+        key: "mpa.strict_rtr",
+        takes: "true or false",
+        help: "On rdma_cm connections that call us, accept nothing but the RTR that was agreed on as the first message; another ends the \
+               connection. Otherwise it is counted, and opens the connection too.",
+        set: |c, text| truth(text).map(|v| c.mpa.strict_rtr = v),
+        show: |c| c.mpa.strict_rtr.to_string(),
+    },
+    Opt {
+        key: "mpa.strict_depths",
+        takes: "true or false",
+        help: "Turn down who calls by rdma_cm and takes fewer RDMA Reads than the accepting program asks to send. Otherwise fewer are sent.",
+        set: |c, text| truth(text).map(|v| c.mpa.strict_depths = v),
+        show: |c| c.mpa.strict_depths.to_string(),
+    },
+    Opt {
+        key: "mpa.rtr_frame",
+        takes: "off, hex or text",
+        help: "Use the RTR frame proposed in 2007 on rdma_cm connections of revision 1, with this spelling of its key; calls are then of \
+               revision 1. Only for peers known to speak it.",
+        set: |c, text| rtr_frame(text).map(|v| c.mpa.rtr_frame = v),
+        show: |c| {
+            let name = match c.mpa.rtr_frame {
+                None => "off",
+                Some(RtrKey::Hex) => "hex",
+                Some(RtrKey::Text) => "text",
+            };
+            name.to_owned()
+        },
+    },
+    Opt {
+        key: "native.listen",
+        takes: "an IPv4 or IPv6 address, or any",
+        help: "Where to listen for connections made by exchanged QP numbers.",
+        set: |c, text| either(text, |t| t.parse::<IpAddr>().ok()).map(|v| c.native.listen = v),
+        show: |c| {
+            c.native
+                .listen
+                .map_or_else(|| "any".to_owned(), |v| v.to_string())
+        },
+    },
+    Opt {
+        key: "native.port_range",
+        takes: "FIRST-LAST, both from 1 to 65535, or any",
+        help: "TCP ports to listen at, for firewalls; each process takes one per 256 QPs.",
+        set: |c, text| either(text, ports).map(|v| c.native.port_range = v),
+        show: |c| {
+            let shown = |r: &RangeInclusive<u16>| format!("{}-{}", r.start(), r.end());
+            c.native
+                .port_range
+                .as_ref()
+                .map_or_else(|| "any".to_owned(), shown)
+        },
+    },
+    Opt {
+        key: "native.call_grace_ms",
+        takes: "milliseconds, 0 to 600000",
+        help: "When nothing arrived for this long, the side that was to be called calls too (one-way firewalls, NAT).",
+        set: |c, text| milliseconds(text).map(|v| c.native.call_grace = v),
+        show: |c| c.native.call_grace.as_millis().to_string(),
+    },
+    Opt {
+        key: "native.fin_grace_ms",
+        takes: "milliseconds, 0 to 600000",
+        help: "How long posted receives wait, after the peer ended the stream in good order, before they are flushed.",
+        set: |c, text| milliseconds(text).map(|v| c.native.fin_grace = v),
+        show: |c| c.native.fin_grace.as_millis().to_string(),
+    },
+    Opt {
+        key: "native.max_parked",
+        takes: "a number from 1 to 65536",
+        help: "How many calls for QPs that are not ready yet a process keeps waiting.",
+        set: |c, text| number(text, 1..=65_536).map(|v: u32| c.native.max_parked = v as usize),
+        show: |c| c.native.max_parked.to_string(),
+    },
+    Opt {
+        key: "native.park_timeout_ms",
+        takes: "milliseconds, 0 to 600000",
+        help: "How long each of them is kept.",
+        set: |c, text| milliseconds(text).map(|v| c.native.park_timeout = v),
+        show: |c| c.native.park_timeout.as_millis().to_string(),
+    },
+    Opt {
+        key: "native.allow_nat",
+        takes: "true or false",
+        help: "Take connections made by exchanged QP numbers from any address; else only from that of the peer's GID.",
+        set: |c, text| truth(text).map(|v| c.native.allow_nat = v),
+        show: |c| c.native.allow_nat.to_string(),
+    },
+    Opt {
+        key: "cm.rnr_grace_ms",
+        takes: "milliseconds, 0 to 600000",
+        help: "On rdma_cm connections, how long a Send may find no receive posted before the connection is terminated; 0 is iWARP to \
+               the letter, but for the very first receive, for which there is a second.",
+        set: |c, text| milliseconds(text).map(|v| c.cm.rnr_grace = v),
+        show: |c| c.cm.rnr_grace.as_millis().to_string(),
+    },
+    Opt {
+        key: "vfio.api",
+        takes: "auto, cdev, group or noiommu",
+        help: "How to get at a PCI function: by its own file and iommufd (cdev), by its group's file (group), or by that where there is no \
+               IOMMU and nothing is pinned (noiommu). auto takes the first that is there and allowed.",
+        set: |c, text| {
+            let api = VfioApi::ALL.into_iter().find(|api| api.name() == text)?;
+            c.vfio.api = api;
+            Some(())
+        },
+        show: |c| c.vfio.api.name().to_owned(),
+    },
+    Opt {
+        key: "present.dir",
+        takes: "an absolute folder name, or nothing",
+        help: "Where to keep the files that stand for /sys/class/infiniband; else in $XDG_RUNTIME_DIR, /tmp or \
+               /dev/shm, the first that will have them.",
+        set: |c, text| {
+            let dir = path(text);
+            dir.iter()
+                .all(|dir| dir.is_absolute())
+                .then(|| c.present.dir = dir)
+        },
+        show: |c| show_path(c.present.dir.as_deref()),
+    },
+];
+
+fn truth(text: &str) -> Option<bool> {
+    match text.to_ascii_lowercase().as_str() {
+        "true" | "on" | "yes" | "1" => Some(true),
+        "false" | "off" | "no" | "0" => Some(false),
+        _ => None,
+    }
+}
+
+fn number<T: TryFrom<u32>>(text: &str, range: RangeInclusive<u32>) -> Option<T> {
+    let number = text.parse().ok().filter(|n| range.contains(n))?;
+    T::try_from(number).ok()
+}
+
+fn seconds(text: &str) -> Option<Duration> {
+    number(text, 1..=3600).map(Duration::from_secs)
+}
+
+fn milliseconds(text: &str) -> Option<Duration> {
+    number(text, 0..=600_000).map(Duration::from_millis)
+}
+
+fn path(text: &str) -> Option<PathBuf> {
+    (!text.is_empty()).then(|| PathBuf::from(text))
+}
+
+fn show_path(path: Option<&Path>) -> String {
+    path.map(|path| path.display().to_string()).unwrap_or_default()
+}
+
+/// `any` (also the empty text) is `Some(None)`.
+fn either<T>(text: &str, parse: impl Fn(&str) -> Option<T>) -> Option<Option<T>> {
+    if matches!(text, "" | "any") {
+        Some(None)
+    } else {
+        parse(text).map(Some)
+    }
+}
+
+fn ports(text: &str) -> Option<RangeInclusive<u16>> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let (first, last): (u16, u16) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+    (first >= 1 && first <= last).then_some(first..=last)
+}
+
+fn rtr_types(text: &str) -> Option<RtrTypes> {
+    let mut types = RtrTypes {
+        send: false,
+        write: false,
+        read: false,
+    };
+    for name in text.split(',') {
+        match name.trim() {
+            "send" => types.send = true,
+            "write" => types.write = true,
+            "read" => types.read = true,
+            _ => return None,
+        }
+    }
+    Some(types)
+}
+
+fn rtr_frame(text: &str) -> Option<Option<RtrKey>> {
+    match text {
+        "off" => Some(None),
+        "hex" => Some(Some(RtrKey::Hex)),
+        "text" => Some(Some(RtrKey::Text)),
+        _ => None,
+    }
+}
+
+fn show_rtr_types(types: RtrTypes) -> String {
+    let named = [(types.send, "send"), (types.write, "write"), (types.read, "read")];
+    named
+        .iter()
+        .filter(|(on, _)| *on)
+        .map(|(_, name)| *name)
+        .collect::<Vec<_>>()
+        .join(",")
+}
+
+/// `vfio-user:PATH`, `vfio:DDDD:BB:DD.F`, `inproc`.
+fn device(text: &str) -> Option<Device> {
+    if text == "inproc" {
+        return Some(Device::Inproc);
+    }
+    if let Some(path) = text.strip_prefix("vfio-user:") {
+        return self::path(path).map(Device::VfioUser);
+    }
+    let bdf = text.strip_prefix("vfio:")?;
+    let fields: Vec<&str> = bdf.split([':', '.']).collect();
+    let widths = [4, 2, 2, 1];
+    let good = fields.len() == widths.len()
+        && bdf.as_bytes().get(10) == Some(&b'.')
+        && fields
+            .iter()
+            .zip(widths)
+            .all(|(f, width)| f.len() == width && f.bytes().all(|b| b.is_ascii_hexdigit()));
+    good.then(|| Device::Vfio(bdf.to_owned()))
+}

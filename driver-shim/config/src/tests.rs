@@ -1,0 +1,356 @@
+use super::*;
+
+fn vars<'a>(pairs: &'a [(&'a str, &'a str)]) -> impl Iterator<Item = (OsString, OsString)> + 'a {
+    pairs
+        .iter()
+        .map(|(name, value)| (OsString::from(name), OsString::from(value)))
+}
+
+fn load(pairs: &[(&str, &str)]) -> Result<Config, Error> {
+    Config::from_vars(vars(pairs))
+}
+
+fn complaint(pairs: &[(&str, &str)]) -> String {
+    load(pairs).expect_err("refused").to_string()
+}
+
+struct File(PathBuf);
+
+impl File {
+    fn new(name: &str, text: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("urnic-config-{}-{name}.toml", std::process::id()));
+        std::fs::write(&path, text).expect("a file in the temporary folder");
+        Self(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().expect("UTF-8")
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn no_variable_of_ours_gives_the_defaults() {
+    assert_eq!(load(&[("PATH", "/bin"), ("URNICX", "1")]), Ok(Config::default()));
+}
+
+#[test]
+fn mpa_c_01_crc_is_on_unless_an_administrator_turns_it_off() {
+    assert!(load(&[]).expect("defaults").mpa.crc);
+    assert!(!load(&[("URNIC_MPA_CRC", "false")]).expect("set").mpa.crc);
+}
+
+#[test]
+fn mpa_c_07_crc_off_is_worth_a_warning() {
+    assert_eq!(Config::default().warnings().count(), 0);
+    let config = load(&[("URNIC_MPA_CRC", "off")]).expect("set");
+    assert!(config.warnings().all(|line| line.contains("mpa.crc")));
+    assert_eq!(config.warnings().count(), 1);
+}
+
+#[test]
+fn every_default_can_be_written_back() {
+    for opt in OPTIONS {
+        let mut config = Config::default();
+        let shown = opt.value(&config);
+        opt.set_text(&mut config, &shown, Source::Flag("--set"))
+            .unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(config, Config::default(), "{}", opt.key);
+    }
+}
+
+#[test]
+fn every_option_reaches_the_configuration_and_shows_what_was_set() {
+    let other = |key: &str| match key {
+        "device" => "vfio:0000:3b:00.1",
+        "log" => "urnic=trace",
+        "pcap" | "present.dir" => "/x/y",
+        "mpa.crc" | "mpa.peer_to_peer" => "false",
+        "mpa.markers" | "mpa.strict_rtr" | "mpa.strict_depths" | "native.allow_nat" => "true",
+        "mpa.revision" => "1",
+        "mpa.rtr_types" => "send,read",
+        "mpa.rtr_frame" => "text",
+        "native.listen" => "fd00::2",
+        "vfio.api" => "cdev",
+        "native.port_range" => "4000-4100",
+        _ => "7",
+    };
+    for opt in OPTIONS {
+        let mut config = Config::default();
+        config
+            .set(opt.key, other(opt.key), Source::Flag("--set"))
+            .unwrap_or_else(|error| panic!("{error}"));
+        assert_ne!(config, Config::default(), "{}", opt.key);
+        assert_eq!(opt.value(&config), other(opt.key));
+    }
+}
+
+#[test]
+fn keys_and_variables_are_unique() {
+    let mut names: Vec<String> = OPTIONS.iter().map(Opt::variable).collect();
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), OPTIONS.len());
+    assert!(names.iter().all(|name| !NOT_OPTIONS.contains(&name.as_str())));
+}
+
+#[test]
+fn later_sources_win() {
+    let file = File::new(
+        "order",
+        "mpa.crc = false\n[native]\nfin_grace_ms = 1\ncall_grace_ms = 1\nmax_parked = 1\n",
+    );
+    let config = load(&[
+        ("URNIC_NATIVE_MAX_PARKED", "3"),
+        ("URNIC_SET", "native.call_grace_ms=2,native.max_parked=2"),
+        ("URNIC_CONFIG", file.path()),
+    ])
+    .expect("good");
+    assert!(!config.mpa.crc);
+    assert_eq!(config.native.fin_grace, Duration::from_millis(1));
+    assert_eq!(config.native.call_grace, Duration::from_millis(2));
+    assert_eq!(config.native.max_parked, 3);
+}
+
+#[test]
+fn a_list_goes_on_over_commas_and_a_file_takes_arrays() {
+    let all = RtrTypes {
+        send: true,
+        write: true,
+        read: true,
+    };
+    let config = load(&[("URNIC_SET", "mpa.rtr_types=send, write,read ,mpa.crc=no")]).expect("good");
+    assert_eq!((config.mpa.rtr_types, config.mpa.crc), (all, false));
+
+    let file = File::new("array", "mpa.rtr_types = [\"send\", \"write\", \"read\"]");
+    assert_eq!(
+        load(&[("URNIC_CONFIG", file.path())])
+            .expect("good")
+            .mpa
+            .rtr_types,
+        all
+    );
+}
+
+#[test]
+fn unknown_keys_are_named_with_their_place_and_a_suggestion() {
+    assert_eq!(
+        complaint(&[("URNIC_MPA_CRCS", "1")]),
+        "URNIC_MPA_CRCS: there is no option URNIC_MPA_CRCS; did you mean URNIC_MPA_CRC?"
+    );
+    assert_eq!(
+        complaint(&[("URNIC_SET", "bananas=1")]),
+        "URNIC_SET: there is no option bananas; `urnic run --help` lists them"
+    );
+    let file = File::new("unknown", "[mpa]\nmarker = true");
+    assert_eq!(
+        complaint(&[("URNIC_CONFIG", file.path())]),
+        format!(
+            "{}, line 2: there is no option mpa.marker; did you mean mpa.markers?",
+            file.path()
+        )
+    );
+}
+
+#[test]
+fn bad_values_are_named_with_what_would_do() {
+    assert_eq!(
+        complaint(&[("URNIC_MPA_REVISION", "3")]),
+        "URNIC_MPA_REVISION: mpa.revision cannot be 3: it takes 1 or 2"
+    );
+    for (key, value) in [
+        ("device", "vfio:3b:00.1"),
+        ("device", "vfio:0000.3b:00:1"),
+        ("device", "vfio-user:"),
+        ("device", "mlx5_0"),
+        ("log", ""),
+        ("log", "verbose"),
+        ("native.allow_nat", "perhaps"),
+        ("mpa.crc", "maybe"),
+        ("mpa.rtr_types", ""),
+        ("mpa.rtr_types", "write,atomic"),
+        ("mpa.startup_timeout_initiator_s", "0"),
+        ("mpa.startup_timeout_responder_s", "-1"),
+        ("native.listen", "localhost"),
+        ("native.port_range", "0-5"),
+        ("native.port_range", "9-5"),
+        ("native.port_range", "1-65536"),
+        ("native.max_parked", "1e3"),
+        ("native.max_parked", "99999999999"),
+        ("present.dir", "relative"),
+    ] {
+        let error = Config::default()
+            .set(key, value, Source::Flag("--set"))
+            .expect_err(value);
+        assert!(
+            matches!(&error, Error::Value { key: k, .. } if *k == key),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_bad_value_of_any_option_is_an_error_wherever_it_is_set() {
+    for opt in OPTIONS {
+        let bad = match opt.key {
+            // Any text is the name of a file.
+            "pcap" => continue,
+            "present.dir" => "relative",
+            _ => "no such value",
+        };
+        let is_value = |error: &Error| matches!(error, Error::Value { key, .. } if *key == opt.key);
+        let by_flag = Config::default()
+            .set(opt.key, bad, Source::Flag("--set"))
+            .expect_err(opt.key);
+        let (variable, list) = (opt.variable(), format!("{}={bad}", opt.key));
+        let by_variable = load(&[(&variable, bad)]).expect_err(opt.key);
+        let by_list = load(&[("URNIC_SET", &list)]).expect_err(opt.key);
+        let text = format!("{} = \"{bad}\"\n", opt.key);
+        let by_file = Config::default()
+            .set_file(&text, Path::new("x"))
+            .expect_err(opt.key);
+        for error in [by_flag, by_variable, by_list, by_file] {
+            assert!(is_value(&error), "{}: {error}", opt.key);
+        }
+    }
+}
+
+#[test]
+fn complaints_are_one_line_whatever_was_written() {
+    let file = File::new("syntax", "a = 1\nmpa = [\n\n");
+    let broken = complaint(&[("URNIC_CONFIG", file.path())]);
+    assert!(
+        broken.starts_with(&format!("{}: not TOML: line ", file.path())),
+        "{broken}"
+    );
+    for line in [
+        broken,
+        complaint(&[("URNIC_MPA_CRC", "a\nb")]),
+        complaint(&[("URNIC_SET", "a\nb")]),
+    ] {
+        assert!(!line.contains('\n'), "{line}");
+    }
+}
+
+#[test]
+fn peers_have_options_of_their_own_and_the_first_that_fits_wins() {
+    let file = File::new(
+        "peers",
+        "[mpa]\ncrc = false\n\n[[peer]]\naddress = \"192.0.2.7\"\nmpa.rtr_frame = \"hex\"\n\n\
+         [[peer]]\naddress = \"192.0.2.0/24\"\nmpa.crc = true\nmpa.rtr_types = [\"send\"]\n[peer.cm]\nrnr_grace_ms = 5\n",
+    );
+    let config = load(&[("URNIC_CONFIG", file.path()), ("URNIC_MPA_RTR_TYPES", "read")]).expect("good");
+    let facing = |address: &str| config.facing(address.parse().expect("an address"));
+    assert_eq!(facing("192.0.2.7").mpa.rtr_frame, Some(RtrKey::Hex));
+    assert!(!facing("192.0.2.7").mpa.crc);
+    let network = facing("192.0.2.8");
+    assert!(network.mpa.crc && network.mpa.rtr_types.send && !network.mpa.rtr_types.read);
+    assert_eq!(network.cm.rnr_grace, Duration::from_millis(5));
+    assert_eq!(facing("192.0.3.1"), config);
+}
+
+#[test]
+fn a_peer_is_checked_as_everything_else() {
+    let complains = |text: &str, about: &str| {
+        let error = Config::default()
+            .set_file(text, Path::new("x"))
+            .expect_err(text)
+            .to_string();
+        assert!(
+            error.starts_with("x, line ") && error.contains(about) && !error.contains('\n'),
+            "{error}"
+        );
+    };
+    complains("[[peer]]\nmpa.crc = true", "a [[peer]] needs address");
+    complains("[[peer]]\naddress = \"192.0.2.1/24\"", "a [[peer]] needs address");
+    complains("peer = [1]", "a [[peer]] is a section");
+    complains("[peer]\naddress = \"::1\"", "no option peer.address");
+    complains(
+        "[[peer]]\naddress = \"::1\"\nmpa.crcs = 1",
+        "did you mean mpa.crc?",
+    );
+    complains(
+        "[[peer]]\naddress = \"::1\"\nmpa.revision = 3",
+        "mpa.revision cannot be 3",
+    );
+    complains(
+        "[[peer]]\naddress = \"::1\"\nnative.listen = \"::1\"",
+        "cannot have native.listen",
+    );
+}
+
+#[test]
+fn a_missing_or_endless_file_is_an_error_not_a_wait() {
+    assert!(complaint(&[("URNIC_CONFIG", "/no/such/file")]).starts_with("/no/such/file: cannot read it: "));
+    assert!(matches!(
+        load(&[("URNIC_CONFIG", "/dev/zero")]),
+        Err(Error::File {
+            errno: Errno::FBIG,
+            ..
+        })
+    ));
+}
+
+#[test]
+fn a_capture_of_a_device_elsewhere_is_refused_not_ignored() {
+    let path = |config: Config| config.pcap;
+    assert_eq!(load(&[("URNIC_PCAP", "/x")]).map(path), Ok(Some("/x".into())));
+    for device in ["vfio-user:/s", "vfio:0000:01:00.0"] {
+        let refused = complaint(&[("URNIC_PCAP", "/x"), ("URNIC_DEVICE", device)]);
+        assert!(
+            refused.contains(device) && refused.contains("urnic serve"),
+            "{refused}"
+        );
+    }
+    assert_eq!(load(&[("URNIC_PCAP", "")]), Ok(Config::default()));
+}
+
+#[test]
+fn a_profile_undoes_what_its_peers_cannot_and_gives_way_to_what_stands_beside_it() {
+    for (name, preset) in profile::PROFILES {
+        let file = File::new(
+            &format!("profile-{name}"),
+            &format!(
+                "[mpa]\nmarkers = true\nrtr_types = \"send\"\n[[peer]]\naddress = \"192.0.2.1\"\nprofile = \"{name}\"\nmpa.startup_timeout_initiator_s = 7\nmpa.strict_rtr = true\n"
+            ),
+        );
+        let config = load(&[("URNIC_CONFIG", file.path())]).expect("good");
+        let there = config.facing("192.0.2.1".parse().expect("an address"));
+        for (key, value) in preset.iter().filter(|(key, _)| *key != "mpa.strict_rtr") {
+            let opt = OPTIONS.iter().find(|opt| opt.key == *key).expect("an option");
+            assert!(opt.is_per_peer(), "{key}");
+            assert_eq!(opt.value(&there), *value, "{name}: {key}");
+        }
+        assert!(there.mpa.strict_rtr, "{name}");
+        assert_eq!(there.mpa.startup_timeout_initiator.as_secs(), 7);
+        let elsewhere = config.facing("192.0.2.2".parse().expect("an address"));
+        assert!(elsewhere.mpa.markers);
+    }
+    let file = File::new(
+        "profile-none",
+        "[[peer]]\naddress = \"192.0.2.1\"\nprofile = \"erdma\"\n",
+    );
+    let refused = complaint(&[("URNIC_CONFIG", file.path())]);
+    assert!(refused.contains("one of siw, cxgb4, irdma, strict"), "{refused}");
+}
+
+#[test]
+fn empa_13_without_any_rtr_type_nothing_starts() {
+    for none in ["none", ","] {
+        let refused = complaint(&[("URNIC_MPA_RTR_TYPES", none)]);
+        assert!(refused.contains("one or more of send, write, read"), "{refused}");
+    }
+}
+
+#[test]
+fn a_variable_that_is_not_text_is_refused() {
+    use std::os::unix::ffi::OsStringExt;
+    let bytes = OsString::from_vec(vec![0xff]);
+    let error = Config::from_vars([(OsString::from("URNIC_LOG"), bytes)]).expect_err("refused");
+    assert_eq!(error.to_string(), "URNIC_LOG: its value is not UTF-8");
+}

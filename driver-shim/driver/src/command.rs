@@ -1,0 +1,306 @@
+//! The command queue: one command at a time, its completion found by tag and phase.
+//!
+//! No command waits for a peer (`urnic_device::command`), so whoever holds the lock holds it for microseconds, and one
+//! outstanding command is enough. The ring is longer than that because a device may want room.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::time::Timespec;
+use urnic_device::command::{
+    COMMAND_LEN, COMPLETION_LEN, Command, Completion, Handle, Nothing, Opcode, Status,
+};
+use urnic_device::registers;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::dma::{DmaMemory, DmaPool};
+use urnic_device::bus::{Bus, Signal, SignalHandler};
+use urnic_process::lock::lock;
+
+/// log2 of the entries of both rings.
+const LOG_SIZE: u32 = 4;
+const ENTRIES: u32 = 1 << LOG_SIZE;
+/// Offset of the phase word in a completion.
+const PHASE: usize = std::mem::offset_of!(Completion, phase);
+/// Busy looks at the completion before the thread takes naps in between.
+const LOOKS: u32 = 1 << 12;
+/// Naps between two questions whether the device still lives.
+const LOOKS_PER_QUESTION: u32 = 64;
+const NAP: Duration = Duration::from_micros(50);
+/// A device that takes longer over one command is dead.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The one queue of commands to the device.
+pub(crate) struct CommandQueue {
+    bus: Arc<dyn Bus>,
+    pool: Arc<DmaPool>,
+    rings: Mutex<Rings>,
+    /// The device is lost: nothing is asked of it any more.
+    lost: AtomicBool,
+    /// Told of a device that stopped answering.
+    handler: SignalHandler,
+}
+
+struct Rings {
+    commands: DmaMemory,
+    completions: DmaMemory,
+    producer: u32,
+}
+
+impl CommandQueue {
+    /// Resets the device, gives it the rings, and enables it. `handler` is told if it stops answering.
+    ///
+    /// # Errors
+    /// `ENODEV` if it is no such device or speaks another major version of the interface; `ENOMEM`; `EIO` if it does not answer.
+    pub(crate) fn start(
+        bus: Arc<dyn Bus>,
+        pool: Arc<DmaPool>,
+        handler: SignalHandler,
+    ) -> Result<CommandQueue, Errno> {
+        let version = bus.read32(registers::VERSION);
+        let ours = urnic_device::INTERFACE_VERSION;
+        if bus.read32(registers::MAGIC) != registers::MAGIC_VALUE || version >> 16 != ours >> 16 {
+            tracing::error!("not a device of interface {:x}: it says {version:#x}", ours >> 16);
+            return Err(Errno::NODEV);
+        }
+        reset(&*bus);
+        let commands = pool.allocate(COMMAND_LEN << LOG_SIZE)?;
+        let completions = pool.allocate(COMPLETION_LEN << LOG_SIZE)?;
+        bus.write32(registers::CMD_LOG_SIZE, LOG_SIZE);
+        bus.write64(registers::CMD_BASE, commands.iova());
+        bus.write64(registers::CMD_COMPLETION_BASE, completions.iova());
+        bus.write32(registers::CMD_VECTOR, registers::NO_VECTOR);
+        bus.write32(registers::CONTROL, registers::Control::ENABLE.bits());
+        let ready = |status: u32| status & registers::Status::READY.bits() != 0;
+        wait(|| ready(bus.read32(registers::STATUS)).then_some(()))?;
+        let rings = Mutex::new(Rings {
+            commands,
+            completions,
+            producer: 0,
+        });
+        Ok(CommandQueue {
+            bus,
+            pool,
+            rings,
+            lost: AtomicBool::new(false),
+            handler,
+        })
+    }
+
+    /// From now on every command fails with `EIO`. Returns whether it is news that the device is lost.
+    pub(crate) fn lose(&self) -> bool {
+        !self.lost.swap(true, Ordering::AcqRel)
+    }
+
+    /// Whether the device is lost.
+    #[inline]
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Has the device, if it still hears us, let go of all memory.
+    pub(crate) fn reset(&self) {
+        reset(&*self.bus);
+    }
+
+    /// Destroys an object. On a lost device there are none.
+    ///
+    /// # Errors
+    /// What the device answers.
+    pub(crate) fn destroy(&self, opcode: Opcode, id: u32) -> Result<(), Errno> {
+        match self.on(opcode, id) {
+            Err(Errno::IO) if self.is_lost() => Ok(()),
+            done => done,
+        }
+    }
+
+    /// Runs a command that has neither buffers nor a result.
+    ///
+    /// # Errors
+    /// What the device answers, see [`errno`]; `EIO` if it does not answer.
+    pub(crate) fn run<A: IntoBytes + Immutable>(&self, opcode: Opcode, arguments: &A) -> Result<(), Errno> {
+        self.call::<A, Nothing>(opcode, arguments).map(drop)
+    }
+
+    /// Runs a command that has a result and no buffers.
+    ///
+    /// # Errors
+    /// As [`CommandQueue::run`].
+    pub(crate) fn call<A: IntoBytes + Immutable, R: FromBytes>(
+        &self,
+        opcode: Opcode,
+        arguments: &A,
+    ) -> Result<R, Errno> {
+        self.execute(Command::new(opcode, arguments))
+            .map(|done| done.result())
+    }
+
+    /// Runs a command on one object.
+    ///
+    /// # Errors
+    /// As [`CommandQueue::run`].
+    pub(crate) fn on(&self, opcode: Opcode, id: u32) -> Result<(), Errno> {
+        self.run(opcode, &Handle { id: id.into() })
+    }
+
+    /// Runs a command with an input buffer.
+    ///
+    /// # Errors
+    /// As [`CommandQueue::run`]; `ENOMEM`.
+    pub(crate) fn send<A: IntoBytes + Immutable, R: FromBytes>(
+        &self,
+        opcode: Opcode,
+        arguments: &A,
+        input: &[u8],
+    ) -> Result<R, Errno> {
+        let buffer = self.pool.allocate(input.len())?;
+        buffer.copy_in(0, input);
+        let mut command = Command::new(opcode, arguments);
+        command.input = buffer.iova().into();
+        command.input_len = (input.len() as u32).into();
+        self.execute(command).map(|done| done.result())
+    }
+
+    /// Runs a command that fills an output buffer of `len` bytes, which it also returns.
+    ///
+    /// # Errors
+    /// As [`CommandQueue::send`].
+    pub(crate) fn fetch<A: IntoBytes + Immutable, R: FromBytes>(
+        &self,
+        opcode: Opcode,
+        arguments: &A,
+        len: usize,
+    ) -> Result<(DmaMemory, R), Errno> {
+        let buffer = self.pool.allocate(len)?;
+        let done = self.output(opcode, arguments, &buffer, len)?;
+        Ok((buffer, done.result()))
+    }
+
+    /// Runs a command whose output buffer the device may still fill after the command is complete.
+    ///
+    /// # Errors
+    /// As [`CommandQueue::run`].
+    pub(crate) fn output<A: IntoBytes + Immutable>(
+        &self,
+        opcode: Opcode,
+        arguments: &A,
+        buffer: &DmaMemory,
+        len: usize,
+    ) -> Result<Completion, Errno> {
+        let mut command = Command::new(opcode, arguments);
+        command.output = buffer.iova().into();
+        command.output_len = (len as u32).into();
+        self.execute(command)
+    }
+
+    fn execute(&self, mut command: Command) -> Result<Completion, Errno> {
+        if self.is_lost() {
+            return Err(Errno::IO);
+        }
+        let mut rings = lock(&self.rings);
+        let at = rings.producer;
+        let slot = (at % ENTRIES) as usize;
+        command.tag = (at as u16).into();
+        rings.commands.write(slot * COMMAND_LEN, &command);
+        rings.producer = at.wrapping_add(1);
+        // The bus orders the entry before the doorbell: a call in process, a store-release or a message elsewhere.
+        self.bus.write32(registers::CMD_DOORBELL, rings.producer);
+
+        let phase = 1 ^ (at >> LOG_SIZE & 1);
+        let word = rings.completions.word(slot * COMPLETION_LEN + PHASE);
+        let here = || word.load(Ordering::Acquire) & 1 == phase;
+        if !await_completion(here, || !self.is_lost() && is_ready(&*self.bus)) {
+            drop(rings);
+            // A device that stopped in the middle of a command does not go on.
+            (self.handler)(Signal::Lost);
+            return Err(Errno::IO);
+        }
+        let done: Completion = rings.completions.read(slot * COMPLETION_LEN);
+        drop(rings);
+        if done.tag.get() != command.tag.get() {
+            tracing::error!(
+                "completion of command {} where that of {} was due",
+                done.tag,
+                command.tag
+            );
+            return Err(Errno::IO);
+        }
+        errno(done.status.get()).map_or(Ok(done), |errno| {
+            tracing::debug!("command {:?}: {errno}", Opcode::from_raw(command.opcode.get()));
+            Err(errno)
+        })
+    }
+}
+
+/// Whether the device executes commands.
+pub(crate) fn is_ready(bus: &dyn Bus) -> bool {
+    let status = bus.read32(registers::STATUS);
+    status != registers::GONE && status & registers::Status::READY.bits() != 0
+}
+
+/// Function reset: the device lets go of all memory. One that is gone has done so.
+fn reset(bus: &dyn Bus) {
+    let reset = registers::Control::RESET.bits();
+    bus.write32(registers::CONTROL, reset);
+    let is_done = |control| control == registers::GONE || control & reset == 0;
+    let _ = wait(|| is_done(bus.read32(registers::CONTROL)).then_some(()));
+}
+
+/// Waits until a completion is `here`; `false` if the device is not `alive` any more. It is looked for busily at first, since a device in
+/// process has answered already; asking whether the device lives may cost a message.
+fn await_completion(here: impl Fn() -> bool, alive: impl Fn() -> bool) -> bool {
+    for _ in 0..LOOKS {
+        if here() {
+            return true;
+        }
+        std::hint::spin_loop();
+    }
+    let mut looks = 0;
+    let seen = wait(|| {
+        looks += 1;
+        if here() {
+            Some(true)
+        } else if looks % LOOKS_PER_QUESTION == 0 && !alive() {
+            // It may have stopped right behind the answer.
+            Some(here())
+        } else {
+            None
+        }
+    });
+    seen.unwrap_or(false)
+}
+
+/// Looks until `look` sees something, for as long as a device may take. That is counted in naps, not by the clock: a machine that was stopped
+/// meanwhile stopped the device too.
+fn wait<T>(mut look: impl FnMut() -> Option<T>) -> Result<T, Errno> {
+    for _ in 0..PATIENCE.as_nanos() / NAP.as_nanos() {
+        if let Some(seen) = look() {
+            return Ok(seen);
+        }
+        let _ = rustix::thread::nanosleep(&Timespec {
+            tv_sec: 0,
+            tv_nsec: NAP.as_nanos() as i64,
+        });
+    }
+    tracing::error!("the device does not answer");
+    Err(Errno::IO)
+}
+
+/// The errno for a command's status; `None` if it is done.
+fn errno(status: u16) -> Option<Errno> {
+    Some(match Status::from_raw(status) {
+        Some(Status::Ok) => return None,
+        Some(Status::InvalidArgument | Status::InvalidHandle | Status::WrongState) => Errno::INVAL,
+        Some(Status::NoResources) => Errno::NOMEM,
+        Some(Status::Busy) => Errno::BUSY,
+        Some(Status::Denied) => Errno::PERM,
+        Some(Status::DmaFault) => Errno::FAULT,
+        Some(Status::UnknownOpcode | Status::NotSupported) => Errno::OPNOTSUPP,
+        Some(Status::AddressInUse) => Errno::ADDRINUSE,
+        Some(Status::AddressNotAvailable) => Errno::ADDRNOTAVAIL,
+        Some(Status::Unreachable) => Errno::NETUNREACH,
+        None => Errno::IO,
+    })
+}

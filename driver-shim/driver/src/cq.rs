@@ -1,0 +1,249 @@
+//! Completion queues.
+
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+use urnic_device::command::{Count, CreateCq, ModerateCq, Opcode, QueueHandle, ResizeCq, features};
+use urnic_device::cqe::CQE_LEN;
+use urnic_device::doorbell::{Doorbell, Kind};
+use urnic_device::record::CqRecord;
+
+use super::dma::{DmaMemory, RingPlacement};
+use super::pages::Seat;
+use super::{Context, Driver};
+use urnic_process::lock::lock;
+
+/// A completion queue. It starts with consumer index 0 and phase 1.
+pub struct Cq {
+    driver: Arc<Driver>,
+    /// Device number.
+    pub id: u32,
+    seat: Seat,
+    doorbell: u32,
+    ring: Mutex<Ring>,
+    record: DmaMemory,
+}
+
+/// Where the completions are.
+pub(super) struct Ring {
+    pub(super) memory: DmaMemory,
+    log_size: u32,
+    /// Index of the completion in the first slot on the first pass.
+    base: u32,
+}
+
+impl Ring {
+    /// Entries: a power of two.
+    pub(super) fn entries(&self) -> u32 {
+        1 << self.log_size
+    }
+
+    /// Byte offset of a completion, and its phase.
+    pub(super) fn place(&self, index: u32) -> (usize, u32) {
+        let from_base = index.wrapping_sub(self.base);
+        let slot = (from_base & (self.entries() - 1)) as usize;
+        (slot * CQE_LEN, !(from_base >> self.log_size) & 1)
+    }
+}
+
+impl fmt::Debug for Cq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cq({}, {} entries)", self.id, self.entries())
+    }
+}
+
+impl Driver {
+    /// Makes a completion queue of at least `entries` entries, whose notifications come on completion vector `vector` with `cookie`.
+    ///
+    /// # Errors
+    /// `EINVAL` for no entries, more than the device takes, or a vector it does not have; `ENOMEM`; `EIO` in a forked child.
+    pub fn create_cq(
+        self: &Arc<Self>,
+        context: &Context,
+        entries: u32,
+        vector: u32,
+        cookie: u64,
+        rings: &dyn RingPlacement,
+    ) -> Result<Arc<Cq>, Errno> {
+        self.alive()?;
+        let eq = self.notifications.get(vector as usize).ok_or(Errno::INVAL)?;
+        if entries == 0 || entries > self.attributes.max_cqe {
+            return Err(Errno::INVAL);
+        }
+        let target = self.target(context.id, cookie)?;
+        let log_size = entries.next_power_of_two().ilog2();
+        let ring = self.pool.ring(CQE_LEN << log_size, rings)?;
+        let record = self.pool.allocate(size_of::<CqRecord>())?;
+        let seat = context.pages.seat(&self.commands)?;
+        let arguments = CreateCq {
+            ring: ring.iova().into(),
+            record: record.iova().into(),
+            log_size: log_size.into(),
+            eq: eq.id.into(),
+            uar: seat.uar().into(),
+            reserved: 0.into(),
+        };
+        let handle: QueueHandle = self.commands.call(Opcode::CreateCq, &arguments)?;
+        let cq = Arc::new(Cq {
+            driver: self.clone(),
+            id: handle.id.get(),
+            seat,
+            doorbell: handle.doorbell.get(),
+            ring: Mutex::new(Ring {
+                memory: ring,
+                log_size,
+                base: 0,
+            }),
+            record,
+        });
+        self.cqs
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(cq.id, (cq.clone(), target));
+        Ok(cq)
+    }
+}
+
+/// A ring that is to replace another.
+pub struct NewRing {
+    memory: DmaMemory,
+    log_size: u32,
+}
+
+impl Cq {
+    /// Its ring of 64-byte entries: the first byte. It is there until the queue is resized or destroyed.
+    pub fn ring(&self) -> *mut u8 {
+        lock(&self.ring).memory.as_ptr()
+    }
+
+    /// Entries of the ring: a power of two.
+    pub fn entries(&self) -> u32 {
+        1 << self.log_size()
+    }
+
+    /// log2 of the entries.
+    pub fn log_size(&self) -> u32 {
+        lock(&self.ring).log_size
+    }
+
+    /// Its ring, which stays what it is meanwhile.
+    pub(super) fn steady_ring(&self) -> MutexGuard<'_, Ring> {
+        lock(&self.ring)
+    }
+
+    /// Makes a ring of at least `entries` entries for [`resize`](Self::resize), which may call the program's allocator.
+    ///
+    /// # Errors
+    /// `EINVAL` for no entries, or more than the device takes; `ENOMEM`; `EIO` in a forked child.
+    pub fn new_ring(&self, entries: u32, rings: &dyn RingPlacement) -> Result<NewRing, Errno> {
+        self.driver.alive()?;
+        if entries == 0 || entries > self.driver.attributes.max_cqe {
+            return Err(Errno::INVAL);
+        }
+        let log_size = entries.next_power_of_two().ilog2();
+        let memory = self.driver.pool.ring(CQE_LEN << log_size, rings)?;
+        Ok(NewRing { memory, log_size })
+    }
+
+    /// Moves it to that ring; its first byte, and log2 of its entries. The caller takes no completions meanwhile;
+    /// afterwards the one with the present consumer index is in the ring's first slot, with phase 1.
+    ///
+    /// # Errors
+    /// `EINVAL` for fewer entries than completions wait; `EIO` in a forked child.
+    pub fn resize(&self, ring: NewRing) -> Result<(*mut u8, u32), Errno> {
+        self.driver.alive()?;
+        let NewRing { memory, log_size } = ring;
+        let arguments = ResizeCq {
+            ring: memory.iova().into(),
+            cq: self.id.into(),
+            log_size: log_size.into(),
+        };
+        let mut ring = lock(&self.ring);
+        self.driver
+            .commands
+            .call::<_, Count>(Opcode::ResizeCq, &arguments)?;
+        let base = self.record().consumer.load(Ordering::Acquire);
+        *ring = Ring {
+            memory,
+            log_size,
+            base,
+        };
+        Ok((ring.memory.as_ptr(), log_size))
+    }
+
+    /// Has its notifications wait until there are `count` completions to tell of, but no longer than `period` microseconds; with 0, not at all.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` if the device has not that; `EIO` in a forked child.
+    pub fn moderate(&self, count: u16, period: u16) -> Result<(), Errno> {
+        self.driver.alive()?;
+        if self.driver.attributes.features & features::MODERATION == 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let arguments = ModerateCq {
+            cq: self.id.into(),
+            count: u32::from(count).into(),
+            period: u32::from(period).into(),
+            reserved: 0.into(),
+        };
+        self.driver.commands.run(Opcode::ModerateCq, &arguments)
+    }
+
+    /// Its consumer index.
+    #[inline]
+    pub fn record(&self) -> &CqRecord {
+        self.record.record()
+    }
+
+    /// Asks for one notification: of the next completion behind `consumer`, or of the next solicited or failed one.
+    #[inline]
+    pub fn arm(&self, consumer: u32, solicited_only: bool) {
+        if self.driver.commands.is_lost() {
+            return self.driver.arm_without_device(self.id, consumer);
+        }
+        let kind = if solicited_only {
+            Kind::ArmSolicited
+        } else {
+            Kind::Arm
+        };
+        let value = Doorbell {
+            kind,
+            queue: self.id,
+            index: consumer,
+        }
+        .encode();
+        self.driver.bus.doorbell(self.seat.uar(), self.doorbell, value);
+    }
+
+    /// To be called, with no lock of the queue held, by a poll that found the queue empty: the device works on the caller's thread.
+    #[inline]
+    pub fn progress(&self) {
+        self.driver.bus.progress();
+    }
+
+    /// Whether posted work waits for [`Cq::progress`], so that even a poll that found something should call it.
+    #[inline]
+    pub fn has_gathered(&self) -> bool {
+        self.driver.bus.has_gathered()
+    }
+
+    /// Ends it. Afterwards no notification comes any more.
+    ///
+    /// # Errors
+    /// `EBUSY` while a queue pair uses it; `EIO` in a forked child.
+    pub fn destroy(&self) -> Result<(), Errno> {
+        self.driver.here()?;
+        self.driver.commands.destroy(Opcode::DestroyCq, self.id)?;
+        self.driver
+            .refuse_if_used(|qp| qp.cqs().0 == self.id || qp.cqs().1 == self.id)?;
+        // Waits for a notification that is being delivered.
+        self.driver
+            .cqs
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&self.id);
+        Ok(())
+    }
+}

@@ -1,0 +1,319 @@
+//! Memory that driver and device share: rings, records, buffers.
+//!
+//! Large pieces are mappings of their own: zeroed, and costing nothing until touched. Small ones share 64 KiB slabs, so that an idle
+//! queue pair takes some hundred bytes and not some pages.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
+
+use rustix::io::Errno;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use urnic_device::bus::{Bus, QueueMemory};
+use urnic_process::lock::lock;
+
+/// Smallest piece: records want 64-byte alignment.
+const MIN_PIECE: usize = 64;
+/// Largest piece that shares a slab.
+const MAX_SHARED: usize = 16 << 10;
+const PAGE: usize = 4096;
+/// Bytes of a slab.
+const SLAB: usize = 64 << 10;
+/// Power-of-two sizes from [`MIN_PIECE`] to [`MAX_SHARED`].
+const CLASSES: usize = (MAX_SHARED / MIN_PIECE).ilog2() as usize + 1;
+
+/// Where such memory comes from. It lives as long as its device, and keeps its slabs.
+pub(crate) struct DmaPool {
+    bus: Arc<dyn Bus>,
+    /// Free pieces of each class.
+    free: Mutex<[Vec<QueueMemory>; CLASSES]>,
+}
+
+/// A piece of zeroed memory that the device can reach. Its address is a multiple of its length, up to a page; dropping it gives it back (memory of the program's own stays the program's),
+/// so whoever made a device object over it keeps it until that object is destroyed.
+pub struct DmaMemory {
+    piece: QueueMemory,
+    len: usize,
+    origin: Origin,
+    pool: Arc<DmaPool>,
+}
+
+/// Whose a piece is.
+#[derive(Debug, Clone, Copy)]
+enum Origin {
+    /// The pool's, of that class.
+    Class(usize),
+    /// A mapping of its own.
+    Mapping,
+    /// The program's, which takes it back by itself.
+    Program,
+}
+
+/// Where a program wants its queues' rings (the allocators of a parent domain).
+///
+/// # Safety
+/// A pointer that is returned leads to so many bytes that nobody else uses until the queue was destroyed, or its making failed.
+pub unsafe trait RingPlacement {
+    /// Where a ring of `len` bytes shall be, at a multiple of `align`; `None` leaves it to the driver.
+    ///
+    /// # Errors
+    /// `ENOMEM`, or what the program says.
+    fn place(&self, len: usize, align: usize) -> Result<Option<NonNull<u8>>, Errno>;
+}
+
+/// Wherever the driver likes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Anywhere;
+
+// SAFETY: it returns no pointer.
+unsafe impl RingPlacement for Anywhere {
+    fn place(&self, _: usize, _: usize) -> Result<Option<NonNull<u8>>, Errno> {
+        Ok(None)
+    }
+}
+
+fn rounded(len: usize) -> Result<usize, Errno> {
+    let len = len.max(MIN_PIECE);
+    len.checked_next_power_of_two().ok_or(Errno::NOMEM)
+}
+
+// SAFETY: a piece of memory like a `Box<[AtomicU8]>`: all access goes through raw copies and atomics.
+unsafe impl Send for DmaMemory {}
+// SAFETY: as above.
+unsafe impl Sync for DmaMemory {}
+
+impl fmt::Debug for DmaMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DmaMemory({:#x}, {} bytes)", self.piece.iova, self.len)
+    }
+}
+
+impl DmaPool {
+    pub(crate) fn new(bus: Arc<dyn Bus>) -> Arc<DmaPool> {
+        Arc::new(DmaPool {
+            bus,
+            free: Mutex::default(),
+        })
+    }
+
+    /// At least `len` zeroed bytes.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn allocate(self: &Arc<Self>, len: usize) -> Result<DmaMemory, Errno> {
+        let len = rounded(len)?;
+        if len > MAX_SHARED {
+            let piece = self.bus.allocate(len)?;
+            return Ok(DmaMemory {
+                piece,
+                len,
+                origin: Origin::Mapping,
+                pool: self.clone(),
+            });
+        }
+        let class = (len / MIN_PIECE).ilog2() as usize;
+        let piece = self.take(class, len)?;
+        let memory = DmaMemory {
+            piece,
+            len,
+            origin: Origin::Class(class),
+            pool: self.clone(),
+        };
+        memory.zero();
+        Ok(memory)
+    }
+
+    /// A ring of at least `len` zeroed bytes, where the program wants it.
+    ///
+    /// # Errors
+    /// `ENOMEM`, those of the program; `EINVAL` for a place that is not aligned as asked; `EOPNOTSUPP` if the device reaches no such.
+    pub(crate) fn ring(
+        self: &Arc<Self>,
+        len: usize,
+        placement: &dyn RingPlacement,
+    ) -> Result<DmaMemory, Errno> {
+        let len = rounded(len)?;
+        let Some(ptr) = placement.place(len, PAGE)? else {
+            return self.allocate(len);
+        };
+        if ptr.as_ptr().addr() % PAGE != 0 {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the contract of `RingPlacement`.
+        let piece = unsafe { self.bus.adopt(ptr) }.ok_or(Errno::OPNOTSUPP)?;
+        let memory = DmaMemory {
+            piece,
+            len,
+            origin: Origin::Program,
+            pool: self.clone(),
+        };
+        memory.zero();
+        Ok(memory)
+    }
+
+    fn take(&self, class: usize, len: usize) -> Result<QueueMemory, Errno> {
+        let mut free = lock(&self.free);
+        let Some(pieces) = free.get_mut(class) else {
+            return Err(Errno::NOMEM);
+        };
+        if let Some(piece) = pieces.pop() {
+            return Ok(piece);
+        }
+        let slab = self.bus.allocate(SLAB)?;
+        pieces.extend((0..SLAB / len).rev().map(|i| QueueMemory {
+            // SAFETY: the i-th piece of `len` bytes lies inside the slab.
+            ptr: unsafe { slab.ptr.add(i * len) },
+            iova: slab.iova + (i * len) as u64,
+        }));
+        pieces.pop().ok_or(Errno::NOMEM)
+    }
+}
+
+impl DmaMemory {
+    /// Its first byte.
+    #[inline]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.piece.ptr.as_ptr()
+    }
+
+    /// Length in bytes: a power of two.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Where the device sees its first byte.
+    #[inline]
+    pub fn iova(&self) -> u64 {
+        self.piece.iova
+    }
+
+    fn zero(&self) {
+        // SAFETY: the piece is `len` bytes long, and neither device nor driver uses it now.
+        unsafe { std::ptr::write_bytes(self.as_ptr(), 0, self.len) };
+    }
+
+    fn part(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(offset <= self.len && len <= self.len - offset);
+        // SAFETY: inside the piece, by the check above.
+        unsafe { self.as_ptr().add(offset) }
+    }
+
+    /// Copies a value in; it must lie inside.
+    pub(crate) fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
+        self.copy_in(offset, value.as_bytes());
+    }
+
+    /// Copies a value out; it must lie inside.
+    pub(crate) fn read<T: FromBytes>(&self, offset: usize) -> T {
+        // SAFETY: `part` checked the range, and any bytes are a `T`. The device may write meanwhile, as under DMA.
+        unsafe { self.part(offset, size_of::<T>()).cast::<T>().read_unaligned() }
+    }
+
+    /// Copies bytes in; they must fit.
+    pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) {
+        // SAFETY: `part` checked the range, and `from` is a slice of its own.
+        unsafe {
+            self.part(offset, from.len())
+                .copy_from_nonoverlapping(from.as_ptr(), from.len())
+        };
+    }
+
+    /// Copies bytes out; they must lie inside.
+    pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) {
+        // SAFETY: as in `copy_in`.
+        unsafe {
+            self.part(offset, into.len())
+                .copy_to_nonoverlapping(into.as_mut_ptr(), into.len())
+        };
+    }
+
+    /// The 32-bit word at `offset`, a multiple of 4.
+    pub(crate) fn word(&self, offset: usize) -> &AtomicU32 {
+        let word = self.part(offset, 4).cast::<AtomicU32>();
+        assert!(word.is_aligned());
+        // SAFETY: inside, aligned, and an atomic may be shared with anybody.
+        unsafe { &*word }
+    }
+
+    /// The piece as a record: a structure of atomics.
+    pub(crate) fn record<T: Record>(&self) -> &T {
+        let record = self.part(0, size_of::<T>()).cast::<T>();
+        assert!(record.is_aligned());
+        // SAFETY: inside, aligned, initialised by zeroes, and made of atomics (contract of `Record`).
+        unsafe { &*record }
+    }
+}
+
+/// Structures of atomics, and padding that nobody looks at, for which all zeroes is a value.
+///
+/// # Safety
+///
+/// Exactly that.
+pub(crate) unsafe trait Record: Sync {}
+// SAFETY: its fields are `AtomicU32`, and arrays of `u32` that nobody accesses.
+unsafe impl Record for urnic_device::record::QueueRecord {}
+// SAFETY: as above.
+unsafe impl Record for urnic_device::record::CqRecord {}
+
+impl Drop for DmaMemory {
+    fn drop(&mut self) {
+        match self.origin {
+            // SAFETY: allocated for this value alone, with this length.
+            Origin::Mapping => unsafe { self.pool.bus.free(self.piece, self.len) },
+            Origin::Class(class) => {
+                if let Some(pieces) = lock(&self.pool.free).get_mut(class) {
+                    pieces.push(self.piece);
+                }
+            }
+            Origin::Program => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_bus::FakeBus;
+
+    #[test]
+    fn pieces_are_zeroed_aligned_and_apart() {
+        let pool = DmaPool::new(FakeBus::new());
+        for round in 0..2u8 {
+            let pieces: Vec<DmaMemory> = [1, 64, 65, 128, 4096, MAX_SHARED, MAX_SHARED + 1, 1 << 20]
+                .map(|len| pool.allocate(len).unwrap())
+                .into();
+            let mut ranges: Vec<(u64, u64)> = Vec::new();
+            for piece in &pieces {
+                assert_eq!(piece.iova() % piece.len().min(4096) as u64, 0);
+                let mut bytes = vec![1u8; piece.len()];
+                piece.copy_out(0, &mut bytes);
+                assert!(
+                    bytes.iter().all(|b| *b == 0),
+                    "round {round}: a piece of {} bytes was not zeroed",
+                    piece.len()
+                );
+                piece.copy_in(0, &vec![0xff; piece.len()]);
+                ranges.push((piece.iova(), piece.iova() + piece.len() as u64));
+            }
+            ranges.sort_unstable();
+            assert!(ranges.windows(2).all(|w| w[0].1 <= w[1].0));
+        }
+    }
+
+    #[test]
+    fn small_pieces_share_pages() {
+        let pool = DmaPool::new(FakeBus::new());
+        let pieces: Vec<DmaMemory> = (0..64).map(|_| pool.allocate(128).unwrap()).collect();
+        let pages: std::collections::BTreeSet<u64> = pieces.iter().map(|p| p.iova() >> 12).collect();
+        assert_eq!(pages.len(), 2);
+    }
+}

@@ -1,0 +1,349 @@
+//! Memory registration.
+//!
+//! A kernel driver would pin the pages. Here they are only made to exist: the device reads and writes them through
+//! the program's own mapping, and finds no hole as long as the program keeps its part of the contract. Of regions on demand nothing
+//! is asked: there the device has the kernel copy.
+
+use std::ffi::c_void;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mm::{Advice, madvise};
+use urnic_device::command::{CreateMr, Handle, ModifyMr, NULL_REGION, Nothing, Opcode, features, reregister};
+use urnic_device::vocabulary::Access;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
+
+use super::{Driver, Pd};
+use urnic_device::bus::Mapping;
+
+const PAGE: usize = 4096;
+
+/// A registered region.
+#[derive(Debug)]
+pub struct Mr {
+    /// Its STag: both keys.
+    pub stag: u32,
+    /// `None` for a region without memory, or on demand.
+    dma: Option<Mapping>,
+    len: usize,
+}
+
+/// What to change of a registration.
+#[derive(Debug, Default)]
+pub struct Reregistration<'a> {
+    /// Other memory: its address, length, and the name of its first byte.
+    pub memory: Option<(*mut c_void, usize, u64)>,
+    /// Another domain.
+    pub pd: Option<&'a Pd>,
+    /// Whether the rights change.
+    pub access: bool,
+    /// The rights from now on, changed or not.
+    pub rights: Access,
+}
+
+/// The command's arguments for memory that the device reaches so, and the page list that goes along, if any.
+fn described(pd: &Pd, dma: &Mapping, len: usize, base: u64, access: Access) -> (CreateMr, Vec<U64>) {
+    let (dma, log_page, list) = match dma {
+        Mapping::Contiguous(iova) => (*iova, 0, Vec::new()),
+        Mapping::Pages {
+            pages,
+            log_page,
+            offset,
+        } => (
+            *offset,
+            *log_page,
+            pages.iter().map(|page| U64::new(*page)).collect(),
+        ),
+    };
+    let arguments = CreateMr {
+        base: base.into(),
+        len: (len as u64).into(),
+        dma: dma.into(),
+        pd: pd.id.into(),
+        access: access.bits().into(),
+        log_page: log_page.into(),
+        reserved: 0.into(),
+    };
+    (arguments, list)
+}
+
+impl Driver {
+    /// Registers `len` bytes at `addr`; they are named from `base` on: the address, what `ibv_reg_mr_iova` was told, or 0 if zero-based.
+    ///
+    /// # Errors
+    /// `EFAULT` if a page is not mapped, or is read-only where `access` lets somebody write; `EINVAL` if the range wraps or the device
+    /// refuses the rights (a remote writer without `LOCAL_WRITE`); `EOPNOTSUPP` for `ON_DEMAND` where the device has not that; `ENOMEM`; `EIO` in a
+    /// forked child.
+    pub fn register(
+        &self,
+        pd: &Pd,
+        addr: *mut c_void,
+        len: usize,
+        base: u64,
+        access: Access,
+    ) -> Result<Mr, Errno> {
+        self.alive()?;
+        let place = self.reach(addr, len, base, access)?;
+        let (arguments, list) = described(pd, &place, len, base, access);
+        let dma = (!access.contains(Access::ON_DEMAND)).then_some(place);
+        let created = if list.is_empty() {
+            self.commands.call::<_, Handle>(Opcode::CreateMr, &arguments)
+        } else {
+            self.commands
+                .send::<_, Handle>(Opcode::CreateMr, &arguments, list.as_bytes())
+        };
+        match created {
+            Ok(handle) => Ok(Mr {
+                stag: handle.id.get(),
+                dma,
+                len,
+            }),
+            Err(errno) => {
+                self.unmap(dma.as_ref(), len);
+                Err(errno)
+            }
+        }
+    }
+
+    /// Registers no memory (`ibv_alloc_null_mr(3)`): what is gathered from it is zeroes, what is scattered to it is dropped.
+    ///
+    /// # Errors
+    /// `ENOMEM`; `EIO` in a forked child.
+    pub fn register_null(&self, pd: &Pd) -> Result<Mr, Errno> {
+        self.alive()?;
+        let nothing = Mapping::Contiguous(0);
+        let (mut arguments, _) = described(pd, &nothing, usize::MAX, 0, Access::LOCAL_WRITE);
+        arguments.log_page = NULL_REGION.into();
+        let handle: Handle = self.commands.call(Opcode::CreateMr, &arguments)?;
+        Ok(Mr {
+            stag: handle.id.get(),
+            dma: None,
+            len: 0,
+        })
+    }
+
+    /// Makes memory exist and reachable for the device; on demand, only says where it may come to be.
+    fn reach(&self, addr: *mut c_void, len: usize, base: u64, access: Access) -> Result<Mapping, Errno> {
+        base.checked_add(len as u64).ok_or(Errno::INVAL)?;
+        if access.contains(Access::ON_DEMAND) {
+            if self.attributes.features & features::ON_DEMAND == 0 {
+                return Err(Errno::OPNOTSUPP);
+            }
+            return Ok(Mapping::Contiguous(addr.expose_provenance() as u64));
+        }
+        let write = access.intersects(Access::WRITERS);
+        populate(addr, len, write)?;
+        self.bus.map(addr.cast(), len, write)
+    }
+
+    fn unmap(&self, dma: Option<&Mapping>, len: usize) {
+        if let Some(dma) = dma {
+            self.bus.unmap(dma, len);
+        }
+    }
+
+    /// Changes a registration (`ibv_rereg_mr(3)`): what `change` has, and no more. The STag stays. What fails changes nothing.
+    ///
+    /// # Errors
+    /// As [`Driver::register`]; `EBUSY` while a window is bound to it.
+    pub fn reregister(&self, mr: &mut Mr, change: &Reregistration<'_>) -> Result<(), Errno> {
+        self.alive()?;
+        let dma = match change.memory {
+            Some((addr, len, base)) => Some((self.reach(addr, len, base, change.rights)?, len, base)),
+            None => None,
+        };
+        let mapped = |dma| (!change.rights.contains(Access::ON_DEMAND)).then_some(dma);
+        let mut what = 0;
+        let mut put = |given: bool, bit: u32| what |= if given { bit } else { 0 };
+        put(dma.is_some(), reregister::TRANSLATION);
+        put(change.pd.is_some(), reregister::PD);
+        put(change.access, reregister::ACCESS);
+        let nowhere = Mapping::Contiguous(0);
+        let (mapping, len, base) = dma
+            .as_ref()
+            .map_or((&nowhere, 0, 0), |(dma, len, base)| (dma, *len, *base));
+        let no_pd = Pd { id: 0 };
+        let (new, list) = described(change.pd.unwrap_or(&no_pd), mapping, len, base, change.rights);
+        let arguments = ModifyMr {
+            stag: mr.stag.into(),
+            what: what.into(),
+            new,
+        };
+        let changed = if list.is_empty() {
+            self.commands.run(Opcode::ModifyMr, &arguments)
+        } else {
+            self.commands
+                .send::<_, Nothing>(Opcode::ModifyMr, &arguments, list.as_bytes())
+                .map(drop)
+        };
+        match changed {
+            Ok(()) => {
+                if let Some((dma, len, _)) = dma {
+                    self.unmap(mr.dma.as_ref(), mr.len);
+                    (mr.dma, mr.len) = (mapped(dma), len);
+                }
+                Ok(())
+            }
+            Err(errno) => {
+                if let Some((dma, len, _)) = dma {
+                    self.unmap(mapped(dma).as_ref(), len);
+                }
+                Err(errno)
+            }
+        }
+    }
+
+    /// Revokes a registration. When this returns, nothing is placed or read through it any more.
+    ///
+    /// # Errors
+    /// `EBUSY` while a window is bound to it; `EIO` in a forked child.
+    pub fn deregister(&self, mr: &Mr) -> Result<(), Errno> {
+        self.here()?;
+        self.commands.destroy(Opcode::DestroyMr, mr.stag)?;
+        self.unmap(mr.dma.as_ref(), mr.len);
+        Ok(())
+    }
+}
+
+/// Brings pages in that a region on demand will want, writable if asked (`ibv_advise_mr(3)`).
+///
+/// # Errors
+/// As [`Driver::register`].
+pub fn prefetch(addr: *mut c_void, len: usize, write: bool) -> Result<(), Errno> {
+    populate(addr, len, write)
+}
+
+/// Makes the pages exist, writable if asked.
+fn populate(addr: *mut c_void, len: usize, write: bool) -> Result<(), Errno> {
+    let start = addr.addr() & !(PAGE - 1);
+    let end = addr
+        .addr()
+        .checked_add(len)
+        .and_then(|end| end.checked_next_multiple_of(PAGE))
+        .ok_or(Errno::INVAL)?;
+    if len == 0 {
+        return Ok(());
+    }
+    let advice = if write {
+        Advice::LinuxPopulateWrite
+    } else {
+        Advice::LinuxPopulateRead
+    };
+    loop {
+        // SAFETY: populating changes no byte: it does early what touching the pages would do.
+        match unsafe { madvise(addr.with_addr(start), end - start, advice) } {
+            Ok(()) => return Ok(()),
+            // A signal, whose handler runs before the next try.
+            Err(Errno::INTR) => {}
+            // Kernels before 5.14 do not know it; newer ones say the same of rights that do not fit and of device memory.
+            Err(Errno::INVAL) => return check(start, end, write),
+            // A hole is told as ENOMEM; a page behind the end of a file as EFAULT.
+            Err(_) => return Err(Errno::FAULT),
+        }
+    }
+}
+
+/// The same judgement from the list of mappings.
+fn check(start: usize, end: usize, write: bool) -> Result<(), Errno> {
+    let maps = slurp("/proc/self/maps")?;
+    covered(&maps, start, end, write)
+        .then_some(())
+        .ok_or(Errno::FAULT)
+}
+
+/// Whether mappings with the rights cover the range without a hole. Lines are in order of address.
+fn covered(maps: &str, start: usize, end: usize, write: bool) -> bool {
+    let mut reached = start;
+    for line in maps.lines() {
+        let mut words = line.split([' ', '-']);
+        let mut number = || usize::from_str_radix(words.next()?, 16).ok();
+        let (Some(from), Some(to)) = (number(), number()) else {
+            return false;
+        };
+        let rights = words.next().unwrap_or_default().as_bytes();
+        if to <= reached {
+            continue;
+        }
+        if from > reached || rights.first() != Some(&b'r') || write && rights.get(1) != Some(&b'w') {
+            return false;
+        }
+        reached = to;
+        if reached >= end {
+            return true;
+        }
+    }
+    false
+}
+
+fn slurp(path: &str) -> Result<String, Errno> {
+    let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut bytes = Vec::new();
+    let mut chunk = vec![0; 1 << 16];
+    loop {
+        match rustix::io::read(&fd, &mut chunk) {
+            Ok(0) => return String::from_utf8(bytes).map_err(|_| Errno::IO),
+            Ok(n) => bytes.extend_from_slice(chunk.get(..n).unwrap_or_default()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+
+    /// Three fresh pages, the middle one gone or read-only.
+    fn with_pages(change: impl Fn(*mut c_void), test: impl Fn(*mut c_void)) {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping of the test's own, unmapped below.
+        let pages =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), 3 * PAGE, prot, MapFlags::PRIVATE) }.unwrap();
+        change(pages.wrapping_byte_add(PAGE));
+        test(pages);
+        // SAFETY: as above; unmapping a hole again is no error.
+        unsafe { munmap(pages, 3 * PAGE) }.unwrap();
+    }
+
+    fn both(addr: *mut c_void, len: usize, write: bool) -> Result<(), Errno> {
+        let (start, end) = (
+            addr.addr() & !(PAGE - 1),
+            (addr.addr() + len).next_multiple_of(PAGE),
+        );
+        let by_list = check(start, end, write);
+        assert_eq!(populate(addr, len, write), by_list);
+        by_list
+    }
+
+    #[test]
+    fn a_hole_is_a_fault() {
+        // SAFETY: the middle page of the test's own mapping.
+        let punch = |page| unsafe { munmap(page, PAGE) }.unwrap();
+        with_pages(punch, |pages| {
+            assert_eq!(both(pages, PAGE, true), Ok(()));
+            assert_eq!(both(pages.wrapping_byte_add(100), PAGE, true), Err(Errno::FAULT));
+            assert_eq!(both(pages.wrapping_byte_add(2 * PAGE), PAGE, false), Ok(()));
+            assert_eq!(both(pages.wrapping_byte_add(PAGE), 1, false), Err(Errno::FAULT));
+        });
+    }
+
+    #[test]
+    fn memory_that_somebody_shall_write_must_be_writable() {
+        // SAFETY: the middle page of the test's own mapping.
+        let protect = |page| unsafe { mprotect(page, PAGE, MprotectFlags::READ) }.unwrap();
+        with_pages(protect, |pages| {
+            assert_eq!(both(pages, 3 * PAGE, false), Ok(()));
+            assert_eq!(both(pages, 3 * PAGE, true), Err(Errno::FAULT));
+        });
+    }
+
+    #[test]
+    fn a_range_that_wraps_is_invalid() {
+        assert_eq!(
+            populate(std::ptr::without_provenance_mut(usize::MAX - 10), 100, false),
+            Err(Errno::INVAL)
+        );
+    }
+}

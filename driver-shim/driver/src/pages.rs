@@ -1,0 +1,98 @@
+//! Doorbell pages of a context: one, and further ones for its many completion queues.
+//!
+//! What is posted stands in a record, so a doorbell that is overwritten in its slot does no harm. That a completion queue was armed stands in its
+//! slot alone: two that share one could lose a wake-up for ever. So no page gets more of them than it has slots for.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use rustix::io::Errno;
+use urnic_device::command::{Handle, Nothing, Opcode};
+use urnic_device::doorbell::CQ_SLOTS;
+
+use super::command::CommandQueue;
+use urnic_process::lock::lock;
+
+/// The pages of a context.
+#[derive(Debug)]
+pub(super) struct Pages {
+    own: u32,
+    /// With their completion queues; the first is `own`.
+    pages: Mutex<Vec<Arc<Page>>>,
+}
+
+#[derive(Debug)]
+struct Page {
+    uar: u32,
+    cqs: AtomicU32,
+}
+
+/// A completion queue's place in a page; given back when dropped.
+#[derive(Debug)]
+pub(super) struct Seat(Arc<Page>);
+
+impl Page {
+    fn enter(self: &Arc<Page>) -> Option<Seat> {
+        let more = |cqs| (cqs < CQ_SLOTS).then_some(cqs + 1);
+        let entered = self.cqs.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more);
+        entered.is_ok().then(|| Seat(self.clone()))
+    }
+}
+
+impl Seat {
+    /// The page's number.
+    pub(super) fn uar(&self) -> u32 {
+        self.0.uar
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.cqs.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn allocate(commands: &CommandQueue) -> Result<Arc<Page>, Errno> {
+    let uar: Handle = commands.call(Opcode::AllocUar, &Nothing {})?;
+    Ok(Arc::new(Page {
+        uar: uar.id.get(),
+        cqs: AtomicU32::new(0),
+    }))
+}
+
+impl Pages {
+    /// One page.
+    pub(super) fn new(commands: &CommandQueue) -> Result<Pages, Errno> {
+        let page = allocate(commands)?;
+        Ok(Pages {
+            own: page.uar,
+            pages: Mutex::new(vec![page]),
+        })
+    }
+
+    /// The page of everything but completion queues.
+    pub(super) fn own(&self) -> u32 {
+        self.own
+    }
+
+    /// A place for another completion queue, if need be in a new page.
+    pub(super) fn seat(&self, commands: &CommandQueue) -> Result<Seat, Errno> {
+        let mut pages = lock(&self.pages);
+        if let Some(seat) = pages.iter().find_map(Page::enter) {
+            return Ok(seat);
+        }
+        let page = allocate(commands)?;
+        pages.push(page.clone());
+        page.enter().ok_or(Errno::NOMEM)
+    }
+
+    /// Gives the pages back, the first one last.
+    pub(super) fn free(&self, commands: &CommandQueue) -> Result<(), Errno> {
+        let mut pages = lock(&self.pages);
+        while let Some(page) = pages.last() {
+            commands.destroy(Opcode::FreeUar, page.uar)?;
+            pages.pop();
+        }
+        Ok(())
+    }
+}

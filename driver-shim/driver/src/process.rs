@@ -1,0 +1,118 @@
+//! The one driver of the process: made at the first use, made anew when the device was lost, let go of in a forked child, shut down at exit.
+
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use rustix::io::Errno;
+
+use super::command::CommandQueue;
+use super::dma::DmaPool;
+use super::{Driver, read_gids};
+use urnic_config::Config;
+use urnic_process::addressing::Gid;
+use urnic_process::gids::GidTable;
+use urnic_process::lock::lock;
+
+/// What belongs to one process. A child gets a new one, since locks of the old one may be held by threads that it does not have.
+#[derive(Default)]
+struct Process {
+    opening: Mutex<()>,
+    driver: OnceLock<Arc<Driver>>,
+    /// The one whose device was lost: what the program made of it goes on failing.
+    before: Option<&'static Process>,
+}
+
+impl Process {
+    /// This one, and those before.
+    fn all(&self) -> impl Iterator<Item = &Process> {
+        std::iter::successors(Some(self), |process| process.before)
+    }
+}
+
+static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+
+fn current() -> &'static Process {
+    let mut process = CURRENT.load(Ordering::Acquire);
+    if process.is_null() {
+        let new = Box::into_raw(Box::<Process>::default());
+        match CURRENT.compare_exchange(process, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => process = new,
+            Err(theirs) => {
+                process = theirs;
+                // SAFETY: made above, and seen by nobody.
+                drop(unsafe { Box::from_raw(new) });
+            }
+        }
+    }
+    // SAFETY: only ever set to a box that nobody frees again.
+    unsafe { &*process }
+}
+
+pub(super) fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
+    loop {
+        let process = current();
+        let _opening = lock(&process.opening);
+        if !std::ptr::eq(process, CURRENT.load(Ordering::Acquire)) {
+            // Another thread has found the device lost, and a new one.
+            continue;
+        }
+        let start = || Driver::start(urnic_bus::open(config, gids)?, config.clone());
+        let Some(driver) = process.driver.get() else {
+            for warning in config.warnings() {
+                tracing::warn!("{warning}");
+            }
+            let driver = start()?;
+            return Ok(process.driver.get_or_init(|| driver).clone());
+        };
+        if !driver.is_lost() {
+            return Ok(driver.clone());
+        }
+        // Whoever opens a device that is lost means the one that took its place, if there is one.
+        let fresh = start()?;
+        driver.close_door();
+        let next = Process {
+            driver: OnceLock::from(fresh.clone()),
+            before: Some(process),
+            ..Process::default()
+        };
+        CURRENT.store(Box::into_raw(Box::new(next)), Ordering::Release);
+        return Ok(fresh);
+    }
+}
+
+/// The address table of a device that is not in this process: as its driver here knows it, or by a short look at the device.
+///
+/// # Errors
+/// Those of [`bus::open`] and of the device.
+pub fn addresses(config: &Config) -> Result<Vec<Gid>, Errno> {
+    if let Some(driver) = current().driver.get() {
+        return Ok(driver.gids().to_vec());
+    }
+    let bus = urnic_bus::open(config, &GidTable::default())?;
+    let pool = DmaPool::new(bus.clone());
+    let commands = CommandQueue::start(bus, pool, Arc::new(|_| {}))?;
+    let gids = read_gids(&commands);
+    commands.reset();
+    gids
+}
+
+/// To be called in the child after every fork: the device stays with the parent. What the child inherited of it answers `EIO` and does
+/// nothing; its own [`Driver::open`] gets a new one. Async-signal-safe.
+pub fn abandon_in_child() {
+    // SAFETY: only ever set to a box that nobody frees again.
+    let inherited = unsafe { CURRENT.swap(std::ptr::null_mut(), Ordering::AcqRel).as_ref() };
+    let drivers = inherited.into_iter().flat_map(Process::all);
+    for driver in drivers.filter_map(|process| process.driver.get()) {
+        driver.abandoned.store(true, Ordering::Release);
+        driver.bus.abandon_in_child();
+    }
+}
+
+/// To be called when the process exits: what completed still arrives. Takes a bounded time.
+pub fn exit() {
+    // SAFETY: only ever set to a box that nobody frees again.
+    let process = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
+    if let Some(driver) = process.and_then(|process| process.driver.get()) {
+        driver.shutdown();
+    }
+}

@@ -1,0 +1,388 @@
+//! Queue pairs: their rings, the gate in front of the send queue, and the state machine that verbs see.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+
+use rustix::io::Errno;
+use urnic_device::command::{CreateQp, Opcode, QueueHandle};
+use urnic_device::doorbell::{Doorbell, Kind};
+use urnic_device::record::{QueueRecord, publish};
+use urnic_device::vocabulary::QpState;
+use urnic_device::wqe::{self, BLOCK_LEN, MAX_INLINE, MAX_SGE, RecvHeader, Sge};
+
+use super::dma::{DmaMemory, RingPlacement};
+use super::{Context, Cq, Driver, Pd, Srq};
+use urnic_cm::qp_attr::{QpAttr, QpCaps};
+use urnic_process::lock::lock;
+
+/// What a queue pair is made from.
+#[derive(Clone, Copy)]
+pub struct QpInit<'a> {
+    /// The context it belongs to.
+    pub context: &'a Context,
+    /// Its protection domain.
+    pub pd: &'a Pd,
+    /// Where its sends complete.
+    pub send_cq: &'a Cq,
+    /// Where its receives complete.
+    pub recv_cq: &'a Cq,
+    /// Where its receives come from; `None` = a queue of its own.
+    pub srq: Option<&'a Srq>,
+    /// What it must at least hold.
+    pub caps: QpCaps,
+    /// Handed back with its asynchronous events.
+    pub cookie: u64,
+    /// Where its rings are.
+    pub rings: &'a dyn RingPlacement,
+}
+
+/// Whoever writes work requests into a queue pair's send queue.
+pub trait Poster: Send + Sync {
+    /// The gate opened: publish and ring for what was written meanwhile. Called with no lock of the driver held but the one that
+    /// [`Qp::destroy`] waits for, on the thread that makes all connections: it must not wait for the program.
+    fn gate_opened(&self);
+
+    /// Whether work requests wait behind the gate. Must not wait for the program either.
+    fn is_waiting(&self) -> bool;
+
+    /// What has a completion by now, taken by the program or not; `None` while the program keeps that from being seen. Asked when the
+    /// device is lost. Must not wait for the program either.
+    fn completed(&self) -> Option<Completed>;
+}
+
+/// How far a queue pair has come, in completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completed {
+    /// Cookie of the oldest send that may yet complete: entries of a send queue carry running numbers.
+    pub sends: u32,
+    /// Receives that completed, ever, modulo 2^32.
+    pub receives: u32,
+}
+
+/// A queue pair.
+///
+/// *The gate.* Until the connection stands (and on an MPA responder until the first FPDU arrived: RFC 5044 §7.1.2(4)) nothing may reach the
+/// device: whoever posts writes entries and asks [`Qp::gate_is_open`]; if not, it neither publishes nor rings, and asks again once it
+/// has let go of the send queue's lock: [`Poster::gate_opened`], which comes after the gate is open, may have found that held.
+pub struct Qp {
+    driver: Arc<Driver>,
+    /// Device number.
+    pub qid: u32,
+    /// The number under which programs know it, and the label of its completions.
+    pub qpn: u32,
+    uar: u32,
+    doorbell: u32,
+    /// Device numbers of where sends and receives complete.
+    cqs: (u32, u32),
+    caps: QpCaps,
+    sq: DmaMemory,
+    rq: DmaMemory,
+    record: DmaMemory,
+    sq_blocks: u32,
+    rq_entries: u32,
+    rq_log_stride: u32,
+    /// Device number of the shared queue that its receives come from.
+    srq: Option<u32>,
+    gate: AtomicBool,
+    /// The connection manager connected it.
+    managed: AtomicBool,
+    ack_timeout: AtomicU8,
+    /// The state last asked for and reached.
+    reached: AtomicU8,
+    /// Attributes as they were set. Held over a change; comes before the lock of native connections.
+    pub(super) attr: Mutex<QpAttr>,
+    /// Held over calls to it, so that none is under way once it is taken out.
+    poster: Mutex<Option<Arc<dyn Poster>>>,
+}
+
+impl fmt::Debug for Qp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Qp(qpn {:#08x}, qid {})", self.qpn, self.qid)
+    }
+}
+
+/// Sizes of a queue pair's rings.
+struct Shape {
+    caps: QpCaps,
+    sq_log_size: u32,
+    rq_log_size: u32,
+    rq_log_stride: u32,
+}
+
+impl Shape {
+    fn of(caps: QpCaps, driver: &Driver) -> Result<Shape, Errno> {
+        let limits = driver.attributes();
+        let max_sge = limits.max_sge.min(MAX_SGE as u32);
+        let max_inline = limits.max_inline.min(MAX_INLINE as u32);
+        if caps.max_send_wr > limits.max_qp_wr
+            || caps.max_recv_wr > limits.max_qp_wr
+            || caps.max_send_sge > max_sge
+            || caps.max_recv_sge > max_sge
+            || caps.max_inline > max_inline
+        {
+            return Err(Errno::INVAL);
+        }
+        let sges = |n: u32| n.max(1) as usize * size_of::<Sge>();
+        let blocks = wqe::blocks(sges(caps.max_send_sge).max(caps.max_inline as usize));
+        let sq_blocks = (caps.max_send_wr.max(1) as usize * blocks).next_power_of_two();
+        let rq_entries = caps.max_recv_wr.max(1).next_power_of_two();
+        let rq_stride = (size_of::<RecvHeader>() + sges(caps.max_recv_sge)).next_power_of_two();
+        let operands = blocks * BLOCK_LEN - wqe::OPERANDS;
+        let fit = |granted: usize, limit: u32| u32::try_from(granted).unwrap_or(u32::MAX).min(limit);
+        let caps = QpCaps {
+            max_send_wr: fit(sq_blocks / blocks, limits.max_qp_wr),
+            max_recv_wr: rq_entries.min(limits.max_qp_wr),
+            max_send_sge: fit(operands / size_of::<Sge>(), max_sge),
+            max_recv_sge: fit((rq_stride - size_of::<RecvHeader>()) / size_of::<Sge>(), max_sge),
+            max_inline: fit(operands, max_inline),
+        };
+        Ok(Shape {
+            caps,
+            sq_log_size: sq_blocks.ilog2(),
+            rq_log_size: rq_entries.ilog2(),
+            rq_log_stride: rq_stride.ilog2(),
+        })
+    }
+}
+
+impl Driver {
+    /// Makes a queue pair in the Reset state, its gate closed.
+    ///
+    /// # Errors
+    /// `EINVAL` beyond the device's limits; `ENOMEM`; those of listening, for the first queue pair and every 257th; `EIO` in a
+    /// forked child.
+    pub fn create_qp(self: &Arc<Self>, init: &QpInit<'_>) -> Result<Arc<Qp>, Errno> {
+        self.alive()?;
+        let shape = Shape::of(init.caps, self)?;
+        let target = self.target(init.context.id, init.cookie)?;
+        let sq = self.pool.ring(BLOCK_LEN << shape.sq_log_size, init.rings)?;
+        let rq_len = 1 << (shape.rq_log_size + shape.rq_log_stride);
+        let rq = self.pool.ring(rq_len, init.rings)?;
+        let record = self.pool.allocate(size_of::<QueueRecord>())?;
+        let qpn = self.native_number()?;
+        let arguments = CreateQp {
+            sq_ring: sq.iova().into(),
+            rq_ring: rq.iova().into(),
+            record: record.iova().into(),
+            pd: init.pd.id.into(),
+            send_cq: init.send_cq.id.into(),
+            recv_cq: init.recv_cq.id.into(),
+            srq: init.srq.map_or(0, |srq| srq.id).into(),
+            uar: init.context.pages.own().into(),
+            label: qpn.into(),
+            sq_log_size: shape.sq_log_size.into(),
+            rq_log_size: shape.rq_log_size.into(),
+            rq_log_stride: shape.rq_log_stride.into(),
+            reserved: 0.into(),
+        };
+        let handle: QueueHandle = self
+            .commands
+            .call(Opcode::CreateQp, &arguments)
+            .inspect_err(|_| self.native_forget(qpn))?;
+        let qp = Arc::new(Qp {
+            driver: self.clone(),
+            qid: handle.id.get(),
+            qpn,
+            uar: init.context.pages.own(),
+            doorbell: handle.doorbell.get(),
+            cqs: (init.send_cq.id, init.recv_cq.id),
+            caps: shape.caps,
+            sq,
+            rq,
+            record,
+            sq_blocks: 1 << shape.sq_log_size,
+            rq_entries: 1 << shape.rq_log_size,
+            rq_log_stride: shape.rq_log_stride,
+            srq: init.srq.map(|srq| srq.id),
+            gate: AtomicBool::new(false),
+            managed: AtomicBool::new(false),
+            ack_timeout: AtomicU8::new(0),
+            reached: AtomicU8::new(QpState::Reset as u8),
+            attr: Mutex::default(),
+            poster: Mutex::default(),
+        });
+        self.own_qp(&qp, target);
+        tracing::debug!("{qp:?}: made, {:?}", qp.caps);
+        Ok(qp)
+    }
+}
+
+impl Qp {
+    /// What it holds, which may be more than was asked for.
+    pub fn caps(&self) -> QpCaps {
+        self.caps
+    }
+
+    /// The send queue's memory.
+    #[inline]
+    pub fn sq(&self) -> &DmaMemory {
+        &self.sq
+    }
+
+    /// Blocks of 64 bytes in the send queue: a power of two.
+    #[inline]
+    pub fn sq_blocks(&self) -> u32 {
+        self.sq_blocks
+    }
+
+    /// The receive queue's memory.
+    #[inline]
+    pub fn rq(&self) -> &DmaMemory {
+        &self.rq
+    }
+
+    /// Entries in the receive queue: a power of two.
+    #[inline]
+    pub fn rq_entries(&self) -> u32 {
+        self.rq_entries
+    }
+
+    /// log2 of the bytes of a receive queue entry.
+    #[inline]
+    pub fn rq_log_stride(&self) -> u32 {
+        self.rq_log_stride
+    }
+
+    /// Whether its receives come from a shared queue.
+    pub fn shares_receives(&self) -> bool {
+        self.srq.is_some()
+    }
+
+    /// Its indices. They go on through the Reset state, where the device consumes what is posted without a completion.
+    #[inline]
+    pub fn record(&self) -> &QueueRecord {
+        self.record.record()
+    }
+
+    /// Whether posted sends may be published.
+    #[inline]
+    pub fn gate_is_open(&self) -> bool {
+        self.gate.load(Ordering::Acquire)
+    }
+
+    /// The state that was last asked for and reached; whether the queue pair failed since is not looked at. For the checks of posting.
+    #[inline]
+    pub fn last_state(&self) -> QpState {
+        QpState::from_raw(self.reached.load(Ordering::Relaxed).into()).unwrap_or(QpState::Reset)
+    }
+
+    /// Publishes the send queue's producer index, in blocks, and rings if the device wants it. The gate is open.
+    #[inline]
+    pub fn publish_sends(&self, old: u32, new: u32) {
+        let record = self.record();
+        if publish(&record.sq_producer, &record.sq_event, old, new) {
+            self.ring(Kind::Send, new);
+        }
+    }
+
+    /// Publishes the receive queue's producer index and rings if the device wants it.
+    #[inline]
+    pub fn publish_receives(&self, old: u32, new: u32) {
+        let record = self.record();
+        if publish(&record.rq_producer, &record.rq_event, old, new) {
+            self.ring(Kind::Receive, new);
+        }
+    }
+
+    /// Rings for sends, for who publishes by itself.
+    #[inline]
+    pub fn ring_sends(&self, producer: u32) {
+        self.ring(Kind::Send, producer);
+    }
+
+    /// Rings for receives, for who publishes by itself.
+    #[inline]
+    pub fn ring_receives(&self, producer: u32) {
+        self.ring(Kind::Receive, producer);
+    }
+
+    #[inline]
+    fn ring(&self, kind: Kind, index: u32) {
+        let value = Doorbell {
+            kind,
+            queue: self.qid,
+            index,
+        }
+        .encode();
+        self.driver.bus.doorbell(self.uar, self.doorbell, value);
+        if self.driver.commands.is_lost() {
+            self.driver.wake();
+        }
+    }
+
+    /// Device numbers of the completion queues of sends and receives.
+    pub(super) fn cqs(&self) -> (u32, u32) {
+        self.cqs
+    }
+
+    /// Device number of the shared queue that its receives come from.
+    pub(super) fn srq(&self) -> Option<u32> {
+        self.srq
+    }
+
+    /// What has a completion by now; `None` if that cannot be told at the moment.
+    pub(super) fn completed(&self) -> Option<Completed> {
+        lock(&self.poster).as_ref()?.completed()
+    }
+
+    /// Says who posts. Set before the first [`Qp::modify`].
+    pub fn set_poster(&self, poster: Arc<dyn Poster>) {
+        *lock(&self.poster) = Some(poster);
+    }
+
+    /// Opens the gate, and lets go what waited behind it.
+    pub(super) fn open_gate(&self) {
+        if !self.gate.swap(true, Ordering::AcqRel)
+            && let Some(poster) = &*lock(&self.poster)
+        {
+            poster.gate_opened();
+        }
+    }
+
+    /// Whether work requests wait behind the gate.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.gate_is_open()
+            && lock(&self.poster)
+                .as_ref()
+                .is_some_and(|poster| poster.is_waiting())
+    }
+
+    /// Forgets who posts, after a call to it that is under way.
+    pub(super) fn drop_poster(&self) {
+        *lock(&self.poster) = None;
+    }
+
+    pub(super) fn reach(&self, state: QpState) {
+        self.reached.store(state as u8, Ordering::Relaxed);
+    }
+
+    pub(super) fn close_gate(&self) {
+        self.gate.store(false, Ordering::Release);
+    }
+
+    /// The connection manager attached it to a stream.
+    pub(super) fn manage(&self, ack_timeout: Option<u8>) {
+        self.ack_timeout
+            .store(ack_timeout.unwrap_or(0), Ordering::Relaxed);
+        self.managed.store(true, Ordering::Release);
+        self.reach(QpState::Rts);
+    }
+
+    pub(super) fn release(&self) {
+        self.managed.store(false, Ordering::Release);
+    }
+
+    pub(super) fn is_managed(&self) -> bool {
+        self.managed.load(Ordering::Acquire)
+    }
+
+    /// `RDMA_OPTION_ID_ACK_TIMEOUT`.
+    pub(super) fn ack_timeout(&self) -> u8 {
+        self.ack_timeout.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn driver(&self) -> &Arc<Driver> {
+        &self.driver
+    }
+}

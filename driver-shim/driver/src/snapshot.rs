@@ -1,0 +1,95 @@
+//! What the driver tells of itself: see [`crate::watch`].
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::PoisonError;
+
+use rustix::io::Errno;
+use urnic_device::command::{Count, Handle, Opcode, QpStatus};
+use urnic_device::counter::Counter;
+use urnic_device::stream::Endpoints;
+use urnic_device::vocabulary::QpState;
+use zerocopy::little_endian::U64;
+
+use super::Driver;
+use super::qp::Qp;
+use crate::watch::{QueuePair, Snapshot};
+use urnic_process::program;
+
+/// All counters of a device of this version.
+type Values = [U64; Counter::ALL.len()];
+
+impl Driver {
+    pub(super) fn snapshot(&self) -> Snapshot {
+        let pairs: Vec<_> = {
+            let pairs = self.qps.read().unwrap_or_else(PoisonError::into_inner);
+            pairs.values().map(|(qp, _)| qp.clone()).collect()
+        };
+        // One that is destroyed meanwhile is not told of.
+        let mut queue_pairs: Vec<QueuePair> = pairs.iter().filter_map(|qp| self.told_of(qp).ok()).collect();
+        queue_pairs.sort_by_key(|pair| pair.qpn);
+        let count = |len: usize| u64::try_from(len).unwrap_or(u64::MAX);
+        Snapshot {
+            pid: std::process::id(),
+            command: program::name(),
+            device: self.config.device.to_string(),
+            memory: self.bus.memory().to_owned(),
+            contexts: count(self.contexts.read().unwrap_or_else(PoisonError::into_inner).len()),
+            completion_queues: count(self.cqs.read().unwrap_or_else(PoisonError::into_inner).len()),
+            counters: self.counters(0).unwrap_or_default(),
+            queue_pairs,
+        }
+    }
+
+    /// Counters of a queue pair, or of the device (0).
+    fn counters(&self, qid: u32) -> Result<BTreeMap<String, u64>, Errno> {
+        let handle = Handle { id: qid.into() };
+        let (buffer, count) =
+            self.commands
+                .fetch::<_, Count>(Opcode::QueryCounters, &handle, size_of::<Values>())?;
+        // A device of another version may have fewer, or more that we have no name for.
+        let values = buffer.read::<Values>(0);
+        let known = values.iter().take(count.count.get() as usize);
+        Ok(Counter::ALL
+            .iter()
+            .zip(known)
+            .map(|(counter, value)| (counter.name().to_owned(), value.get()))
+            .collect())
+    }
+
+    fn told_of(&self, qp: &Qp) -> Result<QueuePair, Errno> {
+        let handle = Handle { id: qp.qid.into() };
+        let (buffer, status) =
+            self.commands
+                .fetch::<_, QpStatus>(Opcode::QueryQp, &handle, size_of::<Endpoints>())?;
+        let ends = buffer.read::<Endpoints>(0);
+        let address = |end| {
+            let end = SocketAddr::from(end);
+            (end.port() != 0).then(|| end.to_string())
+        };
+        Ok(QueuePair {
+            qpn: qp.qpn,
+            state: name(status.state.get()).to_owned(),
+            rdma_cm: qp.is_managed(),
+            local: address(ends.local),
+            remote: address(ends.remote),
+            terminate_sent: status.terminate_sent.get(),
+            terminate_received: status.terminate_received.get(),
+            counters: self.counters(qp.qid)?,
+        })
+    }
+}
+
+/// As the field writes it.
+fn name(state: u32) -> &'static str {
+    match QpState::from_raw(state) {
+        Some(QpState::Reset) => "RESET",
+        Some(QpState::Init) => "INIT",
+        Some(QpState::Rtr) => "RTR",
+        Some(QpState::Rts) => "RTS",
+        Some(QpState::Sqd) => "SQD",
+        Some(QpState::Sqe) => "SQE",
+        Some(QpState::Err) => "ERR",
+        None => "?",
+    }
+}

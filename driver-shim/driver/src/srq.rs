@@ -1,0 +1,186 @@
+//! Shared receive queues.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, PoisonError};
+
+use rustix::io::Errno;
+use urnic_device::command::{CreateSrq, ModifySrq, Opcode, QueueHandle};
+use urnic_device::doorbell::{Doorbell, Kind};
+use urnic_device::record::QueueRecord;
+use urnic_device::wqe::{MAX_SGE, RecvHeader, Sge};
+
+use super::dma::{DmaMemory, RingPlacement};
+use super::{Context, Driver, Pd};
+
+/// A receive queue that several queue pairs take from.
+pub struct Srq {
+    driver: Arc<Driver>,
+    /// Device number.
+    pub id: u32,
+    uar: u32,
+    doorbell: u32,
+    ring: DmaMemory,
+    record: DmaMemory,
+    entries: u32,
+    log_stride: u32,
+    max_wr: u32,
+    max_sge: u32,
+    /// As armed; 0 once the event came.
+    limit: AtomicU32,
+}
+
+impl fmt::Debug for Srq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Srq({}, {} entries)", self.id, self.entries)
+    }
+}
+
+impl Driver {
+    /// Makes a shared receive queue for `max_wr` requests of `max_sge` elements, or more; its events come with `cookie`.
+    ///
+    /// # Errors
+    /// `EINVAL` for no requests, or beyond the device's limits; `ENOMEM`; `EIO` in a forked child.
+    pub fn create_srq(
+        self: &Arc<Self>,
+        context: &Context,
+        pd: &Pd,
+        max_wr: u32,
+        max_sge: u32,
+        cookie: u64,
+        rings: &dyn RingPlacement,
+    ) -> Result<Arc<Srq>, Errno> {
+        self.alive()?;
+        let most_sge = self.attributes.max_sge.min(MAX_SGE as u32);
+        if max_wr == 0 || max_wr > self.attributes.max_srq_wr || max_sge > most_sge {
+            return Err(Errno::INVAL);
+        }
+        let target = self.target(context.id, cookie)?;
+        let entries = max_wr.next_power_of_two();
+        let elements = max_sge.max(1) as usize * size_of::<Sge>();
+        let stride = (size_of::<RecvHeader>() + elements).next_power_of_two();
+        let room = ((stride - size_of::<RecvHeader>()) / size_of::<Sge>()) as u32;
+        let ring = self.pool.ring(entries as usize * stride, rings)?;
+        let record = self.pool.allocate(size_of::<QueueRecord>())?;
+        let arguments = CreateSrq {
+            ring: ring.iova().into(),
+            record: record.iova().into(),
+            pd: pd.id.into(),
+            log_size: entries.ilog2().into(),
+            log_stride: stride.ilog2().into(),
+            uar: context.pages.own().into(),
+        };
+        let handle: QueueHandle = self.commands.call(Opcode::CreateSrq, &arguments)?;
+        let srq = Arc::new(Srq {
+            driver: self.clone(),
+            id: handle.id.get(),
+            uar: context.pages.own(),
+            doorbell: handle.doorbell.get(),
+            ring,
+            record,
+            entries,
+            log_stride: stride.ilog2(),
+            max_wr: entries.min(self.attributes.max_srq_wr),
+            max_sge: room.min(most_sge),
+            limit: AtomicU32::new(0),
+        });
+        self.srqs
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(srq.id, (srq.clone(), target));
+        Ok(srq)
+    }
+}
+
+impl Srq {
+    /// Its ring.
+    #[inline]
+    pub fn ring(&self) -> &DmaMemory {
+        &self.ring
+    }
+
+    /// Entries of the ring: a power of two.
+    #[inline]
+    pub fn entries(&self) -> u32 {
+        self.entries
+    }
+
+    /// log2 of the bytes of an entry.
+    #[inline]
+    pub fn log_stride(&self) -> u32 {
+        self.log_stride
+    }
+
+    /// Requests that may be posted.
+    pub fn max_wr(&self) -> u32 {
+        self.max_wr
+    }
+
+    /// Elements of a request.
+    pub fn max_sge(&self) -> u32 {
+        self.max_sge
+    }
+
+    /// Its indices: the receive half.
+    #[inline]
+    pub fn record(&self) -> &QueueRecord {
+        self.record.record()
+    }
+
+    /// Rings for receives, for who publishes by itself.
+    #[inline]
+    pub fn ring_receives(&self, producer: u32) {
+        let value = Doorbell {
+            kind: Kind::SharedReceive,
+            queue: self.id,
+            index: producer,
+        }
+        .encode();
+        self.driver.bus.doorbell(self.uar, self.doorbell, value);
+    }
+
+    /// The limit as it was armed; 0 if none is, or its event came.
+    pub fn limit(&self) -> u32 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// Arms an event for when fewer than `limit` requests are left; 0 disarms it.
+    ///
+    /// # Errors
+    /// `EINVAL` for more than the queue holds; `EIO` in a forked child.
+    pub fn arm_limit(&self, limit: u32) -> Result<(), Errno> {
+        self.driver.alive()?;
+        if limit > self.max_wr {
+            return Err(Errno::INVAL);
+        }
+        // Before the device: its event may come before it answers.
+        self.limit.store(limit, Ordering::Relaxed);
+        let arguments = ModifySrq {
+            srq: self.id.into(),
+            limit: limit.into(),
+        };
+        self.driver.commands.run(Opcode::ModifySrq, &arguments)
+    }
+
+    /// The event came.
+    pub(super) fn disarmed(&self) {
+        self.limit.store(0, Ordering::Relaxed);
+    }
+
+    /// Ends it. Afterwards no event of it comes any more.
+    ///
+    /// # Errors
+    /// `EBUSY` while a queue pair uses it; `EIO` in a forked child.
+    pub fn destroy(&self) -> Result<(), Errno> {
+        self.driver.here()?;
+        self.driver.commands.destroy(Opcode::DestroySrq, self.id)?;
+        self.driver.refuse_if_used(|qp| qp.srq() == Some(self.id))?;
+        // Waits for an event that is being delivered.
+        self.driver
+            .srqs
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&self.id);
+        Ok(())
+    }
+}

@@ -1,0 +1,169 @@
+//! A queue pair's life: changes, queries, the end.
+
+use rustix::io::Errno;
+use urnic_device::command::{Handle, ModifyQp, Opcode, QpStatus, modify};
+use urnic_device::vocabulary::QpState;
+
+use super::qp::Qp;
+use super::transition::{self, Limits};
+use urnic_cm::qp_attr::{QpAttr, QpMask};
+use urnic_process::lock::lock;
+
+impl Qp {
+    /// Changes state or attributes, as `ibv_modify_qp(3)` has it. Going to RTR names the peer, and never waits for it: the
+    /// connection is made in the background.
+    ///
+    /// # Errors
+    /// `EINVAL` for a transition that does not exist, attributes missing, superfluous or out of range, or an address that no route
+    /// can be told from; `EIO` in a forked child; those of the device.
+    pub fn modify(&self, attr: &QpAttr, mask: QpMask) -> Result<(), Errno> {
+        self.driver().alive()?;
+        if mask.is_empty() {
+            return Ok(());
+        }
+        let mut set = lock(&self.attr);
+        let from = self.device_state()?;
+        // rdma_disconnect(3) says so first, also when the peer was faster.
+        let disconnects = mask == QpMask::STATE && attr.state == QpState::Sqd as u32;
+        if disconnects && from != QpState::Rts && self.is_managed() {
+            return Ok(());
+        }
+        let limits = self.driver().attributes();
+        let to = transition::check(
+            from,
+            attr,
+            mask,
+            Limits {
+                ird: limits.max_ird,
+                ord: limits.max_ord,
+            },
+        )?;
+        let mut new = *set;
+        new.take(attr, mask);
+        let peer = match (from, to) {
+            (QpState::Init, QpState::Rtr) if mask.contains(QpMask::AV) => {
+                Some(self.driver().native_peer(&new, self.qpn)?)
+            }
+            _ => None,
+        };
+        if matches!(to, QpState::Reset | QpState::Err | QpState::Sqd) {
+            self.driver().native_retire(self.qpn, to == QpState::Reset);
+        }
+        // Before the device: whichever of the two a connection made meanwhile falls between, it ends with this many Reads. Afterwards, one
+        // that was attached with none would put them back to none.
+        if (from, to) == (QpState::Rtr, QpState::Rts) {
+            self.driver().native_ready(self, &new);
+        }
+        match self.change(to, &new, mask) {
+            // The peer was faster by a moment.
+            Err(_) if disconnects && self.is_managed() => return Ok(()),
+            changed => changed?,
+        }
+        *set = if to == QpState::Reset {
+            QpAttr::default()
+        } else {
+            new
+        };
+        self.reach(to);
+        tracing::debug!("{self:?}: {from:?} to {to:?}");
+        match to {
+            QpState::Reset => {
+                self.driver().cm_lost(self.qid, Errno::CONNRESET);
+                self.release();
+                self.close_gate();
+            }
+            // What was posted behind the gate is flushed by the device once it sees it.
+            QpState::Err | QpState::Sqd => self.open_gate(),
+            QpState::Rtr => self.driver().native_meet(self, peer, &new),
+            QpState::Rts if from == QpState::Rts => self.driver().native_rnr(self, &new, mask),
+            QpState::Init | QpState::Rts | QpState::Sqe => {}
+        }
+        Ok(())
+    }
+
+    /// Its attributes as they were set, with the state that the device says it is in.
+    ///
+    /// # Errors
+    /// `EIO` in a forked child.
+    pub fn query(&self) -> Result<QpAttr, Errno> {
+        self.driver().alive()?;
+        let set = lock(&self.attr);
+        let status = self.status()?;
+        let state = match QpState::from_raw(status.state.get()).ok_or(Errno::IO)? {
+            // An RNIC's idle state is both: receives may be posted right after creation (conformance §8, table of states).
+            QpState::Reset => QpState::Init,
+            state => state,
+        } as u32;
+        let mut attr = QpAttr {
+            state,
+            cur_state: state,
+            ..*set
+        };
+        if self.is_managed() {
+            // Nobody set these but the connection manager.
+            let depth = |n: u32| u8::try_from(n).unwrap_or(u8::MAX);
+            attr.max_rd_atomic = depth(status.ord.get());
+            attr.max_dest_rd_atomic = depth(status.ird.get());
+            attr.timeout = self.ack_timeout();
+        }
+        Ok(attr)
+    }
+
+    /// Ends it: the connection, then the device's object. What its completed sends put on the stream still arrives. Afterwards nobody
+    /// calls its [`Poster`](super::Poster) or reports its events any more.
+    ///
+    /// # Errors
+    /// `EIO` in a forked child; those of the device.
+    pub fn destroy(&self) -> Result<(), Errno> {
+        self.driver().here()?;
+        let _changes = lock(&self.attr);
+        self.driver().native_retire(self.qpn, false);
+        self.driver().commands.destroy(Opcode::DestroyQp, self.qid)?;
+        self.driver().native_forget(self.qpn);
+        self.driver().disown_qp(self);
+        self.driver().cm_lost(self.qid, Errno::CONNRESET);
+        self.drop_poster();
+        tracing::debug!("{self:?}: destroyed");
+        Ok(())
+    }
+
+    /// What the device says of it.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn status(&self) -> Result<QpStatus, Errno> {
+        self.driver()
+            .commands
+            .call(Opcode::QueryQp, &Handle { id: self.qid.into() })
+    }
+
+    pub(super) fn device_state(&self) -> Result<QpState, Errno> {
+        QpState::from_raw(self.status()?.state.get()).ok_or(Errno::IO)
+    }
+
+    fn change(&self, to: QpState, new: &QpAttr, mask: QpMask) -> Result<(), Errno> {
+        let flags = [
+            (QpMask::STATE, modify::STATE),
+            (QpMask::ACCESS_FLAGS, modify::ACCESS),
+            (QpMask::MAX_DEST_RD_ATOMIC, modify::IRD),
+            (QpMask::MAX_QP_RD_ATOMIC, modify::ORD),
+        ];
+        let what = flags
+            .iter()
+            .filter(|(bit, _)| mask.contains(*bit))
+            .fold(0, |what, (_, flag)| what | flag);
+        if what == 0 {
+            return Ok(());
+        }
+        let arguments = ModifyQp {
+            qp: self.qid.into(),
+            mask: what.into(),
+            state: (to as u32).into(),
+            access: (new.access & !transition::FLUSH).into(),
+            ird: u32::from(new.max_dest_rd_atomic).into(),
+            ord: u32::from(new.max_rd_atomic).into(),
+            rnr_timeout_ms: 0.into(),
+        };
+        self.driver().commands.run(Opcode::ModifyQp, &arguments)
+    }
+}

@@ -1,0 +1,178 @@
+//! The device's stream commands, as both makers of connections use them.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use rustix::io::Errno;
+use urnic_device::command::{Handle, Nothing, Opcode};
+use urnic_device::stream::{
+    Attach, Close as CloseStream, Connect, Endpoint, Endpoints, Listen, Listening, attach, input, listen, rtr,
+};
+use zerocopy::FromZeros;
+
+use super::Driver;
+use super::dma::DmaMemory;
+use urnic_cm::carrier::{Carrier, Inbox};
+use urnic_cm::mpa_startup::{Close, Negotiated, Rtr};
+
+/// Streams that the device keeps for us until we take them.
+const BACKLOG: u32 = 1024;
+
+/// Where receives go, by stream.
+pub(super) type Buffers = HashMap<u32, DmaMemory>;
+
+/// Stream commands, while the lock of whoever makes connections is held.
+pub(super) struct Streams<'a> {
+    pub(super) driver: &'a Driver,
+    pub(super) buffers: &'a mut Buffers,
+}
+
+/// Arguments of [`Streams::attach`].
+pub(super) struct Attaching<'a> {
+    /// `None`: the queue pair is its own peer.
+    pub(super) sid: Option<u32>,
+    pub(super) qid: u32,
+    pub(super) negotiated: Option<&'a Negotiated>,
+    /// [`attach`] flags that start-up does not settle.
+    pub(super) manners: u32,
+    pub(super) ird: u32,
+    pub(super) ord: u32,
+    pub(super) fin_grace_ms: u32,
+}
+
+impl Streams<'_> {
+    pub(super) fn listen(
+        &self,
+        local: SocketAddr,
+        traffic_class: u8,
+        ipv6_only: bool,
+    ) -> Result<(u32, u16), Errno> {
+        let flags = if ipv6_only { listen::IPV6_ONLY } else { 0 };
+        let arguments = Listen {
+            local: Endpoint::from(local),
+            backlog: BACKLOG.into(),
+            traffic_class: (u32::from(traffic_class) | flags).into(),
+        };
+        let listening: Listening = self.driver.commands.call(Opcode::StreamListen, &arguments)?;
+        Ok((listening.lid.get(), listening.port.get() as u16))
+    }
+
+    pub(super) fn unlisten(&self, lid: u32) {
+        if let Err(errno) = self.driver.commands.on(Opcode::StreamUnlisten, lid) {
+            tracing::debug!("listener {lid}: not closed: {errno}");
+        }
+    }
+
+    pub(super) fn connect(
+        &self,
+        remote: SocketAddr,
+        local: Option<SocketAddr>,
+        traffic_class: u8,
+    ) -> Result<u32, Errno> {
+        let arguments = Connect {
+            remote: Endpoint::from(remote),
+            local: local.map_or_else(Endpoint::new_zeroed, Endpoint::from),
+            traffic_class: u32::from(traffic_class).into(),
+            reserved: 0.into(),
+        };
+        let handle: Handle = self.driver.commands.call(Opcode::StreamConnect, &arguments)?;
+        Ok(handle.id.get())
+    }
+
+    /// Both ends of a stream, ours first.
+    pub(super) fn ends(&self, sid: u32) -> Result<(SocketAddr, SocketAddr), Errno> {
+        let ends = self.query(sid)?;
+        Ok((ends.local.into(), ends.remote.into()))
+    }
+
+    fn query(&self, sid: u32) -> Result<Endpoints, Errno> {
+        let (buffer, _) = self.driver.commands.fetch::<_, Nothing>(
+            Opcode::StreamQuery,
+            &Handle { id: sid.into() },
+            size_of::<Endpoints>(),
+        )?;
+        Ok(buffer.read(0))
+    }
+
+    pub(super) fn attach(&self, attaching: &Attaching<'_>) -> Result<(), Errno> {
+        let mut arguments = Attach::new_zeroed();
+        let mut flags = attaching.manners;
+        if let Some(negotiated) = attaching.negotiated {
+            let mut set = |on, flag| flags |= if on { flag } else { 0 };
+            set(negotiated.initiator, attach::INITIATOR);
+            set(negotiated.crc, attach::CRC);
+            set(negotiated.markers_tx, attach::MARKERS_TX);
+            set(negotiated.markers_rx, attach::MARKERS_RX);
+            set(!negotiated.initiator && !negotiated.fenced, attach::FENCE_OPEN);
+            let message = match negotiated.rtr {
+                None => rtr::NONE,
+                Some(Rtr::Send) => rtr::SEND,
+                Some(Rtr::Write) => rtr::WRITE,
+                Some(Rtr::Read) => rtr::READ,
+            };
+            let rtr = if negotiated.initiator {
+                &mut arguments.rtr_send
+            } else {
+                &mut arguments.rtr_expect
+            };
+            *rtr = message.into();
+            arguments.terminate = u64::from(negotiated.terminate.unwrap_or(0)).into();
+        }
+        arguments.sid = attaching.sid.unwrap_or(0).into();
+        arguments.qid = attaching.qid.into();
+        arguments.flags = flags.into();
+        arguments.ord = attaching.ord.into();
+        arguments.ird = attaching.ird.into();
+        arguments.first_msn = 1.into();
+        arguments.fin_grace_ms = attaching.fin_grace_ms.into();
+        let opcode = if attaching.sid.is_some() {
+            Opcode::StreamAttach
+        } else {
+            Opcode::LoopbackAttach
+        };
+        self.driver.commands.run(opcode, &arguments)
+    }
+}
+
+impl Carrier for Streams<'_> {
+    fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno> {
+        self.driver
+            .commands
+            .send::<_, Nothing>(Opcode::StreamSend, &Handle { id: sid.into() }, octets)
+            .map(drop)
+    }
+
+    fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno> {
+        let buffer = self.driver.pool.allocate(len)?;
+        self.driver
+            .commands
+            .output(Opcode::StreamReceive, &Handle { id: sid.into() }, &buffer, len)?;
+        self.buffers.insert(sid, buffer);
+        Ok(())
+    }
+
+    fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno> {
+        match self.query(sid)?.input.get() {
+            input::NONE => Ok(Inbox::Empty),
+            input::BYTES => Ok(Inbox::Octets),
+            input::END => Ok(Inbox::End),
+            _ => Err(Errno::IO),
+        }
+    }
+
+    fn close(&mut self, sid: u32, how: Close) {
+        let abort = u32::from(how == Close::Abort);
+        let closed = self.driver.commands.run(
+            Opcode::StreamClose,
+            &CloseStream {
+                sid: sid.into(),
+                abort: abort.into(),
+            },
+        );
+        if let Err(errno) = closed {
+            tracing::debug!("stream {sid}: not closed: {errno}");
+        }
+        // A closed stream receives no more.
+        self.buffers.remove(&sid);
+    }
+}

@@ -1,0 +1,255 @@
+//! Which state a queue pair may go to from which, and with which attributes: the table of `ibv_modify_qp(3)` for reliable
+//! connections (InfiniBand Architecture Specification vol. 1, table "QP state transition properties").
+
+use rustix::io::Errno;
+use urnic_device::vocabulary::{Access, QpState};
+
+use urnic_cm::qp_attr::{QpAttr, QpMask};
+
+/// `IBV_ACCESS_FLUSH_GLOBAL` and `…_PERSISTENT`: rights to an operation that iWARP does not have. Queue pairs may be given them, as those of other devices
+/// without it may.
+pub(super) const FLUSH: u32 = 1 << 8 | 1 << 9;
+
+/// Attributes that a transition needs, and those it allows besides.
+fn attributes(from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
+    use QpMask as M;
+    use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
+    let later = M::CUR_STATE | M::ALT_PATH | M::ACCESS_FLAGS | M::MIN_RNR_TIMER | M::PATH_MIG_STATE;
+    let names = M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS;
+    let none = M::empty();
+    Some(match (from, to) {
+        (_, Reset | Err) => (none, none),
+        (Reset, Init) => (names, none),
+        (Init, Init) => (none, names),
+        (Init, Rtr) => (
+            M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
+            M::ALT_PATH | M::ACCESS_FLAGS | M::PKEY_INDEX,
+        ),
+        (Rtr, Rts) => (
+            M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC,
+            later,
+        ),
+        (Rts, Rts) => (none, later),
+        // RDMAC closes a stream where InfiniBand drains a queue (conformance VRB-Q-03), so nothing leads back from SQD.
+        (Rts, Sqd) => (none, M::EN_SQD_ASYNC_NOTIFY),
+        _ => return None,
+    })
+}
+
+/// Checks a change of a queue pair in state `from`; returns the state it leads to.
+///
+/// # Errors
+/// `EINVAL` if the transition does not exist, needs an attribute that is missing, does not take one that is there, or a
+/// value is out of range.
+pub(super) fn check(from: QpState, attr: &QpAttr, mask: QpMask, limits: Limits) -> Result<QpState, Errno> {
+    let to = if mask.contains(QpMask::STATE) {
+        QpState::from_raw(attr.state).ok_or(Errno::INVAL)?
+    } else {
+        from
+    };
+    if mask.contains(QpMask::CUR_STATE) && QpState::from_raw(attr.cur_state) != Some(from) {
+        return Err(Errno::INVAL);
+    }
+    // The two steps of a connection manager: to RTR with no peer named, and its RTS, which names but the port.
+    let managed = (from, to) == (QpState::Init, QpState::Rtr) && mask == QpMask::RTR_BY_MANAGER;
+    if managed || mask == QpMask::PORT {
+        return in_range(attr, mask, limits).then_some(to).ok_or(Errno::INVAL);
+    }
+    let (needed, allowed) = attributes(from, to).ok_or(Errno::INVAL)?;
+    let given = mask - QpMask::STATE;
+    if !given.contains(needed) || !(needed | allowed).contains(given) {
+        tracing::debug!("{from:?} to {to:?}: {given:?} given, {needed:?} needed, {allowed:?} allowed");
+        return Err(Errno::INVAL);
+    }
+    in_range(attr, mask, limits).then_some(to).ok_or(Errno::INVAL)
+}
+
+/// Most outstanding Reads and atomics of the device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    pub(super) ird: u32,
+    pub(super) ord: u32,
+}
+
+fn in_range(attr: &QpAttr, mask: QpMask, limits: Limits) -> bool {
+    let ok = |bit, fits: bool| !mask.contains(bit) || fits;
+    ok(
+        QpMask::ACCESS_FLAGS,
+        Access::from_bits(attr.access & !FLUSH).is_some(),
+    ) && ok(QpMask::PKEY_INDEX, attr.pkey_index == 0)
+        && ok(QpMask::PORT, attr.port == 1)
+        && ok(QpMask::PATH_MTU, (1..=5).contains(&attr.path_mtu))
+        && ok(QpMask::DEST_QPN, attr.dest_qpn < 1 << 24)
+        && ok(QpMask::TIMEOUT, attr.timeout < 32)
+        && ok(QpMask::RETRY_CNT, attr.retry_cnt < 8)
+        && ok(QpMask::RNR_RETRY, attr.rnr_retry < 8)
+        && ok(QpMask::MIN_RNR_TIMER, attr.min_rnr_timer < 32)
+        && ok(
+            QpMask::MAX_QP_RD_ATOMIC,
+            u32::from(attr.max_rd_atomic) <= limits.ord,
+        )
+        && ok(
+            QpMask::MAX_DEST_RD_ATOMIC,
+            u32::from(attr.max_dest_rd_atomic) <= limits.ird,
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { ird: 16, ord: 16 };
+    const STATES: [QpState; 7] = [
+        QpState::Reset,
+        QpState::Init,
+        QpState::Rtr,
+        QpState::Rts,
+        QpState::Sqd,
+        QpState::Sqe,
+        QpState::Err,
+    ];
+
+    fn attr(state: QpState) -> QpAttr {
+        QpAttr {
+            state: state as u32,
+            port: 1,
+            path_mtu: 3,
+            ..QpAttr::default()
+        }
+    }
+
+    #[test]
+    fn the_usual_way_up_needs_every_attribute_of_the_man_page() {
+        let way = [
+            (
+                QpState::Reset,
+                QpState::Init,
+                QpMask::PKEY_INDEX | QpMask::PORT | QpMask::ACCESS_FLAGS,
+            ),
+            (
+                QpState::Init,
+                QpState::Rtr,
+                QpMask::AV
+                    | QpMask::PATH_MTU
+                    | QpMask::DEST_QPN
+                    | QpMask::RQ_PSN
+                    | QpMask::MAX_DEST_RD_ATOMIC
+                    | QpMask::MIN_RNR_TIMER,
+            ),
+            (
+                QpState::Rtr,
+                QpState::Rts,
+                QpMask::TIMEOUT
+                    | QpMask::RETRY_CNT
+                    | QpMask::RNR_RETRY
+                    | QpMask::SQ_PSN
+                    | QpMask::MAX_QP_RD_ATOMIC,
+            ),
+        ];
+        for (from, to, needed) in way {
+            let mask = needed | QpMask::STATE;
+            assert_eq!(check(from, &attr(to), mask, LIMITS), Ok(to));
+            for missing in needed.iter() {
+                assert_eq!(
+                    check(from, &attr(to), mask - missing, LIMITS),
+                    Err(Errno::INVAL),
+                    "{to:?} without {missing:?}"
+                );
+            }
+            assert_eq!(
+                check(from, &attr(to), mask | QpMask::QKEY, LIMITS),
+                Err(Errno::INVAL)
+            );
+        }
+    }
+
+    #[test]
+    fn a_connection_manager_s_steps_name_no_peer() {
+        let step = |from, attr: QpAttr, mask| check(from, &attr, mask, LIMITS);
+        assert_eq!(
+            step(QpState::Init, attr(QpState::Rtr), QpMask::RTR_BY_MANAGER),
+            Ok(QpState::Rtr)
+        );
+        assert_eq!(
+            step(QpState::Reset, attr(QpState::Rtr), QpMask::RTR_BY_MANAGER),
+            Err(Errno::INVAL)
+        );
+        for state in STATES {
+            assert_eq!(step(state, attr(QpState::Rts), QpMask::PORT), Ok(state));
+            let wrong = QpAttr {
+                port: 2,
+                ..attr(QpState::Rts)
+            };
+            assert_eq!(step(state, wrong, QpMask::PORT), Err(Errno::INVAL));
+        }
+    }
+
+    #[test]
+    fn only_the_table_s_transitions_exist() {
+        for from in STATES {
+            for to in STATES {
+                let any = QpMask::all().iter().map(Some).chain([None]);
+                let legal = attributes(from, to).is_some();
+                let up = matches!(
+                    (from, to),
+                    (QpState::Reset | QpState::Init, QpState::Init)
+                        | (QpState::Init, QpState::Rtr)
+                        | (QpState::Rtr | QpState::Rts, QpState::Rts)
+                        | (QpState::Rts, QpState::Sqd)
+                );
+                assert_eq!(
+                    legal,
+                    up || matches!(to, QpState::Reset | QpState::Err),
+                    "{from:?} to {to:?}"
+                );
+                if !legal {
+                    for bit in any {
+                        let mask = QpMask::STATE | bit.unwrap_or_default();
+                        assert_eq!(check(from, &attr(to), mask, LIMITS), Err(Errno::INVAL));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused() {
+        let init = QpMask::STATE | QpMask::PKEY_INDEX | QpMask::PORT | QpMask::ACCESS_FLAGS;
+        let bad = [
+            QpAttr {
+                port: 2,
+                ..attr(QpState::Init)
+            },
+            QpAttr {
+                pkey_index: 1,
+                ..attr(QpState::Init)
+            },
+            QpAttr {
+                access: 1 << 30,
+                ..attr(QpState::Init)
+            },
+            QpAttr {
+                state: 9,
+                ..attr(QpState::Init)
+            },
+        ];
+        for attr in bad {
+            assert_eq!(
+                check(QpState::Reset, &attr, init, LIMITS),
+                Err(Errno::INVAL),
+                "{attr:?}"
+            );
+        }
+        let wrong_now = QpAttr {
+            cur_state: QpState::Rtr as u32,
+            ..attr(QpState::Rts)
+        };
+        let mask = QpMask::CUR_STATE | QpMask::MIN_RNR_TIMER;
+        assert_eq!(check(QpState::Rts, &wrong_now, mask, LIMITS), Err(Errno::INVAL));
+        let right_now = QpAttr {
+            cur_state: QpState::Rts as u32,
+            ..wrong_now
+        };
+        assert_eq!(check(QpState::Rts, &right_now, mask, LIMITS), Ok(QpState::Rts));
+    }
+}

@@ -1,0 +1,115 @@
+//! The side that asks.
+
+use std::mem::MaybeUninit;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create, open};
+use rustix::io::{Errno, IoSliceMut};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, SocketFlags, SocketType, recvmsg, socket_with, socketpair,
+};
+use urnic_device::counter::Counter;
+
+use super::stat_socket::{pass, taken};
+use super::{Snapshot, folder, names, of_home};
+use urnic_presence::{Presence, Settings, homes};
+
+/// Processes that have not answered by then (stopped, or swamped) are left out, however many there are.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Where processes of this user may be found; `dir` is the option `present.dir`.
+pub fn folders(dir: Option<PathBuf>) -> Vec<PathBuf> {
+    let settings = Settings {
+        dir,
+        ..Settings::default()
+    };
+    homes(&settings).iter().map(|home| of_home(home)).collect()
+}
+
+/// What each process in these folders tells, by number of process; with `pid`, only that one. The names of those that are gone are removed.
+pub fn everyone(folders: &[PathBuf], pid: Option<u32>) -> Vec<Snapshot> {
+    let mut all: Vec<Snapshot> = folders.iter().flat_map(|folder| in_folder(folder, pid)).collect();
+    all.sort_by_key(|snapshot| snapshot.pid);
+    all
+}
+
+/// What a counter comes to in all processes of this user that see this presence.
+fn total(presence: &Presence, counter: Counter) -> u64 {
+    let folder = folder(presence).map(Path::to_owned);
+    everyone(folder.as_slice(), None)
+        .iter()
+        .filter_map(|snapshot| snapshot.counters.get(counter.name()))
+        .fold(0, |sum, value| sum.wrapping_add(*value))
+}
+
+/// A file with that, as a file of `hw_counters` reads.
+///
+/// # Errors
+/// `EMFILE`, `ENOMEM`.
+pub fn hw_counter(presence: &Presence, counter: Counter) -> Result<OwnedFd, Errno> {
+    let file = memfd_create("hw_counter", MemfdFlags::CLOEXEC)?;
+    let text = format!("{}\n", total(presence, counter));
+    rustix::io::pwrite(&file, text.as_bytes(), 0)?;
+    Ok(file)
+}
+
+fn in_folder(folder: &Path, pid: Option<u32>) -> Vec<Snapshot> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(folder) = open(folder, flags, Mode::empty()) else {
+        return Vec::new();
+    };
+    names::sweep(folder.as_fd());
+    let asked: Vec<OwnedFd> = names::all(folder.as_fd(), pid)
+        .iter()
+        .filter_map(|name| ask(folder.as_fd(), name))
+        .collect();
+    let until = Instant::now() + PATIENCE;
+    asked.iter().filter_map(|socket| answer(socket, until)).collect()
+}
+
+/// Asks a process; over what is returned it answers.
+fn ask(folder: BorrowedFd<'_>, name: &str) -> Option<OwnedFd> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).ok()?;
+    let (ours, theirs) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .ok()?;
+    match pass(socket, theirs.as_fd(), Some(&names::address(folder, name).ok()?)) {
+        Ok(()) => Some(ours),
+        Err(Errno::CONNREFUSED) => {
+            names::forget(folder, name);
+            None
+        }
+        Err(_) => None,
+    }
+}
+
+fn answer(socket: &OwnedFd, until: Instant) -> Option<Snapshot> {
+    let patience = Timespec::try_from(until.saturating_duration_since(Instant::now())).ok()?;
+    poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&patience)).ok()?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut octet = [0; 1];
+    recvmsg(
+        socket,
+        &mut [IoSliceMut::new(&mut octet)],
+        &mut ancillary,
+        RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
+    )
+    .ok()?;
+    let file = taken(&mut ancillary)?;
+    let mut text = Vec::new();
+    loop {
+        let mut piece = [0; 16 << 10];
+        match rustix::io::pread(&file, &mut piece, text.len() as u64).ok()? {
+            0 => return serde_json::from_slice(&text).ok(),
+            n => text.extend_from_slice(piece.get(..n)?),
+        }
+    }
+}

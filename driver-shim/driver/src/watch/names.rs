@@ -1,0 +1,243 @@
+//! Names of sockets in the folder, and their end.
+//!
+//! A process that is killed leaves its socket's name behind. Whoever comes next, a process that opens a device or `urnic stat`, takes such
+//! names away. That must never hit a live process, so
+//! * a name is never used twice: it has 64 random bits, and the process number (which is) serves only to find it;
+//! * a name appears when its socket can be reached: the socket is bound under another name first;
+//! * a name tells the boot of its kernel: a process of another host, in a folder that hosts share, cannot be reached from here and lives.
+
+use std::time::Duration;
+
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, openat, renameat, statat, unlinkat};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with};
+use rustix::rand::{GetRandomFlags, getrandom};
+use rustix::time::{ClockId, clock_gettime};
+
+/// How names of sockets that answer end.
+const SUFFIX: &str = ".stat";
+/// How those end that are only bound so far.
+const UNREADY: &str = ".new";
+/// Longest time that a process may take between binding a socket and naming it; it takes microseconds.
+const BINDING: Duration = Duration::from_secs(60);
+
+/// Binds the socket to a new name of this process; returns the name.
+///
+/// # Errors
+/// Those of the folder; `ENOSYS` without getrandom(2).
+pub(super) fn publish(folder: BorrowedFd<'_>, socket: BorrowedFd<'_>) -> Result<String, Errno> {
+    let mut random = [0; 8];
+    getrandom(&mut random, GetRandomFlags::empty())?;
+    let unique = u64::from_ne_bytes(random);
+    let stem = format!("{}-{}-{unique:016x}", std::process::id(), boot());
+    let (unready, name) = (format!("{stem}{UNREADY}"), format!("{stem}{SUFFIX}"));
+    bind(socket, &address(folder, &unready)?)?;
+    if let Err(errno) = renameat(folder, unready.as_str(), folder, name.as_str()) {
+        let _ = unlinkat(folder, unready.as_str(), AtFlags::empty());
+        return Err(errno);
+    }
+    Ok(name)
+}
+
+/// The names of sockets in the folder; with `pid`, those of that process.
+pub(super) fn all(folder: BorrowedFd<'_>, pid: Option<u32>) -> Vec<String> {
+    let prefix = pid.map_or_else(String::new, |pid| format!("{pid}-"));
+    entries(folder)
+        .into_iter()
+        .filter(|name| name.ends_with(SUFFIX) && name.starts_with(&prefix))
+        .collect()
+}
+
+/// Takes away the names of processes that are gone.
+pub(super) fn sweep(folder: BorrowedFd<'_>) {
+    let Ok(probe) = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None) else {
+        return;
+    };
+    for name in entries(folder) {
+        let is_old = name.ends_with(UNREADY) && is_older(folder, &name, BINDING);
+        if (name.ends_with(SUFFIX) || is_old)
+            && address(folder, &name).and_then(|address| connect(&probe, &address)) == Err(Errno::CONNREFUSED)
+        {
+            forget(folder, &name);
+        }
+    }
+}
+
+/// Takes away a name whose socket refused a connection, if that means that its process is gone.
+pub(super) fn forget(folder: BorrowedFd<'_>, name: &str) {
+    let is_socket = || {
+        statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)
+            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket)
+    };
+    let of_this_boot = name.split('-').nth(1) == Some(boot().as_str());
+    if of_this_boot && is_socket() {
+        let _ = unlinkat(folder, name, AtFlags::empty());
+    }
+}
+
+fn entries(folder: BorrowedFd<'_>) -> Vec<String> {
+    // What is open may be a mere path, which cannot be read.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(folder) = openat(folder, ".", flags, Mode::empty()) else {
+        return Vec::new();
+    };
+    Dir::read_from(&folder)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| String::from_utf8(entry.ok()?.file_name().to_bytes().to_vec()).ok())
+        .filter(|name| name.ends_with(SUFFIX) || name.ends_with(UNREADY))
+        .collect()
+}
+
+fn is_older(folder: BorrowedFd<'_>, name: &str, than: Duration) -> bool {
+    let now = clock_gettime(ClockId::Realtime).tv_sec;
+    statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)
+        .is_ok_and(|stat| now.saturating_sub(stat.st_mtime) > than.as_secs().cast_signed())
+}
+
+/// The first digits of the running kernel's boot id; zeros without /proc.
+fn boot() -> String {
+    const DIGITS: usize = 8;
+    let read = || {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let file = openat(CWD, "/proc/sys/kernel/random/boot_id", flags, Mode::empty())?;
+        let mut bytes = [0; DIGITS];
+        rustix::io::read(file.as_fd(), &mut bytes)?;
+        Ok::<_, Errno>(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    read()
+        .ok()
+        .filter(|text| text.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        .unwrap_or_else(|| "0".repeat(DIGITS))
+}
+
+/// The address of a name in a folder, which may lie deeper than an address can tell.
+pub(super) fn address(folder: BorrowedFd<'_>, name: &str) -> Result<SocketAddrUnix, Errno> {
+    use std::os::fd::AsRawFd;
+    SocketAddrUnix::new(format!("/proc/self/fd/{}/{name}", folder.as_raw_fd()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fd::OwnedFd;
+    use rustix::fs::open;
+    use std::path::PathBuf;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    struct Folder(PathBuf, OwnedFd);
+
+    impl Folder {
+        fn new(test: &str) -> Folder {
+            let path = std::env::temp_dir().join(format!("urnic-names-{test}-{}", std::process::id()));
+            std::fs::create_dir_all(&path).unwrap();
+            let opened = open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+            Folder(path, opened)
+        }
+
+        fn socket(&self) -> (OwnedFd, String) {
+            let socket =
+                socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).unwrap();
+            let name = publish(self.1.as_fd(), socket.as_fd()).unwrap();
+            (socket, name)
+        }
+
+        fn names(&self) -> Vec<String> {
+            let mut names = entries(self.1.as_fd());
+            names.sort();
+            names
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn names_of_dead_processes_go_and_live_ones_stay() {
+        let folder = Folder::new("dead");
+        let (live, name) = folder.socket();
+        for _ in 0..5 {
+            drop(folder.socket().0);
+        }
+        assert_eq!(folder.names().len(), 6);
+        sweep(folder.1.as_fd());
+        assert_eq!(folder.names(), std::slice::from_ref(&name));
+        assert_eq!(all(folder.1.as_fd(), Some(std::process::id())), [name]);
+        assert!(all(folder.1.as_fd(), Some(0)).is_empty());
+        drop(live);
+        sweep(folder.1.as_fd());
+        assert!(folder.names().is_empty());
+    }
+
+    #[test]
+    fn names_of_other_hosts_and_other_files_stay() {
+        let folder = Folder::new("others");
+        let foreign = "7-0123xyzw-1.stat";
+        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&socket, &address(folder.1.as_fd(), foreign).unwrap()).unwrap();
+        drop(socket);
+        let file = format!("7-{}-1.stat", boot());
+        std::fs::write(folder.0.join(&file), "").unwrap();
+        sweep(folder.1.as_fd());
+        let mut expected = [foreign.to_owned(), file];
+        expected.sort();
+        assert_eq!(folder.names(), expected);
+    }
+
+    #[test]
+    fn a_socket_between_its_two_names_stays() {
+        let folder = Folder::new("between");
+        let unready = format!("7-{}-1{UNREADY}", boot());
+        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&socket, &address(folder.1.as_fd(), &unready).unwrap()).unwrap();
+        drop(socket);
+        sweep(folder.1.as_fd());
+        assert_eq!(
+            folder.names(),
+            std::slice::from_ref(&unready),
+            "it may be of this moment"
+        );
+        let long_ago = rustix::fs::Timestamps {
+            last_access: rustix::time::Timespec {
+                tv_sec: 1,
+                tv_nsec: 0,
+            },
+            last_modification: rustix::time::Timespec {
+                tv_sec: 1,
+                tv_nsec: 0,
+            },
+        };
+        rustix::fs::utimensat(&folder.1, unready.as_str(), &long_ago, AtFlags::empty()).unwrap();
+        sweep(folder.1.as_fd());
+        assert!(folder.names().is_empty());
+    }
+
+    #[test]
+    fn sweeping_beside_processes_that_come_takes_no_live_name() {
+        let folder = Folder::new("races");
+        let done = AtomicBool::new(false);
+        let lost = std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !done.load(Ordering::Relaxed) {
+                        sweep(folder.1.as_fd());
+                    }
+                });
+            }
+            let is_lost = |_: &i32| {
+                let (socket, name) = folder.socket();
+                let lost = !folder.names().contains(&name);
+                drop(socket);
+                lost
+            };
+            let lost = (0..2000).filter(is_lost).count();
+            done.store(true, Ordering::Relaxed);
+            lost
+        });
+        assert_eq!(lost, 0);
+    }
+}

@@ -1,0 +1,144 @@
+//! The process that is asked.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::path::Path;
+
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags, memfd_create, open, unlinkat};
+use rustix::io::{Errno, IoSliceMut};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
+};
+
+use super::{Snapshot, names};
+use urnic_process::fds::InternalFd;
+
+/// Questions answered in one go; more are looked at the next time round.
+const AT_ONCE: usize = 16;
+
+/// Where questions arrive. Its name goes when it is dropped.
+#[derive(Debug)]
+pub(crate) struct StatSocket {
+    socket: InternalFd,
+    folder: InternalFd,
+    name: String,
+    owner: u32,
+}
+
+impl StatSocket {
+    /// Opens one in the folder, and takes away the names of processes that are gone.
+    ///
+    /// # Errors
+    /// Those of the folder; `EMFILE`.
+    pub(crate) fn open(folder: &Path) -> Result<StatSocket, Errno> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = InternalFd::of_device(open(folder, flags, Mode::empty())?)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+        let socket = InternalFd::of_device(socket)?;
+        let name = {
+            let folder = folder.get().ok_or(Errno::BADF)?;
+            names::sweep(folder);
+            names::publish(folder, socket.get().ok_or(Errno::BADF)?)?
+        };
+        Ok(StatSocket {
+            socket,
+            folder,
+            name,
+            owner: std::process::id(),
+        })
+    }
+
+    /// What to poll.
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.get()
+    }
+
+    /// Answers who asked meanwhile.
+    pub(crate) fn answer(&self, snapshot: impl Fn() -> Snapshot) {
+        let Some(socket) = self.socket.get() else { return };
+        for _ in 0..AT_ONCE {
+            match hear(socket) {
+                Ok(Some(asker)) => {
+                    // An asker that does not listen any more is his own business.
+                    if let Err(errno) = tell(&asker, &snapshot()) {
+                        tracing::debug!("a question is not answered: {errno}");
+                    }
+                }
+                Ok(None) => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+impl StatSocket {
+    /// Takes its name away: nobody asks any more.
+    pub(crate) fn close(&self) {
+        // In a forked child the name is the parent's.
+        if self.owner == std::process::id()
+            && let Some(folder) = self.folder.get()
+        {
+            let _ = unlinkat(folder, self.name.as_str(), AtFlags::empty());
+        }
+    }
+}
+
+impl Drop for StatSocket {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Takes a question: the asker's socket. `None`: it had none, or there was no room for it.
+fn hear(socket: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut octet = [0; 1];
+    recvmsg(
+        socket,
+        &mut [IoSliceMut::new(&mut octet)],
+        &mut ancillary,
+        RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
+    )?;
+    Ok(taken(&mut ancillary))
+}
+
+/// The first fd that came along; others are closed.
+pub(super) fn taken(ancillary: &mut RecvAncillaryBuffer<'_>) -> Option<OwnedFd> {
+    ancillary
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => fds.into_iter().next(),
+            _ => None,
+        })
+        .next()
+}
+
+/// Sends one byte and an fd.
+pub(super) fn pass(to: impl AsFd, fd: BorrowedFd<'_>, address: Option<&SocketAddrUnix>) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let fds = [fd];
+    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let octet = [IoSlice::new(b"?")];
+    match address {
+        Some(address) => rustix::net::sendmsg_addr(to, address, &octet, &mut ancillary, flags)?,
+        None => sendmsg(to, &octet, &mut ancillary, flags)?,
+    };
+    Ok(())
+}
+
+fn tell(asker: &OwnedFd, snapshot: &Snapshot) -> Result<(), Errno> {
+    let text = serde_json::to_vec(snapshot).map_err(|_| Errno::INVAL)?;
+    let file = memfd_create("urnic stat", MemfdFlags::CLOEXEC)?;
+    let mut rest = text.as_slice();
+    while !rest.is_empty() {
+        let n = rustix::io::write(&file, rest)?;
+        rest = rest.get(n..).unwrap_or_default();
+    }
+    pass(asker, file.as_fd(), None)
+}

@@ -1,0 +1,31 @@
+//! Memory windows: made and destroyed here, bound by work requests.
+
+use rustix::io::Errno;
+use urnic_device::command::{CreateMw, Handle, Opcode};
+
+use super::{Driver, Pd};
+
+impl Driver {
+    /// Makes an unbound window of `kind` 1 or 2 (`enum ibv_mw_type`); its STag, which is its key.
+    ///
+    /// # Errors
+    /// `EINVAL` for another kind; `ENOMEM`; `EIO` in a forked child.
+    pub fn alloc_mw(&self, pd: &Pd, kind: u32) -> Result<u32, Errno> {
+        self.alive()?;
+        let arguments = CreateMw {
+            pd: pd.id.into(),
+            kind: kind.into(),
+        };
+        let handle: Handle = self.commands.call(Opcode::CreateMw, &arguments)?;
+        Ok(handle.id.get())
+    }
+
+    /// Destroys a window, bound or not. `stag` may have any key in its low byte: that of a type 2 window is the program's choice.
+    ///
+    /// # Errors
+    /// `EIO` in a forked child.
+    pub fn dealloc_mw(&self, stag: u32) -> Result<(), Errno> {
+        self.here()?;
+        self.commands.destroy(Opcode::DestroyMw, stag)
+    }
+}

@@ -1,0 +1,237 @@
+//! A device that is lost while it is at work: what completed stays so, the rest is flushed, once and in order, and nothing hangs.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use urnic_bus::inproc::InprocBus;
+use urnic_config::Config;
+use urnic_device::bus::{Bus, Mapping, QueueMemory, Signal, SignalHandler};
+use urnic_device::registers;
+use urnic_device::vocabulary::{QpState, WcOpcode, WcStatus};
+use urnic_driver::{Anywhere, AsyncEvent, Driver};
+use urnic_process::gids::GidTable;
+
+use crate::program::{DRIVER, Program, TestQp, status, until};
+
+type Errno = rustix::io::Errno;
+
+/// A way to a device that can be cut.
+struct Cable {
+    device: Arc<InprocBus>,
+    handler: OnceLock<SignalHandler>,
+    /// Doorbells do not get through any more.
+    deaf: AtomicBool,
+    cut: AtomicBool,
+}
+
+impl Cable {
+    fn new() -> Arc<Cable> {
+        Arc::new(Cable {
+            device: InprocBus::start(&GidTable::of_host(), None).unwrap(),
+            handler: OnceLock::new(),
+            deaf: AtomicBool::new(false),
+            cut: AtomicBool::new(false),
+        })
+    }
+
+    fn cut(&self) {
+        // As dead as if it were another process that was killed: it touches no memory any more.
+        self.device
+            .write32(registers::CONTROL, registers::Control::RESET.bits());
+        self.cut.store(true, Ordering::SeqCst);
+        self.handler.get().unwrap()(Signal::Lost);
+    }
+
+    fn is_cut(&self) -> bool {
+        self.cut.load(Ordering::SeqCst)
+    }
+}
+
+impl Bus for Cable {
+    fn read32(&self, offset: u32) -> u32 {
+        if self.is_cut() {
+            return registers::GONE;
+        }
+        self.device.read32(offset)
+    }
+
+    fn write32(&self, offset: u32, value: u32) {
+        if !self.is_cut() {
+            self.device.write32(offset, value);
+        }
+    }
+
+    fn doorbell(&self, uar: u32, offset: u32, value: u64) {
+        if !self.is_cut() && !self.deaf.load(Ordering::SeqCst) {
+            self.device.doorbell(uar, offset, value);
+        }
+    }
+
+    fn progress(&self) {
+        if !self.is_cut() {
+            self.device.progress();
+        }
+    }
+
+    fn has_gathered(&self) -> bool {
+        false
+    }
+
+    fn allocate(&self, len: usize) -> Result<QueueMemory, Errno> {
+        self.device.allocate(len)
+    }
+
+    unsafe fn free(&self, memory: QueueMemory, len: usize) {
+        // SAFETY: as promised by the caller.
+        unsafe { self.device.free(memory, len) };
+    }
+
+    fn map(&self, ptr: *mut u8, len: usize, write: bool) -> Result<Mapping, Errno> {
+        self.device.map(ptr, len, write)
+    }
+
+    fn unmap(&self, mapping: &Mapping, len: usize) {
+        self.device.unmap(mapping, len);
+    }
+
+    fn signals(&self, handler: SignalHandler) {
+        let _ = self.handler.set(handler.clone());
+        self.device.signals(handler);
+    }
+
+    fn memory(&self) -> &'static str {
+        "a test's"
+    }
+
+    fn shutdown(&self) {
+        self.device.shutdown();
+    }
+
+    fn abandon_in_child(&self) {
+        self.device.abandon_in_child();
+    }
+}
+
+fn cabled(cq_entries: u32) -> (Arc<Cable>, Program) {
+    let cable = Cable::new();
+    let driver = Driver::start(cable.clone(), Config::default()).unwrap();
+    let program = Program::with_cq(&driver, cq_entries);
+    (cable, program)
+}
+
+/// Connects, and has four messages go over.
+fn talking(here: &Program, there: &Program) -> (TestQp, TestQp) {
+    let (a, b) = (here.qp(), there.qp());
+    a.up(&here.driver, 0, (b.qp.qpn, b.psn()));
+    b.up(&there.driver, 0, (a.qp.qpn, a.psn()));
+    (a, b)
+}
+
+#[test]
+fn what_has_no_completion_is_flushed_once_and_in_order() {
+    let (cable, here) = cabled(256);
+    let there = Program::new(&DRIVER);
+    let mut memory = (vec![5u8; 64], vec![0u8; 64]);
+    let (mine, theirs) = (here.register(&mut memory.0), there.register(&mut memory.1));
+    let (from, to) = (memory.0.as_ptr(), memory.1.as_ptr());
+    let (a, b) = talking(&here, &there);
+    for cookie in 0..4 {
+        b.receive(cookie, to, 64, &theirs);
+        a.send(cookie, from, 64, &mine);
+        assert_eq!(status(&here.completion()), Some(WcStatus::Success));
+        assert_eq!(status(&there.completion()), Some(WcStatus::Success));
+    }
+    a.settle(4, 0);
+    for cookie in 100..103 {
+        a.receive(cookie, from, 64, &mine);
+    }
+    // Of these the device does not hear. As if it had been killed in between: it had given the blocks of the first two back, and was about to
+    // tell of the first, as it need not of the second.
+    cable.deaf.store(true, Ordering::SeqCst);
+    a.send(4, from, 64, &mine);
+    a.send_silently(5, from, 64, &mine);
+    a.send(6, from, 64, &mine);
+    a.send_silently(7, from, 64, &mine);
+    a.send(8, from, 64, &mine);
+    let record = a.qp.record();
+    record
+        .sq_consumer
+        .store(record.sq_consumer.load(Ordering::Relaxed) + 2, Ordering::Release);
+    let notified = here.told.completions.load(Ordering::SeqCst);
+    cable.cut();
+
+    let flushed = |cookie: u64, opcode: WcOpcode| {
+        let cqe = here.completion();
+        assert_eq!(status(&cqe), Some(WcStatus::WrFlushErr));
+        assert_eq!((cqe.cookie.get(), cqe.opcode), (cookie, opcode as u8));
+        assert_eq!((cqe.label.get(), cqe.qid.get()), (a.qp.qpn, a.qp.qid));
+    };
+    [4, 6, 7, 8]
+        .into_iter()
+        .for_each(|cookie| flushed(cookie, WcOpcode::Send));
+    (100..103).for_each(|cookie| flushed(cookie, WcOpcode::Recv));
+    until(&here, "everybody is told", || {
+        let told = here.told.events.lock().unwrap();
+        told.contains(&(AsyncEvent::DeviceFatal, 0))
+            && here.told.completions.load(Ordering::SeqCst) > notified
+    });
+    assert_eq!(a.qp.last_state(), QpState::Err);
+
+    // What is posted now is flushed too, and notifies who armed.
+    let notified = here.told.completions.load(Ordering::SeqCst);
+    here.cq.arm(4 + 7, false);
+    a.send(9, from, 64, &mine);
+    flushed(9, WcOpcode::Send);
+    a.receive(103, from, 64, &mine);
+    flushed(103, WcOpcode::Recv);
+    until(&here, "the flush notifies", || {
+        here.told.completions.load(Ordering::SeqCst) > notified
+    });
+    assert!(here.poll().is_none());
+
+    // Nothing can be made any more, and everything be destroyed.
+    assert_eq!(here.driver.alloc_pd().unwrap_err(), Errno::IO);
+    assert!(here.driver.create_cq(&here.context, 1, 0, 0, &Anywhere).is_err());
+    assert_eq!(a.qp.query().unwrap_err(), Errno::IO);
+    a.qp.destroy().unwrap();
+    here.driver.deregister(&mine).unwrap();
+    here.close();
+    b.qp.destroy().unwrap();
+    there.driver.deregister(&theirs).unwrap();
+    there.close();
+}
+
+#[test]
+fn a_full_completion_queue_takes_the_rest_of_the_flush_later() {
+    let (cable, here) = cabled(4);
+    let mut memory = vec![0u8; 64];
+    let mr = here.register(&mut memory);
+    let qp = here.qp();
+    qp.to(QpState::Init, &qp.attr(&here.driver, 0, (0, 0)));
+    (0..11).for_each(|cookie| qp.receive(cookie, memory.as_ptr(), 64, &mr));
+    cable.cut();
+    assert_eq!(here.completion().cookie.get(), 0);
+    // Its queue pair would have nowhere to flush to.
+    assert_eq!(here.cq.destroy(), Err(Errno::BUSY));
+    for cookie in 1..11 {
+        assert_eq!(here.completion().cookie.get(), cookie);
+    }
+    qp.qp.destroy().unwrap();
+    here.driver.deregister(&mr).unwrap();
+    here.close();
+}
+
+#[test]
+fn a_device_that_stops_is_as_good_as_lost() {
+    let (cable, here) = cabled(4);
+    // As a device does on its own when it can no longer reach its command queue: it is not ready any more.
+    cable
+        .device
+        .write32(registers::CONTROL, registers::Control::RESET.bits());
+    assert_eq!(here.driver.alloc_pd().unwrap_err(), Errno::IO);
+    until(&here, "everybody is told", || {
+        let told = here.told.events.lock().unwrap();
+        told.contains(&(AsyncEvent::DeviceFatal, 0))
+    });
+    here.close();
+}

@@ -1,0 +1,256 @@
+//! The two commands that libibverbs gives the device file by itself, past the provider: make a completion channel, which it writes, and make a channel for
+//! the asynchronous events of a context that was imported, an ioctl(2).
+
+use std::cell::Cell;
+use std::mem::offset_of;
+use std::os::fd::RawFd;
+
+use rustix::io::Errno;
+
+use super::events;
+use urnic_process::fds::{self, Kind};
+
+/// `IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL` of `<rdma/ib_user_verbs.h>`.
+const CREATE_COMP_CHANNEL: u32 = 17;
+
+/// `struct ib_uverbs_cmd_hdr` with `struct ib_uverbs_create_comp_channel` behind it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CreateCompChannel {
+    command: u32,
+    /// Length of the command in 32-bit words.
+    in_words: u16,
+    /// Room for the response in 32-bit words.
+    out_words: u16,
+    /// Where the response goes: `struct { __u32 fd; }`.
+    response: u64,
+}
+
+const _: () = assert!(size_of::<CreateCompChannel>() == 16 && offset_of!(CreateCompChannel, response) == 8);
+
+/// Carries out what the program wrote to `fd`, if that is our device: the number of bytes written, as write(2) would say.
+/// None when the fd is not our device.
+///
+/// # Errors
+/// `EINVAL` for a malformed command, `EOPNOTSUPP` for an unknown one, those of making a socket, `EFAULT` for a null response.
+///
+/// # Safety
+/// `bytes` points to `length` readable bytes. As with the kernel's device, a command contains an address that will be written to:
+/// the caller vouches for it by writing the command.
+pub unsafe fn write(fd: RawFd, bytes: *const u8, length: usize) -> Option<Result<usize, Errno>> {
+    if fds::verified_kind(fd)? != Kind::Uverbs {
+        return None;
+    }
+    // SAFETY: as promised by the caller.
+    Some(unsafe { execute(bytes, length) })
+}
+
+/// # Safety
+/// As for [`write`].
+unsafe fn execute(bytes: *const u8, length: usize) -> Result<usize, Errno> {
+    if bytes.is_null() {
+        return Err(Errno::FAULT);
+    }
+    if length < 8 {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: at least four bytes are readable.
+    let command = unsafe { bytes.cast::<u32>().read_unaligned() };
+    if command != CREATE_COMP_CHANNEL {
+        return Err(Errno::OPNOTSUPP);
+    }
+    if length != size_of::<CreateCompChannel>() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: sixteen bytes are readable.
+    let request = unsafe { bytes.cast::<CreateCompChannel>().read_unaligned() };
+    if usize::from(request.in_words) * 4 != length || request.out_words < 1 {
+        return Err(Errno::INVAL);
+    }
+    let response = request.response as *mut u32;
+    if response.is_null() {
+        return Err(Errno::FAULT);
+    }
+    let (program, sender) = events::open()?;
+    drop(sender); // the registry has it
+    // SAFETY: the program gave this address for the response.
+    unsafe { response.write_unaligned(program as u32) };
+    Ok(length)
+}
+
+/// `RDMA_VERBS_IOCTL` of `<rdma/rdma_user_ioctl_cmds.h>`.
+pub const VERBS_IOCTL: u64 = 0xc018_1b01;
+/// `UVERBS_OBJECT_ASYNC_EVENT` of `<rdma/ib_user_ioctl_cmds.h>`; its method and that one's attribute, `UVERBS_METHOD_ASYNC_EVENT_ALLOC` and
+/// `UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE`, are numbers 0.
+const ASYNC_EVENT: u16 = 16;
+
+/// `struct ib_uverbs_ioctl_hdr` with one `struct ib_uverbs_attr` behind it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AllocAsyncFd {
+    /// Length of all this in bytes.
+    length: u16,
+    object: u16,
+    method: u16,
+    attributes: u16,
+    reserved: u64,
+    driver: u32,
+    reserved2: u32,
+    attribute: u16,
+    attribute_length: u16,
+    attribute_flags: u16,
+    attribute_reserved: u16,
+    /// Where the fd goes.
+    fd: u64,
+}
+
+const _: () = assert!(size_of::<AllocAsyncFd>() == 40 && offset_of!(AllocAsyncFd, fd) == 32);
+
+thread_local! {
+    /// The program's end of the channel that was made last for a context that is imported on this thread.
+    static ASYNC_FD: Cell<RawFd> = const { Cell::new(-1) };
+}
+
+/// What the thread's next command for a channel of asynchronous events gets: the provider made the channel of the context that it imports, and libibverbs,
+/// on the same thread, asks the device file for it next.
+pub fn offer_async_fd(fd: RawFd) {
+    ASYNC_FD.set(fd);
+}
+
+/// Carries out what the program asks of `fd` by ioctl(2), if that is our device and we know the command.
+///
+/// # Safety
+/// `request` is [`VERBS_IOCTL`], and `argument` what goes with it: null or its header, as long as that says.
+pub unsafe fn ioctl(fd: RawFd, argument: *mut u8) -> Option<()> {
+    if fds::verified_kind(fd)? != Kind::Uverbs || argument.is_null() {
+        return None;
+    }
+    // SAFETY: the header begins with its length.
+    let length = unsafe { argument.cast::<u16>().read_unaligned() };
+    if usize::from(length) != size_of::<AllocAsyncFd>() {
+        return None;
+    }
+    // SAFETY: so long, as the caller promises.
+    let request = unsafe { argument.cast::<AllocAsyncFd>().read_unaligned() };
+    if (
+        request.object,
+        request.method,
+        request.attributes,
+        request.attribute,
+    ) != (ASYNC_EVENT, 0, 1, 0)
+    {
+        return None;
+    }
+    let offered = u64::try_from(ASYNC_FD.replace(-1)).ok()?;
+    // SAFETY: within the header and its attribute, which the program gave for the answer.
+    unsafe {
+        argument
+            .add(offset_of!(AllocAsyncFd, fd))
+            .cast::<u64>()
+            .write_unaligned(offered);
+    }
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::registry;
+    use super::*;
+    use rustix::fs::{Mode, OFlags, open};
+    use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+    fn device() -> OwnedFd {
+        fds::adopt_process();
+        let fd = open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        registry::enter_uverbs(fd.as_fd()).unwrap();
+        fd
+    }
+
+    fn request(command: u32, response: &mut u32) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..4].copy_from_slice(&command.to_ne_bytes());
+        bytes[4..6].copy_from_slice(&4u16.to_ne_bytes());
+        bytes[6..8].copy_from_slice(&1u16.to_ne_bytes());
+        bytes[8..].copy_from_slice(&(std::ptr::from_mut(response) as u64).to_ne_bytes());
+        bytes
+    }
+
+    fn submit(fd: &OwnedFd, bytes: &[u8]) -> Option<Result<usize, Errno>> {
+        // SAFETY: a slice; the response is a live variable of the caller.
+        unsafe { write(fd.as_raw_fd(), bytes.as_ptr(), bytes.len()) }
+    }
+
+    #[test]
+    fn a_completion_channel_is_made() {
+        let device = device();
+        let mut fd = u32::MAX;
+        let command = request(CREATE_COMP_CHANNEL, &mut fd);
+        assert_eq!(submit(&device, &command), Some(Ok(16)));
+        // SAFETY: the command answered with a new fd that is ours to close.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd as RawFd) };
+        let sender = registry::channel(fd.as_raw_fd()).unwrap();
+        sender.send(&7u64.to_ne_bytes());
+        let mut record = [0; 32];
+        assert_eq!(rustix::io::read(&fd, record.as_mut_slice()), Ok(8));
+        registry::forget(fd.as_raw_fd());
+        registry::forget(device.as_raw_fd());
+    }
+
+    #[test]
+    fn other_commands_are_not_supported() {
+        let device = device();
+        let mut fd = 0;
+        assert_eq!(submit(&device, &request(3, &mut fd)), Some(Err(Errno::OPNOTSUPP)));
+        assert_eq!(submit(&device, &[17, 0, 0]), Some(Err(Errno::INVAL)));
+        let mut short = request(CREATE_COMP_CHANNEL, &mut fd);
+        short[4] = 3;
+        assert_eq!(submit(&device, &short), Some(Err(Errno::INVAL)));
+        registry::forget(device.as_raw_fd());
+    }
+
+    #[test]
+    fn a_channel_of_asynchronous_events_is_given_once() {
+        let device = device();
+        let mut command = AllocAsyncFd {
+            length: 40,
+            object: ASYNC_EVENT,
+            method: 0,
+            attributes: 1,
+            reserved: 0,
+            driver: 0,
+            reserved2: 0,
+            attribute: 0,
+            attribute_length: 0,
+            attribute_flags: 1,
+            attribute_reserved: 0,
+            fd: 0,
+        };
+        let ask = |command: &mut AllocAsyncFd| {
+            // SAFETY: a command of the length that it says.
+            unsafe { ioctl(device.as_raw_fd(), std::ptr::from_mut(command).cast()) }
+        };
+        assert_eq!(ask(&mut command), None, "nothing was offered");
+        offer_async_fd(77);
+        let mut other = AllocAsyncFd { object: 1, ..command };
+        assert_eq!(ask(&mut other), None);
+        assert_eq!(ask(&mut command), Some(()));
+        assert_eq!(command.fd, 77);
+        assert_eq!(ask(&mut command), None);
+        registry::forget(device.as_raw_fd());
+    }
+
+    #[test]
+    fn a_number_that_was_reused_is_not_our_device() {
+        let device = device();
+        let file = open(
+            "/proc/self/status",
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .unwrap();
+        let mut device = device;
+        rustix::io::dup2(&file, &mut device).unwrap();
+        assert_eq!(submit(&device, &[0; 16]), None);
+        registry::forget(device.as_raw_fd());
+    }
+}

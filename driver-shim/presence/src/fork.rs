@@ -1,0 +1,121 @@
+//! fork(2): a child has no device.
+//!
+//! The firmware's thread is not in the child, so a device that the parent opened is dead there. What must not happen is
+//! that the child keeps the parent's sockets open: when the parent is killed, its peers would never know. A child that
+//! opens the device itself gets a fresh one.
+//!
+//! The plug-in registers these three with pthread_atfork(3). Children of vfork and posix_spawn share the parent's memory until they
+//! exec; for them nothing runs, and [`fds`](urnic_process::fds) sees by the process id that the table is not theirs.
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use super::{MAKING, Making, registry};
+use urnic_process::fds;
+
+/// The lock that the forking thread holds across fork, so that the child finds what it protects whole.
+struct AcrossFork(UnsafeCell<Option<MutexGuard<'static, Option<Making>>>>);
+
+// SAFETY: only the thread that holds MAKING touches the cell, in the three functions below.
+unsafe impl Sync for AcrossFork {}
+
+static ACROSS_FORK: AcrossFork = AcrossFork(UnsafeCell::new(None));
+
+/// A number that seldom changes, on a cache line of its own: the fast path reads it.
+#[repr(align(64))]
+struct Alone(AtomicU32);
+
+/// How many forks lie between the first process and this one.
+static GENERATION: Alone = Alone(AtomicU32::new(0));
+
+/// The process in which an object was made. In a forked child the object is unusable, and must not be locked: a thread that only the
+/// parent has may have held the lock at the fork, and never lets go of it in the child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Birthplace(u32);
+
+impl Birthplace {
+    /// This process.
+    pub fn here() -> Birthplace {
+        Birthplace(GENERATION.0.load(Ordering::Relaxed))
+    }
+
+    /// Whether it is this process.
+    #[inline]
+    pub fn is_here(self) -> bool {
+        self == Birthplace::here()
+    }
+}
+
+/// A lock on what each process has for itself. A child goes on with what the parent had, unless another thread held the lock at the
+/// fork: then the child begins anew.
+#[derive(Debug)]
+pub struct OwnLock<T: 'static>(AtomicPtr<Mutex<T>>);
+
+impl<T: Default> OwnLock<T> {
+    /// One whose value is the default.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> OwnLock<T> {
+        OwnLock(AtomicPtr::new(std::ptr::null_mut()))
+    }
+
+    /// Waits for it.
+    pub fn lock(&self) -> MutexGuard<'static, T> {
+        self.mutex().lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn mutex(&self) -> &'static Mutex<T> {
+        let mut mutex = self.0.load(Ordering::Acquire);
+        if mutex.is_null() {
+            let new = Box::into_raw(Box::<Mutex<T>>::default());
+            match self
+                .0
+                .compare_exchange(mutex, new, Ordering::AcqRel, Ordering::Acquire)
+            {
+                Ok(_) => mutex = new,
+                Err(theirs) => {
+                    mutex = theirs;
+                    // SAFETY: made above, and never seen by others.
+                    drop(unsafe { Box::from_raw(new) });
+                }
+            }
+        }
+        // SAFETY: only ever set to a box that is not freed again.
+        unsafe { &*mutex }
+    }
+
+    /// To be called in the child after every fork.
+    pub fn after_fork_in_child(&self) {
+        // SAFETY: as in mutex().
+        let mutex = unsafe { self.0.load(Ordering::Acquire).as_ref() };
+        if let Some(mutex) = mutex
+            && matches!(mutex.try_lock(), Err(TryLockError::WouldBlock))
+        {
+            self.0.store(std::ptr::null_mut(), Ordering::Release);
+        }
+    }
+}
+
+/// Before fork, in the parent.
+pub fn before() {
+    let making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: we hold MAKING.
+    unsafe { *ACROSS_FORK.0.get() = Some(making) };
+    registry::before_fork();
+}
+
+/// After fork, in the parent.
+pub fn in_parent() {
+    registry::after_fork_in_parent();
+    // SAFETY: this thread took MAKING in before().
+    drop(unsafe { (*ACROSS_FORK.0.get()).take() });
+}
+
+/// After fork, in the child: closes the device's fds.
+pub fn in_child() {
+    GENERATION.0.fetch_add(1, Ordering::Relaxed);
+    fds::after_fork();
+    registry::after_fork_in_child();
+    // SAFETY: as in the parent; the child's only thread is the one that forked.
+    drop(unsafe { (*ACROSS_FORK.0.get()).take() });
+}

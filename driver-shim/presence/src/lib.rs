@@ -1,0 +1,189 @@
+//! Presence: what makes unmodified programs see `urnic0` on a machine without an RDMA driver.
+//!
+//! * [`Presence`] is a private tree of real files ([`tree`](self)) for `/sys/class/infiniband*` and `/dev/infiniband`, built at
+//!   the first look, with the [`GidTable`] and node GUID it shows;
+//! * [`redirect`] says which paths lead there;
+//! * [`fds`] and [`registry`] know which fds of the process stand for our device and its event channels;
+//! * [`channel`] carries completion and asynchronous events to the program, and [`events`] makes such channels;
+//! * [`token`] makes a connection manager's channel readable while it has events;
+//! * [`command`] answers the commands that libibverbs gives the device file by itself.
+//!
+//! The plug-in's interposed libc functions call in here; the rules for what they call: no lock and no allocation before a path
+//! or fd is known to be ours, raw system calls only, and no panic.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+use urnic_process::fds;
+use urnic_process::gids::GidTable;
+
+use urnic_config::{Config, Device};
+use urnic_process::addressing::Gid as DeviceAddress;
+use urnic_process::failure;
+use urnic_process::said;
+
+pub mod channel;
+pub mod command;
+pub mod events;
+pub mod fork;
+mod identity;
+mod plan;
+pub mod redirect;
+pub mod registry;
+mod settings;
+pub mod token;
+mod tree;
+
+#[cfg(test)]
+mod tests;
+
+pub use channel::{ChannelSender, Sent};
+pub use plan::UVERBS_DEVICE_ABI;
+pub use settings::{DEVICE_NAME, Settings, homes};
+
+/// The device as this process sees it. Made at the first look, then unchanged.
+#[derive(Debug)]
+pub struct Presence {
+    place: identity::Place,
+    tree: tree::Tree,
+    uverbs: String,
+    node_guid: u64,
+    gids: GidTable,
+}
+
+/// The presence in force; null until the first look. What it points to is never freed: contexts may still refer to an older one.
+static CURRENT: AtomicPtr<Presence> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The addresses of a device that is not in this process.
+pub type AddressesOf = fn(&Config) -> Result<Vec<DeviceAddress>, Errno>;
+
+/// What presences are made from, once the program's configuration is known.
+#[derive(Debug)]
+struct Making {
+    settings: Settings,
+    addresses: AddressesOf,
+}
+
+/// Held while one is made.
+static MAKING: Mutex<Option<Making>> = Mutex::new(None);
+
+fn making() -> MutexGuard<'static, Option<Making>> {
+    MAKING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// To be called once when the plug-in is loaded, and cheap: nothing is looked at before the program asks.
+pub fn install() {
+    fds::adopt_process();
+}
+
+/// A digest of that part of the configuration which a presence depends on, for [`Settings::digest`].
+pub fn digest(configuration: &str) -> u64 {
+    identity::Digest::new("configuration")
+        .with(configuration.as_bytes())
+        .value()
+}
+
+/// Sets what presences made from now on depend on, and who knows the addresses of a device elsewhere.
+pub fn configure(settings: Settings, addresses: AddressesOf) {
+    *making() = Some(Making { settings, addresses });
+}
+
+impl Presence {
+    /// The presence for the calling thread's user and network namespace; makes it if this is the first look.
+    ///
+    /// # Errors
+    /// `EEXIST` when a real device has our name; why the device cannot be reached, or no tree be made.
+    pub fn current() -> Result<&'static Presence, Errno> {
+        let here = identity::Place::here();
+        // SAFETY: null, or leaked for ever by make().
+        match unsafe { CURRENT.load(Ordering::Acquire).as_ref() } {
+            Some(presence) if presence.place == here => Ok(presence),
+            _ => Presence::make(here),
+        }
+    }
+
+    #[cold]
+    fn make(here: identity::Place) -> Result<&'static Presence, Errno> {
+        let making = making();
+        // SAFETY: as in current(). Another thread may have made it while we waited.
+        if let Some(presence) = unsafe { CURRENT.load(Ordering::Acquire).as_ref() }
+            && presence.place == here
+        {
+            return Ok(presence);
+        }
+        let usual = Settings::default();
+        let settings = making.as_ref().map_or(&usual, |making| &making.settings);
+        let gids = match making.as_ref() {
+            Some(making) if settings.config.device != Device::Inproc => {
+                GidTable::of_device(&(making.addresses)(&settings.config)?)
+            }
+            _ => GidTable::of_host(),
+        };
+        let made = Presence::build(here, gids, settings)?;
+        let made: &'static Presence = Box::leak(Box::new(made));
+        CURRENT.store(std::ptr::from_ref(made).cast_mut(), Ordering::Release);
+        Ok(made)
+    }
+
+    fn build(place: identity::Place, gids: GidTable, settings: &Settings) -> Result<Presence, Errno> {
+        let real = plan::RealDevices::of_host();
+        if real.shadow_us() {
+            tracing::error!(
+                "this machine has a real RDMA device named {DEVICE_NAME}: rename it with `rdma dev set`"
+            );
+            return Err(Errno::EXIST);
+        }
+        let uverbs = real.free_uverbs();
+        let node_guid = identity::node_guid(place.netns);
+        let inputs = plan::Inputs {
+            place,
+            node_guid,
+            gids: &gids,
+            real: &real,
+            uverbs: &uverbs,
+            settings,
+        };
+        let homes = homes(settings);
+        let tree = tree::provide(&inputs.plan(), &homes).inspect_err(|errno| {
+            let homes: Vec<_> = homes.iter().map(|home| home.display().to_string()).collect();
+            let places = homes.join(" or ");
+            let mend = match *errno {
+                Errno::MFILE | Errno::NFILE | Errno::NOMEM => failure::explained(*errno),
+                errno => format!("{errno}: set URNIC_PRESENT_DIR to a folder that can be written"),
+            };
+            said::once(format!(
+                "cannot keep the files that stand for {DEVICE_NAME} in {places}: {mend}"
+            ));
+        })?;
+        tracing::debug!("{DEVICE_NAME} is in {}", tree.root.display());
+        Ok(Presence {
+            place,
+            tree,
+            uverbs,
+            node_guid,
+            gids,
+        })
+    }
+
+    /// The folder that stands for `/`: `/sys/class/infiniband` is `<root>/sys/class/infiniband`.
+    pub fn root(&self) -> &Path {
+        &self.tree.root
+    }
+
+    /// Name of our device node: `uverbs0`, or the first number no real device has.
+    pub fn uverbs(&self) -> &str {
+        &self.uverbs
+    }
+
+    /// The node GUID, in host byte order.
+    pub fn node_guid(&self) -> u64 {
+        self.node_guid
+    }
+
+    /// The port's GID table.
+    pub fn gids(&self) -> &GidTable {
+        &self.gids
+    }
+}

@@ -1,0 +1,218 @@
+//! What the presence tree contains: the files a kernel with an RNIC would show, and links to the real ones beside it.
+
+use std::path::Path;
+
+use rustix::fs::{CWD, FileType, major, minor};
+
+use urnic_device::counter::Counter;
+
+use super::identity::{Digest, Place, guid_text, words};
+use super::settings::{DEVICE_NAME, Settings};
+use super::tree::{Item, Plan, folder, names};
+use urnic_process::gids::GidTable;
+
+/// Version of the layout here: another one means another tree.
+const LAYOUT: &[u8] = b"2";
+
+/// Uverbs ABI of the device file (`IB_USER_VERBS_ABI_VERSION` of the driver; any provider chooses its own).
+pub const UVERBS_DEVICE_ABI: u32 = 1;
+
+const CLASS: &str = "sys/class/infiniband";
+const CLASS_VERBS: &str = "sys/class/infiniband_verbs";
+const DEV: &str = "dev/infiniband";
+
+/// The real devices of this machine, by name.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct RealDevices {
+    infiniband: Vec<String>,
+    uverbs: Vec<String>,
+    nodes: Vec<String>,
+}
+
+impl RealDevices {
+    pub(super) fn of_host() -> RealDevices {
+        let list = |path: &str| {
+            let mut names = folder(CWD, Path::new(path)).map(names).unwrap_or_default();
+            names.sort_unstable();
+            names
+        };
+        RealDevices {
+            infiniband: list("/sys/class/infiniband"),
+            uverbs: list("/sys/class/infiniband_verbs"),
+            nodes: list("/dev/infiniband"),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn fake(infiniband: &[&str], uverbs: &[&str], nodes: &[&str]) -> RealDevices {
+        let list = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        RealDevices {
+            infiniband: list(infiniband),
+            uverbs: list(uverbs),
+            nodes: list(nodes),
+        }
+    }
+
+    /// The first `uverbsN` that no real device has.
+    pub(super) fn free_uverbs(&self) -> String {
+        let taken = |name: &String| self.uverbs.contains(name) || self.nodes.contains(name);
+        (0u32..)
+            .map(|n| format!("uverbs{n}"))
+            .find(|name| !taken(name))
+            .unwrap_or_default()
+    }
+
+    /// True when a real device already has our name.
+    pub(super) fn shadow_us(&self) -> bool {
+        self.infiniband.iter().any(|name| name == DEVICE_NAME)
+    }
+}
+
+/// Everything the tree depends on.
+#[derive(Debug)]
+pub(super) struct Inputs<'a> {
+    pub(super) place: Place,
+    pub(super) node_guid: u64,
+    pub(super) gids: &'a GidTable,
+    pub(super) real: &'a RealDevices,
+    pub(super) uverbs: &'a str,
+    pub(super) settings: &'a Settings,
+}
+
+impl Inputs<'_> {
+    pub(super) fn plan(&self) -> Plan {
+        let mut items = self.device();
+        items.extend(self.port());
+        items.extend(self.char_device());
+        items.extend(self.real_devices());
+        items.push(file("sys/class/misc/rdma_cm/abi_version", "4"));
+
+        let digest = items.iter().fold(self.digest(), |digest, item| {
+            let digest = digest.with(item.path().as_bytes());
+            match item {
+                Item::File(_, content) => digest.with(content),
+                Item::Link(_, target) => digest.with(target.as_bytes()),
+                Item::Folder(_) => digest,
+            }
+        });
+        let seed = digest.value();
+        // Any moment between 2001 and 2035 will do, as long as it is this tree's.
+        let dated = 1_000_000_000 + (seed & 0x3fff_ffff) as i64;
+        Plan {
+            name: format!("{seed:016x}"),
+            items,
+            dated: (format!("{CLASS}/{DEVICE_NAME}"), dated),
+        }
+    }
+
+    fn digest(&self) -> Digest {
+        Digest::new("presence tree")
+            .with(LAYOUT)
+            .with(&self.place.uid.to_le_bytes())
+            .with(&self.place.netns.0.to_le_bytes())
+            .with(&self.place.netns.1.to_le_bytes())
+            .with(&self.settings.digest.to_le_bytes())
+    }
+
+    fn device(&self) -> Vec<Item> {
+        let at = |name: &str| format!("{CLASS}/{DEVICE_NAME}/{name}");
+        let mut items = vec![
+            file(at("node_type"), "4: RNIC"),
+            file(at("node_guid"), guid_text(self.node_guid)),
+            file(at("sys_image_guid"), guid_text(self.node_guid)),
+            file(at("node_desc"), "urnic, an iWARP RNIC in user space"),
+            file(at("fw_ver"), env!("CARGO_PKG_VERSION")),
+            file(at("hw_rev"), "1"),
+            file(at("hca_type"), "urnic"),
+            file(at("board_id"), "urnic"),
+            file(at("device/numa_node"), "-1"),
+            Item::Folder(at("device/net")),
+            Item::Folder(at("device/infiniband_verbs")),
+            Item::Link(at(&format!("device/infiniband_verbs/{}", self.uverbs)), {
+                format!("../../../../infiniband_verbs/{}", self.uverbs)
+            }),
+        ];
+        // An RNIC has one netdev: that of its first address.
+        if let Some(gid) = self.gids.entries().first().filter(|gid| !gid.netdev.is_empty()) {
+            items.push(Item::Link(
+                at(&format!("device/net/{}", gid.netdev)),
+                format!("/sys/class/net/{}", gid.netdev),
+            ));
+        }
+        items
+    }
+
+    fn port(&self) -> Vec<Item> {
+        let at = |name: &str| format!("{CLASS}/{DEVICE_NAME}/ports/1/{name}");
+        let up = !self.gids.entries().is_empty();
+        let mut items = vec![
+            file(at("state"), if up { "4: ACTIVE" } else { "1: DOWN" }),
+            file(at("phys_state"), if up { "5: LinkUp" } else { "3: Disabled" }),
+            file(at("link_layer"), "Ethernet"),
+            file(at("rate"), "100 Gb/sec (4X EDR)"),
+            file(at("lid"), format!("{:#x}", self.gids.lid())),
+            file(at("lid_mask_count"), "0"),
+            file(at("sm_lid"), "0x0"),
+            file(at("sm_sl"), "0"),
+            file(at("cap_mask"), "0x04010000"),
+            file(at("pkeys/0"), "0xffff"),
+            Item::Folder(at("gids")),
+            Item::Folder(at("gid_attrs/types")),
+            Item::Folder(at("gid_attrs/ndevs")),
+        ];
+        // Who opens one of these gets the present value (`watch`); what is here is for those who only look what there is.
+        for counter in Counter::ALL {
+            items.push(file(at(&format!("hw_counters/{}", counter.name())), "0"));
+        }
+        for (index, gid) in self.gids.entries().iter().enumerate() {
+            items.push(file(at(&format!("gids/{index}")), words(&gid.bytes())));
+            // What the kernel writes for any GID that is not RoCE v2.
+            items.push(file(at(&format!("gid_attrs/types/{index}")), "IB/RoCE v1"));
+            if !gid.netdev.is_empty() {
+                items.push(file(at(&format!("gid_attrs/ndevs/{index}")), &gid.netdev));
+            }
+        }
+        items
+    }
+
+    /// The uverbs class device and its node: /dev/null, which every fstat(2) finds to be the character device that `dev` names, and
+    /// whose ioctl(2) says ENOTTY.
+    fn char_device(&self) -> Vec<Item> {
+        let at = |name: &str| format!("{CLASS_VERBS}/{}/{name}", self.uverbs);
+        let null = rustix::fs::stat("/dev/null")
+            .ok()
+            .filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice)
+            .map_or((1, 3), |stat| (major(stat.st_rdev), minor(stat.st_rdev)));
+        vec![
+            file(format!("{CLASS_VERBS}/abi_version"), "6"),
+            file(at("ibdev"), DEVICE_NAME),
+            file(at("dev"), format!("{}:{}", null.0, null.1)),
+            file(at("abi_version"), UVERBS_DEVICE_ABI.to_string()),
+            Item::Link(at("device"), format!("../../infiniband/{DEVICE_NAME}/device")),
+            Item::Link(format!("{DEV}/{}", self.uverbs), "/dev/null".to_owned()),
+            Item::Link(format!("{DEV}/rdma_cm"), "/dev/null".to_owned()),
+        ]
+    }
+
+    fn real_devices(&self) -> Vec<Item> {
+        let link = |folder: &'static str| {
+            move |name: &String| Item::Link(format!("{folder}/{name}"), format!("/{folder}/{name}"))
+        };
+        let (infiniband, uverbs, nodes) = (&self.real.infiniband, &self.real.uverbs, &self.real.nodes);
+        let mut items: Vec<Item> = infiniband.iter().map(link(CLASS)).collect();
+        items.extend(
+            uverbs
+                .iter()
+                .filter(|name| *name != "abi_version")
+                .map(link(CLASS_VERBS)),
+        );
+        // One connection manager answers: ours.
+        items.extend(nodes.iter().filter(|name| *name != "rdma_cm").map(link(DEV)));
+        items
+    }
+}
+
+/// A file with one line.
+fn file(path: impl Into<String>, line: impl AsRef<str>) -> Item {
+    Item::File(path.into(), format!("{}\n", line.as_ref()).into_bytes())
+}

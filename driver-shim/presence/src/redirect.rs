@@ -1,0 +1,215 @@
+//! Which paths are answered from the presence tree.
+//!
+//! Runs on every `open`, `stat` and the like of the program, also in signal handlers: it compares bytes, and needs
+//! neither memory nor a lock unless the path is ours.
+
+use std::ffi::{CStr, c_char};
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+
+use urnic_device::counter::Counter;
+
+use super::Presence;
+use super::settings::DEVICE_NAME;
+
+/// Longest path the kernel takes, with its end (`PATH_MAX`).
+pub const PATH_MAX: usize = 4096;
+
+/// What lies at a path that we answer for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// A folder or file of `/sys/class`, or something in `/dev/infiniband` that is not our device.
+    Tree,
+    /// The folder libibverbs scans for devices.
+    DeviceScan,
+    /// Our device's node.
+    Uverbs,
+    /// The connection manager's.
+    RdmaCm,
+    /// A file in `hw_counters`.
+    HwCounter(Counter),
+}
+
+/// Room for one path, on the caller's stack.
+#[derive(Debug)]
+pub struct PathBuffer([MaybeUninit<u8>; PATH_MAX]);
+
+impl PathBuffer {
+    /// Room with nothing in it.
+    #[inline]
+    pub fn new() -> PathBuffer {
+        PathBuffer([MaybeUninit::uninit(); PATH_MAX])
+    }
+}
+
+impl Default for PathBuffer {
+    fn default() -> Self {
+        PathBuffer::new()
+    }
+}
+
+/// The folders that are ours, as path components.
+const OURS: [&[&[u8]]; 4] = [
+    &[b"sys", b"class", b"infiniband"],
+    &[b"sys", b"class", b"infiniband_verbs"],
+    &[b"sys", b"class", b"misc", b"rdma_cm"],
+    &[b"dev", b"infiniband"],
+];
+
+/// False for nearly every path of a program, after a few bytes; then the path is certainly not ours.
+///
+/// # Safety
+/// `path` is null or a C string.
+#[inline]
+pub unsafe fn may_be_ours(path: *const c_char) -> bool {
+    if path.is_null() {
+        return false;
+    }
+    let path: *const u8 = path.cast();
+    // SAFETY: each byte is read only if the one before it was no terminator.
+    unsafe {
+        *path == b'/'
+            && match *path.add(1) {
+                b's' => *path.add(2) == b'y' && *path.add(3) == b's' && *path.add(4) == b'/',
+                b'd' => *path.add(2) == b'e' && *path.add(3) == b'v' && *path.add(4) == b'/',
+                other => other == b'/',
+            }
+    }
+}
+
+/// True when the path, though absolute and ours by its beginning, is one we answer for. Repeated slashes are seen through, `..` is not.
+pub fn is_ours(path: &CStr) -> bool {
+    OURS.iter()
+        .any(|folder| rest_under(path.to_bytes(), folder).is_some())
+}
+
+/// What follows `folder` in `path`: None when it is not under it.
+fn rest_under<'p>(path: &'p [u8], folder: &[&[u8]]) -> Option<&'p [u8]> {
+    let mut rest = path;
+    for part in folder {
+        let slashes = rest.iter().take_while(|&&byte| byte == b'/').count();
+        rest = rest.get(slashes..).filter(|_| slashes > 0)?.strip_prefix(*part)?;
+    }
+    matches!(rest.first(), None | Some(b'/')).then_some(rest)
+}
+
+impl Presence {
+    /// The path of the real file that stands for `path`, written into `buffer`; None when the path is not ours or too long.
+    pub fn redirect<'b>(&self, path: &CStr, buffer: &'b mut PathBuffer) -> Option<(&'b CStr, Target)> {
+        if !is_ours(path) {
+            return None;
+        }
+        let root = self.root().as_os_str().as_bytes();
+        let place = self.place(path.to_bytes());
+        let pieces = root.iter().chain(path.to_bytes_with_nul());
+        let length = root.len() + path.to_bytes_with_nul().len();
+        let target = buffer.0.get_mut(..length)?;
+        for (to, &from) in target.iter_mut().zip(pieces) {
+            to.write(from);
+        }
+        // SAFETY: every byte of `target` was written just now.
+        let written = unsafe { &*(std::ptr::from_ref::<[MaybeUninit<u8>]>(target) as *const [u8]) };
+        Some((CStr::from_bytes_with_nul(written).ok()?, place))
+    }
+
+    fn place(&self, path: &[u8]) -> Target {
+        let blank = |rest: &[u8]| rest.iter().all(|&byte| byte == b'/');
+        if rest_under(path, &[b"sys", b"class", b"infiniband_verbs"]).is_some_and(blank) {
+            return Target::DeviceScan;
+        }
+        let is_node = |name: &[u8]| {
+            rest_under(path, &[b"dev", b"infiniband", name]).is_some_and(|rest| rest.is_empty())
+        };
+        match () {
+            () if is_node(self.uverbs().as_bytes()) => Target::Uverbs,
+            () if is_node(b"rdma_cm") => Target::RdmaCm,
+            () => hw_counter(path).map_or(Target::Tree, Target::HwCounter),
+        }
+    }
+}
+
+/// The counter whose file this is.
+fn hw_counter(path: &[u8]) -> Option<Counter> {
+    const FOLDER: [&[u8]; 7] = [
+        b"sys",
+        b"class",
+        b"infiniband",
+        DEVICE_NAME.as_bytes(),
+        b"ports",
+        b"1",
+        b"hw_counters",
+    ];
+    let name = rest_under(path, &FOLDER)?;
+    let slashes = name.iter().take_while(|&&byte| byte == b'/').count();
+    let name = name.get(slashes..)?;
+    Counter::ALL
+        .iter()
+        .copied()
+        .find(|counter| counter.name().as_bytes() == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ours(path: &CStr) -> bool {
+        // SAFETY: a C string.
+        let candidate = unsafe { may_be_ours(path.as_ptr()) };
+        assert!(
+            candidate || !is_ours(path),
+            "{path:?} is ours and was not let through"
+        );
+        is_ours(path)
+    }
+
+    #[test]
+    fn the_rdma_folders_are_ours() {
+        for path in [
+            c"/sys/class/infiniband",
+            c"/sys/class/infiniband/",
+            c"/sys/class/infiniband/urnic0/node_guid",
+            c"/sys//class///infiniband_verbs/uverbs0/dev",
+            c"//sys/class/infiniband",
+            c"/sys/class/misc/rdma_cm/abi_version",
+            c"/dev/infiniband",
+            c"/dev/infiniband/uverbs0",
+        ] {
+            assert!(ours(path), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn counters_are_known_by_their_files() {
+        let folder = "/sys/class/infiniband/urnic0/ports/1/hw_counters";
+        let of = |rest: &str| hw_counter(format!("{folder}{rest}").as_bytes());
+        assert_eq!(of("/tx_bytes"), Some(Counter::TxBytes));
+        assert_eq!(of("//rx_messages"), Some(Counter::RxMessages));
+        for rest in ["", "/", "/nothing", "/tx_bytes/", "/../state"] {
+            assert_eq!(of(rest), None, "{rest}");
+        }
+    }
+
+    #[test]
+    fn nothing_else_is() {
+        for path in [
+            c"",
+            c"/",
+            c"/s",
+            c"/sys",
+            c"/sys/class",
+            c"/sys/class/net",
+            c"/sys/class/infiniband_mad",
+            c"/sys/class/infinibandit",
+            c"/sys/class/misc",
+            c"/dev/null",
+            c"/dev/infiniband2",
+            c"sys/class/infiniband",
+            c"/tmp/sys/class/infiniband",
+            c"/etc/passwd",
+        ] {
+            assert!(!ours(path), "{path:?}");
+        }
+        // SAFETY: null is allowed.
+        assert!(!unsafe { may_be_ours(std::ptr::null()) });
+    }
+}

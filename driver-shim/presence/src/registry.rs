@@ -1,0 +1,202 @@
+//! What stands behind the program's fds: a device file or a channel for each, found by number.
+//!
+//! [`fds`] answers the quick question; here is the rest, behind a lock that is held across fork so that a child finds
+//! it whole.
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use rustix::io::Errno;
+
+use super::channel::ChannelSender;
+use urnic_process::fds::{self, Kind};
+
+/// A channel of the connection manager, whose type is its own affair.
+type CmChannel = dyn Any + Send + Sync;
+
+/// A device file that the program opened; several fds may lead to it.
+#[derive(Debug, Default)]
+pub struct DeviceFile {
+    /// What whoever opened it wants to find by any of them. It goes with the last.
+    pub private_data: OnceLock<Arc<dyn Any + Send + Sync>>,
+}
+
+/// What an fd leads to; several may lead to the same.
+#[derive(Clone)]
+enum Behind {
+    File(Arc<DeviceFile>),
+    Events(Arc<ChannelSender>),
+    Cm(Arc<CmChannel>),
+}
+
+struct Channels {
+    by_fd: BTreeMap<RawFd, Behind>,
+    /// Those with records that found their socket full.
+    full: Vec<Weak<ChannelSender>>,
+    /// A thread waits for room in them.
+    waiting: bool,
+}
+
+impl Channels {
+    const fn new() -> Channels {
+        Channels {
+            by_fd: BTreeMap::new(),
+            full: Vec::new(),
+            waiting: false,
+        }
+    }
+}
+
+static CHANNELS: Mutex<Channels> = Mutex::new(Channels::new());
+
+fn channels() -> MutexGuard<'static, Channels> {
+    CHANNELS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes note that a channel is full; true when the caller must start the thread that waits.
+pub(super) fn is_full(channel: Weak<ChannelSender>) -> bool {
+    let mut channels = channels();
+    channels.full.push(channel);
+    !std::mem::replace(&mut channels.waiting, true)
+}
+
+/// The channels that were full and `still` are, less those that became full meanwhile; `None` when none is left: then the
+/// thread that waits ends, and the next full channel starts another.
+pub(super) fn still_full(still: impl Fn(&ChannelSender) -> bool) -> Option<Vec<Arc<ChannelSender>>> {
+    let known = std::mem::take(&mut channels().full);
+    // Not under the lock: this sends.
+    let full: Vec<_> = known
+        .iter()
+        .filter_map(Weak::upgrade)
+        .filter(|channel| still(channel))
+        .collect();
+    let mut channels = channels();
+    channels.full.extend(full.iter().map(Arc::downgrade));
+    channels.waiting = !channels.full.is_empty();
+    channels.waiting.then_some(full)
+}
+
+/// The thread that waits could not be started.
+pub(super) fn nobody_waits() {
+    channels().waiting = false;
+}
+
+fn enter(fd: RawFd, kind: Kind, behind: Behind) -> Result<(), Errno> {
+    fds::enter(fd, kind)?;
+    // What was under the same number was closed behind our back. Dropped outside the lock: that may close our end, or end connections.
+    let stale = channels().by_fd.insert(fd, behind);
+    drop(stale);
+    Ok(())
+}
+
+fn behind(fd: RawFd, kind: Kind) -> Option<Behind> {
+    (fds::verified_kind(fd)? == kind)
+        .then(|| channels().by_fd.get(&fd).cloned())
+        .flatten()
+}
+
+/// Enters the program's end of a channel.
+pub(super) fn enter_channel(program: &impl AsFd, sender: &Arc<ChannelSender>) -> Result<(), Errno> {
+    let sender = Arc::clone(sender);
+    enter(fds::number(program), Kind::Events, Behind::Events(sender))
+}
+
+/// The sender of the channel that the program reads from `fd`; None when it is no channel of ours, or no longer.
+pub fn channel(fd: RawFd) -> Option<Arc<ChannelSender>> {
+    match behind(fd, Kind::Events)? {
+        Behind::Events(sender) => Some(sender),
+        _ => None,
+    }
+}
+
+/// Enters an fd that the program got by opening our uverbs device file.
+///
+/// # Errors
+/// `EBADF` when it is no device file, `EMFILE` when its number is beyond the table.
+pub fn enter_uverbs(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    enter(fds::number(&fd), Kind::Uverbs, Behind::File(Arc::default()))
+}
+
+/// The device file behind `fd`; None when it is none of this process.
+pub fn device_file(fd: RawFd) -> Option<Arc<DeviceFile>> {
+    match behind(fd, Kind::Uverbs)? {
+        Behind::File(file) => Some(file),
+        _ => None,
+    }
+}
+
+/// Enters an fd of the program that leads to a channel of the connection manager.
+///
+/// # Errors
+/// `EMFILE` when its number is beyond the table.
+pub fn enter_cm(fd: BorrowedFd<'_>, channel: Arc<CmChannel>) -> Result<(), Errno> {
+    enter(fds::number(&fd), Kind::Cm, Behind::Cm(channel))
+}
+
+/// Major and minor number of `/dev/infiniband/rdma_cm`: `misc`, whose minor numbers are given out as modules come.
+pub const CM_DEVICE: (u32, u32) = (10, 255);
+
+/// The connection manager's channel behind `fd`, as it was [entered](enter_cm); None when it is none, or in a forked child.
+pub fn cm_channel(fd: RawFd) -> Option<Arc<CmChannel>> {
+    match behind(fd, Kind::Cm)? {
+        Behind::Cm(channel) => Some(channel),
+        _ => None,
+    }
+}
+
+/// To be called when the program has made `new` another fd for what `old` is.
+///
+/// # Errors
+/// As [`enter_uverbs`].
+pub fn duplicated(old: RawFd, new: BorrowedFd<'_>) -> Result<(), Errno> {
+    let Some(kind @ (Kind::Uverbs | Kind::Cm)) = fds::kind(old) else {
+        return Ok(());
+    };
+    let new = fds::number(&new);
+    match behind(old, kind) {
+        Some(behind) => enter(new, kind, behind),
+        // In a forked child, whose copy shall be refused as the original is.
+        None if kind == Kind::Cm => fds::enter(new, kind),
+        None => Ok(()),
+    }
+}
+
+/// To be called before the program's `fd` is closed or replaced; does nothing when it is not ours.
+pub fn forget(fd: RawFd) {
+    if fds::take(fd).is_some() {
+        // Dropped outside the lock, as in enter().
+        let behind = channels().by_fd.remove(&fd);
+        drop(behind);
+    }
+}
+
+/// The guard that the forking thread holds from before fork to after it.
+struct AcrossFork(UnsafeCell<Option<MutexGuard<'static, Channels>>>);
+
+// SAFETY: only the thread that holds the lock in question touches the cell (before_fork, after_fork_*).
+unsafe impl Sync for AcrossFork {}
+
+static ACROSS_FORK: AcrossFork = AcrossFork(UnsafeCell::new(None));
+
+pub(super) fn before_fork() {
+    let guard = channels();
+    // SAFETY: we hold the lock, see AcrossFork.
+    unsafe { *ACROSS_FORK.0.get() = Some(guard) };
+}
+
+pub(super) fn after_fork_in_parent() {
+    // SAFETY: this thread still holds the lock it took in before_fork.
+    drop(unsafe { (*ACROSS_FORK.0.get()).take() });
+}
+
+pub(super) fn after_fork_in_child() {
+    // SAFETY: as in the parent; the child's only thread is the one that forked.
+    let guard = unsafe { (*ACROSS_FORK.0.get()).take() };
+    if let Some(mut guard) = guard {
+        // Leaked, not dropped: they are the parent's, and freeing is not async-signal-safe.
+        std::mem::forget(std::mem::replace(&mut *guard, Channels::new()));
+    }
+}

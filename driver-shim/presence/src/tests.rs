@@ -1,0 +1,335 @@
+//! Trees on a real file system, in folders of their own.
+
+use std::ffi::CString;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use super::redirect::{PathBuffer, Target};
+use super::*;
+use urnic_process::fds::InternalFd;
+use urnic_process::netlink;
+
+/// A folder that goes away with the test.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        let path = std::env::temp_dir().join(format!("urnic-presence-{}-{name}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        Scratch(path)
+    }
+
+    fn settings(&self, digest: u64) -> Settings {
+        Settings {
+            dir: Some(self.0.clone()),
+            digest,
+            ..Settings::default()
+        }
+    }
+
+    /// Names of the trees in it, finished or not.
+    fn trees(&self) -> Vec<String> {
+        let uid = rustix::process::geteuid().as_raw();
+        let ours = self.0.join(format!("urnic-{uid}"));
+        let mut names: Vec<_> = fs::read_dir(ours)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort_unstable();
+        names
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A host with one interface; this one's may change while the tests run.
+fn gids() -> GidTable {
+    let lo = netlink::Link {
+        index: 1,
+        name: "lo".into(),
+        up: true,
+        mtu: 65536,
+    };
+    let address = |ip| netlink::InterfaceAddress {
+        ip,
+        prefix_len: 8,
+        link: 1,
+    };
+    let addresses = [
+        address([127, 0, 0, 1].into()),
+        address([0, 0, 0, 0, 0, 0, 0, 1].into()),
+    ];
+    GidTable::new(&[lo], &addresses, None)
+}
+
+fn presence(settings: &Settings) -> Presence {
+    fds::adopt_process();
+    Presence::build(identity::Place::here(), gids(), settings).unwrap()
+}
+
+fn line(root: &Path, path: &str) -> String {
+    let text = fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
+    text.strip_suffix('\n').unwrap().to_owned()
+}
+
+#[test]
+fn the_tree_shows_an_rnic_as_the_kernel_would() {
+    let scratch = Scratch::new("rnic");
+    let presence = presence(&scratch.settings(0));
+    let root = presence.root();
+    let verbs = format!("sys/class/infiniband_verbs/{}", presence.uverbs());
+    assert_eq!(line(root, "sys/class/infiniband_verbs/abi_version"), "6");
+    assert_eq!(line(root, &format!("{verbs}/ibdev")), "urnic0");
+    assert_eq!(line(root, &format!("{verbs}/dev")), "1:3");
+    assert_eq!(line(root, "sys/class/infiniband/urnic0/node_type"), "4: RNIC");
+    assert_eq!(
+        line(root, "sys/class/infiniband/urnic0/node_guid"),
+        identity::guid_text(presence.node_guid())
+    );
+    assert_eq!(
+        line(root, "sys/class/infiniband/urnic0/ports/1/pkeys/0"),
+        "0xffff"
+    );
+    assert!(
+        fs::metadata(root.join(format!("{verbs}/device/net")))
+            .unwrap()
+            .is_dir()
+    );
+    let node = fs::metadata(root.join(format!("dev/infiniband/{}", presence.uverbs()))).unwrap();
+    assert_eq!(node.rdev(), fs::metadata("/dev/null").unwrap().rdev());
+}
+
+#[test]
+fn every_gid_has_its_files_and_there_is_none_too_many() {
+    let scratch = Scratch::new("gids");
+    let presence = presence(&scratch.settings(0));
+    let port = presence.root().join("sys/class/infiniband/urnic0/ports/1");
+    for (index, gid) in presence.gids().entries().iter().enumerate() {
+        assert_eq!(
+            line(&port, &format!("gids/{index}")),
+            identity::words(&gid.bytes())
+        );
+        assert_eq!(line(&port, &format!("gid_attrs/ndevs/{index}")), gid.netdev);
+        assert_eq!(line(&port, &format!("gid_attrs/types/{index}")), "IB/RoCE v1");
+    }
+    assert_eq!(
+        fs::read_dir(port.join("gids")).unwrap().count(),
+        presence.gids().entries().len()
+    );
+}
+
+#[test]
+fn a_tree_is_shared_and_never_touched_again() {
+    let scratch = Scratch::new("shared");
+    let one = presence(&scratch.settings(0));
+    let device = one.root().join("sys/class/infiniband/urnic0");
+    let before = fs::metadata(&device).unwrap();
+    let two = presence(&scratch.settings(0));
+    assert_eq!(one.root(), two.root());
+    let after = fs::metadata(&device).unwrap();
+    assert_eq!(
+        (before.ino(), before.mtime(), before.ctime()),
+        (after.ino(), after.mtime(), after.ctime())
+    );
+    assert_eq!(scratch.trees().len(), 1);
+}
+
+#[test]
+fn a_tree_built_again_is_the_same_device_to_libibverbs() {
+    let scratch = Scratch::new("again");
+    let one = presence(&scratch.settings(0));
+    let device = one.root().join("sys/class/infiniband/urnic0");
+    let before = fs::metadata(&device).unwrap();
+    fs::remove_dir_all(one.root()).unwrap();
+    let two = presence(&scratch.settings(0));
+    assert_eq!(one.root(), two.root());
+    let after = fs::metadata(&device).unwrap();
+    assert_eq!(
+        (before.mtime(), before.mtime_nsec()),
+        (after.mtime(), after.mtime_nsec())
+    );
+}
+
+#[test]
+fn another_configuration_is_another_tree() {
+    let scratch = Scratch::new("config");
+    let one = presence(&scratch.settings(1));
+    let two = presence(&scratch.settings(2));
+    assert_ne!(one.root(), two.root());
+    assert_eq!(one.node_guid(), two.node_guid());
+}
+
+#[test]
+fn many_builders_make_one_tree() {
+    let scratch = Scratch::new("race");
+    fds::adopt_process();
+    let presences: Vec<Presence> = std::thread::scope(|scope| {
+        let settings = scratch.settings(0);
+        let builders: Vec<_> = (0..8)
+            .map(|_| {
+                let settings = settings.clone();
+                scope.spawn(move || Presence::build(identity::Place::here(), gids(), &settings).unwrap())
+            })
+            .collect();
+        builders
+            .into_iter()
+            .map(|builder| builder.join().unwrap())
+            .collect()
+    });
+    assert!(
+        presences
+            .iter()
+            .all(|presence| presence.root() == presences[0].root())
+    );
+    assert_eq!(scratch.trees().len(), 1);
+}
+
+#[test]
+fn old_trees_that_nobody_uses_are_reaped() {
+    let scratch = Scratch::new("reap");
+    let plan = |name: &str| tree::Plan {
+        name: name.to_owned(),
+        items: vec![
+            tree::Item::File("a/b".into(), b"c".to_vec()),
+            tree::Item::Link("l".into(), "/".into()),
+        ],
+        dated: ("a".into(), 1_000_000_000),
+    };
+    fds::adopt_process();
+    let homes = [scratch.0.clone()];
+    let used = tree::provide(&plan("used"), &homes).unwrap();
+    drop(tree::provide(&plan("unused"), &homes).unwrap());
+    let provided = tree::provide(&plan("new"), &homes).unwrap();
+    assert_eq!(scratch.trees(), ["new", "unused", "used"], "young trees stay");
+    tree::reap_older_than(provided.root.parent().unwrap(), "new", std::time::Duration::ZERO);
+    assert_eq!(scratch.trees(), ["new", "used"]);
+    drop(used);
+    tree::reap_older_than(provided.root.parent().unwrap(), "new", std::time::Duration::ZERO);
+    assert_eq!(scratch.trees(), ["new"]);
+    assert!(Path::new("/").exists());
+}
+
+#[test]
+fn a_folder_that_others_can_enter_is_refused() {
+    let scratch = Scratch::new("perm");
+    let uid = rustix::process::geteuid().as_raw();
+    let ours = scratch.0.join(format!("urnic-{uid}"));
+    fs::create_dir(&ours).unwrap();
+    fs::set_permissions(&ours, fs::Permissions::from_mode(0o755)).unwrap();
+    let refused = Presence::build(identity::Place::here(), gids(), &scratch.settings(0));
+    assert_eq!(refused.unwrap_err(), Errno::PERM);
+    fs::set_permissions(&ours, fs::Permissions::from_mode(0o700)).unwrap();
+    presence(&scratch.settings(0));
+}
+
+#[test]
+fn a_link_in_the_place_of_our_folder_is_refused() {
+    let scratch = Scratch::new("link");
+    let uid = rustix::process::geteuid().as_raw();
+    let elsewhere = scratch.0.join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    fs::set_permissions(&elsewhere, fs::Permissions::from_mode(0o700)).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, scratch.0.join(format!("urnic-{uid}"))).unwrap();
+    Presence::build(identity::Place::here(), gids(), &scratch.settings(0)).unwrap_err();
+    assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
+}
+
+#[test]
+fn real_devices_stay_visible_and_keep_their_names() {
+    let scratch = Scratch::new("real");
+    fds::adopt_process();
+    let real = plan::RealDevices::fake(&["mlx5_0"], &["abi_version", "uverbs0"], &["uverbs0", "rdma_cm"]);
+    assert_eq!(real.free_uverbs(), "uverbs1");
+    let settings = scratch.settings(0);
+    let gids = GidTable::default();
+    let place = identity::Place::here();
+    let uverbs = real.free_uverbs();
+    let inputs = plan::Inputs {
+        place,
+        node_guid: 1,
+        gids: &gids,
+        real: &real,
+        uverbs: &uverbs,
+        settings: &settings,
+    };
+    let tree = tree::provide(&inputs.plan(), std::slice::from_ref(&scratch.0)).unwrap();
+    for (link, target) in [
+        ("sys/class/infiniband/mlx5_0", "/sys/class/infiniband/mlx5_0"),
+        (
+            "sys/class/infiniband_verbs/uverbs0",
+            "/sys/class/infiniband_verbs/uverbs0",
+        ),
+        ("dev/infiniband/rdma_cm", "/dev/null"),
+        ("dev/infiniband/uverbs0", "/dev/infiniband/uverbs0"),
+        ("dev/infiniband/uverbs1", "/dev/null"),
+    ] {
+        assert_eq!(fs::read_link(tree.root.join(link)).unwrap(), Path::new(target));
+    }
+    assert_eq!(line(&tree.root, "sys/class/infiniband_verbs/abi_version"), "6");
+    assert_eq!(
+        line(&tree.root, "sys/class/infiniband/urnic0/ports/1/state"),
+        "1: DOWN",
+        "no address, no link"
+    );
+}
+
+#[test]
+fn paths_lead_into_the_tree() {
+    let scratch = Scratch::new("paths");
+    let presence = presence(&scratch.settings(0));
+    let mut buffer = PathBuffer::new();
+    let mut redirected = |path: &str| {
+        let path = CString::new(path).unwrap();
+        let (path, target) = presence.redirect(&path, &mut buffer)?;
+        Some((path.to_str().unwrap().to_owned(), target))
+    };
+    let under = |path: &str| format!("{}{path}", presence.root().display());
+    let node = format!("/dev/infiniband/{}", presence.uverbs());
+    for (path, target) in [
+        ("/sys/class/infiniband", Target::Tree),
+        ("/sys/class/infiniband_verbs", Target::DeviceScan),
+        ("/sys/class/infiniband_verbs/", Target::DeviceScan),
+        ("/sys/class/infiniband_verbs/abi_version", Target::Tree),
+        (node.as_str(), Target::Uverbs),
+        ("/dev/infiniband/rdma_cm", Target::RdmaCm),
+        ("/dev/infiniband/umad0", Target::Tree),
+    ] {
+        assert_eq!(redirected(path), Some((under(path), target)));
+    }
+    assert_eq!(redirected("/dev/null"), None);
+    let long = format!("/sys/class/infiniband/{}", "x".repeat(redirect::PATH_MAX));
+    assert_eq!(redirected(&long), None, "too long for the kernel as well");
+}
+
+#[test]
+fn internal_fds_are_high_and_close_with_their_owner() {
+    fds::adopt_process();
+    let fd = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).unwrap();
+    let low = fds::number(&fd);
+    let internal = InternalFd::of_device(fd).unwrap();
+    let number = fds::number(&internal.get().unwrap());
+    assert!(number > low);
+    assert_eq!(fds::kind(number), Some(fds::Kind::Device));
+    assert!(fds::ours_within(0, u32::MAX).any(|ours| ours == (number, fds::Kind::Device)));
+    assert!(fds::ours_within(number as u32 + 1, number as u32 + 1).all(|(fd, _)| fd != number));
+    drop(internal);
+    assert_eq!(fds::kind(number), None);
+}
+
+#[test]
+fn a_claimed_fd_is_internal_until_it_is_disclaimed() {
+    fds::adopt_process();
+    // A number that nothing in this test program opens.
+    let number = 900_000;
+    fds::claim(number);
+    assert_eq!(fds::kind(number), Some(fds::Kind::Claimed));
+    assert!(fds::Kind::Claimed.is_internal());
+    fds::disclaim(number);
+    fds::disclaim(number);
+    assert_eq!(fds::kind(number), None);
+}

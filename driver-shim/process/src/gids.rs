@@ -1,0 +1,265 @@
+//! The port's GID table: the host's IP addresses, mapped.
+//!
+//! A GID is an IPv6 address, or an IPv4 address in IPv4-mapped form. Entry 0 is the address of the default route,
+//! so that programs which take the first GID find one that others can reach; loopback comes last. There are no
+//! holes, and the table never changes while a process has the device open.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use crate::addressing::Gid as DeviceAddress;
+
+use super::netlink::{self, InterfaceAddress, Link};
+
+/// Most entries a port has: a GID index is a byte in `ibv_ah_attr`.
+const MAX_GIDS: usize = 256;
+
+/// MTU of a network that is not the host's, in bytes.
+const USUAL_MTU: u32 = 1500;
+
+/// An address of the public Internet: what leads there is the default route.
+const FAR_AWAY: Ipv4Addr = Ipv4Addr::new(1, 1, 1, 1);
+
+/// One entry of the GID table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gid {
+    /// The address it stands for.
+    pub ip: IpAddr,
+    /// Length of its network's prefix, in bits.
+    pub prefix_len: u8,
+    /// Index of the network interface that has the address; 0 if it is on none.
+    pub ifindex: u32,
+    /// Its name; empty if the address is of a device that is on no interface of the host.
+    pub netdev: String,
+}
+
+impl Gid {
+    /// The 128 bits, in network byte order.
+    pub fn bytes(&self) -> [u8; 16] {
+        match self.ip {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+            IpAddr::V6(ip) => ip.octets(),
+        }
+    }
+
+    /// IPv6 scope: the interface's index for a link-local address, else 0.
+    pub fn scope(&self) -> u32 {
+        match self.ip {
+            IpAddr::V6(ip) if ip.is_unicast_link_local() => self.ifindex,
+            _ => 0,
+        }
+    }
+}
+
+/// The GID table of the port, with what else follows from the host's addresses.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct GidTable {
+    entries: Vec<Gid>,
+    mtu: u32,
+}
+
+impl GidTable {
+    /// The table for the host as it is now; empty when no interface is up or the kernel does not say.
+    pub fn of_host() -> GidTable {
+        match (netlink::links(), netlink::addresses()) {
+            (Ok(links), Ok(addresses)) => {
+                GidTable::new(&links, &addresses, netlink::source_towards(FAR_AWAY))
+            }
+            (Err(errno), _) | (_, Err(errno)) => {
+                tracing::warn!("cannot list this host's addresses ({errno}): urnic0 has no GID");
+                GidTable::default()
+            }
+        }
+    }
+
+    /// The table of a device that has addresses of its own, in the device's order. An address that this host has, too, is at that interface.
+    pub fn of_device(addresses: &[DeviceAddress]) -> GidTable {
+        let links = netlink::links().unwrap_or_default();
+        let host = netlink::addresses().unwrap_or_default();
+        let gid = |address: &DeviceAddress| {
+            let link = host
+                .iter()
+                .find(|known| known.ip == address.ip)
+                .and_then(|known| links.iter().find(|link| link.index == known.link));
+            Gid {
+                ip: address.ip,
+                prefix_len: address.prefix_len,
+                ifindex: link.map_or(0, |link| link.index),
+                netdev: link.map(|link| link.name.clone()).unwrap_or_default(),
+            }
+        };
+        let entries: Vec<Gid> = addresses.iter().take(MAX_GIDS).map(gid).collect();
+        let first = entries
+            .first()
+            .and_then(|gid| links.iter().find(|link| link.name == gid.netdev));
+        let mtu = first.map_or(USUAL_MTU, |link| link.mtu);
+        GidTable { entries, mtu }
+    }
+
+    /// The table of a host with these interfaces and addresses; `default` is the source address towards the default route.
+    pub fn new(links: &[Link], addresses: &[InterfaceAddress], default: Option<IpAddr>) -> GidTable {
+        let mut entries: Vec<Gid> = Vec::new();
+        for address in addresses {
+            let Some(link) = links.iter().find(|link| link.index == address.link && link.up) else {
+                continue;
+            };
+            let gid = Gid {
+                ip: address.ip,
+                prefix_len: address.prefix_len,
+                ifindex: link.index,
+                netdev: link.name.clone(),
+            };
+            if !entries
+                .iter()
+                .any(|known| (known.ip, known.scope()) == (gid.ip, gid.scope()))
+            {
+                entries.push(gid);
+            }
+        }
+        entries.sort_by_key(|gid| rank(gid.ip, default));
+        entries.truncate(MAX_GIDS);
+        let netdev = entries.first().map(|gid| gid.ifindex);
+        let mtu = links
+            .iter()
+            .find(|link| Some(link.index) == netdev)
+            .map_or(0, |link| link.mtu);
+        GidTable { entries, mtu }
+    }
+
+    /// The entries, by GID index.
+    pub fn entries(&self) -> &[Gid] {
+        &self.entries
+    }
+
+    /// The port's LID: the low 16 bits of entry 0's address, 0 without one. It names this host, or one in the same /16.
+    pub fn lid(&self) -> u16 {
+        self.entries.first().map_or(0, |gid| {
+            let [.., high, low] = gid.bytes();
+            u16::from_be_bytes([high, low])
+        })
+    }
+
+    /// MTU of entry 0's interface, in bytes; 0 without one.
+    pub fn mtu(&self) -> u32 {
+        self.mtu
+    }
+}
+
+/// Where an address stands in the table; equal ranks keep the kernel's order.
+fn rank(ip: IpAddr, default: Option<IpAddr>) -> u8 {
+    match ip {
+        _ if ip.is_loopback() => 4,
+        _ if Some(ip) == default => 0,
+        IpAddr::V4(_) => 1,
+        IpAddr::V6(ip) if ip.is_unicast_link_local() => 3,
+        IpAddr::V6(_) => 2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(index: u32, name: &str, up: bool) -> Link {
+        Link {
+            index,
+            name: name.to_owned(),
+            up,
+            mtu: 1000 + index,
+        }
+    }
+
+    fn table(addresses: &[(&str, u32)], default: Option<&str>) -> GidTable {
+        let links = [
+            link(1, "lo", true),
+            link(2, "eth0", true),
+            link(3, "eth1", true),
+            link(4, "down0", false),
+        ];
+        let addresses: Vec<_> = addresses
+            .iter()
+            .map(|&(ip, link)| InterfaceAddress {
+                ip: ip.parse().unwrap(),
+                prefix_len: 24,
+                link,
+            })
+            .collect();
+        GidTable::new(&links, &addresses, default.map(|ip| ip.parse().unwrap()))
+    }
+
+    fn order(table: &GidTable) -> Vec<String> {
+        table.entries().iter().map(|gid| gid.ip.to_string()).collect()
+    }
+
+    #[test]
+    fn the_default_route_comes_first_and_loopback_last() {
+        let table = table(
+            &[
+                ("127.0.0.1", 1),
+                ("::1", 1),
+                ("10.0.0.7", 2),
+                ("fe80::7", 2),
+                ("2001:db8::7", 2),
+                ("192.168.1.7", 3),
+                ("fd00::8", 3),
+            ],
+            Some("192.168.1.7"),
+        );
+        let expected = [
+            "192.168.1.7",
+            "10.0.0.7",
+            "2001:db8::7",
+            "fd00::8",
+            "fe80::7",
+            "127.0.0.1",
+            "::1",
+        ];
+        assert_eq!(order(&table), expected);
+        assert_eq!(table.lid(), 0x0107);
+        assert_eq!(table.mtu(), 1003);
+    }
+
+    #[test]
+    fn without_a_default_route_the_first_ipv4_address_leads() {
+        let table = table(&[("::1", 1), ("2001:db8::7", 2), ("10.0.0.7", 2)], None);
+        assert_eq!(order(&table), ["10.0.0.7", "2001:db8::7", "::1"]);
+    }
+
+    #[test]
+    fn addresses_of_interfaces_that_are_down_are_left_out() {
+        assert_eq!(
+            order(&table(&[("10.0.0.7", 4), ("127.0.0.1", 1)], None)),
+            ["127.0.0.1"]
+        );
+        let empty = table(&[("10.0.0.7", 4)], None);
+        assert_eq!((empty.entries().len(), empty.lid(), empty.mtu()), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_link_local_address_keeps_its_scope_and_others_appear_once() {
+        let table = table(
+            &[("fe80::1", 2), ("fe80::1", 3), ("10.0.0.7", 2), ("10.0.0.7", 3)],
+            None,
+        );
+        assert_eq!(order(&table), ["10.0.0.7", "fe80::1", "fe80::1"]);
+        let scopes: Vec<u32> = table.entries().iter().map(Gid::scope).collect();
+        assert_eq!(scopes, [0, 2, 3]);
+    }
+
+    #[test]
+    fn ipv4_is_mapped() {
+        let table = table(&[("10.1.2.3", 2)], None);
+        assert_eq!(
+            table.entries()[0].bytes(),
+            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 1, 2, 3]
+        );
+    }
+
+    #[test]
+    fn the_table_has_at_most_256_entries() {
+        let many: Vec<(String, u32)> = (0..400)
+            .map(|n| (format!("10.0.{}.{}", n / 200, n % 200 + 1), 2))
+            .collect();
+        let many: Vec<(&str, u32)> = many.iter().map(|(ip, link)| (ip.as_str(), *link)).collect();
+        assert_eq!(table(&many, None).entries().len(), 256);
+    }
+}

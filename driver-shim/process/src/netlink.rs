@@ -1,0 +1,295 @@
+//! The host's interfaces and addresses, asked of the kernel by rtnetlink(7).
+//!
+//! Not by `getifaddrs`: libc would come back to us through the functions that the plug-in interposes.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
+
+/// A network interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Link {
+    /// Its index.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Whether it is up (`IFF_UP`).
+    pub up: bool,
+    /// Largest IP packet in bytes.
+    pub mtu: u32,
+}
+
+/// An address of an interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InterfaceAddress {
+    /// The address.
+    pub ip: IpAddr,
+    /// Length of its network's prefix in bits.
+    pub prefix_len: u8,
+    /// Index of its interface.
+    pub link: u32,
+}
+
+/// Message types, flags and attributes of `<linux/rtnetlink.h>`, `<linux/if_link.h>`, `<linux/if_addr.h>`.
+mod uapi {
+    pub(super) const NLMSG_ERROR: u16 = 2;
+    pub(super) const NLMSG_DONE: u16 = 3;
+    pub(super) const NLM_F_REQUEST: u16 = 1;
+    pub(super) const NLM_F_DUMP: u16 = 0x300;
+
+    pub(super) const RTM_NEWLINK: u16 = 16;
+    pub(super) const RTM_GETLINK: u16 = 18;
+    pub(super) const RTM_NEWADDR: u16 = 20;
+    pub(super) const RTM_GETADDR: u16 = 22;
+    pub(super) const RTM_NEWROUTE: u16 = 24;
+    pub(super) const RTM_GETROUTE: u16 = 26;
+
+    pub(super) const IFLA_IFNAME: u16 = 3;
+    pub(super) const IFLA_MTU: u16 = 4;
+    pub(super) const IFF_UP: u32 = 1;
+
+    pub(super) const IFA_ADDRESS: u16 = 1;
+    pub(super) const IFA_LOCAL: u16 = 2;
+    pub(super) const IFA_FLAGS: u16 = 8;
+    pub(super) const IFA_F_DADFAILED: u32 = 0x08;
+    pub(super) const IFA_F_TENTATIVE: u32 = 0x40;
+
+    pub(super) const RTA_DST: u16 = 1;
+    pub(super) const RTA_PREFSRC: u16 = 7;
+
+    pub(super) const AF_INET: u8 = 2;
+    pub(super) const AF_INET6: u8 = 10;
+
+    pub(super) const NLMSGHDR: usize = 16;
+    pub(super) const IFINFOMSG: usize = 16;
+    pub(super) const IFADDRMSG: usize = 8;
+    pub(super) const RTMSG: usize = 12;
+}
+use uapi::*;
+
+/// Every interface, in the kernel's order.
+pub(super) fn links() -> Result<Vec<Link>, Errno> {
+    let mut links = Vec::new();
+    ask(RTM_GETLINK, NLM_F_DUMP, &[0; IFINFOMSG], |kind, body| {
+        if kind == RTM_NEWLINK {
+            links.extend(link(body));
+        }
+    })?;
+    Ok(links)
+}
+
+/// Every address that is in use, in the kernel's order.
+pub(super) fn addresses() -> Result<Vec<InterfaceAddress>, Errno> {
+    let mut addresses = Vec::new();
+    ask(RTM_GETADDR, NLM_F_DUMP, &[0; IFADDRMSG], |kind, body| {
+        if kind == RTM_NEWADDR {
+            addresses.extend(address(body));
+        }
+    })?;
+    Ok(addresses)
+}
+
+/// The source address the kernel would use towards `destination`; None when there is no route.
+pub(super) fn source_towards(destination: Ipv4Addr) -> Option<IpAddr> {
+    let mut request = vec![AF_INET, 32];
+    request.resize(RTMSG, 0);
+    request.extend(8u16.to_ne_bytes());
+    request.extend(RTA_DST.to_ne_bytes());
+    request.extend(destination.octets());
+    let mut source = None;
+    ask(RTM_GETROUTE, 0, &request, |kind, body| {
+        if kind == RTM_NEWROUTE {
+            source = body
+                .get(RTMSG..)
+                .and_then(|attributes| find(attributes, RTA_PREFSRC))
+                .and_then(|value| ip(AF_INET, value));
+        }
+    })
+    .ok()?;
+    source
+}
+
+/// Sends one request and hands each message of the answer to `each`: its type and what follows its header.
+fn ask(kind: u16, flags: u16, body: &[u8], mut each: impl FnMut(u16, &[u8])) -> Result<(), Errno> {
+    let socket: OwnedFd = socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    let mut request = Vec::with_capacity(NLMSGHDR + body.len());
+    request.extend(((NLMSGHDR + body.len()) as u32).to_ne_bytes());
+    request.extend(kind.to_ne_bytes());
+    request.extend((NLM_F_REQUEST | flags).to_ne_bytes());
+    request.extend([0; 8]); // sequence, port: one request per socket
+    request.extend(body);
+    sendto(
+        &socket,
+        &request,
+        SendFlags::empty(),
+        &SocketAddrNetlink::new(0, 0),
+    )?;
+
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let received = match recv(&socket, buffer.as_mut_slice(), RecvFlags::empty()) {
+            Ok((_, n)) => n,
+            Err(Errno::INTR) => continue,
+            Err(errno) => return Err(errno),
+        };
+        let datagram = buffer.get(..received).ok_or(Errno::MSGSIZE)?;
+        if deliver(datagram, flags & NLM_F_DUMP != 0, &mut each)? {
+            return Ok(());
+        }
+    }
+}
+
+/// Walks the messages of one datagram; true when the answer is complete.
+fn deliver(mut datagram: &[u8], dump: bool, each: &mut impl FnMut(u16, &[u8])) -> Result<bool, Errno> {
+    while let Some(header) = datagram.get(..NLMSGHDR) {
+        let length = u32_at(header, 0).unwrap_or(0) as usize;
+        let kind = u16_at(header, 4).unwrap_or(0);
+        let body = datagram.get(NLMSGHDR..length).ok_or(Errno::BADMSG)?;
+        match kind {
+            NLMSG_DONE => return Ok(true),
+            NLMSG_ERROR => {
+                let error = u32_at(body, 0).map_or(0, |raw| (raw as i32).wrapping_neg());
+                return if error == 0 {
+                    Ok(true)
+                } else {
+                    Err(Errno::from_raw_os_error(error))
+                };
+            }
+            _ => each(kind, body),
+        }
+        datagram = datagram.get(length.next_multiple_of(4)..).unwrap_or(&[]);
+    }
+    Ok(!dump)
+}
+
+fn link(body: &[u8]) -> Option<Link> {
+    let attributes = body.get(IFINFOMSG..)?;
+    let name = find(attributes, IFLA_IFNAME)?.split(|&b| b == 0).next()?;
+    Some(Link {
+        index: u32_at(body, 4)?,
+        name: String::from_utf8(name.to_vec()).ok()?,
+        up: u32_at(body, 8)? & IFF_UP != 0,
+        mtu: find(attributes, IFLA_MTU)
+            .and_then(|value| u32_at(value, 0))
+            .unwrap_or(0),
+    })
+}
+
+/// None for an address that is not usable (yet).
+fn address(body: &[u8]) -> Option<InterfaceAddress> {
+    let (family, prefix_len, link) = (*body.first()?, *body.get(1)?, u32_at(body, 4)?);
+    let attributes = body.get(IFADDRMSG..)?;
+    let flags = find(attributes, IFA_FLAGS)
+        .and_then(|value| u32_at(value, 0))
+        .or_else(|| body.get(2).map(|&flags| flags.into()))?;
+    if flags & (IFA_F_TENTATIVE | IFA_F_DADFAILED) != 0 {
+        return None;
+    }
+    // On a point-to-point link IFA_ADDRESS is the peer's.
+    let value = find(attributes, IFA_LOCAL).or_else(|| find(attributes, IFA_ADDRESS))?;
+    Some(InterfaceAddress {
+        ip: ip(family, value)?,
+        prefix_len,
+        link,
+    })
+}
+
+fn ip(family: u8, value: &[u8]) -> Option<IpAddr> {
+    match family {
+        AF_INET => Some(Ipv4Addr::from(<[u8; 4]>::try_from(value).ok()?).into()),
+        AF_INET6 => Some(Ipv6Addr::from(<[u8; 16]>::try_from(value).ok()?).into()),
+        _ => None,
+    }
+}
+
+/// The value of the first attribute of that type.
+fn find(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
+    loop {
+        let length = usize::from(u16_at(attributes, 0)?);
+        let value = attributes.get(4..length)?;
+        if u16_at(attributes, 2)? == wanted {
+            return Some(value);
+        }
+        attributes = attributes.get(length.next_multiple_of(4)..)?;
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let mut bytes = ((value.len() + 4) as u16).to_ne_bytes().to_vec();
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    fn address_message(flags: u32, attributes: &[(u16, &[u8])]) -> Vec<u8> {
+        let mut body = vec![AF_INET, 24, 0, 0];
+        body.extend(3u32.to_ne_bytes());
+        body.extend(attribute(IFA_FLAGS, &flags.to_ne_bytes()));
+        for (kind, value) in attributes {
+            body.extend(attribute(*kind, value));
+        }
+        body
+    }
+
+    #[test]
+    fn a_point_to_point_address_is_our_end() {
+        let body = address_message(0, &[(IFA_ADDRESS, &[10, 0, 0, 2]), (IFA_LOCAL, &[10, 0, 0, 1])]);
+        let ours = InterfaceAddress {
+            ip: IpAddr::from([10, 0, 0, 1]),
+            prefix_len: 24,
+            link: 3,
+        };
+        assert_eq!(address(&body), Some(ours));
+    }
+
+    #[test]
+    fn tentative_and_duplicate_addresses_are_left_out() {
+        for flags in [IFA_F_TENTATIVE, IFA_F_DADFAILED] {
+            assert_eq!(
+                address(&address_message(flags, &[(IFA_ADDRESS, &[10, 0, 0, 2])])),
+                None
+            );
+        }
+    }
+
+    #[test]
+    fn the_kernel_answers() {
+        let links = links().unwrap();
+        let lo = links.iter().find(|link| link.name == "lo").unwrap();
+        assert!(lo.mtu >= 1280);
+        for address in addresses().unwrap() {
+            assert!(links.iter().any(|link| link.index == address.link), "{address:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_answer_makes_the_parser_panic(bytes in proptest::collection::vec(any::<u8>(), 0..256), dump: bool) {
+            let _ = deliver(&bytes, dump, &mut |_, body| {
+                let _ = (link(body), address(body), find(body, RTA_PREFSRC));
+            });
+        }
+    }
+}

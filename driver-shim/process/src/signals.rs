@@ -1,0 +1,164 @@
+//! Our code in somebody else's program and that program's signals.
+//!
+//! Threads of ours take none. A thread of the program's that works for the device takes them when it is done, as a thread in a system call takes them on its
+//! way out: a handler may jump away, exit or fork, and must find nothing held.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+
+/// Signals that an instruction of the thread itself raises, which cannot wait.
+const FAULTS: [c_int; 6] = [
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGTRAP,
+    libc::SIGSYS,
+];
+
+/// All signals of the C library's users; those that it keeps for itself are not among them.
+fn every() -> libc::sigset_t {
+    let mut all = MaybeUninit::uninit();
+    // SAFETY: a local, which is filled.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        all.assume_init()
+    }
+}
+
+/// Runs `f` with all signals blocked on this thread but those of faults; a thread started meanwhile inherits that for good. Threads that work for the device
+/// recover from faults in the program's memory, and the kernel ends a process that blocks these signals.
+pub fn blocked<T>(f: impl FnOnce() -> T) -> T {
+    let held = HeldBack::from_here();
+    let result = f();
+    held.release();
+    result
+}
+
+/// The signals that the calling thread took before some were held back from it. Nothing to drop: whoever gives it back may be left by a jump.
+#[derive(Clone, Copy)]
+pub struct HeldBack {
+    before: libc::sigset_t,
+}
+
+impl HeldBack {
+    /// Holds back all signals from the calling thread but those of faults.
+    pub fn from_here() -> HeldBack {
+        let mut signals = every();
+        for fault in FAULTS {
+            // SAFETY: a local set.
+            unsafe { libc::sigdelset(&raw mut signals, fault) };
+        }
+        HeldBack::new(&signals)
+    }
+
+    fn new(signals: &libc::sigset_t) -> HeldBack {
+        let mut before = MaybeUninit::uninit();
+        // SAFETY: `signals` is live and `before` a local, filled by a call that cannot fail.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_BLOCK, signals, before.as_mut_ptr());
+            HeldBack {
+                before: before.assume_init(),
+            }
+        }
+    }
+
+    /// Whether a signal came that would have interrupted a system call that waits, as one does whose handler was set up without `SA_RESTART`.
+    pub fn would_interrupt(&self) -> bool {
+        let mut pending = MaybeUninit::uninit();
+        // SAFETY: a local, filled by a call that cannot fail.
+        let pending = unsafe {
+            libc::sigpending(pending.as_mut_ptr());
+            pending.assume_init()
+        };
+        // SAFETY: both are live sets, and each number is one of a signal.
+        let came = |signal| unsafe {
+            libc::sigismember(&raw const pending, signal) == 1
+                && libc::sigismember(&raw const self.before, signal) == 0
+        };
+        (1..=libc::SIGRTMAX()).any(|signal| came(signal) && interrupts(signal))
+    }
+
+    /// The thread takes them again. Handlers of those that came run before this returns.
+    pub fn release(self) {
+        // SAFETY: a mask that was this thread's.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
+    }
+}
+
+/// Whether a system call that waits ends with `EINTR` when `signal` comes.
+fn interrupts(signal: c_int) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: a question, answered in a local; who asks for what is no signal gets an error.
+    let action = unsafe {
+        if libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) != 0 {
+            return false;
+        }
+        action.assume_init()
+    };
+    !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) && action.sa_flags & libc::SA_RESTART == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    thread_local!(static CAME: Cell<u32> = const { Cell::new(0) });
+
+    extern "C" fn note(_: c_int) {
+        CAME.set(CAME.get() + 1);
+    }
+
+    fn handle(signal: c_int, handler: libc::sighandler_t, flags: c_int) {
+        // SAFETY: the handler touches nothing but this thread's own.
+        unsafe {
+            let mut action = std::mem::zeroed::<libc::sigaction>();
+            action.sa_sigaction = handler;
+            action.sa_flags = flags;
+            assert_eq!(
+                libc::sigaction(signal, &raw const action, std::ptr::null_mut()),
+                0
+            );
+        }
+    }
+
+    /// What comes of a signal to this thread meanwhile: whether the handler ran before the end, and at all, and whether that interrupts.
+    fn met_by(signal: c_int) -> (u32, u32, bool) {
+        CAME.set(0);
+        let held = HeldBack::from_here();
+        // SAFETY: the test below has set up what becomes of it.
+        unsafe { libc::pthread_kill(libc::pthread_self(), signal) };
+        let (during, interrupted) = (CAME.get(), held.would_interrupt());
+        held.release();
+        (during, CAME.get(), interrupted)
+    }
+
+    /// Signals that nobody else in this process uses.
+    #[test]
+    fn a_signal_waits_for_the_end_and_interrupts_as_it_would_a_system_call() {
+        let handler = note as extern "C" fn(c_int) as libc::sighandler_t;
+        let (restarts, interrupts, ignored, blocked) = (
+            libc::SIGRTMIN(),
+            libc::SIGRTMIN() + 1,
+            libc::SIGRTMIN() + 2,
+            libc::SIGRTMIN() + 3,
+        );
+        handle(restarts, handler, libc::SA_RESTART);
+        handle(interrupts, handler, 0);
+        handle(ignored, libc::SIG_IGN, 0);
+        handle(blocked, handler, 0);
+        assert_eq!(met_by(restarts), (0, 1, false));
+        assert_eq!(met_by(interrupts), (0, 1, true));
+        assert_eq!(met_by(ignored), (0, 0, false));
+        let mut set = MaybeUninit::uninit();
+        // SAFETY: a local set; only this thread's mask changes.
+        unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            libc::sigaddset(set.as_mut_ptr(), blocked);
+            libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
+        }
+        // The program does not want it yet.
+        assert_eq!(met_by(blocked), (0, 0, false));
+    }
+}

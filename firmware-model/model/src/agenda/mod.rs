@@ -1,0 +1,393 @@
+//! What is to be done and when, and who looks after it at present. What does it is above: the [runtime](crate::runtime).
+//!
+//! All descriptors are registered once, edge-triggered for both directions, so nothing on the data path changes a
+//! registration. Whoever is told of an edge must act on it, or leave it on the list of [`Agenda::attend_later`].
+
+mod readiness;
+pub(crate) mod sleeper;
+mod timers;
+
+pub(crate) use readiness::{Readiness, Token};
+
+use crate::asked::Asked;
+use crate::gathering::Gathering;
+use crate::qp::Qp;
+use crate::shard::{SHARDS, home_shard};
+use crate::stream::Lingering;
+use crate::stream::descriptor::Descriptors;
+use crate::time::Nanos;
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use sleeper::Sleeper;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use timers::Timers;
+
+/// Arrivals, and streams that take bytes again, that pollers found in a row, after which they drive the device.
+const POLLER: u32 = 16;
+/// Polls in a row to which nothing came after which a poller lets others onto its processor, and how often then. Whoever is
+/// to send may be waiting for just that; with a processor of one's own it costs next to nothing.
+const PATIENCE: u32 = 256;
+const YIELD_EVERY: u32 = 16;
+/// Queue pairs attended to between two looks at the list.
+const BATCH: usize = 8;
+
+/// Whose time has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Timer {
+    /// A queue pair's.
+    Qp(u32),
+    /// That of a completion queue's notification.
+    Cq(u32),
+}
+
+/// What the polls of a shard's threads found.
+#[repr(align(64))]
+#[derive(Debug, Default)]
+pub(crate) struct Hot {
+    /// The queue pair that last delivered to a thread of this shard; 0 = none.
+    pub(crate) qid: AtomicU32,
+    polls: AtomicU32,
+    /// Polls since something came.
+    idle: AtomicU32,
+}
+
+impl Hot {
+    /// Counts a poll; returns how many there were.
+    #[inline]
+    pub(crate) fn count_poll(&self) -> u32 {
+        // Approximate: threads of one shard may lose counts to one another.
+        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
+        self.polls.store(polls, Ordering::Relaxed);
+        polls
+    }
+
+    /// Something came, or nothing.
+    pub(crate) fn note(&self, arrived: bool) {
+        if arrived {
+            self.idle.store(0, Ordering::Relaxed);
+            return;
+        }
+        let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
+        self.idle.store(idle, Ordering::Relaxed);
+        if idle >= PATIENCE && idle.is_multiple_of(YIELD_EVERY) {
+            rustix::thread::sched_yield();
+        }
+    }
+}
+
+/// What is to be done, and by whom.
+#[derive(Debug)]
+pub(crate) struct Agenda {
+    pub(crate) readiness: Option<Readiness>,
+    pub(crate) sleeper: Sleeper,
+    hot: [Hot; SHARDS],
+    polls: AtomicU32,
+    /// Something was left for the background thread since it last looked.
+    pub(crate) pending: AtomicBool,
+    /// Arrivals in a row that pollers found, up to [`POLLER`].
+    found: AtomicU32,
+    /// Until when the background thread leaves the streams to threads that wait for events ([`lend`](crate::runtime::lend)); 0 = it does not.
+    lent_until: AtomicU64,
+    /// Queue pairs with something left to do.
+    attention: Mutex<Vec<Arc<Qp>>>,
+    attention_len: AtomicUsize,
+    /// Queue pairs that gather sends.
+    bursts: AtomicUsize,
+    timers: Mutex<Timers>,
+    lingering: Mutex<Vec<Lingering>>,
+    /// Calls or events that found no room.
+    left_over: AtomicBool,
+    /// Too many events wait in queue 0: nothing is to cause more.
+    backed_up: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Agenda {
+    /// One that waits for descriptors.
+    pub(crate) fn with_epoll(descriptors: &Arc<Descriptors>) -> io::Result<Agenda> {
+        Ok(Agenda {
+            readiness: Some(Readiness::new(descriptors)?),
+            ..Agenda::manual()
+        })
+    }
+
+    /// One that only [`step`](crate::runtime::step) moves.
+    pub(crate) fn manual() -> Agenda {
+        Agenda {
+            readiness: None,
+            sleeper: Sleeper::default(),
+            hot: Default::default(),
+            polls: AtomicU32::new(0),
+            pending: AtomicBool::new(false),
+            found: AtomicU32::new(0),
+            lent_until: AtomicU64::new(0),
+            attention: Mutex::default(),
+            attention_len: AtomicUsize::new(0),
+            bursts: AtomicUsize::new(0),
+            timers: Mutex::default(),
+            lingering: Mutex::default(),
+            left_over: AtomicBool::new(false),
+            backed_up: AtomicBool::new(false),
+        }
+    }
+
+    /// Registers a descriptor.
+    pub(crate) fn watch(&self, fd: BorrowedFd<'_>, token: Token) -> Result<(), Errno> {
+        self.readiness.as_ref().map_or(Ok(()), |r| r.add(fd, token))
+    }
+
+    /// Gives a registered descriptor a new meaning; if it is ready, that is told anew.
+    pub(crate) fn rewatch(&self, fd: BorrowedFd<'_>, token: Token) {
+        if let Some(readiness) = &self.readiness {
+            readiness.change(fd, token);
+        }
+    }
+
+    /// Makes sure that the background thread looks around soon.
+    fn wake(&self) {
+        self.pending.store(true, Ordering::SeqCst);
+        if self.sleeper.must_be_woken()
+            && let Some(readiness) = &self.readiness
+        {
+            readiness.wake();
+        }
+    }
+
+    /// A poller looks.
+    #[inline]
+    pub(crate) fn count_poll(&self) {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many looks there were: they drove the receive side.
+    #[inline]
+    pub(crate) fn polls(&self) -> u32 {
+        self.polls.load(Ordering::Relaxed)
+    }
+
+    /// What the calling thread and its like found.
+    #[inline]
+    pub(crate) fn hot(&self) -> &Hot {
+        &self.hot[home_shard()]
+    }
+
+    /// Whether sends wait for a poll.
+    #[inline]
+    pub(crate) fn has_gathered(&self) -> bool {
+        self.bursts.load(Ordering::Relaxed) > 0
+    }
+
+    pub(crate) fn burst_began(&self) {
+        self.bursts.fetch_add(1, Ordering::SeqCst);
+        self.wake();
+    }
+
+    pub(crate) fn burst_ended(&self) {
+        self.bursts.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Ends a queue pair's burst, if it is in one.
+    pub(crate) fn end_burst(&self, gathering: &mut Gathering) {
+        if gathering.end() {
+            self.burst_ended();
+        }
+    }
+
+    /// Somebody is about to wait for an interrupt: what pollers found before does not count any more, nor that others are about to come back.
+    pub(crate) fn note_waiter(&self) {
+        self.forget_pollers();
+        if self.lent_until.load(Ordering::SeqCst) != 0 {
+            self.lent_until.store(0, Ordering::SeqCst);
+        }
+        self.look_at_streams();
+    }
+
+    /// The background thread is not to leave the streams alone any more.
+    fn look_at_streams(&self) {
+        if self.sleeper.ignores_streams()
+            && let Some(readiness) = &self.readiness
+        {
+            readiness.wake();
+        }
+    }
+
+    /// Not the pollers find what comes, or not any more.
+    pub(crate) fn forget_pollers(&self) {
+        if self.found.load(Ordering::Relaxed) != 0 {
+            self.found.store(0, Ordering::SeqCst);
+        }
+    }
+
+    /// A poller found what came.
+    #[inline]
+    pub(crate) fn note_found(&self) {
+        // Approximate, and not written to any more once it is enough.
+        let found = self.found.load(Ordering::Relaxed);
+        if found < POLLER {
+            self.found.store(found + 1, Ordering::Relaxed);
+            if found + 1 == POLLER {
+                // The background thread is told once to leave the streams alone.
+                self.wake();
+            }
+        }
+    }
+
+    /// Whether pollers drive the device.
+    pub(crate) fn is_driven(&self) -> bool {
+        self.found.load(Ordering::SeqCst) >= POLLER
+    }
+
+    /// A thread that waits for an event looks at the streams itself. If the background thread sleeps on them, it finds out when something comes.
+    pub(crate) fn borrow_until(&self, until: Nanos) {
+        self.lent_until.store(until.0, Ordering::SeqCst);
+    }
+
+    /// Nobody waits there any more.
+    pub(crate) fn give_back(&self) {
+        self.lent_until.store(0, Ordering::SeqCst);
+        if !self.is_driven() {
+            self.look_at_streams();
+        }
+    }
+
+    /// For how long threads that wait for events look at the streams; `None` if they do not.
+    pub(crate) fn lent(&self, now: Nanos) -> Option<Duration> {
+        let until = Nanos(self.lent_until.load(Ordering::SeqCst));
+        (until > now).then(|| until.since(now))
+    }
+
+    /// A call could not be taken, or an event not be posted: to be tried again.
+    pub(crate) fn note_left_over(&self) {
+        if !self.left_over.swap(true, Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// Too many events wait for the driver, or not.
+    pub(crate) fn note_backed_up(&self, backed_up: bool) {
+        if self.backed_up.load(Ordering::Relaxed) != backed_up {
+            self.backed_up.store(backed_up, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether they do.
+    pub(crate) fn is_backed_up(&self) -> bool {
+        self.backed_up.load(Ordering::SeqCst)
+    }
+
+    /// Whether that is so; it is the caller's to try now.
+    pub(crate) fn take_left_over(&self) -> bool {
+        self.left_over.swap(false, Ordering::SeqCst)
+    }
+
+    /// What was tried again is through; `still`: something found no room. Returns whether something is left over again.
+    pub(crate) fn leave_over(&self, still: bool) -> bool {
+        self.left_over.fetch_or(still, Ordering::SeqCst);
+        self.left_over.load(Ordering::SeqCst)
+    }
+
+    /// Leaves something to be done later with a queue pair, which goes on the list.
+    pub(crate) fn attend_later(&self, qp: &Arc<Qp>, asked: Asked) {
+        qp.note_later(asked);
+        if !qp.listed.swap(true, Ordering::SeqCst) {
+            let mut attention = lock(&self.attention);
+            attention.push(qp.clone());
+            self.attention_len.store(attention.len(), Ordering::SeqCst);
+            drop(attention);
+            self.wake();
+        }
+    }
+
+    /// How many queue pairs left something for the next poll or tick.
+    pub(crate) fn attention(&self) -> usize {
+        self.attention_len.load(Ordering::SeqCst)
+    }
+
+    /// Whether some did, as far as this thread has seen.
+    #[inline]
+    pub(crate) fn seems_wanted(&self) -> bool {
+        self.attention_len.load(Ordering::Relaxed) > 0
+    }
+
+    /// The last few of the first `at` queue pairs on the list, and how many are before them. The list is not locked while
+    /// they run, and nothing is allocated for them.
+    pub(crate) fn attention_before(&self, at: usize) -> ([Option<Arc<Qp>>; BATCH], usize) {
+        let mut batch: [Option<Arc<Qp>>; BATCH] = Default::default();
+        let attention = lock(&self.attention);
+        let at = at.min(attention.len());
+        let start = at.saturating_sub(BATCH);
+        for (slot, qp) in batch.iter_mut().zip(&attention[start..at]) {
+            *slot = Some(qp.clone());
+        }
+        (batch, start)
+    }
+
+    /// Takes those off the list that have nothing left to do; returns whether some left more than sends to gather.
+    pub(crate) fn forget_attended(&self) -> bool {
+        let mut busy = false;
+        let mut attention = lock(&self.attention);
+        attention.retain(|qp| {
+            busy |= qp.has_later_than_flush();
+            if qp.has_later() {
+                return true;
+            }
+            qp.listed.store(false, Ordering::SeqCst);
+            // Whoever left something between the two found it listed.
+            qp.has_later() && !qp.listed.swap(true, Ordering::SeqCst)
+        });
+        self.attention_len.store(attention.len(), Ordering::SeqCst);
+        busy
+    }
+
+    /// Sets a timer.
+    pub(crate) fn set_timer(&self, due: Nanos, timer: Timer) {
+        lock(&self.timers).set(due, timer);
+        self.wake();
+    }
+
+    /// When the next timer runs out.
+    pub(crate) fn next_timer(&self) -> Option<Nanos> {
+        lock(&self.timers).next()
+    }
+
+    /// Takes a timer that has run out by `now`.
+    pub(crate) fn take_timer(&self, now: Nanos) -> Option<Timer> {
+        lock(&self.timers).take(now)
+    }
+
+    /// Lets a stream go.
+    pub(crate) fn linger(&self, lingering: Lingering) {
+        lock(&self.lingering).push(lingering);
+        self.wake();
+    }
+
+    /// Streams on their way out.
+    #[cfg(test)]
+    pub(crate) fn lingering(&self) -> usize {
+        lock(&self.lingering).len()
+    }
+
+    /// Looks at the streams on their way out; returns when to look again. `told`: one of them is ready.
+    pub(crate) fn run_lingering(&self, now: Nanos, told: bool) -> Option<Nanos> {
+        let mut lingering = lock(&self.lingering);
+        if told {
+            lingering.iter_mut().for_each(|l| l.next_look = now);
+        }
+        lingering.retain_mut(|l| !l.look(now));
+        lingering.iter().map(|l| l.next_look).min()
+    }
+
+    /// Forgets everything, for a reset, but the streams on their way out: a driver's process that ended, however it did, is followed by a
+    /// reset, and what completed before still arrives. They own what they hold, and end in a bounded time.
+    pub(crate) fn clear(&self) {
+        lock(&self.timers).clear();
+        lock(&self.attention).clear();
+        self.attention_len.store(0, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,70 @@
+//! Whose time comes when.
+
+use super::Timer;
+use crate::time::Nanos;
+use std::collections::{BTreeSet, HashMap};
+
+/// One time for each object, the earliest that was set: an object that is woken early sets its timer anew. So a driver that has one object
+/// set timers over and over, by resets for instance, makes this no longer.
+#[derive(Debug, Default)]
+pub(super) struct Timers {
+    order: BTreeSet<(Nanos, Timer)>,
+    of: HashMap<Timer, Nanos>,
+}
+
+impl Timers {
+    pub(super) fn set(&mut self, due: Nanos, timer: Timer) {
+        if let Some(set) = self.of.get_mut(&timer) {
+            if *set <= due {
+                return;
+            }
+            self.order.remove(&(*set, timer));
+            *set = due;
+        } else {
+            self.of.insert(timer, due);
+        }
+        self.order.insert((due, timer));
+    }
+
+    /// When the first is due.
+    pub(super) fn next(&self) -> Option<Nanos> {
+        self.order.first().map(|(due, _)| *due)
+    }
+
+    /// Takes the first if it is due by `now`.
+    pub(super) fn take(&mut self, now: Nanos) -> Option<Timer> {
+        self.next().filter(|due| *due <= now)?;
+        let (_, timer) = self.order.pop_first()?;
+        self.of.remove(&timer);
+        Some(timer)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.order.clear();
+        self.of.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_has_one_timer_the_earliest() {
+        let mut timers = Timers::default();
+        for n in 0..1000 {
+            timers.set(Nanos(5000 - n), Timer::Qp(1));
+            timers.set(Nanos(6000 + n), Timer::Cq(1));
+            timers.set(Nanos(5500 + n), Timer::Qp(2));
+        }
+        assert_eq!((timers.order.len(), timers.of.len()), (3, 3));
+        assert_eq!(timers.take(Nanos(4000)), None);
+        assert_eq!(timers.next(), Some(Nanos(4001)));
+        let taken: Vec<_> = std::iter::from_fn(|| timers.take(Nanos(6000))).collect();
+        assert_eq!(taken, [Timer::Qp(1), Timer::Qp(2), Timer::Cq(1)]);
+        assert_eq!((timers.next(), timers.of.len()), (None, 0));
+        // One that ran out may be set later than it was.
+        timers.set(Nanos(7000), Timer::Qp(1));
+        assert_eq!(timers.take(Nanos(7000)), Some(Timer::Qp(1)));
+    }
+}

@@ -1,0 +1,302 @@
+//! A TCP connection as it is written down.
+//!
+//! The kernel does the real TCP, so what is written is the connection as the device saw it, without loss and reordering: the handshake, each byte
+//! once, acknowledgements where an analyser would miss them, and how it ended.
+
+use super::frames::Cutter;
+use super::packet::{ACK, FIN, MAX_PAYLOAD, PSH, RST, SYN, Segment};
+use std::net::SocketAddr;
+
+/// Who called, and whom.
+pub(super) type Ends = (SocketAddr, SocketAddr);
+
+/// Where segments go, with their payload.
+pub(super) type Write<'w> = dyn FnMut(Segment, &[u8]) + 'w;
+
+/// One of the ends, by its place in [`Ends`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// It called.
+    Caller,
+    /// It was called.
+    Called,
+}
+
+/// Bytes after which the other end acknowledges, if it has sent nothing meanwhile.
+const ACKNOWLEDGE: u32 = 1 << 20;
+
+/// What one end sends.
+#[derive(Debug)]
+struct Direction {
+    /// Bytes taken in; those before it were told already, by whichever end knew of them first.
+    taken: u64,
+    /// Of those, the front of a frame that is not complete.
+    pending: Vec<u8>,
+    cutter: Cutter,
+    /// Sequence number of the next byte.
+    sequence: u32,
+    /// The last that this end acknowledged of the other.
+    acknowledged: u32,
+    finished: bool,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Conversation {
+    ends: Ends,
+    directions: [Direction; 2],
+    reset: bool,
+}
+
+impl Side {
+    pub(super) fn other(self) -> Side {
+        match self {
+            Side::Caller => Side::Called,
+            Side::Called => Side::Caller,
+        }
+    }
+}
+
+impl Direction {
+    fn new(sequence: u32) -> Direction {
+        Direction {
+            taken: 0,
+            pending: Vec::new(),
+            cutter: Cutter::new(),
+            sequence,
+            acknowledged: 0,
+            finished: false,
+        }
+    }
+}
+
+impl Conversation {
+    /// A connection that was just made; `number` makes its sequence numbers differ from those of others. What is to be written goes to
+    /// `write`.
+    pub(super) fn open(ends: Ends, number: u32, write: &mut Write<'_>) -> Conversation {
+        // Any distance will do that a connection's bytes seldom bridge (RFC 9293 §3.4.1 wants a clock).
+        let first = number.wrapping_mul(0x9e37_79b9);
+        let mut conversation = Conversation {
+            ends,
+            directions: [Direction::new(first), Direction::new(!first)],
+            reset: false,
+        };
+        conversation.bare(Side::Caller, SYN, write);
+        conversation.bare(Side::Called, SYN | ACK, write);
+        conversation.bare(Side::Caller, ACK, write);
+        conversation
+    }
+
+    /// Segment without payload.
+    fn bare(&mut self, from: Side, flags: u8, write: &mut Write<'_>) {
+        self.segment(from, flags, &[], write);
+    }
+
+    fn segment(&mut self, from: Side, flags: u8, payload: &[u8], write: &mut Write<'_>) {
+        let acknowledged = match flags & ACK {
+            0 => 0,
+            _ => self.directions[from.other() as usize].sequence,
+        };
+        let (from_address, to) = match from {
+            Side::Caller => self.ends,
+            Side::Called => (self.ends.1, self.ends.0),
+        };
+        let direction = &mut self.directions[from as usize];
+        direction.acknowledged = acknowledged;
+        write(
+            Segment {
+                from: from_address,
+                to,
+                sequence: direction.sequence,
+                acknowledged,
+                flags,
+            },
+            payload,
+        );
+        // SYN and FIN count as one byte each (RFC 9293 §3.4).
+        let counted = payload.len() as u32 + u32::from(flags & (SYN | FIN) != 0);
+        direction.sequence = direction.sequence.wrapping_add(counted);
+    }
+
+    /// One end sent `octets`, the first of which was its `offset`-th.
+    pub(super) fn octets(&mut self, from: Side, offset: u64, octets: &[u8], write: &mut Write<'_>) {
+        let other = from.other() as usize;
+        let marked = self.directions[other].cutter.wants_markers;
+        let direction = &mut self.directions[from as usize];
+        let known = usize::try_from(direction.taken.saturating_sub(offset)).unwrap_or(usize::MAX);
+        let Some(new) = octets.get(known..).filter(|new| !new.is_empty()) else {
+            return;
+        };
+        direction.taken += new.len() as u64;
+        let mut pending = std::mem::take(&mut direction.pending);
+        pending.extend(new);
+        let mut rest = &pending[..];
+        loop {
+            let cutter = &mut self.directions[from as usize].cutter;
+            let Some((frame, later)) = cutter
+                .frame_len(rest, marked)
+                .filter(|len| *len > 0)
+                .and_then(|len| rest.split_at_checked(len))
+            else {
+                break;
+            };
+            cutter.pass(frame);
+            self.frame(from, frame, write);
+            rest = later;
+        }
+        let done = pending.len() - rest.len();
+        pending.drain(..done);
+        self.directions[from as usize].pending = pending;
+    }
+
+    fn frame(&mut self, from: Side, frame: &[u8], write: &mut Write<'_>) {
+        for piece in frame.chunks(MAX_PAYLOAD) {
+            self.segment(from, PSH | ACK, piece, write);
+        }
+        let sent = self.directions[from as usize].sequence;
+        if sent.wrapping_sub(self.directions[from.other() as usize].acknowledged) >= ACKNOWLEDGE {
+            self.bare(from.other(), ACK, write);
+        }
+    }
+
+    /// What is left of a frame that will not be completed.
+    fn flush(&mut self, from: Side, write: &mut Write<'_>) {
+        let rest = std::mem::take(&mut self.directions[from as usize].pending);
+        self.frame(from, &rest, write);
+    }
+
+    /// One end is done sending.
+    pub(super) fn finish(&mut self, from: Side, write: &mut Write<'_>) {
+        if self.reset || std::mem::replace(&mut self.directions[from as usize].finished, true) {
+            return;
+        }
+        self.flush(from, write);
+        self.bare(from, FIN | ACK, write);
+        if self.directions[from.other() as usize].finished {
+            self.bare(from.other(), ACK, write);
+        }
+    }
+
+    /// One end broke the connection.
+    pub(super) fn reset(&mut self, from: Side, write: &mut Write<'_>) {
+        if std::mem::replace(&mut self.reset, true) || self.directions.iter().all(|d| d.finished) {
+            return;
+        }
+        self.flush(from, write);
+        self.flush(from.other(), write);
+        self.bare(from, RST | ACK, write);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What was written: sender's port, sequence and acknowledgement from the handshake on, flags, payload.
+    type Written = Vec<(u16, u32, u32, u8, Vec<u8>)>;
+
+    const CALLER: u16 = 1;
+    const CALLED: u16 = 2;
+
+    fn ends() -> Ends {
+        ("10.0.0.1:1".parse().unwrap(), "10.0.0.2:2".parse().unwrap())
+    }
+
+    fn recorded(script: impl FnOnce(&mut Conversation, &mut Write<'_>)) -> Written {
+        let mut written = Written::new();
+        let mut isns = [0; 2];
+        let mut write = |segment: Segment, payload: &[u8]| {
+            let from = segment.from.port();
+            if segment.flags & SYN != 0 {
+                isns[usize::from(from - 1)] = segment.sequence;
+            }
+            let [own, other] = [isns[usize::from(from - 1)], isns[usize::from(2 - from)]];
+            let acknowledged = match segment.flags & ACK {
+                0 => 0,
+                _ => segment.acknowledged.wrapping_sub(other),
+            };
+            let sequence = segment.sequence.wrapping_sub(own);
+            written.push((from, sequence, acknowledged, segment.flags, payload.to_vec()));
+        };
+        let mut conversation = Conversation::open(ends(), 7, &mut write);
+        script(&mut conversation, &mut write);
+        written
+    }
+
+    #[test]
+    fn a_connection_from_syn_to_the_last_ack() {
+        let written = recorded(|conversation, write| {
+            conversation.octets(Side::Caller, 0, b"hello", write);
+            conversation.octets(Side::Called, 0, b"hi", write);
+            conversation.finish(Side::Caller, write);
+            conversation.finish(Side::Called, write);
+        });
+        let want: Written = vec![
+            (CALLER, 0, 0, SYN, vec![]),
+            (CALLED, 0, 1, SYN | ACK, vec![]),
+            (CALLER, 1, 1, ACK, vec![]),
+            (CALLER, 1, 1, PSH | ACK, b"hello".to_vec()),
+            (CALLED, 1, 6, PSH | ACK, b"hi".to_vec()),
+            (CALLER, 6, 3, FIN | ACK, vec![]),
+            (CALLED, 3, 7, FIN | ACK, vec![]),
+            (CALLER, 7, 4, ACK, vec![]),
+        ];
+        assert_eq!(written, want);
+    }
+
+    #[test]
+    fn a_frame_is_written_when_it_is_whole_or_when_the_stream_ends_inside() {
+        let request = b"MPA ID Req Frame\x40\x01\x00\x00";
+        let written = recorded(|conversation, write| {
+            conversation.octets(Side::Caller, 0, &request[..7], write);
+            conversation.octets(Side::Caller, 7, &request[7..], write);
+            conversation.octets(Side::Caller, 20, &[0, 18, 0x41], write);
+            conversation.reset(Side::Called, write);
+            conversation.finish(Side::Caller, write);
+        });
+        let want: Written = vec![
+            (CALLER, 1, 1, PSH | ACK, request.to_vec()),
+            (CALLER, 21, 1, PSH | ACK, vec![0, 18, 0x41]),
+            (CALLED, 1, 24, RST | ACK, vec![]),
+        ];
+        assert_eq!(written[3..], want);
+    }
+
+    #[test]
+    fn a_long_frame_takes_several_packets_and_a_silent_peer_acknowledges() {
+        let long = vec![b'x'; 2_000_000];
+        let written = recorded(|conversation, write| conversation.octets(Side::Caller, 0, &long, write));
+        let (data, acks): (Vec<_>, Vec<_>) = written[3..].iter().partition(|(from, ..)| *from == CALLER);
+        let mut next = 1;
+        for (_, sequence, _, _, payload) in data {
+            assert_eq!(*sequence, next);
+            assert!(payload.len() <= MAX_PAYLOAD);
+            next += payload.len() as u32;
+        }
+        assert_eq!(next, 2_000_001);
+        assert_eq!(acks.len(), 1);
+    }
+
+    proptest! {
+        /// Both ends tell all they know, in any interleaving in which nobody receives what was not sent.
+        #[test]
+        fn each_octet_is_written_once_whoever_tells_of_it(
+            stream in prop::collection::vec(any::<u8>(), 1..300),
+            turns in prop::collection::vec((any::<bool>(), 1usize..50), 1..60),
+        ) {
+            let written = recorded(|conversation, write| {
+                let mut told = [0usize; 2];
+                for (which, len) in turns.into_iter().chain([(true, 300), (false, 300)]) {
+                    let at = told[usize::from(which)];
+                    let end = (at + len).min(stream.len());
+                    conversation.octets(Side::Called, at as u64, &stream[at..end], write);
+                    told[usize::from(which)] = end;
+                }
+                conversation.finish(Side::Called, write);
+            });
+            let data: Vec<u8> = written.iter().flat_map(|(_, _, _, _, payload)| payload.clone()).collect();
+            prop_assert_eq!(data, stream);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Copies of memory that may not be there.
+//!
+//! Pieces name a program's memory, which only the kernel reads. So what is to be captured goes through a file in memory: the kernel copies
+//! it there, or says that there is nothing, and we copy it from there.
+
+use crate::host::Piece;
+use crate::stream::descriptor::{Descriptor, Descriptors};
+use rustix::fd::AsFd;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+use std::sync::Arc;
+
+/// Most bytes of one copy: more than a sender ever offers at once (its backlog and an FPDU), as one that gets rid of less than it offered
+/// takes the stream for full, and waits for it.
+pub(super) const MAX: usize = 2 << 20;
+/// Most pieces of one system call (UIO_MAXIOV).
+const MAX_PIECES: usize = 1024;
+
+/// The file, once it is needed.
+#[derive(Debug)]
+pub(super) struct Staging {
+    descriptors: Arc<Descriptors>,
+    file: Option<Descriptor>,
+}
+
+impl Staging {
+    pub(super) fn new(descriptors: Arc<Descriptors>) -> Staging {
+        Staging {
+            descriptors,
+            file: None,
+        }
+    }
+
+    fn file(&mut self) -> Result<&Descriptor, Errno> {
+        if self.file.is_none() {
+            // Growing a file beyond the limit is a signal, which would end the program.
+            if getrlimit(Resource::Fsize)
+                .current
+                .is_some_and(|limit| limit < MAX as u64)
+            {
+                return Err(Errno::FBIG);
+            }
+            let file = memfd_create("urnic-capture", MemfdFlags::CLOEXEC)?;
+            self.file = Some(self.descriptors.adopt(file)?);
+        }
+        self.file.as_ref().ok_or(Errno::BADF)
+    }
+
+    /// What the pieces hold from their front on, as far as it is there and at most [`MAX`] bytes.
+    ///
+    /// # Errors
+    /// `FAULT` if nothing is there.
+    pub(super) fn copy(&mut self, pieces: &[Piece]) -> Result<Vec<u8>, Errno> {
+        let mut room = MAX;
+        let mut cut = Vec::with_capacity(pieces.len().min(MAX_PIECES));
+        for piece in pieces.iter().take(MAX_PIECES) {
+            let piece = piece.first(room);
+            room -= piece.len();
+            cut.push(piece);
+        }
+        if room == MAX {
+            return Ok(Vec::new());
+        }
+        let file = self.file()?.as_fd();
+        let len = loop {
+            match rustix::io::pwritev(file, Piece::as_io_slices(&cut), 0) {
+                Err(Errno::INTR) => {}
+                written => break written?,
+            }
+        };
+        let mut octets = vec![0; len];
+        let mut read = 0;
+        while read < len {
+            match rustix::io::pread(file, &mut octets[read..], read as u64) {
+                Ok(0) => return Err(Errno::IO),
+                Ok(n) => read += n,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(octets)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_copied_in_order_up_to_the_limit() {
+        let mut staging = Staging::new(Descriptors::new(4, None));
+        assert!(staging.copy(&[]).unwrap().is_empty());
+        assert_eq!(
+            staging
+                .copy(&[Piece::of(b"ab"), Piece::of(b""), Piece::of(b"cde")])
+                .unwrap(),
+            b"abcde"
+        );
+        let long = vec![7; MAX + 5];
+        assert_eq!(
+            staging.copy(&[Piece::of(b"x"), Piece::of(&long)]).unwrap().len(),
+            MAX
+        );
+        assert_eq!(staging.copy(&[Piece::of(b"f")]).unwrap(), b"f");
+    }
+
+    #[test]
+    fn memory_that_is_gone_is_an_error_and_what_is_before_it_counts() {
+        let page = rustix::param::page_size();
+        // SAFETY: a fresh mapping that nobody else knows.
+        let start = unsafe {
+            let flags = rustix::mm::MapFlags::PRIVATE;
+            let rights = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), 2 * page, rights, flags).unwrap()
+        };
+        // SAFETY: both pages are ours; the slice is only named, and not used once its second page is gone.
+        let piece = unsafe {
+            let piece = Piece::of(std::slice::from_raw_parts(start.cast::<u8>(), 2 * page));
+            rustix::mm::munmap(start.byte_add(page), page).unwrap();
+            piece
+        };
+        let mut staging = Staging::new(Descriptors::new(4, None));
+        assert_eq!(staging.copy(&[piece]).unwrap().len(), page);
+        assert_eq!(staging.copy(&[piece.skip(page)]), Err(Errno::FAULT));
+        // SAFETY: the page that is left is ours, and nobody uses it.
+        unsafe { rustix::mm::munmap(start, page).unwrap() };
+    }
+}

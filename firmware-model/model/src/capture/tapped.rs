@@ -1,0 +1,256 @@
+//! A network whose streams are captured.
+
+use super::staging::MAX;
+use super::{Capture, Side, Tap};
+use crate::host::{Piece, PieceMut};
+use crate::stream::{Listener, Network, Stream, StreamError};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::net::SocketAddr;
+use std::sync::{Arc, PoisonError};
+
+/// A network, and where its streams are captured.
+#[derive(Debug)]
+pub(crate) struct Tapped {
+    network: Arc<dyn Network>,
+    capture: Capture,
+}
+
+#[derive(Debug)]
+struct TappedListener {
+    listener: Box<dyn Listener>,
+    capture: Capture,
+}
+
+#[derive(Debug)]
+struct TappedStream {
+    stream: Box<dyn Stream>,
+    capture: Capture,
+    /// From when it is established.
+    tap: Option<Tap>,
+    finished: bool,
+}
+
+impl Tapped {
+    pub(crate) fn new(network: Arc<dyn Network>, capture: Capture) -> Tapped {
+        Tapped { network, capture }
+    }
+}
+
+impl Network for Tapped {
+    fn connect(
+        &self,
+        remote: SocketAddr,
+        local: Option<SocketAddr>,
+        traffic_class: u8,
+    ) -> Result<Box<dyn Stream>, Errno> {
+        Ok(Box::new(TappedStream {
+            stream: self.network.connect(remote, local, traffic_class)?,
+            capture: self.capture.clone(),
+            tap: None,
+            finished: false,
+        }))
+    }
+
+    fn listen(
+        &self,
+        local: SocketAddr,
+        backlog: u32,
+        traffic_class: u8,
+        ipv6_only: bool,
+    ) -> Result<Box<dyn Listener>, Errno> {
+        Ok(Box::new(TappedListener {
+            listener: self.network.listen(local, backlog, traffic_class, ipv6_only)?,
+            capture: self.capture.clone(),
+        }))
+    }
+}
+
+impl Listener for TappedListener {
+    fn accept(&mut self) -> Result<Option<Box<dyn Stream>>, Errno> {
+        let Some(stream) = self.listener.accept()? else {
+            return Ok(None);
+        };
+        let tap = self.capture.open(stream.local(), stream.remote(), Side::Called);
+        Ok(Some(Box::new(TappedStream {
+            stream,
+            capture: self.capture.clone(),
+            tap: Some(tap),
+            finished: false,
+        })))
+    }
+
+    fn local(&self) -> SocketAddr {
+        self.listener.local()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.listener.descriptor()
+    }
+}
+
+impl TappedStream {
+    fn staged(&self, pieces: &[Piece]) -> Result<Vec<u8>, Errno> {
+        let mut staging = self
+            .capture
+            .shared
+            .staging
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        staging.copy(pieces)
+    }
+
+    /// Capturing is over: there is no way to read what goes by.
+    fn lose(&mut self, errno: Errno) {
+        self.tap = None;
+        self.capture.shared.lock().writer.stop(errno);
+    }
+
+    /// What a failure says about the peer.
+    fn note(&mut self, error: StreamError) -> StreamError {
+        if let (StreamError::Closed(Errno::CONNRESET), Some(tap)) = (error, &mut self.tap) {
+            tap.reset(false);
+        }
+        error
+    }
+
+    fn note_arrival(&mut self, octets: &[u8]) {
+        if let Some(tap) = &mut self.tap {
+            match octets {
+                [] => tap.finished(false),
+                octets => tap.received(octets),
+            }
+        }
+    }
+}
+
+impl Stream for TappedStream {
+    /// A copy is sent, so that what is captured is what went out, whatever the program does with its memory meanwhile.
+    fn send(&mut self, pieces: &[Piece]) -> Result<usize, StreamError> {
+        if self.tap.is_none() {
+            return self.stream.send(pieces);
+        }
+        match self.staged(pieces) {
+            Ok(octets) => self.send_bytes(&octets),
+            Err(Errno::FAULT) => Err(StreamError::Fault),
+            Err(errno) => {
+                self.lose(errno);
+                self.stream.send(pieces)
+            }
+        }
+    }
+
+    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
+        let taken = self.stream.send_bytes(bytes).map_err(|error| self.note(error))?;
+        if let Some(tap) = &mut self.tap {
+            tap.sent(&bytes[..taken]);
+        }
+        Ok(taken)
+    }
+
+    /// What a program's memory holds right after it was filled is taken for what came: it is not to be touched before its completion.
+    fn receive(&mut self, into: &mut [PieceMut]) -> Result<usize, StreamError> {
+        if self.tap.is_none() {
+            return self.stream.receive(into);
+        }
+        let mut room = MAX;
+        let mut cut: Vec<PieceMut> = Vec::with_capacity(into.len());
+        for piece in into.iter() {
+            let piece = piece.first(room);
+            room -= piece.len();
+            cut.push(piece);
+        }
+        let n = self.stream.receive(&mut cut).map_err(|error| self.note(error))?;
+        let mut filled = Vec::with_capacity(cut.len());
+        let mut left = n;
+        for piece in &cut {
+            let piece = piece.filled(left);
+            left -= piece.len();
+            filled.push(piece);
+        }
+        match self.staged(&filled) {
+            _ if room == MAX => {}
+            Ok(mut octets) => {
+                // Short only if somebody unmapped some of it since.
+                octets.resize(n, 0);
+                self.note_arrival(&octets);
+            }
+            Err(Errno::FAULT) => self.note_arrival(&vec![0; n]),
+            Err(errno) => self.lose(errno),
+        }
+        Ok(n)
+    }
+
+    fn receive_bytes(&mut self, into: &mut [u8]) -> Result<usize, StreamError> {
+        let n = self
+            .stream
+            .receive_bytes(into)
+            .map_err(|error| self.note(error))?;
+        if !into.is_empty() {
+            self.note_arrival(&into[..n]);
+        }
+        Ok(n)
+    }
+
+    fn peek(&mut self) -> Result<bool, StreamError> {
+        self.stream.peek().map_err(|error| self.note(error))
+    }
+
+    fn finish(&mut self) {
+        self.stream.finish();
+        self.finished = true;
+        if let Some(tap) = &mut self.tap {
+            tap.finished(true);
+        }
+    }
+
+    fn reset(&mut self) {
+        self.stream.reset();
+        self.finished = true;
+        if let Some(tap) = &mut self.tap {
+            tap.reset(true);
+        }
+    }
+
+    fn mss(&self) -> u32 {
+        self.stream.mss()
+    }
+
+    fn established(&mut self) -> Result<bool, Errno> {
+        let established = self.stream.established()?;
+        if established && self.tap.is_none() {
+            self.tap = Some(
+                self.capture
+                    .open(self.stream.local(), self.stream.remote(), Side::Caller),
+            );
+        }
+        Ok(established)
+    }
+
+    fn unacknowledged(&self) -> u32 {
+        self.stream.unacknowledged()
+    }
+
+    fn local(&self) -> SocketAddr {
+        self.stream.local()
+    }
+
+    fn remote(&self) -> SocketAddr {
+        self.stream.remote()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.stream.descriptor()
+    }
+}
+
+impl Drop for TappedStream {
+    /// Closing ends our direction, too.
+    fn drop(&mut self) {
+        if let Some(tap) = &mut self.tap
+            && !self.finished
+        {
+            tap.finished(true);
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Captures of simulated connections, and files that cannot be written.
+
+use super::*;
+use crate::host::{Piece, PieceMut};
+use crate::stream::sim::{Conditions, SimNetwork};
+use crate::stream::{Listener, Network, Stream};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+const REQUEST: &[u8] = b"MPA ID Req Frame\x40\x01\0\0";
+const REPLY: &[u8] = b"MPA ID Rep Frame\x40\x01\0\0";
+/// A Send of "hello" (conformance vector F-SEND-hello).
+const FPDU: &[u8] = b"\x00\x17\x41\x43\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0hello\0\0\0\xb9\x90\xb1\x0c";
+
+/// A folder that goes with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Folder {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("urnic-capture-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    /// Names in it.
+    fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.0).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The packets of a capture file: interface, sender's port, flags of TCP, payload.
+fn packets(path: &Path) -> Vec<(u32, u16, u8, Vec<u8>)> {
+    let file = std::fs::read(path).unwrap();
+    let mut rest = &file[..];
+    let mut found = Vec::new();
+    let word = |at: &[u8]| u32::from_le_bytes(*at.first_chunk().unwrap());
+    while !rest.is_empty() {
+        let (block, later) = rest.split_at(word(&rest[4..]) as usize);
+        rest = later;
+        if word(block) == 6 {
+            let packet = &block[28..28 + word(&block[20..]) as usize];
+            let tcp = &packet[20..];
+            let data = usize::from(tcp[12] >> 4) * 4;
+            found.push((
+                word(&block[8..]),
+                u16::from_be_bytes([tcp[0], tcp[1]]),
+                tcp[13],
+                tcp[data..].to_vec(),
+            ));
+        }
+    }
+    found
+}
+
+/// Payloads by who sent them.
+fn payloads(path: &Path, port: u16) -> Vec<u8> {
+    let packets = packets(path).into_iter().filter(|(_, from, ..)| *from == port);
+    packets.flat_map(|(.., payload)| payload).collect()
+}
+
+struct Connected {
+    caller: Box<dyn Stream>,
+    called: Box<dyn Stream>,
+    network: SimNetwork,
+}
+
+/// A connection of which the ends have these captures.
+fn connect(caller: Option<&Capture>, called: Option<&Capture>) -> Connected {
+    let clock = Arc::new(AtomicU64::new(1));
+    let network = SimNetwork::new(
+        Conditions {
+            latency: std::time::Duration::ZERO,
+            ..Conditions::default()
+        },
+        clock,
+    );
+    let around = |capture: Option<&Capture>| -> Arc<dyn Network> {
+        match capture {
+            Some(capture) => Arc::new(Tapped::new(Arc::new(network.clone()), capture.clone())),
+            None => Arc::new(network.clone()),
+        }
+    };
+    let mut listener: Box<dyn Listener> = around(called)
+        .listen("10.0.0.2:4791".parse().unwrap(), 1, 0, false)
+        .unwrap();
+    let local = Some("10.0.0.1:1000".parse().unwrap());
+    let mut caller = around(caller).connect(listener.local(), local, 0).unwrap();
+    assert_eq!(caller.established(), Ok(true));
+    let called = listener.accept().unwrap().expect("it called");
+    Connected {
+        caller,
+        called,
+        network,
+    }
+}
+
+impl Connected {
+    fn start_up(&mut self) {
+        pass(&mut self.caller, &mut self.called, REQUEST);
+        pass(&mut self.called, &mut self.caller, REPLY);
+    }
+}
+
+fn pass(from: &mut Box<dyn Stream>, to: &mut Box<dyn Stream>, octets: &[u8]) {
+    let (front, back) = octets.split_at(octets.len() / 2);
+    assert_eq!(from.send(&[Piece::of(front), Piece::of(back)]), Ok(octets.len()));
+    let mut into = vec![0; octets.len() + 7];
+    let (front, back) = into.split_at_mut(5);
+    assert_eq!(
+        to.receive(&mut [PieceMut::of(front), PieceMut::of(back)]),
+        Ok(octets.len())
+    );
+    assert_eq!(&into[..octets.len()], octets);
+}
+
+#[test]
+fn both_ends_capture_the_same() {
+    let folder = Folder::new();
+    let [one, two] = ["one", "two"].map(|name| folder.0.join(name));
+    let captures = [&one, &two].map(|path| CaptureFile::new(path.clone(), None).interface("urnic0", ""));
+    let mut connected = connect(Some(&captures[0]), Some(&captures[1]));
+    connected.start_up();
+    pass(&mut connected.caller, &mut connected.called, FPDU);
+    pass(&mut connected.called, &mut connected.caller, FPDU);
+    connected.caller.finish();
+    assert_eq!(connected.called.receive_bytes(&mut [0; 9]), Ok(0));
+    connected.called.finish();
+    assert_eq!(connected.caller.receive_bytes(&mut [0; 9]), Ok(0));
+    drop(connected);
+    assert_eq!(packets(&one), packets(&two));
+    // Three of the handshake, four frames, two FINs and the last ACK.
+    assert_eq!(packets(&one).len(), 10);
+}
+
+#[test]
+fn a_connection_of_which_both_ends_are_here_is_written_once() {
+    let folder = Folder::new();
+    let path = folder.0.join("file");
+    let file = CaptureFile::new(path.clone(), None);
+    let (near, far) = (file.interface("near", ""), file.interface("far", ""));
+    let mut connected = connect(Some(&near), Some(&far));
+    connected.start_up();
+    pass(&mut connected.called, &mut connected.caller, FPDU);
+    assert_eq!(payloads(&path, 1000), REQUEST);
+    assert_eq!(payloads(&path, 4791), [REPLY, FPDU].concat());
+    let interfaces: Vec<u32> = packets(&path).iter().map(|(interface, ..)| *interface).collect();
+    assert!(
+        interfaces.contains(&0) && interfaces.contains(&1),
+        "{interfaces:?}"
+    );
+    // The same addresses again are another connection.
+    drop(connected);
+    let before = packets(&path).len();
+    let _again = connect(Some(&near), Some(&far));
+    assert_eq!(packets(&path).len(), before + 3);
+}
+
+#[test]
+fn what_the_stream_did_not_take_is_not_captured() {
+    let folder = Folder::new();
+    let path = folder.0.join("file");
+    let capture = CaptureFile::new(path.clone(), None).interface("urnic0", "");
+    let mut connected = connect(Some(&capture), None);
+    connected.network.wires()[0].set_capacity(0, 26);
+    assert_eq!(connected.caller.send_bytes(REQUEST), Ok(20));
+    assert_eq!(connected.caller.send(&[Piece::of(FPDU)]), Ok(6));
+    assert_eq!(
+        connected.caller.send(&[Piece::of(&FPDU[6..])]),
+        Err(crate::stream::StreamError::WouldBlock)
+    );
+    drop(connected);
+    assert_eq!(payloads(&path, 1000), [REQUEST, &FPDU[..6]].concat());
+}
+
+#[test]
+fn a_reset_is_seen_at_either_end() {
+    let folder = Folder::new();
+    for (which, port) in [(0, 1000), (1, 4791)] {
+        let path = folder.0.join(format!("reset-{which}"));
+        let capture = CaptureFile::new(path.clone(), None).interface("urnic0", "");
+        let mut connected = connect(Some(&capture), None);
+        match which {
+            0 => connected.caller.reset(),
+            _ => {
+                connected.called.reset();
+                assert!(connected.caller.receive_bytes(&mut [0; 9]).is_err());
+            }
+        }
+        drop(connected);
+        let (_, from, flags, _) = packets(&path).pop().unwrap();
+        assert_eq!((from, flags), (port, packet::RST | packet::ACK));
+    }
+}
+
+#[test]
+fn a_file_that_is_taken_or_not_empty_is_left_alone() {
+    let folder = Folder::new();
+    let path = folder.0.join("wire.pcapng");
+    CaptureFile::prepare(&path).unwrap();
+    let capture = || CaptureFile::new(path.clone(), None).interface("urnic0", "");
+    let first = connect(Some(&capture()), None);
+    let beside = format!("wire-{}.pcapng", std::process::id());
+    assert_eq!(folder.names(), ["wire.pcapng"]);
+    let second = connect(Some(&capture()), None);
+    assert_eq!(folder.names(), [beside.clone(), "wire.pcapng".to_owned()]);
+    // Nobody is cut short under way.
+    CaptureFile::prepare(&path).unwrap();
+    assert_eq!(packets(&path).len(), 3);
+    drop((first, second));
+    let third = connect(Some(&capture()), None);
+    assert_eq!(packets(&folder.0.join(beside)).len(), 3);
+    drop(third);
+    CaptureFile::prepare(&path).unwrap();
+    assert_eq!(packets(&path), []);
+}
+
+#[test]
+fn a_name_may_have_the_number_of_its_process() {
+    let folder = Folder::new();
+    let capture = CaptureFile::new(folder.0.join("%p-%p"), None).interface("urnic0", "");
+    drop(connect(Some(&capture), None));
+    let number = std::process::id();
+    assert_eq!(folder.names(), [format!("{number}-{number}")]);
+}
+
+#[test]
+fn where_nothing_can_be_written_traffic_goes_on() {
+    let folder = Folder::new();
+    for path in [folder.0.join("no/such/folder"), PathBuf::from("/dev/null")] {
+        assert!(CaptureFile::prepare(&path).is_err());
+        let capture = CaptureFile::new(path, None).interface("urnic0", "");
+        let mut connected = connect(Some(&capture), Some(&capture));
+        connected.start_up();
+        pass(&mut connected.caller, &mut connected.called, FPDU);
+    }
+}
+
+#[test]
+fn a_file_that_cannot_grow_ends_with_a_whole_packet() {
+    let file = memfd_create("full", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+    let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let capture = CaptureFile::new(path.clone(), None).interface("urnic0", "");
+    let mut connected = connect(Some(&capture), None);
+    fcntl_add_seals(&file, SealFlags::GROW).unwrap();
+    connected.start_up();
+    pass(&mut connected.caller, &mut connected.called, FPDU);
+    assert_eq!(packets(&path).len(), 3);
+}

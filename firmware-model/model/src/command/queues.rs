@@ -1,0 +1,381 @@
+//! Commands on doorbell pages, event queues, completion queues, shared receive queues and queue pairs.
+
+use super::{Answer, Job, count, done, handle, ok};
+use crate::effects::Effects;
+use crate::host::Record;
+use crate::memory::DomainUse;
+use crate::qp::Qp;
+use crate::queues::{
+    CompletionQueue, EventQueue, ReceiveQueue, ReceiveSource, SendQueue, SharedReceiveQueue,
+};
+use crate::rdmap::{QpChange, QpParams};
+use crate::state::{Core, Tenant, Uar};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+use urnic_device::command::{
+    CreateCq, CreateEq, CreateQp, CreateSrq, ModerateCq, ModifyQp, ModifySrq, QueueHandle, ResizeCq, Status,
+};
+use urnic_device::cqe::CQE_LEN;
+use urnic_device::event::EVENT_LEN;
+use urnic_device::record::QueueRecord;
+use urnic_device::registers::NO_VECTOR;
+use urnic_device::stream::{Endpoint, Endpoints, input};
+use urnic_device::vocabulary::QpState;
+use urnic_device::wqe::{BLOCK_LEN, MAX_BLOCKS, MAX_SGE, RecvHeader, Sge};
+use zerocopy::FromZeros;
+
+/// Alignment of rings: a cache line, so that no entry spans two.
+const RING_ALIGN: usize = 64;
+/// Entries of the largest event queue, log2.
+const MAX_LOG_EVENTS: u32 = 20;
+/// Bytes of a receive entry, log2: a header at least, and no more than the longest list takes.
+const LOG_STRIDE: std::ops::RangeInclusive<u32> = 4..=10;
+const _: () = assert!(size_of::<RecvHeader>() + MAX_SGE * size_of::<Sge>() <= 1 << *LOG_STRIDE.end());
+
+fn uses(counter: &AtomicU32) -> u32 {
+    counter.load(Ordering::Acquire)
+}
+
+fn enter(counter: &AtomicU32) {
+    counter.fetch_add(1, Ordering::AcqRel);
+}
+
+fn leave(counter: &AtomicU32) {
+    counter.fetch_sub(1, Ordering::AcqRel);
+}
+
+/// Whether a ring of `1 << log_size` entries is within `limit`.
+fn check_size(log_size: u32, limit: u32) -> Result<(), Status> {
+    let fits = 1u64.checked_shl(log_size).is_some_and(|n| n <= u64::from(limit));
+    fits.then_some(()).ok_or(Status::InvalidArgument)
+}
+
+fn queue_handle(id: u32, doorbell: u32) -> Answer {
+    ok(&QueueHandle {
+        id: id.into(),
+        doorbell: doorbell.into(),
+    })
+}
+
+/// Destroys all of them, for a reset.
+pub(super) fn destroy_all(core: &Core) {
+    for qp in core.qps.drain() {
+        // Nobody hears of it: the event queues go, too.
+        qp.destroy(core, true, &mut Effects::default());
+    }
+    core.srqs.drain();
+    core.cqs.drain().iter().for_each(|cq| cq.close());
+    core.async_events.store(None);
+    core.agenda.note_backed_up(false);
+    let queues = std::mem::take(&mut *core.event_queues());
+    queues.values().for_each(|eq| eq.close());
+    core.uars.drain();
+    core.own_page.clear();
+    if let Some(pages) = &core.pages {
+        pages.clear();
+    }
+}
+
+impl Job<'_> {
+    pub(super) fn alloc_uar(&self) -> Answer {
+        let page = self
+            .core
+            .uars
+            .insert_with(Status::NoResources, |id| Ok(Uar::new(id)))?;
+        handle(page.id)
+    }
+
+    pub(super) fn free_uar(&self) -> Answer {
+        let page = self.core.uars.find(self.handle()).ok_or(Status::InvalidHandle)?;
+        if uses(&page.users) > 0 {
+            return Err(Status::Busy);
+        }
+        self.core.uars.remove(page.id);
+        done()
+    }
+
+    pub(super) fn create_eq(&self) -> Answer {
+        let arguments: CreateEq = self.arguments();
+        let (vector, log_size) = (arguments.vector.get(), arguments.log_size.get());
+        check_size(log_size, 1 << MAX_LOG_EVENTS)?;
+        if vector >= self.core.config.vectors && vector != NO_VECTOR {
+            return Err(Status::InvalidArgument);
+        }
+        let ring = self.map(arguments.ring.get(), EVENT_LEN << log_size, RING_ALIGN)?;
+        let record = Record::new(&*self.core.host, arguments.record.get()).ok_or(Status::DmaFault)?;
+        let mut queues = self.core.event_queues();
+        let id = (0..self.core.config.limits.eqs)
+            .find(|id| !queues.contains_key(id))
+            .ok_or(Status::NoResources)?;
+        let queue = Arc::new(EventQueue::new(id, vector, ring, record, log_size));
+        queues.insert(id, queue.clone());
+        if id == 0 {
+            self.core.async_events.store(Some(queue));
+        }
+        handle(id)
+    }
+
+    pub(super) fn destroy_eq(&self) -> Answer {
+        let mut queues = self.core.event_queues();
+        let queue = queues.get(&self.handle()).ok_or(Status::InvalidHandle)?;
+        if uses(&queue.users) > 0 {
+            return Err(Status::Busy);
+        }
+        if queue.id == 0 {
+            self.core.async_events.store(None);
+            self.core.agenda.note_backed_up(false);
+        }
+        queue.close();
+        queues.remove(&self.handle());
+        done()
+    }
+
+    pub(super) fn create_cq(&self) -> Answer {
+        self.room_for_events()?;
+        let arguments: CreateCq = self.arguments();
+        let log_size = arguments.log_size.get();
+        check_size(log_size, self.core.config.limits.cqes)?;
+        let page = self.core.page(arguments.uar.get()).ok_or(Status::InvalidHandle)?;
+        let events = match arguments.eq.get() {
+            0 => None,
+            id => Some(
+                self.core
+                    .event_queues()
+                    .get(&id)
+                    .cloned()
+                    .ok_or(Status::InvalidHandle)?,
+            ),
+        };
+        if events
+            .as_ref()
+            .is_some_and(|queue| !self.core.has_room_for_events(queue))
+        {
+            return Err(Status::NoResources);
+        }
+        let ring = self.map(arguments.ring.get(), CQE_LEN << log_size, RING_ALIGN)?;
+        let record = Record::new(&*self.core.host, arguments.record.get()).ok_or(Status::DmaFault)?;
+        let cq = self.core.cqs.insert_with(Status::NoResources, |id| {
+            Ok(CompletionQueue::new(
+                id,
+                page.id,
+                ring,
+                record,
+                log_size,
+                events.clone(),
+            ))
+        })?;
+        if let Some(events) = events {
+            enter(&events.users);
+        }
+        queue_handle(cq.id, self.core.enter_page(&page, Tenant::Cq(cq.id)))
+    }
+
+    pub(super) fn destroy_cq(&self) -> Answer {
+        let cq = self.core.cqs.find(self.handle()).ok_or(Status::InvalidHandle)?;
+        if cq.is_used() {
+            return Err(Status::Busy);
+        }
+        self.core.cqs.remove(cq.id);
+        cq.close();
+        if let Some(events) = cq.events() {
+            leave(&events.users);
+        }
+        self.core.leave_page(cq.uar, Tenant::Cq(cq.id));
+        done()
+    }
+
+    pub(super) fn resize_cq(&self) -> Answer {
+        let arguments: ResizeCq = self.arguments();
+        let log_size = arguments.log_size.get();
+        check_size(log_size, self.core.config.limits.cqes)?;
+        let cq = self
+            .core
+            .cqs
+            .find(arguments.cq.get())
+            .ok_or(Status::InvalidHandle)?;
+        let ring = self.map(arguments.ring.get(), CQE_LEN << log_size, RING_ALIGN)?;
+        let carried = cq.resize(ring, log_size).ok_or(Status::InvalidArgument)?;
+        count(carried as usize)
+    }
+
+    pub(super) fn moderate_cq(&mut self) -> Answer {
+        let arguments: ModerateCq = self.arguments();
+        let most = |value: u32| u16::try_from(value).map_err(|_| Status::InvalidArgument);
+        let (count, period) = (most(arguments.count.get())?, most(arguments.period.get())?);
+        let cq = self.core.cqs.find(arguments.cq.get());
+        let period = Duration::from_micros(period.into());
+        cq.ok_or(Status::InvalidHandle)?
+            .moderate(count.into(), period, self.effects);
+        done()
+    }
+
+    /// A receive queue on its ring, whose record is given.
+    fn receive_queue(
+        &self,
+        ring: u64,
+        record: Arc<Record<QueueRecord>>,
+        log_size: u32,
+        log_stride: u32,
+    ) -> Result<ReceiveQueue, Status> {
+        check_size(log_size, self.core.config.limits.work_requests)?;
+        if !LOG_STRIDE.contains(&log_stride) {
+            return Err(Status::InvalidArgument);
+        }
+        let ring = self.map(ring, 1 << (log_size + log_stride), 16)?;
+        Ok(ReceiveQueue::new(ring, record, log_size, log_stride))
+    }
+
+    fn queue_record(&self, iova: u64) -> Result<Arc<Record<QueueRecord>>, Status> {
+        let record = Record::new(&*self.core.host, iova).ok_or(Status::DmaFault)?;
+        Ok(Arc::new(record))
+    }
+
+    pub(super) fn create_srq(&self) -> Answer {
+        let arguments: CreateSrq = self.arguments();
+        let pd = arguments.pd.get();
+        let page = self.core.page(arguments.uar.get()).ok_or(Status::InvalidHandle)?;
+        let queue = self.receive_queue(
+            arguments.ring.get(),
+            self.queue_record(arguments.record.get())?,
+            arguments.log_size.get(),
+            arguments.log_stride.get(),
+        )?;
+        let domains = self.core.memory.domains();
+        if !domains.enter(pd, DomainUse::SharedReceiveQueue) {
+            return Err(Status::InvalidHandle);
+        }
+        let made = self.core.srqs.insert_with(Status::NoResources, |id| {
+            Ok(SharedReceiveQueue::new(id, pd, page.id, queue))
+        });
+        let srq = made.inspect_err(|_| domains.leave(pd, DomainUse::SharedReceiveQueue))?;
+        queue_handle(srq.id, self.core.enter_page(&page, Tenant::Srq(srq.id)))
+    }
+
+    pub(super) fn modify_srq(&mut self) -> Answer {
+        let arguments: ModifySrq = self.arguments();
+        if arguments.limit.get() > 0 {
+            self.room_for_events()?;
+        }
+        let srq = self
+            .core
+            .srqs
+            .find(arguments.srq.get())
+            .ok_or(Status::InvalidHandle)?;
+        srq.arm_limit(arguments.limit.get(), self.effects);
+        done()
+    }
+
+    pub(super) fn destroy_srq(&self) -> Answer {
+        let srq = self.core.srqs.find(self.handle()).ok_or(Status::InvalidHandle)?;
+        if uses(&srq.users) > 0 {
+            return Err(Status::Busy);
+        }
+        self.core.srqs.remove(srq.id);
+        let domains = self.core.memory.domains();
+        domains.leave(srq.pd, DomainUse::SharedReceiveQueue);
+        self.core.leave_page(srq.uar, Tenant::Srq(srq.id));
+        done()
+    }
+
+    pub(super) fn create_qp(&self) -> Answer {
+        let arguments: CreateQp = self.arguments();
+        let core = self.core;
+        let pd = arguments.pd.get();
+        let page = core.page(arguments.uar.get()).ok_or(Status::InvalidHandle)?;
+        let find_cq = |id| core.cqs.find(id).ok_or(Status::InvalidHandle);
+        let send_cq = find_cq(arguments.send_cq.get())?.clone();
+        let recv_cq = find_cq(arguments.recv_cq.get())?.clone();
+        let srq = match arguments.srq.get() {
+            0 => None,
+            id => Some(core.srqs.find(id).ok_or(Status::InvalidHandle)?.clone()),
+        };
+        let sq_log_size = arguments.sq_log_size.get();
+        let blocks = core.config.limits.work_requests.saturating_mul(MAX_BLOCKS as u32);
+        check_size(sq_log_size, blocks)?;
+        let record = self.queue_record(arguments.record.get())?;
+        let ring = self.map(arguments.sq_ring.get(), BLOCK_LEN << sq_log_size, RING_ALIGN)?;
+        let sq = SendQueue::new(ring, record.clone(), sq_log_size);
+        let rq = match &srq {
+            Some(srq) => ReceiveSource::Shared(srq.clone()),
+            None => ReceiveSource::Own(self.receive_queue(
+                arguments.rq_ring.get(),
+                record,
+                arguments.rq_log_size.get(),
+                arguments.rq_log_stride.get(),
+            )?),
+        };
+        let domains = core.memory.domains();
+        if !domains.enter(pd, DomainUse::QueuePair) {
+            return Err(Status::InvalidHandle);
+        }
+        let made = core.qps.insert_with(Status::NoResources, |qid| {
+            let params = QpParams {
+                qid,
+                label: arguments.label.get(),
+                pd,
+                sq,
+                send_cq,
+                rq,
+                recv_cq,
+                extensions: core.config.rfc7306,
+            };
+            Ok(Qp::new(params, page.id, srq))
+        });
+        let qp = made.inspect_err(|_| domains.leave(pd, DomainUse::QueuePair))?;
+        qp.send_cq.enter(qp.id);
+        qp.recv_cq.enter(qp.id);
+        if let Some(srq) = &qp.srq {
+            enter(&srq.users);
+        }
+        queue_handle(qp.id, self.core.enter_page(&page, Tenant::Qp(qp.id)))
+    }
+
+    pub(super) fn modify_qp(&mut self) -> Answer {
+        let arguments: ModifyQp = self.arguments();
+        let limits = &self.core.config.limits;
+        let change = QpChange::parse(&arguments).ok_or(Status::InvalidArgument)?;
+        // What ends a queue pair is never refused.
+        if !matches!(change.state, Some(QpState::Err | QpState::Reset)) {
+            self.room_for_events()?;
+        }
+        if change.ird.is_some_and(|n| n > limits.ird) || change.ord.is_some_and(|n| n > limits.ord) {
+            return Err(Status::InvalidArgument);
+        }
+        let qp = self
+            .core
+            .qps
+            .find(arguments.qp.get())
+            .ok_or(Status::InvalidHandle)?;
+        qp.modify(self.core, change, self.effects)?;
+        done()
+    }
+
+    pub(super) fn query_qp(&mut self) -> Answer {
+        let qp = self.core.qps.find(self.handle()).ok_or(Status::InvalidHandle)?;
+        let (status, ends) = qp.status(self.effects)?;
+        if self.command.output_len.get() > 0 {
+            self.write_output(
+                &ends.map_or_else(Endpoints::new_zeroed, |(local, remote)| Endpoints {
+                    local: Endpoint::from(local),
+                    remote: Endpoint::from(remote),
+                    input: input::NONE.into(),
+                }),
+            )?;
+        }
+        ok(&status)
+    }
+
+    pub(super) fn destroy_qp(&mut self) -> Answer {
+        let qp = self.core.qps.remove(self.handle()).ok_or(Status::InvalidHandle)?;
+        qp.destroy(self.core, false, self.effects);
+        qp.send_cq.leave(qp.id);
+        qp.recv_cq.leave(qp.id);
+        if let Some(srq) = &qp.srq {
+            leave(&srq.users);
+        }
+        self.core.leave_page(qp.uar, Tenant::Qp(qp.id));
+        self.core.memory.domains().leave(qp.pd, DomainUse::QueuePair);
+        done()
+    }
+}

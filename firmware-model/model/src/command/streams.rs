@@ -1,0 +1,159 @@
+//! Commands on streams.
+
+use super::{Answer, Job, done, handle, ok};
+use crate::rdmap::Attachment;
+use crate::stream::Listener;
+use crate::streaming::{MAX_PENDING, status};
+use std::net::SocketAddr;
+use urnic_device::command::{Handle, Status};
+use urnic_device::stream::{Attach, Close, Connect, Listen, Listening, MAX_STREAMING, listen};
+use zerocopy::little_endian::U32;
+
+fn traffic_class(given: U32) -> Result<u8, Status> {
+    u8::try_from(given.get()).map_err(|_| Status::InvalidArgument)
+}
+
+impl Job<'_> {
+    pub(super) fn stream_connect(&mut self) -> Answer {
+        self.room_for_events()?;
+        let arguments: Connect = self.arguments();
+        let remote = SocketAddr::from(arguments.remote);
+        let local = Some(SocketAddr::from(arguments.local))
+            .filter(|local| local.port() != 0 || arguments.local.ip != [0; 16]);
+        let traffic_class = traffic_class(arguments.traffic_class)?;
+        if remote.port() == 0 || remote.ip().is_multicast() {
+            return Err(Status::InvalidArgument);
+        }
+        let core = self.core;
+        let given = local.map(|l| l.ip()).filter(|ip| !ip.is_unspecified());
+        if !core.config.may_call(remote.ip(), given) {
+            return Err(Status::Denied);
+        }
+        let local = match core.config.own_address_towards(remote.ip()) {
+            Some(own) if given.is_none() => Some(SocketAddr::new(own, local.map_or(0, |l| l.port()))),
+            _ => local,
+        };
+        let called = core.network.connect(remote, local, traffic_class);
+        handle(core.streams.connect(&core.agenda, called, self.effects)?)
+    }
+
+    pub(super) fn stream_listen(&mut self) -> Answer {
+        self.room_for_events()?;
+        let arguments: Listen = self.arguments();
+        let local = SocketAddr::from(arguments.local);
+        let given = arguments.traffic_class.get();
+        let ipv6_only = given & listen::IPV6_ONLY != 0;
+        let traffic_class = traffic_class((given & !listen::IPV6_ONLY).into())?;
+        let core = self.core;
+        let limit = arguments.backlog.get().clamp(1, MAX_PENDING);
+        let mut listeners: Vec<Box<dyn Listener>> = Vec::new();
+        let mut port = local.port();
+        let places = core.config.listen_addresses(local.ip(), ipv6_only);
+        for ip in places.ok_or(Status::Denied)? {
+            let place = match SocketAddr::new(ip, port) {
+                SocketAddr::V6(mut v6) => {
+                    if let SocketAddr::V6(asked) = local {
+                        v6.set_scope_id(asked.scope_id());
+                    }
+                    SocketAddr::V6(v6)
+                }
+                v4 => v4,
+            };
+            let listener = core.network.listen(place, limit, traffic_class, ipv6_only);
+            let listener = listener.map_err(status)?;
+            port = listener.local().port();
+            listeners.push(listener);
+        }
+        if port == 0 {
+            // It has no address of that family, so nothing chose a port.
+            return Err(Status::AddressNotAvailable);
+        }
+        let lid = core.streams.listen(listeners, limit, self.effects)?;
+        ok(&Listening {
+            lid: lid.into(),
+            port: u32::from(port).into(),
+        })
+    }
+
+    pub(super) fn stream_unlisten(&self) -> Answer {
+        self.core.streams.unlisten(self.handle())?;
+        done()
+    }
+
+    pub(super) fn stream_send(&mut self) -> Answer {
+        let sid = self.arguments::<Handle>().id.get();
+        if self.command.input_len.get() > MAX_STREAMING {
+            return Err(Status::InvalidArgument);
+        }
+        let input = self.input()?;
+        let mut bytes = vec![0; input.len()];
+        input.copy_out(0, &mut bytes);
+        let core = self.core;
+        core.streams.send(&core.agenda, sid, &bytes, self.effects)?;
+        done()
+    }
+
+    pub(super) fn stream_receive(&mut self) -> Answer {
+        self.room_for_events()?;
+        let sid = self.arguments::<Handle>().id.get();
+        let len = self.command.output_len.get();
+        if len == 0 || len > MAX_STREAMING {
+            return Err(Status::InvalidArgument);
+        }
+        let buffer = self.output()?;
+        let core = self.core;
+        core.streams.receive(&core.agenda, sid, buffer, self.effects)?;
+        done()
+    }
+
+    pub(super) fn stream_query(&mut self) -> Answer {
+        let core = self.core;
+        let endpoints = core.streams.query(&core.agenda, self.handle(), self.effects)?;
+        self.write_output(&endpoints)?;
+        done()
+    }
+
+    pub(super) fn stream_close(&mut self) -> Answer {
+        let arguments: Close = self.arguments();
+        let abort = arguments.abort.get() != 0;
+        let (core, sid) = (self.core, arguments.sid.get());
+        core.streams
+            .close(&core.agenda, sid, abort, self.effects, |stream, unsent| {
+                core.linger(stream, unsent);
+            })?;
+        done()
+    }
+
+    pub(super) fn stream_attach(&mut self) -> Answer {
+        self.room_for_events()?;
+        let (arguments, attachment) = self.attachment()?;
+        let (core, sid) = (self.core, arguments.sid.get());
+        let qp = core.qps.find(arguments.qid.get()).ok_or(Status::InvalidHandle)?;
+        let attach =
+            |stream: &mut _, awaited, effects: &mut _| qp.attach(core, stream, &attachment, awaited, effects);
+        core.streams.hand_over(&core.agenda, sid, self.effects, attach)?;
+        done()
+    }
+
+    pub(super) fn loopback_attach(&mut self) -> Answer {
+        self.room_for_events()?;
+        let (arguments, attachment) = self.attachment()?;
+        let qp = self
+            .core
+            .qps
+            .find(arguments.qid.get())
+            .ok_or(Status::InvalidHandle)?;
+        qp.attach_loopback(self.core, &attachment, self.effects)?;
+        done()
+    }
+
+    fn attachment(&self) -> Result<(Attach, Attachment), Status> {
+        let arguments: Attach = self.arguments();
+        let limits = &self.core.config.limits;
+        let mut attachment = Attachment::try_from(&arguments).map_err(|_| Status::InvalidArgument)?;
+        // Start-up may name 0x3fff, "no limit of mine" (EMPA-37): the device's own holds.
+        attachment.ird = attachment.ird.min(limits.ird);
+        attachment.ord = attachment.ord.min(limits.ord);
+        Ok((arguments, attachment))
+    }
+}

@@ -1,0 +1,328 @@
+//! What a device is started with.
+
+use crate::capture::Capture;
+pub use crate::stream::descriptor::DescriptorWatch;
+use std::net::IpAddr;
+use std::time::Duration;
+use urnic_device::command::{DeviceAttributes, features};
+use urnic_device::wqe::{MAX_INLINE, MAX_SGE};
+
+/// Elements per entry that the device advertises.
+const SGE: u32 = 16;
+const _: () = assert!(SGE as usize <= MAX_SGE);
+
+/// An address of the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceAddress {
+    /// The address.
+    pub ip: IpAddr,
+    /// IPv6 scope of a link-local address, else 0.
+    pub scope: u32,
+    /// Prefix length in bits.
+    pub prefix_len: u32,
+}
+
+/// A range of addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prefix {
+    /// An address in the range.
+    pub ip: IpAddr,
+    /// Leading bits that all of the range share.
+    pub len: u32,
+}
+
+impl Prefix {
+    /// Whether `ip` is in the range.
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        fn shared(a: u128, b: u128, width: u32, len: u32) -> bool {
+            len == 0 || len <= width && (a ^ b) >> (width - len) == 0
+        }
+        match (self.ip, ip) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => shared(u32::from(a).into(), u32::from(b).into(), 32, self.len),
+            (IpAddr::V6(a), IpAddr::V6(b)) => shared(a.into(), b.into(), 128, self.len),
+            _ => false,
+        }
+    }
+}
+
+/// Where the driver may call and listen.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Reach {
+    /// Wherever the process may: the driver is the process itself.
+    #[default]
+    Unrestricted,
+    /// From and on the addresses of the table only, and not to the host that the device runs on: a guest must not
+    /// gain a TCP client there.
+    Confined {
+        /// The host's own addresses. (Loopback and unspecified ones need not be listed.)
+        host: Vec<IpAddr>,
+        /// What may be called all the same.
+        allow: Vec<Prefix>,
+    },
+}
+
+/// The device's limits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Queue pairs.
+    pub qps: u32,
+    /// Entries per work queue.
+    pub work_requests: u32,
+    /// Completion queues.
+    pub cqs: u32,
+    /// Entries per completion queue.
+    pub cqes: u32,
+    /// Shared receive queues.
+    pub srqs: u32,
+    /// Memory regions.
+    pub mrs: u32,
+    /// Memory windows.
+    pub mws: u32,
+    /// Protection domains.
+    pub pds: u32,
+    /// Event queues.
+    pub eqs: u32,
+    /// Doorbell pages.
+    pub uars: u32,
+    /// Streams in streaming mode, and listeners.
+    pub streams: u32,
+    /// File descriptors: one for each stream, in whatever mode or on its way out, and for each address listened on, and two.
+    pub descriptors: u32,
+    /// Inbound Reads and atomics per queue pair.
+    pub ird: u32,
+    /// Outbound Reads and atomics per queue pair.
+    pub ord: u32,
+    /// Bytes of a region.
+    pub mr_size: u64,
+    /// Pages in the lists of all regions together.
+    pub mr_pages: u32,
+    /// Events that wait for room in an event queue, beyond which no command may cause more.
+    pub waiting_events: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            qps: 16 << 10,
+            work_requests: 16 << 10,
+            cqs: 16 << 10,
+            cqes: 1 << 22,
+            srqs: 4 << 10,
+            mrs: 1 << 20,
+            mws: 256 << 10,
+            pds: 64 << 10,
+            eqs: 256,
+            uars: 4 << 10,
+            streams: 16 << 10,
+            descriptors: u32::MAX,
+            ird: 128,
+            ord: 128,
+            mr_size: 1 << 46,
+            mr_pages: 4 << 20,
+            waiting_events: 64 << 10,
+        }
+    }
+}
+
+/// What a device is started with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelConfig {
+    /// Its addresses, the first being the default one.
+    pub addresses: Vec<DeviceAddress>,
+    /// Where it may call and listen.
+    pub reach: Reach,
+    /// Its limits.
+    pub limits: Limits,
+    /// Interrupt vectors; vector 0 is that of the asynchronous events.
+    pub vectors: u32,
+    /// RFC 7306 atomics and immediate data are offered.
+    pub rfc7306: bool,
+    /// An idle peer whose host does not answer for so long is gone; zero leaves that to the kernel. (While bytes are
+    /// unacknowledged, the kernel's own limit on retransmissions holds.)
+    pub liveness: Duration,
+    /// Longest that a stream without a queue pair is kept until the peer has acknowledged all.
+    pub linger: Duration,
+    /// Who wants to know of its file descriptors.
+    pub descriptors: Option<DescriptorWatch>,
+    /// The driver is in another process, and rings in plain memory: [`Device::doorbell_pages`](crate::Device::doorbell_pages).
+    pub doorbell_memory: bool,
+    /// Where its streams are captured.
+    pub capture: Option<Capture>,
+}
+
+impl Default for ModelConfig {
+    fn default() -> ModelConfig {
+        ModelConfig {
+            addresses: Vec::new(),
+            reach: Reach::default(),
+            limits: Limits::default(),
+            vectors: 9,
+            rfc7306: true,
+            liveness: Duration::from_secs(60),
+            linger: Duration::from_secs(3),
+            descriptors: None,
+            doorbell_memory: false,
+            capture: None,
+        }
+    }
+}
+
+impl ModelConfig {
+    /// What `QueryDevice` answers.
+    pub(crate) fn attributes(&self) -> DeviceAttributes {
+        let limits = &self.limits;
+        let mut offered = features::SRQ | features::WINDOWS | features::MODERATION;
+        if self.rfc7306 {
+            offered |= features::ATOMICS | features::IMMEDIATE;
+        }
+        if self.doorbell_memory {
+            offered |= features::DOORBELL_MEMORY;
+        }
+        let version = |text: &str| text.parse::<u64>().unwrap_or(0) & 0xffff;
+        let firmware = version(env!("CARGO_PKG_VERSION_MAJOR")) << 32
+            | version(env!("CARGO_PKG_VERSION_MINOR")) << 16
+            | version(env!("CARGO_PKG_VERSION_PATCH"));
+        DeviceAttributes {
+            max_mr_size: limits.mr_size.into(),
+            firmware: firmware.into(),
+            max_qp: limits.qps.into(),
+            max_qp_wr: limits.work_requests.into(),
+            max_sge: SGE.into(),
+            // One sink buffer per Read (RFC 5040 §5.2.1; row RDM-R-08).
+            max_sge_rd: 1.into(),
+            max_inline: (MAX_INLINE as u32).into(),
+            max_cq: limits.cqs.into(),
+            max_cqe: limits.cqes.into(),
+            max_mr: limits.mrs.into(),
+            max_pd: limits.pds.into(),
+            max_mw: limits.mws.into(),
+            max_srq: limits.srqs.into(),
+            max_srq_wr: limits.work_requests.into(),
+            max_ird: limits.ird.into(),
+            max_ord: limits.ord.into(),
+            completion_vectors: self.vectors.saturating_sub(1).max(1).into(),
+            features: offered.into(),
+        }
+    }
+
+    /// Whether a stream may go from `local` to `remote`.
+    pub(crate) fn may_call(&self, remote: IpAddr, local: Option<IpAddr>) -> bool {
+        let Reach::Confined { host, allow } = &self.reach else {
+            return true;
+        };
+        let own = |ip: &IpAddr| self.addresses.iter().any(|a| a.ip == *ip);
+        // Whoever names no address of his own must have one to be given.
+        let has_one = || self.addresses.iter().any(|a| a.ip.is_ipv4() == remote.is_ipv4());
+        let here = remote.is_loopback() || remote.is_unspecified() || host.contains(&remote);
+        let allowed = allow.iter().any(|p| p.contains(remote)) || own(&remote);
+        local.as_ref().map_or_else(has_one, own) && (!here || allowed)
+    }
+
+    /// The address that calls to `remote` leave from, where the device may not use any other.
+    pub(crate) fn own_address_towards(&self, remote: IpAddr) -> Option<IpAddr> {
+        let own = || self.addresses.iter().map(|a| a.ip);
+        match self.reach {
+            Reach::Unrestricted => None,
+            Reach::Confined { .. } => own().find(|ip| ip.is_ipv4() == remote.is_ipv4()),
+        }
+    }
+
+    /// The addresses to listen on if `asked` is asked for; `None` if that is not allowed.
+    pub(crate) fn listen_addresses(&self, asked: IpAddr, ipv6_only: bool) -> Option<Vec<IpAddr>> {
+        let own: Vec<IpAddr> = self.addresses.iter().map(|a| a.ip).collect();
+        // "All" of IPv4 are those of IPv4 alone.
+        let one_family = asked.is_ipv4() || ipv6_only;
+        match self.reach {
+            Reach::Unrestricted => Some(vec![asked]),
+            Reach::Confined { .. } if asked.is_unspecified() => {
+                let meant = |ip: &IpAddr| !one_family || ip.is_ipv4() == asked.is_ipv4();
+                (!own.is_empty()).then(|| own.into_iter().filter(meant).collect())
+            }
+            Reach::Confined { .. } => own.contains(&asked).then(|| vec![asked]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn all_addresses_are_those_of_the_family_asked_for() {
+        let own = |ip| DeviceAddress {
+            ip,
+            scope: 0,
+            prefix_len: 24,
+        };
+        let (v4, v6) = (ip("10.0.0.7"), ip("2001:db8::7"));
+        let mut config = ModelConfig {
+            addresses: vec![own(v4), own(v6)],
+            reach: Reach::Confined {
+                host: Vec::new(),
+                allow: Vec::new(),
+            },
+            ..ModelConfig::default()
+        };
+        for (asked, ipv6_only, listens) in [
+            ("::", false, Some(vec![v4, v6])),
+            ("::", true, Some(vec![v6])),
+            ("0.0.0.0", false, Some(vec![v4])),
+            ("10.0.0.7", false, Some(vec![v4])),
+            ("10.0.0.8", false, None),
+        ] {
+            assert_eq!(config.listen_addresses(ip(asked), ipv6_only), listens, "{asked}");
+        }
+        config.addresses = vec![own(v4)];
+        assert_eq!(config.listen_addresses(ip("::"), true), Some(vec![]));
+        config.addresses = Vec::new();
+        assert_eq!(config.listen_addresses(ip("::"), false), None);
+    }
+
+    #[test]
+    fn a_confined_device_does_not_call_its_host() {
+        let mut config = ModelConfig {
+            addresses: vec![DeviceAddress {
+                ip: ip("10.0.0.7"),
+                scope: 0,
+                prefix_len: 24,
+            }],
+            reach: Reach::Confined {
+                host: vec![ip("10.0.0.1"), ip("2001:db8::1")],
+                allow: Vec::new(),
+            },
+            ..ModelConfig::default()
+        };
+        let own = Some(ip("10.0.0.7"));
+        assert!(config.may_call(ip("10.0.0.9"), own));
+        assert!(config.may_call(ip("10.0.0.7"), own));
+        for host in [
+            "10.0.0.1",
+            "127.0.0.1",
+            "127.8.8.8",
+            "::1",
+            "0.0.0.0",
+            "::",
+            "2001:db8::1",
+        ] {
+            assert!(!config.may_call(ip(host), own), "{host}");
+        }
+        assert!(!config.may_call(ip("10.0.0.9"), Some(ip("10.0.0.8"))));
+        assert!(config.may_call(ip("10.0.0.9"), None));
+        assert!(
+            !config.may_call(ip("2001:db8::9"), None),
+            "it has no address of that kind"
+        );
+        if let Reach::Confined { allow, .. } = &mut config.reach {
+            allow.push(Prefix {
+                ip: ip("127.0.0.0"),
+                len: 8,
+            });
+        }
+        assert!(config.may_call(ip("127.0.0.1"), own));
+        assert!(!config.may_call(ip("::1"), own));
+    }
+}

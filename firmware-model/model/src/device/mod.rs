@@ -1,0 +1,168 @@
+//! The device: what its driver sees.
+
+mod bar0;
+
+pub use crate::state::{DoorbellPages, Interrupts};
+
+use crate::config::ModelConfig;
+use crate::host::HostMemory;
+use crate::runtime::{self, doorbells};
+use crate::state::Core;
+use crate::stream::Network;
+use crate::time::Nanos;
+use rustix::fd::BorrowedFd;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use urnic_device::registers::{CONTROL, Control, UARS};
+
+/// A device. Clones are handles to the same one; it stops when the last is dropped.
+#[derive(Clone)]
+pub struct Device {
+    core: Arc<Core>,
+    /// Stops the background thread when the last handle goes. `None` in manual mode.
+    _background: Option<Arc<runtime::Background>>,
+}
+
+impl Device {
+    /// Starts a device with kernel TCP and a background thread.
+    ///
+    /// # Errors
+    ///
+    /// The thread or its descriptors could not be made.
+    pub fn start(
+        config: ModelConfig,
+        host: Arc<dyn HostMemory>,
+        interrupts: Arc<dyn Interrupts>,
+    ) -> io::Result<Device> {
+        let core = Core::with_tcp(config, host, interrupts)?;
+        let background = runtime::Background::spawn(&core)?;
+        Ok(Device {
+            core,
+            _background: Some(Arc::new(background)),
+        })
+    }
+
+    /// Makes a device that does nothing by itself: [`step`](Device::step) moves it, on `network` and by the caller's clock.
+    ///
+    /// # Errors
+    ///
+    /// There is no randomness to be had.
+    pub fn start_manual(
+        config: ModelConfig,
+        host: Arc<dyn HostMemory>,
+        interrupts: Arc<dyn Interrupts>,
+        network: Arc<dyn Network>,
+    ) -> io::Result<Device> {
+        Ok(Device {
+            core: Core::manual(config, host, interrupts, network)?,
+            _background: None,
+        })
+    }
+
+    /// What is inside, for tests.
+    #[cfg(test)]
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// In manual mode: it is `now`; accepts, connects, receives, sends and lets timers run, once. Returns the time of the
+    /// next timer.
+    pub fn step(&self, now: Nanos) -> Option<Nanos> {
+        runtime::step(&self.core, now)
+    }
+
+    /// Reads a register.
+    pub fn bar0_read(&self, offset: u32) -> u32 {
+        if offset == UARS {
+            return self.core.config.limits.uars;
+        }
+        self.core.registers().read(offset, &self.core.config)
+    }
+
+    /// Writes a register. A write to the command doorbell returns when the commands are complete.
+    pub fn bar0_write(&self, offset: u32, value: u32) {
+        if !self.core.is_abandoned() {
+            bar0::write(&self.core, offset, value);
+        }
+    }
+
+    /// A doorbell write of `value` in page `uar`; what it asks for is done on this thread. No write is lost here, so the
+    /// slot says nothing that the value does not.
+    #[inline]
+    pub fn doorbell(&self, uar: u32, _offset: u32, value: u64) {
+        if !self.core.is_abandoned() {
+            doorbells::ring(&self.core, uar, value);
+        }
+    }
+
+    /// The memory of BAR 2, if the device was started with it ([`ModelConfig::doorbell_memory`]).
+    pub fn doorbell_pages(&self) -> Option<&DoorbellPages> {
+        self.core.pages.as_ref()
+    }
+
+    /// Serves what was rung in that memory since the last look; whether anything was.
+    pub fn look_at_doorbells(&self) -> bool {
+        doorbells::look(&self.core)
+    }
+
+    /// Tells drivers whether somebody looks at that memory all the time, or they must write
+    /// [`KICK`](urnic_device::registers::KICK). Who goes to sleep looks once more after saying so.
+    pub fn doorbells_asleep(&self, asleep: bool) {
+        if let Some(pages) = &self.core.pages {
+            pages.sleep(asleep);
+        }
+    }
+
+    /// The host takes `len` bytes at `iova` away: every region that touches them is revoked, and nothing is placed or read there through one
+    /// when this returns. What the host mapped must stay in place until then, and something in its place for rings and records.
+    pub fn unmapped(&self, iova: u64, len: u64) {
+        self.core.memory.revoke_over(iova, len);
+    }
+
+    /// The device stops with one of the codes of [`fatal`](urnic_device::registers::fatal): all objects are destroyed, and
+    /// nothing works until a reset. Raises vector 0; there may be no event queue left that could tell.
+    pub fn fail(&self, code: u32) {
+        bar0::fail(&self.core, code);
+        self.core.interrupt(0);
+    }
+
+    /// Function reset, as by [`Control::RESET`](urnic_device::registers::Control::RESET).
+    pub fn reset(&self) {
+        self.bar0_write(CONTROL, Control::RESET.bits());
+    }
+
+    /// A poller found its completion queue empty: sends what was gathered and drives the receive side, for one system
+    /// call or a few.
+    #[inline]
+    pub fn progress(&self) {
+        if !self.core.is_abandoned() {
+            runtime::progress(&self.core);
+        }
+    }
+
+    /// The calling thread waits until `done`, looking at all streams itself meanwhile, for `patience` at the longest. Returns whether it is done; if not,
+    /// the device goes on without it.
+    pub fn lend(&self, patience: Duration, told: BorrowedFd<'_>, done: &mut dyn FnMut() -> bool) -> bool {
+        !self.core.is_abandoned() && runtime::lend(&self.core, patience, told, done)
+    }
+
+    /// Whether posted sends wait for the next [`progress`](Device::progress).
+    #[inline]
+    pub fn has_gathered(&self) -> bool {
+        self.core.agenda.has_gathered()
+    }
+
+    /// The process ends: what has completed still arrives. Takes a bounded time, and leaves a device without streams.
+    pub fn shutdown(&self) {
+        if !self.core.is_abandoned() {
+            runtime::shutdown(&self.core);
+        }
+    }
+
+    /// In a child process after fork: closes the device's descriptors and makes it refuse all work.
+    /// Async-signal-safe.
+    pub fn abandon_in_child(&self) {
+        self.core.abandon();
+    }
+}

@@ -1,0 +1,33 @@
+//! What an engine needs from the rest of the device for one run.
+
+use crate::buffers::BufferPool;
+use crate::counters::Counters;
+use crate::effects::Effects;
+use crate::memory::MemoryTable;
+use crate::time::Nanos;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The surroundings of one run of a queue pair's engine.
+#[derive(Debug)]
+pub struct Env<'a> {
+    /// Registered memory.
+    pub memory: &'a MemoryTable,
+    /// The time of this run.
+    pub now: Nanos,
+    /// Receive buffers.
+    pub buffers: &'a BufferPool,
+    /// The queue pair's own counters.
+    pub counters: &'a Counters,
+    /// What to do after the queue pair's lock is dropped.
+    pub effects: &'a mut Effects,
+    /// Set when the host's memory is not what it should be ([`HostMemory::stopped`](crate::host::HostMemory::stopped)).
+    pub stopped: &'a AtomicBool,
+}
+
+impl Env<'_> {
+    /// Whether nothing more is to be done: looked at before each segment.
+    #[inline]
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,130 @@
+//! Accesses to memory that may vanish at any moment.
+//!
+//! They are written in assembly, so that the handler knows their instructions by address, and can end them: none of them moves the stack pointer.
+
+use super::Unreachable;
+
+#[cfg(target_arch = "x86_64")]
+std::arch::global_asm!(include_str!("x86_64.s"));
+#[cfg(target_arch = "aarch64")]
+std::arch::global_asm!(include_str!("aarch64.s"));
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+unsafe extern "C" {
+    safe static urnic_guarded_begin: u8;
+    safe static urnic_guarded_end: u8;
+    safe static urnic_guarded_failed: u8;
+    fn urnic_guarded_copy(to: *mut u8, from: *const u8, len: usize) -> u32;
+    fn urnic_guarded_probe(first: *const u8, last: *const u8) -> u32;
+    fn urnic_guarded_load(word: *const u64, result: *mut u64) -> u32;
+    fn urnic_guarded_compare_exchange(word: *mut u64, expected: u64, new: u64, found: *mut u64) -> u32;
+}
+
+/// Where a thread goes on that faulted at `pc`, if it did so in an access of this module.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[inline]
+pub(super) fn landing(pc: usize) -> Option<usize> {
+    let begin = (&raw const urnic_guarded_begin).addr();
+    let end = (&raw const urnic_guarded_end).addr();
+    (begin..end)
+        .contains(&pc)
+        .then(|| (&raw const urnic_guarded_failed).addr())
+}
+
+fn outcome(failed: u32) -> Result<(), Unreachable> {
+    match failed {
+        0 => Ok(()),
+        _ => Err(Unreachable),
+    }
+}
+
+/// Copies bytes.
+///
+/// # Errors
+/// A byte could not be read or written; those before it may have been copied.
+///
+/// # Safety
+/// Neither range is memory of ours that something refers to, but for `to` where the caller holds it exclusively and `from` where it holds it shared.
+/// The ranges do not overlap. Either one may be gone.
+#[inline]
+pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) -> Result<(), Unreachable> {
+    // SAFETY: as promised; an access to what is gone ends with 1.
+    outcome(unsafe { urnic_guarded_copy(to, from, len) })
+}
+
+/// Reads a byte of each page of a range that is not empty.
+///
+/// # Errors
+/// A page cannot be read at this moment.
+#[inline]
+pub(crate) fn probe(from: *const u8, len: usize) -> Result<(), Unreachable> {
+    let last = from.wrapping_add(len.saturating_sub(1));
+    // SAFETY: reading changes nothing, whatever is there; an access to what is gone ends with 1.
+    outcome(unsafe { urnic_guarded_probe(from, last) })
+}
+
+/// Replaces the word by `update` of it in one atomic step; returns the old one. `update` may run more than once.
+///
+/// # Errors
+/// The word cannot be read and written.
+///
+/// # Safety
+/// `word` is aligned, and not in memory of ours that something refers to otherwise than as an atomic. It may be gone.
+pub(crate) unsafe fn update(word: *mut u64, update: impl Fn(u64) -> u64) -> Result<u64, Unreachable> {
+    let mut old = 0;
+    // SAFETY: as promised, and a local.
+    outcome(unsafe { urnic_guarded_load(word, &raw mut old) })?;
+    loop {
+        let mut found = 0;
+        // SAFETY: as above.
+        outcome(unsafe { urnic_guarded_compare_exchange(word, old, update(old), &raw mut found) })?;
+        if found == old {
+            return Ok(old);
+        }
+        old = found;
+    }
+}
+
+/// Processors for which nobody wrote the accesses: a fault there is a fault.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod plain {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    pub(super) unsafe fn urnic_guarded_copy(to: *mut u8, from: *const u8, len: usize) -> u32 {
+        // SAFETY: as promised by the caller.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+        0
+    }
+
+    pub(super) unsafe fn urnic_guarded_probe(_first: *const u8, _last: *const u8) -> u32 {
+        0
+    }
+
+    pub(super) unsafe fn urnic_guarded_load(word: *const u64, result: *mut u64) -> u32 {
+        // SAFETY: as promised by the caller.
+        unsafe { *result = AtomicU64::from_ptr(word.cast_mut()).load(Ordering::Acquire) };
+        0
+    }
+
+    pub(super) unsafe fn urnic_guarded_compare_exchange(
+        word: *mut u64,
+        old: u64,
+        new: u64,
+        found: *mut u64,
+    ) -> u32 {
+        // SAFETY: as promised by the caller.
+        let word = unsafe { AtomicU64::from_ptr(word) };
+        let was = word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
+        // SAFETY: as promised by the caller.
+        unsafe { *found = was.unwrap_or_else(|was| was) };
+        0
+    }
+
+    pub(in super::super) fn landing(_pc: usize) -> Option<usize> {
+        None
+    }
+}
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(super) use plain::landing;
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+use plain::{urnic_guarded_compare_exchange, urnic_guarded_copy, urnic_guarded_load, urnic_guarded_probe};

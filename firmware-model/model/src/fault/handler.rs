@@ -1,0 +1,79 @@
+//! The handler of SIGSEGV and SIGBUS. It uses nothing but atomics and, on the way to the process's end, system calls.
+
+use super::access::landing;
+use super::disposition::{self, Action};
+use libc::{c_int, c_void, siginfo_t};
+
+/// `si_code` of a memory error that is reported before anybody touches the memory.
+const BUS_MCEERR_AO: c_int = 5;
+/// `si_code` of a memory tag error that is reported late.
+const SEGV_MTEAERR: c_int = 8;
+
+/// Whether the signal was raised by the instruction at the program counter, which would raise it again.
+fn is_of_instruction(signal: c_int, code: c_int) -> bool {
+    // 0 and less: sent by somebody (sigaction(2)).
+    code > 0
+        && !(signal == libc::SIGBUS && code == BUS_MCEERR_AO)
+        && !(signal == libc::SIGSEGV && code == SEGV_MTEAERR)
+}
+
+/// Has the thread go on behind an access of ours, if that is where it faulted.
+fn recover(context: *mut c_void) -> bool {
+    // SAFETY: the kernel passes the thread's context to a handler with SA_SIGINFO, and resumes with what is in there afterwards.
+    let Some(context) = (unsafe { context.cast::<libc::ucontext_t>().as_mut() }) else {
+        return false;
+    };
+    #[cfg(target_arch = "x86_64")]
+    {
+        let pc = &mut context.uc_mcontext.gregs[libc::REG_RIP as usize];
+        if let Some(landing) = landing(*pc as usize) {
+            *pc = landing as i64;
+            return true;
+        }
+    }
+    #[cfg(target_arch = "aarch64")]
+    if let Some(landing) = landing(context.uc_mcontext.pc as usize) {
+        context.uc_mcontext.pc = landing as u64;
+        return true;
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = (context, landing(0));
+    false
+}
+
+/// What the kernel calls. It has already arranged for the mask and the stack that the program's own action asks for.
+pub(super) extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel passes a valid `siginfo_t` to a handler with SA_SIGINFO.
+    let own = is_of_instruction(signal, unsafe { (*info).si_code });
+    if own && recover(context) {
+        return;
+    }
+    match disposition::take(signal) {
+        // SAFETY: a handler of the program's for this signal. One without SA_SIGINFO takes the first argument, and does not look at the others.
+        Action::Handler(handler) => unsafe { handler(signal, info, context) },
+        // A fault that is ignored ends the process all the same (sigaction(2)).
+        Action::Ignore if !own => {}
+        Action::Ignore | Action::Default => {
+            disposition::back_to_default(signal);
+            if !own {
+                // The thread gets it as soon as this returns.
+                send_again(signal, info);
+            }
+            // Otherwise the instruction runs again, and the core dump shows it.
+        }
+    }
+}
+
+/// Sends the signal to this thread once more, with the same information.
+fn send_again(signal: c_int, info: *mut siginfo_t) {
+    // SAFETY: a signal to the calling thread itself, and the information that came with it.
+    unsafe {
+        libc::syscall(
+            libc::SYS_rt_tgsigqueueinfo,
+            libc::syscall(libc::SYS_getpid),
+            libc::syscall(libc::SYS_gettid),
+            signal,
+            info,
+        );
+    }
+}

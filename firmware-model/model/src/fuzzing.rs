@@ -1,0 +1,117 @@
+//! A driver that a fuzzer makes up; compiled with `--cfg fuzzing` only.
+
+use crate::config::ModelConfig;
+use crate::mock::{Driver, End, config};
+use crate::stream::sim::{Conditions, SimNetwork};
+use crate::time::Nanos;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use urnic_device::command::{Command, Nothing, Opcode, PAYLOAD_LEN};
+use urnic_device::registers::STATUS;
+
+/// Pages of the host's memory that addresses hit.
+const PAGES: u64 = 2000;
+const FIRST_PAGE: u64 = 0x7700_0000_0000;
+
+/// What is left of the fuzzer's bytes; zeroes behind them.
+struct Source<'a>(&'a [u8]);
+
+impl Source<'_> {
+    fn octet(&mut self) -> u8 {
+        let (first, rest) = self.0.split_first().unwrap_or((&0, &[]));
+        self.0 = rest;
+        *first
+    }
+
+    fn word(&mut self) -> u32 {
+        u32::from_le_bytes(std::array::from_fn(|_| self.octet()))
+    }
+
+    /// Mostly a small number, as handles and sizes are.
+    fn argument(&mut self) -> u32 {
+        match self.octet() {
+            0xff => self.word(),
+            0xfe => u32::MAX,
+            small => small.into(),
+        }
+    }
+
+    /// Mostly an address inside the host's memory.
+    fn address(&mut self) -> u64 {
+        match self.octet() {
+            0xff => u64::from(self.word()) << 32 | u64::from(self.word()),
+            0xfe => FIRST_PAGE + (64 << 20) - 8,
+            octet => FIRST_PAGE + (u64::from(octet) << 3 | u64::from(self.octet()) & 7) % PAGES * 4096,
+        }
+    }
+}
+
+/// Commands, doorbells, scribbles over rings and records, memory taken away, in any order: every command is answered, and the device
+/// stays ready.
+pub fn commands(data: &[u8]) {
+    let network = SimNetwork::new(Conditions::default(), Arc::new(AtomicU64::new(0)));
+    let config = ModelConfig {
+        doorbell_memory: true,
+        ..config()
+    };
+    let driver = Driver::start_manual_with(config, Arc::new(network));
+    let end = End::new(&driver);
+    // Through these the driver itself speaks.
+    let spared = driver.command_memory();
+    let free = |iova: u64, len: usize| !spared.contains(&iova) && driver.arena.holds(iova, len);
+    let mut source = Source(data);
+    let mut now = 0;
+    while !source.0.is_empty() {
+        match source.octet() % 8 {
+            0..4 => {
+                let opcode = Opcode::from_raw(source.octet().into()).unwrap_or(Opcode::QueryDevice);
+                let mut command = Command::new(opcode, &Nothing {});
+                // Arguments begin with addresses, or with handles.
+                let addresses = usize::from(source.octet() % 4) * 8;
+                let (pointers, rest) = command.payload.split_at_mut(addresses.min(PAYLOAD_LEN));
+                for place in pointers.chunks_exact_mut(8) {
+                    place.copy_from_slice(&source.address().to_le_bytes());
+                }
+                for place in rest.chunks_exact_mut(4).take(18) {
+                    place.copy_from_slice(&source.argument().to_le_bytes());
+                }
+                command.input = source.address().into();
+                command.output = source.address().into();
+                command.input_len = source.argument().into();
+                command.output_len = source.argument().into();
+                if free(command.output.get(), command.output_len.get() as usize) {
+                    let _ = driver.execute(command);
+                }
+            }
+            4 => {
+                let (page, slot) = (source.argument(), source.octet());
+                let value = u64::from(source.octet()) << 56
+                    | u64::from(source.argument()) << 32
+                    | u64::from(source.argument());
+                if let Some(pages) = driver.device.doorbell_pages() {
+                    pages.store(page, u32::from(slot) * 16, value);
+                }
+                driver.device.look_at_doorbells();
+                driver.device.doorbell(page, 0, value);
+            }
+            5 => {
+                let offset = u64::from(source.octet()) * 4;
+                let (iova, value) = (source.address().wrapping_add(offset), source.word());
+                if free(iova, 4) {
+                    driver.arena.write(iova, &value.to_le_bytes());
+                }
+            }
+            6 => {
+                let (iova, len) = (source.address(), u64::from(source.octet()) * 4096);
+                if !(iova..iova.saturating_add(len)).contains(&spared.start) {
+                    driver.device.unmapped(iova, len);
+                }
+            }
+            _ => now += 1_000_000 * u64::from(source.octet()),
+        }
+        driver.device.step(Nanos(now));
+    }
+    assert_eq!(driver.device.bar0_read(STATUS), 1, "the device is still ready");
+    let _ = driver.on(Opcode::DestroyQp, end.qp.id);
+    driver.device.reset();
+}

@@ -1,0 +1,185 @@
+//! A queue pair that is its own peer: ULPDUs are handed back in memory, with no stream, framing or CRC.
+
+use crate::buffers::{BUFFER_LEN, Buffer, BufferPool};
+use crate::capture::OwnPeerTap;
+use crate::host::{Piece, PieceMut};
+use crate::llp::Head;
+use crate::stream::{Stream, StreamError};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::net::SocketAddr;
+
+/// Longest ULPDU: as large as the caches like.
+pub(crate) const MULPDU: usize = 32 << 10;
+
+/// Bytes before each ULPDU: its length.
+const LENGTH_LEN: usize = 4;
+
+/// ULPDUs on their way back, in one buffer.
+#[derive(Debug, Default)]
+pub(crate) struct Loopback {
+    buffer: Option<Buffer>,
+    /// Where the next ULPDU to be received begins.
+    start: usize,
+    /// Where the last sealed one ends.
+    end: usize,
+    /// Where the open one has got to.
+    filled: usize,
+    /// Bytes sealed so far, and those before `start`.
+    sealed: u64,
+    position: u64,
+    /// Bytes up to which everything was placed, delivered or answered.
+    judged: u64,
+    tap: Option<Box<OwnPeerTap>>,
+}
+
+impl Loopback {
+    /// One that is captured.
+    pub(crate) fn captured(tap: OwnPeerTap) -> Loopback {
+        Loopback {
+            tap: Some(Box::new(tap)),
+            ..Loopback::default()
+        }
+    }
+
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        BUFFER_LEN - self.end >= LENGTH_LEN + MULPDU + size_of::<Head>()
+    }
+
+    pub(crate) fn open(&mut self, buffers: &BufferPool, head: &Head, payload_len: usize) {
+        let ulpdu_len = head.len() + payload_len;
+        let buffer = self.buffer.get_or_insert_with(|| buffers.take());
+        let body = self.end + LENGTH_LEN;
+        buffer[self.end..body].copy_from_slice(&(ulpdu_len as u32).to_ne_bytes());
+        head.write(&mut buffer[body..]);
+        self.filled = body + head.len();
+    }
+
+    pub(crate) fn put(&mut self, len: usize) -> &mut [u8] {
+        let at = self.filled;
+        self.filled += len;
+        self.buffer
+            .as_mut()
+            .and_then(|buffer| buffer.get_mut(at..at + len))
+            .unwrap_or_default()
+    }
+
+    pub(crate) fn seal(&mut self) -> u64 {
+        if let Some(tap) = &mut self.tap
+            && let Some(ulpdu) = self
+                .buffer
+                .as_ref()
+                .and_then(|b| b.get(self.end + LENGTH_LEN..self.filled))
+        {
+            tap.ulpdu(ulpdu);
+        }
+        self.sealed += (self.filled - self.end) as u64;
+        self.end = self.filled;
+        self.sealed
+    }
+
+    pub(crate) fn cancel(&mut self) {
+        self.filled = self.end;
+    }
+
+    /// What was delivered: of a peer that is ourselves it is known what became of each message, so none completes before.
+    #[inline]
+    pub(crate) fn taken(&self) -> u64 {
+        self.judged
+    }
+
+    /// Whether nothing is on its way.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Where the next ULPDU to be received begins, as [`seal`](Self::seal) counts.
+    pub(crate) fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// We are through with all up to `position`.
+    pub(crate) fn judge(&mut self, position: u64) {
+        self.judged = position;
+    }
+
+    /// The next ULPDU to be received.
+    pub(crate) fn front(&self) -> Option<&[u8]> {
+        let sealed = self.buffer.as_ref()?.get(self.start..self.end)?;
+        let (length, rest) = sealed.split_first_chunk()?;
+        rest.get(..u32::from_ne_bytes(*length) as usize)
+    }
+
+    /// It is done with.
+    pub(crate) fn consume(&mut self) {
+        if let Some(len) = self.front().map(<[u8]>::len) {
+            self.start += LENGTH_LEN + len;
+            self.position += (LENGTH_LEN + len) as u64;
+        }
+        if self.start == self.end {
+            (self.start, self.end, self.filled) = (0, 0, 0);
+        }
+    }
+
+    /// Forgets all that was sealed.
+    pub(crate) fn discard(&mut self) {
+        (self.start, self.end, self.filled) = (0, 0, 0);
+    }
+
+    pub(crate) fn release(&mut self, buffers: &BufferPool) {
+        if self.end == 0
+            && let Some(buffer) = self.buffer.take()
+        {
+            buffers.give(buffer);
+        }
+    }
+}
+
+/// What stands in for a stream where there is none.
+#[derive(Debug, Default)]
+pub struct NoStream;
+
+impl Stream for NoStream {
+    fn send(&mut self, _: &[Piece]) -> Result<usize, StreamError> {
+        Err(StreamError::Closed(Errno::NOTCONN))
+    }
+
+    fn receive(&mut self, _: &mut [PieceMut]) -> Result<usize, StreamError> {
+        Err(StreamError::Closed(Errno::NOTCONN))
+    }
+
+    fn peek(&mut self) -> Result<bool, StreamError> {
+        Err(StreamError::Closed(Errno::NOTCONN))
+    }
+
+    fn finish(&mut self) {}
+
+    fn reset(&mut self) {}
+
+    fn mss(&self) -> u32 {
+        0
+    }
+
+    fn established(&mut self) -> Result<bool, Errno> {
+        Err(Errno::NOTCONN)
+    }
+
+    fn unacknowledged(&self) -> u32 {
+        0
+    }
+
+    fn local(&self) -> SocketAddr {
+        NOWHERE
+    }
+
+    fn remote(&self) -> SocketAddr {
+        NOWHERE
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0);

@@ -1,0 +1,39 @@
+//! MPA (RFC 5044): FPDUs over a byte stream, in full operation. Start-up is the host's.
+
+mod rx;
+mod tx;
+mod unsent;
+
+pub(crate) use rx::{Filled, Receiver};
+pub(crate) use tx::Sender;
+use urnic_wire::mpa::fpdu::CrcMode;
+
+/// What start-up agreed on (RFC 5044 §7.1.1).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Agreed {
+    /// CRCs are generated and checked.
+    pub(crate) crc: CrcMode,
+    /// The peer wants markers in what it receives.
+    pub(crate) markers_tx: bool,
+    /// We asked for markers in what we receive.
+    pub(crate) markers_rx: bool,
+}
+
+/// Both directions of one stream.
+#[derive(Debug)]
+pub(crate) struct Mpa {
+    /// Ours.
+    pub(crate) tx: Sender,
+    /// The peer's.
+    pub(crate) rx: Receiver,
+}
+
+impl Mpa {
+    /// Full operation begins, at the first byte of either direction.
+    pub(crate) fn new(agreed: Agreed) -> Mpa {
+        Mpa {
+            tx: Sender::new(agreed.crc, agreed.markers_tx),
+            rx: Receiver::new(agreed.crc, agreed.markers_rx),
+        }
+    }
+}

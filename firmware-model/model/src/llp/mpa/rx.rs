@@ -1,0 +1,288 @@
+//! Receiving FPDUs: whatever way the stream cuts them, they are put together in one buffer, checked, and handed up
+//! one at a time. Nothing reaches DDP before its CRC was checked (RFC 5044 §6).
+
+use crate::buffers::{BUFFER_LEN, Buffer, BufferPool};
+use crate::host::PieceMut;
+use crate::llp::LlpError;
+use crate::stream::{Stream, StreamError};
+use std::ops::Range;
+use urnic_wire::ddp;
+use urnic_wire::mpa::fpdu::{self, CRC_LEN, CrcMode, FpduError, LENGTH_LEN, fpdu_len, padding};
+use urnic_wire::mpa::marker;
+
+/// An FPDU of which so much is missing is read exactly to its end, so that the next one starts at the buffer's front.
+const EXACT_MIN: usize = 16 << 10;
+/// With CRCs off, payload of which so much is missing is read directly to its place.
+const DIRECT_MIN: usize = 4096;
+/// Bytes read behind the end of directly placed payload: pad, CRC, and the next FPDU's length and header.
+const TAIL: usize = 7 + LENGTH_LEN + ddp::UNTAGGED_LEN;
+/// The longest FPDU that a ULPDU_Length can announce.
+const MAX_FPDU: usize = marker::marked_len(0, fpdu_len(u16::MAX as usize));
+const _: () = assert!(2 * MAX_FPDU < BUFFER_LEN);
+
+/// What reading from the stream brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Filled {
+    /// As many bytes as were asked for: there may be more.
+    All,
+    /// Fewer: the stream is empty for now.
+    Short,
+    /// None.
+    Nothing,
+    /// The peer's FIN, behind all it sent.
+    Fin,
+}
+
+/// The FPDU at the front, complete and checked.
+#[derive(Debug, Clone)]
+struct Current {
+    ulpdu: Range<usize>,
+    wire_len: usize,
+}
+
+/// An FPDU whose payload is being read directly to its place.
+#[derive(Debug, Clone, Copy)]
+struct Direct {
+    /// Payload still to come.
+    missing: usize,
+    /// Pad and CRC behind it.
+    trailer: usize,
+    /// Bytes of full operation before the FPDU.
+    began_at: u64,
+}
+
+/// The receiving side of a stream.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    crc: CrcMode,
+    markers: bool,
+    buffer: Option<Buffer>,
+    start: usize,
+    end: usize,
+    /// Bytes of full operation before `start`.
+    position: u64,
+    current: Option<Current>,
+    direct: Option<Direct>,
+}
+
+impl Receiver {
+    pub(super) fn new(crc: CrcMode, markers: bool) -> Receiver {
+        Receiver {
+            crc,
+            markers,
+            buffer: None,
+            start: 0,
+            end: 0,
+            position: 0,
+            current: None,
+            direct: None,
+        }
+    }
+
+    /// Whether an FPDU lies at the front, complete and checked: [`ulpdu`](Self::ulpdu) has it until
+    /// [`consume`](Self::consume).
+    ///
+    /// # Errors
+    /// [`LlpError::Crc`] and [`LlpError::Marker`]; nothing behind such an FPDU may be used.
+    #[inline]
+    pub(crate) fn next(&mut self) -> Result<bool, LlpError> {
+        if self.current.is_some() {
+            return Ok(true);
+        }
+        if self.start == self.end || self.direct.is_some() {
+            return Ok(false);
+        }
+        let (start, position) = (self.start, self.position);
+        let Some(octets) = self.buffer.as_mut().and_then(|b| b.get_mut(start..self.end)) else {
+            return Ok(false);
+        };
+        let parsed = if self.markers {
+            marker::parse(position, octets, self.crc)
+                .map(|(ulpdu, wire_len)| (ulpdu.start, ulpdu.len(), wire_len))
+        } else {
+            fpdu::parse(octets, self.crc).map(|(ulpdu, _)| (LENGTH_LEN, ulpdu.len(), fpdu_len(ulpdu.len())))
+        };
+        match parsed {
+            Ok((at, len, wire_len)) => {
+                self.current = Some(Current {
+                    ulpdu: start + at..start + at + len,
+                    wire_len,
+                });
+                Ok(true)
+            }
+            Err(FpduError::Incomplete { .. }) => Ok(false),
+            Err(FpduError::Crc { .. }) => Err(LlpError::Crc),
+            Err(FpduError::Marker { .. }) => Err(LlpError::Marker),
+        }
+    }
+
+    /// The ULPDU at the front; empty if there is none.
+    #[inline]
+    pub(crate) fn ulpdu(&self) -> &[u8] {
+        match (&self.buffer, &self.current) {
+            (Some(buffer), Some(current)) => buffer.get(current.ulpdu.clone()).unwrap_or_default(),
+            _ => &[],
+        }
+    }
+
+    /// The FPDU at the front is done with.
+    #[inline]
+    pub(crate) fn consume(&mut self) {
+        if let Some(current) = self.current.take() {
+            self.start += current.wire_len;
+            self.position += current.wire_len as u64;
+        }
+    }
+
+    /// Bytes of full operation up to which FPDUs are done with.
+    #[inline]
+    pub(crate) fn position(&self) -> u64 {
+        self.direct.map_or(self.position, |direct| direct.began_at)
+    }
+
+    /// Whether the peer may end the stream here: no FPDU has begun.
+    pub(crate) fn at_boundary(&self) -> bool {
+        self.start == self.end && self.direct.is_none()
+    }
+
+    /// Bytes that wait in the buffer.
+    #[cfg(test)]
+    pub(crate) fn buffered(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Bytes from the front that the FPDU there takes on the wire, once its length is known.
+    fn announced(&self) -> Option<usize> {
+        let octets = self.buffer.as_ref()?.get(self.start..self.end)?;
+        if self.markers {
+            marker::wire_len(self.position, octets)
+        } else {
+            fpdu::ulpdu_len(octets).map(fpdu_len)
+        }
+    }
+
+    /// Reads from the stream behind what is there, which [`next`](Self::next) says is no whole FPDU; returns how many
+    /// bytes came.
+    pub(crate) fn fill(
+        &mut self,
+        buffers: &BufferPool,
+        stream: &mut dyn Stream,
+    ) -> Result<(usize, Filled), LlpError> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+        let have = self.end - self.start;
+        let announced = self.announced();
+        // Room for the whole FPDU, or for any if its length is not known.
+        if BUFFER_LEN - self.start < announced.unwrap_or(MAX_FPDU) {
+            if let Some(buffer) = &mut self.buffer {
+                buffer.copy_within(self.start..self.end, 0);
+            }
+            (self.start, self.end) = (0, have);
+        }
+        let limit = match announced {
+            Some(len) if len.saturating_sub(have) >= EXACT_MIN => self.start + len,
+            _ => BUFFER_LEN,
+        };
+        let buffer = self.buffer.get_or_insert_with(|| buffers.take());
+        let room = buffer.get_mut(self.end..limit).unwrap_or_default();
+        let asked = room.len();
+        let (bytes, filled) = outcome(stream.receive_bytes(room), asked)?;
+        self.end += bytes;
+        Ok((bytes, filled))
+    }
+
+    /// The partial ULPDU at the front and the length it will have, if its payload should go directly to its place:
+    /// nothing is to be checked before, and much is missing.
+    pub(crate) fn direct_candidate(&self) -> Option<(&[u8], usize)> {
+        if self.crc == CrcMode::On || self.markers || self.direct.is_some() || self.current.is_some() {
+            return None;
+        }
+        let octets = self.buffer.as_ref()?.get(self.start..self.end)?;
+        let ulpdu_len = fpdu::ulpdu_len(octets)?;
+        let ulpdu = octets.get(LENGTH_LEN..)?;
+        let header_len = ddp::header_len(*ulpdu.first()?);
+        (ulpdu.len() >= header_len && ulpdu_len >= ulpdu.len() + DIRECT_MIN).then_some((ulpdu, ulpdu_len))
+    }
+
+    /// The upper layer took what [`direct_candidate`](Self::direct_candidate) showed; the rest will be
+    /// read by [`fill_direct`](Self::fill_direct). Returns how much that is.
+    pub(crate) fn begin_direct(&mut self) -> usize {
+        let Some((ulpdu, ulpdu_len)) = self.direct_candidate().map(|(u, len)| (u.len(), len)) else {
+            return 0;
+        };
+        let missing = ulpdu_len - ulpdu;
+        self.direct = Some(Direct {
+            missing,
+            trailer: padding(ulpdu_len) + CRC_LEN,
+            began_at: self.position,
+        });
+        self.position += fpdu_len(ulpdu_len) as u64;
+        (self.start, self.end) = (0, 0);
+        missing
+    }
+
+    /// Whether no FPDU is being read directly.
+    pub(crate) fn direct_ended(&self) -> bool {
+        self.direct.is_none()
+    }
+
+    /// Reads the next payload into `pieces`, which are not longer than what is missing; returns how much of it came,
+    /// and how many bytes in all. If they are all that is missing, a little is read behind it.
+    /// [`direct_ended`](Self::direct_ended) says when the FPDU is complete.
+    pub(crate) fn fill_direct(
+        &mut self,
+        buffers: &BufferPool,
+        stream: &mut dyn Stream,
+        pieces: &mut Vec<PieceMut>,
+    ) -> Result<(usize, usize, Filled), LlpError> {
+        let Some(mut direct) = self.direct else {
+            return Ok((0, 0, Filled::Nothing));
+        };
+        let payload: usize = pieces.iter().map(PieceMut::len).sum();
+        let mut asked = payload;
+        if payload == direct.missing {
+            let buffer = self.buffer.get_or_insert_with(|| buffers.take());
+            let tail = buffer.get_mut(self.end..TAIL).unwrap_or_default();
+            asked += tail.len();
+            pieces.push(PieceMut::of(tail));
+        }
+        let (read, filled) = outcome(stream.receive(pieces), asked)?;
+        let placed = read.min(payload);
+        direct.missing -= placed;
+        self.end += read - placed;
+        self.direct = Some(direct);
+        if direct.missing == 0 && self.end >= direct.trailer {
+            self.start = direct.trailer;
+            self.direct = None;
+        }
+        Ok((placed, read, filled))
+    }
+
+    /// Forgets all that came: nothing behind an error may be used (RFC 5044 §8).
+    pub(crate) fn discard(&mut self) {
+        (self.start, self.end) = (0, 0);
+        self.current = None;
+        self.direct = None;
+    }
+
+    #[inline]
+    pub(crate) fn release(&mut self, buffers: &BufferPool) {
+        if self.start == self.end
+            && let Some(buffer) = self.buffer.take()
+        {
+            buffers.give(buffer);
+        }
+    }
+}
+
+/// What a read of at most `asked` bytes means.
+fn outcome(read: Result<usize, StreamError>, asked: usize) -> Result<(usize, Filled), LlpError> {
+    match read {
+        Ok(0) => Ok((0, Filled::Fin)),
+        Ok(n) if n < asked => Ok((n, Filled::Short)),
+        Ok(n) => Ok((n, Filled::All)),
+        Err(StreamError::WouldBlock) => Ok((0, Filled::Nothing)),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,364 @@
+//! Sending FPDUs: they are written into a staging buffer, large payload excepted, and leave many to a system call.
+//!
+//! ```text
+//! staging   |len hdr small pad crc|len hdr|pad crc|len hdr small pad crc| …
+//! parts      Staged ──────────────────────┘ Memory └ Staged ───────────────
+//! ```
+//!
+//! Between framing and the call of the stream the entries of gathered memory are pinned. What the stream does not take goes on
+//! [loan](crate::memory): a revocation copies it.
+
+use super::unsent::{Lent, Part, Unsent};
+use crate::buffers::{BUFFER_LEN, Buffer, BufferPool};
+use crate::host::Unreachable;
+use crate::llp::{Head, LlpError};
+use crate::memory::{Loan, MemoryTable, Pin, Window};
+use crate::stream::Stream;
+use crate::time::Nanos;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+use urnic_wire::crc::crc32c;
+use urnic_wire::mpa::fpdu::{CRC_LEN, CrcMode, LENGTH_LEN, emit_length, fpdu_len, padding};
+use urnic_wire::mpa::{MAX_MULPDU, MIN_MULPDU, marker, mulpdu};
+
+/// Payload of at least so many bytes stays where it is: below, copying is cheaper than an iovec entry.
+const GATHER_MIN: usize = 2048;
+/// Bytes sealed and not taken, beyond which no further FPDU is opened. What is sent shall still be in the cache, but each system call also
+/// wakes whoever receives: from 128 KiB to 1 MiB, 64 KiB messages gain a third.
+const BACKLOG: u64 = 1 << 20;
+/// How often the segment size is looked at: it is a system call.
+const MSS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The longest FPDU on the wire, with as many markers as it can have.
+const MAX_FPDU: usize = marker::marked_len(0, fpdu_len(MAX_MULPDU as usize));
+const _: () = assert!(2 * MAX_FPDU < BUFFER_LEN);
+
+/// The FPDU that is being written, and what to go back to if it is cancelled.
+#[derive(Debug, Default, Clone, Copy)]
+struct Open {
+    /// Where it begins in the staging buffer.
+    start: usize,
+    /// Parts before it.
+    parts: usize,
+    /// `loose` before it.
+    loose: usize,
+    /// Its ULPDU_Length.
+    ulpdu_len: usize,
+    /// Bytes of it that lie in memory.
+    gathered: usize,
+}
+
+/// The sending side of a stream.
+pub(crate) struct Sender {
+    crc: CrcMode,
+    markers: bool,
+    mulpdu: usize,
+    looked_at: Option<Nanos>,
+    staging: Option<Buffer>,
+    /// Bytes of the staging buffer in use.
+    filled: usize,
+    /// Staged bytes from here on are not in a part yet.
+    loose: usize,
+    /// What is to be sent, behind what is on loan.
+    unsent: Unsent,
+    /// Entries whose memory is among it.
+    pins: Vec<Pin>,
+    /// What the stream did not take, while it is on loan.
+    lent: Arc<Lent>,
+    loan: Option<Loan>,
+    /// Bytes of full operation sealed so far; markers count from here (RFC 5044 §4.3).
+    sealed: u64,
+    /// Bytes of full operation that the stream took.
+    taken: u64,
+    open: Open,
+}
+
+impl Sender {
+    pub(super) fn new(crc: CrcMode, markers: bool) -> Sender {
+        Sender {
+            crc,
+            markers,
+            mulpdu: MIN_MULPDU.into(),
+            looked_at: None,
+            staging: None,
+            filled: 0,
+            loose: 0,
+            unsent: Unsent::default(),
+            pins: Vec::new(),
+            lent: Arc::default(),
+            loan: None,
+            sealed: 0,
+            taken: 0,
+            open: Open::default(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn mulpdu(&self) -> usize {
+        self.mulpdu
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_mulpdu(&mut self, mulpdu: usize) {
+        self.mulpdu = mulpdu;
+    }
+
+    /// Whether what is sent is covered by a CRC, so that it must not change between here and the wire.
+    #[inline]
+    fn has_crc(&self) -> bool {
+        self.crc == CrcMode::On
+    }
+
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        self.sealed - self.taken < BACKLOG && BUFFER_LEN - self.filled >= MAX_FPDU
+    }
+
+    #[inline]
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    #[inline]
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.sealed == self.taken
+    }
+
+    /// Looks at the stream's segment size now and then, and makes it the MULPDU (RFC 5044 §4.5). FPDUs that are
+    /// written already keep their length (RFC 5041 §3.2).
+    pub(crate) fn refresh(&mut self, now: Nanos, stream: &dyn Stream) {
+        if self.looked_at.is_none_or(|then| now.since(then) >= MSS_INTERVAL) {
+            self.looked_at = Some(now);
+            self.mulpdu = mulpdu(stream.mss(), self.markers).into();
+        }
+    }
+
+    #[inline]
+    pub(crate) fn open(&mut self, buffers: &BufferPool, head: &Head, payload_len: usize) {
+        let ulpdu_len = head.len() + payload_len;
+        debug_assert!(ulpdu_len <= MAX_MULPDU.into());
+        self.open = Open {
+            start: self.filled,
+            parts: self.unsent.len(),
+            loose: self.loose,
+            ulpdu_len,
+            gathered: 0,
+        };
+        let staging = self.staging.get_or_insert_with(|| buffers.take());
+        let body = self.filled + LENGTH_LEN;
+        staging[self.filled..body].copy_from_slice(&emit_length(ulpdu_len));
+        head.write(&mut staging[body..]);
+        self.filled = body + head.len();
+    }
+
+    #[inline]
+    pub(crate) fn put(&mut self, len: usize) -> &mut [u8] {
+        let at = self.filled;
+        self.filled += len;
+        self.staging
+            .as_mut()
+            .and_then(|staging| staging.get_mut(at..at + len))
+            .unwrap_or_default()
+    }
+
+    #[inline]
+    pub(crate) fn gather(&mut self, window: &Window<'_>, at: u64, len: usize) -> Result<(), Unreachable> {
+        if len < GATHER_MIN || self.markers || self.has_crc() || window.is_elsewhere() {
+            // Markers cut payload into stretches that are all cheaper to copy. With a CRC the payload is read once: a program may change it
+            // until the completion (a guest's memory, say), and the CRC must be that of the bytes that are sent.
+            window.copy_out(at, self.put(len))
+        } else {
+            self.gather_in_place(window, at, len)
+        }
+    }
+
+    fn gather_in_place(&mut self, window: &Window<'_>, at: u64, len: usize) -> Result<(), Unreachable> {
+        // What is gone already is an error before the FPDU begins, about which the peer can be told.
+        window.probe(at, len as u64)?;
+        self.close_loose();
+        let Some(entry) = window.entry() else {
+            return Ok(());
+        };
+        if self.pins.last().is_none_or(|pin| pin.entry() != entry) {
+            self.pins.extend(window.pin());
+        }
+        for piece in window.pieces(at, len as u64) {
+            self.unsent.push(Part::Memory { piece, entry });
+        }
+        self.open.gathered += len;
+        Ok(())
+    }
+
+    /// Makes a part of the staged bytes that are in none.
+    fn close_loose(&mut self) {
+        if self.loose < self.filled {
+            self.unsent.push(Part::Staged {
+                at: self.loose,
+                len: self.filled - self.loose,
+            });
+            self.loose = self.filled;
+        }
+    }
+
+    #[inline]
+    pub(crate) fn seal(&mut self) -> u64 {
+        let Open {
+            start,
+            ulpdu_len,
+            gathered,
+            ..
+        } = self.open;
+        let end = self.filled + padding(ulpdu_len) + CRC_LEN;
+        // Pad and CRC are at most seven bytes; a fixed length is one store.
+        if let Some(place) = self
+            .staging
+            .as_mut()
+            .and_then(|s| s.get_mut(self.filled..)?.first_chunk_mut::<8>())
+        {
+            *place = [0; 8];
+        }
+        self.filled = end;
+        debug_assert_eq!(
+            self.filled - start + gathered,
+            fpdu_len(ulpdu_len),
+            "payload as announced"
+        );
+        if self.markers {
+            self.insert_markers(start);
+        }
+        if self.has_crc() {
+            self.sign(start);
+        }
+        self.sealed += (self.filled - start + gathered) as u64;
+        self.sealed
+    }
+
+    /// Puts the CRC into the last four bytes of the FPDU (RFC 5044 §4.4).
+    #[inline]
+    fn sign(&mut self, start: usize) {
+        let end = self.filled - CRC_LEN;
+        // With a CRC nothing is gathered in place: all of the FPDU is staged.
+        let Some(staged) = self.staging.as_mut().and_then(|s| s.get_mut(start..self.filled)) else {
+            return;
+        };
+        let (covered, crc) = staged.split_at_mut(end - start);
+        crc.copy_from_slice(&crc32c(covered).to_le_bytes());
+    }
+
+    /// Spreads the FPDU, which is all staged, to make room for its markers, from the back (RFC 5044 §4.3).
+    fn insert_markers(&mut self, start: usize) {
+        let plain = self.filled - start;
+        let count = marker::count(self.sealed, plain);
+        let lead = marker::distance(self.sealed);
+        let end = self.filled + count * marker::LEN;
+        let Some(fpdu) = self.staging.as_mut().and_then(|s| s.get_mut(start..end)) else {
+            return;
+        };
+        let ulpdu_length_at = if lead == 0 { marker::LEN } else { 0 };
+        let mut from_end = plain;
+        for n in (0..count).rev() {
+            let from = lead + n * marker::BETWEEN;
+            let at = lead + n * marker::INTERVAL;
+            fpdu.copy_within(from..from_end, at + marker::LEN);
+            // At most 64768 + 520 bytes from the start; the low half is what goes on the wire.
+            let fpduptr = at.saturating_sub(ulpdu_length_at) as u16;
+            fpdu[at..at + marker::LEN].copy_from_slice(&marker::Marker { fpduptr }.to_bytes());
+            from_end = from;
+        }
+        self.filled = end;
+    }
+
+    pub(crate) fn cancel(&mut self) {
+        self.filled = self.open.start;
+        self.loose = self.open.loose;
+        self.unsent.truncate(self.open.parts);
+    }
+
+    pub(crate) fn flush(
+        &mut self,
+        memory: &MemoryTable,
+        stream: &mut dyn Stream,
+        calls: &mut u64,
+    ) -> Result<bool, LlpError> {
+        self.close_loose();
+        let staging = self.staging.as_deref().unwrap_or_default();
+        let sent = match &self.loan {
+            None => self.unsent.send(staging, stream, calls, &mut self.taken),
+            Some(_) => {
+                // Whoever revokes waits for the lock, and finds what was not taken.
+                let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
+                lent.append(&mut self.unsent);
+                lent.send(staging, stream, calls, &mut self.taken)
+            }
+        };
+        match sent {
+            Ok(true) => {
+                self.loan = None;
+                (self.filled, self.loose) = (0, 0);
+            }
+            Ok(false) => self.rest(memory),
+            Err(_) => {}
+        }
+        self.pins.clear();
+        Ok(sent?)
+    }
+
+    /// The address of the first byte to be sent that cannot be read at this moment, as far as one system call would send.
+    #[cold]
+    pub(crate) fn first_missing(&self) -> Option<usize> {
+        match &self.loan {
+            None => self.unsent.first_missing(),
+            Some(_) => self
+                .lent
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .first_missing(),
+        }
+    }
+
+    /// Lends out the gathered memory that is not sent, and pins nothing any more: this queue pair may wait now for revocations, or for its
+    /// stream.
+    pub(crate) fn rest(&mut self, memory: &MemoryTable) {
+        if self.pins.is_empty() {
+            return;
+        }
+        let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.loan.is_some() {
+            lent.append(&mut self.unsent);
+        } else {
+            std::mem::swap(&mut *lent, &mut self.unsent);
+            drop(lent);
+            self.loan = Some(memory.lend(self.lent.clone()));
+        }
+        self.pins.clear();
+    }
+
+    pub(crate) fn drop_unsent(&mut self) {
+        if self.loan.take().is_some() {
+            self.lent.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        }
+        self.unsent.clear();
+        self.pins.clear();
+        (self.filled, self.loose) = (0, 0);
+        self.sealed = self.taken;
+    }
+
+    #[inline]
+    pub(crate) fn release(&mut self, buffers: &BufferPool) {
+        if self.filled == 0
+            && let Some(staging) = self.staging.take()
+        {
+            buffers.give(staging);
+        }
+    }
+}
+
+impl std::fmt::Debug for Sender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sender")
+            .field("mulpdu", &self.mulpdu)
+            .field("sealed", &self.sealed)
+            .field("taken", &self.taken)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,705 @@
+//! The table of STags. Checks are lock-free; changes are made under a lock, and end when no access through what they
+//! revoked is left.
+
+use super::loans::{Borrower, EntryId, Loan, Loans};
+use super::permutation::{DOMAIN, Permutation};
+use super::{Backing, DomainUse, Domains, Need, Violation, Window};
+use arc_swap::ArcSwapOption;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use urnic_device::vocabulary::Access;
+use urnic_device::wqe::BindOperands;
+
+/// Freed slots wait until so many others were freed before they are used again (row SEC-04: slow reuse).
+const QUARANTINE: usize = 4096;
+const CHUNK: usize = 1024;
+
+/// What a STag stands for at present. A new one replaces it on every change.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) id: EntryId,
+    stag: u32,
+    pd: u32,
+    /// The only queue pair that may use it (type 2 windows); `None` = all of the domain.
+    qid: Option<u32>,
+    base: u64,
+    len: u64,
+    access: Access,
+    is_window: bool,
+    pub(super) backing: Arc<Backing>,
+    /// Where `base` is in the backing.
+    start: u64,
+    /// The log says that its memory is gone.
+    reported: AtomicBool,
+}
+
+impl Entry {
+    /// Says in the log, once, that an access to the `len` bytes at `at` of the backing failed.
+    #[cold]
+    pub(super) fn report(&self, at: u64, len: u64) {
+        if self.reported.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let kind = if self.is_window { "memory window" } else { "region" };
+        let address = self.backing.first_missing(at, len);
+        tracing::error!(
+            "{kind} {:#010x}: the program's memory at {address:#x} was unmapped, protected or truncated before \
+             the {kind} was deregistered; the request fails, and its connection ends",
+            self.stag
+        );
+    }
+}
+
+type Cell = ArcSwapOption<Entry>;
+
+/// What a memory region is registered with.
+#[derive(Debug, Clone)]
+pub struct Registration {
+    /// Protection domain.
+    pub pd: u32,
+    /// First tagged offset.
+    pub base: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Rights.
+    pub access: Access,
+    /// The memory.
+    pub backing: Arc<Backing>,
+}
+
+/// Why the table was not changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum TableError {
+    /// No such region or window.
+    #[error("no such region or window")]
+    UnknownStag,
+    /// No such protection domain.
+    #[error("no such protection domain")]
+    UnknownDomain,
+    /// Too many.
+    #[error("no room for more regions or windows")]
+    Full,
+    /// Windows are bound to the region (VRB-M-03).
+    #[error("windows are bound to the region")]
+    Bound,
+    /// The range wraps 64 bits.
+    #[error("the range wraps 64 bits")]
+    Wrap,
+}
+
+/// Why a window was not bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BindError {
+    /// No such window, or not one of this stream.
+    #[error("no such window")]
+    UnknownWindow,
+    /// A type 2 window must be unbound first.
+    #[error("the window is bound already")]
+    AlreadyBound,
+    /// The region is not valid, or not one of this domain.
+    #[error("no such region")]
+    UnknownRegion,
+    /// The range is not inside the region.
+    #[error("outside of the region")]
+    Bounds,
+    /// The region does not allow that.
+    #[error("the region does not allow it")]
+    AccessRights,
+}
+
+/// Who invalidates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InvalidateBy {
+    /// A work request of the program.
+    Local,
+    /// A peer's Send with Invalidate.
+    Peer,
+}
+
+/// Why a STag was not invalidated (RDM-S-04).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidateError {
+    /// No such STag, or not valid: 0/2/09.
+    #[error("invalid Stag")]
+    InvalidStag,
+    /// Of another protection domain or stream: 0/1/09.
+    #[error("Stag not associated with this stream")]
+    NotAssociated,
+    /// Other streams use it too (RFC 5040 §8.1.1(7)): 0/2/09.
+    #[error("other streams share the Stag")]
+    Shared,
+    /// Windows are bound to it (VRB-M-03): 0/2/09.
+    #[error("windows are bound to the region")]
+    Bound,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Region {
+        registration: Registration,
+        windows: u32,
+    },
+    Window {
+        /// Type 2: for one queue pair, and unbound before it is bound anew.
+        exclusive: bool,
+        /// Slot of the region it is bound to.
+        region: Option<u32>,
+    },
+}
+
+#[derive(Debug)]
+struct Record {
+    stag: u32,
+    pd: u32,
+    kind: Kind,
+}
+
+#[derive(Debug, Default)]
+struct Admin {
+    records: HashMap<u32, Record>,
+    fresh: u32,
+    freed: VecDeque<u32>,
+    regions: u32,
+    windows: u32,
+    keys: u64,
+    entries: EntryId,
+}
+
+impl Admin {
+    /// A number for another entry.
+    fn entry_id(&mut self) -> EntryId {
+        self.entries += 1;
+        self.entries
+    }
+
+    /// The next key byte (SplitMix64 over a secret start).
+    fn key(&mut self) -> u32 {
+        self.keys = self.keys.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.keys ^ self.keys >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        ((x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) >> 56) as u32
+    }
+
+    /// The record of that very STag, key included.
+    fn record(&mut self, slot: u32, stag: u32) -> Option<&mut Record> {
+        self.records.get_mut(&slot).filter(|r| r.stag == stag)
+    }
+
+    fn release(&mut self, region: Option<u32>) {
+        if let Some(slot) = region
+            && let Some(Record {
+                kind: Kind::Region { windows, .. },
+                ..
+            }) = self.records.get_mut(&slot)
+        {
+            *windows = windows.saturating_sub(1);
+        }
+    }
+}
+
+/// All STags of a device, and its protection domains.
+#[derive(Debug)]
+pub struct MemoryTable {
+    permutation: Permutation,
+    chunks: Box<[OnceLock<Box<[Cell]>>]>,
+    max_regions: u32,
+    max_windows: u32,
+    domains: Domains,
+    loans: Arc<Loans>,
+    admin: Mutex<Admin>,
+}
+
+impl MemoryTable {
+    /// An empty table with room for so many regions, windows and domains. `seed` should be secret.
+    pub fn new(max_regions: u32, max_windows: u32, max_domains: u32, seed: [u64; 5]) -> MemoryTable {
+        let slots = (max_regions as usize + max_windows as usize + QUARANTINE).min(DOMAIN as usize);
+        let [a, b, c, d, keys] = seed;
+        MemoryTable {
+            permutation: Permutation::new([a, b, c, d]),
+            chunks: (0..slots.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect(),
+            max_regions,
+            max_windows,
+            domains: Domains::new(max_domains),
+            loans: Arc::default(),
+            admin: Mutex::new(Admin {
+                keys,
+                ..Admin::default()
+            }),
+        }
+    }
+
+    /// Enters somebody who has pieces of registered memory, and pins for them still, among those who give them back when the
+    /// registration is revoked.
+    pub(crate) fn lend(&self, borrower: Arc<dyn Borrower>) -> Loan {
+        self.loans.enter(borrower)
+    }
+
+    /// Whether a region's STag stands for nothing any more.
+    #[cfg(test)]
+    pub(crate) fn is_revoked(&self, stag: u32) -> bool {
+        !self.is_valid(self.slot(stag))
+    }
+
+    /// Who has such pieces.
+    #[cfg(test)]
+    pub(crate) fn loans(&self) -> &Loans {
+        &self.loans
+    }
+
+    /// The protection domains.
+    pub fn domains(&self) -> &Domains {
+        &self.domains
+    }
+
+    /// Checks an access of `len` bytes at tagged offset `offset` by queue pair `qid` of domain `pd`. The first
+    /// violation in the order of [`Violation`] wins. Zero-length accesses are the caller's: DDP and verbs leave
+    /// them unchecked (DDP-S-04, VRB-M-07).
+    #[inline]
+    pub fn check(
+        &self,
+        stag: u32,
+        pd: u32,
+        qid: u32,
+        offset: u64,
+        len: u64,
+        need: Need,
+    ) -> Result<Window<'_>, Violation> {
+        let cell = self.cell(self.slot(stag)).ok_or(Violation::InvalidStag)?;
+        let guard = cell.load();
+        let entry = guard
+            .as_ref()
+            .filter(|e| e.stag == stag)
+            .ok_or(Violation::InvalidStag)?;
+        if entry.pd != pd || entry.qid.is_some_and(|only| only != qid) {
+            return Err(Violation::NotAssociated);
+        }
+        if offset.checked_add(len.saturating_sub(1)).is_none() {
+            return Err(Violation::Wrap);
+        }
+        let from_base = offset.wrapping_sub(entry.base);
+        if offset < entry.base || from_base > entry.len || len > entry.len - from_base {
+            return Err(Violation::Bounds);
+        }
+        let allowed = match need {
+            Need::LocalRead => !entry.is_window,
+            Need::LocalWrite => !entry.is_window && entry.access.contains(Access::LOCAL_WRITE),
+            Need::RemoteRead => entry.access.contains(Access::REMOTE_READ),
+            Need::RemoteWrite => entry.access.contains(Access::REMOTE_WRITE),
+            Need::RemoteAtomic => entry.access.contains(Access::REMOTE_ATOMIC),
+        };
+        if !allowed {
+            return Err(Violation::AccessRights);
+        }
+        let start = entry.start + from_base;
+        Ok(Window::new(guard, start, len))
+    }
+
+    /// Registers a region and returns its STag, which is also its lkey.
+    pub fn register(&self, registration: Registration) -> Result<u32, TableError> {
+        if registration
+            .base
+            .checked_add(registration.len.saturating_sub(1))
+            .is_none()
+        {
+            return Err(TableError::Wrap);
+        }
+        let mut admin = self.lock();
+        if admin.regions >= self.max_regions {
+            return Err(TableError::Full);
+        }
+        let pd = registration.pd;
+        let slot = self.allocate(&mut admin, pd)?;
+        admin.regions += 1;
+        let stag = self.stag(slot, admin.key());
+        if let Some(cell) = self.cell(slot) {
+            let id = admin.entry_id();
+            cell.store(Some(Arc::new(region_entry(id, stag, &registration))));
+        }
+        let kind = Kind::Region {
+            registration,
+            windows: 0,
+        };
+        admin.records.insert(slot, Record { stag, pd, kind });
+        Ok(stag)
+    }
+
+    /// Changes a region by `change`; its STag stays, for programs that told their peers before count on that. When it returns, nobody uses
+    /// the region as it was any more. A STag that was revoked, the memory being gone, or invalidated is valid again only with other memory.
+    pub fn reregister(&self, stag: u32, change: impl FnOnce(&mut Registration)) -> Result<(), TableError> {
+        let slot = self.slot(stag);
+        let mut admin = self.lock();
+        let record = admin.record(slot, stag).ok_or(TableError::UnknownStag)?;
+        let Kind::Region {
+            registration,
+            windows,
+        } = &mut record.kind
+        else {
+            return Err(TableError::UnknownStag);
+        };
+        if *windows > 0 {
+            return Err(TableError::Bound);
+        }
+        let mut new = registration.clone();
+        change(&mut new);
+        if new.base.checked_add(new.len.saturating_sub(1)).is_none() {
+            return Err(TableError::Wrap);
+        }
+        if new.pd != record.pd {
+            if !self.domains.enter(new.pd, DomainUse::Memory) {
+                return Err(TableError::UnknownDomain);
+            }
+            self.domains.leave(record.pd, DomainUse::Memory);
+        }
+        record.pd = new.pd;
+        let stays = self.is_valid(slot) || !Arc::ptr_eq(&new.backing, &registration.backing);
+        *registration = new.clone();
+        let id = admin.entry_id();
+        let entry = stays.then(|| Arc::new(region_entry(id, stag, &new)));
+        let old = self.replace(slot, entry);
+        drop(admin);
+        self.retire(old);
+        Ok(())
+    }
+
+    /// Revokes a region's STag: when it returns, nothing is placed or read through it any more.
+    pub fn deregister(&self, stag: u32) -> Result<(), TableError> {
+        self.remove(stag, |kind| match kind {
+            Kind::Region { windows: 0, .. } => Ok(()),
+            Kind::Region { .. } => Err(TableError::Bound),
+            Kind::Window { .. } => Err(TableError::UnknownStag),
+        })
+    }
+
+    /// Makes an unbound window; an `exclusive` one (type 2) serves only the queue pair that binds it.
+    pub fn create_window(&self, pd: u32, exclusive: bool) -> Result<u32, TableError> {
+        let mut admin = self.lock();
+        if admin.windows >= self.max_windows {
+            return Err(TableError::Full);
+        }
+        let slot = self.allocate(&mut admin, pd)?;
+        admin.windows += 1;
+        let stag = self.stag(slot, admin.key());
+        let kind = Kind::Window {
+            exclusive,
+            region: None,
+        };
+        admin.records.insert(slot, Record { stag, pd, kind });
+        Ok(stag)
+    }
+
+    /// Destroys a window, bound or not. Its key does not matter: a program chooses it anew for every bind, also for one that fails.
+    pub fn destroy_window(&self, stag: u32) -> Result<(), TableError> {
+        let record = self
+            .lock()
+            .records
+            .get(&self.slot(stag))
+            .map(|record| record.stag);
+        self.remove(record.unwrap_or(stag), |kind| match kind {
+            Kind::Window { .. } => Ok(()),
+            Kind::Region { .. } => Err(TableError::UnknownStag),
+        })
+    }
+
+    /// Carries out a bind for queue pair `qid` of domain `pd` (VRB-M-03).
+    pub fn bind(&self, operands: &BindOperands, pd: u32, qid: u32) -> Result<(), BindError> {
+        let (new_stag, mr_stag) = (operands.new_stag.get(), operands.mr_stag.get());
+        let (offset, len) = (operands.offset.get(), operands.len.get());
+        let access = Access::from_bits_truncate(operands.access.get());
+        let (slot, region_slot) = (self.slot(new_stag), self.slot(mr_stag));
+        let mut admin = self.lock();
+        let id = admin.entry_id();
+        let record = admin.records.get(&slot).ok_or(BindError::UnknownWindow)?;
+        let Kind::Window {
+            exclusive,
+            region: bound_to,
+        } = record.kind
+        else {
+            return Err(BindError::UnknownWindow);
+        };
+        if record.pd != pd {
+            return Err(BindError::UnknownWindow);
+        }
+        if exclusive && (bound_to.is_some() || len == 0) {
+            return Err(BindError::AlreadyBound);
+        }
+        let entry = if len == 0 {
+            None
+        } else {
+            let region = admin
+                .record(region_slot, mr_stag)
+                .filter(|r| r.pd == pd && self.is_valid(region_slot))
+                .ok_or(BindError::UnknownRegion)?;
+            let Kind::Region { registration, .. } = &region.kind else {
+                return Err(BindError::UnknownRegion);
+            };
+            let start = offset
+                .checked_sub(registration.base)
+                .filter(|start| *start <= registration.len && len <= registration.len - start)
+                .ok_or(BindError::Bounds)?;
+            let rights = registration.access;
+            // A right to write from afar needs the region's owner to have the right to write (verbs, ibv_bind_mw).
+            let writes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+            if !rights.contains(Access::MW_BIND) || (writes && !rights.contains(Access::LOCAL_WRITE)) {
+                return Err(BindError::AccessRights);
+            }
+            Some(Arc::new(Entry {
+                id,
+                stag: new_stag,
+                pd,
+                qid: exclusive.then_some(qid),
+                base: if access.contains(Access::ZERO_BASED) {
+                    0
+                } else {
+                    offset
+                },
+                len,
+                access,
+                is_window: true,
+                backing: registration.backing.clone(),
+                start,
+                reported: AtomicBool::new(false),
+            }))
+        };
+        let region = entry.is_some().then_some(region_slot);
+        admin.release(bound_to);
+        if let Some(region) = region
+            && let Some(Record {
+                kind: Kind::Region { windows, .. },
+                ..
+            }) = admin.records.get_mut(&region)
+        {
+            *windows += 1;
+        }
+        if let Some(record) = admin.records.get_mut(&slot) {
+            record.stag = new_stag;
+            record.kind = Kind::Window { exclusive, region };
+        }
+        let old = self.replace(slot, entry);
+        drop(admin);
+        self.retire(old);
+        Ok(())
+    }
+
+    /// Invalidates a STag for queue pair `qid` of domain `pd`; a window is unbound by it. When it returns, nobody uses
+    /// the STag any more.
+    pub fn invalidate(&self, stag: u32, pd: u32, qid: u32, by: InvalidateBy) -> Result<(), InvalidateError> {
+        let slot = self.slot(stag);
+        let mut admin = self.lock();
+        let record = admin.record(slot, stag).ok_or(InvalidateError::InvalidStag)?;
+        if record.pd != pd || self.owner(slot).is_some_and(|only| only != qid) {
+            return Err(InvalidateError::NotAssociated);
+        }
+        if !self.is_valid(slot) {
+            // Invalidating what is invalid already is no error of the local program (VRB-M-04).
+            return match by {
+                InvalidateBy::Local => Ok(()),
+                InvalidateBy::Peer => Err(InvalidateError::InvalidStag),
+            };
+        }
+        let region = match &mut record.kind {
+            Kind::Region { windows: 1.., .. } => return Err(InvalidateError::Bound),
+            Kind::Region { .. } => None,
+            Kind::Window { region, .. } => *region,
+        };
+        let shared = self.owner(slot).is_none() && self.domains.queue_pairs(pd) > 1;
+        if by == InvalidateBy::Peer && shared {
+            return Err(InvalidateError::Shared);
+        }
+        if let Kind::Window { region, .. } = &mut record.kind {
+            *region = None;
+        }
+        admin.release(region);
+        let old = self.replace(slot, None);
+        drop(admin);
+        self.retire(old);
+        Ok(())
+    }
+
+    /// Unbinds the windows that serve only queue pair `qid`, which is going away.
+    pub(crate) fn unbind_all_of(&self, qid: u32) {
+        let mut admin = self.lock();
+        if admin.windows == 0 {
+            return;
+        }
+        let slots: Vec<u32> = admin
+            .records
+            .iter()
+            .filter(|(slot, r)| matches!(r.kind, Kind::Window { .. }) && self.owner(**slot) == Some(qid))
+            .map(|(slot, _)| *slot)
+            .collect();
+        for slot in slots {
+            let mut bound_to = None;
+            if let Some(Record {
+                kind: Kind::Window { region, .. },
+                ..
+            }) = admin.records.get_mut(&slot)
+            {
+                bound_to = region.take();
+            }
+            admin.release(bound_to);
+            self.replace(slot, None);
+        }
+    }
+
+    /// Revokes every region that touches the `len` bytes at `iova`, which the host takes away: when it returns, nothing is placed or read
+    /// through them any more. Their STags stay taken until they are deregistered.
+    pub(crate) fn revoke_over(&self, iova: u64, len: u64) {
+        let admin = self.lock();
+        let touched: Vec<Arc<Backing>> = admin
+            .records
+            .values()
+            .filter_map(|record| match &record.kind {
+                Kind::Region { registration: r, .. } if r.backing.touches(r.len, iova, len) => {
+                    Some(r.backing.clone())
+                }
+                _ => None,
+            })
+            .collect();
+        if touched.is_empty() {
+            return;
+        }
+        let over = |entry: &Entry| touched.iter().any(|backing| Arc::ptr_eq(backing, &entry.backing));
+        let old: Vec<_> = admin
+            .records
+            .keys()
+            .filter(|slot| {
+                self.cell(**slot)
+                    .is_some_and(|cell| cell.load().as_deref().is_some_and(over))
+            })
+            .map(|slot| self.replace(*slot, None))
+            .collect();
+        drop(admin);
+        old.into_iter().for_each(|old| self.retire(old));
+    }
+
+    /// Says in the log that a system call could not access the byte at `address` of this process, in whatever region it lies.
+    #[cold]
+    pub(crate) fn report_at(&self, address: usize) {
+        let admin = self.lock();
+        for slot in admin.records.keys() {
+            let entry = self.cell(*slot).and_then(|cell| cell.load_full());
+            if let Some(entry) = entry.filter(|entry| !entry.is_window)
+                && let Some(at) = entry.backing.place_of(address, entry.len)
+            {
+                return entry.report(at, 1);
+            }
+        }
+    }
+
+    /// Revokes everything.
+    pub(crate) fn clear(&self) {
+        let mut admin = self.lock();
+        let slots: Vec<u32> = admin.records.drain().map(|(slot, _)| slot).collect();
+        let old: Vec<_> = slots.iter().map(|slot| self.replace(*slot, None)).collect();
+        admin.freed.extend(slots);
+        (admin.regions, admin.windows) = (0, 0);
+        drop(admin);
+        old.into_iter().for_each(|old| self.retire(old));
+        self.domains.clear();
+    }
+
+    fn remove(
+        &self,
+        stag: u32,
+        allowed: impl FnOnce(&Kind) -> Result<(), TableError>,
+    ) -> Result<(), TableError> {
+        let slot = self.slot(stag);
+        let mut admin = self.lock();
+        let record = admin.record(slot, stag).ok_or(TableError::UnknownStag)?;
+        allowed(&record.kind)?;
+        let pd = record.pd;
+        if let Some(record) = admin.records.remove(&slot) {
+            match record.kind {
+                Kind::Region { .. } => admin.regions -= 1,
+                Kind::Window { region, .. } => {
+                    admin.windows -= 1;
+                    admin.release(region);
+                }
+            }
+        }
+        let old = self.replace(slot, None);
+        drop(admin);
+        self.retire(old);
+        self.lock().freed.push_back(slot);
+        self.domains.leave(pd, DomainUse::Memory);
+        Ok(())
+    }
+
+    fn allocate(&self, admin: &mut Admin, pd: u32) -> Result<u32, TableError> {
+        let capacity = (self.chunks.len() * CHUNK) as u32;
+        if !self.domains.enter(pd, DomainUse::Memory) {
+            return Err(TableError::UnknownDomain);
+        }
+        let reusable = admin.freed.len() > QUARANTINE || admin.fresh >= capacity;
+        let slot = if reusable {
+            admin.freed.pop_front()
+        } else {
+            admin.fresh += 1;
+            Some(admin.fresh - 1)
+        };
+        let Some(slot) = slot else {
+            self.domains.leave(pd, DomainUse::Memory);
+            return Err(TableError::Full);
+        };
+        self.chunks[slot as usize / CHUNK].get_or_init(|| (0..CHUNK).map(|_| Cell::empty()).collect());
+        Ok(slot)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Admin> {
+        self.admin.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[inline]
+    fn slot(&self, stag: u32) -> u32 {
+        self.permutation.backward(stag >> 8)
+    }
+
+    fn stag(&self, slot: u32, key: u32) -> u32 {
+        self.permutation.forward(slot) << 8 | key
+    }
+
+    #[inline]
+    fn cell(&self, slot: u32) -> Option<&Cell> {
+        let chunk = self.chunks.get(slot as usize / CHUNK)?.get()?;
+        chunk.get(slot as usize % CHUNK)
+    }
+
+    fn is_valid(&self, slot: u32) -> bool {
+        self.cell(slot).is_some_and(|c| c.load().is_some())
+    }
+
+    fn owner(&self, slot: u32) -> Option<u32> {
+        self.cell(slot)?.load().as_ref()?.qid
+    }
+
+    fn replace(&self, slot: u32, entry: Option<Arc<Entry>>) -> Option<Arc<Entry>> {
+        self.cell(slot)?.swap(entry)
+    }
+
+    /// Waits until nobody uses the entry that a swap took out: no [`Window`] and no [`Pin`](super::Pin) holds it, which last one FPDU or
+    /// one call of a stream, and no piece of it is left to be sent.
+    fn retire(&self, old: Option<Arc<Entry>>) {
+        if let Some(mut old) = old {
+            while Arc::get_mut(&mut old).is_none() {
+                rustix::thread::sched_yield();
+            }
+            self.loans.give_back(old.id);
+        }
+    }
+}
+
+fn region_entry(id: EntryId, stag: u32, registration: &Registration) -> Entry {
+    Entry {
+        id,
+        stag,
+        pd: registration.pd,
+        qid: None,
+        base: registration.base,
+        len: registration.len,
+        access: registration.access,
+        is_window: false,
+        backing: registration.backing.clone(),
+        start: 0,
+        reported: AtomicBool::new(false),
+    }
+}

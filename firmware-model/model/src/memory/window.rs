@@ -1,0 +1,247 @@
+//! A checked range of registered memory, held for one access.
+
+use super::table::Entry;
+use super::{Backing, EntryId, Pin, Remote, WordError};
+use crate::host::{Mapping, Piece, PieceMut, Unreachable};
+use arc_swap::Guard;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+/// A checked range of registered memory. Revocation of its STag waits until it is dropped: hold it for one FPDU, not
+/// longer, and never while invalidating a STag.
+pub struct Window<'t> {
+    /// Never `None`; the option is that of the slot.
+    entry: Guard<Option<Arc<Entry>>>,
+    start: u64,
+    len: u64,
+    table: PhantomData<&'t ()>,
+}
+
+impl<'t> Window<'t> {
+    /// `start` and `len` were checked against the entry.
+    pub(super) fn new(entry: Guard<Option<Arc<Entry>>>, start: u64, len: u64) -> Window<'t> {
+        Window {
+            entry,
+            start,
+            len,
+            table: PhantomData,
+        }
+    }
+
+    /// What its STag stands for.
+    #[inline]
+    pub(crate) fn entry(&self) -> Option<EntryId> {
+        self.entry.as_ref().map(|entry| entry.id)
+    }
+
+    /// Keeps a revocation waiting when the window is gone.
+    #[inline]
+    pub(crate) fn pin(&self) -> Option<Pin> {
+        self.entry.as_ref().cloned().map(Pin::new)
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it holds no byte.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes from `at` on, if the region lies in one stretch.
+    #[inline]
+    fn stretch(&self, at: u64, len: u64) -> Option<Mapping> {
+        match self.entry.as_ref()?.backing.as_ref() {
+            Backing::Contiguous { mapping, .. } if at <= self.len && len <= self.len - at => {
+                Some(mapping.part((self.start + at) as usize, len as usize))
+            }
+            _ => None,
+        }
+    }
+
+    /// The region, if it is reached by copies only: then there are no pieces, and nothing to visit.
+    #[inline]
+    fn remote(&self) -> Option<&Remote> {
+        match self.entry.as_ref()?.backing.as_ref() {
+            Backing::Remote(remote) => Some(remote),
+            _ => None,
+        }
+    }
+
+    /// Whether every access is a copy: [`pieces`](Self::pieces),
+    /// [`pieces_mut`](Self::pieces_mut) and [`visit`](Self::visit) are not for such a window.
+    #[inline]
+    pub fn is_elsewhere(&self) -> bool {
+        let backing = self.entry.as_ref().map(|entry| entry.backing.as_ref());
+        matches!(backing, Some(Backing::Remote(_) | Backing::Null))
+    }
+
+    fn is_null(&self) -> bool {
+        matches!(
+            self.entry.as_ref().map(|entry| entry.backing.as_ref()),
+            Some(Backing::Null)
+        )
+    }
+
+    fn stretches(&self, at: u64, len: u64) -> Stretches<'_> {
+        assert!(at <= self.len && len <= self.len - at, "a window is not left");
+        debug_assert!(!self.is_elsewhere());
+        Stretches {
+            backing: self.entry.as_ref().map(|e| e.backing.as_ref()),
+            at: self.start + at,
+            left: len,
+        }
+    }
+
+    /// Copies bytes out from `at` on; they must lie inside.
+    ///
+    /// # Errors
+    /// The memory is gone; the log says so.
+    #[inline]
+    pub fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Unreachable> {
+        let copied = match self.stretch(at, into.len() as u64) {
+            Some(stretch) => stretch.try_copy_out(0, into),
+            None => self.copy_out_of_many(at, into),
+        };
+        copied.inspect_err(|Unreachable| self.report(at, into.len() as u64))
+    }
+
+    #[cold]
+    fn copy_out_of_many(&self, at: u64, into: &mut [u8]) -> Result<(), Unreachable> {
+        if let Some(remote) = self.remote() {
+            return remote.read(self.start + at, into);
+        }
+        if self.is_null() {
+            into.fill(0);
+            return Ok(());
+        }
+        let mut rest = into;
+        for stretch in self.stretches(at, rest.len() as u64) {
+            let (head, tail) = rest.split_at_mut(stretch.len());
+            stretch.try_copy_out(0, head)?;
+            rest = tail;
+        }
+        Ok(())
+    }
+
+    /// Copies bytes in from `at` on; they must lie inside.
+    ///
+    /// # Errors
+    /// The memory is gone, or cannot be written; the log says so.
+    #[inline]
+    pub fn copy_in(&self, at: u64, from: &[u8]) -> Result<(), Unreachable> {
+        let copied = match self.stretch(at, from.len() as u64) {
+            Some(stretch) => stretch.try_copy_in(0, from),
+            None => self.copy_in_to_many(at, from),
+        };
+        copied.inspect_err(|Unreachable| self.report(at, from.len() as u64))
+    }
+
+    #[cold]
+    fn copy_in_to_many(&self, at: u64, from: &[u8]) -> Result<(), Unreachable> {
+        if let Some(remote) = self.remote() {
+            return remote.write(self.start + at, from);
+        }
+        if self.is_null() {
+            return Ok(());
+        }
+        let mut rest = from;
+        for stretch in self.stretches(at, rest.len() as u64) {
+            let (head, tail) = rest.split_at(stretch.len());
+            stretch.try_copy_in(0, head)?;
+            rest = tail;
+        }
+        Ok(())
+    }
+
+    /// Looks whether the bytes from `at` on can be read at this moment.
+    ///
+    /// # Errors
+    /// The memory is gone; the log says so.
+    #[inline]
+    pub fn probe(&self, at: u64, len: u64) -> Result<(), Unreachable> {
+        self.stretches(at, len)
+            .try_for_each(|stretch| stretch.try_probe())
+            .inspect_err(|Unreachable| self.report(at, len))
+    }
+
+    /// The bytes from `at` on as pieces to send: one, or one per page.
+    pub fn pieces(&self, at: u64, len: u64) -> impl Iterator<Item = Piece> + '_ {
+        self.stretches(at, len).map(|s| s.piece())
+    }
+
+    /// The bytes from `at` on as pieces to receive into.
+    pub fn pieces_mut(&self, at: u64, len: u64) -> impl Iterator<Item = PieceMut> + '_ {
+        self.stretches(at, len).map(|s| s.piece_mut())
+    }
+
+    /// Replaces the 64-bit word at `at` (in the machine's byte order) by `update` of it in one atomic step and
+    /// returns the old one.
+    ///
+    /// # Errors
+    /// It is not performed where the word is not 64-bit aligned in memory (RFC 7306 §5.1), or gone; in the latter case the log says so.
+    pub fn update_word(&self, at: u64, update: impl Fn(u64) -> u64) -> Result<u64, WordError> {
+        let updated = if let Some(remote) = self.remote() {
+            remote.update_word(self.start + at, update)
+        } else if self.is_null() {
+            return Err(WordError::Misaligned);
+        } else {
+            let stretch = self.stretches(at, 8).next().ok_or(WordError::Misaligned)?;
+            let word = stretch.aligned_word64(0).ok_or(WordError::Misaligned)?;
+            word.update(update).map_err(WordError::from)
+        };
+        if updated == Err(WordError::Gone) {
+            self.report(at, 8);
+        }
+        updated
+    }
+
+    /// Says in the log that an access to the `len` bytes from `at` on failed: once for each region or memory window.
+    #[cold]
+    pub fn report(&self, at: u64, len: u64) {
+        if let Some(entry) = self.entry.as_ref() {
+            entry.report(self.start + at, len);
+        }
+    }
+}
+
+/// The stretches of memory behind a range, in order.
+struct Stretches<'a> {
+    backing: Option<&'a Backing>,
+    at: u64,
+    left: u64,
+}
+
+impl Iterator for Stretches<'_> {
+    type Item = Mapping;
+
+    #[inline]
+    fn next(&mut self) -> Option<Mapping> {
+        if self.left == 0 {
+            return None;
+        }
+        let stretch = match self.backing? {
+            Backing::Contiguous { mapping, .. } => mapping.part(self.at as usize, self.left as usize),
+            Backing::Remote(_) | Backing::Null => return None,
+            Backing::Pages {
+                log_page,
+                skip,
+                pages,
+                ..
+            } => {
+                let place = skip + self.at;
+                let page = pages.get((place >> log_page) as usize)?;
+                let offset = place & ((1 << log_page) - 1);
+                let len = self.left.min((1 << log_page) - offset);
+                page.part(offset as usize, len as usize)
+            }
+        };
+        self.at += stretch.len() as u64;
+        self.left -= stretch.len() as u64;
+        Some(stretch)
+    }
+}

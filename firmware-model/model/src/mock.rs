@@ -1,0 +1,839 @@
+//! The other side, for tests: host memory and a driver in a few lines.
+
+#![allow(clippy::unwrap_used, reason = "compiled for tests and fuzzing only")]
+#![cfg_attr(fuzzing, allow(dead_code, reason = "fuzz targets use a part of it"))]
+
+use crate::config::{DeviceAddress, ModelConfig};
+use crate::device::{Device, Interrupts};
+use crate::host::{HostMemory, Mapping, Record, RemoteMemory, RemoteWord, Unreachable};
+use crate::stream::Network;
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use urnic_device::command::*;
+use urnic_device::cqe::{self, CQE_LEN, Cqe};
+use urnic_device::doorbell::{Doorbell, Kind};
+use urnic_device::event::{self, EVENT_LEN, Event, EventKind};
+use urnic_device::record::{CqRecord, QueueRecord, publish};
+use urnic_device::registers::*;
+use urnic_device::stream::{Attach, Connect, Endpoint, Listen, Listening, attach};
+use urnic_device::vocabulary::{Access, QpState, WcStatus};
+use urnic_device::wqe::{self, BLOCK_LEN, RecvHeader, SendFlags, SendHeader, Sge};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+type Status = urnic_device::command::Status;
+
+/// Longest that a test waits for a condition that must come.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Host memory: one piece, at an IOVA that is no pointer.
+pub(crate) struct Arena {
+    words: Box<[AtomicU64]>,
+    next: AtomicUsize,
+    /// The memory cannot be copied any more where it is remote.
+    pub(crate) gone: AtomicBool,
+    atomics: Mutex<()>,
+}
+
+/// The same memory once more, without a place in the device's process.
+pub(crate) const REMOTE: u64 = 1 << 56;
+pub(crate) const ARENA_IOVA: u64 = 0x7700_0000_0000;
+const RING_ALIGN: usize = 4096;
+
+impl Arena {
+    pub(crate) fn new(bytes: usize) -> Arc<Arena> {
+        // Zeroes that the kernel only makes where they are touched.
+        let zeroes = Box::into_raw(vec![0u64; bytes / 8].into_boxed_slice());
+        Arc::new(Arena {
+            // SAFETY: an `AtomicU64` has the size of a `u64`, and on this machine its alignment.
+            words: unsafe { Box::from_raw(zeroes as *mut [AtomicU64]) },
+            next: AtomicUsize::new(RING_ALIGN),
+            gone: AtomicBool::new(false),
+            atomics: Mutex::default(),
+        })
+    }
+
+    /// Zeroed memory, aligned as rings are; never freed.
+    pub(crate) fn alloc(&self, len: usize) -> u64 {
+        // In the device's own address space, too.
+        let skew = self.words.as_ptr().addr() % RING_ALIGN;
+        let len = len.next_multiple_of(RING_ALIGN);
+        let at = self.next.fetch_add(len, Ordering::Relaxed);
+        assert!(
+            at + len + RING_ALIGN <= self.words.len() * 8,
+            "the arena is too small"
+        );
+        ARENA_IOVA + (at + (RING_ALIGN - skew) % RING_ALIGN) as u64
+    }
+
+    /// Whether that range is inside.
+    pub(crate) fn holds(&self, iova: u64, len: usize) -> bool {
+        self.reach(iova, len).is_some()
+    }
+
+    fn map(&self, iova: u64, len: usize) -> Mapping {
+        Mapping::new(self, iova, len, 1).expect("inside the arena")
+    }
+
+    pub(crate) fn read(&self, iova: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.map(iova, len).copy_out(0, &mut bytes);
+        bytes
+    }
+
+    pub(crate) fn write(&self, iova: u64, bytes: &[u8]) {
+        self.map(iova, bytes.len()).copy_in(0, bytes);
+    }
+}
+
+// SAFETY: the arena lives as long as the device holds it, and nobody makes references into it but atomics.
+unsafe impl HostMemory for Arena {
+    fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>> {
+        let at = usize::try_from(iova.checked_sub(ARENA_IOVA)?).ok()?;
+        if at.checked_add(len)? > self.words.len() * 8 {
+            return None;
+        }
+        NonNull::new(self.words.as_ptr().cast_mut().cast::<u8>().wrapping_add(at))
+    }
+
+    fn remote(&self) -> Option<&dyn RemoteMemory> {
+        Some(self)
+    }
+}
+
+impl RemoteMemory for Arena {
+    fn covers(&self, iova: u64, len: u64) -> bool {
+        iova.checked_sub(REMOTE)
+            .is_some_and(|at| self.holds(at, len as usize))
+    }
+
+    fn word(&self, _iova: u64) -> Result<RemoteWord<'_>, Unreachable> {
+        Ok(RemoteWord::Copied(&self.atomics))
+    }
+
+    fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), Unreachable> {
+        if self.gone.load(Ordering::Relaxed) {
+            return Err(Unreachable);
+        }
+        into.copy_from_slice(&self.read(iova - REMOTE, into.len()));
+        Ok(())
+    }
+
+    fn write(&self, iova: u64, from: &[u8]) -> Result<(), Unreachable> {
+        if self.gone.load(Ordering::Relaxed) {
+            return Err(Unreachable);
+        }
+        self.write(iova - REMOTE, from);
+        Ok(())
+    }
+}
+
+/// Interrupts, counted.
+#[derive(Default)]
+pub(crate) struct Line(Mutex<Vec<u32>>);
+
+impl Interrupts for Line {
+    fn raise(&self, vector: u32) {
+        self.0.lock().unwrap().push(vector);
+    }
+}
+
+impl Line {
+    /// Vectors raised since the last time.
+    pub(crate) fn take(&self) -> Vec<u32> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+struct Ring {
+    iova: u64,
+    log_size: u32,
+}
+
+/// A driver.
+pub(crate) struct Driver {
+    pub(crate) device: Device,
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) line: Arc<Line>,
+    commands: Mutex<u32>,
+    command_ring: Ring,
+    completion_ring: u64,
+    events: Mutex<(u32, VecDeque<Event>)>,
+    event_ring: Ring,
+    event_record: Record<CqRecord>,
+    pub(crate) uar: u32,
+    /// Regions are registered in remote memory.
+    pub(crate) remote: bool,
+    /// Of an event queue for completions, on vector 1.
+    pub(crate) eq: u32,
+    completion_events: Mutex<u32>,
+    completion_event_ring: Ring,
+    completion_event_record: Record<CqRecord>,
+}
+
+pub(crate) fn config() -> ModelConfig {
+    ModelConfig {
+        addresses: vec![DeviceAddress {
+            ip: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            scope: 0,
+            prefix_len: 8,
+        }],
+        ..ModelConfig::default()
+    }
+}
+
+impl Driver {
+    /// A device on kernel TCP.
+    pub(crate) fn start() -> Driver {
+        Self::start_with(config())
+    }
+
+    pub(crate) fn start_with(config: ModelConfig) -> Driver {
+        let (arena, line) = (Arena::new(128 << 20), Arc::new(Line::default()));
+        let device = Device::start(config, arena.clone(), line.clone()).unwrap();
+        Self::drive(device, arena, line)
+    }
+
+    /// A device on a simulated network.
+    pub(crate) fn start_manual(network: Arc<dyn Network>) -> Driver {
+        Self::start_manual_with(config(), network)
+    }
+
+    pub(crate) fn start_manual_with(config: ModelConfig, network: Arc<dyn Network>) -> Driver {
+        let (arena, line) = (Arena::new(128 << 20), Arc::new(Line::default()));
+        let device = Device::start_manual(config, arena.clone(), line.clone(), network).unwrap();
+        Self::drive(device, arena, line)
+    }
+
+    fn drive(device: Device, arena: Arc<Arena>, line: Arc<Line>) -> Driver {
+        assert_eq!(device.bar0_read(MAGIC), MAGIC_VALUE);
+        let log_size = 4;
+        let command_ring = Ring {
+            iova: arena.alloc(COMMAND_LEN << log_size),
+            log_size,
+        };
+        let completion_ring = arena.alloc(COMPLETION_LEN << log_size);
+        device.bar0_write(CMD_LOG_SIZE, log_size);
+        device.bar0_write(CMD_BASE, command_ring.iova as u32);
+        device.bar0_write(CMD_BASE + 4, (command_ring.iova >> 32) as u32);
+        device.bar0_write(CMD_COMPLETION_BASE, completion_ring as u32);
+        device.bar0_write(CMD_COMPLETION_BASE + 4, (completion_ring >> 32) as u32);
+        device.bar0_write(CONTROL, Control::ENABLE.bits());
+        assert_eq!(device.bar0_read(STATUS), 1);
+        let event_ring = Ring {
+            iova: arena.alloc(EVENT_LEN << 6),
+            log_size: 6,
+        };
+        let completion_event_ring = Ring {
+            iova: arena.alloc(EVENT_LEN << 6),
+            log_size: 6,
+        };
+        let record = arena.alloc(size_of::<CqRecord>());
+        let completion_record = arena.alloc(size_of::<CqRecord>());
+        let mut driver = Driver {
+            event_record: Record::new(&*arena, record).unwrap(),
+            device,
+            line,
+            commands: Mutex::new(0),
+            command_ring,
+            completion_ring,
+            events: Mutex::default(),
+            event_ring,
+            uar: 0,
+            remote: false,
+            eq: 0,
+            completion_events: Mutex::new(0),
+            completion_event_ring,
+            completion_event_record: Record::new(&*arena, completion_record).unwrap(),
+            arena,
+        };
+        let eq = driver.create_eq(driver.event_ring.iova, record, 6, 0).unwrap();
+        assert_eq!(eq, 0);
+        driver.eq = driver
+            .create_eq(driver.completion_event_ring.iova, completion_record, 6, 1)
+            .unwrap();
+        driver.uar = driver.create(Opcode::AllocUar, &Nothing {}).unwrap();
+        driver
+    }
+
+    /// Where the command queue and its completions are.
+    pub(crate) fn command_memory(&self) -> std::ops::Range<u64> {
+        self.command_ring.iova..self.completion_ring + 4096
+    }
+
+    fn create_eq(&self, ring: u64, record: u64, log_size: u32, vector: u32) -> Result<u32, Status> {
+        let arguments = CreateEq {
+            ring: ring.into(),
+            record: record.into(),
+            log_size: log_size.into(),
+            vector: vector.into(),
+        };
+        self.create(Opcode::CreateEq, &arguments)
+    }
+
+    pub(crate) fn execute(&self, mut command: Command) -> Result<Completion, Status> {
+        let mut producer = self.commands.lock().unwrap();
+        let slot = *producer & ((1 << self.command_ring.log_size) - 1);
+        command.tag = (*producer as u16).into();
+        let at = self.command_ring.iova + u64::from(slot) * COMMAND_LEN as u64;
+        self.arena.write(at, command.as_bytes());
+        let phase = !(*producer >> self.command_ring.log_size) & 1;
+        *producer = producer.wrapping_add(1);
+        self.device.bar0_write(CMD_DOORBELL, *producer);
+        let at = self.completion_ring + u64::from(slot) * COMPLETION_LEN as u64;
+        let bytes = self.arena.read(at, COMPLETION_LEN);
+        let completion = Completion::read_from_bytes(&bytes).unwrap();
+        assert_eq!(
+            completion.phase.get(),
+            phase,
+            "a command completes at its doorbell"
+        );
+        assert_eq!(completion.tag, command.tag);
+        match Status::from_raw(completion.status.get()).unwrap() {
+            Status::Ok => Ok(completion),
+            status => Err(status),
+        }
+    }
+
+    pub(crate) fn command<T: IntoBytes + Immutable>(
+        &self,
+        opcode: Opcode,
+        arguments: &T,
+    ) -> Result<Completion, Status> {
+        self.execute(Command::new(opcode, arguments))
+    }
+
+    /// A command that answers with a handle.
+    pub(crate) fn create<T: IntoBytes + Immutable>(
+        &self,
+        opcode: Opcode,
+        arguments: &T,
+    ) -> Result<u32, Status> {
+        let completion = self.command(opcode, arguments)?;
+        Ok(completion.result::<Handle>().id.get())
+    }
+
+    /// A command with a handle and no answer.
+    pub(crate) fn on(&self, opcode: Opcode, id: u32) -> Result<(), Status> {
+        self.command(opcode, &Handle { id: id.into() }).map(drop)
+    }
+
+    pub(crate) fn pd(&self) -> u32 {
+        self.create(Opcode::AllocPd, &Nothing {}).unwrap()
+    }
+
+    pub(crate) fn register(&self, pd: u32, len: usize, access: Access) -> Result<Region, Status> {
+        self.register_at(pd, self.arena.alloc(len), len, access)
+    }
+
+    pub(crate) fn register_at(
+        &self,
+        pd: u32,
+        iova: u64,
+        len: usize,
+        access: Access,
+    ) -> Result<Region, Status> {
+        let arguments = CreateMr {
+            base: iova.into(),
+            len: (len as u64).into(),
+            dma: (if self.remote { REMOTE + iova } else { iova }).into(),
+            pd: pd.into(),
+            access: access.bits().into(),
+            ..CreateMr::default()
+        };
+        let stag = self.create(Opcode::CreateMr, &arguments)?;
+        Ok(Region { stag, iova })
+    }
+
+    pub(crate) fn cq_arguments(&self, log_size: u32) -> CreateCq {
+        CreateCq {
+            ring: self.arena.alloc(CQE_LEN << log_size).into(),
+            record: self.arena.alloc(size_of::<CqRecord>()).into(),
+            log_size: log_size.into(),
+            eq: self.eq.into(),
+            uar: self.uar.into(),
+            ..CreateCq::default()
+        }
+    }
+
+    pub(crate) fn cq(&self, log_size: u32) -> Cq {
+        let arguments = self.cq_arguments(log_size);
+        let completion = self.command(Opcode::CreateCq, &arguments).unwrap();
+        let handle: QueueHandle = completion.result();
+        Cq {
+            id: handle.id.get(),
+            ring: arguments.ring.get(),
+            log_size,
+            record: Record::new(&*self.arena, arguments.record.get()).unwrap(),
+            consumer: 0,
+            base: 0,
+        }
+    }
+
+    pub(crate) fn qp_arguments(&self, pd: u32, send_cq: &Cq, recv_cq: &Cq) -> CreateQp {
+        CreateQp {
+            sq_ring: self.arena.alloc(BLOCK_LEN << 8).into(),
+            rq_ring: self.arena.alloc(64 << 8).into(),
+            record: self.arena.alloc(size_of::<QueueRecord>()).into(),
+            pd: pd.into(),
+            send_cq: send_cq.id.into(),
+            recv_cq: recv_cq.id.into(),
+            uar: self.uar.into(),
+            label: 0xbeef.into(),
+            sq_log_size: 8.into(),
+            rq_log_size: 8.into(),
+            rq_log_stride: 6.into(),
+            ..CreateQp::default()
+        }
+    }
+
+    pub(crate) fn qp(&self, pd: u32, send_cq: &Cq, recv_cq: &Cq) -> Qp {
+        self.try_qp(&self.qp_arguments(pd, send_cq, recv_cq)).unwrap()
+    }
+
+    pub(crate) fn try_qp(&self, arguments: &CreateQp) -> Result<Qp, Status> {
+        let completion = self.command(Opcode::CreateQp, arguments)?;
+        let handle: QueueHandle = completion.result();
+        Ok(Qp {
+            id: handle.id.get(),
+            sq: arguments.sq_ring.get(),
+            rq: arguments.rq_ring.get(),
+            record: Record::new(&*self.arena, arguments.record.get()).unwrap(),
+            sq_producer: 0,
+            rq_producer: 0,
+            rings: 0,
+        })
+    }
+
+    pub(crate) fn modify(&self, qp: &Qp, state: QpState) -> Result<(), Status> {
+        self.modify_to(qp.id, state)
+    }
+
+    pub(crate) fn modify_to(&self, qid: u32, state: QpState) -> Result<(), Status> {
+        let arguments = ModifyQp {
+            qp: qid.into(),
+            mask: (modify::STATE | modify::ACCESS).into(),
+            state: (state as u32).into(),
+            access: (Access::REMOTE_READ | Access::REMOTE_WRITE).bits().into(),
+            ..ModifyQp::default()
+        };
+        self.command(Opcode::ModifyQp, &arguments).map(drop)
+    }
+
+    pub(crate) fn ready(&self, qp: &Qp) {
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            self.modify(qp, state).unwrap();
+        }
+    }
+
+    pub(crate) fn state(&self, qp: &Qp) -> QpState {
+        let handle = Handle { id: qp.id.into() };
+        let status: QpStatus = self.command(Opcode::QueryQp, &handle).unwrap().result();
+        QpState::from_raw(status.state.get()).unwrap()
+    }
+
+    pub(crate) fn connect(&self, remote: SocketAddr) -> Result<u32, Status> {
+        let arguments = Connect {
+            remote: remote.into(),
+            local: Endpoint::default(),
+            ..Connect::default()
+        };
+        self.create(Opcode::StreamConnect, &arguments)
+    }
+
+    pub(crate) fn listen(&self, local: SocketAddr, backlog: u32) -> Result<(u32, u16), Status> {
+        let arguments = Listen {
+            local: local.into(),
+            backlog: backlog.into(),
+            ..Listen::default()
+        };
+        let listening: Listening = self.command(Opcode::StreamListen, &arguments)?.result();
+        Ok((listening.lid.get(), listening.port.get() as u16))
+    }
+
+    pub(crate) fn attach(&self, sid: u32, qp: &Qp, initiator: bool) -> Result<(), Status> {
+        let role = if initiator { attach::INITIATOR } else { 0 };
+        self.attach_with(sid, qp, attach::CRC | role)
+    }
+
+    pub(crate) fn attach_with(&self, sid: u32, qp: &Qp, flags: u32) -> Result<(), Status> {
+        let arguments = Attach {
+            sid: sid.into(),
+            qid: qp.id.into(),
+            flags: flags.into(),
+            ord: 16.into(),
+            ird: 16.into(),
+            first_msn: 1.into(),
+            ..Attach::default()
+        };
+        self.command(Opcode::StreamAttach, &arguments).map(drop)
+    }
+
+    /// Events of queue 0 so far.
+    fn fetch_events(&self) -> std::sync::MutexGuard<'_, (u32, VecDeque<Event>)> {
+        let mut guard = self.events.lock().unwrap();
+        let (consumer, events) = &mut *guard;
+        while let Some(event) = self.read_event(&self.event_ring, *consumer) {
+            *consumer = consumer.wrapping_add(1);
+            events.push_back(event);
+            self.event_record.consumer.store(*consumer, Ordering::Release);
+        }
+        guard
+    }
+
+    fn read_event(&self, ring: &Ring, consumer: u32) -> Option<Event> {
+        let slot = consumer & ((1 << ring.log_size) - 1);
+        let at = ring.iova + u64::from(slot) * EVENT_LEN as u64;
+        let entry = self.arena.map(at, EVENT_LEN);
+        let phase = entry.word(event::PHASE).load(Ordering::Acquire);
+        (phase == !(consumer >> ring.log_size) & 1).then(|| entry.read(0))
+    }
+
+    /// The next event of queue 0, if one is there.
+    pub(crate) fn event(&self) -> Option<Event> {
+        self.fetch_events().1.pop_front()
+    }
+
+    /// Completion queues that notified since the last time.
+    pub(crate) fn notifications(&self) -> Vec<u32> {
+        let mut consumer = self.completion_events.lock().unwrap();
+        let mut cqs = Vec::new();
+        while let Some(event) = self.read_event(&self.completion_event_ring, *consumer) {
+            assert_eq!(event.kind, EventKind::Completion as u8);
+            *consumer = consumer.wrapping_add(1);
+            cqs.push(event.object.get());
+        }
+        cqs
+    }
+
+    /// Tells the device that so many notifications are taken; until then their places in the ring are in use.
+    pub(crate) fn take_notifications(&self, count: usize) {
+        let record = &self.completion_event_record.consumer;
+        record.fetch_add(count as u32, Ordering::AcqRel);
+    }
+
+    /// Waits for an event of that kind about that object; others stay where they are.
+    pub(crate) fn await_event(&self, kind: EventKind, object: u32) -> Event {
+        wait_for(&format!("{kind:?} of {object}"), || self.event_of(kind, object))
+    }
+
+    /// The next event of that kind about that object, if one is there; others stay where they are.
+    fn event_of(&self, kind: EventKind, object: u32) -> Option<Event> {
+        let mut guard = self.fetch_events();
+        let events = &mut guard.1;
+        let found = events
+            .iter()
+            .position(|e| e.kind == kind as u8 && e.object.get() == object);
+        found.and_then(|at| events.remove(at))
+    }
+
+    pub(crate) fn ring(&self, kind: Kind, queue: u32, index: u32) {
+        let doorbell = Doorbell { kind, queue, index };
+        self.device.doorbell(self.uar, 0, doorbell.encode());
+    }
+
+    pub(crate) fn counters(&self) -> Vec<u64> {
+        let mut command = Command::new(Opcode::QueryCounters, &Nothing {});
+        let len = crate::Counter::ALL.len() * 8;
+        command.output = self.arena.alloc(len).into();
+        command.output_len = (len as u32).into();
+        self.execute(command).unwrap();
+        let bytes = self.arena.read(command.output.get(), len);
+        bytes
+            .chunks(8)
+            .map(|c| u64::from_le_bytes(c.try_into().unwrap()))
+            .collect()
+    }
+
+    pub(crate) fn counter(&self, counter: crate::Counter) -> u64 {
+        self.counters()[counter as usize]
+    }
+}
+
+/// Registered memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Region {
+    pub(crate) stag: u32,
+    pub(crate) iova: u64,
+}
+
+impl Region {
+    pub(crate) fn sge(&self, at: u64, len: u32) -> Sge {
+        Sge {
+            offset: (self.iova + at).into(),
+            len: len.into(),
+            stag: self.stag.into(),
+        }
+    }
+}
+
+/// The driver's side of a completion queue.
+pub(crate) struct Cq {
+    pub(crate) id: u32,
+    ring: u64,
+    log_size: u32,
+    record: Record<CqRecord>,
+    pub(crate) consumer: u32,
+    base: u32,
+}
+
+impl Cq {
+    /// The next completion, if one is there.
+    pub(crate) fn poll(&mut self, driver: &Driver) -> Option<Cqe> {
+        let n = self.consumer.wrapping_sub(self.base);
+        let slot = n & ((1 << self.log_size) - 1);
+        let at = self.ring + u64::from(slot) * CQE_LEN as u64;
+        let entry = driver.arena.map(at, CQE_LEN);
+        let phase = entry.word(cqe::PHASE).load(Ordering::Acquire);
+        if phase != !(n >> self.log_size) & 1 {
+            return None;
+        }
+        let cqe = entry.read(0);
+        self.consumer = self.consumer.wrapping_add(1);
+        self.record.consumer.store(self.consumer, Ordering::Release);
+        Some(cqe)
+    }
+
+    /// Polls as a program does, driving the device, until a completion comes.
+    pub(crate) fn await_completion(&mut self, driver: &Driver) -> Cqe {
+        wait_for("a completion", || {
+            self.poll(driver).or_else(|| {
+                driver.device.progress();
+                None
+            })
+        })
+    }
+
+    /// Waits until a completion comes, leaving the device alone.
+    pub(crate) fn await_idly(&mut self, driver: &Driver) -> Cqe {
+        wait_for("a completion", || self.poll(driver))
+    }
+
+    pub(crate) fn arm(&self, driver: &Driver, solicited: bool) {
+        let kind = if solicited { Kind::ArmSolicited } else { Kind::Arm };
+        driver.ring(kind, self.id, self.consumer);
+    }
+
+    pub(crate) fn moderate(&self, driver: &Driver, count: u32, period: u32) -> Result<(), Status> {
+        let arguments = ModerateCq {
+            cq: self.id.into(),
+            count: count.into(),
+            period: period.into(),
+            reserved: 0.into(),
+        };
+        driver.command(Opcode::ModerateCq, &arguments).map(drop)
+    }
+
+    pub(crate) fn resize(&mut self, driver: &Driver, log_size: u32) -> Result<u32, Status> {
+        let ring = driver.arena.alloc(CQE_LEN << log_size);
+        let arguments = ResizeCq {
+            ring: ring.into(),
+            cq: self.id.into(),
+            log_size: log_size.into(),
+        };
+        let count: Count = driver.command(Opcode::ResizeCq, &arguments)?.result();
+        (self.ring, self.log_size, self.base) = (ring, log_size, self.consumer);
+        Ok(count.count.get())
+    }
+}
+
+/// The driver's side of a queue pair.
+pub(crate) struct Qp {
+    pub(crate) id: u32,
+    sq: u64,
+    rq: u64,
+    record: Record<QueueRecord>,
+    sq_producer: u32,
+    rq_producer: u32,
+    /// Doorbells rung for the send queue.
+    pub(crate) rings: u32,
+}
+
+const SQ_MASK: u32 = 0xff;
+const RQ_STRIDE: u64 = 64;
+
+impl Qp {
+    pub(crate) fn post_recv(&mut self, driver: &Driver, cookie: u64, sges: &[Sge]) {
+        let at = self.rq + u64::from(self.rq_producer & SQ_MASK) * RQ_STRIDE;
+        let header = RecvHeader::new(cookie, sges.len() as u16);
+        driver.arena.write(at, header.as_bytes());
+        driver.arena.write(at + 16, sges.as_bytes());
+        let (old, new) = (self.rq_producer, self.rq_producer.wrapping_add(1));
+        self.rq_producer = new;
+        if publish(&self.record.rq_producer, &self.record.rq_event, old, new) {
+            driver.ring(Kind::Receive, self.id, new);
+        }
+    }
+
+    pub(crate) fn post_send(&mut self, driver: &Driver, cookie: u64, sges: &[Sge]) {
+        let header = SendHeader {
+            opcode: wqe::Opcode::Send as u8,
+            flags: SendFlags::SIGNALED.bits(),
+            cookie: cookie.into(),
+            ..SendHeader::default()
+        };
+        self.post(driver, header, sges);
+    }
+
+    pub(crate) fn post(&mut self, driver: &Driver, header: SendHeader, sges: &[Sge]) {
+        let (entry, blocks) = Self::entry(header, sges);
+        self.post_raw(driver, &entry, blocks);
+    }
+
+    fn entry(mut header: SendHeader, sges: &[Sge]) -> (Vec<u8>, u32) {
+        header.num_sge = sges.len() as u8;
+        header.blocks = wqe::blocks(size_of_val(sges)) as u8;
+        let mut entry = header.as_bytes().to_vec();
+        entry.extend_from_slice(sges.as_bytes());
+        (entry, header.blocks.into())
+    }
+
+    /// As [`post`](Self::post), without a ring: [`ring`](Self::ring) is for all of them.
+    pub(crate) fn post_unrung(&mut self, driver: &Driver, header: SendHeader, sges: &[Sge]) {
+        let (entry, blocks) = Self::entry(header, sges);
+        self.write_entry(driver, &entry);
+        self.sq_producer = self.sq_producer.wrapping_add(blocks);
+    }
+
+    /// Publishes what was posted so far, and rings.
+    pub(crate) fn ring(&mut self, driver: &Driver) {
+        self.record.sq_producer.store(self.sq_producer, Ordering::Release);
+        driver.ring(Kind::Send, self.id, self.sq_producer);
+    }
+
+    fn write_entry(&self, driver: &Driver, entry: &[u8]) {
+        for (index, block) in (self.sq_producer..).zip(entry.chunks(BLOCK_LEN)) {
+            let at = self.sq + u64::from(index & SQ_MASK) * BLOCK_LEN as u64;
+            driver.arena.write(at, block);
+        }
+    }
+
+    /// Puts any bytes into the ring as one entry of so many blocks.
+    pub(crate) fn post_raw(&mut self, driver: &Driver, entry: &[u8], blocks: u32) {
+        self.write_entry(driver, entry);
+        let (old, new) = (self.sq_producer, self.sq_producer.wrapping_add(blocks));
+        self.sq_producer = new;
+        if publish(&self.record.sq_producer, &self.record.sq_event, old, new) {
+            self.rings += 1;
+            driver.ring(Kind::Send, self.id, new);
+        }
+    }
+
+    /// Blocks that the device has given back.
+    pub(crate) fn sq_consumer(&self) -> u32 {
+        self.record.sq_consumer.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn sq_producer(&self) -> u32 {
+        self.sq_producer
+    }
+}
+
+/// Calls `probe` until it gives something.
+pub(crate) fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = probe() {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "waited in vain for {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Asserts a completion's cookie and status.
+pub(crate) fn assert_cqe(cqe: &Cqe, cookie: u64, status: WcStatus) {
+    let seen = (cqe.cookie.get(), WcStatus::from_raw(cqe.status));
+    assert_eq!(seen, (cookie, Some(status)), "{cqe:?}");
+}
+
+/// Two queue pairs of two drivers, connected over their network.
+pub(crate) struct Pair {
+    pub(crate) caller: End,
+    pub(crate) answerer: End,
+}
+
+/// A queue pair with all it needs.
+pub(crate) struct End {
+    pub(crate) pd: u32,
+    pub(crate) send_cq: Cq,
+    pub(crate) recv_cq: Cq,
+    pub(crate) qp: Qp,
+    pub(crate) region: Region,
+}
+
+impl End {
+    pub(crate) fn new(driver: &Driver) -> End {
+        let pd = driver.pd();
+        let (send_cq, recv_cq) = (driver.cq(8), driver.cq(8));
+        let qp = driver.qp(pd, &send_cq, &recv_cq);
+        let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let region = driver.register(pd, 1 << 20, all).unwrap();
+        driver.ready(&qp);
+        End {
+            pd,
+            send_cq,
+            recv_cq,
+            qp,
+            region,
+        }
+    }
+}
+
+impl Pair {
+    /// A connected stream with two queue pairs that are not attached to it yet.
+    pub(crate) fn prepare(caller: &Driver, answerer: &Driver) -> (Pair, u32, u32) {
+        let (near, far) = (End::new(caller), End::new(answerer));
+        let (lid, port) = answerer.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap();
+        let there = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
+        let sid = caller.connect(there).unwrap();
+        caller.await_event(EventKind::StreamConnected, sid);
+        let accepted = answerer.await_event(EventKind::StreamAccepted, lid);
+        answerer.on(Opcode::StreamUnlisten, lid).unwrap();
+        let pair = Pair {
+            caller: near,
+            answerer: far,
+        };
+        (pair, sid, accepted.data.get() as u32)
+    }
+
+    /// Connects two devices on kernel TCP, with no MPA start-up between.
+    pub(crate) fn connect(caller: &Driver, answerer: &Driver) -> Pair {
+        Self::connect_while(caller, answerer, || {})
+    }
+
+    /// The same, running `meanwhile` in all waits.
+    pub(crate) fn connect_while(caller: &Driver, answerer: &Driver, mut meanwhile: impl FnMut()) -> Pair {
+        let (near, far) = (End::new(caller), End::new(answerer));
+        let (lid, port) = answerer.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap();
+        let sid = caller
+            .connect(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port))
+            .unwrap();
+        let mut seen = |driver: &Driver, kind: EventKind, object: u32| {
+            wait_for(&format!("{kind:?}"), || {
+                meanwhile();
+                driver.event_of(kind, object)
+            })
+        };
+        let connected = seen(caller, EventKind::StreamConnected, sid);
+        assert_eq!(connected.code.get(), 0);
+        let accepted = seen(answerer, EventKind::StreamAccepted, lid);
+        answerer
+            .attach(accepted.data.get() as u32, &far.qp, false)
+            .unwrap();
+        caller.attach(sid, &near.qp, true).unwrap();
+        answerer.on(Opcode::StreamUnlisten, lid).unwrap();
+        Pair {
+            caller: near,
+            answerer: far,
+        }
+    }
+}
+
+/// A zeroed value, for commands that are wrong on purpose.
+pub(crate) fn zeroed<T: FromZeros>() -> T {
+    T::new_zeroed()
+}

@@ -1,0 +1,115 @@
+//! Has queue pairs run, and carries out what that asks of the rest of the device.
+//!
+//! A run may ask for other objects to be run: a completion queue that overflows takes all its queue pairs to the error state, whose flushes
+//! may overflow the next one. The objects wait in a list ([`Next`]) and are run one after the other, so that the length of such
+//! a chain, which the driver decides, is never the depth of the stack. Only the peer on the same device is run by a call inside a
+//! call, at most two deep.
+
+use crate::agenda::Timer;
+use crate::asked::Asked;
+use crate::counters::Counter;
+use crate::effects::{Effects, Next, Object};
+use crate::qp::Qp;
+use crate::state::Core;
+use std::sync::Arc;
+use urnic_device::event::{Event, EventKind};
+
+impl Qp {
+    /// Has something done, here or by whoever is at it already. Returns whether bytes arrived, or left after a wait.
+    pub(crate) fn kick(self: &Arc<Qp>, core: &Core, asked: Asked) -> bool {
+        let mut next = Next::new();
+        let arrived = self.kick_before(core, asked, &mut next);
+        core.run_all(next);
+        arrived
+    }
+
+    /// As [`kick`](Qp::kick), and leaves in `next` what is to be run then.
+    fn kick_before(self: &Arc<Qp>, core: &Core, asked: Asked, next: &mut Next) -> bool {
+        let (mut arrived, mut judged) = (false, false);
+        let left = self.turns.ask(
+            asked.0,
+            |inner, asked| {
+                let mut effects = Effects::default();
+                arrived |= self.run(core, inner, Asked(asked), &mut effects);
+                judged |= inner.engine.has_judged();
+                effects
+            },
+            |effects| core.tell(effects, next),
+        );
+        if left {
+            core.agenda.attend_later(self, Asked::AGAIN);
+        }
+        if judged && let Some(sibling) = self.sibling(core) {
+            match asked {
+                // Not to and fro, in ever deeper calls.
+                Asked::JUDGED => core.agenda.attend_later(&sibling, Asked::JUDGED),
+                _ => {
+                    sibling.kick_before(core, Asked::JUDGED, next);
+                }
+            }
+        }
+        arrived
+    }
+
+    /// As [`kick`](Qp::kick). If the peer is a queue pair of this device, it receives at once, too, as far as the stream carried
+    /// what was sent: our requests complete when it has.
+    pub(crate) fn kick_through(self: &Arc<Qp>, core: &Core, asked: Asked) {
+        self.kick(core, asked);
+        if let Some(sibling) = self.sibling(core) {
+            sibling.kick(core, Asked::RECEIVE);
+        }
+    }
+}
+
+impl Core {
+    /// Carries out what was gathered under a lock that is dropped by now.
+    pub(crate) fn raise(&self, effects: Effects) {
+        let mut next = Next::new();
+        self.tell(effects, &mut next);
+        self.run_all(next);
+    }
+
+    /// Tells the driver what was gathered, and sets timers; what is to be run is added to `next`.
+    fn tell(&self, effects: Effects, next: &mut Next) {
+        if effects.is_empty() {
+            return;
+        }
+        for (queue, cqid) in effects.notifications {
+            self.post(&queue, [Event::new(EventKind::Completion, cqid)]);
+        }
+        for (due, cqid) in effects.due {
+            self.agenda.set_timer(due, Timer::Cq(cqid));
+        }
+        if !effects.events.is_empty()
+            && let Some(queue) = self.async_events.load().as_ref()
+        {
+            self.post(queue, effects.events);
+        }
+        next.extend(effects.next);
+    }
+
+    /// Runs objects until none is left that another one's run asked for.
+    fn run_all(&self, mut next: Next) {
+        while let Some(object) = next.pop_front() {
+            let mut effects = Effects::default();
+            match object {
+                Object::Overflowed(cqid) => {
+                    self.counters.add_shared(Counter::CqOverflows, 1);
+                    effects.event(Event::new(EventKind::CqError, cqid));
+                    if let Some(cq) = self.cqs.find(cqid) {
+                        let pairs = cq.pairs();
+                        next.extend(pairs.into_iter().map(|qid| Object::Qp(qid, Asked::CQ_LOST)));
+                    }
+                }
+                Object::Qp(qid, asked) => {
+                    if let Some(qp) = self.qps.find(qid) {
+                        qp.kick_before(self, asked, &mut next);
+                    }
+                }
+                Object::Stream(sid) => self.streams.resume(sid, &mut effects),
+                Object::Listener(lid) => self.streams.open_listener(&self.agenda, lid, &mut effects),
+            }
+            self.tell(effects, &mut next);
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! One run of a queue pair.
+
+use crate::agenda::{Timer, Token};
+use crate::asked::Asked;
+use crate::counters::Counter;
+use crate::effects::Effects;
+use crate::env::Env;
+use crate::gathering::Burst;
+use crate::qp::{Inner, Qp};
+use crate::rdmap::{RxOutcome, TxOutcome};
+use crate::state::Core;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use urnic_device::event::QpFault;
+use urnic_device::vocabulary::QpState;
+
+/// Event index so far ahead that no ring comes: the device looks by itself.
+const NO_RING: u32 = 1 << 30;
+
+impl Qp {
+    /// Does what was asked; returns whether bytes arrived.
+    pub(super) fn run(
+        self: &Arc<Qp>,
+        core: &Core,
+        inner: &mut Inner,
+        asked: Asked,
+        effects: &mut Effects,
+    ) -> bool {
+        if asked.has(Asked::ATTACHED) {
+            inner.held = false;
+            if let Some(fd) = inner.stream.as_ref().and_then(|s| s.descriptor()) {
+                core.agenda.rewatch(fd, Token::Qp(self.id));
+                self.readable.store(true, Ordering::Relaxed);
+            }
+        }
+        if inner.dead || inner.held || core.is_stopped() {
+            return false;
+        }
+        let mut env = core.env(&self.counters, effects);
+        let moved = || {
+            let waited = if asked.has(Asked::WRITABLE) {
+                self.counters.value(Counter::TxBytes)
+            } else {
+                0
+            };
+            self.counters.value(Counter::RxBytes).wrapping_add(waited)
+        };
+        let before = moved();
+        if asked.has(Asked::CQ_LOST) {
+            inner.with_engine(|engine, stream| engine.fail(QpFault::CqOverflow, &mut env, stream));
+        }
+        if asked.has(Asked::JUDGED) {
+            inner.with_engine(|engine, stream| engine.judged(&mut env, stream));
+        }
+        if asked.has(Asked::TIMER) {
+            inner.timer = None;
+            inner.with_engine(|engine, stream| engine.tick(&mut env, stream));
+        }
+        if asked.has(Asked::SEND) {
+            self.counters.add(Counter::Doorbells, 1);
+            inner.gathering.note_ring(self.looks(core));
+        }
+        inner.hung_up |= asked.has(Asked::HANG_UP);
+        let receives = Asked::RECEIVE | Asked::HANG_UP | Asked::TIMER | Asked::CQ_LOST;
+        // A poll that finds nothing changes nothing.
+        let only_looks = asked.only(Asked::RECEIVE | Asked::JUDGED)
+            && inner.stream.is_some()
+            && !inner.engine.is_held_up();
+        if asked.has(receives) {
+            self.receive(core, inner, &mut env);
+        }
+        let arrived = moved() != before;
+        let sends =
+            !inner.blocked || asked.has(Asked::WRITABLE | Asked::HANG_UP | Asked::TIMER | Asked::CQ_LOST);
+        if sends && (arrived || !only_looks) {
+            self.transmit(core, inner, &mut env, asked);
+        }
+        // A queue pair that is its own peer waits for a receive: its post is to ring.
+        if inner.stream.is_none() && inner.engine.is_held_up() {
+            self.receive(core, inner, &mut env);
+            self.transmit(core, inner, &mut env, asked);
+        }
+        self.settle(core, inner, &mut env);
+        moved() != before
+    }
+
+    /// A number that changes whenever the program looks for completions: with every poll that finds none, and with those taken.
+    fn looks(&self, core: &Core) -> u32 {
+        let taken = self.send_cq.consumer().wrapping_add(self.recv_cq.consumer());
+        core.agenda.polls().wrapping_add(taken)
+    }
+
+    /// Reads the stream until it has nothing more, or as far as one run goes.
+    fn receive(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>) {
+        let mut read = u64::MAX;
+        // No ring is wanted for receives unless the stream turns out to wait for one.
+        if !self.is_readable() && inner.stream.is_some() {
+            self.readable.store(true, Ordering::Relaxed);
+            inner.engine.receive_source().ring_never();
+        }
+        loop {
+            match inner.with_engine(|engine, stream| engine.receive(env, stream)) {
+                // The end may wait behind what was read, and nothing will tell of it again.
+                RxOutcome::Drained if inner.hung_up && self.counters.value(Counter::RxBytes) != read => {
+                    read = self.counters.value(Counter::RxBytes);
+                }
+                RxOutcome::Drained => return,
+                RxOutcome::More => return core.agenda.attend_later(self, Asked::RECEIVE),
+                RxOutcome::Stalled => {
+                    if !inner.engine.receive_source().ring_at_next() {
+                        self.counters.add(Counter::RxStalls, 1);
+                        self.readable.store(false, Ordering::Relaxed);
+                        return;
+                    }
+                }
+                RxOutcome::Finished => {
+                    inner.hung_up = false;
+                    self.readable.store(false, Ordering::Relaxed);
+                    return;
+                }
+                RxOutcome::Ended => {
+                    inner.hung_up = false;
+                    inner.stream = None;
+                    self.leave_sibling(core);
+                    self.readable.store(false, Ordering::Relaxed);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Sends until there is nothing to send, or as far as one run goes; then says when to ring next.
+    fn transmit(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>, asked: Asked) {
+        let before = inner.engine.send_queue().taken();
+        let mut known = false;
+        loop {
+            let taken = inner.engine.send_queue().taken();
+            let outcome = inner.with_engine(|engine, stream| engine.transmit(env, stream));
+            inner.blocked = outcome == TxOutcome::Blocked;
+            self.blocked.store(inner.blocked, Ordering::Relaxed);
+            let ahead = match outcome {
+                TxOutcome::Idle => 0,
+                TxOutcome::Blocked => NO_RING,
+                TxOutcome::More => {
+                    core.agenda.attend_later(self, Asked::RESUME);
+                    NO_RING
+                }
+            };
+            if ahead == 0 {
+                self.gather(core, inner, before, asked);
+            }
+            let queue = inner.engine.send_queue();
+            let posted = queue.ring_after(inner.gathering.ahead(ahead));
+            if !posted {
+                return;
+            }
+            if known {
+                // What was posted before the last run and still not taken waits for something other than a ring. If more was
+                // posted, it may be by a program that polls: this thread may have better things to do than to send for it.
+                if queue.taken() != taken {
+                    core.agenda.attend_later(self, Asked::RESUME);
+                }
+                return;
+            }
+            known = true;
+        }
+    }
+
+    /// Begins or ends a burst, now that everything posted has been taken; `before` entries had been before.
+    fn gather(self: &Arc<Qp>, core: &Core, inner: &mut Inner, before: u32, asked: Asked) {
+        let sent = inner.engine.send_queue().taken().wrapping_sub(before);
+        let sending = inner.engine.state() == QpState::Rts;
+        match inner.gathering.note_sent(sent, asked.has(Asked::FLUSH), sending) {
+            Burst::Began => core.agenda.burst_began(),
+            Burst::Ended => core.agenda.burst_ended(),
+            Burst::Same => {}
+        }
+        if inner.gathering.is_on() {
+            if sent > 1 {
+                self.counters.add(Counter::GatheredFlushes, 1);
+            }
+            core.agenda.attend_later(self, Asked::FLUSH);
+        }
+    }
+
+    /// After every run: no ring may be missed in the error state, no timer forgotten.
+    fn settle(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>) {
+        if inner.engine.state() == QpState::Err {
+            core.agenda.end_burst(&mut inner.gathering);
+            let mut left = u32::MAX;
+            while !env.is_stopped() {
+                inner.engine.flush(env);
+                let sends = inner.engine.send_queue();
+                let unsent = u32::from(sends.ring_after(0));
+                let unfilled = inner.engine.receive_source().ring_for_flush();
+                // What stays unflushed finds no room in its completion queue.
+                let now_left = unsent + unfilled;
+                if now_left == 0 || now_left >= left {
+                    break;
+                }
+                left = now_left;
+            }
+        }
+        let due = inner.engine.deadline();
+        if let Some(due) = due
+            && inner.timer.is_none_or(|set| due < set)
+        {
+            inner.timer = Some(due);
+            core.agenda.set_timer(due, Timer::Qp(self.id));
+        }
+    }
+}

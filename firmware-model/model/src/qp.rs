@@ -1,0 +1,163 @@
+//! A queue pair: an engine, its stream, and who may run it when. What it does with the rest of the device is above: [`pairs`](crate::pairs).
+//!
+//! Nobody waits for a queue pair's lock on the data path: see [`Turns`].
+
+use crate::asked::Asked;
+use crate::counters::Counters;
+use crate::effects::Effects;
+use crate::gathering::Gathering;
+use crate::queues::{CompletionQueue, SharedReceiveQueue};
+use crate::rdmap::{Engine, NoStream, QpParams};
+use crate::stream::Stream;
+use crate::time::Nanos;
+use crate::turns::Turns;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use urnic_device::command::{QpStatus, Status};
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct Qp {
+    pub(crate) id: u32,
+    pub(crate) pd: u32,
+    pub(crate) uar: u32,
+    pub(crate) send_cq: Arc<CompletionQueue>,
+    pub(crate) recv_cq: Arc<CompletionQueue>,
+    pub(crate) srq: Option<Arc<SharedReceiveQueue>>,
+    pub(crate) counters: Counters,
+    pub(crate) turns: Turns<Inner>,
+    /// What the runtime is to ask for later.
+    later: AtomicU32,
+    /// Whether the runtime has it on its list for that.
+    pub(crate) listed: AtomicBool,
+    /// Whether a read of the stream may find something.
+    pub(crate) readable: AtomicBool,
+    /// Whether sends wait for the stream.
+    pub(crate) blocked: AtomicBool,
+    /// Both ends of the stream, while the peer may be a queue pair of this device.
+    pub(crate) ends: Mutex<Option<(SocketAddr, SocketAddr)>>,
+    /// The queue pair of this device at the other end of the stream; 0 = none.
+    pub(crate) sibling: AtomicU32,
+}
+
+/// What one thread at a time is at.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) engine: Engine,
+    pub(crate) stream: Option<Box<dyn Stream>>,
+    /// The stream took no more.
+    pub(crate) blocked: bool,
+    /// The peer's side has ended; what is left is to be read to the end.
+    pub(crate) hung_up: bool,
+    /// Destroyed: rings and completion queues are not touched any more.
+    pub(crate) dead: bool,
+    /// The command that attached a stream is not complete yet; its events come later.
+    pub(crate) held: bool,
+    pub(crate) gathering: Gathering,
+    /// The timer that is set.
+    pub(crate) timer: Option<Nanos>,
+}
+
+/// Our end of a stream, and the peer's.
+pub(crate) type Ends = (SocketAddr, SocketAddr);
+
+impl Qp {
+    pub(crate) fn new(params: QpParams, uar: u32, srq: Option<Arc<SharedReceiveQueue>>) -> Qp {
+        let (id, pd) = (params.qid, params.pd);
+        let (send_cq, recv_cq) = (params.send_cq.clone(), params.recv_cq.clone());
+        let mut engine = Engine::new(params);
+        engine.receive_source().ring_never();
+        Qp {
+            id,
+            pd,
+            uar,
+            send_cq,
+            recv_cq,
+            srq,
+            counters: Counters::default(),
+            later: AtomicU32::new(0),
+            listed: AtomicBool::new(false),
+            readable: AtomicBool::new(false),
+            blocked: AtomicBool::new(false),
+            ends: Mutex::default(),
+            sibling: AtomicU32::new(0),
+            turns: Turns::new(Inner {
+                engine,
+                stream: None,
+                blocked: false,
+                hung_up: false,
+                dead: false,
+                held: false,
+                gathering: Gathering::default(),
+                timer: None,
+            }),
+        }
+    }
+
+    pub(crate) fn uses_srq(&self, srqid: u32) -> bool {
+        self.srq.as_ref().is_some_and(|srq| srq.id == srqid)
+    }
+
+    /// Whether a read of the stream may find something.
+    #[inline]
+    pub(crate) fn is_readable(&self) -> bool {
+        self.readable.load(Ordering::Relaxed)
+    }
+
+    /// Whether only a read may find something to do.
+    #[inline]
+    pub(crate) fn only_receives(&self) -> bool {
+        self.is_readable() && !self.blocked.load(Ordering::Relaxed)
+    }
+
+    /// Leaves something to the runtime.
+    pub(crate) fn note_later(&self, asked: Asked) {
+        self.later.fetch_or(asked.0, Ordering::SeqCst);
+    }
+
+    /// What the runtime is to ask for now.
+    pub(crate) fn take_later(&self) -> Asked {
+        Asked(self.later.swap(0, Ordering::AcqRel) & !Asked::AGAIN.0)
+    }
+
+    pub(crate) fn has_later(&self) -> bool {
+        self.later.load(Ordering::SeqCst) != 0
+    }
+
+    pub(crate) fn has_later_than_flush(&self) -> bool {
+        self.later.load(Ordering::Relaxed) & !Asked::FLUSH.0 != 0
+    }
+
+    /// Has a command look at or change the queue pair; what others asked for meanwhile is done when it is complete.
+    pub(crate) fn command<R>(
+        &self,
+        effects: &mut Effects,
+        run: impl FnOnce(&mut Inner, &mut Effects) -> Result<(R, Asked), Status>,
+    ) -> Result<R, Status> {
+        let done = run(&mut self.turns.lock(), effects);
+        let asked = done.as_ref().map_or(Asked::NOTHING, |(_, asked)| *asked);
+        effects.kick(self.id, asked);
+        done.map(|(answer, _)| answer)
+    }
+
+    /// Carries out `QueryQp`: its state, and both ends of its stream.
+    pub(crate) fn status(&self, effects: &mut Effects) -> Result<(QpStatus, Option<Ends>), Status> {
+        self.command(effects, |inner, _| {
+            let ends = inner
+                .stream
+                .as_ref()
+                .map(|stream| (stream.local(), stream.remote()));
+            Ok(((inner.engine.status(), ends), Asked::NOTHING))
+        })
+    }
+}
+
+impl Inner {
+    pub(crate) fn with_engine<R>(&mut self, run: impl FnOnce(&mut Engine, &mut dyn Stream) -> R) -> R {
+        match &mut self.stream {
+            Some(stream) => run(&mut self.engine, &mut **stream),
+            None => run(&mut self.engine, &mut NoStream),
+        }
+    }
+}

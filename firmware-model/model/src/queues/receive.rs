@@ -1,0 +1,290 @@
+//! The device's side of receive queues, one queue pair's own or shared.
+
+use super::BadWqe;
+use crate::effects::Effects;
+use crate::host::{Mapping, Record};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use urnic_device::event::{Event, EventKind};
+use urnic_device::record::{self, QueueRecord};
+use urnic_device::wqe::{MAX_SGE, RecvHeader, Sge};
+
+/// A posted receive, copied out of its ring.
+#[derive(Debug, Clone)]
+pub struct RecvWqe {
+    /// Returned in the completion.
+    pub cookie: u64,
+    len: usize,
+    sges: [Sge; MAX_SGE],
+}
+
+impl Default for RecvWqe {
+    fn default() -> RecvWqe {
+        RecvWqe {
+            cookie: 0,
+            len: 0,
+            sges: [Sge::default(); MAX_SGE],
+        }
+    }
+}
+
+impl RecvWqe {
+    /// Its scatter list.
+    pub fn sges(&self) -> &[Sge] {
+        &self.sges[..self.len]
+    }
+
+    /// Bytes it has room for.
+    pub fn room(&self) -> u64 {
+        self.sges().iter().map(|s| u64::from(s.len.get())).sum()
+    }
+}
+
+/// A receive queue as the device sees it.
+#[derive(Debug)]
+pub struct ReceiveQueue {
+    ring: Mapping,
+    record: Arc<Record<QueueRecord>>,
+    mask: u32,
+    log_stride: u32,
+    producer: u32,
+    next: u32,
+}
+
+impl ReceiveQueue {
+    /// `ring` holds `1 << log_size` entries of `1 << log_stride` bytes.
+    pub(crate) fn new(
+        ring: Mapping,
+        record: Arc<Record<QueueRecord>>,
+        log_size: u32,
+        log_stride: u32,
+    ) -> ReceiveQueue {
+        debug_assert_eq!(ring.len(), 1 << (log_size + log_stride));
+        ReceiveQueue {
+            ring,
+            record,
+            mask: (1 << log_size) - 1,
+            log_stride,
+            producer: 0,
+            next: 0,
+        }
+    }
+
+    /// A new one on the same ring: what is posted is forgotten, and the indices go on from there.
+    fn anew(&self) -> ReceiveQueue {
+        let at = self.record.rq_producer.load(Ordering::Acquire);
+        self.record.rq_consumer.store(at, Ordering::Release);
+        ReceiveQueue {
+            record: self.record.clone(),
+            producer: at,
+            next: at,
+            ..*self
+        }
+    }
+
+    /// Takes the next posted receive into `into`; `None` if none is posted. A malformed one is taken, too.
+    pub fn take(&mut self, into: &mut RecvWqe) -> Option<Result<(), BadWqe>> {
+        if self.producer == self.next {
+            self.producer = self.record.rq_producer.load(Ordering::Acquire);
+            if self.producer == self.next {
+                return None;
+            }
+        }
+        let at = ((self.next & self.mask) as usize) << self.log_stride;
+        let header: RecvHeader = self.ring.read(at);
+        into.cookie = header.cookie.get();
+        let sges = usize::from(header.num_sge.get());
+        let fits = size_of::<RecvHeader>() + sges * size_of::<Sge>() <= 1 << self.log_stride;
+        let counted = self.producer.wrapping_sub(self.next) <= self.mask + 1;
+        let well = sges <= MAX_SGE && fits && counted;
+        into.len = if well { sges } else { 0 };
+        for (n, sge) in into.sges[..into.len].iter_mut().enumerate() {
+            *sge = self
+                .ring
+                .read(at + size_of::<RecvHeader>() + n * size_of::<Sge>());
+        }
+        self.next = if counted {
+            self.next.wrapping_add(1)
+        } else {
+            self.producer
+        };
+        self.record.rq_consumer.store(self.next, Ordering::Release);
+        Some(if well {
+            Ok(())
+        } else {
+            Err(BadWqe { cookie: into.cookie })
+        })
+    }
+
+    /// Receives posted and not taken.
+    pub fn posted(&self) -> u32 {
+        self.record
+            .rq_producer
+            .load(Ordering::Acquire)
+            .wrapping_sub(self.next)
+    }
+
+    /// Asks for a ring at the next post; returns whether something was posted meanwhile.
+    fn ring_at_next(&self) -> bool {
+        let record = &self.record;
+        record::sleep_at(&record.rq_producer, &record.rq_event, self.next) != self.next
+    }
+
+    /// Asks for no ring (but one in 2^32 posts, which does no harm).
+    fn ring_never(&self) {
+        self.record
+            .rq_event
+            .store(self.next.wrapping_sub(1), Ordering::Relaxed);
+    }
+}
+
+/// A receive queue that several queue pairs take from, in the order their messages arrive (VRB-S-01).
+#[derive(Debug)]
+pub struct SharedReceiveQueue {
+    /// Its number.
+    pub id: u32,
+    /// Its protection domain, which the buffers are checked against.
+    pub pd: u32,
+    pub(crate) uar: u32,
+    /// Queue pairs that take from it.
+    pub(crate) users: AtomicU32,
+    state: Mutex<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    queue: ReceiveQueue,
+    limit: u32,
+    stalled: bool,
+}
+
+impl SharedReceiveQueue {
+    pub(crate) fn new(id: u32, pd: u32, uar: u32, queue: ReceiveQueue) -> SharedReceiveQueue {
+        queue.ring_never();
+        let state = Shared {
+            queue,
+            limit: 0,
+            stalled: false,
+        };
+        SharedReceiveQueue {
+            id,
+            pd,
+            uar,
+            users: AtomicU32::new(0),
+            state: Mutex::new(state),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, into: &mut RecvWqe, effects: &mut Effects) -> Option<Result<(), BadWqe>> {
+        let mut shared = self.lock();
+        let taken = shared.queue.take(into);
+        if taken.is_some() {
+            self.note_limit(&mut shared, effects);
+        }
+        taken
+    }
+
+    /// Raises the limit event once per arming.
+    fn note_limit(&self, shared: &mut Shared, effects: &mut Effects) {
+        if shared.limit > 0 && shared.queue.posted() < shared.limit {
+            shared.limit = 0;
+            effects.event(Event::new(EventKind::SrqLimit, self.id));
+        }
+    }
+
+    /// Arms the limit event; 0 disarms it.
+    pub(crate) fn arm_limit(&self, limit: u32, effects: &mut Effects) {
+        let mut shared = self.lock();
+        shared.limit = limit;
+        self.note_limit(&mut shared, effects);
+    }
+
+    /// Whether a stream waits for buffers, as of now; asking resets it.
+    pub(crate) fn take_stalled(&self) -> bool {
+        let mut shared = self.lock();
+        let stalled = std::mem::take(&mut shared.stalled);
+        if stalled {
+            shared.queue.ring_never();
+        }
+        stalled
+    }
+}
+
+/// Where a queue pair takes its receives from.
+#[derive(Debug)]
+pub enum ReceiveSource {
+    /// Its own queue.
+    Own(ReceiveQueue),
+    /// One that it shares.
+    Shared(Arc<SharedReceiveQueue>),
+}
+
+impl ReceiveSource {
+    /// Takes the next posted receive into `into`; `None` if none is posted. A malformed one is taken, too.
+    pub fn take(&mut self, into: &mut RecvWqe, effects: &mut Effects) -> Option<Result<(), BadWqe>> {
+        match self {
+            ReceiveSource::Own(queue) => queue.take(into),
+            ReceiveSource::Shared(queue) => queue.take(into, effects),
+        }
+    }
+
+    /// Receives taken so far, modulo 2^32.
+    pub(crate) fn taken(&self) -> u32 {
+        match self {
+            ReceiveSource::Own(queue) => queue.next,
+            ReceiveSource::Shared(queue) => queue.lock().queue.next,
+        }
+    }
+
+    /// The same for a queue pair that begins anew: of its own queue what is posted is forgotten.
+    pub(crate) fn anew(&self) -> ReceiveSource {
+        match self {
+            ReceiveSource::Own(queue) => ReceiveSource::Own(queue.anew()),
+            ReceiveSource::Shared(queue) => ReceiveSource::Shared(queue.clone()),
+        }
+    }
+
+    /// Domain that the buffers are checked against: that of the shared queue, else `own`.
+    pub fn pd(&self, own: u32) -> u32 {
+        match self {
+            ReceiveSource::Own(_) => own,
+            ReceiveSource::Shared(queue) => queue.pd,
+        }
+    }
+
+    /// Asks for a ring at the next post, because a stream or a queue in error waits for it; returns whether
+    /// something was posted meanwhile.
+    pub(crate) fn ring_at_next(&mut self) -> bool {
+        match self {
+            ReceiveSource::Own(queue) => queue.ring_at_next(),
+            ReceiveSource::Shared(queue) => {
+                let mut shared = queue.lock();
+                shared.stalled = true;
+                shared.queue.ring_at_next()
+            }
+        }
+    }
+
+    /// Asks for a ring at the next post, for a queue in error; returns how many are posted that nobody took. A shared
+    /// queue is not flushed.
+    pub(crate) fn ring_for_flush(&mut self) -> u32 {
+        match self {
+            ReceiveSource::Own(queue) => {
+                queue.ring_at_next();
+                queue.posted()
+            }
+            ReceiveSource::Shared(_) => 0,
+        }
+    }
+
+    /// Asks for no ring any more. (A shared queue asks as long as one of its queue pairs needs it.)
+    pub(crate) fn ring_never(&mut self) {
+        if let ReceiveSource::Own(queue) = self {
+            queue.ring_never();
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! The device's side of a send queue.
+
+use super::BadWqe;
+use crate::host::{Mapping, Record};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use urnic_device::record::{self, QueueRecord};
+use urnic_device::wqe::{
+    AtomicOperands, BLOCK_LEN, BindOperands, MAX_BLOCKS, MAX_SGE, OPERANDS, Opcode, SendFlags, SendHeader,
+    Sge, blocks,
+};
+use zerocopy::FromBytes;
+
+/// A send queue as the device sees it: where it reads next, and what it may overwrite.
+///
+/// Entries pass two marks: [`advance`](SendQueue::advance) takes one for execution, [`retire`](SendQueue::retire) gives its
+/// blocks back once it is complete. Until then its operands can be read through its [`SendWqe`].
+#[derive(Debug)]
+pub struct SendQueue {
+    ring: Mapping,
+    record: Arc<Record<QueueRecord>>,
+    mask: u32,
+    producer: u32,
+    next: u32,
+    retired: u32,
+    taken: u32,
+}
+
+/// The fixed part of an entry; its operands stay in the ring.
+#[derive(Debug, Clone, Copy)]
+pub struct SendWqe {
+    /// What to do.
+    pub opcode: Opcode,
+    /// How.
+    pub flags: SendFlags,
+    /// Scatter/gather elements.
+    pub num_sge: u8,
+    /// Blocks, for [`SendQueue::advance`] and [`SendQueue::retire`].
+    pub blocks: u8,
+    /// Bytes of inline data.
+    pub inline_len: u32,
+    /// Returned in the completion.
+    pub cookie: u64,
+    /// The peer's tagged offset.
+    pub remote_offset: u64,
+    /// The peer's STag, or the STag to invalidate.
+    pub stag: u32,
+    /// Immediate data in wire order.
+    pub immediate: [u8; 4],
+    index: u32,
+}
+
+impl SendQueue {
+    /// `ring` holds `1 << log_size` blocks.
+    pub(crate) fn new(ring: Mapping, record: Arc<Record<QueueRecord>>, log_size: u32) -> SendQueue {
+        debug_assert_eq!(ring.len(), BLOCK_LEN << log_size);
+        SendQueue {
+            ring,
+            record,
+            mask: (1 << log_size) - 1,
+            producer: 0,
+            next: 0,
+            retired: 0,
+            taken: 0,
+        }
+    }
+
+    /// A new one on the same ring: what is posted is forgotten, and the indices go on from there.
+    pub(crate) fn anew(&self) -> SendQueue {
+        let at = self.record.sq_producer.load(Ordering::Acquire);
+        self.record.sq_consumer.store(at, Ordering::Release);
+        self.record.sq_event.store(at, Ordering::Release);
+        SendQueue {
+            record: self.record.clone(),
+            producer: at,
+            next: at,
+            retired: at,
+            taken: 0,
+            ..*self
+        }
+    }
+
+    /// The next entry, if one is posted. It stays the next until [`advance`](SendQueue::advance).
+    #[inline]
+    pub fn peek(&mut self) -> Option<Result<SendWqe, BadWqe>> {
+        if self.producer == self.next {
+            self.producer = self.record.sq_producer.load(Ordering::Acquire);
+            if self.producer == self.next {
+                return None;
+            }
+        }
+        Some(self.parse())
+    }
+
+    #[inline]
+    fn parse(&self) -> Result<SendWqe, BadWqe> {
+        let header: SendHeader = self.ring.read(self.offset(self.next));
+        let bad = BadWqe {
+            cookie: header.cookie.get(),
+        };
+        let posted = self.producer.wrapping_sub(self.next);
+        // A driver that claims more blocks than the ring has lost count.
+        if self.producer.wrapping_sub(self.retired) > self.mask + 1 {
+            return Err(bad);
+        }
+        let opcode = Opcode::from_raw(header.opcode).ok_or(bad)?;
+        let wqe = SendWqe {
+            opcode,
+            flags: SendFlags::from_bits_truncate(header.flags),
+            num_sge: header.num_sge,
+            blocks: header.blocks,
+            inline_len: header.inline_len.get(),
+            cookie: header.cookie.get(),
+            remote_offset: header.remote_offset.get(),
+            stag: header.stag.get(),
+            immediate: header.immediate,
+            index: self.next,
+        };
+        let blocks_needed = match wqe.operand_len() {
+            Some(len) => blocks(len),
+            None => return Err(bad),
+        };
+        let taken = usize::from(wqe.blocks);
+        if taken < blocks_needed || taken > MAX_BLOCKS || taken as u32 > posted {
+            return Err(bad);
+        }
+        Ok(wqe)
+    }
+
+    /// Takes the entry that [`peek`](SendQueue::peek) showed.
+    #[inline]
+    pub fn advance(&mut self, blocks: u8) {
+        self.next = self.next.wrapping_add(blocks.into());
+        self.taken = self.taken.wrapping_add(1);
+    }
+
+    /// Entries taken so far, modulo 2^32.
+    pub(crate) fn taken(&self) -> u32 {
+        self.taken
+    }
+
+    /// Gives an entry's blocks back to the driver, in the order of [`advance`](SendQueue::advance).
+    #[inline]
+    pub fn retire(&mut self, blocks: u8) {
+        self.retired = self.retired.wrapping_add(blocks.into());
+        self.record.sq_consumer.store(self.retired, Ordering::Release);
+    }
+
+    /// Takes and gives back all that is posted behind a malformed entry, which cannot be told apart any more.
+    pub fn discard(&mut self) {
+        self.producer = self.record.sq_producer.load(Ordering::Acquire);
+        self.next = self.producer;
+        self.retired = self.producer;
+        self.record.sq_consumer.store(self.retired, Ordering::Release);
+    }
+
+    /// Whether entries are posted that nobody took.
+    pub fn has_posted(&self) -> bool {
+        self.record.sq_producer.load(Ordering::Acquire) != self.next
+    }
+
+    /// Asks for a ring when the producer index steps over `blocks` behind what was taken, 0 = at the next post, for
+    /// which it returns whether something is posted that nobody took: no ring may come for it.
+    pub(crate) fn ring_after(&mut self, blocks: u32) -> bool {
+        let record = &self.record;
+        let at = self.next.wrapping_add(blocks);
+        let posted = record::sleep_at(&record.sq_producer, &record.sq_event, at);
+        blocks == 0 && posted != self.next
+    }
+
+    /// Element `n` of an entry's list; the empty one if there is none.
+    #[inline]
+    pub fn sge(&self, wqe: &SendWqe, n: usize) -> Sge {
+        let first = match wqe.opcode {
+            Opcode::CompareSwap | Opcode::FetchAdd => size_of::<AtomicOperands>(),
+            _ => 0,
+        };
+        if n >= usize::from(wqe.num_sge) {
+            return Sge::default();
+        }
+        self.operand(wqe, first + n * size_of::<Sge>())
+    }
+
+    /// Element `n` of an entry's list, if there is one.
+    #[inline]
+    pub fn element(&self, wqe: &SendWqe, n: usize) -> Option<Sge> {
+        (n < usize::from(wqe.num_sge)).then(|| self.sge(wqe, n))
+    }
+
+    /// Copies an entry's inline data out, from `at` on; both ends must lie inside.
+    pub fn inline(&self, wqe: &SendWqe, at: usize, into: &mut [u8]) {
+        assert!(at + into.len() <= wqe.inline_len as usize);
+        self.operand_bytes(wqe, at, into);
+    }
+
+    /// The operands of an atomic.
+    pub fn atomic(&self, wqe: &SendWqe) -> AtomicOperands {
+        self.operand(wqe, 0)
+    }
+
+    /// The operands of a window bind.
+    pub fn bind(&self, wqe: &SendWqe) -> BindOperands {
+        self.operand(wqe, 0)
+    }
+
+    /// A structure among the operands. It divides a block and lies at a multiple of its size, so that it does not
+    /// wrap around the ring's end.
+    #[inline]
+    fn operand<T: FromBytes>(&self, wqe: &SendWqe, at: usize) -> T {
+        const { assert!(OPERANDS.is_multiple_of(size_of::<T>())) };
+        self.ring.read(self.operand_offset(wqe, at))
+    }
+
+    #[inline]
+    fn operand_offset(&self, wqe: &SendWqe, at: usize) -> usize {
+        (self.offset(wqe.index) + OPERANDS + at) & (self.ring.len() - 1)
+    }
+
+    /// Copies from an entry, which may wrap around the ring's end.
+    fn operand_bytes(&self, wqe: &SendWqe, at: usize, into: &mut [u8]) {
+        let start = self.operand_offset(wqe, at);
+        let (head, tail) = into.split_at_mut(into.len().min(self.ring.len() - start));
+        self.ring.copy_out(start, head);
+        self.ring.copy_out(0, tail);
+    }
+
+    #[inline]
+    fn offset(&self, index: u32) -> usize {
+        (index & self.mask) as usize * BLOCK_LEN
+    }
+}
+
+impl SendWqe {
+    /// Bytes of operands; `None` if the entry contradicts itself.
+    fn operand_len(&self) -> Option<usize> {
+        let sges = usize::from(self.num_sge);
+        let inline = self.flags.contains(SendFlags::INLINE);
+        if sges > MAX_SGE || (inline && sges > 0) || (!inline && self.inline_len > 0) {
+            return None;
+        }
+        Some(match self.opcode {
+            Opcode::Read | Opcode::ReadInv if inline => return None,
+            Opcode::CompareSwap | Opcode::FetchAdd => {
+                if inline || sges != 1 {
+                    return None;
+                }
+                size_of::<AtomicOperands>() + size_of::<Sge>()
+            }
+            Opcode::LocalInv => 0,
+            Opcode::BindMw => size_of::<BindOperands>(),
+            _ if inline => usize::try_from(self.inline_len).ok()?,
+            _ => sges * size_of::<Sge>(),
+        })
+    }
+}

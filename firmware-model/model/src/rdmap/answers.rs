@@ -1,0 +1,287 @@
+//! Answers to the peer's Reads and atomics: in the order of the requests, when there is room to send
+//! (RFC 5040 §5.2, RFC 7306 §5).
+
+use super::Identity;
+use super::terminate::{self, Outgoing};
+use crate::counters::Counter;
+use crate::env::Env;
+use crate::llp::Llp;
+use crate::memory::{Need, Violation, WordError};
+use std::collections::VecDeque;
+use urnic_device::vocabulary::Access;
+use urnic_wire::ddp::{self, TAGGED_LEN, TaggedHeader, UNTAGGED_LEN, UntaggedHeader};
+use urnic_wire::rdmap::{
+    AtomicOperation, AtomicRequest, AtomicResponse, Control, Opcode, QN_ATOMIC_RESPONSE, ReadRequest,
+    Terminate, TerminateError,
+};
+
+/// What was asked for.
+#[derive(Debug, Clone)]
+pub(super) enum Asked {
+    /// Bytes, of which so many are sent.
+    Read { request: ReadRequest, sent: u32 },
+    /// An operation on a 64-bit word.
+    Atomic(AtomicRequest),
+}
+
+/// A request, and its DDP header in case it must be complained about.
+#[derive(Debug, Clone)]
+struct Request {
+    asked: Asked,
+    header: [u8; UNTAGGED_LEN],
+}
+
+/// What came of an attempt to answer.
+#[derive(Debug)]
+pub(super) enum Answered {
+    /// A ULPDU was framed; `ended`: it was the last of its answer.
+    Done { ended: bool },
+    /// Nothing was asked.
+    Idle,
+    /// The answer cannot be given; tell the peer.
+    Failed(Outgoing),
+}
+
+/// Requests that wait for their answer.
+#[derive(Debug)]
+pub(super) struct Answers {
+    queue: VecDeque<Request>,
+    /// Most requests at a time (RFC 5040 §5.2.2: so many buffers has queue 1).
+    pub(super) ird: u32,
+    /// MSN of the next request on queue 1.
+    pub(super) msn: u32,
+    /// MSN of the next answer on queue 3.
+    pub(super) response_msn: u32,
+}
+
+impl Answers {
+    pub(super) fn new() -> Answers {
+        Answers {
+            queue: VecDeque::new(),
+            ird: 0,
+            msn: 1,
+            response_msn: 1,
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.queue.clear();
+    }
+
+    /// Whether part of an answer is framed: nothing else may come between its segments.
+    #[inline]
+    pub(super) fn is_within_message(&self) -> bool {
+        matches!(
+            self.queue.front(),
+            Some(Request {
+                asked: Asked::Read { sent: 1.., .. },
+                ..
+            })
+        )
+    }
+
+    /// Checks where on queue 1 a request stands (row DDP-V-15: MSN, buffer, MO, length).
+    pub(super) fn check(&self, header: &UntaggedHeader) -> Result<(), TerminateError> {
+        if header.msn != self.msn {
+            Err(TerminateError::DdpInvalidMsn)
+        } else if self.queue.len() >= self.ird as usize {
+            Err(TerminateError::DdpNoBuffer)
+        } else if header.mo != 0 {
+            Err(TerminateError::DdpInvalidMo)
+        } else if !header.last {
+            Err(TerminateError::DdpTooLong)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Accepts a request that was checked, if its memory is what it should be (RFC 5040 §7.2). It is looked at again
+    /// when it is answered.
+    pub(super) fn accept(
+        &mut self,
+        qp: &Identity,
+        env: &Env<'_>,
+        header: [u8; UNTAGGED_LEN],
+        asked: Asked,
+    ) -> Result<(), TerminateError> {
+        let (stag, to, len, need, right) = match &asked {
+            Asked::Read { request: r, .. } => (
+                r.source_stag,
+                r.source_to,
+                r.size,
+                Need::RemoteRead,
+                Access::REMOTE_READ,
+            ),
+            Asked::Atomic(a) => (a.stag, a.to, 8, Need::RemoteAtomic, Access::REMOTE_ATOMIC),
+        };
+        if len > 0 {
+            env.memory
+                .check(stag, qp.pd, qp.qid, to, len.into(), need)
+                .and_then(|_| {
+                    if qp.access.contains(right) {
+                        Ok(())
+                    } else {
+                        Err(Violation::AccessRights)
+                    }
+                })
+                .map_err(terminate::source)?;
+        }
+        self.msn = self.msn.wrapping_add(1);
+        self.queue.push_back(Request { asked, header });
+        Ok(())
+    }
+
+    /// Frames the next ULPDU of the oldest answer; the lower layer has room for it.
+    pub(super) fn step(&mut self, qp: &Identity, env: &Env<'_>, llp: &mut Llp) -> Answered {
+        let Some(Request { asked, header }) = self.queue.front_mut() else {
+            return Answered::Idle;
+        };
+        let ended = match asked {
+            Asked::Read { request, sent } => match respond(qp, env, llp, request, *sent) {
+                Ok(n) => {
+                    *sent += n;
+                    *sent == request.size
+                }
+                Err(error) => return Answered::Failed(read_failed(error, header, request, *sent)),
+            },
+            Asked::Atomic(request) => match operate(qp, env, request) {
+                Ok(original) => {
+                    frame_atomic(env, llp, request.request_id, original, self.response_msn);
+                    self.response_msn = self.response_msn.wrapping_add(1);
+                    true
+                }
+                Err(error) => return Answered::Failed(atomic_failed(error, header)),
+            },
+        };
+        if ended {
+            env.counters.add(Counter::TxMessages, 1);
+            self.queue.pop_front();
+        }
+        Answered::Done { ended }
+    }
+}
+
+/// Frames the next segment of a Read Response; returns the bytes in it.
+fn respond(
+    qp: &Identity,
+    env: &Env<'_>,
+    llp: &mut Llp,
+    request: &ReadRequest,
+    sent: u32,
+) -> Result<u32, TerminateError> {
+    let left = request.size - sent;
+    let n = left.min((llp.mulpdu() - TAGGED_LEN) as u32);
+    let header = TaggedHeader {
+        last: n == left,
+        rsvd_ulp: Control::from(Opcode::ReadResponse).octet(),
+        stag: request.sink_stag,
+        to: request.sink_to.wrapping_add(sent.into()),
+    };
+    if n > 0 {
+        // Every segment anew: the STag may be gone since (row RDM-R-09).
+        let from = request.source_to.wrapping_add(sent.into());
+        let window = env
+            .memory
+            .check(
+                request.source_stag,
+                qp.pd,
+                qp.qid,
+                from,
+                n.into(),
+                Need::RemoteRead,
+            )
+            .map_err(terminate::source)?;
+        llp.open(env.buffers, header, n as usize);
+        // Revoked, as far as the peer is concerned.
+        if llp.gather(&window, 0, n as usize).is_err() {
+            llp.cancel();
+            return Err(terminate::source(Violation::InvalidStag));
+        }
+    } else {
+        llp.open(env.buffers, header, 0);
+    }
+    llp.seal();
+    Ok(n)
+}
+
+/// Headers say what of the Read is missing: offsets advanced by what was sent (RFC 5040 §7.1).
+fn read_failed(error: TerminateError, header: &[u8], request: &ReadRequest, sent: u32) -> Outgoing {
+    let rest = ReadRequest {
+        sink_to: request.sink_to.wrapping_add(sent.into()),
+        size: request.size - sent,
+        source_to: request.source_to.wrapping_add(sent.into()),
+        ..*request
+    };
+    Outgoing::new(&Terminate {
+        segment_length: Some((ddp::UNTAGGED_LEN + ReadRequest::LEN) as u16),
+        ddp_header: Some(header),
+        read_request: Some(rest),
+        ..Terminate::new(error)
+    })
+}
+
+/// RFC 7306 §8.1 leaves the RDMA header out.
+fn atomic_failed(error: TerminateError, header: &[u8]) -> Outgoing {
+    Outgoing::new(&Terminate {
+        segment_length: Some((ddp::UNTAGGED_LEN + AtomicRequest::LEN) as u16),
+        ddp_header: Some(header),
+        ..Terminate::new(error)
+    })
+}
+
+/// Carries an atomic out; returns the value before. It is atomic towards all other queue pairs and the host's own
+/// atomic instructions.
+fn operate(qp: &Identity, env: &Env<'_>, request: &AtomicRequest) -> Result<u64, TerminateError> {
+    let window = env
+        .memory
+        .check(request.stag, qp.pd, qp.qid, request.to, 8, Need::RemoteAtomic)
+        .map_err(terminate::source)?;
+    window
+        .update_word(0, |old| result(&request.operation, old))
+        .map_err(|error| match error {
+            // Not performed (RFC 7306 §5.1, row X73-07).
+            WordError::Misaligned => TerminateError::RdmapCatastrophicStream,
+            WordError::Gone => terminate::source(Violation::InvalidStag),
+        })
+}
+
+/// The new value.
+pub(super) fn result(operation: &AtomicOperation, old: u64) -> u64 {
+    match *operation {
+        // A set mask bit is the most significant of its field: it is added without carry (RFC 7306 §5.1.1).
+        AtomicOperation::FetchAdd { add, mask } => {
+            (old & !mask).wrapping_add(add & !mask) ^ ((old ^ add) & mask)
+        }
+        AtomicOperation::CmpSwap {
+            swap,
+            swap_mask,
+            compare,
+            compare_mask,
+        } => {
+            if (compare ^ old) & compare_mask == 0 {
+                (old & !swap_mask) | (swap & swap_mask)
+            } else {
+                old
+            }
+        }
+    }
+}
+
+fn frame_atomic(env: &Env<'_>, llp: &mut Llp, request_id: u32, original: u64, msn: u32) {
+    let header = UntaggedHeader {
+        last: true,
+        rsvd_ulp: Control::from(Opcode::AtomicResponse).octet(),
+        rsvd_ulp_word: 0,
+        qn: QN_ATOMIC_RESPONSE,
+        msn,
+        mo: 0,
+    };
+    llp.open(env.buffers, header, AtomicResponse::LEN);
+    AtomicResponse { request_id, original }.emit(llp.put(AtomicResponse::LEN));
+    llp.seal();
+}

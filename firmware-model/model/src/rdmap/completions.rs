@@ -1,0 +1,44 @@
+//! Completions on their way: a queue is locked once for many of them.
+
+use crate::env::Env;
+use crate::queues::{CompletionQueue, Overflow};
+use std::sync::Arc;
+use urnic_device::cqe::Cqe;
+
+/// Completions that go together.
+const BATCH: usize = 32;
+
+/// The way to a completion queue. Whoever pushes must [`flush`](Self::flush) before the run ends.
+#[derive(Debug)]
+pub(super) struct Completions {
+    pub(super) queue: Arc<CompletionQueue>,
+    waiting: Vec<Cqe>,
+}
+
+impl Completions {
+    pub(super) fn new(queue: Arc<CompletionQueue>) -> Completions {
+        Completions {
+            queue,
+            waiting: Vec::with_capacity(BATCH),
+        }
+    }
+
+    #[inline]
+    pub(super) fn push(&mut self, cqe: Cqe, env: &mut Env<'_>) -> Result<(), Overflow> {
+        self.waiting.push(cqe);
+        match self.waiting.len() {
+            BATCH => self.flush(env),
+            _ => Ok(()),
+        }
+    }
+
+    #[inline]
+    pub(super) fn flush(&mut self, env: &mut Env<'_>) -> Result<(), Overflow> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        let pushed = self.queue.push(&mut self.waiting, env.now, env.effects);
+        self.waiting.clear();
+        pushed
+    }
+}

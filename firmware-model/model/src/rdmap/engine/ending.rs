@@ -1,0 +1,356 @@
+//! How a connection ends: errors of ours and theirs, the Terminate, FIN and RST, the flush.
+
+use super::{Engine, Progress};
+use crate::counters::Counter;
+use crate::env::Env;
+use crate::llp::{Llp, LlpError};
+use crate::queues::Overflow;
+use crate::rdmap::inbound::Halves;
+use crate::rdmap::terminate::{Outgoing, Received};
+use crate::rdmap::{RxOutcome, TxOutcome, Verdicts};
+use crate::stream::Stream;
+use crate::time::Nanos;
+use std::time::Duration;
+use urnic_device::event::{Event, EventKind, QpFault};
+use urnic_device::vocabulary::{QpState, WcStatus};
+use urnic_wire::rdmap::{ReadRequest, Terminate, TerminateError};
+
+/// How long the stream may take to take a Terminate.
+const TERMINATE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the peer's FIN is waited for behind ours; what it sends meanwhile is thrown away.
+const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Engine {
+    /// Ends the queue pair from this side: asked for, or because a completion queue overflowed.
+    pub fn fail(&mut self, fault: QpFault, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        match (&self.progress, fault) {
+            (Progress::Open, QpFault::Requested) => self.linger(env, stream),
+            (Progress::Open, _) => {
+                let message = Terminate::new(TerminateError::RdmapLocalCatastrophic);
+                self.terminate(Outgoing::new(&message), fault, env, stream);
+            }
+            // A second reason changes nothing, but nothing more is waited for.
+            (Progress::Terminating { .. }, _) => self.linger(env, stream),
+            (Progress::Detached | Progress::Lingering { .. } | Progress::Ended, _) => {
+                self.state = QpState::Err;
+                self.flush(env);
+            }
+        }
+    }
+
+    /// In the error state: completes in error what was posted since.
+    pub fn flush(&mut self, env: &mut Env<'_>) {
+        if self.state != QpState::Err || env.is_stopped() {
+            return;
+        }
+        let taken = self.llp.as_ref().map_or(0, Llp::taken);
+        let Halves {
+            qp,
+            requester,
+            responder,
+            ..
+        } = &mut self.halves;
+        let sends = requester.flush(qp, env, taken);
+        let receives = responder.flush(qp, env);
+        // Who overflowed is in the effects; there is nothing left to end here.
+        let (Ok(()) | Err(Overflow), Ok(()) | Err(Overflow)) = (sends, receives);
+    }
+
+    /// Does what is due.
+    pub fn tick(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        let now = env.now;
+        let due = |deadline: Option<Nanos>| deadline.is_some_and(|at| at <= now);
+        if due(self.grace_deadline) {
+            // The peer is gone for good. The next send will learn it (design: native connections).
+            self.grace_deadline = None;
+            self.halves.requester.verdict = Some(WcStatus::RetryExcErr);
+            self.end(env);
+        }
+        if due(self.rnr_deadline) {
+            self.rnr_deadline = None;
+            let ulpdu = self.held.front().unwrap_or_default();
+            let message = complaint(TerminateError::DdpNoBuffer, ulpdu, ulpdu.len(), None);
+            self.terminate(message, QpFault::TerminateSent, env, stream);
+        }
+        match self.progress {
+            Progress::Terminating { until, .. } if until <= env.now => {
+                stream.reset();
+                self.end(env);
+            }
+            Progress::Lingering { until } if until <= env.now => {
+                stream.reset();
+                self.end(env);
+            }
+            _ => {}
+        }
+    }
+
+    /// The lower layer failed, in either direction.
+    pub(super) fn llp_failed(&mut self, error: LlpError, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        match error {
+            LlpError::Lost(_) => self.lose(env),
+            LlpError::Crc | LlpError::Marker => {
+                let counter = match error {
+                    LlpError::Crc => Counter::RxCrcErrors,
+                    _ => Counter::RxMarkerErrors,
+                };
+                env.counters.add(counter, 1);
+                if let Some(error) = error.terminate() {
+                    let message = Outgoing::new(&Terminate::new(error));
+                    self.terminate(message, QpFault::TerminateSent, env, stream);
+                }
+            }
+            LlpError::Fault => {
+                // In the middle of an FPDU, so that nothing can follow.
+                if let Some(Llp::Mpa(mpa)) = &self.llp {
+                    let taken = mpa.tx.taken();
+                    self.halves.requester.blame_sent(taken, WcStatus::LocProtErr);
+                    if let Some(address) = mpa.tx.first_missing() {
+                        env.memory.report_at(address);
+                    }
+                }
+                env.effects.qp_error(self.halves.qp.qid, QpFault::LocalWork, 0);
+                stream.reset();
+                self.end(env);
+            }
+        }
+    }
+
+    /// The peer's FIN.
+    pub(super) fn peer_finished(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
+        let between = match &self.llp {
+            Some(Llp::Mpa(mpa)) => mpa.rx.at_boundary() && !self.halves.responder.is_within_message(),
+            _ => true,
+        };
+        if !between || !self.is_quiet() {
+            stream.finish();
+            self.lose(env);
+            return RxOutcome::Ended;
+        }
+        env.effects
+            .event(Event::new(EventKind::PeerClosed, self.halves.qp.qid));
+        if self.peer_may_close && self.state != QpState::Sqd {
+            self.peer_closed = true;
+            self.verdicts = None;
+            self.judged(env, stream);
+            self.grace_deadline = Some(env.now + self.fin_grace);
+            return RxOutcome::Finished;
+        }
+        // Nothing is outstanding: an orderly end, and no error (row VRB-Q-07).
+        stream.finish();
+        self.end(env);
+        RxOutcome::Ended
+    }
+
+    /// An error of ours, or one that we found in what came: the peer is told, once, and nothing is sent behind it
+    /// (row RDM-T-04).
+    pub(super) fn terminate(
+        &mut self,
+        message: Outgoing,
+        fault: QpFault,
+        env: &mut Env<'_>,
+        stream: &mut dyn Stream,
+    ) {
+        if !matches!(self.progress, Progress::Open) {
+            return;
+        }
+        let may_send = self.may_send();
+        let control = message.control();
+        env.effects.qp_error(self.halves.qp.qid, fault, control);
+        match &mut self.llp {
+            Some(Llp::Mpa(mpa)) if may_send => {
+                mpa.rx.discard();
+                self.direct = None;
+                self.terminate_sent = control;
+                self.state = QpState::Sqe;
+                self.stop_waiting();
+                let until = env.now + TERMINATE_TIMEOUT;
+                self.progress = Progress::Terminating {
+                    message,
+                    framed: false,
+                    until,
+                };
+                self.push_terminate(env, stream);
+            }
+            Some(Llp::Loopback(_)) => {
+                // We are the peer whose request is at fault. Those before it went well.
+                if fault == QpFault::TerminateSent
+                    && let Ok(terminate) = Terminate::parse(message.payload())
+                {
+                    let known = self.known();
+                    let Halves { qp, requester, .. } = &mut self.halves;
+                    // Who overflowed is in the effects; the queue pair ends anyway.
+                    let (Ok(()) | Err(Overflow)) = requester.complete(qp, env, known);
+                    self.judge(&Received::new(&terminate));
+                }
+                self.end(env);
+            }
+            _ => {
+                // A responder that has heard nothing valid may not send even this (row EMPA-23).
+                stream.reset();
+                self.end(env);
+            }
+        }
+    }
+
+    pub(super) fn push_terminate(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> TxOutcome {
+        loop {
+            let (Progress::Terminating { message, framed, .. }, Some(llp)) =
+                (&mut self.progress, &mut self.llp)
+            else {
+                return TxOutcome::Idle;
+            };
+            if !*framed && llp.has_room() {
+                llp.open(env.buffers, Outgoing::header(), message.payload().len());
+                llp.put(message.payload().len())
+                    .copy_from_slice(message.payload());
+                llp.seal();
+                *framed = true;
+                env.counters.add(Counter::TxTerminates, 1);
+                env.counters.add(Counter::TxFpdus, 1);
+            }
+            let framed = *framed;
+            let before = llp.taken();
+            let mut calls = 0;
+            let flushed = llp.flush(env.memory, stream, &mut calls);
+            env.counters.add(Counter::TxCalls, calls);
+            env.counters.add(Counter::TxBytes, llp.taken() - before);
+            match flushed {
+                Ok(true) if framed => {
+                    self.linger(env, stream);
+                    return TxOutcome::Idle;
+                }
+                Ok(true) => {}
+                Ok(false) => return TxOutcome::Blocked,
+                Err(_) => {
+                    stream.reset();
+                    self.end(env);
+                    return TxOutcome::Idle;
+                }
+            }
+        }
+    }
+
+    /// The peer's Terminate (row RDM-T-06): all that is outstanding fails.
+    pub(super) fn terminated(&mut self, received: Received, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        self.terminate_received = received.control;
+        env.counters.add(Counter::RxTerminates, 1);
+        env.effects
+            .qp_error(self.halves.qp.qid, QpFault::TerminateReceived, received.control);
+        // What the peer was through with went well; the request at fault is among the rest.
+        let known = self.known();
+        let Halves { qp, requester, .. } = &mut self.halves;
+        let completed = requester.complete(qp, env, known);
+        self.judge(&received);
+        let Halves { qp, requester, .. } = &mut self.halves;
+        let flushed = requester.flush(qp, env, known);
+        // Who overflowed is in the effects; the queue pair ends anyway.
+        let (Ok(()) | Err(Overflow), Ok(()) | Err(Overflow)) = (completed, flushed);
+        self.linger(env, stream);
+    }
+
+    /// Finds the request that a Terminate complains about. Where it was complete already, a native peer's program
+    /// learns the reason from the next one; on an rdma_cm connection the rest is flushed.
+    pub(super) fn judge(&mut self, received: &Received) {
+        let stalls = self.halves.responder.stalls;
+        // A peer on this device stopped at the oldest request that is not complete.
+        let judged = self.verdicts.as_ref().is_some_and(Verdicts::are_coming)
+            || matches!(self.llp, Some(Llp::Loopback(_)));
+        let status = match received.status {
+            Some(_) if received.no_buffer && stalls => WcStatus::RnrRetryExcErr,
+            Some(status) => status,
+            None => WcStatus::RetryExcErr,
+        };
+        let requester = &mut self.halves.requester;
+        requester.vendor_error = received.control;
+        if !received
+            .culprit
+            .is_some_and(|culprit| requester.blame(culprit, status))
+        {
+            requester.verdict = Some(if self.peer_may_close || stalls || judged {
+                status
+            } else {
+                WcStatus::WrFlushErr
+            });
+        }
+    }
+
+    /// The stream is lost (row DDP-T-06).
+    pub(super) fn lose(&mut self, env: &mut Env<'_>) {
+        env.counters.add(Counter::StreamsLost, 1);
+        let lost = u32::from(TerminateError::MpaConnectionLost as u16) << 16;
+        env.effects
+            .qp_error(self.halves.qp.qid, QpFault::StreamLost, lost);
+        if self.peer_may_close {
+            self.halves.requester.verdict = Some(WcStatus::RetryExcErr);
+        }
+        self.end(env);
+    }
+
+    /// Our FIN goes out behind what the stream has taken, and all work is flushed.
+    pub(super) fn linger(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        if matches!(self.llp, Some(Llp::Loopback(_))) {
+            return self.end(env);
+        }
+        stream.finish();
+        self.close(env);
+        self.progress = Progress::Lingering {
+            until: env.now + LINGER_TIMEOUT,
+        };
+    }
+
+    /// There is no stream any more.
+    pub(super) fn end(&mut self, env: &mut Env<'_>) {
+        self.close(env);
+        self.progress = Progress::Ended;
+        env.effects
+            .event(Event::new(EventKind::Closed, self.halves.qp.qid));
+    }
+
+    /// No message waits for a receive any more, and nothing for time to pass.
+    fn stop_waiting(&mut self) {
+        self.held.clear();
+        self.waiting = false;
+        (self.rnr_deadline, self.grace_deadline) = (None, None);
+    }
+
+    /// Enters the error state: nothing more is sent or taken in.
+    pub(super) fn close(&mut self, env: &mut Env<'_>) {
+        self.stop_waiting();
+        self.direct = None;
+        // Nobody judges any more: what the stream took is complete, as where the peer is elsewhere.
+        self.verdicts = None;
+        match &mut self.llp {
+            Some(Llp::Mpa(mpa)) => {
+                mpa.tx.drop_unsent();
+                mpa.rx.discard();
+            }
+            Some(Llp::Loopback(loopback)) => loopback.discard(),
+            None => {}
+        }
+        if self.state != QpState::Err {
+            self.state = QpState::Err;
+            self.halves.responder.note_last_wqe(&self.halves.qp, env);
+        }
+        self.flush(env);
+    }
+}
+
+/// What to say about a ULPDU (RFC 5040 figure 10).
+pub(super) fn complaint(
+    error: TerminateError,
+    head: &[u8],
+    ulpdu_len: usize,
+    read_request: Option<ReadRequest>,
+) -> Outgoing {
+    if matches!(
+        error,
+        TerminateError::RdmapLocalCatastrophic | TerminateError::MpaLocalCatastrophic
+    ) {
+        return Outgoing::new(&Terminate::new(error));
+    }
+    Outgoing::new(&Terminate {
+        segment_length: u16::try_from(ulpdu_len).ok(),
+        ..Terminate::for_segment(error, head, read_request)
+    })
+}

@@ -1,0 +1,444 @@
+//! The engine of one queue pair: the order of things, from attachment to end.
+//!
+//! ```text
+//!            attach                 error of ours or theirs
+//!  Detached ────────► Open ───────────────────────────────► Terminating
+//!                      │  ├─ Sqd and nothing left: our FIN       │ the stream took the Terminate: our FIN
+//!                      │  └─ peer's Terminate, modify(Err): FIN  ▼
+//!                      └────────────────────────────────────► Lingering ── peer's FIN, or too late ──► Ended
+//! ```
+//! Work is flushed when `Lingering` or `Ended` begins.
+
+mod ending;
+mod receive;
+mod send;
+
+use super::held::Held;
+use super::inbound::{Halves, Segment};
+use super::requester::Requester;
+use super::responder::Responder;
+use super::terminate::Outgoing;
+use super::turns::Turns;
+use super::{Attachment, Identity, QpChange, QpParams, Rtr, Verdicts, WrongState};
+use crate::capture::OwnPeerTap;
+use crate::env::Env;
+use crate::host::PieceMut;
+use crate::llp::Llp;
+use crate::llp::loopback::Loopback;
+use crate::llp::mpa::{Agreed, Mpa};
+use crate::queues::{Overflow, ReceiveSource, SendQueue};
+use crate::stream::Stream;
+use crate::time::Nanos;
+use std::time::Duration;
+use urnic_device::command::QpStatus;
+use urnic_device::event::QpFault;
+use urnic_device::vocabulary::{Access, QpState};
+use urnic_wire::mpa::fpdu::CrcMode;
+
+/// How far the connection is on its way.
+#[derive(Debug)]
+enum Progress {
+    /// There is none yet.
+    Detached,
+    /// In use.
+    Open,
+    /// An error is being reported.
+    Terminating {
+        message: Outgoing,
+        framed: bool,
+        until: Nanos,
+    },
+    /// Our FIN is sent.
+    Lingering { until: Nanos },
+    /// There is none any more.
+    Ended,
+}
+
+/// One queue pair's protocol.
+#[derive(Debug)]
+pub struct Engine {
+    halves: Halves,
+    llp: Option<Llp>,
+    state: QpState,
+    progress: Progress,
+    /// We sent the MPA Request, or the peer is known to be ready: we may send first (RFC 5044 §7.1.2(4)).
+    may_begin: bool,
+    /// A valid FPDU has come.
+    heard: bool,
+    rtr: Option<Rtr>,
+    turns: Turns,
+    peer_may_close: bool,
+    /// The peer's FIN came, and work goes on.
+    peer_closed: bool,
+    /// There is no way to the peer: the next send learns it.
+    unreachable: bool,
+    fin_grace: Duration,
+    rnr_timeout: Duration,
+    /// Messages that wait for a receive.
+    held: Held,
+    /// Their first one's time is counted.
+    waiting: bool,
+    /// The peer's FIN was read.
+    input_ended: bool,
+    /// When the message that waits for a receive fails.
+    rnr_deadline: Option<Nanos>,
+    /// When posted receives are flushed after the peer's FIN.
+    grace_deadline: Option<Nanos>,
+    /// The segment whose payload is being read to its place, and how much of it is there.
+    direct: Option<(Segment, usize)>,
+    pieces: Vec<PieceMut>,
+    terminate_sent: u32,
+    terminate_received: u32,
+    /// What both ends think of each other's messages, if the peer is on this device, as long as it can judge.
+    verdicts: Option<Verdicts>,
+}
+
+impl Engine {
+    /// An engine in the reset state. A queue pair that is reset gets a new one.
+    pub fn new(params: QpParams) -> Engine {
+        let qp = Identity {
+            qid: params.qid,
+            label: params.label,
+            pd: params.pd,
+            access: Access::empty(),
+            extensions: params.extensions,
+        };
+        let requester = Requester::new(params.sq, params.send_cq);
+        let responder = Responder::new(params.rq, params.recv_cq);
+        Engine {
+            halves: Halves::new(qp, requester, responder),
+            llp: None,
+            state: QpState::Reset,
+            progress: Progress::Detached,
+            may_begin: false,
+            heard: false,
+            rtr: None,
+            turns: Turns::default(),
+            held: Held::default(),
+            waiting: false,
+            input_ended: false,
+            peer_may_close: false,
+            peer_closed: false,
+            unreachable: false,
+            fin_grace: Duration::ZERO,
+            rnr_timeout: Duration::MAX,
+            rnr_deadline: None,
+            grace_deadline: None,
+            direct: None,
+            pieces: Vec::new(),
+            terminate_sent: 0,
+            terminate_received: 0,
+            verdicts: None,
+        }
+    }
+
+    /// An engine in the reset state for the same queue pair, on the same rings; what is posted there is forgotten.
+    pub fn anew(&self) -> Engine {
+        let Halves {
+            qp,
+            requester,
+            responder,
+            ..
+        } = &self.halves;
+        Engine::new(QpParams {
+            qid: qp.qid,
+            label: qp.label,
+            pd: qp.pd,
+            sq: requester.sq.anew(),
+            send_cq: requester.cq.queue.clone(),
+            rq: responder.rq.anew(),
+            recv_cq: responder.cq.queue.clone(),
+            extensions: qp.extensions,
+        })
+    }
+
+    /// Its state.
+    pub fn state(&self) -> QpState {
+        self.state
+    }
+
+    /// What `QueryQp` answers.
+    pub fn status(&self) -> QpStatus {
+        QpStatus {
+            state: (self.state as u32).into(),
+            attached: u32::from(self.is_attached()).into(),
+            terminate_sent: self.terminate_sent.into(),
+            terminate_received: self.terminate_received.into(),
+            ird: self.halves.responder.answers.ird.into(),
+            ord: self.halves.requester.ord.into(),
+        }
+    }
+
+    /// Whether a stream is in use, if only to end it.
+    pub fn is_attached(&self) -> bool {
+        !matches!(self.progress, Progress::Detached | Progress::Ended)
+    }
+
+    /// Whether an error is being reported; work is flushed as soon as that is done.
+    pub fn is_ending(&self) -> bool {
+        matches!(self.progress, Progress::Terminating { .. })
+    }
+
+    /// Whether messages wait for receives.
+    pub fn is_held_up(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Whether nothing is outstanding that the peer or the stream could still complete. What only the peer's verdict is missing of is
+    /// not: an end completes it.
+    pub fn is_quiet(&self) -> bool {
+        let taken = self.llp.as_ref().map_or(0, Llp::taken);
+        self.llp.as_ref().is_none_or(Llp::is_flushed)
+            && !self.halves.requester.is_outstanding(taken)
+            && self.halves.responder.answers.is_empty()
+            && !self.is_ending()
+    }
+
+    /// Where the send queue stands, for doorbells.
+    pub fn send_queue(&mut self) -> &mut SendQueue {
+        &mut self.halves.requester.sq
+    }
+
+    /// Where receives come from, for doorbells.
+    pub fn receive_source(&mut self) -> &mut ReceiveSource {
+        &mut self.halves.responder.rq
+    }
+
+    /// Begins full operation over `stream`.
+    pub fn attach(
+        &mut self,
+        attachment: &Attachment,
+        env: &mut Env<'_>,
+        stream: &mut dyn Stream,
+    ) -> Result<(), WrongState> {
+        let crc = if attachment.crc { CrcMode::On } else { CrcMode::Off };
+        let agreed = Agreed {
+            crc,
+            markers_tx: attachment.markers_tx,
+            markers_rx: attachment.markers_rx,
+        };
+        self.open(attachment, Llp::Mpa(Box::new(Mpa::new(agreed))))?;
+        if let Some(llp) = &mut self.llp {
+            llp.refresh(env.now, stream);
+        }
+        if attachment.terminate != 0 {
+            // Start-up failed behind the Reply: RFC 6581 §9 has the initiator say so in an FPDU.
+            self.heard = true;
+            self.terminate(
+                Outgoing::from_control(attachment.terminate),
+                QpFault::TerminateSent,
+                env,
+                stream,
+            );
+        }
+        Ok(())
+    }
+
+    /// The peer is a queue pair of this device: requests complete when it is through with them.
+    pub fn await_verdicts(&mut self, verdicts: Verdicts) {
+        self.verdicts = Some(verdicts);
+    }
+
+    /// Whether the peer can be told of verdicts that are new since this was last asked.
+    #[inline]
+    pub fn has_judged(&mut self) -> bool {
+        self.verdicts.as_mut().is_some_and(Verdicts::moved)
+    }
+
+    /// The peer has judged: completes what is known to have gone well.
+    pub fn judged(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        let known = self.known();
+        let Halves { qp, requester, .. } = &mut self.halves;
+        if let Err(Overflow) = requester.complete(qp, env, known) {
+            self.fail(QpFault::CqOverflow, env, stream);
+        }
+    }
+
+    /// The bytes that we sent of which the outcome is known, as far as it can be.
+    #[inline]
+    fn known(&self) -> u64 {
+        let taken = self.llp.as_ref().map_or(0, Llp::taken);
+        self.verdicts
+            .as_ref()
+            .map_or(taken, |verdicts| verdicts.known(taken))
+    }
+
+    /// The queue pair becomes its own peer, with no stream; `capture` makes where that is captured.
+    pub(crate) fn attach_loopback(
+        &mut self,
+        attachment: &Attachment,
+        capture: impl FnOnce() -> Option<OwnPeerTap>,
+    ) -> Result<(), WrongState> {
+        self.open(attachment, Llp::Loopback(Box::default()))?;
+        if let Some(tap) = capture() {
+            self.llp = Some(Llp::Loopback(Box::new(Loopback::captured(tap))));
+        }
+        self.may_begin = true;
+        self.rtr = None;
+        self.halves.expected = None;
+        self.halves.responder.msn = attachment.first_msn;
+        Ok(())
+    }
+
+    fn open(&mut self, attachment: &Attachment, llp: Llp) -> Result<(), WrongState> {
+        if !matches!(self.progress, Progress::Detached) || !matches!(self.state, QpState::Rtr | QpState::Rts)
+        {
+            return Err(WrongState);
+        }
+        self.llp = Some(llp);
+        self.progress = Progress::Open;
+        self.may_begin = attachment.initiator || attachment.fence_open;
+        self.rtr = attachment.rtr_send;
+        self.peer_may_close = attachment.peer_may_close;
+        self.fin_grace = attachment.fin_grace;
+        let needs_slot = |rtr| u32::from(rtr == Some(Rtr::Read));
+        let Halves {
+            requester,
+            responder,
+            expected,
+            strict_rtr,
+            ..
+        } = &mut self.halves;
+        requester.msn = attachment.first_msn;
+        requester.ord = attachment.ord;
+        responder.answers.ird = attachment.ird.max(needs_slot(attachment.rtr_expect));
+        responder.stalls = attachment.stall_on_empty_rq;
+        responder.stalls_at_first = attachment.stall_at_first;
+        *expected = attachment.rtr_expect;
+        *strict_rtr = attachment.strict_rtr;
+        Ok(())
+    }
+
+    /// The queue pair is destroyed: nothing is left that names memory of the host.
+    pub fn abandon(&mut self) {
+        self.llp = None;
+    }
+
+    /// Changes attributes, then the state.
+    pub fn modify(
+        &mut self,
+        change: &QpChange,
+        env: &mut Env<'_>,
+        stream: &mut dyn Stream,
+    ) -> Result<(), WrongState> {
+        if let Some(state) = change.state {
+            self.check_transition(state)?;
+        }
+        let Halves {
+            qp,
+            requester,
+            responder,
+            ..
+        } = &mut self.halves;
+        if let Some(access) = change.access {
+            qp.access = access;
+        }
+        if let Some(ird) = change.ird {
+            responder.answers.ird = ird;
+        }
+        if let Some(ord) = change.ord {
+            requester.ord = ord;
+        }
+        if let Some(timeout) = change.rnr_timeout {
+            self.rnr_timeout = timeout;
+        }
+        if change.unreachable {
+            self.give_up_peer(stream);
+        }
+        match change.state {
+            Some(QpState::Err) => {
+                self.fail(QpFault::Requested, env, stream);
+                // Nobody is to learn from a later request what would have ended this one anyway: that is flushed.
+                self.unreachable = false;
+                (self.halves.requester.verdict, self.halves.requester.vendor_error) = (None, 0);
+            }
+            Some(state) => {
+                self.state = state;
+                self.close_if_drained(env, stream);
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// There is no way to the peer. Work stays, until the next send learns it.
+    fn give_up_peer(&mut self, stream: &mut dyn Stream) {
+        match self.progress {
+            Progress::Detached => {}
+            Progress::Open => {
+                stream.reset();
+                self.llp = None;
+                self.progress = Progress::Ended;
+            }
+            Progress::Terminating { .. } | Progress::Lingering { .. } | Progress::Ended => return,
+        }
+        (self.unreachable, self.peer_may_close) = (true, true);
+    }
+
+    /// Which transitions a driver may ask for (rows VRB-Q-03 … 05). Reset makes a new engine instead.
+    fn check_transition(&self, to: QpState) -> Result<(), WrongState> {
+        use QpState::*;
+        match (self.state, to) {
+            (_, Err) => Ok(()),
+            (Reset, Init) | (Init, Rtr) | (Rtr, Rts) | (Rts, Sqd) => Ok(()),
+            (from, to) if from == to && matches!(to, Init | Rts) => Ok(()),
+            _ => Result::Err(WrongState),
+        }
+    }
+
+    /// Whether our direction is open (RFC 5044 §7.1.2(4)): a responder says nothing before a valid FPDU came.
+    fn may_send(&self) -> bool {
+        self.may_begin || self.heard
+    }
+
+    /// When [`tick`](Self::tick) is due.
+    pub fn deadline(&self) -> Option<Nanos> {
+        let ending = match self.progress {
+            Progress::Terminating { until, .. } | Progress::Lingering { until } => Some(until),
+            _ => None,
+        };
+        [ending, self.rnr_deadline, self.grace_deadline]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// MSNs of the next messages of ours on queues 0 (Sends), 1 (requests) and 3 (Atomic Responses).
+    #[cfg(test)]
+    pub(in crate::rdmap) fn send_msns(&mut self, [sends, requests, responses]: [u32; 3]) {
+        self.halves.requester.msn = sends;
+        self.halves.requester.request_msn = requests;
+        self.halves.responder.answers.response_msn = responses;
+    }
+
+    /// The same of those that the peer must use.
+    #[cfg(test)]
+    pub(in crate::rdmap) fn expect_msns(&mut self, [sends, requests, responses]: [u32; 3]) {
+        self.halves.responder.msn = sends;
+        self.halves.responder.answers.msn = requests;
+        self.halves.response_msn = responses;
+    }
+
+    /// As if so many bytes of the message that is being received had come.
+    #[cfg(test)]
+    pub(in crate::rdmap) fn have_received(&mut self, bytes: u64) {
+        self.halves.responder.have_received(bytes);
+    }
+
+    /// A MULPDU that no segment size gives.
+    #[cfg(test)]
+    pub(in crate::rdmap) fn set_mulpdu(&mut self, mulpdu: usize) {
+        if let Some(Llp::Mpa(mpa)) = &mut self.llp {
+            mpa.tx.set_mulpdu(mulpdu);
+        }
+    }
+
+    /// Bytes that were received and belong to no whole FPDU.
+    #[cfg(test)]
+    pub(in crate::rdmap) fn buffered(&self) -> usize {
+        match &self.llp {
+            Some(Llp::Mpa(mpa)) => mpa.rx.buffered(),
+            _ => 0,
+        }
+    }
+}

@@ -1,0 +1,427 @@
+//! Receiving: what came is delivered, then more is read.
+
+use super::ending::complaint;
+use super::{Engine, Progress};
+use crate::counters::Counter;
+use crate::env::Env;
+use crate::host::PieceMut;
+use crate::llp::mpa::Filled;
+use crate::llp::{Llp, LlpError, loopback};
+use crate::queues::Overflow;
+use crate::rdmap::RxOutcome;
+use crate::rdmap::held::Held;
+use crate::rdmap::inbound::{Halves, Segment};
+use crate::rdmap::responder::Refusal;
+use crate::rdmap::terminate::{Outgoing, Received};
+use crate::stream::{Stream, StreamError};
+use std::time::Duration;
+use urnic_device::event::{Event, EventKind, QpFault};
+use urnic_wire::ddp;
+use urnic_wire::mpa::MAX_MULPDU;
+
+/// Bytes read in one run.
+const RX_BUDGET: usize = 1 << 20;
+
+impl Engine {
+    /// Receives what has arrived.
+    pub fn receive(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
+        let outcome = match (&self.progress, &self.llp) {
+            (Progress::Detached, _) | (Progress::Open, None) => {
+                self.flush(env);
+                RxOutcome::Drained
+            }
+            (Progress::Ended, _) => {
+                self.flush(env);
+                RxOutcome::Ended
+            }
+            (Progress::Open, Some(Llp::Mpa(_))) => self.receive_fpdus(env, stream),
+            (Progress::Open, Some(Llp::Loopback(_))) => {
+                self.deliver_loopback(env);
+                self.outcome()
+            }
+            (Progress::Terminating { .. } | Progress::Lingering { .. }, _) => {
+                self.flush(env);
+                self.discard_input(env, stream)
+            }
+        };
+        if let Some(llp) = &mut self.llp {
+            llp.release(env.buffers);
+        }
+        if matches!(self.progress, Progress::Ended) {
+            RxOutcome::Ended
+        } else {
+            outcome
+        }
+    }
+
+    /// What to say when the stream has nothing more.
+    fn outcome(&self) -> RxOutcome {
+        match (self.held.is_empty(), self.input_ended) {
+            (false, _) => RxOutcome::Stalled,
+            (true, false) => RxOutcome::Drained,
+            (true, true) => RxOutcome::Finished,
+        }
+    }
+
+    fn receive_fpdus(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
+        let mut budget = RX_BUDGET;
+        let mut filled = Filled::All;
+        loop {
+            if let Err(stop) = self.deliver_fpdus(env) {
+                return self.stop(stop, env, stream);
+            }
+            if self.input_ended && self.held.is_empty() && !self.peer_closed {
+                return self.peer_finished(env, stream);
+            }
+            match filled {
+                _ if self.input_ended || env.is_stopped() => return self.outcome(),
+                Filled::All if budget == 0 => return RxOutcome::More,
+                Filled::All => {}
+                Filled::Short | Filled::Nothing => return self.outcome(),
+                Filled::Fin => {
+                    self.input_ended = true;
+                    continue;
+                }
+            }
+            env.counters.add(Counter::RxCalls, 1);
+            match self.fill(env, stream) {
+                Ok((bytes, outcome)) => {
+                    env.counters.add(Counter::RxBytes, bytes as u64);
+                    budget = budget.saturating_sub(bytes);
+                    filled = outcome;
+                }
+                Err(stop) => return self.stop(stop, env, stream),
+            }
+        }
+    }
+
+    /// Hands up what waited for a receive, then what is complete in the receive buffer.
+    fn deliver_fpdus(&mut self, env: &mut Env<'_>) -> Result<(), Stop> {
+        if !self.held.is_empty() {
+            self.deliver_held(env)?;
+        }
+        let Some(Llp::Mpa(mpa)) = &mut self.llp else {
+            return Ok(());
+        };
+        let rx = &mut mpa.rx;
+        let mut fpdus = 0;
+        let delivered = loop {
+            if env.is_stopped() {
+                break Ok(());
+            }
+            match rx.next() {
+                Ok(true) => {}
+                Ok(false) => break Ok(()),
+                Err(error) => break Err(Stop::Llp(error)),
+            }
+            if !self.heard {
+                self.heard = true;
+                // Who may begin anyway waits for nothing.
+                if !self.may_begin {
+                    env.effects
+                        .event(Event::new(EventKind::FirstFpdu, self.halves.qp.qid));
+                }
+            }
+            let ulpdu = rx.ulpdu();
+            if let Err(stop) = admit(&mut self.halves, &mut self.held, env, rx.position(), ulpdu) {
+                break Err(stop);
+            }
+            if ulpdu.len() > MAX_MULPDU.into() {
+                env.counters.add(Counter::OversizeUlpdus, 1);
+            }
+            rx.consume();
+            fpdus += 1;
+        };
+        if fpdus > 0 {
+            env.counters.add(Counter::RxFpdus, fpdus);
+        }
+        let pushed = self.halves.responder.cq.flush(env);
+        self.judge_peer();
+        delivered?;
+        pushed?;
+        self.begin_direct(env)?;
+        self.note_waiting(env);
+        Ok(())
+    }
+
+    /// Says how far we are with what came, if the peer is on this device.
+    #[inline]
+    fn judge_peer(&mut self) {
+        let held = self.held.position();
+        match (&mut self.verdicts, &mut self.llp) {
+            (Some(verdicts), Some(Llp::Mpa(mpa))) => {
+                verdicts.judge(held.unwrap_or_else(|| mpa.rx.position()));
+            }
+            (_, Some(Llp::Loopback(own))) => own.judge(held.unwrap_or_else(|| own.position())),
+            _ => {}
+        }
+    }
+
+    /// Hands up what waited, as long as there are receives for it.
+    fn deliver_held(&mut self, env: &mut Env<'_>) -> Result<(), Stop> {
+        while !env.is_stopped()
+            && let Some(ulpdu) = self.held.front()
+        {
+            match self.halves.receive(env, ulpdu) {
+                Ok(()) => {}
+                Err(Refusal::Stall) => break,
+                Err(refusal) => return Err(Stop::new(refusal, ulpdu, ulpdu.len())),
+            }
+            self.held.release();
+            // The next one has its own time to wait.
+            (self.waiting, self.rnr_deadline) = (false, None);
+        }
+        Ok(())
+    }
+
+    /// Has the payload of a large segment read to its place, if nothing stands before it.
+    fn begin_direct(&mut self, env: &mut Env<'_>) -> Result<(), Stop> {
+        let Some(Llp::Mpa(mpa)) = &mut self.llp else {
+            return Ok(());
+        };
+        let Some((head, ulpdu_len)) = mpa
+            .rx
+            .direct_candidate()
+            .filter(|(head, _)| !self.held.stops(head))
+        else {
+            return Ok(());
+        };
+        match self.halves.begin_direct(env, head, ulpdu_len) {
+            // Without a receive it is put together first, and then held.
+            Ok(None) | Err(Refusal::Stall) => {}
+            Ok(Some(segment)) => {
+                let at = segment.len - mpa.rx.begin_direct();
+                self.direct = Some((segment, at));
+            }
+            Err(refusal) => return Err(Stop::new(refusal, head, ulpdu_len)),
+        }
+        Ok(())
+    }
+
+    /// Sets the time for a message that has begun to wait for a receive.
+    fn note_waiting(&mut self, env: &Env<'_>) {
+        if self.held.is_empty() {
+            (self.waiting, self.rnr_deadline) = (false, None);
+        } else if !self.waiting {
+            self.waiting = true;
+            let ends = self.rnr_timeout < Duration::MAX;
+            self.rnr_deadline = ends.then(|| env.now + self.rnr_timeout);
+            env.counters.add(Counter::RxStalls, 1);
+        }
+    }
+
+    /// Reads from the stream: into the buffer, or payload to its place.
+    fn fill(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> Result<(usize, Filled), Stop> {
+        let Some(Llp::Mpa(mpa)) = &mut self.llp else {
+            return Ok((0, Filled::Nothing));
+        };
+        let Some((segment, at)) = &mut self.direct else {
+            return Ok(mpa.rx.fill(env.buffers, stream)?);
+        };
+        let window = match *at < segment.len {
+            false => None,
+            true => match self.halves.window(env, segment, *at) {
+                Ok((window, n)) => Some((window, n)),
+                Err(refusal) => return Err(Stop::in_segment(refusal, segment)),
+            },
+        };
+        // Where memory is reached by copies, which may begin in the middle of a segment (`ibv_rereg_mr`), one more buffer lies between.
+        let elsewhere = window.as_ref().filter(|(window, _)| window.is_elsewhere());
+        let mut between = elsewhere.map(|_| env.buffers.take());
+        // Pieces are raw; the window, or the buffer, is held for as long as they are in use.
+        self.pieces.clear();
+        match (&window, &mut between) {
+            (Some((_, n)), Some(buffer)) => {
+                let n = buffer.len().min(*n);
+                self.pieces.push(PieceMut::of(&mut buffer[..n]));
+            }
+            (Some((window, n)), None) => self.pieces.extend(window.pieces_mut(0, *n as u64)),
+            (None, _) => {}
+        }
+        let mut read = mpa.rx.fill_direct(env.buffers, stream, &mut self.pieces);
+        if let (Ok((placed, ..)), Some((window, _)), Some(buffer)) = (&read, &window, between) {
+            if window.copy_in(0, &buffer[..*placed]).is_err() {
+                read = Err(LlpError::Fault);
+            }
+            env.buffers.give(buffer);
+        }
+        if let (Err(LlpError::Fault), Some((window, n))) = (&read, &window) {
+            window.report(0, *n as u64);
+        }
+        drop(window);
+        let (placed, bytes, filled) = match read {
+            Ok(read) => read,
+            Err(LlpError::Fault) => return Err(Stop::in_segment(self.halves.place_failed(segment), segment)),
+            Err(error) => return Err(Stop::Llp(error)),
+        };
+        *at += placed;
+        self.halves.placed(segment, placed);
+        if mpa.rx.direct_ended() {
+            let segment = *segment;
+            self.direct = None;
+            env.counters.add(Counter::RxFpdus, 1);
+            if let Err(refusal) = self.halves.end(env, &segment) {
+                return Err(Stop::in_segment(refusal, &segment));
+            }
+            self.halves.responder.cq.flush(env)?;
+            self.judge_peer();
+        }
+        Ok((bytes, filled))
+    }
+
+    /// Hands ULPDUs of ours back to us; returns how many.
+    pub(super) fn deliver_loopback(&mut self, env: &mut Env<'_>) -> usize {
+        // What a stream brought is for `receive` to hand up: who asks for that also sends the answers.
+        if !matches!(self.llp, Some(Llp::Loopback(_))) {
+            return 0;
+        }
+        let waited = self.held.len();
+        let mut delivered = self.deliver_held(env);
+        let mut ulpdus = waited - self.held.len();
+        while let (Ok(()), Some(Llp::Loopback(loopback))) = (&delivered, &mut self.llp) {
+            let Some(ulpdu) = loopback.front().filter(|_| !env.is_stopped()) else {
+                break;
+            };
+            let position = loopback.position();
+            delivered = admit(&mut self.halves, &mut self.held, env, position, ulpdu);
+            if delivered.is_ok() {
+                loopback.consume();
+                ulpdus += 1;
+            }
+        }
+        self.judge_peer();
+        let pushed = self.halves.responder.cq.flush(env);
+        match delivered.and(pushed.map_err(Stop::from)) {
+            Ok(()) => self.note_waiting(env),
+            Err(stop) => {
+                self.stop(stop, env, &mut loopback::NoStream);
+            }
+        }
+        ulpdus
+    }
+
+    /// Receiving cannot go on.
+    fn stop(&mut self, stop: Stop, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
+        match stop {
+            Stop::Stall => {
+                self.note_waiting(env);
+                return RxOutcome::Stalled;
+            }
+            Stop::Tell(message) => self.terminate(message, QpFault::TerminateSent, env, stream),
+            Stop::Terminated(received) => self.terminated(received, env, stream),
+            Stop::Silent => {
+                stream.reset();
+                self.lose(env);
+            }
+            Stop::Overflow => self.fail(QpFault::CqOverflow, env, stream),
+            Stop::Llp(error) => self.llp_failed(error, env, stream),
+        }
+        RxOutcome::More
+    }
+
+    /// Throws away what comes behind an error (row DDP-T-01), so that closing does not reset the stream.
+    fn discard_input(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
+        let mut scratch = env.buffers.take();
+        let mut budget = RX_BUDGET;
+        let outcome = loop {
+            let asked = scratch.len();
+            match stream.receive(&mut [PieceMut::of(&mut scratch)]) {
+                Ok(0) if matches!(self.progress, Progress::Terminating { .. }) => break RxOutcome::Finished,
+                Ok(0) => {
+                    self.end(env);
+                    break RxOutcome::Ended;
+                }
+                Ok(n) => {
+                    env.counters.add(Counter::RxBytes, n as u64);
+                    budget = budget.saturating_sub(n);
+                    if n < asked {
+                        break RxOutcome::Drained;
+                    }
+                    if budget == 0 {
+                        break RxOutcome::More;
+                    }
+                }
+                Err(StreamError::WouldBlock) => break RxOutcome::Drained,
+                Err(_) => {
+                    self.end(env);
+                    break RxOutcome::Ended;
+                }
+            }
+        };
+        env.buffers.give(scratch);
+        outcome
+    }
+}
+
+/// Takes a ULPDU that begins at `position` of the stream, or holds it until there is a receive.
+#[inline]
+fn admit(
+    halves: &mut Halves,
+    held: &mut Held,
+    env: &mut Env<'_>,
+    position: u64,
+    ulpdu: &[u8],
+) -> Result<(), Stop> {
+    if !held.stops(ulpdu) {
+        match halves.receive(env, ulpdu) {
+            Ok(()) => return Ok(()),
+            Err(Refusal::Stall) => {}
+            Err(refusal) => return Err(Stop::new(refusal, ulpdu, ulpdu.len())),
+        }
+    }
+    if held.keep(position, ulpdu) {
+        Ok(())
+    } else {
+        Err(Stop::Stall)
+    }
+}
+
+/// Why receiving stopped.
+enum Stop {
+    /// Too much waits for a receive.
+    Stall,
+    /// The peer is at fault, and is to be told.
+    Tell(Outgoing),
+    /// The peer is at fault, and is not to be told.
+    Silent,
+    /// The peer says that we are.
+    Terminated(Received),
+    /// A completion queue is full.
+    Overflow,
+    /// The lower layer failed.
+    Llp(LlpError),
+}
+
+impl From<Overflow> for Stop {
+    fn from(Overflow: Overflow) -> Stop {
+        Stop::Overflow
+    }
+}
+
+impl From<LlpError> for Stop {
+    fn from(error: LlpError) -> Stop {
+        Stop::Llp(error)
+    }
+}
+
+impl Stop {
+    /// A refusal of the ULPDU that begins with `head` and has `ulpdu_len` bytes.
+    fn new(refusal: Refusal, head: &[u8], ulpdu_len: usize) -> Stop {
+        let (error, read_request) = match refusal {
+            Refusal::Terminate(error) => (error, None),
+            Refusal::ReadRequest(error, request) => (error, Some(request)),
+            Refusal::Stall => return Stop::Stall,
+            Refusal::Silent => return Stop::Silent,
+            Refusal::Terminated(received) => return Stop::Terminated(received),
+            Refusal::Overflow => return Stop::Overflow,
+        };
+        Stop::Tell(complaint(error, head, ulpdu_len, read_request))
+    }
+
+    /// A refusal in the middle of a segment whose header is not at hand any more.
+    fn in_segment(refusal: Refusal, segment: &Segment) -> Stop {
+        let mut head = [0; ddp::UNTAGGED_LEN];
+        let header_len = segment.header.emit(&mut head);
+        Stop::new(refusal, &head[..header_len], header_len + segment.len)
+    }
+}

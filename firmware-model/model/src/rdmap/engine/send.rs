@@ -1,0 +1,127 @@
+//! Sending: framing and flushing in turn.
+
+use super::{Engine, Progress};
+use crate::counters::Counter;
+use crate::env::Env;
+use crate::llp::Llp;
+use crate::queues::Overflow;
+use crate::rdmap::TxOutcome;
+use crate::rdmap::inbound::Halves;
+use crate::rdmap::terminate::Outgoing;
+use crate::rdmap::turns::Framed;
+use crate::stream::Stream;
+use urnic_device::event::QpFault;
+use urnic_device::vocabulary::QpState;
+use urnic_wire::rdmap::{Terminate, TerminateError};
+
+/// ULPDUs framed in one run.
+const TX_BUDGET: u32 = 4096;
+
+impl Engine {
+    /// Sends what can be sent.
+    pub fn transmit(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> TxOutcome {
+        if self.unreachable && self.halves.requester.sq.has_posted() {
+            self.unreachable = false;
+            self.lose(env);
+        }
+        match &self.progress {
+            Progress::Open => {}
+            Progress::Terminating { .. } => return self.push_terminate(env, stream),
+            Progress::Detached | Progress::Lingering { .. } | Progress::Ended => {
+                self.flush(env);
+                return TxOutcome::Idle;
+            }
+        }
+        if !self.may_send() {
+            return TxOutcome::Idle;
+        }
+        if self.peer_closed && self.halves.requester.sq.has_posted() {
+            self.lose(env);
+            return TxOutcome::Idle;
+        }
+        let outcome = self.pump(env, stream);
+        if let Some(llp) = &mut self.llp {
+            llp.release(env.buffers);
+        }
+        outcome
+    }
+
+    /// Frames and flushes in turn until one of them can do no more.
+    fn pump(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> TxOutcome {
+        let mut budget = TX_BUDGET;
+        loop {
+            let Some(llp) = &mut self.llp else {
+                return TxOutcome::Idle;
+            };
+            llp.refresh(env.now, stream);
+            // A connected stream is ready both ways: RTR is no state of RDMAC verbs, and programs that receive only, and send but
+            // credits, stay in it (perftest over iWARP).
+            let sends = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
+            let rtr = self.rtr.take();
+            let framed = self
+                .turns
+                .frame(&mut self.halves, llp, rtr, sends, env, &mut budget);
+            let before = llp.taken();
+            let mut calls = 0;
+            let flushed = llp.flush(env.memory, stream, &mut calls);
+            let taken = llp.taken();
+            env.counters.add(Counter::TxCalls, calls);
+            env.counters.add(Counter::TxBytes, taken - before);
+            let known = self
+                .verdicts
+                .as_ref()
+                .map_or(taken, |verdicts| verdicts.known(taken));
+            let Halves { qp, requester, .. } = &mut self.halves;
+            if let Err(Overflow) = requester.complete(qp, env, known) {
+                self.fail(QpFault::CqOverflow, env, stream);
+                return TxOutcome::Idle;
+            }
+            let all_taken = match flushed {
+                Ok(all_taken) => all_taken,
+                Err(error) => {
+                    self.llp_failed(error, env, stream);
+                    return TxOutcome::Idle;
+                }
+            };
+            match framed {
+                Framed::LocalError => {
+                    let message = Terminate::new(TerminateError::RdmapLocalCatastrophic);
+                    self.terminate(Outgoing::new(&message), QpFault::LocalWork, env, stream);
+                    return self.outcome_of_ending();
+                }
+                Framed::Refused(message) => {
+                    self.terminate(message, QpFault::TerminateSent, env, stream);
+                    return self.outcome_of_ending();
+                }
+                Framed::NoRoom | Framed::Nothing if budget > 0 && self.deliver_loopback(env) > 0 => {}
+                _ if !all_taken => {
+                    env.counters.add(Counter::TxStalls, 1);
+                    return TxOutcome::Blocked;
+                }
+                Framed::Nothing => {
+                    self.close_if_drained(env, stream);
+                    return TxOutcome::Idle;
+                }
+                Framed::NoRoom if budget == 0 => return TxOutcome::More,
+                Framed::NoRoom if self.llp.as_ref().is_some_and(Llp::has_room) => {}
+                // Our own peer is full: it waits for receives.
+                Framed::NoRoom => return TxOutcome::Idle,
+            }
+        }
+    }
+
+    /// A Terminate may still wait for the stream.
+    fn outcome_of_ending(&self) -> TxOutcome {
+        match self.is_ending() {
+            true => TxOutcome::Blocked,
+            false => TxOutcome::Idle,
+        }
+    }
+
+    /// In the closing state with nothing left to do: our FIN (row DDP-T-05).
+    pub(super) fn close_if_drained(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        if self.state == QpState::Sqd && matches!(self.progress, Progress::Open) && self.is_quiet() {
+            self.linger(env, stream);
+        }
+    }
+}

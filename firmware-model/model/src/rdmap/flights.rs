@@ -1,0 +1,123 @@
+//! Work requests under way: executed, not yet complete. They complete in the order in which they were posted
+//! (RFC 5040 §5.5(15)).
+
+use super::terminate::Culprit;
+use crate::queues::SendWqe;
+use std::collections::VecDeque;
+use urnic_device::vocabulary::WcStatus;
+use urnic_device::wqe::Opcode;
+
+/// What a work request waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// The stream taking all up to this position.
+    Taken(u64),
+    /// The peer's answer.
+    Answer,
+    /// Its turn.
+    Done,
+    /// Its turn to fail.
+    Failed(WcStatus),
+}
+
+impl Wait {
+    /// Whether it is over, and well, given what the stream took.
+    #[inline]
+    fn is_over(self, taken: u64) -> bool {
+        match self {
+            Wait::Taken(position) => position <= taken,
+            Wait::Done => true,
+            Wait::Answer | Wait::Failed(_) => false,
+        }
+    }
+}
+
+/// A work request under way.
+#[derive(Debug, Clone)]
+pub(super) struct Flight {
+    pub(super) wqe: SendWqe,
+    /// MSN of its message, on the queue that the opcode uses.
+    pub(super) msn: u32,
+    /// Bytes of its message.
+    pub(super) len: u32,
+    pub(super) wait: Wait,
+}
+
+impl Flight {
+    pub(super) fn is_culprit(&self, culprit: Culprit) -> bool {
+        let wqe = &self.wqe;
+        match (wqe.opcode, culprit) {
+            (Opcode::Send | Opcode::SendInv | Opcode::SendImm | Opcode::WriteImm, Culprit::Send(msn))
+            | (
+                Opcode::Read | Opcode::ReadInv | Opcode::CompareSwap | Opcode::FetchAdd,
+                Culprit::Request(msn),
+            ) => msn == self.msn,
+            (Opcode::Write | Opcode::WriteImm, Culprit::Write { stag, to }) => {
+                stag == wqe.stag && to.wrapping_sub(wqe.remote_offset) < self.len.into()
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Those of one queue pair, oldest first, numbered from 0.
+#[derive(Debug, Default)]
+pub(super) struct Flights {
+    queue: VecDeque<Flight>,
+    landed: u64,
+}
+
+impl Flights {
+    /// Whether all are successfully complete, given what the stream took.
+    pub(super) fn are_complete(&self, taken: u64) -> bool {
+        self.queue.iter().all(|flight| flight.wait.is_over(taken))
+    }
+
+    /// Adds the newest; returns its number.
+    #[inline]
+    pub(super) fn push(&mut self, flight: Flight) -> u64 {
+        self.queue.push_back(flight);
+        self.landed + self.queue.len() as u64 - 1
+    }
+
+    /// Changes what number `n` waits for.
+    pub(super) fn set(&mut self, n: u64, wait: Wait) {
+        let index = n.checked_sub(self.landed).and_then(|i| usize::try_from(i).ok());
+        if let Some(flight) = index.and_then(|i| self.queue.get_mut(i)) {
+            flight.wait = wait;
+        }
+    }
+
+    /// Makes the oldest one that `culprit` names fail; whether there is one.
+    pub(super) fn blame(&mut self, culprit: Culprit, status: WcStatus) -> bool {
+        let found = self.queue.iter_mut().find(|f| f.is_culprit(culprit));
+        found.map(|f| f.wait = Wait::Failed(status)).is_some()
+    }
+
+    /// Makes the oldest one fail that the stream has not taken to its end; whether there is one.
+    pub(super) fn blame_sent(&mut self, taken: u64, status: WcStatus) -> bool {
+        let sent = |wait| matches!(wait, Wait::Taken(position) if position > taken);
+        let found = self.queue.iter_mut().find(|flight| sent(flight.wait));
+        found.map(|f| f.wait = Wait::Failed(status)).is_some()
+    }
+
+    /// Takes the oldest if it is successfully complete, given what the stream took.
+    #[inline]
+    pub(super) fn pop_complete(&mut self, taken: u64) -> Option<Flight> {
+        match self.queue.front()?.wait.is_over(taken) {
+            true => self.pop(),
+            false => None,
+        }
+    }
+
+    /// Takes the oldest, whatever it waits for.
+    #[inline]
+    pub(super) fn pop(&mut self) -> Option<Flight> {
+        self.landed += 1;
+        let flight = self.queue.pop_front();
+        if flight.is_none() {
+            self.landed -= 1;
+        }
+        flight
+    }
+}

@@ -1,0 +1,377 @@
+//! What a ULPDU from the peer is, and which half of the queue pair it is for.
+//!
+//! Faults are found in the order of the layers, cheap ones first; the first one is the one that a Terminate reports
+//! (rows DDP-V-15, RDM-T-07).
+
+use super::answers::Asked;
+use super::reads::Answer;
+use super::requester::Requester;
+use super::responder::{Refusal, Responder};
+use super::terminate::{self, Received};
+use super::{Identity, Rtr};
+use crate::counters::Counter;
+use crate::env::Env;
+use crate::memory::{Violation, Window};
+use urnic_device::vocabulary::WcStatus;
+use urnic_wire::ddp::{Header, TaggedHeader, UNTAGGED_LEN, UntaggedHeader};
+use urnic_wire::rdmap::{
+    AtomicRequest, AtomicResponse, Control, ImmediateData, Opcode, QN_ATOMIC_RESPONSE, ReadRequest,
+    Terminate, TerminateError, check_placement,
+};
+
+/// A segment whose payload goes somewhere.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Segment {
+    opcode: Opcode,
+    pub(super) header: Header,
+    /// Bytes of payload.
+    pub(super) len: usize,
+}
+
+/// Both halves of a queue pair.
+#[derive(Debug)]
+pub(super) struct Halves {
+    pub(super) qp: Identity,
+    pub(super) requester: Requester,
+    pub(super) responder: Responder,
+    /// The RTR that the first FPDU should be.
+    pub(super) expected: Option<Rtr>,
+    /// Nothing else will do.
+    pub(super) strict_rtr: bool,
+    /// No message has come yet.
+    pub(super) fresh: bool,
+    /// Nothing was sent yet.
+    pub(super) silent: bool,
+    /// MSN of the next message on queue 3.
+    pub(super) response_msn: u32,
+}
+
+impl Halves {
+    pub(super) fn new(qp: Identity, requester: Requester, responder: Responder) -> Halves {
+        Halves {
+            qp,
+            requester,
+            responder,
+            expected: None,
+            strict_rtr: false,
+            fresh: true,
+            silent: true,
+            response_msn: 1,
+        }
+    }
+
+    /// Takes a whole ULPDU.
+    #[inline]
+    pub(super) fn receive(&mut self, env: &mut Env<'_>, ulpdu: &[u8]) -> Result<(), Refusal> {
+        let (opcode, header, payload) = self.parse(ulpdu)?;
+        if self.fresh && self.is_rtr(env, opcode, &header, payload)? {
+            self.responder.swallow();
+            return Ok(());
+        }
+        match (&header, opcode) {
+            (
+                Header::Untagged(header),
+                Opcode::Send
+                | Opcode::SendInvalidate
+                | Opcode::SendSolicited
+                | Opcode::SendSolicitedInvalidate,
+            ) => {
+                let Halves { qp, responder, .. } = self;
+                responder.begin_send(env, opcode, header, payload.len())?;
+                responder.place_send(qp, env, payload)?;
+                responder.end_send(qp, env, opcode, header)
+            }
+            (Header::Untagged(header), _) => self.control(env, opcode, header, ulpdu, payload),
+            (Header::Tagged(_), _) => {
+                let segment = Segment {
+                    opcode,
+                    header,
+                    len: payload.len(),
+                };
+                self.begin(env, &segment)?;
+                self.place(env, &segment, 0, payload)?;
+                self.end(env, &segment)
+            }
+        }
+    }
+
+    #[inline]
+    fn parse<'u>(&self, ulpdu: &'u [u8]) -> Result<(Opcode, Header, &'u [u8]), Refusal> {
+        let (header, payload) = Header::parse(ulpdu)?;
+        let Control { opcode } = Control::parse(header.rsvd_ulp())?;
+        if !self.qp.extensions {
+            if opcode.is_extension() {
+                return Err(TerminateError::RdmapUnexpectedOpcode.into());
+            }
+            if matches!(
+                header,
+                Header::Untagged(UntaggedHeader {
+                    qn: QN_ATOMIC_RESPONSE,
+                    ..
+                })
+            ) {
+                return Err(TerminateError::DdpInvalidQueue.into());
+            }
+        }
+        match check_placement(opcode, &header) {
+            Ok(()) => Ok((opcode, header, payload)),
+            // No Terminate answers a Terminate (row RDM-T-08).
+            Err(_) if opcode == Opcode::Terminate => Err(Refusal::Silent),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Looks at the first message: whether it is a Send that no program must see, the RTR. Another first message than
+    /// agreed on is welcome all the same, unless the attachment was strict (row EMPA-21).
+    fn is_rtr(
+        &mut self,
+        env: &Env<'_>,
+        opcode: Opcode,
+        header: &Header,
+        payload: &[u8],
+    ) -> Result<bool, Refusal> {
+        self.fresh = false;
+        let asks_nothing = || ReadRequest::parse(payload).is_ok_and(|request| request.size == 0);
+        let as_agreed = match self.expected {
+            None => return Ok(false),
+            Some(Rtr::Send) => opcode == Opcode::Send && payload.is_empty() && header.last(),
+            Some(Rtr::Write) => opcode == Opcode::Write && payload.is_empty(),
+            Some(Rtr::Read) => opcode == Opcode::ReadRequest && asks_nothing(),
+        };
+        if !as_agreed {
+            self.mismatch(env, opcode)?;
+        }
+        let first = self.responder.msn;
+        let is_first = |h: &Header| matches!(h, Header::Untagged(h) if h.msn == first && h.mo == 0);
+        Ok(as_agreed && self.expected == Some(Rtr::Send) && is_first(header))
+    }
+
+    /// The first message is not the RTR that was agreed on.
+    fn mismatch(&self, env: &Env<'_>, opcode: Opcode) -> Result<(), Refusal> {
+        env.counters.add(Counter::RtrMismatches, 1);
+        if self.strict_rtr && opcode != Opcode::Terminate {
+            return Err(TerminateError::MpaLocalCatastrophic.into());
+        }
+        Ok(())
+    }
+
+    /// The segment that begins with `head` and will have `ulpdu_len` bytes, if its payload may be placed as it
+    /// comes; what of it is in `head` is placed.
+    pub(super) fn begin_direct(
+        &mut self,
+        env: &mut Env<'_>,
+        head: &[u8],
+        ulpdu_len: usize,
+    ) -> Result<Option<Segment>, Refusal> {
+        let (opcode, header, payload) = self.parse(head)?;
+        let len = ulpdu_len - (head.len() - payload.len());
+        let segment = Segment { opcode, header, len };
+        match (opcode, &header) {
+            // All of it must be permitted before a byte of it is placed (row DDP-V-02).
+            (Opcode::Write, Header::Tagged(h)) => {
+                self.responder.write_window(&self.qp, env, h.stag, h.to, len)?;
+            }
+            (Opcode::ReadResponse, _) => {}
+            (_, Header::Untagged(h)) if h.qn == urnic_wire::rdmap::QN_SEND && !opcode.is_extension() => {}
+            // A fixed header of that length will be refused when it is whole.
+            _ => return Ok(None),
+        }
+        // An RTR has no payload to place.
+        if std::mem::take(&mut self.fresh) && self.expected.is_some() {
+            self.mismatch(env, opcode)?;
+        }
+        self.begin(env, &segment)?;
+        self.place(env, &segment, 0, payload)?;
+        Ok(Some(segment))
+    }
+
+    /// Checks a segment's place among its like.
+    #[inline]
+    fn begin(&mut self, env: &mut Env<'_>, segment: &Segment) -> Result<(), Refusal> {
+        match (&segment.header, segment.opcode) {
+            (Header::Untagged(header), opcode) => self.responder.begin_send(env, opcode, header, segment.len),
+            (Header::Tagged(header), Opcode::ReadResponse) => {
+                Ok(self.requester.reads.check(header, segment.len)?)
+            }
+            (Header::Tagged(_), _) => self.responder.begin_write(segment.len),
+        }
+    }
+
+    /// Places `bytes`, which begin `at` bytes into the segment's payload.
+    #[inline]
+    fn place(&mut self, env: &Env<'_>, segment: &Segment, at: usize, bytes: &[u8]) -> Result<(), Refusal> {
+        if bytes.is_empty() {
+            // STag and TO of a zero-length segment are not looked at (RFC 5041 §5.2).
+            return Ok(());
+        }
+        match (&segment.header, segment.opcode) {
+            (Header::Untagged(_), _) => self.responder.place_send(&self.qp, env, bytes),
+            (Header::Tagged(_), Opcode::ReadResponse) => {
+                let requester = &mut self.requester;
+                let placed = requester.reads.place(&self.qp, env, &requester.sq, bytes);
+                placed.map_err(|violation| self.sink_failed(violation))
+            }
+            (Header::Tagged(h), _) => {
+                let to = h.to.wrapping_add(at as u64);
+                let window = self
+                    .responder
+                    .write_window(&self.qp, env, h.stag, to, bytes.len())?;
+                window
+                    .copy_in(0, bytes)
+                    .map_err(|_| terminate::tagged(Violation::InvalidStag).into())
+            }
+        }
+    }
+
+    /// Where the segment's payload from `at` on goes: the next stretch and its length.
+    pub(super) fn window<'t>(
+        &mut self,
+        env: &Env<'t>,
+        segment: &Segment,
+        at: usize,
+    ) -> Result<(Window<'t>, usize), Refusal> {
+        let left = segment.len - at;
+        match (&segment.header, segment.opcode) {
+            (Header::Untagged(_), _) => self.responder.send_window(&self.qp, env, left),
+            (Header::Tagged(_), Opcode::ReadResponse) => {
+                let requester = &mut self.requester;
+                let window = requester.reads.window(&self.qp, env, &requester.sq, left);
+                window.map_err(|violation| self.sink_failed(violation))
+            }
+            (Header::Tagged(h), _) => {
+                let to = h.to.wrapping_add(at as u64);
+                Ok((
+                    self.responder.write_window(&self.qp, env, h.stag, to, left)?,
+                    left,
+                ))
+            }
+        }
+    }
+
+    /// So many bytes came there.
+    pub(super) fn placed(&mut self, segment: &Segment, n: usize) {
+        match (&segment.header, segment.opcode) {
+            (Header::Untagged(_), _) => self.responder.send_placed(n),
+            (Header::Tagged(_), Opcode::ReadResponse) => self.requester.reads.placed(n),
+            (Header::Tagged(_), _) => {}
+        }
+    }
+
+    /// The memory there is gone.
+    pub(super) fn place_failed(&mut self, segment: &Segment) -> Refusal {
+        match (&segment.header, segment.opcode) {
+            (Header::Untagged(_), _) => self.responder.fail_receive(),
+            (Header::Tagged(_), Opcode::ReadResponse) => self.sink_failed(Violation::InvalidStag),
+            (Header::Tagged(_), _) => terminate::tagged(Violation::InvalidStag).into(),
+        }
+    }
+
+    /// A Read's own sink is not what it was when the Read was posted: our request fails, not the peer's.
+    fn sink_failed(&mut self, violation: Violation) -> Refusal {
+        self.requester.fail_answer(WcStatus::LocProtErr);
+        terminate::tagged(violation).into()
+    }
+
+    /// The segment's payload is placed; the last one ends its message.
+    #[inline]
+    pub(super) fn end(&mut self, env: &mut Env<'_>, segment: &Segment) -> Result<(), Refusal> {
+        match (&segment.header, segment.opcode) {
+            (Header::Untagged(header), opcode) => self.responder.end_send(&self.qp, env, opcode, header),
+            (Header::Tagged(TaggedHeader { last, .. }), Opcode::ReadResponse) => match last {
+                true => self.answered(env),
+                false => Ok(()),
+            },
+            (Header::Tagged(header), _) => {
+                self.responder.end_write(env, header, segment.len);
+                Ok(())
+            }
+        }
+    }
+
+    fn answered(&mut self, env: &mut Env<'_>) -> Result<(), Refusal> {
+        env.counters.add(Counter::RxMessages, 1);
+        self.requester
+            .answered(&self.qp, env)
+            .map_err(|_| TerminateError::RdmapLocalCatastrophic.into())
+    }
+
+    /// Takes a message that consists of a fixed header.
+    fn control(
+        &mut self,
+        env: &mut Env<'_>,
+        opcode: Opcode,
+        header: &UntaggedHeader,
+        ulpdu: &[u8],
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        match opcode {
+            Opcode::ReadRequest => {
+                self.responder.answers.check(header)?;
+                let request = ReadRequest::parse(payload)?;
+                let asked = Asked::Read { request, sent: 0 };
+                self.accept(env, ulpdu, asked)
+                    .map_err(|error| Refusal::ReadRequest(error, request))
+            }
+            Opcode::AtomicRequest => {
+                self.responder.answers.check(header)?;
+                let request = AtomicRequest::parse(payload)?;
+                Ok(self.accept(env, ulpdu, Asked::Atomic(request))?)
+            }
+            Opcode::AtomicResponse => self.atomic_response(env, header, payload),
+            Opcode::Immediate | Opcode::ImmediateSolicited => {
+                let ImmediateData(octets) = ImmediateData::parse(payload)?;
+                self.responder.immediate(&self.qp, env, opcode, header, octets)
+            }
+            _ => self.terminated(header, payload),
+        }
+    }
+
+    fn accept(&mut self, env: &Env<'_>, ulpdu: &[u8], asked: Asked) -> Result<(), TerminateError> {
+        let header = *ulpdu
+            .first_chunk::<UNTAGGED_LEN>()
+            .ok_or(TerminateError::DdpLocalCatastrophic)?;
+        self.responder.answers.accept(&self.qp, env, header, asked)
+    }
+
+    fn atomic_response(
+        &mut self,
+        env: &mut Env<'_>,
+        header: &UntaggedHeader,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        if header.msn != self.response_msn {
+            return Err(TerminateError::DdpInvalidMsn.into());
+        }
+        let Some(Answer::Atomic(request_id)) = self.requester.reads.front().map(|p| p.answer) else {
+            return Err(TerminateError::DdpNoBuffer.into());
+        };
+        if header.mo != 0 {
+            return Err(TerminateError::DdpInvalidMo.into());
+        }
+        let response = AtomicResponse::parse(payload)?;
+        if response.request_id != request_id || !header.last {
+            return Err(TerminateError::RdmapOperation.into());
+        }
+        self.response_msn = self.response_msn.wrapping_add(1);
+        let requester = &mut self.requester;
+        requester
+            .reads
+            .place(&self.qp, env, &requester.sq, &response.original.to_ne_bytes())
+            .map_err(|violation| self.sink_failed(violation))?;
+        self.answered(env)
+    }
+
+    fn terminated(&self, header: &UntaggedHeader, payload: &[u8]) -> Result<(), Refusal> {
+        let parse = if self.silent {
+            Terminate::parse_at_startup
+        } else {
+            Terminate::parse
+        };
+        match parse(payload) {
+            Ok(terminate) if header.msn == 1 && header.mo == 0 && header.last => {
+                Err(Refusal::Terminated(Received::new(&terminate)))
+            }
+            _ => Err(Refusal::Silent),
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Scatter lists: where the bytes of a receive or a Read Response go.
+
+use super::Identity;
+use crate::env::Env;
+use crate::memory::{Need, Violation, Window};
+use urnic_device::wqe::Sge;
+
+/// A place in a scatter or gather list.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Cursor {
+    index: usize,
+    offset: u32,
+}
+
+impl Cursor {
+    /// The list's next stretch of at most `max` bytes, and the length of it; `None` behind the list's end. Empty
+    /// elements are passed over, their STag unseen (VRB-M-07).
+    #[inline]
+    pub(super) fn stretch(
+        &mut self,
+        list: &impl Fn(usize) -> Option<Sge>,
+        max: usize,
+    ) -> Option<(Sge, u64, usize)> {
+        loop {
+            let sge = list(self.index)?;
+            let left = sge.len.get().saturating_sub(self.offset);
+            if left > 0 {
+                let at = sge.offset.get().wrapping_add(self.offset.into());
+                return Some((sge, at, max.min(left as usize)));
+            }
+            *self = Cursor {
+                index: self.index + 1,
+                offset: 0,
+            };
+        }
+    }
+
+    /// Moves on within the stretch.
+    #[inline]
+    pub(super) fn advance(&mut self, n: usize) {
+        self.offset += n as u32;
+    }
+}
+
+/// Copies `bytes` to the list's next places.
+#[inline]
+pub(super) fn scatter(
+    qp: &Identity,
+    pd: u32,
+    env: &Env<'_>,
+    list: impl Fn(usize) -> Option<Sge>,
+    cursor: &mut Cursor,
+    bytes: &[u8],
+) -> Result<(), Violation> {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let (window, n) = window(qp, pd, env, &list, cursor, rest.len())?;
+        let (head, tail) = rest.split_at(n);
+        window.copy_in(0, head).map_err(|_| Violation::InvalidStag)?;
+        cursor.advance(n);
+        rest = tail;
+    }
+    Ok(())
+}
+
+/// The list's next place of at most `max` bytes, checked for writing, and its length.
+#[inline]
+pub(super) fn window<'t>(
+    qp: &Identity,
+    pd: u32,
+    env: &Env<'t>,
+    list: &impl Fn(usize) -> Option<Sge>,
+    cursor: &mut Cursor,
+    max: usize,
+) -> Result<(Window<'t>, usize), Violation> {
+    let (sge, at, n) = cursor.stretch(list, max).ok_or(Violation::Bounds)?;
+    let window = env
+        .memory
+        .check(sge.stag.get(), pd, qp.qid, at, n as u64, Need::LocalWrite)?;
+    Ok((window, n))
+}

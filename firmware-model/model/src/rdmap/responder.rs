@@ -1,0 +1,387 @@
+//! Messages from the peer: Sends and Immediates into receives, Writes into memory, requests into the queue of answers.
+
+use super::Identity;
+use super::answers::Answers;
+use super::completions::Completions;
+use super::placement::{self, Cursor};
+use super::terminate::{self, Received};
+use crate::counters::Counter;
+use crate::env::Env;
+use crate::memory::{InvalidateBy, Need, Violation, Window};
+use crate::queues::{BadWqe, CompletionQueue, Overflow, ReceiveSource, RecvWqe};
+use std::sync::Arc;
+use urnic_device::cqe::{Cqe, CqeFlags};
+use urnic_device::event::{Event, EventKind};
+use urnic_device::vocabulary::{Access, WcOpcode, WcStatus};
+use urnic_wire::ddp::{self, TaggedHeader, UntaggedHeader};
+use urnic_wire::rdmap::{ControlError, HeaderError, Opcode, PlacementError, ReadRequest, TerminateError};
+
+/// Longest message (RFC 5041 §5.2).
+const MAX_MESSAGE: u64 = u32::MAX as u64;
+
+/// Why a segment is not taken.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// It waits for a receive to be posted; nothing of it was taken.
+    Stall,
+    /// The peer is at fault, and is to be told.
+    Terminate(TerminateError),
+    /// The same in a Read Request, whose header goes along.
+    ReadRequest(TerminateError, ReadRequest),
+    /// The peer's Terminate makes no sense: end without a word (row RDM-T-08).
+    Silent,
+    /// It is the peer's Terminate.
+    Terminated(Received),
+    /// A completion queue is full.
+    Overflow,
+}
+
+macro_rules! told {
+    ($($error:ty),*) => { $(
+        impl From<$error> for Refusal {
+            fn from(error: $error) -> Refusal {
+                Refusal::Terminate(error.into())
+            }
+        }
+    )* };
+}
+told!(
+    TerminateError,
+    ddp::Error,
+    ControlError,
+    PlacementError,
+    HeaderError
+);
+
+/// The receive that a message fills.
+#[derive(Debug)]
+struct Receiving {
+    opcode: Opcode,
+    room: u64,
+    placed: u64,
+    cursor: Cursor,
+}
+
+/// The responding half of a queue pair.
+#[derive(Debug)]
+pub(super) struct Responder {
+    pub(super) rq: ReceiveSource,
+    pub(super) cq: Completions,
+    pub(super) answers: Answers,
+    /// The receive being filled.
+    wqe: RecvWqe,
+    receiving: Option<Receiving>,
+    /// How the receive being filled completes if it is flushed.
+    verdict: Option<WcStatus>,
+    /// MSN of the next message on queue 0.
+    pub(super) msn: u32,
+    /// An empty receive queue is waited for.
+    pub(super) stalls: bool,
+    /// It is until a receive was there.
+    pub(super) stalls_at_first: bool,
+    /// Immediate data of the Send that comes next.
+    announced: Option<[u8; 4]>,
+    /// Bytes of the last Write, and whether it has not ended.
+    written: u64,
+    writing: bool,
+}
+
+impl Responder {
+    pub(super) fn new(rq: ReceiveSource, cq: Arc<CompletionQueue>) -> Responder {
+        Responder {
+            rq,
+            cq: Completions::new(cq),
+            answers: Answers::new(),
+            wqe: RecvWqe::default(),
+            receiving: None,
+            verdict: None,
+            msn: 1,
+            stalls: false,
+            stalls_at_first: false,
+            announced: None,
+            written: 0,
+            writing: false,
+        }
+    }
+
+    /// Whether a message is partly received.
+    pub(super) fn is_within_message(&self) -> bool {
+        self.receiving.is_some()
+    }
+
+    /// As if so many bytes of the message that is being received had come.
+    #[cfg(test)]
+    pub(super) fn have_received(&mut self, bytes: u64) {
+        match &mut self.receiving {
+            Some(receiving) => receiving.placed = bytes,
+            None => self.written = bytes,
+        }
+    }
+
+    /// A Send that no program sent: the RTR (row EMPA-19).
+    pub(super) fn swallow(&mut self) {
+        self.msn = self.msn.wrapping_add(1);
+    }
+
+    /// Takes the next receive for a message.
+    #[inline]
+    fn take(&mut self, env: &mut Env<'_>, opcode: Opcode) -> Result<(), Refusal> {
+        match self.rq.take(&mut self.wqe, env.effects) {
+            Some(Ok(())) => {
+                self.stalls_at_first = false;
+                self.receiving = Some(Receiving {
+                    opcode,
+                    room: self.wqe.room(),
+                    placed: 0,
+                    cursor: Cursor::default(),
+                });
+                Ok(())
+            }
+            Some(Err(BadWqe { .. })) => {
+                self.receiving = Some(Receiving {
+                    opcode,
+                    room: 0,
+                    placed: 0,
+                    cursor: Cursor::default(),
+                });
+                self.verdict = Some(WcStatus::LocQpOpErr);
+                Err(TerminateError::DdpLocalCatastrophic.into())
+            }
+            None if self.stalls || self.stalls_at_first => Err(Refusal::Stall),
+            None => {
+                tracing::debug!(taken = self.rq.taken(), "a Send finds no receive posted");
+                Err(TerminateError::DdpNoBuffer.into())
+            }
+        }
+    }
+
+    /// Checks a segment of a Send with `len` bytes of payload (row DDP-V-15: MSN, buffer, MO, length).
+    #[inline]
+    pub(super) fn begin_send(
+        &mut self,
+        env: &mut Env<'_>,
+        opcode: Opcode,
+        header: &UntaggedHeader,
+        len: usize,
+    ) -> Result<(), Refusal> {
+        if header.msn != self.msn {
+            return Err(TerminateError::DdpInvalidMsn.into());
+        }
+        if self.receiving.is_none() {
+            self.take(env, opcode)?;
+        }
+        let Some(receiving) = &self.receiving else {
+            return Err(TerminateError::DdpNoBuffer.into());
+        };
+        if receiving.opcode != opcode {
+            return Err(TerminateError::RdmapUnexpectedOpcode.into());
+        }
+        // The lower layer delivers in order, so there are no gaps (row DDP-S-08).
+        let mo = u64::from(header.mo);
+        if mo != receiving.placed {
+            return Err(TerminateError::DdpInvalidMo.into());
+        }
+        if mo + len as u64 > receiving.room.min(MAX_MESSAGE) {
+            self.verdict = Some(WcStatus::LocLenErr);
+            return Err(TerminateError::DdpTooLong.into());
+        }
+        Ok(())
+    }
+
+    /// Places bytes of the Send that was checked.
+    #[inline]
+    pub(super) fn place_send(&mut self, qp: &Identity, env: &Env<'_>, bytes: &[u8]) -> Result<(), Refusal> {
+        let Some(receiving) = &mut self.receiving else {
+            return Err(TerminateError::DdpNoBuffer.into());
+        };
+        let sges = self.wqe.sges();
+        let list = |n: usize| sges.get(n).copied();
+        let pd = self.rq.pd(qp.pd);
+        if placement::scatter(qp, pd, env, list, &mut receiving.cursor, bytes).is_err() {
+            return Err(self.fail_receive());
+        }
+        receiving.placed += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Where the next bytes of it go, at most `max`.
+    pub(super) fn send_window<'t>(
+        &mut self,
+        qp: &Identity,
+        env: &Env<'t>,
+        max: usize,
+    ) -> Result<(Window<'t>, usize), Refusal> {
+        let Some(receiving) = &mut self.receiving else {
+            return Err(TerminateError::DdpNoBuffer.into());
+        };
+        let sges = self.wqe.sges();
+        let list = |n: usize| sges.get(n).copied();
+        let window = placement::window(qp, self.rq.pd(qp.pd), env, &list, &mut receiving.cursor, max);
+        window.map_err(|_| self.fail_receive())
+    }
+
+    /// So many bytes came there.
+    pub(super) fn send_placed(&mut self, n: usize) {
+        if let Some(receiving) = &mut self.receiving {
+            receiving.cursor.advance(n);
+            receiving.placed += n as u64;
+        }
+    }
+
+    /// The memory of the receive being filled is gone, or not what the receive says.
+    pub(super) fn fail_receive(&mut self) -> Refusal {
+        self.verdict = Some(WcStatus::LocProtErr);
+        TerminateError::DdpLocalCatastrophic.into()
+    }
+
+    /// A segment of a Send is placed; the last one delivers it.
+    #[inline]
+    pub(super) fn end_send(
+        &mut self,
+        qp: &Identity,
+        env: &mut Env<'_>,
+        opcode: Opcode,
+        header: &UntaggedHeader,
+    ) -> Result<(), Refusal> {
+        if !header.last {
+            return Ok(());
+        }
+        // No more than `MAX_MESSAGE`, by `begin_send`.
+        let placed = self.receiving.as_ref().map_or(0, |r| r.placed) as u32;
+        let mut cqe = qp.cqe(self.wqe.cookie, WcOpcode::Recv, WcStatus::Success);
+        cqe.byte_len = placed.into();
+        let mut flags = CqeFlags::empty();
+        if opcode.invalidates() {
+            // All segments of a message name the same one (RFC 5041 §4.3). That of the last one counts.
+            let stag = header.rsvd_ulp_word;
+            env.memory
+                .invalidate(stag, qp.pd, qp.qid, InvalidateBy::Peer)
+                .map_err(terminate::invalidation)?;
+            cqe.extra = stag.to_ne_bytes();
+            flags |= CqeFlags::WITH_INV;
+        } else if let Some(immediate) = self.announced.take() {
+            cqe.extra = immediate;
+            flags |= CqeFlags::WITH_IMM;
+        }
+        self.deliver(env, cqe, flags, opcode.solicited())
+    }
+
+    /// An Immediate Data message (RFC 7306 §6) with these bytes.
+    pub(super) fn immediate(
+        &mut self,
+        qp: &Identity,
+        env: &mut Env<'_>,
+        opcode: Opcode,
+        header: &UntaggedHeader,
+        octets: [u8; 8],
+    ) -> Result<(), Refusal> {
+        let [a, b, c, d, rest @ ..] = octets;
+        if header.msn != self.msn || self.receiving.is_some() {
+            return Err(TerminateError::DdpInvalidMsn.into());
+        }
+        if header.mo != 0 {
+            return Err(TerminateError::DdpInvalidMo.into());
+        }
+        if !header.last {
+            return Err(TerminateError::DdpTooLong.into());
+        }
+        if rest == super::requester::WITH_NEXT_SEND && self.announced.is_none() {
+            self.announced = Some([a, b, c, d]);
+            self.msn = self.msn.wrapping_add(1);
+            return Ok(());
+        }
+        self.take(env, opcode)?;
+        let mut cqe = qp.cqe(self.wqe.cookie, WcOpcode::RecvRdmaWithImm, WcStatus::Success);
+        // No more than `MAX_MESSAGE`, by `begin_write`.
+        cqe.byte_len = (self.written as u32).into();
+        cqe.extra = [a, b, c, d];
+        self.deliver(env, cqe, CqeFlags::WITH_IMM, opcode.solicited())
+    }
+
+    #[inline]
+    fn deliver(
+        &mut self,
+        env: &mut Env<'_>,
+        mut cqe: Cqe,
+        mut flags: CqeFlags,
+        solicited: bool,
+    ) -> Result<(), Refusal> {
+        if solicited {
+            flags |= CqeFlags::SOLICITED;
+        }
+        cqe.flags = flags.bits();
+        self.receiving = None;
+        self.written = 0;
+        self.msn = self.msn.wrapping_add(1);
+        env.counters.add(Counter::RxMessages, 1);
+        self.cq.push(cqe, env).map_err(|Overflow| Refusal::Overflow)
+    }
+
+    /// Where `len` bytes of a Write at `to` go.
+    #[inline]
+    pub(super) fn write_window<'t>(
+        &self,
+        qp: &Identity,
+        env: &Env<'t>,
+        stag: u32,
+        to: u64,
+        len: usize,
+    ) -> Result<Window<'t>, Refusal> {
+        env.memory
+            .check(stag, qp.pd, qp.qid, to, len as u64, Need::RemoteWrite)
+            .and_then(|window| match qp.access.contains(Access::REMOTE_WRITE) {
+                true => Ok(window),
+                false => Err(Violation::AccessRights),
+            })
+            .map_err(|violation| terminate::tagged(violation).into())
+    }
+
+    /// Checks the length of a Write with another segment of `len` bytes. RFC 5041 §7.2 has no code for a tagged message that is too
+    /// long: it is one that leaves whatever buffer it can be for.
+    #[inline]
+    pub(super) fn begin_write(&self, len: usize) -> Result<(), Refusal> {
+        let before = if self.writing { self.written } else { 0 };
+        match before + len as u64 <= MAX_MESSAGE {
+            true => Ok(()),
+            false => Err(TerminateError::DdpBaseOrBounds.into()),
+        }
+    }
+
+    /// A segment of a Write with `len` bytes is placed.
+    #[inline]
+    pub(super) fn end_write(&mut self, env: &Env<'_>, header: &TaggedHeader, len: usize) {
+        let before = if self.writing { self.written } else { 0 };
+        self.written = before + len as u64;
+        self.writing = !header.last;
+        if header.last {
+            env.counters.add(Counter::RxMessages, 1);
+        }
+    }
+
+    /// Completes all posted receives in error, in order. What is posted to a shared queue belongs to nobody yet.
+    pub(super) fn flush(&mut self, qp: &Identity, env: &mut Env<'_>) -> Result<(), Overflow> {
+        self.answers.clear();
+        if self.receiving.take().is_some() {
+            self.fail(qp, env)?;
+        }
+        if let ReceiveSource::Own(_) = self.rq {
+            while self.rq.take(&mut self.wqe, env.effects).is_some() {
+                self.fail(qp, env)?;
+            }
+        }
+        self.cq.flush(env)
+    }
+
+    /// Whether the last entry of a shared queue that this queue pair takes is taken: an event says so once.
+    pub(super) fn note_last_wqe(&self, qp: &Identity, env: &mut Env<'_>) {
+        if let ReceiveSource::Shared(_) = self.rq {
+            env.effects.event(Event::new(EventKind::LastWqe, qp.qid));
+        }
+    }
+
+    fn fail(&mut self, qp: &Identity, env: &mut Env<'_>) -> Result<(), Overflow> {
+        let status = self.verdict.take().unwrap_or(WcStatus::WrFlushErr);
+        let cqe = qp.cqe(self.wqe.cookie, WcOpcode::Recv, status);
+        self.cq.push(cqe, env)
+    }
+}

@@ -1,0 +1,240 @@
+//! Queues from the driver's side.
+
+use super::host::{Anywhere, Block};
+use crate::host::Record;
+use crate::queues::{CompletionQueue, ReceiveQueue, SharedReceiveQueue};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use urnic_device::cqe::{CQE_LEN, Cqe, PHASE};
+use urnic_device::record::{CqRecord, QueueRecord};
+use urnic_device::vocabulary::Access;
+use urnic_device::wqe::{
+    AtomicOperands, BLOCK_LEN, BindOperands, MAX_SGE, OPERANDS, Opcode, RecvHeader, SendFlags, SendHeader,
+    Sge, blocks,
+};
+use zerocopy::IntoBytes;
+
+/// A completion queue from the program's side.
+#[derive(Debug)]
+pub(crate) struct Cq {
+    ring: Block,
+    record: Block,
+    log_size: u32,
+    consumer: u32,
+    pub(crate) queue: Arc<CompletionQueue>,
+}
+
+impl Cq {
+    pub(super) fn new(id: u32, log_size: u32) -> Cq {
+        let ring = Block::new(CQE_LEN << log_size);
+        let record = Block::new(size_of::<CqRecord>());
+        let device = Record::new(&Anywhere, record.iova()).unwrap();
+        let queue = CompletionQueue::new(id, 0, ring.mapping(CQE_LEN << log_size), device, log_size, None);
+        Cq {
+            ring,
+            record,
+            log_size,
+            consumer: 0,
+            queue: Arc::new(queue),
+        }
+    }
+
+    pub(crate) fn poll(&mut self) -> Option<Cqe> {
+        let at = (self.consumer & ((1 << self.log_size) - 1)) as usize * CQE_LEN;
+        let phase = !(self.consumer >> self.log_size) & 1;
+        let ring = self.ring.mapping(CQE_LEN << self.log_size);
+        if ring.word(at + PHASE).load(Ordering::Acquire) & 1 != phase {
+            return None;
+        }
+        let cqe = ring.read(at);
+        self.consumer = self.consumer.wrapping_add(1);
+        self.record
+            .mapping(64)
+            .word(0)
+            .store(self.consumer, Ordering::Release);
+        Some(cqe)
+    }
+}
+
+/// A work request of a test.
+#[derive(Debug, Clone)]
+pub(crate) struct Work {
+    header: SendHeader,
+    sges: Vec<Sge>,
+    inline: Option<Vec<u8>>,
+    operands: Vec<u8>,
+}
+
+impl Work {
+    pub(crate) fn new(opcode: Opcode, cookie: u64) -> Work {
+        let header = SendHeader {
+            opcode: opcode as u8,
+            flags: SendFlags::SIGNALED.bits(),
+            cookie: cookie.into(),
+            ..SendHeader::default()
+        };
+        Work {
+            header,
+            sges: Vec::new(),
+            inline: None,
+            operands: Vec::new(),
+        }
+    }
+
+    pub(crate) fn send(cookie: u64) -> Work {
+        Work::new(Opcode::Send, cookie)
+    }
+
+    pub(crate) fn write(cookie: u64, stag: u32, to: u64) -> Work {
+        Work::new(Opcode::Write, cookie).to(stag, to)
+    }
+
+    pub(crate) fn read(cookie: u64, stag: u32, to: u64) -> Work {
+        Work::new(Opcode::Read, cookie).to(stag, to)
+    }
+
+    pub(crate) fn to(mut self, stag: u32, to: u64) -> Work {
+        self.header.stag = stag.into();
+        self.header.remote_offset = to.into();
+        self
+    }
+
+    pub(crate) fn flags(mut self, flags: SendFlags) -> Work {
+        self.header.flags |= flags.bits();
+        self
+    }
+
+    pub(crate) fn unsignaled(mut self) -> Work {
+        self.header.flags &= !SendFlags::SIGNALED.bits();
+        self
+    }
+
+    pub(crate) fn sge(mut self, sge: Sge) -> Work {
+        self.sges.push(sge);
+        self
+    }
+
+    pub(crate) fn inline(mut self, bytes: &[u8]) -> Work {
+        self.inline = Some(bytes.to_vec());
+        self.flags(SendFlags::INLINE)
+    }
+
+    pub(crate) fn immediate(mut self, immediate: [u8; 4]) -> Work {
+        self.header.immediate = immediate;
+        self
+    }
+
+    pub(crate) fn atomic(mut self, compare_add: u64, swap: u64) -> Work {
+        let operands = AtomicOperands {
+            compare_add: compare_add.into(),
+            swap: swap.into(),
+        };
+        self.operands = operands.as_bytes().to_vec();
+        self
+    }
+
+    pub(crate) fn bind(mut self, operands: BindOperands) -> Work {
+        self.operands = operands.as_bytes().to_vec();
+        self
+    }
+
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let mut operands = self.operands.clone();
+        operands.extend_from_slice(self.sges.as_bytes());
+        operands.extend_from_slice(self.inline.as_deref().unwrap_or_default());
+        let mut header = self.header;
+        header.num_sge = self.sges.len() as u8;
+        header.inline_len = self.inline.as_ref().map_or(0, |i| i.len() as u32).into();
+        header.blocks = blocks(operands.len()) as u8;
+        let mut bytes = header.as_bytes().to_vec();
+        assert_eq!(bytes.len(), OPERANDS);
+        bytes.extend_from_slice(&operands);
+        bytes.resize(usize::from(header.blocks) * BLOCK_LEN, 0);
+        bytes
+    }
+}
+
+/// How a queue pair of a test is made.
+#[derive(Debug, Clone)]
+pub(crate) struct Shape {
+    pub(crate) qid: u32,
+    pub(crate) sq_log: u32,
+    pub(crate) rq_log: u32,
+    pub(crate) cq_log: u32,
+    pub(crate) access: Access,
+    pub(crate) extensions: bool,
+    pub(crate) shared: Option<Arc<SharedReceiveQueue>>,
+}
+
+impl Default for Shape {
+    fn default() -> Shape {
+        Shape {
+            qid: 7,
+            sq_log: 8,
+            rq_log: 8,
+            cq_log: 9,
+            access: Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
+            extensions: true,
+            shared: None,
+        }
+    }
+}
+
+const RQ_STRIDE_LOG: u32 = 10;
+
+/// A receive queue from the driver's side.
+#[derive(Debug)]
+pub(crate) struct Receives {
+    ring: Block,
+    record: Rc<Block>,
+    log_size: u32,
+    producer: u32,
+}
+
+impl Receives {
+    pub(crate) fn new(log_size: u32) -> (Receives, ReceiveQueue) {
+        let record = Rc::new(Block::new(size_of::<QueueRecord>()));
+        Receives::with_record(log_size, record)
+    }
+
+    pub(super) fn with_record(log_size: u32, record: Rc<Block>) -> (Receives, ReceiveQueue) {
+        let ring = Block::new(1 << (log_size + RQ_STRIDE_LOG));
+        let device = Arc::new(Record::new(&Anywhere, record.iova()).unwrap());
+        let mapping = ring.mapping(1 << (log_size + RQ_STRIDE_LOG));
+        let queue = ReceiveQueue::new(mapping, device, log_size, RQ_STRIDE_LOG);
+        (
+            Receives {
+                ring,
+                record,
+                log_size,
+                producer: 0,
+            },
+            queue,
+        )
+    }
+
+    pub(crate) fn post(&mut self, cookie: u64, sges: &[Sge]) {
+        let at = ((self.producer & ((1 << self.log_size) - 1)) as usize) << RQ_STRIDE_LOG;
+        let ring = self.ring.mapping(1 << (self.log_size + RQ_STRIDE_LOG));
+        ring.write(at, &RecvHeader::new(cookie, sges.len() as u16));
+        ring.copy_in(at + size_of::<RecvHeader>(), sges.as_bytes());
+        self.producer = self.producer.wrapping_add(1);
+        self.record
+            .mapping(128)
+            .word(4)
+            .store(self.producer, Ordering::Release);
+    }
+
+    /// Posts one whose header claims more elements than there can be.
+    pub(crate) fn post_malformed(&mut self, cookie: u64) {
+        let at = ((self.producer & ((1 << self.log_size) - 1)) as usize) << RQ_STRIDE_LOG;
+        let ring = self.ring.mapping(1 << (self.log_size + RQ_STRIDE_LOG));
+        ring.write(at, &RecvHeader::new(cookie, MAX_SGE as u16 + 1));
+        self.producer = self.producer.wrapping_add(1);
+        self.record
+            .mapping(128)
+            .word(4)
+            .store(self.producer, Ordering::Release);
+    }
+}

@@ -1,0 +1,163 @@
+//! The Terminate: what an error says to the peer, and what the peer's means here (RFC 5040 §4.8, §5.4, §7).
+
+use crate::memory::{InvalidateError, Violation};
+use urnic_device::vocabulary::WcStatus;
+use urnic_wire::ddp::{Header, UntaggedHeader};
+use urnic_wire::rdmap::{Control, Opcode, QN_READ_REQUEST, QN_SEND, QN_TERMINATE, Terminate, TerminateError};
+
+/// Bytes of the Terminate Control field.
+const CONTROL_LEN: usize = 4;
+
+/// A Terminate to send, as its payload.
+#[derive(Debug, Clone)]
+pub(super) struct Outgoing {
+    octets: [u8; Terminate::MAX_LEN],
+    len: usize,
+}
+
+impl Outgoing {
+    pub(super) fn new(terminate: &Terminate<'_>) -> Outgoing {
+        let mut octets = [0; Terminate::MAX_LEN];
+        let len = terminate.emit(&mut octets);
+        Outgoing { octets, len }
+    }
+
+    /// One without headers, by its control word: start-up's errors (RFC 6581 §9).
+    pub(super) fn from_control(control: u32) -> Outgoing {
+        let mut octets = [0; Terminate::MAX_LEN];
+        octets[..CONTROL_LEN].copy_from_slice(&(control & 0xffff_0000).to_be_bytes());
+        Outgoing {
+            octets,
+            len: CONTROL_LEN,
+        }
+    }
+
+    /// The control word, in host order.
+    pub(super) fn control(&self) -> u32 {
+        let [a, b, c, d, ..] = self.octets;
+        u32::from_be_bytes([a, b, c, d])
+    }
+
+    pub(super) fn payload(&self) -> &[u8] {
+        &self.octets[..self.len]
+    }
+
+    /// The DDP header before it: the only message of queue 2.
+    pub(super) fn header() -> UntaggedHeader {
+        UntaggedHeader {
+            last: true,
+            rsvd_ulp: Control::from(Opcode::Terminate).octet(),
+            rsvd_ulp_word: 0,
+            qn: QN_TERMINATE,
+            msn: 1,
+            mo: 0,
+        }
+    }
+}
+
+/// Which message of ours the peer complains about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Culprit {
+    /// The Send or Immediate with this MSN on queue 0.
+    Send(u32),
+    /// The Read or atomic with this MSN on queue 1.
+    Request(u32),
+    /// A Write that covers this place.
+    Write { stag: u32, to: u64 },
+}
+
+/// A Terminate received.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Received {
+    /// Its control word, as it should have been sent.
+    pub(super) control: u32,
+    /// What it means for the request that it complains about; `None`: it complains about the stream.
+    pub(super) status: Option<WcStatus>,
+    /// Whether a receive buffer was missing.
+    pub(super) no_buffer: bool,
+    /// The request, if it names one.
+    pub(super) culprit: Option<Culprit>,
+}
+
+impl Received {
+    pub(super) fn new(terminate: &Terminate<'_>) -> Received {
+        let bit = |set: bool, mask: u32| if set { mask } else { 0 };
+        let control = u32::from(terminate.layer) << 28
+            | u32::from(terminate.etype & 0xf) << 24
+            | u32::from(terminate.code) << 16
+            | bit(terminate.segment_length.is_some(), 0x8000)
+            | bit(terminate.ddp_header.is_some(), 0x4000)
+            | bit(terminate.read_request.is_some(), 0x2000);
+        Received {
+            control,
+            status: status(terminate),
+            no_buffer: terminate.error() == Some(TerminateError::DdpNoBuffer),
+            culprit: terminate.ddp_header.and_then(culprit),
+        }
+    }
+}
+
+/// How the request at fault completes.
+fn status(terminate: &Terminate<'_>) -> Option<WcStatus> {
+    use TerminateError as E;
+    Some(match (terminate.layer, terminate.etype, terminate.error()) {
+        (0, 1, _) => WcStatus::RemAccessErr,
+        (0, 2, Some(E::RdmapVersion | E::RdmapUnexpectedOpcode)) => WcStatus::RemInvReqErr,
+        (0, _, _) => WcStatus::RemOpErr,
+        (1, 1, Some(E::DdpTaggedVersion)) => WcStatus::RemInvReqErr,
+        (1, 1, _) => WcStatus::RemAccessErr,
+        (1, 2, Some(E::DdpNoBuffer)) => WcStatus::RemOpErr,
+        (1, 2, _) => WcStatus::RemInvReqErr,
+        (1, 0, _) => WcStatus::RemOpErr,
+        // LLP errors (also under the etype 3 that RFC 5041 reserves for them) and what no RFC knows.
+        _ => return None,
+    })
+}
+
+fn culprit(header: &[u8]) -> Option<Culprit> {
+    let (header, _) = Header::parse(header).ok()?;
+    match header {
+        Header::Untagged(h) if h.qn == QN_SEND => Some(Culprit::Send(h.msn)),
+        Header::Untagged(h) if h.qn == QN_READ_REQUEST => Some(Culprit::Request(h.msn)),
+        Header::Tagged(h) => match Control::parse(h.rsvd_ulp).ok()?.opcode {
+            Opcode::Write => Some(Culprit::Write {
+                stag: h.stag,
+                to: h.to,
+            }),
+            _ => None,
+        },
+        Header::Untagged(_) => None,
+    }
+}
+
+/// The error of a tagged segment (RFC 5041 §7.2). DDP has no code for a missing right; RDMAP has (row DDP-V-14).
+pub(super) fn tagged(violation: Violation) -> TerminateError {
+    match violation {
+        Violation::InvalidStag => TerminateError::DdpInvalidStag,
+        Violation::NotAssociated => TerminateError::DdpStagNotAssociated,
+        Violation::Wrap => TerminateError::DdpToWrap,
+        Violation::Bounds => TerminateError::DdpBaseOrBounds,
+        Violation::AccessRights => TerminateError::RdmapAccessRights,
+    }
+}
+
+/// The error of the source of a Read, or of the target of an atomic (RFC 5040 §7.2).
+pub(super) fn source(violation: Violation) -> TerminateError {
+    match violation {
+        Violation::InvalidStag => TerminateError::RdmapInvalidStag,
+        Violation::NotAssociated => TerminateError::RdmapStagNotAssociated,
+        Violation::Wrap => TerminateError::RdmapToWrap,
+        Violation::Bounds => TerminateError::RdmapBaseOrBounds,
+        Violation::AccessRights => TerminateError::RdmapAccessRights,
+    }
+}
+
+/// The error of a Send that was to invalidate a STag (row RDM-S-04).
+pub(super) fn invalidation(error: InvalidateError) -> TerminateError {
+    match error {
+        InvalidateError::NotAssociated => TerminateError::RdmapProtectedFromInvalidate,
+        InvalidateError::InvalidStag | InvalidateError::Shared | InvalidateError::Bound => {
+            TerminateError::RdmapCannotInvalidate
+        }
+    }
+}

@@ -1,0 +1,799 @@
+//! RDMAP's rows: messages, Reads, Sends, the Terminate, order.
+
+use super::rig::*;
+use super::vector;
+use crate::counters::Counter;
+use crate::memory::Need;
+use crate::rdmap::Attachment;
+use urnic_device::cqe::CqeFlags;
+use urnic_device::event::QpFault;
+use urnic_device::vocabulary::{Access, QpState, WcOpcode, WcStatus};
+use urnic_device::wqe::{Opcode, SendFlags};
+use urnic_wire::crc::crc32c;
+use urnic_wire::rdmap::TerminateError;
+
+const SUCCESS: WcStatus = WcStatus::Success;
+const FLUSHED: WcStatus = WcStatus::WrFlushErr;
+
+fn with_receive(len: usize) -> (Scripted, Region) {
+    let mut peer = Scripted::new();
+    let region = peer.node.region(len, everything());
+    peer.node.post_recv(1, &[region.sge(0, len)]);
+    (peer, region)
+}
+
+/// An engine that hears this, and the Terminate that it answers with.
+fn answer_to(mut peer: Scripted, ulpdu: &[u8]) -> Vec<u8> {
+    peer.say_ulpdu(ulpdu);
+    peer.terminate()
+}
+
+#[test]
+fn rdm_c_01_control_octets_of_every_message() {
+    let mut peer = Scripted::new();
+    let region = peer.node.region(64, everything());
+    let sink = region.sge(0, 8);
+    let works = [
+        (Work::send(0), 0x4143),
+        (Work::send(0).flags(SendFlags::SOLICITED), 0x4145),
+        (Work::new(Opcode::SendInv, 0).to(0x1122_3344, 0), 0x4144),
+        (
+            Work::new(Opcode::SendInv, 0)
+                .to(0x1122_3344, 0)
+                .flags(SendFlags::SOLICITED),
+            0x4146,
+        ),
+        (Work::write(0, 1, 0), 0xc140),
+        (Work::read(0, 1, 0).sge(sink), 0x4141),
+        (
+            Work::new(Opcode::FetchAdd, 0).to(1, 0).atomic(1, 0).sge(sink),
+            0x414a,
+        ),
+    ];
+    for (work, expected) in works {
+        peer.node.post(&work);
+        let ulpdus = peer.heard_ulpdus();
+        let control = u16::from_be_bytes([ulpdus[0][0], ulpdus[0][1]]);
+        assert_eq!(control, expected, "{work:?}");
+        let invalidates = matches!(expected, 0x4144 | 0x4146);
+        if ulpdus[0][0] & 0x80 == 0 {
+            // RDM-C-02: the word is zero where nothing is invalidated.
+            assert_eq!(be32(&ulpdus[0][2..]), if invalidates { 0x1122_3344 } else { 0 });
+        }
+    }
+}
+
+#[test]
+fn rdm_c_01_reserved_bits_are_ignored() {
+    let (mut peer, _) = with_receive(64);
+    peer.say_ulpdu(&untagged(0x41, 0x43 | 0x30, 0, 0, 1, 0, b"hi"));
+    assert_eq!(peer.node.received(), [(1, SUCCESS, 2)]);
+}
+
+#[test]
+fn rdm_c_02_invalidate_word_of_a_plain_send_is_ignored() {
+    let (mut peer, region) = with_receive(64);
+    peer.say_ulpdu(&untagged(0x41, 0x43, region.stag, 0, 1, 0, b"hi"));
+    let cqe = peer.node.recv_cq.poll().unwrap();
+    assert_eq!(cqe.flags, 0);
+    let (memory, pd) = (&peer.node.memory, peer.node.pd);
+    assert!(
+        memory
+            .check(region.stag, pd, 7, region.base, 8, Need::RemoteWrite)
+            .is_ok()
+    );
+}
+
+#[test]
+fn rdm_s_vectors_of_the_send_family() {
+    for (opcode, flags, name) in [
+        (Opcode::Send, SendFlags::empty(), "F-SEND-hello"),
+        (Opcode::Send, SendFlags::SOLICITED, "F-SENDSE-hello"),
+        (Opcode::SendInv, SendFlags::empty(), "F-SENDINV-hello"),
+        (Opcode::SendInv, SendFlags::SOLICITED, "F-SENDSEINV-hello"),
+    ] {
+        let mut peer = Scripted::new();
+        let source = peer.node.filled(b"hello");
+        peer.node.post(
+            &Work::new(opcode, 1)
+                .to(0x1122_3344, 0)
+                .flags(flags)
+                .sge(source.sge(0, 5)),
+        );
+        assert_eq!(peer.heard(), vector(name));
+    }
+}
+
+#[test]
+fn rdm_w_01_a_write_is_not_delivered_and_gathers() {
+    let mut pair = Pair::new();
+    let (left, right) = (pair.a.filled(b"abcdefgh"), pair.b.region(16, everything()));
+    let work = Work::write(1, right.stag, right.base + 2)
+        .sge(left.sge(6, 2))
+        .sge(left.sge(0, 0))
+        .sge(left.sge(0, 3));
+    pair.b.post_recv(1, &[right.sge(0, 16)]);
+    pair.a.post(&work);
+    pair.run_now();
+    assert_eq!(right.bytes()[..8], *b"\0\0ghabc\0");
+    assert_eq!(pair.a.sent(), [(1, SUCCESS)]);
+    assert!(pair.b.received().is_empty() && pair.b.sent().is_empty());
+}
+
+#[test]
+fn rdm_w_02_a_send_tells_that_earlier_writes_are_placed() {
+    let mut pair = Pair::new();
+    let len = 300_000;
+    let (left, right) = (pair.a.filled(&pattern(len)), pair.b.region(len, everything()));
+    pair.b.post_recv(1, &[]);
+    pair.a
+        .post(&Work::write(1, right.stag, right.base).sge(left.sge(0, len)));
+    pair.a.post(&Work::send(2));
+    while pair.b.recv_cq.poll().is_none() {
+        assert!(pair.step());
+    }
+    assert!(right.bytes() == pattern(len));
+}
+
+#[test]
+fn rdm_r_01_read_request() {
+    let mut peer = Scripted::new();
+    let sink = peer.node.region(4096, everything());
+    peer.node
+        .post(&Work::read(1, 0x200, 0x7f00_0000_2000).sge(sink.sge(0, 4096)));
+    let mut expected = vector("F-RREQ-4096");
+    // The sink is ours to name.
+    expected[20..24].copy_from_slice(&sink.stag.to_be_bytes());
+    expected[24..32].copy_from_slice(&sink.base.to_be_bytes());
+    let crc = crc32c(&expected[..48]);
+    expected[48..].copy_from_slice(&crc.to_le_bytes());
+    assert_eq!(peer.heard(), expected);
+    peer.say_ulpdu(&tagged(0x81, 0x42, sink.stag, sink.base, &pattern(4096)[..1000]));
+    assert!(peer.node.sent().is_empty());
+    peer.say_ulpdu(&tagged(
+        0xc1,
+        0x42,
+        sink.stag,
+        sink.base + 1000,
+        &pattern(4096)[1000..],
+    ));
+    let cqe = peer.node.send_cq.poll().unwrap();
+    assert_eq!(
+        (status(&cqe), opcode(&cqe), cqe.byte_len.get()),
+        (SUCCESS, WcOpcode::RdmaRead, 4096)
+    );
+    assert!(sink.bytes() == pattern(4096));
+}
+
+#[test]
+fn rdm_r_02_response_carries_the_sink_back_uninterpreted() {
+    let mut peer = Scripted::new();
+    let source = peer.node.filled(b"abcd");
+    peer.say_ulpdu(&read_request(
+        1,
+        (0x100, 0x7f00_0000_1000),
+        4,
+        (source.stag, source.base),
+    ));
+    assert_eq!(peer.heard(), vector("F-RRESP-abcd"));
+    // Also where it wraps, and for zero length.
+    peer.say_ulpdu(&read_request(2, (0x77, u64::MAX), 0, (0, 0)));
+    assert_eq!(peer.heard_ulpdus(), [tagged(0xc1, 0x42, 0x77, u64::MAX, b"")]);
+}
+
+#[test]
+fn rdm_r_03_a_read_of_nothing_is_not_validated() {
+    let mut peer = Scripted::new();
+    peer.say(&vector("F-RREQ0-RTR"));
+    assert_eq!(peer.heard(), vector("F-RRESP0"));
+    // siw names sink STag 0, and compares it even at zero length (conformance 12.1).
+    let mut siw = Scripted::new();
+    siw.say(&vector("F-RREQ0-RTR-siw"));
+    assert_eq!(siw.heard_ulpdus(), [tagged(0xc1, 0x42, 0, 0, b"")]);
+    peer.say_ulpdu(&read_request(2, (1, 0), 0, (0xdead_beef, u64::MAX)));
+    assert_eq!(peer.heard_ulpdus().len(), 1);
+}
+
+#[test]
+fn rdm_r_04_and_o_05_responses_in_request_order() {
+    let mut peer = Scripted::new();
+    let source = peer.node.filled(&pattern(10_000));
+    for msn in 1..=16u32 {
+        let size = (msn * 613) % 9_000;
+        peer.say_ulpdu(&read_request(msn, (msn, 0), size, (source.stag, source.base)));
+    }
+    let mut stags: Vec<u32> = peer.heard_ulpdus().iter().map(|u| be32(&u[2..])).collect();
+    stags.dedup();
+    assert_eq!(stags, (1..=16).collect::<Vec<_>>());
+    assert!(peer.node.received().is_empty() && peer.node.sent().is_empty());
+}
+
+#[test]
+fn rdm_r_05_and_vrb_r_01_outstanding_reads_never_exceed_ord() {
+    let mut peer = Scripted::with(
+        &Shape::default(),
+        Attachment {
+            ord: 2,
+            ..agreed(true)
+        },
+    );
+    let sink = peer.node.region(64, everything());
+    for n in 0..5u64 {
+        peer.node.post(&Work::read(n, 5, 0).sge(sink.sge(n as usize, 1)));
+    }
+    assert_eq!(peer.heard_ulpdus().len(), 2);
+    for n in 0..3 {
+        peer.say_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base + n, b"x"));
+        assert_eq!(
+            peer.heard_ulpdus().len(),
+            1,
+            "the next goes out when one is answered"
+        );
+        assert_eq!(peer.node.sent(), [(n, SUCCESS)]);
+    }
+    peer.say_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base + 3, b"x"));
+    assert!(peer.heard().is_empty());
+}
+
+#[test]
+fn rdm_r_06_one_request_more_than_ird() {
+    let mut peer = Scripted::with(
+        &Shape::default(),
+        Attachment {
+            ird: 2,
+            ..agreed(true)
+        },
+    );
+    let source = peer.node.filled(&pattern(1 << 20));
+    peer.wire.set_capacity(0, 0);
+    for msn in 1..=2 {
+        peer.say_unheard(&fpdu_of(&read_request(
+            msn,
+            (1, 0),
+            1 << 20,
+            (source.stag, source.base),
+        )));
+    }
+    let third = read_request(3, (1, 0), 64, (source.stag, source.base));
+    peer.say_unheard(&fpdu_of(&third));
+    peer.wire.set_capacity(0, 1 << 20);
+    let ulpdus = peer.heard_ulpdus();
+    let terminate = ulpdus.last().unwrap();
+    assert_eq!(terminate[18..24], hex("1202c000 002e"));
+    assert_eq!(terminate[24..42], third[..18]);
+}
+
+#[test]
+fn rdm_r_07_a_response_that_nobody_asked_for_is_not_placed() {
+    let mut peer = Scripted::new();
+    let sink = peer.node.region(8, everything());
+    peer.say_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, b"abcd"));
+    assert_eq!(peer.terminate()[..4], hex("1100c000"));
+    assert_eq!(sink.bytes(), [0; 8]);
+}
+
+#[test]
+fn rdm_r_07_a_response_must_fit_its_request() {
+    for (stag_bits, to, payload, last, code) in [
+        (1, 0, &b"abcd"[..], true, 0x1100),
+        (0, 1, b"abc", true, 0x1101),
+        (0, 0, b"abcde", true, 0x1101),
+        (0, 0, b"abc", true, 0x02ff),
+        (0, u64::MAX, b"a", false, 0x1101),
+    ] {
+        let mut peer = Scripted::new();
+        let sink = peer.node.region(8, everything());
+        peer.node.post(&Work::read(1, 5, 0).sge(sink.sge(0, 4)));
+        assert_eq!(peer.heard_ulpdus().len(), 1);
+        let control = if last { 0xc1 } else { 0x81 };
+        let to = sink.base.wrapping_add(to);
+        peer.say_ulpdu(&tagged(control, 0x42, sink.stag ^ stag_bits, to, payload));
+        assert_eq!(peer.terminate()[..2], u16::to_be_bytes(code));
+        assert_eq!(sink.bytes(), [0; 8]);
+        assert_eq!(peer.node.sent(), [(1, FLUSHED)]);
+    }
+}
+
+#[test]
+fn rdm_r_08_a_read_may_have_several_sinks() {
+    let mut pair = Pair::new();
+    let source = pair.b.filled(&pattern(100));
+    let (one, two) = (pair.a.region(60, everything()), pair.a.region(60, everything()));
+    let work = Work::read(1, source.stag, source.base)
+        .sge(one.sge(10, 0))
+        .sge(one.sge(10, 50))
+        .sge(two.sge(5, 50));
+    pair.a.post(&work);
+    pair.run_now();
+    assert_eq!(pair.a.sent(), [(1, SUCCESS)]);
+    assert_eq!(one.bytes()[10..], pattern(100)[..50]);
+    assert_eq!(two.bytes()[5..55], pattern(100)[50..]);
+}
+
+/// A Read of 100 bytes into two regions, as a peer hears it: the sinks, and the whole ULPDU of the Request.
+fn asked_for_two_sinks(peer: &mut Scripted) -> (Region, Region, Vec<u8>) {
+    let (one, two) = (
+        peer.node.region(60, everything()),
+        peer.node.region(60, everything()),
+    );
+    let work = Work::read(1, 0x7700, 0x2000)
+        .sge(one.sge(10, 0))
+        .sge(one.sge(10, 50))
+        .sge(two.sge(5, 50));
+    peer.node.post(&work);
+    let mut ulpdus = peer.heard_ulpdus();
+    assert_eq!(ulpdus.len(), 1, "one Request for all elements: {ulpdus:02x?}");
+    (one, two, ulpdus.remove(0))
+}
+
+#[test]
+fn rdm_r_08_a_list_of_sinks_is_one_sink_on_the_wire() {
+    let mut peer = Scripted::new();
+    let (one, two, request) = asked_for_two_sinks(&mut peer);
+    let (stag, to) = (one.stag, one.base + 10);
+    assert_eq!(request, read_request(1, (stag, to), 100, (0x7700, 0x2000)));
+    // Segments that end within an element, and within the other.
+    let bytes = pattern(100);
+    for (from, until) in [(0, 20), (20, 70), (70, 100)] {
+        let control = if until == 100 { 0xc1 } else { 0x81 };
+        peer.say_ulpdu(&tagged(
+            control,
+            0x42,
+            stag,
+            to + from as u64,
+            &bytes[from..until],
+        ));
+    }
+    assert_eq!(peer.node.sent(), [(1, SUCCESS)]);
+    assert_eq!(one.bytes()[10..], bytes[..50]);
+    assert_eq!(two.bytes()[5..55], bytes[50..]);
+    assert_eq!(two.bytes()[55..], [0; 5]);
+}
+
+#[test]
+fn rdm_r_08_a_response_may_not_name_another_element() {
+    let mut peer = Scripted::new();
+    let (_one, two, _) = asked_for_two_sinks(&mut peer);
+    peer.say_ulpdu(&tagged(0xc1, 0x42, two.stag, two.base + 5, &pattern(50)));
+    assert_eq!(peer.terminate()[..4], hex("1100c000"));
+    assert_eq!(two.bytes(), [0; 60]);
+}
+
+#[test]
+fn rdm_r_08_responses_name_one_sink_and_read_one_source() {
+    const LEN: usize = 10_000;
+    let mut peer = Scripted::new();
+    let source = peer.node.filled(&pattern(LEN + 8));
+    // An offset that wraps 32 bits underway.
+    let (stag, to) = (0x55aa, 0xffff_f000);
+    peer.say_ulpdu(&read_request(
+        1,
+        (stag, to),
+        LEN as u32,
+        (source.stag, source.base + 4),
+    ));
+    let ulpdus = peer.heard_ulpdus();
+    assert!(ulpdus.len() > 1, "a message of several segments");
+    let mut came = Vec::<u8>::new();
+    for (n, ulpdu) in (1..).zip(&ulpdus) {
+        let control = if n == ulpdus.len() { 0xc1 } else { 0x81 };
+        let expected = tagged(control, 0x42, stag, to + came.len() as u64, &ulpdu[14..]);
+        assert_eq!(*ulpdu, expected);
+        came.extend(&ulpdu[14..]);
+    }
+    assert!(came == pattern(LEN + 8)[4..LEN + 4]);
+}
+
+#[test]
+fn rdm_r_09_source_revoked_in_the_middle_of_a_response() {
+    let mut peer = Scripted::new();
+    let source = peer.node.filled(&pattern(1 << 20));
+    // The engine gets its backlog out and no more.
+    peer.wire.set_capacity(0, 1 << 18);
+    let request = read_request(1, (0x100, 0x1000), 1 << 20, (source.stag, source.base));
+    peer.say_unheard(&fpdu_of(&request));
+    peer.node.memory.deregister(source.stag).unwrap();
+    let ulpdus = peer.heard_ulpdus();
+    let (terminate, responses) = ulpdus.split_last().unwrap();
+    let sent: u64 = responses.iter().map(|u| u.len() as u64 - 14).sum();
+    assert!(sent > 0 && sent < 1 << 20);
+    let payload = &terminate[18..];
+    assert_eq!(payload[..6], hex("0100e000 002e"));
+    assert_eq!(payload[6..24], request[..18]);
+    let rest = read_request(
+        1,
+        (0x100, 0x1000 + sent),
+        (1 << 20) - sent as u32,
+        (source.stag, source.base + sent),
+    );
+    assert_eq!(payload[24..], rest[18..]);
+}
+
+#[test]
+fn rdm_s_01_a_send_takes_exactly_one_receive_even_of_nothing() {
+    let mut pair = Pair::new();
+    pair.b.post_recv(1, &[]);
+    pair.b.post_recv(2, &[]);
+    pair.a.post(&Work::send(1));
+    pair.a.post(&Work::send(2));
+    pair.run_now();
+    assert_eq!(pair.b.received(), [(1, SUCCESS, 0), (2, SUCCESS, 0)]);
+}
+
+#[test]
+fn rdm_s_03_send_with_invalidate() {
+    let mut pair = Pair::new();
+    let region = pair.b.region(64, everything());
+    let buffer = pair.b.region(64, everything());
+    pair.b.post_recv(1, &[buffer.sge(0, 64)]);
+    pair.a
+        .post(&Work::new(Opcode::SendInv, 1).to(region.stag, 0).inline(b"hello"));
+    pair.run_now();
+    let cqe = pair.b.recv_cq.poll().unwrap();
+    assert_eq!((status(&cqe), cqe.flags), (SUCCESS, CqeFlags::WITH_INV.bits()));
+    assert_eq!((opcode(&cqe), cqe.byte_len.get()), (WcOpcode::Recv, 5));
+    assert_eq!(u32::from_ne_bytes(cqe.extra), region.stag);
+    pair.a
+        .post(&Work::write(2, region.stag, region.base).inline(b"x"));
+    pair.run_now();
+    assert_eq!(pair.b.faults(), [(QpFault::TerminateSent, 0x1100_c000)]);
+    assert_eq!(region.bytes(), [0; 64]);
+}
+
+#[test]
+fn rdm_s_04_a_stag_that_cannot_be_invalidated() {
+    // Unknown: the operation fails.
+    let (mut peer, _) = with_receive(64);
+    peer.say(&vector("F-SENDINV-hello"));
+    let payload = peer.terminate();
+    assert_eq!(payload[..4], hex("0209c000"));
+    assert_eq!(peer.node.received(), [(1, FLUSHED, 0)]);
+    // Of another domain: a protection error, as in the vector but for the STag.
+    let (mut peer, _) = with_receive(64);
+    let other = peer.node.memory.domains().allocate().unwrap();
+    let region = peer.node.region_in(other, 8, everything());
+    peer.say_ulpdu(&untagged(0x41, 0x44, region.stag, 0, 1, 0, b"hello"));
+    let mut expected = vector("F-TERM-INV-019");
+    expected[28..32].copy_from_slice(&region.stag.to_be_bytes());
+    let crc = crc32c(&expected[..44]);
+    expected[44..].copy_from_slice(&crc.to_le_bytes());
+    assert_eq!(peer.heard(), expected);
+}
+
+#[test]
+fn rdm_s_05_solicited_events_are_marked() {
+    let mut pair = Pair::new();
+    pair.b.post_recv(1, &[]);
+    pair.b.post_recv(2, &[]);
+    pair.a.post(&Work::send(1));
+    pair.a.post(&Work::send(2).flags(SendFlags::SOLICITED));
+    pair.run_now();
+    assert_eq!(pair.b.recv_cq.poll().unwrap().flags, 0);
+    assert_eq!(pair.b.recv_cq.poll().unwrap().flags, CqeFlags::SOLICITED.bits());
+}
+
+#[test]
+fn rdm_t_02_and_03_headers_of_a_refused_read_request() {
+    let mut peer = Scripted::new();
+    let source = peer.node.region(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    let request = read_request(1, (0x100, 0x7f00_0000_1000), 64, (source.stag, source.base));
+    peer.say_ulpdu(&request);
+    let mut expected = vector("F-TERM-RREQ-012");
+    expected[26..72].copy_from_slice(&request);
+    let crc = crc32c(&expected[..72]);
+    expected[72..].copy_from_slice(&crc.to_le_bytes());
+    assert_eq!(peer.heard(), expected);
+}
+
+#[test]
+fn rdm_t_04_nothing_follows_the_terminate() {
+    let mut peer = Scripted::new();
+    peer.say_ulpdu(&send_segment(true, 1, 0, b"x"));
+    peer.node.post(&Work::send(1).inline(b"late"));
+    peer.node.post(&Work::send(2).inline(b"later"));
+    peer.terminate();
+    assert!(peer.heard().is_empty());
+    assert_eq!(peer.node.sent(), [(1, FLUSHED), (2, FLUSHED)]);
+    assert_eq!(peer.node.count(Counter::TxTerminates), 1);
+}
+
+#[test]
+fn rdm_t_04_a_terminate_needs_no_receive() {
+    let mut peer = Scripted::new();
+    peer.say(&vector("F-TERM-RREQ-012"));
+    assert_eq!(peer.node.faults(), [(QpFault::TerminateReceived, 0x0102_e000)]);
+    assert!(peer.heard().is_empty(), "no Terminate answers a Terminate");
+    assert!(peer.finished);
+    assert_eq!(peer.node.engine.status().terminate_received.get(), 0x0102_e000);
+}
+
+/// Three Reads are outstanding when this Terminate comes.
+fn outcomes_of(terminate: &[u8]) -> Vec<(u64, WcStatus, u32)> {
+    let mut peer = Scripted::new();
+    let sink = peer.node.region(64, everything());
+    for n in 1..=3u64 {
+        peer.node.post(&Work::read(n, 0x200, 0).sge(sink.sge(0, 8)));
+    }
+    assert_eq!(peer.heard_ulpdus().len(), 3);
+    peer.say_ulpdu(terminate);
+    std::iter::from_fn(|| peer.node.send_cq.poll())
+        .map(|cqe| (cqe.cookie.get(), status(&cqe), cqe.vendor_error.get()))
+        .collect()
+}
+
+fn terminate_of(control: &str, headers: &[u8]) -> Vec<u8> {
+    let mut payload = hex(control);
+    if !headers.is_empty() {
+        payload.extend_from_slice(&(headers.len() as u16).to_be_bytes());
+        payload.extend_from_slice(headers);
+    }
+    untagged(0x41, 0x47, 0, 2, 1, 0, &payload)
+}
+
+#[test]
+fn rdm_t_06_the_request_at_fault_is_found_and_the_rest_is_flushed() {
+    let second = read_request(2, (1, 0), 8, (0x200, 0));
+    let outcomes = outcomes_of(&terminate_of("0100e000", &second));
+    assert_eq!(
+        outcomes,
+        [
+            (1, FLUSHED, 0),
+            (2, WcStatus::RemAccessErr, 0x0100_e000),
+            (3, FLUSHED, 0)
+        ]
+    );
+}
+
+#[test]
+fn rdm_t_06_without_a_request_all_are_flushed() {
+    let outcomes = outcomes_of(&terminate_of("20020000", &[]));
+    assert_eq!(
+        outcomes,
+        [(1, FLUSHED, 0x2002_0000), (2, FLUSHED, 0), (3, FLUSHED, 0)]
+    );
+}
+
+#[test]
+fn rdm_t_06_error_codes_become_statuses() {
+    let first = read_request(1, (1, 0), 8, (0x200, 0));
+    for (control, expected) in [
+        ("0100e000", WcStatus::RemAccessErr),
+        ("0101e000", WcStatus::RemAccessErr),
+        ("0102e000", WcStatus::RemAccessErr),
+        ("0206c000", WcStatus::RemInvReqErr),
+        ("0207c000", WcStatus::RemOpErr),
+        ("1000c000", WcStatus::RemOpErr),
+        ("1202c000", WcStatus::RemOpErr),
+        ("1203c000", WcStatus::RemInvReqErr),
+        ("1205c000", WcStatus::RemInvReqErr),
+    ] {
+        assert_eq!(
+            outcomes_of(&terminate_of(control, &first))[0].1,
+            expected,
+            "{control}"
+        );
+    }
+}
+
+#[test]
+fn rdm_t_07_four_kinds_of_errors() {
+    // (1) in creating a message: no headers.
+    let mut peer = Scripted::new();
+    peer.node.post(&Work::send(1).sge(sge(0, 8, 0x9999)));
+    peer.run();
+    assert_eq!(peer.terminate(), hex("00000000"));
+    assert_eq!(peer.node.sent(), [(1, WcStatus::LocProtErr)]);
+    assert_eq!(peer.node.faults(), [(QpFault::LocalWork, 0)]);
+    // (2) in a Write, Send or Response: the DDP header. (3) in a Read Request: also its own.
+    assert_eq!(
+        answer_to(Scripted::new(), &write_segment(5, 0, b"x")).len(),
+        4 + 2 + 14
+    );
+    assert_eq!(
+        answer_to(Scripted::new(), &send_segment(true, 1, 0, b"x")).len(),
+        4 + 2 + 18
+    );
+    let request = read_request(1, (1, 0), 8, (0x200, 0));
+    assert_eq!(answer_to(Scripted::new(), &request).len(), 4 + 2 + 18 + 28);
+    // (4) the first wins.
+    let mut both = fpdu_of(&write_segment(5, 0, b"x"));
+    both.extend(fpdu_of(&send_segment(true, 9, 0, b"x")));
+    let mut peer = Scripted::new();
+    peer.say(&both);
+    assert_eq!(peer.terminate()[..2], [0x11, 0x00]);
+}
+
+#[test]
+fn rdm_t_08_a_senseless_terminate_is_not_answered() {
+    for ulpdu in [
+        untagged(0x41, 0x47, 0, 1, 1, 0, &[0; 4]),
+        untagged(0x41, 0x47, 0, 2, 2, 0, &[0; 4]),
+        untagged(0x41, 0x47, 0, 2, 1, 4, &[0; 4]),
+        untagged(0x01, 0x47, 0, 2, 1, 0, &[0; 4]),
+        untagged(0x41, 0x47, 0, 2, 1, 0, &[0; 3]),
+        tagged(0xc1, 0x47, 0, 0, &[0; 4]),
+    ] {
+        let mut peer = Scripted::new();
+        peer.say_ulpdu(&ulpdu);
+        assert!(peer.heard().is_empty());
+        assert_eq!(peer.node.engine.state(), QpState::Err);
+        assert!(!peer.node.engine.is_attached());
+    }
+}
+
+#[test]
+fn rdm_t_09_odd_terminates_are_understood() {
+    for (control, heard) in [("23070000", 0x2007_0000), ("10020700 0000", 0x0102_8000)] {
+        let mut peer = Scripted::new();
+        peer.node.post(&Work::send(1).inline(b"x"));
+        peer.run();
+        peer.say_ulpdu(&untagged(0x41, 0x47, 0, 2, 1, 0, &hex(control)));
+        assert_eq!(peer.node.faults(), [(QpFault::TerminateReceived, heard)]);
+    }
+    // As the answer to a Reply, siw's swapped nibbles mean start-up.
+    let mut peer = Scripted::with(&Shape::default(), agreed(false));
+    peer.say_ulpdu(&untagged(0x41, 0x47, 0, 2, 1, 0, &hex("02060000")));
+    assert_eq!(peer.node.faults(), [(QpFault::TerminateReceived, 0x2006_0000)]);
+}
+
+#[test]
+fn rdm_o_02_a_read_sees_the_write_before_it() {
+    let mut pair = Pair::new();
+    let target = pair.b.region(8, everything());
+    let sink = pair.a.region(8, everything());
+    for n in 0..100u64 {
+        pair.a.post(
+            &Work::write(n, target.stag, target.base)
+                .inline(&n.to_ne_bytes())
+                .unsignaled(),
+        );
+        pair.a
+            .post(&Work::read(n, target.stag, target.base).sge(sink.sge(0, 8)));
+        pair.run_now();
+        assert_eq!(pair.a.sent(), [(n, SUCCESS)]);
+        assert_eq!(sink.bytes(), n.to_ne_bytes());
+    }
+}
+
+#[test]
+fn rdm_o_03_and_o_04_a_read_holds_back_later_completions() {
+    let mut peer = Scripted::new();
+    let sink = peer.node.region(8, everything());
+    peer.node.post(&Work::read(1, 5, 0).sge(sink.sge(0, 8)));
+    peer.node.post(&Work::send(2).inline(b"x"));
+    assert_eq!(peer.heard_ulpdus().len(), 2, "the Send is on the wire");
+    assert!(peer.node.sent().is_empty());
+    peer.say_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
+    assert_eq!(peer.node.sent(), [(1, SUCCESS), (2, SUCCESS)]);
+}
+
+#[test]
+fn rdm_o_05_answers_and_requests_take_turns() {
+    let mut peer = Scripted::new();
+    let source = peer.node.filled(&pattern(300_000));
+    peer.wire.set_capacity(0, 0);
+    for msn in 1..=3 {
+        peer.say_unheard(&fpdu_of(&read_request(
+            msn,
+            (1, 0),
+            300_000,
+            (source.stag, source.base),
+        )));
+    }
+    for n in 0..3 {
+        peer.node.post(&Work::send(n).sge(source.sge(0, 4000)));
+    }
+    peer.wire.set_capacity(0, 1 << 20);
+    let mut opcodes: Vec<u8> = peer.heard_ulpdus().iter().map(|u| u[1] & 0xf).collect();
+    opcodes.dedup();
+    assert_eq!(opcodes, [2, 3, 2, 3, 2, 3], "message by message");
+}
+
+#[test]
+fn rdm_m_03_read_request_checks() {
+    let check = |request: &dyn Fn(&Scripted) -> Vec<u8>, code: &str| {
+        let peer = Scripted::new();
+        let request = request(&peer);
+        let payload = answer_to(peer, &request);
+        assert_eq!(payload[..6], hex(&format!("{code}e000 002e")));
+        assert_eq!(payload[6..], request[..], "DDP and RDMA header");
+    };
+    let all = |peer: &Scripted| peer.node.region(64, everything());
+    check(&|_| read_request(1, (1, 0), 8, (0x200, 0)), "0100");
+    check(
+        &|p| {
+            let r = all(p);
+            read_request(1, (1, 0), 65, (r.stag, r.base))
+        },
+        "0101",
+    );
+    check(
+        &|p| {
+            let r = all(p);
+            read_request(1, (1, 0), 8, (r.stag, r.base - 1))
+        },
+        "0101",
+    );
+    check(
+        &|p| {
+            let r = all(p);
+            read_request(1, (1, 0), 8, (r.stag, u64::MAX - 3))
+        },
+        "0104",
+    );
+    check(
+        &|p| {
+            let other = p.node.memory.domains().allocate().unwrap();
+            let r = p.node.region_in(other, 64, everything());
+            read_request(1, (1, 0), 8, (r.stag, r.base))
+        },
+        "0103",
+    );
+    check(
+        &|p| {
+            let r = p.node.region(64, Access::LOCAL_WRITE);
+            read_request(1, (1, 0), 8, (r.stag, r.base))
+        },
+        "0102",
+    );
+}
+
+#[test]
+fn rdm_m_03_read_requests_out_of_place() {
+    let at = |msn, mo, last: bool| {
+        let mut request = read_request(msn, (1, 0), 0, (1, 0));
+        request[14..18].copy_from_slice(&u32::to_be_bytes(mo));
+        request[0] = if last { 0x41 } else { 0x01 };
+        request
+    };
+    assert_eq!(answer_to(Scripted::new(), &at(2, 0, true))[..2], [0x12, 0x03]);
+    assert_eq!(answer_to(Scripted::new(), &at(1, 4, true))[..2], [0x12, 0x04]);
+    assert_eq!(answer_to(Scripted::new(), &at(1, 0, false))[..2], [0x12, 0x05]);
+    let short = &at(1, 0, true)[..40];
+    assert_eq!(
+        answer_to(Scripted::new(), short)[..2],
+        u16::to_be_bytes(TerminateError::RdmapOperation as u16)
+    );
+}
+
+#[test]
+fn rdm_m_04_read_with_local_invalidate() {
+    let mut pair = Pair::new();
+    let source = pair.b.filled(b"12345678");
+    let sink = pair.a.region(8, everything());
+    pair.wire.record(0);
+    pair.a.post(
+        &Work::new(Opcode::ReadInv, 1)
+            .to(source.stag, source.base)
+            .sge(sink.sge(0, 8)),
+    );
+    pair.run_now();
+    assert_eq!(pair.a.sent(), [(1, SUCCESS)]);
+    assert_eq!(
+        pair.wire.recorded(0)[2..4],
+        [0x41, 0x41],
+        "a plain Read on the wire"
+    );
+    assert_eq!(sink.bytes(), *b"12345678");
+    pair.a.post(&Work::send(2).sge(sink.sge(0, 8)));
+    pair.run_now();
+    assert_eq!(pair.a.sent(), [(2, WcStatus::LocProtErr)]);
+}
+
+#[test]
+fn rdm_m_05_versions_and_opcodes() {
+    let (mut peer, _) = with_receive(64);
+    peer.say_ulpdu(&untagged(0x41, 0x4c, 0, 0, 1, 0, b"hello"));
+    assert_eq!(peer.heard(), vector("F-TERM-OPC-026"));
+    let rv = untagged(0x41, 0x83, 0, 0, 1, 0, b"hello");
+    assert_eq!(answer_to(Scripted::new(), &rv)[..4], hex("0205c000"));
+    for opcode in 0x8..=0xf {
+        let shape = Shape {
+            extensions: false,
+            ..Shape::default()
+        };
+        let peer = Scripted::with(&shape, agreed(true));
+        let ulpdu = untagged(0x41, 0x40 | opcode, 0, 0, 1, 0, &[0; 8]);
+        assert_eq!(answer_to(peer, &ulpdu)[..4], hex("0206c000"));
+    }
+}

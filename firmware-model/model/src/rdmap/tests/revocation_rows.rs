@@ -1,0 +1,354 @@
+//! Revocation while payload waits for a slow stream: what was framed carries the bytes of before, and nobody reads the memory again.
+
+use super::rig::*;
+use crate::host::{Piece, PieceMut};
+use crate::memory::{InvalidateBy, MemoryTable, Need};
+use crate::rdmap::Attachment;
+use crate::stream::sim::{Conditions, SimStream};
+use crate::stream::{Stream, StreamError};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use urnic_device::vocabulary::{Access, QpState, WcStatus};
+use urnic_device::wqe::{BindOperands, Opcode};
+
+const SUCCESS: WcStatus = WcStatus::Success;
+/// More than a stream and its sender hold.
+const LEN: usize = 4 << 20;
+/// Bytes of an FPDU, so that payload is sent from where it is.
+const MULPDU: usize = 60_000;
+/// What the program puts into the memory once it is its own again.
+const SECRET: u8 = 0xee;
+
+/// An engine whose stream takes a quarter of a megabyte, with CRCs or without.
+fn slow_peer(crc: bool) -> Scripted {
+    let attachment = Attachment { crc, ..agreed(true) };
+    let mut peer = Scripted::with(&Shape::default(), attachment);
+    peer.wire.set_capacity(0, 1 << 18);
+    peer.node.engine.set_mulpdu(MULPDU);
+    peer
+}
+
+/// Bytes that are no secret.
+fn content() -> Vec<u8> {
+    pattern(LEN).into_iter().map(|byte| byte & 0x7f).collect()
+}
+
+/// The program takes its memory back and uses it for something else.
+fn reuse(region: &Region) {
+    region.write(0, &vec![SECRET; region.len]);
+}
+
+/// The payload of these segments, whose header has so many bytes, and which are in order.
+fn payload(ulpdus: &[Vec<u8>], header_len: usize) -> Vec<u8> {
+    ulpdus
+        .iter()
+        .flat_map(|ulpdu| ulpdu[header_len..].to_vec())
+        .collect()
+}
+
+/// How the source of a Read goes away.
+#[derive(Debug, Clone, Copy)]
+enum Revocation {
+    /// `ibv_dereg_mr`.
+    Deregistered,
+    /// `ibv_rereg_mr` without the right to read.
+    Reregistered,
+    /// The host takes the memory away.
+    Unmapped,
+    /// A local invalidation, by another queue pair.
+    Invalidated,
+}
+
+/// RDM-R-09, DDP-T-08, SEC-02: the Response breaks off with a Terminate that says where.
+#[test]
+fn rdm_r_09_a_source_revoked_under_a_slow_response() {
+    use Revocation::*;
+    for crc in [false, true] {
+        for how in [Deregistered, Reregistered, Unmapped, Invalidated] {
+            let mut peer = slow_peer(crc);
+            let source = peer.node.filled(&content());
+            let request = read_request(1, (0x100, 0x1000), LEN as u32, (source.stag, source.base));
+            peer.say_unheard(&fpdu_of(&request));
+            let memory = peer.node.memory.clone();
+            match how {
+                Deregistered => memory.deregister(source.stag).unwrap(),
+                Reregistered => memory
+                    .reregister(source.stag, |registration| {
+                        registration.access = Access::LOCAL_WRITE;
+                    })
+                    .unwrap(),
+                Unmapped => memory.revoke_over(source.base + 5, 1),
+                Invalidated => memory
+                    .invalidate(source.stag, peer.node.pd, 99, InvalidateBy::Local)
+                    .unwrap(),
+            }
+            reuse(&source);
+            let ulpdus = peer.heard_ulpdus();
+            let (terminate, responses) = ulpdus.split_last().unwrap();
+            let sent = payload(responses, 14);
+            assert!(content().starts_with(&sent), "{how:?}, CRC {crc}: bytes of later");
+            assert!(sent.len() >= 1 << 18 && sent.len() < LEN);
+            let payload = &terminate[18..];
+            let code = match how {
+                Reregistered => "0102e000 002e",
+                _ => "0100e000 002e",
+            };
+            assert_eq!(payload[..6], hex(code), "{how:?}, CRC {crc}");
+            assert_eq!(payload[6..24], request[..18]);
+            let at = sent.len() as u64;
+            let source = (source.stag, source.base + at);
+            let rest = read_request(1, (0x100, 0x1000 + at), LEN as u32 - at as u32, source);
+            assert_eq!(payload[24..], rest[18..]);
+        }
+    }
+}
+
+/// A window bound to part of a region, through which the peer reads; unbinding it revokes.
+#[test]
+fn ddp_t_08_a_window_unbound_under_a_slow_response() {
+    let mut peer = slow_peer(false);
+    let source = peer.node.filled(&content());
+    let window = peer.node.memory.create_window(peer.node.pd, true).unwrap();
+    let mut operands = BindOperands::default();
+    operands.offset = source.base.into();
+    operands.len = (LEN as u64).into();
+    operands.mr_stag = source.stag.into();
+    operands.access = Access::REMOTE_READ.bits().into();
+    operands.new_stag = window.into();
+    peer.node.memory.bind(&operands, peer.node.pd, 7).unwrap();
+    let request = read_request(1, (0x100, 0), LEN as u32, (window, source.base));
+    peer.say_unheard(&fpdu_of(&request));
+    // The peer itself gives it back, before it has taken what it asked for.
+    peer.node.post_recv(1, &[]);
+    peer.say_unheard(&fpdu_of(&untagged(0x41, 0x44, window, 0, 1, 0, b"")));
+    assert_eq!(peer.node.received(), [(1, SUCCESS, 0)]);
+    reuse(&source);
+    let ulpdus = peer.heard_ulpdus();
+    let (terminate, responses) = ulpdus.split_last().unwrap();
+    assert_eq!(terminate[18..22], hex("0100e000"));
+    assert!(content().starts_with(&payload(responses, 14)));
+}
+
+/// A Send or Write of memory that is deregistered before the stream took it: what is framed goes as it was, the rest fails.
+#[test]
+fn sec_02_what_a_slow_stream_has_not_taken_is_not_read_later() {
+    for crc in [false, true] {
+        for opcode in [Opcode::Send, Opcode::Write] {
+            let mut peer = slow_peer(crc);
+            let source = peer.node.filled(&content());
+            // With a CRC what is framed is a copy, of which less is held.
+            let half = if crc { LEN / 16 } else { LEN / 8 };
+            // The first fits what the stream and its sender hold, the second does not.
+            for (cookie, at, len) in [(1, 0, half), (2, half, LEN - half)] {
+                peer.node
+                    .post(&Work::new(opcode, cookie).to(9, 0).sge(source.sge(at, len)));
+            }
+            while peer.node.pump() {}
+            assert!(peer.node.sent().is_empty(), "the stream has not taken it");
+            peer.node.memory.deregister(source.stag).unwrap();
+            reuse(&source);
+            let ulpdus = peer.heard_ulpdus();
+            let (terminate, segments) = ulpdus.split_last().unwrap();
+            assert_eq!(terminate[18..22], hex("00000000"), "an error of ours");
+            let sent = payload(segments, if opcode == Opcode::Send { 18 } else { 14 });
+            assert!(content().starts_with(&sent), "{opcode:?}, CRC {crc}");
+            assert!(sent.len() > half && sent.len() < LEN);
+            assert_eq!(peer.node.sent(), [(1, SUCCESS), (2, WcStatus::LocProtErr)]);
+            assert_eq!(peer.node.memory.loans().count(), 0);
+        }
+    }
+}
+
+/// A program may change what it sends until the completion, as QEMU does that migrates a guest which runs: the CRC is that of the bytes
+/// that go out.
+#[test]
+fn mpa_c_03_payload_that_changes_while_it_is_sent_keeps_its_crc() {
+    for opcode in [Opcode::Send, Opcode::Write] {
+        let mut peer = slow_peer(true);
+        let source = peer.node.filled(&content());
+        peer.node
+            .post(&Work::new(opcode, 1).to(9, 0).sge(source.sge(0, LEN)));
+        while peer.node.pump() {}
+        assert!(peer.node.sent().is_empty(), "the stream has not taken it");
+        reuse(&source);
+        let sent = payload(&peer.heard_ulpdus(), if opcode == Opcode::Send { 18 } else { 14 });
+        assert_eq!(sent.len(), LEN);
+        let old = sent.iter().take_while(|byte| **byte != SECRET).count();
+        assert!(old > 1 << 18, "the stream has taken {old} bytes");
+        assert!(sent[..old] == content()[..old]);
+        assert!(sent[old..].iter().all(|byte| *byte == SECRET));
+        assert_eq!(peer.node.sent(), [(1, SUCCESS)]);
+    }
+}
+
+/// A request that revokes stands in the same queue, and is carried out in the same run.
+#[test]
+fn vrb_f_02_an_invalidation_right_behind_large_payload() {
+    for crc in [false, true] {
+        let mut peer = slow_peer(crc);
+        let source = peer.node.filled(&content());
+        let first = LEN / 16;
+        peer.node.post(&Work::write(1, 9, 0).sge(source.sge(0, first)));
+        peer.node.post(&Work::new(Opcode::LocalInv, 2).to(source.stag, 0));
+        peer.node.post(&Work::send(3).inline(b"done"));
+        while peer.node.pump() {}
+        let check = |need| {
+            let (node, base) = (&peer.node, source.base);
+            node.memory.check(source.stag, node.pd, 7, base, 1, need).is_ok()
+        };
+        assert!(!check(Need::LocalRead) && !check(Need::RemoteRead));
+        reuse(&source);
+        let ulpdus = peer.heard_ulpdus();
+        let (done, segments) = ulpdus.split_last().unwrap();
+        assert_eq!(done[18..], *b"done");
+        assert!(payload(segments, 14) == content()[..first]);
+        assert_eq!(peer.node.sent(), [(1, SUCCESS), (2, SUCCESS), (3, SUCCESS)]);
+    }
+}
+
+/// Revocations between the stream's calls, many times, whatever the stream takes at a time.
+#[test]
+fn ddp_t_08_all_that_arrives_was_there_before_the_revocation() {
+    for seed in 0..20 {
+        let conditions = Conditions {
+            chunk: 100_000,
+            capacity: 150_000,
+            seed,
+            ..Conditions::default()
+        };
+        let off = |initiator| Attachment {
+            crc: false,
+            ..agreed(initiator)
+        };
+        let mut pair = Pair::with(&Shape::default(), conditions, off(true), off(false));
+        let source = pair.a.filled(&content());
+        let sink = pair.b.region(LEN, everything());
+        let at_once = LEN / 8;
+        for n in 0..8usize {
+            let work = Work::write(n as u64, sink.stag, sink.base + (n * at_once) as u64);
+            pair.a.post(&work.sge(source.sge(n * at_once, at_once)));
+        }
+        for _ in 0..seed {
+            pair.step();
+        }
+        pair.a.memory.deregister(source.stag).unwrap();
+        reuse(&source);
+        pair.run_now();
+        assert!(!sink.bytes().contains(&SECRET), "seed {seed}");
+        assert_eq!(pair.a.engine.state(), QpState::Err);
+        assert_eq!(pair.a.memory.loans().count(), 0);
+        let sent = pair.a.sent();
+        let well = sent.iter().take_while(|(_, status)| *status == SUCCESS).count();
+        assert!(sink.bytes()[..well * at_once] == content()[..well * at_once]);
+    }
+}
+
+/// A stream during whose first call with large payload another thread deregisters the region that this comes from.
+#[derive(Debug)]
+struct Interrupted {
+    stream: SimStream,
+    memory: Arc<MemoryTable>,
+    stag: u32,
+    revoked: Arc<AtomicBool>,
+    revoker: Arc<std::sync::Mutex<Option<JoinHandle<()>>>>,
+}
+
+impl Stream for Interrupted {
+    fn send(&mut self, pieces: &[Piece]) -> Result<usize, StreamError> {
+        let mut revoker = self.revoker.lock().unwrap();
+        if revoker.is_none() {
+            let (memory, stag, revoked) = (self.memory.clone(), self.stag, self.revoked.clone());
+            *revoker = Some(std::thread::spawn(move || {
+                memory.deregister(stag).unwrap();
+                revoked.store(true, Ordering::SeqCst);
+            }));
+            crate::mock::wait_for("a revocation that has begun", || {
+                self.memory.is_revoked(stag).then_some(())
+            });
+            // It does not end before this call does, however long that takes.
+            for _ in 0..10_000 {
+                std::thread::yield_now();
+                assert!(!self.revoked.load(Ordering::SeqCst), "the stream still reads");
+            }
+        }
+        self.stream.send(pieces)
+    }
+
+    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
+        self.stream.send_bytes(bytes)
+    }
+
+    fn receive(&mut self, into: &mut [PieceMut]) -> Result<usize, StreamError> {
+        self.stream.receive(into)
+    }
+
+    fn peek(&mut self) -> Result<bool, StreamError> {
+        self.stream.peek()
+    }
+
+    fn finish(&mut self) {
+        self.stream.finish();
+    }
+
+    fn reset(&mut self) {
+        self.stream.reset();
+    }
+
+    fn mss(&self) -> u32 {
+        self.stream.mss()
+    }
+
+    fn established(&mut self) -> Result<bool, Errno> {
+        self.stream.established()
+    }
+
+    fn unacknowledged(&self) -> u32 {
+        self.stream.unacknowledged()
+    }
+
+    fn local(&self) -> SocketAddr {
+        self.stream.local()
+    }
+
+    fn remote(&self) -> SocketAddr {
+        self.stream.remote()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// Between the check of a STag and the stream's call the STag may go: who revokes it waits for the call.
+#[test]
+fn ddp_t_08_a_revocation_waits_for_the_call_that_reads() {
+    let clock = Arc::new(AtomicU64::new(0));
+    let (ours, _theirs, _wire) = crate::stream::sim::pair(Conditions::default(), &clock);
+    let (memory, pd) = table();
+    let mut node = Node::new(&Shape::default(), memory.clone(), pd, &clock);
+    let source = node.filled(&content());
+    let (revoked, revoker) = (Arc::new(AtomicBool::new(false)), Arc::default());
+    let stream = Interrupted {
+        stream: ours,
+        memory,
+        stag: source.stag,
+        revoked: revoked.clone(),
+        revoker: Arc::clone(&revoker),
+    };
+    // Without CRC: with it, the stream is given a copy.
+    let agreed = Attachment {
+        crc: false,
+        ..agreed(true)
+    };
+    node.attach(&agreed, stream);
+    node.post(&Work::write(1, 9, 0).sge(source.sge(0, 1 << 17)));
+    while node.pump() {}
+    let revoker = revoker.lock().unwrap().take();
+    revoker.expect("the stream was called").join().unwrap();
+    assert!(revoked.load(Ordering::SeqCst));
+    assert_eq!(node.sent(), [(1, SUCCESS)]);
+}

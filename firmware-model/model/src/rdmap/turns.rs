@@ -1,0 +1,107 @@
+//! Who frames next: work requests and answers take turns, message by message.
+
+use super::Rtr;
+use super::answers::Answered;
+use super::inbound::Halves;
+use super::requester::Step;
+use super::terminate::Outgoing;
+use crate::counters::Counter;
+use crate::env::Env;
+use crate::llp::Llp;
+
+/// Why framing stopped.
+#[derive(Debug)]
+pub(super) enum Framed {
+    /// The lower layer is full, or the budget is used up.
+    NoRoom,
+    /// There is nothing to send.
+    Nothing,
+    /// A request failed locally.
+    LocalError,
+    /// An answer cannot be given.
+    Refused(Outgoing),
+}
+
+/// Whose turn it is.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    /// The last message was an answer.
+    answered: bool,
+}
+
+impl Turns {
+    /// Frames ULPDUs: `rtr` before anything else, answers, and with `sends` also work requests. Each costs one of
+    /// `budget`.
+    #[inline]
+    pub(super) fn frame(
+        &mut self,
+        halves: &mut Halves,
+        llp: &mut Llp,
+        rtr: Option<Rtr>,
+        sends: bool,
+        env: &mut Env<'_>,
+        budget: &mut u32,
+    ) -> Framed {
+        let before = *budget;
+        if let Some(rtr) = rtr {
+            halves.requester.frame_rtr(rtr, env, llp);
+            *budget -= 1;
+        }
+        let framed = self.frame_messages(halves, llp, sends, env, budget);
+        let fpdus = before - *budget;
+        if fpdus > 0 {
+            halves.silent = false;
+            env.counters.add(Counter::TxFpdus, fpdus.into());
+        }
+        framed
+    }
+
+    #[inline]
+    fn frame_messages(
+        &mut self,
+        halves: &mut Halves,
+        llp: &mut Llp,
+        sends: bool,
+        env: &mut Env<'_>,
+        budget: &mut u32,
+    ) -> Framed {
+        let Halves {
+            qp,
+            requester,
+            responder,
+            ..
+        } = halves;
+        let answers = &mut responder.answers;
+        while llp.has_room() && *budget > 0 && !env.is_stopped() {
+            let within_send = requester.is_within_message();
+            let due = answers.is_within_message() || !(within_send || self.answered);
+            if due && !answers.is_empty() {
+                match answers.step(qp, env, llp) {
+                    Answered::Done { ended } => self.answered = ended,
+                    Answered::Idle => {}
+                    Answered::Failed(message) => return Framed::Refused(message),
+                }
+            } else if sends {
+                match requester.step(qp, env, llp) {
+                    Step::Done { .. } => self.answered = false,
+                    Step::Idle if answers.is_empty() => return Framed::Nothing,
+                    Step::Idle => {
+                        self.answered = false;
+                        continue;
+                    }
+                    Step::Failed => return Framed::LocalError,
+                }
+            } else if answers.is_empty() {
+                return Framed::Nothing;
+            } else {
+                self.answered = false;
+                continue;
+            }
+            *budget -= 1;
+        }
+        if env.is_stopped() {
+            return Framed::Nothing;
+        }
+        Framed::NoRoom
+    }
+}

@@ -1,0 +1,101 @@
+//! What a peer on the same device makes of our messages, before they complete.
+//!
+//! RFC 5040 lets a Send or Write complete once the lower layer has taken it, and nobody can know more of a peer elsewhere. Where both
+//! ends of a stream are queue pairs of one device, each counts the bytes of the stream up to which it has placed, delivered or
+//! answered everything, and the other's requests complete when they are among these.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Nobody counts: whatever the stream took is complete.
+const UNJUDGED: u64 = u64::MAX;
+
+/// A count alone on its cache line: one end writes it, the other reads.
+#[repr(align(64))]
+#[derive(Debug)]
+struct Count(AtomicU64);
+
+/// The counts of both directions of a stream: of what its first end sent, and of what its second did.
+#[derive(Debug)]
+struct Counts([Count; 2]);
+
+/// The counts of a stream, as one of its ends sees them.
+#[derive(Debug)]
+pub struct Verdicts {
+    counts: Arc<Counts>,
+    /// Which end we are.
+    end: usize,
+    /// The other end can be told of something new.
+    moved: bool,
+}
+
+/// Where the other end finds them, as long as the first one is there.
+#[derive(Debug)]
+pub struct Meeting(Weak<Counts>);
+
+impl Verdicts {
+    /// Those of the end that comes first. `awaited`: there will be another, so that nothing completes before.
+    pub fn first(awaited: bool) -> Verdicts {
+        let count = |at| Count(AtomicU64::new(at));
+        let of_first = if awaited { 0 } else { UNJUDGED };
+        Verdicts {
+            counts: Arc::new(Counts([count(of_first), count(0)])),
+            end: 0,
+            moved: false,
+        }
+    }
+
+    /// For the other end to find.
+    pub fn meeting(&self) -> Meeting {
+        Meeting(Arc::downgrade(&self.counts))
+    }
+
+    /// Of `taken` bytes that the stream took of ours, those of which the outcome is known.
+    #[inline]
+    pub(super) fn known(&self, taken: u64) -> u64 {
+        taken.min(self.of_ours())
+    }
+
+    /// Whether there is another end, now or soon.
+    pub(super) fn are_coming(&self) -> bool {
+        self.of_ours() != UNJUDGED
+    }
+
+    #[inline]
+    fn of_ours(&self) -> u64 {
+        let [first, second] = &self.counts.0;
+        let of_ours = if self.end == 0 { first } else { second };
+        of_ours.0.load(Ordering::Acquire)
+    }
+
+    /// We are through with all up to `position` of what the peer sent.
+    #[inline]
+    pub(super) fn judge(&mut self, position: u64) {
+        let [first, second] = &self.counts.0;
+        let of_theirs = if self.end == 0 { second } else { first };
+        if of_theirs.0.load(Ordering::Relaxed) != position {
+            of_theirs.0.store(position, Ordering::Release);
+            self.moved = true;
+        }
+    }
+
+    /// Whether there is something new for the peer since this was last asked.
+    #[inline]
+    pub(super) fn moved(&mut self) -> bool {
+        std::mem::take(&mut self.moved)
+    }
+}
+
+impl Meeting {
+    /// Those of the end that comes second, which counts from now on.
+    pub fn join(&self) -> Option<Verdicts> {
+        let counts = self.0.upgrade()?;
+        let [of_first, _] = &counts.0;
+        let _ = (of_first.0).compare_exchange(UNJUDGED, 0, Ordering::AcqRel, Ordering::Relaxed);
+        Some(Verdicts {
+            counts,
+            end: 1,
+            moved: false,
+        })
+    }
+}

@@ -1,0 +1,205 @@
+//! The background thread: it serves whoever does not poll, and stays out of the way of those who do.
+//!
+//! Idle, it sleeps in `epoll_wait` and costs nothing. While a poller drives the device it leaves the streams alone, so that
+//! no packet wakes it, and only looks every [`POLLED_TICK`] whether the polls have stopped. While sends are gathered it
+//! looks every [`BURST_TICK`] whether nobody else sent them. While a thread lends itself it keeps out for the time it was told, and
+//! no longer.
+
+use super::rounds::{flush_gathered, poll_ready, retry, run_timers};
+use crate::agenda::Agenda;
+use crate::agenda::sleeper::{ASLEEP, AWAKE, LENT, TICKING};
+use crate::counters::Counter;
+use crate::failed::FailedCall;
+use crate::state::Core;
+use crate::sys::{self, SignalMask};
+use crate::threads;
+use crate::time::Nanos;
+use rustix::io::Errno;
+use std::io;
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Longest that a gathered send waits for a poller that has gone away.
+const BURST_TICK: Duration = Duration::from_micros(100);
+/// How often it is checked that a poller still polls.
+const POLLED_TICK: Duration = Duration::from_millis(1);
+/// How often listeners that could not take a call, and events that found no room, are tried again.
+const RETRY_TICK: Duration = Duration::from_millis(20);
+/// For so long after the last burst the thread keeps ticking, so that the next needs no waking.
+const WARM: Duration = Duration::from_millis(10);
+/// Scheduling slice and priority to ask for: who waits for this thread often spins, and must make way for it.
+const SLICE_NS: u64 = 100_000;
+const NICE: i32 = -10;
+
+/// The thread; dropping this stops it.
+pub(crate) struct Background {
+    core: Arc<Core>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Background {
+    /// Starts the thread, with all signals blocked: they are the program's.
+    pub(crate) fn spawn(core: &Arc<Core>) -> io::Result<Background> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (of_thread, stopped) = (core.clone(), stop.clone());
+        let mask = SignalMask::ALL.exchange();
+        let builder = std::thread::Builder::new().name("urnic-device".to_owned());
+        let thread = threads::start(builder, move || {
+            sys::ask_for_prompt_running(SLICE_NS, NICE);
+            of_thread.on_own_thread();
+            Loop::new(&of_thread).run(&stopped);
+        });
+        mask.exchange();
+        Ok(Background {
+            core: core.clone(),
+            stop,
+            thread: Some(FailedCall::named("clone3", thread.map_err(errno))?),
+        })
+    }
+}
+
+/// Of a thread that could not be made.
+fn errno(error: io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        if self.core.is_abandoned() {
+            // The thread is the parent's. There is none to wait for here.
+            mem::forget(thread);
+            return;
+        }
+        self.stop.store(true, Ordering::SeqCst);
+        if let Some(readiness) = &self.core.agenda.readiness {
+            readiness.wake();
+        }
+        if thread.thread().id() != std::thread::current().id() {
+            // It can end by a panic only, and that has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Loop<'a> {
+    core: &'a Core,
+    agenda: &'a Agenda,
+    /// Polls at the last look, and whether there had been any since the one before.
+    polls: u32,
+    polled: bool,
+    /// Somebody ended the last sleep before its time.
+    woken: bool,
+    /// Pollers drive the device, as of the last look.
+    driven: bool,
+    /// Something was left to pollers.
+    entrusted: bool,
+    /// Until when bursts are awaited.
+    warm_until: Nanos,
+    /// A stream on its way out is ready.
+    told: bool,
+}
+
+impl<'a> Loop<'a> {
+    fn new(core: &'a Core) -> Loop<'a> {
+        Loop {
+            core,
+            agenda: &core.agenda,
+            polls: core.agenda.polls(),
+            polled: false,
+            woken: false,
+            driven: false,
+            entrusted: false,
+            warm_until: Nanos::default(),
+            told: false,
+        }
+    }
+
+    fn run(&mut self, stop: &AtomicBool) {
+        while !stop.load(Ordering::SeqCst) {
+            self.core.counters.add_shared(Counter::Wakeups, 1);
+            let due = self.work();
+            self.sleep(due, stop);
+        }
+    }
+
+    /// Does what is due; returns when something will be.
+    fn work(&mut self) -> Option<Nanos> {
+        let (core, agenda) = (self.core, self.agenda);
+        agenda.pending.store(false, Ordering::SeqCst);
+        let now = core.clock.now();
+        run_timers(core, now);
+        let lingering = agenda.run_lingering(now, mem::take(&mut self.told));
+        let polls = agenda.polls();
+        // Too little time for a poll may have passed before a wake-up.
+        self.polled = mem::replace(&mut self.polls, polls) != polls || (self.woken && self.polled);
+        self.driven = self.polled && agenda.is_driven();
+        if !self.polled && agenda.is_driven() {
+            // The polls have stopped: whoever polls again must find something for a while before it counts.
+            agenda.forget_pollers();
+        }
+        let gathered = agenda.has_gathered();
+        if gathered {
+            self.warm_until = now + WARM;
+        }
+        // Pollers attend to the list themselves; the next tick sees whether they did.
+        self.entrusted = self.polled && agenda.attention() > 0;
+        let left = !self.entrusted && flush_gathered(core);
+        let retry = retry(core).then(|| now + RETRY_TICK);
+        [agenda.next_timer(), lingering, retry, left.then_some(now)]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    fn sleep(&mut self, due: Option<Nanos>, stop: &AtomicBool) {
+        let agenda = self.agenda;
+        let Some(readiness) = &agenda.readiness else {
+            return;
+        };
+        let now = self.core.clock.now();
+        let until_due = due.map(|due| due.since(now));
+        let lent = agenda.lent(now);
+        let tick = if self.entrusted || now < self.warm_until {
+            Some(BURST_TICK)
+        } else if self.driven {
+            Some(POLLED_TICK)
+        } else {
+            None
+        };
+        let timeout = [tick, until_due, lent].into_iter().flatten().min();
+        self.woken = if self.driven {
+            agenda.sleeper.set(TICKING);
+            // Who began to wait for an interrupt before that was to be seen woke nobody.
+            agenda.is_driven() && readiness.wait_for_wake(timeout.unwrap_or(POLLED_TICK))
+        } else if let Some(lent) = lent {
+            agenda.sleeper.set(LENT);
+            // Likewise, and who left something.
+            let missed = agenda.lent(now).is_none() || agenda.pending.load(Ordering::SeqCst);
+            !missed && readiness.wait_for_wake(timeout.unwrap_or(lent))
+        } else {
+            if tick.is_none() {
+                agenda.sleeper.set(ASLEEP);
+            }
+            // What was left before others could see that this thread sleeps came with no waking.
+            let missed = stop.load(Ordering::SeqCst) || agenda.pending.load(Ordering::SeqCst);
+            let timeout = if missed { Some(Duration::ZERO) } else { timeout };
+            let told = poll_ready(self.core, timeout);
+            if told.arrived.is_some() {
+                agenda.forget_pollers();
+            }
+            self.told = told.linger;
+            told.wake
+        };
+        agenda.sleeper.set(AWAKE);
+        if self.woken {
+            readiness.take_wakes();
+        }
+    }
+}

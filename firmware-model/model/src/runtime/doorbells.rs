@@ -1,0 +1,114 @@
+//! Doorbells: what a ring asks for is done on the thread that rings, or on the one that looks where the driver rang in plain memory.
+
+use super::rounds::flush_gathered;
+use crate::asked::Asked;
+use crate::effects::Effects;
+use crate::qp::Qp;
+use crate::state::{Core, Tenant};
+use crate::table::Found;
+use urnic_device::doorbell::{Doorbell, Kind};
+
+/// A doorbell through page `uar`, which reaches only what was created with it.
+#[inline]
+pub(crate) fn ring(core: &Core, uar: u32, value: u64) {
+    let Some(doorbell) = Doorbell::decode(value) else {
+        return;
+    };
+    match doorbell.kind {
+        Kind::Send => {
+            if let Some(qp) = qp_of(core, uar, doorbell.queue) {
+                qp.kick_through(core, Asked::SEND);
+            }
+        }
+        Kind::Receive => {
+            if let Some(qp) = qp_of(core, uar, doorbell.queue) {
+                qp.kick(core, Asked::RECEIVE);
+            }
+        }
+        Kind::SharedReceive => ring_shared(core, uar, doorbell.queue),
+        Kind::Arm => arm(core, uar, doorbell, false),
+        Kind::ArmSolicited => arm(core, uar, doorbell, true),
+    }
+}
+
+#[inline]
+fn qp_of(core: &Core, uar: u32, qid: u32) -> Option<Found<Qp>> {
+    core.qps.find(qid).filter(|qp| qp.uar == uar)
+}
+
+/// Buffers were posted: the streams that wait for them go on.
+fn ring_shared(core: &Core, uar: u32, srqid: u32) {
+    let Some(srq) = core.srqs.find(srqid).filter(|srq| srq.uar == uar) else {
+        return;
+    };
+    if srq.take_stalled() {
+        for qp in core.qps.all().iter().filter(|qp| qp.uses_srq(srqid)) {
+            qp.kick(core, Asked::RECEIVE);
+        }
+    }
+}
+
+/// Whoever arms is about to wait, and nobody will poll for it.
+fn arm(core: &Core, uar: u32, doorbell: Doorbell, solicited_only: bool) {
+    let Some(cq) = core.cqs.find(doorbell.queue).filter(|cq| cq.uar == uar) else {
+        return;
+    };
+    core.agenda.note_waiter();
+    flush_gathered(core);
+    let mut effects = Effects::default();
+    cq.arm(doorbell.index, solicited_only, &mut effects);
+    core.raise(effects);
+}
+
+/// Serves what was rung in plain memory since the last look; whether anything was.
+pub(crate) fn look(core: &Core) -> bool {
+    let Some(pages) = &core.pages else {
+        return false;
+    };
+    let rung = pages.take();
+    for &(page, offset, value) in &rung.doorbells {
+        ring(core, page, value);
+        // What was rung before in the same slot is overwritten.
+        if rung.shared {
+            look_at_slot(core, page, offset);
+        } else {
+            ring_other_half(core, page, value);
+        }
+    }
+    !rung.doorbells.is_empty()
+}
+
+/// The other ring of the queue pair that `value` rang for.
+fn ring_other_half(core: &Core, uar: u32, value: u64) {
+    let Some(doorbell) = Doorbell::decode(value) else {
+        return;
+    };
+    let asked = match doorbell.kind {
+        Kind::Send => Asked::RECEIVE,
+        Kind::Receive => Asked::SEND,
+        Kind::SharedReceive | Kind::Arm | Kind::ArmSolicited => return,
+    };
+    if let Some(qp) = qp_of(core, uar, doorbell.queue)
+        // While the stream is read as it comes, no ring is wanted for receives.
+        && (asked == Asked::SEND || !qp.is_readable())
+    {
+        qp.kick(core, asked);
+    }
+}
+
+/// Looks at all queues whose doorbells share a slot.
+fn look_at_slot(core: &Core, uar: u32, offset: u32) {
+    let tenants = core.page(uar).map(|page| page.at(offset));
+    for tenant in tenants.unwrap_or_default() {
+        match tenant {
+            Tenant::Qp(qid) => {
+                if let Some(qp) = core.qps.find(qid) {
+                    qp.kick(core, Asked::SEND | Asked::RECEIVE);
+                }
+            }
+            Tenant::Srq(srqid) => ring_shared(core, uar, srqid),
+            // An arm stands only in the doorbell; completion queues share slots last.
+            Tenant::Cq(_) => {}
+        }
+    }
+}

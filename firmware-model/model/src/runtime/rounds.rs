@@ -1,0 +1,105 @@
+//! The rounds that whoever drives the device makes: what was left, what is ready, whose time has come.
+
+use crate::agenda::{Timer, Token};
+use crate::asked::Asked;
+use crate::effects::Effects;
+use crate::state::Core;
+use crate::time::Nanos;
+use std::time::Duration;
+
+/// What came of a look at the descriptors.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Told {
+    /// The last queue pair for which something came.
+    pub(super) arrived: Option<u32>,
+    /// A stream on its way out is ready.
+    pub(super) linger: bool,
+    /// Somebody wants it to look around.
+    pub(super) wake: bool,
+}
+
+/// Has all queue pairs on the list do what they left; returns whether some left more than sends to gather.
+pub(super) fn attend(core: &Core) -> bool {
+    let agenda = &core.agenda;
+    let mut at = agenda.attention();
+    while at > 0 {
+        let (batch, before) = agenda.attention_before(at);
+        at = before;
+        for qp in batch.iter().flatten() {
+            qp.kick_through(core, qp.take_later());
+        }
+    }
+    agenda.forget_attended()
+}
+
+/// Sends what was gathered, and goes on with what was left; returns whether something is left again.
+#[inline]
+pub(super) fn flush_gathered(core: &Core) -> bool {
+    core.agenda.seems_wanted() && attend(core)
+}
+
+/// Lets timers run out.
+pub(super) fn run_timers(core: &Core, now: Nanos) {
+    while let Some(timer) = core.agenda.take_timer(now) {
+        match timer {
+            Timer::Qp(qid) => {
+                if let Some(qp) = core.qps.find(qid) {
+                    qp.kick(core, Asked::TIMER);
+                }
+            }
+            Timer::Cq(cqid) => {
+                if let Some(cq) = core.cqs.find(cqid) {
+                    let mut effects = Effects::default();
+                    cq.look(now, &mut effects);
+                    core.raise(effects);
+                }
+            }
+        }
+    }
+}
+
+/// Tries again what found no room; returns whether something still does not.
+pub(super) fn retry(core: &Core) -> bool {
+    if !core.agenda.take_left_over() {
+        return false;
+    }
+    // First the events: calls may wait for their room.
+    let events = core.post_waiting();
+    let mut effects = Effects::default();
+    let calls = core.streams.accept_paused(&core.agenda, &mut effects);
+    core.raise(effects);
+    core.agenda.leave_over(calls || events)
+}
+
+/// Acts on the descriptors that are ready, waiting for one until `timeout` (`None` = for ever).
+pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Told {
+    let mut told = Told::default();
+    let Some(readiness) = &core.agenda.readiness else {
+        return told;
+    };
+    readiness.wait(timeout, |token, asked| match token {
+        Token::Qp(qid) => {
+            if let Some(qp) = core.qps.find(qid)
+                && qp.kick(core, asked)
+            {
+                told.arrived = Some(qid);
+            }
+        }
+        Token::Stream(sid) => {
+            let mut effects = Effects::default();
+            core.streams.look(sid, &mut effects);
+            core.raise(effects);
+        }
+        Token::Listener(lid) => {
+            let mut effects = Effects::default();
+            core.streams.accept(&core.agenda, lid, &mut effects);
+            core.raise(effects);
+        }
+        Token::Linger => {
+            // The background thread, which is told by the shorter pause, looks after them.
+            told.linger = true;
+        }
+        Token::Wake => told.wake = true,
+    });
+    told
+}

@@ -1,0 +1,328 @@
+//! What all parts of a device share. Those that use it are above: commands, queue pairs and the runtime, and on top of them the
+//! [device](crate::device) that the host sees.
+
+mod interrupts;
+mod pages;
+mod registers;
+mod uar;
+
+pub use interrupts::Interrupts;
+pub use pages::DoorbellPages;
+pub(crate) use registers::{CommandQueue, Registers};
+pub(crate) use uar::{Tenant, Uar};
+
+use crate::agenda::{Agenda, Token};
+use crate::buffers::BufferPool;
+use crate::capture::Tapped;
+use crate::config::ModelConfig;
+use crate::counters::Counters;
+use crate::effects::Effects;
+use crate::env::Env;
+use crate::host::HostMemory;
+use crate::memory::{MemoryTable, PageRoom};
+use crate::qp::{Ends, Qp};
+use crate::queues::{CompletionQueue, EventQueue, SharedReceiveQueue};
+use crate::rdmap::Meeting;
+use crate::stream::descriptor::Descriptors;
+use crate::stream::tcp::Tcp;
+use crate::stream::{Lingering, Network, Stream};
+use crate::streaming::Streams;
+use crate::table::Table;
+use crate::time::Nanos;
+use arc_swap::ArcSwapOption;
+use rustix::rand::{GetRandomFlags, getrandom};
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use urnic_device::event::Event;
+
+/// Where the time comes from.
+#[derive(Debug)]
+pub(crate) enum Clock {
+    /// The system's monotonic clock.
+    Monotonic,
+    /// The last [`Device::step`](crate::Device::step).
+    Manual(AtomicU64),
+}
+
+impl Clock {
+    #[inline]
+    pub(crate) fn now(&self) -> Nanos {
+        match self {
+            Clock::Monotonic => Nanos::monotonic(),
+            Clock::Manual(now) => Nanos(now.load(Ordering::Relaxed)),
+        }
+    }
+}
+
+/// Event queues by number, from 0.
+pub(crate) type EventQueues = BTreeMap<u32, Arc<EventQueue>>;
+
+/// The device's state.
+///
+/// Lock order: registers (commands) → event queue table, stream or queue pair → completion queue or event queue ring.
+/// [`Effects`] are raised with none of them held.
+pub(crate) struct Core {
+    pub(crate) config: ModelConfig,
+    pub(crate) host: Arc<dyn HostMemory>,
+    /// The host's memory is not what it should be.
+    stopped: &'static AtomicBool,
+    interrupts: Arc<dyn Interrupts>,
+    pub(crate) network: Arc<dyn Network>,
+    pub(crate) clock: Clock,
+    pub(crate) memory: MemoryTable,
+    pub(crate) page_room: Arc<PageRoom>,
+    pub(crate) buffers: BufferPool,
+    /// What is not counted per queue pair, and what dead queue pairs counted.
+    pub(crate) counters: Counters,
+    registers: Mutex<Registers>,
+    event_queues: Mutex<EventQueues>,
+    /// Event queue 0.
+    pub(crate) async_events: ArcSwapOption<EventQueue>,
+    /// Page 0.
+    pub(crate) own_page: Arc<Uar>,
+    pub(crate) uars: Table<Uar>,
+    /// Their memory, if the driver rings in plain memory.
+    pub(crate) pages: Option<DoorbellPages>,
+    pub(crate) cqs: Table<CompletionQueue>,
+    pub(crate) srqs: Table<SharedReceiveQueue>,
+    pub(crate) qps: Table<Qp>,
+    /// Queue pairs whose peers are on this host and where these find their verdicts, by the ends of their streams, theirs first. A leaf.
+    ends: Mutex<HashMap<Ends, (u32, Meeting)>>,
+    pub(crate) streams: Streams,
+    pub(crate) agenda: Agenda,
+    descriptors: Arc<Descriptors>,
+    abandoned: AtomicBool,
+}
+
+fn secret() -> io::Result<[u64; 5]> {
+    let mut seed = [0u64; 5];
+    for word in &mut seed {
+        let mut bytes = [0u8; 8];
+        // 8 bytes come whole once the kernel's generator is seeded.
+        getrandom(&mut bytes, GetRandomFlags::empty())?;
+        *word = u64::from_ne_bytes(bytes);
+    }
+    Ok(seed)
+}
+
+impl Core {
+    pub(crate) fn with_tcp(
+        config: ModelConfig,
+        host: Arc<dyn HostMemory>,
+        interrupts: Arc<dyn Interrupts>,
+    ) -> io::Result<Arc<Core>> {
+        // Lingering streams come on top of those that have a queue pair or are in streaming mode.
+        let limit = 2 * (config.limits.qps + config.limits.streams) as usize + 64;
+        let limit = limit.min(config.limits.descriptors as usize);
+        let descriptors = Descriptors::new(limit, config.descriptors);
+        let network = Arc::new(Tcp {
+            descriptors: descriptors.clone(),
+            liveness: config.liveness,
+        });
+        let agenda = Agenda::with_epoll(&descriptors)?;
+        Self::new(
+            config,
+            host,
+            interrupts,
+            network,
+            Clock::Monotonic,
+            agenda,
+            descriptors,
+        )
+    }
+
+    pub(crate) fn manual(
+        config: ModelConfig,
+        host: Arc<dyn HostMemory>,
+        interrupts: Arc<dyn Interrupts>,
+        network: Arc<dyn Network>,
+    ) -> io::Result<Arc<Core>> {
+        Self::new(
+            config,
+            host,
+            interrupts,
+            network,
+            Clock::Manual(AtomicU64::new(0)),
+            Agenda::manual(),
+            Descriptors::new(0, None),
+        )
+    }
+
+    fn new(
+        config: ModelConfig,
+        host: Arc<dyn HostMemory>,
+        interrupts: Arc<dyn Interrupts>,
+        network: Arc<dyn Network>,
+        clock: Clock,
+        agenda: Agenda,
+        descriptors: Arc<Descriptors>,
+    ) -> io::Result<Arc<Core>> {
+        let limits = &config.limits;
+        let network: Arc<dyn Network> = match &config.capture {
+            Some(capture) => Arc::new(Tapped::new(network, capture.clone())),
+            None => network,
+        };
+        Ok(Arc::new(Core {
+            memory: MemoryTable::new(limits.mrs, limits.mws, limits.pds, secret()?),
+            page_room: PageRoom::new(limits.mr_pages as usize),
+            buffers: BufferPool::default(),
+            counters: Counters::default(),
+            registers: Mutex::new(Registers::default()),
+            event_queues: Mutex::default(),
+            async_events: ArcSwapOption::empty(),
+            own_page: Arc::new(Uar::new(0)),
+            uars: Table::dense(limits.uars.saturating_sub(1)),
+            pages: (config.doorbell_memory)
+                .then(|| DoorbellPages::new(limits.uars))
+                .transpose()?,
+            cqs: Table::new(limits.cqs),
+            srqs: Table::new(limits.srqs),
+            qps: Table::new(limits.qps),
+            ends: Mutex::default(),
+            streams: Streams::new(limits.streams),
+            abandoned: AtomicBool::new(false),
+            config,
+            stopped: host.stopped(),
+            host,
+            interrupts,
+            network,
+            clock,
+            agenda,
+            descriptors,
+        }))
+    }
+
+    pub(crate) fn registers(&self) -> MutexGuard<'_, Registers> {
+        self.registers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn event_queues(&self) -> MutexGuard<'_, EventQueues> {
+        self.event_queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn ends(&self) -> MutexGuard<'_, HashMap<Ends, (u32, Meeting)>> {
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The surroundings of a run of the engine that counts there.
+    #[inline]
+    pub(crate) fn env<'a>(&'a self, counters: &'a Counters, effects: &'a mut Effects) -> Env<'a> {
+        Env {
+            memory: &self.memory,
+            now: self.clock.now(),
+            buffers: &self.buffers,
+            counters,
+            effects,
+            stopped: self.stopped,
+        }
+    }
+
+    /// Whether nothing is to be done with the host's memory any more.
+    #[inline]
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// Lets a stream go, behind `unsent`.
+    pub(crate) fn linger(&self, stream: Box<dyn Stream>, unsent: Vec<u8>) {
+        if let Some(fd) = stream.descriptor() {
+            self.agenda.rewatch(fd, Token::Linger);
+        }
+        let now = self.clock.now();
+        let until = now + self.config.linger;
+        self.agenda.linger(Lingering::new(stream, unsent, now, until));
+    }
+
+    /// A doorbell page; page 0 is always there.
+    pub(crate) fn page(&self, uar: u32) -> Option<Arc<Uar>> {
+        match uar {
+            0 => Some(self.own_page.clone()),
+            _ => self.uars.find(uar).map(|page| page.clone()),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
+    }
+
+    /// Async-signal-safe: atomics and system calls only.
+    pub(crate) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Relaxed);
+        self.descriptors.close_all();
+        if let Some(capture) = &self.config.capture {
+            capture.abandon_in_child();
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn descriptor_numbers(&self) -> Vec<i32> {
+        self.descriptors.numbers()
+    }
+
+    /// The background thread begins.
+    pub(crate) fn on_own_thread(&self) {
+        self.interrupts.on_own_thread();
+    }
+
+    /// Raises a vector, with no lock held.
+    pub(crate) fn interrupt(&self, vector: u32) {
+        self.interrupts.raise(vector);
+    }
+
+    /// Posts events, and interrupts if that is asked for.
+    pub(crate) fn post(&self, queue: &EventQueue, events: impl IntoIterator<Item = Event>) {
+        self.post_now(queue, events);
+        if queue.waiting() > 0 {
+            self.agenda.note_left_over();
+        }
+    }
+
+    fn post_now(&self, queue: &EventQueue, events: impl IntoIterator<Item = Event>) {
+        if queue.post(events) {
+            self.interrupt(queue.vector);
+        }
+        if queue.id == 0 {
+            let limit = self.config.limits.waiting_events as usize;
+            self.agenda.note_backed_up(queue.waiting() >= limit);
+        }
+    }
+
+    /// Posts the events that found no room before; returns whether some still find none.
+    pub(crate) fn post_waiting(&self) -> bool {
+        let waiting: Vec<_> = self
+            .event_queues()
+            .values()
+            .filter(|queue| queue.waiting() > 0)
+            .cloned()
+            .collect();
+        waiting.iter().for_each(|queue| self.post_now(queue, []));
+        waiting.iter().any(|queue| queue.waiting() > 0)
+    }
+
+    /// Whether a command may cause events in a queue: a driver that takes none is not to have the device keep any number of them.
+    pub(crate) fn has_room_for_events(&self, queue: &EventQueue) -> bool {
+        queue.waiting() < self.config.limits.waiting_events as usize
+    }
+
+    /// Tells a queue its doorbell.
+    pub(crate) fn enter_page(&self, page: &Uar, tenant: Tenant) -> u32 {
+        let offset = page.enter(tenant);
+        if let Some(pages) = &self.pages {
+            pages.watch(page.id, offset);
+        }
+        offset
+    }
+
+    /// Takes the queue that was told `offset` out of its page.
+    pub(crate) fn leave_page(&self, uar: u32, tenant: Tenant) {
+        if let Some(page) = self.page(uar)
+            && let Some(offset) = page.leave(tenant)
+            && let Some(pages) = &self.pages
+        {
+            pages.unwatch(uar, offset);
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Doorbell pages as plain memory, for drivers in other processes: their stores make no message, so the device looks.
+//!
+//! Which slots to look at is known from the queues that were told them. A slot holds what was rung until the device takes it, by
+//! swapping in 0, which rings nothing.
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use urnic_device::doorbell::{PAGE_LEN, WAKE};
+
+/// The memory of BAR 2.
+pub struct DoorbellPages {
+    fd: OwnedFd,
+    start: NonNull<u8>,
+    count: u32,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Slots in use, as (page, byte offset), once for each queue that was told them.
+    slots: Vec<(u32, u32)>,
+    /// Some slot has more than one queue.
+    shared: bool,
+    asleep: bool,
+}
+
+/// What was taken from the slots.
+#[derive(Default)]
+pub(crate) struct Rung {
+    /// Page, byte offset, value.
+    pub(crate) doorbells: Vec<(u32, u32, u64)>,
+    /// Some slot has more than one queue.
+    pub(crate) shared: bool,
+}
+
+// SAFETY: the memory belongs to this value, and is accessed as atomics only.
+unsafe impl Send for DoorbellPages {}
+// SAFETY: as above.
+unsafe impl Sync for DoorbellPages {}
+
+impl fmt::Debug for DoorbellPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DoorbellPages({})", self.count)
+    }
+}
+
+impl DoorbellPages {
+    /// So many zeroed pages, in a file that nobody can make shorter.
+    pub(crate) fn new(count: u32) -> io::Result<DoorbellPages> {
+        let fd = memfd_create("urnic-doorbells", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let len = u64::from(count) * u64::from(PAGE_LEN);
+        ftruncate(&fd, len)?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+        let start = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                len as usize,
+                rights,
+                MapFlags::SHARED,
+                &fd,
+                0,
+            )
+        }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(DoorbellPages {
+            fd,
+            start,
+            count,
+            state: Mutex::default(),
+        })
+    }
+
+    /// The file, for mmap by whoever rings.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.count as usize * PAGE_LEN as usize
+    }
+
+    /// Never.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    fn at(&self, page: u32, offset: u32) -> Option<NonNull<u8>> {
+        // SAFETY: inside the mapping, by the check.
+        (page < self.count && offset < PAGE_LEN).then(|| unsafe {
+            self.start
+                .add(page as usize * PAGE_LEN as usize + offset as usize)
+        })
+    }
+
+    fn slot(&self, page: u32, offset: u32) -> Option<&AtomicU64> {
+        let slot = self.at(page, offset & !7)?;
+        // SAFETY: inside, 8-byte aligned, and an atomic may be shared with anybody.
+        Some(unsafe { slot.cast().as_ref() })
+    }
+
+    fn wake_word(&self, page: u32) -> Option<&AtomicU32> {
+        let word = self.at(page, WAKE)?;
+        // SAFETY: inside, 4-byte aligned, and an atomic may be shared with anybody.
+        Some(unsafe { word.cast().as_ref() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A queue is about to be told this slot.
+    pub(crate) fn watch(&self, page: u32, offset: u32) {
+        let mut state = self.state();
+        state.shared |= state.slots.contains(&(page, offset));
+        state.slots.push((page, offset));
+        self.say(page, state.asleep);
+    }
+
+    /// That queue is gone.
+    pub(crate) fn unwatch(&self, page: u32, offset: u32) {
+        let slots = &mut self.state().slots;
+        if let Some(index) = slots.iter().position(|slot| *slot == (page, offset)) {
+            slots.swap_remove(index);
+        }
+    }
+
+    /// All queues are gone.
+    pub(crate) fn clear(&self) {
+        let mut state = self.state();
+        for (page, offset) in state.slots.drain(..) {
+            if let Some(slot) = self.slot(page, offset) {
+                slot.store(0, Ordering::Relaxed);
+            }
+        }
+        state.shared = false;
+    }
+
+    /// Rings, as a driver would.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn store(&self, page: u32, offset: u32, value: u64) {
+        if let Some(slot) = self.slot(page, offset) {
+            slot.store(value.to_le(), Ordering::Release);
+        }
+    }
+
+    /// What a driver reads behind its store.
+    #[cfg(test)]
+    pub(crate) fn is_asleep(&self, page: u32) -> bool {
+        fence(Ordering::SeqCst);
+        self.wake_word(page).unwrap().load(Ordering::Relaxed) != 0
+    }
+
+    /// Takes what was rung since the last look.
+    pub(crate) fn take(&self) -> Rung {
+        let state = self.state();
+        let mut rung = Rung {
+            shared: state.shared,
+            ..Rung::default()
+        };
+        for &(page, offset) in &state.slots {
+            if let Some(slot) = self.slot(page, offset)
+                && slot.load(Ordering::Relaxed) != 0
+            {
+                let value = u64::from_le(slot.swap(0, Ordering::AcqRel));
+                rung.doorbells.push((page, offset, value));
+            }
+        }
+        rung
+    }
+
+    fn say(&self, page: u32, asleep: bool) {
+        if let Some(word) = self.wake_word(page) {
+            word.store(u32::from(asleep).to_le(), Ordering::Relaxed);
+        }
+    }
+
+    /// Says in every page in use whether the device looks at it by itself. Who says that it sleeps looks once more before it does.
+    pub(crate) fn sleep(&self, asleep: bool) {
+        let mut state = self.state();
+        state.asleep = asleep;
+        let mut last = None;
+        for &(page, _) in &state.slots {
+            if last != Some(page) {
+                self.say(page, asleep);
+            }
+            last = Some(page);
+        }
+        fence(Ordering::SeqCst);
+    }
+}
+
+impl Drop for DoorbellPages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `new`; all references into it are bound to `self`.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len()) };
+    }
+}

@@ -1,0 +1,97 @@
+//! Doorbell pages: who may ring through which, and which slot each queue is told.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use urnic_device::doorbell::{CQ_SLOTS, SLOTS};
+
+/// What a slot is rung for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tenant {
+    /// A completion queue.
+    Cq(u32),
+    /// A queue pair.
+    Qp(u32),
+    /// A shared receive queue.
+    Srq(u32),
+}
+
+/// A doorbell page.
+#[derive(Debug)]
+pub(crate) struct Uar {
+    pub(crate) id: u32,
+    /// Queues that were created with it.
+    pub(crate) users: AtomicU32,
+    tenants: Mutex<Vec<Vec<Tenant>>>,
+}
+
+impl Uar {
+    pub(crate) fn new(id: u32) -> Uar {
+        Uar {
+            id,
+            users: AtomicU32::new(0),
+            tenants: Mutex::new(vec![Vec::new(); SLOTS as usize]),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Vec<Tenant>>> {
+        self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives a queue the slot of its half of the page that has the fewest tenants, and returns its byte offset. An
+    /// arm that is overwritten before the device looks is lost, unlike a post, whose index stands in a
+    /// record; so completion queues have a half for themselves.
+    pub(crate) fn enter(&self, tenant: Tenant) -> u32 {
+        self.users.fetch_add(1, Ordering::AcqRel);
+        let mut tenants = self.lock();
+        let middle = CQ_SLOTS as usize;
+        let half = match tenant {
+            Tenant::Cq(_) => 0..middle,
+            Tenant::Qp(_) | Tenant::Srq(_) => middle..tenants.len(),
+        };
+        let slot = half.min_by_key(|slot| tenants[*slot].len()).unwrap_or(0);
+        tenants[slot].push(tenant);
+        slot as u32 * 8
+    }
+
+    /// Takes a queue out; where it was.
+    pub(crate) fn leave(&self, tenant: Tenant) -> Option<u32> {
+        self.users.fetch_sub(1, Ordering::AcqRel);
+        let mut tenants = self.lock();
+        let slot = tenants.iter().position(|slot| slot.contains(&tenant))?;
+        tenants[slot].retain(|t| *t != tenant);
+        Some(slot as u32 * 8)
+    }
+
+    /// Takes all queues out.
+    pub(crate) fn clear(&self) {
+        self.lock().iter_mut().for_each(Vec::clear);
+        self.users.store(0, Ordering::Release);
+    }
+
+    /// Who shares the slot at a byte offset.
+    pub(crate) fn at(&self, offset: u32) -> Vec<Tenant> {
+        let tenants = self.lock();
+        tenants.get(offset as usize / 8).cloned().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn slots_are_shared_only_when_a_half_is_full() {
+        let uar = Uar::new(1);
+        let half = CQ_SLOTS;
+        let rest = SLOTS - half;
+        let cqs: HashSet<u32> = (0..half).map(|i| uar.enter(Tenant::Cq(i))).collect();
+        let qps: HashSet<u32> = (0..rest).map(|i| uar.enter(Tenant::Qp(i))).collect();
+        assert_eq!(cqs.union(&qps).count(), SLOTS as usize);
+        let shared = uar.enter(Tenant::Qp(rest));
+        assert_eq!(uar.at(shared).len(), 2);
+        assert_eq!(uar.leave(Tenant::Qp(rest)), Some(shared));
+        assert_eq!(uar.at(shared).len(), 1);
+        assert_eq!(uar.users.load(Ordering::Relaxed), SLOTS);
+    }
+}

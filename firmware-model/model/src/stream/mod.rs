@@ -1,0 +1,107 @@
+//! Byte streams under MPA, and the networks that make them: kernel TCP ([`tcp`]) or a simulated one.
+
+pub(crate) mod descriptor;
+mod linger;
+pub mod sim;
+pub(crate) mod tcp;
+
+pub(crate) use linger::Lingering;
+
+use crate::host::{Piece, PieceMut};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::fmt::Debug;
+use std::net::SocketAddr;
+
+/// Why a stream did not take or give bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum StreamError {
+    /// Nothing can be taken or given now.
+    #[error("the stream is not ready")]
+    WouldBlock,
+    /// The connection is gone.
+    #[error("the connection is gone: {0}")]
+    Closed(Errno),
+    /// A piece named memory that is not there; the stream itself is well.
+    #[error("a piece of memory is not there")]
+    Fault,
+}
+
+/// A reliable stream of bytes in both directions.
+pub trait Stream: Send + Debug {
+    /// Takes bytes from `pieces` in order; returns how many, at least one unless there are none.
+    fn send(&mut self, pieces: &[Piece]) -> Result<usize, StreamError>;
+
+    /// Fills `into` in order with what has arrived; returns how many bytes, 0 = the peer sent FIN.
+    fn receive(&mut self, into: &mut [PieceMut]) -> Result<usize, StreamError>;
+
+    /// As [`send`](Self::send), of bytes of our own: cheaper than one piece.
+    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
+        self.send(&[Piece::of(bytes)])
+    }
+
+    /// As [`receive`](Self::receive), into memory of our own: cheaper than one piece.
+    fn receive_bytes(&mut self, into: &mut [u8]) -> Result<usize, StreamError> {
+        self.receive(&mut [PieceMut::of(into)])
+    }
+
+    /// Whether [`receive`](Self::receive) would give bytes (true) or the peer's FIN (false); takes nothing.
+    fn peek(&mut self) -> Result<bool, StreamError>;
+
+    /// Ends our direction in an orderly way (FIN) behind all that was taken.
+    fn finish(&mut self);
+
+    /// Ends both directions at once (RST).
+    fn reset(&mut self);
+
+    /// Largest TCP segment at present, in bytes (EMSS of RFC 5044 §4.5).
+    fn mss(&self) -> u32;
+
+    /// Whether a connection that [`Network::connect`] began is there yet; an error ends the attempt.
+    fn established(&mut self) -> Result<bool, Errno>;
+
+    /// Bytes taken that the peer has not acknowledged.
+    fn unacknowledged(&self) -> u32;
+
+    /// Our address.
+    fn local(&self) -> SocketAddr;
+
+    /// The peer's address.
+    fn remote(&self) -> SocketAddr;
+
+    /// What to poll for readiness; `None` for streams that only a manual [step](crate::Device::step) drives.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// Waits for calls.
+pub trait Listener: Send + Debug {
+    /// The next call, if one waits.
+    fn accept(&mut self) -> Result<Option<Box<dyn Stream>>, Errno>;
+
+    /// Where it listens.
+    fn local(&self) -> SocketAddr;
+
+    /// What to poll for readiness, as in [`Stream::descriptor`].
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// Makes streams.
+pub trait Network: Send + Sync + Debug {
+    /// Begins to call `remote`, from `local` if given, in packets of this traffic class; see [`Stream::established`].
+    fn connect(
+        &self,
+        remote: SocketAddr,
+        local: Option<SocketAddr>,
+        traffic_class: u8,
+    ) -> Result<Box<dyn Stream>, Errno>;
+
+    /// Listens. An unspecified IPv6 address means all of the host's, IPv4 and IPv6, unless `ipv6_only`; port 0 lets the network choose. The
+    /// streams that come of it have the traffic class given.
+    fn listen(
+        &self,
+        local: SocketAddr,
+        backlog: u32,
+        traffic_class: u8,
+        ipv6_only: bool,
+    ) -> Result<Box<dyn Listener>, Errno>;
+}

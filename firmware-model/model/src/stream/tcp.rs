@@ -1,0 +1,433 @@
+//! Kernel TCP.
+
+use super::descriptor::{Descriptor, Descriptors};
+use super::{Listener, Network, Stream, StreamError};
+use crate::host::{Piece, PieceMut};
+use crate::sys;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrAny, SocketFlags, SocketType,
+};
+use rustix::net::{RecvAncillaryBuffer, SendAncillaryBuffer, sockopt};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Most pieces of one system call (UIO_MAXIOV).
+const MAX_PIECES: usize = 1024;
+const SEND: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
+/// Sends between two looks at the segment size.
+const MSS_REFRESH: u32 = 256;
+/// What to assume when the kernel does not say: the smallest that IPv6 must carry.
+const FALLBACK_MSS: u32 = 1220;
+
+/// The kernel's TCP, with sockets that belong to one device.
+#[derive(Debug)]
+pub(crate) struct Tcp {
+    pub(crate) descriptors: Arc<Descriptors>,
+    /// An idle peer that does not answer for so long is gone; zero leaves that to the kernel.
+    pub(crate) liveness: Duration,
+}
+
+#[derive(Debug)]
+struct TcpStream {
+    /// Gone after a reset.
+    socket: Option<Descriptor>,
+    established: bool,
+    mss: u32,
+    sends: u32,
+    local: SocketAddr,
+    remote: SocketAddr,
+}
+
+#[derive(Debug)]
+struct TcpListener {
+    socket: Descriptor,
+    local: SocketAddr,
+    descriptors: Arc<Descriptors>,
+}
+
+const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
+
+/// The address in its own family: IPv4 peers of a dual-stack socket look like IPv6 ones.
+fn plain(address: Option<SocketAddrAny>) -> SocketAddr {
+    let address = address.and_then(|a| SocketAddr::try_from(a).ok());
+    address.map_or(ANYWHERE, |a| match a {
+        SocketAddr::V6(v6) => match v6.ip().to_ipv4_mapped() {
+            Some(v4) => SocketAddr::new(v4.into(), v6.port()),
+            None => a,
+        },
+        SocketAddr::V4(_) => a,
+    })
+}
+
+fn family(address: &SocketAddr) -> AddressFamily {
+    match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    }
+}
+
+fn socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    net::socket_with(family, SocketType::STREAM, flags, Some(net::ipproto::TCP))
+}
+
+/// Sets the traffic class of what a socket sends.
+fn mark(socket: BorrowedFd<'_>, family: AddressFamily, traffic_class: u8) -> Result<(), Errno> {
+    if traffic_class == 0 {
+        return Ok(());
+    }
+    if family == AddressFamily::INET6 {
+        sockopt::set_ipv6_tclass(socket, traffic_class.into())?;
+    }
+    // Also of an IPv6 socket: it may speak IPv4.
+    sockopt::set_ip_tos(socket, traffic_class)
+}
+
+impl Tcp {
+    fn set_options(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
+        // FPDUs leave when they are made (MPA-F-11).
+        sockopt::set_tcp_nodelay(socket, true)?;
+        if !self.liveness.is_zero() {
+            let second = Duration::from_secs(1);
+            sockopt::set_socket_keepalive(socket, true)?;
+            sockopt::set_tcp_keepidle(socket, (self.liveness / 2).max(second))?;
+            sockopt::set_tcp_keepintvl(socket, (self.liveness / 8).max(second))?;
+            sockopt::set_tcp_keepcnt(socket, 4)?;
+            // No TCP_USER_TIMEOUT: it would also end a connection whose peer lives but has no receive posted.
+        }
+        Ok(())
+    }
+
+    fn bind_listener(
+        &self,
+        family: AddressFamily,
+        local: SocketAddr,
+        ipv6_only: bool,
+    ) -> Result<OwnedFd, Errno> {
+        let socket = socket(family)?;
+        // A port whose last connections linger in TIME-WAIT may be listened on again; one with a live listener may not.
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        if family == AddressFamily::INET6 {
+            sockopt::set_ipv6_v6only(&socket, ipv6_only)?;
+        }
+        net::bind(&socket, &local)?;
+        Ok(socket)
+    }
+}
+
+impl Network for Tcp {
+    fn connect(
+        &self,
+        remote: SocketAddr,
+        local: Option<SocketAddr>,
+        traffic_class: u8,
+    ) -> Result<Box<dyn Stream>, Errno> {
+        let socket = self.descriptors.adopt(socket(family(&remote))?)?;
+        self.set_options(socket.as_fd())?;
+        mark(socket.as_fd(), family(&remote), traffic_class)?;
+        if let Some(local) = local {
+            sockopt::set_socket_reuseaddr(&socket, true)?;
+            net::bind(&socket, &local)?;
+        }
+        match net::connect(&socket, &remote) {
+            Ok(()) | Err(Errno::INPROGRESS) => {}
+            Err(errno) => return Err(errno),
+        }
+        Ok(Box::new(TcpStream::new(socket, remote)))
+    }
+
+    fn listen(
+        &self,
+        local: SocketAddr,
+        backlog: u32,
+        traffic_class: u8,
+        ipv6_only: bool,
+    ) -> Result<Box<dyn Listener>, Errno> {
+        let socket = if local.ip() == ANYWHERE.ip() && !ipv6_only {
+            let everywhere = SocketAddr::new(ANYWHERE.ip(), local.port());
+            match self.bind_listener(AddressFamily::INET6, everywhere, false) {
+                // A host without IPv6.
+                Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => {
+                    let everywhere = SocketAddr::new([0, 0, 0, 0].into(), local.port());
+                    self.bind_listener(AddressFamily::INET, everywhere, false)?
+                }
+                bound => bound?,
+            }
+        } else {
+            self.bind_listener(family(&local), local, true)?
+        };
+        let socket = self.descriptors.adopt(socket)?;
+        // Accepted sockets inherit all of it (tcp(7) does not say so; every Linux does).
+        self.set_options(socket.as_fd())?;
+        mark(socket.as_fd(), sockopt::socket_domain(&socket)?, traffic_class)?;
+        net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
+        let local = plain(net::getsockname(&socket).ok());
+        let descriptors = self.descriptors.clone();
+        Ok(Box::new(TcpListener {
+            socket,
+            local,
+            descriptors,
+        }))
+    }
+}
+
+impl Listener for TcpListener {
+    fn accept(&mut self) -> Result<Option<Box<dyn Stream>>, Errno> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        loop {
+            let room = self.descriptors.room()?;
+            match net::acceptfrom_with(&self.socket, flags) {
+                Ok((fd, peer)) => {
+                    let socket = room.adopt(fd);
+                    let mut stream = TcpStream::new(socket, plain(peer));
+                    stream.note_established();
+                    return Ok(Some(Box::new(stream)));
+                }
+                Err(Errno::AGAIN) => return Ok(None),
+                // The call was given up before we took it, or its network reported an error (accept(2)): the next one.
+                Err(
+                    Errno::INTR
+                    | Errno::CONNABORTED
+                    | Errno::NETDOWN
+                    | Errno::PROTO
+                    | Errno::NOPROTOOPT
+                    | Errno::HOSTDOWN
+                    | Errno::NONET
+                    | Errno::HOSTUNREACH
+                    | Errno::OPNOTSUPP
+                    | Errno::NETUNREACH,
+                ) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+}
+
+impl TcpStream {
+    fn new(socket: Descriptor, remote: SocketAddr) -> TcpStream {
+        TcpStream {
+            socket: Some(socket),
+            established: false,
+            mss: FALLBACK_MSS,
+            sends: 0,
+            local: ANYWHERE,
+            remote,
+        }
+    }
+
+    fn socket(&self) -> Result<&Descriptor, StreamError> {
+        self.socket.as_ref().ok_or(StreamError::Closed(Errno::CONNRESET))
+    }
+
+    fn note_established(&mut self) {
+        self.established = true;
+        if let Some(socket) = &self.socket {
+            self.local = plain(net::getsockname(socket).ok());
+        }
+        self.refresh_mss();
+    }
+
+    #[inline]
+    fn note_send(&mut self) {
+        self.sends = self.sends.wrapping_add(1);
+        if self.sends.is_multiple_of(MSS_REFRESH) {
+            self.refresh_mss();
+        }
+    }
+
+    fn refresh_mss(&mut self) {
+        if let Some(Ok(mss)) = self.socket.as_ref().map(|s| sys::tcp_maxseg(s.as_fd())) {
+            self.mss = mss;
+        }
+    }
+}
+
+/// The outcome of a system call on the stream, EINTR aside.
+fn outcome(errno: Errno) -> StreamError {
+    match errno {
+        Errno::AGAIN => StreamError::WouldBlock,
+        Errno::FAULT => StreamError::Fault,
+        errno => StreamError::Closed(errno),
+    }
+}
+
+/// Makes a system call on the stream, again after EINTR.
+#[inline]
+fn uninterrupted(mut call: impl FnMut() -> Result<usize, Errno>) -> Result<usize, StreamError> {
+    loop {
+        match call() {
+            Ok(n) => return Ok(n),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(outcome(errno)),
+        }
+    }
+}
+
+impl Stream for TcpStream {
+    fn send(&mut self, pieces: &[Piece]) -> Result<usize, StreamError> {
+        self.note_send();
+        let socket = self.socket()?;
+        let io = Piece::as_io_slices(&pieces[..pieces.len().min(MAX_PIECES)]);
+        uninterrupted(|| net::sendmsg(socket, io, &mut SendAncillaryBuffer::default(), SEND))
+    }
+
+    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
+        self.note_send();
+        let socket = self.socket()?;
+        uninterrupted(|| net::send(socket, bytes, SEND))
+    }
+
+    fn receive(&mut self, into: &mut [PieceMut]) -> Result<usize, StreamError> {
+        let socket = self.socket()?;
+        let count = into.len().min(MAX_PIECES);
+        let io = PieceMut::as_io_slices(&mut into[..count]);
+        uninterrupted(|| {
+            let message = net::recvmsg(
+                socket,
+                io,
+                &mut RecvAncillaryBuffer::default(),
+                RecvFlags::DONTWAIT,
+            );
+            message.map(|message| message.bytes)
+        })
+    }
+
+    fn receive_bytes(&mut self, into: &mut [u8]) -> Result<usize, StreamError> {
+        let socket = self.socket()?;
+        uninterrupted(|| net::recv(socket, &mut *into, RecvFlags::DONTWAIT).map(|(_, n)| n))
+    }
+
+    fn peek(&mut self) -> Result<bool, StreamError> {
+        let socket = self.socket()?;
+        loop {
+            match net::recv(socket, &mut [0u8; 1], RecvFlags::DONTWAIT | RecvFlags::PEEK) {
+                Ok((n, _)) => return Ok(n > 0),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(outcome(errno)),
+            }
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Some(socket) = &self.socket {
+            // It fails only if the connection is gone already.
+            let _ = net::shutdown(socket, Shutdown::Write);
+        }
+    }
+
+    fn reset(&mut self) {
+        if let Some(socket) = self.socket.take() {
+            // Closing with a linger time of zero makes TCP send RST.
+            let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
+        }
+    }
+
+    fn mss(&self) -> u32 {
+        self.mss
+    }
+
+    fn established(&mut self) -> Result<bool, Errno> {
+        if self.established {
+            return Ok(true);
+        }
+        let Some(socket) = &self.socket else {
+            return Err(Errno::CONNRESET);
+        };
+        sockopt::socket_error(socket)??;
+        match net::getpeername(socket) {
+            Ok(_) => {
+                self.note_established();
+                Ok(true)
+            }
+            Err(Errno::NOTCONN) => Ok(false),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn unacknowledged(&self) -> u32 {
+        self.socket
+            .as_ref()
+            .and_then(|s| sys::unacknowledged(s.as_fd()).ok())
+            .unwrap_or(0)
+    }
+
+    fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    fn remote(&self) -> SocketAddr {
+        self.remote
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The next call, which may still be on its way when its caller has connected.
+    fn taken(listener: &mut dyn Listener) -> Box<dyn Stream> {
+        crate::mock::wait_for("a call", || listener.accept().unwrap())
+    }
+
+    #[test]
+    fn a_call_for_which_there_is_no_descriptor_waits() {
+        let tcp = Tcp {
+            descriptors: Descriptors::new(2, None),
+            liveness: Duration::ZERO,
+        };
+        let mut listener = tcp.listen("127.0.0.1:0".parse().unwrap(), 8, 0, false).unwrap();
+        let there = listener.local();
+        let call = || std::net::TcpStream::connect(there).unwrap();
+        let _callers = [call(), call()];
+        let first = taken(&mut *listener);
+        assert_eq!(listener.accept().map(drop), Err(Errno::MFILE));
+        assert_eq!(tcp.connect(there, None, 0).map(drop), Err(Errno::MFILE));
+        drop(first);
+        // It was kept.
+        taken(&mut *listener);
+    }
+
+    #[test]
+    fn streams_of_a_listener_have_its_traffic_class_and_options() {
+        let tcp = Tcp {
+            descriptors: Descriptors::new(16, None),
+            liveness: Duration::from_secs(80),
+        };
+        for (local, caller) in [
+            ("127.0.0.1:0", "127.0.0.1"),
+            ("[::]:0", "127.0.0.1"),
+            ("[::]:0", "::1"),
+        ] {
+            let mut listener = tcp.listen(local.parse().unwrap(), 1, 72, false).unwrap();
+            let there = SocketAddr::new(caller.parse().unwrap(), listener.local().port());
+            let _caller = std::net::TcpStream::connect(there).unwrap();
+            let called = taken(&mut *listener);
+            let socket = called.descriptor().unwrap();
+            let class = match caller {
+                "::1" => sockopt::ipv6_tclass(socket).unwrap(),
+                _ => sockopt::ip_tos(socket).unwrap().into(),
+            };
+            assert_eq!(class, 72, "{local} called from {caller}");
+            assert!(sockopt::tcp_nodelay(socket).unwrap());
+            assert!(sockopt::socket_keepalive(socket).unwrap());
+            let times = (sockopt::tcp_keepidle(socket), sockopt::tcp_keepintvl(socket));
+            assert_eq!(times, (Ok(Duration::from_secs(40)), Ok(Duration::from_secs(10))));
+            assert_eq!(sockopt::tcp_keepcnt(socket), Ok(4));
+        }
+    }
+}

@@ -1,0 +1,540 @@
+//! Streams in streaming mode, and listeners: what the host runs MPA start-up over.
+//!
+//! A stream here holds at most one receive of the driver and one unsent frame, and a listener only so many calls that the
+//! driver has not looked at: peers cannot make the device grow.
+
+use crate::agenda::{Agenda, Token};
+use crate::effects::Effects;
+use crate::host::{Mapping, Piece, PieceMut};
+use crate::qp::Ends;
+use crate::stream::{Listener, Stream, StreamError};
+use crate::table::Table;
+use rustix::io::Errno;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use urnic_device::command::Status;
+use urnic_device::event::{Event, EventKind};
+use urnic_device::stream::{Endpoint, Endpoints, MAX_STREAMING, input};
+
+/// Calls that may wait for the driver at one listener, whatever it asked for.
+pub(crate) const MAX_PENDING: u32 = 1024;
+
+/// All streams in streaming mode, and all listeners.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    streams: Table<Streaming>,
+    listeners: Table<Listening>,
+}
+
+/// A stream in streaming mode.
+#[derive(Debug)]
+struct Streaming {
+    sid: u32,
+    /// Who accepted it; cleared when the driver first names it.
+    untouched: Mutex<Option<Arc<Listening>>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// `None` once it is attached or closed.
+    stream: Option<Box<dyn Stream>>,
+    connecting: bool,
+    /// A command on it is not complete yet; its events come later.
+    held: bool,
+    receive: Option<Receive>,
+    /// What the stream has not taken yet.
+    unsent: Vec<u8>,
+}
+
+/// A receive of exactly the buffer's length.
+#[derive(Debug)]
+struct Receive {
+    buffer: Mapping,
+    arrived: usize,
+}
+
+#[derive(Debug)]
+struct Listening {
+    lid: u32,
+    limit: u32,
+    /// Accepted, and not looked at by the driver.
+    pending: AtomicU32,
+    /// Calls may wait that were not accepted for want of room.
+    paused: AtomicBool,
+    /// The room that it wants is the system's, and that is known already.
+    starved: AtomicBool,
+    listeners: Mutex<Vec<Box<dyn Listener>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a command answers when the network refuses.
+pub(crate) fn status(errno: Errno) -> Status {
+    match errno {
+        Errno::ADDRINUSE => Status::AddressInUse,
+        Errno::ADDRNOTAVAIL => Status::AddressNotAvailable,
+        Errno::NETUNREACH | Errno::HOSTUNREACH => Status::Unreachable,
+        Errno::ACCESS | Errno::PERM => Status::Denied,
+        Errno::INVAL | Errno::AFNOSUPPORT => Status::InvalidArgument,
+        _ => Status::NoResources,
+    }
+}
+
+/// Whether the command itself fails, as opposed to a connection that begins and then ends.
+fn is_refusal(errno: Errno) -> bool {
+    !matches!(errno, Errno::CONNREFUSED | Errno::CONNRESET | Errno::TIMEDOUT)
+}
+
+fn code(errno: Errno) -> u16 {
+    u16::try_from(errno.raw_os_error()).unwrap_or(u16::MAX)
+}
+
+impl Streams {
+    pub(crate) fn new(limit: u32) -> Streams {
+        Streams {
+            streams: Table::new(limit),
+            listeners: Table::new(limit),
+        }
+    }
+
+    /// A call was begun, or not; an event says how it went, after which a stream that failed is gone.
+    pub(crate) fn connect(
+        &self,
+        agenda: &Agenda,
+        called: Result<Box<dyn Stream>, Errno>,
+        effects: &mut Effects,
+    ) -> Result<u32, Status> {
+        let (stream, failed) = match called {
+            Ok(stream) => (Some(stream), None),
+            Err(errno) if is_refusal(errno) => return Err(status(errno)),
+            Err(errno) => (None, Some(errno)),
+        };
+        let entry = self.insert(agenda, stream, None, true)?;
+        if let Some(errno) = failed {
+            self.streams.remove(entry.sid);
+            effects.event(Event::new(EventKind::StreamConnected, entry.sid).with_code(code(errno)));
+        }
+        effects.look_at_stream(entry.sid);
+        Ok(entry.sid)
+    }
+
+    fn insert(
+        &self,
+        agenda: &Agenda,
+        stream: Option<Box<dyn Stream>>,
+        accepted_by: Option<Arc<Listening>>,
+        connecting: bool,
+    ) -> Result<Arc<Streaming>, Status> {
+        let entry = self.streams.insert_with(Status::NoResources, |sid| {
+            Ok(Streaming {
+                sid,
+                untouched: Mutex::new(accepted_by),
+                state: Mutex::new(State {
+                    stream,
+                    connecting,
+                    held: connecting,
+                    receive: None,
+                    unsent: Vec::new(),
+                }),
+            })
+        })?;
+        let state = lock(&entry.state);
+        if let Some(fd) = state.stream.as_ref().and_then(|s| s.descriptor())
+            && agenda.watch(fd, Token::Stream(entry.sid)).is_err()
+        {
+            drop(state);
+            self.streams.remove(entry.sid);
+            return Err(Status::NoResources);
+        }
+        drop(state);
+        Ok(entry)
+    }
+
+    /// Takes a listener in, at several addresses maybe, at which so many calls may wait for the driver; returns its number.
+    pub(crate) fn listen(
+        &self,
+        listeners: Vec<Box<dyn Listener>>,
+        limit: u32,
+        effects: &mut Effects,
+    ) -> Result<u32, Status> {
+        let entry = self.listeners.insert_with(Status::NoResources, |lid| {
+            Ok(Listening {
+                lid,
+                limit,
+                pending: AtomicU32::new(0),
+                paused: AtomicBool::new(false),
+                starved: AtomicBool::new(false),
+                listeners: Mutex::new(listeners),
+            })
+        })?;
+        effects.open_listener(entry.lid);
+        Ok(entry.lid)
+    }
+
+    /// The command that made a listener is complete: takes calls from now on.
+    pub(crate) fn open_listener(&self, agenda: &Agenda, lid: u32, effects: &mut Effects) {
+        let Some(entry) = self.listeners.find(lid) else {
+            return;
+        };
+        for listener in lock(&entry.listeners).iter() {
+            if let Some(fd) = listener.descriptor()
+                && let Err(errno) = agenda.watch(fd, Token::Listener(lid))
+            {
+                tracing::error!(lid, %errno, "a listener cannot be watched");
+            }
+        }
+        self.accept(agenda, lid, effects);
+    }
+
+    /// Stops listening. Streams that were accepted stay.
+    pub(crate) fn unlisten(&self, lid: u32) -> Result<(), Status> {
+        let entry = self.listeners.remove(lid).ok_or(Status::InvalidHandle)?;
+        lock(&entry.listeners).clear();
+        Ok(())
+    }
+
+    /// Takes the calls that wait at a listener, as many as the driver may be given.
+    pub(crate) fn accept(&self, agenda: &Agenda, lid: u32, effects: &mut Effects) {
+        let Some(entry) = self.listeners.find(lid) else {
+            return;
+        };
+        let mut listeners = lock(&entry.listeners);
+        entry.paused.store(false, Ordering::SeqCst);
+        let mut refused = None;
+        for listener in listeners.iter_mut() {
+            loop {
+                if entry.pending.load(Ordering::SeqCst) >= entry.limit {
+                    entry.paused.store(true, Ordering::SeqCst);
+                    // The driver may have looked at one between the two.
+                    if entry.pending.load(Ordering::SeqCst) >= entry.limit {
+                        entry.starved.store(false, Ordering::SeqCst);
+                        return;
+                    }
+                }
+                if agenda.is_backed_up() {
+                    // The driver takes no events. The background thread tries again while some wait.
+                    entry.paused.store(true, Ordering::SeqCst);
+                    return;
+                }
+                let accepted = match listener.accept() {
+                    Ok(Some(stream)) => self.insert(agenda, Some(stream), Some(entry.clone()), false),
+                    Ok(None) => break,
+                    Err(errno) => {
+                        // Out of descriptors or memory: tried again when the background thread looks.
+                        entry.paused.store(true, Ordering::SeqCst);
+                        refused = Some(errno);
+                        break;
+                    }
+                };
+                match accepted {
+                    Ok(stream) => {
+                        entry.pending.fetch_add(1, Ordering::SeqCst);
+                        let event = Event::new(EventKind::StreamAccepted, lid);
+                        effects.event(event.with_data(stream.sid.into()));
+                    }
+                    Err(_) => tracing::warn!(lid, "a call was dropped: too many streams"),
+                }
+            }
+        }
+        let starved = entry.starved.swap(refused.is_some(), Ordering::SeqCst);
+        // The background thread, which looks every now and then, is not to wake itself by that.
+        if let Some(errno) = refused
+            && !starved
+        {
+            tracing::warn!(lid, %errno, "calls cannot be taken");
+            agenda.note_left_over();
+        }
+    }
+
+    /// Takes the calls of listeners that had to leave some; returns whether one still has to.
+    pub(crate) fn accept_paused(&self, agenda: &Agenda, effects: &mut Effects) -> bool {
+        let paused = |l: &Arc<Listening>| l.paused.load(Ordering::SeqCst);
+        let full = |l: &Arc<Listening>| l.pending.load(Ordering::SeqCst) >= l.limit;
+        for entry in self.listeners.all().iter().filter(|l| paused(l) && !full(l)) {
+            self.accept(agenda, entry.lid, effects);
+        }
+        self.listeners.all().iter().any(|l| paused(l) && !full(l))
+    }
+
+    /// The stream that a command of the driver names.
+    fn touch(&self, agenda: &Agenda, sid: u32, effects: &mut Effects) -> Result<Arc<Streaming>, Status> {
+        let entry = self.streams.find(sid).ok_or(Status::InvalidHandle)?.clone();
+        let accepted_by = lock(&entry.untouched).take();
+        if let Some(listening) = accepted_by {
+            listening.pending.fetch_sub(1, Ordering::SeqCst);
+            if listening.paused.load(Ordering::SeqCst) {
+                self.accept(agenda, listening.lid, effects);
+            }
+        }
+        Ok(entry)
+    }
+
+    /// Sends in streaming mode. What the stream does not take at once goes out when it can; meanwhile there is no other send.
+    pub(crate) fn send(
+        &self,
+        agenda: &Agenda,
+        sid: u32,
+        bytes: &[u8],
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        let entry = self.touch(agenda, sid, effects)?;
+        let mut state = lock(&entry.state);
+        if state.stream.is_none() || state.connecting {
+            return Err(Status::WrongState);
+        }
+        if !state.unsent.is_empty() {
+            return Err(Status::Busy);
+        }
+        state.unsent.extend_from_slice(bytes);
+        // An error shows when the driver receives.
+        let _ = state.flush();
+        Ok(())
+    }
+
+    /// Receives exactly the buffer's length in streaming mode; an event says so.
+    pub(crate) fn receive(
+        &self,
+        agenda: &Agenda,
+        sid: u32,
+        buffer: Mapping,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        let entry = self.touch(agenda, sid, effects)?;
+        let mut state = lock(&entry.state);
+        if state.stream.is_none() || state.connecting {
+            return Err(Status::WrongState);
+        }
+        if state.receive.is_some() {
+            return Err(Status::Busy);
+        }
+        state.receive = Some(Receive { buffer, arrived: 0 });
+        state.held = true;
+        effects.look_at_stream(sid);
+        Ok(())
+    }
+
+    /// Our address and the peer's, and what there is to receive.
+    pub(crate) fn query(
+        &self,
+        agenda: &Agenda,
+        sid: u32,
+        effects: &mut Effects,
+    ) -> Result<Endpoints, Status> {
+        let entry = self.touch(agenda, sid, effects)?;
+        let mut state = lock(&entry.state);
+        let connecting = state.connecting;
+        let stream = state.stream.as_mut().ok_or(Status::WrongState)?;
+        let input = match stream.peek() {
+            _ if connecting => input::NONE,
+            Ok(true) => input::BYTES,
+            Err(StreamError::WouldBlock | StreamError::Fault) => input::NONE,
+            Ok(false) | Err(StreamError::Closed(_)) => input::END,
+        };
+        Ok(Endpoints {
+            local: Endpoint::from(stream.local()),
+            remote: Endpoint::from(stream.remote()),
+            input: input.into(),
+        })
+    }
+
+    /// Closes a stream: by RST, or by FIN behind what was sent, which `linger` sees to.
+    pub(crate) fn close(
+        &self,
+        agenda: &Agenda,
+        sid: u32,
+        abort: bool,
+        effects: &mut Effects,
+        linger: impl FnOnce(Box<dyn Stream>, Vec<u8>),
+    ) -> Result<(), Status> {
+        let entry = self.touch(agenda, sid, effects)?;
+        self.streams.remove(sid);
+        let mut state = lock(&entry.state);
+        state.receive = None;
+        let Some(mut stream) = state.stream.take() else {
+            return Ok(());
+        };
+        if abort || state.connecting {
+            stream.reset();
+        } else {
+            let unsent = std::mem::take(&mut state.unsent);
+            drop(state);
+            linger(stream, unsent);
+        }
+        Ok(())
+    }
+
+    /// Hands a stream over: RDMA mode begins. `attach` takes it unless it fails, and is told whether the other end is that of
+    /// another stream here.
+    pub(crate) fn hand_over(
+        &self,
+        agenda: &Agenda,
+        sid: u32,
+        effects: &mut Effects,
+        attach: impl FnOnce(&mut Option<Box<dyn Stream>>, bool, &mut Effects) -> Result<(), Status>,
+    ) -> Result<(), Status> {
+        let entry = self.touch(agenda, sid, effects)?;
+        let ends = lock(&entry.state).ends();
+        let awaited = ends.is_some_and(|(local, remote)| self.has_stream(remote, local));
+        let mut state = lock(&entry.state);
+        let idle = state.receive.is_none() && state.unsent.is_empty() && !state.connecting;
+        if !idle || state.stream.is_none() {
+            return Err(Status::WrongState);
+        }
+        attach(&mut state.stream, awaited, effects)?;
+        self.streams.remove(sid);
+        Ok(())
+    }
+
+    /// Whether one of our streams in streaming mode has these ends; not asked for the only one's own.
+    fn has_stream(&self, local: SocketAddr, remote: SocketAddr) -> bool {
+        local.ip() == remote.ip()
+            && self.streams.len() > 1
+            && (self.streams.all().iter()).any(|entry| lock(&entry.state).ends() == Some((local, remote)))
+    }
+
+    /// A command on a stream is complete: goes on with it.
+    pub(crate) fn resume(&self, sid: u32, effects: &mut Effects) {
+        if let Some(entry) = self.streams.find(sid) {
+            lock(&entry.state).held = false;
+            self.look(sid, effects);
+        }
+    }
+
+    /// Something happened to a stream, or may have: goes on with what it is at.
+    pub(crate) fn look(&self, sid: u32, effects: &mut Effects) {
+        let Some(entry) = self.streams.find(sid) else {
+            return;
+        };
+        let mut state = lock(&entry.state);
+        if state.held {
+            return;
+        }
+        if state.connecting {
+            let Some(stream) = &mut state.stream else {
+                return;
+            };
+            let event = Event::new(EventKind::StreamConnected, sid);
+            match stream.established() {
+                Ok(false) => return,
+                Ok(true) => {
+                    state.connecting = false;
+                    effects.event(event);
+                }
+                Err(errno) => {
+                    state.stream = None;
+                    self.streams.remove(sid);
+                    effects.event(event.with_code(code(errno)));
+                    return;
+                }
+            }
+        }
+        let sent = state.flush();
+        state.fill(sid, effects);
+        // Nobody receives, so nobody would hear of it.
+        if let Err(errno) = sent
+            && state.receive.is_none()
+            && state.stream.take().is_some()
+        {
+            self.streams.remove(sid);
+            effects.event(Event::new(EventKind::StreamClosed, sid).with_code(code(errno)));
+        }
+    }
+
+    /// Everything once, where nothing tells what is ready.
+    pub(crate) fn look_at_all(&self, agenda: &Agenda, effects: &mut Effects) {
+        for entry in self.listeners.all() {
+            self.accept(agenda, entry.lid, effects);
+        }
+        for entry in self.streams.all() {
+            self.look(entry.sid, effects);
+        }
+    }
+
+    /// Stops all listeners, and lets all streams go in an orderly way, by `linger`.
+    pub(crate) fn close_all(&self, linger: impl Fn(Box<dyn Stream>, Vec<u8>)) {
+        for entry in self.listeners.drain() {
+            lock(&entry.listeners).clear();
+        }
+        for entry in self.streams.drain() {
+            let mut state = lock(&entry.state);
+            state.receive = None;
+            let unsent = std::mem::take(&mut state.unsent);
+            match state.stream.take() {
+                Some(stream) if !state.connecting => linger(stream, unsent),
+                _ => {}
+            }
+        }
+    }
+
+    /// Resets all streams and stops all listeners.
+    pub(crate) fn clear(&self) {
+        for entry in self.listeners.drain() {
+            lock(&entry.listeners).clear();
+        }
+        for entry in self.streams.drain() {
+            let mut state = lock(&entry.state);
+            state.receive = None;
+            if let Some(mut stream) = state.stream.take() {
+                stream.reset();
+            }
+        }
+    }
+}
+
+impl State {
+    /// Ours, and the peer's.
+    fn ends(&self) -> Option<Ends> {
+        self.stream
+            .as_ref()
+            .map(|stream| (stream.local(), stream.remote()))
+    }
+
+    /// Sends what is left over.
+    fn flush(&mut self) -> Result<(), Errno> {
+        while !self.unsent.is_empty()
+            && let Some(stream) = &mut self.stream
+        {
+            match stream.send(&[Piece::of(&self.unsent)]) {
+                Ok(n) => drop(self.unsent.drain(..n)),
+                Err(StreamError::WouldBlock) => return Ok(()),
+                Err(StreamError::Closed(errno)) => return Err(errno),
+                Err(StreamError::Fault) => return Err(Errno::FAULT),
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on with the receive; its event says how many bytes arrived, and the errno if the stream failed.
+    fn fill(&mut self, sid: u32, effects: &mut Effects) {
+        let (Some(stream), Some(receive)) = (&mut self.stream, &mut self.receive) else {
+            return;
+        };
+        let failed = loop {
+            let wanted = receive.buffer.len() - receive.arrived;
+            if wanted == 0 {
+                break 0;
+            }
+            // Streaming mode is no fast path, and the buffer may be in a guest: received here, then copied.
+            let mut bytes = [0u8; MAX_STREAMING as usize];
+            match stream.receive(&mut [PieceMut::of(&mut bytes[..wanted])]) {
+                Ok(0) => break 0,
+                Ok(n) => {
+                    receive.buffer.copy_in(receive.arrived, &bytes[..n]);
+                    receive.arrived += n;
+                }
+                Err(StreamError::WouldBlock) => return,
+                Err(StreamError::Closed(errno)) => break code(errno),
+                Err(StreamError::Fault) => break code(Errno::FAULT),
+            }
+        };
+        let event = Event::new(EventKind::StreamReceived, sid)
+            .with_code(failed)
+            .with_data(receive.arrived as u64);
+        effects.event(event);
+        self.receive = None;
+    }
+}

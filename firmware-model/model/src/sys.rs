@@ -1,0 +1,113 @@
+//! The few system calls that rustix does not have. Through `libc::syscall`, which is neither interposed by us nor a
+//! cancellation point.
+
+use rustix::fd::{AsRawFd, BorrowedFd};
+use rustix::io::Errno;
+
+pub(crate) fn last_errno() -> Errno {
+    // SAFETY: libc hands out the calling thread's errno.
+    Errno::from_raw_os_error(unsafe { *libc::__errno_location() })
+}
+
+/// `TCP_MAXSEG`: largest segment that is sent at present, in bytes.
+pub(crate) fn tcp_maxseg(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
+    let mut value: libc::c_int = 0;
+    let mut len = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: `value` and `len` are live and as large as they say.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_getsockopt,
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_MAXSEG,
+            &raw mut value,
+            &raw mut len,
+        )
+    };
+    if done == 0 {
+        Ok(value.unsigned_abs())
+    } else {
+        Err(last_errno())
+    }
+}
+
+/// `SIOCOUTQ`: bytes sent, or waiting to be, that the peer has not acknowledged.
+pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
+    let mut value: libc::c_int = 0;
+    // SAFETY: `TIOCOUTQ` (the same number as SIOCOUTQ) writes an int to a live one.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_ioctl,
+            socket.as_raw_fd(),
+            libc::TIOCOUTQ,
+            &raw mut value,
+        )
+    };
+    if done == 0 {
+        Ok(value.unsigned_abs())
+    } else {
+        Err(last_errno())
+    }
+}
+
+/// A signal mask as the kernel knows it: bit n − 1 stands for signal n.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SignalMask(u64);
+
+impl SignalMask {
+    /// Every signal but those of faults, which cannot wait: the kernel ends a process that blocks them.
+    pub(crate) const ALL: SignalMask = SignalMask(!(1 << (libc::SIGSEGV - 1) | 1 << (libc::SIGBUS - 1)));
+
+    /// Every signal. The kernel ends a process whose thread faults meanwhile.
+    pub(crate) const EVERY: SignalMask = SignalMask(!0);
+
+    /// Makes this the calling thread's mask and returns the old one.
+    pub(crate) fn exchange(self) -> SignalMask {
+        let mut old = 0u64;
+        // SAFETY: both masks are live and of the size given. Only which signals this thread takes changes.
+        unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigprocmask,
+                libc::SIG_SETMASK,
+                &raw const self.0,
+                &raw mut old,
+                size_of::<u64>(),
+            )
+        };
+        SignalMask(old)
+    }
+}
+
+/// Asks the scheduler to run the calling thread soon after it wakes, by a short slice (kernels before 6.12 know no such thing
+/// for ordinary threads) and, where the process may ask for that, a priority above that of the program. Best effort.
+pub(crate) fn ask_for_prompt_running(slice_ns: u64, nice: i32) {
+    #[repr(C)]
+    struct SchedAttr {
+        size: u32,
+        policy: u32,
+        flags: u64,
+        nice: i32,
+        priority: u32,
+        runtime: u64,
+        deadline: u64,
+        period: u64,
+    }
+    // SAFETY: a question about the calling thread.
+    let present = 20 - unsafe { libc::syscall(libc::SYS_getpriority, libc::PRIO_PROCESS, 0) } as i32;
+    for nice in [nice.min(present), present] {
+        let attr = SchedAttr {
+            size: size_of::<SchedAttr>() as u32,
+            policy: libc::SCHED_OTHER as u32,
+            flags: 0,
+            nice,
+            priority: 0,
+            runtime: slice_ns,
+            deadline: 0,
+            period: 0,
+        };
+        // SAFETY: `attr` is live and says its size; 0 is the calling thread.
+        if unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) } == 0 {
+            return;
+        }
+    }
+}

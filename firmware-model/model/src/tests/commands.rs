@@ -1,0 +1,639 @@
+//! Commands, registers, isolation.
+
+use crate::mock::{Driver, End, Pair, assert_cqe, config, wait_for, zeroed};
+use crate::{Counter, Limits, ModelConfig};
+use urnic_device::command::*;
+use urnic_device::doorbell::{Doorbell, Kind};
+use urnic_device::event::EventKind;
+use urnic_device::registers::*;
+use urnic_device::stream::{Address, ip_of};
+use urnic_device::vocabulary::{Access, QpState, WcStatus};
+use zerocopy::{FromBytes, IntoBytes};
+
+type Status = urnic_device::command::Status;
+type Registers = urnic_device::registers::Status;
+
+const READY: u32 = Registers::READY.bits();
+const FATAL: u32 = Registers::FATAL.bits();
+
+#[test]
+fn a_bad_command_fails_alone() {
+    let driver = Driver::start();
+    let pd = driver.pd();
+    let mut command = Command::new(Opcode::AllocPd, &Nothing {});
+    command.opcode = 0xdead.into();
+    assert_eq!(driver.execute(command).unwrap_err(), Status::UnknownOpcode);
+    // A list of everything that refers to objects that are not there.
+    let missing = [
+        Opcode::FreeUar,
+        Opcode::FreePd,
+        Opcode::DestroyEq,
+        Opcode::DestroyMr,
+        Opcode::DestroyMw,
+        Opcode::DestroyCq,
+        Opcode::DestroySrq,
+        Opcode::QueryQp,
+        Opcode::DestroyQp,
+        Opcode::StreamUnlisten,
+    ];
+    for opcode in missing {
+        assert_eq!(
+            driver.on(opcode, 0x00ff_fff0),
+            Err(Status::InvalidHandle),
+            "{opcode:?}"
+        );
+    }
+    for (name, access) in [
+        ("unknown right", 1 << 15),
+        ("remote write without local write", Access::REMOTE_WRITE.bits()),
+        ("remote atomic without local write", Access::REMOTE_ATOMIC.bits()),
+    ] {
+        let arguments = CreateMr {
+            len: 8.into(),
+            dma: driver.arena.alloc(8).into(),
+            pd: pd.into(),
+            access: access.into(),
+            ..zeroed()
+        };
+        let refused = driver.command(Opcode::CreateMr, &arguments).unwrap_err();
+        assert_eq!(refused, Status::InvalidArgument, "{name}");
+    }
+    // And the device goes on.
+    driver.register(pd, 8, Access::empty()).unwrap();
+    assert_eq!(driver.device.bar0_read(STATUS), READY);
+}
+
+#[test]
+fn a_dma_address_out_of_reach_fails_its_command() {
+    let driver = Driver::start();
+    let pd = driver.pd();
+    let cq = driver.cq(3);
+    let nowhere = 0x10u64;
+    let good = driver.cq_arguments(3);
+    for arguments in [
+        CreateCq {
+            ring: nowhere.into(),
+            ..good
+        },
+        CreateCq {
+            record: nowhere.into(),
+            ..good
+        },
+        CreateCq {
+            ring: (good.ring.get() + 8).into(),
+            ..good
+        },
+        CreateCq {
+            record: (good.record.get() + 4).into(),
+            ..good
+        },
+    ] {
+        let refused = driver.command(Opcode::CreateCq, &arguments).unwrap_err();
+        assert_eq!(refused, Status::DmaFault);
+    }
+    let good = driver.qp_arguments(pd, &cq, &cq);
+    for arguments in [
+        CreateQp {
+            sq_ring: nowhere.into(),
+            ..good
+        },
+        CreateQp {
+            rq_ring: nowhere.into(),
+            ..good
+        },
+        CreateQp {
+            record: u64::MAX.into(),
+            ..good
+        },
+    ] {
+        assert_eq!(driver.try_qp(&arguments).err(), Some(Status::DmaFault));
+    }
+    let arguments = CreateMr {
+        len: u64::MAX.into(),
+        ..zeroed()
+    };
+    let refused = driver.command(Opcode::CreateMr, &arguments).unwrap_err();
+    assert_eq!(refused, Status::InvalidArgument);
+    let arguments = CreateMr {
+        len: (1 << 40).into(),
+        dma: driver.arena.alloc(8).into(),
+        ..zeroed()
+    };
+    let refused = driver.command(Opcode::CreateMr, &arguments).unwrap_err();
+    assert_eq!(refused, Status::DmaFault);
+    // Nothing of it stuck: the domain is still empty.
+    driver.on(Opcode::FreePd, pd).unwrap();
+}
+
+#[test]
+fn sizes_out_of_range_are_refused() {
+    let driver = Driver::start();
+    let pd = driver.pd();
+    let cq = driver.cq(3);
+    for log_size in [23, 31, 32, 64, u32::MAX] {
+        let arguments = CreateCq {
+            log_size: log_size.into(),
+            ..driver.cq_arguments(1)
+        };
+        let refused = driver.command(Opcode::CreateCq, &arguments).unwrap_err();
+        assert_eq!(refused, Status::InvalidArgument, "{log_size}");
+        let good = driver.qp_arguments(pd, &cq, &cq);
+        for arguments in [
+            CreateQp {
+                sq_log_size: log_size.into(),
+                ..good
+            },
+            CreateQp {
+                rq_log_size: log_size.into(),
+                ..good
+            },
+            CreateQp {
+                rq_log_stride: log_size.into(),
+                ..good
+            },
+        ] {
+            assert_eq!(driver.try_qp(&arguments).err(), Some(Status::InvalidArgument));
+        }
+    }
+}
+
+#[test]
+fn objects_are_busy_while_others_use_them() {
+    let driver = Driver::start();
+    let pd = driver.pd();
+    let (send_cq, recv_cq) = (driver.cq(3), driver.cq(3));
+    let srq_arguments = CreateSrq {
+        ring: driver.arena.alloc(64 << 3).into(),
+        record: driver.arena.alloc(128).into(),
+        pd: pd.into(),
+        log_size: 3.into(),
+        log_stride: 6.into(),
+        uar: driver.uar.into(),
+    };
+    let srq: QueueHandle = driver
+        .command(Opcode::CreateSrq, &srq_arguments)
+        .unwrap()
+        .result();
+    let srq = srq.id.get();
+    let arguments = CreateQp {
+        srq: srq.into(),
+        ..driver.qp_arguments(pd, &send_cq, &recv_cq)
+    };
+    let qp = driver.try_qp(&arguments).unwrap();
+    let mw = driver
+        .create(
+            Opcode::CreateMw,
+            &CreateMw {
+                pd: pd.into(),
+                kind: 2.into(),
+            },
+        )
+        .unwrap();
+    let busy = |opcode, id| assert_eq!(driver.on(opcode, id), Err(Status::Busy), "{opcode:?}");
+    busy(Opcode::FreePd, pd);
+    busy(Opcode::DestroyCq, send_cq.id);
+    busy(Opcode::DestroyCq, recv_cq.id);
+    busy(Opcode::DestroySrq, srq);
+    busy(Opcode::FreeUar, driver.uar);
+    busy(Opcode::DestroyEq, driver.eq);
+    driver.on(Opcode::DestroyQp, qp.id).unwrap();
+    busy(Opcode::FreePd, pd);
+    driver.on(Opcode::DestroySrq, srq).unwrap();
+    busy(Opcode::FreePd, pd);
+    driver.on(Opcode::DestroyMw, mw).unwrap();
+    driver.on(Opcode::FreePd, pd).unwrap();
+    driver.on(Opcode::DestroyCq, send_cq.id).unwrap();
+    busy(Opcode::DestroyEq, driver.eq);
+    busy(Opcode::FreeUar, driver.uar);
+    driver.on(Opcode::DestroyCq, recv_cq.id).unwrap();
+    driver.on(Opcode::DestroyEq, driver.eq).unwrap();
+    driver.on(Opcode::FreeUar, driver.uar).unwrap();
+}
+
+#[test]
+fn limits_are_the_advertised_ones() {
+    let driver = Driver::start_with(ModelConfig {
+        limits: Limits {
+            qps: 2,
+            cqs: 3,
+            pds: 2,
+            ..Limits::default()
+        },
+        ..config()
+    });
+    let mut command = Command::new(Opcode::QueryDevice, &Nothing {});
+    command.output = driver.arena.alloc(size_of::<DeviceAttributes>()).into();
+    command.output_len = (size_of::<DeviceAttributes>() as u32 - 1).into();
+    assert_eq!(driver.execute(command).unwrap_err(), Status::InvalidArgument);
+    command.output_len = (size_of::<DeviceAttributes>() as u32).into();
+    driver.execute(command).unwrap();
+    let bytes = driver
+        .arena
+        .read(command.output.get(), size_of::<DeviceAttributes>());
+    let attributes = DeviceAttributes::read_from_bytes(&bytes).unwrap();
+    assert_eq!(
+        (
+            attributes.max_qp.get(),
+            attributes.max_cq.get(),
+            attributes.max_pd.get()
+        ),
+        (2, 3, 2)
+    );
+    assert_eq!(attributes.max_sge_rd.get(), 1);
+    assert_eq!((attributes.max_ird.get(), attributes.max_ord.get()), (128, 128));
+    let pd = driver.pd();
+    let cq = driver.cq(3);
+    let qps: Vec<_> = (0..2).map(|_| driver.qp(pd, &cq, &cq)).collect();
+    let third = driver.try_qp(&driver.qp_arguments(pd, &cq, &cq));
+    assert_eq!(third.err(), Some(Status::NoResources));
+    let arguments = ModifyQp {
+        qp: qps[0].id.into(),
+        mask: modify::IRD.into(),
+        ird: 129.into(),
+        ..zeroed()
+    };
+    let refused = driver.command(Opcode::ModifyQp, &arguments).unwrap_err();
+    assert_eq!(refused, Status::InvalidArgument);
+    driver.on(Opcode::DestroyQp, qps[0].id).unwrap();
+    driver.qp(pd, &cq, &cq);
+}
+
+#[test]
+fn the_address_table_is_the_configured_one() {
+    let driver = Driver::start();
+    let mut command = Command::new(Opcode::QueryAddresses, &Nothing {});
+    command.output = driver.arena.alloc(64).into();
+    command.output_len = 64.into();
+    let count: Count = driver.execute(command).unwrap().result();
+    assert_eq!(count.count.get(), 1);
+    let bytes = driver.arena.read(command.output.get(), size_of::<Address>());
+    let address = Address::read_from_bytes(&bytes).unwrap();
+    assert_eq!(ip_of(&address.ip).to_string(), "127.0.0.1");
+    assert_eq!(address.prefix_len.get(), 8);
+}
+
+/// A page reaches only what was created with it.
+#[test]
+fn a_doorbell_page_does_not_reach_the_queues_of_another() {
+    let driver = Driver::start();
+    let mut end = End::new(&driver);
+    driver.modify(&end.qp, QpState::Err).unwrap();
+    let other_page = driver.create(Opcode::AllocUar, &Nothing {}).unwrap();
+    // A post whose ring comes through the wrong page stays unseen.
+    let device_page = driver.uar;
+    let mut foreign = driver;
+    foreign.uar = other_page;
+    end.qp.post_send(&foreign, 1, &[]);
+    assert!(end.send_cq.poll(&foreign).is_none());
+    foreign.uar = device_page;
+    let doorbell = Doorbell {
+        kind: Kind::Send,
+        queue: end.qp.id,
+        index: 1,
+    };
+    foreign.device.doorbell(device_page, 0, doorbell.encode());
+    assert_cqe(&end.send_cq.poll(&foreign).unwrap(), 1, WcStatus::WrFlushErr);
+}
+
+/// Each of these doorbells is wrong in one thing only. A request that was posted and not rung for, and completion queues that
+/// nobody armed, show any that is taken.
+#[test]
+fn doorbells_of_nonsense_are_ignored() {
+    let mut driver = Driver::start();
+    let mut end = End::new(&driver);
+    driver.modify(&end.qp, QpState::Err).unwrap();
+    let (right, wrong) = (driver.uar, driver.create(Opcode::AllocUar, &Nothing {}).unwrap());
+    // Its ring goes through another page.
+    driver.uar = wrong;
+    end.qp.post_send(&driver, 1, &[]);
+    driver.uar = right;
+
+    let (qp, cq) = (end.qp.id, end.send_cq.id);
+    let ring = |page: u32, kind: u64, queue: u32| {
+        for index in [0, 1, u32::MAX] {
+            let value = kind << 56 | u64::from(queue & 0xff_ffff) << 32 | u64::from(index);
+            driver.device.doorbell(page, 0, value);
+        }
+    };
+    let (send, arm, solicited) = (Kind::Send as u64, Kind::Arm as u64, Kind::ArmSolicited as u64);
+    for kind in (0..=0xff).filter(|kind| Kind::from_raw(*kind).is_none()) {
+        ring(right, kind.into(), qp);
+        ring(right, kind.into(), cq);
+    }
+    for kind in [
+        send,
+        Kind::Receive as u64,
+        Kind::SharedReceive as u64,
+        arm,
+        solicited,
+    ] {
+        // Numbers of nothing: one with all bits, and those of our queues with another bit set.
+        for nobody in [0xff_ffff, qp ^ 0x80_0000, cq ^ 0x80_0000] {
+            ring(right, kind, nobody);
+        }
+        for page in [0, wrong, u32::MAX] {
+            ring(page, kind, qp);
+            ring(page, kind, cq);
+        }
+    }
+    assert!(end.send_cq.poll(&driver).is_none(), "a send was taken");
+    assert_eq!(end.qp.sq_consumer(), 0);
+    assert!(
+        driver.notifications().is_empty(),
+        "a completion queue told of something"
+    );
+    assert_eq!(driver.counter(Counter::CqOverflows), 0);
+
+    // The right ring is taken, and nobody is told, since no arm was.
+    ring(right, send, qp);
+    assert_cqe(&end.send_cq.poll(&driver).unwrap(), 1, WcStatus::WrFlushErr);
+    assert!(driver.notifications().is_empty(), "a completion queue was armed");
+    end.send_cq.arm(&driver, false);
+    end.qp.post_send(&driver, 2, &[]);
+    assert_cqe(&end.send_cq.poll(&driver).unwrap(), 2, WcStatus::WrFlushErr);
+    assert_eq!(driver.notifications(), [cq]);
+}
+
+/// A page of plain memory loses rings when queues share a slot: all of the slot are looked at.
+#[test]
+fn a_slot_that_is_seen_rung_is_looked_at_for_all_its_queues() {
+    let driver = Driver::start_with(ModelConfig {
+        doorbell_memory: true,
+        ..config()
+    });
+    let pd = driver.pd();
+    let mut cq = driver.cq(10);
+    let mut slots = std::collections::HashMap::<u32, Vec<_>>::new();
+    for _ in 0..300 {
+        let arguments = driver.qp_arguments(pd, &cq, &cq);
+        let handle: QueueHandle = driver.command(Opcode::CreateQp, &arguments).unwrap().result();
+        slots
+            .entry(handle.doorbell.get())
+            .or_default()
+            .push((handle.id.get(), arguments.record.get()));
+    }
+    let (slot, shared) = slots.iter().find(|(_, qps)| qps.len() > 1).unwrap();
+    for (qid, record) in shared {
+        let arguments = ModifyQp {
+            qp: (*qid).into(),
+            mask: modify::STATE.into(),
+            state: (QpState::Err as u32).into(),
+            ..zeroed()
+        };
+        driver.command(Opcode::ModifyQp, &arguments).unwrap();
+        // One malformed entry each, published but not rung for.
+        driver.arena.write(*record, 1u32.as_bytes());
+    }
+    assert!(cq.poll(&driver).is_none());
+    let last = Doorbell {
+        kind: Kind::Send,
+        queue: shared[0].0,
+        index: 1,
+    };
+    let pages = driver.device.doorbell_pages().unwrap();
+    pages.store(driver.uar, *slot, last.encode());
+    assert!(driver.device.look_at_doorbells());
+    for _ in shared {
+        let cqe = cq.poll(&driver).unwrap();
+        assert_ne!(cqe.status, WcStatus::Success as u8);
+    }
+}
+
+#[test]
+fn a_reset_frees_everything() {
+    let (driver, far) = (Driver::start(), Driver::start());
+    let mut pair = Pair::connect(&driver, &far);
+    let (lid, port) = driver.listen("127.0.0.1:0".parse().unwrap(), 1).unwrap();
+    assert!(lid > 0);
+    driver.device.bar0_write(CONTROL, Control::RESET.bits());
+    assert_eq!(driver.device.bar0_read(STATUS), 0);
+    assert_eq!(driver.device.bar0_read(CONTROL), 0);
+    assert_eq!(driver.device.bar0_read(CMD_VECTOR), NO_VECTOR);
+    // The peer sees the end of its stream, the port is free, and old rings are dead.
+    far.await_event(EventKind::PeerClosed, pair.answerer.qp.id);
+    assert!(
+        far.connect(std::net::SocketAddr::new([127, 0, 0, 1].into(), port))
+            .is_ok_and(|sid| { far.await_event(EventKind::StreamConnected, sid).code.get() != 0 })
+    );
+    pair.caller.qp.post_send(&driver, 1, &[]);
+    assert!(pair.caller.send_cq.poll(&driver).is_none());
+    wait_for("descriptors of epoll and its wake-up alone", || {
+        (driver.device.core().descriptor_numbers().len() == 2).then_some(())
+    });
+}
+
+#[test]
+fn a_driver_that_loses_count_of_its_commands_stops_the_device() {
+    let driver = Driver::start();
+    driver.device.bar0_write(CMD_DOORBELL, 10_000);
+    assert_eq!(driver.device.bar0_read(STATUS), FATAL);
+    assert_eq!(driver.device.bar0_read(FATAL_CODE), fatal::COMMAND_DMA);
+    driver.await_event(EventKind::Fatal, 0);
+    driver.device.bar0_write(CONTROL, Control::ENABLE.bits());
+    assert_eq!(driver.device.bar0_read(STATUS), FATAL, "only a reset helps");
+    driver.device.bar0_write(CONTROL, Control::RESET.bits());
+    assert_eq!(driver.device.bar0_read(STATUS), 0);
+}
+
+#[test]
+fn an_unreachable_command_queue_stops_the_device() {
+    let driver = Driver::start();
+    let device = &driver.device;
+    device.bar0_write(CONTROL, Control::RESET.bits());
+    device.bar0_write(CMD_BASE, 0x1000);
+    device.bar0_write(CONTROL, Control::ENABLE.bits());
+    assert_eq!(device.bar0_read(STATUS), FATAL);
+    assert_eq!(device.bar0_read(FATAL_CODE), fatal::COMMAND_DMA);
+}
+
+/// SEC-07, VRB-S-01: the limit event comes once per arming.
+#[test]
+fn sec_07_a_shared_receive_queue_tells_when_it_runs_low() {
+    let (near, far) = (Driver::start(), Driver::start());
+    let mut caller = End::new(&near);
+    let pd = far.pd();
+    let mut recv_cq = far.cq(8);
+    let send_cq = far.cq(8);
+    let region = far.register(pd, 4096, Access::LOCAL_WRITE).unwrap();
+    let ring = far.arena.alloc(64 << 3);
+    let record = far.arena.alloc(128);
+    let arguments = CreateSrq {
+        ring: ring.into(),
+        record: record.into(),
+        pd: pd.into(),
+        log_size: 3.into(),
+        log_stride: 6.into(),
+        uar: far.uar.into(),
+    };
+    let srq: QueueHandle = far.command(Opcode::CreateSrq, &arguments).unwrap().result();
+    let arguments = CreateQp {
+        srq: srq.id,
+        ..far.qp_arguments(pd, &send_cq, &recv_cq)
+    };
+    let qp = far.try_qp(&arguments).unwrap();
+    far.ready(&qp);
+    let post = |index: u32| {
+        let at = ring + u64::from(index % 8) * 64;
+        let header = urnic_device::wqe::RecvHeader::new(index.into(), 1);
+        far.arena.write(at, header.as_bytes());
+        far.arena.write(at + 16, region.sge(0, 8).as_bytes());
+        // The receive half of the record: its second word.
+        far.arena.write(record + 4, (index + 1).as_bytes());
+    };
+    (0..4).for_each(post);
+    let limit = ModifySrq {
+        srq: srq.id,
+        limit: 3.into(),
+    };
+    far.command(Opcode::ModifySrq, &limit).unwrap();
+    assert!(far.event().is_none());
+    let (lid, port) = far.listen("127.0.0.1:0".parse().unwrap(), 1).unwrap();
+    let sid = near
+        .connect(std::net::SocketAddr::new([127, 0, 0, 1].into(), port))
+        .unwrap();
+    near.await_event(EventKind::StreamConnected, sid);
+    let accepted = far.await_event(EventKind::StreamAccepted, lid);
+    far.attach(accepted.data.get() as u32, &qp, false).unwrap();
+    near.attach(sid, &caller.qp, true).unwrap();
+    for cookie in 0..3 {
+        caller.qp.post_send(&near, cookie, &[caller.region.sge(0, 8)]);
+        assert_cqe(&recv_cq.await_idly(&far), cookie, WcStatus::Success);
+    }
+    far.await_event(EventKind::SrqLimit, srq.id.get());
+    assert!(
+        std::iter::from_fn(|| far.event()).all(|e| e.kind != EventKind::SrqLimit as u8),
+        "once"
+    );
+    wait_for("the counters", || {
+        (far.counter(Counter::RxMessages) == 3).then_some(())
+    });
+}
+
+fn with_page_list(driver: &Driver, arguments: &CreateMr, pages: &[u64]) -> Result<u32, Status> {
+    let mut command = Command::new(Opcode::CreateMr, arguments);
+    command.input = driver.arena.alloc(pages.len() * 8).into();
+    command.input_len = (pages.len() as u32 * 8).into();
+    driver.arena.write(command.input.get(), pages.as_bytes());
+    let completion = driver.execute(command)?;
+    Ok(completion.result::<Handle>().id.get())
+}
+
+#[test]
+fn a_region_may_be_a_list_of_pages() {
+    let driver = Driver::start();
+    let pd = driver.pd();
+    let first = driver.arena.alloc(3 * 4096);
+    let scattered = [first + 8192, first, first + 4096];
+    let arguments = |log_page: u32, skip: u64, len: u64| CreateMr {
+        base: 0x10_0000.into(),
+        len: len.into(),
+        dma: skip.into(),
+        pd: pd.into(),
+        access: Access::REMOTE_READ.bits().into(),
+        log_page: log_page.into(),
+        ..zeroed()
+    };
+    let text = |stag: u32, at: u64, len: usize| {
+        let table = &driver.device.core().memory;
+        let need = crate::memory::Need::RemoteRead;
+        let window = table.check(stag, pd, 1, at, len as u64, need).unwrap();
+        let pieces = window.pieces(0, len as u64).count();
+        let mut bytes = vec![0; len];
+        window.copy_out(0, &mut bytes).unwrap();
+        (String::from_utf8(bytes).unwrap(), pieces)
+    };
+    driver.arena.write(first + 8192 + 4090, b"across");
+    driver.arena.write(first, b" pages");
+    let stag = with_page_list(&driver, &arguments(12, 4000, 8000), &scattered).unwrap();
+    let (seen, pieces) = text(stag, 0x10_0000 + 90, 12);
+    assert_eq!((seen.as_str(), pieces), ("across pages", 2));
+    // Neighbours become one stretch.
+    let neighbours = [first, first + 4096, first + 8192];
+    let stag = with_page_list(&driver, &arguments(12, 0, 3 * 4096), &neighbours).unwrap();
+    let (seen, pieces) = text(stag, 0x10_0000 + 8192 + 4090, 6);
+    assert_eq!((seen.as_str(), pieces), ("across", 1));
+    assert_eq!(text(stag, 0x10_0000, 3 * 4096).1, 1);
+    let refused = [
+        (arguments(12, 4096, 8), &scattered[..], Status::InvalidArgument),
+        (
+            arguments(12, 0, 3 * 4096 + 1),
+            &scattered,
+            Status::InvalidArgument,
+        ),
+        (arguments(12, 4095, 2), &scattered[..1], Status::InvalidArgument),
+        (arguments(11, 0, 8), &scattered, Status::InvalidArgument),
+        (arguments(41, 0, 8), &scattered, Status::InvalidArgument),
+        (arguments(12, 0, 8), &[8][..], Status::DmaFault),
+    ];
+    for (arguments, pages, status) in refused {
+        assert_eq!(
+            with_page_list(&driver, &arguments, pages),
+            Err(status),
+            "{arguments:?}"
+        );
+    }
+    let mut command = Command::new(Opcode::CreateMr, &arguments(12, 0, 8));
+    command.input = u64::MAX.into();
+    command.input_len = 8.into();
+    assert_eq!(driver.execute(command).unwrap_err(), Status::DmaFault);
+}
+
+/// A driver may name one page as often as it likes: what the device keeps of its lists is bounded.
+#[test]
+fn page_lists_share_so_much_room() {
+    let driver = Driver::start_with(ModelConfig {
+        limits: Limits {
+            mr_pages: 5,
+            ..Limits::default()
+        },
+        ..config()
+    });
+    let page = driver.arena.alloc(4096);
+    let arguments = CreateMr {
+        len: (3 * 4096).into(),
+        pd: driver.pd().into(),
+        log_page: 12.into(),
+        ..zeroed()
+    };
+    let register = || with_page_list(&driver, &arguments, &[page; 3]);
+    for _ in 0..3 {
+        let stag = register().unwrap();
+        assert_eq!(register(), Err(Status::NoResources));
+        driver.on(Opcode::DestroyMr, stag).unwrap();
+    }
+    let longer = CreateMr {
+        len: (6 * 4096).into(),
+        ..arguments
+    };
+    let refused = with_page_list(&driver, &longer, &[page; 6]);
+    assert_eq!(refused, Err(Status::NoResources));
+    register().unwrap();
+    driver.device.reset();
+    assert_eq!(driver.device.core().page_room.take(5).map(drop), Some(()));
+}
+
+/// Asynchronous events that find no room wait in the device; none is lost, and their order stays.
+#[test]
+fn events_wait_for_room_in_their_queue() {
+    let driver = Driver::start();
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let nobody = closed.local_addr().unwrap();
+    drop(closed);
+    let room = 64;
+    let sids: Vec<u32> = (0..3 * room).map(|_| driver.connect(nobody).unwrap()).collect();
+    wait_for("events that wait", || {
+        let queue = driver.device.core().async_events.load();
+        queue.as_ref().is_some_and(|q| q.waiting() > 0).then_some(())
+    });
+    let mut seen: Vec<u32> = sids
+        .iter()
+        .map(|_| {
+            let event = wait_for("an event", || driver.event());
+            assert_eq!(event.kind, EventKind::StreamConnected as u8);
+            event.object.get()
+        })
+        .collect();
+    seen.sort_unstable();
+    assert_eq!(seen, sids);
+    assert!(driver.event().is_none());
+}

@@ -1,0 +1,215 @@
+//! What a driver in another process needs: doorbells in plain memory, memory that cannot be mapped, and memory that is taken away.
+
+use super::one_sided;
+use crate::config::ModelConfig;
+use crate::mock::{Driver, Pair, assert_cqe, config, wait_for};
+use std::sync::atomic::Ordering;
+use urnic_device::command::{Opcode, QueueHandle};
+use urnic_device::doorbell::{Doorbell, Kind};
+use urnic_device::event::EventKind;
+use urnic_device::registers::KICK;
+use urnic_device::vocabulary::{QpState, WcStatus};
+use urnic_device::wqe;
+
+fn with_pages() -> Driver {
+    Driver::start_with(ModelConfig {
+        doorbell_memory: true,
+        ..config()
+    })
+}
+
+fn remote() -> Driver {
+    let mut driver = Driver::start();
+    driver.remote = true;
+    driver
+}
+
+/// A completion queue, its slot, and the doorbell that arms it.
+fn armable(driver: &Driver) -> (u32, u64) {
+    let arguments = driver.cq_arguments(4);
+    let handle: QueueHandle = driver.command(Opcode::CreateCq, &arguments).unwrap().result();
+    let doorbell = Doorbell {
+        kind: Kind::Arm,
+        queue: handle.id.get(),
+        index: 0,
+    };
+    (handle.doorbell.get(), doorbell.encode())
+}
+
+#[test]
+fn what_is_rung_in_plain_memory_is_served_at_the_next_look_and_once() {
+    let driver = with_pages();
+    let pages = driver.device.doorbell_pages().unwrap();
+    let (slot, doorbell) = armable(&driver);
+    assert!(!driver.device.look_at_doorbells());
+    // Twice the same value is two rings.
+    for _ in 0..2 {
+        pages.store(driver.uar, slot, doorbell);
+        assert!(driver.device.look_at_doorbells());
+        assert!(!driver.device.look_at_doorbells());
+    }
+    // Slots that nobody was told are not looked at.
+    pages.store(driver.uar, slot + 8, doorbell);
+    assert!(!driver.device.look_at_doorbells());
+}
+
+#[test]
+fn a_kick_makes_the_device_look() {
+    let driver = with_pages();
+    let pages = driver.device.doorbell_pages().unwrap();
+    let (slot, doorbell) = armable(&driver);
+    pages.store(driver.uar, slot, doorbell);
+    driver.device.bar0_write(KICK, 0);
+    assert!(!driver.device.look_at_doorbells(), "it was taken by the kick");
+}
+
+#[test]
+fn the_wake_word_of_each_page_in_use_tells_a_sleeping_device() {
+    let driver = with_pages();
+    let pages = driver.device.doorbell_pages().unwrap();
+    let (first, _) = armable(&driver);
+    assert!(first < urnic_device::doorbell::WAKE);
+    assert!(!pages.is_asleep(driver.uar));
+    driver.device.doorbells_asleep(true);
+    assert!(pages.is_asleep(driver.uar));
+    // A page that comes into use meanwhile says so, too.
+    let second: u32 = driver
+        .create(Opcode::AllocUar, &urnic_device::command::Nothing {})
+        .unwrap();
+    let mut arguments = driver.cq_arguments(4);
+    arguments.uar = second.into();
+    driver.command(Opcode::CreateCq, &arguments).unwrap();
+    assert!(pages.is_asleep(second));
+    driver.device.doorbells_asleep(false);
+    assert!(!pages.is_asleep(driver.uar) && !pages.is_asleep(second));
+}
+
+#[test]
+fn messages_of_all_sizes_go_between_regions_in_remote_memory() {
+    let (near, far) = (remote(), remote());
+    let Pair {
+        mut caller,
+        mut answerer,
+    } = Pair::connect(&near, &far);
+    for (i, size) in [0u32, 1, 1442, 2049, 64768, 70_000, 1 << 19]
+        .into_iter()
+        .enumerate()
+    {
+        let bytes: Vec<u8> = (0..size).map(|b| (b as usize * 7 + i) as u8).collect();
+        near.arena.write(caller.region.iova, &bytes);
+        answerer
+            .qp
+            .post_recv(&far, i as u64, &[answerer.region.sge(0, 1 << 20)]);
+        caller
+            .qp
+            .post_send(&near, i as u64, &[caller.region.sge(0, size)]);
+        assert_cqe(
+            &caller.send_cq.await_completion(&near),
+            i as u64,
+            WcStatus::Success,
+        );
+        assert_cqe(
+            &answerer.recv_cq.await_completion(&far),
+            i as u64,
+            WcStatus::Success,
+        );
+        assert_eq!(far.arena.read(answerer.region.iova, size as usize), bytes);
+    }
+}
+
+#[test]
+fn writes_and_reads_reach_remote_memory_of_a_passive_target() {
+    let (near, far) = (remote(), remote());
+    let Pair { mut caller, answerer } = Pair::connect(&near, &far);
+    let bytes: Vec<u8> = (0..300_000u32).map(|i| (i % 251) as u8).collect();
+    near.arena.write(caller.region.iova, &bytes);
+    let len = bytes.len() as u32;
+    caller.qp.post(
+        &near,
+        one_sided(wqe::Opcode::Write, 1, &answerer),
+        &[caller.region.sge(0, len)],
+    );
+    assert_cqe(&caller.send_cq.await_idly(&near), 1, WcStatus::Success);
+    caller.qp.post(
+        &near,
+        one_sided(wqe::Opcode::Read, 2, &answerer),
+        &[caller.region.sge(500_000, len)],
+    );
+    assert_cqe(&caller.send_cq.await_idly(&near), 2, WcStatus::Success);
+    assert_eq!(near.arena.read(caller.region.iova + 500_000, bytes.len()), bytes);
+}
+
+/// The owner of remote memory died: what needs it fails, with its own queue pair.
+#[test]
+fn a_send_out_of_remote_memory_that_is_gone_fails_alone() {
+    let (near, far) = (remote(), Driver::start());
+    let Pair {
+        mut caller,
+        answerer: _answerer,
+    } = Pair::connect(&near, &far);
+    let Pair {
+        caller: mut other,
+        answerer: mut others_peer,
+    } = Pair::connect(&near, &far);
+    near.arena.gone.store(true, Ordering::Relaxed);
+    caller.qp.post_send(&near, 1, &[caller.region.sge(0, 8)]);
+    assert_cqe(&caller.send_cq.await_idly(&near), 1, WcStatus::LocProtErr);
+    wait_for("the error state", || {
+        (near.state(&caller.qp) == QpState::Err).then_some(())
+    });
+    near.arena.gone.store(false, Ordering::Relaxed);
+    others_peer.qp.post_recv(&far, 2, &[others_peer.region.sge(0, 8)]);
+    other.qp.post_send(&near, 2, &[other.region.sge(0, 8)]);
+    assert_cqe(&others_peer.recv_cq.await_completion(&far), 2, WcStatus::Success);
+}
+
+#[test]
+fn a_write_into_remote_memory_that_is_gone_ends_its_queue_pair() {
+    let (near, far) = (Driver::start(), remote());
+    let Pair { mut caller, answerer } = Pair::connect(&near, &far);
+    far.arena.gone.store(true, Ordering::Relaxed);
+    caller.qp.post(
+        &near,
+        one_sided(wqe::Opcode::Write, 1, &answerer),
+        &[caller.region.sge(0, 8)],
+    );
+    near.await_event(EventKind::QpError, caller.qp.id);
+    far.await_event(EventKind::QpError, answerer.qp.id);
+}
+
+/// As for a revoked STag: nothing is placed, only the queue pair that asks fails, and the region can still be deregistered.
+#[test]
+fn memory_that_the_host_takes_away_is_out_of_reach_for_peers() {
+    for (near, far) in [(Driver::start(), Driver::start()), (Driver::start(), remote())] {
+        let Pair { mut caller, answerer } = Pair::connect(&near, &far);
+        let Pair {
+            caller: mut other,
+            answerer: others_peer,
+        } = Pair::connect(&near, &far);
+        let remote_or_not = if far.remote { 1 << 56 } else { 0 };
+        far.device
+            .unmapped(remote_or_not + answerer.region.iova + 4096, 4096);
+        caller.qp.post(
+            &near,
+            one_sided(wqe::Opcode::Write, 1, &answerer),
+            &[caller.region.sge(0, 8)],
+        );
+        near.await_event(EventKind::QpError, caller.qp.id);
+        far.on(Opcode::DestroyMr, answerer.region.stag).unwrap();
+        other.qp.post(
+            &near,
+            one_sided(wqe::Opcode::Write, 2, &others_peer),
+            &[other.region.sge(0, 8)],
+        );
+        other.qp.post(
+            &near,
+            one_sided(wqe::Opcode::Read, 3, &others_peer),
+            &[other.region.sge(0, 8)],
+        );
+        let mut statuses = Vec::new();
+        while statuses.len() < 2 {
+            statuses.push(other.send_cq.await_idly(&near).status);
+        }
+        assert_eq!(statuses, [WcStatus::Success as u8; 2]);
+    }
+}

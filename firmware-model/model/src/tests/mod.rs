@@ -1,0 +1,31 @@
+//! The device as its driver sees it.
+
+mod backlog;
+mod commands;
+mod completions;
+mod elsewhere;
+mod gather;
+mod nonsense;
+mod overflow;
+mod own_peer;
+mod pairs;
+mod revocation;
+mod siblings;
+mod solicited;
+mod streams;
+mod virtual_time;
+
+use crate::mock::End;
+use urnic_device::wqe::{Opcode, SendFlags, SendHeader};
+
+/// A signalled request that accesses the region of `end`, the peer's, from its beginning.
+fn one_sided(opcode: Opcode, cookie: u64, end: &End) -> SendHeader {
+    SendHeader {
+        opcode: opcode as u8,
+        flags: SendFlags::SIGNALED.bits(),
+        cookie: cookie.into(),
+        remote_offset: end.region.iova.into(),
+        stag: end.region.stag.into(),
+        ..SendHeader::default()
+    }
+}

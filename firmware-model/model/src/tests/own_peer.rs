@@ -1,0 +1,151 @@
+//! A queue pair that is its own peer: its requests complete as they would if the peer were elsewhere.
+
+use super::one_sided;
+use crate::mock::{Driver, End, assert_cqe};
+use urnic_device::command::Opcode;
+use urnic_device::event::EventKind;
+use urnic_device::stream::{Attach, attach};
+use urnic_device::vocabulary::{QpState, WcStatus};
+use urnic_device::wqe;
+
+const REGION: u32 = 1 << 20;
+
+fn end(driver: &Driver, flags: u32) -> End {
+    let end = End::new(driver);
+    let arguments = Attach {
+        qid: end.qp.id.into(),
+        flags: flags.into(),
+        ord: 4.into(),
+        ird: 4.into(),
+        first_msn: 1.into(),
+        ..Attach::default()
+    };
+    driver.command(Opcode::LoopbackAttach, &arguments).unwrap();
+    end
+}
+
+fn outcomes(driver: &Driver, end: &mut End) -> Vec<(u64, WcStatus)> {
+    std::iter::from_fn(|| end.send_cq.poll(driver))
+        .map(|cqe| (cqe.cookie.get(), WcStatus::from_raw(cqe.status).unwrap()))
+        .collect()
+}
+
+/// What comes before the one at fault went well, and what stands behind it is flushed: small ones, and those that are framed in parts.
+#[test]
+fn a_write_that_it_refuses_completes_with_the_refusal() {
+    for len in [0u32, 8, 3000, 1 << 19] {
+        for bad_stag in [false, true] {
+            let driver = Driver::start();
+            let mut end = end(&driver, 0);
+            for cookie in 1..=4 {
+                let mut write = one_sided(wqe::Opcode::Write, cookie, &end);
+                if cookie == 3 && bad_stag {
+                    write.stag = (end.region.stag ^ 1).into();
+                } else if cookie == 3 {
+                    write.remote_offset = (end.region.iova + u64::from(REGION - len) + 1).into();
+                }
+                // Nobody looks at the STag of no bytes: that one is not refused.
+                end.qp.post(&driver, write, &[end.region.sge(0, len)]);
+            }
+            let (third, fourth) = match len {
+                0 => (WcStatus::Success, WcStatus::Success),
+                _ => (WcStatus::RemAccessErr, WcStatus::WrFlushErr),
+            };
+            assert_eq!(
+                outcomes(&driver, &mut end),
+                [
+                    (1, WcStatus::Success),
+                    (2, WcStatus::Success),
+                    (3, third),
+                    (4, fourth)
+                ],
+                "{len} bytes, another Stag: {bad_stag}"
+            );
+            if len > 0 {
+                driver.await_event(EventKind::QpError, end.qp.id);
+                assert_eq!(driver.state(&end.qp), QpState::Err);
+            }
+        }
+    }
+}
+
+/// One ring for all of them: the refused one has others in front and behind that name the same place.
+#[test]
+fn a_refusal_names_the_request_and_no_like_one() {
+    let driver = Driver::start();
+    let mut end = end(&driver, 0);
+    let stag = end.region.stag;
+    for cookie in 1..=2 {
+        let write = one_sided(wqe::Opcode::Write, cookie, &end);
+        end.qp.post_unrung(&driver, write, &[end.region.sge(0, 8)]);
+    }
+    // The region goes, and the next Write to it is refused.
+    let mut invalidate = one_sided(wqe::Opcode::LocalInv, 3, &end);
+    invalidate.stag = stag.into();
+    end.qp.post_unrung(&driver, invalidate, &[]);
+    let other = driver
+        .register(end.pd, 4096, urnic_device::vocabulary::Access::LOCAL_WRITE)
+        .unwrap();
+    for cookie in 4..=5 {
+        let write = one_sided(wqe::Opcode::Write, cookie, &end);
+        end.qp.post_unrung(&driver, write, &[other.sge(0, 8)]);
+    }
+    end.qp.ring(&driver);
+    let statuses: Vec<WcStatus> = outcomes(&driver, &mut end).into_iter().map(|(_, s)| s).collect();
+    let refused = statuses
+        .iter()
+        .position(|s| *s == WcStatus::RemAccessErr)
+        .unwrap();
+    // The first two may be placed before the region goes, or be refused as a NIC that places later would.
+    assert!(statuses[..refused].iter().all(|s| *s == WcStatus::Success));
+    assert!(statuses[refused + 1..].iter().all(|s| *s == WcStatus::WrFlushErr));
+    assert_eq!(statuses.len(), 5);
+}
+
+#[test]
+fn a_send_or_read_that_it_refuses_completes_with_the_refusal() {
+    let driver = Driver::start();
+    let mut one = end(&driver, 0);
+    one.qp.post_recv(&driver, 7, &[one.region.sge(0, 8)]);
+    one.qp.post_send(&driver, 1, &[one.region.sge(0, 8)]);
+    one.qp.post_send(&driver, 2, &[one.region.sge(0, 8)]);
+    assert_eq!(
+        outcomes(&driver, &mut one),
+        [(1, WcStatus::Success), (2, WcStatus::RemOpErr)],
+        "no receive"
+    );
+    let mut one = end(&driver, 0);
+    one.qp.post_recv(&driver, 7, &[one.region.sge(0, 8)]);
+    one.qp.post_send(&driver, 1, &[one.region.sge(0, 9)]);
+    assert_eq!(
+        outcomes(&driver, &mut one),
+        [(1, WcStatus::RemInvReqErr)],
+        "too long"
+    );
+    assert_cqe(&one.recv_cq.poll(&driver).unwrap(), 7, WcStatus::LocLenErr);
+    let mut one = end(&driver, 0);
+    let mut read = one_sided(wqe::Opcode::Read, 1, &one);
+    read.remote_offset = (one.region.iova + u64::from(REGION)).into();
+    one.qp.post(&driver, read, &[one.region.sge(0, 1)]);
+    assert_eq!(outcomes(&driver, &mut one), [(1, WcStatus::RemAccessErr)]);
+}
+
+/// An empty receive queue holds the Send, which is not complete before it is delivered.
+#[test]
+fn a_send_that_waits_for_a_receive_completes_when_it_is_delivered() {
+    let driver = Driver::start();
+    let mut one = end(&driver, attach::STALL_ON_EMPTY_RQ);
+    for cookie in 1..=3 {
+        one.qp.post_send(&driver, cookie, &[one.region.sge(0, 70_000)]);
+    }
+    assert_eq!(outcomes(&driver, &mut one), []);
+    for cookie in 1..=2 {
+        one.qp
+            .post_recv(&driver, cookie, &[one.region.sge(1 << 18, 70_000)]);
+        assert_eq!(outcomes(&driver, &mut one), [(cookie, WcStatus::Success)]);
+        assert_cqe(&one.recv_cq.poll(&driver).unwrap(), cookie, WcStatus::Success);
+    }
+    // The last one is never delivered.
+    driver.modify(&one.qp, QpState::Err).unwrap();
+    assert_eq!(outcomes(&driver, &mut one), [(3, WcStatus::WrFlushErr)]);
+}

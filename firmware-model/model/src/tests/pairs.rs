@@ -1,0 +1,394 @@
+//! Two devices over real TCP.
+
+use super::one_sided;
+use crate::Counter;
+use crate::mock::{Driver, End, Pair, assert_cqe, wait_for};
+use std::net::SocketAddr;
+use urnic_device::command::Opcode;
+use urnic_device::event::EventKind;
+use urnic_device::stream::attach;
+use urnic_device::vocabulary::{QpState, WcOpcode, WcStatus};
+use urnic_device::wqe;
+
+#[test]
+fn a_send_arrives_in_the_posted_receive() {
+    let (near, far) = (Driver::start(), Driver::start());
+    let Pair {
+        mut caller,
+        mut answerer,
+    } = Pair::connect(&near, &far);
+    near.arena.write(caller.region.iova, b"hello, RNIC");
+    answerer.qp.post_recv(&far, 77, &[answerer.region.sge(0, 64)]);
+    caller.qp.post_send(&near, 42, &[caller.region.sge(0, 11)]);
+    assert_cqe(&caller.send_cq.await_completion(&near), 42, WcStatus::Success);
+    let received = answerer.recv_cq.await_idly(&far);
+    assert_cqe(&received, 77, WcStatus::Success);
+    assert_eq!(received.byte_len.get(), 11);
+    assert_eq!(received.opcode, WcOpcode::Recv as u8);
+    assert_eq!(received.label.get(), 0xbeef);
+    assert_eq!(received.qid.get(), answerer.qp.id);
+    assert_eq!(far.arena.read(answerer.region.iova, 11), b"hello, RNIC");
+    far.await_event(EventKind::FirstFpdu, answerer.qp.id);
+    assert_eq!(caller.qp.sq_consumer(), caller.qp.sq_producer());
+    assert_eq!(
+        (
+            near.counter(Counter::TxMessages),
+            far.counter(Counter::RxMessages)
+        ),
+        (1, 1)
+    );
+}
+
+/// Both directions, sizes around all limits, several outstanding.
+#[test]
+fn messages_of_all_sizes_go_both_ways_in_order() {
+    let (near, far) = (Driver::start(), Driver::start());
+    let Pair {
+        mut caller,
+        mut answerer,
+    } = Pair::connect(&near, &far);
+    let sizes = [
+        0u32,
+        1,
+        3,
+        4,
+        1442,
+        1443,
+        2048,
+        2049,
+        16 << 10,
+        64768,
+        70_000,
+        1 << 19,
+    ];
+    for (i, &size) in sizes.iter().enumerate() {
+        let bytes: Vec<u8> = (0..size).map(|b| (b as usize * 7 + i) as u8).collect();
+        near.arena.write(caller.region.iova, &bytes);
+        answerer
+            .qp
+            .post_recv(&far, i as u64, &[answerer.region.sge(0, 1 << 20)]);
+        caller
+            .qp
+            .post_send(&near, i as u64, &[caller.region.sge(0, size)]);
+        assert_cqe(
+            &caller.send_cq.await_completion(&near),
+            i as u64,
+            WcStatus::Success,
+        );
+        let received = answerer.recv_cq.await_completion(&far);
+        assert_cqe(&received, i as u64, WcStatus::Success);
+        assert_eq!(received.byte_len.get(), size);
+        assert_eq!(far.arena.read(answerer.region.iova, size as usize), bytes);
+
+        caller
+            .qp
+            .post_recv(&near, i as u64, &[caller.region.sge(0, 1 << 20)]);
+        answerer
+            .qp
+            .post_send(&far, i as u64, &[answerer.region.sge(0, size)]);
+        assert_cqe(
+            &answerer.send_cq.await_completion(&far),
+            i as u64,
+            WcStatus::Success,
+        );
+        let back = caller.recv_cq.await_completion(&near);
+        assert_eq!((back.cookie.get(), back.byte_len.get()), (i as u64, size));
+        assert_eq!(near.arena.read(caller.region.iova, size as usize), bytes);
+    }
+}
+
+/// The target's program does nothing at all: its background thread serves the peer.
+#[test]
+fn writes_and_reads_are_served_by_a_passive_target() {
+    let (near, far) = (Driver::start(), Driver::start());
+    let Pair { mut caller, answerer } = Pair::connect(&near, &far);
+    let bytes: Vec<u8> = (0..300_000u32).map(|i| (i % 251) as u8).collect();
+    near.arena.write(caller.region.iova, &bytes);
+    let from = caller.region.sge(0, bytes.len() as u32);
+    let write = one_sided(wqe::Opcode::Write, 1, &answerer);
+    caller.qp.post(&near, write, &[from]);
+    assert_cqe(&caller.send_cq.await_idly(&near), 1, WcStatus::Success);
+    let into = caller.region.sge(500_000, bytes.len() as u32);
+    let read = one_sided(wqe::Opcode::Read, 2, &answerer);
+    caller.qp.post(&near, read, &[into]);
+    let done = caller.send_cq.await_idly(&near);
+    assert_cqe(&done, 2, WcStatus::Success);
+    assert_eq!(done.byte_len.get(), bytes.len() as u32);
+    assert_eq!(far.arena.read(answerer.region.iova, bytes.len()), bytes);
+    assert_eq!(near.arena.read(caller.region.iova + 500_000, bytes.len()), bytes);
+}
+
+#[test]
+fn a_write_outside_of_the_region_ends_both_queue_pairs() {
+    let (near, far) = (Driver::start(), Driver::start());
+    let Pair {
+        mut caller,
+        mut answerer,
+    } = Pair::connect(&near, &far);
+    caller.qp.post_recv(&near, 8, &[caller.region.sge(0, 8)]);
+    answerer.qp.post_recv(&far, 9, &[answerer.region.sge(0, 8)]);
+    let mut write = one_sided(wqe::Opcode::Write, 1, &answerer);
+    write.remote_offset = (answerer.region.iova + (1 << 20) - 4).into();
+    caller.qp.post(&near, write, &[caller.region.sge(0, 8)]);
+    near.await_event(EventKind::QpError, caller.qp.id);
+    far.await_event(EventKind::QpError, answerer.qp.id);
+    assert_cqe(&answerer.recv_cq.await_idly(&far), 9, WcStatus::WrFlushErr);
+    assert_cqe(&caller.recv_cq.await_idly(&near), 8, WcStatus::WrFlushErr);
+    assert_eq!(near.state(&caller.qp), QpState::Err);
+    // What is posted in the error state is flushed at once, sends and receives.
+    while caller.send_cq.poll(&near).is_some() {}
+    caller.qp.post_send(&near, 21, &[caller.region.sge(0, 1)]);
+    assert_cqe(&caller.send_cq.poll(&near).unwrap(), 21, WcStatus::WrFlushErr);
+    caller.qp.post_recv(&near, 22, &[caller.region.sge(0, 1)]);
+    assert_cqe(&caller.recv_cq.poll(&near).unwrap(), 22, WcStatus::WrFlushErr);
+}
+
+/// Design §6: a completed send arrives even if the queue pair is destroyed right after.
+#[test]
+fn what_completed_arrives_after_the_queue_pair_is_destroyed() {
+    let (near, far) = (Driver::start(), Driver::start());
+    let Pair {
+        mut caller,
+        mut answerer,
+    } = Pair::connect(&near, &far);
+    // Input that the caller never reads must not cost it its output.
+    answerer.qp.post_recv(&far, 0, &[answerer.region.sge(0, 1 << 20)]);
+    caller.qp.post_send(&near, 0, &[caller.region.sge(0, 1)]);
+    assert_cqe(&answerer.recv_cq.await_completion(&far), 0, WcStatus::Success);
+    let bytes: Vec<u8> = (0..400_000u32).map(|i| (i % 253) as u8).collect();
+    near.arena.write(caller.region.iova, &bytes);
+    answerer.qp.post_recv(&far, 1, &[answerer.region.sge(0, 1 << 20)]);
+    let len = bytes.len() as u32;
+    caller.qp.post_send(&near, 1, &[caller.region.sge(0, len)]);
+    let mut completed = 0;
+    while completed < 2 {
+        let cqe = caller.send_cq.await_completion(&near);
+        assert_cqe(&cqe, completed, WcStatus::Success);
+        completed += 1;
+    }
+    near.on(Opcode::DestroyQp, caller.qp.id).unwrap();
+    let received = answerer.recv_cq.await_idly(&far);
+    assert_cqe(&received, 1, WcStatus::Success);
+    assert_eq!(far.arena.read(answerer.region.iova, bytes.len()), bytes);
+}
+
+#[test]
+fn what_completed_arrives_after_the_process_ends() {
+    let (near, far) = (Driver::start(), Driver::start());
+    let Pair {
+        mut caller,
+        mut answerer,
+    } = Pair::connect(&near, &far);
+    answerer.qp.post_recv(&far, 1, &[answerer.region.sge(0, 1 << 20)]);
+    caller.qp.post_send(&near, 1, &[caller.region.sge(0, 900_000)]);
+    assert_cqe(&caller.send_cq.await_completion(&near), 1, WcStatus::Success);
+    near.device.shutdown();
+    drop(near);
+    let received = answerer.recv_cq.await_idly(&far);
+    assert_cqe(&received, 1, WcStatus::Success);
+    assert_eq!(received.byte_len.get(), 900_000);
+}
+
+#[test]
+fn a_queue_pair_is_its_own_peer() {
+    use urnic_device::stream::Attach;
+    let driver = Driver::start();
+    let mut end = End::new(&driver);
+    let attach = Attach {
+        qid: end.qp.id.into(),
+        ord: 4.into(),
+        ird: 4.into(),
+        first_msn: 1.into(),
+        ..Attach::default()
+    };
+    driver.command(Opcode::LoopbackAttach, &attach).unwrap();
+    driver.arena.write(end.region.iova, b"mirror");
+    end.qp.post_recv(&driver, 5, &[end.region.sge(100, 100)]);
+    end.qp.post_send(&driver, 6, &[end.region.sge(0, 6)]);
+    assert_cqe(&end.send_cq.poll(&driver).unwrap(), 6, WcStatus::Success);
+    assert_cqe(&end.recv_cq.poll(&driver).unwrap(), 5, WcStatus::Success);
+    assert_eq!(driver.arena.read(end.region.iova + 100, 6), b"mirror");
+}
+
+/// SEC-05: only the queue pairs of the queue that overflowed suffer.
+#[test]
+fn sec_05_an_overflow_ends_only_the_queue_pairs_of_that_queue() {
+    let (near, far) = (Driver::start(), Driver::start());
+    let mut other = Pair::connect(&near, &far);
+    let Pair { mut caller, answerer } = Pair::connect(&near, &far);
+    // 256 entries, none of them ever consumed.
+    for cookie in 0..300 {
+        let write = one_sided(wqe::Opcode::Write, cookie, &answerer);
+        if caller.qp.sq_producer() - caller.qp.sq_consumer() < 256 {
+            caller.qp.post(&near, write, &[caller.region.sge(0, 8)]);
+        }
+        near.device.progress();
+    }
+    near.await_event(EventKind::CqError, caller.send_cq.id);
+    near.await_event(EventKind::QpError, caller.qp.id);
+    assert_eq!(near.counter(Counter::CqOverflows), 1);
+    other
+        .answerer
+        .qp
+        .post_recv(&far, 1, &[other.answerer.region.sge(0, 8)]);
+    other
+        .caller
+        .qp
+        .post_send(&near, 1, &[other.caller.region.sge(0, 8)]);
+    assert_cqe(
+        &other.answerer.recv_cq.await_completion(&far),
+        1,
+        WcStatus::Success,
+    );
+    assert_eq!(near.state(&other.caller.qp), QpState::Rts);
+}
+
+#[test]
+fn a_reset_queue_pair_begins_anew() {
+    let (near, far) = (Driver::start(), Driver::start());
+    let Pair { caller, answerer } = Pair::connect(&near, &far);
+    let mut qp = caller.qp;
+    // What is posted is forgotten.
+    qp.post_recv(&near, 1, &[caller.region.sge(0, 8)]);
+    near.modify(&qp, QpState::Reset).unwrap();
+    assert_eq!(near.state(&qp), QpState::Reset);
+    far.await_event(EventKind::QpError, answerer.qp.id);
+    near.ready(&qp);
+    let mut peer = End::new(&far);
+    let (lid, port) = far.listen("127.0.0.1:0".parse().unwrap(), 1).unwrap();
+    let sid = near
+        .connect(SocketAddr::new([127, 0, 0, 1].into(), port))
+        .unwrap();
+    near.await_event(EventKind::StreamConnected, sid);
+    let accepted = far.await_event(EventKind::StreamAccepted, lid);
+    far.attach(accepted.data.get() as u32, &peer.qp, false).unwrap();
+    near.attach(sid, &qp, true).unwrap();
+    peer.qp.post_recv(&far, 3, &[peer.region.sge(0, 8)]);
+    qp.post_send(&near, 4, &[caller.region.sge(0, 8)]);
+    assert_cqe(&peer.recv_cq.await_completion(&far), 3, WcStatus::Success);
+    let mut recv_cq = caller.recv_cq;
+    assert!(recv_cq.poll(&near).is_none());
+}
+
+/// An FPDU may come in one segment with the end of start-up (MPA-S-16): it waits in the stream for the attachment.
+#[test]
+fn mpa_s_16_what_came_before_the_attachment_is_not_lost() {
+    let (near, far) = (Driver::start(), Driver::start());
+    let (pair, calling, answering) = Pair::prepare(&near, &far);
+    let Pair {
+        mut caller,
+        mut answerer,
+    } = pair;
+    near.attach(calling, &caller.qp, true).unwrap();
+    near.arena.write(caller.region.iova, b"early");
+    caller.qp.post_send(&near, 1, &[caller.region.sge(0, 5)]);
+    assert_cqe(&caller.send_cq.await_completion(&near), 1, WcStatus::Success);
+    answerer.qp.post_recv(&far, 2, &[answerer.region.sge(0, 5)]);
+    far.attach(answering, &answerer.qp, false).unwrap();
+    assert_cqe(&answerer.recv_cq.await_idly(&far), 2, WcStatus::Success);
+    assert_eq!(far.arena.read(answerer.region.iova, 5), b"early");
+}
+
+/// IB manners: an empty receive queue stalls the stream, and the post of a receive lets it go on.
+#[test]
+fn a_stalled_stream_goes_on_when_receives_are_posted() {
+    let (near, far) = (Driver::start(), Driver::start());
+    let (pair, calling, answering) = Pair::prepare(&near, &far);
+    let Pair {
+        mut caller,
+        mut answerer,
+    } = pair;
+    near.attach(calling, &caller.qp, true).unwrap();
+    let flags = attach::CRC | attach::STALL_ON_EMPTY_RQ;
+    far.attach_with(answering, &answerer.qp, flags).unwrap();
+    for cookie in 0..100 {
+        caller
+            .qp
+            .post_send(&near, cookie, &[caller.region.sge(0, 16 << 10)]);
+    }
+    wait_for("a stall", || (far.counter(Counter::RxStalls) > 0).then_some(()));
+    for cookie in 0..100 {
+        let into = answerer.region.sge(0, 1 << 20);
+        answerer.qp.post_recv(&far, cookie, &[into]);
+        assert_cqe(&answerer.recv_cq.await_idly(&far), cookie, WcStatus::Success);
+        assert_cqe(&caller.send_cq.await_idly(&near), cookie, WcStatus::Success);
+    }
+}
+
+/// VRB-Q-03, DDP-T-05: what was posted before the graceful close still goes out, then FIN both ways.
+#[test]
+fn vrb_q_03_a_graceful_close_flushes_and_ends_in_both() {
+    let (near, far) = (Driver::start(), Driver::start());
+    let Pair {
+        mut caller,
+        mut answerer,
+    } = Pair::connect(&near, &far);
+    for cookie in 0..20 {
+        let into = answerer.region.sge(0, 1 << 20);
+        answerer.qp.post_recv(&far, cookie, &[into]);
+        caller
+            .qp
+            .post_send(&near, cookie, &[caller.region.sge(0, 50_000)]);
+    }
+    near.modify(&caller.qp, QpState::Sqd).unwrap();
+    for cookie in 0..20 {
+        assert_cqe(&answerer.recv_cq.await_idly(&far), cookie, WcStatus::Success);
+        assert_cqe(&caller.send_cq.await_idly(&near), cookie, WcStatus::Success);
+    }
+    far.await_event(EventKind::PeerClosed, answerer.qp.id);
+    far.modify(&answerer.qp, QpState::Sqd).ok();
+    near.await_event(EventKind::Closed, caller.qp.id);
+    let streams = || {
+        (
+            near.device.core().descriptor_numbers().len(),
+            far.device.core().descriptor_numbers().len(),
+        )
+    };
+    wait_for("both ends closed", || (streams() == (2, 2)).then_some(()));
+}
+
+/// Many queue pairs, several threads at each, and some that go away under them.
+#[test]
+fn queue_pairs_do_not_disturb_one_another() {
+    let (near, far) = (Driver::start(), Driver::start());
+    let pairs: Vec<Pair> = (0..8).map(|_| Pair::connect(&near, &far)).collect();
+    let (near, far) = (&near, &far);
+    std::thread::scope(|scope| {
+        for (number, pair) in pairs.into_iter().enumerate() {
+            let Pair {
+                mut caller,
+                mut answerer,
+            } = pair;
+            let rounds = if number % 4 == 3 { 20 } else { 200u64 };
+            let sge = answerer.region.sge(0, 8);
+            answerer.qp.post_recv(far, 0, &[sge]);
+            scope.spawn(move || {
+                for cookie in 0..rounds {
+                    let bytes = (cookie << 8 | number as u64).to_le_bytes();
+                    near.arena.write(caller.region.iova, &bytes);
+                    caller.qp.post_recv(near, cookie, &[caller.region.sge(64, 8)]);
+                    caller.qp.post_send(near, cookie, &[caller.region.sge(0, 8)]);
+                    let echoed = caller.recv_cq.await_completion(near);
+                    assert_cqe(&echoed, cookie, WcStatus::Success);
+                    assert_eq!(near.arena.read(caller.region.iova + 64, 8), bytes);
+                    assert_cqe(&caller.send_cq.await_completion(near), cookie, WcStatus::Success);
+                }
+                near.on(Opcode::DestroyQp, caller.qp.id).unwrap();
+            });
+            scope.spawn(move || {
+                for cookie in 0..rounds {
+                    // Half of them poll, half only look.
+                    let received = if number % 2 == 0 {
+                        answerer.recv_cq.await_completion(far)
+                    } else {
+                        answerer.recv_cq.await_idly(far)
+                    };
+                    assert_cqe(&received, cookie, WcStatus::Success);
+                    answerer.qp.post_recv(far, cookie + 1, &[sge]);
+                    answerer.qp.post_send(far, cookie, &[sge]);
+                    assert_cqe(&answerer.send_cq.await_completion(far), cookie, WcStatus::Success);
+                }
+            });
+        }
+    });
+}

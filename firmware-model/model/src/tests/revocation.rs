@@ -1,0 +1,101 @@
+//! Revocation over real TCP, on one thread while another one sends.
+
+use super::one_sided;
+use crate::mock::{Driver, Pair, wait_for};
+use urnic_device::command::Opcode;
+use urnic_device::stream::attach;
+use urnic_device::vocabulary::{Access, WcStatus};
+use urnic_device::wqe;
+
+const ROUNDS: u64 = 40;
+const READS: u64 = 4;
+const LEN: u32 = 1 << 18;
+/// What the program puts into its memory once it has that back.
+const SECRET: u8 = 0xee;
+
+/// DDP-T-08, SEC-02: whatever a peer reads, and however the two threads meet, it reads nothing of what came after `DestroyMr`.
+fn reads_race_with_revocation(flags: u32, unmapped: bool) {
+    let (near, far) = (Driver::start(), Driver::start());
+    let memory = far.arena.alloc((LEN as u64 * READS) as usize);
+    for round in 0..ROUNDS {
+        let (pair, called, accepted) = Pair::prepare(&near, &far);
+        let Pair { mut caller, answerer } = pair;
+        near.attach_with(called, &caller.qp, flags | attach::INITIATOR)
+            .unwrap();
+        far.attach_with(accepted, &answerer.qp, flags).unwrap();
+        far.arena
+            .write(memory, &vec![round as u8; (LEN as u64 * READS) as usize]);
+        let source = far
+            .register_at(
+                answerer.pd,
+                memory,
+                LEN as usize * READS as usize,
+                Access::REMOTE_READ,
+            )
+            .unwrap();
+        for n in 0..READS {
+            let at = n * u64::from(LEN);
+            let mut read = one_sided(wqe::Opcode::Read, n, &answerer);
+            read.stag = source.stag.into();
+            read.remote_offset = (source.iova + at).into();
+            caller.qp.post(&near, read, &[caller.region.sge(at, LEN)]);
+        }
+        // Somewhere in the middle of the answers, later with each round.
+        let arrived = |at: u64| near.arena.read(caller.region.iova + at, 1) == [round as u8];
+        let until = (round % READS) * u64::from(LEN) + round * 4099 % u64::from(LEN);
+        if round > 0 {
+            wait_for("part of an answer", || {
+                near.device.progress();
+                arrived(until).then_some(())
+            });
+        }
+        if unmapped {
+            far.device.unmapped(memory, 1);
+        } else {
+            far.on(Opcode::DestroyMr, source.stag).unwrap();
+        }
+        far.arena
+            .write(memory, &vec![SECRET; (LEN as u64 * READS) as usize]);
+        let statuses: Vec<_> = (0..READS)
+            .map(|_| WcStatus::from_raw(caller.send_cq.await_completion(&near).status).unwrap())
+            .collect();
+        // A request that arrives behind the revocation ends the stream at once: those before it, not yet answered in full, are flushed.
+        let failed: Vec<_> = statuses
+            .iter()
+            .skip_while(|status| **status == WcStatus::Success)
+            .collect();
+        let blamed = failed.iter().filter(|s| ***s == WcStatus::RemAccessErr).count();
+        let flushed = failed.iter().filter(|s| ***s == WcStatus::WrFlushErr).count();
+        assert_eq!(
+            blamed,
+            usize::from(!failed.is_empty()),
+            "round {round}: {statuses:?}"
+        );
+        assert_eq!(blamed + flushed, failed.len(), "round {round}: {statuses:?}");
+        let came = near.arena.read(caller.region.iova, (LEN as u64 * READS) as usize);
+        assert!(!came.contains(&SECRET), "round {round}");
+        for (end, driver) in [(&caller, &near), (&answerer, &far)] {
+            driver.on(Opcode::DestroyQp, end.qp.id).unwrap();
+            driver.on(Opcode::DestroyMr, end.region.stag).unwrap();
+        }
+        if unmapped {
+            far.on(Opcode::DestroyMr, source.stag).unwrap();
+        }
+        assert_eq!(far.device.core().memory.loans().count(), 0);
+    }
+}
+
+#[test]
+fn ddp_t_08_reads_race_with_deregistration() {
+    reads_race_with_revocation(0, false);
+}
+
+#[test]
+fn ddp_t_08_reads_with_crc_race_with_deregistration() {
+    reads_race_with_revocation(attach::CRC, false);
+}
+
+#[test]
+fn ddp_t_08_reads_race_with_unmapping() {
+    reads_race_with_revocation(0, true);
+}

@@ -1,0 +1,229 @@
+//! Both ends of a stream on one device: what the receiver makes of a message is in the sender's completion.
+
+use crate::mock::{Driver, End, Pair, assert_cqe, wait_for};
+use crate::stream::sim::{Conditions, SimNetwork};
+use crate::time::Nanos;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use urnic_device::command::Opcode;
+use urnic_device::event::EventKind;
+use urnic_device::stream::attach;
+use urnic_device::vocabulary::{QpState, WcStatus};
+use urnic_device::wqe::{self, SendFlags, SendHeader};
+
+const LEN: u32 = 3000;
+/// Polls after which what has not come was not meant to come.
+const POLLS: u32 = 2000;
+
+/// A pair on one device whose ends wait for receives.
+fn patient_pair(driver: &Driver) -> Pair {
+    let (pair, called, accepted) = Pair::prepare(driver, driver);
+    let flags = attach::CRC | attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE | attach::FENCE_OPEN;
+    driver.attach_with(accepted, &pair.answerer.qp, flags).unwrap();
+    driver
+        .attach_with(called, &pair.caller.qp, flags | attach::INITIATOR)
+        .unwrap();
+    pair
+}
+
+/// A request for `end`'s region, from `at` on.
+fn request(opcode: wqe::Opcode, cookie: u64, end: &End, at: u64) -> SendHeader {
+    SendHeader {
+        opcode: opcode as u8,
+        flags: SendFlags::SIGNALED.bits(),
+        cookie: cookie.into(),
+        remote_offset: (end.region.iova + at).into(),
+        stag: end.region.stag.into(),
+        ..SendHeader::default()
+    }
+}
+
+/// Posts Writes of which the third goes over the region's end, and a Read behind them.
+fn post_three_good_of_five(driver: &Driver, pair: &mut Pair) {
+    let Pair { caller, answerer } = pair;
+    for cookie in 1..=4 {
+        let at = if cookie == 3 { (1 << 20) - 1 } else { cookie * 4096 };
+        let mut write = request(wqe::Opcode::Write, cookie, answerer, at);
+        if cookie == 1 {
+            // Nobody hears of that one, but its place in the ring comes free.
+            write.flags = 0;
+        }
+        caller.qp.post(driver, write, &[caller.region.sge(0, LEN)]);
+    }
+    let read = request(wqe::Opcode::Read, 5, answerer, 0);
+    caller.qp.post(driver, read, &[caller.region.sge(1 << 16, LEN)]);
+}
+
+const OUTCOMES: [(u64, WcStatus); 4] = [
+    (2, WcStatus::Success),
+    (3, WcStatus::RemAccessErr),
+    (4, WcStatus::WrFlushErr),
+    (5, WcStatus::WrFlushErr),
+];
+
+#[test]
+fn a_write_that_the_peer_refuses_completes_with_its_refusal_and_those_before_it_well() {
+    for _ in 0..50 {
+        let driver = Driver::start();
+        let mut pair = Pair::connect(&driver, &driver);
+        post_three_good_of_five(&driver, &mut pair);
+        for (cookie, status) in OUTCOMES {
+            let done = pair.caller.send_cq.await_completion(&driver);
+            assert_cqe(&done, cookie, status);
+            assert_eq!(done.vendor_error.get() != 0, cookie == 3, "{done:?}");
+        }
+        assert_eq!(pair.caller.qp.sq_consumer(), pair.caller.qp.sq_producer());
+        driver.await_event(EventKind::QpError, pair.caller.qp.id);
+        driver.await_event(EventKind::QpError, pair.answerer.qp.id);
+    }
+}
+
+/// The same, whatever cuts the stream makes, by a clock that the test turns.
+#[test]
+fn however_the_stream_is_cut() {
+    for chunk in [1, 7, 1461, 1 << 20] {
+        let clock = Arc::new(AtomicU64::new(1));
+        let conditions = Conditions {
+            chunk,
+            ..Conditions::default()
+        };
+        let network = SimNetwork::new(conditions, clock.clone());
+        let driver = Driver::start_manual(Arc::new(network));
+        let pass = || {
+            let now = clock.fetch_add(10_000, Ordering::Relaxed);
+            driver.device.step(Nanos(now));
+        };
+        let mut pair = Pair::connect_while(&driver, &driver, pass);
+        post_three_good_of_five(&driver, &mut pair);
+        for (cookie, status) in OUTCOMES {
+            let done = wait_for("a completion", || {
+                pass();
+                pair.caller.send_cq.poll(&driver)
+            });
+            assert_cqe(&done, cookie, status);
+        }
+    }
+}
+
+/// The caller may be in full operation, and its first message on the way, before the answerer is.
+#[test]
+fn a_peer_that_is_attached_later_judges_from_the_first_message_on() {
+    let driver = Driver::start();
+    let (mut pair, called, accepted) = Pair::prepare(&driver, &driver);
+    driver.attach(called, &pair.caller.qp, true).unwrap();
+    post_three_good_of_five(&driver, &mut pair);
+    for _ in 0..POLLS {
+        assert!(
+            pair.caller.send_cq.poll(&driver).is_none(),
+            "nobody has judged yet"
+        );
+        driver.device.progress();
+    }
+    driver.attach(accepted, &pair.answerer.qp, false).unwrap();
+    for (cookie, status) in OUTCOMES {
+        assert_cqe(&pair.caller.send_cq.await_completion(&driver), cookie, status);
+    }
+}
+
+/// Each Send completes when its own receive was posted, not before, and needs no other.
+#[test]
+fn a_send_completes_when_it_is_delivered() {
+    let driver = Driver::start();
+    let Pair {
+        mut caller,
+        mut answerer,
+    } = patient_pair(&driver);
+    let write = request(wqe::Opcode::Write, 0, &answerer, 0);
+    caller.qp.post(&driver, write, &[caller.region.sge(0, 64)]);
+    for cookie in 1..=3 {
+        caller.qp.post_send(&driver, cookie, &[caller.region.sge(0, 64)]);
+    }
+    // What is placed without a receive waits for none.
+    assert_cqe(&caller.send_cq.await_idly(&driver), 0, WcStatus::Success);
+    for cookie in 1..=3 {
+        for _ in 0..POLLS {
+            assert!(
+                caller.send_cq.poll(&driver).is_none(),
+                "{cookie} is not delivered"
+            );
+            driver.device.progress();
+        }
+        answerer
+            .qp
+            .post_recv(&driver, cookie, &[answerer.region.sge(0, 64)]);
+        assert_cqe(&caller.send_cq.await_idly(&driver), cookie, WcStatus::Success);
+        assert_cqe(&answerer.recv_cq.await_idly(&driver), cookie, WcStatus::Success);
+    }
+}
+
+/// A receive of too few bytes, and one in memory that may not be written.
+#[test]
+fn a_send_that_finds_a_bad_receive_completes_with_an_error() {
+    for (len, stag, status) in [
+        (8, 0, WcStatus::RemInvReqErr),
+        (64, 0xdead_0000, WcStatus::RemOpErr),
+    ] {
+        let driver = Driver::start();
+        let Pair {
+            mut caller,
+            mut answerer,
+        } = Pair::connect(&driver, &driver);
+        let mut into = answerer.region.sge(0, len);
+        if stag != 0 {
+            into.stag = stag.into();
+        }
+        answerer.qp.post_recv(&driver, 1, &[answerer.region.sge(0, 64)]);
+        answerer.qp.post_recv(&driver, 2, &[into]);
+        for cookie in 1..=3 {
+            caller.qp.post_send(&driver, cookie, &[caller.region.sge(0, 64)]);
+        }
+        for (cookie, status) in [(1, WcStatus::Success), (2, status), (3, WcStatus::WrFlushErr)] {
+            assert_cqe(&caller.send_cq.await_completion(&driver), cookie, status);
+        }
+    }
+}
+
+/// Whoever ends the connection without a word about a message leaves it as it would be with a peer elsewhere: sent.
+#[test]
+fn an_end_without_a_verdict_completes_what_was_sent() {
+    let ends: [fn(&Driver, &Pair); 4] = [
+        |driver, pair| driver.on(Opcode::DestroyQp, pair.answerer.qp.id).unwrap(),
+        |driver, pair| driver.modify(&pair.answerer.qp, QpState::Err).unwrap(),
+        |driver, pair| driver.modify(&pair.caller.qp, QpState::Err).unwrap(),
+        |driver, pair| driver.modify(&pair.caller.qp, QpState::Sqd).unwrap(),
+    ];
+    for (n, end) in ends.iter().enumerate() {
+        let driver = Driver::start();
+        let mut pair = patient_pair(&driver);
+        let from = pair.caller.region.sge(0, 64);
+        for cookie in 1..=3 {
+            pair.caller.qp.post_send(&driver, cookie, &[from]);
+        }
+        assert!(pair.caller.send_cq.poll(&driver).is_none());
+        end(&driver, &pair);
+        for cookie in 1..=3 {
+            let done = pair.caller.send_cq.await_idly(&driver);
+            assert_eq!(done.cookie.get(), cookie, "end {n}");
+            assert_eq!(done.status, WcStatus::Success as u8, "end {n}");
+        }
+    }
+}
+
+/// Queue pairs come and go, and with them the ends of their streams: nobody waits for one that is gone.
+#[test]
+fn one_after_the_other() {
+    let driver = Driver::start();
+    for round in 0..6 {
+        let mut pair = Pair::connect(&driver, &driver);
+        let write = request(wqe::Opcode::Write, round, &pair.answerer, 0);
+        let from = pair.caller.region.sge(0, LEN);
+        pair.caller.qp.post(&driver, write, &[from]);
+        assert_cqe(
+            &pair.caller.send_cq.await_completion(&driver),
+            round,
+            WcStatus::Success,
+        );
+        driver.on(Opcode::DestroyQp, pair.caller.qp.id).unwrap();
+        driver.on(Opcode::DestroyQp, pair.answerer.qp.id).unwrap();
+    }
+}

@@ -1,0 +1,69 @@
+//! Completion queues armed for solicited completions, and what wakes their programs.
+
+use super::virtual_time::World;
+use crate::mock::assert_cqe;
+use crate::stream::sim::Conditions;
+use std::time::Duration;
+use urnic_device::vocabulary::{Access, WcStatus};
+use urnic_device::wqe::{Opcode, SendFlags, SendHeader};
+
+/// RDM-S-05: of all messages that take a receive only the solicited ones wake who waits for such, and otherwise they are as their like.
+#[test]
+fn rdm_s_05_only_solicited_sends_wake() {
+    let forms = [
+        (Opcode::Send, SendFlags::empty(), false),
+        (Opcode::SendInv, SendFlags::empty(), false),
+        (Opcode::Send, SendFlags::SOLICITED, true),
+        (Opcode::SendInv, SendFlags::SOLICITED, true),
+    ];
+    for solicited_only in [true, false] {
+        for (opcode, flags, solicited) in forms {
+            let world = World::new(Conditions::default());
+            let (near, far) = (&world.near, &world.far);
+            let mut pair = world.connect();
+            let stag = far
+                .register(pair.answerer.pd, 64, Access::LOCAL_WRITE | Access::REMOTE_READ)
+                .unwrap()
+                .stag;
+            let into = pair.answerer.region.sge(0, 64);
+            pair.answerer.qp.post_recv(far, 1, &[into]);
+            pair.answerer.qp.post_recv(far, 2, &[into]);
+            pair.answerer.recv_cq.arm(far, solicited_only);
+            let mut header = SendHeader {
+                opcode: opcode as u8,
+                flags: (flags | SendFlags::SIGNALED).bits(),
+                cookie: 5.into(),
+                ..SendHeader::default()
+            };
+            if opcode == Opcode::SendInv {
+                header.stag = stag.into();
+            }
+            near.arena.write(pair.caller.region.iova, b"hello");
+            pair.caller.qp.post(near, header, &[pair.caller.region.sge(0, 5)]);
+            let received = world.pass_until(|| pair.answerer.recv_cq.poll(far));
+            assert_cqe(&received, 1, WcStatus::Success);
+            assert_eq!(far.arena.read(pair.answerer.region.iova, 5), b"hello");
+            // All that a step asks for is carried out in it.
+            world.pass(Duration::from_micros(10));
+            let woken = match solicited || !solicited_only {
+                true => vec![pair.answerer.recv_cq.id],
+                false => vec![],
+            };
+            assert_eq!(far.notifications(), woken, "{opcode:?}, {flags:?}");
+            let sent = world.pass_until(|| pair.caller.send_cq.poll(near));
+            assert_cqe(&sent, 5, WcStatus::Success);
+            let revoked = far.device.core().memory.is_revoked(stag);
+            assert_eq!(revoked, opcode == Opcode::SendInv);
+            // It stays armed until one comes.
+            if woken.is_empty() {
+                header.opcode = Opcode::Send as u8;
+                header.flags = (SendFlags::SOLICITED | SendFlags::SIGNALED).bits();
+                pair.caller.qp.post(near, header, &[pair.caller.region.sge(0, 5)]);
+                let received = world.pass_until(|| pair.answerer.recv_cq.poll(far));
+                assert_cqe(&received, 2, WcStatus::Success);
+                world.pass(Duration::from_micros(10));
+                assert_eq!(far.notifications(), [pair.answerer.recv_cq.id]);
+            }
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Whole devices on a simulated network, by a clock that the test turns.
+
+use crate::mock::{Driver, Pair, assert_cqe};
+use crate::stream::sim::{Conditions, SimNetwork};
+use crate::time::Nanos;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use urnic_device::command::Opcode;
+use urnic_device::event::EventKind;
+use urnic_device::vocabulary::WcStatus;
+
+pub(super) struct World {
+    clock: Arc<AtomicU64>,
+    network: SimNetwork,
+    pub(super) near: Driver,
+    pub(super) far: Driver,
+}
+
+impl World {
+    pub(super) fn new(conditions: Conditions) -> World {
+        let clock = Arc::new(AtomicU64::new(1));
+        let network = SimNetwork::new(conditions, clock.clone());
+        let device = || Driver::start_manual(Arc::new(network.clone()));
+        World {
+            near: device(),
+            far: device(),
+            network,
+            clock,
+        }
+    }
+
+    /// Lets `by` go by, in which both devices do once what they can.
+    pub(super) fn pass(&self, by: Duration) {
+        let now = self.clock.fetch_add(by.as_nanos() as u64, Ordering::Relaxed);
+        self.near.device.step(Nanos(now));
+        self.far.device.step(Nanos(now));
+    }
+
+    pub(super) fn connect(&self) -> Pair {
+        Pair::connect_while(&self.near, &self.far, || self.pass(Duration::from_micros(10)))
+    }
+
+    /// Passes time until `probe` gives something, within a virtual minute.
+    pub(super) fn pass_until<T>(&self, mut probe: impl FnMut() -> Option<T>) -> T {
+        for _ in 0..6_000_000 {
+            if let Some(found) = probe() {
+                return found;
+            }
+            self.pass(Duration::from_micros(10));
+        }
+        panic!("not within a virtual minute")
+    }
+}
+
+#[test]
+fn messages_arrive_however_the_stream_is_cut() {
+    for chunk in [1, 7, 1461] {
+        let world = World::new(Conditions {
+            chunk,
+            mss: 1460,
+            latency: Duration::from_micros(50),
+            seed: chunk as u64,
+            ..Conditions::default()
+        });
+        let Pair {
+            mut caller,
+            mut answerer,
+        } = world.connect();
+        for (cookie, size) in [0u32, 1, 1000, 5000, 20_000].into_iter().enumerate() {
+            let cookie = cookie as u64;
+            let bytes: Vec<u8> = (0..size).map(|i| (i ^ i >> 8) as u8).collect();
+            world.near.arena.write(caller.region.iova, &bytes);
+            let into = answerer.region.sge(0, 1 << 20);
+            answerer.qp.post_recv(&world.far, cookie, &[into]);
+            let from = caller.region.sge(0, size);
+            caller.qp.post_send(&world.near, cookie, &[from]);
+            let received = world.pass_until(|| answerer.recv_cq.poll(&world.far));
+            assert_cqe(&received, cookie, WcStatus::Success);
+            assert_eq!(world.far.arena.read(answerer.region.iova, size as usize), bytes);
+            let sent = world.pass_until(|| caller.send_cq.poll(&world.near));
+            assert_cqe(&sent, cookie, WcStatus::Success);
+        }
+    }
+}
+
+/// A queue pair sent, and was destroyed; what it sent is not acknowledged.
+fn left_to_a_silent_peer() -> World {
+    let world = World::new(Conditions::default());
+    let Pair { mut caller, .. } = world.connect();
+    caller.qp.post_send(&world.near, 1, &[caller.region.sge(0, 64)]);
+    let sent = world.pass_until(|| caller.send_cq.poll(&world.near));
+    assert_cqe(&sent, 1, WcStatus::Success);
+    for wire in world.network.wires() {
+        wire.silence();
+    }
+    world.near.on(Opcode::DestroyQp, caller.qp.id).unwrap();
+    world
+}
+
+#[test]
+fn a_stream_whose_peer_is_silent_is_let_go_after_its_time() {
+    let world = left_to_a_silent_peer();
+    let lingering = || world.near.device.core().agenda.lingering();
+    assert_eq!(lingering(), 1);
+    world.pass(Duration::from_millis(2900));
+    world.pass(Duration::from_millis(50));
+    assert_eq!(lingering(), 1);
+    world.pass(Duration::from_millis(100));
+    world.pass(Duration::ZERO);
+    assert_eq!(lingering(), 0);
+}
+
+#[test]
+fn what_a_destroyed_queue_pair_sent_is_not_lost_by_a_reset() {
+    let world = left_to_a_silent_peer();
+    let lingering = || world.near.device.core().agenda.lingering();
+    // A process that ends destroys its queue pairs, and is followed by a reset.
+    world.near.device.reset();
+    assert_eq!(lingering(), 1);
+    world.pass(Duration::from_millis(3100));
+    world.pass(Duration::ZERO);
+    assert_eq!(lingering(), 0);
+}
+
+#[test]
+fn what_completed_is_not_lost_by_a_reset() {
+    let world = World::new(Conditions::default());
+    let Pair {
+        mut caller,
+        mut answerer,
+    } = world.connect();
+    answerer
+        .qp
+        .post_recv(&world.far, 2, &[answerer.region.sge(0, 64)]);
+    caller.qp.post_send(&world.near, 1, &[caller.region.sge(0, 64)]);
+    let sent = world.pass_until(|| caller.send_cq.poll(&world.near));
+    assert_cqe(&sent, 1, WcStatus::Success);
+    assert!(answerer.recv_cq.poll(&world.far).is_none(), "it is under way");
+    // A process that is killed destroys nothing itself.
+    world.near.device.reset();
+    let received = world.pass_until(|| answerer.recv_cq.poll(&world.far));
+    assert_cqe(&received, 2, WcStatus::Success);
+    world.pass_until(|| (world.near.device.core().agenda.lingering() == 0).then_some(()));
+}
+
+#[test]
+fn mpa_c_04_a_damaged_octet_ends_the_stream_and_nothing_of_it_is_placed() {
+    let world = World::new(Conditions::default());
+    let Pair {
+        mut caller,
+        mut answerer,
+    } = world.connect();
+    let into = answerer.region.sge(0, 4096);
+    world.near.arena.write(caller.region.iova, &[0xaa; 512]);
+    // The tenth byte of the payload of the second FPDU.
+    let fpdu = 2 + 18 + 512 + 4;
+    world.network.wires()[0].damage(0, fpdu + 2 + 18 + 10, 0x40);
+    for cookie in [1, 2] {
+        answerer.qp.post_recv(&world.far, cookie, &[into]);
+        let from = caller.region.sge(0, 512);
+        caller.qp.post_send(&world.near, cookie, &[from]);
+        let received = world.pass_until(|| answerer.recv_cq.poll(&world.far));
+        if cookie == 1 {
+            assert_cqe(&received, 1, WcStatus::Success);
+            world.far.arena.write(answerer.region.iova, &[0; 512]);
+        } else {
+            assert_cqe(&received, 2, WcStatus::WrFlushErr);
+        }
+    }
+    assert_eq!(world.far.arena.read(answerer.region.iova, 512), vec![0; 512]);
+    world.pass_until(|| {
+        let event = world.near.event();
+        event.filter(|e| e.kind == EventKind::QpError as u8)
+    });
+    assert_eq!(world.far.counter(crate::Counter::RxCrcErrors), 1);
+    assert_eq!(world.near.counter(crate::Counter::RxTerminates), 1);
+}
+
+#[test]
+fn a_device_that_only_the_test_moves_uses_no_lent_thread() {
+    let device = World::new(Conditions::default()).near.device.clone();
+    let quiet = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+    assert!(!device.lend(Duration::from_secs(60), quiet.as_fd(), &mut || false));
+    assert!(device.lend(Duration::from_secs(60), quiet.as_fd(), &mut || true));
+}

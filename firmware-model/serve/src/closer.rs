@@ -1,0 +1,85 @@
+//! Closes sockets of clients that were turned away.
+//!
+//! What a client has sent and nobody has read may bring descriptors that wait when they are closed, and they are closed with the socket. The server's own thread does not wait for that.
+
+use super::interruption::Interruptible;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+/// Sockets that may wait to be closed. With more no further client is taken.
+const MOST: usize = 64;
+
+/// A thread that closes sockets.
+#[derive(Debug)]
+pub(crate) struct Closer {
+    sender: SyncSender<OwnedFd>,
+    waiting: Arc<AtomicUsize>,
+    threads: Arc<Interruptible>,
+    thread: JoinHandle<()>,
+}
+
+impl Closer {
+    /// Starts the thread.
+    pub(crate) fn start() -> std::io::Result<Closer> {
+        let (sender, receiver) = sync_channel::<OwnedFd>(2 * MOST);
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let threads = Arc::new(Interruptible::default());
+        let (of_thread, left) = (threads.clone(), waiting.clone());
+        let thread = std::thread::Builder::new()
+            .name("urnic-closer".to_owned())
+            .spawn(move || {
+                of_thread.enter();
+                for socket in receiver {
+                    drop(socket);
+                    left.fetch_sub(1, Ordering::Release);
+                }
+            })?;
+        Ok(Closer {
+            sender,
+            waiting,
+            threads,
+            thread,
+        })
+    }
+
+    /// Whether the next socket might find no room.
+    pub(crate) fn is_full(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) >= MOST
+    }
+
+    /// Whether something waits to be closed.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) > 0
+    }
+
+    /// Closes a socket: the other end sees it at once.
+    pub(crate) fn close(&self, socket: OwnedFd) {
+        let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        // There is room: nobody asks for more while it is full. If not, this thread closes it.
+        if self.sender.try_send(socket).is_err() {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Ends a wait of the thread's.
+    pub(crate) fn interrupt_if_busy(&self) {
+        if self.is_busy() {
+            self.threads.interrupt();
+        }
+    }
+
+    /// Whether everything is closed; the thread ends then.
+    pub(crate) fn finish(self) -> Result<(), Closer> {
+        if self.is_busy() {
+            return Err(self);
+        }
+        drop(self.sender);
+        // It can end by a panic only, and that has been reported.
+        let _ = self.thread.join();
+        Ok(())
+    }
+}

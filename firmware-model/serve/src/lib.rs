@@ -1,0 +1,37 @@
+//! The device as a PCI function of another process: a vfio-user server.
+//!
+//! Each connection is a function of its own, with a thread that reads its messages, serves its doorbell pages and drives its device.
+//!
+//! | | |
+//! |---|---|
+//! | [`function`] | messages in, replies out; knows no I/O |
+//! | [`config_space`], [`vectors`], [`ledger`] | its parts: configuration space, interrupts, which memory is lent |
+//! | [`memory`], [`block`], [`remote`], [`faults`] | the client's memory: mapped here, or copied on each access; and when it vanishes |
+//! | [`passed`], [`interruption`], [`closer`] | what descriptors are, and how nobody waits for them for ever |
+//! | [`link`] | the socket: messages both ways, replies to whoever waits for them |
+//! | [`session`], [`server`] | the rim: a connection's thread, and the sockets |
+
+mod block;
+mod closer;
+mod config_space;
+mod endpoint;
+mod faults;
+mod function;
+#[cfg(any(test, fuzzing))]
+mod fuzzing;
+mod interruption;
+mod ledger;
+mod link;
+mod memory;
+mod passed;
+mod remote;
+mod server;
+mod session;
+#[cfg(test)]
+mod tests;
+mod vectors;
+
+pub use endpoint::Endpoint;
+#[cfg(fuzzing)]
+pub use fuzzing::shared_ring;
+pub use server::{ServeError, Server};

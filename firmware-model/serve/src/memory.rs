@@ -1,0 +1,471 @@
+//! The client's memory.
+//!
+//! What comes with a descriptor is mapped at its place in a *window*: 64 GiB of addresses stand for each 64 GiB of DMA addresses in use, so that stretches
+//! that are neighbours for the client are neighbours here, although QEMU lends a guest's memory page by page when there is an IOMMU. The windows of a
+//! function are one [`Block`], which says why nothing a client does can take these addresses away. Where nothing is lent there is memory without
+//! rights; [`faults`](super::faults) handles accesses there.
+
+use super::block::{Block, Failed, MAX_WINDOWS, Trial, WINDOW};
+use super::faults::{FaultLog, Faults, Watch};
+use super::function::MAX_DMA_MAPS;
+use super::ledger::{Ledger, Place, Stretch};
+use super::passed::Passed;
+use super::remote::Remote;
+use rustix::fs::fstat;
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use urnic_model::Device;
+use urnic_model::host::{HostMemory, RemoteMemory, RemoteWord, Unreachable};
+use urnic_vfio_user::{DmaMap, DmaMapFlags};
+
+const PAGE: u64 = 4096;
+/// Windows of all functions together: 64 TiB, half of what 47 bits have.
+const ALL_WINDOWS: usize = 1024;
+/// A function with fewer is of little use.
+const FEWEST_WINDOWS: usize = 4;
+
+/// How many mappings the kernel grants a process is limited, and a client could use them all up. Each function has a share of its own; the
+/// functions that need more take it from what is left over, first come, first served.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    share: usize,
+    left: AtomicUsize,
+    /// Windows of each function.
+    windows: usize,
+}
+
+impl Budget {
+    /// The budget of a process that serves at most so many functions.
+    pub(crate) fn new(functions: usize) -> Arc<Budget> {
+        let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+        let granted: usize = text.trim().parse().unwrap_or(65_530);
+        let functions = functions.max(1);
+        // A mapping in the middle of a hole makes two of that.
+        let total = granted / 8 * 3;
+        let share = total / 2 / functions;
+        Arc::new(Budget {
+            share,
+            left: AtomicUsize::new(total - share * functions),
+            windows: (ALL_WINDOWS / functions).clamp(FEWEST_WINDOWS, MAX_WINDOWS),
+        })
+    }
+
+    /// Takes `more` for a function that holds `held`.
+    fn take(&self, held: usize, more: usize) -> Result<(), Errno> {
+        let beyond = self.beyond(held + more) - self.beyond(held);
+        let take = |left: usize| left.checked_sub(beyond);
+        let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        left.map(drop).map_err(|_| Errno::NOSPC)
+    }
+
+    /// Gives `fewer` back of the `held` of a function.
+    fn give_back(&self, held: usize, fewer: usize) {
+        let beyond = self.beyond(held) - self.beyond(held.saturating_sub(fewer));
+        self.left.fetch_add(beyond, Ordering::Relaxed);
+    }
+
+    /// What of so many mappings is not of the function's own share.
+    fn beyond(&self, held: usize) -> usize {
+        held.saturating_sub(self.share)
+    }
+}
+
+/// The block of a function, which is watched for faults.
+#[derive(Debug)]
+struct Windows {
+    // Dropped first: nobody looks for faults in a block that is in the pool.
+    _watch: Watch,
+    block: Block,
+    /// Which window of the block is whose, as DMA address over [`WINDOW`].
+    owners: Vec<Option<u64>>,
+}
+
+#[derive(Debug, Default)]
+struct Lent {
+    ledger: Ledger,
+    windows: Option<Windows>,
+    /// Place of each window in the block, by DMA address over [`WINDOW`].
+    places: BTreeMap<u64, usize>,
+    /// Mappings in the block.
+    mapped: usize,
+}
+
+/// Part of a stretch that is one range of the block.
+struct Piece {
+    /// Where in the block.
+    at: usize,
+    len: usize,
+    /// From the stretch's beginning.
+    offset: u64,
+}
+
+impl Lent {
+    /// The offset in the block of an address, if its window is there.
+    fn place_of(&self, address: u64) -> Option<usize> {
+        let place = self.places.get(&(address / WINDOW))?;
+        Some(place * WINDOW as usize + (address % WINDOW) as usize)
+    }
+
+    /// Where an address is, if its window is there.
+    fn locate(&self, address: u64) -> Option<NonNull<u8>> {
+        let block = &self.windows.as_ref()?.block;
+        // SAFETY: windows lie inside of the block.
+        Some(unsafe { block.start().add(self.place_of(address)?) })
+    }
+
+    /// The DMA address of a place.
+    fn address_of(&self, place: usize) -> Option<u64> {
+        let windows = self.windows.as_ref()?;
+        let offset = place.checked_sub(windows.block.start().as_ptr().addr())? as u64;
+        let index = (*windows.owners.get((offset / WINDOW) as usize)?)?;
+        Some(index * WINDOW + offset % WINDOW)
+    }
+
+    /// The parts of a stretch whose windows are there: one, unless windows that are neighbours for the client are none here.
+    fn pieces(&self, first: u64, last: u64) -> Vec<Piece> {
+        let mut pieces: Vec<Piece> = Vec::new();
+        for index in windows_of(first, last) {
+            let begin = first.max(index * WINDOW);
+            let end = last.min(index * WINDOW + (WINDOW - 1));
+            let len = (end - begin + 1) as usize;
+            let Some(at) = self.place_of(begin) else {
+                continue;
+            };
+            match pieces.last_mut() {
+                Some(piece) if piece.at + piece.len == at => piece.len += len,
+                _ => pieces.push(Piece {
+                    at,
+                    len,
+                    offset: begin - first,
+                }),
+            }
+        }
+        pieces
+    }
+
+    fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>> {
+        let len = len.max(1) as u64;
+        if !self.ledger.covers(iova, len, |place| place == Place::Mapped) {
+            return None;
+        }
+        match &self.pieces(iova, iova + (len - 1))[..] {
+            [piece] if piece.len as u64 == len => self.locate(iova),
+            _ => None,
+        }
+    }
+
+    /// Has a place for a window, beside its neighbours' where that is free.
+    fn open_window(&mut self, index: u64) -> Result<(), Errno> {
+        let Some(windows) = &mut self.windows else {
+            return Err(Errno::NOMEM);
+        };
+        if self.places.contains_key(&index) {
+            return Ok(());
+        }
+        let is_free = |place: &usize| windows.owners.get(*place).is_some_and(Option::is_none);
+        let behind = index.checked_sub(1).and_then(|before| self.places.get(&before));
+        let behind = behind.map(|place| place + 1);
+        let before = self
+            .places
+            .get(&(index + 1))
+            .and_then(|place| place.checked_sub(1));
+        let roomy = || (0..windows.owners.len()).find(|place| is_free(place) && is_free(&(place + 1)));
+        let place = behind
+            .filter(is_free)
+            .or_else(|| before.filter(is_free))
+            .or_else(roomy)
+            .or_else(|| (0..windows.owners.len()).find(is_free))
+            .ok_or(Errno::NOMEM)?;
+        windows.owners[place] = Some(index);
+        self.places.insert(index, place);
+        Ok(())
+    }
+}
+
+fn windows_of(first: u64, last: u64) -> RangeInclusive<u64> {
+    first / WINDOW..=last / WINDOW
+}
+
+/// Memory that a client lends to its function.
+#[derive(Debug)]
+pub(crate) struct ClientMemory {
+    lent: RwLock<Lent>,
+    budget: Arc<Budget>,
+    /// Set when the client has said what it can.
+    remote: OnceLock<Remote>,
+    /// Held by atomic operations on memory that is reached by copies.
+    atomics: Mutex<()>,
+    faults: FaultLog,
+}
+
+impl ClientMemory {
+    pub(crate) fn new(budget: Arc<Budget>) -> Result<ClientMemory, Errno> {
+        Ok(ClientMemory {
+            lent: RwLock::default(),
+            budget,
+            remote: OnceLock::new(),
+            atomics: Mutex::default(),
+            faults: FaultLog::new()?,
+        })
+    }
+
+    fn lent(&self) -> RwLockReadGuard<'_, Lent> {
+        self.lent.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lent_mut(&self) -> RwLockWriteGuard<'_, Lent> {
+        self.lent.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How memory is reached that is not mapped here.
+    pub(crate) fn set_remote(&self, remote: Remote) {
+        let _ = self.remote.set(remote);
+    }
+
+    /// Where faults are noted.
+    pub(crate) fn faults(&self) -> &FaultLog {
+        &self.faults
+    }
+
+    /// The client lends memory.
+    pub(crate) fn map(&self, map: &DmaMap, file: Option<Passed>) -> Result<(), Errno> {
+        let (read, write) = (
+            map.flags.contains(DmaMapFlags::READ),
+            map.flags.contains(DmaMapFlags::WRITE),
+        );
+        if !(DmaMapFlags::READ | DmaMapFlags::WRITE).contains(map.flags) || !(read || write) {
+            return Err(Errno::INVAL);
+        }
+        // The device needs both rights for what it may touch at any time; and a file that is no memory may make it wait.
+        let file = match file {
+            Some(Passed::Memory(file)) if read && write => Some(file),
+            _ => None,
+        };
+        let place = match file {
+            Some(_) => Place::Mapped,
+            None => Place::Remote { read, write },
+        };
+        let stretch = Stretch::new(map.address, map.size, place)?;
+        let mut lent = self.lent_mut();
+        if lent.ledger.overlaps(&stretch) {
+            return Err(Errno::EXIST);
+        }
+        if lent.ledger.len() as u64 >= MAX_DMA_MAPS {
+            return Err(Errno::NOSPC);
+        }
+        if let Some(file) = &file {
+            self.map_file(&mut lent, &stretch, map.offset, file)?;
+        }
+        lent.ledger.insert(stretch);
+        Ok(())
+    }
+
+    fn map_file(&self, lent: &mut Lent, stretch: &Stretch, offset: u64, file: &OwnedFd) -> Result<(), Errno> {
+        let size = stretch.last - stretch.first;
+        let end = size
+            .checked_add(1)
+            .and_then(|size| offset.checked_add(size))
+            .ok_or(Errno::INVAL)?;
+        let aligned = [stretch.first, stretch.last.wrapping_add(1), offset]
+            .iter()
+            .all(|n| n.is_multiple_of(PAGE));
+        if !aligned || fstat(file)?.st_size.unsigned_abs() < end {
+            return Err(Errno::INVAL);
+        }
+        self.open_windows(lent, stretch)?;
+        let pieces = lent.pieces(stretch.first, stretch.last);
+        // All that can fail by the file or the client does so here.
+        let trial = |piece: &Piece| Trial::new(file, offset + piece.offset, piece.len, piece.at as u64);
+        let trials = pieces.iter().map(trial).collect::<Result<Vec<_>, _>>()?;
+        self.budget.take(lent.mapped, pieces.len())?;
+        let block = &mut lent.windows.as_mut().ok_or(Errno::NOMEM)?.block;
+        for (done, (piece, trial)) in pieces.iter().zip(trials).enumerate() {
+            if let Err(failed) = block.place(piece.at, trial) {
+                let cleared = pieces[..done].iter().all(|p| block.clear(p.at, p.len).is_ok());
+                self.budget.give_back(lent.mapped + pieces.len(), pieces.len());
+                return match failed {
+                    Failed::Refused(errno) if cleared => Err(errno),
+                    _ => Err(self.lose()),
+                };
+            }
+        }
+        lent.mapped += pieces.len();
+        Ok(())
+    }
+
+    /// What is at the client's addresses cannot be told any more: its device stops, and the connection ends.
+    fn lose(&self) -> Errno {
+        self.faults.lose();
+        Errno::NOMEM
+    }
+
+    /// Gives each address of a stretch a window.
+    fn open_windows(&self, lent: &mut Lent, stretch: &Stretch) -> Result<(), Errno> {
+        let indices = windows_of(stretch.first, stretch.last);
+        if indices.end() - indices.start() >= self.budget.windows as u64 {
+            return Err(Errno::NOMEM);
+        }
+        if lent.windows.is_none() {
+            let block = Block::new(self.budget.windows)?;
+            let watch = self.faults.watch(block.start().as_ptr().addr(), block.len());
+            lent.windows = Some(Windows {
+                _watch: watch.ok_or(Errno::NOMEM)?,
+                owners: vec![None; block.windows()],
+                block,
+            });
+        }
+        indices.into_iter().try_for_each(|index| lent.open_window(index))
+    }
+
+    /// The client takes back all that it lent between two addresses. When this returns, no region of the device reaches it any more.
+    pub(crate) fn unmap(&self, first: u64, last: u64, device: Option<&Device>) -> Result<(), Errno> {
+        let removed = self.lent_mut().ledger.remove(first, last)?;
+        let (Some(lowest), Some(highest)) = (removed.first(), removed.last()) else {
+            return Ok(());
+        };
+        if let Some(device) = device {
+            // Nothing between them is lent: no region was there.
+            device.unmapped(lowest.first, (highest.last - lowest.first).saturating_add(1));
+        }
+        let mut lent = self.lent_mut();
+        for stretch in removed.iter().filter(|stretch| stretch.place == Place::Mapped) {
+            let pieces = lent.pieces(stretch.first, stretch.last);
+            let block = &mut lent.windows.as_mut().ok_or(Errno::FAULT)?.block;
+            for piece in &pieces {
+                block.clear(piece.at, piece.len).map_err(|_| self.lose())?;
+            }
+            self.budget.give_back(lent.mapped, pieces.len());
+            lent.mapped -= pieces.len();
+        }
+        Ok(())
+    }
+
+    /// The device has been stopped after these faults: holes are holes again.
+    ///
+    /// # Errors
+    ///
+    /// What is there cannot be told any more; the connection must end.
+    pub(crate) fn after(&self, faults: Faults) -> Result<(), Errno> {
+        let pages = match faults {
+            Faults::None => return Ok(()),
+            Faults::Holes(pages) => pages,
+            Faults::Lost => return Err(Errno::FAULT),
+        };
+        let mut lent = self.lent_mut();
+        for page in pages {
+            let address = lent.address_of(page).ok_or(Errno::FAULT)?;
+            let mapped = lent
+                .ledger
+                .at(address)
+                .is_some_and(|known| known.place == Place::Mapped);
+            if mapped {
+                continue;
+            }
+            if let (Some(at), Some(windows)) = (lent.place_of(address), &mut lent.windows) {
+                windows.block.clear(at, PAGE as usize).map_err(|_| Errno::FAULT)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ClientMemory {
+    fn drop(&mut self) {
+        let lent = self.lent.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.budget.give_back(lent.mapped, lent.mapped);
+    }
+}
+
+// SAFETY: what `reach` points to is in a block, which stays until this is dropped, and the device holds a handle to it. While it is lent it is
+// mapped readable and writable; once taken back, or when its file is made shorter, an access faults and finds a page of zeros (`faults`).
+unsafe impl HostMemory for ClientMemory {
+    fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>> {
+        self.lent().reach(iova, len)
+    }
+
+    fn remote(&self) -> Option<&dyn RemoteMemory> {
+        self.remote.get().map(|_| self as &dyn RemoteMemory)
+    }
+
+    fn stopped(&self) -> &'static AtomicBool {
+        self.faults.stopped()
+    }
+}
+
+impl ClientMemory {
+    /// Visits the parts of a range, wherever they are: (address, offset, length, place).
+    fn parts(
+        &self,
+        iova: u64,
+        len: usize,
+        mut visit: impl FnMut(&Remote, u64, usize, usize, Place, Option<NonNull<u8>>) -> Result<(), Unreachable>,
+    ) -> Result<(), Unreachable> {
+        let remote = self.remote.get().ok_or(Unreachable)?;
+        let mut done = 0;
+        while done < len {
+            let address = iova.checked_add(done as u64).ok_or(Unreachable)?;
+            let lent = self.lent();
+            let known = *lent.ledger.at(address).ok_or(Unreachable)?;
+            let within = (known.last - address)
+                .saturating_add(1)
+                .min(WINDOW - address % WINDOW);
+            let part = within.min((len - done) as u64) as usize;
+            match known.place {
+                // Under the lock: it cannot be taken back meanwhile.
+                Place::Mapped => visit(remote, address, done, part, known.place, lent.locate(address))?,
+                Place::Remote { .. } => {
+                    drop(lent);
+                    visit(remote, address, done, part, known.place, None)?;
+                }
+            }
+            done += part;
+        }
+        Ok(())
+    }
+}
+
+impl RemoteMemory for ClientMemory {
+    /// Whatever is lent, if not in one stretch here.
+    fn covers(&self, iova: u64, len: u64) -> bool {
+        self.lent().ledger.covers(iova, len, |_| true)
+    }
+
+    fn word(&self, _iova: u64) -> Result<RemoteWord<'_>, Unreachable> {
+        Ok(RemoteWord::Copied(&self.atomics))
+    }
+
+    fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), Unreachable> {
+        self.parts(iova, into.len(), |remote, address, done, len, place, ptr| {
+            let into = &mut into[done..done + len];
+            match (place, ptr) {
+                (Place::Mapped, Some(ptr)) => {
+                    // SAFETY: `len` bytes that are mapped here, by `parts`.
+                    unsafe { ptr.as_ptr().copy_to_nonoverlapping(into.as_mut_ptr(), len) };
+                    Ok(())
+                }
+                (Place::Remote { read: true, .. }, _) => remote.read(address, into),
+                _ => Err(Unreachable),
+            }
+        })
+    }
+
+    fn write(&self, iova: u64, from: &[u8]) -> Result<(), Unreachable> {
+        self.parts(iova, from.len(), |remote, address, done, len, place, ptr| {
+            let from = &from[done..done + len];
+            match (place, ptr) {
+                (Place::Mapped, Some(ptr)) => {
+                    // SAFETY: `len` bytes that are mapped here, by `parts`.
+                    unsafe { ptr.as_ptr().copy_from_nonoverlapping(from.as_ptr(), len) };
+                    Ok(())
+                }
+                (Place::Remote { write: true, .. }, _) => remote.write(address, from),
+                _ => Err(Unreachable),
+            }
+        })
+    }
+}

@@ -1,0 +1,22 @@
+//! The server against scripted clients.
+
+mod client;
+mod functions;
+mod sessions;
+
+use std::time::{Duration, Instant};
+
+/// The longest wait for what must happen.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Waits until `probe` finds something.
+fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = probe() {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "no {what} in {PATIENCE:?}");
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,148 @@
+//! Interrupt vectors: each tells an eventfd of the client.
+
+use super::interruption::Interruptible;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use urnic_model::Interrupts;
+
+#[derive(Debug, Default)]
+struct Vector {
+    eventfd: Option<OwnedFd>,
+    masked: bool,
+    /// Raised while nobody could be told.
+    pending: bool,
+}
+
+impl Vector {
+    fn raise(&mut self) {
+        self.pending = true;
+        self.tell();
+    }
+
+    fn tell(&mut self) {
+        if self.pending
+            && !self.masked
+            && let Some(eventfd) = &self.eventfd
+        {
+            // It is full only if the client does not look, and then it will find that something was there.
+            if rustix::io::write(eventfd, &1u64.to_ne_bytes()) == Err(Errno::INTR) {
+                // The client had it full and made it block again, and has gone by now: this thread was interrupted.
+                self.eventfd = None;
+            }
+            self.pending = false;
+        }
+    }
+}
+
+/// The vectors of a function. An interrupt that finds no eventfd, or a masked vector, is pending until that changes.
+#[derive(Debug)]
+pub(crate) struct Vectors {
+    vectors: Vec<Mutex<Vector>>,
+    threads: Arc<Interruptible>,
+}
+
+impl Vectors {
+    /// The device's own thread, which raises most of them, joins `threads`.
+    pub(crate) fn new(count: u32, threads: Arc<Interruptible>) -> Vectors {
+        Vectors {
+            vectors: (0..count).map(|_| Mutex::default()).collect(),
+            threads,
+        }
+    }
+
+    fn with<T>(&self, vector: u32, act: impl FnOnce(&mut Vector) -> T) -> Option<T> {
+        let lock: &Mutex<Vector> = self.vectors.get(vector as usize)?;
+        let mut vector: MutexGuard<'_, Vector> = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(act(&mut vector))
+    }
+
+    /// From now on a vector tells this eventfd, or nobody.
+    pub(crate) fn assign(&self, vector: u32, eventfd: Option<OwnedFd>) {
+        if let Some(eventfd) = &eventfd {
+            // So that a client that does not look is not waited for. It can take that back, to its own harm.
+            let _ = fcntl_getfl(eventfd).and_then(|flags| fcntl_setfl(eventfd, flags | OFlags::NONBLOCK));
+        }
+        self.with(vector, |vector| {
+            vector.eventfd = eventfd;
+            vector.tell();
+        });
+    }
+
+    /// Masks or unmasks a vector.
+    pub(crate) fn mask(&self, vector: u32, masked: bool) {
+        self.with(vector, |vector| {
+            vector.masked = masked;
+            vector.tell();
+        });
+    }
+
+    /// Whether an interrupt waits to be told.
+    pub(crate) fn is_pending(&self, vector: u32) -> bool {
+        self.with(vector, |vector| vector.pending).unwrap_or(false)
+    }
+
+    /// Forgets what is pending, as a reset does.
+    pub(crate) fn forget_pending(&self) {
+        for vector in 0..self.vectors.len() as u32 {
+            self.with(vector, |vector| (vector.pending, vector.masked) = (false, false));
+        }
+    }
+}
+
+impl Interrupts for Vectors {
+    fn raise(&self, vector: u32) {
+        self.with(vector, Vector::raise);
+    }
+
+    fn on_own_thread(&self) {
+        self.threads.enter();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+
+    fn count(fd: &OwnedFd) -> u64 {
+        let mut bytes = [0; 8];
+        rustix::io::read(fd, &mut bytes).map_or(0, |_| u64::from_ne_bytes(bytes))
+    }
+
+    fn an_eventfd() -> (OwnedFd, OwnedFd) {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        (fd.try_clone().unwrap(), fd)
+    }
+
+    #[test]
+    fn an_interrupt_that_nobody_hears_is_told_later() {
+        let vectors = Vectors::new(2, Arc::default());
+        vectors.raise(1);
+        vectors.raise(1);
+        assert!(vectors.is_pending(1) && !vectors.is_pending(0));
+        let (theirs, ours) = an_eventfd();
+        vectors.assign(1, Some(ours));
+        assert_eq!(count(&theirs), 1);
+        vectors.mask(1, true);
+        vectors.raise(1);
+        assert_eq!(count(&theirs), 0);
+        vectors.mask(1, false);
+        assert_eq!(count(&theirs), 1);
+        assert!(!vectors.is_pending(1));
+        // There is no such vector.
+        vectors.raise(2);
+        vectors.assign(u32::MAX, None);
+    }
+
+    #[test]
+    fn a_full_eventfd_stops_nobody() {
+        let vectors = Vectors::new(1, Arc::default());
+        let (theirs, ours) = an_eventfd();
+        rustix::io::write(&theirs, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        vectors.assign(0, Some(ours));
+        vectors.raise(0);
+        assert_eq!(count(&theirs), u64::MAX - 1);
+    }
+}

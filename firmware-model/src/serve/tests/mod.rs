@@ -1,5 +1,0 @@
-//! The server against scripted clients.
-
-mod client;
-mod functions;
-mod sessions;

@@ -1,0 +1,310 @@
+//! One client's connection. Its threads take turns at reading; each answers what it read.
+//!
+//! A thread that waits for the peer, to send or to take something, is one of this connection's. The accepting thread looks at all connections
+//! and ends those that take too long, so that no thread needs a clock.
+
+use super::progress::{Progress, State};
+use super::record::{self, HEAD, MAX_RECORD, Received, Room};
+use super::{Limits, lock};
+use crate::memory::Pool;
+use crate::service::{Request, Response, Service};
+use rustix::fd::{AsFd, BorrowedFd};
+use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use urnic_rpc_rdma_verbs::crowd::Candidate;
+use urnic_rpc_rdma_verbs::shares::{Account, Charge, Holder};
+
+/// Threads of a connection, at most.
+const THREADS: usize = 8;
+
+/// Threads of a connection that wait for their turn to read; more end.
+const SPARE: usize = 2;
+
+/// Bytes that a peer sends or takes in a second, at least, once it had the time that every message has.
+const RATE: u64 = 16 << 10;
+
+/// Memory that a reply may need, counted until the reply is there.
+const REPLY: u64 = MAX_RECORD as u64;
+
+/// What connections have in common.
+#[derive(Clone)]
+pub(super) struct Common {
+    pub(super) service: Arc<dyn Service>,
+    pub(super) pool: Pool,
+    pub(super) limits: Limits,
+}
+
+pub(super) struct Connection {
+    peer: SocketAddr,
+    common: Common,
+    memory: Account,
+    /// Of threads beyond the first.
+    helpers: Account,
+    socket: Arc<Socket>,
+    reading: Mutex<BufReader<Reading>>,
+    writing: Mutex<()>,
+    threads: AtomicUsize,
+    /// Of them, those that read or wait to.
+    readers: AtomicUsize,
+    /// When something last came.
+    heard: Mutex<Instant>,
+    served: AtomicBool,
+    ended: AtomicBool,
+}
+
+/// One descriptor for both directions, and how each of them goes on.
+struct Socket {
+    stream: TcpStream,
+    receives: Progress,
+    sends: Progress,
+}
+
+struct Reading(Arc<Socket>);
+
+impl Read for Reading {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let came = (&self.0.stream).read(into)?;
+        self.0.receives.moved(came);
+        Ok(came)
+    }
+}
+
+impl AsFd for Reading {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.stream.as_fd()
+    }
+}
+
+struct Writing<'a>(&'a Socket);
+
+impl Write for Writing<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        let went = (&self.0.stream).write_vectored(pieces)?;
+        self.0.sends.moved(went);
+        Ok(went)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        tracing::info!(peer = %self.peer, "disconnected");
+    }
+}
+
+impl Connection {
+    pub(super) fn new(
+        stream: TcpStream,
+        peer: SocketAddr,
+        common: Common,
+        memory: Account,
+        helpers: Account,
+    ) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
+        let socket = Arc::new(Socket {
+            stream,
+            receives: Progress::default(),
+            sends: Progress::default(),
+        });
+        // A peer that never sends anything is like one that does not send the rest.
+        socket.receives.begin();
+        let reading = Mutex::new(BufReader::with_capacity(HEAD, Reading(socket.clone())));
+        Ok(Self {
+            peer,
+            common,
+            memory,
+            helpers,
+            socket,
+            reading,
+            writing: Mutex::default(),
+            threads: AtomicUsize::new(0),
+            readers: AtomicUsize::new(0),
+            heard: Mutex::new(Instant::now()),
+            served: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) const fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    pub(super) fn candidate<Key>(&self, key: Key) -> Candidate<Key> {
+        Candidate {
+            address: self.peer.ip(),
+            served: self.served.load(Ordering::Relaxed),
+            heard: Some(*lock(&self.heard)),
+            key,
+        }
+    }
+
+    /// Why the connection is to be ended, if it is; the last look was so long ago.
+    pub(super) fn overdue(&self, later: Duration) -> Option<&'static str> {
+        let Limits { idle, stall, .. } = self.common.limits;
+        let late = |time: Duration, moved: u64| time > stall + Duration::from_secs(moved / RATE);
+        let (receives, sends) = (self.socket.receives.look(later), self.socket.sends.look(later));
+        if let State::Busy(time, moved) = sends
+            && late(time, moved)
+        {
+            return Some("it does not take its replies");
+        }
+        let working = self.threads.load(Ordering::Acquire) > self.readers.load(Ordering::Acquire);
+        match receives {
+            State::Busy(time, moved) if late(time, moved) => Some("it does not send the rest of a call"),
+            State::Idle(time) if !working && idle.is_some_and(|idle| time >= idle) => Some("it is idle"),
+            _ => None,
+        }
+    }
+
+    /// One thread more, if there may be. Returns whether there is one at all.
+    pub(super) fn recruit(self: &Arc<Self>) -> bool {
+        let first = self.threads.load(Ordering::Acquire) == 0;
+        let share = if first { None } else { self.helpers.take(1) };
+        let one_more = |threads| (threads < THREADS).then_some(threads + 1);
+        if !first && share.is_none()
+            || (self
+                .threads
+                .fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more))
+            .is_err()
+        {
+            return true;
+        }
+        self.readers.fetch_add(1, Ordering::AcqRel);
+        let connection = self.clone();
+        let started = std::thread::Builder::new()
+            .name("nfs-tcp".to_owned())
+            .spawn(move || {
+                if let Err(error) = connection.work() {
+                    tracing::debug!(peer = %connection.peer, %error, "connection ends");
+                    connection.end();
+                }
+                connection.threads.fetch_sub(1, Ordering::AcqRel);
+                drop(share);
+            });
+        if started.is_err() {
+            self.threads.fetch_sub(1, Ordering::AcqRel);
+            self.readers.fetch_sub(1, Ordering::AcqRel);
+        }
+        !first || started.is_ok()
+    }
+
+    fn work(self: &Arc<Self>) -> io::Result<()> {
+        loop {
+            let received = self.next();
+            let others = self.readers.fetch_sub(1, Ordering::AcqRel) - 1;
+            let (received, reserved) = match received {
+                Ok(received) => received,
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    return self.socket.stream.shutdown(Shutdown::Read);
+                }
+                Err(error) => return Err(error),
+            };
+            if others == 0 {
+                self.recruit();
+            }
+            self.answer(received, reserved)?;
+            if self.readers.fetch_add(1, Ordering::AcqRel) >= SPARE {
+                self.readers.fetch_sub(1, Ordering::AcqRel);
+                return Ok(());
+            }
+        }
+    }
+
+    /// The next call, and memory for its reply.
+    fn next(&self) -> io::Result<(Received, Option<Charge>)> {
+        let mut reading = lock(&self.reading);
+        let receives = &self.socket.receives;
+        if reading.fill_buf()?.is_empty() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        receives.begin();
+        let room = Room {
+            pool: &self.common.pool,
+            charge: &|bytes| self.charge(bytes),
+        };
+        let received = record::receive(&mut *reading, &room)?;
+        receives.end();
+        *lock(&self.heard) = Instant::now();
+        // Calls that bring much have short replies. Until there is memory for the reply, nothing more is read from the peer.
+        let reserved = match received.item {
+            Some(_) => None,
+            None => Some(self.charge(REPLY)?),
+        };
+        Ok((received, reserved))
+    }
+
+    fn answer(&self, received: Received, reserved: Option<Charge>) -> io::Result<()> {
+        let Received {
+            message,
+            item,
+            charge,
+        } = received;
+        let request = Request {
+            peer: self.peer,
+            message: &message,
+            item,
+            back: None,
+        };
+        let response = self.common.service.call(request);
+        drop((message, charge));
+        let Some(Response { message, item }) = response else {
+            return Ok(());
+        };
+        let item = item.as_ref().map(|(at, pieces)| (*at, &pieces[..]));
+        let _reserved = reserved.map(|mut reserved| {
+            let data = item.map_or(0, |(_, pieces)| pieces.iter().map(|piece| piece.len()).sum());
+            reserved.shrink((message.len() + data) as u64);
+            reserved
+        });
+        let _turn = lock(&self.writing);
+        self.socket.sends.begin();
+        record::send(&mut Writing(&self.socket), &message, item)?;
+        self.socket.sends.end();
+        self.served.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Charges memory to the client, when there is some. Meanwhile the peer is not to blame for what does not go on.
+    fn charge(&self, bytes: u64) -> io::Result<Charge> {
+        if let Some(charge) = self.memory.take(bytes) {
+            return Ok(charge);
+        }
+        self.socket.receives.end();
+        let start = Instant::now();
+        let charge = self.memory.wait(bytes, || {
+            self.ended.load(Ordering::Relaxed) || start.elapsed() >= 2 * self.common.limits.stall
+        });
+        self.socket.receives.begin();
+        charge.ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+}
+
+impl Holder for Connection {
+    fn account(&self) -> &Account {
+        &self.memory
+    }
+
+    fn stuck(&self) -> Option<Duration> {
+        let busy = |state| match state {
+            State::Busy(time, _) => Some(time),
+            State::Idle(_) => None,
+        };
+        busy(self.socket.receives.last()).max(busy(self.socket.sends.last()))
+    }
+
+    fn end(&self) {
+        self.ended.store(true, Ordering::Relaxed);
+        let _ = self.socket.stream.shutdown(Shutdown::Both);
+    }
+}

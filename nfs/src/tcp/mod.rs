@@ -1,0 +1,195 @@
+//! RPC over TCP. The data of a WRITE is read from the socket into memory of the pool, that of a READ goes to the socket from where the tree has
+//! it.
+//!
+//! What a client can make the server hold is limited: connections, memory of calls and replies, and threads. Each client, by address, has a
+//! share of them, and each message a time within which it has to come or to be taken.
+
+mod connection;
+mod progress;
+pub mod record;
+
+use crate::memory::Pool;
+use crate::service::Service;
+use connection::{Common, Connection};
+pub(crate) use record::{append, fragment, send};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+use urnic_rpc_rdma_verbs::crowd::{Seldom, makes_room};
+use urnic_rpc_rdma_verbs::shares::{Holder, Shares};
+
+/// Threads of all connections, beyond the first of each.
+const HELPERS: u64 = 256;
+
+/// How long a pause is when there are no descriptors or threads: to try again at once would only burn time.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// How long a message stands still, at least, before its connection is ended because others wait for the memory that it holds.
+const STUCK: Duration = Duration::from_secs(2);
+
+/// What clients may make the server hold, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections at a time. For one more, the client that has most loses one.
+    pub connections: usize,
+    /// How long a connection may be without calls; `None` is for ever.
+    pub idle: Option<Duration>,
+    /// How long a message may take to come, or to be taken: a large one a little longer.
+    pub stall: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 512,
+            idle: Some(Duration::from_secs(600)),
+            stall: Duration::from_secs(60),
+        }
+    }
+}
+
+impl Limits {
+    /// How often it is looked whether a time is over.
+    fn interval(&self) -> Duration {
+        let shortest = self.idle.unwrap_or(self.stall).min(self.stall);
+        (shortest / 4).clamp(Duration::from_millis(10), Duration::from_secs(1))
+    }
+}
+
+/// Takes connections for ever, each served by threads of its own. Clients share `memory`, bytes of `pool`.
+///
+/// # Errors
+/// The listener's, if they do not pass.
+pub fn serve(
+    listener: &TcpListener,
+    service: &Arc<dyn Service>,
+    pool: &Pool,
+    memory: &Shares,
+    limits: Limits,
+) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let common = Common {
+        service: service.clone(),
+        pool: pool.clone(),
+        limits,
+    };
+    let mut connections = Connections {
+        open: Vec::new(),
+        common,
+        memory: memory.clone(),
+        helpers: Shares::new(HELPERS),
+        full: Seldom::default(),
+    };
+    let mut looked = Instant::now();
+    loop {
+        let left = limits.interval().saturating_sub(looked.elapsed());
+        if left.is_zero() {
+            // No longer than between two looks, whatever the machine was doing.
+            connections.look(looked.elapsed().min(2 * limits.interval()));
+            looked = Instant::now();
+            continue;
+        }
+        let mut ready = [PollFd::new(listener, PollFlags::IN)];
+        match poll(&mut ready, Timespec::try_from(left).ok().as_ref()) {
+            Ok(0) | Err(Errno::INTR) => continue,
+            Ok(_) => {}
+            Err(error) => return Err(error.into()),
+        }
+        match listener.accept() {
+            Ok((stream, peer)) => connections.add(stream, peer),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if passes(&error) => connections.lack(&error),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn passes(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, InvalidInput, NotConnected};
+    error.raw_os_error().is_some() && !matches!(error.kind(), InvalidInput | NotConnected | BrokenPipe)
+}
+
+/// All connections.
+struct Connections {
+    open: Vec<Weak<Connection>>,
+    common: Common,
+    memory: Shares,
+    helpers: Shares,
+    full: Seldom,
+}
+
+impl Connections {
+    fn add(&mut self, stream: TcpStream, peer: SocketAddr) {
+        self.open.retain(|connection| connection.strong_count() > 0);
+        if self.open.len() >= self.common.limits.connections {
+            self.make_room("there are too many connections");
+        }
+        let (memory, helpers) = (self.memory.account(peer.ip()), self.helpers.account(peer.ip()));
+        let connection = match Connection::new(stream, peer, self.common.clone(), memory, helpers) {
+            Ok(connection) => Arc::new(connection),
+            Err(error) => return tracing::debug!(%peer, %error, "lost at once"),
+        };
+        tracing::info!(%peer, "connected");
+        if !connection.recruit() {
+            self.lack(&io::Error::other("no thread can be started"));
+            if !connection.recruit() {
+                return;
+            }
+        }
+        let holder: Weak<dyn Holder> = Arc::<Connection>::downgrade(&connection);
+        self.memory.watch(holder);
+        self.open.push(Arc::downgrade(&connection));
+    }
+
+    /// Descriptors, mostly, are what there is none of.
+    fn lack(&mut self, error: &io::Error) {
+        self.open.retain(|connection| connection.strong_count() > 0);
+        self.make_room(&error.to_string());
+        std::thread::sleep(PAUSE);
+    }
+
+    /// Ends the connection that has to make room for another.
+    fn make_room(&mut self, why: &str) {
+        let open = self.open.iter().enumerate();
+        let each = open.filter_map(|(index, connection)| Some(connection.upgrade()?.candidate(index)));
+        let Some(index) = makes_room(each) else { return };
+        // In the order of their beginning, as they were.
+        if let Some(connection) = self.open.remove(index).upgrade() {
+            if let Some(left_out) = self.full.allows() {
+                tracing::warn!(peer = %connection.peer(), left_out, "connection ended: {why}");
+            }
+            connection.end();
+        }
+    }
+
+    /// Ends connections that take too long; the last look was so long ago.
+    fn look(&mut self, later: Duration) {
+        self.open.retain(|connection| connection.strong_count() > 0);
+        for connection in self.open.iter().filter_map(Weak::upgrade) {
+            if let Some(why) = connection.overdue(later) {
+                tracing::info!(peer = %connection.peer(), "connection ended: {why}");
+                connection.end();
+            }
+        }
+        let ended = self.memory.relieve(STUCK);
+        if ended > 0
+            && let Some(left_out) = self.full.allows()
+        {
+            tracing::warn!(
+                ended,
+                left_out,
+                "connections ended: others wait for the memory that they hold"
+            );
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

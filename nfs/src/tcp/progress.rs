@@ -1,0 +1,94 @@
+//! How long a connection has been at one thing. Whoever does it only counts; the time is that of looks at the count, so that a machine that
+//! was stopped meanwhile does not count against its peers.
+
+use super::lock;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// One direction of a connection. One thread at a time begins and ends messages.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// Odd while a message is under way; another number for each message.
+    state: AtomicU64,
+    /// Bytes of it so far.
+    moved: AtomicU64,
+    /// The state at the last look, and since when it is the same.
+    age: Mutex<(u64, Duration)>,
+}
+
+/// What a look found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Nothing is under way for so long.
+    Idle(Duration),
+    /// A message is, of which so many bytes moved.
+    Busy(Duration, u64),
+}
+
+impl Progress {
+    /// A message begins.
+    pub(super) fn begin(&self) {
+        self.moved.store(0, Relaxed);
+        self.state.store((self.state.load(Relaxed) + 1) | 1, Relaxed);
+    }
+
+    /// It is over.
+    pub(super) fn end(&self) {
+        self.state.store((self.state.load(Relaxed) | 1) + 1, Relaxed);
+    }
+
+    pub(super) fn moved(&self, bytes: usize) {
+        self.moved.fetch_add(bytes as u64, Relaxed);
+    }
+
+    /// Looks, so long after the last time.
+    pub(super) fn look(&self, later: Duration) -> State {
+        let state = self.state.load(Relaxed);
+        let mut age = lock(&self.age);
+        *age = match *age {
+            (last, time) if last == state => (state, time + later),
+            _ => (state, Duration::ZERO),
+        };
+        self.state_for(state, age.1)
+    }
+
+    /// What the last look found.
+    pub(super) fn last(&self) -> State {
+        let (state, time) = *lock(&self.age);
+        self.state_for(state, time)
+    }
+
+    fn state_for(&self, state: u64, time: Duration) -> State {
+        if state & 1 == 1 {
+            State::Busy(time, self.moved.load(Relaxed))
+        } else {
+            State::Idle(time)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_stays_the_same_between_looks_grows_old() {
+        const SECOND: Duration = Duration::from_secs(1);
+        let progress = Progress::default();
+        assert_eq!(progress.look(SECOND), State::Idle(SECOND));
+        progress.begin();
+        progress.moved(7);
+        assert_eq!(progress.look(SECOND), State::Busy(Duration::ZERO, 7));
+        assert_eq!(progress.look(SECOND), State::Busy(SECOND, 7));
+        // Another message.
+        progress.begin();
+        assert_eq!(progress.look(SECOND), State::Busy(Duration::ZERO, 0));
+        progress.end();
+        progress.begin();
+        progress.end();
+        assert_eq!(progress.look(SECOND), State::Idle(Duration::ZERO));
+        assert_eq!(progress.look(SECOND), State::Idle(SECOND));
+        assert_eq!(progress.last(), State::Idle(SECOND));
+    }
+}

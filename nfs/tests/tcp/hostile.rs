@@ -1,0 +1,342 @@
+//! Clients that take what they can get, and an honest one meanwhile, from another address and from theirs.
+
+use super::{Server, connect_from, octets};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpStream};
+use std::time::{Duration, Instant};
+use urnic_nfs::call::Tcp;
+use urnic_nfs::client::{self, Client};
+use urnic_nfs::memory::Pool;
+use urnic_nfs::nfs3::{
+    CreateArgs, CreateHow, Created, Entry, Handle, Procedure, ReadArgs, SetAttributes, Stable, Wcc,
+};
+use urnic_nfs::rpc::{Call, Credential};
+use urnic_nfs::xdr::Xdr;
+
+const HOSTILE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
+const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+const MIB: usize = 1 << 20;
+
+/// A call of procedure 0 in a record.
+const NULL: [u32; 11] = [0x8000_0028, 7, 0, 2, 100_003, 3, 0, 0, 0, 0, 0];
+
+fn bytes(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_be_bytes()).collect()
+}
+
+/// A record with a call of procedure `procedure` and its arguments, announced as `more` bytes longer.
+fn record(procedure: Procedure, arguments: impl FnOnce(&mut Vec<u8>), more: usize) -> Vec<u8> {
+    let call = Call {
+        xid: 9,
+        program: 100_003,
+        version: 3,
+        procedure: procedure as u32,
+        credential: Credential::Nobody,
+    };
+    let mut message = call.emit();
+    arguments(&mut message);
+    let header = (message.len() + more) as u32 | 1 << 31;
+    [&header.to_be_bytes()[..], &message].concat()
+}
+
+fn answered(mut stream: &TcpStream) -> std::io::Result<()> {
+    stream.write_all(&bytes(&NULL))?;
+    stream.read_exact(&mut [0; 28])
+}
+
+#[track_caller]
+fn ends(mut stream: &TcpStream) {
+    let ended = loop {
+        match stream.read(&mut [0; 1 << 16]) {
+            Ok(0) => break Ok(()),
+            Ok(_) => {}
+            Err(error) => break Err(error.kind()),
+        }
+    };
+    assert!(
+        matches!(ended, Ok(()) | Err(ErrorKind::ConnectionReset)),
+        "it is not ended: {ended:?}"
+    );
+}
+
+/// Mounts, writes a file of two MiB, and reads it back.
+#[track_caller]
+fn is_served(server: &Server, from: Ipv4Addr) -> (Client, Handle) {
+    let tcp = Tcp::over(connect_from(from, server.address)).expect("a connection");
+    let mut client = Client::new(Box::new(tcp), Pool::new());
+    let dir = client.mount(b"/").expect("it mounts");
+    let name = format!("file of {from}");
+    let create = CreateArgs {
+        place: Entry {
+            dir,
+            name: name.as_bytes(),
+        },
+        how: CreateHow::Unchecked(SetAttributes::default()),
+    };
+    let created = client.nfs::<Created, Wcc>(Procedure::Create, &create);
+    let file = created.expect("a file").file.expect("its handle");
+    let data = octets(2 * MIB);
+    for half in 0..2 {
+        let mut memory = client.memory(MIB).expect("memory");
+        memory.copy_from_slice(&data[half * MIB..(half + 1) * MIB]);
+        let offset = (half * MIB) as u64;
+        client
+            .begin_write(file, offset, memory.share(), Stable::Unstable)
+            .expect("it is sent");
+        let (_, answer) = client.wait().expect("an answer");
+        let written = client::written(&answer).expect("it is written");
+        assert_eq!(written.count as usize, MIB);
+    }
+    for half in 0..2 {
+        client
+            .begin_read(file, (half * MIB) as u64, MIB as u32)
+            .expect("it is sent");
+        let (_, answer) = client.wait().expect("an answer");
+        let (_, read, _) = client::read(answer).expect("it is read");
+        assert!(read.expect("data")[..] == data[half * MIB..(half + 1) * MIB]);
+    }
+    (client, file)
+}
+
+fn threads(server: &Server) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", server.child.id()));
+    tasks.expect("its threads").count()
+}
+
+/// KiB of memory that the server has in use.
+fn resident(server: &Server) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.child.id())).expect("its status");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    number.expect("its memory")
+}
+
+/// Five hundred records of a MiB of which the first bytes came, and no more: in one fragment or in several, a WRITE or not.
+#[test]
+fn records_that_do_not_come_hold_no_memory() {
+    let server = Server::start(
+        0,
+        &["--memory", "64M", "--buffers", "128M", "--stall-timeout", "600"],
+    );
+    let file = Handle::new(&[0; 16]);
+    let write = record(
+        Procedure::Write,
+        |out| (file, (0_u64, (MIB as u32, (2_u32, MIB as u32)))).put(out),
+        MIB,
+    );
+    let beginnings = [
+        bytes(&[MIB as u32]),
+        bytes(&[MIB as u32 | 1 << 31]),
+        [&bytes(&[MIB as u32])[..], &[7; 5000]].concat(),
+        [&write[..], &[7; 3000]].concat(),
+    ];
+    let hostile: Vec<_> = (0..500)
+        .map(|n| {
+            let mut stream = connect_from(HOSTILE, server.address);
+            stream
+                .write_all(&beginnings[n % beginnings.len()])
+                .expect("it is taken");
+            stream
+        })
+        .collect();
+    for from in [OTHER, HOSTILE] {
+        is_served(&server, from);
+    }
+    assert!(resident(&server) < 200 << 10, "{} KiB", resident(&server));
+    drop(hostile);
+}
+
+/// WRITEs of which only the last byte does not come, as many as there is memory for, and more.
+#[test]
+fn one_address_does_not_take_all_memory() {
+    let server = Server::start(
+        0,
+        &["--memory", "64M", "--buffers", "64M", "--stall-timeout", "600"],
+    );
+    let (_client, file) = is_served(&server, OTHER);
+    let write = record(
+        Procedure::Write,
+        |out| (file, (0_u64, (MIB as u32, (2_u32, MIB as u32)))).put(out),
+        MIB,
+    );
+    let call = [&write[..], &vec![7; MIB - 1]].concat();
+    let hostile: Vec<_> = (0..100)
+        .map(|_| {
+            let mut stream = connect_from(HOSTILE, server.address);
+            stream.set_nonblocking(true).expect("a socket");
+            // What is not taken now will not be.
+            let mut sent = 0;
+            let mut tries = 0;
+            while sent < call.len() && tries < 50 {
+                match stream.write(&call[sent..]) {
+                    Ok(count) => sent += count,
+                    Err(_) => {
+                        tries += 1;
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                }
+            }
+            stream
+        })
+        .collect();
+    for from in [OTHER, HOSTILE] {
+        is_served(&server, from);
+    }
+    assert!(resident(&server) < 300 << 10, "{} KiB", resident(&server));
+    drop(hostile);
+}
+
+/// Connections that take no reply, each with sixty READs of a MiB.
+fn takers_of_nothing(server: &Server, file: Handle, count: usize) -> Vec<TcpStream> {
+    let read = record(
+        Procedure::Read,
+        |out| {
+            let (offset, count) = (0, MIB as u32);
+            ReadArgs { file, offset, count }.put(out);
+        },
+        0,
+    );
+    let calls = read.repeat(60);
+    let connections = (0..count).map(|_| {
+        let mut stream = connect_from(HOSTILE, server.address);
+        stream.write_all(&calls).expect("it is taken");
+        stream
+    });
+    connections.collect()
+}
+
+#[test]
+fn replies_that_nobody_takes_hold_a_share_of_memory() {
+    let server = Server::start(
+        0,
+        &["--memory", "64M", "--buffers", "64M", "--stall-timeout", "600"],
+    );
+    let (_client, file) = is_served(&server, OTHER);
+    let hostile = takers_of_nothing(&server, file, 40);
+    for from in [OTHER, HOSTILE, OTHER, HOSTILE] {
+        is_served(&server, from);
+    }
+    assert!(resident(&server) < 300 << 10, "{} KiB", resident(&server));
+    drop(hostile);
+}
+
+#[test]
+fn replies_that_nobody_takes_hold_a_share_of_threads() {
+    const CONNECTIONS: usize = 40;
+    let server = Server::start(0, &["--memory", "64M"]);
+    let (_client, file) = is_served(&server, OTHER);
+    let before = threads(&server);
+    let hostile = takers_of_nothing(&server, file, CONNECTIONS);
+    // One of each, and half of 256.
+    let most = before + CONNECTIONS + 128;
+    let begin = Instant::now();
+    while threads(&server) < most - 10 {
+        assert!(
+            begin.elapsed() < Duration::from_secs(60),
+            "{} threads",
+            threads(&server)
+        );
+    }
+    for from in [OTHER, HOSTILE, OTHER, HOSTILE] {
+        is_served(&server, from);
+        // Those that are served now have threads, too.
+        let threads = threads(&server);
+        assert!(threads < most + 20, "{threads} threads, {before} before");
+    }
+    drop(hostile);
+}
+
+#[test]
+fn a_message_has_a_time_to_come_or_to_be_taken() {
+    let server = Server::start(0, &["--memory", "64M", "--stall-timeout", "1"]);
+    let (_client, file) = is_served(&server, OTHER);
+    let connect = || connect_from(HOSTILE, server.address);
+    let silent = connect();
+    let mut begun = connect();
+    begun.write_all(&bytes(&[MIB as u32])).expect("it is taken");
+    let mut after_a_call = connect();
+    answered(&after_a_call).expect("an answer");
+    after_a_call.write_all(&[0x80]).expect("it is taken");
+    let takes_nothing = takers_of_nothing(&server, file, 1);
+    // A byte now and then is too little.
+    let mut slow = connect();
+    slow.write_all(&bytes(&[MIB as u32])).expect("it is taken");
+    let begin = Instant::now();
+    while slow.write_all(&[7]).is_ok() {
+        assert!(begin.elapsed() < Duration::from_secs(120), "it is still taken");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    [&silent, &begun, &after_a_call].into_iter().for_each(ends);
+    // Its end is behind the replies that were on their way, if it is not reset.
+    ends(&takes_nothing[0]);
+    is_served(&server, HOSTILE);
+}
+
+#[test]
+fn idle_connections_end_and_others_stay() {
+    let server = Server::start(0, &["--memory", "64M", "--idle-timeout", "2"]);
+    let [idle, busy] = [(); 2].map(|()| connect_from(HOSTILE, server.address));
+    answered(&idle).expect("an answer");
+    idle.set_read_timeout(Some(Duration::from_millis(100)))
+        .expect("a time");
+    let begin = Instant::now();
+    loop {
+        answered(&busy).expect("an answer, still");
+        match (&idle).read(&mut [0; 1]) {
+            Ok(0) => break,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            other => panic!("{other:?}"),
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "it is there still");
+    }
+    answered(&busy).expect("an answer to the other");
+}
+
+/// Connections that never call make room before one that did, though all are of one address.
+#[test]
+fn connections_without_a_call_make_room_first() {
+    let server = Server::start(0, &["--memory", "1M", "--max-connections", "16"]);
+    let honest = connect_from(HOSTILE, server.address);
+    answered(&honest).expect("an answer");
+    let hostile: Vec<_> = (0..100).map(|_| connect_from(HOSTILE, server.address)).collect();
+    for n in 0..20 {
+        let next = connect_from(if n % 2 == 0 { OTHER } else { HOSTILE }, server.address);
+        answered(&next).expect("an answer to the next");
+    }
+    answered(&honest).expect("an answer, still");
+    drop(hostile);
+}
+
+/// The limit is that of descriptors, and not of connections.
+#[test]
+fn without_descriptors_the_next_client_is_served_all_the_same() {
+    let server = Server::start(0, &["--memory", "64M"]);
+    answered(&connect_from(OTHER, server.address)).expect("an answer");
+    let pid = Pid::from_raw(server.child.id() as i32);
+    let limit = Rlimit {
+        current: Some(64),
+        maximum: getrlimit(Resource::Nofile).maximum,
+    };
+    prlimit(pid, Resource::Nofile, limit).expect("our own child");
+    let hostile: Vec<_> = (0..200).map(|_| connect_from(HOSTILE, server.address)).collect();
+    for from in [OTHER, HOSTILE] {
+        is_served(&server, from);
+    }
+    // A thread that did nothing but ask again would have used all of its time.
+    let ticks = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", server.child.id())).expect("its times");
+        let times = stat.split_whitespace().skip(13).take(2);
+        times
+            .map(|time| time.parse::<u64>().expect("a time"))
+            .sum::<u64>()
+    };
+    let before = ticks();
+    std::thread::sleep(Duration::from_secs(1));
+    let used = ticks() - before;
+    assert!(used < 50, "{used} hundredths of a second in one, idle");
+    for stream in &hostile {
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+    is_served(&server, HOSTILE);
+}

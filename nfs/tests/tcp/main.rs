@@ -1,0 +1,318 @@
+//! The program itself, over TCP: our client against our server, and peers that do not behave.
+
+mod hostile;
+
+use std::fs;
+use std::io::{BufRead, BufReader, ErrorKind, Lines, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::Duration;
+use urnic_nfs::call::Tcp;
+use urnic_nfs::client::Client;
+use urnic_nfs::memory::Pool;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_urnic-nfs");
+
+/// A server at a port of its own. It ends when dropped.
+struct Server {
+    child: Child,
+    address: SocketAddr,
+    /// Open, for what it says later.
+    _said: Lines<BufReader<ChildStdout>>,
+}
+
+impl Server {
+    fn start(port: u16, what: &[&str]) -> Self {
+        let mut child = Command::new(PROGRAM)
+            .args([
+                "serve",
+                "--no-root-squash",
+                "--listen",
+                "127.0.0.1",
+                "--tcp-port",
+                &port.to_string(),
+            ])
+            .args(what)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the server starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+        let address = lines.find_map(|line| {
+            let line = line.ok()?;
+            line.split_whitespace().last()?.parse().ok()
+        });
+        Self {
+            child,
+            address: address.expect("it says where"),
+            _said: lines,
+        }
+    }
+
+    fn remote(&self, path: &str) -> String {
+        format!("127.0.0.1:{path}")
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        let port = self.address.port().to_string();
+        let mut command = Command::new(PROGRAM);
+        command
+            .arg(arguments[0])
+            .args(["--port", &port, "--patience", "120"])
+            .args(&arguments[1..]);
+        command.output().expect("it runs")
+    }
+
+    #[track_caller]
+    fn does(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{arguments:?}: {said}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    fn null(&self) {
+        let tcp = Tcp::connect(self.address).expect("it listens");
+        Client::new(Box::new(tcp), Pool::new())
+            .null()
+            .expect("it answers");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A connection that is not waited at for ever.
+fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
+    let stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+    Ok(stream)
+}
+
+/// The same, from an address of this machine.
+fn connect_from(address: Ipv4Addr, to: SocketAddr) -> TcpStream {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+    bind(&socket, &SocketAddr::new(address.into(), 0)).expect("an address of this machine");
+    connect(&socket, &to).expect("it listens");
+    let stream = TcpStream::from(socket);
+    stream
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .expect("a time");
+    stream
+}
+
+/// Bytes that repeat nowhere near.
+fn octets(len: usize) -> Vec<u8> {
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path in UTF-8")
+}
+
+#[test]
+fn files_come_back_as_they_went() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let export = folder.path().join("export");
+    fs::create_dir(&export).expect("a folder");
+    for what in [&[text(&export)][..], &["--memory", "64M"]] {
+        let server = Server::start(0, what);
+        for (size, block) in [
+            (0, "1M"),
+            (1, "4K"),
+            (4097, "4K"),
+            (3_000_001, "5000"),
+            (9 << 20, "1M"),
+        ] {
+            let (local, back) = (folder.path().join("local"), folder.path().join("back"));
+            let octets = octets(size);
+            fs::write(&local, &octets).expect("a file");
+            let remote = server.remote(&format!("/file-{size}"));
+            server.does(&["put", "--block", block, text(&local), &remote]);
+            server.does(&["get", "--block", block, "--depth", "3", &remote, text(&back)]);
+            assert!(
+                fs::read(&back).expect("a file") == octets,
+                "{size} octets by {block}"
+            );
+        }
+        let listed = server.does(&["ls", "-l", &server.remote("/")]);
+        assert_eq!(listed.lines().count(), 5, "{listed}");
+        assert!(listed.contains(" 3000001 file-3000001"), "{listed}");
+        let measured = server.does(&[
+            "bench",
+            "--json",
+            "--size",
+            "2M",
+            "--operations",
+            "200",
+            &server.remote("/"),
+        ]);
+        assert!(measured.starts_with("{\"write\": "), "{measured}");
+        assert_eq!(
+            server.does(&["ls", &server.remote("/")]).lines().count(),
+            5,
+            "the bench cleans up"
+        );
+    }
+}
+
+#[test]
+fn what_does_not_work_is_said_in_a_line() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = Server::start(0, &["--read-only", text(folder.path())]);
+    let local = folder.path().join("local");
+    fs::write(&local, "text").expect("a file");
+    let (nope, root) = (server.remote("/no/such/file"), server.remote("/"));
+    for (arguments, says) in [
+        (&["get", &nope][..], "no such file or directory"),
+        (&["get", &root], "is a directory"),
+        (&["put", text(&local), &root], "read-only file system"),
+        (&["put", text(folder.path()), &root], "is no regular file"),
+        (&["ls", "nowhere"], "SERVER:PATH is wanted"),
+    ] {
+        let output = server.run(arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && said.contains(says),
+            "{arguments:?}: {said}"
+        );
+    }
+}
+
+#[test]
+fn a_tree_outlives_its_server() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let first = Server::start(0, &[text(folder.path())]);
+    let tcp = Tcp::connect(first.address).expect("it listens");
+    let mut client = Client::new(Box::new(tcp), Pool::new());
+    let root = client.mount(b"/").expect("a handle");
+    fs::write(folder.path().join("file"), "text").expect("a file");
+    let file = client.lookup(root, b"file").expect("a handle").file;
+    drop(first);
+    let second = Server::start(0, &[text(folder.path())]);
+    let tcp = Tcp::connect(second.address).expect("it listens");
+    let mut client = Client::new(Box::new(tcp), Pool::new());
+    assert_eq!(client.attributes(file).expect("the handle is still good").size, 4);
+}
+
+#[test]
+fn peers_that_send_nonsense_are_dropped_and_others_served() {
+    let server = Server::start(0, &["--memory", "1M"]);
+    let connect = || connect(server.address).expect("it listens");
+    // A record longer than any call, and one that goes on for ever: the connection ends.
+    for octets in [&[0xff; 8][..], &[0; 8192]] {
+        let mut stream = connect();
+        stream.write_all(octets).expect("it is taken");
+        let ended = stream.read_exact(&mut [0; 1]).map_err(|error| error.kind());
+        assert!(
+            matches!(ended, Err(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset)),
+            "{ended:?}"
+        );
+        server.null();
+    }
+    // No call at all is not answered, but a call behind it is; in fragments of a few bytes.
+    let mut stream = connect();
+    stream.write_all(&[0x80, 0, 0, 3, 1, 2, 3]).expect("it is taken");
+    let words = [7, 0, 2, 100_003, 3, 0, 0, 0, 0, 0]
+        .map(u32::to_be_bytes)
+        .concat();
+    for (at, piece) in words.chunks(8).enumerate() {
+        let last = if at == 4 { 0x80 } else { 0 };
+        stream
+            .write_all(&[&[last, 0, 0, 8], piece].concat())
+            .expect("it is taken");
+    }
+    let mut reply = [0; 28];
+    stream.read_exact(&mut reply).expect("an answer");
+    assert_eq!(reply[..12], [0x80, 0, 0, 24, 0, 0, 0, 7, 0, 0, 0, 1]);
+    // A WRITE that ends in the middle of its data.
+    let mut stream = connect();
+    stream.write_all(&[0x80, 0x0f, 0, 0]).expect("it is taken");
+    stream.write_all(&words).expect("it is taken");
+    drop(stream);
+    server.null();
+}
+
+/// Of all connections that of the other address was silent for longest; and yet it stays.
+#[test]
+fn who_has_most_connections_makes_room() {
+    const CONNECTIONS: usize = 512;
+    let server = Server::start(0, &["--memory", "1M"]);
+    let call = [0x8000_0028_u32, 7, 0, 2, 100_003, 3, 0, 0, 0, 0, 0];
+    let call = call.map(u32::to_be_bytes).concat();
+    let answered = |mut stream: &TcpStream| {
+        stream.write_all(&call)?;
+        stream.read_exact(&mut [0; 28])
+    };
+    let other = connect_from(Ipv4Addr::new(127, 0, 0, 2), server.address);
+    answered(&other).expect("an answer");
+    let many: Vec<TcpStream> = (0..CONNECTIONS)
+        .map(|_| {
+            let stream = connect(server.address).expect("it listens");
+            answered(&stream).expect("an answer");
+            stream
+        })
+        .collect();
+    answered(&other).expect("an answer, still");
+    let ended = (&many[0]).read(&mut [0; 1]).map_err(|error| error.kind());
+    assert!(
+        matches!(ended, Ok(0) | Err(ErrorKind::ConnectionReset)),
+        "{ended:?}"
+    );
+    answered(&many[1]).expect("an answer to the next");
+}
+
+#[test]
+fn many_clients_at_once() {
+    let server = Server::start(0, &["--memory", "64M"]);
+    std::thread::scope(|scope| {
+        for n in 0..32 {
+            let server = &server;
+            scope.spawn(move || {
+                let folder = tempfile::tempdir().expect("a folder");
+                let (local, back) = (folder.path().join("local"), folder.path().join("back"));
+                let octets = octets(100_000 + n);
+                fs::write(&local, &octets).expect("a file");
+                let remote = server.remote(&format!("/{n}"));
+                server.does(&["put", text(&local), &remote]);
+                server.does(&["get", &remote, text(&back)]);
+                assert!(fs::read(&back).expect("a file") == octets);
+            });
+        }
+    });
+}
+
+#[test]
+fn the_manual_page_has_every_option() {
+    let manual =
+        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/urnic-nfs.1")).expect("the page");
+    let manual = manual.replace('\\', "");
+    for command in ["serve", "get", "put", "ls", "bench"] {
+        let output = Command::new(PROGRAM)
+            .args([command, "--help"])
+            .output()
+            .expect("it runs");
+        let help = String::from_utf8_lossy(&output.stdout);
+        let options = help.split_whitespace().filter_map(|word| {
+            let word = word.trim_end_matches([',', ']', '.']);
+            word.starts_with("--").then_some(word)
+        });
+        let options: Vec<_> = options.filter(|option| *option != "--help").collect();
+        assert!(!options.is_empty(), "{help}");
+        for option in options {
+            assert!(manual.contains(option), "{option} of {command}");
+        }
+    }
+}

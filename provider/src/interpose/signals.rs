@@ -1,0 +1,176 @@
+//! The program's actions for SIGSEGV and SIGBUS, while the device in this process has a handler for them (`fault` in the firmware model).
+//!
+//! The program sets and asks for its own action, as if ours were not there. Other signals, and a process without an open device, are passed straight on. The C
+//! library's functions here call each other past any interposer; therefore each one is taken.
+
+use std::ffi::c_int;
+use std::mem::{MaybeUninit, zeroed};
+
+use libc::sighandler_t;
+use urnic_model::fault;
+
+use super::missing;
+use crate::guard::set_errno;
+use crate::real;
+
+/// What sigset(3) takes and returns for a signal that is blocked (`SIG_HOLD`).
+const HOLD: sighandler_t = 2;
+
+/// sigaction(2) by `next`, unless the action is kept by us.
+///
+/// # Safety
+/// As for sigaction(2).
+unsafe fn act(
+    next: fault::SetAction,
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    if !fault::is_in_place(signal) {
+        // SAFETY: the C caller's arguments.
+        let answer = unsafe { next(signal, new, old) };
+        if answer == 0 && !new.is_null() && fault::is_in_place(signal) {
+            fault::install_again(signal);
+        }
+        return answer;
+    }
+    // SAFETY: null, or the C caller's action, which may be where the old one goes.
+    let new = unsafe { new.as_ref() }.copied();
+    let Some(before) = fault::replace(signal, new.as_ref()) else {
+        // The C library left its reason.
+        return -1;
+    };
+    if !old.is_null() {
+        // SAFETY: the C caller's place for it.
+        unsafe { *old = before };
+    }
+    0
+}
+
+macro_rules! sigactions {
+    ($($name:ident)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C-unwind" fn $name(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
+            let Some(next) = real::$name() else { return missing(-1) };
+            // SAFETY: the C caller's arguments.
+            unsafe { act(next, signal, new, old) }
+        }
+    )*};
+}
+sigactions! { sigaction __sigaction }
+
+/// Sets `handler` for a signal that is in place; returns the one before.
+fn set(signal: c_int, handler: sighandler_t, flags: c_int, masks_itself: bool) -> sighandler_t {
+    if handler == libc::SIG_ERR {
+        set_errno(rustix::io::Errno::INVAL);
+        return libc::SIG_ERR;
+    }
+    // SAFETY: zeros are a valid `sigaction`, with an empty mask.
+    let mut new: libc::sigaction = unsafe { zeroed() };
+    new.sa_sigaction = handler;
+    new.sa_flags = flags;
+    if masks_itself {
+        // SAFETY: a live set.
+        unsafe { libc::sigaddset(&raw mut new.sa_mask, signal) };
+    }
+    fault::replace(signal, Some(&new)).map_or(libc::SIG_ERR, |old| old.sa_sigaction)
+}
+
+/// One line per function: its flags, and whether the signal is in its own mask (signal(2), "Portability").
+macro_rules! signals {
+    ($($name:ident: $flags:expr, $masks_itself:expr;)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C-unwind" fn $name(signal: c_int, handler: sighandler_t) -> sighandler_t {
+            let Some(next) = real::$name() else { return missing(libc::SIG_ERR) };
+            if fault::is_in_place(signal) {
+                return set(signal, handler, $flags, $masks_itself);
+            }
+            // SAFETY: the C caller's arguments.
+            let before = unsafe { next(signal, handler) };
+            if before != libc::SIG_ERR && fault::is_in_place(signal) {
+                fault::install_again(signal);
+            }
+            before
+        }
+    )*};
+}
+signals! {
+    signal: libc::SA_RESTART, true;
+    bsd_signal: libc::SA_RESTART, true;
+    ssignal: libc::SA_RESTART, true;
+    sysv_signal: libc::SA_RESETHAND | libc::SA_NODEFER, false;
+    __sysv_signal: libc::SA_RESETHAND | libc::SA_NODEFER, false;
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    let Some(next) = real::sigset() else {
+        return missing(libc::SIG_ERR);
+    };
+    if !fault::is_in_place(signal) {
+        // SAFETY: the C caller's arguments.
+        return unsafe { next(signal, handler) };
+    }
+    let before = match handler {
+        HOLD => fault::replace(signal, None).map_or(libc::SIG_ERR, |old| old.sa_sigaction),
+        handler => set(signal, handler, 0, false),
+    };
+    if before == libc::SIG_ERR {
+        return before;
+    }
+    let how = if handler == HOLD {
+        libc::SIG_BLOCK
+    } else {
+        libc::SIG_UNBLOCK
+    };
+    let (mut set, mut mask) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+    // SAFETY: local sets, each filled before it is looked at.
+    let was_blocked = unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), signal);
+        libc::pthread_sigmask(how, set.as_ptr(), mask.as_mut_ptr());
+        libc::sigismember(mask.as_ptr(), signal) == 1
+    };
+    if was_blocked { HOLD } else { before }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn sigignore(signal: c_int) -> c_int {
+    let Some(next) = real::sigignore() else {
+        return missing(-1);
+    };
+    if fault::is_in_place(signal) {
+        let before = set(signal, libc::SIG_IGN, 0, false);
+        return if before == libc::SIG_ERR { -1 } else { 0 };
+    }
+    // SAFETY: the C caller's argument.
+    unsafe { next(signal) }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
+    let Some(next) = real::siginterrupt() else {
+        return missing(-1);
+    };
+    // The C library also remembers it for later calls of signal(2). What it does to our handler is put right below.
+    // SAFETY: the C caller's arguments.
+    let answer = unsafe { next(signal, interrupts) };
+    if answer == 0
+        && fault::is_in_place(signal)
+        && let Some(mut action) = fault::replace(signal, None)
+    {
+        match interrupts {
+            0 => action.sa_flags |= libc::SA_RESTART,
+            _ => action.sa_flags &= !libc::SA_RESTART,
+        }
+        fault::replace(signal, Some(&action));
+    }
+    answer
+}
+
+/// Tells the device how its handler is installed.
+pub(crate) fn look_up() {
+    if let Some(sigaction) = real::sigaction() {
+        fault::set_action_by(sigaction);
+    }
+}

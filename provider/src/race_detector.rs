@@ -1,0 +1,141 @@
+//! Race detectors: ThreadSanitizer, and valgrind's helgrind.
+//!
+//! They know that one thread's work comes before another's by the locks that they see. What goes through our queues is ordered by atomic operations
+//! that they do not see, and that is said to them here: what a thread did before it posted comes before what a thread does when it has polled a
+//! completion. Helgrind, which follows all code, also sees our threads and the program's work on registered memory, in turns that the protocols
+//! order; it is told to leave such memory alone.
+
+use std::ffi::{CStr, c_void};
+use std::sync::OnceLock;
+
+/// The process's race detector.
+enum Detector {
+    Absent,
+    ThreadSanitizer {
+        release: unsafe extern "C" fn(*mut c_void),
+        acquire: unsafe extern "C" fn(*mut c_void),
+    },
+    /// Any tool of valgrind's; those that are not helgrind ignore its requests.
+    Valgrind,
+}
+
+/// All that is posted and polled is ordered by this one place: completions of one queue pair may come from what was posted to another.
+static ORDER: u8 = 0;
+
+fn detector() -> &'static Detector {
+    static DETECTOR: OnceLock<Detector> = OnceLock::new();
+    DETECTOR.get_or_init(|| {
+        if valgrind::is_present() {
+            return Detector::Valgrind;
+        }
+        match (function(c"__tsan_release"), function(c"__tsan_acquire")) {
+            (Some(release), Some(acquire)) => Detector::ThreadSanitizer { release, acquire },
+            _ => Detector::Absent,
+        }
+    })
+}
+
+/// A function of ThreadSanitizer's interface (`<sanitizer/tsan_interface.h>`).
+fn function(name: &CStr) -> Option<unsafe extern "C" fn(*mut c_void)> {
+    // SAFETY: a C string.
+    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    // SAFETY: null, or the function of that name, which takes an address.
+    unsafe { std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn(*mut c_void)>>(address) }
+}
+
+/// Whether there is one in this process.
+pub(crate) fn present() -> bool {
+    !matches!(detector(), Detector::Absent)
+}
+
+/// What this thread did so far comes before what a thread does after [`taken`].
+pub(crate) fn handed_over() {
+    match detector() {
+        Detector::Absent => {}
+        // SAFETY: any address will do as a name.
+        Detector::ThreadSanitizer { release, .. } => unsafe { release((&raw const ORDER).cast_mut().cast()) },
+        Detector::Valgrind => valgrind::request(valgrind::USERSO_SEND_PRE, (&raw const ORDER).addr(), 0),
+    }
+}
+
+/// This thread has what others have [`handed_over`].
+pub(crate) fn taken() {
+    match detector() {
+        Detector::Absent => {}
+        // SAFETY: any address will do as a name.
+        Detector::ThreadSanitizer { acquire, .. } => unsafe { acquire((&raw const ORDER).cast_mut().cast()) },
+        Detector::Valgrind => valgrind::request(valgrind::USERSO_RECV_POST, (&raw const ORDER).addr(), 0),
+    }
+}
+
+/// The device works on this memory from now on.
+pub(crate) fn registered(address: usize, len: usize) {
+    // More than this is no piece of memory but an address space (implicit on-demand paging).
+    const LARGEST: usize = 1 << 40;
+    if matches!(detector(), Detector::Valgrind) && len < LARGEST {
+        valgrind::request(valgrind::ARANGE_MAKE_UNTRACKED, address, len);
+    }
+}
+
+/// Client requests (`<valgrind/valgrind.h>`, `<valgrind/helgrind.h>`): instructions that do nothing on a processor.
+mod valgrind {
+    /// `VG_USERREQ__RUNNING_ON_VALGRIND`.
+    const RUNNING_ON_VALGRIND: usize = 0x1001;
+    /// `VG_USERREQ_TOOL_BASE('H','G')` and 256.
+    const HELGRIND: usize = (b'H' as usize) << 24 | (b'G' as usize) << 16 | 0x100;
+    /// `_VG_USERREQ__HG_USERSO_SEND_PRE`: a name.
+    pub(super) const USERSO_SEND_PRE: usize = HELGRIND + 0x21;
+    /// `_VG_USERREQ__HG_USERSO_RECV_POST`: a name.
+    pub(super) const USERSO_RECV_POST: usize = HELGRIND + 0x22;
+    /// `_VG_USERREQ__HG_ARANGE_MAKE_UNTRACKED`: an address and a length.
+    pub(super) const ARANGE_MAKE_UNTRACKED: usize = HELGRIND + 0x27;
+
+    pub(super) fn is_present() -> bool {
+        ask(RUNNING_ON_VALGRIND, 0, 0) != 0
+    }
+
+    pub(super) fn request(code: usize, first: usize, second: usize) {
+        ask(code, first, second);
+    }
+
+    /// The tool's answer; 0 where there is none.
+    #[cfg(target_arch = "x86_64")]
+    fn ask(code: usize, first: usize, second: usize) -> usize {
+        let request = [code, first, second, 0, 0, 0];
+        let mut answer = 0_usize;
+        // SAFETY: rotations by 128 bits in all, and an exchange of a register with itself, leave everything as it is but the flags. Valgrind reads
+        // `request` through rax and answers in rdx.
+        unsafe {
+            std::arch::asm!(
+                "rol rdi, 3",
+                "rol rdi, 13",
+                "rol rdi, 61",
+                "rol rdi, 51",
+                "xchg rbx, rbx",
+                in("rax") request.as_ptr(),
+                inout("rdx") answer,
+                options(nostack)
+            );
+        }
+        answer
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn ask(_: usize, _: usize, _: usize) -> usize {
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_do_nothing_on_a_processor() {
+        assert!(!valgrind::is_present());
+        assert!(!present());
+        handed_over();
+        taken();
+        registered(0, 4096);
+    }
+}

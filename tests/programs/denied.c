@@ -1,0 +1,47 @@
+/* denied CALL ERRNO PROGRAM [ARGUMENT ...]: runs a program whose system call of that name fails with that errno, as a sandbox has it. */
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static const struct {
+	const char *name;
+	unsigned number;
+} calls[] = {
+	{ "epoll_create1", __NR_epoll_create1 },
+	{ "eventfd2", __NR_eventfd2 },
+	{ "socketpair", __NR_socketpair },
+	{ "epoll_ctl", __NR_epoll_ctl },
+};
+
+int main(int argc, char **argv)
+{
+	unsigned number = -1u;
+	for (size_t i = 0; argc > 3 && i < sizeof calls / sizeof *calls; i++)
+		if (!strcmp(calls[i].name, argv[1]))
+			number = calls[i].number;
+	if (number == -1u) {
+		fprintf(stderr, "denied CALL ERRNO PROGRAM [ARGUMENT ...]\n");
+		return 125;
+	}
+	struct sock_filter rules[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (atoi(argv[2]) & SECCOMP_RET_DATA)),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { .len = sizeof rules / sizeof *rules, .filter = rules };
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) {
+		fprintf(stderr, "seccomp: %s\n", strerror(errno));
+		return 125;
+	}
+	execvp(argv[3], argv + 3);
+	fprintf(stderr, "%s: %s\n", argv[3], strerror(errno));
+	return 127;
+}

@@ -1,0 +1,117 @@
+/* Two threads share a device: one posts messages to a queue pair of its own process, the other polls, reads what came and posts the buffer again.
+ * Correct as it stands; with an argument it has one mistake of that name, which a sanitizer or valgrind is to report. */
+#include "rc.h"
+#include <pthread.h>
+#include <semaphore.h>
+
+#define MESSAGES 200
+#define SLOTS 8
+#define SLOT 64
+
+#ifdef OWN_OPTIONS
+/* As many programs have it: the runtime asks this function, and no other of its name. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void)
+{
+	return "detect_leaks=1";
+}
+#endif
+
+/* Made by the thread that posts, read and freed by the one that polls: no lock is between them but the queues. */
+struct job {
+	int number, slot;
+};
+
+static struct ibv_qp *to, *from;
+static struct ibv_mr *mr;
+static struct ibv_cq *cq;
+static sem_t room;
+static int both_write;
+
+static void *poll_all(void *racy)
+{
+	int sent = 0, received = 0;
+	while (sent < MESSAGES || received < MESSAGES) {
+		struct ibv_wc wc = good_wc(cq);
+		if (wc.opcode & IBV_WC_RECV) {
+			uint8_t *buffer = (uint8_t *)mr->addr + (SLOTS + wc.wr_id) * SLOT;
+			verify(buffer, SLOT, received++);
+			buffer[0] = 0;
+			post_recv(to, mr, (SLOTS + wc.wr_id) * SLOT, SLOT, wc.wr_id);
+		} else {
+			struct job *job = (struct job *)(uintptr_t)wc.wr_id;
+			if (job->number != sent++)
+				die("message %d completed as number %d", job->number, sent - 1);
+			memset((uint8_t *)mr->addr + job->slot * SLOT, 0xee, SLOT);
+			free(job);
+			sem_post(&room);
+		}
+	}
+	if (racy)
+		both_write++;
+	return NULL;
+}
+
+static void post_all(bool racy)
+{
+	for (int number = 0; number < MESSAGES; number++) {
+		while (sem_wait(&room))
+			;
+		struct job *job = SOME(malloc(sizeof *job));
+		job->number = number;
+		job->slot = number % SLOTS;
+		fill((uint8_t *)mr->addr + job->slot * SLOT, SLOT, number);
+		post_send(from, IBV_WR_SEND, mr, job->slot * SLOT, SLOT, NULL, 0, (uintptr_t)job);
+	}
+	/* Nothing orders this and the other thread's, however they are scheduled. */
+	if (racy)
+		both_write++;
+}
+
+/* Neither the compiler nor its warnings know what is in them. */
+static volatile size_t past_the_end = 16;
+static void *volatile lost;
+
+int main(int argc, char **argv)
+{
+	const char *mistake = argc > 1 ? argv[1] : "";
+	bool racy = !strcmp(mistake, "race");
+	struct ibv_context *context = open_device();
+	struct ibv_pd *pd = SOME(ibv_alloc_pd(context));
+	cq = SOME(ibv_create_cq(context, 4 * SLOTS, NULL, NULL, 0));
+	uint8_t *buffer = SOME(calloc(2 * SLOTS, SLOT));
+	mr = SOME(ibv_reg_mr(pd, buffer, 2 * SLOTS * SLOT, EVERY_ACCESS));
+	from = create_qp(pd, cq, 2 * SLOTS);
+	to = create_qp(pd, cq, 2 * SLOTS);
+	struct end a = end_of(from, 0, mr), b = end_of(to, 0, mr);
+	connect_qp(from, &a, 0, &b);
+	connect_qp(to, &b, 0, &a);
+	for (int slot = 0; slot < SLOTS; slot++)
+		post_recv(to, mr, (SLOTS + slot) * SLOT, SLOT, slot);
+	/* Fewer than there are receives: none is ever missing. */
+	ZERO(sem_init(&room, 0, SLOTS / 2));
+
+	pthread_t poller;
+	ZERO(pthread_create(&poller, NULL, poll_all, racy ? &room : NULL));
+	post_all(racy);
+	ZERO(pthread_join(poller, NULL));
+
+	if (!strcmp(mistake, "overflow")) {
+		char *small = SOME(malloc(16));
+		small[past_the_end] = 1;
+		free(small);
+	}
+	if (!strcmp(mistake, "leak")) {
+		lost = SOME(malloc(100));
+		lost = NULL;
+	}
+	ZERO(ibv_destroy_qp(from));
+	ZERO(ibv_destroy_qp(to));
+	ZERO(ibv_dereg_mr(mr));
+	ZERO(ibv_destroy_cq(cq));
+	ZERO(ibv_dealloc_pd(pd));
+	ZERO(ibv_close_device(context));
+	free(buffer);
+	printf("%d messages between two threads\n", MESSAGES);
+	return 0;
+}

@@ -1,0 +1,395 @@
+//! Clients of `urnic serve` that mean harm: they stop their own functions only.
+
+mod soak;
+
+use std::fs::File;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, OFlags, fcntl_setfl, ftruncate};
+use rustix::net::sockopt::set_socket_linger;
+use rustix::process::Signal;
+use urnic_device::registers::{STATUS, fatal};
+use urnic_device::wqe::{Opcode as Work, SendHeader, Sge};
+use urnic_tests::Running;
+use urnic_tests::build::{scratch, urnic};
+use urnic_tests::intruder::{BASE, Intruder, OwnPeer, Refused, memory};
+use urnic_tests::program::Program;
+use urnic_tests::wait::{PATIENCE, until};
+use urnic_vfio_user::{IrqAction, IrqData, Request, SetIrqs, irq_index};
+
+/// A server for so many clients. Its functions reach nobody but each other.
+pub(crate) struct Server {
+    pub(crate) running: Running,
+    pub(crate) socket: PathBuf,
+}
+
+impl Server {
+    pub(crate) fn start(name: &str, clients: usize) -> Self {
+        let socket = scratch().join(format!("{name}-{}.sock", std::process::id()));
+        let mut running = Program::plain(urnic())
+            .args(["serve", "--addr", "127.0.0.79/32", "--clients"])
+            .args([clients.to_string()])
+            .arg("--socket")
+            .arg(&socket)
+            .spawn();
+        running.says("that it serves", |said| said.contains("serving").then_some(()));
+        Self { running, socket }
+    }
+
+    /// A new client gets a function that works.
+    pub(crate) fn serves(&self) {
+        let mut client = Intruder::begin(&self.socket)
+            .unwrap_or_else(|refused| panic!("{refused:?}\n{}", self.running.output()));
+        client.enable().expect("memory may be lent");
+        client.works().expect("a command");
+    }
+
+    /// Ends when it is asked to.
+    pub(crate) fn ends(mut self) {
+        self.running.signal(Signal::TERM);
+        let ended = until(PATIENCE, || self.running.ended());
+        assert!(
+            ended.is_some_and(|how| how.success()),
+            "{}",
+            self.running.output()
+        );
+        assert!(!self.socket.exists());
+    }
+
+    pub(crate) fn maps(&self) -> String {
+        std::fs::read_to_string(format!("/proc/{}/maps", self.running.pid())).expect("it runs")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+fn begin(socket: &Path) -> Intruder {
+    Intruder::begin(socket).expect("a place")
+}
+
+fn eventfds<'a>(count: u32) -> Request<'a> {
+    Request::SetIrqs(SetIrqs {
+        index: irq_index::MSIX,
+        start: 0,
+        count,
+        action: IrqAction::Trigger,
+        data: IrqData::Eventfd,
+    })
+}
+
+fn trigger() -> Request<'static> {
+    Request::SetIrqs(SetIrqs {
+        index: irq_index::MSIX,
+        start: 0,
+        count: 1,
+        action: IrqAction::Trigger,
+        data: IrqData::None,
+    })
+}
+
+/// First and last address behind each mapping, with its file's name.
+fn mappings(maps: &str) -> Vec<(u64, u64, String)> {
+    let number = |text: &str| u64::from_str_radix(text, 16).expect("an address");
+    let parse = |line: &str| {
+        let (range, rest) = line.split_once(' ')?;
+        let (first, behind) = range.split_once('-')?;
+        Some((number(first), number(behind), rest.to_owned()))
+    };
+    maps.lines().filter_map(parse).collect()
+}
+
+#[test]
+fn a_file_that_cannot_be_mapped_leaves_no_hole() {
+    const WINDOW: u64 = 64 << 30;
+    const HUGE: u64 = 32 << 30;
+    const MARKED: u64 = 48 << 30;
+    let server = Server::start("no-hole", 4);
+    let mut client = begin(&server.socket);
+    let marked = memory("urnic-marked", 4096, MemfdFlags::empty());
+    client.lend(MARKED, 4096, 0, &marked).expect("memory");
+    let window = mappings(&server.maps())
+        .iter()
+        .find_map(|(first, _, file)| file.contains("urnic-marked").then_some(first - MARKED))
+        .expect("it is mapped");
+    let is_whole = |server: &Server| {
+        let mut at = window;
+        for (first, behind, _) in mappings(&server.maps()) {
+            if first <= at && at < behind {
+                at = behind;
+            }
+        }
+        at >= window + WINDOW
+    };
+    assert!(is_whole(&server));
+    let huge = memory("huge", HUGE, MemfdFlags::HUGETLB);
+    for round in 0..8 {
+        let refused = client.lend(0, HUGE, 0, &huge);
+        assert!(
+            matches!(refused, Err(Refused::Errno(_))),
+            "{refused:?}: 32 GiB of huge pages are there"
+        );
+        assert!(is_whole(&server), "round {round}:\n{}", server.maps());
+        // The server allocates, and the client maps and unmaps where the file should have been.
+        server.serves();
+        let own = memory("own", 1 << 20, MemfdFlags::empty());
+        client.lend(round << 20, 1 << 20, 0, &own).expect("memory");
+        client.take_back(round << 20, 1 << 20).expect("what was lent");
+        assert!(is_whole(&server), "round {round}:\n{}", server.maps());
+    }
+    drop(client);
+    server.serves();
+    server.ends();
+}
+
+/// Bytes of each half of a region of scattered pages.
+const HALF: u64 = 80 << 20;
+const DATA: u64 = 0x20_0000_0000;
+
+/// A function with a queue pair that is its own peer, and a region of `2 * HALF` bytes whose pages lie apart in a file.
+fn scattered(server: &Server) -> (Intruder, OwnPeer, u32, File) {
+    let mut client = begin(&server.socket);
+    client.enable().expect("memory may be lent");
+    let peer = client.own_peer().expect("a queue pair");
+    let file = memory("scattered", 4 * HALF, MemfdFlags::empty());
+    client.lend(DATA, 4 * HALF, 0, &file).expect("memory may be lent");
+    let stag = client
+        .register_every_second_page(peer.pd, DATA, 2 * HALF / 4096)
+        .expect("a region");
+    (client, peer, stag, file)
+}
+
+fn write_half(client: &mut Intruder, peer: &mut OwnPeer, stag: u32) {
+    let header = SendHeader {
+        opcode: Work::Write as u8,
+        remote_offset: HALF.into(),
+        stag: stag.into(),
+        ..SendHeader::default()
+    };
+    let from = Sge {
+        offset: 0.into(),
+        len: (HALF as u32).into(),
+        stag: stag.into(),
+    };
+    client.post(peer, header, &[from]);
+}
+
+#[test]
+fn truncating_scattered_memory_ends_its_client_alone() {
+    let server = Server::start("truncated", 4);
+    let mut other = begin(&server.socket);
+    other.enable().expect("memory may be lent");
+    let before = mappings(&server.maps()).len();
+    let (mut client, mut peer, stag, file) = scattered(&server);
+    ftruncate(&file, 0).expect("our own file");
+    for _ in 0..16 {
+        write_half(&mut client, &mut peer, stag);
+    }
+    client.ring(&peer).expect("it is connected");
+    client.expect_end();
+    other
+        .works()
+        .unwrap_or_else(|refused| panic!("{refused:?}\n{}", server.running.output()));
+    // Blocks that nobody has are kept; little else.
+    let after = mappings(&server.maps()).len();
+    assert!(after < before + 64, "{before} mappings before, {after} after");
+    server.serves();
+    server.ends();
+}
+
+#[test]
+fn truncating_memory_during_a_transfer_harms_no_one_else() {
+    let server = Server::start("truncating", 4);
+    let mut other = begin(&server.socket);
+    other.enable().expect("memory may be lent");
+    for round in 0..6 {
+        let (mut client, mut peer, stag, file) = scattered(&server);
+        let cutting = std::thread::spawn(move || {
+            for len in [3 * HALF, HALF + 4096 * round, 4 * HALF, 0, 4 * HALF, 0] {
+                ftruncate(&file, len).expect("our own file");
+            }
+        });
+        while client.register(STATUS).is_ok() {
+            write_half(&mut client, &mut peer, stag);
+            if client.ring(&peer).is_err() {
+                break;
+            }
+        }
+        cutting.join().expect("it cuts");
+        let worked = other.works();
+        worked.unwrap_or_else(|refused| panic!("{refused:?}\n{}", server.running.output()));
+    }
+    server.ends();
+}
+
+#[test]
+fn memory_taken_back_under_many_rings_costs_little() {
+    let server = Server::start("taken-back", 4);
+    let mut client = begin(&server.socket);
+    client.enable().expect("memory may be lent");
+    let before = mappings(&server.maps()).len();
+    for _ in 0..20 {
+        let peer = client.own_peer().expect("a queue pair");
+        client
+            .take_back(BASE, urnic_tests::intruder::LEN)
+            .expect("what was lent");
+        for _ in 0..100 {
+            client.ring(&peer).expect("it is connected");
+        }
+        let stopped = until(PATIENCE, || {
+            let stopped = client.register(STATUS).expect("registers") == 2;
+            stopped.then_some(())
+        });
+        assert!(stopped.is_some());
+        let code = client.register(urnic_device::registers::FATAL_CODE);
+        assert_eq!(code, Ok(fatal::HOST_MEMORY));
+        client.ask(&Request::DeviceReset, &[]).expect("a reset");
+        client.enable().expect("memory may be lent again");
+        client.works().expect("it is as new");
+    }
+    let after = mappings(&server.maps()).len();
+    assert!(after < before + 16, "{before} mappings before, {after} after");
+    server.ends();
+}
+
+/// A TCP socket that waits when it is closed: its peer takes nothing, and it lingers for hours. The other two keep it so.
+pub(crate) fn lingering() -> (TcpStream, TcpStream, TcpListener) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mut socket = TcpStream::connect(listener.local_addr().expect("bound")).expect("a backlog");
+    let (peer, _) = listener.accept().expect("connected above");
+    socket.set_nonblocking(true).expect("a socket");
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    set_socket_linger(&socket, Some(Duration::from_secs(30_000))).expect("a socket");
+    (socket, peer, listener)
+}
+
+/// The ways in which a client passes a descriptor.
+const WAYS: usize = 7;
+
+fn pass(server: &Server, way: usize, fd: BorrowedFd<'_>) -> Intruder {
+    let half = &[1, 0, 13, 0, 64, 0][..];
+    if way == 6 {
+        // Before it has begun, and never read.
+        let mut client = Intruder::connect(&server.socket).expect("a server");
+        let _ = client.send_raw(half, &[fd]);
+        return client;
+    }
+    let mut client = begin(&server.socket);
+    // What becomes of it is of no interest: some of it ends the connection.
+    let _ = match way {
+        0 => client.send(&eventfds(1), false, &[fd]),
+        1 => client.send(&Request::DeviceReset, false, &[fd]),
+        2 => client.send(&eventfds(16), false, &[fd; 16]),
+        3 => client.send(&Request::DeviceReset, false, &[fd; 40]),
+        4 => client.send_raw(half, &[fd]),
+        _ => client.send_raw(&[0xff; 64], &[fd]),
+    };
+    client
+}
+
+/// Sockets that linger, and the threads here that close ours: if that is the last one, they wait too, until its peer goes.
+#[derive(Default)]
+struct Lingering {
+    peers: Vec<(TcpStream, TcpListener)>,
+    closing: Vec<JoinHandle<()>>,
+}
+
+impl Lingering {
+    /// Passes one; the server's is the last as soon as ours is closed.
+    fn pass(&mut self, server: &Server, way: usize) -> Intruder {
+        let (socket, peer, listener) = lingering();
+        let client = pass(server, way, socket.as_fd());
+        self.peers.push((peer, listener));
+        self.closing.push(std::thread::spawn(move || drop(socket)));
+        client
+    }
+
+    fn end(self) {
+        drop(self.peers);
+        self.closing
+            .into_iter()
+            .for_each(|thread| thread.join().expect("it closes"));
+    }
+}
+
+#[test]
+fn descriptors_that_wait_when_closed_stop_nobody() {
+    let server = Server::start("lingering", 4);
+    let mut sockets = Lingering::default();
+    for round in 0..2 {
+        for way in 0..WAYS {
+            drop(sockets.pass(&server, way));
+            if way % 3 == round {
+                server.serves();
+            }
+        }
+        server.serves();
+    }
+    // Those that stay are in nobody's way, and the server ends.
+    let staying: Vec<Intruder> = (0..4).map(|way| sockets.pass(&server, way)).collect();
+    server.ends();
+    drop(staying);
+    sockets.end();
+}
+
+#[test]
+fn an_eventfd_that_blocks_stops_nobody() {
+    let server = Server::start("blocking", 4);
+    let fill = |way: usize| {
+        let mut client = begin(&server.socket);
+        let event: OwnedFd = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+        client
+            .ask(&eventfds(1), &[event.as_fd()])
+            .expect("an eventfd is taken");
+        rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).expect("it has room for that");
+        // The server has its own descriptor of the same file, and with it the flags.
+        fcntl_setfl(&event, OFlags::empty()).expect("our own");
+        for _ in 0..=way {
+            client.send(&trigger(), true, &[]).expect("it is connected");
+        }
+        client
+    };
+    for way in 0..12 {
+        drop(fill(way % 3));
+    }
+    server.serves();
+    let staying = [fill(0), fill(1)];
+    server.serves();
+    server.ends();
+    drop(staying);
+}
+
+#[test]
+fn what_is_neither_memory_nor_an_eventfd_is_not_used() {
+    let server = Server::start("kinds", 2);
+    let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
+    let null: OwnedFd = File::open("/dev/null").expect("it is there").into();
+    let file: OwnedFd = File::open(urnic()).expect("it is there").into();
+    let mut client = begin(&server.socket);
+    for fd in [&reader, &writer, &null, &file] {
+        let refused = client.ask(&eventfds(1), &[fd.as_fd()]).map(drop);
+        assert!(matches!(refused, Err(Refused::Errno(_))), "{refused:?}");
+    }
+    let mapped = |server: &Server| server.maps().contains("/dev/null") || server.maps().contains("pipe:");
+    // Lent without a place in the server: reached by messages.
+    for (number, fd) in [&reader, &null].into_iter().enumerate() {
+        client
+            .lend(number as u64 * 4096, 4096, 0, fd)
+            .expect("by messages");
+    }
+    assert!(!mapped(&server));
+    let memory = memory("kind", 4096, MemfdFlags::empty());
+    let refused = client.ask(&eventfds(1), &[memory.as_fd()]).map(drop);
+    assert!(matches!(refused, Err(Refused::Errno(_))), "{refused:?}");
+    server.serves();
+    server.ends();
+}

@@ -1,0 +1,528 @@
+//! The command queue: administration of the device's objects.
+//!
+//! [`Command`]s of 128 bytes lie in a ring; the driver rings [`CMD_DOORBELL`](super::registers::CMD_DOORBELL) with its producer
+//! index. Each gets one [`Completion`] of 64 bytes, in any order, found by its tag, in a ring of the same size with a
+//! phase like that of a [`cqe`](super::cqe). At most as many commands as the ring has entries may be outstanding. No
+//! command waits for a peer: what takes time (connecting, receiving) ends with an [event](super::event).
+//!
+//! Arguments are typed structures at the start of `payload`; longer data goes through the buffers `input` and `output`.
+
+use crate::vocabulary::numbered;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes of a command.
+pub const COMMAND_LEN: usize = 128;
+/// Bytes of a completion.
+pub const COMPLETION_LEN: usize = 64;
+/// Bytes of a command's payload.
+pub const PAYLOAD_LEN: usize = 96;
+/// Bytes of a completion's payload.
+pub const RESULT_LEN: usize = 48;
+
+numbered! {
+    /// Commands; in parentheses the payload and what the completion carries.
+    Opcode: u16 {
+        /// Device attributes (output buffer: [`DeviceAttributes`]).
+        QueryDevice = 1,
+        /// Address table (output buffer: array of [`super::stream::Address`]; result: [`Count`]).
+        QueryAddresses = 2,
+        /// Counters of a queue pair ([`Handle`]), or of the whole device (0) (output buffer: array of u64, one for each
+        /// [`Counter`](super::counter::Counter); result: [`Count`]).
+        QueryCounters = 3,
+        /// Allocate a doorbell page (result: [`Handle`]: its page number).
+        AllocUar = 8,
+        /// Free a doorbell page ([`Handle`]).
+        FreeUar = 9,
+        /// Make a protection domain (result: [`Handle`]).
+        AllocPd = 10,
+        /// Free a protection domain ([`Handle`]); busy while anything is in it.
+        FreePd = 11,
+        /// Make an event queue ([`CreateEq`]; result: [`Handle`]).
+        CreateEq = 12,
+        /// Destroy an event queue ([`Handle`]).
+        DestroyEq = 13,
+        /// Register memory ([`CreateMr`]; page list, if any, in the input buffer; result: [`Handle`]: the STag).
+        CreateMr = 16,
+        /// Revoke a STag ([`Handle`]): when it completes, nothing more is placed or read through it.
+        DestroyMr = 17,
+        /// Change a registration ([`ModifyMr`]), whose STag stays.
+        ModifyMr = 18,
+        /// Make a memory window ([`CreateMw`]; result: [`Handle`]: its STag).
+        CreateMw = 19,
+        /// Destroy a memory window ([`Handle`]).
+        DestroyMw = 20,
+        /// Make a completion queue ([`CreateCq`]; result: [`QueueHandle`]).
+        CreateCq = 24,
+        /// Destroy a completion queue ([`Handle`]); busy while a queue pair uses it.
+        DestroyCq = 25,
+        /// Move a completion queue to a new ring ([`ResizeCq`]; result: [`Count`]: entries carried over).
+        ResizeCq = 26,
+        /// Have its notifications wait for more completions ([`ModerateCq`]), with feature `MODERATION`.
+        ModerateCq = 27,
+        /// Make a shared receive queue ([`CreateSrq`]; result: [`QueueHandle`]).
+        CreateSrq = 28,
+        /// Arm its limit ([`ModifySrq`]).
+        ModifySrq = 29,
+        /// Destroy it ([`Handle`]).
+        DestroySrq = 30,
+        /// Make a queue pair ([`CreateQp`]; result: [`QueueHandle`]).
+        CreateQp = 32,
+        /// Change its state or attributes ([`ModifyQp`]).
+        ModifyQp = 33,
+        /// Its state (payload [`Handle`]; result: [`QpStatus`]; output buffer, if any: the [`super::stream::Endpoints`] of its stream, all
+        /// zero without one).
+        QueryQp = 34,
+        /// Destroy it ([`Handle`]). What its completed sends put on the stream still arrives.
+        DestroyQp = 35,
+        /// Open a stream ([`super::stream::Connect`]; result: [`Handle`]: its sid; then an event).
+        StreamConnect = 48,
+        /// Listen ([`super::stream::Listen`]; result: [`super::stream::Listening`]).
+        StreamListen = 49,
+        /// Stop listening ([`Handle`]: lid).
+        StreamUnlisten = 50,
+        /// Send bytes in streaming mode (payload [`Handle`]: sid; input buffer: the bytes).
+        StreamSend = 51,
+        /// Receive exactly the output buffer's length in streaming mode (payload [`Handle`]: sid; then an event). The buffer
+        /// must stay valid until that event.
+        StreamReceive = 52,
+        /// Both addresses of a stream, and whether there is input (payload [`Handle`]: sid; result: [`super::stream::Endpoints`] in the output buffer).
+        StreamQuery = 53,
+        /// Hand a stream to a queue pair: RDMA mode begins ([`super::stream::Attach`]).
+        StreamAttach = 54,
+        /// Close a stream that is not attached ([`super::stream::Close`]).
+        StreamClose = 55,
+        /// Make a queue pair its own peer, with no stream at all ([`super::stream::Attach`] with sid 0).
+        LoopbackAttach = 56,
+    }
+}
+
+numbered! {
+    /// How a command ended.
+    Status: u16 {
+        /// Done.
+        Ok = 0,
+        /// No such command.
+        UnknownOpcode = 1,
+        /// An argument is out of range or contradicts another.
+        InvalidArgument = 2,
+        /// No such object.
+        InvalidHandle = 3,
+        /// Out of objects or memory.
+        NoResources = 4,
+        /// Not in this state.
+        WrongState = 5,
+        /// Still in use.
+        Busy = 6,
+        /// Not allowed to this function.
+        Denied = 7,
+        /// A DMA address could not be reached.
+        DmaFault = 8,
+        /// Not in this device.
+        NotSupported = 9,
+        /// The address is in use.
+        AddressInUse = 10,
+        /// The address is not one of this function's.
+        AddressNotAvailable = 11,
+        /// The network cannot be reached from here.
+        Unreachable = 12,
+    }
+}
+
+/// A command.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Command {
+    /// [`Opcode`].
+    pub opcode: U16,
+    /// Returned in the completion.
+    pub tag: U16,
+    /// Length of the input buffer.
+    pub input_len: U32,
+    /// IOVA of the input buffer.
+    pub input: U64,
+    /// IOVA of the output buffer.
+    pub output: U64,
+    /// Length of the output buffer.
+    pub output_len: U32,
+    reserved: U32,
+    /// Arguments.
+    pub payload: [u8; PAYLOAD_LEN],
+}
+
+impl Command {
+    /// A command with these arguments, no buffers and tag 0.
+    pub fn new<T: IntoBytes + Immutable>(opcode: Opcode, arguments: &T) -> Command {
+        const { assert!(size_of::<T>() <= PAYLOAD_LEN) };
+        let mut command = Command::new_zeroed();
+        command.opcode = (opcode as u16).into();
+        command.payload[..size_of::<T>()].copy_from_slice(arguments.as_bytes());
+        command
+    }
+
+    /// The arguments as a `T`.
+    pub fn arguments<T: FromBytes>(&self) -> T {
+        const { assert!(size_of::<T>() <= PAYLOAD_LEN) };
+        T::read_from_prefix(&self.payload).map_or_else(|_| T::new_zeroed(), |(t, _)| t)
+    }
+}
+
+/// A completion.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Completion {
+    /// The command's tag.
+    pub tag: U16,
+    /// [`Status`].
+    pub status: U16,
+    reserved: U32,
+    /// Results.
+    pub payload: [u8; RESULT_LEN],
+    reserved2: U32,
+    /// Phase, bit 0.
+    pub phase: U32,
+}
+
+impl Completion {
+    /// A completion with this result.
+    pub fn new<T: IntoBytes + Immutable>(tag: u16, status: Status, result: &T) -> Completion {
+        const { assert!(size_of::<T>() <= RESULT_LEN) };
+        let mut completion = Completion::new_zeroed();
+        completion.tag = tag.into();
+        completion.status = (status as u16).into();
+        completion.payload[..size_of::<T>()].copy_from_slice(result.as_bytes());
+        completion
+    }
+
+    /// The results as a `T`.
+    pub fn result<T: FromBytes>(&self) -> T {
+        const { assert!(size_of::<T>() <= RESULT_LEN) };
+        T::read_from_prefix(&self.payload).map_or_else(|_| T::new_zeroed(), |(t, _)| t)
+    }
+}
+
+macro_rules! layouts {
+    ($($(#[$m:meta])* $name:ident { $($(#[$fm:meta])* $f:ident: $t:ty,)* })*) => { $(
+        $(#[$m])*
+        #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+        #[repr(C)]
+        pub struct $name { $($(#[$fm])* pub $f: $t,)* }
+    )* };
+}
+pub(crate) use layouts;
+
+layouts! {
+    /// Nothing.
+    Nothing {}
+    /// An object's number.
+    Handle {
+        /// The number.
+        id: U32,
+    }
+    /// How many.
+    Count {
+        /// The count.
+        count: U32,
+    }
+    /// A queue's number and doorbell.
+    QueueHandle {
+        /// The number: cqid, srqid or qid, 24 bits.
+        id: U32,
+        /// Byte offset of its slot in its doorbell page.
+        doorbell: U32,
+    }
+    /// Arguments of `CreateEq`.
+    CreateEq {
+        /// Ring of 32-byte entries.
+        ring: U64,
+        /// [`EqRecord`](super::record::EqRecord).
+        record: U64,
+        /// log2 of the entries.
+        log_size: U32,
+        /// Interrupt vector.
+        vector: U32,
+    }
+    /// Arguments of `CreateMr`.
+    CreateMr {
+        /// First tagged offset: the virtual address, or 0 if zero-based.
+        base: U64,
+        /// Length in bytes.
+        len: U64,
+        /// IOVA of the first byte if contiguous; byte offset into the first page with a page list.
+        dma: U64,
+        /// Protection domain.
+        pd: U32,
+        /// [`Access`](crate::vocabulary::Access).
+        access: U32,
+        /// log2 of the page size of the list in the input buffer (array of u64 IOVAs); 0 = contiguous; [`NULL_REGION`].
+        log_page: U32,
+        /// Reserved, 0.
+        reserved: U32,
+    }
+    /// Arguments of `ModifyMr`: those of `CreateMr`, and what to take from them.
+    ModifyMr {
+        /// Its STag.
+        stag: U32,
+        /// [`reregister`].
+        what: U32,
+        /// New values.
+        new: CreateMr,
+    }
+    /// Arguments of `CreateMw`.
+    CreateMw {
+        /// Protection domain.
+        pd: U32,
+        /// 1 or 2, as in `enum ibv_mw_type`.
+        kind: U32,
+    }
+    /// Arguments of `CreateCq`.
+    CreateCq {
+        /// Ring of 64-byte entries, zeroed.
+        ring: U64,
+        /// [`CqRecord`](super::record::CqRecord).
+        record: U64,
+        /// log2 of the entries.
+        log_size: U32,
+        /// Event queue for its completion notifications; 0 = never notifies.
+        eq: U32,
+        /// Doorbell page.
+        uar: U32,
+        /// Reserved, 0.
+        reserved: U32,
+    }
+    /// Arguments of `ResizeCq`. Indices go on; with the consumer index C at that moment, index i stands from then on in slot
+    /// (i − C) modulo the new size, and its phase is 1 on the first pass over the new ring. The driver does not consume
+    /// while the command is under way.
+    ResizeCq {
+        /// New ring, zeroed.
+        ring: U64,
+        /// The queue.
+        cq: U32,
+        /// log2 of the new entries.
+        log_size: U32,
+    }
+    /// Arguments of `ModerateCq`.
+    ModerateCq {
+        /// The queue.
+        cq: U32,
+        /// A notification waits until there are so many completions to tell of; 0 or 1: for none. At most 65535.
+        count: U32,
+        /// But no longer than so many microseconds from the first of them on; 0: not at all. At most 65535.
+        period: U32,
+        /// Reserved, 0.
+        reserved: U32,
+    }
+    /// Arguments of `CreateSrq`.
+    CreateSrq {
+        /// Ring.
+        ring: U64,
+        /// [`QueueRecord`](super::record::QueueRecord).
+        record: U64,
+        /// Protection domain.
+        pd: U32,
+        /// log2 of the entries.
+        log_size: U32,
+        /// log2 of the bytes of an entry.
+        log_stride: U32,
+        /// Doorbell page.
+        uar: U32,
+    }
+    /// Arguments of `ModifySrq`.
+    ModifySrq {
+        /// The queue.
+        srq: U32,
+        /// Event once fewer than so many buffers are left; 0 = none.
+        limit: U32,
+    }
+    /// Arguments of `CreateQp`.
+    CreateQp {
+        /// Send queue ring of 64-byte blocks.
+        sq_ring: U64,
+        /// Receive queue ring; unused with a shared receive queue.
+        rq_ring: U64,
+        /// [`QueueRecord`](super::record::QueueRecord).
+        record: U64,
+        /// Protection domain.
+        pd: U32,
+        /// Completion queue of sends.
+        send_cq: U32,
+        /// Completion queue of receives.
+        recv_cq: U32,
+        /// Shared receive queue; 0 = none.
+        srq: U32,
+        /// Doorbell page.
+        uar: U32,
+        /// Returned in completions: the number under which the program knows the queue pair.
+        label: U32,
+        /// log2 of the send queue's blocks.
+        sq_log_size: U32,
+        /// log2 of the receive queue's entries.
+        rq_log_size: U32,
+        /// log2 of the bytes of a receive entry.
+        rq_log_stride: U32,
+        /// Reserved, 0.
+        reserved: U32,
+    }
+    /// Arguments of `ModifyQp`.
+    ModifyQp {
+        /// The queue pair.
+        qp: U32,
+        /// Which of the following to take: see [`modify`].
+        mask: U32,
+        /// [`QpState`](crate::vocabulary::QpState).
+        state: U32,
+        /// Remote rights: [`Access`](crate::vocabulary::Access).
+        access: U32,
+        /// Most outstanding inbound Reads and atomics (`max_dest_rd_atomic`).
+        ird: U32,
+        /// Most outstanding outbound Reads and atomics (`max_rd_atomic`).
+        ord: U32,
+        /// How long a Send may find the receive queue empty before it fails, milliseconds; `u32::MAX` = for ever. Only with
+        /// [`attach::STALL_ON_EMPTY_RQ`](super::stream::attach::STALL_ON_EMPTY_RQ).
+        rnr_timeout_ms: U32,
+    }
+    /// Result of `QueryQp`.
+    QpStatus {
+        /// [`QpState`](crate::vocabulary::QpState).
+        state: U32,
+        /// 1 while a stream is attached.
+        attached: U32,
+        /// Terminate control word sent; 0 = none.
+        terminate_sent: U32,
+        /// Terminate control word received; 0 = none.
+        terminate_received: U32,
+        /// In force.
+        ird: U32,
+        /// In force.
+        ord: U32,
+    }
+    /// What `QueryDevice` writes.
+    DeviceAttributes {
+        /// Largest registration.
+        max_mr_size: U64,
+        /// Firmware version: major, minor, patch in 16 bits each.
+        firmware: U64,
+        /// Counts.
+        max_qp: U32,
+        /// Work requests per queue.
+        max_qp_wr: U32,
+        /// Elements per send or receive entry.
+        max_sge: U32,
+        /// Elements of a Read.
+        max_sge_rd: U32,
+        /// Inline bytes.
+        max_inline: U32,
+        /// Completion queues.
+        max_cq: U32,
+        /// Entries per completion queue.
+        max_cqe: U32,
+        /// Regions.
+        max_mr: U32,
+        /// Protection domains.
+        max_pd: U32,
+        /// Windows.
+        max_mw: U32,
+        /// Shared receive queues.
+        max_srq: U32,
+        /// Entries per shared receive queue.
+        max_srq_wr: U32,
+        /// Inbound Reads per queue pair.
+        max_ird: U32,
+        /// Outbound Reads per queue pair.
+        max_ord: U32,
+        /// Vectors usable for completions.
+        completion_vectors: U32,
+        /// [`features`].
+        features: U32,
+    }
+}
+
+/// As `CreateMr::log_page`: a region without memory, which reads as zeroes and swallows what is written; its length and base say what may be
+/// named. Only local rights.
+pub const NULL_REGION: u32 = u32::MAX;
+
+/// Bits of `ModifyMr::what`: those of `enum ibv_rereg_mr_flags`.
+pub mod reregister {
+    /// `new.base`, `new.len`, `new.dma`, `new.log_page`.
+    pub const TRANSLATION: u32 = 1;
+    /// `new.pd`.
+    pub const PD: u32 = 2;
+    /// `new.access`.
+    pub const ACCESS: u32 = 4;
+}
+
+/// Bits of `ModifyQp::mask`.
+pub mod modify {
+    /// `state`.
+    pub const STATE: u32 = 1;
+    /// `access`.
+    pub const ACCESS: u32 = 2;
+    /// `ird`.
+    pub const IRD: u32 = 4;
+    /// `ord`.
+    pub const ORD: u32 = 8;
+    /// `rnr_timeout_ms`.
+    pub const RNR: u32 = 16;
+    /// No field: the peer cannot be reached. The stream, if there is one, is given up. The queue pair stays as it is, and receives wait, but
+    /// the first send posted or yet to come completes with `RetryExcErr` and puts it into the error state (asked into that state before, it
+    /// flushes that send like all others).
+    pub const UNREACHABLE: u32 = 32;
+}
+
+/// Bits of `DeviceAttributes::features`.
+pub mod features {
+    /// RFC 7306 atomics.
+    pub const ATOMICS: u32 = 1;
+    /// RFC 7306 immediate data.
+    pub const IMMEDIATE: u32 = 2;
+    /// Shared receive queues.
+    pub const SRQ: u32 = 4;
+    /// Memory windows.
+    pub const WINDOWS: u32 = 8;
+    /// Doorbell pages are plain memory that the device looks at: see [`doorbell`](crate::doorbell).
+    pub const DOORBELL_MEMORY: u32 = 16;
+    /// Regions of [`Access::ON_DEMAND`](crate::vocabulary::Access::ON_DEMAND): memory that need not be there, then or later.
+    pub const ON_DEMAND: u32 = 32;
+    /// [`Opcode::ModerateCq`](super::Opcode::ModerateCq).
+    pub const MODERATION: u32 = 64;
+}
+
+const _: () = {
+    use std::mem::{offset_of, size_of};
+    assert!(size_of::<Command>() == COMMAND_LEN);
+    assert!(offset_of!(Command, payload) == 32);
+    assert!(size_of::<Completion>() == COMPLETION_LEN);
+    assert!(offset_of!(Completion, payload) == 8);
+    assert!(offset_of!(Completion, phase) == 60);
+    assert!(size_of::<CreateEq>() == 24);
+    assert!(size_of::<CreateMr>() == 40);
+    assert!(size_of::<ModifyMr>() == 48);
+    assert!(size_of::<CreateCq>() == 32);
+    assert!(size_of::<ResizeCq>() == 16);
+    assert!(size_of::<ModerateCq>() == 16);
+    assert!(size_of::<CreateSrq>() == 32);
+    assert!(size_of::<CreateQp>() == 64);
+    assert!(offset_of!(CreateQp, pd) == 24);
+    assert!(offset_of!(CreateQp, sq_log_size) == 48);
+    assert!(size_of::<ModifyQp>() == 28);
+    assert!(size_of::<QpStatus>() == 24);
+    assert!(size_of::<DeviceAttributes>() == 80);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_and_results_come_back() {
+        let c = Command::new(Opcode::AllocPd, &Handle { id: 7.into() });
+        assert_eq!(c.arguments::<Handle>().id.get(), 7);
+        assert_eq!(Opcode::from_raw(c.opcode.get()), Some(Opcode::AllocPd));
+        let r = Completion::new(3, Status::Busy, &Count { count: 9.into() });
+        assert_eq!(r.result::<Count>().count.get(), 9);
+        assert_eq!(
+            (r.tag.get(), r.status.get(), r.phase.get()),
+            (3, Status::Busy as u16, 0)
+        );
+    }
+}

@@ -1,0 +1,66 @@
+//! What the device counts, for each queue pair and as a whole: the output of
+//! [`QueryCounters`](super::command::Opcode::QueryCounters) is an array of u64 in this order.
+
+macro_rules! counters {
+    ($($(#[$m:meta])* $name:ident = $text:literal,)*) => {
+        /// What is counted, in the order of `QueryCounters`' output. New ones come last.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum Counter { $($(#[$m])* $name,)* }
+        impl Counter {
+            /// All of them, in order.
+            pub const ALL: &'static [Counter] = &[$(Counter::$name,)*];
+            /// The name under which tools show it.
+            pub fn name(self) -> &'static str { match self { $(Counter::$name => $text,)* } }
+        }
+    };
+}
+
+counters! {
+    /// Bytes handed to streams.
+    TxBytes = "tx_bytes",
+    /// FPDUs handed to streams.
+    TxFpdus = "tx_fpdus",
+    /// RDMA messages sent.
+    TxMessages = "tx_messages",
+    /// Bytes taken from streams.
+    RxBytes = "rx_bytes",
+    /// Valid FPDUs received.
+    RxFpdus = "rx_fpdus",
+    /// RDMA messages delivered or placed to their end.
+    RxMessages = "rx_messages",
+    /// FPDUs whose CRC was wrong (RFC 5044 §8, code 2).
+    RxCrcErrors = "rx_crc_errors",
+    /// Terminates sent.
+    TxTerminates = "tx_terminates",
+    /// Terminates received.
+    RxTerminates = "rx_terminates",
+    /// FPDUs that came in one segment with the MPA Reply (MPA-S-16).
+    EarlyFpdus = "early_fpdus",
+    /// ULPDUs above the 64768 bytes that RFC 5044 §3 allows, accepted all the same (MPA-F-07).
+    OversizeUlpdus = "oversize_ulpdus",
+    /// First FPDUs that were not the RTR agreed on (EMPA-21).
+    RtrMismatches = "rtr_mismatches",
+    /// System calls that sent.
+    TxCalls = "tx_calls",
+    /// System calls that received.
+    RxCalls = "rx_calls",
+    /// Times a full stream stalled the send queue.
+    TxStalls = "tx_stalls",
+    /// Times an empty receive queue stalled the stream.
+    RxStalls = "rx_stalls",
+    /// Doorbells rung by the driver.
+    Doorbells = "doorbells",
+    /// Bursts of gathered work requests flushed.
+    GatheredFlushes = "gathered_flushes",
+    /// Polls that drove the receive side.
+    Polls = "polls",
+    /// Times the background thread woke.
+    Wakeups = "wakeups",
+    /// Completion queues that overflowed.
+    CqOverflows = "cq_overflows",
+    /// FPDUs whose markers and length disagreed (RFC 5044 §8, code 3).
+    RxMarkerErrors = "rx_marker_errors",
+    /// Streams that were lost (RFC 5044 §8, code 1).
+    StreamsLost = "streams_lost",
+}

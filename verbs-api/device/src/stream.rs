@@ -1,0 +1,209 @@
+//! Streams: the TCP offload.
+//!
+//! The device owns TCP. A stream begins in *streaming mode*, where the host runs MPA start-up over it (RFC 5044 §7,
+//! RFC 6581) with small sends and receives of exactly n bytes, so that no FPDU byte ever reaches the host. Then
+//! it is *attached* to a queue pair with what was negotiated, and the device frames, checks, places and
+//! completes on its own: the split of RFC 6581 §4.4.3.
+
+use super::command::layouts;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Most bytes of one streaming-mode send or receive: an MPA frame with all its private data (RFC 5044 §7.1.1).
+pub const MAX_STREAMING: u32 = 20 + 512;
+
+layouts! {
+    /// An IP address and TCP port.
+    Endpoint {
+        /// The address; IPv4 as IPv4-mapped IPv6 (`::ffff:a.b.c.d`), network order. All zero: any.
+        ip: [u8; 16],
+        /// TCP port; 0 = any.
+        port: U16,
+        /// Reserved, 0.
+        reserved: U16,
+        /// IPv6 scope of link-local addresses.
+        scope: U32,
+    }
+    /// An entry of the address table.
+    Address {
+        /// The address, as in [`Endpoint`].
+        ip: [u8; 16],
+        /// IPv6 scope.
+        scope: U32,
+        /// Prefix length in bits, of the IPv4 or IPv6 address.
+        prefix_len: U32,
+    }
+    /// Arguments of `StreamConnect`.
+    Connect {
+        /// Whom to call.
+        remote: Endpoint,
+        /// From where; zero = the device chooses.
+        local: Endpoint,
+        /// The IP header's traffic class (IPv4: TOS byte) of all it sends, 0 to 255.
+        traffic_class: U32,
+        /// Reserved, 0.
+        reserved: U32,
+    }
+    /// Arguments of `StreamListen`.
+    Listen {
+        /// Where; an all-zero address listens on all, IPv4 and IPv6.
+        local: Endpoint,
+        /// Connections that may wait.
+        backlog: U32,
+        /// Traffic class of the streams that come of it, as in [`Connect`], and [`listen`]'s flags.
+        traffic_class: U32,
+    }
+    /// Result of `StreamListen`.
+    Listening {
+        /// Number of the listener.
+        lid: U32,
+        /// The port it got.
+        port: U32,
+    }
+    /// What `StreamQuery` writes.
+    Endpoints {
+        /// Ours.
+        local: Endpoint,
+        /// The peer's.
+        remote: Endpoint,
+        /// What a receive would find: [`input`].
+        input: U32,
+    }
+    /// Arguments of `StreamClose`.
+    Close {
+        /// The stream.
+        sid: U32,
+        /// 1 = reset (RST); 0 = orderly (FIN).
+        abort: U32,
+    }
+    /// Arguments of `StreamAttach` and `LoopbackAttach`.
+    Attach {
+        /// The stream; it has no outstanding receive.
+        sid: U32,
+        /// The queue pair, in the RTR or RTS state.
+        qid: U32,
+        /// [`attach`] flags.
+        flags: U32,
+        /// Most outstanding outbound Reads, as negotiated.
+        ord: U32,
+        /// Most outstanding inbound Reads, as negotiated.
+        ird: U32,
+        /// First MSN of untagged queue 0 towards the peer: 1 (RFC 5041 §4.3).
+        first_msn: U32,
+        /// [`rtr`] to send at once, as initiator; 0 = none.
+        rtr_send: U32,
+        /// [`rtr`] expected first, as responder; 0 = none.
+        rtr_expect: U32,
+        /// With [`attach::PEER_MAY_CLOSE`]: posted receives are flushed so long after the peer's FIN, milliseconds.
+        fin_grace_ms: U32,
+        /// Reserved, 0.
+        reserved: U32,
+        /// Error to report to the peer by Terminate right away instead of starting (its control word, RFC 6581 §9); 0 = none.
+        terminate: U64,
+    }
+}
+
+/// Flags of [`Listen`], beside its traffic class.
+pub mod listen {
+    /// An all-zero address listens on all IPv6 addresses and leaves the port to others on IPv4.
+    pub const IPV6_ONLY: u32 = 256;
+}
+
+/// Flags of [`Attach`].
+pub mod attach {
+    /// We sent the MPA Request.
+    pub const INITIATOR: u32 = 1;
+    /// CRCs are generated and checked (RFC 5044 §7.1.1).
+    pub const CRC: u32 = 2;
+    /// Insert markers into what we send.
+    pub const MARKERS_TX: u32 = 4;
+    /// Expect markers in what we receive.
+    pub const MARKERS_RX: u32 = 8;
+    /// A Send that finds no receive posted waits instead of failing: the stream is not read meanwhile.
+    pub const STALL_ON_EMPTY_RQ: u32 = 16;
+    /// The peer's FIN with nothing outstanding leaves the queue pair in RTS.
+    pub const PEER_MAY_CLOSE: u32 = 32;
+    /// Another first message than the expected RTR is an error, which a Terminate reports.
+    pub const STRICT_RTR: u32 = 64;
+    /// We received the MPA Request, and may nevertheless send first: the peer has shown that it is ready.
+    pub const FENCE_OPEN: u32 = 128;
+    /// As [`STALL_ON_EMPTY_RQ`], but only until the queue pair has taken its first receive.
+    pub const STALL_AT_FIRST: u32 = 256;
+}
+
+/// What is there to receive from a stream.
+pub mod input {
+    /// Nothing yet.
+    pub const NONE: u32 = 0;
+    /// Bytes.
+    pub const BYTES: u32 = 1;
+    /// The end: the peer sent FIN or RST.
+    pub const END: u32 = 2;
+}
+
+/// The ready-to-receive indications of RFC 6581 §9.2.
+pub mod rtr {
+    /// None.
+    pub const NONE: u32 = 0;
+    /// Zero-length Send (flag B).
+    pub const SEND: u32 = 1;
+    /// Zero-length RDMA Write (flag C).
+    pub const WRITE: u32 = 2;
+    /// Zero-length RDMA Read (flag D).
+    pub const READ: u32 = 3;
+}
+
+impl From<SocketAddr> for Endpoint {
+    fn from(address: SocketAddr) -> Endpoint {
+        let (ip, scope) = match address {
+            SocketAddr::V4(a) => (a.ip().to_ipv6_mapped(), 0),
+            SocketAddr::V6(a) => (*a.ip(), a.scope_id()),
+        };
+        Endpoint {
+            ip: ip.octets(),
+            port: address.port().into(),
+            reserved: 0.into(),
+            scope: scope.into(),
+        }
+    }
+}
+
+impl From<Endpoint> for SocketAddr {
+    fn from(endpoint: Endpoint) -> SocketAddr {
+        let port = endpoint.port.get();
+        match ip_of(&endpoint.ip) {
+            IpAddr::V4(ip) => SocketAddrV4::new(ip, port).into(),
+            IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, endpoint.scope.get()).into(),
+        }
+    }
+}
+
+/// The address that 16 bytes of an [`Endpoint`] or a GID name.
+pub fn ip_of(bytes: &[u8; 16]) -> IpAddr {
+    let v6 = Ipv6Addr::from(*bytes);
+    v6.to_ipv4_mapped()
+        .map_or(IpAddr::V6(v6), |v4: Ipv4Addr| IpAddr::V4(v4))
+}
+
+const _: () = {
+    use std::mem::size_of;
+    assert!(size_of::<Endpoint>() == 24);
+    assert!(size_of::<Address>() == 24);
+    assert!(size_of::<Connect>() == 56);
+    assert!(size_of::<Endpoints>() == 52);
+    assert!(size_of::<Attach>() == 48);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_name_both_families() {
+        for text in ["10.1.2.3:4791", "[2001:db8::1]:20049", "0.0.0.0:0"] {
+            let address: SocketAddr = text.parse().unwrap();
+            assert_eq!(SocketAddr::from(Endpoint::from(address)), address);
+        }
+    }
+}
