@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use urnic_config::{Config, Device};
-use urnic_conformance::rate::{Ringing, writes_per_second};
+use urnic_device_checks::rate::{Ringing, writes_per_second};
 use urnic_process::gids::GidTable;
 use urnic_tests::served::Served;
 

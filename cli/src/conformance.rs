@@ -10,14 +10,14 @@ use crate::options::Options;
 
 /// Prints the names of the checks.
 pub(crate) fn list(part: &str) -> Result<ExitCode, Failure> {
-    let names = urnic_conformance::names().filter(|name| name.contains(part));
+    let names = urnic_device_checks::names().filter(|name| name.contains(part));
     print(&names.map(|name| format!("{name}\n")).collect::<String>())
 }
 
 /// Runs the checks on the device of the options.
 pub(crate) fn run(options: &Options, part: &str) -> Result<ExitCode, Failure> {
     let config = options.config()?;
-    if !urnic_conformance::names().any(|name| name.contains(part)) {
+    if !urnic_device_checks::names().any(|name| name.contains(part)) {
         return Err(Failure::usage(format!(
             "no check has {part:?} in its name: see --list"
         )));
@@ -28,7 +28,7 @@ pub(crate) fn run(options: &Options, part: &str) -> Result<ExitCode, Failure> {
             "cannot open {device}: {errno}: `urnic doctor --device {device}` says why"
         ))
     })?;
-    let summary = urnic_conformance::run(&bus, part, &mut std::io::stdout());
+    let summary = urnic_device_checks::run(&bus, part, &mut std::io::stdout());
     bus.shutdown();
     let summary = summary.map_err(Unwritten::from)?;
     Ok(ExitCode::from(u8::from(summary.failed > 0)))

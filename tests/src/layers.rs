@@ -16,7 +16,7 @@ const LAYERS: [&str; 17] = [
     "nfs",
     "verbs-api/device",
     "verbs-api/rdma-core",
-    "conformance",
+    "device-checks",
     "firmware-model/model",
     "firmware-model/serve",
     "driver-shim/process",
@@ -79,7 +79,7 @@ fn what_drives_and_what_is_driven_share_the_contract_only() {
         ("driver-shim/bus", "urnic-presence urnic-cm urnic-driver"),
         ("driver-shim/cm", "urnic-model urnic-bus urnic-presence"),
         (
-            "conformance",
+            "device-checks",
             "urnic-driver urnic-bus urnic-model urnic-rdma-core",
         ),
     ] {

@@ -20,7 +20,7 @@ const CRATES: [&str; 8] = [
     "firmware-model",
     "driver-shim",
     "provider",
-    "conformance",
+    "device-checks",
     "rpc-rdma",
     "tests",
 ];

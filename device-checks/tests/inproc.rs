@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use urnic_config::Config;
-use urnic_conformance::Summary;
-use urnic_conformance::rate::{Ringing, writes_per_second};
 use urnic_device::bus::{Bus, Mapping, QueueMemory, SignalHandler};
 use urnic_device::registers;
+use urnic_device_checks::Summary;
+use urnic_device_checks::rate::{Ringing, writes_per_second};
 use urnic_process::gids::GidTable;
 
 fn inproc() -> Arc<dyn Bus> {
@@ -15,7 +15,7 @@ fn inproc() -> Arc<dyn Bus> {
 
 fn run(bus: &Arc<dyn Bus>, part: &str) -> (Summary, String) {
     let mut out = Vec::new();
-    let summary = urnic_conformance::run(bus, part, &mut out).expect("memory takes what is written");
+    let summary = urnic_device_checks::run(bus, part, &mut out).expect("memory takes what is written");
     (summary, String::from_utf8_lossy(&out).into_owned())
 }
 
@@ -24,7 +24,7 @@ fn the_device_in_this_process_conforms() {
     let (summary, out) = run(&inproc(), "");
     assert_eq!((summary.failed, summary.not_here), (0, 0), "{out}");
     assert!(summary.passed > 70, "{out}");
-    assert_eq!(summary.passed, urnic_conformance::names().count(), "{out}");
+    assert_eq!(summary.passed, urnic_device_checks::names().count(), "{out}");
 }
 
 /// A device one of whose registers is wrong.

@@ -1,4 +1,4 @@
-//! A test-suite of the device's programming interface (`docs/reference/device.md`), for any device on any bus.
+//! The test suite of the device's programming interface (`docs/reference/device.md`), for any device on any bus.
 //!
 //! Each check takes a device that was just reset and enabled, and drives it as a driver does: registers, command queue, rings, doorbells,
 //! streams from the function to its own addresses. It knows the device by [`urnic_device`] alone, and needs no verbs.

@@ -1,5 +1,5 @@
-//! Conformance at a live process: a raw TCP peer plays the other end of native connections, in both roles, and compares
-//! what comes back byte by byte. Tests carry the ids of the rows they show.
+//! The rules of the wire at a live process: a raw TCP peer is the other end of native connections, in both roles,
+//! and compares what comes back byte by byte. Tests carry the ids of the rows that they show.
 
 mod ddp;
 mod hostile;
