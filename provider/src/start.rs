@@ -5,7 +5,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use urnic_model::fault;
+use urnic_model::host::fault;
 use urnic_presence::fork;
 
 use crate::first_look::{LOOKED, first_look};

@@ -10,7 +10,8 @@ use rustix::io::Errno;
 use urnic_model::capture::CaptureFile;
 use urnic_model::config::DescriptorWatch;
 use urnic_model::{
-    Device, DeviceAddress, FailedCall, HostMemory, Interrupts, ModelConfig, OwnProcess, RemoteMemory, fault,
+    Device, DeviceAddress, FailedCall, HostMemory, Interrupts, ModelConfig, OwnProcess, RemoteMemory,
+    host::fault,
 };
 
 use super::anonymous;

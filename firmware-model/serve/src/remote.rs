@@ -9,7 +9,7 @@ use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use urnic_model::host::Unreachable;
-use urnic_model::process_memory;
+use urnic_model::host::process_memory;
 use urnic_vfio_user::{Capabilities, DmaAccess, Memory, Reply, Request};
 
 /// A way to the client's memory.

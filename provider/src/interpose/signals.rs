@@ -7,7 +7,7 @@ use std::ffi::c_int;
 use std::mem::{MaybeUninit, zeroed};
 
 use libc::sighandler_t;
-use urnic_model::fault;
+use urnic_model::host::fault;
 
 use super::missing;
 use crate::guard::set_errno;

@@ -5,9 +5,9 @@ mod queues;
 mod streams;
 
 use crate::counters::{Counter, Counters};
-use crate::effects::Effects;
+use crate::device::state::{CommandQueue, Core};
 use crate::host::Mapping;
-use crate::state::{CommandQueue, Core};
+use crate::qp::effects::Effects;
 use std::sync::atomic::Ordering;
 use urnic_device::command::{
     COMMAND_LEN, COMPLETION_LEN, Command, Completion, Count, Handle, Nothing, Opcode, Status, features,

@@ -1,15 +1,15 @@
 //! Commands on doorbell pages, event queues, completion queues, shared receive queues and queue pairs.
 
 use super::{Answer, Job, count, done, handle, ok};
-use crate::effects::Effects;
+use crate::device::state::{Core, Tenant, Uar};
 use crate::host::Record;
 use crate::memory::DomainUse;
 use crate::qp::Qp;
+use crate::qp::effects::Effects;
 use crate::queues::{
     CompletionQueue, EventQueue, ReceiveQueue, ReceiveSource, SendQueue, SharedReceiveQueue,
 };
 use crate::rdmap::{QpChange, QpParams};
-use crate::state::{Core, Tenant, Uar};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;

@@ -3,7 +3,7 @@
 use super::{Answer, Job, done, handle, ok};
 use crate::rdmap::Attachment;
 use crate::stream::Listener;
-use crate::streaming::{MAX_PENDING, status};
+use crate::stream::streaming::{MAX_PENDING, status};
 use std::net::SocketAddr;
 use urnic_device::command::{Handle, Status};
 use urnic_device::stream::{Attach, Close, Connect, Listen, Listening, MAX_STREAMING, listen};

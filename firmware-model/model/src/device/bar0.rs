@@ -1,9 +1,9 @@
 //! What a write to BAR 0 does.
 
 use crate::command;
-use crate::effects::Effects;
-use crate::runtime::doorbells;
-use crate::state::{Core, Registers};
+use crate::device::state::{Core, Registers};
+use crate::qp::effects::Effects;
+use crate::sched::runtime::doorbells;
 use urnic_device::event::{Event, EventKind};
 use urnic_device::registers::{CMD_DOORBELL, CONTROL, Control, KICK, NO_VECTOR, fatal};
 

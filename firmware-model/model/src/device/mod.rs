@@ -1,13 +1,15 @@
 //! The device: what its driver sees.
 
 mod bar0;
+pub(crate) mod state;
+pub(crate) mod table;
 
-pub use crate::state::{DoorbellPages, Interrupts};
+pub use crate::device::state::{DoorbellPages, Interrupts};
 
 use crate::config::ModelConfig;
+use crate::device::state::Core;
 use crate::host::HostMemory;
-use crate::runtime::{self, doorbells};
-use crate::state::Core;
+use crate::sched::runtime::{self, doorbells};
 use crate::stream::Network;
 use crate::time::Nanos;
 use rustix::fd::BorrowedFd;

@@ -10,11 +10,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod buffers;
 pub(crate) mod loopback;
 pub(crate) mod mpa;
 
-use crate::buffers::BufferPool;
 use crate::host::Unreachable;
+use crate::llp::buffers::BufferPool;
 use crate::memory::{MemoryTable, Window};
 use crate::stream::{Stream, StreamError};
 use crate::time::Nanos;

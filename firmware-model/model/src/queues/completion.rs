@@ -1,8 +1,8 @@
 //! The device's side of a completion queue: a leaf in the lock order.
 
 use super::EventQueue;
-use crate::effects::Effects;
 use crate::host::{Mapping, Record};
+use crate::qp::effects::Effects;
 use crate::time::Nanos;
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;

@@ -4,9 +4,9 @@
 use super::Identity;
 use super::terminate::{self, Outgoing};
 use crate::counters::Counter;
-use crate::env::Env;
 use crate::llp::Llp;
 use crate::memory::{Need, Violation, WordError};
+use crate::rdmap::env::Env;
 use std::collections::VecDeque;
 use urnic_device::vocabulary::Access;
 use urnic_wire::ddp::{self, TAGGED_LEN, TaggedHeader, UNTAGGED_LEN, UntaggedHeader};

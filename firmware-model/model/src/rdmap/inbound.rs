@@ -10,8 +10,8 @@ use super::responder::{Refusal, Responder};
 use super::terminate::{self, Received};
 use super::{Identity, Rtr};
 use crate::counters::Counter;
-use crate::env::Env;
 use crate::memory::{Violation, Window};
+use crate::rdmap::env::Env;
 use urnic_device::vocabulary::WcStatus;
 use urnic_wire::ddp::{Header, TaggedHeader, UNTAGGED_LEN, UntaggedHeader};
 use urnic_wire::rdmap::{

@@ -21,11 +21,12 @@
 //! | `verdicts` | what a peer on the same device thinks of our messages |
 //! | `terminate` | what an error says on the wire, and what one received means |
 //!
-//! [`Env`]: crate::env::Env
+//! [`Env`]: crate::rdmap::env::Env
 
 mod answers;
 mod completions;
 mod engine;
+pub mod env;
 mod flights;
 #[cfg(fuzzing)]
 pub mod fuzzing;

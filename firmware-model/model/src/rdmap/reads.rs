@@ -4,9 +4,9 @@
 
 use super::Identity;
 use super::placement::{self, Cursor};
-use crate::env::Env;
 use crate::memory::{Violation, Window};
 use crate::queues::{SendQueue, SendWqe};
+use crate::rdmap::env::Env;
 use std::collections::VecDeque;
 use urnic_wire::ddp::TaggedHeader;
 use urnic_wire::rdmap::TerminateError;

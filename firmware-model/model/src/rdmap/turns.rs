@@ -6,8 +6,8 @@ use super::inbound::Halves;
 use super::requester::Step;
 use super::terminate::Outgoing;
 use crate::counters::Counter;
-use crate::env::Env;
 use crate::llp::Llp;
+use crate::rdmap::env::Env;
 
 /// Why framing stopped.
 #[derive(Debug)]

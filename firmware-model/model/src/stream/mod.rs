@@ -3,6 +3,7 @@
 pub(crate) mod descriptor;
 mod linger;
 pub mod sim;
+pub(crate) mod streaming;
 pub(crate) mod tcp;
 
 pub(crate) use linger::Lingering;

@@ -1,9 +1,9 @@
 //! Receiving FPDUs: whatever way the stream cuts them, they are put together in one buffer, checked, and handed up
 //! one at a time. Nothing reaches DDP before its CRC was checked (RFC 5044 §6).
 
-use crate::buffers::{BUFFER_LEN, Buffer, BufferPool};
 use crate::host::PieceMut;
 use crate::llp::LlpError;
+use crate::llp::buffers::{BUFFER_LEN, Buffer, BufferPool};
 use crate::stream::{Stream, StreamError};
 use std::ops::Range;
 use urnic_wire::ddp;

@@ -9,8 +9,8 @@
 //! [loan](crate::memory): a revocation copies it.
 
 use super::unsent::{Lent, Part, Unsent};
-use crate::buffers::{BUFFER_LEN, Buffer, BufferPool};
 use crate::host::Unreachable;
+use crate::llp::buffers::{BUFFER_LEN, Buffer, BufferPool};
 use crate::llp::{Head, LlpError};
 use crate::memory::{Loan, MemoryTable, Pin, Window};
 use crate::stream::Stream;

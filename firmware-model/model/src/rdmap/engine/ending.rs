@@ -2,9 +2,9 @@
 
 use super::{Engine, Progress};
 use crate::counters::Counter;
-use crate::env::Env;
 use crate::llp::{Llp, LlpError};
 use crate::queues::Overflow;
+use crate::rdmap::env::Env;
 use crate::rdmap::inbound::Halves;
 use crate::rdmap::terminate::{Outgoing, Received};
 use crate::rdmap::{RxOutcome, TxOutcome, Verdicts};

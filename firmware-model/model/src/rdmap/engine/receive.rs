@@ -3,12 +3,12 @@
 use super::ending::complaint;
 use super::{Engine, Progress};
 use crate::counters::Counter;
-use crate::env::Env;
 use crate::host::PieceMut;
 use crate::llp::mpa::Filled;
 use crate::llp::{Llp, LlpError, loopback};
 use crate::queues::Overflow;
 use crate::rdmap::RxOutcome;
+use crate::rdmap::env::Env;
 use crate::rdmap::held::Held;
 use crate::rdmap::inbound::{Halves, Segment};
 use crate::rdmap::responder::Refusal;

@@ -2,10 +2,10 @@
 
 use super::{Engine, Progress};
 use crate::counters::Counter;
-use crate::env::Env;
 use crate::llp::Llp;
 use crate::queues::Overflow;
 use crate::rdmap::TxOutcome;
+use crate::rdmap::env::Env;
 use crate::rdmap::inbound::Halves;
 use crate::rdmap::terminate::Outgoing;
 use crate::rdmap::turns::Framed;

@@ -2,13 +2,13 @@
 
 use super::host::{Anywhere, Block, Region};
 use super::queues::{Cq, Receives, Shape, Work};
-use crate::buffers::BufferPool;
 use crate::counters::{Counter, Counters};
-use crate::effects::Effects;
-use crate::env::Env;
 use crate::host::Record;
+use crate::llp::buffers::BufferPool;
 use crate::memory::{Backing, DomainUse, MemoryTable, PageRoom, Registration};
+use crate::qp::effects::Effects;
 use crate::queues::{ReceiveSource, SendQueue};
+use crate::rdmap::env::Env;
 use crate::rdmap::{Attachment, Engine, NoStream, QpChange, QpParams, RxOutcome, TxOutcome};
 use crate::stream::Stream;
 use crate::time::Nanos;

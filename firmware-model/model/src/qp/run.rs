@@ -1,14 +1,14 @@
 //! One run of a queue pair.
 
-use crate::agenda::{Timer, Token};
-use crate::asked::Asked;
 use crate::counters::Counter;
-use crate::effects::Effects;
-use crate::env::Env;
-use crate::gathering::Burst;
+use crate::device::state::Core;
+use crate::qp::asked::Asked;
+use crate::qp::effects::Effects;
 use crate::qp::{Inner, Qp};
+use crate::rdmap::env::Env;
 use crate::rdmap::{RxOutcome, TxOutcome};
-use crate::state::Core;
+use crate::sched::agenda::{Timer, Token};
+use crate::sched::gathering::Burst;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use urnic_device::event::QpFault;

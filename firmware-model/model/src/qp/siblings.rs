@@ -1,10 +1,10 @@
 //! Queue pairs of one device at both ends of a stream.
 
+use crate::device::state::Core;
+use crate::device::table::Found;
 use crate::qp::Qp;
 use crate::rdmap::{Engine, Verdicts};
-use crate::state::Core;
 use crate::stream::Stream;
-use crate::table::Found;
 use std::collections::hash_map::Entry;
 use std::net::SocketAddr;
 use std::sync::PoisonError;

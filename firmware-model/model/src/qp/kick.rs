@@ -5,12 +5,12 @@
 //! a chain, which the driver decides, is never the depth of the stack. Only the peer on the same device is run by a call inside a
 //! call, at most two deep.
 
-use crate::agenda::Timer;
-use crate::asked::Asked;
 use crate::counters::Counter;
-use crate::effects::{Effects, Next, Object};
+use crate::device::state::Core;
 use crate::qp::Qp;
-use crate::state::Core;
+use crate::qp::asked::Asked;
+use crate::qp::effects::{Effects, Next, Object};
+use crate::sched::agenda::Timer;
 use std::sync::Arc;
 use urnic_device::event::{Event, EventKind};
 

@@ -1,4 +1,4 @@
-//! What is to be done and when, and who looks after it at present. What does it is above: the [runtime](crate::runtime).
+//! What is to be done and when, and who looks after it at present. What does it is above: the [runtime](crate::sched::runtime).
 //!
 //! All descriptors are registered once, edge-triggered for both directions, so nothing on the data path changes a
 //! registration. Whoever is told of an edge must act on it, or leave it on the list of [`Agenda::attend_later`].
@@ -9,10 +9,10 @@ mod timers;
 
 pub(crate) use readiness::{Readiness, Token};
 
-use crate::asked::Asked;
-use crate::gathering::Gathering;
 use crate::qp::Qp;
-use crate::shard::{SHARDS, home_shard};
+use crate::qp::asked::Asked;
+use crate::sched::gathering::Gathering;
+use crate::sched::shard::{SHARDS, home_shard};
 use crate::stream::Lingering;
 use crate::stream::descriptor::Descriptors;
 use crate::time::Nanos;
@@ -89,7 +89,7 @@ pub(crate) struct Agenda {
     pub(crate) pending: AtomicBool,
     /// Arrivals in a row that pollers found, up to [`POLLER`].
     found: AtomicU32,
-    /// Until when the background thread leaves the streams to threads that wait for events ([`lend`](crate::runtime::lend)); 0 = it does not.
+    /// Until when the background thread leaves the streams to threads that wait for events ([`lend`](crate::sched::runtime::lend)); 0 = it does not.
     lent_until: AtomicU64,
     /// Queue pairs with something left to do.
     attention: Mutex<Vec<Arc<Qp>>>,
@@ -117,7 +117,7 @@ impl Agenda {
         })
     }
 
-    /// One that only [`step`](crate::runtime::step) moves.
+    /// One that only [`step`](crate::sched::runtime::step) moves.
     pub(crate) fn manual() -> Agenda {
         Agenda {
             readiness: None,

@@ -1,8 +1,8 @@
 //! Waiting for descriptors.
 
-use crate::asked::Asked;
-use crate::failed::FailedCall;
+use crate::qp::asked::Asked;
 use crate::stream::descriptor::{Descriptor, Descriptors};
+use crate::sys::failed::FailedCall;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::BorrowedFd;

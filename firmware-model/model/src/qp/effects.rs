@@ -1,6 +1,6 @@
 //! What a queue pair asks the rest of the device to do once its lock is dropped.
 
-use crate::asked::Asked;
+use crate::qp::asked::Asked;
 use crate::queues::EventQueue;
 use crate::time::Nanos;
 use std::collections::VecDeque;

@@ -1,11 +1,11 @@
 //! Doorbells: what a ring asks for is done on the thread that rings, or on the one that looks where the driver rang in plain memory.
 
 use super::rounds::flush_gathered;
-use crate::asked::Asked;
-use crate::effects::Effects;
+use crate::device::state::{Core, Tenant};
+use crate::device::table::Found;
 use crate::qp::Qp;
-use crate::state::{Core, Tenant};
-use crate::table::Found;
+use crate::qp::asked::Asked;
+use crate::qp::effects::Effects;
 use urnic_device::doorbell::{Doorbell, Kind};
 
 /// A doorbell through page `uar`, which reaches only what was created with it.

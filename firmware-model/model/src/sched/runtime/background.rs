@@ -6,11 +6,11 @@
 //! no longer.
 
 use super::rounds::{flush_gathered, poll_ready, retry, run_timers};
-use crate::agenda::Agenda;
-use crate::agenda::sleeper::{ASLEEP, AWAKE, LENT, TICKING};
 use crate::counters::Counter;
-use crate::failed::FailedCall;
-use crate::state::Core;
+use crate::device::state::Core;
+use crate::sched::agenda::Agenda;
+use crate::sched::agenda::sleeper::{ASLEEP, AWAKE, LENT, TICKING};
+use crate::sys::failed::FailedCall;
 use crate::sys::{self, SignalMask};
 use crate::threads;
 use crate::time::Nanos;

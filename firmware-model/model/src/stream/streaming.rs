@@ -3,12 +3,12 @@
 //! A stream here holds at most one receive of the driver and one unsent frame, and a listener only so many calls that the
 //! driver has not looked at: peers cannot make the device grow.
 
-use crate::agenda::{Agenda, Token};
-use crate::effects::Effects;
+use crate::device::table::Table;
 use crate::host::{Mapping, Piece, PieceMut};
 use crate::qp::Ends;
+use crate::qp::effects::Effects;
+use crate::sched::agenda::{Agenda, Token};
 use crate::stream::{Listener, Stream, StreamError};
-use crate::table::Table;
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -1,6 +1,6 @@
 //! Receive buffers. A stream holds one only while it has a partial FPDU, so idle queue pairs hold none.
 
-use crate::shard::{SHARDS, home_shard};
+use crate::sched::shard::{SHARDS, home_shard};
 use std::sync::Mutex;
 
 /// Bytes of a receive buffer: an FPDU of 64 KiB that starts anywhere in the first half need not be moved.

@@ -1,16 +1,28 @@
-//! A queue pair: an engine, its stream, and who may run it when. What it does with the rest of the device is above: [`pairs`](crate::pairs).
+//! A queue pair: an engine, its stream, and who may run it when.
+//!
+//! A queue pair's dealings with the rest of the device are in its children: [`run`]s, streams and their ends ([`life`]), peers on
+//! the same device ([`siblings`]), and who runs next ([`kick`]). These need the whole device's state
+//! ([`Core`](crate::device::state::Core)); this file does not.
 //!
 //! Nobody waits for a queue pair's lock on the data path: see [`Turns`].
 
-use crate::asked::Asked;
+pub(crate) mod asked;
+pub mod effects;
+mod kick;
+mod life;
+mod run;
+mod siblings;
+pub(crate) mod turns;
+
 use crate::counters::Counters;
-use crate::effects::Effects;
-use crate::gathering::Gathering;
+use crate::qp::asked::Asked;
+use crate::qp::effects::Effects;
+use crate::qp::turns::Turns;
 use crate::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::rdmap::{Engine, NoStream, QpParams};
+use crate::sched::gathering::Gathering;
 use crate::stream::Stream;
 use crate::time::Nanos;
-use crate::turns::Turns;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};

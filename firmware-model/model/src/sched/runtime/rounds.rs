@@ -1,9 +1,9 @@
 //! The rounds that whoever drives the device makes: what was left, what is ready, whose time has come.
 
-use crate::agenda::{Timer, Token};
-use crate::asked::Asked;
-use crate::effects::Effects;
-use crate::state::Core;
+use crate::device::state::Core;
+use crate::qp::asked::Asked;
+use crate::qp::effects::Effects;
+use crate::sched::agenda::{Timer, Token};
 use crate::time::Nanos;
 use std::time::Duration;
 

@@ -2,11 +2,13 @@
 //!
 //! Memory that a program or guest owns changes at any time under the device, as it does under real DMA. So nothing
 //! here makes a lasting reference to it: it is copied, or named by a raw [`Piece`] that only the kernel reads. Registered memory may
-//! even vanish; an access to it fails then ([`fault`](crate::fault)). Rings and records stay until they are destroyed.
+//! even vanish; an access to it fails then ([`fault`](crate::host::fault)). Rings and records stay until they are destroyed.
 
-pub use crate::fault::Unreachable;
-use crate::fault::access;
-use crate::process_memory;
+pub mod fault;
+pub mod process_memory;
+
+pub use crate::host::fault::Unreachable;
+use crate::host::fault::access;
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 use rustix::process::{Pid, getpid};
@@ -24,7 +26,7 @@ const PAGE: usize = 4096;
 ///
 /// A pointer that [`reach`](HostMemory::reach) returns must be readable and writable for the `len` bytes asked for until
 /// every object of the device that was created over that range is destroyed. A region alone may lie over memory that its program unmaps,
-/// protects or truncates, if [`fault::install`](crate::fault::install) was called. Whoever serves a guest that may
+/// protects or truncates, if [`fault::install`](crate::host::fault::install) was called. Whoever serves a guest that may
 /// take memory away at will puts other pages in its place instead of leaving a hole.
 pub unsafe trait HostMemory: Send + Sync {
     /// Where the `len` bytes at `iova` are; `None` if one of them cannot be reached, or they are not in one stretch here.

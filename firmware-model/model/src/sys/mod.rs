@@ -1,6 +1,8 @@
 //! The few system calls that rustix does not have. Through `libc::syscall`, which is neither interposed by us nor a
 //! cancellation point.
 
+pub(crate) mod failed;
+
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno;
 

@@ -1,11 +1,11 @@
 //! How queue pairs come by their streams, and how they end.
 
-use crate::asked::Asked;
 use crate::counters::Counter;
-use crate::effects::Effects;
+use crate::device::state::Core;
+use crate::qp::asked::Asked;
+use crate::qp::effects::Effects;
 use crate::qp::{Inner, Qp};
 use crate::rdmap::{Attachment, QpChange, WrongState};
-use crate::state::Core;
 use crate::stream::Stream;
 use urnic_device::command::Status;
 use urnic_device::vocabulary::QpState;

@@ -1,9 +1,9 @@
 //! What an engine needs from the rest of the device for one run.
 
-use crate::buffers::BufferPool;
 use crate::counters::Counters;
-use crate::effects::Effects;
+use crate::llp::buffers::BufferPool;
 use crate::memory::MemoryTable;
+use crate::qp::effects::Effects;
 use crate::time::Nanos;
 use std::sync::atomic::{AtomicBool, Ordering};
 

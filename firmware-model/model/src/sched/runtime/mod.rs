@@ -7,7 +7,7 @@
 //! | who waits for an event ([`lend`]) | all that is ready, for a short time |
 //! | the [background](background) thread | all that is ready, while nobody polls; timers; streams on their way out |
 //!
-//! What they find to do stands on the [agenda](crate::agenda).
+//! What they find to do stands on the [agenda](crate::sched::agenda).
 
 mod background;
 pub(crate) mod doorbells;
@@ -15,9 +15,9 @@ mod rounds;
 
 pub(crate) use background::Background;
 
-use crate::asked::Asked;
-use crate::effects::Effects;
-use crate::state::{Clock, Core};
+use crate::device::state::{Clock, Core};
+use crate::qp::asked::Asked;
+use crate::qp::effects::Effects;
 use crate::time::Nanos;
 use rounds::{attend, flush_gathered, poll_ready, retry, run_timers};
 use rustix::fd::BorrowedFd;
