@@ -30,7 +30,7 @@ fn open_device() -> Result<(&'static Presence, Arc<Driver>), Errno> {
         Errno::INVAL
     })?;
     let driver = Driver::open(&config, presence.gids())?;
-    driver.be_watched(presence);
+    driver.open_stat_socket(presence);
     Ok((presence, driver))
 }
 

@@ -40,6 +40,26 @@ pub trait Carrier {
     fn close(&mut self, sid: u32, how: Close);
 }
 
+/// A maker of connections, which owns streams, listeners and queue pairs. `W` is what it acts on.
+pub trait StreamOwner<W> {
+    /// Whether a queue pair is connected by this owner.
+    fn has_queue_pair(&self, qid: u32) -> bool;
+    /// Whether a listener belongs to this owner.
+    fn has_listener(&self, lid: u32) -> bool;
+    /// Whether a stream in start-up belongs to this owner.
+    fn has_stream(&self, sid: u32) -> bool;
+    /// A queue pair received its first FPDU: the fence opens.
+    fn first_fpdu(&mut self, world: &mut W, qid: u32);
+    /// A listener accepted a stream.
+    fn arrived(&mut self, world: &mut W, lid: u32, sid: u32);
+    /// A stream is connected, or is not.
+    fn connected(&mut self, world: &mut W, sid: u32, outcome: Result<(), Errno>);
+    /// The requested bytes of a stream arrived, or fewer if the peer closed it; or an error.
+    fn received(&mut self, world: &mut W, sid: u32, bytes: Result<&[u8], Errno>);
+    /// A stream ended.
+    fn closed(&mut self, world: &mut W, sid: u32);
+}
+
 /// What became of a stream from which a Request was due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::io::Errno;
 use urnic_device::command::{Count, CreateCq, ModerateCq, Opcode, QueueHandle, ResizeCq, features};
@@ -10,43 +10,10 @@ use urnic_device::cqe::CQE_LEN;
 use urnic_device::doorbell::{Doorbell, Kind};
 use urnic_device::record::CqRecord;
 
-use super::dma::{DmaMemory, RingPlacement};
-use super::pages::Seat;
-use super::{Context, Driver};
+use crate::dma::{DmaMemory, RingPlacement};
+use crate::driver::{Cq, Driver, Ring};
+use crate::objects::Context;
 use urnic_process::lock::lock;
-
-/// A completion queue. It starts with consumer index 0 and phase 1.
-pub struct Cq {
-    driver: Arc<Driver>,
-    /// Device number.
-    pub id: u32,
-    seat: Seat,
-    doorbell: u32,
-    ring: Mutex<Ring>,
-    record: DmaMemory,
-}
-
-/// Where the completions are.
-pub(super) struct Ring {
-    pub(super) memory: DmaMemory,
-    log_size: u32,
-    /// Index of the completion in the first slot on the first pass.
-    base: u32,
-}
-
-impl Ring {
-    /// Entries: a power of two.
-    pub(super) fn entries(&self) -> u32 {
-        1 << self.log_size
-    }
-
-    /// Byte offset of a completion, and its phase.
-    pub(super) fn place(&self, index: u32) -> (usize, u32) {
-        let from_base = index.wrapping_sub(self.base);
-        let slot = (from_base & (self.entries() - 1)) as usize;
-        (slot * CQE_LEN, !(from_base >> self.log_size) & 1)
-    }
-}
 
 impl fmt::Debug for Cq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -72,7 +39,7 @@ impl Driver {
         if entries == 0 || entries > self.attributes.max_cqe {
             return Err(Errno::INVAL);
         }
-        let target = self.target(context.id, cookie)?;
+        let target = self.contexts.target(context.id, cookie)?;
         let log_size = entries.next_power_of_two().ilog2();
         let ring = self.pool.ring(CQE_LEN << log_size, rings)?;
         let record = self.pool.allocate(size_of::<CqRecord>())?;
@@ -98,10 +65,7 @@ impl Driver {
             }),
             record,
         });
-        self.cqs
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(cq.id, (cq.clone(), target));
+        self.cqs.insert(cq.id, cq.clone(), target);
         Ok(cq)
     }
 }
@@ -129,7 +93,7 @@ impl Cq {
     }
 
     /// Its ring, which stays what it is meanwhile.
-    pub(super) fn steady_ring(&self) -> MutexGuard<'_, Ring> {
+    pub(crate) fn steady_ring(&self) -> MutexGuard<'_, Ring> {
         lock(&self.ring)
     }
 
@@ -239,11 +203,7 @@ impl Cq {
         self.driver
             .refuse_if_used(|qp| qp.cqs().0 == self.id || qp.cqs().1 == self.id)?;
         // Waits for a notification that is being delivered.
-        self.driver
-            .cqs
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&self.id);
+        self.driver.cqs.remove(self.id);
         Ok(())
     }
 }

@@ -4,9 +4,9 @@
 //! completion yet is flushed, once and in order, as is what the program goes on to post. All of it happens on the driver's thread, which never waits
 //! for the program: what it cannot do now, because the program holds a queue or has left no room in it, it tries again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -16,10 +16,10 @@ use urnic_device::vocabulary::{QpState, WcOpcode, WcStatus};
 use urnic_device::wqe::{BLOCK_LEN, MAX_BLOCKS, Opcode, RecvHeader, SendFlags, SendHeader};
 use zerocopy::IntoBytes;
 
-use super::cq::Cq;
-use super::qp::{Completed, Qp};
-use super::worker::now;
-use super::{AsyncEvent, Driver};
+use crate::clock::now;
+use crate::driver::{Cq, Driver, Qp};
+use crate::objects::AsyncEvent;
+use crate::poster::Completed;
 use urnic_process::lock::lock;
 
 /// When to try again what the program was in the way of.
@@ -27,7 +27,7 @@ const AGAIN: Duration = Duration::from_millis(5);
 
 /// What the driver does in the device's place.
 #[derive(Default)]
-pub(super) struct Loss {
+pub(crate) struct Loss {
     pairs: HashMap<u32, Pair>,
     queues: HashMap<u32, Queue>,
 }
@@ -56,11 +56,11 @@ struct Full;
 
 impl Driver {
     /// The device is gone: what that means for everybody. Called once, and then [`Driver::replace_device`] over and over.
-    pub(super) fn take_over(&self) -> Loss {
+    pub(crate) fn take_over(&self) -> Loss {
         tracing::error!("the device is lost: its queue pairs are in error, and nothing but destroying works");
         // One that only stopped must let go of the memory before it is ours.
         self.commands.reset();
-        self.tell_all(AsyncEvent::DeviceFatal);
+        self.contexts.deliver_to_all(AsyncEvent::DeviceFatal);
         for qp in self.pairs() {
             {
                 let _changes = lock(&qp.attr);
@@ -84,7 +84,7 @@ impl Driver {
     }
 
     /// Flushes what is posted, and notifies who asked for it. Returns when to come back even if nobody rings.
-    pub(super) fn replace_device(&self, loss: &mut Loss) -> Option<Duration> {
+    pub(crate) fn replace_device(&self, loss: &mut Loss) -> Option<Duration> {
         self.adopt(loss);
         let mut again = false;
         for qp in self.pairs() {
@@ -102,34 +102,30 @@ impl Driver {
     }
 
     fn pairs(&self) -> Vec<Arc<Qp>> {
-        let pairs = self.qps.read().unwrap_or_else(PoisonError::into_inner);
-        pairs.values().map(|(qp, _)| qp.clone()).collect()
+        self.qps.all().into_iter().map(|(_, qp)| qp).collect()
     }
 
-    /// Takes notice of the completion queues and queue pairs that there are.
+    /// Enters new completion queues and forgets destroyed objects.
     fn adopt(&self, loss: &mut Loss) {
-        let cqs = self.cqs.read().unwrap_or_else(PoisonError::into_inner);
+        let cqs: HashMap<_, _> = self.cqs.all().into_iter().collect();
         loss.queues.retain(|cqid, _| cqs.contains_key(cqid));
-        for (cqid, (cq, _)) in cqs.iter() {
-            loss.queues.entry(*cqid).or_insert_with(|| Queue {
-                cq: cq.clone(),
-                producer: newest(cq),
+        for (cqid, cq) in cqs {
+            loss.queues.entry(cqid).or_insert_with(|| Queue {
+                producer: newest(&cq),
+                cq,
                 armed: false,
                 news: false,
             });
         }
-        let qps = self.qps.read().unwrap_or_else(PoisonError::into_inner);
-        loss.pairs.retain(|qid, _| qps.contains_key(qid));
+        let qps: HashSet<_> = self.qps.all().into_iter().map(|(qid, _)| qid).collect();
+        loss.pairs.retain(|qid, _| qps.contains(qid));
     }
 
     fn notify_news(&self, loss: &mut Loss) {
-        let cqs = self.cqs.read().unwrap_or_else(PoisonError::into_inner);
         for (cqid, queue) in &mut loss.queues {
-            if std::mem::take(&mut queue.news)
-                && std::mem::take(&mut queue.armed)
-                && let Some((_, target)) = cqs.get(cqid)
-            {
-                target.events.completion(target.cookie);
+            if std::mem::take(&mut queue.news) && std::mem::take(&mut queue.armed) {
+                self.cqs
+                    .with(*cqid, |_, target| target.events.completion(target.cookie));
             }
         }
     }
@@ -138,7 +134,7 @@ impl Driver {
     ///
     /// # Errors
     /// `EBUSY`.
-    pub(super) fn refuse_if_used(&self, uses: impl Fn(&Qp) -> bool) -> Result<(), Errno> {
+    pub(crate) fn refuse_if_used(&self, uses: impl Fn(&Qp) -> bool) -> Result<(), Errno> {
         if self.commands.is_lost() && self.pairs().iter().any(|qp| uses(qp)) {
             return Err(Errno::BUSY);
         }
@@ -146,9 +142,9 @@ impl Driver {
     }
 
     /// A completion queue of a lost device is armed.
-    pub(super) fn arm_without_device(&self, cqid: u32, consumer: u32) {
+    pub(crate) fn arm_without_device(&self, cqid: u32, consumer: u32) {
         lock(&self.armed).push((cqid, consumer));
-        self.wake();
+        self.event_loop.wake();
     }
 }
 

@@ -14,7 +14,8 @@ use urnic_device::vocabulary::Access;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
-use super::{Driver, Pd};
+use crate::driver::Driver;
+use crate::objects::Pd;
 use urnic_device::bus::Mapping;
 
 const PAGE: usize = 4096;

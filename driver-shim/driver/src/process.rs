@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::io::Errno;
 
-use super::command::CommandQueue;
-use super::dma::DmaPool;
-use super::{Driver, read_gids};
+use crate::attributes::read_gids;
+use crate::command::CommandQueue;
+use crate::dma::DmaPool;
+use crate::driver::Driver;
 use urnic_config::Config;
 use urnic_process::addressing::Gid;
 use urnic_process::gids::GidTable;
@@ -48,7 +49,19 @@ fn current() -> &'static Process {
     unsafe { &*process }
 }
 
-pub(super) fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
+impl Driver {
+    /// The driver of this process: opened at the first call, and again in a forked child. It lives until the process ends.
+    ///
+    /// Configuration and addresses are those of the first call.
+    ///
+    /// # Errors
+    /// `ENODEV`, `ENOMEM`, `EMFILE`, those of the device.
+    pub fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
+        open(config, gids)
+    }
+}
+
+fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
     loop {
         let process = current();
         let _opening = lock(&process.opening);
@@ -69,7 +82,7 @@ pub(super) fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errn
         }
         // Whoever opens a device that is lost means the one that took its place, if there is one.
         let fresh = start()?;
-        driver.close_door();
+        driver.close_stat_socket();
         let next = Process {
             driver: OnceLock::from(fresh.clone()),
             before: Some(process),

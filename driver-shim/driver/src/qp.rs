@@ -11,9 +11,11 @@ use urnic_device::record::{QueueRecord, publish};
 use urnic_device::vocabulary::QpState;
 use urnic_device::wqe::{self, BLOCK_LEN, MAX_INLINE, MAX_SGE, RecvHeader, Sge};
 
-use super::dma::{DmaMemory, RingPlacement};
-use super::{Context, Cq, Driver, Pd, Srq};
-use urnic_cm::qp_attr::{QpAttr, QpCaps};
+use crate::dma::{DmaMemory, RingPlacement};
+use crate::driver::{Cq, Driver, Qp, Srq};
+use crate::objects::{Context, Pd};
+use crate::poster::{Completed, Poster};
+use urnic_cm::qp_attr::QpCaps;
 use urnic_process::lock::lock;
 
 /// What a queue pair is made from.
@@ -35,65 +37,6 @@ pub struct QpInit<'a> {
     pub cookie: u64,
     /// Where its rings are.
     pub rings: &'a dyn RingPlacement,
-}
-
-/// Whoever writes work requests into a queue pair's send queue.
-pub trait Poster: Send + Sync {
-    /// The gate opened: publish and ring for what was written meanwhile. Called with no lock of the driver held but the one that
-    /// [`Qp::destroy`] waits for, on the thread that makes all connections: it must not wait for the program.
-    fn gate_opened(&self);
-
-    /// Whether work requests wait behind the gate. Must not wait for the program either.
-    fn is_waiting(&self) -> bool;
-
-    /// What has a completion by now, taken by the program or not; `None` while the program keeps that from being seen. Asked when the
-    /// device is lost. Must not wait for the program either.
-    fn completed(&self) -> Option<Completed>;
-}
-
-/// How far a queue pair has come, in completions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Completed {
-    /// Cookie of the oldest send that may yet complete: entries of a send queue carry running numbers.
-    pub sends: u32,
-    /// Receives that completed, ever, modulo 2^32.
-    pub receives: u32,
-}
-
-/// A queue pair.
-///
-/// *The gate.* Until the connection stands (and on an MPA responder until the first FPDU arrived: RFC 5044 §7.1.2(4)) nothing may reach the
-/// device: whoever posts writes entries and asks [`Qp::gate_is_open`]; if not, it neither publishes nor rings, and asks again once it
-/// has let go of the send queue's lock: [`Poster::gate_opened`], which comes after the gate is open, may have found that held.
-pub struct Qp {
-    driver: Arc<Driver>,
-    /// Device number.
-    pub qid: u32,
-    /// The number under which programs know it, and the label of its completions.
-    pub qpn: u32,
-    uar: u32,
-    doorbell: u32,
-    /// Device numbers of where sends and receives complete.
-    cqs: (u32, u32),
-    caps: QpCaps,
-    sq: DmaMemory,
-    rq: DmaMemory,
-    record: DmaMemory,
-    sq_blocks: u32,
-    rq_entries: u32,
-    rq_log_stride: u32,
-    /// Device number of the shared queue that its receives come from.
-    srq: Option<u32>,
-    gate: AtomicBool,
-    /// The connection manager connected it.
-    managed: AtomicBool,
-    ack_timeout: AtomicU8,
-    /// The state last asked for and reached.
-    reached: AtomicU8,
-    /// Attributes as they were set. Held over a change; comes before the lock of native connections.
-    pub(super) attr: Mutex<QpAttr>,
-    /// Held over calls to it, so that none is under way once it is taken out.
-    poster: Mutex<Option<Arc<dyn Poster>>>,
 }
 
 impl fmt::Debug for Qp {
@@ -155,7 +98,7 @@ impl Driver {
     pub fn create_qp(self: &Arc<Self>, init: &QpInit<'_>) -> Result<Arc<Qp>, Errno> {
         self.alive()?;
         let shape = Shape::of(init.caps, self)?;
-        let target = self.target(init.context.id, init.cookie)?;
+        let target = self.contexts.target(init.context.id, init.cookie)?;
         let sq = self.pool.ring(BLOCK_LEN << shape.sq_log_size, init.rings)?;
         let rq_len = 1 << (shape.rq_log_size + shape.rq_log_stride);
         let rq = self.pool.ring(rq_len, init.rings)?;
@@ -202,7 +145,7 @@ impl Driver {
             attr: Mutex::default(),
             poster: Mutex::default(),
         });
-        self.own_qp(&qp, target);
+        self.insert_qp(&qp, target);
         tracing::debug!("{qp:?}: made, {:?}", qp.caps);
         Ok(qp)
     }
@@ -307,22 +250,22 @@ impl Qp {
         .encode();
         self.driver.bus.doorbell(self.uar, self.doorbell, value);
         if self.driver.commands.is_lost() {
-            self.driver.wake();
+            self.driver.event_loop.wake();
         }
     }
 
     /// Device numbers of the completion queues of sends and receives.
-    pub(super) fn cqs(&self) -> (u32, u32) {
+    pub(crate) fn cqs(&self) -> (u32, u32) {
         self.cqs
     }
 
     /// Device number of the shared queue that its receives come from.
-    pub(super) fn srq(&self) -> Option<u32> {
+    pub(crate) fn srq(&self) -> Option<u32> {
         self.srq
     }
 
     /// What has a completion by now; `None` if that cannot be told at the moment.
-    pub(super) fn completed(&self) -> Option<Completed> {
+    pub(crate) fn completed(&self) -> Option<Completed> {
         lock(&self.poster).as_ref()?.completed()
     }
 
@@ -332,7 +275,7 @@ impl Qp {
     }
 
     /// Opens the gate, and lets go what waited behind it.
-    pub(super) fn open_gate(&self) {
+    pub(crate) fn open_gate(&self) {
         if !self.gate.swap(true, Ordering::AcqRel)
             && let Some(poster) = &*lock(&self.poster)
         {
@@ -341,7 +284,7 @@ impl Qp {
     }
 
     /// Whether work requests wait behind the gate.
-    pub(super) fn is_waiting(&self) -> bool {
+    pub(crate) fn is_waiting(&self) -> bool {
         !self.gate_is_open()
             && lock(&self.poster)
                 .as_ref()
@@ -349,40 +292,40 @@ impl Qp {
     }
 
     /// Forgets who posts, after a call to it that is under way.
-    pub(super) fn drop_poster(&self) {
+    pub(crate) fn drop_poster(&self) {
         *lock(&self.poster) = None;
     }
 
-    pub(super) fn reach(&self, state: QpState) {
+    pub(crate) fn reach(&self, state: QpState) {
         self.reached.store(state as u8, Ordering::Relaxed);
     }
 
-    pub(super) fn close_gate(&self) {
+    pub(crate) fn close_gate(&self) {
         self.gate.store(false, Ordering::Release);
     }
 
     /// The connection manager attached it to a stream.
-    pub(super) fn manage(&self, ack_timeout: Option<u8>) {
+    pub(crate) fn manage(&self, ack_timeout: Option<u8>) {
         self.ack_timeout
             .store(ack_timeout.unwrap_or(0), Ordering::Relaxed);
         self.managed.store(true, Ordering::Release);
         self.reach(QpState::Rts);
     }
 
-    pub(super) fn release(&self) {
+    pub(crate) fn release(&self) {
         self.managed.store(false, Ordering::Release);
     }
 
-    pub(super) fn is_managed(&self) -> bool {
+    pub(crate) fn is_managed(&self) -> bool {
         self.managed.load(Ordering::Acquire)
     }
 
     /// `RDMA_OPTION_ID_ACK_TIMEOUT`.
-    pub(super) fn ack_timeout(&self) -> u8 {
+    pub(crate) fn ack_timeout(&self) -> u8 {
         self.ack_timeout.load(Ordering::Relaxed)
     }
 
-    pub(super) fn driver(&self) -> &Arc<Driver> {
+    pub(crate) fn driver(&self) -> &Arc<Driver> {
         &self.driver
     }
 }

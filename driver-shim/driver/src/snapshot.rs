@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::PoisonError;
 
 use rustix::io::Errno;
 use urnic_device::command::{Count, Handle, Opcode, QpStatus};
@@ -11,8 +10,7 @@ use urnic_device::stream::Endpoints;
 use urnic_device::vocabulary::QpState;
 use zerocopy::little_endian::U64;
 
-use super::Driver;
-use super::qp::Qp;
+use crate::driver::{Driver, Qp};
 use crate::watch::{QueuePair, Snapshot};
 use urnic_process::program;
 
@@ -20,13 +18,13 @@ use urnic_process::program;
 type Values = [U64; Counter::ALL.len()];
 
 impl Driver {
-    pub(super) fn snapshot(&self) -> Snapshot {
-        let pairs: Vec<_> = {
-            let pairs = self.qps.read().unwrap_or_else(PoisonError::into_inner);
-            pairs.values().map(|(qp, _)| qp.clone()).collect()
-        };
-        // One that is destroyed meanwhile is not told of.
-        let mut queue_pairs: Vec<QueuePair> = pairs.iter().filter_map(|qp| self.told_of(qp).ok()).collect();
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let pairs = self.qps.all();
+        // One that is destroyed meanwhile is left out.
+        let mut queue_pairs: Vec<QueuePair> = pairs
+            .iter()
+            .filter_map(|(_, qp)| self.queue_pair(qp).ok())
+            .collect();
         queue_pairs.sort_by_key(|pair| pair.qpn);
         let count = |len: usize| u64::try_from(len).unwrap_or(u64::MAX);
         Snapshot {
@@ -34,8 +32,8 @@ impl Driver {
             command: program::name(),
             device: self.config.device.to_string(),
             memory: self.bus.memory().to_owned(),
-            contexts: count(self.contexts.read().unwrap_or_else(PoisonError::into_inner).len()),
-            completion_queues: count(self.cqs.read().unwrap_or_else(PoisonError::into_inner).len()),
+            contexts: count(self.contexts.len()),
+            completion_queues: count(self.cqs.len()),
             counters: self.counters(0).unwrap_or_default(),
             queue_pairs,
         }
@@ -57,7 +55,7 @@ impl Driver {
             .collect())
     }
 
-    fn told_of(&self, qp: &Qp) -> Result<QueuePair, Errno> {
+    fn queue_pair(&self, qp: &Qp) -> Result<QueuePair, Errno> {
         let handle = Handle { id: qp.qid.into() };
         let (buffer, status) =
             self.commands

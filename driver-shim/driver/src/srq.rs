@@ -1,8 +1,8 @@
 //! Shared receive queues.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError};
 
 use rustix::io::Errno;
 use urnic_device::command::{CreateSrq, ModifySrq, Opcode, QueueHandle};
@@ -10,25 +10,9 @@ use urnic_device::doorbell::{Doorbell, Kind};
 use urnic_device::record::QueueRecord;
 use urnic_device::wqe::{MAX_SGE, RecvHeader, Sge};
 
-use super::dma::{DmaMemory, RingPlacement};
-use super::{Context, Driver, Pd};
-
-/// A receive queue that several queue pairs take from.
-pub struct Srq {
-    driver: Arc<Driver>,
-    /// Device number.
-    pub id: u32,
-    uar: u32,
-    doorbell: u32,
-    ring: DmaMemory,
-    record: DmaMemory,
-    entries: u32,
-    log_stride: u32,
-    max_wr: u32,
-    max_sge: u32,
-    /// As armed; 0 once the event came.
-    limit: AtomicU32,
-}
+use crate::dma::{DmaMemory, RingPlacement};
+use crate::driver::{Driver, Srq};
+use crate::objects::{Context, Pd};
 
 impl fmt::Debug for Srq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -55,7 +39,7 @@ impl Driver {
         if max_wr == 0 || max_wr > self.attributes.max_srq_wr || max_sge > most_sge {
             return Err(Errno::INVAL);
         }
-        let target = self.target(context.id, cookie)?;
+        let target = self.contexts.target(context.id, cookie)?;
         let entries = max_wr.next_power_of_two();
         let elements = max_sge.max(1) as usize * size_of::<Sge>();
         let stride = (size_of::<RecvHeader>() + elements).next_power_of_two();
@@ -84,10 +68,7 @@ impl Driver {
             max_sge: room.min(most_sge),
             limit: AtomicU32::new(0),
         });
-        self.srqs
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(srq.id, (srq.clone(), target));
+        self.srqs.insert(srq.id, srq.clone(), target);
         Ok(srq)
     }
 }
@@ -163,7 +144,7 @@ impl Srq {
     }
 
     /// The event came.
-    pub(super) fn disarmed(&self) {
+    pub(crate) fn disarmed(&self) {
         self.limit.store(0, Ordering::Relaxed);
     }
 
@@ -176,11 +157,7 @@ impl Srq {
         self.driver.commands.destroy(Opcode::DestroySrq, self.id)?;
         self.driver.refuse_if_used(|qp| qp.srq() == Some(self.id))?;
         // Waits for an event that is being delivered.
-        self.driver
-            .srqs
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&self.id);
+        self.driver.srqs.remove(self.id);
         Ok(())
     }
 }

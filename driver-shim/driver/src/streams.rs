@@ -1,7 +1,7 @@
-//! The device's stream commands, as both makers of connections use them.
+//! The device's stream commands, for both makers of connections.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use urnic_device::command::{Handle, Nothing, Opcode};
@@ -10,18 +10,15 @@ use urnic_device::stream::{
 };
 use zerocopy::FromZeros;
 
-use super::Driver;
-use super::dma::DmaMemory;
+use crate::connections::Buffers;
+use crate::driver::Driver;
 use urnic_cm::carrier::{Carrier, Inbox};
 use urnic_cm::mpa_startup::{Close, Negotiated, Rtr};
 
 /// Streams that the device keeps for us until we take them.
 const BACKLOG: u32 = 1024;
 
-/// Where receives go, by stream.
-pub(super) type Buffers = HashMap<u32, DmaMemory>;
-
-/// Stream commands, while the lock of whoever makes connections is held.
+/// Stream commands, while the lock of the maker of connections is held.
 pub(super) struct Streams<'a> {
     pub(super) driver: &'a Driver,
     pub(super) buffers: &'a mut Buffers,
@@ -34,10 +31,15 @@ pub(super) struct Attaching<'a> {
     pub(super) qid: u32,
     pub(super) negotiated: Option<&'a Negotiated>,
     /// [`attach`] flags that start-up does not settle.
-    pub(super) manners: u32,
+    pub(super) policy: u32,
     pub(super) ird: u32,
     pub(super) ord: u32,
     pub(super) fin_grace_ms: u32,
+}
+
+/// A timeout as the device takes it; `None` = for ever.
+pub(super) fn milliseconds(timeout: Option<Duration>) -> u32 {
+    timeout.map_or(u32::MAX, |t| u32::try_from(t.as_millis()).unwrap_or(u32::MAX - 1))
 }
 
 impl Streams<'_> {
@@ -96,7 +98,7 @@ impl Streams<'_> {
 
     pub(super) fn attach(&self, attaching: &Attaching<'_>) -> Result<(), Errno> {
         let mut arguments = Attach::new_zeroed();
-        let mut flags = attaching.manners;
+        let mut flags = attaching.policy;
         if let Some(negotiated) = attaching.negotiated {
             let mut set = |on, flag| flags |= if on { flag } else { 0 };
             set(negotiated.initiator, attach::INITIATOR);

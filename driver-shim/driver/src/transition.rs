@@ -8,7 +8,7 @@ use urnic_cm::qp_attr::{QpAttr, QpMask};
 
 /// `IBV_ACCESS_FLUSH_GLOBAL` and `…_PERSISTENT`: rights to an operation that iWARP does not have. Queue pairs may be given them, as those of other devices
 /// without it may.
-pub(super) const FLUSH: u32 = 1 << 8 | 1 << 9;
+pub(crate) const FLUSH: u32 = 1 << 8 | 1 << 9;
 
 /// Attributes that a transition needs, and those it allows besides.
 fn attributes(from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
@@ -41,7 +41,7 @@ fn attributes(from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
 /// # Errors
 /// `EINVAL` if the transition does not exist, needs an attribute that is missing, does not take one that is there, or a
 /// value is out of range.
-pub(super) fn check(from: QpState, attr: &QpAttr, mask: QpMask, limits: Limits) -> Result<QpState, Errno> {
+pub(crate) fn check(from: QpState, attr: &QpAttr, mask: QpMask, limits: Limits) -> Result<QpState, Errno> {
     let to = if mask.contains(QpMask::STATE) {
         QpState::from_raw(attr.state).ok_or(Errno::INVAL)?
     } else {
@@ -66,9 +66,9 @@ pub(super) fn check(from: QpState, attr: &QpAttr, mask: QpMask, limits: Limits) 
 
 /// Most outstanding Reads and atomics of the device.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
-    pub(super) ird: u32,
-    pub(super) ord: u32,
+pub(crate) struct Limits {
+    pub(crate) ird: u32,
+    pub(crate) ord: u32,
 }
 
 fn in_range(attr: &QpAttr, mask: QpMask, limits: Limits) -> bool {

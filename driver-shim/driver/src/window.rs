@@ -3,7 +3,8 @@
 use rustix::io::Errno;
 use urnic_device::command::{CreateMw, Handle, Opcode};
 
-use super::{Driver, Pd};
+use crate::driver::Driver;
+use crate::objects::Pd;
 
 impl Driver {
     /// Makes an unbound window of `kind` 1 or 2 (`enum ibv_mw_type`); its STag, which is its key.

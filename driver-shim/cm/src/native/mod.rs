@@ -22,6 +22,7 @@ mod called;
 mod calling;
 mod identity;
 mod numbers;
+mod stream_events;
 #[cfg(test)]
 mod tests;
 

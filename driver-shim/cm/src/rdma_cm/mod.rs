@@ -21,6 +21,7 @@ mod ids;
 pub mod opcode;
 mod passive;
 mod policy;
+mod stream_events;
 #[cfg(test)]
 mod tests;
 use std::collections::{HashMap, VecDeque};
@@ -382,16 +383,6 @@ impl Engine {
         }
     }
 
-    /// Whether a listener is the connection manager's.
-    pub fn has_listener(&self, lid: u32) -> bool {
-        self.listeners.contains_key(&lid)
-    }
-
-    /// Whether a stream is.
-    pub fn has_stream(&self, sid: u32) -> bool {
-        self.streams.contains_key(&sid)
-    }
-
     /// Bytes of a stream arrived: as many as were asked for, or fewer if the peer closed; or an error.
     pub fn received(&mut self, world: &mut World<'_>, sid: u32, octets: Result<&[u8], Errno>) {
         match self.streams.get(&sid) {
@@ -450,11 +441,6 @@ impl Engine {
     /// When [`Engine::tick`] is due.
     pub fn deadline(&self) -> Option<Time> {
         self.timers.next()
-    }
-
-    /// Whether a queue pair is attached by the connection manager.
-    pub fn has_queue_pair(&self, qid: u32) -> bool {
-        self.queue_pairs.contains_key(&qid)
     }
 
     /// Takes what was found out about queue pairs.

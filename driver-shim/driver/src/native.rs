@@ -1,47 +1,28 @@
-//! Where native connections meet the device: stream commands, stream events, and what becomes of queue pairs.
+//! Native connections at the device: stream commands, and changes of queue pairs.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::rand::{GetRandomFlags, getrandom};
 use urnic_device::command::{ModifyQp, Opcode, modify};
-use urnic_device::event::{Event, EventKind};
 use urnic_device::stream::attach;
 use zerocopy::FromZeros;
 
-use super::qp::Qp;
-use super::streams::{Attaching, Buffers, Streams};
-use super::{Driver, worker};
+use crate::clock::now;
+use crate::connections::Native;
+use crate::driver::{Driver, Qp};
+use crate::streams::{Attaching, Streams, milliseconds};
 use urnic_cm::mpa_startup::Time;
 use urnic_cm::native::{
     self, Attachment, Ends, Engine, Notice, PSN_MASK, Peer, PeerParams, Place, RtsParams, World,
 };
 use urnic_cm::qp_attr::{QpAttr, QpMask};
-use urnic_config::Config;
 use urnic_process::lock::lock;
 
-/// Native connections of the process.
-pub(super) struct Native {
-    engine: Engine,
-    buffers: Buffers,
-}
-
-impl Native {
-    pub(super) fn new(config: &Config) -> Result<Native, Errno> {
-        let mut seed = [0; 16];
-        getrandom(&mut seed, GetRandomFlags::empty())?;
-        Ok(Native {
-            engine: Engine::new(config, u128::from_ne_bytes(seed)),
-            buffers: Buffers::new(),
-        })
-    }
-}
-
 impl Driver {
-    /// Works on native connections, then does what that came to.
-    fn native<T>(&self, work: impl FnOnce(&mut Engine, &mut World<'_>) -> T) -> T {
-        let mut native = lock(&self.native);
+    /// Calls the engine of native connections, then applies its notices.
+    pub(crate) fn native<T>(&self, work: impl FnOnce(&mut Engine, &mut World<'_>) -> T) -> T {
+        let mut native = lock(&self.connections.native);
         let Native { engine, buffers } = &mut *native;
         let mut streams = Streams {
             driver: self,
@@ -50,19 +31,19 @@ impl Driver {
         let result = work(
             engine,
             &mut World {
-                now: worker::now(),
+                now: now(),
                 streams: &mut streams,
             },
         );
         let notices = engine.notices();
         drop(native);
         for notice in notices {
-            self.heed(notice);
+            self.apply(notice);
         }
         result
     }
 
-    fn heed(&self, notice: Notice) {
+    fn apply(&self, notice: Notice) {
         let (Notice::Open(qid) | Notice::Unreachable(qid)) = notice;
         let Some(qp) = self.qp(qid) else { return };
         if notice == Notice::Unreachable(qid) {
@@ -107,7 +88,7 @@ impl Driver {
             min_rnr_timer: attr.min_rnr_timer,
         };
         self.native(|engine, world| engine.meet(world, qp.qpn, params));
-        self.wake();
+        self.event_loop.wake();
     }
 
     pub(super) fn native_ready(&self, qp: &Qp, attr: &QpAttr) {
@@ -120,7 +101,7 @@ impl Driver {
             retry_cnt: attr.retry_cnt,
         };
         self.native(|engine, world| engine.ready(world, qp.qpn, rts));
-        self.wake();
+        self.event_loop.wake();
     }
 
     pub(super) fn native_rnr(&self, qp: &Qp, attr: &QpAttr, mask: QpMask) {
@@ -135,45 +116,6 @@ impl Driver {
     pub(super) fn native_tick(&self) -> Option<Time> {
         self.native(|engine, world| engine.tick(world))
     }
-
-    /// An event of a stream, a listener or a fence.
-    pub(super) fn native_event(&self, kind: EventKind, event: &Event) {
-        let (object, code, data) = (event.object.get(), event.code.get(), event.data.get());
-        let outcome = outcome(code);
-        match kind {
-            EventKind::FirstFpdu => self.native(|engine, _| engine.first_fpdu(object)),
-            EventKind::StreamAccepted => {
-                self.native(|engine, world| engine.arrived(world, object, data as u32))
-            }
-            EventKind::StreamConnected => {
-                self.native(|engine, world| engine.connected(world, object, outcome))
-            }
-            EventKind::StreamReceived => {
-                let Some(buffer) = lock(&self.native).buffers.remove(&object) else {
-                    return;
-                };
-                let mut octets = vec![0; (data as usize).min(buffer.len())];
-                buffer.copy_out(0, &mut octets);
-                let octets = outcome.map(|()| octets);
-                let octets = octets.as_deref().map_err(|errno| *errno);
-                self.native(|engine, world| engine.received(world, object, octets));
-            }
-            EventKind::StreamClosed => self.native(|engine, world| engine.closed(world, object)),
-            _ => {}
-        }
-    }
-}
-
-/// The errno in an event of a stream.
-pub(super) fn outcome(code: u16) -> Result<(), Errno> {
-    match code {
-        0 => Ok(()),
-        code => Err(Errno::from_raw_os_error(code.into())),
-    }
-}
-
-pub(super) fn milliseconds(timeout: Option<Duration>) -> u32 {
-    timeout.map_or(u32::MAX, |t| u32::try_from(t.as_millis()).unwrap_or(u32::MAX - 1))
 }
 
 impl native::Streams for Streams<'_> {
@@ -204,8 +146,8 @@ impl native::Streams for Streams<'_> {
                 sid,
                 qid: attachment.qid,
                 negotiated: attachment.negotiated.as_ref(),
-                // IB manners: programs that connect by themselves were written for InfiniBand.
-                manners: attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE,
+                // Programs that connect by themselves were written for InfiniBand.
+                policy: attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE,
                 ird: attachment.ird.into(),
                 ord: attachment.ord.into(),
                 fin_grace_ms: milliseconds(Some(self.driver.config.native.fin_grace)),

@@ -4,8 +4,8 @@ use rustix::io::Errno;
 use urnic_device::command::{Handle, ModifyQp, Opcode, QpStatus, modify};
 use urnic_device::vocabulary::QpState;
 
-use super::qp::Qp;
-use super::transition::{self, Limits};
+use crate::driver::Qp;
+use crate::transition::{self, Limits};
 use urnic_cm::qp_attr::{QpAttr, QpMask};
 use urnic_process::lock::lock;
 
@@ -120,7 +120,7 @@ impl Qp {
         self.driver().native_retire(self.qpn, false);
         self.driver().commands.destroy(Opcode::DestroyQp, self.qid)?;
         self.driver().native_forget(self.qpn);
-        self.driver().disown_qp(self);
+        self.driver().remove_qp(self);
         self.driver().cm_lost(self.qid, Errno::CONNRESET);
         self.drop_poster();
         tracing::debug!("{self:?}: destroyed");
@@ -137,7 +137,7 @@ impl Qp {
             .call(Opcode::QueryQp, &Handle { id: self.qid.into() })
     }
 
-    pub(super) fn device_state(&self) -> Result<QpState, Errno> {
+    pub(crate) fn device_state(&self) -> Result<QpState, Errno> {
         QpState::from_raw(self.status()?.state.get()).ok_or(Errno::IO)
     }
 

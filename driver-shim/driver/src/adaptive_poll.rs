@@ -1,24 +1,24 @@
-//! How long a thread that waits for an event of the connection manager lends itself to the device.
+//! Adaptive polling: how long a thread that waits for an event of the connection manager runs the device itself.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// An answer over a local network takes no longer, as a rule, even on a crowded machine.
+/// Longest poll. An answer over a local network rarely takes longer, even on a busy machine.
 const LONGEST: Duration = Duration::from_micros(500);
-/// Times in a row without an event, each with half of the time before, after which waiting threads leave it to the device's own.
+/// Polls in a row without an event, each half as long as the one before, after which threads sleep at once.
 const FAILURES: u32 = 4;
-/// How often one tries all the same.
+/// One wait of this many polls nevertheless.
 const TRY_EVERY: u32 = 16;
 
-/// What waiting was like of late.
+/// Counts the waits since the last one whose poll saw an event.
 #[derive(Debug, Default)]
-pub(super) struct Patience(AtomicU32);
+pub(super) struct AdaptivePoll(AtomicU32);
 
-impl Patience {
-    /// Has `wait` wait that way for as long as seems worth it, which says whether an event came. `false` if that is no time at all.
+impl AdaptivePoll {
+    /// Calls `wait` with the time to poll for; it returns whether an event came. Returns `false` without a call if the time is zero.
     pub(super) fn wait(&self, wait: impl FnOnce(Duration) -> bool) -> bool {
-        let patience = self.now();
-        let came = !patience.is_zero() && wait(patience);
+        let time = self.time();
+        let came = !time.is_zero() && wait(time);
         // Approximate: threads may lose counts to one another.
         let failures = if came {
             0
@@ -29,7 +29,7 @@ impl Patience {
         came
     }
 
-    fn now(&self) -> Duration {
+    fn time(&self) -> Duration {
         let failures = self.0.load(Ordering::Relaxed);
         match failures.checked_sub(FAILURES) {
             None => LONGEST / (1 << failures),
@@ -44,11 +44,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_waits_in_vain_soon_lends_itself_no_more_and_tries_again_now_and_then() {
-        let patience = Patience::default();
+    fn polls_without_an_event_back_off_and_are_retried() {
+        let poll = AdaptivePoll::default();
         let mut waits = Vec::new();
         for nth in 0..FAILURES + 2 * TRY_EVERY {
-            let came = patience.wait(|time| {
+            let came = poll.wait(|time| {
                 waits.push((nth, time));
                 false
             });
@@ -65,9 +65,9 @@ mod tests {
             waits.iter().map(|wait| wait.0).collect::<Vec<_>>(),
             [0, 1, 2, 3, 19, 35]
         );
-        let lively = Patience::default();
-        lively.wait(|_| false);
-        assert!(lively.wait(|_| true));
-        assert!(lively.wait(|time| time == LONGEST));
+        let successful = AdaptivePoll::default();
+        successful.wait(|_| false);
+        assert!(successful.wait(|_| true));
+        assert!(successful.wait(|time| time == LONGEST));
     }
 }

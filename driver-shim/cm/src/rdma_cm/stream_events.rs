@@ -1,0 +1,40 @@
+//! Stream events of the connection manager.
+
+use rustix::io::Errno;
+
+use super::{Engine, World};
+use crate::carrier::StreamOwner;
+
+impl<'a> StreamOwner<World<'a>> for Engine {
+    fn has_queue_pair(&self, qid: u32) -> bool {
+        self.queue_pairs.contains_key(&qid)
+    }
+
+    fn has_listener(&self, lid: u32) -> bool {
+        self.listeners.contains_key(&lid)
+    }
+
+    fn has_stream(&self, sid: u32) -> bool {
+        self.streams.contains_key(&sid)
+    }
+
+    fn first_fpdu(&mut self, world: &mut World<'a>, qid: u32) {
+        Engine::first_fpdu(self, world, qid);
+    }
+
+    fn arrived(&mut self, world: &mut World<'a>, lid: u32, sid: u32) {
+        Engine::arrived(self, world, lid, sid);
+    }
+
+    fn connected(&mut self, world: &mut World<'a>, sid: u32, outcome: Result<(), Errno>) {
+        Engine::connected(self, world, sid, outcome);
+    }
+
+    fn received(&mut self, world: &mut World<'a>, sid: u32, bytes: Result<&[u8], Errno>) {
+        Engine::received(self, world, sid, bytes);
+    }
+
+    fn closed(&mut self, world: &mut World<'a>, sid: u32) {
+        Engine::stream_closed(self, world, sid);
+    }
+}

@@ -1,0 +1,272 @@
+//! The state of the driver and of its objects. The other files have the functions, by topic.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use rustix::io::Errno;
+use urnic_device::command::{Handle, Nothing, Opcode};
+use urnic_device::cqe::CQE_LEN;
+
+use crate::adaptive_poll::AdaptivePoll;
+use crate::attributes::Attributes;
+use crate::command::CommandQueue;
+use crate::connections::Connections;
+use crate::dma::{DmaMemory, DmaPool};
+use crate::event::EventQueue;
+use crate::event_loop::EventLoop;
+use crate::objects::{Context, ContextEvents, Contexts, Pd, Table, Target};
+use crate::pages::{Pages, Seat};
+use crate::poster::Poster;
+use crate::watch::StatSocket;
+use urnic_cm::native::Home;
+use urnic_cm::qp_attr::{QpAttr, QpCaps};
+use urnic_config::Config;
+use urnic_device::bus::Bus;
+use urnic_process::addressing::Gid;
+use urnic_process::lock::lock;
+
+/// The driver of one device. See the [crate](crate).
+pub struct Driver {
+    pub(crate) bus: Arc<dyn Bus>,
+    pub(crate) pool: Arc<DmaPool>,
+    pub(crate) commands: CommandQueue,
+    pub(crate) attributes: Attributes,
+    pub(crate) home: Home,
+    pub(crate) config: Config,
+    /// Asynchronous events of all objects: device queue 0.
+    pub(crate) async_events: EventQueue,
+    /// Completion notifications, one queue per vector.
+    pub(crate) notifications: Vec<EventQueue>,
+    pub(crate) contexts: Contexts,
+    pub(crate) cqs: Table<Cq>,
+    pub(crate) qps: Table<Qp>,
+    pub(crate) srqs: Table<Srq>,
+    /// Device numbers of queue pairs by the numbers under which programs know them.
+    pub(crate) qids: Mutex<HashMap<u32, u32>>,
+    pub(crate) connections: Connections,
+    pub(crate) event_poll: AdaptivePoll,
+    /// Completion queues, by cqid and consumer index, that were armed after the loss of the device.
+    pub(crate) armed: Mutex<Vec<(u32, u32)>>,
+    pub(crate) event_loop: EventLoop,
+    /// Answers `urnic stat` of other processes.
+    pub(crate) stat_socket: OnceLock<StatSocket>,
+    /// This process is a child of the process that opened the device.
+    pub(crate) abandoned: AtomicBool,
+}
+
+/// A queue pair.
+///
+/// *The gate.* Until the connection stands (and on an MPA responder until the first FPDU arrived: RFC 5044 §7.1.2(4)) nothing may reach the
+/// device: whoever posts writes entries and asks [`Qp::gate_is_open`]; if not, it neither publishes nor rings, and asks again once it
+/// has let go of the send queue's lock: [`Poster::gate_opened`], which comes after the gate is open, may have found that held.
+pub struct Qp {
+    pub(crate) driver: Arc<Driver>,
+    /// Device number.
+    pub qid: u32,
+    /// The number under which programs know it, and the label of its completions.
+    pub qpn: u32,
+    pub(crate) uar: u32,
+    pub(crate) doorbell: u32,
+    /// Device numbers of where sends and receives complete.
+    pub(crate) cqs: (u32, u32),
+    pub(crate) caps: QpCaps,
+    pub(crate) sq: DmaMemory,
+    pub(crate) rq: DmaMemory,
+    pub(crate) record: DmaMemory,
+    pub(crate) sq_blocks: u32,
+    pub(crate) rq_entries: u32,
+    pub(crate) rq_log_stride: u32,
+    /// Device number of the shared queue that its receives come from.
+    pub(crate) srq: Option<u32>,
+    pub(crate) gate: AtomicBool,
+    /// The connection manager connected it.
+    pub(crate) managed: AtomicBool,
+    pub(crate) ack_timeout: AtomicU8,
+    /// The state last asked for and reached.
+    pub(crate) reached: AtomicU8,
+    /// Attributes as they were set. Held over a change; comes before the lock of native connections.
+    pub(crate) attr: Mutex<QpAttr>,
+    /// Held over calls to it, so that none is under way once it is taken out.
+    pub(crate) poster: Mutex<Option<Arc<dyn Poster>>>,
+}
+
+/// A completion queue. It starts with consumer index 0 and phase 1.
+pub struct Cq {
+    pub(crate) driver: Arc<Driver>,
+    /// Device number.
+    pub id: u32,
+    pub(crate) seat: Seat,
+    pub(crate) doorbell: u32,
+    pub(crate) ring: Mutex<Ring>,
+    pub(crate) record: DmaMemory,
+}
+
+/// Where the completions are.
+pub(crate) struct Ring {
+    pub(crate) memory: DmaMemory,
+    pub(crate) log_size: u32,
+    /// Index of the completion in the first slot on the first pass.
+    pub(crate) base: u32,
+}
+
+impl Ring {
+    /// Entries: a power of two.
+    pub(crate) fn entries(&self) -> u32 {
+        1 << self.log_size
+    }
+
+    /// Byte offset of a completion, and its phase.
+    pub(crate) fn place(&self, index: u32) -> (usize, u32) {
+        let from_base = index.wrapping_sub(self.base);
+        let slot = (from_base & (self.entries() - 1)) as usize;
+        (slot * CQE_LEN, !(from_base >> self.log_size) & 1)
+    }
+}
+
+/// A receive queue that several queue pairs take from.
+pub struct Srq {
+    pub(crate) driver: Arc<Driver>,
+    /// Device number.
+    pub id: u32,
+    pub(crate) uar: u32,
+    pub(crate) doorbell: u32,
+    pub(crate) ring: DmaMemory,
+    pub(crate) record: DmaMemory,
+    pub(crate) entries: u32,
+    pub(crate) log_stride: u32,
+    pub(crate) max_wr: u32,
+    pub(crate) max_sge: u32,
+    /// As armed; 0 once the event came.
+    pub(crate) limit: AtomicU32,
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver")
+            .field("attributes", &self.attributes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Driver {
+    /// The device lets go of the memory that the driver lent it, before that is unmapped.
+    fn drop(&mut self) {
+        if self.alive().is_ok() {
+            self.commands.reset();
+        }
+    }
+}
+
+impl Driver {
+    /// Whether the device is gone for good.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.commands.is_lost()
+    }
+
+    /// Whether this is the process that opened the device.
+    ///
+    /// # Errors
+    /// `EIO` in a child of it.
+    pub fn here(&self) -> Result<(), Errno> {
+        if self.abandoned.load(Ordering::Relaxed) {
+            Err(Errno::IO)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// `EIO` in a child of the process that opened the device, and when the device is lost.
+    pub(crate) fn alive(&self) -> Result<(), Errno> {
+        if self.commands.is_lost() {
+            return Err(Errno::IO);
+        }
+        self.here()
+    }
+
+    /// What the device can do.
+    pub fn attributes(&self) -> &Attributes {
+        &self.attributes
+    }
+
+    /// Whether queues may be wherever a [`RingPlacement`] says.
+    pub fn takes_rings(&self) -> bool {
+        self.bus.adopts()
+    }
+
+    /// The GID table: no holes, stable while the device is open.
+    pub fn gids(&self) -> &[Gid] {
+        &self.home.gids
+    }
+
+    /// An entry of it.
+    pub fn gid(&self, index: usize) -> Option<&Gid> {
+        self.home.gids.get(index)
+    }
+
+    /// The port's LID: the low 16 bits of GID 0's address.
+    pub fn lid(&self) -> u16 {
+        self.home.lid()
+    }
+
+    /// Opens a context, whose events go to `events`.
+    ///
+    /// # Errors
+    /// `ENOMEM` when the device has no doorbell page left; `EIO` in a forked child.
+    pub fn open_context(&self, events: Arc<dyn ContextEvents>) -> Result<Context, Errno> {
+        self.alive()?;
+        let pages = Pages::new(&self.commands)?;
+        let id = self.contexts.insert(events);
+        Ok(Context { id, pages })
+    }
+
+    /// Closes a context; everything made in it must be gone.
+    ///
+    /// # Errors
+    /// `EBUSY`; `EIO` in a forked child.
+    pub fn close_context(&self, context: &Context) -> Result<(), Errno> {
+        self.here()?;
+        context.pages.free(&self.commands)?;
+        self.contexts.remove(context.id);
+        Ok(())
+    }
+
+    /// Makes a protection domain.
+    ///
+    /// # Errors
+    /// `ENOMEM`; `EIO` in a forked child.
+    pub fn alloc_pd(&self) -> Result<Pd, Errno> {
+        self.alive()?;
+        let handle: Handle = self.commands.call(Opcode::AllocPd, &Nothing {})?;
+        Ok(Pd { id: handle.id.get() })
+    }
+
+    /// Frees a protection domain.
+    ///
+    /// # Errors
+    /// `EBUSY` while anything is in it; `EIO` in a forked child.
+    pub fn free_pd(&self, pd: &Pd) -> Result<(), Errno> {
+        self.here()?;
+        self.commands.destroy(Opcode::FreePd, pd.id)
+    }
+
+    /// The queue pair with device number `qid`.
+    pub(crate) fn qp(&self, qid: u32) -> Option<Arc<Qp>> {
+        self.qps.find(qid)
+    }
+
+    /// The device number of the queue pair that programs know by `qpn`.
+    pub(crate) fn qid_of(&self, qpn: u32) -> Option<u32> {
+        lock(&self.qids).get(&qpn).copied()
+    }
+
+    pub(crate) fn insert_qp(&self, qp: &Arc<Qp>, target: Target) {
+        lock(&self.qids).insert(qp.qpn, qp.qid);
+        self.qps.insert(qp.qid, qp.clone(), target);
+    }
+
+    pub(crate) fn remove_qp(&self, qp: &Qp) {
+        lock(&self.qids).remove(&qp.qpn);
+        self.qps.remove(qp.qid);
+    }
+}

@@ -1,0 +1,271 @@
+//! A program's channels: `/dev/infiniband/rdma_cm` opened by a program, and the commands that it writes.
+
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::Arc;
+
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::io::Errno;
+use zerocopy::FromZeros;
+
+use super::program_memory::{read_option, write_answer};
+use crate::driver::Driver;
+use urnic_cm::rdma_cm::abi::PathResponse;
+use urnic_cm::rdma_cm::command::{self, Command, Question};
+use urnic_cm::rdma_cm::opcode;
+use urnic_presence::registry;
+use urnic_presence::token::Token;
+use urnic_process::fds::{self, Kind};
+use urnic_process::interrupt_context;
+use urnic_process::lock::lock;
+use urnic_process::signals::HeldBack;
+
+/// Longest command: those of `<rdma/rdma_user_cm.h>` are much shorter.
+const MAX_COMMAND: usize = 4096;
+
+/// A channel of the program, which its fd refers to. Dropped with the last fd, together with all ids of the channel.
+#[derive(Debug)]
+pub struct CmChannel {
+    driver: Arc<Driver>,
+    key: u64,
+    /// In network order.
+    node_guid: u64,
+}
+
+impl Drop for CmChannel {
+    fn drop(&mut self) {
+        // In a forked child a thread of the parent's may hold the lock.
+        if self.driver.here().is_err() {
+            return;
+        }
+        self.driver
+            .manage(|engine, world| engine.close_channel(world, self.key));
+        let token = lock(&self.driver.connections.rdma_cm).tokens.remove(&self.key);
+        drop(token);
+    }
+}
+
+impl CmChannel {
+    /// Makes `opened`, a fresh fd of the program, a channel to `driver`, whose device shows `node_guid` (in host order).
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENFILE`, `ENOMEM`; `EIO` in a forked child.
+    pub fn open(driver: Arc<Driver>, node_guid: u64, opened: BorrowedFd<'_>) -> Result<(), Errno> {
+        driver.alive()?;
+        let token = Token::stand_for(opened)?;
+        let key = {
+            let mut rdma_cm = lock(&driver.connections.rdma_cm);
+            let key = rdma_cm.engine.open_channel();
+            rdma_cm.tokens.insert(key, token);
+            key
+        };
+        let channel = CmChannel {
+            driver,
+            key,
+            node_guid: node_guid.to_be(),
+        };
+        registry::enter_cm(opened, Arc::new(channel))
+    }
+
+    /// The channel that `fd` refers to; `None` in a forked child.
+    fn behind(fd: RawFd) -> Option<Arc<CmChannel>> {
+        registry::cm_channel(fd)?.downcast().ok()
+    }
+
+    /// Executes a command. Returns `false` if the command takes an event and there is none.
+    ///
+    /// # Safety
+    /// The addresses in `command` are memory of the program that the command may access, as for [`cm_write`].
+    unsafe fn execute(&self, command: Command) -> Result<bool, Errno> {
+        let driver = &*self.driver;
+        let channel = self.key;
+        match command {
+            Command::CreateId {
+                answer,
+                uid,
+                port_space,
+            } => {
+                let id = driver.manage(|engine, _| engine.create(channel, uid, port_space))?;
+                // SAFETY: the caller vouches for the addresses in the command.
+                unsafe { write_answer(answer, &id) };
+            }
+            Command::DestroyId { answer, id } => {
+                let reported = driver.manage(|engine, world| engine.destroy(world, channel, id))?;
+                // SAFETY: the caller vouches for the addresses in the command.
+                unsafe { write_answer(answer, &reported) };
+            }
+            Command::MigrateId { answer, id, fd } => {
+                let old = CmChannel::behind(fd.cast_signed()).ok_or(Errno::INVAL)?;
+                let reported = driver.manage(|engine, world| engine.migrate(world, old.key, channel, id))?;
+                // SAFETY: the caller vouches for the addresses in the command.
+                unsafe { write_answer(answer, &reported) };
+            }
+            Command::GetEvent { answer } => {
+                let Some(event) = driver.manage(|engine, world| engine.take_event(world, channel)) else {
+                    return Ok(false);
+                };
+                // SAFETY: the caller vouches for the addresses in the command.
+                unsafe { write_answer(answer, &event) };
+            }
+            Command::InitQpAttr { answer, id, state } => {
+                let attributes = driver.manage(|engine, _| engine.qp_attributes(channel, id, state))?;
+                // SAFETY: the caller vouches for the addresses in the command.
+                unsafe { write_answer(answer, &attributes) };
+            }
+            Command::SetOption {
+                id,
+                level,
+                name,
+                address,
+                len,
+            } => {
+                // SAFETY: the caller vouches for the addresses in the command.
+                let value = unsafe { read_option(address, len) }?;
+                driver
+                    .manage(|engine, world| engine.set_option(world, channel, id, (level, name), &value))?;
+            }
+            // SAFETY: the caller vouches for the addresses in the command.
+            Command::QueryRoute { .. } | Command::Query { .. } => unsafe { self.query(command) }?,
+            command => self.execute_without_addresses(command)?,
+        }
+        Ok(true)
+    }
+
+    /// Executes a query of addresses, GIDs or paths.
+    ///
+    /// # Safety
+    /// The addresses in `command` are memory of the program that the command may access, as for [`cm_write`].
+    unsafe fn query(&self, command: Command) -> Result<(), Errno> {
+        let addresses = |id| {
+            self.driver
+                .manage(|engine, _| engine.addresses(self.key, id, self.node_guid))
+        };
+        match command {
+            Command::QueryRoute { answer, id } => {
+                let route = addresses(id)?.route();
+                // SAFETY: the caller vouches for the addresses in the command.
+                unsafe { write_answer(answer, &route) };
+            }
+            Command::Query { answer, id, question } => {
+                let place = addresses(id)?;
+                // SAFETY: the caller vouches for the addresses in the command.
+                unsafe {
+                    match question {
+                        Question::Addresses => write_answer(answer, &place.addresses()),
+                        Question::Gids => write_answer(answer, &place.gids()),
+                        // The network routes IP: there are no path records.
+                        Question::Paths => write_answer(answer, &PathResponse::new_zeroed()),
+                    }
+                }
+            }
+            _ => return Err(Errno::INVAL),
+        }
+        Ok(())
+    }
+
+    /// Executes a command that names no memory of the program.
+    fn execute_without_addresses(&self, command: Command) -> Result<(), Errno> {
+        let channel = self.key;
+        self.driver.manage(|engine, world| match command {
+            Command::Bind { id, local } => engine.bind(world, channel, id, local),
+            Command::ResolveAddress { id, local, remote } => {
+                engine.resolve_address(world, channel, id, local, remote)
+            }
+            Command::ResolveRoute { id } => engine.resolve_route(world, channel, id),
+            Command::Connect { id, parameters } => engine.connect(world, channel, id, parameters),
+            Command::Listen { id, backlog } => engine.listen(world, channel, id, backlog),
+            Command::Accept { id, uid, parameters } => engine.accept(world, channel, id, uid, parameters),
+            Command::Reject { id, private_data } => engine.reject(world, channel, id, &private_data),
+            Command::Disconnect { id } => engine.disconnect(world, channel, id),
+            Command::Notify { id } => engine.notify(channel, id),
+            // iWARP has no multicast.
+            Command::JoinMulticast { id } => {
+                engine.addresses(channel, id, self.node_guid)?;
+                Err(Errno::OPNOTSUPP)
+            }
+            Command::LeaveMulticast { .. } => Err(Errno::NOENT),
+            _ => Err(Errno::INVAL),
+        })
+    }
+
+    /// Polls the device for an event, for a short time. Returns `false` if there is still none, and `EINTR` if a signal came.
+    ///
+    /// # Safety
+    /// The addresses in `command` are memory of the program that the command may access, as for [`cm_write`].
+    unsafe fn await_event(
+        &self,
+        command: &Command,
+        readable: BorrowedFd<'_>,
+        signals: &HeldBack,
+    ) -> Result<bool, Errno> {
+        let driver = &*self.driver;
+        let mut taken = Ok(false);
+        let mut done = || {
+            driver.attend_if_due();
+            // SAFETY: the caller vouches for the addresses in the command.
+            taken = unsafe { self.execute(command.clone()) };
+            taken != Ok(false)
+        };
+        driver
+            .event_poll
+            .wait(|time| interrupt_context::within(|| driver.bus.lend(time, readable, &mut done)));
+        driver.attend_if_due();
+        if taken == Ok(false) && signals.would_interrupt() {
+            return Err(Errno::INTR);
+        }
+        taken
+    }
+}
+
+/// Executes the command that the program wrote to its channel `fd`. Returns how much was written, as write(2) would, or
+/// `None` if the command takes an event and there is none: `fd` becomes readable, as a socket, once there is one.
+/// `signals` are the program's signals, which are held back meanwhile.
+///
+/// # Errors
+/// Those of the command; `EINTR` if the command waited for an event and one of `signals` would interrupt it; `EIO` in a
+/// forked child, which has no device. While another thread closes the channel: `EBADFD` for a command that takes an
+/// event, which would wait for ever in a kernel, and `EBADF` for any other.
+///
+/// # Safety
+/// `bytes` points to `len` readable bytes. As with the kernel's device, a command contains addresses that are read and
+/// written: they are memory of the program that is valid, and that nobody else accesses, during the call.
+pub unsafe fn cm_write(
+    fd: RawFd,
+    bytes: *const u8,
+    len: usize,
+    signals: &HeldBack,
+) -> Result<Option<usize>, Errno> {
+    if bytes.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller promises `len` readable bytes at `bytes`, which is not null.
+    let bytes = unsafe { std::slice::from_raw_parts(bytes, len.min(MAX_COMMAND)) };
+    let channel = match CmChannel::behind(fd) {
+        Some(channel) => channel,
+        // Inherited by a forked child.
+        None if fds::kind(fd) == Some(Kind::Cm) => return Err(Errno::IO),
+        // Another thread closes it at this moment.
+        None if command::number(bytes) == Some(opcode::GET_EVENT) => return Err(Errno::BADFD),
+        None => return Err(Errno::BADF),
+    };
+    // On a lost device events are still there to be taken, and ids to be destroyed; the rest fails by itself.
+    channel.driver.here()?;
+    let command = Command::parse(bytes).inspect_err(|errno| {
+        tracing::debug!("channel {fd}: command {:?}: {errno}", command::number(bytes));
+    })?;
+    // SAFETY: the caller vouches for the addresses in the command.
+    let mut done = interrupt_context::within(|| unsafe { channel.execute(command.clone()) });
+    channel.driver.attend_if_due();
+    // SAFETY: `fd` was a channel above; it is only queried for its flags and polled, which fails on a closed descriptor.
+    let readable = unsafe { BorrowedFd::borrow_raw(fd) };
+    if done == Ok(false) && !fcntl_getfl(readable).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
+        // SAFETY: the caller vouches for the addresses in the command.
+        done = unsafe { channel.await_event(&command, readable, signals) };
+        let same = |now: Arc<CmChannel>| Arc::ptr_eq(&now, &channel);
+        if done == Ok(false) && !CmChannel::behind(fd).is_some_and(same) {
+            // Closed meanwhile.
+            return Err(Errno::BADFD);
+        }
+    }
+    let done = done.inspect_err(|errno| tracing::debug!("channel {fd}: {command:?}: {errno}"))?;
+    Ok(done.then_some(len))
+}

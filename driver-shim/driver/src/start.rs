@@ -1,0 +1,130 @@
+//! The start and the end of a driver.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use crate::adaptive_poll::AdaptivePoll;
+use crate::attributes::{read_attributes, read_gids};
+use crate::command::{self, CommandQueue};
+use crate::connections::Connections;
+use crate::dma::DmaPool;
+use crate::driver::Driver;
+use crate::event::EventQueue;
+use crate::event_loop::EventLoop;
+use crate::objects::{Contexts, Table};
+use crate::thread;
+use crate::watch::{self, StatSocket};
+use urnic_cm::native::Home;
+use urnic_config::Config;
+use urnic_device::bus::{Bus, Signal, SignalHandler};
+use urnic_presence::Presence;
+
+/// Longest wait for the end of the device when the process ends: longer than its streams take to deliver what was sent.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Entries of the queue of asynchronous events.
+const ASYNC_EVENTS: u32 = 4096;
+
+impl Driver {
+    /// Starts the driver of the device behind `bus`.
+    ///
+    /// # Errors
+    /// `ENODEV` if it is not a device of this interface, `ENOMEM`, those of the device and of making a thread.
+    pub fn start(bus: Arc<dyn Bus>, config: Config) -> Result<Arc<Driver>, Errno> {
+        let pool = DmaPool::new(bus.clone());
+        let event_loop = EventLoop::new()?;
+        // Interrupts come from the first command on, but the driver that handles them exists only at the end. Their queues are empty until then.
+        let started: Arc<OnceLock<Weak<Driver>>> = Arc::default();
+        let handler: SignalHandler = {
+            let started = started.clone();
+            Arc::new(move |signal| {
+                if let Some(driver) = started.get().and_then(Weak::upgrade) {
+                    match signal {
+                        Signal::Interrupt(vector) => driver.interrupt(vector),
+                        Signal::Lost => driver.lose(),
+                    }
+                }
+            })
+        };
+        bus.signals(handler.clone());
+        let commands = CommandQueue::start(bus.clone(), pool.clone(), handler)?;
+        let attributes = read_attributes(&commands)?;
+        bus.features(attributes.features);
+        let home = Home {
+            gids: read_gids(&commands)?,
+            listen: config.native.listen,
+        };
+        let async_events = EventQueue::create(&commands, &pool, ASYNC_EVENTS, 0)?;
+        // A notification needs an armed queue and disarms it: as many entries as queues never overflow.
+        let notifications = (0..attributes.completion_vectors)
+            .map(|v| EventQueue::create(&commands, &pool, attributes.max_cq, v + 1))
+            .collect::<Result<Vec<_>, _>>()?;
+        let connections = Connections::new(&config, &attributes)?;
+        let driver = Arc::new(Driver {
+            bus,
+            pool,
+            commands,
+            attributes,
+            home,
+            config,
+            async_events,
+            notifications,
+            contexts: Contexts::new(),
+            cqs: Table::default(),
+            qps: Table::default(),
+            srqs: Table::default(),
+            qids: Mutex::default(),
+            connections,
+            event_poll: AdaptivePoll::default(),
+            armed: Mutex::default(),
+            event_loop,
+            stat_socket: OnceLock::new(),
+            abandoned: AtomicBool::new(false),
+        });
+        let _ = started.set(Arc::downgrade(&driver));
+        // The device may have been lost before the handler had a driver.
+        if !command::is_ready(&*driver.bus) {
+            driver.lose();
+        }
+        thread::start(driver.clone())?;
+        Ok(driver)
+    }
+
+    /// Opens the socket that answers `urnic stat` of the user's other processes.
+    pub fn open_stat_socket(&self, presence: &Presence) {
+        let Some(folder) = watch::folder(presence) else {
+            return;
+        };
+        if self.stat_socket.get().is_some() {
+            return;
+        }
+        match StatSocket::open(folder) {
+            // If two threads come here, the second socket is closed again.
+            Ok(stat_socket) => drop(self.stat_socket.set(stat_socket)),
+            Err(errno) => tracing::warn!(
+                "`urnic stat` will not see this process: {}: {errno}",
+                folder.display()
+            ),
+        }
+        self.event_loop.wake();
+    }
+
+    /// Ends the device: what completed still arrives, then every call fails. Takes a bounded time.
+    pub fn shutdown(&self) {
+        if self.here().is_ok() && self.event_loop.stop() {
+            self.close_stat_socket();
+            self.event_loop.wake();
+            // The driver's thread does it, because this thread may hold the device's locks: exit(3) in a signal handler that interrupted a call of ours.
+            self.event_loop.wait_for_end(EXIT_TIMEOUT);
+        }
+    }
+
+    /// Closes the socket that answers `urnic stat`.
+    pub(crate) fn close_stat_socket(&self) {
+        if let Some(stat_socket) = self.stat_socket.get() {
+            stat_socket.close();
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The router of stream events: each goes to the maker of connections that owns the stream, the listener or the queue pair.
+
+use rustix::io::Errno;
+use urnic_device::event::{Event, EventKind};
+
+use crate::connections::Buffers;
+use crate::driver::Driver;
+use urnic_cm::carrier::StreamOwner;
+use urnic_process::lock::lock;
+
+/// An event of a stream, a listener or a fence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StreamEvent {
+    /// A queue pair received its first FPDU.
+    FirstFpdu { qid: u32 },
+    /// A listener accepted a stream.
+    Accepted { lid: u32, sid: u32 },
+    /// A connection was made, or failed.
+    Connected { sid: u32, outcome: Result<(), Errno> },
+    /// A receive completed with `len` bytes, or failed.
+    Received { sid: u32, len: Result<usize, Errno> },
+    /// A stream ended.
+    Closed { sid: u32 },
+}
+
+/// The maker of connections that owns a stream.
+enum Owner {
+    RdmaCm,
+    Native,
+}
+
+impl StreamEvent {
+    /// The event of a device; `None` if it is not about streams.
+    pub(crate) fn of(kind: EventKind, event: &Event) -> Option<StreamEvent> {
+        let (object, data) = (event.object.get(), event.data.get());
+        let outcome = match event.code.get() {
+            0 => Ok(()),
+            code => Err(Errno::from_raw_os_error(code.into())),
+        };
+        Some(match kind {
+            EventKind::FirstFpdu => StreamEvent::FirstFpdu { qid: object },
+            EventKind::StreamAccepted => StreamEvent::Accepted {
+                lid: object,
+                sid: data as u32,
+            },
+            EventKind::StreamConnected => StreamEvent::Connected { sid: object, outcome },
+            EventKind::StreamReceived => StreamEvent::Received {
+                sid: object,
+                len: outcome.map(|()| data as usize),
+            },
+            EventKind::StreamClosed => StreamEvent::Closed { sid: object },
+            _ => return None,
+        })
+    }
+
+    /// Whether `engine` owns the stream, the listener or the queue pair.
+    fn belongs_to<W>(self, engine: &impl StreamOwner<W>) -> bool {
+        match self {
+            StreamEvent::FirstFpdu { qid } => engine.has_queue_pair(qid),
+            StreamEvent::Accepted { lid, .. } => engine.has_listener(lid),
+            StreamEvent::Connected { sid, .. }
+            | StreamEvent::Received { sid, .. }
+            | StreamEvent::Closed { sid } => engine.has_stream(sid),
+        }
+    }
+
+    /// Passes the event to `engine`, with the bytes of a receive.
+    fn deliver<W>(self, engine: &mut impl StreamOwner<W>, world: &mut W, bytes: Result<&[u8], Errno>) {
+        match self {
+            StreamEvent::FirstFpdu { qid } => engine.first_fpdu(world, qid),
+            StreamEvent::Accepted { lid, sid } => engine.arrived(world, lid, sid),
+            StreamEvent::Connected { sid, outcome } => engine.connected(world, sid, outcome),
+            StreamEvent::Received { sid, .. } => engine.received(world, sid, bytes),
+            StreamEvent::Closed { sid } => engine.closed(world, sid),
+        }
+    }
+
+    /// Takes the bytes of a receive out of its buffer; `None` if the stream was closed meanwhile.
+    fn take_bytes(self, buffers: &mut Buffers) -> Option<Result<Vec<u8>, Errno>> {
+        let StreamEvent::Received { sid, len } = self else {
+            return Some(Ok(Vec::new()));
+        };
+        let buffer = buffers.remove(&sid)?;
+        Some(len.map(|len| {
+            let mut bytes = vec![0; len.min(buffer.len())];
+            buffer.copy_out(0, &mut bytes);
+            bytes
+        }))
+    }
+}
+
+impl Driver {
+    /// Passes an event to the owner of its stream. Native connections own whatever the connection manager does not.
+    pub(crate) fn route(&self, event: StreamEvent) {
+        let (owner, bytes) = {
+            let mut rdma_cm = lock(&self.connections.rdma_cm);
+            if event.belongs_to(&rdma_cm.engine) {
+                (Owner::RdmaCm, event.take_bytes(&mut rdma_cm.buffers))
+            } else {
+                drop(rdma_cm);
+                let mut native = lock(&self.connections.native);
+                (Owner::Native, event.take_bytes(&mut native.buffers))
+            }
+        };
+        let Some(bytes) = bytes else { return };
+        let bytes = bytes.as_deref().map_err(|errno| *errno);
+        match owner {
+            Owner::RdmaCm => self.manage(|engine, world| event.deliver(engine, world, bytes)),
+            Owner::Native => self.native(|engine, world| event.deliver(engine, world, bytes)),
+        }
+    }
+}
