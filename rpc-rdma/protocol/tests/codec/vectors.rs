@@ -8,7 +8,7 @@ use urnic_rpc_rdma::{
 };
 
 pub(crate) fn vector(name: &str) -> Vec<u8> {
-    let text = include_str!("../../../wire/tests/vectors.json");
+    let text = include_str!("../../../../wire/tests/vectors.json");
     let hex: BTreeMap<String, String> = serde_json::from_str(text).unwrap();
     let octet = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
     hex[name].as_bytes().chunks(2).map(octet).collect()
