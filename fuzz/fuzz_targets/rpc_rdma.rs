@@ -3,7 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use urnic_rpc_rdma::binding::{Binding, Mount3, Nfs3, NfsAcl3, bound, check};
+use urnic_nfs::binding::BINDINGS;
+use urnic_rpc_rdma::binding::{Binding, bound, check};
 use urnic_rpc_rdma::payload::unreduced;
 use urnic_rpc_rdma::{Header, Limits, PrivateData, Profile, Refusal, call, reply};
 
@@ -42,7 +43,7 @@ fuzz_target!(|input: &[u8]| {
         }
     }
     let _ = reply(input, &LIMITS);
-    let bindings: [&dyn Binding; 3] = [&Nfs3, &NfsAcl3, &Mount3];
+    let bindings = BINDINGS.map(|binding| binding as &dyn Binding);
     if let Some(offset) = bound(&bindings, input).argument {
         assert!(offset <= input.len());
         let _ = check(&bindings, input, &[(offset as u32, 4)]);

@@ -5,6 +5,7 @@
 //! [`tree::Tree`].
 
 pub mod acl;
+pub mod binding;
 pub mod call;
 pub mod client;
 mod duplicates;

@@ -1,5 +1,6 @@
 //! NFS over RDMA (RFC 8267): the same calls and replies, their data moved by the devices straight between the client's memory and the server's.
 
+use crate::binding::BINDINGS;
 use crate::call::{Answer, Outgoing, Transport};
 use crate::memory::Pool;
 use std::io;
@@ -7,12 +8,15 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use urnic_rpc_rdma_verbs::{Call, Client, Error};
 
-pub use urnic_rpc_rdma::NFS_PORT;
+pub use crate::binding::NFS_PORT;
 pub use urnic_rpc_rdma_verbs::{Options, Server};
 
-/// What a server at an RDMA port is made with.
+/// The defaults of a client or server, with the bindings of NFSv3, NFSACL and MOUNT.
 pub fn options() -> Options {
-    Options::default()
+    Options {
+        bindings: &BINDINGS,
+        ..Options::default()
+    }
 }
 
 /// A connection by RDMA. When it breaks it is made again, and calls that were not answered are sent again.

@@ -131,32 +131,32 @@ impl Server {
             })))
         };
         let made = match (call.program, call.version) {
-            (PROGRAM, VERSION) => match Procedure::take(&mut Reader(&call.procedure.to_be_bytes())) {
-                Ok(procedure) if once_only(procedure) => {
+            (PROGRAM, VERSION) => match Procedure::of(call.procedure) {
+                Some(procedure) if once_only(procedure) => {
                     let (duplicates, most) = match procedure {
                         Procedure::Write => (&self.writes, HASHED),
                         _ => (&self.duplicates, usize::MAX),
                     };
                     return once(duplicates, most, &|| self.nfs(&call, procedure, arguments, item));
                 }
-                Ok(procedure) => self.nfs(&call, procedure, arguments, item),
-                Err(_) => return refuse(Refusal::NoProcedure),
+                Some(procedure) => self.nfs(&call, procedure, arguments, item),
+                None => return refuse(Refusal::NoProcedure),
             },
             (nfsacl::PROGRAM, nfsacl::VERSION) => {
-                match nfsacl::Procedure::take(&mut Reader(&call.procedure.to_be_bytes())) {
-                    Ok(procedure @ nfsacl::Procedure::Setacl) => {
+                match nfsacl::Procedure::of(call.procedure) {
+                    Some(procedure @ nfsacl::Procedure::Setacl) => {
                         return once(&self.duplicates, usize::MAX, &|| {
                             self.acl(&call, procedure, arguments)
                         });
                     }
-                    Ok(procedure) => self.acl(&call, procedure, arguments),
-                    Err(_) => return refuse(Refusal::NoProcedure),
+                    Some(procedure) => self.acl(&call, procedure, arguments),
+                    None => return refuse(Refusal::NoProcedure),
                 }
             }
             (mount3::PROGRAM, mount3::VERSION) => {
-                match mount3::Procedure::take(&mut Reader(&call.procedure.to_be_bytes())) {
-                    Ok(procedure) => self.mount(&call, procedure, arguments, peer.ip()),
-                    Err(_) => return refuse(Refusal::NoProcedure),
+                match mount3::Procedure::of(call.procedure) {
+                    Some(procedure) => self.mount(&call, procedure, arguments, peer.ip()),
+                    None => return refuse(Refusal::NoProcedure),
                 }
             }
             (PROGRAM | nfsacl::PROGRAM | mount3::PROGRAM, _) => return refuse(Refusal::NoVersion),

@@ -188,14 +188,20 @@ macro_rules! words {
         impl $name {
             /// All of them.
             pub const ALL: &[Self] = &[$(Self::$value,)+];
+
+            /// The value that this word encodes.
+            pub const fn of(word: u32) -> Option<Self> {
+                match word {
+                    $($word => Some(Self::$value),)+
+                    _ => None,
+                }
+            }
         }
 
         impl crate::xdr::Xdr<'_> for $name {
             fn take(reader: &mut crate::xdr::Reader) -> Result<Self, crate::xdr::BadXdr> {
-                match u32::take(reader)? {
-                    $($word => Ok(Self::$value),)+
-                    other => Err(crate::xdr::BadXdr::Value(other)),
-                }
+                let word = u32::take(reader)?;
+                Self::of(word).ok_or(crate::xdr::BadXdr::Value(word))
             }
 
             fn put(&self, out: &mut Vec<u8>) {

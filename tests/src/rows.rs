@@ -14,7 +14,7 @@ use crate::build::tree;
 /// Where rows, further tests and reasons are.
 const ROWS: &str = "tests/fixtures/conformance.toml";
 /// Where there are tests.
-const CRATES: [&str; 8] = [
+const CRATES: [&str; 9] = [
     "wire",
     "verbs-api",
     "firmware-model",
@@ -22,6 +22,7 @@ const CRATES: [&str; 8] = [
     "provider",
     "device-checks",
     "rpc-rdma",
+    "nfs",
     "tests",
 ];
 /// The parts of the table, by how the ids of their rows begin.

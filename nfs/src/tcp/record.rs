@@ -8,7 +8,7 @@ use crate::xdr::padding;
 use std::io::{self, BufReader, IoSlice, Read, Write};
 use std::ops::Deref;
 use std::os::fd::AsFd;
-use urnic_rpc_rdma::binding::{Mount3, Nfs3, bound};
+use urnic_rpc_rdma::binding::bound;
 use urnic_rpc_rdma_verbs::shares::Charge;
 
 /// Bytes of a record, at most: a transfer, and what is around it.
@@ -227,7 +227,7 @@ pub fn receive(stream: &mut impl Source, room: &Room<'_>) -> io::Result<Received
 
 /// Where a call's item begins, and its bytes.
 fn item(head: &[u8]) -> Option<(usize, usize)> {
-    let at = bound(&[&Nfs3, &Mount3], head).argument?;
+    let at = bound(&[&Nfs3], head).argument?;
     let count = head.get(..at)?.last_chunk()?;
     Some((at, u32::from_be_bytes(*count) as usize))
 }

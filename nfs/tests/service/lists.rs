@@ -540,7 +540,8 @@ fn an_access_list_without_entries_is_what_the_mode_says() {
 
 #[test]
 fn the_transport_makes_room_for_the_longest_lists() {
-    use urnic_rpc_rdma::binding::{Binding, NfsAcl3};
+    use urnic_nfs::binding::NfsAcl3;
+    use urnic_rpc_rdma::binding::Binding;
     let room = NfsAcl3.max_results(1, &[]);
     assert_eq!(room, Some(urnic_nfs::nfsacl::MAX_RESULTS));
 }

@@ -35,8 +35,5 @@ pub use header::{Body, ErrorBody, FIXED_LEN, Header, Limits, MIN_LEN, Malformed,
 pub use private_data::PrivateData;
 pub use triage::{Call, Direction, Profile, Refusal, Reply, call, direction, refused, reply};
 
-/// TCP port that iWARP listens at for NFS over RDMA (RFC 8166 §5, RFC 8267 §6).
-pub const NFS_PORT: u16 = 20049;
-
 /// Bytes that either end can send and receive in one message when nothing else is known (RFC 8166 §3.3.3).
 pub const DEFAULT_INLINE: usize = 1024;

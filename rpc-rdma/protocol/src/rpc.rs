@@ -67,7 +67,7 @@ fn gss_protects(credential: &[u8]) -> bool {
 }
 
 /// Takes a counted opaque of at most `limit` bytes and its padding.
-pub(crate) fn opaque<'a>(reader: &mut Reader<'a>, limit: usize) -> Result<&'a [u8], Malformed> {
+fn opaque<'a>(reader: &mut Reader<'a>, limit: usize) -> Result<&'a [u8], Malformed> {
     let len = reader.word()? as usize;
     let padded = len + pad(len as u64) as usize;
     if len > limit || padded > reader.0.len() {

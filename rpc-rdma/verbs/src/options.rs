@@ -4,7 +4,7 @@ use crate::service::Service;
 use crate::shares::Shares;
 use std::sync::Arc;
 use std::time::Duration;
-use urnic_rpc_rdma::binding::{Binding, Mount3, Nfs3, NfsAcl3};
+use urnic_rpc_rdma::binding::Binding;
 use urnic_rpc_rdma::{Limits, PrivateData, Profile};
 
 /// What can be chosen.
@@ -18,7 +18,8 @@ pub struct Options {
     pub profile: Profile,
     /// What one call may make a server hold.
     pub limits: Limits,
-    /// What may go by chunk. A client sends all else with the message; a server answers calls that let anything else go so with GARBAGE_ARGS.
+    /// Bindings of the programs: which items may move by chunk; none by default. A client sends all other data in
+    /// the message. A server answers a call with another chunk with GARBAGE_ARGS.
     pub bindings: &'static [&'static (dyn Binding + Sync)],
     /// What answers the calls of a server to its client, backward ones (RFC 8167). A client without it takes none. They go without chunks, and of programs that have
     /// a binding none but those that it names.
@@ -52,7 +53,7 @@ impl Default for Options {
             inline: 4096,
             profile: Profile::default(),
             limits: Limits::default(),
-            bindings: &[&Nfs3, &NfsAcl3, &Mount3],
+            bindings: &[],
             callbacks: None,
             backward: 8,
             patience: Duration::from_secs(60),

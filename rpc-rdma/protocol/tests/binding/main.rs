@@ -1,4 +1,4 @@
-//! Upper Layer Bindings: what may go by chunk, and how long replies get (RFC 8166 §6, RFC 8267).
+//! Upper Layer Bindings: what a binding permits of a call and its reply (RFC 8166 §6).
 
 #![allow(
     clippy::unwrap_used,
@@ -6,17 +6,39 @@
 )]
 
 use proptest::prelude::*;
-use urnic_rpc_rdma::binding::{
-    Binding, Bound, Misplaced, Mount3, Nfs3, NfsAcl3, bound, check, may_go_backward,
-};
+use urnic_rpc_rdma::binding::{Binding, Bound, Misplaced, bound, check, may_go_backward};
 use urnic_rpc_rdma::engine::{Action, Call, Config, Connection, Event, Item, Role, Terms};
 use urnic_rpc_rdma::rpc::{CallHeader, MAX_REPLY_HEADER, SUCCESS_LEN, garbage_args, proc_unavail, success};
 use urnic_rpc_rdma::{Body, Header, Limits};
 
-const BINDINGS: [&dyn Binding; 3] = [&Nfs3, &NfsAcl3, &Mount3];
+const BINDINGS: [&dyn Binding; 1] = [&Files];
 const READ: u32 = 6;
 const WRITE: u32 = 7;
-const SYMLINK: u32 = 10;
+
+/// A binding like that of NFSv3: the data of WRITE and READ may move by chunk.
+struct Files;
+
+impl Binding for Files {
+    fn program(&self) -> (u32, u32) {
+        (100_003, 3)
+    }
+
+    fn argument(&self, procedure: u32, arguments: &[u8]) -> Option<usize> {
+        let handle = u32::from_be_bytes(*arguments.first_chunk()?);
+        let padded = (handle as usize).checked_next_multiple_of(4)?;
+        // offset, count, stable, and the count of the data
+        let offset = 4 + padded + 8 + 3 * 4;
+        (procedure == WRITE && offset <= arguments.len()).then_some(offset)
+    }
+
+    fn result(&self, procedure: u32, _arguments: &[u8]) -> Option<u32> {
+        (procedure == READ).then_some(5000)
+    }
+
+    fn max_results(&self, _procedure: u32, _arguments: &[u8]) -> Option<usize> {
+        Some(136)
+    }
+}
 
 fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_be_bytes()).collect()
@@ -45,53 +67,6 @@ fn write_arguments(count: u32) -> Vec<u8> {
     [opaque(30), words(&[0, 4096, count, 2, count])].concat()
 }
 
-fn bound_of(procedure: u32, arguments: &[u8]) -> Bound {
-    bound(&BINDINGS, &nfs(procedure, arguments))
-}
-
-#[test]
-fn rpc_b_02_of_nfs_3_four_items_may_go_by_chunk() {
-    // set_mode and client times are there, the rest is not.
-    let attributes = words(&[1, 0o777, 0, 0, 0, 2, 1, 2, 2, 3, 4]);
-    let symlink = [opaque(30), opaque(5), attributes, words(&[9])].concat();
-    for procedure in 0..22 {
-        let arguments = match procedure {
-            WRITE => write_arguments(5000),
-            SYMLINK => symlink.clone(),
-            _ => read_arguments(5000),
-        };
-        let bound = bound_of(procedure, &arguments);
-        let argument = matches!(procedure, WRITE | SYMLINK).then_some(HEADER + arguments.len());
-        assert_eq!(bound.argument, argument, "{procedure}");
-        let result = match procedure {
-            READ => Some(5000),
-            5 => Some(4096),
-            _ => None,
-        };
-        assert_eq!(bound.result, result, "{procedure}");
-        assert!(bound.max_reply.is_some() || procedure == 16 || procedure == 17);
-    }
-}
-
-#[test]
-fn rpc_b_02_replies_of_nfs_3_are_no_longer_than_said() {
-    let max =
-        |procedure, arguments: &[u8]| bound_of(procedure, arguments).max_reply.unwrap() - MAX_REPLY_HEADER;
-    assert_eq!(max(1, &opaque(30)), 88);
-    assert_eq!(max(3, &[]), 4 + 68 + 88 + 88);
-    assert_eq!(
-        max(READ, &read_arguments(1 << 20)),
-        4 + 88 + 12,
-        "the data is not among them"
-    );
-    assert_eq!(max(WRITE, &write_arguments(9)), 4 + 116 + 16);
-    let readdir = [opaque(64), words(&[0, 0, 0, 0, 8192])].concat();
-    assert_eq!(max(16, &readdir), 4 + 8192);
-    let readdirplus = [opaque(64), words(&[0, 0, 0, 0, 512, 32768])].concat();
-    assert_eq!(max(17, &readdirplus), 4 + 32768);
-    assert_eq!(bound_of(22, &[]).max_reply, None);
-}
-
 #[test]
 fn rpc_b_02_programs_without_a_binding_keep_everything_inline() {
     for (program, version) in [(100_003, 4), (100_004, 3), (0x4000_0000, 1)] {
@@ -113,28 +88,6 @@ fn rpc_b_02_what_rpcsec_gss_protects_is_not_reduced() {
     assert!(!eligible(1, 1) && !eligible(3, 1), "set-up and end of a context");
 }
 
-#[test]
-fn rpc_b_01_nfs_has_a_port_of_its_own_and_mount_is_asked_for() {
-    assert_eq!((Nfs3.port(), Mount3.port()), (Some(20049), None));
-    assert_eq!((Nfs3.program(), Mount3.program()), ((100_003, 3), (100_005, 3)));
-    assert_eq!((NfsAcl3.port(), NfsAcl3.program()), (Nfs3.port(), (100_227, 3)));
-}
-
-/// Two lists of 1024 entries.
-#[test]
-fn lists_of_rights_have_nothing_to_place_and_an_end() {
-    for (procedure, results) in [(0, Some(0)), (1, Some(24_688)), (2, Some(92)), (3, None)] {
-        let mut call = nfs(procedure, &[opaque(25), words(&[5])].concat());
-        call[12..20].copy_from_slice(&words(&[100_227, 3]));
-        let max_reply = results.map(|len: usize| MAX_REPLY_HEADER + len);
-        let said = Bound {
-            max_reply,
-            ..Bound::default()
-        };
-        assert_eq!(bound(&BINDINGS, &call), said, "{procedure}");
-    }
-}
-
 /// A binding with a call that a server may make to its client.
 struct Callbacks;
 
@@ -154,7 +107,7 @@ impl Binding for Callbacks {
 
 #[test]
 fn a_binding_says_which_calls_go_backward() {
-    let bindings: [&dyn Binding; 2] = [&Nfs3, &Callbacks];
+    let bindings: [&dyn Binding; 2] = [&Files, &Callbacks];
     let may = |program, version, procedure| {
         let call = urnic_rpc_rdma::rpc::call(7, program, version, procedure);
         may_go_backward(&bindings, &CallHeader::parse(&call).unwrap())
@@ -173,13 +126,6 @@ fn headers_of_replies_have_their_status() {
         assert_eq!(reply, words(&[7, 1, 0, 0, 0, status]));
         assert_eq!(reply.len(), SUCCESS_LEN);
     }
-}
-
-#[test]
-fn mount_has_nothing_to_place() {
-    let mut call = nfs(1, &opaque(8));
-    call[12..20].copy_from_slice(&words(&[100_005, 3]));
-    assert_eq!(bound(&BINDINGS, &call), Bound::default());
 }
 
 #[test]

@@ -1,18 +1,12 @@
-//! Upper Layer Bindings (RFC 8166 §6): what of a program's calls and replies may go by chunk, and how long its replies can get.
+//! Upper Layer Bindings (RFC 8166 §6): which arguments and results of a program are DDP-eligible, and how long its
+//! replies can get. The crate of a program has its bindings.
 //!
-//! A requester asks [`bound`] with the call that it has encoded, the item left out, and learns where to put it and what memory the answer needs. A
-//! responder has [`check`] see that what came by Read chunk was allowed to, before it looks at the arguments.
-
-mod mount;
-mod nfs3;
-mod nfsacl;
-
-pub use mount::Mount3;
-pub use nfs3::Nfs3;
-pub use nfsacl::NfsAcl3;
+//! A requester passes the call that it has encoded, without the item, to [`bound`], which returns the place of the
+//! item and the memory that the reply needs. A responder passes received Read chunks to [`check`] before it reads
+//! the arguments.
 
 use crate::rpc::{CallHeader, MAX_REPLY_HEADER};
-use crate::xdr::{Reader, UNIT, pad};
+use crate::xdr::{UNIT, pad};
 
 /// One version of one program.
 pub trait Binding {
@@ -107,10 +101,4 @@ pub fn check(bindings: &[&dyn Binding], message: &[u8], items: &[(u32, u64)]) ->
         return Err(misplaced);
     }
     rest.first().map_or(Ok(()), |second| Err(Misplaced(second.0)))
-}
-
-/// Skips `len` bytes.
-fn skip(reader: &mut Reader, len: usize) -> Option<()> {
-    reader.0 = reader.0.get(len..)?;
-    Some(())
 }
