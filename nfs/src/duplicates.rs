@@ -1,5 +1,6 @@
 //! Calls that came before: a client that got no answer sends its call again, with the same xid, and what is done once must not be done twice.
 
+use crate::lock::lock;
 use crate::rpc::Call;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -76,7 +77,7 @@ impl Drop for Served<'_> {
 
 impl Duplicates {
     fn lock(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.kept)
     }
 
     /// The reply to a call: what was answered before, or else what `serve` answers.

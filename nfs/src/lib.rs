@@ -9,6 +9,7 @@ pub mod binding;
 pub mod call;
 pub mod client;
 mod duplicates;
+mod lock;
 pub mod mount3;
 pub mod nfs3;
 pub mod nfsacl;

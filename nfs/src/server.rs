@@ -1,6 +1,7 @@
 //! The service: NFSv3, its access control lists, and MOUNT over a tree.
 
 use crate::duplicates::Duplicates;
+use crate::lock::lock;
 use crate::memory::Slice;
 use crate::mount3;
 use crate::nfs3::*;
@@ -10,7 +11,7 @@ use crate::service::{Request, Response, Service};
 use crate::tree::{Caller, Data, Found, Listing, Listings, New, Outcome, PARENT, SELF, Tree, check_name};
 use crate::xdr::{BadXdr, Reader, Xdr};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// User and group of those who may not say who they are, as everywhere.
@@ -142,23 +143,19 @@ impl Server {
                 Some(procedure) => self.nfs(&call, procedure, arguments, item),
                 None => return refuse(Refusal::NoProcedure),
             },
-            (nfsacl::PROGRAM, nfsacl::VERSION) => {
-                match nfsacl::Procedure::of(call.procedure) {
-                    Some(procedure @ nfsacl::Procedure::Setacl) => {
-                        return once(&self.duplicates, usize::MAX, &|| {
-                            self.acl(&call, procedure, arguments)
-                        });
-                    }
-                    Some(procedure) => self.acl(&call, procedure, arguments),
-                    None => return refuse(Refusal::NoProcedure),
+            (nfsacl::PROGRAM, nfsacl::VERSION) => match nfsacl::Procedure::of(call.procedure) {
+                Some(procedure @ nfsacl::Procedure::Setacl) => {
+                    return once(&self.duplicates, usize::MAX, &|| {
+                        self.acl(&call, procedure, arguments)
+                    });
                 }
-            }
-            (mount3::PROGRAM, mount3::VERSION) => {
-                match mount3::Procedure::of(call.procedure) {
-                    Some(procedure) => self.mount(&call, procedure, arguments, peer.ip()),
-                    None => return refuse(Refusal::NoProcedure),
-                }
-            }
+                Some(procedure) => self.acl(&call, procedure, arguments),
+                None => return refuse(Refusal::NoProcedure),
+            },
+            (mount3::PROGRAM, mount3::VERSION) => match mount3::Procedure::of(call.procedure) {
+                Some(procedure) => self.mount(&call, procedure, arguments, peer.ip()),
+                None => return refuse(Refusal::NoProcedure),
+            },
             (PROGRAM | nfsacl::PROGRAM | mount3::PROGRAM, _) => return refuse(Refusal::NoVersion),
             _ => return refuse(Refusal::NoProgram),
         };
@@ -583,7 +580,7 @@ impl Server {
     ) -> Made {
         use mount3::Procedure as Mount;
         let mut reply = rpc::accepted(call.xid);
-        let mut mounts = self.mounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mounts = lock(&self.mounts);
         let args = &mut arguments;
         match procedure {
             Mount::Null => {}

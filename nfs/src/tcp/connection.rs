@@ -3,9 +3,10 @@
 //! A thread that waits for the peer, to send or to take something, is one of this connection's. The accepting thread looks at all connections
 //! and ends those that take too long, so that no thread needs a clock.
 
+use super::limits::Limits;
 use super::progress::{Progress, State};
 use super::record::{self, HEAD, MAX_RECORD, Received, Room};
-use super::{Limits, lock};
+use crate::lock::lock;
 use crate::memory::Pool;
 use crate::service::{Request, Response, Service};
 use rustix::fd::{AsFd, BorrowedFd};

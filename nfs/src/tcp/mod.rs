@@ -5,18 +5,20 @@
 //! share of them, and each message a time within which it has to come or to be taken.
 
 mod connection;
+mod limits;
 mod progress;
 pub mod record;
 
 use crate::memory::Pool;
 use crate::service::Service;
 use connection::{Common, Connection};
+pub use limits::Limits;
 pub(crate) use record::{append, fragment, send};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use urnic_rpc_rdma_verbs::crowd::{Seldom, makes_room};
 use urnic_rpc_rdma_verbs::shares::{Holder, Shares};
@@ -29,35 +31,6 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// How long a message stands still, at least, before its connection is ended because others wait for the memory that it holds.
 const STUCK: Duration = Duration::from_secs(2);
-
-/// What clients may make the server hold, and for how long.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Connections at a time. For one more, the client that has most loses one.
-    pub connections: usize,
-    /// How long a connection may be without calls; `None` is for ever.
-    pub idle: Option<Duration>,
-    /// How long a message may take to come, or to be taken: a large one a little longer.
-    pub stall: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            connections: 512,
-            idle: Some(Duration::from_secs(600)),
-            stall: Duration::from_secs(60),
-        }
-    }
-}
-
-impl Limits {
-    /// How often it is looked whether a time is over.
-    fn interval(&self) -> Duration {
-        let shortest = self.idle.unwrap_or(self.stall).min(self.stall);
-        (shortest / 4).clamp(Duration::from_millis(10), Duration::from_secs(1))
-    }
-}
 
 /// Takes connections for ever, each served by threads of its own. Clients share `memory`, bytes of `pool`.
 ///
@@ -185,10 +158,6 @@ impl Connections {
             );
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! How long a connection has been at one thing. Whoever does it only counts; the time is that of looks at the count, so that a machine that
 //! was stopped meanwhile does not count against its peers.
 
-use super::lock;
+use crate::lock::lock;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

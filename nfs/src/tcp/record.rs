@@ -3,6 +3,7 @@
 //! Memory is taken as the bytes come, not for what a peer announces: a large item begins with little memory, and moves to a larger buffer
 //! when that is full. Most items are there, in the socket, when they begin, and are read to their place at once.
 
+use crate::binding::Nfs3;
 use crate::memory::{Buffer, PAGE, Pool, Slice};
 use crate::xdr::padding;
 use std::io::{self, BufReader, IoSlice, Read, Write};

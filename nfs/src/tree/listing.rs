@@ -2,9 +2,10 @@
 //! it was whatever happened in between, files made or removed, or a server started anew.
 
 use super::{Numbered, Outcome, Tree};
+use crate::lock::lock;
 use crate::nfs3::Handle;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// An entry's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +69,7 @@ impl Listings {
     /// # Errors
     /// The tree's.
     pub fn of(&self, tree: &dyn Tree, dir: &Handle) -> Outcome<Arc<Listing>> {
-        let kept = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = || lock(&self.0);
         if let Some(version) = tree.version(dir)
             && let Some((_, _, listing)) = kept().iter().find(|(of, at, _)| of == dir && *at == version)
         {

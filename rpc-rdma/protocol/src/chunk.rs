@@ -7,8 +7,9 @@
 //! Reply chunk  0 | 1 count segment*count
 //! ```
 
+use crate::limits::Limits;
+use crate::malformed::Malformed;
 use crate::xdr::{Reader, UNIT, put_hyper, put_word};
-use crate::{Limits, Malformed};
 use std::fmt;
 
 /// Bytes of a plain segment.

@@ -1,6 +1,9 @@
 //! The RPC-over-RDMA header (RFC 8166 §4).
 
 use crate::chunk::ChunkLists;
+use crate::limits::Limits;
+use crate::malformed::Malformed;
+use crate::procedure;
 use crate::xdr::{Reader, UNIT, put_word};
 use std::fmt;
 
@@ -14,88 +17,10 @@ pub const FIXED_LEN: usize = 4 * UNIT;
 /// discard anything shorter; RDMA_ERROR, which only requesters take, may have 20.
 pub const MIN_LEN: usize = FIXED_LEN + 3 * UNIT;
 
-/// Values of the procedure field (RFC 8166 §4.2.4).
-pub mod procedure {
-    /// RDMA_MSG: lists and payload follow.
-    pub const MSG: u32 = 0;
-    /// RDMA_NOMSG: lists follow, the payload is in a chunk.
-    pub const NOMSG: u32 = 1;
-    /// RDMA_MSGP: withdrawn (§4.6.1), never sent.
-    pub const MSGP: u32 = 2;
-    /// RDMA_DONE: withdrawn (§4.6.2), never sent.
-    pub const DONE: u32 = 3;
-    /// RDMA_ERROR: the answer to a header that could not be used.
-    pub const ERROR: u32 = 4;
-}
-
 /// Values of rdma_err.
 mod error_code {
     pub(super) const VERS: u32 = 1;
     pub(super) const CHUNK: u32 = 2;
-}
-
-/// What one header may make us hold: a responder has room for so much in each call that it holds, of which there are as many as it grants.
-/// Lengths of Write and Reply chunks are not limited: they promise the peer's memory, not ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Segments in all lists together; each Write chunk counts as one more.
-    pub segments: usize,
-    /// Bytes of all Read chunks together.
-    pub read_octets: u64,
-}
-
-impl Default for Limits {
-    /// Enough for an NFS WRITE or READ of one MiB in pages of 4 KiB.
-    fn default() -> Self {
-        Self {
-            segments: 512,
-            read_octets: 2 << 20,
-        }
-    }
-}
-
-/// Why a header is of no use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
-    /// It ends in the middle.
-    #[error("the header is truncated")]
-    Truncated,
-    /// rdma_vers is not [`VERSION`].
-    #[error("RPC-over-RDMA version {0}")]
-    Version(u32),
-    /// rdma_proc is none of the five.
-    #[error("unknown procedure {0}")]
-    Procedure(u32),
-    /// An optional item is neither there nor absent.
-    #[error("an optional item is marked {0:#x}, not 0 or 1")]
-    Flag(u32),
-    /// More than [`Limits::segments`].
-    #[error("too many segments")]
-    Segments,
-    /// More than [`Limits::read_octets`].
-    #[error("Read chunks of {0} octets and more")]
-    ReadOctets(u64),
-    /// A Position that is no multiple of four, lies behind the payload or within another item, or is zero beside an inline payload.
-    #[error("impossible Position {0}")]
-    Position(u32),
-    /// RDMA_NOMSG, and no chunk that the payload could be in.
-    #[error("RDMA_NOMSG without the payload's chunk")]
-    NoPayload,
-    /// The payload belongs to another transaction, or is too short to tell.
-    #[error("xid {0:#010x} is not that of the payload")]
-    Xid(u32),
-    /// The payload is neither CALL nor REPLY.
-    #[error("the payload is neither a call nor a reply")]
-    Direction,
-    /// A procedure that is never sent.
-    #[error("{}", if *.0 == procedure::MSGP { "RDMA_MSGP" } else { "RDMA_DONE" })]
-    Withdrawn(u32),
-    /// rdma_err is neither ERR_VERS nor ERR_CHUNK.
-    #[error("unknown error code {0}")]
-    ErrorCode(u32),
-    /// A reply with a Read list (RFC 8166 §4.3.1).
-    #[error("a reply with a Read list")]
-    ReplyReads,
 }
 
 /// RDMA_ERROR's contents (RFC 8166 §4.5).

@@ -24,14 +24,19 @@ pub mod binding;
 mod chunk;
 pub mod engine;
 mod header;
+mod limits;
+mod malformed;
 pub mod payload;
 mod private_data;
+pub mod procedure;
 pub mod rpc;
 mod triage;
 mod xdr;
 
 pub use chunk::{ChunkLists, ReadChunk, ReadSegment, Segment, WriteChunk};
-pub use header::{Body, ErrorBody, FIXED_LEN, Header, Limits, MIN_LEN, Malformed, VERSION, procedure};
+pub use header::{Body, ErrorBody, FIXED_LEN, Header, MIN_LEN, VERSION};
+pub use limits::Limits;
+pub use malformed::Malformed;
 pub use private_data::PrivateData;
 pub use triage::{Call, Direction, Profile, Refusal, Reply, call, direction, refused, reply};
 

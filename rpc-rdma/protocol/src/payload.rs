@@ -3,7 +3,7 @@
 //! A *reduced* stream lacks some items together with their XDR padding. A Read chunk's Position is where its item begins in the *unreduced*
 //! stream, so the second one counts the first item and its padding although neither is there.
 
-use crate::header::Malformed;
+use crate::malformed::Malformed;
 use crate::xdr::pad;
 use std::ops::Range;
 

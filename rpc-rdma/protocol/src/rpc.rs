@@ -1,6 +1,6 @@
 //! As much of ONC RPC (RFC 5531) as a transport must know: where a call's arguments begin, what they are of, and who protects them.
 
-use crate::Malformed;
+use crate::malformed::Malformed;
 use crate::xdr::{Reader, UNIT, pad, put_word};
 
 /// Bytes of a credential's or verifier's body, at most (RFC 5531 §8.2).

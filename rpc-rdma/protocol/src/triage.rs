@@ -1,8 +1,11 @@
 //! What becomes of a received message: taken, answered with RDMA_ERROR, or discarded in silence (RFC 8166 §4.5, RFC 8167 §5).
 
 use crate::chunk::{ChunkLists, ReadChunk};
-use crate::header::{self, Body, ErrorBody, Header, Limits, MIN_LEN, Malformed, VERSION, procedure};
+use crate::header::{self, Body, ErrorBody, Header, MIN_LEN, VERSION};
+use crate::limits::Limits;
+use crate::malformed::Malformed;
 use crate::payload;
+use crate::procedure;
 use crate::xdr::Reader;
 
 /// Whose rules receivers follow.

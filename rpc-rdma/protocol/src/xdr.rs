@@ -1,6 +1,6 @@
 //! The few words of XDR (RFC 4506) that headers are made of: big-endian units of four bytes.
 
-use crate::Malformed;
+use crate::malformed::Malformed;
 
 /// Bytes of one XDR unit.
 pub(crate) const UNIT: usize = 4;

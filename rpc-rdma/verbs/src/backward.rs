@@ -1,7 +1,7 @@
 //! Calls of a server's to its clients, backward over the connections that those made (RFC 8167).
 
-use crate::dispatch::lock;
 use crate::error::Error;
+use crate::lock::lock;
 use crate::peer::{Peer, Waiting};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::fmt;

@@ -2,6 +2,7 @@
 
 use crate::endpoint::{Endpoint, Memory, Taken};
 use crate::error::Error;
+use crate::lock::lock;
 use crate::memory::{Buffer, Pool, Slice};
 use crate::options::Options;
 use crate::patience::{AMONG, Patience};
@@ -225,7 +226,7 @@ impl Client {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Waits until there is what `found` looks for, which is looked for at that time, too.

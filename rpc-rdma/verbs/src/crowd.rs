@@ -1,6 +1,6 @@
 //! Which connection makes room when there are too many, and how often that is logged.
 
-use crate::dispatch::lock;
+use crate::lock::lock;
 use crate::shares::Client;
 use std::cmp::Reverse;
 use std::collections::HashMap;

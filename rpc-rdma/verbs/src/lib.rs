@@ -12,6 +12,7 @@ pub mod crowd;
 mod dispatch;
 mod endpoint;
 mod error;
+mod lock;
 pub mod memory;
 mod options;
 mod patience;

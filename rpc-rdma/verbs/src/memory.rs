@@ -4,11 +4,12 @@
 //! Buffers are powers of two of pages; halves that are free come together again (a buddy allocator), so that memory of one size serves for
 //! another later. Arenas are never given back.
 
+use crate::lock::lock;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Bytes of the smallest buffer, and what every buffer's address is a multiple of.
 pub const PAGE: usize = 4096;
@@ -81,7 +82,7 @@ impl Pool {
     }
 
     fn arenas(&self) -> MutexGuard<'_, Arenas> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

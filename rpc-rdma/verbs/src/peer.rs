@@ -1,7 +1,8 @@
 //! A client's connection, as the server's threads share it.
 
-use crate::dispatch::{self, lock};
+use crate::dispatch;
 use crate::endpoint::{Endpoint, Taken};
+use crate::lock::lock;
 use crate::patience::Patience;
 use crate::shares::{Account, Holder};
 use rustix::io::write;

@@ -4,7 +4,7 @@
 //! that take all they can have a part of N + 1 each: one part always stays free for the next client. To take and to give back are a few
 //! atomic additions, without a lock.
 
-use crate::dispatch::lock;
+use crate::lock::lock;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -6,12 +6,13 @@
 //! for; who comes meanwhile is asked to come again.
 
 use super::recent::{Descriptors, Recent};
+use crate::lock::lock;
 use crate::nfs3::{Handle, Status};
 use crate::tree::Outcome;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat2, statx};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 /// A file's number and birth.
@@ -100,10 +101,6 @@ pub(super) const BENEATH: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The way to an open file, even if it is a link or has no name any more.
 pub(super) fn itself(fd: &OwnedFd) -> String {

@@ -1,9 +1,10 @@
 //! What was used lately, up to a number; and descriptors, up to an age.
 
+use crate::lock::lock;
 use rustix::fd::OwnedFd;
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// A map that forgets what was not used for longest.
@@ -73,7 +74,7 @@ impl<K: Hash + Eq + Clone> Descriptors<K> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Opened<K>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     pub(super) fn find(&self, key: &K) -> Option<Arc<OwnedFd>> {
@@ -100,7 +101,7 @@ impl<K: Hash + Eq + Clone> Descriptors<K> {
         let all = Arc::downgrade(&self.0);
         move |now| {
             let Some(all) = all.upgrade() else { return false };
-            let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = lock(&all);
             all.forget(|_, (opened, _)| now.saturating_duration_since(*opened) >= AGE);
             true
         }

@@ -5,6 +5,7 @@ mod node;
 use super::extents::{Extents, Full};
 use super::{Acls, Caller, Data, File, Found, New, Numbered, Outcome, SetAcls, Tree, access_bits};
 use crate::acl::{EXECUTE, READ, WRITE};
+use crate::lock::lock;
 use crate::memory::{PAGE, Pool, Slice};
 use crate::nfs3::{
     Attributes, CreateHow, Device, Handle, Kind, MAX_TRANSFER, SetAttributes, Stable, Statistics, Status,
@@ -12,7 +13,7 @@ use crate::nfs3::{
 };
 use node::{Is, Node, OVERHEAD, now};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 const ROOT: u64 = 1;
 
@@ -70,7 +71,7 @@ impl InMemory {
     }
 
     fn nodes(&self) -> MutexGuard<'_, Nodes> {
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.nodes)
     }
 
     fn handle(&self, id: u64) -> Handle {

@@ -4,7 +4,8 @@ use super::requester::Requester;
 use super::responder::{Responder, UnknownCall};
 use super::{Action, Call, CallId, Closing, Event, Invalid, Outbox, RegionId, Reply, Terms, WorkId};
 use crate::chunk::Segment;
-use crate::header::{Body, Header, Limits};
+use crate::header::{Body, Header};
+use crate::limits::Limits;
 use crate::triage::{self, Direction, Profile};
 
 /// Which end this is.

@@ -3,7 +3,8 @@
 use super::gather::{Gather, well_placed};
 use super::{Action, CallId, Closing, Event, Incoming, Outbox, Reply, Terms, WorkId};
 use crate::chunk::{ChunkLists, ReadChunk, Segment, WriteChunk};
-use crate::header::{Body, ErrorBody, Header, Malformed, VERSION};
+use crate::header::{Body, ErrorBody, Header, VERSION};
+use crate::malformed::Malformed;
 use crate::triage::{self, Profile, Refusal};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 

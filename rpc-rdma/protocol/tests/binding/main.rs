@@ -8,7 +8,7 @@
 use proptest::prelude::*;
 use urnic_rpc_rdma::binding::{Binding, Bound, Misplaced, bound, check, may_go_backward};
 use urnic_rpc_rdma::engine::{Action, Call, Config, Connection, Event, Item, Role, Terms};
-use urnic_rpc_rdma::rpc::{CallHeader, MAX_REPLY_HEADER, SUCCESS_LEN, garbage_args, proc_unavail, success};
+use urnic_rpc_rdma::rpc::{CallHeader, SUCCESS_LEN, garbage_args, proc_unavail, success};
 use urnic_rpc_rdma::{Body, Header, Limits};
 
 const BINDINGS: [&dyn Binding; 1] = [&Files];

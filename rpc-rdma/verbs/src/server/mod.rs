@@ -3,9 +3,9 @@
 mod work;
 
 use crate::crowd::{Candidate, Seldom, makes_room};
-use crate::dispatch::lock;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
+use crate::lock::lock;
 use crate::memory::Pool;
 use crate::options::Options;
 use crate::peer::{Dispatch, Job, Keep, Peer};

@@ -2,7 +2,8 @@
 
 use super::Server;
 use crate::backward::Caller;
-use crate::dispatch::{Told, lock};
+use crate::dispatch::Told;
+use crate::lock::lock;
 use crate::memory::Slice;
 use crate::patience::AMONG;
 use crate::peer::{Job, Look, Peer};

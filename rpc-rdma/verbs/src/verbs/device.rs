@@ -1,6 +1,7 @@
 //! A device, and memory that is registered with it.
 
 use super::{Id, made, told};
+use crate::lock::lock;
 use crate::memory::{Arena, Pool};
 use rdma_mummy_sys as sys;
 use std::ffi::c_void;
@@ -79,7 +80,7 @@ impl Device {
 
     /// The registration of an arena of the pool, for our own use and to bind windows to.
     pub(crate) fn arena(&self, number: usize) -> io::Result<Arc<Region>> {
-        let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut arenas = lock(&self.arenas);
         if arenas.len() <= number {
             for arena in self.pool.arenas_from(arenas.len()) {
                 arenas.push(Arc::new(self.register_arena(arena)?));

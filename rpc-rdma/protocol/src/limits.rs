@@ -1,0 +1,21 @@
+//! Limits of what a peer's header can make a receiver hold.
+
+/// What one header can make the receiver hold. A responder holds as many calls as it grants credits. The lengths of
+/// Write chunks and of the Reply chunk are not limited, because they are memory of the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Segments in all lists together; each Write chunk counts as one more.
+    pub segments: usize,
+    /// Bytes of all Read chunks together.
+    pub read_octets: u64,
+}
+
+impl Default for Limits {
+    /// Enough for an NFS WRITE or READ of one MiB in pages of 4 KiB.
+    fn default() -> Self {
+        Self {
+            segments: 512,
+            read_octets: 2 << 20,
+        }
+    }
+}
