@@ -7,9 +7,9 @@ use urnic_device::command::{Count, Nothing, Opcode};
 use urnic_device::event::EventKind;
 use urnic_device::stream::{Address, Attach, Connect, Endpoint, Listen, Listening, attach, ip_of};
 
+use crate::outcome::{Failure, Outcome, ensure};
 use crate::queues::{ALL_RIGHTS, Cq, Qp, Region};
 use crate::rig::{EventQueue, Rig};
-use crate::{Failure, Outcome, ensure};
 
 /// Bytes of each end's region.
 pub(crate) const REGION: usize = 256 << 10;

@@ -3,9 +3,11 @@
 //! Each check takes a device that was just reset and enabled, and drives it as a driver does: registers, command queue, rings, doorbells,
 //! streams from the function to its own addresses. It knows the device by [`urnic_device`] alone, and needs no verbs.
 
+mod check;
 mod checks;
 mod connection;
 mod memory;
+mod outcome;
 mod queues;
 pub mod rate;
 mod rig;
@@ -15,35 +17,8 @@ use std::sync::Arc;
 
 use urnic_device::bus::Bus;
 
+use outcome::Failure;
 use rig::{Line, Rig};
-
-/// Why a check did not pass.
-#[derive(Debug)]
-pub(crate) enum Failure {
-    /// The device does not do as the datasheet says.
-    Failed(String),
-    /// It cannot be tried on this device.
-    NotHere(String),
-}
-
-pub(crate) type Outcome<T = ()> = Result<T, Failure>;
-
-/// Fails the check unless the condition holds.
-macro_rules! ensure {
-    ($condition:expr, $($message:tt)+) => {
-        if !$condition {
-            return Err($crate::Failure::Failed(format!($($message)+)));
-        }
-    };
-}
-pub(crate) use ensure;
-
-/// One thing that the datasheet promises.
-pub(crate) struct Check {
-    /// Chapter and promise.
-    name: &'static str,
-    run: fn(&Rig) -> Outcome,
-}
 
 /// How a run went.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

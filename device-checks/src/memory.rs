@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use urnic_device::bus::{Bus, QueueMemory};
 use zerocopy::FromBytes;
 
-use crate::{Failure, Outcome};
+use crate::outcome::{Failure, Outcome};
 
 /// Alignment and grain of what a bus allocates.
 const PAGE: usize = 4096;

@@ -16,8 +16,8 @@ use urnic_device::wqe::{self, BLOCK_LEN, RecvHeader, SendFlags, SendHeader, Sge}
 use zerocopy::IntoBytes;
 
 use crate::memory::Memory;
+use crate::outcome::{Outcome, ensure};
 use crate::rig::Rig;
-use crate::{Outcome, ensure};
 
 /// log2 of the blocks of a send queue, and of the entries of a receive queue.
 pub(crate) const LOG_QUEUE: u32 = 6;

@@ -11,9 +11,9 @@ use urnic_device::wqe::{Opcode, SendFlags, SendHeader};
 use zerocopy::IntoBytes;
 
 use crate::connection::{pair, works};
+use crate::outcome::{Failure, Outcome, ensure};
 use crate::queues::request;
 use crate::rig::{Line, Rig};
-use crate::{Failure, Outcome, ensure};
 
 /// Bytes of each message.
 const LEN: u32 = 64;

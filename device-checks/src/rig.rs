@@ -18,7 +18,7 @@ use urnic_device::{INTERFACE_VERSION, registers};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::memory::Memory;
-use crate::{Outcome, ensure};
+use crate::outcome::{Outcome, ensure};
 
 /// Longest wait for what must come. Generous: the device, or this machine, may be emulated.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -8,9 +8,9 @@ use urnic_device::counter::Counter;
 use urnic_device::registers::{CMD_VECTOR, VECTORS};
 use urnic_device::stream::{Attach, Close, MAX_STREAMING};
 
-use super::checks;
+use crate::check::checks;
+use crate::outcome::{Outcome, ensure};
 use crate::rig::{LOG_COMMANDS, NOWHERE, Rig};
-use crate::{Outcome, ensure};
 
 checks! {
     completions_carry_tag_and_phase_for_many_laps,

@@ -13,11 +13,11 @@ use urnic_device::vocabulary::WcStatus::Success;
 use urnic_device::wqe::RecvHeader;
 use zerocopy::IntoBytes;
 
-use super::checks;
+use crate::check::checks;
 use crate::connection::{End, join, pair, works};
+use crate::outcome::{Failure, Outcome, ensure};
 use crate::queues::{ALL_RIGHTS, Cq, Qp, Region};
 use crate::rig::Rig;
-use crate::{Failure, Outcome, ensure};
 
 checks! {
     phases_turn_with_every_lap,

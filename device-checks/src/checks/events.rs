@@ -9,11 +9,11 @@ use urnic_device::registers::VECTORS;
 use urnic_device::vocabulary::WcStatus;
 use urnic_device::wqe::{self, SendFlags};
 
-use super::checks;
+use crate::check::checks;
 use crate::connection::{calling, own, pair, works};
+use crate::outcome::{Failure, Outcome, ensure};
 use crate::queues::{Cq, request};
 use crate::rig::Rig;
-use crate::{Failure, Outcome, ensure};
 
 checks! {
     events_that_find_no_room_wait,

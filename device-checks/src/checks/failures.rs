@@ -5,11 +5,11 @@ use urnic_device::event::{EventKind, QpFault};
 use urnic_device::vocabulary::{Access, QpState, WcStatus};
 use urnic_device::wqe::{BLOCK_LEN, Opcode, Sge};
 
-use super::checks;
+use crate::check::checks;
 use crate::connection::{End, pair, works};
+use crate::outcome::{Outcome, ensure};
 use crate::queues::{ALL_RIGHTS, Region};
 use crate::rig::Rig;
-use crate::{Outcome, ensure};
 
 checks! {
     a_local_stag_that_is_wrong_fails_its_request,

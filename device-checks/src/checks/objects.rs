@@ -10,11 +10,11 @@ use urnic_device::doorbell::{Kind, SLOTS};
 use urnic_device::registers::{UARS, VECTORS};
 use urnic_device::vocabulary::QpState;
 
-use super::checks;
+use crate::check::checks;
 use crate::connection::{End, pair, works};
+use crate::outcome::{Outcome, ensure};
 use crate::queues::{Cq, Qp};
 use crate::rig::{NOWHERE, Rig};
-use crate::{Outcome, ensure};
 
 checks! {
     objects_are_busy_while_others_use_them,

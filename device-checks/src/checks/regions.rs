@@ -9,12 +9,12 @@ use urnic_device::vocabulary::{Access, WcStatus};
 use urnic_device::wqe::{self, BindOperands, Sge};
 use zerocopy::IntoBytes;
 
-use super::checks;
+use crate::check::checks;
 use crate::connection::pair;
 use crate::memory::Memory;
+use crate::outcome::{Failure, Outcome, ensure};
 use crate::queues::{ALL_RIGHTS, Region, request};
 use crate::rig::{NOWHERE, Rig};
-use crate::{Failure, Outcome, ensure};
 
 checks! {
     a_region_of_no_bytes_needs_no_memory,

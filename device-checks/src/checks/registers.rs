@@ -3,9 +3,9 @@
 use urnic_device::command::{Command, Nothing, Opcode};
 use urnic_device::registers::*;
 
-use super::checks;
+use crate::check::checks;
+use crate::outcome::{Outcome, ensure};
 use crate::rig::{NOWHERE, PHASE, Rig, load, reset};
-use crate::{Outcome, ensure};
 
 checks! {
     read_only_registers_ignore_writes,

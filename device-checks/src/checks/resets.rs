@@ -4,10 +4,10 @@ use urnic_device::command::{Command, Handle, Nothing, Opcode, Status};
 use urnic_device::registers::{CONTROL, STATUS};
 use urnic_device::wqe;
 
-use super::checks;
+use crate::check::checks;
 use crate::connection::{own, pair, stream, works};
+use crate::outcome::{Outcome, ensure};
 use crate::rig::{Rig, reset};
-use crate::{Outcome, ensure};
 
 checks! {
     a_reset_with_work_outstanding_destroys_everything,

@@ -8,12 +8,12 @@ use urnic_device::event::EventKind;
 use urnic_device::stream::{Close, Endpoints, Listen, MAX_STREAMING, input};
 use urnic_device::vocabulary::QpState;
 
-use super::checks;
+use crate::check::checks;
 use crate::connection::{End, addresses, attachment, calling, listen, own, stream};
 use crate::memory::Memory;
+use crate::outcome::{Outcome, ensure};
 use crate::queues::{Cq, Qp};
 use crate::rig::Rig;
-use crate::{Outcome, ensure};
 
 checks! {
     the_address_table_has_no_holes,

@@ -8,11 +8,11 @@ use urnic_device::vocabulary::{WcOpcode, WcStatus};
 use urnic_device::wqe::{AtomicOperands, MAX_INLINE, Opcode, SendFlags, Sge};
 use zerocopy::IntoBytes;
 
-use super::checks;
+use crate::check::checks;
 use crate::connection::{End, attachment, join, pair, works};
+use crate::outcome::{Failure, Outcome, ensure};
 use crate::queues::{LABEL, LOG_QUEUE, request};
 use crate::rig::Rig;
-use crate::{Failure, Outcome, ensure};
 
 checks! {
     sends_of_all_lengths_arrive,
