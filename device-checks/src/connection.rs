@@ -116,7 +116,8 @@ impl End {
     }
 }
 
-/// Two connected queue pairs of the device. The first may send at once, the second when it has received.
+/// Two connected queue pairs of the device. The first may send at once, the second when it has
+/// received.
 pub(crate) fn pair(rig: &Rig) -> Outcome<(End, End)> {
     let (near, far) = (End::new(rig)?, End::new(rig)?);
     join(rig, &near.qp, &far.qp, 0)?;

@@ -1,7 +1,9 @@
-//! The test suite of the device's programming interface (`docs/reference/device.md`), for any device on any bus.
+//! The test suite of the device's programming interface (`docs/reference/device.md`), for any
+//! device on any bus.
 //!
-//! Each check takes a device that was just reset and enabled, and drives it as a driver does: registers, command queue, rings, doorbells,
-//! streams from the function to its own addresses. It knows the device by [`urnic_device`] alone, and needs no verbs.
+//! Each check takes a device that was just reset and enabled, and drives it as a driver does:
+//! registers, command queue, rings, doorbells, streams from the function to its own addresses. It
+//! knows the device by [`urnic_device`] alone, and needs no verbs.
 
 mod check;
 mod checks;
@@ -36,7 +38,8 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     checks::all().map(|check| check.name)
 }
 
-/// Runs the checks whose names contain `filter` on a device that nobody else uses, and writes a line about each.
+/// Runs the checks whose names contain `filter` on a device that nobody else uses, and writes a
+/// line about each.
 ///
 /// # Errors
 /// Those of writing.

@@ -44,7 +44,8 @@ impl Memory {
     /// The byte at an offset. Device and driver may access it at the same time.
     fn byte(&self, at: usize) -> &AtomicU8 {
         assert!(at < self.len, "a check looks beyond its memory");
-        // SAFETY: inside the allocation, which lives as long as `self` and to which nobody has other than atomic references.
+        // SAFETY: inside the allocation, which lives as long as `self` and to which nobody has
+        // other than atomic references.
         unsafe { AtomicU8::from_ptr(self.at.ptr.as_ptr().add(at)) }
     }
 
@@ -54,7 +55,8 @@ impl Memory {
             at.is_multiple_of(4) && at + 4 <= self.len,
             "a check looks beyond its memory"
         );
-        // SAFETY: inside the allocation, which begins at a page, lives as long as `self`, and to which nobody has other than atomic references.
+        // SAFETY: inside the allocation, which begins at a page, lives as long as `self`, and to
+        // which nobody has other than atomic references.
         unsafe { AtomicU32::from_ptr(self.at.ptr.as_ptr().add(at).cast()) }
     }
 

@@ -121,7 +121,8 @@ impl Cq {
         Ok((arguments, ring, record))
     }
 
-    /// Where the ring has the entry that lies so far behind the consumer index, and the phase that it has once it is there.
+    /// Where the ring has the entry that lies so far behind the consumer index, and the phase that
+    /// it has once it is there.
     fn place(&self, ahead: u32) -> (usize, u32) {
         let at = self
             .consumer
@@ -342,7 +343,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Publishes a producer index as the shadow doorbell rule has it, and rings only if that says so.
+    /// Publishes a producer index as the shadow doorbell rule has it, and rings only if that says
+    /// so.
     fn publish(&self, rig: &Rig, [producer, event]: [usize; 2], old: u32, new: u32, kind: Kind) {
         self.record.word(producer).store(new, Ordering::Release);
         fence(Ordering::SeqCst);

@@ -1,4 +1,5 @@
-//! How many requests a second a device takes, by two manners of telling it of them: for `make bench`.
+//! How many requests a second a device takes, by two manners of telling it of them: for `make
+//! bench`.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,7 +24,8 @@ const SIGNALED_EVERY: u64 = 16;
 /// How the device learns of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ringing {
-    /// As drivers have it: a doorbell if the request steps over the event index, a kick only if the device sleeps.
+    /// As drivers have it: a doorbell if the request steps over the event index, a kick only if the
+    /// device sleeps.
     Shadow,
     /// A doorbell and a write of `KICK` for each request.
     Each,
@@ -60,7 +62,8 @@ fn measure(rig: &Rig, ringing: Ringing, count: u64) -> Outcome<f64> {
             rig.wait("room in the send queue", || (near.qp.room() > 0).then_some(()))?;
         }
         let signaled = number % SIGNALED_EVERY == 0 || number == count;
-        // A device that keeps up never fills the send queue: its completions are no less to be taken.
+        // A device that keeps up never fills the send queue: its completions are no less to be
+        // taken.
         while signaled && let Some(cqe) = near.qp.send_cq.poll() {
             completed = number_of(cqe)?;
         }

@@ -385,7 +385,8 @@ impl Rig {
         Ok(())
     }
 
-    /// Waits for an asynchronous event of that kind about that object; others stay for whoever asks for them.
+    /// Waits for an asynchronous event of that kind about that object; others stay for whoever asks
+    /// for them.
     pub(crate) fn event(&self, kind: EventKind, object: u32) -> Outcome<Event> {
         self.wait(&format!("the event {kind:?} of {object:#x}"), || {
             self.events.find(kind, object)

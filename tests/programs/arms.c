@@ -1,4 +1,5 @@
-/* Many completion queues in one context, all armed in one go, each of which must wake who waits for it. */
+/* Many completion queues in one context, all armed in one go, each of which must wake who waits
+ * for it. */
 #include "rc.h"
 
 #define QUEUES 600

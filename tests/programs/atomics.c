@@ -1,5 +1,6 @@
-/* One counter, to which CALLERS other processes and this one's own queue pair add by fetch-and-add, COUNT times each, several at a time. The sum must be
- * exact, and every value must have been fetched once. */
+/* One counter, to which CALLERS other processes and this one's own queue pair add by
+ * fetch-and-add, COUNT times each, several at a time. The sum must be exact, and every value
+ * must have been fetched once. */
 #include "rc.h"
 #include <sys/wait.h>
 

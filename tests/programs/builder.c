@@ -1,5 +1,5 @@
-/* A program between ibv_wr_start and ibv_wr_complete holds its own send queue, and nothing else: not the making of connections, not other
- * queue pairs, not its own end. ROUNDS times. */
+/* A program between ibv_wr_start and ibv_wr_complete holds its own send queue, and nothing else:
+ * not the making of connections, not other queue pairs, not its own end. ROUNDS times. */
 #include "rc.h"
 
 #define ROUNDS 20
@@ -72,7 +72,8 @@ static void round_of_all(void)
 	ZERO(ibv_wr_complete(other[0]));
 	complete(other_cq, 4, 101);
 
-	/* What was posted before is let out though the rest is taken back; what was built goes out when it is complete. */
+	/* What was posted before is let out though the rest is taken back; what was built goes out when
+	 * it is complete. */
 	ibv_wr_abort(held[0]);
 	complete(held_cq, 1, 101);
 	ZERO(ibv_wr_complete(held[1]));

@@ -1,6 +1,8 @@
-/* How connections of rdma_cm begin and end, on any device: private data of several lengths go with the call, its refusal and its acceptance; either
- * end disconnects; either invalidates a Stag of the other's by its Send, and the Write into it that follows ends the connection. -l: a rejection may come as an error,
- * and without its private data, for soft-iWARP loses a Reply now and then behind which the peer closes at once. */
+/* How connections of rdma_cm begin and end, on any device: private data of several lengths go
+ * with the call, its refusal and its acceptance; either end disconnects; either invalidates a
+ * Stag of the other's by its Send, and the Write into it that follows ends the connection. -l: a
+ * rejection may come as an error, and without its private data, for soft-iWARP loses a Reply now
+ * and then behind which the peer closes at once. */
 #include "cm.h"
 
 #define LENGTH 4096
@@ -10,7 +12,8 @@ enum ending { REJECTED, CALLER_ENDS, CALLED_ENDS, CALLER_INVALIDATES, CALLED_INV
 static const struct {
 	const char *name;
 	enum ending ending;
-	/* Octets of private data. 248 are the most that soft-iWARP sends behind the word of MPA revision 2. */
+	/* Octets of private data. 248 are the most that soft-iWARP sends behind the word of MPA
+	 * revision 2. */
 	uint8_t call, answer;
 } rows[] = {
 	{ "rejected", REJECTED, 0, 0 },
@@ -68,8 +71,8 @@ static void tear_down(struct connection *it)
 	ZERO(ibv_dealloc_pd(it->pd));
 }
 
-/* Only who ends the connection waits for its completion: siw says that it failed if the peer, who has it, ends the connection before siw has
- * noticed that it went out. */
+/* Only who ends the connection waits for its completion: siw says that it failed if the peer,
+ * who has it, ends the connection before siw has noticed that it went out. */
 static void send_end(struct connection *it)
 {
 	struct end end = { .address = (uintptr_t)it->open->addr, .rkey = it->open->rkey };

@@ -1,4 +1,5 @@
-/* Many connections of rdma_cm at once, on any device: made one after the other, each sends its number and has it back, and all end. */
+/* Many connections of rdma_cm at once, on any device: made one after the other, each sends its
+ * number and has it back, and all end. */
 #include "cm.h"
 
 static struct ibv_pd *pd;
@@ -6,8 +7,8 @@ static struct ibv_cq *cq;
 static struct ibv_mr *mr;
 static uint64_t *words;
 
-/* libsiw takes the mapping at page 144 of what a process makes for none (docs/reference/siw.md): of these none begins there, with 9 pages for completions, and 4
- * and 2 for each queue pair. */
+/* libsiw takes the mapping at page 144 of what a process makes for none (docs/reference/siw.md):
+ * of these none begins there, with 9 pages for completions, and 4 and 2 for each queue pair. */
 static void set_up(struct rdma_cm_id *id, int count, int n)
 {
 	if (!pd) {

@@ -1,5 +1,6 @@
-/* Checks the ports of rdma_cm ids at ADDRESS, which is this host's, with any device. Both ends are in this process. With "late", the server posts all
- * receives but the first two seconds after it accepted; the client has sent all its messages by then. */
+/* Checks the ports of rdma_cm ids at ADDRESS, which is this host's, with any device. Both ends
+ * are in this process. With "late", the server posts all receives but the first two seconds
+ * after it accepted; the client has sent all its messages by then. */
 #include "cm.h"
 
 #define MESSAGES 8
@@ -64,7 +65,8 @@ static void families(struct rdma_event_channel *channel)
 		ZERO(rdma_destroy_id(ids[i]));
 }
 
-/* Connects a bound id. Its address is resolved with another source, and it migrates to another channel before it connects. */
+/* Connects a bound id. Its address is resolved with another source, and it migrates to another
+ * channel before it connects. */
 static void connects(const char *address, bool late)
 {
 	struct rdma_event_channel *first = SOME(rdma_create_event_channel()), *second = SOME(rdma_create_event_channel()),

@@ -1,6 +1,8 @@
-/* Messages of every kind of size, none included, up to MAX (8 MiB), over one connection of rdma_cm, on any device: each end in its turn sends so
- * much, writes as much into the other's memory, reads as much out of it, and says so; the other compares octet for octet, and that
- * nothing came to lie behind. -r: no Reads of nothing by this end, for soft-iWARP now and then answers one with an octet. */
+/* Messages of every kind of size, none included, up to MAX (8 MiB), over one connection of
+ * rdma_cm, on any device: each end in its turn sends so much, writes as much into the other's
+ * memory, reads as much out of it, and says so; the other compares octet for octet, and that
+ * nothing came to lie behind. -r: no Reads of nothing by this end, for soft-iWARP now and then
+ * answers one with an octet. */
 #include "cm.h"
 
 #define MOST (8u << 20)
@@ -27,7 +29,8 @@ static uint64_t seed_of(size_t size, enum turn turn, int kind)
 	return size * 8 + turn * 4 + kind;
 }
 
-/* The next completion of this kind. What completes before, another kind's, is kept until it is asked for. */
+/* The next completion of this kind. What completes before, another kind's, is kept until it is
+ * asked for. */
 static struct ibv_wc await(int kind)
 {
 	static struct ibv_wc early[KINDS];

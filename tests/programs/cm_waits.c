@@ -77,7 +77,8 @@ static void make_use(void)
 	ZERO(rdma_destroy_id(id));
 }
 
-/* A signal may come just before a wait, which then knows nothing of it: one more, until this round is over. */
+/* A signal may come just before a wait, which then knows nothing of it: one more, until this
+ * round is over. */
 static void *disturb(void *unused)
 {
 	(void)unused;
@@ -138,7 +139,8 @@ static void jump(int signal)
 	siglongjmp(out, 1);
 }
 
-/* As librdmacm asks for an event, but without its allocation, which a jump would leave half done. */
+/* As librdmacm asks for an event, but without its allocation, which a jump would leave half
+ * done. */
 static void ask_for_event(void)
 {
 	static uint8_t answer[512];

@@ -1,6 +1,7 @@
-/* Two contexts of one device: on the first a thread never stops moving bytes and checking them, while the main thread opens, troubles and closes
- * others, one after the other: with requests in flight, with errors, and in forked children that take what they inherited to pieces. None of it
- * may be seen at the first. */
+/* Two contexts of one device: on the first a thread never stops moving bytes and checking them,
+ * while the main thread opens, troubles and closes others, one after the other: with requests in
+ * flight, with errors, and in forked children that take what they inherited to pieces. None of
+ * it may be seen at the first. */
 #include "rc.h"
 #include <pthread.h>
 #include <sys/wait.h>

@@ -1,4 +1,5 @@
-/* denied CALL ERRNO PROGRAM [ARGUMENT ...]: runs a program whose system call of that name fails with that errno, as a sandbox has it. */
+/* denied CALL ERRNO PROGRAM [ARGUMENT ...]: runs a program whose system call of that name fails
+ * with that errno, as a sandbox has it. */
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>

@@ -1,4 +1,5 @@
-/* The most that there can be: messages of a GiB, sixteen elements, every completion vector; draining; completion events that wait for one another; and a poll that goes on. */
+/* The most that there can be: messages of a GiB, sixteen elements, every completion vector;
+ * draining; completion events that wait for one another; and a poll that goes on. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <sys/mman.h>
@@ -211,7 +212,8 @@ static void moderation(struct ibv_mr *mr)
 	printf("moderation: events for four, or for the time\n");
 }
 
-/* Between start and end of a poll, more may be posted, and completes, than the queue has room for at a time. */
+/* Between start and end of a poll, more may be posted, and completes, than the queue has room
+ * for at a time. */
 static void one_session(struct ibv_mr *mr)
 {
 	struct ibv_cq_init_attr_ex init = { .cqe = 8 };

@@ -1,6 +1,7 @@
-/* What a forked child makes of what it inherited: every call answers, with an error, whatever the parent's other threads were doing at the fork. First
- * they are known to hold the locks of a completion queue and of a send queue (ibv_start_poll, ibv_wr_start); then they do everything at once, and the
- * main thread forks again and again. Prints "answered" at its end. */
+/* What a forked child makes of what it inherited: every call answers, with an error, whatever
+ * the parent's other threads were doing at the fork. First they are known to hold the locks of a
+ * completion queue and of a send queue (ibv_start_poll, ibv_wr_start); then they do everything
+ * at once, and the main thread forks again and again. Prints "answered" at its end. */
 #define _GNU_SOURCE
 #include "rc.h"
 #include <pthread.h>

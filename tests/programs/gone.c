@@ -15,7 +15,8 @@
 #define PAGE 4096
 #define MOST (1 << 20)
 #define RIGHTS (EVERY_ACCESS | IBV_ACCESS_REMOTE_ATOMIC)
-/* Far from where the kernel puts other mappings: nothing else comes to lie where something was taken away. */
+/* Far from where the kernel puts other mappings: nothing else comes to lie where something was
+ * taken away. */
 #define PLACE ((uint8_t *)0x200000000000)
 
 enum way { UNMAP, HOLE, NO_ACCESS, READ_ONLY, TRUNCATE, WAYS };
@@ -337,7 +338,8 @@ static void far(void)
 		die("the target's status is %#x", status);
 }
 
-/* A steady connection within the process: its two ends are two queue pairs, one of which only serves. */
+/* A steady connection within the process: its two ends are two queue pairs, one of which only
+ * serves. */
 static struct line prepare_steady_here(void)
 {
 	steady.stage = stage_at(PLACE + 8 * MOST, 3 * PAGE);

@@ -1,5 +1,6 @@
-/* Contexts that share what one open device file has: ibv_import_device and its kin, with fds that were dup'd in every way, with objects that end on either side
- * first, and with fds and handles that are none. */
+/* Contexts that share what one open device file has: ibv_import_device and its kin, with fds
+ * that were dup'd in every way, with objects that end on either side first, and with fds and
+ * handles that are none. */
 #define _GNU_SOURCE
 #include "rc.h"
 #include <dirent.h>
@@ -54,7 +55,8 @@ static void put_away(struct use *use)
 	ZERO(ibv_destroy_cq(use->cq));
 }
 
-/* The first half of the bytes is written to the second, through a region that may be known by import alone. */
+/* The first half of the bytes is written to the second, through a region that may be known by
+ * import alone. */
 static void write_through(struct use *use, struct ibv_mr *mr, uint8_t *bytes, uint64_t seed)
 {
 	fill(bytes, LEN, seed);
@@ -432,7 +434,8 @@ static void again_and_again(void)
 	puts("again and again: nothing is left behind");
 }
 
-/* What nobody has a name for any more goes with its file: else the device would run out of domains. */
+/* What nobody has a name for any more goes with its file: else the device would run out of
+ * domains. */
 static void forgotten(void)
 {
 	enum { EACH = 64 };

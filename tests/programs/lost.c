@@ -1,5 +1,6 @@
-/* Is in the middle of transfers ("flowing") when its device goes: what it posted completes once and in order, as flushed where the device had
- * not got to it, the loss is an event, and what it posts later is flushed too. Says how many were flushed. */
+/* Is in the middle of transfers ("flowing") when its device goes: what it posted completes once
+ * and in order, as flushed where the device had not got to it, the loss is an event, and what it
+ * posts later is flushed too. Says how many were flushed. */
 #include "rc.h"
 
 #define DEPTH 16
@@ -43,7 +44,8 @@ static void receives(struct line *line)
 		post_recv(line->qp, mr, LEN, LEN, line->posted++);
 }
 
-/* The next completion is of the oldest request, and a success only before the first that was flushed. */
+/* The next completion is of the oldest request, and a success only before the first that was
+ * flushed. */
 static void complete(struct line *line, const struct ibv_wc *wc)
 {
 	if (wc->wr_id != line->completed++)

@@ -1,5 +1,5 @@
-/* What programs do that a preloaded plug-in must survive, one thing per argument. Prints "ok" at its end; any surprise
- * ends it with one line and status 1. */
+/* What programs do that a preloaded plug-in must survive, one thing per argument. Prints "ok" at
+ * its end; any surprise ends it with one line and status 1. */
 #define _GNU_SOURCE
 #include "rc.h"
 
@@ -58,7 +58,8 @@ static int open_fds(void)
 	return count;
 }
 
-/* What a pthread_cancel must be able to end, also inside the functions that the plug-in interposes. */
+/* What a pthread_cancel must be able to end, also inside the functions that the plug-in
+ * interposes. */
 static char fifo[64];
 static int full[2];
 static volatile int blocked_in;
@@ -131,7 +132,8 @@ static void closing_every_fd(void (*close_all)(void))
 	CHECK(before >= 2);
 	close_all();
 	CHECK(fcntl(d.channel->fd, F_GETFD) == -1);
-	/* Nobody sends to the channel any more, so its other end went too. The open device keeps what it has. */
+	/* Nobody sends to the channel any more, so its other end went too. The open device keeps what
+	 * it has. */
 	CHECK(internal_fds() == before - 1);
 	struct use again = use_device();
 	leave(again);
@@ -175,7 +177,8 @@ static void dup2_replaces_a_channel(void)
 	leave(d);
 }
 
-/* A channel's end that a child kept open would hide the parent's death from it; a child's own device works. */
+/* A channel's end that a child kept open would hide the parent's death from it; a child's own
+ * device works. */
 static void forked_children(void)
 {
 	struct use d = use_device();
@@ -331,7 +334,8 @@ static void files_by_every_road(void)
 	unlink("/tmp/plug-in-mode");
 }
 
-/* The device file takes the one command that libibverbs writes, and refuses others as a kernel would. */
+/* The device file takes the one command that libibverbs writes, and refuses others as a kernel
+ * would. */
 static void the_device_file(void)
 {
 	struct use d = use_device();

@@ -1,6 +1,6 @@
-/* What our little verbs programs share: one device, RC queue pairs, numbers exchanged over a TCP connection as ibv_rc_pingpong
- * does it. Programs take -p PORT; with a host behind the options they call, without one they wait. Any failure ends the
- * program with one line and status 1. */
+/* What our little verbs programs share: one device, RC queue pairs, numbers exchanged over a TCP
+ * connection as ibv_rc_pingpong does it. Programs take -p PORT; with a host behind the options
+ * they call, without one they wait. Any failure ends the program with one line and status 1. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <getopt.h>

@@ -1,5 +1,7 @@
-/* Registrations of every kind, each with a Write out of it and one into it: zero-based, named, relaxed, on huge pages, on demand. What comes and goes under
- * those on demand is there when it is touched, or an error of the request. A registration that the device cannot have is refused in the words of the manual. */
+/* Registrations of every kind, each with a Write out of it and one into it: zero-based, named,
+ * relaxed, on huge pages, on demand. What comes and goes under those on demand is there when it
+ * is touched, or an error of the request. A registration that the device cannot have is refused
+ * in the words of the manual. */
 #include <sys/mman.h>
 
 #include "rc.h"
@@ -18,7 +20,8 @@ static uint8_t *map(void *at, size_t len, int flags)
 	return mapped == MAP_FAILED ? NULL : mapped;
 }
 
-/* The status of one request over a connection of its own, to `far` by `rkey`, from or into `near` by `lkey`. */
+/* The status of one request over a connection of its own, to `far` by `rkey`, from or into
+ * `near` by `lkey`. */
 static enum ibv_wc_status status_of(enum ibv_wr_opcode opcode, uint64_t near, uint32_t lkey, uint64_t far, uint32_t rkey)
 {
 	struct ibv_cq *cq[2];
@@ -55,7 +58,8 @@ static void expect(const char *what, enum ibv_wc_status got, enum ibv_wc_status 
 		die("%s: %s, not %s", what, ibv_wc_status_str(got), ibv_wc_status_str(want));
 }
 
-/* Eight octets go out of the region to steady memory, and others come in; the first of them is called `name`. */
+/* Eight octets go out of the region to steady memory, and others come in; the first of them is
+ * called `name`. */
 static void serves(const char *what, struct ibv_mr *mr, uint64_t name, uint8_t *memory)
 {
 	memcpy(memory, "outbound", 8);

@@ -1,5 +1,6 @@
-/* Opens the device, sends a message to itself ("works"), and waits until the device is gone ("gone"); four times, but for the last wait. The
- * objects on a lost device stay until the end, and are destroyed then. */
+/* Opens the device, sends a message to itself ("works"), and waits until the device is gone
+ * ("gone"); four times, but for the last wait. The objects on a lost device stay until the end,
+ * and are destroyed then. */
 #include "rc.h"
 
 #define ROUNDS 4

@@ -1,4 +1,5 @@
-/* Opens and closes everything ROUNDS times, a queue pair connected to itself in each; descriptors and threads must not add up. */
+/* Opens and closes everything ROUNDS times, a queue pair connected to itself in each;
+ * descriptors and threads must not add up. */
 #include "rc.h"
 #include <dirent.h>
 

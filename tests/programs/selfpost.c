@@ -1,5 +1,5 @@
-/* A queue pair that is its own peer: from the post of a Send to the receive's completion there is no wire. Prints the median and the
- * 99th percentile in microseconds. */
+/* A queue pair that is its own peer: from the post of a Send to the receive's completion there
+ * is no wire. Prints the median and the 99th percentile in microseconds. */
 #include "rc.h"
 #include <time.h>
 

@@ -1,5 +1,6 @@
-/* What each state of a queue pair makes of work requests, posted by ibv_post_send and by the builder (ibv_wr_start): prints a line for each state, and
- * "kept" when inline data arrived as it was at the post, though the buffers were overwritten before anything could be sent. */
+/* What each state of a queue pair makes of work requests, posted by ibv_post_send and by the
+ * builder (ibv_wr_start): prints a line for each state, and "kept" when inline data arrived as
+ * it was at the post, though the buffers were overwritten before anything could be sent. */
 #include "rc.h"
 
 #define DEPTH 16
@@ -157,7 +158,8 @@ static void closing(void)
 	ZERO(ibv_destroy_cq(b.cq));
 }
 
-/* Behind the closed gate of a queue pair without a connection, so that nothing was sent when the buffers change. */
+/* Behind the closed gate of a queue pair without a connection, so that nothing was sent when the
+ * buffers change. */
 static void inline_data(void)
 {
 	struct side a = side(), b = side();

@@ -1,5 +1,7 @@
-/* Every status that a work completion can have here, and the asynchronous events. Each error ends its queue pairs, so each case has its own pair, both
- * of this process; so the requester's completion says what the peer made of the request, with the Terminate's first word as vendor_err. */
+/* Every status that a work completion can have here, and the asynchronous events. Each error
+ * ends its queue pairs, so each case has its own pair, both of this process; so the requester's
+ * completion says what the peer made of the request, with the Terminate's first word as
+ * vendor_err. */
 #include "rc.h"
 #include <pthread.h>
 #include <sched.h>

@@ -1,5 +1,6 @@
-/* A ping-pong over plain TCP whose ends never sleep, and look for what comes as a poller of urnic's does: tcp_spin -n COUNT -p PORT [ADDRESS]. The
- * caller says, as perftest does: octets, count, then least, greatest and median half round trip in microseconds. */
+/* A ping-pong over plain TCP whose ends never sleep, and look for what comes as a poller of
+ * urnic's does: tcp_spin -n COUNT -p PORT [ADDRESS]. The caller says, as perftest does: octets,
+ * count, then least, greatest and median half round trip in microseconds. */
 #include "rc.h"
 
 #include <time.h>

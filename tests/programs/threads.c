@@ -1,5 +1,6 @@
-/* Two threads share a device: one posts messages to a queue pair of its own process, the other polls, reads what came and posts the buffer again.
- * Correct as it stands; with an argument it has one mistake of that name, which a sanitizer or valgrind is to report. */
+/* Two threads share a device: one posts messages to a queue pair of its own process, the other
+ * polls, reads what came and posts the buffer again. Correct as it stands; with an argument it
+ * has one mistake of that name, which a sanitizer or valgrind is to report. */
 #include "rc.h"
 #include <pthread.h>
 #include <semaphore.h>
@@ -17,7 +18,8 @@ const char *__asan_default_options(void)
 }
 #endif
 
-/* Made by the thread that posts, read and freed by the one that polls: no lock is between them but the queues. */
+/* Made by the thread that posts, read and freed by the one that polls: no lock is between them
+ * but the queues. */
 struct job {
 	int number, slot;
 };

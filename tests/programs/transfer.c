@@ -1,4 +1,5 @@
-/* Moves BYTES by one kind of operation, in messages of CHUNK (the last may be shorter), and compares every byte at the far end. */
+/* Moves BYTES by one kind of operation, in messages of CHUNK (the last may be shorter), and
+ * compares every byte at the far end. */
 #include "rc.h"
 
 #define WINDOW 16

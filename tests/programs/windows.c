@@ -1,5 +1,6 @@
-/* Memory windows of both types: a Write into one succeeds, and one that the window does not permit completes with a remote access error. Each error ends
- * its queue pairs, so each case has its own. */
+/* Memory windows of both types: a Write into one succeeds, and one that the window does not
+ * permit completes with a remote access error. Each error ends its queue pairs, so each case has
+ * its own. */
 #include "rc.h"
 
 #define WINDOW 4096

@@ -1,4 +1,5 @@
-//! What is under test, built; and our own little verbs programs, compiled as any user of libibverbs would.
+//! What is under test, built; and our own little verbs programs, compiled as any user of libibverbs
+//! would.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -58,7 +59,8 @@ pub fn optimised_plugin() -> PathBuf {
     folder.join("release/liburnic.so")
 }
 
-/// Writes this file without what is for debuggers only: an emulated machine reads that as slowly as the rest.
+/// Writes this file without what is for debuggers only: an emulated machine reads that as slowly as
+/// the rest.
 ///
 /// # Errors
 /// The reason for a skip.
@@ -109,7 +111,8 @@ fn cargo(target: &Path, what: &[&str]) {
     assert!(status.success(), "cargo build {} failed", what.join(" "));
 }
 
-/// Compiles `tests/programs/NAME.c`, as any user would, against the system's libibverbs and librdmacm.
+/// Compiles `tests/programs/NAME.c`, as any user would, against the system's libibverbs and
+/// librdmacm.
 ///
 /// # Errors
 /// The reason for a skip: no compiler, or no headers.

@@ -1,4 +1,5 @@
-//! The wire, captured in a network namespace of our own and judged by tshark's MPA and DDP/RDMAP dissectors, which others wrote.
+//! The wire, captured in a network namespace of our own and judged by tshark's MPA and DDP/RDMAP
+//! dissectors, which others wrote.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,8 @@ use crate::wait::{PATIENCE, until};
 /// Dissectors that guess that any Send is theirs, and then complain about it.
 pub const GUESSERS: [&str; 3] = ["rpcordma", "smb_direct", "iser"];
 
-/// Frames that a dissector calls malformed, or in which it is at a loss, with its words: arguments and display filter.
+/// Frames that a dissector calls malformed, or in which it is at a loss, with its words: arguments
+/// and display filter.
 pub const LOST: ([&str; 8], &str) = (
     [
         "-T",
@@ -96,7 +98,8 @@ impl Capture {
         Ok(Self { dumpcap, file })
     }
 
-    /// Ends the capture once everything sent until now, on the namespace's way to `towards`, is in it.
+    /// Ends the capture once everything sent until now, on the namespace's way to `towards`, is in
+    /// it.
     pub fn stop(self, netns: &Netns, towards: &str) -> Wire {
         // Packets are captured in order: when this one is in the file, so are those before it.
         const LAST: &str = "urnic: the last packet of this capture";
@@ -148,7 +151,8 @@ impl Wire {
         Self { file }
     }
 
-    /// Lets tshark read it. MPA has no port of its own: its dissector is a heuristic one, asked before those by port number.
+    /// Lets tshark read it. MPA has no port of its own: its dissector is a heuristic one, asked
+    /// before those by port number.
     ///
     /// # Panics
     /// When tshark cannot read the file.
@@ -166,7 +170,8 @@ impl Wire {
         for line in text.lines().map(str::trim) {
             verdict.read(line);
         }
-        // Wireshark marks what it cannot make sense of with an expert item of severity error, wherever in the tree.
+        // Wireshark marks what it cannot make sense of with an expert item of severity error,
+        // wherever in the tree.
         let lost = verdict.wire.tshark(&LOST.0, LOST.1);
         verdict.malformed = lost.lines().map(str::to_owned).collect();
         verdict
@@ -177,7 +182,8 @@ impl Wire {
         self.tshark_without(&GUESSERS, args, filter)
     }
 
-    /// The same of a capture whose Sends are all of RPC-over-RDMA. NFS' own dissector looks for what went by chunk, and finds it nowhere.
+    /// The same of a capture whose Sends are all of RPC-over-RDMA. NFS' own dissector looks for
+    /// what went by chunk, and finds it nowhere.
     pub fn tshark_of_rpc(&self, args: &[&str], filter: &str) -> String {
         self.tshark_without(&["smb_direct", "iser", "nfs"], args, filter)
     }

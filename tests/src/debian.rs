@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use crate::build::{plugin, tree};
 use crate::program::Program;
 
-/// Runs inside a mount namespace of its own, so that nothing stays mounted: $1 is the root, $2 the plug-in, $3 the folder of rdma-core's
-/// tests (or nothing); the rest is the program.
+/// Runs inside a mount namespace of its own, so that nothing stays mounted: $1 is the root, $2 the
+/// plug-in, $3 the folder of rdma-core's tests (or nothing); the rest is the program.
 const ENTER: &str = r#"
 set -e
 root=$1 plugin=$2 tests=$3

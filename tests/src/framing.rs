@@ -1,4 +1,5 @@
-//! MPA's framing (RFC 5044 §4), written a second time: by words, slowly, and with none of the code under test.
+//! MPA's framing (RFC 5044 §4), written a second time: by words, slowly, and with none of the code
+//! under test.
 
 use std::io::{self, Read};
 

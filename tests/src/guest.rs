@@ -1,7 +1,9 @@
-//! Linux with soft-iWARP (siw) in a virtual machine: an iWARP stack that is not ours. `scripts/siw-guest` makes what it boots.
+//! Linux with soft-iWARP (siw) in a virtual machine: an iWARP stack that is not ours.
+//! `scripts/siw-guest` makes what it boots.
 //!
-//! QEMU's user network joins the two, so nobody needs to be root: programs here find the guest's listener at 127.0.0.1, those in the
-//! guest find ours at [`HOST`]. Booted once, for all tests of the process; they have it by turns, as siw has one set of parameters.
+//! QEMU's user network joins the two, so nobody needs to be root: programs here find the guest's
+//! listener at 127.0.0.1, those in the guest find ours at [`HOST`]. Booted once, for all tests of
+//! the process; they have it by turns, as siw has one set of parameters.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -84,7 +86,8 @@ impl Guest {
             let _ = write!(network, ",hostfwd=tcp:127.0.0.1:{here}-:{there}");
         }
         let mut qemu = Program::plain("qemu-system-x86_64")
-            // QEMU does "rep movsb" byte by byte, and PCLMULQDQ bit by bit: who is told of them copies, and makes CRCs, far slower by them.
+            // QEMU does "rep movsb" byte by byte, and PCLMULQDQ bit by bit: who is told of them
+            // copies, and makes CRCs, far slower by them.
             .line("-accel tcg,thread=multi -cpu max,-erms,-pclmulqdq -nodefaults -no-user-config -no-reboot")
             .line(&format!("-smp {processors} -m {memory}"))
             .line("-display none -serial stdio")
@@ -101,8 +104,8 @@ impl Guest {
             let filter = format!("filter-dump,id=packets,netdev=network,file={}", file.display());
             qemu = qemu.args(["-object", &filter]);
         }
-        // Nothing is dropped at the end of a process: the kernel ends QEMU, when the thread that started it ends. This one does no
-        // sooner.
+        // Nothing is dropped at the end of a process: the kernel ends QEMU, when the thread that
+        // started it ends. This one does no sooner.
         let (started, starts) = mpsc::channel();
         std::thread::spawn(move || {
             let _ = started.send(qemu.spawn());

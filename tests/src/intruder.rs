@@ -1,4 +1,5 @@
-//! A client of a served device without scruples: vfio-user by hand, and the least of a driver, for what no library would do.
+//! A client of a served device without scruples: vfio-user by hand, and the least of a driver, for
+//! what no library would do.
 
 use std::fs::File;
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
@@ -382,7 +383,8 @@ impl Intruder {
         })
     }
 
-    /// Registers every second page of lent memory from `first` on, as one region: no two of its pages are neighbours.
+    /// Registers every second page of lent memory from `first` on, as one region: no two of its
+    /// pages are neighbours.
     pub fn register_every_second_page(&mut self, pd: u32, first: u64, pages: u64) -> Answer<u32> {
         let list: Vec<u8> = (0..pages)
             .flat_map(|page| (first + 2 * page * PAGE_LEN).to_le_bytes())

@@ -70,7 +70,8 @@ fn every_crate_has_its_layer() {
 
 #[test]
 fn what_drives_and_what_is_driven_share_the_contract_only() {
-    // The model must not know its driver, VFIO not what makes programs see the device, and a test suite of devices no driver.
+    // The model must not know its driver, VFIO not what makes programs see the device, and a test
+    // suite of devices no driver.
     for (folder, never) in [
         (
             "firmware-model/model",

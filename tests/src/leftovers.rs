@@ -1,8 +1,10 @@
-//! What programs leave behind under names of their own choice, and other users' programs then stumble over.
+//! What programs leave behind under names of their own choice, and other users' programs then
+//! stumble over.
 
 use std::io::ErrorKind;
 
-/// Files for XRC domains, made before it turns out that there are no such domains. They go with this.
+/// Files for XRC domains, made before it turns out that there are no such domains. They go with
+/// this.
 #[derive(Debug)]
 pub struct XrcDomains(&'static [&'static str]);
 

@@ -1,4 +1,5 @@
-//! The links of the project's pages: each leads somewhere, and the book lists every page of `docs/`.
+//! The links of the project's pages: each leads somewhere, and the book lists every page of
+//! `docs/`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -76,7 +77,8 @@ fn within_the_tree(path: &Path) -> Option<PathBuf> {
     Some(plain)
 }
 
-/// What is wrong with the pages, by their paths from the root of the tree. `exists` tells which paths there are.
+/// What is wrong with the pages, by their paths from the root of the tree. `exists` tells which
+/// paths there are.
 fn complaints(texts: &BTreeMap<PathBuf, String>, exists: impl Fn(&Path) -> bool) -> Vec<String> {
     let pages: BTreeMap<&PathBuf, Page> = texts
         .iter()

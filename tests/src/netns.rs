@@ -1,5 +1,5 @@
-//! Network namespaces without names: each lives as long as a process of ours holds it, so that nothing is left behind even
-//! when the tests are killed. Need root.
+//! Network namespaces without names: each lives as long as a process of ours holds it, so that
+//! nothing is left behind even when the tests are killed. Need root.
 
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
@@ -54,7 +54,8 @@ impl Netns {
         Ok(netns)
     }
 
-    /// Two namespaces with a veth between them: 10.77.0.1 and fd77::1 in the first, 10.77.0.2 and fd77::2 in the second.
+    /// Two namespaces with a veth between them: 10.77.0.1 and fd77::1 in the first, 10.77.0.2 and
+    /// fd77::2 in the second.
     ///
     /// # Errors
     /// The reason for a skip.
@@ -92,7 +93,8 @@ impl Netns {
         ])
     }
 
-    /// Runs a piece of the test itself inside, on a thread of its own; sockets made there belong there.
+    /// Runs a piece of the test itself inside, on a thread of its own; sockets made there belong
+    /// there.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let path = format!("/proc/{}/ns/net", self.holder.id());
         std::thread::scope(|scope| {

@@ -8,7 +8,8 @@ use crate::wait::{PATIENCE, Wait, free_port, until};
 /// How long one end may go on after the other has failed: it may have to find that out.
 const MOURNING: Duration = Duration::from_secs(20);
 
-/// A server and a client that take `-p PORT`, the client with the server's address as its last argument.
+/// A server and a client that take `-p PORT`, the client with the server's address as its last
+/// argument.
 #[derive(Debug, Clone)]
 pub struct Pair {
     /// The side that listens, without `-p`.
@@ -27,9 +28,10 @@ pub const CALLS: usize = 10;
 /// Parts of the log that say when an id listens and when one connects. They say nothing else.
 const LISTENS_AND_CALLS: &str = "warn,urnic_cm::rdma_cm::ids=debug,urnic_cm::rdma_cm::active=debug";
 
-/// Was the client of a perftest with `-R` refused, by its own words? It makes a second connection for the queue pair under test, after
-/// a word between both that says no more than that the server is about to listen. A refused client means to try again up to ten times, but
-/// then looks for the call in memory that it has freed (`rdma_cm_client_connection` of 4.5 and 25.01), and dies of it.
+/// Was the client of a perftest with `-R` refused, by its own words? It makes a second connection
+/// for the queue pair under test, after a word between both that says no more than that the server
+/// is about to listen. A refused client means to try again up to ten times, but then looks for the
+/// call in memory that it has freed (`rdma_cm_client_connection` of 4.5 and 25.01), and dies of it.
 ///
 /// Alone this does not say whose fault that was: [`called_too_early`] does.
 pub fn was_refused(said: &str) -> bool {
@@ -38,8 +40,9 @@ pub fn was_refused(said: &str) -> bool {
     nobody.iter().any(|words| said.contains(words)) && said.contains("Failed to connect RDMA CM events.")
 }
 
-/// Is it perftest's fault that its client was refused? It is if the client's second call left before the server listened for the second
-/// time, by the times in the logs of both, on one host. If the server did listen, our listener is at fault.
+/// Is it perftest's fault that its client was refused? It is if the client's second call left
+/// before the server listened for the second time, by the times in the logs of both, on one host.
+/// If the server did listen, our listener is at fault.
 pub fn called_too_early(server: &str, client: &str) -> bool {
     let listened = times(server, "listens at ");
     match times(client, "calls ").get(1) {
@@ -48,7 +51,8 @@ pub fn called_too_early(server: &str, client: &str) -> bool {
     }
 }
 
-/// When the log of the connection manager says so, in order. A line may begin behind others' words without an end.
+/// When the log of the connection manager says so, in order. A line may begin behind others' words
+/// without an end.
 fn times<'a>(said: &'a str, what: &str) -> Vec<&'a str> {
     const LEN: usize = "2000-01-01T00:00:00.000000Z".len();
     let lines = said.lines().filter_map(|line| {
@@ -157,15 +161,18 @@ impl Pair {
         })
     }
 
-    /// Runs both to their ends; anew, if the client of a perftest [called too early](called_too_early).
+    /// Runs both to their ends; anew, if the client of a perftest [called too
+    /// early](called_too_early).
     ///
     /// # Errors
-    /// What both said, if one does not end in time, or not soon after the other failed, or the server before it listened.
+    /// What both said, if one does not end in time, or not soon after the other failed, or the
+    /// server before it listened.
     pub fn tries(&self) -> Result<Both, String> {
         self.tries_after(|| {})
     }
 
-    /// As [`Pair::tries`], with something to do before each start, when whoever was started before is gone.
+    /// As [`Pair::tries`], with something to do before each start, when whoever was started before
+    /// is gone.
     fn tries_after(&self, mut prepare: impl FnMut()) -> Result<Both, String> {
         if !self.is_perftest_by_rdma_cm() {
             prepare();
@@ -220,7 +227,8 @@ impl Pair {
         })
     }
 
-    /// Runs both to their ends; panics with what both said if one does not end in time, or not soon after the other failed.
+    /// Runs both to their ends; panics with what both said if one does not end in time, or not soon
+    /// after the other failed.
     #[track_caller]
     pub fn ends(&self) -> Both {
         self.tries().unwrap_or_else(|said| panic!("{said}"))
@@ -232,8 +240,8 @@ impl Pair {
         self.succeeds_after(|| {})
     }
 
-    /// As [`Pair::succeeds`], with something to do before each start: to do away with what a pair left that [called too early](called_too_early),
-    /// and was started anew.
+    /// As [`Pair::succeeds`], with something to do before each start: to do away with what a pair
+    /// left that [called too early](called_too_early), and was started anew.
     #[track_caller]
     pub fn succeeds_after(&self, prepare: impl FnMut()) -> Both {
         let both = self.tries_after(prepare).unwrap_or_else(|said| panic!("{said}"));

@@ -1,7 +1,9 @@
-//! A guest that is given urnic as a PCI function, in a QEMU that speaks vfio-user: Debian's own kernel with an IOMMU, unless something
-//! else is asked for. `scripts/qemu-guest` makes what it boots, `scripts/vfio-kernel` the other kernel.
+//! A guest that is given urnic as a PCI function, in a QEMU that speaks vfio-user: Debian's own
+//! kernel with an IOMMU, unless something else is asked for. `scripts/qemu-guest` makes what it
+//! boots, `scripts/vfio-kernel` the other kernel.
 //!
-//! The plug-in and `urnic` under test are in the guest's folder `/urnic`. It ends when dropped; several may run side by side.
+//! The plug-in and `urnic` under test are in the guest's folder `/urnic`. It ends when dropped;
+//! several may run side by side.
 
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -23,7 +25,8 @@ const FIRST_SLOT: usize = 0x10;
 /// Where the guest's shell is on 127.0.0.1 of the guest's host.
 const SHELL_THERE: u16 = 7007;
 
-/// A port of the guest at which others find it, by any address of its host: for programs that talk TCP beside what they do by RDMA.
+/// A port of the guest at which others find it, by any address of its host: for programs that talk
+/// TCP beside what they do by RDMA.
 pub const PORT: u16 = 18_515;
 
 /// What a guest is made of.
@@ -45,7 +48,8 @@ pub struct PciGuest<'a> {
     shared: Shared,
 }
 
-/// `urnic serve` in a network namespace, with a socket for each function; ended, and the sockets removed, when dropped.
+/// `urnic serve` in a network namespace, with a socket for each function; ended, and the sockets
+/// removed, when dropped.
 #[derive(Debug)]
 pub struct Server {
     running: Option<Running>,
@@ -136,7 +140,8 @@ impl Drop for Shared {
 }
 
 impl<'a> PciGuest<'a> {
-    /// Boots a guest on that host, with a function for each of these vfio-user sockets, at which a server listens.
+    /// Boots a guest on that host, with a function for each of these vfio-user sockets, at which a
+    /// server listens.
     ///
     /// # Errors
     /// The reason for a skip.
@@ -176,7 +181,8 @@ impl<'a> PciGuest<'a> {
             .line("-device virtio-net-pci,netdev=network,romfile=")
             .args(["-kernel", &kernel])
             .args(["-initrd", &format!("{folder}/initramfs")])
-            // no_timer_check: on a busy machine the kernel would find that no timer ticks, and panic.
+            // no_timer_check: on a busy machine the kernel would find that no timer ticks, and
+            // panic.
             .args([
                 "-append",
                 "console=ttyS0 quiet panic=-1 intel_iommu=on no_timer_check",
@@ -193,7 +199,8 @@ impl<'a> PciGuest<'a> {
         for (index, socket) in sockets.iter().enumerate() {
             let slot = FIRST_SLOT + index;
             let path = socket.display();
-            // QEMU gives up a device whose answer takes five seconds by the clock, which a machine may stand still for.
+            // QEMU gives up a device whose answer takes five seconds by the clock, which a machine
+            // may stand still for.
             qemu = qemu.arg("-device").arg(format!(
                 r#"{{"driver":"vfio-user-pci","bus":"pcie.0","addr":"{slot:#x}","x-msg-timeout":60000,"socket":{{"type":"unix","path":"{path}"}}}}"#
             ));

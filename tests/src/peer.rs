@@ -1,4 +1,5 @@
-//! A peer that speaks TCP by hand: sends start-up frames and FPDUs given as bytes, reads what comes back.
+//! A peer that speaks TCP by hand: sends start-up frames and FPDUs given as bytes, reads what comes
+//! back.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -7,7 +8,8 @@ use std::time::Duration;
 use crate::framing::Framing;
 use crate::wait::PATIENCE;
 
-/// The bytes that a line of hexadecimal digits stands for; spaces are ignored, as in the figures of the RFCs.
+/// The bytes that a line of hexadecimal digits stands for; spaces are ignored, as in the figures of
+/// the RFCs.
 #[track_caller]
 pub fn hex(text: &str) -> Vec<u8> {
     let digits: Vec<u32> = text
@@ -134,7 +136,8 @@ impl Peer {
         bytes
     }
 
-    /// Reads the next FPDU and returns its ULPDU; panics if it is not well formed, or if the connection ends before.
+    /// Reads the next FPDU and returns its ULPDU; panics if it is not well formed, or if the
+    /// connection ends before.
     #[track_caller]
     pub fn ulpdu(&mut self) -> Vec<u8> {
         let ulpdu = self.inbound.read(&mut self.reader);
@@ -177,13 +180,15 @@ impl Peer {
         }
     }
 
-    /// Nothing arrives, and the connection stays, for this long. For what must *not* happen there is no condition to wait for.
+    /// Nothing arrives, and the connection stays, for this long. For what must *not* happen there
+    /// is no condition to wait for.
     #[track_caller]
     pub fn stays_silent(&mut self, span: Duration) {
         self.stream.set_read_timeout(Some(span)).expect("a TCP socket");
         let outcome = loop {
             match self.reader.fill_buf().map(<[u8]>::to_vec) {
-                // A machine that was stopped and goes on ends a call that has a time limit (signal(7)).
+                // A machine that was stopped and goes on ends a call that has a time limit
+                // (signal(7)).
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 outcome => break outcome,
             }

@@ -103,7 +103,8 @@ impl Program {
         self.argv.iter().skip(1).any(|known| known == arg)
     }
 
-    /// Puts words in front that lead to where the program shall run. The last one given comes first.
+    /// Puts words in front that lead to where the program shall run. The last one given comes
+    /// first.
     #[must_use]
     pub fn through<T: AsRef<OsStr>>(mut self, words: impl IntoIterator<Item = T>) -> Self {
         self.place
@@ -111,7 +112,8 @@ impl Program {
         self
     }
 
-    /// Names the plug-in's file as it is called where the program runs. Without effect on plain programs.
+    /// Names the plug-in's file as it is called where the program runs. Without effect on plain
+    /// programs.
     #[must_use]
     pub fn plugin_at(mut self, path: impl AsRef<Path>) -> Self {
         self.plugin = self.plugin.map(|_| path.as_ref().to_owned());
@@ -138,7 +140,8 @@ impl Program {
         command
     }
 
-    /// Does it have the plug-in under test, as ourselves, in our own file system? Where another user or another root is asked for, the test has its reasons.
+    /// Does it have the plug-in under test, as ourselves, in our own file system? Where another
+    /// user or another root is asked for, the test has its reasons.
     fn is_ordinary(&self) -> bool {
         let here = self.place.first().is_none_or(|word| word == "nsenter")
             && !self.place.contains(&"setpriv".into());
@@ -149,13 +152,15 @@ impl Program {
         self.environment.iter().any(|(name, _)| name == variable)
     }
 
-    /// A device of its own in another process, if the tests shall use such ones and it could be reached, and no other device is asked for.
+    /// A device of its own in another process, if the tests shall use such ones and it could be
+    /// reached, and no other device is asked for.
     fn device(&self) -> Option<Box<Served>> {
         (served::wanted() && self.is_ordinary() && !self.sets("URNIC_DEVICE"))
             .then(|| Box::new(Served::through(&self.place, "")))
     }
 
-    /// Where it shall capture its wire, if all programs shall (`URNIC_TEST_PCAP`), and its device is inside.
+    /// Where it shall capture its wire, if all programs shall (`URNIC_TEST_PCAP`), and its device
+    /// is inside.
     fn capture(&self) -> Option<PathBuf> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let folder = std::env::var_os(CAPTURES)?;
@@ -166,7 +171,8 @@ impl Program {
         wanted.then(|| Path::new(&folder).join(name))
     }
 
-    /// Starts it, with its output kept. All of `Program::through`'s words replace themselves, so its pid is the program's own.
+    /// Starts it, with its output kept. All of `Program::through`'s words replace themselves, so
+    /// its pid is the program's own.
     pub fn spawn(&self) -> Running {
         let (reader, writer) = std::io::pipe().expect("a pipe");
         let device = self.device();
@@ -251,7 +257,8 @@ impl Output {
         }
     }
 
-    /// Waits until all that is written by now is here. A child that outlives the program may hold the pipe, so its end is nothing to wait for.
+    /// Waits until all that is written by now is here. A child that outlives the program may hold
+    /// the pipe, so its end is nothing to wait for.
     fn catch_up(&self) {
         until(PATIENCE, || {
             let _bytes = self.lock();
@@ -297,7 +304,8 @@ impl Running {
         self.says_from(0, what, find)
     }
 
-    /// Waits until it has said something that `find` finds behind the first `from` bytes of its output.
+    /// Waits until it has said something that `find` finds behind the first `from` bytes of its
+    /// output.
     #[track_caller]
     pub fn says_from<T>(&mut self, from: usize, what: &str, mut find: impl FnMut(&str) -> Option<T>) -> T {
         let mut wait = Wait::new(PATIENCE);
@@ -456,7 +464,8 @@ impl Ended {
         self.output
     }
 
-    /// Its output; panics with it if the program succeeded, or was ended by a signal rather than by itself.
+    /// Its output; panics with it if the program succeeded, or was ended by a signal rather than by
+    /// itself.
     #[track_caller]
     pub fn failure(self) -> String {
         assert!(!self.ok() && self.status.signal().is_none(), "{self}");

@@ -1,9 +1,10 @@
 //! A capture whose TCP segments begin where MPA's frames begin.
 //!
-//! tshark (4.0, 4.4) loses a stream where a segment ends an FPDU and has a few bytes of the next: from there on it takes payload for
-//! headers. TCP may cut its stream anywhere, and with offloads does. So the bytes that were captured are cut anew, at the lengths they
-//! state themselves, one frame a packet. Whether lengths, checksums and headers are right is still for tshark to say: cut by a
-//! wrong length, every frame after it is wrong too.
+//! tshark (4.0, 4.4) loses a stream where a segment ends an FPDU and has a few bytes of the next:
+//! from there on it takes payload for headers. TCP may cut its stream anywhere, and with offloads
+//! does. So the bytes that were captured are cut anew, at the lengths they state themselves, one
+//! frame a packet. Whether lengths, checksums and headers are right is still for tshark to say: cut
+//! by a wrong length, every frame after it is wrong too.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +25,8 @@ pub const FIELDS: [&str; 7] = [
     "tcp.payload",
 ];
 
-/// `FIELDS`, tab-separated, as a capture file of MPA frames (libpcap format, raw IPv4), one connection after the other.
+/// `FIELDS`, tab-separated, as a capture file of MPA frames (libpcap format, raw IPv4), one
+/// connection after the other.
 ///
 /// # Errors
 /// What is missing in the capture, or not of MPA without markers.
@@ -112,7 +114,8 @@ fn flows(lines: &str) -> Result<Vec<Flow>, String> {
             let (heads, segments) = found.remove(&direction).expect("found above");
             let mut bytes = Vec::new();
             for (sequence, payload) in segments {
-                // Relative sequence numbers count SYN as 0: data begins at 1. What was sent twice overlaps.
+                // Relative sequence numbers count SYN as 0: data begins at 1. What was sent twice
+                // overlaps.
                 let known = (1 + bytes.len())
                     .checked_sub(sequence)
                     .ok_or_else(|| format!("the capture misses bytes before {sequence} of {direction:?}"))?;
@@ -155,7 +158,8 @@ fn frame(file: &mut Vec<u8>, heads: &Heads, at: usize, bytes: &[u8]) {
     }
 }
 
-/// Adds a packet: record header, IPv4, TCP without options, and the payload at this offset of its direction.
+/// Adds a packet: record header, IPv4, TCP without options, and the payload at this offset of its
+/// direction.
 fn packet(file: &mut Vec<u8>, heads: &Heads, at: usize, payload: &[u8]) {
     let length = 40 + u32::try_from(payload.len()).expect("a piece of a frame");
     let number = u32::try_from(at + 1).expect("a short capture");
@@ -169,7 +173,8 @@ fn packet(file: &mut Vec<u8>, heads: &Heads, at: usize, payload: &[u8]) {
     file.extend(heads.addresses);
     file.extend(heads.ports);
     file.extend(number.to_be_bytes());
-    // Acknowledges nothing in particular; five words of header, ACK and PSH; a window; no checksum, no urgent data.
+    // Acknowledges nothing in particular; five words of header, ACK and PSH; a window; no checksum,
+    // no urgent data.
     file.extend([0, 0, 0, 1, 0x50, 0x18, 0xff, 0xff, 0, 0, 0, 0]);
     file.extend(payload);
 }

@@ -1,7 +1,9 @@
-//! The rows of the protocols' rules, and which test shows which: `docs/reference/conformance.md` is made of it.
+//! The rows of the protocols' rules, and which test shows which: `docs/reference/conformance.md` is
+//! made of it.
 //!
-//! A test shows the rows whose ids its name begins with: `mpa_c_04_…`, and with several, `rdm_o_03_and_o_04_…`. `tests/fixtures/conformance.toml` has
-//! the rows, names of other tests that show one, and the reasons of those that none shows.
+//! A test shows the rows whose ids its name begins with: `mpa_c_04_…`, and with several,
+//! `rdm_o_03_and_o_04_…`. `tests/fixtures/conformance.toml` has the rows, names of other tests that
+//! show one, and the reasons of those that none shows.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

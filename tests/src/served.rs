@@ -60,7 +60,8 @@ impl Served {
 
     /// Another one at the same place, after the first was killed.
     pub fn again(&mut self) {
-        // A process that is killed loses its descriptors one by one, and the one that listens perhaps last.
+        // A process that is killed loses its descriptors one by one, and the one that listens
+        // perhaps last.
         let ended = until(PATIENCE, || self.server.ended());
         assert!(
             ended.is_some(),
@@ -95,7 +96,8 @@ fn serve(folder: &std::path::Path, place: &[OsString], options: &str) -> Running
     server
 }
 
-/// Whether the tests shall use such devices wherever they would use the one in the process: `URNIC_TEST_DEVICE=vfio-user`.
+/// Whether the tests shall use such devices wherever they would use the one in the process:
+/// `URNIC_TEST_DEVICE=vfio-user`.
 pub fn wanted() -> bool {
     match std::env::var("URNIC_TEST_DEVICE").as_deref() {
         Ok("vfio-user") => true,
@@ -104,7 +106,8 @@ pub fn wanted() -> bool {
     }
 }
 
-/// For tests of what only the device in the program's own process has, or shows there: they are left out where all shall be in others.
+/// For tests of what only the device in the program's own process has, or shows there: they are
+/// left out where all shall be in others.
 ///
 /// # Errors
 /// The reason for that, which `scripts/test` tells from those for a skip.

@@ -1,4 +1,5 @@
-//! A shell in a guest, at a TCP port that QEMU's user network forwards: how tests have things done there.
+//! A shell in a guest, at a TCP port that QEMU's user network forwards: how tests have things done
+//! there.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -6,7 +7,8 @@ use std::time::Duration;
 
 use crate::wait::Wait;
 
-/// How long one thing may take in a machine that is emulated: some twenty times longer than outside.
+/// How long one thing may take in a machine that is emulated: some twenty times longer than
+/// outside.
 pub const LIMIT: Duration = Duration::from_secs(300);
 
 /// The port of the guest's shell, inside.
@@ -20,7 +22,8 @@ pub struct Task {
 }
 
 impl Task {
-    /// Starts a command line of the guest's shell, which QEMU's user network has at this port of 127.0.0.1.
+    /// Starts a command line of the guest's shell, which QEMU's user network has at this port of
+    /// 127.0.0.1.
     ///
     /// # Errors
     /// Nobody listens there: the guest is gone.
@@ -40,7 +43,8 @@ impl Task {
         })
     }
 
-    /// Waits for its end: did it succeed, and all that it wrote. Panics, with that, if it takes longer than [`LIMIT`].
+    /// Waits for its end: did it succeed, and all that it wrote. Panics, with that, if it takes
+    /// longer than [`LIMIT`].
     #[track_caller]
     pub fn ends(self) -> (bool, String) {
         self.tries().unwrap_or_else(|said| panic!("{said}"))
@@ -59,7 +63,8 @@ impl Task {
             match self.stream.read(&mut chunk) {
                 Ok(0) => break,
                 Ok(n) => bytes.extend_from_slice(&chunk[..n]),
-                // Interrupted: a machine that was stopped and goes on ends a call that has a time limit (signal(7)).
+                // Interrupted: a machine that was stopped and goes on ends a call that has a time
+                // limit (signal(7)).
                 Err(error)
                     if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock)
                         && !wait.is_over() => {}

@@ -1,4 +1,5 @@
-//! MPA start-up frames as bytes, and the introduction in their private data by which a native connection is made.
+//! MPA start-up frames as bytes, and the introduction in their private data by which a native
+//! connection is made.
 
 use crate::peer::Peer;
 
@@ -96,7 +97,8 @@ impl Introduction {
         [word.to_be_bytes().to_vec(), self.octets()].concat()
     }
 
-    /// The same of an end that knows neither its first PSN nor its `rnr_retry` yet: it calls from RTR on, and learns them at RTS.
+    /// The same of an end that knows neither its first PSN nor its `rnr_retry` yet: it calls from
+    /// RTR on, and learns them at RTS.
     pub fn before_rts(&self, word: u32) -> Vec<u8> {
         let mut private_data = self.with_word(word);
         private_data[10..12].fill(0);

@@ -1,4 +1,5 @@
-//! DDP segments and RDMAP messages as bytes, good and bad (RFC 5041 §4, RFC 5040 §4): nothing here is checked.
+//! DDP segments and RDMAP messages as bytes, good and bad (RFC 5041 §4, RFC 5040 §4): nothing here
+//! is checked.
 
 /// An untagged segment.
 pub fn untagged(control: u8, opcode: u8, qn: u32, msn: u32, mo: u32, payload: &[u8]) -> Vec<u8> {
@@ -70,7 +71,8 @@ pub fn terminate(payload: &[u8]) -> Vec<u8> {
     untagged(0x41, 0x47, 2, 1, 0, payload)
 }
 
-/// The Terminate that answers `ulpdu` (RFC 5040 §4.8, figure 10). `error`: layer and error type, error code.
+/// The Terminate that answers `ulpdu` (RFC 5040 §4.8, figure 10). `error`: layer and error type,
+/// error code.
 pub fn complaint(error: u16, ulpdu: &[u8]) -> Vec<u8> {
     const M_AND_D: u8 = 0xc0;
     const R: u8 = 0x20;

@@ -11,7 +11,8 @@ pub const NOBODY: u32 = 65534;
 /// A second ordinary user; needs no entry in passwd.
 pub const SOMEBODY: u32 = 61234;
 
-/// A folder that every user can read, with the plug-in in it: the build's own may lie in somebody's home. Removed when dropped.
+/// A folder that every user can read, with the plug-in in it: the build's own may lie in somebody's
+/// home. Removed when dropped.
 #[derive(Debug)]
 pub struct Staged {
     folder: PathBuf,

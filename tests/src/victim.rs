@@ -272,7 +272,8 @@ impl Victim {
         self.dialogue.ask(line)
     }
 
-    /// The STag of one of its regions: `all`, `read`, `write`, `local`, `foreign`, `zero`, `in`, `big`.
+    /// The STag of one of its regions: `all`, `read`, `write`, `local`, `foreign`, `zero`, `in`,
+    /// `big`.
     #[track_caller]
     pub fn stag(&self, name: &str) -> u32 {
         u32::from_str_radix(&self.here[name], 16).expect("a number")
@@ -390,8 +391,8 @@ impl Victim {
         (qp, request)
     }
 
-    /// A queue pair at RTS that calls us; its Request is read and is what it should be. `flags`: those of the victim's
-    /// Request. Comes with the Reply to send.
+    /// A queue pair at RTS that calls us; its Request is read and is what it should be. `flags`:
+    /// those of the victim's Request. Comes with the Reply to send.
     #[track_caller]
     pub fn calling(&mut self, wish: &Wish, flags: u8) -> (Link, Frame) {
         let qp = self.qp(wish);
@@ -439,7 +440,8 @@ impl Victim {
         (Link { qp, peer }, reply)
     }
 
-    /// A listener at a port above that of the queue pair's number, so that the victim, whose number is lower, calls.
+    /// A listener at a port above that of the queue pair's number, so that the victim, whose number
+    /// is lower, calls.
     fn port_above(&self, qp: Qp) -> (TcpListener, u16) {
         // Above the range from which the kernel picks ports, where the victim's is.
         const FIRST: u32 = 61_000;
@@ -608,7 +610,8 @@ impl Victim {
         self.order(&format!("dereg {name}"));
     }
 
-    /// Other traffic of the program goes on: a hundred exchanges between two queue pairs of its own, over TCP.
+    /// Other traffic of the program goes on: a hundred exchanges between two queue pairs of its
+    /// own, over TCP.
     #[track_caller]
     pub fn is_healthy(&mut self) {
         assert_eq!(self.order("healthy"), "healthy");

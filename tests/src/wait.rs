@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 /// How long anything that ought to happen at once may take on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A limit to a wait. What counts is time in which the waiter could look: a machine that was stopped meanwhile, or was busy elsewhere, and its
-/// processes with it, took none of it away.
+/// A limit to a wait. What counts is time in which the waiter could look: a machine that was
+/// stopped meanwhile, or was busy elsewhere, and its processes with it, took none of it away.
 #[derive(Debug)]
 pub struct Wait {
     left: Duration,
@@ -28,7 +28,8 @@ impl Wait {
         }
     }
 
-    /// Whether it has taken too long. To be asked after each look, which come at least every tenth of a second.
+    /// Whether it has taken too long. To be asked after each look, which come at least every tenth
+    /// of a second.
     pub fn is_over(&mut self) -> bool {
         let now = Instant::now();
         self.left = self.left.saturating_sub((now - self.looked).min(Self::STEP));
@@ -51,7 +52,8 @@ pub fn until<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Op
     }
 }
 
-/// Does a socket listen at `port`, in the network namespace of process `pid`? (A connection would ask too, and be taken for the client.)
+/// Does a socket listen at `port`, in the network namespace of process `pid`? (A connection would
+/// ask too, and be taken for the client.)
 pub fn listening(pid: u32, port: u16) -> bool {
     const LISTEN: &str = "0A";
     let wanted = format!(":{port:04X}");
@@ -77,7 +79,8 @@ pub fn alive(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists() && !matches!(state, None | Some('Z' | 'X'))
 }
 
-/// A TCP port that nobody uses and that no other test of this process is given. Below the range from which the kernel picks ports.
+/// A TCP port that nobody uses and that no other test of this process is given. Below the range
+/// from which the kernel picks ports.
 pub fn free_port() -> u16 {
     const FIRST: u16 = 20_000;
     const COUNT: u16 = 12_000;

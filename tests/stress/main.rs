@@ -1,5 +1,6 @@
-//! A generator of legal verbs programs: many queue pairs between two sides, everything that a reliable connection can do, checked against a model of
-//! memory and completions. See `plan` for what is legal. A failure names the seed and the round; the same seed plays the same rounds.
+//! A generator of legal verbs programs: many queue pairs between two sides, everything that a
+//! reliable connection can do, checked against a model of memory and completions. See `plan` for
+//! what is legal. A failure names the seed and the round; the same seed plays the same rounds.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;

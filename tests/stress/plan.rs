@@ -1,9 +1,12 @@
-//! What both sides do in a round, and what their memory must hold afterwards. Both sides make the same plan from the same seed, and each follows its
-//! half; so each knows what the other does without a word.
+//! What both sides do in a round, and what their memory must hold afterwards. Both sides make the
+//! same plan from the same seed, and each follows its half; so each knows what the other does
+//! without a word.
 //!
-//! The programs are legal ones. What runs at the same time touches different memory, except where iWARP has an order: on one queue pair a Read or an
-//! atomic sees the Writes before it, atomics of one queue pair come in order, what a fenced request sends was fetched before, and additions to
-//! one counter commute. That a Write is there is known only after a Send or a Read behind it, so each direction's requests end with one.
+//! The programs are legal ones. What runs at the same time touches different memory, except where
+//! iWARP has an order: on one queue pair a Read or an atomic sees the Writes before it, atomics of
+//! one queue pair come in order, what a fenced request sends was fetched before, and additions to
+//! one counter commute. That a Write is there is known only after a Send or a Read behind it, so
+//! each direction's requests end with one.
 
 use std::collections::VecDeque;
 

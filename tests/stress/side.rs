@@ -13,7 +13,8 @@ use crate::host::{Change, Host, Naming, Span};
 use crate::plan::*;
 use crate::verbs::{Binding, Completion, Cq, Device, Manner, Mr, Mw, Qp, Receive, Request, Srq, Work};
 
-/// So long may a round take, on a machine that is busy with other things too. It takes milliseconds.
+/// So long may a round take, on a machine that is busy with other things too. It takes
+/// milliseconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// In the id of a receive from the shared queue, with the slot's number.
 const SLOT_ID: u64 = 1 << 40;
@@ -233,7 +234,8 @@ impl Side {
         }
     }
 
-    /// Posts requests for nobody to wait for, since the queue pair is about to go; their memory, unless that is gone, too.
+    /// Posts requests for nobody to wait for, since the queue pair is about to go; their memory,
+    /// unless that is gone, too.
     fn leave_in_flight(&mut self, renewal: &Renewal) -> Option<Mr> {
         // In the first round the peer has not said where its memory is.
         if renewal.in_flight == 0 || self.peer.names.is_empty() {

@@ -9,7 +9,8 @@ use urnic_tests::{Pair, compiled, or_skip};
 /// Processor time a process has used, in clock ticks (a hundredth of a second).
 fn ticks(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the program runs");
-    // utime and stime are the 14th and 15th fields; the name, second, may hold spaces, and ends with the last parenthesis.
+    // utime and stime are the 14th and 15th fields; the name, second, may hold spaces, and ends
+    // with the last parenthesis.
     let (_, fields) = stat.rsplit_once(") ").expect("a stat line");
     fields
         .split_whitespace()
@@ -37,14 +38,16 @@ fn a_program_that_ends_in_a_signal_handler_ends() {
 
 #[test]
 fn an_idle_connected_program_uses_no_processor_time() {
-    // The sender is stopped, so the receiver sits with a live, silent connection and sleeps on its completion channel.
+    // The sender is stopped, so the receiver sits with a live, silent connection and sleeps on its
+    // completion channel.
     or_skip!(installed("ibv_rc_pingpong"));
     let (server, client) = Pair::line("ibv_rc_pingpong -e -n 2000000000").start();
     let pid = server.pid();
     let busy = urnic_tests::wait::until(urnic_tests::wait::PATIENCE, || (ticks(pid) > 20).then_some(()));
     assert!(busy.is_some(), "they never got going: {}", server.output());
     client.signal(rustix::process::Signal::STOP);
-    // Whatever was under way when the client stopped is over when a tenth of a second passes without a tick.
+    // Whatever was under way when the client stopped is over when a tenth of a second passes
+    // without a tick.
     let mut last = ticks(pid);
     let quiet = urnic_tests::wait::until(Duration::from_secs(30), || {
         std::thread::sleep(Duration::from_millis(100));

@@ -1,4 +1,5 @@
-//! What the command-line programs write, and to whom: readers that leave, disks that are full, arguments that are wrong.
+//! What the command-line programs write, and to whom: readers that leave, disks that are full,
+//! arguments that are wrong.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _};

@@ -1,4 +1,5 @@
-//! Program memory that goes while it is registered is an error of a request; a fault of the program's own is its own affair.
+//! Program memory that goes while it is registered is an error of a request; a fault of the
+//! program's own is its own affair.
 
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;

@@ -9,7 +9,8 @@ use urnic_tests::skip::{self, installed};
 use urnic_tests::user::{NOBODY, Staged};
 use urnic_tests::{Pair, or_skip};
 
-/// A folder that everybody can read, with what is under test installed below it. Removed when dropped.
+/// A folder that everybody can read, with what is under test installed below it. Removed when
+/// dropped.
 struct Destination(PathBuf);
 
 impl Destination {

@@ -1,4 +1,5 @@
-//! The system tests, one module per topic. Those marked `ignore` are the long forms, for `make soak`, and those of [`interop`].
+//! The system tests, one module per topic. Those marked `ignore` are the long forms, for `make
+//! soak`, and those of [`interop`].
 
 mod atomics;
 mod bindings;

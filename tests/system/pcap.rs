@@ -81,7 +81,8 @@ fn fields(file: &Path, names: &[&str], filter: &str) -> String {
     )
 }
 
-/// Nothing in the file is wrong for TCP's analysis or for a dissector, checksums included, and RDMAP was found.
+/// Nothing in the file is wrong for TCP's analysis or for a dissector, checksums included, and
+/// RDMAP was found.
 #[track_caller]
 fn is_clean(file: &Path) {
     let mut args = vec![
@@ -177,7 +178,8 @@ fn both_ends_of_a_pingpong_capture_the_same() {
 #[test]
 fn both_ends_of_perftest_capture_the_same() {
     or_skip!(installed("ib_read_bw"));
-    // Of two programs whose ends both wait for all that they are sent. A Write's target may be gone before its device has read the last of it.
+    // Of two programs whose ends both wait for all that they are sent. A Write's target may be gone
+    // before its device has read the last of it.
     let pair = Pair::line("ib_read_bw -R -F -n 10 -s 70000");
     let (_captures, files) = or_skip!(captured("read", &pair));
     assert!(count(&files[0], READ_REQUEST) >= 10 && count(&files[0], READ_RESPONSE) >= 10);
@@ -242,7 +244,8 @@ fn rping_and_rstream_over_ipv6_are_captured() {
         }
         let (here, there) = (octets(&files[0]), octets(&files[1]));
         assert!(here.keys().eq(there.keys()), "{here:?}\n{there:?}");
-        // Who closes an rsocket does not wait for what the other says last: a message of a few words.
+        // Who closes an rsocket does not wait for what the other says last: a message of a few
+        // words.
         let last_words = if name == "rstream" { 2 * 128 } else { 0 };
         for (one, other) in here.values().zip(there.values()) {
             let (short, long) = if one.len() < other.len() {

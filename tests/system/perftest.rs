@@ -22,7 +22,8 @@ const ALL: [&str; 6] = [
 const BANDWIDTH: [&str; 3] = ["ib_send_bw", "ib_write_bw", "ib_read_bw"];
 const LATENCY: [&str; 3] = ["ib_send_lat", "ib_write_lat", "ib_read_lat"];
 
-/// Two polling processes and a background thread each, on as little as two cores that other tests use too.
+/// Two polling processes and a background thread each, on as little as two cores that other tests
+/// use too.
 const LIMIT: Duration = Duration::from_secs(180);
 
 fn program(name: &str, options: &str) -> Program {
@@ -36,7 +37,8 @@ fn measures(pair: &Pair, rows: usize) {
     let both = pair.succeeds();
     let number = |word: &str| word.parse::<f64>().is_ok();
     let results = both.client.output.lines().filter(|line| {
-        // Behind a row may be what perftest thinks of a busy machine's clock: "Correlation coefficient r^2: 0.89 < 0.9".
+        // Behind a row may be what perftest thinks of a busy machine's clock: "Correlation
+        // coefficient r^2: 0.89 < 0.9".
         let row = line.split("Correlation").next().unwrap_or_default();
         let words: Vec<&str> = row.split_whitespace().collect();
         words.len() >= 4 && words.iter().all(|word| number(word))
@@ -111,10 +113,12 @@ fn sleeping_on_events() {
 #[test]
 fn ib_send_bw_sleeping_on_events() {
     or_skip!(installed("ib_send_bw"));
-    // On iWARP its sender may be no further ahead than the receives that the other end has posted, and learns of those by what that
-    // end writes into its memory. Asleep it does not see it come: when it is that far ahead, with all its Sends completed or none of
-    // the rest signaled, both ends wait for ever, on any device. perftest posts as many receives as there are Sends, rounded up to
-    // an even number: with an odd number of Sends its sender never gets that far, and nothing excuses a hang.
+    // On iWARP its sender may be no further ahead than the receives that the other end has posted,
+    // and learns of those by what that end writes into its memory. Asleep it does not see it come:
+    // when it is that far ahead, with all its Sends completed or none of the rest signaled, both
+    // ends wait for ever, on any device. perftest posts as many receives as there are Sends,
+    // rounded up to an even number: with an odd number of Sends its sender never gets that far, and
+    // nothing excuses a hang.
     for _ in 0..3 {
         runs("ib_send_bw", "-e -n 501", 1);
     }
@@ -150,7 +154,8 @@ fn eight_pairs_side_by_side() {
     });
 }
 
-/// Every option, with every program that takes it; the rest refuse it by themselves ("Events feature not available on WRITE verb", …).
+/// Every option, with every program that takes it; the rest refuse it by themselves ("Events
+/// feature not available on WRITE verb", …).
 fn every_option(place: impl Fn(Program) -> Program) {
     const EVENTS: [&str; 4] = ["ib_send_bw", "ib_send_lat", "ib_read_bw", "ib_read_lat"];
     const INLINE: [&str; 4] = ["ib_send_bw", "ib_send_lat", "ib_write_bw", "ib_write_lat"];
@@ -249,7 +254,8 @@ fn table(heading: &str) -> Vec<Row> {
         .collect()
 }
 
-/// A file that the other Debian's programs see, too: words of a payload, and as many as make a buffer.
+/// A file that the other Debian's programs see, too: words of a payload, and as many as make a
+/// buffer.
 struct Scratch(String);
 
 impl Scratch {
@@ -298,7 +304,8 @@ fn tried(row: &Row, place: &impl Fn(Program) -> Program) -> Result<(), String> {
     ))
 }
 
-/// Runs the rows for a release, here or in the other Debian: each `step`th, so that few can do for all.
+/// Runs the rows for a release, here or in the other Debian: each `step`th, so that few can do for
+/// all.
 fn every_switch(heading: &str, release: &str, rows: usize, step: usize) {
     or_skip!(installed("ib_send_bw"));
     let here = Program::plain("ib_send_bw").arg("--version").run().output;

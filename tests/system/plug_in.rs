@@ -1,4 +1,5 @@
-//! Programs do to their file descriptors, threads and processes what they like; the plug-in neither disturbs them nor breaks.
+//! Programs do to their file descriptors, threads and processes what they like; the plug-in neither
+//! disturbs them nor breaks.
 
 use std::time::Duration;
 
@@ -112,7 +113,8 @@ fn a_second_copy_of_the_plug_in_stands_aside() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-/// libfabric overwrites the code of munmap(2) after it opened the device: a new thread must not be in it.
+/// libfabric overwrites the code of munmap(2) after it opened the device: a new thread must not be
+/// in it.
 #[test]
 fn threads_have_started_when_a_device_is_open() {
     let said = Program::new(or_skip!(compiled("arenas"))).run().success();

@@ -1,4 +1,5 @@
-//! Programs of other projects in Debian's packages: libfabric, storage, migration. docs/reference/programs.md lists them.
+//! Programs of other projects in Debian's packages: libfabric, storage, migration.
+//! docs/reference/programs.md lists them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -70,7 +71,8 @@ fn qperf_over_both_ways_to_connect() {
     server.listens(port);
     let tests = "rc_lat rc_bw rc_rdma_read_lat rc_rdma_write_bw rc_fetch_add_mr ver_rc_compare_swap";
     for manager in [0, 1] {
-        // One second for each test. qperf gives its two ends 5 s to agree, which a loaded machine may exceed.
+        // One second for each test. qperf gives its two ends 5 s to agree, which a loaded machine
+        // may exceed.
         let line = format!("127.0.0.1 -lp {port} -t 1 -to 100 -cm {manager} {tests}");
         let said = Program::new("qperf").line(&line).run_for(LIMIT).success();
         for test in tests.split_whitespace() {
@@ -84,7 +86,8 @@ fn qperf_over_both_ways_to_connect() {
     server.wait_for(LIMIT);
 }
 
-/// libfabric's verbs provider needs an interface other than the loopback, which a test machine may lack: hence the network namespace.
+/// libfabric's verbs provider needs an interface other than the loopback, which a test machine may
+/// lack: hence the network namespace.
 #[test]
 fn libfabric_of_both_endpoint_types() {
     or_skip!(installed("fi_pingpong"));
@@ -186,7 +189,8 @@ fn iser_reads_and_writes_a_disk() {
     target.stopped();
 }
 
-/// A QEMU with 64 MiB of memory and only the firmware in it, controlled by QMP over its standard input.
+/// A QEMU with 64 MiB of memory and only the firmware in it, controlled by QMP over its standard
+/// input.
 fn qemu(options: &str) -> Running {
     let mut qemu = Program::new("qemu-system-x86_64")
         .line("-accel tcg -machine q35 -m 64 -nodefaults -display none -vga none -qmp stdio")

@@ -1,4 +1,5 @@
-//! rdma-core's own Python tests, all of them, of the version whose libraries run them. `tests/fixtures/rdma-core-*.outcomes` says what must come of each.
+//! rdma-core's own Python tests, all of them, of the version whose libraries run them.
+//! `tests/fixtures/rdma-core-*.outcomes` says what must come of each.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,13 +12,16 @@ use urnic_tests::or_skip;
 use urnic_tests::program::Program;
 use urnic_tests::served::wanted;
 
-/// Some three hundred tests, most of which end at once. They take a minute alone, and minutes on a crowded machine.
+/// Some three hundred tests, most of which end at once. They take a minute alone, and minutes on a
+/// crowded machine.
 const LIMIT: Duration = Duration::from_secs(1800);
 
-/// One process looks at what the other wrote as soon as that one's Write completed, which says nothing of its arrival; `rdma_cm.rs` tries it several times.
+/// One process looks at what the other wrote as soon as that one's Write completed, which says
+/// nothing of its arrival; `rdma_cm.rs` tries it several times.
 const LOOKS_TOO_EARLY: &str = "test_rdmacm.CMTestCase.test_rdmacm_async_write";
 
-/// What the tests say of what only a device in their process has: page faults of a program's own, queues in a program's own memory.
+/// What the tests say of what only a device in their process has: page faults of a program's own,
+/// queues in a program's own memory.
 const IN_PROCESS_ONLY: [&str; 2] = [
     "ODP is not supported - No ODP caps",
     "Parent Domain is not supported on this device",
@@ -70,7 +74,8 @@ fn outcomes(output: &str) -> BTreeMap<String, Outcome> {
             found.insert(name.clone(), Outcome::Unknown);
             current = Some(name);
         }
-        // Behind the name, behind the first line of its description, or behind what the test itself prints.
+        // Behind the name, behind the first line of its description, or behind what the test itself
+        // prints.
         let verdict = line.rsplit_once("... ").map_or(line, |(_, verdict)| verdict);
         if let Some(outcome) = Outcome::parse(verdict)
             && let Some(name) = current.take()
@@ -85,7 +90,8 @@ fn outcomes(output: &str) -> BTreeMap<String, Outcome> {
     found
 }
 
-/// The test that a line begins, and its place: `test_one (tests.module.Class.test_one)`, or without the last name.
+/// The test that a line begins, and its place: `test_one (tests.module.Class.test_one)`, or without
+/// the last name.
 fn begun(line: &str) -> Option<(&str, &str)> {
     let (name, rest) = line.split_once(" (")?;
     let (place, _) = rest.split_once(')')?;
@@ -95,7 +101,8 @@ fn begun(line: &str) -> Option<(&str, &str)> {
 /// What must come of the tests of one version.
 struct Expected {
     version: u32,
-    /// Names, or beginnings of names with a `*` behind; whether it passes, fails or is skipped; the reasons it may give for a skip.
+    /// Names, or beginnings of names with a `*` behind; whether it passes, fails or is skipped; the
+    /// reasons it may give for a skip.
     lines: Vec<(String, String, Vec<String>)>,
 }
 
@@ -142,7 +149,8 @@ impl Expected {
         })
     }
 
-    /// The README's row about them: how many of those that are no vendor's pass, fail and are skipped.
+    /// The README's row about them: how many of those that are no vendor's pass, fail and are
+    /// skipped.
     fn row(&self) -> String {
         let own = || self.lines.iter().filter(|(test, ..)| !test.ends_with('*'));
         let count = |word| own().filter(|line| line.1 == word).count();
@@ -163,7 +171,8 @@ fn suite(folder: &str) -> Program {
     Program::new("/usr/bin/python3").args(flags)
 }
 
-/// Runs the tests and checks that what comes of each is what must: nothing else fails or is skipped, and what is expected to fail does.
+/// Runs the tests and checks that what comes of each is what must: nothing else fails or is
+/// skipped, and what is expected to fail does.
 #[track_caller]
 fn are_as_expected(program: &Program, version: u32) {
     let expected = Expected::read(version);

@@ -1,4 +1,5 @@
-//! The RNIC as a PCI function of guests: Debian's own kernel and programs, vfio-pci, an IOMMU. Each host is a network namespace.
+//! The RNIC as a PCI function of guests: Debian's own kernel and programs, vfio-pci, an IOMMU. Each
+//! host is a network namespace.
 
 use urnic_tests::netns::Netns;
 use urnic_tests::pci_guest::{PORT, PciGuest, Server};
@@ -95,7 +96,8 @@ fn succeed(server: (&End<'_>, &str), client: (&End<'_>, &str)) -> (String, Strin
     (ours, theirs)
 }
 
-/// The four programs, unmodified, between two ends: `to` is found at `meeting` by TCP, and has the RNIC's address `address`.
+/// The four programs, unmodified, between two ends: `to` is found at `meeting` by TCP, and has the
+/// RNIC's address `address`.
 #[track_caller]
 pub(crate) fn programs_run(from: &End<'_>, to: &End<'_>, meeting: &str, address: &str) {
     let (ours, theirs) = succeed(
@@ -246,7 +248,8 @@ fn the_death_of_a_program_of_qemu_or_of_the_server_is_told_and_survived() {
     let here = End::Guest(&guest, 0).start(&format!("{busy} {SECOND}"));
     transfers(&guest);
     server.kill();
-    // QEMU 11.1 itself may stop then, over an error that it sets twice: `error_setv: Assertion `*errp == NULL' failed`.
+    // QEMU 11.1 itself may stop then, over an error that it sets twice: `error_setv: Assertion
+    // `*errp == NULL' failed`.
     let unless_qemu_stopped = |program: Started| match program.tries() {
         Ok(ended) => Some(ended),
         Err(said) => {

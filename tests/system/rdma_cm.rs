@@ -10,8 +10,9 @@ use urnic_tests::{Pair, or_skip};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What rping 44 says, and leaves with 255, when its main thread, done, closes the channel just before its other thread asks that for the next event. It
-/// would in a kernel as well: by its source nothing makes one wait for the other.
+/// What rping 44 says, and leaves with 255, when its main thread, done, closes the channel just
+/// before its other thread asks that for the next event. It would in a kernel as well: by its
+/// source nothing makes one wait for the other.
 pub(crate) const LOST_RACE: &str = "rdma_get_cm_event: Bad file descriptor\n";
 
 /// Runs a server and a client; up to three times, while one of them loses that race.
@@ -177,15 +178,17 @@ fn suite(folder: &str) -> Program {
     ])
 }
 
-/// One process looks at what the other wrote as soon as that one's Write completed. On iWARP a completed Write is one that TCP has taken; only a
-/// message behind it says that it is there, and this test sends none.
+/// One process looks at what the other wrote as soon as that one's Write completed. On iWARP a
+/// completed Write is one that TCP has taken; only a message behind it says that it is there, and
+/// this test sends none.
 fn looked_too_early(ended: &Ended) -> bool {
     ["ERROR: test_rdmacm_async_write", "Data validation failure"]
         .iter()
         .all(|words| ended.output.contains(words))
 }
 
-/// Runs them: `passing` or more pass, and none fails but the one that `may_fail`. Up to three times, while one looks too early.
+/// Runs them: `passing` or more pass, and none fails but the one that `may_fail`. Up to three
+/// times, while one looks too early.
 #[track_caller]
 fn passes(suite: &Program, passing: usize, may_fail: Option<&str>) {
     let _turn = suites_turn();
@@ -208,7 +211,8 @@ fn passes(suite: &Program, passing: usize, may_fail: Option<&str>) {
     assert!(ended.ok() || may_fail.is_some(), "{ended}");
 }
 
-/// Version 44 takes every error in its test of datagrams for a failure; later ones skip it where there are none.
+/// Version 44 takes every error in its test of datagrams for a failure; later ones skip it where
+/// there are none.
 const CANNOT_SKIP: &str = "test_rdmacm_async_udp_traffic";
 
 #[test]

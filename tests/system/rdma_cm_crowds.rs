@@ -1,4 +1,5 @@
-//! Many rdma_cm connections: one after the other, at once, of many processes, between hosts and users, of two ends that differ; and much data.
+//! Many rdma_cm connections: one after the other, at once, of many processes, between hosts and
+//! users, of two ends that differ; and much data.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -20,7 +21,8 @@ use crate::rdma_cm::{LOST_RACE, but_for_lost_races};
 const LIMIT: Duration = Duration::from_secs(120);
 const DEPTHS: (u8, u8) = (8, 8);
 
-/// Server and client of `name`, both with these options; the client once the server listens at the port that they get.
+/// Server and client of `name`, both with these options; the client once the server listens at the
+/// port that they get.
 #[track_caller]
 fn both(server: &Program, client: &Program) -> (Ended, Ended) {
     let port = free_port();
@@ -170,7 +172,8 @@ fn a_persistent_rping_serves_sixteen_at_a_time() {
     let clients: Vec<Running> = (0..16)
         .map(|_| {
             let mut client = client.spawn();
-            // Two that call at once are one to rping: the second takes the first one's place before a thread serves that.
+            // Two that call at once are one to rping: the second takes the first one's place before
+            // a thread serves that.
             client.says("its first ping", |said| {
                 said.contains("rdma-ping-0").then_some(())
             });

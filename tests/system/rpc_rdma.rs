@@ -33,8 +33,8 @@ fn item(offset: usize, len: u32) -> Item<()> {
     }
 }
 
-/// What is called: bytes of the call, its arguments behind that, room for results, bytes of the longest reply; then bytes of the reply and
-/// of the results in it.
+/// What is called: bytes of the call, its arguments behind that, room for results, bytes of the
+/// longest reply; then bytes of the reply and of the results in it.
 type Job = (
     usize,
     &'static [u32],

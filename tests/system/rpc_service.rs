@@ -72,7 +72,8 @@ fn sixteen_clients_are_served_at_once_and_leave_nothing() {
     );
 }
 
-/// A client that is started with this variable set goes on when its server was killed and started again.
+/// A client that is started with this variable set goes on when its server was killed and started
+/// again.
 #[track_caller]
 fn goes_on(variable: Option<&str>) {
     let line = format!("serve 127.0.0.1:{}", free_port());
@@ -132,7 +133,8 @@ fn a_server_accepts_nobody_for_whom_it_has_no_memory() {
     assert!(said.contains("cannot be reached"), "{said}");
 }
 
-/// Memory is exposed for one call alone: what goes by RDMA has a key of its own each time, and the reply takes it away.
+/// Memory is exposed for one call alone: what goes by RDMA has a key of its own each time, and the
+/// reply takes it away.
 #[test]
 fn each_call_exposes_its_own_memory_and_the_reply_ends_that() {
     or_skip!(installed("tshark"));
@@ -144,14 +146,16 @@ fn each_call_exposes_its_own_memory_and_the_reply_ends_that() {
     let verdict = Wire::of(file).judge();
     verdict.is_clean();
     let count = |opcode| verdict.opcodes.get(&opcode).copied().unwrap_or_default();
-    // Calls by Send, replies by Send with Invalidate; between them Writes, Read Requests and Responses, some of them for the connection's start.
+    // Calls by Send, replies by Send with Invalidate; between them Writes, Read Requests and
+    // Responses, some of them for the connection's start.
     assert_eq!([3, 4].map(count), [8; 2], "{:?}", verdict.opcodes);
     assert!(
         [0, 1, 2].map(count).iter().all(|count| *count >= 8),
         "{:?}",
         verdict.opcodes
     );
-    // Argument and result of each call have keys of their own, which no other call's have; its reply takes one of them away from afar.
+    // Argument and result of each call have keys of their own, which no other call's have; its
+    // reply takes one of them away from afar.
     let keys = |filter: &str, field: &str| {
         let said = verdict.wire.tshark(&["-T", "fields", "-e", field], filter);
         let key = |word: &str| match word.strip_prefix("0x") {
@@ -179,7 +183,8 @@ fn each_call_exposes_its_own_memory_and_the_reply_ends_that() {
     );
 }
 
-/// In the midst of a call the server calls its client, who answers while it waits; for more of them at once than the server has threads.
+/// In the midst of a call the server calls its client, who answers while it waits; for more of them
+/// at once than the server has threads.
 #[test]
 fn a_server_calls_the_clients_that_call_it() {
     let (server, address) = serving(callback("serve 127.0.0.1:0"));
@@ -234,7 +239,8 @@ fn the_client_that_is_silent_for_longest_makes_room() {
     );
 }
 
-/// As on soft-iWARP, which has none: each call registers what it exposes, and nobody can take that away from afar.
+/// As on soft-iWARP, which has none: each call registers what it exposes, and nobody can take that
+/// away from afar.
 #[test]
 fn octets_come_back_by_rdma_also_without_memory_windows() {
     let file: PathBuf = scratch().join(format!("rpc-service-mr-{}.pcapng", std::process::id()));

@@ -1,4 +1,5 @@
-//! Programs of sockets, made to use rsockets: the distribution's examples, and any program under librspreload.
+//! Programs of sockets, made to use rsockets: the distribution's examples, and any program under
+//! librspreload.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -39,7 +40,8 @@ impl Drop for Folder {
     }
 }
 
-/// Server and client of `rsocket_overrun`, which let a Send wait `patience` milliseconds for a receive; when the client has sent all that its credits allow.
+/// Server and client of `rsocket_overrun`, which let a Send wait `patience` milliseconds for a
+/// receive; when the client has sent all that its credits allow.
 fn overrun(patience: &str) -> Result<(Running, Running), String> {
     let port = free_port();
     let program = Program::new(compiled("rsocket_overrun")?)
@@ -113,7 +115,8 @@ fn iperf3_under_librspreload_goes_through_the_device() {
         .env("URNIC_PRESENT_DIR", &watched.0);
     let mut server = iperf3.clone().line("-s").spawn();
     server.listens(port);
-    // rsockets itself may sleep 5 s over each connection (`wake_up_interval` of rsocket.c): its poll() watches a listener's channel, but who calls is told elsewhere.
+    // rsockets itself may sleep 5 s over each connection (`wake_up_interval` of rsocket.c): its
+    // poll() watches a listener's channel, but who calls is told elsewhere.
     for options in ["-n 64M", "-n 64M -R"] {
         let client = iperf3.clone().line(&format!("-c 127.0.0.1 {options}"));
         let said = client.run_for(LIMIT).success();

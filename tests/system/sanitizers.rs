@@ -1,4 +1,5 @@
-//! Programs under sanitizers and valgrind: nothing of ours is reported, and what is wrong with the program is.
+//! Programs under sanitizers and valgrind: nothing of ours is reported, and what is wrong with the
+//! program is.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,7 +25,8 @@ const ADDRESS: &[&str] = &[
 const THREAD: &[&str] = &["-O1", "-fsanitize=thread"];
 const LEAK: &[&str] = &["-O1", "-fsanitize=leak"];
 
-/// Whether programs with these options can be made here, and run without us: a runtime may be missing, or not get on with the kernel.
+/// Whether programs with these options can be made here, and run without us: a runtime may be
+/// missing, or not get on with the kernel.
 fn works(name: &str, options: &[&str]) -> Result<(), String> {
     installed("cc")?;
     let (source, program) = (
@@ -239,7 +241,8 @@ fn valgrind_has_no_complaint_about_rping() {
     or_skip!(installed("valgrind"));
     or_skip!(installed("rping"));
     or_skip!(in_process("memcheck does not see what another process writes"));
-    // rping ends with its second thread in librdmacm, and so with memory of these two that is "possibly lost".
+    // rping ends with its second thread in librdmacm, and so with memory of these two that is
+    // "possibly lost".
     let checks = [MEMCHECK, &["--errors-for-leak-kinds=definite"]].concat();
     let port = free_port();
     let watched = |line: &str| valgrind(&checks).arg("rping").line(line);

@@ -15,12 +15,14 @@ use urnic_tests::build::{scratch, urnic};
 use urnic_tests::program::Program;
 use urnic_tests::wait::PATIENCE;
 
-/// What QEMU 11.1 said, from `tests/fixtures`: a guest with an IOMMU boots, binds the function to vfio-pci, and runs two checks of
-/// `urnic conformance` and `ibv_devinfo`. For each message: the number of descriptors with it, the errno of the reply, for each
-/// descriptor the length of its file or `u64::MAX` for an eventfd, the message.
+/// What QEMU 11.1 said, from `tests/fixtures`: a guest with an IOMMU boots, binds the function to
+/// vfio-pci, and runs two checks of `urnic conformance` and `ibv_devinfo`. For each message: the
+/// number of descriptors with it, the errno of the reply, for each descriptor the length of its
+/// file or `u64::MAX` for an eventfd, the message.
 const RECORDED: &[u8] = include_bytes!("../fixtures/qemu-11.1.vfio-user");
 
-/// A served function with address 127.0.0.2; the socket is removed by the server, which ends when dropped.
+/// A served function with address 127.0.0.2; the socket is removed by the server, which ends when
+/// dropped.
 struct Served {
     running: Running,
     socket: PathBuf,

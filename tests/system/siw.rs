@@ -88,8 +88,8 @@ pub(crate) const SEND: &str = "0x03";
 
 pub(crate) const RPING: &str = "rping -c -a ADDRESS -p PORT -v -V -C 100 -S 4000";
 pub(crate) const RPING_SERVER: &str = "rping -s -p PORT -v -V -C 100 -S 4000";
-/// With a queue pair of its own making it says itself how many Reads it wants to have under way, and does not take the caller's word:
-/// siw says 0 for callers of MPA revision 1, who cannot tell.
+/// With a queue pair of its own making it says itself how many Reads it wants to have under way,
+/// and does not take the caller's word: siw says 0 for callers of MPA revision 1, who cannot tell.
 pub(crate) const RPING_SERVER_WITH_READS: &str = "rping -s -q -p PORT -v -V -C 100 -S 4000";
 
 /// All hundred pings were seen, and their data were right: rping verifies them.
@@ -176,8 +176,9 @@ fn rping_with_each_ready_to_receive_that_siw_knows() {
     for types in ["write", "read"] {
         rping_both_ways(&guest, &[("URNIC_MPA_RTR_TYPES", types)]);
     }
-    // Of those that both know, siw takes the Write, and we the Read. (Offered a Send alone siw answers that it wants a Write, and we
-    // with a Terminate, 2/0/7, upon which its kernel stops at a BUG() in iw_cm: not tried here.)
+    // Of those that both know, siw takes the Write, and we the Read. (Offered a Send alone siw
+    // answers that it wants a Write, and we with a Terminate, 2/0/7, upon which its kernel stops at
+    // a BUG() in iw_cm: not tried here.)
     rping_both_ways(&guest, &[]);
     assert_eq!(
         first_opcodes(&guest.wire()),
@@ -239,11 +240,13 @@ fn a_siw_that_wants_no_crc_rejects_us() {
     assert!(!ok && !said.contains("DISCONNECT"), "{said}");
 }
 
-/// What siw's client says at its very end if our server, done, closes before siw has accounted for its own last Send, which arrived (in a
-/// machine that is emulated it takes that long): siw then calls the Send failed.
+/// What siw's client says at its very end if our server, done, closes before siw has accounted for
+/// its own last Send, which arrived (in a machine that is emulated it takes that long): siw then
+/// calls the Send failed.
 const OVERTAKEN: &str = " Bad wc status 2\n Unable to write to socket/rdma_cm\nFailed to close connection between server and client\n";
 
-/// A perftest, called by us; again, if we called before its server, at the pace of a machine that is emulated, listened.
+/// A perftest, called by us; again, if we called before its server, at the pace of a machine that
+/// is emulated, listened.
 #[track_caller]
 pub(crate) fn urnic_measures(guest: &Guest, line: &str, settings: Settings<'_>) -> Ends {
     let server = format!("{line} -R -F -p PORT");
@@ -278,8 +281,9 @@ pub(crate) fn siw_measures(guest: &Guest, line: &str, settings: Settings<'_>) ->
 fn perftest_both_ways() {
     or_skip!(installed("ib_send_bw"));
     let guest = or_skip!(Guest::borrowed());
-    // siw puts the second part of a CRC that TCP brings in two pieces where the first was, and calls it wrong. That comes with a TCP window that is
-    // full, as by more than one Read under way.
+    // siw puts the second part of a CRC that TCP brings in two pieces where the first was, and
+    // calls it wrong. That comes with a TCP window that is full, as by more than one Read under
+    // way.
     let lines = [("ib_send_bw", ""), ("ib_write_bw", ""), ("ib_read_bw", " -t 1")];
     for (name, for_siw) in lines {
         let line = format!("{name} -n 20");

@@ -1,5 +1,6 @@
-//! Random programs of legal verbs over many queue pairs, against a model of memory and completions (`tests/stress`). The seed is in what a failure
-//! prints; `URNIC_STRESS_SEED` plays another: the ten minutes have a new one each time.
+//! Random programs of legal verbs over many queue pairs, against a model of memory and completions
+//! (`tests/stress`). The seed is in what a failure prints; `URNIC_STRESS_SEED` plays another: the
+//! ten minutes have a new one each time.
 
 use std::time::{Duration, SystemTime};
 

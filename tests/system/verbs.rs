@@ -1,4 +1,5 @@
-//! What the verbs can do at most, and every kind of registration: our own programs, which check for themselves.
+//! What the verbs can do at most, and every kind of registration: our own programs, which check for
+//! themselves.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! The way of a PCI function from the kernel to a program and back: binding, permissions, limits, holders, unplugging.
+//! The way of a PCI function from the kernel to a program and back: binding, permissions, limits,
+//! holders, unplugging.
 
 use urnic_tests::netns::Netns;
 use urnic_tests::pci_guest::{PORT, PciGuest, Server};
@@ -31,7 +32,8 @@ fn mending(said: &str) -> &str {
         .unwrap_or_else(|| panic!("nothing to mend in:\n{said}"))
 }
 
-/// Starts a program that keeps the function, and waits until it has it. What it says is in `/tmp/watch`.
+/// Starts a program that keeps the function, and waits until it has it. What it says is in
+/// `/tmp/watch`.
 #[track_caller]
 fn holder(guest: &PciGuest<'_>) -> urnic_tests::shell::Task {
     let task = guest.start(&PciGuest::with_urnic(0, "ibv_asyncwatch >/tmp/watch 2>&1"));
@@ -95,8 +97,8 @@ fn what_was_completed_arrives_though_the_program_ends_and_its_function_is_reset(
     }
 }
 
-/// Takes the first function out, as unplugging it does (QEMU 11.1 itself aborts at `device_del` of a vfio-user device). The kernel waits until the
-/// program that has it let go.
+/// Takes the first function out, as unplugging it does (QEMU 11.1 itself aborts at `device_del` of
+/// a vfio-user device). The kernel waits until the program that has it let go.
 #[track_caller]
 fn take_out(guest: &PciGuest<'_>) {
     guest.run(&format!(

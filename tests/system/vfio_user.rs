@@ -1,4 +1,5 @@
-//! A device in another process: unmodified programs over `urnic serve`, and what they see when it is killed.
+//! A device in another process: unmodified programs over `urnic serve`, and what they see when it
+//! is killed.
 
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ use crate::devices::gids;
 use crate::rdma_cm::but_for_lost_races;
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// A killed server is noticed within this time: no timeout of a protocol has to pass. A loaded machine may take its time to run anybody.
+/// A killed server is noticed within this time: no timeout of a protocol has to pass. A loaded
+/// machine may take its time to run anybody.
 const NOTICED: Duration = Duration::from_secs(20);
 
 /// Both ends on functions of one server.
@@ -269,7 +271,8 @@ fn a_killed_server_is_an_error_within_seconds_and_a_new_one_serves_new_programs(
         here.server().signal(Signal::KILL);
         let client = client.wait_for(NOTICED);
         assert!(!client.ok(), "{client}");
-        // Its peer, whose device lives, lost the connection, and may wait for a message that never comes: perftest's manners.
+        // Its peer, whose device lives, lost the connection, and may wait for a message that never
+        // comes: perftest's manners.
         drop(server);
         here.again();
         Pair::new(&here.program("ibv_rc_pingpong")).succeeds();

@@ -10,7 +10,8 @@ use urnic_tests::program::Program;
 use urnic_tests::skip::installed;
 use urnic_tests::{Pair, or_skip};
 
-/// Lets two hand-made ends say these bytes to each other (Request and Reply first), and judges their wire.
+/// Lets two hand-made ends say these bytes to each other (Request and Reply first), and judges
+/// their wire.
 fn judged(netns: &Netns, first: &str, second: &str) -> Result<Verdict, String> {
     const REQUEST: &str = "4d504120 49442052 65712046 72616d65 40010000";
     const REPLY: &str = "4d504120 49442052 65702046 72616d65 40010000";
@@ -110,8 +111,9 @@ fn every_frame_is_well_formed_and_every_crc_is_good() {
 
 #[test]
 fn every_frame_with_markers_is_well_formed() {
-    // Not every CRC is asked about: where a marker falls between two FPDUs, tshark leaves it out of the second's CRC, against
-    // RFC 5044 §4.4 item 2 and Figure 5. Sends of this size never let one fall there.
+    // Not every CRC is asked about: where a marker falls between two FPDUs, tshark leaves it out of
+    // the second's CRC, against RFC 5044 §4.4 item 2 and Figure 5. Sends of this size never let one
+    // fall there.
     let verdict = or_skip!(wire_of(
         &["ibv_rc_pingpong -n 20 -s 100 -g 0"],
         &[("URNIC_MPA_MARKERS", "true")]
@@ -205,7 +207,8 @@ fn mpa_f_11_on_an_idle_link_segments_begin_where_fpdus_begin() {
         if !mpa.contains(stream) {
             continue;
         }
-        // A ULPDU with the headers of DDP and RDMAP for a Send or Write: version bits, and no other opcode (RFC 5041 §4.1, 5040 §4.1).
+        // A ULPDU with the headers of DDP and RDMAP for a Send or Write: version bits, and no other
+        // opcode (RFC 5041 §4.1, 5040 §4.1).
         let header = segment.get(2..4).unwrap_or_default();
         assert!(
             matches!(header, [0x01 | 0x41 | 0x81 | 0xc1, 0x40 | 0x43]),

@@ -247,7 +247,8 @@ fn garbage_is_refused(rig: &Rig) -> Outcome {
         seed ^= seed << 17;
         seed
     };
-    // Not the commands that change or destroy what the connection consists of, were its number hit upon.
+    // Not the commands that change or destroy what the connection consists of, were its number hit
+    // upon.
     let opcodes = [
         Opcode::CreateEq,
         Opcode::CreateMr,

@@ -165,7 +165,8 @@ fn a_moderated_notification_comes_and_comes_once(rig: &Rig) -> Outcome {
         Command::new(Opcode::ModerateCq, &settings(u32::MAX, 2, 2)),
         Status::InvalidHandle,
     )?;
-    // A full count, a count that is never reached, each of the two alone, and neither. When it comes is the device's affair: early is allowed.
+    // A full count, a count that is never reached, each of the two alone, and neither. When it
+    // comes is the device's affair: early is allowed.
     for (count, period) in [(2, MOST), (MOST, 1000), (2, 0), (0, 1000), (0, 0)] {
         rig.command(Opcode::ModerateCq, &settings(cq.id, count, period))?;
         cq.arm(rig, Kind::Arm);

@@ -24,7 +24,8 @@ checks! {
     a_destroyed_queue_pair_takes_its_stream_along,
 }
 
-/// Runs `hurt` on a pair of queue pairs, and shows that another pair and the device are well afterwards.
+/// Runs `hurt` on a pair of queue pairs, and shows that another pair and the device are well
+/// afterwards.
 fn beside(rig: &Rig, hurt: impl FnOnce(&End, &End) -> Outcome) -> Outcome {
     let (other_near, other_far) = pair(rig)?;
     let (near, far) = pair(rig)?;
@@ -218,7 +219,8 @@ fn a_malformed_entry_fails_its_queue_pair(rig: &Rig) -> Outcome {
         entry[at] = value;
         entry
     };
-    // Opcode; scatter/gather elements beyond the blocks; no blocks; more blocks than an entry has; inline length without the flag.
+    // Opcode; scatter/gather elements beyond the blocks; no blocks; more blocks than an entry has;
+    // inline length without the flag.
     for entry in [
         with(0, 0xee),
         with(2, 33),

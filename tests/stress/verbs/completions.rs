@@ -144,7 +144,8 @@ impl Cq {
     fn take_extended(&self, into: &mut Vec<Completion>) {
         let cq: *mut ibv_cq_ex = self.cq.cast();
         let mut attr = ibv_poll_cq_attr::default();
-        // SAFETY: a live extended queue, whose functions libibverbs and the plug-in filled in; read while it is polled.
+        // SAFETY: a live extended queue, whose functions libibverbs and the plug-in filled in; read
+        // while it is polled.
         unsafe {
             let mut status = (*cq).start_poll.expect("start_poll")(cq, &raw mut attr);
             if status == libc::ENOENT {

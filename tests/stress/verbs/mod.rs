@@ -1,5 +1,6 @@
-//! libibverbs as the stress program uses it: loaded at run time, so that nothing need be installed to build this, and called as any program calls
-//! it. Objects are destroyed when dropped, and a destruction that fails ends the program.
+//! libibverbs as the stress program uses it: loaded at run time, so that nothing need be installed
+//! to build this, and called as any program calls it. Objects are destroyed when dropped, and a
+//! destruction that fails ends the program.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::io;
@@ -86,8 +87,8 @@ fn zero(what: &str, status: c_int) {
     );
 }
 
-/// A member of the extended context, as far before the context proper as `infiniband/verbs.h` has it (all of the members lie at fixed
-/// distances from its end).
+/// A member of the extended context, as far before the context proper as `infiniband/verbs.h` has
+/// it (all of the members lie at fixed distances from its end).
 ///
 /// # Safety
 /// `F` is the member's type.

@@ -1,4 +1,5 @@
-//! libfabric's own tests (fabtests) over its verbs provider; and the checks of rdma_cm ports, run on soft-iWARP.
+//! libfabric's own tests (fabtests) over its verbs provider; and the checks of rdma_cm ports, run
+//! on soft-iWARP.
 
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ use super::table::Table;
 
 const LIMIT: Duration = Duration::from_secs(3600);
 
-/// Fabtests that fail on every iWARP device under Linux, and the reason. docs/reference/programs.md has them, too.
+/// Fabtests that fail on every iWARP device under Linux, and the reason. docs/reference/programs.md
+/// has them, too.
 const KNOWN: [(&str, &str); 3] = [
     (
         "fi_msg_sockets",

@@ -1,5 +1,5 @@
-//! The long form of what [`crate::siw`] has in short: every mode that urnic and soft-iWARP have in common, called by either, with every program
-//! that fits, from 0 bytes to 8 MiB.
+//! The long form of what [`crate::siw`] has in short: every mode that urnic and soft-iWARP have in
+//! common, called by either, with every program that fits, from 0 bytes to 8 MiB.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,7 +24,8 @@ use crate::siw::{
 /// Those of ours that run in the guest, too.
 const OUR_PROGRAMS: [&str; 3] = ["cm_sizes", "cm_endings", "cm_many"];
 
-/// What a connection begins with: revision and C bit of Request and Reply, and the first FPDU's opcode.
+/// What a connection begins with: revision and C bit of Request and Reply, and the first FPDU's
+/// opcode.
 type Beginning = ([&'static str; 2], &'static str);
 
 /// What is run in a mode.
@@ -54,7 +55,8 @@ enum Caller {
     Siw,
 }
 
-/// What cannot be: a server that speaks before the caller, who on iWARP must say something, an RTR if nothing else (RFC 5044 §7.1.3).
+/// What cannot be: a server that speaks before the caller, who on iWARP must say something, an RTR
+/// if nothing else (RFC 5044 §7.1.3).
 const SILENT: &str = "not without an RTR: the server begins";
 
 /// One row under way.
@@ -162,7 +164,8 @@ fn ucmatose(run: &Run<'_>) -> String {
     "10 connections, 20 messages of 60000 each way".to_owned()
 }
 
-/// Many connections at once. (Not made at once, as ucmatose makes them: some of those calls get lost on the way into the guest.)
+/// Many connections at once. (Not made at once, as ucmatose makes them: some of those calls get
+/// lost on the way into the guest.)
 fn many(run: &Run<'_>) -> String {
     let here = compiled("cm_many").expect("it was compiled before");
     let here = here.to_str().expect("our path");
@@ -260,7 +263,8 @@ fn perftest(run: &Run<'_>, name: &str) -> String {
     if name == "ib_write_lat" && run.is_silent() {
         return SILENT.to_owned();
     }
-    // siw misreads a CRC that TCP brings in two pieces, as it does when a window is full: by several Reads under way, or a large one.
+    // siw misreads a CRC that TCP brings in two pieces, as it does when a window is full: by
+    // several Reads under way, or a large one.
     let careful = name.starts_with("ib_read") && run.caller == Caller::Siw && run.has_crcs();
     let (options, sizes, rows_due) = match (careful, name) {
         (true, "ib_read_bw") => ("-s 65536 -n 20 -t 1", &["65536"][..], 1),
@@ -317,7 +321,8 @@ const LONG: [Row; 8] = [
     ("ib_read_lat", |run| perftest(run, "ib_read_lat")),
 ];
 
-/// What a test panicked with, in a line: where it has the words of two programs, the last ones of each.
+/// What a test panicked with, in a line: where it has the words of two programs, the last ones of
+/// each.
 fn reason(panic: &(dyn Any + Send)) -> String {
     let text = panic
         .downcast_ref::<String>()
@@ -372,8 +377,9 @@ impl Scene {
 /// How often a row is tried again because of a fault that is known to be siw's.
 const AGAIN: usize = 3;
 
-/// What siw's kernel says of a fault of its own: that it stopped at a BUG(), as its connection manager does now and then by connections that end as
-/// they begin (iwcm.c), or that it misread a CRC.
+/// What siw's kernel says of a fault of its own: that it stopped at a BUG(), as its connection
+/// manager does now and then by connections that end as they begin (iwcm.c), or that it misread a
+/// CRC.
 fn known_fault(guest: &Guest) -> Option<&'static str> {
     let (_, said) = guest.start("dmesg").ends();
     if said.contains("kernel BUG at") {
@@ -382,8 +388,8 @@ fn known_fault(guest: &Guest) -> Option<&'static str> {
     said.lines().any(is_misread).then_some("a CRC that siw misread")
 }
 
-/// Is this line `siw: crc error. in: …, own …, op …` of a CRC whose second part siw put where the first was? That came right: what it made of it is
-/// not just another number.
+/// Is this line `siw: crc error. in: …, own …, op …` of a CRC whose second part siw put where the
+/// first was? That came right: what it made of it is not just another number.
 fn is_misread(line: &str) -> bool {
     let octets = |name: &str| {
         let (_, behind) = line.split_once(name)?;
@@ -594,7 +600,8 @@ modes! {
     },
 }
 
-/// Ours, with a peer that is gone in the midst of it: is told, and ends by itself. (Its status says nothing: rping calls a disconnection success.)
+/// Ours, with a peer that is gone in the midst of it: is told, and ends by itself. (Its status says
+/// nothing: rping calls a disconnection success.)
 #[track_caller]
 fn ends_when_killed(guest: Guest, here: Running) {
     let pinged = until(LIMIT, || {
@@ -606,7 +613,8 @@ fn ends_when_killed(guest: Guest, here: Running) {
     assert!(ended.contains("DISCONNECT EVENT"), "{ended}");
 }
 
-/// QEMU speaks TCP for the guest, as it is on its user network: what we see is that its process is gone.
+/// QEMU speaks TCP for the guest, as it is on its user network: what we see is that its process is
+/// gone.
 #[test]
 #[ignore = "make interop"]
 fn a_guest_that_is_killed_in_mid_transfer() {

@@ -1,5 +1,6 @@
-//! urnic beside soft-iWARP: one guest, one kernel, one address; perftest with `-R` between two programs there, both without CRCs and both with.
-//! And plain TCP between two that spin, the least that anybody in user space takes: siw receives in the kernel, within its peer's system call.
+//! urnic beside soft-iWARP: one guest, one kernel, one address; perftest with `-R` between two
+//! programs there, both without CRCs and both with. And plain TCP between two that spin, the least
+//! that anybody in user space takes: siw receives in the kernel, within its peer's system call.
 
 use urnic_tests::build::{optimised_plugin, scratch, stripped};
 use urnic_tests::guest::{Guest, Packets};
@@ -21,7 +22,8 @@ const ADDRESS: &str = "10.0.2.15";
 /// Each is measured so often, siw and urnic by turns; the median counts.
 const ROUNDS: usize = 3;
 
-/// A program with its options, the column of its result, and the aim: which side of siw's figure ours should be on.
+/// A program with its options, the column of its result, and the aim: which side of siw's figure
+/// ours should be on.
 const PROGRAMS: [(&str, usize, &str); 6] = [
     ("ib_send_lat -n 5000", 4, "at most 1.0"),
     ("ib_write_lat -n 5000", 4, ""),

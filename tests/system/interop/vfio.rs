@@ -1,5 +1,5 @@
-//! The ways to a PCI function that Debian's own kernels lack, on one that has them (`scripts/vfio-kernel`): for `make interop`, since that
-//! kernel takes minutes to build.
+//! The ways to a PCI function that Debian's own kernels lack, on one that has them
+//! (`scripts/vfio-kernel`): for `make interop`, since that kernel takes minutes to build.
 
 use urnic_tests::netns::Netns;
 use urnic_tests::or_skip;
@@ -7,7 +7,8 @@ use urnic_tests::pci_guest::{Machine, PciGuest, Server};
 
 use crate::qemu::{End, FIRST, SECOND, programs_run};
 
-/// The device is reached in this way (`urnic info`), it conforms, and programs in the guest talk to the host's, called by either side.
+/// The device is reached in this way (`urnic info`), it conforms, and programs in the guest talk to
+/// the host's, called by either side.
 #[track_caller]
 fn all_is_as_it_should_be(guest: &PciGuest<'_>, host: &Netns, way: &str) {
     let device = PciGuest::address(0);

@@ -155,7 +155,8 @@ fn a_file_that_cannot_be_mapped_leaves_no_hole() {
 const HALF: u64 = 80 << 20;
 const DATA: u64 = 0x20_0000_0000;
 
-/// A function with a queue pair that is its own peer, and a region of `2 * HALF` bytes whose pages lie apart in a file.
+/// A function with a queue pair that is its own peer, and a region of `2 * HALF` bytes whose pages
+/// lie apart in a file.
 fn scattered(server: &Server) -> (Intruder, OwnPeer, u32, File) {
     let mut client = begin(&server.socket);
     client.enable().expect("memory may be lent");
@@ -261,7 +262,8 @@ fn memory_taken_back_under_many_rings_costs_little() {
     server.ends();
 }
 
-/// A TCP socket that waits when it is closed: its peer takes nothing, and it lingers for hours. The other two keep it so.
+/// A TCP socket that waits when it is closed: its peer takes nothing, and it lingers for hours. The
+/// other two keep it so.
 pub(crate) fn lingering() -> (TcpStream, TcpStream, TcpListener) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let mut socket = TcpStream::connect(listener.local_addr().expect("bound")).expect("a backlog");
@@ -296,7 +298,8 @@ fn pass(server: &Server, way: usize, fd: BorrowedFd<'_>) -> Intruder {
     client
 }
 
-/// Sockets that linger, and the threads here that close ours: if that is the last one, they wait too, until its peer goes.
+/// Sockets that linger, and the threads here that close ours: if that is the last one, they wait
+/// too, until its peer goes.
 #[derive(Default)]
 struct Lingering {
     peers: Vec<(TcpStream, TcpListener)>,

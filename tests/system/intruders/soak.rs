@@ -1,6 +1,8 @@
-//! Random harm beside honest work: what the honest clients transfer arrives, and the server is left as it was.
+//! Random harm beside honest work: what the honest clients transfer arrives, and the server is left
+//! as it was.
 //!
-//! The seed is printed; `URNIC_SOAK_SEED` sets it. Threads run freely, so a seed gives the same deeds, not the same interleaving.
+//! The seed is printed; `URNIC_SOAK_SEED` sets it. Threads run freely, so a seed gives the same
+//! deeds, not the same interleaving.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -472,7 +474,8 @@ fn honest_beside_harm(round: Duration) {
         let now = scene.at_rest();
         println!("round {number}: {deeds} deeds, {times} transfers, {now:?}");
         assert!(deeds > 0 && times > 0, "{deeds} deeds, {times} transfers");
-        // The first round makes what is kept for later: memory of the allocator, blocks of addresses.
+        // The first round makes what is kept for later: memory of the allocator, blocks of
+        // addresses.
         let before = *first.get_or_insert(now);
         assert!(now.kib < before.kib + 24 * 1024, "{before:?}, then {now:?}");
         assert!(now.descriptors <= before.descriptors, "{before:?}, then {now:?}");

@@ -16,7 +16,8 @@ const START: u64 = 2_000;
 /// What every other connection carries, so that things go on.
 const ON: u64 = 350_000;
 
-/// A file goes there and back, block by block, through connections that break behind these numbers of bytes.
+/// A file goes there and back, block by block, through connections that break behind these numbers
+/// of bytes.
 #[track_caller]
 fn transfers_survive(name: &str, points: &[u64]) {
     let export = Export::new(name, &[]);
@@ -89,7 +90,8 @@ fn transfers_survive(name: &str, points: &[u64]) {
     }
     assert!(read(&export.file("file")) == octets, "what was put");
     assert!(read(&export.here("got")) == octets, "what was got");
-    // What all cuts of READs left behind, and those of a second run of WRITEs: nothing but what allocators keep.
+    // What all cuts of READs left behind, and those of a second run of WRITEs: nothing but what
+    // allocators keep.
     let forwarder = cut_at(points);
     let again = transfer("put", &forwarder)
         .arg(export.here("sent"))
@@ -109,7 +111,8 @@ fn a_transfer_survives_its_connections_breaks() {
 #[test]
 #[ignore = "make soak"]
 fn a_transfer_survives_breaks_at_every_point() {
-    // Each byte of the start, where all differ; then each that is the first of another word of a segment, sooner or later.
+    // Each byte of the start, where all differ; then each that is the first of another word of a
+    // segment, sooner or later.
     let points: Vec<u64> = (0..START).chain((START..END).step_by(53)).collect();
     let parts = Mutex::new(points.chunks(250).enumerate());
     let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();

@@ -1,5 +1,6 @@
-//! A requester made by hand, byte by byte: headers that make no sense, and others of which nobody knows whether they do. What is answered, and
-//! how, is written down here a second time, with none of the code under test.
+//! A requester made by hand, byte by byte: headers that make no sense, and others of which nobody
+//! knows whether they do. What is answered, and how, is written down here a second time, with none
+//! of the code under test.
 
 mod crowds;
 
@@ -126,7 +127,8 @@ impl Requester {
         self.peer.tell(&[send(self.sent, message)]);
     }
 
-    /// The server's next message; `None` if it ends the connection instead. What it wants to read it gets; what it writes is lost.
+    /// The server's next message; `None` if it ends the connection instead. What it wants to read
+    /// it gets; what it writes is lost.
     #[track_caller]
     fn hears(&mut self) -> Option<Vec<u8>> {
         loop {
@@ -327,7 +329,8 @@ fn a_header_that_makes_no_sense_is_refused_or_discarded_and_nothing_else_happens
     requester.goes_on("a message that was too long elsewhere");
 }
 
-/// RFC 8166 §4.5.3: a client that does not know what ended its connection sends the call again, and would for ever.
+/// RFC 8166 §4.5.3: a client that does not know what ended its connection sends the call again, and
+/// would for ever.
 #[test]
 fn a_call_whose_memory_cannot_be_read_ends_the_connection_once() {
     let export = Export::new("unreadable", &[]);
@@ -351,10 +354,12 @@ fn a_call_whose_memory_cannot_be_read_ends_the_connection_once() {
     assert!(refused.is_some(), "the call is not refused");
 }
 
-/// The same where nobody had looked at the connection when it was gone: the server's one thread waits for an answer of another client's.
+/// The same where nobody had looked at the connection when it was gone: the server's one thread
+/// waits for an answer of another client's.
 #[test]
 fn a_call_that_broke_a_connection_is_refused_though_nobody_looked_when_it_did() {
-    /// A procedure that makes a call backward before it answers, to the one that its argument names.
+    /// A procedure that makes a call backward before it answers, to the one that its argument
+    /// names.
     const BACK: [u32; 11] = [X, 0, 2, 0x2000_0003, 1, 4, 0, 0, 0, 0, 6];
     let scenes = example("urnic-rpc-rdma-verbs", "scenes");
     let mut server = Program::new(scenes).arg("serves").spawn();
@@ -373,7 +378,8 @@ fn a_call_that_broke_a_connection_is_refused_though_nobody_looked_when_it_did() 
     requester.peer.tell(&[complaint(0x0100, &request)]);
     requester.peer.finish();
     requester.peer.rest();
-    // That the next connection is there says that the server knows of the last one's end, or soon will.
+    // That the next connection is there says that the server knows of the last one's end, or soon
+    // will.
     let mut again = Requester::at(port);
     let xid = u32::from_be_bytes(back[..4].try_into().expect("four octets"));
     other.says(&of(
@@ -428,7 +434,8 @@ impl Messages {
     }
 }
 
-/// What a message may be answered: an error of this kind, for certain; or whatever there is to say to something that may be a call.
+/// What a message may be answered: an error of this kind, for certain; or whatever there is to say
+/// to something that may be a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Due {
     Nothing,
@@ -521,8 +528,8 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Hears all that is owed, up to the answer to a call that comes last; `false` if the server ends the connection, as it may when there was a
-/// call in it that cannot be answered.
+/// Hears all that is owed, up to the answer to a call that comes last; `false` if the server ends
+/// the connection, as it may when there was a call in it that cannot be answered.
 #[track_caller]
 fn settled(requester: &mut Requester, mut owed: HashMap<u32, Due>, seed: u32) -> bool {
     let last = 0xaaaa_0000 + seed;

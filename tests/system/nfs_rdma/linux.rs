@@ -1,6 +1,7 @@
 //! Linux' own client, in the guest with soft-iWARP, of what we serve.
 //!
-//! Linux 6.1's siw misreads a CRC that comes in two parts, which QEMU's network makes of many; so there is none here.
+//! Linux 6.1's siw misreads a CRC that comes in two parts, which QEMU's network makes of many; so
+//! there is none here.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -84,7 +85,8 @@ fn linux_mounts_reads_and_writes() {
     }
 }
 
-/// Each file of a tree: its path, kind, rights, time (in whole seconds, and not of links, as the guest's `cp` has it), target and checksum.
+/// Each file of a tree: its path, kind, rights, time (in whole seconds, and not of links, as the
+/// guest's `cp` has it), target and checksum.
 #[track_caller]
 fn listed(tree: &Path) -> String {
     const LINE: &str = "{ find . -type l -printf '%p -> %l\n'; find . ! -type l -exec stat -c '%n %F %a %Y' {} +; \
@@ -139,7 +141,8 @@ fn linux_copies_a_gibibyte_both_ways() {
     let octets = pattern(PIECES as usize * PIECE);
     write(&export.file("there"), &octets);
     mount(&guest, &export, 1 << 20);
-    // A piece at a time: an emulated machine takes its time for all of it. What is read here is in nobody's cache.
+    // A piece at a time: an emulated machine takes its time for all of it. What is read here is in
+    // nobody's cache.
     for piece in 0..PIECES {
         let skip = piece * (PIECE as u32 >> 20);
         said(
@@ -239,8 +242,9 @@ fn fio_finds_what_it_wrote_at_random_for_a_minute() {
     unmount(&guest);
 }
 
-/// What is on the wire is what a dissector that others wrote knows; and of each kind of call and reply there is some, but of long calls, for which NFSv3 has nothing to
-/// say: Linux' longest go by Read chunk. (Its lists of rights are long: `lists`.)
+/// What is on the wire is what a dissector that others wrote knows; and of each kind of call and
+/// reply there is some, but of long calls, for which NFSv3 has nothing to say: Linux' longest go by
+/// Read chunk. (Its lists of rights are long: `lists`.)
 #[test]
 #[ignore = "make interop"]
 fn what_linux_and_we_say_is_well_formed() {
@@ -290,7 +294,8 @@ fn what_linux_and_we_say_is_well_formed() {
     assert!(!counts.contains(&0), "{counts:?}\n{messages}");
 }
 
-/// While a file is copied the server is killed, and started again: Linux goes on, and nothing of the copy is missing.
+/// While a file is copied the server is killed, and started again: Linux goes on, and nothing of
+/// the copy is missing.
 #[test]
 #[ignore = "make interop"]
 fn linux_goes_on_when_the_server_was_killed_and_started_again() {

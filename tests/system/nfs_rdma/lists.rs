@@ -1,4 +1,5 @@
-//! Access control lists: our client's, and those of Linux', by `setfacl` and `getfacl` in the guest. They are all that Linux makes long calls for.
+//! Access control lists: our client's, and those of Linux', by `setfacl` and `getfacl` in the
+//! guest. They are all that Linux makes long calls for.
 
 use std::path::PathBuf;
 
@@ -11,7 +12,8 @@ use urnic_tests::skip::installed;
 use super::linux::{WITHOUT_CRC, mount, said, unmount};
 use super::{Export, write};
 
-/// Users on a file's list: more than fit into the 4096 bytes that go without chunks, at 12 each, and not more than ext4 keeps.
+/// Users on a file's list: more than fit into the 4096 bytes that go without chunks, at 12 each,
+/// and not more than ext4 keeps.
 const OF_FILE: u32 = 450;
 /// On each of a directory's two.
 const OF_DIRECTORY: u32 = 200;
@@ -87,7 +89,8 @@ fn linux_sets_and_gets(guest: &Guest, export: &Export) {
         unmount(guest);
         mount(guest, export, 1 << 20);
     }
-    // What is made in the directory has its list, within the mode of `open`, whatever the umask; and another mode is another mask.
+    // What is made in the directory has its list, within the mode of `open`, whatever the umask;
+    // and another mode is another mask.
     said(
         guest,
         &format!(

@@ -131,7 +131,8 @@ impl Export {
     }
 }
 
-/// Descriptors of a server that nobody is connected to any more: those whose connections it still ends do not count.
+/// Descriptors of a server that nobody is connected to any more: those whose connections it still
+/// ends do not count.
 fn idle(server: u32) -> usize {
     let looks = (0..300).map(|_| {
         std::thread::sleep(std::time::Duration::from_millis(2));

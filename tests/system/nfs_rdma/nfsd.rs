@@ -1,7 +1,9 @@
 //! Our client and Linux' own server, in the guest with soft-iWARP.
 //!
-//! nfsd is told what it needs by the files that its helper programs would write (`exports(5)`, `nfsd(7)`), so none of them is in the guest: what rpc.mountd
-//! would answer is answered here, and in the place of rpcbind, without which nfsd does not start, there is one who says yes to everything.
+//! nfsd is told what it needs by the files that its helper programs would write (`exports(5)`,
+//! `nfsd(7)`), so none of them is in the guest: what rpc.mountd would answer is answered here, and
+//! in the place of rpcbind, without which nfsd does not start, there is one who says yes to
+//! everything.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -93,7 +95,8 @@ impl Drop for Nfsd {
     }
 }
 
-/// Answers MOUNT (RFC 1813 appendix I) at a port, while the tests last: of what there is, only `/` is a directory.
+/// Answers MOUNT (RFC 1813 appendix I) at a port, while the tests last: of what there is, only `/`
+/// is a directory.
 fn mountd(root: Vec<u8>) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let port = listener.local_addr().expect("a TCP socket").port();

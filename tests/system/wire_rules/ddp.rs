@@ -1,4 +1,5 @@
-//! DDP (RFC 5041; conformance §4). Codes as the Terminate has them: layer and error type, then the code.
+//! DDP (RFC 5041; conformance §4). Codes as the Terminate has them: layer and error type, then the
+//! code.
 
 use urnic_tests::or_skip;
 use urnic_tests::peer::hex;
@@ -213,7 +214,8 @@ fn ddp_v_06_the_terminate_is_the_vector() {
 
 #[test]
 fn ddp_v_07_a_send_without_a_receive_terminates_when_patience_ends() {
-    // rnr_retry 0: native connections let a Send wait at most as long as the sender's retries would.
+    // rnr_retry 0: native connections let a Send wait at most as long as the sender's retries
+    // would.
     let mut scene = or_skip!(Scene::start(&[]));
     let wish = Wish {
         rnr_retry: 0,

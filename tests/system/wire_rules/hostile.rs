@@ -1,4 +1,5 @@
-//! Input that means nothing but harm: at the listener, in full operation, and by way of the process's own end.
+//! Input that means nothing but harm: at the listener, in full operation, and by way of the
+//! process's own end.
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use urnic_tests::or_skip;
@@ -145,7 +146,8 @@ fn random_fpdus_harm_nobody() {
     scene.ends();
 }
 
-/// Without CRCs, and so read directly to its place where it may be: wrong lengths, wrong everything.
+/// Without CRCs, and so read directly to its place where it may be: wrong lengths, wrong
+/// everything.
 #[test]
 fn random_fpdus_without_crc_harm_nobody() {
     let mut scene = or_skip!(Scene::with(0));
@@ -229,7 +231,8 @@ fn sec_06_a_peer_that_asks_and_never_reads_costs_bounded_memory() {
     scene.victim.leaves();
 }
 
-/// Each of many peers uses up the Reads it may ask for, and takes no answer. Another one's Reads are answered meanwhile, one after the other.
+/// Each of many peers uses up the Reads it may ask for, and takes no answer. Another one's Reads
+/// are answered meanwhile, one after the other.
 #[test]
 fn sec_06_used_up_reads_of_peers_leave_others_theirs() {
     const LEN: u32 = 5000;

@@ -1,5 +1,6 @@
-//! The rules of the wire at a live process: a raw TCP peer is the other end of native connections, in both roles,
-//! and compares what comes back byte by byte. Tests carry the ids of the rows that they show.
+//! The rules of the wire at a live process: a raw TCP peer is the other end of native connections,
+//! in both roles, and compares what comes back byte by byte. Tests carry the ids of the rows that
+//! they show.
 
 mod ddp;
 mod hostile;
@@ -68,8 +69,8 @@ impl Scene {
         })
     }
 
-    /// In both roles: the peer sends these ULPDUs, of which the last is at fault; the victim says so in a Terminate, sends
-    /// FIN, flushes, and nothing of the last one, or behind it, is placed.
+    /// In both roles: the peer sends these ULPDUs, of which the last is at fault; the victim says
+    /// so in a Terminate, sends FIN, flushes, and nothing of the last one, or behind it, is placed.
     #[track_caller]
     fn refuses(&mut self, error: u16, ulpdus: &[Vec<u8>]) {
         self.refuses_after(error, ulpdus, &ALL_FLUSHED);
@@ -93,8 +94,8 @@ impl Scene {
         self.is_pristine();
     }
 
-    /// As [`Self::breaks`], by bytes that are not what MPA would have made of them. `at_fault`: the ULPDU that the
-    /// Terminate is about.
+    /// As [`Self::breaks`], by bytes that are not what MPA would have made of them. `at_fault`: the
+    /// ULPDU that the Terminate is about.
     #[track_caller]
     fn breaks_by(
         &mut self,
@@ -104,7 +105,8 @@ impl Scene {
         at_fault: &[u8],
         completions: &[(u64, u64)],
     ) {
-        // DDP-T-01, MPA-E-02: what follows a fault is dropped without a word. In one piece, so that it is there at once.
+        // DDP-T-01, MPA-E-02: what follows a fault is dropped without a word. In one piece, so that
+        // it is there at once.
         let late = write(self.victim.stag("all"), self.victim.buffer(), b"too late");
         let late = link.peer.framed(&[late]);
         link.peer.send(&[bytes, &late].concat());
@@ -123,7 +125,8 @@ impl Scene {
         assert_eq!(self.victim.event(), (kind, link.qp.index));
     }
 
-    /// The connection has ended, with nothing more sent; so has its queue pair, with these completions and no others.
+    /// The connection has ended, with nothing more sent; so has its queue pair, with these
+    /// completions and no others.
     #[track_caller]
     fn is_over(&mut self, link: &mut Link, end: End, completions: &[(u64, u64)]) {
         assert_eq!(link.peer.end(), end);
@@ -141,7 +144,8 @@ impl Scene {
         );
     }
 
-    /// The program's other traffic goes on: that with a raw peer, and that between queue pairs of its own.
+    /// The program's other traffic goes on: that with a raw peer, and that between queue pairs of
+    /// its own.
     #[track_caller]
     fn goes_on(&mut self) {
         self.others_go_on();

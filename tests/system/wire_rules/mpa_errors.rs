@@ -110,7 +110,8 @@ fn mpa_e_01_an_end_with_a_read_outstanding_is_an_error() {
     scene.ends();
 }
 
-/// Bytes on the wire of the zero-length Write by which the initiator says that it is ready, with the marker before it.
+/// Bytes on the wire of the zero-length Write by which the initiator says that it is ready, with
+/// the marker before it.
 const RTR_LEN: usize = 4 + 20;
 
 /// Counters of the process that tell the errors of RFC 5044 §8 apart: codes 1, 2 and 3.
@@ -199,7 +200,8 @@ fn mpa_e_01_each_error_is_told_by_its_own_code() {
 
 #[test]
 fn mpa_e_05_an_orderly_end_flushes_receives_only_after_the_grace() {
-    // Native connections have InfiniBand's manners: a peer that has stopped talking is no error yet.
+    // Native connections have InfiniBand's manners: a peer that has stopped talking is no error
+    // yet.
     let mut scene = or_skip!(Scene::start(&[("URNIC_NATIVE_FIN_GRACE_MS", "700")]));
     for role in ROLES {
         let mut link = scene.victim.link(role);

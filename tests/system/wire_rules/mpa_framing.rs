@@ -106,8 +106,8 @@ fn mpa_f_04_with_crc_off_the_field_is_there_and_not_looked_at() {
     victim.leaves();
 }
 
-/// Has the victim send `len` bytes of its large region by a Send and a Write, and checks the segments (DDP-H-04 to -07);
-/// returns the lengths of all ULPDUs.
+/// Has the victim send `len` bytes of its large region by a Send and a Write, and checks the
+/// segments (DDP-H-04 to -07); returns the lengths of all ULPDUs.
 #[track_caller]
 fn segments(victim: &mut Victim, role: Role, wish: &Wish, len: usize) -> Vec<usize> {
     const TO: u64 = 0xffff_ffff_0000_0000;

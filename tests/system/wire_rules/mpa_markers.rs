@@ -28,7 +28,8 @@ fn exchange(victim: &mut Victim, link: &mut Link) {
     }
 }
 
-/// M of either side's frame, in both roles: the reader of the raw peer checks that each marker is there, and nothing else.
+/// M of either side's frame, in both roles: the reader of the raw peer checks that each marker is
+/// there, and nothing else.
 #[track_caller]
 fn markers_as_wanted(victims: u8, peers: u8) {
     let mut victim = or_skip!(Victim::start(&variables(victims | CRC)));
@@ -176,8 +177,8 @@ fn mpa_m_08_all_markers_in_an_fpdu_point_to_its_start() {
     victim.leaves();
 }
 
-/// FPDUs of two Sends, the first of `len` zeros so that the second begins 492 bytes into the stream; the marker in that,
-/// 20 bytes on, is changed, and its CRC made good again.
+/// FPDUs of two Sends, the first of `len` zeros so that the second begins 492 bytes into the
+/// stream; the marker in that, 20 bytes on, is changed, and its CRC made good again.
 fn remarked(framing: &mut Framing, len: usize, change: impl Fn(&mut [u8])) -> Vec<u8> {
     let mut bytes = framing.frame(&zeros(1, len));
     let second = bytes.len();

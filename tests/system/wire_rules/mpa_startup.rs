@@ -1,5 +1,6 @@
-//! Start-up at a live listener, and of live calls (RFC 5044 §7, RFC 6581; conformance §§1.4, 2, 13.3): what is taken, what is
-//! refused and how, and that nothing of it costs anybody else anything.
+//! Start-up at a live listener, and of live calls (RFC 5044 §7, RFC 6581; conformance §§1.4, 2,
+//! 13.3): what is taken, what is refused and how, and that nothing of it costs anybody else
+//! anything.
 
 use std::time::Duration;
 
@@ -266,7 +267,8 @@ fn empa_18_the_rtr_takes_no_receive_and_makes_no_completion() {
 
 // What a native queue pair answers to Requests in all forms.
 
-/// A Request like the usual one, changed like this; the Reply to it, and a message in full operation with `rtr` first.
+/// A Request like the usual one, changed like this; the Reply to it, and a message in full
+/// operation with `rtr` first.
 #[track_caller]
 fn taken(victim: &mut Victim, rtr: &[Vec<u8>], change: impl FnOnce(&mut Frame)) -> (Frame, Link) {
     let (qp, mut request) = victim.expecting(&Wish::default());
@@ -354,7 +356,8 @@ fn empa_11_client_server_is_mirrored_and_the_rtr_bits_mean_nothing_then() {
 #[test]
 fn empa_14_exactly_one_rtr_is_chosen() {
     let mut victim = or_skip!(Victim::start(&[]));
-    // A with all three, with C alone, with B alone, with none: a zero-length Write it is, which is what we can.
+    // A with all three, with C alone, with B alone, with none: a zero-length Write it is, which is
+    // what we can.
     for word in [0xffff_ffff, WORD, 0xffff_3fff, 0xbfff_3fff] {
         let (reply, _) = taken(&mut victim, &rtr(), |request| set_word(request, word));
         assert_eq!(reply.word(), Some(WORD), "to {word:08x}");
@@ -365,7 +368,8 @@ fn empa_14_exactly_one_rtr_is_chosen() {
 #[test]
 fn empa_21_another_first_message_than_agreed_is_taken() {
     let mut victim = or_skip!(Victim::start(&[]));
-    // A Send of nothing was not agreed on as RTR, and so is one for the program; so is a Read of nothing.
+    // A Send of nothing was not agreed on as RTR, and so is one for the program; so is a Read of
+    // nothing.
     taken(&mut victim, &[send(1, b"")], |_| {});
     taken(&mut victim, &[read_request(1, 1, 0, 0)], |_| {});
     taken(&mut victim, &[], |_| {});
@@ -604,7 +608,8 @@ fn empa_17_nothing_goes_before_the_rtr() {
 
 #[test]
 fn mpa_e_03_a_bad_reply_is_closed_at_once() {
-    // MPA error 4: no FPDU, and so no Terminate. Native connections call again, as long as their retry budget lasts.
+    // MPA error 4: no FPDU, and so no Terminate. Native connections call again, as long as their
+    // retry budget lasts.
     let mut scene = or_skip!(Scene::start(&[]));
     let (link, good) = scene.victim.calling(&Wish::default(), CRC);
     drop(link);
@@ -615,7 +620,8 @@ fn mpa_e_03_a_bad_reply_is_closed_at_once() {
         octets
     };
     for bad in [
-        // The key of a Request, revisions 0, 1 and 3, S missing, too much private data, no private data for S.
+        // The key of a Request, revisions 0, 1 and 3, S missing, too much private data, no private
+        // data for S.
         changed(9, b'q'),
         changed(17, 0),
         changed(17, 1),

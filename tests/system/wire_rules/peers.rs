@@ -1,5 +1,5 @@
-//! Start-up and Terminates as soft-iWARP, Chelsio's (cxgb4) and Intel's (irdma) drivers do them, played to a live program from what their
-//! sources say. None of the hardware was at hand.
+//! Start-up and Terminates as soft-iWARP, Chelsio's (cxgb4) and Intel's (irdma) drivers do them,
+//! played to a live program from what their sources say. None of the hardware was at hand.
 
 use urnic_tests::or_skip;
 use urnic_tests::peer::{End, Peer, hex};
@@ -11,7 +11,8 @@ use urnic_tests::victim::{state, status};
 use super::rdma_cm::{ALL_FLUSHED, DEPTHS, REQUEST_KEY, Scene, rtr_read};
 use super::rdma_cm_calls::{called, reply, works};
 
-/// The zero-length Read that opens connections, as soft-iWARP sends it: its sink is STag 0 (vector F-RREQ0-RTR-siw).
+/// The zero-length Read that opens connections, as soft-iWARP sends it: its sink is STag 0 (vector
+/// F-RREQ0-RTR-siw).
 const SIW_READ: &str =
     "4141 00000000 00000001 00000001 00000000 00000000 00000000 00000000 00000000 00000001 00000000 00000000";
 /// Vectors F-WRITE0-RTR and F-RREQ0-RTR.

@@ -1,5 +1,5 @@
-//! rdma_cm listeners as MPA's responder (RFC 5044 §7, RFC 6581; conformance §§1.4, 2, 3, 13.3): answers byte by byte, and the
-//! events that the program gets.
+//! rdma_cm listeners as MPA's responder (RFC 5044 §7, RFC 6581; conformance §§1.4, 2, 3, 13.3):
+//! answers byte by byte, and the events that the program gets.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -435,7 +435,8 @@ fn empa_11_to_14_the_rtr_that_is_chosen() {
                 D => rtr_read(),
                 _ => rtr_write(),
             };
-            // EMPA-18, EMPA-19: it takes no receive, makes no completion, and the next of its queue is number 2.
+            // EMPA-18, EMPA-19: it takes no receive, makes no completion, and the next of its queue
+            // is number 2.
             let at_once = answered & A == 0;
             if at_once {
                 scene.victim.learns(event.about, happening::ESTABLISHED, 0);

@@ -1,5 +1,5 @@
-//! rdma_cm calls as MPA's initiator (RFC 5044 §7, RFC 6581; conformance §§1.4, 2, 3, 13.3): Requests, RTR messages and Terminates byte
-//! by byte, and the events that the program gets.
+//! rdma_cm calls as MPA's initiator (RFC 5044 §7, RFC 6581; conformance §§1.4, 2, 3, 13.3):
+//! Requests, RTR messages and Terminates byte by byte, and the events that the program gets.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;

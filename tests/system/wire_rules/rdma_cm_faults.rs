@@ -1,5 +1,6 @@
-//! What goes wrong around rdma_cm connections: peers that stop, go away or talk nonsense in each phase, and programs that change their mind. The
-//! program is told what happened within the configured time, once, and its listeners serve others.
+//! What goes wrong around rdma_cm connections: peers that stop, go away or talk nonsense in each
+//! phase, and programs that change their mind. The program is told what happened within the
+//! configured time, once, and its listeners serve others.
 
 use std::time::Duration;
 
@@ -24,7 +25,8 @@ fn request() -> Vec<u8> {
     hex(&format!("{REQUEST_KEY} 50020004 8010c008"))
 }
 
-/// Calls until the stopped one, which goes on now, has found out which Requests are still somebody's; then all is well between the two.
+/// Calls until the stopped one, which goes on now, has found out which Requests are still
+/// somebody's; then all is well between the two.
 #[track_caller]
 fn recover(scene: &mut Scene, caller: &mut CmVictim) {
     scene.victim.process().resume();
@@ -93,7 +95,8 @@ fn a_caller_that_is_stopped_before_its_first_fpdu_is_unreachable() {
     scene.victim.completes(request.about, &ALL_FLUSHED);
     scene.victim.destroys(request.about);
     scene.goes_on();
-    // It finds a Reply and a reset: whichever it looks at first, the call is over, and is told so once.
+    // It finds a Reply and a reset: whichever it looks at first, the call is over, and is told so
+    // once.
     caller.process().resume();
     let mut verdict = caller.event();
     if verdict.kind == happening::ESTABLISHED {

@@ -119,7 +119,8 @@ fn rdm_r_03_a_read_of_nothing_is_not_checked() {
     let mut victim = or_skip!(Victim::start(&[]));
     for role in ROLES {
         let mut link = victim.link(role);
-        // Vectors F-RREQ0-RTR, and F-RRESP0 in answer; then what siw emits, for whose source STag 1 there is no region either.
+        // Vectors F-RREQ0-RTR, and F-RRESP0 in answer; then what siw emits, for whose source STag 1
+        // there is no region either.
         link.peer.send(&hex(
             "002e4141 00000000 00000001 00000001 00000000 00000001 00000000 00000000 00000000 00000001 00000000 \
              00000000 27dbd7e7",
@@ -309,7 +310,8 @@ fn rdm_r_06_as_many_reads_as_agreed_are_answered() {
     victim.leaves();
 }
 
-/// Nothing is read once the registration is gone, with CRCs or without, however slowly the peer takes what it asked for.
+/// Nothing is read once the registration is gone, with CRCs or without, however slowly the peer
+/// takes what it asked for.
 fn source_that_goes(flags: u8) {
     let mut scene = or_skip!(Scene::with(flags));
     let wish = Wish {
@@ -571,7 +573,8 @@ fn x73_09_immediate_data_has_eight_octets() {
 
 #[test]
 fn x73_02_an_atomic_without_the_right_terminates() {
-    // The queue pairs do not grant atomics, nor do the regions. Vector F-ATOMIC-FADD but for STag and offset.
+    // The queue pairs do not grant atomics, nor do the regions. Vector F-ATOMIC-FADD but for STag
+    // and offset.
     let mut scene = or_skip!(Scene::start(&[]));
     let (stag, at) = (scene.victim.stag("all"), scene.victim.buffer());
     let mut header = hex("00000000 00000055");

@@ -76,7 +76,8 @@ fn rdm_t_07_an_error_of_our_own_says_so_without_headers() {
 
 // Terminates of the peer.
 
-/// In both roles: requests on the wire, then this Terminate. It is not answered; requests end like this.
+/// In both roles: requests on the wire, then this Terminate. It is not answered; requests end like
+/// this.
 #[track_caller]
 fn terminated_by(scene: &mut Scene, ulpdu: impl Fn(&[u8], &[u8]) -> Vec<u8>, read: u64, sent: u64) {
     for role in ROLES {
@@ -148,7 +149,8 @@ fn rdm_t_09_terminates_in_odd_forms_are_understood() {
     let plain = |payload: &'static str| move |_: &[u8], _: &[u8]| terminate(&hex(payload));
     // cxgb4 and irdma: LLP errors under error type 3 (vector for 2/0/07).
     terminated_by(&mut scene, plain("23070000"), RETRY_EXC_ERR, FLUSHED);
-    // siw on little-endian machines: nibbles swapped, M, D, R in the low bits. 0/1/02, with all headers.
+    // siw on little-endian machines: nibbles swapped, M, D, R in the low bits. 0/1/02, with all
+    // headers.
     terminated_by(
         &mut scene,
         |request, _| terminate(&[&hex("10020700 002e")[..], request].concat()),
@@ -208,7 +210,8 @@ fn rdm_t_09_terminates_in_odd_forms_are_understood() {
 
 #[test]
 fn rdm_t_09_a_swapped_start_up_error_is_understood_while_nothing_was_sent() {
-    // siw's 2/0/06; 0/2/06 would be about a message, and there was none (vector, conformance §13.5).
+    // siw's 2/0/06; 0/2/06 would be about a message, and there was none (vector, conformance
+    // §13.5).
     let mut scene = or_skip!(Scene::start(&[]));
     let mut link = scene.victim.link(Role::Called);
     link.peer.send(&hex(
@@ -240,7 +243,8 @@ fn rdm_t_08_a_bad_terminate_makes_no_loop() {
     let mut scene = or_skip!(Scene::start(&[]));
     let good = hex("20020000");
     for bad in [
-        // MSN, MO, L, queues, T, an Invalidate STag's place is nobody's; too short for a control field.
+        // MSN, MO, L, queues, T, an Invalidate STag's place is nobody's; too short for a control
+        // field.
         untagged(0x41, 0x47, 2, 0, 0, &good),
         untagged(0x41, 0x47, 2, 5, 0, &good),
         untagged(0x41, 0x47, 2, 1, 4, &good),
