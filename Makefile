@@ -92,7 +92,7 @@ soak: ## the long forms of the tests: millions of messages, hundreds of runs, va
 	@scripts/test soak
 
 asan: ## the crates' own tests under AddressSanitizer, on the stable toolchain
-	@scripts/setup build nfs
+	@scripts/setup build asan
 	@scripts/asan
 
 fuzz-smoke: ## every fuzz target for a minute (FUZZ_SECONDS=60), on the stable toolchain
