@@ -3,7 +3,8 @@
 use rustix::io::Errno;
 
 use super::identity::{Identity, Reason};
-use super::{Call, Engine, Key, MAX_LISTENING, Pair, Phase, World};
+use super::state::{Call, Engine, Key, MAX_LISTENING, Pair, Phase};
+use super::streams::World;
 use crate::carrier::{Due, Inbox, hear_request};
 use crate::mpa_startup::{Close, Depths, Reply, Responder};
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::identity::{Identity, Reason};
-use super::{BACK_OFF, Call, DIAL_TIMEOUT, Engine, Key, LEAST_BUDGET, Pair, Phase, Seek, World};
+use super::state::{BACK_OFF, Call, DIAL_TIMEOUT, Engine, Key, LEAST_BUDGET, Pair, Phase, Seek};
+use super::streams::World;
 use crate::mpa_startup::{Accepted, Answer, Close, Depths, Initiator, Offer, Rtr, Time};
 
 impl Seek {

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use rustix::io::Errno;
 
-use super::Streams;
+use super::streams::Streams;
 
 /// Queue pairs behind one listener: the index has 8 bits.
 const PER_LISTENER: u32 = 256;

@@ -2,7 +2,8 @@
 
 use rustix::io::Errno;
 
-use super::{Engine, World};
+use super::state::Engine;
+use super::streams::World;
 use crate::carrier::StreamOwner;
 
 impl<'a> StreamOwner<World<'a>> for Engine {

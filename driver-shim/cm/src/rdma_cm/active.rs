@@ -2,36 +2,15 @@
 
 use rustix::io::Errno;
 
+use super::addresses::with_port;
 use super::command::Parameters;
-use super::ids::with_port;
-use super::{Attachment, CmEvent, Engine, EventParams, Key, Notice, Owner, PS_IB, PS_TCP, State, World};
-use crate::mpa_startup::{
-    Accepted, Answer, Close, Depths, Failure, Fault, Initiator, Offer, Rejected, Time, terminate,
+use super::state::{
+    Answered, Attachment, Calling, CmEvent, Engine, EventParams, Key, Notice, Owner, PS_IB, PS_TCP, State,
+    World,
 };
-
-/// A call under way.
-#[derive(Debug)]
-pub(super) struct Calling {
-    pub(super) sid: u32,
-    qid: u32,
-    parameters: Parameters,
-    /// TCP chose another port than the id has.
-    elsewhere: bool,
-    /// RFC 6581; the second try does without (§10 there).
-    enhanced: bool,
-    /// The Reply is due; `None`: TCP connects.
-    initiator: Option<Box<Initiator>>,
-    deadline: Time,
-}
-
-/// A call that was accepted.
-#[derive(Debug)]
-pub(super) struct Answered {
-    pub(super) sid: u32,
-    qid: u32,
-    parameters: Parameters,
-    accepted: Accepted,
-}
+use crate::mpa_startup::{
+    Accepted, Answer, Close, Depths, Failure, Fault, Initiator, Offer, Rejected, terminate,
+};
 
 impl Engine {
     /// Calls. An event says how it went.

@@ -2,7 +2,9 @@
 
 use rustix::io::Errno;
 
-use super::{CmEvent, DISCONNECT_TIMEOUT, Engine, EventParams, Id, Key, Notice, State, TIME_WAIT, World};
+use super::state::{
+    CmEvent, DISCONNECT_TIMEOUT, Engine, EventParams, Id, Key, Notice, State, TIME_WAIT, World,
+};
 
 impl Engine {
     /// Ends a connection gracefully: what is posted is still sent. An event says when it is over.

@@ -33,3 +33,14 @@ pub mod query {
     pub const PATH: u32 = 1;
     pub const GID: u32 = 2;
 }
+
+/// Levels and options of [`SET_OPTION`] (`RDMA_OPTION_*` of `<rdma/rdma_cma.h>`).
+pub mod option {
+    pub const LEVEL_ID: u32 = 0;
+    pub const LEVEL_IB: u32 = 1;
+    pub const ID_TOS: u32 = 0;
+    pub const ID_REUSEADDR: u32 = 1;
+    pub const ID_AFONLY: u32 = 2;
+    pub const ID_ACK_TIMEOUT: u32 = 3;
+    pub const IB_PATH: u32 = 1;
+}

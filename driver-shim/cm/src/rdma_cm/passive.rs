@@ -1,53 +1,17 @@
 //! The side that is called.
 
-use std::collections::VecDeque;
-
 use rustix::io::Errno;
 
 use super::command::Parameters;
-use super::{
-    Attachment, CmEvent, EARLY_TIMEOUT, Engine, Event, EventParams, Id, Key, Notice, Owner, State, World,
+use super::state::{
+    Attachment, CmEvent, EARLY_TIMEOUT, Engine, Event, EventParams, Framing, Id, Key, Notice, Owner, State,
+    World,
 };
 use crate::carrier::{Due, Inbox, hear_request};
 use crate::mpa_startup::{Close, Depths, Heard, Negotiated, Reply, Responder};
 
 /// Calls of one listener whose Request is still on its way: beyond, the oldest gives way, since a genuine caller sends it at once.
 const MAX_STARTING: usize = 256;
-
-/// A listener.
-#[derive(Debug)]
-pub(super) struct Listener {
-    pub(super) lid: u32,
-    backlog: u32,
-    /// Requests that the program has not taken.
-    pub(super) unread: u32,
-    /// Streams that were not looked at, oldest first. The device holds back further ones.
-    pub(super) waiting: VecDeque<u32>,
-    /// Streams whose Request is due, oldest first; some may be gone.
-    starting: VecDeque<u32>,
-}
-
-impl Listener {
-    pub(super) fn new(lid: u32, backlog: u32, waiting: VecDeque<u32>) -> Listener {
-        Listener {
-            lid,
-            backlog,
-            unread: 0,
-            waiting,
-            starting: VecDeque::new(),
-        }
-    }
-}
-
-/// An accepted call whose RTR frame is due.
-#[derive(Debug)]
-pub(super) struct Framing {
-    pub(super) sid: u32,
-    responder: Box<Responder>,
-    qid: u32,
-    parameters: Parameters,
-    told: EventParams,
-}
 
 impl Engine {
     /// A listener has a new stream.

@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 
-use super::{Engine, World};
+use super::state::{Engine, World};
 use crate::carrier::StreamOwner;
 
 impl<'a> StreamOwner<World<'a>> for Engine {

@@ -6,8 +6,17 @@ mod rendezvous;
 mod strangers;
 mod trouble;
 
+use super::identity::Identity;
+use super::rnr::{LEAST_RNR, rnr_timeout};
+use super::state::*;
 use super::*;
+use crate::carrier::Carrier;
+use crate::mpa_startup::{Close, Initiator, Settings, Time};
 use net::{Net, address};
+use rustix::io::Errno;
+use std::net::SocketAddr;
+use std::time::Duration;
+use urnic_config::Config;
 
 /// A queue pair of a test: where it is, and its numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,28 +6,29 @@ use zerocopy::IntoBytes;
 
 use super::super::abi::{self, ConnParam, Header};
 use super::super::command::{Command, Destination, Parameters, Question, number};
+use super::super::opcode;
 
 /// Bytes of a command's payload and of its answer, at least, by `rdma_user_cm.h`; `None`: there is no such command.
 fn least(command: u32) -> Option<(usize, usize)> {
     Some(match command {
-        0 => (24, 4),
-        1 | 17 | 18 => (16, 4),
-        2 => (40, 0),
-        3 => (64, 0),
-        4 | 7 | 15 => (8, 0),
-        5 => (16, 200),
-        6 => (276, 0),
-        8 => (284, 0),
-        9 => (264, 0),
-        10 => (4, 0),
-        11 => (16, 144),
-        12 => (8, 328),
-        14 => (24, 0),
-        16 => (48, 0),
-        19 => (16, 8),
-        20 => (136, 0),
-        21 => (272, 0),
-        22 => (152, 0),
+        opcode::CREATE_ID => (24, 4),
+        opcode::DESTROY_ID | opcode::LEAVE_MCAST | opcode::MIGRATE_ID => (16, 4),
+        opcode::BIND_IP => (40, 0),
+        opcode::RESOLVE_IP => (64, 0),
+        opcode::RESOLVE_ROUTE | opcode::LISTEN | opcode::NOTIFY => (8, 0),
+        opcode::QUERY_ROUTE => (16, 200),
+        opcode::CONNECT => (276, 0),
+        opcode::ACCEPT => (284, 0),
+        opcode::REJECT => (264, 0),
+        opcode::DISCONNECT => (4, 0),
+        opcode::INIT_QP_ATTR => (16, 144),
+        opcode::GET_EVENT => (8, 328),
+        opcode::SET_OPTION => (24, 0),
+        opcode::JOIN_IP_MCAST => (48, 0),
+        opcode::QUERY => (16, 8),
+        opcode::BIND => (136, 0),
+        opcode::RESOLVE_ADDR => (272, 0),
+        opcode::JOIN_MCAST => (152, 0),
         _ => return None,
     })
 }
@@ -47,8 +48,8 @@ fn payloads_that_are_too_short_are_refused() {
     let known: Vec<(u32, usize)> = (0..64).filter_map(|n| Some((n, least(n)?.0))).collect();
     assert_eq!(known.len(), 22);
     for (command, least) in known {
-        for octet in [0, 0xff] {
-            let short = written(command, least - 1, u16::MAX, &vec![octet; least - 1]);
+        for byte in [0, 0xff] {
+            let short = written(command, least - 1, u16::MAX, &vec![byte; least - 1]);
             assert_eq!(Command::parse(&short), Err(Errno::INVAL), "command {command}");
         }
     }
@@ -74,100 +75,108 @@ fn parameters(payload: &[u8], at: usize) -> Parameters {
     }
 }
 
-/// The command that these bytes are, with the answer's destination and the addresses as `parsed` has them.
-fn said(parsed: &Command, command: u32, payload: &[u8], room: usize) -> Option<Command> {
-    let word = |at| word(payload, at);
-    let answer = |at| Destination {
+fn destination(payload: &[u8], at: usize, room: usize) -> Destination {
+    Destination {
         address: long(payload, at),
         room,
-    };
+    }
+}
+
+fn question(option: u32) -> Option<Question> {
+    match option {
+        opcode::query::ADDR => Some(Question::Addresses),
+        opcode::query::PATH => Some(Question::Paths),
+        opcode::query::GID => Some(Question::Gids),
+        _ => None,
+    }
+}
+
+/// The command in these bytes, with the addresses as `parsed` has them.
+fn expected(parsed: &Command, command: u32, payload: &[u8], room: usize) -> Option<Command> {
+    let word = |at| word(payload, at);
+    let answer = |at| destination(payload, at, room);
     Some(match (command, parsed.clone()) {
-        (0, _) => Command::CreateId {
+        (opcode::CREATE_ID, _) => Command::CreateId {
             uid: long(payload, 0),
             answer: answer(8),
             port_space: word(16) as u16,
         },
-        (1, _) => Command::DestroyId {
+        (opcode::DESTROY_ID, _) => Command::DestroyId {
             answer: answer(0),
             id: word(8),
         },
-        (2, Command::Bind { local, .. }) => Command::Bind { id: word(36), local },
-        (20, Command::Bind { local, .. }) => Command::Bind { id: word(0), local },
-        (3, Command::ResolveAddress { local, remote, .. }) => Command::ResolveAddress {
+        (opcode::BIND_IP, Command::Bind { local, .. }) => Command::Bind { id: word(36), local },
+        (opcode::BIND, Command::Bind { local, .. }) => Command::Bind { id: word(0), local },
+        (opcode::RESOLVE_IP, Command::ResolveAddress { local, remote, .. }) => Command::ResolveAddress {
             id: word(56),
             local,
             remote,
         },
-        (21, Command::ResolveAddress { local, remote, .. }) => Command::ResolveAddress {
+        (opcode::RESOLVE_ADDR, Command::ResolveAddress { local, remote, .. }) => Command::ResolveAddress {
             id: word(0),
             local,
             remote,
         },
-        (4, _) => Command::ResolveRoute { id: word(0) },
-        (5, _) => Command::QueryRoute {
+        (opcode::RESOLVE_ROUTE, _) => Command::ResolveRoute { id: word(0) },
+        (opcode::QUERY_ROUTE, _) => Command::QueryRoute {
             answer: answer(0),
             id: word(8),
         },
-        (6, _) => Command::Connect {
+        (opcode::CONNECT, _) => Command::Connect {
             id: word(272),
             parameters: parameters(payload, 0),
         },
-        (7, _) => Command::Listen {
+        (opcode::LISTEN, _) => Command::Listen {
             id: word(0),
             backlog: word(4),
         },
-        (8, _) => Command::Accept {
+        (opcode::ACCEPT, _) => Command::Accept {
             uid: long(payload, 0),
             id: word(280),
             parameters: (payload[8 + 271] != 0).then(|| parameters(payload, 8)),
         },
-        (9, _) => Command::Reject {
+        (opcode::REJECT, _) => Command::Reject {
             id: word(0),
             private_data: payload[8..8 + usize::from(payload[4])].to_vec(),
         },
-        (10, _) => Command::Disconnect { id: word(0) },
-        (11, _) => Command::InitQpAttr {
+        (opcode::DISCONNECT, _) => Command::Disconnect { id: word(0) },
+        (opcode::INIT_QP_ATTR, _) => Command::InitQpAttr {
             answer: answer(0),
             id: word(8),
             state: word(12),
         },
-        (12, _) => Command::GetEvent { answer: answer(0) },
-        (14, _) => Command::SetOption {
+        (opcode::GET_EVENT, _) => Command::GetEvent { answer: answer(0) },
+        (opcode::SET_OPTION, _) => Command::SetOption {
             address: long(payload, 0),
             id: word(8),
             level: word(12),
             name: word(16),
             len: word(20),
         },
-        (15, _) => Command::Notify { id: word(0) },
-        (16, _) => Command::JoinMulticast { id: word(44) },
-        (17, _) => Command::LeaveMulticast { id: word(8) },
-        (18, _) => Command::MigrateId {
+        (opcode::NOTIFY, _) => Command::Notify { id: word(0) },
+        (opcode::JOIN_IP_MCAST, _) => Command::JoinMulticast { id: word(44) },
+        (opcode::LEAVE_MCAST, _) => Command::LeaveMulticast { id: word(8) },
+        (opcode::MIGRATE_ID, _) => Command::MigrateId {
             answer: answer(0),
             id: word(8),
             fd: word(12),
         },
-        (19, _) => Command::Query {
+        (opcode::QUERY, _) => Command::Query {
             answer: answer(0),
             id: word(8),
-            question: match word(12) {
-                0 => Question::Addresses,
-                1 => Question::Paths,
-                2 => Question::Gids,
-                _ => return None,
-            },
+            question: question(word(12))?,
         },
-        (22, _) => Command::JoinMulticast { id: word(16) },
+        (opcode::JOIN_MCAST, _) => Command::JoinMulticast { id: word(16) },
         _ => return None,
     })
 }
 
 /// A payload of often enough bytes, with small numbers among them, so that options and families are met.
 fn payload() -> impl Strategy<Value = Vec<u8>> {
-    let octet = prop_oneof![3 => any::<u8>(), 2 => Just(0), 1 => 0..30u8];
+    let byte = prop_oneof![3 => any::<u8>(), 2 => Just(0), 1 => 0..30u8];
     prop_oneof![
-        proptest::collection::vec(octet.clone(), 0..60),
-        proptest::collection::vec(octet, 250..400)
+        proptest::collection::vec(byte.clone(), 0..60),
+        proptest::collection::vec(byte, 250..400)
     ]
 }
 
@@ -190,7 +199,7 @@ proptest! {
             prop_assert_eq!(Command::parse(&beyond), Err(Errno::INVAL));
         }
         let Some((payload_len, answer_len)) = least(command) else {
-            let errno = if command == 13 { Errno::NOSYS } else { Errno::INVAL };
+            let errno = if command == opcode::GET_OPTION { Errno::NOSYS } else { Errno::INVAL };
             prop_assert_eq!(parsed, Err(errno));
             return Ok(());
         };
@@ -202,17 +211,20 @@ proptest! {
         match parsed {
             Ok(parsed) => {
                 prop_assert!(room >= answer_len, "no room for the answer to {:?}", parsed);
-                prop_assert_eq!(said(&parsed, command, payload, room), Some(parsed));
+                prop_assert_eq!(expected(&parsed, command, payload, room), Some(parsed));
             }
             Err(Errno::NOSPC) => prop_assert!(answer_len > 0 && room < 328, "there is room"),
             Err(Errno::FAULT) => {
-                let at = if command == 0 { 8 } else { 0 };
+                let at = if command == opcode::CREATE_ID { 8 } else { 0 };
                 prop_assert!(answer_len > 0 && long(payload, at) == 0, "there is an address");
             }
-            Err(Errno::NOSYS) => prop_assert!(command == 19 && word(payload, 12) > 2),
+            Err(Errno::NOSYS) => prop_assert!(command == opcode::QUERY && word(payload, 12) > 2),
             // Addresses: none where one is wanted, a family that is unknown, a length out of range.
             Err(errno) => prop_assert!(
-                matches!(command, 2 | 3 | 20 | 21) && matches!(errno, Errno::INVAL | Errno::AFNOSUPPORT),
+                matches!(
+                    command,
+                    opcode::BIND_IP | opcode::RESOLVE_IP | opcode::BIND | opcode::RESOLVE_ADDR
+                ) && matches!(errno, Errno::INVAL | Errno::AFNOSUPPORT),
                 "command {}: {}", command, errno
             ),
         }

@@ -4,15 +4,21 @@ mod commands;
 mod life;
 mod net;
 mod options;
+mod parsing;
 mod ports;
 mod start_up;
 
-use super::abi::{ConnParam, Name};
+use super::abi::{ConnParam, EventResponse, Name};
+use super::addresses::with_port;
 use super::command::Parameters;
-use super::*;
-
-use super::ids::with_port;
+use super::state::*;
+use crate::carrier::Carrier;
+use crate::mpa_startup::{Close, Negotiated, Time};
 use net::{ELSEWHERE, FREE_PORT, Net, parameters};
+use rustix::io::Errno;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+use urnic_config::Config;
 
 const REFUSED: i32 = -111;
 const TIMED_OUT: i32 = -110;

@@ -1,0 +1,189 @@
+//! Addresses of ids: binding and resolving.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use rustix::io::Errno;
+
+use super::abi::{IdAddresses, Name};
+use super::state::{CmEvent, Engine, EventParams, PS_DATAGRAMS, State, World};
+use crate::mpa_startup::Close;
+
+impl Engine {
+    /// Gives an id an address, and a port of its own.
+    ///
+    /// # Errors
+    /// `EINVAL` if it has one; `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES`.
+    pub fn bind(
+        &mut self,
+        world: &mut World<'_>,
+        channel: u64,
+        handle: u32,
+        local: Name,
+    ) -> Result<(), Errno> {
+        let port_space = self.own(channel, handle)?.port_space;
+        if !matches!(self.own(channel, handle)?.state, State::Idle) {
+            return Err(Errno::INVAL);
+        }
+        let (local, lid) = match local {
+            // Every address of every port, which is how librdmacm finds out whether AF_IB is understood.
+            Name::Ib(gid) if gid == [0; 16] => (None, None),
+            Name::Ib(_) => return Err(Errno::ADDRNOTAVAIL),
+            Name::Ip(local) if PS_DATAGRAMS.contains(&port_space) => {
+                let port = match local.port() {
+                    0 => self.pick_port(),
+                    port => port,
+                };
+                (Some(with_port(local, port)), None)
+            }
+            Name::Ip(local) => {
+                let id = self.own(channel, handle)?;
+                let ipv6_only = id.one_family && local.is_ipv6();
+                let (lid, port) = world.device.listen(local, id.traffic_class, ipv6_only)?;
+                self.listeners.insert(lid, handle);
+                (Some(with_port(local, port)), Some(lid))
+            }
+        };
+        let id = self.own(channel, handle)?;
+        id.local = local;
+        id.state = State::Bound {
+            lid,
+            early: VecDeque::new(),
+        };
+        Ok(())
+    }
+
+    /// Finds the way to `remote`; an event says how it went.
+    ///
+    /// # Errors
+    /// `EINVAL` in the wrong state or for two families; `ENODEV` for an InfiniBand address; those of binding, for an id that has no address yet.
+    pub fn resolve_address(
+        &mut self,
+        world: &mut World<'_>,
+        channel: u64,
+        handle: u32,
+        local: Option<Name>,
+        remote: Name,
+    ) -> Result<(), Errno> {
+        let id = self.own(channel, handle)?;
+        if !matches!(id.state, State::Idle | State::Bound { .. }) {
+            return Err(Errno::INVAL);
+        }
+        let datagrams = PS_DATAGRAMS.contains(&id.port_space);
+        let idle = matches!(id.state, State::Idle);
+        let Name::Ip(remote) = remote else {
+            return Err(Errno::NODEV);
+        };
+        let wanted = match local {
+            None => None,
+            Some(Name::Ip(local)) => Some(local),
+            Some(Name::Ib(_)) => return Err(Errno::NODEV),
+        };
+        // An id that is bound stays bound: the source address of this command is for one that is not (`resolve_prepare_src` of the kernel).
+        let local = if idle { wanted } else { id.local };
+        if local.is_some_and(|local| local.is_ipv4() != remote.is_ipv4()) {
+            return Err(Errno::INVAL);
+        }
+        if let Some(wanted) = local.filter(|local| idle && *local != anywhere(*local)) {
+            self.bind(world, channel, handle, Name::Ip(wanted))?;
+        }
+        let local = self.own(channel, handle)?.local;
+        let remote = to_somewhere(remote);
+        let source = if remote.ip().is_multicast() && !datagrams {
+            Err(Errno::NETUNREACH)
+        } else {
+            match local {
+                Some(local) if !local.ip().is_unspecified() => Ok(local),
+                _ => world.device.source(remote),
+            }
+        };
+        match source {
+            Ok(source) => {
+                // From here on the id is an initiator's. Its port is held until it connects.
+                let before = std::mem::replace(&mut self.own(channel, handle)?.state, State::AddressResolved);
+                let held = self.hold(world, before);
+                let given = local.map_or(0, |local| local.port());
+                let port = if given == 0 { self.pick_port() } else { given };
+                let id = self.own(channel, handle)?;
+                id.held = held;
+                id.local = Some(with_port(source, port));
+                id.remote = Some(remote);
+                id.picked = given == 0;
+                self.report(world, handle, CmEvent::AddressResolved, 0, EventParams::default());
+            }
+            Err(errno) => {
+                let status = -errno.raw_os_error();
+                self.report(
+                    world,
+                    handle,
+                    CmEvent::AddressError,
+                    status,
+                    EventParams::default(),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// There is nothing to resolve: the network routes. An event says so.
+    ///
+    /// # Errors
+    /// `EINVAL` in the wrong state.
+    pub fn resolve_route(&mut self, world: &mut World<'_>, channel: u64, handle: u32) -> Result<(), Errno> {
+        let id = self.own(channel, handle)?;
+        if !matches!(id.state, State::AddressResolved) {
+            return Err(Errno::INVAL);
+        }
+        id.state = State::RouteResolved;
+        self.report(world, handle, CmEvent::RouteResolved, 0, EventParams::default());
+        Ok(())
+    }
+
+    /// Where an id is, on the device with that node GUID.
+    ///
+    /// # Errors
+    /// `ENOENT`, `EINVAL`.
+    pub fn addresses(&mut self, channel: u64, handle: u32, node_guid: u64) -> Result<IdAddresses, Errno> {
+        let id = self.own(channel, handle)?;
+        let on_device = id.local.is_some_and(|local| !local.ip().is_unspecified());
+        Ok(IdAddresses {
+            node_guid: if on_device { node_guid } else { 0 },
+            local: id.local,
+            remote: id.remote,
+            port_space: id.port_space,
+        })
+    }
+
+    /// The listener of a bound id that is to connect: it holds the port, and takes no connection.
+    fn hold(&mut self, world: &mut World<'_>, bound: State) -> Option<u32> {
+        let State::Bound { lid, early } = bound else {
+            return None;
+        };
+        for sid in early {
+            self.hang_up(world, sid, Close::Abort);
+        }
+        lid
+    }
+}
+
+pub(super) fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
+    address.set_port(port);
+    address
+}
+
+/// No address and no port of this one's family.
+fn anywhere(address: SocketAddr) -> SocketAddr {
+    match address {
+        SocketAddr::V4(_) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
+        SocketAddr::V6(_) => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
+    }
+}
+
+/// "Any" as a destination is this host, as with TCP.
+fn to_somewhere(remote: SocketAddr) -> SocketAddr {
+    match remote.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), remote.port()),
+        IpAddr::V6(ip) if ip.is_unspecified() => SocketAddr::new(Ipv6Addr::LOCALHOST.into(), remote.port()),
+        _ => remote,
+    }
+}

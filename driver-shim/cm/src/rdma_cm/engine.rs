@@ -1,0 +1,140 @@
+//! The engine's clock, its notices, and its streams in start-up.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+
+use rustix::io::Errno;
+
+use super::policy::ConnPolicy;
+use super::state::{CmEvent, Engine, EventParams, Key, Notice, Owner, State, World};
+use crate::mpa_startup::{Close, Time};
+use crate::timers::Timers;
+use urnic_config::Config;
+
+impl Engine {
+    /// An engine for the process; `max_ird` and `max_ord` are the device's limits, `seed` is random.
+    pub fn new(config: &Config, max_ird: u8, max_ord: u8, seed: u64) -> Engine {
+        Engine {
+            config: config.clone(),
+            usual: ConnPolicy::from(config),
+            max_ird,
+            max_ord,
+            ids: HashMap::new(),
+            free: VecDeque::new(),
+            fresh: 0,
+            channels: HashMap::new(),
+            next_channel: 1,
+            streams: HashMap::new(),
+            listeners: HashMap::new(),
+            queue_pairs: HashMap::new(),
+            timers: Timers::default(),
+            random: seed,
+            notices: Vec::new(),
+        }
+    }
+
+    /// Does what is due; returns when to come back.
+    pub fn tick(&mut self, world: &mut World<'_>) -> Option<Time> {
+        while let Some(key) = self.timers.due(world.now) {
+            match key {
+                Key::Id(handle) => self.id_due(world, handle),
+                Key::Stream(sid) => {
+                    if let Some(Owner::Early(handle)) = self.streams.get(&sid) {
+                        tracing::debug!("stream {sid}: nobody listens");
+                        self.forget_early(*handle, sid);
+                    } else {
+                        tracing::debug!("stream {sid}: no Request in time");
+                    }
+                    self.hang_up(world, sid, Close::Abort);
+                }
+                Key::TimeWait(handle) => {
+                    self.report(world, handle, CmEvent::TimewaitExit, 0, EventParams::default());
+                }
+            }
+        }
+        self.timers.next()
+    }
+
+    /// When [`Engine::tick`] is due.
+    pub fn deadline(&self) -> Option<Time> {
+        self.timers.next()
+    }
+
+    /// Takes what was found out about queue pairs.
+    pub fn notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
+    }
+
+    pub(super) fn id_due(&mut self, world: &mut World<'_>, handle: u32) {
+        match self.ids.get(&handle).map(|id| &id.state) {
+            Some(State::Calling(_)) => self.call_failed(world, handle, Errno::TIMEDOUT),
+            Some(State::Framing(_)) => self.answer_failed(world, handle, Errno::TIMEDOUT),
+            Some(State::Opening { qid, .. } | State::Closing { qid }) => {
+                let qid = *qid;
+                world.device.abort(qid);
+                self.notices.push(Notice::Open(qid));
+                self.lose(world, qid, Errno::TIMEDOUT);
+            }
+            _ => {}
+        }
+    }
+
+    /// Closes a stream in start-up.
+    pub(super) fn hang_up(&mut self, world: &mut World<'_>, sid: u32, how: Close) {
+        self.streams.remove(&sid);
+        self.timers.set(Key::Stream(sid), None);
+        world.device.close(sid, how);
+    }
+
+    /// What is wanted of connections with `peer`.
+    pub(super) fn policy(&self, peer: IpAddr) -> ConnPolicy {
+        if self.config.peers.is_empty() {
+            self.usual.clone()
+        } else {
+            ConnPolicy::from(&self.config.facing(peer))
+        }
+    }
+
+    /// Bytes of a stream arrived: as many as were asked for, or fewer if the peer closed; or an error.
+    pub fn received(&mut self, world: &mut World<'_>, sid: u32, octets: Result<&[u8], Errno>) {
+        match self.streams.get(&sid) {
+            Some(Owner::Listener(..)) => self.hear_request(world, sid, octets),
+            Some(Owner::Early(_)) => {}
+            Some(Owner::Id(handle)) => {
+                let handle = *handle;
+                match self.ids.get(&handle).map(|id| &id.state) {
+                    Some(State::Calling(_)) => self.hear_reply(world, handle, octets),
+                    Some(State::Framing(_)) => self.hear_frame(world, handle, octets),
+                    _ => {}
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// A stream is gone, while nothing was being received from it.
+    pub fn stream_closed(&mut self, world: &mut World<'_>, sid: u32) {
+        match self.streams.remove(&sid) {
+            Some(Owner::Listener(..)) => self.timers.set(Key::Stream(sid), None),
+            Some(Owner::Early(handle)) => self.forget_early(handle, sid),
+            Some(Owner::Id(handle)) => {
+                // Who has yet to answer a Request learns it then.
+                let state = self.ids.get(&handle).map(|id| &id.state);
+                if let Some(State::Calling(_) | State::Answered(_)) = state {
+                    self.call_failed(world, handle, Errno::CONNRESET);
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// A port that is probably free, so that a program can be told before it connects: in the range from which the kernel chooses too.
+    pub(super) fn pick_port(&mut self) -> u16 {
+        // splitmix64
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        32768 + ((z ^ (z >> 31)) % (61000 - 32768)) as u16
+    }
+}

@@ -1,0 +1,112 @@
+//! Channels and the events that programs take from them.
+
+use std::collections::VecDeque;
+
+use urnic_wire::mpa::startup::{EnhancedWord, NO_NEGOTIATION};
+use zerocopy::FromZeros;
+
+use super::abi::EventResponse;
+use super::state::{CmEvent, Engine, Event, EventParams, Id, State, World};
+
+impl Engine {
+    /// A new channel.
+    pub fn open_channel(&mut self) -> u64 {
+        let channel = self.next_channel;
+        self.next_channel += 1;
+        self.channels.insert(channel, VecDeque::new());
+        channel
+    }
+
+    /// The program closed a channel: its ids are gone too.
+    pub fn close_channel(&mut self, world: &mut World<'_>, channel: u64) {
+        let here = |(handle, id): (&u32, &Id)| (id.channel == channel).then_some(*handle);
+        let ids: Vec<u32> = self.ids.iter().filter_map(here).collect();
+        for handle in ids {
+            self.remove(world, handle);
+        }
+        self.channels.remove(&channel);
+    }
+
+    /// The oldest event of a channel.
+    pub fn take_event(&mut self, world: &mut World<'_>, channel: u64) -> Option<EventResponse> {
+        let queue = self.channels.get_mut(&channel)?;
+        let event = queue.pop_front()?;
+        if queue.is_empty() {
+            world.device.signal(channel, false);
+        }
+        let id = self.ids.get_mut(&event.id)?;
+        id.reported += 1;
+        let mut response = EventResponse::new_zeroed();
+        response.uid = id.uid;
+        response.id = event.about;
+        response.event = event.kind as u32;
+        response.status = event.status.cast_unsigned();
+        let param = &mut response.param;
+        let len = event.told.private_data.len().min(usize::from(u8::MAX));
+        if let (Some(to), Some(from)) = (
+            param.private_data.get_mut(..len),
+            event.told.private_data.get(..len),
+        ) {
+            to.copy_from_slice(from);
+        }
+        param.private_data_len = len as u8;
+        param.responder_resources = event.told.responder_resources;
+        param.initiator_depth = event.told.initiator_depth;
+        if let State::Listening(listener) = &mut id.state
+            && event.kind == CmEvent::ConnectRequest
+        {
+            listener.unread = listener.unread.saturating_sub(1);
+            self.admit(world, event.id);
+        }
+        Some(response)
+    }
+
+    /// Queues an event. An id that the program has no name for yet has none but its Request.
+    pub(super) fn report(
+        &mut self,
+        world: &mut World<'_>,
+        handle: u32,
+        kind: CmEvent,
+        status: i32,
+        told: EventParams,
+    ) {
+        tracing::debug!("id {handle}: {kind:?}, status {status}");
+        if self.ids.get(&handle).is_some_and(|id| id.uid != 0) {
+            self.queue(
+                world,
+                Event {
+                    id: handle,
+                    about: handle,
+                    kind,
+                    status,
+                    told,
+                },
+            );
+        }
+    }
+
+    pub(super) fn queue(&mut self, world: &mut World<'_>, event: Event) {
+        let Some(id) = self.ids.get(&event.id) else {
+            return;
+        };
+        if let Some(queue) = self.channels.get_mut(&id.channel) {
+            queue.push_back(event);
+            if queue.len() == 1 {
+                world.device.signal(id.channel, true);
+            }
+        }
+    }
+
+    /// What the peer's word means to a program; what it leaves open is ours to limit.
+    pub(super) fn told(&self, word: Option<EnhancedWord>, private_data: Vec<u8>) -> EventParams {
+        let depth = |field: Option<u16>, limit: u8| match field {
+            None | Some(NO_NEGOTIATION) => limit,
+            Some(depth) => u8::try_from(depth).unwrap_or(u8::MAX),
+        };
+        EventParams {
+            private_data,
+            responder_resources: depth(word.map(|word| word.ord), self.max_ird),
+            initiator_depth: depth(word.map(|word| word.ird), self.max_ord),
+        }
+    }
+}
