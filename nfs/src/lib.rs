@@ -4,6 +4,8 @@
 //! messages, in [`memory`] that a transport can send from and receive into. [`tcp`] is one transport. What is served is a
 //! [`tree::Tree`].
 
+#![forbid(unsafe_code)]
+
 pub mod acl;
 pub mod binding;
 pub mod call;

@@ -2,11 +2,14 @@
 
 // Both panic when the write fails: see `urnic_console`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+#![forbid(unsafe_code)]
 
 mod cli;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use cli::{acl, bench, list, serve, transfer};
+use rustix::fs::Mode;
+use rustix::process::{Resource, getrlimit, setrlimit, umask};
 use std::process::ExitCode;
 
 /// An NFSv3 server in user space, and a client tool
@@ -44,7 +47,7 @@ fn main() -> ExitCode {
         Err(status) => return status,
     };
     let done = match cli.command {
-        Command::Serve(serve) => serve.run(),
+        Command::Serve(serve) => serve.run(prepare_process()),
         Command::Get(get) => get.run(),
         Command::Put(put) => put.run(),
         Command::Ls(list) => list.run(),
@@ -58,4 +61,15 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Sets what a server needs of its process: a umask of 0, because clients choose the modes of new files, and as many
+/// descriptors as possible, up to those that a directory uses. Returns the limit of descriptors.
+fn prepare_process() -> u64 {
+    const MOST: u64 = 1 << 16;
+    umask(Mode::empty());
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum.map_or(Some(MOST), |most| Some(most.min(MOST)));
+    let _ = setrlimit(Resource::Nofile, limit);
+    getrlimit(Resource::Nofile).current.unwrap_or(MOST)
 }

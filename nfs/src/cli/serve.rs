@@ -2,7 +2,6 @@
 
 use super::{Done, octets, print};
 use clap::Args;
-use rustix::process::{Resource, getrlimit, setrlimit};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -62,14 +61,14 @@ const TCP_PART: u64 = 8;
 const RDMA_PART: u64 = 32;
 
 impl Serve {
-    pub(crate) fn run(&self) -> Done<()> {
+    /// Serves until the listener fails. The process may open this number of descriptors.
+    pub(crate) fn run(&self, descriptors: u64) -> Done<()> {
         let buffers = self.buffers.clamp(LEAST_BUFFERS, 1 << 62);
         let pool = Pool::limited(buffers + self.memory.unwrap_or_default().min(1 << 62));
         let shares = Shares::new(buffers);
-        let descriptors = most_descriptors();
         let tree: Box<dyn Tree> = match (&self.directory, self.memory) {
             (Some(directory), _) => {
-                let tree = Directory::new(directory, pool.clone());
+                let tree = Directory::new(directory, pool.clone(), descriptors.min(1 << 16) as usize);
                 Box::new(tree.map_err(|error| format!("{}: {error}", directory.display()))?)
             }
             (None, size) => {
@@ -164,13 +163,4 @@ impl Serve {
             Err(error) => Err(format!("{address}, RDMA: {error}")),
         }
     }
-}
-
-/// Descriptors that the process may have: as many as it can, up to those that a directory makes use of.
-fn most_descriptors() -> u64 {
-    const MOST: u64 = 1 << 16;
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum.map_or(Some(MOST), |most| Some(most.min(MOST)));
-    let _ = setrlimit(Resource::Nofile, limit);
-    getrlimit(Resource::Nofile).current.unwrap_or(MOST)
 }

@@ -87,7 +87,8 @@ const OPEN: Options = Options {
 };
 
 fn of_directory(at: &Path, options: Options) -> Arc<Server> {
-    let tree = Directory::new(at, Pool::new()).expect("a directory");
+    rustix::process::umask(rustix::fs::Mode::empty());
+    let tree = Directory::new(at, Pool::new(), 512).expect("a directory");
     Arc::new(Server::new(Box::new(tree), options))
 }
 

@@ -63,18 +63,17 @@ impl Drop for Acting<'_> {
     }
 }
 
-/// Sets this thread's ids at file systems, the group's first: the user's takes the capability away. Were both taken?
+/// Sets this thread's ids at file systems, first that of the group, because that of the user removes the capability.
+/// Returns whether both are set.
 fn set_ids(uid: u32, gid: u32) -> bool {
-    // SAFETY: the call touches no memory.
-    unsafe { libc::setfsuid(0) };
-    // SAFETY: as above.
-    unsafe { libc::setfsgid(gid) };
-    // SAFETY: as above.
-    unsafe { libc::setfsuid(uid) };
-    // The calls tell of no refusal; asked for an id that is none, they say which they have (setfsuid(2)).
-    // SAFETY: as above.
-    let (has_gid, has_uid) = unsafe { (libc::setfsgid(u32::MAX), libc::setfsuid(u32::MAX)) };
-    has_uid.cast_unsigned() == uid && has_gid.cast_unsigned() == gid && uid != u32::MAX && gid != u32::MAX
+    use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
+    let _previous = setfsuid(Uid::from_raw(0));
+    let _previous = setfsgid(Gid::from_raw(gid));
+    let _previous = setfsuid(Uid::from_raw(uid));
+    // The calls report no failure. A call with an invalid id returns the present one (setfsuid(2)).
+    let has_gid = setfsgid(Gid::from_raw(u32::MAX)).as_raw();
+    let has_uid = setfsuid(Uid::from_raw(u32::MAX)).as_raw();
+    has_uid == uid && has_gid == gid && uid != u32::MAX && gid != u32::MAX
 }
 
 /// The user of an ordinary server.

@@ -1,0 +1,217 @@
+//! The state of a served directory, and what its operations share.
+
+use super::acting::{Acting, Actor, own_uid};
+use super::nodes::{Key, Node, Nodes, PLACES, stat};
+use super::recent::Descriptors;
+use crate::memory::Pool;
+use crate::nfs3::{Attributes, Handle, Kind, SetAttributes, SetTime, Stable, Status};
+use crate::tree::{Caller, File, Outcome};
+use rustix::fd::OwnedFd;
+use rustix::fs::{self, Access, AtFlags, CWD, Mode, OFlags, Statx, Timestamps};
+use rustix::io::Errno;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::metadata::{attributes, kind, path, timespec};
+
+/// The tree.
+#[derive(Debug)]
+pub struct Directory {
+    pub(super) nodes: Nodes,
+    pub(super) actor: Actor,
+    /// Open for reading or writing, by whom it was opened for.
+    pub(super) open: Descriptors<(Key, Caller, bool)>,
+    pub(super) fsid: u64,
+    pub(super) pool: Pool,
+}
+
+impl Directory {
+    /// The tree below `root`, which keeps at most three quarters of `descriptors` open. The modes of new files are
+    /// those that clients choose if the umask of the process is 0.
+    ///
+    /// # Errors
+    /// It cannot be opened, or is no directory.
+    pub fn new(root: &Path, pool: Pool, descriptors: usize) -> Result<Self, Errno> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = fs::open(root, flags, Mode::empty())?;
+        // A half for places, a quarter for data, the rest for connections and for files that are open for one call.
+        let nodes = Nodes::new(root, descriptors / 2, PLACES).map_err(|_| Errno::IO)?;
+        let Key { number, birth } = nodes.root();
+        let open = Descriptors::new(descriptors / 4);
+        let (places, data) = (nodes.open.aging(), open.aging());
+        std::thread::Builder::new()
+            .name("nfs-aging".to_owned())
+            .spawn(move || {
+                while places(Instant::now()) && data(Instant::now()) {
+                    std::thread::sleep(Duration::from_secs(1));
+                }
+            })
+            .map_err(|_| Errno::AGAIN)?;
+        Ok(Self {
+            fsid: number ^ birth.rotate_left(17),
+            nodes,
+            actor: Actor::new(),
+            open,
+            pool,
+        })
+    }
+
+    pub(super) fn act(&self, caller: &Caller) -> Outcome<Acting<'_>> {
+        self.actor.act(caller)
+    }
+
+    pub(super) fn described(&self, stat: &Statx) -> Attributes {
+        attributes(stat, self.fsid)
+    }
+
+    pub(super) fn file(&self, node: &Node) -> File {
+        (self.nodes.handle(node.key), self.described(&node.stat))
+    }
+
+    pub(super) fn directory(&self, handle: &Handle) -> Outcome<Node> {
+        let node = self.nodes.find(handle)?;
+        (kind(&node.stat) == Kind::Directory)
+            .then_some(node)
+            .ok_or(Status::NotDir)
+    }
+
+    /// A regular file's bytes, to read or to write. Its owner may whatever its mode says: programs write what they made for reading only, and have
+    /// opened before (RFC 1813 §4.4).
+    pub(super) fn data(&self, caller: &Caller, handle: &Handle, write: bool) -> Outcome<Arc<OwnedFd>> {
+        let node = self.nodes.find(handle)?;
+        match kind(&node.stat) {
+            Kind::File => {}
+            Kind::Directory => return Err(Status::IsDir),
+            _ => return Err(Status::Invalid),
+        }
+        let key = (node.key, caller.clone(), write);
+        if let Some(fd) = self.open.find(&key) {
+            return Ok(fd);
+        }
+        let path = path(&node);
+        let access = if write { OFlags::WRONLY } else { OFlags::RDONLY };
+        let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let open = || fs::open(&*path, flags, Mode::empty());
+        let acting = self.act(caller)?;
+        let opened = open();
+        let executes = || fs::accessat(CWD, &*path, Access::EXEC_OK, AtFlags::EACCESS).is_ok();
+        let runs = matches!(opened, Err(Errno::ACCESS)) && !write && executes();
+        drop(acting);
+        let own = if self.actor.acts() {
+            caller.uid
+        } else {
+            own_uid().as_raw()
+        };
+        let fd = match opened {
+            Err(Errno::ACCESS) if node.stat.stx_uid != own && !runs => return Err(Status::Access),
+            Err(Errno::ACCESS) if self.actor.acts() => open()?,
+            Err(Errno::ACCESS) => {
+                let mode = Mode::from_raw_mode(u32::from(node.stat.stx_mode) & 0o7777);
+                fs::chmodat(CWD, &*path, mode | Mode::RUSR | Mode::WUSR, AtFlags::empty())?;
+                let opened = open();
+                fs::chmodat(CWD, &*path, mode, AtFlags::empty())?;
+                opened?
+            }
+            other => other?,
+        };
+        let fd = Arc::new(fd);
+        self.open.insert(key, fd.clone());
+        Ok(fd)
+    }
+
+    /// Nobody has the file open any more for what they were once allowed, or for longer than it has a name.
+    pub(super) fn close(&self, key: Key) {
+        self.open.forget(|(known, ..)| *known == key);
+    }
+
+    /// Sets attributes, with the thread's rights; the size by `truncate`.
+    pub(super) fn set(
+        &self,
+        node: &Node,
+        what: &SetAttributes,
+        resize: impl FnOnce(u64) -> Outcome<()>,
+    ) -> Outcome<()> {
+        let path = path(node);
+        if let Some(size) = what.size {
+            match kind(&node.stat) {
+                Kind::File => resize(size)?,
+                Kind::Directory => return Err(Status::IsDir),
+                _ => return Err(Status::Invalid),
+            }
+        }
+        if what.uid.is_some() || what.gid.is_some() {
+            let uid = what.uid.map(rustix::process::Uid::from_raw);
+            let gid = what.gid.map(rustix::process::Gid::from_raw);
+            fs::chownat(
+                &node.fd,
+                "",
+                uid,
+                gid,
+                AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW,
+            )?;
+        }
+        // Behind the owner, which takes set-id bits away. Links have no mode.
+        if let Some(mode) = what.mode
+            && kind(&node.stat) != Kind::Symlink
+        {
+            fs::chmodat(CWD, &*path, Mode::from_raw_mode(mode & 0o7777), AtFlags::empty())?;
+        }
+        if what.atime != SetTime::Keep || what.mtime != SetTime::Keep {
+            let times = Timestamps {
+                last_access: timespec(what.atime),
+                last_modification: timespec(what.mtime),
+            };
+            fs::utimensat(&node.fd, "", &times, AtFlags::EMPTY_PATH)?;
+        }
+        Ok(())
+    }
+
+    /// A file that was just made: given its attributes, but for those that making it gave.
+    pub(super) fn made(&self, caller: &Caller, mut node: Node, what: &SetAttributes) -> Outcome<Node> {
+        let same_uid = |uid: &u32| *uid != node.stat.stx_uid;
+        let same_gid = |gid: &u32| *gid != node.stat.stx_gid;
+        let what = SetAttributes {
+            size: what.size.filter(|&size| size != node.stat.stx_size),
+            // What an ordinary server cannot give away stays its own: clients set their ids whenever they make something.
+            uid: what.uid.filter(same_uid).filter(|_| self.actor.acts()),
+            gid: what.gid.filter(same_gid).filter(|_| self.actor.acts()),
+            // The kernel has given the permissions, less what a default list of the directory does not let.
+            mode: (what.mode)
+                .map(|mode| mode & 0o7000 | u32::from(node.stat.stx_mode) & 0o777)
+                .filter(|mode| (mode ^ u32::from(node.stat.stx_mode)) & 0o7000 != 0),
+            ..*what
+        };
+        if what != SetAttributes::default() {
+            let _acting = self.act(caller)?;
+            let truncate = |size| {
+                Ok(rustix::fs::ftruncate(
+                    fs::open(&*path(&node), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?,
+                    size,
+                )?)
+            };
+            self.set(&node, &what, truncate)?;
+            node.stat = stat(&node.fd)?;
+        }
+        Ok(node)
+    }
+
+    /// A name of it is gone. With others left its handle must still find it, by the descriptor.
+    pub(super) fn lost_a_name(&self, node: &Node) {
+        let has_names = stat(&node.fd).is_ok_and(|is| is.stx_nlink > 0);
+        match kind(&node.stat) {
+            _ if !has_names => self.nodes.end(node.key),
+            Kind::Directory => self.nodes.forget(node.key.number),
+            _ => return self.nodes.forget_place(node.key.number),
+        }
+        self.close(node.key);
+    }
+
+    pub(super) fn sync(fd: &OwnedFd, stable: Stable) -> Result<(), Errno> {
+        match stable {
+            Stable::Unstable => Ok(()),
+            Stable::DataSync => fs::fdatasync(fd),
+            Stable::FileSync => fs::fsync(fd),
+        }
+    }
+}
