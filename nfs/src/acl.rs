@@ -279,7 +279,7 @@ mod tests {
 
     /// Owner 1, group 2.
     #[test]
-    fn one_entry_about_the_caller_decides_and_the_mask_bounds_all_but_owner_and_others() {
+    fn one_entry_decides_and_the_mask_bounds_named_and_group() {
         let list = named();
         let may = |uid, gids: &[u32]| {
             let allowed = |wanted: &Rights| list.lets(&caller(uid, gids), 1, 2, *wanted);

@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_must_without_test_or_reason_a_wrong_id_and_a_wrong_name_are_told() {
+    fn missing_tests_and_wrong_ids_and_names_are_told() {
         let made = document(SOURCE, &[test("mpa_c_01_x"), test("other_y")]);
         assert_eq!(made.complaints, [] as [&str; 0]);
         assert!(

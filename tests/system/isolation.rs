@@ -29,7 +29,7 @@ fn a_peer_that_is_killed_ends_in_error_completions() {
 }
 
 #[test]
-fn a_killed_peers_forked_children_do_not_keep_the_connection_alive() {
+fn children_of_a_killed_peer_do_not_keep_its_connection() {
     notices_the_death_of_its_peer("-f -k -s 1000");
 }
 

@@ -45,7 +45,7 @@ fn dup2_over_a_channel_ends_the_channel() {
 }
 
 #[test]
-fn a_forked_child_holds_nothing_of_its_parents_device_and_opens_its_own() {
+fn a_forked_child_opens_a_device_of_its_own() {
     trial("fork");
 }
 

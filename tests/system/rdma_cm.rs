@@ -216,7 +216,7 @@ fn passes(suite: &Program, passing: usize, may_fail: Option<&str>) {
 const CANNOT_SKIP: &str = "test_rdmacm_async_udp_traffic";
 
 #[test]
-fn rdma_cores_tests_of_librdmacm_pass_but_the_one_that_cannot_skip() {
+fn rdma_cores_tests_of_librdmacm_pass_but_one() {
     let folder = or_skip!(script("rdma-core-tests", &[]));
     passes(&suite(&folder), 6, Some(CANNOT_SKIP));
 }

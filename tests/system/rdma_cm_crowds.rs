@@ -99,7 +99,7 @@ fn two_hundred_connections_at_once() {
 }
 
 #[test]
-fn the_fence_holds_for_each_connection_of_a_shared_completion_queue() {
+fn the_fence_holds_for_each_connection_of_a_shared_cq() {
     let mut caller = or_skip!(CmVictim::start(&[]));
     let mut called = or_skip!(CmVictim::start(&[]));
     caller.shares();

@@ -95,7 +95,7 @@ fn goes_on(variable: Option<&str>) {
 }
 
 #[test]
-fn a_client_goes_on_when_its_server_was_killed_and_started_again() {
+fn a_client_goes_on_with_a_restarted_server() {
     goes_on(None);
 }
 
@@ -269,6 +269,6 @@ fn octets_come_back_by_rdma_also_without_memory_windows() {
 }
 
 #[test]
-fn a_client_without_memory_windows_goes_on_when_its_server_was_killed() {
+fn a_client_without_windows_goes_on_with_a_restarted_server() {
     goes_on(Some("REVERSE_WITHOUT_WINDOWS"));
 }

@@ -61,7 +61,7 @@ fn overrun(patience: &str) -> Result<(Running, Running), String> {
 }
 
 #[test]
-fn rsockets_sends_once_more_than_its_peer_posted_receives_and_is_terminated_without_patience() {
+fn an_rsockets_send_without_a_receive_needs_patience() {
     or_skip!(in_process("the server's log has the device's words"));
     let (mut server, _client) = or_skip!(overrun("0"));
     // DDP, untagged buffer, no buffer available (RFC 5041 §8).
@@ -174,7 +174,7 @@ fn rcopy_of_a_gibibyte_is_bit_exact() {
 }
 
 #[test]
-fn rcopy_of_a_gibibyte_is_bit_exact_with_the_other_debians_rsockets() {
+fn rcopy_of_a_gibibyte_is_exact_with_the_other_debians() {
     let debian = or_skip!(Debian::other());
     let there = format!("/var/tmp/urnic-rcopy-{}", std::process::id());
     let folder = Folder::at(debian.outside(&there));

@@ -84,14 +84,14 @@ fn three_hundred_queue_pairs_in_one_process() {
 }
 
 #[test]
-fn what_was_completed_arrives_though_the_sender_destroys_its_queue_pair() {
+fn completed_sends_arrive_from_a_destroyed_queue_pair() {
     for size in [64, 65_536, 1_000_000] {
         or_skip!(pair("stream", &format!("-d destroy -n 64 -s {size}"))).succeeds();
     }
 }
 
 #[test]
-fn what_was_completed_arrives_though_the_sender_exits() {
+fn completed_sends_arrive_from_a_program_that_ended() {
     for size in [64, 65_536, 1_000_000] {
         or_skip!(pair("stream", &format!("-d exit -n 64 -s {size}"))).succeeds();
     }

@@ -67,7 +67,7 @@ fn a_device_in_another_process_registers_what_is_always_there() {
 }
 
 #[test]
-fn messages_of_a_gibibyte_sixteen_elements_every_vector_draining_moderated_events_and_a_poll_that_goes_on() {
+fn the_limits_of_verbs_hold_in_one_program() {
     let text = Program::new(or_skip!(compiled("extents")))
         .run_for(SLOW)
         .success();
@@ -84,7 +84,7 @@ fn messages_of_a_gibibyte_sixteen_elements_every_vector_draining_moderated_event
 }
 
 #[test]
-fn contexts_of_one_file_share_its_objects_and_others_are_refused() {
+fn contexts_of_one_file_share_its_objects_only() {
     let text = Program::new(or_skip!(compiled("imported")))
         .run_for(LIMIT)
         .success();

@@ -79,7 +79,7 @@ fn what_the_doctor_says_brings_a_function_to_an_ordinary_user() {
 }
 
 #[test]
-fn what_was_completed_arrives_though_the_program_ends_and_its_function_is_reset() {
+fn completed_sends_arrive_from_a_function_that_was_reset() {
     let [host, other] = or_skip!(Netns::pair());
     let program = or_skip!(compiled("stream"));
     let server = Server::start(&host, &[ADDRESS], "");
@@ -115,7 +115,7 @@ fn put_in(guest: &PciGuest<'_>) {
 }
 
 #[test]
-fn a_function_that_is_taken_out_is_a_fatal_event_and_can_be_put_in_again() {
+fn a_removed_function_is_a_fatal_event_and_may_return() {
     let [host, _other] = or_skip!(Netns::pair());
     let program = or_skip!(compiled("lost"));
     let server = Server::start(&host, &[ADDRESS], "");

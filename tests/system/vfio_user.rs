@@ -85,7 +85,7 @@ fn pingpong() {
 }
 
 #[test]
-fn a_peer_on_another_server_and_one_with_the_device_in_its_process() {
+fn peers_on_another_server_and_in_process_connect() {
     or_skip!(installed("ibv_rc_pingpong"));
     let (one, other) = (Served::start(), Served::start());
     for far in [other.program("ibv_rc_pingpong"), Program::new("ibv_rc_pingpong")] {
@@ -255,7 +255,7 @@ fn doorbells_are_stores_and_no_messages() {
 }
 
 #[test]
-fn a_killed_server_is_an_error_within_seconds_and_a_new_one_serves_new_programs() {
+fn a_killed_server_is_an_error_and_a_new_one_serves() {
     or_skip!(installed("ib_write_bw"));
     let (mut here, there) = (Served::start(), Served::start());
     for name in ["ib_write_bw", "ib_send_bw", "ib_read_bw", "ib_send_lat"] {
@@ -280,7 +280,7 @@ fn a_killed_server_is_an_error_within_seconds_and_a_new_one_serves_new_programs(
 }
 
 #[test]
-fn a_killed_client_is_an_error_at_its_peer_and_leaves_nothing_in_the_server() {
+fn a_killed_client_is_an_error_at_its_peer_and_leaves_nothing() {
     or_skip!(installed("ib_send_bw"));
     let served = Served::start();
     let server = served.server().pid();
@@ -304,7 +304,7 @@ fn a_killed_client_is_an_error_at_its_peer_and_leaves_nothing_in_the_server() {
 }
 
 #[test]
-fn a_process_whose_server_was_killed_opens_the_device_of_the_next_one() {
+fn a_process_with_a_killed_server_opens_the_next_device() {
     let program = or_skip!(compiled("reopen"));
     let mut served = Served::start();
     let mut program = Program::new(program).env("URNIC_DEVICE", served.device()).spawn();

@@ -224,7 +224,7 @@ proptest! {
     }
 
     #[test]
-    fn many_messages_in_one_read_keep_their_order_and_the_last_has_the_descriptors(
+    fn messages_in_one_read_keep_order_and_descriptors(
         all in proptest::collection::vec(said(), 1..6),
         fds in 0..=8usize,
     ) {
@@ -418,7 +418,7 @@ fn descriptors_do_not_pile_up_behind_an_unfinished_message() {
 }
 
 #[test]
-fn whoever_reads_only_what_is_missing_gets_one_message_at_a_time() {
+fn reading_only_the_missing_bytes_gives_one_message() {
     let stream = [reset(1), reset(2)].concat();
     let mut decoder = Decoder::new(LIMITS);
     let mut rest = &stream[..];

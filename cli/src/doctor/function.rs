@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_not_there_come_with_the_command_that_makes_them() {
+    fn missing_files_come_with_the_command_that_makes_them() {
         // No machine has as many groups.
         let mut function = ours();
         function.group = function.group.map(|group| Group {

@@ -65,7 +65,7 @@ fn every_default_can_be_written_back() {
 }
 
 #[test]
-fn every_option_reaches_the_configuration_and_shows_what_was_set() {
+fn every_option_reaches_the_configuration_and_is_shown() {
     let other = |key: &str| match key {
         "device" => "vfio:0000:3b:00.1",
         "log" => "urnic=trace",
@@ -238,7 +238,7 @@ fn complaints_are_one_line_whatever_was_written() {
 }
 
 #[test]
-fn peers_have_options_of_their_own_and_the_first_that_fits_wins() {
+fn peers_have_their_own_options_and_the_first_fit_wins() {
     let file = File::new(
         "peers",
         "[mpa]\ncrc = false\n\n[[peer]]\naddress = \"192.0.2.7\"\nmpa.rtr_frame = \"hex\"\n\n\
@@ -311,7 +311,7 @@ fn a_capture_of_a_device_elsewhere_is_refused_not_ignored() {
 }
 
 #[test]
-fn a_profile_undoes_what_its_peers_cannot_and_gives_way_to_what_stands_beside_it() {
+fn a_profile_gives_way_to_options_beside_it() {
     for (name, preset) in profile::PROFILES {
         let file = File::new(
             &format!("profile-{name}"),

@@ -136,7 +136,7 @@ mod tests {
 
     /// Signals that nobody else in this process uses.
     #[test]
-    fn a_signal_waits_for_the_end_and_interrupts_as_it_would_a_system_call() {
+    fn a_signal_waits_and_then_interrupts_like_a_system_call() {
         let handler = note as extern "C" fn(c_int) as libc::sighandler_t;
         let (restarts, interrupts, ignored, blocked) = (
             libc::SIGRTMIN(),

@@ -58,7 +58,7 @@ fn write_call(count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn long_records_take_memory_of_the_pool_whatever_they_are_made_of() {
+fn long_records_of_any_fragments_take_memory_of_the_pool() {
     let (pool, shares) = (Pool::limited(MAX_BUFFER as u64), Shares::new(MAX_BUFFER as u64));
     let account = account(&shares);
     let room = Room {

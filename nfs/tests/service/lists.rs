@@ -357,7 +357,7 @@ fn long_lists_come_back_whole() {
 }
 
 #[test]
-fn a_list_that_says_no_more_than_a_mode_has_four_entries_with_their_owners() {
+fn a_list_equal_to_a_mode_has_four_entries_with_owners() {
     let Some((_folder, servers)) = both("a_list_that_says_no_more_than_a_mode", false) else {
         return;
     };
@@ -451,7 +451,7 @@ fn what_is_no_list_is_garbage_or_invalid() {
 }
 
 #[test]
-fn lists_are_their_owners_to_change_and_nobodys_on_a_read_only_server() {
+fn lists_are_changed_by_owners_and_never_when_read_only() {
     let Some((folder, servers)) = both("lists_are_their_owners_to_change", false) else {
         return;
     };

@@ -124,7 +124,7 @@ fn sge_of(data: &[u8]) -> ibv_sge {
 }
 
 #[test]
-fn a_full_send_queue_has_room_again_once_a_completion_was_polled() {
+fn a_full_send_queue_has_room_after_a_polled_completion() {
     let mut s = Sends::new(4, 1, 0);
     for id in 0..4 {
         s.post(&ibv_send_wr {
@@ -404,7 +404,7 @@ fn with_sq_sig_all_every_entry_is_signalled() {
 }
 
 #[test]
-fn the_device_is_rung_when_it_asked_to_be_and_sees_a_list_at_once() {
+fn the_device_is_rung_on_request_and_sees_a_list_at_once() {
     let mut s = Sends::new(8, 1, 0);
     s.post(&send(&mut [])).unwrap();
     s.post(&send(&mut [])).unwrap();
@@ -420,7 +420,7 @@ fn the_device_is_rung_when_it_asked_to_be_and_sees_a_list_at_once() {
 }
 
 #[test]
-fn after_a_reset_what_was_not_published_is_gone_and_all_slots_are_free() {
+fn a_reset_drops_unpublished_requests_and_frees_all_slots() {
     let mut s = Sends::new(2, 1, 0);
     s.post(&send(&mut [])).unwrap();
     s.queue.publish();
@@ -441,7 +441,7 @@ fn after_a_reset_what_was_not_published_is_gone_and_all_slots_are_free() {
 }
 
 #[test]
-fn receives_fill_their_ring_and_free_a_slot_with_each_completion() {
+fn receives_fill_their_ring_and_completions_free_slots() {
     let shape = ReceiveShape {
         slots: 4,
         max_sge: 3,
@@ -626,7 +626,7 @@ fn cqe(qid: u32, cookie: u64) -> Cqe {
 }
 
 #[test]
-fn completions_come_out_once_each_and_in_order_over_many_passes() {
+fn completions_come_once_and_in_order_over_many_laps() {
     let (mut device, mut ring) = Completer::new(2);
     let (mut made, mut seen) = (0, 0);
     for round in 0..50 {
@@ -662,7 +662,7 @@ fn a_queue_is_armed_behind_what_lies_in_it() {
 }
 
 #[test]
-fn completions_of_a_destroyed_queue_pair_are_skipped_and_others_are_kept() {
+fn only_completions_of_destroyed_queue_pairs_are_skipped() {
     let (mut device, mut ring) = Completer::new(3);
     for (qid, cookie) in [(1, 0), (2, 1), (1, 2), (2, 3), (1, 4)] {
         device.complete(cqe(qid, cookie));

@@ -637,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_break_before_an_answer_are_not_made_without_end_or_pause() {
+    fn connections_that_break_unanswered_are_retried_with_pauses() {
         let mut state = waiting();
         let since = state.lost.as_ref().map(|(since, _)| *since);
         for _ in 0..3 {

@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limited_pool_has_so_much_and_serves_again_what_is_given_back() {
+    fn a_limited_pool_serves_again_the_memory_given_back() {
         let pool = Pool::limited(2 * MAX_BUFFER as u64 + 1);
         let first = pool.take(MAX_BUFFER).expect("memory");
         let _second = pool.take(PAGE).expect("memory");

@@ -28,7 +28,7 @@ fn all_is_as_it_should_be(guest: &PciGuest<'_>, host: &Netns, way: &str) {
 
 #[test]
 #[ignore = "make interop"]
-fn programs_in_a_guest_have_a_function_by_its_own_file_and_iommufd() {
+fn guest_programs_have_a_function_by_its_file_and_iommufd() {
     let [first, second] = or_skip!(Netns::pair());
     let server = Server::start(&first, &[FIRST], "");
     let guest = or_skip!(PciGuest::boot_as(Machine::Iommufd, &first, &server.sockets()));
@@ -44,7 +44,7 @@ fn programs_in_a_guest_have_a_function_by_its_own_file_and_iommufd() {
 
 #[test]
 #[ignore = "make interop"]
-fn programs_in_a_guest_without_an_iommu_have_a_function_when_its_administrator_lets_them() {
+fn guest_programs_have_a_function_without_an_iommu_if_allowed() {
     let [first, second] = or_skip!(Netns::pair());
     let server = Server::start(&first, &[FIRST], "");
     let guest = or_skip!(PciGuest::boot_as(Machine::NoIommu, &first, &server.sockets()));

@@ -312,7 +312,7 @@ fn answered_calls() -> Vec<Row> {
 }
 
 #[test]
-fn a_header_that_makes_no_sense_is_refused_or_discarded_and_nothing_else_happens() {
+fn a_malformed_header_is_refused_or_discarded() {
     let export = Export::new("headers", &[]);
     let mut requester = Requester::of(&export);
     for (what, message, answer) in [refused_headers(), discarded_messages(), answered_calls()].concat() {
@@ -357,7 +357,7 @@ fn a_call_whose_memory_cannot_be_read_ends_the_connection_once() {
 /// The same where nobody had looked at the connection when it was gone: the server's one thread
 /// waits for an answer of another client's.
 #[test]
-fn a_call_that_broke_a_connection_is_refused_though_nobody_looked_when_it_did() {
+fn a_call_that_broke_a_connection_unseen_is_refused() {
     /// A procedure that makes a call backward before it answers, to the one that its argument
     /// names.
     const BACK: [u32; 11] = [X, 0, 2, 0x2000_0003, 1, 4, 0, 0, 0, 0, 6];
@@ -462,7 +462,7 @@ fn due(message: &[u8]) -> Due {
 }
 
 #[test]
-fn thousands_of_random_messages_harm_neither_the_server_nor_its_other_clients() {
+fn random_messages_harm_neither_server_nor_other_clients() {
     const MESSAGES: u32 = 3000;
     const BATCH: u32 = 16;
     let export = Export::new("random", &[]);

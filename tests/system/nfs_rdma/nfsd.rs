@@ -182,7 +182,7 @@ fn our_client_reads_and_writes_files_of_linux_nfsd() {
 /// nfsd takes no list that is longer than a page, but two of them.
 #[test]
 #[ignore = "make interop"]
-fn rpc_k_07_linux_nfsd_takes_our_long_lists_and_gives_them_back() {
+fn rpc_k_07_linux_nfsd_takes_and_returns_our_long_lists() {
     const USERS: u32 = 300;
     let nfsd = or_skip!(Nfsd::start());
     let folder = Folder::new("nfsd-lists");

@@ -35,7 +35,7 @@ fn ddp_h_01_reserved_bits_are_ignored() {
 }
 
 #[test]
-fn ddp_h_05_segments_of_another_message_type_do_not_go_on_with_one() {
+fn ddp_h_05_another_message_type_does_not_continue_one() {
     let mut scene = or_skip!(Scene::start(&[]));
     scene.refuses(
         0x0206,
@@ -213,7 +213,7 @@ fn ddp_v_06_the_terminate_is_the_vector() {
 }
 
 #[test]
-fn ddp_v_07_a_send_without_a_receive_terminates_when_patience_ends() {
+fn ddp_v_07_a_send_without_a_receive_ends_with_patience() {
     // rnr_retry 0: native connections let a Send wait at most as long as the sender's retries
     // would.
     let mut scene = or_skip!(Scene::start(&[]));
@@ -536,7 +536,7 @@ fn ddp_t_08_a_write_under_way_stops_when_its_stag_goes() {
 }
 
 #[test]
-fn sec_01_a_stag_of_another_domain_can_be_neither_read_written_nor_invalidated() {
+fn sec_01_another_domains_stag_cannot_be_used() {
     let mut scene = or_skip!(Scene::start(&[]));
     let (stag, at) = (scene.victim.stag("foreign"), scene.victim.buffer());
     scene.refuses(0x1102, &[write(stag, at, b"abcd")]);

@@ -15,7 +15,7 @@ use super::rdmap::response_until_something_else;
 use super::{ALL_FLUSHED, Scene};
 
 #[test]
-fn thousands_of_idle_and_babbling_strangers_cost_little_and_stall_nobody() {
+fn thousands_of_strangers_cost_little_and_stall_nobody() {
     const KEY: &str = "4d504120 49442052 65712046 72616d65";
     let mut scene = or_skip!(Scene::start(&[]));
     let pid = scene.victim.pid();
@@ -62,7 +62,7 @@ fn thousands_of_idle_and_babbling_strangers_cost_little_and_stall_nobody() {
 }
 
 #[test]
-fn a_process_without_descriptors_takes_calls_once_it_has_some_again() {
+fn a_process_accepts_once_it_has_descriptors_again() {
     or_skip!(in_process(
         "the descriptors are those of the process that has the device"
     ));
@@ -208,7 +208,7 @@ fn sec_10_half_fpdus_cost_bounded_memory() {
 }
 
 #[test]
-fn sec_06_a_peer_that_asks_and_never_reads_costs_bounded_memory() {
+fn sec_06_a_peer_that_never_reads_costs_bounded_memory() {
     let mut scene = or_skip!(Scene::start(&[]));
     let wish = Wish {
         ird: 16,
@@ -283,7 +283,7 @@ fn sec_06_used_up_reads_of_peers_leave_others_theirs() {
 }
 
 #[test]
-fn a_program_that_is_killed_is_noticed_although_its_children_live() {
+fn a_killed_program_is_noticed_although_its_children_live() {
     for role in ROLES {
         let mut victim = or_skip!(Victim::start(&[]));
         let mut before = victim.link(role);

@@ -102,7 +102,7 @@ fn mpa_c_04_a_wrong_length_ends_in_a_wrong_crc() {
 }
 
 #[test]
-fn mpa_c_04_a_bad_crc_in_the_middle_of_a_send_takes_its_receive() {
+fn mpa_c_04_a_bad_crc_inside_a_send_takes_its_receive() {
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
         let mut link = scene.victim.link(role);
@@ -162,7 +162,7 @@ fn mpa_c_05_nobody_wants_crcs() {
 }
 
 #[test]
-fn mpa_f_13_the_last_fpdu_of_a_write_is_placed_only_if_its_crc_is_good() {
+fn mpa_f_13_a_writes_last_fpdu_is_placed_with_a_good_crc_only() {
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
         let (stag, at) = (scene.victim.stag("all"), scene.victim.buffer());

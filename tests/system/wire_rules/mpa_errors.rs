@@ -199,7 +199,7 @@ fn mpa_e_01_each_error_is_told_by_its_own_code() {
 }
 
 #[test]
-fn mpa_e_05_an_orderly_end_flushes_receives_only_after_the_grace() {
+fn mpa_e_05_an_orderly_end_flushes_receives_after_the_grace() {
     // Native connections have InfiniBand's manners: a peer that has stopped talking is no error
     // yet.
     let mut scene = or_skip!(Scene::start(&[("URNIC_NATIVE_FIN_GRACE_MS", "700")]));
@@ -238,7 +238,7 @@ fn mpa_e_05_a_send_after_the_peer_s_end_fails() {
 }
 
 #[test]
-fn ddp_t_05_what_was_sent_arrives_although_the_queue_pair_is_gone() {
+fn ddp_t_05_sent_messages_arrive_without_their_queue_pair() {
     const LEN: usize = 60_000;
     let mut scene = or_skip!(Scene::start(&[]));
     let content = filled(LARGE_SEED, LEN);

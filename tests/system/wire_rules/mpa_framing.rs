@@ -319,7 +319,7 @@ fn mpa_f_12_a_stream_with_markers_may_come_in_any_pieces() {
 }
 
 #[test]
-fn mpa_f_12_a_stream_with_markers_and_without_crc_may_come_in_any_pieces() {
+fn mpa_f_12_a_marked_stream_without_crc_comes_in_any_pieces() {
     takes_messages_in_pieces(MARKERS, MARKERS);
 }
 
@@ -333,7 +333,7 @@ fn mpa_f_16_a_ulpdu_too_short_for_its_header_terminates() {
 }
 
 #[test]
-fn mpa_f_16_a_ulpdu_too_short_for_its_header_terminates_without_crc_too() {
+fn mpa_f_16_a_ulpdu_shorter_than_its_header_terminates() {
     let mut scene = or_skip!(Scene::with(0));
     let wish = Wish {
         flags: 0,

@@ -239,7 +239,7 @@ fn mpa_m_11_a_marker_that_points_elsewhere_terminates() {
 }
 
 #[test]
-fn mpa_m_11_a_marker_that_points_elsewhere_terminates_without_crc_too() {
+fn mpa_m_11_a_wrong_marker_terminates_without_crc_too() {
     refused(MARKERS, |marker| marker[3] = 0x40);
 }
 

@@ -92,7 +92,7 @@ fn mpa_s_10_private_data_beyond_the_limit_is_closed() {
 }
 
 #[test]
-fn empa_08_an_enhanced_frame_without_room_for_the_word_is_closed() {
+fn empa_08_an_enhanced_frame_without_the_word_is_closed() {
     refused_without_a_word(
         &["0000", "0001 aa", "0003 aaaaaa"].map(|rest| hex(&format!("{REQUEST_KEY} 5002 {rest}"))),
     );
@@ -237,7 +237,7 @@ fn empa_23_an_error_in_the_first_valid_fpdu_makes_one() {
 }
 
 #[test]
-fn mpa_s_21_a_first_fpdu_that_never_comes_is_not_waited_for_for_ever() {
+fn mpa_s_21_a_first_fpdu_that_never_comes_times_out() {
     let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_RTR_TIMEOUT_S", "1")]));
     let (qp, request) = scene.victim.expecting(&Wish::default());
     let mut peer = Peer::call(scene.victim.listener(qp));
@@ -333,7 +333,7 @@ fn empa_05_a_request_without_a_word_gets_a_reply_without() {
 }
 
 #[test]
-fn mpa_s_05_reserved_flags_and_reject_in_a_request_are_ignored_and_not_echoed() {
+fn mpa_s_05_reserved_flags_and_reject_are_ignored() {
     let mut victim = or_skip!(Victim::start(&[]));
     for flags in [0x0f, REJECT, REJECT | 0x0f] {
         let (reply, _) = taken(&mut victim, &rtr(), |request| request.flags |= flags);
@@ -343,7 +343,7 @@ fn mpa_s_05_reserved_flags_and_reject_in_a_request_are_ignored_and_not_echoed() 
 }
 
 #[test]
-fn empa_11_client_server_is_mirrored_and_the_rtr_bits_mean_nothing_then() {
+fn empa_11_client_server_is_mirrored_without_rtr_bits() {
     let mut victim = or_skip!(Victim::start(&[]));
     // A=0: with B, C, D set, and without.
     for word in [0x7fff_ffff, 0x3fff_3fff] {

@@ -157,7 +157,7 @@ fn mpa_s_04_a_wrong_key_is_closed_without_a_word() {
 }
 
 #[test]
-fn mpa_s_09_s_10_empa_08_malformed_requests_are_closed_without_a_word() {
+fn mpa_s_09_s_10_empa_08_malformed_requests_are_closed() {
     refused_without_a_word(
         &[
             "40 03 0000",
@@ -258,7 +258,7 @@ fn every_request_vector_gets_its_reply() {
 }
 
 #[test]
-fn mpa_s_07_s_08_reserved_flags_and_reject_in_a_request_are_ignored_and_not_echoed() {
+fn mpa_s_07_s_08_reserved_flags_and_reject_are_ignored() {
     let mut scene = or_skip!(Scene::start(&[]));
     for flags in [0x0f, REJECT, REJECT | 0x0f] {
         let octets = request(CRC | flags, 2, Some(0x8010_c008));
@@ -270,7 +270,7 @@ fn mpa_s_07_s_08_reserved_flags_and_reject_in_a_request_are_ignored_and_not_echo
 }
 
 #[test]
-fn mpa_s_02_frames_byte_by_byte_and_with_the_first_fpdus_behind() {
+fn mpa_s_02_frames_come_byte_by_byte_and_with_fpdus_behind() {
     let mut scene = or_skip!(Scene::start(&[]));
     let mut peer = Peer::call(scene.at);
     let octets = hex(&format!("{REQUEST_KEY} 50020008 8010c008 554c5021"));
@@ -366,7 +366,7 @@ fn mpa_s_12_a_rejection_carries_the_program_s_words() {
 }
 
 #[test]
-fn a_request_that_is_never_answered_is_rejected_when_its_id_is_destroyed() {
+fn an_unanswered_request_is_rejected_when_its_id_is_destroyed() {
     let mut scene = or_skip!(Scene::start(&[]));
     let mut peer = scene.call(&request(CRC, 1, None));
     let id = scene.asked().about;
@@ -539,7 +539,7 @@ fn empa_31_reads_keep_to_the_initiator_s_ird() {
 }
 
 #[test]
-fn mpa_s_13_empa_22_a_responder_sends_nothing_before_the_first_fpdu() {
+fn mpa_s_13_empa_22_a_responder_waits_for_the_first_fpdu() {
     // With queues of their own and with one that all share; with an RTR to come, and without.
     for shared in [false, true] {
         let mut scene = or_skip!(Scene::start(&[]));
@@ -581,7 +581,7 @@ fn mpa_s_13_empa_22_a_responder_sends_nothing_before_the_first_fpdu() {
 }
 
 #[test]
-fn empa_22_what_waits_behind_the_fence_is_flushed_when_the_peer_goes() {
+fn empa_22_fenced_sends_are_flushed_when_the_peer_goes() {
     for shared in [false, true] {
         let mut scene = or_skip!(Scene::start(&[]));
         if shared {
@@ -621,7 +621,7 @@ fn empa_22_what_waits_behind_the_fence_is_flushed_when_the_peer_goes() {
 }
 
 #[test]
-fn mpa_s_21_a_first_fpdu_that_never_comes_is_not_waited_for_for_ever() {
+fn mpa_s_21_a_first_fpdu_that_never_comes_times_out() {
     let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_RTR_TIMEOUT_S", "1")]));
     let (event, mut peer, _) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
     scene.victim.sends(event.about, 100, 5);
@@ -660,7 +660,7 @@ fn empa_23_an_error_before_the_fence_opens_makes_no_terminate() {
 }
 
 #[test]
-fn garbage_behind_the_first_fpdu_is_answered_by_a_terminate_and_ends_the_connection() {
+fn garbage_behind_the_first_fpdu_is_terminated() {
     let mut scene = or_skip!(Scene::start(&[]));
     let (event, mut peer, _) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
     peer.tell(&[rtr_write()]);

@@ -112,7 +112,7 @@ fn every_request_vector_is_sent() {
 }
 
 #[test]
-fn empa_04_private_data_goes_out_and_comes_in_to_the_last_octet() {
+fn empa_04_private_data_is_exact_in_both_directions() {
     let mut victim = or_skip!(CmVictim::start(&[]));
     let data: Vec<u8> = (0..508).map(|at| at as u8 ^ 0x33).collect();
     let (id, mut peer, _listener) = victim.calls_us(DEPTHS, &data[..255]);
@@ -351,7 +351,7 @@ fn empa_07_a_peer_that_knows_revision_1_only_is_called_again() {
 }
 
 #[test]
-fn empa_10_a_reply_that_is_not_enhanced_is_an_error_and_calls_again() {
+fn empa_10_a_plain_reply_is_an_error_and_is_retried() {
     let mut victim = or_skip!(CmVictim::start(&[]));
     for flags in ["4001", "4002"] {
         let (id, mut peer, listener) = victim.calls_us(DEPTHS, b"data");
@@ -457,7 +457,7 @@ fn mpa_m_01_c_05_the_reply_s_flags_count_as_well() {
 }
 
 #[test]
-fn a_program_that_keeps_its_queue_pair_to_itself_begins_when_it_says_so() {
+fn a_program_with_its_own_queue_pair_says_when_to_begin() {
     let mut victim = or_skip!(CmVictim::start(&[]));
     victim.keeps_queue_pairs();
     let (id, mut peer, _listener) = called(&mut victim);

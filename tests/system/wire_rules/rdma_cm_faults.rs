@@ -47,7 +47,7 @@ fn recover(scene: &mut Scene, caller: &mut CmVictim) {
 }
 
 #[test]
-fn a_listener_that_is_stopped_is_unreachable_and_serves_again_when_it_goes_on() {
+fn a_stopped_listener_is_unreachable_until_it_goes_on() {
     let mut scene = or_skip!(Scene::start(&[]));
     let mut caller = or_skip!(CmVictim::start(&QUICK));
     scene.victim.process().stop();
@@ -63,7 +63,7 @@ fn a_listener_that_is_stopped_is_unreachable_and_serves_again_when_it_goes_on() 
 }
 
 #[test]
-fn a_request_that_nobody_answers_in_time_cannot_be_accepted_any_more() {
+fn a_request_not_answered_in_time_cannot_be_accepted() {
     let mut scene = or_skip!(Scene::start(&[]));
     let mut caller = or_skip!(CmVictim::start(&QUICK));
     let id = caller.calls(scene.at, DEPTHS, b"first");
@@ -82,7 +82,7 @@ fn a_request_that_nobody_answers_in_time_cannot_be_accepted_any_more() {
 }
 
 #[test]
-fn a_caller_that_is_stopped_before_its_first_fpdu_is_unreachable() {
+fn an_initiator_stopped_before_its_first_fpdu_is_unreachable() {
     let mut scene = or_skip!(Scene::start(&QUICK));
     let mut caller = or_skip!(CmVictim::start(&[]));
     let id = caller.calls(scene.at, DEPTHS, b"");

@@ -12,7 +12,7 @@ use super::{ALL_FLUSHED, Scene};
 // Terminates of ours.
 
 #[test]
-fn rdm_t_02_terminates_carry_the_headers_of_what_they_are_about() {
+fn rdm_t_02_terminates_carry_the_headers_at_fault() {
     let mut victim = or_skip!(Victim::start(&[]));
     let at = victim.buffer();
     for role in ROLES {
@@ -209,7 +209,7 @@ fn rdm_t_09_terminates_in_odd_forms_are_understood() {
 }
 
 #[test]
-fn rdm_t_09_a_swapped_start_up_error_is_understood_while_nothing_was_sent() {
+fn rdm_t_09_a_swapped_start_up_error_is_understood() {
     // siw's 2/0/06; 0/2/06 would be about a message, and there was none (vector, conformance
     // §13.5).
     let mut scene = or_skip!(Scene::start(&[]));

@@ -136,7 +136,7 @@ fn mpa_m_10_ulpdus_come_out_without_markers() {
 }
 
 #[test]
-fn mpa_m_11_a_marker_that_points_elsewhere_terminates_with_2_0_03() {
+fn mpa_m_11_a_wrong_marker_terminates_with_2_0_03() {
     let (mut stream, _) = marked(&multi());
     stream[1027] = 0xf8;
     let before = stream.clone();
@@ -195,7 +195,7 @@ fn mpa_f_12_a_marked_fpdu_in_pieces_says_how_far_it_goes() {
 }
 
 #[test]
-fn mpa_f_04_crc_field_of_a_marked_fpdu_is_zero_when_crcs_are_off() {
+fn mpa_f_04_a_marked_fpdus_crc_is_zero_when_crcs_are_off() {
     let ulpdu = &padcrc()[0];
     let mut wire = vec![0xee; 520];
     assert_eq!(emit(0, ulpdu, CrcMode::Off, &mut wire), 520);

@@ -78,7 +78,7 @@ fn rdm_m_05_version_before_opcode() {
 }
 
 #[test]
-fn ddp_v_15_an_unassigned_opcode_on_a_bad_queue_is_an_unexpected_opcode() {
+fn ddp_v_15_an_unassigned_opcode_comes_before_a_bad_queue() {
     let ulpdu = hex!("414c 00000000 00000009 00000001 00000000");
     let error = Segment::parse(&ulpdu).unwrap_err();
     assert_eq!(TerminateError::from(error), TerminateError::RdmapUnexpectedOpcode);
@@ -135,7 +135,7 @@ fn ddp_v_06_each_message_has_its_queue() {
 }
 
 #[test]
-fn rdm_c_02_invalidate_word_of_other_messages_is_carried_unread() {
+fn rdm_c_02_other_messages_carry_the_invalidate_word_unread() {
     let mut octets = vector("F-SEND-hello");
     octets[4..8].copy_from_slice(&hex!("deadbeef"));
     let (ulpdu, _) = fpdu::parse(&octets, CrcMode::Off).unwrap();
@@ -207,7 +207,7 @@ fn x73_02_other_atomic_operations_are_refused() {
 }
 
 #[test]
-fn x73_03_reserved_bits_and_compare_fields_of_fetch_add_are_ignored() {
+fn x73_03_reserved_and_compare_fields_of_fetch_add_are_ignored() {
     let (name, segment) = SEGMENTS
         .iter()
         .find(|(name, _)| *name == "F-ATOMIC-FADD")

@@ -68,7 +68,7 @@ fn mpa_s_06_a_frame_that_stops_short_says_what_is_missing() {
 }
 
 #[test]
-fn mpa_s_07_s_08_reject_in_a_request_and_reserved_bits_are_harmless() {
+fn mpa_s_07_s_08_reject_and_reserved_bits_are_harmless() {
     let flags = header(request(0x2f, 1, 0)).unwrap().flags;
     assert_eq!(
         flags,
@@ -269,7 +269,7 @@ fn s001_05_an_rtr_frame_has_no_word() {
 }
 
 #[test]
-fn mpa_s_10_header_and_private_data_that_disagree_say_by_how_much() {
+fn mpa_s_10_the_difference_of_private_data_length_is_told() {
     let header = header(request(0x40, 1, 8)).unwrap();
     for have in [0, 7, 9, 512] {
         let joined = StartupFrame::from_parts(header, &[0; 512][..have]);

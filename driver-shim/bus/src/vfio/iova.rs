@@ -105,7 +105,7 @@ mod tests {
     const PAGE: u64 = 4096;
 
     #[test]
-    fn ranges_shrink_to_whole_pages_and_leave_out_both_ends_of_all_addresses() {
+    fn ranges_are_whole_pages_without_both_ends_of_all_addresses() {
         let mut space = IovaSpace::new(PAGE);
         space.add(0, 2 * PAGE + 5);
         assert_eq!(space.allocate(1, 0), Some(PAGE));

@@ -117,7 +117,7 @@ fn queue_pairs_are_at_least_as_large_as_asked_for() {
 }
 
 #[test]
-fn a_new_queue_pair_is_asked_for_in_init_and_goes_through_the_states() {
+fn a_new_queue_pair_is_parked_in_init_and_reaches_rts() {
     let program = Program::new(&DRIVER);
     let a = program.qp();
     assert_eq!(

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_is_written_when_it_is_whole_or_when_the_stream_ends_inside() {
+    fn a_frame_is_written_when_whole_or_when_the_stream_ends() {
         let request = b"MPA ID Req Frame\x40\x01\x00\x00";
         let written = recorded(|conversation, write| {
             conversation.octets(Side::Caller, 0, &request[..7], write);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_frame_takes_several_packets_and_a_silent_peer_acknowledges() {
+    fn long_frames_take_packets_and_a_silent_peer_acknowledges() {
         let long = vec![b'x'; 2_000_000];
         let written = recorded(|conversation, write| conversation.octets(Side::Caller, 0, &long, write));
         let (data, acks): (Vec<_>, Vec<_>) = written[3..].iter().partition(|(from, ..)| *from == CALLER);

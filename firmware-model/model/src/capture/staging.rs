@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_gone_is_an_error_and_what_is_before_it_counts() {
+    fn gone_memory_is_an_error_and_the_bytes_before_it_count() {
         let page = rustix::param::page_size();
         // SAFETY: a fresh mapping that nobody else knows.
         let start = unsafe {

@@ -210,7 +210,7 @@ fn a_changed_region_keeps_its_stag_and_has_its_new_rights() {
 }
 
 #[test]
-fn a_region_whose_memory_is_gone_comes_back_with_other_memory_only() {
+fn a_region_without_memory_comes_back_with_other_memory_only() {
     let bench = Bench::new();
     let stag = bench.register(0, 64, Access::empty());
     bench.table.revoke_over(bench.home + 63, 1);

@@ -88,7 +88,7 @@ fn notifications_of_one_queue_are_merged_while_they_wait() {
 }
 
 #[test]
-fn connects_that_fail_are_refused_when_their_events_find_no_room() {
+fn failed_connects_without_room_for_events_are_refused() {
     let driver = driver();
     let connects = fill(&driver);
     assert!(connects >= RING + LIMIT as usize);

@@ -57,7 +57,7 @@ fn entries_come_in_order_over_many_rounds() {
 }
 
 #[test]
-fn vrb_c_06_an_overflow_is_reported_once_and_loses_nothing_before_it() {
+fn vrb_c_06_an_overflow_is_reported_once_and_keeps_the_rest() {
     let driver = Driver::start();
     let mut cq = driver.cq(1);
     push_well(&driver, &cq, 0);
@@ -106,7 +106,7 @@ fn arming_notifies_at_once_of_what_the_program_has_not_seen() {
 }
 
 #[test]
-fn vrb_c_05_solicited_arming_wakes_for_solicited_and_failed_only() {
+fn vrb_c_05_solicited_arming_wakes_for_solicited_and_failed() {
     let driver = Driver::start();
     let mut cq = driver.cq(4);
     cq.arm(&driver, true);

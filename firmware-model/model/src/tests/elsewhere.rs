@@ -37,7 +37,7 @@ fn armable(driver: &Driver) -> (u32, u64) {
 }
 
 #[test]
-fn what_is_rung_in_plain_memory_is_served_at_the_next_look_and_once() {
+fn rings_in_plain_memory_are_served_once_at_the_next_poll() {
     let driver = with_pages();
     let pages = driver.device.doorbell_pages().unwrap();
     let (slot, doorbell) = armable(&driver);

@@ -132,7 +132,7 @@ fn a_send_or_read_that_it_refuses_completes_with_the_refusal() {
 
 /// An empty receive queue holds the Send, which is not complete before it is delivered.
 #[test]
-fn a_send_that_waits_for_a_receive_completes_when_it_is_delivered() {
+fn a_send_completes_when_its_late_receive_is_delivered() {
     let driver = Driver::start();
     let mut one = end(&driver, attach::STALL_ON_EMPTY_RQ);
     for cookie in 1..=3 {

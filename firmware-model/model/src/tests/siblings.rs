@@ -62,7 +62,7 @@ const OUTCOMES: [(u64, WcStatus); 4] = [
 ];
 
 #[test]
-fn a_write_that_the_peer_refuses_completes_with_its_refusal_and_those_before_it_well() {
+fn a_refused_write_fails_and_those_before_it_succeed() {
     for _ in 0..50 {
         let driver = Driver::start();
         let mut pair = Pair::connect(&driver, &driver);
@@ -107,7 +107,7 @@ fn however_the_stream_is_cut() {
 
 /// The caller may be in full operation, and its first message on the way, before the answerer is.
 #[test]
-fn a_peer_that_is_attached_later_judges_from_the_first_message_on() {
+fn a_peer_attached_later_checks_from_the_first_message() {
     let driver = Driver::start();
     let (mut pair, called, accepted) = Pair::prepare(&driver, &driver);
     driver.attach(called, &pair.caller.qp, true).unwrap();

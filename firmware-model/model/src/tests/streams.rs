@@ -486,7 +486,7 @@ fn an_abandoned_device_has_no_descriptors_and_does_nothing() {
 }
 
 #[test]
-fn a_thread_that_lends_itself_finds_what_comes_and_the_device_goes_on_without_it() {
+fn a_lent_thread_receives_and_the_device_goes_on_without_it() {
     let driver = Driver::start();
     let (lid, port) = driver.listen(any_port("127.0.0.1"), 64).unwrap();
     let there = SocketAddr::new(LOCALHOST, port);

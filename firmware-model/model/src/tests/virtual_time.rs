@@ -146,7 +146,7 @@ fn what_completed_is_not_lost_by_a_reset() {
 }
 
 #[test]
-fn mpa_c_04_a_damaged_octet_ends_the_stream_and_nothing_of_it_is_placed() {
+fn mpa_c_04_a_damaged_byte_ends_the_stream_unplaced() {
     let world = World::new(Conditions::default());
     let Pair {
         mut caller,

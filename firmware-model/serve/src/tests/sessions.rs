@@ -228,7 +228,7 @@ fn files_that_are_too_short_are_not_lent() {
 }
 
 #[test]
-fn a_file_that_shrinks_under_the_device_ends_its_connection_only() {
+fn a_shrinking_file_ends_its_own_connection_only() {
     let served = Served::start(2);
     let mut other = Client::begin(&served.path);
     let mut client = Client::begin(&served.path);
@@ -250,7 +250,7 @@ fn a_file_that_shrinks_under_the_device_ends_its_connection_only() {
 }
 
 #[test]
-fn memory_taken_back_too_early_stops_the_function_until_its_reset() {
+fn memory_unmapped_too_early_stops_the_function_until_reset() {
     let served = Served::start(2);
     let mut other = Client::begin(&served.path);
     let mut client = Client::begin(&served.path);
@@ -553,7 +553,7 @@ fn a_confined_function_reaches_its_own_addresses_only() {
 }
 
 #[test]
-fn a_function_that_has_used_up_its_descriptors_leaves_others_theirs() {
+fn a_function_without_descriptors_leaves_others_theirs() {
     let mut config = config("127.0.0.78", &[]);
     config.limits.descriptors = 12;
     let served = Served::start_with(config, 2);
@@ -590,7 +590,7 @@ fn a_function_that_has_used_up_its_descriptors_leaves_others_theirs() {
 }
 
 #[test]
-fn a_socket_of_a_dead_server_is_replaced_and_that_of_a_live_one_is_not() {
+fn only_a_dead_servers_socket_is_replaced() {
     let endpoint = |path: &std::path::Path| Endpoint {
         path: path.to_owned(),
         mode: 0o640,

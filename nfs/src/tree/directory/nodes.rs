@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_moved_out_of_the_tree_is_gone_when_its_descriptor_is_old() {
+    fn nodes_moved_out_are_gone_when_their_descriptor_is_old() {
         let (folder, outside) = (
             tempfile::tempdir().expect("a folder"),
             tempfile::tempdir().expect("a folder"),

@@ -47,7 +47,7 @@ fn rpc_k_02_positions_count_the_items_before_and_their_padding() {
 }
 
 #[test]
-fn rpc_k_02_a_chunk_is_its_entries_of_one_position_in_list_order() {
+fn rpc_k_02_a_chunk_is_one_positions_entries_in_order() {
     let payload = [rpc(7, 0), vec![0; 40]].concat();
     let message = call_with(reads([(24, 4), (8, 100), (24, 9), (8, 20)]), &payload);
     let one = |position, segments: &[(u32, u32)]| ReadChunk {
@@ -67,7 +67,7 @@ fn rpc_k_02_a_chunk_is_its_entries_of_one_position_in_list_order() {
 }
 
 #[test]
-fn rpc_k_02_a_position_is_a_multiple_of_four_within_the_payload() {
+fn rpc_k_02_a_position_is_aligned_within_the_payload() {
     let payload = [rpc(7, 0), vec![0; 8]].concat();
     for position in [9, 10, 11, 20, 0x8000_0000, u32::MAX, u32::MAX - 3] {
         assert_eq!(

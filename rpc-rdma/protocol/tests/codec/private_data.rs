@@ -11,7 +11,7 @@ const BOTH: PrivateData = PrivateData {
 };
 
 #[test]
-fn rpc_i_02_thresholds_are_the_smaller_of_what_one_sends_and_the_other_receives() {
+fn rpc_i_02_a_threshold_is_the_smaller_of_both_ends_sizes() {
     let peer = PrivateData {
         remote_invalidation: true,
         send_size: 1024,

@@ -127,7 +127,7 @@ proptest! {
     }
 
     #[test]
-    fn a_filled_chunk_holds_what_was_asked_and_returns_what_was_offered(offered in chunk(), len: u64) {
+    fn a_filled_chunk_holds_the_request_and_returns_the_offer(offered in chunk(), len: u64) {
         let fits = len <= offered.octets();
         let filled = offered.filled(len);
         prop_assert_eq!(filled.is_some(), fits);

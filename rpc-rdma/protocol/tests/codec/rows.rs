@@ -33,7 +33,7 @@ fn with_word(mut octets: Vec<u8>, index: usize, word: u32) -> Vec<u8> {
 const PROFILES: [Profile; 2] = [Profile::Rfc8166, Profile::Draft04];
 
 #[test]
-fn rpc_h_01_a_payload_of_another_transaction_is_answered_err_chunk() {
+fn rpc_h_01_a_payload_with_another_xid_is_err_chunk() {
     let message = with_word(vector("RR-MSG-CALL"), 7, 0x1234_5679);
     for profile in PROFILES {
         let header = answer(&message, profile).unwrap();
@@ -66,7 +66,7 @@ fn rpc_h_03_unknown_procedures_are_answered_err_chunk() {
 }
 
 #[test]
-fn rpc_h_04_the_payload_follows_the_lists_at_once_and_each_may_be_absent() {
+fn rpc_h_04_the_payload_follows_lists_that_may_be_absent() {
     let read = vec![read(8, 1, 4, 0)];
     let payload = rpc(7, 0);
     for present in 0..8 {
@@ -206,7 +206,7 @@ fn rpc_k_12_segments_are_limited_however_they_are_spread() {
 }
 
 #[test]
-fn rpc_k_12_a_count_of_segments_that_are_not_there_allocates_nothing() {
+fn rpc_k_12_a_count_of_missing_segments_allocates_nothing() {
     let limits = Limits {
         segments: usize::MAX,
         ..LIMITS
@@ -235,7 +235,7 @@ fn rpc_k_12_octets_to_read_are_limited() {
 }
 
 #[test]
-fn rpc_e_01_another_version_is_answered_with_the_range_and_that_version() {
+fn rpc_e_01_another_version_is_answered_with_the_range() {
     for version in [0, 2, u32::MAX] {
         for profile in PROFILES {
             let message = with_word(vector("RR-MSG-CALL"), 1, version);
@@ -327,7 +327,7 @@ fn rpc_e_04_rdma_error_names_the_transaction_that_it_ends() {
 }
 
 #[test]
-fn rpc_e_06_msgp_is_answered_by_responders_and_discarded_by_requesters() {
+fn rpc_e_06_responders_answer_msgp_and_requesters_discard_it() {
     let message = with_word(vector("RR-MSG-CALL"), 3, 2);
     for profile in PROFILES {
         assert_eq!(answer(&message, profile), err_chunk(0x1234_5678));
@@ -346,7 +346,7 @@ fn rpc_e_06_done_is_discarded_and_answered_in_the_draft() {
 }
 
 #[test]
-fn rpc_bd_04_a_responder_without_chunks_refuses_them_like_any_fault() {
+fn rpc_bd_04_a_responder_without_chunks_refuses_them() {
     let lists = ChunkLists {
         writes: vec![WriteChunk(vec![segment(1, 2, 3)])],
         ..Default::default()

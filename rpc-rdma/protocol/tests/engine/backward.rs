@@ -53,7 +53,7 @@ fn rpc_bd_01_one_xid_both_ways_is_two_transactions() {
 }
 
 #[test]
-fn calls_beyond_the_credits_do_not_take_the_receives_of_replies() {
+fn calls_beyond_the_credits_take_no_receives_of_replies() {
     let mut end = server();
     end.call(99);
     (1..5).for_each(|xid| end.called(xid, 2));
@@ -84,7 +84,7 @@ fn rpc_bd_02_credits_of_either_direction_are_their_own() {
 }
 
 #[test]
-fn rpc_bd_03_a_server_calls_when_the_peer_is_ready_and_not_before() {
+fn rpc_bd_03_a_server_calls_only_when_the_peer_is_ready() {
     let mut end = End::new(Role::Server);
     end.call(1);
     assert!(end.sent.is_empty());
@@ -103,7 +103,7 @@ fn a_client_that_takes_no_calls_discards_them() {
 }
 
 #[test]
-fn rpc_bd_02_a_client_that_took_calls_grants_at_least_one_with_a_receive_for_it() {
+fn rpc_bd_02_a_called_client_grants_a_credit_with_a_receive() {
     let mut end = client(2);
     end.engine.set_grant(0);
     end.called(1, 2);
@@ -217,7 +217,7 @@ fn rpc_bd_05_receives_are_for_both_directions() {
 }
 
 #[test]
-fn rpc_bd_06_a_servers_calls_wait_for_the_clients_next_connection() {
+fn rpc_bd_06_a_servers_calls_wait_for_the_next_connection() {
     let mut end = server();
     end.call(1);
     end.sent.clear();

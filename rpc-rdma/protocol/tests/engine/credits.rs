@@ -60,7 +60,7 @@ fn rpc_c_01_with_one_credit_calls_are_strictly_serial() {
 }
 
 #[test]
-fn rpc_c_01_a_lowered_grant_holds_calls_until_few_enough_are_in_flight() {
+fn rpc_c_01_a_lowered_grant_holds_calls_back() {
     let mut end = opened(16, 8);
     (1..13).for_each(|xid| end.call(xid));
     assert_eq!(end.sent.len(), 8);
@@ -88,7 +88,7 @@ fn rpc_c_01_no_more_than_was_requested_whatever_is_granted() {
 }
 
 #[test]
-fn rpc_c_04_a_grant_of_zero_is_one_and_a_huge_one_what_was_asked() {
+fn rpc_c_04_a_grant_is_at_least_one_and_at_most_the_request() {
     for (granted, expected) in [(0, 1), (1 << 31, 4)] {
         let mut end = opened(4, granted);
         (1..10).for_each(|xid| end.call(xid));
@@ -104,7 +104,7 @@ fn rpc_c_03_a_requester_has_a_receive_for_every_reply() {
 }
 
 #[test]
-fn rpc_c_03_receives_are_posted_before_the_send_that_needs_them() {
+fn rpc_c_03_receives_are_posted_before_their_send() {
     let mut end = client(1);
     end.engine.call(short(1)).unwrap();
     let actions = end.engine.actions();
@@ -162,7 +162,7 @@ fn rpc_c_03_a_lowered_grant_lets_receives_run_out() {
 
 /// The peer may still make the eight calls that it was told of, so their receives are not for replies to our own calls.
 #[test]
-fn rpc_c_03_receives_of_a_lowered_grant_are_not_lent_to_our_own_calls() {
+fn rpc_c_03_receives_of_a_lowered_grant_are_not_reused() {
     let mut end = server(8);
     end.engine.peer_takes_calls();
     end.engine.set_grant(2);
@@ -224,7 +224,7 @@ fn a_peer_that_takes_no_answers_loses_the_connection() {
 }
 
 #[test]
-fn a_cancelled_calls_credit_and_xid_are_in_use_until_it_is_answered() {
+fn a_cancelled_call_keeps_credit_and_xid_until_its_answer() {
     let mut end = opened(16, 1);
     end.events.clear();
     end.call(1);

@@ -25,7 +25,7 @@ fn lengths(chunk: &WriteChunk) -> Vec<u32> {
 }
 
 #[test]
-fn rpc_h_05_what_fits_the_threshold_goes_inline_to_the_last_octet() {
+fn rpc_h_05_the_threshold_is_filled_to_the_last_byte() {
     // 28 of header, 40 of message, 956 of argument.
     let (end, sent) = made(call(1, 40, 956, 0, 100));
     assert_eq!(sent.len, 1024);
@@ -37,7 +37,7 @@ fn rpc_h_05_what_fits_the_threshold_goes_inline_to_the_last_octet() {
 }
 
 #[test]
-fn rpc_k_03_padding_of_an_inline_argument_is_sent_and_of_a_chunk_is_not() {
+fn rpc_k_03_padding_is_sent_inline_and_not_in_chunks() {
     let (_, sent) = made(call(1, 40, 5, 0, 100));
     assert_eq!(sent.payload[40..], *b"mmmmm\0\0\0");
     let (_, sent) = made(call(1, 1000 - 28, 1001, 0, 100));
@@ -85,7 +85,7 @@ fn rpc_k_02_positions_are_those_of_the_unreduced_stream() {
 }
 
 #[test]
-fn rpc_k_07_a_call_that_is_too_long_goes_by_the_position_zero_chunk() {
+fn rpc_k_07_a_long_call_goes_by_the_position_zero_chunk() {
     let (_, sent) = made(call(1, 996, 0, 0, 100));
     assert_eq!((sent.len, matches!(sent.header.body, Body::Msg(_))), (1024, true));
     let (end, sent) = made(call(1, 1000, 0, 0, 100));
@@ -103,7 +103,7 @@ fn rpc_k_07_a_call_that_is_too_long_goes_by_the_position_zero_chunk() {
 }
 
 #[test]
-fn rpc_k_07_a_reply_chunk_is_there_when_the_longest_reply_may_not_fit() {
+fn rpc_k_07_a_reply_chunk_is_offered_for_replies_too_long() {
     let (_, sent) = made(call(1, 40, 0, 0, 996));
     assert!(sent.lists().is_empty());
     let (end, sent) = made(call(1, 40, 0, 0, 997));
@@ -132,7 +132,7 @@ fn rpc_k_07_with_write_chunks_the_reply_chunk_is_for_the_rest() {
 }
 
 #[test]
-fn rpc_k_10_memory_is_released_before_the_consumer_hears_of_the_answer() {
+fn rpc_k_10_memory_is_released_before_the_answer_is_delivered() {
     let (mut end, sent) = made(call(1, 40, 5000, 4096, 100));
     end.releases = false;
     end.others.clear();
@@ -201,7 +201,7 @@ fn rpc_f_01_a_message_is_one_send_with_no_record_mark() {
 }
 
 #[test]
-fn rpc_k_10_cancelled_calls_keep_their_memory_until_it_is_released() {
+fn rpc_k_10_cancelled_calls_keep_memory_until_released() {
     let (mut end, _) = made(call(1, 40, 5000, 0, 100));
     end.releases = false;
     end.others.clear();
@@ -223,7 +223,7 @@ fn rpc_k_10_cancelled_calls_keep_their_memory_until_it_is_released() {
 }
 
 #[test]
-fn rpc_k_10_if_memory_cannot_be_released_the_connection_is_closed_first() {
+fn rpc_k_10_unreleased_memory_closes_the_connection_first() {
     let (mut end, _) = made(call(1, 40, 5000, 0, 100));
     end.releases = false;
     end.receive(&rpc(1, 1, 8, ChunkLists::default()), None);
@@ -267,7 +267,7 @@ fn rpc_k_11_each_call_has_registrations_of_its_own() {
 }
 
 #[test]
-fn rpc_i_04_what_the_reply_invalidated_is_not_invalidated_again() {
+fn rpc_i_04_a_reply_invalidates_and_we_do_not_again() {
     let (mut end, _) = made(call(1, 40, 5000, 4096, 100));
     end.others.clear();
     end.receive(&rpc(1, 1, 8, ChunkLists::default()), Some(handle(RegionId(1))));
@@ -287,7 +287,7 @@ fn rpc_i_04_what_the_reply_invalidated_is_not_invalidated_again() {
 }
 
 #[test]
-fn rpc_i_04_a_peer_that_invalidates_another_calls_memory_loses_the_connection() {
+fn rpc_i_04_invalidating_another_calls_memory_ends_it() {
     let mut end = client();
     end.call(0);
     end.replied(0, 8);
@@ -466,7 +466,7 @@ fn what_is_no_call_is_not_taken() {
 }
 
 #[test]
-fn rpc_bd_06_calls_are_sent_again_with_their_xids_over_the_next_connection() {
+fn rpc_bd_06_calls_are_resent_with_their_xids() {
     let mut end = client();
     end.call(0);
     end.replied(0, 8);
@@ -505,7 +505,7 @@ fn rpc_bd_06_calls_are_sent_again_with_their_xids_over_the_next_connection() {
 }
 
 #[test]
-fn registrations_that_come_back_after_the_connection_is_gone_are_released() {
+fn registrations_that_come_back_too_late_are_released() {
     let mut end = client();
     end.registers = false;
     end.engine.call(call(1, 40, 5000, 0, 100)).unwrap();

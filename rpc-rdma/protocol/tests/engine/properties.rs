@@ -89,7 +89,7 @@ proptest! {
 
 /// The properties above would hold of ends that avoid all that is difficult.
 #[test]
-fn the_simulation_sees_long_calls_long_replies_invalidations_and_refused_accesses() {
+fn the_simulation_sees_every_kind_of_call_and_reply() {
     let said = PrivateData {
         remote_invalidation: true,
         ..PrivateData::default()

@@ -76,7 +76,7 @@ fn written(end: &End) -> Vec<(usize, u32)> {
 }
 
 #[test]
-fn rpc_k_04_a_result_is_written_segment_after_segment_without_padding() {
+fn rpc_k_04_a_result_fills_segments_without_padding() {
     let lists = ChunkLists {
         writes: vec![chunk(&[4, 4, 4, 4])],
         ..Default::default()
@@ -128,7 +128,7 @@ fn rpc_k_06_an_empty_chunk_asks_for_its_result_inline() {
 }
 
 #[test]
-fn rpc_k_07_a_long_reply_goes_to_the_reply_chunk_with_its_padding() {
+fn rpc_k_07_a_long_reply_fills_the_reply_chunk_with_padding() {
     let lists = ChunkLists {
         reply: Some(chunk(&[1500, 1500])),
         ..Default::default()
@@ -286,7 +286,7 @@ fn rpc_e_02_a_reply_that_fits_nowhere_is_answered_err_chunk() {
 }
 
 #[test]
-fn rpc_i_04_replies_invalidate_only_if_both_ends_said_so_and_memory_of_that_call() {
+fn rpc_i_04_replies_invalidate_their_calls_memory_if_agreed() {
     let lists = ChunkLists {
         writes: vec![chunk(&[4])],
         ..Default::default()
@@ -355,7 +355,7 @@ fn rpc_e_08_a_call_that_gets_no_reply_ends_the_connection() {
 }
 
 #[test]
-fn rpc_e_07_a_call_whose_chunks_broke_the_connection_is_refused_when_it_comes_again() {
+fn rpc_e_07_a_call_that_broke_the_connection_is_refused() {
     let mut end = End::new(Role::Server);
     let lists = ChunkLists {
         reads: vec![read(24, 5, 10)],
@@ -391,7 +391,7 @@ fn rpc_e_07_a_call_whose_chunks_broke_the_connection_is_refused_when_it_comes_ag
 }
 
 #[test]
-fn rpc_e_03_a_server_discards_errors_and_replies_that_it_did_not_ask_for() {
+fn rpc_e_03_a_server_discards_unsolicited_errors_and_replies() {
     let mut end = End::new(Role::Server);
     end.receive(&header(1, 8, Body::Error(ErrorBody::Chunk)), None);
     end.receive(&rpc(1, 1, 8, ChunkLists::default()), None);

@@ -17,7 +17,7 @@ fn concluded(rtr: RtrTypes, offer: Offer, reply: u32) -> Negotiated {
 }
 
 #[test]
-fn empa_01_empa_04_an_enhanced_request_leads_its_private_data_with_the_word() {
+fn empa_01_empa_04_the_word_leads_an_enhanced_requests_data() {
     let (_, request) = Initiator::new(settings(), Some(offer(16, 8)), &[], START).unwrap();
     assert_eq!(request, vector("MPA-REQ-R2-P2P"));
     let (_, request) = Initiator::new(settings(), Some(offer(16, 8)), b"ULP!", START).unwrap();
@@ -81,7 +81,7 @@ fn empa_05_replies_are_enhanced_exactly_when_the_request_is() {
 }
 
 #[test]
-fn empa_06_a_responder_of_revision_1_resets_an_enhanced_request() {
+fn empa_06_revision_1_resets_an_enhanced_request() {
     let mut responder = Responder::new(
         Settings {
             revision: 1,
@@ -95,7 +95,7 @@ fn empa_06_a_responder_of_revision_1_resets_an_enhanced_request() {
 }
 
 #[test]
-fn empa_07_a_closed_enhanced_attempt_may_be_tried_again_without() {
+fn empa_07_a_closed_enhanced_attempt_is_retried_without() {
     let failure = calling(settings(), Some(offer(1, 1))).closed();
     assert_eq!((failure.fault, failure.fall_back), (Fault::Closed, true));
     assert!(!calling(settings(), None).closed().fall_back);
@@ -122,7 +122,7 @@ fn empa_08_s_without_room_for_the_word_is_malformed() {
 }
 
 #[test]
-fn empa_09_s_in_revision_1_is_a_reserved_bit_and_revision_2_without_s_is_unenhanced() {
+fn empa_09_s_counts_in_revision_2_only() {
     let reply = asked(settings(), &vector("S001-REQ"))
         .accept(depths(1, 1), &[], START)
         .unwrap();
@@ -138,7 +138,7 @@ fn empa_09_s_in_revision_1_is_a_reserved_bit_and_revision_2_without_s_is_unenhan
 }
 
 #[test]
-fn empa_10_a_reply_that_is_not_enhanced_ends_an_enhanced_attempt() {
+fn empa_10_a_plain_reply_ends_an_enhanced_attempt() {
     let flags = StartupFlags {
         crc: true,
         ..StartupFlags::default()
@@ -298,7 +298,7 @@ fn empa_31_the_responder_s_ord_is_at_most_the_initiator_s_ird() {
 }
 
 #[test]
-fn empa_32_a_read_as_rtr_gets_room_even_if_nothing_else_is_read() {
+fn empa_32_a_read_as_rtr_gets_room_without_other_reads() {
     let (reply, negotiated) = answer(settings(), depths(0, 8), A | D | 0x0010_0000);
     assert_eq!((reply >> 16 & 0x3fff, negotiated.depths.ird), (1, Some(1)));
     let (reply, _) = answer(

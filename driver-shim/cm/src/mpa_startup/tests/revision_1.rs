@@ -25,7 +25,7 @@ fn with(mut octets: Vec<u8>, at: usize, octet: u8) -> Vec<u8> {
 }
 
 #[test]
-fn mpa_s_01_s_02_frames_are_twenty_plain_octets_and_private_data() {
+fn mpa_s_01_s_02_frames_are_twenty_bytes_and_private_data() {
     let (_, request) = Initiator::new(settings(), None, &[], START).unwrap();
     assert_eq!(request, vector("MPA-REQ-R1"));
     let no_crc = Settings {
@@ -72,7 +72,7 @@ fn mpa_s_03_the_responder_waits_for_a_valid_request() {
 }
 
 #[test]
-fn mpa_s_04_s_11_a_wrong_key_closes_the_connection_without_an_answer() {
+fn mpa_s_04_s_11_a_wrong_key_closes_without_an_answer() {
     let reply = vector("MPA-REP-R1");
     assert!(matches!(
         refused(settings(), &reply),
@@ -225,7 +225,7 @@ fn mpa_s_10_private_data_has_up_to_512_octets_exactly() {
 }
 
 #[test]
-fn mpa_s_10_private_data_of_an_answer_that_is_too_long_leaves_the_request_unanswered() {
+fn mpa_s_10_a_reply_with_too_long_private_data_is_not_sent() {
     let mut responder = asked(settings(), &vector("MPA-REQ-R1"));
     assert_eq!(
         responder.accept(Depths::default(), &[0; 513], START),
@@ -236,7 +236,7 @@ fn mpa_s_10_private_data_of_an_answer_that_is_too_long_leaves_the_request_unansw
 }
 
 #[test]
-fn mpa_s_12_a_reject_carries_private_data_and_leaves_the_connection_to_the_ulp() {
+fn mpa_s_12_a_reject_has_private_data_and_ends_nothing_else() {
     let mut responder = asked(settings(), &vector("MPA-REQ-R1"));
     let reply = responder.reject(b"no", None).unwrap();
     assert_eq!(reply, vector("MPA-REP-R1-REJ"));
@@ -264,7 +264,7 @@ fn mpa_s_13_a_responder_is_fenced_and_an_initiator_is_not() {
 }
 
 #[test]
-fn mpa_s_14_what_to_attach_with_is_there_together_with_the_reply() {
+fn mpa_s_14_the_reply_brings_what_to_attach_with() {
     let reply = asked(settings(), &vector("MPA-REQ-R1"))
         .accept(Depths::default(), &[], START)
         .unwrap();
@@ -281,7 +281,7 @@ fn mpa_s_15_octets_between_request_and_reply_are_malformed() {
 }
 
 #[test]
-fn mpa_s_16_an_fpdu_right_behind_the_reply_is_left_to_the_device() {
+fn mpa_s_16_an_fpdu_behind_the_reply_is_left_to_the_device() {
     let fpdu = vector("F-SEND-hello");
     let reply = [vector("MPA-REP-R1"), fpdu.clone()].concat();
     let mut initiator = calling(settings(), None);
@@ -292,7 +292,7 @@ fn mpa_s_16_an_fpdu_right_behind_the_reply_is_left_to_the_device() {
 }
 
 #[test]
-fn mpa_s_20_a_peer_of_revision_0_is_answered_with_revision_1_and_closed_gracefully() {
+fn mpa_s_20_revision_0_is_answered_with_1_and_closed() {
     let mut responder = Responder::new(settings(), START);
     let failure = responder.receive(&vector("MPA-REQ-R0-RDMAC")).unwrap_err();
     assert_eq!((failure.fault, failure.close), (Fault::Rdmac, Close::Orderly));

@@ -39,7 +39,7 @@ fn s001_02_a_reply_that_does_not_agree_falls_back_silently() {
 }
 
 #[test]
-fn s001_03_the_responder_agrees_only_with_the_option_on_and_a_request_that_offers_it() {
+fn s001_03_the_responder_agrees_with_option_and_offer_only() {
     let agrees = |ours: Settings, request: &str| {
         let reply = asked(ours, &vector(request))
             .accept(depths(1, 1), &[], START)
@@ -53,7 +53,7 @@ fn s001_03_the_responder_agrees_only_with_the_option_on_and_a_request_that_offer
 }
 
 #[test]
-fn s001_04_both_spellings_of_the_key_are_taken_and_either_can_be_sent() {
+fn s001_04_both_spellings_of_the_key_are_read_and_written() {
     let hears = |frame: &[u8]| {
         let mut responder = asked(on(RtrKey::Hex), &vector("S001-REQ"));
         responder.accept(Depths::default(), &[], START).unwrap();
@@ -74,7 +74,7 @@ fn s001_04_both_spellings_of_the_key_are_taken_and_either_can_be_sent() {
 }
 
 #[test]
-fn s001_05_private_data_in_the_rtr_frame_is_tolerated_and_part_of_start_up() {
+fn s001_05_private_data_in_the_rtr_frame_is_tolerated() {
     let mut responder = asked(on(RtrKey::Hex), &vector("S001-REQ"));
     responder.accept(Depths::default(), &[], START).unwrap();
     let mut stream = octets(
@@ -95,7 +95,7 @@ fn s001_05_private_data_in_the_rtr_frame_is_tolerated_and_part_of_start_up() {
 }
 
 #[test]
-fn s001_06_anything_else_where_the_rtr_frame_was_promised_ends_the_connection() {
+fn s001_06_another_frame_than_the_promised_rtr_ends_all() {
     for bytes in [vector("F-SEND-hello"), vector("S001-REQ")] {
         let mut responder = asked(on(RtrKey::Hex), &vector("S001-REQ"));
         responder.accept(Depths::default(), &[], START).unwrap();
@@ -113,7 +113,7 @@ fn s001_06_anything_else_where_the_rtr_frame_was_promised_ends_the_connection() 
 }
 
 #[test]
-fn s001_07_a_peer_that_echoes_flags_is_harmless_unless_the_option_is_on() {
+fn s001_07_echoed_flags_are_harmless_without_the_option() {
     // soft-iWARP's Reply has the flags of the Request.
     let echo = |request: &[u8]| {
         let mut reply = request.to_vec();

@@ -107,7 +107,7 @@ fn two_queue_pairs_of_one_process_meet() {
 }
 
 #[test]
-fn a_queue_pair_that_names_itself_is_looped_back_with_no_stream() {
+fn a_queue_pair_that_names_itself_needs_no_stream() {
     let mut net = Net::new(1);
     let a = make(&mut net, 0, 7);
     up(&mut net, a, a);
@@ -135,7 +135,7 @@ fn a_receiver_that_never_goes_to_rts_is_connected_all_the_same() {
 }
 
 #[test]
-fn when_neither_or_both_think_they_have_to_call_there_is_one_connection() {
+fn neither_or_both_initiate_and_there_is_one_connection() {
     for we_call in [false, true] {
         let mut net = Net::new(2);
         let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
@@ -173,7 +173,7 @@ fn a_one_way_firewall_is_overcome_by_the_other_side_s_call() {
 }
 
 #[test]
-fn more_queue_pairs_than_a_listener_has_numbers_open_another_one() {
+fn queue_pairs_beyond_a_listeners_numbers_open_another() {
     let mut net = Net::new(2);
     assert_eq!(net.listeners(0), 0, "the first queue pair opens the first");
     let pairs: Vec<(Qp, Qp)> = (1..=300)
@@ -243,7 +243,7 @@ fn a_queue_pair_can_be_reset_and_meet_another_peer() {
 
 proptest! {
     #[test]
-    fn whatever_the_order_and_the_latency_there_is_exactly_one_connection(
+    fn any_order_and_latency_make_one_connection(
         latency_us in 1u64..200_000,
         delays in proptest::array::uniform4(0u64..3_000),
         we_call in proptest::array::uniform2(any::<bool>()),

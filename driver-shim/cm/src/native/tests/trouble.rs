@@ -17,7 +17,7 @@ fn an_unknown_number_is_turned_down_for_good() {
 }
 
 #[test]
-fn a_queue_pair_that_is_bound_to_somebody_else_turns_a_call_down() {
+fn a_queue_pair_bound_to_another_peer_rejects() {
     let mut net = Net::new(3);
     let (a, b, c) = (make(&mut net, 0, 1), make(&mut net, 1, 1), make(&mut net, 2, 1));
     // b seeks c, who is not there yet; a seeks b.
@@ -125,7 +125,7 @@ fn parking_is_bounded_in_number() {
 }
 
 #[test]
-fn a_send_that_finds_nobody_fails_when_the_retry_budget_is_spent() {
+fn a_send_without_a_peer_fails_when_the_retries_are_spent() {
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     net.kill(1, true);
@@ -141,7 +141,7 @@ fn a_send_that_finds_nobody_fails_when_the_retry_budget_is_spent() {
 }
 
 #[test]
-fn a_longer_retry_budget_is_waited_for_and_an_endless_one_never_ends() {
+fn retry_budgets_are_waited_for_and_may_be_endless() {
     for (timeout, expected) in [(Some(2 * SECOND), Some(16 * SECOND)), (None, None)] {
         let mut net = Net::new(2);
         let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
@@ -250,7 +250,7 @@ fn retiring_ends_what_is_under_way() {
 }
 
 #[test]
-fn rnr_manners_are_those_of_the_sender_and_of_the_receiver_s_timer() {
+fn rnr_policy_has_the_senders_count_and_the_receivers_timer() {
     assert_eq!(rnr_timeout(7, 12), None);
     assert_eq!(rnr_timeout(0, 12), Some(Duration::ZERO));
     assert_eq!(rnr_timeout(1, 1), Some(LEAST_RNR));

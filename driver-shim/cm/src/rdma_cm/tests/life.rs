@@ -20,7 +20,7 @@ fn an_id_is_waited_for_by_as_many_events_as_were_taken() {
 }
 
 #[test]
-fn a_listener_that_ends_takes_the_requests_along_that_nobody_saw() {
+fn a_listener_ends_with_its_unseen_requests() {
     let mut net = Net::pair();
     let (at, listener) = net.listen(1, 7471, 0);
     let callers: Vec<_> = (0..3).map(|n| net.ready(0, 7471, 10 + n, false)).collect();
@@ -156,7 +156,7 @@ fn commands_in_the_wrong_state_are_invalid() {
 }
 
 #[test]
-fn where_no_route_leads_an_event_says_so_and_another_try_may_follow() {
+fn an_event_tells_of_no_route_and_a_retry_may_follow() {
     let mut net = Net::pair();
     net.at(0, |engine, world| {
         let channel = engine.open_channel();

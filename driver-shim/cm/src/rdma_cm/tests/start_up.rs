@@ -93,7 +93,7 @@ fn nobody_there_and_nobody_answering_are_different_things() {
 }
 
 #[test]
-fn a_program_that_does_not_answer_times_out_at_the_caller_and_then_cannot_accept() {
+fn a_late_answer_times_out_and_then_cannot_accept() {
     let mut net = Net::pair();
     let (at, _) = net.listen(1, 7471, 0);
     let caller = net.ready(0, 7471, 5, false);
@@ -110,7 +110,7 @@ fn a_program_that_does_not_answer_times_out_at_the_caller_and_then_cannot_accept
 }
 
 #[test]
-fn a_queue_pair_of_the_program_s_own_is_attached_when_it_says_so() {
+fn a_programs_own_queue_pair_is_attached_when_it_says_so() {
     let mut net = Net::pair();
     let (at, _) = net.listen(1, 7471, 0);
     let caller = net.ready(0, 7471, 5, true);
@@ -169,7 +169,7 @@ fn empa_07_an_old_peer_is_called_again_with_revision_1() {
 }
 
 #[test]
-fn without_peer_to_peer_the_called_side_is_told_at_once_and_fenced() {
+fn without_peer_to_peer_the_responder_begins_fenced() {
     let mut plain = Config::default();
     plain.mpa.peer_to_peer = false;
     let mut net = Net::new(&[plain, Config::default()]);
@@ -245,7 +245,7 @@ fn a_lost_peer_is_a_disconnection_told_once() {
 }
 
 #[test]
-fn a_port_that_somebody_has_is_replaced_unless_the_program_chose_it() {
+fn a_port_in_use_is_replaced_unless_the_program_chose_it() {
     let mut net = Net::pair();
     let (at, _) = net.listen(1, 7471, 0);
     net.wire.borrow_mut().taken = (1..=u16::MAX).filter(|port| *port != FREE_PORT).collect();

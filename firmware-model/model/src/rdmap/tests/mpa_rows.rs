@@ -107,7 +107,7 @@ fn mpa_f_04_crc_field_is_there_and_ignored_when_crcs_are_off() {
 }
 
 #[test]
-fn memory_may_be_reached_by_copies_from_the_middle_of_a_segment_on() {
+fn memory_may_be_copied_from_the_middle_of_a_segment() {
     const LEN: usize = 60_000;
     let mut peer = Scripted::with(&Shape::default(), without_crc(true));
     let region = peer.node.region(LEN, everything());
@@ -501,7 +501,7 @@ fn mpa_s_13_responder_says_nothing_before_a_valid_fpdu() {
 }
 
 #[test]
-fn s001_03_a_responder_that_knows_its_peer_to_be_ready_sends_first() {
+fn s001_03_a_responder_with_a_ready_peer_sends_first() {
     let attachment = Attachment {
         fence_open: true,
         ..agreed(false)
@@ -645,7 +645,7 @@ fn empa_20_a_zero_length_write_may_name_any_stag_and_offset() {
 }
 
 #[test]
-fn empa_21_any_first_fpdu_opens_the_fence_and_a_mismatch_is_counted() {
+fn empa_21_any_first_fpdu_opens_and_a_mismatch_is_counted() {
     let attachment = Attachment {
         rtr_expect: Some(Rtr::Read),
         ..agreed(false)
@@ -657,7 +657,7 @@ fn empa_21_any_first_fpdu_opens_the_fence_and_a_mismatch_is_counted() {
 }
 
 #[test]
-fn empa_21_a_strict_responder_ends_a_connection_that_begins_otherwise() {
+fn empa_21_a_strict_responder_ends_on_another_first_fpdu() {
     let attachment = Attachment {
         rtr_expect: Some(Rtr::Read),
         strict_rtr: true,
@@ -674,7 +674,7 @@ fn empa_21_a_strict_responder_ends_a_connection_that_begins_otherwise() {
 }
 
 #[test]
-fn empa_22_posted_sends_wait_for_the_fence_and_are_flushed_if_it_never_opens() {
+fn empa_22_sends_wait_for_the_fence_or_are_flushed() {
     let mut peer = Scripted::with(&Shape::default(), agreed(false));
     for n in 0..3 {
         peer.node

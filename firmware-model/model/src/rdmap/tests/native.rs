@@ -228,7 +228,7 @@ fn a_posted_receive_ends_the_countdown() {
 }
 
 #[test]
-fn orderly_fin_leaves_rts_and_flushes_receives_after_the_grace_period() {
+fn an_orderly_fin_flushes_receives_after_the_grace_period() {
     let mut pair = native_pair();
     pair.b.post_recv(1, &[]);
     pair.run_now();

@@ -357,7 +357,7 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_or_cut_stream_delivers_a_prefix_and_completes_everything(
+    fn a_damaged_stream_delivers_a_prefix_and_completes_all(
         mut world in world(),
         plans in prop::collection::vec(plan(), 1..25),
         fault in (any::<bool>(), 0u64..200_000, 1..=255u8),

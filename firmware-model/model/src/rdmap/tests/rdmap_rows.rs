@@ -531,7 +531,7 @@ fn terminate_of(control: &str, headers: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn rdm_t_06_the_request_at_fault_is_found_and_the_rest_is_flushed() {
+fn rdm_t_06_the_faulty_request_is_found_and_others_flushed() {
     let second = read_request(2, (1, 0), 8, (0x200, 0));
     let outcomes = outcomes_of(&terminate_of("0100e000", &second));
     assert_eq!(

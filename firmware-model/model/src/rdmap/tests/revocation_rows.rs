@@ -166,7 +166,7 @@ fn sec_02_what_a_slow_stream_has_not_taken_is_not_read_later() {
 /// A program may change what it sends until the completion, as QEMU does that migrates a guest which runs: the CRC is that of the bytes
 /// that go out.
 #[test]
-fn mpa_c_03_payload_that_changes_while_it_is_sent_keeps_its_crc() {
+fn mpa_c_03_payload_that_changes_while_sent_keeps_its_crc() {
     for opcode in [Opcode::Send, Opcode::Write] {
         let mut peer = slow_peer(true);
         let source = peer.node.filled(&content());

@@ -243,7 +243,7 @@ fn empa_22_what_waits_for_the_fence_leaves_in_order() {
 }
 
 #[test]
-fn empa_23_an_error_of_our_own_before_the_fence_opens_is_not_told() {
+fn empa_23_our_error_before_the_fence_opens_is_not_sent() {
     // A request that cannot be made is found when it is to be sent: not before the fence opens.
     let mut peer = Scripted::with(&Shape::default(), agreed(false));
     peer.node.post(&Work::send(1).sge(sge(0, 8, 0x9999)));

@@ -141,7 +141,7 @@ fn vrb_q_07_fin_at_an_idle_queue_pair_is_no_error() {
 }
 
 #[test]
-fn vrb_q_a_peer_that_never_answers_our_fin_is_not_waited_for_for_ever() {
+fn vrb_q_a_peer_that_never_answers_our_fin_times_out() {
     let mut peer = Scripted::new();
     peer.node.set_state(QpState::Err);
     peer.run();
@@ -174,7 +174,7 @@ fn vrb_q_transitions_that_are_none() {
 }
 
 #[test]
-fn vrb_c_01_unsignaled_success_is_silent_and_gives_its_blocks_back() {
+fn vrb_c_01_unsignaled_success_only_frees_its_blocks() {
     let mut pair = Pair::new();
     for n in 0..50 {
         let work = Work::write(n, 1, 0);
@@ -243,7 +243,7 @@ fn vrb_c_02_a_send_completes_when_the_stream_has_taken_it() {
 }
 
 #[test]
-fn vrb_c_06_and_sec_05_completion_queue_overflow_ends_the_queue_pair() {
+fn vrb_c_06_and_sec_05_cq_overflow_ends_the_queue_pair() {
     let shape = Shape {
         cq_log: 2,
         ..Shape::default()
@@ -295,7 +295,7 @@ fn vrb_f_02_local_invalidate_runs_where_it_stands() {
 }
 
 #[test]
-fn vrb_f_02_a_fenced_local_invalidate_waits_for_the_read_that_uses_the_stag() {
+fn vrb_f_02_a_fenced_invalidate_waits_for_the_read() {
     let mut peer = Scripted::new();
     let sink = peer.node.region(8, everything());
     peer.node.post(&Work::read(1, 5, 0).sge(sink.sge(0, 8)));
@@ -606,7 +606,7 @@ fn malformed_entries_end_the_queue_pair() {
 }
 
 #[test]
-fn a_message_that_fails_half_way_ends_behind_its_last_good_segment() {
+fn a_failed_message_ends_behind_its_last_good_segment() {
     let mut peer = Scripted::new();
     let source = peer.node.filled(&pattern(2000));
     let work = Work::send(1).sge(source.sge(0, 2000)).sge(sge(5, 100, 0x7777));
