@@ -65,7 +65,7 @@ struct Span {
 
 // SAFETY: an address; what is there belongs to the `Block`, or to nobody while it is in the pool.
 unsafe impl Send for Span {}
-// SAFETY: as above.
+// SAFETY: a shared span gives its address away and nothing else.
 unsafe impl Sync for Span {}
 
 /// A row of windows that belongs to one function.

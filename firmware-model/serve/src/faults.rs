@@ -94,7 +94,7 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
             let previous = unsafe { &*(&raw const PREVIOUS[i]).cast::<libc::sigaction>() };
             match previous.sa_sigaction {
                 // The access is made again and meets it.
-                // SAFETY: as above.
+                // SAFETY: `previous` is what sigaction(2) wrote when the handler was installed; null is allowed for the old action.
                 libc::SIG_DFL | libc::SIG_IGN => unsafe {
                     libc::sigaction(signal, previous, null_mut());
                 },

@@ -107,7 +107,7 @@ pub struct verbs_device_ops {
 
 // SAFETY: the pointers in it lead to immutable statics for the life of the process.
 unsafe impl Sync for verbs_device_ops {}
-// SAFETY: as above; its only pointer member is an address libibverbs hands back to us.
+// SAFETY: the entry is an immutable static; its only pointer member is an address libibverbs hands back to us.
 unsafe impl Sync for verbs_match_ent {}
 
 /// A device as libibverbs holds it. The provider zeroes it; libibverbs fills it.

@@ -41,7 +41,7 @@ pub(crate) struct Rung {
 
 // SAFETY: the memory belongs to this value, and is accessed as atomics only.
 unsafe impl Send for DoorbellPages {}
-// SAFETY: as above.
+// SAFETY: a shared value gives access to its memory as atomics only.
 unsafe impl Sync for DoorbellPages {}
 
 impl fmt::Debug for DoorbellPages {

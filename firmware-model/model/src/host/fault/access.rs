@@ -2,7 +2,10 @@
 //!
 //! They are written in assembly, so that the handler knows their instructions by address, and can end them: none of them moves the stack pointer.
 
-use super::Unreachable;
+/// Memory that the device was given is not there any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("host memory cannot be reached any more")]
+pub struct Unreachable;
 
 #[cfg(target_arch = "x86_64")]
 std::arch::global_asm!(include_str!("x86_64.s"));
@@ -72,11 +75,11 @@ pub(crate) fn probe(from: *const u8, len: usize) -> Result<(), Unreachable> {
 /// `word` is aligned, and not in memory of ours that something refers to otherwise than as an atomic. It may be gone.
 pub(crate) unsafe fn update(word: *mut u64, update: impl Fn(u64) -> u64) -> Result<u64, Unreachable> {
     let mut old = 0;
-    // SAFETY: as promised, and a local.
+    // SAFETY: `word` is aligned and may be gone, as promised; `old` is a local.
     outcome(unsafe { urnic_guarded_load(word, &raw mut old) })?;
     loop {
         let mut found = 0;
-        // SAFETY: as above.
+        // SAFETY: `word` is aligned and may be gone, as promised; `found` is a local.
         outcome(unsafe { urnic_guarded_compare_exchange(word, old, update(old), &raw mut found) })?;
         if found == old {
             return Ok(old);
@@ -120,7 +123,7 @@ mod plain {
         0
     }
 
-    pub(in super::super) fn landing(_pc: usize) -> Option<usize> {
+    pub(in crate::host::fault) fn landing(_pc: usize) -> Option<usize> {
         None
     }
 }

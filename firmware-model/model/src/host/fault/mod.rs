@@ -3,19 +3,15 @@
 //! A NIC has the pages of a region pinned, and goes on. This device copies with the program's own mappings, so such a copy faults. [`access`] has
 //! the only instructions that touch registered memory in this process. A signal handler ([`handler`]) recognises a fault there by the program
 //! counter, and the access fails with [`Unreachable`]. Every other fault is the program's own and takes the way it would take without us
-//! ([`disposition`]).
+//! ([`disposition`]); [`install`](mod@install) puts our handler in its place.
 
 pub(crate) mod access;
 mod disposition;
 mod handler;
+mod install;
 #[cfg(test)]
 mod tests;
 
-pub use disposition::{
-    SetAction, after_fork_in_child, install, install_again, is_in_place, replace, set_action_by,
-};
-
-/// Memory that the device was given is not there any more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("host memory cannot be reached any more")]
-pub struct Unreachable;
+pub use access::Unreachable;
+pub use disposition::{SetAction, set_action_by};
+pub use install::{after_fork_in_child, install, install_again, is_in_place, replace};

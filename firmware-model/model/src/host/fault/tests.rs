@@ -74,7 +74,7 @@ fn a_copy_into_a_hole_and_out_of_one_is_an_error() {
         for at in [PAGE + 1 - len.min(PAGE), 2 * PAGE - 1] {
             // SAFETY: inside of the mapping, and of a live vector.
             let hole = unsafe { pages.0.add(at) };
-            // SAFETY: as above.
+            // SAFETY: `hole` is inside of the mapping, and `bytes` is a live vector of at least `len` bytes.
             let (read, written) = unsafe {
                 (
                     copy(bytes.as_mut_ptr(), hole, len),
@@ -153,10 +153,10 @@ fn a_word_is_replaced_in_one_step_or_not_at_all() {
             });
         }
     });
-    // SAFETY: as above.
+    // SAFETY: an aligned word of the mapping, which nobody else uses any more.
     assert_eq!(unsafe { update(word, |old| old) }, Ok(200_000));
     pages.protect(1, MprotectFlags::empty());
-    // SAFETY: as above.
+    // SAFETY: an aligned word of the mapping, in a page that cannot be accessed.
     let gone = unsafe { update(word.byte_add(PAGE), |old| old) };
     assert_eq!(gone, Err(Unreachable));
 }

@@ -1,0 +1,73 @@
+//! What the host of a device promises about its memory.
+
+use super::fault::access::Unreachable;
+use super::word::Word64;
+use std::ptr::NonNull;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+
+/// Bytes of a page, or of the smallest one where there are several sizes.
+pub(super) const PAGE: usize = 4096;
+
+/// How the device reaches host memory.
+///
+/// # Safety
+///
+/// A pointer that [`reach`](HostMemory::reach) returns must be readable and writable for the `len` bytes asked for until
+/// every object of the device that was created over that range is destroyed. A region alone may lie over memory that its program unmaps,
+/// protects or truncates, if [`fault::install`](crate::host::fault::install) was called. Whoever serves a guest that may
+/// take memory away at will puts other pages in its place instead of leaving a hole.
+pub unsafe trait HostMemory: Send + Sync {
+    /// Where the `len` bytes at `iova` are; `None` if one of them cannot be reached, or they are not in one stretch here.
+    fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>>;
+
+    /// Memory without a place here, if there is such.
+    fn remote(&self) -> Option<&dyn RemoteMemory> {
+        None
+    }
+
+    /// Set while memory that the device uses is not what it should be. Nothing is sent, received or executed then: what holds this memory stops the device soon.
+    fn stopped(&self) -> &'static AtomicBool {
+        static NEVER: AtomicBool = AtomicBool::new(false);
+        &NEVER
+    }
+
+    /// Whether remote memory may be named before it is there, and come and go later: regions on demand.
+    fn on_demand(&self) -> bool {
+        false
+    }
+}
+
+/// Host memory that is reached by copies only: that of another process, or pages of this one that come and go. Regions may lie there; rings, records and command buffers may not.
+pub trait RemoteMemory: Send + Sync {
+    /// Whether all the `len` bytes at `iova` are there.
+    fn covers(&self, iova: u64, len: u64) -> bool;
+
+    /// Copies bytes out.
+    ///
+    /// # Errors
+    /// The bytes are gone, or their owner is; `into` holds anything then.
+    fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), Unreachable>;
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    /// The bytes are gone, or their owner is; some may have been written.
+    fn write(&self, iova: u64, from: &[u8]) -> Result<(), Unreachable>;
+
+    /// How atomic operations reach the 64-bit word at `iova`, a multiple of 8.
+    ///
+    /// # Errors
+    /// The word is gone, or cannot be written.
+    fn word(&self, iova: u64) -> Result<RemoteWord<'_>, Unreachable>;
+}
+
+/// How atomic operations reach a word of remote memory.
+#[derive(Debug)]
+pub enum RemoteWord<'a> {
+    /// In place, in one step.
+    InPlace(Word64),
+    /// By two copies. The lock is the same for all memory of the host, so that operations through different regions over the same
+    /// word exclude each other, too (RFC 7306 §5.3).
+    Copied(&'a Mutex<()>),
+}
