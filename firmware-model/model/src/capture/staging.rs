@@ -51,7 +51,7 @@ impl Staging {
     ///
     /// # Errors
     /// `FAULT` if nothing is there.
-    pub(super) fn copy(&mut self, pieces: &[Piece]) -> Result<Vec<u8>, Errno> {
+    pub(super) fn copy(&mut self, pieces: &[Piece<'_>]) -> Result<Vec<u8>, Errno> {
         let mut room = MAX;
         let mut cut = Vec::with_capacity(pieces.len().min(MAX_PIECES));
         for piece in pieces.iter().take(MAX_PIECES) {

@@ -90,7 +90,7 @@ impl Listener for TappedListener {
 }
 
 impl TappedStream {
-    fn staged(&self, pieces: &[Piece]) -> Result<Vec<u8>, Errno> {
+    fn staged(&self, pieces: &[Piece<'_>]) -> Result<Vec<u8>, Errno> {
         let mut staging = self
             .capture
             .shared
@@ -126,7 +126,7 @@ impl TappedStream {
 
 impl Stream for TappedStream {
     /// A copy is sent, so that what is captured is what went out, whatever the program does with its memory meanwhile.
-    fn send(&mut self, pieces: &[Piece]) -> Result<usize, StreamError> {
+    fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         if self.tap.is_none() {
             return self.stream.send(pieces);
         }
@@ -149,13 +149,13 @@ impl Stream for TappedStream {
     }
 
     /// What a program's memory holds right after it was filled is taken for what came: it is not to be touched before its completion.
-    fn receive(&mut self, into: &mut [PieceMut]) -> Result<usize, StreamError> {
+    fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
         if self.tap.is_none() {
             return self.stream.receive(into);
         }
         let mut room = MAX;
-        let mut cut: Vec<PieceMut> = Vec::with_capacity(into.len());
-        for piece in into.iter() {
+        let mut cut: Vec<PieceMut<'_>> = Vec::with_capacity(into.len());
+        for piece in into.iter_mut() {
             let piece = piece.first(room);
             room -= piece.len();
             cut.push(piece);

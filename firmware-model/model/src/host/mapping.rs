@@ -136,20 +136,33 @@ impl Mapping {
 
     /// The bytes as a piece to send.
     #[inline]
-    pub(crate) fn piece(&self) -> Piece {
-        Piece {
-            ptr: self.ptr.as_ptr(),
-            len: self.len,
-        }
+    pub(crate) fn piece(&self) -> Piece<'_> {
+        Piece::of_host(self.ptr, self.len)
     }
 
     /// The bytes as a piece to receive into.
+    ///
+    /// # Safety
+    ///
+    /// The registration of the memory must last for `'a`.
     #[inline]
-    pub(crate) fn piece_mut(&self) -> PieceMut {
-        PieceMut {
-            ptr: self.ptr.as_ptr(),
-            len: self.len,
+    pub(crate) unsafe fn piece_mut<'a>(self) -> PieceMut<'a> {
+        // SAFETY: host memory is the device's to write (contract of `HostMemory`), and nothing refers to it; the caller keeps it registered.
+        unsafe { PieceMut::of_host(self.ptr, self.len) }
+    }
+
+    /// Adds the bytes, which are registered memory, to `copies`.
+    ///
+    /// # Errors
+    /// They are not all there; `copies` stays as it is.
+    pub(crate) fn append_to(&self, copies: &mut Vec<u8>) -> Result<(), Unreachable> {
+        let before = copies.len();
+        copies.resize(before + self.len, 0);
+        let copied = self.try_copy_out(0, &mut copies[before..]);
+        if copied.is_err() {
+            copies.truncate(before);
         }
+        copied
     }
 
     /// The 64-bit word of registered memory at `offset` if it is 64-bit aligned there and inside.

@@ -16,5 +16,6 @@ pub use fault::Unreachable;
 pub use host_memory::{HostMemory, RemoteMemory, RemoteWord};
 pub use mapping::{Mapping, Record, SharedRecord};
 pub use own_process::OwnProcess;
+pub(crate) use piece::PieceRoom;
 pub use piece::{Piece, PieceMut};
 pub use word::Word64;

@@ -1,36 +1,53 @@
 //! Stretches of bytes that the kernel reads and writes on behalf of a stream.
 
-use super::fault::access::{self, Unreachable};
+use super::fault::access;
 use super::host_memory::PAGE;
+use std::io::{IoSlice, IoSliceMut};
+use std::marker::PhantomData;
+use std::ptr::NonNull;
 
-/// A stretch of bytes to be sent: raw, so that making one claims nothing about who else writes there.
+/// A stretch of bytes to be sent, which stays in place for `'a`. It is raw, so that making one claims nothing about who else writes
+/// there.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub struct Piece {
-    pub(super) ptr: *const u8,
-    pub(super) len: usize,
+pub struct Piece<'a> {
+    ptr: *const u8,
+    len: usize,
+    memory: PhantomData<&'a [u8]>,
 }
 
-/// A stretch of bytes to be received into.
-#[derive(Debug, Clone, Copy)]
+/// A stretch of bytes to be received into, which stays in place for `'a`. A piece of a slice borrows it exclusively.
+#[derive(Debug)]
 #[repr(C)]
-pub struct PieceMut {
-    pub(super) ptr: *mut u8,
-    pub(super) len: usize,
+pub struct PieceMut<'a> {
+    ptr: *mut u8,
+    len: usize,
+    memory: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a piece is a plain address; whoever reads or writes through it answers for it.
-unsafe impl Send for Piece {}
-// SAFETY: as above.
-unsafe impl Send for PieceMut {}
+// SAFETY: a piece borrows bytes, which may be shared with another thread, or names registered memory, which only the kernel reads.
+unsafe impl Send for Piece<'_> {}
+// SAFETY: a piece borrows bytes exclusively, or names registered memory, which only the kernel writes.
+unsafe impl Send for PieceMut<'_> {}
 
-impl Piece {
-    /// The bytes of `slice`, which must stay in place for as long as the piece is in use.
+impl<'a> Piece<'a> {
+    /// The bytes of `slice`.
     #[inline]
-    pub fn of(slice: &[u8]) -> Piece {
+    pub fn of(slice: &'a [u8]) -> Piece<'a> {
         Piece {
             ptr: slice.as_ptr(),
             len: slice.len(),
+            memory: PhantomData,
+        }
+    }
+
+    /// The `len` bytes of host memory at `ptr`, which may be gone: the kernel checks them when it reads.
+    #[inline]
+    pub(super) fn of_host(ptr: NonNull<u8>, len: usize) -> Piece<'a> {
+        Piece {
+            ptr: ptr.as_ptr(),
+            len,
+            memory: PhantomData,
         }
     }
 
@@ -48,17 +65,18 @@ impl Piece {
 
     /// What is left behind the first `n` bytes.
     #[inline]
-    pub fn skip(self, n: usize) -> Piece {
+    pub fn skip(self, n: usize) -> Piece<'a> {
         let n = n.min(self.len);
         Piece {
             ptr: self.ptr.wrapping_add(n),
             len: self.len - n,
+            ..self
         }
     }
 
     /// The first `n` bytes, or all.
     #[inline]
-    pub fn first(self, n: usize) -> Piece {
+    pub fn first(self, n: usize) -> Piece<'a> {
         Piece {
             len: n.min(self.len),
             ..self
@@ -87,34 +105,36 @@ impl Piece {
         n
     }
 
-    /// Adds the bytes to `copies`, which stays as it is if they are gone.
-    pub(crate) fn append_to(&self, copies: &mut Vec<u8>) -> Result<(), Unreachable> {
-        let before = copies.len();
-        copies.resize(before + self.len, 0);
-        let into = &mut copies[before..];
-        // SAFETY: `into` is ours alone and as long as the piece; the piece is registered memory, which may be gone.
-        let copied = unsafe { access::copy(into.as_mut_ptr(), self.ptr, into.len()) };
-        if copied.is_err() {
-            copies.truncate(before);
-        }
-        copied
-    }
-
-    /// The same as the iovec that the kernel takes.
-    pub(crate) fn as_io_slices(pieces: &[Piece]) -> &[std::io::IoSlice<'_>] {
+    /// The pieces as the array of iovec that the kernel reads.
+    pub(crate) fn as_io_slices<'s>(pieces: &'s [Piece<'a>]) -> &'s [IoSlice<'s>] {
         // SAFETY: `IoSlice` is promised to be ABI-compatible with `iovec`, which is { pointer, length } like
         // `Piece` (asserted below). Only the kernel reads through it, and answers EFAULT for what is gone.
         unsafe { std::slice::from_raw_parts(pieces.as_ptr().cast(), pieces.len()) }
     }
 }
 
-impl PieceMut {
-    /// The bytes of `slice`, which must stay in place for as long as the piece is in use.
+impl<'a> PieceMut<'a> {
+    /// The bytes of `slice`.
     #[inline]
-    pub fn of(slice: &mut [u8]) -> PieceMut {
+    pub fn of(slice: &'a mut [u8]) -> PieceMut<'a> {
         PieceMut {
             ptr: slice.as_mut_ptr(),
             len: slice.len(),
+            memory: PhantomData,
+        }
+    }
+
+    /// The `len` bytes of host memory at `ptr`, which may be gone: the kernel checks them when it writes.
+    ///
+    /// # Safety
+    ///
+    /// The memory must be the device's to write for `'a`, and nothing of this program may hold a reference to it.
+    #[inline]
+    pub(super) unsafe fn of_host(ptr: NonNull<u8>, len: usize) -> PieceMut<'a> {
+        PieceMut {
+            ptr: ptr.as_ptr(),
+            len,
+            memory: PhantomData,
         }
     }
 
@@ -132,29 +152,32 @@ impl PieceMut {
 
     /// What is left behind the first `n` bytes.
     #[inline]
-    pub fn skip(self, n: usize) -> PieceMut {
+    pub fn skip(self, n: usize) -> PieceMut<'a> {
         let n = n.min(self.len);
         PieceMut {
             ptr: self.ptr.wrapping_add(n),
             len: self.len - n,
+            ..self
         }
     }
 
-    /// The first `n` bytes, or all.
+    /// The first `n` bytes, or all, for as long as this piece is not used otherwise.
     #[inline]
-    pub fn first(self, n: usize) -> PieceMut {
+    pub fn first(&mut self, n: usize) -> PieceMut<'_> {
         PieceMut {
+            ptr: self.ptr,
             len: n.min(self.len),
-            ..self
+            memory: PhantomData,
         }
     }
 
     /// The first `n` bytes, or all, now that they were filled.
     #[inline]
-    pub(crate) fn filled(&self, n: usize) -> Piece {
+    pub(crate) fn filled(&self, n: usize) -> Piece<'_> {
         Piece {
             ptr: self.ptr,
             len: n.min(self.len),
+            memory: PhantomData,
         }
     }
 
@@ -170,18 +193,61 @@ impl PieceMut {
         n
     }
 
-    pub(crate) fn as_io_slices(pieces: &mut [PieceMut]) -> &mut [std::io::IoSliceMut<'_>] {
-        // SAFETY: as in `Piece::as_io_slices`; the kernel writes through it, nobody makes a reference of it.
+    /// The pieces as the array of iovec that the kernel writes by.
+    pub(crate) fn as_io_slices<'s>(pieces: &'s mut [PieceMut<'a>]) -> &'s mut [IoSliceMut<'s>] {
+        // SAFETY: `IoSliceMut` is promised to be ABI-compatible with `iovec`, which is { pointer, length } like
+        // `PieceMut` (asserted below). Only the kernel writes through it, and answers EFAULT for what is gone.
         unsafe { std::slice::from_raw_parts_mut(pieces.as_mut_ptr().cast(), pieces.len()) }
     }
 }
 
 const _: () = {
-    use std::io::{IoSlice, IoSliceMut};
     use std::mem::{align_of, offset_of, size_of};
     assert!(
-        size_of::<Piece>() == size_of::<IoSlice<'_>>() && align_of::<Piece>() == align_of::<IoSlice<'_>>()
+        size_of::<Piece<'_>>() == size_of::<IoSlice<'_>>()
+            && align_of::<Piece<'_>>() == align_of::<IoSlice<'_>>()
     );
-    assert!(size_of::<PieceMut>() == size_of::<IoSliceMut<'_>>());
-    assert!(offset_of!(Piece, ptr) == 0 && offset_of!(PieceMut, ptr) == 0);
+    assert!(size_of::<PieceMut<'_>>() == size_of::<IoSliceMut<'_>>());
+    assert!(offset_of!(Piece<'_>, ptr) == 0 && offset_of!(PieceMut<'_>, ptr) == 0);
 };
+
+/// Room for the pieces of one call, so that the next call need not allocate. It holds no pieces between calls.
+#[derive(Debug, Default)]
+pub(crate) struct PieceRoom(Vec<PieceMut<'static>>);
+
+impl PieceRoom {
+    /// The room, empty.
+    #[inline]
+    pub(crate) fn take<'a>(&mut self) -> Vec<PieceMut<'a>> {
+        std::mem::take(&mut self.0)
+    }
+
+    /// Takes the room back. The pieces are dropped; their allocation stays.
+    #[inline]
+    pub(crate) fn give(&mut self, mut pieces: Vec<PieceMut<'_>>) {
+        pieces.clear();
+        // Of an empty vector nothing is mapped: this collects in place, into the same allocation.
+        self.0 = pieces
+            .into_iter()
+            .map(|_| unreachable!("no piece is left"))
+            .collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_room_for_pieces_keeps_its_allocation() {
+        let mut room = PieceRoom::default();
+        let mut bytes = [0; 8];
+        let mut pieces = room.take();
+        pieces.push(PieceMut::of(&mut bytes));
+        let allocation = (pieces.as_ptr().addr(), pieces.capacity());
+        room.give(pieces);
+        let pieces = room.take();
+        assert!(pieces.is_empty());
+        assert_eq!((pieces.as_ptr().addr(), pieces.capacity()), allocation);
+    }
+}

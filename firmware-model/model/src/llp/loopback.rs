@@ -141,11 +141,11 @@ impl Loopback {
 pub struct NoStream;
 
 impl Stream for NoStream {
-    fn send(&mut self, _: &[Piece]) -> Result<usize, StreamError> {
+    fn send(&mut self, _: &[Piece<'_>]) -> Result<usize, StreamError> {
         Err(StreamError::Closed(Errno::NOTCONN))
     }
 
-    fn receive(&mut self, _: &mut [PieceMut]) -> Result<usize, StreamError> {
+    fn receive(&mut self, _: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
         Err(StreamError::Closed(Errno::NOTCONN))
     }
 

@@ -510,7 +510,7 @@ proptest! {
         let mut copied = vec![0; to - from];
         window.copy_out(from as u64, &mut copied).unwrap();
         prop_assert_eq!(&copied, &bytes[from..to]);
-        let pieces: Vec<_> = window.pieces(from as u64, (to - from) as u64).collect();
+        let pieces: Vec<_> = window.stretches(from as u64, (to - from) as u64).collect();
         prop_assert_eq!(pieces.iter().map(|p| p.len()).sum::<usize>(), to - from);
         let starts_mid = (skip as usize + from) % 4096;
         let expected = if to == from { 0 } else { (starts_mid + to - from).div_ceil(4096) };

@@ -2,7 +2,7 @@
 
 use super::table::Entry;
 use super::{Backing, EntryId, Pin, Remote, WordError};
-use crate::host::{Mapping, Piece, PieceMut, Unreachable};
+use crate::host::{Mapping, PieceMut, Unreachable};
 use arc_swap::Guard;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -87,7 +87,8 @@ impl<'t> Window<'t> {
         )
     }
 
-    fn stretches(&self, at: u64, len: u64) -> Stretches<'_> {
+    /// The stretches of this process's memory where the bytes from `at` on are: one, or one per page.
+    pub(crate) fn stretches(&self, at: u64, len: u64) -> Stretches<'_> {
         assert!(at <= self.len && len <= self.len - at, "a window is not left");
         debug_assert!(!self.is_elsewhere());
         Stretches {
@@ -169,14 +170,12 @@ impl<'t> Window<'t> {
             .inspect_err(|Unreachable| self.report(at, len))
     }
 
-    /// The bytes from `at` on as pieces to send: one, or one per page.
-    pub fn pieces(&self, at: u64, len: u64) -> impl Iterator<Item = Piece> + '_ {
-        self.stretches(at, len).map(|s| s.piece())
-    }
-
     /// The bytes from `at` on as pieces to receive into.
-    pub fn pieces_mut(&self, at: u64, len: u64) -> impl Iterator<Item = PieceMut> + '_ {
-        self.stretches(at, len).map(|s| s.piece_mut())
+    pub(crate) fn pieces_mut(&self, at: u64, len: u64) -> impl Iterator<Item = PieceMut<'_>> {
+        self.stretches(at, len).map(|stretch| {
+            // SAFETY: a revocation of the registration waits until the window is dropped, which the piece borrows.
+            unsafe { stretch.piece_mut() }
+        })
     }
 
     /// Replaces the 64-bit word at `at` (in the machine's byte order) by `update` of it in one atomic step and
@@ -210,7 +209,7 @@ impl<'t> Window<'t> {
 }
 
 /// The stretches of memory behind a range, in order.
-struct Stretches<'a> {
+pub(crate) struct Stretches<'a> {
     backing: Option<&'a Backing>,
     at: u64,
     left: u64,

@@ -31,10 +31,10 @@ pub enum StreamError {
 /// A reliable stream of bytes in both directions.
 pub trait Stream: Send + Debug {
     /// Takes bytes from `pieces` in order; returns how many, at least one unless there are none.
-    fn send(&mut self, pieces: &[Piece]) -> Result<usize, StreamError>;
+    fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError>;
 
     /// Fills `into` in order with what has arrived; returns how many bytes, 0 = the peer sent FIN.
-    fn receive(&mut self, into: &mut [PieceMut]) -> Result<usize, StreamError>;
+    fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError>;
 
     /// As [`send`](Self::send), of bytes of our own: cheaper than one piece.
     fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {

@@ -213,7 +213,7 @@ fn connection(
 }
 
 impl Stream for SimStream {
-    fn send(&mut self, pieces: &[Piece]) -> Result<usize, StreamError> {
+    fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         let mut link = self.wire.lock();
         if let Some(errno) = link.gone {
             return Err(StreamError::Closed(errno));
@@ -258,7 +258,7 @@ impl Stream for SimStream {
         Ok(len)
     }
 
-    fn receive(&mut self, into: &mut [PieceMut]) -> Result<usize, StreamError> {
+    fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
         let mut link = self.wire.lock();
         if let Some(errno) = link.gone {
             return Err(StreamError::Closed(errno));
@@ -271,7 +271,7 @@ impl Stream for SimStream {
         let mut left = link.cut(room);
         let pipe = &mut link.pipes[1 - self.end];
         let mut got = 0;
-        let mut pieces = into.iter().copied();
+        let mut pieces = into.iter_mut().map(|piece| piece.first(usize::MAX));
         let mut piece = pieces.next();
         while left > 0
             && let Some(target) = piece
@@ -284,7 +284,7 @@ impl Stream for SimStream {
                 break;
             };
             let n = bytes.len().min(left);
-            // SAFETY: as for `send`.
+            // SAFETY: a simulation's memory stays where it is for as long as its devices live, and nothing refers to it during a call.
             let n = unsafe { target.copy_in(&bytes[..n]) };
             bytes.drain(..n);
             if bytes.is_empty() {

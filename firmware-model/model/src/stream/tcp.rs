@@ -275,7 +275,7 @@ fn uninterrupted(mut call: impl FnMut() -> Result<usize, Errno>) -> Result<usize
 }
 
 impl Stream for TcpStream {
-    fn send(&mut self, pieces: &[Piece]) -> Result<usize, StreamError> {
+    fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         self.note_send();
         let socket = self.socket()?;
         let io = Piece::as_io_slices(&pieces[..pieces.len().min(MAX_PIECES)]);
@@ -288,7 +288,7 @@ impl Stream for TcpStream {
         uninterrupted(|| net::send(socket, bytes, SEND))
     }
 
-    fn receive(&mut self, into: &mut [PieceMut]) -> Result<usize, StreamError> {
+    fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
         let socket = self.socket()?;
         let count = into.len().min(MAX_PIECES);
         let io = PieceMut::as_io_slices(&mut into[..count]);

@@ -537,7 +537,7 @@ fn a_region_may_be_a_list_of_pages() {
         let table = &driver.device.core().memory;
         let need = crate::memory::Need::RemoteRead;
         let window = table.check(stag, pd, 1, at, len as u64, need).unwrap();
-        let pieces = window.pieces(0, len as u64).count();
+        let pieces = window.stretches(0, len as u64).count();
         let mut bytes = vec![0; len];
         window.copy_out(0, &mut bytes).unwrap();
         (String::from_utf8(bytes).unwrap(), pieces)

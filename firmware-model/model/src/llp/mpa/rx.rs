@@ -230,11 +230,11 @@ impl Receiver {
     /// Reads the next payload into `pieces`, which are not longer than what is missing; returns how much of it came,
     /// and how many bytes in all. If they are all that is missing, a little is read behind it.
     /// [`direct_ended`](Self::direct_ended) says when the FPDU is complete.
-    pub(crate) fn fill_direct(
-        &mut self,
+    pub(crate) fn fill_direct<'p>(
+        &'p mut self,
         buffers: &BufferPool,
         stream: &mut dyn Stream,
-        pieces: &mut Vec<PieceMut>,
+        pieces: &mut Vec<PieceMut<'p>>,
     ) -> Result<(usize, usize, Filled), LlpError> {
         let Some(mut direct) = self.direct else {
             return Ok((0, 0, Filled::Nothing));

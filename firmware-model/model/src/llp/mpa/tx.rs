@@ -182,8 +182,8 @@ impl Sender {
         if self.pins.last().is_none_or(|pin| pin.entry() != entry) {
             self.pins.extend(window.pin());
         }
-        for piece in window.pieces(at, len as u64) {
-            self.unsent.push(Part::Memory { piece, entry });
+        for memory in window.stretches(at, len as u64) {
+            self.unsent.push(Part::Memory { memory, entry });
         }
         self.open.gathered += len;
         Ok(())

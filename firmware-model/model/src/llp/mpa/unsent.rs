@@ -1,6 +1,6 @@
 //! What is framed and not taken by the stream: stretches of the staging buffer and of the program's memory.
 
-use crate::host::Piece;
+use crate::host::{Mapping, Piece};
 use crate::memory::{Borrower, EntryId};
 use crate::stream::{Stream, StreamError};
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +14,7 @@ pub(super) enum Part {
     /// Bytes of the staging buffer.
     Staged { at: usize, len: usize },
     /// Bytes of the program's memory, as it was registered then.
-    Memory { piece: Piece, entry: EntryId },
+    Memory { memory: Mapping, entry: EntryId },
     /// Bytes that were copied from there when the registration was revoked.
     Copied { at: usize, len: usize },
     /// Bytes that were gone by then.
@@ -25,7 +25,7 @@ impl Part {
     fn len(&self) -> usize {
         match self {
             Part::Staged { len, .. } | Part::Copied { len, .. } | Part::Gone { len } => *len,
-            Part::Memory { piece, .. } => piece.len(),
+            Part::Memory { memory, .. } => memory.len(),
         }
     }
 
@@ -39,8 +39,8 @@ impl Part {
                 at: at + n,
                 len: len - n,
             },
-            Part::Memory { piece, entry } => Part::Memory {
-                piece: piece.skip(n),
+            Part::Memory { memory, entry } => Part::Memory {
+                memory: memory.part(n, memory.len() - n),
                 entry,
             },
             Part::Gone { len } => Part::Gone { len: len - n },
@@ -122,10 +122,10 @@ impl Unsent {
         let mut pieces = [Piece::of(&[]); PIECES];
         let (mut count, mut offered) = (0, 0);
         for (piece, part) in pieces.iter_mut().zip(parts) {
-            *piece = match *part {
-                Part::Staged { at, len } => Piece::of(staged(at, len)),
-                Part::Memory { piece, .. } => piece,
-                Part::Copied { at, len } => Piece::of(self.copies.get(at..at + len).unwrap_or_default()),
+            *piece = match part {
+                Part::Staged { at, len } => Piece::of(staged(*at, *len)),
+                Part::Memory { memory, .. } => memory.piece(),
+                Part::Copied { at, len } => Piece::of(self.copies.get(*at..at + len).unwrap_or_default()),
                 Part::Gone { .. } => break,
             };
             count += 1;
@@ -141,11 +141,11 @@ impl Unsent {
     #[cold]
     pub(super) fn first_missing(&self) -> Option<usize> {
         let parts = self.parts.iter().skip(self.head).take(PIECES);
-        let mut pieces = parts.filter_map(|part| match part {
-            Part::Memory { piece, .. } => Some(piece),
+        let mut stretches = parts.filter_map(|part| match part {
+            Part::Memory { memory, .. } => Some(memory),
             Part::Staged { .. } | Part::Copied { .. } | Part::Gone { .. } => None,
         });
-        pieces.find_map(Piece::first_missing)
+        stretches.find_map(Mapping::first_missing)
     }
 
     fn advance(&mut self, taken: usize) {
@@ -169,11 +169,11 @@ impl Borrower for Lent {
         let mut unsent = self.lock().unwrap_or_else(PoisonError::into_inner);
         let Unsent { parts, head, copies } = &mut *unsent;
         for part in parts.iter_mut().skip(*head) {
-            if let Part::Memory { piece, entry } = *part
+            if let Part::Memory { memory, entry } = *part
                 && entry == revoked
             {
-                let (at, len) = (copies.len(), piece.len());
-                *part = match piece.append_to(copies) {
+                let (at, len) = (copies.len(), memory.len());
+                *part = match memory.append_to(copies) {
                     Ok(()) => Part::Copied { at, len },
                     Err(_) => Part::Gone { len },
                 };

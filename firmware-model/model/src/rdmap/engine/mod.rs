@@ -21,7 +21,7 @@ use super::terminate::Outgoing;
 use super::turns::Turns;
 use super::{Attachment, Identity, QpChange, QpParams, Rtr, Verdicts, WrongState};
 use crate::capture::OwnPeerTap;
-use crate::host::PieceMut;
+use crate::host::PieceRoom;
 use crate::llp::Llp;
 use crate::llp::loopback::Loopback;
 use crate::llp::mpa::{Agreed, Mpa};
@@ -86,7 +86,7 @@ pub struct Engine {
     grace_deadline: Option<Nanos>,
     /// The segment whose payload is being read to its place, and how much of it is there.
     direct: Option<(Segment, usize)>,
-    pieces: Vec<PieceMut>,
+    pieces: PieceRoom,
     terminate_sent: u32,
     terminate_received: u32,
     /// What both ends think of each other's messages, if the peer is on this device, as long as it can judge.
@@ -125,7 +125,7 @@ impl Engine {
             rnr_deadline: None,
             grace_deadline: None,
             direct: None,
-            pieces: Vec::new(),
+            pieces: PieceRoom::default(),
             terminate_sent: 0,
             terminate_received: 0,
             verdicts: None,

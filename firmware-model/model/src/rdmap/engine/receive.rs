@@ -228,17 +228,17 @@ impl Engine {
         // Where memory is reached by copies, which may begin in the middle of a segment (`ibv_rereg_mr`), one more buffer lies between.
         let elsewhere = window.as_ref().filter(|(window, _)| window.is_elsewhere());
         let mut between = elsewhere.map(|_| env.buffers.take());
-        // Pieces are raw; the window, or the buffer, is held for as long as they are in use.
-        self.pieces.clear();
+        let mut pieces = self.pieces.take();
         match (&window, &mut between) {
             (Some((_, n)), Some(buffer)) => {
                 let n = buffer.len().min(*n);
-                self.pieces.push(PieceMut::of(&mut buffer[..n]));
+                pieces.push(PieceMut::of(&mut buffer[..n]));
             }
-            (Some((window, n)), None) => self.pieces.extend(window.pieces_mut(0, *n as u64)),
+            (Some((window, n)), None) => pieces.extend(window.pieces_mut(0, *n as u64)),
             (None, _) => {}
         }
-        let mut read = mpa.rx.fill_direct(env.buffers, stream, &mut self.pieces);
+        let mut read = mpa.rx.fill_direct(env.buffers, stream, &mut pieces);
+        self.pieces.give(pieces);
         if let (Ok((placed, ..)), Some((window, _)), Some(buffer)) = (&read, &window, between) {
             if window.copy_in(0, &buffer[..*placed]).is_err() {
                 read = Err(LlpError::Fault);

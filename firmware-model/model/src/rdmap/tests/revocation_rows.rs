@@ -258,7 +258,7 @@ struct Interrupted {
 }
 
 impl Stream for Interrupted {
-    fn send(&mut self, pieces: &[Piece]) -> Result<usize, StreamError> {
+    fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         let mut revoker = self.revoker.lock().unwrap();
         if revoker.is_none() {
             let (memory, stag, revoked) = (self.memory.clone(), self.stag, self.revoked.clone());
@@ -282,7 +282,7 @@ impl Stream for Interrupted {
         self.stream.send_bytes(bytes)
     }
 
-    fn receive(&mut self, into: &mut [PieceMut]) -> Result<usize, StreamError> {
+    fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
         self.stream.receive(into)
     }
 

@@ -19,7 +19,7 @@ const SLOTS: usize = 1 << 8;
 struct Tape(Arc<Mutex<(Vec<u8>, usize)>>);
 
 impl Stream for Tape {
-    fn send(&mut self, pieces: &[Piece]) -> Result<usize, StreamError> {
+    fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         let (bytes, _) = &mut *self.0.lock().unwrap();
         let before = bytes.len();
         for piece in pieces {
@@ -31,7 +31,7 @@ impl Stream for Tape {
         Ok(bytes.len() - before)
     }
 
-    fn receive(&mut self, into: &mut [PieceMut]) -> Result<usize, StreamError> {
+    fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
         let (bytes, at) = &mut *self.0.lock().unwrap();
         let before = *at;
         for piece in into {

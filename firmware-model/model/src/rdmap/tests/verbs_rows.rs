@@ -496,7 +496,7 @@ fn vrb_s_01_the_limit_is_told_once_for_each_arming() {
 struct Faulty(SimStream, usize);
 
 impl Stream for Faulty {
-    fn send(&mut self, pieces: &[Piece]) -> Result<usize, StreamError> {
+    fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         if self.1 == 0 {
             return Err(StreamError::Fault);
         }
@@ -505,7 +505,7 @@ impl Stream for Faulty {
         Ok(taken)
     }
 
-    fn receive(&mut self, into: &mut [PieceMut]) -> Result<usize, StreamError> {
+    fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
         self.0.receive(into)
     }
 
