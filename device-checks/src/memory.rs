@@ -78,6 +78,24 @@ impl Memory {
     }
 }
 
+impl urnic_testkit::Memory for Memory {
+    fn iova(&self) -> u64 {
+        self.iova()
+    }
+
+    fn word(&self, at: usize) -> &AtomicU32 {
+        self.word(at)
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) {
+        self.write(at, bytes);
+    }
+
+    fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        self.read(at, len)
+    }
+}
+
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: allocated by this bus with this length, and freed only here.

@@ -2,17 +2,16 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::atomic::{Ordering, fence};
 
 use urnic_device::command::{
     Command, Count, CreateCq, CreateMr, CreateQp, Handle, ModifyQp, Opcode, QpStatus, QueueHandle, ResizeCq,
     modify,
 };
-use urnic_device::cqe::{self, CQE_LEN, Cqe};
+use urnic_device::cqe::{CQE_LEN, Cqe};
 use urnic_device::doorbell::Kind;
-use urnic_device::record::must_ring;
 use urnic_device::vocabulary::{Access, QpState, WcStatus};
-use urnic_device::wqe::{self, BLOCK_LEN, RecvHeader, SendFlags, SendHeader, Sge};
+use urnic_device::wqe::{self, BLOCK_LEN, SendHeader, Sge};
+use urnic_testkit::{CompletionQueue, ReceiveQueue, SendQueue, request};
 use zerocopy::IntoBytes;
 
 use crate::memory::Memory;
@@ -24,18 +23,6 @@ pub(crate) const LOG_QUEUE: u32 = 6;
 const LOG_STRIDE: u32 = 6;
 /// What the queue pairs are called in completions.
 pub(crate) const LABEL: u32 = 0x00be_ef01;
-
-/// Offsets in a queue record.
-mod field {
-    use std::mem::offset_of;
-    use urnic_device::record::QueueRecord;
-
-    pub(super) const SQ_PRODUCER: usize = offset_of!(QueueRecord, sq_producer);
-    pub(super) const RQ_PRODUCER: usize = offset_of!(QueueRecord, rq_producer);
-    pub(super) const SQ_CONSUMER: usize = offset_of!(QueueRecord, sq_consumer);
-    pub(super) const SQ_EVENT: usize = offset_of!(QueueRecord, sq_event);
-    pub(super) const RQ_EVENT: usize = offset_of!(QueueRecord, rq_event);
-}
 
 pub(crate) const ALL_RIGHTS: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
@@ -78,12 +65,7 @@ impl Region {
 pub(crate) struct Cq {
     pub(crate) id: u32,
     slot: u32,
-    ring: RefCell<Rc<Memory>>,
-    record: Rc<Memory>,
-    log_size: Cell<u32>,
-    consumer: Cell<u32>,
-    /// The consumer index at the last change of rings.
-    base: Cell<u32>,
+    queue: RefCell<CompletionQueue<Rc<Memory>>>,
 }
 
 impl Cq {
@@ -99,11 +81,7 @@ impl Cq {
         Ok(Cq {
             id: handle.id.get(),
             slot: handle.doorbell.get(),
-            ring: RefCell::new(ring),
-            record,
-            log_size: Cell::new(log_size),
-            consumer: Cell::new(0),
-            base: Cell::new(0),
+            queue: RefCell::new(CompletionQueue::new(ring, record, log_size)),
         })
     }
 
@@ -121,36 +99,14 @@ impl Cq {
         Ok((arguments, ring, record))
     }
 
-    /// Where the ring has the entry that lies so far behind the consumer index, and the phase that
-    /// it has once it is there.
-    fn place(&self, ahead: u32) -> (usize, u32) {
-        let at = self
-            .consumer
-            .get()
-            .wrapping_sub(self.base.get())
-            .wrapping_add(ahead);
-        let log_size = self.log_size.get();
-        let slot = (at & ((1 << log_size) - 1)) as usize;
-        (slot * CQE_LEN, !(at >> log_size) & 1)
-    }
-
-    /// The ring that it is in now.
+    /// The ring of the queue now: a resize changes it.
     pub(crate) fn ring(&self) -> Rc<Memory> {
-        self.ring.borrow().clone()
+        self.queue.borrow().ring().clone()
     }
 
-    /// The next completion, if it is there.
+    /// The next completion, if the device has written it.
     pub(crate) fn poll(&self) -> Option<Cqe> {
-        let (begin, phase) = self.place(0);
-        let ring = self.ring.borrow();
-        if ring.word(begin + cqe::PHASE).load(Ordering::Acquire) & 1 != phase {
-            return None;
-        }
-        let entry = ring.load(begin);
-        let next = self.consumer.get().wrapping_add(1);
-        self.consumer.set(next);
-        self.record.word(0).store(next, Ordering::Release);
-        Some(entry)
+        self.queue.borrow_mut().poll()
     }
 
     /// Waits for the next completion.
@@ -174,7 +130,7 @@ impl Cq {
 
     /// Arms it behind the newest completion that was taken.
     pub(crate) fn arm(&self, rig: &Rig, kind: Kind) {
-        self.arm_at(rig, kind, self.consumer.get());
+        self.arm_at(rig, kind, self.consumer());
     }
 
     /// Arms it behind the completion before that index.
@@ -183,16 +139,12 @@ impl Cq {
     }
 
     pub(crate) fn consumer(&self) -> u32 {
-        self.consumer.get()
+        self.queue.borrow().index()
     }
 
     /// Completions in the ring that were not taken.
     pub(crate) fn there(&self) -> u32 {
-        let is_there = |n: &u32| {
-            let (at, phase) = self.place(*n);
-            self.ring.borrow().word(at + cqe::PHASE).load(Ordering::Acquire) & 1 == phase
-        };
-        (0..1 << self.log_size.get()).take_while(is_there).count() as u32
+        self.queue.borrow().written()
     }
 
     /// Moves it to a new ring of so many entries.
@@ -204,9 +156,7 @@ impl Cq {
             log_size: log_size.into(),
         };
         let count = rig.command(Opcode::ResizeCq, &arguments)?.result();
-        self.ring.replace(ring);
-        self.log_size.set(log_size);
-        self.base.set(self.consumer.get());
+        self.queue.borrow_mut().move_to(ring, log_size);
         Ok(count)
     }
 }
@@ -215,13 +165,10 @@ impl Cq {
 pub(crate) struct Qp {
     pub(crate) id: u32,
     slot: u32,
-    sq: Rc<Memory>,
-    rq: Rc<Memory>,
-    record: Rc<Memory>,
+    sends: RefCell<SendQueue<Rc<Memory>>>,
+    receives: RefCell<ReceiveQueue<Rc<Memory>>>,
     pub(crate) send_cq: Rc<Cq>,
     pub(crate) recv_cq: Rc<Cq>,
-    sq_producer: Cell<u32>,
-    rq_producer: Cell<u32>,
     /// Doorbells rung.
     pub(crate) rings: Cell<u32>,
 }
@@ -243,13 +190,10 @@ impl Qp {
         Ok(Qp {
             id: handle.id.get(),
             slot: handle.doorbell.get(),
-            sq,
-            rq,
-            record,
+            sends: RefCell::new(SendQueue::new(sq, record.clone(), LOG_QUEUE)),
+            receives: RefCell::new(ReceiveQueue::new(rq, record, LOG_QUEUE, LOG_STRIDE)),
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
-            sq_producer: Cell::new(0),
-            rq_producer: Cell::new(0),
             rings: Cell::new(0),
         })
     }
@@ -343,36 +287,23 @@ impl Qp {
         Ok(())
     }
 
-    /// Publishes a producer index as the shadow doorbell rule has it, and rings only if that says
-    /// so.
-    fn publish(&self, rig: &Rig, [producer, event]: [usize; 2], old: u32, new: u32, kind: Kind) {
-        self.record.word(producer).store(new, Ordering::Release);
-        fence(Ordering::SeqCst);
-        if must_ring(self.record.word(event).load(Ordering::Relaxed), new, old) {
-            self.rings.set(self.rings.get() + 1);
-            rig.ring(kind, self.id, self.slot, new);
-        }
+    /// Rings because the device requested it by its event index.
+    fn ring(&self, rig: &Rig, kind: Kind, index: u32) {
+        self.rings.set(self.rings.get() + 1);
+        rig.ring(kind, self.id, self.slot, index);
     }
 
-    /// Rings for the send queue, asked for or not.
+    /// Rings for the send queue, whether the device requested it or not.
     pub(crate) fn ring_sends(&self, rig: &Rig) {
-        rig.ring(Kind::Send, self.id, self.slot, self.sq_producer.get());
+        let producer = self.sends.borrow().producer();
+        rig.ring(Kind::Send, self.id, self.slot, producer);
     }
 
     pub(crate) fn receive(&self, rig: &Rig, cookie: u64, sges: &[Sge]) {
-        let old = self.rq_producer.get();
-        let at = ((old & ((1 << LOG_QUEUE) - 1)) << LOG_STRIDE) as usize;
-        self.rq
-            .write(at, RecvHeader::new(cookie, sges.len() as u16).as_bytes());
-        self.rq.write(at + size_of::<RecvHeader>(), sges.as_bytes());
-        self.rq_producer.set(old.wrapping_add(1));
-        self.publish(
-            rig,
-            [field::RQ_PRODUCER, field::RQ_EVENT],
-            old,
-            old.wrapping_add(1),
-            Kind::Receive,
-        );
+        let mut receives = self.receives.borrow_mut();
+        if receives.post(cookie, sges) {
+            self.ring(rig, Kind::Receive, receives.producer());
+        }
     }
 
     /// A signalled Send.
@@ -396,52 +327,33 @@ impl Qp {
     }
 
     /// A request with any operands, of which `sges` are elements.
-    pub(crate) fn post(&self, rig: &Rig, mut header: SendHeader, operands: &[u8], sges: usize) {
-        header.num_sge = sges as u8;
-        header.blocks = wqe::blocks(operands.len()) as u8;
-        let entry = [header.as_bytes(), operands].concat();
-        self.post_raw(rig, &entry, header.blocks.into());
+    pub(crate) fn post(&self, rig: &Rig, header: SendHeader, operands: &[u8], sges: usize) {
+        let (entry, blocks) = SendQueue::<Rc<Memory>>::entry(header, operands, sges);
+        self.post_raw(rig, &entry, blocks);
     }
 
     /// Any bytes as an entry of so many blocks.
     pub(crate) fn post_raw(&self, rig: &Rig, entry: &[u8], blocks: u32) {
-        let old = self.sq_producer.get();
-        for (index, block) in (old..).zip(entry.chunks(BLOCK_LEN)) {
-            let at = (index & ((1 << LOG_QUEUE) - 1)) as usize * BLOCK_LEN;
-            self.sq.write(at, block);
-        }
+        self.sends.borrow().write(entry);
         self.claim(rig, blocks);
     }
 
     /// Publishes so many blocks, whatever is in them.
     pub(crate) fn claim(&self, rig: &Rig, blocks: u32) {
-        let old = self.sq_producer.get();
-        let new = old.wrapping_add(blocks);
-        self.sq_producer.set(new);
-        self.publish(rig, [field::SQ_PRODUCER, field::SQ_EVENT], old, new, Kind::Send);
+        let mut sends = self.sends.borrow_mut();
+        if sends.publish(blocks) {
+            self.ring(rig, Kind::Send, sends.producer());
+        }
     }
 
     /// Blocks that are free.
     pub(crate) fn room(&self) -> u32 {
-        let consumer = self.record.word(field::SQ_CONSUMER).load(Ordering::Acquire);
-        (1 << LOG_QUEUE) - self.sq_producer.get().wrapping_sub(consumer)
+        self.sends.borrow().room()
     }
 
-    /// Indices that the device must give back.
+    /// The consumer index of the send queue, and the producer index that it must reach.
     pub(crate) fn given_back(&self) -> (u32, u32) {
-        (
-            self.record.word(field::SQ_CONSUMER).load(Ordering::Acquire),
-            self.sq_producer.get(),
-        )
-    }
-}
-
-/// A signalled request without operands.
-pub(crate) fn request(opcode: wqe::Opcode, cookie: u64) -> SendHeader {
-    SendHeader {
-        opcode: opcode as u8,
-        flags: SendFlags::SIGNALED.bits(),
-        cookie: cookie.into(),
-        ..SendHeader::default()
+        let sends = self.sends.borrow();
+        (sends.consumer(), sends.producer())
     }
 }

@@ -9,11 +9,11 @@ use urnic_device::cqe::Cqe;
 use urnic_device::registers::KICK;
 use urnic_device::vocabulary::WcStatus;
 use urnic_device::wqe::{Opcode, SendFlags, SendHeader};
+use urnic_testkit::request;
 use zerocopy::IntoBytes;
 
 use crate::connection::{pair, works};
 use crate::outcome::{Failure, Outcome, ensure};
-use crate::queues::request;
 use crate::rig::{Line, Rig};
 
 /// Bytes of each message.

@@ -1,6 +1,6 @@
 //! A driver in a few lines: what each check begins with.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -13,8 +13,9 @@ use urnic_device::command::{
     Status,
 };
 use urnic_device::doorbell::{Doorbell, Kind};
-use urnic_device::event::{self, EVENT_LEN, Event, EventKind};
+use urnic_device::event::{EVENT_LEN, Event, EventKind};
 use urnic_device::{INTERFACE_VERSION, registers};
+use urnic_testkit::CommandQueue;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::memory::Memory;
@@ -29,7 +30,7 @@ const LOG_EVENTS: u32 = 6;
 /// An aligned address from which on the first 64 bytes end beyond all memory: no device reaches it.
 pub(crate) const NOWHERE: u64 = u64::MAX - 63;
 /// Offset of the phase word in a completion of a command.
-pub(crate) const PHASE: usize = std::mem::offset_of!(Completion, phase);
+pub(crate) const PHASE: usize = CommandQueue::<Rc<Memory>>::PHASE;
 
 /// The vectors that a device raised.
 pub(crate) struct Line {
@@ -69,48 +70,35 @@ impl Line {
 pub(crate) struct Commands {
     pub(crate) ring: Rc<Memory>,
     pub(crate) completions: Rc<Memory>,
+    queue: RefCell<CommandQueue<Rc<Memory>>>,
 }
 
 /// The driver's side of an event queue.
 pub(crate) struct EventQueue {
     pub(crate) id: u32,
-    ring: Rc<Memory>,
-    record: Rc<Memory>,
-    log_size: u32,
-    consumer: Cell<u32>,
-    /// Taken from the ring, and not asked for yet.
+    queue: RefCell<urnic_testkit::EventQueue<Rc<Memory>>>,
+    /// Events that were taken from the ring and that no check has asked for yet.
     taken: RefCell<VecDeque<Event>>,
 }
 
 impl EventQueue {
-    /// The next event in the ring, if it is there; the device keeps the entry.
-    fn peek(&self) -> Option<Event> {
-        let at = self.consumer.get();
-        let slot = (at & ((1 << self.log_size) - 1)) as usize * EVENT_LEN;
-        let phase = !(at >> self.log_size) & 1;
-        let here = self.ring.word(slot + event::PHASE).load(Ordering::Acquire) & 1 == phase;
-        here.then(|| self.ring.load(slot))
+    /// An event queue that the device does not know yet.
+    fn new(ring: Rc<Memory>, record: Rc<Memory>, log_size: u32) -> EventQueue {
+        EventQueue {
+            id: 0,
+            queue: RefCell::new(urnic_testkit::EventQueue::new(ring, record, log_size)),
+            taken: RefCell::default(),
+        }
     }
 
-    /// The next event, if it is there.
+    /// The next event, if the device has written it.
     pub(crate) fn next(&self) -> Option<Event> {
-        let event = self.peek()?;
-        self.consumer.set(self.consumer.get().wrapping_add(1));
-        self.record.word(0).store(self.consumer.get(), Ordering::Release);
-        Some(event)
+        self.queue.borrow_mut().poll()
     }
 
     /// Events in the ring that were not taken, at most as many as it holds.
     pub(crate) fn in_ring(&self) -> usize {
-        let begin = self.consumer.get();
-        let there = (0..1u32 << self.log_size).take_while(|_| {
-            let some = self.peek().is_some();
-            self.consumer.set(self.consumer.get().wrapping_add(1));
-            some
-        });
-        let count = there.count();
-        self.consumer.set(begin);
-        count
+        self.queue.borrow().written() as usize
     }
 
     fn find(&self, kind: EventKind, object: u32) -> Option<Event> {
@@ -128,7 +116,6 @@ pub(crate) struct Rig {
     pub(crate) bus: Arc<dyn Bus>,
     pub(crate) line: Arc<Line>,
     pub(crate) commands: Commands,
-    producer: Cell<u32>,
     /// All memory of this check, until the device was reset.
     kept: RefCell<Vec<Rc<Memory>>>,
     /// Event queue 0, on vector 0.
@@ -153,19 +140,16 @@ impl Rig {
         reset(&**bus)?;
         line.raised.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let memory = |len| Memory::new(bus, len).map(Rc::new);
+        let ring = memory(COMMAND_LEN << LOG_COMMANDS)?;
+        let completions = memory(COMPLETION_LEN << LOG_COMMANDS)?;
         let commands = Commands {
-            ring: memory(COMMAND_LEN << LOG_COMMANDS)?,
-            completions: memory(COMPLETION_LEN << LOG_COMMANDS)?,
+            queue: RefCell::new(CommandQueue::new(ring.clone(), completions.clone(), LOG_COMMANDS)),
+            ring,
+            completions,
         };
         let queue = || -> Outcome<EventQueue> {
-            Ok(EventQueue {
-                id: 0,
-                ring: memory(EVENT_LEN << LOG_EVENTS)?,
-                record: memory(64)?,
-                log_size: LOG_EVENTS,
-                consumer: Cell::new(0),
-                taken: RefCell::default(),
-            })
+            let (ring, record) = (memory(EVENT_LEN << LOG_EVENTS)?, memory(64)?);
+            Ok(EventQueue::new(ring, record, LOG_EVENTS))
         };
         let mut rig = Rig {
             bus: bus.clone(),
@@ -173,7 +157,6 @@ impl Rig {
             events: queue()?,
             notices: queue()?,
             commands,
-            producer: Cell::new(0),
             kept: RefCell::default(),
             uar: 0,
             attributes: DeviceAttributes::default(),
@@ -204,7 +187,7 @@ impl Rig {
     /// Gives the device the command queue, and enables it.
     pub(crate) fn enable(&self) -> Outcome {
         self.point_at(self.commands.ring.iova(), self.commands.completions.iova());
-        self.producer.set(0);
+        self.commands.queue.borrow_mut().reset();
         self.bus
             .write32(registers::CONTROL, registers::Control::ENABLE.bits());
         self.wait("the device to become ready", || {
@@ -228,14 +211,8 @@ impl Rig {
 
     /// A further event queue of so many entries.
     pub(crate) fn event_queue(&self, log_size: u32, vector: u32) -> Outcome<EventQueue> {
-        let mut queue = EventQueue {
-            id: 0,
-            ring: self.memory(EVENT_LEN << log_size)?,
-            record: self.memory(64)?,
-            log_size,
-            consumer: Cell::new(0),
-            taken: RefCell::default(),
-        };
+        let (ring, record) = (self.memory(EVENT_LEN << log_size)?, self.memory(64)?);
+        let mut queue = EventQueue::new(ring, record, log_size);
         queue.id = self.enter(&queue, vector)?;
         Ok(queue)
     }
@@ -269,37 +246,20 @@ impl Rig {
     }
 
     /// Puts a command into the ring without telling the device; the slot it got.
-    pub(crate) fn put(&self, mut command: Command) -> u32 {
-        let at = self.producer.get();
-        command.tag = (at as u16).into();
-        let slot = (at & ((1 << LOG_COMMANDS) - 1)) as usize;
-        self.commands.ring.write(slot * COMMAND_LEN, command.as_bytes());
-        self.producer.set(at.wrapping_add(1));
-        at
+    pub(crate) fn put(&self, command: Command) -> u32 {
+        self.commands.queue.borrow_mut().put(command)
     }
 
     /// Rings for all commands in the ring.
     pub(crate) fn ring_commands(&self) {
-        self.bus.write32(registers::CMD_DOORBELL, self.producer.get());
+        let producer = self.commands.queue.borrow().producer();
+        self.bus.write32(registers::CMD_DOORBELL, producer);
     }
 
     /// The completion of the command that was put at `at`.
     pub(crate) fn completion(&self, at: u32) -> Outcome<Completion> {
-        // Completions come in any order: it is the one with the tag, in a slot of this lap.
-        let phase = !(at >> LOG_COMMANDS) & 1;
         self.wait("a command's completion", || {
-            (0..1usize << LOG_COMMANDS).find_map(|slot| {
-                let begin = slot * COMPLETION_LEN;
-                let seen = self
-                    .commands
-                    .completions
-                    .word(begin + PHASE)
-                    .load(Ordering::Acquire)
-                    & 1
-                    == phase;
-                let completion: Completion = self.commands.completions.load(begin);
-                (seen && completion.tag.get() == at as u16).then_some(completion)
-            })
+            self.commands.queue.borrow().completion(at)
         })
     }
 
@@ -406,10 +366,11 @@ impl Rig {
 }
 
 fn arguments(queue: &EventQueue, vector: u32) -> CreateEq {
+    let queue = queue.queue.borrow();
     CreateEq {
-        ring: queue.ring.iova().into(),
-        record: queue.record.iova().into(),
-        log_size: queue.log_size.into(),
+        ring: queue.ring().iova().into(),
+        record: queue.record().iova().into(),
+        log_size: queue.log_size().into(),
         vector: vector.into(),
     }
 }

@@ -7,7 +7,7 @@ use toml::Table;
 use crate::build::tree;
 
 /// The crates of the product, bottom first. A crate depends on crates above it in this list only.
-const LAYERS: [&str; 17] = [
+const LAYERS: [&str; 18] = [
     "wire",
     "vfio-user",
     "console",
@@ -16,6 +16,7 @@ const LAYERS: [&str; 17] = [
     "nfs",
     "verbs-api/device",
     "verbs-api/rdma-core",
+    "tests/testkit",
     "device-checks",
     "firmware-model/model",
     "firmware-model/serve",
@@ -89,5 +90,17 @@ fn what_drives_and_what_is_driven_share_the_contract_only() {
         for never in never.split(' ') {
             assert!(!dependencies.contains_key(never), "{folder} depends on {never}");
         }
+    }
+}
+
+#[test]
+fn only_tests_depend_on_the_testkit() {
+    for folder in LAYERS.into_iter().chain(TOP) {
+        let manifest = manifest(folder);
+        let dependencies = manifest["dependencies"].as_table().expect("a table");
+        // The suite of device checks is tests, too.
+        let is_test = ["device-checks", "tests", "fuzz"].contains(&folder);
+        let uses = dependencies.contains_key("urnic-testkit");
+        assert!(is_test || !uses, "{folder} depends on the testkit");
     }
 }

@@ -8,11 +8,12 @@ use urnic_device::event::{Event, EventKind};
 use urnic_device::registers::VECTORS;
 use urnic_device::vocabulary::WcStatus;
 use urnic_device::wqe::{self, SendFlags};
+use urnic_testkit::request;
 
 use crate::check::checks;
 use crate::connection::{calling, own, pair, works};
 use crate::outcome::{Failure, Outcome, ensure};
-use crate::queues::{Cq, request};
+use crate::queues::Cq;
 use crate::rig::Rig;
 
 checks! {

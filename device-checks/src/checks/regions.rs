@@ -7,13 +7,14 @@ use urnic_device::command::{
 };
 use urnic_device::vocabulary::{Access, WcStatus};
 use urnic_device::wqe::{self, BindOperands, Sge};
+use urnic_testkit::request;
 use zerocopy::IntoBytes;
 
 use crate::check::checks;
 use crate::connection::pair;
 use crate::memory::Memory;
 use crate::outcome::{Failure, Outcome, ensure};
-use crate::queues::{ALL_RIGHTS, Region, request};
+use crate::queues::{ALL_RIGHTS, Region};
 use crate::rig::{NOWHERE, Rig};
 
 checks! {

@@ -6,12 +6,13 @@ use urnic_device::event::EventKind;
 use urnic_device::stream::attach;
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
 use urnic_device::wqe::{AtomicOperands, MAX_INLINE, Opcode, SendFlags, Sge};
+use urnic_testkit::request;
 use zerocopy::IntoBytes;
 
 use crate::check::checks;
 use crate::connection::{End, attachment, join, pair, works};
 use crate::outcome::{Failure, Outcome, ensure};
-use crate::queues::{LABEL, LOG_QUEUE, request};
+use crate::queues::{LABEL, LOG_QUEUE};
 use crate::rig::Rig;
 
 checks! {

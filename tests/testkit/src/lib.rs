@@ -1,0 +1,16 @@
+//! The driver's side of a device's queues, for tests of devices and drivers.
+//!
+//! A test brings the [`Memory`] that it shares with the device. The queues here put commands and
+//! requests into it and take completions and events out of it; the test writes registers and rings
+//! doorbells. The kit knows the device's interface alone, so that the model, the buses, the driver
+//! and `urnic conformance` can use it. No crate of the product does.
+
+mod commands;
+mod consumer;
+mod memory;
+mod posts;
+
+pub use commands::CommandQueue;
+pub use consumer::{CompletionQueue, Consumer, Entry, EventQueue};
+pub use memory::Memory;
+pub use posts::{ReceiveQueue, SendQueue, request};
