@@ -54,6 +54,7 @@
 
 mod connection;
 mod gather;
+mod outstanding;
 mod plan;
 mod requester;
 mod responder;

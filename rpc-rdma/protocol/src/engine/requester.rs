@@ -1,74 +1,18 @@
-//! Calls of ours: sent when there are credits, with their memory exposed; over when the peer has no access to it any more.
+//! The calls of this end. A call is sent when there are credits and its memory is exposed; it ends when the peer has
+//! no more access to this memory.
 
-use super::gather::{Gather, well_placed};
+use super::gather::well_placed;
+use super::outstanding::{Exposure, Outstanding, Part, Region, State};
 use super::plan::Plan;
 use super::{
     Access, Action, Answer, Call, CallError, Closing, Event, Exposed, Invalid, Message, Outbox, RegionId,
     Terms,
 };
-use crate::chunk::{ChunkLists, ReadSegment, Segment, WriteChunk};
-use crate::header::{Body, Header, VERSION};
-use crate::payload::positions;
+use crate::chunk::Segment;
 use crate::triage;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// What a region is of its call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
-    /// The position-zero Read chunk.
-    Message,
-    /// The Read chunk of an argument.
-    Argument(usize),
-    /// The Write chunk of a result.
-    Result(usize),
-    /// The Reply chunk.
-    Reply,
-}
-
-/// A region's life.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Exposure {
-    /// Register was asked for.
-    Asked,
-    /// The peer may have access, by these.
-    Open(Vec<Segment>),
-    /// Release was asked for.
-    Closing,
-    /// Release failed: open until the connection is gone.
-    Stuck,
-    /// The peer has none.
-    Closed,
-}
-
-#[derive(Debug)]
-struct Region {
-    id: RegionId,
-    part: Part,
-    exposure: Exposure,
-}
-
-#[derive(Debug)]
-enum State {
-    /// For a connection, or for credits.
-    Queued,
-    /// Its memory is being registered.
-    Registering,
-    /// The peer has it.
-    Sent,
-    /// Its memory is being taken back; then this is how it ends, or it is queued again.
-    Ending(Option<Result<Answer, CallError>>),
-}
-
-#[derive(Debug)]
-struct Outstanding<M> {
-    call: Call<M>,
-    /// Calls are sent, and sent again, in the order in which they were made.
-    order: u64,
-    regions: Vec<Region>,
-    state: State,
-}
-
-/// See the module.
+/// The calls of one end, over as many connections as they take.
 #[derive(Debug)]
 pub(super) struct Requester<M> {
     chunks: bool,
@@ -354,7 +298,7 @@ impl<M: Clone> Requester<M> {
         {
             return;
         }
-        let Some(message) = compose(xid, self.requested, outstanding) else {
+        let Some(message) = outstanding.compose(xid, self.requested) else {
             self.unanswered.remove(&xid);
             return self.end(xid, Err(CallError::TooLong), None, out);
         };
@@ -385,7 +329,7 @@ impl<M: Clone> Requester<M> {
             Some(call) if matches!(call.state, State::Sent) => match reply {
                 triage::Reply::Error { error, .. } => Some(Err(CallError::Refused(error))),
                 // RFC 8166 §4.5: what does not fit the call is discarded as if it had not come.
-                _ => match fit(call, &reply) {
+                _ => match call.fit(&reply) {
                     Some(answer) => Some(Ok(answer)),
                     None => return,
                 },
@@ -477,125 +421,4 @@ impl<M: Clone> Requester<M> {
             out.events.push(Event::Answered { xid, call, outcome });
         }
     }
-}
-
-impl Region {
-    const fn segments(&self) -> Option<&Vec<Segment>> {
-        match &self.exposure {
-            Exposure::Open(segments) => Some(segments),
-            _ => None,
-        }
-    }
-}
-
-impl<M> Outstanding<M> {
-    fn segments(&self, part: Part) -> Option<&Vec<Segment>> {
-        self.regions.iter().find(|region| region.part == part)?.segments()
-    }
-
-    /// The Write list, with a chunk for each result that has memory of its own.
-    fn writes(&self) -> Vec<WriteChunk> {
-        (0..self.call.results.len())
-            .filter_map(|index| self.segments(Part::Result(index)).cloned().map(WriteChunk))
-            .collect()
-    }
-}
-
-/// The Send that makes the call.
-fn compose<M: Clone>(xid: u32, credits: u32, outstanding: &Outstanding<M>) -> Option<Gather<M>> {
-    let call = &outstanding.call;
-    let mut lists = ChunkLists {
-        reads: Vec::new(),
-        writes: outstanding.writes(),
-        reply: outstanding.segments(Part::Reply).cloned().map(WriteChunk),
-    };
-    let long = outstanding.segments(Part::Message);
-    let mut read = |position, segments: &[Segment]| {
-        let entries = segments.iter().map(|segment| ReadSegment {
-            position,
-            segment: *segment,
-        });
-        lists.reads.extend(entries);
-    };
-    if let Some(segments) = long {
-        read(0, segments);
-    }
-    // Either all arguments that have bytes are chunks, or none is.
-    let chunks = (0..call.arguments.len()).any(|index| outstanding.segments(Part::Argument(index)).is_some());
-    let places = call
-        .arguments
-        .iter()
-        .map(|item| (item.offset, u64::from(item.len)));
-    if chunks {
-        for (index, position) in positions(places)?.into_iter().enumerate() {
-            if let Some(segments) = outstanding.segments(Part::Argument(index)) {
-                read(position, segments);
-            }
-        }
-    }
-    let body = if long.is_some() {
-        Body::NoMsg(lists)
-    } else {
-        Body::Msg(lists)
-    };
-    let header = Header {
-        xid,
-        version: VERSION,
-        credits,
-        body,
-    };
-    let mut octets = Vec::new();
-    header.emit(&mut octets);
-    let mut message = Gather::octets(octets);
-    if long.is_none() {
-        let inline = if chunks { &[][..] } else { &call.arguments };
-        message.append(Gather::with_items(&call.message, inline));
-    }
-    Some(message)
-}
-
-/// What a reply says, if it can be one to this call.
-fn fit<M>(outstanding: &Outstanding<M>, reply: &triage::Reply) -> Option<Answer> {
-    let (lists, message) = match reply {
-        triage::Reply::Short { lists, payload, .. } => (lists, Message::Short(payload.to_vec())),
-        triage::Reply::Long { lists, .. } => {
-            let region = outstanding
-                .regions
-                .iter()
-                .find(|region| region.part == Part::Reply)?;
-            let offered = WriteChunk(region.segments()?.clone());
-            let returned = lists.reply.as_ref()?;
-            let len = u32::try_from(returned.octets()).ok()?;
-            // Less than an xid and msg_type is no reply.
-            if !returned.returns(&offered) || len < 8 {
-                return None;
-            }
-            (
-                lists,
-                Message::Long {
-                    region: region.id,
-                    len,
-                },
-            )
-        }
-        triage::Reply::Error { .. } => return None,
-    };
-    let mut returned = lists.writes.iter();
-    let mut placed = Vec::with_capacity(outstanding.call.results.len());
-    for index in 0..outstanding.call.results.len() {
-        let Some(segments) = outstanding.segments(Part::Result(index)) else {
-            placed.push(None);
-            continue;
-        };
-        // A list that is cut short leaves the rest unused.
-        let len = match returned.next() {
-            Some(chunk) if chunk.returns(&WriteChunk(segments.clone())) => {
-                u32::try_from(chunk.octets()).ok()?
-            }
-            Some(_) => return None,
-            None => 0,
-        };
-        placed.push(Some(len));
-    }
-    returned.next().is_none().then_some(Answer { message, placed })
 }
