@@ -1,17 +1,22 @@
 //! The end that connects and calls.
 
+mod call;
+mod state;
+
+pub use call::{Answer, Call};
+
 use crate::endpoint::{Endpoint, Memory, Taken};
 use crate::error::Error;
 use crate::lock::lock;
-use crate::memory::{Buffer, Pool, Slice};
+use crate::memory::{Pool, Slice};
 use crate::options::Options;
-use crate::patience::{AMONG, Patience};
+use crate::patience::AMONG;
 use crate::service::{Request, Response, Service, reply};
 use crate::verbs::{Channel, Device, Event as CmEvent, Id, Link};
 use crate::xid;
 use rdma_mummy_sys::rdma_cm_event_type as kind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::collections::{HashMap, VecDeque};
+use state::{Phase, State, granted};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -19,38 +24,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use urnic_rpc_rdma::PrivateData;
 use urnic_rpc_rdma::binding::{bound, may_go_backward};
-use urnic_rpc_rdma::engine::{self, Config, Connection, Event, Item, Message, Role, Terms};
+use urnic_rpc_rdma::engine::{self, Item, Terms};
 use urnic_rpc_rdma::rpc::{self, CallHeader};
 
 /// Milliseconds for which librdmacm looks for an address and a route.
 const RESOLUTION: i32 = 2000;
-/// Between one attempt to connect and the next, if nothing was answered meanwhile.
-const PAUSE: Duration = Duration::from_millis(200);
-
-/// A call to be made.
-#[derive(Debug)]
-pub struct Call {
-    /// The RPC message from its xid on, without the argument and its padding. [`Client::xid`] has transactions that were not used yet.
-    pub message: Vec<u8>,
-    /// The argument that may go by Read chunk: bytes of the message before it, and its own, which must be of [`Client::pool`]. Where the
-    /// program's [`Binding`](urnic_rpc_rdma::binding::Binding) does not name it, it goes with the message; so does the result.
-    pub argument: Option<(usize, Slice)>,
-    /// Memory of [`Client::pool`] for the result that may come by Write chunk, as long as that can get.
-    pub result: Option<Buffer>,
-    /// Bytes of the longest reply, without that result.
-    pub max_reply: usize,
-}
-
-/// An answer.
-#[derive(Debug)]
-pub struct Answer {
-    /// The RPC message, without the result if that was placed.
-    pub message: Vec<u8>,
-    /// [`Call::result`] again, of the length of the result that was placed there; and whether it was offered at all: else the result is in the
-    /// message. `None` if there was no such memory, or the program's binding knows of no such result.
-    pub result: Option<(Buffer, bool)>,
-}
-
 /// A connection to a server, made again as often as it breaks: calls that were not answered are then sent again, with the same xid.
 ///
 /// It has no thread. Things go on while somebody is in [`call`](Self::call), [`wait`](Self::wait) or [`attend`](Self::attend): one of those who are waits
@@ -63,33 +41,6 @@ pub struct Client {
     xid: AtomicU32,
     state: Mutex<State>,
     changed: Condvar,
-}
-
-struct State {
-    endpoint: Endpoint,
-    /// Somebody waits for the device.
-    led: bool,
-    /// Those who wait for that one.
-    others: usize,
-    patience: Patience,
-    phase: Phase,
-    /// Something was answered over this connection.
-    answered: bool,
-    /// Since when there is no connection, or none over which those who wait for answers got one; and why.
-    lost: Option<(Instant, String)>,
-    answers: HashMap<u32, Result<Answer, Error>>,
-    /// Calls of the server's that nobody has answered yet.
-    called: VecDeque<Taken>,
-}
-
-enum Phase {
-    /// Not connected; to be tried from then on.
-    Idle(Instant),
-    /// An address, then a route is looked for.
-    Resolving(Id),
-    /// The endpoint has a link, which is being connected.
-    Connecting,
-    Connected,
 }
 
 impl Client {
@@ -458,11 +409,6 @@ impl Client {
     }
 }
 
-/// Calls that the server may make at a time.
-fn granted(options: &Options) -> Option<u32> {
-    options.callbacks.is_some().then(|| options.backward.max(1))
-}
-
 /// What did not work.
 const fn failed(kind: kind::Type) -> &'static str {
     match kind {
@@ -473,191 +419,10 @@ const fn failed(kind: kind::Type) -> &'static str {
     }
 }
 
-impl State {
-    fn new(options: &Options, pool: &Pool) -> Self {
-        let config = Config {
-            request: options.credits,
-            grant: granted(options).unwrap_or_default(),
-            profile: options.profile,
-            limits: options.limits,
-            ..Config::new(Role::Client)
-        };
-        let now = Instant::now();
-        Self {
-            endpoint: Endpoint::new(Connection::new(&config), pool, options.private_data()),
-            led: false,
-            others: 0,
-            patience: Patience::default(),
-            phase: Phase::Idle(now),
-            answered: false,
-            lost: Some((now, "not connected yet".into())),
-            answers: HashMap::new(),
-            called: VecDeque::new(),
-        }
-    }
-
-    fn connected(&mut self, terms: Terms) {
-        self.phase = Phase::Connected;
-        if self.endpoint.engine.outstanding() == 0 {
-            self.lost = None;
-        }
-        self.endpoint.connected(terms);
-    }
-
-    /// We ended the connection, for what the peer did or because something failed.
-    fn given_up(&self) -> bool {
-        matches!(self.phase, Phase::Connecting | Phase::Connected) && self.endpoint.broken()
-    }
-
-    fn down(&mut self, why: String) {
-        tracing::debug!(why, "no connection");
-        self.endpoint.detach();
-        // The server makes those again that it has no answer to.
-        self.called.clear();
-        let now = Instant::now();
-        let pause = if std::mem::take(&mut self.answered) {
-            Duration::ZERO
-        } else {
-            PAUSE
-        };
-        self.phase = Phase::Idle(now + pause);
-        match &mut self.lost {
-            Some((_, reason)) => *reason = why,
-            None => self.lost = Some((now, why)),
-        }
-    }
-
-    fn timeout(&self, patience: Duration) -> Option<Duration> {
-        if self.given_up() {
-            return Some(Duration::ZERO);
-        }
-        let retry = match self.phase {
-            Phase::Idle(then) => Some(then),
-            _ => None,
-        };
-        let end = self.lost.as_ref().map(|(since, _)| *since + patience);
-        let now = Instant::now();
-        let until = |then: Instant| then.saturating_duration_since(now);
-        [retry, end.filter(|end| *end > now)]
-            .into_iter()
-            .flatten()
-            .map(until)
-            .min()
-    }
-
-    fn take_events(&mut self) {
-        for event in self.endpoint.events() {
-            match event {
-                Event::Answered { xid, call, outcome } => {
-                    if matches!(outcome, Ok(_) | Err(engine::CallError::Refused(_))) {
-                        (self.answered, self.lost) = (true, None);
-                    }
-                    let answer = self.answer(call, outcome);
-                    self.answers.insert(xid, answer);
-                }
-                Event::Called(incoming) => match self.endpoint.taken(incoming) {
-                    Some(taken) => self.called.push_back(taken),
-                    None => self.endpoint.disconnect(),
-                },
-                Event::Finished(_) => {}
-            }
-        }
-    }
-
-    fn answer(
-        &mut self,
-        call: engine::Call<Memory>,
-        outcome: Result<engine::Answer, engine::CallError>,
-    ) -> Result<Answer, Error> {
-        let answer = match (outcome, &self.lost) {
-            (Ok(answer), _) => answer,
-            (Err(engine::CallError::Cancelled), Some((_, why))) => {
-                return Err(Error::Unreachable(why.clone()));
-            }
-            (Err(error), _) => return Err(error.into()),
-        };
-        let message = match answer.message {
-            Message::Short(octets) => octets,
-            Message::Long { region, len } => {
-                let buffer = self.endpoint.long_reply(region);
-                let octets = buffer.as_deref().and_then(|buffer| buffer.get(..len as usize));
-                octets.unwrap_or_default().to_vec()
-            }
-        };
-        let memory = call.results.first().and_then(|item| item.memory.first().cloned());
-        // The call's own share of it.
-        drop(call);
-        let placed = answer.placed.first().copied().flatten();
-        let result = memory.and_then(|memory| memory.unshare().ok()).map(|mut buffer| {
-            if let Some(len) = placed {
-                buffer.resize(len as usize);
-            }
-            (buffer, placed.is_some())
-        });
-        Ok(Answer { message, result })
-    }
-}
-
 impl Drop for Client {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         state.endpoint.disconnect();
         state.endpoint.detach();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn words(words: &[u32]) -> Vec<u8> {
-        words.iter().flat_map(|word| word.to_be_bytes()).collect()
-    }
-
-    /// A client with a call to make, not connected.
-    fn waiting() -> State {
-        let mut state = State::new(&Options::default(), &Pool::new());
-        let call = engine::Call {
-            message: words(&[7, 0, 2, 100_003, 3, 0, 0, 0, 0, 0]).into(),
-            arguments: Vec::new(),
-            results: Vec::new(),
-            max_reply: 24,
-        };
-        assert_eq!(state.endpoint.engine.call(call).ok(), Some(7));
-        state
-    }
-
-    /// When it is to be tried again, after the connection broke at `now`.
-    fn next(state: &mut State, now: Instant) -> Duration {
-        state.down("it broke".into());
-        match state.phase {
-            Phase::Idle(then) => then.saturating_duration_since(now),
-            _ => panic!("there is no connection"),
-        }
-    }
-
-    #[test]
-    fn connections_that_break_unanswered_are_retried_with_pauses() {
-        let mut state = waiting();
-        let since = state.lost.as_ref().map(|(since, _)| *since);
-        for _ in 0..3 {
-            state.connected(Terms::default());
-            assert!(next(&mut state, Instant::now()) >= PAUSE);
-            assert_eq!(state.lost.as_ref().map(|(since, _)| *since), since);
-        }
-    }
-
-    #[test]
-    fn one_that_broke_behind_an_answer_is_made_again_at_once() {
-        let mut state = waiting();
-        state.connected(Terms::default());
-        // RDMA_MSG without chunks, and an RPC reply.
-        let reply = words(&[7, 1, 64, 0, 0, 0, 0, 7, 1, 0, 0, 0, 0]);
-        state.endpoint.engine.received(&reply, None);
-        state.take_events();
-        assert!(matches!(state.answers.get(&7), Some(Ok(_))));
-        assert!(state.lost.is_none());
-        state.down("it broke".into());
-        assert!(matches!(state.phase, Phase::Idle(then) if then <= Instant::now()));
     }
 }

@@ -1,87 +1,19 @@
 //! What an end has only while there is a connection: what was posted, and what is open to the peer.
 
+use super::activity::Activity;
+use super::taken::{Message, Taken};
+use super::work::{Kept, Memory, Open, Opening, Posted, Read, Request, Sink, Then, What};
 use crate::memory::{Buffer, MAX_BUFFER, PAGE, Pool, Slice};
-use crate::shares::{Account, Charge, Wanted};
-use crate::verbs::{Batch, Device, Element, Link, Region, Window, Work};
+use crate::shares::{Account, Wanted};
+use crate::verbs::{Batch, Device, Element, Link, Window, Work};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use urnic_rpc_rdma::Segment;
-use urnic_rpc_rdma::engine::{Access, CallId, Exposed, RegionId, Source, Span, WorkId};
-
-/// Memory that goes by RDMA: pieces, one behind the other. What a device is to write into, or to read for a peer, is one piece.
-pub(crate) type Memory = Arc<[Slice]>;
+use urnic_rpc_rdma::engine::{Access, CallId, Exposed, Incoming, RegionId, Source, Span};
 
 /// Writes have no completions of their own, but for one in so many.
 const SILENT: usize = 32;
-
-/// What is to be done when a work request is over, and the memory that it needs until then.
-pub(super) struct Posted {
-    pub(super) number: u64,
-    pub(super) keep: Vec<Kept>,
-    pub(super) then: Then,
-}
-
-/// Not looked at, only there.
-#[expect(dead_code)]
-pub(super) enum Kept {
-    Slice(Slice),
-    Buffer(Buffer),
-}
-
-pub(super) enum Then {
-    Nothing,
-    Completed(WorkId),
-    Released(RegionId, Window),
-}
-
-/// A request that waits for room in the queue.
-pub(super) struct Request {
-    pub(super) what: What,
-    pub(super) elements: Vec<Element>,
-    pub(super) keep: Vec<Kept>,
-    pub(super) then: Then,
-}
-
-pub(super) enum What {
-    Send(Option<u32>),
-    Read(Segment),
-    Write(Segment),
-    Bind {
-        region: RegionId,
-        arena: usize,
-        at: usize,
-        len: u32,
-        writes: bool,
-    },
-    Invalidate(u32),
-}
-
-/// How the peer gets at a region.
-pub(super) enum Opening {
-    Window(Window),
-    Region(Region),
-}
-
-/// Memory that is exposed.
-pub(super) struct Open {
-    pub(super) opening: Opening,
-    /// What of it is ours: long calls and replies.
-    pub(super) own: Option<Buffer>,
-    /// The application's, so that it stays.
-    #[expect(dead_code)]
-    pub(super) theirs: Option<Memory>,
-}
-
-/// Where an item is read to.
-pub(super) struct Sink {
-    /// On iWARP, what the Read Responses come in by. It goes before its memory.
-    pub(super) region: Option<Region>,
-    pub(super) buffer: Buffer,
-    pub(super) key: u32,
-    pub(super) charge: Option<Charge>,
-}
 
 /// What there is only while there is a connection.
 pub(super) struct Live {
@@ -109,35 +41,39 @@ pub(super) struct Live {
     pub(super) ended: bool,
     /// The peer was found to take backward calls.
     pub(super) takes_calls: bool,
-    /// When something last came, or was over.
-    pub(super) heard: Instant,
-    /// What the last look found, and for how long it is the same: the oldest request that is posted, and when something last was over.
-    pub(super) oldest: (u64, Duration),
-    pub(super) last: (Instant, Duration),
-    /// A call came.
-    pub(super) called: bool,
+    pub(super) activity: Activity,
     /// Reads that wait until there is memory for what they bring.
     pub(super) reads: VecDeque<Read>,
     /// What they wait for, counted.
     pub(super) wanted: Option<Wanted>,
 }
 
-/// A Read of a part of a call's item.
-pub(super) struct Read {
-    pub(super) work: WorkId,
-    pub(super) item: (CallId, usize),
-    /// Of the whole item.
-    pub(super) length: u64,
-    pub(super) at: u64,
-    pub(super) remote: Segment,
-}
-
-/// Receives have odd numbers, of their slots; what sends has even ones, counted.
-pub(super) fn receive_slot(number: u64) -> Option<usize> {
-    (number & 1 == 1).then_some((number >> 1) as usize)
-}
-
 impl Live {
+    /// A connection with so many receives, and room for so many requests that send.
+    pub(super) fn new(link: Link, receives: u32, room: u32, receive: usize) -> Self {
+        Self {
+            link: Arc::new(link),
+            receives: (0..receives).map(|_| None).collect(),
+            free: (0..receives as usize).collect(),
+            posted: VecDeque::new(),
+            waiting: VecDeque::new(),
+            number: 0,
+            silent: 0,
+            room: room as usize,
+            windows: Vec::new(),
+            opens: HashMap::new(),
+            sinks: HashMap::new(),
+            receive,
+            depth: (receives + room) as usize,
+            broken: false,
+            ended: false,
+            takes_calls: false,
+            activity: Activity::new(),
+            reads: VecDeque::new(),
+            wanted: None,
+        }
+    }
+
     pub(super) fn device(&self) -> io::Result<Arc<Device>> {
         self.link
             .device()
@@ -461,6 +397,42 @@ impl Live {
         // completed, exposed memory until it was taken back; and all of them until the link's queue pair is gone. Windows are in `opens`, and
         // arenas registered as long as there is the device.
         unsafe { self.link.post(batch) }
+    }
+
+    /// A call with what was read for it.
+    pub(super) fn taken(&mut self, mut incoming: Incoming, pool: &Pool) -> Option<Taken> {
+        self.activity.called = true;
+        let mut fetched = Vec::with_capacity(incoming.items.len());
+        let mut charges = Vec::new();
+        for (index, (position, len)) in incoming.items.iter().enumerate() {
+            let slice = match self.sinks.remove(&(incoming.call, index)) {
+                Some(sink) => {
+                    // Nobody may write there any more when the application reads.
+                    if let Some(region) = sink.region
+                        && let Err(error) = region.close()
+                    {
+                        tracing::warn!(%error, "memory could not be taken back");
+                        std::mem::forget(sink.buffer);
+                        return None;
+                    }
+                    charges.extend(sink.charge);
+                    sink.buffer.share()
+                }
+                // Nothing was to be read.
+                None => pool.take(0)?.share(),
+            };
+            fetched.push((*position, slice.part(0..*len as usize)));
+        }
+        let message = match incoming.message.take() {
+            Some(short) => Message::Short(short),
+            None => Message::Long(fetched.remove(0).1),
+        };
+        Some(Taken {
+            incoming,
+            message,
+            items: fetched,
+            charges,
+        })
     }
 }
 

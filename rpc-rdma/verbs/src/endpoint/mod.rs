@@ -3,20 +3,29 @@
 //! Nothing here waits. Whoever has the endpoint gives it what the application wants ([`Endpoint::carry`] follows), and has it look at its
 //! completions when its descriptor is readable ([`Endpoint::progress`]).
 
+mod activity;
+mod bill;
 mod live;
+mod taken;
+mod work;
 
-pub(crate) use live::Memory;
+pub(crate) use activity::Ages;
+pub(crate) use taken::{Message, Taken};
+pub(crate) use work::Memory;
 
-use crate::memory::{Buffer, Pool, Slice};
+use crate::memory::{Buffer, Pool};
 use crate::shares::{Account, Charge};
 use crate::verbs::{Device, Failure, Link};
-use live::{Kept, Live, Opening, Posted, Read, Request, Then, What, footprint, receive_slot};
-use std::collections::{HashMap, VecDeque};
+use activity::Activity;
+use bill::Bill;
+use live::{Live, footprint};
+use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use urnic_rpc_rdma::PrivateData;
 use urnic_rpc_rdma::engine::{Action, CallId, Connection, Event, Incoming, RegionId, Reply, Terms};
+use work::{Kept, Opening, Posted, Read, Request, Then, What, receive_slot};
 
 /// Work requests that send, at most, of which more wait with us.
 const SENDS: u32 = 256;
@@ -31,59 +40,6 @@ pub(crate) struct Endpoint {
     said: PrivateData,
     /// At a server: where memory is counted for the client.
     bill: Option<Bill>,
-}
-
-/// See [`Endpoint::charge`].
-struct Bill {
-    account: Account,
-    /// Receives, and what is sent by copy.
-    #[expect(dead_code, reason = "given back when the endpoint goes")]
-    messages: Charge,
-    /// Of replies that are on their way.
-    replies: HashMap<CallId, Charge>,
-    /// Calls that were handed over and not answered.
-    open: usize,
-    served: bool,
-    /// Says that Reads wait for memory.
-    waits: Box<dyn Fn() + Send>,
-}
-
-/// How long a connection does not go on, as far as was seen from look to look.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Ages {
-    /// The oldest of what was posted is not over for so long.
-    pub(crate) stuck: Duration,
-    /// Nothing came, or was over, for so long, and nothing is under way.
-    pub(crate) idle: Duration,
-    /// No call ever came.
-    pub(crate) unused: bool,
-}
-
-/// A call of the peer's, and what was read for it.
-pub(crate) struct Taken {
-    pub(crate) incoming: Incoming,
-    /// The RPC message, without the items.
-    pub(crate) message: Message,
-    /// Items behind the message's own, each with its Position.
-    pub(crate) items: Vec<(u32, Slice)>,
-    /// What their memory is charged with.
-    #[expect(dead_code, reason = "given back when the call is over")]
-    pub(crate) charges: Vec<Charge>,
-}
-
-/// Where a message is.
-pub(crate) enum Message {
-    Short(Vec<u8>),
-    Long(Slice),
-}
-
-impl Message {
-    pub(crate) fn octets(&self) -> &[u8] {
-        match self {
-            Self::Short(octets) => octets,
-            Self::Long(slice) => slice,
-        }
-    }
 }
 
 impl Endpoint {
@@ -157,30 +113,7 @@ impl Endpoint {
 
     /// Takes a link, with so many receives and room for so many requests that send.
     pub(crate) fn attach(&mut self, link: Link, receives: u32, room: u32) {
-        self.live = Some(Live {
-            link: Arc::new(link),
-            receives: (0..receives).map(|_| None).collect(),
-            free: (0..receives as usize).collect(),
-            posted: VecDeque::new(),
-            waiting: VecDeque::new(),
-            number: 0,
-            silent: 0,
-            room: room as usize,
-            windows: Vec::new(),
-            opens: HashMap::new(),
-            sinks: HashMap::new(),
-            receive: self.said.receive_size,
-            depth: (receives + room) as usize,
-            broken: false,
-            ended: false,
-            takes_calls: false,
-            heard: Instant::now(),
-            oldest: (0, Duration::ZERO),
-            last: (Instant::now(), Duration::ZERO),
-            called: false,
-            reads: VecDeque::new(),
-            wanted: None,
-        });
+        self.live = Some(Live::new(link, receives, room, self.said.receive_size));
     }
 
     /// Requests that send, on such a device.
@@ -222,7 +155,7 @@ impl Endpoint {
 
     /// When something last came, or was over.
     pub(crate) fn heard(&self) -> Option<Instant> {
-        self.live.as_ref().map(|live| live.heard)
+        self.live.as_ref().map(|live| live.activity.heard)
     }
 
     /// Looks how the connection goes on; the last look was so long ago.
@@ -232,20 +165,8 @@ impl Endpoint {
             return Ages::default();
         };
         let oldest = live.posted.front().map_or(0, |posted| posted.number);
-        live.oldest = match live.oldest {
-            (last, time) if last == oldest && oldest != 0 => (oldest, time + later),
-            _ => (oldest, Duration::ZERO),
-        };
         let busy = open > 0 || !live.posted.is_empty() || !live.reads.is_empty();
-        live.last = match live.last {
-            (last, time) if last == live.heard && !busy => (last, time + later),
-            _ => (live.heard, Duration::ZERO),
-        };
-        Ages {
-            stuck: live.oldest.1,
-            idle: live.last.1,
-            unused: !live.called,
-        }
+        live.activity.look(oldest, busy, later)
     }
 
     /// Ends the connection; [`detach`](Self::detach) when it has ended.
@@ -345,40 +266,7 @@ impl Endpoint {
                 region,
                 invalidated,
                 keep,
-            } => {
-                let Some(open) = live.opens.remove(&region) else {
-                    self.engine.released(region);
-                    return Ok(());
-                };
-                let (reply, own) = if keep { (open.own, None) } else { (None, open.own) };
-                self.replies.extend(reply.map(|buffer| (region, buffer)));
-                match open.opening {
-                    Opening::Window(window) if live.unbound(region) => {
-                        live.windows.push(window);
-                        self.engine.released(region);
-                    }
-                    Opening::Window(window) if invalidated == Some(window.remote_key()) => {
-                        live.windows.push(window);
-                        self.engine.released(region);
-                    }
-                    Opening::Window(window) => live.waiting.push_back(Request {
-                        what: What::Invalidate(window.remote_key()),
-                        elements: Vec::new(),
-                        // The peer has access until that is done.
-                        keep: own.map(Kept::Buffer).into_iter().collect(),
-                        then: Then::Released(region, window),
-                    }),
-                    Opening::Region(memory) => match memory.close() {
-                        Ok(()) => self.engine.released(region),
-                        Err(error) => {
-                            tracing::warn!(%error, "memory could not be taken back");
-                            // The peer may have access still: nobody else gets it.
-                            std::mem::forget(own);
-                            self.engine.release_failed(region);
-                        }
-                    },
-                }
-            }
+            } => self.release(region, invalidated, keep),
             Action::Send {
                 work,
                 pieces,
@@ -402,28 +290,71 @@ impl Endpoint {
                 at,
                 remote,
             } => {
-                let read = Read {
+                return self.read(Read {
                     work,
                     item: (call, item),
                     length,
                     at,
                     remote,
-                };
-                let account = self.bill.as_ref().map(|bill| &bill.account);
-                // In their turn.
-                if (!live.reads.is_empty() || !live.read(&self.pool, account, &read)?)
-                    && let Some(bill) = &self.bill
-                {
-                    live.reads.push_back(read);
-                    live.wanted
-                        .get_or_insert_with(|| bill.account.want(footprint(length as usize)));
-                    (bill.waits)();
-                }
+                });
             }
             Action::Close(why) => {
                 tracing::debug!(%why, "closing");
                 self.disconnect();
             }
+        }
+        Ok(())
+    }
+
+    /// Ends the peer's access to a region; `keep` keeps the memory for the application.
+    fn release(&mut self, region: RegionId, invalidated: Option<u32>, keep: bool) {
+        let Some(live) = &mut self.live else { return };
+        let Some(open) = live.opens.remove(&region) else {
+            self.engine.released(region);
+            return;
+        };
+        let (reply, own) = if keep { (open.own, None) } else { (None, open.own) };
+        self.replies.extend(reply.map(|buffer| (region, buffer)));
+        match open.opening {
+            Opening::Window(window) if live.unbound(region) => {
+                live.windows.push(window);
+                self.engine.released(region);
+            }
+            Opening::Window(window) if invalidated == Some(window.remote_key()) => {
+                live.windows.push(window);
+                self.engine.released(region);
+            }
+            Opening::Window(window) => live.waiting.push_back(Request {
+                what: What::Invalidate(window.remote_key()),
+                elements: Vec::new(),
+                // The peer has access until that is done.
+                keep: own.map(Kept::Buffer).into_iter().collect(),
+                then: Then::Released(region, window),
+            }),
+            Opening::Region(memory) => match memory.close() {
+                Ok(()) => self.engine.released(region),
+                Err(error) => {
+                    tracing::warn!(%error, "memory could not be taken back");
+                    // The peer may have access still, so nothing else may use the memory.
+                    std::mem::forget(own);
+                    self.engine.release_failed(region);
+                }
+            },
+        }
+    }
+
+    /// Begins a Read, or queues it until there is memory.
+    fn read(&mut self, read: Read) -> io::Result<()> {
+        let Some(live) = &mut self.live else { return Ok(()) };
+        let account = self.bill.as_ref().map(|bill| &bill.account);
+        // Reads begin in their order.
+        if (!live.reads.is_empty() || !live.read(&self.pool, account, &read)?)
+            && let Some(bill) = &self.bill
+        {
+            let wanted = footprint(read.length as usize);
+            live.reads.push_back(read);
+            live.wanted.get_or_insert_with(|| bill.account.want(wanted));
+            (bill.waits)();
         }
         Ok(())
     }
@@ -447,7 +378,7 @@ impl Endpoint {
                 break;
             }
             seen += completions.len();
-            live.heard = Instant::now();
+            live.activity.heard = Instant::now();
             for completion in &completions {
                 self.over(completion);
             }
@@ -540,40 +471,8 @@ impl Endpoint {
     }
 
     /// What was read for a call.
-    pub(crate) fn taken(&mut self, mut incoming: Incoming) -> Option<Taken> {
-        let live = self.live.as_mut()?;
-        live.called = true;
-        let mut fetched = Vec::with_capacity(incoming.items.len());
-        let mut charges = Vec::new();
-        for (index, (position, len)) in incoming.items.iter().enumerate() {
-            let slice = match live.sinks.remove(&(incoming.call, index)) {
-                Some(sink) => {
-                    // Nobody may write there any more when the application reads.
-                    if let Some(region) = sink.region
-                        && let Err(error) = region.close()
-                    {
-                        tracing::warn!(%error, "memory could not be taken back");
-                        std::mem::forget(sink.buffer);
-                        return None;
-                    }
-                    charges.extend(sink.charge);
-                    sink.buffer.share()
-                }
-                // Nothing was to be read.
-                None => self.pool.take(0)?.share(),
-            };
-            fetched.push((*position, slice.part(0..*len as usize)));
-        }
-        let message = match incoming.message.take() {
-            Some(short) => Message::Short(short),
-            None => Message::Long(fetched.remove(0).1),
-        };
-        Some(Taken {
-            incoming,
-            message,
-            items: fetched,
-            charges,
-        })
+    pub(crate) fn taken(&mut self, incoming: Incoming) -> Option<Taken> {
+        self.live.as_mut()?.taken(incoming, &self.pool)
     }
 
     /// The long reply in this region.

@@ -1,0 +1,55 @@
+//! Progress of a connection, for the limits of time.
+
+use std::time::{Duration, Instant};
+
+/// Times without progress, as successive checks measured them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ages {
+    /// Time for which the oldest posted request has not completed.
+    pub(crate) stuck: Duration,
+    /// Time without a message or a completion while nothing is under way.
+    pub(crate) idle: Duration,
+    /// No call has arrived.
+    pub(crate) unused: bool,
+}
+
+/// What the checks compare.
+pub(super) struct Activity {
+    /// Time of the last message or completion.
+    pub(super) heard: Instant,
+    /// A call arrived.
+    pub(super) called: bool,
+    /// The oldest posted request at the last check, and the time since it is the same.
+    oldest: (u64, Duration),
+    /// The value of `heard` at the last check, and the time since it is the same.
+    last: (Instant, Duration),
+}
+
+impl Activity {
+    pub(super) fn new() -> Self {
+        Self {
+            heard: Instant::now(),
+            called: false,
+            oldest: (0, Duration::ZERO),
+            last: (Instant::now(), Duration::ZERO),
+        }
+    }
+
+    /// Checks the connection, `later` after the last check. `oldest` is the number of the oldest posted request, or 0;
+    /// `busy` means that something is under way.
+    pub(super) fn look(&mut self, oldest: u64, busy: bool, later: Duration) -> Ages {
+        self.oldest = match self.oldest {
+            (last, time) if last == oldest && oldest != 0 => (oldest, time + later),
+            _ => (oldest, Duration::ZERO),
+        };
+        self.last = match self.last {
+            (last, time) if last == self.heard && !busy => (last, time + later),
+            _ => (self.heard, Duration::ZERO),
+        };
+        Ages {
+            stuck: self.oldest.1,
+            idle: self.last.1,
+            unused: !self.called,
+        }
+    }
+}

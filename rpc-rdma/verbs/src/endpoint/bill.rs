@@ -1,0 +1,20 @@
+//! Memory that a server's endpoint counts for its client.
+
+use crate::shares::{Account, Charge};
+use std::collections::HashMap;
+use urnic_rpc_rdma::engine::CallId;
+
+/// Memory that is counted for the client of an endpoint.
+pub(super) struct Bill {
+    pub(super) account: Account,
+    /// Receives, and what is sent by copy.
+    #[expect(dead_code, reason = "given back when the endpoint goes")]
+    pub(super) messages: Charge,
+    /// Of replies that are on their way.
+    pub(super) replies: HashMap<CallId, Charge>,
+    /// Calls that were handed over and not answered.
+    pub(super) open: usize,
+    pub(super) served: bool,
+    /// Says that Reads wait for memory.
+    pub(super) waits: Box<dyn Fn() + Send>,
+}

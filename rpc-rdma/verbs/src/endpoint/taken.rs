@@ -1,0 +1,32 @@
+//! A call of the peer as the application takes it.
+
+use crate::memory::Slice;
+use crate::shares::Charge;
+use urnic_rpc_rdma::engine::Incoming;
+
+/// A call of the peer's, and what was read for it.
+pub(crate) struct Taken {
+    pub(crate) incoming: Incoming,
+    /// The RPC message, without the items.
+    pub(crate) message: Message,
+    /// Items behind the message's own, each with its Position.
+    pub(crate) items: Vec<(u32, Slice)>,
+    /// What their memory is charged with.
+    #[expect(dead_code, reason = "given back when the call is over")]
+    pub(crate) charges: Vec<Charge>,
+}
+
+/// Where a message is.
+pub(crate) enum Message {
+    Short(Vec<u8>),
+    Long(Slice),
+}
+
+impl Message {
+    pub(crate) fn octets(&self) -> &[u8] {
+        match self {
+            Self::Short(octets) => octets,
+            Self::Long(slice) => slice,
+        }
+    }
+}
