@@ -1,22 +1,22 @@
-//! Access control lists, as POSIX.1e draft 17 has them: a mode with further users and groups.
+//! Access control lists of POSIX.1e draft 17: a mode with further users and groups.
 
 use crate::xdr::words;
 use std::collections::BTreeMap;
 
-/// What somebody may: [`READ`], [`WRITE`], [`EXECUTE`].
+/// Permissions: [`READ`], [`WRITE`], [`EXECUTE`].
 pub type Rights = u32;
-/// To read it.
+/// Permission to read.
 pub const READ: Rights = 4;
-/// To write it.
+/// Permission to write.
 pub const WRITE: Rights = 2;
-/// To execute it, or to look names up in it.
+/// Permission to execute a file, or to look up names in a directory.
 pub const EXECUTE: Rights = 1;
 const ALL: Rights = READ | WRITE | EXECUTE;
 
-/// Entries of a list that goes over a network, at most: those that Linux takes.
+/// Entries of a list on the network, at most: the limit of Linux.
 pub const MAX_ENTRIES: usize = 1024;
 
-/// Whose rights an operation has. A tree whose process may not act for others gives each its own rights.
+/// The identity of an operation. A tree whose process may not act for others uses the identity of the process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Caller {
     /// User.
@@ -28,14 +28,14 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Is it a member?
+    /// Whether the caller is a member of the group.
     pub fn belongs_to(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contains(&gid)
     }
 }
 
 words! {
-    /// Whom an entry is about: the same words in extended attributes and on the wire.
+    /// The users of an entry. Extended attributes and the wire have the same numbers.
     pub enum Tag {
         /// The file's owner.
         Owner = 0x01,
@@ -45,38 +45,38 @@ words! {
         OwningGroup = 0x04,
         /// The group with this id.
         Group = 0x08,
-        /// All of these but the owner: they may no more than this.
+        /// The limit of all of these but the owner.
         Mask = 0x10,
-        /// Everybody else.
+        /// All other users.
         Other = 0x20,
     }
 }
 
-/// An entry.
+/// An entry of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Whom it is about.
+    /// The users of the entry.
     pub tag: Tag,
-    /// Which user or group, if it is about one by id.
+    /// The user or group, for tags with an id.
     pub id: u32,
-    /// What they may.
+    /// The permissions of these users.
     pub rights: Rights,
 }
 
-/// A list.
+/// An access control list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acl {
     owner: Rights,
     group: Rights,
     other: Rights,
-    /// There is one where anybody is named.
+    /// The mask. A list with named users or groups has one.
     mask: Option<Rights>,
     users: BTreeMap<u32, Rights>,
     groups: BTreeMap<u32, Rights>,
 }
 
 impl Acl {
-    /// What a mode says.
+    /// The list that a mode is equivalent to.
     pub const fn of_mode(mode: u32) -> Self {
         Self {
             owner: mode >> 6 & ALL,
@@ -88,7 +88,7 @@ impl Acl {
         }
     }
 
-    /// A list of these entries, in any order. `None`: they make none, as one is missing, or there twice, or names 2³²−1, who is nobody.
+    /// A list of these entries, in any order. `None` if a required entry is missing, an entry is there twice, or an id is 2³²−1, which is no id.
     pub fn new(entries: &[Entry]) -> Option<Self> {
         let (mut owner, mut group, mut other, mut mask) = (None, None, None, None);
         let (mut users, mut groups) = (BTreeMap::new(), BTreeMap::new());
@@ -116,7 +116,7 @@ impl Acl {
         })
     }
 
-    /// Its entries, in the order of tags and ids; those that have no id of their own get this one.
+    /// The entries in the order of tags and ids. Entries without an id of their own get this one.
     pub fn entries(&self, no_id: u32) -> Vec<Entry> {
         let one = |tag, rights| (tag, no_id, rights);
         let named = |tag, all: &BTreeMap<u32, Rights>| {
@@ -134,7 +134,7 @@ impl Acl {
             .collect()
     }
 
-    /// Bytes that it takes in memory beside its own, about: maps have nodes for eleven, of which half may be empty.
+    /// Estimate of the bytes that the list has on the heap: a node of a map has room for eleven entries and is at least half full.
     pub fn weight(&self) -> u64 {
         let named = [self.users.len(), self.groups.len()].map(|len| len as u64);
         named
@@ -143,26 +143,26 @@ impl Acl {
             .sum()
     }
 
-    /// The permission bits of a mode. Those of the group are the most that anybody but owner and others may.
+    /// The permission bits of a mode. Those of the group are the limit for all but the owner and others.
     pub fn mode(&self) -> u32 {
         self.owner << 6 | self.mask.unwrap_or(self.group) << 3 | self.other
     }
 
-    /// Makes [`mode`](Self::mode) this one.
+    /// Changes the list so that [`mode`](Self::mode) returns this mode.
     pub fn set_mode(&mut self, mode: u32) {
         self.owner = mode >> 6 & ALL;
         *self.mask.as_mut().unwrap_or(&mut self.group) = mode >> 3 & ALL;
         self.other = mode & ALL;
     }
 
-    /// What a new file gets from this, its directory's default, if it is made with `mode`.
+    /// The list of a new file with `mode` in a directory whose default list is this one.
     pub fn inherited(&self, mode: u32) -> Self {
         let mut list = self.clone();
         list.set_mode(self.mode() & mode);
         list
     }
 
-    /// Does one entry about the caller let him do all that? The file belongs to that user and group.
+    /// Whether one entry permits the caller all `wanted` permissions on a file of this owner and group.
     pub fn lets(&self, caller: &Caller, owner: u32, group: u32, wanted: Rights) -> bool {
         let masked = |rights: &Rights| rights & self.mask.unwrap_or(ALL) & wanted == wanted;
         if caller.uid == owner {

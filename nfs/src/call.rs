@@ -1,4 +1,4 @@
-//! The client's end of a transport: several calls under way at once.
+//! The client's end of a transport, with several outstanding calls.
 
 use crate::memory::{Buffer, Slice};
 use crate::nfs3::{ReadOk, Reply};
@@ -15,7 +15,7 @@ use std::time::Duration;
 pub struct Outgoing {
     /// The RPC message, without the item and its padding.
     pub message: Vec<u8>,
-    /// The data of a WRITE, the text of a SYMLINK, and at which byte of the message, behind its count, it belongs.
+    /// The offset in the message, behind the count, of the data of a WRITE or the text of a SYMLINK, and these bytes.
     pub item: Option<(usize, Slice)>,
     /// Bytes of the longest reply, without the data of a READ.
     pub max_reply: usize,
@@ -23,45 +23,45 @@ pub struct Outgoing {
     pub into: Option<Buffer>,
 }
 
-/// What came back.
+/// An answer.
 #[derive(Debug)]
 pub struct Answer {
     /// The RPC message.
     pub message: Vec<u8>,
-    /// The data of a READ, its length that of the data. `None`: there is none, or it is in the message.
+    /// The data of a READ, cut to its length. `None` if there is none, or if it is in the message.
     pub data: Option<Buffer>,
 }
 
 /// Carries calls to a server.
 pub trait Transport {
-    /// Sends a call, which ends with an xid that no other under way has.
+    /// Sends a call. Its xid must differ from those of other outstanding calls.
     ///
     /// # Errors
     /// The connection is gone, or the call does not fit.
     fn submit(&mut self, call: Outgoing) -> io::Result<()>;
 
-    /// Waits for the next answer to any of the calls: its xid comes with it.
+    /// Waits for the next answer to any call, and returns it with its xid.
     ///
     /// # Errors
     /// The connection is gone.
     fn wait(&mut self) -> io::Result<(u32, Answer)>;
 }
 
-/// Bytes of a reply, at most, beside data.
+/// Bytes of a reply without data, at most.
 const MAX_REPLY: usize = 2 << 20;
 
 /// Bytes of a READ's reply within which its data begins: RPC header, status, attributes, count, eof, count.
 const READ_HEAD: usize = 24 + 4 + 88 + 12;
 
-/// How long connecting may take, if nobody says.
+/// Default time for connecting.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
-/// How long a server's machine may be silent. Longer than a server may take none of what comes, as when it has no memory left.
+/// Time that the server's machine may be silent. It is longer than the time for which a server may stop receiving, for example without memory.
 const SILENCE: Duration = Duration::from_secs(120);
-/// Silence behind which it is asked whether it is there, and then in what intervals.
+/// Silence after which TCP probes the server, and the interval of the probes.
 const ASKED: Duration = Duration::from_secs(30);
 
-/// A connection by TCP.
+/// A TCP connection to a server.
 #[derive(Debug)]
 pub struct Tcp {
     stream: BufReader<TcpStream>,
@@ -72,23 +72,23 @@ impl Tcp {
     /// Connects within [`PATIENCE`].
     ///
     /// # Errors
-    /// It does not work.
+    /// The connection fails.
     pub fn connect(server: SocketAddr) -> io::Result<Self> {
         Self::connect_within(server, PATIENCE)
     }
 
-    /// Connects. When the server's machine is gone later, the connection ends, too.
+    /// Connects within a time. The connection ends if the server's machine disappears later.
     ///
     /// # Errors
-    /// It does not work, or not within that time.
+    /// The connection fails, or is not established within that time.
     pub fn connect_within(server: SocketAddr, patience: Duration) -> io::Result<Self> {
         Self::over(TcpStream::connect_timeout(&server, patience)?)
     }
 
-    /// Takes a connection that there is already.
+    /// Uses an existing connection.
     ///
     /// # Errors
-    /// The socket's.
+    /// An error of the socket.
     pub fn over(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         sockopt::set_socket_keepalive(&stream, true)?;
@@ -155,7 +155,7 @@ impl Transport for Tcp {
     }
 }
 
-/// Where the data of a READ begins, and its bytes.
+/// The offset and the length of the data of a READ.
 fn data_begins(head: &[u8]) -> Option<(usize, usize)> {
     let mut results = crate::rpc::results(head).ok()?;
     let read = Reply::<ReadOk, ()>::take(&mut results).ok()?.ok()?;

@@ -1,4 +1,4 @@
-//! A client: calls with results of their types, several at once where data moves.
+//! A client: typed calls, and several outstanding READs and WRITEs.
 
 use crate::call::{Answer, Outgoing, Tcp, Transport};
 use crate::memory::{Buffer, Pool, Slice};
@@ -11,22 +11,22 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 
-/// What can go wrong.
+/// Errors of a client.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// With the connection.
+    /// The connection failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// With the call.
+    /// The call has no results.
     #[error(transparent)]
     Rpc(#[from] NoResults),
-    /// At the server.
+    /// The server returned an error.
     #[error(transparent)]
     Nfs(#[from] Status),
-    /// At mounting.
+    /// MOUNT returned an error.
     #[error("cannot be mounted: {0}")]
     Mount(#[from] mount3::Status),
-    /// The server does not know how much it wrote, or the like.
+    /// The answer contradicts itself or the call.
     #[error("the server's answer makes no sense: {0}")]
     Nonsense(&'static str),
 }
@@ -37,7 +37,7 @@ impl From<BadXdr> for Error {
     }
 }
 
-/// Results, if there are.
+/// A result of a client.
 pub type Outcome<T> = Result<T, Error>;
 
 /// A client of one server.
@@ -46,25 +46,25 @@ pub struct Client {
     credential: Credential,
     pool: Pool,
     xid: u32,
-    /// Answers to other calls than the one that was waited for.
+    /// Answers that arrived before the one that the client waited for.
     early: HashMap<u32, Answer>,
 }
 
 /// An entry of a directory.
 #[derive(Clone, Debug)]
 pub struct Listed {
-    /// Its name.
+    /// The name of the entry.
     pub name: Vec<u8>,
-    /// Of the file, if the server says.
+    /// Attributes of the file, if the server returned them.
     pub attributes: Option<Attributes>,
 }
 
-/// A call that is under way.
+/// An outstanding call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket(u32);
 
 impl Client {
-    /// A client that calls as this process' user.
+    /// A client with the identity of this process.
     pub fn new(transport: Box<dyn Transport>, pool: Pool) -> Self {
         let groups = rustix::process::getgroups().unwrap_or_default();
         let credential = Credential::System {
@@ -84,7 +84,7 @@ impl Client {
         }
     }
 
-    /// Calls as somebody else.
+    /// Sets the identity of the calls.
     pub fn set_credential(&mut self, credential: Credential) {
         self.credential = credential;
     }
@@ -124,7 +124,7 @@ impl Client {
         }
     }
 
-    /// Calls, waits, and gives what `take` makes of the results.
+    /// Calls, waits, and parses the results with `take`.
     fn call<'a, T>(
         &mut self,
         program: (u32, u32),
@@ -147,10 +147,10 @@ impl Client {
         take(&mut rpc::results(&answer.message)?)
     }
 
-    /// An NFS procedure whose results have a fixed form.
+    /// Calls an NFS procedure whose results have a fixed form.
     ///
     /// # Errors
-    /// The server's.
+    /// An error of the connection, the call or the server.
     pub fn nfs<'x, T, F>(&mut self, procedure: Procedure, arguments: &impl Xdr<'x>) -> Outcome<T>
     where
         T: for<'a> Xdr<'a>,
@@ -176,7 +176,7 @@ impl Client {
         })
     }
 
-    /// The handle of an exported directory, from the MOUNT service at the other end of `transport`.
+    /// The handle of an exported directory, from the MOUNT service at the other end of the transport.
     ///
     /// # Errors
     /// It cannot be mounted.
@@ -192,10 +192,10 @@ impl Client {
         )
     }
 
-    /// FSINFO: what the server takes at once, among others.
+    /// FSINFO, with the limits of the server.
     ///
     /// # Errors
-    /// The server's.
+    /// An error of the connection, the call or the server.
     pub fn limits(&mut self, file: Handle) -> Outcome<FsinfoOk> {
         self.nfs::<FsinfoOk, Option<Attributes>>(Procedure::Fsinfo, &file)
     }
@@ -203,7 +203,7 @@ impl Client {
     /// LOOKUP.
     ///
     /// # Errors
-    /// The server's.
+    /// An error of the connection, the call or the server.
     pub fn lookup(&mut self, dir: Handle, name: &[u8]) -> Outcome<LookupOk> {
         self.nfs::<LookupOk, Option<Attributes>>(Procedure::Lookup, &Entry { dir, name })
     }
@@ -211,15 +211,15 @@ impl Client {
     /// GETATTR.
     ///
     /// # Errors
-    /// The server's.
+    /// An error of the connection, the call or the server.
     pub fn attributes(&mut self, file: Handle) -> Outcome<Attributes> {
         self.nfs::<Attributes, ()>(Procedure::Getattr, &file)
     }
 
-    /// GETACL: what `mask` asks for of a file's access control lists.
+    /// GETACL: the parts of a file's access control lists that `mask` selects.
     ///
     /// # Errors
-    /// The server's.
+    /// An error of the connection, the call or the server.
     pub fn acls(&mut self, file: Handle, mask: u32) -> Outcome<Lists> {
         self.call(
             (nfsacl::PROGRAM, nfsacl::VERSION),
@@ -237,7 +237,7 @@ impl Client {
     /// SETACL.
     ///
     /// # Errors
-    /// The server's.
+    /// An error of the connection, the call or the server.
     pub fn set_acls(&mut self, file: Handle, lists: Lists) -> Outcome<()> {
         let arguments: SetaclArgs = (file, lists);
         self.call(
@@ -256,7 +256,7 @@ impl Client {
     /// READLINK.
     ///
     /// # Errors
-    /// The server's.
+    /// An error of the connection, the call or the server.
     pub fn read_link(&mut self, file: Handle) -> Outcome<Vec<u8>> {
         let results = FIXED_RESULTS + MAX_PATH + 1;
         self.call(
@@ -276,7 +276,7 @@ impl Client {
     /// SYMLINK.
     ///
     /// # Errors
-    /// The server's.
+    /// An error of the connection, the call or the server.
     pub fn symlink(&mut self, place: Entry<'_>, text: &[u8]) -> Outcome<Created> {
         let mut memory = self.memory(text.len())?;
         memory.copy_from_slice(text);
@@ -296,10 +296,10 @@ impl Client {
         )
     }
 
-    /// All of a directory but `.` and `..`.
+    /// The entries of a directory without `.` and `..`.
     ///
     /// # Errors
-    /// The server's.
+    /// An error of the connection, the call or the server.
     pub fn list(&mut self, dir: Handle) -> Outcome<Vec<Listed>> {
         let mut all = Vec::new();
         let (mut cookie, mut verifier) = (0, [0; 8]);
@@ -343,7 +343,7 @@ impl Client {
         }
     }
 
-    /// A buffer.
+    /// Memory for the data of a READ or WRITE.
     ///
     /// # Errors
     /// There is no memory.
@@ -355,7 +355,7 @@ impl Client {
     /// Begins a READ.
     ///
     /// # Errors
-    /// The connection's.
+    /// An error of the connection.
     pub fn begin_read(&mut self, file: Handle, offset: u64, count: u32) -> Outcome<Ticket> {
         let into = self.memory(count as usize)?;
         let (xid, message) = self.message(
@@ -375,7 +375,7 @@ impl Client {
     /// Begins a WRITE.
     ///
     /// # Errors
-    /// The connection's.
+    /// An error of the connection.
     pub fn begin_write(&mut self, file: Handle, offset: u64, data: Slice, stable: Stable) -> Outcome<Ticket> {
         let count = data.len() as u32;
         let arguments = WriteArgs {
@@ -398,7 +398,7 @@ impl Client {
     /// Begins a NULL.
     ///
     /// # Errors
-    /// The connection's.
+    /// An error of the connection.
     pub fn begin_null(&mut self) -> Outcome<Ticket> {
         let (xid, message) = self.message((PROGRAM, VERSION), Procedure::Null as u32, &());
         self.transport.submit(Outgoing {
@@ -410,20 +410,20 @@ impl Client {
         Ok(Ticket(xid))
     }
 
-    /// Waits for the end of any call that was begun.
+    /// Waits for the answer to any outstanding call.
     ///
     /// # Errors
-    /// The connection's.
+    /// An error of the connection.
     pub fn wait(&mut self) -> Outcome<(Ticket, Answer)> {
         let (xid, answer) = self.transport.wait()?;
         Ok((Ticket(xid), answer))
     }
 }
 
-/// What a READ brought, and whether it was the file's end.
+/// The results of a READ.
 ///
 /// # Errors
-/// The server's.
+/// An error of the connection, the call or the server.
 pub fn read(answer: Answer) -> Outcome<(Vec<u8>, Option<Buffer>, bool)> {
     let mut results = rpc::results(&answer.message)?;
     let read = Reply::<ReadOk, Option<Attributes>>::take(&mut results)?.map_err(|(status, _)| status)?;
@@ -433,10 +433,10 @@ pub fn read(answer: Answer) -> Outcome<(Vec<u8>, Option<Buffer>, bool)> {
     Ok((results.octets(read.len as usize)?.to_vec(), None, read.eof))
 }
 
-/// What a WRITE did.
+/// The results of a WRITE.
 ///
 /// # Errors
-/// The server's.
+/// An error of the connection, the call or the server.
 pub fn written(answer: &Answer) -> Outcome<WriteOk> {
     let mut results = rpc::results(&answer.message)?;
     Reply::<WriteOk, Wcc>::take(&mut results)?.map_err(|(status, _)| status.into())
@@ -446,7 +446,7 @@ const fn rpc_header() -> usize {
     urnic_rpc_rdma::rpc::MAX_REPLY_HEADER
 }
 
-/// Bytes of all results whose length is bounded: the longest are those of RENAME.
+/// Bytes of results of bounded length, at most: those of RENAME.
 const FIXED_RESULTS: usize = 512;
 
 /// The TCP port of a program, from the server's rpcbind (RFC 1833 §3, version 2).

@@ -1,4 +1,4 @@
-//! Calls that came before: a client that got no answer sends its call again, with the same xid, and what is done once must not be done twice.
+//! Replies to repeated calls. A client without an answer sends its call again with the same xid, and a change must not be made twice.
 
 use crate::lock::lock;
 use crate::rpc::Call;
@@ -8,10 +8,10 @@ use std::net::IpAddr;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use urnic_rpc_rdma_verbs::shares::Client;
 
-/// Replies kept. Those of the procedures that need it are short.
+/// Number of kept replies. Replies of the procedures that need it are short.
 const KEPT: usize = 4096;
 
-/// Which call it is. A client that connects anew may have another port.
+/// The key of a call. It has no port, because a client that connects again may have another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     peer: IpAddr,
@@ -20,7 +20,7 @@ struct Key {
     octets: u64,
 }
 
-/// The replies to the last calls that change something.
+/// The replies to the last calls that made changes.
 #[derive(Debug, Default)]
 pub(crate) struct Duplicates {
     kept: Mutex<Kept>,
@@ -29,15 +29,15 @@ pub(crate) struct Duplicates {
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// `None`: it is being served.
+    /// The reply; `None` while the call is being served.
     replies: HashMap<Key, Option<Vec<u8>>>,
-    /// Each client's, oldest first, and how many all are.
+    /// The calls of each client, oldest first, and the number of all.
     orders: HashMap<Client, VecDeque<Key>>,
     count: usize,
 }
 
 impl Kept {
-    /// Keeps a reply. When there are too many, the client that has most loses its oldest.
+    /// Keeps a reply. When there are too many, the client with the most replies loses its oldest.
     fn keep(&mut self, key: Key, reply: Vec<u8>) {
         self.replies.insert(key, Some(reply));
         self.orders.entry(key.peer.into()).or_default().push_back(key);
@@ -58,7 +58,7 @@ impl Kept {
     }
 }
 
-/// A call that is being served is not there any more, however that ends.
+/// Removes a call that is being served when dropped.
 struct Served<'a> {
     of: &'a Duplicates,
     key: Key,
@@ -80,7 +80,7 @@ impl Duplicates {
         lock(&self.kept)
     }
 
-    /// The reply to a call: what was answered before, or else what `serve` answers.
+    /// The reply to a call: the kept reply, or otherwise the result of `serve`.
     pub(crate) fn once(
         &self,
         peer: IpAddr,

@@ -1,11 +1,11 @@
-//! MOUNT version 3 (RFC 1813 appendix I): from a path to a file handle.
+//! MOUNT version 3 (RFC 1813 appendix I), which returns the file handle of a path.
 
 use crate::nfs3::Handle;
 use crate::xdr::{BadXdr, Reader, Xdr, words};
 
-/// The RPC program.
+/// RPC program of MOUNT.
 pub const PROGRAM: u32 = 100_005;
-/// Its version.
+/// RPC version of MOUNT.
 pub const VERSION: u32 = 3;
 /// Bytes of a path, at most.
 pub const MAX_PATH: usize = 1024;
@@ -15,7 +15,7 @@ words! {
     #[allow(missing_docs)]
     pub enum Procedure { Null = 0, Mnt = 1, Dump = 2, Umnt = 3, Umntall = 4, Export = 5, }
 
-    /// mountstat3, but MNT3_OK.
+    /// mountstat3 without MNT3_OK.
     #[derive(thiserror::Error)]
     pub enum Status {
         /// MNT3ERR_PERM
@@ -48,7 +48,7 @@ words! {
     }
 }
 
-/// mountres3: the directory's handle. The flavours of authentication are always AUTH_SYS and AUTH_NONE.
+/// mountres3: the handle of the directory. The authentication flavors are always AUTH_SYS and AUTH_NONE.
 pub type MntReply = Result<Handle, Status>;
 
 /// Appends a mountres3.
@@ -64,10 +64,10 @@ pub fn put_mnt(reply: &MntReply, out: &mut Vec<u8>) {
     }
 }
 
-/// Takes a mountres3, but for the flavours.
+/// Parses a mountres3, without the flavors.
 ///
 /// # Errors
-/// There is none.
+/// The bytes are no mountres3.
 pub fn take_mnt(reader: &mut Reader) -> Result<MntReply, BadXdr> {
     let ahead = &mut reader.clone();
     if u32::take(ahead)? == 0 {

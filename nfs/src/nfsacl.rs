@@ -1,25 +1,25 @@
-//! NFSACL version 3: access control lists beside NFSv3, at the same ports. No RFC has it; it is what Solaris and Linux do.
+//! NFSACL version 3: access control lists beside NFSv3, at the same ports. It has no RFC; Solaris and Linux implement it.
 
 use crate::acl::{Acl, Entry, MAX_ENTRIES, Tag};
 use crate::nfs3::{Attributes, Handle, Status};
 use crate::tree::{Acls, Outcome, SetAcls};
 use crate::xdr::{BadXdr, Reader, Xdr, record, words};
 
-/// The RPC program.
+/// RPC program of NFSACL.
 pub const PROGRAM: u32 = 100_227;
-/// Its version.
+/// RPC version of NFSACL.
 pub const VERSION: u32 = 3;
 
-/// Of a mask: the access list.
+/// Mask bit: the access list.
 pub const ACCESS: u32 = 1;
-/// How many entries it has.
+/// Mask bit: the number of entries of the access list.
 pub const ACCESS_COUNT: u32 = 2;
-/// The default list, of a directory.
+/// Mask bit: the default list of a directory.
 pub const DEFAULT: u32 = 4;
-/// How many entries it has.
+/// Mask bit: the number of entries of the default list.
 pub const DEFAULT_COUNT: u32 = 8;
 
-/// What the tags of default lists have besides.
+/// Bit in the tags of default lists.
 const OF_DEFAULT: u32 = 0x1000;
 
 /// Bytes of an entry.
@@ -37,23 +37,23 @@ words! {
 record! {
     /// GETACL3args.
     pub struct GetaclArgs {
-        /// Which file.
+        /// The file.
         pub file: Handle,
-        /// What is asked.
+        /// The requested parts: [`ACCESS`], [`ACCESS_COUNT`], [`DEFAULT`], [`DEFAULT_COUNT`].
         pub mask: u32,
     }
 }
 
-/// SETACL3args: a file, and its lists to be.
+/// SETACL3args: a file and its new lists.
 pub type SetaclArgs = (Handle, Lists);
 
 /// GETACL3resok.
 pub type GetaclOk = (Option<Attributes>, Lists);
 
-/// secattr: two lists, as far as the mask has them.
+/// secattr: two lists, as far as the mask selects them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lists {
-    /// What is in here.
+    /// The parts that are present.
     pub mask: u32,
     /// The access list.
     pub access: List,
@@ -61,19 +61,19 @@ pub struct Lists {
     pub default: List,
 }
 
-/// Entries, or how many there are.
+/// The entries of a list, or only their number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct List {
-    /// So many there are.
+    /// Number of entries.
     pub count: u32,
-    /// All of them, or none.
+    /// All entries, or none.
     pub entries: Vec<Entry>,
 }
 
-/// Is a mask of what there is?
+/// Checks that a mask has known bits only.
 ///
 /// # Errors
-/// No.
+/// `Invalid` for other bits.
 pub const fn check_mask(mask: u32) -> Outcome<()> {
     match mask & !(ACCESS | ACCESS_COUNT | DEFAULT | DEFAULT_COUNT) {
         0 => Ok(()),
@@ -82,10 +82,10 @@ pub const fn check_mask(mask: u32) -> Outcome<()> {
 }
 
 impl Lists {
-    /// What `mask` asks for of a file's lists.
+    /// The parts of a file's lists that `mask` selects.
     ///
     /// # Errors
-    /// One is too long.
+    /// A list is too long.
     pub fn of(file: &Acls, mask: u32, owner: u32, group: u32) -> Outcome<Self> {
         let list = |acl, all, count| {
             let asked = mask & (all | count) != 0;
@@ -110,13 +110,13 @@ impl Lists {
         })
     }
 
-    /// What is to be set.
+    /// The change that a SETACL requests.
     ///
     /// # Errors
-    /// The mask asks for what there is not, or the entries make no list.
+    /// The mask has unknown bits, or the entries make no list.
     pub fn change(&self) -> Outcome<SetAcls> {
         check_mask(self.mask)?;
-        // Without entries it goes. Linux sends an access list so when it makes a directory whose mode says all.
+        // A list without entries is removed. Linux sends such an access list for a new directory whose mode is sufficient.
         let list = |bit, list: &List| match &list.entries[..] {
             _ if self.mask & bit == 0 => Ok(None),
             [] => Ok(Some(None)),
@@ -129,7 +129,7 @@ impl Lists {
     }
 }
 
-/// A list for the wire, where a mask is always: three entries get one that takes nothing away.
+/// A list for the wire, where it always has a mask. Three entries get a mask that permits all.
 fn entries(acl: &Acl, owner: u32, group: u32) -> Vec<Entry> {
     let mut entries = acl.entries(0);
     for entry in &mut entries {
@@ -146,7 +146,7 @@ fn entries(acl: &Acl, owner: u32, group: u32) -> Vec<Entry> {
     entries
 }
 
-/// A list off the wire.
+/// The list of entries from the wire.
 fn acl(entries: &[Entry]) -> Option<Acl> {
     let rights = |tag| {
         entries

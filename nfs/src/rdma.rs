@@ -1,4 +1,4 @@
-//! NFS over RDMA (RFC 8267): the same calls and replies, their data moved by the devices straight between the client's memory and the server's.
+//! NFS over RDMA (RFC 8267). The devices move the data of calls and replies between the memory of client and server.
 
 use crate::binding::BINDINGS;
 use crate::call::{Answer, Outgoing, Transport};
@@ -19,14 +19,14 @@ pub fn options() -> Options {
     }
 }
 
-/// A connection by RDMA. When it breaks it is made again, and calls that were not answered are sent again.
+/// An RDMA connection to a server. When it breaks, the client connects again and repeats the calls without an answer.
 pub struct Rdma(Client);
 
 impl Rdma {
-    /// Connects, now and whenever the connection broke: within `patience`.
+    /// Connects, and connects again when the connection breaks, each time within `patience`.
     ///
     /// # Errors
-    /// There is no RDMA here, or nobody answers there.
+    /// There is no RDMA device, or the server does not answer.
     pub fn connect(server: SocketAddr, pool: &Pool, patience: Duration) -> io::Result<Self> {
         let options = Options {
             patience,
@@ -52,7 +52,7 @@ impl Transport for Rdma {
     fn wait(&mut self) -> io::Result<(u32, Answer)> {
         let (xid, answer) = self.0.wait_any().map_err(failed)?;
         let answer = answer.map_err(failed)?;
-        // Memory that was not used says nothing about where the data is.
+        // Unused memory does not tell where the data is.
         let data = answer
             .result
             .and_then(|(data, placed)| (placed && !data.is_empty()).then_some(data));

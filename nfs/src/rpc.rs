@@ -1,4 +1,4 @@
-//! ONC RPC version 2 (RFC 5531): calls taken apart, and what is answered to those that cannot be served.
+//! ONC RPC version 2 (RFC 5531): headers of calls and replies, and replies to calls that cannot be served.
 
 use crate::xdr::{BadXdr, Reader, Xdr, words};
 
@@ -36,10 +36,10 @@ words! {
     }
 }
 
-/// Who calls, by their own account (appendix A).
+/// The credential of a call, as the client claims it (appendix A).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Credential {
-    /// Nobody says.
+    /// AUTH_NONE.
     Nobody,
     /// AUTH_SYS.
     System {
@@ -47,32 +47,32 @@ pub enum Credential {
         uid: u32,
         /// Group.
         gid: u32,
-        /// And more groups, [`MAX_GROUPS`] at most.
+        /// Further groups, [`MAX_GROUPS`] at most.
         groups: Vec<u32>,
     },
 }
 
-/// A call's header.
+/// The header of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     /// Transaction.
     pub xid: u32,
     /// Program.
     pub program: u32,
-    /// Its version.
+    /// Version of the program.
     pub version: u32,
     /// Procedure.
     pub procedure: u32,
-    /// Who calls.
+    /// Identity of the caller.
     pub credential: Credential,
 }
 
-/// What to do with a message that is no call to be served.
+/// The treatment of a message that is no call, or a call that cannot be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoCall {
-    /// Nothing.
+    /// Discard it.
     Discard,
-    /// Answer with this.
+    /// Send this reply.
     Answer(Vec<u8>),
 }
 
@@ -83,10 +83,10 @@ impl From<BadXdr> for NoCall {
 }
 
 impl Call {
-    /// Takes a message apart: the header, and the arguments.
+    /// Parses a message: the header, and the arguments.
     ///
     /// # Errors
-    /// It is no call, or one that is refused: another version of RPC, or a credential that is not understood.
+    /// It is no call, has another version of RPC, or a credential that is not understood.
     pub fn parse(message: &[u8]) -> Result<(Self, Reader<'_>), NoCall> {
         const MSG_DENIED: u32 = 1;
         const RPC_MISMATCH: u32 = 0;
@@ -129,7 +129,7 @@ impl Call {
         Ok((call, *reader))
     }
 
-    /// The call with no arguments yet.
+    /// The header in bytes; arguments follow.
     pub fn emit(&self) -> Vec<u8> {
         let mut message = Vec::new();
         for word in [
@@ -172,7 +172,7 @@ fn system(body: &[u8]) -> Result<Credential, BadXdr> {
     Ok(Credential::System { uid, gid, groups })
 }
 
-/// The beginning of a reply that accepts a call; its results follow.
+/// The header of a reply that accepts a call; results follow.
 pub fn accepted(xid: u32) -> Vec<u8> {
     let mut reply = Vec::with_capacity(256);
     for word in [xid, REPLY, 0, AUTH_NONE, 0, 0] {
@@ -181,7 +181,7 @@ pub fn accepted(xid: u32) -> Vec<u8> {
     reply
 }
 
-/// The reply that a call of `program` cannot be served; `version` is the one that can.
+/// The reply to a call that cannot be served; `version` is the supported version of the program.
 pub fn refused(xid: u32, refusal: Refusal, version: u32) -> Vec<u8> {
     let mut reply = Vec::new();
     for word in [xid, REPLY, 0, AUTH_NONE, 0, refusal as u32] {
@@ -193,24 +193,24 @@ pub fn refused(xid: u32, refusal: Refusal, version: u32) -> Vec<u8> {
     reply
 }
 
-/// Why a reply brings no results.
+/// Reasons why a reply has no results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoResults {
-    /// The call was accepted, but not served.
+    /// The call was accepted but not served.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// It was not accepted: another version of RPC, or the credential.
+    /// The call was rejected, because of the version of RPC or the credential.
     #[error("the server denies the call: it does not take our credentials")]
     Denied,
-    /// It is no reply.
+    /// The message is no reply.
     #[error("the reply makes no sense: {0}")]
     Malformed(#[from] BadXdr),
 }
 
-/// Takes a reply's header off: what is left are the results.
+/// Parses the header of a reply and leaves the results in the reader.
 ///
 /// # Errors
-/// There are none.
+/// The reply has no results.
 pub fn results(message: &[u8]) -> Result<Reader<'_>, NoResults> {
     let reader = &mut Reader(message);
     let (_xid, direction) = <(u32, u32)>::take(reader)?;

@@ -1,4 +1,4 @@
-//! `urnic-nfs acl`: access control lists as text, a line for each entry, as `getfacl -cnE` and `setfacl --set-file` have it.
+//! `urnic-nfs acl`: access control lists as text, one line for each entry, in the form of `getfacl -cnE` and `setfacl --set-file`.
 
 use super::remote::{Remote, Way};
 use super::{Done, print};
@@ -8,12 +8,12 @@ use std::path::PathBuf;
 use urnic_nfs::acl::{Acl, EXECUTE, Entry, MAX_ENTRIES, READ, Rights, Tag, WRITE};
 use urnic_nfs::nfsacl::{ACCESS, DEFAULT, List, Lists};
 
-/// Whose lists.
+/// Arguments of `acl`.
 #[derive(Args, Debug)]
 pub(crate) struct Show {
     /// SERVER:PATH
     remote: Remote,
-    /// Set the lists that this text file has, rather than print those that there are
+    /// Set the lists in this text file
     #[arg(long, value_name = "FILE")]
     set: Option<PathBuf>,
     /// Remove a directory's default list
@@ -23,7 +23,7 @@ pub(crate) struct Show {
     way: Way,
 }
 
-/// What entries of default lists begin with.
+/// The prefix of entries of default lists.
 const OF_DEFAULT: &str = "default:";
 
 /// The letters of rights.
@@ -44,7 +44,7 @@ impl Show {
         let (file, _) = place.file().map_err(failed)?;
         let mut got = place.client.acls(file, ACCESS | DEFAULT).map_err(failed)?;
         if new.is_some() || self.remove_default {
-            // Linux' server takes a list that is not sent for one that shall go.
+            // Linux's server removes a list that is not in the call.
             let new = new.unwrap_or_default();
             if new.mask & ACCESS != 0 {
                 got.access = new.access;
@@ -54,7 +54,7 @@ impl Show {
             }
             return place.client.set_acls(file, got).map_err(failed);
         }
-        // Without the mask that a list has on the wire in any case.
+        // Without the mask, which a list on the wire always has.
         let got = got.change().map_err(|error| self.remote.failed(&error))?;
         let both = [("", got.access.flatten()), (OF_DEFAULT, got.default.flatten())];
         let text = both
@@ -76,7 +76,7 @@ fn text(of: &str, list: &Acl) -> String {
     text
 }
 
-/// What an entry is called, and whether it has an id.
+/// The name of a tag, and whether its entries have an id.
 const fn called(tag: Tag) -> (&'static str, bool) {
     match tag {
         Tag::Owner => ("user", false),

@@ -1,4 +1,4 @@
-//! `urnic-nfs bench`: what a server does, in a file that is removed again.
+//! `urnic-nfs bench`: measures a server with a temporary file.
 
 use super::remote::{Remote, Way};
 use super::transfer::Window;
@@ -9,7 +9,7 @@ use urnic_nfs::client::{Client, Error, read, written};
 use urnic_nfs::memory::Slice;
 use urnic_nfs::nfs3::*;
 
-/// What to measure.
+/// Arguments of `bench`.
 #[derive(Args, Debug)]
 pub(crate) struct Bench {
     /// SERVER:PATH of a directory
@@ -20,7 +20,7 @@ pub(crate) struct Bench {
     /// Bytes of each large READ and WRITE, at most 1M
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = octets)]
     block: u64,
-    /// Operations under way at once
+    /// Number of outstanding operations
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     depth: u16,
     /// Small operations, and empty calls, of each kind
@@ -122,7 +122,7 @@ impl Bench {
         let (mut begun, mut ended) = (0_u64, 0);
         while ended < self.operations {
             while begun < self.operations && begun - ended < u64::from(self.depth) {
-                // Steps that go everywhere, in an order that no read-ahead guesses.
+                // Steps through the whole file, in an order that read-ahead does not predict.
                 let offset = begun.wrapping_mul(0x9e37_79b9_7f4a_7c15) % blocks * SMALL;
                 match what {
                     Small::Write => {

@@ -6,12 +6,12 @@ use clap::Args;
 use std::fmt::Write as _;
 use urnic_nfs::nfs3::{Attributes, Kind};
 
-/// What to list.
+/// Arguments of `ls`.
 #[derive(Args, Debug)]
 pub(crate) struct List {
     /// SERVER:PATH
     remote: Remote,
-    /// Mode, links, owner, group and size too
+    /// Show mode, links, owner, group and size too
     #[arg(short, long)]
     long: bool,
     #[command(flatten)]
@@ -40,7 +40,7 @@ impl List {
                 text.push_str(known.as_deref().unwrap_or("??????????"));
                 text.push(' ');
             }
-            // Names are bytes; a terminal is not to obey them.
+            // A name may contain escape sequences, which must not reach a terminal.
             let _ = writeln!(text, "{}", name.escape_ascii());
         }
         print(&text)

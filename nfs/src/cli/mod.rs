@@ -9,10 +9,10 @@ pub(crate) mod transfer;
 
 use urnic_console::{READER_GONE, Unwritten};
 
-/// What a command ends with, or why it did not work.
+/// The result of a command, or the message of its failure.
 pub(crate) type Done<T> = Result<T, String>;
 
-/// Writes to standard output. When its reader has left there is nobody to work for, and the process ends.
+/// Writes to standard output. If its reader has closed the pipe, the process ends.
 pub(crate) fn print(text: &str) -> Done<()> {
     match urnic_console::print(text) {
         Err(Unwritten::ReaderGone) => std::process::exit(READER_GONE.into()),
@@ -20,7 +20,7 @@ pub(crate) fn print(text: &str) -> Done<()> {
     }
 }
 
-/// Bytes, as people write them: 4096, 64K, 256M, 2G.
+/// Parses a number of bytes: 4096, 64K, 256M, 2G.
 pub(crate) fn octets(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {

@@ -1,4 +1,4 @@
-//! SERVER:PATH, and how it is reached.
+//! SERVER:PATH, and the connection to it.
 
 use super::Done;
 use clap::Args;
@@ -14,7 +14,7 @@ use urnic_nfs::{mount3, rdma, rpc};
 
 const TCP_PORT: u16 = 2049;
 
-/// A path at a server.
+/// A path on a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Remote {
     host: String,
@@ -45,19 +45,19 @@ impl std::fmt::Display for Remote {
     }
 }
 
-/// How to reach a server.
+/// Options of the connection to a server.
 #[derive(Args, Debug)]
 pub(crate) struct Way {
-    /// By RDMA rather than TCP
+    /// Use RDMA and not TCP
     #[arg(long)]
     rdma: bool,
     /// Port of NFS [default: 2049, by RDMA 20049]
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
-    /// TCP port of MOUNT [default: that of NFS over TCP, else what rpcbind says]
+    /// TCP port of MOUNT [default: that of NFS over TCP, or otherwise the port that rpcbind returns]
     #[arg(long, value_name = "PORT")]
     mount_port: Option<u16>,
-    /// How long the server may be out of reach
+    /// Time that the server may be unreachable
     #[arg(long, value_name = "SECONDS", default_value_t = PATIENCE.as_secs())]
     patience: u64,
 }
@@ -68,7 +68,7 @@ impl Way {
             .unwrap_or(if self.rdma { rdma::NFS_PORT } else { TCP_PORT })
     }
 
-    /// Where MOUNT may be.
+    /// Possible addresses of MOUNT.
     fn mount_port(&self) -> u16 {
         self.mount_port
             .unwrap_or(if self.rdma { TCP_PORT } else { self.port() })
@@ -87,12 +87,12 @@ impl Way {
     }
 }
 
-/// A server, and something there.
+/// A connection, and a file or directory on the server.
 pub(crate) struct Place {
     pub(crate) client: Client,
-    /// The directory that it is in; itself, if it is one.
+    /// The directory of the file, or the directory itself.
     pub(crate) dir: Handle,
-    /// Its name, if it is no directory.
+    /// The name of the file; `None` for a directory.
     pub(crate) name: Option<String>,
 }
 
@@ -106,7 +106,7 @@ impl Remote {
         format!("{self}: {error}")
     }
 
-    /// Connects, and finds the path or, if that is no directory, the one it is in.
+    /// Connects and finds the directory at the path, or the directory of the file there.
     pub(crate) fn reach(&self, way: &Way) -> Done<Place> {
         let failed = |error: Error| self.failed(&error);
         let addresses = (&*self.host, way.port()).to_socket_addrs();
@@ -162,7 +162,7 @@ impl Remote {
 }
 
 impl Place {
-    /// The file, which must be there.
+    /// The file, which must exist.
     pub(crate) fn file(&mut self) -> Result<(Handle, Attributes), Error> {
         match &self.name {
             None => Ok((self.dir, self.client.attributes(self.dir)?)),
@@ -178,7 +178,7 @@ impl Place {
     }
 }
 
-/// What a kind of file is called.
+/// The name of a kind of file.
 pub(crate) const fn called(kind: Kind) -> &'static str {
     match kind {
         Kind::File => "a file",

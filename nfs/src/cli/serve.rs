@@ -14,50 +14,50 @@ use urnic_nfs::tcp::Limits;
 use urnic_nfs::tree::{Caller, Directory, InMemory, Tree};
 use urnic_nfs::{Options, Server, rdma, tcp};
 
-/// What to serve, and where.
+/// Arguments of `serve`.
 #[derive(Args, Debug)]
 pub(crate) struct Serve {
     /// The directory
     #[arg(required_unless_present = "memory", conflicts_with = "memory")]
     directory: Option<PathBuf>,
-    /// A tree in memory instead, empty at first, of at most so many bytes: 512M, 2G
+    /// Serve a tree in memory of at most this number of bytes: 512M, 2G
     #[arg(long, value_name = "SIZE", value_parser = octets)]
     memory: Option<u64>,
-    /// Let nobody change anything
+    /// Refuse all changes
     #[arg(long)]
     read_only: bool,
-    /// Clients' root is root here (else nobody)
+    /// Do not map the clients' root to nobody
     #[arg(long)]
     no_root_squash: bool,
-    /// Address to listen at
+    /// Address to listen on
     #[arg(long, value_name = "ADDR", default_value_t = IpAddr::V4(Ipv4Addr::UNSPECIFIED))]
     listen: IpAddr,
-    /// TCP port of NFS and MOUNT; 0 takes any and says which
+    /// TCP port of NFS and MOUNT; 0 selects a free port. The port is printed
     #[arg(long, value_name = "PORT", default_value_t = 2049)]
     tcp_port: u16,
-    /// RDMA port of NFS and MOUNT; 0 takes any and says which [default: 20049, where there is an RDMA device]
+    /// RDMA port of NFS and MOUNT; 0 selects a free port [default: 20049, if an RDMA device exists]
     #[arg(long, value_name = "PORT")]
     rdma_port: Option<u16>,
-    /// Memory of calls and replies on their way, beside that of a tree; one address has half of it at most, and less when others need it
+    /// Memory for calls and replies in progress, beside that of a tree in memory. One client has at most half of it, and less if others need it
     #[arg(long, value_name = "SIZE", value_parser = octets, default_value = "1G")]
     buffers: u64,
-    /// Connections by TCP, and by RDMA; for one more, the address that has most loses one [default: 512 and 256]
+    /// Connections by TCP, and by RDMA; for one more, the client with the most connections loses one [default: 512 and 256]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: Option<u32>,
-    /// Time without calls after which a connection is ended; 0 is never
+    /// Time without calls after which the server ends a connection; 0 means never
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     idle_timeout: u32,
-    /// Time that a call may take to come, or a reply to be taken; a second more for each 16 KiB of it
+    /// Time for a call to arrive, or for a reply to be taken, and one second more for each 16 KiB of it
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     stall_timeout: u32,
 }
 
-/// The least for `--buffers`: a few calls of a few clients.
+/// Minimum of `--buffers`: a few calls of a few clients.
 const LEAST_BUFFERS: u64 = 32 << 20;
 
-/// Of the descriptors that a process may have, a tree keeps three quarters in use; the part of TCP connections, which have one each, and of connections by
-/// RDMA, which have several.
+/// The share of TCP connections in the descriptors of the process, of which a tree uses three quarters.
 const TCP_PART: u64 = 8;
+/// The share of RDMA connections in the descriptors of the process. Each connection has several.
 const RDMA_PART: u64 = 32;
 
 impl Serve {
@@ -122,7 +122,7 @@ impl Serve {
         })
     }
 
-    /// Connections of a transport: what was asked for, or else this, as far as there are descriptors.
+    /// Connections of a transport: the option or the default, limited by the descriptors.
     fn connections(&self, default: u32, descriptors: u64) -> usize {
         let wanted = u64::from(self.max_connections.unwrap_or(default));
         if wanted > descriptors {
@@ -143,7 +143,7 @@ impl Serve {
         Duration::from_secs(self.stall_timeout.into())
     }
 
-    /// The listener of RDMA, if it was asked for or there can be one.
+    /// The RDMA listener, if the options request one or a device exists.
     fn rdma(&self, pool: &Pool, options: rdma::Options) -> Done<Option<rdma::Server>> {
         let address = SocketAddr::new(self.listen, self.rdma_port.unwrap_or(rdma::NFS_PORT));
         match rdma::Server::with_pool(address, &options, pool) {
@@ -152,7 +152,7 @@ impl Serve {
                 Ok(Some(server))
             }
             Err(error) if self.rdma_port.is_none() => {
-                // Where there is none, nobody expects it.
+                // A machine without a device is no reason for a warning.
                 if error.no_device() {
                     tracing::info!(%error, "no RDMA");
                 } else {

@@ -1,4 +1,4 @@
-//! `urnic-nfs get` and `urnic-nfs put`: a window of READs or WRITEs is under way at any time.
+//! `urnic-nfs get` and `urnic-nfs put`, with a window of outstanding READs or WRITEs.
 
 use super::remote::{Remote, Way, called};
 use super::{Done, octets};
@@ -14,13 +14,13 @@ use urnic_nfs::client::{Client, Error, Ticket, read, written};
 use urnic_nfs::memory::Slice;
 use urnic_nfs::nfs3::*;
 
-/// How to move data.
+/// Options of a transfer.
 #[derive(Args, Debug)]
 pub(crate) struct Window {
     /// Bytes of each READ or WRITE, at most 1M; fewer if the server takes fewer
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = block)]
     block: u64,
-    /// READs or WRITEs under way at once
+    /// Number of outstanding READs or WRITEs
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     depth: u16,
     /// No progress bar
@@ -35,12 +35,12 @@ fn block(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text} is not between 1 and {}", MAX_TRANSFER))
 }
 
-/// From a server.
+/// Arguments of `get`.
 #[derive(Args, Debug)]
 pub(crate) struct Get {
     /// SERVER:PATH of a file
     remote: Remote,
-    /// Where to put it [default: its name, here]
+    /// Local file [default: the name of the remote file]
     local: Option<PathBuf>,
     #[command(flatten)]
     window: Window,
@@ -48,7 +48,7 @@ pub(crate) struct Get {
     way: Way,
 }
 
-/// To a server.
+/// Arguments of `put`.
 #[derive(Args, Debug)]
 pub(crate) struct Put {
     /// The file
@@ -156,13 +156,13 @@ impl Window {
         Self { block, depth, quiet }
     }
 
-    /// The same with blocks that a server takes which takes `most` bytes at once.
+    /// These options with blocks of at most `most` bytes, the limit of the server.
     pub(crate) fn within(&self, most: u32) -> Self {
         let block = self.block.min(u64::from(most)).max(1);
         Self { block, ..*self }
     }
 
-    /// A bar for transfers that last, on a terminal.
+    /// A progress bar, on a terminal only.
     fn bar(&self, octets: u64) -> ProgressBar {
         if self.quiet || !std::io::stderr().is_terminal() {
             return ProgressBar::hidden();
@@ -174,7 +174,7 @@ impl Window {
         bar
     }
 
-    /// Reads `size` bytes; a file that turns out to be shorter ends sooner.
+    /// Reads `size` bytes, or fewer if the file is shorter.
     pub(crate) fn read(
         &self,
         client: &mut Client,
@@ -220,7 +220,7 @@ impl Window {
         }
     }
 
-    /// Writes `size` bytes and has them committed; all again, if the server was restarted in between.
+    /// Writes `size` bytes and commits them. If the server restarted in between, writes all of them again.
     pub(crate) fn write(
         &self,
         client: &mut Client,
