@@ -10,13 +10,12 @@ mod taken;
 mod work;
 
 pub(crate) use activity::Ages;
-pub(crate) use taken::{Message, Taken};
+pub(crate) use taken::Taken;
 pub(crate) use work::Memory;
 
 use crate::memory::{Buffer, Pool};
 use crate::shares::{Account, Charge};
 use crate::verbs::{Device, Failure, Link};
-use activity::Activity;
 use bill::Bill;
 use live::{Live, footprint};
 use std::collections::HashMap;
