@@ -143,6 +143,23 @@ impl Function {
         }
     }
 
+    /// The first request, which must be the version.
+    fn begin(
+        &mut self,
+        request: &Request<'_>,
+        id: u16,
+        hardware: &mut dyn Hardware,
+        out: &mut Outgoing,
+    ) -> Result<(), Errno> {
+        let Request::Version(version) = request else {
+            return Err(Errno::INVAL);
+        };
+        let (present, answer) = Present::begin(version, hardware)?;
+        self.present = Some(present);
+        Reply::Version(answer).emit(id, &mut out.bytes);
+        Ok(())
+    }
+
     fn request(
         &mut self,
         request: Request<'_>,
@@ -156,13 +173,7 @@ impl Function {
             return Err(Errno::INVAL);
         }
         let Some(present) = &mut self.present else {
-            let Request::Version(version) = request else {
-                return Err(Errno::INVAL);
-            };
-            let (present, answer) = Present::begin(&version, hardware)?;
-            self.present = Some(present);
-            Reply::Version(answer).emit(id, &mut out.bytes);
-            return Ok(());
+            return self.begin(&request, id, hardware, out);
         };
         let mut read = Vec::new();
         let reply = match request {

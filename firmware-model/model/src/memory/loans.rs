@@ -5,13 +5,10 @@
 //! sender lends these pieces out here before it lets go of the pins. A revocation has every borrower give back the pieces of its
 //! entry: the bytes are copied. So when a revocation returns, nobody reads the memory any more, and a slow peer delays nobody.
 
-use super::table::Entry;
+use super::entry::{Entry, EntryId};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// What a STag stood for at some time; never used again.
-pub(crate) type EntryId = u64;
 
 /// Keeps a revocation of an entry waiting. To be held for a short time only, as a [`Window`](super::Window).
 #[derive(Debug)]

@@ -1,5 +1,6 @@
 use super::*;
 use crate::host::HostMemory;
+use crate::host::Mapping;
 use crate::mock::Arena;
 use proptest::prelude::*;
 use std::collections::HashSet;

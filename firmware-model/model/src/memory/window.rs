@@ -1,7 +1,8 @@
 //! A checked range of registered memory, held for one access.
 
-use super::table::Entry;
-use super::{Backing, EntryId, Pin, Remote, WordError};
+use super::backing::{Backing, Remote, WordError};
+use super::entry::{Entry, EntryId};
+use super::loans::Pin;
 use crate::host::{Mapping, PieceMut, Unreachable};
 use arc_swap::Guard;
 use std::marker::PhantomData;

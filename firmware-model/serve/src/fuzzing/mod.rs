@@ -2,9 +2,12 @@
 //!
 //! What is in the file is the fuzzer's to change at any time, in one of two inputs by a second thread while the device reads it.
 
+mod source;
+
 use super::memory::{Budget, ClientMemory};
 use super::passed::Passed;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use source::Source;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -26,6 +29,7 @@ use urnic_model::config::{DeviceAddress, Limits, ModelConfig};
 use urnic_model::stream::sim::{Conditions, SimNetwork};
 use urnic_model::{Device, Interrupts};
 use urnic_vfio_user::{DmaMap, DmaMapFlags};
+use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 const BASE: u64 = 0x1_0000_0000;
@@ -49,40 +53,6 @@ struct Silence;
 
 impl Interrupts for Silence {
     fn raise(&self, _: u32) {}
-}
-
-/// What is left of the fuzzer's bytes; zeros behind them.
-struct Source<'a>(&'a [u8]);
-
-impl Source<'_> {
-    fn byte(&mut self) -> u8 {
-        let (first, rest) = self.0.split_first().unwrap_or((&0, &[]));
-        self.0 = rest;
-        *first
-    }
-
-    fn word(&mut self) -> u32 {
-        u32::from_le_bytes(std::array::from_fn(|_| self.byte()))
-    }
-
-    /// Mostly a small number, as lengths, indices and numbers of objects are.
-    fn number(&mut self) -> u32 {
-        match self.byte() {
-            0xff => self.word(),
-            0xfe => u32::MAX,
-            0xfd => u32::from(self.byte()) << 12,
-            small => small.into(),
-        }
-    }
-
-    /// Mostly a place in the memory.
-    fn address(&mut self) -> u64 {
-        match self.byte() {
-            0xff => u64::from(self.word()) << 32 | u64::from(self.word()),
-            0xfe => BASE + LEN - 8,
-            page => BASE + u64::from(page) * PAGE + u64::from(self.byte()) * 8,
-        }
-    }
 }
 
 /// The client's side.
@@ -201,6 +171,12 @@ impl Client {
             .id
             .get();
         let pd = self.command(Opcode::AllocPd, &Nothing {})?.result::<Handle>().id;
+        self.make_queues(pd)?;
+        self.register(pd)
+    }
+
+    /// Makes a completion queue, and a queue pair that is its own peer.
+    fn make_queues(&mut self, pd: U32) -> Option<()> {
         let cq = CreateCq {
             ring: (BASE + CQ_RING).into(),
             record: (BASE + CQ_RECORD).into(),
@@ -246,6 +222,11 @@ impl Client {
             ..Attach::default()
         };
         self.command(Opcode::LoopbackAttach, &attach)?;
+        Some(())
+    }
+
+    /// Registers the regions.
+    fn register(&mut self, pd: U32) -> Option<()> {
         self.stags.clear();
         // One region over everything, rings too; one of every second page behind them.
         let all = CreateMr {
@@ -434,7 +415,7 @@ impl Client {
 /// Rings, records, requests, doorbells and commands of a fuzzer: nothing panics, and after its reset the device is as new, unless its memory is gone.
 #[cfg_attr(not(fuzzing), expect(unreachable_pub, reason = "public for the fuzz target"))]
 pub fn shared_ring(data: &[u8]) {
-    let mut source = Source(data);
+    let mut source = Source::new(data);
     let now = Arc::new(AtomicU64::new(0));
     let Some(mut client) = Client::new(&now) else {
         return;
@@ -449,7 +430,7 @@ pub fn shared_ring(data: &[u8]) {
         }
         let mut time = 0;
         let mut lost = false;
-        while !source.0.is_empty() && !lost {
+        while !source.is_empty() && !lost {
             client.act(&mut source, &mut time);
             lost = !client.see_to_faults();
         }

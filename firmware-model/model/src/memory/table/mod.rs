@@ -1,138 +1,26 @@
 //! The table of STags. Checks are lock-free; changes are made under a lock, and end when no access through what they
 //! revoked is left.
 
-use super::loans::{Borrower, EntryId, Loan, Loans};
+mod windows;
+
+use super::backing::Backing;
+use super::domains::{DomainUse, Domains};
+use super::entry::{Entry, EntryId};
+use super::loans::{Borrower, Loan, Loans};
 use super::permutation::{DOMAIN, Permutation};
-use super::{Backing, DomainUse, Domains, Need, Violation, Window};
+use super::registration::{InvalidateBy, InvalidateError, Registration, TableError};
+use super::violation::{Need, Violation};
+use super::window::Window;
 use arc_swap::ArcSwapOption;
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use urnic_device::vocabulary::Access;
-use urnic_device::wqe::BindOperands;
 
 /// Freed slots wait until so many others were freed before they are used again (row SEC-04: slow reuse).
 const QUARANTINE: usize = 4096;
 const CHUNK: usize = 1024;
 
-/// What a STag stands for at present. A new one replaces it on every change.
-#[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) id: EntryId,
-    stag: u32,
-    pd: u32,
-    /// The only queue pair that may use it (type 2 windows); `None` = all of the domain.
-    qid: Option<u32>,
-    base: u64,
-    len: u64,
-    access: Access,
-    is_window: bool,
-    pub(super) backing: Arc<Backing>,
-    /// Where `base` is in the backing.
-    start: u64,
-    /// The log says that its memory is gone.
-    reported: AtomicBool,
-}
-
-impl Entry {
-    /// Says in the log, once, that an access to the `len` bytes at `at` of the backing failed.
-    #[cold]
-    pub(super) fn report(&self, at: u64, len: u64) {
-        if self.reported.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        let kind = if self.is_window { "memory window" } else { "region" };
-        let address = self.backing.first_missing(at, len);
-        tracing::error!(
-            "{kind} {:#010x}: the program's memory at {address:#x} was unmapped, protected or truncated before \
-             the {kind} was deregistered; the request fails, and its connection ends",
-            self.stag
-        );
-    }
-}
-
 type Cell = ArcSwapOption<Entry>;
-
-/// What a memory region is registered with.
-#[derive(Debug, Clone)]
-pub struct Registration {
-    /// Protection domain.
-    pub pd: u32,
-    /// First tagged offset.
-    pub base: u64,
-    /// Length in bytes.
-    pub len: u64,
-    /// Rights.
-    pub access: Access,
-    /// The memory.
-    pub backing: Arc<Backing>,
-}
-
-/// Why the table was not changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum TableError {
-    /// No such region or window.
-    #[error("no such region or window")]
-    UnknownStag,
-    /// No such protection domain.
-    #[error("no such protection domain")]
-    UnknownDomain,
-    /// Too many.
-    #[error("no room for more regions or windows")]
-    Full,
-    /// Windows are bound to the region (VRB-M-03).
-    #[error("windows are bound to the region")]
-    Bound,
-    /// The range wraps 64 bits.
-    #[error("the range wraps 64 bits")]
-    Wrap,
-}
-
-/// Why a window was not bound.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum BindError {
-    /// No such window, or not one of this stream.
-    #[error("no such window")]
-    UnknownWindow,
-    /// A type 2 window must be unbound first.
-    #[error("the window is bound already")]
-    AlreadyBound,
-    /// The region is not valid, or not one of this domain.
-    #[error("no such region")]
-    UnknownRegion,
-    /// The range is not inside the region.
-    #[error("outside of the region")]
-    Bounds,
-    /// The region does not allow that.
-    #[error("the region does not allow it")]
-    AccessRights,
-}
-
-/// Who invalidates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InvalidateBy {
-    /// A work request of the program.
-    Local,
-    /// A peer's Send with Invalidate.
-    Peer,
-}
-
-/// Why a STag was not invalidated (RDM-S-04).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidateError {
-    /// No such STag, or not valid: 0/2/09.
-    #[error("invalid Stag")]
-    InvalidStag,
-    /// Of another protection domain or stream: 0/1/09.
-    #[error("Stag not associated with this stream")]
-    NotAssociated,
-    /// Other streams use it too (RFC 5040 §8.1.1(7)): 0/2/09.
-    #[error("other streams share the Stag")]
-    Shared,
-    /// Windows are bound to it (VRB-M-03): 0/2/09.
-    #[error("windows are bound to the region")]
-    Bound,
-}
 
 #[derive(Debug)]
 enum Kind {
@@ -313,7 +201,7 @@ impl MemoryTable {
         let stag = self.stag(slot, admin.key());
         if let Some(cell) = self.cell(slot) {
             let id = admin.entry_id();
-            cell.store(Some(Arc::new(region_entry(id, stag, &registration))));
+            cell.store(Some(Arc::new(Entry::of_region(id, stag, &registration))));
         }
         let kind = Kind::Region {
             registration,
@@ -354,7 +242,7 @@ impl MemoryTable {
         let stays = self.is_valid(slot) || !Arc::ptr_eq(&new.backing, &registration.backing);
         *registration = new.clone();
         let id = admin.entry_id();
-        let entry = stays.then(|| Arc::new(region_entry(id, stag, &new)));
+        let entry = stays.then(|| Arc::new(Entry::of_region(id, stag, &new)));
         let old = self.replace(slot, entry);
         drop(admin);
         self.retire(old);
@@ -368,116 +256,6 @@ impl MemoryTable {
             Kind::Region { .. } => Err(TableError::Bound),
             Kind::Window { .. } => Err(TableError::UnknownStag),
         })
-    }
-
-    /// Makes an unbound window; an `exclusive` one (type 2) serves only the queue pair that binds it.
-    pub fn create_window(&self, pd: u32, exclusive: bool) -> Result<u32, TableError> {
-        let mut admin = self.lock();
-        if admin.windows >= self.max_windows {
-            return Err(TableError::Full);
-        }
-        let slot = self.allocate(&mut admin, pd)?;
-        admin.windows += 1;
-        let stag = self.stag(slot, admin.key());
-        let kind = Kind::Window {
-            exclusive,
-            region: None,
-        };
-        admin.records.insert(slot, Record { stag, pd, kind });
-        Ok(stag)
-    }
-
-    /// Destroys a window, bound or not. Its key does not matter: a program chooses it anew for every bind, also for one that fails.
-    pub fn destroy_window(&self, stag: u32) -> Result<(), TableError> {
-        let record = self
-            .lock()
-            .records
-            .get(&self.slot(stag))
-            .map(|record| record.stag);
-        self.remove(record.unwrap_or(stag), |kind| match kind {
-            Kind::Window { .. } => Ok(()),
-            Kind::Region { .. } => Err(TableError::UnknownStag),
-        })
-    }
-
-    /// Carries out a bind for queue pair `qid` of domain `pd` (VRB-M-03).
-    pub fn bind(&self, operands: &BindOperands, pd: u32, qid: u32) -> Result<(), BindError> {
-        let (new_stag, mr_stag) = (operands.new_stag.get(), operands.mr_stag.get());
-        let (offset, len) = (operands.offset.get(), operands.len.get());
-        let access = Access::from_bits_truncate(operands.access.get());
-        let (slot, region_slot) = (self.slot(new_stag), self.slot(mr_stag));
-        let mut admin = self.lock();
-        let id = admin.entry_id();
-        let record = admin.records.get(&slot).ok_or(BindError::UnknownWindow)?;
-        let Kind::Window {
-            exclusive,
-            region: bound_to,
-        } = record.kind
-        else {
-            return Err(BindError::UnknownWindow);
-        };
-        if record.pd != pd {
-            return Err(BindError::UnknownWindow);
-        }
-        if exclusive && (bound_to.is_some() || len == 0) {
-            return Err(BindError::AlreadyBound);
-        }
-        let entry = if len == 0 {
-            None
-        } else {
-            let region = admin
-                .record(region_slot, mr_stag)
-                .filter(|r| r.pd == pd && self.is_valid(region_slot))
-                .ok_or(BindError::UnknownRegion)?;
-            let Kind::Region { registration, .. } = &region.kind else {
-                return Err(BindError::UnknownRegion);
-            };
-            let start = offset
-                .checked_sub(registration.base)
-                .filter(|start| *start <= registration.len && len <= registration.len - start)
-                .ok_or(BindError::Bounds)?;
-            let rights = registration.access;
-            // A right to write from afar needs the region's owner to have the right to write (verbs, ibv_bind_mw).
-            let writes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-            if !rights.contains(Access::MW_BIND) || (writes && !rights.contains(Access::LOCAL_WRITE)) {
-                return Err(BindError::AccessRights);
-            }
-            Some(Arc::new(Entry {
-                id,
-                stag: new_stag,
-                pd,
-                qid: exclusive.then_some(qid),
-                base: if access.contains(Access::ZERO_BASED) {
-                    0
-                } else {
-                    offset
-                },
-                len,
-                access,
-                is_window: true,
-                backing: registration.backing.clone(),
-                start,
-                reported: AtomicBool::new(false),
-            }))
-        };
-        let region = entry.is_some().then_some(region_slot);
-        admin.release(bound_to);
-        if let Some(region) = region
-            && let Some(Record {
-                kind: Kind::Region { windows, .. },
-                ..
-            }) = admin.records.get_mut(&region)
-        {
-            *windows += 1;
-        }
-        if let Some(record) = admin.records.get_mut(&slot) {
-            record.stag = new_stag;
-            record.kind = Kind::Window { exclusive, region };
-        }
-        let old = self.replace(slot, entry);
-        drop(admin);
-        self.retire(old);
-        Ok(())
     }
 
     /// Invalidates a STag for queue pair `qid` of domain `pd`; a window is unbound by it. When it returns, nobody uses
@@ -513,32 +291,6 @@ impl MemoryTable {
         drop(admin);
         self.retire(old);
         Ok(())
-    }
-
-    /// Unbinds the windows that serve only queue pair `qid`, which is going away.
-    pub(crate) fn unbind_all_of(&self, qid: u32) {
-        let mut admin = self.lock();
-        if admin.windows == 0 {
-            return;
-        }
-        let slots: Vec<u32> = admin
-            .records
-            .iter()
-            .filter(|(slot, r)| matches!(r.kind, Kind::Window { .. }) && self.owner(**slot) == Some(qid))
-            .map(|(slot, _)| *slot)
-            .collect();
-        for slot in slots {
-            let mut bound_to = None;
-            if let Some(Record {
-                kind: Kind::Window { region, .. },
-                ..
-            }) = admin.records.get_mut(&slot)
-            {
-                bound_to = region.take();
-            }
-            admin.release(bound_to);
-            self.replace(slot, None);
-        }
     }
 
     /// Revokes every region that touches the `len` bytes at `iova`, which the host takes away: when it returns, nothing is placed or read
@@ -685,21 +437,5 @@ impl MemoryTable {
             }
             self.loans.give_back(old.id);
         }
-    }
-}
-
-fn region_entry(id: EntryId, stag: u32, registration: &Registration) -> Entry {
-    Entry {
-        id,
-        stag,
-        pd: registration.pd,
-        qid: None,
-        base: registration.base,
-        len: registration.len,
-        access: registration.access,
-        is_window: false,
-        backing: registration.backing.clone(),
-        start: 0,
-        reported: AtomicBool::new(false),
     }
 }

@@ -3,6 +3,8 @@
 //! A stream here holds at most one receive of the driver and one unsent frame, and a listener only so many calls that the
 //! driver has not looked at: peers cannot make the device grow.
 
+mod listening;
+
 use crate::device::table::Table;
 use crate::host::{Mapping, Piece, PieceMut};
 use crate::qp::Ends;
@@ -152,112 +154,6 @@ impl Streams {
         }
         drop(state);
         Ok(entry)
-    }
-
-    /// Takes a listener in, at several addresses maybe, at which so many calls may wait for the driver; returns its number.
-    pub(crate) fn listen(
-        &self,
-        listeners: Vec<Box<dyn Listener>>,
-        limit: u32,
-        effects: &mut Effects,
-    ) -> Result<u32, Status> {
-        let entry = self.listeners.insert_with(Status::NoResources, |lid| {
-            Ok(Listening {
-                lid,
-                limit,
-                pending: AtomicU32::new(0),
-                paused: AtomicBool::new(false),
-                starved: AtomicBool::new(false),
-                listeners: Mutex::new(listeners),
-            })
-        })?;
-        effects.open_listener(entry.lid);
-        Ok(entry.lid)
-    }
-
-    /// The command that made a listener is complete: takes calls from now on.
-    pub(crate) fn open_listener(&self, agenda: &Agenda, lid: u32, effects: &mut Effects) {
-        let Some(entry) = self.listeners.find(lid) else {
-            return;
-        };
-        for listener in lock(&entry.listeners).iter() {
-            if let Some(fd) = listener.descriptor()
-                && let Err(errno) = agenda.watch(fd, Token::Listener(lid))
-            {
-                tracing::error!(lid, %errno, "a listener cannot be watched");
-            }
-        }
-        self.accept(agenda, lid, effects);
-    }
-
-    /// Stops listening. Streams that were accepted stay.
-    pub(crate) fn unlisten(&self, lid: u32) -> Result<(), Status> {
-        let entry = self.listeners.remove(lid).ok_or(Status::InvalidHandle)?;
-        lock(&entry.listeners).clear();
-        Ok(())
-    }
-
-    /// Takes the calls that wait at a listener, as many as the driver may be given.
-    pub(crate) fn accept(&self, agenda: &Agenda, lid: u32, effects: &mut Effects) {
-        let Some(entry) = self.listeners.find(lid) else {
-            return;
-        };
-        let mut listeners = lock(&entry.listeners);
-        entry.paused.store(false, Ordering::SeqCst);
-        let mut refused = None;
-        for listener in listeners.iter_mut() {
-            loop {
-                if entry.pending.load(Ordering::SeqCst) >= entry.limit {
-                    entry.paused.store(true, Ordering::SeqCst);
-                    // The driver may have looked at one between the two.
-                    if entry.pending.load(Ordering::SeqCst) >= entry.limit {
-                        entry.starved.store(false, Ordering::SeqCst);
-                        return;
-                    }
-                }
-                if agenda.is_backed_up() {
-                    // The driver takes no events. The background thread tries again while some wait.
-                    entry.paused.store(true, Ordering::SeqCst);
-                    return;
-                }
-                let accepted = match listener.accept() {
-                    Ok(Some(stream)) => self.insert(agenda, Some(stream), Some(entry.clone()), false),
-                    Ok(None) => break,
-                    Err(errno) => {
-                        // Out of descriptors or memory: tried again when the background thread looks.
-                        entry.paused.store(true, Ordering::SeqCst);
-                        refused = Some(errno);
-                        break;
-                    }
-                };
-                match accepted {
-                    Ok(stream) => {
-                        entry.pending.fetch_add(1, Ordering::SeqCst);
-                        let event = Event::new(EventKind::StreamAccepted, lid);
-                        effects.event(event.with_data(stream.sid.into()));
-                    }
-                    Err(_) => tracing::warn!(lid, "a call was dropped: too many streams"),
-                }
-            }
-        }
-        let starved = entry.starved.swap(refused.is_some(), Ordering::SeqCst);
-        // The background thread, which looks every now and then, is not to wake itself by that.
-        if let Some(errno) = refused
-            && !starved
-        {
-            tracing::warn!(lid, %errno, "calls cannot be taken");
-            agenda.note_left_over();
-        }
-    }
-
-    /// Takes the calls of listeners that had to leave some; returns whether one still has to.
-    pub(crate) fn accept_paused(&self, agenda: &Agenda, effects: &mut Effects) -> bool {
-        let paused = |l: &Arc<Listening>| l.paused.load(Ordering::SeqCst);
-        let full = |l: &Arc<Listening>| l.pending.load(Ordering::SeqCst) >= l.limit;
-        for entry in self.listeners.all().iter().filter(|l| paused(l) && !full(l)) {
-            self.accept(agenda, entry.lid, effects);
-        }
-        self.listeners.all().iter().any(|l| paused(l) && !full(l))
     }
 
     /// The stream that a command of the driver names.
