@@ -1,6 +1,9 @@
 //! From a stream of bytes and descriptors to messages.
 
-use crate::{HEADER_LEN, Header, Kind, Malformed, Reply, Request};
+use crate::error::Malformed;
+use crate::error::StreamError;
+use crate::header::{HEADER_LEN, Header, Kind};
+use crate::message::{Reply, Request};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
@@ -11,20 +14,6 @@ pub struct Limits {
     pub message: usize,
     /// Descriptors.
     pub fds: usize,
-}
-
-/// The stream cannot be understood any further; its connection must be closed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum StreamError {
-    /// A header of an unknown type, or one that says that the message is shorter than it.
-    #[error("the peer sent a header that makes no sense")]
-    Header,
-    /// A message longer than agreed.
-    #[error("the peer sent a message of {0} bytes, more than agreed")]
-    TooLong(u32),
-    /// More descriptors with one message than agreed.
-    #[error("the peer sent more file descriptors with one message than agreed")]
-    TooManyFds,
 }
 
 /// A whole message, with descriptors of type `F`.

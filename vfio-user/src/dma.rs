@@ -1,6 +1,6 @@
 //! Memory of the client.
 
-use crate::Malformed;
+use crate::error::Malformed;
 use crate::fields::{Fields, Put};
 use bitflags::bitflags;
 

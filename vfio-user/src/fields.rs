@@ -1,6 +1,6 @@
 //! Numbers in and out of byte strings.
 
-use crate::Malformed;
+use crate::error::Malformed;
 
 /// What is left of a payload that is being taken apart.
 #[derive(Debug, Clone, Copy)]

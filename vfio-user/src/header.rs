@@ -1,7 +1,7 @@
 //! The sixteen bytes before every message.
 
+use crate::error::{Malformed, StreamError};
 use crate::fields::{Fields, Put};
-use crate::{Malformed, StreamError};
 
 /// Length of a header in bytes.
 pub const HEADER_LEN: usize = 16;

@@ -1,6 +1,6 @@
 //! Interrupts.
 
-use crate::Malformed;
+use crate::error::Malformed;
 use crate::fields::{Fields, Put};
 use bitflags::bitflags;
 

@@ -21,6 +21,7 @@
 mod decoder;
 mod device;
 mod dma;
+mod error;
 mod fields;
 mod header;
 mod irq;
@@ -28,12 +29,13 @@ mod message;
 mod region;
 mod version;
 
-pub use decoder::{Decoder, Limits, Message, StreamError};
+pub use decoder::{Decoder, Limits, Message};
 pub use device::{DeviceFlags, DeviceInfo};
 pub use dma::{DmaAccess, DmaMap, DmaMapFlags, DmaUnmap, DmaUnmapFlags};
+pub use error::{Malformed, StreamError};
 pub use header::{Command, HEADER_LEN, Header, Kind};
 pub use irq::{IrqAction, IrqData, IrqFlags, IrqInfo, SetIrqs};
-pub use message::{Malformed, Reply, Request, emit_error};
+pub use message::{Reply, Request, emit_error};
 pub use region::{RegionAccess, RegionFlags, RegionInfo, SmallWrite, SparseArea};
 pub use version::{Capabilities, MAX_VERSION_DATA, Memory, Urnic, Version};
 

@@ -1,36 +1,14 @@
 //! Commands and replies.
 
+use crate::Command;
+use crate::device::DeviceInfo;
+use crate::dma::{DmaAccess, DmaMap, DmaUnmap};
+use crate::error::Malformed;
 use crate::fields::{Fields, Put};
-use crate::{
-    Command, DeviceInfo, DmaAccess, DmaMap, DmaUnmap, Header, IrqInfo, Kind, RegionAccess, RegionInfo,
-    SetIrqs, SmallWrite, Version,
-};
-
-/// A payload that makes no sense. The stream goes on behind it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
-    /// It ends too early.
-    #[error("the payload ends too early")]
-    Short,
-    /// `argsz` is less than the structure that it stands in.
-    #[error("argsz is too small")]
-    Argsz,
-    /// A count that is not the number of bytes behind it.
-    #[error("the count is not what follows")]
-    Count,
-    /// Flags that exclude each other, or unknown ones.
-    #[error("flags {0:#x} make no sense")]
-    Flags(u32),
-    /// A chain of capabilities that leads nowhere.
-    #[error("the capabilities lead nowhere")]
-    Capability,
-    /// Version data that are not the JSON that they ought to be.
-    #[error("the version data are not the JSON expected")]
-    Json,
-    /// A command that is not understood here.
-    #[error("unknown command {0}")]
-    Command(u16),
-}
+use crate::header::{Header, Kind};
+use crate::irq::{IrqInfo, SetIrqs};
+use crate::region::{RegionAccess, RegionInfo, SmallWrite};
+use crate::version::Version;
 
 /// What a command asks.
 #[derive(Debug, Clone, PartialEq, Eq)]

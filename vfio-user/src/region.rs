@@ -1,6 +1,6 @@
 //! Regions: base address registers, configuration space.
 
-use crate::Malformed;
+use crate::error::Malformed;
 use crate::fields::{Fields, Put};
 use bitflags::bitflags;
 

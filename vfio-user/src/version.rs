@@ -1,6 +1,6 @@
 //! What both ends can.
 
-use crate::Malformed;
+use crate::error::Malformed;
 use crate::fields::{Fields, Put};
 use serde::{Deserialize, Serialize};
 

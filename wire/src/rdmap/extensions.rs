@@ -1,6 +1,6 @@
 //! Atomics and Immediate Data (RFC 7306 §5, §6).
 
-use super::{HeaderError, Opcode};
+use super::control::{HeaderError, Opcode};
 use core::fmt;
 use zerocopy::byteorder::big_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

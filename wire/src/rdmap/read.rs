@@ -1,6 +1,6 @@
 //! The RDMA Read Request header (RFC 5040 §4.4).
 
-use super::{HeaderError, Opcode};
+use super::control::{HeaderError, Opcode};
 use core::fmt;
 use zerocopy::byteorder::big_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -1,9 +1,10 @@
 //! A DDP segment as RDMAP reads it: the whole of a ULPDU, checked and shown.
 
-use super::{
-    AtomicRequest, AtomicResponse, Control, ControlError, HeaderError, ImmediateData, Opcode, PlacementError,
-    ReadRequest, Terminate, check_placement,
-};
+use super::control::{Control, ControlError, HeaderError, Opcode, PlacementError, check_placement};
+use super::extensions::{AtomicRequest, AtomicResponse, ImmediateData};
+use super::read::ReadRequest;
+use super::terminate::Terminate;
+use super::terminate_error::TerminateError;
 use crate::ddp;
 use core::fmt;
 
@@ -50,6 +51,17 @@ pub enum SegmentError {
     /// A bad RDMAP header.
     #[error(transparent)]
     Header(#[from] HeaderError),
+}
+
+impl From<SegmentError> for TerminateError {
+    fn from(error: SegmentError) -> Self {
+        match error {
+            SegmentError::Ddp(error) => error.into(),
+            SegmentError::Control(error) => error.into(),
+            SegmentError::Placement(error) => error.into(),
+            SegmentError::Header(error) => error.into(),
+        }
+    }
 }
 
 impl<'a> Segment<'a> {

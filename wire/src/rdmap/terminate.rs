@@ -7,7 +7,9 @@
 //! Terminated RDMA Header (28)       if R
 //! ```
 
-use super::{HeaderError, Opcode, ReadRequest, TerminateError};
+use super::control::{HeaderError, Opcode};
+use super::read::ReadRequest;
+use super::terminate_error::TerminateError;
 use crate::ddp;
 use core::fmt;
 

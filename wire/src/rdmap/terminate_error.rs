@@ -1,7 +1,7 @@
 //! Every reason for a Terminate: layer, error type, error code (RFC 5040 figure 9; RFC 5041 §7.2; RFC 5044 §8;
 //! RFC 6581 §9; collected in RFC 6580 §3).
 
-use super::{ControlError, HeaderError, PlacementError, SegmentError};
+use super::control::{ControlError, HeaderError, PlacementError};
 use crate::ddp;
 use crate::mpa::fpdu::FpduError;
 use core::fmt;
@@ -228,17 +228,6 @@ impl From<HeaderError> for TerminateError {
             HeaderError::Length { expected, found, .. } if found > expected => Self::DdpTooLong,
             HeaderError::Length { .. } => Self::RdmapOperation,
             HeaderError::AtomicOperation(_) => Self::RdmapUnexpectedOpcode,
-        }
-    }
-}
-
-impl From<SegmentError> for TerminateError {
-    fn from(error: SegmentError) -> Self {
-        match error {
-            SegmentError::Ddp(error) => error.into(),
-            SegmentError::Control(error) => error.into(),
-            SegmentError::Placement(error) => error.into(),
-            SegmentError::Header(error) => error.into(),
         }
     }
 }

@@ -6,17 +6,15 @@
 
 mod conversation;
 mod frames;
-mod own_peer;
+pub(crate) mod own_peer;
 mod packet;
 mod pcapng;
 mod staging;
-mod tapped;
+pub(crate) mod tapped;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use conversation::Side;
-pub(crate) use own_peer::OwnPeerTap;
-pub(crate) use tapped::Tapped;
 
 use crate::stream::descriptor::{Descriptor, DescriptorWatch, Descriptors};
 use conversation::{Conversation, Ends, Write};

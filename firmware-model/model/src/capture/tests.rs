@@ -1,5 +1,6 @@
 //! Captures of simulated connections, and files that cannot be written.
 
+use super::tapped::Tapped;
 use super::*;
 use crate::host::{Piece, PieceMut};
 use crate::stream::sim::{Conditions, SimNetwork};

@@ -1,6 +1,7 @@
 //! Commands on protection domains, regions and windows.
 
-use super::{Answer, Job, done, handle};
+use super::Job;
+use super::answer::{Answer, done, handle};
 use crate::memory::{Backing, Registration, Remote, TableError};
 use std::sync::Arc;
 use urnic_device::command::{CreateMr, CreateMw, ModifyMr, NULL_REGION, Status, reregister};

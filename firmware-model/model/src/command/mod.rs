@@ -1,22 +1,22 @@
 //! The command queue: each command is decoded, carried out on the caller's thread, and completed in the ring.
 
+mod answer;
 mod memory;
 mod queues;
+pub(crate) mod reset;
 mod streams;
 
 use crate::counters::{Counter, Counters};
 use crate::device::state::{CommandQueue, Core};
 use crate::host::Mapping;
 use crate::qp::effects::Effects;
+use answer::{Answer, count, done};
 use std::sync::atomic::Ordering;
 use urnic_device::command::{
-    COMMAND_LEN, COMPLETION_LEN, Command, Completion, Count, Handle, Nothing, Opcode, Status, features,
+    COMMAND_LEN, COMPLETION_LEN, Command, Completion, Handle, Nothing, Opcode, Status, features,
 };
 use urnic_device::stream::{Address, Endpoint};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
-
-/// What a command answers: a completion that lacks only tag and phase, or why there is none.
-type Answer = Result<Completion, Status>;
 
 /// A command under execution.
 struct Job<'a> {
@@ -56,31 +56,6 @@ pub(crate) fn execute_next(core: &Core, queue: &mut CommandQueue, effects: &mut 
 
 const fn offset_of_phase() -> usize {
     std::mem::offset_of!(Completion, phase)
-}
-
-/// Function reset: destroys all objects, and resets the streams that no queue pair has.
-pub(crate) fn reset(core: &Core) {
-    queues::destroy_all(core);
-    core.streams.clear();
-    core.agenda.clear();
-    core.memory.clear();
-}
-
-fn ok<T: IntoBytes + Immutable>(result: &T) -> Answer {
-    Ok(Completion::new(0, Status::Ok, result))
-}
-
-fn handle(id: u32) -> Answer {
-    ok(&Handle { id: id.into() })
-}
-
-fn count(n: usize) -> Answer {
-    let count = u32::try_from(n).unwrap_or(u32::MAX);
-    ok(&Count { count: count.into() })
-}
-
-fn done() -> Answer {
-    ok(&Nothing {})
 }
 
 impl Job<'_> {

@@ -1,6 +1,7 @@
 //! Commands on doorbell pages, event queues, completion queues, shared receive queues and queue pairs.
 
-use super::{Answer, Job, count, done, handle, ok};
+use super::Job;
+use super::answer::{Answer, count, done, handle, ok};
 use crate::device::state::{Core, Tenant, Uar};
 use crate::host::Record;
 use crate::memory::DomainUse;

@@ -1,6 +1,7 @@
 //! Commands on streams.
 
-use super::{Answer, Job, done, handle, ok};
+use super::Job;
+use super::answer::{Answer, done, handle, ok};
 use crate::rdmap::Attachment;
 use crate::stream::Listener;
 use crate::stream::streaming::{MAX_PENDING, status};

@@ -20,7 +20,7 @@ pub(super) fn write(core: &Core, offset: u32, value: u32) {
 /// Destroys all objects and stops until a reset.
 pub(super) fn fail(core: &Core, code: u32) {
     let mut registers = core.registers();
-    command::reset(core);
+    command::reset::reset(core);
     *registers = Registers::default();
     registers.stop(code);
 }
@@ -28,7 +28,7 @@ pub(super) fn fail(core: &Core, code: u32) {
 fn control(core: &Core, value: Control) {
     let mut registers = core.registers();
     if value.contains(Control::RESET) {
-        command::reset(core);
+        command::reset::reset(core);
         *registers = Registers::default();
     }
     if value.contains(Control::ENABLE) {

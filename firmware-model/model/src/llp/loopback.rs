@@ -1,9 +1,9 @@
 //! A queue pair that is its own peer: ULPDUs are handed back in memory, with no stream, framing or CRC.
 
-use crate::capture::OwnPeerTap;
+use crate::capture::own_peer::OwnPeerTap;
 use crate::host::{Piece, PieceMut};
-use crate::llp::Head;
 use crate::llp::buffers::{BUFFER_LEN, Buffer, BufferPool};
+use crate::llp::ulpdu::Head;
 use crate::stream::{Stream, StreamError};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;

@@ -1,7 +1,7 @@
 //! What a queue pair asks the rest of the device to do once its lock is dropped.
 
 use crate::qp::asked::Asked;
-use crate::queues::EventQueue;
+use crate::queues::event::EventQueue;
 use crate::time::Nanos;
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The device's side of a completion queue: a leaf in the lock order.
 
-use super::EventQueue;
+use super::event::EventQueue;
 use crate::host::{Mapping, Record};
 use crate::qp::effects::Effects;
 use crate::time::Nanos;

@@ -1,6 +1,6 @@
 //! The device's side of receive queues, one queue pair's own or shared.
 
-use super::BadWqe;
+use super::bad_wqe::BadWqe;
 use crate::host::{Mapping, Record};
 use crate::qp::effects::Effects;
 use std::sync::atomic::{AtomicU32, Ordering};

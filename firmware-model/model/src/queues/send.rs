@@ -1,6 +1,6 @@
 //! The device's side of a send queue.
 
-use super::BadWqe;
+use super::bad_wqe::BadWqe;
 use crate::host::{Mapping, Record};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -8,10 +8,10 @@ use super::reads::Answer;
 use super::requester::Requester;
 use super::responder::{Refusal, Responder};
 use super::terminate::{self, Received};
-use super::{Identity, Rtr};
 use crate::counters::Counter;
 use crate::memory::{Violation, Window};
 use crate::rdmap::env::Env;
+use crate::rdmap::params::{Identity, Rtr};
 use urnic_device::vocabulary::WcStatus;
 use urnic_wire::ddp::{Header, TaggedHeader, UNTAGGED_LEN, UntaggedHeader};
 use urnic_wire::rdmap::{

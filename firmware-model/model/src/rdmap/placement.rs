@@ -1,8 +1,8 @@
 //! Scatter lists: where the bytes of a receive or a Read Response go.
 
-use super::Identity;
 use crate::memory::{Need, Violation, Window};
 use crate::rdmap::env::Env;
+use crate::rdmap::params::Identity;
 use urnic_device::wqe::Sge;
 
 /// A place in a scatter or gather list.

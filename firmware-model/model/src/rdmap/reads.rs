@@ -2,11 +2,11 @@
 //! RFC 7306 §5.3). A Response is believed only as far as it fits the oldest request (row RDM-R-07): a peer cannot write
 //! through it anywhere else.
 
-use super::Identity;
 use super::placement::{self, Cursor};
 use crate::memory::{Violation, Window};
 use crate::queues::{SendQueue, SendWqe};
 use crate::rdmap::env::Env;
+use crate::rdmap::params::Identity;
 use std::collections::VecDeque;
 use urnic_wire::ddp::TaggedHeader;
 use urnic_wire::rdmap::TerminateError;

@@ -1,6 +1,5 @@
 //! Messages from the peer: Sends and Immediates into receives, Writes into memory, requests into the queue of answers.
 
-use super::Identity;
 use super::answers::Answers;
 use super::completions::Completions;
 use super::placement::{self, Cursor};
@@ -9,6 +8,7 @@ use crate::counters::Counter;
 use crate::memory::{InvalidateBy, Need, Violation, Window};
 use crate::queues::{BadWqe, CompletionQueue, Overflow, ReceiveSource, RecvWqe};
 use crate::rdmap::env::Env;
+use crate::rdmap::params::Identity;
 use std::sync::Arc;
 use urnic_device::cqe::{Cqe, CqeFlags};
 use urnic_device::event::{Event, EventKind};

@@ -1,6 +1,5 @@
 //! Who frames next: work requests and answers take turns, message by message.
 
-use super::Rtr;
 use super::answers::Answered;
 use super::inbound::Halves;
 use super::requester::Step;
@@ -8,6 +7,7 @@ use super::terminate::Outgoing;
 use crate::counters::Counter;
 use crate::llp::Llp;
 use crate::rdmap::env::Env;
+use crate::rdmap::params::Rtr;
 
 /// Why framing stopped.
 #[derive(Debug)]

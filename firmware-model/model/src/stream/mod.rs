@@ -1,12 +1,10 @@
 //! Byte streams under MPA, and the networks that make them: kernel TCP ([`tcp`]) or a simulated one.
 
 pub(crate) mod descriptor;
-mod linger;
+pub(crate) mod linger;
 pub mod sim;
 pub(crate) mod streaming;
 pub(crate) mod tcp;
-
-pub(crate) use linger::Lingering;
 
 use crate::host::{Piece, PieceMut};
 use rustix::fd::BorrowedFd;

@@ -2,8 +2,8 @@
 //! one at a time. Nothing reaches DDP before its CRC was checked (RFC 5044 §6).
 
 use crate::host::PieceMut;
-use crate::llp::LlpError;
 use crate::llp::buffers::{BUFFER_LEN, Buffer, BufferPool};
+use crate::llp::ulpdu::LlpError;
 use crate::stream::{Stream, StreamError};
 use std::ops::Range;
 use urnic_wire::ddp;

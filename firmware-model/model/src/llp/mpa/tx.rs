@@ -11,7 +11,7 @@
 use super::unsent::{Lent, Part, Unsent};
 use crate::host::Unreachable;
 use crate::llp::buffers::{BUFFER_LEN, Buffer, BufferPool};
-use crate::llp::{Head, LlpError};
+use crate::llp::ulpdu::{Head, LlpError};
 use crate::memory::{Loan, MemoryTable, Pin, Window};
 use crate::stream::Stream;
 use crate::time::Nanos;

@@ -2,7 +2,6 @@
 
 mod framing;
 
-use super::Identity;
 use super::completions::Completions;
 use super::flights::{Flight, Flights, Wait};
 use super::placement::Cursor;
@@ -13,6 +12,7 @@ use crate::llp::Llp;
 use crate::memory::InvalidateBy;
 use crate::queues::{BadWqe, CompletionQueue, Overflow, SendQueue, SendWqe};
 use crate::rdmap::env::Env;
+use crate::rdmap::params::Identity;
 use std::sync::Arc;
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
 use urnic_device::wqe::{Opcode, SendFlags};

@@ -8,13 +8,14 @@ pub(crate) mod sleeper;
 mod timers;
 
 pub(crate) use readiness::{Readiness, Token};
+pub(crate) use timers::Timer;
 
 use crate::qp::Qp;
 use crate::qp::asked::Asked;
 use crate::sched::gathering::Gathering;
 use crate::sched::shard::{SHARDS, home_shard};
-use crate::stream::Lingering;
 use crate::stream::descriptor::Descriptors;
+use crate::stream::linger::Lingering;
 use crate::time::Nanos;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -33,15 +34,6 @@ const PATIENCE: u32 = 256;
 const YIELD_EVERY: u32 = 16;
 /// Queue pairs attended to between two looks at the list.
 const BATCH: usize = 8;
-
-/// Whose time has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Timer {
-    /// A queue pair's.
-    Qp(u32),
-    /// That of a completion queue's notification.
-    Cq(u32),
-}
 
 /// What the polls of a shard's threads found.
 #[repr(align(64))]

@@ -1,8 +1,16 @@
 //! Whose time comes when.
 
-use super::Timer;
 use crate::time::Nanos;
 use std::collections::{BTreeSet, HashMap};
+
+/// Whose time has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Timer {
+    /// A queue pair's.
+    Qp(u32),
+    /// That of a completion queue's notification.
+    Cq(u32),
+}
 
 /// One time for each object, the earliest that was set: an object that is woken early sets its timer anew. So a driver that has one object
 /// set timers over and over, by resets for instance, makes this no longer.

@@ -1,0 +1,12 @@
+//! Function reset.
+
+use super::queues;
+use crate::device::state::Core;
+
+/// Function reset: destroys all objects, and resets the streams that no queue pair has.
+pub(crate) fn reset(core: &Core) {
+    queues::destroy_all(core);
+    core.streams.clear();
+    core.agenda.clear();
+    core.memory.clear();
+}

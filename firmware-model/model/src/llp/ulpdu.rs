@@ -1,0 +1,86 @@
+//! What ULPDUs begin with, and why none can be carried.
+
+use crate::stream::StreamError;
+use rustix::io::Errno;
+use urnic_wire::ddp::{TaggedHeader, UNTAGGED_LEN, UntaggedHeader};
+use urnic_wire::rdmap::TerminateError;
+
+/// Why the lower layer cannot go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum LlpError {
+    /// The stream was reset, timed out, or ended inside an FPDU (RFC 5044 §8, code 1).
+    #[error("stream lost: {0}")]
+    Lost(Errno),
+    /// An FPDU's CRC is wrong (code 2).
+    #[error("FPDU with a wrong CRC")]
+    Crc,
+    /// A marker and ULPDU_Length disagree (code 3).
+    #[error("FPDU with a wrong marker")]
+    Marker,
+    /// Memory that was to be sent from, or received into, is not there any more.
+    #[error("memory of a work request is gone")]
+    Fault,
+}
+
+impl LlpError {
+    /// What the peer is to be told about an error in what it sent; `None` where it cannot be told.
+    pub(crate) fn terminate(self) -> Option<TerminateError> {
+        match self {
+            LlpError::Lost(_) => None,
+            LlpError::Crc => Some(TerminateError::MpaCrc),
+            LlpError::Marker => Some(TerminateError::MpaMarker),
+            LlpError::Fault => Some(TerminateError::DdpLocalCatastrophic),
+        }
+    }
+}
+
+impl From<StreamError> for LlpError {
+    /// `WouldBlock` is no error and does not come here.
+    fn from(error: StreamError) -> LlpError {
+        match error {
+            StreamError::WouldBlock => LlpError::Lost(Errno::AGAIN),
+            StreamError::Closed(errno) => LlpError::Lost(errno),
+            StreamError::Fault => LlpError::Fault,
+        }
+    }
+}
+
+/// What a ULPDU begins with. Its length is one of two, so that copying it is two or three stores.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Head {
+    octets: [u8; UNTAGGED_LEN],
+    len: usize,
+}
+
+impl Head {
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Writes the head to the front of `place`, and perhaps a little behind it, where the payload will be.
+    #[inline]
+    pub(super) fn write(&self, place: &mut [u8]) {
+        if let Some(place) = place.first_chunk_mut() {
+            *place = self.octets;
+        }
+    }
+}
+
+impl From<TaggedHeader> for Head {
+    #[inline]
+    fn from(header: TaggedHeader) -> Head {
+        let mut octets = [0; UNTAGGED_LEN];
+        let len = header.emit(&mut octets);
+        Head { octets, len }
+    }
+}
+
+impl From<UntaggedHeader> for Head {
+    #[inline]
+    fn from(header: UntaggedHeader) -> Head {
+        let mut octets = [0; UNTAGGED_LEN];
+        let len = header.emit(&mut octets);
+        Head { octets, len }
+    }
+}

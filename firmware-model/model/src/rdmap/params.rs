@@ -1,0 +1,232 @@
+//! What an engine is made of, what it is told, and what it answers.
+
+use crate::queues::{CompletionQueue, ReceiveSource, SendQueue};
+use std::sync::Arc;
+use std::time::Duration;
+use urnic_device::command::{ModifyQp, modify};
+use urnic_device::cqe::Cqe;
+use urnic_device::stream::{Attach, attach, rtr};
+use urnic_device::vocabulary::{Access, QpState, WcOpcode, WcStatus};
+
+/// What a queue pair is made of.
+#[derive(Debug)]
+pub struct QpParams {
+    /// Its number.
+    pub qid: u32,
+    /// The driver's name for it, put into completions.
+    pub label: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// Send queue.
+    pub sq: SendQueue,
+    /// Where its completions go.
+    pub send_cq: Arc<CompletionQueue>,
+    /// Receive queue.
+    pub rq: ReceiveSource,
+    /// Where its completions go.
+    pub recv_cq: Arc<CompletionQueue>,
+    /// Whether RFC 7306 messages are understood; without, they are unexpected opcodes.
+    pub extensions: bool,
+}
+
+/// A ready-to-receive indication (RFC 6581 §9.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rtr {
+    /// Zero-length Send.
+    Send,
+    /// Zero-length RDMA Write.
+    Write,
+    /// Zero-length RDMA Read.
+    Read,
+}
+
+impl Rtr {
+    fn from_raw(raw: u32) -> Result<Option<Rtr>, InvalidAttachment> {
+        Ok(Some(match raw {
+            rtr::NONE => return Ok(None),
+            rtr::SEND => Rtr::Send,
+            rtr::WRITE => Rtr::Write,
+            rtr::READ => Rtr::Read,
+            _ => return Err(InvalidAttachment),
+        }))
+    }
+}
+
+/// An [`Attach`] that contradicts itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("unknown RTR or flag, or a RTR in the wrong role")]
+pub struct InvalidAttachment;
+
+/// What start-up agreed on.
+#[derive(Debug, Clone)]
+pub struct Attachment {
+    /// We sent the MPA Request.
+    pub initiator: bool,
+    /// CRCs both ways.
+    pub crc: bool,
+    /// Markers in what we send.
+    pub markers_tx: bool,
+    /// Markers in what we receive.
+    pub markers_rx: bool,
+    /// An empty receive queue stalls the stream.
+    pub stall_on_empty_rq: bool,
+    /// It does so only until a first receive was taken from it.
+    pub stall_at_first: bool,
+    /// The peer's FIN with nothing outstanding leaves the queue pair as it is.
+    pub peer_may_close: bool,
+    /// A responder may send first: its peer is known to be ready.
+    pub fence_open: bool,
+    /// Most outstanding outbound Reads and atomics.
+    pub ord: u32,
+    /// Most outstanding inbound Reads and atomics.
+    pub ird: u32,
+    /// First MSN on queue 0 towards the peer.
+    pub first_msn: u32,
+    /// RTR to send first.
+    pub rtr_send: Option<Rtr>,
+    /// RTR to expect first.
+    pub rtr_expect: Option<Rtr>,
+    /// Another first message is an error (row EMPA-21).
+    pub strict_rtr: bool,
+    /// Posted receives are flushed so long after the peer's FIN, with `peer_may_close`.
+    pub fin_grace: Duration,
+    /// Control word of a Terminate to send instead of starting; 0 = none.
+    pub terminate: u32,
+}
+
+impl TryFrom<&Attach> for Attachment {
+    type Error = InvalidAttachment;
+
+    fn try_from(arguments: &Attach) -> Result<Attachment, InvalidAttachment> {
+        const KNOWN: u32 = attach::INITIATOR
+            | attach::CRC
+            | attach::MARKERS_TX
+            | attach::MARKERS_RX
+            | attach::STALL_ON_EMPTY_RQ
+            | attach::PEER_MAY_CLOSE
+            | attach::STRICT_RTR
+            | attach::STALL_AT_FIRST
+            | attach::FENCE_OPEN;
+        let flags = arguments.flags.get();
+        let has = |flag| flags & flag != 0;
+        let rtr_send = Rtr::from_raw(arguments.rtr_send.get())?;
+        let rtr_expect = Rtr::from_raw(arguments.rtr_expect.get())?;
+        let terminate = u32::try_from(arguments.terminate.get()).map_err(|_| InvalidAttachment)?;
+        let wrong_role = if has(attach::INITIATOR) {
+            rtr_expect
+        } else {
+            rtr_send
+        };
+        if flags & !KNOWN != 0 || wrong_role.is_some() {
+            return Err(InvalidAttachment);
+        }
+        Ok(Attachment {
+            initiator: has(attach::INITIATOR),
+            crc: has(attach::CRC),
+            markers_tx: has(attach::MARKERS_TX),
+            markers_rx: has(attach::MARKERS_RX),
+            stall_on_empty_rq: has(attach::STALL_ON_EMPTY_RQ),
+            stall_at_first: has(attach::STALL_AT_FIRST),
+            peer_may_close: has(attach::PEER_MAY_CLOSE),
+            fence_open: has(attach::FENCE_OPEN),
+            ord: arguments.ord.get(),
+            ird: arguments.ird.get(),
+            first_msn: arguments.first_msn.get(),
+            rtr_send,
+            rtr_expect,
+            strict_rtr: has(attach::STRICT_RTR),
+            fin_grace: Duration::from_millis(arguments.fin_grace_ms.get().into()),
+            terminate,
+        })
+    }
+}
+
+/// Attributes to change; `None` = leave.
+#[derive(Debug, Clone, Default)]
+pub struct QpChange {
+    /// State.
+    pub state: Option<QpState>,
+    /// Remote rights.
+    pub access: Option<Access>,
+    /// Most outstanding inbound Reads and atomics.
+    pub ird: Option<u32>,
+    /// Most outstanding outbound Reads and atomics.
+    pub ord: Option<u32>,
+    /// How long a Send may find the receive queue empty; `Duration::MAX` = for ever.
+    pub rnr_timeout: Option<Duration>,
+    /// The peer cannot be reached.
+    pub unreachable: bool,
+}
+
+impl QpChange {
+    /// What a command asks for; `None` if there is no such state.
+    pub fn parse(arguments: &ModifyQp) -> Option<QpChange> {
+        let mask = arguments.mask.get();
+        let has = |bit| mask & bit != 0;
+        let state = match has(modify::STATE) {
+            true => Some(QpState::from_raw(arguments.state.get())?),
+            false => None,
+        };
+        let rnr_timeout = match arguments.rnr_timeout_ms.get() {
+            u32::MAX => Duration::MAX,
+            ms => Duration::from_millis(ms.into()),
+        };
+        Some(QpChange {
+            state,
+            access: has(modify::ACCESS).then(|| Access::from_bits_truncate(arguments.access.get())),
+            ird: has(modify::IRD).then(|| arguments.ird.get()),
+            ord: has(modify::ORD).then(|| arguments.ord.get()),
+            rnr_timeout: has(modify::RNR).then_some(rnr_timeout),
+            unreachable: has(modify::UNREACHABLE),
+        })
+    }
+}
+
+/// A transition that the state does not allow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not in this state")]
+pub struct WrongState;
+
+/// How far sending got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TxOutcome {
+    /// Nothing more can be sent before something else happens: a post, an answer, a first FPDU.
+    Idle,
+    /// The stream takes no more: call again when it does.
+    Blocked,
+    /// There is more: call again soon, others first.
+    More,
+}
+
+/// How far receiving got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RxOutcome {
+    /// The last read came back short or empty: the stream has nothing more now. (A FIN may wait behind what was read.)
+    Drained,
+    /// There may be more: call again soon, others first.
+    More,
+    /// A message waits for a receive to be posted: call again then. What has arrived stays where it is.
+    Stalled,
+    /// The peer sent FIN: nothing more will come. Ours may still be open.
+    Finished,
+    /// The stream has ended in both directions, or is of no use any more: drop it.
+    Ended,
+}
+
+/// Who a queue pair is, for checks and completions.
+#[derive(Debug)]
+pub(crate) struct Identity {
+    pub(super) qid: u32,
+    pub(super) label: u32,
+    pub(super) pd: u32,
+    pub(super) access: Access,
+    pub(super) extensions: bool,
+}
+
+impl Identity {
+    /// A completion with no flags and no bytes.
+    #[inline]
+    pub(super) fn cqe(&self, cookie: u64, opcode: WcOpcode, status: WcStatus) -> Cqe {
+        Cqe::new(cookie, self.label, self.qid, opcode, status)
+    }
+}

@@ -1,0 +1,241 @@
+//! Opcodes, the control byte, and the segments that messages may be in (RFC 5040 §4.1).
+
+use crate::ddp;
+use core::fmt;
+
+/// Queue of Sends and Immediate Data (RFC 5040 §3.1).
+pub const QN_SEND: u32 = 0;
+/// Queue of Read Requests and Atomic Requests (RFC 5040 §3.1, RFC 7306 §5.2.1).
+pub const QN_READ_REQUEST: u32 = 1;
+/// Queue of the Terminate (RFC 5040 §3.1).
+pub const QN_TERMINATE: u32 = 2;
+/// Queue of Atomic Responses (RFC 7306 §5.2.2).
+pub const QN_ATOMIC_RESPONSE: u32 = 3;
+
+/// RV: the version of RDMAP that RFC 5040 §4.1 defines.
+pub const VERSION: u8 = 1;
+
+/// A message type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Opcode {
+    /// RDMA Write.
+    Write = 0x0,
+    /// RDMA Read Request.
+    ReadRequest = 0x1,
+    /// RDMA Read Response.
+    ReadResponse = 0x2,
+    /// Send.
+    Send = 0x3,
+    /// Send with Invalidate.
+    SendInvalidate = 0x4,
+    /// Send with Solicited Event.
+    SendSolicited = 0x5,
+    /// Send with Solicited Event and Invalidate.
+    SendSolicitedInvalidate = 0x6,
+    /// Terminate.
+    Terminate = 0x7,
+    /// Immediate Data (RFC 7306 §6).
+    Immediate = 0x8,
+    /// Immediate Data with Solicited Event (RFC 7306 §6).
+    ImmediateSolicited = 0x9,
+    /// Atomic Request (RFC 7306 §5).
+    AtomicRequest = 0xa,
+    /// Atomic Response (RFC 7306 §5).
+    AtomicResponse = 0xb,
+}
+
+impl Opcode {
+    /// Every opcode, by its number.
+    pub const ALL: [Self; 12] = [
+        Self::Write,
+        Self::ReadRequest,
+        Self::ReadResponse,
+        Self::Send,
+        Self::SendInvalidate,
+        Self::SendSolicited,
+        Self::SendSolicitedInvalidate,
+        Self::Terminate,
+        Self::Immediate,
+        Self::ImmediateSolicited,
+        Self::AtomicRequest,
+        Self::AtomicResponse,
+    ];
+
+    /// The queue its messages use, `None` where they are tagged.
+    #[inline]
+    pub const fn queue(self) -> Option<u32> {
+        match self {
+            Self::Write | Self::ReadResponse => None,
+            Self::Send
+            | Self::SendInvalidate
+            | Self::SendSolicited
+            | Self::SendSolicitedInvalidate
+            | Self::Immediate
+            | Self::ImmediateSolicited => Some(QN_SEND),
+            Self::ReadRequest | Self::AtomicRequest => Some(QN_READ_REQUEST),
+            Self::Terminate => Some(QN_TERMINATE),
+            Self::AtomicResponse => Some(QN_ATOMIC_RESPONSE),
+        }
+    }
+
+    /// Whether the sink shall raise an event (SE).
+    #[inline]
+    pub const fn solicited(self) -> bool {
+        matches!(
+            self,
+            Self::SendSolicited | Self::SendSolicitedInvalidate | Self::ImmediateSolicited
+        )
+    }
+
+    /// Whether the Invalidate STag word means something.
+    #[inline]
+    pub const fn invalidates(self) -> bool {
+        matches!(self, Self::SendInvalidate | Self::SendSolicitedInvalidate)
+    }
+
+    /// Whether RFC 7306 added it: to a peer without the extensions it is an unexpected opcode.
+    #[inline]
+    pub const fn is_extension(self) -> bool {
+        self as u8 >= Self::Immediate as u8
+    }
+}
+
+impl fmt::Display for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Write => "Write",
+            Self::ReadRequest => "ReadRequest",
+            Self::ReadResponse => "ReadResponse",
+            Self::Send => "Send",
+            Self::SendInvalidate => "SendInv",
+            Self::SendSolicited => "SendSE",
+            Self::SendSolicitedInvalidate => "SendSEInv",
+            Self::Terminate => "Terminate",
+            Self::Immediate => "Immediate",
+            Self::ImmediateSolicited => "ImmediateSE",
+            Self::AtomicRequest => "AtomicRequest",
+            Self::AtomicResponse => "AtomicResponse",
+        })
+    }
+}
+
+/// RDMAP's control byte: `RV(2)|Rsv(2)|Opcode(4)` (RFC 5040 §4.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Control {
+    /// The message type.
+    pub opcode: Opcode,
+}
+
+/// What is wrong with a control byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ControlError {
+    /// RV is not [`VERSION`].
+    #[error("RDMAP version {0}")]
+    Version(u8),
+    /// No message has this opcode.
+    #[error("RDMAP opcode 0x{0:x} is not assigned")]
+    Opcode(u8),
+}
+
+impl Control {
+    const VERSION_SHIFT: u32 = 6;
+    const OPCODE: u8 = 0x0f;
+
+    /// Reads the byte, which is the first of DDP's RsvdULP. The two reserved bits are ignored.
+    ///
+    /// # Errors
+    /// [`ControlError::Version`] before [`ControlError::Opcode`].
+    #[inline]
+    pub const fn parse(octet: u8) -> Result<Self, ControlError> {
+        if octet >> Self::VERSION_SHIFT != VERSION {
+            return Err(ControlError::Version(octet >> Self::VERSION_SHIFT));
+        }
+        let code = octet & Self::OPCODE;
+        if (code as usize) < Opcode::ALL.len() {
+            Ok(Self {
+                opcode: Opcode::ALL[code as usize],
+            })
+        } else {
+            Err(ControlError::Opcode(code))
+        }
+    }
+
+    /// The byte to send.
+    #[inline]
+    pub const fn octet(self) -> u8 {
+        VERSION << Self::VERSION_SHIFT | self.opcode as u8
+    }
+}
+
+impl From<Opcode> for Control {
+    #[inline]
+    fn from(opcode: Opcode) -> Self {
+        Self { opcode }
+    }
+}
+
+/// An opcode in a DDP segment that it cannot be in (RFC 5040 §4.1, table 4; RFC 7306 figure 3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlacementError {
+    /// A tagged message without its T bit, or an untagged one with it.
+    #[error("{} in {} segment", .0, if .0.queue().is_some() { "a tagged" } else { "an untagged" })]
+    Tagging(Opcode),
+    /// A queue that RDMAP does not have.
+    #[error("{opcode} on queue {qn}, which does not exist")]
+    NoQueue {
+        /// The message.
+        opcode: Opcode,
+        /// QN as sent.
+        qn: u32,
+    },
+    /// A queue of RDMAP, but not this message's.
+    #[error("{opcode} on queue {qn}")]
+    WrongQueue {
+        /// The message.
+        opcode: Opcode,
+        /// QN as sent.
+        qn: u32,
+    },
+}
+
+/// Checks that `opcode` may be in a segment with this header: its T bit, then its queue.
+///
+/// # Errors
+/// [`PlacementError`]; nothing of such a segment may be placed.
+#[inline]
+pub fn check_placement(opcode: Opcode, header: &ddp::Header) -> Result<(), PlacementError> {
+    match (opcode.queue(), header) {
+        (None, ddp::Header::Tagged(_)) => Ok(()),
+        (Some(queue), ddp::Header::Untagged(header)) if queue == header.qn => Ok(()),
+        (Some(_), ddp::Header::Untagged(header)) if header.qn > QN_ATOMIC_RESPONSE => {
+            Err(PlacementError::NoQueue {
+                opcode,
+                qn: header.qn,
+            })
+        }
+        (Some(_), ddp::Header::Untagged(header)) => Err(PlacementError::WrongQueue {
+            opcode,
+            qn: header.qn,
+        }),
+        _ => Err(PlacementError::Tagging(opcode)),
+    }
+}
+
+/// What is wrong with the payload of a message that has a fixed RDMAP header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HeaderError {
+    /// Not exactly as many bytes as the header has.
+    #[error("{opcode} of {found} octets, must have {expected}")]
+    Length {
+        /// The message.
+        opcode: Opcode,
+        /// Bytes its header has.
+        expected: usize,
+        /// Bytes of the DDP payload.
+        found: usize,
+    },
+    /// An AOpCode that is neither FetchAdd nor CmpSwap (RFC 7306 §5.2.1).
+    #[error("atomic operation {0} is not assigned")]
+    AtomicOperation(u8),
+}
