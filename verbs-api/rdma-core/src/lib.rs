@@ -15,15 +15,15 @@
 pub mod attr;
 pub mod consts;
 pub mod level;
+pub mod object_attr;
 pub mod objects;
 pub mod ops;
 pub mod private;
-pub mod work;
 
 pub use attr::*;
 pub use consts::*;
 pub use level::{Level, Pabi};
+pub use object_attr::*;
 pub use objects::*;
 pub use ops::{ContextOps, OPS};
 pub use private::*;
-pub use work::*;

@@ -7,7 +7,7 @@ use core::ffi::{c_int, c_void};
 
 use super::level::Level;
 use super::private::verbs_mr;
-use super::{attr::*, consts::*, objects::*, work::*};
+use super::{attr::*, consts::*, objects::*};
 
 /// One operation of `verbs_context_ops`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
