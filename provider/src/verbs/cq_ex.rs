@@ -11,7 +11,6 @@ use urnic_rdma_core::*;
 use super::completion_ring::{extra, flags};
 use super::cq::{Completions, Cq};
 use super::lock::Held;
-use super::observed;
 use crate::context::Context;
 use crate::guard::{contained, pointer};
 use crate::race_detector;
@@ -69,8 +68,8 @@ pub(super) unsafe extern "C" fn create_cq_ex(
         ex.read_dlid_path_bits = Some(read_no_byte);
         ex.read_completion_ts = Some(read_completion_ts);
         if race_detector::present() {
-            ex.start_poll = Some(observed::start_poll);
-            ex.next_poll = Some(observed::next_poll);
+            ex.start_poll = Some(observed_start_poll);
+            ex.next_poll = Some(observed_next_poll);
         }
         Ok(cq)
     })
@@ -189,4 +188,24 @@ unsafe extern "C" fn read_nothing(_: *mut ibv_cq_ex) -> u32 {
 
 unsafe extern "C" fn read_no_byte(_: *mut ibv_cq_ex) -> u8 {
     0
+}
+
+/// [`start_poll`] in a process with a race detector.
+unsafe extern "C" fn observed_start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: the caller's arguments.
+    let status = unsafe { start_poll(cq, attr) };
+    if status == 0 {
+        race_detector::taken();
+    }
+    status
+}
+
+/// [`next_poll`] in a process with a race detector.
+unsafe extern "C" fn observed_next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: the caller's argument.
+    let status = unsafe { next_poll(cq) };
+    if status == 0 {
+        race_detector::taken();
+    }
+    status
 }

@@ -19,6 +19,7 @@ mod device;
 mod dm;
 mod events;
 mod foreign;
+mod gated_sends;
 mod ledger;
 mod lock;
 mod mr;
@@ -28,8 +29,10 @@ mod parent_domain;
 mod pd;
 mod post;
 mod qp;
+mod qp_attr;
 mod qp_ex;
 mod receive_queue;
+mod refusal;
 mod reported;
 #[cfg(test)]
 mod ring_tests;

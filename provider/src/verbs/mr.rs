@@ -147,6 +147,19 @@ pub(super) unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
     });
 }
 
+/// The address, length and name of the first byte of new memory.
+fn new_memory(addr: *mut c_void, length: usize, rights: Access) -> Result<(*mut c_void, usize, u64), Errno> {
+    if length == 0 {
+        return Err(Errno::INVAL);
+    }
+    let base = if rights.contains(Access::ZERO_BASED) {
+        0
+    } else {
+        addr.addr() as u64
+    };
+    Ok((addr, length, base))
+}
+
 /// `ibv_rereg_mr(3)`: the keys stay. ENOENT if it was deregistered in another context.
 pub(super) unsafe extern "C" fn rereg_mr(
     mr: *mut verbs_mr,
@@ -173,19 +186,9 @@ pub(super) unsafe extern "C" fn rereg_mr(
             old as c_int
         };
         let rights = access(raw)?;
-        let memory = if has(IBV_REREG_MR_CHANGE_TRANSLATION) {
-            if length == 0 {
-                return Err(Errno::INVAL);
-            }
-            let base = if rights.contains(Access::ZERO_BASED) {
-                0
-            } else {
-                addr.addr() as u64
-            };
-            Some((addr, length, base))
-        } else {
-            None
-        };
+        let memory = has(IBV_REREG_MR_CHANGE_TRANSLATION)
+            .then(|| new_memory(addr, length, rights))
+            .transpose()?;
         // What is there on demand, and what always is, are reached in different ways.
         if memory.is_none() && (raw ^ old as c_int) as u32 & IBV_ACCESS_ON_DEMAND != 0 {
             return Err(Errno::INVAL);
@@ -213,16 +216,19 @@ pub(super) unsafe extern "C" fn rereg_mr(
         if let Some(domain) = domain {
             state.domain = domain;
         }
-        let place = memory.map(|(addr, len, base)| Place {
-            addr,
-            len,
-            base,
-            access: rights,
-        });
-        if let Some(place) = place.or(was.map(|was| Place {
-            access: rights,
-            ..was
-        })) {
+        let place = match (memory, was) {
+            (Some((addr, len, base)), _) => Some(Place {
+                addr,
+                len,
+                base,
+                access: rights,
+            }),
+            (None, was) => was.map(|was| Place {
+                access: rights,
+                ..was
+            }),
+        };
+        if let Some(place) = place {
             state.domain.on_demand.put(stag, place);
         }
         state.flags = raw as u32;

@@ -1,14 +1,13 @@
-//! Posting, polling and registering in a process with a race detector: as ever, and said to it ([`race_detector`]). Elsewhere libibverbs is given the
-//! functions behind these, so they cost nothing there.
+//! Posting, polling and registering in a process with a race detector, which is told of them ([`race_detector`]). In
+//! other processes libibverbs gets the functions that these call, so they cost nothing there.
 
 use std::ffi::{c_int, c_void};
 
 use urnic_rdma_core::{
-    ContextOps, ibv_cq, ibv_cq_ex, ibv_mr, ibv_pd, ibv_poll_cq_attr, ibv_qp, ibv_qp_ex, ibv_recv_wr,
-    ibv_send_wr, ibv_srq, ibv_wc, verbs_mr,
+    ContextOps, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_srq, ibv_wc, verbs_mr,
 };
 
-use super::{cq, cq_ex, mr, post, qp_ex, srq};
+use super::{cq, mr, post, srq};
 use crate::race_detector;
 
 /// The operations, with these in the place of those that they call.
@@ -52,12 +51,6 @@ unsafe extern "C" fn post_srq_recv(
     unsafe { srq::post_srq_recv(srq, wr, bad_wr) }
 }
 
-pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
-    race_detector::handed_over();
-    // SAFETY: the caller's argument.
-    unsafe { qp_ex::wr_complete(qp) }
-}
-
 unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the caller's arguments.
     let found = unsafe { cq::poll_cq(cq, num_entries, wc) };
@@ -65,24 +58,6 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_w
         race_detector::taken();
     }
     found
-}
-
-pub(super) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: the caller's arguments.
-    let status = unsafe { cq_ex::start_poll(cq, attr) };
-    if status == 0 {
-        race_detector::taken();
-    }
-    status
-}
-
-pub(super) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: the caller's argument.
-    let status = unsafe { cq_ex::next_poll(cq) };
-    if status == 0 {
-        race_detector::taken();
-    }
-    status
 }
 
 unsafe extern "C" fn reg_mr(

@@ -8,6 +8,7 @@ use urnic_device::vocabulary::QpState;
 use urnic_rdma_core::{ibv_qp, ibv_recv_wr, ibv_send_wr};
 
 use super::qp::Qp;
+use super::refusal::refuse;
 use super::unaligned::structure;
 use crate::guard::contained;
 
@@ -19,19 +20,6 @@ use crate::guard::contained;
 #[inline]
 pub(super) fn takes_sends(state: QpState) -> bool {
     matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqe | QpState::Err)
-}
-
-/// Takes none of a list of requests.
-///
-/// # Safety
-/// `bad` is null, or the program's variable.
-#[cold]
-pub(super) unsafe fn refuse<T>(first: *mut T, bad: *mut *mut T, errno: Errno) -> c_int {
-    if !bad.is_null() {
-        // SAFETY: as promised.
-        unsafe { bad.write_unaligned(first) };
-    }
-    errno.raw_os_error()
 }
 
 /// `ibv_post_send(3)`: EINVAL for a request that can not be, or not in this state; ENOMEM when the queue is full; EIO in a forked child. The

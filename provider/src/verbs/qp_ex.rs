@@ -12,10 +12,10 @@ use urnic_rdma_core::*;
 use zerocopy::Unalign;
 
 use super::building::Building;
+use super::gated_sends::SendSide;
 use super::lock::Held;
-use super::observed;
 use super::post::takes_sends;
-use super::qp::{Qp, SendSide};
+use super::qp::Qp;
 use super::send_queue::{Entry, SendQueue};
 use super::unaligned::elements;
 use crate::context::Context;
@@ -76,8 +76,8 @@ pub(super) unsafe extern "C" fn create_qp_ex(
             // SAFETY: nobody else has the queue pair yet.
             offer_builder(unsafe { &mut *qp.abi() }, release);
             if race_detector::present() {
-                // SAFETY: as above; the builder is there.
-                unsafe { (*(*qp.abi()).qp.qp_ex).wr_complete = Some(observed::wr_complete) };
+                // SAFETY: nobody else has the queue pair yet, and the builder is there.
+                unsafe { (*(*qp.abi()).qp.qp_ex).wr_complete = Some(observed_wr_complete) };
             }
         }
         Ok(qp)
@@ -269,4 +269,11 @@ builders! {
             .map(Unalign::get)
             .try_for_each(|buf| q.set_inline(e, buf.addr.cast(), buf.length))
     });
+}
+
+/// [`wr_complete`] in a process with a race detector.
+unsafe extern "C" fn observed_wr_complete(qp: *mut ibv_qp_ex) -> c_int {
+    race_detector::handed_over();
+    // SAFETY: the caller's argument.
+    unsafe { wr_complete(qp) }
 }

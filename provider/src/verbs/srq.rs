@@ -14,8 +14,8 @@ use super::foreign::Foreign;
 use super::lock::Lock;
 use super::parent_domain::{Resource, Rings};
 use super::pd::{Pd, Tenancy};
-use super::post::refuse;
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
+use super::refusal::refuse;
 use super::reported::{Acknowledgements, Reported};
 use crate::guard::{contained, pointer, status};
 

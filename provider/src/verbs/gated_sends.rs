@@ -1,0 +1,113 @@
+//! The send queue behind its gate, as the program and the driver share it.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Weak};
+
+use urnic_driver::{Completed, Poster};
+
+use super::building::Building;
+use super::cq::Cq;
+use super::ledger::Ledger;
+use super::lock::{Held, Lock};
+use super::send_queue::SendQueue;
+
+/// The send queue. The driver publishes what waits behind the gate, and never waits for the lock: a program may hold it
+/// without limit, between `ibv_wr_start` and `ibv_wr_complete`.
+pub(super) struct Sends {
+    pub(super) side: Lock<SendSide>,
+    /// Whether something was left behind the closed gate. Of no meaning once that is open.
+    pub(super) waiting: AtomicBool,
+    device: Weak<urnic_driver::Qp>,
+    ledger: Arc<Ledger>,
+    cqs: Destinations,
+}
+
+/// The completion queues of a queue pair.
+struct Destinations([NonNull<Cq>; 2]);
+
+// SAFETY: shared references to `Cq` may be used on any thread.
+unsafe impl Send for Destinations {}
+// SAFETY: shared references to `Cq` may be used on any thread, and this has only such.
+unsafe impl Sync for Destinations {}
+
+/// What the send queue's lock is for.
+pub(super) struct SendSide {
+    pub(super) queue: SendQueue,
+    pub(super) building: Building,
+}
+
+impl Poster for Sends {
+    fn gate_opened(&self) {
+        if let Some(device) = self.device.upgrade()
+            && let Some(index) = self.publish_unless_held()
+        {
+            device.ring_sends(index);
+        }
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    fn completed(&self) -> Option<Completed> {
+        let qid = self.device.upgrade()?.qid;
+        // SAFETY: a completion queue outlives its queue pairs (EBUSY), and the driver forgets us, and waits for a call that is under way,
+        // before a queue pair is gone.
+        let [sends, receives] = self.cqs.0.map(|cq| unsafe { cq.as_ref() });
+        Some(Completed {
+            sends: sends.sends_completed(qid, &self.ledger)?,
+            receives: receives.receives_completed(qid, &self.ledger)?,
+        })
+    }
+}
+
+impl Sends {
+    /// The send queue of `device`, whose sends and receives complete to `cqs`.
+    pub(super) fn new(
+        device: &Arc<urnic_driver::Qp>,
+        queue: SendQueue,
+        ledger: Arc<Ledger>,
+        cqs: [&Cq; 2],
+    ) -> Arc<Sends> {
+        Arc::new(Sends {
+            side: Lock::new(SendSide {
+                queue,
+                building: Building::default(),
+            }),
+            waiting: AtomicBool::new(false),
+            device: Arc::downgrade(device),
+            ledger,
+            cqs: Destinations(cqs.map(NonNull::from)),
+        })
+    }
+
+    /// Lets go of the send queue, and lets the device see what was written if the gate is open. Returns the index to ring with.
+    #[inline]
+    pub(super) fn let_go(&self, device: &urnic_driver::Qp, mut side: Held<'_, SendSide>) -> Option<u32> {
+        if device.gate_is_open() {
+            return side.queue.publish();
+        }
+        self.leave_behind(device, side)
+    }
+
+    #[cold]
+    fn leave_behind(&self, device: &urnic_driver::Qp, side: Held<'_, SendSide>) -> Option<u32> {
+        self.waiting.store(side.queue.is_waiting(), Ordering::Relaxed);
+        drop(side);
+        // Who opened the gate since we looked may have found the queue held.
+        fence(Ordering::SeqCst);
+        if device.gate_is_open() {
+            self.publish_unless_held()
+        } else {
+            None
+        }
+    }
+
+    /// Behind an open gate. Who holds the queue looks at the gate when letting go of it ([`let_go`](Self::let_go)): of the two,
+    /// separated by fences, one sees what the other did.
+    fn publish_unless_held(&self) -> Option<u32> {
+        fence(Ordering::SeqCst);
+        self.side.try_hold()?.queue.publish()
+    }
+}
