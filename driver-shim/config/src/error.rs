@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use rustix::io::Errno;
 
-use super::Device;
+use crate::settings::Device;
 
 /// Where a setting came from.
 #[derive(Debug, Clone, PartialEq, Eq)]

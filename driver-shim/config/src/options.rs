@@ -8,7 +8,9 @@ use std::time::Duration;
 use toml::Value;
 use urnic_wire::mpa::startup::RtrKey;
 
-use super::{Config, Device, Error, RtrTypes, Source, VfioApi, is_log_filter};
+use crate::error::{Error, Source};
+use crate::log_filter::is_log_filter;
+use crate::settings::{Config, Device, RtrTypes, VfioApi};
 
 /// One option.
 #[derive(Debug)]

@@ -1,3 +1,11 @@
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use urnic_wire::mpa::startup::RtrKey;
+
+use super::read::NOT_OPTIONS;
 use super::*;
 
 fn vars<'a>(pairs: &'a [(&'a str, &'a str)]) -> impl Iterator<Item = (OsString, OsString)> + 'a {

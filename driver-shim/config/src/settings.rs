@@ -1,0 +1,217 @@
+//! The settings, with their defaults.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use urnic_wire::mpa::startup::RtrKey;
+
+use crate::network::Network;
+
+/// Which device the driver opens (design: devices).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Device {
+    /// The model inside this process.
+    #[default]
+    Inproc,
+    /// A model in another process, over the vfio-user socket at this path.
+    VfioUser(PathBuf),
+    /// A PCI function, by its address (`DDDD:BB:DD.F`).
+    Vfio(String),
+}
+
+impl fmt::Display for Device {
+    /// As the option has it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Device::Inproc => f.write_str("inproc"),
+            Device::VfioUser(path) => write!(f, "vfio-user:{}", path.display()),
+            Device::Vfio(address) => write!(f, "vfio:{address}"),
+        }
+    }
+}
+
+/// Which zero-length messages may serve as ready-to-receive indication (RFC 6581 §9.2); never empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RtrTypes {
+    /// Zero-length Send (bit B).
+    pub send: bool,
+    /// Zero-length RDMA Write (bit C).
+    pub write: bool,
+    /// Zero-length RDMA Read (bit D).
+    pub read: bool,
+}
+
+/// MPA start-up: what we ask for and how long we wait (RFC 5044 §7, RFC 6581).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mpa {
+    /// Ask for CRCs. They are on when either side asks (RFC 5044 §7.1.1).
+    pub crc: bool,
+    /// Ask for markers in what we receive (RFC 5044 §4.3).
+    pub markers: bool,
+    /// Highest revision that we speak: 1 or 2.
+    pub revision: u8,
+    /// How long an initiator waits for the whole start-up.
+    pub startup_timeout_initiator: Duration,
+    /// How long a responder waits for the Request.
+    pub startup_timeout_responder: Duration,
+    /// How long a responder waits for the first FPDU behind its Reply.
+    pub rtr_timeout: Duration,
+    /// What may serve as RTR.
+    pub rtr_types: RtrTypes,
+    /// Ask for the peer-to-peer model when calling: our RTR lets the called side send first (RFC 6581 §9.2).
+    pub peer_to_peer: bool,
+    /// Accept nothing but the RTR that was agreed on as the first message, and end the connection otherwise (conformance EMPA-21).
+    pub strict_rtr: bool,
+    /// Turn a caller down that takes fewer Reads than the program behind us asks to send, instead of sending fewer (RFC 6581 §9.1).
+    pub strict_depths: bool,
+    /// The RTR frame proposed in 2007, with the spelling of its key that we send; `None` is off. Only for peers known to speak it.
+    pub rtr_frame: Option<RtrKey>,
+}
+
+/// Native connections: those made by `modify_qp(RTR)`, with no connection manager.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Native {
+    /// Address to listen at; `None` is every address, IPv4 and IPv6.
+    pub listen: Option<IpAddr>,
+    /// TCP ports to listen at; `None` leaves the choice to the kernel.
+    pub port_range: Option<RangeInclusive<u16>>,
+    /// When nothing arrived after this long, the side that was to be called calls too.
+    pub call_grace: Duration,
+    /// How long posted receives stay after the peer's orderly end of stream.
+    pub fin_grace: Duration,
+    /// Calls kept for QPs that have not reached RTR, per process.
+    pub max_parked: usize,
+    /// How long such a call is kept.
+    pub park_timeout: Duration,
+    /// Whether calls are taken from other addresses than that of the peer named at RTR.
+    pub allow_nat: bool,
+}
+
+/// Connections made with rdma_cm.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cm {
+    /// How long a Send of the peer may find no receive posted before the connection is terminated. Zero is RFC 5041 to the letter, but for
+    /// queue pairs to which no receive was ever posted: their programs get a second to do so.
+    ///
+    /// The default is for programs written for InfiniBand, where a sender repeats a Send until the receiver is ready: some post receives a second and
+    /// more after the peer's first Send. Meanwhile the stream is not read, so TCP holds the sender back and the device buffers nothing.
+    pub rnr_grace: Duration,
+}
+
+/// Addresses with options of their own, on rdma_cm connections: a `[[peer]]` of the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    pub(crate) network: Network,
+    /// Keys and values that were found good.
+    pub(crate) options: Vec<(&'static str, String)>,
+}
+
+/// Ways to a PCI function that the kernel's VFIO offers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum VfioApi {
+    /// The first of those below that is there and that this user may use.
+    #[default]
+    Auto,
+    /// The function's own file, and iommufd.
+    Cdev,
+    /// Its group's file, and a container.
+    Group,
+    /// Its group's file where there is no IOMMU.
+    NoIommu,
+}
+
+impl VfioApi {
+    pub(crate) const ALL: [VfioApi; 4] = [VfioApi::Auto, VfioApi::Cdev, VfioApi::Group, VfioApi::NoIommu];
+
+    /// As one writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            VfioApi::Auto => "auto",
+            VfioApi::Cdev => "cdev",
+            VfioApi::Group => "group",
+            VfioApi::NoIommu => "noiommu",
+        }
+    }
+}
+
+/// How a PCI function is driven.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Vfio {
+    /// Which way to take.
+    pub api: VfioApi,
+}
+
+/// How the device is shown to libibverbs.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Present {
+    /// Folder that holds the presence tree; `None` is `$XDG_RUNTIME_DIR`, `/tmp` or `/dev/shm`.
+    pub dir: Option<PathBuf>,
+}
+
+/// Everything that can be set. [`Config::default`] is what a machine without any configuration gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// The device that the driver opens.
+    pub device: Device,
+    /// What to log, as a `tracing` filter; `off` logs nothing.
+    pub log: String,
+    /// Where to capture the wire.
+    pub pcap: Option<PathBuf>,
+    /// MPA start-up.
+    pub mpa: Mpa,
+    /// Native connections.
+    pub native: Native,
+    /// Connections made with rdma_cm.
+    pub cm: Cm,
+    /// The way to a PCI function.
+    pub vfio: Vfio,
+    /// Presence.
+    pub present: Present,
+    /// Peers with options of their own.
+    pub peers: Vec<Peer>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            device: Device::Inproc,
+            log: "warn".to_owned(),
+            pcap: None,
+            mpa: Mpa {
+                crc: true,
+                markers: false,
+                revision: 2,
+                startup_timeout_initiator: Duration::from_secs(20),
+                startup_timeout_responder: Duration::from_secs(10),
+                rtr_timeout: Duration::from_secs(10),
+                rtr_types: RtrTypes {
+                    send: false,
+                    write: true,
+                    read: true,
+                },
+                peer_to_peer: true,
+                strict_rtr: false,
+                strict_depths: false,
+                rtr_frame: None,
+            },
+            native: Native {
+                listen: None,
+                port_range: None,
+                call_grace: Duration::from_millis(1000),
+                fin_grace: Duration::from_millis(2000),
+                max_parked: 1024,
+                park_timeout: Duration::from_millis(10_000),
+                allow_nat: false,
+            },
+            cm: Cm {
+                rnr_grace: Duration::from_secs(10),
+            },
+            vfio: Vfio::default(),
+            present: Present::default(),
+            peers: Vec::new(),
+        }
+    }
+}
