@@ -12,10 +12,12 @@ mod access;
 mod error;
 mod function;
 mod holder;
+mod inner;
 mod iommu;
 mod iova;
 mod pci;
 mod physical;
+mod sources;
 mod uapi;
 mod watch;
 
@@ -27,47 +29,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
-use rustix::event::Timespec;
 use rustix::io::Errno;
 use urnic_device::registers;
 
 use super::anonymous;
-use super::doorbells::DoorbellPages;
 use access::Dma;
+use inner::Inner;
 use pci::{PciFunction, Unfit};
+use sources::Sources;
 use urnic_config::VfioApi;
-use urnic_device::bus::{Bus, Mapping, QueueMemory, Signal, SignalHandler};
-use urnic_process::fds::InternalFd;
+use urnic_device::bus::{Bus, Mapping, QueueMemory, SignalHandler};
 use urnic_process::lock::lock;
-use watch::Sources;
-
-/// How often, and how far apart, a device that is reset is asked whether it is done: two seconds in all.
-const SILENCE_LOOKS: u32 = 2000;
-const SILENCE_PAUSE: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 1_000_000,
-};
 
 /// The bus to a PCI function.
 pub struct VfioBus {
     inner: Arc<Inner>,
     thread: Mutex<Option<JoinHandle<()>>>,
-}
-
-/// What the bus shares with its thread, in the order in which it is to be let go of.
-struct Inner {
-    address: String,
-    doorbells: DoorbellPages,
-    function: PciFunction,
-    dma: Dma,
-    _group: Option<InternalFd>,
-    sources: Sources,
-    handler: OnceLock<SignalHandler>,
-    lost: AtomicBool,
-    /// The thread is to end.
-    stopped: AtomicBool,
-    /// This is a forked child: the function is the parent's.
-    abandoned: AtomicBool,
 }
 
 impl VfioBus {
@@ -124,57 +101,6 @@ fn refused(address: &str, unfit: Unfit) -> Refused {
         },
         Unfit::Lacks(what) => Refused::Unfit { address, what },
         Unfit::Step(step, errno) => Refused::Step { address, step, errno },
-    }
-}
-
-impl Inner {
-    fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Acquire)
-    }
-
-    fn tell(&self, signal: Signal) {
-        if let Some(handler) = self.handler.get() {
-            handler(signal);
-        }
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Acquire)
-    }
-
-    /// The device is gone for good. The thread tells, since whoever found out may hold locks.
-    fn lose(&self, why: &str) {
-        if !self.lost.swap(true, Ordering::AcqRel) {
-            tracing::error!("PCI function {} is lost: {why}", self.address);
-            self.sources.wake();
-        }
-    }
-
-    /// Looks whether the device still answers. A register that is all ones may be that; the first one never is.
-    fn look(&self) {
-        if !self.is_lost() && self.function.read32(registers::MAGIC) == registers::GONE {
-            self.lose("its registers read as all ones");
-        }
-    }
-
-    /// Has a device that still hears us, as one that is being taken out does, let go of all memory: from then on the driver completes what is posted.
-    fn silence(&self) {
-        let reset = registers::Control::RESET.bits();
-        self.function.write32(registers::CONTROL, reset);
-        for _ in 0..SILENCE_LOOKS {
-            let control = self.function.read32(registers::CONTROL);
-            // All ones: it is gone, and has let go of everything.
-            if control == registers::GONE || control & reset == 0 {
-                return;
-            }
-            let _ = rustix::thread::nanosleep(&SILENCE_PAUSE);
-        }
-    }
-
-    /// Lets the kernel have the function back: whoever unplugs it waits for that.
-    fn give_back(&self) {
-        self.doorbells.cut();
-        self.function.give_back();
     }
 }
 
