@@ -17,7 +17,7 @@ mod ucx;
 
 use std::process::ExitCode;
 
-use table::{Aim, Measured, Row};
+use table::{Aim, Measured, Row, tried};
 use urnic_console::{READER_GONE, Unwritten, complain, print};
 
 /// Rounds without an argument; each takes some 30 s.
@@ -182,52 +182,55 @@ fn rows() -> Vec<Row> {
     for way in WAYS {
         rows.push(Row::new(way.what, "M/s", way.against, Aim::Report));
     }
-    rows.push(Row::new(
-        "CRC32C, FPDU of 1448 B",
-        "GB/s",
-        "crc-fast itself",
-        Aim::NoSlower,
-    ));
-    rows.push(Row::new(
-        "CRC32C, FPDU of 64774 B",
-        "GB/s",
-        "crc-fast itself",
-        Aim::NoSlower,
-    ));
-    rows.push(Row::new(
-        "doorbell to CQE, no wire",
-        "us",
-        "cache line, there and back",
-        Aim::Report,
-    ));
-    rows.push(Row::new("memory per idle connected QP", "KiB", "", Aim::Report));
-    rows.push(Row::new("connections", "1/s", "raw TCP connect", Aim::Report));
-    rows.push(Row::new(
-        "rdma_connect, median",
-        "us",
-        "raw TCP connect + RTT",
-        Aim::AtMost(2.0),
-    ));
-    rows.push(Row::new(
-        "rdma_cm connections",
-        "1/s",
-        "raw TCP connect + RTT",
-        Aim::AtLeast(0.5),
-    ));
-    rows.push(Row::new("memory per idle rdma_cm conn.", "KiB", "", Aim::Report));
-    rows.push(Row::new(
-        "rstream 64 B, one transfer",
-        "us",
-        "rstream over TCP",
-        Aim::Report,
-    ));
-    rows.push(Row::new(
-        "rstream 64 KiB",
-        "Gbit/s",
-        "rstream over TCP",
-        Aim::Report,
-    ));
+    rows.extend(crc_rows());
+    rows.extend(connection_rows());
     rows
+}
+
+fn crc_rows() -> Vec<Row> {
+    vec![
+        Row::new("CRC32C, FPDU of 1448 B", "GB/s", "crc-fast itself", Aim::NoSlower),
+        Row::new(
+            "CRC32C, FPDU of 64774 B",
+            "GB/s",
+            "crc-fast itself",
+            Aim::NoSlower,
+        ),
+    ]
+}
+
+/// The rows of [`measure_connections`].
+fn connection_rows() -> Vec<Row> {
+    vec![
+        Row::new(
+            "doorbell to CQE, no wire",
+            "us",
+            "cache line, there and back",
+            Aim::Report,
+        ),
+        Row::new("memory per idle connected QP", "KiB", "", Aim::Report),
+        Row::new("connections", "1/s", "raw TCP connect", Aim::Report),
+        Row::new(
+            "rdma_connect, median",
+            "us",
+            "raw TCP connect + RTT",
+            Aim::AtMost(2.0),
+        ),
+        Row::new(
+            "rdma_cm connections",
+            "1/s",
+            "raw TCP connect + RTT",
+            Aim::AtLeast(0.5),
+        ),
+        Row::new("memory per idle rdma_cm conn.", "KiB", "", Aim::Report),
+        Row::new(
+            "rstream 64 B, one transfer",
+            "us",
+            "rstream over TCP",
+            Aim::Report,
+        ),
+        Row::new("rstream 64 KiB", "Gbit/s", "rstream over TCP", Aim::Report),
+    ]
 }
 
 /// `urnic serve` against the device in the process.
@@ -245,20 +248,6 @@ fn served_rows() -> Vec<Row> {
             Aim::Report,
         ),
     ]
-}
-
-/// A measurement that fails says why; the others are worth having.
-fn tried<T>(measurement: impl FnOnce() -> Measured<T>) -> Measured<T> {
-    // What a measurement borrows is not looked at after a panic.
-    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(measurement));
-    outcome.unwrap_or_else(|panic| {
-        let message = panic
-            .downcast_ref::<String>()
-            .map(String::as_str)
-            .or_else(|| panic.downcast_ref::<&str>().copied());
-        let line = message.and_then(|message| message.lines().next());
-        Err(line.unwrap_or("it failed").to_owned())
-    })
 }
 
 /// One round, in the order of the rows.

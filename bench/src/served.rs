@@ -7,8 +7,8 @@ use urnic_device_checks::rate::{Ringing, writes_per_second};
 use urnic_process::gids::GidTable;
 use urnic_tests::served::Served;
 
-use crate::table::Measured;
-use crate::{ours, tried};
+use crate::ours;
+use crate::table::{Measured, tried};
 
 /// Ours and theirs: served, and in the process.
 pub(crate) type Both = (Measured<f64>, Measured<f64>);

@@ -163,6 +163,20 @@ fn short(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
+/// Makes a measurement. One that panics is an error with the reason, so that the others still run.
+pub(crate) fn tried<T>(measurement: impl FnOnce() -> Measured<T>) -> Measured<T> {
+    // Nothing that a measurement borrows is used after a panic.
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(measurement));
+    outcome.unwrap_or_else(|panic| {
+        let message = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied());
+        let line = message.and_then(|message| message.lines().next());
+        Err(line.unwrap_or("it failed").to_owned())
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

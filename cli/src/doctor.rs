@@ -4,6 +4,7 @@ mod finding;
 mod function;
 mod mends;
 mod selftest;
+mod writable;
 
 use std::env;
 use std::io::ErrorKind;
@@ -24,6 +25,7 @@ use crate::options::Options;
 use crate::verbs::Verbs;
 
 use finding::{Finding, Verdict};
+use writable::can_have_folder;
 
 /// Sockets and channels a modest program opens; below this many descriptors the limit will be what stops it.
 const FEW_DESCRIPTORS: u64 = 1024;
@@ -216,11 +218,6 @@ fn folder(places: &[PathBuf]) -> Finding {
     }
     let text = format!("nowhere to make a folder: {}", complaints.join("; "));
     Finding::wrong("presence folder", text, mends::presence_folder())
-}
-
-fn can_have_folder(place: &Path) -> std::io::Result<()> {
-    let trial = place.join(format!(".urnic-doctor-{}", std::process::id()));
-    std::fs::create_dir(&trial).and_then(|()| std::fs::remove_dir(&trial))
 }
 
 fn sockets(config: &Config) -> Finding {

@@ -5,6 +5,7 @@
 //! [`READER_GONE`], the status that a shell shows for a program that SIGPIPE ended. Any other failed write (`ENOSPC`) is an error
 //! like others.
 
+#![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod arguments;

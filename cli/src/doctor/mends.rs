@@ -3,6 +3,8 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
+use super::writable::can_have_folder;
+
 /// The first rdma-core whose provider ABI the plug-in knows.
 const OLDEST: u32 = 34;
 
@@ -18,7 +20,7 @@ pub(super) fn presence_folder() -> String {
 fn presence_folder_in(places: impl IntoIterator<Item = PathBuf>) -> String {
     places
         .into_iter()
-        .find(|place| super::can_have_folder(place).is_ok())
+        .find(|place| can_have_folder(place).is_ok())
         .map_or_else(
             || "mount -t tmpfs tmpfs /tmp    # as root; for a container: docker run --tmpfs /tmp".to_owned(),
             |place| format!("export URNIC_PRESENT_DIR='{}'", place.display()),
