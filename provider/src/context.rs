@@ -38,7 +38,7 @@ impl Context {
     /// # Safety
     /// `context` is one that libibverbs got from us, and is open for as long as the result is used.
     pub(crate) unsafe fn of<'a>(context: *mut ibv_context) -> &'a Context {
-        // SAFETY: as promised, so the tail is there and filled.
+        // SAFETY: the caller promises an open context of ours: its tail is there and filled.
         unsafe { &*(*context.cast::<Tail>()).ours }
     }
 

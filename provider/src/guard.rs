@@ -27,7 +27,7 @@ pub(crate) fn guarded<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, E
             catch_unwind(|| tracing::error!("urnic failed inside: please report this, with the lines above"));
         Err(Errno::IO)
     });
-    // SAFETY: as above, with the state it was.
+    // SAFETY: a local, and the state that the thread had before.
     unsafe { pthread_setcancelstate(before, &mut before) };
     outcome
 }

@@ -59,7 +59,7 @@ pub(crate) unsafe extern "C" fn alloc_context(
             Context::make(unsafe { library_of(device) }, file, Events::new)
         };
         let (ours, async_fd) = complaining(CANNOT_OPEN, opened).inspect_err(|_| close_of_program(cmd_fd))?;
-        // SAFETY: as above.
+        // SAFETY: libibverbs passes a device of ours.
         unsafe { give(device, cmd_fd, ours, async_fd) }
     })
 }
@@ -70,7 +70,7 @@ pub(crate) unsafe extern "C" fn import_context(device: *mut ibv_device, cmd_fd: 
     answer(|| {
         // SAFETY: libibverbs passes a device of ours.
         let (ours, async_fd) = Context::make(unsafe { library_of(device) }, File::of(cmd_fd)?, Events::new)?;
-        // SAFETY: as above.
+        // SAFETY: libibverbs passes a device of ours.
         let context = unsafe { give(device, cmd_fd, ours, async_fd) }?;
         command::offer_async_fd(async_fd);
         Ok(context)
@@ -89,7 +89,7 @@ fn answer(open: impl FnOnce() -> Result<*mut verbs_context, Errno>) -> *mut verb
 /// # Safety
 /// Our alloc_device made it, and that libibverbs registered our operations with it.
 unsafe fn library_of(device: *mut ibv_device) -> &'static Library {
-    // SAFETY: as promised.
+    // SAFETY: the caller promises a device of ours, whose operations are in a `Registration`.
     unsafe { &Registration::of((*device.cast::<verbs_device>()).ops).library }
 }
 

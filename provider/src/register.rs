@@ -51,7 +51,7 @@ fn register(file: &CStr, known: &mut Vec<&'static Registration>) {
     let same =
         |other: &&Registration| std::ptr::fn_addr_eq(other.library.register_driver, library.register_driver);
     if known.iter().any(same) {
-        // SAFETY: as above.
+        // SAFETY: the reference that `dlopen` took.
         unsafe { libc::dlclose(handle) };
         return;
     }

@@ -41,7 +41,7 @@ pub struct DoorbellPages {
 
 // SAFETY: a mapping that is only accessed by atomics.
 unsafe impl Send for DoorbellPages {}
-// SAFETY: as above.
+// SAFETY: a mapping that is only accessed by atomics.
 unsafe impl Sync for DoorbellPages {}
 
 impl DoorbellPages {
@@ -87,7 +87,7 @@ impl DoorbellPages {
         }
         fence(Ordering::SeqCst);
         let wake = self.place(uar as usize * PAGE_LEN as usize + WAKE as usize, 4);
-        // SAFETY: as above.
+        // SAFETY: `place` checked that the word lies inside and is aligned; both sides access it atomically.
         wake.is_some_and(|wake| unsafe { AtomicU32::from_ptr(wake.cast()) }.load(Ordering::Relaxed) != 0)
     }
 
@@ -156,7 +156,7 @@ impl Drop for DoorbellPages {
 pub unsafe fn own_pages(base: NonNull<u8>, len: usize) {
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-    // SAFETY: as promised by the caller.
+    // SAFETY: the caller promises that the range is its own.
     let _ = unsafe { mmap_anonymous(base.as_ptr().cast(), len, prot, flags) };
 }
 

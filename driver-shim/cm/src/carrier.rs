@@ -11,7 +11,7 @@ pub enum Inbox {
     /// Nothing yet.
     Empty,
     /// Bytes.
-    Octets,
+    Bytes,
     /// The end of the stream.
     End,
 }
@@ -19,9 +19,9 @@ pub enum Inbox {
 #[cfg(test)]
 impl Inbox {
     /// Of a stream from which these have come, and its end or not.
-    pub fn of(octets: &[u8], ended: bool) -> Inbox {
-        match (octets.is_empty(), ended) {
-            (false, _) => Inbox::Octets,
+    pub fn of(bytes: &[u8], ended: bool) -> Inbox {
+        match (bytes.is_empty(), ended) {
+            (false, _) => Inbox::Bytes,
             (true, true) => Inbox::End,
             (true, false) => Inbox::Empty,
         }
@@ -31,7 +31,7 @@ impl Inbox {
 /// A device's streams, before they belong to queue pairs.
 pub trait Carrier {
     /// Sends bytes of an MPA frame.
-    fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno>;
+    fn send(&mut self, sid: u32, bytes: &[u8]) -> Result<(), Errno>;
     /// Receives exactly so many bytes, of which the device tells when they are there.
     fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno>;
     /// What a receive would find; also while none is outstanding.
@@ -76,9 +76,9 @@ pub fn hear_request<C: Carrier + ?Sized>(
     responder: &mut Responder,
     carrier: &mut C,
     sid: u32,
-    octets: Result<&[u8], Errno>,
+    bytes: Result<&[u8], Errno>,
 ) -> Due {
-    match responder.take(octets) {
+    match responder.take(bytes) {
         Ok(Some(Heard::Request)) => Due::Whole,
         Ok(_) => match carrier.receive(sid, responder.wants()) {
             Ok(()) => Due::More,

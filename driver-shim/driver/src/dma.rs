@@ -81,7 +81,7 @@ fn rounded(len: usize) -> Result<usize, Errno> {
 
 // SAFETY: a piece of memory like a `Box<[AtomicU8]>`: all access goes through raw copies and atomics.
 unsafe impl Send for DmaMemory {}
-// SAFETY: as above.
+// SAFETY: a piece of memory like a `Box<[AtomicU8]>`: all access goes through raw copies and atomics.
 unsafe impl Sync for DmaMemory {}
 
 impl fmt::Debug for DmaMemory {
@@ -261,7 +261,7 @@ impl DmaMemory {
 pub(crate) unsafe trait Record: Sync {}
 // SAFETY: its fields are `AtomicU32`, and arrays of `u32` that nobody accesses.
 unsafe impl Record for urnic_device::record::QueueRecord {}
-// SAFETY: as above.
+// SAFETY: its fields are `AtomicU32`, and arrays of `u32` that nobody accesses.
 unsafe impl Record for urnic_device::record::CqRecord {}
 
 impl Drop for DmaMemory {

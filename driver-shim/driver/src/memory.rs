@@ -304,7 +304,7 @@ mod tests {
             unsafe { mmap_anonymous(std::ptr::null_mut(), 3 * PAGE, prot, MapFlags::PRIVATE) }.unwrap();
         change(pages.wrapping_byte_add(PAGE));
         test(pages);
-        // SAFETY: as above; unmapping a hole again is no error.
+        // SAFETY: the mapping made above; unmapping a hole again is no error.
         unsafe { munmap(pages, 3 * PAGE) }.unwrap();
     }
 

@@ -137,10 +137,10 @@ impl Streams<'_> {
 }
 
 impl Carrier for Streams<'_> {
-    fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno> {
+    fn send(&mut self, sid: u32, bytes: &[u8]) -> Result<(), Errno> {
         self.driver
             .commands
-            .send::<_, Nothing>(Opcode::StreamSend, &Handle { id: sid.into() }, octets)
+            .send::<_, Nothing>(Opcode::StreamSend, &Handle { id: sid.into() }, bytes)
             .map(drop)
     }
 
@@ -156,7 +156,7 @@ impl Carrier for Streams<'_> {
     fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno> {
         match self.query(sid)?.input.get() {
             input::NONE => Ok(Inbox::Empty),
-            input::BYTES => Ok(Inbox::Octets),
+            input::BYTES => Ok(Inbox::Bytes),
             input::END => Ok(Inbox::End),
             _ => Err(Errno::IO),
         }

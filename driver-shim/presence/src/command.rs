@@ -41,7 +41,7 @@ pub unsafe fn write(fd: RawFd, bytes: *const u8, length: usize) -> Option<Result
     if fds::verified_kind(fd)? != Kind::Uverbs {
         return None;
     }
-    // SAFETY: as promised by the caller.
+    // SAFETY: the caller promises `length` readable bytes, and vouches for the address in the command.
     Some(unsafe { execute(bytes, length) })
 }
 

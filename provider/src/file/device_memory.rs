@@ -26,7 +26,7 @@ pub(crate) struct Memory {
 
 // SAFETY: it is used by its address only, with the program's care for who writes what when, as all memory that an adapter reaches.
 unsafe impl Send for Memory {}
-// SAFETY: as above.
+// SAFETY: it is used by its address only; programs order their accesses, as for all memory that an adapter reaches.
 unsafe impl Sync for Memory {}
 
 impl Memory {

@@ -109,7 +109,7 @@ fn remember(old: c_int, new: c_int) -> c_int {
     if let Err(errno) = guarded(|| registry::duplicated(old, duplicate)) {
         // One that is not known would lose what is written to it.
         if let Some(close) = real::close() {
-            // SAFETY: as above.
+            // SAFETY: the descriptor was opened a moment ago, and the caller does not have it yet.
             unsafe { close(new) };
         }
         return refuse(errno);
@@ -228,7 +228,7 @@ unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_
 /// As for [`command::ioctl`].
 #[cold]
 unsafe fn told(fd: c_int, argument: *mut c_void) -> bool {
-    // SAFETY: as promised.
+    // SAFETY: the caller promises what `command::ioctl` needs.
     guarded(|| Ok(unsafe { command::ioctl(fd, argument.cast()) })).is_ok_and(|answer| answer.is_some())
 }
 

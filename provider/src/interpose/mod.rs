@@ -63,7 +63,7 @@ fn missing<T>(answer: T) -> T {
 /// # Safety
 /// `path` is a C string.
 unsafe fn redirect(path: *const c_char, buffer: &mut PathBuffer) -> Option<(&CStr, Target)> {
-    // SAFETY: as promised by the caller.
+    // SAFETY: the caller promises a C string.
     let path = unsafe { CStr::from_ptr(path) };
     if !is_ours(path) || !ACTIVE.load(Ordering::Relaxed) {
         return None;

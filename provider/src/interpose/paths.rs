@@ -24,7 +24,7 @@ use crate::real::{self, Opaque};
 #[inline(never)]
 unsafe fn elsewhere<R>(path: *const c_char, next: impl FnOnce(*const c_char) -> R) -> R {
     let mut buffer = PathBuffer::new();
-    // SAFETY: as promised by the caller.
+    // SAFETY: the caller promises a C string.
     match unsafe { redirect(path, &mut buffer) } {
         Some((found, target)) => watched(target, || next(found.as_ptr())),
         None => next(path),
@@ -39,7 +39,7 @@ unsafe fn elsewhere<R>(path: *const c_char, next: impl FnOnce(*const c_char) -> 
 #[inline(never)]
 unsafe fn elsewhere_opening(path: *const c_char, next: impl FnOnce(*const c_char) -> c_int) -> c_int {
     let mut buffer = PathBuffer::new();
-    // SAFETY: as promised by the caller.
+    // SAFETY: the caller promises a C string.
     match unsafe { redirect(path, &mut buffer) } {
         Some((found, Target::HwCounter(counter))) => live(found, counter, next),
         Some((found, target)) => {
@@ -76,10 +76,10 @@ unsafe fn elsewhere_opening(path: *const c_char, next: impl FnOnce(*const c_char
 fn watched<R>(target: Target, call: impl FnOnce() -> R) -> R {
     // SAFETY: libc's own place for the calling thread's errno.
     let place = unsafe { libc::__errno_location() };
-    // SAFETY: as above, here and below.
+    // SAFETY: libc's own place for the calling thread's errno.
     let before = unsafe { place.replace(0) };
     let result = call();
-    // SAFETY: as above.
+    // SAFETY: libc's own place for the calling thread's errno.
     let after = unsafe { place.read() };
     if matches!(after, libc::EMFILE | libc::ENFILE) {
         let errno = Errno::from_raw_os_error(after);
@@ -89,7 +89,7 @@ fn watched<R>(target: Target, call: impl FnOnce() -> R) -> R {
         };
         let _: Result<(), Errno> = guarded(|| complaining(what, || Err(errno)));
     }
-    // SAFETY: as above.
+    // SAFETY: libc's own place for the calling thread's errno.
     unsafe { place.write(if after == 0 { before } else { after }) };
     result
 }
@@ -114,7 +114,7 @@ fn out_of_the_way(fd: c_int) -> c_int {
         return fd;
     }
     if let Some(close) = real::close() {
-        // SAFETY: as above; it has another number now.
+        // SAFETY: just opened under this number, and the caller does not have it; the channel has another number now.
         unsafe { close(fd) };
     }
     moved.into_raw_fd()
@@ -128,7 +128,7 @@ fn out_of_the_way(fd: c_int) -> c_int {
 #[inline(never)]
 unsafe fn elsewhere_streaming(path: *const c_char, next: impl FnOnce(*const c_char) -> Opaque) -> Opaque {
     let mut buffer = PathBuffer::new();
-    // SAFETY: as promised by the caller.
+    // SAFETY: the caller promises a C string.
     match unsafe { redirect(path, &mut buffer) } {
         Some((found, Target::HwCounter(counter))) => live(found, counter, next),
         Some((found, target)) => watched(target, || next(found.as_ptr())),

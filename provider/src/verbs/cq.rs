@@ -102,7 +102,7 @@ impl Cq {
     /// `cq` came from [`create_cq`] or [`create_cq_ex`](super::cq_ex::create_cq_ex) and was not destroyed.
     #[inline]
     pub(super) unsafe fn of<'a>(cq: *mut ibv_cq) -> &'a Cq {
-        // SAFETY: as promised; `abi` is the first field.
+        // SAFETY: the caller promises a queue of ours, and `abi` is the first field.
         unsafe { &*cq.cast::<Cq>() }
     }
 
@@ -117,14 +117,14 @@ impl Cq {
         vector: u32,
         pd: *mut ibv_pd,
     ) -> Result<Box<Cq>, Errno> {
-        // SAFETY: as promised.
+        // SAFETY: the caller promises a live channel, or null.
         let channel = match unsafe { channel.as_ref() } {
             Some(channel) => Some(registry::channel(channel.fd).ok_or(Errno::INVAL)?),
             None => None,
         };
         let place = Box::<Cq>::new_uninit();
         let cookie = place.as_ptr().addr() as u64;
-        // SAFETY: as promised.
+        // SAFETY: the caller promises a live domain if it is not null.
         let pd = (!pd.is_null()).then(|| unsafe { Pd::of(pd) });
         let tenancy = pd.map(Pd::admit).transpose()?;
         let resource = Resource::Completions;
@@ -352,7 +352,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc:
     let mut taken = unsafe { cq.poll(room, wc) };
     if taken == 0 {
         contained(|| cq.device.progress());
-        // SAFETY: as above.
+        // SAFETY: the program's array has so many entries.
         taken = unsafe { cq.poll(room, wc) };
     } else if cq.device.has_gathered() {
         contained(|| cq.device.progress());

@@ -28,7 +28,7 @@ struct Dm {
 /// # Safety
 /// `dm` came from [`alloc_dm`] or [`import_dm`] and was not freed.
 unsafe fn memory<'a>(dm: *mut ibv_dm) -> &'a Arc<Memory> {
-    // SAFETY: as promised; `abi` is the first field.
+    // SAFETY: the caller promises memory of ours, and `abi` is the first field.
     unsafe { &(&*dm.cast::<Dm>()).object.0 }
 }
 
@@ -40,7 +40,7 @@ unsafe fn with_handle(
     dm: *mut ibv_dm,
     what: impl FnOnce(&Handles<DeviceMemory>, u32, &Arc<DeviceMemory>) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
-    // SAFETY: as promised; `abi` is the first field.
+    // SAFETY: the caller promises memory of ours, and `abi` is the first field.
     let (this, handle) = unsafe { (&*dm.cast::<Dm>(), (*dm).handle) };
     File::upgraded(&this.file).map_or(Ok(()), |file| what(&file.device_memory, handle, &this.object))
 }
@@ -115,7 +115,7 @@ pub(super) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
         if Arc::strong_count(unsafe { memory(dm) }) > 1 {
             return Err(Errno::BUSY);
         }
-        // SAFETY: as above.
+        // SAFETY: the program passes live memory of ours.
         unsafe { with_handle(dm, Handles::withdraw) }?;
         // SAFETY: from `Box::into_raw`, and nobody has it any more.
         drop(unsafe { Box::from_raw(dm.cast::<Dm>()) });

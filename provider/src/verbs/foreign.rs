@@ -7,7 +7,7 @@ pub(crate) struct Foreign<T>(UnsafeCell<T>);
 
 // SAFETY: reached by raw pointer only; which thread may touch which field is the contract of libibverbs.
 unsafe impl<T> Sync for Foreign<T> {}
-// SAFETY: as above.
+// SAFETY: reached by raw pointer only; which thread may touch which field is the contract of libibverbs.
 unsafe impl<T> Send for Foreign<T> {}
 
 impl<T> Foreign<T> {

@@ -259,7 +259,7 @@ pub(super) unsafe fn of_device_memory(
         return Err(Errno::INVAL);
     }
     let addr = memory.range(offset, length)?.cast();
-    // SAFETY: as promised.
+    // SAFETY: the caller promises a live domain.
     let pd_ = unsafe { Pd::of(pd) };
     let domain = pd_.domain()?.clone();
     let device = domain.driver.register(&domain.device, addr, length, 0, access)?;

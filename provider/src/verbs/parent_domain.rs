@@ -31,7 +31,7 @@ pub(super) struct Allocator {
 
 // SAFETY: who gives libibverbs an allocator answers for the threads that its queues are made on.
 unsafe impl Send for Allocator {}
-// SAFETY: as above.
+// SAFETY: the program that gives libibverbs an allocator answers for the threads that its queues are made on.
 unsafe impl Sync for Allocator {}
 
 /// The rings of one queue: in memory from its parent domain's allocator, if that has one. Goes after the queue.
@@ -48,7 +48,7 @@ pub(super) struct Rings {
 
 // SAFETY: the pieces are addresses, and of the domain nothing but its address is used.
 unsafe impl Send for Rings {}
-// SAFETY: as above.
+// SAFETY: the pieces are addresses, and of the domain nothing but its address is used.
 unsafe impl Sync for Rings {}
 
 // SAFETY: `alloc` promises memory of that size for us alone, and it is given back when the queue has gone, or its making failed.

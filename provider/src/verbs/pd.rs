@@ -54,7 +54,7 @@ impl Pd {
     /// # Safety
     /// `pd` came from [`alloc_pd`], [`alloc_parent_domain`] or [`import_pd`] and was not freed.
     pub(super) unsafe fn of<'a>(pd: *mut ibv_pd) -> &'a Pd {
-        // SAFETY: as promised; `abi` is the first field.
+        // SAFETY: the caller promises a domain of ours, and `abi` is the first field.
         unsafe { &*pd.cast::<Pd>() }
     }
 

@@ -118,12 +118,12 @@ fn offer_builder(abi: &mut verbs_qp, release: u32) {
 /// # Safety
 /// `qp` is live, and between `wr_start` and its end.
 unsafe fn with(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut SendQueue, &mut Building)) {
-    // SAFETY: as promised.
+    // SAFETY: the caller promises a live queue pair.
     let qp = unsafe { Qp::of(qp.cast()) };
     if !qp.birthplace.is_here() {
         return;
     }
-    // SAFETY: as promised.
+    // SAFETY: the caller promises that `wr_start` locked the queue and that this lock is still held.
     let mut side = unsafe { qp.sends.side.resume() };
     let side_ = &mut *side;
     act(&mut side_.queue, &mut side_.building);
@@ -135,7 +135,7 @@ unsafe fn with(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut SendQueue, &mut Buildin
 /// # Safety
 /// As of [`with`].
 unsafe fn begin(qp: *mut ibv_qp_ex, opcode: Opcode, fill: impl FnOnce(&mut SendQueue, &mut Entry)) {
-    // SAFETY: as promised; the two fields are the program's, set before each entry.
+    // SAFETY: the caller promises a live queue pair between `wr_start` and its end; the two fields are the program's, set before each entry.
     unsafe {
         // Inline is what `wr_set_inline_data` makes it.
         let (flags, wr_id) = ((*qp).wr_flags & !IBV_SEND_INLINE, (*qp).wr_id);
@@ -150,7 +150,7 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: Opcode, fill: impl FnOnce(&mut SendQ
 /// # Safety
 /// As of [`with`].
 unsafe fn set(qp: *mut ibv_qp_ex, put: impl FnOnce(&mut SendQueue, &mut Entry) -> Result<(), Errno>) {
-    // SAFETY: as promised.
+    // SAFETY: the caller promises a live queue pair between `wr_start` and its end.
     unsafe {
         with(qp, |queue, building| {
             let outcome = match &mut building.entry {

@@ -55,7 +55,7 @@ impl<const N: usize> Acknowledgements<'_, N> {
     /// # Safety
     /// The pointers lead to the live object's fields.
     pub(super) unsafe fn wait(&self) {
-        // SAFETY: as promised.
+        // SAFETY: the caller promises pointers to fields of a live object.
         unsafe {
             libc::pthread_mutex_lock(self.mutex);
             while self

@@ -291,7 +291,7 @@ impl SendQueue {
                 Opcode::Read | Opcode::CompareSwap | Opcode::FetchAdd | Opcode::LocalInv | Opcode::BindMw,
             )
             | None => Err(Errno::INVAL),
-            // SAFETY: as promised.
+            // SAFETY: the caller promises `len` readable bytes at `data`.
             Some(_) => unsafe { self.put_inline(entry, data, len) },
         }
     }

@@ -40,7 +40,7 @@ impl Srq {
     /// # Safety
     /// `srq` came from [`create_srq`] or [`create_srq_ex`] and was not destroyed.
     pub(super) unsafe fn of<'a>(srq: *mut ibv_srq) -> &'a Srq {
-        // SAFETY: as promised; `abi` is the first field.
+        // SAFETY: the caller promises a queue of ours, and `abi` is the first field.
         unsafe { &*srq.cast::<Srq>() }
     }
 
@@ -49,7 +49,7 @@ impl Srq {
     /// # Safety
     /// `pd` is a live domain.
     unsafe fn make(pd: *mut ibv_pd, attr: &mut ibv_srq_attr) -> Result<Box<Srq>, Errno> {
-        // SAFETY: as promised.
+        // SAFETY: the caller promises a live domain.
         let pd_ = unsafe { Pd::of(pd) };
         let context = pd_.context();
         let place = Box::<Srq>::new_uninit();

@@ -173,7 +173,7 @@ impl Physical {
         let neighbours = |a: &u64, b: &u64| *b == *a + PAGE as u64;
         if !frames.chunk_by(neighbours).any(|run| run.len() * PAGE >= len) {
             // Kept, it would be locked for nothing, and as much again at the next attempt.
-            // SAFETY: as above.
+            // SAFETY: mapped above, and known to nobody.
             let _ = unsafe { munmap(ptr, whole) };
             return Ok(());
         }
@@ -276,7 +276,7 @@ mod tests {
         physical.free(pieces[1]);
         let again = physical.allocate(3 * PAGE).unwrap();
         assert_eq!(again.iova, pieces[1].iova);
-        // SAFETY: as above.
+        // SAFETY: a piece of this test's own, with room for a byte.
         assert_eq!(unsafe { again.ptr.read() }, 0);
     }
 

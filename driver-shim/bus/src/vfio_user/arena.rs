@@ -99,7 +99,7 @@ impl Arena {
         // Also gives the pages back, on both sides.
         // SAFETY: a piece of the arena, which nobody uses.
         if unsafe { madvise(ptr.as_ptr().cast(), MIN_PIECE << class, Advice::LinuxRemove) }.is_err() {
-            // SAFETY: as above.
+            // SAFETY: the caller promises a piece of the arena that nobody uses, and its class gives its length.
             unsafe { ptr.write_bytes(0, MIN_PIECE << class) };
         }
         if let Some(free) = lock(&self.state).free.get_mut(class) {
@@ -155,7 +155,7 @@ fn class(len: usize) -> Result<usize, Errno> {
 /// # Safety
 /// A chunk that nobody uses.
 unsafe fn unmap(base: NonNull<u8>) {
-    // SAFETY: as promised by the caller.
+    // SAFETY: the caller promises a chunk that nobody uses.
     let _ = unsafe { munmap(base.as_ptr().cast(), CHUNK) };
 }
 

@@ -357,7 +357,7 @@ impl Bus for VfioUserBus {
 
     unsafe fn free(&self, memory: QueueMemory, len: usize) {
         if !self.is_abandoned() {
-            // SAFETY: as promised by the caller.
+            // SAFETY: the caller promises memory from `allocate` with this length, that nobody uses.
             unsafe { self.reach.arena.free(memory.ptr, len) };
         }
     }

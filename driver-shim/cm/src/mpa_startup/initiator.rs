@@ -100,9 +100,9 @@ impl Initiator {
     ///
     /// # Errors
     /// [`Failure`] when it is no Reply, or not one to this Request. Drop the initiator then.
-    pub fn receive(&mut self, octets: &[u8]) -> Result<(usize, Option<Answer>), Failure> {
+    pub fn receive(&mut self, bytes: &[u8]) -> Result<(usize, Option<Answer>), Failure> {
         let enhanced = self.offer.is_some();
-        let taken = self.incoming.take(octets, |header| check(header, enhanced))?;
+        let taken = self.incoming.take(bytes, |header| check(header, enhanced))?;
         let Some((header, private_data)) = self.incoming.whole() else {
             return Ok((taken, None));
         };
@@ -157,9 +157,9 @@ impl Initiator {
     /// As [`receive`](Self::receive); the stream ended too early.
     pub fn take<E>(&mut self, arrived: Result<&[u8], E>) -> Result<Option<Answer>, Failure> {
         let wanted = self.wants();
-        let octets = arrived.map_err(|_| self.closed())?;
-        match self.receive(octets)? {
-            (_, None) if octets.len() < wanted => Err(self.closed()),
+        let bytes = arrived.map_err(|_| self.closed())?;
+        match self.receive(bytes)? {
+            (_, None) if bytes.len() < wanted => Err(self.closed()),
             (_, heard) => Ok(heard),
         }
     }

@@ -117,7 +117,7 @@ impl Negotiated {
         }
         let crc = if self.crc { CrcMode::On } else { CrcMode::Off };
         let plain = fpdu_len(ulpdu.len());
-        let mut octets = vec![
+        let mut bytes = vec![
             0;
             if self.markers_tx {
                 marked_len(0, plain)
@@ -126,11 +126,11 @@ impl Negotiated {
             }
         ];
         if self.markers_tx {
-            marker::emit(0, &ulpdu, crc, &mut octets);
+            marker::emit(0, &ulpdu, crc, &mut bytes);
         } else {
-            fpdu::emit(&ulpdu, crc, &mut octets);
+            fpdu::emit(&ulpdu, crc, &mut bytes);
         }
-        octets
+        bytes
     }
 }
 
@@ -223,14 +223,14 @@ impl From<StartupError> for Failure {
 /// A frame on its way in.
 #[derive(Debug, Default)]
 struct Incoming {
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     header: Option<StartupHeader>,
 }
 
 impl Incoming {
     /// Bytes missing to the end of what is known of the frame.
     fn wants(&self) -> usize {
-        self.len() - self.octets.len()
+        self.len() - self.bytes.len()
     }
 
     fn len(&self) -> usize {
@@ -241,18 +241,18 @@ impl Incoming {
     /// known by its first 20 bytes. Returns how many were taken.
     fn take(
         &mut self,
-        mut octets: &[u8],
+        mut bytes: &[u8],
         check: impl Fn(StartupHeader) -> Result<StartupHeader, Failure>,
     ) -> Result<usize, Failure> {
-        let all = octets.len();
+        let all = bytes.len();
         loop {
-            let (now, rest) = octets.split_at(self.wants().min(octets.len()));
-            self.octets.extend_from_slice(now);
-            octets = rest;
+            let (now, rest) = bytes.split_at(self.wants().min(bytes.len()));
+            self.bytes.extend_from_slice(now);
+            bytes = rest;
             if self.header.is_some() || self.wants() > 0 {
-                return Ok(all - octets.len());
+                return Ok(all - bytes.len());
             }
-            if let Some(fixed) = self.octets.first_chunk() {
+            if let Some(fixed) = self.bytes.first_chunk() {
                 self.header = Some(check(StartupHeader::parse(fixed)?)?);
             }
         }
@@ -261,7 +261,7 @@ impl Incoming {
     /// Header and private data, once all is there.
     fn whole(&self) -> Option<(StartupHeader, &[u8])> {
         let header = self.header.filter(|_| self.wants() == 0)?;
-        Some((header, self.octets.get(HEADER_LEN..)?))
+        Some((header, self.bytes.get(HEADER_LEN..)?))
     }
 }
 
@@ -272,9 +272,9 @@ pub struct PrivateDataTooLong(pub usize);
 
 /// The bytes of a frame.
 fn frame(frame: &StartupFrame<'_>) -> Result<Vec<u8>, PrivateDataTooLong> {
-    let mut octets = vec![0; frame.buffer_len()];
+    let mut bytes = vec![0; frame.buffer_len()];
     frame
-        .emit(&mut octets)
+        .emit(&mut bytes)
         .map_err(|_| PrivateDataTooLong(frame.private_data.len()))?;
-    Ok(octets)
+    Ok(bytes)
 }

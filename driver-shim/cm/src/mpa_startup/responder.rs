@@ -47,7 +47,7 @@ pub struct Request {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
     /// Its bytes.
-    pub octets: Vec<u8>,
+    pub bytes: Vec<u8>,
     /// What to attach with as soon as they are sent; `None`: the RTR frame comes first, out of [`Responder::receive`].
     pub negotiated: Option<Negotiated>,
 }
@@ -98,12 +98,12 @@ impl Responder {
     ///
     /// # Errors
     /// [`Failure`] when they are not the frame that was due, or come while the initiator has to wait. Drop the responder then.
-    pub fn receive(&mut self, octets: &[u8]) -> Result<(usize, Option<Heard>), Failure> {
+    pub fn receive(&mut self, bytes: &[u8]) -> Result<(usize, Option<Heard>), Failure> {
         match &self.stage {
-            Stage::Request => self.receive_request(octets),
+            Stage::Request => self.receive_request(bytes),
             Stage::RtrFrame(negotiated) => {
                 let negotiated = *negotiated;
-                let taken = self.incoming.take(octets, |header| {
+                let taken = self.incoming.take(bytes, |header| {
                     // Either spelling; S and the private data mean nothing (conformance S001-04, -05).
                     Ok(header.require(FrameKind::Rtr(RtrKey::Hex), 1..=1)?)
                 })?;
@@ -114,14 +114,14 @@ impl Responder {
                 }
                 Ok((taken, ready.then_some(Heard::Ready(negotiated))))
             }
-            Stage::Asked(_) if !octets.is_empty() => Err(Fault::Trailing(octets.len()).into()),
+            Stage::Asked(_) if !bytes.is_empty() => Err(Fault::Trailing(bytes.len()).into()),
             Stage::Asked(_) | Stage::Fenced | Stage::Done => Ok((0, None)),
         }
     }
 
-    fn receive_request(&mut self, octets: &[u8]) -> Result<(usize, Option<Heard>), Failure> {
+    fn receive_request(&mut self, bytes: &[u8]) -> Result<(usize, Option<Heard>), Failure> {
         let settings = &self.settings;
-        let taken = self.incoming.take(octets, |header| check(header, settings))?;
+        let taken = self.incoming.take(bytes, |header| check(header, settings))?;
         let Some((header, private_data)) = self.incoming.whole() else {
             return Ok((taken, None));
         };
@@ -138,8 +138,8 @@ impl Responder {
             word,
             private_data: private_data.to_vec(),
         };
-        if taken < octets.len() {
-            return Err(Fault::Trailing(octets.len() - taken).into());
+        if taken < bytes.len() {
+            return Err(Fault::Trailing(bytes.len() - taken).into());
         }
         self.stage = Stage::Asked(Box::new(request));
         self.deadline = None;
@@ -163,7 +163,7 @@ impl Responder {
     ) -> Result<Reply, PrivateDataTooLong> {
         let Some(request) = self.request() else {
             return Ok(Reply {
-                octets: Vec::new(),
+                bytes: Vec::new(),
                 negotiated: None,
             });
         };
@@ -173,7 +173,7 @@ impl Responder {
         let (depths, rtr) = answer.map_or((Depths::default(), None), |(_, depths, rtr)| (depths, rtr));
         let rtr_frame = self.settings.rtr_frame.is_some() && request.revision == 1 && request.flags.enhanced;
         let crc = self.settings.crc || request.flags.crc;
-        let octets = frame(&StartupFrame {
+        let bytes = frame(&StartupFrame {
             kind: FrameKind::Reply,
             flags: StartupFlags {
                 markers: self.settings.markers,
@@ -203,7 +203,7 @@ impl Responder {
             Stage::Fenced
         };
         Ok(Reply {
-            octets,
+            bytes,
             negotiated: (!rtr_frame).then_some(negotiated),
         })
     }
@@ -235,7 +235,7 @@ impl Responder {
                 ..word
             }
         });
-        let octets = frame(&StartupFrame {
+        let bytes = frame(&StartupFrame {
             kind: FrameKind::Reply,
             flags: StartupFlags {
                 markers: self.settings.markers,
@@ -249,7 +249,7 @@ impl Responder {
         })?;
         self.stage = Stage::Done;
         self.deadline = None;
-        Ok(octets)
+        Ok(bytes)
     }
 
     /// The first valid FPDU arrived: the fence is open (RFC 5044 §7.1.2(4)).
@@ -273,9 +273,9 @@ impl Responder {
     /// As [`receive`](Self::receive); the stream ended too early.
     pub fn take<E>(&mut self, arrived: Result<&[u8], E>) -> Result<Option<Heard>, Failure> {
         let wanted = self.wants();
-        let octets = arrived.map_err(|_| self.closed())?;
-        match self.receive(octets)? {
-            (_, None) if octets.len() < wanted => Err(self.closed()),
+        let bytes = arrived.map_err(|_| self.closed())?;
+        match self.receive(bytes)? {
+            (_, None) if bytes.len() < wanted => Err(self.closed()),
             (_, heard) => Ok(heard),
         }
     }

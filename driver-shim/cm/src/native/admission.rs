@@ -81,7 +81,7 @@ impl Engine {
         let Some(pair) = self.pairs.get_mut(&qpn) else {
             return;
         };
-        pair.hurried = true;
+        pair.connect_at_rts = true;
         if let Phase::Seeking(seek) = &mut pair.phase
             && seek.attempts == 0
             && seek.call.is_none()
@@ -131,7 +131,7 @@ impl Engine {
             let qpn = *qpn;
             self.hurry(world, qpn);
         }
-        self.turn_down(world, sid, Reason::Busy);
+        self.reject(world, sid, Reason::Busy);
     }
 }
 

@@ -39,11 +39,11 @@ impl Engine {
     }
 
     /// Bytes of a Request.
-    pub(super) fn hear_request(&mut self, world: &mut World<'_>, sid: u32, octets: Result<&[u8], Errno>) {
+    pub(super) fn hear_request(&mut self, world: &mut World<'_>, sid: u32, bytes: Result<&[u8], Errno>) {
         let Some(Call::Listening { responder, .. }) = self.calls.get_mut(&sid) else {
             return;
         };
-        match hear_request(responder, world.streams, sid, octets) {
+        match hear_request(responder, world.streams, sid, bytes) {
             Due::Whole => self.answer(world, sid),
             Due::More => {}
             Due::HangUp(how) => self.hang_up(world, sid, how),
@@ -82,15 +82,15 @@ impl Engine {
             },
         );
         let Some(caller) = caller else {
-            return self.turn_down(world, sid, Reason::Foreign);
+            return self.reject(world, sid, Reason::Foreign);
         };
         tracing::debug!("stream {sid}: {:#08x} calls {qpn:#08x}", caller.from);
         match self.pairs.get(&qpn).map(|pair| &pair.phase) {
-            None => self.turn_down(world, sid, Reason::Unknown),
+            None => self.reject(world, sid, Reason::Unknown),
             // A nudge needs no place: it is remembered as such.
             Some(Phase::Idle) if caller.sq_psn.is_none() => {
                 self.hurry(world, qpn);
-                self.turn_down(world, sid, Reason::Busy);
+                self.reject(world, sid, Reason::Busy);
             }
             Some(Phase::Idle) => self.park(world, sid, qpn),
             Some(Phase::Seeking(seek)) => {
@@ -99,13 +99,13 @@ impl Engine {
                 let goes_before = matches!(ours, Some(Call::Asking { us, .. })
                     if us.sq_psn.is_some() && us.goes_before(&caller));
                 match self.examine(world, sid, qpn) {
-                    Err(reason) => self.turn_down(world, sid, reason),
+                    Err(reason) => self.reject(world, sid, reason),
                     Ok(()) if goes_before => self.hold(world, sid, qpn),
                     Ok(()) => self.accept(world, sid, qpn),
                 }
             }
-            Some(Phase::Connected { .. }) => self.turn_down(world, sid, Reason::Connected),
-            Some(Phase::Closed) => self.turn_down(world, sid, Reason::Gone),
+            Some(Phase::Connected { .. }) => self.reject(world, sid, Reason::Connected),
+            Some(Phase::Closed) => self.reject(world, sid, Reason::Gone),
         }
     }
 
@@ -137,8 +137,8 @@ impl Engine {
             let seeks = matches!(self.pairs.get(&qpn), Some(pair) if matches!(pair.phase, Phase::Seeking(_)));
             match outcome {
                 Ok(()) if seeks => self.accept(world, sid, qpn),
-                Ok(()) => self.turn_down(world, sid, Reason::Connected),
-                Err(reason) => self.turn_down(world, sid, reason),
+                Ok(()) => self.reject(world, sid, Reason::Connected),
+                Err(reason) => self.reject(world, sid, reason),
             }
         }
     }
@@ -157,7 +157,7 @@ impl Engine {
         self.timers
             .set(Key::Call(sid), Some(world.now + self.settings.initiator_timeout));
         if let Some(older) = older {
-            self.turn_down(world, older, Reason::Busy);
+            self.reject(world, older, Reason::Busy);
         }
     }
 
@@ -195,9 +195,9 @@ impl Engine {
             ord: seek.rts.map(|rts| rts.ord.into()),
         };
         let sent = match responder.accept(depths, &us.emit(), world.now) {
-            Ok(Reply { octets, negotiated }) => world
+            Ok(Reply { bytes, negotiated }) => world
                 .streams
-                .send(sid, &octets)
+                .send(sid, &bytes)
                 .and(negotiated.ok_or(Errno::INVAL)),
             Err(_) => Err(Errno::INVAL),
         };
@@ -216,7 +216,7 @@ impl Engine {
     }
 
     /// Turns a call down: a rejecting Reply that says why, then the end.
-    pub(super) fn turn_down(&mut self, world: &mut World<'_>, sid: u32, reason: Reason) {
+    pub(super) fn reject(&mut self, world: &mut World<'_>, sid: u32, reason: Reason) {
         tracing::debug!("stream {sid}: turned down: {reason:?}");
         if let Some(Call::Waiting { mut responder, .. }) = self.forget(sid)
             && let Ok(reply) = responder.reject(&reason.emit(), None)

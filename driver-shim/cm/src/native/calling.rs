@@ -94,7 +94,7 @@ impl Engine {
                 self.calls.insert(sid, Call::Dialing { qpn });
                 self.timers.set(Key::Call(sid), Some(world.now + DIAL_TIMEOUT));
             }
-            Err(errno) => self.dial_failed(world, qpn, errno),
+            Err(errno) => self.connect_failed(world, qpn, errno),
         }
     }
 
@@ -106,15 +106,15 @@ impl Engine {
         let qpn = *qpn;
         if let Err(errno) = result {
             self.hang_up(world, sid, Close::Abort);
-            self.dial_failed(world, qpn, errno);
+            self.connect_failed(world, qpn, errno);
         } else if let Err(errno) = self.ask(world, qpn, sid) {
             self.hang_up(world, sid, Close::Abort);
-            self.call_failed(world, qpn, errno);
+            self.request_failed(world, qpn, errno);
         }
     }
 
     /// TCP did not connect. The route to the peer may not take our GID's address for a source: the next call lets the host choose.
-    pub(super) fn dial_failed(&mut self, world: &mut World<'_>, qpn: u32, why: impl std::fmt::Display) {
+    pub(super) fn connect_failed(&mut self, world: &mut World<'_>, qpn: u32, why: impl std::fmt::Display) {
         if let Some(Pair {
             phase: Phase::Seeking(seek),
             ..
@@ -122,7 +122,7 @@ impl Engine {
         {
             seek.from_source = !seek.from_source;
         }
-        self.call_failed(world, qpn, why);
+        self.request_failed(world, qpn, why);
     }
 
     fn ask(&mut self, world: &mut World<'_>, qpn: u32, sid: u32) -> Result<(), Errno> {
@@ -161,29 +161,29 @@ impl Engine {
     }
 
     /// Bytes of the Reply to our call.
-    pub(super) fn hear_reply(&mut self, world: &mut World<'_>, sid: u32, octets: Result<&[u8], Errno>) {
+    pub(super) fn hear_reply(&mut self, world: &mut World<'_>, sid: u32, bytes: Result<&[u8], Errno>) {
         let Some(Call::Asking { qpn, initiator, us }) = self.calls.get_mut(&sid) else {
             return;
         };
         let (qpn, us) = (*qpn, *us);
-        match initiator.take(octets) {
+        match initiator.take(bytes) {
             Ok(Some(Answer::Accepted(accepted))) => self.accepted(world, sid, qpn, us, accepted),
             Ok(Some(Answer::Rejected(rejected))) => {
                 let reason = Reason::parse(&rejected.private_data);
                 tracing::debug!("qpn {qpn:#08x}: its call was turned down: {reason:?}");
                 self.hang_up(world, sid, Close::Orderly);
-                self.turned_down(world, qpn, reason);
+                self.rejected(world, qpn, reason);
             }
             Ok(None) => {
                 let wants = initiator.wants();
                 if let Err(errno) = world.streams.receive(sid, wants) {
                     self.hang_up(world, sid, Close::Abort);
-                    self.call_failed(world, qpn, errno);
+                    self.request_failed(world, qpn, errno);
                 }
             }
             Err(failure) => {
                 self.hang_up(world, sid, failure.close);
-                self.call_failed(world, qpn, failure);
+                self.request_failed(world, qpn, failure);
             }
         }
     }
@@ -192,7 +192,7 @@ impl Engine {
         let Some(peer) = Identity::parse(&accepted.private_data).filter(|peer| us.meets(peer)) else {
             tracing::debug!("qpn {qpn:#08x}: somebody else answered its call");
             self.hang_up(world, sid, Close::Abort);
-            self.turned_down(world, qpn, Reason::Elsewhere);
+            self.rejected(world, qpn, Reason::Elsewhere);
             return;
         };
         let mut negotiated = accepted.negotiated;
@@ -206,13 +206,13 @@ impl Engine {
             Ok(()) => tracing::debug!("qpn {qpn:#08x}: connected, stream {sid}"),
             Err(errno) => {
                 self.hang_up(world, sid, Close::Abort);
-                self.call_failed(world, qpn, errno);
+                self.request_failed(world, qpn, errno);
             }
         }
     }
 
     /// The peer does not want this call.
-    fn turned_down(&mut self, world: &mut World<'_>, qpn: u32, reason: Reason) {
+    fn rejected(&mut self, world: &mut World<'_>, qpn: u32, reason: Reason) {
         let Some(Pair {
             phase: Phase::Seeking(seek),
             ..
@@ -231,7 +231,7 @@ impl Engine {
         }
         // The peer may not want our call since its own is under way.
         if reason.is_passing() || seek.held.is_some() {
-            self.call_failed(world, qpn, "turned down");
+            self.request_failed(world, qpn, "turned down");
         } else {
             let qid = seek.params.qid;
             self.give_up(qpn, qid);
@@ -239,7 +239,7 @@ impl Engine {
     }
 
     /// Our call came to nothing: take the peer's if there is one, else call again later.
-    pub(super) fn call_failed(&mut self, world: &mut World<'_>, qpn: u32, why: impl std::fmt::Display) {
+    pub(super) fn request_failed(&mut self, world: &mut World<'_>, qpn: u32, why: impl std::fmt::Display) {
         let Some(Pair {
             phase: Phase::Seeking(seek),
             ..

@@ -104,7 +104,7 @@ impl Engine {
     pub fn ready(&mut self, world: &mut World<'_>, qpn: u32, rts: RtsParams) {
         let Some(Pair {
             phase: Phase::Seeking(seek),
-            hurried,
+            connect_at_rts,
             ..
         }) = self.pairs.get_mut(&qpn)
         else {
@@ -112,7 +112,7 @@ impl Engine {
         };
         seek.rts = Some(rts);
         seek.since = world.now;
-        if (seek.params.peer.we_call || *hurried) && seek.call.is_none() && seek.attempts == 0 {
+        if (seek.params.peer.we_call || *connect_at_rts) && seek.call.is_none() && seek.attempts == 0 {
             seek.next_call = world.now;
         }
         self.seek(world, qpn);
@@ -124,8 +124,8 @@ impl Engine {
             return;
         };
         let phase = std::mem::replace(&mut pair.phase, if again { Phase::Idle } else { Phase::Closed });
-        (pair.guesses, pair.hurried) = (Guesses::default(), false);
-        let mut turned_down: Vec<u32> = if again {
+        (pair.guesses, pair.connect_at_rts) = (Guesses::default(), false);
+        let mut rejected: Vec<u32> = if again {
             Vec::new()
         } else {
             pair.parked.iter().copied().collect()
@@ -133,7 +133,7 @@ impl Engine {
         self.timers.set(Key::Pair(qpn), None);
         match phase {
             Phase::Seeking(seek) => {
-                turned_down.extend(seek.held);
+                rejected.extend(seek.held);
                 if let Some(sid) = seek.call {
                     self.hang_up(world, sid, Close::Abort);
                 }
@@ -143,8 +143,8 @@ impl Engine {
             }
             Phase::Idle | Phase::Closed => {}
         }
-        for sid in turned_down {
-            self.turn_down(world, sid, Reason::Gone);
+        for sid in rejected {
+            self.reject(world, sid, Reason::Gone);
         }
     }
 
@@ -175,10 +175,10 @@ impl Engine {
     }
 
     /// Bytes of a stream arrived: as many as were asked for, or fewer if the peer closed; or an error.
-    pub fn received(&mut self, world: &mut World<'_>, sid: u32, octets: Result<&[u8], Errno>) {
+    pub fn received(&mut self, world: &mut World<'_>, sid: u32, bytes: Result<&[u8], Errno>) {
         match self.calls.get(&sid) {
-            Some(Call::Asking { .. }) => self.hear_reply(world, sid, octets),
-            Some(Call::Listening { .. }) => self.hear_request(world, sid, octets),
+            Some(Call::Asking { .. }) => self.hear_reply(world, sid, bytes),
+            Some(Call::Listening { .. }) => self.hear_request(world, sid, bytes),
             Some(Call::Dialing { .. } | Call::Waiting { .. }) | None => {}
         }
     }
@@ -189,12 +189,12 @@ impl Engine {
             Some(Call::Dialing { qpn }) => {
                 let qpn = *qpn;
                 self.hang_up(world, sid, Close::Abort);
-                self.dial_failed(world, qpn, "the connection ended");
+                self.connect_failed(world, qpn, "the connection ended");
             }
             Some(Call::Asking { qpn, .. }) => {
                 let qpn = *qpn;
                 self.hang_up(world, sid, Close::Abort);
-                self.call_failed(world, qpn, "the connection ended");
+                self.request_failed(world, qpn, "the connection ended");
             }
             Some(Call::Listening { .. } | Call::Waiting { .. }) => self.hang_up(world, sid, Close::Abort),
             None => {}
@@ -236,18 +236,18 @@ impl Engine {
             Some(Call::Dialing { qpn }) => {
                 let qpn = *qpn;
                 self.hang_up(world, sid, Close::Abort);
-                self.dial_failed(world, qpn, "no TCP connection in time");
+                self.connect_failed(world, qpn, "no TCP connection in time");
             }
             Some(Call::Asking { qpn, .. }) => {
                 let qpn = *qpn;
                 self.hang_up(world, sid, Close::Abort);
-                self.call_failed(world, qpn, "no answer in time");
+                self.request_failed(world, qpn, "no answer in time");
             }
             Some(Call::Listening { .. }) => {
                 tracing::debug!("stream {sid}: no MPA Request in time");
                 self.hang_up(world, sid, Close::Abort);
             }
-            Some(Call::Waiting { .. }) => self.turn_down(world, sid, Reason::Busy),
+            Some(Call::Waiting { .. }) => self.reject(world, sid, Reason::Busy),
             None => {}
         }
     }
@@ -344,7 +344,7 @@ impl Engine {
             self.hang_up(world, other, Close::Abort);
         }
         for other in held.into_iter().filter(|held| Some(*held) != sid) {
-            self.turn_down(world, other, Reason::Connected);
+            self.reject(world, other, Reason::Connected);
         }
         let fenced = negotiated.is_some_and(|negotiated| negotiated.fenced);
         if let Some(pair) = self.pairs.get_mut(&qpn) {

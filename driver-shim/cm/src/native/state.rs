@@ -70,7 +70,7 @@ pub(super) struct Pair {
     /// Calls for it with wrong PSNs.
     pub(super) guesses: Guesses,
     /// A call that may have been the peer's was not taken: at RTS it is called without waiting for its next one.
-    pub(super) hurried: bool,
+    pub(super) connect_at_rts: bool,
 }
 
 impl Pair {
@@ -79,7 +79,7 @@ impl Pair {
             phase: Phase::Idle,
             parked: VecDeque::new(),
             guesses: Guesses::default(),
-            hurried: false,
+            connect_at_rts: false,
         }
     }
 }

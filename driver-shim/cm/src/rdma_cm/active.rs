@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use super::addresses::with_port;
 use super::command::Parameters;
 use super::state::{
-    Answered, Attachment, Calling, CmEvent, Engine, EventParams, Key, Notice, Owner, PS_IB, PS_TCP, State,
+    Answered, Attachment, CmEvent, Connecting, Engine, EventParams, Key, Notice, Owner, PS_IB, PS_TCP, State,
     World,
 };
 use crate::mpa_startup::{
@@ -37,21 +37,21 @@ impl Engine {
         if self.queue_pairs.contains_key(&qid) {
             return Err(Errno::ISCONN);
         }
-        let calling = Calling {
+        let connecting = Connecting {
             sid: 0,
             qid,
             parameters,
-            elsewhere: false,
+            other_port: false,
             // The two ways of saying that the called side may send first exclude each other (conformance S001-08).
             enhanced: settings.revision >= 2 && settings.rtr_frame.is_none(),
             initiator: None,
             deadline: world.now + settings.initiator_timeout,
         };
-        self.dial(world, handle, calling)
+        self.dial(world, handle, connecting)
     }
 
     /// Begins a TCP connection.
-    fn dial(&mut self, world: &mut World<'_>, handle: u32, mut calling: Calling) -> Result<(), Errno> {
+    fn dial(&mut self, world: &mut World<'_>, handle: u32, mut connecting: Connecting) -> Result<(), Errno> {
         self.release_port(world, handle);
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
         let (Some(local), Some(remote)) = (id.local, id.remote) else {
@@ -62,18 +62,18 @@ impl Engine {
         let dialed = match world.device.connect(remote, local, id.traffic_class) {
             // Somebody has the port that we picked: any other will do.
             Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) if id.picked => {
-                calling.elsewhere = true;
+                connecting.other_port = true;
                 world
                     .device
                     .connect(remote, with_port(local, 0), id.traffic_class)
             }
             dialed => dialed,
         };
-        calling.sid = dialed?;
-        tracing::debug!("id {handle}: its connection is stream {}", calling.sid);
-        self.streams.insert(calling.sid, Owner::Id(handle));
-        self.timers.set(Key::Id(handle), Some(calling.deadline));
-        id.state = State::Calling(Box::new(calling));
+        connecting.sid = dialed?;
+        tracing::debug!("id {handle}: its connection is stream {}", connecting.sid);
+        self.streams.insert(connecting.sid, Owner::Id(handle));
+        self.timers.set(Key::Id(handle), Some(connecting.deadline));
+        id.state = State::Connecting(Box::new(connecting));
         Ok(())
     }
 
@@ -86,7 +86,7 @@ impl Engine {
         if let Err(errno) = result {
             // The device has forgotten it.
             self.streams.remove(&sid);
-            return self.call_failed(world, handle, errno);
+            return self.connect_failed(world, handle, errno);
         }
         let Some(remote) = self.ids.get(&handle).and_then(|id| id.remote) else {
             return;
@@ -95,16 +95,16 @@ impl Engine {
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
         };
-        let State::Calling(calling) = &mut id.state else {
+        let State::Connecting(connecting) = &mut id.state else {
             return;
         };
-        if calling.elsewhere
+        if connecting.other_port
             && let Ok((local, _)) = world.device.ends(sid)
         {
             id.local = Some(local);
         }
-        let parameters = &calling.parameters;
-        let offer = calling.enhanced.then(|| Offer {
+        let parameters = &connecting.parameters;
+        let offer = connecting.enhanced.then(|| Offer {
             peer_to_peer: policy.peer_to_peer,
             depths: Depths {
                 ird: Some(parameters.responder_resources.into()),
@@ -120,36 +120,36 @@ impl Engine {
                 Ok(initiator)
             });
         match begun {
-            Ok(initiator) => calling.initiator = Some(Box::new(initiator)),
-            Err(errno) => self.call_failed(world, handle, errno),
+            Ok(initiator) => connecting.initiator = Some(Box::new(initiator)),
+            Err(errno) => self.connect_failed(world, handle, errno),
         }
     }
 
     /// Bytes of the Reply.
-    pub(super) fn hear_reply(&mut self, world: &mut World<'_>, handle: u32, octets: Result<&[u8], Errno>) {
-        let Some(State::Calling(calling)) = self.ids.get_mut(&handle).map(|id| &mut id.state) else {
+    pub(super) fn hear_reply(&mut self, world: &mut World<'_>, handle: u32, bytes: Result<&[u8], Errno>) {
+        let Some(State::Connecting(connecting)) = self.ids.get_mut(&handle).map(|id| &mut id.state) else {
             return;
         };
-        let (sid, Some(initiator)) = (calling.sid, &mut calling.initiator) else {
+        let (sid, Some(initiator)) = (connecting.sid, &mut connecting.initiator) else {
             return;
         };
-        match initiator.take(octets) {
+        match initiator.take(bytes) {
             Ok(None) => {
                 let wants = initiator.wants();
                 if let Err(errno) = world.device.receive(sid, wants) {
-                    self.call_failed(world, handle, errno);
+                    self.connect_failed(world, handle, errno);
                 }
             }
             Ok(Some(Answer::Accepted(accepted))) => self.accepted(world, handle, accepted),
             Ok(Some(Answer::Rejected(Rejected { word, private_data }))) => {
-                let told = self.told(word, private_data);
+                let params = self.event_params(word, private_data);
                 self.timers.set(Key::Id(handle), None);
                 self.hang_up(world, sid, Close::Orderly);
                 if let Some(id) = self.ids.get_mut(&handle) {
                     id.state = State::Over;
                 }
                 let status = -Errno::CONNREFUSED.raw_os_error();
-                self.report(world, handle, CmEvent::Rejected, status, told);
+                self.report(world, handle, CmEvent::Rejected, status, params);
             }
             Err(failure) => self.reply_failed(world, handle, failure),
         }
@@ -160,39 +160,39 @@ impl Engine {
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
         };
-        let State::Calling(calling) = &id.state else {
+        let State::Connecting(connecting) = &id.state else {
             return;
         };
-        let (sid, again) = (calling.sid, calling.enhanced && failure.fall_back);
+        let (sid, again) = (connecting.sid, connecting.enhanced && failure.fall_back);
         tracing::debug!("id {handle}: {failure}");
         if !again {
-            return self.call_failed(world, handle, errno_of(failure.fault));
+            return self.connect_failed(world, handle, errno_of(failure.fault));
         }
         tracing::debug!("id {handle}: calls again with MPA revision 1");
-        let State::Calling(mut calling) = std::mem::replace(&mut id.state, State::Over) else {
+        let State::Connecting(mut connecting) = std::mem::replace(&mut id.state, State::Over) else {
             return;
         };
-        (calling.enhanced, calling.initiator) = (false, None);
+        (connecting.enhanced, connecting.initiator) = (false, None);
         // The port is still in use by the first call.
         id.picked = true;
         self.hang_up(world, sid, failure.close);
-        if let Err(errno) = self.dial(world, handle, *calling) {
-            self.call_failed(world, handle, errno);
+        if let Err(errno) = self.dial(world, handle, *connecting) {
+            self.connect_failed(world, handle, errno);
         }
     }
 
     fn accepted(&mut self, world: &mut World<'_>, handle: u32, accepted: Accepted) {
-        let told = self.told(accepted.word, accepted.private_data.clone());
+        let params = self.event_params(accepted.word, accepted.private_data.clone());
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
         };
         let manages_qp = id.manages_qp;
-        let State::Calling(calling) = std::mem::replace(&mut id.state, State::Over) else {
+        let State::Connecting(connecting) = std::mem::replace(&mut id.state, State::Over) else {
             return;
         };
-        let Calling {
+        let Connecting {
             sid, qid, parameters, ..
-        } = *calling;
+        } = *connecting;
         id.state = State::Answered(Box::new(Answered {
             sid,
             qid,
@@ -201,10 +201,10 @@ impl Engine {
         }));
         self.timers.set(Key::Id(handle), None);
         if !manages_qp {
-            return self.report(world, handle, CmEvent::ConnectResponse, 0, told);
+            return self.report(world, handle, CmEvent::ConnectResponse, 0, params);
         }
         match self.establish(world, handle) {
-            Ok(()) => self.report(world, handle, CmEvent::Established, 0, told),
+            Ok(()) => self.report(world, handle, CmEvent::Established, 0, params),
             Err(errno) => {
                 let status = -errno.raw_os_error();
                 self.report(
@@ -254,12 +254,12 @@ impl Engine {
         };
         if let Err(errno) = framed.and_then(|()| world.device.attach(sid, &attachment)) {
             // An enhanced peer is told why nothing comes (RFC 6581 §9.3).
-            let told = accepted.word.is_some()
+            let params = accepted.word.is_some()
                 && world
                     .device
                     .send(sid, &negotiated.last_words(terminate::LOCAL))
                     .is_ok();
-            let how = if told { Close::Orderly } else { Close::Abort };
+            let how = if params { Close::Orderly } else { Close::Abort };
             self.hang_up(world, sid, how);
             return Err(errno);
         }
@@ -277,12 +277,12 @@ impl Engine {
     }
 
     /// The call came to nothing.
-    pub(super) fn call_failed(&mut self, world: &mut World<'_>, handle: u32, errno: Errno) {
+    pub(super) fn connect_failed(&mut self, world: &mut World<'_>, handle: u32, errno: Errno) {
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
         };
         let sid = match std::mem::replace(&mut id.state, State::Over) {
-            State::Calling(calling) => Some(calling.sid),
+            State::Connecting(connecting) => Some(connecting.sid),
             State::Answered(answered) => Some(answered.sid),
             _ => None,
         };

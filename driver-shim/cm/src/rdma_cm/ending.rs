@@ -36,11 +36,11 @@ impl Engine {
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
         };
-        if let State::Opening { told, .. } = &mut id.state {
-            let told = std::mem::take(told);
+        if let State::Opening { params, .. } = &mut id.state {
+            let params = std::mem::take(params);
             id.state = State::Connected { qid };
             self.timers.set(Key::Id(handle), None);
-            self.report(world, handle, CmEvent::Established, 0, told);
+            self.report(world, handle, CmEvent::Established, 0, params);
         }
     }
 

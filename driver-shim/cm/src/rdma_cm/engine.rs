@@ -67,7 +67,7 @@ impl Engine {
 
     pub(super) fn id_due(&mut self, world: &mut World<'_>, handle: u32) {
         match self.ids.get(&handle).map(|id| &id.state) {
-            Some(State::Calling(_)) => self.call_failed(world, handle, Errno::TIMEDOUT),
+            Some(State::Connecting(_)) => self.connect_failed(world, handle, Errno::TIMEDOUT),
             Some(State::Framing(_)) => self.answer_failed(world, handle, Errno::TIMEDOUT),
             Some(State::Opening { qid, .. } | State::Closing { qid }) => {
                 let qid = *qid;
@@ -96,15 +96,15 @@ impl Engine {
     }
 
     /// Bytes of a stream arrived: as many as were asked for, or fewer if the peer closed; or an error.
-    pub fn received(&mut self, world: &mut World<'_>, sid: u32, octets: Result<&[u8], Errno>) {
+    pub fn received(&mut self, world: &mut World<'_>, sid: u32, bytes: Result<&[u8], Errno>) {
         match self.streams.get(&sid) {
-            Some(Owner::Listener(..)) => self.hear_request(world, sid, octets),
+            Some(Owner::Listener(..)) => self.hear_request(world, sid, bytes),
             Some(Owner::Early(_)) => {}
             Some(Owner::Id(handle)) => {
                 let handle = *handle;
                 match self.ids.get(&handle).map(|id| &id.state) {
-                    Some(State::Calling(_)) => self.hear_reply(world, handle, octets),
-                    Some(State::Framing(_)) => self.hear_frame(world, handle, octets),
+                    Some(State::Connecting(_)) => self.hear_reply(world, handle, bytes),
+                    Some(State::Framing(_)) => self.hear_frame(world, handle, bytes),
                     _ => {}
                 }
             }
@@ -120,8 +120,8 @@ impl Engine {
             Some(Owner::Id(handle)) => {
                 // Who has yet to answer a Request learns it then.
                 let state = self.ids.get(&handle).map(|id| &id.state);
-                if let Some(State::Calling(_) | State::Answered(_)) = state {
-                    self.call_failed(world, handle, Errno::CONNRESET);
+                if let Some(State::Connecting(_) | State::Answered(_)) = state {
+                    self.connect_failed(world, handle, Errno::CONNRESET);
                 }
             }
             None => {}

@@ -42,16 +42,16 @@ impl Engine {
         response.event = event.kind as u32;
         response.status = event.status.cast_unsigned();
         let param = &mut response.param;
-        let len = event.told.private_data.len().min(usize::from(u8::MAX));
+        let len = event.params.private_data.len().min(usize::from(u8::MAX));
         if let (Some(to), Some(from)) = (
             param.private_data.get_mut(..len),
-            event.told.private_data.get(..len),
+            event.params.private_data.get(..len),
         ) {
             to.copy_from_slice(from);
         }
         param.private_data_len = len as u8;
-        param.responder_resources = event.told.responder_resources;
-        param.initiator_depth = event.told.initiator_depth;
+        param.responder_resources = event.params.responder_resources;
+        param.initiator_depth = event.params.initiator_depth;
         if let State::Listening(listener) = &mut id.state
             && event.kind == CmEvent::ConnectRequest
         {
@@ -68,7 +68,7 @@ impl Engine {
         handle: u32,
         kind: CmEvent,
         status: i32,
-        told: EventParams,
+        params: EventParams,
     ) {
         tracing::debug!("id {handle}: {kind:?}, status {status}");
         if self.ids.get(&handle).is_some_and(|id| id.uid != 0) {
@@ -79,7 +79,7 @@ impl Engine {
                     about: handle,
                     kind,
                     status,
-                    told,
+                    params,
                 },
             );
         }
@@ -98,7 +98,7 @@ impl Engine {
     }
 
     /// What the peer's word means to a program; what it leaves open is ours to limit.
-    pub(super) fn told(&self, word: Option<EnhancedWord>, private_data: Vec<u8>) -> EventParams {
+    pub(super) fn event_params(&self, word: Option<EnhancedWord>, private_data: Vec<u8>) -> EventParams {
         let depth = |field: Option<u16>, limit: u8| match field {
             None | Some(NO_NEGOTIATION) => limit,
             Some(depth) => u8::try_from(depth).unwrap_or(u8::MAX),

@@ -123,10 +123,10 @@ impl Engine {
                     self.hang_up(world, sid, Close::Abort);
                 }
             }
-            State::Calling(calling) => self.hang_up(world, calling.sid, Close::Abort),
+            State::Connecting(connecting) => self.hang_up(world, connecting.sid, Close::Abort),
             State::Answered(answered) => self.hang_up(world, answered.sid, Close::Abort),
             State::Framing(framing) => self.hang_up(world, framing.sid, Close::Abort),
-            State::Asked {
+            State::Requested {
                 sid, mut responder, ..
             } => {
                 if let Ok(reply) = responder.reject(&[], None) {

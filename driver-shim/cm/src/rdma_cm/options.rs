@@ -28,7 +28,7 @@ impl Engine {
             _ => return Err(Errno::INVAL),
         };
         // Before CONNECT: librdmacm made the queue pair. Behind it: the program has one of its own.
-        if !matches!(id.state, State::Calling(_) | State::Answered(_)) {
+        if !matches!(id.state, State::Connecting(_) | State::Answered(_)) {
             id.manages_qp = true;
         }
         response.mask = mask.bits();

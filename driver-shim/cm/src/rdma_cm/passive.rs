@@ -84,11 +84,11 @@ impl Engine {
     }
 
     /// Bytes of a Request.
-    pub(super) fn hear_request(&mut self, world: &mut World<'_>, sid: u32, octets: Result<&[u8], Errno>) {
+    pub(super) fn hear_request(&mut self, world: &mut World<'_>, sid: u32, bytes: Result<&[u8], Errno>) {
         let Some(Owner::Listener(_, responder)) = self.streams.get_mut(&sid) else {
             return;
         };
-        match hear_request(responder, world.device, sid, octets) {
+        match hear_request(responder, world.device, sid, bytes) {
             Due::Whole => self.ask(world, sid),
             Due::More => {}
             Due::HangUp(how) => self.hang_up(world, sid, how),
@@ -129,7 +129,7 @@ impl Engine {
             state: State::Over,
         };
         let excluded = id.one_family && id.local.is_some_and(|own| own.is_ipv4() != remote.is_ipv4());
-        let told = self.told(word, private_data);
+        let params = self.event_params(word, private_data);
         let entered = if excluded {
             Err(Errno::ACCESS)
         } else {
@@ -144,12 +144,12 @@ impl Engine {
         tracing::debug!("id {handle}: {remote} calls {local}, stream {sid}");
         self.streams.insert(sid, Owner::Id(handle));
         if let Some(id) = self.ids.get_mut(&handle) {
-            id.state = State::Asked {
+            id.state = State::Requested {
                 sid,
                 responder,
-                told: EventParams {
+                params: EventParams {
                     private_data: Vec::new(),
-                    ..told.clone()
+                    ..params.clone()
                 },
             };
         }
@@ -158,7 +158,7 @@ impl Engine {
             about: handle,
             kind: CmEvent::ConnectRequest,
             status: 0,
-            told,
+            params,
         };
         self.queue(world, event);
     }
@@ -178,7 +178,7 @@ impl Engine {
         let id = self.own(channel, handle)?;
         match (&id.state, parameters) {
             (State::Answered(_), _) => self.establish(world, handle),
-            (State::Asked { .. }, Some(parameters)) => {
+            (State::Requested { .. }, Some(parameters)) => {
                 id.uid = uid;
                 self.answer(world, handle, parameters)
             }
@@ -194,10 +194,15 @@ impl Engine {
         let remote = self.ids.get(&handle).and_then(|id| id.remote);
         let strict_depths = remote.is_some_and(|remote| self.policy(remote.ip()).strict_depths);
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
-        let State::Asked { sid, responder, told } = &mut id.state else {
+        let State::Requested {
+            sid,
+            responder,
+            params,
+        } = &mut id.state
+        else {
             return Err(Errno::INVAL);
         };
-        let (sid, told) = (*sid, told.clone());
+        let (sid, params) = (*sid, params.clone());
         // A caller sends nothing until it has our Reply (RFC 5044 §7.1.2), and one that hung up cannot be answered.
         let inbox = world.device.inbox(sid);
         if inbox != Ok(Inbox::Empty) {
@@ -222,17 +227,17 @@ impl Engine {
             ird: Some(parameters.responder_resources.into()),
             ord: Some(parameters.initiator_depth.into()),
         };
-        let Reply { octets, negotiated } = responder
+        let Reply { bytes, negotiated } = responder
             .accept(own, &parameters.private_data, world.now)
             .map_err(|_| Errno::INVAL)?;
         let deadline = responder.deadline();
-        let sent = world.device.send(sid, &octets);
-        let State::Asked { responder, .. } = std::mem::replace(&mut id.state, State::Over) else {
+        let sent = world.device.send(sid, &bytes);
+        let State::Requested { responder, .. } = std::mem::replace(&mut id.state, State::Over) else {
             return Err(Errno::INVAL);
         };
         self.timers.set(Key::Id(handle), deadline);
         let begun = sent.and_then(|()| match negotiated {
-            Some(negotiated) => self.begin(world, handle, sid, qid, &parameters, negotiated, told),
+            Some(negotiated) => self.begin(world, handle, sid, qid, &parameters, negotiated, params),
             None => {
                 world.device.receive(sid, responder.wants())?;
                 if let Some(id) = self.ids.get_mut(&handle) {
@@ -241,7 +246,7 @@ impl Engine {
                         responder,
                         qid,
                         parameters,
-                        told,
+                        params,
                     }));
                 }
                 Ok(())
@@ -266,7 +271,7 @@ impl Engine {
         qid: u32,
         parameters: &Parameters,
         negotiated: Negotiated,
-        told: EventParams,
+        params: EventParams,
     ) -> Result<(), Errno> {
         let remote = self.ids.get(&handle).and_then(|id| id.remote);
         let policy = self.policy(remote.ok_or(Errno::INVAL)?.ip());
@@ -287,7 +292,7 @@ impl Engine {
         self.streams.remove(&sid);
         self.queue_pairs.insert(qid, handle);
         if negotiated.rtr.is_some() {
-            id.state = State::Opening { qid, told };
+            id.state = State::Opening { qid, params };
             return Ok(());
         }
         // Who calls without an RTR sends first when it likes: there is nothing to wait for.
@@ -296,16 +301,16 @@ impl Engine {
         if !negotiated.fenced {
             self.notices.push(Notice::Open(qid));
         }
-        self.report(world, handle, CmEvent::Established, 0, told);
+        self.report(world, handle, CmEvent::Established, 0, params);
         Ok(())
     }
 
     /// Bytes of the RTR frame.
-    pub(super) fn hear_frame(&mut self, world: &mut World<'_>, handle: u32, octets: Result<&[u8], Errno>) {
+    pub(super) fn hear_frame(&mut self, world: &mut World<'_>, handle: u32, bytes: Result<&[u8], Errno>) {
         let Some(State::Framing(framing)) = self.ids.get_mut(&handle).map(|id| &mut id.state) else {
             return;
         };
-        match framing.responder.take(octets) {
+        match framing.responder.take(bytes) {
             Ok(Some(Heard::Ready(negotiated))) => {
                 let Some(id) = self.ids.get_mut(&handle) else {
                     return;
@@ -317,10 +322,10 @@ impl Engine {
                     sid,
                     qid,
                     parameters,
-                    told,
+                    params,
                     ..
                 } = *framing;
-                if let Err(errno) = self.begin(world, handle, sid, qid, &parameters, negotiated, told) {
+                if let Err(errno) = self.begin(world, handle, sid, qid, &parameters, negotiated, params) {
                     self.hang_up(world, sid, Close::Abort);
                     self.answer_failed(world, handle, errno);
                 }
@@ -366,7 +371,7 @@ impl Engine {
         private_data: &[u8],
     ) -> Result<(), Errno> {
         let id = self.own(channel, handle)?;
-        let State::Asked { sid, responder, .. } = &mut id.state else {
+        let State::Requested { sid, responder, .. } = &mut id.state else {
             return Err(Errno::INVAL);
         };
         let sid = *sid;

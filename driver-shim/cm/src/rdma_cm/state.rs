@@ -145,7 +145,7 @@ pub(super) struct Event {
     pub(super) about: u32,
     pub(super) kind: CmEvent,
     pub(super) status: i32,
-    pub(super) told: EventParams,
+    pub(super) params: EventParams,
 }
 
 /// An id.
@@ -186,21 +186,21 @@ pub(super) enum State {
     RouteResolved,
     Listening(Box<Listener>),
     /// TCP connects, or the Reply is due.
-    Calling(Box<Calling>),
+    Connecting(Box<Connecting>),
     /// Accepted, and the program has yet to bring its queue pair along.
     Answered(Box<Answered>),
     /// A Request that the program has to answer.
-    Asked {
+    Requested {
         sid: u32,
         responder: Box<Responder>,
-        told: EventParams,
+        params: EventParams,
     },
     /// Accepted; the RTR frame of 2007 is due.
     Framing(Box<Framing>),
     /// Accepted; the RTR message is due.
     Opening {
         qid: u32,
-        told: EventParams,
+        params: EventParams,
     },
     Connected {
         qid: u32,
@@ -214,12 +214,12 @@ pub(super) enum State {
 
 /// A call under way.
 #[derive(Debug)]
-pub(super) struct Calling {
+pub(super) struct Connecting {
     pub(super) sid: u32,
     pub(super) qid: u32,
     pub(super) parameters: Parameters,
     /// TCP chose another port than the id has.
-    pub(super) elsewhere: bool,
+    pub(super) other_port: bool,
     /// RFC 6581; the second try does without (§10 there).
     pub(super) enhanced: bool,
     /// The Reply is due; `None`: TCP connects.
@@ -268,7 +268,7 @@ pub(super) struct Framing {
     pub(super) responder: Box<Responder>,
     pub(super) qid: u32,
     pub(super) parameters: Parameters,
-    pub(super) told: EventParams,
+    pub(super) params: EventParams,
 }
 
 /// Whose a stream in start-up is.

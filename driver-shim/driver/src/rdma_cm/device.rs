@@ -93,8 +93,8 @@ struct Managed<'a> {
 }
 
 impl Carrier for Managed<'_> {
-    fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno> {
-        self.streams.send(sid, octets)
+    fn send(&mut self, sid: u32, bytes: &[u8]) -> Result<(), Errno> {
+        self.streams.send(sid, bytes)
     }
 
     fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno> {

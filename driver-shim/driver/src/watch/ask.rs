@@ -95,10 +95,10 @@ fn answer(socket: &OwnedFd, until: Instant) -> Option<Snapshot> {
     poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&patience)).ok()?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut octet = [0; 1];
+    let mut byte = [0; 1];
     recvmsg(
         socket,
-        &mut [IoSliceMut::new(&mut octet)],
+        &mut [IoSliceMut::new(&mut byte)],
         &mut ancillary,
         RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
     )

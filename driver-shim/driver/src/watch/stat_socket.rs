@@ -96,10 +96,10 @@ impl Drop for StatSocket {
 fn hear(socket: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut octet = [0; 1];
+    let mut byte = [0; 1];
     recvmsg(
         socket,
-        &mut [IoSliceMut::new(&mut octet)],
+        &mut [IoSliceMut::new(&mut byte)],
         &mut ancillary,
         RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
     )?;
@@ -124,10 +124,10 @@ pub(super) fn pass(to: impl AsFd, fd: BorrowedFd<'_>, address: Option<&SocketAdd
     let fds = [fd];
     ancillary.push(SendAncillaryMessage::ScmRights(&fds));
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    let octet = [IoSlice::new(b"?")];
+    let byte = [IoSlice::new(b"?")];
     match address {
-        Some(address) => rustix::net::sendmsg_addr(to, address, &octet, &mut ancillary, flags)?,
-        None => sendmsg(to, &octet, &mut ancillary, flags)?,
+        Some(address) => rustix::net::sendmsg_addr(to, address, &byte, &mut ancillary, flags)?,
+        None => sendmsg(to, &byte, &mut ancillary, flags)?,
     };
     Ok(())
 }

@@ -47,7 +47,7 @@ fn empa_02_a_request_of_revision_1_gets_a_reply_of_revision_1() {
     let reply = asked(settings(), &vector("MPA-REQ-R1"))
         .accept(depths(8, 8), &[], START)
         .unwrap();
-    assert_eq!(reply.octets, vector("MPA-REP-R1"));
+    assert_eq!(reply.bytes, vector("MPA-REP-R1"));
     let negotiated = reply.negotiated.unwrap();
     assert_eq!(
         (negotiated.depths, negotiated.rtr),
@@ -72,7 +72,7 @@ fn empa_05_replies_are_enhanced_exactly_when_the_request_is() {
         let reply = asked(settings(), &vector(request))
             .accept(depths(1, 1), &[], START)
             .unwrap();
-        let (frame, _) = StartupFrame::parse(&reply.octets).unwrap();
+        let (frame, _) = StartupFrame::parse(&reply.bytes).unwrap();
         assert_eq!(
             (frame.word.is_some(), frame.flags.enhanced, frame.revision == 2),
             (enhanced, enhanced, enhanced)
@@ -126,15 +126,15 @@ fn empa_09_s_counts_in_revision_2_only() {
     let reply = asked(settings(), &vector("S001-REQ"))
         .accept(depths(1, 1), &[], START)
         .unwrap();
-    assert_eq!(reply.octets, vector("MPA-REP-R1"));
+    assert_eq!(reply.bytes, vector("MPA-REP-R1"));
     let flags = StartupFlags {
         crc: true,
         ..StartupFlags::default()
     };
-    let mut responder = asked(settings(), &octets(FrameKind::Request, 2, flags, None, b"data"));
+    let mut responder = asked(settings(), &bytes(FrameKind::Request, 2, flags, None, b"data"));
     assert_eq!(responder.request().unwrap().private_data, b"data");
     let reply = responder.accept(depths(1, 1), &[], START).unwrap();
-    assert_eq!(reply.octets, octets(FrameKind::Reply, 2, flags, None, &[]));
+    assert_eq!(reply.bytes, bytes(FrameKind::Reply, 2, flags, None, &[]));
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn empa_10_a_plain_reply_ends_an_enhanced_attempt() {
     for reply in [
         vector("MPA-REP-R1"),
         vector("S001-REP"),
-        octets(FrameKind::Reply, 2, flags, None, &[]),
+        bytes(FrameKind::Reply, 2, flags, None, &[]),
     ] {
         let failure = calling(settings(), Some(offer(1, 1)))
             .receive(&reply)
@@ -282,11 +282,11 @@ fn empa_24_the_client_server_model_stays_open_to_the_ulp() {
 fn the_negotiation_vectors_hold() {
     let (reply, negotiated) = answer(settings(), depths(8, 16), 0x8010_c008);
     assert_eq!((reply, negotiated.depths), (0x8008_4010, depths(8, 16)));
-    let octets = asked(settings(), &vector("MPA-REQ-R2-P2P"))
+    let bytes = asked(settings(), &vector("MPA-REQ-R2-P2P"))
         .accept(depths(8, 16), &[], START)
         .unwrap()
-        .octets;
-    assert_eq!(octets, vector("MPA-REP-R2-P2P"));
+        .bytes;
+    assert_eq!(bytes, vector("MPA-REP-R2-P2P"));
     assert_eq!(answer(settings(), depths(8, 16), 0x0010_0008).0 & (A | RTR), 0);
     assert_eq!(answer(settings(), depths(8, 16), 0x3fff_3fff).0, 0x3fff_3fff);
 }

@@ -65,7 +65,7 @@ fn vector(name: &str) -> Vec<u8> {
 }
 
 /// The bytes of a frame with this word, if any.
-fn octets(
+fn bytes(
     kind: FrameKind,
     revision: u8,
     flags: StartupFlags,
@@ -102,7 +102,7 @@ fn asked(settings: Settings, request: &[u8]) -> Responder {
 
 /// An enhanced Request of revision 2 with this word.
 fn enhanced_request(bits: u32) -> Vec<u8> {
-    octets(
+    bytes(
         FrameKind::Request,
         2,
         StartupFlags {
@@ -115,7 +115,7 @@ fn enhanced_request(bits: u32) -> Vec<u8> {
 }
 
 fn enhanced_reply(bits: u32) -> Vec<u8> {
-    octets(
+    bytes(
         FrameKind::Reply,
         2,
         StartupFlags {
@@ -131,7 +131,7 @@ fn enhanced_reply(bits: u32) -> Vec<u8> {
 fn answer(settings: Settings, own: Depths, request: u32) -> (u32, Negotiated) {
     let mut responder = asked(settings, &enhanced_request(request));
     let reply = responder.accept(own, &[], START).unwrap();
-    let (frame, rest) = StartupFrame::parse(&reply.octets).unwrap();
+    let (frame, rest) = StartupFrame::parse(&reply.bytes).unwrap();
     assert!(rest.is_empty());
     assert_eq!(
         (frame.kind, frame.revision, frame.flags.reject),
@@ -163,12 +163,12 @@ fn run(
 ) -> (Accepted, Negotiated, Request) {
     let (mut caller, request) = Initiator::new(initiator.0, initiator.1, initiator.2, START).unwrap();
     let mut called = Responder::new(responder.0, START);
-    feed(&request, piece, |octets| called.receive(octets).unwrap().0);
+    feed(&request, piece, |bytes| called.receive(bytes).unwrap().0);
     let heard = called.request().unwrap().clone();
     let reply = called.accept(responder.1, responder.2, START).unwrap();
     let mut answer = None;
-    feed(&reply.octets, piece, |octets| {
-        let (taken, said) = caller.receive(octets).unwrap();
+    feed(&reply.bytes, piece, |bytes| {
+        let (taken, said) = caller.receive(bytes).unwrap();
         answer = said;
         taken
     });
@@ -178,11 +178,11 @@ fn run(
     }
 }
 
-fn feed(mut octets: &[u8], piece: usize, mut take: impl FnMut(&[u8]) -> usize) {
-    while !octets.is_empty() {
-        let now = piece.min(octets.len());
-        let taken = take(&octets[..now]);
+fn feed(mut bytes: &[u8], piece: usize, mut take: impl FnMut(&[u8]) -> usize) {
+    while !bytes.is_empty() {
+        let now = piece.min(bytes.len());
+        let taken = take(&bytes[..now]);
         assert_eq!(taken, now);
-        octets = &octets[now..];
+        bytes = &bytes[now..];
     }
 }

@@ -11,17 +11,17 @@ fn plain() -> Settings {
     }
 }
 
-/// The machine's failure on `octets`, which it answers with nothing.
-fn refused(settings: Settings, octets: &[u8]) -> Fault {
+/// The machine's failure on `bytes`, which it answers with nothing.
+fn refused(settings: Settings, bytes: &[u8]) -> Fault {
     let mut responder = Responder::new(settings, START);
-    let failure = responder.receive(octets).unwrap_err();
+    let failure = responder.receive(bytes).unwrap_err();
     assert_eq!((failure.close, failure.last_words), (Close::Abort, None));
     failure.fault
 }
 
-fn with(mut octets: Vec<u8>, at: usize, octet: u8) -> Vec<u8> {
-    octets[at] = octet;
-    octets
+fn with(mut bytes: Vec<u8>, at: usize, byte: u8) -> Vec<u8> {
+    bytes[at] = byte;
+    bytes
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn mpa_s_01_s_02_frames_are_twenty_bytes_and_private_data() {
     let reply = asked(settings(), &request)
         .accept(Depths::default(), &[], START)
         .unwrap();
-    assert_eq!(reply.octets, vector("MPA-REP-R1"));
+    assert_eq!(reply.bytes, vector("MPA-REP-R1"));
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn mpa_s_03_the_responder_waits_for_a_valid_request() {
     let mut responder = Responder::new(settings(), START);
     assert_eq!(responder.request(), None);
     let nothing = responder.accept(Depths::default(), &[], START).unwrap();
-    assert_eq!((nothing.octets.len(), nothing.negotiated), (0, None));
+    assert_eq!((nothing.bytes.len(), nothing.negotiated), (0, None));
     // Neither machine knows who opened the TCP connection; the whole exchange works in pieces of any size.
     for piece in [1, 3, 19, 20, 512] {
         let (accepted, negotiated, request) = run(
@@ -150,7 +150,7 @@ fn mpa_s_07_r_means_nothing_in_a_request() {
     let reply = asked(settings(), &request)
         .accept(Depths::default(), &[], START)
         .unwrap();
-    assert_eq!(reply.octets, vector("MPA-REP-R1"));
+    assert_eq!(reply.bytes, vector("MPA-REP-R1"));
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn mpa_s_08_reserved_bits_are_ignored_and_not_echoed() {
     let reply = asked(settings(), &request)
         .accept(Depths::default(), &[], START)
         .unwrap();
-    assert_eq!(reply.octets, vector("MPA-REP-R1"));
+    assert_eq!(reply.bytes, vector("MPA-REP-R1"));
 }
 
 #[test]
@@ -309,7 +309,7 @@ fn mpa_s_20_revision_0_is_answered_with_1_and_closed() {
         ..StartupFlags::default()
     };
     let failure = calling(settings(), None)
-        .receive(&octets(FrameKind::Reply, 0, flags, None, &[]))
+        .receive(&bytes(FrameKind::Reply, 0, flags, None, &[]))
         .unwrap_err();
     assert_eq!(
         (failure.fault, failure.close, failure.last_words),
@@ -363,10 +363,10 @@ proptest! {
         highest in 1u8..=2,
         rtr_frame in any::<bool>(),
     ) {
-        let octets = [start, noise].concat();
+        let bytes = [start, noise].concat();
         let ours = Settings { revision: highest, rtr_frame: rtr_frame.then_some(RtrKey::Hex), ..settings() };
         let mut responder = Responder::new(ours.clone(), START);
-        for chunk in octets.chunks(piece) {
+        for chunk in bytes.chunks(piece) {
             let wants = responder.wants();
             match responder.receive(chunk) {
                 Ok((taken, heard)) => {
@@ -379,7 +379,7 @@ proptest! {
             }
         }
         let mut initiator = calling(ours, Some(offer(1, 1)));
-        for chunk in octets.chunks(piece) {
+        for chunk in bytes.chunks(piece) {
             match initiator.receive(chunk) {
                 Ok((taken, None)) => prop_assert_eq!(taken, chunk.len()),
                 Ok((_, Some(_))) | Err(_) => break,
@@ -406,17 +406,17 @@ fn mpa_e_01_wrong_frames_are_code_4_and_lost_streams_code_1() {
         code
     };
     let request = vector("MPA-REQ-R1");
-    let hears = |octets: &[u8]| code(&Responder::new(plain(), START).receive(octets).unwrap_err());
+    let hears = |bytes: &[u8]| code(&Responder::new(plain(), START).receive(bytes).unwrap_err());
     // Another key, an unknown revision, too much private data, bytes behind the Request, revision 0.
     assert_eq!(hears(&with(request.clone(), 9, b'x')), 4);
     assert_eq!(hears(&with(request.clone(), 17, 3)), 4);
     assert_eq!(hears(&with(request.clone(), 18, 0xff)), 4);
     assert_eq!(hears(&[&request[..], &[0]].concat()), 4);
     assert_eq!(hears(&with(request.clone(), 17, 0)), 4);
-    let answered = |octets: &[u8]| {
+    let answered = |bytes: &[u8]| {
         code(
             &calling(settings(), Some(offer(16, 8)))
-                .receive(octets)
+                .receive(bytes)
                 .unwrap_err(),
         )
     };

@@ -17,10 +17,10 @@ fn s001_01_the_rtr_frame_follows_a_reply_that_agrees() {
     let mut responder = asked(on(RtrKey::Hex), &request);
     let reply = responder.accept(Depths::default(), &[], START).unwrap();
     assert_eq!(
-        (reply.octets.clone(), reply.negotiated),
+        (reply.bytes.clone(), reply.negotiated),
         (vector("S001-REP"), None)
     );
-    let frame = accepted(&mut initiator, &reply.octets).rtr_frame.unwrap();
+    let frame = accepted(&mut initiator, &reply.bytes).rtr_frame.unwrap();
     assert_eq!(frame.len(), 20);
     match responder.receive(&frame).unwrap() {
         (20, Some(Heard::Ready(negotiated))) => assert!(!negotiated.fenced && negotiated.crc),
@@ -77,7 +77,7 @@ fn s001_04_both_spellings_of_the_key_are_read_and_written() {
 fn s001_05_private_data_in_the_rtr_frame_is_tolerated() {
     let mut responder = asked(on(RtrKey::Hex), &vector("S001-REQ"));
     responder.accept(Depths::default(), &[], START).unwrap();
-    let mut stream = octets(
+    let mut stream = bytes(
         FrameKind::Rtr(RtrKey::Hex),
         1,
         StartupFlags::default(),

@@ -53,12 +53,12 @@ fn half_frames_and_garbage_are_closed_without_an_answer() {
     let mut net = Net::new(3);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     let whole = request(a.qpn, b.qpn);
-    let mut octets: Vec<Vec<u8>> = (0..whole.len()).map(|n| whole[..n].to_vec()).collect();
-    octets.push(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n".to_vec());
-    octets.push(vec![0xff; 4096]);
-    let sids: Vec<u32> = octets
+    let mut bytes: Vec<Vec<u8>> = (0..whole.len()).map(|n| whole[..n].to_vec()).collect();
+    bytes.push(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n".to_vec());
+    bytes.push(vec![0xff; 4096]);
+    let sids: Vec<u32> = bytes
         .iter()
-        .map(|octets| net.stranger(2, b.qpn, 1, octets))
+        .map(|bytes| net.stranger(2, b.qpn, 1, bytes))
         .collect();
     net.run(30 * SECOND);
     for sid in sids {
@@ -82,8 +82,8 @@ fn mpa_s_15_a_caller_that_goes_on_without_a_reply_is_not_taken() {
         nonce: 3,
         ticket: None,
     };
-    let octets = [request_of(us), vec![0; 4]].concat();
-    let sid = net.stranger(0, b.qpn, 1, &octets);
+    let bytes = [request_of(us), vec![0; 4]].concat();
+    let sid = net.stranger(0, b.qpn, 1, &bytes);
     net.run(10 * MS);
     assert_eq!(net.in_start_up(1), 1, "parked");
     up(&mut net, b, a);
@@ -100,8 +100,8 @@ fn mpa_s_19_nothing_is_accepted_without_a_queue_pair() {
     up(&mut net, b, a);
     let mut foreign = request(a.qpn, b.qpn);
     foreign[20] ^= 0xff;
-    for octets in [request(a.qpn, b.qpn + 9), foreign, request(a.qpn, b.qpn)] {
-        let sid = net.stranger(2, b.qpn, 1, &octets);
+    for bytes in [request(a.qpn, b.qpn + 9), foreign, request(a.qpn, b.qpn)] {
+        let sid = net.stranger(2, b.qpn, 1, &bytes);
         net.run(100 * MS);
         let (reply, closed) = net.heard(sid);
         assert_eq!(
@@ -136,10 +136,10 @@ proptest! {
             prop_oneof![
                 proptest::collection::vec(any::<u8>(), 0..600),
                 (any::<u16>(), 0usize..60, any::<u8>()).prop_map(|(to, at, xor)| {
-                    let mut octets = request(1, (1001 << 8) + u32::from(to & 3));
-                    let at = at % octets.len();
-                    octets[at] ^= xor;
-                    octets
+                    let mut bytes = request(1, (1001 << 8) + u32::from(to & 3));
+                    let at = at % bytes.len();
+                    bytes[at] ^= xor;
+                    bytes
                 }),
             ],
             0..40,
@@ -148,8 +148,8 @@ proptest! {
         let mut net = Net::new(3);
         let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
         let idle = make(&mut net, 1, 2);
-        for octets in &strangers {
-            net.stranger(2, b.qpn, 1, octets);
+        for bytes in &strangers {
+            net.stranger(2, b.qpn, 1, bytes);
         }
         assert_others_meet(&mut net, a, b);
         net.run(60 * SECOND);

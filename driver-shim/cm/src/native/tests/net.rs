@@ -13,7 +13,7 @@ use crate::carrier::Inbox;
 enum Event {
     Accepted { lid: u32, sid: u32 },
     Connected { sid: u32, result: Result<(), Errno> },
-    Octets { sid: u32, octets: Vec<u8> },
+    Bytes { sid: u32, bytes: Vec<u8> },
     Fin { sid: u32 },
     FirstFpdu { sid: u32 },
 }
@@ -83,7 +83,7 @@ struct Port {
 }
 
 impl Carrier for Port {
-    fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno> {
+    fn send(&mut self, sid: u32, bytes: &[u8]) -> Result<(), Errno> {
         let mut wire = self.wire.borrow_mut();
         let latency = wire.latency;
         let end = wire.ends.get(&sid).ok_or(Errno::INVAL)?;
@@ -92,9 +92,9 @@ impl Carrier for Port {
             wire.at(
                 latency,
                 host,
-                Event::Octets {
+                Event::Bytes {
                     sid: peer,
-                    octets: octets.to_vec(),
+                    bytes: bytes.to_vec(),
                 },
             );
         }
@@ -109,9 +109,9 @@ impl Carrier for Port {
         wire.at(
             Duration::ZERO,
             host,
-            Event::Octets {
+            Event::Bytes {
                 sid,
-                octets: Vec::new(),
+                bytes: Vec::new(),
             },
         );
         Ok(())
@@ -351,9 +351,9 @@ impl Net {
             Event::Connected { sid, result } => {
                 self.on(host, |engine, world| engine.connected(world, sid, result))
             }
-            Event::Octets { sid, octets } => {
+            Event::Bytes { sid, bytes } => {
                 if let Some(end) = self.wire.borrow_mut().ends.get_mut(&sid) {
-                    end.inbox.extend(octets);
+                    end.inbox.extend(bytes);
                 }
                 self.receive(host, sid);
             }
@@ -381,7 +381,7 @@ impl Net {
 
     /// Ends an outstanding receive if it can be.
     fn receive(&mut self, host: usize, sid: u32) {
-        let octets = {
+        let bytes = {
             let mut wire = self.wire.borrow_mut();
             let Some(end) = wire.ends.get_mut(&sid) else {
                 return;
@@ -395,7 +395,7 @@ impl Net {
                 _ => return,
             }
         };
-        self.on(host, |engine, world| engine.received(world, sid, Ok(&octets)));
+        self.on(host, |engine, world| engine.received(world, sid, Ok(&bytes)));
     }
 
     /// Runs for a while.
@@ -497,15 +497,15 @@ impl Net {
         self.wire.borrow_mut().waiting.insert((host, qid));
     }
 
-    /// A stranger's stream to a listener: `octets` arrive, then nothing.
-    pub(super) fn stranger(&mut self, from: usize, qpn: u32, to: usize, octets: &[u8]) -> u32 {
+    /// A stranger's stream to a listener: `bytes` arrive, then nothing.
+    pub(super) fn stranger(&mut self, from: usize, qpn: u32, to: usize, bytes: &[u8]) -> u32 {
         let mut port = Port {
             host: from,
             wire: self.wire.clone(),
         };
         let remote = SocketAddr::new(address(to), super::super::address::port_of(qpn));
         let sid = port.connect(remote, None).unwrap();
-        port.send(sid, octets).unwrap();
+        port.send(sid, bytes).unwrap();
         sid
     }
 

@@ -68,8 +68,8 @@ impl Wire {
             return;
         };
         end.wants = None;
-        let octets = end.inbox.drain(..wants.min(end.inbox.len())).collect();
-        self.news.push_back((end.side, News::Received(sid, Ok(octets))));
+        let bytes = end.inbox.drain(..wants.min(end.inbox.len())).collect();
+        self.news.push_back((end.side, News::Received(sid, Ok(bytes))));
     }
 
     fn lose(&mut self, side: usize, qid: u32) {
@@ -93,12 +93,12 @@ struct Port<'a> {
 }
 
 impl Carrier for Port<'_> {
-    fn send(&mut self, sid: u32, octets: &[u8]) -> Result<(), Errno> {
+    fn send(&mut self, sid: u32, bytes: &[u8]) -> Result<(), Errno> {
         let mut wire = self.wire.borrow_mut();
-        wire.said = octets.to_vec();
+        wire.said = bytes.to_vec();
         let peer = wire.ends.get(&sid).ok_or(Errno::INVAL)?.peer;
         if let Some(end) = wire.ends.get_mut(&peer) {
-            end.inbox.extend_from_slice(octets);
+            end.inbox.extend_from_slice(bytes);
         }
         wire.deliver(peer);
         Ok(())
@@ -318,8 +318,8 @@ impl Net {
             self.at(side, |engine, world| match news {
                 News::Accepted(lid, sid) => engine.arrived(world, lid, sid),
                 News::Connected(sid, result) => engine.connected(world, sid, result),
-                News::Received(sid, octets) => {
-                    engine.received(world, sid, octets.as_deref().map_err(|errno| *errno));
+                News::Received(sid, bytes) => {
+                    engine.received(world, sid, bytes.as_deref().map_err(|errno| *errno));
                 }
                 News::FirstFpdu(qid) => engine.first_fpdu(world, qid),
                 News::Lost(qid) => engine.lose(world, qid, Errno::CONNRESET),

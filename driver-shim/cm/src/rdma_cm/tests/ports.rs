@@ -94,8 +94,8 @@ fn a_source_that_cannot_be_had_fails_at_once() {
     let own = idle(&mut net, 0);
     let taken = resolve(&mut net, 0, own, Some("127.0.0.1:7471"));
     assert_eq!(taken, Err(Errno::ADDRINUSE));
-    let elsewhere = resolve(&mut net, 0, own, Some(&format!("{ELSEWHERE}:0")));
-    assert_eq!(elsewhere, Err(Errno::ADDRNOTAVAIL));
+    let other_port = resolve(&mut net, 0, own, Some(&format!("{ELSEWHERE}:0")));
+    assert_eq!(other_port, Err(Errno::ADDRNOTAVAIL));
     let family = resolve(&mut net, 0, own, Some("[::1]:5"));
     assert_eq!(family, Err(Errno::INVAL));
     assert!(net.seen(0, own.0).is_empty(), "an error is no event");

@@ -32,15 +32,15 @@ fn both_ends_learn_of_each_other_and_of_the_end() {
     assert_eq!(net.seen(1, at), [(200, id, 9, 0)]);
     {
         let wire = net.wire.borrow();
-        let [(1, called), (0, calling)] = wire.attached[..] else {
+        let [(1, called), (0, connecting)] = wire.attached[..] else {
             panic!("{:?}", wire.attached);
         };
-        assert_eq!((called.qid, calling.qid), (9, 3));
+        assert_eq!((called.qid, connecting.qid), (9, 3));
         // EMPA-30: nobody sends more than the other takes.
-        assert_eq!((called.ord, calling.ird), (4, 4));
-        assert!(calling.ord <= called.ird);
+        assert_eq!((called.ord, connecting.ird), (4, 4));
+        assert!(connecting.ord <= called.ird);
         assert_eq!(called.negotiated.rtr, Some(Rtr::Read));
-        assert_eq!(calling.negotiated.rtr, Some(Rtr::Read));
+        assert_eq!(connecting.negotiated.rtr, Some(Rtr::Read));
     }
     assert_eq!(net.engines[1].notices(), [Notice::Open(9)], "at the first FPDU");
     net.at(0, |engine, world| engine.disconnect(world, caller.0, caller.1))
