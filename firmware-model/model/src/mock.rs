@@ -5,24 +5,25 @@
 
 use crate::config::{DeviceAddress, ModelConfig};
 use crate::device::{Device, Interrupts};
-use crate::host::{HostMemory, Mapping, Record, RemoteMemory, RemoteWord, Unreachable};
+use crate::host::{HostMemory, Mapping, RemoteMemory, RemoteWord, Unreachable};
 use crate::stream::Network;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use urnic_device::command::*;
-use urnic_device::cqe::{self, CQE_LEN, Cqe};
+use urnic_device::cqe::{CQE_LEN, Cqe};
 use urnic_device::doorbell::{Doorbell, Kind};
-use urnic_device::event::{self, EVENT_LEN, Event, EventKind};
-use urnic_device::record::{CqRecord, QueueRecord, publish};
+use urnic_device::event::{EVENT_LEN, Event, EventKind};
+use urnic_device::record::{CqRecord, QueueRecord};
 use urnic_device::registers::*;
 use urnic_device::stream::{Attach, Connect, Endpoint, Listen, Listening, attach};
 use urnic_device::vocabulary::{Access, QpState, WcStatus};
-use urnic_device::wqe::{self, BLOCK_LEN, RecvHeader, SendFlags, SendHeader, Sge};
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+use urnic_device::wqe::{self, BLOCK_LEN, SendHeader, Sge};
+use urnic_testkit::{CommandQueue, CompletionQueue, EventQueue, Memory, ReceiveQueue, SendQueue, request};
+use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 type Status = urnic_device::command::Status;
 
@@ -42,6 +43,8 @@ pub(crate) struct Arena {
 pub(crate) const REMOTE: u64 = 1 << 56;
 pub(crate) const ARENA_IOVA: u64 = 0x7700_0000_0000;
 const RING_ALIGN: usize = 4096;
+/// log2 of the entries of the event queues.
+const LOG_EVENTS: u32 = 6;
 
 impl Arena {
     pub(crate) fn new(bytes: usize) -> Arc<Arena> {
@@ -86,6 +89,47 @@ impl Arena {
 
     pub(crate) fn write(&self, iova: u64, bytes: &[u8]) {
         self.map(iova, bytes.len()).copy_in(0, bytes);
+    }
+}
+
+/// A stretch of an arena, which must outlive it.
+#[derive(Clone, Copy)]
+struct Stretch {
+    iova: u64,
+    mapping: Mapping,
+}
+
+impl Stretch {
+    fn new(arena: &Arena, iova: u64, len: usize) -> Stretch {
+        Stretch {
+            iova,
+            mapping: arena.map(iova, len),
+        }
+    }
+
+    /// New memory of the arena.
+    fn alloc(arena: &Arena, len: usize) -> Stretch {
+        Stretch::new(arena, arena.alloc(len), len)
+    }
+}
+
+impl Memory for Stretch {
+    fn iova(&self) -> u64 {
+        self.iova
+    }
+
+    fn word(&self, at: usize) -> &AtomicU32 {
+        self.mapping.word(at)
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) {
+        self.mapping.copy_in(at, bytes);
+    }
+
+    fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.mapping.copy_out(at, &mut bytes);
+        bytes
     }
 }
 
@@ -148,30 +192,20 @@ impl Line {
     }
 }
 
-struct Ring {
-    iova: u64,
-    log_size: u32,
-}
-
 /// A driver.
 pub(crate) struct Driver {
     pub(crate) device: Device,
     pub(crate) arena: Arc<Arena>,
     pub(crate) line: Arc<Line>,
-    commands: Mutex<u32>,
-    command_ring: Ring,
-    completion_ring: u64,
-    events: Mutex<(u32, VecDeque<Event>)>,
-    event_ring: Ring,
-    event_record: Record<CqRecord>,
+    commands: Mutex<CommandQueue<Stretch>>,
+    /// Event queue 0, and events that were taken from it and that no test has asked for yet.
+    events: Mutex<(EventQueue<Stretch>, VecDeque<Event>)>,
     pub(crate) uar: u32,
     /// Regions are registered in remote memory.
     pub(crate) remote: bool,
     /// Of an event queue for completions, on vector 1.
     pub(crate) eq: u32,
-    completion_events: Mutex<u32>,
-    completion_event_ring: Ring,
-    completion_event_record: Record<CqRecord>,
+    completion_events: Mutex<EventQueue<Stretch>>,
 }
 
 pub(crate) fn config() -> ModelConfig {
@@ -211,57 +245,45 @@ impl Driver {
     fn drive(device: Device, arena: Arc<Arena>, line: Arc<Line>) -> Driver {
         assert_eq!(device.bar0_read(MAGIC), MAGIC_VALUE);
         let log_size = 4;
-        let command_ring = Ring {
-            iova: arena.alloc(COMMAND_LEN << log_size),
-            log_size,
-        };
-        let completion_ring = arena.alloc(COMPLETION_LEN << log_size);
+        let ring = Stretch::alloc(&arena, COMMAND_LEN << log_size);
+        let completions = Stretch::alloc(&arena, COMPLETION_LEN << log_size);
         device.bar0_write(CMD_LOG_SIZE, log_size);
-        device.bar0_write(CMD_BASE, command_ring.iova as u32);
-        device.bar0_write(CMD_BASE + 4, (command_ring.iova >> 32) as u32);
-        device.bar0_write(CMD_COMPLETION_BASE, completion_ring as u32);
-        device.bar0_write(CMD_COMPLETION_BASE + 4, (completion_ring >> 32) as u32);
+        device.bar0_write(CMD_BASE, ring.iova as u32);
+        device.bar0_write(CMD_BASE + 4, (ring.iova >> 32) as u32);
+        device.bar0_write(CMD_COMPLETION_BASE, completions.iova as u32);
+        device.bar0_write(CMD_COMPLETION_BASE + 4, (completions.iova >> 32) as u32);
         device.bar0_write(CONTROL, Control::ENABLE.bits());
         assert_eq!(device.bar0_read(STATUS), 1);
-        let event_ring = Ring {
-            iova: arena.alloc(EVENT_LEN << 6),
-            log_size: 6,
-        };
-        let completion_event_ring = Ring {
-            iova: arena.alloc(EVENT_LEN << 6),
-            log_size: 6,
-        };
-        let record = arena.alloc(size_of::<CqRecord>());
-        let completion_record = arena.alloc(size_of::<CqRecord>());
+        let event_ring = || Stretch::alloc(&arena, EVENT_LEN << LOG_EVENTS);
+        let (events, completion_events) = (event_ring(), event_ring());
+        let record = || Stretch::alloc(&arena, size_of::<CqRecord>());
+        let (events_record, completion_record) = (record(), record());
+        let queue = |ring, record| EventQueue::new(ring, record, LOG_EVENTS);
         let mut driver = Driver {
-            event_record: Record::new(&*arena, record).unwrap(),
             device,
             line,
-            commands: Mutex::new(0),
-            command_ring,
-            completion_ring,
-            events: Mutex::default(),
-            event_ring,
+            commands: Mutex::new(CommandQueue::new(ring, completions, log_size)),
+            events: Mutex::new((queue(events, events_record), VecDeque::new())),
             uar: 0,
             remote: false,
             eq: 0,
-            completion_events: Mutex::new(0),
-            completion_event_ring,
-            completion_event_record: Record::new(&*arena, completion_record).unwrap(),
+            completion_events: Mutex::new(queue(completion_events, completion_record)),
             arena,
         };
-        let eq = driver.create_eq(driver.event_ring.iova, record, 6, 0).unwrap();
-        assert_eq!(eq, 0);
-        driver.eq = driver
-            .create_eq(driver.completion_event_ring.iova, completion_record, 6, 1)
+        let eq = driver
+            .create_eq(events.iova, events_record.iova, LOG_EVENTS, 0)
             .unwrap();
+        assert_eq!(eq, 0);
+        let (ring, record) = (completion_events.iova, completion_record.iova);
+        driver.eq = driver.create_eq(ring, record, LOG_EVENTS, 1).unwrap();
         driver.uar = driver.create(Opcode::AllocUar, &Nothing {}).unwrap();
         driver
     }
 
     /// Where the command queue and its completions are.
     pub(crate) fn command_memory(&self) -> std::ops::Range<u64> {
-        self.command_ring.iova..self.completion_ring + 4096
+        let commands = self.commands.lock().unwrap();
+        commands.ring().iova..commands.completions().iova + 4096
     }
 
     fn create_eq(&self, ring: u64, record: u64, log_size: u32, vector: u32) -> Result<u32, Status> {
@@ -274,24 +296,13 @@ impl Driver {
         self.create(Opcode::CreateEq, &arguments)
     }
 
-    pub(crate) fn execute(&self, mut command: Command) -> Result<Completion, Status> {
-        let mut producer = self.commands.lock().unwrap();
-        let slot = *producer & ((1 << self.command_ring.log_size) - 1);
-        command.tag = (*producer as u16).into();
-        let at = self.command_ring.iova + u64::from(slot) * COMMAND_LEN as u64;
-        self.arena.write(at, command.as_bytes());
-        let phase = !(*producer >> self.command_ring.log_size) & 1;
-        *producer = producer.wrapping_add(1);
-        self.device.bar0_write(CMD_DOORBELL, *producer);
-        let at = self.completion_ring + u64::from(slot) * COMPLETION_LEN as u64;
-        let bytes = self.arena.read(at, COMPLETION_LEN);
-        let completion = Completion::read_from_bytes(&bytes).unwrap();
-        assert_eq!(
-            completion.phase.get(),
-            phase,
-            "a command completes at its doorbell"
-        );
-        assert_eq!(completion.tag, command.tag);
+    pub(crate) fn execute(&self, command: Command) -> Result<Completion, Status> {
+        let mut commands = self.commands.lock().unwrap();
+        let at = commands.put(command);
+        self.device.bar0_write(CMD_DOORBELL, commands.producer());
+        let completion = commands
+            .completion(at)
+            .expect("a command completes at its doorbell");
         match Status::from_raw(completion.status.get()).unwrap() {
             Status::Ok => Ok(completion),
             status => Err(status),
@@ -363,29 +374,27 @@ impl Driver {
         let arguments = self.cq_arguments(log_size);
         let completion = self.command(Opcode::CreateCq, &arguments).unwrap();
         let handle: QueueHandle = completion.result();
+        let ring = Stretch::new(&self.arena, arguments.ring.get(), CQE_LEN << log_size);
+        let record = Stretch::new(&self.arena, arguments.record.get(), size_of::<CqRecord>());
         Cq {
             id: handle.id.get(),
-            ring: arguments.ring.get(),
-            log_size,
-            record: Record::new(&*self.arena, arguments.record.get()).unwrap(),
-            consumer: 0,
-            base: 0,
+            queue: CompletionQueue::new(ring, record, log_size),
         }
     }
 
     pub(crate) fn qp_arguments(&self, pd: u32, send_cq: &Cq, recv_cq: &Cq) -> CreateQp {
         CreateQp {
-            sq_ring: self.arena.alloc(BLOCK_LEN << 8).into(),
-            rq_ring: self.arena.alloc(64 << 8).into(),
+            sq_ring: self.arena.alloc(BLOCK_LEN << LOG_QUEUE).into(),
+            rq_ring: self.arena.alloc(1 << (LOG_QUEUE + LOG_STRIDE)).into(),
             record: self.arena.alloc(size_of::<QueueRecord>()).into(),
             pd: pd.into(),
             send_cq: send_cq.id.into(),
             recv_cq: recv_cq.id.into(),
             uar: self.uar.into(),
             label: 0xbeef.into(),
-            sq_log_size: 8.into(),
-            rq_log_size: 8.into(),
-            rq_log_stride: 6.into(),
+            sq_log_size: LOG_QUEUE.into(),
+            rq_log_size: LOG_QUEUE.into(),
+            rq_log_stride: LOG_STRIDE.into(),
             ..CreateQp::default()
         }
     }
@@ -397,13 +406,17 @@ impl Driver {
     pub(crate) fn try_qp(&self, arguments: &CreateQp) -> Result<Qp, Status> {
         let completion = self.command(Opcode::CreateQp, arguments)?;
         let handle: QueueHandle = completion.result();
+        let sends = Stretch::new(&self.arena, arguments.sq_ring.get(), BLOCK_LEN << LOG_QUEUE);
+        let receives = Stretch::new(
+            &self.arena,
+            arguments.rq_ring.get(),
+            1 << (LOG_QUEUE + LOG_STRIDE),
+        );
+        let record = Stretch::new(&self.arena, arguments.record.get(), size_of::<QueueRecord>());
         Ok(Qp {
             id: handle.id.get(),
-            sq: arguments.sq_ring.get(),
-            rq: arguments.rq_ring.get(),
-            record: Record::new(&*self.arena, arguments.record.get()).unwrap(),
-            sq_producer: 0,
-            rq_producer: 0,
+            sends: SendQueue::new(sends, record, LOG_QUEUE),
+            receives: ReceiveQueue::new(receives, record, LOG_QUEUE, LOG_STRIDE),
             rings: 0,
         })
     }
@@ -473,23 +486,11 @@ impl Driver {
     }
 
     /// Events of queue 0 so far.
-    fn fetch_events(&self) -> std::sync::MutexGuard<'_, (u32, VecDeque<Event>)> {
+    fn fetch_events(&self) -> std::sync::MutexGuard<'_, (EventQueue<Stretch>, VecDeque<Event>)> {
         let mut guard = self.events.lock().unwrap();
-        let (consumer, events) = &mut *guard;
-        while let Some(event) = self.read_event(&self.event_ring, *consumer) {
-            *consumer = consumer.wrapping_add(1);
-            events.push_back(event);
-            self.event_record.consumer.store(*consumer, Ordering::Release);
-        }
+        let (queue, events) = &mut *guard;
+        events.extend(std::iter::from_fn(|| queue.poll()));
         guard
-    }
-
-    fn read_event(&self, ring: &Ring, consumer: u32) -> Option<Event> {
-        let slot = consumer & ((1 << ring.log_size) - 1);
-        let at = ring.iova + u64::from(slot) * EVENT_LEN as u64;
-        let entry = self.arena.map(at, EVENT_LEN);
-        let phase = entry.word(event::PHASE).load(Ordering::Acquire);
-        (phase == !(consumer >> ring.log_size) & 1).then(|| entry.read(0))
     }
 
     /// The next event of queue 0, if one is there.
@@ -499,11 +500,10 @@ impl Driver {
 
     /// Completion queues that notified since the last time.
     pub(crate) fn notifications(&self) -> Vec<u32> {
-        let mut consumer = self.completion_events.lock().unwrap();
+        let mut queue = self.completion_events.lock().unwrap();
         let mut cqs = Vec::new();
-        while let Some(event) = self.read_event(&self.completion_event_ring, *consumer) {
+        while let Some(event) = queue.advance() {
             assert_eq!(event.kind, EventKind::Completion as u8);
-            *consumer = consumer.wrapping_add(1);
             cqs.push(event.object.get());
         }
         cqs
@@ -511,8 +511,8 @@ impl Driver {
 
     /// Tells the device that so many notifications are taken; until then their places in the ring are in use.
     pub(crate) fn take_notifications(&self, count: usize) {
-        let record = &self.completion_event_record.consumer;
-        record.fetch_add(count as u32, Ordering::AcqRel);
+        let queue = self.completion_events.lock().unwrap();
+        queue.record().word(0).fetch_add(count as u32, Ordering::AcqRel);
     }
 
     /// Waits for an event of that kind about that object; others stay where they are.
@@ -573,34 +573,24 @@ impl Region {
 /// The driver's side of a completion queue.
 pub(crate) struct Cq {
     pub(crate) id: u32,
-    ring: u64,
-    log_size: u32,
-    record: Record<CqRecord>,
-    pub(crate) consumer: u32,
-    base: u32,
+    queue: CompletionQueue<Stretch>,
 }
 
 impl Cq {
+    /// The consumer index.
+    pub(crate) fn consumer(&self) -> u32 {
+        self.queue.index()
+    }
+
     /// The next completion, if one is there.
-    pub(crate) fn poll(&mut self, driver: &Driver) -> Option<Cqe> {
-        let n = self.consumer.wrapping_sub(self.base);
-        let slot = n & ((1 << self.log_size) - 1);
-        let at = self.ring + u64::from(slot) * CQE_LEN as u64;
-        let entry = driver.arena.map(at, CQE_LEN);
-        let phase = entry.word(cqe::PHASE).load(Ordering::Acquire);
-        if phase != !(n >> self.log_size) & 1 {
-            return None;
-        }
-        let cqe = entry.read(0);
-        self.consumer = self.consumer.wrapping_add(1);
-        self.record.consumer.store(self.consumer, Ordering::Release);
-        Some(cqe)
+    pub(crate) fn poll(&mut self) -> Option<Cqe> {
+        self.queue.poll()
     }
 
     /// Polls as a program does, driving the device, until a completion comes.
     pub(crate) fn await_completion(&mut self, driver: &Driver) -> Cqe {
         wait_for("a completion", || {
-            self.poll(driver).or_else(|| {
+            self.poll().or_else(|| {
                 driver.device.progress();
                 None
             })
@@ -608,13 +598,13 @@ impl Cq {
     }
 
     /// Waits until a completion comes, leaving the device alone.
-    pub(crate) fn await_idly(&mut self, driver: &Driver) -> Cqe {
-        wait_for("a completion", || self.poll(driver))
+    pub(crate) fn await_idly(&mut self) -> Cqe {
+        wait_for("a completion", || self.poll())
     }
 
     pub(crate) fn arm(&self, driver: &Driver, solicited: bool) {
         let kind = if solicited { Kind::ArmSolicited } else { Kind::Arm };
-        driver.ring(kind, self.id, self.consumer);
+        driver.ring(kind, self.id, self.consumer());
     }
 
     pub(crate) fn moderate(&self, driver: &Driver, count: u32, period: u32) -> Result<(), Status> {
@@ -628,14 +618,14 @@ impl Cq {
     }
 
     pub(crate) fn resize(&mut self, driver: &Driver, log_size: u32) -> Result<u32, Status> {
-        let ring = driver.arena.alloc(CQE_LEN << log_size);
+        let ring = Stretch::alloc(&driver.arena, CQE_LEN << log_size);
         let arguments = ResizeCq {
-            ring: ring.into(),
+            ring: ring.iova.into(),
             cq: self.id.into(),
             log_size: log_size.into(),
         };
         let count: Count = driver.command(Opcode::ResizeCq, &arguments)?.result();
-        (self.ring, self.log_size, self.base) = (ring, log_size, self.consumer);
+        self.queue.move_to(ring, log_size);
         Ok(count.count.get())
     }
 }
@@ -643,92 +633,62 @@ impl Cq {
 /// The driver's side of a queue pair.
 pub(crate) struct Qp {
     pub(crate) id: u32,
-    sq: u64,
-    rq: u64,
-    record: Record<QueueRecord>,
-    sq_producer: u32,
-    rq_producer: u32,
+    sends: SendQueue<Stretch>,
+    receives: ReceiveQueue<Stretch>,
     /// Doorbells rung for the send queue.
     pub(crate) rings: u32,
 }
 
-const SQ_MASK: u32 = 0xff;
-const RQ_STRIDE: u64 = 64;
+/// log2 of the blocks of a send queue, and of the entries of a receive queue.
+const LOG_QUEUE: u32 = 8;
+/// log2 of the bytes of an entry of a receive queue.
+const LOG_STRIDE: u32 = 6;
 
 impl Qp {
     pub(crate) fn post_recv(&mut self, driver: &Driver, cookie: u64, sges: &[Sge]) {
-        let at = self.rq + u64::from(self.rq_producer & SQ_MASK) * RQ_STRIDE;
-        let header = RecvHeader::new(cookie, sges.len() as u16);
-        driver.arena.write(at, header.as_bytes());
-        driver.arena.write(at + 16, sges.as_bytes());
-        let (old, new) = (self.rq_producer, self.rq_producer.wrapping_add(1));
-        self.rq_producer = new;
-        if publish(&self.record.rq_producer, &self.record.rq_event, old, new) {
-            driver.ring(Kind::Receive, self.id, new);
+        if self.receives.post(cookie, sges) {
+            driver.ring(Kind::Receive, self.id, self.receives.producer());
         }
     }
 
     pub(crate) fn post_send(&mut self, driver: &Driver, cookie: u64, sges: &[Sge]) {
-        let header = SendHeader {
-            opcode: wqe::Opcode::Send as u8,
-            flags: SendFlags::SIGNALED.bits(),
-            cookie: cookie.into(),
-            ..SendHeader::default()
-        };
-        self.post(driver, header, sges);
+        self.post(driver, request(wqe::Opcode::Send, cookie), sges);
     }
 
     pub(crate) fn post(&mut self, driver: &Driver, header: SendHeader, sges: &[Sge]) {
-        let (entry, blocks) = Self::entry(header, sges);
+        let (entry, blocks) = SendQueue::<Stretch>::entry(header, sges.as_bytes(), sges.len());
         self.post_raw(driver, &entry, blocks);
     }
 
-    fn entry(mut header: SendHeader, sges: &[Sge]) -> (Vec<u8>, u32) {
-        header.num_sge = sges.len() as u8;
-        header.blocks = wqe::blocks(size_of_val(sges)) as u8;
-        let mut entry = header.as_bytes().to_vec();
-        entry.extend_from_slice(sges.as_bytes());
-        (entry, header.blocks.into())
+    /// Posts a request without a doorbell: [`ring`](Self::ring) publishes all of them.
+    pub(crate) fn post_unrung(&mut self, header: SendHeader, sges: &[Sge]) {
+        let (entry, blocks) = SendQueue::<Stretch>::entry(header, sges.as_bytes(), sges.len());
+        self.sends.write(&entry);
+        self.sends.advance(blocks);
     }
 
-    /// As [`post`](Self::post), without a ring: [`ring`](Self::ring) is for all of them.
-    pub(crate) fn post_unrung(&mut self, driver: &Driver, header: SendHeader, sges: &[Sge]) {
-        let (entry, blocks) = Self::entry(header, sges);
-        self.write_entry(driver, &entry);
-        self.sq_producer = self.sq_producer.wrapping_add(blocks);
-    }
-
-    /// Publishes what was posted so far, and rings.
+    /// Publishes the requests that were posted so far, and rings.
     pub(crate) fn ring(&mut self, driver: &Driver) {
-        self.record.sq_producer.store(self.sq_producer, Ordering::Release);
-        driver.ring(Kind::Send, self.id, self.sq_producer);
-    }
-
-    fn write_entry(&self, driver: &Driver, entry: &[u8]) {
-        for (index, block) in (self.sq_producer..).zip(entry.chunks(BLOCK_LEN)) {
-            let at = self.sq + u64::from(index & SQ_MASK) * BLOCK_LEN as u64;
-            driver.arena.write(at, block);
-        }
+        self.sends.store();
+        driver.ring(Kind::Send, self.id, self.sends.producer());
     }
 
     /// Puts any bytes into the ring as one entry of so many blocks.
     pub(crate) fn post_raw(&mut self, driver: &Driver, entry: &[u8], blocks: u32) {
-        self.write_entry(driver, entry);
-        let (old, new) = (self.sq_producer, self.sq_producer.wrapping_add(blocks));
-        self.sq_producer = new;
-        if publish(&self.record.sq_producer, &self.record.sq_event, old, new) {
+        self.sends.write(entry);
+        if self.sends.publish(blocks) {
             self.rings += 1;
-            driver.ring(Kind::Send, self.id, new);
+            driver.ring(Kind::Send, self.id, self.sends.producer());
         }
     }
 
     /// Blocks that the device has given back.
     pub(crate) fn sq_consumer(&self) -> u32 {
-        self.record.sq_consumer.load(Ordering::Acquire)
+        self.sends.consumer()
     }
 
     pub(crate) fn sq_producer(&self) -> u32 {
-        self.sq_producer
+        self.sends.producer()
     }
 }
 

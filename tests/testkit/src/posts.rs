@@ -1,9 +1,9 @@
 //! Rings that the driver fills: the two queues of a queue pair.
 
 use std::mem::offset_of;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use urnic_device::record::{QueueRecord, publish};
+use urnic_device::record::{QueueRecord, must_ring};
 use urnic_device::wqe::{self, BLOCK_LEN, RecvHeader, SendFlags, SendHeader, Sge};
 use zerocopy::IntoBytes;
 
@@ -17,6 +17,14 @@ pub fn request(opcode: wqe::Opcode, cookie: u64) -> SendHeader {
         cookie: cookie.into(),
         ..SendHeader::default()
     }
+}
+
+/// Publishes a producer index; says whether the device wants a doorbell. `urnic_device::record` has
+/// a function for it, too, but on loom's atomics under loom.
+fn publish(producer: &AtomicU32, event: &AtomicU32, old: u32, new: u32) -> bool {
+    producer.store(new, Ordering::Release);
+    fence(Ordering::SeqCst);
+    must_ring(event.load(Ordering::Relaxed), new, old)
 }
 
 /// The driver's side of a send queue.

@@ -284,7 +284,7 @@ fn a_doorbell_page_does_not_reach_the_queues_of_another() {
     let mut foreign = driver;
     foreign.uar = other_page;
     end.qp.post_send(&foreign, 1, &[]);
-    assert!(end.send_cq.poll(&foreign).is_none());
+    assert!(end.send_cq.poll().is_none());
     foreign.uar = device_page;
     let doorbell = Doorbell {
         kind: Kind::Send,
@@ -292,7 +292,7 @@ fn a_doorbell_page_does_not_reach_the_queues_of_another() {
         index: 1,
     };
     foreign.device.doorbell(device_page, 0, doorbell.encode());
-    assert_cqe(&end.send_cq.poll(&foreign).unwrap(), 1, WcStatus::WrFlushErr);
+    assert_cqe(&end.send_cq.poll().unwrap(), 1, WcStatus::WrFlushErr);
 }
 
 /// Each of these doorbells is wrong in one thing only. A request that was posted and not rung for, and completion queues that
@@ -336,7 +336,7 @@ fn doorbells_of_nonsense_are_ignored() {
             ring(page, kind, cq);
         }
     }
-    assert!(end.send_cq.poll(&driver).is_none(), "a send was taken");
+    assert!(end.send_cq.poll().is_none(), "a send was taken");
     assert_eq!(end.qp.sq_consumer(), 0);
     assert!(
         driver.notifications().is_empty(),
@@ -346,11 +346,11 @@ fn doorbells_of_nonsense_are_ignored() {
 
     // The right ring is taken, and nobody is told, since no arm was.
     ring(right, send, qp);
-    assert_cqe(&end.send_cq.poll(&driver).unwrap(), 1, WcStatus::WrFlushErr);
+    assert_cqe(&end.send_cq.poll().unwrap(), 1, WcStatus::WrFlushErr);
     assert!(driver.notifications().is_empty(), "a completion queue was armed");
     end.send_cq.arm(&driver, false);
     end.qp.post_send(&driver, 2, &[]);
-    assert_cqe(&end.send_cq.poll(&driver).unwrap(), 2, WcStatus::WrFlushErr);
+    assert_cqe(&end.send_cq.poll().unwrap(), 2, WcStatus::WrFlushErr);
     assert_eq!(driver.notifications(), [cq]);
 }
 
@@ -384,7 +384,7 @@ fn a_slot_that_is_seen_rung_is_looked_at_for_all_its_queues() {
         // One malformed entry each, published but not rung for.
         driver.arena.write(*record, 1u32.as_bytes());
     }
-    assert!(cq.poll(&driver).is_none());
+    assert!(cq.poll().is_none());
     let last = Doorbell {
         kind: Kind::Send,
         queue: shared[0].0,
@@ -394,7 +394,7 @@ fn a_slot_that_is_seen_rung_is_looked_at_for_all_its_queues() {
     pages.store(driver.uar, *slot, last.encode());
     assert!(driver.device.look_at_doorbells());
     for _ in shared {
-        let cqe = cq.poll(&driver).unwrap();
+        let cqe = cq.poll().unwrap();
         assert_ne!(cqe.status, WcStatus::Success as u8);
     }
 }
@@ -416,7 +416,7 @@ fn a_reset_frees_everything() {
             .is_ok_and(|sid| { far.await_event(EventKind::StreamConnected, sid).code.get() != 0 })
     );
     pair.caller.qp.post_send(&driver, 1, &[]);
-    assert!(pair.caller.send_cq.poll(&driver).is_none());
+    assert!(pair.caller.send_cq.poll().is_none());
     wait_for("descriptors of epoll and its wake-up alone", || {
         (driver.device.core().descriptor_numbers().len() == 2).then_some(())
     });
@@ -497,7 +497,7 @@ fn sec_07_a_shared_receive_queue_tells_when_it_runs_low() {
     near.attach(sid, &caller.qp, true).unwrap();
     for cookie in 0..3 {
         caller.qp.post_send(&near, cookie, &[caller.region.sge(0, 8)]);
-        assert_cqe(&recv_cq.await_idly(&far), cookie, WcStatus::Success);
+        assert_cqe(&recv_cq.await_idly(), cookie, WcStatus::Success);
     }
     far.await_event(EventKind::SrqLimit, srq.id.get());
     assert!(

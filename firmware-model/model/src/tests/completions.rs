@@ -47,12 +47,12 @@ fn entries_come_in_order_over_many_rounds() {
             push_well(&driver, &cq, next + i);
         }
         for _ in 0..burst {
-            let cqe = cq.poll(&driver).unwrap();
+            let cqe = cq.poll().unwrap();
             assert_eq!(cqe.cookie.get(), next);
             assert_eq!(cqe.timestamp.get(), next + 1);
             next += 1;
         }
-        assert!(cq.poll(&driver).is_none());
+        assert!(cq.poll().is_none());
     }
 }
 
@@ -67,9 +67,9 @@ fn vrb_c_06_an_overflow_is_reported_once_and_keeps_the_rest() {
     }
     driver.await_event(EventKind::CqError, cq.id);
     assert!(driver.event().is_none());
-    assert_eq!(cq.poll(&driver).unwrap().cookie.get(), 0);
-    assert_eq!(cq.poll(&driver).unwrap().cookie.get(), 1);
-    assert!(cq.poll(&driver).is_none());
+    assert_eq!(cq.poll().unwrap().cookie.get(), 0);
+    assert_eq!(cq.poll().unwrap().cookie.get(), 1);
+    assert!(cq.poll().is_none());
     assert!(push(&driver, &cq, 3, WcStatus::Success, false).is_err());
 }
 
@@ -79,7 +79,7 @@ fn an_armed_queue_notifies_once() {
     let mut cq = driver.cq(4);
     push_well(&driver, &cq, 0);
     assert!(driver.notifications().is_empty());
-    cq.poll(&driver).unwrap();
+    cq.poll().unwrap();
     cq.arm(&driver, false);
     assert!(driver.notifications().is_empty());
     driver.line.take();
@@ -98,7 +98,7 @@ fn arming_notifies_at_once_of_what_the_program_has_not_seen() {
     assert!(driver.notifications().is_empty(), "not solicited");
     cq.arm(&driver, false);
     assert_eq!(driver.notifications(), [cq.id]);
-    cq.poll(&driver).unwrap();
+    cq.poll().unwrap();
     cq.arm(&driver, false);
     assert!(driver.notifications().is_empty());
     push_well(&driver, &cq, 1);
@@ -114,14 +114,14 @@ fn vrb_c_05_solicited_arming_wakes_for_solicited_and_failed() {
     assert!(driver.notifications().is_empty());
     push(&driver, &cq, 1, WcStatus::Success, true).unwrap();
     assert_eq!(driver.notifications(), [cq.id]);
-    while cq.poll(&driver).is_some() {}
+    while cq.poll().is_some() {}
     cq.arm(&driver, true);
     push_well(&driver, &cq, 2);
     assert!(driver.notifications().is_empty());
     push(&driver, &cq, 3, WcStatus::WrFlushErr, false).unwrap();
     assert_eq!(driver.notifications(), [cq.id]);
     // Asking for less does not weaken what was asked before.
-    while cq.poll(&driver).is_some() {}
+    while cq.poll().is_some() {}
     cq.arm(&driver, false);
     cq.arm(&driver, true);
     push_well(&driver, &cq, 4);
@@ -135,12 +135,12 @@ fn a_moved_queue_keeps_what_was_not_consumed() {
     for cookie in 0..7 {
         push_well(&driver, &cq, cookie);
         if cookie < 4 {
-            cq.poll(&driver).unwrap();
+            cq.poll().unwrap();
         }
     }
     assert_eq!(cq.resize(&driver, 1), Err(Status::InvalidArgument));
     for log_size in [3, 5, 4] {
-        let first = u64::from(cq.consumer);
+        let first = u64::from(cq.consumer());
         assert_eq!(cq.resize(&driver, log_size), Ok(3));
         // Fill it to the brim, and empty it all but three.
         let mut pushed = 0;
@@ -153,14 +153,12 @@ fn a_moved_queue_keeps_what_was_not_consumed() {
         assert_eq!(pushed, (1 << log_size) - 3);
         let mut seen = Vec::new();
         for _ in 0..pushed {
-            seen.push(cq.poll(&driver).unwrap().cookie.get());
+            seen.push(cq.poll().unwrap().cookie.get());
         }
-        assert_eq!(u64::from(cq.consumer), first + pushed);
+        assert_eq!(u64::from(cq.consumer()), first + pushed);
         assert_eq!(seen[3..], (1000..1000 + pushed - 3).collect::<Vec<_>>());
     }
-    let rest: Vec<u64> = std::iter::from_fn(|| cq.poll(&driver))
-        .map(|c| c.cookie.get())
-        .collect();
+    let rest: Vec<u64> = std::iter::from_fn(|| cq.poll()).map(|c| c.cookie.get()).collect();
     assert_eq!(rest.len(), 3);
     driver.on(Opcode::DestroyCq, cq.id).unwrap();
 }
@@ -177,7 +175,7 @@ fn moderated_notifications_wait_for_others_but_not_for_ever() {
     assert!(driver.notifications().is_empty());
     push_well(&driver, &cq, 2);
     assert_eq!(driver.notifications(), [cq.id], "so many were asked for");
-    while cq.poll(&driver).is_some() {}
+    while cq.poll().is_some() {}
     // The first of these has its time set; the notification is for that, whatever was asked before.
     cq.arm(&driver, false);
     push_well(&driver, &cq, 3);
@@ -187,11 +185,11 @@ fn moderated_notifications_wait_for_others_but_not_for_ever() {
     assert_eq!(driver.notifications(), [cq.id], "so long was asked for");
     driver.device.step(Nanos(1_000_000));
     assert!(driver.notifications().is_empty());
-    while cq.poll(&driver).is_some() {}
+    while cq.poll().is_some() {}
     cq.arm(&driver, false);
     push(&driver, &cq, 5, WcStatus::WrFlushErr, false).unwrap();
     assert_eq!(driver.notifications(), [cq.id], "failures do not wait");
-    while cq.poll(&driver).is_some() {}
+    while cq.poll().is_some() {}
     cq.arm(&driver, false);
     push_well(&driver, &cq, 6);
     cq.moderate(&driver, 0, 0).unwrap();
@@ -221,7 +219,7 @@ fn moderation_has_bounds_and_takes_one_timer() {
         cq.arm(&driver, false);
         let well = || cqe(n, WcStatus::Success);
         queue.push(&mut [well(), well()], Nanos(n), &mut effects).unwrap();
-        while cq.poll(&driver).is_some() {}
+        while cq.poll().is_some() {}
     }
     assert_eq!(effects.due.len(), 1, "every notification came early");
 }

@@ -129,13 +129,13 @@ fn writes_and_reads_reach_remote_memory_of_a_passive_target() {
         one_sided(wqe::Opcode::Write, 1, &answerer),
         &[caller.region.sge(0, len)],
     );
-    assert_cqe(&caller.send_cq.await_idly(&near), 1, WcStatus::Success);
+    assert_cqe(&caller.send_cq.await_idly(), 1, WcStatus::Success);
     caller.qp.post(
         &near,
         one_sided(wqe::Opcode::Read, 2, &answerer),
         &[caller.region.sge(500_000, len)],
     );
-    assert_cqe(&caller.send_cq.await_idly(&near), 2, WcStatus::Success);
+    assert_cqe(&caller.send_cq.await_idly(), 2, WcStatus::Success);
     assert_eq!(near.arena.read(caller.region.iova + 500_000, bytes.len()), bytes);
 }
 
@@ -153,7 +153,7 @@ fn a_send_out_of_remote_memory_that_is_gone_fails_alone() {
     } = Pair::connect(&near, &far);
     near.arena.gone.store(true, Ordering::Relaxed);
     caller.qp.post_send(&near, 1, &[caller.region.sge(0, 8)]);
-    assert_cqe(&caller.send_cq.await_idly(&near), 1, WcStatus::LocProtErr);
+    assert_cqe(&caller.send_cq.await_idly(), 1, WcStatus::LocProtErr);
     wait_for("the error state", || {
         (near.state(&caller.qp) == QpState::Err).then_some(())
     });
@@ -208,7 +208,7 @@ fn memory_that_the_host_takes_away_is_out_of_reach_for_peers() {
         );
         let mut statuses = Vec::new();
         while statuses.len() < 2 {
-            statuses.push(other.send_cq.await_idly(&near).status);
+            statuses.push(other.send_cq.await_idly().status);
         }
         assert_eq!(statuses, [WcStatus::Success as u8; 2]);
     }

@@ -31,11 +31,7 @@ fn sends_with_polls_between_leave_at_once() {
         pair.caller.qp.post_send(&near, cookie, &[from]);
         // Sent before the post returned.
         assert!(!near.device.has_gathered());
-        assert_cqe(
-            &pair.caller.send_cq.poll(&near).unwrap(),
-            cookie,
-            WcStatus::Success,
-        );
+        assert_cqe(&pair.caller.send_cq.poll().unwrap(), cookie, WcStatus::Success);
         near.device.progress();
         let received = pair.answerer.recv_cq.await_completion(&far);
         assert_cqe(&received, cookie, WcStatus::Success);
@@ -92,7 +88,7 @@ fn who_looks_at_memory_for_the_answer_is_soon_served_at_once() {
         pair.caller.qp.post_send(&near, cookie, &[from]);
         at_once += u64::from(near.counter(Counter::TxCalls) > before);
         // Near does not poll until the answer would be here.
-        let received = pair.answerer.recv_cq.await_idly(&far);
+        let received = pair.answerer.recv_cq.await_idly();
         assert_cqe(&received, cookie, WcStatus::Success);
     }
     // Four or five rings, eight flushes for nothing, some thirty rings, eight flushes; then hundreds of rings.
@@ -107,11 +103,11 @@ fn gathered_sends_leave_without_the_program() {
     for round in 1..20 {
         post_burst(&near, &far, &mut pair, round);
         for cookie in 0..round {
-            let received = pair.answerer.recv_cq.await_idly(&far);
+            let received = pair.answerer.recv_cq.await_idly();
             assert_cqe(&received, cookie, WcStatus::Success);
         }
         for cookie in 0..round {
-            let sent = pair.caller.send_cq.await_idly(&near);
+            let sent = pair.caller.send_cq.await_idly();
             assert_cqe(&sent, cookie, WcStatus::Success);
         }
     }
@@ -138,5 +134,5 @@ fn a_device_with_nothing_to_do_does_not_wake() {
     assert_eq!(wakeups(), before);
     // And wakes for what comes.
     post_burst(&near, &far, &mut pair, 1);
-    assert_cqe(&pair.answerer.recv_cq.await_idly(&far), 0, WcStatus::Success);
+    assert_cqe(&pair.answerer.recv_cq.await_idly(), 0, WcStatus::Success);
 }

@@ -119,8 +119,8 @@ fn sec_05_all_pairs_of_a_shared_queue_end_and_no_other() {
     // The queue beside took what was flushed there, which was nothing, and serves on.
     assert_eq!(driver.state(&other), QpState::Rts);
     other.post(&driver, write(7), &[]);
-    assert_cqe(&beside.poll(&driver).unwrap(), 7, WcStatus::Success);
-    assert!(beside.poll(&driver).is_none());
+    assert_cqe(&beside.poll().unwrap(), 7, WcStatus::Success);
+    assert!(beside.poll().is_none());
 }
 
 /// A flush that finds room overflows nothing: there the chain ends.
@@ -146,8 +146,8 @@ fn sec_05_a_chain_ends_where_a_queue_has_room() {
     assert_eq!(driver.state(&qps[1]), QpState::Err);
     assert_eq!(driver.state(&qps[2]), QpState::Rts);
     for cookie in 0..2 {
-        assert_cqe(&third.poll(&driver).unwrap(), cookie, WcStatus::WrFlushErr);
+        assert_cqe(&third.poll().unwrap(), cookie, WcStatus::WrFlushErr);
     }
-    assert!(third.poll(&driver).is_none());
+    assert!(third.poll().is_none());
     assert_eq!(driver.counter(Counter::CqOverflows), 2);
 }

@@ -24,8 +24,8 @@ fn end(driver: &Driver, flags: u32) -> End {
     end
 }
 
-fn outcomes(driver: &Driver, end: &mut End) -> Vec<(u64, WcStatus)> {
-    std::iter::from_fn(|| end.send_cq.poll(driver))
+fn outcomes(end: &mut End) -> Vec<(u64, WcStatus)> {
+    std::iter::from_fn(|| end.send_cq.poll())
         .map(|cqe| (cqe.cookie.get(), WcStatus::from_raw(cqe.status).unwrap()))
         .collect()
 }
@@ -52,7 +52,7 @@ fn a_write_that_it_refuses_completes_with_the_refusal() {
                 _ => (WcStatus::RemAccessErr, WcStatus::WrFlushErr),
             };
             assert_eq!(
-                outcomes(&driver, &mut end),
+                outcomes(&mut end),
                 [
                     (1, WcStatus::Success),
                     (2, WcStatus::Success),
@@ -77,21 +77,21 @@ fn a_refusal_names_the_request_and_no_like_one() {
     let stag = end.region.stag;
     for cookie in 1..=2 {
         let write = one_sided(wqe::Opcode::Write, cookie, &end);
-        end.qp.post_unrung(&driver, write, &[end.region.sge(0, 8)]);
+        end.qp.post_unrung(write, &[end.region.sge(0, 8)]);
     }
     // The region goes, and the next Write to it is refused.
     let mut invalidate = one_sided(wqe::Opcode::LocalInv, 3, &end);
     invalidate.stag = stag.into();
-    end.qp.post_unrung(&driver, invalidate, &[]);
+    end.qp.post_unrung(invalidate, &[]);
     let other = driver
         .register(end.pd, 4096, urnic_device::vocabulary::Access::LOCAL_WRITE)
         .unwrap();
     for cookie in 4..=5 {
         let write = one_sided(wqe::Opcode::Write, cookie, &end);
-        end.qp.post_unrung(&driver, write, &[other.sge(0, 8)]);
+        end.qp.post_unrung(write, &[other.sge(0, 8)]);
     }
     end.qp.ring(&driver);
-    let statuses: Vec<WcStatus> = outcomes(&driver, &mut end).into_iter().map(|(_, s)| s).collect();
+    let statuses: Vec<WcStatus> = outcomes(&mut end).into_iter().map(|(_, s)| s).collect();
     let refused = statuses
         .iter()
         .position(|s| *s == WcStatus::RemAccessErr)
@@ -110,24 +110,20 @@ fn a_send_or_read_that_it_refuses_completes_with_the_refusal() {
     one.qp.post_send(&driver, 1, &[one.region.sge(0, 8)]);
     one.qp.post_send(&driver, 2, &[one.region.sge(0, 8)]);
     assert_eq!(
-        outcomes(&driver, &mut one),
+        outcomes(&mut one),
         [(1, WcStatus::Success), (2, WcStatus::RemOpErr)],
         "no receive"
     );
     let mut one = end(&driver, 0);
     one.qp.post_recv(&driver, 7, &[one.region.sge(0, 8)]);
     one.qp.post_send(&driver, 1, &[one.region.sge(0, 9)]);
-    assert_eq!(
-        outcomes(&driver, &mut one),
-        [(1, WcStatus::RemInvReqErr)],
-        "too long"
-    );
-    assert_cqe(&one.recv_cq.poll(&driver).unwrap(), 7, WcStatus::LocLenErr);
+    assert_eq!(outcomes(&mut one), [(1, WcStatus::RemInvReqErr)], "too long");
+    assert_cqe(&one.recv_cq.poll().unwrap(), 7, WcStatus::LocLenErr);
     let mut one = end(&driver, 0);
     let mut read = one_sided(wqe::Opcode::Read, 1, &one);
     read.remote_offset = (one.region.iova + u64::from(REGION)).into();
     one.qp.post(&driver, read, &[one.region.sge(0, 1)]);
-    assert_eq!(outcomes(&driver, &mut one), [(1, WcStatus::RemAccessErr)]);
+    assert_eq!(outcomes(&mut one), [(1, WcStatus::RemAccessErr)]);
 }
 
 /// An empty receive queue holds the Send, which is not complete before it is delivered.
@@ -138,14 +134,14 @@ fn a_send_completes_when_its_late_receive_is_delivered() {
     for cookie in 1..=3 {
         one.qp.post_send(&driver, cookie, &[one.region.sge(0, 70_000)]);
     }
-    assert_eq!(outcomes(&driver, &mut one), []);
+    assert_eq!(outcomes(&mut one), []);
     for cookie in 1..=2 {
         one.qp
             .post_recv(&driver, cookie, &[one.region.sge(1 << 18, 70_000)]);
-        assert_eq!(outcomes(&driver, &mut one), [(cookie, WcStatus::Success)]);
-        assert_cqe(&one.recv_cq.poll(&driver).unwrap(), cookie, WcStatus::Success);
+        assert_eq!(outcomes(&mut one), [(cookie, WcStatus::Success)]);
+        assert_cqe(&one.recv_cq.poll().unwrap(), cookie, WcStatus::Success);
     }
     // The last one is never delivered.
     driver.modify(&one.qp, QpState::Err).unwrap();
-    assert_eq!(outcomes(&driver, &mut one), [(3, WcStatus::WrFlushErr)]);
+    assert_eq!(outcomes(&mut one), [(3, WcStatus::WrFlushErr)]);
 }

@@ -21,7 +21,7 @@ fn a_send_arrives_in_the_posted_receive() {
     answerer.qp.post_recv(&far, 77, &[answerer.region.sge(0, 64)]);
     caller.qp.post_send(&near, 42, &[caller.region.sge(0, 11)]);
     assert_cqe(&caller.send_cq.await_completion(&near), 42, WcStatus::Success);
-    let received = answerer.recv_cq.await_idly(&far);
+    let received = answerer.recv_cq.await_idly();
     assert_cqe(&received, 77, WcStatus::Success);
     assert_eq!(received.byte_len.get(), 11);
     assert_eq!(received.opcode, WcOpcode::Recv as u8);
@@ -107,11 +107,11 @@ fn writes_and_reads_are_served_by_a_passive_target() {
     let from = caller.region.sge(0, bytes.len() as u32);
     let write = one_sided(wqe::Opcode::Write, 1, &answerer);
     caller.qp.post(&near, write, &[from]);
-    assert_cqe(&caller.send_cq.await_idly(&near), 1, WcStatus::Success);
+    assert_cqe(&caller.send_cq.await_idly(), 1, WcStatus::Success);
     let into = caller.region.sge(500_000, bytes.len() as u32);
     let read = one_sided(wqe::Opcode::Read, 2, &answerer);
     caller.qp.post(&near, read, &[into]);
-    let done = caller.send_cq.await_idly(&near);
+    let done = caller.send_cq.await_idly();
     assert_cqe(&done, 2, WcStatus::Success);
     assert_eq!(done.byte_len.get(), bytes.len() as u32);
     assert_eq!(far.arena.read(answerer.region.iova, bytes.len()), bytes);
@@ -132,15 +132,15 @@ fn a_write_outside_of_the_region_ends_both_queue_pairs() {
     caller.qp.post(&near, write, &[caller.region.sge(0, 8)]);
     near.await_event(EventKind::QpError, caller.qp.id);
     far.await_event(EventKind::QpError, answerer.qp.id);
-    assert_cqe(&answerer.recv_cq.await_idly(&far), 9, WcStatus::WrFlushErr);
-    assert_cqe(&caller.recv_cq.await_idly(&near), 8, WcStatus::WrFlushErr);
+    assert_cqe(&answerer.recv_cq.await_idly(), 9, WcStatus::WrFlushErr);
+    assert_cqe(&caller.recv_cq.await_idly(), 8, WcStatus::WrFlushErr);
     assert_eq!(near.state(&caller.qp), QpState::Err);
     // What is posted in the error state is flushed at once, sends and receives.
-    while caller.send_cq.poll(&near).is_some() {}
+    while caller.send_cq.poll().is_some() {}
     caller.qp.post_send(&near, 21, &[caller.region.sge(0, 1)]);
-    assert_cqe(&caller.send_cq.poll(&near).unwrap(), 21, WcStatus::WrFlushErr);
+    assert_cqe(&caller.send_cq.poll().unwrap(), 21, WcStatus::WrFlushErr);
     caller.qp.post_recv(&near, 22, &[caller.region.sge(0, 1)]);
-    assert_cqe(&caller.recv_cq.poll(&near).unwrap(), 22, WcStatus::WrFlushErr);
+    assert_cqe(&caller.recv_cq.poll().unwrap(), 22, WcStatus::WrFlushErr);
 }
 
 /// Design §6: a completed send arrives even if the queue pair is destroyed right after.
@@ -167,7 +167,7 @@ fn what_completed_arrives_after_the_queue_pair_is_destroyed() {
         completed += 1;
     }
     near.on(Opcode::DestroyQp, caller.qp.id).unwrap();
-    let received = answerer.recv_cq.await_idly(&far);
+    let received = answerer.recv_cq.await_idly();
     assert_cqe(&received, 1, WcStatus::Success);
     assert_eq!(far.arena.read(answerer.region.iova, bytes.len()), bytes);
 }
@@ -184,7 +184,7 @@ fn what_completed_arrives_after_the_process_ends() {
     assert_cqe(&caller.send_cq.await_completion(&near), 1, WcStatus::Success);
     near.device.shutdown();
     drop(near);
-    let received = answerer.recv_cq.await_idly(&far);
+    let received = answerer.recv_cq.await_idly();
     assert_cqe(&received, 1, WcStatus::Success);
     assert_eq!(received.byte_len.get(), 900_000);
 }
@@ -205,8 +205,8 @@ fn a_queue_pair_is_its_own_peer() {
     driver.arena.write(end.region.iova, b"mirror");
     end.qp.post_recv(&driver, 5, &[end.region.sge(100, 100)]);
     end.qp.post_send(&driver, 6, &[end.region.sge(0, 6)]);
-    assert_cqe(&end.send_cq.poll(&driver).unwrap(), 6, WcStatus::Success);
-    assert_cqe(&end.recv_cq.poll(&driver).unwrap(), 5, WcStatus::Success);
+    assert_cqe(&end.send_cq.poll().unwrap(), 6, WcStatus::Success);
+    assert_cqe(&end.recv_cq.poll().unwrap(), 5, WcStatus::Success);
     assert_eq!(driver.arena.read(end.region.iova + 100, 6), b"mirror");
 }
 
@@ -267,7 +267,7 @@ fn a_reset_queue_pair_begins_anew() {
     qp.post_send(&near, 4, &[caller.region.sge(0, 8)]);
     assert_cqe(&peer.recv_cq.await_completion(&far), 3, WcStatus::Success);
     let mut recv_cq = caller.recv_cq;
-    assert!(recv_cq.poll(&near).is_none());
+    assert!(recv_cq.poll().is_none());
 }
 
 /// An FPDU may come in one segment with the end of start-up (MPA-S-16): it waits in the stream for the attachment.
@@ -285,7 +285,7 @@ fn mpa_s_16_what_came_before_the_attachment_is_not_lost() {
     assert_cqe(&caller.send_cq.await_completion(&near), 1, WcStatus::Success);
     answerer.qp.post_recv(&far, 2, &[answerer.region.sge(0, 5)]);
     far.attach(answering, &answerer.qp, false).unwrap();
-    assert_cqe(&answerer.recv_cq.await_idly(&far), 2, WcStatus::Success);
+    assert_cqe(&answerer.recv_cq.await_idly(), 2, WcStatus::Success);
     assert_eq!(far.arena.read(answerer.region.iova, 5), b"early");
 }
 
@@ -310,8 +310,8 @@ fn a_stalled_stream_goes_on_when_receives_are_posted() {
     for cookie in 0..100 {
         let into = answerer.region.sge(0, 1 << 20);
         answerer.qp.post_recv(&far, cookie, &[into]);
-        assert_cqe(&answerer.recv_cq.await_idly(&far), cookie, WcStatus::Success);
-        assert_cqe(&caller.send_cq.await_idly(&near), cookie, WcStatus::Success);
+        assert_cqe(&answerer.recv_cq.await_idly(), cookie, WcStatus::Success);
+        assert_cqe(&caller.send_cq.await_idly(), cookie, WcStatus::Success);
     }
 }
 
@@ -332,8 +332,8 @@ fn vrb_q_03_a_graceful_close_flushes_and_ends_in_both() {
     }
     near.modify(&caller.qp, QpState::Sqd).unwrap();
     for cookie in 0..20 {
-        assert_cqe(&answerer.recv_cq.await_idly(&far), cookie, WcStatus::Success);
-        assert_cqe(&caller.send_cq.await_idly(&near), cookie, WcStatus::Success);
+        assert_cqe(&answerer.recv_cq.await_idly(), cookie, WcStatus::Success);
+        assert_cqe(&caller.send_cq.await_idly(), cookie, WcStatus::Success);
     }
     far.await_event(EventKind::PeerClosed, answerer.qp.id);
     far.modify(&answerer.qp, QpState::Sqd).ok();
@@ -381,7 +381,7 @@ fn queue_pairs_do_not_disturb_one_another() {
                     let received = if number % 2 == 0 {
                         answerer.recv_cq.await_completion(far)
                     } else {
-                        answerer.recv_cq.await_idly(far)
+                        answerer.recv_cq.await_idly()
                     };
                     assert_cqe(&received, cookie, WcStatus::Success);
                     answerer.qp.post_recv(far, cookie + 1, &[sge]);

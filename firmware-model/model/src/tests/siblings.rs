@@ -98,7 +98,7 @@ fn however_the_stream_is_cut() {
         for (cookie, status) in OUTCOMES {
             let done = wait_for("a completion", || {
                 pass();
-                pair.caller.send_cq.poll(&driver)
+                pair.caller.send_cq.poll()
             });
             assert_cqe(&done, cookie, status);
         }
@@ -113,10 +113,7 @@ fn a_peer_attached_later_checks_from_the_first_message() {
     driver.attach(called, &pair.caller.qp, true).unwrap();
     post_three_good_of_five(&driver, &mut pair);
     for _ in 0..POLLS {
-        assert!(
-            pair.caller.send_cq.poll(&driver).is_none(),
-            "nobody has judged yet"
-        );
+        assert!(pair.caller.send_cq.poll().is_none(), "nobody has judged yet");
         driver.device.progress();
     }
     driver.attach(accepted, &pair.answerer.qp, false).unwrap();
@@ -139,20 +136,17 @@ fn a_send_completes_when_it_is_delivered() {
         caller.qp.post_send(&driver, cookie, &[caller.region.sge(0, 64)]);
     }
     // What is placed without a receive waits for none.
-    assert_cqe(&caller.send_cq.await_idly(&driver), 0, WcStatus::Success);
+    assert_cqe(&caller.send_cq.await_idly(), 0, WcStatus::Success);
     for cookie in 1..=3 {
         for _ in 0..POLLS {
-            assert!(
-                caller.send_cq.poll(&driver).is_none(),
-                "{cookie} is not delivered"
-            );
+            assert!(caller.send_cq.poll().is_none(), "{cookie} is not delivered");
             driver.device.progress();
         }
         answerer
             .qp
             .post_recv(&driver, cookie, &[answerer.region.sge(0, 64)]);
-        assert_cqe(&caller.send_cq.await_idly(&driver), cookie, WcStatus::Success);
-        assert_cqe(&answerer.recv_cq.await_idly(&driver), cookie, WcStatus::Success);
+        assert_cqe(&caller.send_cq.await_idly(), cookie, WcStatus::Success);
+        assert_cqe(&answerer.recv_cq.await_idly(), cookie, WcStatus::Success);
     }
 }
 
@@ -199,10 +193,10 @@ fn an_end_without_a_verdict_completes_what_was_sent() {
         for cookie in 1..=3 {
             pair.caller.qp.post_send(&driver, cookie, &[from]);
         }
-        assert!(pair.caller.send_cq.poll(&driver).is_none());
+        assert!(pair.caller.send_cq.poll().is_none());
         end(&driver, &pair);
         for cookie in 1..=3 {
-            let done = pair.caller.send_cq.await_idly(&driver);
+            let done = pair.caller.send_cq.await_idly();
             assert_eq!(done.cookie.get(), cookie, "end {n}");
             assert_eq!(done.status, WcStatus::Success as u8, "end {n}");
         }

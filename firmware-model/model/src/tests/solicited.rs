@@ -40,7 +40,7 @@ fn rdm_s_05_only_solicited_sends_wake() {
             }
             near.arena.write(pair.caller.region.iova, b"hello");
             pair.caller.qp.post(near, header, &[pair.caller.region.sge(0, 5)]);
-            let received = world.pass_until(|| pair.answerer.recv_cq.poll(far));
+            let received = world.pass_until(|| pair.answerer.recv_cq.poll());
             assert_cqe(&received, 1, WcStatus::Success);
             assert_eq!(far.arena.read(pair.answerer.region.iova, 5), b"hello");
             // All that a step asks for is carried out in it.
@@ -50,7 +50,7 @@ fn rdm_s_05_only_solicited_sends_wake() {
                 false => vec![],
             };
             assert_eq!(far.notifications(), woken, "{opcode:?}, {flags:?}");
-            let sent = world.pass_until(|| pair.caller.send_cq.poll(near));
+            let sent = world.pass_until(|| pair.caller.send_cq.poll());
             assert_cqe(&sent, 5, WcStatus::Success);
             let revoked = far.device.core().memory.is_revoked(stag);
             assert_eq!(revoked, opcode == Opcode::SendInv);
@@ -59,7 +59,7 @@ fn rdm_s_05_only_solicited_sends_wake() {
                 header.opcode = Opcode::Send as u8;
                 header.flags = (SendFlags::SOLICITED | SendFlags::SIGNALED).bits();
                 pair.caller.qp.post(near, header, &[pair.caller.region.sge(0, 5)]);
-                let received = world.pass_until(|| pair.answerer.recv_cq.poll(far));
+                let received = world.pass_until(|| pair.answerer.recv_cq.poll());
                 assert_cqe(&received, 2, WcStatus::Success);
                 world.pass(Duration::from_micros(10));
                 assert_eq!(far.notifications(), [pair.answerer.recv_cq.id]);

@@ -570,13 +570,13 @@ fn mpa_s_17_full_operation_begins_behind_streaming_data() {
     let flags = attach::CRC | attach::MARKERS_TX | attach::MARKERS_RX;
     driver.attach_with(sid, &end.qp, flags).unwrap();
     peer.write_all(&framed[..len]).unwrap();
-    let received = end.recv_cq.await_idly(&driver);
+    let received = end.recv_cq.await_idly();
     assert_cqe(&received, 1, WcStatus::Success);
     assert_eq!(received.byte_len.get(), 1000);
     assert_eq!(driver.arena.read(end.region.iova, 1000), [7; 1000]);
 
     end.qp.post_send(&driver, 2, &[end.region.sge(0, 1000)]);
-    assert_cqe(&end.send_cq.await_idly(&driver), 2, WcStatus::Success);
+    assert_cqe(&end.send_cq.await_idly(), 2, WcStatus::Success);
     let mut sent = vec![0; len];
     peer.read_exact(&mut sent).unwrap();
     assert_eq!(sent, framed[..len]);

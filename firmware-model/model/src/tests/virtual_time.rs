@@ -76,10 +76,10 @@ fn messages_arrive_however_the_stream_is_cut() {
             answerer.qp.post_recv(&world.far, cookie, &[into]);
             let from = caller.region.sge(0, size);
             caller.qp.post_send(&world.near, cookie, &[from]);
-            let received = world.pass_until(|| answerer.recv_cq.poll(&world.far));
+            let received = world.pass_until(|| answerer.recv_cq.poll());
             assert_cqe(&received, cookie, WcStatus::Success);
             assert_eq!(world.far.arena.read(answerer.region.iova, size as usize), bytes);
-            let sent = world.pass_until(|| caller.send_cq.poll(&world.near));
+            let sent = world.pass_until(|| caller.send_cq.poll());
             assert_cqe(&sent, cookie, WcStatus::Success);
         }
     }
@@ -90,7 +90,7 @@ fn left_to_a_silent_peer() -> World {
     let world = World::new(Conditions::default());
     let Pair { mut caller, .. } = world.connect();
     caller.qp.post_send(&world.near, 1, &[caller.region.sge(0, 64)]);
-    let sent = world.pass_until(|| caller.send_cq.poll(&world.near));
+    let sent = world.pass_until(|| caller.send_cq.poll());
     assert_cqe(&sent, 1, WcStatus::Success);
     for wire in world.network.wires() {
         wire.silence();
@@ -135,12 +135,12 @@ fn what_completed_is_not_lost_by_a_reset() {
         .qp
         .post_recv(&world.far, 2, &[answerer.region.sge(0, 64)]);
     caller.qp.post_send(&world.near, 1, &[caller.region.sge(0, 64)]);
-    let sent = world.pass_until(|| caller.send_cq.poll(&world.near));
+    let sent = world.pass_until(|| caller.send_cq.poll());
     assert_cqe(&sent, 1, WcStatus::Success);
-    assert!(answerer.recv_cq.poll(&world.far).is_none(), "it is under way");
+    assert!(answerer.recv_cq.poll().is_none(), "it is under way");
     // A process that is killed destroys nothing itself.
     world.near.device.reset();
-    let received = world.pass_until(|| answerer.recv_cq.poll(&world.far));
+    let received = world.pass_until(|| answerer.recv_cq.poll());
     assert_cqe(&received, 2, WcStatus::Success);
     world.pass_until(|| (world.near.device.core().agenda.lingering() == 0).then_some(()));
 }
@@ -161,7 +161,7 @@ fn mpa_c_04_a_damaged_byte_ends_the_stream_unplaced() {
         answerer.qp.post_recv(&world.far, cookie, &[into]);
         let from = caller.region.sge(0, 512);
         caller.qp.post_send(&world.near, cookie, &[from]);
-        let received = world.pass_until(|| answerer.recv_cq.poll(&world.far));
+        let received = world.pass_until(|| answerer.recv_cq.poll());
         if cookie == 1 {
             assert_cqe(&received, 1, WcStatus::Success);
             world.far.arena.write(answerer.region.iova, &[0; 512]);
