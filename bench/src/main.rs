@@ -1,6 +1,7 @@
-//! urnic against raw TCP and UCX over the same loopback, in the same run, as ratios. Each round measures ours and the other, one right
-//! after the other; what is printed is the median over the rounds, and of the ratio the median of the rounds' ratios, so that a
-//! machine that slows down halfway slows both.
+//! urnic against raw TCP and UCX over the same loopback, in the same run, as ratios. Each round
+//! measures ours and the other, one right after the other; what is printed is the median over the
+//! rounds, and of the ratio the median of the rounds' ratios, so that a machine that slows down
+//! halfway slows both.
 
 #![forbid(unsafe_code)]
 // Both panic when the write fails: see `urnic_console`.
@@ -26,8 +27,9 @@ const ROUNDS: usize = 5;
 /// Sizes at which streams are compared.
 const STREAMS: [(usize, &str, u64); 2] = [(65_536, "64 KiB", 20_000), (1_048_576, "1 MiB", 2_000)];
 
-/// Ways to have small requests done, and the usual one that each is held against. perftest posts by `ibv_wr_*` unless told otherwise. The requests of a
-/// shared queue fit it: perftest sends no credits for one.
+/// Ways to have small requests done, and the usual one that each is held against. perftest posts by
+/// `ibv_wr_*` unless told otherwise. The requests of a shared queue fit it: perftest sends no
+/// credits for one.
 struct Way {
     what: &'static str,
     against: &'static str,

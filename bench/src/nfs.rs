@@ -41,7 +41,8 @@ pub(crate) fn rows() -> Vec<Row> {
     rows
 }
 
-/// Processor time, in seconds, that these fields of a process' `stat` tell of (`proc(5)`, counted from 1).
+/// Processor time, in seconds, that these fields of a process' `stat` tell of (`proc(5)`, counted
+/// from 1).
 fn seconds(process: &str, fields: [usize; 2]) -> Option<f64> {
     /// USER_HZ, which is the same everywhere.
     const TICKS: f64 = 100.0;

@@ -1,4 +1,5 @@
-//! The distribution's perftest, and two little programs of our own, over urnic. Each says why it could not measure.
+//! The distribution's perftest, and two little programs of our own, over urnic. Each says why it
+//! could not measure.
 
 use std::time::Duration;
 
@@ -73,7 +74,8 @@ pub(crate) fn rate(name: &str, options: &str) -> Measured<f64> {
     column(&perftest(name, options, None)?, 4)
 }
 
-/// Microseconds from posting a Send on a queue pair that is its own peer to the receive's completion.
+/// Microseconds from posting a Send on a queue pair that is its own peer to the receive's
+/// completion.
 pub(crate) fn doorbell_to_cqe(device: Option<&str>) -> Measured<f64> {
     let program = program(compiled("selfpost")?, device);
     let row = figures(&program.run_for(LIMIT).success()).ok_or("selfpost printed no figures")?;
@@ -125,7 +127,8 @@ pub(crate) struct Rstream {
     pub(crate) gigabits_per_second: f64,
 }
 
-/// rstream over rsockets, or over the kernel's: `batch` transfers of `size` bytes there, as many back, so many `times`.
+/// rstream over rsockets, or over the kernel's: `batch` transfers of `size` bytes there, as many
+/// back, so many `times`.
 pub(crate) fn rstream(rsockets: bool, size: usize, batch: u64, times: u64) -> Measured<Rstream> {
     installed("rstream")?;
     let port = urnic_tests::wait::free_port();

@@ -1,4 +1,5 @@
-//! Raw TCP, as well as a program can use it: what we are measured against. Each end is a process of its own, as perftest's are.
+//! Raw TCP, as well as a program can use it: what we are measured against. Each end is a process of
+//! its own, as perftest's are.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -56,7 +57,8 @@ pub(crate) fn stream(size: usize, count: u64) -> f64 {
     }
 }
 
-/// TCP connections that one process makes to another, one after the other, none closed until the end.
+/// TCP connections that one process makes to another, one after the other, none closed until the
+/// end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Connects {
     pub(crate) per_second: f64,

@@ -1,4 +1,5 @@
-//! The device in another process (`urnic serve`) against the one in the program's own, one right after the other.
+//! The device in another process (`urnic serve`) against the one in the program's own, one right
+//! after the other.
 
 use std::path::PathBuf;
 
@@ -21,7 +22,8 @@ fn both(measurement: impl Fn(Option<&str>) -> Measured<f64>) -> Both {
     (served, tried(|| measurement(None)))
 }
 
-/// Microseconds from posting a Send on a queue pair that is its own peer to the receive's completion.
+/// Microseconds from posting a Send on a queue pair that is its own peer to the receive's
+/// completion.
 pub(crate) fn doorbell_to_cqe() -> Both {
     both(ours::doorbell_to_cqe)
 }
@@ -36,7 +38,8 @@ pub(crate) fn messages() -> Both {
     both(|device| ours::messages("ib_send_bw", 64, 500_000, device))
 }
 
-/// Millions of Writes of 64 bytes per second by the device's own interface: with shadow doorbells, and with a kick for each.
+/// Millions of Writes of 64 bytes per second by the device's own interface: with shadow doorbells,
+/// and with a kick for each.
 pub(crate) fn ringing() -> Both {
     let rate = |ringing| {
         let device = Served::start();

@@ -1,4 +1,5 @@
-//! `urnic doctor`: looks at what a verbs program will need, in that order, and names one command for each thing that is wrong.
+//! `urnic doctor`: looks at what a verbs program will need, in that order, and names one command
+//! for each thing that is wrong.
 
 mod finding;
 mod function;
@@ -27,7 +28,8 @@ use crate::verbs::Verbs;
 use finding::{Finding, Verdict};
 use writable::can_have_folder;
 
-/// Sockets and channels a modest program opens; below this many descriptors the limit will be what stops it.
+/// Sockets and channels a modest program opens; below this many descriptors the limit will be what
+/// stops it.
 const FEW_DESCRIPTORS: u64 = 1024;
 
 /// Runs every check, prints the findings as they come; the status is 1 when something is wrong.
@@ -128,7 +130,8 @@ fn plugin() -> Finding {
     }
 }
 
-/// The names under which libibverbs itself would load the plug-in, needed only where LD_PRELOAD is not used.
+/// The names under which libibverbs itself would load the plug-in, needed only where LD_PRELOAD is
+/// not used.
 fn names(plugin: &Path) -> Finding {
     let missing: Vec<&str> = Pabi::ALL
         .into_iter()

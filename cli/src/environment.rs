@@ -1,4 +1,5 @@
-//! The environment that makes the RNIC present: the plug-in in LD_PRELOAD and the options in URNIC_ variables.
+//! The environment that makes the RNIC present: the plug-in in LD_PRELOAD and the options in URNIC_
+//! variables.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -24,7 +25,8 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// Finds the plug-in and checks the options, so that mistakes show here and not in the middle of a program.
+    /// Finds the plug-in and checks the options, so that mistakes show here and not in the middle
+    /// of a program.
     pub(crate) fn new(options: &Options) -> Result<Self, Failure> {
         let mut variables = options.variables()?;
         let config = configured(&variables)?;
@@ -61,7 +63,8 @@ impl Options {
         configured(&self.variables()?)
     }
 
-    /// What the flags say, as variables. `--set` becomes the option's own variable, which wins over URNIC_SET and the file.
+    /// What the flags say, as variables. `--set` becomes the option's own variable, which wins over
+    /// URNIC_SET and the file.
     fn variables(&self) -> Result<BTreeMap<String, OsString>, Failure> {
         let mut variables = BTreeMap::new();
         for pair in &self.set {
@@ -162,8 +165,8 @@ pub(crate) fn find_plugin() -> Result<PathBuf, String> {
 /// Options of AddressSanitizer's runtime.
 const ASAN_OPTIONS: &str = "ASAN_OPTIONS";
 
-/// Lets AddressSanitizer's runtime start behind the plug-in. The plug-in says the same by `__asan_default_options`, which does not reach programs
-/// that define that function themselves.
+/// Lets AddressSanitizer's runtime start behind the plug-in. The plug-in says the same by
+/// `__asan_default_options`, which does not reach programs that define that function themselves.
 fn asan_options(before: Option<OsString>) -> OsString {
     const OPTION: &str = "verify_asan_link_order";
     let mut options = before.unwrap_or_default();
@@ -176,7 +179,8 @@ fn asan_options(before: Option<OsString>) -> OsString {
     options
 }
 
-/// Whether it is the runtime of a sanitizer, by the names that gcc's and clang's have. AddressSanitizer's insists on being the first.
+/// Whether it is the runtime of a sanitizer, by the names that gcc's and clang's have.
+/// AddressSanitizer's insists on being the first.
 fn is_sanitizer(library: &[u8]) -> bool {
     let name = library.rsplit(|byte| *byte == b'/').next().unwrap_or(library);
     let runtimes: [&[u8]; 6] = [

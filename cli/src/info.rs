@@ -1,4 +1,5 @@
-//! `urnic info`: the device as a verbs program sees it, through the system's libibverbs and the plug-in.
+//! `urnic info`: the device as a verbs program sees it, through the system's libibverbs and the
+//! plug-in.
 
 use std::fmt::Write as _;
 use std::net::Ipv6Addr;

@@ -1,8 +1,9 @@
 //! The signal state that this process was started with, for the program it becomes.
 //!
-//! Rust's runtime ignores SIGPIPE before `main`, and `std::process::Command` gives a program the default action and an empty mask in the
-//! end. A program under `urnic run` is to find what it would have found without: SIGPIPE ignored by a parent stays ignored, and blocked
-//! signals stay blocked.
+//! Rust's runtime ignores SIGPIPE before `main`, and `std::process::Command` gives a program the
+//! default action and an empty mask in the end. A program under `urnic run` is to find what it
+//! would have found without: SIGPIPE ignored by a parent stays ignored, and blocked signals stay
+//! blocked.
 
 use std::mem::MaybeUninit;
 use std::os::unix::process::CommandExt as _;
@@ -19,7 +20,8 @@ static AT_START: extern "C" fn() = remember;
 
 extern "C" fn remember() {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: without a new action sigaction(2) only fills `action`, a local for which all-zero is valid.
+    // SAFETY: without a new action sigaction(2) only fills `action`, a local for which all-zero is
+    // valid.
     let action = unsafe {
         libc::sigaction(libc::SIGPIPE, std::ptr::null(), action.as_mut_ptr());
         action.assume_init()
@@ -30,12 +32,14 @@ extern "C" fn remember() {
 /// Has `command` start with the signal state that this process was started with.
 pub(crate) fn passed_on(command: &mut Command) -> &mut Command {
     let mut blocked = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: without a new set pthread_sigmask(3) only fills `blocked`, a local for which all-zero is valid.
+    // SAFETY: without a new set pthread_sigmask(3) only fills `blocked`, a local for which all-zero
+    // is valid.
     let blocked = unsafe {
         libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), blocked.as_mut_ptr());
         blocked.assume_init()
     };
-    // SAFETY: the closure makes two async-signal-safe calls with values of its own, and allocates nothing.
+    // SAFETY: the closure makes two async-signal-safe calls with values of its own, and allocates
+    // nothing.
     unsafe {
         command.pre_exec(move || {
             if PIPE_IGNORED.load(Ordering::Relaxed) {

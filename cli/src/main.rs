@@ -59,8 +59,9 @@ enum Command {
     },
     /// Be the RNIC as a PCI function of other processes, over vfio-user
     ///
-    /// A client is a program with --device vfio-user:PATH, or a guest: QEMU from 10.1 on, with memory that can be shared
-    /// (-object memory-backend-memfd,share=on) and -device '{"driver":"vfio-user-pci","socket":{"type":"unix","path":"PATH"}}'. A client that goes away
+    /// A client is a program with --device vfio-user:PATH, or a guest: QEMU from 10.1 on, with
+    /// memory that can be shared (-object memory-backend-memfd,share=on) and -device
+    /// '{"driver":"vfio-user-pci","socket":{"type":"unix","path":"PATH"}}'. A client that goes away
     /// takes its function along; SIGINT or SIGTERM ends the server.
     Serve {
         #[command(flatten)]
@@ -81,8 +82,9 @@ enum Command {
     },
     /// Test the device against its datasheet, docs/reference/device.md: a line about each check
     ///
-    /// Drives the device's registers, queues and doorbells itself, without libibverbs. Nobody else may use the device meanwhile: it is reset
-    /// before each check. Its streams go from the function to its own addresses.
+    /// Drives the device's registers, queues and doorbells itself, without libibverbs. Nobody else
+    /// may use the device meanwhile: it is reset before each check. Its streams go from the
+    /// function to its own addresses.
     Conformance {
         #[command(flatten)]
         options: Options,
@@ -95,8 +97,9 @@ enum Command {
     },
     /// Show live counters of the processes of this user that have the device open
     ///
-    /// ERRORS are bad CRCs, Terminates sent and received, and completion queues that overflowed. A process is seen where its
-    /// presence lives: $XDG_RUNTIME_DIR, /tmp, /dev/shm, or URNIC_PRESENT_DIR.
+    /// ERRORS are bad CRCs, Terminates sent and received, and completion queues that overflowed. A
+    /// process is seen where its presence lives: $XDG_RUNTIME_DIR, /tmp, /dev/shm, or
+    /// URNIC_PRESENT_DIR.
     Stat {
         #[command(flatten)]
         look: stat::Look,

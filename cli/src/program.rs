@@ -1,4 +1,5 @@
-//! Becoming the program that was asked for, and knowing beforehand which programs the loader keeps from us.
+//! Becoming the program that was asked for, and knowing beforehand which programs the loader keeps
+//! from us.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fmt;
@@ -19,7 +20,8 @@ use crate::inherited;
 pub(crate) enum Obstacle {
     /// No dynamic loader, hence no LD_PRELOAD.
     Static,
-    /// The loader ignores LD_PRELOAD for programs that gain rights (ld.so(8), secure-execution mode).
+    /// The loader ignores LD_PRELOAD for programs that gain rights (ld.so(8), secure-execution
+    /// mode).
     Privileged(&'static str),
     /// The plug-in is 64-bit.
     Foreign,
@@ -51,7 +53,8 @@ pub(crate) fn run(env: &Environment, command: &[OsString]) -> Result<ExitCode, F
     Err(not_run(name, &error))
 }
 
-/// Why a command could not be run. The statuses are the shell's: 127 for a command that does not exist, 126 for one that cannot be run.
+/// Why a command could not be run. The statuses are the shell's: 127 for a command that does not
+/// exist, 126 for one that cannot be run.
 fn not_run(name: &OsStr, error: &io::Error) -> Failure {
     let path = Path::new(name);
     let is_path = name.as_bytes().contains(&b'/');
@@ -133,7 +136,8 @@ fn has_capabilities(path: &Path) -> bool {
     rustix::fs::getxattr(path.as_c_str(), c"security.capability", &mut value).is_ok_and(|len| len > 0)
 }
 
-/// Reads the program headers of an ELF file; `read` fills a buffer from an offset. Scripts and the like are no obstacle.
+/// Reads the program headers of an ELF file; `read` fills a buffer from an offset. Scripts and the
+/// like are no obstacle.
 fn elf_obstacle(head: &[u8; 64], read: impl Fn(u64, &mut [u8]) -> bool) -> Option<Obstacle> {
     const PT_INTERP: u32 = 3;
     const CLASS_64: u8 = 2;

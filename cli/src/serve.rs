@@ -21,17 +21,21 @@ use crate::answer::{Failure, print};
 /// What to serve, and to whom.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Offer {
-    /// Listen at this unix socket; each connection is a function of its own. May be given more than once
+    /// Listen at this unix socket; each connection is a function of its own. May be given more than
+    /// once
     #[arg(long, value_name = "PATH", required = true, value_parser = OsStringValueParser::new().try_map(socket_path))]
     socket: Vec<PathBuf>,
     /// An address of the functions: ADDR, ADDR/LEN or `host`. May be given more than once
     ///
-    /// It belongs to the --socket before it, or, given before the first, to all. Functions call from and listen on their own addresses only. `host`
-    /// stands for all addresses of this host and no confinement: for programs of your own, never for a guest. Without any, a function has no
-    /// address and reaches nobody: whatever listens on an address that a guest is given is within that guest's reach.
+    /// It belongs to the --socket before it, or, given before the first, to all. Functions call
+    /// from and listen on their own addresses only. `host` stands for all addresses of this host
+    /// and no confinement: for programs of your own, never for a guest. Without any, a function has
+    /// no address and reaches nobody: whatever listens on an address that a guest is given is
+    /// within that guest's reach.
     #[arg(long, value_name = "ADDR[/LEN]", value_parser = Given::parse)]
     addr: Vec<Given>,
-    /// Functions may call these addresses although they are this host's own. May be given more than once
+    /// Functions may call these addresses although they are this host's own. May be given more than
+    /// once
     #[arg(long, value_name = "PREFIX", value_parser = prefix)]
     allow: Vec<Prefix>,
     /// Connections at a time to each socket
@@ -43,7 +47,8 @@ pub(crate) struct Offer {
     /// How to reach memory that comes without a descriptor, a program's heap for instance
     #[arg(long, value_name = "WAY", value_enum, default_value_t = Dma::Auto)]
     dma: Dma,
-    /// Capture the wire of all functions into this file (pcapng, for Wireshark); `%p` is the server's process number
+    /// Capture the wire of all functions into this file (pcapng, for Wireshark); `%p` is the
+    /// server's process number
     #[arg(long, value_name = "FILE", env = "URNIC_PCAP")]
     pcap: Option<PathBuf>,
     /// What to log on standard error: off, error, warn, info, debug, trace, or a filter
@@ -75,9 +80,11 @@ fn socket_path(text: OsString) -> Result<PathBuf, String> {
 /// How memory is reached that cannot be mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Dma {
-    /// process_vm_readv(2) and process_vm_writev(2) where the client is of this user and the kernel allows it, else messages
+    /// process_vm_readv(2) and process_vm_writev(2) where the client is of this user and the kernel
+    /// allows it, else messages
     Auto,
-    /// Ask the client to read or write it: slower, and the server needs no right to look into other processes
+    /// Ask the client to read or write it: slower, and the server needs no right to look into other
+    /// processes
     Messages,
 }
 
@@ -287,7 +294,8 @@ pub(crate) fn serve(offer: &Offer, matches: &ArgMatches) -> Result<ExitCode, Fai
     Ok(ExitCode::SUCCESS)
 }
 
-/// Each stream and each eventfd takes a descriptor; the limit that programs get by default is for those that use `select`.
+/// Each stream and each eventfd takes a descriptor; the limit that programs get by default is for
+/// those that use `select`.
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -300,7 +308,8 @@ fn raise_descriptor_limit() {
 
 /// A descriptor that is readable when the process is asked to end.
 fn signals_as_descriptor() -> std::io::Result<OwnedFd> {
-    // SAFETY: `mask` is initialised by `sigemptyset` before use, and lives through the calls; a new descriptor has no other owner.
+    // SAFETY: `mask` is initialised by `sigemptyset` before use, and lives through the calls; a new
+    // descriptor has no other owner.
     unsafe {
         let mut mask: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut mask);

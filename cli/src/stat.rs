@@ -90,7 +90,8 @@ pub(crate) fn show(look: &Look) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Waits for the next look, or for the reader of standard output to leave: it is not to be waited for until something is written.
+/// Waits for the next look, or for the reader of standard output to leave: it is not to be waited
+/// for until something is written.
 fn pause(interval: Duration) -> Result<(), Failure> {
     let due = Instant::now().checked_add(interval);
     loop {
@@ -98,7 +99,8 @@ fn pause(interval: Duration) -> Result<(), Failure> {
         if left.is_some_and(|left| left.is_zero()) {
             return Ok(());
         }
-        // With no event asked for, poll(2) tells errors alone: of a pipe, that nobody can read it any more.
+        // With no event asked for, poll(2) tells errors alone: of a pipe, that nobody can read it
+        // any more.
         let out = std::io::stdout();
         let mut watched = [PollFd::new(&out, PollFlags::empty())];
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());

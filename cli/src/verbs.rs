@@ -1,4 +1,5 @@
-//! The system's libibverbs, loaded when asked for: which one it is, and the few calls that `urnic info` needs.
+//! The system's libibverbs, loaded when asked for: which one it is, and the few calls that `urnic
+//! info` needs.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -17,12 +18,14 @@ impl Verbs {
     /// # Errors
     /// The loader's own words.
     pub(crate) fn load() -> Result<Self, String> {
-        // SAFETY: the name is NUL-terminated; running the library's constructors is what any verbs program does at start.
+        // SAFETY: the name is NUL-terminated; running the library's constructors is what any verbs
+        // program does at start.
         let handle = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW) };
         if !handle.is_null() {
             return Ok(Self { handle });
         }
-        // SAFETY: dlerror returns NULL or a NUL-terminated text that lives until the next dl call of this thread.
+        // SAFETY: dlerror returns NULL or a NUL-terminated text that lives until the next dl call
+        // of this thread.
         let text = unsafe { libc::dlerror().as_ref().map(|text| CStr::from_ptr(text)) };
         Err(text.map_or_else(
             || "unknown error".to_owned(),
@@ -45,7 +48,8 @@ impl Verbs {
         if !found {
             return None;
         }
-        // SAFETY: dladdr found the object: its name is a NUL-terminated text that lives as long as the object is loaded.
+        // SAFETY: dladdr found the object: its name is a NUL-terminated text that lives as long as
+        // the object is loaded.
         let name = unsafe { CStr::from_ptr(info.dli_fname) };
         std::fs::canonicalize(OsStr::from_bytes(name.to_bytes())).ok()
     }
@@ -125,7 +129,8 @@ impl Device<'_> {
     pub(crate) fn port(&self, number: u8) -> Result<ibv_port_attr, String> {
         // SAFETY: plain data for which all-zero is valid.
         let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: the context is open; the library writes no more than the public struct, of which this is the newest form.
+        // SAFETY: the context is open; the library writes no more than the public struct, of which
+        // this is the newest form.
         match unsafe { (self.calls.query_port)(self.context, number, &raw mut attr) } {
             0 => Ok(attr),
             errno => Err(format!(
@@ -183,7 +188,8 @@ impl Calls {
                 if address.is_null() {
                     return Err(format!("libibverbs has no {}", $name.to_string_lossy()));
                 }
-                // SAFETY: a non-null address of the exported function of that name, which has that type.
+                // SAFETY: a non-null address of the exported function of that name, which has that
+                // type.
                 unsafe { std::mem::transmute::<*mut c_void, $type>(address) }
             }};
         }

@@ -1,7 +1,7 @@
 //! `docs/reference/options.md` lists the options as the code has them.
 //!
-//! `URNIC_REGENERATE=1 cargo test -p urnic-cli --test options_page` writes the part between `<!-- options -->` and `<!-- end -->`; without
-//! the variable a difference is a failure.
+//! `URNIC_REGENERATE=1 cargo test -p urnic-cli --test options_page` writes the part between `<!--
+//! options -->` and `<!-- end -->`; without the variable a difference is a failure.
 
 use std::fmt::Write as _;
 use std::path::Path;

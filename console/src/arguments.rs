@@ -12,7 +12,8 @@ use crate::{READER_GONE, USAGE, Unwritten, complain, print};
 /// A command line: what clap made of it, and the matches behind that.
 pub type Parsed<T> = (T, ArgMatches);
 
-/// Reads this process's arguments. Help and the version are written here, and so is the line about a mistake.
+/// Reads this process's arguments. Help and the version are written here, and so is the line about
+/// a mistake.
 ///
 /// # Errors
 /// There is nothing left to do but to end with this status.
@@ -57,7 +58,8 @@ fn styled(text: &StyledStr, terminal: bool) -> String {
     }
 }
 
-/// What is wrong and what to do, in one line. clap has it in paragraphs: the mistake, perhaps tips, the usage, a pointer to the help.
+/// What is wrong and what to do, in one line. clap has it in paragraphs: the mistake, perhaps tips,
+/// the usage, a pointer to the help.
 fn mistake(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let mut parts: Vec<String> = Vec::new();

@@ -1,9 +1,11 @@
-//! What the command-line programs write, and how: results on standard output, one line about each error on standard error.
+//! What the command-line programs write, and how: results on standard output, one line about each
+//! error on standard error.
 //!
-//! `println!` and `eprintln!` panic when the write fails, so the programs use the functions here instead, and deny clippy's
-//! `print_stdout` and `print_stderr`. Output whose reader has left (`urnic doctor | head -1`) ends the program without a word and with
-//! [`READER_GONE`], the status that a shell shows for a program that SIGPIPE ended. Any other failed write (`ENOSPC`) is an error
-//! like others.
+//! `println!` and `eprintln!` panic when the write fails, so the programs use the functions here
+//! instead, and deny clippy's `print_stdout` and `print_stderr`. Output whose reader has left
+//! (`urnic doctor | head -1`) ends the program without a word and with [`READER_GONE`], the status
+//! that a shell shows for a program that SIGPIPE ended. Any other failed write (`ENOSPC`) is an
+//! error like others.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -61,7 +63,8 @@ pub fn print(text: &str) -> Result<(), Unwritten> {
     Ok(())
 }
 
-/// Writes `program: message` to standard error, as one line whatever is in the message. A standard error that takes nothing changes nothing.
+/// Writes `program: message` to standard error, as one line whatever is in the message. A standard
+/// error that takes nothing changes nothing.
 pub fn complain(program: &str, message: &str) {
     let line = format!("{program}: {}\n", one_line(message));
     // One write, so that lines of several processes stay whole.

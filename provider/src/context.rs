@@ -24,8 +24,8 @@ pub(crate) struct Context {
     file: Arc<File>,
 }
 
-/// The end of the memory of a context. `verbs_context` before it differs in length from release to release; it ends with
-/// `ibv_context`, so what follows is at the same place everywhere.
+/// The end of the memory of a context. `verbs_context` before it differs in length from release to
+/// release; it ends with `ibv_context`, so what follows is at the same place everywhere.
 #[repr(C)]
 pub(crate) struct Tail {
     pub(crate) ibv: ibv_context,
@@ -52,14 +52,15 @@ impl Context {
         self.file.presence
     }
 
-    /// What it shares with those that were imported from it, or it from. None in a forked child, where the device is not: locks there may be held by
-    /// threads of the parent's.
+    /// What it shares with those that were imported from it, or it from. None in a forked child,
+    /// where the device is not: locks there may be held by threads of the parent's.
     pub(crate) fn file(&self) -> Option<&Arc<File>> {
         self.driver.here().is_ok().then_some(&self.file)
     }
 
-    /// Everything but the memory: our part of the context, and the program's end of its asynchronous events. What the driver gives them to,
-    /// `events` makes: that knows the objects they are of, which know the context.
+    /// Everything but the memory: our part of the context, and the program's end of its
+    /// asynchronous events. What the driver gives them to, `events` makes: that knows the objects
+    /// they are of, which know the context.
     pub(crate) fn make<E: ContextEvents + 'static>(
         library: &'static Library,
         file: Arc<File>,
@@ -81,7 +82,8 @@ impl Context {
     }
 }
 
-/// Closes an fd of the program's, as the program would: through the interposed function, which forgets it.
+/// Closes an fd of the program's, as the program would: through the interposed function, which
+/// forgets it.
 pub(crate) fn close_of_program(fd: RawFd) {
     // SAFETY: an fd that the caller gave away.
     unsafe { libc::close(fd) };

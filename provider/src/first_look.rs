@@ -13,7 +13,8 @@ use crate::log;
 
 /// Held over the first look; whether there was one.
 pub(crate) static LOOKED: OwnLock<bool> = OwnLock::new();
-/// The first look is over: a signal handler must not wait for the lock, which the thread that it interrupted may hold.
+/// The first look is over: a signal handler must not wait for the lock, which the thread that it
+/// interrupted may hold.
 static OVER: AtomicBool = AtomicBool::new(false);
 
 /// Reads the configuration, once, and starts what follows from it.

@@ -1,7 +1,8 @@
 //! The edge between C and us: what may not cross it.
 //!
-//! No panic: it becomes a line in the log and an errno. No thread cancellation either: dropping a file descriptor is a
-//! cancellation point, and a forced unwinding that meets a destructor of ours aborts the program.
+//! No panic: it becomes a line in the log and an errno. No thread cancellation either: dropping a
+//! file descriptor is a cancellation point, and a forced unwinding that meets a destructor of ours
+//! aborts the program.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -56,7 +57,8 @@ pub(crate) fn status(body: impl FnOnce() -> Result<(), Errno>) -> c_int {
     guarded(body).map_or_else(Errno::raw_os_error, |()| 0)
 }
 
-/// A verb that answers an object, which is the program's until it destroys it; or null, with `errno` set.
+/// A verb that answers an object, which is the program's until it destroys it; or null, with
+/// `errno` set.
 pub(crate) fn pointer<T>(body: impl FnOnce() -> Result<Box<T>, Errno>) -> *mut T {
     guarded(body).map_or_else(
         |errno| {

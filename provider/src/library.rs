@@ -40,7 +40,8 @@ impl Registration {
 }
 
 impl Library {
-    /// The libibverbs behind a dlopen(3) handle; None when it is none, or one of an unknown private ABI.
+    /// The libibverbs behind a dlopen(3) handle; None when it is none, or one of an unknown private
+    /// ABI.
     ///
     /// # Safety
     /// `handle` is a live handle that is never closed again.

@@ -1,7 +1,9 @@
-//! The log: lines on standard error, chosen by the option `log`. Each has the time and the process id.
+//! The log: lines on standard error, chosen by the option `log`. Each has the time and the process
+//! id.
 //!
-//! Started with the first look for devices, so that a program that never looks for one pays nothing. Lines go out by one raw
-//! write(2) each: libc's is a cancellation point, and ours to interpose.
+//! Started with the first look for devices, so that a program that never looks for one pays
+//! nothing. Lines go out by one raw write(2) each: libc's is a cancellation point, and ours to
+//! interpose.
 
 use std::cell::Cell;
 use std::{fmt, io};

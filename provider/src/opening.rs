@@ -1,4 +1,5 @@
-//! How contexts come and go: what libibverbs calls when a program opens, imports and closes the device.
+//! How contexts come and go: what libibverbs calls when a program opens, imports and closes the
+//! device.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{BorrowedFd, RawFd};
@@ -34,7 +35,8 @@ fn open_device() -> Result<(&'static Presence, Arc<Driver>), Errno> {
     Ok((presence, driver))
 }
 
-/// Makes `opened`, an fd that the program got for `/dev/infiniband/rdma_cm`, a channel to the connection manager.
+/// Makes `opened`, an fd that the program got for `/dev/infiniband/rdma_cm`, a channel to the
+/// connection manager.
 ///
 /// # Errors
 /// Those of opening the device; `EMFILE`, `ENOMEM`.
@@ -45,7 +47,8 @@ pub(crate) fn open_cm_channel(opened: BorrowedFd<'_>) -> Result<(), Errno> {
     })
 }
 
-/// `verbs_device_ops.alloc_context`: opens the device on `cmd_fd`, which is ours to close from here on.
+/// `verbs_device_ops.alloc_context`: opens the device on `cmd_fd`, which is ours to close from here
+/// on.
 pub(crate) unsafe extern "C" fn alloc_context(
     device: *mut ibv_device,
     cmd_fd: c_int,
@@ -64,8 +67,9 @@ pub(crate) unsafe extern "C" fn alloc_context(
     })
 }
 
-/// `verbs_device_ops.import_context`: another context on the file behind `cmd_fd`, which is ours to close if that succeeds, and gone, as libibverbs
-/// has it, if there is no memory for a context. Errors are those of [`File::of`] and of opening a context; `EIO` if the device is lost.
+/// `verbs_device_ops.import_context`: another context on the file behind `cmd_fd`, which is ours to
+/// close if that succeeds, and gone, as libibverbs has it, if there is no memory for a context.
+/// Errors are those of [`File::of`] and of opening a context; `EIO` if the device is lost.
 pub(crate) unsafe extern "C" fn import_context(device: *mut ibv_device, cmd_fd: c_int) -> *mut verbs_context {
     answer(|| {
         // SAFETY: libibverbs passes a device of ours.
@@ -93,10 +97,12 @@ unsafe fn library_of(device: *mut ibv_device) -> &'static Library {
     unsafe { &Registration::of((*device.cast::<verbs_device>()).ops).library }
 }
 
-/// Makes of `ours` what libibverbs calls a context. It has `cmd_fd` and `async_fd` from now on, also if this fails.
+/// Makes of `ours` what libibverbs calls a context. It has `cmd_fd` and `async_fd` from now on,
+/// also if this fails.
 ///
 /// # Safety
-/// `device` is a device of the libibverbs that `ours` was opened through; both fds are to give away.
+/// `device` is a device of the libibverbs that `ours` was opened through; both fds are to give
+/// away.
 unsafe fn give(
     device: *mut ibv_device,
     cmd_fd: RawFd,
@@ -116,7 +122,8 @@ unsafe fn give(
         close_of_program(async_fd);
         return Err(Errno::NOMEM);
     }
-    // SAFETY: the memory is `size` long: a verbs_context of this level, which ends with the tail's first member, and the tail.
+    // SAFETY: the memory is `size` long: a verbs_context of this level, which ends with the tail's
+    // first member, and the tail.
     unsafe {
         let tail: *mut Tail = memory.byte_add(level.context_offset()).cast();
         (*tail).ibv.async_fd = async_fd;
@@ -131,7 +138,8 @@ unsafe fn give(
 /// `ibv_close_device`.
 unsafe extern "C" fn free_context(context: *mut ibv_context) {
     let _ = guarded(|| {
-        // SAFETY: ours, and closed now: the box of open(), and the memory of init_and_alloc_context, which the provider frees.
+        // SAFETY: ours, and closed now: the box of open(), and the memory of
+        // init_and_alloc_context, which the provider frees.
         unsafe {
             let ours = Box::from_raw((*context.cast::<Tail>()).ours);
             let memory = context.byte_sub(ours.library.level.context_offset());

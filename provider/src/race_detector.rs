@@ -1,9 +1,10 @@
 //! Race detectors: ThreadSanitizer, and valgrind's helgrind.
 //!
-//! They know that one thread's work comes before another's by the locks that they see. What goes through our queues is ordered by atomic operations
-//! that they do not see, and that is said to them here: what a thread did before it posted comes before what a thread does when it has polled a
-//! completion. Helgrind, which follows all code, also sees our threads and the program's work on registered memory, in turns that the protocols
-//! order; it is told to leave such memory alone.
+//! They know that one thread's work comes before another's by the locks that they see. What goes
+//! through our queues is ordered by atomic operations that they do not see, and that is said to
+//! them here: what a thread did before it posted comes before what a thread does when it has polled
+//! a completion. Helgrind, which follows all code, also sees our threads and the program's work on
+//! registered memory, in turns that the protocols order; it is told to leave such memory alone.
 
 use std::ffi::{CStr, c_void};
 use std::sync::OnceLock;
@@ -19,7 +20,8 @@ enum Detector {
     Valgrind,
 }
 
-/// All that is posted and polled is ordered by this one place: completions of one queue pair may come from what was posted to another.
+/// All that is posted and polled is ordered by this one place: completions of one queue pair may
+/// come from what was posted to another.
 static ORDER: u8 = 0;
 
 fn detector() -> &'static Detector {
@@ -77,7 +79,8 @@ pub(crate) fn registered(address: usize, len: usize) {
     }
 }
 
-/// Client requests (`<valgrind/valgrind.h>`, `<valgrind/helgrind.h>`): instructions that do nothing on a processor.
+/// Client requests (`<valgrind/valgrind.h>`, `<valgrind/helgrind.h>`): instructions that do nothing
+/// on a processor.
 mod valgrind {
     /// `VG_USERREQ__RUNNING_ON_VALGRIND`.
     const RUNNING_ON_VALGRIND: usize = 0x1001;
@@ -103,8 +106,9 @@ mod valgrind {
     fn ask(code: usize, first: usize, second: usize) -> usize {
         let request = [code, first, second, 0, 0, 0];
         let mut answer = 0_usize;
-        // SAFETY: rotations by 128 bits in all, and an exchange of a register with itself, leave everything as it is but the flags. Valgrind reads
-        // `request` through rax and answers in rdx.
+        // SAFETY: rotations by 128 bits in all, and an exchange of a register with itself, leave
+        // everything as it is but the flags. Valgrind reads `request` through rax and answers in
+        // rdx.
         unsafe {
             std::arch::asm!(
                 "rol rdi, 3",

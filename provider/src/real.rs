@@ -1,8 +1,9 @@
-//! The functions behind the ones we interpose: the next definition in the program's search order, which may be another preloaded
-//! library's.
+//! The functions behind the ones we interpose: the next definition in the program's search order,
+//! which may be another preloaded library's.
 //!
-//! Looked up when the plug-in is loaded, since dlsym(3) is not async-signal-safe and some of these are called from signal handlers.
-//! All unwind: a thread may be cancelled inside them, and the frames of ours it then leaves have nothing to drop.
+//! Looked up when the plug-in is loaded, since dlsym(3) is not async-signal-safe and some of these
+//! are called from signal handlers. All unwind: a thread may be cancelled inside them, and the
+//! frames of ours it then leaves have nothing to drop.
 
 // The test binary must not interpose itself, so nothing starts there.
 #![cfg_attr(test, allow(dead_code))]
@@ -40,7 +41,8 @@ macro_rules! real {
         mod look_up {
             use super::*;
             $(
-                /// Also by name, before our constructor ran: other libraries' constructors may call what we interpose.
+                /// Also by name, before our constructor ran: other libraries' constructors may call
+                /// what we interpose.
                 #[cold]
                 #[inline(never)]
                 pub(super) fn $name() -> *mut c_void {

@@ -1,9 +1,10 @@
 //! Telling every libibverbs in the process that there is a driver named urnic.
 //!
-//! libibverbs loads its drivers itself, but not one that the loader has already loaded: the constructor of a preloaded file does not run
-//! a second time. And a program may have loaded libibverbs privately (Python, Rust), so its symbols are not in the global scope, or more
-//! than one copy of it. So we look for copies whenever one of them begins to look for devices, and register with those we do not
-//! know. Drivers registered early are tried first.
+//! libibverbs loads its drivers itself, but not one that the loader has already loaded: the
+//! constructor of a preloaded file does not run a second time. And a program may have loaded
+//! libibverbs privately (Python, Rust), so its symbols are not in the global scope, or more than
+//! one copy of it. So we look for copies whenever one of them begins to look for devices, and
+//! register with those we do not know. Drivers registered early are tried first.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 

@@ -1,4 +1,5 @@
-//! What happens when the plug-in is loaded: next to nothing, since that is in every process of a preloaded shell.
+//! What happens when the plug-in is loaded: next to nothing, since that is in every process of a
+//! preloaded shell.
 
 // The test binary must not interpose itself, so nothing starts there.
 #![cfg_attr(test, allow(dead_code))]
@@ -21,7 +22,8 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Found by name in the program's search order: whoever owns the first one is the plug-in in charge.
+/// Found by name in the program's search order: whoever owns the first one is the plug-in in
+/// charge.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 static URNIC_PLUG_IN: u8 = 0;
 
@@ -39,7 +41,8 @@ extern "C" fn constructor() {
         }
         urnic_presence::install();
         interpose::signals::look_up();
-        // SAFETY: three functions that live as long as this library, which is never unloaded while it interposes.
+        // SAFETY: three functions that live as long as this library, which is never unloaded while
+        // it interposes.
         unsafe {
             pthread_atfork(
                 Some(before_fork),
@@ -61,8 +64,8 @@ extern "C" fn constructor() {
 #[unsafe(link_section = ".fini_array")]
 static DESTRUCTOR: extern "C" fn() = destructor;
 
-/// At exit(3), when the program's own handlers and destructors have run: they may still destroy queue pairs, which atexit(3) would
-/// come too early for. Lets what completed arrive.
+/// At exit(3), when the program's own handlers and destructors have run: they may still destroy
+/// queue pairs, which atexit(3) would come too early for. Lets what completed arrive.
 extern "C" fn destructor() {
     let _ = guarded(|| {
         urnic_driver::exit();

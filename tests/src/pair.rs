@@ -45,7 +45,7 @@ pub fn was_refused(said: &str) -> bool {
 /// If the server did listen, our listener is at fault.
 pub fn called_too_early(server: &str, client: &str) -> bool {
     let listened = times(server, "listens at ");
-    match times(client, "calls ").get(1) {
+    match times(client, "connects to ").get(1) {
         Some(called) if was_refused(client) => listened.get(1).is_none_or(|listened| called < listened),
         _ => false,
     }
@@ -267,7 +267,7 @@ mod tests {
     }
 
     fn client(second: &str) -> String {
-        let line = "pid 4711 DEBUG urnic_cm::rdma_cm::active: id 0: calls 127.0.0.1:1 from 127.0.0.1:2";
+        let line = "pid 4711 DEBUG urnic_cm::rdma_cm::active: id 0: connects to 127.0.0.1:1 from 127.0.0.1:2";
         format!("2026-11-23T13:13:40.657342Z {line}\n 0.05{second} {line}\n{REFUSED}")
     }
 

@@ -1,4 +1,5 @@
-//! What `urnic doctor --device vfio:…` looks at: a PCI function on its way from the kernel to this user.
+//! What `urnic doctor --device vfio:…` looks at: a PCI function on its way from the kernel to this
+//! user.
 
 use std::fs::OpenOptions;
 use std::io::ErrorKind;
@@ -10,7 +11,8 @@ use urnic_device::pci;
 
 use super::finding::{Finding, Verdict};
 
-/// Locked memory below which a modest program will not do: the queues of the driver take five of these MiB.
+/// Locked memory below which a modest program will not do: the queues of the driver take five of
+/// these MiB.
 const MODEST_MEMLOCK: u64 = 64 << 20;
 
 /// Every check, in the order in which things must be right.
@@ -21,7 +23,8 @@ pub(super) fn examine(address: &str) -> Vec<Finding> {
         Err(_) => return vec![absent(address, &sysfs)],
     };
     let mut findings = Vec::new();
-    // Nobody shall be told to take a function that is not ours away from its driver, so what is wrong ends the list.
+    // Nobody shall be told to take a function that is not ours away from its driver, so what is
+    // wrong ends the list.
     let first: [&dyn Fn() -> Finding; 4] = [
         &|| identity(&function),
         &|| answers(address, &sysfs),

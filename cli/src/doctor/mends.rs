@@ -8,7 +8,8 @@ use super::writable::can_have_folder;
 /// The first rdma-core whose provider ABI the plug-in knows.
 const OLDEST: u32 = 34;
 
-/// Gives the presence a folder that can be written, when the usual ones cannot: the first such folder here, else one in memory.
+/// Gives the presence a folder that can be written, when the usual ones cannot: the first such
+/// folder here, else one in memory.
 pub(super) fn presence_folder() -> String {
     let home = env::var_os("HOME")
         .map(PathBuf::from)
@@ -27,7 +28,8 @@ fn presence_folder_in(places: impl IntoIterator<Item = PathBuf>) -> String {
         )
 }
 
-/// Brings a libibverbs that the plug-in fits. `file` is the one that was found, and `version` the rdma-core that it is of.
+/// Brings a libibverbs that the plug-in fits. `file` is the one that was found, and `version` the
+/// rdma-core that it is of.
 pub(super) fn libibverbs(file: &Path, version: Option<&str>, library_path: Option<&str>) -> String {
     let number = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
     let is_chosen = |dir: &str| !dir.is_empty() && file.starts_with(dir);

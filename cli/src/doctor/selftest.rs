@@ -82,7 +82,8 @@ fn free_port() -> Result<u16, String> {
         .map_err(|error| error.to_string())
 }
 
-/// Does a socket of this machine listen at that port? Asking by a connection would take the server's only accept.
+/// Does a socket of this machine listen at that port? Asking by a connection would take the
+/// server's only accept.
 fn listening(port: u16) -> bool {
     const LISTEN: &str = "0A";
     let wanted = format!(":{port:04X}");

@@ -10,13 +10,15 @@ use std::os::fd::BorrowedFd;
 use urnic_device::command::features;
 use urnic_device::doorbell::{PAGE_LEN, WAKE};
 
-/// Polls in a row to which nothing was rung in between after which a poller lets others onto its processor, and how often then. Whoever is to
-/// answer, the device included, may be waiting for just that.
+/// Polls in a row to which nothing was rung in between after which a poller lets others onto its
+/// processor, and how often then. Whoever is to answer, the device included, may be waiting for
+/// just that.
 const PATIENCE: u32 = 256;
 const YIELD_EVERY: u32 = 16;
-/// A poller, and a thread of the device at each end: with fewer processors than that, a poller that only yields keeps one of them, since it is
-/// always ready to run, and the device's threads share what is left. So there it sleeps for a moment once it has polled in vain for so long
-/// (some 100 us), and soon after if that is how the last waits went.
+/// A poller, and a thread of the device at each end: with fewer processors than that, a poller that
+/// only yields keeps one of them, since it is always ready to run, and the device's threads share
+/// what is left. So there it sleeps for a moment once it has polled in vain for so long (some 100
+/// us), and soon after if that is how the last waits went.
 const WANTED_PROCESSORS: u32 = 3;
 const MOST_POLLS: u32 = 2048;
 const NAP: Timespec = Timespec {
@@ -24,7 +26,8 @@ const NAP: Timespec = Timespec {
     tv_nsec: 20_000,
 };
 
-/// BAR 2, mapped. A store rings, unless the device is a program that sleeps: then it must be kicked.
+/// BAR 2, mapped. A store rings, unless the device is a program that sleeps: then it must be
+/// kicked.
 #[derive(Debug)]
 pub struct DoorbellPages {
     base: NonNull<u8>,
@@ -53,7 +56,8 @@ impl DoorbellPages {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
         let base = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, offset) }?;
-        // A child must be unable to ring, whichever way it is made. One made by fork(3) gets pages of its own instead.
+        // A child must be unable to ring, whichever way it is made. One made by fork(3) gets pages
+        // of its own instead.
         // SAFETY: the mapping just made; no byte changes.
         let _ = unsafe { madvise(base, len, Advice::LinuxDontFork) };
         Ok(DoorbellPages {
@@ -80,14 +84,16 @@ impl DoorbellPages {
         let Some(slot) = self.place(at, 8) else {
             return false;
         };
-        // SAFETY: `place` checked that the slot lies inside and is aligned; both sides access it atomically.
+        // SAFETY: `place` checked that the slot lies inside and is aligned; both sides access it
+        // atomically.
         unsafe { AtomicU64::from_ptr(slot.cast()) }.store(value.to_le(), Ordering::Release);
         if !self.memory.load(Ordering::Relaxed) {
             return false;
         }
         fence(Ordering::SeqCst);
         let wake = self.place(uar as usize * PAGE_LEN as usize + WAKE as usize, 4);
-        // SAFETY: `place` checked that the word lies inside and is aligned; both sides access it atomically.
+        // SAFETY: `place` checked that the word lies inside and is aligned; both sides access it
+        // atomically.
         wake.is_some_and(|wake| unsafe { AtomicU32::from_ptr(wake.cast()) }.load(Ordering::Relaxed) != 0)
     }
 
@@ -97,7 +103,8 @@ impl DoorbellPages {
         inside.then(|| unsafe { self.base.as_ptr().add(at) })
     }
 
-    /// A poll found nothing. The device works elsewhere: all that can be done for it is to make way.
+    /// A poll found nothing. The device works elsewhere: all that can be done for it is to make
+    /// way.
     #[inline]
     pub fn be_fair(&self) {
         let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
@@ -125,7 +132,8 @@ impl DoorbellPages {
         self.idle.store(0, Ordering::Relaxed);
         let limit = self.nap_after.load(Ordering::Relaxed);
         let next = match idle {
-            // After more than one nap it does not matter when the first began; before the second it may have been too early.
+            // After more than one nap it does not matter when the first began; before the second it
+            // may have been too early.
             _ if idle >= limit + 2 * YIELD_EVERY => (limit / 4).max(PATIENCE),
             PATIENCE.. => (limit * 2).min(MOST_POLLS),
             _ => limit,
@@ -135,9 +143,11 @@ impl DoorbellPages {
         }
     }
 
-    /// Puts pages in their place that ring nothing: in a forked child, or when the device is given back. Async-signal-safe.
+    /// Puts pages in their place that ring nothing: in a forked child, or when the device is given
+    /// back. Async-signal-safe.
     pub fn cut(&self) {
-        // SAFETY: the range is ours, and not mapped in a child (MADV_DONTFORK), or mapped by us alone; who rings meanwhile rings one or the other.
+        // SAFETY: the range is ours, and not mapped in a child (MADV_DONTFORK), or mapped by us
+        // alone; who rings meanwhile rings one or the other.
         unsafe { own_pages(self.base, self.len) };
     }
 }

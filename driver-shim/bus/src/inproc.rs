@@ -1,4 +1,5 @@
-//! The device inside this process: DMA addresses are pointers, a doorbell is a call, an interrupt is one back.
+//! The device inside this process: DMA addresses are pointers, a doorbell is a call, an interrupt
+//! is one back.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -34,9 +35,10 @@ struct OwnMemory {
     copied: Option<OwnProcess>,
 }
 
-// SAFETY: the IOVAs that the device gets are pointers that `InprocBus::map` or `adopt` was given, or made by `allocate`. Who maps memory keeps it
-// mapped until it unmaps or frees it (contracts of `Bus`), which the driver does after the objects over it are destroyed; adopted memory is
-// there until then as well.
+// SAFETY: the IOVAs that the device gets are pointers that `InprocBus::map` or `adopt` was given,
+// or made by `allocate`. Who maps memory keeps it mapped until it unmaps or frees it (contracts of
+// `Bus`), which the driver does after the objects over it are destroyed; adopted memory is there
+// until then as well.
 unsafe impl HostMemory for OwnMemory {
     fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>> {
         let start = usize::try_from(iova).ok()?;

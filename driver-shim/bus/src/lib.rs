@@ -1,4 +1,5 @@
-//! How the driver reaches a device: registers, doorbells, DMA, interrupts. Nothing above knows which device it is.
+//! How the driver reaches a device: registers, doorbells, DMA, interrupts. Nothing above knows
+//! which device it is.
 
 pub mod anonymous;
 pub mod doorbells;
@@ -14,10 +15,12 @@ use urnic_device::bus::Bus;
 use urnic_config::{Config, Device};
 use urnic_process::gids::GidTable;
 
-/// Opens the device that is configured. The device in this process gets these addresses; others have their own.
+/// Opens the device that is configured. The device in this process gets these addresses; others
+/// have their own.
 ///
 /// # Errors
-/// Those of making its thread and descriptors; `ENODEV` if it is not there, `EBUSY` if somebody else has it, `EACCES`.
+/// Those of making its thread and descriptors; `ENODEV` if it is not there, `EBUSY` if somebody
+/// else has it, `EACCES`.
 pub fn open(config: &Config, gids: &GidTable) -> Result<Arc<dyn Bus>, Errno> {
     match &config.device {
         Device::Inproc => Ok(inproc::InprocBus::start(gids, config.pcap.as_deref())?),

@@ -1,5 +1,5 @@
-//! Between MPA start-up, which knows no streams, and those who make connections: streams of a device that is told what to send, and says later
-//! what came.
+//! Between MPA start-up, which knows no streams, and those who make connections: streams of a
+//! device that is told what to send, and says later what came.
 
 use rustix::io::Errno;
 
@@ -60,7 +60,7 @@ pub trait StreamOwner<W> {
     fn closed(&mut self, world: &mut W, sid: u32);
 }
 
-/// What became of a stream from which a Request was due.
+/// The result of bytes of a stream whose Request is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
     /// It is whole: [`Responder::request`].
@@ -71,7 +71,8 @@ pub enum Due {
     HangUp(Close),
 }
 
-/// Hears bytes of a Request: has the carrier fetch what is missing, and say what has to be said to a caller that errs.
+/// Hears bytes of a Request: has the carrier fetch what is missing, and say what has to be said to
+/// a caller that errs.
 pub fn hear_request<C: Carrier + ?Sized>(
     responder: &mut Responder,
     carrier: &mut C,

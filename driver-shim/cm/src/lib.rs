@@ -1,6 +1,8 @@
-//! Connection management, without I/O: bytes, commands and times in, bytes, events and changes of queue pairs out.
+//! Connection management, without I/O: bytes, commands and times in, bytes, events and changes of
+//! queue pairs out.
 //!
-//! * [`mpa_startup`]: the Request and Reply frames, the MPA fence and RTR (RFC 5044 §7.1, RFC 6581);
+//! * [`mpa_startup`]: the Request and Reply frames, the MPA fence and RTR (RFC 5044 §7.1, RFC
+//!   6581);
 //! * [`native`]: queue pairs that a program connects by `ibv_modify_qp` alone;
 //! * [`rdma_cm`]: the connection manager's commands and events.
 

@@ -106,7 +106,8 @@ bitflags! {
 }
 
 impl QpMask {
-    /// What `INIT_QP_ATTR` names for RTR: the connection manager knows the peer, and the program has nothing to say.
+    /// What `INIT_QP_ATTR` names for RTR: the connection manager knows the peer, and the program
+    /// has nothing to say.
     pub const RTR_BY_MANAGER: QpMask = QpMask::STATE.union(QpMask::ACCESS_FLAGS).union(QpMask::PORT);
 }
 

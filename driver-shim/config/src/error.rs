@@ -1,4 +1,5 @@
-//! What can be wrong with a configuration: one line each, with the offender, its place, and what to do.
+//! What can be wrong with a configuration: one line each, with the offender, its place, and what to
+//! do.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -29,7 +30,8 @@ impl fmt::Display for Source {
     }
 }
 
-/// Why a configuration was refused. (`at`, not `source`: thiserror would take a field of that name for a cause.)
+/// Why a configuration was refused. (`at`, not `source`: thiserror would take a field of that name
+/// for a cause.)
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// No such option.

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use toml::de::{DeTable, DeValue};
 
-/// The lines of all keys of a file, from 1 on. Keys are whole (`mpa.crc`); an element of an array of tables has its number in the key (`peer.0.mpa.crc`).
+/// The lines of all keys of a file, from 1 on. Keys are whole (`mpa.crc`); an element of an array
+/// of tables has its number in the key (`peer.0.mpa.crc`).
 pub(super) fn of_keys(text: &str) -> BTreeMap<String, usize> {
     let mut lines = BTreeMap::new();
     if let Ok(table) = DeTable::parse(text) {

@@ -1,7 +1,7 @@
 //! The option `log`: what it takes.
 //!
-//! tracing's filters take any word for the name of a module, so that a level with a typing error would hide everything. Here a word is a
-//! level, or the level of a module of ours.
+//! tracing's filters take any word for the name of a module, so that a level with a typing error
+//! would hide everything. Here a word is a level, or the level of a module of ours.
 
 /// Levels, by name.
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
@@ -31,7 +31,8 @@ pub fn is_log_filter(text: &str) -> bool {
     })
 }
 
-/// The filter in tracing's syntax. Errors of modules that it does not name are shown, too, unless it says `off`.
+/// The filter in tracing's syntax. Errors of modules that it does not name are shown, too, unless
+/// it says `off`.
 pub fn log_filter(text: &str) -> String {
     if directives(text).any(is_level) {
         text.to_owned()

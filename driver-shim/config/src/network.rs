@@ -11,7 +11,8 @@ pub struct Network {
 }
 
 impl Network {
-    /// Reads `192.0.2.0/24`, `fd00::/8`, `192.0.2.7`; `None` if it is neither, or has bits set behind the prefix.
+    /// Reads `192.0.2.0/24`, `fd00::/8`, `192.0.2.7`; `None` if it is neither, or has bits set
+    /// behind the prefix.
     pub fn parse(text: &str) -> Option<Network> {
         let (address, bits) = match text.split_once('/') {
             Some((address, bits)) => (address, Some(bits.parse().ok()?)),

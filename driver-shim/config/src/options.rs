@@ -127,21 +127,21 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "mpa.startup_timeout_initiator_s",
         takes: "seconds, 1 to 3600",
-        help: "How long the calling side waits for the whole start-up before it gives the TCP connection up.",
+        help: "How long the initiator waits for the whole start-up before it closes the TCP connection.",
         set: |c, text| seconds(text).map(|v| c.mpa.startup_timeout_initiator = v),
         show: |c| c.mpa.startup_timeout_initiator.as_secs().to_string(),
     },
     Opt {
         key: "mpa.startup_timeout_responder_s",
         takes: "seconds, 1 to 3600",
-        help: "How long the called side waits for a complete Request before it closes.",
+        help: "How long the responder waits for a complete Request before it closes.",
         set: |c, text| seconds(text).map(|v| c.mpa.startup_timeout_responder = v),
         show: |c| c.mpa.startup_timeout_responder.as_secs().to_string(),
     },
     Opt {
         key: "mpa.rtr_timeout_s",
         takes: "seconds, 1 to 3600",
-        help: "How long the called side, after its Reply, waits for the first FPDU, before which it may not send.",
+        help: "How long the responder, after its Reply, waits for the first FPDU, before which it may not send.",
         set: |c, text| seconds(text).map(|v| c.mpa.rtr_timeout = v),
         show: |c| c.mpa.rtr_timeout.as_secs().to_string(),
     },
@@ -155,14 +155,14 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "mpa.peer_to_peer",
         takes: "true or false",
-        help: "When calling with rdma_cm, ask for an RTR exchange, so that the called side may send first (RFC 6581 §9.2).",
+        help: "As an initiator with rdma_cm, ask for an RTR exchange, so that the responder may send first (RFC 6581 §9.2).",
         set: |c, text| truth(text).map(|v| c.mpa.peer_to_peer = v),
         show: |c| c.mpa.peer_to_peer.to_string(),
     },
     Opt {
         key: "mpa.strict_rtr",
         takes: "true or false",
-        help: "On rdma_cm connections that call us, accept nothing but the RTR that was agreed on as the first message; another ends the \
+        help: "As a responder with rdma_cm, accept nothing but the RTR that was agreed on as the first message; another ends the \
                connection. Otherwise it is counted, and opens the connection too.",
         set: |c, text| truth(text).map(|v| c.mpa.strict_rtr = v),
         show: |c| c.mpa.strict_rtr.to_string(),
@@ -170,14 +170,14 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "mpa.strict_depths",
         takes: "true or false",
-        help: "Turn down who calls by rdma_cm and takes fewer RDMA Reads than the accepting program asks to send. Otherwise fewer are sent.",
+        help: "Reject an rdma_cm initiator that takes fewer RDMA Reads than the accepting program asks to send. Otherwise fewer are sent.",
         set: |c, text| truth(text).map(|v| c.mpa.strict_depths = v),
         show: |c| c.mpa.strict_depths.to_string(),
     },
     Opt {
         key: "mpa.rtr_frame",
         takes: "off, hex or text",
-        help: "Use the RTR frame proposed in 2007 on rdma_cm connections of revision 1, with this spelling of its key; calls are then of \
+        help: "Use the RTR frame proposed in 2007 on rdma_cm connections of revision 1, with this spelling of its key; requests are then of \
                revision 1. Only for peers known to speak it.",
         set: |c, text| rtr_frame(text).map(|v| c.mpa.rtr_frame = v),
         show: |c| {
@@ -216,7 +216,7 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "native.call_grace_ms",
         takes: "milliseconds, 0 to 600000",
-        help: "When nothing arrived for this long, the side that was to be called calls too (one-way firewalls, NAT).",
+        help: "When nothing arrived for this long, the side that was to be the responder connects too (one-way firewalls, NAT).",
         set: |c, text| milliseconds(text).map(|v| c.native.call_grace = v),
         show: |c| c.native.call_grace.as_millis().to_string(),
     },
@@ -230,14 +230,14 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "native.max_parked",
         takes: "a number from 1 to 65536",
-        help: "How many calls for QPs that are not ready yet a process keeps waiting.",
+        help: "How many connection requests for QPs that are not ready yet a process keeps.",
         set: |c, text| number(text, 1..=65_536).map(|v: u32| c.native.max_parked = v as usize),
         show: |c| c.native.max_parked.to_string(),
     },
     Opt {
         key: "native.park_timeout_ms",
         takes: "milliseconds, 0 to 600000",
-        help: "How long each of them is kept.",
+        help: "How long such a request is kept.",
         set: |c, text| milliseconds(text).map(|v| c.native.park_timeout = v),
         show: |c| c.native.park_timeout.as_millis().to_string(),
     },

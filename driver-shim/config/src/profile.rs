@@ -5,7 +5,8 @@
 /// Options and their values.
 type Preset = &'static [(&'static str, &'static str)];
 
-// Nobody of these sends markers, opens a connection by a Send, or knows the RTR frame of 2007 (soft-iWARP looks as if it did).
+// Nobody of these sends markers, opens a connection by a Send, or knows the RTR frame of 2007
+// (soft-iWARP looks as if it did).
 const REVISION: (&str, &str) = ("mpa.revision", "2");
 const MARKERS: (&str, &str) = ("mpa.markers", "false");
 const RTR_FRAME: (&str, &str) = ("mpa.rtr_frame", "off");

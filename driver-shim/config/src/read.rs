@@ -18,11 +18,13 @@ use crate::{lines, profile};
 /// A configuration file larger than this is a mistake, not a configuration.
 const FILE_LIMIT: usize = 1 << 20;
 
-/// `URNIC_…` variables that are no options: the file, the list, and what the command line and the tests use among themselves.
+/// `URNIC_…` variables that are no options: the file, the list, and what the command line and the
+/// tests use among themselves.
 pub(crate) const NOT_OPTIONS: [&str; 4] = ["URNIC_CONFIG", "URNIC_SET", "URNIC_LIB", "URNIC_CACHE"];
 
 impl Config {
-    /// The configuration that this process's environment describes, which includes the file it names.
+    /// The configuration that this process's environment describes, which includes the file it
+    /// names.
     ///
     /// # Errors
     /// The first thing wrong, in one line that names it: see [`Error`].
@@ -30,7 +32,8 @@ impl Config {
         Self::from_vars(std::env::vars_os())
     }
 
-    /// As [`Config::from_env`], from these variables; those that do not begin with `URNIC_` are ignored.
+    /// As [`Config::from_env`], from these variables; those that do not begin with `URNIC_` are
+    /// ignored.
     ///
     /// # Errors
     /// As [`Config::from_env`].
@@ -76,7 +79,8 @@ impl Config {
         option(key, &source)?.set_text(self, value, source)
     }
 
-    /// Sets what `KEY=VALUE,KEY=VALUE…` says. A piece without `=` goes on with the value before it, so that lists need no quotes.
+    /// Sets what `KEY=VALUE,KEY=VALUE…` says. A piece without `=` goes on with the value before it,
+    /// so that lists need no quotes.
     fn set_list(&mut self, list: &str) -> Result<(), Error> {
         let source = || Source::Env("URNIC_SET".to_owned());
         let mut pairs: Vec<(String, String)> = Vec::new();
@@ -100,7 +104,8 @@ impl Config {
             .try_for_each(|(key, value)| self.set(key, value, source()))
     }
 
-    /// Sets what the TOML file at `path` says: options by their keys, sections by `[mpa]` or `mpa.crc = …` alike.
+    /// Sets what the TOML file at `path` says: options by their keys, sections by `[mpa]` or
+    /// `mpa.crc = …` alike.
     ///
     /// # Errors
     /// [`Error::File`], [`Error::Syntax`] and those of [`Config::set`].
@@ -141,7 +146,8 @@ impl Config {
         Ok(())
     }
 
-    /// The options towards that address: the first [`Peer`] that it belongs to wins over everything else.
+    /// The options towards that address: the first [`Peer`] that it belongs to wins over everything
+    /// else.
     pub fn facing(&self, address: IpAddr) -> Config {
         let mut config = self.clone();
         if let Some(peer) = self.peers.iter().find(|peer| peer.network.contains(address)) {
@@ -166,7 +172,8 @@ impl Config {
 
     /// What is legal and yet worth a word in the log, for whoever starts the device to write there.
     pub fn warnings(&self) -> impl Iterator<Item = &'static str> {
-        // RFC 5044 §4.4: CRCs should not be turned off unless something as strong checks end to end.
+        // RFC 5044 §4.4: CRCs should not be turned off unless something as strong checks end to
+        // end.
         let crc = "mpa.crc=false: nothing but TCP's checksum protects the data unless the peer asks for CRCs";
         (!self.mpa.crc).then_some(crc).into_iter()
     }

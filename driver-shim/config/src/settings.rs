@@ -33,7 +33,8 @@ impl fmt::Display for Device {
     }
 }
 
-/// Which zero-length messages may serve as ready-to-receive indication (RFC 6581 §9.2); never empty.
+/// Which zero-length messages may serve as ready-to-receive indication (RFC 6581 §9.2); never
+/// empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RtrTypes {
     /// Zero-length Send (bit B).
@@ -61,13 +62,17 @@ pub struct Mpa {
     pub rtr_timeout: Duration,
     /// What may serve as RTR.
     pub rtr_types: RtrTypes,
-    /// Ask for the peer-to-peer model when calling: our RTR lets the called side send first (RFC 6581 §9.2).
+    /// Ask for the peer-to-peer model as initiator: our RTR lets the responder send first (RFC 6581
+    /// §9.2).
     pub peer_to_peer: bool,
-    /// Accept nothing but the RTR that was agreed on as the first message, and end the connection otherwise (conformance EMPA-21).
+    /// Accept nothing but the RTR that was agreed on as the first message, and end the connection
+    /// otherwise (conformance EMPA-21).
     pub strict_rtr: bool,
-    /// Turn a caller down that takes fewer Reads than the program behind us asks to send, instead of sending fewer (RFC 6581 §9.1).
+    /// Reject an initiator that takes fewer Reads than the program behind us asks to send, instead
+    /// of sending fewer (RFC 6581 §9.1).
     pub strict_depths: bool,
-    /// The RTR frame proposed in 2007, with the spelling of its key that we send; `None` is off. Only for peers known to speak it.
+    /// The RTR frame proposed in 2007, with the spelling of its key that we send; `None` is off.
+    /// Only for peers known to speak it.
     pub rtr_frame: Option<RtrKey>,
 }
 
@@ -78,26 +83,29 @@ pub struct Native {
     pub listen: Option<IpAddr>,
     /// TCP ports to listen at; `None` leaves the choice to the kernel.
     pub port_range: Option<RangeInclusive<u16>>,
-    /// When nothing arrived after this long, the side that was to be called calls too.
+    /// When nothing arrived after this long, the side that was to be the responder connects too.
     pub call_grace: Duration,
     /// How long posted receives stay after the peer's orderly end of stream.
     pub fin_grace: Duration,
-    /// Calls kept for QPs that have not reached RTR, per process.
+    /// Connection requests kept for QPs that have not reached RTR, per process.
     pub max_parked: usize,
-    /// How long such a call is kept.
+    /// How long such a request is kept.
     pub park_timeout: Duration,
-    /// Whether calls are taken from other addresses than that of the peer named at RTR.
+    /// Whether requests are accepted from other addresses than that of the peer named at RTR.
     pub allow_nat: bool,
 }
 
 /// Connections made with rdma_cm.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cm {
-    /// How long a Send of the peer may find no receive posted before the connection is terminated. Zero is RFC 5041 to the letter, but for
-    /// queue pairs to which no receive was ever posted: their programs get a second to do so.
+    /// How long a Send of the peer may find no receive posted before the connection is terminated.
+    /// Zero is RFC 5041 to the letter, but for queue pairs to which no receive was ever posted:
+    /// their programs get a second to do so.
     ///
-    /// The default is for programs written for InfiniBand, where a sender repeats a Send until the receiver is ready: some post receives a second and
-    /// more after the peer's first Send. Meanwhile the stream is not read, so TCP holds the sender back and the device buffers nothing.
+    /// The default is for programs written for InfiniBand, where a sender repeats a Send until the
+    /// receiver is ready: some post receives a second and more after the peer's first Send.
+    /// Meanwhile the stream is not read, so TCP holds the sender back and the device buffers
+    /// nothing.
     pub rnr_grace: Duration,
 }
 
@@ -112,21 +120,21 @@ pub struct Peer {
 /// Ways to a PCI function that the kernel's VFIO offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum VfioApi {
-    /// The first of those below that is there and that this user may use.
+    /// The first of the others that exists and that this user may use.
     #[default]
     Auto,
     /// The function's own file, and iommufd.
     Cdev,
-    /// Its group's file, and a container.
+    /// The file of the function's group, and a container.
     Group,
-    /// Its group's file where there is no IOMMU.
+    /// The file of the function's group, where there is no IOMMU.
     NoIommu,
 }
 
 impl VfioApi {
     pub(crate) const ALL: [VfioApi; 4] = [VfioApi::Auto, VfioApi::Cdev, VfioApi::Group, VfioApi::NoIommu];
 
-    /// As one writes it.
+    /// The name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             VfioApi::Auto => "auto",
@@ -151,7 +159,8 @@ pub struct Present {
     pub dir: Option<PathBuf>,
 }
 
-/// Everything that can be set. [`Config::default`] is what a machine without any configuration gets.
+/// Everything that can be set. [`Config::default`] is what a machine without any configuration
+/// gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// The device that the driver opens.

@@ -1,11 +1,13 @@
-//! Adaptive polling: how long a thread that waits for an event of the connection manager runs the device itself.
+//! Adaptive polling: how long a thread that waits for an event of the connection manager runs the
+//! device itself.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Longest poll. An answer over a local network rarely takes longer, even on a busy machine.
 const LONGEST: Duration = Duration::from_micros(500);
-/// Polls in a row without an event, each half as long as the one before, after which threads sleep at once.
+/// Polls in a row without an event, each half as long as the one before, after which threads sleep
+/// at once.
 const FAILURES: u32 = 4;
 /// One wait of this many polls nevertheless.
 const TRY_EVERY: u32 = 16;
@@ -15,7 +17,8 @@ const TRY_EVERY: u32 = 16;
 pub(super) struct AdaptivePoll(AtomicU32);
 
 impl AdaptivePoll {
-    /// Calls `wait` with the time to poll for; it returns whether an event came. Returns `false` without a call if the time is zero.
+    /// Calls `wait` with the time to poll for; it returns whether an event came. Returns `false`
+    /// without a call if the time is zero.
     pub(super) fn wait(&self, wait: impl FnOnce(Duration) -> bool) -> bool {
         let time = self.time();
         let came = !time.is_zero() && wait(time);

@@ -1,7 +1,8 @@
 //! The command queue: one command at a time, its completion found by tag and phase.
 //!
-//! No command waits for a peer (`urnic_device::command`), so whoever holds the lock holds it for microseconds, and one
-//! outstanding command is enough. The ring is longer than that because a device may want room.
+//! No command waits for a peer (`urnic_device::command`), so whoever holds the lock holds it for
+//! microseconds, and one outstanding command is enough. The ring is longer than that because a
+//! device may want room.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -50,10 +51,12 @@ struct Rings {
 }
 
 impl CommandQueue {
-    /// Resets the device, gives it the rings, and enables it. `handler` is told if it stops answering.
+    /// Resets the device, gives it the rings, and enables it. `handler` is told if it stops
+    /// answering.
     ///
     /// # Errors
-    /// `ENODEV` if it is no such device or speaks another major version of the interface; `ENOMEM`; `EIO` if it does not answer.
+    /// `ENODEV` if it is no such device or speaks another major version of the interface; `ENOMEM`;
+    /// `EIO` if it does not answer.
     pub(crate) fn start(
         bus: Arc<dyn Bus>,
         pool: Arc<DmaPool>,
@@ -89,7 +92,8 @@ impl CommandQueue {
         })
     }
 
-    /// From now on every command fails with `EIO`. Returns whether it is news that the device is lost.
+    /// From now on every command fails with `EIO`. Returns whether it is news that the device is
+    /// lost.
     pub(crate) fn lose(&self) -> bool {
         !self.lost.swap(true, Ordering::AcqRel)
     }
@@ -205,7 +209,8 @@ impl CommandQueue {
         command.tag = (at as u16).into();
         rings.commands.write(slot * COMMAND_LEN, &command);
         rings.producer = at.wrapping_add(1);
-        // The bus orders the entry before the doorbell: a call in process, a store-release or a message elsewhere.
+        // The bus orders the entry before the doorbell: a call in process, a store-release or a
+        // message elsewhere.
         self.bus.write32(registers::CMD_DOORBELL, rings.producer);
 
         let phase = 1 ^ (at >> LOG_SIZE & 1);
@@ -248,8 +253,9 @@ fn reset(bus: &dyn Bus) {
     let _ = wait(|| is_done(bus.read32(registers::CONTROL)).then_some(()));
 }
 
-/// Waits until a completion is `here`; `false` if the device is not `alive` any more. It is looked for busily at first, since a device in
-/// process has answered already; asking whether the device lives may cost a message.
+/// Waits until a completion is `here`; `false` if the device is not `alive` any more. It is looked
+/// for busily at first, since a device in process has answered already; asking whether the device
+/// lives may cost a message.
 fn await_completion(here: impl Fn() -> bool, alive: impl Fn() -> bool) -> bool {
     for _ in 0..LOOKS {
         if here() {
@@ -272,8 +278,8 @@ fn await_completion(here: impl Fn() -> bool, alive: impl Fn() -> bool) -> bool {
     seen.unwrap_or(false)
 }
 
-/// Looks until `look` sees something, for as long as a device may take. That is counted in naps, not by the clock: a machine that was stopped
-/// meanwhile stopped the device too.
+/// Looks until `look` sees something, for as long as a device may take. That is counted in naps,
+/// not by the clock: a machine that was stopped meanwhile stopped the device too.
 fn wait<T>(mut look: impl FnMut() -> Option<T>) -> Result<T, Errno> {
     for _ in 0..PATIENCE.as_nanos() / NAP.as_nanos() {
         if let Some(seen) = look() {

@@ -22,10 +22,12 @@ impl fmt::Debug for Cq {
 }
 
 impl Driver {
-    /// Makes a completion queue of at least `entries` entries, whose notifications come on completion vector `vector` with `cookie`.
+    /// Makes a completion queue of at least `entries` entries, whose notifications come on
+    /// completion vector `vector` with `cookie`.
     ///
     /// # Errors
-    /// `EINVAL` for no entries, more than the device takes, or a vector it does not have; `ENOMEM`; `EIO` in a forked child.
+    /// `EINVAL` for no entries, more than the device takes, or a vector it does not have; `ENOMEM`;
+    /// `EIO` in a forked child.
     pub fn create_cq(
         self: &Arc<Self>,
         context: &Context,
@@ -77,7 +79,8 @@ pub struct NewRing {
 }
 
 impl Cq {
-    /// Its ring of 64-byte entries: the first byte. It is there until the queue is resized or destroyed.
+    /// Its ring of 64-byte entries: the first byte. It is there until the queue is resized or
+    /// destroyed.
     pub fn ring(&self) -> *mut u8 {
         lock(&self.ring).memory.as_ptr()
     }
@@ -97,7 +100,8 @@ impl Cq {
         lock(&self.ring)
     }
 
-    /// Makes a ring of at least `entries` entries for [`resize`](Self::resize), which may call the program's allocator.
+    /// Makes a ring of at least `entries` entries for [`resize`](Self::resize), which may call the
+    /// program's allocator.
     ///
     /// # Errors
     /// `EINVAL` for no entries, or more than the device takes; `ENOMEM`; `EIO` in a forked child.
@@ -111,8 +115,9 @@ impl Cq {
         Ok(NewRing { memory, log_size })
     }
 
-    /// Moves it to that ring; its first byte, and log2 of its entries. The caller takes no completions meanwhile;
-    /// afterwards the one with the present consumer index is in the ring's first slot, with phase 1.
+    /// Moves it to that ring; its first byte, and log2 of its entries. The caller takes no
+    /// completions meanwhile; afterwards the one with the present consumer index is in the ring's
+    /// first slot, with phase 1.
     ///
     /// # Errors
     /// `EINVAL` for fewer entries than completions wait; `EIO` in a forked child.
@@ -137,7 +142,8 @@ impl Cq {
         Ok((ring.memory.as_ptr(), log_size))
     }
 
-    /// Has its notifications wait until there are `count` completions to tell of, but no longer than `period` microseconds; with 0, not at all.
+    /// Has its notifications wait until there are `count` completions to tell of, but no longer
+    /// than `period` microseconds; with 0, not at all.
     ///
     /// # Errors
     /// `EOPNOTSUPP` if the device has not that; `EIO` in a forked child.
@@ -161,7 +167,8 @@ impl Cq {
         self.record.record()
     }
 
-    /// Asks for one notification: of the next completion behind `consumer`, or of the next solicited or failed one.
+    /// Asks for one notification: of the next completion behind `consumer`, or of the next
+    /// solicited or failed one.
     #[inline]
     pub fn arm(&self, consumer: u32, solicited_only: bool) {
         if self.driver.commands.is_lost() {
@@ -181,13 +188,15 @@ impl Cq {
         self.driver.bus.doorbell(self.seat.uar(), self.doorbell, value);
     }
 
-    /// To be called, with no lock of the queue held, by a poll that found the queue empty: the device works on the caller's thread.
+    /// To be called, with no lock of the queue held, by a poll that found the queue empty: the
+    /// device works on the caller's thread.
     #[inline]
     pub fn progress(&self) {
         self.driver.bus.progress();
     }
 
-    /// Whether posted work waits for [`Cq::progress`], so that even a poll that found something should call it.
+    /// Whether posted work waits for [`Cq::progress`], so that even a poll that found something
+    /// should call it.
     #[inline]
     pub fn has_gathered(&self) -> bool {
         self.driver.bus.has_gathered()

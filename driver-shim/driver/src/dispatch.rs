@@ -12,7 +12,8 @@ use urnic_process::interrupt_context::{self, Place};
 use urnic_process::lock::lock;
 
 impl Driver {
-    /// Handles an interrupt: completions are notified at once, everything else where no lock is held.
+    /// Handles an interrupt: completions are notified at once, everything else where no lock is
+    /// held.
     pub(crate) fn interrupt(&self, vector: u32) {
         match (vector as usize)
             .checked_sub(1)
@@ -115,7 +116,8 @@ impl Driver {
     }
 }
 
-/// Why a queue pair failed, for the log: the fault, and the control word of `QpError` with the words for its codes.
+/// Why a queue pair failed, for the log: the fault, and the control word of `QpError` with the
+/// words for its codes.
 fn reason(fault: Option<QpFault>, control: u32) -> String {
     let fault = fault.map_or_else(|| "unknown fault".to_owned(), |fault| format!("{fault:?}"));
     let [first, code, ..] = control.to_be_bytes();
@@ -126,13 +128,15 @@ fn reason(fault: Option<QpFault>, control: u32) -> String {
     }
 }
 
-/// What an InfiniBand program is told. It hears of its own failed requests by their completions and of a lost peer by its next one, so
-/// only what the *peer* did wrong, and what no completion tells, is an event.
+/// What an InfiniBand program is told. It hears of its own failed requests by their completions and
+/// of a lost peer by its next one, so only what the *peer* did wrong, and what no completion tells,
+/// is an event.
 fn async_event(fault: Option<QpFault>, terminate: u32) -> Option<AsyncEvent> {
     match fault? {
         QpFault::Requested | QpFault::TerminateReceived | QpFault::StreamLost | QpFault::LocalWork => None,
         QpFault::CqOverflow => Some(AsyncEvent::QpFatal),
-        // Layer and error type of RFC 5040 §4.8: RDMAP remote protection and DDP tagged buffer errors are about memory.
+        // Layer and error type of RFC 5040 §4.8: RDMAP remote protection and DDP tagged buffer
+        // errors are about memory.
         QpFault::TerminateSent => Some(match terminate >> 24 {
             0x01 | 0x11 => AsyncEvent::QpAccessErr,
             0x02 | 0x12 => AsyncEvent::QpReqErr,

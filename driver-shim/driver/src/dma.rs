@@ -1,7 +1,7 @@
 //! Memory that driver and device share: rings, records, buffers.
 //!
-//! Large pieces are mappings of their own: zeroed, and costing nothing until touched. Small ones share 64 KiB slabs, so that an idle
-//! queue pair takes some hundred bytes and not some pages.
+//! Large pieces are mappings of their own: zeroed, and costing nothing until touched. Small ones
+//! share 64 KiB slabs, so that an idle queue pair takes some hundred bytes and not some pages.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -31,8 +31,9 @@ pub(crate) struct DmaPool {
     free: Mutex<[Vec<QueueMemory>; CLASSES]>,
 }
 
-/// A piece of zeroed memory that the device can reach. Its address is a multiple of its length, up to a page; dropping it gives it back (memory of the program's own stays the program's),
-/// so whoever made a device object over it keeps it until that object is destroyed.
+/// A piece of zeroed memory that the device can reach. Its address is a multiple of its length, up
+/// to a page; dropping it gives it back (memory of the program's own stays the program's), so
+/// whoever made a device object over it keeps it until that object is destroyed.
 pub struct DmaMemory {
     piece: QueueMemory,
     len: usize,
@@ -54,9 +55,11 @@ enum Origin {
 /// Where a program wants its queues' rings (the allocators of a parent domain).
 ///
 /// # Safety
-/// A pointer that is returned leads to so many bytes that nobody else uses until the queue was destroyed, or its making failed.
+/// A pointer that is returned leads to so many bytes that nobody else uses until the queue was
+/// destroyed, or its making failed.
 pub unsafe trait RingPlacement {
-    /// Where a ring of `len` bytes shall be, at a multiple of `align`; `None` leaves it to the driver.
+    /// Where a ring of `len` bytes shall be, at a multiple of `align`; `None` leaves it to the
+    /// driver.
     ///
     /// # Errors
     /// `ENOMEM`, or what the program says.
@@ -79,9 +82,11 @@ fn rounded(len: usize) -> Result<usize, Errno> {
     len.checked_next_power_of_two().ok_or(Errno::NOMEM)
 }
 
-// SAFETY: a piece of memory like a `Box<[AtomicU8]>`: all access goes through raw copies and atomics.
+// SAFETY: a piece of memory like a `Box<[AtomicU8]>`: all access goes through raw copies and
+// atomics.
 unsafe impl Send for DmaMemory {}
-// SAFETY: a piece of memory like a `Box<[AtomicU8]>`: all access goes through raw copies and atomics.
+// SAFETY: a piece of memory like a `Box<[AtomicU8]>`: all access goes through raw copies and
+// atomics.
 unsafe impl Sync for DmaMemory {}
 
 impl fmt::Debug for DmaMemory {
@@ -128,7 +133,8 @@ impl DmaPool {
     /// A ring of at least `len` zeroed bytes, where the program wants it.
     ///
     /// # Errors
-    /// `ENOMEM`, those of the program; `EINVAL` for a place that is not aligned as asked; `EOPNOTSUPP` if the device reaches no such.
+    /// `ENOMEM`, those of the program; `EINVAL` for a place that is not aligned as asked;
+    /// `EOPNOTSUPP` if the device reaches no such.
     pub(crate) fn ring(
         self: &Arc<Self>,
         len: usize,
@@ -214,7 +220,8 @@ impl DmaMemory {
 
     /// Copies a value out; it must lie inside.
     pub(crate) fn read<T: FromBytes>(&self, offset: usize) -> T {
-        // SAFETY: `part` checked the range, and any bytes are a `T`. The device may write meanwhile, as under DMA.
+        // SAFETY: `part` checked the range, and any bytes are a `T`. The device may write
+        // meanwhile, as under DMA.
         unsafe { self.part(offset, size_of::<T>()).cast::<T>().read_unaligned() }
     }
 
@@ -248,7 +255,8 @@ impl DmaMemory {
     pub(crate) fn record<T: Record>(&self) -> &T {
         let record = self.part(0, size_of::<T>()).cast::<T>();
         assert!(record.is_aligned());
-        // SAFETY: inside, aligned, initialised by zeroes, and made of atomics (contract of `Record`).
+        // SAFETY: inside, aligned, initialised by zeroes, and made of atomics (contract of
+        // `Record`).
         unsafe { &*record }
     }
 }

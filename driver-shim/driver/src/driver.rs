@@ -57,9 +57,11 @@ pub struct Driver {
 
 /// A queue pair.
 ///
-/// *The gate.* Until the connection stands (and on an MPA responder until the first FPDU arrived: RFC 5044 §7.1.2(4)) nothing may reach the
-/// device: whoever posts writes entries and asks [`Qp::gate_is_open`]; if not, it neither publishes nor rings, and asks again once it
-/// has let go of the send queue's lock: [`Poster::gate_opened`], which comes after the gate is open, may have found that held.
+/// *The gate.* Until the connection stands (and on an MPA responder until the first FPDU arrived:
+/// RFC 5044 §7.1.2(4)) nothing may reach the device: whoever posts writes entries and asks
+/// [`Qp::gate_is_open`]; if not, it neither publishes nor rings, and asks again once it has let go
+/// of the send queue's lock: [`Poster::gate_opened`], which comes after the gate is open, may have
+/// found that held.
 pub struct Qp {
     pub(crate) driver: Arc<Driver>,
     /// Device number.
@@ -85,7 +87,8 @@ pub struct Qp {
     pub(crate) ack_timeout: AtomicU8,
     /// The state last asked for and reached.
     pub(crate) reached: AtomicU8,
-    /// Attributes as they were set. Held over a change; comes before the lock of native connections.
+    /// Attributes as they were set. Held over a change; comes before the lock of native
+    /// connections.
     pub(crate) attr: Mutex<QpAttr>,
     /// Held over calls to it, so that none is under way once it is taken out.
     pub(crate) poster: Mutex<Option<Arc<dyn Poster>>>,

@@ -1,4 +1,5 @@
-//! Event queues: rings that the device fills, emptied under a lock by whichever thread the interrupt came on.
+//! Event queues: rings that the device fills, emptied under a lock by whichever thread the
+//! interrupt came on.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -14,7 +15,7 @@ use urnic_process::lock::lock;
 
 /// An event queue.
 pub(crate) struct EventQueue {
-    /// Its number in the device.
+    /// Device number of the queue.
     pub(crate) id: u32,
     ring: DmaMemory,
     record: DmaMemory,
@@ -54,7 +55,8 @@ impl EventQueue {
 
     /// Takes all events, oldest first, and gives each to `take`.
     ///
-    /// Events that arrive meanwhile are taken too, or find the lock free with the interrupt that follows them. `take` must not come back here.
+    /// Events that arrive meanwhile are taken too, or find the lock free with the interrupt that
+    /// follows them. `take` must not come back here.
     pub(crate) fn drain(&self, mut take: impl FnMut(Event)) {
         let mut consumer = lock(&self.consumer);
         let record: &CqRecord = self.record.record();

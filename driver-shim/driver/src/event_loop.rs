@@ -1,4 +1,5 @@
-//! The event loop: which thread handles asynchronous events, and until when the driver's thread sleeps.
+//! The event loop: which thread handles asynchronous events, and until when the driver's thread
+//! sleeps.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, TryLockError};
@@ -58,7 +59,8 @@ impl EventLoop {
         self.due.store(true, Ordering::SeqCst);
     }
 
-    /// Handles asynchronous events, oldest first: on this thread by `handle_all`, or on the thread that already handles events. To be called with no lock held.
+    /// Handles asynchronous events, oldest first: on this thread by `handle_all`, or on the thread
+    /// that already handles events. To be called with no lock held.
     pub(crate) fn attend(&self, handle_all: impl Fn()) {
         self.set_due();
         for _ in 0..ROUNDS {

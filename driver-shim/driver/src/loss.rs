@@ -1,8 +1,11 @@
-//! What becomes of everything when the device is lost: its process was killed, it was pulled out, or it stopped and only a reset helps.
+//! What becomes of everything when the device is lost: its process was killed, it was pulled out,
+//! or it stopped and only a reset helps.
 //!
-//! Rings and records are in our memory, so the driver takes over where the device stopped: queue pairs are in error, and whatever has no
-//! completion yet is flushed, once and in order, as is what the program goes on to post. All of it happens on the driver's thread, which never waits
-//! for the program: what it cannot do now, because the program holds a queue or has left no room in it, it tries again.
+//! Rings and records are in our memory, so the driver takes over where the device stopped: queue
+//! pairs are in error, and whatever has no completion yet is flushed, once and in order, as is what
+//! the program goes on to post. All of it happens on the driver's thread, which never waits for the
+//! program: what it cannot do now, because the program holds a queue or has left no room in it, it
+//! tries again.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -55,7 +58,8 @@ struct Queue {
 struct Full;
 
 impl Driver {
-    /// The device is gone: what that means for everybody. Called once, and then [`Driver::replace_device`] over and over.
+    /// The device is gone: what that means for everybody. Called once, and then
+    /// [`Driver::replace_device`] over and over.
     pub(crate) fn take_over(&self) -> Loss {
         tracing::error!("the device is lost: its queue pairs are in error, and nothing but destroying works");
         // One that only stopped must let go of the memory before it is ours.
@@ -83,7 +87,8 @@ impl Driver {
         loss
     }
 
-    /// Flushes what is posted, and notifies who asked for it. Returns when to come back even if nobody rings.
+    /// Flushes what is posted, and notifies who asked for it. Returns when to come back even if
+    /// nobody rings.
     pub(crate) fn replace_device(&self, loss: &mut Loss) -> Option<Duration> {
         self.adopt(loss);
         let mut again = false;
@@ -199,8 +204,8 @@ impl Pair {
                 .wrapping_sub(self.send)
                 .cast_signed()
                 > 0;
-            // What the device was done with, and was to make no completion of, is complete. If it was to, the completion did not get out:
-            // how it ended is unknown.
+            // What the device was done with, and was to make no completion of, is complete. If it
+            // was to, the completion did not get out: how it ended is unknown.
             let silent = retired && header.flags & SendFlags::SIGNALED.bits() == 0;
             if !silent {
                 let opcode = Opcode::from_raw(header.opcode).map_or(WcOpcode::Send, Opcode::completion);
@@ -221,7 +226,8 @@ impl Pair {
     fn flush_receives(&mut self, qp: &Qp, queue: &mut Queue) -> Result<(), Full> {
         let record = qp.record();
         let end = record.rq_producer.load(Ordering::Acquire);
-        // A completion for each receive comes after it was taken: no more are complete than are posted.
+        // A completion for each receive comes after it was taken: no more are complete than are
+        // posted.
         while end.wrapping_sub(self.receive).cast_signed() > 0 {
             let slot = (self.receive & (qp.rq_entries() - 1)) as usize;
             let header: RecvHeader = qp.rq().read(slot << qp.rq_log_stride());
@@ -237,8 +243,9 @@ fn send_at(qp: &Qp, block: u32) -> SendHeader {
     qp.sq().read((block & (qp.sq_blocks() - 1)) as usize * BLOCK_LEN)
 }
 
-/// Block of the send in slot `slot`, the oldest without a completion; entries carry their slots as cookies. The device gives blocks back before the
-/// completion gets out, so it may lie before the consumer index. It has not been written over: the program has not seen its end.
+/// Block of the send in slot `slot`, the oldest without a completion; entries carry their slots as
+/// cookies. The device gives blocks back before the completion gets out, so it may lie before the
+/// consumer index. It has not been written over: the program has not seen its end.
 fn first_send(qp: &Qp, slot: u32) -> u32 {
     let record = qp.record();
     let consumer = record.sq_consumer.load(Ordering::Acquire);
@@ -246,7 +253,8 @@ fn first_send(qp: &Qp, slot: u32) -> u32 {
     if consumer != record.sq_producer.load(Ordering::Acquire) && slot_at(consumer) == slot {
         return consumer;
     }
-    // Operands may look like an entry: one that is leads, entry by entry and slot by slot, to the consumer index.
+    // Operands may look like an entry: one that is leads, entry by entry and slot by slot, to the
+    // consumer index.
     let leads_here = |start: u32| {
         let (mut at, mut due) = (start, slot);
         while at != consumer {

@@ -1,8 +1,9 @@
 //! Memory registration.
 //!
-//! A kernel driver would pin the pages. Here they are only made to exist: the device reads and writes them through
-//! the program's own mapping, and finds no hole as long as the program keeps its part of the contract. Of regions on demand nothing
-//! is asked: there the device has the kernel copy.
+//! A kernel driver would pin the pages. Here they are only made to exist: the device reads and
+//! writes them through the program's own mapping, and finds no hole as long as the program keeps
+//! its part of the contract. Of regions on demand nothing is asked: there the device has the kernel
+//! copy.
 
 use std::ffi::c_void;
 
@@ -43,7 +44,8 @@ pub struct Reregistration<'a> {
     pub rights: Access,
 }
 
-/// The command's arguments for memory that the device reaches so, and the page list that goes along, if any.
+/// The command's arguments for memory that the device reaches so, and the page list that goes
+/// along, if any.
 fn described(pd: &Pd, dma: &Mapping, len: usize, base: u64, access: Access) -> (CreateMr, Vec<U64>) {
     let (dma, log_page, list) = match dma {
         Mapping::Contiguous(iova) => (*iova, 0, Vec::new()),
@@ -70,12 +72,14 @@ fn described(pd: &Pd, dma: &Mapping, len: usize, base: u64, access: Access) -> (
 }
 
 impl Driver {
-    /// Registers `len` bytes at `addr`; they are named from `base` on: the address, what `ibv_reg_mr_iova` was told, or 0 if zero-based.
+    /// Registers `len` bytes at `addr`; they are named from `base` on: the address, what
+    /// `ibv_reg_mr_iova` was told, or 0 if zero-based.
     ///
     /// # Errors
-    /// `EFAULT` if a page is not mapped, or is read-only where `access` lets somebody write; `EINVAL` if the range wraps or the device
-    /// refuses the rights (a remote writer without `LOCAL_WRITE`); `EOPNOTSUPP` for `ON_DEMAND` where the device has not that; `ENOMEM`; `EIO` in a
-    /// forked child.
+    /// `EFAULT` if a page is not mapped, or is read-only where `access` lets somebody write;
+    /// `EINVAL` if the range wraps or the device refuses the rights (a remote writer without
+    /// `LOCAL_WRITE`); `EOPNOTSUPP` for `ON_DEMAND` where the device has not that; `ENOMEM`; `EIO`
+    /// in a forked child.
     pub fn register(
         &self,
         pd: &Pd,
@@ -107,7 +111,8 @@ impl Driver {
         }
     }
 
-    /// Registers no memory (`ibv_alloc_null_mr(3)`): what is gathered from it is zeroes, what is scattered to it is dropped.
+    /// Registers no memory (`ibv_alloc_null_mr(3)`): what is gathered from it is zeroes, what is
+    /// scattered to it is dropped.
     ///
     /// # Errors
     /// `ENOMEM`; `EIO` in a forked child.
@@ -124,7 +129,8 @@ impl Driver {
         })
     }
 
-    /// Makes memory exist and reachable for the device; on demand, only says where it may come to be.
+    /// Makes memory exist and reachable for the device; on demand, only says where it may come to
+    /// be.
     fn reach(&self, addr: *mut c_void, len: usize, base: u64, access: Access) -> Result<Mapping, Errno> {
         base.checked_add(len as u64).ok_or(Errno::INVAL)?;
         if access.contains(Access::ON_DEMAND) {
@@ -144,7 +150,8 @@ impl Driver {
         }
     }
 
-    /// Changes a registration (`ibv_rereg_mr(3)`): what `change` has, and no more. The STag stays. What fails changes nothing.
+    /// Changes a registration (`ibv_rereg_mr(3)`): what `change` has, and no more. The STag stays.
+    /// What fails changes nothing.
     ///
     /// # Errors
     /// As [`Driver::register`]; `EBUSY` while a window is bound to it.
@@ -237,7 +244,8 @@ fn populate(addr: *mut c_void, len: usize, write: bool) -> Result<(), Errno> {
             Ok(()) => return Ok(()),
             // A signal, whose handler runs before the next try.
             Err(Errno::INTR) => {}
-            // Kernels before 5.14 do not know it; newer ones say the same of rights that do not fit and of device memory.
+            // Kernels before 5.14 do not know it; newer ones say the same of rights that do not fit
+            // and of device memory.
             Err(Errno::INVAL) => return check(start, end, write),
             // A hole is told as ENOMEM; a page behind the end of a file as EFAULT.
             Err(_) => return Err(Errno::FAULT),

@@ -30,8 +30,9 @@ pub enum AsyncEvent {
     GidChange = 18,
 }
 
-/// Where the events of a context go. Called on any thread, with no lock that a call into the driver takes but that of its own object's
-/// table: an implementation writes to its channel and returns; it must not call the driver.
+/// Where the events of a context go. Called on any thread, with no lock that a call into the driver
+/// takes but that of its own object's table: an implementation writes to its channel and returns;
+/// it must not call the driver.
 pub trait ContextEvents: Send + Sync {
     /// An armed completion queue got its completion.
     fn completion(&self, cq_cookie: u64);
@@ -63,7 +64,8 @@ pub(crate) struct Target {
 
 /// Objects of one kind by device number.
 ///
-/// An event is delivered under the read lock: once [`Table::remove`] returns, no event of the object comes any more.
+/// An event is delivered under the read lock: once [`Table::remove`] returns, no event of the
+/// object comes any more.
 pub(crate) struct Table<T>(RwLock<HashMap<u32, (Arc<T>, Target)>>);
 
 impl<T> Default for Table<T> {

@@ -1,7 +1,8 @@
 //! Doorbell pages of a context: one, and further ones for its many completion queues.
 //!
-//! What is posted stands in a record, so a doorbell that is overwritten in its slot does no harm. That a completion queue was armed stands in its
-//! slot alone: two that share one could lose a wake-up for ever. So no page gets more of them than it has slots for.
+//! What is posted stands in a record, so a doorbell that is overwritten in its slot does no harm.
+//! That a completion queue was armed stands in its slot alone: two that share one could lose a
+//! wake-up for ever. So no page gets more of them than it has slots for.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,5 @@
-//! The one driver of the process: made at the first use, made anew when the device was lost, let go of in a forked child, shut down at exit.
+//! The one driver of the process: made at the first use, made anew when the device was lost, let go
+//! of in a forked child, shut down at exit.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -14,7 +15,8 @@ use urnic_process::addressing::Gid;
 use urnic_process::gids::GidTable;
 use urnic_process::lock::lock;
 
-/// What belongs to one process. A child gets a new one, since locks of the old one may be held by threads that it does not have.
+/// What belongs to one process. A child gets a new one, since locks of the old one may be held by
+/// threads that it does not have.
 #[derive(Default)]
 struct Process {
     opening: Mutex<()>,
@@ -50,7 +52,8 @@ fn current() -> &'static Process {
 }
 
 impl Driver {
-    /// The driver of this process: opened at the first call, and again in a forked child. It lives until the process ends.
+    /// The driver of this process: opened at the first call, and again in a forked child. It lives
+    /// until the process ends.
     ///
     /// Configuration and addresses are those of the first call.
     ///
@@ -93,7 +96,8 @@ fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
     }
 }
 
-/// The address table of a device that is not in this process: as its driver here knows it, or by a short look at the device.
+/// The address table of a device that is not in this process: as its driver here knows it, or by a
+/// short look at the device.
 ///
 /// # Errors
 /// Those of [`bus::open`] and of the device.
@@ -109,8 +113,9 @@ pub fn addresses(config: &Config) -> Result<Vec<Gid>, Errno> {
     gids
 }
 
-/// To be called in the child after every fork: the device stays with the parent. What the child inherited of it answers `EIO` and does
-/// nothing; its own [`Driver::open`] gets a new one. Async-signal-safe.
+/// To be called in the child after every fork: the device stays with the parent. What the child
+/// inherited of it answers `EIO` and does nothing; its own [`Driver::open`] gets a new one.
+/// Async-signal-safe.
 pub fn abandon_in_child() {
     // SAFETY: only ever set to a box that nobody frees again.
     let inherited = unsafe { CURRENT.swap(std::ptr::null_mut(), Ordering::AcqRel).as_ref() };

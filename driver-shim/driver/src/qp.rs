@@ -1,4 +1,5 @@
-//! Queue pairs: their rings, the gate in front of the send queue, and the state machine that verbs see.
+//! Queue pairs: their rings, the gate in front of the send queue, and the state machine that verbs
+//! see.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -93,8 +94,8 @@ impl Driver {
     /// Makes a queue pair in the Reset state, its gate closed.
     ///
     /// # Errors
-    /// `EINVAL` beyond the device's limits; `ENOMEM`; those of listening, for the first queue pair and every 257th; `EIO` in a
-    /// forked child.
+    /// `EINVAL` beyond the device's limits; `ENOMEM`; those of listening, for the first queue pair
+    /// and every 257th; `EIO` in a forked child.
     pub fn create_qp(self: &Arc<Self>, init: &QpInit<'_>) -> Result<Arc<Qp>, Errno> {
         self.alive()?;
         let shape = Shape::of(init.caps, self)?;
@@ -192,7 +193,8 @@ impl Qp {
         self.srq.is_some()
     }
 
-    /// Its indices. They go on through the Reset state, where the device consumes what is posted without a completion.
+    /// Its indices. They go on through the Reset state, where the device consumes what is posted
+    /// without a completion.
     #[inline]
     pub fn record(&self) -> &QueueRecord {
         self.record.record()
@@ -204,13 +206,15 @@ impl Qp {
         self.gate.load(Ordering::Acquire)
     }
 
-    /// The state that was last asked for and reached; whether the queue pair failed since is not looked at. For the checks of posting.
+    /// The state that was last asked for and reached; whether the queue pair failed since is not
+    /// looked at. For the checks of posting.
     #[inline]
     pub fn last_state(&self) -> QpState {
         QpState::from_raw(self.reached.load(Ordering::Relaxed).into()).unwrap_or(QpState::Reset)
     }
 
-    /// Publishes the send queue's producer index, in blocks, and rings if the device wants it. The gate is open.
+    /// Publishes the send queue's producer index, in blocks, and rings if the device wants it. The
+    /// gate is open.
     #[inline]
     pub fn publish_sends(&self, old: u32, new: u32) {
         let record = self.record();

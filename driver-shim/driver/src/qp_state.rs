@@ -10,12 +10,13 @@ use urnic_cm::qp_attr::{QpAttr, QpMask};
 use urnic_process::lock::lock;
 
 impl Qp {
-    /// Changes state or attributes, as `ibv_modify_qp(3)` has it. Going to RTR names the peer, and never waits for it: the
-    /// connection is made in the background.
+    /// Changes state or attributes, as `ibv_modify_qp(3)` has it. Going to RTR names the peer, and
+    /// never waits for it: the connection is made in the background.
     ///
     /// # Errors
-    /// `EINVAL` for a transition that does not exist, attributes missing, superfluous or out of range, or an address that no route
-    /// can be told from; `EIO` in a forked child; those of the device.
+    /// `EINVAL` for a transition that does not exist, attributes missing, superfluous or out of
+    /// range, or an address that no route can be told from; `EIO` in a forked child; those of the
+    /// device.
     pub fn modify(&self, attr: &QpAttr, mask: QpMask) -> Result<(), Errno> {
         self.driver().alive()?;
         if mask.is_empty() {
@@ -49,8 +50,9 @@ impl Qp {
         if matches!(to, QpState::Reset | QpState::Err | QpState::Sqd) {
             self.driver().native_retire(self.qpn, to == QpState::Reset);
         }
-        // Before the device: whichever of the two a connection made meanwhile falls between, it ends with this many Reads. Afterwards, one
-        // that was attached with none would put them back to none.
+        // Before the device: whichever of the two a connection made meanwhile falls between, it
+        // ends with this many Reads. Afterwards, one that was attached with none would put them
+        // back to none.
         if (from, to) == (QpState::Rtr, QpState::Rts) {
             self.driver().native_ready(self, &new);
         }
@@ -90,7 +92,8 @@ impl Qp {
         let set = lock(&self.attr);
         let status = self.status()?;
         let state = match QpState::from_raw(status.state.get()).ok_or(Errno::IO)? {
-            // An RNIC's idle state is both: receives may be posted right after creation (conformance §8, table of states).
+            // An RNIC's idle state is both: receives may be posted right after creation
+            // (conformance §8, table of states).
             QpState::Reset => QpState::Init,
             state => state,
         } as u32;
@@ -109,8 +112,9 @@ impl Qp {
         Ok(attr)
     }
 
-    /// Ends it: the connection, then the device's object. What its completed sends put on the stream still arrives. Afterwards nobody
-    /// calls its [`Poster`](super::Poster) or reports its events any more.
+    /// Ends it: the connection, then the device's object. What its completed sends put on the
+    /// stream still arrives. Afterwards nobody calls its [`Poster`](super::Poster) or reports its
+    /// events any more.
     ///
     /// # Errors
     /// `EIO` in a forked child; those of the device.

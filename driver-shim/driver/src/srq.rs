@@ -21,7 +21,8 @@ impl fmt::Debug for Srq {
 }
 
 impl Driver {
-    /// Makes a shared receive queue for `max_wr` requests of `max_sge` elements, or more; its events come with `cookie`.
+    /// Makes a shared receive queue for `max_wr` requests of `max_sge` elements, or more; its
+    /// events come with `cookie`.
     ///
     /// # Errors
     /// `EINVAL` for no requests, or beyond the device's limits; `ENOMEM`; `EIO` in a forked child.

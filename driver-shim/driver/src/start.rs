@@ -22,7 +22,8 @@ use urnic_config::Config;
 use urnic_device::bus::{Bus, Signal, SignalHandler};
 use urnic_presence::Presence;
 
-/// Longest wait for the end of the device when the process ends: longer than its streams take to deliver what was sent.
+/// Longest wait for the end of the device when the process ends: longer than its streams take to
+/// deliver what was sent.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Entries of the queue of asynchronous events.
 const ASYNC_EVENTS: u32 = 4096;
@@ -31,11 +32,13 @@ impl Driver {
     /// Starts the driver of the device behind `bus`.
     ///
     /// # Errors
-    /// `ENODEV` if it is not a device of this interface, `ENOMEM`, those of the device and of making a thread.
+    /// `ENODEV` if it is not a device of this interface, `ENOMEM`, those of the device and of
+    /// making a thread.
     pub fn start(bus: Arc<dyn Bus>, config: Config) -> Result<Arc<Driver>, Errno> {
         let pool = DmaPool::new(bus.clone());
         let event_loop = EventLoop::new()?;
-        // Interrupts come from the first command on, but the driver that handles them exists only at the end. Their queues are empty until then.
+        // Interrupts come from the first command on, but the driver that handles them exists only
+        // at the end. Their queues are empty until then.
         let started: Arc<OnceLock<Weak<Driver>>> = Arc::default();
         let handler: SignalHandler = {
             let started = started.clone();
@@ -57,7 +60,8 @@ impl Driver {
             listen: config.native.listen,
         };
         let async_events = EventQueue::create(&commands, &pool, ASYNC_EVENTS, 0)?;
-        // A notification needs an armed queue and disarms it: as many entries as queues never overflow.
+        // A notification needs an armed queue and disarms it: as many entries as queues never
+        // overflow.
         let notifications = (0..attributes.completion_vectors)
             .map(|v| EventQueue::create(&commands, &pool, attributes.max_cq, v + 1))
             .collect::<Result<Vec<_>, _>>()?;
@@ -116,7 +120,8 @@ impl Driver {
         if self.here().is_ok() && self.event_loop.stop() {
             self.close_stat_socket();
             self.event_loop.wake();
-            // The driver's thread does it, because this thread may hold the device's locks: exit(3) in a signal handler that interrupted a call of ours.
+            // The driver's thread does it, because this thread may hold the device's locks: exit(3)
+            // in a signal handler that interrupted a call of ours.
             self.event_loop.wait_for_end(EXIT_TIMEOUT);
         }
     }

@@ -1,4 +1,5 @@
-//! The router of stream events: each goes to the maker of connections that owns the stream, the listener or the queue pair.
+//! The router of stream events: each goes to the maker of connections that owns the stream, the
+//! listener or the queue pair.
 
 use rustix::io::Errno;
 use urnic_device::event::{Event, EventKind};
@@ -90,7 +91,8 @@ impl StreamEvent {
 }
 
 impl Driver {
-    /// Passes an event to the owner of its stream. Native connections own whatever the connection manager does not.
+    /// Passes an event to the owner of its stream. Native connections own whatever the connection
+    /// manager does not.
     pub(crate) fn route(&self, event: StreamEvent) {
         let (owner, bytes) = {
             let mut rdma_cm = lock(&self.connections.rdma_cm);

@@ -1,13 +1,14 @@
-//! Which state a queue pair may go to from which, and with which attributes: the table of `ibv_modify_qp(3)` for reliable
-//! connections (InfiniBand Architecture Specification vol. 1, table "QP state transition properties").
+//! Which state a queue pair may go to from which, and with which attributes: the table of
+//! `ibv_modify_qp(3)` for reliable connections (InfiniBand Architecture Specification vol. 1, table
+//! "QP state transition properties").
 
 use rustix::io::Errno;
 use urnic_device::vocabulary::{Access, QpState};
 
 use urnic_cm::qp_attr::{QpAttr, QpMask};
 
-/// `IBV_ACCESS_FLUSH_GLOBAL` and `…_PERSISTENT`: rights to an operation that iWARP does not have. Queue pairs may be given them, as those of other devices
-/// without it may.
+/// `IBV_ACCESS_FLUSH_GLOBAL` and `…_PERSISTENT`: rights to an operation that iWARP does not have.
+/// Queue pairs may be given them, as those of other devices without it may.
 pub(crate) const FLUSH: u32 = 1 << 8 | 1 << 9;
 
 /// Attributes that a transition needs, and those it allows besides.
@@ -30,7 +31,8 @@ fn attributes(from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
             later,
         ),
         (Rts, Rts) => (none, later),
-        // RDMAC closes a stream where InfiniBand drains a queue (conformance VRB-Q-03), so nothing leads back from SQD.
+        // RDMAC closes a stream where InfiniBand drains a queue (conformance VRB-Q-03), so nothing
+        // leads back from SQD.
         (Rts, Sqd) => (none, M::EN_SQD_ASYNC_NOTIFY),
         _ => return None,
     })
@@ -39,8 +41,8 @@ fn attributes(from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
 /// Checks a change of a queue pair in state `from`; returns the state it leads to.
 ///
 /// # Errors
-/// `EINVAL` if the transition does not exist, needs an attribute that is missing, does not take one that is there, or a
-/// value is out of range.
+/// `EINVAL` if the transition does not exist, needs an attribute that is missing, does not take one
+/// that is there, or a value is out of range.
 pub(crate) fn check(from: QpState, attr: &QpAttr, mask: QpMask, limits: Limits) -> Result<QpState, Errno> {
     let to = if mask.contains(QpMask::STATE) {
         QpState::from_raw(attr.state).ok_or(Errno::INVAL)?
@@ -50,7 +52,8 @@ pub(crate) fn check(from: QpState, attr: &QpAttr, mask: QpMask, limits: Limits) 
     if mask.contains(QpMask::CUR_STATE) && QpState::from_raw(attr.cur_state) != Some(from) {
         return Err(Errno::INVAL);
     }
-    // The two steps of a connection manager: to RTR with no peer named, and its RTS, which names but the port.
+    // The two steps of a connection manager: to RTR with no peer named, and its RTS, which names
+    // but the port.
     let managed = (from, to) == (QpState::Init, QpState::Rtr) && mask == QpMask::RTR_BY_MANAGER;
     if managed || mask == QpMask::PORT {
         return in_range(attr, mask, limits).then_some(to).ok_or(Errno::INVAL);

@@ -21,7 +21,8 @@ impl Driver {
         Ok(handle.id.get())
     }
 
-    /// Destroys a window, bound or not. `stag` may have any key in its low byte: that of a type 2 window is the program's choice.
+    /// Destroys a window, bound or not. `stag` may have any key in its low byte: that of a type 2
+    /// window is the program's choice.
     ///
     /// # Errors
     /// `EIO` in a forked child.

@@ -1,7 +1,7 @@
 //! Event channels: what a program reads completion and asynchronous events from.
 //!
-//! The kernel hands out a file with a queue of records. Ours is a SEQPACKET socketpair: each event is one record, it can be
-//! polled, and writing to one whose reader is gone raises no signal.
+//! The kernel hands out a file with a queue of records. Ours is a SEQPACKET socketpair: each event
+//! is one record, it can be polled, and writing to one whose reader is gone raises no signal.
 
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
@@ -63,7 +63,8 @@ pub struct ChannelSender {
     program: RawFd,
     /// Has a channel [flushed](ChannelSender::flush) when there is room again.
     wait_for_room: fn(Weak<ChannelSender>),
-    /// Records that found the socket full, oldest first. Its lock also keeps senders out of a purge.
+    /// Records that found the socket full, oldest first. Its lock also keeps senders out of a
+    /// purge.
     pending: Mutex<VecDeque<Record>>,
 }
 
@@ -131,8 +132,8 @@ impl ChannelSender {
 
     /// Takes back the events that the program has not read and that `doomed` picks; how many.
     ///
-    /// For an object that is being destroyed: the program must not read a pointer to freed memory, and must not be waited for
-    /// to acknowledge what it will never see.
+    /// For an object that is being destroyed: the program must not read a pointer to freed memory,
+    /// and must not be waited for to acknowledge what it will never see.
     pub fn purge(&self, doomed: impl Fn(&[u8]) -> bool) -> usize {
         let mut pending = self.lock();
         let mut kept = VecDeque::new();
@@ -202,7 +203,8 @@ impl ChannelSender {
         if fds::verified_kind(self.program) != Some(Kind::Events) {
             return None;
         }
-        // SAFETY: verified just now to be our socket, which the program closes only after it destroyed what sends to it.
+        // SAFETY: verified just now to be our socket, which the program closes only after it
+        // destroyed what sends to it.
         let program = unsafe { BorrowedFd::borrow_raw(self.program) };
         let mut bytes = [0; MAX_RECORD];
         loop {

@@ -1,5 +1,6 @@
-//! The two commands that libibverbs gives the device file by itself, past the provider: make a completion channel, which it writes, and make a channel for
-//! the asynchronous events of a context that was imported, an ioctl(2).
+//! The two commands that libibverbs gives the device file by itself, past the provider: make a
+//! completion channel, which it writes, and make a channel for the asynchronous events of a context
+//! that was imported, an ioctl(2).
 
 use std::cell::Cell;
 use std::mem::offset_of;
@@ -28,20 +29,22 @@ struct CreateCompChannel {
 
 const _: () = assert!(size_of::<CreateCompChannel>() == 16 && offset_of!(CreateCompChannel, response) == 8);
 
-/// Carries out what the program wrote to `fd`, if that is our device: the number of bytes written, as write(2) would say.
-/// None when the fd is not our device.
+/// Executes the command that the program wrote to `fd`, if that is our device: the number of bytes
+/// written, as write(2) would say. None when the fd is not our device.
 ///
 /// # Errors
-/// `EINVAL` for a malformed command, `EOPNOTSUPP` for an unknown one, those of making a socket, `EFAULT` for a null response.
+/// `EINVAL` for a malformed command, `EOPNOTSUPP` for an unknown one, those of making a socket,
+/// `EFAULT` for a null response.
 ///
 /// # Safety
-/// `bytes` points to `length` readable bytes. As with the kernel's device, a command contains an address that will be written to:
-/// the caller vouches for it by writing the command.
+/// `bytes` points to `length` readable bytes. As with the kernel's device, a command contains an
+/// address that will be written to: the caller vouches for it by writing the command.
 pub unsafe fn write(fd: RawFd, bytes: *const u8, length: usize) -> Option<Result<usize, Errno>> {
     if fds::verified_kind(fd)? != Kind::Uverbs {
         return None;
     }
-    // SAFETY: the caller promises `length` readable bytes, and vouches for the address in the command.
+    // SAFETY: the caller promises `length` readable bytes, and vouches for the address in the
+    // command.
     Some(unsafe { execute(bytes, length) })
 }
 
@@ -80,8 +83,9 @@ unsafe fn execute(bytes: *const u8, length: usize) -> Result<usize, Errno> {
 
 /// `RDMA_VERBS_IOCTL` of `<rdma/rdma_user_ioctl_cmds.h>`.
 pub const VERBS_IOCTL: u64 = 0xc018_1b01;
-/// `UVERBS_OBJECT_ASYNC_EVENT` of `<rdma/ib_user_ioctl_cmds.h>`; its method and that one's attribute, `UVERBS_METHOD_ASYNC_EVENT_ALLOC` and
-/// `UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE`, are numbers 0.
+/// `UVERBS_OBJECT_ASYNC_EVENT` of `<rdma/ib_user_ioctl_cmds.h>`; its method and that one's
+/// attribute, `UVERBS_METHOD_ASYNC_EVENT_ALLOC` and `UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE`, are
+/// numbers 0.
 const ASYNC_EVENT: u16 = 16;
 
 /// `struct ib_uverbs_ioctl_hdr` with one `struct ib_uverbs_attr` behind it.
@@ -107,20 +111,24 @@ struct AllocAsyncFd {
 const _: () = assert!(size_of::<AllocAsyncFd>() == 40 && offset_of!(AllocAsyncFd, fd) == 32);
 
 thread_local! {
-    /// The program's end of the channel that was made last for a context that is imported on this thread.
+    /// The program's end of the channel that was made last for a context that is imported on this
+    /// thread.
     static ASYNC_FD: Cell<RawFd> = const { Cell::new(-1) };
 }
 
-/// What the thread's next command for a channel of asynchronous events gets: the provider made the channel of the context that it imports, and libibverbs,
-/// on the same thread, asks the device file for it next.
+/// What the thread's next command for a channel of asynchronous events gets: the provider made the
+/// channel of the context that it imports, and libibverbs, on the same thread, asks the device file
+/// for it next.
 pub fn offer_async_fd(fd: RawFd) {
     ASYNC_FD.set(fd);
 }
 
-/// Carries out what the program asks of `fd` by ioctl(2), if that is our device and we know the command.
+/// Carries out what the program asks of `fd` by ioctl(2), if that is our device and we know the
+/// command.
 ///
 /// # Safety
-/// `request` is [`VERBS_IOCTL`], and `argument` what goes with it: null or its header, as long as that says.
+/// `request` is [`VERBS_IOCTL`], and `argument` what goes with it: null or its header, as long as
+/// that says.
 pub unsafe fn ioctl(fd: RawFd, argument: *mut u8) -> Option<()> {
     if fds::verified_kind(fd)? != Kind::Uverbs || argument.is_null() {
         return None;

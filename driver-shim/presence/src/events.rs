@@ -1,4 +1,5 @@
-//! The event channels of the process: each is made here, and waited for when its program does not read.
+//! The event channels of the process: each is made here, and waited for when its program does not
+//! read.
 
 use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::{Arc, Weak};
@@ -19,7 +20,8 @@ pub fn open() -> Result<(RawFd, Arc<ChannelSender>), Errno> {
     Ok((program.into_raw_fd(), sender))
 }
 
-// Waiting for room is rare: it takes hundreds of unread events. So a thread is made when the first channel is full, and ends when none is.
+// Waiting for room is rare: it takes hundreds of unread events. So a thread is made when the first
+// channel is full, and ends when none is.
 
 /// A channel that becomes full while the thread waits for others is looked at after so long.
 const RECHECK: Timespec = Timespec {

@@ -1,11 +1,12 @@
 //! fork(2): a child has no device.
 //!
-//! The firmware's thread is not in the child, so a device that the parent opened is dead there. What must not happen is
-//! that the child keeps the parent's sockets open: when the parent is killed, its peers would never know. A child that
-//! opens the device itself gets a fresh one.
+//! The firmware's thread is not in the child, so a device that the parent opened is dead there.
+//! What must not happen is that the child keeps the parent's sockets open: when the parent is
+//! killed, its peers would never know. A child that opens the device itself gets a fresh one.
 //!
-//! The plug-in registers these three with pthread_atfork(3). Children of vfork and posix_spawn share the parent's memory until they
-//! exec; for them nothing runs, and [`fds`](urnic_process::fds) sees by the process id that the table is not theirs.
+//! The plug-in registers these three with pthread_atfork(3). Children of vfork and posix_spawn
+//! share the parent's memory until they exec; for them nothing runs, and
+//! [`fds`](urnic_process::fds) sees by the process id that the table is not theirs.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -14,7 +15,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use super::{MAKING, Making, registry};
 use urnic_process::fds;
 
-/// The lock that the forking thread holds across fork, so that the child finds what it protects whole.
+/// The lock that the forking thread holds across fork, so that the child finds what it protects
+/// whole.
 struct AcrossFork(UnsafeCell<Option<MutexGuard<'static, Option<Making>>>>);
 
 // SAFETY: only the thread that holds MAKING touches the cell, in the three functions below.
@@ -29,8 +31,9 @@ struct Alone(AtomicU32);
 /// How many forks lie between the first process and this one.
 static GENERATION: Alone = Alone(AtomicU32::new(0));
 
-/// The process in which an object was made. In a forked child the object is unusable, and must not be locked: a thread that only the
-/// parent has may have held the lock at the fork, and never lets go of it in the child.
+/// The process in which an object was made. In a forked child the object is unusable, and must not
+/// be locked: a thread that only the parent has may have held the lock at the fork, and never lets
+/// go of it in the child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Birthplace(u32);
 
@@ -47,8 +50,8 @@ impl Birthplace {
     }
 }
 
-/// A lock on what each process has for itself. A child goes on with what the parent had, unless another thread held the lock at the
-/// fork: then the child begins anew.
+/// A lock on what each process has for itself. A child goes on with what the parent had, unless
+/// another thread held the lock at the fork: then the child begins anew.
 #[derive(Debug)]
 pub struct OwnLock<T: 'static>(AtomicPtr<Mutex<T>>);
 

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// A 64-bit digest (FNV-1a, with a final mix). The same on every build and machine, which the standard library does not
-/// promise of its own; not for secrets.
+/// A 64-bit digest (FNV-1a, with a final mix). The same on every build and machine, which the
+/// standard library does not promise of its own; not for secrets.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Digest(u64);
 
@@ -51,10 +51,12 @@ impl Place {
     }
 }
 
-/// The node GUID: an EUI-64 of the locally administered kind, the same for all processes in this network namespace on this boot
-/// of this host, and different elsewhere. librdmacm tells devices apart by it.
+/// The node GUID: an EUI-64 of the locally administered kind, the same for all processes in this
+/// network namespace on this boot of this host, and different elsewhere. librdmacm tells devices
+/// apart by it.
 pub(super) fn node_guid(netns: (u64, u64)) -> u64 {
-    // Containers share a machine id with their image, virtual machines with their template; no two boots share a boot id.
+    // Containers share a machine id with their image, virtual machines with their template; no two
+    // boots share a boot id.
     let host = read_small("/proc/sys/kernel/random/boot_id")
         .or_else(|_| read_small("/etc/machine-id"))
         .unwrap_or_default();

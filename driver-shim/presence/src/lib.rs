@@ -1,15 +1,17 @@
 //! Presence: what makes unmodified programs see `urnic0` on a machine without an RDMA driver.
 //!
-//! * [`Presence`] is a private tree of real files ([`tree`](self)) for `/sys/class/infiniband*` and `/dev/infiniband`, built at
-//!   the first look, with the [`GidTable`] and node GUID it shows;
+//! * [`Presence`] is a private tree of real files ([`tree`](self)) for `/sys/class/infiniband*` and
+//!   `/dev/infiniband`, built at the first look, with the [`GidTable`] and node GUID it shows;
 //! * [`redirect`] says which paths lead there;
-//! * [`fds`] and [`registry`] know which fds of the process stand for our device and its event channels;
-//! * [`channel`] carries completion and asynchronous events to the program, and [`events`] makes such channels;
+//! * [`fds`] and [`registry`] know which fds of the process stand for our device and its event
+//!   channels;
+//! * [`channel`] carries completion and asynchronous events to the program, and [`events`] makes
+//!   such channels;
 //! * [`token`] makes a connection manager's channel readable while it has events;
 //! * [`command`] answers the commands that libibverbs gives the device file by itself.
 //!
-//! The plug-in's interposed libc functions call in here; the rules for what they call: no lock and no allocation before a path
-//! or fd is known to be ours, raw system calls only, and no panic.
+//! The plug-in's interposed libc functions call in here; the rules for what they call: no lock and
+//! no allocation before a path or fd is known to be ours, raw system calls only, and no panic.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -53,7 +55,8 @@ pub struct Presence {
     gids: GidTable,
 }
 
-/// The presence in force; null until the first look. What it points to is never freed: contexts may still refer to an older one.
+/// The presence in force; null until the first look. What it points to is never freed: contexts may
+/// still refer to an older one.
 static CURRENT: AtomicPtr<Presence> = AtomicPtr::new(std::ptr::null_mut());
 
 /// The addresses of a device that is not in this process.
@@ -73,28 +76,33 @@ fn making() -> MutexGuard<'static, Option<Making>> {
     MAKING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// To be called once when the plug-in is loaded, and cheap: nothing is looked at before the program asks.
+/// To be called once when the plug-in is loaded, and cheap: nothing is looked at before the program
+/// asks.
 pub fn install() {
     fds::adopt_process();
 }
 
-/// A digest of that part of the configuration which a presence depends on, for [`Settings::digest`].
+/// A digest of that part of the configuration which a presence depends on, for
+/// [`Settings::digest`].
 pub fn digest(configuration: &str) -> u64 {
     identity::Digest::new("configuration")
         .with(configuration.as_bytes())
         .value()
 }
 
-/// Sets what presences made from now on depend on, and who knows the addresses of a device elsewhere.
+/// Sets what presences made from now on depend on, and who knows the addresses of a device
+/// elsewhere.
 pub fn configure(settings: Settings, addresses: AddressesOf) {
     *making() = Some(Making { settings, addresses });
 }
 
 impl Presence {
-    /// The presence for the calling thread's user and network namespace; makes it if this is the first look.
+    /// The presence for the calling thread's user and network namespace; makes it if this is the
+    /// first look.
     ///
     /// # Errors
-    /// `EEXIST` when a real device has our name; why the device cannot be reached, or no tree be made.
+    /// `EEXIST` when a real device has our name; why the device cannot be reached, or no tree be
+    /// made.
     pub fn current() -> Result<&'static Presence, Errno> {
         let here = identity::Place::here();
         // SAFETY: null, or leaked for ever by make().

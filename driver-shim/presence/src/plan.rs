@@ -1,4 +1,5 @@
-//! What the presence tree contains: the files a kernel with an RNIC would show, and links to the real ones beside it.
+//! What the presence tree contains: the files a kernel with an RNIC would show, and links to the
+//! real ones beside it.
 
 use std::path::Path;
 
@@ -14,7 +15,8 @@ use urnic_process::gids::GidTable;
 /// Version of the layout here: another one means another tree.
 const LAYOUT: &[u8] = b"2";
 
-/// Uverbs ABI of the device file (`IB_USER_VERBS_ABI_VERSION` of the driver; any provider chooses its own).
+/// Uverbs ABI of the device file (`IB_USER_VERBS_ABI_VERSION` of the driver; any provider chooses
+/// its own).
 pub const UVERBS_DEVICE_ABI: u32 = 1;
 
 const CLASS: &str = "sys/class/infiniband";
@@ -160,7 +162,8 @@ impl Inputs<'_> {
             Item::Folder(at("gid_attrs/types")),
             Item::Folder(at("gid_attrs/ndevs")),
         ];
-        // Who opens one of these gets the present value (`watch`); what is here is for those who only look what there is.
+        // Who opens one of these gets the present value (`watch`); what is here is for those who
+        // only look what there is.
         for counter in Counter::ALL {
             items.push(file(at(&format!("hw_counters/{}", counter.name())), "0"));
         }
@@ -175,8 +178,8 @@ impl Inputs<'_> {
         items
     }
 
-    /// The uverbs class device and its node: /dev/null, which every fstat(2) finds to be the character device that `dev` names, and
-    /// whose ioctl(2) says ENOTTY.
+    /// The uverbs class device and its node: /dev/null, which every fstat(2) finds to be the
+    /// character device that `dev` names, and whose ioctl(2) says ENOTTY.
     fn char_device(&self) -> Vec<Item> {
         let at = |name: &str| format!("{CLASS_VERBS}/{}/{name}", self.uverbs);
         let null = rustix::fs::stat("/dev/null")

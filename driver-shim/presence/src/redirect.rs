@@ -1,7 +1,7 @@
 //! Which paths are answered from the presence tree.
 //!
-//! Runs on every `open`, `stat` and the like of the program, also in signal handlers: it compares bytes, and needs
-//! neither memory nor a lock unless the path is ours.
+//! Runs on every `open`, `stat` and the like of the program, also in signal handlers: it compares
+//! bytes, and needs neither memory nor a lock unless the path is ours.
 
 use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
@@ -56,7 +56,8 @@ const OURS: [&[&[u8]]; 4] = [
     &[b"dev", b"infiniband"],
 ];
 
-/// False for nearly every path of a program, after a few bytes; then the path is certainly not ours.
+/// False for nearly every path of a program, after a few bytes; then the path is certainly not
+/// ours.
 ///
 /// # Safety
 /// `path` is null or a C string.
@@ -77,7 +78,8 @@ pub unsafe fn may_be_ours(path: *const c_char) -> bool {
     }
 }
 
-/// True when the path, though absolute and ours by its beginning, is one we answer for. Repeated slashes are seen through, `..` is not.
+/// True when the path, though absolute and ours by its beginning, is one we answer for. Repeated
+/// slashes are seen through, `..` is not.
 pub fn is_ours(path: &CStr) -> bool {
     OURS.iter()
         .any(|folder| rest_under(path.to_bytes(), folder).is_some())
@@ -94,7 +96,8 @@ fn rest_under<'p>(path: &'p [u8], folder: &[&[u8]]) -> Option<&'p [u8]> {
 }
 
 impl Presence {
-    /// The path of the real file that stands for `path`, written into `buffer`; None when the path is not ours or too long.
+    /// The path of the real file that stands for `path`, written into `buffer`; None when the path
+    /// is not ours or too long.
     pub fn redirect<'b>(&self, path: &CStr, buffer: &'b mut PathBuffer) -> Option<(&'b CStr, Target)> {
         if !is_ours(path) {
             return None;

@@ -1,7 +1,7 @@
 //! What stands behind the program's fds: a device file or a channel for each, found by number.
 //!
-//! [`fds`] answers the quick question; here is the rest, behind a lock that is held across fork so that a child finds
-//! it whole.
+//! [`fds`] answers the quick question; here is the rest, behind a lock that is held across fork so
+//! that a child finds it whole.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -63,8 +63,8 @@ pub(super) fn is_full(channel: Weak<ChannelSender>) -> bool {
     !std::mem::replace(&mut channels.waiting, true)
 }
 
-/// The channels that were full and `still` are, less those that became full meanwhile; `None` when none is left: then the
-/// thread that waits ends, and the next full channel starts another.
+/// The channels that were full and `still` are, less those that became full meanwhile; `None` when
+/// none is left: then the thread that waits ends, and the next full channel starts another.
 pub(super) fn still_full(still: impl Fn(&ChannelSender) -> bool) -> Option<Vec<Arc<ChannelSender>>> {
     let known = std::mem::take(&mut channels().full);
     // Not under the lock: this sends.
@@ -86,7 +86,8 @@ pub(super) fn nobody_waits() {
 
 fn enter(fd: RawFd, kind: Kind, behind: Behind) -> Result<(), Errno> {
     fds::enter(fd, kind)?;
-    // What was under the same number was closed behind our back. Dropped outside the lock: that may close our end, or end connections.
+    // What was under the same number was closed behind our back. Dropped outside the lock: that may
+    // close our end, or end connections.
     let stale = channels().by_fd.insert(fd, behind);
     drop(stale);
     Ok(())
@@ -104,7 +105,8 @@ pub(super) fn enter_channel(program: &impl AsFd, sender: &Arc<ChannelSender>) ->
     enter(fds::number(program), Kind::Events, Behind::Events(sender))
 }
 
-/// The sender of the channel that the program reads from `fd`; None when it is no channel of ours, or no longer.
+/// The sender of the channel that the program reads from `fd`; None when it is no channel of ours,
+/// or no longer.
 pub fn channel(fd: RawFd) -> Option<Arc<ChannelSender>> {
     match behind(fd, Kind::Events)? {
         Behind::Events(sender) => Some(sender),
@@ -136,10 +138,12 @@ pub fn enter_cm(fd: BorrowedFd<'_>, channel: Arc<CmChannel>) -> Result<(), Errno
     enter(fds::number(&fd), Kind::Cm, Behind::Cm(channel))
 }
 
-/// Major and minor number of `/dev/infiniband/rdma_cm`: `misc`, whose minor numbers are given out as modules come.
+/// Major and minor number of `/dev/infiniband/rdma_cm`: `misc`, whose minor numbers are given out
+/// as modules come.
 pub const CM_DEVICE: (u32, u32) = (10, 255);
 
-/// The connection manager's channel behind `fd`, as it was [entered](enter_cm); None when it is none, or in a forked child.
+/// The connection manager's channel behind `fd`, as it was [entered](enter_cm); None when it is
+/// none, or in a forked child.
 pub fn cm_channel(fd: RawFd) -> Option<Arc<CmChannel>> {
     match behind(fd, Kind::Cm)? {
         Behind::Cm(channel) => Some(channel),
@@ -176,7 +180,8 @@ pub fn forget(fd: RawFd) {
 /// The guard that the forking thread holds from before fork to after it.
 struct AcrossFork(UnsafeCell<Option<MutexGuard<'static, Channels>>>);
 
-// SAFETY: only the thread that holds the lock in question touches the cell (before_fork, after_fork_*).
+// SAFETY: only the thread that holds the lock in question touches the cell (before_fork,
+// after_fork_*).
 unsafe impl Sync for AcrossFork {}
 
 static ACROSS_FORK: AcrossFork = AcrossFork(UnsafeCell::new(None));

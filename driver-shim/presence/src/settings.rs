@@ -10,7 +10,8 @@ pub const DEVICE_NAME: &str = "urnic0";
 /// What the presence of a process depends on, besides the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Folder for the tree; None: `$XDG_RUNTIME_DIR`, else `/tmp`, else `/dev/shm`, the first that will have it.
+    /// Folder for the tree; None: `$XDG_RUNTIME_DIR`, else `/tmp`, else `/dev/shm`, the first that
+    /// will have it.
     pub dir: Option<PathBuf>,
     /// Names the device that is shown: one that is not in this process has addresses of its own.
     pub config: Config,

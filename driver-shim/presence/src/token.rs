@@ -1,7 +1,8 @@
 //! The readiness of a command channel.
 //!
-//! The kernel's `/dev/infiniband/rdma_cm` can be polled: readable means that an event waits. The program's fd is one end of a socketpair,
-//! with one byte in it while there are events and none otherwise, so that poll, epoll and select work as they are. The byte is never read by the
+//! The kernel's `/dev/infiniband/rdma_cm` can be polled: readable means that an event waits. The
+//! program's fd is one end of a socketpair, with one byte in it while there are events and none
+//! otherwise, so that poll, epoll and select work as they are. The byte is never read by the
 //! program, which only ever writes to its channel.
 
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd};
@@ -40,7 +41,8 @@ impl Token {
             ours: InternalFd::of_device(ours)?,
         };
         let theirs = token.theirs.get().ok_or(Errno::BADF)?;
-        // SAFETY: the number is the program's, is open, and stays so: it is replaced in place, and not dropped here.
+        // SAFETY: the number is the program's, is open, and stays so: it is replaced in place, and
+        // not dropped here.
         let mut place: OwnedFd =
             unsafe { std::os::fd::FromRawFd::from_raw_fd(urnic_process::fds::number(&opened)) };
         let placed = rustix::io::dup3(theirs, &mut place, dup_flags(fd_flags));

@@ -1,11 +1,12 @@
 //! The tree of real files that stands for `/sys/class/infiniband*` and `/dev/infiniband`.
 //!
-//! It is built once for each user, network namespace, set of addresses and configuration, beside its final place, and then
-//! renamed: whoever sees it sees all of it, and nothing in it is ever touched again. What libibverbs compares, the modification
-//! time of the device's folder, is derived from the content, so that even a tree that had to be built again is the same device.
+//! It is built once for each user, network namespace, set of addresses and configuration, beside
+//! its final place, and then renamed: whoever sees it sees all of it, and nothing in it is ever
+//! touched again. What libibverbs compares, the modification time of the device's folder, is
+//! derived from the content, so that even a tree that had to be built again is the same device.
 //!
-//! Each process that uses a tree holds a shared lock on its folder. Trees that nobody has locked are reaped when they have
-//! not been built recently.
+//! Each process that uses a tree holds a shared lock on its folder. Trees that nobody has locked
+//! are reaped when they have not been built recently.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -62,7 +63,8 @@ pub(super) struct Tree {
 /// Finds or builds the planned tree in the first of `homes` that will have it.
 ///
 /// # Errors
-/// The last home's: `EACCES`, `EROFS`, `ENOSPC`, …; `EPERM` for a folder of ours that somebody else made.
+/// The last home's: `EACCES`, `EROFS`, `ENOSPC`, …; `EPERM` for a folder of ours that somebody else
+/// made.
 pub(super) fn provide(plan: &Plan, homes: &[PathBuf]) -> Result<Tree, Errno> {
     let uid = rustix::process::geteuid().as_raw();
     let mut last = Errno::NOENT;

@@ -1,7 +1,7 @@
 //! Why the device cannot be opened, in one line for the log.
 //!
-//! Errors travel as errnos, since libibverbs takes no more. So the name of the system call that failed last is kept for the thread, and the
-//! line is made where the program's call ends.
+//! Errors travel as errnos, since libibverbs takes no more. So the name of the system call that
+//! failed last is kept for the thread, and the line is made where the program's call ends.
 
 use std::cell::Cell;
 
@@ -14,7 +14,8 @@ pub fn named<T>(call: &'static str, outcome: Result<T, Errno>) -> Result<T, Errn
     outcome.inspect_err(|errno| LAST.set(Some((call, *errno))))
 }
 
-/// What failed with `errno`, why, and what to do about it: "epoll_create1 failed: Too many open files (os error 24): …".
+/// What failed with `errno`, why, and what to do about it: "epoll_create1 failed: Too many open
+/// files (os error 24): …".
 pub fn explained(errno: Errno) -> String {
     let call = LAST
         .take()

@@ -1,11 +1,12 @@
 //! Which of the process's file descriptors are ours.
 //!
-//! Every `close`, `write` and `dup2` of the program asks here first, also from signal handlers and between fork and
-//! exec. So the question costs two loads and no lock, and the table is plain atomics: a slot per number, in
-//! pages made when first needed.
+//! Every `close`, `write` and `dup2` of the program asks here first, also from signal handlers and
+//! between fork and exec. So the question costs two loads and no lock, and the table is plain
+//! atomics: a slot per number, in pages made when first needed.
 //!
-//! What stands for a device file or a channel of the connection manager; the program's end of an event channel; and fds of our own (the other
-//! ends, sockets, locks), which the program must neither see closed by a loop over all numbers nor replace.
+//! What stands for a device file or a channel of the connection manager; the program's end of an
+//! event channel; and fds of our own (the other ends, sockets, locks), which the program must
+//! neither see closed by a loop over all numbers nor replace.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
@@ -20,11 +21,12 @@ const PAGES: usize = 1024;
 
 type Page = [AtomicU64; PAGE];
 
-/// One slot per fd: 0, or the kind in the lowest three bits and above them what tells this open file from another one with the
-/// same number.
+/// One slot per fd: 0, or the kind in the lowest three bits and above them what tells this open
+/// file from another one with the same number.
 static TABLE: [AtomicPtr<Page>; PAGES] = [const { AtomicPtr::new(std::ptr::null_mut()) }; PAGES];
 
-/// The process the table describes. A child made by vfork shares our memory, but its fds are its own business.
+/// The process the table describes. A child made by vfork shares our memory, but its fds are its
+/// own business.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
 /// Tells two uses of one number apart, for our own fds.
@@ -102,7 +104,8 @@ fn kind_here(found: u64) -> Option<Kind> {
         .flatten()
 }
 
-/// As [`kind`], but only if `fd` is still the open file that was entered: raw system calls may have replaced it.
+/// As [`kind`], but only if `fd` is still the open file that was entered: raw system calls may have
+/// replaced it.
 pub fn verified_kind(fd: RawFd) -> Option<Kind> {
     let kind = kind(fd)?;
     let found = slot(fd)?.load(Ordering::Acquire);
@@ -130,7 +133,8 @@ pub fn take(fd: RawFd) -> Option<Kind> {
     Some(kind)
 }
 
-/// Keeps the program's closing loops away from an fd that a device made and closes itself, also in a forked child.
+/// Keeps the program's closing loops away from an fd that a device made and closes itself, also in
+/// a forked child.
 pub fn claim(fd: RawFd) {
     if let Some(slot) = slot_made(fd) {
         slot.store(Kind::Claimed as u64, Ordering::Release);
@@ -173,8 +177,8 @@ fn fingerprint(fd: RawFd, kind: Kind) -> Result<u64, Errno> {
     Ok(id << 3 | kind as u64)
 }
 
-/// An fd of our own: high, so that programs using select(2) keep the low numbers; close-on-exec; safe from the
-/// program's closing loops; and, unless kept, gone in forked children.
+/// An fd of our own: high, so that programs using select(2) keep the low numbers; close-on-exec;
+/// safe from the program's closing loops; and, unless kept, gone in forked children.
 #[derive(Debug)]
 pub struct InternalFd {
     fd: RawFd,
@@ -182,7 +186,8 @@ pub struct InternalFd {
 }
 
 impl InternalFd {
-    /// Takes over an fd of the device: it is closed in forked children, where the device is unusable.
+    /// Takes over an fd of the device: it is closed in forked children, where the device is
+    /// unusable.
     ///
     /// # Errors
     /// `EMFILE` when the process has no fd left.
@@ -251,8 +256,8 @@ pub fn adopt_process() {
     OWNER.store(getpid().as_raw_pid(), Ordering::Relaxed);
 }
 
-/// In a forked child: closes the device's fds and forgets the program's, which belong to a device that is not here.
-/// Async-signal-safe.
+/// In a forked child: closes the device's fds and forgets the program's, which belong to a device
+/// that is not here. Async-signal-safe.
 pub fn after_fork() {
     adopt_process();
     for (number, page) in TABLE.iter().enumerate() {
@@ -268,11 +273,12 @@ pub fn after_fork() {
                 Some(Kind::Device) => {
                     slot.store(0, Ordering::Relaxed);
                     let fd = (number * PAGE + offset) as RawFd;
-                    // fork(2) copies the descriptors before the memory. What another thread opened and entered in between is in our
-                    // table, and not open here.
+                    // fork(2) copies the descriptors before the memory. What another thread opened
+                    // and entered in between is in our table, and not open here.
                     // SAFETY: only asks about the number.
                     if rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok() {
-                        // SAFETY: the entry said that this number is the device's; InternalFd::drop finds it gone.
+                        // SAFETY: the entry said that this number is the device's; InternalFd::drop
+                        // finds it gone.
                         drop(unsafe { OwnedFd::from_raw_fd(fd) });
                     }
                 }

@@ -1,8 +1,9 @@
 //! The port's GID table: the host's IP addresses, mapped.
 //!
-//! A GID is an IPv6 address, or an IPv4 address in IPv4-mapped form. Entry 0 is the address of the default route,
-//! so that programs which take the first GID find one that others can reach; loopback comes last. There are no
-//! holes, and the table never changes while a process has the device open.
+//! A GID is an IPv6 address, or an IPv4 address in IPv4-mapped form. Entry 0 is the address of the
+//! default route, so that programs which take the first GID find one that others can reach;
+//! loopback comes last. There are no holes, and the table never changes while a process has the
+//! device open.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -58,7 +59,8 @@ pub struct GidTable {
 }
 
 impl GidTable {
-    /// The table for the host as it is now; empty when no interface is up or the kernel does not say.
+    /// The table for the host as it is now; empty when no interface is up or the kernel does not
+    /// say.
     pub fn of_host() -> GidTable {
         match (netlink::links(), netlink::addresses()) {
             (Ok(links), Ok(addresses)) => {
@@ -71,7 +73,8 @@ impl GidTable {
         }
     }
 
-    /// The table of a device that has addresses of its own, in the device's order. An address that this host has, too, is at that interface.
+    /// The table of a device that has addresses of its own, in the device's order. An address that
+    /// this host has, too, is at that interface.
     pub fn of_device(addresses: &[DeviceAddress]) -> GidTable {
         let links = netlink::links().unwrap_or_default();
         let host = netlink::addresses().unwrap_or_default();
@@ -95,7 +98,8 @@ impl GidTable {
         GidTable { entries, mtu }
     }
 
-    /// The table of a host with these interfaces and addresses; `default` is the source address towards the default route.
+    /// The table of a host with these interfaces and addresses; `default` is the source address
+    /// towards the default route.
     pub fn new(links: &[Link], addresses: &[InterfaceAddress], default: Option<IpAddr>) -> GidTable {
         let mut entries: Vec<Gid> = Vec::new();
         for address in addresses {
@@ -130,7 +134,8 @@ impl GidTable {
         &self.entries
     }
 
-    /// The port's LID: the low 16 bits of entry 0's address, 0 without one. It names this host, or one in the same /16.
+    /// The port's LID: the low 16 bits of entry 0's address, 0 without one. It names this host, or
+    /// one in the same /16.
     pub fn lid(&self) -> u16 {
         self.entries.first().map_or(0, |gid| {
             let [.., high, low] = gid.bytes();

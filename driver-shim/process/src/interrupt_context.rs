@@ -1,7 +1,9 @@
-//! Where a thread stands when an interrupt comes on it, which decides who handles what the device has to tell.
+//! Where a thread stands when an interrupt comes on it, which decides who handles what the device
+//! has to tell.
 //!
-//! Handling takes the driver's locks and, for a gate that opens, the program's queues'. A thread that only carries interrupts holds none of them and handles
-//! at once: every hand-over to another thread costs a connection that is being made more than all its frames together.
+//! Handling takes the driver's locks and, for a gate that opens, the program's queues'. A thread
+//! that only carries interrupts holds none of them and handles at once: every hand-over to another
+//! thread costs a connection that is being made more than all its frames together.
 
 use std::cell::Cell;
 

@@ -1,5 +1,6 @@
-//! The program that urnic runs in, below everything else of the host side: descriptors that are urnic's own ([`fds`]), signals kept out of
-//! urnic's threads ([`signals`]), the host's addresses ([`gids`], [`netlink`]), and what the log says once ([`said`], [`failure`]).
+//! The program that urnic runs in, below everything else of the host side: descriptors that are
+//! urnic's own ([`fds`]), signals kept out of urnic's threads ([`signals`]), the host's addresses
+//! ([`gids`], [`netlink`]), and what the log says once ([`said`], [`failure`]).
 
 pub mod addressing;
 pub mod failure;

@@ -1,6 +1,7 @@
 //! The host's interfaces and addresses, asked of the kernel by rtnetlink(7).
 //!
-//! Not by `getifaddrs`: libc would come back to us through the functions that the plug-in interposes.
+//! Not by `getifaddrs`: libc would come back to us through the functions that the plug-in
+//! interposes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -33,7 +34,8 @@ pub struct InterfaceAddress {
     pub link: u32,
 }
 
-/// Message types, flags and attributes of `<linux/rtnetlink.h>`, `<linux/if_link.h>`, `<linux/if_addr.h>`.
+/// Message types, flags and attributes of `<linux/rtnetlink.h>`, `<linux/if_link.h>`,
+/// `<linux/if_addr.h>`.
 mod uapi {
     pub(super) const NLMSG_ERROR: u16 = 2;
     pub(super) const NLMSG_DONE: u16 = 3;
@@ -112,7 +114,8 @@ pub(super) fn source_towards(destination: Ipv4Addr) -> Option<IpAddr> {
     source
 }
 
-/// Sends one request and hands each message of the answer to `each`: its type and what follows its header.
+/// Sends one request and hands each message of the answer to `each`: its type and what follows its
+/// header.
 fn ask(kind: u16, flags: u16, body: &[u8], mut each: impl FnMut(u16, &[u8])) -> Result<(), Errno> {
     let socket: OwnedFd = socket_with(
         AddressFamily::NETLINK,

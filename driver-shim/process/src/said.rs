@@ -1,4 +1,5 @@
-//! Complaints that a program would otherwise see several times in a row: one that looks for devices tries several paths.
+//! Complaints that a program would otherwise see several times in a row: one that looks for devices
+//! tries several paths.
 
 use std::cell::Cell;
 use std::sync::Mutex;

@@ -1,7 +1,8 @@
 //! Our code in somebody else's program and that program's signals.
 //!
-//! Threads of ours take none. A thread of the program's that works for the device takes them when it is done, as a thread in a system call takes them on its
-//! way out: a handler may jump away, exit or fork, and must find nothing held.
+//! Threads of ours take none. A thread of the program's that works for the device takes them when
+//! it is done, as a thread in a system call takes them on its way out: a handler may jump away,
+//! exit or fork, and must find nothing held.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -26,8 +27,9 @@ fn every() -> libc::sigset_t {
     }
 }
 
-/// Runs `f` with all signals blocked on this thread but those of faults; a thread started meanwhile inherits that for good. Threads that work for the device
-/// recover from faults in the program's memory, and the kernel ends a process that blocks these signals.
+/// Runs `f` with all signals blocked on this thread but those of faults; a thread started meanwhile
+/// inherits that for good. Threads that work for the device recover from faults in the program's
+/// memory, and the kernel ends a process that blocks these signals.
 pub fn blocked<T>(f: impl FnOnce() -> T) -> T {
     let held = HeldBack::from_here();
     let result = f();
@@ -35,7 +37,8 @@ pub fn blocked<T>(f: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The signals that the calling thread took before some were held back from it. Nothing to drop: whoever gives it back may be left by a jump.
+/// The signals that the calling thread took before some were held back from it. Nothing to drop:
+/// whoever gives it back may be left by a jump.
 #[derive(Clone, Copy)]
 pub struct HeldBack {
     before: libc::sigset_t,
@@ -63,7 +66,8 @@ impl HeldBack {
         }
     }
 
-    /// Whether a signal came that would have interrupted a system call that waits, as one does whose handler was set up without `SA_RESTART`.
+    /// Whether a signal came that would have interrupted a system call that waits, as one does
+    /// whose handler was set up without `SA_RESTART`.
     pub fn would_interrupt(&self) -> bool {
         let mut pending = MaybeUninit::uninit();
         // SAFETY: a local, filled by a call that cannot fail.
@@ -123,7 +127,8 @@ mod tests {
         }
     }
 
-    /// What comes of a signal to this thread meanwhile: whether the handler ran before the end, and at all, and whether that interrupts.
+    /// What comes of a signal to this thread meanwhile: whether the handler ran before the end, and
+    /// at all, and whether that interrupts.
     fn met_by(signal: c_int) -> (u32, u32, bool) {
         CAME.set(0);
         let held = HeldBack::from_here();

@@ -1,5 +1,6 @@
-//! Device memory, for all contexts that know it. A model's own memory is its process's, so it lies there, and regions of it are registered like others; behind
-//! a bus, too, the device reads and writes it as it does the program's.
+//! Device memory, for all contexts that know it. A model's own memory is its process's, so it lies
+//! there, and regions of it are registered like others; behind a bus, too, the device reads and
+//! writes it as it does the program's.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -24,9 +25,11 @@ pub(crate) struct Memory {
     len: usize,
 }
 
-// SAFETY: it is used by its address only, with the program's care for who writes what when, as all memory that an adapter reaches.
+// SAFETY: it is used by its address only, with the program's care for who writes what when, as all
+// memory that an adapter reaches.
 unsafe impl Send for Memory {}
-// SAFETY: it is used by its address only; programs order their accesses, as for all memory that an adapter reaches.
+// SAFETY: it is used by its address only; programs order their accesses, as for all memory that an
+// adapter reaches.
 unsafe impl Sync for Memory {}
 
 impl Memory {

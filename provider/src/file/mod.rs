@@ -1,5 +1,6 @@
-//! What contexts on one open device file share: `ibv_import_device(3)` makes another context of a file, and that one imports by their handles what others on
-//! it made. A kernel keeps objects with the file, too.
+//! What contexts on one open device file share: `ibv_import_device(3)` makes another context of a
+//! file, and that one imports by their handles what others on it made. A kernel keeps objects with
+//! the file, too.
 
 pub(crate) mod device_memory;
 pub(crate) mod domain;
@@ -52,8 +53,9 @@ impl File {
         Ok(file)
     }
 
-    /// The file of an object, if it is still there and this is no forked child. An object may outlive its file: programs, pyverbs among them, close a
-    /// context first and destroy what they made there afterwards.
+    /// The file of an object, if it is still there and this is no forked child. An object may
+    /// outlive its file: programs, pyverbs among them, close a context first and destroy what they
+    /// made there afterwards.
     pub(crate) fn upgraded(file: &Weak<File>) -> Option<Arc<File>> {
         file.upgrade().filter(|file| file.driver.here().is_ok())
     }
@@ -61,8 +63,8 @@ impl File {
     /// The file behind `fd`.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` if it is no file of this process: one that another process opened looks the same, and its device's objects are not here. `EINVAL` if no
-    /// context was opened on it.
+    /// `EOPNOTSUPP` if it is no file of this process: one that another process opened looks the
+    /// same, and its device's objects are not here. `EINVAL` if no context was opened on it.
     pub(crate) fn of(fd: RawFd) -> Result<Arc<File>, Errno> {
         let opened = registry::device_file(fd).ok_or(Errno::OPNOTSUPP)?;
         let private = opened.private_data.get().ok_or(Errno::INVAL)?;
@@ -116,7 +118,8 @@ impl<T> Handles<T> {
         if found { Ok(()) } else { Err(Errno::NOENT) }
     }
 
-    /// Ends what goes by that handle, so that nobody imports it any more; of several callers one succeeds.
+    /// Ends what goes by that handle, so that nobody imports it any more; of several callers one
+    /// succeeds.
     ///
     /// Errors: NOENT if it is that object no longer.
     pub(crate) fn withdraw(&self, handle: u32, object: &Arc<T>) -> Result<(), Errno> {

@@ -1,5 +1,6 @@
-//! Regions on demand (`IBV_ACCESS_ON_DEMAND`): their memory may come and go. The device has the kernel copy there, so nothing need be advised; a program that
-//! does so (`ibv_advise_mr(3)`) has its pages brought in.
+//! Regions on demand (`IBV_ACCESS_ON_DEMAND`): their memory may come and go. The device has the
+//! kernel copy there, so nothing need be advised; a program that does so (`ibv_advise_mr(3)`) has
+//! its pages brought in.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -61,7 +62,8 @@ impl Places {
 
     /// What is asked for an element: its memory, and whether it shall be writable.
     ///
-    /// Errors: NOENT for a key that is none of a region on demand in the domain; PERM for writing where the device may not; FAULT outside of the region.
+    /// Errors: NOENT for a key that is none of a region on demand in the domain; PERM for writing
+    /// where the device may not; FAULT outside of the region.
     pub(crate) fn asked(&self, element: &ibv_sge, write: bool) -> Result<(*mut c_void, usize), Errno> {
         let place = *self.lock().get(&element.lkey).ok_or(Errno::NOENT)?;
         if write && !place.access.contains(Access::LOCAL_WRITE) {

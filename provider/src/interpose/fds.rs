@@ -82,7 +82,8 @@ unsafe extern "C-unwind" fn dup(old: c_int) -> c_int {
     remember(old, unsafe { next(old) })
 }
 
-/// `fcntl` is variadic; the C ABIs of Linux pass its third argument like a named one, and nobody looks at it where there is none.
+/// `fcntl` is variadic; the C ABIs of Linux pass its third argument like a named one, and nobody
+/// looks at it where there is none.
 macro_rules! fcntls {
     ($($name:ident)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -99,7 +100,8 @@ macro_rules! fcntls {
 }
 fcntls! { fcntl fcntl64 }
 
-/// After the program made `new` another fd for what `old` is: a device file, or a channel of the connection manager, is known by both.
+/// After the program made `new` another fd for what `old` is: a device file, or a channel of the
+/// connection manager, is known by both.
 fn remember(old: c_int, new: c_int) -> c_int {
     if new < 0 || new == old || !matches!(fds::kind(old), Some(Kind::Cm | Kind::Uverbs)) {
         return new;
@@ -117,7 +119,8 @@ fn remember(old: c_int, new: c_int) -> c_int {
     new
 }
 
-/// Before `new` is replaced by `old`. `EBUSY`, which dup2(2) has for numbers that are being taken, when `new` is an fd of ours.
+/// Before `new` is replaced by `old`. `EBUSY`, which dup2(2) has for numbers that are being taken,
+/// when `new` is an fd of ours.
 fn make_way(old: c_int, new: c_int) -> Result<(), Errno> {
     let Some(kind) = fds::kind(new) else { return Ok(()) };
     if old == new {
@@ -219,7 +222,8 @@ unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_
     if u64::from(request as u32) == command::VERBS_IOCTL && unsafe { told(fd, argument) } {
         return 0;
     }
-    // What it does not know, the file that stands for the device refuses as an old kernel does (ENOTTY).
+    // What it does not know, the file that stands for the device refuses as an old kernel does
+    // (ENOTTY).
     // SAFETY: the C caller's arguments.
     unsafe { next(fd, request, argument) }
 }
@@ -232,8 +236,9 @@ unsafe fn told(fd: c_int, argument: *mut c_void) -> bool {
     guarded(|| Ok(unsafe { command::ioctl(fd, argument.cast()) })).is_ok_and(|answer| answer.is_some())
 }
 
-/// A command to the connection manager. Only the one for the next event waits, and that is where the calling thread may be cancelled, or left by a jump out of
-/// a signal handler, as when signals are let through: nothing here is dropped.
+/// A command to the connection manager. Only the one for the next event waits, and that is where
+/// the calling thread may be cancelled, or left by a jump out of a signal handler, as when signals
+/// are let through: nothing here is dropped.
 ///
 /// # Safety
 /// As for write(2), and what the command's addresses need.
@@ -256,10 +261,12 @@ unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usiz
             Err(error) => return refuse(error) as isize,
         }
         let mut octet = 0u8;
-        // SAFETY: a local; the byte that says that there is an event stays where it is. An fd that shall not block does not.
+        // SAFETY: a local; the byte that says that there is an event stays where it is. An fd that
+        // shall not block does not.
         match unsafe { wait(fd, (&raw mut octet).cast(), 1, libc::MSG_PEEK) } {
             ..0 => return -1,
-            // Another thread closed the channel. In a kernel a call under way goes on; nothing will ever come.
+            // Another thread closed the channel. In a kernel a call under way goes on; nothing will
+            // ever come.
             // SAFETY: no conditions.
             0 => return unsafe { pause() } as isize,
             1.. => {}
@@ -267,7 +274,8 @@ unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usiz
     }
 }
 
-/// One line per function: what comes before the buffer. A channel of the connection manager is the character device that it was opened as.
+/// One line per function: what comes before the buffer. A channel of the connection manager is the
+/// character device that it was opened as.
 macro_rules! fstats {
     ($($name:ident($($before:ident: $bt:ty),*);)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -305,7 +313,8 @@ unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) 
     unsafe { next(domain, kind, protocol) }
 }
 
-/// The kernel's RDMA netlink knows no urnic0; without a presence of ours its answer is the better one.
+/// The kernel's RDMA netlink knows no urnic0; without a presence of ours its answer is the better
+/// one.
 #[cold]
 fn we_answer() -> bool {
     ACTIVE.load(Ordering::Relaxed)

@@ -1,8 +1,9 @@
 //! The libc functions that this plug-in defines in the program's stead.
 //!
-//! They exist only here, so that none of our own programs interposes itself. Each one first asks, in a few nanoseconds and with no
-//! lock, allocation or system call, whether the path or fd could be ours; nearly always it is not, and the next definition is
-//! called with the arguments as they came.
+//! They exist only here, so that none of our own programs interposes itself. Each one first asks,
+//! in a few nanoseconds and with no lock, allocation or system call, whether the path or fd could
+//! be ours; nearly always it is not, and the next definition is called with the arguments as they
+//! came.
 
 // The test binary must not interpose itself.
 #![cfg_attr(test, allow(dead_code))]
@@ -24,8 +25,9 @@ use crate::first_look::first_look;
 use crate::guard::{guarded, set_errno};
 use crate::log::complaining;
 
-/// How many descriptors libibverbs has open at a time while it reads the files of a device: the list's, the device's folder, and a file. If one cannot be
-/// opened, it says that there is no such device.
+/// How many descriptors libibverbs has open at a time while it reads the files of a device: the
+/// list's, the device's folder, and a file. If one cannot be opened, it says that there is no such
+/// device.
 const DESCRIPTORS_OF_A_LIST: usize = 3;
 
 /// What is said when it cannot.

@@ -16,7 +16,8 @@ use crate::guard::guarded;
 use crate::log::complaining;
 use crate::real::{self, Opaque};
 
-/// Calls `next` with the path that stands for `path`. Out of line, so that only paths that may be ours pay for the buffer.
+/// Calls `next` with the path that stands for `path`. Out of line, so that only paths that may be
+/// ours pay for the buffer.
 ///
 /// # Safety
 /// `path` is a C string.
@@ -31,7 +32,8 @@ unsafe fn elsewhere<R>(path: *const c_char, next: impl FnOnce(*const c_char) -> 
     }
 }
 
-/// As [`elsewhere`], for functions that open: an fd of our device's node, or of the connection manager's, is remembered.
+/// As [`elsewhere`], for functions that open: an fd of our device's node, or of the connection
+/// manager's, is remembered.
 ///
 /// # Safety
 /// As for [`elsewhere`].
@@ -71,8 +73,8 @@ unsafe fn elsewhere_opening(path: *const c_char, next: impl FnOnce(*const c_char
     }
 }
 
-/// Calls the real function for a file of ours; has the log say so if there is no descriptor left for it, which a program would report as a device that
-/// is not there.
+/// Calls the real function for a file of ours; has the log say so if there is no descriptor left
+/// for it, which a program would report as a device that is not there.
 fn watched<R>(target: Target, call: impl FnOnce() -> R) -> R {
     // SAFETY: libc's own place for the calling thread's errno.
     let place = unsafe { libc::__errno_location() };
@@ -96,8 +98,10 @@ fn watched<R>(target: Target, call: impl FnOnce() -> R) -> R {
 
 /// Where the numbers of the connection manager's channels begin, if there is room.
 ///
-/// librspreload gives the program a number of /dev/null's for each rsocket, whose own is its channel's. Its select() then looks for the first number that stands for
-/// the rsocket, and takes the channel's own for it unless that is the higher one: iperf3's server would never hear that there is something to read.
+/// librspreload gives the program a number of /dev/null's for each rsocket, whose own is its
+/// channel's. Its select() then looks for the first number that stands for the rsocket, and takes
+/// the channel's own for it unless that is the higher one: iperf3's server would never hear that
+/// there is something to read.
 const CHANNELS: c_int = 256;
 
 /// Gives a channel that was opened just now another number.
@@ -114,7 +118,8 @@ fn out_of_the_way(fd: c_int) -> c_int {
         return fd;
     }
     if let Some(close) = real::close() {
-        // SAFETY: just opened under this number, and the caller does not have it; the channel has another number now.
+        // SAFETY: just opened under this number, and the caller does not have it; the channel has
+        // another number now.
         unsafe { close(fd) };
     }
     moved.into_raw_fd()
@@ -136,7 +141,8 @@ unsafe fn elsewhere_streaming(path: *const c_char, next: impl FnOnce(*const c_ch
     }
 }
 
-/// Opens a file with the present value of a counter, or the one in the tree when there is none to be had.
+/// Opens a file with the present value of a counter, or the one in the tree when there is none to
+/// be had.
 fn live<R>(found: &CStr, counter: Counter, next: impl FnOnce(*const c_char) -> R) -> R {
     let file = guarded(|| {
         let file = watch::hw_counter(Presence::current()?, counter)?;
@@ -149,8 +155,8 @@ fn live<R>(found: &CStr, counter: Counter, next: impl FnOnce(*const c_char) -> R
     }
 }
 
-/// One line per function: its arguments, with a semicolon where the path is, what it returns, what it returns when this libc does not have it, and
-/// who deals with a path that may be ours.
+/// One line per function: its arguments, with a semicolon where the path is, what it returns, what
+/// it returns when this libc does not have it, and who deals with a path that may be ours.
 macro_rules! on_path {
     ($($name:ident($($before:ident: $bt:ty),*; $($after:ident: $at:ty),*) -> $ret:ty, $fails:expr, $ours:ident;)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -167,8 +173,9 @@ macro_rules! on_path {
     )*};
 }
 
-// `open` and its kin are variadic: the mode is there only with O_CREAT or O_TMPFILE. The C ABIs of Linux pass it like a named third
-// or fourth argument, so we take it always and pass it on always; nobody looks at it without those flags.
+// `open` and its kin are variadic: the mode is there only with O_CREAT or O_TMPFILE. The C ABIs of
+// Linux pass it like a named third or fourth argument, so we take it always and pass it on always;
+// nobody looks at it without those flags.
 on_path! {
     open(; flags: c_int, mode: c_uint) -> c_int, -1, elsewhere_opening;
     open64(; flags: c_int, mode: c_uint) -> c_int, -1, elsewhere_opening;

@@ -1,7 +1,9 @@
-//! The program's actions for SIGSEGV and SIGBUS, while the device in this process has a handler for them (`fault` in the firmware model).
+//! The program's actions for SIGSEGV and SIGBUS, while the device in this process has a handler for
+//! them (`fault` in the firmware model).
 //!
-//! The program sets and asks for its own action, as if ours were not there. Other signals, and a process without an open device, are passed straight on. The C
-//! library's functions here call each other past any interposer; therefore each one is taken.
+//! The program sets and asks for its own action, as if ours were not there. Other signals, and a
+//! process without an open device, are passed straight on. The C library's functions here call each
+//! other past any interposer; therefore each one is taken.
 
 use std::ffi::c_int;
 use std::mem::{MaybeUninit, zeroed};
@@ -76,7 +78,8 @@ fn set(signal: c_int, handler: sighandler_t, flags: c_int, masks_itself: bool) -
     fault::replace(signal, Some(&new)).map_or(libc::SIG_ERR, |old| old.sa_sigaction)
 }
 
-/// One line per function: its flags, and whether the signal is in its own mask (signal(2), "Portability").
+/// One line per function: its flags, and whether the signal is in its own mask (signal(2),
+/// "Portability").
 macro_rules! signals {
     ($($name:ident: $flags:expr, $masks_itself:expr;)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -152,7 +155,8 @@ unsafe extern "C-unwind" fn siginterrupt(signal: c_int, interrupts: c_int) -> c_
     let Some(next) = real::siginterrupt() else {
         return missing(-1);
     };
-    // The C library also remembers it for later calls of signal(2). What it does to our handler is put right below.
+    // The C library also remembers it for later calls of signal(2). What it does to our handler is
+    // put right below.
     // SAFETY: the C caller's arguments.
     let answer = unsafe { next(signal, interrupts) };
     if answer == 0

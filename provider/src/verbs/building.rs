@@ -1,4 +1,5 @@
-//! What the work-request builder ([`qp_ex`](super::qp_ex)) keeps with the send queue while that is locked.
+//! What the work-request builder ([`qp_ex`](super::qp_ex)) keeps with the send queue while that is
+//! locked.
 
 use rustix::io::Errno;
 use urnic_device::wqe::Opcode;

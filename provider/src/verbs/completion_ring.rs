@@ -1,5 +1,5 @@
-//! The driver's side of a completion queue's ring ([`cqe`](urnic_device::cqe)), and what a completion looks
-//! like to the program.
+//! The driver's side of a completion queue's ring ([`cqe`](urnic_device::cqe)), and what a
+//! completion looks like to the program.
 
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,16 +22,16 @@ pub(crate) struct CompletionRing {
     consumer: u32,
 }
 
-// SAFETY: the pointers lead to the ring and record of the queue, which nobody else consumes and which live as long
-// as it.
+// SAFETY: the pointers lead to the ring and record of the queue, which nobody else consumes and
+// which live as long as it.
 unsafe impl Send for CompletionRing {}
 
 impl CompletionRing {
     /// Over a zeroed ring and record.
     ///
     /// # Safety
-    /// `ring` has `1 << log_size` entries, less than 2^31 of them; both outlive the value, and only it moves
-    /// the record's consumer index.
+    /// `ring` has `1 << log_size` entries, less than 2^31 of them; both outlive the value, and only
+    /// it moves the record's consumer index.
     pub(crate) unsafe fn new(ring: NonNull<Cqe>, record: NonNull<CqRecord>, log_size: u32) -> CompletionRing {
         CompletionRing {
             ring,
@@ -68,7 +68,8 @@ impl CompletionRing {
         u32::from_le(phase.load(Ordering::Acquire)) & 1 != pass
     }
 
-    /// The oldest completion, if there is any; entries whose queue pair is gone are dropped on the way.
+    /// The oldest completion, if there is any; entries whose queue pair is gone are dropped on the
+    /// way.
     #[inline]
     pub(crate) fn front(&mut self) -> Option<Cqe> {
         while self.is_filled(self.consumer) {

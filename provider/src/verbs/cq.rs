@@ -99,7 +99,8 @@ impl Cq {
     /// The queue behind libibverbs' pointer.
     ///
     /// # Safety
-    /// `cq` came from [`create_cq`] or [`create_cq_ex`](super::cq_ex::create_cq_ex) and was not destroyed.
+    /// `cq` came from [`create_cq`] or [`create_cq_ex`](super::cq_ex::create_cq_ex) and was not
+    /// destroyed.
     #[inline]
     pub(super) unsafe fn of<'a>(cq: *mut ibv_cq) -> &'a Cq {
         // SAFETY: the caller promises a queue of ours, and `abi` is the first field.
@@ -132,7 +133,8 @@ impl Cq {
         let device = context
             .driver
             .create_cq(&context.device, cqe, vector, cookie, &rings)?;
-        // SAFETY: ring and record are there for as long as `device`, which we keep as long as the value (the ring as `RingPlacement` promises).
+        // SAFETY: ring and record are there for as long as `device`, which we keep as long as the
+        // value (the ring as `RingPlacement` promises).
         let ring = unsafe {
             CompletionRing::new(
                 NonNull::new(device.ring().cast()).ok_or(Errno::NOMEM)?,
@@ -201,7 +203,8 @@ impl Cq {
         self.completions.hold().ring.purge(qid);
     }
 
-    /// First send slot of a queue pair for which no completion came, taken or not; `None` while somebody holds the queue.
+    /// First send slot of a queue pair for which no completion came, taken or not; `None` while
+    /// somebody holds the queue.
     pub(super) fn sends_completed(&self, qid: u32, ledger: &Ledger) -> Option<u32> {
         let completions = self.completions.try_hold()?;
         let waiting = completions.ring.waiting(qid).filter(|cqe| !is_receive(cqe));
@@ -209,7 +212,8 @@ impl Cq {
         Some(newest.map_or_else(|| ledger.sends_settled(), |slot| slot.wrapping_add(1)))
     }
 
-    /// Receives of a queue pair for which a completion came, taken or not; `None` while somebody holds the queue.
+    /// Receives of a queue pair for which a completion came, taken or not; `None` while somebody
+    /// holds the queue.
     pub(super) fn receives_completed(&self, qid: u32, ledger: &Ledger) -> Option<u32> {
         let completions = self.completions.try_hold()?;
         let waiting = completions.ring.waiting(qid).filter(is_receive).count();
@@ -252,7 +256,8 @@ impl Cq {
         let ring = NonNull::new(ring.cast()).ok_or(Errno::NOMEM)?;
         // SAFETY: the ring is the device's from now on, and there until the next one.
         unsafe { completions.ring.move_to(ring, log_size) };
-        // SAFETY: the union's variants both begin with these fields; the program reads this one when it likes.
+        // SAFETY: the union's variants both begin with these fields; the program reads this one
+        // when it likes.
         unsafe { (*self.abi.get().cast::<ibv_cq>()).cqe = 1 << log_size };
         Ok(())
     }
@@ -303,7 +308,8 @@ pub(super) unsafe extern "C" fn create_cq(
     .cast()
 }
 
-/// `ibv_resize_cq(3)`: EINVAL for a size that the device does not have, or that is too small for the completions that wait.
+/// `ibv_resize_cq(3)`: EINVAL for a size that the device does not have, or that is too small for
+/// the completions that wait.
 pub(super) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     status(|| {
         let cqe = u32::try_from(cqe).map_err(|_| Errno::INVAL)?;
@@ -312,7 +318,8 @@ pub(super) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
     })
 }
 
-/// `ibv_modify_cq(3)`: EOPNOTSUPP for other attributes than moderation, or where the device has not that.
+/// `ibv_modify_cq(3)`: EOPNOTSUPP for other attributes than moderation, or where the device has not
+/// that.
 pub(super) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
     status(|| {
         // SAFETY: the program's attributes.
@@ -340,7 +347,8 @@ pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     })
 }
 
-/// `ibv_poll_cq(3)`. One that finds nothing lets the device work on this thread, and looks again. Negative (EIO) in a forked child.
+/// `ibv_poll_cq(3)`. One that finds nothing lets the device work on this thread, and looks again.
+/// Negative (EIO) in a forked child.
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: a live queue.
     let cq = unsafe { Cq::of(cq) };
@@ -367,8 +375,8 @@ pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     if !cq.birthplace.is_here() {
         return Errno::IO.raw_os_error();
     }
-    // The next completion is asked for: those that lie there, taken or not, are no news. (perftest takes one per event, and an event
-    // too many for a place to post into.)
+    // The next completion is asked for: those that lie there, taken or not, are no news. (perftest
+    // takes one per event, and an event too many for a place to post into.)
     let newest = cq.completions.hold().ring.newest();
     contained(|| cq.device.arm(newest, solicited_only != 0));
     0

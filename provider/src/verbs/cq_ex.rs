@@ -1,6 +1,7 @@
 //! Completion queues with the lazy polling interface (`ibv_create_cq_ex(3)`).
 //!
-//! `start_poll` takes the queue's lock and `end_poll` lets go of it; between them one completion at a time is current.
+//! `start_poll` takes the queue's lock and `end_poll` lets go of it; between them one completion at
+//! a time is current.
 
 use std::ffi::{c_int, c_uint};
 use std::ptr;
@@ -137,7 +138,8 @@ pub(super) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     unsafe {
         let mut completions = of(cq).completions.resume();
         let found = load(cq, &mut completions);
-        // It is copied, so its entry is free: what a program posts before `end_poll` completes, too, and needs the room.
+        // It is copied, so its entry is free: what a program posts before `end_poll` completes,
+        // too, and needs the room.
         completions.ring.publish();
         completions.keep();
         if found { 0 } else { Errno::NOENT.raw_os_error() }

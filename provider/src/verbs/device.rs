@@ -23,7 +23,8 @@ const LINK_UP: u8 = 5;
 const LINK_DISABLED: u8 = 3;
 /// `active_width` of four lanes.
 const WIDTH_4X: u8 = 2;
-/// `active_speed` of 25.78125 Gb/s a lane: with four of them, what copying in memory is about as fast as.
+/// `active_speed` of 25.78125 Gb/s a lane: with four of them, what copying in memory is about as
+/// fast as.
 const SPEED_EDR: u8 = 32;
 /// Both together, in units of 100 Mb/s.
 const SPEED: u64 = 1000;

@@ -1,4 +1,5 @@
-//! Device memory (`ibv_alloc_dm(3)`): memory that the program reaches by copies and registered regions only.
+//! Device memory (`ibv_alloc_dm(3)`): memory that the program reaches by copies and registered
+//! regions only.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -32,7 +33,8 @@ unsafe fn memory<'a>(dm: *mut ibv_dm) -> &'a Arc<Memory> {
     unsafe { &(&*dm.cast::<Dm>()).object.0 }
 }
 
-/// Has those who know it by its handle do something with it. In a forked child memory is still memory, but nobody imports it.
+/// Has those who know it by its handle do something with it. In a forked child memory is still
+/// memory, but nobody imports it.
 ///
 /// # Safety
 /// As for [`memory`].
@@ -108,7 +110,8 @@ pub(super) unsafe extern "C" fn unimport_dm(dm: *mut ibv_dm) {
     });
 }
 
-/// `ibv_free_dm(3)`: EBUSY while regions are registered in it; ENOENT if it was freed in another context.
+/// `ibv_free_dm(3)`: EBUSY while regions are registered in it; ENOENT if it was freed in another
+/// context.
 pub(super) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     status(|| {
         // SAFETY: live memory of ours.
@@ -134,7 +137,8 @@ unsafe extern "C" fn memcpy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_v
     })
 }
 
-/// `ibv_memcpy_from_dm(3)`: EINVAL outside of it, or unless offset and length are multiples of four.
+/// `ibv_memcpy_from_dm(3)`: EINVAL outside of it, or unless offset and length are multiples of
+/// four.
 unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64, len: usize) -> c_int {
     status(|| {
         // SAFETY: live memory of ours.
@@ -145,7 +149,8 @@ unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u6
     })
 }
 
-/// `ibv_reg_dm_mr(3)`: EINVAL outside of it, or unless it is zero-based; ENOENT if it was freed in another context.
+/// `ibv_reg_dm_mr(3)`: EINVAL outside of it, or unless it is zero-based; ENOENT if it was freed in
+/// another context.
 pub(super) unsafe extern "C" fn reg_dm_mr(
     pd: *mut ibv_pd,
     dm: *mut ibv_dm,

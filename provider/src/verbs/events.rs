@@ -1,5 +1,5 @@
-//! Events on their way from the driver to the program: each goes to the object that it is of, which counts it
-//! ([`reported`](super::reported)).
+//! Events on their way from the driver to the program: each goes to the object that it is of, which
+//! counts it ([`reported`](super::reported)).
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use super::qp::Qp;
 use super::reported::Reported;
 use super::srq::Srq;
 
-/// The events of one context: completions go to their queue's channel, asynchronous ones to its `async_fd`.
+/// The events of one context: completions go to their queue's channel, asynchronous ones to its
+/// `async_fd`.
 pub(crate) struct Events {
     channel: Arc<ChannelSender>,
 }
@@ -39,8 +40,8 @@ impl Events {
     }
 }
 
-// Cookies are the addresses of our objects. The driver delivers no event of an object after its destruction returned, and
-// we free an object only then.
+// Cookies are the addresses of our objects. The driver delivers no event of an object after its
+// destruction returned, and we free an object only then.
 impl ContextEvents for Events {
     fn completion(&self, cq_cookie: u64) {
         // SAFETY: the cookie of a live completion queue, see above.

@@ -5,9 +5,11 @@ use std::cell::UnsafeCell;
 /// Part of an object that libibverbs and the program write too.
 pub(crate) struct Foreign<T>(UnsafeCell<T>);
 
-// SAFETY: reached by raw pointer only; which thread may touch which field is the contract of libibverbs.
+// SAFETY: reached by raw pointer only; which thread may touch which field is the contract of
+// libibverbs.
 unsafe impl<T> Sync for Foreign<T> {}
-// SAFETY: reached by raw pointer only; which thread may touch which field is the contract of libibverbs.
+// SAFETY: reached by raw pointer only; which thread may touch which field is the contract of
+// libibverbs.
 unsafe impl<T> Send for Foreign<T> {}
 
 impl<T> Foreign<T> {

@@ -12,11 +12,11 @@ use super::ledger::Ledger;
 use super::lock::{Held, Lock};
 use super::send_queue::SendQueue;
 
-/// The send queue. The driver publishes what waits behind the gate, and never waits for the lock: a program may hold it
-/// without limit, between `ibv_wr_start` and `ibv_wr_complete`.
+/// The send queue. The driver publishes what waits behind the gate, and never waits for the lock: a
+/// program may hold it without limit, between `ibv_wr_start` and `ibv_wr_complete`.
 pub(super) struct Sends {
     pub(super) side: Lock<SendSide>,
-    /// Whether something was left behind the closed gate. Of no meaning once that is open.
+    /// Whether something was left behind the closed gate. Without meaning once that is open.
     pub(super) waiting: AtomicBool,
     device: Weak<urnic_driver::Qp>,
     ledger: Arc<Ledger>,
@@ -52,8 +52,8 @@ impl Poster for Sends {
 
     fn completed(&self) -> Option<Completed> {
         let qid = self.device.upgrade()?.qid;
-        // SAFETY: a completion queue outlives its queue pairs (EBUSY), and the driver forgets us, and waits for a call that is under way,
-        // before a queue pair is gone.
+        // SAFETY: a completion queue outlives its queue pairs (EBUSY), and the driver forgets us,
+        // and waits for a call that is under way, before a queue pair is gone.
         let [sends, receives] = self.cqs.0.map(|cq| unsafe { cq.as_ref() });
         Some(Completed {
             sends: sends.sends_completed(qid, &self.ledger)?,
@@ -82,7 +82,8 @@ impl Sends {
         })
     }
 
-    /// Lets go of the send queue, and lets the device see what was written if the gate is open. Returns the index to ring with.
+    /// Lets go of the send queue, and lets the device see what was written if the gate is open.
+    /// Returns the index to ring with.
     #[inline]
     pub(super) fn let_go(&self, device: &urnic_driver::Qp, mut side: Held<'_, SendSide>) -> Option<u32> {
         if device.gate_is_open() {
@@ -104,8 +105,8 @@ impl Sends {
         }
     }
 
-    /// Behind an open gate. Who holds the queue looks at the gate when letting go of it ([`let_go`](Self::let_go)): of the two,
-    /// separated by fences, one sees what the other did.
+    /// Behind an open gate. Who holds the queue looks at the gate when letting go of it
+    /// ([`let_go`](Self::let_go)): of the two, separated by fences, one sees what the other did.
     fn publish_unless_held(&self) -> Option<u32> {
         fence(Ordering::SeqCst);
         self.side.try_hold()?.queue.publish()

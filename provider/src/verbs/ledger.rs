@@ -1,5 +1,5 @@
-//! What of a queue pair's posted work was polled: shared between its queues and the completion queues they
-//! complete to.
+//! What of a queue pair's posted work was polled: shared between its queues and the completion
+//! queues they complete to.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -38,7 +38,8 @@ impl Ledger {
         }
     }
 
-    /// The completion of a send slot was polled: it and all before it are free. Returns its `wr_id`.
+    /// The completion of a send slot was polled: it and all before it are free. Returns its
+    /// `wr_id`.
     #[inline]
     pub(crate) fn settle_send(&self, slot: u32) -> u64 {
         let wr_id = self.wr_id(slot).map_or(0, |entry| entry.load(Ordering::Relaxed));
@@ -67,7 +68,8 @@ impl Ledger {
         self.receives.load(Ordering::Acquire)
     }
 
-    /// The queues were emptied (RESET): so many sends and receives had been posted, and none of them completes any more.
+    /// The queues were emptied (RESET): so many sends and receives had been posted, and none of
+    /// them completes any more.
     pub(crate) fn settle_all(&self, sends: u32, receives: u32) {
         self.sends.store(sends, Ordering::Release);
         self.receives.store(receives, Ordering::Release);

@@ -1,8 +1,9 @@
-//! The lock of a work or completion queue: one word, one atomic instruction each way while nobody waits.
+//! The lock of a work or completion queue: one word, one atomic instruction each way while nobody
+//! waits.
 //!
-//! Two interfaces of libibverbs keep it across calls (`ibv_wr_start` … `ibv_wr_complete`, `ibv_start_poll` …
-//! `ibv_end_poll`), which std's guards cannot do: see [`Held::keep`]. It waits by raw futex calls, so that it is
-//! no cancellation point.
+//! Two interfaces of libibverbs keep it across calls (`ibv_wr_start` … `ibv_wr_complete`,
+//! `ibv_start_poll` … `ibv_end_poll`), which std's guards cannot do: see [`Held::keep`]. It waits
+//! by raw futex calls, so that it is no cancellation point.
 
 use rustix::thread::futex;
 use std::cell::UnsafeCell;

@@ -1,11 +1,13 @@
 //! The verbs: what libibverbs calls, translated to work queue entries, doorbells and driver calls.
 //!
-//! Posting and polling touch only memory shared with the device, ring its doorbell and hold one lock of one queue;
-//! they neither allocate nor panic. Everything else goes to the driver, and its answer becomes an errno.
+//! Posting and polling touch only memory shared with the device, ring its doorbell and hold one
+//! lock of one queue; they neither allocate nor panic. Everything else goes to the driver, and its
+//! answer becomes an errno.
 //!
-//! Objects that libibverbs holds pointers to ([`cq::Cq`], [`qp::Qp`], …) begin with the structure it knows and are boxed; the
-//! program's pointer is the box. Locks: a queue's own only, one at a time, and none while the device works or the
-//! driver is called. A region's own is held while the driver works on it, and before those of handles and of places on demand.
+//! Objects that libibverbs holds pointers to ([`cq::Cq`], [`qp::Qp`], …) begin with the structure
+//! it knows and are boxed; the program's pointer is the box. Locks: a queue's own only, one at a
+//! time, and none while the device works or the driver is called. A region's own is held while the
+//! driver works on it, and before those of handles and of places on demand.
 
 use urnic_rdma_core::{ContextOps, Level};
 

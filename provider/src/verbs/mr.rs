@@ -45,8 +45,9 @@ fn access(raw: c_int) -> Result<Access, Errno> {
     Ok(access - (Access::OPTIONAL | Access::HUGETLB))
 }
 
-/// `ibv_reg_mr(3)` and `ibv_reg_mr_iova(3)`: its first byte is named `iova`, or 0 if zero-based. On demand, nothing need be there, and all of the address
-/// space is a region as well (implicit: address 0, length `SIZE_MAX`). EOPNOTSUPP for that where the device has it not.
+/// `ibv_reg_mr(3)` and `ibv_reg_mr_iova(3)`: its first byte is named `iova`, or 0 if zero-based. On
+/// demand, nothing need be there, and all of the address space is a region as well (implicit:
+/// address 0, length `SIZE_MAX`). EOPNOTSUPP for that where the device has it not.
 pub(super) unsafe extern "C" fn reg_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -118,7 +119,8 @@ fn described(pd: &Pd, handle: u32, addr: *mut c_void, mr_type: u32, state: &Stat
     }
 }
 
-/// `ibv_import_mr(3)`: the region's keys and length; its address is not told. ENOENT if no context of the file has such a region; EIO in a forked child.
+/// `ibv_import_mr(3)`: the region's keys and length; its address is not told. ENOENT if no context
+/// of the file has such a region; EIO in a forked child.
 pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     pointer(|| {
         // SAFETY: a live domain.
@@ -281,7 +283,8 @@ pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     .cast()
 }
 
-/// `ibv_dereg_mr(3)`: when it returns, nothing is read or written through the region any more. ENOENT if it was deregistered in another context.
+/// `ibv_dereg_mr(3)`: when it returns, nothing is read or written through the region any more.
+/// ENOENT if it was deregistered in another context.
 pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     status(|| {
         // SAFETY: a live region of ours.
@@ -303,8 +306,9 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     })
 }
 
-/// `ibv_advise_mr(3)`: EOPNOTSUPP for other advice than prefetching, EINVAL for unknown flags, else those of [`asked`](crate::file::on_demand::Places::asked). Unless it shall be flushed, pages that
-/// cannot be brought in are no error: each access will see for itself.
+/// `ibv_advise_mr(3)`: EOPNOTSUPP for other advice than prefetching, EINVAL for unknown flags, else
+/// those of [`asked`](crate::file::on_demand::Places::asked). Unless it shall be flushed, pages
+/// that cannot be brought in are no error: each access will see for itself.
 pub(super) unsafe extern "C" fn advise_mr(
     pd: *mut ibv_pd,
     advice: c_int,

@@ -57,12 +57,14 @@ pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     })
 }
 
-/// The next key for the same window: its low byte is the program's to choose, and must differ from bind to bind.
+/// The next key for the same window: its low byte is the program's to choose, and must differ from
+/// bind to bind.
 fn next_key(rkey: u32) -> u32 {
     rkey & !0xff | rkey.wrapping_add(1) & 0xff
 }
 
-/// `ibv_bind_mw(3)`, for windows of type 1: a work request like others, whose new key is in `mw->rkey` when this returns.
+/// `ibv_bind_mw(3)`, for windows of type 1: a work request like others, whose new key is in
+/// `mw->rkey` when this returns.
 pub(super) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
     // SAFETY: the program's queue pair, window and structure, all alive.
     unsafe {

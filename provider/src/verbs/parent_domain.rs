@@ -1,5 +1,6 @@
-//! Parent domains (`ibv_alloc_parent_domain(3)`): another name for a domain, with the program's own allocator for what is made in it. What comes
-//! from there is the rings of queue pairs, shared receive queues and completion queues.
+//! Parent domains (`ibv_alloc_parent_domain(3)`): another name for a domain, with the program's own
+//! allocator for what is made in it. What comes from there is the rings of queue pairs, shared
+//! receive queues and completion queues.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -31,10 +32,12 @@ pub(super) struct Allocator {
 
 // SAFETY: who gives libibverbs an allocator answers for the threads that its queues are made on.
 unsafe impl Send for Allocator {}
-// SAFETY: the program that gives libibverbs an allocator answers for the threads that its queues are made on.
+// SAFETY: the program that gives libibverbs an allocator answers for the threads that its queues
+// are made on.
 unsafe impl Sync for Allocator {}
 
-/// The rings of one queue: in memory from its parent domain's allocator, if that has one. Goes after the queue.
+/// The rings of one queue: in memory from its parent domain's allocator, if that has one. Goes
+/// after the queue.
 pub(super) struct Rings {
     allocator: Option<Allocator>,
     /// The parent domain, which waits for its queues (EBUSY).
@@ -42,7 +45,8 @@ pub(super) struct Rings {
     resource: Resource,
     /// What came from the allocator.
     pieces: Mutex<Vec<NonNull<u8>>>,
-    /// Held while others take their place: by one caller at a time, or they would give back each other's.
+    /// Held while others take their place: by one caller at a time, or they would give back each
+    /// other's.
     changing: Mutex<()>,
 }
 
@@ -51,7 +55,8 @@ unsafe impl Send for Rings {}
 // SAFETY: the pieces are addresses, and of the domain nothing but its address is used.
 unsafe impl Sync for Rings {}
 
-// SAFETY: `alloc` promises memory of that size for us alone, and it is given back when the queue has gone, or its making failed.
+// SAFETY: `alloc` promises memory of that size for us alone, and it is given back when the queue
+// has gone, or its making failed.
 unsafe impl RingPlacement for Rings {
     fn place(&self, len: usize, align: usize) -> Result<Option<NonNull<u8>>, Errno> {
         let Some(allocator) = &self.allocator else {
@@ -90,7 +95,8 @@ impl Rings {
         what(&mut self.pieces.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Has `change` put other rings in the place of these, which go back if it succeeds; else those that it took do.
+    /// Has `change` put other rings in the place of these, which go back if it succeeds; else those
+    /// that it took do.
     ///
     /// Errors: those of `change`.
     pub(super) fn replaced<T>(&self, change: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
@@ -110,7 +116,8 @@ impl Rings {
             return;
         };
         for piece in pieces {
-            // SAFETY: the program's function, with what its other one returned, which nobody uses any more.
+            // SAFETY: the program's function, with what its other one returned, which nobody uses
+            // any more.
             unsafe {
                 (allocator.free)(
                     self.domain,

@@ -21,7 +21,8 @@ pub(crate) struct Pd {
     pub(super) abi: Foreign<ibv_pd>,
     domain: Arc<Domain>,
     file: Weak<File>,
-    /// Queues in it, and parent domains of it; by whatever name they know it, if it is no parent domain.
+    /// Queues in it, and parent domains of it; by whatever name they know it, if it is no parent
+    /// domain.
     tenants: Arc<AtomicU32>,
     /// Of a parent domain: that it is one of that domain.
     parent_of: Option<Tenancy>,
@@ -149,7 +150,8 @@ pub(super) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32
     .cast()
 }
 
-/// `ibv_unimport_pd(3)`: one name less for the domain. What is in it stays, and may know the name no more.
+/// `ibv_unimport_pd(3)`: one name less for the domain. What is in it stays, and may know the name
+/// no more.
 pub(super) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
     status(|| {
         // SAFETY: a live domain.
@@ -163,7 +165,8 @@ pub(super) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
     });
 }
 
-/// `ibv_alloc_parent_domain(3)`. EOPNOTSUPP for allocators where the device cannot have its queues in any memory.
+/// `ibv_alloc_parent_domain(3)`. EOPNOTSUPP for allocators where the device cannot have its queues
+/// in any memory.
 pub(super) unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
@@ -211,10 +214,11 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
     .cast()
 }
 
-/// `ibv_dealloc_pd(3)`: EBUSY while a queue is in it, or it has a parent domain; ENOENT if it was freed in another context.
+/// `ibv_dealloc_pd(3)`: EBUSY while a queue is in it, or it has a parent domain; ENOENT if it was
+/// freed in another context.
 ///
-/// With regions in it, it "may fail": ours does not, and ends with the last of them. Over iWARP, perftest 4.5 forgets one, and
-/// would call an error what it measured well.
+/// With regions in it, it "may fail": ours does not, and ends with the last of them. Over iWARP,
+/// perftest 4.5 forgets one, and would call an error what it measured well.
 pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     status(|| {
         // SAFETY: a live domain.
@@ -264,7 +268,8 @@ pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     })
 }
 
-/// `ibv_create_ah(3)`: EINVAL for an address that is not global, as for all Ethernet devices, or not ours to send from.
+/// `ibv_create_ah(3)`: EINVAL for an address that is not global, as for all Ethernet devices, or
+/// not ours to send from.
 pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     pointer(|| {
         // SAFETY: a live domain, and the program's attributes.

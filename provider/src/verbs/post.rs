@@ -12,18 +12,19 @@ use super::refusal::refuse;
 use super::unaligned::structure;
 use crate::guard::contained;
 
-/// Whether the send queue takes work requests: when connected, or about to be, and in error, where each completes flushed.
-/// Elsewhere nothing would ever come of them (conformance VRB-Q-02).
+/// Whether the send queue takes work requests: when connected, or about to be, and in error, where
+/// each completes flushed. Elsewhere nothing would ever come of them (conformance VRB-Q-02).
 ///
-/// RTR is among them: a stream has no direction that is ready before the other, and programs written for iWARP that
-/// receive only (perftest's) send their credits from there.
+/// RTR is among them: a stream has no direction that is ready before the other, and programs
+/// written for iWARP that receive only (perftest's) send their credits from there.
 #[inline]
 pub(super) fn takes_sends(state: QpState) -> bool {
     matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqe | QpState::Err)
 }
 
-/// `ibv_post_send(3)`: EINVAL for a request that can not be, or not in this state; ENOMEM when the queue is full; EIO in a forked child. The
-/// requests before `*bad_wr` are posted, and the device sees all of them at once.
+/// `ibv_post_send(3)`: EINVAL for a request that can not be, or not in this state; ENOMEM when the
+/// queue is full; EIO in a forked child. The requests before `*bad_wr` are posted, and the device
+/// sees all of them at once.
 pub(super) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
@@ -67,8 +68,9 @@ pub(super) unsafe extern "C" fn post_send(
     result
 }
 
-/// `ibv_post_recv(3)`: EINVAL for too many elements or with a shared receive queue, ENOMEM when the queue is full, EIO in a forked child. Receives may be posted in any
-/// state; in error each completes flushed.
+/// `ibv_post_recv(3)`: EINVAL for too many elements or with a shared receive queue, ENOMEM when the
+/// queue is full, EIO in a forked child. Receives may be posted in any state; in error each
+/// completes flushed.
 pub(super) unsafe extern "C" fn post_recv(
     qp: *mut ibv_qp,
     wr: *mut ibv_recv_wr,

@@ -50,7 +50,8 @@ impl Qp {
     /// The queue pair behind libibverbs' pointer.
     ///
     /// # Safety
-    /// `qp` came from [`create_qp`] or [`create_qp_ex`](super::qp_ex::create_qp_ex) and was not destroyed.
+    /// `qp` came from [`create_qp`] or [`create_qp_ex`](super::qp_ex::create_qp_ex) and was not
+    /// destroyed.
     #[inline]
     pub(super) unsafe fn of<'a>(qp: *mut ibv_qp) -> &'a Qp {
         // SAFETY: the caller promises a queue pair of ours, and `abi` is the first field.
@@ -166,7 +167,8 @@ impl Qp {
         self.cqs().iter().for_each(|cq| cq.detach(self.device.qid));
         self.asynchronous
             .purge(&self.async_channel, self.public().addr() as u64);
-        // SAFETY: the fields of this very queue pair: zeroes are an initialised mutex and condition variable.
+        // SAFETY: the fields of this very queue pair: zeroes are an initialised mutex and condition
+        // variable.
         unsafe {
             let public = self.public();
             Acknowledgements {
@@ -216,10 +218,11 @@ fn queues(
     let record = NonNull::from(device.record());
     let sq = NonNull::new(device.sq().as_ptr()).ok_or(Errno::NOMEM)?;
     let rq = NonNull::new(device.rq().as_ptr()).ok_or(Errno::NOMEM)?;
-    // SAFETY: ring and record live as long as `device`, which lives as long as `Qp`; `Sends`, which may outlive it, touches them only with
-    // `device` in hand.
+    // SAFETY: ring and record live as long as `device`, which lives as long as `Qp`; `Sends`, which
+    // may outlive it, touches them only with `device` in hand.
     let sends = unsafe { SendQueue::new(sq, record, shape, rules, ledger.clone()) };
-    // SAFETY: ring and record live as long as `device`, which lives as long as `Qp`, which has the receive queue.
+    // SAFETY: ring and record live as long as `device`, which lives as long as `Qp`, which has the
+    // receive queue.
     let receives = unsafe { ReceiveQueue::new(rq, record, receive_shape, Some(ledger.clone())) };
     Ok((sends, receives))
 }
@@ -248,7 +251,8 @@ fn public_part(
     abi
 }
 
-/// `ibv_create_qp(3)`: EOPNOTSUPP for all but reliable connections, EINVAL beyond the device's limits.
+/// `ibv_create_qp(3)`: EOPNOTSUPP for all but reliable connections, EINVAL beyond the device's
+/// limits.
 pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: libibverbs gives a live domain, and the program its attributes.
     pointer(|| unsafe { Qp::make(pd, &mut *attr) }).cast()

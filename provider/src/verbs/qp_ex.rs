@@ -1,8 +1,9 @@
 //! Queue pairs with the work-request builder interface (`ibv_create_qp_ex(3)`, `ibv_wr_start(3)`).
 //!
-//! `wr_start` takes the send queue's lock; `wr_complete` or `wr_abort` lets go of it. Between them each `wr_*` call begins an
-//! entry and each `wr_set_*` call gives it operands; the first mistake is remembered, and makes `wr_complete`
-//! take everything back. In a forked child all of them do nothing, and `wr_complete` answers EIO.
+//! `wr_start` takes the send queue's lock; `wr_complete` or `wr_abort` lets go of it. Between them
+//! each `wr_*` call begins an entry and each `wr_set_*` call gives it operands; the first mistake
+//! is remembered, and makes `wr_complete` take everything back. In a forked child all of them do
+//! nothing, and `wr_complete` answers EIO.
 
 use std::ffi::{c_int, c_void};
 
@@ -85,9 +86,11 @@ pub(super) unsafe extern "C" fn create_qp_ex(
     .cast()
 }
 
-/// Fills in the builder's functions, and says that they are there, where the given rdma-core release looks for it.
+/// Fills in the builder's functions, and says that they are there, where the given rdma-core
+/// release looks for it.
 ///
-/// `wr_atomic_write` and `wr_flush` stay null: they are newer than some releases, whose `comp_mask` is in their place.
+/// `wr_atomic_write` and `wr_flush` stay null: they are newer than some releases, whose `comp_mask`
+/// is in their place.
 fn offer_builder(abi: &mut verbs_qp, release: u32) {
     // SAFETY: the union is the extended one from here on, which begins like the other.
     let qp = unsafe { &mut *abi.qp.qp_ex };
@@ -113,7 +116,8 @@ fn offer_builder(abi: &mut verbs_qp, release: u32) {
     unsafe { *(&raw mut *abi).byte_add(offset).cast::<u32>() |= VERBS_QP_EX };
 }
 
-/// The queue pair, whose send queue's lock is held by this builder: does something with queue and builder.
+/// The queue pair, whose send queue's lock is held by this builder: does something with queue and
+/// builder.
 ///
 /// # Safety
 /// `qp` is live, and between `wr_start` and its end.
@@ -123,7 +127,8 @@ unsafe fn with(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut SendQueue, &mut Buildin
     if !qp.birthplace.is_here() {
         return;
     }
-    // SAFETY: the caller promises that `wr_start` locked the queue and that this lock is still held.
+    // SAFETY: the caller promises that `wr_start` locked the queue and that this lock is still
+    // held.
     let mut side = unsafe { qp.sends.side.resume() };
     let side_ = &mut *side;
     act(&mut side_.queue, &mut side_.building);
@@ -135,7 +140,8 @@ unsafe fn with(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut SendQueue, &mut Buildin
 /// # Safety
 /// As of [`with`].
 unsafe fn begin(qp: *mut ibv_qp_ex, opcode: Opcode, fill: impl FnOnce(&mut SendQueue, &mut Entry)) {
-    // SAFETY: the caller promises a live queue pair between `wr_start` and its end; the two fields are the program's, set before each entry.
+    // SAFETY: the caller promises a live queue pair between `wr_start` and its end; the two fields
+    // are the program's, set before each entry.
     unsafe {
         // Inline is what `wr_set_inline_data` makes it.
         let (flags, wr_id) = ((*qp).wr_flags & !IBV_SEND_INLINE, (*qp).wr_id);
@@ -226,8 +232,8 @@ fn finish(qp: &Qp, side: Held<'_, SendSide>) {
 macro_rules! builders {
     ($($name:ident($qp:ident $(, $arg:ident: $ty:ty)*) $body:expr;)*) => { $(
         unsafe extern "C" fn $name($qp: *mut ibv_qp_ex $(, $arg: $ty)*) {
-            // SAFETY: libibverbs' contract: called between `wr_start` and its end, by the thread that called that, with
-            // arguments that can be read.
+            // SAFETY: libibverbs' contract: called between `wr_start` and its end, by the thread
+            // that called that, with arguments that can be read.
             unsafe { $body }
         }
     )* };

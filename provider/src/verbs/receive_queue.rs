@@ -1,6 +1,7 @@
 //! The driver's side of a receive queue: a ring of entries of equal length shared with the device
-//! ([`wqe`](urnic_device::wqe)). As in a [send queue](super::send_queue), a slot is free again when its
-//! completion was polled; in a shared receive queue, whose completions go many ways, when the device has taken it.
+//! ([`wqe`](urnic_device::wqe)). As in a [send queue](super::send_queue), a slot is free again when
+//! its completion was polled; in a shared receive queue, whose completions go many ways, when the
+//! device has taken it.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -47,15 +48,16 @@ pub(crate) struct ReceiveQueue {
     settled: u32,
 }
 
-// SAFETY: the pointers lead to the rings of the queue pair, which nobody else writes and which live as long as it.
+// SAFETY: the pointers lead to the rings of the queue pair, which nobody else writes and which live
+// as long as it.
 unsafe impl Send for ReceiveQueue {}
 
 impl ReceiveQueue {
     /// A queue over a zeroed ring and record.
     ///
     /// # Safety
-    /// `ring` has `shape.entries` entries and `record` is a queue record; both outlive the queue, and only it
-    /// writes the ring and the record's receive producer.
+    /// `ring` has `shape.entries` entries and `record` is a queue record; both outlive the queue,
+    /// and only it writes the ring and the record's receive producer.
     pub(crate) unsafe fn new(
         ring: NonNull<u8>,
         record: NonNull<QueueRecord>,
@@ -73,7 +75,8 @@ impl ReceiveQueue {
         }
     }
 
-    /// Writes a work request behind the others. The device does not see it before [`publish`](Self::publish).
+    /// Writes a work request behind the others. The device does not see it before
+    /// [`publish`](Self::publish).
     ///
     /// Errors: NOMEM when all slots are taken, INVAL for too many elements.
     ///
@@ -93,8 +96,8 @@ impl ReceiveQueue {
             return Err(Errno::INVAL);
         }
         let slot = (self.written & (self.shape.entries - 1)) as usize;
-        // SAFETY: a slot's entry is within the ring, has room for the header and `max_sge` elements and is not the
-        // device's yet.
+        // SAFETY: a slot's entry is within the ring, has room for the header and `max_sge` elements
+        // and is not the device's yet.
         unsafe {
             let entry = self.ring.as_ptr().add(slot << self.shape.log_stride);
             entry
@@ -117,8 +120,9 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// Writes a list of work requests, and lets the device see those before the first that cannot be taken, to which `bad_wr` then points.
-    /// Returns the producer index to ring with, if the device wants a ring, and 0 or an errno.
+    /// Writes a list of work requests, and lets the device see those before the first that cannot
+    /// be taken, to which `bad_wr` then points. Returns the producer index to ring with, if the
+    /// device wants a ring, and 0 or an errno.
     ///
     /// # Safety
     /// `wr` is a list as `ibv_post_recv(3)` takes it; `bad_wr` is null or can be written.
@@ -157,7 +161,8 @@ impl ReceiveQueue {
         }
     }
 
-    /// Lets the device see what was written. Returns the producer index to ring with, if it wants a ring.
+    /// Lets the device see what was written. Returns the producer index to ring with, if it wants a
+    /// ring.
     #[inline]
     pub(crate) fn publish(&mut self) -> Option<u32> {
         let old = self.published;
@@ -170,7 +175,8 @@ impl ReceiveQueue {
         record::publish(&record.rq_producer, &record.rq_event, old, self.written).then_some(self.written)
     }
 
-    /// The queue was emptied (RESET): what was posted does not complete any more. Indices go on. Returns the slots taken so far.
+    /// The queue was emptied (RESET): what was posted does not complete any more. Indices go on.
+    /// Returns the slots taken so far.
     pub(crate) fn discard(&mut self) -> u32 {
         self.written = self.published;
         self.settled = self.written;

@@ -1,7 +1,8 @@
 //! The count of events that the program was given and has not acknowledged.
 //!
-//! An object may be destroyed only when the program acknowledged every event it read of it (`ibv_ack_cq_events(3)`,
-//! `ibv_ack_async_event(3)`); events it has not read are taken back. The kernel keeps these counts for other providers.
+//! An object may be destroyed only when the program acknowledged every event it read of it
+//! (`ibv_ack_cq_events(3)`, `ibv_ack_async_event(3)`); events it has not read are taken back. The
+//! kernel keeps these counts for other providers.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -49,8 +50,8 @@ pub(super) struct Acknowledgements<'a, const N: usize> {
 }
 
 impl<const N: usize> Acknowledgements<'_, N> {
-    /// Waits until the program acknowledged what it read. Nothing more is reported. A cancellation point of its own, so that
-    /// cancellation is off (`guard`).
+    /// Waits until the program acknowledged what it read. Nothing more is reported. A cancellation
+    /// point of its own, so that cancellation is off (`guard`).
     ///
     /// # Safety
     /// The pointers lead to the live object's fields.

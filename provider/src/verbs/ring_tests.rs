@@ -1,4 +1,5 @@
-//! Rings against a device that is a few lines of test: what the driver writes is read back by the datasheet.
+//! Rings against a device that is a few lines of test: what the driver writes is read back by the
+//! datasheet.
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;

@@ -1,9 +1,10 @@
 //! The driver's side of a send queue: a ring of 64-byte blocks shared with the device
 //! ([`wqe`](urnic_device::wqe)).
 //!
-//! A slot is free again when its completion, or that of a later work request, was *polled*: the rule of RNICs, on
-//! which programs rely that post until ENOMEM and size their completion queue after the send queue. So the ring is made
-//! large enough for as many longest entries as there are slots, and never asks how far the device is.
+//! A slot is free again when its completion, or that of a later work request, was *polled*: the
+//! rule of RNICs, on which programs rely that post until ENOMEM and size their completion queue
+//! after the send queue. So the ring is made large enough for as many longest entries as there are
+//! slots, and never asks how far the device is.
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -27,7 +28,8 @@ use super::unaligned::elements;
 /// Longest message: 2 GiB.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 
-/// How large a send queue is. The ring holds as many entries of the longest kind as there are slots.
+/// How large a send queue is. The ring holds as many entries of the longest kind as there are
+/// slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SendShape {
     /// Work requests it takes.
@@ -72,7 +74,8 @@ pub(crate) struct SendQueue {
     settled: u32,
 }
 
-// SAFETY: the pointers lead to the rings of the queue pair, which nobody else writes and which live as long as it.
+// SAFETY: the pointers lead to the rings of the queue pair, which nobody else writes and which live
+// as long as it.
 unsafe impl Send for SendQueue {}
 
 /// What an operation carries.
@@ -125,8 +128,8 @@ impl SendQueue {
     /// A queue over a zeroed ring and record.
     ///
     /// # Safety
-    /// `ring` has `shape.blocks` blocks and `record` is a queue record; both outlive the queue, and only it
-    /// writes the ring and the record's send producer.
+    /// `ring` has `shape.blocks` blocks and `record` is a queue record; both outlive the queue, and
+    /// only it writes the ring and the record's send producer.
     pub(crate) unsafe fn new(
         ring: NonNull<u8>,
         record: NonNull<QueueRecord>,
@@ -147,7 +150,8 @@ impl SendQueue {
         }
     }
 
-    /// Writes a work request behind the others. The device does not see it before [`publish`](Self::publish).
+    /// Writes a work request behind the others. The device does not see it before
+    /// [`publish`](Self::publish).
     ///
     /// Errors: NOMEM when all slots are taken, INVAL for a request that can not be.
     ///
@@ -218,7 +222,8 @@ impl SendQueue {
         Ok(())
     }
 
-    /// An entry for an operation, with a work request's flags: to be given operands and [committed](Self::commit).
+    /// An entry for an operation, with a work request's flags: to be given operands and
+    /// [committed](Self::commit).
     ///
     /// Errors: NOMEM when all slots are taken, INVAL for flags and operations that there are not.
     #[inline]
@@ -322,8 +327,8 @@ impl SendQueue {
         }
         let at = self.offset(entry);
         let first = len.min(self.ring_len() - at);
-        // SAFETY: `at` + `first` is within the ring, and the rest is shorter than an entry, thus than what lies before
-        // `at`. The device reads neither before they are published.
+        // SAFETY: `at` + `first` is within the ring, and the rest is shorter than an entry, thus
+        // than what lies before `at`. The device reads neither before they are published.
         unsafe {
             ptr::copy_nonoverlapping(data, self.ring.as_ptr().add(at), first);
             ptr::copy_nonoverlapping(data.add(first), self.ring.as_ptr(), len - first);
@@ -389,8 +394,9 @@ impl SendQueue {
     fn put<T>(&mut self, entry: &mut Entry, operand: T) {
         const { assert!(BLOCK_LEN.is_multiple_of(size_of::<T>())) };
         let at = self.offset(entry);
-        // SAFETY: `at` is within the ring and a multiple of the operand's length (an atomic's or bind's operands start
-        // an entry's, elements follow elements or 16 bytes), so all of it is. The device does not read it yet.
+        // SAFETY: `at` is within the ring and a multiple of the operand's length (an atomic's or
+        // bind's operands start an entry's, elements follow elements or 16 bytes), so all of it is.
+        // The device does not read it yet.
         unsafe { self.ring.as_ptr().add(at).cast::<T>().write_unaligned(operand) };
         entry.operand_len += size_of::<T>();
     }
@@ -402,7 +408,8 @@ impl SendQueue {
         entry.header.blocks = blocks as u8;
         entry.header.cookie = u64::from(self.posted).into();
         let at = self.block_offset();
-        // SAFETY: a header fits in the block at `at`, which is within the ring and not the device's yet.
+        // SAFETY: a header fits in the block at `at`, which is within the ring and not the device's
+        // yet.
         unsafe {
             self.ring
                 .as_ptr()
@@ -415,7 +422,8 @@ impl SendQueue {
         self.written = self.written.wrapping_add(blocks as u32);
     }
 
-    /// Lets the device see what was written. Returns the producer index to ring with, if it wants a ring.
+    /// Lets the device see what was written. Returns the producer index to ring with, if it wants a
+    /// ring.
     #[inline]
     pub(crate) fn publish(&mut self) -> Option<u32> {
         let old = self.published;
@@ -444,8 +452,8 @@ impl SendQueue {
         self.posted = posted;
     }
 
-    /// The queue was emptied (RESET): what was published does not complete any more, and what was not never will
-    /// be. Indices go on. Returns the slots taken so far.
+    /// The queue was emptied (RESET): what was published does not complete any more, and what was
+    /// not never will be. Indices go on. Returns the slots taken so far.
     pub(crate) fn discard(&mut self) -> u32 {
         self.written = self.published;
         self.settled = self.posted;

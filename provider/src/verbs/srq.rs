@@ -44,7 +44,8 @@ impl Srq {
         unsafe { &*srq.cast::<Srq>() }
     }
 
-    /// Makes one, and says in `attr` what it really holds. A limit in it does not count (`ibv_create_srq(3)`).
+    /// Makes one, and says in `attr` what it really holds. A limit in it does not count
+    /// (`ibv_create_srq(3)`).
     ///
     /// # Safety
     /// `pd` is a live domain.
@@ -72,7 +73,8 @@ impl Srq {
             log_stride: device.log_stride(),
         };
         let ring = NonNull::new(device.ring().as_ptr()).ok_or(Errno::NOMEM)?;
-        // SAFETY: ring and record are there for as long as `device`, which we keep as long as the value.
+        // SAFETY: ring and record are there for as long as `device`, which we keep as long as the
+        // value.
         let receives = unsafe { ReceiveQueue::new(ring, NonNull::from(device.record()), shape, None) };
         // SAFETY: all zeroes are null pointers, and an unlocked mutex.
         let mut abi: verbs_srq = unsafe { mem::zeroed() };
@@ -101,7 +103,8 @@ impl Srq {
         self.device.destroy()?;
         let public = self.abi.get().cast::<ibv_srq>();
         self.asynchronous.purge(&self.async_channel, public.addr() as u64);
-        // SAFETY: the fields of this very queue: zeroes are an initialised mutex and condition variable.
+        // SAFETY: the fields of this very queue: zeroes are an initialised mutex and condition
+        // variable.
         unsafe {
             Acknowledgements {
                 mutex: &raw mut (*public).mutex,
@@ -154,7 +157,8 @@ pub(super) unsafe extern "C" fn create_srq_ex(
     .cast()
 }
 
-/// `ibv_modify_srq(3)`: arms the limit. The size stays what it is (the device does not say that it can change it): EOPNOTSUPP.
+/// `ibv_modify_srq(3)`: arms the limit. The size stays what it is (the device does not say that it
+/// can change it): EOPNOTSUPP.
 pub(super) unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
     status(|| {
         let mask = mask as u32;
@@ -199,7 +203,8 @@ pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     })
 }
 
-/// `ibv_post_srq_recv(3)`: EINVAL for too many elements, ENOMEM when the queue is full, EIO in a forked child.
+/// `ibv_post_srq_recv(3)`: EINVAL for too many elements, ENOMEM when the queue is full, EIO in a
+/// forked child.
 pub(super) unsafe extern "C" fn post_srq_recv(
     srq: *mut ibv_srq,
     wr: *mut ibv_recv_wr,

@@ -1,12 +1,14 @@
-//! Work requests and lists in a program's memory, which may lie in packed structs: C compilers on x86-64 and arm64 read such ones, and so do other
-//! providers; a Rust reference to them would be undefined behaviour.
+//! Work requests and lists in a program's memory, which may lie in packed structs: C compilers on
+//! x86-64 and arm64 read such ones, and so do other providers; a Rust reference to them would be
+//! undefined behaviour.
 
 use std::mem::MaybeUninit;
 use std::slice;
 
 use zerocopy::Unalign;
 
-/// The structure at `pointer`, or the copy that `place` then has of one that is not aligned; `None` at null.
+/// The structure at `pointer`, or the copy that `place` then has of one that is not aligned; `None`
+/// at null.
 ///
 /// # Safety
 /// `pointer` is null or has a `T`, which nobody changes meanwhile.
@@ -24,7 +26,8 @@ pub(super) unsafe fn structure<T: Copy>(pointer: *const T, place: &mut MaybeUnin
 /// The list at `list` as a slice.
 ///
 /// # Safety
-/// `list` has `count` elements, which nobody changes meanwhile; it may be anything if there are none.
+/// `list` has `count` elements, which nobody changes meanwhile; it may be anything if there are
+/// none.
 #[inline]
 pub(super) unsafe fn elements<'a, T>(list: *const T, count: usize) -> &'a [Unalign<T>] {
     if count == 0 {

@@ -103,8 +103,8 @@ pub struct ibv_alloc_dm_attr {
     pub comp_mask: u32,
 }
 
-/// The part that every release has. Newer ones have `active_speed_ex` behind it, which libibverbs zeroes before it asks a
-/// provider, and which then means "see `active_speed`".
+/// The part that every release has. Newer ones have `active_speed_ex` behind it, which libibverbs
+/// zeroes before it asks a provider, and which then means "see `active_speed`".
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_port_attr {
@@ -330,7 +330,8 @@ pub struct ibv_td_init_attr {
 pub struct ibv_parent_domain_init_attr {
     pub pd: *mut ibv_pd,
     pub td: *mut ibv_td,
-    /// [`IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS`](super::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS) and `…_PD_CONTEXT`.
+    /// [`IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS`](super::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS)
+    /// and `…_PD_CONTEXT`.
     pub comp_mask: u32,
     pub alloc: Option<ParentDomainAlloc>,
     pub free: Option<ParentDomainFree>,

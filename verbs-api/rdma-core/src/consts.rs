@@ -1,4 +1,5 @@
-//! Enumerations and flags of `<infiniband/verbs.h>`, as plain integers: a C caller may pass any bit pattern.
+//! Enumerations and flags of `<infiniband/verbs.h>`, as plain integers: a C caller may pass any bit
+//! pattern.
 
 #![allow(missing_docs)]
 
@@ -7,8 +8,8 @@ pub const IBV_SYSFS_NAME_MAX: usize = 64;
 /// Bytes of a sysfs path.
 pub const IBV_SYSFS_PATH_MAX: usize = 256;
 
-/// One block per C enum: the type and its values. [`VALUES`] lists them all, so that a test can hold them
-/// against the installed header.
+/// One block per C enum: the type and its values. [`VALUES`] lists them all, so that a test can
+/// hold them against the installed header.
 macro_rules! enums {
     ($($(#[$doc:meta])* $ty:ident: $repr:ty { $($name:ident = $value:expr,)* })*) => {
         $($(#[$doc])* pub type $ty = $repr; $(pub const $name: $ty = $value;)*)*

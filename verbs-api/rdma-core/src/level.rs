@@ -1,11 +1,13 @@
 //! Which rdma-core we are talking to.
 //!
-//! The private ABI number ([`Pabi`]) names the symbols and the plug-in file; within one number the layout still
-//! moved, so the layout has its own scale ([`Level`]). Both are found at run time from the library's symbols.
+//! The private ABI number ([`Pabi`]) names the symbols and the plug-in file; within one number the
+//! layout still moved, so the layout has its own scale ([`Level`]). Both are found at run time from
+//! the library's symbols.
 
 use core::ffi::CStr;
 
-/// The number in `libNAME-rdmavNN.so`, `verbs_register_driver_NN` and the symbol version `IBVERBS_PRIVATE_NN`.
+/// The number in `libNAME-rdmavNN.so`, `verbs_register_driver_NN` and the symbol version
+/// `IBVERBS_PRIVATE_NN`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pabi {
     /// rdma-core 34 – 56.

@@ -2,13 +2,14 @@
 //!
 //! Two halves:
 //!
-//! * the public types of `<infiniband/verbs.h>` that cross the boundary ([`objects`], [`work`], [`attr`], [`consts`]),
-//!   which are stable for ever;
-//! * the private ones of rdma-core's `driver.h` ([`private`], [`ops`], [`level`]), which move from release to
-//!   release. One binary serves all releases, so what moves is a table indexed by the [`Level`] found at run time,
-//!   never a `#[repr(C)]` struct chosen when we are compiled.
+//! * the public types of `<infiniband/verbs.h>` that cross the boundary ([`objects`],
+//!   [`object_attr`], [`attr`], [`consts`]), which are stable for ever;
+//! * the private ones of rdma-core's `driver.h` ([`private`], [`ops`], [`level`]), which move from
+//!   release to release. One binary serves all releases, so what moves is a table indexed by the
+//!   [`Level`] found at run time, never a `#[repr(C)]` struct chosen when we are compiled.
 //!
-//! Names are rdma-core's own, so that its man pages document them. 64-bit little-endian Linux with glibc only.
+//! Names are rdma-core's own, so that its man pages document them. 64-bit little-endian Linux with
+//! glibc only.
 
 #![allow(non_camel_case_types)]
 

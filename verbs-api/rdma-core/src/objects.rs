@@ -1,4 +1,5 @@
-//! The objects a program holds pointers to: device, context, PD, MR, CQ, QP, SRQ, AH, MW and their events.
+//! The objects a program holds pointers to: device, context, PD, MR, CQ, QP, SRQ, AH, MW and their
+//! events.
 //!
 //! Field meanings: `<infiniband/verbs.h>` and the man pages `ibv_*(3)`.
 
@@ -270,7 +271,8 @@ pub struct ibv_async_event {
     pub event_type: ibv_event_type,
 }
 
-/// The record `ibv_get_async_event` reads from a context's `async_fd` (kernel ABI `ib_uverbs_async_event_desc`).
+/// The record `ibv_get_async_event` reads from a context's `async_fd` (kernel ABI
+/// `ib_uverbs_async_event_desc`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ib_uverbs_async_event_desc {
@@ -280,7 +282,8 @@ pub struct ib_uverbs_async_event_desc {
     pub reserved: u32,
 }
 
-/// The record `ibv_get_cq_event` reads from a completion channel (kernel ABI `ib_uverbs_comp_event_desc`).
+/// The record `ibv_get_cq_event` reads from a completion channel (kernel ABI
+/// `ib_uverbs_comp_event_desc`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ib_uverbs_comp_event_desc {
@@ -411,7 +414,8 @@ pub struct ibv_wc {
     pub opcode: ibv_wc_opcode,
     pub vendor_err: u32,
     pub byte_len: u32,
-    /// Immediate data in network byte order with `IBV_WC_WITH_IMM`; the invalidated rkey with `IBV_WC_WITH_INV`.
+    /// Immediate data in network byte order with `IBV_WC_WITH_IMM`; the invalidated rkey with
+    /// `IBV_WC_WITH_INV`.
     pub imm_data: u32,
     pub qp_num: u32,
     pub src_qp: u32,

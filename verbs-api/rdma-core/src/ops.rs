@@ -1,7 +1,8 @@
 //! `verbs_context_ops`: every operation a provider can offer, sorted by name.
 //!
-//! The struct is a row of function pointers in alphabetical order, so each operation rdma-core adds moves all that
-//! follow it. [`OPS`] is the one list, with the level an operation came with; offsets are computed from it.
+//! The struct is a row of function pointers in alphabetical order, so each operation rdma-core adds
+//! moves all that follow it. [`OPS`] is the one list, with the level an operation came with;
+//! offsets are computed from it.
 
 use core::ffi::{c_int, c_void};
 
@@ -20,8 +21,8 @@ pub struct OpInfo {
 
 /// A `verbs_context_ops` in the making, laid out for one level.
 ///
-/// Operations that are not set stay null: libibverbs then answers EOPNOTSUPP for them. Setting an operation the
-/// level does not know does nothing.
+/// Operations that are not set stay null: libibverbs then answers EOPNOTSUPP for them. Setting an
+/// operation the level does not know does nothing.
 #[derive(Clone)]
 pub struct ContextOps {
     level: Level,
@@ -156,7 +157,8 @@ impl ContextOps {
         OPS.iter().filter(|op| op.since <= level).count() * size_of::<*const c_void>()
     }
 
-    /// Offset of an operation in the C struct on `level`, in bytes; None when the level has no such operation.
+    /// Offset of an operation in the C struct on `level`, in bytes; None when the level has no such
+    /// operation.
     pub fn offset(level: Level, name: &str) -> Option<usize> {
         let index = OPS
             .iter()

@@ -6,8 +6,9 @@ use core::sync::atomic::AtomicI32;
 use super::consts::{IBV_SYSFS_NAME_MAX, IBV_SYSFS_PATH_MAX, ibv_access_flags, ibv_node_type, ibv_srq_type};
 use super::objects::{ibv_context, ibv_cq, ibv_cq_ex, ibv_device, ibv_mr, ibv_qp, ibv_qp_ex, ibv_srq};
 
-/// A `verbs_context`, whose layout depends on the [`Level`](super::Level): only ever a pointer here.
-/// [`Level::context_offset`](super::Level::context_offset) leads from it to its `ibv_context`.
+/// A `verbs_context`, whose layout depends on the [`Level`](super::Level): only ever a pointer
+/// here. [`Level::context_offset`](super::Level::context_offset) leads from it to its
+/// `ibv_context`.
 #[repr(C)]
 pub struct verbs_context {
     _opaque: [u8; 0],
@@ -48,7 +49,8 @@ pub struct verbs_match_ent {
     pub kind: u8,
 }
 
-/// A device found by libibverbs' scan. Only this prefix has the same layout everywhere; libibverbs allocates it.
+/// A device found by libibverbs' scan. Only this prefix has the same layout everywhere; libibverbs
+/// allocates it.
 #[repr(C)]
 pub struct verbs_sysfs_dev {
     /// List of devices.
@@ -107,7 +109,8 @@ pub struct verbs_device_ops {
 
 // SAFETY: the pointers in it lead to immutable statics for the life of the process.
 unsafe impl Sync for verbs_device_ops {}
-// SAFETY: the entry is an immutable static; its only pointer member is an address libibverbs hands back to us.
+// SAFETY: the entry is an immutable static; its only pointer member is an address libibverbs hands
+// back to us.
 unsafe impl Sync for verbs_match_ent {}
 
 /// A device as libibverbs holds it. The provider zeroes it; libibverbs fills it.
@@ -158,7 +161,8 @@ pub struct verbs_srq {
 pub const IBV_MR_TYPE_MR: u32 = 0;
 /// `verbs_mr.mr_type` of a region without memory: libibverbs does not keep its pages from forks.
 pub const IBV_MR_TYPE_NULL_MR: u32 = 1;
-/// `verbs_mr.mr_type` of a region that another context registered: libibverbs does not reregister it, and leaves its pages alone.
+/// `verbs_mr.mr_type` of a region that another context registered: libibverbs does not reregister
+/// it, and leaves its pages alone.
 pub const IBV_MR_TYPE_IMPORTED_MR: u32 = 2;
 
 /// An MR as providers allocate it; `ibv_dereg_mr` and `ibv_rereg_mr` read its tail.
@@ -174,8 +178,8 @@ pub struct verbs_mr {
 
 /// A QP as providers allocate it, as large as the largest known.
 ///
-/// `ibv_qp_to_qp_ex()` reads the `comp_mask` behind `ibv_qp_ex`, which grew while the private ABI stayed at 34: see
-/// [`qp_comp_mask_offset`]. Zeroed, it says "no extended interface" everywhere.
+/// `ibv_qp_to_qp_ex()` reads the `comp_mask` behind `ibv_qp_ex`, which grew while the private ABI
+/// stayed at 34: see [`qp_comp_mask_offset`]. Zeroed, it says "no extended interface" everywhere.
 #[repr(C)]
 pub struct verbs_qp {
     /// The public part; must be first.
@@ -209,13 +213,14 @@ pub const fn qp_comp_mask_offset(release: u32) -> usize {
         }
 }
 
-/// By so many bytes is a mutex of the C library's longer than on x86-64, and what begins with one or has one inside: 8 on arm64.
+/// By so many bytes is a mutex of the C library's longer than on x86-64, and what begins with one
+/// or has one inside: 8 on arm64.
 const MUTEX_MORE: usize = size_of::<libc::pthread_mutex_t>() - 40;
 
 /// Symbol: `verbs_register_driver_NN`.
 pub type RegisterDriver = unsafe extern "C" fn(*const verbs_device_ops);
-/// Symbol: `_verbs_init_and_alloc_context(device, cmd_fd, alloc_size, offset of verbs_context, driver_id)`.
-/// Returns zeroed memory from calloc(3) with the context initialised; takes the fd.
+/// Symbol: `_verbs_init_and_alloc_context(device, cmd_fd, alloc_size, offset of verbs_context,
+/// driver_id)`. Returns zeroed memory from calloc(3) with the context initialised; takes the fd.
 pub type InitAndAllocContext =
     unsafe extern "C" fn(*mut ibv_device, c_int, usize, *mut verbs_context, u32) -> *mut c_void;
 /// Symbol: `verbs_set_ops`. Ops that are null keep what they were (EOPNOTSUPP at first).

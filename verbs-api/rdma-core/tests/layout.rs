@@ -1,5 +1,5 @@
-//! The Rust layouts against the C compiler's and the installed `<infiniband/verbs.h>`, and the run-time tables
-//! against what was measured in rdma-core's releases.
+//! The Rust layouts against the C compiler's and the installed `<infiniband/verbs.h>`, and the
+//! run-time tables against what was measured in rdma-core's releases.
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 

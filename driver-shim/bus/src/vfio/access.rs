@@ -1,4 +1,5 @@
-//! Getting at a function: its own device file with iommufd, its group's file with a container, or the same without an IOMMU.
+//! Getting at a function: its own device file with iommufd, its group's file with a container, or
+//! the same without an IOMMU.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -16,7 +17,8 @@ use super::uapi;
 use urnic_config::VfioApi;
 use urnic_process::fds::InternalFd;
 
-/// A function that is ours now, as long as this lives. In the order in which things must be let go of.
+/// A function that is ours now, as long as this lives. In the order in which things must be let go
+/// of.
 pub(super) struct Access {
     /// The device.
     pub(super) device: InternalFd,
@@ -32,7 +34,8 @@ pub(super) enum Dma {
     Physical(Physical),
 }
 
-/// Opens the function, by the way that is asked for, else by the best there is that this user may use.
+/// Opens the function, by the way that is asked for, else by the best there is that this user may
+/// use.
 ///
 /// # Errors
 /// See [`Refused`].

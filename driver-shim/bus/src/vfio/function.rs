@@ -1,4 +1,5 @@
-//! What sysfs tells of a PCI function: who it is, who drives it, and by which files user space gets at it.
+//! What sysfs tells of a PCI function: who it is, who drives it, and by which files user space gets
+//! at it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -31,7 +32,7 @@ pub struct Function {
 /// Functions that the IOMMU cannot tell apart: they go to user space together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
-    /// Its number.
+    /// Number of the group.
     pub number: u32,
     /// It is none: vfio made it for a function without an IOMMU (`enable_unsafe_noiommu_mode`).
     pub no_iommu: bool,
@@ -86,7 +87,8 @@ impl Sysfs {
         })
     }
 
-    /// Whether the function answers on the bus. One that does not makes the kernel wait for minutes when it is opened.
+    /// Whether the function answers on the bus. One that does not makes the kernel wait for minutes
+    /// when it is opened.
     pub fn answers(&self, address: &str) -> bool {
         let path = self.0.join("bus/pci/devices").join(address).join("config");
         let mut ids = [0; 4];

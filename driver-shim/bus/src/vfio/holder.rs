@@ -11,7 +11,7 @@ use super::function::{device_number, names_in};
 /// A process that has one of a function's files open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// Its number.
+    /// Number of the process.
     pub pid: i32,
     /// Its name.
     pub name: String,
@@ -26,7 +26,8 @@ impl fmt::Display for Holder {
     }
 }
 
-/// The first other process with one of these device files open, by their numbers, as far as this user may look.
+/// The first other process with one of these device files open, by their numbers, as far as this
+/// user may look.
 pub fn holder_of(files: &[PathBuf]) -> Option<Holder> {
     let wanted: Vec<u64> = files.iter().filter_map(|file| device_number(file)).collect();
     if wanted.is_empty() {

@@ -13,7 +13,8 @@ use crate::doorbells::DoorbellPages;
 use urnic_device::bus::{Signal, SignalHandler};
 use urnic_process::fds::InternalFd;
 
-/// How often, and how far apart, a device that is reset is asked whether it is done: two seconds in all.
+/// How often, and how far apart, a device that is reset is asked whether it is done: two seconds in
+/// all.
 const SILENCE_LOOKS: u32 = 2000;
 const SILENCE_PAUSE: Timespec = Timespec {
     tv_sec: 0,
@@ -59,14 +60,16 @@ impl Inner {
         }
     }
 
-    /// Looks whether the device still answers. A register that is all ones may be that; the first one never is.
+    /// Looks whether the device still answers. A register that is all ones may be that; the first
+    /// one never is.
     pub(super) fn look(&self) {
         if !self.is_lost() && self.function.read32(registers::MAGIC) == registers::GONE {
             self.lose("its registers read as all ones");
         }
     }
 
-    /// Has a device that still hears us, as one that is being taken out does, let go of all memory: from then on the driver completes what is posted.
+    /// Has a device that still hears us, as one that is being taken out does, let go of all memory:
+    /// from then on the driver completes what is posted.
     pub(super) fn silence(&self) {
         let reset = registers::Control::RESET.bits();
         self.function.write32(registers::CONTROL, reset);

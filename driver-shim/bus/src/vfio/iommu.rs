@@ -13,7 +13,8 @@ use urnic_process::lock::lock;
 /// Pages of the processor; the IOMMU's may be larger.
 const PAGE: u64 = 4096;
 
-/// Before 5.4 the kernel does not say what can be mapped: what every IOMMU of a PC can, but for the window of its interrupts.
+/// Before 5.4 the kernel does not say what can be mapped: what every IOMMU of a PC can, but for the
+/// window of its interrupts.
 const ANY_IOMMU: [uapi::IovaRange; 2] = [
     uapi::IovaRange {
         first: PAGE,
@@ -96,8 +97,8 @@ impl Iommu {
     /// Pins memory and maps it; the IOVA of its first byte.
     ///
     /// # Errors
-    /// `ENOMEM` if there are no IOVAs left, too many mappings, or the process may lock no more; `EFAULT` if pages are missing, or read-only
-    /// and `write`; `EIO` in a forked child.
+    /// `ENOMEM` if there are no IOVAs left, too many mappings, or the process may lock no more;
+    /// `EFAULT` if pages are missing, or read-only and `write`; `EIO` in a forked child.
     pub(super) fn map(&self, address: usize, len: usize, write: bool) -> Result<u64, Errno> {
         if len == 0 {
             return Ok(0);
@@ -112,8 +113,9 @@ impl Iommu {
             tracing::error!("no {whole} bytes are left of the device's address space");
             return Err(Errno::NOMEM);
         };
-        // Writable, whatever it is for: only a write fault makes sure, with kernels before 6.2, that the pages are the program's own and will be
-        // when it writes to them. The device keeps to the rights of the registration by itself.
+        // Writable, whatever it is for: only a write fault makes sure, with kernels before 6.2,
+        // that the pages are the program's own and will be when it writes to them. The device keeps
+        // to the rights of the registration by itself.
         let pinned = match self.pin(start, whole, iova, true) {
             Err(Errno::FAULT) if !write => self.pin(start, whole, iova, false),
             pinned => pinned,

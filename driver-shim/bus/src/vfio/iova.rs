@@ -1,7 +1,8 @@
 //! Addresses for DMA: which are free, inside the ranges that the kernel allows.
 //!
-//! The IOMMU of a type1 container refuses mappings that overlap, and most IOMMUs take fewer bits than a pointer has, so an IOVA cannot be
-//! the virtual address: every registration gets a range of its own.
+//! The IOMMU of a type1 container refuses mappings that overlap, and most IOMMUs take fewer bits
+//! than a pointer has, so an IOVA cannot be the virtual address: every registration gets a range of
+//! its own.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +28,8 @@ impl IovaSpace {
         }
     }
 
-    /// Adds the addresses `first..=last`. The granules at 0 and at the end of all addresses stay out: no IOVA is 0, and no end overflows.
+    /// Adds the addresses `first..=last`. The granules at 0 and at the end of all addresses stay
+    /// out: no IOVA is 0, and no end overflows.
     pub(super) fn add(&mut self, first: u64, last: u64) {
         let start = first.max(1).checked_next_multiple_of(self.granule);
         let end = last.saturating_add(1) / self.granule * self.granule;
@@ -46,7 +48,8 @@ impl IovaSpace {
         self.used.get(&start).map(|end| end - start)
     }
 
-    /// The lowest range of `len` bytes that is free; a large one begins where `like`, the address of the memory, would in its large page.
+    /// The lowest range of `len` bytes that is free; a large one begins where `like`, the address
+    /// of the memory, would in its large page.
     pub(super) fn allocate(&mut self, len: u64, like: u64) -> Option<u64> {
         let len = len.max(1).checked_next_multiple_of(self.granule)?;
         let align = if len >= LARGE {
@@ -81,7 +84,8 @@ impl IovaSpace {
         Some(end - start)
     }
 
-    /// Puts a range among the free ones, joined with its neighbours, and with whatever of it was free already.
+    /// Puts a range among the free ones, joined with its neighbours, and with whatever of it was
+    /// free already.
     fn give(&mut self, mut start: u64, mut end: u64) {
         while let Some((&from, &to)) = self
             .free
@@ -161,8 +165,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain list: what is given out lies in a range, overlaps nothing, and is refused only where nothing fits; what comes back
-        /// can be had again.
+        /// Against a plain list: what is given out lies in a range, overlaps nothing, and is
+        /// refused only where nothing fits; what comes back can be had again.
         #[test]
         fn ranges_are_apart_and_none_is_lost(
             ranges in proptest::collection::vec((0u64..1 << 24, 0u64..1 << 23), 1..5),

@@ -1,4 +1,5 @@
-//! A PCI function by the kernel's VFIO: registers and doorbells in its BARs, interrupts by eventfd, DMA through the IOMMU.
+//! A PCI function by the kernel's VFIO: registers and doorbells in its BARs, interrupts by eventfd,
+//! DMA through the IOMMU.
 //!
 //! | way | files | memory |
 //! |---|---|---|
@@ -6,7 +7,8 @@
 //! | group and container | `/dev/vfio/N`, `/dev/vfio/vfio` | pinned, IOVAs |
 //! | no IOMMU | `/dev/vfio/noiommu-N`, `/dev/vfio/vfio` | where it lies, physical addresses |
 //!
-//! The function belongs to one process at a time. It is reset when that opens it, and by the kernel when that ends.
+//! The function belongs to one process at a time. It is reset when that opens it, and by the kernel
+//! when that ends.
 
 mod access;
 mod error;
@@ -48,7 +50,8 @@ pub struct VfioBus {
 }
 
 impl VfioBus {
-    /// Opens the function at `address` (`DDDD:BB:DD.F`), which is reset and becomes this process's own.
+    /// Opens the function at `address` (`DDDD:BB:DD.F`), which is reset and becomes this process's
+    /// own.
     ///
     /// # Errors
     /// See [`Refused`], which also goes to the log.
@@ -211,7 +214,8 @@ impl Bus for VfioBus {
 }
 
 impl Drop for VfioBus {
-    /// The function is free again when this returns, unless it is the function's own thread that drops it.
+    /// The function is free again when this returns, unless it is the function's own thread that
+    /// drops it.
     fn drop(&mut self) {
         self.inner.stopped.store(true, Ordering::Release);
         self.inner.sources.wake();

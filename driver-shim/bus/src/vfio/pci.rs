@@ -34,7 +34,8 @@ struct Region {
 }
 
 impl PciFunction {
-    /// The function behind `file`, reset, with its doorbell pages, ready to access memory. Its ids come first.
+    /// The function behind `file`, reset, with its doorbell pages, ready to access memory. Its ids
+    /// come first.
     ///
     /// # Errors
     /// What it lacks, or the step that the kernel refused.
@@ -148,7 +149,8 @@ impl PciFunction {
         self.with(|fd| uapi::call(fd, &mut info).is_ok()).unwrap_or(false) && info.count > 0
     }
 
-    /// Gives the function back: no interrupts, no accesses of its own any more, and the file is closed.
+    /// Gives the function back: no interrupts, no accesses of its own any more, and the file is
+    /// closed.
     pub(super) fn give_back(&self) {
         let mut off = uapi::IrqSet {
             size: 0,

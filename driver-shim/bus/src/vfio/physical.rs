@@ -1,7 +1,8 @@
 //! DMA without an IOMMU: physical addresses, from the kernel's list of the process's pages.
 //!
-//! Nothing is pinned here. Registered pages are locked, so that they are not swapped out, but the kernel may still move them
-//! (compaction, a write after fork); queues lie in huge pages, which it leaves where they are.
+//! Nothing is pinned here. Registered pages are locked, so that they are not swapped out, but the
+//! kernel may still move them (compaction, a write after fork); queues lie in huge pages, which it
+//! leaves where they are.
 
 use std::ptr::NonNull;
 use std::sync::Mutex;
@@ -39,7 +40,8 @@ struct Run {
     space: IovaSpace,
 }
 
-// SAFETY: an address of memory that is mapped as long as the process lives. Who was given a part decides who accesses it.
+// SAFETY: an address of memory that is mapped as long as the process lives. Who was given a part
+// decides who accesses it.
 unsafe impl Send for Run {}
 
 impl Physical {
@@ -81,7 +83,8 @@ impl Physical {
             .checked_add(len)
             .and_then(|end| end.checked_next_multiple_of(PAGE));
         let whole = end.ok_or(Errno::INVAL)? - start;
-        // It stays locked when the registration ends: locks do not nest, and the program, or another registration, may have its own.
+        // It stays locked when the registration ends: locks do not nest, and the program, or
+        // another registration, may have its own.
         // SAFETY: locking changes no byte.
         if let Err(errno) = unsafe { mlock(ptr.with_addr(start).cast(), whole) } {
             tracing::warn!("cannot lock {whole} bytes: {errno}: nothing keeps them in memory");
@@ -151,7 +154,8 @@ impl Physical {
         }
     }
 
-    /// More memory: huge pages, else whatever pages there are, of which those that happen to be neighbours make runs.
+    /// More memory: huge pages, else whatever pages there are, of which those that happen to be
+    /// neighbours make runs.
     fn grow(&self, len: usize, runs: &mut Vec<Run>) -> Result<(), Errno> {
         let whole = len.checked_next_multiple_of(HUGE).ok_or(Errno::NOMEM)?;
         let prot = ProtFlags::READ | ProtFlags::WRITE;

@@ -1,4 +1,5 @@
-//! The kernel's interface: structures and requests of `linux/vfio.h` and `linux/iommufd.h`, and the one place that issues them.
+//! The kernel's interface: structures and requests of `linux/vfio.h` and `linux/iommufd.h`, and the
+//! one place that issues them.
 
 use std::ffi::{CStr, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -71,8 +72,8 @@ macro_rules! arguments {
             $(assert!(std::mem::offset_of!($name, $field) == $offset);)*
         };
 
-        // SAFETY: request, size and offsets are those of the headers; the first field tells the kernel how much there is, and it
-        // touches no more.
+        // SAFETY: request, size and offsets are those of the headers; the first field tells the
+        // kernel how much there is, and it touches no more.
         unsafe impl Argument for $name {
             const OPCODE: Opcode = opcode::none(LETTER, $number);
 
@@ -87,8 +88,8 @@ macro_rules! arguments {
 ///
 /// # Safety
 ///
-/// The kernel reads and writes nothing but this structure for [`Argument::OPCODE`], except what an integer in it names as memory to map.
-/// Any bytes are a value.
+/// The kernel reads and writes nothing but this structure for [`Argument::OPCODE`], except what an
+/// integer in it names as memory to map. Any bytes are a value.
 pub(super) unsafe trait Argument {
     const OPCODE: Opcode;
     /// Says in the structure how long it is, as the kernel demands.
@@ -259,7 +260,8 @@ pub(super) fn iova_ranges(iommufd: BorrowedFd<'_>, ioas: u32) -> Result<(Vec<Iov
             opcode: opcode::none(LETTER, 0x84),
             argument: (&raw mut argument).cast(),
         };
-        // SAFETY: the structure is that of this request, and `ranges` has room for as many as it says.
+        // SAFETY: the structure is that of this request, and `ranges` has room for as many as it
+        // says.
         match unsafe { ioctl(iommufd, request) } {
             Ok(_) => {
                 ranges.truncate(argument.count as usize);
@@ -291,7 +293,8 @@ impl IommuInfo {
         if self.flags & IOMMU_CAPS == 0 {
             return None;
         }
-        // `struct vfio_info_cap_header`: id, version, offset of the next one. Offsets count from the start of the structure.
+        // `struct vfio_info_cap_header`: id, version, offset of the next one. Offsets count from
+        // the start of the structure.
         let mut at = self.caps as usize;
         while at != 0 {
             let id = u16::from_ne_bytes(self.bytes(at)?);

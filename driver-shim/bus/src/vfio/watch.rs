@@ -12,7 +12,8 @@ use urnic_device::bus::Signal;
 use urnic_process::fds::InternalFd;
 use urnic_process::signals;
 
-/// How often a register is read, to see whether anybody answers: nothing else tells of a device whose process died.
+/// How often a register is read, to see whether anybody answers: nothing else tells of a device
+/// whose process died.
 const LOOK_EVERY: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
@@ -73,7 +74,8 @@ fn serve(inner: &Inner) {
             inner.silence();
             inner.tell(Signal::Lost);
         }
-        // Only then: closing a function that does not answer takes the kernel a minute, in which this thread could not end.
+        // Only then: closing a function that does not answer takes the kernel a minute, in which
+        // this thread could not end.
         if wanted_back {
             inner.give_back();
             return;

@@ -1,7 +1,9 @@
-//! Queue memory that the server maps, too: files in memory, a gigabyte each and empty until touched.
+//! Queue memory that the server maps, too: files in memory, a gigabyte each and empty until
+//! touched.
 //!
-//! A chunk goes to the server once, by one DMA_MAP with its descriptor, so that making a queue takes no message. Chunks lie at
-//! multiples of their length, at the same address for both: an IOVA is an address here.
+//! A chunk goes to the server once, by one DMA_MAP with its descriptor, so that making a queue
+//! takes no message. Chunks lie at multiples of their length, at the same address for both: an IOVA
+//! is an address here.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
@@ -57,7 +59,8 @@ impl Arena {
         }
     }
 
-    /// `len` zeroed bytes. A new chunk is offered to `share`, with its address and file; without its consent there is none.
+    /// `len` zeroed bytes. A new chunk is offered to `share`, with its address and file; without
+    /// its consent there is none.
     ///
     /// # Errors
     /// `ENOMEM`; those of `share`.
@@ -93,13 +96,15 @@ impl Arena {
     /// Takes a piece back.
     ///
     /// # Safety
-    /// It came from [`Arena::allocate`] with this `len`, and neither we nor the device use it any more.
+    /// It came from [`Arena::allocate`] with this `len`, and neither we nor the device use it any
+    /// more.
     pub(super) unsafe fn free(&self, ptr: NonNull<u8>, len: usize) {
         let Ok(class) = class(len) else { return };
         // Also gives the pages back, on both sides.
         // SAFETY: a piece of the arena, which nobody uses.
         if unsafe { madvise(ptr.as_ptr().cast(), MIN_PIECE << class, Advice::LinuxRemove) }.is_err() {
-            // SAFETY: the caller promises a piece of the arena that nobody uses, and its class gives its length.
+            // SAFETY: the caller promises a piece of the arena that nobody uses, and its class
+            // gives its length.
             unsafe { ptr.write_bytes(0, MIN_PIECE << class) };
         }
         if let Some(free) = lock(&self.state).free.get_mut(class) {
@@ -117,7 +122,8 @@ impl Arena {
             .any(|base| address >= base && end.is_some_and(|end| end <= base + CHUNK as u64))
     }
 
-    /// In a forked child: memory of its own in the place of what the device writes. Async-signal-safe.
+    /// In a forked child: memory of its own in the place of what the device writes.
+    /// Async-signal-safe.
     pub(super) fn abandon_in_child(&self) {
         for base in self
             .chunks
@@ -201,7 +207,8 @@ fn chunk() -> Result<(NonNull<u8>, OwnedFd), Errno> {
     let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::NOMEM)?;
     // SAFETY: ours, and not used yet.
     mapped.inspect_err(|_| unsafe { unmap(base) })?;
-    // A child must not write what the device reads, whichever way it is made. One made by fork(3) gets pages of its own instead.
+    // A child must not write what the device reads, whichever way it is made. One made by fork(3)
+    // gets pages of its own instead.
     // SAFETY: the mapping just made; no byte changes.
     let _ = unsafe { madvise(base.as_ptr().cast(), CHUNK, Advice::LinuxDontFork) };
     Ok((base, file))

@@ -1,11 +1,14 @@
 //! The device in another process, lent over a vfio-user socket (`urnic serve`).
 //!
-//! *Memory.* An IOVA is an address of this process. Queues lie in files that the server maps, too ([`arena`]). The program's own memory has no file to
-//! pass: the server reads and writes it by process_vm_readv(2) where the kernel allows that, and else asks us by messages.
+//! *Memory.* An IOVA is an address of this process. Queues lie in files that the server maps, too
+//! ([`arena`]). The program's own memory has no file to pass: the server reads and writes it by
+//! process_vm_readv(2) where the kernel allows that, and else asks us by messages.
 //!
-//! *Doorbells* are stores into pages that both map, with no message unless the device sleeps. Registers are messages; writes are not waited for.
+//! *Doorbells* are stores into pages that both map, with no message unless the device sleeps.
+//! Registers are messages; writes are not waited for.
 //!
-//! *fork(2).* A child has none of the descriptors, and pages of its own in the place of the shared ones.
+//! *fork(2).* A child has none of the descriptors, and pages of its own in the place of the shared
+//! ones.
 
 mod arena;
 mod connection;
@@ -97,7 +100,8 @@ impl VfioUserBus {
     /// Connects to the server at `path`, which makes a function for us.
     ///
     /// # Errors
-    /// Those of connecting; `ENODEV` if it lends no device of ours; `EIO` if it hangs up, as one does that has enough clients.
+    /// Those of connecting; `ENODEV` if it lends no device of ours; `EIO` if it hangs up, as one
+    /// does that has enough clients.
     pub fn open(path: &Path) -> Result<Arc<VfioUserBus>, Errno> {
         VfioUserBus::connect(path).inspect_err(|errno| {
             let path = path.display();
@@ -357,7 +361,8 @@ impl Bus for VfioUserBus {
 
     unsafe fn free(&self, memory: QueueMemory, len: usize) {
         if !self.is_abandoned() {
-            // SAFETY: the caller promises memory from `allocate` with this length, that nobody uses.
+            // SAFETY: the caller promises memory from `allocate` with this length, that nobody
+            // uses.
             unsafe { self.reach.arena.free(memory.ptr, len) };
         }
     }

@@ -1,6 +1,8 @@
-//! Reading and writing memory of this process that may not be there: a program may unmap what it registered.
+//! Reading and writing memory of this process that may not be there: a program may unmap what it
+//! registered.
 //!
-//! The kernel copies, and says so where a plain access would end the program. These calls are neither interposed nor cancellation points.
+//! The kernel copies, and says so where a plain access would end the program. These calls are
+//! neither interposed nor cancellation points.
 
 use rustix::io::Errno;
 
@@ -27,7 +29,8 @@ pub(super) fn write(address: u64, from: &[u8]) -> Result<(), Errno> {
         piece(from.as_ptr().cast_mut().cast(), from.len()),
         remote(address, from.len())?,
     );
-    // SAFETY: reads `from` only. The other range is memory that the program registered for the device to write, and the kernel checks it.
+    // SAFETY: reads `from` only. The other range is memory that the program registered for the
+    // device to write, and the kernel checks it.
     let copied = unsafe { libc::process_vm_writev(own_pid(), &local, 1, &remote, 1, 0) };
     whole(copied, from.len())
 }

@@ -1,7 +1,9 @@
-//! Which memory of the program the server knows of. Registrations overlap as they like; the server is told of each page once.
+//! Which memory of the program the server knows of. Registrations overlap as they like; the server
+//! is told of each page once.
 //!
-//! The memory falls into stretches that do not overlap, each counted by the registrations over it. A registration makes stretches of what
-//! none covered yet; a stretch goes when the last registration over it does, and is never cut.
+//! The memory falls into stretches that do not overlap, each counted by the registrations over it.
+//! A registration makes stretches of what none covered yet; a stretch goes when the last
+//! registration over it does, and is never cut.
 
 use std::collections::BTreeMap;
 
@@ -119,7 +121,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a count for each page: stretches never overlap, and every page that is registered is known.
+        /// Against a count for each page: stretches never overlap, and every page that is
+        /// registered is known.
         #[test]
         fn the_server_knows_exactly_what_it_needs(steps in prop::collection::vec((0u64..16, 1u64..6, any::<bool>()), 1..60)) {
             let mut ranges = Ranges::default();

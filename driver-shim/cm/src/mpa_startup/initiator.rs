@@ -47,8 +47,9 @@ pub struct Rejected {
 }
 
 impl Initiator {
-    /// Begins, and returns the Request to send. Without an offer, or where `settings` know only revision 1, it is an unenhanced one of
-    /// revision 1, since RFC 6581 §10 forbids the enhanced form when nothing of it is wanted.
+    /// Begins, and returns the Request to send. Without an offer, or where `settings` know only
+    /// revision 1, it is an unenhanced one of revision 1, since RFC 6581 §10 forbids the enhanced
+    /// form when nothing of it is wanted.
     ///
     /// # Errors
     /// [`PrivateDataTooLong`].
@@ -95,8 +96,8 @@ impl Initiator {
         self.deadline
     }
 
-    /// Takes bytes from the stream. Returns how many of them belong to the Reply, and what it says once it is whole. Bytes behind it are
-    /// FPDUs: soft-iWARP responders do not wait for ours.
+    /// Takes bytes from the stream. Returns how many of them belong to the Reply, and what it says
+    /// once it is whole. Bytes behind it are FPDUs: soft-iWARP responders do not wait for ours.
     ///
     /// # Errors
     /// [`Failure`] when it is no Reply, or not one to this Request. Drop the initiator then.
@@ -151,7 +152,8 @@ impl Initiator {
         }))
     }
 
-    /// Takes what a receive of [`wants`](Self::wants) bytes came to: all of them, fewer because the stream ended, or an error.
+    /// Takes what a receive of [`wants`](Self::wants) bytes came to: all of them, fewer because the
+    /// stream ended, or an error.
     ///
     /// # Errors
     /// As [`receive`](Self::receive); the stream ended too early.
@@ -179,7 +181,8 @@ impl Initiator {
 }
 
 impl Accepted {
-    /// The same after an error of this end that came between the Reply and attaching: the peer is told by a Terminate (RFC 6581 §9.3).
+    /// The same after an error of this end that came between the Reply and attaching: the peer is
+    /// told by a Terminate (RFC 6581 §9.3).
     #[must_use]
     pub fn failed_here(mut self) -> Accepted {
         self.negotiated.terminate.get_or_insert(super::terminate::LOCAL);

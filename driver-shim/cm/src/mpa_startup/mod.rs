@@ -1,9 +1,11 @@
-//! MPA start-up (RFC 5044 §7, RFC 6581) as two state machines: bytes and time in; bytes, outcomes and deadlines out.
+//! MPA start-up (RFC 5044 §7, RFC 6581) as two state machines: bytes and time in; bytes, outcomes
+//! and deadlines out.
 //!
-//! They know no socket and no queue pair. Whoever owns the stream hands an [`Initiator`] or a [`Responder`] what arrives, at most
-//! [`wants`](Initiator::wants) bytes at a time if not one byte of an FPDU shall be taken, sends what they give, closes as a
-//! [`Failure`] says, and looks in at the [`deadline`](Initiator::deadline). What comes out is [`Negotiated`]: all that the device must be
-//! told when the stream is attached to a queue pair.
+//! They know no socket and no queue pair. Whoever owns the stream hands an [`Initiator`] or a
+//! [`Responder`] what arrives, at most [`wants`](Initiator::wants) bytes at a time if not one byte
+//! of an FPDU shall be taken, sends what they give, closes as a [`Failure`] says, and looks in at
+//! the [`deadline`](Initiator::deadline). What comes out is [`Negotiated`]: all that the device
+//! must be told when the stream is attached to a queue pair.
 //!
 //! ```text
 //! initiator                                        responder
@@ -50,8 +52,9 @@ pub struct Settings {
     pub revision: u8,
     /// RTR messages that this end can send and take; at least one (RFC 6581 §9.2).
     pub rtr: RtrTypes,
-    /// The RTR frame proposed in 2007: spelling of the key that we send, or `None`: off. Only for peers known to speak it, since
-    /// soft-iWARP echoes flags that it does not know. Revision 2 takes precedence.
+    /// The RTR frame proposed in 2007: spelling of the key that we send, or `None`: off. Only for
+    /// peers known to speak it, since soft-iWARP echoes flags that it does not know. Revision 2
+    /// takes precedence.
     pub rtr_frame: Option<RtrKey>,
     /// Time that an initiator gives to the whole exchange.
     pub initiator_timeout: Duration,
@@ -93,14 +96,16 @@ pub struct Negotiated {
     pub depths: Depths,
     /// RTR message: to send before anything else (initiator), or to expect (responder).
     pub rtr: Option<Rtr>,
-    /// Nothing may be sent before the first FPDU arrives: responders, unless an RTR frame came (RFC 5044 §7.1.2(4)).
+    /// Nothing may be sent before the first FPDU arrives: responders, unless an RTR frame came (RFC
+    /// 5044 §7.1.2(4)).
     pub fenced: bool,
     /// Control word of the Terminate to send instead of starting (RFC 6581 §9; RFC 5040 §4.8).
     pub terminate: Option<u32>,
 }
 
 impl Negotiated {
-    /// The FPDU of a Terminate with this control word, for an initiator whose queue pair cannot be attached: the first and last that it sends.
+    /// The FPDU of a Terminate with this control word, for an initiator whose queue pair cannot be
+    /// attached: the first and last that it sends.
     pub fn last_words(&self, control: u32) -> Vec<u8> {
         let header = UntaggedHeader {
             last: true,
@@ -168,7 +173,8 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// The error of RFC 5044 §8 that this is: code 4 for a frame that is wrong, code 1 for a stream that ended or stayed silent.
+    /// The error of RFC 5044 §8 that this is: code 4 for a frame that is wrong, code 1 for a stream
+    /// that ended or stayed silent.
     pub const fn mpa_error(self) -> TerminateError {
         match self {
             Fault::Frame(_) | Fault::Trailing(_) | Fault::NotEnhanced(_) | Fault::Rdmac => {
@@ -188,7 +194,8 @@ pub enum Close {
     Orderly,
 }
 
-/// The end of a start-up that failed. There is nobody to send a Terminate to, so the code of RFC 5044 §8 is in the message alone.
+/// The end of a start-up that failed. There is nobody to send a Terminate to, so the code of RFC
+/// 5044 §8 is in the message alone.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("MPA error {}: {fault}", .fault.mpa_error().code())]
 pub struct Failure {
@@ -198,8 +205,8 @@ pub struct Failure {
     pub close: Close,
     /// Bytes to send first.
     pub last_words: Option<Vec<u8>>,
-    /// The peer may be one that knows only revision 1: a new connection with an unenhanced Request may succeed, if the ULP
-    /// can do without what enhanced start-up settles (RFC 6581 §10).
+    /// The peer may be one that knows only revision 1: a new connection with an unenhanced Request
+    /// may succeed, if the ULP can do without what enhanced start-up settles (RFC 6581 §10).
     pub fall_back: bool,
 }
 
@@ -237,8 +244,8 @@ impl Incoming {
         HEADER_LEN + self.header.map_or(0, |header| header.private_data_len)
     }
 
-    /// Takes bytes as far as they belong to the frame; `check` looks at the header as soon as it is there, so that a wrong peer is
-    /// known by its first 20 bytes. Returns how many were taken.
+    /// Takes bytes as far as they belong to the frame; `check` looks at the header as soon as it is
+    /// there, so that a wrong peer is known by its first 20 bytes. Returns how many were taken.
     fn take(
         &mut self,
         mut bytes: &[u8],
@@ -265,7 +272,8 @@ impl Incoming {
     }
 }
 
-/// The ULP's private data is too long for the frame (512 bytes, 508 behind an enhanced word: RFC 6581 §9).
+/// The ULP's private data is too long for the frame (512 bytes, 508 behind an enhanced word: RFC
+/// 6581 §9).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("private data of {0} octets is too long; with the IRD/ORD word it must fit {MAX_PRIVATE_DATA}")]
 pub struct PrivateDataTooLong(pub usize);

@@ -17,7 +17,8 @@ pub struct Depths {
 /// What an end brings into an enhanced start-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offer {
-    /// Initiator: the peer-to-peer model, in which an RTR message of its own opens the responder's fence. A responder mirrors its peer.
+    /// Initiator: the peer-to-peer model, in which an RTR message of its own opens the responder's
+    /// fence. A responder mirrors its peer.
     pub peer_to_peer: bool,
     /// What it would like.
     pub depths: Depths,
@@ -79,8 +80,9 @@ pub(super) fn request(offer: &Offer, rtr: RtrTypes) -> EnhancedWord {
 
 /// A responder's answer to `request`: its word, its depths, and the RTR message it will get.
 ///
-/// Of several RTR messages exactly one is chosen, Read first: cxgb4 stumbles over more than one. Where none matches, one of ours is named all
-/// the same, and the initiator ends the connection (RFC 6581 §9.2).
+/// Of several RTR messages exactly one is chosen, Read first: cxgb4 stumbles over more than one.
+/// Where none matches, one of ours is named all the same, and the initiator ends the connection
+/// (RFC 6581 §9.2).
 pub(super) fn answer(
     request: EnhancedWord,
     own: Depths,
@@ -97,12 +99,14 @@ pub(super) fn answer(
                 .or_else(|| ours.clone().next())
         })
         .flatten();
-    // Our ORD is at most their IRD; "not to be negotiated" is answered alike and changes nothing (RFC 6581 §9.1).
+    // Our ORD is at most their IRD; "not to be negotiated" is answered alike and changes nothing
+    // (RFC 6581 §9.1).
     let ord = match heard(request.ird) {
         Some(limit) => Some(own.ord.unwrap_or(limit).min(limit)),
         None => own.ord,
     };
-    // A Read as RTR takes a place even if the initiator wants to read nothing else, as NFS clients say.
+    // A Read as RTR takes a place even if the initiator wants to read nothing else, as NFS clients
+    // say.
     let least = u16::from(chosen == Some(Rtr::Read));
     let ird = match heard(request.ord) {
         Some(wish) => Some(own.ird.unwrap_or(wish).max(least).min(MAX_DEPTH)),
@@ -119,7 +123,8 @@ pub(super) fn answer(
     (word, Depths { ird, ord }, chosen)
 }
 
-/// What an accepting Reply means to the initiator: its depths, the RTR message to send, or the Terminate to send instead.
+/// What an accepting Reply means to the initiator: its depths, the RTR message to send, or the
+/// Terminate to send instead.
 pub(super) fn conclude(
     offer: &Offer,
     reply: EnhancedWord,

@@ -48,7 +48,8 @@ pub struct Request {
 pub struct Reply {
     /// Its bytes.
     pub bytes: Vec<u8>,
-    /// What to attach with as soon as they are sent; `None`: the RTR frame comes first, out of [`Responder::receive`].
+    /// What to attach with as soon as they are sent; `None`: the RTR frame comes first, out of
+    /// [`Responder::receive`].
     pub negotiated: Option<Negotiated>,
 }
 
@@ -97,14 +98,16 @@ impl Responder {
     /// Takes bytes from the stream. Returns how many of them belong to start-up, and what they say.
     ///
     /// # Errors
-    /// [`Failure`] when they are not the frame that was due, or come while the initiator has to wait. Drop the responder then.
+    /// [`Failure`] when they are not the frame that was due, or come while the initiator has to
+    /// wait. Drop the responder then.
     pub fn receive(&mut self, bytes: &[u8]) -> Result<(usize, Option<Heard>), Failure> {
         match &self.stage {
             Stage::Request => self.receive_request(bytes),
             Stage::RtrFrame(negotiated) => {
                 let negotiated = *negotiated;
                 let taken = self.incoming.take(bytes, |header| {
-                    // Either spelling; S and the private data mean nothing (conformance S001-04, -05).
+                    // Either spelling; S and the private data mean nothing (conformance S001-04,
+                    // -05).
                     Ok(header.require(FrameKind::Rtr(RtrKey::Hex), 1..=1)?)
                 })?;
                 let ready = self.incoming.whole().is_some();
@@ -147,8 +150,8 @@ impl Responder {
         Ok((taken, Some(Heard::Request)))
     }
 
-    /// Accepts, with these depths as far as the Request leaves them to us. A queue pair must be bound to the stream's end before (RFC 5044
-    /// §7.1): call this only with one at hand.
+    /// Accepts, with these depths as far as the Request leaves them to us. A queue pair must be
+    /// bound to the stream's end before (RFC 5044 §7.1): call this only with one at hand.
     ///
     /// # Errors
     /// [`PrivateDataTooLong`]; the Request is then still unanswered.
@@ -208,8 +211,9 @@ impl Responder {
         })
     }
 
-    /// Rejects. `required_ord` tells an enhanced initiator how many Reads this end must have outstanding, if that was the reason (RFC 6581 §9.1).
-    /// Whether the TCP connection is closed behind it is the ULP's to say (RFC 5044 §7.1.2(6)).
+    /// Rejects. `required_ord` tells an enhanced initiator how many Reads this end must have
+    /// outstanding, if that was the reason (RFC 6581 §9.1). Whether the TCP connection is closed
+    /// behind it is the ULP's to say (RFC 5044 §7.1.2(6)).
     ///
     /// # Errors
     /// [`PrivateDataTooLong`]; the Request is then still unanswered.
@@ -260,14 +264,15 @@ impl Responder {
         }
     }
 
-    /// An error of this end. Before the Reply the peer is told by a rejecting one; behind it nothing may be sent, so the
-    /// connection is reset (RFC 6581 §9.3, conformance EMPA-38).
+    /// An error of this end. Before the Reply the peer is told by a rejecting one; behind it
+    /// nothing may be sent, so the connection is reset (RFC 6581 §9.3, conformance EMPA-38).
     pub fn failed_here(&mut self) -> Option<Vec<u8>> {
         self.request()?;
         self.reject(&[], None).ok()
     }
 
-    /// Takes what a receive of [`wants`](Self::wants) bytes came to: all of them, fewer because the stream ended, or an error.
+    /// Takes what a receive of [`wants`](Self::wants) bytes came to: all of them, fewer because the
+    /// stream ended, or an error.
     ///
     /// # Errors
     /// As [`receive`](Self::receive); the stream ended too early.

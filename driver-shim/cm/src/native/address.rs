@@ -23,7 +23,8 @@ pub struct Peer {
     pub is_self: bool,
     /// Our (GID, QPN) is the lower one: we call.
     pub we_call: bool,
-    /// The address by which the peer knows us, if it is of the same family: our calls come from there.
+    /// The address by which the peer knows us, if it is of the same family: our calls come from
+    /// there.
     pub source: Option<SocketAddr>,
 }
 
@@ -57,8 +58,9 @@ impl From<SocketAddr> for Place {
 }
 
 impl Peer {
-    /// Whether a stream comes from this peer's address. A peer on this host may use any address of the host: no TCP connection can be
-    /// made from outside with such a source, since the answers would go to this host itself. `is_own` tells the host's addresses.
+    /// Whether a stream comes from this peer's address. A peer on this host may use any address of
+    /// the host: no TCP connection can be made from outside with such a source, since the answers
+    /// would go to this host itself. `is_own` tells the host's addresses.
     pub fn is_at(&self, ends: &Ends, mut is_own: impl FnMut(Place) -> bool) -> bool {
         let (named, remote) = (Place::from(self.address), Place::from(ends.remote));
         let mut is_here = |place| place == Place::from(ends.local) || is_own(place);
@@ -80,7 +82,8 @@ impl Home {
         ip.is_loopback() || self.gids.iter().any(|gid| gid.ip == ip)
     }
 
-    /// Whether a stream's end with this address is on this host. A device with addresses of its own may have no loopback.
+    /// Whether a stream's end with this address is on this host. A device with addresses of its own
+    /// may have no loopback.
     pub fn is_own(&self, place: Place) -> bool {
         let Place { ip, scope } = place;
         let loopback = || ip.is_loopback() && self.gids.iter().any(|gid| gid.ip.is_loopback());
@@ -121,7 +124,8 @@ impl Home {
                 return Err(Errno::INVAL);
             }
             let address = match ip {
-                // A GID has no room for the scope: the peer is on the network of our own GID, else of any link-local one.
+                // A GID has no room for the scope: the peer is on the network of our own GID, else
+                // of any link-local one.
                 IpAddr::V6(v6) if v6.is_unicast_link_local() => {
                     let scopes = || self.gids.iter().map(|gid| gid.scope).filter(|scope| *scope != 0);
                     let same = self
@@ -158,7 +162,8 @@ impl Home {
         })
     }
 
-    /// Our own LID is this host; another one is the host with these low 16 bits in the /16 of GID 0.
+    /// Our own LID is this host; another one is the host with these low 16 bits in the /16 of GID
+    /// 0.
     fn ip_of_lid(&self, dlid: u16) -> Option<IpAddr> {
         let own = self.gids.first()?.ip;
         if dlid == self.lid() {

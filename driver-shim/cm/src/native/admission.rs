@@ -1,13 +1,14 @@
-//! Which calls a queue pair takes: those that come from the address of the peer named at RTR, and that know the PSNs which the two
-//! programs exchanged.
+//! Which calls a queue pair takes: those that come from the address of the peer named at RTR, and
+//! that know the PSNs which the two programs exchanged.
 //!
-//! *Address.* TCP tells the source of a stream. It must be the named peer's, unless `native.allow_nat` is set. What remains are other
-//! processes of the peer's host.
+//! *Address.* TCP tells the source of a stream. It must be the named peer's, unless
+//! `native.allow_nat` is set. What remains are other processes of the peer's host.
 //!
-//! *PSNs.* At RTS both are known to both ends: 48 bits, which nobody guesses. At RTR the queue pair knows only what it expects, 24 bits:
-//! there few wrong calls are examined, and the others are refused unseen. So that they cannot keep out the true peer, each call that is
-//! refused unseen has the queue pair call its peer itself. That call goes to a port which only the peer has. If it is a nudge, the peer's
-//! own call repeats its nonce, and is examined in any case.
+//! *PSNs.* At RTS both are known to both ends: 48 bits, which nobody guesses. At RTR the queue pair
+//! knows only what it expects, 24 bits: there few wrong calls are examined, and the others are
+//! refused unseen. So that they cannot keep out the true peer, each call that is refused unseen has
+//! the queue pair call its peer itself. That call goes to a port which only the peer has. If it is
+//! a nudge, the peer's own call repeats its nonce, and is examined in any case.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -42,7 +43,7 @@ impl Engine {
             if let Some(count) = pair.guesses.count(world.now, false) {
                 tracing::warn!(
                     "qp {qpn:#08x}: refused a connection from {}, since the peer named in ibv_modify_qp is at {} \
-                     ({count} calls refused for this qp so far); if an address is translated on the way, set native.allow_nat=true",
+                     ({count} requests refused for this qp so far); if an address is translated on the way, set native.allow_nat=true",
                     ends.remote.ip(),
                     seek.params.peer.address.ip(),
                 );
@@ -65,7 +66,7 @@ impl Engine {
         if let Some(count) = pair.guesses.count(world.now, !unseen) {
             tracing::warn!(
                 "qp {qpn:#08x}: refused a connection from {}: its PSNs are not those that ibv_modify_qp was given \
-                 ({count} calls refused for this qp so far)",
+                 ({count} requests refused for this qp so far)",
                 ends.remote
             );
         }
@@ -76,7 +77,8 @@ impl Engine {
         Err(Reason::Busy)
     }
 
-    /// The peer is called without waiting for its call, at RTS at the latest; but not more often than by itself.
+    /// The peer is called without waiting for its call, at RTS at the latest; but not more often
+    /// than by itself.
     pub(super) fn hurry(&mut self, world: &mut World<'_>, qpn: u32) {
         let Some(pair) = self.pairs.get_mut(&qpn) else {
             return;
@@ -92,7 +94,8 @@ impl Engine {
         }
     }
 
-    /// Refuses parked calls beyond what is kept, for `qpn` and for all: the oldest from where most come, so that nobody has all the room.
+    /// Refuses parked calls beyond what is kept, for `qpn` and for all: the oldest from where most
+    /// come, so that nobody has all the room.
     pub(super) fn make_room(&mut self, world: &mut World<'_>, qpn: u32) {
         let for_pair = |pair: &Pair| pair.parked.iter().copied().collect::<Vec<u32>>();
         if let Some(pair) = self.pairs.get(&qpn)

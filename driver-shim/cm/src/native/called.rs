@@ -18,7 +18,7 @@ impl Engine {
         if self.listening.len() >= MAX_LISTENING
             && let Some((_, oldest)) = self.listening.pop_first()
         {
-            tracing::debug!("stream {oldest}: gives way, too many say nothing");
+            tracing::debug!("stream {oldest}: closed: too many streams without a Request");
             self.hang_up(world, oldest, Close::Abort);
         }
         let responder = Responder::new(self.settings.clone(), world.now);
@@ -84,7 +84,10 @@ impl Engine {
         let Some(caller) = caller else {
             return self.reject(world, sid, Reason::Foreign);
         };
-        tracing::debug!("stream {sid}: {:#08x} calls {qpn:#08x}", caller.from);
+        tracing::debug!(
+            "stream {sid}: {:#08x} requests a connection with {qpn:#08x}",
+            caller.from
+        );
         match self.pairs.get(&qpn).map(|pair| &pair.phase) {
             None => self.reject(world, sid, Reason::Unknown),
             // A nudge needs no place: it is remembered as such.
@@ -122,7 +125,7 @@ impl Engine {
         self.make_room(world, qpn);
     }
 
-    /// The queue pair reached RTR: takes the parked call of its peer, and turns down the others.
+    /// The queue pair reached RTR: takes the parked call of its peer, and rejects the others.
     pub(super) fn unpark(&mut self, world: &mut World<'_>, qpn: u32) {
         let Some(pair) = self.pairs.get(&qpn) else {
             return;
@@ -152,7 +155,7 @@ impl Engine {
         else {
             return;
         };
-        tracing::debug!("stream {sid}: crosses our own call, which goes before");
+        tracing::debug!("stream {sid}: crosses our own request, which has precedence");
         let older = seek.held.replace(sid);
         self.timers
             .set(Key::Call(sid), Some(world.now + self.settings.initiator_timeout));
@@ -179,11 +182,12 @@ impl Engine {
             world.streams.close(sid, Close::Abort);
             return;
         };
-        // A caller sends nothing until it has our Reply (RFC 5044 §7.1.2); one that hung up is not worth a connection.
+        // A caller sends nothing until it has our Reply (RFC 5044 §7.1.2); one that closed it is
+        // not worth a connection.
         let inbox = world.streams.inbox(sid);
         if inbox != Ok(Inbox::Empty) {
             tracing::debug!(
-                "stream {sid}: not taken, its caller hung up or goes on without a Reply: {inbox:?}"
+                "stream {sid}: not accepted, its initiator closed it or sent data before the Reply: {inbox:?}"
             );
             world.streams.close(sid, Close::Abort);
             return self.seek(world, qpn);
@@ -204,10 +208,10 @@ impl Engine {
         let rnr_retry = caller.rnr_retry.unwrap_or(7);
         match sent.and_then(|negotiated| self.attach(world, qpn, Some(sid), Some(negotiated), rnr_retry)) {
             Ok(()) => tracing::debug!(
-                "qpn {qpn:#08x}: took the call of {:#08x}, stream {sid}",
+                "qpn {qpn:#08x}: accepted the request of {:#08x}, stream {sid}",
                 caller.from
             ),
-            // The caller hung up meanwhile: our own call, or its next one, will do.
+            // The caller closed it meanwhile: our own call, or its next one, will do.
             Err(_) => {
                 world.streams.close(sid, Close::Abort);
                 self.seek(world, qpn);
@@ -217,7 +221,7 @@ impl Engine {
 
     /// Turns a call down: a rejecting Reply that says why, then the end.
     pub(super) fn reject(&mut self, world: &mut World<'_>, sid: u32, reason: Reason) {
-        tracing::debug!("stream {sid}: turned down: {reason:?}");
+        tracing::debug!("stream {sid}: rejected: {reason:?}");
         if let Some(Call::Waiting { mut responder, .. }) = self.forget(sid)
             && let Ok(reply) = responder.reject(&reason.emit(), None)
         {

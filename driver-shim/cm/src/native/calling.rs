@@ -64,7 +64,8 @@ impl Engine {
         else {
             return;
         };
-        // Past the end of the budget a send may be posted at any time: look again every now and then.
+        // Past the end of the budget a send may be posted at any time: look again every now and
+        // then.
         let end = end.map(|end| end.max(world.now + BACK_OFF.1));
         let next_call = seek.call.is_none().then_some(seek.next_call);
         self.timers
@@ -86,7 +87,7 @@ impl Engine {
         {
             Ok(sid) => {
                 tracing::debug!(
-                    "qpn {qpn:#08x}: calls {:#08x} at {}, stream {sid}",
+                    "qpn {qpn:#08x}: connects to {:#08x} at {}, stream {sid}",
                     peer.qpn,
                     peer.address
                 );
@@ -113,7 +114,8 @@ impl Engine {
         }
     }
 
-    /// TCP did not connect. The route to the peer may not take our GID's address for a source: the next call lets the host choose.
+    /// TCP did not connect. The route to the peer may not take our GID's address for a source: the
+    /// next call lets the host choose.
     pub(super) fn connect_failed(&mut self, world: &mut World<'_>, qpn: u32, why: impl std::fmt::Display) {
         if let Some(Pair {
             phase: Phase::Seeking(seek),
@@ -170,7 +172,7 @@ impl Engine {
             Ok(Some(Answer::Accepted(accepted))) => self.accepted(world, sid, qpn, us, accepted),
             Ok(Some(Answer::Rejected(rejected))) => {
                 let reason = Reason::parse(&rejected.private_data);
-                tracing::debug!("qpn {qpn:#08x}: its call was turned down: {reason:?}");
+                tracing::debug!("qpn {qpn:#08x}: its request was rejected: {reason:?}");
                 self.hang_up(world, sid, Close::Orderly);
                 self.rejected(world, qpn, reason);
             }
@@ -190,13 +192,14 @@ impl Engine {
 
     fn accepted(&mut self, world: &mut World<'_>, sid: u32, qpn: u32, us: Identity, accepted: Accepted) {
         let Some(peer) = Identity::parse(&accepted.private_data).filter(|peer| us.meets(peer)) else {
-            tracing::debug!("qpn {qpn:#08x}: somebody else answered its call");
+            tracing::debug!("qpn {qpn:#08x}: another queue pair answered its request");
             self.hang_up(world, sid, Close::Abort);
             self.rejected(world, qpn, Reason::Elsewhere);
             return;
         };
         let mut negotiated = accepted.negotiated;
-        // Where only revision 1 is spoken nothing is said about an RTR message, but both ends are ours.
+        // Where only revision 1 is spoken nothing is said about an RTR message, but both ends are
+        // ours.
         negotiated.rtr = negotiated
             .rtr
             .or(Some(Rtr::Write))
@@ -251,7 +254,7 @@ impl Engine {
         let pause = BACK_OFF.0 * 2u32.saturating_pow(seek.attempts.min(16));
         seek.attempts += 1;
         seek.next_call = world.now + pause.min(BACK_OFF.1);
-        tracing::debug!("qpn {qpn:#08x}: call {} failed: {why}", seek.attempts);
+        tracing::debug!("qpn {qpn:#08x}: attempt {} failed: {why}", seek.attempts);
         match seek.held.take() {
             Some(sid) => self.accept(world, sid, qpn),
             None => self.seek(world, qpn),

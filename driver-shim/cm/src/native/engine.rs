@@ -20,7 +20,8 @@ impl Engine {
     /// An engine for the process; `seed` is random and told to nobody.
     pub fn new(config: &Config, seed: u128) -> Engine {
         let native = &config.native;
-        // What opens the responder's fence is ours to choose: a zero-length Write takes no buffer and no Read (design: native connections).
+        // What opens the responder's fence is ours to choose: a zero-length Write takes no buffer
+        // and no Read (design: native connections).
         let rtr = RtrTypes {
             send: false,
             write: true,
@@ -148,8 +149,8 @@ impl Engine {
         }
     }
 
-    /// How long the peer of a connected queue pair lets its Sends find no receive posted, for a new `min_rnr_timer` of ours.
-    /// `None`: not connected.
+    /// How long the peer of a connected queue pair lets its Sends find no receive posted, for a new
+    /// `min_rnr_timer` of ours. `None`: not connected.
     pub fn rnr_timeout(&self, qpn: u32, min_rnr_timer: u8) -> Option<Option<Duration>> {
         match self.pairs.get(&qpn)?.phase {
             Phase::Connected { rnr_retry, .. } => Some(rnr_timeout(rnr_retry, min_rnr_timer)),
@@ -174,7 +175,8 @@ impl Engine {
         }
     }
 
-    /// Bytes of a stream arrived: as many as were asked for, or fewer if the peer closed; or an error.
+    /// Bytes of a stream arrived: as many as were asked for, or fewer if the peer closed; or an
+    /// error.
     pub fn received(&mut self, world: &mut World<'_>, sid: u32, bytes: Result<&[u8], Errno>) {
         match self.calls.get(&sid) {
             Some(Call::Asking { .. }) => self.hear_reply(world, sid, bytes),
@@ -183,7 +185,7 @@ impl Engine {
         }
     }
 
-    /// A stream is gone.
+    /// A stream has ended.
     pub fn closed(&mut self, world: &mut World<'_>, sid: u32) {
         match self.calls.get(&sid) {
             Some(Call::Dialing { qpn }) => {
@@ -201,7 +203,7 @@ impl Engine {
         }
     }
 
-    /// Does what is due; returns when to come back.
+    /// Does what is due. Returns when it is to be called again.
     pub fn tick(&mut self, world: &mut World<'_>) -> Option<Time> {
         while let Some(key) = self.timers.due(world.now) {
             match key {
@@ -212,7 +214,7 @@ impl Engine {
         self.timers.next()
     }
 
-    /// Takes what was found out about queue pairs.
+    /// Takes the findings about queue pairs.
     pub fn notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
     }
@@ -224,7 +226,7 @@ impl Engine {
                 qid, fenced: true, ..
             }) => {
                 let qid = *qid;
-                tracing::debug!("qpn {qpn:#08x}: no FPDU from the caller in time");
+                tracing::debug!("qpn {qpn:#08x}: no first FPDU from the initiator in time");
                 self.give_up(qpn, qid);
             }
             _ => {}

@@ -9,11 +9,13 @@
 //! |                         ticket, if known                       |
 //! ```
 //!
-//! All in network order; a rejecting Reply ends behind the first eight bytes, and `what` says why. The source address of a call is
-//! no part of it: the responder takes that from TCP ([`super::admission`]).
+//! All in network order; a rejecting Reply ends behind the first eight bytes, and `what` says why.
+//! The source address of a call is no part of it: the responder takes that from TCP
+//! ([`super::admission`]).
 //!
-//! A Request without a `sq_psn` connects nothing. It is a *nudge*: its sender is at RTR and asks the other side to initiate. The nonce of
-//! the nudge goes to a port that only the named peer can have, so the peer's own Request proves itself by repeating it as *ticket*.
+//! A Request without a `sq_psn` connects nothing. It is a *nudge*: its sender is at RTR and asks
+//! the other side to initiate. The nonce of the nudge goes to a port that only the named peer can
+//! have, so the peer's own Request proves itself by repeating it as *ticket*.
 
 use urnic_wire::mpa::startup::{MAX_PRIVATE_DATA, WORD_LEN};
 use zerocopy::byteorder::big_endian::{U32, U64};
@@ -76,7 +78,7 @@ pub(super) struct Identity {
     pub ticket: Option<u64>,
 }
 
-/// Why a call is turned down.
+/// Why a call is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Reason {
@@ -113,7 +115,8 @@ impl Reason {
         }
     }
 
-    /// Whether calling again may help. After `Address` the peer calls as well, which may go through.
+    /// Whether calling again may help. After `Address` the peer calls as well, which may go
+    /// through.
     pub(super) fn is_passing(self) -> bool {
         matches!(self, Reason::Busy | Reason::Connected | Reason::Address)
     }
@@ -184,8 +187,9 @@ impl Identity {
         self.from == peer.to && self.to == peer.from
     }
 
-    /// Whether `peer` is the expected one: queue pair numbers name each other, and what each sends first is what the other
-    /// expects, as far as it is known by now, and at least in one direction. So a number that was used again is not mistaken.
+    /// Whether `peer` is the expected one: queue pair numbers name each other, and what each sends
+    /// first is what the other expects, as far as it is known by now, and at least in one
+    /// direction. So a number that was used again is not mistaken.
     pub(super) fn meets(&self, peer: &Identity) -> bool {
         let follows = |sent: Option<u32>, expected: u32| sent.is_none_or(|psn| psn == expected);
         self.names(peer)

@@ -1,20 +1,25 @@
-//! Native connections: queue pairs whose programs exchanged GIDs and numbers by themselves and then called `modify_qp`.
+//! Native connections: queue pairs whose programs exchanged GIDs and numbers by themselves and then
+//! called `modify_qp`.
 //!
-//! Going to RTR names the peer, and [`Engine::meet`] registers the pair. The side with the lower (GID, QPN) calls at the port in the
-//! peer's number; the other one waits, and calls as well if nothing came for a while. A call for a queue pair that has not
-//! reached RTR is parked. Both sides introduce themselves in MPA private data ([`identity`]), and the responder checks the initiator's
-//! address and PSNs ([`admission`]). What happens to a pair:
+//! Going to RTR names the peer, and [`Engine::meet`] registers the pair. The side with the lower
+//! (GID, QPN) calls at the port in the peer's number; the other one waits, and calls as well if
+//! nothing came for a while. A call for a queue pair that has not reached RTR is parked. Both sides
+//! introduce themselves in MPA private data ([`identity`]), and the responder checks the
+//! initiator's address and PSNs ([`admission`]). The states of a pair:
 //!
 //! ```text
-//!             meet (RTR)            our call accepted: attach, RTR message goes out, gate opens
-//!   Idle ───────────────▶ Seeking ─────────────────────────────────────────────────────▶ Connected
-//!     calls are parked       │  │   a call of the peer: Reply, attach; gate opens at the first FPDU
-//!                            │  └──────────────────────────────────────────────────────▶ Connected
-//!                            └ turned down for good, or the retry budget is spent ─────▶ Closed (sends: RETRY_EXC_ERR)
+//!             meet (RTR)            our request accepted: attach, RTR goes out, gate opens
+//!   Idle ───────────────▶ Seeking ──────────────────────────────────────────────▶ Connected
+//!     requests are parked    │  │   a request of the peer: Reply, attach;
+//!                            │  │   the gate opens at the first FPDU
+//!                            │  └───────────────────────────────────────────────▶ Connected
+//!                            └ rejected for good, or retries exhausted ──────────▶ Closed
 //! ```
 //!
-//! The engine does no I/O: it is told events of streams and the time, and acts through [`Streams`]. What it finds out about queue pairs
-//! comes out as [`Notice`]s.
+//! In `Closed`, sends complete with `RETRY_EXC_ERR`.
+//!
+//! The engine does no I/O: events of streams and the time go in; it acts through [`Streams`], and
+//! its findings about queue pairs come out as [`Notice`]s.
 
 mod address;
 mod admission;

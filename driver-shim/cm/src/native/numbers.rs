@@ -11,10 +11,12 @@ use super::streams::Streams;
 /// Queue pairs behind one listener: the index has 8 bits.
 const PER_LISTENER: u32 = 256;
 
-/// Numbers that rest, given back and not used again, before the oldest of them is: a late call for its last life finds nobody.
+/// Numbers that rest, given back and not used again, before the oldest of them is: a late call for
+/// its last life finds nobody.
 const RESTING: usize = 64;
 
-/// The numbers of the process. A listener stays for good once it is open, since numbers that are known abroad name its port.
+/// The numbers of the process. A listener stays for good once it is open, since numbers that are
+/// known abroad name its port.
 #[derive(Debug)]
 pub(super) struct Numbers {
     listen: Option<IpAddr>,
@@ -43,7 +45,8 @@ impl Numbers {
         }
     }
 
-    /// A number that no queue pair has: one never used, else one that rested for long, else one of a new listener.
+    /// A number that no queue pair has: one never used, else one that rested for long, else one of
+    /// a new listener.
     ///
     /// # Errors
     /// Those of listening: `EADDRINUSE` with no port of the range left, `EADDRNOTAVAIL`, `ENOMEM`.

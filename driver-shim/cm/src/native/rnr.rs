@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// Least time that an empty receive queue is borne when the sender tries again at all: `min_rnr_timer` is a least time too.
+/// Least time that an empty receive queue is borne when the sender tries again at all:
+/// `min_rnr_timer` is a least time too.
 pub(super) const LEAST_RNR: Duration = Duration::from_millis(100);
 
 /// InfiniBand's table of RNR NAK timer codes, in units of 10 µs.
@@ -11,7 +12,8 @@ const RNR_TIMERS: [u32; 32] = [
     3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
-/// How long a sender that tries again `rnr_retry` times bears a receiver that asks it to wait `min_rnr_timer` each time; `None` = for ever.
+/// How long a sender that tries again `rnr_retry` times bears a receiver that asks it to wait
+/// `min_rnr_timer` each time; `None` = for ever.
 pub(super) fn rnr_timeout(rnr_retry: u8, min_rnr_timer: u8) -> Option<Duration> {
     match rnr_retry {
         7.. => None,

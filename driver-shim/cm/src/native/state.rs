@@ -10,19 +10,22 @@ use super::numbers::Numbers;
 use crate::mpa_startup::{Initiator, Responder, Settings, Time};
 use crate::timers::Timers;
 
-/// Calls whose Request is still on its way: beyond, the oldest gives way, since a genuine caller sends it at once.
+/// Streams whose Request is due. Beyond this limit the oldest is closed, since a genuine initiator
+/// sends it at once.
 pub(super) const MAX_LISTENING: usize = 256;
-/// Calls parked for one queue pair.
+/// Requests parked for one queue pair.
 pub(super) const MAX_PARKED_EACH: usize = 8;
-/// How long the caller waits at RTR for its own RTS, which tells its PSN; most programs go there in the next line.
+/// How long the initiator waits at RTR for its own RTS, which has its PSN. Most programs go there
+/// at once.
 pub(super) const RTS_GRACE: Duration = Duration::from_millis(20);
 /// How long a TCP connection may take: some SYNs are lost.
 pub(super) const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// First and longest pause between calls.
+/// First and longest pause between attempts.
 pub(super) const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(1000));
-/// Least retry budget, in graces of the other side's call: InfiniBand's budgets reckon with microseconds, and with a peer that is there.
+/// Least retry budget, in graces of the other side's call: InfiniBand's budgets reckon with
+/// microseconds, and with a peer that is there.
 pub(super) const LEAST_BUDGET: u32 = 4;
-/// What the engine found out about a queue pair, by its device number.
+/// A finding of the engine about a queue pair, by its device number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
     /// It is connected, and may send: open the gate.
@@ -65,11 +68,12 @@ pub struct RtsParams {
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) phase: Phase,
-    /// Calls for it that came before RTR, oldest first.
+    /// Requests for it that came before RTR, oldest first.
     pub(super) parked: VecDeque<u32>,
-    /// Calls for it with wrong PSNs.
+    /// Requests for it with wrong PSNs.
     pub(super) guesses: Guesses,
-    /// A call that may have been the peer's was not taken: at RTS it is called without waiting for its next one.
+    /// A request that may have been the peer's was rejected: at RTS this end connects without
+    /// waiting for the peer's next one.
     pub(super) connect_at_rts: bool,
 }
 
@@ -98,7 +102,7 @@ pub(super) enum Phase {
         /// The peer's `rnr_retry`.
         rnr_retry: u8,
     },
-    /// Failed, or turned down for good.
+    /// Failed, or rejected for good.
     Closed,
 }
 
@@ -109,14 +113,15 @@ pub(super) struct Seek {
     pub(super) rts: Option<RtsParams>,
     /// When it got ready to send.
     pub(super) since: Time,
-    /// Our call.
+    /// Our stream to the peer.
     pub(super) call: Option<u32>,
-    /// When to call (again), while there is none.
+    /// When to connect (again), while there is none.
     pub(super) next_call: Time,
     pub(super) attempts: u32,
-    /// The peer's call, kept while ours, which goes before, is not answered.
+    /// The peer's stream, kept while ours, which has precedence, is not answered.
     pub(super) held: Option<u32>,
-    /// Our calls come from [`Peer::source`]; else from an address that the host chooses, as every other time while none gets through.
+    /// Our calls come from [`Peer::source`]; else from an address that the host chooses, as every
+    /// other time while none gets through.
     pub(super) from_source: bool,
     /// Nonce of our last nudge.
     pub(super) nudge: Option<u64>,
@@ -127,17 +132,18 @@ pub(super) struct Seek {
 /// A stream in start-up.
 #[derive(Debug)]
 pub(super) enum Call {
-    /// We call: TCP connects.
+    /// We are the initiator: TCP connects.
     Dialing { qpn: u32 },
-    /// We call: the Reply is due.
+    /// We are the initiator: the Reply is due.
     Asking {
         qpn: u32,
         initiator: Box<Initiator>,
         us: Identity,
     },
-    /// We are called: the Request is due.
+    /// We are the responder: the Request is due.
     Listening { responder: Box<Responder>, order: u64 },
-    /// We are called, and have not answered: the queue pair is not at RTR, or our own call goes before.
+    /// We are the responder and have not answered: the queue pair is not at RTR, or our own request
+    /// has precedence.
     Waiting {
         qpn: u32,
         responder: Box<Responder>,
@@ -154,7 +160,7 @@ pub(super) enum Key {
     Call(u32),
 }
 
-/// Who knows where to whom: all native pairs of the process.
+/// All native connections of the process.
 #[derive(Debug)]
 pub struct Engine {
     pub(super) settings: Settings,

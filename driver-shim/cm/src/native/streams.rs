@@ -9,11 +9,14 @@ use super::address::{Ends, Place};
 use crate::carrier::Carrier;
 use crate::mpa_startup::{Negotiated, Time};
 
-/// The device's stream commands ([`StreamOwner::received`](crate::carrier::StreamOwner::received) follows a receive), and what else the engine needs of the world.
+/// The device's stream commands ([`StreamOwner::received`](crate::carrier::StreamOwner::received)
+/// follows a receive), and what else the engine needs of the world.
 pub trait Streams: Carrier {
-    /// Listens at an address, port 0 for any; returns listener and port. An unspecified address means all, IPv4 and IPv6.
+    /// Listens at an address, port 0 for any; returns listener and port. An unspecified address
+    /// means all, IPv4 and IPv6.
     fn listen(&mut self, local: SocketAddr) -> Result<(u32, u16), Errno>;
-    /// Begins a connection from this address, or from one that the host chooses; [`StreamOwner::connected`](crate::carrier::StreamOwner::connected) follows.
+    /// Begins a connection from this address, or from one that the host chooses;
+    /// [`StreamOwner::connected`](crate::carrier::StreamOwner::connected) follows.
     fn connect(&mut self, remote: SocketAddr, local: Option<SocketAddr>) -> Result<u32, Errno>;
     /// Both ends of a connected stream.
     fn ends(&mut self, sid: u32) -> Result<Ends, Errno>;
@@ -40,7 +43,7 @@ pub struct Attachment {
     pub rnr_timeout: Option<Duration>,
 }
 
-/// The world while the engine is at work.
+/// The time and the device during a call of the engine.
 pub struct World<'a> {
     /// The time.
     pub now: Time,

@@ -1,14 +1,16 @@
-//! The layouts of `<rdma/rdma_user_cm.h>`: what librdmacm writes to `/dev/infiniband/rdma_cm`, and what it gets back.
+//! The layouts of `<rdma/rdma_user_cm.h>`: what librdmacm writes to `/dev/infiniband/rdma_cm`, and
+//! what it gets back.
 //!
-//! Everything is in the machine's own byte order but addresses, ports and GUIDs, which are in network order. No layout has padding; lengths and
-//! offsets are asserted.
+//! Everything is in the machine's own byte order but addresses, ports and GUIDs, which are in
+//! network order. No layout has padding; lengths and offsets are asserted.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// Longest private data of a connection (`RDMA_MAX_PRIVATE_DATA`), whose length byte can say one less.
+/// Longest private data of a connection (`RDMA_MAX_PRIVATE_DATA`), whose length byte can say one
+/// less.
 pub const MAX_PRIVATE_DATA: usize = 256;
 /// `AF_IB` of `<linux/socket.h>`.
 const AF_IB: u16 = 27;
@@ -67,7 +69,8 @@ layouts! {
     }
     MigrateId = 16 { response: u64, id: u32, fd: u32, }
 
-    /// What `GET_EVENT` answers. The union in its middle is as long as its longest member, the parameters of datagrams.
+    /// What `GET_EVENT` answers. The union in its middle is as long as its longest member, the
+    /// parameters of datagrams.
     EventResponse = 336 {
         uid: u64, id: u32, event: u32, status: u32, param: ConnParam, datagram: [u8; 32], reserved: u32, ece: [u32; 2],
     }
@@ -115,7 +118,8 @@ pub enum Name {
 }
 
 impl Name {
-    /// Reads `struct sockaddr_in`, `sockaddr_in6` or `sockaddr_ib` from the front of `bytes`; `None` for `AF_UNSPEC` or no bytes.
+    /// Reads `struct sockaddr_in`, `sockaddr_in6` or `sockaddr_ib` from the front of `bytes`;
+    /// `None` for `AF_UNSPEC` or no bytes.
     ///
     /// # Errors
     /// `EAFNOSUPPORT` for another family, `EINVAL` when there are too few bytes.

@@ -1,4 +1,4 @@
-//! The side that calls.
+//! The initiator's side.
 
 use rustix::io::Errno;
 
@@ -13,10 +13,11 @@ use crate::mpa_startup::{
 };
 
 impl Engine {
-    /// Calls. An event says how it went.
+    /// Connects. An event tells the result.
     ///
     /// # Errors
-    /// `EINVAL` in the wrong state or without a queue pair, `EOPNOTSUPP` for datagrams, those of connecting that show at once.
+    /// `EINVAL` in the wrong state or without a queue pair, `EOPNOTSUPP` for datagrams, those of
+    /// connecting that show at once.
     pub fn connect(
         &mut self,
         world: &mut World<'_>,
@@ -42,7 +43,8 @@ impl Engine {
             qid,
             parameters,
             other_port: false,
-            // The two ways of saying that the called side may send first exclude each other (conformance S001-08).
+            // The two ways of saying that the responder may send first exclude each other
+            // (conformance S001-08).
             enhanced: settings.revision >= 2 && settings.rtr_frame.is_none(),
             initiator: None,
             deadline: world.now + settings.initiator_timeout,
@@ -58,7 +60,7 @@ impl Engine {
             return Err(Errno::INVAL);
         };
         // Before anything is sent, so that the log's times tell what the peer was doing then.
-        tracing::debug!("id {handle}: calls {remote} from {local}");
+        tracing::debug!("id {handle}: connects to {remote} from {local}");
         let dialed = match world.device.connect(remote, local, id.traffic_class) {
             // Somebody has the port that we picked: any other will do.
             Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) if id.picked => {
@@ -168,7 +170,7 @@ impl Engine {
         if !again {
             return self.connect_failed(world, handle, errno_of(failure.fault));
         }
-        tracing::debug!("id {handle}: calls again with MPA revision 1");
+        tracing::debug!("id {handle}: connects again with MPA revision 1");
         let State::Connecting(mut connecting) = std::mem::replace(&mut id.state, State::Over) else {
             return;
         };
@@ -221,7 +223,8 @@ impl Engine {
     /// The queue pair is there: RDMA mode begins.
     ///
     /// # Errors
-    /// `EINVAL` without a queue pair that can be attached; `EPROTO` if there was nothing to agree on, which the peer is told by a Terminate.
+    /// `EINVAL` without a queue pair that can be attached; `EPROTO` if there was nothing to agree
+    /// on, which the peer is told by a Terminate.
     pub(super) fn establish(&mut self, world: &mut World<'_>, handle: u32) -> Result<(), Errno> {
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
         let (ack_timeout, remote) = (id.ack_timeout, id.remote.ok_or(Errno::INVAL)?);

@@ -26,7 +26,8 @@ impl Engine {
             return Err(Errno::INVAL);
         }
         let (local, lid) = match local {
-            // Every address of every port, which is how librdmacm finds out whether AF_IB is understood.
+            // Every address of every port, which is how librdmacm finds out whether AF_IB is
+            // understood.
             Name::Ib(gid) if gid == [0; 16] => (None, None),
             Name::Ib(_) => return Err(Errno::ADDRNOTAVAIL),
             Name::Ip(local) if PS_DATAGRAMS.contains(&port_space) => {
@@ -56,7 +57,8 @@ impl Engine {
     /// Finds the way to `remote`; an event says how it went.
     ///
     /// # Errors
-    /// `EINVAL` in the wrong state or for two families; `ENODEV` for an InfiniBand address; those of binding, for an id that has no address yet.
+    /// `EINVAL` in the wrong state or for two families; `ENODEV` for an InfiniBand address; those
+    /// of binding, for an id that has no address yet.
     pub fn resolve_address(
         &mut self,
         world: &mut World<'_>,
@@ -79,7 +81,8 @@ impl Engine {
             Some(Name::Ip(local)) => Some(local),
             Some(Name::Ib(_)) => return Err(Errno::NODEV),
         };
-        // An id that is bound stays bound: the source address of this command is for one that is not (`resolve_prepare_src` of the kernel).
+        // An id that is bound stays bound: the source address of this command is for one that is
+        // not (`resolve_prepare_src` of the kernel).
         let local = if idle { wanted } else { id.local };
         if local.is_some_and(|local| local.is_ipv4() != remote.is_ipv4()) {
             return Err(Errno::INVAL);

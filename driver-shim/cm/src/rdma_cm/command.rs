@@ -269,8 +269,9 @@ impl Command {
     /// Reads a command.
     ///
     /// # Errors
-    /// `EINVAL` for an unknown or malformed one, `ENOSYS` for `GET_OPTION`, which the kernel has a number for and nothing else, `ENOSPC` without room
-    /// for the answer, `EFAULT` without an address for it, `EAFNOSUPPORT`.
+    /// `EINVAL` for an unknown or malformed one, `ENOSYS` for `GET_OPTION`, which the kernel has a
+    /// number for and nothing else, `ENOSPC` without room for the answer, `EFAULT` without an
+    /// address for it, `EAFNOSUPPORT`.
     pub fn parse(bytes: &[u8]) -> Result<Command, Errno> {
         let (header, rest) = Header::read_from_prefix(bytes).map_err(|_| Errno::INVAL)?;
         let payload = Payload {

@@ -60,7 +60,8 @@ impl Engine {
         }
     }
 
-    /// The queue pair has no stream any more: it ended in good order, was lost, or the queue pair is gone.
+    /// The queue pair has no stream any more: it ended in good order, was lost, or the queue pair
+    /// is gone.
     pub fn lose(&mut self, world: &mut World<'_>, qid: u32, errno: Errno) {
         let Some(handle) = self.queue_pairs.remove(&qid) else {
             return;

@@ -12,7 +12,8 @@ use crate::timers::Timers;
 use urnic_config::Config;
 
 impl Engine {
-    /// An engine for the process; `max_ird` and `max_ord` are the device's limits, `seed` is random.
+    /// An engine for the process; `max_ird` and `max_ord` are the device's limits, `seed` is
+    /// random.
     pub fn new(config: &Config, max_ird: u8, max_ord: u8, seed: u64) -> Engine {
         Engine {
             config: config.clone(),
@@ -33,14 +34,14 @@ impl Engine {
         }
     }
 
-    /// Does what is due; returns when to come back.
+    /// Does what is due. Returns when it is to be called again.
     pub fn tick(&mut self, world: &mut World<'_>) -> Option<Time> {
         while let Some(key) = self.timers.due(world.now) {
             match key {
                 Key::Id(handle) => self.id_due(world, handle),
                 Key::Stream(sid) => {
                     if let Some(Owner::Early(handle)) = self.streams.get(&sid) {
-                        tracing::debug!("stream {sid}: nobody listens");
+                        tracing::debug!("stream {sid}: no listener in time");
                         self.forget_early(*handle, sid);
                     } else {
                         tracing::debug!("stream {sid}: no Request in time");
@@ -60,7 +61,7 @@ impl Engine {
         self.timers.next()
     }
 
-    /// Takes what was found out about queue pairs.
+    /// Takes the findings about queue pairs.
     pub fn notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
     }
@@ -86,7 +87,7 @@ impl Engine {
         world.device.close(sid, how);
     }
 
-    /// What is wanted of connections with `peer`.
+    /// The policy of connections with `peer`.
     pub(super) fn policy(&self, peer: IpAddr) -> ConnPolicy {
         if self.config.peers.is_empty() {
             self.usual.clone()
@@ -95,7 +96,8 @@ impl Engine {
         }
     }
 
-    /// Bytes of a stream arrived: as many as were asked for, or fewer if the peer closed; or an error.
+    /// Bytes of a stream arrived: as many as were asked for, or fewer if the peer closed; or an
+    /// error.
     pub fn received(&mut self, world: &mut World<'_>, sid: u32, bytes: Result<&[u8], Errno>) {
         match self.streams.get(&sid) {
             Some(Owner::Listener(..)) => self.hear_request(world, sid, bytes),
@@ -112,7 +114,7 @@ impl Engine {
         }
     }
 
-    /// A stream is gone, while nothing was being received from it.
+    /// A stream has ended, while nothing was being received from it.
     pub fn stream_closed(&mut self, world: &mut World<'_>, sid: u32) {
         match self.streams.remove(&sid) {
             Some(Owner::Listener(..)) => self.timers.set(Key::Stream(sid), None),
@@ -128,7 +130,8 @@ impl Engine {
         }
     }
 
-    /// A port that is probably free, so that a program can be told before it connects: in the range from which the kernel chooses too.
+    /// A port that is probably free, so that a program can be told before it connects: in the range
+    /// from which the kernel chooses too.
     pub(super) fn pick_port(&mut self) -> u16 {
         // splitmix64
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -10,7 +10,8 @@ use super::state::{
 };
 use crate::mpa_startup::Close;
 
-/// What a listener with no backlog of its own gets, and the most that any gets (the kernel's `max_backlog`).
+/// What a listener with no backlog of its own gets, and the most that any gets (the kernel's
+/// `max_backlog`).
 const MAX_BACKLOG: u32 = 1024;
 
 impl Engine {
@@ -79,7 +80,8 @@ impl Engine {
         };
         self.timers.set(Key::Id(handle), None);
         self.timers.set(Key::TimeWait(handle), None);
-        // What it was not told it shall never be; new ids that only such an event names have no other owner.
+        // What it was not told it shall never be; new ids that only such an event names have no
+        // other owner.
         let mut unread = Vec::new();
         if let Some(queue) = self.channels.get_mut(&id.channel) {
             let had = !queue.is_empty();
@@ -202,7 +204,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The program saw data before the connection manager saw the connection: nothing that iWARP has to be told.
+    /// The program saw data before the connection manager saw the connection: nothing that iWARP
+    /// has to be told.
     ///
     /// # Errors
     /// `EINVAL` for an id without a connection, even one in the making.
@@ -215,7 +218,8 @@ impl Engine {
         }
     }
 
-    /// Moves an id, with its events, from channel `old` to `new`; returns how many events the program took on the old one.
+    /// Moves an id, with its events, from channel `old` to `new`; returns how many events the
+    /// program took on the old one.
     ///
     /// # Errors
     /// `ENOENT`, `EINVAL`.

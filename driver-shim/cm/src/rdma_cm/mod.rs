@@ -1,20 +1,25 @@
-//! The connection manager behind `/dev/infiniband/rdma_cm`: what `rdma_ucm` and `iw_cm` are in a kernel.
+//! The connection manager behind `/dev/infiniband/rdma_cm`: what `rdma_ucm` and `iw_cm` are in a
+//! kernel.
 //!
-//! A program has *channels* and on them *ids*; it gives commands ([`command`]) and takes events. What becomes of an id:
+//! A program has *channels* and on them *ids*; it gives commands ([`command`]) and takes events.
+//! The states of an id:
 //!
 //! ```text
-//!  Idle ─ bind ─▶ Bound ─ listen ─▶ Listening ─ a Request ─▶ (new id) Asked ─ accept ─▶ Opening ── first FPDU ──▶ Connected
-//!   │              │                                          └ reject ─▶ Over       (at once without RTR)       ▲  │
-//!   └─ resolve ────┴─▶ AddressResolved ─ resolve ─▶ RouteResolved ─ connect ─▶ Calling ── Reply ─────────────────┘  │
-//!                                                              └ refused ─▶ Over   └▶ Answered (external) ─ accept ─┘
+//!  Idle ─ bind ─▶ Bound ─ listen ─▶ Listening ─ a Request ─▶ (new id) Requested ─ reject ─▶ Over
+//!   │              │                                                  └ accept ─▶ Opening
+//!   │              │                     Opening ── first FPDU, or at once without RTR ──▶ Connected
+//!   └─ resolve ────┴─▶ AddressResolved ─ resolve ─▶ RouteResolved ─ connect ─▶ Connecting
+//!      Connecting ── Reply ──▶ Connected, or Answered ─ accept ─▶ Connected (external queue pair)
+//!      Connecting ── rejected ──▶ Over
 //!  Connected ─ disconnect ─▶ Closing ─▶ Over ◀─ the peer's end, or an error
 //! ```
 //!
-//! The engine does no I/O: commands, events of streams and queue pairs, and the time go in; it acts through [`Device`]. A
-//! listener is a TCP listener on that very port, from the moment it is bound: nobody else can take the port, and
-//! connections that come too early wait.
+//! The engine does no I/O: commands, events of streams and queue pairs, and the time go in; it acts
+//! through [`Device`]. A listener is a TCP listener on that very port, from the moment it is bound:
+//! nobody else can take the port, and connections that come too early wait.
 //!
-//! `state.rs` has the state of the engine and of its ids. The other files have the functions, by topic.
+//! `state.rs` has the state of the engine and of its ids. The other files have the functions, by
+//! topic.
 
 pub mod abi;
 mod active;

@@ -10,7 +10,8 @@ use super::state::{Engine, State, World};
 use crate::qp_attr::QpMask;
 
 impl Engine {
-    /// How the queue pair of an id goes to `state`. RTS is the connection manager's to reach, as with every iWARP device.
+    /// How the queue pair of an id goes to `state`. RTS is the connection manager's to reach, as
+    /// with every iWARP device.
     ///
     /// # Errors
     /// `EINVAL` for another state than Init, RTR and RTS, and while there is no device.
@@ -43,7 +44,8 @@ impl Engine {
     /// Sets an option.
     ///
     /// # Errors
-    /// `ENOSYS` for one that is unknown here, `EINVAL` for a value of the wrong length, or when it is too early or too late.
+    /// `ENOSYS` for one that is unknown here, `EINVAL` for a value of the wrong length, or when it
+    /// is too early or too late.
     pub fn set_option(
         &mut self,
         world: &mut World<'_>,
@@ -59,7 +61,8 @@ impl Engine {
             _ => Err(Errno::INVAL),
         };
         match (level, name) {
-            // The packets of a connection to be made, or, before its address is bound, of a listener's.
+            // The packets of a connection to be made, or, before its address is bound, of a
+            // listener's.
             (option::LEVEL_ID, option::ID_TOS) => id.traffic_class = byte()?,
             // A port in TIME-WAIT can always be used again, one with a listener never.
             (option::LEVEL_ID, option::ID_REUSEADDR) => drop(flag()?),
@@ -85,7 +88,8 @@ impl Engine {
     }
 }
 
-/// Whether records of `struct ib_path_rec_data` are whole and have one for both directions (`ucma_set_ib_path`).
+/// Whether records of `struct ib_path_rec_data` are whole and have one for both directions
+/// (`ucma_set_ib_path`).
 fn has_path(value: &[u8]) -> bool {
     const LEN: usize = 72;
     /// `IB_PATH_GMP | IB_PATH_PRIMARY | IB_PATH_BIDIRECTIONAL`.

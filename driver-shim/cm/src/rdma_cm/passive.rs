@@ -1,4 +1,4 @@
-//! The side that is called.
+//! The responder's side.
 
 use rustix::io::Errno;
 
@@ -10,7 +10,8 @@ use super::state::{
 use crate::carrier::{Due, Inbox, hear_request};
 use crate::mpa_startup::{Close, Depths, Heard, Negotiated, Reply, Responder};
 
-/// Calls of one listener whose Request is still on its way: beyond, the oldest gives way, since a genuine caller sends it at once.
+/// Streams of one listener whose Request is due. Beyond this limit the oldest is closed, since a
+/// genuine initiator sends it at once.
 const MAX_STARTING: usize = 256;
 
 impl Engine {
@@ -141,7 +142,7 @@ impl Engine {
             }
             return world.device.close(sid, Close::Abort);
         };
-        tracing::debug!("id {handle}: {remote} calls {local}, stream {sid}");
+        tracing::debug!("id {handle}: {remote} connects to {local}, stream {sid}");
         self.streams.insert(sid, Owner::Id(handle));
         if let Some(id) = self.ids.get_mut(&handle) {
             id.state = State::Requested {
@@ -163,10 +164,12 @@ impl Engine {
         self.queue(world, event);
     }
 
-    /// Accepts a call; or, on the side that called, begins with a queue pair that the program has brought along.
+    /// Accepts a call; or, on the side that called, begins with a queue pair that the program has
+    /// brought along.
     ///
     /// # Errors
-    /// `EINVAL` in the wrong state, without a queue pair that can be attached, or with too much private data.
+    /// `EINVAL` in the wrong state, without a queue pair that can be attached, or with too much
+    /// private data.
     pub fn accept(
         &mut self,
         world: &mut World<'_>,
@@ -203,10 +206,13 @@ impl Engine {
             return Err(Errno::INVAL);
         };
         let (sid, params) = (*sid, params.clone());
-        // A caller sends nothing until it has our Reply (RFC 5044 §7.1.2), and one that hung up cannot be answered.
+        // A caller sends nothing until it has our Reply (RFC 5044 §7.1.2), and one that closed it
+        // cannot be answered.
         let inbox = world.device.inbox(sid);
         if inbox != Ok(Inbox::Empty) {
-            tracing::debug!("id {handle}: its caller hung up or goes on without a Reply: {inbox:?}");
+            tracing::debug!(
+                "id {handle}: its initiator closed the stream or sent data before the Reply: {inbox:?}"
+            );
             id.state = State::Over;
             self.hang_up(world, sid, Close::Abort);
             return Err(Errno::CONNRESET);
@@ -258,7 +264,8 @@ impl Engine {
         })
     }
 
-    /// Hands the stream over. The queue pair may not send before the first FPDU came (RFC 5044 §7.1.2(4)).
+    /// Hands the stream over. The queue pair may not send before the first FPDU came (RFC 5044
+    /// §7.1.2(4)).
     #[expect(
         clippy::too_many_arguments,
         reason = "all that the two ways here have in common"

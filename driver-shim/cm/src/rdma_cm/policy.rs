@@ -1,4 +1,4 @@
-//! What is wanted of a connection, as far as options settle it.
+//! The policy of a connection, from the options.
 
 use std::time::Duration;
 

@@ -23,14 +23,17 @@ pub(super) const PS_IB: u16 = 0x013f;
 pub(super) const PS_DATAGRAMS: [u16; 2] = [0x0111, 0x0002];
 /// A graceful end that takes longer is not waited for.
 pub(super) const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-/// Who calls before the program listens waits for so long: enough for a program between bind and listen.
+/// An initiator that connects before the program listens waits for this long: enough for a program
+/// between bind and listen.
 pub(super) const EARLY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Between the end of a connection and `TIMEWAIT_EXIT`.
 pub(super) const TIME_WAIT: Duration = Duration::from_secs(1);
 
-/// The device's stream commands ([`Engine::received`] follows a receive) and what the host knows of addresses and queue pairs.
+/// The device's stream commands ([`Engine::received`] follows a receive) and what the host knows of
+/// addresses and queue pairs.
 pub trait Device: Carrier {
-    /// Listens, for connections in packets of this traffic class; an unspecified IPv6 address means IPv4 too, unless `ipv6_only`. Returns listener and port.
+    /// Listens, for connections in packets of this traffic class; an unspecified IPv6 address means
+    /// IPv4 too, unless `ipv6_only`. Returns listener and port.
     fn listen(&mut self, local: SocketAddr, traffic_class: u8, ipv6_only: bool) -> Result<(u32, u16), Errno>;
     /// Stops listening.
     fn unlisten(&mut self, lid: u32);
@@ -71,7 +74,7 @@ pub struct Attachment {
     pub rnr_grace: Duration,
 }
 
-/// The world while the engine is at work.
+/// The time and the device during a call of the engine.
 pub struct World<'a> {
     /// The time.
     pub now: Time,
@@ -79,7 +82,7 @@ pub struct World<'a> {
     pub device: &'a mut dyn Device,
 }
 
-/// What the engine found out about a queue pair.
+/// A finding of the engine about a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
     /// It may send: open the gate.
@@ -128,7 +131,7 @@ impl CmEvent {
     }
 }
 
-/// What an event says of the peer.
+/// The peer's parameters in an event.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct EventParams {
     pub(super) private_data: Vec<u8>,
@@ -136,12 +139,12 @@ pub(super) struct EventParams {
     pub(super) initiator_depth: u8,
 }
 
-/// An event that the program has not taken yet.
+/// An event that the program has not taken.
 #[derive(Debug)]
 pub(super) struct Event {
-    /// Whose it is.
+    /// The id that has the event.
     pub(super) id: u32,
-    /// Whom it is about: a new id, for a Request.
+    /// The id that the event names: a new one, for a Request.
     pub(super) about: u32,
     pub(super) kind: CmEvent,
     pub(super) status: i32,
@@ -212,7 +215,7 @@ pub(super) enum State {
     Over,
 }
 
-/// A call under way.
+/// A connection attempt in progress.
 #[derive(Debug)]
 pub(super) struct Connecting {
     pub(super) sid: u32,
@@ -227,7 +230,7 @@ pub(super) struct Connecting {
     pub(super) deadline: Time,
 }
 
-/// A call that was accepted.
+/// A connection attempt that the peer accepted.
 #[derive(Debug)]
 pub(super) struct Answered {
     pub(super) sid: u32,
@@ -261,7 +264,7 @@ impl Listener {
     }
 }
 
-/// An accepted call whose RTR frame is due.
+/// An accepted request whose RTR frame is due.
 #[derive(Debug)]
 pub(super) struct Framing {
     pub(super) sid: u32,
@@ -271,7 +274,7 @@ pub(super) struct Framing {
     pub(super) params: EventParams,
 }
 
-/// Whose a stream in start-up is.
+/// The owner of a stream in start-up.
 #[derive(Debug)]
 pub(super) enum Owner {
     Id(u32),

@@ -1,4 +1,5 @@
-//! A program's channels: `/dev/infiniband/rdma_cm` opened by a program, and the commands that it writes.
+//! A program's channels: `/dev/infiniband/rdma_cm` opened by a program, and the commands that it
+//! writes.
 
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -22,7 +23,8 @@ use urnic_process::signals::HeldBack;
 /// Longest command: those of `<rdma/rdma_user_cm.h>` are much shorter.
 const MAX_COMMAND: usize = 4096;
 
-/// A channel of the program, which its fd refers to. Dropped with the last fd, together with all ids of the channel.
+/// A channel of the program, which its fd refers to. Dropped with the last fd, together with all
+/// ids of the channel.
 #[derive(Debug)]
 pub struct CmChannel {
     driver: Arc<Driver>,
@@ -45,7 +47,8 @@ impl Drop for CmChannel {
 }
 
 impl CmChannel {
-    /// Makes `opened`, a fresh fd of the program, a channel to `driver`, whose device shows `node_guid` (in host order).
+    /// Makes `opened`, a fresh fd of the program, a channel to `driver`, whose device shows
+    /// `node_guid` (in host order).
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM`; `EIO` in a forked child.
@@ -74,7 +77,8 @@ impl CmChannel {
     /// Executes a command. Returns `false` if the command takes an event and there is none.
     ///
     /// # Safety
-    /// The addresses in `command` are memory of the program that the command may access, as for [`cm_write`].
+    /// The addresses in `command` are memory of the program that the command may access, as for
+    /// [`cm_write`].
     unsafe fn execute(&self, command: Command) -> Result<bool, Errno> {
         let driver = &*self.driver;
         let channel = self.key;
@@ -133,7 +137,8 @@ impl CmChannel {
     /// Executes a query of addresses, GIDs or paths.
     ///
     /// # Safety
-    /// The addresses in `command` are memory of the program that the command may access, as for [`cm_write`].
+    /// The addresses in `command` are memory of the program that the command may access, as for
+    /// [`cm_write`].
     unsafe fn query(&self, command: Command) -> Result<(), Errno> {
         let addresses = |id| {
             self.driver
@@ -187,10 +192,12 @@ impl CmChannel {
         })
     }
 
-    /// Polls the device for an event, for a short time. Returns `false` if there is still none, and `EINTR` if a signal came.
+    /// Polls the device for an event, for a short time. Returns `false` if there is still none, and
+    /// `EINTR` if a signal came.
     ///
     /// # Safety
-    /// The addresses in `command` are memory of the program that the command may access, as for [`cm_write`].
+    /// The addresses in `command` are memory of the program that the command may access, as for
+    /// [`cm_write`].
     unsafe fn await_event(
         &self,
         command: &Command,
@@ -216,18 +223,21 @@ impl CmChannel {
     }
 }
 
-/// Executes the command that the program wrote to its channel `fd`. Returns how much was written, as write(2) would, or
-/// `None` if the command takes an event and there is none: `fd` becomes readable, as a socket, once there is one.
-/// `signals` are the program's signals, which are held back meanwhile.
+/// Executes the command that the program wrote to its channel `fd`. Returns how much was written,
+/// as write(2) would, or `None` if the command takes an event and there is none: `fd` becomes
+/// readable, as a socket, once there is one. `signals` are the program's signals, which are held
+/// back meanwhile.
 ///
 /// # Errors
-/// Those of the command; `EINTR` if the command waited for an event and one of `signals` would interrupt it; `EIO` in a
-/// forked child, which has no device. While another thread closes the channel: `EBADFD` for a command that takes an
-/// event, which would wait for ever in a kernel, and `EBADF` for any other.
+/// Those of the command; `EINTR` if the command waited for an event and one of `signals` would
+/// interrupt it; `EIO` in a forked child, which has no device. While another thread closes the
+/// channel: `EBADFD` for a command that takes an event, which would wait for ever in a kernel, and
+/// `EBADF` for any other.
 ///
 /// # Safety
-/// `bytes` points to `len` readable bytes. As with the kernel's device, a command contains addresses that are read and
-/// written: they are memory of the program that is valid, and that nobody else accesses, during the call.
+/// `bytes` points to `len` readable bytes. As with the kernel's device, a command contains
+/// addresses that are read and written: they are memory of the program that is valid, and that
+/// nobody else accesses, during the call.
 pub unsafe fn cm_write(
     fd: RawFd,
     bytes: *const u8,
@@ -247,7 +257,8 @@ pub unsafe fn cm_write(
         None if command::number(bytes) == Some(opcode::GET_EVENT) => return Err(Errno::BADFD),
         None => return Err(Errno::BADF),
     };
-    // On a lost device events are still there to be taken, and ids to be destroyed; the rest fails by itself.
+    // On a lost device events are still there to be taken, and ids to be destroyed; the rest fails
+    // by itself.
     channel.driver.here()?;
     let command = Command::parse(bytes).inspect_err(|errno| {
         tracing::debug!("channel {fd}: command {:?}: {errno}", command::number(bytes));
@@ -255,7 +266,8 @@ pub unsafe fn cm_write(
     // SAFETY: the caller vouches for the addresses in the command.
     let mut done = interrupt_context::within(|| unsafe { channel.execute(command.clone()) });
     channel.driver.attend_if_due();
-    // SAFETY: `fd` was a channel above; it is only queried for its flags and polled, which fails on a closed descriptor.
+    // SAFETY: `fd` was a channel above; it is only queried for its flags and polled, which fails on
+    // a closed descriptor.
     let readable = unsafe { BorrowedFd::borrow_raw(fd) };
     if done == Ok(false) && !fcntl_getfl(readable).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
         // SAFETY: the caller vouches for the addresses in the command.

@@ -21,7 +21,8 @@ use urnic_cm::rdma_cm::{Attachment, Device, Engine, Notice, World};
 use urnic_presence::token::Token;
 use urnic_process::lock::lock;
 
-/// A queue pair that never had a receive gets one within this time: its program may still be on the way from the event to the post.
+/// A queue pair that never had a receive gets one within this time: its program may still be on the
+/// way from the event to the post.
 const FIRST_RECEIVE_GRACE: Duration = Duration::from_millis(1000);
 impl Driver {
     /// Calls the engine of the connection manager, then applies its notices.

@@ -7,7 +7,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, getsockname, 
 
 use urnic_process::addressing::Gid;
 
-/// The source address that the host's routing tables choose for `remote`, found with a socket that sends nothing.
+/// The source address that the host's routing tables choose for `remote`, found with a socket that
+/// sends nothing.
 pub(super) fn source_of_host(remote: SocketAddr) -> Result<SocketAddr, Errno> {
     let family = if remote.is_ipv4() {
         AddressFamily::INET
@@ -19,7 +20,8 @@ pub(super) fn source_of_host(remote: SocketAddr) -> Result<SocketAddr, Errno> {
     SocketAddr::try_from(getsockname(&probe)?).map_err(|_| Errno::AFNOSUPPORT)
 }
 
-/// The address of a device from which it reaches `remote`: that with the longest prefix that contains `remote`, else the first of the same family.
+/// The address of a device from which it reaches `remote`: that with the longest prefix that
+/// contains `remote`, else the first of the same family.
 pub(super) fn source_of_device(gids: &[Gid], remote: SocketAddr) -> Option<SocketAddr> {
     let shared = |gid: &Gid| match (gid.ip, remote.ip()) {
         (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),

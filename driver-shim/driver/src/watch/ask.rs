@@ -17,7 +17,8 @@ use super::stat_socket::{pass, taken};
 use super::{Snapshot, folder, names, of_home};
 use urnic_presence::{Presence, Settings, homes};
 
-/// Processes that have not answered by then (stopped, or swamped) are left out, however many there are.
+/// Processes that have not answered by then (stopped, or swamped) are left out, however many there
+/// are.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Where processes of this user may be found; `dir` is the option `present.dir`.
@@ -29,7 +30,8 @@ pub fn folders(dir: Option<PathBuf>) -> Vec<PathBuf> {
     homes(&settings).iter().map(|home| of_home(home)).collect()
 }
 
-/// What each process in these folders tells, by number of process; with `pid`, only that one. The names of those that are gone are removed.
+/// What each process in these folders tells, by number of process; with `pid`, only that one. The
+/// names of those that are gone are removed.
 pub fn everyone(folders: &[PathBuf], pid: Option<u32>) -> Vec<Snapshot> {
     let mut all: Vec<Snapshot> = folders.iter().flat_map(|folder| in_folder(folder, pid)).collect();
     all.sort_by_key(|snapshot| snapshot.pid);

@@ -1,8 +1,10 @@
 //! What a running process tells of its device, for `urnic stat` and the `hw_counters` files.
 //!
-//! A process with an open device has a datagram socket in the user's own folder ([`folder`], where only that user may look), called
-//! `PID-BOOT-RANDOM.stat` ([`names`]). Who wants to know sends it one end of a socket pair, and gets over that the fd of a file in memory: a
-//! [`Snapshot`] in JSON. So nobody can make the process wait, grow or run out of descriptors, and while nobody asks nothing is done.
+//! A process with an open device has a datagram socket in the user's own folder ([`folder`], where
+//! only that user may look), called `PID-BOOT-RANDOM.stat` ([`names`]). Who wants to know sends it
+//! one end of a socket pair, and gets over that the fd of a file in memory: a [`Snapshot`] in JSON.
+//! So nobody can make the process wait, grow or run out of descriptors, and while nobody asks
+//! nothing is done.
 
 mod ask;
 mod names;
@@ -33,7 +35,8 @@ pub struct Snapshot {
     pub contexts: u64,
     /// Completion queues.
     pub completion_queues: u64,
-    /// Counters of the device, by name: those of all queue pairs, also of those that are gone, and its own.
+    /// Counters of the device, by name: those of all queue pairs, also of those that are gone, and
+    /// its own.
     pub counters: BTreeMap<String, u64>,
     /// By number.
     pub queue_pairs: Vec<QueuePair>,

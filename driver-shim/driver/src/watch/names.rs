@@ -1,10 +1,12 @@
 //! Names of sockets in the folder, and their end.
 //!
-//! A process that is killed leaves its socket's name behind. Whoever comes next, a process that opens a device or `urnic stat`, takes such
-//! names away. That must never hit a live process, so
-//! * a name is never used twice: it has 64 random bits, and the process number (which is) serves only to find it;
+//! A process that is killed leaves its socket's name behind. Whoever comes next, a process that
+//! opens a device or `urnic stat`, takes such names away. That must never hit a live process, so
+//! * a name is never used twice: it has 64 random bits, and the process number (which is) serves
+//!   only to find it;
 //! * a name appears when its socket can be reached: the socket is bound under another name first;
-//! * a name tells the boot of its kernel: a process of another host, in a folder that hosts share, cannot be reached from here and lives.
+//! * a name tells the boot of its kernel: a process of another host, in a folder that hosts share,
+//!   cannot be reached from here and lives.
 
 use std::time::Duration;
 
@@ -19,7 +21,8 @@ use rustix::time::{ClockId, clock_gettime};
 const SUFFIX: &str = ".stat";
 /// How those end that are only bound so far.
 const UNREADY: &str = ".new";
-/// Longest time that a process may take between binding a socket and naming it; it takes microseconds.
+/// Longest time that a process may take between binding a socket and naming it; it takes
+/// microseconds.
 const BINDING: Duration = Duration::from_secs(60);
 
 /// Binds the socket to a new name of this process; returns the name.

@@ -333,7 +333,8 @@ fn two_drivers_talk_to_each_other() {
     assert_eq!(status(&here.completion()), Some(WcStatus::Success));
     assert_eq!(status(&there.completion()), Some(WcStatus::Success));
     assert_eq!(memory.0, memory.1);
-    // The peer goes away in an orderly manner: nothing was outstanding, so nothing fails before the next send.
+    // The peer goes away in an orderly manner: nothing was outstanding, so nothing fails before the
+    // next send.
     b.qp.destroy().unwrap();
     there.driver.deregister(&theirs).unwrap();
     assert_eq!(a.state(), QpState::Rts);

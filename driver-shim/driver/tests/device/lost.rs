@@ -1,4 +1,5 @@
-//! A device that is lost while it is at work: what completed stays so, the rest is flushed, once and in order, and nothing hangs.
+//! A device that is lost while it is at work: what completed stays so, the rest is flushed, once
+//! and in order, and nothing hangs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -145,8 +146,9 @@ fn what_has_no_completion_is_flushed_once_and_in_order() {
     for cookie in 100..103 {
         a.receive(cookie, from, 64, &mine);
     }
-    // Of these the device does not hear. As if it had been killed in between: it had given the blocks of the first two back, and was about to
-    // tell of the first, as it need not of the second.
+    // Of these the device does not hear. As if it had been killed in between: it had given the
+    // blocks of the first two back, and was about to tell of the first, as it need not of the
+    // second.
     cable.deaf.store(true, Ordering::SeqCst);
     a.send(4, from, 64, &mine);
     a.send_silently(5, from, 64, &mine);
@@ -224,7 +226,8 @@ fn a_full_completion_queue_takes_the_rest_of_the_flush_later() {
 #[test]
 fn a_device_that_stops_is_as_good_as_lost() {
     let (cable, here) = cabled(4);
-    // As a device does on its own when it can no longer reach its command queue: it is not ready any more.
+    // As a device does on its own when it can no longer reach its command queue: it is not ready
+    // any more.
     cable
         .device
         .write32(registers::CONTROL, registers::Control::RESET.bits());

@@ -19,7 +19,8 @@ use zerocopy::{FromBytes, IntoBytes};
 /// The one driver of the test process.
 pub(crate) static DRIVER: LazyLock<Arc<Driver>> = LazyLock::new(|| start(Config::default()));
 
-/// A driver of its own, with another configuration. With `URNIC_TEST_LOG` set each connection's life is told.
+/// A driver of its own, with another configuration. With `URNIC_TEST_LOG` set each connection's
+/// life is told.
 pub(crate) fn start(config: Config) -> Arc<Driver> {
     if let Ok(filter) = std::env::var("URNIC_TEST_LOG") {
         let _ = tracing_subscriber::fmt()
@@ -152,7 +153,8 @@ impl Program {
         let slot = (*consumer & (self.cq.entries() - 1)) as usize * CQE_LEN;
         let ring = self.cq.ring();
         let phase = 1 ^ (*consumer >> self.cq.log_size() & 1);
-        // SAFETY: the slot is inside the ring, its phase word is aligned and written atomically by the device.
+        // SAFETY: the slot is inside the ring, its phase word is aligned and written atomically by
+        // the device.
         let here = unsafe { AtomicU32::from_ptr(ring.add(slot + PHASE).cast()) }.load(Ordering::Acquire);
         if here & 1 != phase {
             return None;
@@ -281,7 +283,8 @@ impl TestQp {
             .for_each(|state| self.to(state, &attr));
     }
 
-    /// The test has seen the completions of so many sends and receives. Sends have the cookies 0, 1, 2, …
+    /// The test has seen the completions of so many sends and receives. Sends have the cookies 0,
+    /// 1, 2, …
     pub(crate) fn settle(&self, sends: u32, receives: u32) {
         *self.posts.completed.lock().unwrap() = Completed { sends, receives };
     }

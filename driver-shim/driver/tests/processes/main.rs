@@ -1,4 +1,5 @@
-//! Forked and dying processes. One test, in a process of its own: fork copies only the thread that calls it.
+//! Forked and dying processes. One test, in a process of its own: fork copies only the thread that
+//! calls it.
 
 #![allow(clippy::unwrap_used, reason = "what goes wrong in a test ends it")]
 
@@ -27,10 +28,12 @@ fn loopback(driver: &Driver) -> usize {
     driver.gids().iter().position(|gid| gid.ip.is_loopback()).unwrap()
 }
 
-/// Runs `child` in a forked process, which has one end of a pair of pipes; returns the other, and its process id.
+/// Runs `child` in a forked process, which has one end of a pair of pipes; returns the other, and
+/// its process id.
 fn fork(child: impl FnOnce(&mut Pipe)) -> (Pipe, rustix::process::Pid) {
     let ((up_r, up_w), (down_r, down_w)) = (rustix::pipe::pipe().unwrap(), rustix::pipe::pipe().unwrap());
-    // SAFETY: the child runs only this closure on its one thread, as a program that forks without exec does.
+    // SAFETY: the child runs only this closure on its one thread, as a program that forks without
+    // exec does.
     match unsafe { libc::fork() } {
         0 => {
             urnic_driver::abandon_in_child();
@@ -107,7 +110,8 @@ fn pair(program: &Program) -> (TestQp, TestQp) {
     (a, b)
 }
 
-/// What the parent opened is dead in the child, without a hang, and the child's own open gets a new device.
+/// What the parent opened is dead in the child, without a hang, and the child's own open gets a new
+/// device.
 fn a_child_has_no_device_but_can_open_one() {
     let parent = Program::new(&open());
     let (a, b) = pair(&parent);
@@ -140,7 +144,8 @@ fn a_child_has_no_device_but_can_open_one() {
     parent.close();
 }
 
-/// Messages whose sends completed arrive although their process ends right behind the last completion.
+/// Messages whose sends completed arrive although their process ends right behind the last
+/// completion.
 fn what_completed_before_exit_arrives() {
     const MESSAGES: u64 = 50;
     const LEN: usize = 100_000;
@@ -179,7 +184,8 @@ fn what_completed_before_exit_arrives() {
     program.close();
 }
 
-/// The peer of a process that is killed learns it within seconds, even if that process has children.
+/// The peer of a process that is killed learns it within seconds, even if that process has
+/// children.
 fn a_killed_process_is_missed_by_its_peer() {
     let (mut pipe, pid) = fork(|pipe| {
         let program = Program::new(&open());

@@ -1,4 +1,5 @@
-//! Rows of the conformance list, by their ids. No socket, no clock: bytes and times are written down.
+//! Rows of the conformance list, by their ids. No socket, no clock: bytes and times are written
+//! down.
 
 mod enhanced;
 mod revision_1;

@@ -56,7 +56,8 @@ fn mpa_s_03_the_responder_waits_for_a_valid_request() {
     assert_eq!(responder.request(), None);
     let nothing = responder.accept(Depths::default(), &[], START).unwrap();
     assert_eq!((nothing.bytes.len(), nothing.negotiated), (0, None));
-    // Neither machine knows who opened the TCP connection; the whole exchange works in pieces of any size.
+    // Neither machine knows who opened the TCP connection; the whole exchange works in pieces of
+    // any size.
     for piece in [1, 3, 19, 20, 512] {
         let (accepted, negotiated, request) = run(
             (plain(), None, b"hello"),
@@ -407,7 +408,8 @@ fn mpa_e_01_wrong_frames_are_code_4_and_lost_streams_code_1() {
     };
     let request = vector("MPA-REQ-R1");
     let hears = |bytes: &[u8]| code(&Responder::new(plain(), START).receive(bytes).unwrap_err());
-    // Another key, an unknown revision, too much private data, bytes behind the Request, revision 0.
+    // Another key, an unknown revision, too much private data, bytes behind the Request, revision
+    // 0.
     assert_eq!(hears(&with(request.clone(), 9, b'x')), 4);
     assert_eq!(hears(&with(request.clone(), 17, 3)), 4);
     assert_eq!(hears(&with(request.clone(), 18, 0xff)), 4);

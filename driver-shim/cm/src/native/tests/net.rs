@@ -404,7 +404,8 @@ impl Net {
         while self.step(end) {}
     }
 
-    /// Runs until `done`, at most for `limit`; panics if that was not enough. Returns how long it took.
+    /// Runs until `done`, at most for `limit`; panics if that was not enough. Returns how long it
+    /// took.
     pub(super) fn until(&mut self, limit: Duration, done: impl Fn(&Net) -> bool) -> Duration {
         let start = self.now();
         while !done(self) {
@@ -425,7 +426,8 @@ impl Net {
         self.notices(host).contains(&Notice::Unreachable(qid))
     }
 
-    /// How a queue pair is attached, for each stream it was ever attached to and that is still there.
+    /// How a queue pair is attached, for each stream it was ever attached to and that is still
+    /// there.
     pub(super) fn attached(&self, host: usize, qid: u32) -> Vec<Attachment> {
         let wire = self.wire.borrow();
         let of = |end: &&End| end.host == host && end.attached.is_some_and(|to| to.qid == qid);

@@ -206,7 +206,8 @@ fn a_number_rests_before_it_is_used_again() {
     }
     assert_eq!(make(&mut net, 0, 257).qpn, first.qpn);
     assert_eq!(net.listeners(0), 1);
-    // With the others in use a number is not used again at once: there are more behind another listener.
+    // With the others in use a number is not used again at once: there are more behind another
+    // listener.
     let all: Vec<Qp> = (300..500).map(|qid| make(&mut net, 0, qid)).collect();
     for qid in 500..600 {
         let qp = make(&mut net, 0, qid);

@@ -169,7 +169,8 @@ fn guesses_at_rtr_are_few_and_do_not_keep_out_the_peer() {
     for receive_only in [false, true] {
         let (mut net, a, b) = three(&Config::default());
         to_rtr(&mut net, b, a);
-        // From the peer's own host: another user there. The victim examines 16, and one more each second.
+        // From the peer's own host: another user there. The victim examines 16, and one more each
+        // second.
         for n in 0..200 {
             net.stranger(0, b.qpn, 1, &guess(a, b, Some(psn(a) ^ (n + 1)), psn(b)));
             net.run(MS / 10);
@@ -257,7 +258,8 @@ fn a_parked_call_that_lost_its_place_is_made_up_for() {
     let (mut net, a, b) = three(&Config::default());
     up(&mut net, a, b);
     net.run(10 * MS);
-    // From the peer's host, which cannot be told from the peer: they have all places when the queue pair gets ready.
+    // From the peer's host, which cannot be told from the peer: they have all places when the queue
+    // pair gets ready.
     for _ in 0..100 {
         net.stranger(0, b.qpn, 1, &guess(a, b, Some(1), 2));
     }

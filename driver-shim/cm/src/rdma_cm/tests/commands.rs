@@ -8,7 +8,8 @@ use super::super::abi::{self, ConnParam, Header};
 use super::super::command::{Command, Destination, Parameters, Question, number};
 use super::super::opcode;
 
-/// Bytes of a command's payload and of its answer, at least, by `rdma_user_cm.h`; `None`: there is no such command.
+/// Bytes of a command's payload and of its answer, at least, by `rdma_user_cm.h`; `None`: there is
+/// no such command.
 fn least(command: u32) -> Option<(usize, usize)> {
     Some(match command {
         opcode::CREATE_ID => (24, 4),
@@ -171,7 +172,8 @@ fn expected(parsed: &Command, command: u32, payload: &[u8], room: usize) -> Opti
     })
 }
 
-/// A payload of often enough bytes, with small numbers among them, so that options and families are met.
+/// A payload of often enough bytes, with small numbers among them, so that options and families are
+/// met.
 fn payload() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![3 => any::<u8>(), 2 => Just(0), 1 => 0..30u8];
     prop_oneof![

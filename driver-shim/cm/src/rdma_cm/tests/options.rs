@@ -12,7 +12,7 @@ fn config(text: &str) -> Config {
     config
 }
 
-/// Revision, CRC and first FPDU at the called side of a connection from 127.0.0.1.
+/// Revision, CRC and first FPDU at the responder of a connection from 127.0.0.1.
 fn agreed(caller: &str, called: &str) -> (u8, bool, bool) {
     let mut net = Net::new(&[config(caller), config(called)]);
     let (at, _) = net.listen(1, 7471, 0);

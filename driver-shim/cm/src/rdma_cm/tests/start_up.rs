@@ -23,7 +23,7 @@ fn both_ends_learn_of_each_other_and_of_the_end() {
     let (id, param) = net.request(1, at);
     assert_eq!(&param.private_data[..6], b"hello\0");
     assert_eq!(param.private_data_len, 5);
-    // What the caller takes is what the called side may send, and the other way round.
+    // What the caller takes is what the responder may send, and the other way round.
     assert_eq!((param.initiator_depth, param.responder_resources), (4, 2));
     net.accept(1, at, id, 200, parameters(9, 8, 8, b"welcome"));
     let event = net.event(0, caller.0).unwrap();
