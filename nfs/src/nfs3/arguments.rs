@@ -6,11 +6,11 @@ use crate::xdr::{BadXdr, Reader, Xdr, record};
 /// createhow3 (§3.3.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CreateHow {
-    /// A file that is there already is as good.
+    /// An existing file is no error.
     Unchecked(SetAttributes),
-    /// It must not be there.
+    /// The file must not exist.
     Guarded(SetAttributes),
-    /// It must not be there, unless this very call made it.
+    /// The file must not exist, unless an earlier copy of this call made it.
     Exclusive(Verifier),
 }
 
@@ -49,7 +49,7 @@ pub enum Special {
     Device(Kind, SetAttributes, Device),
     /// A socket or named pipe.
     Pipe(Kind, SetAttributes),
-    /// What MKNOD does not make.
+    /// A kind that MKNOD does not make.
     Other(Kind),
 }
 
@@ -85,27 +85,27 @@ record! {
 
     /// SETATTR3args.
     pub struct SetattrArgs {
-        /// Which file.
+        /// The file.
         pub file: Handle,
-        /// What to set.
+        /// The attributes to set.
         pub attributes: SetAttributes,
-        /// Only if its ctime is this.
+        /// If present, the attributes are set only if the ctime is this.
         pub guard: Option<Time>,
     }
 
     /// ACCESS3args; READ, LOOKUP, MODIFY, EXTEND, DELETE, EXECUTE are bits 0 to 5.
     pub struct AccessArgs {
-        /// Which file.
+        /// The file.
         pub file: Handle,
-        /// What is asked.
+        /// The requested bits.
         pub access: u32,
     }
 
     /// READ3args.
     pub struct ReadArgs {
-        /// Which file.
+        /// The file.
         pub file: Handle,
-        /// From where.
+        /// Offset of the first byte.
         pub offset: u64,
         /// Bytes, at most.
         pub count: u32,
@@ -113,13 +113,13 @@ record! {
 
     /// WRITE3args, without the data.
     pub struct WriteArgs {
-        /// Which file.
+        /// The file.
         pub file: Handle,
-        /// To where.
+        /// Offset of the first byte.
         pub offset: u64,
         /// Bytes to write.
         pub count: u32,
-        /// How safely.
+        /// The requested stability.
         pub stable: Stable,
         /// Bytes of the data that follows.
         pub len: u32,
@@ -127,25 +127,25 @@ record! {
 
     /// CREATE3args.
     pub struct CreateArgs<'a> {
-        /// Where.
+        /// Directory and name.
         pub place: Entry<'a>,
-        /// How.
+        /// Treatment of an existing file, and attributes.
         pub how: CreateHow,
     }
 
     /// MKDIR3args.
     pub struct MkdirArgs<'a> {
-        /// Where.
+        /// Directory and name.
         pub place: Entry<'a>,
-        /// With what attributes.
+        /// Attributes of the new entry.
         pub attributes: SetAttributes,
     }
 
     /// SYMLINK3args, without the text.
     pub struct SymlinkArgs<'a> {
-        /// Where.
+        /// Directory and name.
         pub place: Entry<'a>,
-        /// With what attributes.
+        /// Attributes of the new entry.
         pub attributes: SetAttributes,
         /// Bytes of the text that follows.
         pub len: u32,
@@ -153,9 +153,9 @@ record! {
 
     /// MKNOD3args.
     pub struct MknodArgs<'a> {
-        /// Where.
+        /// Directory and name.
         pub place: Entry<'a>,
-        /// What.
+        /// The kind of file.
         pub what: Special,
     }
 
@@ -169,19 +169,19 @@ record! {
 
     /// LINK3args.
     pub struct LinkArgs<'a> {
-        /// Which file.
+        /// The file.
         pub file: Handle,
-        /// Its further name.
+        /// The further name.
         pub place: Entry<'a>,
     }
 
     /// READDIR3args.
     pub struct ReaddirArgs {
-        /// Which directory.
+        /// The directory.
         pub dir: Handle,
-        /// Of the last entry seen, or 0.
+        /// Cookie of the last entry seen, or 0.
         pub cookie: u64,
-        /// Of the answer that the cookie is from.
+        /// Verifier of the answer that had the cookie.
         pub verifier: Verifier,
         /// Bytes of the answer, at most.
         pub count: u32,
@@ -189,11 +189,11 @@ record! {
 
     /// READDIRPLUS3args.
     pub struct ReaddirplusArgs {
-        /// Which directory.
+        /// The directory.
         pub dir: Handle,
-        /// Of the last entry seen, or 0.
+        /// Cookie of the last entry seen, or 0.
         pub cookie: u64,
-        /// Of the answer that the cookie is from.
+        /// Verifier of the answer that had the cookie.
         pub verifier: Verifier,
         /// Bytes of names, numbers and cookies, at most.
         pub names: u32,
@@ -203,9 +203,9 @@ record! {
 
     /// COMMIT3args.
     pub struct CommitArgs {
-        /// Which file.
+        /// The file.
         pub file: Handle,
-        /// From where.
+        /// Offset of the first byte.
         pub offset: u64,
         /// Bytes; 0 is all that follow.
         pub count: u32,

@@ -3,7 +3,7 @@
 use super::types::{Attributes, Handle, Stable, Status, Time, Verifier, Wcc};
 use crate::xdr::{BadXdr, Reader, Xdr, record};
 
-/// What a procedure answers: NFS3_OK and its results, or a status and what comes with failures.
+/// The result of a procedure: NFS3_OK and results, or a status and the attributes of a failure.
 pub type Reply<T, F> = Result<T, (Status, F)>;
 
 impl<'a, T: Xdr<'a>, F: Xdr<'a>> Xdr<'a> for Reply<T, F> {
@@ -30,25 +30,25 @@ impl<'a, T: Xdr<'a>, F: Xdr<'a>> Xdr<'a> for Reply<T, F> {
 record! {
     /// LOOKUP3resok.
     pub struct LookupOk {
-        /// What was found.
+        /// The file that was found.
         pub file: Handle,
-        /// Of it.
+        /// Attributes of the file.
         pub attributes: Option<Attributes>,
-        /// Of the directory.
+        /// Attributes of the directory.
         pub dir: Option<Attributes>,
     }
 
     /// ACCESS3resok.
     pub struct AccessOk {
-        /// Of the file.
+        /// Attributes of the file.
         pub attributes: Option<Attributes>,
-        /// What is allowed.
+        /// The permitted bits.
         pub access: u32,
     }
 
     /// READLINK3resok, without the text.
     pub struct ReadlinkOk {
-        /// Of the link.
+        /// Attributes of the link.
         pub attributes: Option<Attributes>,
         /// Bytes of the text that follows.
         pub len: u32,
@@ -56,11 +56,11 @@ record! {
 
     /// READ3resok, without the data.
     pub struct ReadOk {
-        /// Of the file.
+        /// Attributes of the file.
         pub attributes: Option<Attributes>,
         /// Bytes read.
         pub count: u32,
-        /// They are the file's last.
+        /// The data ends at the end of the file.
         pub eof: bool,
         /// Bytes of the data that follows.
         pub len: u32,
@@ -68,31 +68,31 @@ record! {
 
     /// WRITE3resok.
     pub struct WriteOk {
-        /// Of the file.
+        /// Attributes of the file.
         pub wcc: Wcc,
         /// Bytes written.
         pub count: u32,
-        /// How safe they are.
+        /// Stability of the data.
         pub committed: Stable,
-        /// Changes when the server may have lost what was not committed.
+        /// Changes when the server may have lost uncommitted data.
         pub verifier: Verifier,
     }
 
-    /// What CREATE, MKDIR, SYMLINK and MKNOD answer.
+    /// Results of CREATE, MKDIR, SYMLINK and MKNOD.
     pub struct Created {
         /// The new file.
         pub file: Option<Handle>,
-        /// Of it.
+        /// Attributes of the file.
         pub attributes: Option<Attributes>,
-        /// Of the directory.
+        /// Attributes of the directory.
         pub wcc: Wcc,
     }
 
     /// READDIR3resok and READDIRPLUS3resok, without the entries: each an optional item, and then the end of the directory or not.
     pub struct ReaddirOk {
-        /// Of the directory.
+        /// Attributes of the directory.
         pub dir: Option<Attributes>,
-        /// For the cookies that follow.
+        /// Verifier of the cookies that follow.
         pub verifier: Verifier,
     }
 
@@ -102,7 +102,7 @@ record! {
         pub fileid: u64,
         /// Name.
         pub name: &'a [u8],
-        /// To go on behind it.
+        /// Cookie to continue behind this entry.
         pub cookie: u64,
     }
 
@@ -110,7 +110,7 @@ record! {
     pub struct ListedPlus<'a> {
         /// The entry.
         pub entry: Listed<'a>,
-        /// Of the file.
+        /// Attributes of the file.
         pub attributes: Option<Attributes>,
         /// The file.
         pub file: Option<Handle>,
@@ -119,51 +119,51 @@ record! {
     /// Space and files of a file system.
     #[derive(Default)]
     pub struct Statistics {
-        /// Bytes there are.
+        /// Bytes in all.
         pub total_octets: u64,
-        /// Bytes that are free.
+        /// Free bytes.
         pub free_octets: u64,
         /// Bytes that the caller may use.
         pub available_octets: u64,
-        /// Files there can be.
+        /// Files in all.
         pub total_files: u64,
-        /// Files that are free.
+        /// Free files.
         pub free_files: u64,
-        /// Files that the caller may make.
+        /// Files that the caller may create.
         pub available_files: u64,
-        /// Seconds during which that will not change.
+        /// Seconds for which these numbers stay valid.
         pub unchanged: u32,
     }
 
     /// FSSTAT3resok.
     pub struct FsstatOk {
-        /// Of the file.
+        /// Attributes of the file.
         pub attributes: Option<Attributes>,
-        /// Of its file system.
+        /// Statistics of the file system.
         pub statistics: Statistics,
     }
 
     /// FSINFO3resok.
     pub struct FsinfoOk {
-        /// Of the file.
+        /// Attributes of the file.
         pub attributes: Option<Attributes>,
-        /// READ: most, best, and what a count should be a multiple of.
+        /// Limits of READ: maximum, preferred count, and preferred multiple.
         pub read_max: u32,
         #[allow(missing_docs)]
         pub read_best: u32,
         #[allow(missing_docs)]
         pub read_multiple: u32,
-        /// WRITE: the same.
+        /// Limits of WRITE: maximum, preferred count, and preferred multiple.
         pub write_max: u32,
         #[allow(missing_docs)]
         pub write_best: u32,
         #[allow(missing_docs)]
         pub write_multiple: u32,
-        /// READDIR: best.
+        /// Preferred count of READDIR.
         pub readdir_best: u32,
         /// Bytes of a file, at most.
         pub max_size: u64,
-        /// How exact times are.
+        /// Resolution of times.
         pub time_delta: Time,
         /// LINK 1, SYMLINK 2, HOMOGENEOUS 8, CANSETTIME 16.
         pub properties: u32,
@@ -171,7 +171,7 @@ record! {
 
     /// PATHCONF3resok.
     pub struct PathconfOk {
-        /// Of the file.
+        /// Attributes of the file.
         pub attributes: Option<Attributes>,
         /// Hard links, at most.
         pub max_links: u32,
@@ -179,19 +179,19 @@ record! {
         pub max_name: u32,
         /// Longer names are an error.
         pub no_trunc: bool,
-        /// Only root may give files away.
+        /// Only root may change owners.
         pub chown_restricted: bool,
-        /// Upper and lower case are the same.
+        /// Names do not differ by case.
         pub case_insensitive: bool,
-        /// But they are kept.
+        /// Names keep their case.
         pub case_preserving: bool,
     }
 
     /// COMMIT3resok.
     pub struct CommitOk {
-        /// Of the file.
+        /// Attributes of the file.
         pub wcc: Wcc,
-        /// As WRITE's.
+        /// Write verifier, as in [`WriteOk`].
         pub verifier: Verifier,
     }
 }

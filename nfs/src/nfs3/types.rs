@@ -2,15 +2,15 @@
 
 use crate::xdr::{BadXdr, Reader, Xdr, record, words};
 
-/// The RPC program.
+/// RPC program of NFS.
 pub const PROGRAM: u32 = 100_003;
-/// Its version.
+/// RPC version of NFSv3.
 pub const VERSION: u32 = 3;
 /// Bytes of a file handle, at most.
 pub const MAX_HANDLE: usize = 64;
-/// Bytes of a name, at most: what Linux' file systems take.
+/// Bytes of a name, at most: the limit of Linux's file systems.
 pub const MAX_NAME: usize = 255;
-/// Bytes of a symbolic link's text, at most: what Linux takes.
+/// Bytes of the text of a symbolic link, at most: the limit of Linux.
 pub const MAX_PATH: usize = 4095;
 /// Bytes that one READ or WRITE moves, at most.
 pub const MAX_TRANSFER: u32 = 1 << 20;
@@ -27,7 +27,7 @@ words! {
         Commit = 21,
     }
 
-    /// nfsstat3 (§2.6), but NFS3_OK, which is a [`Reply`]'s `Ok`.
+    /// nfsstat3 (§2.6) without NFS3_OK.
     #[derive(thiserror::Error)]
     pub enum Status {
         /// NFS3ERR_PERM
@@ -139,14 +139,14 @@ words! {
     pub enum Stable {
         /// The server may lose the data until COMMIT.
         Unstable = 0,
-        /// The data, and what is needed to find it, is on stable storage.
+        /// The data, and the metadata to find it, is on stable storage.
         DataSync = 1,
-        /// And everything else of the file.
+        /// The data and all metadata of the file are on stable storage.
         FileSync = 2,
     }
 }
 
-/// nfs_fh3 (§2.3.3): a server's name for a file.
+/// nfs_fh3 (§2.3.3): the server's name of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Handle {
     octets: [u8; MAX_HANDLE],
@@ -154,7 +154,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// A handle of these bytes, of which only [`MAX_HANDLE`] are taken.
+    /// A handle of at most [`MAX_HANDLE`] of these bytes.
     pub fn new(octets: &[u8]) -> Self {
         let len = octets.len().min(MAX_HANDLE);
         let mut handle = Self {
@@ -165,7 +165,7 @@ impl Handle {
         handle
     }
 
-    /// Its bytes.
+    /// The bytes of the handle.
     pub fn octets(&self) -> &[u8] {
         &self.octets[..usize::from(self.len)]
     }
@@ -193,15 +193,15 @@ impl Xdr<'_> for Handle {
     }
 }
 
-/// How a time is to be set (§2.5, set_atime and set_mtime).
+/// The change of a time (§2.5, set_atime and set_mtime).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SetTime {
-    /// Not at all.
+    /// Keep the time.
     #[default]
     Keep,
-    /// To the server's.
+    /// Set the time of the server.
     Now,
-    /// To this.
+    /// Set this time.
     To(Time),
 }
 
@@ -231,9 +231,9 @@ record! {
     /// nfstime3.
     #[derive(Default, PartialOrd, Ord, Hash)]
     pub struct Time {
-        /// Since 1970.
+        /// Seconds since 1970.
         pub seconds: u32,
-        /// And nanoseconds.
+        /// Nanoseconds.
         pub nanos: u32,
     }
 
@@ -248,7 +248,7 @@ record! {
 
     /// fattr3.
     pub struct Attributes {
-        /// What it is.
+        /// Kind of file.
         pub kind: Kind,
         /// Permissions, set-id bits, sticky bit.
         pub mode: u32,
@@ -260,42 +260,42 @@ record! {
         pub gid: u32,
         /// Bytes.
         pub size: u64,
-        /// Bytes of storage that it takes up.
+        /// Bytes of storage.
         pub used: u64,
-        /// Which device, if it is one.
+        /// Device numbers, if the file is a device.
         pub device: Device,
         /// File system.
         pub fsid: u64,
-        /// File number in it.
+        /// File number in the file system.
         pub fileid: u64,
-        /// Last read.
+        /// Time of the last read.
         pub atime: Time,
-        /// Last written.
+        /// Time of the last write.
         pub mtime: Time,
-        /// Attributes last changed.
+        /// Time of the last change of attributes.
         pub ctime: Time,
     }
 
-    /// wcc_attr: what tells a client whether its cache is still right.
+    /// wcc_attr: the attributes by which a client checks its cache.
     pub struct Before {
         /// Bytes.
         pub size: u64,
-        /// Last written.
+        /// Time of the last write.
         pub mtime: Time,
-        /// Attributes last changed.
+        /// Time of the last change of attributes.
         pub ctime: Time,
     }
 
-    /// wcc_data: around an operation.
+    /// wcc_data: attributes before and after an operation.
     #[derive(Default)]
     pub struct Wcc {
-        /// Before it.
+        /// Attributes before the operation.
         pub before: Option<Before>,
-        /// After it.
+        /// Attributes after the operation.
         pub after: Option<Attributes>,
     }
 
-    /// sattr3: what is to be changed.
+    /// sattr3: attributes to be changed.
     #[derive(Default)]
     pub struct SetAttributes {
         /// Mode.
@@ -306,15 +306,15 @@ record! {
         pub gid: Option<u32>,
         /// Bytes.
         pub size: Option<u64>,
-        /// Last read.
+        /// Time of the last read.
         pub atime: SetTime,
-        /// Last written.
+        /// Time of the last write.
         pub mtime: SetTime,
     }
 }
 
 impl Attributes {
-    /// What of them tells whether a cache is right.
+    /// The part of the attributes by which a client checks its cache.
     pub const fn before(&self) -> Before {
         Before {
             size: self.size,

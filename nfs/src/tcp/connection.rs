@@ -1,7 +1,7 @@
-//! One client's connection. Its threads take turns at reading; each answers what it read.
+//! The connection of one client. Its threads take turns to read, and each answers the call that it read.
 //!
-//! A thread that waits for the peer, to send or to take something, is one of this connection's. The accepting thread looks at all connections
-//! and ends those that take too long, so that no thread needs a clock.
+//! Only threads of this connection wait for its peer. The accepting thread checks all connections and ends those that take too long, so the
+//! other threads need no clock.
 
 use super::limits::Limits;
 use super::progress::{Progress, State};
@@ -21,16 +21,16 @@ use urnic_rpc_rdma_verbs::shares::{Account, Charge, Holder};
 /// Threads of a connection, at most.
 const THREADS: usize = 8;
 
-/// Threads of a connection that wait for their turn to read; more end.
+/// Threads of a connection that may wait for their turn to read; further ones end.
 const SPARE: usize = 2;
 
-/// Bytes that a peer sends or takes in a second, at least, once it had the time that every message has.
+/// Bytes in a second that a peer must send or take beyond the time of every message.
 const RATE: u64 = 16 << 10;
 
-/// Memory that a reply may need, counted until the reply is there.
+/// Memory that is counted for a reply until its length is known.
 const REPLY: u64 = MAX_RECORD as u64;
 
-/// What connections have in common.
+/// The parts that connections share.
 #[derive(Clone)]
 pub(super) struct Common {
     pub(super) service: Arc<dyn Service>,
@@ -42,21 +42,21 @@ pub(super) struct Connection {
     peer: SocketAddr,
     common: Common,
     memory: Account,
-    /// Of threads beyond the first.
+    /// Account of the threads beyond the first.
     helpers: Account,
     socket: Arc<Socket>,
     reading: Mutex<BufReader<Reading>>,
     writing: Mutex<()>,
     threads: AtomicUsize,
-    /// Of them, those that read or wait to.
+    /// Number of threads that read or wait for their turn.
     readers: AtomicUsize,
-    /// When something last came.
+    /// Time of the last call.
     heard: Mutex<Instant>,
     served: AtomicBool,
     ended: AtomicBool,
 }
 
-/// One descriptor for both directions, and how each of them goes on.
+/// One descriptor for both directions, and the progress of each.
 struct Socket {
     stream: TcpStream,
     receives: Progress,
@@ -118,7 +118,7 @@ impl Connection {
             receives: Progress::default(),
             sends: Progress::default(),
         });
-        // A peer that never sends anything is like one that does not send the rest.
+        // A peer that never sends anything is treated as one that does not send the rest of a call.
         socket.receives.begin();
         let reading = Mutex::new(BufReader::with_capacity(HEAD, Reading(socket.clone())));
         Ok(Self {
@@ -150,7 +150,7 @@ impl Connection {
         }
     }
 
-    /// Why the connection is to be ended, if it is; the last look was so long ago.
+    /// The reason to end the connection, if there is one, `later` after the last check.
     pub(super) fn overdue(&self, later: Duration) -> Option<&'static str> {
         let Limits { idle, stall, .. } = self.common.limits;
         let late = |time: Duration, moved: u64| time > stall + Duration::from_secs(moved / RATE);
@@ -168,7 +168,7 @@ impl Connection {
         }
     }
 
-    /// One thread more, if there may be. Returns whether there is one at all.
+    /// Starts one more thread if the limits permit. Returns whether the connection has a thread.
     pub(super) fn recruit(self: &Arc<Self>) -> bool {
         let first = self.threads.load(Ordering::Acquire) == 0;
         let share = if first { None } else { self.helpers.take(1) };
@@ -222,7 +222,7 @@ impl Connection {
         }
     }
 
-    /// The next call, and memory for its reply.
+    /// Receives the next call, and reserves memory for its reply.
     fn next(&self) -> io::Result<(Received, Option<Charge>)> {
         let mut reading = lock(&self.reading);
         let receives = &self.socket.receives;
@@ -237,7 +237,7 @@ impl Connection {
         let received = record::receive(&mut *reading, &room)?;
         receives.end();
         *lock(&self.heard) = Instant::now();
-        // Calls that bring much have short replies. Until there is memory for the reply, nothing more is read from the peer.
+        // Calls with large items have short replies. Nothing more is read from the peer until there is memory for the reply.
         let reserved = match received.item {
             Some(_) => None,
             None => Some(self.charge(REPLY)?),
@@ -276,7 +276,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Charges memory to the client, when there is some. Meanwhile the peer is not to blame for what does not go on.
+    /// Charges memory to the client, and waits until there is some. The wait does not count as a delay of the peer.
     fn charge(&self, bytes: u64) -> io::Result<Charge> {
         if let Some(charge) = self.memory.take(bytes) {
             return Ok(charge);

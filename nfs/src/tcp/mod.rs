@@ -1,8 +1,8 @@
-//! RPC over TCP. The data of a WRITE is read from the socket into memory of the pool, that of a READ goes to the socket from where the tree has
-//! it.
+//! RPC over TCP. The data of a WRITE is read from the socket into memory of the pool, and the data of a READ goes to the socket from the memory
+//! of the tree.
 //!
-//! What a client can make the server hold is limited: connections, memory of calls and replies, and threads. Each client, by address, has a
-//! share of them, and each message a time within which it has to come or to be taken.
+//! Connections, memory of calls and replies, and threads are limited. Each client, by address, has a share of them, and each message must arrive
+//! or be taken within a time.
 
 mod connection;
 mod limits;
@@ -23,19 +23,19 @@ use std::time::{Duration, Instant};
 use urnic_rpc_rdma_verbs::crowd::{Seldom, makes_room};
 use urnic_rpc_rdma_verbs::shares::{Holder, Shares};
 
-/// Threads of all connections, beyond the first of each.
+/// Threads of all connections beyond the first of each.
 const HELPERS: u64 = 256;
 
-/// How long a pause is when there are no descriptors or threads: to try again at once would only burn time.
+/// Pause after a failure for lack of descriptors or threads, so that the retries take no processor time.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// How long a message stands still, at least, before its connection is ended because others wait for the memory that it holds.
+/// Time without progress after which the server ends a connection whose memory others wait for.
 const STUCK: Duration = Duration::from_secs(2);
 
-/// Takes connections for ever, each served by threads of its own. Clients share `memory`, bytes of `pool`.
+/// Accepts connections until the listener fails. Each connection has threads of its own. Clients share `memory`, bytes of `pool`.
 ///
 /// # Errors
-/// The listener's, if they do not pass.
+/// A permanent error of the listener.
 pub fn serve(
     listener: &TcpListener,
     service: &Arc<dyn Service>,
@@ -60,7 +60,7 @@ pub fn serve(
     loop {
         let left = limits.interval().saturating_sub(looked.elapsed());
         if left.is_zero() {
-            // No longer than between two looks, whatever the machine was doing.
+            // At most two intervals, also if the machine was suspended.
             connections.look(looked.elapsed().min(2 * limits.interval()));
             looked = Instant::now();
             continue;
@@ -117,19 +117,19 @@ impl Connections {
         self.open.push(Arc::downgrade(&connection));
     }
 
-    /// Descriptors, mostly, are what there is none of.
+    /// Makes room after a failure, mostly for lack of descriptors.
     fn lack(&mut self, error: &io::Error) {
         self.open.retain(|connection| connection.strong_count() > 0);
         self.make_room(&error.to_string());
         std::thread::sleep(PAUSE);
     }
 
-    /// Ends the connection that has to make room for another.
+    /// Ends one connection to make room for another.
     fn make_room(&mut self, why: &str) {
         let open = self.open.iter().enumerate();
         let each = open.filter_map(|(index, connection)| Some(connection.upgrade()?.candidate(index)));
         let Some(index) = makes_room(each) else { return };
-        // In the order of their beginning, as they were.
+        // The order of the list is that of acceptance, and stays so.
         if let Some(connection) = self.open.remove(index).upgrade() {
             if let Some(left_out) = self.full.allows() {
                 tracing::warn!(peer = %connection.peer(), left_out, "connection ended: {why}");
@@ -138,7 +138,7 @@ impl Connections {
         }
     }
 
-    /// Ends connections that take too long; the last look was so long ago.
+    /// Ends connections that take too long. `later` is the time since the last check.
     fn look(&mut self, later: Duration) {
         self.open.retain(|connection| connection.strong_count() > 0);
         for connection in self.open.iter().filter_map(Weak::upgrade) {

@@ -1,28 +1,28 @@
-//! How long a connection has been at one thing. Whoever does it only counts; the time is that of looks at the count, so that a machine that
-//! was stopped meanwhile does not count against its peers.
+//! Time for which a connection makes no progress. Threads only count bytes and messages; the checks of the accepting thread measure the time. A
+//! suspension of the machine therefore does not count against the peers.
 
 use crate::lock::lock;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// One direction of a connection. One thread at a time begins and ends messages.
+/// Progress of one direction of a connection. One thread at a time begins and ends messages.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    /// Odd while a message is under way; another number for each message.
+    /// Odd while a message is in progress; each message has another number.
     state: AtomicU64,
-    /// Bytes of it so far.
+    /// Bytes of the message so far.
     moved: AtomicU64,
-    /// The state at the last look, and since when it is the same.
+    /// The state at the last check, and the time since it is the same.
     age: Mutex<(u64, Duration)>,
 }
 
-/// What a look found.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Nothing is under way for so long.
+    /// No message is in progress, for this time.
     Idle(Duration),
-    /// A message is, of which so many bytes moved.
+    /// A message is in progress for this time, and this number of bytes moved.
     Busy(Duration, u64),
 }
 
@@ -33,7 +33,7 @@ impl Progress {
         self.state.store((self.state.load(Relaxed) + 1) | 1, Relaxed);
     }
 
-    /// It is over.
+    /// A message ends.
     pub(super) fn end(&self) {
         self.state.store((self.state.load(Relaxed) | 1) + 1, Relaxed);
     }
@@ -42,7 +42,7 @@ impl Progress {
         self.moved.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// Looks, so long after the last time.
+    /// Checks the state, `later` after the last check.
     pub(super) fn look(&self, later: Duration) -> State {
         let state = self.state.load(Relaxed);
         let mut age = lock(&self.age);
@@ -53,7 +53,7 @@ impl Progress {
         self.state_for(state, age.1)
     }
 
-    /// What the last look found.
+    /// The result of the last check.
     pub(super) fn last(&self) -> State {
         let (state, time) = *lock(&self.age);
         self.state_for(state, time)

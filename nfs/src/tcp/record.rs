@@ -1,7 +1,7 @@
 //! Records: RPC messages in fragments (RFC 5531 §11).
 //!
-//! Memory is taken as the bytes come, not for what a peer announces: a large item begins with little memory, and moves to a larger buffer
-//! when that is full. Most items are there, in the socket, when they begin, and are read to their place at once.
+//! Memory is taken as the bytes arrive, not when a peer announces them. A large item begins in a small buffer and moves to a larger one when
+//! this is full. Most items are complete in the socket when they begin, and are read to their place at once.
 
 use crate::binding::Nfs3;
 use crate::memory::{Buffer, PAGE, Pool, Slice};
@@ -12,13 +12,13 @@ use std::os::fd::AsFd;
 use urnic_rpc_rdma::binding::bound;
 use urnic_rpc_rdma_verbs::shares::Charge;
 
-/// Bytes of a record, at most: a transfer, and what is around it.
+/// Bytes of a record, at most: a transfer and its headers.
 pub(super) const MAX_RECORD: usize = crate::nfs3::MAX_TRANSFER as usize + (64 << 10);
 
-/// Bytes of a call within which its item begins.
+/// Bytes at the beginning of a call in which its item begins.
 pub(super) const HEAD: usize = 2048;
 
-/// Bytes from which on an item is read into memory of its own.
+/// Length from which an item is read into memory of its own.
 const APART: usize = 4096;
 
 /// Bytes of a message outside of the pool, at most.
@@ -27,13 +27,13 @@ const SHORT: usize = HEAD + APART;
 /// Fragments of a record, at most.
 const FRAGMENTS: usize = 1024;
 
-/// Bytes of memory that a long message begins with, and how much larger than what came its next buffer may be.
+/// Bytes of the first buffer of a long message, and the limit of the room that its next buffers have for bytes that have not arrived.
 const STEP: usize = 64 << 10;
 const GROWTH: usize = 4;
 
-/// Where a record is read from.
+/// A source of records.
 pub trait Source: Read {
-    /// Bytes that are there already, as far as is known.
+    /// Bytes that are known to be available.
     fn ready(&self) -> usize {
         0
     }
@@ -48,12 +48,12 @@ impl<R: Read + AsFd> Source for BufReader<R> {
     }
 }
 
-/// Memory for records: a pool, and what to do until a number of bytes of it may be taken. That ends with an error if they may not.
+/// Memory for records: a pool, and a function that waits until a number of bytes may be taken, or fails.
 #[derive(Clone, Copy)]
 pub struct Room<'a> {
     /// The pool.
     pub pool: &'a Pool,
-    /// Waits for bytes.
+    /// Waits for a number of bytes.
     pub charge: &'a dyn Fn(u64) -> io::Result<Charge>,
 }
 
@@ -87,7 +87,7 @@ fn step(have: usize, end: usize, stream: &impl Source) -> usize {
 }
 
 impl Memory {
-    /// Reads until there are `end` bytes.
+    /// Reads until the buffer has `end` bytes.
     fn fill(&mut self, end: usize, stream: &mut impl Source, room: &Room<'_>) -> io::Result<()> {
         let mut have = self.buffer.len();
         while have < end {
@@ -104,21 +104,21 @@ impl Memory {
     }
 }
 
-/// A record, its item apart if it is large.
+/// A record, with a large item apart.
 pub struct Received {
     /// The message.
     pub message: Message,
-    /// Its item, if that is apart.
+    /// The item, if it is apart.
     pub item: Option<Slice>,
-    /// What the item's memory is charged with.
+    /// The charge for the memory of the item.
     pub charge: Option<Charge>,
 }
 
-/// What is longer than calls are, but for their items, is in memory of the pool, too: of that there is so much and no more.
+/// A message without its item. A message longer than ordinary calls is in memory of the pool, which is limited.
 pub enum Message {
-    /// A few kilobytes at most.
+    /// A message of a few kilobytes at most.
     Short(Vec<u8>),
-    /// Longer.
+    /// A longer message.
     Long(Memory),
 }
 
@@ -134,12 +134,12 @@ impl Deref for Message {
 }
 
 impl Message {
-    /// With `len` bytes more.
+    /// The message with `len` more bytes of the stream.
     fn and(self, len: usize, stream: &mut impl Source, room: &Room<'_>) -> io::Result<Self> {
         let end = self.len() + len;
         let mut long = match self {
             Self::Short(mut bytes) => {
-                // Only when more than this has come it is worth memory of the pool.
+                // A message takes memory of the pool only when more than this has arrived.
                 let short = end.min(SHORT);
                 append(stream, short - bytes.len(), &mut bytes)?;
                 if end <= SHORT {
@@ -161,7 +161,7 @@ fn too_long() -> io::Error {
     )
 }
 
-/// A fragment's bytes, and whether it is the last.
+/// The length of a fragment, and whether it is the last.
 pub(crate) fn fragment(stream: &mut impl Read, room: usize) -> io::Result<(usize, bool)> {
     const LAST: u32 = 1 << 31;
     let mut word = [0; 4];
@@ -174,7 +174,7 @@ pub(crate) fn fragment(stream: &mut impl Read, room: usize) -> io::Result<(usize
     Ok((len, word & LAST != 0))
 }
 
-/// Appends `len` bytes, of which no more is allocated than comes.
+/// Appends `len` bytes, and allocates only for those that arrive.
 pub(crate) fn append(stream: &mut impl Read, len: usize, message: &mut Vec<u8>) -> io::Result<()> {
     let came = stream.take(len as u64).read_to_end(message)?;
     if came < len {
@@ -186,7 +186,7 @@ pub(crate) fn append(stream: &mut impl Read, len: usize, message: &mut Vec<u8>) 
 /// Reads a record.
 ///
 /// # Errors
-/// The stream's, or the record is too long, or in too many fragments, or there is no memory for it.
+/// The stream fails, the record is too long or has too many fragments, or there is no memory for it.
 pub fn receive(stream: &mut impl Source, room: &Room<'_>) -> io::Result<Received> {
     let whole = |message| Received {
         message,
@@ -226,14 +226,14 @@ pub fn receive(stream: &mut impl Source, room: &Room<'_>) -> io::Result<Received
     message.and(left, stream, room).map(whole)
 }
 
-/// Where a call's item begins, and its bytes.
+/// The offset and the length of a call's item.
 fn item(head: &[u8]) -> Option<(usize, usize)> {
     let at = bound(&[&Nfs3], head).argument?;
     let count = head.get(..at)?.last_chunk()?;
     Some((at, u32::from_be_bytes(*count) as usize))
 }
 
-/// Sends a record of one fragment, an item put in where it belongs.
+/// Sends a record of one fragment, with the item at its offset.
 pub(crate) fn send(
     stream: &mut impl Write,
     message: &[u8],

@@ -1,7 +1,7 @@
-//! A file's bytes in memory: pieces with holes between them.
+//! The contents of a file in memory: pieces with holes between them.
 //!
-//! What a transport received is kept as it is, if it is large: no copy. Each buffer belongs to one extent only, which shows at least half of it,
-//! so that what is overwritten bit by bit does not hold memory for long. A piece that is being sent does not change: writing on it makes a copy.
+//! A large buffer that a transport received is kept without a copy. Each buffer belongs to one extent only, which shows at least half of it, so
+//! that contents that are overwritten piece by piece do not hold memory for long. A write to a piece that is being sent copies the piece.
 
 use crate::memory::{MAX_BUFFER, Pool, Slice};
 use crate::tree::Data;
@@ -20,10 +20,10 @@ pub(super) struct Extents {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Full;
 
-/// Bytes from which on a transport's buffer is kept and not copied.
+/// Length from which a buffer of a transport is kept and not copied.
 const KEEP: usize = 64 << 10;
 
-/// Pieces that a READ brings at most; what is in more is copied together.
+/// Pieces of the result of a READ, at most; more pieces are copied into one.
 const MAX_PIECES: usize = 16;
 
 impl Extents {
@@ -35,7 +35,7 @@ impl Extents {
         self.used
     }
 
-    /// The bytes from `offset` on, `count` or as many as there are.
+    /// The bytes from `offset`, at most `count`.
     pub(super) fn read(
         &self,
         offset: u64,
@@ -81,7 +81,7 @@ impl Extents {
         Ok(vec![together.share()])
     }
 
-    /// Writes; the file may take `room` bytes more of memory.
+    /// Writes data. The file may take `room` more bytes of memory.
     pub(super) fn write(&mut self, offset: u64, data: Data, room: u64, pool: &Pool) -> Result<(), Full> {
         let octets = data.octets();
         if octets.is_empty() {
@@ -101,7 +101,7 @@ impl Extents {
             _ => {
                 let mut end = offset;
                 let copied = self.copy(&mut end, octets, room, pool);
-                // What there was room for is written, as where a disk is full.
+                // The part for which there was room is written, as on a full disk.
                 if end > offset {
                     self.size = self.size.max(end);
                 }
@@ -112,7 +112,7 @@ impl Extents {
         Ok(())
     }
 
-    /// Cuts or lengthens, with a hole.
+    /// Truncates the contents, or extends them with a hole.
     pub(super) fn resize(&mut self, size: u64, pool: &Pool) -> Result<(), Full> {
         if size < self.size {
             self.make_room(size, u64::MAX, u64::MAX, 0, pool)?;
@@ -121,12 +121,12 @@ impl Extents {
         Ok(())
     }
 
-    /// Moves `offset` on.
+    /// Writes at `offset`, and advances it.
     fn copy(&mut self, offset: &mut u64, mut octets: &[u8], room: u64, pool: &Pool) -> Result<(), Full> {
         while !octets.is_empty() {
             let left = octets.len() as u64;
             let before = self.pieces.range_mut(..=*offset).next_back();
-            // Onto what is there, if nobody is reading it; or behind it, into what is left of its buffer.
+            // Into the extent there, if no reader has it, or behind it into the rest of its buffer.
             if let Some((&start, piece)) = before {
                 let mut within = piece.len() as u64 - (*offset - start).min(piece.len() as u64);
                 if within == 0 && start + piece.len() as u64 == *offset {
@@ -151,7 +151,7 @@ impl Extents {
                     continue;
                 }
             }
-            // Into a buffer of its own. At a file's end it has room for more, which will follow.
+            // Into a new buffer. At the end of a file it has room for the data that will follow.
             let len = octets.len().min(MAX_BUFFER);
             let end = *offset + len as u64;
             let capacity = if end > self.size {
@@ -170,7 +170,7 @@ impl Extents {
         Ok(())
     }
 
-    /// Takes `start..end` out of the pieces, when what is then there and `more` bytes fit into `room`.
+    /// Removes `start..end` from the pieces, if the rest and `more` bytes fit into `room`.
     fn make_room(&mut self, start: u64, end: u64, room: u64, more: u64, pool: &Pool) -> Result<(), Full> {
         let first = self
             .pieces
@@ -181,7 +181,7 @@ impl Extents {
             .filter(|(at, piece)| **at + piece.len() as u64 > start)
             .map(|(at, _)| *at)
             .collect();
-        // What stays of them, at most two: each in its old buffer if it is half of it and alone, else in one of its own.
+        // At most two parts remain: each in its old buffer if it is half of it and alone, otherwise in a new one.
         let mut stay = Vec::new();
         let mut gone = 0;
         for at in &touched {

@@ -1,4 +1,4 @@
-//! What is served: files and directories, named by handles.
+//! The served files and directories, which handles name.
 
 mod directory;
 mod extents;
@@ -17,15 +17,15 @@ use crate::nfs3::{
     Status, Time,
 };
 
-/// What an operation gives.
+/// The result of an operation.
 pub type Outcome<T> = Result<T, Status>;
 
-/// Data to be written.
+/// The data of a WRITE or the text of a SYMLINK.
 #[derive(Clone, Copy, Debug)]
 pub enum Data<'a> {
-    /// In a message.
+    /// A part of the message.
     Inline(&'a [u8]),
-    /// In memory that the tree may keep.
+    /// Memory that the tree may keep.
     Apart(&'a Slice),
 }
 
@@ -39,40 +39,40 @@ impl Data<'_> {
     }
 }
 
-/// What READ finds.
+/// The result of a READ.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// The bytes, in few pieces.
     pub pieces: Vec<Slice>,
-    /// Nothing follows them.
+    /// The bytes end at the end of the file.
     pub eof: bool,
 }
 
 /// A file's number, and its name in a directory.
 pub type Numbered = (u64, Box<[u8]>);
 
-/// A file and what is known of it.
+/// A file and its attributes.
 pub type File = (Handle, Attributes);
 
 /// A file's access control lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acls {
-    /// Who may do what; its [`mode`](Acl::mode) is the file's.
+    /// The access list; its [`mode`](Acl::mode) is that of the file.
     pub access: Acl,
-    /// What new files in it get, if it is a directory.
+    /// The default list of a directory, which new files in it inherit.
     pub default: Option<Acl>,
 }
 
-/// What of a file's access control lists is to be changed.
+/// A change of a file's access control lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SetAcls {
-    /// Who may do what; `Some(None)`: what its mode says.
+    /// The new access list; `Some(None)` removes it, so that the mode decides.
     pub access: Option<Option<Acl>>,
-    /// What new files in it get; `Some(None)`: what their modes say.
+    /// The new default list; `Some(None)` removes it.
     pub default: Option<Option<Acl>>,
 }
 
-/// What is to be made in a directory.
+/// A new entry of a directory.
 #[derive(Clone, Copy, Debug)]
 pub enum New<'a> {
     /// A directory.
@@ -84,10 +84,10 @@ pub enum New<'a> {
 }
 
 impl<'a> New<'a> {
-    /// What MKNOD asks for.
+    /// The entry that a MKNOD requests.
     ///
     /// # Errors
-    /// It asks for a file, a directory, or a link.
+    /// MKNOD does not make files, directories and links.
     pub const fn special(what: &'a Special) -> Outcome<Self> {
         match what {
             Special::Device(kind, attributes, device) => Ok(Self::Special(*kind, *device, attributes)),
@@ -99,10 +99,9 @@ impl<'a> New<'a> {
     }
 }
 
-/// A tree of files. Operations check the caller's rights, names are as [`check_name`] allows; times out of step and handles of no file are errors
-/// as RFC 1813 names them.
+/// A tree of files. Operations check the permissions of the caller. Names must pass [`check_name`]. Errors are those of RFC 1813.
 pub trait Tree: Send + Sync {
-    /// The handle of its root.
+    /// The handle of the root.
     fn root(&self) -> Handle;
     /// GETATTR.
     fn attributes(&self, file: &Handle) -> Outcome<Attributes>;
@@ -114,19 +113,19 @@ pub trait Tree: Send + Sync {
         what: &SetAttributes,
         guard: Option<Time>,
     ) -> Outcome<()>;
-    /// GETACL. `NotSupported`: what is served keeps no lists.
+    /// GETACL. Fails with `NotSupported` if the files have no lists.
     fn acls(&self, file: &Handle) -> Outcome<Acls>;
     /// SETACL.
     fn set_acls(&self, caller: &Caller, file: &Handle, what: &SetAcls) -> Outcome<()>;
     /// LOOKUP; `.` and `..` too.
     fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Outcome<File>;
-    /// ACCESS: which of the bits hold.
+    /// ACCESS: the permitted ones of the bits.
     fn access(&self, caller: &Caller, file: &Handle, wanted: u32) -> Outcome<u32>;
     /// READLINK.
     fn read_link(&self, file: &Handle) -> Outcome<Vec<u8>>;
     /// READ.
     fn read(&self, caller: &Caller, file: &Handle, offset: u64, count: u32) -> Outcome<Found>;
-    /// WRITE: bytes written, and how safely.
+    /// WRITE: the number of bytes written, and their stability.
     fn write(
         &self,
         caller: &Caller,
@@ -147,14 +146,13 @@ pub trait Tree: Send + Sync {
     fn rename(&self, caller: &Caller, from: (&Handle, &[u8]), to: (&Handle, &[u8])) -> Outcome<()>;
     /// LINK.
     fn link(&self, caller: &Caller, file: &Handle, dir: &Handle, name: &[u8]) -> Outcome<()>;
-    /// Every entry of a directory but `.` and `..`, by file number and name, in any order; and a number that is another one whenever the entries are, if
-    /// the tree has such.
+    /// Every entry of a directory but `.` and `..`, in any order, and the [`version`](Self::version) of the directory.
     fn list(&self, dir: &Handle) -> Outcome<(Vec<Numbered>, Option<u64>)>;
-    /// That number alone.
+    /// A number that changes whenever the entries of a directory change; `None` if the tree cannot tell.
     fn version(&self, dir: &Handle) -> Option<u64>;
-    /// May the caller list the directory?
+    /// Checks that the caller may list the directory.
     fn may_list(&self, caller: &Caller, dir: &Handle) -> Outcome<()>;
-    /// The directory above; the root's is the root.
+    /// The parent of a directory; that of the root is the root.
     fn parent(&self, dir: &Handle) -> Outcome<Handle>;
     /// FSSTAT.
     fn statistics(&self) -> Outcome<Statistics>;
@@ -162,10 +160,10 @@ pub trait Tree: Send + Sync {
     fn pool(&self) -> &Pool;
 }
 
-/// Can a file have this name?
+/// Checks that a file can have this name.
 ///
 /// # Errors
-/// It is too long, or not a name but a path, or nothing, or one of the two that every directory has.
+/// The name is too long, empty, a path, `.` or `..`.
 pub fn check_name(name: &[u8]) -> Outcome<()> {
     match name {
         [] | b"." | b".." => Err(Status::Invalid),
@@ -175,7 +173,7 @@ pub fn check_name(name: &[u8]) -> Outcome<()> {
     }
 }
 
-/// The bits of ACCESS that rights to read, write and execute give.
+/// The bits of ACCESS that the permissions to read, write and execute give.
 fn access_bits(kind: Kind, read: bool, write: bool, execute: bool) -> u32 {
     const READ: u32 = 1;
     const LOOKUP: u32 = 2;

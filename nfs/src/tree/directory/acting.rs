@@ -1,11 +1,11 @@
-//! Whose rights a thread has at the file system.
+//! The identity of a thread at the file system.
 
 use crate::nfs3::Status;
 use crate::tree::{Caller, Outcome};
 use rustix::process::{Gid, Uid};
 use rustix::thread::set_thread_groups;
 
-/// The server's own ids, if it may act for others.
+/// The server's own ids, if it may act for its callers.
 #[derive(Debug)]
 pub(super) struct Actor(Option<Own>);
 
@@ -16,12 +16,12 @@ struct Own {
     groups: Vec<Gid>,
 }
 
-/// Until dropped, this thread has a caller's rights. It must be dropped on the same thread.
+/// This thread has the permissions of a caller until this value is dropped, which must happen on the same thread.
 #[derive(Debug)]
 pub(super) struct Acting<'a>(Option<&'a Own>, std::marker::PhantomData<*const ()>);
 
 impl Actor {
-    /// Root may act for others, others only for themselves.
+    /// Only root may act for its callers.
     pub(super) fn new() -> Self {
         let root = rustix::process::geteuid().is_root();
         Self(root.then(|| Own {
@@ -31,25 +31,25 @@ impl Actor {
         }))
     }
 
-    /// Do callers get rights of their own?
+    /// Whether the server acts with the permissions of its callers.
     pub(super) const fn acts(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Takes on the caller's ids. The kernel drops root's capabilities at file systems along with fsuid 0.
+    /// Sets the thread's ids to those of the caller. With fsuid 0, the kernel also removes root's capabilities at file systems.
     ///
     /// # Errors
-    /// `Access` if the kernel refuses them: ids that are none (2³² − 1), or not of the server's user namespace.
+    /// `Access` if the kernel refuses the ids: 2³² − 1 is no id, and others may not exist in the user namespace of the server.
     pub(super) fn act(&self, caller: &Caller) -> Outcome<Acting<'_>> {
         let Some(own) = &self.0 else {
             return Ok(Acting(None, std::marker::PhantomData));
         };
         let groups: Vec<_> = caller.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
         let acting = Acting(Some(own), std::marker::PhantomData);
-        // Groups that are none are left out all together: fewer rights.
+        // If one group is invalid, all are left out, which gives fewer permissions.
         let grouped = set_thread_groups(&groups).or_else(|_| set_thread_groups(&[]));
         let taken = grouped.is_ok() && set_ids(caller.uid, caller.gid);
-        // Otherwise the thread still has root's rights; they end here, and with them the call.
+        // Otherwise the thread still has root's permissions, so the call fails.
         taken.then_some(acting).ok_or(Status::Access)
     }
 }
@@ -76,7 +76,7 @@ fn set_ids(uid: u32, gid: u32) -> bool {
     has_uid == uid && has_gid == gid && uid != u32::MAX && gid != u32::MAX
 }
 
-/// The user of an ordinary server.
+/// The user of a server without root's permissions.
 pub(super) fn own_uid() -> Uid {
     rustix::process::geteuid()
 }

@@ -1,4 +1,4 @@
-//! Access control lists as Linux' file systems keep them: in extended attributes, of 4 bytes and 8 for each entry, little-endian (acl(5)).
+//! Access control lists in the extended attributes of Linux's file systems: 4 bytes, and 8 for each entry, little-endian (acl(5)).
 
 use crate::acl::{Acl, Entry, Tag};
 use crate::nfs3::Status;
@@ -7,18 +7,18 @@ use crate::xdr::{Reader, Xdr};
 use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
 use rustix::io::Errno;
 
-/// The list that says who may do what.
+/// The attribute of the access list.
 pub(super) const ACCESS: &str = "system.posix_acl_access";
-/// The list that new files in a directory get.
+/// The attribute of the default list of a directory.
 pub(super) const DEFAULT: &str = "system.posix_acl_default";
 
 const VERSION: u32 = 2;
-/// The id of entries without.
+/// The id of entries that have none.
 const NO_ID: u32 = u32::MAX;
 /// Bytes of an extended attribute, at most (XATTR_SIZE_MAX).
 const MAX: usize = 64 << 10;
 
-/// A file's list of a name. `None`: it has none.
+/// A file's list in an extended attribute. `None` if the file has none.
 pub(super) fn of(path: &str, name: &str) -> Outcome<Option<Acl>> {
     let mut octets = vec![0; MAX];
     match getxattr(path, name, &mut octets[..]) {
@@ -28,7 +28,7 @@ pub(super) fn of(path: &str, name: &str) -> Outcome<Option<Acl>> {
     }
 }
 
-/// Sets or removes it, with the thread's rights.
+/// Sets or removes a list, with the permissions of the thread.
 pub(super) fn set(path: &str, name: &str, list: Option<&Acl>) -> Outcome<()> {
     match list {
         Some(list) => setxattr(path, name, &octets(list), XattrFlags::empty())?,

@@ -11,7 +11,7 @@ impl From<Errno> for Status {
             Errno::PERM => Self::Perm,
             Errno::NOENT => Self::NoEnt,
             Errno::NXIO => Self::NxIo,
-            // EXDEV is a mount, into which nobody goes from here.
+            // EXDEV is a mount, which the server does not enter.
             Errno::ACCESS | Errno::XDEV => Self::Access,
             Errno::EXIST => Self::Exist,
             Errno::NODEV => Self::NoDev,
@@ -89,7 +89,7 @@ pub(super) fn timespec(time: SetTime) -> Timespec {
     }
 }
 
-/// Where CREATE's verifier is kept: in two times, as small numbers that any file system stores.
+/// The two times in which the verifier of CREATE is stored, as small numbers that any file system keeps.
 pub(super) fn times_of(verifier: Verifier) -> (Time, Time) {
     let words = u64::from_be_bytes(verifier);
     let time = |word: u64| Time {

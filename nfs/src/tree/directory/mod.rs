@@ -1,4 +1,4 @@
-//! A directory of this machine. Root acts with its callers' rights, others give their own to everybody. No name leads out of it.
+//! A directory of this machine. A server of root acts with the permissions of its callers, another one with its own. No name leads out of the directory.
 
 mod acting;
 mod lists;

@@ -1,9 +1,9 @@
 //! From handles to files, also over a restart of the server.
 //!
-//! A handle has a file's number and the time of its birth, which tells it from a later file with the same number. Where a file is, is remembered
-//! when its handle is given away: of directories always, since the ways to all files lead through them, of other files if it was asked for lately. A
-//! number that is not known, after a restart or because somebody else moved the file, is looked for in the whole tree, once for all that are asked
-//! for; who comes meanwhile is asked to come again.
+//! A handle has the inode number of a file and its birth time, which differs from that of a later file with the same number. The server remembers
+//! the place of a file when it returns the handle: always for directories, because the paths of all files lead through them, and for the other files
+//! that were used most recently. The server searches the whole tree for an unknown number, after a restart or when another program moved the file.
+//! One search serves all calls; a call that arrives meanwhile fails with `Jukebox`, and the client retries it.
 
 use super::recent::{Descriptors, Recent};
 use crate::lock::lock;
@@ -15,14 +15,14 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-/// A file's number and birth.
+/// The inode number and the birth time of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) number: u64,
     pub(super) birth: u64,
 }
 
-/// An open file, for its place alone (O_PATH), and what it is.
+/// A file that is open with O_PATH, and its attributes.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) fd: Arc<OwnedFd>,
@@ -30,7 +30,7 @@ pub(super) struct Node {
     pub(super) key: Key,
 }
 
-/// Where a file was last.
+/// The last known place of a file.
 #[derive(Clone, Debug)]
 struct Place {
     dir: u64,
@@ -43,9 +43,9 @@ pub(super) struct Nodes {
     root_key: Key,
     pub(super) open: Descriptors<u64>,
     places: Mutex<Places>,
-    /// Files that are no more.
+    /// Files that no longer exist.
     gone: Mutex<Recent<Key, ()>>,
-    /// Until when the searches so far are enough.
+    /// No search begins before this time.
     searched: Mutex<Instant>,
 }
 
@@ -76,20 +76,20 @@ impl Places {
     }
 }
 
-/// Places remembered of files that are no directories.
+/// Number of remembered places of files that are no directories.
 pub(super) const PLACES: usize = 1 << 20;
 
-/// Files remembered that are no more.
+/// Number of remembered files that no longer exist.
 const GONE: usize = 1 << 12;
 
 /// Directories above a file, at most.
 const DEPTH: usize = 4096;
 
-/// Searches may take a tenth of the time; more of it in advance, for trees that are gone through in a moment.
+/// Searches may take a tenth of the time, and this time in advance, for small trees.
 const SHARE: u32 = 10;
 const ADVANCE: Duration = Duration::from_secs(1);
 
-/// How long is waited for another's search, and between one look and the next.
+/// Time to wait for the search of another call, and the interval of the checks.
 const MOMENT: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -102,12 +102,12 @@ pub(super) const BENEATH: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
 
-/// The way to an open file, even if it is a link or has no name any more.
+/// A path to an open file, also if it is a link or has no name.
 pub(super) fn itself(fd: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
-/// What an O_PATH descriptor is of.
+/// Attributes of the file of an O_PATH descriptor.
 pub(super) fn stat(fd: impl AsFd) -> Outcome<Statx> {
     Ok(statx(
         fd,
@@ -133,7 +133,7 @@ impl Key {
 }
 
 impl Nodes {
-    /// The tree below `root`; `limit` descriptors may be held open, and places remembered of so many files.
+    /// The tree below `root`, with at most `limit` open descriptors and `places` remembered files.
     pub(super) fn new(root: OwnedFd, limit: usize, places: usize) -> Outcome<Self> {
         let root_key = Key::of(&stat(&root)?);
         Ok(Self {
@@ -178,7 +178,7 @@ impl Nodes {
         (self.handle(key) == *handle).then_some(key).ok_or(Status::Stale)
     }
 
-    /// The file with this handle. `Jukebox`: it may be there, but was not looked for.
+    /// The file with this handle. Fails with `Jukebox` if the file may exist, but there was no search for it.
     pub(super) fn find(&self, handle: &Handle) -> Outcome<Node> {
         let key = self.key(handle)?;
         if let Ok(node) = self.reach(key) {
@@ -205,7 +205,7 @@ impl Nodes {
         found.map_err(|_| Status::Stale)
     }
 
-    /// Threads are few, and a search may take long: most wait for it at their clients.
+    /// Threads are few and a search may take long, so most calls wait at their clients.
     fn turn_to_search(&self) -> Outcome<MutexGuard<'_, Instant>> {
         let mut left = MOMENT;
         loop {
@@ -219,7 +219,7 @@ impl Nodes {
         }
     }
 
-    /// The file, if it is where it was.
+    /// The file, if it is at its last known place.
     fn reach(&self, key: Key) -> Outcome<Node> {
         let fd = self.open(key.number)?;
         let stat = stat(&fd)?;
@@ -260,13 +260,13 @@ impl Nodes {
         Ok(fd)
     }
 
-    /// The file with this name in a directory, remembered. The thread's rights count.
+    /// The file with this name in a directory, with the permissions of the thread. Its place is remembered.
     pub(super) fn enter(&self, dir: &Node, name: &[u8]) -> Outcome<Node> {
         let fd = openat2(&dir.fd, name, PLACE_ONLY, Mode::empty(), BENEATH)?;
         self.entered(fd, dir, name)
     }
 
-    /// A file that was just made with this name, by what it was made with: the name may be another file's by now.
+    /// A new file by its descriptor, because the name may already belong to another file.
     pub(super) fn adopt(&self, file: &OwnedFd, dir: &Node, name: &[u8]) -> Outcome<Node> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let fd = rustix::fs::open(itself(file), flags, Mode::empty())?;
@@ -282,31 +282,31 @@ impl Nodes {
         Ok(Node { fd, stat, key })
     }
 
-    /// A file has, perhaps among others, this place.
+    /// Remembers a place of a file.
     pub(super) fn remember(&self, file: &Statx, dir: u64, name: &[u8]) {
         let directory = FileType::from_raw_mode(file.stx_mode.into()) == FileType::Directory;
         let name = name.into();
         lock(&self.places).insert(file.stx_ino, directory, Place { dir, name });
     }
 
-    /// A file is not where it was, but perhaps elsewhere.
+    /// Forgets the place of a file that may be elsewhere.
     pub(super) fn forget_place(&self, number: u64) {
         lock(&self.places).remove(number);
     }
 
-    /// A file is no more.
+    /// Remembers that a file no longer exists.
     pub(super) fn end(&self, key: Key) {
         self.forget(key.number);
         lock(&self.gone).insert(key, ());
     }
 
-    /// A file is not where it was.
+    /// Forgets a file that is not at its place.
     pub(super) fn forget(&self, number: u64) {
         self.forget_place(number);
         self.open.remove(&number);
     }
 
-    /// The directory above.
+    /// The parent of a directory.
     pub(super) fn parent(&self, dir: Key) -> Outcome<Node> {
         let above = match lock(&self.places).find(dir.number) {
             _ if dir == self.root_key => self.root_key.number,
@@ -319,7 +319,7 @@ impl Nodes {
         Ok(Node { fd, stat, key })
     }
 
-    /// Goes through the whole tree: remembers directories, the file that is wanted, and others as long as there is room.
+    /// Searches the whole tree. Remembers all directories, the wanted file, and other files while there is room.
     fn search(&self, wanted: u64) -> Outcome<()> {
         let mut left = vec![self.root_key.number];
         while let Some(above) = left.pop() {

@@ -16,7 +16,7 @@ use super::lists;
 use super::metadata::{kind, path, times_of};
 use super::served::Directory;
 
-/// How old a directory's change must be for its time to tell it from the next one's: ticks of the kernel's clock are up to 10 ms.
+/// Age from which the time of a directory's change differs from that of the next change: ticks of the kernel's clock are up to 10 ms.
 const TICKS: Duration = Duration::from_millis(50);
 
 impl Tree for Directory {
@@ -293,7 +293,7 @@ impl Tree for Directory {
         let removed = fs::unlinkat(&dir.fd, name, flags);
         drop(acting);
         match removed {
-            // Linux' word for unlinking a directory; POSIX' is the other one.
+            // Linux returns EISDIR for the unlink of a directory, POSIX has EPERM.
             Err(Errno::ISDIR | Errno::PERM) if !directory && kind(&node.stat) == Kind::Directory => {
                 Err(Status::IsDir)
             }

@@ -1,4 +1,4 @@
-//! What was used lately, up to a number; and descriptors, up to an age.
+//! Maps of a limited number of recently used values, and descriptors of a limited age.
 
 use crate::lock::lock;
 use rustix::fd::OwnedFd;
@@ -7,7 +7,7 @@ use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// A map that forgets what was not used for longest.
+/// A map that removes the value that was unused for the longest time.
 #[derive(Debug)]
 pub(super) struct Recent<K, V> {
     all: HashMap<K, (u64, V)>,
@@ -44,7 +44,7 @@ impl<K: Hash + Eq + Clone, V: Clone> Recent<K, V> {
         self.all.insert(key, (self.clock, value));
     }
 
-    /// Does the next one push nothing out?
+    /// Whether the next value removes no other.
     pub(super) fn has_room(&self) -> bool {
         self.all.len() < self.limit
     }
@@ -58,13 +58,13 @@ impl<K: Hash + Eq + Clone, V: Clone> Recent<K, V> {
     }
 }
 
-/// How long a file stays open. Then it is opened anew: who moved or forbade it is heeded, and what nobody asks for is not held on to, which keeps programs
-/// from running (ETXTBSY) and file systems from being unmounted.
+/// Time for which a file stays open. Then it is opened again, so that moves and new permissions take effect, and unused files do not keep programs
+/// from running (ETXTBSY) or file systems from being unmounted.
 pub(super) const AGE: Duration = Duration::from_secs(5);
 
 type Opened<K> = Recent<K, (Instant, Arc<OwnedFd>)>;
 
-/// Open descriptors.
+/// Descriptors that are open, by key.
 #[derive(Debug)]
 pub(super) struct Descriptors<K>(Arc<Mutex<Opened<K>>>);
 
@@ -93,7 +93,7 @@ impl<K: Hash + Eq + Clone> Descriptors<K> {
         self.lock().remove(key);
     }
 
-    /// Closes what is too old. To be called now and then; `false` when there are no such descriptors any more.
+    /// Returns a function that closes the descriptors that are too old. It returns `false` when the map no longer exists.
     pub(super) fn aging(&self) -> impl Fn(Instant) -> bool + Send + use<K>
     where
         K: Send,

@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use super::metadata::{attributes, kind, path, timespec};
 
-/// The tree.
+/// A tree of a directory and all below it.
 #[derive(Debug)]
 pub struct Directory {
     pub(super) nodes: Nodes,
     pub(super) actor: Actor,
-    /// Open for reading or writing, by whom it was opened for.
+    /// Descriptors for reading or writing, by file and caller.
     pub(super) open: Descriptors<(Key, Caller, bool)>,
     pub(super) fsid: u64,
     pub(super) pool: Pool,
@@ -76,8 +76,8 @@ impl Directory {
             .ok_or(Status::NotDir)
     }
 
-    /// A regular file's bytes, to read or to write. Its owner may whatever its mode says: programs write what they made for reading only, and have
-    /// opened before (RFC 1813 §4.4).
+    /// A descriptor for the data of a regular file. The owner may read and write regardless of the mode, because programs write to files that they
+    /// created as read-only and still have open (RFC 1813 §4.4).
     pub(super) fn data(&self, caller: &Caller, handle: &Handle, write: bool) -> Outcome<Arc<OwnedFd>> {
         let node = self.nodes.find(handle)?;
         match kind(&node.stat) {
@@ -120,12 +120,12 @@ impl Directory {
         Ok(fd)
     }
 
-    /// Nobody has the file open any more for what they were once allowed, or for longer than it has a name.
+    /// Closes the descriptors of a file, after its permissions changed or its last name was removed.
     pub(super) fn close(&self, key: Key) {
         self.open.forget(|(known, ..)| *known == key);
     }
 
-    /// Sets attributes, with the thread's rights; the size by `truncate`.
+    /// Sets attributes with the permissions of the thread; `resize` sets the size.
     pub(super) fn set(
         &self,
         node: &Node,
@@ -167,7 +167,7 @@ impl Directory {
         Ok(())
     }
 
-    /// A file that was just made: given its attributes, but for those that making it gave.
+    /// A new file, after the attributes are set that its creation did not set.
     pub(super) fn made(&self, caller: &Caller, mut node: Node, what: &SetAttributes) -> Outcome<Node> {
         let same_uid = |uid: &u32| *uid != node.stat.stx_uid;
         let same_gid = |gid: &u32| *gid != node.stat.stx_gid;
@@ -196,7 +196,7 @@ impl Directory {
         Ok(node)
     }
 
-    /// A name of it is gone. With others left its handle must still find it, by the descriptor.
+    /// A name of the file was removed. If others are left, the handle must still find the file, by the descriptor.
     pub(super) fn lost_a_name(&self, node: &Node) {
         let has_names = stat(&node.fd).is_ok_and(|is| is.stx_nlink > 0);
         match kind(&node.stat) {

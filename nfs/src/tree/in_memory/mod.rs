@@ -1,4 +1,4 @@
-//! A tree in memory, of a limited size. It is gone with its process, and so are its handles.
+//! A tree in memory, of a limited size. It ends with its process, and its handles with it.
 
 mod node;
 mod nodes;
@@ -17,19 +17,19 @@ use nodes::{MAX_SIZE, Nodes, ROOT};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard};
 
-/// The tree.
+/// A tree in memory.
 #[derive(Debug)]
 pub struct InMemory {
     nodes: Mutex<Nodes>,
     pool: Pool,
-    /// What holes are read from.
+    /// Zeroes, for the holes of files.
     zeroes: Slice,
-    /// Says which process' files a handle is of.
+    /// A random number in handles, which differs for each process.
     instance: u64,
 }
 
 impl InMemory {
-    /// An empty tree of `limit` bytes, all of it. Its root belongs to `owner`. `None`: there is no memory.
+    /// An empty tree of at most `limit` bytes in all. The root belongs to `owner`. `None` if there is no memory.
     pub fn new(limit: u64, pool: Pool, owner: &Caller) -> Option<Self> {
         let mut instance = [0; 8];
         rustix::rand::getrandom(&mut instance, rustix::rand::GetRandomFlags::empty()).ok()?;
@@ -196,7 +196,7 @@ impl Tree for InMemory {
         let id = self.id(file)?;
         let mut nodes = self.nodes();
         let node = nodes.node_mut(id)?;
-        // Who may execute it must be able to read it (RFC 1813 §4.4).
+        // A caller that may execute the file may also read it (RFC 1813 §4.4).
         if !node.may(caller, READ) && !node.may(caller, EXECUTE) && !node.owned_by(caller) {
             return Err(Status::Access);
         }
@@ -253,7 +253,7 @@ impl Tree for InMemory {
         }
         nodes.used = nodes.used - before + after;
         written?;
-        // As stable as it gets: what is lost with the process is lost with its handles.
+        // The data is as stable as possible: if the process ends, the handles are lost, too.
         Ok((len as u32, Stable::FileSync))
     }
 

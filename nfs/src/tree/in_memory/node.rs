@@ -1,4 +1,4 @@
-//! A file: what it is, whose, and who may do what.
+//! A file of a tree in memory: its kind, contents, owner and permissions.
 
 use crate::acl::{Acl, EXECUTE, Rights, WRITE};
 use crate::nfs3::{Device, Kind, SetAttributes, SetTime, Status, Time, Verifier};
@@ -7,17 +7,17 @@ use crate::tree::{Caller, Outcome, SetAcls};
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What a file counts for beside its bytes, and a name beside its own.
+/// Bytes that are counted for a file beside its contents, and for a name beside its own bytes.
 pub(super) const OVERHEAD: u64 = 256;
 
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) is: Is,
-    /// Of the mode, set-id bits and sticky bit.
+    /// Set-id bits and sticky bit of the mode.
     pub(super) bits: u32,
-    /// The rest of the mode, and more.
+    /// The access list, with the rest of the mode.
     pub(super) acl: Acl,
-    /// A directory's, for what is made in it.
+    /// The default list of a directory.
     pub(super) default: Option<Box<Acl>>,
     pub(super) uid: u32,
     pub(super) gid: u32,
@@ -77,13 +77,13 @@ impl Node {
         self.bits | self.acl.mode()
     }
 
-    /// Sets set-id bits and sticky bit. Files of a group are made to run as it by its members.
+    /// Sets set-id bits and sticky bit. Only members of the group may set the set-group-id bit.
     fn set_bits(&mut self, caller: &Caller, mode: u32) {
         let member = caller.uid == 0 || caller.belongs_to(self.gid);
         self.bits = mode & if member { 0o7000 } else { 0o5000 };
     }
 
-    /// May the caller do all that? Root may, but execute what nobody may.
+    /// Whether the caller has all these permissions. Root has all, but executes only files that some user may execute.
     pub(super) fn may(&self, caller: &Caller, wanted: Rights) -> bool {
         if caller.uid == 0 {
             return wanted & EXECUTE == 0 || self.kind() == Kind::Directory || self.mode() & 0o111 != 0;
@@ -100,7 +100,7 @@ impl Node {
         self.ctime = self.mtime;
     }
 
-    /// What a file counts for.
+    /// Bytes that are counted for the file.
     pub(super) fn weight(&self) -> u64 {
         let octets = match &self.is {
             Is::File(octets, _) => octets.used(),
@@ -110,7 +110,7 @@ impl Node {
         OVERHEAD + octets + lists_weight(&self.acl, self.default.as_deref())
     }
 
-    /// Sets owner, mode and times, if the caller may. A size is the tree's to set.
+    /// Sets owner, mode and times, if the caller may. The tree sets the size.
     pub(super) fn set(&mut self, caller: &Caller, what: &SetAttributes) -> Outcome<()> {
         let own = self.owned_by(caller);
         let gives_away = what.uid.is_some_and(|uid| uid != self.uid);
@@ -148,7 +148,7 @@ impl Node {
         Ok(())
     }
 
-    /// Sets lists, if the caller may and they fit into what room there is besides.
+    /// Sets lists, if the caller may and there is room for them.
     pub(super) fn set_acls(&mut self, caller: &Caller, what: &SetAcls, room: u64) -> Outcome<()> {
         match self.kind() {
             _ if !self.owned_by(caller) => return Err(Status::Perm),
@@ -173,7 +173,7 @@ impl Node {
         Ok(())
     }
 
-    /// Gets what the directory has for new files, within the mode that this one was made with.
+    /// Inherits the default list of the directory, limited by the mode of the new file.
     pub(super) fn inherit(&mut self, above: &Self) {
         match (&above.default, self.kind()) {
             (None, _) | (_, Kind::Symlink) => {}

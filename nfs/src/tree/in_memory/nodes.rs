@@ -63,7 +63,7 @@ impl Nodes {
         may.then_some(()).ok_or(Status::Access)
     }
 
-    /// A sticky directory's files are only their owner's to take out.
+    /// Only the owner may remove a file of a sticky directory.
     pub(super) fn may_take_out(&self, caller: &Caller, dir: u64, file: u64) -> Outcome<()> {
         self.may_change(caller, dir)?;
         let dir = self.node(dir)?;
@@ -113,7 +113,7 @@ impl Nodes {
         }
         node.set(caller, what)?;
         node.inherit(above);
-        // That is not the client's to take away.
+        // Clients may not remove this bit.
         if grouped && node.kind() == Kind::Directory {
             node.bits |= 0o2000;
         }
@@ -132,7 +132,7 @@ impl Nodes {
         Ok(id)
     }
 
-    /// A name less. The last one's file goes.
+    /// Removes a name of a file, and with the last one the file.
     pub(super) fn unlink(&mut self, id: u64) -> Outcome<()> {
         let node = self.node_mut(id)?;
         node.links -= 1;
@@ -165,7 +165,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// Is `dir` at or below `top`?
+    /// Whether `dir` is `top` or below it.
     pub(super) fn below(&self, mut dir: u64, top: u64) -> Outcome<bool> {
         while dir != top && dir != ROOT {
             match self.node(dir)?.is {
