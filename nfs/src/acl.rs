@@ -16,7 +16,8 @@ const ALL: Rights = READ | WRITE | EXECUTE;
 /// Entries of a list on the network, at most: the limit of Linux.
 pub const MAX_ENTRIES: usize = 1024;
 
-/// The identity of an operation. A tree whose process may not act for others uses the identity of the process.
+/// The identity of an operation. A tree whose process may not act for others uses the identity of
+/// the process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Caller {
     /// User.
@@ -88,7 +89,8 @@ impl Acl {
         }
     }
 
-    /// A list of these entries, in any order. `None` if a required entry is missing, an entry is there twice, or an id is 2³²−1, which is no id.
+    /// A list of these entries, in any order. `None` if a required entry is missing, an entry is
+    /// there twice, or an id is 2³²−1, which is no id.
     pub fn new(entries: &[Entry]) -> Option<Self> {
         let (mut owner, mut group, mut other, mut mask) = (None, None, None, None);
         let (mut users, mut groups) = (BTreeMap::new(), BTreeMap::new());
@@ -134,7 +136,8 @@ impl Acl {
             .collect()
     }
 
-    /// Estimate of the bytes that the list has on the heap: a node of a map has room for eleven entries and is at least half full.
+    /// Estimate of the bytes that the list has on the heap: a node of a map has room for eleven
+    /// entries and is at least half full.
     pub fn weight(&self) -> u64 {
         let named = [self.users.len(), self.groups.len()].map(|len| len as u64);
         named
@@ -143,7 +146,8 @@ impl Acl {
             .sum()
     }
 
-    /// The permission bits of a mode. Those of the group are the limit for all but the owner and others.
+    /// The permission bits of a mode. Those of the group are the limit for all but the owner and
+    /// others.
     pub fn mode(&self) -> u32 {
         self.owner << 6 | self.mask.unwrap_or(self.group) << 3 | self.other
     }
@@ -162,7 +166,8 @@ impl Acl {
         list
     }
 
-    /// Whether one entry permits the caller all `wanted` permissions on a file of this owner and group.
+    /// Whether one entry permits the caller all `wanted` permissions on a file of this owner and
+    /// group.
     pub fn lets(&self, caller: &Caller, owner: u32, group: u32, wanted: Rights) -> bool {
         let masked = |rights: &Rights| rights & self.mask.unwrap_or(ALL) & wanted == wanted;
         if caller.uid == owner {

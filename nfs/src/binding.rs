@@ -1,5 +1,5 @@
-//! Upper Layer Bindings of NFSv3, NFSACL and MOUNT (RFC 8267): which arguments and results are DDP-eligible, and how
-//! long replies can get.
+//! Upper Layer Bindings of NFSv3, NFSACL and MOUNT (RFC 8267): which arguments and results are
+//! DDP-eligible, and how long replies can get.
 
 use crate::acl::MAX_ENTRIES;
 use crate::nfs3::{self, Handle, MAX_HANDLE, Procedure, SetAttributes};
@@ -13,8 +13,8 @@ pub const NFS_PORT: u16 = 20049;
 /// The bindings of all programs that the server serves.
 pub const BINDINGS: [&(dyn Binding + Sync); 3] = [&Nfs3, &NfsAcl3, &Mount3];
 
-/// Bytes that a client provides for the text of a symbolic link. The protocol has no limit; this is PATH_MAX of Linux,
-/// the limit of Linux's client.
+/// Bytes that a client provides for the text of a symbolic link. The protocol has no limit; this is
+/// PATH_MAX of Linux, the limit of Linux's client.
 const MAX_LINK_TEXT: u32 = 4096;
 
 /// Lengths of the parts of results, in bytes (RFC 1813 §2.5, §2.6).
@@ -29,8 +29,8 @@ mod len {
     pub(super) const VERIFIER: usize = 8;
 }
 
-/// NFS version 3 (RFC 1813, RFC 8267 §4). The data of READ and WRITE and the texts of READLINK and SYMLINK are
-/// DDP-eligible.
+/// NFS version 3 (RFC 1813, RFC 8267 §4). The data of READ and WRITE and the texts of READLINK and
+/// SYMLINK are DDP-eligible.
 #[derive(Clone, Copy, Debug)]
 pub struct Nfs3;
 
@@ -135,7 +135,8 @@ impl Binding for NfsAcl3 {
     }
 }
 
-/// MOUNT version 3 (RFC 1813 appendix I, RFC 8267 §5.1). Nothing is DDP-eligible. Servers offer MOUNT over TCP, too.
+/// MOUNT version 3 (RFC 1813 appendix I, RFC 8267 §5.1). Nothing is DDP-eligible. Servers offer
+/// MOUNT over TCP, too.
 #[derive(Clone, Copy, Debug)]
 pub struct Mount3;
 

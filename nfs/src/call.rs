@@ -15,7 +15,8 @@ use std::time::Duration;
 pub struct Outgoing {
     /// The RPC message, without the item and its padding.
     pub message: Vec<u8>,
-    /// The offset in the message, behind the count, of the data of a WRITE or the text of a SYMLINK, and these bytes.
+    /// The offset in the message, behind the count, of the data of a WRITE or the text of a
+    /// SYMLINK, and these bytes.
     pub item: Option<(usize, Slice)>,
     /// Bytes of the longest reply, without the data of a READ.
     pub max_reply: usize,
@@ -50,13 +51,15 @@ pub trait Transport {
 /// Bytes of a reply without data, at most.
 const MAX_REPLY: usize = 2 << 20;
 
-/// Bytes of a READ's reply within which its data begins: RPC header, status, attributes, count, eof, count.
+/// Bytes of a READ's reply within which its data begins: RPC header, status, attributes, count,
+/// eof, count.
 const READ_HEAD: usize = 24 + 4 + 88 + 12;
 
 /// Default time for connecting.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Time that the server's machine may be silent. It is longer than the time for which a server may stop receiving, for example without memory.
+/// Time that the server's machine may be silent. It is longer than the time for which a server may
+/// stop receiving, for example without memory.
 const SILENCE: Duration = Duration::from_secs(120);
 /// Silence after which TCP probes the server, and the interval of the probes.
 const ASKED: Duration = Duration::from_secs(30);

@@ -72,7 +72,8 @@ impl Client {
             gid: rustix::process::getegid().as_raw(),
             groups: groups.iter().map(|gid| gid.as_raw()).take(MAX_GROUPS).collect(),
         };
-        // Servers keep replies by xid: two clients of one host, or one after the other, should not begin with the same.
+        // Servers keep replies by xid: two clients of one host, or one after the other, should not
+        // begin with the same.
         let mut seed = [0; 4];
         let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
         Self {
@@ -176,7 +177,8 @@ impl Client {
         })
     }
 
-    /// The handle of an exported directory, from the MOUNT service at the other end of the transport.
+    /// The handle of an exported directory, from the MOUNT service at the other end of the
+    /// transport.
     ///
     /// # Errors
     /// It cannot be mounted.

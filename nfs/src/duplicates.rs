@@ -1,4 +1,5 @@
-//! Replies to repeated calls. A client without an answer sends its call again with the same xid, and a change must not be made twice.
+//! Replies to repeated calls. A client without an answer sends its call again with the same xid,
+//! and a change must not be made twice.
 
 use crate::lock::lock;
 use crate::rpc::Call;
@@ -100,7 +101,8 @@ impl Duplicates {
         loop {
             match kept.replies.get(&key) {
                 Some(Some(reply)) => return reply.clone(),
-                // The first is still at it: its client has, perhaps, another connection now, and waits for this answer.
+                // The first is still at it: its client has, perhaps, another connection now, and
+                // waits for this answer.
                 Some(None) => kept = self.done.wait(kept).unwrap_or_else(PoisonError::into_inner),
                 None => break,
             }

@@ -1,4 +1,5 @@
-//! `urnic-nfs`: serves a directory or a tree in memory by NFSv3, and moves files from and to NFS servers.
+//! `urnic-nfs`: serves a directory or a tree in memory by NFSv3, and moves files from and to NFS
+//! servers.
 
 // Both panic when the write fails: see `urnic_console`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -63,8 +64,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// Sets what a server needs of its process: a umask of 0, because clients choose the modes of new files, and as many
-/// descriptors as possible, up to those that a directory uses. Returns the limit of descriptors.
+/// Sets what a server needs of its process: a umask of 0, because clients choose the modes of new
+/// files, and as many descriptors as possible, up to those that a directory uses. Returns the limit
+/// of descriptors.
 fn prepare_process() -> u64 {
     const MOST: u64 = 1 << 16;
     umask(Mode::empty());

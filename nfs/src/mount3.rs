@@ -48,7 +48,8 @@ words! {
     }
 }
 
-/// mountres3: the handle of the directory. The authentication flavors are always AUTH_SYS and AUTH_NONE.
+/// mountres3: the handle of the directory. The authentication flavors are always AUTH_SYS and
+/// AUTH_NONE.
 pub type MntReply = Result<Handle, Status>;
 
 /// Appends a mountres3.

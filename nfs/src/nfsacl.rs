@@ -1,4 +1,5 @@
-//! NFSACL version 3: access control lists beside NFSv3, at the same ports. It has no RFC; Solaris and Linux implement it.
+//! NFSACL version 3: access control lists beside NFSv3, at the same ports. It has no RFC; Solaris
+//! and Linux implement it.
 
 use crate::acl::{Acl, Entry, MAX_ENTRIES, Tag};
 use crate::nfs3::{Attributes, Handle, Status};
@@ -116,7 +117,8 @@ impl Lists {
     /// The mask has unknown bits, or the entries make no list.
     pub fn change(&self) -> Outcome<SetAcls> {
         check_mask(self.mask)?;
-        // A list without entries is removed. Linux sends such an access list for a new directory whose mode is sufficient.
+        // A list without entries is removed. Linux sends such an access list for a new directory
+        // whose mode is sufficient.
         let list = |bit, list: &List| match &list.entries[..] {
             _ if self.mask & bit == 0 => Ok(None),
             [] => Ok(Some(None)),

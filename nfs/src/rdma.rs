@@ -1,4 +1,5 @@
-//! NFS over RDMA (RFC 8267). The devices move the data of calls and replies between the memory of client and server.
+//! NFS over RDMA (RFC 8267). The devices move the data of calls and replies between the memory of
+//! client and server.
 
 use crate::binding::BINDINGS;
 use crate::call::{Answer, Outgoing, Transport};
@@ -19,7 +20,8 @@ pub fn options() -> Options {
     }
 }
 
-/// An RDMA connection to a server. When it breaks, the client connects again and repeats the calls without an answer.
+/// An RDMA connection to a server. When it breaks, the client connects again and repeats the calls
+/// without an answer.
 pub struct Rdma(Client);
 
 impl Rdma {

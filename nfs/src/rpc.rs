@@ -1,4 +1,5 @@
-//! ONC RPC version 2 (RFC 5531): headers of calls and replies, and replies to calls that cannot be served.
+//! ONC RPC version 2 (RFC 5531): headers of calls and replies, and replies to calls that cannot be
+//! served.
 
 use crate::xdr::{BadXdr, Reader, Xdr, words};
 

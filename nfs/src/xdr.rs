@@ -1,7 +1,8 @@
 //! XDR (RFC 4506): big-endian units of four bytes.
 //!
-//! [`Xdr`] is both ways of a type; [`record!`] and [`words!`] make it for structs and enums. What is variable in length is borrowed from the
-//! message that it stands in, so that no count of a peer's makes us allocate.
+//! [`Xdr`] is both ways of a type; [`record!`] and [`words!`] make it for structs and enums. What
+//! is variable in length is borrowed from the message that it stands in, so that no count of a
+//! peer's makes us allocate.
 
 /// Why bytes are no value of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,4 +1,5 @@
-//! `urnic-nfs acl`: access control lists as text, one line for each entry, in the form of `getfacl -cnE` and `setfacl --set-file`.
+//! `urnic-nfs acl`: access control lists as text, one line for each entry, in the form of `getfacl
+//! -cnE` and `setfacl --set-file`.
 
 use super::remote::{Remote, Way};
 use super::{Done, print};

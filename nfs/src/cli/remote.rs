@@ -54,7 +54,8 @@ pub(crate) struct Way {
     /// Port of NFS [default: 2049, by RDMA 20049]
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
-    /// TCP port of MOUNT [default: that of NFS over TCP, or otherwise the port that rpcbind returns]
+    /// TCP port of MOUNT [default: that of NFS over TCP, or otherwise the port that rpcbind
+    /// returns]
     #[arg(long, value_name = "PORT")]
     mount_port: Option<u16>,
     /// Time that the server may be unreachable

@@ -38,16 +38,19 @@ pub(crate) struct Serve {
     /// RDMA port of NFS and MOUNT; 0 selects a free port [default: 20049, if an RDMA device exists]
     #[arg(long, value_name = "PORT")]
     rdma_port: Option<u16>,
-    /// Memory for calls and replies in progress, beside that of a tree in memory. One client has at most half of it, and less if others need it
+    /// Memory for calls and replies in progress, beside that of a tree in memory. One client has at
+    /// most half of it, and less if others need it
     #[arg(long, value_name = "SIZE", value_parser = octets, default_value = "1G")]
     buffers: u64,
-    /// Connections by TCP, and by RDMA; for one more, the client with the most connections loses one [default: 512 and 256]
+    /// Connections by TCP, and by RDMA; for one more, the client with the most connections loses
+    /// one [default: 512 and 256]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: Option<u32>,
     /// Time without calls after which the server ends a connection; 0 means never
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     idle_timeout: u32,
-    /// Time for a call to arrive, or for a reply to be taken, and one second more for each 16 KiB of it
+    /// Time for a call to arrive, or for a reply to be taken, and one second more for each 16 KiB
+    /// of it
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     stall_timeout: u32,
 }
@@ -55,7 +58,8 @@ pub(crate) struct Serve {
 /// Minimum of `--buffers`: a few calls of a few clients.
 const LEAST_BUFFERS: u64 = 32 << 20;
 
-/// The share of TCP connections in the descriptors of the process, of which a tree uses three quarters.
+/// The share of TCP connections in the descriptors of the process, of which a tree uses three
+/// quarters.
 const TCP_PART: u64 = 8;
 /// The share of RDMA connections in the descriptors of the process. Each connection has several.
 const RDMA_PART: u64 = 32;

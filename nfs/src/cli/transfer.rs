@@ -220,7 +220,8 @@ impl Window {
         }
     }
 
-    /// Writes `size` bytes and commits them. If the server restarted in between, writes all of them again.
+    /// Writes `size` bytes and commits them. If the server restarted in between, writes all of them
+    /// again.
     pub(crate) fn write(
         &self,
         client: &mut Client,

@@ -88,7 +88,8 @@ record! {
         pub wcc: Wcc,
     }
 
-    /// READDIR3resok and READDIRPLUS3resok, without the entries: each an optional item, and then the end of the directory or not.
+    /// READDIR3resok and READDIRPLUS3resok, without the entries: each an optional item, and then
+    /// the end of the directory or not.
     pub struct ReaddirOk {
         /// Attributes of the directory.
         pub dir: Option<Attributes>,

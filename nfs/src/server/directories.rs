@@ -34,7 +34,8 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    /// Appends an entry, with the file if the list has handles and attributes. Returns `false` if it does not fit.
+    /// Appends an entry, with the file if the list has handles and attributes. Returns `false` if
+    /// it does not fit.
     fn put(&mut self, entry: Listed<'_>, plus: Option<Option<File>>) -> bool {
         let before = self.out.len();
         true.put(self.out);

@@ -1,5 +1,5 @@
-//! The service: NFSv3, NFSACL and MOUNT over a tree. This module finds the procedure of a call; the modules below
-//! execute it.
+//! The service: NFSv3, NFSACL and MOUNT over a tree. This module finds the procedure of a call; the
+//! modules below execute it.
 
 mod acls;
 mod directories;
@@ -24,15 +24,16 @@ use std::net::SocketAddr;
 
 pub use export::Options;
 
-/// Bytes of a WRITE's message, and of its data, that identify a repeated one. The longest credential and handle fit
-/// into these bytes of the message.
+/// Bytes of a WRITE's message, and of its data, that identify a repeated one. The longest
+/// credential and handle fit into these bytes of the message.
 const HASHED: usize = 1024;
 
 /// A server of a tree.
 pub struct Server {
     export: Export,
     duplicates: Duplicates,
-    /// Replies to WRITEs. They are separate, because they are so many that they would push out the others.
+    /// Replies to WRITEs. They are separate, because they are so many that they would push out the
+    /// others.
     writes: Duplicates,
     mounts: Mounts,
 }
@@ -163,8 +164,8 @@ const fn plain(message: Vec<u8>) -> Response {
     Response { message, item: None }
 }
 
-/// Procedures that must not run twice for one call. A WRITE could run twice in a row, but not behind another one,
-/// which its client sent after the first reply.
+/// Procedures that must not run twice for one call. A WRITE could run twice in a row, but not
+/// behind another one, which its client sent after the first reply.
 const fn once_only(procedure: Procedure) -> bool {
     use Procedure::{Create, Link, Mkdir, Mknod, Remove, Rename, Rmdir, Setattr, Symlink, Write};
     matches!(

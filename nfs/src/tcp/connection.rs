@@ -1,7 +1,8 @@
-//! The connection of one client. Its threads take turns to read, and each answers the call that it read.
+//! The connection of one client. Its threads take turns to read, and each answers the call that it
+//! read.
 //!
-//! Only threads of this connection wait for its peer. The accepting thread checks all connections and ends those that take too long, so the
-//! other threads need no clock.
+//! Only threads of this connection wait for its peer. The accepting thread checks all connections
+//! and ends those that take too long, so the other threads need no clock.
 
 use super::limits::Limits;
 use super::progress::{Progress, State};
@@ -237,7 +238,8 @@ impl Connection {
         let received = record::receive(&mut *reading, &room)?;
         receives.end();
         *lock(&self.heard) = Instant::now();
-        // Calls with large items have short replies. Nothing more is read from the peer until there is memory for the reply.
+        // Calls with large items have short replies. Nothing more is read from the peer until there
+        // is memory for the reply.
         let reserved = match received.item {
             Some(_) => None,
             None => Some(self.charge(REPLY)?),
@@ -276,7 +278,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Charges memory to the client, and waits until there is some. The wait does not count as a delay of the peer.
+    /// Charges memory to the client, and waits until there is some. The wait does not count as a
+    /// delay of the peer.
     fn charge(&self, bytes: u64) -> io::Result<Charge> {
         if let Some(charge) = self.memory.take(bytes) {
             return Ok(charge);

@@ -1,8 +1,8 @@
-//! RPC over TCP. The data of a WRITE is read from the socket into memory of the pool, and the data of a READ goes to the socket from the memory
-//! of the tree.
+//! RPC over TCP. The data of a WRITE is read from the socket into memory of the pool, and the data
+//! of a READ goes to the socket from the memory of the tree.
 //!
-//! Connections, memory of calls and replies, and threads are limited. Each client, by address, has a share of them, and each message must arrive
-//! or be taken within a time.
+//! Connections, memory of calls and replies, and threads are limited. Each client, by address, has
+//! a share of them, and each message must arrive or be taken within a time.
 
 mod connection;
 mod limits;
@@ -26,13 +26,15 @@ use urnic_rpc_rdma_verbs::shares::{Holder, Shares};
 /// Threads of all connections beyond the first of each.
 const HELPERS: u64 = 256;
 
-/// Pause after a failure for lack of descriptors or threads, so that the retries take no processor time.
+/// Pause after a failure for lack of descriptors or threads, so that the retries take no processor
+/// time.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Time without progress after which the server ends a connection whose memory others wait for.
 const STUCK: Duration = Duration::from_secs(2);
 
-/// Accepts connections until the listener fails. Each connection has threads of its own. Clients share `memory`, bytes of `pool`.
+/// Accepts connections until the listener fails. Each connection has threads of its own. Clients
+/// share `memory`, bytes of `pool`.
 ///
 /// # Errors
 /// A permanent error of the listener.

@@ -1,5 +1,6 @@
-//! Time for which a connection makes no progress. Threads only count bytes and messages; the checks of the accepting thread measure the time. A
-//! suspension of the machine therefore does not count against the peers.
+//! Time for which a connection makes no progress. Threads only count bytes and messages; the checks
+//! of the accepting thread measure the time. A suspension of the machine therefore does not count
+//! against the peers.
 
 use crate::lock::lock;
 use std::sync::Mutex;

@@ -1,7 +1,8 @@
 //! Records: RPC messages in fragments (RFC 5531 §11).
 //!
-//! Memory is taken as the bytes arrive, not when a peer announces them. A large item begins in a small buffer and moves to a larger one when
-//! this is full. Most items are complete in the socket when they begin, and are read to their place at once.
+//! Memory is taken as the bytes arrive, not when a peer announces them. A large item begins in a
+//! small buffer and moves to a larger one when this is full. Most items are complete in the socket
+//! when they begin, and are read to their place at once.
 
 use crate::binding::Nfs3;
 use crate::memory::{Buffer, PAGE, Pool, Slice};
@@ -27,7 +28,8 @@ const SHORT: usize = HEAD + APART;
 /// Fragments of a record, at most.
 const FRAGMENTS: usize = 1024;
 
-/// Bytes of the first buffer of a long message, and the limit of the room that its next buffers have for bytes that have not arrived.
+/// Bytes of the first buffer of a long message, and the limit of the room that its next buffers
+/// have for bytes that have not arrived.
 const STEP: usize = 64 << 10;
 const GROWTH: usize = 4;
 
@@ -48,7 +50,8 @@ impl<R: Read + AsFd> Source for BufReader<R> {
     }
 }
 
-/// Memory for records: a pool, and a function that waits until a number of bytes may be taken, or fails.
+/// Memory for records: a pool, and a function that waits until a number of bytes may be taken, or
+/// fails.
 #[derive(Clone, Copy)]
 pub struct Room<'a> {
     /// The pool.
@@ -114,7 +117,8 @@ pub struct Received {
     pub charge: Option<Charge>,
 }
 
-/// A message without its item. A message longer than ordinary calls is in memory of the pool, which is limited.
+/// A message without its item. A message longer than ordinary calls is in memory of the pool, which
+/// is limited.
 pub enum Message {
     /// A message of a few kilobytes at most.
     Short(Vec<u8>),
@@ -186,7 +190,8 @@ pub(crate) fn append(stream: &mut impl Read, len: usize, message: &mut Vec<u8>) 
 /// Reads a record.
 ///
 /// # Errors
-/// The stream fails, the record is too long or has too many fragments, or there is no memory for it.
+/// The stream fails, the record is too long or has too many fragments, or there is no memory for
+/// it.
 pub fn receive(stream: &mut impl Source, room: &Room<'_>) -> io::Result<Received> {
     let whole = |message| Received {
         message,

@@ -1,7 +1,8 @@
 //! The contents of a file in memory: pieces with holes between them.
 //!
-//! A large buffer that a transport received is kept without a copy. Each buffer belongs to one extent only, which shows at least half of it, so
-//! that contents that are overwritten piece by piece do not hold memory for long. A write to a piece that is being sent copies the piece.
+//! A large buffer that a transport received is kept without a copy. Each buffer belongs to one
+//! extent only, which shows at least half of it, so that contents that are overwritten piece by
+//! piece do not hold memory for long. A write to a piece that is being sent copies the piece.
 
 use crate::memory::{MAX_BUFFER, Pool, Slice};
 use crate::tree::Data;
@@ -181,7 +182,8 @@ impl Extents {
             .filter(|(at, piece)| **at + piece.len() as u64 > start)
             .map(|(at, _)| *at)
             .collect();
-        // At most two parts remain: each in its old buffer if it is half of it and alone, otherwise in a new one.
+        // At most two parts remain: each in its old buffer if it is half of it and alone, otherwise
+        // in a new one.
         let mut stay = Vec::new();
         let mut gone = 0;
         for at in &touched {

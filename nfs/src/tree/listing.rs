@@ -1,5 +1,6 @@
-//! Directories by cookies that never change: a name's cookie is a hash of it, and entries come in the order of cookies. So a client goes on where
-//! it was whatever happened in between, files made or removed, or a server started anew.
+//! Directories by cookies that never change: a name's cookie is a hash of it, and entries come in
+//! the order of cookies. So a client goes on where it was whatever happened in between, files made
+//! or removed, or a server started anew.
 
 use super::{Numbered, Outcome, Tree};
 use crate::lock::lock;
@@ -48,7 +49,8 @@ impl Listing {
     }
 }
 
-/// FNV-1a, with its bits mixed once more, in 62 bits and above [`PARENT`]. Must stay as it is: clients hold cookies over our restarts.
+/// FNV-1a, with its bits mixed once more, in 62 bits and above [`PARENT`]. Must stay as it is:
+/// clients hold cookies over our restarts.
 fn cookie(name: &[u8]) -> u64 {
     let hash = name.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &octet| {
         (hash ^ u64::from(octet)).wrapping_mul(0x0000_0100_0000_01b3)

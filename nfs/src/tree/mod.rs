@@ -99,7 +99,8 @@ impl<'a> New<'a> {
     }
 }
 
-/// A tree of files. Operations check the permissions of the caller. Names must pass [`check_name`]. Errors are those of RFC 1813.
+/// A tree of files. Operations check the permissions of the caller. Names must pass [`check_name`].
+/// Errors are those of RFC 1813.
 pub trait Tree: Send + Sync {
     /// The handle of the root.
     fn root(&self) -> Handle;
@@ -146,9 +147,11 @@ pub trait Tree: Send + Sync {
     fn rename(&self, caller: &Caller, from: (&Handle, &[u8]), to: (&Handle, &[u8])) -> Outcome<()>;
     /// LINK.
     fn link(&self, caller: &Caller, file: &Handle, dir: &Handle, name: &[u8]) -> Outcome<()>;
-    /// Every entry of a directory but `.` and `..`, in any order, and the [`version`](Self::version) of the directory.
+    /// Every entry of a directory but `.` and `..`, in any order, and the
+    /// [`version`](Self::version) of the directory.
     fn list(&self, dir: &Handle) -> Outcome<(Vec<Numbered>, Option<u64>)>;
-    /// A number that changes whenever the entries of a directory change; `None` if the tree cannot tell.
+    /// A number that changes whenever the entries of a directory change; `None` if the tree cannot
+    /// tell.
     fn version(&self, dir: &Handle) -> Option<u64>;
     /// Checks that the caller may list the directory.
     fn may_list(&self, caller: &Caller, dir: &Handle) -> Outcome<()>;

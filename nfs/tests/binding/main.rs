@@ -1,4 +1,5 @@
-//! The bindings of NFSv3, NFSACL and MOUNT: what may move by chunk, and how long replies get (RFC 8267).
+//! The bindings of NFSv3, NFSACL and MOUNT: what may move by chunk, and how long replies get (RFC
+//! 8267).
 
 #![allow(
     clippy::unwrap_used,

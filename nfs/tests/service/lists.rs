@@ -14,7 +14,8 @@ use urnic_nfs::rpc::{Call, NoResults, Refusal, results};
 use urnic_nfs::tree::Acls;
 use urnic_nfs::xdr::{Reader, Xdr};
 
-/// A directory's tree and one in memory. `None`, and that is said: there is no telling what is right.
+/// A directory's tree and one in memory. `None`, and that is said: there is no telling what is
+/// right.
 fn both(test: &str, for_others: bool) -> Option<(tempfile::TempDir, [Arc<Server>; 2])> {
     let skip = |why: &str| {
         // Past the test runner's capture.
@@ -196,7 +197,8 @@ proptest! {
     }
 }
 
-/// Words that are often one list: a count, mostly that of the entries that follow, their number, and the entries.
+/// Words that are often one list: a count, mostly that of the entries that follow, their number,
+/// and the entries.
 fn list_words() -> impl Strategy<Value = Vec<u32>> {
     let tag = prop_oneof![
         8 => prop::sample::select(vec![1_u32, 2, 4, 8, 0x10, 0x20]),
@@ -382,7 +384,8 @@ fn a_list_equal_to_a_mode_has_four_entries_with_owners() {
     }
 }
 
-/// What a server answers to SETACL (or another procedure) of a file with these words behind its handle.
+/// What a server answers to SETACL (or another procedure) of a file with these words behind its
+/// handle.
 fn answered(server: &Arc<Server>, procedure: u32, file: Handle, words: &[u32]) -> Result<Status, Refusal> {
     let call = Call {
         xid: procedure ^ words.len() as u32,

@@ -1,4 +1,5 @@
-//! The service without a network: calls of our own client go straight in. A directory of this machine and a tree in memory have to do the same.
+//! The service without a network: calls of our own client go straight in. A directory of this
+//! machine and a tree in memory have to do the same.
 
 mod directory;
 mod judge;

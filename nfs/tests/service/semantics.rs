@@ -461,7 +461,8 @@ fn what_is_no_call_is_answered_as_rpc_has_it() {
     // A credential nobody knows: AUTH_ERROR, AUTH_BADCRED.
     let reply = answer(&server, &words(&[9, 0, 2, PROGRAM, 3, 0, 77, 0, 0, 0]));
     assert_eq!(reply, words(&[9, 1, 1, 1, 1]));
-    // NFS version 4: PROG_MISMATCH, 3 to 3. Another program: PROG_UNAVAIL. Another procedure: PROC_UNAVAIL. No arguments: GARBAGE_ARGS.
+    // NFS version 4: PROG_MISMATCH, 3 to 3. Another program: PROG_UNAVAIL. Another procedure:
+    // PROC_UNAVAIL. No arguments: GARBAGE_ARGS.
     for (program, version, procedure, end) in [
         (PROGRAM, 4, 0, &[2, 3, 3][..]),
         (42, 1, 0, &[1]),

@@ -1,4 +1,5 @@
-//! Clients that take what they can get, and an honest one meanwhile, from another address and from theirs.
+//! Clients that take what they can get, and an honest one meanwhile, from another address and from
+//! theirs.
 
 use super::{Server, connect_from, octets};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
@@ -25,7 +26,8 @@ fn bytes(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_be_bytes()).collect()
 }
 
-/// A record with a call of procedure `procedure` and its arguments, announced as `more` bytes longer.
+/// A record with a call of procedure `procedure` and its arguments, announced as `more` bytes
+/// longer.
 fn record(procedure: Procedure, arguments: impl FnOnce(&mut Vec<u8>), more: usize) -> Vec<u8> {
     let call = Call {
         xid: 9,
@@ -45,8 +47,8 @@ pub(super) fn answered(mut stream: &TcpStream) -> std::io::Result<()> {
     stream.read_exact(&mut [0; 28])
 }
 
-/// Waits until the server counts the connection as one that it served. The server does so after it sent the first
-/// reply, and before it sends the second one.
+/// Waits until the server counts the connection as one that it served. The server does so after it
+/// sent the first reply, and before it sends the second one.
 #[track_caller]
 pub(super) fn is_counted_as_served(stream: &TcpStream) {
     for _ in 0..2 {
@@ -121,7 +123,8 @@ fn resident(server: &Server) -> usize {
     number.expect("its memory")
 }
 
-/// Five hundred records of a MiB of which the first bytes came, and no more: in one fragment or in several, a WRITE or not.
+/// Five hundred records of a MiB of which the first bytes came, and no more: in one fragment or in
+/// several, a WRITE or not.
 #[test]
 fn records_that_do_not_come_hold_no_memory() {
     let server = Server::start(

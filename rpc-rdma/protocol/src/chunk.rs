@@ -51,14 +51,15 @@ impl fmt::Display for Segment {
 /// One entry of a Read list (RFC 8166 §3.4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadSegment {
-    /// Where the chunk that this is a part of goes in the unreduced Payload stream; a multiple of four.
+    /// Where the chunk that this is a part of goes in the unreduced Payload stream; a multiple of
+    /// four.
     pub position: u32,
     /// Where the bytes are.
     pub segment: Segment,
 }
 
-/// A Write chunk, or the Reply chunk: memory for one result, or for a whole reply. With no segment it is an *empty* Write chunk, which
-/// asks for its result inline (RFC 8166 §4.3.2.3).
+/// A Write chunk, or the Reply chunk: memory for one result, or for a whole reply. With no segment
+/// it is an *empty* Write chunk, which asks for its result inline (RFC 8166 §4.3.2.3).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WriteChunk(pub Vec<Segment>);
 
@@ -73,8 +74,9 @@ impl WriteChunk {
         self.0.is_empty()
     }
 
-    /// The chunk as a responder returns it when `len` bytes were placed in it, segment after segment: the same segments with the lengths
-    /// used (RFC 8166 §3.4.6); `None` if so many do not fit.
+    /// The chunk as a responder returns it when `len` bytes were placed in it, segment after
+    /// segment: the same segments with the lengths used (RFC 8166 §3.4.6); `None` if so many do not
+    /// fit.
     pub fn filled(&self, len: u64) -> Option<Self> {
         let mut left = len;
         let filled = self
@@ -89,8 +91,8 @@ impl WriteChunk {
         (left == 0).then_some(Self(filled))
     }
 
-    /// Can this have been returned for `offered`: the same segments in the same order, filled one after the other, none by more than it
-    /// holds?
+    /// Can this have been returned for `offered`: the same segments in the same order, filled one
+    /// after the other, none by more than it holds?
     pub fn returns(&self, offered: &Self) -> bool {
         offered.filled(self.octets()).as_ref() == Some(self)
     }
@@ -125,7 +127,8 @@ fn spend(budget: &mut usize, count: usize) -> Result<(), Malformed> {
     Ok(())
 }
 
-/// A Read chunk: one argument, or at position zero a whole call, in the requester's memory (RFC 8166 §3.4.5).
+/// A Read chunk: one argument, or at position zero a whole call, in the requester's memory (RFC
+/// 8166 §3.4.5).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadChunk {
     /// Where it goes in the unreduced Payload stream.
@@ -205,7 +208,8 @@ impl ChunkLists {
             lists.reads.push(ReadSegment { position, segment });
         }
         while reader.follows()? {
-            // An empty chunk costs as much as a segment: a list of nothing but those is bounded, too.
+            // An empty chunk costs as much as a segment: a list of nothing but those is bounded,
+            // too.
             spend(&mut budget, 1)?;
             lists.writes.push(WriteChunk::parse(reader, &mut budget)?);
         }

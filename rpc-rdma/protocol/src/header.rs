@@ -13,8 +13,9 @@ pub const VERSION: u32 = 1;
 /// Bytes of the four fixed fields, the same in every version (RFC 8166 §4.2).
 pub const FIXED_LEN: usize = 4 * UNIT;
 
-/// Bytes of the smallest header that carries a call or reply: the fixed fields and three absent lists. RFC 8166 §4.5 has a responder
-/// discard anything shorter; RDMA_ERROR, which only requesters take, may have 20.
+/// Bytes of the smallest header that carries a call or reply: the fixed fields and three absent
+/// lists. RFC 8166 §4.5 has a responder discard anything shorter; RDMA_ERROR, which only requesters
+/// take, may have 20.
 pub const MIN_LEN: usize = FIXED_LEN + 3 * UNIT;
 
 /// Values of rdma_err.
@@ -34,17 +35,19 @@ pub enum ErrorBody {
         /// Highest version that is.
         high: u32,
     },
-    /// ERR_CHUNK (the draft's RDMA_ERR_BADHEADER): the header made no sense, or there can be no RPC reply.
+    /// ERR_CHUNK (the draft's RDMA_ERR_BADHEADER): the header made no sense, or there can be no RPC
+    /// reply.
     #[error("the peer could not use the header or its chunks")]
     Chunk,
 }
 
-/// What follows the fixed fields.
+/// The part of a header behind the fixed fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
     /// RDMA_MSG: the payload follows the header in the same Send.
     Msg(ChunkLists),
-    /// RDMA_NOMSG: the payload is in the position-zero Read chunk (calls), or in the Reply chunk (replies).
+    /// RDMA_NOMSG: the payload is in the position-zero Read chunk (calls), or in the Reply chunk
+    /// (replies).
     NoMsg(ChunkLists),
     /// RDMA_ERROR.
     Error(ErrorBody),
@@ -64,11 +67,12 @@ pub struct Header {
 }
 
 impl Header {
-    /// Takes a received message apart: the header, and the bytes behind it, which are the payload if the body is [`Body::Msg`].
+    /// Takes a received message apart: the header, and the bytes behind it, which are the payload
+    /// if the body is [`Body::Msg`].
     ///
     /// # Errors
-    /// The first fault in the order of the bytes. A version that is not ours hides all that follows, but for RDMA_ERROR, whose form is
-    /// fixed for all versions.
+    /// The first fault in the order of the bytes. A version that is not ours hides all that
+    /// follows, but for RDMA_ERROR, whose form is fixed for all versions.
     pub fn parse<'a>(message: &'a [u8], limits: &Limits) -> Result<(Self, &'a [u8]), Malformed> {
         let mut reader = Reader(message);
         let xid = reader.word()?;
@@ -82,7 +86,8 @@ impl Header {
             procedure::MSG => Body::Msg(ChunkLists::parse(&mut reader, limits)?),
             procedure::NOMSG => {
                 let lists = ChunkLists::parse(&mut reader, limits)?;
-                // RFC 8166 §4.2.4: one must be present and hold the payload, and the Write list never does.
+                // RFC 8166 §4.2.4: one must be present and hold the payload, and the Write list
+                // never does.
                 if lists.reads.is_empty() && lists.reply.is_none() {
                     return Err(Malformed::NoPayload);
                 }
@@ -141,7 +146,8 @@ impl Header {
     }
 }
 
-/// Xid, version and procedure of any message that has the four fixed fields, whatever the rest is like.
+/// Xid, version and procedure of any message that has the four fixed fields, whatever the rest is
+/// like.
 pub(crate) fn fixed(message: &[u8]) -> Option<(u32, u32, u32)> {
     let mut reader = Reader(message);
     let (xid, version, _credits, procedure) = (

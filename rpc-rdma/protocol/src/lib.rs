@@ -1,9 +1,11 @@
-//! RPC-over-RDMA version one: ONC RPC (RFC 5531) carried by an RDMA connection, as RFC 8166 has it, with calls in both directions
-//! (RFC 8167) and the private data of RFC 8797. [`Profile`] turns what receivers do back to draft-ietf-nfsv4-rfc5666bis-04.
+//! RPC-over-RDMA version one (RFC 8166): ONC RPC (RFC 5531) over an RDMA connection, with calls in
+//! both directions (RFC 8167) and the private data of RFC 8797. [`Profile`] selects receivers of
+//! draft-ietf-nfsv4-rfc5666bis-04.
 //!
-//! Each RPC message travels as one *Send*, which begins with a header (the Transport stream) and goes on, mostly, with the RPC message
-//! itself (the Payload stream). Large items are left out of the payload and named in the header by STag, length and offset, as *chunks* of
-//! the requester's memory: the responder fetches arguments by RDMA Read and places results by RDMA Write.
+//! Each RPC message travels as one *Send*, which begins with a header (the Transport stream) and
+//! goes on, mostly, with the RPC message itself (the Payload stream). Large items are left out of
+//! the payload and named in the header by STag, length and offset, as *chunks* of the requester's
+//! memory: the responder fetches arguments by RDMA Read and places results by RDMA Write.
 //!
 //! ```text
 //! Send      header [payload]
@@ -13,10 +15,11 @@
 //! payload   xid CALL|REPLY …, chunks' contents inserted at their Position [payload]
 //! ```
 //!
-//! Nothing here does I/O. What a peer sent is parsed into values or refused with the reason ([`Malformed`]); [`call`] and [`reply`] say
-//! what a responder and a requester must do with what they got: take it, answer with an error, or discard it in silence. No peer's bytes
-//! panic, and none makes us allocate more than [`Limits`] allows. [`engine`] is one end of a connection: it says what to post, and is told
-//! what happened.
+//! This crate does no I/O. Messages of a peer are parsed into values or refused with the reason
+//! ([`Malformed`]). [`call`] and [`reply`] decide what a responder and a requester do with a
+//! message: accept it, answer with an error, or discard it. No message causes a panic, or an
+//! allocation beyond [`Limits`]. [`engine`] is one end of a connection: actions for a transport
+//! come out, and completions go in.
 
 #![forbid(unsafe_code)]
 
@@ -40,5 +43,6 @@ pub use malformed::Malformed;
 pub use private_data::PrivateData;
 pub use triage::{Call, Direction, Profile, Refusal, Reply, call, direction, refused, reply};
 
-/// Bytes that either end can send and receive in one message when nothing else is known (RFC 8166 §3.3.3).
+/// Bytes that either end can send and receive in one message when nothing else is known (RFC 8166
+/// §3.3.3).
 pub const DEFAULT_INLINE: usize = 1024;

@@ -1,7 +1,8 @@
 //! Limits of what a peer's header can make a receiver hold.
 
-/// What one header can make the receiver hold. A responder holds as many calls as it grants credits. The lengths of
-/// Write chunks and of the Reply chunk are not limited, because they are memory of the peer.
+/// What one header can make the receiver hold. A responder holds as many calls as it grants
+/// credits. The lengths of Write chunks and of the Reply chunk are not limited, because they are
+/// memory of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Segments in all lists together; each Write chunk counts as one more.

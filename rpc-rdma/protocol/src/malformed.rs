@@ -23,7 +23,8 @@ pub enum Malformed {
     /// More than [`Limits::read_octets`].
     #[error("Read chunks of {0} octets and more")]
     ReadOctets(u64),
-    /// A Position that is no multiple of four, lies behind the payload or within another item, or is zero beside an inline payload.
+    /// A Position that is no multiple of four, lies behind the payload or within another item, or
+    /// is zero beside an inline payload.
     #[error("impossible Position {0}")]
     Position(u32),
     /// RDMA_NOMSG, and no chunk that the payload could be in.

@@ -1,7 +1,8 @@
 //! Payload streams with items left out, and put back (RFC 8166 §3.4.1, §3.4.5).
 //!
-//! A *reduced* stream lacks some items together with their XDR padding. A Read chunk's Position is where its item begins in the *unreduced*
-//! stream, so the second one counts the first item and its padding although neither is there.
+//! A *reduced* stream lacks some items together with their XDR padding. A Read chunk's Position is
+//! where its item begins in the *unreduced* stream, so the second one counts the first item and its
+//! padding although neither is there.
 
 use crate::malformed::Malformed;
 use crate::xdr::pad;
@@ -23,14 +24,15 @@ pub fn padding(len: u64) -> usize {
     pad(len) as usize
 }
 
-/// How the unreduced stream is made of a reduced one of `inline` bytes and chunks, of which `chunks` has Position and bytes by ascending
-/// Position.
+/// How the unreduced stream is made of a reduced one of `inline` bytes and chunks, of which
+/// `chunks` has Position and bytes by ascending Position.
 ///
-/// A requester may have left the padding out of a chunk, or put it there, as a longer last segment or as one of its own (§3.4.5.2). Either
-/// way the next byte comes at a multiple of four.
+/// A requester may have left the padding out of a chunk, or put it there, as a longer last segment
+/// or as one of its own (§3.4.5.2). Either way the next byte comes at a multiple of four.
 ///
 /// # Errors
-/// [`Malformed::Position`] for a chunk that begins within the one before, or behind the end of the stream.
+/// [`Malformed::Position`] for a chunk that begins within the one before, or behind the end of the
+/// stream.
 pub fn unreduced(inline: usize, chunks: &[(u32, u64)]) -> Result<Vec<Piece>, Malformed> {
     let mut pieces = Vec::with_capacity(2 * chunks.len() + 1);
     let mut taken = 0;
@@ -59,7 +61,8 @@ pub fn unreduced(inline: usize, chunks: &[(u32, u64)]) -> Result<Vec<Piece>, Mal
     Ok(pieces)
 }
 
-/// The Positions of items of `items` bytes each, left out at an offset of the reduced stream: `(offset, len)`, offsets ascending.
+/// The Positions of items of `items` bytes each, left out at an offset of the reduced stream:
+/// `(offset, len)`, offsets ascending.
 ///
 /// `None` if a Position does not fit into 32 bits.
 pub fn positions(items: impl IntoIterator<Item = (usize, u64)>) -> Option<Vec<u32>> {

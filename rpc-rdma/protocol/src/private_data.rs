@@ -1,4 +1,4 @@
-//! What the two ends tell each other in the private data of the connection's set-up (RFC 8797).
+//! The private data of a connection's set-up (RFC 8797).
 //!
 //! ```text
 //! f6 ab 0e 18   version(8)   reserved(7) R(1)   send size(8)   receive size(8)
@@ -15,7 +15,8 @@ const SIZE_UNIT: usize = 1024;
 /// RFC 8797's message. The default is what holds of a peer that sent none (§5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrivateData {
-    /// R: the sender takes Sends that invalidate (as a requester) and may send them (as a responder).
+    /// R: the sender takes Sends that invalidate (as a requester) and may send them (as a
+    /// responder).
     pub remote_invalidation: bool,
     /// Bytes the sender may put into one Send.
     pub send_size: usize,
@@ -37,8 +38,8 @@ impl PrivateData {
     /// Bytes on the wire.
     pub const LEN: usize = 8;
 
-    /// Finds the message in the private data that a peer sent, at whatever offset (RFC 8797 §5.2); `None` where there is none of a version
-    /// that is known, or it is cut short.
+    /// Finds the message in the private data that a peer sent, at whatever offset (RFC 8797 §5.2);
+    /// `None` where there is none of a version that is known, or it is cut short.
     pub fn find(private_data: &[u8]) -> Option<Self> {
         private_data.windows(Self::LEN).find_map(|window| match window {
             [a, b, c, d, VERSION, flags, send, receive] if [*a, *b, *c, *d] == FORMAT => Some(Self {
@@ -50,7 +51,8 @@ impl PrivateData {
         })
     }
 
-    /// The message. Sizes that are no multiple of 1024 become the next one below, and stay within 1 … 256 KiB.
+    /// The message. Sizes that are no multiple of 1024 become the next one below, and stay within 1
+    /// … 256 KiB.
     pub fn emit(&self) -> [u8; Self::LEN] {
         let [a, b, c, d] = FORMAT;
         let flags = u8::from(self.remote_invalidation) * REMOTE_INVALIDATION;
@@ -66,7 +68,8 @@ impl PrivateData {
         ]
     }
 
-    /// The inline threshold of messages from the end that said `self` to the one that said `peer`: bytes of the longest Send.
+    /// The inline threshold of messages from the end that said `self` to the one that said `peer`:
+    /// bytes of the longest Send.
     pub fn threshold(&self, peer: &Self) -> usize {
         self.send_size.min(peer.receive_size)
     }

@@ -1,4 +1,5 @@
-//! As much of ONC RPC (RFC 5531) as a transport must know: where a call's arguments begin, what they are of, and who protects them.
+//! The part of ONC RPC (RFC 5531) that a transport must know: the program of a call, the begin of
+//! its arguments, and their protection.
 
 use crate::malformed::Malformed;
 use crate::xdr::{Reader, UNIT, pad, put_word};
@@ -6,7 +7,8 @@ use crate::xdr::{Reader, UNIT, pad, put_word};
 /// Bytes of a credential's or verifier's body, at most (RFC 5531 §8.2).
 const MAX_AUTH: usize = 400;
 
-/// Bytes of the longest reply header: xid, REPLY, reply_stat, a verifier, accept_stat, and PROG_MISMATCH's two words.
+/// Bytes of the longest reply header: xid, REPLY, reply_stat, a verifier, accept_stat, and
+/// PROG_MISMATCH's two words.
 pub const MAX_REPLY_HEADER: usize = 5 * UNIT + (UNIT + MAX_AUTH) + 2 * UNIT;
 
 const RPC_VERSION: u32 = 2;
@@ -23,11 +25,12 @@ pub struct CallHeader {
     pub xid: u32,
     /// Program.
     pub program: u32,
-    /// Its version.
+    /// Version of the program.
     pub version: u32,
     /// Procedure.
     pub procedure: u32,
-    /// Must everything stay inline: is it protected by RPCSEC_GSS integrity or privacy, or part of a context's set-up (RFC 8166 §8.2)?
+    /// Must everything stay inline: is it protected by RPCSEC_GSS integrity or privacy, or part of
+    /// a context's set-up (RFC 8166 §8.2)?
     pub protected: bool,
     /// Bytes of the header: where the arguments begin.
     pub len: usize,
@@ -37,7 +40,8 @@ impl CallHeader {
     /// Takes the header off an RPC message.
     ///
     /// # Errors
-    /// It is cut short, no call, or not RPC version 2; or a credential is longer than RFC 5531 allows.
+    /// It is cut short, no call, or not RPC version 2; or a credential is longer than RFC 5531
+    /// allows.
     pub fn parse(message: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader(message);
         let xid = reader.word()?;
@@ -58,7 +62,8 @@ impl CallHeader {
     }
 }
 
-/// rpc_gss_cred_t (RFC 2203 §5.2.2): version, gss_proc, seq_num, service. Only data under service none is open.
+/// rpc_gss_cred_t (RFC 2203 §5.2.2): version, gss_proc, seq_num, service. Only data under service
+/// none is open.
 fn gss_protects(credential: &[u8]) -> bool {
     let mut reader = Reader(credential);
     let mut word = || reader.word().ok();
@@ -87,7 +92,8 @@ pub fn call(xid: u32, program: u32, version: u32, procedure: u32) -> Vec<u8> {
     call
 }
 
-/// The header of a reply to a call that was carried out; results follow, [`SUCCESS_LEN`] bytes from the beginning.
+/// The header of a reply to a call that was carried out; results follow, [`SUCCESS_LEN`] bytes from
+/// the beginning.
 pub fn success(xid: u32) -> Vec<u8> {
     accepted(xid, SUCCESS)
 }

@@ -1,4 +1,5 @@
-//! What becomes of a received message: taken, answered with RDMA_ERROR, or discarded in silence (RFC 8166 §4.5, RFC 8167 §5).
+//! The classification of received messages: accepted, answered with RDMA_ERROR, or discarded (RFC
+//! 8166 §4.5, RFC 8167 §5).
 
 use crate::chunk::{ChunkLists, ReadChunk};
 use crate::header::{self, Body, ErrorBody, Header, MIN_LEN, VERSION};
@@ -8,13 +9,14 @@ use crate::payload;
 use crate::procedure;
 use crate::xdr::Reader;
 
-/// Whose rules receivers follow.
+/// The specification that receivers follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
     /// RFC 8166, 8167, 8797.
     #[default]
     Rfc8166,
-    /// draft-ietf-nfsv4-rfc5666bis-04: RDMA_DONE and headers that are cut short are answered, where RFC 8166 has them discarded.
+    /// draft-ietf-nfsv4-rfc5666bis-04: RDMA_DONE and headers that are cut short are answered, where
+    /// RFC 8166 has them discarded.
     Draft04,
 }
 
@@ -30,8 +32,8 @@ pub enum Direction {
 const CALL: u32 = 0;
 const REPLY: u32 = 1;
 
-/// The direction of a header and the payload behind it, where it can be told: by msg_type, and without a payload by who supplies which
-/// chunk. RDMA_ERROR has none (RFC 8167 §4.1).
+/// The direction of a header and the payload behind it, where it can be told: by msg_type, and
+/// without a payload by who supplies which chunk. RDMA_ERROR has none (RFC 8167 §4.1).
 pub fn direction(header: &Header, payload: &[u8]) -> Option<Direction> {
     match &header.body {
         Body::Msg(_) => match Reader(payload.get(4..)?).word().ok()? {
@@ -45,10 +47,10 @@ pub fn direction(header: &Header, payload: &[u8]) -> Option<Direction> {
     }
 }
 
-/// What to do about a message that cannot be used.
+/// The treatment of a message that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Nothing, in silence.
+    /// Discard it without an answer.
     Discard(Malformed),
     /// Send this header, with the current grant as its credits.
     Answer(Header, Malformed),
@@ -72,7 +74,7 @@ pub struct Call<'a> {
 /// Takes a message as a responder does.
 ///
 /// # Errors
-/// What to do instead.
+/// The treatment of a call that cannot be used.
 pub fn call<'a>(message: &'a [u8], limits: &Limits, profile: Profile) -> Result<Call<'a>, Refusal> {
     call_of(message, Header::parse(message, limits), profile)
 }
@@ -87,7 +89,7 @@ pub(crate) fn call_of<'a>(
     taken.map_err(|malformed| refused(message, malformed, profile))
 }
 
-/// A responder's manner of refusing `message` for what is wrong with it.
+/// The refusal of a message by a responder, because of this fault.
 pub fn refused(message: &[u8], malformed: Malformed, profile: Profile) -> Refusal {
     let Some((xid, version, procedure)) = header::fixed(message) else {
         return Refusal::Discard(malformed);
@@ -175,7 +177,7 @@ pub enum Reply<'a> {
         xid: u32,
         /// Credits granted.
         credits: u32,
-        /// What was placed where.
+        /// The chunks with the lengths that were placed.
         lists: ChunkLists,
         /// The reduced Payload stream.
         payload: &'a [u8],
@@ -186,11 +188,11 @@ pub enum Reply<'a> {
         xid: u32,
         /// Credits granted.
         credits: u32,
-        /// What was placed where.
+        /// The chunks with the lengths that were placed.
         lists: ChunkLists,
     },
-    /// There will be no RPC reply (RFC 8166 §4.5: "a permanent error"). Its credits count for nothing, since nobody can tell whose they
-    /// are.
+    /// There will be no RPC reply (RFC 8166 §4.5: "a permanent error"). Its credits count for
+    /// nothing, since nobody can tell whose they are.
     Error {
         /// Transaction.
         xid: u32,
@@ -202,7 +204,7 @@ pub enum Reply<'a> {
 /// Takes a message as a requester does.
 ///
 /// # Errors
-/// What is wrong with it: it is to be discarded (RFC 8166 §4.5).
+/// The fault of the message, which must be discarded (RFC 8166 §4.5).
 pub fn reply<'a>(message: &'a [u8], limits: &Limits) -> Result<Reply<'a>, Malformed> {
     Header::parse(message, limits).and_then(|(header, rest)| reply_of(header, rest))
 }

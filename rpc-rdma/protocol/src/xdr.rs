@@ -1,4 +1,4 @@
-//! The few words of XDR (RFC 4506) that headers are made of: big-endian units of four bytes.
+//! The part of XDR (RFC 4506) that headers need: big-endian units of four bytes.
 
 use crate::malformed::Malformed;
 
@@ -10,7 +10,7 @@ pub(crate) const fn pad(len: u64) -> u64 {
     len.wrapping_neg() % UNIT as u64
 }
 
-/// What is left of an XDR stream.
+/// The rest of an XDR stream.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
@@ -27,7 +27,7 @@ impl Reader<'_> {
         Ok(u64::from_be_bytes(*hyper))
     }
 
-    /// The discriminator of optional-data: does an item follow (RFC 4506 §4.19)?
+    /// The discriminator of optional-data: whether an item follows (RFC 4506 §4.19).
     pub(crate) fn follows(&mut self) -> Result<bool, Malformed> {
         match self.word()? {
             0 => Ok(false),

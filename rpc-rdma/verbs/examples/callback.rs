@@ -1,13 +1,14 @@
-//! A service that calls back: a client asks to be told of each step, and the server, which counts down, calls the client for each. NULL, which every program
-//! lets a server call, says at the start whether the client is there.
+//! A service that calls back: a client asks to be told of each step, and the server, which counts
+//! down, calls the client for each. NULL, which every program lets a server call, says at the start
+//! whether the client is there.
 //!
 //! ```sh
 //! callback serve 127.0.0.1:4712
 //! callback call 127.0.0.1:4712 STEPS
 //! ```
 //!
-//! The RPC messages, in XDR: `unsigned count_down(unsigned) = 1`, forward, and `void step(unsigned) = 2`, backward, in version 1 of a program whose
-//! number is for private use (RFC 5531 §13).
+//! The RPC messages, in XDR: `unsigned count_down(unsigned) = 1`, forward, and `void step(unsigned)
+//! = 2`, backward, in version 1 of a program whose number is for private use (RFC 5531 §13).
 
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -1,12 +1,13 @@
-//! A service of one's own: it takes bytes and returns them the other way round. Few go within the messages; many go by RDMA, fetched from the
-//! client's memory and placed there.
+//! A service of one's own: it takes bytes and returns them the other way round. Few go within the
+//! messages; many go by RDMA, fetched from the client's memory and placed there.
 //!
 //! ```sh
 //! reverse serve 127.0.0.1:4711
 //! reverse call 127.0.0.1:4711 OCTETS TIMES|forever
 //! ```
 //!
-//! The RPC messages, in XDR: `opaque reverse(opaque) = 1`, in version 1 of a program whose number is for private use (RFC 5531 §13).
+//! The RPC messages, in XDR: `opaque reverse(opaque) = 1`, in version 1 of a program whose number
+//! is for private use (RFC 5531 §13).
 
 use std::net::SocketAddr;
 use std::process::ExitCode;

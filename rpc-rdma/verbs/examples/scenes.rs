@@ -1,5 +1,5 @@
-//! What clients and servers are to one another beside calls and answers: each scene has both in this process, and says what it saw. But the last: there
-//! is a server alone.
+//! What clients and servers are to one another beside calls and answers: each scene has both in
+//! this process, and says what it saw. But the last: there is a server alone.
 //!
 //! ```sh
 //! scenes waits | attends | unavailable | deaf | crowd | serves
@@ -164,7 +164,8 @@ fn ask(client: &Client, procedure: u32, argument: u32) -> Result<u32, Box<dyn Er
     Ok(last(&client.wait(xid)?.message))
 }
 
-/// Calls of one connection wait for each other, however they come: alone, behind many others, or with the one that they wait for.
+/// Calls of one connection wait for each other, however they come: alone, behind many others, or
+/// with the one that they wait for.
 fn waits() -> Done {
     const ROUNDS: u32 = 100;
     with_server(Host::new(LONG), &options(), |server| {
@@ -242,7 +243,8 @@ fn deaf() -> Done {
     })
 }
 
-/// More clients than a server has connections for: the one that was silent for longest connects again when it calls.
+/// More clients than a server has connections for: the one that was silent for longest connects
+/// again when it calls.
 fn crowd() -> Done {
     let few = Options {
         connections: 3,

@@ -1,4 +1,4 @@
-//! Calls of a server's to its clients, backward over the connections that those made (RFC 8167).
+//! Backward calls: those of a server to its clients over the clients' connections (RFC 8167).
 
 use crate::error::Error;
 use crate::lock::lock;
@@ -13,7 +13,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use urnic_rpc_rdma::engine::{self, CallError};
 
-/// The way to a client that called, [`Request::back`](crate::Request::back). It may be kept, and is of use for as long as the connection lasts.
+/// The way to a client that called ([`Request::back`](crate::Request::back)). It is valid as long
+/// as the connection.
 #[derive(Clone)]
 pub struct Caller(pub(crate) Arc<Peer>);
 
@@ -24,7 +25,7 @@ impl fmt::Debug for Caller {
 }
 
 impl Caller {
-    /// Who it leads to.
+    /// Address of the client.
     pub fn peer(&self) -> SocketAddr {
         self.0.address
     }
@@ -34,14 +35,18 @@ impl Caller {
         self.0.xid.fetch_add(1, Relaxed)
     }
 
-    /// Calls the client and waits for its answer: RPC messages, from the xid on, which fit into Sends, since there are no chunks in this direction. Of the client's
-    /// program it must be known that it takes calls (RFC 8167 §6): NFSv4.1's says so by CREATE_SESSION. One that takes none never answers.
+    /// Calls the client and waits for its answer. Both are RPC messages from the xid that fit into
+    /// one Send, because there are no chunks in this direction. The upper layer must know that the
+    /// client accepts calls (RFC 8167 §6), as NFSv4.1 does after CREATE_SESSION. Other clients
+    /// never answer.
     ///
-    /// The calling thread waits: a service that waits here takes one of [`Options::threads`](crate::Options::threads) for as long.
+    /// The calling thread waits: a service that waits here takes one of
+    /// [`Options::threads`](crate::Options::threads) for as long.
     ///
     /// # Errors
-    /// The call makes no sense, is too long or was refused; [`Error::Gone`] when its connection ends first; [`CallError::Cancelled`] when there was no
-    /// answer for as long as `patience`, or a call before had none and has none still.
+    /// The call is invalid, too long, or was refused; [`Error::Gone`] if its connection ends first;
+    /// [`CallError::Cancelled`] if there is no answer within `patience`, or if an earlier call has
+    /// none yet.
     pub fn call(&self, message: Vec<u8>, patience: Duration) -> Result<Vec<u8>, Error> {
         let peer = &self.0;
         let told = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
@@ -58,14 +63,15 @@ impl Caller {
             message: message.into(),
             arguments: Vec::new(),
             results: Vec::new(),
-            // The client's to keep to: there is no memory to offer for a longer one.
+            // The client must keep to this limit, because there is no memory for a longer reply.
             max_reply: 0,
         })?;
         lock(&peer.waiting).insert(xid, Waiting::told_by(&told));
-        // Nobody keeps the connection that is called over: whoever is told of the answer takes it.
+        // No thread keeps this connection: the thread that receives the event of the answer takes
+        // it.
         peer.give_back(&mut endpoint);
         let end = Instant::now().checked_add(patience);
-        // The server's threads may all be in calls like this one: each looks for itself.
+        // All threads of the server may wait in such calls, so each polls for itself.
         loop {
             endpoint.carry();
             endpoint.progress();
@@ -80,7 +86,7 @@ impl Caller {
             if let Some(answer) = others.get_mut(&xid).and_then(Waiting::answer) {
                 others.remove(&xid);
                 return match answer {
-                    // It may have ended since that look.
+                    // The connection may have ended since the last poll.
                     Err(CallError::Cancelled) if gone || !late => Err(Error::Gone),
                     other => other.map_err(Error::from),
                 };
@@ -94,7 +100,7 @@ impl Caller {
             ];
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             let left = left.and_then(|left| Timespec::try_from(left).ok());
-            // An interruption is a turn with nothing in it.
+            // An interruption is a turn without events.
             if !more {
                 let _ = poll(&mut fds, left.as_ref());
             }

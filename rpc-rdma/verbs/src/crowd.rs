@@ -1,4 +1,5 @@
-//! Which connection makes room when there are too many, and how often that is logged.
+//! The choice of the connection that makes room when there are too many, and a limit for log lines
+//! about it.
 
 use crate::lock::lock;
 use crate::shares::Client;
@@ -8,21 +9,23 @@ use std::net::IpAddr;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// A connection that may have to make room.
+/// A connection that may make room.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<Key> {
     /// The client's address.
     pub address: IpAddr,
     /// Whether a call of this connection was answered.
     pub served: bool,
-    /// When something last came. `None`: a thread is at work for it, and it stays, but it counts.
+    /// Time of the last message. `None` if a thread works for the connection, which then stays but
+    /// is counted.
     pub heard: Option<Instant>,
-    /// What the caller knows it by.
+    /// The key of the connection for the caller.
     pub key: Key,
 }
 
-/// The connection to end so that there is room for another: one of the [client](Client) that has most. Of these, connections of which no call was
-/// answered go first, and then the one that was silent for longest.
+/// The connection to end to make room for another: one of the [client](Client) with the most
+/// connections. Of these, connections without an answered call go first, and then the one that was
+/// silent for the longest time.
 pub fn makes_room<Key>(connections: impl IntoIterator<Item = Candidate<Key>>) -> Option<Key> {
     let connections: Vec<_> = connections.into_iter().collect();
     let mut counts = HashMap::<Client, usize>::new();
@@ -40,12 +43,12 @@ pub fn makes_room<Key>(connections: impl IntoIterator<Item = Candidate<Key>>) ->
         .map(|(_, key)| key)
 }
 
-/// Allows a line in the log once in a second: what a client does may be worth a line, but not as many as it likes.
+/// Allows one line in the log per second, so that clients cannot fill the log.
 #[derive(Debug, Default)]
 pub struct Seldom(Mutex<(Option<Instant>, u64)>);
 
 impl Seldom {
-    /// How many lines were left out since the last one, if there may be one now.
+    /// The number of lines that were left out since the last one, if a line is allowed now.
     pub fn allows(&self) -> Option<u64> {
         let (last, left_out) = &mut *lock(&self.0);
         let now = Instant::now();

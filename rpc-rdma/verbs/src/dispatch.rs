@@ -1,8 +1,10 @@
-//! Who of a server's threads takes what came.
+//! The distribution of calls to the threads of a server.
 //!
-//! Epoll tells of connections that are nobody's, of calls that wait for a thread, and of the end. A thread to which calls came one upon another *keeps* their connection: it asks for no more events, but
-//! looks for itself between two calls, since to be told takes longer than most calls do. Calls that came together wait for it if it answers fast, else they go to the others. A thread that is
-//! held up in a service has its connection taken from it.
+//! Epoll reports connections that no thread keeps, calls that wait for a thread, and the end of the
+//! server. A thread that receives several calls of one connection in a row *keeps* the connection:
+//! it does not arm the connection again, but polls between two calls, because an event takes longer
+//! than most calls. Calls that arrived together wait for this thread if it is fast, and go to other
+//! threads otherwise. A connection is taken from a thread that is blocked in a service.
 
 use crate::endpoint::{Endpoint, Taken};
 use crate::lock::lock;
@@ -16,7 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A call that nobody has answered yet.
+/// A call without an answer.
 pub(crate) struct Job<Peer> {
     pub(crate) peer: Arc<Peer>,
     pub(crate) taken: Taken,
@@ -24,31 +26,31 @@ pub(crate) struct Job<Peer> {
     pub(crate) reserved: Option<Charge>,
 }
 
-/// What epoll tells of.
+/// An event of epoll.
 pub(crate) enum Told {
     Stop,
-    /// Calls wait.
+    /// Calls wait for a thread.
     Jobs,
-    /// Something came on the connection with this key.
+    /// The connection with this key has completions.
     Peer(u64),
 }
 
-/// Tokens beside the keys of connections, which are addresses.
+/// Tokens of epoll. Other tokens are the keys of connections, which are addresses.
 const STOP: u64 = 0;
 const JOBS: u64 = 1;
 
 const ONCE: EventFlags = EventFlags::IN.union(EventFlags::ONESHOT);
 
-/// See the module. What a connection is, is its user's affair.
+/// The events of a server's threads, for any type of connection.
 pub(crate) struct Dispatch<Peer> {
     epoll: OwnedFd,
     stop: OwnedFd,
     /// Calls that wait for a thread, and their count.
     jobs: Mutex<VecDeque<Job<Peer>>>,
     count: OwnedFd,
-    /// How many connections a thread keeps.
+    /// Number of connections that threads keep.
     kept: AtomicUsize,
-    /// Says that there are some again, or something else to look after.
+    /// Becomes readable when threads begin to keep connections, or something wants attention.
     keeping: OwnedFd,
     attention: AtomicBool,
 }
@@ -71,9 +73,9 @@ impl<Peer> Dispatch<Peer> {
         Ok(dispatch)
     }
 
-    /// Waits for something to do, or only looks.
+    /// Waits for an event, for at most this time.
     pub(crate) fn wait(&self, time: Option<&Timespec>) -> io::Result<Option<Told>> {
-        // One and no more: what epoll has told of is told to nobody else.
+        // One event only, because epoll reports an event to one thread.
         let mut event = [Event {
             flags: EventFlags::empty(),
             data: EventData::new_u64(STOP),
@@ -89,34 +91,34 @@ impl<Peer> Dispatch<Peer> {
         }
     }
 
-    /// Has all be told to stop.
+    /// Stops all threads.
     pub(crate) fn stop(&self) {
         let _ = write(&self.stop, &1_u64.to_ne_bytes());
     }
 
-    /// Readable once that was done.
+    /// A descriptor that is readable after [`stop`](Self::stop).
     pub(crate) fn stopped(&self) -> BorrowedFd<'_> {
         self.stop.as_fd()
     }
 
-    /// Has threads told of a connection, once.
+    /// Adds a connection, armed for one event.
     pub(crate) fn add(&self, key: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
         Ok(epoll::add(&self.epoll, fd, EventData::new_u64(key), ONCE)?)
     }
 
-    /// Once more.
+    /// Arms a connection for one more event.
     pub(crate) fn again(&self, key: u64, endpoint: &Endpoint) {
         if let Some(link) = endpoint.link() {
             let _ = epoll::modify(&self.epoll, link.fd(), EventData::new_u64(key), ONCE);
         }
     }
 
-    /// Never again.
+    /// Removes a connection.
     pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Puts a call behind the others.
+    /// Queues a call for any thread.
     pub(crate) fn leave(&self, job: Job<Peer>) {
         lock(&self.jobs).push_back(job);
         let _ = write(&self.count, &1_u64.to_ne_bytes());
@@ -128,18 +130,18 @@ impl<Peer> Dispatch<Peer> {
         lock(&self.jobs).pop_front()
     }
 
-    /// Forgets the calls that nobody has begun: they hold on to their connections, and those to this.
+    /// Drops the queued calls. They hold their connections, which hold this object.
     pub(crate) fn clear(&self) {
         lock(&self.jobs).clear();
     }
 
-    /// Has the thread that looks after connections look at once.
+    /// Wakes the accepting thread, which checks connections.
     pub(crate) fn attention(&self) {
         self.attention.store(true, Ordering::SeqCst);
         let _ = write(&self.keeping, &1_u64.to_ne_bytes());
     }
 
-    /// Whether something wanted attention since this was last asked.
+    /// Whether something wanted attention since the last call.
     pub(crate) fn had_attention(&self) -> bool {
         self.attention.swap(false, Ordering::SeqCst)
     }
@@ -155,15 +157,15 @@ impl<Peer> Dispatch<Peer> {
         self.kept.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Whether one is kept.
+    /// Whether threads keep connections.
     pub(crate) fn any_kept(&self) -> bool {
         let mut count = [0; 8];
         let _ = read(&self.keeping, &mut count);
         self.kept.load(Ordering::SeqCst) > 0
     }
 
-    /// Becomes readable when threads begin to keep connections, or something wants [attention](Self::attention), until it is asked
-    /// whether [any are kept](Self::any_kept).
+    /// Becomes readable when threads begin to keep connections, or something wants
+    /// [attention](Self::attention), until it is asked whether [any are kept](Self::any_kept).
     pub(crate) fn keeping(&self) -> BorrowedFd<'_> {
         self.keeping.as_fd()
     }

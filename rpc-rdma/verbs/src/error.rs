@@ -1,25 +1,25 @@
-//! What can go wrong.
+//! Errors of clients and servers.
 
 use rustix::io::Errno;
 use std::io;
 use urnic_rpc_rdma::engine::{CallError, Invalid};
 
-/// Why something did not work.
+/// An error of a client or server.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A call of libibverbs or librdmacm failed; or there are no such libraries, or no device.
+    /// A call of libibverbs or librdmacm failed, or there are no libraries or no device.
     #[error(transparent)]
     Verbs(#[from] io::Error),
-    /// Nobody could be reached for as long as [`Options::patience`](crate::Options::patience) says.
+    /// The server was unreachable for [`Options::patience`](crate::Options::patience).
     #[error("the server cannot be reached: {0}")]
     Unreachable(String),
-    /// The client that a server calls has gone, or its connection has: it may come back over another.
+    /// The client of a backward call has disconnected. It may connect again.
     #[error("the client's connection is gone")]
     Gone,
-    /// The device that a server listened at is gone.
+    /// The device of the listener was removed.
     #[error("the device is gone")]
     Removed,
-    /// The call makes no sense.
+    /// The call is invalid.
     #[error(transparent)]
     Invalid(#[from] Invalid),
     /// The call has no answer.
@@ -28,7 +28,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether there is no RDMA here at all: no library, or no device.
+    /// Whether the machine has no RDMA at all: no library, or no device.
     pub fn no_device(&self) -> bool {
         const NONE: [Errno; 4] = [Errno::NODEV, Errno::NOENT, Errno::NOSYS, Errno::OPNOTSUPP];
         matches!(self, Self::Verbs(error) if Errno::from_io_error(error).is_some_and(|errno| NONE.contains(&errno)))

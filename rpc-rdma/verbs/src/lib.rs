@@ -1,10 +1,12 @@
-//! RPC-over-RDMA version one on any RDMA device that libibverbs sees: [`urnic_rpc_rdma`]'s engines, and librdmacm and libibverbs to carry
-//! out what they say.
+//! RPC-over-RDMA version one on any RDMA device of libibverbs. The engines of [`urnic_rpc_rdma`]
+//! decide, and this crate executes their actions by librdmacm and libibverbs.
 //!
-//! A [`Client`] calls and a [`Server`] has a [`Service`] answer. The server may call as well, backward, over the connections that its clients made:
-//! [`Caller`] is its way to one of them, and [`Options::callbacks`] answers there.
+//! A [`Client`] calls, and a [`Service`] of a [`Server`] answers. A server may also make backward
+//! calls over the connections of its clients: a [`Caller`] is the way to one client, and
+//! [`Options::callbacks`] answers there.
 //!
-//! Both libraries are loaded when the program starts, so that it builds and runs, without RDMA, where they are not installed.
+//! Both libraries are loaded when the program starts. The program therefore builds and runs,
+//! without RDMA, where they are not installed.
 
 mod backward;
 mod client;

@@ -1,8 +1,9 @@
-//! Memory that file data lives in on its way, and, in a tree in memory, for good: page-aligned buffers out of a few large *arenas*, so that
-//! an RDMA transport registers arenas and not each READ's and WRITE's memory.
+//! Memory that file data lives in on its way, and, in a tree in memory, for good: page-aligned
+//! buffers out of a few large *arenas*, so that an RDMA transport registers arenas and not each
+//! READ's and WRITE's memory.
 //!
-//! Buffers are powers of two of pages; halves that are free come together again (a buddy allocator), so that memory of one size serves for
-//! another later. Arenas are never given back.
+//! Buffers are powers of two of pages; halves that are free come together again (a buddy
+//! allocator), so that memory of one size serves for another later. Arenas are never given back.
 
 use crate::lock::lock;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
@@ -55,8 +56,8 @@ impl Pool {
         pool
     }
 
-    /// A buffer of `len` bytes, whose content is whatever was there before. `None` if there is no memory
-    /// ([`limited`](Self::limited)), or not so much in one piece ([`MAX_BUFFER`]).
+    /// A buffer of `len` bytes, whose content is whatever was there before. `None` if there is no
+    /// memory ([`limited`](Self::limited)), or not so much in one piece ([`MAX_BUFFER`]).
     pub fn take(&self, len: usize) -> Option<Buffer> {
         let pages = len.div_ceil(PAGE).max(1).next_power_of_two();
         let order = pages.trailing_zeros() as usize;
@@ -124,7 +125,8 @@ impl Arenas {
 impl Drop for Arenas {
     fn drop(&mut self) {
         for &base in &self.bases {
-            // SAFETY: the arena was mapped by `map` with this length; each buffer in it holds the pool, so that there is none any more.
+            // SAFETY: the arena was mapped by `map` with this length; each buffer in it holds the
+            // pool, so that there is none any more.
             let _ = unsafe { munmap(std::ptr::with_exposed_provenance_mut(base), MAX_BUFFER) };
         }
     }
@@ -142,7 +144,8 @@ fn map() -> Option<usize> {
         (base + MAX_BUFFER, start + MAX_BUFFER - base),
     ] {
         if len > 0 {
-            // SAFETY: a part of the mapping just made, before or behind the arena; nobody knows of it.
+            // SAFETY: a part of the mapping just made, before or behind the arena; nobody knows of
+            // it.
             let _ = unsafe { munmap(std::ptr::with_exposed_provenance_mut(at), len) };
         }
     }
@@ -194,8 +197,8 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `at` begins `capacity()` bytes of a mapped arena, `len` is no more; they are initialised (mapped as zeroes), and nobody
-        // else has them until `drop`.
+        // SAFETY: `at` begins `capacity()` bytes of a mapped arena, `len` is no more; they are
+        // initialised (mapped as zeroes), and nobody else has them until `drop`.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 }
@@ -263,8 +266,8 @@ impl Slice {
         Arc::get_mut(&mut self.buffer)?.get_mut(range)
     }
 
-    /// Makes it up to `more` bytes longer, into memory of its buffer that no slice shows, if no other shares that; by how many is the answer. What is
-    /// there has any content.
+    /// Makes it up to `more` bytes longer, into memory of its buffer that no slice shows, if no
+    /// other shares that; by how many is the answer. What is there has any content.
     pub fn grow(&mut self, more: usize) -> usize {
         let Some(buffer) = Arc::get_mut(&mut self.buffer) else {
             return 0;

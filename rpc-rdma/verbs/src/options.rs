@@ -1,4 +1,4 @@
-//! What clients and servers are made with.
+//! Options of clients and servers.
 
 use crate::service::Service;
 use crate::shares::Shares;
@@ -7,42 +7,48 @@ use std::time::Duration;
 use urnic_rpc_rdma::binding::Binding;
 use urnic_rpc_rdma::{Limits, PrivateData, Profile};
 
-/// What can be chosen.
+/// Options of a client or server.
 #[derive(Clone)]
 pub struct Options {
-    /// Calls at a time: what a client asks for, and what a server grants each.
+    /// Credits: the calls at a time that a client requests, and that a server grants each client.
     pub credits: u32,
-    /// Bytes of the longest message in each direction that goes without chunks, if the peer agrees: 1 to 256 KiB.
+    /// Bytes of the longest message in each direction that goes without chunks, if the peer agrees:
+    /// 1 to 256 KiB.
     pub inline: usize,
-    /// Whose rules.
+    /// The specification that receivers follow.
     pub profile: Profile,
-    /// What one call may make a server hold.
+    /// Limits of what one call can make a server hold.
     pub limits: Limits,
-    /// Bindings of the programs: which items may move by chunk; none by default. A client sends all other data in
-    /// the message. A server answers a call with another chunk with GARBAGE_ARGS.
+    /// Bindings of the programs: which items may move by chunk; none by default. A client sends all
+    /// other data in the message. A server answers a call with another chunk with GARBAGE_ARGS.
     pub bindings: &'static [&'static (dyn Binding + Sync)],
-    /// What answers the calls of a server to its client, backward ones (RFC 8167). A client without it takes none. They go without chunks, and of programs that have
-    /// a binding none but those that it names.
+    /// The service that answers backward calls, those of a server to its client (RFC 8167). A
+    /// client without it accepts none. Backward calls have no chunks, and of a program with a
+    /// binding only those that the binding names are accepted.
     pub callbacks: Option<Arc<dyn Service>>,
-    /// Backward calls at a time: what a client that takes any grants, and what a server asks for.
+    /// Credits of backward calls: the number that a client grants and a server requests.
     pub backward: u32,
-    /// How long a client does without a connection, trying to get one, before its calls fail.
+    /// Time for which a client tries to connect before its calls fail.
     pub patience: Duration,
-    /// Threads on which a server calls its service; a call of a service's to its client takes one while it waits.
+    /// Threads on which a server calls its service. A service that calls its client occupies one
+    /// while it waits.
     pub threads: usize,
-    /// Connections that a server has at a time. For one more, one of the client that has most is ended: first those of which no call was answered, then
-    /// the one that was silent for longest.
+    /// Connections of a server. For one more, the client with the most connections loses one: first
+    /// those without an answered call, then the one that was silent for the longest time.
     pub connections: usize,
-    /// What a server's clients share of the memory of the pool; without it they have as much as there is.
+    /// The shares of a server's clients in the memory of the pool. Without it, each client may take
+    /// all.
     pub shares: Option<Shares>,
-    /// Bytes that a reply may need, which are counted for a call while it is served. What comes with data by chunk has short replies, and counts for
-    /// nothing.
+    /// Bytes that are counted for the reply of a call while it is served. Calls with data in chunks
+    /// have short replies, for which nothing is counted.
     pub reply_memory: u64,
-    /// How long a connection to a server may be without calls; `None` is for ever.
+    /// Time without calls after which a server ends a connection; `None` means never.
     pub idle: Option<Duration>,
-    /// How long a client may take nothing of what its server sends it, answer none of its RDMA Reads, or be connected without a call.
+    /// Time for which a client may take no message, answer no RDMA Read, or be connected without a
+    /// call.
     pub stall: Duration,
-    /// Whether a client opens its memory by windows on devices that have them; else it registers what each call exposes, as on those that have none.
+    /// Whether a client opens its memory by windows on devices that have them. Otherwise it
+    /// registers the memory of each call.
     pub windows: bool,
 }
 
@@ -69,7 +75,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// [`Options::bindings`], as the codec's functions take them.
+    /// [`Options::bindings`] in the form that the functions of the protocol crate take.
     pub(crate) fn all_bindings(&self) -> Vec<&'static dyn Binding> {
         self.bindings.iter().map(|binding| *binding as _).collect()
     }

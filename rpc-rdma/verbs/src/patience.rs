@@ -1,29 +1,30 @@
-//! For how long to look for completions before a thread sleeps.
+//! Adaptive polling: the time for which a thread polls for completions before it sleeps.
 //!
-//! To be woken costs more than most calls take, at either end. But who looks in vain keeps a processor from others, so that less and less time is spent on it where
-//! nothing comes of it.
+//! A wake-up costs more than most calls. Polling without success takes a processor from other
+//! threads, so it becomes shorter, and then rare.
 
 use std::sync::LazyLock;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-/// What a megabyte takes, as a rule, or an answer when its end has to wait for a processor.
+/// Usual time of a megabyte, or of an answer whose end waits for a processor.
 const LONGEST: Duration = Duration::from_millis(1);
-/// What takes longer, without bytes on their way by RDMA, is not worth looking for. (They are worth it: where there is no hardware, those who look move them.)
+/// Time from which polling counts as a failure, unless bytes move by RDMA. (Without hardware, the
+/// polling thread moves them.)
 const WORTH: Duration = Duration::from_micros(100);
-/// Looks in a row, after which it is time for what else there is to be done, and for others.
+/// Number of polls in a row, after which the thread yields and does other work.
 pub(crate) const AMONG: u32 = 16;
-/// Times in a row without success, each of half the time of the one before, after which there are no more.
+/// Number of failures in a row, each halving the time, after which polling is rare.
 const FAILURES: u32 = 4;
-/// But one in so many.
+/// Polling that is rare happens once in this number of waits.
 const TRY_EVERY: u32 = 16;
 
-/// What looking came to, of late: how often in a row it was not worth it.
+/// The recent success of polling: the number of failures in a row.
 #[derive(Debug, Default)]
 pub(crate) struct Patience(u32);
 
 impl Patience {
-    /// For how long to look now. Where there is one processor, whoever is to send needs it.
+    /// The time to poll now. It is zero on a machine with one processor, which the sender needs.
     pub(crate) fn time(&self) -> Duration {
         static ALONE: LazyLock<bool> =
             LazyLock::new(|| available_parallelism().is_ok_and(|count| count.get() == 1));
@@ -38,7 +39,7 @@ impl Patience {
         }
     }
 
-    /// What was looked for came after this time, while bytes were on their way or not.
+    /// Polling succeeded after this time, while bytes moved or not.
     pub(crate) fn came(&mut self, after: Duration, moving: bool) {
         if moving || after <= WORTH {
             self.0 = 0;
@@ -47,7 +48,7 @@ impl Patience {
         }
     }
 
-    /// It did not come.
+    /// Polling failed.
     pub(crate) fn failed(&mut self) {
         self.0 = self.0.wrapping_add(1);
     }
@@ -58,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_looks_in_vain_soon_looks_no_more_but_now_and_then() {
+    fn polling_without_success_becomes_rare() {
         let looks = |patience: &mut Patience, note: fn(&mut Patience)| {
             let looks = (0..FAILURES + 2 * TRY_EVERY).map(|nth| {
                 let time = patience.next();

@@ -1,4 +1,4 @@
-//! A client's connection, as the server's threads share it.
+//! The connection of a client, which the threads of a server share.
 
 use crate::dispatch;
 use crate::endpoint::{Endpoint, Taken};
@@ -15,30 +15,30 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 use urnic_rpc_rdma::engine::{self, CallError, Event, Message};
 
-/// To hand a call over costs a thread's waking: those that are answered in less time are not.
+/// Cost of a wake-up. Calls that take less time are not handed to other threads.
 const WAKING: Duration = Duration::from_micros(20);
 
 pub(crate) type Dispatch = dispatch::Dispatch<Peer>;
 pub(crate) type Job = dispatch::Job<Peer>;
 
-/// A client's connection.
+/// The connection of a client.
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
-    /// What it is called by.
+    /// The key of the connection.
     pub(crate) key: u64,
-    /// Locked before the rest.
+    /// The endpoint. Its lock is taken before the others.
     pub(crate) endpoint: Mutex<Endpoint>,
     pub(crate) keep: Mutex<Keep>,
     pub(crate) dispatch: Arc<Dispatch>,
-    /// Those who wait for answers of the client's.
+    /// Threads that wait for answers of the client.
     pub(crate) waiting: Mutex<HashMap<u32, Waiting>>,
     /// The next transaction of a call to the client.
     pub(crate) xid: AtomicU32,
-    /// What the connection holds.
+    /// The amount that the connection holds.
     pub(crate) account: Account,
-    /// Milliseconds that the oldest of what was posted takes already, at the last look, or 0.
+    /// Milliseconds for which the oldest work request was posted at the last check, or 0.
     pub(crate) stuck: AtomicU64,
-    /// It is to be ended: others wait for the memory that it holds.
+    /// The connection must end, because others wait for its memory.
     pub(crate) give_up: AtomicBool,
 }
 
@@ -60,17 +60,17 @@ impl Holder for Peer {
     }
 }
 
-/// Who keeps a connection. That changes only under the lock of its endpoint.
+/// The thread that keeps a connection. It changes only under the lock of the endpoint.
 #[derive(Default)]
 pub(crate) struct Keep {
     keeper: Option<ThreadId>,
     /// Calls for that thread.
     waiting: VecDeque<Taken>,
-    /// When it began with the call that it is in.
+    /// Time when the thread began its present call.
     since: Option<Instant>,
-    /// The last one was over in less than [`WAKING`].
+    /// The last call took less than [`WAKING`].
     quick: bool,
-    /// A thread looks for what comes: others would be in its way.
+    /// A thread polls, so others do not.
     looking: bool,
     patience: Patience,
 }
@@ -81,21 +81,21 @@ impl Keep {
     }
 }
 
-/// What looking came to.
+/// The result of polling.
 #[expect(
     clippy::large_enum_variant,
     reason = "it is moved once, and a box would be allocated for each call"
 )]
 pub(crate) enum Look {
     Call(Job),
-    /// Nothing so far.
+    /// No call yet.
     Nothing,
-    /// It is not worth it any more.
+    /// Polling is no longer useful.
     Enough,
 }
 
 impl Peer {
-    /// Hands on what came: all calls but the first one to others, or to the thread that keeps this.
+    /// Hands all calls but the first to other threads, or to the thread that keeps the connection.
     pub(crate) fn sort(self: &Arc<Self>, endpoint: &mut Endpoint) -> Option<Job> {
         let mut first = None;
         for event in endpoint.events() {
@@ -137,19 +137,19 @@ impl Peer {
         }
     }
 
-    /// The same, and leaves that one, too.
+    /// Hands all calls to other threads, or to the thread that keeps the connection.
     pub(crate) fn leave_all(self: &Arc<Self>, endpoint: &mut Endpoint) {
         if let Some(job) = self.sort(endpoint) {
             self.dispatch.leave(job);
         }
     }
 
-    /// Whether a thread keeps it, who sees for itself.
+    /// Whether a thread keeps the connection and polls it.
     pub(crate) fn is_kept(&self) -> bool {
         lock(&self.keep).keeper.is_some()
     }
 
-    /// Whether this thread may look for what comes, until it [has looked](Self::has_looked).
+    /// Whether this thread may poll, until [`has_looked`](Self::has_looked).
     pub(crate) fn may_look(&self) -> bool {
         let mut keep = lock(&self.keep);
         let may = !keep.looking && (keep.keeper.is_none() || keep.is_ours());
@@ -157,7 +157,7 @@ impl Peer {
         may
     }
 
-    /// Looks once, since `start`. With a call the connection is this thread's.
+    /// Polls once, since `start`. If there is a call, this thread keeps the connection.
     pub(crate) fn look(self: &Arc<Self>, start: Instant) -> Look {
         let mut endpoint = lock(&self.endpoint);
         let moving = endpoint.is_moving();
@@ -183,7 +183,7 @@ impl Peer {
         Look::Nothing
     }
 
-    /// This thread looks no more.
+    /// This thread ends its polling.
     pub(crate) fn has_looked(&self) {
         lock(&self.keep).looking = false;
     }
@@ -204,7 +204,7 @@ impl Peer {
         }
     }
 
-    /// It is over.
+    /// This thread ends a call of this connection.
     pub(crate) fn ends(&self) {
         let mut keep = lock(&self.keep);
         if keep.is_ours()
@@ -214,7 +214,7 @@ impl Peer {
         }
     }
 
-    /// Others are told of what comes.
+    /// Arms the connection for other threads.
     pub(crate) fn arm(self: &Arc<Self>, endpoint: &mut Endpoint) {
         if endpoint.rest() {
             self.leave_all(endpoint);
@@ -222,7 +222,7 @@ impl Peer {
         self.dispatch.again(self.key, endpoint);
     }
 
-    /// Nobody keeps it any more; returns whether somebody did.
+    /// Ends the keeping of the connection. Returns whether a thread kept it.
     fn release(self: &Arc<Self>) -> bool {
         let mut keep = lock(&self.keep);
         let kept = keep.keeper.take().is_some();
@@ -238,37 +238,37 @@ impl Peer {
         kept
     }
 
-    /// The connection is nobody's any more.
+    /// Returns the connection to all threads.
     pub(crate) fn give_back(self: &Arc<Self>, endpoint: &mut Endpoint) {
         if self.release() {
             self.arm(endpoint);
         }
     }
 
-    /// The same, if it is this thread's.
+    /// Returns the connection to all threads, if this thread keeps it.
     pub(crate) fn give_back_ours(self: &Arc<Self>, endpoint: &mut Endpoint) {
         if lock(&self.keep).is_ours() {
             self.give_back(endpoint);
         }
     }
 
-    /// Takes it from a thread that has been in a call for this time.
+    /// Takes the connection from a thread that has been in a call for this time.
     pub(crate) fn relieve(self: &Arc<Self>, time: Duration) {
         let held_up = |keep: &Keep| keep.since.is_some_and(|since| since.elapsed() >= time);
         if !held_up(&lock(&self.keep)) {
             return;
         }
         let mut endpoint = lock(&self.endpoint);
-        // It may have gone on meanwhile.
+        // The thread may have ended the call in the meantime.
         if held_up(&lock(&self.keep)) {
             self.give_back(&mut endpoint);
         }
     }
 
-    /// The connection has ended. Who waits for an answer over it has none.
+    /// Handles the end of the connection. Threads that wait for an answer over it get none.
     pub(crate) fn ended(self: &Arc<Self>, endpoint: &mut Endpoint) {
         self.release();
-        // What broke it is said by a completion that perhaps nobody has looked at yet.
+        // A completion that was not polled yet may have the reason.
         endpoint.progress();
         endpoint.detach();
         for xid in endpoint.engine.outstanding_xids() {
@@ -278,14 +278,14 @@ impl Peer {
     }
 }
 
-/// Who waits for an answer.
+/// A thread that waits for an answer.
 pub(crate) struct Waiting {
     told: Arc<OwnedFd>,
     answer: Option<Result<Vec<u8>, CallError>>,
 }
 
 impl Waiting {
-    /// Nobody has answered yet; who does says so by this eventfd.
+    /// No answer yet. This eventfd announces it.
     pub(crate) fn told_by(told: &Arc<OwnedFd>) -> Waiting {
         Waiting {
             told: Arc::clone(told),
@@ -301,7 +301,7 @@ impl Waiting {
     fn tell(&mut self, outcome: Result<engine::Answer, CallError>) {
         self.answer = Some(outcome.map(|answer| match answer.message {
             Message::Short(octets) => octets,
-            // Nobody offered memory for one.
+            // No memory was offered for one.
             Message::Long { .. } => Vec::new(),
         }));
         let _ = write(&*self.told, &1_u64.to_ne_bytes());

@@ -1,4 +1,4 @@
-//! What answers calls, whatever carries them.
+//! The interface of services, which is independent of the transport.
 
 use crate::backward::Caller;
 use crate::endpoint::Memory;
@@ -9,14 +9,16 @@ use urnic_rpc_rdma::engine::{Item, Reply};
 /// A call.
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
-    /// Who calls.
+    /// Address of the client.
     pub peer: SocketAddr,
-    /// The RPC message from its xid on, without the item that came apart from it and that item's padding.
+    /// The RPC message from the xid, without the item that arrived apart and its padding.
     pub message: &'a [u8],
-    /// The argument that came apart from the message: by Read chunk, where the program's
-    /// [`Binding`](urnic_rpc_rdma::binding::Binding) lets it. Its count is still in the message, and agrees.
+    /// The argument that arrived apart from the message: by Read chunk, if the program's
+    /// [`Binding`](urnic_rpc_rdma::binding::Binding) permits it. The count is in the message, and
+    /// agrees.
     pub item: Option<Slice>,
-    /// The way back to who calls, if there is one: a [`Server`](crate::Server) has it, and a [`Client`](crate::Client) or another transport none.
+    /// The way to call the client back. A [`Server`](crate::Server) provides it; a
+    /// [`Client`](crate::Client) and other transports do not.
     pub back: Option<&'a Caller>,
 }
 
@@ -25,18 +27,18 @@ pub struct Request<'a> {
 pub struct Response {
     /// The RPC message from its xid on, without the item and its padding.
     pub message: Vec<u8>,
-    /// The result that may go apart from the message, by Write chunk: bytes of the message before it, a multiple of four; and its bytes, one
-    /// piece behind the other.
+    /// The result that may move apart from the message, by Write chunk: its offset in the message,
+    /// a multiple of four, and its pieces in order.
     pub item: Option<(usize, Vec<Slice>)>,
 }
 
-/// A program's server. It is called on several threads at a time, and may take its time.
+/// A service of an RPC program. Several threads call it at a time, and it may block.
 pub trait Service: Send + Sync {
-    /// Answers a call; `None` leaves it without an answer, which is for messages that are no RPC calls.
+    /// Answers a call. `None` sends no answer, for messages that are no RPC calls.
     fn call(&self, request: Request<'_>) -> Option<Response>;
 }
 
-/// As the engine takes it.
+/// The reply in the form of the engine.
 pub(crate) fn reply(response: Response) -> Reply<Memory> {
     let item = |(offset, pieces): (usize, Vec<Slice>)| {
         let len = pieces.iter().map(|piece| piece.len() as u32).sum();

@@ -1,8 +1,9 @@
-//! What clients hold of something that there is only so much of, such as memory, counted by address.
+//! The shares of clients in a limited amount, such as memory, counted by address.
 //!
-//! A client may take more while what it would hold is no more than what is left. So one client alone can have half of everything, and N clients
-//! that take all they can have a part of N + 1 each: one part always stays free for the next client. To take and to give back are a few
-//! atomic additions, without a lock.
+//! A client may take more while its new total is at most the remainder. One client alone can
+//! therefore have half, and N clients that take all they can have 1/(N + 1) each, so that one part
+//! is always free for the next client. To take and to return are a few atomic additions, without a
+//! lock.
 
 use crate::lock::lock;
 use std::collections::HashMap;
@@ -11,7 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-/// The network addresses that count as one client: an IPv4 address, or an IPv6 network of 64 bits, of which a host can have all addresses.
+/// The network addresses that count as one client: an IPv4 address, or an IPv6 network of 64 bits,
+/// of which a host can have all addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Client(IpAddr);
 
@@ -27,7 +29,7 @@ impl From<IpAddr> for Client {
     }
 }
 
-/// How long a waiting thread sleeps at most before it looks whether its connection has ended.
+/// Interval in which a waiting thread checks whether its connection has ended.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// An amount that clients share. Clones are the same shares.
@@ -39,29 +41,30 @@ struct Inner {
     used: AtomicU64,
     clients: Mutex<HashMap<Client, Weak<Sum>>>,
     holders: Mutex<Vec<Weak<dyn Holder>>>,
-    /// Of all clients.
+    /// The amount that all clients hold.
     wanted: AtomicU64,
     turn: Mutex<()>,
     freed: Condvar,
 }
 
-/// A client's amounts.
+/// The amounts of a client.
 #[derive(Default)]
 struct Sum {
     held: AtomicU64,
-    /// What its threads wait for.
+    /// The amount that its threads wait for.
     wanted: AtomicU64,
 }
 
-/// A connection that holds something. When others wait for it, a connection that does not go on is ended.
+/// A connection that holds a part. It is ended if others wait for this part and it makes no
+/// progress.
 pub trait Holder: Send + Sync {
     /// The account of the connection.
     fn account(&self) -> &Account;
 
-    /// How long the connection has been at the same message, which it receives or sends. `None` if it is at none.
+    /// Time since the connection began to receive or send its present message; `None` without one.
     fn stuck(&self) -> Option<Duration>;
 
-    /// Ends the connection. What it holds is given back soon.
+    /// Ends the connection, which then returns its part.
     fn end(&self);
 }
 
@@ -97,21 +100,23 @@ impl Shares {
         }))
     }
 
-    /// Has [`relieve`](Self::relieve) look at a connection, while it is there.
+    /// Makes a connection known to [`relieve`](Self::relieve) while it exists.
     pub fn watch(&self, holder: Weak<dyn Holder>) {
         let mut holders = lock(&self.0.holders);
         holders.retain(|holder| holder.strong_count() > 0);
         holders.push(holder);
     }
 
-    /// What all clients hold.
+    /// The amount that all clients hold.
     pub fn used(&self) -> u64 {
         self.0.used.load(Ordering::Relaxed)
     }
 
-    /// While something is waited for, ends connections that have been at the same message for `least` and hold something: first those of the client
-    /// that holds most, and of these the ones that are stuck for longest, until what they hold is what is waited for. No connection is ended for a
-    /// client that holds more than its own. Returns how many were ended.
+    /// While threads wait, ends connections that hold a part and have been at the same message for
+    /// `least`: first those of the client that holds most, and of these the ones without progress
+    /// for the longest time, until they hold as much as the threads wait for. No connection is
+    /// ended for a client that holds more than the connection's client. Returns the number of ended
+    /// connections.
     pub fn relieve(&self, least: Duration) -> usize {
         if !self.wanted() {
             return 0;
@@ -150,7 +155,7 @@ impl Shares {
         ended
     }
 
-    /// Whether something is waited for.
+    /// Whether threads wait.
     pub fn wanted(&self) -> bool {
         self.0.wanted.load(Ordering::SeqCst) > 0
     }
@@ -160,7 +165,7 @@ impl Shares {
     }
 
     fn give(&self) {
-        // The waiting thread counts itself before it looks for the last time.
+        // A waiting thread counts itself before its last check.
         if self.wanted() {
             drop(lock(&self.0.turn));
             self.0.freed.notify_all();
@@ -168,7 +173,7 @@ impl Shares {
     }
 }
 
-/// What one connection holds, as a part of what its client holds. Clones are the same account.
+/// The amount that one connection holds, as a part of its client's. Clones are the same account.
 #[derive(Clone)]
 pub struct Account(Arc<Own>);
 
@@ -179,7 +184,7 @@ struct Own {
 }
 
 impl Account {
-    /// Takes an amount if that is within the client's share.
+    /// Takes an amount, if it is within the share of the client.
     pub fn take(&self, amount: u64) -> Option<Charge> {
         let Own { shares, client, own } = &*self.0;
         let held = client.held.fetch_add(amount, Ordering::SeqCst) + amount;
@@ -192,12 +197,13 @@ impl Account {
         if shares.fits(held, used) {
             return Some(charge);
         }
-        // Another thread may have been refused meanwhile for what this one counted.
+        // Another thread may have been refused because of the amount that this one counted.
         drop(charge);
         None
     }
 
-    /// Takes an amount, and waits until it is within the client's share; `None` if `over` says that it is no use any more.
+    /// Takes an amount, and waits until it is within the share of the client. `None` if `over` ends
+    /// the wait.
     pub fn wait(&self, amount: u64, mut over: impl FnMut() -> bool) -> Option<Charge> {
         if let Some(charge) = self.take(amount) {
             return Some(charge);
@@ -206,7 +212,7 @@ impl Account {
         let inner = &self.0.shares.0;
         let mut turn = lock(&inner.turn);
         loop {
-            // Not with the lock: to give back takes it.
+            // Without the lock, which the return of an amount takes.
             drop(turn);
             if let Some(charge) = self.take(amount) {
                 return Some(charge);
@@ -221,7 +227,7 @@ impl Account {
         }
     }
 
-    /// Counts an amount as waited for.
+    /// Counts an amount as wanted.
     pub fn want(&self, amount: u64) -> Wanted {
         self.0.client.wanted.fetch_add(amount, Ordering::Relaxed);
         self.0.shares.0.wanted.fetch_add(amount, Ordering::SeqCst);
@@ -231,13 +237,13 @@ impl Account {
         }
     }
 
-    /// What the connection holds.
+    /// The amount that the connection holds.
     pub fn held(&self) -> u64 {
         self.0.own.load(Ordering::Relaxed)
     }
 }
 
-/// An amount that is waited for, as long as this is there.
+/// An amount that counts as wanted until this value is dropped.
 pub struct Wanted {
     account: Account,
     amount: u64,
@@ -251,14 +257,14 @@ impl Drop for Wanted {
     }
 }
 
-/// An amount that was taken. It is given back when this is dropped.
+/// An amount that was taken. It is returned when this value is dropped.
 pub struct Charge {
     account: Account,
     amount: u64,
 }
 
 impl Charge {
-    /// Gives back all but `amount`.
+    /// Returns all but `amount`.
     pub fn shrink(&mut self, amount: u64) {
         let less = self.amount.saturating_sub(amount);
         if less == 0 {

@@ -1,8 +1,9 @@
-//! Transactions.
+//! Transaction ids.
 
 use std::hash::{BuildHasher, RandomState};
 
-/// Where an end begins to count its calls: differs from one run to the next, since whoever answers may remember those of before.
+/// The first transaction id of an end. It differs for each run, because the other end may remember
+/// those of an earlier one.
 pub(crate) fn first() -> u32 {
     RandomState::new().hash_one(0) as u32
 }

@@ -16,7 +16,8 @@ struct Own {
     groups: Vec<Gid>,
 }
 
-/// This thread has the permissions of a caller until this value is dropped, which must happen on the same thread.
+/// This thread has the permissions of a caller until this value is dropped, which must happen on
+/// the same thread.
 #[derive(Debug)]
 pub(super) struct Acting<'a>(Option<&'a Own>, std::marker::PhantomData<*const ()>);
 
@@ -36,10 +37,12 @@ impl Actor {
         self.0.is_some()
     }
 
-    /// Sets the thread's ids to those of the caller. With fsuid 0, the kernel also removes root's capabilities at file systems.
+    /// Sets the thread's ids to those of the caller. With fsuid 0, the kernel also removes root's
+    /// capabilities at file systems.
     ///
     /// # Errors
-    /// `Access` if the kernel refuses the ids: 2³² − 1 is no id, and others may not exist in the user namespace of the server.
+    /// `Access` if the kernel refuses the ids: 2³² − 1 is no id, and others may not exist in the
+    /// user namespace of the server.
     pub(super) fn act(&self, caller: &Caller) -> Outcome<Acting<'_>> {
         let Some(own) = &self.0 else {
             return Ok(Acting(None, std::marker::PhantomData));
@@ -63,8 +66,8 @@ impl Drop for Acting<'_> {
     }
 }
 
-/// Sets this thread's ids at file systems, first that of the group, because that of the user removes the capability.
-/// Returns whether both are set.
+/// Sets this thread's ids at file systems, first that of the group, because that of the user
+/// removes the capability. Returns whether both are set.
 fn set_ids(uid: u32, gid: u32) -> bool {
     use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
     let _previous = setfsuid(Uid::from_raw(0));

@@ -1,4 +1,5 @@
-//! Access control lists in the extended attributes of Linux's file systems: 4 bytes, and 8 for each entry, little-endian (acl(5)).
+//! Access control lists in the extended attributes of Linux's file systems: 4 bytes, and 8 for each
+//! entry, little-endian (acl(5)).
 
 use crate::acl::{Acl, Entry, Tag};
 use crate::nfs3::Status;

@@ -89,7 +89,8 @@ pub(super) fn timespec(time: SetTime) -> Timespec {
     }
 }
 
-/// The two times in which the verifier of CREATE is stored, as small numbers that any file system keeps.
+/// The two times in which the verifier of CREATE is stored, as small numbers that any file system
+/// keeps.
 pub(super) fn times_of(verifier: Verifier) -> (Time, Time) {
     let words = u64::from_be_bytes(verifier);
     let time = |word: u64| Time {

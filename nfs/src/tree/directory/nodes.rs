@@ -1,9 +1,11 @@
 //! From handles to files, also over a restart of the server.
 //!
-//! A handle has the inode number of a file and its birth time, which differs from that of a later file with the same number. The server remembers
-//! the place of a file when it returns the handle: always for directories, because the paths of all files lead through them, and for the other files
-//! that were used most recently. The server searches the whole tree for an unknown number, after a restart or when another program moved the file.
-//! One search serves all calls; a call that arrives meanwhile fails with `Jukebox`, and the client retries it.
+//! A handle has the inode number of a file and its birth time, which differs from that of a later
+//! file with the same number. The server remembers the place of a file when it returns the handle:
+//! always for directories, because the paths of all files lead through them, and for the other
+//! files that were used most recently. The server searches the whole tree for an unknown number,
+//! after a restart or when another program moved the file. One search serves all calls; a call that
+//! arrives meanwhile fails with `Jukebox`, and the client retries it.
 
 use super::recent::{Descriptors, Recent};
 use crate::lock::lock;
@@ -178,7 +180,8 @@ impl Nodes {
         (self.handle(key) == *handle).then_some(key).ok_or(Status::Stale)
     }
 
-    /// The file with this handle. Fails with `Jukebox` if the file may exist, but there was no search for it.
+    /// The file with this handle. Fails with `Jukebox` if the file may exist, but there was no
+    /// search for it.
     pub(super) fn find(&self, handle: &Handle) -> Outcome<Node> {
         let key = self.key(handle)?;
         if let Ok(node) = self.reach(key) {
@@ -260,7 +263,8 @@ impl Nodes {
         Ok(fd)
     }
 
-    /// The file with this name in a directory, with the permissions of the thread. Its place is remembered.
+    /// The file with this name in a directory, with the permissions of the thread. Its place is
+    /// remembered.
     pub(super) fn enter(&self, dir: &Node, name: &[u8]) -> Outcome<Node> {
         let fd = openat2(&dir.fd, name, PLACE_ONLY, Mode::empty(), BENEATH)?;
         self.entered(fd, dir, name)
@@ -319,7 +323,8 @@ impl Nodes {
         Ok(Node { fd, stat, key })
     }
 
-    /// Searches the whole tree. Remembers all directories, the wanted file, and other files while there is room.
+    /// Searches the whole tree. Remembers all directories, the wanted file, and other files while
+    /// there is room.
     fn search(&self, wanted: u64) -> Outcome<()> {
         let mut left = vec![self.root_key.number];
         while let Some(above) = left.pop() {
@@ -347,7 +352,8 @@ impl Nodes {
                     let name = name.into();
                     places.insert(number, directory, Place { dir: above, name });
                 }
-                // The root may be met again where a mount leads to it, and must not be gone through twice.
+                // The root may be met again where a mount leads to it, and must not be gone through
+                // twice.
                 if directory && number != self.root_key.number {
                     left.push(number);
                 }

@@ -16,7 +16,8 @@ use super::lists;
 use super::metadata::{kind, path, times_of};
 use super::served::Directory;
 
-/// Age from which the time of a directory's change differs from that of the next change: ticks of the kernel's clock are up to 10 ms.
+/// Age from which the time of a directory's change differs from that of the next change: ticks of
+/// the kernel's clock are up to 10 ms.
 const TICKS: Duration = Duration::from_millis(50);
 
 impl Tree for Directory {

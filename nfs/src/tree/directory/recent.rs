@@ -58,8 +58,9 @@ impl<K: Hash + Eq + Clone, V: Clone> Recent<K, V> {
     }
 }
 
-/// Time for which a file stays open. Then it is opened again, so that moves and new permissions take effect, and unused files do not keep programs
-/// from running (ETXTBSY) or file systems from being unmounted.
+/// Time for which a file stays open. Then it is opened again, so that moves and new permissions
+/// take effect, and unused files do not keep programs from running (ETXTBSY) or file systems from
+/// being unmounted.
 pub(super) const AGE: Duration = Duration::from_secs(5);
 
 type Opened<K> = Recent<K, (Instant, Arc<OwnedFd>)>;
@@ -93,7 +94,8 @@ impl<K: Hash + Eq + Clone> Descriptors<K> {
         self.lock().remove(key);
     }
 
-    /// Returns a function that closes the descriptors that are too old. It returns `false` when the map no longer exists.
+    /// Returns a function that closes the descriptors that are too old. It returns `false` when the
+    /// map no longer exists.
     pub(super) fn aging(&self) -> impl Fn(Instant) -> bool + Send + use<K>
     where
         K: Send,

@@ -27,15 +27,16 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// The tree below `root`, which keeps at most three quarters of `descriptors` open. The modes of new files are
-    /// those that clients choose if the umask of the process is 0.
+    /// The tree below `root`, which keeps at most three quarters of `descriptors` open. The modes
+    /// of new files are those that clients choose if the umask of the process is 0.
     ///
     /// # Errors
     /// It cannot be opened, or is no directory.
     pub fn new(root: &Path, pool: Pool, descriptors: usize) -> Result<Self, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = fs::open(root, flags, Mode::empty())?;
-        // A half for places, a quarter for data, the rest for connections and for files that are open for one call.
+        // A half for places, a quarter for data, the rest for connections and for files that are
+        // open for one call.
         let nodes = Nodes::new(root, descriptors / 2, PLACES).map_err(|_| Errno::IO)?;
         let Key { number, birth } = nodes.root();
         let open = Descriptors::new(descriptors / 4);
@@ -76,8 +77,9 @@ impl Directory {
             .ok_or(Status::NotDir)
     }
 
-    /// A descriptor for the data of a regular file. The owner may read and write regardless of the mode, because programs write to files that they
-    /// created as read-only and still have open (RFC 1813 §4.4).
+    /// A descriptor for the data of a regular file. The owner may read and write regardless of the
+    /// mode, because programs write to files that they created as read-only and still have open
+    /// (RFC 1813 §4.4).
     pub(super) fn data(&self, caller: &Caller, handle: &Handle, write: bool) -> Outcome<Arc<OwnedFd>> {
         let node = self.nodes.find(handle)?;
         match kind(&node.stat) {
@@ -120,7 +122,8 @@ impl Directory {
         Ok(fd)
     }
 
-    /// Closes the descriptors of a file, after its permissions changed or its last name was removed.
+    /// Closes the descriptors of a file, after its permissions changed or its last name was
+    /// removed.
     pub(super) fn close(&self, key: Key) {
         self.open.forget(|(known, ..)| *known == key);
     }
@@ -173,10 +176,12 @@ impl Directory {
         let same_gid = |gid: &u32| *gid != node.stat.stx_gid;
         let what = SetAttributes {
             size: what.size.filter(|&size| size != node.stat.stx_size),
-            // What an ordinary server cannot give away stays its own: clients set their ids whenever they make something.
+            // What an ordinary server cannot give away stays its own: clients set their ids
+            // whenever they make something.
             uid: what.uid.filter(same_uid).filter(|_| self.actor.acts()),
             gid: what.gid.filter(same_gid).filter(|_| self.actor.acts()),
-            // The kernel has given the permissions, less what a default list of the directory does not let.
+            // The kernel has given the permissions, less what a default list of the directory does
+            // not let.
             mode: (what.mode)
                 .map(|mode| mode & 0o7000 | u32::from(node.stat.stx_mode) & 0o777)
                 .filter(|mode| (mode ^ u32::from(node.stat.stx_mode)) & 0o7000 != 0),
@@ -196,7 +201,8 @@ impl Directory {
         Ok(node)
     }
 
-    /// A name of the file was removed. If others are left, the handle must still find the file, by the descriptor.
+    /// A name of the file was removed. If others are left, the handle must still find the file, by
+    /// the descriptor.
     pub(super) fn lost_a_name(&self, node: &Node) {
         let has_names = stat(&node.fd).is_ok_and(|is| is.stx_nlink > 0);
         match kind(&node.stat) {

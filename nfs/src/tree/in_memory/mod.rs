@@ -29,7 +29,8 @@ pub struct InMemory {
 }
 
 impl InMemory {
-    /// An empty tree of at most `limit` bytes in all. The root belongs to `owner`. `None` if there is no memory.
+    /// An empty tree of at most `limit` bytes in all. The root belongs to `owner`. `None` if there
+    /// is no memory.
     pub fn new(limit: u64, pool: Pool, owner: &Caller) -> Option<Self> {
         let mut instance = [0; 8];
         rustix::rand::getrandom(&mut instance, rustix::rand::GetRandomFlags::empty()).ok()?;

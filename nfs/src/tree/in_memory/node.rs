@@ -83,7 +83,8 @@ impl Node {
         self.bits = mode & if member { 0o7000 } else { 0o5000 };
     }
 
-    /// Whether the caller has all these permissions. Root has all, but executes only files that some user may execute.
+    /// Whether the caller has all these permissions. Root has all, but executes only files that
+    /// some user may execute.
     pub(super) fn may(&self, caller: &Caller, wanted: Rights) -> bool {
         if caller.uid == 0 {
             return wanted & EXECUTE == 0 || self.kind() == Kind::Directory || self.mode() & 0o111 != 0;

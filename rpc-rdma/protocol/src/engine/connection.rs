@@ -1,4 +1,5 @@
-//! Both directions of one connection: who a message is for, and how many receives are posted.
+//! Both directions of one connection: the recipient of each message, and the number of posted
+//! receives.
 
 use super::requester::Requester;
 use super::responder::{Responder, UnknownCall};
@@ -17,7 +18,7 @@ pub enum Role {
     Server,
 }
 
-/// What an end is made with.
+/// Options of one end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Client or server.
@@ -26,9 +27,10 @@ pub struct Config {
     pub profile: Profile,
     /// Credits that our calls ask for.
     pub request: u32,
-    /// Credits that the peer's calls are granted. A client grants none before it is told to ([`Connection::set_grant`]).
+    /// Credits that the peer's calls are granted. A client grants none before it is told to
+    /// ([`Connection::set_grant`]).
     pub grant: u32,
-    /// What one header may make us hold.
+    /// Limits of what one header can make this end hold.
     pub limits: Limits,
     /// Segments that the transport makes of one region, at most.
     pub segments: usize,
@@ -37,7 +39,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// What most will want at this end.
+    /// The defaults of this end.
     pub fn new(role: Role) -> Self {
         Self {
             role,
@@ -51,7 +53,8 @@ impl Config {
     }
 }
 
-/// One end of a connection. It outlives the connection: calls that were not answered are sent again over the next one.
+/// One end of a connection. It outlives the connection: calls that were not answered are sent again
+/// over the next one.
 pub struct Connection<M> {
     role: Role,
     limits: Limits,
@@ -83,8 +86,8 @@ impl<M: Clone> Connection<M> {
         }
     }
 
-    /// There is a connection. Calls that have not ended are made over it, in their order. A server's wait for
-    /// [`peer_takes_calls`](Self::peer_takes_calls).
+    /// There is a connection. Calls that have not ended are made over it, in their order. A
+    /// server's wait for [`peer_takes_calls`](Self::peer_takes_calls).
     pub fn connected(&mut self, terms: Terms) {
         self.posted = Some(0);
         self.terms = terms;
@@ -94,16 +97,17 @@ impl<M: Clone> Connection<M> {
         }
     }
 
-    /// The peer's upper layer said that it takes backward calls (NFSv4.1 does in CREATE_SESSION and BIND_CONN_TO_SESSION): until then a
-    /// server sends none (RFC 8167 §6). Said again after each connection.
+    /// The peer's upper layer said that it takes backward calls (NFSv4.1 does in CREATE_SESSION and
+    /// BIND_CONN_TO_SESSION): until then a server sends none (RFC 8167 §6). Said again after each
+    /// connection.
     pub fn peer_takes_calls(&mut self) {
         if self.posted.is_some() && self.role == Role::Server {
             self.requester.connected(self.terms, &mut self.out);
         }
     }
 
-    /// The connection is gone: nothing that was posted will complete, and the peer has no access. Calls of ours wait for the next one, the
-    /// peer's are forgotten.
+    /// The connection is gone: nothing that was posted will complete, and the peer has no access.
+    /// Calls of ours wait for the next one, the peer's are forgotten.
     pub fn disconnected(&mut self) {
         self.posted = None;
         // What was to be done on it; but registrations are not the connection's.
@@ -117,18 +121,20 @@ impl<M: Clone> Connection<M> {
     /// Makes a call, now or when there is a connection and a credit; returns its xid.
     ///
     /// # Errors
-    /// What is wrong with it; nothing happened then.
+    /// The fault of the call, which then had no effect.
     pub fn call(&mut self, call: Call<M>) -> Result<u32, Invalid> {
         self.requester.call(call, &mut self.out)
     }
 
-    /// Gives a call up. It ends as [`Event::Answered`] when the peer has no access to its memory any more, with
-    /// [`CallError::Cancelled`](super::CallError::Cancelled) or with an answer that was faster. `false` if there is no such call.
+    /// Gives a call up. It ends as [`Event::Answered`] when the peer has no access to its memory
+    /// any more, with [`CallError::Cancelled`](super::CallError::Cancelled) or with an answer that
+    /// was faster. `false` if there is no such call.
     pub fn cancel(&mut self, xid: u32) -> bool {
         self.requester.cancel(xid, &mut self.out)
     }
 
-    /// Calls of ours that were cancelled after they went out, and that the peer has not answered: their credits are in use for as long.
+    /// Calls of ours that were cancelled after they went out, and that the peer has not answered:
+    /// their credits are in use for as long.
     pub fn abandoned(&self) -> usize {
         self.requester.abandoned()
     }
@@ -143,9 +149,10 @@ impl<M: Clone> Connection<M> {
         self.requester.xids()
     }
 
-    /// Answers a call of the peer's. Results go to its Write chunks, the rest inline, or to the Reply chunk if it is too long for that. While as many
-    /// replies as there are credits have not completed, it waits for one that does.
-    /// Where it fits nowhere the peer is told by ERR_CHUNK. Memory is in use until [`Event::Finished`].
+    /// Answers a call of the peer's. Results go to its Write chunks, the rest inline, or to the
+    /// Reply chunk if it is too long for that. While as many replies as there are credits have not
+    /// completed, it waits for one that does. Where it fits nowhere the peer is told by ERR_CHUNK.
+    /// Memory is in use until [`Event::Finished`].
     ///
     /// # Errors
     /// The call is gone.
@@ -166,15 +173,15 @@ impl<M: Clone> Connection<M> {
         self.requester.request(credits, &mut self.out);
     }
 
-    /// Credits to grant from now on; said with the next reply. At least 1 (RFC 8166 §3.3.1), but for a client that has granted none so far,
-    /// and so takes no calls.
+    /// Credits to grant from now on; said with the next reply. At least 1 (RFC 8166 §3.3.1), but
+    /// for a client that has granted none so far, and so takes no calls.
     pub fn set_grant(&mut self, credits: u32) {
         let least = u32::from(self.role == Role::Server || self.responder.takes_calls());
         self.responder.set_grant(credits.max(least));
     }
 
-    /// Transactions whose chunks broke a connection: a server hands them to the [`Connection`] of the same client's next connection, which
-    /// refuses them once (RFC 8166 §4.5.3).
+    /// Transactions whose chunks broke a connection: a server hands them to the [`Connection`] of
+    /// the same client's next connection, which refuses them once (RFC 8166 §4.5.3).
     pub fn refused(&self) -> impl Iterator<Item = u32> {
         self.responder.refused()
     }
@@ -190,7 +197,8 @@ impl<M: Clone> Connection<M> {
         *posted = posted.saturating_sub(1);
         let server = self.role == Role::Server;
         let parsed = Header::parse(message, &self.limits);
-        // Who it is for: what is no reply is a call to a server, and what is no call a reply to a client.
+        // Who it is for: what is no reply is a call to a server, and what is no call a reply to a
+        // client.
         let is_call = match &parsed {
             Ok((header, payload)) => match (&header.body, triage::direction(header, payload)) {
                 (Body::Error(_), _) => false,
@@ -215,7 +223,8 @@ impl<M: Clone> Connection<M> {
         }
     }
 
-    /// A region is exposed by these segments: as many as [`Config::segments`] at most, of the region's length together.
+    /// A region is exposed by these segments: as many as [`Config::segments`] at most, of the
+    /// region's length together.
     pub fn registered(&mut self, region: RegionId, segments: Vec<Segment>) {
         self.requester.registered(region, segments, &mut self.out);
     }
@@ -230,7 +239,8 @@ impl<M: Clone> Connection<M> {
         self.requester.released(region, &mut self.out);
     }
 
-    /// Access could not be taken away: the connection is closed, and the call ends after that (RFC 8166 §4.5.4).
+    /// Access could not be taken away: the connection is closed, and the call ends after that (RFC
+    /// 8166 §4.5.4).
     pub fn release_failed(&mut self, region: RegionId) {
         self.requester.release_failed(region, &mut self.out);
     }
@@ -240,13 +250,13 @@ impl<M: Clone> Connection<M> {
         self.responder.completed(work, &mut self.out);
     }
 
-    /// A Send or Read failed; [`disconnected`](Self::disconnected) follows. Say it of the one that broke the connection, not of those
-    /// that were flushed with it.
+    /// A Send or Read failed; [`disconnected`](Self::disconnected) follows. Say it of the one that
+    /// broke the connection, not of those that were flushed with it.
     pub fn failed(&mut self, work: WorkId) {
         self.responder.failed(work);
     }
 
-    /// Takes what is to be done, in order.
+    /// Takes the actions, in order.
     pub fn actions(&mut self) -> Vec<Action<M>> {
         let mut actions = std::mem::take(&mut self.out.actions);
         if let Some(posted) = &mut self.posted {

@@ -1,5 +1,5 @@
-//! One end of a connection, with no I/O: what to post comes out ([`Action`]), what happened goes in, and the consumer is told
-//! ([`Event`]).
+//! One end of a connection, with no I/O: what to post comes out ([`Action`]), what happened goes
+//! in, and the consumer is told ([`Event`]).
 //!
 //! ```text
 //! consumer ── call, cancel, reply ──▶ ┌────────────┐ ── Action: Receive, Send, Read, Write, Register, Release ──▶ transport
@@ -7,12 +7,13 @@
 //!                                     └────────────┘ ◀─ connected, disconnected
 //! ```
 //!
-//! Each end can call and answer. A client's calls go *forward*; a server's go *backward*, with xids and credits of their own
-//! (RFC 8167), and without chunks, which few peers take there.
+//! Each end can call and answer. A client's calls go *forward*; a server's go *backward*, with xids
+//! and credits of their own (RFC 8167), and without chunks, which few peers take there.
 //!
-//! The transport answers each [`Action::Register`] and [`Action::Release`] once, even after the connection is lost; other actions
-//! are forgotten with the connection. It carries actions out in the order in which they come. Memory of the consumer's is an `M`, which is
-//! handed on and never looked into.
+//! The transport answers each [`Action::Register`] and [`Action::Release`] once, even after the
+//! connection is lost; other actions are forgotten with the connection. It carries actions out in
+//! the order in which they come. Memory of the consumer's is an `M`, which is handed on and never
+//! looked into.
 //!
 //! ```
 //! use urnic_rpc_rdma::engine::{Action, Call, Config, Connection, Event, Reply, Role, Source, Terms};
@@ -78,7 +79,7 @@ pub struct CallId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkId(pub u64);
 
-/// What the peer may do with a region.
+/// The access of the peer to a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// RDMA Read: arguments and long calls.
@@ -87,46 +88,48 @@ pub enum Access {
     RemoteWrite,
 }
 
-/// What a region is.
+/// The memory of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exposed<M> {
     /// The consumer's memory: its first `len` bytes.
     Memory(M, u32),
     /// A call that is too long for a Send.
     Octets(Arc<[u8]>),
-    /// New memory of so many bytes, for a long reply. It is the transport's; [`Message::Long`] names it.
+    /// New memory of so many bytes, for a long reply. It is the transport's; [`Message::Long`]
+    /// names it.
     Fresh(u32),
 }
 
-/// What is to be done.
+/// An action for the transport.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action<M> {
     /// Post so many receives, each of the bytes that the private data promised.
     Receive(usize),
-    /// Give the peer access to memory, for this connection alone if that can be; answer with [`Connection::registered`], or
-    /// [`Connection::register_failed`]. Handles should not be guessable (RFC 8166 §8.1).
+    /// Give the peer access to memory, for this connection alone if that can be; answer with
+    /// [`Connection::registered`], or [`Connection::register_failed`]. Handles should not be
+    /// guessable (RFC 8166 §8.1).
     Register {
-        /// Its name from now on.
+        /// The name of the new region.
         region: RegionId,
         /// The memory.
         what: Exposed<M>,
-        /// What for.
+        /// The access of the peer.
         access: Access,
     },
-    /// Take the access away; answer with [`Connection::released`] when the peer can no longer touch the memory, or with
-    /// [`Connection::release_failed`].
+    /// Take the access away; answer with [`Connection::released`] when the peer can no longer touch
+    /// the memory, or with [`Connection::release_failed`].
     Release {
         /// The region.
         region: RegionId,
         /// The peer has invalidated this handle of it already, with its Send.
         invalidated: Option<u32>,
-        /// It is [`Exposed::Fresh`] memory with a reply in it, which [`Message::Long`] will name. Other such memory can be freed once it
-        /// is released.
+        /// It is [`Exposed::Fresh`] memory with a reply in it, which [`Message::Long`] will name.
+        /// Other such memory can be freed once it is released.
         keep: bool,
     },
     /// Post a Send of these pieces; answer with [`Connection::completed`].
     Send {
-        /// Its name.
+        /// The number of the work request.
         work: WorkId,
         /// The message.
         pieces: Vec<Span<M>>,
@@ -135,9 +138,10 @@ pub enum Action<M> {
     },
     /// Post an RDMA Read; answer with [`Connection::completed`] or [`Connection::failed`].
     Read {
-        /// Its name.
+        /// The number of the work request.
         work: WorkId,
-        /// The call whose item this is a part of. All of the item has `length` bytes, for which the transport provides memory.
+        /// The call whose item this is a part of. All of the item has `length` bytes, for which the
+        /// transport provides memory.
         call: CallId,
         /// Item: index among the call's Read chunks.
         item: usize,
@@ -168,7 +172,8 @@ pub enum Closing {
     /// A reply could not be made: the requester is told so by this (RFC 8166 §4.5.4).
     #[error("a call was dropped")]
     Dropped,
-    /// The peer calls beyond the credits it was granted, into receives that are for replies (RFC 8166 §3.3.1).
+    /// The peer calls beyond the credits it was granted, into receives that are for replies (RFC
+    /// 8166 §3.3.1).
     #[error("calls beyond the credits granted")]
     Credits,
     /// The peer sends nonsense faster than it takes the answers.
@@ -179,7 +184,7 @@ pub enum Closing {
     ForeignInvalidation,
 }
 
-/// What the consumer is told.
+/// An event for the consumer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event<M> {
     /// A call of ours is over. The peer has no access any more to its memory, which is handed back.
@@ -193,15 +198,16 @@ pub enum Event<M> {
     },
     /// The peer calls. To be answered with [`Connection::reply`] or [`Connection::drop_call`].
     Called(Incoming),
-    /// The memory of a call of the peer's, arguments and results alike, is not in use any more: it was answered, or the connection is
-    /// gone.
+    /// The memory of a call of the peer's, arguments and results alike, is not in use any more: it
+    /// was answered, or the connection is gone.
     Finished(CallId),
 }
 
 /// Memory for, or with, an item that may go by a chunk (DDP-eligible, RFC 8166 §3.4.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item<M> {
-    /// Where it is left out of the message: bytes of the message before it. Behind its count, if it has one.
+    /// Where it is left out of the message: bytes of the message before it. Behind its count, if it
+    /// has one.
     pub offset: usize,
     /// The memory, of which the item is the first `len` bytes.
     pub memory: M,
@@ -214,12 +220,14 @@ pub struct Item<M> {
 pub struct Call<M> {
     /// The RPC message from its xid on, without the arguments and their padding.
     pub message: Arc<[u8]>,
-    /// Arguments that may go by Read chunk, by ascending offset. They may also be sent inline, if there is room.
+    /// Arguments that may go by Read chunk, by ascending offset. They may also be sent inline, if
+    /// there is room.
     pub arguments: Vec<Item<M>>,
-    /// Memory for results that may come by Write chunk, each long enough for its longest (RFC 8166 §3.4.6), in the order of the
-    /// results. `offset` counts for nothing here.
+    /// Memory for results that may come by Write chunk, each long enough for its longest (RFC 8166
+    /// §3.4.6), in the order of the results. `offset` counts for nothing here.
     pub results: Vec<Item<M>>,
-    /// Bytes of the longest reply, without those results. The peer's memory need not be trusted with more.
+    /// Bytes of the longest reply, without those results. The peer's memory need not be trusted
+    /// with more.
     pub max_reply: usize,
 }
 
@@ -237,8 +245,8 @@ pub struct Reply<M> {
 pub struct Answer {
     /// The RPC message, without the results that were placed.
     pub message: Message,
-    /// For each item of [`Call::results`] the bytes placed in its memory, 0 if it was not used. `None` where it was not offered: its result
-    /// is in the message.
+    /// For each item of [`Call::results`] the bytes placed in its memory, 0 if it was not used.
+    /// `None` where it was not offered: its result is in the message.
     pub placed: Vec<Option<u32>>,
 }
 
@@ -268,7 +276,8 @@ pub enum CallError {
     /// Its memory could not be registered.
     #[error("memory could not be registered")]
     Register,
-    /// It does not fit into a Send, and chunks are not allowed in this direction; or not even its chunk lists do.
+    /// It does not fit into a Send, and chunks are not allowed in this direction; or not even its
+    /// chunk lists do.
     #[error("the call does not fit into a message")]
     TooLong,
 }
@@ -282,7 +291,8 @@ pub enum Invalid {
     /// Another call with this xid has not ended yet.
     #[error("xid {0:#010x} is in use")]
     XidInUse(u32),
-    /// Arguments go backwards, or lie behind the message or at no multiple of four; or there is a result with no memory.
+    /// Arguments go backwards, or lie behind the message or at no multiple of four; or there is a
+    /// result with no memory.
     #[error("the items do not lie within the message")]
     Items,
 }
@@ -296,15 +306,17 @@ pub struct Incoming {
     pub xid: u32,
     /// The RPC message, without what came by chunks: inline, or as the first fetched item.
     pub message: Option<Vec<u8>>,
-    /// What was fetched: Position and bytes of each Read chunk, by ascending Position. [`Action::Read`] numbered them in this order.
+    /// What was fetched: Position and bytes of each Read chunk, by ascending Position.
+    /// [`Action::Read`] numbered them in this order.
     pub items: Vec<(u32, u64)>,
-    /// Bytes that the requester has room for in each Write chunk; `None` asks for that result inline.
+    /// Bytes that the requester has room for in each Write chunk; `None` asks for that result
+    /// inline.
     pub results: Vec<Option<u64>>,
     /// Bytes that it has room for in the Reply chunk.
     pub reply: Option<u64>,
 }
 
-/// What both ends agreed upon at the connection's set-up, as this end sees it.
+/// The terms that both ends agreed on at the connection's set-up, as seen by this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
     /// Bytes of the longest Send from here.
@@ -326,7 +338,7 @@ impl Default for Terms {
 }
 
 impl Terms {
-    /// What follows from what each end said (RFC 8797 §4).
+    /// The terms that follow from the private data of both ends (RFC 8797 §4).
     pub fn agreed(ours: &PrivateData, theirs: &PrivateData) -> Self {
         Self {
             send: ours.threshold(theirs),
@@ -336,7 +348,7 @@ impl Terms {
     }
 }
 
-/// What came out and was not taken yet.
+/// Actions and events that were not taken yet.
 struct Outbox<M> {
     actions: Vec<Action<M>>,
     events: Vec<Event<M>>,

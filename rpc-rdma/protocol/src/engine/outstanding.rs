@@ -1,4 +1,5 @@
-//! One call of this end that is not over: its memory, the message that makes it, and the replies that fit it.
+//! One call of this end that is not over: its memory, the message that makes it, and the replies
+//! that fit it.
 
 use super::gather::Gather;
 use super::{Answer, Call, CallError, Message, RegionId};
@@ -52,7 +53,8 @@ pub(super) enum State {
     Registering,
     /// The peer has the call.
     Sent,
-    /// Its memory is being released. Then it ends with this outcome, or without one is queued again.
+    /// Its memory is being released. Then it ends with this outcome, or without one is queued
+    /// again.
     Ending(Option<Result<Answer, CallError>>),
 }
 
@@ -88,7 +90,8 @@ impl<M> Outstanding<M> {
             .collect()
     }
 
-    /// The Send that makes the call. `None` if the position of an argument does not fit into 32 bits.
+    /// The Send that makes the call. `None` if the position of an argument does not fit into 32
+    /// bits.
     pub(super) fn compose(&self, xid: u32, credits: u32) -> Option<Gather<M>>
     where
         M: Clone,

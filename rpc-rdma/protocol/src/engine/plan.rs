@@ -4,7 +4,7 @@ use super::{Call, CallError, Item, Terms};
 use crate::header::MIN_LEN;
 use crate::payload::padding;
 
-/// What a requester exposes for a call.
+/// The memory that a requester exposes for a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     /// Arguments by Read chunks.
@@ -26,7 +26,8 @@ impl Plan {
     /// The plan for `call`, in which each exposed piece of memory has at most `segments` segments.
     ///
     /// # Errors
-    /// [`CallError::TooLong`] if there is none; always so if chunks are needed and `chunks` forbids them.
+    /// [`CallError::TooLong`] if there is none; always so if chunks are needed and `chunks` forbids
+    /// them.
     pub(super) fn of<M>(
         call: &Call<M>,
         terms: &Terms,

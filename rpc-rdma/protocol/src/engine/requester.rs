@@ -1,5 +1,5 @@
-//! The calls of this end. A call is sent when there are credits and its memory is exposed; it ends when the peer has
-//! no more access to this memory.
+//! The calls of this end. A call is sent when there are credits and its memory is exposed; it ends
+//! when the peer has no more access to this memory.
 
 use super::gather::well_placed;
 use super::outstanding::{Exposure, Outstanding, Part, Region, State};
@@ -26,7 +26,8 @@ pub(super) struct Requester<M> {
     terms: Option<Terms>,
     calls: HashMap<u32, Outstanding<M>>,
     queue: BTreeMap<u64, u32>,
-    /// Calls of this connection that the peer has not answered, also those that were cancelled since: what credits count.
+    /// Calls of this connection that the peer has not answered, also those that were cancelled
+    /// since: what credits count.
     unanswered: HashSet<u32>,
     regions: HashMap<RegionId, u32>,
     made: u64,
@@ -50,18 +51,18 @@ impl<M: Clone> Requester<M> {
         }
     }
 
-    /// Calls whose replies may come.
+    /// Number of calls whose replies may arrive.
     pub(super) fn unanswered(&self) -> usize {
         self.unanswered.len()
     }
 
-    /// Sent ones that nobody waits for any more: the peer may still answer.
+    /// Number of sent calls that were cancelled and that the peer may still answer.
     pub(super) fn abandoned(&self) -> usize {
         let waited_for = |xid: &&u32| self.calls.contains_key(xid);
         self.unanswered.len() - self.unanswered.iter().filter(waited_for).count()
     }
 
-    /// Calls that are not over.
+    /// Number of calls that are not over.
     pub(super) fn outstanding(&self) -> usize {
         self.calls.len()
     }

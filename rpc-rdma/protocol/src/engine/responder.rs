@@ -18,7 +18,7 @@ pub struct UnknownCall;
 struct Held {
     xid: u32,
     lists: ChunkLists,
-    /// What the consumer will be told when all is fetched.
+    /// The event for the consumer when all data is fetched.
     incoming: Option<Incoming>,
     /// Reads that have not completed.
     reads: usize,
@@ -36,7 +36,7 @@ struct Waiting {
     remote: Segment,
 }
 
-/// What a work is for.
+/// The purpose of a work request.
 #[derive(Debug)]
 enum Work {
     Read(CallId),
@@ -44,15 +44,15 @@ enum Work {
     Error,
 }
 
-/// See the module.
+/// The calls that this end answers.
 #[derive(Debug)]
 pub(super) struct Responder<M> {
     profile: Profile,
     chunks: bool,
     /// Credits granted from now on. 0: calls are not taken.
     grant: u32,
-    /// Receives that the peer may count on for calls. Less than are granted while calls are held; more after the grant was lowered, until
-    /// enough replies told the peer so.
+    /// Receives that the peer may count on for calls. Less than are granted while calls are held;
+    /// more after the grant was lowered, until enough replies told the peer so.
     promised: usize,
     /// Reads at a time.
     max_reads: usize,
@@ -65,8 +65,9 @@ pub(super) struct Responder<M> {
     errors: usize,
     /// Replies that are on their way.
     replies: usize,
-    /// Replies that wait for those: as long as they do the peer has no credit for another call, so one that reads nothing makes us hold no more of
-    /// them, and of what they are made of, than twice the grant.
+    /// Replies that wait for those: as long as they do the peer has no credit for another call, so
+    /// one that reads nothing makes us hold no more of them, and of what they are made of, than
+    /// twice the grant.
     unsent: VecDeque<(CallId, Reply<M>)>,
     taken: u64,
     /// Transactions that broke a connection: to be refused when they come again (RFC 8166 §4.5.3).
@@ -196,7 +197,8 @@ impl<M: Clone> Responder<M> {
     }
 
     fn take(&mut self, call: triage::Call, out: &mut Outbox<M>) {
-        // Its receive is used up. Those of messages that are refused or discarded are posted anew: no reply to them tells of a lower grant.
+        // Its receive is used up. Those of messages that are refused or discarded are posted anew:
+        // no reply to them tells of a lower grant.
         self.promised = self.promised.saturating_sub(1);
         self.taken += 1;
         let id = CallId(self.taken);
@@ -332,7 +334,8 @@ impl<M: Clone> Responder<M> {
         self.works.insert(work, Work::Reply(call));
         let made = compose(&held, reply, &terms, self.grant.max(1));
         let (writes, message) = made.unwrap_or_else(|| {
-            // There is no room for it, so there can be no RPC reply (RFC 8166 §4.5.3). Nobody heeds an error's credits.
+            // There is no room for it, so there can be no RPC reply (RFC 8166 §4.5.3). Nobody heeds
+            // an error's credits.
             self.promised += 1;
             let header = Header {
                 xid: held.xid,
@@ -370,7 +373,8 @@ fn compose<M: Clone>(
     let mut inline = Vec::new();
     let mut writes = Vec::new();
     let mut chunks = held.lists.writes.iter();
-    // RFC 8166 §4.3.2.1: each result takes the next chunk; those for which there is none, or an empty one, go inline.
+    // RFC 8166 §4.3.2.1: each result takes the next chunk; those for which there is none, or an
+    // empty one, go inline.
     for item in &reply.results {
         match chunks.next() {
             Some(chunk) if !chunk.is_empty() => {

@@ -1,5 +1,5 @@
-//! The header codec against bytes: the project's vectors, the conformance rows whose id a test's name begins with, and properties over
-//! any bytes and any values.
+//! The header codec against bytes: the project's vectors, the conformance rows whose id a test's
+//! name begins with, and properties over any bytes and any values.
 
 #![allow(
     clippy::unwrap_used,

@@ -88,7 +88,8 @@ fn rpc_k_02_position_zero_is_no_item_of_an_inline_payload() {
     );
 }
 
-/// Five bytes, three of padding: none sent, sent as part of the segment, sent as a segment of its own. What follows stands at the same place.
+/// Five bytes, three of padding: none sent, sent as part of the segment, sent as a segment of its
+/// own. What follows stands at the same place.
 #[test]
 fn rpc_k_03_padding_may_be_in_the_chunk_or_not() {
     let payload = [rpc(7, 0), vec![0; 8]].concat();

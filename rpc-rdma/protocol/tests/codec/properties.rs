@@ -137,7 +137,8 @@ proptest! {
         }
     }
 
-    /// Items left out of a stream at any places come back to where they were, with their padding in the chunk or not.
+    /// Items left out of a stream at any places come back to where they were, with their padding in
+    /// the chunk or not.
     #[test]
     fn what_is_reduced_is_put_back(
         pieces in vec((vec(any::<u32>(), 1..4), vec(any::<u8>(), 0..30), any::<bool>()), 0..6),

@@ -160,7 +160,8 @@ fn rpc_c_03_a_lowered_grant_lets_receives_run_out() {
     }
 }
 
-/// The peer may still make the eight calls that it was told of, so their receives are not for replies to our own calls.
+/// The peer may still make the eight calls that it was told of, so their receives are not for
+/// replies to our own calls.
 #[test]
 fn rpc_c_03_receives_of_a_lowered_grant_are_not_reused() {
     let mut end = server(8);
@@ -170,7 +171,8 @@ fn rpc_c_03_receives_of_a_lowered_grant_are_not_reused() {
     assert_eq!(end.receives, 9);
 }
 
-/// What the reply said when it was made is what counts, though the grant was lowered before it left.
+/// What the reply said when it was made is what counts, though the grant was lowered before it
+/// left.
 #[test]
 fn rpc_c_03_receives_are_for_the_grant_that_a_reply_carries() {
     let mut end = server(2);

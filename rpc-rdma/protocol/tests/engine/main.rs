@@ -1,5 +1,6 @@
-//! The engines: against scripted peers for the conformance rows whose id a test's name begins with, and against each other over a simulated
-//! device that checks every access, with connections cut and calls cancelled at any point.
+//! The engines: against scripted peers for the conformance rows whose id a test's name begins with,
+//! and against each other over a simulated device that checks every access, with connections cut
+//! and calls cancelled at any point.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,5 @@
-//! What must hold in any order of events: every byte arrives, nothing is touched that is not exposed, nothing stays behind.
+//! What must hold in any order of events: every byte arrives, nothing is touched that is not
+//! exposed, nothing stays behind.
 
 use crate::simulation::{Dice, Job, Mishaps, Simulation};
 use proptest::collection::vec;

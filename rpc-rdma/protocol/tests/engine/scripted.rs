@@ -195,7 +195,8 @@ pub(crate) fn item(offset: usize, memory: Memory, len: u32) -> Item<Memory> {
     Item { offset, memory, len }
 }
 
-/// A call of `len` bytes with one argument at its end, and memory for one result; the rest of the reply has `max_reply` bytes.
+/// A call of `len` bytes with one argument at its end, and memory for one result; the rest of the
+/// reply has `max_reply` bytes.
 pub(crate) fn call(xid: u32, len: usize, argument: u32, result: u32, max_reply: usize) -> Call<Memory> {
     let mut call = short(xid);
     call.message = message(xid, 0, len).into();

@@ -1,5 +1,6 @@
-//! Two ends and a device between them that does what they post, in an order drawn from a seed, and lets nobody touch memory that is not
-//! exposed. On top of it a program that moves patterns of bytes both ways, so that every byte can be checked.
+//! Two ends and a device between them that does what they post, in an order drawn from a seed, and
+//! lets nobody touch memory that is not exposed. On top of it a program that moves patterns of
+//! bytes both ways, so that every byte can be checked.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};

@@ -2,26 +2,31 @@
 
 use crate::memory::{Buffer, Slice};
 
-/// A call to be made.
+/// A call of a client.
 #[derive(Debug)]
 pub struct Call {
-    /// The RPC message from its xid on, without the argument and its padding. [`Client::xid`] has transactions that were not used yet.
+    /// The RPC message from the xid, without the argument and its padding.
+    /// [`Client::xid`](super::Client::xid) returns an unused xid.
     pub message: Vec<u8>,
-    /// The argument that may go by Read chunk: bytes of the message before it, and its own, which must be of [`Client::pool`]. Where the
-    /// program's [`Binding`](urnic_rpc_rdma::binding::Binding) does not name it, it goes with the message; so does the result.
+    /// The argument that may move by Read chunk: its offset in the message, and its bytes, which
+    /// must be of [`Client::pool`](super::Client::pool). Where the program's
+    /// [`Binding`](urnic_rpc_rdma::binding::Binding) does not name the argument or the result, it
+    /// is part of the message.
     pub argument: Option<(usize, Slice)>,
-    /// Memory of [`Client::pool`] for the result that may come by Write chunk, as long as that can get.
+    /// Memory of [`Client::pool`](super::Client::pool) for the result that may move by Write chunk,
+    /// of the maximum length of the result.
     pub result: Option<Buffer>,
     /// Bytes of the longest reply, without that result.
     pub max_reply: usize,
 }
 
-/// An answer.
+/// The answer to a call.
 #[derive(Debug)]
 pub struct Answer {
     /// The RPC message, without the result if that was placed.
     pub message: Vec<u8>,
-    /// [`Call::result`] again, of the length of the result that was placed there; and whether it was offered at all: else the result is in the
-    /// message. `None` if there was no such memory, or the program's binding knows of no such result.
+    /// The memory of [`Call::result`], with the length of the result that was placed there, and
+    /// whether a result was placed. If not, it is in the message. `None` if the call had no such
+    /// memory, or the binding of the program has no such result.
     pub result: Option<(Buffer, bool)>,
 }

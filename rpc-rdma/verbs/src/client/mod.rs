@@ -1,4 +1,4 @@
-//! The end that connects and calls.
+//! A client: the end that connects and calls.
 
 mod call;
 mod state;
@@ -27,12 +27,14 @@ use urnic_rpc_rdma::binding::{bound, may_go_backward};
 use urnic_rpc_rdma::engine::{self, Item, Terms};
 use urnic_rpc_rdma::rpc::{self, CallHeader};
 
-/// Milliseconds for which librdmacm looks for an address and a route.
+/// Time in milliseconds in which librdmacm must resolve the address, and then the route.
 const RESOLUTION: i32 = 2000;
-/// A connection to a server, made again as often as it breaks: calls that were not answered are then sent again, with the same xid.
+/// A client of one server. When the connection breaks, the client connects again and repeats the
+/// calls without an answer, with the same xid.
 ///
-/// It has no thread. Things go on while somebody is in [`call`](Self::call), [`wait`](Self::wait) or [`attend`](Self::attend): one of those who are waits
-/// for the device, and the others for that one. Calls of the server's are answered by them, too.
+/// A client has no thread. It makes progress while threads are in [`call`](Self::call),
+/// [`wait`](Self::wait) or [`attend`](Self::attend): one of these threads waits for the device, and
+/// the others for this thread. They also answer the calls of the server.
 pub struct Client {
     address: SocketAddr,
     options: Options,
@@ -47,22 +49,23 @@ impl Client {
     /// Connects.
     ///
     /// # Errors
-    /// There are no RDMA libraries, or nobody answered while [`Options::patience`] lasted.
+    /// There are no RDMA libraries, or no server answered within [`Options::patience`].
     pub fn connect(address: SocketAddr, options: &Options) -> Result<Self, Error> {
         Self::with_pool(address, options, &Pool::new())
     }
 
-    /// [`connect`](Self::connect), with a pool that there is already.
+    /// Connects with an existing pool.
     ///
     /// # Errors
-    /// As there.
+    /// There are no RDMA libraries, or no server answered within [`Options::patience`].
     pub fn with_pool(address: SocketAddr, options: &Options, pool: &Pool) -> Result<Self, Error> {
         let client = Self {
             address,
             options: options.clone(),
             pool: pool.clone(),
             channel: Channel::new()?,
-            // Servers may remember transactions: a program that is started again shall not use those of before.
+            // Servers may remember transactions, so a restarted program must not repeat those of
+            // its predecessor.
             xid: AtomicU32::new(xid::first()),
             state: Mutex::new(State::new(options, pool)),
             changed: Condvar::new(),
@@ -90,16 +93,16 @@ impl Client {
     /// Makes a call and waits for its answer.
     ///
     /// # Errors
-    /// The call makes no sense, has no answer, or the server cannot be reached.
+    /// The call is invalid, has no answer, or the server is unreachable.
     pub fn call(&self, call: Call) -> Result<Answer, Error> {
         let xid = self.submit(call)?;
         self.wait(xid)
     }
 
-    /// Makes a call, whose answer [`wait`](Self::wait) has: its xid.
+    /// Sends a call and returns its xid, with which [`wait`](Self::wait) returns the answer.
     ///
     /// # Errors
-    /// The call makes no sense.
+    /// The call is invalid.
     pub fn submit(&self, call: Call) -> Result<u32, Error> {
         let Call {
             mut message,
@@ -107,9 +110,9 @@ impl Client {
             mut result,
             mut max_reply,
         } = call;
-        // What the program's binding does not name goes with the message (RFC 8166 §6).
+        // Data that the binding does not name is part of the message (RFC 8166 §6).
         let bound = bound(&self.options.all_bindings(), &message);
-        // One that has no place there is the engine's to refuse.
+        // The engine refuses an argument with an invalid offset.
         let end = message.len();
         let goes_with = |(offset, _): &mut (usize, _)| {
             bound.argument != Some(*offset) && *offset <= end && *offset % 4 == 0
@@ -136,7 +139,7 @@ impl Client {
             max_reply,
         };
         let mut state = self.lock();
-        // Nobody has waited so far.
+        // No thread waited until now.
         if state.endpoint.engine.outstanding() == 0
             && let Some((since, _)) = &mut state.lost
         {
@@ -148,24 +151,25 @@ impl Client {
         Ok(xid)
     }
 
-    /// Waits for the answer to a call that was made, once.
+    /// Waits for the answer to a call, which is returned once.
     ///
     /// # Errors
-    /// It has none, or the server cannot be reached.
+    /// The call has no answer, or the server is unreachable.
     pub fn wait(&self, xid: u32) -> Result<Answer, Error> {
         self.until(None, |state| state.answers.remove(&xid))
     }
 
-    /// Waits for no answer, but has [`Options::callbacks`] answer what the server calls, and connects again when the connection breaks: for that long.
+    /// Answers calls of the server by [`Options::callbacks`] for this time, and connects again when
+    /// the connection breaks.
     pub fn attend(&self, time: Duration) {
         let end = Instant::now().checked_add(time);
         self.until(end, |_| end.filter(|end| *end <= Instant::now()).map(drop));
     }
 
-    /// Waits for the answer to any call that was made.
+    /// Waits for the answer to any outstanding call.
     ///
     /// # Errors
-    /// No call is outstanding. What became of the call itself is beside its xid.
+    /// No call is outstanding. The outcome of the call itself is returned with its xid.
     pub fn wait_any(&self) -> Result<(u32, Result<Answer, Error>), Error> {
         self.until(None, |state| {
             if let Some(xid) = state.answers.keys().next().copied() {
@@ -180,7 +184,7 @@ impl Client {
         lock(&self.state)
     }
 
-    /// Waits until there is what `found` looks for, which is looked for at that time, too.
+    /// Waits until `found` returns a value. With `end`, it is called at this time, too.
     fn until<T>(&self, end: Option<Instant>, mut found: impl FnMut(&mut State) -> Option<T>) -> T {
         let mut state = self.lock();
         loop {
@@ -225,7 +229,7 @@ impl Client {
                 let timeout = timeout.into_iter().chain(left).min();
                 drop(state);
                 self.sleep(link.as_deref(), timeout);
-                // The endpoint's link goes only below, so that this is not the last one.
+                // The endpoint drops its link only below, so this is not the last reference.
                 drop(link);
                 state = self.lock();
                 self.turn(&mut state);
@@ -237,9 +241,9 @@ impl Client {
         }
     }
 
-    /// Looks for an answer or a call of the server's, again and again, for as long as that was of use of late.
+    /// Polls for an answer or a call of the server, as long as polling was recently useful.
     fn look<'a>(&'a self, mut state: MutexGuard<'a, State>) -> (MutexGuard<'a, State>, bool) {
-        // Who waits for no answer may wait for long.
+        // A wait without an outstanding call may be long.
         if state.endpoint.engine.outstanding() == 0 || !matches!(state.phase, Phase::Connected) {
             return (state, false);
         }
@@ -249,7 +253,7 @@ impl Client {
             let (before, moving) = (state.endpoint.engine.outstanding(), state.endpoint.is_moving());
             state.endpoint.progress();
             state.take_events();
-            // Not what tells that something was sent.
+            // Completions of Sends do not count.
             let came = state.endpoint.engine.outstanding() < before || !state.called.is_empty();
             let time = start.elapsed();
             if came {
@@ -260,7 +264,7 @@ impl Client {
                 state.patience.failed();
                 return (state, false);
             }
-            // Others have calls to make.
+            // Other threads need the lock for their calls.
             drop(state);
             turn += 1;
             if turn % AMONG == 0 {
@@ -270,7 +274,7 @@ impl Client {
         }
     }
 
-    /// Has the service answer a call of the server's.
+    /// Answers a call of the server by the service.
     fn answer(&self, taken: &Taken) -> Option<Response> {
         let service: &dyn Service = self.options.callbacks.as_deref()?;
         let message = taken.message.octets();
@@ -291,14 +295,14 @@ impl Client {
         let mut fds = vec![PollFd::from_borrowed_fd(self.channel.fd(), PollFlags::IN)];
         fds.extend(link.map(|link| PollFd::from_borrowed_fd(link.fd(), PollFlags::IN)));
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-        // An interruption is a turn with nothing in it.
+        // An interruption is a turn without events.
         let _ = poll(&mut fds, timeout.as_ref());
     }
 
-    /// Takes what happened.
+    /// Handles completions and events.
     fn turn(&self, state: &mut State) {
         state.endpoint.progress();
-        // Before what ends the connection.
+        // Before the event that ends the connection.
         state.take_events();
         loop {
             match self.channel.next() {
@@ -310,7 +314,7 @@ impl Client {
                 }
             }
         }
-        // Whoever else is at the other end may never say that it has ended, too.
+        // The peer may never report the end of the connection.
         if state.given_up() {
             state.down("the connection was given up".into());
         }
@@ -319,7 +323,7 @@ impl Client {
         {
             self.begin(state);
         }
-        // A connection may take its time to answer, but for one after the other there is an end.
+        // One connection may be slow to answer, but all attempts together have a limit.
         if let Some((since, _)) = &state.lost
             && !matches!(state.phase, Phase::Connected)
             && since.elapsed() >= self.options.patience
@@ -397,7 +401,8 @@ impl Client {
         };
         let device = Arc::new(Device::of(&id, &self.pool, self.options.windows)?);
         let (limits, sends) = (device.limits, Endpoint::sends(&device));
-        // As many replies as calls; and calls of the server's, of which one more is posted before the reply that makes room for it is out.
+        // One receive for each reply, and one for each call of the server. One more, because it is
+        // posted before the reply that makes room for it is sent.
         let receives = self.options.credits + granted(&self.options).map_or(0, |granted| granted + 1);
         let link = Link::new(id, device, sends, receives)?;
         let said = state.endpoint.says(limits.windows).emit();
@@ -409,7 +414,7 @@ impl Client {
     }
 }
 
-/// What did not work.
+/// The message for a failed attempt.
 const fn failed(kind: kind::Type) -> &'static str {
     match kind {
         kind::RDMA_CM_EVENT_ADDR_ERROR => "no device leads to the address",

@@ -11,32 +11,33 @@ use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 use urnic_rpc_rdma::engine::{self, Config, Connection, Event, Message, Role, Terms};
 
-/// Between one attempt to connect and the next, if nothing was answered meanwhile.
+/// Pause between two attempts to connect, if no call was answered in between.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The state of a client, behind its lock.
 pub(super) struct State {
     pub(super) endpoint: Endpoint,
-    /// Somebody waits for the device.
+    /// A thread waits for the device.
     pub(super) led: bool,
-    /// Those who wait for that one.
+    /// Number of threads that wait for this thread.
     pub(super) others: usize,
     pub(super) patience: Patience,
     pub(super) phase: Phase,
-    /// Something was answered over this connection.
+    /// A call was answered over this connection.
     pub(super) answered: bool,
-    /// Since when there is no connection, or none over which those who wait for answers got one; and why.
+    /// Time since which there is no connection, or none that brought an answer to the waiting
+    /// threads, and the reason.
     pub(super) lost: Option<(Instant, String)>,
     pub(super) answers: HashMap<u32, Result<Answer, Error>>,
-    /// Calls of the server's that nobody has answered yet.
+    /// Calls of the server without an answer.
     pub(super) called: VecDeque<Taken>,
 }
 
 /// The phase of the connection.
 pub(super) enum Phase {
-    /// Not connected; to be tried from then on.
+    /// Not connected. The next attempt is at this time.
     Idle(Instant),
-    /// An address, then a route is looked for.
+    /// librdmacm resolves the address, then the route.
     Resolving(Id),
     /// The endpoint has a link, which is being connected.
     Connecting,
@@ -79,7 +80,7 @@ impl State {
         self.endpoint.connected(terms);
     }
 
-    /// We ended the connection, for what the peer did or because something failed.
+    /// Whether this end gave up the connection, after an error of the peer or a failure.
     pub(super) fn given_up(&self) -> bool {
         matches!(self.phase, Phase::Connecting | Phase::Connected) && self.endpoint.broken()
     }
@@ -87,7 +88,7 @@ impl State {
     pub(super) fn down(&mut self, why: String) {
         tracing::debug!(why, "no connection");
         self.endpoint.detach();
-        // The server makes those again that it has no answer to.
+        // The server repeats the calls without an answer.
         self.called.clear();
         let now = Instant::now();
         let pause = if std::mem::take(&mut self.answered) {
@@ -160,7 +161,7 @@ impl State {
             }
         };
         let memory = call.results.first().and_then(|item| item.memory.first().cloned());
-        // The call's own share of it.
+        // The reference of the call.
         drop(call);
         let placed = answer.placed.first().copied().flatten();
         let result = memory.and_then(|memory| memory.unshare().ok()).map(|mut buffer| {
@@ -194,7 +195,7 @@ mod tests {
         state
     }
 
-    /// When it is to be tried again, after the connection broke at `now`.
+    /// The pause before the next attempt, after the connection broke at `now`.
     fn next(state: &mut State, now: Instant) -> Duration {
         state.down("it broke".into());
         match state.phase {

@@ -35,8 +35,8 @@ impl Activity {
         }
     }
 
-    /// Checks the connection, `later` after the last check. `oldest` is the number of the oldest posted request, or 0;
-    /// `busy` means that something is under way.
+    /// Checks the connection, `later` after the last check. `oldest` is the number of the oldest
+    /// posted request, or 0; `busy` means that something is under way.
     pub(super) fn look(&mut self, oldest: u64, busy: bool, later: Duration) -> Ages {
         self.oldest = match self.oldest {
             (last, time) if last == oldest && oldest != 0 => (oldest, time + later),

@@ -7,14 +7,14 @@ use urnic_rpc_rdma::engine::CallId;
 /// Memory that is counted for the client of an endpoint.
 pub(super) struct Bill {
     pub(super) account: Account,
-    /// Receives, and what is sent by copy.
+    /// Memory of receives and of copied Sends.
     #[expect(dead_code, reason = "given back when the endpoint goes")]
     pub(super) messages: Charge,
-    /// Of replies that are on their way.
+    /// Charges of replies that are being sent.
     pub(super) replies: HashMap<CallId, Charge>,
     /// Calls that were handed over and not answered.
     pub(super) open: usize,
     pub(super) served: bool,
-    /// Says that Reads wait for memory.
+    /// Called when Reads wait for memory.
     pub(super) waits: Box<dyn Fn() + Send>,
 }

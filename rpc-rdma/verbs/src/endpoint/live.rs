@@ -1,4 +1,5 @@
-//! What an end has only while there is a connection: what was posted, and what is open to the peer.
+//! The state of an endpoint during a connection: posted work requests, and memory that is open to
+//! the peer.
 
 use super::activity::Activity;
 use super::taken::{Message, Taken};
@@ -12,21 +13,21 @@ use std::sync::Arc;
 use urnic_rpc_rdma::Segment;
 use urnic_rpc_rdma::engine::{Access, CallId, Exposed, Incoming, RegionId, Source, Span};
 
-/// Writes have no completions of their own, but for one in so many.
+/// One in this number of Writes has a completion of its own.
 const SILENT: usize = 32;
 
-/// What there is only while there is a connection.
+/// The state of an endpoint during a connection.
 pub(super) struct Live {
     pub(super) link: Arc<Link>,
-    /// By slot. They stay from one receive to the next.
+    /// Buffers of receives by slot, which are reused.
     pub(super) receives: Vec<Option<Buffer>>,
-    /// Slots that no receive is posted from.
+    /// Slots without a posted receive.
     pub(super) free: Vec<usize>,
-    /// Posted, oldest first.
+    /// Posted work requests, oldest first.
     pub(super) posted: VecDeque<Posted>,
     pub(super) waiting: VecDeque<Request>,
     pub(super) number: u64,
-    /// Writes since the last request that tells of its end.
+    /// Writes since the last request with a completion.
     pub(super) silent: usize,
     pub(super) room: usize,
     pub(super) windows: Vec<Window>,
@@ -35,21 +36,21 @@ pub(super) struct Live {
     pub(super) receive: usize,
     /// Completions that the queue holds at a time.
     pub(super) depth: usize,
-    /// It is being ended: nothing is posted any more.
+    /// The connection is being ended. Nothing is posted.
     pub(super) broken: bool,
     /// A receive failed, as all do when the connection ends.
     pub(super) ended: bool,
     /// The peer was found to take backward calls.
     pub(super) takes_calls: bool,
     pub(super) activity: Activity,
-    /// Reads that wait until there is memory for what they bring.
+    /// Reads that wait for memory.
     pub(super) reads: VecDeque<Read>,
-    /// What they wait for, counted.
+    /// The amount that they wait for.
     pub(super) wanted: Option<Wanted>,
 }
 
 impl Live {
-    /// A connection with so many receives, and room for so many requests that send.
+    /// A connection with this number of receives, and of work requests of the send queue.
     pub(super) fn new(link: Link, receives: u32, room: u32, receive: usize) -> Self {
         Self {
             link: Arc::new(link),
@@ -97,7 +98,8 @@ impl Live {
             key: self.key(buffer.arena())?,
         };
         self.receives[slot] = Some(buffer);
-        // SAFETY: the buffer stays in its slot, which nobody looks at, until the completion with this number, or the link is gone.
+        // SAFETY: the buffer stays in its slot, which nobody looks at, until the completion with
+        // this number, or the link is gone.
         unsafe { self.link.post_receive((slot as u64) << 1 | 1, &element) }
     }
 
@@ -393,9 +395,10 @@ impl Live {
                 }
             }
         }
-        // SAFETY: `posted` keeps the memory of what is sent until a completion tells that it is over; sinks stay until their Reads
-        // completed, exposed memory until it was taken back; and all of them until the link's queue pair is gone. Windows are in `opens`, and
-        // arenas registered as long as there is the device.
+        // SAFETY: `posted` keeps the memory of what is sent until a completion tells that it is
+        // over; sinks stay until their Reads completed, exposed memory until it was taken back; and
+        // all of them until the link's queue pair is gone. Windows are in `opens`, and arenas
+        // registered as long as there is the device.
         unsafe { self.link.post(batch) }
     }
 

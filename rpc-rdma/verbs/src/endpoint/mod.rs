@@ -1,7 +1,7 @@
-//! One end of a connection: an engine, and the queue pair that carries out what it says.
+//! One end of a connection: an engine, and the queue pair that executes its actions.
 //!
-//! Nothing here waits. Whoever has the endpoint gives it what the application wants ([`Endpoint::carry`] follows), and has it look at its
-//! completions when its descriptor is readable ([`Endpoint::progress`]).
+//! An endpoint never waits. Its owner passes the requests of the application to it (then calls
+//! [`Endpoint::carry`]), and calls [`Endpoint::progress`] when its descriptor is readable.
 
 mod activity;
 mod bill;
@@ -26,10 +26,10 @@ use urnic_rpc_rdma::PrivateData;
 use urnic_rpc_rdma::engine::{Action, CallId, Connection, Event, Incoming, RegionId, Reply, Terms};
 use work::{Kept, Opening, Posted, Read, Request, Then, What, receive_slot};
 
-/// Work requests that send, at most, of which more wait with us.
+/// Posted work requests of the send queue, at most. Further ones wait in the endpoint.
 const SENDS: u32 = 256;
 
-/// See the module.
+/// One end of a connection.
 pub(crate) struct Endpoint {
     pub(crate) engine: Connection<Memory>,
     pool: Pool,
@@ -37,7 +37,7 @@ pub(crate) struct Endpoint {
     /// Long replies that the application has not fetched.
     replies: HashMap<RegionId, Buffer>,
     said: PrivateData,
-    /// At a server: where memory is counted for the client.
+    /// At a server, the memory that is counted for the client.
     bill: Option<Bill>,
 }
 
@@ -53,8 +53,8 @@ impl Endpoint {
         }
     }
 
-    /// Counts memory from now on; `messages` is that of `receives` and of what is sent by copy. `waits` says that Reads wait for memory:
-    /// [`carry`](Self::carry) goes on with them.
+    /// Counts memory from now on. `messages` is that of the receives and of copied Sends. The
+    /// endpoint calls `waits` when Reads wait for memory; [`carry`](Self::carry) continues them.
     pub(crate) fn charge(&mut self, account: &Account, messages: Charge, waits: impl Fn() + Send + 'static) {
         self.bill = Some(Bill {
             account: account.clone(),
@@ -66,7 +66,7 @@ impl Endpoint {
         });
     }
 
-    /// Bytes of memory that messages need, with so many receives, and calls at a time.
+    /// Bytes of memory for messages, with this number of receives and of calls at a time.
     pub(crate) fn footprint(said: &PrivateData, receives: u32, calls: u32) -> u64 {
         u64::from(receives) * footprint(said.receive_size) + u64::from(calls) * footprint(said.send_size)
     }
@@ -81,7 +81,7 @@ impl Endpoint {
         self.bill.as_ref().is_some_and(|bill| bill.served)
     }
 
-    /// Answers a call, or does not. What is counted for the reply, of so many bytes, is so until it is sent.
+    /// Answers a call, or drops it without a reply. `charge` is counted until the reply is sent.
     pub(crate) fn answer(&mut self, call: CallId, reply: Option<&Reply<Memory>>, charge: Option<Charge>) {
         // A call that is gone, with its connection, needs no answer.
         let answered = match reply {
@@ -98,7 +98,7 @@ impl Endpoint {
         self.carry();
     }
 
-    /// What this end tells the other, over this device.
+    /// The private data of this end, on this device.
     pub(crate) fn says(&self, invalidation: bool) -> PrivateData {
         PrivateData {
             remote_invalidation: invalidation,
@@ -110,23 +110,23 @@ impl Endpoint {
         self.live.as_ref().map(|live| &live.link)
     }
 
-    /// Takes a link, with so many receives and room for so many requests that send.
+    /// Attaches a link with this number of receives, and of work requests of the send queue.
     pub(crate) fn attach(&mut self, link: Link, receives: u32, room: u32) {
         self.live = Some(Live::new(link, receives, room, self.said.receive_size));
     }
 
-    /// Requests that send, on such a device.
+    /// Work requests of the send queue on a device.
     pub(crate) fn sends(device: &Device) -> u32 {
         SENDS.min(device.limits.works)
     }
 
-    /// There is a connection, or will be when the peer says so.
+    /// Begins a connection with the agreed terms.
     pub(crate) fn connected(&mut self, terms: Terms) {
         self.engine.connected(terms);
         self.carry();
     }
 
-    /// The client's upper layer takes calls. To be told more than once does no harm.
+    /// Notes that the upper layer of the client accepts calls. Repeated calls have no effect.
     pub(crate) fn takes_calls(&mut self) {
         if let Some(live) = &mut self.live
             && !std::mem::replace(&mut live.takes_calls, true)
@@ -140,24 +140,24 @@ impl Endpoint {
         self.live.as_ref().is_none_or(|live| live.broken)
     }
 
-    /// Whether nothing more will come: it was given up, or has ended, which the connection manager tells later.
+    /// Whether the connection was given up or has ended. The connection manager reports this later.
     pub(crate) fn ended(&self) -> bool {
         self.live.as_ref().is_none_or(|live| live.broken || live.ended)
     }
 
-    /// Whether bytes are on their way by RDMA: memory is open to the peer, or what was posted is not over.
+    /// Whether bytes move by RDMA: memory is open to the peer, or work requests have not completed.
     pub(crate) fn is_moving(&self) -> bool {
         let moving =
             |live: &Live| !(live.opens.is_empty() && live.sinks.is_empty() && live.posted.is_empty());
         self.live.as_ref().is_some_and(moving)
     }
 
-    /// When something last came, or was over.
+    /// Time of the last message or completion.
     pub(crate) fn heard(&self) -> Option<Instant> {
         self.live.as_ref().map(|live| live.activity.heard)
     }
 
-    /// Looks how the connection goes on; the last look was so long ago.
+    /// Checks the progress of the connection, `later` after the last check.
     pub(crate) fn look(&mut self, later: Duration) -> Ages {
         let open = self.bill.as_ref().map_or(0, |bill| bill.open);
         let Some(live) = &mut self.live else {
@@ -168,7 +168,7 @@ impl Endpoint {
         live.activity.look(oldest, busy, later)
     }
 
-    /// Ends the connection; [`detach`](Self::detach) when it has ended.
+    /// Ends the connection. [`detach`](Self::detach) follows when it has ended.
     pub(crate) fn disconnect(&mut self) {
         if let Some(live) = &mut self.live {
             live.broken = true;
@@ -176,10 +176,11 @@ impl Endpoint {
         }
     }
 
-    /// The connection is gone. The peer has no access when this returns.
+    /// Removes the ended connection. The peer has no access when this returns.
     pub(crate) fn detach(&mut self) {
         let Some(live) = self.live.take() else { return };
-        // The queue pair goes first, so that nothing is in use when memory is handed back. A window of type 2 opens nothing without it.
+        // The queue pair goes first, so that nothing is in use when memory is handed back. A window
+        // of type 2 opens nothing without it.
         live.link.destroy_queue_pair();
         let Live {
             link,
@@ -207,7 +208,7 @@ impl Endpoint {
         self.carry();
     }
 
-    /// Does what the engine wants.
+    /// Executes the actions of the engine.
     pub(crate) fn carry(&mut self) {
         if let Some(live) = &mut self.live
             && !live.reads.is_empty()
@@ -240,7 +241,7 @@ impl Endpoint {
 
     fn act(&mut self, action: Action<Memory>) -> io::Result<()> {
         let Some(live) = &mut self.live else {
-            // Only these outlive connections.
+            // Only these actions outlive connections.
             match action {
                 Action::Register { region, .. } => self.engine.register_failed(region),
                 Action::Release { region, .. } => self.engine.released(region),
@@ -358,9 +359,10 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Looks at what is over, and carries on; returns whether anything was.
+    /// Handles completions and executes the resulting actions. Returns whether there were
+    /// completions.
     ///
-    /// However fast the peer is, this ends, behind as many completions as the queue holds.
+    /// A call handles at most as many completions as the queue holds, however fast the peer is.
     pub(crate) fn progress(&mut self) -> bool {
         let mut completions = Vec::new();
         let mut seen = 0;
@@ -387,9 +389,11 @@ impl Endpoint {
         seen > 0
     }
 
-    /// To be called before a wait for the link's descriptor, which becomes readable when there is more; returns whether something is over already.
+    /// Arms the completion queue before a wait for the descriptor of the link. Returns whether
+    /// there were completions already.
     ///
-    /// What came before the arming is no more than the queue holds, and found by another look. Behind so many, a completion has made an event.
+    /// The queue holds all completions from before the arming, so one more poll finds them. A later
+    /// completion makes an event.
     pub(crate) fn rest(&mut self) -> bool {
         if let Some(live) = &self.live
             && let Err(error) = live.link.arm()
@@ -415,7 +419,7 @@ impl Endpoint {
             return;
         }
         if completion.failed.is_some() {
-            // What did not happen stays in `posted`, for `detach`.
+            // Failed requests stay in `posted`, for `detach`.
             if live.broken {
                 return;
             }
@@ -427,7 +431,7 @@ impl Endpoint {
                 then: Then::Completed(work),
                 ..
             }) = work
-                // A connection that fails has nothing to do with the call, which is then sent again.
+                // The failure of a connection is not that of the call, which is sent again.
                 && completion.failed == Some(Failure::Refused)
             {
                 self.engine.failed(*work);
@@ -435,7 +439,7 @@ impl Endpoint {
             tracing::debug!(failure = ?completion.failed, "a work request failed");
             return self.disconnect();
         }
-        // What is posted completes in order, so this tells of all before.
+        // Requests complete in order, so this completion is also that of all earlier ones.
         while live
             .posted
             .front()
@@ -454,7 +458,7 @@ impl Endpoint {
         }
     }
 
-    /// Takes what the application is to be told.
+    /// Takes the events for the application.
     pub(crate) fn events(&mut self) -> Vec<Event<Memory>> {
         let events = self.engine.events();
         if let Some(bill) = &mut self.bill {
@@ -469,7 +473,7 @@ impl Endpoint {
         events
     }
 
-    /// What was read for a call.
+    /// A call of the peer, with the data that was read for it.
     pub(crate) fn taken(&mut self, incoming: Incoming) -> Option<Taken> {
         self.live.as_mut()?.taken(incoming, &self.pool)
     }

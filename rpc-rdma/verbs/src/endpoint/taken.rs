@@ -4,19 +4,19 @@ use crate::memory::Slice;
 use crate::shares::Charge;
 use urnic_rpc_rdma::engine::Incoming;
 
-/// A call of the peer's, and what was read for it.
+/// A call of the peer, with the data that was read for it.
 pub(crate) struct Taken {
     pub(crate) incoming: Incoming,
     /// The RPC message, without the items.
     pub(crate) message: Message,
     /// Items behind the message's own, each with its Position.
     pub(crate) items: Vec<(u32, Slice)>,
-    /// What their memory is charged with.
+    /// Charges for the memory of the items.
     #[expect(dead_code, reason = "given back when the call is over")]
     pub(crate) charges: Vec<Charge>,
 }
 
-/// Where a message is.
+/// An RPC message, inline or in memory of the pool.
 pub(crate) enum Message {
     Short(Vec<u8>),
     Long(Slice),

@@ -7,17 +7,18 @@ use std::sync::Arc;
 use urnic_rpc_rdma::Segment;
 use urnic_rpc_rdma::engine::{CallId, RegionId, WorkId};
 
-/// Memory that goes by RDMA: pieces, one behind the other. What a device is to write into, or to read for a peer, is one piece.
+/// Memory that moves by RDMA: pieces in order. Memory into which a device writes, or from which it
+/// reads for a peer, is one piece.
 pub(crate) type Memory = Arc<[Slice]>;
 
-/// What is to be done when a work request is over, and the memory that it needs until then.
+/// A posted work request: the memory that it needs, and the effect of its completion.
 pub(super) struct Posted {
     pub(super) number: u64,
     pub(super) keep: Vec<Kept>,
     pub(super) then: Then,
 }
 
-/// Not looked at, only there.
+/// Memory that is kept until a work request completes.
 #[expect(dead_code)]
 pub(super) enum Kept {
     Slice(Slice),
@@ -52,7 +53,7 @@ pub(super) enum What {
     Invalidate(u32),
 }
 
-/// How the peer gets at a region.
+/// The object by which the peer has access to a region.
 pub(super) enum Opening {
     Window(Window),
     Region(Region),
@@ -61,16 +62,16 @@ pub(super) enum Opening {
 /// Memory that is exposed.
 pub(super) struct Open {
     pub(super) opening: Opening,
-    /// What of it is ours: long calls and replies.
+    /// Memory of the endpoint: long calls and replies.
     pub(super) own: Option<Buffer>,
-    /// The application's, so that it stays.
+    /// Memory of the application, which is kept.
     #[expect(dead_code)]
     pub(super) theirs: Option<Memory>,
 }
 
-/// Where an item is read to.
+/// The memory into which an item is read.
 pub(super) struct Sink {
-    /// On iWARP, what the Read Responses come in by. It goes before its memory.
+    /// On iWARP, the registration for the Read Responses. It is dropped before its memory.
     pub(super) region: Option<Region>,
     pub(super) buffer: Buffer,
     pub(super) key: u32,
@@ -81,13 +82,14 @@ pub(super) struct Sink {
 pub(super) struct Read {
     pub(super) work: WorkId,
     pub(super) item: (CallId, usize),
-    /// Of the whole item.
+    /// Bytes of the whole item.
     pub(super) length: u64,
     pub(super) at: u64,
     pub(super) remote: Segment,
 }
 
-/// Receives have odd numbers, of their slots; what sends has even ones, counted.
+/// The slot of a receive. Receives have odd numbers, made of their slots; other work requests have
+/// even ones, in order.
 pub(super) fn receive_slot(number: u64) -> Option<usize> {
     (number & 1 == 1).then_some((number >> 1) as usize)
 }

@@ -1,4 +1,4 @@
-//! The end that listens and answers.
+//! A server: the end that listens and answers.
 
 mod work;
 
@@ -25,29 +25,32 @@ use std::time::{Duration, Instant};
 use urnic_rpc_rdma::PrivateData;
 use urnic_rpc_rdma::engine::{Config, Connection, Role, Terms};
 
-/// Connection requests that may wait.
+/// Connection requests in the backlog.
 const BACKLOG: i32 = 128;
-/// Peers whose faulty transactions are remembered.
+/// Number of peers whose faulty transactions are remembered.
 const REFUSED: usize = 64;
-/// Time between looks for connections that do not go on, at most. More time between two looks, as on a machine that was stopped, is nobody's fault, and
-/// does not count.
+/// Longest interval of the checks for connections without progress. Time beyond it, as after a
+/// suspension of the machine, does not count against peers.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
-/// Time between looks whether there is memory for calls that wait for it.
+/// Interval of the checks whether there is memory for waiting calls.
 const MOMENT: Duration = Duration::from_millis(10);
 
-/// How long a connection does not go on, at least, before it is ended because others wait for the memory that it holds.
+/// Time without progress after which the server ends a connection whose memory others wait for.
 const STUCK: Duration = Duration::from_secs(2);
 
-/// For so long a thread may be in a call before the connection is taken from it that it keeps, which is looked after as often.
+/// Time in one call after which a thread loses the connection that it keeps, and the interval of
+/// this check.
 const TICK: Duration = Duration::from_millis(1);
 
-/// Listens for clients, and has a [`Service`] answer their calls.
+/// A listener whose clients' calls a [`Service`] answers.
 ///
-/// Its threads are those of [`serve`](Self::serve). One takes connections, and each of the others waits for any of these, takes what came, and calls the service
-/// itself; what came together with that waits for it where it answers fast, and is left to the others where not.
+/// The threads are those of [`serve`](Self::serve). One accepts connections. Each of the others
+/// waits for all connections, and the thread that receives a call runs the service for it. Further
+/// calls that arrived with it wait for this thread if it is fast, and go to other threads
+/// otherwise.
 pub struct Server {
-    // Identifiers go before their channel; what they keep alive, before them.
+    // Identifiers are dropped before their channel, and after the objects that they keep alive.
     connections: Mutex<HashMap<u64, Arc<Peer>>>,
     devices: Mutex<HashMap<usize, Weak<Device>>>,
     listener: Id,
@@ -60,13 +63,13 @@ pub struct Server {
     shares: Shares,
     /// Calls that wait until memory can be counted for their replies.
     deferred: Mutex<VecDeque<(Job, Wanted)>>,
-    /// How often it is said that connections are ended or not made.
+    /// Limit of log lines about ended or refused connections.
     said: Seldom,
-    /// The listener's device is gone.
+    /// The device of the listener was removed.
     removed: AtomicBool,
 }
 
-/// Calls that nobody has begun are forgotten in the end, even if a service panics.
+/// Drops the queued calls at the end, even if a service panics.
 struct Forgotten<'a>(&'a Server);
 
 impl Drop for Forgotten<'_> {
@@ -77,18 +80,18 @@ impl Drop for Forgotten<'_> {
 }
 
 impl Server {
-    /// Listens. Port 0 is any that is free, as [`address`](Self::address) says then.
+    /// Listens. Port 0 selects a free port, which [`address`](Self::address) returns.
     ///
     /// # Errors
-    /// There are no RDMA libraries or devices, or the address cannot be listened at.
+    /// There are no RDMA libraries or devices, or the server cannot listen on the address.
     pub fn bind(address: SocketAddr, options: &Options) -> Result<Self, Error> {
         Self::with_pool(address, options, &Pool::new())
     }
 
-    /// [`bind`](Self::bind), with a pool that there is already: that of the memory in [`Response::item`].
+    /// Listens with an existing pool, that of the memory in [`Response::item`].
     ///
     /// # Errors
-    /// As there.
+    /// There are no RDMA libraries or devices, or the server cannot listen on the address.
     pub fn with_pool(address: SocketAddr, options: &Options, pool: &Pool) -> Result<Self, Error> {
         let channel = Channel::new()?;
         let listener = Id::new(&channel)?;
@@ -109,7 +112,7 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// The address of the listener.
     pub fn address(&self) -> SocketAddr {
         self.listener.local()
     }
@@ -119,10 +122,11 @@ impl Server {
         &self.pool
     }
 
-    /// Serves until [`stop`](Self::stop), on as many threads as [`Options::threads`] says; this one takes connections.
+    /// Serves until [`stop`](Self::stop) on [`Options::threads`] threads. The calling thread
+    /// accepts connections.
     ///
     /// # Errors
-    /// Nobody can connect any more, since the device is gone that it listened at.
+    /// The device of the listener was removed, so no client can connect.
     pub fn serve(&self, service: &dyn Service) -> Result<(), Error> {
         let _forgotten = Forgotten(self);
         std::thread::scope(|scope| {
@@ -130,7 +134,7 @@ impl Server {
                 scope.spawn(|| self.work(service));
             }
             self.attend();
-            // Whoever waits for an answer of a client's has none any more, and is through.
+            // Threads that wait for the answer of a client get none, and end.
             let peers: Vec<_> = lock(&self.connections).drain().collect();
             for (_, peer) in peers {
                 let mut endpoint = lock(&peer.endpoint);
@@ -144,12 +148,13 @@ impl Server {
         Ok(())
     }
 
-    /// Has all threads of [`serve`](Self::serve) return, and all connections end.
+    /// Ends all connections, and makes all threads of [`serve`](Self::serve) return.
     pub fn stop(&self) {
         self.dispatch.stop();
     }
 
-    /// Takes what the connection manager tells, and looks after connections, until it is time to stop. Services may take all of their threads' time.
+    /// Handles events of the connection manager and checks connections, until the server stops.
+    /// Services may occupy all other threads.
     fn attend(&self) {
         let interval = self.interval();
         let mut looked = Instant::now();
@@ -204,13 +209,13 @@ impl Server {
         }
     }
 
-    /// How often it is looked whether a time is over.
+    /// Interval of the checks whether a time is over.
     fn interval(&self) -> Duration {
         let Options { idle, stall, .. } = self.options;
         (idle.unwrap_or(stall).min(stall) / 4).clamp(MOMENT, BETWEEN_LOOKS)
     }
 
-    /// Takes one thing that the connection manager tells: that may take its time.
+    /// Handles one event of the connection manager, which may take long.
     fn manage(&self) {
         match self.channel.next() {
             Ok(Some(event)) => self.happened(event),
@@ -273,7 +278,7 @@ impl Server {
     fn accept(&self, id: Id, private_data: &[u8], reads: u8, served_reads: u8) -> io::Result<()> {
         let (key, address) = (id.key(), id.peer());
         let device = self.device(&id)?;
-        // What the peer takes; a peer that says nothing takes one.
+        // The number that the peer accepts; one if the peer says nothing.
         let (limits, sends) = (device.limits, Endpoint::sends(&device));
         let reads = reads.min(limits.reads).max(1);
         let config = Config {
@@ -288,7 +293,8 @@ impl Server {
         engine.refuse(self.refused_of(address.ip()));
         let said = self.options.private_data();
         let mut endpoint = Endpoint::new(engine, &self.pool, said);
-        // One more, since a receive is posted before a reply that makes room for it is out; and those for replies.
+        // One more, since a receive is posted before a reply that makes room for it is out; and
+        // those for replies.
         let receives = self.options.credits + 1 + self.options.backward.max(1);
         let account = self.shares.account(address.ip());
         let messages = self.messages(
@@ -350,10 +356,10 @@ impl Server {
         found.map(|(_, xids)| xids).unwrap_or_default()
     }
 
-    /// Ends the connection that has to make room for another.
+    /// Ends one connection to make room for another.
     fn make_room(&self) -> bool {
         let each = |(key, peer): (&u64, &Arc<Peer>)| {
-            // Whom another thread is at is at work.
+            // A connection whose lock another thread has is at work.
             let endpoint = peer.endpoint.try_lock().ok();
             Candidate {
                 address: peer.address.ip(),
@@ -368,11 +374,12 @@ impl Server {
         true
     }
 
-    /// Ends connections that take too long; the last look was so long ago. A peer that reads nothing would keep the memory of its replies for ever.
+    /// Ends connections that take too long, `later` after the last check. Otherwise a peer that
+    /// reads nothing would hold the memory of its replies.
     fn look_after(&self, later: Duration) {
         let Options { idle, stall, .. } = self.options;
         let overdue = |(key, peer): (&u64, &Arc<Peer>)| {
-            // Whom another thread is at goes on.
+            // A connection whose lock another thread has makes progress.
             let ages = peer.endpoint.try_lock().ok()?.look(later);
             peer.stuck.store(ages.stuck.as_millis() as u64, Relaxed);
             let why = if ages.stuck >= stall {
@@ -402,7 +409,8 @@ impl Server {
         }
     }
 
-    /// Goes on with calls that waited for memory, as far as there is some; returns whether some wait still.
+    /// Continues calls that waited for memory, as far as there is some. Returns whether calls still
+    /// wait.
     fn go_on(&self) -> bool {
         if !self.shares.wanted() {
             return false;
@@ -419,7 +427,7 @@ impl Server {
         let peers: Vec<_> = lock(&self.connections).values().cloned().collect();
         let mut waiting = !lock(&self.deferred).is_empty();
         for peer in peers {
-            // Whom another thread is at goes on by itself, or waits still.
+            // A connection whose lock another thread has continues by itself, or still waits.
             let Ok(mut endpoint) = peer.endpoint.try_lock() else {
                 waiting = true;
                 continue;
@@ -438,7 +446,7 @@ impl Server {
         {
             tracing::warn!(peer = %peer.address, left_out, "ended: {why}");
         }
-        // Not first disconnected: whoever takes nothing does not take that either.
+        // Without a disconnect first, because a peer that takes nothing would not take it.
         self.gone(key);
     }
 

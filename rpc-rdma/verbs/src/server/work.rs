@@ -1,4 +1,4 @@
-//! What each of a server's threads does.
+//! The work of a server's threads.
 
 use super::Server;
 use crate::backward::Caller;
@@ -14,7 +14,7 @@ use std::time::Instant;
 use urnic_rpc_rdma::binding::{Binding, check};
 use urnic_rpc_rdma::rpc;
 
-/// Calls of one connection that a thread answers before it looks at others.
+/// Calls of one connection that a thread answers before it serves others.
 const IN_A_ROW: usize = 8;
 
 /// No time at all.
@@ -24,7 +24,7 @@ const NOW: Timespec = Timespec {
 };
 
 impl Server {
-    /// Answers calls until it is time to stop.
+    /// Answers calls until the server stops.
     pub(super) fn work(&self, service: &dyn Service) {
         let bindings = self.options.all_bindings();
         let mut found = None;
@@ -48,7 +48,7 @@ impl Server {
         lock(&self.connections).get(&key).cloned()
     }
 
-    /// Takes what came on a connection, and has others told of what comes next: the first call.
+    /// Receives from a connection and arms it for other threads. Returns the first call.
     fn take(peer: &Arc<Peer>) -> Option<Job> {
         let mut endpoint = lock(&peer.endpoint);
         if peer.is_kept() {
@@ -60,12 +60,13 @@ impl Server {
         job
     }
 
-    /// Answers this call, and those of the same connection that follow, while there is nothing else to be done: what there is.
+    /// Answers a call, and the following ones of the same connection while there is no other work.
+    /// Returns the other work.
     fn answer_all(&self, job: Job, service: &dyn Service, bindings: &[&dyn Binding]) -> Option<Told> {
         let peer = Arc::clone(&job.peer);
         let mut next = Some(job);
         let mut answered = 0;
-        // Who is told of something is the only one: of this connection, too.
+        // An event reaches one thread only, also that of this connection.
         let mut told_of_this = false;
         let mut others = || match self.dispatch.wait(Some(&NOW)) {
             Ok(Some(Told::Peer(key))) if key == peer.key => {
@@ -92,7 +93,7 @@ impl Server {
             }
         };
         peer.give_back_ours(&mut lock(&peer.endpoint));
-        // Its key may be another's by now.
+        // The key may already belong to another connection.
         if told_of_this && let Some(peer) = self.peer(peer.key) {
             let mut endpoint = lock(&peer.endpoint);
             if !peer.is_kept() {
@@ -102,7 +103,8 @@ impl Server {
         told
     }
 
-    /// Looks for a call, again and again, for as long as that was of use of late, and there is nothing else to be done. With one, the connection is this thread's.
+    /// Polls for a call, as long as polling was recently useful and there is no other work. If
+    /// there is a call, this thread keeps the connection.
     fn look(peer: &Arc<Peer>, others: &mut impl FnMut() -> Option<Told>) -> Result<Job, Option<Told>> {
         if !peer.may_look() {
             return Err(None);
@@ -126,9 +128,10 @@ impl Server {
         looked
     }
 
-    /// Has the service answer, when there is memory for the reply.
+    /// Answers a call by the service, when there is memory for the reply.
     fn answer(&self, job: Job, service: &dyn Service, bindings: &[&dyn Binding]) {
-        // Its client, who gets no answer, sends it again over another connection, where others may have followed it by now.
+        // The client gets no answer and repeats the call over another connection, where other calls
+        // may have followed it.
         if lock(&job.peer.endpoint).broken() {
             return;
         }
@@ -171,7 +174,7 @@ impl Server {
             let bytes = response.message.len() + data.map(|piece| piece.len()).sum::<usize>();
             (reply(response), bytes)
         });
-        // What fits into a message is counted with the connection.
+        // Replies that fit into a message are counted with the connection.
         let charge = reserved
             .zip(response.as_ref())
             .and_then(|(mut charge, (_, bytes))| {
@@ -183,7 +186,7 @@ impl Server {
         endpoint.answer(call, response.as_ref().map(|(reply, _)| reply), charge);
     }
 
-    /// The call with memory counted for its reply, if there is some. Else the call waits for it.
+    /// The call with memory counted for its reply. If there is none, the call waits for it.
     fn reserve(&self, mut job: Job) -> Option<Job> {
         let bytes = self.options.reply_memory;
         if job.reserved.is_none() && job.taken.items.is_empty() && bytes > 0 {
@@ -199,7 +202,7 @@ impl Server {
     }
 }
 
-/// An argument without the padding that its chunk may have brought: its count stands before its place in the message.
+/// An argument without the padding of its chunk. The count precedes its place in the message.
 fn unpadded(message: &[u8], place: usize, item: &Slice) -> Slice {
     let count = message.get(..place).and_then(|before| before.last_chunk::<4>());
     let count = count.map_or(item.len(), |count| u32::from_be_bytes(*count) as usize);

@@ -136,7 +136,8 @@ impl Id {
     }
 
     pub(crate) fn reject(&self) {
-        // SAFETY: the identifier is there; a request that is gone makes this fail, which is as good.
+        // SAFETY: the identifier is there; a request that is gone makes this fail, which is as
+        // good.
         let _ = unsafe { sys::rdma_reject(self.0.as_ptr(), ptr::null(), 0) };
     }
 
@@ -158,7 +159,8 @@ impl Id {
 
 impl Drop for Id {
     fn drop(&mut self) {
-        // SAFETY: it has no queue pair (a Link takes its own away first), and its events were acknowledged when they were taken.
+        // SAFETY: it has no queue pair (a Link takes its own away first), and its events were
+        // acknowledged when they were taken.
         unsafe { sys::rdma_destroy_id(self.0.as_ptr()) };
     }
 }
@@ -207,7 +209,8 @@ impl From<SocketAddr> for Address {
 fn address(storage: &libc::sockaddr_storage) -> SocketAddr {
     let place = ptr::from_ref(storage);
     if i32::from(storage.ss_family) == libc::AF_INET6 {
-        // SAFETY: the family says that it is one, and the storage is large enough and aligned for it.
+        // SAFETY: the family says that it is one, and the storage is large enough and aligned for
+        // it.
         let v6 = unsafe { &*place.cast::<libc::sockaddr_in6>() };
         let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
         SocketAddr::new(IpAddr::V6(ip), u16::from_be(v6.sin6_port))

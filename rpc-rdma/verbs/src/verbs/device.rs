@@ -32,7 +32,8 @@ pub(crate) struct Limits {
     pub(crate) windows: bool,
     /// Sends that invalidate.
     pub(crate) invalidates: bool,
-    /// Where an RDMA Read's bytes go must be open to the peer's Writes, since on iWARP the peer is told its STag (RFC 5040 §5.2).
+    /// Where an RDMA Read's bytes go must be open to the peer's Writes, since on iWARP the peer is
+    /// told its STag (RFC 5040 §5.2).
     pub(crate) open_sinks: bool,
 }
 
@@ -47,12 +48,14 @@ impl Device {
         Ok(id.context()?.as_ptr() as usize)
     }
 
-    /// The device that `id` was bound to; its windows are there or not, if it has any. To be dropped before all identifiers that are: it is them that keep the device open.
+    /// The device that `id` was bound to; its windows are there or not, if it has any. To be
+    /// dropped before all identifiers that are: it is them that keep the device open.
     pub(crate) fn of(id: &Id, pool: &Pool, windows: bool) -> io::Result<Self> {
         let context = id.context()?;
         // SAFETY: all zeroes is a value of this plain structure.
         let mut attributes: sys::ibv_device_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: the device is open as long as the identifier, and the place for the answer is there.
+        // SAFETY: the device is open as long as the identifier, and the place for the answer is
+        // there.
         told(unsafe { sys::ibv_query_device(context.as_ptr(), &mut attributes) })?;
         // SAFETY: as above.
         let iwarp = unsafe { (*(*context.as_ptr()).device).transport_type }
@@ -110,7 +113,8 @@ impl Device {
 
     fn register(&self, at: usize, len: usize, access: u32) -> io::Result<Region> {
         let place = ptr::with_exposed_provenance_mut::<c_void>(at);
-        // SAFETY: the domain is there; the memory is a pool's, which stays mapped as long as this device keeps the pool.
+        // SAFETY: the domain is there; the memory is a pool's, which stays mapped as long as this
+        // device keeps the pool.
         let region = unsafe { sys::ibv_reg_mr(self.domain.as_ptr(), place, len, access as i32) };
         made(region).map(Region)
     }
@@ -122,7 +126,8 @@ impl Drop for Device {
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner)
             .clear();
-        // SAFETY: links, regions and windows of this domain are owned by links, which keep the device; arenas are gone.
+        // SAFETY: links, regions and windows of this domain are owned by links, which keep the
+        // device; arenas are gone.
         unsafe { sys::ibv_dealloc_pd(self.domain.as_ptr()) };
     }
 }

@@ -93,8 +93,8 @@ unsafe impl Send for Link {}
 unsafe impl Sync for Link {}
 
 impl Link {
-    /// With room for so many requests that send, and receives. If that fails, the device goes before the identifier, as parameters do: the last
-    /// one first.
+    /// With room for so many requests that send, and receives. If that fails, the device goes
+    /// before the identifier, as parameters do: the last one first.
     pub(crate) fn new(id: Id, device: Arc<Device>, sends: u32, receives: u32) -> io::Result<Self> {
         let (context, domain) = (device.context.as_ptr(), device.domain.as_ptr());
         let elements = device.limits.elements;
@@ -168,9 +168,11 @@ impl Link {
         unsafe { sys::rdma_disconnect(self.id.0.as_ptr()) };
     }
 
-    /// Nothing that was posted goes on, and no window of type 2 is bound any more, when this returns.
+    /// Nothing that was posted goes on, and no window of type 2 is bound any more, when this
+    /// returns.
     pub(crate) fn destroy_queue_pair(&self) {
-        // SAFETY: the identifier is there; without a queue pair nothing happens. Who posts or destroys holds the endpoint, so one does at a time.
+        // SAFETY: the identifier is there; without a queue pair nothing happens. Who posts or
+        // destroys holds the endpoint, so one does at a time.
         unsafe {
             if !(*self.id.0.as_ptr()).qp.is_null() {
                 sys::rdma_destroy_qp(self.id.0.as_ptr());
@@ -189,7 +191,8 @@ impl Link {
     /// Asks for an event at the next completion, and takes those that were told.
     pub(crate) fn arm(&self) -> io::Result<()> {
         let (mut queue, mut context) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the channel is there, and the places for the answers; its descriptor does not block.
+        // SAFETY: the channel is there, and the places for the answers; its descriptor does not
+        // block.
         while unsafe { sys::ibv_get_cq_event(self.channel.as_ptr(), &mut queue, &mut context) } == 0 {
             // SAFETY: one event of this queue, just taken.
             unsafe { sys::ibv_ack_cq_events(queue, 1) };
@@ -222,7 +225,8 @@ impl Link {
     /// Posts a receive.
     ///
     /// # Safety
-    /// The memory stays, and nobody looks at it, until the receive completes or the link is dropped.
+    /// The memory stays, and nobody looks at it, until the receive completes or the link is
+    /// dropped.
     pub(crate) unsafe fn post_receive(&self, number: u64, into: &Element) -> io::Result<()> {
         let mut element = into.into();
         let mut request = sys::ibv_recv_wr {
@@ -239,8 +243,9 @@ impl Link {
     /// Posts work requests, in order, with one ring of the doorbell.
     ///
     /// # Safety
-    /// The memory of their elements stays, and nobody looks at it (Read) or changes it, until they or later ones complete, or the link is
-    /// dropped. Memory that is bound to a window stays until that is invalidated, or the link dropped. Windows and regions are there.
+    /// The memory of their elements stays, and nobody looks at it (Read) or changes it, until they
+    /// or later ones complete, or the link is dropped. Memory that is bound to a window stays until
+    /// that is invalidated, or the link dropped. Windows and regions are there.
     pub(crate) unsafe fn post(&self, mut batch: Batch) -> io::Result<()> {
         let mut elements = batch.elements.as_mut_ptr();
         let mut next = ptr::null_mut();
@@ -256,12 +261,13 @@ impl Link {
             return Ok(());
         }
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is there as long as the identifier; requests and elements are the batch's, all else is promised.
+        // SAFETY: the queue pair is there as long as the identifier; requests and elements are the
+        // batch's, all else is promised.
         told(unsafe { sys::ibv_post_send((*self.id.0.as_ptr()).qp, next, &mut bad) })?;
         for request in &batch.requests {
             if request.opcode == sys::ibv_wr_opcode::IBV_WR_BIND_MW {
-                // SAFETY: the member of this opcode; the window is there. The verb leaves it to its user to keep the key (ibv_bind_mw(3)), and posting may
-                // look at the one before.
+                // SAFETY: the member of this opcode; the window is there. The verb leaves it to its
+                // user to keep the key (ibv_bind_mw(3)), and posting may look at the one before.
                 unsafe {
                     let bind = request.bind_mw_tso_union.bind_mw;
                     (*bind.mw).rkey = bind.rkey;
@@ -346,7 +352,8 @@ impl Batch {
 impl Drop for Link {
     fn drop(&mut self) {
         self.destroy_queue_pair();
-        // SAFETY: the queue pair went before its completion queue, that goes before its channel; its events were acknowledged when taken.
+        // SAFETY: the queue pair went before its completion queue, that goes before its channel;
+        // its events were acknowledged when taken.
         unsafe {
             sys::ibv_destroy_cq(self.queue.as_ptr());
             sys::ibv_destroy_comp_channel(self.channel.as_ptr());

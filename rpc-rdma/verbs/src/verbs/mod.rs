@@ -1,5 +1,5 @@
-//! libibverbs and librdmacm with owners for what they make. What is unsafe about a device is here, but for the promise that memory stays
-//! ([`Link::post`]).
+//! libibverbs and librdmacm with owners for what they make. What is unsafe about a device is here,
+//! but for the promise that memory stays ([`Link::post`]).
 
 mod cm;
 mod device;
