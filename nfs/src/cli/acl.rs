@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_told() {
+    fn bad_lists_are_reported() {
         for line in [
             "user:1001",
             "user::rw",

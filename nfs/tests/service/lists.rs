@@ -412,7 +412,7 @@ fn answered(server: &Arc<Server>, procedure: u32, file: Handle, words: &[u32]) -
 }
 
 #[test]
-fn what_is_no_list_is_garbage_or_invalid() {
+fn bad_lists_are_garbage_or_invalid() {
     let server = of_memory(1 << 20, OPEN);
     let root = client(&server, true).mount(b"/").unwrap();
     const GARBAGE: Result<Status, Refusal> = Err(Refusal::Garbage);

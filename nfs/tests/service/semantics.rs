@@ -393,7 +393,7 @@ fn directories_inherit_the_group_and_that_they_do() {
 }
 
 #[test]
-fn who_writes_takes_the_set_ids_away() {
+fn writes_remove_the_set_id_bits() {
     let (_folder, servers) = both(OPEN);
     for server in servers {
         let mut ann = client_as(&server, own_or(1001));
@@ -447,7 +447,7 @@ fn special_files_have_their_kind() {
 }
 
 #[test]
-fn what_is_no_call_is_answered_as_rpc_has_it() {
+fn messages_that_are_no_calls_are_answered_by_rpc_rules() {
     let server = of_memory(1 << 20, OPEN);
     let words = |words: &[u32]| {
         words

@@ -170,7 +170,7 @@ fn files_come_back_as_they_went() {
 }
 
 #[test]
-fn what_does_not_work_is_said_in_a_line() {
+fn failures_are_reported_in_one_line() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = Server::start(0, &["--read-only", text(folder.path())]);
     let local = folder.path().join("local");

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_serves_for_any_size() {
+    fn returned_memory_serves_for_any_size() {
         let pool = Pool::new();
         let pages: Vec<_> = (0..MAX_BUFFER / PAGE).map(|_| pool.take(PAGE)).collect();
         assert!(pages.iter().all(Option::is_some));

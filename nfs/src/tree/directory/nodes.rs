@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_forgotten_is_found_again() {
+    fn forgotten_files_are_found_again() {
         let folder = tempfile::tempdir().expect("a folder");
         let nodes = nodes(folder.path(), 2, 8);
         let (_, files) = tree(folder.path(), &nodes, 100);
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_during_a_search_is_asked_to_come_again() {
+    fn calls_during_a_search_are_told_to_retry() {
         let folder = tempfile::tempdir().expect("a folder");
         let nodes = nodes(folder.path(), 2, 8);
         let (_, files) = tree(folder.path(), &nodes, 1);
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_is_known_by_itself_not_by_its_name() {
+    fn new_files_are_known_by_descriptor_not_by_name() {
         let folder = tempfile::tempdir().expect("a folder");
         let nodes = nodes(folder.path(), 100, 8);
         let root = nodes.find(&nodes.handle(nodes.root())).expect("the root");
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_removed_is_stale_without_a_search() {
+    fn removed_files_are_stale_without_a_search() {
         let folder = tempfile::tempdir().expect("a folder");
         let nodes = nodes(folder.path(), 2, 8);
         let (_, files) = tree(folder.path(), &nodes, 1);

@@ -110,7 +110,7 @@ fn rpc_i_02_reserved_flags_are_ignored() {
 
 proptest! {
     #[test]
-    fn what_is_said_is_found(remote_invalidation: bool, send in 1..=256_usize, receive in 1..=256_usize, before: Vec<u8>) {
+    fn emitted_private_data_is_found(remote_invalidation: bool, send in 1..=256_usize, receive in 1..=256_usize, before: Vec<u8>) {
         let said = PrivateData { remote_invalidation, send_size: send << 10, receive_size: receive << 10 };
         prop_assume!(PrivateData::find(&[&before[..], &said.emit()[..7]].concat()).is_none());
         prop_assert_eq!(PrivateData::find(&[&before[..], &said.emit()].concat()), Some(said));

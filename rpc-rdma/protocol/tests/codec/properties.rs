@@ -109,7 +109,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_emitted_is_parsed(header in header(), payload: Vec<u8>) {
+    fn emitted_headers_are_parsed(header in header(), payload: Vec<u8>) {
         let octets = emitted(&header, &payload);
         match Header::parse(&octets, &LIMITS) {
             Ok(parsed) => prop_assert_eq!(parsed, (header, &payload[..])),
@@ -140,7 +140,7 @@ proptest! {
     /// Items left out of a stream at any places come back to where they were, with their padding in
     /// the chunk or not.
     #[test]
-    fn what_is_reduced_is_put_back(
+    fn reduced_streams_are_restored(
         pieces in vec((vec(any::<u32>(), 1..4), vec(any::<u8>(), 0..30), any::<bool>()), 0..6),
         tail: Vec<u32>,
     ) {

@@ -445,7 +445,7 @@ fn rpc_e_08_a_call_that_cannot_be_made_fails_here() {
 }
 
 #[test]
-fn what_is_no_call_is_not_taken() {
+fn messages_that_are_no_calls_are_not_taken() {
     let mut end = client();
     let mut reply = short(1);
     reply.message = message(1, 1, 40).into();
