@@ -17,9 +17,13 @@ pub mod intruder;
 mod layers;
 pub mod leftovers;
 #[cfg(test)]
+mod lengths;
+#[cfg(test)]
 mod links;
 #[cfg(test)]
 mod mentions;
+#[cfg(test)]
+mod module_circles;
 pub mod netns;
 pub mod pair;
 pub mod pci_guest;
@@ -32,6 +36,8 @@ mod rows;
 pub mod served;
 pub mod shell;
 pub mod skip;
+#[cfg(test)]
+mod sources;
 pub mod startup;
 pub mod ulpdu;
 pub mod user;
