@@ -1,10 +1,10 @@
 //! Commands and replies.
 
-use crate::Command;
 use crate::device::DeviceInfo;
 use crate::dma::{DmaAccess, DmaMap, DmaUnmap};
 use crate::error::Malformed;
 use crate::fields::{Fields, Put};
+use crate::header::Command;
 use crate::header::{Header, Kind};
 use crate::irq::{IrqInfo, SetIrqs};
 use crate::region::{RegionAccess, RegionInfo, SmallWrite};

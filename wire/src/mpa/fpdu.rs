@@ -146,7 +146,7 @@ pub fn emit(ulpdu: &[u8], crc: CrcMode, buffer: &mut [u8]) -> usize {
 
 /// Puts the CRC32C of all before them into the last four bytes of `fpdu` (markers count, RFC 5044 §4.4).
 #[inline]
-pub(super) fn seal(fpdu: &mut [u8]) {
+pub fn seal(fpdu: &mut [u8]) {
     if let Some((covered, crc)) = fpdu.split_last_chunk_mut::<CRC_LEN>() {
         *crc = crc32c(covered).to_le_bytes();
     }

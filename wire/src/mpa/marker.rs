@@ -79,7 +79,7 @@ pub enum Piece {
 
 /// How an FPDU and its markers follow each other on the wire.
 ///
-/// A sender gathers by it, a receiver scatters by it, both without copying.
+/// A receiver takes the markers out by it; [`insert`] is the sender's side.
 #[derive(Clone, Debug)]
 pub struct Pieces {
     distance: usize,
@@ -137,38 +137,39 @@ pub fn wire_len(offset: u64, octets: &[u8]) -> Option<usize> {
     Some(marked_len(offset, fpdu_len(ulpdu_len)))
 }
 
+/// Spreads the FPDU of `fpdu_len` bytes at the front of `buffer` and puts its markers in; returns the bytes that it takes then.
+/// The CRC, which covers the markers, comes afterwards ([`fpdu::seal`]).
+///
+/// # Panics
+/// If `buffer` is shorter than [`marked_len`]`(offset, fpdu_len)`.
+pub fn insert(offset: u64, fpdu_len: usize, buffer: &mut [u8]) -> usize {
+    let lead = distance(offset);
+    let ulpdu_length_at = if lead == 0 { LEN } else { 0 };
+    let mut from_end = fpdu_len;
+    // From the back, so that nothing is overwritten.
+    for n in (0..count(offset, fpdu_len)).rev() {
+        let from = lead + n * BETWEEN;
+        let at = lead + n * INTERVAL;
+        buffer.copy_within(from..from_end, at + LEN);
+        // Past 65535 only with a ULPDU no conforming sender posts; then the low bits go on the wire.
+        let fpduptr = at.saturating_sub(ulpdu_length_at) as u16;
+        buffer[at..at + LEN].copy_from_slice(&Marker { fpduptr }.to_bytes());
+        from_end = from;
+    }
+    marked_len(offset, fpdu_len)
+}
+
 /// Writes the FPDU of `ulpdu` with its markers to the front of `buffer`; returns the bytes written.
 ///
 /// # Panics
 /// If `buffer` is shorter than [`marked_len`]`(offset, fpdu_len(ulpdu.len()))`, or `ulpdu` longer than 65535 bytes.
 pub fn emit(offset: u64, ulpdu: &[u8], crc: CrcMode, buffer: &mut [u8]) -> usize {
-    let plain = fpdu_len(ulpdu.len());
-    let length = fpdu::emit_length(ulpdu.len());
-    let mut at = 0;
-    for piece in pieces(offset, plain) {
-        match piece {
-            Piece::Marker(marker) => {
-                buffer[at..at + LEN].copy_from_slice(&marker.to_bytes());
-                at += LEN;
-            }
-            Piece::Fpdu(octets) => {
-                let out = &mut buffer[at..at + octets.len()];
-                at += octets.len();
-                // ULPDU_Length, ULPDU, then zeros for pad and CRC.
-                let ulpdu_start = octets.start.max(LENGTH_LEN);
-                let (head, tail) = out.split_at_mut(ulpdu_start - octets.start);
-                head.copy_from_slice(&length[..head.len()]);
-                let ulpdu_left = ulpdu.get(ulpdu_start - LENGTH_LEN..).unwrap_or_default();
-                let (body, zeros) = tail.split_at_mut(ulpdu_left.len().min(tail.len()));
-                body.copy_from_slice(&ulpdu_left[..body.len()]);
-                zeros.fill(0);
-            }
-        }
-    }
+    let plain = fpdu::emit(ulpdu, CrcMode::Off, buffer);
+    let len = insert(offset, plain, buffer);
     if crc == CrcMode::On {
-        fpdu::seal(&mut buffer[..at]);
+        fpdu::seal(&mut buffer[..len]);
     }
-    at
+    len
 }
 
 /// Takes the marked FPDU at the front of `octets`, moving its ULPDU together in place.

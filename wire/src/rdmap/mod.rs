@@ -27,6 +27,6 @@ pub use control::{
 };
 pub use extensions::{AtomicOperation, AtomicRequest, AtomicResponse, ImmediateData};
 pub use read::ReadRequest;
-pub use segment::{Body, Segment, SegmentError};
+pub use segment::{Body, Headers, Segment, SegmentError};
 pub use terminate::Terminate;
 pub use terminate_error::TerminateError;

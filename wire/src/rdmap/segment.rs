@@ -8,6 +8,37 @@ use super::terminate_error::TerminateError;
 use crate::ddp;
 use core::fmt;
 
+/// What every segment of RDMAP begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Headers {
+    /// The message type.
+    pub opcode: Opcode,
+    /// The DDP header.
+    pub header: ddp::Header,
+}
+
+impl Headers {
+    /// Parses the front of a ULPDU; returns the headers and the bytes behind them. [`Headers::check_placement`] is the next step.
+    ///
+    /// # Errors
+    /// [`SegmentError::Ddp`] before [`SegmentError::Control`].
+    #[inline]
+    pub fn parse(ulpdu: &[u8]) -> Result<(Self, &[u8]), SegmentError> {
+        let (header, payload) = ddp::Header::parse(ulpdu)?;
+        let Control { opcode } = Control::parse(header.rsvd_ulp())?;
+        Ok((Self { opcode, header }, payload))
+    }
+
+    /// Checks that the message may be in a segment with this header: its T bit, then its queue.
+    ///
+    /// # Errors
+    /// [`PlacementError`]; nothing of such a segment may be placed.
+    #[inline]
+    pub fn check_placement(&self) -> Result<(), PlacementError> {
+        check_placement(self.opcode, &self.header)
+    }
+}
+
 /// A ULPDU that belongs to an RDMAP stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment<'a> {
@@ -71,9 +102,9 @@ impl<'a> Segment<'a> {
     /// [`SegmentError`]; every one converts into the [`TerminateError`](super::TerminateError) to send.
     #[inline]
     pub fn parse(ulpdu: &'a [u8]) -> Result<Self, SegmentError> {
-        let (header, payload) = ddp::Header::parse(ulpdu)?;
-        let Control { opcode } = Control::parse(header.rsvd_ulp())?;
-        check_placement(opcode, &header)?;
+        let (headers, payload) = Headers::parse(ulpdu)?;
+        headers.check_placement()?;
+        let Headers { opcode, header } = headers;
         let body = match opcode {
             Opcode::Write
             | Opcode::ReadResponse

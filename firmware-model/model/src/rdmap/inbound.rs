@@ -15,8 +15,8 @@ use crate::rdmap::params::{Identity, Rtr};
 use urnic_device::vocabulary::WcStatus;
 use urnic_wire::ddp::{Header, TaggedHeader, UNTAGGED_LEN, UntaggedHeader};
 use urnic_wire::rdmap::{
-    AtomicRequest, AtomicResponse, Control, ImmediateData, Opcode, QN_ATOMIC_RESPONSE, ReadRequest,
-    Terminate, TerminateError, check_placement,
+    AtomicRequest, AtomicResponse, Headers, ImmediateData, Opcode, QN_ATOMIC_RESPONSE, ReadRequest,
+    Terminate, TerminateError,
 };
 
 /// A segment whose payload goes somewhere.
@@ -97,8 +97,8 @@ impl Halves {
 
     #[inline]
     fn parse<'u>(&self, ulpdu: &'u [u8]) -> Result<(Opcode, Header, &'u [u8]), Refusal> {
-        let (header, payload) = Header::parse(ulpdu)?;
-        let Control { opcode } = Control::parse(header.rsvd_ulp())?;
+        let (headers, payload) = Headers::parse(ulpdu)?;
+        let Headers { opcode, header } = headers;
         if !self.qp.extensions {
             if opcode.is_extension() {
                 return Err(TerminateError::RdmapUnexpectedOpcode.into());
@@ -113,7 +113,7 @@ impl Halves {
                 return Err(TerminateError::DdpInvalidQueue.into());
             }
         }
-        match check_placement(opcode, &header) {
+        match headers.check_placement() {
             Ok(()) => Ok((opcode, header, payload)),
             // No Terminate answers a Terminate (row RDM-T-08).
             Err(_) if opcode == Opcode::Terminate => Err(Refusal::Silent),

@@ -23,6 +23,8 @@
 //!
 //! [`Env`]: crate::rdmap::env::Env
 
+#![cfg_attr(not(any(test, fuzzing)), forbid(unsafe_code))]
+
 mod answers;
 mod completions;
 mod engine;

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use urnic_device::cqe::{Cqe, CqeFlags};
 use urnic_device::event::{Event, EventKind};
 use urnic_device::vocabulary::{Access, WcOpcode, WcStatus};
-use urnic_wire::ddp::{self, TaggedHeader, UntaggedHeader};
-use urnic_wire::rdmap::{ControlError, HeaderError, Opcode, PlacementError, ReadRequest, TerminateError};
+use urnic_wire::ddp::{TaggedHeader, UntaggedHeader};
+use urnic_wire::rdmap::{HeaderError, Opcode, PlacementError, ReadRequest, SegmentError, TerminateError};
 
 /// Longest message (RFC 5041 §5.2).
 const MAX_MESSAGE: u64 = u32::MAX as u64;
@@ -36,7 +36,7 @@ pub(super) enum Refusal {
     Overflow,
 }
 
-macro_rules! told {
+macro_rules! refuse_with_terminate {
     ($($error:ty),*) => { $(
         impl From<$error> for Refusal {
             fn from(error: $error) -> Refusal {
@@ -45,13 +45,7 @@ macro_rules! told {
         }
     )* };
 }
-told!(
-    TerminateError,
-    ddp::Error,
-    ControlError,
-    PlacementError,
-    HeaderError
-);
+refuse_with_terminate!(TerminateError, SegmentError, PlacementError, HeaderError);
 
 /// The receive that a message fills.
 #[derive(Debug)]

@@ -17,8 +17,7 @@ use crate::stream::Stream;
 use crate::time::Nanos;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
-use urnic_wire::crc::crc32c;
-use urnic_wire::mpa::fpdu::{CRC_LEN, CrcMode, LENGTH_LEN, emit_length, fpdu_len, padding};
+use urnic_wire::mpa::fpdu::{self, CRC_LEN, CrcMode, LENGTH_LEN, emit_length, fpdu_len, padding};
 use urnic_wire::mpa::{MAX_MULPDU, MIN_MULPDU, marker, mulpdu};
 
 /// Payload of at least so many bytes stays where it is: below, copying is cheaper than an iovec entry.
@@ -236,36 +235,19 @@ impl Sender {
     /// Puts the CRC into the last four bytes of the FPDU (RFC 5044 §4.4).
     #[inline]
     fn sign(&mut self, start: usize) {
-        let end = self.filled - CRC_LEN;
         // With a CRC nothing is gathered in place: all of the FPDU is staged.
-        let Some(staged) = self.staging.as_mut().and_then(|s| s.get_mut(start..self.filled)) else {
-            return;
-        };
-        let (covered, crc) = staged.split_at_mut(end - start);
-        crc.copy_from_slice(&crc32c(covered).to_le_bytes());
+        if let Some(staged) = self.staging.as_mut().and_then(|s| s.get_mut(start..self.filled)) {
+            fpdu::seal(staged);
+        }
     }
 
-    /// Spreads the FPDU, which is all staged, to make room for its markers, from the back (RFC 5044 §4.3).
+    /// Puts its markers into the FPDU, which is all staged (RFC 5044 §4.3).
     fn insert_markers(&mut self, start: usize) {
         let plain = self.filled - start;
-        let count = marker::count(self.sealed, plain);
-        let lead = marker::distance(self.sealed);
-        let end = self.filled + count * marker::LEN;
-        let Some(fpdu) = self.staging.as_mut().and_then(|s| s.get_mut(start..end)) else {
-            return;
-        };
-        let ulpdu_length_at = if lead == 0 { marker::LEN } else { 0 };
-        let mut from_end = plain;
-        for n in (0..count).rev() {
-            let from = lead + n * marker::BETWEEN;
-            let at = lead + n * marker::INTERVAL;
-            fpdu.copy_within(from..from_end, at + marker::LEN);
-            // At most 64768 + 520 bytes from the start; the low half is what goes on the wire.
-            let fpduptr = at.saturating_sub(ulpdu_length_at) as u16;
-            fpdu[at..at + marker::LEN].copy_from_slice(&marker::Marker { fpduptr }.to_bytes());
-            from_end = from;
+        let end = start + marker::marked_len(self.sealed, plain);
+        if let Some(place) = self.staging.as_mut().and_then(|s| s.get_mut(start..end)) {
+            self.filled = start + marker::insert(self.sealed, plain, place);
         }
-        self.filled = end;
     }
 
     pub(crate) fn cancel(&mut self) {
