@@ -52,10 +52,12 @@ impl<F> Message<F> {
     }
 }
 
-/// Takes a stream apart. Push what each read brought, then take messages until there are none: so at most one unfinished message and
-/// one read are held, and no more descriptors than one message may bring and one read brought.
+/// Takes a stream apart. Push what each read brought, then take messages until there are none: so
+/// at most one unfinished message and one read are held, and no more descriptors than one message
+/// may bring and one read brought.
 ///
-/// What stands for a descriptor is the caller's to choose: a server that sorts descriptors before it knows which message they belong to keeps them sorted.
+/// What stands for a descriptor is the caller's to choose: a server that sorts descriptors before
+/// it knows which message they belong to keeps them sorted.
 #[derive(Debug)]
 pub struct Decoder<F = OwnedFd> {
     limits: Limits,
@@ -77,7 +79,8 @@ impl Decoder {
 }
 
 impl<F> Decoder<F> {
-    /// A decoder at the start of a stream, with something of the caller's in the place of descriptors.
+    /// A decoder at the start of a stream, with something of the caller's in the place of
+    /// descriptors.
     pub fn of_sorted(limits: Limits) -> Decoder<F> {
         Decoder {
             limits,
@@ -94,8 +97,9 @@ impl<F> Decoder<F> {
         self.limits = limits;
     }
 
-    /// What one read brought. Descriptors are taken to belong to the message in which the read ended: Linux gives out the bytes of a
-    /// `sendmsg` that came with descriptors at the end of a read, never before bytes of a later one.
+    /// What one read brought. Descriptors are taken to belong to the message in which the read
+    /// ended: Linux gives out the bytes of a `sendmsg` that came with descriptors at the end of a
+    /// read, never before bytes of a later one.
     pub fn push(&mut self, bytes: &[u8], fds: impl IntoIterator<Item = F>) {
         if self.failed.is_some() {
             return;

@@ -79,7 +79,8 @@ pub enum IrqData<'a> {
     None,
     /// Those of the range whose byte is not 0: do it now.
     Bool(&'a [u8]),
-    /// Whenever it happens, tell the eventfd that came with the message; without one, tell nobody any more.
+    /// Whenever it happens, tell the eventfd that came with the message; without one, tell nobody
+    /// any more.
     Eventfd,
 }
 

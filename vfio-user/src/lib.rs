@@ -1,18 +1,22 @@
-//! The vfio-user protocol (QEMU's `docs/interop/vfio-user.rst`): how a PCI function is lent from one process, the *server*, to another, the
-//! *client*, over a unix stream socket. A codec for both ends that does no I/O; sockets are the caller's.
+//! The vfio-user protocol (QEMU's `docs/interop/vfio-user.rst`): how a PCI function is lent from
+//! one process, the *server*, to another, the *client*, over a unix stream socket. A codec for both
+//! ends that does no I/O; sockets are the caller's.
 //!
 //! ```text
 //!  socket ──bytes, fds──▶ Decoder ──▶ Message ──▶ Message::request() or ::reply() ──▶ Request, Reply
 //!  socket ◀──bytes─────── Request::emit, Reply::emit, emit_error
 //! ```
 //!
-//! Either side sends commands and answers the other's: the client asks for nearly everything ([`Request::Version`] first), the server
-//! only for memory that it cannot map ([`Request::DmaRead`], [`Request::DmaWrite`]). Replies carry the id of their command; ids belong to
-//! whoever sent the command, so a command and a reply with the same id have nothing to do with each other unless they crossed.
+//! Either side sends commands and answers the other's: the client asks for nearly everything
+//! ([`Request::Version`] first), the server only for memory that it cannot map
+//! ([`Request::DmaRead`], [`Request::DmaWrite`]). Replies carry the id of their command; ids belong
+//! to whoever sent the command, so a command and a reply with the same id have nothing to do with
+//! each other unless they crossed.
 //!
-//! What comes from a peer is never trusted. A message that is too long, or that brings too many descriptors, ends the stream
-//! ([`StreamError`]); one whose contents make no sense is [`Malformed`] and deserves an error reply. Nothing here panics on a
-//! peer's bytes, and a [`Decoder`] holds no more than one message and one read.
+//! What comes from a peer is never trusted. A message that is too long, or that brings too many
+//! descriptors, ends the stream ([`StreamError`]); one whose contents make no sense is
+//! [`Malformed`] and deserves an error reply. Nothing here panics on a peer's bytes, and a
+//! [`Decoder`] holds no more than one message and one read.
 //!
 //! Numbers are in the byte order of the machine, as the protocol says: both ends are on it.
 

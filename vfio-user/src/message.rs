@@ -267,8 +267,8 @@ pub enum Reply<'a> {
         /// What.
         data: &'a [u8],
     },
-    /// The client's memory holds it. Clients differ in how much they say: the specification has an address and a 32-bit count, others a 64-bit one
-    /// or, as QEMU, nothing.
+    /// The client's memory holds it. Clients differ in how much they say: the specification has an
+    /// address and a 32-bit count, others a 64-bit one or, as QEMU, nothing.
     DmaWrite,
     /// The device is as new.
     DeviceReset,

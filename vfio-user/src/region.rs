@@ -35,7 +35,8 @@ pub struct SparseArea {
 /// Answer to [`Request::RegionInfo`](crate::Request::RegionInfo).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegionInfo {
-    /// Bytes that the whole answer needs. If that is more than the client had room for, `sparse` is missing, and it asks again.
+    /// Bytes that the whole answer needs. If that is more than the client had room for, `sparse` is
+    /// missing, and it asks again.
     pub argsz: u32,
     /// What may be done with it.
     pub flags: RegionFlags,
@@ -131,7 +132,8 @@ impl RegionInfo {
     }
 }
 
-/// Looks for the sparse-mmap capability in the chain that begins at `at`. Each link must lead forward.
+/// Looks for the sparse-mmap capability in the chain that begins at `at`. Each link must lead
+/// forward.
 fn sparse_areas(payload: Fields<'_>, mut at: u32) -> Result<Option<Vec<SparseArea>>, Malformed> {
     while at != 0 {
         if at < RegionInfo::LEN {

@@ -41,7 +41,8 @@ pub struct Capabilities {
     pub urnic: Option<Urnic>,
 }
 
-/// Our addition to the capabilities. The client says `identity`, and the server, only then, `memory`.
+/// Our addition to the capabilities. The client says `identity`, and the server, only then,
+/// `memory`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Urnic {
     /// The client's DMA addresses are its own virtual addresses.
@@ -58,7 +59,8 @@ pub struct Urnic {
 pub enum Memory {
     /// By `process_vm_readv` and `process_vm_writev`.
     ProcessVm,
-    /// By [`Request::DmaRead`](crate::Request::DmaRead) and [`Request::DmaWrite`](crate::Request::DmaWrite).
+    /// By [`Request::DmaRead`](crate::Request::DmaRead) and
+    /// [`Request::DmaWrite`](crate::Request::DmaWrite).
     Messages,
 }
 

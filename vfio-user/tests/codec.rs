@@ -1,4 +1,5 @@
-//! Whatever one end says, the other understands, however the stream is cut; and whatever a peer sends instead does no harm.
+//! Whatever one end says, the other understands, however the stream is cut; and whatever a peer
+//! sends instead does no harm.
 
 use proptest::prelude::*;
 use std::fs::File;

@@ -51,8 +51,8 @@ const _: () = assert!(size_of::<TaggedLayout>() == TAGGED_LEN && size_of::<Untag
 /// Why a ULPDU is no DDP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Shorter than the header its T bit promises. RFC 5041 has no code for it; see the conversion to
-    /// [`TerminateError`](crate::rdmap::TerminateError).
+    /// Shorter than the header its T bit promises. RFC 5041 has no code for it; see the conversion
+    /// to [`TerminateError`](crate::rdmap::TerminateError).
     #[error("DDP segment of {have} octets is shorter than its header of {needed}")]
     Truncated {
         /// Bytes of the header, or 1 where not even the control byte is there.
@@ -60,7 +60,8 @@ pub enum Error {
         /// Bytes of the ULPDU.
         have: usize,
     },
-    /// DV is not [`VERSION`]. Tagged and untagged segments have different codes for it (RFC 5041 §7.2).
+    /// DV is not [`VERSION`]. Tagged and untagged segments have different codes for it (RFC 5041
+    /// §7.2).
     #[error("DDP version {version} in {} segment", if *.tagged { "a tagged" } else { "an untagged" })]
     Version {
         /// The T bit.
@@ -101,7 +102,8 @@ impl TaggedHeader {
     }
 }
 
-/// The header of an untagged segment: place the payload at `mo` of the buffer that `msn` has on queue `qn`.
+/// The header of an untagged segment: place the payload at `mo` of the buffer that `msn` has on
+/// queue `qn`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UntaggedHeader {
     /// L: the message ends with this segment.
@@ -163,7 +165,8 @@ pub enum Header {
 }
 
 impl Header {
-    /// Splits a ULPDU into header and payload. The four reserved control bits are ignored (RFC 5041 §4.1).
+    /// Splits a ULPDU into header and payload. The four reserved control bits are ignored (RFC 5041
+    /// §4.1).
     ///
     /// # Errors
     /// [`Error::Truncated`] before [`Error::Version`].

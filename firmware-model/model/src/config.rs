@@ -51,8 +51,8 @@ pub enum Reach {
     /// Wherever the process may: the driver is the process itself.
     #[default]
     Unrestricted,
-    /// From and on the addresses of the table only, and not to the host that the device runs on: a guest must not
-    /// gain a TCP client there.
+    /// From and on the addresses of the table only, and not to the host that the device runs on: a
+    /// guest must not gain a TCP client there.
     Confined {
         /// The host's own addresses. (Loopback and unspecified ones need not be listed.)
         host: Vec<IpAddr>,
@@ -86,7 +86,8 @@ pub struct Limits {
     pub uars: u32,
     /// Streams in streaming mode, and listeners.
     pub streams: u32,
-    /// File descriptors: one for each stream, in whatever mode or on its way out, and for each address listened on, and two.
+    /// File descriptors: one for each stream, in whatever mode or on its way out, and for each
+    /// address listened on, and two.
     pub descriptors: u32,
     /// Inbound Reads and atomics per queue pair.
     pub ird: u32,
@@ -137,14 +138,15 @@ pub struct ModelConfig {
     pub vectors: u32,
     /// RFC 7306 atomics and immediate data are offered.
     pub rfc7306: bool,
-    /// An idle peer whose host does not answer for so long is gone; zero leaves that to the kernel. (While bytes are
-    /// unacknowledged, the kernel's own limit on retransmissions holds.)
+    /// An idle peer whose host does not answer for so long is gone; zero leaves that to the kernel.
+    /// (While bytes are unacknowledged, the kernel's own limit on retransmissions holds.)
     pub liveness: Duration,
     /// Longest that a stream without a queue pair is kept until the peer has acknowledged all.
     pub linger: Duration,
     /// Who wants to know of its file descriptors.
     pub descriptors: Option<DescriptorWatch>,
-    /// The driver is in another process, and rings in plain memory: [`Device::doorbell_pages`](crate::Device::doorbell_pages).
+    /// The driver is in another process, and rings in plain memory:
+    /// [`Device::doorbell_pages`](crate::Device::doorbell_pages).
     pub doorbell_memory: bool,
     /// Where its streams are captured.
     pub capture: Option<Capture>,

@@ -1,9 +1,9 @@
-//! The RNIC itself: a device that speaks iWARP (MPA, DDP, RDMAP) over TCP streams and is driven through
-//! registers, doorbells and queues in host memory, as `urnic_device` lays down.
+//! The RNIC itself: a device that speaks iWARP (MPA, DDP, RDMAP) over TCP streams and is driven
+//! through registers, doorbells and queues in host memory, as `urnic_device` lays down.
 //!
-//! Protocol engines ([`llp`], [`rdmap`]) do no I/O: bytes, time and host memory go in, bytes, completions and
-//! [effects](qp::effects::Effects) come out. The rim around them makes the device: [`stream`]s, queues, commands and
-//! the threads that drive them.
+//! Protocol engines ([`llp`], [`rdmap`]) do no I/O: bytes, time and host memory go in, bytes,
+//! completions and [effects](qp::effects::Effects) come out. The rim around them makes the device:
+//! [`stream`]s, queues, commands and the threads that drive them.
 
 pub mod capture;
 mod command;

@@ -6,14 +6,16 @@ use std::sync::mpsc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// The longest wait for a new thread to run. A program may open the device in a constructor of a shared library: there the loader's lock is held, for
-/// which the new thread waits.
+/// The longest wait for a new thread to run. A program may open the device in a constructor of a
+/// shared library: there the loader's lock is held, for which the new thread waits.
 const LIMIT: Duration = Duration::from_secs(1);
 
 /// Starts a thread, and waits until it runs and has an arena of the allocator.
 ///
-/// A thread makes mappings when it begins: a signal stack, and at its first allocation an arena, which glibc trims by munmap(2). Programs that
-/// open a device do not expect another thread at that: libfabric, for one, overwrites the code of munmap(2) afterwards, and a thread in it crashes.
+/// A thread makes mappings when it begins: a signal stack, and at its first allocation an arena,
+/// which glibc trims by munmap(2). Programs that open a device do not expect another thread at
+/// that: libfabric, for one, overwrites the code of munmap(2) afterwards, and a thread in it
+/// crashes.
 ///
 /// # Errors
 /// Those of making a thread.

@@ -1,4 +1,5 @@
-//! Time as the device sees it: handed in from the rim, so that a whole device runs under a virtual clock.
+//! Time as the device sees it: handed in from the rim, so that a whole device runs under a virtual
+//! clock.
 
 use std::ops::Add;
 use std::time::Duration;

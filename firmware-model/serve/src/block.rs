@@ -1,8 +1,10 @@
 //! Address space for clients' memory.
 //!
-//! A function has one *block*: a row of [windows](WINDOW) that is reserved in one piece. A client chooses what is mapped there and when, so no sequence of
-//! calls, and no failure of any of them, may leave a part of a block unmapped while something still points there: the process's allocator could
-//! move in, and a ring of the client, or the next mapping, would overwrite it. Four rules see to that.
+//! A function has one *block*: a row of [windows](WINDOW) that is reserved in one piece. A client
+//! chooses what is mapped there and when, so no sequence of calls, and no failure of any of them,
+//! may leave a part of a block unmapped while something still points there: the process's allocator
+//! could move in, and a ring of the client, or the next mapping, would overwrite it. Four rules see
+//! to that.
 //!
 //! 1. *Addresses are never given back.* A block that its function no longer needs is cleared by one call and goes to a pool for the next function.
 //!    `munmap` is never called on a part of a block.
@@ -16,8 +18,9 @@
 //!    hole, nobody had moved in, and it is closed. If not, then either nothing had been removed or a stranger is there; these cannot be told
 //!    apart, so the block is *spoiled*: nothing in it is mapped, changed or used ever again, its function stops and its client is sent away.
 //!
-//! Between a failure and rule 4 other threads may allocate. Blocks therefore lie where the kernel puts nothing by itself: it gives out addresses from the top
-//! down (or, in the legacy layout, from a third of the address space up), and blocks are asked for [below](LOWEST) all of that.
+//! Between a failure and rule 4 other threads may allocate. Blocks therefore lie where the kernel
+//! puts nothing by itself: it gives out addresses from the top down (or, in the legacy layout, from
+//! a third of the address space up), and blocks are asked for [below](LOWEST) all of that.
 
 use rustix::fs::fstatfs;
 use rustix::io::Errno;
@@ -33,7 +36,8 @@ pub(crate) const WINDOW: u64 = 1 << 36;
 pub(crate) const MAX_WINDOWS: usize = 32;
 /// Blocks begin at multiples of this, as huge pages want.
 const ALIGN: usize = 1 << 30;
-/// Where blocks are asked for, from the first to below the second: under a third of 47 bits, and above what AddressSanitizer has for itself.
+/// Where blocks are asked for, from the first to below the second: under a third of 47 bits, and
+/// above what AddressSanitizer has for itself.
 const LOWEST: usize = 20 << 40;
 const HIGHEST: usize = 40 << 40;
 const HUGETLBFS: u64 = 0x9584_58f6;
@@ -89,8 +93,8 @@ fn wish(len: usize) -> *mut u8 {
     std::ptr::without_provenance_mut(wish.unwrap_or(LOWEST))
 }
 
-/// Reserves addresses, with a gap of at least a page to other mappings at both ends: mappings that touch become one, and to cut one in two takes a mapping
-/// that the kernel may refuse.
+/// Reserves addresses, with a gap of at least a page to other mappings at both ends: mappings that
+/// touch become one, and to cut one in two takes a mapping that the kernel may refuse.
 fn reserve(windows: usize) -> Result<Span, Errno> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let (len, extra) = (windows * WINDOW as usize, 2 * ALIGN);
@@ -136,7 +140,8 @@ pub(crate) struct Trial {
 }
 
 impl Trial {
-    /// Maps a part of a file that [is memory](super::passed::is_memory), to be put at a place whose offset from a multiple of 1 GiB is `skew`.
+    /// Maps a part of a file that [is memory](super::passed::is_memory), to be put at a place whose
+    /// offset from a multiple of 1 GiB is `skew`.
     pub(crate) fn new(file: &OwnedFd, offset: u64, len: usize, skew: u64) -> Result<Trial, Errno> {
         let fs = fstatfs(file)?;
         let huge = fs.f_type as u64 == HUGETLBFS;
@@ -177,14 +182,15 @@ impl Trial {
 impl Drop for Trial {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: the mapping made in `new`, which nobody uses: a trial that found its place has no length any more.
+            // SAFETY: the mapping made in `new`, which nobody uses: a trial that found its place
+            // has no length any more.
             let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         }
     }
 }
 
-/// Whether the kernel moves mappings of huge pages. Those that do not refuse when the target has been removed already, so this is tried, once, with a target
-/// that nobody needs.
+/// Whether the kernel moves mappings of huge pages. Those that do not refuse when the target has
+/// been removed already, so this is tried, once, with a target that nobody needs.
 fn moves_huge_pages(trial: &mut Trial) -> bool {
     static MOVES: OnceLock<bool> = OnceLock::new();
     *MOVES.get_or_init(|| {
@@ -251,8 +257,9 @@ impl Block {
     pub(crate) fn place(&mut self, offset: usize, trial: Trial) -> Result<(), Failed> {
         let mut trial = trial;
         let at = self.part(offset, trial.len)?;
-        // SAFETY: inside of this block, where nothing is mapped. What still looks there by an old pointer finds no rights, the file, or, if this fails and
-        // leaves a hole, nothing, until `repair`.
+        // SAFETY: inside of this block, where nothing is mapped. What still looks there by an old
+        // pointer finds no rights, the file, or, if this fails and leaves a hole, nothing, until
+        // `repair`.
         match unsafe { trial.move_to(at) } {
             Ok(()) => {
                 trial.len = 0;
@@ -278,7 +285,8 @@ impl Block {
 
 fn clear(at: NonNull<u8>, len: usize) -> Result<(), Errno> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-    // SAFETY: inside of a block that belongs to the caller; what still looks there meets a fault that is caught.
+    // SAFETY: inside of a block that belongs to the caller; what still looks there meets a fault
+    // that is caught.
     unsafe { mmap_anonymous(at.as_ptr().cast(), len, ProtFlags::empty(), flags) }.map(drop)
 }
 
@@ -370,7 +378,8 @@ mod tests {
     #[test]
     fn a_hole_that_a_failed_call_left_is_filled() {
         let mut block = fresh();
-        // SAFETY: what a failed mremap leaves, made on purpose, at an address that nobody allocates at.
+        // SAFETY: what a failed mremap leaves, made on purpose, at an address that nobody allocates
+        // at.
         unsafe { munmap(block.start().as_ptr().wrapping_add(8192).cast(), 4096) }.unwrap();
         assert!(!is_whole(&block));
         let hole = block.part(8192, 4096).unwrap();

@@ -1,6 +1,7 @@
 //! Closes sockets of clients that were turned away.
 //!
-//! What a client has sent and nobody has read may bring descriptors that wait when they are closed, and they are closed with the socket. The server's own thread does not wait for that.
+//! What a client has sent and nobody has read may bring descriptors that wait when they are closed,
+//! and they are closed with the socket. The server's own thread does not wait for that.
 
 use super::interruption::Interruptible;
 use std::os::fd::OwnedFd;

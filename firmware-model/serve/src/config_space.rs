@@ -41,7 +41,8 @@ pub(crate) struct ConfigSpace {
 }
 
 impl ConfigSpace {
-    /// That of a function with these lengths of BARs (powers of two, 0 = absent) and so many vectors.
+    /// That of a function with these lengths of BARs (powers of two, 0 = absent) and so many
+    /// vectors.
     pub(crate) fn new(bars: [u64; 6], vectors: u32) -> ConfigSpace {
         let mut space = ConfigSpace {
             bytes: Box::new([0; LEN]),
@@ -57,14 +58,15 @@ impl ConfigSpace {
         space.bytes[CAPABILITIES] = EXPRESS as u8;
         space.writable[INTERRUPT_LINE] = 0xff;
         for (bar, len) in bars.into_iter().enumerate().filter(|(_, len)| *len != 0) {
-            // 32-bit memory, not prefetchable: the low four bits are 0. What is written sticks only above the length, so that the
-            // owner finds it by writing ones.
+            // 32-bit memory, not prefetchable: the low four bits are 0. What is written sticks only
+            // above the length, so that the owner finds it by writing ones.
             space.allow32(BARS + 4 * bar, !(len as u32 - 1));
         }
 
         space.bytes[EXPRESS] = CAP_EXPRESS;
         space.bytes[EXPRESS + 1] = MSIX as u8;
-        // Version 2, an endpoint; it can be reset as a function; 8-bit tags; errors are not reported.
+        // Version 2, an endpoint; it can be reset as a function; 8-bit tags; errors are not
+        // reported.
         space.set16(EXPRESS + 2, 2);
         space.set32(EXPRESS + 4, 1 << 28 | 1 << 15 | 1 << 5);
         // Device control: error reporting, relaxed ordering, payload and request size.
@@ -102,7 +104,8 @@ impl ConfigSpace {
         self.bytes.get(offset..offset.checked_add(len)?)
     }
 
-    /// Writes what may be written of `data` at `offset`; `None` if that is not inside. Says whether it asks for a function reset.
+    /// Writes what may be written of `data` at `offset`; `None` if that is not inside. Says whether
+    /// it asks for a function reset.
     pub(crate) fn write(&mut self, offset: usize, data: &[u8]) -> Option<bool> {
         let range = offset..offset.checked_add(data.len())?;
         let bytes = self.bytes.get_mut(range.clone())?;

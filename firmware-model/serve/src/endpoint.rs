@@ -14,6 +14,7 @@ pub struct Endpoint {
     pub config: ModelConfig,
     /// Connections at a time.
     pub clients: usize,
-    /// Whether the memory of a client of our own user may be reached by `process_vm_readv` and `process_vm_writev`.
+    /// Whether the memory of a client of our own user may be reached by `process_vm_readv` and
+    /// `process_vm_writev`.
     pub process_vm: bool,
 }

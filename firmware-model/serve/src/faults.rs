@@ -1,14 +1,19 @@
-//! When the client's memory vanishes under the device: its file was truncated (`SIGBUS`), or it was taken back while a ring or a record
-//! still lay there (`SIGSEGV`, since memory without rights is in its place).
+//! When the client's memory vanishes under the device: its file was truncated (`SIGBUS`), or it was
+//! taken back while a ring or a record still lay there (`SIGSEGV`, since memory without rights is
+//! in its place).
 //!
-//! Neither may end the process, which serves others. A handler makes the access possible and leaves word; the function is stopped by its own thread. The
-//! handler uses nothing but atomics and system calls. What it may cost is bounded, however many pages are touched before the function has stopped:
+//! Neither may end the process, which serves others. A handler makes the access possible and leaves
+//! word; the function is stopped by its own thread. The handler uses nothing but atomics and system
+//! calls. What it may cost is bounded, however many pages are touched before the function has
+//! stopped:
 //!
 //! * A hole becomes a page of zeros, for the first [`MAX_NOTED`] of them: two mappings each.
-//! * A truncated file, or one hole more, and the whole [block](super::block) of the function becomes one anonymous mapping, by one call that needs no mapping
-//!   more than there are. The connection then ends.
-//! * [`FaultLog::stopped`] is set by the first fault. The engines look at it before each segment and each command, and do nothing from then on, so that
-//!   no more than a segment for each thread is written to such memory.
+//! * A truncated file, or one hole more, and the whole [block](super::block) of the function
+//!   becomes one anonymous mapping, by one call that needs no mapping more than there are. The
+//!   connection then ends.
+//! * [`FaultLog::stopped`] is set by the first fault. The engines look at it before each segment
+//!   and each command, and do nothing from then on, so that no more than a segment for each thread
+//!   is written to such memory.
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -70,7 +75,8 @@ fn catch() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
         for (i, signal) in SIGNALS.into_iter().enumerate() {
-            // SAFETY: zeros are a valid `sigaction`, and `call_once` lets nobody else at `PREVIOUS` before the handler is there.
+            // SAFETY: zeros are a valid `sigaction`, and `call_once` lets nobody else at `PREVIOUS`
+            // before the handler is there.
             unsafe {
                 let mut action: libc::sigaction = std::mem::zeroed();
                 action.sa_sigaction = on_fault as *const () as usize;
@@ -82,7 +88,8 @@ fn catch() {
 }
 
 extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid `siginfo_t` to a handler with SA_SIGINFO; a positive code says that it has a fault's address.
+    // SAFETY: the kernel passes a valid `siginfo_t` to a handler with SA_SIGINFO; a positive code
+    // says that it has a fault's address.
     let address = unsafe { ((*info).si_code > 0).then(|| (*info).si_addr().addr()) };
     if address.is_some_and(|address| mend(address, signal == libc::SIGBUS)) {
         return;
@@ -90,15 +97,18 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
     // Not ours: as if there had been no handler.
     for (i, known) in SIGNALS.into_iter().enumerate() {
         if known == signal {
-            // SAFETY: `PREVIOUS[i]` was filled when the handler was installed, and is only read since.
+            // SAFETY: `PREVIOUS[i]` was filled when the handler was installed, and is only read
+            // since.
             let previous = unsafe { &*(&raw const PREVIOUS[i]).cast::<libc::sigaction>() };
             match previous.sa_sigaction {
                 // The access is made again and meets it.
-                // SAFETY: `previous` is what sigaction(2) wrote when the handler was installed; null is allowed for the old action.
+                // SAFETY: `previous` is what sigaction(2) wrote when the handler was installed;
+                // null is allowed for the old action.
                 libc::SIG_DFL | libc::SIG_IGN => unsafe {
                     libc::sigaction(signal, previous, null_mut());
                 },
-                // SAFETY: a handler for this signal; one without SA_SIGINFO takes the first argument, and does not look at the others.
+                // SAFETY: a handler for this signal; one without SA_SIGINFO takes the first
+                // argument, and does not look at the others.
                 handler => unsafe {
                     std::mem::transmute::<usize, Handler>(handler)(signal, info, context);
                 },
@@ -146,8 +156,9 @@ fn make_accessible(at: usize, len: usize) -> bool {
     unsafe { mprotect(at, len, MprotectFlags::READ | MprotectFlags::WRITE) }.is_ok()
 }
 
-/// Puts zeros in place of a whole block. In two steps: memory that cannot be written is not counted against what the process may have, so the first cannot fail for
-/// that reason, and it needs no new mapping, because no mapping reaches beyond the block.
+/// Puts zeros in place of a whole block. In two steps: memory that cannot be written is not counted
+/// against what the process may have, so the first cannot fail for that reason, and it needs no new
+/// mapping, because no mapping reaches beyond the block.
 fn raze(log: &Log, start: usize, len: usize, address: usize) -> bool {
     log.lost.store(true, Ordering::Release);
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
@@ -186,7 +197,8 @@ pub(crate) enum Faults {
     None,
     /// Memory that had been taken back was accessed, in these pages.
     Holes(Vec<usize>),
-    /// A file was shorter than it had been, or there were too many faults: the client's memory is not here any more.
+    /// A file was shorter than it had been, or there were too many faults: the client's memory is
+    /// not here any more.
     Lost,
 }
 
@@ -198,7 +210,8 @@ pub(crate) struct FaultLog {
 }
 
 impl FaultLog {
-    /// A log that tells an eventfd of its own of faults. From now on faults in watched blocks are caught.
+    /// A log that tells an eventfd of its own of faults. From now on faults in watched blocks are
+    /// caught.
     pub(crate) fn new() -> Result<FaultLog, Errno> {
         catch();
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -221,8 +234,8 @@ impl FaultLog {
         self.wake.as_fd()
     }
 
-    /// What was noted since the last call. Nothing of the function's device is left when this is called, if there was anything: it may work again from now on,
-    /// unless its memory is lost.
+    /// What was noted since the last call. Nothing of the function's device is left when this is
+    /// called, if there was anything: it may work again from now on, unless its memory is lost.
     pub(crate) fn take(&self) -> Faults {
         if self.log.lost.load(Ordering::Acquire) {
             return Faults::Lost;
@@ -256,8 +269,9 @@ impl FaultLog {
         self.log.tell();
     }
 
-    /// Watches the block of `len` bytes at `start`, both multiples of 1 GiB, until the watch is dropped, which must be before another function has the block and
-    /// before the log goes. `None` if there is no room for more.
+    /// Watches the block of `len` bytes at `start`, both multiples of 1 GiB, until the watch is
+    /// dropped, which must be before another function has the block and before the log goes. `None`
+    /// if there is no room for more.
     pub(crate) fn watch(&self, start: usize, len: usize) -> Option<Watch> {
         let log = std::ptr::from_ref(self.log).cast_mut();
         let free = |slot: &&Slot| {

@@ -1,4 +1,5 @@
-//! A function as its client sees it over vfio-user: messages in, replies out. No I/O: what messages do to the hardware goes through [`Hardware`].
+//! A function as its client sees it over vfio-user: messages in, replies out. No I/O: what messages
+//! do to the hardware goes through [`Hardware`].
 
 use super::config_space::{self, BAR_MSIX_LEN, ConfigSpace, MAX_VECTORS, PBA_OFFSET};
 use super::passed::Passed;
@@ -31,7 +32,8 @@ pub(crate) type Incoming = Message<Passed>;
 
 /// What is behind the messages.
 pub(crate) trait Hardware {
-    /// A client has said what it can: the device starts. Answers how memory without descriptors is reached, if the client is one of ours.
+    /// A client has said what it can: the device starts. Answers how memory without descriptors is
+    /// reached, if the client is one of ours.
     fn start(&mut self, client: &Capabilities) -> Result<Option<Memory>, Errno>;
     /// Reads a register.
     fn register(&mut self, offset: u32) -> u32;
@@ -103,7 +105,8 @@ impl Function {
         self.present.is_some()
     }
 
-    /// Does what a command asks and appends the reply. (Replies to the server's own commands are not for here.)
+    /// Does what a command asks and appends the reply. (Replies to the server's own commands are
+    /// not for here.)
     pub(crate) fn message(
         &mut self,
         message: Incoming,
@@ -282,7 +285,8 @@ fn irqs(index: u32, hardware: &dyn Hardware) -> Result<IrqInfo, Errno> {
     Ok(IrqInfo { flags, index, count })
 }
 
-/// All forms of SET_IRQS. With eventfds: as many as vectors, or none at all, which means that nobody is told any more.
+/// All forms of SET_IRQS. With eventfds: as many as vectors, or none at all, which means that
+/// nobody is told any more.
 fn set_irqs(set: &SetIrqs<'_>, fds: Vec<Passed>, hardware: &mut dyn Hardware) -> Result<(), Errno> {
     let available = irqs(set.index, hardware)?.count;
     let end = set.start.checked_add(set.count).ok_or(Errno::INVAL)?;
@@ -335,7 +339,8 @@ impl Present {
             return Err(Errno::INVAL);
         }
         let memory = hardware.start(client)?;
-        // Only what the client knows is mentioned: QEMU takes no answer that is longer than its question.
+        // Only what the client knows is mentioned: QEMU takes no answer that is longer than its
+        // question.
         let lower = |theirs: Option<u64>, ours: u64| theirs.map(|theirs| theirs.min(ours));
         let capabilities = Capabilities {
             max_msg_fds: lower(client.max_msg_fds, MAX_FDS as u64),

@@ -1,8 +1,9 @@
 //! Ends the system calls that a client makes a session's threads wait in.
 //!
-//! Some calls on what a client passed may wait for as long as the client likes: closing a TCP socket with a linger time, or writing to an eventfd that is full and
-//! blocks (the client shares its flags). While the client stays it harms itself only. When it has gone, or the server ends, its threads are interrupted by a signal
-//! until they have ended.
+//! Some calls on what a client passed may wait for as long as the client likes: closing a TCP
+//! socket with a linger time, or writing to an eventfd that is full and blocks (the client shares
+//! its flags). While the client stays it harms itself only. When it has gone, or the server ends,
+//! its threads are interrupted by a signal until they have ended.
 
 use std::sync::{Mutex, Once, PoisonError};
 
@@ -22,7 +23,8 @@ impl Interruptible {
     pub(crate) fn enter(&self) {
         static INSTALLED: Once = Once::new();
         INSTALLED.call_once(|| {
-            // SAFETY: zeros are a valid `sigaction`; the handler does nothing. Without SA_RESTART system calls end with EINTR.
+            // SAFETY: zeros are a valid `sigaction`; the handler does nothing. Without SA_RESTART
+            // system calls end with EINTR.
             unsafe {
                 let mut action: libc::sigaction = std::mem::zeroed();
                 action.sa_sigaction = on_signal as *const () as usize;
@@ -43,7 +45,8 @@ impl Interruptible {
             .push(thread);
     }
 
-    /// Interrupts the threads that have entered. A number that belongs to another thread of this process by now does no harm: that thread tries again what it did.
+    /// Interrupts the threads that have entered. A number that belongs to another thread of this
+    /// process by now does no harm: that thread tries again what it did.
     pub(crate) fn interrupt(&self) {
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         for thread in threads.iter() {

@@ -68,7 +68,8 @@ impl Ledger {
         self.lent.insert(stretch.first, stretch);
     }
 
-    /// Takes out all that lies inside of a range, which may be nothing: QEMU takes back what it never lent.
+    /// Takes out all that lies inside of a range, which may be nothing: QEMU takes back what it
+    /// never lent.
     ///
     /// # Errors
     ///

@@ -1,6 +1,7 @@
 //! The device as a PCI function of another process: a vfio-user server.
 //!
-//! Each connection is a function of its own, with a thread that reads its messages, serves its doorbell pages and drives its device.
+//! Each connection is a function of its own, with a thread that reads its messages, serves its
+//! doorbell pages and drives its device.
 //!
 //! | | |
 //! |---|---|

@@ -1,8 +1,9 @@
-//! The socket of a connection: the client's commands come in and their replies go out; the device's own commands go out and their replies
-//! come in.
+//! The socket of a connection: the client's commands come in and their replies go out; the device's
+//! own commands go out and their replies come in.
 //!
-//! Whoever waits for a reply reads the socket himself if nobody else does, and queues commands that come first for the connection's
-//! thread. So a reply is seen even if that thread waits for the very access that the reply is for.
+//! Whoever waits for a reply reads the socket himself if nobody else does, and queues commands that
+//! come first for the connection's thread. So a reply is seen even if that thread waits for the
+//! very access that the reply is for.
 
 use super::function::{Incoming, LIMITS, Outgoing};
 use super::passed::Passed;
@@ -20,14 +21,16 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use urnic_vfio_user::{Decoder, Kind, Request};
 
-/// Longest that a client may leave a command of ours without reply, or its socket full. QEMU gives us as much.
+/// Longest that a client may leave a command of ours without reply, or its socket full. QEMU gives
+/// us as much.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Commands that wait for the connection's thread, and bytes of theirs; at so many nobody reads on.
 const MAX_QUEUED: usize = 256;
 const MAX_QUEUED_LEN: usize = 4 << 20;
 /// Descriptors that came with them, at which nobody reads on either.
 const MAX_QUEUED_FDS: usize = 64;
-/// Descriptors that may be under way from a client: queued, just read, and of a message that is not complete.
+/// Descriptors that may be under way from a client: queued, just read, and of a message that is not
+/// complete.
 pub(super) const MAX_FDS_UNDER_WAY: usize = MAX_QUEUED_FDS + 2 * LIMITS.fds;
 const READ_LEN: usize = 64 << 10;
 /// Longest sleep of a waiter.
@@ -99,7 +102,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits until one of the descriptors is ready for what is asked, or the time is over; tells which are.
+/// Waits until one of the descriptors is ready for what is asked, or the time is over; tells which
+/// are.
 pub(crate) fn wait(fds: &mut [PollFd<'_>], limit: Option<Duration>) {
     let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
     // Interrupted, or out of memory: the caller looks again.
@@ -113,8 +117,8 @@ pub(super) fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
     fds[0].revents().contains(PollFlags::HUP)
 }
 
-/// A wait for the client: over when it took longer than [`PATIENCE`]. A machine that was stopped meanwhile stopped the client too, so more than
-/// [`LOOK`] between two looks does not count.
+/// A wait for the client: over when it took longer than [`PATIENCE`]. A machine that was stopped
+/// meanwhile stopped the client too, so more than [`LOOK`] between two looks does not count.
 struct Patience {
     left: Duration,
     looked: Instant,
@@ -137,7 +141,8 @@ impl Patience {
 }
 
 impl Link {
-    /// A link over a connected socket that does not block. The connection's thread may sleep on that and on the eventfd `wake`.
+    /// A link over a connected socket that does not block. The connection's thread may sleep on
+    /// that and on the eventfd `wake`.
     pub(crate) fn new(socket: OwnedFd, wake: OwnedFd) -> Link {
         Link {
             socket,
@@ -165,13 +170,14 @@ impl Link {
         Broken
     }
 
-    /// Closes the socket, with all that was sent on it and not read, and all descriptors that were passed. The calling thread may have to wait
-    /// for these. The connection has ended.
+    /// Closes the socket, with all that was sent on it and not read, and all descriptors that were
+    /// passed. The calling thread may have to wait for these. The connection has ended.
     pub(crate) fn close(&self) {
         drop(std::mem::take(&mut *lock(&self.state)));
         lock(&self.receiving).decoder = Decoder::of_sorted(LIMITS);
         // Others may still ask whether it is hung up: the number stays, and is something else's.
-        // SAFETY: the number is that of `self.socket` and remains its own; `ManuallyDrop` leaves it open.
+        // SAFETY: the number is that of `self.socket` and remains its own; `ManuallyDrop` leaves it
+        // open.
         let mut socket = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(self.socket.as_raw_fd()) });
         let _ = rustix::io::dup3(&self.wake, &mut socket, DupFlags::CLOEXEC);
     }
@@ -312,7 +318,8 @@ impl Link {
         Ok(())
     }
 
-    /// Who read the socket in passing took away what the connection's thread may be going to sleep for.
+    /// Who read the socket in passing took away what the connection's thread may be going to sleep
+    /// for.
     fn wake_for_commands(&self) {
         if self.has_command() {
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());

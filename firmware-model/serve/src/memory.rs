@@ -1,9 +1,11 @@
 //! The client's memory.
 //!
-//! What comes with a descriptor is mapped at its place in a *window*: 64 GiB of addresses stand for each 64 GiB of DMA addresses in use, so that stretches
-//! that are neighbours for the client are neighbours here, although QEMU lends a guest's memory page by page when there is an IOMMU. The windows of a
-//! function are one [`Block`], which says why nothing a client does can take these addresses away. Where nothing is lent there is memory without
-//! rights; [`faults`](super::faults) handles accesses there.
+//! What comes with a descriptor is mapped at its place in a *window*: 64 GiB of addresses stand for
+//! each 64 GiB of DMA addresses in use, so that stretches that are neighbours for the client are
+//! neighbours here, although QEMU lends a guest's memory page by page when there is an IOMMU. The
+//! windows of a function are one [`Block`], which says why nothing a client does can take these
+//! addresses away. Where nothing is lent there is memory without rights; [`faults`](super::faults)
+//! handles accesses there.
 
 use super::block::{Block, Failed, MAX_WINDOWS, Trial, WINDOW};
 use super::faults::{FaultLog, Faults, Watch};
@@ -29,8 +31,9 @@ const ALL_WINDOWS: usize = 1024;
 /// A function with fewer is of little use.
 const FEWEST_WINDOWS: usize = 4;
 
-/// How many mappings the kernel grants a process is limited, and a client could use them all up. Each function has a share of its own; the
-/// functions that need more take it from what is left over, first come, first served.
+/// How many mappings the kernel grants a process is limited, and a client could use them all up.
+/// Each function has a share of its own; the functions that need more take it from what is left
+/// over, first come, first served.
 #[derive(Debug)]
 pub(crate) struct Budget {
     share: usize,
@@ -126,7 +129,8 @@ impl Lent {
         Some(index * WINDOW + offset % WINDOW)
     }
 
-    /// The parts of a stretch whose windows are there: one, unless windows that are neighbours for the client are none here.
+    /// The parts of a stretch whose windows are there: one, unless windows that are neighbours for
+    /// the client are none here.
     fn pieces(&self, first: u64, last: u64) -> Vec<Piece> {
         let mut pieces: Vec<Piece> = Vec::new();
         for index in windows_of(first, last) {
@@ -241,7 +245,8 @@ impl ClientMemory {
         if !(DmaMapFlags::READ | DmaMapFlags::WRITE).contains(map.flags) || !(read || write) {
             return Err(Errno::INVAL);
         }
-        // The device needs both rights for what it may touch at any time; and a file that is no memory may make it wait.
+        // The device needs both rights for what it may touch at any time; and a file that is no
+        // memory may make it wait.
         let file = match file {
             Some(Passed::Memory(file)) if read && write => Some(file),
             _ => None,
@@ -298,7 +303,8 @@ impl ClientMemory {
         Ok(())
     }
 
-    /// What is at the client's addresses cannot be told any more: its device stops, and the connection ends.
+    /// What is at the client's addresses cannot be told any more: its device stops, and the
+    /// connection ends.
     fn lose(&self) -> Errno {
         self.faults.lose();
         Errno::NOMEM
@@ -322,7 +328,8 @@ impl ClientMemory {
         indices.into_iter().try_for_each(|index| lent.open_window(index))
     }
 
-    /// The client takes back all that it lent between two addresses. When this returns, no region of the device reaches it any more.
+    /// The client takes back all that it lent between two addresses. When this returns, no region
+    /// of the device reaches it any more.
     pub(crate) fn unmap(&self, first: u64, last: u64, device: Option<&Device>) -> Result<(), Errno> {
         let removed = self.lent_mut().ledger.remove(first, last)?;
         let (Some(lowest), Some(highest)) = (removed.first(), removed.last()) else {
@@ -381,8 +388,9 @@ impl Drop for ClientMemory {
     }
 }
 
-// SAFETY: what `reach` points to is in a block, which stays until this is dropped, and the device holds a handle to it. While it is lent it is
-// mapped readable and writable; once taken back, or when its file is made shorter, an access faults and finds a page of zeros (`faults`).
+// SAFETY: what `reach` points to is in a block, which stays until this is dropped, and the device
+// holds a handle to it. While it is lent it is mapped readable and writable; once taken back, or
+// when its file is made shorter, an access faults and finds a page of zeros (`faults`).
 unsafe impl HostMemory for ClientMemory {
     fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>> {
         self.lent().reach(iova, len)

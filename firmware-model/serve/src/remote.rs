@@ -1,4 +1,5 @@
-//! Memory that the client cannot give a descriptor for: copied on each access, by the kernel or by messages.
+//! Memory that the client cannot give a descriptor for: copied on each access, by the kernel or by
+//! messages.
 
 use super::function::MAX_TRANSFER;
 use super::link::Link;
@@ -31,8 +32,8 @@ struct Process {
 }
 
 impl Process {
-    /// The process that connected, if its memory may be accessed. It must be of the server's own user: else a client that has died could have us
-    /// write into whoever got its number.
+    /// The process that connected, if its memory may be accessed. It must be of the server's own
+    /// user: else a client that has died could have us write into whoever got its number.
     fn behind(link: &Link) -> Option<Process> {
         let peer = socket_peercred(link.socket()).ok()?;
         if peer.uid != geteuid() {
@@ -42,7 +43,8 @@ impl Process {
             pid: peer.pid,
             fd: pidfd_open(peer.pid, PidfdFlags::empty()).ok()?,
         };
-        // Nothing is mapped at 0: the kernel says so if we may ask at all (Yama may forbid it), and something else if not.
+        // Nothing is mapped at 0: the kernel says so if we may ask at all (Yama may forbid it), and
+        // something else if not.
         let probe = process_memory::read(process.pid, 0, &mut [0]);
         (probe == Err(Errno::FAULT) && process.lives()).then_some(process)
     }
@@ -111,7 +113,8 @@ impl Remote {
         Ok(())
     }
 
-    /// Copies bytes into the client. They are there when this returns: a completion that follows must not overtake them.
+    /// Copies bytes into the client. They are there when this returns: a completion that follows
+    /// must not overtake them.
     pub(crate) fn write(&self, address: u64, from: &[u8]) -> Result<(), Unreachable> {
         if let Some(process) = self.process()? {
             let written = process_memory::write(process.pid, address, from);

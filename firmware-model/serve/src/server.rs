@@ -1,7 +1,9 @@
 //! The sockets at which clients ask for functions.
 //!
-//! Clients can make the threads of their sessions wait (see [`passed`](super::passed)), and stay. The thread here never waits for one: a session whose client has gone is interrupted
-//! until it ends; after [`OVERDUE`] its place goes to another client, a few times over for each user, and the end of the server waits for [`STOP`] at the longest.
+//! Clients can make the threads of their sessions wait (see [`passed`](super::passed)), and stay.
+//! The thread here never waits for one: a session whose client has gone is interrupted until it
+//! ends; after [`OVERDUE`] its place goes to another client, a few times over for each user, and
+//! the end of the server waits for [`STOP`] at the longest.
 
 use super::closer::Closer;
 use super::config_space::MAX_VECTORS;
@@ -28,9 +30,11 @@ use std::time::{Duration, Instant};
 
 /// How often sessions that should end are looked at.
 const TICK: Duration = Duration::from_millis(100);
-/// A session that has not ended so long after its client has gone keeps nobody from its place any more.
+/// A session that has not ended so long after its client has gone keeps nobody from its place any
+/// more.
 const OVERDUE: Duration = Duration::from_secs(5);
-/// Such sessions of one user, and of all: with more their places stay taken, and the user gets no function.
+/// Such sessions of one user, and of all: with more their places stay taken, and the user gets no
+/// function.
 const MAX_OVERDUE_OF_USER: usize = 4;
 const MAX_OVERDUE: usize = 64;
 /// Longest wait for sessions when the server ends. What has completed takes some of that to arrive.
@@ -75,7 +79,8 @@ impl Drop for SocketFile {
     }
 }
 
-/// A session and its thread, to which it belongs: it goes with that, so that a client's memory is let go at once.
+/// A session and its thread, to which it belongs: it goes with that, so that a client's memory is
+/// let go at once.
 struct Running {
     session: Weak<Session>,
     thread: JoinHandle<()>,
@@ -86,7 +91,8 @@ struct Running {
 }
 
 impl Running {
-    /// Whether the client has gone, or the session has been told to end. What is left of such a session is interrupted.
+    /// Whether the client has gone, or the session has been told to end. What is left of such a
+    /// session is interrupted.
     fn is_leaving(&mut self) -> bool {
         let leaves = || self.session.upgrade().is_none_or(|session| session.is_leaving());
         if self.leaving.is_none() && leaves() {
@@ -108,7 +114,8 @@ struct Listener {
     _file: SocketFile,
     endpoint: Endpoint,
     sessions: Vec<Running>,
-    /// Clients that came while one that has left still had its function: each waits for the end of one such session.
+    /// Clients that came while one that has left still had its function: each waits for the end of
+    /// one such session.
     waiting: VecDeque<OwnedFd>,
 }
 
@@ -132,13 +139,15 @@ impl Drop for Told {
 
 /// Descriptors of the process itself: sockets, signals, logs.
 const OF_THE_PROCESS: usize = 64;
-/// Descriptors of a function that no command of its driver makes more of: socket, wakes, doorbell pages, the client's process.
+/// Descriptors of a function that no command of its driver makes more of: socket, wakes, doorbell
+/// pages, the client's process.
 const OF_A_FUNCTION: usize = 8;
 /// A function with fewer is of little use, and with less than the fewest of none.
 const WANTED: usize = 64;
 const FEWEST: usize = 8;
 
-/// How many of the descriptors that the process may have each function's device gets, so that none can leave the others without.
+/// How many of the descriptors that the process may have each function's device gets, so that none
+/// can leave the others without.
 fn descriptor_share(limit: Option<u64>, functions: usize, vectors: usize) -> u32 {
     let Some(limit) = limit.and_then(|limit| usize::try_from(limit).ok()) else {
         return u32::MAX;
@@ -312,7 +321,8 @@ impl Server {
         })
     }
 
-    /// Serves until `stop` is readable; then the clients lose their functions, and the socket files are removed.
+    /// Serves until `stop` is readable; then the clients lose their functions, and the socket files
+    /// are removed.
     pub fn run(mut self, stop: BorrowedFd<'_>) {
         loop {
             let mut fds = vec![

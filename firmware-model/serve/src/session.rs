@@ -24,7 +24,8 @@ use urnic_vfio_user::{Capabilities, DmaMap, Memory};
 
 /// A client that has not begun after this time is sent away.
 const GREETING: Duration = Duration::from_secs(10);
-/// The thread looks at the doorbells for so long after the last that rang, then sleeps until it is kicked.
+/// The thread looks at the doorbells for so long after the last that rang, then sleeps until it is
+/// kicked.
 const CALM: Duration = Duration::from_micros(100);
 /// While it looks, every so many looks it asks the socket too.
 const LOOKS_PER_READ: u32 = 8;
@@ -69,7 +70,8 @@ impl Session {
         let _ = rustix::io::write(self.memory.faults().wake(), &1u64.to_ne_bytes());
     }
 
-    /// Whether the client has gone, or been sent away, and the session only has to notice or to clean up.
+    /// Whether the client has gone, or been sent away, and the session only has to notice or to
+    /// clean up.
     pub(super) fn is_leaving(&self) -> bool {
         self.link.is_broken() || self.link.is_hung_up()
     }
@@ -88,7 +90,8 @@ impl Session {
             device: None,
         };
         let Err(Broken) = self.serve(&mut wiring);
-        // A driver that is told of its device's end completes what is open: the device must not do so any more.
+        // A driver that is told of its device's end completes what is open: the device must not do
+        // so any more.
         if let Some(device) = wiring.device.take() {
             // What has completed still arrives.
             device.shutdown();
@@ -169,7 +172,8 @@ impl Session {
             PollFd::from_borrowed_fd(self.link.socket(), PollFlags::IN),
             PollFd::from_borrowed_fd(wake, PollFlags::IN),
         ];
-        // A command may have been queued by who waited for a reply; one that is queued from now on wakes.
+        // A command may have been queued by who waited for a reply; one that is queued from now on
+        // wakes.
         if !self.link.has_command() {
             wait(&mut fds, limit);
         }

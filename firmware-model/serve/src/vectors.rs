@@ -26,9 +26,11 @@ impl Vector {
             && !self.masked
             && let Some(eventfd) = &self.eventfd
         {
-            // It is full only if the client does not look, and then it will find that something was there.
+            // It is full only if the client does not look, and then it will find that something was
+            // there.
             if rustix::io::write(eventfd, &1u64.to_ne_bytes()) == Err(Errno::INTR) {
-                // The client had it full and made it block again, and has gone by now: this thread was interrupted.
+                // The client had it full and made it block again, and has gone by now: this thread
+                // was interrupted.
                 self.eventfd = None;
             }
             self.pending = false;
@@ -36,7 +38,8 @@ impl Vector {
     }
 }
 
-/// The vectors of a function. An interrupt that finds no eventfd, or a masked vector, is pending until that changes.
+/// The vectors of a function. An interrupt that finds no eventfd, or a masked vector, is pending
+/// until that changes.
 #[derive(Debug)]
 pub(crate) struct Vectors {
     vectors: Vec<Mutex<Vector>>,
@@ -61,7 +64,8 @@ impl Vectors {
     /// From now on a vector tells this eventfd, or nobody.
     pub(crate) fn assign(&self, vector: u32, eventfd: Option<OwnedFd>) {
         if let Some(eventfd) = &eventfd {
-            // So that a client that does not look is not waited for. It can take that back, to its own harm.
+            // So that a client that does not look is not waited for. It can take that back, to its
+            // own harm.
             let _ = fcntl_getfl(eventfd).and_then(|flags| fcntl_setfl(eventfd, flags | OFlags::NONBLOCK));
         }
         self.with(vector, |vector| {

@@ -12,7 +12,8 @@ use rustix::io::Errno;
 pub enum Signal {
     /// The device raised this vector.
     Interrupt(u32),
-    /// The device is gone and does not come back: its process ended, or somebody pulled it out. Told once.
+    /// The device is gone and does not come back: its process ended, or somebody pulled it out.
+    /// Told once.
     Lost,
 }
 
@@ -51,8 +52,8 @@ pub enum Mapping {
 ///
 /// A device that is lost reads as all ones; what is written to it goes nowhere.
 ///
-/// In a forked child the device belongs to the parent: after [`Bus::abandon_in_child`] reads answer 0, and writes, doorbells and
-/// polls do nothing.
+/// In a forked child the device belongs to the parent: after [`Bus::abandon_in_child`] reads answer
+/// 0, and writes, doorbells and polls do nothing.
 pub trait Bus: Send + Sync {
     /// Reads a register of BAR 0.
     fn read32(&self, offset: u32) -> u32;
@@ -66,18 +67,21 @@ pub trait Bus: Send + Sync {
         self.write32(offset + 4, (value >> 32) as u32);
     }
 
-    /// Rings a doorbell: stores `value` at `offset` of doorbell page `uar`. A device in the same process does the work before
-    /// this returns.
+    /// Rings a doorbell: stores `value` at `offset` of doorbell page `uar`. A device in the same
+    /// process does the work before this returns.
     fn doorbell(&self, uar: u32, offset: u32, value: u64);
 
-    /// Tells the bus the device's feature bits (`crate::command::features`), before the first doorbell.
+    /// Tells the bus the device's feature bits (`crate::command::features`), before the first
+    /// doorbell.
     fn features(&self, _features: u32) {}
 
-    /// Lets the device use the thread of a poller that found its queue empty: it receives, and sends what it had gathered.
+    /// Lets the device use the thread of a poller that found its queue empty: it receives, and
+    /// sends what it had gathered.
     fn progress(&self);
 
-    /// The calling thread waits until `done`, for `patience` at the longest, and a device that can use it looks at all its streams meanwhile. `told` becomes
-    /// readable when others have done it. Returns whether it is done; at once if the device runs elsewhere.
+    /// The calling thread waits until `done`, for `patience` at the longest, and a device that can
+    /// use it looks at all its streams meanwhile. `told` becomes readable when others have done it.
+    /// Returns whether it is done; at once if the device runs elsewhere.
     fn lend(&self, _patience: Duration, _told: BorrowedFd<'_>, _done: &mut dyn FnMut() -> bool) -> bool {
         false
     }
@@ -85,21 +89,25 @@ pub trait Bus: Send + Sync {
     /// Whether posted work waits in the device for the next poll. One relaxed load.
     fn has_gathered(&self) -> bool;
 
-    /// Makes `len` zeroed bytes of memory for queues: a multiple of 4096, contiguous for the device. They cost nothing until touched.
+    /// Makes `len` zeroed bytes of memory for queues: a multiple of 4096, contiguous for the
+    /// device. They cost nothing until touched.
     ///
     /// # Errors
     /// `ENOMEM`; `EIO` if the device is lost.
     fn allocate(&self, len: usize) -> Result<QueueMemory, Errno>;
 
-    /// Whether queues may be in memory of the program's own; otherwise in such from [`Bus::allocate`] only.
+    /// Whether queues may be in memory of the program's own; otherwise in such from
+    /// [`Bus::allocate`] only.
     fn adopts(&self) -> bool {
         false
     }
 
-    /// Takes memory of the program's own, at a multiple of 4096, for a queue; `None` if the device does not take such.
+    /// Takes memory of the program's own, at a multiple of 4096, for a queue; `None` if the device
+    /// does not take such.
     ///
     /// # Safety
-    /// The queue's bytes are there, and nobody else's, until the queue was destroyed, or its making failed.
+    /// The queue's bytes are there, and nobody else's, until the queue was destroyed, or its making
+    /// failed.
     unsafe fn adopt(&self, _ptr: NonNull<u8>) -> Option<QueueMemory> {
         None
     }
@@ -112,17 +120,19 @@ pub trait Bus: Send + Sync {
 
     /// Makes memory of the program reachable for the device, which writes it only if `write`.
     ///
-    /// The memory must stay mapped until [`Bus::unmap`], and a device may access it at any time until then. Ranges may overlap, and a range may be
-    /// mapped several times.
+    /// The memory must stay mapped until [`Bus::unmap`], and a device may access it at any time
+    /// until then. Ranges may overlap, and a range may be mapped several times.
     ///
     /// # Errors
-    /// `ENOMEM` if there is no room left in the device's address space, or the process may lock no more memory; `EIO` if the device is lost.
+    /// `ENOMEM` if there is no room left in the device's address space, or the process may lock no
+    /// more memory; `EIO` if the device is lost.
     fn map(&self, ptr: *mut u8, len: usize, write: bool) -> Result<Mapping, Errno>;
 
     /// Takes such memory away from the device again.
     fn unmap(&self, mapping: &Mapping, len: usize);
 
-    /// Sets who is told of interrupts and of the device's loss. What happened before is not told: called once, before the device is enabled.
+    /// Sets who is told of interrupts and of the device's loss. What happened before is not told:
+    /// called once, before the device is enabled.
     fn signals(&self, handler: SignalHandler);
 
     /// How the device reaches memory that the program registers, in a few words for `urnic info`.
@@ -131,6 +141,7 @@ pub trait Bus: Send + Sync {
     /// The process is about to end: what completed still arrives. Takes a bounded time.
     fn shutdown(&self);
 
-    /// In a child after fork: lets go of what was inherited, without touching the device. Async-signal-safe.
+    /// In a child after fork: lets go of what was inherited, without touching the device.
+    /// Async-signal-safe.
     fn abandon_in_child(&self);
 }

@@ -1,7 +1,8 @@
 //! Completion queue entries: 64 bytes, a power of two of them per queue.
 //!
-//! The last word holds the phase: 1 on the device's first pass over the ring, 0 on the second, and so on. The device
-//! writes it last, with release order; the driver reads it first, with acquire order. The ring starts zeroed.
+//! The last word holds the phase: 1 on the device's first pass over the ring, 0 on the second, and
+//! so on. The device writes it last, with release order; the driver reads it first, with acquire
+//! order. The ring starts zeroed.
 
 use crate::vocabulary::{WcOpcode, WcStatus};
 use bitflags::bitflags;
@@ -47,7 +48,8 @@ pub struct Cqe {
     /// [`CqeFlags`].
     pub flags: u8,
     reserved: u8,
-    /// With a failure that a Terminate reported: its control word (RFC 5040 §4.8), host order; else 0.
+    /// With a failure that a Terminate reported: its control word (RFC 5040 §4.8), host order; else
+    /// 0.
     pub vendor_error: U32,
     /// When the device made the entry: nanoseconds of its free-running clock.
     pub timestamp: U64,
@@ -57,7 +59,8 @@ pub struct Cqe {
 }
 
 impl Cqe {
-    /// A completion of a queue pair's work request, with no flags, no bytes and nothing said of time and phase.
+    /// A completion of a queue pair's work request, with no flags, no bytes and nothing said of
+    /// time and phase.
     #[inline]
     pub fn new(cookie: u64, label: u32, qid: u32, opcode: WcOpcode, status: WcStatus) -> Cqe {
         Cqe {

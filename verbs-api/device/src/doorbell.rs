@@ -1,14 +1,17 @@
 //! BAR 2: doorbell pages.
 //!
-//! A page belongs to one user context and reaches only queues created with it. Each queue is told its own 8-byte
-//! slot in the page when it is created, so that a page of plain memory loses no ring; work queues that share a slot
-//! (when there are more of them than slots) are all looked at. The true producer index stands in the queue's
-//! [record](super::record): the doorbell says only "look".
+//! A page belongs to one user context and reaches only queues created with it. Each queue is told
+//! its own 8-byte slot in the page when it is created, so that a page of plain memory loses no
+//! ring; work queues that share a slot (when there are more of them than slots) are all looked at.
+//! The true producer index stands in the queue's [record](super::record): the doorbell says only
+//! "look".
 //!
-//! A device that cannot notice a store (one in another process, say) has its pages in plain memory and looks at them from time to time,
-//! which [`features::DOORBELL_MEMORY`](super::command::features::DOORBELL_MEMORY) tells. It says in each page's *wake word* when it stops
-//! looking: a driver that has stored a doorbell reads that word behind a full fence, and writes [`KICK`](super::registers::KICK) if the
-//! device sleeps. The device sets the word, and behind a full fence looks once more before it sleeps. Without that
+//! A device that cannot notice a store (one in another process, say) has its pages in plain memory
+//! and looks at them from time to time, which
+//! [`features::DOORBELL_MEMORY`](super::command::features::DOORBELL_MEMORY) tells. It says in each
+//! page's *wake word* when it stops looking: a driver that has stored a doorbell reads that word
+//! behind a full fence, and writes [`KICK`](super::registers::KICK) if the device sleeps. The
+//! device sets the word, and behind a full fence looks once more before it sleeps. Without that
 //! feature the store itself rings, and the word is not to be read.
 
 use crate::vocabulary::numbered;
@@ -17,11 +20,12 @@ use crate::vocabulary::numbered;
 pub const PAGE_LEN: u32 = 4096;
 /// Slots in a page: all but the last eight bytes, where the wake word is.
 pub const SLOTS: u32 = PAGE_LEN / 8 - 1;
-/// Completion queues that get a slot of their own in a page. With more, some share one, and an arm that is overwritten in plain memory before the
-/// device looks is lost, since it stands nowhere else: a driver with more of them allocates further pages.
+/// Completion queues that get a slot of their own in a page. With more, some share one, and an arm
+/// that is overwritten in plain memory before the device looks is lost, since it stands nowhere
+/// else: a driver with more of them allocates further pages.
 pub const CQ_SLOTS: u32 = SLOTS / 2;
-/// Byte offset of the wake word in a page, 32 bits, written by the device: 0 = it looks at the page by itself, 1 = it sleeps until
-/// it is kicked.
+/// Byte offset of the wake word in a page, 32 bits, written by the device: 0 = it looks at the page
+/// by itself, 1 = it sleeps until it is kicked.
 pub const WAKE: u32 = SLOTS * 8;
 
 numbered! {
@@ -33,8 +37,8 @@ numbered! {
         Receive = 2,
         /// Buffers were posted to a shared receive queue.
         SharedReceive = 3,
-        /// Arm a completion queue for the next completion; the index is that behind the newest one that the driver saw, so
-        /// that one which crosses the doorbell is not missed.
+        /// Arm a completion queue for the next completion; the index is that behind the newest one
+        /// that the driver saw, so that one which crosses the doorbell is not missed.
         Arm = 4,
         /// Arm a completion queue for the next solicited or failed completion.
         ArmSolicited = 5,

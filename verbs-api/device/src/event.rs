@@ -1,12 +1,15 @@
-//! Event queues: rings of 32-byte entries with a phase like that of a [`cqe`](super::cqe), each tied to an interrupt vector.
+//! Event queues: rings of 32-byte entries with a phase like that of a [`cqe`](super::cqe), each
+//! tied to an interrupt vector.
 //!
-//! Queue 0 takes the asynchronous events of the whole function; further queues take completion notifications.
-//! The driver keeps its consumer index in the queue's [record](super::record::EqRecord). A completion
-//! notification needs an armed completion queue and disarms it, so a queue with as many entries as completion queues
-//! never overflows; asynchronous events that find no room wait in the device.
+//! Queue 0 takes the asynchronous events of the whole function; further queues take completion
+//! notifications. The driver keeps its consumer index in the queue's
+//! [record](super::record::EqRecord). A completion notification needs an armed completion queue and
+//! disarms it, so a queue with as many entries as completion queues never overflows; asynchronous
+//! events that find no room wait in the device.
 //!
-//! What a command brings about is reported after the command's completion is written. An event about an object that
-//! was destroyed meanwhile may still come; numbers are not used again soon, so it cannot be taken for another's.
+//! What a command brings about is reported after the command's completion is written. An event
+//! about an object that was destroyed meanwhile may still come; numbers are not used again soon, so
+//! it cannot be taken for another's.
 
 use crate::vocabulary::numbered;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -24,10 +27,12 @@ numbered! {
         Completion = 1,
         /// A completion queue (cqid) overflowed; its queue pairs go to the error state.
         CqError = 2,
-        /// A queue pair (qid) went to the error state; `code` is a [`QpFault`]; `data` is the control word of the Terminate
-        /// that was sent, received, or could not be sent; 0x20010000 for a lost stream (RFC 5044 §8, code 1); else 0.
+        /// A queue pair (qid) went to the error state; `code` is a [`QpFault`]; `data` is the
+        /// control word of the Terminate that was sent, received, or could not be sent; 0x20010000
+        /// for a lost stream (RFC 5044 §8, code 1); else 0.
         QpError = 3,
-        /// A queue pair (qid) with a fence received its first valid FPDU: the fence opens (RFC 5044 §7.1.2(4)).
+        /// A queue pair (qid) with a fence received its first valid FPDU: the fence opens (RFC 5044
+        /// §7.1.2(4)).
         FirstFpdu = 4,
         /// The peer of a queue pair (qid) closed its stream in an orderly way.
         PeerClosed = 5,
@@ -37,12 +42,13 @@ numbered! {
         LastWqe = 7,
         /// A shared receive queue (srqid) fell below its limit.
         SrqLimit = 8,
-        /// A stream (sid) is connected, or could not be and is gone: `code` is an errno, 0 = connected.
+        /// A stream (sid) is connected, or could not be and is gone: `code` is an errno, 0 =
+        /// connected.
         StreamConnected = 16,
         /// A listener (lid) accepted a stream: `data` is its sid.
         StreamAccepted = 17,
-        /// A receive command on a stream (sid) ended: `data` bytes arrived, `code` is an errno, 0 = all of them;
-        /// fewer bytes with code 0: the peer closed.
+        /// A receive command on a stream (sid) ended: `data` bytes arrived, `code` is an errno, 0 =
+        /// all of them; fewer bytes with code 0: the peer closed.
         StreamReceived = 18,
         /// A stream (sid) is gone: `code` is an errno, 0 = orderly.
         StreamClosed = 19,

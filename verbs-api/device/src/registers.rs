@@ -1,5 +1,5 @@
-//! BAR 0. All registers are 32 bits wide unless said otherwise; 64-bit ones may be accessed as two halves, low
-//! first. Reads of unlisted offsets answer 0, writes to them are ignored.
+//! BAR 0. All registers are 32 bits wide unless said otherwise; 64-bit ones may be accessed as two
+//! halves, low first. Reads of unlisted offsets answer 0, writes to them are ignored.
 
 use bitflags::bitflags;
 
@@ -32,10 +32,12 @@ pub const CMD_COMPLETION_BASE: u32 = 0x28;
 pub const CMD_DOORBELL: u32 = 0x30;
 /// RW: vector raised after command completions, or [`NO_VECTOR`] when the driver polls.
 pub const CMD_VECTOR: u32 = 0x34;
-/// WO: any value makes a device that sleeps look at its doorbell pages; see [`super::doorbell::WAKE`].
+/// WO: any value makes a device that sleeps look at its doorbell pages; see
+/// [`super::doorbell::WAKE`].
 pub const KICK: u32 = 0x38;
 
-/// What every register reads as when the function is gone, as on any PCI bus. [`STATUS`] and [`CONTROL`] have this value at no other time.
+/// What every register reads as when the function is gone, as on any PCI bus. [`STATUS`] and
+/// [`CONTROL`] have this value at no other time.
 pub const GONE: u32 = u32::MAX;
 
 /// In [`CMD_VECTOR`] and event queues: raise nothing.
@@ -56,8 +58,8 @@ bitflags! {
     pub struct Control: u32 {
         /// Start executing commands; the command queue registers must be set.
         const ENABLE = 1;
-        /// Function reset: all objects are destroyed, registers return to their defaults; what completed still arrives.
-        /// Reads as 0 when done.
+        /// Function reset: all objects are destroyed, registers return to their defaults; what
+        /// completed still arrives. Reads as 0 when done.
         const RESET = 2;
     }
 }
@@ -66,7 +68,7 @@ bitflags! {
 pub mod fatal {
     /// The command queue could not be read or written by DMA.
     pub const COMMAND_DMA: u32 = 1;
-    /// Memory that the device was given vanished while queues or records lay there, those of events included: it was unmapped
-    /// too early. All objects have been destroyed.
+    /// Memory that the device was given vanished while queues or records lay there, those of events
+    /// included: it was unmapped too early. All objects have been destroyed.
     pub const HOST_MEMORY: u32 = 2;
 }

@@ -1,16 +1,17 @@
 //! Streams: the TCP offload.
 //!
-//! The device owns TCP. A stream begins in *streaming mode*, where the host runs MPA start-up over it (RFC 5044 §7,
-//! RFC 6581) with small sends and receives of exactly n bytes, so that no FPDU byte ever reaches the host. Then
-//! it is *attached* to a queue pair with what was negotiated, and the device frames, checks, places and
-//! completes on its own: the split of RFC 6581 §4.4.3.
+//! The device owns TCP. A stream begins in *streaming mode*, where the host runs MPA start-up over
+//! it (RFC 5044 §7, RFC 6581) with small sends and receives of exactly n bytes, so that no FPDU
+//! byte ever reaches the host. Then it is *attached* to a queue pair with what was negotiated, and
+//! the device frames, checks, places and completes on its own: the split of RFC 6581 §4.4.3.
 
 use super::command::layouts;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Most bytes of one streaming-mode send or receive: an MPA frame with all its private data (RFC 5044 §7.1.1).
+/// Most bytes of one streaming-mode send or receive: an MPA frame with all its private data (RFC
+/// 5044 §7.1.1).
 pub const MAX_STREAMING: u32 = 20 + 512;
 
 layouts! {
@@ -95,11 +96,13 @@ layouts! {
         rtr_send: U32,
         /// [`rtr`] expected first, as responder; 0 = none.
         rtr_expect: U32,
-        /// With [`attach::PEER_MAY_CLOSE`]: posted receives are flushed so long after the peer's FIN, milliseconds.
+        /// With [`attach::PEER_MAY_CLOSE`]: posted receives are flushed so long after the peer's
+        /// FIN, milliseconds.
         fin_grace_ms: U32,
         /// Reserved, 0.
         reserved: U32,
-        /// Error to report to the peer by Terminate right away instead of starting (its control word, RFC 6581 §9); 0 = none.
+        /// Error to report to the peer by Terminate right away instead of starting (its control
+        /// word, RFC 6581 §9); 0 = none.
         terminate: U64,
     }
 }
@@ -120,13 +123,15 @@ pub mod attach {
     pub const MARKERS_TX: u32 = 4;
     /// Expect markers in what we receive.
     pub const MARKERS_RX: u32 = 8;
-    /// A Send that finds no receive posted waits instead of failing: the stream is not read meanwhile.
+    /// A Send that finds no receive posted waits instead of failing: the stream is not read
+    /// meanwhile.
     pub const STALL_ON_EMPTY_RQ: u32 = 16;
     /// The peer's FIN with nothing outstanding leaves the queue pair in RTS.
     pub const PEER_MAY_CLOSE: u32 = 32;
     /// Another first message than the expected RTR is an error, which a Terminate reports.
     pub const STRICT_RTR: u32 = 64;
-    /// We received the MPA Request, and may nevertheless send first: the peer has shown that it is ready.
+    /// We received the MPA Request, and may nevertheless send first: the peer has shown that it is
+    /// ready.
     pub const FENCE_OPEN: u32 = 128;
     /// As [`STALL_ON_EMPTY_RQ`], but only until the queue pair has taken its first receive.
     pub const STALL_AT_FIRST: u32 = 256;

@@ -35,8 +35,8 @@ impl Access {
         .union(Access::REMOTE_ATOMIC);
 }
 
-/// State of a queue pair (`enum ibv_qp_state`). How they map to the RDMAC states IDLE, RTS, CLOSING,
-/// TERMINATE and ERROR: conformance rows VRB-Q-01 … 07.
+/// State of a queue pair (`enum ibv_qp_state`). How they map to the RDMAC states IDLE, RTS,
+/// CLOSING, TERMINATE and ERROR: conformance rows VRB-Q-01 … 07.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum QpState {

@@ -1,7 +1,8 @@
 //! Work queue entries.
 //!
-//! A **send queue** is a ring of 64-byte blocks, a power of two of them. An entry takes 1 … [`MAX_BLOCKS`] successive
-//! blocks (it may wrap): a [`SendHeader`] of 32 bytes and, from byte 32 on, its operands:
+//! A **send queue** is a ring of 64-byte blocks, a power of two of them. An entry takes 1 …
+//! [`MAX_BLOCKS`] successive blocks (it may wrap): a [`SendHeader`] of 32 bytes and, from byte 32
+//! on, its operands:
 //!
 //! | opcode | operands |
 //! |---|---|
@@ -10,7 +11,8 @@
 //! | `BindMw` | [`BindOperands`] |
 //! | `LocalInv` | none: `stag` is invalidated |
 //!
-//! A **receive queue** is a ring of entries of `1 << log_stride` bytes: a [`RecvHeader`], then `num_sge` × [`Sge`].
+//! A **receive queue** is a ring of entries of `1 << log_stride` bytes: a [`RecvHeader`], then
+//! `num_sge` × [`Sge`].
 
 use crate::vocabulary::{WcOpcode, numbered};
 use bitflags::bitflags;

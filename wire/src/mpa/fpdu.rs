@@ -36,8 +36,9 @@ pub enum CrcMode {
 /// Why no ULPDU could be taken from the bytes at hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FpduError {
-    /// Not a fault: the FPDU ends after `needed` bytes (counted from its start, markers included), of which
-    /// `have` are here. Where ULPDU_Length itself is not complete, `needed` is what it takes to read that.
+    /// Not a fault: the FPDU ends after `needed` bytes (counted from its start, markers included),
+    /// of which `have` are here. Where ULPDU_Length itself is not complete, `needed` is what it
+    /// takes to read that.
     #[error("FPDU incomplete: {have} octets of {needed}")]
     Incomplete {
         /// Bytes to wait for.
@@ -65,7 +66,8 @@ pub enum FpduError {
     },
 }
 
-/// Bytes of padding behind a ULPDU of `ulpdu_len` bytes: they make length field, ULPDU and pad a multiple of four.
+/// Bytes of padding behind a ULPDU of `ulpdu_len` bytes: they make length field, ULPDU and pad a
+/// multiple of four.
 #[inline]
 pub const fn padding(ulpdu_len: usize) -> usize {
     LENGTH_LEN.wrapping_sub(ulpdu_len) & 3
@@ -87,11 +89,12 @@ pub fn ulpdu_len(octets: &[u8]) -> Option<usize> {
 
 /// Takes the FPDU at the front of `octets`; returns its ULPDU and the bytes behind the FPDU.
 ///
-/// ULPDU_Length is believed up to 65535: Linux's soft-iWARP exceeds [`super::MAX_MULPDU`] on loopback. Pad bytes are
-/// not looked at, except by the CRC.
+/// ULPDU_Length is believed up to 65535: Linux's soft-iWARP exceeds [`super::MAX_MULPDU`] on
+/// loopback. Pad bytes are not looked at, except by the CRC.
 ///
 /// # Errors
-/// [`FpduError::Incomplete`] to wait for more, [`FpduError::Crc`] where the FPDU is not what was sent.
+/// [`FpduError::Incomplete`] to wait for more, [`FpduError::Crc`] where the FPDU is not what was
+/// sent.
 #[inline]
 pub fn parse(octets: &[u8], crc: CrcMode) -> Result<(&[u8], &[u8]), FpduError> {
     let have = octets.len();
@@ -126,7 +129,8 @@ pub(super) fn check(fpdu: &[u8]) -> Result<(), FpduError> {
     }
 }
 
-/// Writes the FPDU of `ulpdu` to the front of `buffer` and returns its length, [`fpdu_len`]`(ulpdu.len())`.
+/// Writes the FPDU of `ulpdu` to the front of `buffer` and returns its length,
+/// [`fpdu_len`]`(ulpdu.len())`.
 ///
 /// # Panics
 /// If `buffer` is shorter than that, or `ulpdu` longer than ULPDU_Length can say (65535).
@@ -144,7 +148,8 @@ pub fn emit(ulpdu: &[u8], crc: CrcMode, buffer: &mut [u8]) -> usize {
     len
 }
 
-/// Puts the CRC32C of all before them into the last four bytes of `fpdu` (markers count, RFC 5044 §4.4).
+/// Puts the CRC32C of all before them into the last four bytes of `fpdu` (markers count, RFC 5044
+/// §4.4).
 #[inline]
 pub fn seal(fpdu: &mut [u8]) {
     if let Some((covered, crc)) = fpdu.split_last_chunk_mut::<CRC_LEN>() {

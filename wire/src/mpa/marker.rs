@@ -1,5 +1,5 @@
-//! Markers (RFC 5044 §4.2, §4.3): four bytes at every 512th byte of the TCP stream, counted from the first of them,
-//! that point back to the FPDU they lie in.
+//! Markers (RFC 5044 §4.2, §4.3): four bytes at every 512th byte of the TCP stream, counted from
+//! the first of them, that point back to the FPDU they lie in.
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -9,10 +9,11 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 //!
-//! Everywhere here a *stream offset* counts bytes of one direction of full operation from its first marker, which is
-//! at offset 0; it may wrap, since 512 divides 2³². An FPDU *starts* at the offset where its predecessor ends. Where
-//! that is a multiple of 512 a marker comes first; it belongs to the FPDU (its CRC covers it) and has FPDUPTR 0. FPDUs
-//! and markers are multiples of four bytes, so no marker splits ULPDU_Length from what follows, nor the CRC.
+//! Everywhere here a *stream offset* counts bytes of one direction of full operation from its first
+//! marker, which is at offset 0; it may wrap, since 512 divides 2³². An FPDU *starts* at the offset
+//! where its predecessor ends. Where that is a multiple of 512 a marker comes first; it belongs to
+//! the FPDU (its CRC covers it) and has FPDUPTR 0. FPDUs and markers are multiples of four bytes,
+//! so no marker splits ULPDU_Length from what follows, nor the CRC.
 
 use super::fpdu::{self, CrcMode, FpduError, LENGTH_LEN, fpdu_len};
 use core::ops::Range;
@@ -26,7 +27,8 @@ pub const INTERVAL: usize = 512;
 /// Bytes of FPDUs between two markers.
 pub const BETWEEN: usize = INTERVAL - LEN;
 
-/// A marker, by its FPDUPTR: bytes from the first byte of ULPDU_Length to the first byte of the marker.
+/// A marker, by its FPDUPTR: bytes from the first byte of ULPDU_Length to the first byte of the
+/// marker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marker {
     /// A multiple of four. Earlier markers inside the FPDU count: it is a distance in the stream.
@@ -34,7 +36,8 @@ pub struct Marker {
 }
 
 impl Marker {
-    /// Reads a marker; the reserved half and the two low bits of FPDUPTR are ignored (RFC 5044 §4.2).
+    /// Reads a marker; the reserved half and the two low bits of FPDUPTR are ignored (RFC 5044
+    /// §4.2).
     #[inline]
     pub const fn parse(octets: [u8; LEN]) -> Self {
         Self {
@@ -56,7 +59,8 @@ pub const fn distance(offset: u64) -> usize {
     (offset.wrapping_neg() % INTERVAL as u64) as usize
 }
 
-/// Markers that belong to an FPDU of `fpdu_len` bytes (markers not counted) that starts at `offset`.
+/// Markers that belong to an FPDU of `fpdu_len` bytes (markers not counted) that starts at
+/// `offset`.
 #[inline]
 pub const fn count(offset: u64, fpdu_len: usize) -> usize {
     fpdu_len.saturating_sub(distance(offset)).div_ceil(BETWEEN)
@@ -114,7 +118,8 @@ impl Iterator for Pieces {
             return None;
         }
         if self.distance == 0 {
-            // Past 65535 only with a ULPDU no conforming sender posts; then the low bits go on the wire.
+            // Past 65535 only with a ULPDU no conforming sender posts; then the low bits go on the
+            // wire.
             let fpduptr = self.position.saturating_sub(self.ulpdu_length_at) as u16;
             self.distance = BETWEEN;
             self.position += LEN;
@@ -137,8 +142,9 @@ pub fn wire_len(offset: u64, octets: &[u8]) -> Option<usize> {
     Some(marked_len(offset, fpdu_len(ulpdu_len)))
 }
 
-/// Spreads the FPDU of `fpdu_len` bytes at the front of `buffer` and puts its markers in; returns the bytes that it takes then.
-/// The CRC, which covers the markers, comes afterwards ([`fpdu::seal`]).
+/// Spreads the FPDU of `fpdu_len` bytes at the front of `buffer` and puts its markers in; returns
+/// the bytes that it takes then. The CRC, which covers the markers, comes afterwards
+/// ([`fpdu::seal`]).
 ///
 /// # Panics
 /// If `buffer` is shorter than [`marked_len`]`(offset, fpdu_len)`.
@@ -151,7 +157,8 @@ pub fn insert(offset: u64, fpdu_len: usize, buffer: &mut [u8]) -> usize {
         let from = lead + n * BETWEEN;
         let at = lead + n * INTERVAL;
         buffer.copy_within(from..from_end, at + LEN);
-        // Past 65535 only with a ULPDU no conforming sender posts; then the low bits go on the wire.
+        // Past 65535 only with a ULPDU no conforming sender posts; then the low bits go on the
+        // wire.
         let fpduptr = at.saturating_sub(ulpdu_length_at) as u16;
         buffer[at..at + LEN].copy_from_slice(&Marker { fpduptr }.to_bytes());
         from_end = from;
@@ -162,7 +169,8 @@ pub fn insert(offset: u64, fpdu_len: usize, buffer: &mut [u8]) -> usize {
 /// Writes the FPDU of `ulpdu` with its markers to the front of `buffer`; returns the bytes written.
 ///
 /// # Panics
-/// If `buffer` is shorter than [`marked_len`]`(offset, fpdu_len(ulpdu.len()))`, or `ulpdu` longer than 65535 bytes.
+/// If `buffer` is shorter than [`marked_len`]`(offset, fpdu_len(ulpdu.len()))`, or `ulpdu` longer
+/// than 65535 bytes.
 pub fn emit(offset: u64, ulpdu: &[u8], crc: CrcMode, buffer: &mut [u8]) -> usize {
     let plain = fpdu::emit(ulpdu, CrcMode::Off, buffer);
     let len = insert(offset, plain, buffer);
@@ -174,12 +182,13 @@ pub fn emit(offset: u64, ulpdu: &[u8], crc: CrcMode, buffer: &mut [u8]) -> usize
 
 /// Takes the marked FPDU at the front of `octets`, moving its ULPDU together in place.
 ///
-/// Returns where in `octets` the ULPDU now lies and how many bytes the FPDU took on the wire; what follows them is
-/// untouched. The CRC is checked first, over the bytes as they came; then every marker.
+/// Returns where in `octets` the ULPDU now lies and how many bytes the FPDU took on the wire; what
+/// follows them is untouched. The CRC is checked first, over the bytes as they came; then every
+/// marker.
 ///
 /// # Errors
-/// As [`fpdu::parse`], and [`FpduError::Marker`] where a marker and ULPDU_Length disagree. On any error `octets` is
-/// as it was.
+/// As [`fpdu::parse`], and [`FpduError::Marker`] where a marker and ULPDU_Length disagree. On any
+/// error `octets` is as it was.
 pub fn parse(offset: u64, octets: &mut [u8], crc: CrcMode) -> Result<(Range<usize>, usize), FpduError> {
     let have = octets.len();
     let lead = if distance(offset) == 0 { LEN } else { 0 };

@@ -1,5 +1,5 @@
-//! The start-up frames: MPA Request and Reply of revisions 1 (RFC 5044 §7.1.1) and 2 (RFC 6581 §6, §9), and the RTR
-//! frame that was proposed in 2007 and never standardised.
+//! The start-up frames: MPA Request and Reply of revisions 1 (RFC 5044 §7.1.1) and 2 (RFC 6581 §6,
+//! §9), and the RTR frame that was proposed in 2007 and never standardised.
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -16,8 +16,9 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 //!
-//! A host reads [`HEADER_LEN`] bytes, parses a [`StartupHeader`], reads as many more as that says, and hands both to
-//! [`StartupFrame::from_parts`]: not one byte of what follows the frame is touched.
+//! A host reads [`HEADER_LEN`] bytes, parses a [`StartupHeader`], reads as many more as that says,
+//! and hands both to [`StartupFrame::from_parts`]: not one byte of what follows the frame is
+//! touched.
 
 use core::fmt;
 use zerocopy::byteorder::big_endian::{U16, U32};
@@ -68,7 +69,8 @@ mod word {
     pub(super) const IRD_SHIFT: u32 = 16;
 }
 
-/// What is wrong with a start-up frame. Each means: close the TCP connection (RFC 5044 §7.1.2, error code 4).
+/// What is wrong with a start-up frame. Each means: close the TCP connection (RFC 5044 §7.1.2,
+/// error code 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartupError {
     /// The bytes end before the frame does.
@@ -82,7 +84,8 @@ pub enum StartupError {
     /// The key is none of the three.
     #[error("not an MPA start-up frame: key is \"{}\"", .0.escape_ascii())]
     Key([u8; KEY_LEN]),
-    /// A valid frame of the wrong kind: two initiators, two responders, or no RTR frame where one was promised.
+    /// A valid frame of the wrong kind: two initiators, two responders, or no RTR frame where one
+    /// was promised.
     #[error("MPA {found} frame where a {expected} frame was due")]
     Kind {
         /// What the start-up rules want now.
@@ -101,7 +104,8 @@ pub enum StartupError {
     NoWord(usize),
 }
 
-/// Which of the two spellings of the RTR frame's key: the proposal's hexadecimal and its text disagree.
+/// Which of the two spellings of the RTR frame's key: the proposal's hexadecimal and its text
+/// disagree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RtrKey {
     /// `RtR`, as its bytes are printed; sent unless told otherwise.
@@ -168,8 +172,8 @@ pub struct StartupFlags {
     pub crc: bool,
     /// R: in a Reply, the connection is rejected. In a Request it means nothing.
     pub reject: bool,
-    /// S: in revision 2, the enhanced word leads the private data (RFC 6581 §6); in revision 1 only the 2007
-    /// proposal gives it a meaning, "RTR frame follows".
+    /// S: in revision 2, the enhanced word leads the private data (RFC 6581 §6); in revision 1 only
+    /// the 2007 proposal gives it a meaning, "RTR frame follows".
     pub enhanced: bool,
 }
 
@@ -224,7 +228,8 @@ impl StartupHeader {
         })
     }
 
-    /// Asks for a frame of `kind` (either spelling of an RTR key will do) whose revision is among `revisions`.
+    /// Asks for a frame of `kind` (either spelling of an RTR key will do) whose revision is among
+    /// `revisions`.
     ///
     /// # Errors
     /// [`StartupError::Kind`] or [`StartupError::Revision`].
@@ -245,7 +250,8 @@ impl StartupHeader {
         Ok(self)
     }
 
-    /// Whether the private data begins with the enhanced word: S in a revision 1 frame is a reserved bit.
+    /// Whether the private data begins with the enhanced word: S in a revision 1 frame is a
+    /// reserved bit.
     pub const fn has_word(&self) -> bool {
         self.flags.enhanced && self.revision >= 2 && !matches!(self.kind, FrameKind::Rtr(_))
     }
@@ -254,7 +260,8 @@ impl StartupHeader {
 /// The word that leads the private data of an enhanced frame (RFC 6581 §9).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EnhancedWord {
-    /// A: peer-to-peer, the initiator sends an RTR message first. If false the RTR bits mean nothing.
+    /// A: peer-to-peer, the initiator sends an RTR message first. If false the RTR bits mean
+    /// nothing.
     pub peer_to_peer: bool,
     /// B: a zero-length Send may be the RTR.
     pub rtr_send: bool,
@@ -338,7 +345,8 @@ impl<'a> StartupFrame<'a> {
     /// Joins a header and the `private_data_len` bytes that followed it.
     ///
     /// # Errors
-    /// [`StartupError::Truncated`] if the bytes are not as many as the header says; [`StartupError::NoWord`].
+    /// [`StartupError::Truncated`] if the bytes are not as many as the header says;
+    /// [`StartupError::NoWord`].
     pub fn from_parts(header: StartupHeader, private_data: &'a [u8]) -> Result<Self, StartupError> {
         let StartupHeader {
             kind,

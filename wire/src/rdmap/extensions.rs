@@ -74,7 +74,8 @@ impl AtomicRequest {
 
     const OPERATION: u32 = 0xf;
 
-    /// Parses the payload of an Atomic Request. Reserved bits, and the compare fields of a FetchAdd, are ignored.
+    /// Parses the payload of an Atomic Request. Reserved bits, and the compare fields of a
+    /// FetchAdd, are ignored.
     ///
     /// # Errors
     /// [`HeaderError`].
@@ -165,7 +166,8 @@ impl fmt::Display for AtomicRequest {
 
 /// An Atomic Operation Response header (RFC 7306 §5.2.2).
 ///
-/// It has 12 bytes, as the RFC's figure 6 shows; the 32 that its §4 speaks of contradict the figure.
+/// It has 12 bytes, as the RFC's figure 6 shows; the 32 that its §4 speaks of contradict the
+/// figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicResponse {
     /// Of the Request.

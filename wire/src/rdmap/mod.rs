@@ -1,7 +1,7 @@
 //! RDMAP messages (RFC 5040 §4, RFC 7306).
 //!
-//! RDMAP puts its control byte and the Invalidate STag into DDP's RsvdULP, and a fixed header in front of the payload
-//! of some messages:
+//! RDMAP puts its control byte and the Invalidate STag into DDP's RsvdULP, and a fixed header in
+//! front of the payload of some messages:
 //!
 //! | opcode | message | T | queue | RDMAP header |
 //! |---|---|---|---|---|

@@ -18,7 +18,8 @@ pub struct Headers {
 }
 
 impl Headers {
-    /// Parses the front of a ULPDU; returns the headers and the bytes behind them. [`Headers::check_placement`] is the next step.
+    /// Parses the front of a ULPDU; returns the headers and the bytes behind them.
+    /// [`Headers::check_placement`] is the next step.
     ///
     /// # Errors
     /// [`SegmentError::Ddp`] before [`SegmentError::Control`].
@@ -99,7 +100,8 @@ impl<'a> Segment<'a> {
     /// Parses a ULPDU.
     ///
     /// # Errors
-    /// [`SegmentError`]; every one converts into the [`TerminateError`](super::TerminateError) to send.
+    /// [`SegmentError`]; every one converts into the [`TerminateError`](super::TerminateError) to
+    /// send.
     #[inline]
     pub fn parse(ulpdu: &'a [u8]) -> Result<Self, SegmentError> {
         let (headers, payload) = Headers::parse(ulpdu)?;
@@ -134,8 +136,8 @@ impl<'a> Segment<'a> {
             }
     }
 
-    /// Writes the ULPDU to the front of `buffer`; returns the bytes written. The header goes out as it is, so its
-    /// `rsvd_ulp` must be the control byte of `opcode`.
+    /// Writes the ULPDU to the front of `buffer`; returns the bytes written. The header goes out as
+    /// it is, so its `rsvd_ulp` must be the control byte of `opcode`.
     ///
     /// # Panics
     /// If `buffer` is shorter than [`Self::buffer_len`].

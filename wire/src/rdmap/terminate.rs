@@ -23,8 +23,8 @@ const LLP: u8 = 2;
 const LOCAL_CATASTROPHIC: u8 = 0;
 const REMOTE_PROTECTION: u8 = 1;
 
-/// First byte of an LLP error as Chelsio's and Intel's hardware sends it: error type 3, which RFC 5041 reserves for
-/// the LLP in layer 1.
+/// First byte of an LLP error as Chelsio's and Intel's hardware sends it: error type 3, which RFC
+/// 5041 reserves for the LLP in layer 1.
 const LLP_AS_ETYPE_3: u8 = 0x23;
 
 /// HdrCt: which of the three parts follow.
@@ -56,8 +56,8 @@ impl<'a> Terminate<'a> {
     /// Bytes of the longest Terminate header.
     pub const MAX_LEN: usize = CONTROL_LEN + LENGTH_LEN + ddp::UNTAGGED_LEN + ReadRequest::LEN;
 
-    /// A Terminate without headers: for the LLP's errors, RDMAP's local ones and those in creating a message
-    /// (RFC 5040 §7.1, figure 10).
+    /// A Terminate without headers: for the LLP's errors, RDMAP's local ones and those in creating
+    /// a message (RFC 5040 §7.1, figure 10).
     pub const fn new(error: TerminateError) -> Self {
         Self {
             layer: error.layer(),
@@ -69,9 +69,10 @@ impl<'a> Terminate<'a> {
         }
     }
 
-    /// A Terminate for an error in the inbound DDP segment `ulpdu`, with the headers that RFC 5040 figure 10 has for
-    /// the error: segment length and DDP header for all of DDP's and for RDMAP's remote errors, and `read_request` for
-    /// its remote protection errors. A segment too short for its DDP header goes without it.
+    /// A Terminate for an error in the inbound DDP segment `ulpdu`, with the headers that RFC 5040
+    /// figure 10 has for the error: segment length and DDP header for all of DDP's and for RDMAP's
+    /// remote errors, and `read_request` for its remote protection errors. A segment too short for
+    /// its DDP header goes without it.
     pub fn for_segment(error: TerminateError, ulpdu: &'a [u8], read_request: Option<ReadRequest>) -> Self {
         let terminate = Self::new(error);
         match (error.layer(), error.etype()) {
@@ -92,12 +93,14 @@ impl<'a> Terminate<'a> {
         TerminateError::from_codes(self.layer, self.etype, self.code)
     }
 
-    /// Parses the payload of a Terminate, with patience: it is the last the peer says, and some say it oddly.
+    /// Parses the payload of a Terminate, with patience: it is the last the peer says, and some say
+    /// it oddly.
     ///
     /// * LLP errors under error type 3, as some hardware sends them, become error type 0.
-    /// * soft-iWARP on little-endian machines swaps the nibbles of the first byte and has M, D, R in the low bits of
-    ///   the third. That is put right where it shows: those bits are set and HdrCt is not, or the numbers have no
-    ///   meaning as they stand; and they have one when swapped.
+    /// * soft-iWARP on little-endian machines swaps the nibbles of the first byte and has M, D, R
+    ///   in the low bits of the third. That is put right where it shows: those bits are set and
+    ///   HdrCt is not, or the numbers have no meaning as they stand; and they have one when
+    ///   swapped.
     /// * Parts that are announced but cut off are left out.
     ///
     /// # Errors
@@ -149,8 +152,9 @@ impl<'a> Terminate<'a> {
         })
     }
 
-    /// As [`Self::parse`], for an end that has not sent one FPDU yet: nothing it did can be an RDMAP error, so the
-    /// codes that RFC 6581 gives to start-up mean that also with the nibbles swapped.
+    /// As [`Self::parse`], for an end that has not sent one FPDU yet: nothing it did can be an
+    /// RDMAP error, so the codes that RFC 6581 gives to start-up mean that also with the nibbles
+    /// swapped.
     ///
     /// # Errors
     /// As [`Self::parse`].

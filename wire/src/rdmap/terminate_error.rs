@@ -1,13 +1,13 @@
-//! Every reason for a Terminate: layer, error type, error code (RFC 5040 figure 9; RFC 5041 §7.2; RFC 5044 §8;
-//! RFC 6581 §9; collected in RFC 6580 §3).
+//! Every reason for a Terminate: layer, error type, error code (RFC 5040 figure 9; RFC 5041 §7.2;
+//! RFC 5044 §8; RFC 6581 §9; collected in RFC 6580 §3).
 
 use super::control::{ControlError, HeaderError, PlacementError};
 use crate::ddp;
 use crate::mpa::fpdu::FpduError;
 use core::fmt;
 
-/// A reason for a Terminate. Its number is the first half of the Terminate Control field: 4 bits layer, 4 bits error
-/// type, 8 bits error code.
+/// A reason for a Terminate. Its number is the first half of the Terminate Control field: 4 bits
+/// layer, 4 bits error type, 8 bits error code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum TerminateError {
@@ -190,8 +190,8 @@ impl fmt::Display for TerminateError {
 }
 
 impl From<ddp::Error> for TerminateError {
-    /// RFC 5041 has no code for a segment shorter than its header; DDP's local catastrophic error is what hardware
-    /// sends.
+    /// RFC 5041 has no code for a segment shorter than its header; DDP's local catastrophic error
+    /// is what hardware sends.
     fn from(error: ddp::Error) -> Self {
         match error {
             ddp::Error::Truncated { .. } => Self::DdpLocalCatastrophic,
@@ -221,8 +221,9 @@ impl From<PlacementError> for TerminateError {
 }
 
 impl From<HeaderError> for TerminateError {
-    /// No RFC names a header of the wrong length. The buffer of such a message is exactly one header, so a longer one
-    /// is too long for its buffer; a shorter one is an unspecified operation error.
+    /// No RFC names a header of the wrong length. The buffer of such a message is exactly one
+    /// header, so a longer one is too long for its buffer; a shorter one is an unspecified
+    /// operation error.
     fn from(error: HeaderError) -> Self {
         match error {
             HeaderError::Length { expected, found, .. } if found > expected => Self::DdpTooLong,

@@ -101,7 +101,8 @@ fn mpa_f_05_f_10_mulpdu_stays_within_128_and_64768() {
     }
 }
 
-/// An FPDU of MULPDU bytes, its markers included, fits one segment wherever it starts; one of 4 bytes more need not.
+/// An FPDU of MULPDU bytes, its markers included, fits one segment wherever it starts; one of 4
+/// bytes more need not.
 #[test]
 fn mpa_f_09_a_full_fpdu_fits_a_segment() {
     use urnic_wire::mpa::marker::marked_len;

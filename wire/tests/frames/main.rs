@@ -1,5 +1,5 @@
-//! The frames against bytes: the project's vectors, the RFCs' own examples, the conformance rows whose id a test's
-//! name begins with, and properties over everything.
+//! The frames against bytes: the project's vectors, the RFCs' own examples, the conformance rows
+//! whose id a test's name begins with, and properties over everything.
 
 #![allow(
     clippy::unwrap_used,

@@ -247,7 +247,8 @@ proptest! {
         prop_assert_eq!(at, stream.len());
     }
 
-    /// The pieces are the FPDU, whole and in order, with as many markers as counted; whatever the start.
+    /// The pieces are the FPDU, whole and in order, with as many markers as counted; whatever the
+    /// start.
     #[test]
     fn pieces_make_up_the_fpdu(start: u64, len in 0..70_000usize) {
         let (mut done, mut markers) = (0, 0);
@@ -275,7 +276,8 @@ proptest! {
         let _ = segment.to_string();
         let mut again = vec![0xee; segment.buffer_len()];
         prop_assert_eq!(segment.emit(&mut again), again.len());
-        // A Terminate whose numbers mean something only when swapped is put right; all else is kept byte for byte.
+        // A Terminate whose numbers mean something only when swapped is put right; all else is kept
+        // byte for byte.
         if let Body::Terminate(_) = segment.body {
             prop_assert_eq!(Segment::parse(&again), Ok(segment));
         } else {

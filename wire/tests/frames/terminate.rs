@@ -346,7 +346,8 @@ fn rdm_r_09_an_advanced_read_request_is_sent_back() {
     assert_eq!(buffer[6..24], read[..18], "the DDP header is the one that came");
 }
 
-/// Every combination of M, D and R: the length is there with M or D, valid with M alone; each part is found where those before it end.
+/// Every combination of M, D and R: the length is there with M or D, valid with M alone; each part
+/// is found where those before it end.
 #[test]
 fn rdm_t_01_each_part_is_there_by_its_own_bit() {
     let header = hex!("4141 00000000 00000001 00000001 00000000");

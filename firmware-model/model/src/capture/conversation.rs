@@ -1,7 +1,8 @@
 //! A TCP connection as it is written down.
 //!
-//! The kernel does the real TCP, so what is written is the connection as the device saw it, without loss and reordering: the handshake, each byte
-//! once, acknowledgements where an analyser would miss them, and how it ended.
+//! The kernel does the real TCP, so what is written is the connection as the device saw it, without
+//! loss and reordering: the handshake, each byte once, acknowledgements where an analyser would
+//! miss them, and how it ended.
 
 use super::frames::Cutter;
 use super::packet::{ACK, FIN, MAX_PAYLOAD, PSH, RST, SYN, Segment};
@@ -71,10 +72,11 @@ impl Direction {
 }
 
 impl Conversation {
-    /// A connection that was just made; `number` makes its sequence numbers differ from those of others. What is to be written goes to
-    /// `write`.
+    /// A connection that was just made; `number` makes its sequence numbers differ from those of
+    /// others. What is to be written goes to `write`.
     pub(super) fn open(ends: Ends, number: u32, write: &mut Write<'_>) -> Conversation {
-        // Any distance will do that a connection's bytes seldom bridge (RFC 9293 §3.4.1 wants a clock).
+        // Any distance will do that a connection's bytes seldom bridge (RFC 9293 §3.4.1 wants a
+        // clock).
         let first = number.wrapping_mul(0x9e37_79b9);
         let mut conversation = Conversation {
             ends,
@@ -193,7 +195,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What was written: sender's port, sequence and acknowledgement from the handshake on, flags, payload.
+    /// What was written: sender's port, sequence and acknowledgement from the handshake on, flags,
+    /// payload.
     type Written = Vec<(u16, u32, u32, u8, Vec<u8>)>;
 
     const CALLER: u16 = 1;
@@ -279,7 +282,8 @@ mod tests {
     }
 
     proptest! {
-        /// Both ends tell all they know, in any interleaving in which nobody receives what was not sent.
+        /// Both ends tell all they know, in any interleaving in which nobody receives what was not
+        /// sent.
         #[test]
         fn each_octet_is_written_once_whoever_tells_of_it(
             stream in prop::collection::vec(any::<u8>(), 1..300),

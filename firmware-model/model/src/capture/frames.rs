@@ -1,7 +1,8 @@
 //! Where the frames of MPA end in one direction of a stream.
 //!
-//! A packet of the capture holds one frame, or what one packet can of it. TCP would cut anywhere, and so may a reader's socket; but Wireshark's
-//! dissector (4.0 to 4.4) loses a stream in which a segment ends an FPDU and has a few bytes of the next.
+//! A packet of the capture holds one frame, or what one packet can of it. TCP would cut anywhere,
+//! and so may a reader's socket; but Wireshark's dissector (4.0 to 4.4) loses a stream in which a
+//! segment ends an FPDU and has a few bytes of the next.
 
 use urnic_wire::mpa::{fpdu, marker, startup};
 
@@ -44,8 +45,8 @@ impl Cutter {
         }
     }
 
-    /// Length of the frame at the front of `octets`, which may be longer than they are; `None` if they are too few to say. `marked`: the other
-    /// side asked for markers.
+    /// Length of the frame at the front of `octets`, which may be longer than they are; `None` if
+    /// they are too few to say. `marked`: the other side asked for markers.
     pub(super) fn frame_len(&mut self, octets: &[u8], marked: bool) -> Option<usize> {
         loop {
             return match self.phase {

@@ -1,7 +1,8 @@
 //! The wire as a pcapng file that Wireshark opens and follows without set-up.
 //!
-//! A [`Network`](crate::stream::Network) around the device's own ([`Tapped`]) tells a [`Capture`] what each stream sent and received; without a capture there is
-//! no such network, and nothing is paid. IP and TCP headers are made up from the addresses and the bytes' places in the stream.
+//! A [`Network`](crate::stream::Network) around the device's own ([`Tapped`]) tells a [`Capture`]
+//! what each stream sent and received; without a capture there is no such network, and nothing is
+//! paid. IP and TCP headers are made up from the addresses and the bytes' places in the stream.
 //! Where both ends of a connection are here, it is written once.
 
 mod conversation;
@@ -178,8 +179,10 @@ fn claim(path: &Path) -> Result<(OwnedFd, PathBuf), Errno> {
 }
 
 impl CaptureFile {
-    /// Captures to `path`, from the first connection on. `%p` in it becomes the process's number. Without that, a process for whom the file is not
-    /// empty any more, because it belongs to another, or to one of before, writes to a file beside it with its number before the extension.
+    /// Captures to `path`, from the first connection on. `%p` in it becomes the process's number.
+    /// Without that, a process for whom the file is not empty any more, because it belongs to
+    /// another, or to one of before, writes to a file beside it with its number before the
+    /// extension.
     pub fn new(path: PathBuf, watch: Option<DescriptorWatch>) -> CaptureFile {
         let descriptors = Descriptors::new(8, watch);
         CaptureFile(Arc::new(Shared {
@@ -210,7 +213,8 @@ impl CaptureFile {
         }
     }
 
-    /// Makes sure that captures can go to `path`, and empties the file that is there unless somebody captures to it.
+    /// Makes sure that captures can go to `path`, and empties the file that is there unless
+    /// somebody captures to it.
     ///
     /// # Errors
     /// Those of opening it; `NOTSUP` if it is no regular file.

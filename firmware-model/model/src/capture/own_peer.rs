@@ -1,7 +1,8 @@
 //! A queue pair that is its own peer.
 //!
-//! It has no stream and no framing: ULPDUs are handed back in memory. They are written as the FPDUs that they would be, on a connection between
-//! two made-up ports of the device's first address, with start-up frames in front by which dissectors know what it is. All is in one direction.
+//! It has no stream and no framing: ULPDUs are handed back in memory. They are written as the FPDUs
+//! that they would be, on a connection between two made-up ports of the device's first address,
+//! with start-up frames in front by which dissectors know what it is. All is in one direction.
 
 use super::{Capture, Side, Tap};
 use std::net::{IpAddr, SocketAddr};

@@ -1,4 +1,5 @@
-//! The blocks of a pcapng file that we write: sections, interfaces, packets (draft-ietf-opsawg-pcapng §4).
+//! The blocks of a pcapng file that we write: sections, interfaces, packets
+//! (draft-ietf-opsawg-pcapng §4).
 
 /// Packets begin with an IP header (`LINKTYPE_RAW`).
 const RAW_IP: u16 = 101;

@@ -1,7 +1,8 @@
 //! Copies of memory that may not be there.
 //!
-//! Pieces name a program's memory, which only the kernel reads. So what is to be captured goes through a file in memory: the kernel copies
-//! it there, or says that there is nothing, and we copy it from there.
+//! Pieces name a program's memory, which only the kernel reads. So what is to be captured goes
+//! through a file in memory: the kernel copies it there, or says that there is nothing, and we copy
+//! it from there.
 
 use crate::host::Piece;
 use crate::stream::descriptor::{Descriptor, Descriptors};
@@ -11,8 +12,8 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::sync::Arc;
 
-/// Most bytes of one copy: more than a sender ever offers at once (its backlog and an FPDU), as one that gets rid of less than it offered
-/// takes the stream for full, and waits for it.
+/// Most bytes of one copy: more than a sender ever offers at once (its backlog and an FPDU), as one
+/// that gets rid of less than it offered takes the stream for full, and waits for it.
 pub(super) const MAX: usize = 2 << 20;
 /// Most pieces of one system call (UIO_MAXIOV).
 const MAX_PIECES: usize = 1024;
@@ -114,7 +115,8 @@ mod tests {
             let rights = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), 2 * page, rights, flags).unwrap()
         };
-        // SAFETY: both pages are ours; the slice is only named, and not used once its second page is gone.
+        // SAFETY: both pages are ours; the slice is only named, and not used once its second page
+        // is gone.
         let piece = unsafe {
             let piece = Piece::of(std::slice::from_raw_parts(start.cast::<u8>(), 2 * page));
             rustix::mm::munmap(start.byte_add(page), page).unwrap();

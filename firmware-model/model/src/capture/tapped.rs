@@ -125,7 +125,8 @@ impl TappedStream {
 }
 
 impl Stream for TappedStream {
-    /// A copy is sent, so that what is captured is what went out, whatever the program does with its memory meanwhile.
+    /// A copy is sent, so that what is captured is what went out, whatever the program does with
+    /// its memory meanwhile.
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         if self.tap.is_none() {
             return self.stream.send(pieces);
@@ -148,7 +149,8 @@ impl Stream for TappedStream {
         Ok(taken)
     }
 
-    /// What a program's memory holds right after it was filled is taken for what came: it is not to be touched before its completion.
+    /// What a program's memory holds right after it was filled is taken for what came: it is not to
+    /// be touched before its completion.
     fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
         if self.tap.is_none() {
             return self.stream.receive(into);

@@ -1,4 +1,5 @@
-//! The command queue: each command is decoded, carried out on the caller's thread, and completed in the ring.
+//! The command queue: each command is decoded, carried out on the caller's thread, and completed in
+//! the ring.
 
 mod answer;
 mod memory;

@@ -1,4 +1,5 @@
-//! Commands on doorbell pages, event queues, completion queues, shared receive queues and queue pairs.
+//! Commands on doorbell pages, event queues, completion queues, shared receive queues and queue
+//! pairs.
 
 use super::Job;
 use super::answer::{Answer, count, done, handle, ok};

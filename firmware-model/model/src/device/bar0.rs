@@ -38,7 +38,8 @@ fn control(core: &Core, value: Control) {
     }
 }
 
-/// Executes commands up to the producer index, in order; their events and interrupts follow once all are complete.
+/// Executes commands up to the producer index, in order; their events and interrupts follow once
+/// all are complete.
 fn run_commands(core: &Core, producer: u32) {
     let mut effects = Effects::default();
     let mut registers = core.registers();

@@ -45,7 +45,8 @@ impl Device {
         })
     }
 
-    /// Makes a device that does nothing by itself: [`step`](Device::step) moves it, on `network` and by the caller's clock.
+    /// Makes a device that does nothing by itself: [`step`](Device::step) moves it, on `network`
+    /// and by the caller's clock.
     ///
     /// # Errors
     ///
@@ -68,8 +69,8 @@ impl Device {
         &self.core
     }
 
-    /// In manual mode: it is `now`; accepts, connects, receives, sends and lets timers run, once. Returns the time of the
-    /// next timer.
+    /// In manual mode: it is `now`; accepts, connects, receives, sends and lets timers run, once.
+    /// Returns the time of the next timer.
     pub fn step(&self, now: Nanos) -> Option<Nanos> {
         runtime::step(&self.core, now)
     }
@@ -89,8 +90,8 @@ impl Device {
         }
     }
 
-    /// A doorbell write of `value` in page `uar`; what it asks for is done on this thread. No write is lost here, so the
-    /// slot says nothing that the value does not.
+    /// A doorbell write of `value` in page `uar`; what it asks for is done on this thread. No write
+    /// is lost here, so the slot says nothing that the value does not.
     #[inline]
     pub fn doorbell(&self, uar: u32, _offset: u32, value: u64) {
         if !self.core.is_abandoned() {
@@ -116,14 +117,16 @@ impl Device {
         }
     }
 
-    /// The host takes `len` bytes at `iova` away: every region that touches them is revoked, and nothing is placed or read there through one
-    /// when this returns. What the host mapped must stay in place until then, and something in its place for rings and records.
+    /// The host takes `len` bytes at `iova` away: every region that touches them is revoked, and
+    /// nothing is placed or read there through one when this returns. What the host mapped must
+    /// stay in place until then, and something in its place for rings and records.
     pub fn unmapped(&self, iova: u64, len: u64) {
         self.core.memory.revoke_over(iova, len);
     }
 
-    /// The device stops with one of the codes of [`fatal`](urnic_device::registers::fatal): all objects are destroyed, and
-    /// nothing works until a reset. Raises vector 0; there may be no event queue left that could tell.
+    /// The device stops with one of the codes of [`fatal`](urnic_device::registers::fatal): all
+    /// objects are destroyed, and nothing works until a reset. Raises vector 0; there may be no
+    /// event queue left that could tell.
     pub fn fail(&self, code: u32) {
         bar0::fail(&self.core, code);
         self.core.interrupt(0);
@@ -134,8 +137,8 @@ impl Device {
         self.bar0_write(CONTROL, Control::RESET.bits());
     }
 
-    /// A poller found its completion queue empty: sends what was gathered and drives the receive side, for one system
-    /// call or a few.
+    /// A poller found its completion queue empty: sends what was gathered and drives the receive
+    /// side, for one system call or a few.
     #[inline]
     pub fn progress(&self) {
         if !self.core.is_abandoned() {
@@ -143,8 +146,9 @@ impl Device {
         }
     }
 
-    /// The calling thread waits until `done`, looking at all streams itself meanwhile, for `patience` at the longest. Returns whether it is done; if not,
-    /// the device goes on without it.
+    /// The calling thread waits until `done`, looking at all streams itself meanwhile, for
+    /// `patience` at the longest. Returns whether it is done; if not, the device goes on without
+    /// it.
     pub fn lend(&self, patience: Duration, told: BorrowedFd<'_>, done: &mut dyn FnMut() -> bool) -> bool {
         !self.core.is_abandoned() && runtime::lend(&self.core, patience, told, done)
     }
@@ -155,7 +159,8 @@ impl Device {
         self.core.agenda.has_gathered()
     }
 
-    /// The process ends: what has completed still arrives. Takes a bounded time, and leaves a device without streams.
+    /// The process ends: what has completed still arrives. Takes a bounded time, and leaves a
+    /// device without streams.
     pub fn shutdown(&self) {
         if !self.core.is_abandoned() {
             runtime::shutdown(&self.core);

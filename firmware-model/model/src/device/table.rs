@@ -6,8 +6,8 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 const CHUNK: usize = 256;
-/// Numbers wait until so many others were freed before they are used again, so that a late message about a
-/// dead object does not hit a new one.
+/// Numbers wait until so many others were freed before they are used again, so that a late message
+/// about a dead object does not hit a new one.
 const QUARANTINE: usize = 1024;
 
 type Cell<T> = ArcSwapOption<T>;
@@ -79,7 +79,8 @@ impl<T> Table<T> {
         guard.is_some().then_some(Found(guard))
     }
 
-    /// Takes an object in under the number that `make` is told; `None` if there are too many or `make` makes none.
+    /// Takes an object in under the number that `make` is told; `None` if there are too many or
+    /// `make` makes none.
     pub(crate) fn insert_with<E>(
         &self,
         full: E,

@@ -13,12 +13,14 @@ pub(super) const PAGE: usize = 4096;
 ///
 /// # Safety
 ///
-/// A pointer that [`reach`](HostMemory::reach) returns must be readable and writable for the `len` bytes asked for until
-/// every object of the device that was created over that range is destroyed. A region alone may lie over memory that its program unmaps,
-/// protects or truncates, if [`fault::install`](crate::host::fault::install) was called. Whoever serves a guest that may
-/// take memory away at will puts other pages in its place instead of leaving a hole.
+/// A pointer that [`reach`](HostMemory::reach) returns must be readable and writable for the `len`
+/// bytes asked for until every object of the device that was created over that range is destroyed.
+/// A region alone may lie over memory that its program unmaps, protects or truncates, if
+/// [`fault::install`](crate::host::fault::install) was called. Whoever serves a guest that may take
+/// memory away at will puts other pages in its place instead of leaving a hole.
 pub unsafe trait HostMemory: Send + Sync {
-    /// Where the `len` bytes at `iova` are; `None` if one of them cannot be reached, or they are not in one stretch here.
+    /// Where the `len` bytes at `iova` are; `None` if one of them cannot be reached, or they are
+    /// not in one stretch here.
     fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>>;
 
     /// Memory without a place here, if there is such.
@@ -26,19 +28,22 @@ pub unsafe trait HostMemory: Send + Sync {
         None
     }
 
-    /// Set while memory that the device uses is not what it should be. Nothing is sent, received or executed then: what holds this memory stops the device soon.
+    /// Set while memory that the device uses is not what it should be. Nothing is sent, received or
+    /// executed then: what holds this memory stops the device soon.
     fn stopped(&self) -> &'static AtomicBool {
         static NEVER: AtomicBool = AtomicBool::new(false);
         &NEVER
     }
 
-    /// Whether remote memory may be named before it is there, and come and go later: regions on demand.
+    /// Whether remote memory may be named before it is there, and come and go later: regions on
+    /// demand.
     fn on_demand(&self) -> bool {
         false
     }
 }
 
-/// Host memory that is reached by copies only: that of another process, or pages of this one that come and go. Regions may lie there; rings, records and command buffers may not.
+/// Host memory that is reached by copies only: that of another process, or pages of this one that
+/// come and go. Regions may lie there; rings, records and command buffers may not.
 pub trait RemoteMemory: Send + Sync {
     /// Whether all the `len` bytes at `iova` are there.
     fn covers(&self, iova: u64, len: u64) -> bool;
@@ -67,7 +72,7 @@ pub trait RemoteMemory: Send + Sync {
 pub enum RemoteWord<'a> {
     /// In place, in one step.
     InPlace(Word64),
-    /// By two copies. The lock is the same for all memory of the host, so that operations through different regions over the same
-    /// word exclude each other, too (RFC 7306 §5.3).
+    /// By two copies. The lock is the same for all memory of the host, so that operations through
+    /// different regions over the same word exclude each other, too (RFC 7306 §5.3).
     Copied(&'a Mutex<()>),
 }

@@ -10,21 +10,23 @@ use std::sync::atomic::AtomicU32;
 use urnic_device::record::{CqRecord, QueueRecord};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// A stretch of host memory that belongs to an object of the device for as long as that object lives.
+/// A stretch of host memory that belongs to an object of the device for as long as that object
+/// lives.
 #[derive(Debug, Clone, Copy)]
 pub struct Mapping {
     ptr: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the memory outlives the mapping (contract of `HostMemory`), and every access is a raw copy or atomic.
+// SAFETY: the memory outlives the mapping (contract of `HostMemory`), and every access is a raw
+// copy or atomic.
 unsafe impl Send for Mapping {}
 // SAFETY: a shared mapping allows raw copies and atomics alone, which need no exclusive access.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// The `len` bytes at `iova`; `None` if they cannot be reached or do not start at a multiple of `align` in the
-    /// device's own address space.
+    /// The `len` bytes at `iova`; `None` if they cannot be reached or do not start at a multiple of
+    /// `align` in the device's own address space.
     pub fn new(host: &dyn HostMemory, iova: u64, len: usize, align: usize) -> Option<Mapping> {
         let ptr = host.reach(iova, len)?;
         (ptr.as_ptr().addr() % align == 0).then_some(Mapping { ptr, len })
@@ -62,7 +64,8 @@ impl Mapping {
     #[inline]
     pub fn copy_out(&self, offset: usize, into: &mut [u8]) {
         let from = self.part(offset, into.len());
-        // SAFETY: `part` checked the range, and a live mapping is readable. Others may write meanwhile, as under DMA.
+        // SAFETY: `part` checked the range, and a live mapping is readable. Others may write
+        // meanwhile, as under DMA.
         unsafe { std::ptr::copy_nonoverlapping(from.ptr.as_ptr(), into.as_mut_ptr(), into.len()) }
     }
 
@@ -104,7 +107,8 @@ impl Mapping {
     #[inline]
     pub(crate) fn try_copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), Unreachable> {
         let from = self.part(offset, into.len());
-        // SAFETY: `part` checked the range, which is the program's. Others may write meanwhile, as under DMA.
+        // SAFETY: `part` checked the range, which is the program's. Others may write meanwhile, as
+        // under DMA.
         unsafe { access::copy(into.as_mut_ptr(), from.ptr.as_ptr(), into.len()) }
     }
 
@@ -115,7 +119,8 @@ impl Mapping {
     #[inline]
     pub(crate) fn try_copy_in(&self, offset: usize, from: &[u8]) -> Result<(), Unreachable> {
         let into = self.part(offset, from.len());
-        // SAFETY: `part` checked the range, which is the program's. Others may write meanwhile, as under DMA.
+        // SAFETY: `part` checked the range, which is the program's. Others may write meanwhile, as
+        // under DMA.
         unsafe { access::copy(into.ptr.as_ptr(), from.as_ptr(), from.len()) }
     }
 
@@ -147,7 +152,8 @@ impl Mapping {
     /// The registration of the memory must last for `'a`.
     #[inline]
     pub(crate) unsafe fn piece_mut<'a>(self) -> PieceMut<'a> {
-        // SAFETY: host memory is the device's to write (contract of `HostMemory`), and nothing refers to it; the caller keeps it registered.
+        // SAFETY: host memory is the device's to write (contract of `HostMemory`), and nothing
+        // refers to it; the caller keeps it registered.
         unsafe { PieceMut::of_host(self.ptr, self.len) }
     }
 
@@ -202,7 +208,8 @@ impl<T: SharedRecord> std::ops::Deref for Record<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: aligned and in range by `new`, alive by the contract of `HostMemory`, and all atomics.
+        // SAFETY: aligned and in range by `new`, alive by the contract of `HostMemory`, and all
+        // atomics.
         unsafe { self.0.as_ref() }
     }
 }

@@ -8,12 +8,14 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 use rustix::process::{Pid, getpid};
 
-/// The process's own memory, for regions on demand: copied by the kernel, which brings pages in, and says what is not there instead of a fault.
+/// The process's own memory, for regions on demand: copied by the kernel, which brings pages in,
+/// and says what is not there instead of a fault.
 #[derive(Debug)]
 pub struct OwnProcess(Pid);
 
 impl OwnProcess {
-    /// `None` if the kernel does not let a process copy so (seccomp), or cannot bring in pages (Linux 5.14 was the first to).
+    /// `None` if the kernel does not let a process copy so (seccomp), or cannot bring in pages
+    /// (Linux 5.14 was the first to).
     pub fn new() -> Option<OwnProcess> {
         let own = OwnProcess(getpid());
         let (mut from, mut into) = (1u64, [0u8; 8]);

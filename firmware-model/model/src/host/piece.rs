@@ -6,8 +6,8 @@ use std::io::{IoSlice, IoSliceMut};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// A stretch of bytes to be sent, which stays in place for `'a`. It is raw, so that making one claims nothing about who else writes
-/// there.
+/// A stretch of bytes to be sent, which stays in place for `'a`. It is raw, so that making one
+/// claims nothing about who else writes there.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Piece<'a> {
@@ -16,7 +16,8 @@ pub struct Piece<'a> {
     memory: PhantomData<&'a [u8]>,
 }
 
-/// A stretch of bytes to be received into, which stays in place for `'a`. A piece of a slice borrows it exclusively.
+/// A stretch of bytes to be received into, which stays in place for `'a`. A piece of a slice
+/// borrows it exclusively.
 #[derive(Debug)]
 #[repr(C)]
 pub struct PieceMut<'a> {
@@ -25,9 +26,11 @@ pub struct PieceMut<'a> {
     memory: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a piece borrows bytes, which may be shared with another thread, or names registered memory, which only the kernel reads.
+// SAFETY: a piece borrows bytes, which may be shared with another thread, or names registered
+// memory, which only the kernel reads.
 unsafe impl Send for Piece<'_> {}
-// SAFETY: a piece borrows bytes exclusively, or names registered memory, which only the kernel writes.
+// SAFETY: a piece borrows bytes exclusively, or names registered memory, which only the kernel
+// writes.
 unsafe impl Send for PieceMut<'_> {}
 
 impl<'a> Piece<'a> {
@@ -41,7 +44,8 @@ impl<'a> Piece<'a> {
         }
     }
 
-    /// The `len` bytes of host memory at `ptr`, which may be gone: the kernel checks them when it reads.
+    /// The `len` bytes of host memory at `ptr`, which may be gone: the kernel checks them when it
+    /// reads.
     #[inline]
     pub(super) fn of_host(ptr: NonNull<u8>, len: usize) -> Piece<'a> {
         Piece {
@@ -93,7 +97,8 @@ impl<'a> Piece<'a> {
             .find(|byte| access::probe(std::ptr::with_exposed_provenance(*byte), 1).is_err())
     }
 
-    /// Copies the bytes out, as far as `into` is long; returns how many. For simulated streams and tests.
+    /// Copies the bytes out, as far as `into` is long; returns how many. For simulated streams and
+    /// tests.
     ///
     /// # Safety
     ///
@@ -107,8 +112,9 @@ impl<'a> Piece<'a> {
 
     /// The pieces as the array of iovec that the kernel reads.
     pub(crate) fn as_io_slices<'s>(pieces: &'s [Piece<'a>]) -> &'s [IoSlice<'s>] {
-        // SAFETY: `IoSlice` is promised to be ABI-compatible with `iovec`, which is { pointer, length } like
-        // `Piece` (asserted below). Only the kernel reads through it, and answers EFAULT for what is gone.
+        // SAFETY: `IoSlice` is promised to be ABI-compatible with `iovec`, which is { pointer,
+        // length } like `Piece` (asserted below). Only the kernel reads through it, and answers
+        // EFAULT for what is gone.
         unsafe { std::slice::from_raw_parts(pieces.as_ptr().cast(), pieces.len()) }
     }
 }
@@ -124,11 +130,13 @@ impl<'a> PieceMut<'a> {
         }
     }
 
-    /// The `len` bytes of host memory at `ptr`, which may be gone: the kernel checks them when it writes.
+    /// The `len` bytes of host memory at `ptr`, which may be gone: the kernel checks them when it
+    /// writes.
     ///
     /// # Safety
     ///
-    /// The memory must be the device's to write for `'a`, and nothing of this program may hold a reference to it.
+    /// The memory must be the device's to write for `'a`, and nothing of this program may hold a
+    /// reference to it.
     #[inline]
     pub(super) unsafe fn of_host(ptr: NonNull<u8>, len: usize) -> PieceMut<'a> {
         PieceMut {
@@ -181,7 +189,8 @@ impl<'a> PieceMut<'a> {
         }
     }
 
-    /// Copies `from` in, as far as there is room; returns how many bytes. For simulated streams and tests.
+    /// Copies `from` in, as far as there is room; returns how many bytes. For simulated streams and
+    /// tests.
     ///
     /// # Safety
     ///
@@ -195,8 +204,9 @@ impl<'a> PieceMut<'a> {
 
     /// The pieces as the array of iovec that the kernel writes by.
     pub(crate) fn as_io_slices<'s>(pieces: &'s mut [PieceMut<'a>]) -> &'s mut [IoSliceMut<'s>] {
-        // SAFETY: `IoSliceMut` is promised to be ABI-compatible with `iovec`, which is { pointer, length } like
-        // `PieceMut` (asserted below). Only the kernel writes through it, and answers EFAULT for what is gone.
+        // SAFETY: `IoSliceMut` is promised to be ABI-compatible with `iovec`, which is { pointer,
+        // length } like `PieceMut` (asserted below). Only the kernel writes through it, and answers
+        // EFAULT for what is gone.
         unsafe { std::slice::from_raw_parts_mut(pieces.as_mut_ptr().cast(), pieces.len()) }
     }
 }
@@ -211,7 +221,8 @@ const _: () = {
     assert!(offset_of!(Piece<'_>, ptr) == 0 && offset_of!(PieceMut<'_>, ptr) == 0);
 };
 
-/// Room for the pieces of one call, so that the next call need not allocate. It holds no pieces between calls.
+/// Room for the pieces of one call, so that the next call need not allocate. It holds no pieces
+/// between calls.
 #[derive(Debug, Default)]
 pub(crate) struct PieceRoom(Vec<PieceMut<'static>>);
 

@@ -1,4 +1,5 @@
-//! Copies of memory that another process has mapped, or that this one may have unmapped: process_vm_readv(2) and process_vm_writev(2).
+//! Copies of memory that another process has mapped, or that this one may have unmapped:
+//! process_vm_readv(2) and process_vm_writev(2).
 
 use crate::sys::last_errno;
 use rustix::io::Errno;
@@ -48,7 +49,8 @@ fn process_vm(
         iov_base: std::ptr::without_provenance_mut(there as usize),
         iov_len: len,
     };
-    // SAFETY: `here` is a live slice of `len` bytes, writable if this call writes to it; what is `there` is checked by the kernel.
+    // SAFETY: `here` is a live slice of `len` bytes, writable if this call writes to it; what is
+    // `there` is checked by the kernel.
     let done = unsafe {
         libc::syscall(
             call,

@@ -12,7 +12,8 @@ impl Word64 {
         word.is_aligned().then_some(Word64(word))
     }
 
-    /// Replaces it by `update` of it in one atomic step and returns the old value. `update` may run more than once.
+    /// Replaces it by `update` of it in one atomic step and returns the old value. `update` may run
+    /// more than once.
     ///
     /// # Errors
     /// The word is gone, or cannot be written.

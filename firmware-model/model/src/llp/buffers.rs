@@ -1,9 +1,11 @@
-//! Receive buffers. A stream holds one only while it has a partial FPDU, so idle queue pairs hold none.
+//! Receive buffers. A stream holds one only while it has a partial FPDU, so idle queue pairs hold
+//! none.
 
 use crate::sched::shard::{SHARDS, home_shard};
 use std::sync::Mutex;
 
-/// Bytes of a receive buffer: an FPDU of 64 KiB that starts anywhere in the first half need not be moved.
+/// Bytes of a receive buffer: an FPDU of 64 KiB that starts anywhere in the first half need not be
+/// moved.
 pub const BUFFER_LEN: usize = 256 << 10;
 
 /// A receive buffer.
@@ -15,7 +17,8 @@ const KEPT_PER_SHARD: usize = 4;
 #[derive(Debug, Default)]
 struct Shard(Mutex<Vec<Buffer>>);
 
-/// Where receive buffers come from and go back to. Threads find their own shard first and never wait for one another.
+/// Where receive buffers come from and go back to. Threads find their own shard first and never
+/// wait for one another.
 #[derive(Debug, Default)]
 pub struct BufferPool {
     shards: [Shard; SHARDS],

@@ -1,4 +1,5 @@
-//! A queue pair that is its own peer: ULPDUs are handed back in memory, with no stream, framing or CRC.
+//! A queue pair that is its own peer: ULPDUs are handed back in memory, with no stream, framing or
+//! CRC.
 
 use crate::capture::own_peer::OwnPeerTap;
 use crate::host::{Piece, PieceMut};
@@ -83,7 +84,8 @@ impl Loopback {
         self.filled = self.end;
     }
 
-    /// What was delivered: of a peer that is ourselves it is known what became of each message, so none completes before.
+    /// What was delivered: of a peer that is ourselves it is known what became of each message, so
+    /// none completes before.
     #[inline]
     pub(crate) fn taken(&self) -> u64 {
         self.judged

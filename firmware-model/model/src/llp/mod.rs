@@ -1,12 +1,14 @@
-//! The layer below DDP (RFC 5041 §3): it carries ULPDUs in order with their boundaries, says how long one may be
-//! (MULPDU), and reports how it ends.
+//! The layer below DDP (RFC 5041 §3): it carries ULPDUs in order with their boundaries, says how
+//! long one may be (MULPDU), and reports how it ends.
 //!
-//! [`mpa`] frames ULPDUs over a byte [`Stream`]; [`loopback`] hands them back to the queue pair that sent them. What
-//! is above knows no FPDUs, CRCs, markers or sockets; what is below knows no STags.
+//! [`mpa`] frames ULPDUs over a byte [`Stream`]; [`loopback`] hands them back to the queue pair
+//! that sent them. What is above knows no FPDUs, CRCs, markers or sockets; what is below knows no
+//! STags.
 //!
-//! A ULPDU is written where it will be sent from: [`open`](Llp::open) with its header, then its payload in order
-//! by [`put`](Llp::put) (copied beside the header) and [`gather`](Llp::gather) (left where it is if that
-//! pays), then [`seal`](Llp::seal). [`cancel`](Llp::cancel) takes back one that was not sealed.
+//! A ULPDU is written where it will be sent from: [`open`](Llp::open) with its header, then its
+//! payload in order by [`put`](Llp::put) (copied beside the header) and [`gather`](Llp::gather)
+//! (left where it is if that pays), then [`seal`](Llp::seal). [`cancel`](Llp::cancel) takes back
+//! one that was not sealed.
 
 #![forbid(unsafe_code)]
 
@@ -45,7 +47,8 @@ impl Llp {
         }
     }
 
-    /// Whether another ULPDU may be opened. Without room, [`flush`](Self::flush) must take something first.
+    /// Whether another ULPDU may be opened. Without room, [`flush`](Self::flush) must take
+    /// something first.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         match self {
@@ -54,8 +57,8 @@ impl Llp {
         }
     }
 
-    /// Begins a ULPDU: `head`, behind which come exactly `payload_len` bytes. There must be room, and the whole
-    /// no longer than the MULPDU.
+    /// Begins a ULPDU: `head`, behind which come exactly `payload_len` bytes. There must be room,
+    /// and the whole no longer than the MULPDU.
     #[inline]
     pub(crate) fn open(&mut self, buffers: &BufferPool, head: impl Into<Head>, payload_len: usize) {
         let head = head.into();
@@ -74,8 +77,8 @@ impl Llp {
         }
     }
 
-    /// The next payload is the `len` bytes of `window` from `at` on, which may change at any moment. If they cannot be reached, the
-    /// ULPDU is of no use.
+    /// The next payload is the `len` bytes of `window` from `at` on, which may change at any
+    /// moment. If they cannot be reached, the ULPDU is of no use.
     #[inline]
     pub(crate) fn gather(&mut self, window: &Window<'_>, at: u64, len: usize) -> Result<(), Unreachable> {
         match self {
@@ -101,7 +104,8 @@ impl Llp {
         }
     }
 
-    /// Up to where the lower layer has taken what was sealed: it will arrive unless the stream is lost.
+    /// Up to where the lower layer has taken what was sealed: it will arrive unless the stream is
+    /// lost.
     #[inline]
     pub(crate) fn taken(&self) -> u64 {
         match self {
@@ -132,8 +136,8 @@ impl Llp {
         }
     }
 
-    /// Must be called between framing and [`flush`](Self::flush) before a STag is revoked: payload that was gathered would keep the revocation
-    /// waiting.
+    /// Must be called between framing and [`flush`](Self::flush) before a STag is revoked: payload
+    /// that was gathered would keep the revocation waiting.
     pub(crate) fn rest(&mut self, memory: &MemoryTable) {
         if let Llp::Mpa(mpa) = self {
             mpa.tx.rest(memory);

@@ -58,7 +58,8 @@ impl Head {
         self.len
     }
 
-    /// Writes the head to the front of `place`, and perhaps a little behind it, where the payload will be.
+    /// Writes the head to the front of `place`, and perhaps a little behind it, where the payload
+    /// will be.
     #[inline]
     pub(super) fn write(&self, place: &mut [u8]) {
         if let Some(place) = place.first_chunk_mut() {

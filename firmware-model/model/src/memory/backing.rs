@@ -31,7 +31,8 @@ pub enum Backing {
         /// IOVA of the first one.
         iova: u64,
     },
-    /// In pages of `1 << log_page` bytes, of which the first `skip` bytes are not part of the region.
+    /// In pages of `1 << log_page` bytes, of which the first `skip` bytes are not part of the
+    /// region.
     Pages {
         /// log2 of the page size.
         log_page: u32,
@@ -81,8 +82,8 @@ impl Remote {
         remote.write(self.iova.wrapping_add(at), from)
     }
 
-    /// Replaces an aligned word. Other operations of the device do not come in between; where it is two copies, the host's own
-    /// instructions may.
+    /// Replaces an aligned word. Other operations of the device do not come in between; where it is
+    /// two copies, the host's own instructions may.
     pub(super) fn update_word(&self, at: u64, update: impl Fn(u64) -> u64) -> Result<u64, WordError> {
         if !self.iova.wrapping_add(at).is_multiple_of(8) {
             return Err(WordError::Misaligned);
@@ -102,7 +103,8 @@ impl Remote {
 }
 
 impl Backing {
-    /// The address of the first byte among the `len` from `at` on that cannot be read; where all can, or the memory has no place here, that of the first one.
+    /// The address of the first byte among the `len` from `at` on that cannot be read; where all
+    /// can, or the memory has no place here, that of the first one.
     #[cold]
     pub(super) fn first_missing(&self, at: u64, len: u64) -> u64 {
         match self {

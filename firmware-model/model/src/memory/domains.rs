@@ -71,7 +71,8 @@ impl Domains {
         }
     }
 
-    /// Frees a domain: `None` if there is no such domain, `Some(false)` if something is still in it.
+    /// Frees a domain: `None` if there is no such domain, `Some(false)` if something is still in
+    /// it.
     pub(crate) fn free(&self, pd: u32) -> Option<bool> {
         let mut table = self.lock();
         let contents = table.domains.get(&pd)?;

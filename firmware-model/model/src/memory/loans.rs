@@ -1,16 +1,20 @@
-//! Pieces of registered memory that streams have not taken yet, and that no [`Window`](super::Window) or [`Pin`] guards any more.
+//! Pieces of registered memory that streams have not taken yet, and that no
+//! [`Window`](super::Window) or [`Pin`] guards any more.
 //!
-//! Large payload is sent from where it is. While a sender frames and sends it pins the entries of the STags, so a revocation waits
-//! for it, one call of the stream at the longest. What the stream does not take then stays for an unbounded time, as long as the peer likes: the
-//! sender lends these pieces out here before it lets go of the pins. A revocation has every borrower give back the pieces of its
-//! entry: the bytes are copied. So when a revocation returns, nobody reads the memory any more, and a slow peer delays nobody.
+//! Large payload is sent from where it is. While a sender frames and sends it pins the entries of
+//! the STags, so a revocation waits for it, one call of the stream at the longest. What the stream
+//! does not take then stays for an unbounded time, as long as the peer likes: the sender lends
+//! these pieces out here before it lets go of the pins. A revocation has every borrower give back
+//! the pieces of its entry: the bytes are copied. So when a revocation returns, nobody reads the
+//! memory any more, and a slow peer delays nobody.
 
 use super::entry::{Entry, EntryId};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Keeps a revocation of an entry waiting. To be held for a short time only, as a [`Window`](super::Window).
+/// Keeps a revocation of an entry waiting. To be held for a short time only, as a
+/// [`Window`](super::Window).
 #[derive(Debug)]
 pub(crate) struct Pin(Arc<Entry>);
 
@@ -26,7 +30,8 @@ impl Pin {
 
 /// Whoever has pieces of registered memory that are still to be sent.
 pub(crate) trait Borrower: Send + Sync {
-    /// Copies the pieces of an entry, and names them no more. The caller may hold a queue pair's lock: an implementation takes none.
+    /// Copies the pieces of an entry, and names them no more. The caller may hold a queue pair's
+    /// lock: an implementation takes none.
     fn give_back(&self, entry: EntryId);
 }
 

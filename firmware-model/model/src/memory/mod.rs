@@ -1,4 +1,5 @@
-//! Registered memory: protection domains, STags, and the checks that guard every access (RFC 5041 §7.1, §8; RFC 5042).
+//! Registered memory: protection domains, STags, and the checks that guard every access (RFC 5041
+//! §7.1, §8; RFC 5042).
 
 mod backing;
 mod domains;

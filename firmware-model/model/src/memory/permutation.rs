@@ -1,4 +1,5 @@
-//! A keyed permutation of 24-bit numbers: dense slots inside, sparse and unpredictable STag indices outside (row SEC-04).
+//! A keyed permutation of 24-bit numbers: dense slots inside, sparse and unpredictable STag indices
+//! outside (row SEC-04).
 
 const HALF: u32 = 12;
 const HALF_MASK: u32 = (1 << HALF) - 1;

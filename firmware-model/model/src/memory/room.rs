@@ -1,4 +1,5 @@
-//! Room for page lists, which cost the device three times what they cost a driver, and more if many of its entries name one page.
+//! Room for page lists, which cost the device three times what they cost a driver, and more if many
+//! of its entries name one page.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -75,7 +75,8 @@ fn sec_04_stags_are_sparse_hard_to_predict_and_come_back_late() {
     let bench = Bench::new();
     let stags: Vec<u32> = (0..10_000).map(|_| bench.register(0, 8, ALL)).collect();
     assert_eq!(stags.iter().collect::<HashSet<_>>().len(), stags.len());
-    // Neither indices nor keys follow one another: about half of the steps go up, and steps hardly repeat.
+    // Neither indices nor keys follow one another: about half of the steps go up, and steps hardly
+    // repeat.
     let steps: Vec<i64> = stags
         .windows(2)
         .map(|w| i64::from(w[1] >> 8) - i64::from(w[0] >> 8))
@@ -379,7 +380,8 @@ fn vrb_m_03_a_bind_is_checked_against_its_region() {
     table.deregister(region).unwrap();
 }
 
-/// One atomic operation comes between the look at a word and its update by another: with memory here the update begins anew.
+/// One atomic operation comes between the look at a word and its update by another: with memory
+/// here the update begins anew.
 #[test]
 fn x73_08_an_update_that_comes_in_between_is_not_lost() {
     let bench = Bench::new();
@@ -396,7 +398,8 @@ fn x73_08_an_update_that_comes_in_between_is_not_lost() {
     assert_eq!(bench.arena.read(bench.home, 8), 11u64.to_ne_bytes());
 }
 
-/// With memory that is reached by copies the second operation waits, also one through another region over the same word.
+/// With memory that is reached by copies the second operation waits, also one through another
+/// region over the same word.
 #[test]
 fn x73_08_operations_by_copies_wait_for_each_other() {
     let bench = Bench::new();

@@ -15,7 +15,8 @@ pub enum Need {
     RemoteAtomic,
 }
 
-/// Why an access is refused, in the order of the checks (RFC 5041 §7.1, RFC 5040 §7.2; rows DDP-V-01 … 04, 14, RDM-M-03).
+/// Why an access is refused, in the order of the checks (RFC 5041 §7.1, RFC 5040 §7.2; rows
+/// DDP-V-01 … 04, 14, RDM-M-03).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// No such STag, or it is not valid: DDP 1/00, RDMAP 0/1/00.

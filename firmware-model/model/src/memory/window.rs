@@ -8,8 +8,8 @@ use arc_swap::Guard;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// A checked range of registered memory. Revocation of its STag waits until it is dropped: hold it for one FPDU, not
-/// longer, and never while invalidating a STag.
+/// A checked range of registered memory. Revocation of its STag waits until it is dropped: hold it
+/// for one FPDU, not longer, and never while invalidating a STag.
 pub struct Window<'t> {
     /// Never `None`; the option is that of the slot.
     entry: Guard<Option<Arc<Entry>>>,
@@ -88,7 +88,8 @@ impl<'t> Window<'t> {
         )
     }
 
-    /// The stretches of this process's memory where the bytes from `at` on are: one, or one per page.
+    /// The stretches of this process's memory where the bytes from `at` on are: one, or one per
+    /// page.
     pub(crate) fn stretches(&self, at: u64, len: u64) -> Stretches<'_> {
         assert!(at <= self.len && len <= self.len - at, "a window is not left");
         debug_assert!(!self.is_elsewhere());
@@ -174,16 +175,18 @@ impl<'t> Window<'t> {
     /// The bytes from `at` on as pieces to receive into.
     pub(crate) fn pieces_mut(&self, at: u64, len: u64) -> impl Iterator<Item = PieceMut<'_>> {
         self.stretches(at, len).map(|stretch| {
-            // SAFETY: a revocation of the registration waits until the window is dropped, which the piece borrows.
+            // SAFETY: a revocation of the registration waits until the window is dropped, which the
+            // piece borrows.
             unsafe { stretch.piece_mut() }
         })
     }
 
-    /// Replaces the 64-bit word at `at` (in the machine's byte order) by `update` of it in one atomic step and
-    /// returns the old one.
+    /// Replaces the 64-bit word at `at` (in the machine's byte order) by `update` of it in one
+    /// atomic step and returns the old one.
     ///
     /// # Errors
-    /// It is not performed where the word is not 64-bit aligned in memory (RFC 7306 §5.1), or gone; in the latter case the log says so.
+    /// It is not performed where the word is not 64-bit aligned in memory (RFC 7306 §5.1), or gone;
+    /// in the latter case the log says so.
     pub fn update_word(&self, at: u64, update: impl Fn(u64) -> u64) -> Result<u64, WordError> {
         let updated = if let Some(remote) = self.remote() {
             remote.update_word(self.start + at, update)
@@ -200,7 +203,8 @@ impl<'t> Window<'t> {
         updated
     }
 
-    /// Says in the log that an access to the `len` bytes from `at` on failed: once for each region or memory window.
+    /// Says in the log that an access to the `len` bytes from `at` on failed: once for each region
+    /// or memory window.
     #[cold]
     pub fn report(&self, at: u64, len: u64) {
         if let Some(entry) = self.entry.as_ref() {

@@ -16,8 +16,8 @@ pub struct Effects {
     pub(crate) next: Next,
 }
 
-/// Objects that the device runs next, in this order. Running one may add others: whoever runs them takes them from here one after the
-/// other, so that no chain of objects makes a chain of calls.
+/// Objects that the device runs next, in this order. Running one may add others: whoever runs them
+/// takes them from here one after the other, so that no chain of objects makes a chain of calls.
 pub(crate) type Next = VecDeque<Object>;
 
 /// An object that the device runs next.
@@ -39,7 +39,8 @@ impl Effects {
         self.events.push(event);
     }
 
-    /// Raises [`EventKind::QpError`]; `terminate` is the control word of a Terminate sent or received, 0 = none.
+    /// Raises [`EventKind::QpError`]; `terminate` is the control word of a Terminate sent or
+    /// received, 0 = none.
     pub fn qp_error(&mut self, qid: u32, fault: QpFault, terminate: u32) {
         self.event(
             Event::new(EventKind::QpError, qid)

@@ -1,9 +1,10 @@
 //! Has queue pairs run, and carries out what that asks of the rest of the device.
 //!
-//! A run may ask for other objects to be run: a completion queue that overflows takes all its queue pairs to the error state, whose flushes
-//! may overflow the next one. The objects wait in a list ([`Next`]) and are run one after the other, so that the length of such
-//! a chain, which the driver decides, is never the depth of the stack. Only the peer on the same device is run by a call inside a
-//! call, at most two deep.
+//! A run may ask for other objects to be run: a completion queue that overflows takes all its queue
+//! pairs to the error state, whose flushes may overflow the next one. The objects wait in a list
+//! ([`Next`]) and are run one after the other, so that the length of such a chain, which the driver
+//! decides, is never the depth of the stack. Only the peer on the same device is run by a call
+//! inside a call, at most two deep.
 
 use crate::counters::Counter;
 use crate::device::state::Core;
@@ -15,7 +16,8 @@ use std::sync::Arc;
 use urnic_device::event::{Event, EventKind};
 
 impl Qp {
-    /// Has something done, here or by whoever is at it already. Returns whether bytes arrived, or left after a wait.
+    /// Has something done, here or by whoever is at it already. Returns whether bytes arrived, or
+    /// left after a wait.
     pub(crate) fn kick(self: &Arc<Qp>, core: &Core, asked: Asked) -> bool {
         let mut next = Next::new();
         let arrived = self.kick_before(core, asked, &mut next);
@@ -51,8 +53,8 @@ impl Qp {
         arrived
     }
 
-    /// As [`kick`](Qp::kick). If the peer is a queue pair of this device, it receives at once, too, as far as the stream carried
-    /// what was sent: our requests complete when it has.
+    /// As [`kick`](Qp::kick). If the peer is a queue pair of this device, it receives at once, too,
+    /// as far as the stream carried what was sent: our requests complete when it has.
     pub(crate) fn kick_through(self: &Arc<Qp>, core: &Core, asked: Asked) {
         self.kick(core, asked);
         if let Some(sibling) = self.sibling(core) {

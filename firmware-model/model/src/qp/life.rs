@@ -26,7 +26,8 @@ impl Qp {
         })
     }
 
-    /// Back to the beginning, on the same rings: what is posted there is forgotten, and the indices go on.
+    /// Back to the beginning, on the same rings: what is posted there is forgotten, and the indices
+    /// go on.
     fn reset(&self, core: &Core, inner: &mut Inner) {
         core.agenda.end_burst(&mut inner.gathering);
         if let Some(mut stream) = inner.stream.take() {
@@ -40,7 +41,8 @@ impl Qp {
         (inner.blocked, inner.hung_up, inner.held, inner.timer) = (false, false, false, None);
     }
 
-    /// Begins RDMA mode on `stream`, which is taken if that succeeds. `awaited`: its other end is this device's, too.
+    /// Begins RDMA mode on `stream`, which is taken if that succeeds. `awaited`: its other end is
+    /// this device's, too.
     pub(crate) fn attach(
         &self,
         core: &Core,
@@ -83,8 +85,8 @@ impl Qp {
         })
     }
 
-    /// Ends the queue pair: nothing of the host's is touched any more when this returns. What its completed sends put on
-    /// the stream still arrives; for a reset no more is sent.
+    /// Ends the queue pair: nothing of the host's is touched any more when this returns. What its
+    /// completed sends put on the stream still arrives; for a reset no more is sent.
     pub(crate) fn destroy(&self, core: &Core, reset: bool, effects: &mut Effects) {
         let mut inner = self.turns.lock();
         if inner.dead {

@@ -1,8 +1,8 @@
 //! A queue pair: an engine, its stream, and who may run it when.
 //!
-//! A queue pair's dealings with the rest of the device are in its children: [`run`]s, streams and their ends ([`life`]), peers on
-//! the same device ([`siblings`]), and who runs next ([`kick`]). These need the whole device's state
-//! ([`Core`](crate::device::state::Core)); this file does not.
+//! A queue pair's dealings with the rest of the device are in its children: [`run`]s, streams and
+//! their ends ([`life`]), peers on the same device ([`siblings`]), and who runs next ([`kick`]).
+//! These need the whole device's state ([`Core`](crate::device::state::Core)); this file does not.
 //!
 //! Nobody waits for a queue pair's lock on the data path: see [`Turns`].
 
@@ -141,7 +141,8 @@ impl Qp {
         self.later.load(Ordering::Relaxed) & !Asked::FLUSH.0 != 0
     }
 
-    /// Has a command look at or change the queue pair; what others asked for meanwhile is done when it is complete.
+    /// Has a command look at or change the queue pair; what others asked for meanwhile is done when
+    /// it is complete.
     pub(crate) fn command<R>(
         &self,
         effects: &mut Effects,

@@ -84,7 +84,8 @@ impl Qp {
         moved() != before
     }
 
-    /// A number that changes whenever the program looks for completions: with every poll that finds none, and with those taken.
+    /// A number that changes whenever the program looks for completions: with every poll that finds
+    /// none, and with those taken.
     fn looks(&self, core: &Core) -> u32 {
         let taken = self.send_cq.consumer().wrapping_add(self.recv_cq.consumer());
         core.agenda.polls().wrapping_add(taken)
@@ -129,7 +130,8 @@ impl Qp {
         }
     }
 
-    /// Sends until there is nothing to send, or as far as one run goes; then says when to ring next.
+    /// Sends until there is nothing to send, or as far as one run goes; then says when to ring
+    /// next.
     fn transmit(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>, asked: Asked) {
         let before = inner.engine.send_queue().taken();
         let mut known = false;
@@ -155,8 +157,9 @@ impl Qp {
                 return;
             }
             if known {
-                // What was posted before the last run and still not taken waits for something other than a ring. If more was
-                // posted, it may be by a program that polls: this thread may have better things to do than to send for it.
+                // What was posted before the last run and still not taken waits for something other
+                // than a ring. If more was posted, it may be by a program that polls: this thread
+                // may have better things to do than to send for it.
                 if queue.taken() != taken {
                     core.agenda.attend_later(self, Asked::RESUME);
                 }
@@ -166,7 +169,8 @@ impl Qp {
         }
     }
 
-    /// Begins or ends a burst, now that everything posted has been taken; `before` entries had been before.
+    /// Begins or ends a burst, now that everything posted has been taken; `before` entries had been
+    /// before.
     fn gather(self: &Arc<Qp>, core: &Core, inner: &mut Inner, before: u32, asked: Asked) {
         let sent = inner.engine.send_queue().taken().wrapping_sub(before);
         let sending = inner.engine.state() == QpState::Rts;

@@ -11,7 +11,8 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 impl Qp {
-    /// Looks whether the other end of `stream` is a queue pair of this device, too; `awaited`: it will be.
+    /// Looks whether the other end of `stream` is a queue pair of this device, too; `awaited`: it
+    /// will be.
     pub(super) fn find_sibling(&self, core: &Core, stream: &dyn Stream, engine: &mut Engine, awaited: bool) {
         let plain = |end: SocketAddr| SocketAddr::new(end.ip().to_canonical(), end.port());
         let (local, remote) = (plain(stream.local()), plain(stream.remote()));

@@ -1,8 +1,9 @@
 //! Work that one thread at a time does, and that nobody waits for.
 //!
-//! Whoever wants something done leaves word and tries the lock. If somebody else is at it, the word is enough: the
-//! holder looks again after letting go. Hence no post and no arrival is lost, and no thread ever sleeps on another's work.
-//! Nor does one work for another for ever: after [`ROUNDS`] what is left is the caller's to see to.
+//! Whoever wants something done leaves word and tries the lock. If somebody else is at it, the word
+//! is enough: the holder looks again after letting go. Hence no post and no arrival is lost, and no
+//! thread ever sleeps on another's work. Nor does one work for another for ever: after [`ROUNDS`]
+//! what is left is the caller's to see to.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
@@ -33,9 +34,10 @@ impl<T> Turns<T> {
         }
     }
 
-    /// Has `asked` done: by `work` on this thread, with all that others asked for meanwhile, or by the thread that is at it.
-    /// `after` runs after each piece of work, with the lock dropped, on what `work` returned. Returns whether something asked
-    /// for is left: somebody must ask again, if only for nothing.
+    /// Has `asked` done: by `work` on this thread, with all that others asked for meanwhile, or by
+    /// the thread that is at it. `after` runs after each piece of work, with the lock dropped, on
+    /// what `work` returned. Returns whether something asked for is left: somebody must ask again,
+    /// if only for nothing.
     #[must_use]
     pub(crate) fn ask<R>(
         &self,
@@ -45,8 +47,8 @@ impl<T> Turns<T> {
     ) -> bool {
         self.asked.fetch_or(asked, Ordering::AcqRel);
         for _ in 0..ROUNDS {
-            // Asking comes before the attempt, and letting go before the last look: with a full fence between the two
-            // on either side, one of them sees the other.
+            // Asking comes before the attempt, and letting go before the last look: with a full
+            // fence between the two on either side, one of them sees the other.
             fence(Ordering::SeqCst);
             let mut state = match self.state.try_lock() {
                 Ok(state) => state,
@@ -65,8 +67,8 @@ impl<T> Turns<T> {
         true
     }
 
-    /// Takes the lock, waiting for whoever is at it. What others ask for meanwhile is left: [`ask`](Turns::ask) for nothing
-    /// afterwards.
+    /// Takes the lock, waiting for whoever is at it. What others ask for meanwhile is left:
+    /// [`ask`](Turns::ask) for nothing afterwards.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -13,8 +13,8 @@ use urnic_device::record::CqRecord;
 use urnic_device::vocabulary::WcStatus;
 use zerocopy::IntoBytes;
 
-/// The queue had no room: the queue pair that pushed must go to the error state (row SEC-05). The device takes
-/// care of the others that use the queue.
+/// The queue had no room: the queue pair that pushed must go to the error state (row SEC-05). The
+/// device takes care of the others that use the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the completion queue overflowed")]
 pub struct Overflow;
@@ -136,8 +136,8 @@ impl CompletionQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes entries of `cqes`, in order (timestamps and phases are filled in here). An armed queue notifies of any, or
-    /// of those that are solicited; failures count as solicited (VRB-C-05).
+    /// Makes entries of `cqes`, in order (timestamps and phases are filled in here). An armed queue
+    /// notifies of any, or of those that are solicited; failures count as solicited (VRB-C-05).
     pub fn push(&self, cqes: &mut [Cqe], now: Nanos, effects: &mut Effects) -> Result<(), Overflow> {
         let mut state = self.lock();
         for cqe in cqes {
@@ -164,8 +164,9 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Asks for a notification of the next completion behind `consumer` that matches; one that is there already
-    /// notifies at once. A request for any completion is not weakened by a later one for solicited ones.
+    /// Asks for a notification of the next completion behind `consumer` that matches; one that is
+    /// there already notifies at once. A request for any completion is not weakened by a later one
+    /// for solicited ones.
     pub(crate) fn arm(&self, consumer: u32, solicited_only: bool, effects: &mut Effects) {
         let mut state = self.lock();
         let newest = if solicited_only {
@@ -197,7 +198,8 @@ impl CompletionQueue {
         before + 1 < count
     }
 
-    /// Has notifications wait until there are `count` completions to tell of, but no longer than `period`. One that waits now comes.
+    /// Has notifications wait until there are `count` completions to tell of, but no longer than
+    /// `period`. One that waits now comes.
     pub(crate) fn moderate(&self, count: u32, period: Duration, effects: &mut Effects) {
         let mut state = self.lock();
         state.moderation = (count > 1 && !period.is_zero()).then_some((count, period));
@@ -218,7 +220,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Has the device look here by then. One look at a time is enough, however many notifications do not wait that long.
+    /// Has the device look here by then. One look at a time is enough, however many notifications
+    /// do not wait that long.
     fn look_by(&self, due: Nanos, state: &mut State, effects: &mut Effects) {
         if state.look.is_none_or(|look| due < look) {
             state.look = Some(due);
@@ -233,8 +236,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Moves to a new ring; entries not consumed yet come along, in its first slots. Returns how many, or `None` if they
-    /// do not fit.
+    /// Moves to a new ring; entries not consumed yet come along, in its first slots. Returns how
+    /// many, or `None` if they do not fit.
     pub(crate) fn resize(&self, ring: Mapping, log_size: u32) -> Option<u32> {
         let mut state = self.lock();
         let consumer = self.record.consumer.load(Ordering::Acquire);

@@ -28,8 +28,9 @@ struct State {
     ring: Mapping,
     producer: u32,
     closed: bool,
-    /// Events that found no room. Of notifications there is one for each completion queue at most; how many others there may be is the
-    /// business of the commands that cause them (`Core::has_room_for_events`).
+    /// Events that found no room. Of notifications there is one for each completion queue at most;
+    /// how many others there may be is the business of the commands that cause them
+    /// (`Core::has_room_for_events`).
     backlog: VecDeque<Event>,
     /// Completion queues with a notification among them.
     notified: HashSet<u32>,
@@ -91,7 +92,8 @@ impl EventQueue {
         }
     }
 
-    /// Posts events in order; returns whether the queue's vector is to be raised. An empty list posts those that wait.
+    /// Posts events in order; returns whether the queue's vector is to be raised. An empty list
+    /// posts those that wait.
     pub(crate) fn post(&self, events: impl IntoIterator<Item = Event>) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let state = &mut *state;

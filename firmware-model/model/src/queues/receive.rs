@@ -82,7 +82,8 @@ impl ReceiveQueue {
         }
     }
 
-    /// Takes the next posted receive into `into`; `None` if none is posted. A malformed one is taken, too.
+    /// Takes the next posted receive into `into`; `None` if none is posted. A malformed one is
+    /// taken, too.
     pub fn take(&mut self, into: &mut RecvWqe) -> Option<Result<(), BadWqe>> {
         if self.producer == self.next {
             self.producer = self.record.rq_producer.load(Ordering::Acquire);
@@ -138,7 +139,8 @@ impl ReceiveQueue {
     }
 }
 
-/// A receive queue that several queue pairs take from, in the order their messages arrive (VRB-S-01).
+/// A receive queue that several queue pairs take from, in the order their messages arrive
+/// (VRB-S-01).
 #[derive(Debug)]
 pub struct SharedReceiveQueue {
     /// Its number.
@@ -224,7 +226,8 @@ pub enum ReceiveSource {
 }
 
 impl ReceiveSource {
-    /// Takes the next posted receive into `into`; `None` if none is posted. A malformed one is taken, too.
+    /// Takes the next posted receive into `into`; `None` if none is posted. A malformed one is
+    /// taken, too.
     pub fn take(&mut self, into: &mut RecvWqe, effects: &mut Effects) -> Option<Result<(), BadWqe>> {
         match self {
             ReceiveSource::Own(queue) => queue.take(into),
@@ -256,8 +259,8 @@ impl ReceiveSource {
         }
     }
 
-    /// Asks for a ring at the next post, because a stream or a queue in error waits for it; returns whether
-    /// something was posted meanwhile.
+    /// Asks for a ring at the next post, because a stream or a queue in error waits for it; returns
+    /// whether something was posted meanwhile.
     pub(crate) fn ring_at_next(&mut self) -> bool {
         match self {
             ReceiveSource::Own(queue) => queue.ring_at_next(),
@@ -269,8 +272,8 @@ impl ReceiveSource {
         }
     }
 
-    /// Asks for a ring at the next post, for a queue in error; returns how many are posted that nobody took. A shared
-    /// queue is not flushed.
+    /// Asks for a ring at the next post, for a queue in error; returns how many are posted that
+    /// nobody took. A shared queue is not flushed.
     pub(crate) fn ring_for_flush(&mut self) -> u32 {
         match self {
             ReceiveSource::Own(queue) => {

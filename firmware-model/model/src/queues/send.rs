@@ -13,8 +13,9 @@ use zerocopy::FromBytes;
 
 /// A send queue as the device sees it: where it reads next, and what it may overwrite.
 ///
-/// Entries pass two marks: [`advance`](SendQueue::advance) takes one for execution, [`retire`](SendQueue::retire) gives its
-/// blocks back once it is complete. Until then its operands can be read through its [`SendWqe`].
+/// Entries pass two marks: [`advance`](SendQueue::advance) takes one for execution,
+/// [`retire`](SendQueue::retire) gives its blocks back once it is complete. Until then its operands
+/// can be read through its [`SendWqe`].
 #[derive(Debug)]
 pub struct SendQueue {
     ring: Mapping,
@@ -146,7 +147,8 @@ impl SendQueue {
         self.record.sq_consumer.store(self.retired, Ordering::Release);
     }
 
-    /// Takes and gives back all that is posted behind a malformed entry, which cannot be told apart any more.
+    /// Takes and gives back all that is posted behind a malformed entry, which cannot be told apart
+    /// any more.
     pub fn discard(&mut self) {
         self.producer = self.record.sq_producer.load(Ordering::Acquire);
         self.next = self.producer;
@@ -159,8 +161,9 @@ impl SendQueue {
         self.record.sq_producer.load(Ordering::Acquire) != self.next
     }
 
-    /// Asks for a ring when the producer index steps over `blocks` behind what was taken, 0 = at the next post, for
-    /// which it returns whether something is posted that nobody took: no ring may come for it.
+    /// Asks for a ring when the producer index steps over `blocks` behind what was taken, 0 = at
+    /// the next post, for which it returns whether something is posted that nobody took: no ring
+    /// may come for it.
     pub(crate) fn ring_after(&mut self, blocks: u32) -> bool {
         let record = &self.record;
         let at = self.next.wrapping_add(blocks);
@@ -203,8 +206,8 @@ impl SendQueue {
         self.operand(wqe, 0)
     }
 
-    /// A structure among the operands. It divides a block and lies at a multiple of its size, so that it does not
-    /// wrap around the ring's end.
+    /// A structure among the operands. It divides a block and lies at a multiple of its size, so
+    /// that it does not wrap around the ring's end.
     #[inline]
     fn operand<T: FromBytes>(&self, wqe: &SendWqe, at: usize) -> T {
         const { assert!(OPERANDS.is_multiple_of(size_of::<T>())) };

@@ -1,5 +1,5 @@
-//! Answers to the peer's Reads and atomics: in the order of the requests, when there is room to send
-//! (RFC 5040 §5.2, RFC 7306 §5).
+//! Answers to the peer's Reads and atomics: in the order of the requests, when there is room to
+//! send (RFC 5040 §5.2, RFC 7306 §5).
 
 use super::terminate::{self, Outgoing};
 use crate::counters::Counter;
@@ -100,8 +100,8 @@ impl Answers {
         }
     }
 
-    /// Accepts a request that was checked, if its memory is what it should be (RFC 5040 §7.2). It is looked at again
-    /// when it is answered.
+    /// Accepts a request that was checked, if its memory is what it should be (RFC 5040 §7.2). It
+    /// is looked at again when it is answered.
     pub(super) fn accept(
         &mut self,
         qp: &Identity,
@@ -234,8 +234,8 @@ fn atomic_failed(error: TerminateError, header: &[u8]) -> Outgoing {
     })
 }
 
-/// Carries an atomic out; returns the value before. It is atomic towards all other queue pairs and the host's own
-/// atomic instructions.
+/// Carries an atomic out; returns the value before. It is atomic towards all other queue pairs and
+/// the host's own atomic instructions.
 fn operate(qp: &Identity, env: &Env<'_>, request: &AtomicRequest) -> Result<u64, TerminateError> {
     let window = env
         .memory
@@ -253,7 +253,8 @@ fn operate(qp: &Identity, env: &Env<'_>, request: &AtomicRequest) -> Result<u64,
 /// The new value.
 pub(super) fn result(operation: &AtomicOperation, old: u64) -> u64 {
     match *operation {
-        // A set mask bit is the most significant of its field: it is added without carry (RFC 7306 §5.1.1).
+        // A set mask bit is the most significant of its field: it is added without carry (RFC 7306
+        // §5.1.1).
         AtomicOperation::FetchAdd { add, mask } => {
             (old & !mask).wrapping_add(add & !mask) ^ ((old ^ add) & mask)
         }

@@ -1,5 +1,5 @@
-//! Work requests under way: executed, not yet complete. They complete in the order in which they were posted
-//! (RFC 5040 §5.5(15)).
+//! Work requests under way: executed, not yet complete. They complete in the order in which they
+//! were posted (RFC 5040 §5.5(15)).
 
 use super::terminate::Culprit;
 use crate::queues::SendWqe;

@@ -1,7 +1,8 @@
 //! Messages that wait for a receive to be posted, where that is waited for (native connections).
 //!
-//! The program that should post it may itself wait for a Read that it posted before. So answers to our requests pass by;
-//! what else comes stays in order behind the message that waits, up to a limit; then the stream is not read any more.
+//! The program that should post it may itself wait for a Read that it posted before. So answers to
+//! our requests pass by; what else comes stays in order behind the message that waits, up to a
+//! limit; then the stream is not read any more.
 
 use std::collections::VecDeque;
 use urnic_wire::rdmap::Opcode;

@@ -1,7 +1,7 @@
 //! What a ULPDU from the peer is, and which half of the queue pair it is for.
 //!
-//! Faults are found in the order of the layers, cheap ones first; the first one is the one that a Terminate reports
-//! (rows DDP-V-15, RDM-T-07).
+//! Faults are found in the order of the layers, cheap ones first; the first one is the one that a
+//! Terminate reports (rows DDP-V-15, RDM-T-07).
 
 use super::answers::Asked;
 use super::reads::Answer;
@@ -121,8 +121,9 @@ impl Halves {
         }
     }
 
-    /// Looks at the first message: whether it is a Send that no program must see, the RTR. Another first message than
-    /// agreed on is welcome all the same, unless the attachment was strict (row EMPA-21).
+    /// Looks at the first message: whether it is a Send that no program must see, the RTR. Another
+    /// first message than agreed on is welcome all the same, unless the attachment was strict (row
+    /// EMPA-21).
     fn is_rtr(
         &mut self,
         env: &Env<'_>,
@@ -155,8 +156,8 @@ impl Halves {
         Ok(())
     }
 
-    /// The segment that begins with `head` and will have `ulpdu_len` bytes, if its payload may be placed as it
-    /// comes; what of it is in `head` is placed.
+    /// The segment that begins with `head` and will have `ulpdu_len` bytes, if its payload may be
+    /// placed as it comes; what of it is in `head` is placed.
     pub(super) fn begin_direct(
         &mut self,
         env: &mut Env<'_>,
@@ -266,7 +267,8 @@ impl Halves {
         }
     }
 
-    /// A Read's own sink is not what it was when the Read was posted: our request fails, not the peer's.
+    /// A Read's own sink is not what it was when the Read was posted: our request fails, not the
+    /// peer's.
     fn sink_failed(&mut self, violation: Violation) -> Refusal {
         self.requester.fail_answer(WcStatus::LocProtErr);
         terminate::tagged(violation).into()

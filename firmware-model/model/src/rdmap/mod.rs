@@ -1,7 +1,7 @@
 //! RDMAP and DDP for one queue pair (RFC 5040, RFC 5041, RFC 7306).
 //!
-//! An [`Engine`] has no thread, socket or clock. Its owner serialises the calls and hands in the surroundings ([`Env`])
-//! and the stream:
+//! An [`Engine`] has no thread, socket or clock. Its owner serialises the calls and hands in the
+//! surroundings ([`Env`]) and the stream:
 //!
 //! | when | call |
 //! |---|---|

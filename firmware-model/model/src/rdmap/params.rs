@@ -201,11 +201,13 @@ pub enum TxOutcome {
 /// How far receiving got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RxOutcome {
-    /// The last read came back short or empty: the stream has nothing more now. (A FIN may wait behind what was read.)
+    /// The last read came back short or empty: the stream has nothing more now. (A FIN may wait
+    /// behind what was read.)
     Drained,
     /// There may be more: call again soon, others first.
     More,
-    /// A message waits for a receive to be posted: call again then. What has arrived stays where it is.
+    /// A message waits for a receive to be posted: call again then. What has arrived stays where it
+    /// is.
     Stalled,
     /// The peer sent FIN: nothing more will come. Ours may still be open.
     Finished,

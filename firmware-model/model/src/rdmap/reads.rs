@@ -1,6 +1,6 @@
-//! Reads and atomics that wait for the peer's answers, which come in the order of the requests (RFC 5040 §5.5,
-//! RFC 7306 §5.3). A Response is believed only as far as it fits the oldest request (row RDM-R-07): a peer cannot write
-//! through it anywhere else.
+//! Reads and atomics that wait for the peer's answers, which come in the order of the requests (RFC
+//! 5040 §5.5, RFC 7306 §5.3). A Response is believed only as far as it fits the oldest request (row
+//! RDM-R-07): a peer cannot write through it anywhere else.
 
 use super::placement::{self, Cursor};
 use crate::memory::{Violation, Window};

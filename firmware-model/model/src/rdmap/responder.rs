@@ -1,4 +1,5 @@
-//! Messages from the peer: Sends and Immediates into receives, Writes into memory, requests into the queue of answers.
+//! Messages from the peer: Sends and Immediates into receives, Writes into memory, requests into
+//! the queue of answers.
 
 use super::answers::Answers;
 use super::completions::Completions;
@@ -149,7 +150,8 @@ impl Responder {
         }
     }
 
-    /// Checks a segment of a Send with `len` bytes of payload (row DDP-V-15: MSN, buffer, MO, length).
+    /// Checks a segment of a Send with `len` bytes of payload (row DDP-V-15: MSN, buffer, MO,
+    /// length).
     #[inline]
     pub(super) fn begin_send(
         &mut self,
@@ -246,7 +248,8 @@ impl Responder {
         cqe.byte_len = placed.into();
         let mut flags = CqeFlags::empty();
         if opcode.invalidates() {
-            // All segments of a message name the same one (RFC 5041 §4.3). That of the last one counts.
+            // All segments of a message name the same one (RFC 5041 §4.3). That of the last one
+            // counts.
             let stag = header.rsvd_ulp_word;
             env.memory
                 .invalidate(stag, qp.pd, qp.qid, InvalidateBy::Peer)
@@ -330,8 +333,8 @@ impl Responder {
             .map_err(|violation| terminate::tagged(violation).into())
     }
 
-    /// Checks the length of a Write with another segment of `len` bytes. RFC 5041 §7.2 has no code for a tagged message that is too
-    /// long: it is one that leaves whatever buffer it can be for.
+    /// Checks the length of a Write with another segment of `len` bytes. RFC 5041 §7.2 has no code
+    /// for a tagged message that is too long: it is one that leaves whatever buffer it can be for.
     #[inline]
     pub(super) fn begin_write(&self, len: usize) -> Result<(), Refusal> {
         let before = if self.writing { self.written } else { 0 };
@@ -352,7 +355,8 @@ impl Responder {
         }
     }
 
-    /// Completes all posted receives in error, in order. What is posted to a shared queue belongs to nobody yet.
+    /// Completes all posted receives in error, in order. What is posted to a shared queue belongs
+    /// to nobody yet.
     pub(super) fn flush(&mut self, qp: &Identity, env: &mut Env<'_>) -> Result<(), Overflow> {
         self.answers.clear();
         if self.receiving.take().is_some() {
@@ -366,7 +370,8 @@ impl Responder {
         self.cq.flush(env)
     }
 
-    /// Whether the last entry of a shared queue that this queue pair takes is taken: an event says so once.
+    /// Whether the last entry of a shared queue that this queue pair takes is taken: an event says
+    /// so once.
     pub(super) fn note_last_wqe(&self, qp: &Identity, env: &mut Env<'_>) {
         if let ReceiveSource::Shared(_) = self.rq {
             env.effects.event(Event::new(EventKind::LastWqe, qp.qid));

@@ -1,4 +1,5 @@
-//! The Terminate: what an error says to the peer, and what the peer's means here (RFC 5040 §4.8, §5.4, §7).
+//! The Terminate: what an error says to the peer, and what the peer's means here (RFC 5040 §4.8,
+//! §5.4, §7).
 
 use crate::memory::{InvalidateError, Violation};
 use urnic_device::vocabulary::WcStatus;
@@ -71,7 +72,8 @@ pub(super) enum Culprit {
 pub(super) struct Received {
     /// Its control word, as it should have been sent.
     pub(super) control: u32,
-    /// What it means for the request that it complains about; `None`: it complains about the stream.
+    /// What it means for the request that it complains about; `None`: it complains about the
+    /// stream.
     pub(super) status: Option<WcStatus>,
     /// Whether a receive buffer was missing.
     pub(super) no_buffer: bool,
@@ -109,7 +111,8 @@ fn status(terminate: &Terminate<'_>) -> Option<WcStatus> {
         (1, 2, Some(E::DdpNoBuffer)) => WcStatus::RemOpErr,
         (1, 2, _) => WcStatus::RemInvReqErr,
         (1, 0, _) => WcStatus::RemOpErr,
-        // LLP errors (also under the etype 3 that RFC 5041 reserves for them) and what no RFC knows.
+        // LLP errors (also under the etype 3 that RFC 5041 reserves for them) and what no RFC
+        // knows.
         _ => return None,
     })
 }
@@ -130,7 +133,8 @@ fn culprit(header: &[u8]) -> Option<Culprit> {
     }
 }
 
-/// The error of a tagged segment (RFC 5041 §7.2). DDP has no code for a missing right; RDMAP has (row DDP-V-14).
+/// The error of a tagged segment (RFC 5041 §7.2). DDP has no code for a missing right; RDMAP has
+/// (row DDP-V-14).
 pub(super) fn tagged(violation: Violation) -> TerminateError {
     match violation {
         Violation::InvalidStag => TerminateError::DdpInvalidStag,

@@ -30,8 +30,8 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    /// Frames ULPDUs: `rtr` before anything else, answers, and with `sends` also work requests. Each costs one of
-    /// `budget`.
+    /// Frames ULPDUs: `rtr` before anything else, answers, and with `sends` also work requests.
+    /// Each costs one of `budget`.
     #[inline]
     pub(super) fn frame(
         &mut self,

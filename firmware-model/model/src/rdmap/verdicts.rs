@@ -1,8 +1,9 @@
 //! What a peer on the same device makes of our messages, before they complete.
 //!
-//! RFC 5040 lets a Send or Write complete once the lower layer has taken it, and nobody can know more of a peer elsewhere. Where both
-//! ends of a stream are queue pairs of one device, each counts the bytes of the stream up to which it has placed, delivered or
-//! answered everything, and the other's requests complete when they are among these.
+//! RFC 5040 lets a Send or Write complete once the lower layer has taken it, and nobody can know
+//! more of a peer elsewhere. Where both ends of a stream are queue pairs of one device, each counts
+//! the bytes of the stream up to which it has placed, delivered or answered everything, and the
+//! other's requests complete when they are among these.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -15,7 +16,8 @@ const UNJUDGED: u64 = u64::MAX;
 #[derive(Debug)]
 struct Count(AtomicU64);
 
-/// The counts of both directions of a stream: of what its first end sent, and of what its second did.
+/// The counts of both directions of a stream: of what its first end sent, and of what its second
+/// did.
 #[derive(Debug)]
 struct Counts([Count; 2]);
 
@@ -34,7 +36,8 @@ pub struct Verdicts {
 pub struct Meeting(Weak<Counts>);
 
 impl Verdicts {
-    /// Those of the end that comes first. `awaited`: there will be another, so that nothing completes before.
+    /// Those of the end that comes first. `awaited`: there will be another, so that nothing
+    /// completes before.
     pub fn first(awaited: bool) -> Verdicts {
         let count = |at| Count(AtomicU64::new(at));
         let of_first = if awaited { 0 } else { UNJUDGED };

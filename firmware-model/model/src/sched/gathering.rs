@@ -1,16 +1,20 @@
 //! Whether a queue pair's sends are gathered.
 //!
-//! A ring is served at once. From the [`BURST`]th ring with no poll between, sends are gathered: the event
-//! index moves [`GATHERED`] blocks ahead, and what is posted until then leaves with the next poll, arm, or tick of the
-//! background thread. [`CALM`] flushes in a row that find no more than one entry end that. If none of the burst had found more, gathering only
-//! delayed a program that waits for answers by looking at memory: the next burst takes [`BACKOFF`] times as many rings to begin, up to
-//! [`MAX_BURST`]. What shows that gathering pays ends that at once, and each look for completions halves it.
+//! A ring is served at once. From the [`BURST`]th ring with no poll between, sends are gathered:
+//! the event index moves [`GATHERED`] blocks ahead, and what is posted until then leaves with the
+//! next poll, arm, or tick of the background thread. [`CALM`] flushes in a row that find no more
+//! than one entry end that. If none of the burst had found more, gathering only delayed a program
+//! that waits for answers by looking at memory: the next burst takes [`BACKOFF`] times as many
+//! rings to begin, up to [`MAX_BURST`]. What shows that gathering pays ends that at once, and each
+//! look for completions halves it.
 
 /// Rings with no poll between that begin a burst, at first.
 const BURST: u32 = 4;
-/// Flushes that find next to nothing and end a burst: one is but the program catching up with its completions.
+/// Flushes that find next to nothing and end a burst: one is but the program catching up with its
+/// completions.
 const CALM: u32 = 8;
-/// How many times as many the next one takes after one that gathered nothing, and the most that it takes.
+/// How many times as many the next one takes after one that gathered nothing, and the most that it
+/// takes.
 const BACKOFF: u32 = 8;
 const MAX_BURST: u32 = 1 << 12;
 /// Blocks that may be posted in a burst without a ring.
@@ -75,7 +79,8 @@ impl Gathering {
         self.rings = self.rings.saturating_add(1);
     }
 
-    /// Everything posted has been taken, `sent` entries of it just now, for a flush or not. `may_begin`: the queue pair is in a state for bursts.
+    /// Everything posted has been taken, `sent` entries of it just now, for a flush or not.
+    /// `may_begin`: the queue pair is in a state for bursts.
     pub(crate) fn note_sent(&mut self, sent: u32, flushed: bool, may_begin: bool) -> Burst {
         let begins = !self.burst && self.rings >= self.begins_at && may_begin;
         if sent > 1 {

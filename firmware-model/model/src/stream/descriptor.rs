@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 const HIGH: RawFd = 512;
 const CLOSED: i32 = -1;
 
-/// Told of each file descriptor when the device has opened it, and again right before the device closes it. For a device inside a
-/// program that closes numbers which it did not open. Async-signal-safe.
+/// Told of each file descriptor when the device has opened it, and again right before the device
+/// closes it. For a device inside a program that closes numbers which it did not open.
+/// Async-signal-safe.
 #[derive(Debug, Clone, Copy)]
 pub struct DescriptorWatch {
     /// The device has opened it.
@@ -30,9 +31,9 @@ impl Eq for DescriptorWatch {}
 
 /// All descriptors of a device.
 ///
-/// A child process that inherits them must close them without taking any lock, since the lock's holder may not
-/// exist there. So the list is an array of atomics, and it, not the [`Descriptor`], says whether a number is
-/// still ours to close.
+/// A child process that inherits them must close them without taking any lock, since the lock's
+/// holder may not exist there. So the list is an array of atomics, and it, not the [`Descriptor`],
+/// says whether a number is still ours to close.
 #[derive(Debug)]
 pub(crate) struct Descriptors {
     slots: Box<[AtomicI32]>,
@@ -66,7 +67,8 @@ impl Descriptors {
         })
     }
 
-    /// Room for one more, to be had before the kernel is asked for it: a call that cannot be kept is better left with the kernel.
+    /// Room for one more, to be had before the kernel is asked for it: a call that cannot be kept
+    /// is better left with the kernel.
     ///
     /// # Errors
     ///
@@ -92,10 +94,12 @@ impl Descriptors {
         numbers.filter(|fd| *fd != CLOSED).collect()
     }
 
-    /// In a forked child: closes all of them. Async-signal-safe; what uses a [`Descriptor`] afterwards may hit somebody else's.
+    /// In a forked child: closes all of them. Async-signal-safe; what uses a [`Descriptor`]
+    /// afterwards may hit somebody else's.
     pub(crate) fn close_all(&self) {
         for slot in &self.slots {
-            // fork(2) copies the descriptors before the memory: what another thread opened in between is listed, and not open here.
+            // fork(2) copies the descriptors before the memory: what another thread opened in
+            // between is listed, and not open here.
             let fd = slot.load(Ordering::Acquire);
             // SAFETY: only asks about the number.
             if fd >= 0 && rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok() {
@@ -112,7 +116,8 @@ impl Descriptors {
             if let Some(watch) = self.watch {
                 (watch.closing)(fd);
             }
-            // SAFETY: the number was in the list, so it is ours and open; taking it out made this the one close.
+            // SAFETY: the number was in the list, so it is ours and open; taking it out made this
+            // the one close.
             unsafe { rustix::io::close(fd) };
         }
     }
@@ -129,7 +134,8 @@ impl Room {
         };
         let number = fd.as_raw_fd();
         let slots = &self.0.slots;
-        // Numbers are dense, so the slot of that rank is nearly always free; and one is, since it was promised.
+        // Numbers are dense, so the slot of that rank is nearly always free; and one is, since it
+        // was promised.
         let mut slot = usize::try_from(number).unwrap_or(0) % slots.len();
         while slots[slot]
             .compare_exchange(CLOSED, number, Ordering::AcqRel, Ordering::Relaxed)
@@ -156,8 +162,8 @@ impl Drop for Room {
 
 impl AsFd for Descriptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open until `self` is dropped, but in a forked child after `close_all`, where the device refuses
-        // all work.
+        // SAFETY: open until `self` is dropped, but in a forked child after `close_all`, where the
+        // device refuses all work.
         unsafe { BorrowedFd::borrow_raw(self.fd) }
     }
 }

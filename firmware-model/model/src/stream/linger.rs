@@ -1,7 +1,8 @@
 //! Streams that nobody uses any more, kept until the peer has what was sent.
 //!
-//! Closing a socket with unread input makes TCP throw away what it has accepted for sending. So: FIN, drain what comes in,
-//! and close when the peer has acknowledged everything or closed its side, or when it took too long.
+//! Closing a socket with unread input makes TCP throw away what it has accepted for sending. So:
+//! FIN, drain what comes in, and close when the peer has acknowledged everything or closed its
+//! side, or when it took too long.
 
 use super::{Stream, StreamError};
 use crate::host::{Piece, PieceMut};

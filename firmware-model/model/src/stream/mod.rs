@@ -1,4 +1,5 @@
-//! Byte streams under MPA, and the networks that make them: kernel TCP ([`tcp`]) or a simulated one.
+//! Byte streams under MPA, and the networks that make them: kernel TCP ([`tcp`]) or a simulated
+//! one.
 
 pub(crate) mod descriptor;
 pub(crate) mod linger;
@@ -44,7 +45,8 @@ pub trait Stream: Send + Debug {
         self.receive(&mut [PieceMut::of(into)])
     }
 
-    /// Whether [`receive`](Self::receive) would give bytes (true) or the peer's FIN (false); takes nothing.
+    /// Whether [`receive`](Self::receive) would give bytes (true) or the peer's FIN (false); takes
+    /// nothing.
     fn peek(&mut self) -> Result<bool, StreamError>;
 
     /// Ends our direction in an orderly way (FIN) behind all that was taken.
@@ -56,7 +58,8 @@ pub trait Stream: Send + Debug {
     /// Largest TCP segment at present, in bytes (EMSS of RFC 5044 §4.5).
     fn mss(&self) -> u32;
 
-    /// Whether a connection that [`Network::connect`] began is there yet; an error ends the attempt.
+    /// Whether a connection that [`Network::connect`] began is there yet; an error ends the
+    /// attempt.
     fn established(&mut self) -> Result<bool, Errno>;
 
     /// Bytes taken that the peer has not acknowledged.
@@ -68,7 +71,8 @@ pub trait Stream: Send + Debug {
     /// The peer's address.
     fn remote(&self) -> SocketAddr;
 
-    /// What to poll for readiness; `None` for streams that only a manual [step](crate::Device::step) drives.
+    /// What to poll for readiness; `None` for streams that only a manual
+    /// [step](crate::Device::step) drives.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }
 
@@ -86,7 +90,8 @@ pub trait Listener: Send + Debug {
 
 /// Makes streams.
 pub trait Network: Send + Sync + Debug {
-    /// Begins to call `remote`, from `local` if given, in packets of this traffic class; see [`Stream::established`].
+    /// Begins to call `remote`, from `local` if given, in packets of this traffic class; see
+    /// [`Stream::established`].
     fn connect(
         &self,
         remote: SocketAddr,
@@ -94,8 +99,9 @@ pub trait Network: Send + Sync + Debug {
         traffic_class: u8,
     ) -> Result<Box<dyn Stream>, Errno>;
 
-    /// Listens. An unspecified IPv6 address means all of the host's, IPv4 and IPv6, unless `ipv6_only`; port 0 lets the network choose. The
-    /// streams that come of it have the traffic class given.
+    /// Listens. An unspecified IPv6 address means all of the host's, IPv4 and IPv6, unless
+    /// `ipv6_only`; port 0 lets the network choose. The streams that come of it have the traffic
+    /// class given.
     fn listen(
         &self,
         local: SocketAddr,

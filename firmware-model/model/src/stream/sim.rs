@@ -1,6 +1,8 @@
-//! A simulated network under a virtual clock: latency, segments cut anew, full buffers, damage, FIN, RST and silence.
+//! A simulated network under a virtual clock: latency, segments cut anew, full buffers, damage,
+//! FIN, RST and silence.
 //!
-//! Time is a shared count of nanoseconds that whoever runs the simulation advances. Every choice comes from a seed.
+//! Time is a shared count of nanoseconds that whoever runs the simulation advances. Every choice
+//! comes from a seed.
 
 use super::{Listener, Network, Stream, StreamError};
 use crate::host::{Piece, PieceMut};
@@ -18,7 +20,8 @@ use std::time::Duration;
 pub struct Conditions {
     /// From one end to the other.
     pub latency: Duration,
-    /// Most bytes that one send takes or one receive gives; each is cut at random below. 0 = as many as there are.
+    /// Most bytes that one send takes or one receive gives; each is cut at random below. 0 = as
+    /// many as there are.
     pub chunk: usize,
     /// Bytes taken and not yet received, beyond which nothing is taken.
     pub capacity: usize,
@@ -96,7 +99,8 @@ impl Link {
     }
 }
 
-/// A handle on a simulated connection, to watch it and to break it. Direction 0 is what the first end sends.
+/// A handle on a simulated connection, to watch it and to break it. Direction 0 is what the first
+/// end sends.
 #[derive(Debug, Clone)]
 pub struct Wire(Arc<Mutex<Link>>);
 
@@ -284,7 +288,8 @@ impl Stream for SimStream {
                 break;
             };
             let n = bytes.len().min(left);
-            // SAFETY: a simulation's memory stays where it is for as long as its devices live, and nothing refers to it during a call.
+            // SAFETY: a simulation's memory stays where it is for as long as its devices live, and
+            // nothing refers to it during a call.
             let n = unsafe { target.copy_in(&bytes[..n]) };
             bytes.drain(..n);
             if bytes.is_empty() {

@@ -96,7 +96,8 @@ impl Tcp {
             sockopt::set_tcp_keepidle(socket, (self.liveness / 2).max(second))?;
             sockopt::set_tcp_keepintvl(socket, (self.liveness / 8).max(second))?;
             sockopt::set_tcp_keepcnt(socket, 4)?;
-            // No TCP_USER_TIMEOUT: it would also end a connection whose peer lives but has no receive posted.
+            // No TCP_USER_TIMEOUT: it would also end a connection whose peer lives but has no
+            // receive posted.
         }
         Ok(())
     }
@@ -108,7 +109,8 @@ impl Tcp {
         ipv6_only: bool,
     ) -> Result<OwnedFd, Errno> {
         let socket = socket(family)?;
-        // A port whose last connections linger in TIME-WAIT may be listened on again; one with a live listener may not.
+        // A port whose last connections linger in TIME-WAIT may be listened on again; one with a
+        // live listener may not.
         sockopt::set_socket_reuseaddr(&socket, true)?;
         if family == AddressFamily::INET6 {
             sockopt::set_ipv6_v6only(&socket, ipv6_only)?;
@@ -187,7 +189,8 @@ impl Listener for TcpListener {
                     return Ok(Some(Box::new(stream)));
                 }
                 Err(Errno::AGAIN) => return Ok(None),
-                // The call was given up before we took it, or its network reported an error (accept(2)): the next one.
+                // The call was given up before we took it, or its network reported an error
+                // (accept(2)): the next one.
                 Err(
                     Errno::INTR
                     | Errno::CONNABORTED

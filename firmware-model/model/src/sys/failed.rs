@@ -3,7 +3,8 @@
 use rustix::io::Errno;
 use std::{fmt, io};
 
-/// A system call that failed while a device was started. The [`io::Error`] of the start has it as its cause.
+/// A system call that failed while a device was started. The [`io::Error`] of the start has it as
+/// its cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FailedCall {
     /// The call's name.

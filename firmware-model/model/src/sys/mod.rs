@@ -1,5 +1,5 @@
-//! The few system calls that rustix does not have. Through `libc::syscall`, which is neither interposed by us nor a
-//! cancellation point.
+//! The few system calls that rustix does not have. Through `libc::syscall`, which is neither
+//! interposed by us nor a cancellation point.
 
 pub(crate) mod failed;
 
@@ -57,7 +57,8 @@ pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
 pub(crate) struct SignalMask(u64);
 
 impl SignalMask {
-    /// Every signal but those of faults, which cannot wait: the kernel ends a process that blocks them.
+    /// Every signal but those of faults, which cannot wait: the kernel ends a process that blocks
+    /// them.
     pub(crate) const ALL: SignalMask = SignalMask(!(1 << (libc::SIGSEGV - 1) | 1 << (libc::SIGBUS - 1)));
 
     /// Every signal. The kernel ends a process whose thread faults meanwhile.
@@ -66,7 +67,8 @@ impl SignalMask {
     /// Makes this the calling thread's mask and returns the old one.
     pub(crate) fn exchange(self) -> SignalMask {
         let mut old = 0u64;
-        // SAFETY: both masks are live and of the size given. Only which signals this thread takes changes.
+        // SAFETY: both masks are live and of the size given. Only which signals this thread takes
+        // changes.
         unsafe {
             libc::syscall(
                 libc::SYS_rt_sigprocmask,
@@ -80,8 +82,9 @@ impl SignalMask {
     }
 }
 
-/// Asks the scheduler to run the calling thread soon after it wakes, by a short slice (kernels before 6.12 know no such thing
-/// for ordinary threads) and, where the process may ask for that, a priority above that of the program. Best effort.
+/// Asks the scheduler to run the calling thread soon after it wakes, by a short slice (kernels
+/// before 6.12 know no such thing for ordinary threads) and, where the process may ask for that, a
+/// priority above that of the program. Best effort.
 pub(crate) fn ask_for_prompt_running(slice_ns: u64, nice: i32) {
     #[repr(C)]
     struct SchedAttr {

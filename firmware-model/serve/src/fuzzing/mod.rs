@@ -1,6 +1,8 @@
-//! A client whose memory a fuzzer fills: a device at rings, records and command queues in a file that both map, as it is served.
+//! A client whose memory a fuzzer fills: a device at rings, records and command queues in a file
+//! that both map, as it is served.
 //!
-//! What is in the file is the fuzzer's to change at any time, in one of two inputs by a second thread while the device reads it.
+//! What is in the file is the fuzzer's to change at any time, in one of two inputs by a second
+//! thread while the device reads it.
 
 mod source;
 
@@ -148,7 +150,8 @@ impl Client {
             .filter(|completion| completion.status.get() == 0)
     }
 
-    /// Enables the device and makes one of each object: a queue pair that is its own peer, with regions.
+    /// Enables the device and makes one of each object: a queue pair that is its own peer, with
+    /// regions.
     fn set_up(&mut self) -> Option<()> {
         (self.commands, self.sends, self.receives) = (0, 0, 0);
         self.write(0, &[0; DATA as usize]);
@@ -412,7 +415,8 @@ impl Client {
     }
 }
 
-/// Rings, records, requests, doorbells and commands of a fuzzer: nothing panics, and after its reset the device is as new, unless its memory is gone.
+/// Rings, records, requests, doorbells and commands of a fuzzer: nothing panics, and after its
+/// reset the device is as new, unless its memory is gone.
 #[cfg_attr(not(fuzzing), expect(unreachable_pub, reason = "public for the fuzz target"))]
 pub fn shared_ring(data: &[u8]) {
     let mut source = Source::new(data);

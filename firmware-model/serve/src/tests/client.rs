@@ -201,7 +201,8 @@ impl Client {
             let got =
                 match rustix::net::recvmsg(&self.socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC) {
                     Ok(got) if got.bytes > 0 => got.bytes,
-                    // A machine that was stopped and goes on ends a call that has a time limit (signal(7)).
+                    // A machine that was stopped and goes on ends a call that has a time limit
+                    // (signal(7)).
                     Err(rustix::io::Errno::INTR) => continue,
                     Ok(_) | Err(rustix::io::Errno::CONNRESET) => return None,
                     Err(errno) => panic!("the server says nothing: {errno}"),

@@ -353,7 +353,8 @@ fn qemus_messages_are_understood() {
         assert_eq!(u64::from(size), [4096, 0, PAGES_LEN, 0, 4096, 0][bar as usize]);
     }
     assert_eq!(rig.write(region_index::CONFIG, 4, &[6, 0]), None);
-    // Under an IOMMU: sweeps over ranges that were never lent, one to the very end; then one message per page.
+    // Under an IOMMU: sweeps over ranges that were never lent, one to the very end; then one
+    // message per page.
     assert_eq!(rig.errno(&unmap(0, 1 << 63), vec![]), None);
     assert_eq!(rig.errno(&unmap(1 << 63, 1 << 63), vec![]), None);
     assert_eq!(rig.bench.ledger.len(), 0);

@@ -131,7 +131,8 @@ fn what_makes_no_sense_ends_one_connection_only() {
         bytes[at].copy_from_slice(&value.to_ne_bytes());
         bytes
     };
-    // Too short, too long, of no type, a reply to nothing, too many descriptors, not a version first.
+    // Too short, too long, of no type, a reply to nothing, too many descriptors, not a version
+    // first.
     for bytes in [
         with(4..8, 15),
         with(4..8, u32::MAX),

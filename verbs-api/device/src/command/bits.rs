@@ -22,8 +22,9 @@ pub mod modify {
     pub const ORD: u32 = 8;
     /// `rnr_timeout_ms`.
     pub const RNR: u32 = 16;
-    /// No field: the peer cannot be reached. The stream, if there is one, is given up. The queue pair stays as it is, and receives wait, but
-    /// the first send posted or yet to come completes with `RetryExcErr` and puts it into the error state (asked into that state before, it
+    /// No field: the peer cannot be reached. The stream, if there is one, is given up. The queue
+    /// pair stays as it is, and receives wait, but the first send posted or yet to come completes
+    /// with `RetryExcErr` and puts it into the error state (asked into that state before, it
     /// flushes that send like all others).
     pub const UNREACHABLE: u32 = 32;
 }
@@ -40,7 +41,8 @@ pub mod features {
     pub const WINDOWS: u32 = 8;
     /// Doorbell pages are plain memory that the device looks at: see [`doorbell`](crate::doorbell).
     pub const DOORBELL_MEMORY: u32 = 16;
-    /// Regions of [`Access::ON_DEMAND`](crate::vocabulary::Access::ON_DEMAND): memory that need not be there, then or later.
+    /// Regions of [`Access::ON_DEMAND`](crate::vocabulary::Access::ON_DEMAND): memory that need not
+    /// be there, then or later.
     pub const ON_DEMAND: u32 = 32;
     /// [`Opcode::ModerateCq`](super::Opcode::ModerateCq).
     pub const MODERATION: u32 = 64;

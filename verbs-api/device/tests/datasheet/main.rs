@@ -1,7 +1,8 @@
-//! `docs/reference/device.md` says what this crate says: its tables are made from `src/`, and nothing is missing.
+//! `docs/reference/device.md` says what this crate says: its tables are made from `src/`, and
+//! nothing is missing.
 //!
-//! A table stands between `<!-- FILE::ITEM -->` and `<!-- end -->`. `URNIC_BLESS=1 cargo test -p urnic-device --test datasheet` writes
-//! them anew; without it a difference is a failure.
+//! A table stands between `<!-- FILE::ITEM -->` and `<!-- end -->`. `URNIC_BLESS=1 cargo test -p
+//! urnic-device --test datasheet` writes them anew; without it a difference is a failure.
 
 mod source;
 

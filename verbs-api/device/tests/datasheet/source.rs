@@ -1,4 +1,5 @@
-//! Reads the items of a source file of this crate, which rustfmt has put into shape, with their documentation.
+//! Reads the items of a source file of this crate, which rustfmt has put into shape, with their
+//! documentation.
 
 use std::collections::BTreeMap;
 

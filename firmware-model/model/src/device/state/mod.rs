@@ -1,5 +1,5 @@
-//! What all parts of a device share. Those that use it are above: commands, queue pairs and the runtime, and on top of them the
-//! [device](crate::device) that the host sees.
+//! What all parts of a device share. Those that use it are above: commands, queue pairs and the
+//! runtime, and on top of them the [device](crate::device) that the host sees.
 
 mod interrupts;
 mod pages;
@@ -62,8 +62,8 @@ pub(crate) type EventQueues = BTreeMap<u32, Arc<EventQueue>>;
 
 /// The device's state.
 ///
-/// Lock order: registers (commands) → event queue table, stream or queue pair → completion queue or event queue ring.
-/// [`Effects`] are raised with none of them held.
+/// Lock order: registers (commands) → event queue table, stream or queue pair → completion queue or
+/// event queue ring. [`Effects`] are raised with none of them held.
 pub(crate) struct Core {
     pub(crate) config: ModelConfig,
     pub(crate) host: Arc<dyn HostMemory>,
@@ -89,7 +89,8 @@ pub(crate) struct Core {
     pub(crate) cqs: Table<CompletionQueue>,
     pub(crate) srqs: Table<SharedReceiveQueue>,
     pub(crate) qps: Table<Qp>,
-    /// Queue pairs whose peers are on this host and where these find their verdicts, by the ends of their streams, theirs first. A leaf.
+    /// Queue pairs whose peers are on this host and where these find their verdicts, by the ends of
+    /// their streams, theirs first. A leaf.
     ends: Mutex<HashMap<Ends, (u32, Meeting)>>,
     pub(crate) streams: Streams,
     pub(crate) agenda: Agenda,
@@ -303,7 +304,8 @@ impl Core {
         waiting.iter().any(|queue| queue.waiting() > 0)
     }
 
-    /// Whether a command may cause events in a queue: a driver that takes none is not to have the device keep any number of them.
+    /// Whether a command may cause events in a queue: a driver that takes none is not to have the
+    /// device keep any number of them.
     pub(crate) fn has_room_for_events(&self, queue: &EventQueue) -> bool {
         queue.waiting() < self.config.limits.waiting_events as usize
     }

@@ -1,7 +1,8 @@
-//! Doorbell pages as plain memory, for drivers in other processes: their stores make no message, so the device looks.
+//! Doorbell pages as plain memory, for drivers in other processes: their stores make no message, so
+//! the device looks.
 //!
-//! Which slots to look at is known from the queues that were told them. A slot holds what was rung until the device takes it, by
-//! swapping in 0, which rings nothing.
+//! Which slots to look at is known from the queues that were told them. A slot holds what was rung
+//! until the device takes it, by swapping in 0, which rings nothing.
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -183,7 +184,8 @@ impl DoorbellPages {
         }
     }
 
-    /// Says in every page in use whether the device looks at it by itself. Who says that it sleeps looks once more before it does.
+    /// Says in every page in use whether the device looks at it by itself. Who says that it sleeps
+    /// looks once more before it does.
     pub(crate) fn sleep(&self, asleep: bool) {
         let mut state = self.state();
         state.asleep = asleep;

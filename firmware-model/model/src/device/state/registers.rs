@@ -97,7 +97,8 @@ impl Registers {
         self.vector
     }
 
-    /// Takes up the command queue that lies in the host's memory; the device stops if it cannot be reached.
+    /// Takes up the command queue that lies in the host's memory; the device stops if it cannot be
+    /// reached.
     pub(crate) fn enable(&mut self, host: &dyn HostMemory) {
         if self.queue.is_some() || self.status.contains(Status::FATAL) {
             return;

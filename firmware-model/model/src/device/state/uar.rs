@@ -37,9 +37,9 @@ impl Uar {
         self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a queue the slot of its half of the page that has the fewest tenants, and returns its byte offset. An
-    /// arm that is overwritten before the device looks is lost, unlike a post, whose index stands in a
-    /// record; so completion queues have a half for themselves.
+    /// Gives a queue the slot of its half of the page that has the fewest tenants, and returns its
+    /// byte offset. An arm that is overwritten before the device looks is lost, unlike a post,
+    /// whose index stands in a record; so completion queues have a half for themselves.
     pub(crate) fn enter(&self, tenant: Tenant) -> u32 {
         self.users.fetch_add(1, Ordering::AcqRel);
         let mut tenants = self.lock();

@@ -1,6 +1,7 @@
 //! Accesses to memory that may vanish at any moment.
 //!
-//! They are written in assembly, so that the handler knows their instructions by address, and can end them: none of them moves the stack pointer.
+//! They are written in assembly, so that the handler knows their instructions by address, and can
+//! end them: none of them moves the stack pointer.
 
 /// Memory that the device was given is not there any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -47,8 +48,9 @@ fn outcome(failed: u32) -> Result<(), Unreachable> {
 /// A byte could not be read or written; those before it may have been copied.
 ///
 /// # Safety
-/// Neither range is memory of ours that something refers to, but for `to` where the caller holds it exclusively and `from` where it holds it shared.
-/// The ranges do not overlap. Either one may be gone.
+/// Neither range is memory of ours that something refers to, but for `to` where the caller holds it
+/// exclusively and `from` where it holds it shared. The ranges do not overlap. Either one may be
+/// gone.
 #[inline]
 pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) -> Result<(), Unreachable> {
     // SAFETY: as promised; an access to what is gone ends with 1.
@@ -66,13 +68,15 @@ pub(crate) fn probe(from: *const u8, len: usize) -> Result<(), Unreachable> {
     outcome(unsafe { urnic_guarded_probe(from, last) })
 }
 
-/// Replaces the word by `update` of it in one atomic step; returns the old one. `update` may run more than once.
+/// Replaces the word by `update` of it in one atomic step; returns the old one. `update` may run
+/// more than once.
 ///
 /// # Errors
 /// The word cannot be read and written.
 ///
 /// # Safety
-/// `word` is aligned, and not in memory of ours that something refers to otherwise than as an atomic. It may be gone.
+/// `word` is aligned, and not in memory of ours that something refers to otherwise than as an
+/// atomic. It may be gone.
 pub(crate) unsafe fn update(word: *mut u64, update: impl Fn(u64) -> u64) -> Result<u64, Unreachable> {
     let mut old = 0;
     // SAFETY: `word` is aligned and may be gone, as promised; `old` is a local.

@@ -35,7 +35,8 @@ pub(super) fn wanted(signal: c_int) -> Option<&'static Wanted> {
     WANTED.get(index)
 }
 
-/// Names the function by which the handler is installed, where sigaction(2) itself is interposed by us.
+/// Names the function by which the handler is installed, where sigaction(2) itself is interposed by
+/// us.
 pub fn set_action_by(set_action: SetAction) {
     SET_ACTION.store(set_action as *mut c_void, Ordering::Release);
 }

@@ -1,4 +1,5 @@
-//! The handler of SIGSEGV and SIGBUS. It uses nothing but atomics and, on the way to the process's end, system calls.
+//! The handler of SIGSEGV and SIGBUS. It uses nothing but atomics and, on the way to the process's
+//! end, system calls.
 
 use super::access::landing;
 use super::disposition::{self, Action};
@@ -9,7 +10,8 @@ const BUS_MCEERR_AO: c_int = 5;
 /// `si_code` of a memory tag error that is reported late.
 const SEGV_MTEAERR: c_int = 8;
 
-/// Whether the signal was raised by the instruction at the program counter, which would raise it again.
+/// Whether the signal was raised by the instruction at the program counter, which would raise it
+/// again.
 fn is_of_instruction(signal: c_int, code: c_int) -> bool {
     // 0 and less: sent by somebody (sigaction(2)).
     code > 0
@@ -19,7 +21,8 @@ fn is_of_instruction(signal: c_int, code: c_int) -> bool {
 
 /// Has the thread go on behind an access of ours, if that is where it faulted.
 fn recover(context: *mut c_void) -> bool {
-    // SAFETY: the kernel passes the thread's context to a handler with SA_SIGINFO, and resumes with what is in there afterwards.
+    // SAFETY: the kernel passes the thread's context to a handler with SA_SIGINFO, and resumes with
+    // what is in there afterwards.
     let Some(context) = (unsafe { context.cast::<libc::ucontext_t>().as_mut() }) else {
         return false;
     };
@@ -41,7 +44,8 @@ fn recover(context: *mut c_void) -> bool {
     false
 }
 
-/// What the kernel calls. It has already arranged for the mask and the stack that the program's own action asks for.
+/// What the kernel calls. It has already arranged for the mask and the stack that the program's own
+/// action asks for.
 pub(super) extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes a valid `siginfo_t` to a handler with SA_SIGINFO.
     let own = is_of_instruction(signal, unsafe { (*info).si_code });
@@ -49,7 +53,8 @@ pub(super) extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: 
         return;
     }
     match disposition::take(signal) {
-        // SAFETY: a handler of the program's for this signal. One without SA_SIGINFO takes the first argument, and does not look at the others.
+        // SAFETY: a handler of the program's for this signal. One without SA_SIGINFO takes the
+        // first argument, and does not look at the others.
         Action::Handler(handler) => unsafe { handler(signal, info, context) },
         // A fault that is ignored ends the process all the same (sigaction(2)).
         Action::Ignore if !own => {}

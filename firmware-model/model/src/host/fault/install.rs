@@ -1,10 +1,12 @@
 //! Puts the handler of SIGSEGV and SIGBUS into the place of the program's.
 //!
-//! The plug-in takes the program's calls of sigaction(2) and its kin ([`replace`]). The kernel then has our handler, with the mask and the flags
-//! that the program asked for; so masks, alternate stacks, `SA_NODEFER` and `SA_RESTART` are the kernel's business as ever, and our handler calls the
-//! program's as a function. `SA_RESETHAND` is done here. A program that makes the system call itself takes our handler's place: then a fault in a
-//! copy of ours goes to its handler. A program that ignores one of these signals and then calls execve(2) has it handled by default in the
-//! new program, not ignored, because the kernel resets handlers.
+//! The plug-in takes the program's calls of sigaction(2) and its kin ([`replace`]). The kernel then
+//! has our handler, with the mask and the flags that the program asked for; so masks, alternate
+//! stacks, `SA_NODEFER` and `SA_RESTART` are the kernel's business as ever, and our handler calls
+//! the program's as a function. `SA_RESETHAND` is done here. A program that makes the system call
+//! itself takes our handler's place: then a fault in a copy of ours goes to its handler. A program
+//! that ignores one of these signals and then calls execve(2) has it handled by default in the new
+//! program, not ignored, because the kernel resets handlers.
 
 use super::disposition::{SIGNALS, kernel, wanted};
 use super::handler::on_fault;
@@ -13,7 +15,8 @@ use libc::c_int;
 use rustix::process::getpid;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-/// The process whose actions these are; 0: the handler is not installed. A child of vfork(2) shares this memory, but not its parent's actions.
+/// The process whose actions these are; 0: the handler is not installed. A child of vfork(2) shares
+/// this memory, but not its parent's actions.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 static LOCKED: AtomicBool = AtomicBool::new(false);
 
@@ -57,7 +60,8 @@ fn take_place(signal: c_int) {
     }
 }
 
-/// Has faults in accesses of ours be recovered from now on, in this process. Where a library refuses the handler, they end the process as before.
+/// Has faults in accesses of ours be recovered from now on, in this process. Where a library
+/// refuses the handler, they end the process as before.
 pub fn install() {
     alone(|| {
         let own = getpid().as_raw_nonzero().get();
@@ -81,8 +85,8 @@ pub fn is_in_place(signal: c_int) -> bool {
         }
 }
 
-/// sigaction(2) for a signal that [is in place](is_in_place): sets the program's action, if one is given, and returns the one before. `None` if the
-/// C library refuses.
+/// sigaction(2) for a signal that [is in place](is_in_place): sets the program's action, if one is
+/// given, and returns the one before. `None` if the C library refuses.
 pub fn replace(signal: c_int, new: Option<&libc::sigaction>) -> Option<libc::sigaction> {
     let wanted = wanted(signal)?;
     alone(|| {

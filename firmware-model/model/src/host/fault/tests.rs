@@ -29,7 +29,8 @@ impl Pages {
         (Pages(start.unwrap().cast(), count * PAGE), file)
     }
 
-    /// Page number `page` may be accessed like this; it stays reserved, so that no other test finds its memory there.
+    /// Page number `page` may be accessed like this; it stays reserved, so that no other test finds
+    /// its memory there.
     fn protect(&self, page: usize, rights: MprotectFlags) {
         // SAFETY: pages of this mapping, which nothing refers to.
         unsafe { mprotect(self.0.add(page * PAGE).cast(), PAGE, rights) }.unwrap();
@@ -74,7 +75,8 @@ fn a_copy_into_a_hole_and_out_of_one_is_an_error() {
         for at in [PAGE + 1 - len.min(PAGE), 2 * PAGE - 1] {
             // SAFETY: inside of the mapping, and of a live vector.
             let hole = unsafe { pages.0.add(at) };
-            // SAFETY: `hole` is inside of the mapping, and `bytes` is a live vector of at least `len` bytes.
+            // SAFETY: `hole` is inside of the mapping, and `bytes` is a live vector of at least
+            // `len` bytes.
             let (read, written) = unsafe {
                 (
                     copy(bytes.as_mut_ptr(), hole, len),

@@ -1,5 +1,6 @@
-//! Receiving FPDUs: whatever way the stream cuts them, they are put together in one buffer, checked, and handed up
-//! one at a time. Nothing reaches DDP before its CRC was checked (RFC 5044 §6).
+//! Receiving FPDUs: whatever way the stream cuts them, they are put together in one buffer,
+//! checked, and handed up one at a time. Nothing reaches DDP before its CRC was checked (RFC 5044
+//! §6).
 
 use crate::host::PieceMut;
 use crate::llp::buffers::{BUFFER_LEN, Buffer, BufferPool};
@@ -10,11 +11,13 @@ use urnic_wire::ddp;
 use urnic_wire::mpa::fpdu::{self, CRC_LEN, CrcMode, FpduError, LENGTH_LEN, fpdu_len, padding};
 use urnic_wire::mpa::marker;
 
-/// An FPDU of which so much is missing is read exactly to its end, so that the next one starts at the buffer's front.
+/// An FPDU of which so much is missing is read exactly to its end, so that the next one starts at
+/// the buffer's front.
 const EXACT_MIN: usize = 16 << 10;
 /// With CRCs off, payload of which so much is missing is read directly to its place.
 const DIRECT_MIN: usize = 4096;
-/// Bytes read behind the end of directly placed payload: pad, CRC, and the next FPDU's length and header.
+/// Bytes read behind the end of directly placed payload: pad, CRC, and the next FPDU's length and
+/// header.
 const TAIL: usize = 7 + LENGTH_LEN + ddp::UNTAGGED_LEN;
 /// The longest FPDU that a ULPDU_Length can announce.
 const MAX_FPDU: usize = marker::marked_len(0, fpdu_len(u16::MAX as usize));
@@ -161,8 +164,8 @@ impl Receiver {
         }
     }
 
-    /// Reads from the stream behind what is there, which [`next`](Self::next) says is no whole FPDU; returns how many
-    /// bytes came.
+    /// Reads from the stream behind what is there, which [`next`](Self::next) says is no whole
+    /// FPDU; returns how many bytes came.
     pub(crate) fn fill(
         &mut self,
         buffers: &BufferPool,
@@ -192,8 +195,8 @@ impl Receiver {
         Ok((bytes, filled))
     }
 
-    /// The partial ULPDU at the front and the length it will have, if its payload should go directly to its place:
-    /// nothing is to be checked before, and much is missing.
+    /// The partial ULPDU at the front and the length it will have, if its payload should go
+    /// directly to its place: nothing is to be checked before, and much is missing.
     pub(crate) fn direct_candidate(&self) -> Option<(&[u8], usize)> {
         if self.crc == CrcMode::On || self.markers || self.direct.is_some() || self.current.is_some() {
             return None;
@@ -205,8 +208,8 @@ impl Receiver {
         (ulpdu.len() >= header_len && ulpdu_len >= ulpdu.len() + DIRECT_MIN).then_some((ulpdu, ulpdu_len))
     }
 
-    /// The upper layer took what [`direct_candidate`](Self::direct_candidate) showed; the rest will be
-    /// read by [`fill_direct`](Self::fill_direct). Returns how much that is.
+    /// The upper layer took what [`direct_candidate`](Self::direct_candidate) showed; the rest will
+    /// be read by [`fill_direct`](Self::fill_direct). Returns how much that is.
     pub(crate) fn begin_direct(&mut self) -> usize {
         let Some((ulpdu, ulpdu_len)) = self.direct_candidate().map(|(u, len)| (u.len(), len)) else {
             return 0;
@@ -227,9 +230,9 @@ impl Receiver {
         self.direct.is_none()
     }
 
-    /// Reads the next payload into `pieces`, which are not longer than what is missing; returns how much of it came,
-    /// and how many bytes in all. If they are all that is missing, a little is read behind it.
-    /// [`direct_ended`](Self::direct_ended) says when the FPDU is complete.
+    /// Reads the next payload into `pieces`, which are not longer than what is missing; returns how
+    /// much of it came, and how many bytes in all. If they are all that is missing, a little is
+    /// read behind it. [`direct_ended`](Self::direct_ended) says when the FPDU is complete.
     pub(crate) fn fill_direct<'p>(
         &'p mut self,
         buffers: &BufferPool,

@@ -1,12 +1,13 @@
-//! Sending FPDUs: they are written into a staging buffer, large payload excepted, and leave many to a system call.
+//! Sending FPDUs: they are written into a staging buffer, large payload excepted, and leave many to
+//! a system call.
 //!
 //! ```text
 //! staging   |len hdr small pad crc|len hdr|pad crc|len hdr small pad crc| …
 //! parts      Staged ──────────────────────┘ Memory └ Staged ───────────────
 //! ```
 //!
-//! Between framing and the call of the stream the entries of gathered memory are pinned. What the stream does not take goes on
-//! [loan](crate::memory): a revocation copies it.
+//! Between framing and the call of the stream the entries of gathered memory are pinned. What the
+//! stream does not take goes on [loan](crate::memory): a revocation copies it.
 
 use super::unsent::{Lent, Part, Unsent};
 use crate::host::Unreachable;
@@ -20,10 +21,12 @@ use std::time::Duration;
 use urnic_wire::mpa::fpdu::{self, CRC_LEN, CrcMode, LENGTH_LEN, emit_length, fpdu_len, padding};
 use urnic_wire::mpa::{MAX_MULPDU, MIN_MULPDU, marker, mulpdu};
 
-/// Payload of at least so many bytes stays where it is: below, copying is cheaper than an iovec entry.
+/// Payload of at least so many bytes stays where it is: below, copying is cheaper than an iovec
+/// entry.
 const GATHER_MIN: usize = 2048;
-/// Bytes sealed and not taken, beyond which no further FPDU is opened. What is sent shall still be in the cache, but each system call also
-/// wakes whoever receives: from 128 KiB to 1 MiB, 64 KiB messages gain a third.
+/// Bytes sealed and not taken, beyond which no further FPDU is opened. What is sent shall still be
+/// in the cache, but each system call also wakes whoever receives: from 128 KiB to 1 MiB, 64 KiB
+/// messages gain a third.
 const BACKLOG: u64 = 1 << 20;
 /// How often the segment size is looked at: it is a system call.
 const MSS_INTERVAL: Duration = Duration::from_secs(1);
@@ -102,7 +105,8 @@ impl Sender {
         self.mulpdu = mulpdu;
     }
 
-    /// Whether what is sent is covered by a CRC, so that it must not change between here and the wire.
+    /// Whether what is sent is covered by a CRC, so that it must not change between here and the
+    /// wire.
     #[inline]
     fn has_crc(&self) -> bool {
         self.crc == CrcMode::On
@@ -123,8 +127,8 @@ impl Sender {
         self.sealed == self.taken
     }
 
-    /// Looks at the stream's segment size now and then, and makes it the MULPDU (RFC 5044 §4.5). FPDUs that are
-    /// written already keep their length (RFC 5041 §3.2).
+    /// Looks at the stream's segment size now and then, and makes it the MULPDU (RFC 5044 §4.5).
+    /// FPDUs that are written already keep their length (RFC 5041 §3.2).
     pub(crate) fn refresh(&mut self, now: Nanos, stream: &dyn Stream) {
         if self.looked_at.is_none_or(|then| now.since(then) >= MSS_INTERVAL) {
             self.looked_at = Some(now);
@@ -163,8 +167,9 @@ impl Sender {
     #[inline]
     pub(crate) fn gather(&mut self, window: &Window<'_>, at: u64, len: usize) -> Result<(), Unreachable> {
         if len < GATHER_MIN || self.markers || self.has_crc() || window.is_elsewhere() {
-            // Markers cut payload into stretches that are all cheaper to copy. With a CRC the payload is read once: a program may change it
-            // until the completion (a guest's memory, say), and the CRC must be that of the bytes that are sent.
+            // Markers cut payload into stretches that are all cheaper to copy. With a CRC the
+            // payload is read once: a program may change it until the completion (a guest's memory,
+            // say), and the CRC must be that of the bytes that are sent.
             window.copy_out(at, self.put(len))
         } else {
             self.gather_in_place(window, at, len)
@@ -172,7 +177,8 @@ impl Sender {
     }
 
     fn gather_in_place(&mut self, window: &Window<'_>, at: u64, len: usize) -> Result<(), Unreachable> {
-        // What is gone already is an error before the FPDU begins, about which the peer can be told.
+        // What is gone already is an error before the FPDU begins, about which the peer can be
+        // told.
         window.probe(at, len as u64)?;
         self.close_loose();
         let Some(entry) = window.entry() else {
@@ -285,7 +291,8 @@ impl Sender {
         Ok(sent?)
     }
 
-    /// The address of the first byte to be sent that cannot be read at this moment, as far as one system call would send.
+    /// The address of the first byte to be sent that cannot be read at this moment, as far as one
+    /// system call would send.
     #[cold]
     pub(crate) fn first_missing(&self) -> Option<usize> {
         match &self.loan {
@@ -298,8 +305,8 @@ impl Sender {
         }
     }
 
-    /// Lends out the gathered memory that is not sent, and pins nothing any more: this queue pair may wait now for revocations, or for its
-    /// stream.
+    /// Lends out the gathered memory that is not sent, and pins nothing any more: this queue pair
+    /// may wait now for revocations, or for its stream.
     pub(crate) fn rest(&mut self, memory: &MemoryTable) {
         if self.pins.is_empty() {
             return;

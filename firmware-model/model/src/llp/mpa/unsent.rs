@@ -1,4 +1,5 @@
-//! What is framed and not taken by the stream: stretches of the staging buffer and of the program's memory.
+//! What is framed and not taken by the stream: stretches of the staging buffer and of the program's
+//! memory.
 
 use crate::host::{Mapping, Piece};
 use crate::memory::{Borrower, EntryId};
@@ -137,7 +138,8 @@ impl Unsent {
         Ok((stream.send(&pieces[..count])?, offered))
     }
 
-    /// The address of the first byte that cannot be read at this moment, as far as one system call would send.
+    /// The address of the first byte that cannot be read at this moment, as far as one system call
+    /// would send.
     #[cold]
     pub(super) fn first_missing(&self) -> Option<usize> {
         let parts = self.parts.iter().skip(self.head).take(PIECES);

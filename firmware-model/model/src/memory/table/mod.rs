@@ -1,5 +1,5 @@
-//! The table of STags. Checks are lock-free; changes are made under a lock, and end when no access through what they
-//! revoked is left.
+//! The table of STags. Checks are lock-free; changes are made under a lock, and end when no access
+//! through what they revoked is left.
 
 mod windows;
 
@@ -16,7 +16,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use urnic_device::vocabulary::Access;
 
-/// Freed slots wait until so many others were freed before they are used again (row SEC-04: slow reuse).
+/// Freed slots wait until so many others were freed before they are used again (row SEC-04: slow
+/// reuse).
 const QUARANTINE: usize = 4096;
 const CHUNK: usize = 1024;
 
@@ -116,8 +117,8 @@ impl MemoryTable {
         }
     }
 
-    /// Enters somebody who has pieces of registered memory, and pins for them still, among those who give them back when the
-    /// registration is revoked.
+    /// Enters somebody who has pieces of registered memory, and pins for them still, among those
+    /// who give them back when the registration is revoked.
     pub(crate) fn lend(&self, borrower: Arc<dyn Borrower>) -> Loan {
         self.loans.enter(borrower)
     }
@@ -139,9 +140,9 @@ impl MemoryTable {
         &self.domains
     }
 
-    /// Checks an access of `len` bytes at tagged offset `offset` by queue pair `qid` of domain `pd`. The first
-    /// violation in the order of [`Violation`] wins. Zero-length accesses are the caller's: DDP and verbs leave
-    /// them unchecked (DDP-S-04, VRB-M-07).
+    /// Checks an access of `len` bytes at tagged offset `offset` by queue pair `qid` of domain
+    /// `pd`. The first violation in the order of [`Violation`] wins. Zero-length accesses are the
+    /// caller's: DDP and verbs leave them unchecked (DDP-S-04, VRB-M-07).
     #[inline]
     pub fn check(
         &self,
@@ -211,8 +212,9 @@ impl MemoryTable {
         Ok(stag)
     }
 
-    /// Changes a region by `change`; its STag stays, for programs that told their peers before count on that. When it returns, nobody uses
-    /// the region as it was any more. A STag that was revoked, the memory being gone, or invalidated is valid again only with other memory.
+    /// Changes a region by `change`; its STag stays, for programs that told their peers before
+    /// count on that. When it returns, nobody uses the region as it was any more. A STag that was
+    /// revoked, the memory being gone, or invalidated is valid again only with other memory.
     pub fn reregister(&self, stag: u32, change: impl FnOnce(&mut Registration)) -> Result<(), TableError> {
         let slot = self.slot(stag);
         let mut admin = self.lock();
@@ -258,8 +260,8 @@ impl MemoryTable {
         })
     }
 
-    /// Invalidates a STag for queue pair `qid` of domain `pd`; a window is unbound by it. When it returns, nobody uses
-    /// the STag any more.
+    /// Invalidates a STag for queue pair `qid` of domain `pd`; a window is unbound by it. When it
+    /// returns, nobody uses the STag any more.
     pub fn invalidate(&self, stag: u32, pd: u32, qid: u32, by: InvalidateBy) -> Result<(), InvalidateError> {
         let slot = self.slot(stag);
         let mut admin = self.lock();
@@ -293,8 +295,9 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Revokes every region that touches the `len` bytes at `iova`, which the host takes away: when it returns, nothing is placed or read
-    /// through them any more. Their STags stay taken until they are deregistered.
+    /// Revokes every region that touches the `len` bytes at `iova`, which the host takes away: when
+    /// it returns, nothing is placed or read through them any more. Their STags stay taken until
+    /// they are deregistered.
     pub(crate) fn revoke_over(&self, iova: u64, len: u64) {
         let admin = self.lock();
         let touched: Vec<Arc<Backing>> = admin
@@ -324,7 +327,8 @@ impl MemoryTable {
         old.into_iter().for_each(|old| self.retire(old));
     }
 
-    /// Says in the log that a system call could not access the byte at `address` of this process, in whatever region it lies.
+    /// Says in the log that a system call could not access the byte at `address` of this process,
+    /// in whatever region it lies.
     #[cold]
     pub(crate) fn report_at(&self, address: usize) {
         let admin = self.lock();
@@ -428,8 +432,9 @@ impl MemoryTable {
         self.cell(slot)?.swap(entry)
     }
 
-    /// Waits until nobody uses the entry that a swap took out: no [`Window`] and no [`Pin`](super::Pin) holds it, which last one FPDU or
-    /// one call of a stream, and no piece of it is left to be sent.
+    /// Waits until nobody uses the entry that a swap took out: no [`Window`] and no
+    /// [`Pin`](super::Pin) holds it, which last one FPDU or one call of a stream, and no piece of
+    /// it is left to be sent.
     fn retire(&self, old: Option<Arc<Entry>>) {
         if let Some(mut old) = old {
             while Arc::get_mut(&mut old).is_none() {

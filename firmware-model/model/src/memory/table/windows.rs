@@ -9,7 +9,8 @@ use urnic_device::vocabulary::Access;
 use urnic_device::wqe::BindOperands;
 
 impl MemoryTable {
-    /// Makes an unbound window; an `exclusive` one (type 2) serves only the queue pair that binds it.
+    /// Makes an unbound window; an `exclusive` one (type 2) serves only the queue pair that binds
+    /// it.
     pub fn create_window(&self, pd: u32, exclusive: bool) -> Result<u32, TableError> {
         let mut admin = self.lock();
         if admin.windows >= self.max_windows {
@@ -26,7 +27,8 @@ impl MemoryTable {
         Ok(stag)
     }
 
-    /// Destroys a window, bound or not. Its key does not matter: a program chooses it anew for every bind, also for one that fails.
+    /// Destroys a window, bound or not. Its key does not matter: a program chooses it anew for
+    /// every bind, also for one that fails.
     pub fn destroy_window(&self, stag: u32) -> Result<(), TableError> {
         let record = self
             .lock()
@@ -76,7 +78,8 @@ impl MemoryTable {
                 .filter(|start| *start <= registration.len && len <= registration.len - start)
                 .ok_or(BindError::Bounds)?;
             let rights = registration.access;
-            // A right to write from afar needs the region's owner to have the right to write (verbs, ibv_bind_mw).
+            // A right to write from afar needs the region's owner to have the right to write
+            // (verbs, ibv_bind_mw).
             let writes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
             if !rights.contains(Access::MW_BIND) || (writes && !rights.contains(Access::LOCAL_WRITE)) {
                 return Err(BindError::AccessRights);

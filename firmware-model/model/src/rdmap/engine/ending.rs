@@ -143,8 +143,8 @@ impl Engine {
         RxOutcome::Ended
     }
 
-    /// An error of ours, or one that we found in what came: the peer is told, once, and nothing is sent behind it
-    /// (row RDM-T-04).
+    /// An error of ours, or one that we found in what came: the peer is told, once, and nothing is
+    /// sent behind it (row RDM-T-04).
     pub(super) fn terminate(
         &mut self,
         message: Outgoing,
@@ -250,8 +250,9 @@ impl Engine {
         self.linger(env, stream);
     }
 
-    /// Finds the request that a Terminate complains about. Where it was complete already, a native peer's program
-    /// learns the reason from the next one; on an rdma_cm connection the rest is flushed.
+    /// Finds the request that a Terminate complains about. Where it was complete already, a native
+    /// peer's program learns the reason from the next one; on an rdma_cm connection the rest is
+    /// flushed.
     pub(super) fn judge(&mut self, received: &Received) {
         let stalls = self.halves.responder.stalls;
         // A peer on this device stopped at the oldest request that is not complete.

@@ -62,7 +62,8 @@ pub struct Engine {
     llp: Option<Llp>,
     state: QpState,
     progress: Progress,
-    /// We sent the MPA Request, or the peer is known to be ready: we may send first (RFC 5044 §7.1.2(4)).
+    /// We sent the MPA Request, or the peer is known to be ready: we may send first (RFC 5044
+    /// §7.1.2(4)).
     may_begin: bool,
     /// A valid FPDU has come.
     heard: bool,
@@ -90,7 +91,8 @@ pub struct Engine {
     pieces: PieceRoom,
     terminate_sent: u32,
     terminate_received: u32,
-    /// What both ends think of each other's messages, if the peer is on this device, as long as it can judge.
+    /// What both ends think of each other's messages, if the peer is on this device, as long as it
+    /// can judge.
     verdicts: Option<Verdicts>,
 }
 
@@ -133,7 +135,8 @@ impl Engine {
         }
     }
 
-    /// An engine in the reset state for the same queue pair, on the same rings; what is posted there is forgotten.
+    /// An engine in the reset state for the same queue pair, on the same rings; what is posted
+    /// there is forgotten.
     pub fn anew(&self) -> Engine {
         let Halves {
             qp,
@@ -185,8 +188,8 @@ impl Engine {
         !self.held.is_empty()
     }
 
-    /// Whether nothing is outstanding that the peer or the stream could still complete. What only the peer's verdict is missing of is
-    /// not: an end completes it.
+    /// Whether nothing is outstanding that the peer or the stream could still complete. What only
+    /// the peer's verdict is missing of is not: an end completes it.
     pub fn is_quiet(&self) -> bool {
         let taken = self.llp.as_ref().map_or(0, Llp::taken);
         self.llp.as_ref().is_none_or(Llp::is_flushed)
@@ -349,7 +352,8 @@ impl Engine {
         match change.state {
             Some(QpState::Err) => {
                 self.fail(QpFault::Requested, env, stream);
-                // Nobody is to learn from a later request what would have ended this one anyway: that is flushed.
+                // Nobody is to learn from a later request what would have ended this one anyway:
+                // that is flushed.
                 self.unreachable = false;
                 (self.halves.requester.verdict, self.halves.requester.vendor_error) = (None, 0);
             }
@@ -376,7 +380,8 @@ impl Engine {
         (self.unreachable, self.peer_may_close) = (true, true);
     }
 
-    /// Which transitions a driver may ask for (rows VRB-Q-03 … 05). Reset makes a new engine instead.
+    /// Which transitions a driver may ask for (rows VRB-Q-03 … 05). Reset makes a new engine
+    /// instead.
     fn check_transition(&self, to: QpState) -> Result<(), WrongState> {
         use QpState::*;
         match (self.state, to) {
@@ -387,7 +392,8 @@ impl Engine {
         }
     }
 
-    /// Whether our direction is open (RFC 5044 §7.1.2(4)): a responder says nothing before a valid FPDU came.
+    /// Whether our direction is open (RFC 5044 §7.1.2(4)): a responder says nothing before a valid
+    /// FPDU came.
     fn may_send(&self) -> bool {
         self.may_begin || self.heard
     }
@@ -404,7 +410,8 @@ impl Engine {
             .min()
     }
 
-    /// MSNs of the next messages of ours on queues 0 (Sends), 1 (requests) and 3 (Atomic Responses).
+    /// MSNs of the next messages of ours on queues 0 (Sends), 1 (requests) and 3 (Atomic
+    /// Responses).
     #[cfg(test)]
     pub(in crate::rdmap) fn send_msns(&mut self, [sends, requests, responses]: [u32; 3]) {
         self.halves.requester.msn = sends;

@@ -225,7 +225,8 @@ impl Engine {
                 Err(refusal) => return Err(Stop::in_segment(refusal, segment)),
             },
         };
-        // Where memory is reached by copies, which may begin in the middle of a segment (`ibv_rereg_mr`), one more buffer lies between.
+        // Where memory is reached by copies, which may begin in the middle of a segment
+        // (`ibv_rereg_mr`), one more buffer lies between.
         let elsewhere = window.as_ref().filter(|(window, _)| window.is_elsewhere());
         let mut between = elsewhere.map(|_| env.buffers.take());
         let mut pieces = self.pieces.take();
@@ -271,7 +272,8 @@ impl Engine {
 
     /// Hands ULPDUs of ours back to us; returns how many.
     pub(super) fn deliver_loopback(&mut self, env: &mut Env<'_>) -> usize {
-        // What a stream brought is for `receive` to hand up: who asks for that also sends the answers.
+        // What a stream brought is for `receive` to hand up: who asks for that also sends the
+        // answers.
         if !matches!(self.llp, Some(Llp::Loopback(_))) {
             return 0;
         }
@@ -319,7 +321,8 @@ impl Engine {
         RxOutcome::More
     }
 
-    /// Throws away what comes behind an error (row DDP-T-01), so that closing does not reset the stream.
+    /// Throws away what comes behind an error (row DDP-T-01), so that closing does not reset the
+    /// stream.
     fn discard_input(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
         let mut scratch = env.buffers.take();
         let mut budget = RX_BUDGET;

@@ -54,8 +54,8 @@ impl Engine {
                 return TxOutcome::Idle;
             };
             llp.refresh(env.now, stream);
-            // A connected stream is ready both ways: RTR is no state of RDMAC verbs, and programs that receive only, and send but
-            // credits, stay in it (perftest over iWARP).
+            // A connected stream is ready both ways: RTR is no state of RDMAC verbs, and programs
+            // that receive only, and send but credits, stay in it (perftest over iWARP).
             let sends = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
             let rtr = self.rtr.take();
             let framed = self

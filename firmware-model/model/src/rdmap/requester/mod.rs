@@ -20,9 +20,10 @@ use urnic_device::wqe::{Opcode, SendFlags};
 /// Longest message (verbs: 2^31 bytes).
 const MAX_MESSAGE: u64 = 1 << 31;
 
-/// Last four bytes of Immediate Data that belongs to the Send right behind it. RFC 7306 gives immediates eight bytes and
-/// verbs has four; cxgb4 leaves the rest zero (row X73-10). Verbs' Send with immediate is one receive at the peer, for
-/// which RFC 7306 has no message: a peer that does not know this mark sees two.
+/// Last four bytes of Immediate Data that belongs to the Send right behind it. RFC 7306 gives
+/// immediates eight bytes and verbs has four; cxgb4 leaves the rest zero (row X73-10). Verbs' Send
+/// with immediate is one receive at the peer, for which RFC 7306 has no message: a peer that does
+/// not know this mark sees two.
 pub(super) const WITH_NEXT_SEND: [u8; 4] = *b"SEND";
 
 /// What came of an attempt to send.
@@ -87,13 +88,15 @@ impl Requester {
         }
     }
 
-    /// Whether a message is partly framed: nothing else may come between its segments (row DDP-S-11).
+    /// Whether a message is partly framed: nothing else may come between its segments (row
+    /// DDP-S-11).
     #[inline]
     pub(super) fn is_within_message(&self) -> bool {
         self.sending.is_some()
     }
 
-    /// Whether any request would not be complete if all that the stream took, up to `taken`, arrived.
+    /// Whether any request would not be complete if all that the stream took, up to `taken`,
+    /// arrived.
     pub(super) fn is_outstanding(&self, taken: u64) -> bool {
         !self.flights.are_complete(taken) || self.sending.is_some() || self.sq.has_posted()
     }
@@ -184,7 +187,8 @@ impl Requester {
         Step::Failed
     }
 
-    /// Makes the oldest request that `culprit` names fail, which may be the one that is partly framed; whether there is one.
+    /// Makes the oldest request that `culprit` names fail, which may be the one that is partly
+    /// framed; whether there is one.
     pub(super) fn blame(&mut self, culprit: Culprit, status: WcStatus) -> bool {
         if self.flights.blame(culprit, status) {
             return true;
@@ -288,7 +292,8 @@ impl Requester {
         }
     }
 
-    /// Makes the request fail whose bytes the stream would take next, given what it took. Where those are an answer's, the oldest request fails.
+    /// Makes the request fail whose bytes the stream would take next, given what it took. Where
+    /// those are an answer's, the oldest request fails.
     pub(super) fn blame_sent(&mut self, taken: u64, status: WcStatus) {
         if self.flights.blame_sent(taken, status) {
             return;

@@ -105,7 +105,8 @@ fn ddp_s_01_messages_of_2_to_the_31_bytes_and_no_longer() {
     peer.node.post(&Work::send(1).sge(huge).sge(region.sge(0, 1)));
     peer.run();
     assert_eq!(peer.node.sent(), [(1, WcStatus::LocLenErr)]);
-    // A Read of exactly that size goes out, if there is that much memory to sink it: here there is not.
+    // A Read of exactly that size goes out, if there is that much memory to sink it: here there is
+    // not.
     let mut peer = Scripted::new();
     peer.node.post(&Work::read(1, 1, 0).sge(huge));
     peer.run();

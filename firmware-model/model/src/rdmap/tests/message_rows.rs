@@ -1,4 +1,5 @@
-//! DDP's rows on whole messages: their numbers, their length, and what is alike in all their segments.
+//! DDP's rows on whole messages: their numbers, their length, and what is alike in all their
+//! segments.
 
 use super::ddp_rows::{complaint_about, with_receive};
 use super::rig::*;
@@ -30,7 +31,8 @@ fn ddp_h_05_all_segments_invalidate_the_same_stag() {
     }
 }
 
-/// A peer's segments should all name the same STag. Where they do not, the last one's counts, and no other is touched.
+/// A peer's segments should all name the same STag. Where they do not, the last one's counts, and
+/// no other is touched.
 #[test]
 fn ddp_h_05_of_differing_stags_the_last_segments_counts() {
     let (mut peer, _) = with_receive(64);
@@ -73,7 +75,8 @@ fn msns_of(wire: &Wire, direction: usize) -> [Vec<u32>; 4] {
     msns
 }
 
-/// Sends, Reads and atomics in both directions, whose MSNs begin at these. Each queue counts by itself, and wraps.
+/// Sends, Reads and atomics in both directions, whose MSNs begin at these. Each queue counts by
+/// itself, and wraps.
 fn msns_go_on_from(starts: [[u32; 3]; 2]) {
     const TIMES: u32 = 4;
     let mut pair = Pair::new();
@@ -183,7 +186,8 @@ fn ddp_s_01_a_gigabyte_arrives_as_one_message() {
     assert_eq!(pair.b.received(), [(1, SUCCESS, LEN as u32)]);
 }
 
-/// Sends, Writes and Read Responses: each segment but the last is as long as the MULPDU of the moment, and none is longer.
+/// Sends, Writes and Read Responses: each segment but the last is as long as the MULPDU of the
+/// moment, and none is longer.
 #[test]
 fn ddp_s_01_segments_are_as_long_as_the_mulpdu() {
     const LEN: usize = 20_000;
@@ -216,7 +220,8 @@ fn ddp_s_01_segments_are_as_long_as_the_mulpdu() {
     }
 }
 
-/// The segment size changes in the middle of a message: what is framed later is as long as the new one allows.
+/// The segment size changes in the middle of a message: what is framed later is as long as the new
+/// one allows.
 #[test]
 fn ddp_s_01_segments_follow_the_mulpdu_within_a_message() {
     let mut peer = Scripted::new();
@@ -240,7 +245,8 @@ fn ddp_s_01_segments_follow_the_mulpdu_within_a_message() {
     assert!(bytes == pattern(1 << 20));
 }
 
-/// An engine whose only receive is longer than any message may be, with all but the last `left` bytes received that one may have.
+/// An engine whose only receive is longer than any message may be, with all but the last `left`
+/// bytes received that one may have.
 fn nearly_full(left: u32, crc: bool) -> Scripted {
     let attachment = Attachment { crc, ..agreed(true) };
     let mut peer = Scripted::with(&Shape::default(), attachment);
@@ -302,7 +308,8 @@ fn ddp_s_01_a_received_write_is_shorter_than_2_to_the_32() {
     }
 }
 
-/// The peer refuses the first segment of a Write of which more is still to be framed, behind a Read that it has not answered.
+/// The peer refuses the first segment of a Write of which more is still to be framed, behind a Read
+/// that it has not answered.
 #[test]
 fn rdm_t_06_a_request_at_fault_may_be_partly_framed() {
     for opcode in [Opcode::Write, Opcode::Send] {

@@ -1,5 +1,5 @@
-//! Engines against hand-made bytes, and against each other, under a virtual clock. Tests that carry a conformance row's
-//! id show what that row asks for.
+//! Engines against hand-made bytes, and against each other, under a virtual clock. Tests that carry
+//! a conformance row's id show what that row asks for.
 
 mod ddp_rows;
 mod extension_rows;

@@ -1,5 +1,5 @@
-//! Row MPA-E-01: the errors of RFC 5044 §8 that a stream in full operation can have, each told by its own code: in the
-//! Terminate where there is one, in the event, and in the counters.
+//! Row MPA-E-01: the errors of RFC 5044 §8 that a stream in full operation can have, each told by
+//! its own code: in the Terminate where there is one, in the event, and in the counters.
 
 use super::rig::*;
 use super::vector;

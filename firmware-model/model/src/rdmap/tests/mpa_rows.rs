@@ -351,7 +351,8 @@ fn mpa_m_03_first_marker_opens_the_stream() {
 
 #[test]
 fn mpa_m_05_fpduptr_inside_an_fpdu() {
-    // A first FPDU of 492 bytes, with the marker before it 496: figure 6 begins there less one word.
+    // A first FPDU of 492 bytes, with the marker before it 496: figure 6 begins there less one
+    // word.
     let said = marked_sends(&[462, 24]);
     let figure = vector("RFC5044-FIG6");
     assert_eq!(said[492..], figure[..]);

@@ -1,4 +1,5 @@
-//! Native connections: the manners that programs written for InfiniBand rely on, and a queue pair that is its own peer.
+//! Native connections: the manners that programs written for InfiniBand rely on, and a queue pair
+//! that is its own peer.
 
 use super::rig::*;
 use crate::counters::Counter;
@@ -66,7 +67,8 @@ fn an_empty_receive_queue_stalls_the_stream() {
 
 #[test]
 fn who_only_sends_hands_up_nothing_that_waited() {
-    // The ring for the receive is still to come. Whoever obeys it sends the answer to the Read, and asks whether anything waited.
+    // The ring for the receive is still to come. Whoever obeys it sends the answer to the Read, and
+    // asks whether anything waited.
     let mut pair = native_pair();
     let source = pair.b.filled(b"12345678");
     let sink = pair.a.region(8, everything());

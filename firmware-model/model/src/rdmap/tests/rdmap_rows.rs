@@ -310,7 +310,8 @@ fn rdm_r_08_a_read_may_have_several_sinks() {
     assert_eq!(two.bytes()[5..55], pattern(100)[50..]);
 }
 
-/// A Read of 100 bytes into two regions, as a peer hears it: the sinks, and the whole ULPDU of the Request.
+/// A Read of 100 bytes into two regions, as a peer hears it: the sinks, and the whole ULPDU of the
+/// Request.
 fn asked_for_two_sinks(peer: &mut Scripted) -> (Region, Region, Vec<u8>) {
     let (one, two) = (
         peer.node.region(60, everything()),

@@ -1,4 +1,5 @@
-//! Revocation while payload waits for a slow stream: what was framed carries the bytes of before, and nobody reads the memory again.
+//! Revocation while payload waits for a slow stream: what was framed carries the bytes of before,
+//! and nobody reads the memory again.
 
 use super::rig::*;
 use crate::host::{Piece, PieceMut};
@@ -133,7 +134,8 @@ fn ddp_t_08_a_window_unbound_under_a_slow_response() {
     assert!(content().starts_with(&payload(responses, 14)));
 }
 
-/// A Send or Write of memory that is deregistered before the stream took it: what is framed goes as it was, the rest fails.
+/// A Send or Write of memory that is deregistered before the stream took it: what is framed goes as
+/// it was, the rest fails.
 #[test]
 fn sec_02_what_a_slow_stream_has_not_taken_is_not_read_later() {
     for crc in [false, true] {
@@ -163,8 +165,8 @@ fn sec_02_what_a_slow_stream_has_not_taken_is_not_read_later() {
     }
 }
 
-/// A program may change what it sends until the completion, as QEMU does that migrates a guest which runs: the CRC is that of the bytes
-/// that go out.
+/// A program may change what it sends until the completion, as QEMU does that migrates a guest
+/// which runs: the CRC is that of the bytes that go out.
 #[test]
 fn mpa_c_03_payload_that_changes_while_sent_keeps_its_crc() {
     for opcode in [Opcode::Send, Opcode::Write] {
@@ -247,7 +249,8 @@ fn ddp_t_08_all_that_arrives_was_there_before_the_revocation() {
     }
 }
 
-/// A stream during whose first call with large payload another thread deregisters the region that this comes from.
+/// A stream during whose first call with large payload another thread deregisters the region that
+/// this comes from.
 #[derive(Debug)]
 struct Interrupted {
     stream: SimStream,
@@ -323,7 +326,8 @@ impl Stream for Interrupted {
     }
 }
 
-/// Between the check of a STag and the stream's call the STag may go: who revokes it waits for the call.
+/// Between the check of a STag and the stream's call the STag may go: who revokes it waits for the
+/// call.
 #[test]
 fn ddp_t_08_a_revocation_waits_for_the_call_that_reads() {
     let clock = Arc::new(AtomicU64::new(0));

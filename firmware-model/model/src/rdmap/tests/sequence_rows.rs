@@ -1,5 +1,5 @@
-//! Rows about all kinds of messages, not one: what their headers have in common, the order in which they leave and complete, and what waits
-//! for the fence of start-up.
+//! Rows about all kinds of messages, not one: what their headers have in common, the order in which
+//! they leave and complete, and what waits for the fence of start-up.
 
 use super::rig::*;
 use super::vector;
@@ -21,7 +21,8 @@ fn is_last(ulpdu: &[u8]) -> bool {
     ulpdu[0] & 0x40 != 0
 }
 
-/// One message of each kind, in this order: Send, Write of several segments, Read, Write with immediate, FetchAdd, Send with invalidate.
+/// One message of each kind, in this order: Send, Write of several segments, Read, Write with
+/// immediate, FetchAdd, Send with invalidate.
 fn post_all_kinds(peer: &mut Scripted) -> Region {
     let region = peer.node.filled(&pattern(4000));
     let works = [
@@ -49,7 +50,8 @@ fn ddp_h_04_of_every_kind_only_the_last_segment_has_l() {
     let mut ulpdus = peer.heard_ulpdus();
     peer.say_ulpdu(&read_request(1, (5, 0), 4000, (region.stag, region.base)));
     ulpdus.extend(peer.heard_ulpdus());
-    // Send, Write, Read Request, Write, Immediate Data, Atomic Request, Send with Invalidate, Read Response.
+    // Send, Write, Read Request, Write, Immediate Data, Atomic Request, Send with Invalidate, Read
+    // Response.
     let segments: Vec<(u8, bool)> = ulpdus
         .iter()
         .map(|ulpdu| (opcode_of(ulpdu), is_last(ulpdu)))
@@ -204,7 +206,8 @@ fn x73_11_atomics_complete_as_reads_and_immediates_go_as_sends() {
     let region = post_all_kinds(&mut peer);
     let ulpdus = peer.heard_ulpdus();
     let immediate = ulpdus.iter().position(|ulpdu| opcode_of(ulpdu) == 8).unwrap();
-    // Behind the Write that it belongs to, on queue 0, with the number between those of the Sends around it.
+    // Behind the Write that it belongs to, on queue 0, with the number between those of the Sends
+    // around it.
     assert_eq!(
         (opcode_of(&ulpdus[immediate - 1]), is_last(&ulpdus[immediate - 1])),
         (0, true)
@@ -273,7 +276,8 @@ fn mpa_c_03_every_octet_of_a_marked_fpdu_is_covered() {
         .step_by(7)
         .chain([0, 1, 2, 3, 1024, 1025, 1026, 1027, len - 1])
     {
-        // ULPDU_Length: another end is looked for, and a marker where it points elsewhere, told after the CRC.
+        // ULPDU_Length: another end is looked for, and a marker where it points elsewhere, told
+        // after the CRC.
         if (4..6).contains(&at) {
             continue;
         }

@@ -35,7 +35,8 @@ impl Stream for Tape {
         let (bytes, at) = &mut *self.0.lock().unwrap();
         let before = *at;
         for piece in into {
-            // SAFETY: the pieces are of this thread's own memory, to which it holds no reference now.
+            // SAFETY: the pieces are of this thread's own memory, to which it holds no reference
+            // now.
             *at += unsafe { piece.copy_in(&bytes[*at..]) };
         }
         if *at == before {

@@ -1,7 +1,9 @@
-//! What is to be done and when, and who looks after it at present. What does it is above: the [runtime](crate::sched::runtime).
+//! What is to be done and when, and who looks after it at present. What does it is above: the
+//! [runtime](crate::sched::runtime).
 //!
-//! All descriptors are registered once, edge-triggered for both directions, so nothing on the data path changes a
-//! registration. Whoever is told of an edge must act on it, or leave it on the list of [`Agenda::attend_later`].
+//! All descriptors are registered once, edge-triggered for both directions, so nothing on the data
+//! path changes a registration. Whoever is told of an edge must act on it, or leave it on the list
+//! of [`Agenda::attend_later`].
 
 mod readiness;
 pub(crate) mod sleeper;
@@ -26,10 +28,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use timers::Timers;
 
-/// Arrivals, and streams that take bytes again, that pollers found in a row, after which they drive the device.
+/// Arrivals, and streams that take bytes again, that pollers found in a row, after which they drive
+/// the device.
 const POLLER: u32 = 16;
-/// Polls in a row to which nothing came after which a poller lets others onto its processor, and how often then. Whoever is
-/// to send may be waiting for just that; with a processor of one's own it costs next to nothing.
+/// Polls in a row to which nothing came after which a poller lets others onto its processor, and
+/// how often then. Whoever is to send may be waiting for just that; with a processor of one's own
+/// it costs next to nothing.
 const PATIENCE: u32 = 256;
 const YIELD_EVERY: u32 = 16;
 /// Queue pairs attended to between two looks at the list.
@@ -81,7 +85,8 @@ pub(crate) struct Agenda {
     pub(crate) pending: AtomicBool,
     /// Arrivals in a row that pollers found, up to [`POLLER`].
     found: AtomicU32,
-    /// Until when the background thread leaves the streams to threads that wait for events ([`lend`](crate::sched::runtime::lend)); 0 = it does not.
+    /// Until when the background thread leaves the streams to threads that wait for events
+    /// ([`lend`](crate::sched::runtime::lend)); 0 = it does not.
     lent_until: AtomicU64,
     /// Queue pairs with something left to do.
     attention: Mutex<Vec<Arc<Qp>>>,
@@ -191,7 +196,8 @@ impl Agenda {
         }
     }
 
-    /// Somebody is about to wait for an interrupt: what pollers found before does not count any more, nor that others are about to come back.
+    /// Somebody is about to wait for an interrupt: what pollers found before does not count any
+    /// more, nor that others are about to come back.
     pub(crate) fn note_waiter(&self) {
         self.forget_pollers();
         if self.lent_until.load(Ordering::SeqCst) != 0 {
@@ -235,7 +241,8 @@ impl Agenda {
         self.found.load(Ordering::SeqCst) >= POLLER
     }
 
-    /// A thread that waits for an event looks at the streams itself. If the background thread sleeps on them, it finds out when something comes.
+    /// A thread that waits for an event looks at the streams itself. If the background thread
+    /// sleeps on them, it finds out when something comes.
     pub(crate) fn borrow_until(&self, until: Nanos) {
         self.lent_until.store(until.0, Ordering::SeqCst);
     }
@@ -278,7 +285,8 @@ impl Agenda {
         self.left_over.swap(false, Ordering::SeqCst)
     }
 
-    /// What was tried again is through; `still`: something found no room. Returns whether something is left over again.
+    /// What was tried again is through; `still`: something found no room. Returns whether something
+    /// is left over again.
     pub(crate) fn leave_over(&self, still: bool) -> bool {
         self.left_over.fetch_or(still, Ordering::SeqCst);
         self.left_over.load(Ordering::SeqCst)
@@ -307,8 +315,8 @@ impl Agenda {
         self.attention_len.load(Ordering::Relaxed) > 0
     }
 
-    /// The last few of the first `at` queue pairs on the list, and how many are before them. The list is not locked while
-    /// they run, and nothing is allocated for them.
+    /// The last few of the first `at` queue pairs on the list, and how many are before them. The
+    /// list is not locked while they run, and nothing is allocated for them.
     pub(crate) fn attention_before(&self, at: usize) -> ([Option<Arc<Qp>>; BATCH], usize) {
         let mut batch: [Option<Arc<Qp>>; BATCH] = Default::default();
         let attention = lock(&self.attention);
@@ -320,7 +328,8 @@ impl Agenda {
         (batch, start)
     }
 
-    /// Takes those off the list that have nothing left to do; returns whether some left more than sends to gather.
+    /// Takes those off the list that have nothing left to do; returns whether some left more than
+    /// sends to gather.
     pub(crate) fn forget_attended(&self) -> bool {
         let mut busy = false;
         let mut attention = lock(&self.attention);
@@ -365,7 +374,8 @@ impl Agenda {
         lock(&self.lingering).len()
     }
 
-    /// Looks at the streams on their way out; returns when to look again. `told`: one of them is ready.
+    /// Looks at the streams on their way out; returns when to look again. `told`: one of them is
+    /// ready.
     pub(crate) fn run_lingering(&self, now: Nanos, told: bool) -> Option<Nanos> {
         let mut lingering = lock(&self.lingering);
         if told {
@@ -375,8 +385,9 @@ impl Agenda {
         lingering.iter().map(|l| l.next_look).min()
     }
 
-    /// Forgets everything, for a reset, but the streams on their way out: a driver's process that ended, however it did, is followed by a
-    /// reset, and what completed before still arrives. They own what they hold, and end in a bounded time.
+    /// Forgets everything, for a reset, but the streams on their way out: a driver's process that
+    /// ended, however it did, is followed by a reset, and what completed before still arrives. They
+    /// own what they hold, and end in a bounded time.
     pub(crate) fn clear(&self) {
         lock(&self.timers).clear();
         lock(&self.attention).clear();

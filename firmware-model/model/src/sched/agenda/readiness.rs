@@ -77,7 +77,8 @@ impl Readiness {
         let epoll = descriptors.adopt(epoll)?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = descriptors.adopt(FailedCall::named("eventfd2", eventfd(0, flags))?)?;
-        // Level-triggered: pollers see it, too, and must not take it away from the background thread.
+        // Level-triggered: pollers see it, too, and must not take it away from the background
+        // thread.
         let added = epoll::add(&epoll, &wake, Token::Wake.encode(), EventFlags::IN);
         FailedCall::named("epoll_ctl", added)?;
         Ok(Readiness { epoll, wake })
@@ -115,7 +116,8 @@ impl Readiness {
         poll(&mut fds, Some(&timespec(timeout))).is_ok_and(|ready| ready > 0)
     }
 
-    /// Waits until something is ready, or `other` is readable, `timeout` at the longest, and leaves it as it is.
+    /// Waits until something is ready, or `other` is readable, `timeout` at the longest, and leaves
+    /// it as it is.
     pub(crate) fn wait_beside(&self, other: BorrowedFd<'_>, timeout: Duration) {
         let mut fds = [
             PollFd::new(&self.epoll, PollFlags::IN),
@@ -144,7 +146,8 @@ impl Readiness {
             Ok((ready, _)) => ready,
             Err(Errno::INTR) => return,
             Err(_) => {
-                // The program has closed descriptors that are not its own. Nothing comes any more; no reason to spin.
+                // The program has closed descriptors that are not its own. Nothing comes any more;
+                // no reason to spin.
                 if !zero {
                     let _ = rustix::thread::nanosleep(&timespec(LOST));
                 }

@@ -16,7 +16,8 @@ pub(crate) const LENT: u8 = 3;
 pub(crate) struct Sleeper(AtomicU8);
 
 impl Sleeper {
-    /// Whether it must be woken for work that it does not see coming; it is the caller's to do so then.
+    /// Whether it must be woken for work that it does not see coming; it is the caller's to do so
+    /// then.
     pub(crate) fn must_be_woken(&self) -> bool {
         self.leaves(ASLEEP) || self.leaves(LENT)
     }

@@ -12,8 +12,9 @@ pub(crate) enum Timer {
     Cq(u32),
 }
 
-/// One time for each object, the earliest that was set: an object that is woken early sets its timer anew. So a driver that has one object
-/// set timers over and over, by resets for instance, makes this no longer.
+/// One time for each object, the earliest that was set: an object that is woken early sets its
+/// timer anew. So a driver that has one object set timers over and over, by resets for instance,
+/// makes this no longer.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     order: BTreeSet<(Nanos, Timer)>,

@@ -1,9 +1,10 @@
-//! The background thread: it serves whoever does not poll, and stays out of the way of those who do.
+//! The background thread: it serves whoever does not poll, and stays out of the way of those who
+//! do.
 //!
-//! Idle, it sleeps in `epoll_wait` and costs nothing. While a poller drives the device it leaves the streams alone, so that
-//! no packet wakes it, and only looks every [`POLLED_TICK`] whether the polls have stopped. While sends are gathered it
-//! looks every [`BURST_TICK`] whether nobody else sent them. While a thread lends itself it keeps out for the time it was told, and
-//! no longer.
+//! Idle, it sleeps in `epoll_wait` and costs nothing. While a poller drives the device it leaves
+//! the streams alone, so that no packet wakes it, and only looks every [`POLLED_TICK`] whether the
+//! polls have stopped. While sends are gathered it looks every [`BURST_TICK`] whether nobody else
+//! sent them. While a thread lends itself it keeps out for the time it was told, and no longer.
 
 use super::rounds::{flush_gathered, poll_ready, retry, run_timers};
 use crate::counters::Counter;
@@ -30,7 +31,8 @@ const POLLED_TICK: Duration = Duration::from_millis(1);
 const RETRY_TICK: Duration = Duration::from_millis(20);
 /// For so long after the last burst the thread keeps ticking, so that the next needs no waking.
 const WARM: Duration = Duration::from_millis(10);
-/// Scheduling slice and priority to ask for: who waits for this thread often spins, and must make way for it.
+/// Scheduling slice and priority to ask for: who waits for this thread often spins, and must make
+/// way for it.
 const SLICE_NS: u64 = 100_000;
 const NICE: i32 = -10;
 
@@ -141,7 +143,8 @@ impl<'a> Loop<'a> {
         self.polled = mem::replace(&mut self.polls, polls) != polls || (self.woken && self.polled);
         self.driven = self.polled && agenda.is_driven();
         if !self.polled && agenda.is_driven() {
-            // The polls have stopped: whoever polls again must find something for a while before it counts.
+            // The polls have stopped: whoever polls again must find something for a while before it
+            // counts.
             agenda.forget_pollers();
         }
         let gathered = agenda.has_gathered();

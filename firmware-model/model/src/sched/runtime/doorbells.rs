@@ -1,4 +1,5 @@
-//! Doorbells: what a ring asks for is done on the thread that rings, or on the one that looks where the driver rang in plain memory.
+//! Doorbells: what a ring asks for is done on the thread that rings, or on the one that looks where
+//! the driver rang in plain memory.
 
 use super::rounds::flush_gathered;
 use crate::device::state::{Core, Tenant};

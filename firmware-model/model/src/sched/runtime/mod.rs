@@ -26,7 +26,8 @@ use std::time::Duration;
 
 /// Polls between two looks at all streams instead of the hottest one.
 const LOOK_AROUND: u32 = 16;
-/// Threads that waited for an event and got it are back within this time, as a rule, to wait for the next.
+/// Threads that waited for an event and got it are back within this time, as a rule, to wait for
+/// the next.
 const RETURN: Duration = Duration::from_micros(500);
 
 /// A poller found its completion queue empty.
@@ -55,8 +56,10 @@ pub(crate) fn progress(core: &Core) {
     hot.note(arrived.is_some());
 }
 
-/// The calling thread waits until `done` for what the device has to tell, for `patience` at the longest, and looks at all streams itself: what comes wakes the
-/// thread that wants it, with no other in between. `told` becomes readable when it may be done by the work of others. Returns whether it is done.
+/// The calling thread waits until `done` for what the device has to tell, for `patience` at the
+/// longest, and looks at all streams itself: what comes wakes the thread that wants it, with no
+/// other in between. `told` becomes readable when it may be done by the work of others. Returns
+/// whether it is done.
 pub(crate) fn lend(
     core: &Core,
     patience: Duration,
@@ -105,7 +108,8 @@ pub(crate) fn step(core: &Core, now: Nanos) -> Option<Nanos> {
     [agenda.next_timer(), lingering].into_iter().flatten().min()
 }
 
-/// The process ends: lets all streams go, and waits until their peers have what was sent, but not for ever.
+/// The process ends: lets all streams go, and waits until their peers have what was sent, but not
+/// for ever.
 pub(crate) fn shutdown(core: &Core) {
     core.streams
         .close_all(|stream, unsent| core.linger(stream, unsent));

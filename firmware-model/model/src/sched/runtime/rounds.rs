@@ -1,4 +1,5 @@
-//! The rounds that whoever drives the device makes: what was left, what is ready, whose time has come.
+//! The rounds that whoever drives the device makes: what was left, what is ready, whose time has
+//! come.
 
 use crate::device::state::Core;
 use crate::qp::asked::Asked;
@@ -18,7 +19,8 @@ pub(super) struct Told {
     pub(super) wake: bool,
 }
 
-/// Has all queue pairs on the list do what they left; returns whether some left more than sends to gather.
+/// Has all queue pairs on the list do what they left; returns whether some left more than sends to
+/// gather.
 pub(super) fn attend(core: &Core) -> bool {
     let agenda = &core.agenda;
     let mut at = agenda.attention();
@@ -32,7 +34,8 @@ pub(super) fn attend(core: &Core) -> bool {
     agenda.forget_attended()
 }
 
-/// Sends what was gathered, and goes on with what was left; returns whether something is left again.
+/// Sends what was gathered, and goes on with what was left; returns whether something is left
+/// again.
 #[inline]
 pub(super) fn flush_gathered(core: &Core) -> bool {
     core.agenda.seems_wanted() && attend(core)

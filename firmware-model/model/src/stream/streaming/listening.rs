@@ -10,7 +10,8 @@ use urnic_device::command::Status;
 use urnic_device::event::{Event, EventKind};
 
 impl Streams {
-    /// Takes a listener in, at several addresses maybe, at which so many calls may wait for the driver; returns its number.
+    /// Takes a listener in, at several addresses maybe, at which so many calls may wait for the
+    /// driver; returns its number.
     pub(crate) fn listen(
         &self,
         listeners: Vec<Box<dyn Listener>>,
@@ -72,7 +73,8 @@ impl Streams {
                     }
                 }
                 if agenda.is_backed_up() {
-                    // The driver takes no events. The background thread tries again while some wait.
+                    // The driver takes no events. The background thread tries again while some
+                    // wait.
                     entry.paused.store(true, Ordering::SeqCst);
                     return;
                 }
@@ -80,7 +82,8 @@ impl Streams {
                     Ok(Some(stream)) => self.insert(agenda, Some(stream), Some(entry.clone()), false),
                     Ok(None) => break,
                     Err(errno) => {
-                        // Out of descriptors or memory: tried again when the background thread looks.
+                        // Out of descriptors or memory: tried again when the background thread
+                        // looks.
                         entry.paused.store(true, Ordering::SeqCst);
                         refused = Some(errno);
                         break;

@@ -1,7 +1,7 @@
 //! Streams in streaming mode, and listeners: what the host runs MPA start-up over.
 //!
-//! A stream here holds at most one receive of the driver and one unsent frame, and a listener only so many calls that the
-//! driver has not looked at: peers cannot make the device grow.
+//! A stream here holds at most one receive of the driver and one unsent frame, and a listener only
+//! so many calls that the driver has not looked at: peers cannot make the device grow.
 
 mod listening;
 
@@ -103,7 +103,8 @@ impl Streams {
         }
     }
 
-    /// A call was begun, or not; an event says how it went, after which a stream that failed is gone.
+    /// A call was begun, or not; an event says how it went, after which a stream that failed is
+    /// gone.
     pub(crate) fn connect(
         &self,
         agenda: &Agenda,
@@ -169,7 +170,8 @@ impl Streams {
         Ok(entry)
     }
 
-    /// Sends in streaming mode. What the stream does not take at once goes out when it can; meanwhile there is no other send.
+    /// Sends in streaming mode. What the stream does not take at once goes out when it can;
+    /// meanwhile there is no other send.
     pub(crate) fn send(
         &self,
         agenda: &Agenda,
@@ -263,8 +265,8 @@ impl Streams {
         Ok(())
     }
 
-    /// Hands a stream over: RDMA mode begins. `attach` takes it unless it fails, and is told whether the other end is that of
-    /// another stream here.
+    /// Hands a stream over: RDMA mode begins. `attach` takes it unless it fails, and is told
+    /// whether the other end is that of another stream here.
     pub(crate) fn hand_over(
         &self,
         agenda: &Agenda,
@@ -285,7 +287,8 @@ impl Streams {
         Ok(())
     }
 
-    /// Whether one of our streams in streaming mode has these ends; not asked for the only one's own.
+    /// Whether one of our streams in streaming mode has these ends; not asked for the only one's
+    /// own.
     fn has_stream(&self, local: SocketAddr, remote: SocketAddr) -> bool {
         local.ip() == remote.ip()
             && self.streams.len() > 1
@@ -404,7 +407,8 @@ impl State {
         Ok(())
     }
 
-    /// Goes on with the receive; its event says how many bytes arrived, and the errno if the stream failed.
+    /// Goes on with the receive; its event says how many bytes arrived, and the errno if the stream
+    /// failed.
     fn fill(&mut self, sid: u32, effects: &mut Effects) {
         let (Some(stream), Some(receive)) = (&mut self.stream, &mut self.receive) else {
             return;
@@ -414,7 +418,8 @@ impl State {
             if wanted == 0 {
                 break 0;
             }
-            // Streaming mode is no fast path, and the buffer may be in a guest: received here, then copied.
+            // Streaming mode is no fast path, and the buffer may be in a guest: received here, then
+            // copied.
             let mut bytes = [0u8; MAX_STREAMING as usize];
             match stream.receive(&mut [PieceMut::of(&mut bytes[..wanted])]) {
                 Ok(0) => break 0,
