@@ -1,18 +1,11 @@
 //! The command queue: administration of the device's objects.
 //!
-//! [`Command`]s of 128 bytes lie in a ring; the driver rings
-//! [`CMD_DOORBELL`](super::registers::CMD_DOORBELL) with its producer index. Each gets one
-//! [`Completion`] of 64 bytes, in any order, found by its tag, in a ring of the same size with a
-//! phase like that of a [`cqe`](super::cqe). At most as many commands as the ring has entries may
-//! be outstanding. No command waits for a peer: what takes time (connecting, receiving) ends with
-//! an [event](super::event).
+//! [`Command`]s of 128 bytes lie in a ring; the driver rings [`CMD_DOORBELL`](super::registers::CMD_DOORBELL) with its producer
+//! index. Each gets one [`Completion`] of 64 bytes, in any order, found by its tag, in a ring of the same size with a
+//! phase like that of a [`cqe`](super::cqe). At most as many commands as the ring has entries may be outstanding. No
+//! command waits for a peer: what takes time (connecting, receiving) ends with an [event](super::event).
 //!
-//! Arguments are typed structures at the start of `payload`; longer data goes through the buffers
-//! `input` and `output`.
-
-mod bits;
-
-pub use bits::{features, modify, reregister};
+//! Arguments are typed structures at the start of `payload`; longer data goes through the buffers `input` and `output`.
 
 use crate::vocabulary::numbered;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -34,8 +27,8 @@ numbered! {
         QueryDevice = 1,
         /// Address table (output buffer: array of [`super::stream::Address`]; result: [`Count`]).
         QueryAddresses = 2,
-        /// Counters of a queue pair ([`Handle`]), or of the whole device (0) (output buffer: array
-        /// of u64, one for each [`Counter`](super::counter::Counter); result: [`Count`]).
+        /// Counters of a queue pair ([`Handle`]), or of the whole device (0) (output buffer: array of u64, one for each
+        /// [`Counter`](super::counter::Counter); result: [`Count`]).
         QueryCounters = 3,
         /// Allocate a doorbell page (result: [`Handle`]: its page number).
         AllocUar = 8,
@@ -49,11 +42,9 @@ numbered! {
         CreateEq = 12,
         /// Destroy an event queue ([`Handle`]).
         DestroyEq = 13,
-        /// Register memory ([`CreateMr`]; page list, if any, in the input buffer; result:
-        /// [`Handle`]: the STag).
+        /// Register memory ([`CreateMr`]; page list, if any, in the input buffer; result: [`Handle`]: the STag).
         CreateMr = 16,
-        /// Revoke a STag ([`Handle`]): when it completes, nothing more is placed or read through
-        /// it.
+        /// Revoke a STag ([`Handle`]): when it completes, nothing more is placed or read through it.
         DestroyMr = 17,
         /// Change a registration ([`ModifyMr`]), whose STag stays.
         ModifyMr = 18,
@@ -65,11 +56,9 @@ numbered! {
         CreateCq = 24,
         /// Destroy a completion queue ([`Handle`]); busy while a queue pair uses it.
         DestroyCq = 25,
-        /// Move a completion queue to a new ring ([`ResizeCq`]; result: [`Count`]: entries carried
-        /// over).
+        /// Move a completion queue to a new ring ([`ResizeCq`]; result: [`Count`]: entries carried over).
         ResizeCq = 26,
-        /// Have its notifications wait for more completions ([`ModerateCq`]), with feature
-        /// `MODERATION`.
+        /// Have its notifications wait for more completions ([`ModerateCq`]), with feature `MODERATION`.
         ModerateCq = 27,
         /// Make a shared receive queue ([`CreateSrq`]; result: [`QueueHandle`]).
         CreateSrq = 28,
@@ -81,8 +70,8 @@ numbered! {
         CreateQp = 32,
         /// Change its state or attributes ([`ModifyQp`]).
         ModifyQp = 33,
-        /// Its state (payload [`Handle`]; result: [`QpStatus`]; output buffer, if any: the
-        /// [`super::stream::Endpoints`] of its stream, all zero without one).
+        /// Its state (payload [`Handle`]; result: [`QpStatus`]; output buffer, if any: the [`super::stream::Endpoints`] of its stream, all
+        /// zero without one).
         QueryQp = 34,
         /// Destroy it ([`Handle`]). What its completed sends put on the stream still arrives.
         DestroyQp = 35,
@@ -94,18 +83,16 @@ numbered! {
         StreamUnlisten = 50,
         /// Send bytes in streaming mode (payload [`Handle`]: sid; input buffer: the bytes).
         StreamSend = 51,
-        /// Receive exactly the output buffer's length in streaming mode (payload [`Handle`]: sid;
-        /// then an event). The buffer must stay valid until that event.
+        /// Receive exactly the output buffer's length in streaming mode (payload [`Handle`]: sid; then an event). The buffer
+        /// must stay valid until that event.
         StreamReceive = 52,
-        /// Both addresses of a stream, and whether there is input (payload [`Handle`]: sid; result:
-        /// [`super::stream::Endpoints`] in the output buffer).
+        /// Both addresses of a stream, and whether there is input (payload [`Handle`]: sid; result: [`super::stream::Endpoints`] in the output buffer).
         StreamQuery = 53,
         /// Hand a stream to a queue pair: RDMA mode begins ([`super::stream::Attach`]).
         StreamAttach = 54,
         /// Close a stream that is not attached ([`super::stream::Close`]).
         StreamClose = 55,
-        /// Make a queue pair its own peer, with no stream at all ([`super::stream::Attach`] with
-        /// sid 0).
+        /// Make a queue pair its own peer, with no stream at all ([`super::stream::Attach`] with sid 0).
         LoopbackAttach = 56,
     }
 }
@@ -267,8 +254,7 @@ layouts! {
         pd: U32,
         /// [`Access`](crate::vocabulary::Access).
         access: U32,
-        /// log2 of the page size of the list in the input buffer (array of u64 IOVAs); 0 =
-        /// contiguous; [`NULL_REGION`].
+        /// log2 of the page size of the list in the input buffer (array of u64 IOVAs); 0 = contiguous; [`NULL_REGION`].
         log_page: U32,
         /// Reserved, 0.
         reserved: U32,
@@ -304,9 +290,9 @@ layouts! {
         /// Reserved, 0.
         reserved: U32,
     }
-    /// Arguments of `ResizeCq`. Indices go on; with the consumer index C at that moment, index i
-    /// stands from then on in slot (i − C) modulo the new size, and its phase is 1 on the first
-    /// pass over the new ring. The driver does not consume while the command is under way.
+    /// Arguments of `ResizeCq`. Indices go on; with the consumer index C at that moment, index i stands from then on in slot
+    /// (i − C) modulo the new size, and its phase is 1 on the first pass over the new ring. The driver does not consume
+    /// while the command is under way.
     ResizeCq {
         /// New ring, zeroed.
         ring: U64,
@@ -319,11 +305,9 @@ layouts! {
     ModerateCq {
         /// The queue.
         cq: U32,
-        /// A notification waits until there are so many completions to tell of; 0 or 1: for none.
-        /// At most 65535.
+        /// A notification waits until there are so many completions to tell of; 0 or 1: for none. At most 65535.
         count: U32,
-        /// But no longer than so many microseconds from the first of them on; 0: not at all. At
-        /// most 65535.
+        /// But no longer than so many microseconds from the first of them on; 0: not at all. At most 65535.
         period: U32,
         /// Reserved, 0.
         reserved: U32,
@@ -393,8 +377,7 @@ layouts! {
         ird: U32,
         /// Most outstanding outbound Reads and atomics (`max_rd_atomic`).
         ord: U32,
-        /// How long a Send may find the receive queue empty before it fails, milliseconds;
-        /// `u32::MAX` = for ever. Only with
+        /// How long a Send may find the receive queue empty before it fails, milliseconds; `u32::MAX` = for ever. Only with
         /// [`attach::STALL_ON_EMPTY_RQ`](super::stream::attach::STALL_ON_EMPTY_RQ).
         rnr_timeout_ms: U32,
     }
@@ -454,9 +437,55 @@ layouts! {
     }
 }
 
-/// As `CreateMr::log_page`: a region without memory, which reads as zeroes and swallows what is
-/// written; its length and base say what may be named. Only local rights.
+/// As `CreateMr::log_page`: a region without memory, which reads as zeroes and swallows what is written; its length and base say what may be
+/// named. Only local rights.
 pub const NULL_REGION: u32 = u32::MAX;
+
+/// Bits of `ModifyMr::what`: those of `enum ibv_rereg_mr_flags`.
+pub mod reregister {
+    /// `new.base`, `new.len`, `new.dma`, `new.log_page`.
+    pub const TRANSLATION: u32 = 1;
+    /// `new.pd`.
+    pub const PD: u32 = 2;
+    /// `new.access`.
+    pub const ACCESS: u32 = 4;
+}
+
+/// Bits of `ModifyQp::mask`.
+pub mod modify {
+    /// `state`.
+    pub const STATE: u32 = 1;
+    /// `access`.
+    pub const ACCESS: u32 = 2;
+    /// `ird`.
+    pub const IRD: u32 = 4;
+    /// `ord`.
+    pub const ORD: u32 = 8;
+    /// `rnr_timeout_ms`.
+    pub const RNR: u32 = 16;
+    /// No field: the peer cannot be reached. The stream, if there is one, is given up. The queue pair stays as it is, and receives wait, but
+    /// the first send posted or yet to come completes with `RetryExcErr` and puts it into the error state (asked into that state before, it
+    /// flushes that send like all others).
+    pub const UNREACHABLE: u32 = 32;
+}
+
+/// Bits of `DeviceAttributes::features`.
+pub mod features {
+    /// RFC 7306 atomics.
+    pub const ATOMICS: u32 = 1;
+    /// RFC 7306 immediate data.
+    pub const IMMEDIATE: u32 = 2;
+    /// Shared receive queues.
+    pub const SRQ: u32 = 4;
+    /// Memory windows.
+    pub const WINDOWS: u32 = 8;
+    /// Doorbell pages are plain memory that the device looks at: see [`doorbell`](crate::doorbell).
+    pub const DOORBELL_MEMORY: u32 = 16;
+    /// Regions of [`Access::ON_DEMAND`](crate::vocabulary::Access::ON_DEMAND): memory that need not be there, then or later.
+    pub const ON_DEMAND: u32 = 32;
+    /// [`Opcode::ModerateCq`](super::Opcode::ModerateCq).
+    pub const MODERATION: u32 = 64;
+}
 
 const _: () = {
     use std::mem::{offset_of, size_of};
