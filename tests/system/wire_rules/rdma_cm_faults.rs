@@ -197,7 +197,9 @@ fn the_end_of_a_connection_is_told_once() {
         if peer_first {
             peer.finish();
         } else {
+            // A disconnection flushes requests that are not completed yet.
             scene.victim.sends(id, 100, 0);
+            scene.victim.completes(id, &[(100, status::SUCCESS)]);
             assert_eq!(scene.victim.disconnects(id), 0);
             assert_eq!(peer.ulpdu(), send(1, b""));
         }
