@@ -487,42 +487,4 @@ pub mod features {
     pub const MODERATION: u32 = 64;
 }
 
-const _: () = {
-    use std::mem::{offset_of, size_of};
-    assert!(size_of::<Command>() == COMMAND_LEN);
-    assert!(offset_of!(Command, payload) == 32);
-    assert!(size_of::<Completion>() == COMPLETION_LEN);
-    assert!(offset_of!(Completion, payload) == 8);
-    assert!(offset_of!(Completion, phase) == 60);
-    assert!(size_of::<CreateEq>() == 24);
-    assert!(size_of::<CreateMr>() == 40);
-    assert!(size_of::<ModifyMr>() == 48);
-    assert!(size_of::<CreateCq>() == 32);
-    assert!(size_of::<ResizeCq>() == 16);
-    assert!(size_of::<ModerateCq>() == 16);
-    assert!(size_of::<CreateSrq>() == 32);
-    assert!(size_of::<CreateQp>() == 64);
-    assert!(offset_of!(CreateQp, pd) == 24);
-    assert!(offset_of!(CreateQp, sq_log_size) == 48);
-    assert!(size_of::<ModifyQp>() == 28);
-    assert!(size_of::<QpStatus>() == 24);
-    assert!(size_of::<DeviceAttributes>() == 80);
-};
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_and_results_come_back() {
-        let c = Command::new(Opcode::AllocPd, &Handle { id: 7.into() });
-        assert_eq!(c.arguments::<Handle>().id.get(), 7);
-        assert_eq!(Opcode::from_raw(c.opcode.get()), Some(Opcode::AllocPd));
-        let r = Completion::new(3, Status::Busy, &Count { count: 9.into() });
-        assert_eq!(r.result::<Count>().count.get(), 9);
-        assert_eq!(
-            (r.tag.get(), r.status.get(), r.phase.get()),
-            (3, Status::Busy as u16, 0)
-        );
-    }
-}
+mod layout;
