@@ -3,6 +3,7 @@
 
 pub(crate) mod descriptor;
 pub(crate) mod linger;
+#[cfg(any(test, fuzzing, feature = "simulation"))]
 pub mod sim;
 pub(crate) mod streaming;
 pub(crate) mod tcp;
