@@ -1,6 +1,6 @@
 //! Source files and functions that the pages name: each exists, so that a reader finds it.
 //!
-//! A page names a file by code such as `rdmap/requester.rs`: the end of its path, in which `src`
+//! A page names a file by code such as `rdmap/requester/mod.rs`: the end of its path, in which `src`
 //! may be left out. Code right behind that, such as `step`, is a word in the file.
 
 use std::path::{Path, PathBuf};
