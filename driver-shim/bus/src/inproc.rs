@@ -12,7 +12,7 @@ use urnic_model::capture::CaptureFile;
 use urnic_model::config::DescriptorWatch;
 use urnic_model::{
     Device, DeviceAddress, FailedCall, HostMemory, Interrupts, ModelConfig, OwnProcess, RemoteMemory,
-    host::fault,
+    ThreadStart, host::fault,
 };
 
 use super::anonymous;
@@ -22,6 +22,7 @@ use urnic_process::fds;
 use urnic_process::gids::GidTable;
 use urnic_process::interrupt_context;
 use urnic_process::program;
+use urnic_process::threads;
 
 /// The bus to a device model in this process.
 pub struct InprocBus {
@@ -99,6 +100,7 @@ impl InprocBus {
                 CaptureFile::new(path.to_owned(), descriptors).interface("urnic0", &program)
             }),
             descriptors,
+            thread_start: ThreadStart(|builder, run| threads::start(builder, run)),
             ..ModelConfig::default()
         };
         let line = Arc::new(Line::default());

@@ -1,7 +1,6 @@
 //! The driver's own thread.
 
 use std::sync::Arc;
-use urnic_model::threads;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -11,6 +10,7 @@ use crate::driver::Driver;
 use urnic_process::failure;
 use urnic_process::interrupt_context;
 use urnic_process::signals;
+use urnic_process::threads;
 
 /// Starts the thread, with all signals blocked: they are the program's.
 pub(crate) fn start(driver: Arc<Driver>) -> Result<(), Errno> {

@@ -1,6 +1,6 @@
 //! The program that urnic runs in, below everything else of the host side: descriptors that are
-//! urnic's own ([`fds`]), signals kept out of urnic's threads ([`signals`]), the host's addresses
-//! ([`gids`], [`netlink`]), and what the log says once ([`said`], [`failure`]).
+//! urnic's own ([`fds`]), urnic's threads ([`threads`]) and signals kept out of them ([`signals`]), the
+//! host's addresses ([`gids`], [`netlink`]), and what the log says once ([`said`], [`failure`]).
 
 pub mod addressing;
 pub mod failure;
@@ -12,3 +12,4 @@ pub mod netlink;
 pub mod program;
 pub mod said;
 pub mod signals;
+pub mod threads;

@@ -2,7 +2,9 @@
 
 use crate::capture::Capture;
 pub use crate::stream::descriptor::DescriptorWatch;
+use std::io;
 use std::net::IpAddr;
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use urnic_device::command::{DeviceAttributes, features};
 use urnic_device::wqe::{MAX_INLINE, MAX_SGE};
@@ -125,6 +127,25 @@ impl Default for Limits {
     }
 }
 
+/// The function that starts the device's thread. A device inside a program brings its own if the
+/// program must not see a thread begin later.
+#[derive(Debug, Clone, Copy)]
+pub struct ThreadStart(pub fn(Builder, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>);
+
+impl PartialEq for ThreadStart {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::fn_addr_eq(self.0, other.0)
+    }
+}
+
+impl Eq for ThreadStart {}
+
+impl Default for ThreadStart {
+    fn default() -> ThreadStart {
+        ThreadStart(|builder, run| builder.spawn(run))
+    }
+}
+
 /// What a device is started with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelConfig {
@@ -145,6 +166,8 @@ pub struct ModelConfig {
     pub linger: Duration,
     /// Who wants to know of its file descriptors.
     pub descriptors: Option<DescriptorWatch>,
+    /// The function that starts the device's thread.
+    pub thread_start: ThreadStart,
     /// The driver is in another process, and rings in plain memory:
     /// [`Device::doorbell_pages`](crate::Device::doorbell_pages).
     pub doorbell_memory: bool,
@@ -163,6 +186,7 @@ impl Default for ModelConfig {
             liveness: Duration::from_secs(60),
             linger: Duration::from_secs(3),
             descriptors: None,
+            thread_start: ThreadStart::default(),
             doorbell_memory: false,
             capture: None,
         }

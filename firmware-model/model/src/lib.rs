@@ -25,10 +25,9 @@ pub mod stream;
 mod sys;
 #[cfg(test)]
 mod tests;
-pub mod threads;
 pub mod time;
 
-pub use config::{DeviceAddress, Limits, ModelConfig, Prefix, Reach};
+pub use config::{DeviceAddress, Limits, ModelConfig, Prefix, Reach, ThreadStart};
 pub use counters::{Counter, Counters};
 pub use device::{Device, DoorbellPages, Interrupts};
 pub use host::{HostMemory, OwnProcess, Piece, PieceMut, RemoteMemory, RemoteWord, Unreachable};

@@ -2,7 +2,6 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use urnic_model::threads;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -11,6 +10,7 @@ use super::inner::Inner;
 use urnic_device::bus::Signal;
 use urnic_process::fds::InternalFd;
 use urnic_process::signals;
+use urnic_process::threads;
 
 /// How often a register is read, to see whether anybody answers: nothing else tells of a device
 /// whose process died.

@@ -8,7 +8,6 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-use urnic_model::threads;
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
@@ -25,6 +24,7 @@ use urnic_device::bus::{Signal, SignalHandler};
 use urnic_process::fds::InternalFd;
 use urnic_process::lock::lock;
 use urnic_process::signals;
+use urnic_process::threads;
 
 /// A server that takes longer over one message is dead.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -13,7 +13,6 @@ use crate::sched::agenda::Agenda;
 use crate::sched::agenda::sleeper::{ASLEEP, AWAKE, LENT, TICKING};
 use crate::sys::failed::FailedCall;
 use crate::sys::{self, SignalMask};
-use crate::threads;
 use crate::time::Nanos;
 use rustix::io::Errno;
 use std::io;
@@ -50,11 +49,12 @@ impl Background {
         let (of_thread, stopped) = (core.clone(), stop.clone());
         let mask = SignalMask::ALL.exchange();
         let builder = std::thread::Builder::new().name("urnic-device".to_owned());
-        let thread = threads::start(builder, move || {
+        let run = Box::new(move || {
             sys::ask_for_prompt_running(SLICE_NS, NICE);
             of_thread.on_own_thread();
             Loop::new(&of_thread).run(&stopped);
         });
+        let thread = (core.config.thread_start.0)(builder, run);
         mask.exchange();
         Ok(Background {
             core: core.clone(),

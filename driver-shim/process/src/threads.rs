@@ -1,4 +1,4 @@
-//! Threads in a program that is not ours.
+//! New threads in a program that is not urnic's own.
 
 use std::hint::black_box;
 use std::io;
