@@ -7,7 +7,10 @@ use clap::builder::StyledStr;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Command, FromArgMatches};
 
-use crate::{READER_GONE, USAGE, Unwritten, complain, print};
+use crate::output::{READER_GONE, Unwritten, complain, print};
+
+/// The status after a mistake in the arguments.
+pub const USAGE: u8 = 2;
 
 /// A command line: what clap made of it, and the matches behind that.
 pub type Parsed<T> = (T, ArgMatches);

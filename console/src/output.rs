@@ -1,0 +1,87 @@
+//! Output of the programs, with the errors of writing it.
+
+use std::fmt;
+use std::io::{self, ErrorKind, Write as _};
+
+/// The status of a program whose reader has left: 128 and SIGPIPE's number.
+pub const READER_GONE: u8 = 141;
+
+/// Why a result could not be written to standard output.
+#[derive(Debug)]
+pub enum Unwritten {
+    /// The reader of the pipe has left.
+    ReaderGone,
+    /// The write failed.
+    Failed(io::Error),
+}
+
+impl fmt::Display for Unwritten {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ReaderGone => f.write_str("the reader of standard output has left"),
+            Self::Failed(error) => write!(f, "cannot write to standard output: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for Unwritten {}
+
+impl From<io::Error> for Unwritten {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            ErrorKind::BrokenPipe => Self::ReaderGone,
+            _ => Self::Failed(error),
+        }
+    }
+}
+
+/// Writes `text` to standard output at once.
+///
+/// # Errors
+/// The text, or a part of it, was not written.
+pub fn print(text: &str) -> Result<(), Unwritten> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Writes `program: message` to standard error, as one line whatever is in the message. A standard
+/// error that takes nothing changes nothing.
+pub fn complain(program: &str, message: &str) {
+    let line = format!("{program}: {}\n", one_line(message));
+    // One write, so that lines of several processes stay whole.
+    let _ = io::stderr().write_all(line.as_bytes());
+}
+
+/// `message` with its control characters, line ends too, as escapes.
+fn one_line(message: &str) -> String {
+    message
+        .chars()
+        .map(|c| match c.is_control() {
+            true => c.escape_default().to_string(),
+            false => c.to_string(),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_one_line_without_control_characters() {
+        assert_eq!(one_line("a\nb\t\x1b[1m é"), "a\\nb\\t\\u{1b}[1m é");
+    }
+
+    #[test]
+    fn a_broken_pipe_is_told_apart_from_other_errors() {
+        let unwritten = |kind| Unwritten::from(io::Error::from(kind));
+        assert!(matches!(unwritten(ErrorKind::BrokenPipe), Unwritten::ReaderGone));
+        let full = unwritten(ErrorKind::StorageFull);
+        assert!(
+            full.to_string().starts_with("cannot write to standard output: "),
+            "{full}"
+        );
+    }
+}
