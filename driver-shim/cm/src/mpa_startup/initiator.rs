@@ -2,8 +2,13 @@
 
 use urnic_wire::mpa::startup::{EnhancedWord, FrameKind, RtrKey, StartupFlags, StartupFrame, StartupHeader};
 
+use super::failure::{Close, Failure, Fault};
+use super::frame::{Incoming, PrivateDataTooLong, frame};
 use super::negotiate::{self, Depths, Offer};
-use super::{Close, Failure, Fault, Incoming, Negotiated, PrivateDataTooLong, Settings, Time, frame};
+use super::negotiated::Negotiated;
+use super::settings::Settings;
+use super::terminate;
+use super::time::Time;
 
 /// An initiator: its Request is out, the Reply is due.
 #[derive(Debug)]
@@ -185,7 +190,7 @@ impl Accepted {
     /// told by a Terminate (RFC 6581 §9.3).
     #[must_use]
     pub fn failed_here(mut self) -> Accepted {
-        self.negotiated.terminate.get_or_insert(super::terminate::LOCAL);
+        self.negotiated.terminate.get_or_insert(terminate::LOCAL);
         self.negotiated.rtr = None;
         self
     }

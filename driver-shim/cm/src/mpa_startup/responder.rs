@@ -4,8 +4,12 @@ use urnic_wire::mpa::startup::{
     EnhancedWord, FrameKind, NO_NEGOTIATION, RtrKey, StartupFlags, StartupFrame, StartupHeader,
 };
 
+use super::failure::{Close, Failure, Fault};
+use super::frame::{Incoming, PrivateDataTooLong, frame};
 use super::negotiate::{self, Depths};
-use super::{Close, Failure, Fault, Incoming, Negotiated, PrivateDataTooLong, Settings, Time, frame};
+use super::negotiated::Negotiated;
+use super::settings::Settings;
+use super::time::Time;
 
 /// A responder.
 #[derive(Debug)]

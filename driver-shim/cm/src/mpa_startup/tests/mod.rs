@@ -8,8 +8,10 @@ mod rtr_frame;
 use std::collections::HashMap;
 use std::time::Duration;
 
+use urnic_config::RtrTypes;
 use urnic_wire::mpa::startup::{EnhancedWord, FrameKind, RtrKey, StartupFlags, StartupFrame};
 
+use super::frame::frame;
 use super::*;
 
 const START: Time = Duration::from_secs(1000);

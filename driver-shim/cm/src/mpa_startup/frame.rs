@@ -1,0 +1,65 @@
+//! Start-up frames: one on its way in, and the bytes of one to send.
+
+use urnic_wire::mpa::startup::{HEADER_LEN, MAX_PRIVATE_DATA, StartupFrame, StartupHeader};
+
+use super::failure::Failure;
+
+/// A frame on its way in.
+#[derive(Debug, Default)]
+pub(super) struct Incoming {
+    bytes: Vec<u8>,
+    header: Option<StartupHeader>,
+}
+
+impl Incoming {
+    /// Bytes missing to the end of what is known of the frame.
+    pub(super) fn wants(&self) -> usize {
+        self.len() - self.bytes.len()
+    }
+
+    fn len(&self) -> usize {
+        HEADER_LEN + self.header.map_or(0, |header| header.private_data_len)
+    }
+
+    /// Takes bytes as far as they belong to the frame; `check` looks at the header as soon as it is
+    /// there, so that a wrong peer is known by its first 20 bytes. Returns how many were taken.
+    pub(super) fn take(
+        &mut self,
+        mut bytes: &[u8],
+        check: impl Fn(StartupHeader) -> Result<StartupHeader, Failure>,
+    ) -> Result<usize, Failure> {
+        let all = bytes.len();
+        loop {
+            let (now, rest) = bytes.split_at(self.wants().min(bytes.len()));
+            self.bytes.extend_from_slice(now);
+            bytes = rest;
+            if self.header.is_some() || self.wants() > 0 {
+                return Ok(all - bytes.len());
+            }
+            if let Some(fixed) = self.bytes.first_chunk() {
+                self.header = Some(check(StartupHeader::parse(fixed)?)?);
+            }
+        }
+    }
+
+    /// Header and private data, once all is there.
+    pub(super) fn whole(&self) -> Option<(StartupHeader, &[u8])> {
+        let header = self.header.filter(|_| self.wants() == 0)?;
+        Some((header, self.bytes.get(HEADER_LEN..)?))
+    }
+}
+
+/// The ULP's private data is too long for the frame (512 bytes, 508 behind an enhanced word: RFC
+/// 6581 §9).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("private data of {0} octets is too long; with the IRD/ORD word it must fit {MAX_PRIVATE_DATA}")]
+pub struct PrivateDataTooLong(pub usize);
+
+/// The bytes of a frame.
+pub(super) fn frame(frame: &StartupFrame<'_>) -> Result<Vec<u8>, PrivateDataTooLong> {
+    let mut bytes = vec![0; frame.buffer_len()];
+    frame
+        .emit(&mut bytes)
+        .map_err(|_| PrivateDataTooLong(frame.private_data.len()))?;
+    Ok(bytes)
+}

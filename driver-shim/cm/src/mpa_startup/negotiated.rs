@@ -1,0 +1,68 @@
+//! The result of a start-up that succeeded.
+
+use urnic_wire::ddp::{UNTAGGED_LEN, UntaggedHeader};
+use urnic_wire::mpa::fpdu::{self, CrcMode, fpdu_len};
+use urnic_wire::mpa::marker::{self, marked_len};
+use urnic_wire::rdmap::{Control, Opcode, QN_TERMINATE};
+
+use super::negotiate::{Depths, Rtr};
+
+/// What both ends agreed on: the arguments of attaching the stream to a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Negotiated {
+    /// This end sent the Request.
+    pub initiator: bool,
+    /// Revision in force.
+    pub revision: u8,
+    /// CRCs are generated and checked in both directions.
+    pub crc: bool,
+    /// The peer requires markers in what we send.
+    pub markers_tx: bool,
+    /// Markers are in what we receive.
+    pub markers_rx: bool,
+    /// Our own limits on Reads.
+    pub depths: Depths,
+    /// RTR message: to send before anything else (initiator), or to expect (responder).
+    pub rtr: Option<Rtr>,
+    /// Nothing may be sent before the first FPDU arrives: responders, unless an RTR frame came (RFC
+    /// 5044 §7.1.2(4)).
+    pub fenced: bool,
+    /// Control word of the Terminate to send instead of starting (RFC 6581 §9; RFC 5040 §4.8).
+    pub terminate: Option<u32>,
+}
+
+impl Negotiated {
+    /// The FPDU of a Terminate with this control word, for an initiator whose queue pair cannot be
+    /// attached: the first and last that it sends.
+    pub fn last_words(&self, control: u32) -> Vec<u8> {
+        let header = UntaggedHeader {
+            last: true,
+            rsvd_ulp: Control::from(Opcode::Terminate).octet(),
+            rsvd_ulp_word: 0,
+            qn: QN_TERMINATE,
+            msn: 1,
+            mo: 0,
+        };
+        let mut ulpdu = [0; UNTAGGED_LEN + 4];
+        header.emit(&mut ulpdu);
+        if let Some(payload) = ulpdu.last_chunk_mut() {
+            *payload = control.to_be_bytes();
+        }
+        let crc = if self.crc { CrcMode::On } else { CrcMode::Off };
+        let plain = fpdu_len(ulpdu.len());
+        let mut bytes = vec![
+            0;
+            if self.markers_tx {
+                marked_len(0, plain)
+            } else {
+                plain
+            }
+        ];
+        if self.markers_tx {
+            marker::emit(0, &ulpdu, crc, &mut bytes);
+        } else {
+            fpdu::emit(&ulpdu, crc, &mut bytes);
+        }
+        bytes
+    }
+}

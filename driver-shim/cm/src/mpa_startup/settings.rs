@@ -1,0 +1,44 @@
+//! Settings of an end.
+
+use std::time::Duration;
+
+use urnic_config::{Mpa, RtrTypes};
+use urnic_wire::mpa::startup::RtrKey;
+
+/// What an end wants of every connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Ask for CRCs. One side's wish binds both (RFC 5044 §7.1.1).
+    pub crc: bool,
+    /// Ask for markers in what we receive (RFC 5044 §4.3).
+    pub markers: bool,
+    /// Highest revision spoken, 1 or 2. With 1 there is no enhanced start-up.
+    pub revision: u8,
+    /// RTR messages that this end can send and take; at least one (RFC 6581 §9.2).
+    pub rtr: RtrTypes,
+    /// The RTR frame proposed in 2007: spelling of the key that we send, or `None`: off. Only for
+    /// peers known to speak it, since soft-iWARP echoes flags that it does not know. Revision 2
+    /// takes precedence.
+    pub rtr_frame: Option<RtrKey>,
+    /// Time that an initiator gives to the whole exchange.
+    pub initiator_timeout: Duration,
+    /// Time that a responder waits for the Request.
+    pub responder_timeout: Duration,
+    /// Time that a responder waits for the first FPDU behind its Reply.
+    pub rtr_timeout: Duration,
+}
+
+impl From<&Mpa> for Settings {
+    fn from(mpa: &Mpa) -> Settings {
+        Settings {
+            crc: mpa.crc,
+            markers: mpa.markers,
+            revision: mpa.revision,
+            rtr: mpa.rtr_types,
+            rtr_frame: None,
+            initiator_timeout: mpa.startup_timeout_initiator,
+            responder_timeout: mpa.startup_timeout_responder,
+            rtr_timeout: mpa.rtr_timeout,
+        }
+    }
+}
