@@ -13,8 +13,10 @@ use rustix::net::{
 };
 use urnic_device::counter::Counter;
 
+use super::folder::{folder, of_home};
+use super::names;
+use super::snapshot::Snapshot;
 use super::stat_socket::{pass, taken};
-use super::{Snapshot, folder, names, of_home};
 use urnic_presence::{Presence, Settings, homes};
 
 /// Processes that have not answered by then (stopped, or swamped) are left out, however many there

@@ -1,74 +1,18 @@
 //! What a running process tells of its device, for `urnic stat` and the `hw_counters` files.
 //!
-//! A process with an open device has a datagram socket in the user's own folder ([`folder`], where
-//! only that user may look), called `PID-BOOT-RANDOM.stat` ([`names`]). Who wants to know sends it
-//! one end of a socket pair, and gets over that the fd of a file in memory: a [`Snapshot`] in JSON.
-//! So nobody can make the process wait, grow or run out of descriptors, and while nobody asks
-//! nothing is done.
+//! A process with an open device has a datagram socket in the user's own folder ([`folder()`],
+//! where only that user may look), called `PID-BOOT-RANDOM.stat` ([`names`]). Who wants to know
+//! sends it one end of a socket pair, and gets over that the fd of a file in memory: a [`Snapshot`]
+//! in JSON. So nobody can make the process wait, grow or run out of descriptors, and while nobody
+//! asks nothing is done.
 
 mod ask;
+mod folder;
 mod names;
+mod snapshot;
 mod stat_socket;
 
 pub use ask::{everyone, folders, hw_counter};
+pub(crate) use folder::folder;
+pub use snapshot::{QueuePair, Snapshot};
 pub(crate) use stat_socket::StatSocket;
-
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-
-use serde::{Deserialize, Serialize};
-
-use urnic_presence::Presence;
-
-/// What a process's device is at.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Snapshot {
-    /// The process.
-    pub pid: u32,
-    /// What it runs, as the kernel shortens it.
-    pub command: String,
-    /// Its device, as the option `device` has it.
-    pub device: String,
-    /// How the device reaches the memory that the process registers.
-    pub memory: String,
-    /// Contexts that programs opened.
-    pub contexts: u64,
-    /// Completion queues.
-    pub completion_queues: u64,
-    /// Counters of the device, by name: those of all queue pairs, also of those that are gone, and
-    /// its own.
-    pub counters: BTreeMap<String, u64>,
-    /// By number.
-    pub queue_pairs: Vec<QueuePair>,
-}
-
-/// What a queue pair is at.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QueuePair {
-    /// The number that programs know.
-    pub qpn: u32,
-    /// `RESET`, `INIT`, `RTR`, `RTS`, `SQD`, `SQE`, `ERR`.
-    pub state: String,
-    /// Whether the connection manager connected it.
-    pub rdma_cm: bool,
-    /// Our end of the stream, if it has one: address and port.
-    pub local: Option<String>,
-    /// The peer's.
-    pub remote: Option<String>,
-    /// Control word of the Terminate that it sent; 0 = none.
-    pub terminate_sent: u32,
-    /// Of the one that it received.
-    pub terminate_received: u32,
-    /// Its counters, by name.
-    pub counters: BTreeMap<String, u64>,
-}
-
-/// Where processes of this user that see this presence are found.
-pub(crate) fn folder(presence: &Presence) -> Option<&Path> {
-    presence.root().parent()
-}
-
-/// Where they may be, whatever they see.
-fn of_home(home: &Path) -> PathBuf {
-    home.join(format!("urnic-{}", rustix::process::geteuid().as_raw()))
-}

@@ -12,7 +12,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
 };
 
-use super::{Snapshot, names};
+use super::names;
+use super::snapshot::Snapshot;
 use urnic_process::fds::InternalFd;
 
 /// Questions answered in one go; more are looked at the next time round.
