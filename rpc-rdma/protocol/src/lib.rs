@@ -40,9 +40,5 @@ pub use chunk::{ChunkLists, ReadChunk, ReadSegment, Segment, WriteChunk};
 pub use header::{Body, ErrorBody, FIXED_LEN, Header, MIN_LEN, VERSION};
 pub use limits::Limits;
 pub use malformed::Malformed;
-pub use private_data::PrivateData;
+pub use private_data::{DEFAULT_INLINE, PrivateData};
 pub use triage::{Call, Direction, Profile, Refusal, Reply, call, direction, refused, reply};
-
-/// Bytes that either end can send and receive in one message when nothing else is known (RFC 8166
-/// §3.3.3).
-pub const DEFAULT_INLINE: usize = 1024;

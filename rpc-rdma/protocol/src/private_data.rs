@@ -4,7 +4,9 @@
 //! f6 ab 0e 18   version(8)   reserved(7) R(1)   send size(8)   receive size(8)
 //! ```
 
-use crate::DEFAULT_INLINE;
+/// Bytes that either end can send and receive in one message when nothing else is known (RFC 8166
+/// §3.3.3).
+pub const DEFAULT_INLINE: usize = 1024;
 
 const FORMAT: [u8; 4] = [0xf6, 0xab, 0x0e, 0x18];
 const VERSION: u8 = 1;

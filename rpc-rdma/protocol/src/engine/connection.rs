@@ -1,9 +1,10 @@
 //! Both directions of one connection: the recipient of each message, and the number of posted
 //! receives.
 
+use super::outbox::Outbox;
 use super::requester::Requester;
 use super::responder::{Responder, UnknownCall};
-use super::{Action, Call, CallId, Closing, Event, Invalid, Outbox, RegionId, Reply, Terms, WorkId};
+use super::{Action, Call, CallId, Closing, Event, Invalid, RegionId, Reply, Terms, WorkId};
 use crate::chunk::Segment;
 use crate::header::{Body, Header};
 use crate::limits::Limits;

@@ -1,6 +1,6 @@
 //! Bytes from several places, one behind the other.
 
-use crate::engine::Item;
+use super::item::Item;
 use crate::payload::padding;
 use std::sync::Arc;
 

@@ -2,11 +2,11 @@
 //! when the peer has no more access to this memory.
 
 use super::gather::well_placed;
+use super::outbox::Outbox;
 use super::outstanding::{Exposure, Outstanding, Part, Region, State};
 use super::plan::Plan;
 use super::{
-    Access, Action, Answer, Call, CallError, Closing, Event, Exposed, Invalid, Message, Outbox, RegionId,
-    Terms,
+    Access, Action, Answer, Call, CallError, Closing, Event, Exposed, Invalid, Message, RegionId, Terms,
 };
 use crate::chunk::Segment;
 use crate::triage;

@@ -1,7 +1,8 @@
 //! Calls of the peer's: fetched, handed to the consumer, and answered.
 
 use super::gather::{Gather, well_placed};
-use super::{Action, CallId, Closing, Event, Incoming, Outbox, Reply, Terms, WorkId};
+use super::outbox::Outbox;
+use super::{Action, CallId, Closing, Event, Incoming, Reply, Terms, WorkId};
 use crate::chunk::{ChunkLists, ReadChunk, Segment, WriteChunk};
 use crate::header::{Body, ErrorBody, Header, VERSION};
 use crate::malformed::Malformed;
