@@ -1,6 +1,7 @@
 //! The connection manager: event channels and identifiers.
 
-use super::{done, made, without_waiting};
+use super::nonblocking::set_nonblocking;
+use super::result::{done, made};
 use rdma_mummy_sys as sys;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -36,7 +37,7 @@ impl Channel {
     pub(crate) fn new() -> io::Result<Arc<Self>> {
         // SAFETY: takes nothing.
         let channel = Self(made(unsafe { sys::rdma_create_event_channel() })?);
-        without_waiting(channel.fd())?;
+        set_nonblocking(channel.fd())?;
         Ok(Arc::new(channel))
     }
 

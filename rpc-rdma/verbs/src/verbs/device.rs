@@ -1,6 +1,7 @@
 //! A device, and memory that is registered with it.
 
-use super::{Id, made, told};
+use super::cm::Id;
+use super::result::{made, returned};
 use crate::lock::lock;
 use crate::memory::{Arena, Pool};
 use rdma_mummy_sys as sys;
@@ -56,7 +57,7 @@ impl Device {
         let mut attributes: sys::ibv_device_attr = unsafe { std::mem::zeroed() };
         // SAFETY: the device is open as long as the identifier, and the place for the answer is
         // there.
-        told(unsafe { sys::ibv_query_device(context.as_ptr(), &mut attributes) })?;
+        returned(unsafe { sys::ibv_query_device(context.as_ptr(), &mut attributes) })?;
         // SAFETY: as above.
         let iwarp = unsafe { (*(*context.as_ptr()).device).transport_type }
             == sys::ibv_transport_type::IBV_TRANSPORT_IWARP;
@@ -155,7 +156,7 @@ impl Region {
     pub(crate) fn close(self) -> io::Result<()> {
         let region = std::mem::ManuallyDrop::new(self);
         // SAFETY: the region is there, and nobody has it any more.
-        told(unsafe { sys::ibv_dereg_mr(region.0.as_ptr()) })
+        returned(unsafe { sys::ibv_dereg_mr(region.0.as_ptr()) })
     }
 }
 

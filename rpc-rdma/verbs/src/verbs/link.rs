@@ -1,6 +1,9 @@
 //! A queue pair: work requests go in, completions come out.
 
-use super::{Device, Id, Region, Window, done, made, told, without_waiting};
+use super::cm::Id;
+use super::device::{Device, Region, Window};
+use super::nonblocking::set_nonblocking;
+use super::result::{done, made, returned};
 use rdma_mummy_sys as sys;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -114,7 +117,7 @@ impl Link {
             device: Some(device),
         };
         // SAFETY: the channel has a descriptor as long as it is there.
-        without_waiting(link.fd())?;
+        set_nonblocking(link.fd())?;
         let mut attributes = sys::ibv_qp_init_attr {
             qp_context: ptr::null_mut(),
             send_cq: queue.as_ptr(),
@@ -198,7 +201,7 @@ impl Link {
             unsafe { sys::ibv_ack_cq_events(queue, 1) };
         }
         // SAFETY: the queue is there.
-        told(unsafe { sys::ibv_req_notify_cq(self.queue.as_ptr(), 0) })
+        returned(unsafe { sys::ibv_req_notify_cq(self.queue.as_ptr(), 0) })
     }
 
     /// Takes completions, some of those that are there.
@@ -237,7 +240,7 @@ impl Link {
         };
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair is there as long as the identifier; the memory is promised.
-        told(unsafe { sys::ibv_post_recv((*self.id.0.as_ptr()).qp, &mut request, &mut bad) })
+        returned(unsafe { sys::ibv_post_recv((*self.id.0.as_ptr()).qp, &mut request, &mut bad) })
     }
 
     /// Posts work requests, in order, with one ring of the doorbell.
@@ -263,7 +266,7 @@ impl Link {
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair is there as long as the identifier; requests and elements are the
         // batch's, all else is promised.
-        told(unsafe { sys::ibv_post_send((*self.id.0.as_ptr()).qp, next, &mut bad) })?;
+        returned(unsafe { sys::ibv_post_send((*self.id.0.as_ptr()).qp, next, &mut bad) })?;
         for request in &batch.requests {
             if request.opcode == sys::ibv_wr_opcode::IBV_WR_BIND_MW {
                 // SAFETY: the member of this opcode; the window is there. The verb leaves it to its
