@@ -6,7 +6,8 @@ use crate::memory::Pool;
 use crate::nfs3::{
     Attributes, CreateHow, Handle, Kind, SetAttributes, SetTime, Stable, Statistics, Status, Time,
 };
-use crate::tree::{Acls, Caller, Data, File, Found, New, Numbered, Outcome, SetAcls, Tree, access_bits};
+use crate::tree::access::access_bits;
+use crate::tree::{Acls, Caller, Data, File, Found, New, Numbered, Outcome, SetAcls, Tree};
 use rustix::fs::{self, Access, AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::sync::Arc;

@@ -3,8 +3,9 @@
 mod node;
 mod nodes;
 
+use super::access::access_bits;
 use super::extents::{Extents, Full};
-use super::{Acls, Caller, Data, File, Found, New, Numbered, Outcome, SetAcls, Tree, access_bits};
+use super::{Acls, Caller, Data, File, Found, New, Numbered, Outcome, SetAcls, Tree};
 use crate::acl::{EXECUTE, READ, WRITE};
 use crate::lock::lock;
 use crate::memory::{PAGE, Pool, Slice};
