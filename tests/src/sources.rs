@@ -107,10 +107,16 @@ impl Crate {
 /// members.
 pub(crate) fn crates() -> &'static [Crate] {
     static CRATES: OnceLock<Vec<Crate>> = OnceLock::new();
-    CRATES.get_or_init(read_crates)
+    CRATES.get_or_init(|| read_crates(|member| member != "tests"))
 }
 
-fn read_crates() -> Vec<Crate> {
+/// The crate of the tests: its library and its programs.
+pub(crate) fn crates_of_tests() -> Vec<Crate> {
+    read_crates(|member| member == "tests")
+}
+
+/// Reads the workspace's members that `select` takes.
+fn read_crates(select: impl Fn(&str) -> bool) -> Vec<Crate> {
     let read = |path: PathBuf| -> Table {
         let text = std::fs::read_to_string(&path).expect("a manifest");
         text.parse().expect("TOML")
@@ -119,7 +125,7 @@ fn read_crates() -> Vec<Crate> {
     let members = workspace["workspace"]["members"].as_array().expect("an array");
     let mut roots = BTreeSet::new();
     let members = members.iter().filter_map(|member| member.as_str());
-    for member in members.filter(|member| *member != "tests") {
+    for member in members.filter(|member| select(member)) {
         let folder = tree().join(member);
         let manifest = read(folder.join("Cargo.toml"));
         let bins = manifest.get("bin").and_then(|bins| bins.as_array());

@@ -1,16 +1,19 @@
 //! A live program, `victim.c`, whose queue pairs are connected to raw [`Peer`]s of the test.
 
 pub mod cm;
+mod connections;
+mod dialogue;
+mod numbers;
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::framing::Framing;
 use crate::peer::{Peer, hex};
 use crate::program::{Program, Running};
-use crate::startup::{CRC, ENHANCED, Frame, Introduction, MARKERS, WORD};
-use crate::ulpdu;
+use crate::startup::{CRC, Introduction};
+
+use dialogue::{Obedient, fields};
+pub use numbers::{event, opcode, state, status};
 
 /// Bytes of the buffer that peers may read and write, and of the pages around it that they may not.
 pub const PAGE: usize = 4096;
@@ -24,58 +27,6 @@ const INBOX_PAGES: u64 = 1024;
 const FIRST_PAGE: u64 = 64;
 const OUR_PSN: u32 = 0x00_1234;
 const NONCE: u64 = 0x0123_4567_89ab_cdef;
-
-/// `enum ibv_wc_status`, as far as bad input leads to it.
-pub mod status {
-    /// `IBV_WC_SUCCESS`.
-    pub const SUCCESS: u64 = 0;
-    /// `IBV_WC_LOC_LEN_ERR`.
-    pub const LOC_LEN_ERR: u64 = 1;
-    /// `IBV_WC_LOC_QP_OP_ERR`.
-    pub const LOC_QP_OP_ERR: u64 = 2;
-    /// `IBV_WC_LOC_PROT_ERR`.
-    pub const LOC_PROT_ERR: u64 = 4;
-    /// `IBV_WC_WR_FLUSH_ERR`.
-    pub const FLUSHED: u64 = 5;
-    /// `IBV_WC_REM_INV_REQ_ERR`.
-    pub const REM_INV_REQ_ERR: u64 = 9;
-    /// `IBV_WC_REM_ACCESS_ERR`.
-    pub const REM_ACCESS_ERR: u64 = 10;
-    /// `IBV_WC_REM_OP_ERR`.
-    pub const REM_OP_ERR: u64 = 11;
-    /// `IBV_WC_RETRY_EXC_ERR`.
-    pub const RETRY_EXC_ERR: u64 = 12;
-    /// `IBV_WC_RNR_RETRY_EXC_ERR`.
-    pub const RNR_RETRY_EXC_ERR: u64 = 13;
-}
-
-/// `enum ibv_wr_opcode`.
-pub mod opcode {
-    /// `IBV_WR_RDMA_WRITE`.
-    pub const WRITE: u64 = 0;
-    /// `IBV_WR_SEND`.
-    pub const SEND: u64 = 2;
-    /// `IBV_WR_RDMA_READ`.
-    pub const READ: u64 = 4;
-}
-
-/// `enum ibv_qp_state`.
-pub mod state {
-    /// `IBV_QPS_RTS`.
-    pub const RTS: u64 = 3;
-    /// `IBV_QPS_ERR`.
-    pub const ERR: u64 = 6;
-}
-
-/// `enum ibv_event_type`.
-pub mod event {
-    /// `IBV_EVENT_QP_FATAL`.
-    pub const QP_FATAL: u64 = 1;
-    /// `IBV_EVENT_QP_REQ_ERR`.
-    pub const QP_REQ_ERR: u64 = 2;
-    /// `IBV_EVENT_QP_ACCESS_ERR`.
-    pub const QP_ACCESS_ERR: u64 = 3;
-}
 
 /// Who of the two opens the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -154,67 +105,6 @@ pub struct Wc {
     pub flags: u64,
     /// What was invalidated, or the immediate.
     pub more: u64,
-}
-
-/// A program that does what lines say and answers each with one that begins with "= ".
-#[derive(Debug)]
-struct Obedient {
-    program: Running,
-    /// Answers taken so far, as bytes of its output.
-    heard: usize,
-}
-
-impl Obedient {
-    /// Starts the C program of that name.
-    fn start(
-        name: &str,
-        variables: &[(&str, &str)],
-        place: impl FnOnce(Program) -> Program,
-    ) -> Result<Self, String> {
-        let program = Program::new(crate::compiled(name)?);
-        let program = variables
-            .iter()
-            .fold(program, |program, (name, value)| program.env(name, value));
-        Ok(Self {
-            program: place(program).spawn(),
-            heard: 0,
-        })
-    }
-
-    /// The next line that it answers.
-    #[track_caller]
-    fn answer(&mut self) -> String {
-        let (line, heard) = self.program.says_from(self.heard, "an answer", |output| {
-            let mut heard = 0;
-            for line in output.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
-                heard += line.len();
-                if let Some(answer) = line.strip_prefix("= ") {
-                    return Some((answer.trim_end().to_owned(), heard));
-                }
-            }
-            None
-        });
-        self.heard += heard;
-        line
-    }
-
-    /// Has it do something; its answer.
-    #[track_caller]
-    fn order(&mut self, line: &str) -> String {
-        self.program.tell(&format!("{line}\n"));
-        self.answer()
-    }
-
-    /// The same; the numbers of its answer by their names.
-    #[track_caller]
-    fn ask(&mut self, line: &str) -> impl Fn(&str) -> u64 + use<> {
-        let answer = self.order(line);
-        let fields = fields(&answer);
-        move |name| match fields.get(name).map(|text| u64::from_str_radix(text, 16)) {
-            Some(Ok(number)) => number,
-            _ => panic!("no {name} in {answer}"),
-        }
-    }
 }
 
 /// The program.
@@ -374,142 +264,6 @@ impl Victim {
         }
     }
 
-    /// A queue pair at RTS that waits to be called by us, and the Request for it.
-    #[track_caller]
-    pub fn expecting(&mut self, wish: &Wish) -> (Qp, Frame) {
-        let qp = self.qp(wish);
-        // The lowest port there is, so that the victim, whose number is higher, waits.
-        self.links += 1;
-        let ours = 0x100 + self.links % 0x100;
-        self.connects(qp, ours, wish);
-        let request = Frame {
-            request: true,
-            flags: wish.flags | ENHANCED,
-            revision: 2,
-            private_data: self.introduction(qp, ours, wish).with_word(WORD),
-        };
-        (qp, request)
-    }
-
-    /// A queue pair at RTS that calls us; its Request is read and is what it should be. `flags`:
-    /// those of the victim's Request. Comes with the Reply to send.
-    #[track_caller]
-    pub fn calling(&mut self, wish: &Wish, flags: u8) -> (Link, Frame) {
-        let qp = self.qp(wish);
-        let (listener, port) = self.port_above(qp);
-        self.links += 1;
-        let ours = (u32::from(port) << 8) | (self.links % 0x100);
-        self.connects(qp, ours, wish);
-        let mut peer = Peer::answer(&listener);
-        let request = Frame::read(&mut peer);
-        let nonce = request.private_data.last_chunk().map(|n| u64::from_be_bytes(*n));
-        let reply = self.introduction(qp, ours, wish);
-        let expected = Introduction {
-            from: qp.qpn,
-            to: ours,
-            sq_psn: qp.psn,
-            rq_psn: OUR_PSN,
-            rnr_retry: wish.rnr_retry,
-            nonce: nonce.unwrap_or_default(),
-        };
-        // Where commands take their time, it may have called before the one that leads to RTS.
-        let early = request.private_data == expected.before_rts(WORD);
-        let private_data = match early {
-            true => expected.before_rts(WORD),
-            false => expected.with_word(WORD),
-        };
-        assert_eq!(
-            request,
-            Frame {
-                request: true,
-                flags: flags | ENHANCED,
-                revision: 2,
-                private_data
-            }
-        );
-        let reply = Frame {
-            request: false,
-            flags: wish.flags | ENHANCED,
-            revision: 2,
-            private_data: Introduction {
-                nonce: expected.nonce,
-                ..reply
-            }
-            .with_word(WORD),
-        };
-        (Link { qp, peer }, reply)
-    }
-
-    /// A listener at a port above that of the queue pair's number, so that the victim, whose number
-    /// is lower, calls.
-    fn port_above(&self, qp: Qp) -> (TcpListener, u16) {
-        // Above the range from which the kernel picks ports, where the victim's is.
-        const FIRST: u32 = 61_000;
-        const COUNT: u32 = 4_500;
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        // Test processes that run side by side start at different places.
-        let start = std::process::id().wrapping_mul(97);
-        for _ in 0..COUNT {
-            let step = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_add(start);
-            let port = (FIRST + step % COUNT) as u16;
-            if u32::from(port) > qp.qpn >> 8
-                && let Ok(listener) = TcpListener::bind((self.ip(), port))
-            {
-                return (listener, port);
-            }
-        }
-        panic!("no free port above {}", qp.qpn >> 8);
-    }
-
-    /// A connection in full operation, made in this role, as most want it.
-    #[track_caller]
-    pub fn link(&mut self, role: Role) -> Link {
-        self.link_as(role, &Wish::default(), CRC)
-    }
-
-    /// A connection in full operation. `flags`: those of the victim's frame.
-    #[track_caller]
-    pub fn link_as(&mut self, role: Role, wish: &Wish, flags: u8) -> Link {
-        let mut link = match role {
-            Role::Called => {
-                let (qp, request) = self.expecting(wish);
-                let mut peer = Peer::call(self.listener(qp));
-                peer.send(&request.octets());
-                let reply = Frame::read(&mut peer);
-                let theirs = Introduction {
-                    from: qp.qpn,
-                    to: u32::from_be_bytes(request.private_data[12..16].try_into().expect("four octets")),
-                    sq_psn: qp.psn,
-                    rq_psn: OUR_PSN,
-                    rnr_retry: wish.rnr_retry,
-                    nonce: NONCE,
-                };
-                let expected = Frame {
-                    request: false,
-                    flags: flags | ENHANCED | wish.flags & CRC,
-                    revision: 2,
-                    private_data: theirs.with_word(WORD),
-                };
-                assert_eq!(reply, expected);
-                Link { qp, peer }
-            }
-            Role::Calls => {
-                let (mut link, reply) = self.calling(wish, flags);
-                link.peer.send(&reply.octets());
-                link
-            }
-        };
-        let crc = (flags | wish.flags) & CRC != 0;
-        link.peer.outbound = Framing::new(crc, flags & MARKERS != 0);
-        link.peer.inbound = Framing::new(crc, wish.flags & MARKERS != 0);
-        let rtr = ulpdu::write(1, 0, b"");
-        match role {
-            Role::Called => link.peer.tell(&[rtr]),
-            Role::Calls => assert_eq!(link.peer.ulpdu(), rtr),
-        }
-        link
-    }
-
     /// Waits for the next completion.
     #[track_caller]
     pub fn completion(&mut self, qp: Qp) -> Wc {
@@ -643,15 +397,6 @@ impl Victim {
         self.dialogue.program.tell("quit\n");
         self.dialogue.program.wait().success();
     }
-}
-
-/// `a=1 b=2`.
-fn fields(answer: &str) -> HashMap<String, String> {
-    answer
-        .split_whitespace()
-        .filter_map(|word| word.split_once('='))
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .collect()
 }
 
 /// What the victim's region with this seed holds at first: `fill()` of rc.h.

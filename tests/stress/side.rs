@@ -1,29 +1,21 @@
 //! One side: does its part of each round with real verbs, and compares what came with the plan.
 
-use std::collections::{HashMap, VecDeque};
-use std::fmt::Debug;
+mod completions;
+mod windows;
+
+use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
 
 use urnic_rdma_core::*;
 
 use crate::arena::Arena;
 use crate::host::{Change, Host, Naming, Span};
 use crate::plan::*;
-use crate::verbs::{Binding, Completion, Cq, Device, Manner, Mr, Mw, Qp, Receive, Request, Srq, Work};
+use crate::verbs::{Cq, Device, Manner, Mr, Mw, Qp, Receive, Request, Srq, Work};
 
-/// So long may a round take, on a machine that is busy with other things too. It takes
-/// milliseconds.
-const PATIENCE: Duration = Duration::from_secs(120);
 /// In the id of a receive from the shared queue, with the slot's number.
 const SLOT_ID: u64 = 1 << 40;
-
-/// What is wrong, and with what.
-#[track_caller]
-fn same<T: PartialEq + Debug>(what: impl Fn() -> String, got: T, want: T) {
-    assert!(got == want, "{}: {got:?}, not {want:?}", what());
-}
 
 struct Link {
     qp: Qp,
@@ -270,62 +262,6 @@ impl Side {
         (!renewal.revoked).then_some(mr)
     }
 
-    fn bind(&mut self, part: &Part) {
-        self.bound.clear();
-        for window in &part.windows {
-            let id = self.id();
-            let (mw, link) = (&self.windows[window.slot], &mut self.links[window.link]);
-            let binding = Binding {
-                mr: &self.mrs[window.at / REGION],
-                address: self.arena.address(window.at),
-                len: window.len as u64,
-                access: window.access,
-            };
-            link.sends.push_back((id, IBV_WC_BIND_MW));
-            if window.kind == IBV_MW_TYPE_1 {
-                link.qp.bind(mw, id, &binding);
-            } else {
-                let work = Work::Bind(mw, mw.next_key(), binding);
-                link.qp.post(&mut [signaled(id, work)]);
-            }
-            self.bound.push(mw.key());
-        }
-        self.wait("binding windows");
-    }
-
-    fn unbind(&mut self, part: &Part, world: &World) {
-        for (i, window) in part.windows.iter().enumerate() {
-            let id = self.id();
-            let (mw, link) = (&self.windows[window.slot], &mut self.links[window.link]);
-            match window.ending {
-                Ending::Invalidated => {}
-                Ending::Freed => {
-                    let kind = world.hosts[self.number].windows[window.slot];
-                    self.windows[window.slot] = Mw::new(&self.device, kind);
-                }
-                Ending::Unbound if window.kind == IBV_MW_TYPE_1 => {
-                    let mr = &self.mrs[window.at / REGION];
-                    link.sends.push_back((id, IBV_WC_BIND_MW));
-                    link.qp.bind(
-                        mw,
-                        id,
-                        &Binding {
-                            mr,
-                            address: 0,
-                            len: 0,
-                            access: 0,
-                        },
-                    );
-                }
-                Ending::Unbound => {
-                    link.sends.push_back((id, IBV_WC_LOCAL_INV));
-                    link.qp.post(&mut [signaled(id, Work::LocalInv(self.bound[i]))]);
-                }
-            }
-        }
-        self.wait("unbinding windows");
-    }
-
     /// Tells the peer the names and keys of the memory, and learns its.
     fn introduce(&mut self) {
         let mut words: Vec<u64> = Vec::new();
@@ -445,145 +381,6 @@ impl Side {
         // Inline data is ours again at once.
         scratch.iter_mut().for_each(|piece| piece.fill(0xee));
     }
-
-    fn poll(&mut self) {
-        let mut found = Vec::new();
-        self.cqs.iter().for_each(|cq| cq.take(&mut found));
-        let numbers: HashMap<u32, usize> = self
-            .links
-            .iter()
-            .enumerate()
-            .map(|(i, link)| (link.qp.number(), i))
-            .collect();
-        for completion in found {
-            let Some(&i) = numbers.get(&completion.qp) else {
-                panic!("side {}: of no queue pair: {completion:?}", self.number);
-            };
-            self.completions += 1;
-            self.completed(i, completion);
-        }
-    }
-
-    fn completed(&mut self, i: usize, completion: Completion) {
-        let what = || format!("side {}, connection {i}: {completion:?}", self.number);
-        let link = &mut self.links[i];
-        if completion.opcode & IBV_WC_RECV == 0 {
-            let want = link
-                .sends
-                .pop_front()
-                .unwrap_or_else(|| panic!("{}: one too many", what()));
-            same(
-                what,
-                (completion.id, completion.opcode, completion.status),
-                (want.0, want.1, 0),
-            );
-            return;
-        }
-        let id = match completion.id & SLOT_ID {
-            0 => link
-                .receives
-                .pop_front()
-                .unwrap_or_else(|| panic!("{}: no receive was posted", what())),
-            _ => completion.id,
-        };
-        if link.farewell > 0 {
-            link.farewell -= 1;
-            same(
-                what,
-                (completion.id, completion.status),
-                (id, IBV_WC_WR_FLUSH_ERR),
-            );
-            return;
-        }
-        let arrival = link
-            .arrivals
-            .pop_front()
-            .unwrap_or_else(|| panic!("{}: nothing was sent", what()));
-        same(
-            what,
-            (completion.id, completion.status, completion.opcode),
-            (id, 0, arrival.opcode),
-        );
-        same(
-            what,
-            (completion.len as usize, completion.vendor),
-            (arrival.len, 0),
-        );
-        let (flags, extra) = match (arrival.imm, arrival.invalidated) {
-            (Some(imm), _) => (IBV_WC_WITH_IMM, imm),
-            (_, Some(window)) => (IBV_WC_WITH_INV, self.bound[window]),
-            _ => (0, completion.extra),
-        };
-        same(what, (completion.flags, completion.extra), (flags, extra));
-        if id & SLOT_ID != 0 {
-            let (slot, len) = (id & !SLOT_ID, arrival.data.len());
-            let place = self.arena.read(SLOTS + SLOT * slot as usize, SLOT);
-            assert!(place[..len] == arrival.data, "{}: other data arrived", what());
-            assert!(
-                place[len..].iter().all(|octet| *octet == 0),
-                "{}: there is more behind it",
-                what()
-            );
-            self.arena.write(SLOTS + SLOT * slot as usize, &vec![0; len]);
-            self.slots.push(slot);
-        }
-    }
-
-    /// Until nothing is to come.
-    fn wait(&mut self, what: &str) {
-        let deadline = Instant::now() + PATIENCE;
-        let over = |link: &Link| link.sends.is_empty() && link.arrivals.is_empty() && link.farewell == 0;
-        loop {
-            self.poll();
-            if self.links.iter().all(over) {
-                return;
-            }
-            if Instant::now() > deadline {
-                let missing = self.links.iter().enumerate().filter(|(_, link)| !over(link));
-                let missing: Vec<String> = missing
-                    .map(|(i, link)| {
-                        let (sends, receives) = (&link.sends, link.arrivals.len() + link.farewell);
-                        format!(
-                            "connection {i} (QP {}): requests {sends:?}, {receives} receives",
-                            link.qp.number()
-                        )
-                    })
-                    .collect();
-                panic!("side {}: {what} do not come: {}", self.number, missing.join("; "));
-            }
-        }
-    }
-
-    /// Memory is as the model has it.
-    fn compare(&mut self, world: &World, part: &Part) {
-        let known = &world.hosts[self.number].memory;
-        let found = self.arena.read(0, KNOWN);
-        if found != *known {
-            let differs = |at: &usize| found[*at] != known[*at];
-            let at = (0..KNOWN).find(differs).unwrap_or_default();
-            let count = (0..KNOWN).filter(differs).count();
-            panic!(
-                "side {}: octet {at:#x} is {:#x}, not {:#x} ({count} octets differ); {}",
-                self.number,
-                found[at],
-                known[at],
-                part.who_uses(at)
-            );
-        }
-        // What was fetched from a counter are its values one after the other.
-        let mut fetched = std::mem::take(&mut self.fetched);
-        fetched.sort_by_key(|(at, counter, _)| (*counter, word(&self.arena, *at)));
-        let mut counters = part.counters.clone();
-        for (at, counter, add) in fetched {
-            let what = || format!("side {}, what was fetched from counter {counter}", self.number);
-            same(what, word(&self.arena, at), counters[counter]);
-            counters[counter] += add;
-        }
-    }
-}
-
-fn word(arena: &Arena, at: usize) -> u64 {
-    u64::from_ne_bytes(arena.read(at, 8).try_into().expect("eight"))
 }
 
 fn sge(addr: u64, len: usize, mr: &Mr) -> ibv_sge {

@@ -1,0 +1,148 @@
+//! Connections of the victim's queue pairs, made by hand.
+
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::{Link, NONCE, OUR_PSN, Qp, Role, Victim, Wish};
+use crate::framing::Framing;
+use crate::peer::Peer;
+use crate::startup::{CRC, ENHANCED, Frame, Introduction, MARKERS, WORD};
+use crate::ulpdu;
+
+impl Victim {
+    /// A queue pair at RTS that waits to be called by us, and the Request for it.
+    #[track_caller]
+    pub fn expecting(&mut self, wish: &Wish) -> (Qp, Frame) {
+        let qp = self.qp(wish);
+        // The lowest port there is, so that the victim, whose number is higher, waits.
+        self.links += 1;
+        let ours = 0x100 + self.links % 0x100;
+        self.connects(qp, ours, wish);
+        let request = Frame {
+            request: true,
+            flags: wish.flags | ENHANCED,
+            revision: 2,
+            private_data: self.introduction(qp, ours, wish).with_word(WORD),
+        };
+        (qp, request)
+    }
+
+    /// A queue pair at RTS that calls us; its Request is read and is what it should be. `flags`:
+    /// those of the victim's Request. Comes with the Reply to send.
+    #[track_caller]
+    pub fn calling(&mut self, wish: &Wish, flags: u8) -> (Link, Frame) {
+        let qp = self.qp(wish);
+        let (listener, port) = self.port_above(qp);
+        self.links += 1;
+        let ours = (u32::from(port) << 8) | (self.links % 0x100);
+        self.connects(qp, ours, wish);
+        let mut peer = Peer::answer(&listener);
+        let request = Frame::read(&mut peer);
+        let nonce = request.private_data.last_chunk().map(|n| u64::from_be_bytes(*n));
+        let reply = self.introduction(qp, ours, wish);
+        let expected = Introduction {
+            from: qp.qpn,
+            to: ours,
+            sq_psn: qp.psn,
+            rq_psn: OUR_PSN,
+            rnr_retry: wish.rnr_retry,
+            nonce: nonce.unwrap_or_default(),
+        };
+        // Where commands take their time, it may have called before the one that leads to RTS.
+        let early = request.private_data == expected.before_rts(WORD);
+        let private_data = match early {
+            true => expected.before_rts(WORD),
+            false => expected.with_word(WORD),
+        };
+        assert_eq!(
+            request,
+            Frame {
+                request: true,
+                flags: flags | ENHANCED,
+                revision: 2,
+                private_data
+            }
+        );
+        let reply = Frame {
+            request: false,
+            flags: wish.flags | ENHANCED,
+            revision: 2,
+            private_data: Introduction {
+                nonce: expected.nonce,
+                ..reply
+            }
+            .with_word(WORD),
+        };
+        (Link { qp, peer }, reply)
+    }
+
+    /// A listener at a port above that of the queue pair's number, so that the victim, whose number
+    /// is lower, calls.
+    fn port_above(&self, qp: Qp) -> (TcpListener, u16) {
+        // Above the range from which the kernel picks ports, where the victim's is.
+        const FIRST: u32 = 61_000;
+        const COUNT: u32 = 4_500;
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        // Test processes that run side by side start at different places.
+        let start = std::process::id().wrapping_mul(97);
+        for _ in 0..COUNT {
+            let step = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_add(start);
+            let port = (FIRST + step % COUNT) as u16;
+            if u32::from(port) > qp.qpn >> 8
+                && let Ok(listener) = TcpListener::bind((self.ip(), port))
+            {
+                return (listener, port);
+            }
+        }
+        panic!("no free port above {}", qp.qpn >> 8);
+    }
+
+    /// A connection in full operation, made in this role, as most want it.
+    #[track_caller]
+    pub fn link(&mut self, role: Role) -> Link {
+        self.link_as(role, &Wish::default(), CRC)
+    }
+
+    /// A connection in full operation. `flags`: those of the victim's frame.
+    #[track_caller]
+    pub fn link_as(&mut self, role: Role, wish: &Wish, flags: u8) -> Link {
+        let mut link = match role {
+            Role::Called => {
+                let (qp, request) = self.expecting(wish);
+                let mut peer = Peer::call(self.listener(qp));
+                peer.send(&request.octets());
+                let reply = Frame::read(&mut peer);
+                let theirs = Introduction {
+                    from: qp.qpn,
+                    to: u32::from_be_bytes(request.private_data[12..16].try_into().expect("four octets")),
+                    sq_psn: qp.psn,
+                    rq_psn: OUR_PSN,
+                    rnr_retry: wish.rnr_retry,
+                    nonce: NONCE,
+                };
+                let expected = Frame {
+                    request: false,
+                    flags: flags | ENHANCED | wish.flags & CRC,
+                    revision: 2,
+                    private_data: theirs.with_word(WORD),
+                };
+                assert_eq!(reply, expected);
+                Link { qp, peer }
+            }
+            Role::Calls => {
+                let (mut link, reply) = self.calling(wish, flags);
+                link.peer.send(&reply.octets());
+                link
+            }
+        };
+        let crc = (flags | wish.flags) & CRC != 0;
+        link.peer.outbound = Framing::new(crc, flags & MARKERS != 0);
+        link.peer.inbound = Framing::new(crc, wish.flags & MARKERS != 0);
+        let rtr = ulpdu::write(1, 0, b"");
+        match role {
+            Role::Called => link.peer.tell(&[rtr]),
+            Role::Calls => assert_eq!(link.peer.ulpdu(), rtr),
+        }
+        link
+    }
+}

@@ -1,0 +1,75 @@
+//! The dialogue with a C program: lines in, answers out.
+
+use std::collections::HashMap;
+
+use crate::program::{Program, Running};
+
+/// A program that executes lines and answers each with a line that begins with "= ".
+#[derive(Debug)]
+pub(super) struct Obedient {
+    pub(super) program: Running,
+    /// Answers taken so far, as bytes of its output.
+    heard: usize,
+}
+
+impl Obedient {
+    /// Starts the C program `name`.
+    pub(super) fn start(
+        name: &str,
+        variables: &[(&str, &str)],
+        place: impl FnOnce(Program) -> Program,
+    ) -> Result<Self, String> {
+        let program = Program::new(crate::compiled(name)?);
+        let program = variables
+            .iter()
+            .fold(program, |program, (name, value)| program.env(name, value));
+        Ok(Self {
+            program: place(program).spawn(),
+            heard: 0,
+        })
+    }
+
+    /// Waits for the next line that the program answers.
+    #[track_caller]
+    pub(super) fn answer(&mut self) -> String {
+        let (line, heard) = self.program.says_from(self.heard, "an answer", |output| {
+            let mut heard = 0;
+            for line in output.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
+                heard += line.len();
+                if let Some(answer) = line.strip_prefix("= ") {
+                    return Some((answer.trim_end().to_owned(), heard));
+                }
+            }
+            None
+        });
+        self.heard += heard;
+        line
+    }
+
+    /// Sends an order and waits for its answer.
+    #[track_caller]
+    pub(super) fn order(&mut self, line: &str) -> String {
+        self.program.tell(&format!("{line}\n"));
+        self.answer()
+    }
+
+    /// Sends an order; returns the numbers of its answer by their names.
+    #[track_caller]
+    pub(super) fn ask(&mut self, line: &str) -> impl Fn(&str) -> u64 + use<> {
+        let answer = self.order(line);
+        let fields = fields(&answer);
+        move |name| match fields.get(name).map(|text| u64::from_str_radix(text, 16)) {
+            Some(Ok(number)) => number,
+            _ => panic!("no {name} in {answer}"),
+        }
+    }
+}
+
+/// The words `name=value` of an answer, by name.
+pub(super) fn fields(answer: &str) -> HashMap<String, String> {
+    answer
+        .split_whitespace()
+        .filter_map(|word| word.split_once('='))
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
+}
