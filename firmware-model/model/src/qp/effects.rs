@@ -1,6 +1,6 @@
 //! What a queue pair asks the rest of the device to do once its lock is dropped.
 
-use crate::qp::asked::Asked;
+use crate::qp::requests::Requests;
 use crate::queues::event::EventQueue;
 use crate::time::Nanos;
 use std::collections::VecDeque;
@@ -25,8 +25,8 @@ pub(crate) type Next = VecDeque<Object>;
 pub(crate) enum Object {
     /// A completion queue overflowed: its event, and the error state for all its queue pairs.
     Overflowed(u32),
-    /// A queue pair, and what it is asked.
-    Qp(u32, Asked),
+    /// A queue pair, and what it is requested to do.
+    Qp(u32, Requests),
     /// A stream in streaming mode, whose command is complete.
     Stream(u32),
     /// A listener, whose command is complete.
@@ -55,8 +55,8 @@ impl Effects {
     }
 
     /// Has a queue pair do something once a command is complete.
-    pub(crate) fn kick(&mut self, qid: u32, asked: Asked) {
-        self.next.push_back(Object::Qp(qid, asked));
+    pub(crate) fn kick(&mut self, qid: u32, requests: Requests) {
+        self.next.push_back(Object::Qp(qid, requests));
     }
 
     /// Goes on with a stream in streaming mode once a command is complete.

@@ -9,8 +9,8 @@
 use crate::counters::Counter;
 use crate::device::state::Core;
 use crate::qp::Qp;
-use crate::qp::asked::Asked;
 use crate::qp::effects::{Effects, Next, Object};
+use crate::qp::requests::Requests;
 use crate::sched::agenda::Timer;
 use std::sync::Arc;
 use urnic_device::event::{Event, EventKind};
@@ -18,35 +18,35 @@ use urnic_device::event::{Event, EventKind};
 impl Qp {
     /// Has something done, here or by whoever is at it already. Returns whether bytes arrived, or
     /// left after a wait.
-    pub(crate) fn kick(self: &Arc<Qp>, core: &Core, asked: Asked) -> bool {
+    pub(crate) fn kick(self: &Arc<Qp>, core: &Core, requests: Requests) -> bool {
         let mut next = Next::new();
-        let arrived = self.kick_before(core, asked, &mut next);
+        let arrived = self.kick_before(core, requests, &mut next);
         core.run_all(next);
         arrived
     }
 
     /// As [`kick`](Qp::kick), and leaves in `next` what is to be run then.
-    fn kick_before(self: &Arc<Qp>, core: &Core, asked: Asked, next: &mut Next) -> bool {
+    fn kick_before(self: &Arc<Qp>, core: &Core, requests: Requests, next: &mut Next) -> bool {
         let (mut arrived, mut judged) = (false, false);
         let left = self.turns.ask(
-            asked.0,
-            |inner, asked| {
+            requests.bits(),
+            |inner, requests| {
                 let mut effects = Effects::default();
-                arrived |= self.run(core, inner, Asked(asked), &mut effects);
+                arrived |= self.run(core, inner, Requests::from_bits_retain(requests), &mut effects);
                 judged |= inner.engine.has_judged();
                 effects
             },
             |effects| core.tell(effects, next),
         );
         if left {
-            core.agenda.attend_later(self, Asked::AGAIN);
+            core.agenda.attend_later(self, Requests::AGAIN);
         }
         if judged && let Some(sibling) = self.sibling(core) {
-            match asked {
+            match requests {
                 // Not to and fro, in ever deeper calls.
-                Asked::JUDGED => core.agenda.attend_later(&sibling, Asked::JUDGED),
+                Requests::PEER_PROGRESS => core.agenda.attend_later(&sibling, Requests::PEER_PROGRESS),
                 _ => {
-                    sibling.kick_before(core, Asked::JUDGED, next);
+                    sibling.kick_before(core, Requests::PEER_PROGRESS, next);
                 }
             }
         }
@@ -55,10 +55,10 @@ impl Qp {
 
     /// As [`kick`](Qp::kick). If the peer is a queue pair of this device, it receives at once, too,
     /// as far as the stream carried what was sent: our requests complete when it has.
-    pub(crate) fn kick_through(self: &Arc<Qp>, core: &Core, asked: Asked) {
-        self.kick(core, asked);
+    pub(crate) fn kick_through(self: &Arc<Qp>, core: &Core, requests: Requests) {
+        self.kick(core, requests);
         if let Some(sibling) = self.sibling(core) {
-            sibling.kick(core, Asked::RECEIVE);
+            sibling.kick(core, Requests::RECEIVE);
         }
     }
 }
@@ -90,7 +90,7 @@ impl Core {
         next.extend(effects.next);
     }
 
-    /// Runs objects until none is left that another one's run asked for.
+    /// Runs objects until none is left that another one's run requested.
     fn run_all(&self, mut next: Next) {
         while let Some(object) = next.pop_front() {
             let mut effects = Effects::default();
@@ -100,12 +100,12 @@ impl Core {
                     effects.event(Event::new(EventKind::CqError, cqid));
                     if let Some(cq) = self.cqs.find(cqid) {
                         let pairs = cq.pairs();
-                        next.extend(pairs.into_iter().map(|qid| Object::Qp(qid, Asked::CQ_LOST)));
+                        next.extend(pairs.into_iter().map(|qid| Object::Qp(qid, Requests::CQ_LOST)));
                     }
                 }
-                Object::Qp(qid, asked) => {
+                Object::Qp(qid, requests) => {
                     if let Some(qp) = self.qps.find(qid) {
-                        qp.kick_before(self, asked, &mut next);
+                        qp.kick_before(self, requests, &mut next);
                     }
                 }
                 Object::Stream(sid) => self.streams.resume(sid, &mut effects),

@@ -2,8 +2,8 @@
 
 use crate::counters::Counter;
 use crate::device::state::Core;
-use crate::qp::asked::Asked;
 use crate::qp::effects::Effects;
+use crate::qp::requests::Requests;
 use crate::qp::{Inner, Qp};
 use crate::rdmap::{Attachment, QpChange, WrongState};
 use crate::stream::Stream;
@@ -16,13 +16,13 @@ impl Qp {
         self.command(effects, |inner, effects| {
             if change.state == Some(QpState::Reset) {
                 self.reset(core, inner);
-                return Ok(((), Asked::NOTHING));
+                return Ok(((), Requests::empty()));
             }
             let mut env = core.env(&self.counters, effects);
             inner
                 .with_engine(|engine, stream| engine.modify(&change, &mut env, stream))
                 .map_err(|WrongState| Status::WrongState)?;
-            Ok(((), Asked::RESUME | Asked::RECEIVE))
+            Ok(((), Requests::RESUME | Requests::RECEIVE))
         })
     }
 
@@ -63,7 +63,7 @@ impl Qp {
             self.find_sibling(core, &**live, &mut inner.engine, awaited);
             inner.stream = stream.take();
             inner.held = true;
-            Ok(((), Asked::ATTACHED | Asked::RESUME | Asked::RECEIVE))
+            Ok(((), Requests::ATTACHED | Requests::RESUME | Requests::RECEIVE))
         })
     }
 
@@ -81,7 +81,7 @@ impl Qp {
         self.command(effects, |inner, _| {
             let attached = inner.engine.attach_loopback(attachment, tap);
             attached.map_err(|WrongState| Status::WrongState)?;
-            Ok(((), Asked::RESUME))
+            Ok(((), Requests::RESUME))
         })
     }
 

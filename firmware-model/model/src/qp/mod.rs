@@ -6,17 +6,17 @@
 //!
 //! Nobody waits for a queue pair's lock on the data path: see [`Turns`].
 
-pub(crate) mod asked;
 pub mod effects;
 mod kick;
 mod life;
+pub(crate) mod requests;
 mod run;
 mod siblings;
 pub(crate) mod turns;
 
 use crate::counters::Counters;
-use crate::qp::asked::Asked;
 use crate::qp::effects::Effects;
+use crate::qp::requests::Requests;
 use crate::qp::turns::Turns;
 use crate::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::rdmap::{Engine, NoStream, QpParams};
@@ -124,13 +124,13 @@ impl Qp {
     }
 
     /// Leaves something to the runtime.
-    pub(crate) fn note_later(&self, asked: Asked) {
-        self.later.fetch_or(asked.0, Ordering::SeqCst);
+    pub(crate) fn note_later(&self, requests: Requests) {
+        self.later.fetch_or(requests.bits(), Ordering::SeqCst);
     }
 
     /// What the runtime is to ask for now.
-    pub(crate) fn take_later(&self) -> Asked {
-        Asked(self.later.swap(0, Ordering::AcqRel) & !Asked::AGAIN.0)
+    pub(crate) fn take_later(&self) -> Requests {
+        Requests::from_bits_retain(self.later.swap(0, Ordering::AcqRel)) - Requests::AGAIN
     }
 
     pub(crate) fn has_later(&self) -> bool {
@@ -138,19 +138,19 @@ impl Qp {
     }
 
     pub(crate) fn has_later_than_flush(&self) -> bool {
-        self.later.load(Ordering::Relaxed) & !Asked::FLUSH.0 != 0
+        self.later.load(Ordering::Relaxed) & !Requests::FLUSH.bits() != 0
     }
 
-    /// Has a command look at or change the queue pair; what others asked for meanwhile is done when
+    /// Has a command look at or change the queue pair; what others requested meanwhile is done when
     /// it is complete.
     pub(crate) fn command<R>(
         &self,
         effects: &mut Effects,
-        run: impl FnOnce(&mut Inner, &mut Effects) -> Result<(R, Asked), Status>,
+        run: impl FnOnce(&mut Inner, &mut Effects) -> Result<(R, Requests), Status>,
     ) -> Result<R, Status> {
         let done = run(&mut self.turns.lock(), effects);
-        let asked = done.as_ref().map_or(Asked::NOTHING, |(_, asked)| *asked);
-        effects.kick(self.id, asked);
+        let requests = done.as_ref().map_or(Requests::empty(), |(_, requests)| *requests);
+        effects.kick(self.id, requests);
         done.map(|(answer, _)| answer)
     }
 
@@ -161,7 +161,7 @@ impl Qp {
                 .stream
                 .as_ref()
                 .map(|stream| (stream.local(), stream.remote()));
-            Ok(((inner.engine.status(), ends), Asked::NOTHING))
+            Ok(((inner.engine.status(), ends), Requests::empty()))
         })
     }
 }

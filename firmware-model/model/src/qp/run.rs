@@ -2,8 +2,8 @@
 
 use crate::counters::Counter;
 use crate::device::state::Core;
-use crate::qp::asked::Asked;
 use crate::qp::effects::Effects;
+use crate::qp::requests::Requests;
 use crate::qp::{Inner, Qp};
 use crate::rdmap::env::Env;
 use crate::rdmap::{RxOutcome, TxOutcome};
@@ -18,15 +18,15 @@ use urnic_device::vocabulary::QpState;
 const NO_RING: u32 = 1 << 30;
 
 impl Qp {
-    /// Does what was asked; returns whether bytes arrived.
+    /// Does what was requested; returns whether bytes arrived.
     pub(super) fn run(
         self: &Arc<Qp>,
         core: &Core,
         inner: &mut Inner,
-        asked: Asked,
+        requests: Requests,
         effects: &mut Effects,
     ) -> bool {
-        if asked.has(Asked::ATTACHED) {
+        if requests.intersects(Requests::ATTACHED) {
             inner.held = false;
             if let Some(fd) = inner.stream.as_ref().and_then(|s| s.descriptor()) {
                 core.agenda.rewatch(fd, Token::Qp(self.id));
@@ -38,7 +38,7 @@ impl Qp {
         }
         let mut env = core.env(&self.counters, effects);
         let moved = || {
-            let waited = if asked.has(Asked::WRITABLE) {
+            let waited = if requests.intersects(Requests::WRITABLE) {
                 self.counters.value(Counter::TxBytes)
             } else {
                 0
@@ -46,39 +46,40 @@ impl Qp {
             self.counters.value(Counter::RxBytes).wrapping_add(waited)
         };
         let before = moved();
-        if asked.has(Asked::CQ_LOST) {
+        if requests.intersects(Requests::CQ_LOST) {
             inner.with_engine(|engine, stream| engine.fail(QpFault::CqOverflow, &mut env, stream));
         }
-        if asked.has(Asked::JUDGED) {
+        if requests.intersects(Requests::PEER_PROGRESS) {
             inner.with_engine(|engine, stream| engine.judged(&mut env, stream));
         }
-        if asked.has(Asked::TIMER) {
+        if requests.intersects(Requests::TIMER) {
             inner.timer = None;
             inner.with_engine(|engine, stream| engine.tick(&mut env, stream));
         }
-        if asked.has(Asked::SEND) {
+        if requests.intersects(Requests::SEND) {
             self.counters.add(Counter::Doorbells, 1);
             inner.gathering.note_ring(self.looks(core));
         }
-        inner.hung_up |= asked.has(Asked::HANG_UP);
-        let receives = Asked::RECEIVE | Asked::HANG_UP | Asked::TIMER | Asked::CQ_LOST;
+        inner.hung_up |= requests.intersects(Requests::HANG_UP);
+        let receives = Requests::RECEIVE | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST;
         // A poll that finds nothing changes nothing.
-        let only_looks = asked.only(Asked::RECEIVE | Asked::JUDGED)
+        let only_looks = (Requests::RECEIVE | Requests::PEER_PROGRESS).contains(requests)
             && inner.stream.is_some()
             && !inner.engine.is_held_up();
-        if asked.has(receives) {
+        if requests.intersects(receives) {
             self.receive(core, inner, &mut env);
         }
         let arrived = moved() != before;
-        let sends =
-            !inner.blocked || asked.has(Asked::WRITABLE | Asked::HANG_UP | Asked::TIMER | Asked::CQ_LOST);
+        let sends = !inner.blocked
+            || requests
+                .intersects(Requests::WRITABLE | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST);
         if sends && (arrived || !only_looks) {
-            self.transmit(core, inner, &mut env, asked);
+            self.transmit(core, inner, &mut env, requests);
         }
         // A queue pair that is its own peer waits for a receive: its post is to ring.
         if inner.stream.is_none() && inner.engine.is_held_up() {
             self.receive(core, inner, &mut env);
-            self.transmit(core, inner, &mut env, asked);
+            self.transmit(core, inner, &mut env, requests);
         }
         self.settle(core, inner, &mut env);
         moved() != before
@@ -106,7 +107,7 @@ impl Qp {
                     read = self.counters.value(Counter::RxBytes);
                 }
                 RxOutcome::Drained => return,
-                RxOutcome::More => return core.agenda.attend_later(self, Asked::RECEIVE),
+                RxOutcome::More => return core.agenda.attend_later(self, Requests::RECEIVE),
                 RxOutcome::Stalled => {
                     if !inner.engine.receive_source().ring_at_next() {
                         self.counters.add(Counter::RxStalls, 1);
@@ -132,7 +133,7 @@ impl Qp {
 
     /// Sends until there is nothing to send, or as far as one run goes; then says when to ring
     /// next.
-    fn transmit(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>, asked: Asked) {
+    fn transmit(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>, requests: Requests) {
         let before = inner.engine.send_queue().taken();
         let mut known = false;
         loop {
@@ -144,12 +145,12 @@ impl Qp {
                 TxOutcome::Idle => 0,
                 TxOutcome::Blocked => NO_RING,
                 TxOutcome::More => {
-                    core.agenda.attend_later(self, Asked::RESUME);
+                    core.agenda.attend_later(self, Requests::RESUME);
                     NO_RING
                 }
             };
             if ahead == 0 {
-                self.gather(core, inner, before, asked);
+                self.gather(core, inner, before, requests);
             }
             let queue = inner.engine.send_queue();
             let posted = queue.ring_after(inner.gathering.ahead(ahead));
@@ -161,7 +162,7 @@ impl Qp {
                 // than a ring. If more was posted, it may be by a program that polls: this thread
                 // may have better things to do than to send for it.
                 if queue.taken() != taken {
-                    core.agenda.attend_later(self, Asked::RESUME);
+                    core.agenda.attend_later(self, Requests::RESUME);
                 }
                 return;
             }
@@ -171,10 +172,13 @@ impl Qp {
 
     /// Begins or ends a burst, now that everything posted has been taken; `before` entries had been
     /// before.
-    fn gather(self: &Arc<Qp>, core: &Core, inner: &mut Inner, before: u32, asked: Asked) {
+    fn gather(self: &Arc<Qp>, core: &Core, inner: &mut Inner, before: u32, requests: Requests) {
         let sent = inner.engine.send_queue().taken().wrapping_sub(before);
         let sending = inner.engine.state() == QpState::Rts;
-        match inner.gathering.note_sent(sent, asked.has(Asked::FLUSH), sending) {
+        match inner
+            .gathering
+            .note_sent(sent, requests.intersects(Requests::FLUSH), sending)
+        {
             Burst::Began => core.agenda.burst_began(),
             Burst::Ended => core.agenda.burst_ended(),
             Burst::Same => {}
@@ -183,7 +187,7 @@ impl Qp {
             if sent > 1 {
                 self.counters.add(Counter::GatheredFlushes, 1);
             }
-            core.agenda.attend_later(self, Asked::FLUSH);
+            core.agenda.attend_later(self, Requests::FLUSH);
         }
     }
 

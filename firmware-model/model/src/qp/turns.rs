@@ -15,37 +15,37 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Mutex, MutexGuard};
 use std::sync::{PoisonError, TryLockError};
 
-/// Pieces of work that a thread does in one go: its own, and what was asked for meanwhile.
+/// Pieces of work that a thread does in one go: its own, and what was requested meanwhile.
 const ROUNDS: u32 = 2;
 
-/// State that threads take turns at, and what they are asked to do with it.
+/// State that threads take turns at, and what they are requested to do with it.
 #[derive(Debug)]
 pub(crate) struct Turns<T> {
     /// Bits left by those who found the lock taken, and by those about to try it.
-    asked: AtomicU32,
+    requests: AtomicU32,
     state: Mutex<T>,
 }
 
 impl<T> Turns<T> {
     pub(crate) fn new(state: T) -> Turns<T> {
         Turns {
-            asked: AtomicU32::new(0),
+            requests: AtomicU32::new(0),
             state: Mutex::new(state),
         }
     }
 
-    /// Has `asked` done: by `work` on this thread, with all that others asked for meanwhile, or by
-    /// the thread that is at it. `after` runs after each piece of work, with the lock dropped, on
-    /// what `work` returned. Returns whether something asked for is left: somebody must ask again,
-    /// if only for nothing.
+    /// Has `requests` done: by `work` on this thread, with all that others requested meanwhile, or
+    /// by the thread that holds the lock. `after` runs after each piece of work, with the lock dropped, on
+    /// what `work` returned. Returns whether a request is left: the caller must see to it that
+    /// `ask` is called again, if only with no request.
     #[must_use]
     pub(crate) fn ask<R>(
         &self,
-        asked: u32,
+        requests: u32,
         mut work: impl FnMut(&mut T, u32) -> R,
         mut after: impl FnMut(R),
     ) -> bool {
-        self.asked.fetch_or(asked, Ordering::AcqRel);
+        self.requests.fetch_or(requests, Ordering::AcqRel);
         for _ in 0..ROUNDS {
             // Asking comes before the attempt, and letting go before the last look: with a full
             // fence between the two on either side, one of them sees the other.
@@ -55,12 +55,12 @@ impl<T> Turns<T> {
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return false,
             };
-            let asked = self.asked.swap(0, Ordering::AcqRel);
-            let done = work(&mut state, asked);
+            let requests = self.requests.swap(0, Ordering::AcqRel);
+            let done = work(&mut state, requests);
             drop(state);
             after(done);
             fence(Ordering::SeqCst);
-            if self.asked.load(Ordering::Acquire) == 0 {
+            if self.requests.load(Ordering::Acquire) == 0 {
                 return false;
             }
         }
@@ -85,7 +85,11 @@ mod loom_tests {
 
     fn ask(turns: &Turns<Done>, bit: u32) {
         let mut bit = bit;
-        while turns.ask(bit, |done, asked| done.fetch_or(asked, Ordering::Relaxed), drop) {
+        while turns.ask(
+            bit,
+            |done, requests| done.fetch_or(requests, Ordering::Relaxed),
+            drop,
+        ) {
             bit = 0;
         }
     }
@@ -98,9 +102,9 @@ mod loom_tests {
         turns.lock().load(Ordering::Relaxed)
     }
 
-    /// Whatever is asked for is done, whoever holds the lock when.
+    /// Whatever is requested is done, whoever holds the lock when.
     #[test]
-    fn nothing_asked_for_is_lost() {
+    fn no_request_is_lost() {
         loom::model(|| {
             let turns = turns();
             let other = turns.clone();
@@ -113,7 +117,7 @@ mod loom_tests {
 
     /// A command takes the lock in the ordinary way, and looks after itself.
     #[test]
-    fn nothing_asked_for_during_a_command_is_lost() {
+    fn no_request_during_a_command_is_lost() {
         loom::model(|| {
             let turns = turns();
             let other = turns.clone();

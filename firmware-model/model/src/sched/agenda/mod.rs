@@ -13,7 +13,7 @@ pub(crate) use readiness::{Readiness, Token};
 pub(crate) use timers::Timer;
 
 use crate::qp::Qp;
-use crate::qp::asked::Asked;
+use crate::qp::requests::Requests;
 use crate::sched::gathering::Gathering;
 use crate::sched::shard::{SHARDS, home_shard};
 use crate::stream::descriptor::Descriptors;
@@ -293,8 +293,8 @@ impl Agenda {
     }
 
     /// Leaves something to be done later with a queue pair, which goes on the list.
-    pub(crate) fn attend_later(&self, qp: &Arc<Qp>, asked: Asked) {
-        qp.note_later(asked);
+    pub(crate) fn attend_later(&self, qp: &Arc<Qp>, requests: Requests) {
+        qp.note_later(requests);
         if !qp.listed.swap(true, Ordering::SeqCst) {
             let mut attention = lock(&self.attention);
             attention.push(qp.clone());

@@ -1,6 +1,6 @@
 //! Waiting for descriptors.
 
-use crate::qp::asked::Asked;
+use crate::qp::requests::Requests;
 use crate::stream::descriptor::{Descriptor, Descriptors};
 use crate::sys::failed::FailedCall;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -128,7 +128,7 @@ impl Readiness {
     }
 
     /// Waits until something is ready, `timeout` at the longest, and says what.
-    pub(crate) fn wait(&self, timeout: Option<Duration>, mut act: impl FnMut(Token, Asked)) {
+    pub(crate) fn wait(&self, timeout: Option<Duration>, mut act: impl FnMut(Token, Requests)) {
         let mut timeout = timeout;
         if let Some(short) = timeout
             && !short.is_zero()
@@ -156,17 +156,17 @@ impl Readiness {
         };
         for event in ready.iter() {
             let flags = event.flags;
-            let mut asked = Asked::NOTHING;
+            let mut requests = Requests::empty();
             if flags.intersects(EventFlags::IN) {
-                asked = asked | Asked::RECEIVE;
+                requests |= Requests::RECEIVE;
             }
             if flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR) {
-                asked = asked | Asked::HANG_UP;
+                requests |= Requests::HANG_UP;
             }
             if flags.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR) {
-                asked = asked | Asked::WRITABLE;
+                requests |= Requests::WRITABLE;
             }
-            act(Token::decode(event.data), asked);
+            act(Token::decode(event.data), requests);
         }
     }
 }

@@ -5,8 +5,8 @@ use super::rounds::flush_gathered;
 use crate::device::state::{Core, Tenant};
 use crate::device::table::Found;
 use crate::qp::Qp;
-use crate::qp::asked::Asked;
 use crate::qp::effects::Effects;
+use crate::qp::requests::Requests;
 use urnic_device::doorbell::{Doorbell, Kind};
 
 /// A doorbell through page `uar`, which reaches only what was created with it.
@@ -18,12 +18,12 @@ pub(crate) fn ring(core: &Core, uar: u32, value: u64) {
     match doorbell.kind {
         Kind::Send => {
             if let Some(qp) = qp_of(core, uar, doorbell.queue) {
-                qp.kick_through(core, Asked::SEND);
+                qp.kick_through(core, Requests::SEND);
             }
         }
         Kind::Receive => {
             if let Some(qp) = qp_of(core, uar, doorbell.queue) {
-                qp.kick(core, Asked::RECEIVE);
+                qp.kick(core, Requests::RECEIVE);
             }
         }
         Kind::SharedReceive => ring_shared(core, uar, doorbell.queue),
@@ -44,7 +44,7 @@ fn ring_shared(core: &Core, uar: u32, srqid: u32) {
     };
     if srq.take_stalled() {
         for qp in core.qps.all().iter().filter(|qp| qp.uses_srq(srqid)) {
-            qp.kick(core, Asked::RECEIVE);
+            qp.kick(core, Requests::RECEIVE);
         }
     }
 }
@@ -84,16 +84,16 @@ fn ring_other_half(core: &Core, uar: u32, value: u64) {
     let Some(doorbell) = Doorbell::decode(value) else {
         return;
     };
-    let asked = match doorbell.kind {
-        Kind::Send => Asked::RECEIVE,
-        Kind::Receive => Asked::SEND,
+    let requests = match doorbell.kind {
+        Kind::Send => Requests::RECEIVE,
+        Kind::Receive => Requests::SEND,
         Kind::SharedReceive | Kind::Arm | Kind::ArmSolicited => return,
     };
     if let Some(qp) = qp_of(core, uar, doorbell.queue)
         // While the stream is read as it comes, no ring is wanted for receives.
-        && (asked == Asked::SEND || !qp.is_readable())
+        && (requests == Requests::SEND || !qp.is_readable())
     {
-        qp.kick(core, asked);
+        qp.kick(core, requests);
     }
 }
 
@@ -104,7 +104,7 @@ fn look_at_slot(core: &Core, uar: u32, offset: u32) {
         match tenant {
             Tenant::Qp(qid) => {
                 if let Some(qp) = core.qps.find(qid) {
-                    qp.kick(core, Asked::SEND | Asked::RECEIVE);
+                    qp.kick(core, Requests::SEND | Requests::RECEIVE);
                 }
             }
             Tenant::Srq(srqid) => ring_shared(core, uar, srqid),

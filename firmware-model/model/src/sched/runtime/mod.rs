@@ -16,8 +16,8 @@ mod rounds;
 pub(crate) use background::Background;
 
 use crate::device::state::{Clock, Core};
-use crate::qp::asked::Asked;
 use crate::qp::effects::Effects;
+use crate::qp::requests::Requests;
 use crate::time::Nanos;
 use rounds::{attend, flush_gathered, poll_ready, retry, run_timers};
 use rustix::fd::BorrowedFd;
@@ -41,7 +41,7 @@ pub(crate) fn progress(core: &Core) {
         && let Some(qp) = core.qps.find(hot.qid.load(Ordering::Relaxed))
         && qp.only_receives()
     {
-        let arrived = qp.kick(core, Asked::RECEIVE);
+        let arrived = qp.kick(core, Requests::RECEIVE);
         if arrived {
             agenda.note_found();
         }
@@ -101,7 +101,7 @@ pub(crate) fn step(core: &Core, now: Nanos) -> Option<Nanos> {
     run_timers(core, now);
     attend(core);
     for qp in core.qps.all() {
-        qp.kick(core, Asked::RECEIVE | Asked::WRITABLE | Asked::RESUME);
+        qp.kick(core, Requests::RECEIVE | Requests::WRITABLE | Requests::RESUME);
     }
     retry(core);
     let lingering = agenda.run_lingering(now, true);

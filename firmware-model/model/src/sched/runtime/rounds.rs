@@ -2,8 +2,8 @@
 //! come.
 
 use crate::device::state::Core;
-use crate::qp::asked::Asked;
 use crate::qp::effects::Effects;
+use crate::qp::requests::Requests;
 use crate::sched::agenda::{Timer, Token};
 use crate::time::Nanos;
 use std::time::Duration;
@@ -47,7 +47,7 @@ pub(super) fn run_timers(core: &Core, now: Nanos) {
         match timer {
             Timer::Qp(qid) => {
                 if let Some(qp) = core.qps.find(qid) {
-                    qp.kick(core, Asked::TIMER);
+                    qp.kick(core, Requests::TIMER);
                 }
             }
             Timer::Cq(cqid) => {
@@ -80,10 +80,10 @@ pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Told {
     let Some(readiness) = &core.agenda.readiness else {
         return told;
     };
-    readiness.wait(timeout, |token, asked| match token {
+    readiness.wait(timeout, |token, requests| match token {
         Token::Qp(qid) => {
             if let Some(qp) = core.qps.find(qid)
-                && qp.kick(core, asked)
+                && qp.kick(core, requests)
             {
                 told.arrived = Some(qid);
             }
