@@ -1,24 +1,24 @@
-//! Between MPA start-up, which knows no streams, and those who make connections: streams of a
-//! device that is told what to send, and says later what came.
+//! The streams of a device before they belong to queue pairs: the interface between MPA start-up,
+//! which does no I/O, and the engines that make connections.
 
 use rustix::io::Errno;
 
-use crate::mpa_startup::{Close, Failure, Heard, Responder};
+use crate::mpa_startup::{Close, Failure, Responder, ResponderEvent};
 
-/// What there is to receive from a stream.
+/// The state of a stream's receive buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Inbox {
-    /// Nothing yet.
+    /// No bytes yet.
     Empty,
-    /// Bytes.
+    /// The buffer has bytes.
     Bytes,
-    /// The end of the stream.
+    /// The stream ended.
     End,
 }
 
 #[cfg(test)]
 impl Inbox {
-    /// Of a stream from which these have come, and its end or not.
+    /// The inbox of a stream that received `bytes`, and perhaps its end.
     pub fn of(bytes: &[u8], ended: bool) -> Inbox {
         match (bytes.is_empty(), ended) {
             (false, _) => Inbox::Bytes,
@@ -32,15 +32,15 @@ impl Inbox {
 pub trait Carrier {
     /// Sends bytes of an MPA frame.
     fn send(&mut self, sid: u32, bytes: &[u8]) -> Result<(), Errno>;
-    /// Receives exactly so many bytes, of which the device tells when they are there.
+    /// Requests exactly `len` bytes. The device posts an event when they have arrived.
     fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno>;
-    /// What a receive would find; also while none is outstanding.
+    /// What a receive would find, whether one is outstanding or not.
     fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno>;
-    /// Closes a stream. No event of it follows that means anything.
+    /// Closes a stream. Later events of it are ignored.
     fn close(&mut self, sid: u32, how: Close);
 }
 
-/// A maker of connections, which owns streams, listeners and queue pairs. `W` is what it acts on.
+/// An engine that makes connections. It owns streams, listeners and queue pairs, and acts on `W`.
 pub trait StreamOwner<W> {
     /// Whether a queue pair is connected by this owner.
     fn has_queue_pair(&self, qid: u32) -> bool;
@@ -60,40 +60,40 @@ pub trait StreamOwner<W> {
     fn closed(&mut self, world: &mut W, sid: u32);
 }
 
-/// The result of bytes of a stream whose Request is due.
+/// What follows from received bytes of a Request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Due {
-    /// It is whole: [`Responder::request`].
-    Whole,
-    /// More of it was asked for.
-    More,
-    /// Nothing comes of it: hang up so.
-    HangUp(Close),
+pub enum RequestProgress {
+    /// The Request is complete: [`Responder::request`].
+    Complete,
+    /// The Request is incomplete; its next bytes are requested.
+    Incomplete,
+    /// The Request is invalid or cannot arrive: close the stream in this way.
+    Close(Close),
 }
 
-/// Hears bytes of a Request: has the carrier fetch what is missing, and say what has to be said to
-/// a caller that errs.
-pub fn hear_request<C: Carrier + ?Sized>(
+/// Takes bytes of a Request. Requests missing bytes from the carrier, and sends the error frame
+/// that an invalid Request requires.
+pub fn receive_request<C: Carrier + ?Sized>(
     responder: &mut Responder,
     carrier: &mut C,
     sid: u32,
     bytes: Result<&[u8], Errno>,
-) -> Due {
+) -> RequestProgress {
     match responder.take(bytes) {
-        Ok(Some(Heard::Request)) => Due::Whole,
+        Ok(Some(ResponderEvent::Request)) => RequestProgress::Complete,
         Ok(_) => match carrier.receive(sid, responder.wants()) {
-            Ok(()) => Due::More,
-            Err(_) => Due::HangUp(Close::Abort),
+            Ok(()) => RequestProgress::Incomplete,
+            Err(_) => RequestProgress::Close(Close::Abort),
         },
         Err(failure) => {
             tracing::debug!("stream {sid}: {failure}");
             let Failure {
-                close, last_words, ..
+                close, final_frame, ..
             } = failure;
-            if let Some(words) = last_words {
-                let _ = carrier.send(sid, &words);
+            if let Some(frame) = final_frame {
+                let _ = carrier.send(sid, &frame);
             }
-            Due::HangUp(close)
+            RequestProgress::Close(close)
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::objects::{Context, ContextEvents, Contexts, Pd, Table, Target};
 use crate::pages::{Pages, Seat};
 use crate::poster::Poster;
 use crate::watch::StatSocket;
-use urnic_cm::native::Home;
+use urnic_cm::native::LocalHost;
 use urnic_cm::qp_attr::{QpAttr, QpCaps};
 use urnic_config::Config;
 use urnic_device::bus::Bus;
@@ -32,7 +32,7 @@ pub struct Driver {
     pub(crate) pool: Arc<DmaPool>,
     pub(crate) commands: CommandQueue,
     pub(crate) attributes: Attributes,
-    pub(crate) home: Home,
+    pub(crate) local_host: LocalHost,
     pub(crate) config: Config,
     /// Asynchronous events of all objects: device queue 0.
     pub(crate) async_events: EventQueue,
@@ -199,17 +199,17 @@ impl Driver {
 
     /// The GID table: no holes, stable while the device is open.
     pub fn gids(&self) -> &[Gid] {
-        &self.home.gids
+        &self.local_host.gids
     }
 
     /// An entry of it.
     pub fn gid(&self, index: usize) -> Option<&Gid> {
-        self.home.gids.get(index)
+        self.local_host.gids.get(index)
     }
 
     /// The port's LID: the low 16 bits of GID 0's address.
     pub fn lid(&self) -> u16 {
-        self.home.lid()
+        self.local_host.lid()
     }
 
     /// Opens a context, whose events go to `events`.

@@ -14,7 +14,7 @@ use crate::driver::{Driver, Qp};
 use crate::streams::{Attaching, Streams, milliseconds};
 use urnic_cm::mpa_startup::Time;
 use urnic_cm::native::{
-    self, Attachment, Ends, Engine, Notice, PSN_MASK, Peer, PeerParams, Place, RtsParams, World,
+    self, Attachment, Endpoints, Engine, HostAddress, Notice, PSN_MASK, Peer, PeerParams, RtsParams, World,
 };
 use urnic_cm::qp_attr::{QpAttr, QpMask};
 use urnic_process::lock::lock;
@@ -62,12 +62,12 @@ impl Driver {
         self.commands.run(Opcode::ModifyQp, &arguments)
     }
 
-    pub(super) fn native_number(&self) -> Result<u32, Errno> {
-        self.native(|engine, world| engine.enter(world))
+    pub(super) fn native_add(&self) -> Result<u32, Errno> {
+        self.native(|engine, world| engine.add_queue_pair(world))
     }
 
-    pub(super) fn native_forget(&self, qpn: u32) {
-        self.native(|engine, world| engine.leave(world, qpn));
+    pub(super) fn native_remove(&self, qpn: u32) {
+        self.native(|engine, world| engine.remove_queue_pair(world, qpn));
     }
 
     pub(super) fn native_retire(&self, qpn: u32, again: bool) {
@@ -75,10 +75,10 @@ impl Driver {
     }
 
     pub(super) fn native_peer(&self, attr: &QpAttr, qpn: u32) -> Result<Peer, Errno> {
-        self.home.peer(&attr.av, attr.dest_qpn, qpn)
+        self.local_host.peer(&attr.av, attr.dest_qpn, qpn)
     }
 
-    pub(super) fn native_meet(&self, qp: &Qp, peer: Option<Peer>, attr: &QpAttr) {
+    pub(super) fn native_reached_rtr(&self, qp: &Qp, peer: Option<Peer>, attr: &QpAttr) {
         let Some(peer) = peer else { return };
         let params = PeerParams {
             qid: qp.qid,
@@ -87,11 +87,11 @@ impl Driver {
             ird: attr.max_dest_rd_atomic,
             min_rnr_timer: attr.min_rnr_timer,
         };
-        self.native(|engine, world| engine.meet(world, qp.qpn, params));
+        self.native(|engine, world| engine.reached_rtr(world, qp.qpn, params));
         self.event_loop.wake();
     }
 
-    pub(super) fn native_ready(&self, qp: &Qp, attr: &QpAttr) {
+    pub(super) fn native_reached_rts(&self, qp: &Qp, attr: &QpAttr) {
         let rts = RtsParams {
             sq_psn: attr.sq_psn & PSN_MASK,
             ord: attr.max_rd_atomic,
@@ -100,7 +100,7 @@ impl Driver {
             timeout: (attr.timeout != 0).then(|| Duration::from_nanos(4096 << attr.timeout)),
             retry_cnt: attr.retry_cnt,
         };
-        self.native(|engine, world| engine.ready(world, qp.qpn, rts));
+        self.native(|engine, world| engine.reached_rts(world, qp.qpn, rts));
         self.event_loop.wake();
     }
 
@@ -127,13 +127,13 @@ impl native::Streams for Streams<'_> {
         Streams::connect(self, remote, local, 0)
     }
 
-    fn ends(&mut self, sid: u32) -> Result<Ends, Errno> {
+    fn ends(&mut self, sid: u32) -> Result<Endpoints, Errno> {
         let (local, remote) = Streams::ends(self, sid)?;
-        Ok(Ends { local, remote })
+        Ok(Endpoints { local, remote })
     }
 
-    fn is_own(&mut self, place: Place) -> bool {
-        self.driver.home.is_own(place)
+    fn is_own(&mut self, address: HostAddress) -> bool {
+        self.driver.local_host.is_own(address)
     }
 
     fn attach(&mut self, sid: Option<u32>, attachment: &Attachment) -> Result<(), Errno> {

@@ -104,7 +104,7 @@ impl Driver {
         let rq_len = 1 << (shape.rq_log_size + shape.rq_log_stride);
         let rq = self.pool.ring(rq_len, init.rings)?;
         let record = self.pool.allocate(size_of::<QueueRecord>())?;
-        let qpn = self.native_number()?;
+        let qpn = self.native_add()?;
         let arguments = CreateQp {
             sq_ring: sq.iova().into(),
             rq_ring: rq.iova().into(),
@@ -123,7 +123,7 @@ impl Driver {
         let handle: QueueHandle = self
             .commands
             .call(Opcode::CreateQp, &arguments)
-            .inspect_err(|_| self.native_forget(qpn))?;
+            .inspect_err(|_| self.native_remove(qpn))?;
         let qp = Arc::new(Qp {
             driver: self.clone(),
             qid: handle.id.get(),

@@ -54,7 +54,7 @@ impl Qp {
         // ends with this many Reads. Afterwards, one that was attached with none would put them
         // back to none.
         if (from, to) == (QpState::Rtr, QpState::Rts) {
-            self.driver().native_ready(self, &new);
+            self.driver().native_reached_rts(self, &new);
         }
         match self.change(to, &new, mask) {
             // The peer was faster by a moment.
@@ -76,7 +76,7 @@ impl Qp {
             }
             // What was posted behind the gate is flushed by the device once it sees it.
             QpState::Err | QpState::Sqd => self.open_gate(),
-            QpState::Rtr => self.driver().native_meet(self, peer, &new),
+            QpState::Rtr => self.driver().native_reached_rtr(self, peer, &new),
             QpState::Rts if from == QpState::Rts => self.driver().native_rnr(self, &new, mask),
             QpState::Init | QpState::Rts | QpState::Sqe => {}
         }
@@ -123,7 +123,7 @@ impl Qp {
         let _changes = lock(&self.attr);
         self.driver().native_retire(self.qpn, false);
         self.driver().commands.destroy(Opcode::DestroyQp, self.qid)?;
-        self.driver().native_forget(self.qpn);
+        self.driver().native_remove(self.qpn);
         self.driver().remove_qp(self);
         self.driver().cm_lost(self.qid, Errno::CONNRESET);
         self.drop_poster();

@@ -17,7 +17,7 @@ use crate::event_loop::EventLoop;
 use crate::objects::{Contexts, Table};
 use crate::thread;
 use crate::watch::{self, StatSocket};
-use urnic_cm::native::Home;
+use urnic_cm::native::LocalHost;
 use urnic_config::Config;
 use urnic_device::bus::{Bus, Signal, SignalHandler};
 use urnic_presence::Presence;
@@ -55,7 +55,7 @@ impl Driver {
         let commands = CommandQueue::start(bus.clone(), pool.clone(), handler)?;
         let attributes = read_attributes(&commands)?;
         bus.features(attributes.features);
-        let home = Home {
+        let local_host = LocalHost {
             gids: read_gids(&commands)?,
             listen: config.native.listen,
         };
@@ -71,7 +71,7 @@ impl Driver {
             pool,
             commands,
             attributes,
-            home,
+            local_host,
             config,
             async_events,
             notifications,

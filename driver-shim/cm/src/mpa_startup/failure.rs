@@ -57,8 +57,8 @@ pub struct Failure {
     pub fault: Fault,
     /// How to end the connection.
     pub close: Close,
-    /// Bytes to send first.
-    pub last_words: Option<Vec<u8>>,
+    /// A frame to send first.
+    pub final_frame: Option<Vec<u8>>,
     /// The peer may be one that knows only revision 1: a new connection with an unenhanced Request
     /// may succeed, if the ULP can do without what enhanced start-up settles (RFC 6581 §10).
     pub fall_back: bool,
@@ -69,7 +69,7 @@ impl From<Fault> for Failure {
         Failure {
             fault,
             close: Close::Abort,
-            last_words: None,
+            final_frame: None,
             fall_back: false,
         }
     }

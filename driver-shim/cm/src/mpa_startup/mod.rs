@@ -32,6 +32,6 @@ pub use frame::PrivateDataTooLong;
 pub use initiator::{Accepted, Answer, Initiator, Rejected};
 pub use negotiate::{Depths, Offer, Rtr};
 pub use negotiated::Negotiated;
-pub use responder::{Heard, Reply, Request, Responder};
+pub use responder::{Reply, Request, Responder, ResponderEvent};
 pub use settings::Settings;
 pub use time::Time;

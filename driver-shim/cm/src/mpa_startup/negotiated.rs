@@ -34,7 +34,7 @@ pub struct Negotiated {
 impl Negotiated {
     /// The FPDU of a Terminate with this control word, for an initiator whose queue pair cannot be
     /// attached: the first and last that it sends.
-    pub fn last_words(&self, control: u32) -> Vec<u8> {
+    pub fn terminate_frame(&self, control: u32) -> Vec<u8> {
         let header = UntaggedHeader {
             last: true,
             rsvd_ulp: Control::from(Opcode::Terminate).octet(),

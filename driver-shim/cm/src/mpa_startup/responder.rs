@@ -59,7 +59,7 @@ pub struct Reply {
 
 /// What a responder makes of bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Heard {
+pub enum ResponderEvent {
     /// A Request, now also at [`Responder::request`].
     Request,
     /// The RTR frame: attach with this.
@@ -104,7 +104,7 @@ impl Responder {
     /// # Errors
     /// [`Failure`] when they are not the frame that was due, or come while the initiator has to
     /// wait. Drop the responder then.
-    pub fn receive(&mut self, bytes: &[u8]) -> Result<(usize, Option<Heard>), Failure> {
+    pub fn receive(&mut self, bytes: &[u8]) -> Result<(usize, Option<ResponderEvent>), Failure> {
         match &self.stage {
             Stage::Request => self.receive_request(bytes),
             Stage::RtrFrame(negotiated) => {
@@ -119,14 +119,14 @@ impl Responder {
                     self.stage = Stage::Done;
                     self.deadline = None;
                 }
-                Ok((taken, ready.then_some(Heard::Ready(negotiated))))
+                Ok((taken, ready.then_some(ResponderEvent::Ready(negotiated))))
             }
             Stage::Asked(_) if !bytes.is_empty() => Err(Fault::Trailing(bytes.len()).into()),
             Stage::Asked(_) | Stage::Fenced | Stage::Done => Ok((0, None)),
         }
     }
 
-    fn receive_request(&mut self, bytes: &[u8]) -> Result<(usize, Option<Heard>), Failure> {
+    fn receive_request(&mut self, bytes: &[u8]) -> Result<(usize, Option<ResponderEvent>), Failure> {
         let settings = &self.settings;
         let taken = self.incoming.take(bytes, |header| check(header, settings))?;
         let Some((header, private_data)) = self.incoming.whole() else {
@@ -151,7 +151,7 @@ impl Responder {
         self.stage = Stage::Asked(Box::new(request));
         self.deadline = None;
         self.incoming = Incoming::default();
-        Ok((taken, Some(Heard::Request)))
+        Ok((taken, Some(ResponderEvent::Request)))
     }
 
     /// Accepts, with these depths as far as the Request leaves them to us. A queue pair must be
@@ -280,7 +280,7 @@ impl Responder {
     ///
     /// # Errors
     /// As [`receive`](Self::receive); the stream ended too early.
-    pub fn take<E>(&mut self, arrived: Result<&[u8], E>) -> Result<Option<Heard>, Failure> {
+    pub fn take<E>(&mut self, arrived: Result<&[u8], E>) -> Result<Option<ResponderEvent>, Failure> {
         let wanted = self.wants();
         let bytes = arrived.map_err(|_| self.closed())?;
         match self.receive(bytes)? {
@@ -318,10 +318,10 @@ fn check(header: StartupHeader, settings: &Settings) -> Result<StartupHeader, Fa
             word: None,
             private_data: &[],
         };
-        let last_words = frame(&reply).ok();
+        let final_frame = frame(&reply).ok();
         return Err(Failure {
             close: Close::Orderly,
-            last_words,
+            final_frame,
             ..Fault::Rdmac.into()
         });
     }

@@ -1,4 +1,5 @@
-//! From what programs exchange (GID or LID, and QPN) to a TCP address, and who of two calls.
+//! Maps what programs exchange (GID or LID, and QPN) to a TCP address, and decides which end is the
+//! initiator.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 
@@ -12,45 +13,45 @@ pub(super) fn port_of(qpn: u32) -> u16 {
     (qpn >> 8) as u16
 }
 
-/// A peer, named.
+/// The peer that a program named at RTR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
-    /// Where its process listens.
+    /// The address at which the peer's process listens.
     pub address: SocketAddr,
-    /// Its queue pair number.
+    /// The peer's queue pair number.
     pub qpn: u32,
-    /// It is the very same queue pair.
+    /// The queue pair is its own peer.
     pub is_self: bool,
-    /// Our (GID, QPN) is the lower one: we call.
-    pub we_call: bool,
-    /// The address by which the peer knows us, if it is of the same family: our calls come from
-    /// there.
+    /// This end has the lower (GID, QPN), and is the initiator.
+    pub we_initiate: bool,
+    /// The address by which the peer knows this end, if the family is the same. Connections of this
+    /// end come from this address.
     pub source: Option<SocketAddr>,
 }
 
-/// The two ends of a stream, as TCP knows them.
+/// The addresses of a stream's two ends, from TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ends {
+pub struct Endpoints {
     /// The address on this host.
     pub local: SocketAddr,
     /// The peer's address.
     pub remote: SocketAddr,
 }
 
-/// An address without a port: a link-local one is the same only on the same network.
+/// An address without a port. Link-local addresses are equal only if their networks are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct HostAddress {
     ip: IpAddr,
     scope: u32,
 }
 
-impl From<SocketAddr> for Place {
-    fn from(address: SocketAddr) -> Place {
+impl From<SocketAddr> for HostAddress {
+    fn from(address: SocketAddr) -> HostAddress {
         let scope = match address {
             SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => v6.scope_id(),
             _ => 0,
         };
-        Place {
+        HostAddress {
             ip: address.ip().to_canonical(),
             scope,
         }
@@ -60,42 +61,42 @@ impl From<SocketAddr> for Place {
 impl Peer {
     /// Whether a stream comes from this peer's address. A peer on this host may use any address of
     /// the host: no TCP connection can be made from outside with such a source, since the answers
-    /// would go to this host itself. `is_own` tells the host's addresses.
-    pub fn is_at(&self, ends: &Ends, mut is_own: impl FnMut(Place) -> bool) -> bool {
-        let (named, remote) = (Place::from(self.address), Place::from(ends.remote));
-        let mut is_here = |place| place == Place::from(ends.local) || is_own(place);
+    /// would go to this host itself. `is_own` decides whether an address is one of this host.
+    pub fn is_at(&self, ends: &Endpoints, mut is_own: impl FnMut(HostAddress) -> bool) -> bool {
+        let (named, remote) = (HostAddress::from(self.address), HostAddress::from(ends.remote));
+        let mut is_here = |address| address == HostAddress::from(ends.local) || is_own(address);
         named == remote || (is_here(named) && is_here(remote))
     }
 }
 
-/// This host as others see it.
+/// The addresses of this host at which peers reach this process.
 #[derive(Debug, Clone)]
-pub struct Home {
+pub struct LocalHost {
     /// The GID table: addresses that a peer may connect to.
     pub gids: Vec<Gid>,
-    /// Where we listen, if not everywhere.
+    /// The address on which this process listens; `None` = all.
     pub listen: Option<IpAddr>,
 }
 
-impl Home {
+impl LocalHost {
     fn is_here(&self, ip: IpAddr) -> bool {
         ip.is_loopback() || self.gids.iter().any(|gid| gid.ip == ip)
     }
 
     /// Whether a stream's end with this address is on this host. A device with addresses of its own
     /// may have no loopback.
-    pub fn is_own(&self, place: Place) -> bool {
-        let Place { ip, scope } = place;
+    pub fn is_own(&self, address: HostAddress) -> bool {
+        let HostAddress { ip, scope } = address;
         let loopback = || ip.is_loopback() && self.gids.iter().any(|gid| gid.ip.is_loopback());
         self.gids.iter().any(|gid| (gid.ip, gid.scope) == (ip, scope)) || loopback()
     }
 
-    /// Where calls to `remote` come from, so that its host finds the address that it was given.
+    /// The source address of connections to `remote`: the address that the peer was given.
     fn source(&self, own: &Gid, remote: IpAddr) -> Option<SocketAddr> {
         let same_family = own.ip.is_ipv4() == remote.is_ipv4();
-        // Nothing leaves this host with a loopback source.
-        let leads_there = !own.ip.is_loopback() || self.is_here(remote);
-        (same_family && leads_there).then(|| match own.ip {
+        // No packet leaves this host with a loopback source.
+        let reaches_remote = !own.ip.is_loopback() || self.is_here(remote);
+        (same_family && reaches_remote).then(|| match own.ip {
             IpAddr::V4(ip) => SocketAddr::new(ip.into(), 0),
             IpAddr::V6(ip) => SocketAddrV6::new(ip, 0, 0, own.scope).into(),
         })
@@ -108,7 +109,7 @@ impl Home {
             .map_or(0, |gid| u128::from_be_bytes(gid.raw()) as u16)
     }
 
-    /// The peer that an address vector and a number name, for our queue pair `qpn`.
+    /// The peer that an address vector and a number name, for the local queue pair `qpn`.
     ///
     /// # Errors
     /// `EINVAL`: no such own GID, neither GID nor LID given, or a number without a port.
@@ -124,8 +125,8 @@ impl Home {
                 return Err(Errno::INVAL);
             }
             let address = match ip {
-                // A GID has no room for the scope: the peer is on the network of our own GID, else
-                // of any link-local one.
+                // A GID does not contain the scope: the peer is on the network of this end's GID,
+                // else of any link-local GID.
                 IpAddr::V6(v6) if v6.is_unicast_link_local() => {
                     let scopes = || self.gids.iter().map(|gid| gid.scope).filter(|scope| *scope != 0);
                     let same = self
@@ -146,7 +147,7 @@ impl Home {
                 address,
                 qpn: dest_qpn,
                 is_self: dest_qpn == qpn && self.is_here(ip),
-                we_call: (own.raw(), qpn) < (av.dgid, dest_qpn),
+                we_initiate: (own.raw(), qpn) < (av.dgid, dest_qpn),
                 source: self.source(own, ip),
             });
         }
@@ -156,14 +157,14 @@ impl Home {
             address: SocketAddr::new(ip, port),
             qpn: dest_qpn,
             is_self: dest_qpn == qpn && av.dlid == lid,
-            we_call: (lid, qpn) < (av.dlid, dest_qpn),
-            // A LID is of GID 0's address.
+            we_initiate: (lid, qpn) < (av.dlid, dest_qpn),
+            // A LID belongs to the address of GID 0.
             source: self.gids.first().and_then(|own| self.source(own, ip)),
         })
     }
 
-    /// Our own LID is this host; another one is the host with these low 16 bits in the /16 of GID
-    /// 0.
+    /// The address of a LID: the own LID is this host, and another LID is the host with these low
+    /// 16 bits in the /16 of GID 0.
     fn ip_of_lid(&self, dlid: u16) -> Option<IpAddr> {
         let own = self.gids.first()?.ip;
         if dlid == self.lid() {
@@ -190,8 +191,8 @@ mod tests {
         }
     }
 
-    fn home() -> Home {
-        Home {
+    fn home() -> LocalHost {
+        LocalHost {
             gids: vec![
                 gid("10.1.2.3", 0),
                 gid("2001:db8::3", 0),
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_local_gid_takes_the_scope_of_our_own() {
+    fn a_link_local_gid_takes_the_scope_of_the_own_gid() {
         let scope = |index| match home().peer(&by_gid("fe80::9", index), PEER, QPN).unwrap().address {
             SocketAddr::V6(address) => address.scope_id(),
             SocketAddr::V4(_) => 0,
@@ -267,27 +268,27 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_agree_who_calls() {
-        let other = Home {
+    fn both_ends_agree_on_the_initiator() {
+        let other = LocalHost {
             gids: vec![gid("10.1.2.4", 0)],
             listen: None,
         };
         for (a, b) in [(QPN, PEER), (PEER, QPN), (QPN, QPN)] {
             let here = home().peer(&by_gid("10.1.2.4", 0), b, a).unwrap();
             let there = other.peer(&by_gid("10.1.2.3", 0), a, b).unwrap();
-            assert!(here.we_call != there.we_call);
+            assert!(here.we_initiate != there.we_initiate);
             let by_lid = |dlid| AddressVector {
                 dlid,
                 ..AddressVector::default()
             };
             let here = home().peer(&by_lid(0x0204), b, a).unwrap();
             let there = other.peer(&by_lid(0x0203), a, b).unwrap();
-            assert!(here.we_call != there.we_call);
+            assert!(here.we_initiate != there.we_initiate);
         }
     }
 
     #[test]
-    fn what_names_nobody_is_invalid() {
+    fn a_name_without_a_peer_is_invalid() {
         for (av, dest) in [
             (by_gid("10.1.2.4", 9), PEER),
             (by_gid("::", 0), PEER),

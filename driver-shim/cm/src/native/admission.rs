@@ -1,30 +1,31 @@
-//! Which calls a queue pair takes: those that come from the address of the peer named at RTR, and
-//! that know the PSNs which the two programs exchanged.
+//! The admission check of a queue pair: it accepts a Request only from the address of the peer
+//! named at RTR, and only with the PSNs that the two programs exchanged.
 //!
-//! *Address.* TCP tells the source of a stream. It must be the named peer's, unless
-//! `native.allow_nat` is set. What remains are other processes of the peer's host.
+//! *Address.* TCP gives the source of a stream. The source must be the named peer's, unless
+//! `native.allow_nat` is set. Other processes of the peer's host pass this check.
 //!
-//! *PSNs.* At RTS both are known to both ends: 48 bits, which nobody guesses. At RTR the queue pair
-//! knows only what it expects, 24 bits: there few wrong calls are examined, and the others are
-//! refused unseen. So that they cannot keep out the true peer, each call that is refused unseen has
-//! the queue pair call its peer itself. That call goes to a port which only the peer has. If it is
-//! a nudge, the peer's own call repeats its nonce, and is examined in any case.
+//! *PSNs.* At RTS both ends know both PSNs: 48 bits, too many to guess. At RTR the queue pair knows
+//! only the PSN that it expects, 24 bits: it examines few wrong Requests, and refuses the others
+//! unexamined. To reach the right peer all the same, the queue pair initiates a connection after
+//! each Request that it refuses unexamined. That connection goes to a port which only the peer has.
+//! If the Request on it is a nudge, the peer's own Request repeats the nonce, and is examined in
+//! any case.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
 use super::identity::Reason;
-use super::state::{Call, Engine, MAX_PARKED_EACH, Pair, Phase};
+use super::state::{Engine, MAX_PARKED_EACH, Pair, Phase, Startup};
 use super::streams::World;
 
 impl Engine {
-    /// Whether a queue pair takes a call: else why not.
+    /// Checks whether a queue pair accepts a Request; an error is the reason of the rejection.
     pub(super) fn examine(&mut self, world: &mut World<'_>, sid: u32, qpn: u32) -> Result<(), Reason> {
-        let Some(Call::Waiting { caller, ends, .. }) = self.calls.get(&sid) else {
+        let Some(Startup::Unanswered { peer, ends, .. }) = self.streams.get(&sid) else {
             return Err(Reason::Gone);
         };
-        let (caller, ends) = (*caller, *ends);
+        let (peer, ends) = (*peer, *ends);
         let Some(pair) = self.pairs.get_mut(&qpn) else {
             return Err(Reason::Unknown);
         };
@@ -34,13 +35,13 @@ impl Engine {
             Phase::Idle => return Err(Reason::Busy),
             Phase::Closed => return Err(Reason::Gone),
         };
-        let us = seek.identity(qpn, 0);
-        if !us.names(&caller) {
+        let local = seek.identity(qpn, 0);
+        if !local.names(&peer) {
             return Err(Reason::Elsewhere);
         }
         let streams = &mut *world.streams;
-        if !self.allow_nat && !seek.params.peer.is_at(&ends, |place| streams.is_own(place)) {
-            if let Some(count) = pair.guesses.count(world.now, false) {
+        if !self.allow_nat && !seek.params.peer.is_at(&ends, |address| streams.is_own(address)) {
+            if let Some(count) = pair.mismatches.count(world.now, false) {
                 tracing::warn!(
                     "qp {qpn:#08x}: refused a connection from {}, since the peer named in ibv_modify_qp is at {} \
                      ({count} requests refused for this qp so far); if an address is translated on the way, set native.allow_nat=true",
@@ -48,74 +49,75 @@ impl Engine {
                     seek.params.peer.address.ip(),
                 );
             }
-            self.hurry(world, qpn);
+            self.initiate_early(world, qpn);
             return Err(Reason::Address);
         }
-        if caller.sq_psn.is_none() {
-            if us.sq_psn == Some(caller.rq_psn) {
-                seek.ticket = Some(caller.nonce);
+        if peer.sq_psn.is_none() {
+            if local.sq_psn == Some(peer.rq_psn) {
+                seek.ticket = Some(peer.nonce);
             }
-            self.hurry(world, qpn);
+            self.initiate_early(world, qpn);
             return Err(Reason::Busy);
         }
-        let has_ticket = seek.nudge.is_some() && caller.ticket == seek.nudge;
-        let unseen = us.sq_psn.is_none() && !has_ticket && pair.guesses.are_spent(world.now);
-        if !unseen && us.meets(&caller) {
+        let has_ticket = seek.nudge.is_some() && peer.ticket == seek.nudge;
+        let unexamined = local.sq_psn.is_none() && !has_ticket && pair.mismatches.are_exhausted(world.now);
+        if !unexamined && local.matches(&peer) {
             return Ok(());
         }
-        if let Some(count) = pair.guesses.count(world.now, !unseen) {
+        if let Some(count) = pair.mismatches.count(world.now, !unexamined) {
             tracing::warn!(
                 "qp {qpn:#08x}: refused a connection from {}: its PSNs are not those that ibv_modify_qp was given \
                  ({count} requests refused for this qp so far)",
                 ends.remote
             );
         }
-        if !unseen {
+        if !unexamined {
             return Err(Reason::Elsewhere);
         }
-        self.hurry(world, qpn);
+        self.initiate_early(world, qpn);
         Err(Reason::Busy)
     }
 
-    /// The peer is called without waiting for its call, at RTS at the latest; but not more often
-    /// than by itself.
-    pub(super) fn hurry(&mut self, world: &mut World<'_>, qpn: u32) {
+    /// Initiates a connection without waiting for the peer's Request, at RTS at the latest. This
+    /// adds no attempt: only the first attempt comes earlier.
+    pub(super) fn initiate_early(&mut self, world: &mut World<'_>, qpn: u32) {
         let Some(pair) = self.pairs.get_mut(&qpn) else {
             return;
         };
         pair.connect_at_rts = true;
         if let Phase::Seeking(seek) = &mut pair.phase
             && seek.attempts == 0
-            && seek.call.is_none()
-            && seek.next_call > world.now
+            && seek.stream.is_none()
+            && seek.next_attempt > world.now
         {
-            seek.next_call = world.now;
+            seek.next_attempt = world.now;
             self.seek(world, qpn);
         }
     }
 
-    /// Refuses parked calls beyond what is kept, for `qpn` and for all: the oldest from where most
-    /// come, so that nobody has all the room.
+    /// Refuses parked Requests beyond the limits, for `qpn` and for the process: the oldest Request
+    /// of the network with the most, so that no network takes all places.
     pub(super) fn make_room(&mut self, world: &mut World<'_>, qpn: u32) {
         let for_pair = |pair: &Pair| pair.parked.iter().copied().collect::<Vec<u32>>();
         if let Some(pair) = self.pairs.get(&qpn)
             && pair.parked.len() > MAX_PARKED_EACH
-            && let Some(sid) = self.surplus(for_pair(pair))
+            && let Some(sid) = self.oldest_of_largest_network(for_pair(pair))
         {
             self.refuse_parked(world, sid);
         }
         if self.parked > self.max_parked
-            && let Some(sid) = self.surplus(self.pairs.values().flat_map(for_pair).collect())
+            && let Some(sid) =
+                self.oldest_of_largest_network(self.pairs.values().flat_map(for_pair).collect())
         {
             self.refuse_parked(world, sid);
         }
     }
 
-    /// Of parked calls, the oldest of those from the network with the most.
-    fn surplus(&self, sids: Vec<u32>) -> Option<u32> {
+    /// The oldest parked Request of the network with the most of them.
+    fn oldest_of_largest_network(&self, sids: Vec<u32>) -> Option<u32> {
         let mut networks: HashMap<IpAddr, (usize, Reverse<u64>, u32)> = HashMap::new();
         for sid in sids {
-            let Some(Call::Waiting { ends, order, .. }) = self.calls.get(&sid) else {
+            let Some(Startup::Unanswered { ends, order, .. }) = self.streams.get(&sid) else {
                 continue;
             };
             let group = networks
@@ -130,15 +132,15 @@ impl Engine {
     }
 
     fn refuse_parked(&mut self, world: &mut World<'_>, sid: u32) {
-        if let Some(Call::Waiting { qpn, .. }) = self.calls.get(&sid) {
+        if let Some(Startup::Unanswered { qpn, .. }) = self.streams.get(&sid) {
             let qpn = *qpn;
-            self.hurry(world, qpn);
+            self.initiate_early(world, qpn);
         }
         self.reject(world, sid, Reason::Busy);
     }
 }
 
-/// What one owner of addresses has: an IPv4 address, or the 64 bits of an IPv6 network.
+/// The network of one owner of addresses: an IPv4 address, or the 64 bits of an IPv6 prefix.
 fn network(address: SocketAddr) -> IpAddr {
     match address.ip().to_canonical() {
         IpAddr::V4(ip) => ip.into(),

@@ -1,4 +1,4 @@
-//! Queue pairs enter, reach RTR and RTS, are attached, and leave; timers and streams in start-up.
+//! The life of queue pairs (added, RTR, RTS, attached, removed), timers, and streams in start-up.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -6,22 +6,22 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::guesses::Guesses;
 use super::identity::Reason;
 use super::numbers::Numbers;
+use super::psn_mismatches::PsnMismatches;
 use super::rnr::rnr_timeout;
-use super::state::{Call, Engine, Key, Notice, Pair, PeerParams, Phase, RTS_GRACE, RtsParams, Seek};
+use super::state::{Engine, Key, Notice, Pair, PeerParams, Phase, RTS_GRACE, RtsParams, Seek, Startup};
 use super::streams::{Attachment, World};
 use crate::mpa_startup::{Close, Negotiated, Settings, Time};
 use crate::timers::Timers;
 use urnic_config::{Config, RtrTypes};
 
 impl Engine {
-    /// An engine for the process; `seed` is random and told to nobody.
+    /// An engine for the process; `seed` is random and secret.
     pub fn new(config: &Config, seed: u128) -> Engine {
         let native = &config.native;
-        // What opens the responder's fence is ours to choose: a zero-length Write takes no buffer
-        // and no Read (design: native connections).
+        // The RTR message that opens the responder's fence is a zero-length Write: it takes no
+        // buffer and no Read (design: native connections).
         let rtr = RtrTypes {
             send: false,
             write: true,
@@ -32,15 +32,15 @@ impl Engine {
                 rtr,
                 ..Settings::from(&config.mpa)
             },
-            call_grace: native.call_grace,
+            connect_grace: native.call_grace,
             park_timeout: native.park_timeout,
             max_parked: native.max_parked,
             allow_nat: native.allow_nat,
             numbers: Numbers::new(native.listen, native.port_range.clone()),
             pairs: HashMap::new(),
             connected: HashMap::new(),
-            calls: HashMap::new(),
-            listening: BTreeMap::new(),
+            streams: HashMap::new(),
+            without_request: BTreeMap::new(),
             arrivals: 0,
             parked: 0,
             timers: Timers::default(),
@@ -50,18 +50,18 @@ impl Engine {
         }
     }
 
-    /// A number for a new queue pair, for which calls are taken from now on.
+    /// Takes a number for a new queue pair. Requests for it are parked from now on.
     ///
     /// # Errors
-    /// Those of listening.
-    pub fn enter(&mut self, world: &mut World<'_>) -> Result<u32, Errno> {
+    /// The errors of [`Streams::listen`](super::Streams::listen).
+    pub fn add_queue_pair(&mut self, world: &mut World<'_>) -> Result<u32, Errno> {
         let qpn = self.numbers.take(world.streams)?;
         self.pairs.insert(qpn, Pair::new());
         Ok(qpn)
     }
 
-    /// The queue pair is gone; its number may be used again.
-    pub fn leave(&mut self, world: &mut World<'_>, qpn: u32) {
+    /// Removes a destroyed queue pair; its number may be used again.
+    pub fn remove_queue_pair(&mut self, world: &mut World<'_>, qpn: u32) {
         self.retire(world, qpn, false);
         if self.pairs.remove(&qpn).is_some() {
             self.numbers.give_back(qpn);
@@ -69,7 +69,7 @@ impl Engine {
     }
 
     /// The queue pair reached RTR.
-    pub fn meet(&mut self, world: &mut World<'_>, qpn: u32, params: PeerParams) {
+    pub fn reached_rtr(&mut self, world: &mut World<'_>, qpn: u32, params: PeerParams) {
         let Some(pair) = self.pairs.get_mut(&qpn) else {
             return;
         };
@@ -79,13 +79,17 @@ impl Engine {
             peer.qpn,
             peer.address
         );
-        let wait = if peer.we_call { RTS_GRACE } else { self.call_grace };
+        let wait = if peer.we_initiate {
+            RTS_GRACE
+        } else {
+            self.connect_grace
+        };
         let seek = Seek {
             params,
             rts: None,
             since: world.now,
-            call: None,
-            next_call: world.now + wait,
+            stream: None,
+            next_attempt: world.now + wait,
             attempts: 0,
             held: None,
             from_source: true,
@@ -102,7 +106,7 @@ impl Engine {
     }
 
     /// The queue pair reached RTS.
-    pub fn ready(&mut self, world: &mut World<'_>, qpn: u32, rts: RtsParams) {
+    pub fn reached_rts(&mut self, world: &mut World<'_>, qpn: u32, rts: RtsParams) {
         let Some(Pair {
             phase: Phase::Seeking(seek),
             connect_at_rts,
@@ -113,19 +117,20 @@ impl Engine {
         };
         seek.rts = Some(rts);
         seek.since = world.now;
-        if (seek.params.peer.we_call || *connect_at_rts) && seek.call.is_none() && seek.attempts == 0 {
-            seek.next_call = world.now;
+        if (seek.params.peer.we_initiate || *connect_at_rts) && seek.stream.is_none() && seek.attempts == 0 {
+            seek.next_attempt = world.now;
         }
         self.seek(world, qpn);
     }
 
-    /// The queue pair is no longer to be connected: it failed, or (`again`) may begin anew.
+    /// Ends the connection of a queue pair, which failed, or (`again`) was reset and may connect
+    /// again.
     pub fn retire(&mut self, world: &mut World<'_>, qpn: u32, again: bool) {
         let Some(pair) = self.pairs.get_mut(&qpn) else {
             return;
         };
         let phase = std::mem::replace(&mut pair.phase, if again { Phase::Idle } else { Phase::Closed });
-        (pair.guesses, pair.connect_at_rts) = (Guesses::default(), false);
+        (pair.mismatches, pair.connect_at_rts) = (PsnMismatches::default(), false);
         let mut rejected: Vec<u32> = if again {
             Vec::new()
         } else {
@@ -135,8 +140,8 @@ impl Engine {
         match phase {
             Phase::Seeking(seek) => {
                 rejected.extend(seek.held);
-                if let Some(sid) = seek.call {
-                    self.hang_up(world, sid, Close::Abort);
+                if let Some(sid) = seek.stream {
+                    self.close_stream(world, sid, Close::Abort);
                 }
             }
             Phase::Connected { qid, .. } => {
@@ -149,8 +154,8 @@ impl Engine {
         }
     }
 
-    /// How long the peer of a connected queue pair lets its Sends find no receive posted, for a new
-    /// `min_rnr_timer` of ours. `None`: not connected.
+    /// How long Sends of the peer of a connected queue pair wait for a posted receive, for a new
+    /// `min_rnr_timer` of this end. `None`: not connected.
     pub fn rnr_timeout(&self, qpn: u32, min_rnr_timer: u8) -> Option<Option<Duration>> {
         match self.pairs.get(&qpn)?.phase {
             Phase::Connected { rnr_retry, .. } => Some(rnr_timeout(rnr_retry, min_rnr_timer)),
@@ -175,51 +180,52 @@ impl Engine {
         }
     }
 
-    /// Bytes of a stream arrived: as many as were asked for, or fewer if the peer closed; or an
-    /// error.
+    /// The requested bytes of a stream arrived, or fewer if the peer closed it; or an error.
     pub fn received(&mut self, world: &mut World<'_>, sid: u32, bytes: Result<&[u8], Errno>) {
-        match self.calls.get(&sid) {
-            Some(Call::Asking { .. }) => self.hear_reply(world, sid, bytes),
-            Some(Call::Listening { .. }) => self.hear_request(world, sid, bytes),
-            Some(Call::Dialing { .. } | Call::Waiting { .. }) | None => {}
+        match self.streams.get(&sid) {
+            Some(Startup::Requested { .. }) => self.reply_received(world, sid, bytes),
+            Some(Startup::Accepted { .. }) => self.request_received(world, sid, bytes),
+            Some(Startup::Connecting { .. } | Startup::Unanswered { .. }) | None => {}
         }
     }
 
     /// A stream has ended.
     pub fn closed(&mut self, world: &mut World<'_>, sid: u32) {
-        match self.calls.get(&sid) {
-            Some(Call::Dialing { qpn }) => {
+        match self.streams.get(&sid) {
+            Some(Startup::Connecting { qpn }) => {
                 let qpn = *qpn;
-                self.hang_up(world, sid, Close::Abort);
+                self.close_stream(world, sid, Close::Abort);
                 self.connect_failed(world, qpn, "the connection ended");
             }
-            Some(Call::Asking { qpn, .. }) => {
+            Some(Startup::Requested { qpn, .. }) => {
                 let qpn = *qpn;
-                self.hang_up(world, sid, Close::Abort);
+                self.close_stream(world, sid, Close::Abort);
                 self.request_failed(world, qpn, "the connection ended");
             }
-            Some(Call::Listening { .. } | Call::Waiting { .. }) => self.hang_up(world, sid, Close::Abort),
+            Some(Startup::Accepted { .. } | Startup::Unanswered { .. }) => {
+                self.close_stream(world, sid, Close::Abort)
+            }
             None => {}
         }
     }
 
-    /// Does what is due. Returns when it is to be called again.
+    /// Handles timers that are due. Returns the time of the next one.
     pub fn tick(&mut self, world: &mut World<'_>) -> Option<Time> {
         while let Some(key) = self.timers.due(world.now) {
             match key {
-                Key::Pair(qpn) => self.pair_due(world, qpn),
-                Key::Call(sid) => self.call_due(world, sid),
+                Key::Pair(qpn) => self.pair_timer(world, qpn),
+                Key::Stream(sid) => self.startup_timed_out(world, sid),
             }
         }
         self.timers.next()
     }
 
-    /// Takes the findings about queue pairs.
+    /// Takes the queued notices.
     pub fn notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
     }
 
-    pub(super) fn pair_due(&mut self, world: &mut World<'_>, qpn: u32) {
+    pub(super) fn pair_timer(&mut self, world: &mut World<'_>, qpn: u32) {
         match self.pairs.get(&qpn).map(|pair| &pair.phase) {
             Some(Phase::Seeking(_)) => self.seek(world, qpn),
             Some(Phase::Connected {
@@ -233,28 +239,28 @@ impl Engine {
         }
     }
 
-    pub(super) fn call_due(&mut self, world: &mut World<'_>, sid: u32) {
-        match self.calls.get(&sid) {
-            Some(Call::Dialing { qpn }) => {
+    pub(super) fn startup_timed_out(&mut self, world: &mut World<'_>, sid: u32) {
+        match self.streams.get(&sid) {
+            Some(Startup::Connecting { qpn }) => {
                 let qpn = *qpn;
-                self.hang_up(world, sid, Close::Abort);
+                self.close_stream(world, sid, Close::Abort);
                 self.connect_failed(world, qpn, "no TCP connection in time");
             }
-            Some(Call::Asking { qpn, .. }) => {
+            Some(Startup::Requested { qpn, .. }) => {
                 let qpn = *qpn;
-                self.hang_up(world, sid, Close::Abort);
+                self.close_stream(world, sid, Close::Abort);
                 self.request_failed(world, qpn, "no answer in time");
             }
-            Some(Call::Listening { .. }) => {
+            Some(Startup::Accepted { .. }) => {
                 tracing::debug!("stream {sid}: no MPA Request in time");
-                self.hang_up(world, sid, Close::Abort);
+                self.close_stream(world, sid, Close::Abort);
             }
-            Some(Call::Waiting { .. }) => self.reject(world, sid, Reason::Busy),
+            Some(Startup::Unanswered { .. }) => self.reject(world, sid, Reason::Busy),
             None => {}
         }
     }
 
-    /// Its peer is out of reach for good.
+    /// Closes a queue pair whose peer cannot be reached.
     pub(super) fn give_up(&mut self, qpn: u32, qid: u32) {
         if let Some(pair) = self.pairs.get_mut(&qpn) {
             pair.phase = Phase::Closed;
@@ -264,7 +270,7 @@ impl Engine {
         self.notices.push(Notice::Unreachable(qid));
     }
 
-    /// A number that nobody can foretell.
+    /// A number that a peer cannot predict.
     pub(super) fn nonce(&mut self) -> u64 {
         self.nonces += 1;
         let mut hasher = DefaultHasher::new();
@@ -272,21 +278,21 @@ impl Engine {
         hasher.finish()
     }
 
-    /// Ends a stream in start-up and forgets it.
-    pub(super) fn hang_up(&mut self, world: &mut World<'_>, sid: u32, how: Close) {
+    /// Closes a stream in start-up and removes it.
+    pub(super) fn close_stream(&mut self, world: &mut World<'_>, sid: u32, how: Close) {
         self.forget(sid);
         world.streams.close(sid, how);
     }
 
-    /// Forgets a stream in start-up: it is closed, or attached.
-    pub(super) fn forget(&mut self, sid: u32) -> Option<Call> {
-        self.timers.set(Key::Call(sid), None);
-        let call = self.calls.remove(&sid)?;
-        match &call {
-            Call::Listening { order, .. } => {
-                self.listening.remove(order);
+    /// Removes a stream that is no longer in start-up: it is closed, or attached.
+    pub(super) fn forget(&mut self, sid: u32) -> Option<Startup> {
+        self.timers.set(Key::Stream(sid), None);
+        let startup = self.streams.remove(&sid)?;
+        match &startup {
+            Startup::Accepted { order, .. } => {
+                self.without_request.remove(order);
             }
-            Call::Waiting { qpn, .. } => {
+            Startup::Unanswered { qpn, .. } => {
                 if let Some(pair) = self.pairs.get_mut(qpn) {
                     let before = pair.parked.len();
                     pair.parked.retain(|parked| *parked != sid);
@@ -298,15 +304,15 @@ impl Engine {
                     }
                 }
             }
-            Call::Dialing { .. } | Call::Asking { .. } => {}
+            Startup::Connecting { .. } | Startup::Requested { .. } => {}
         }
-        Some(call)
+        Some(startup)
     }
 
-    /// Attaches a stream whose start-up is over, or loops the queue pair back.
+    /// Attaches a stream whose start-up is over, or makes the queue pair its own peer.
     ///
     /// # Errors
-    /// The stream is gone, or the queue pair failed: then nothing has changed.
+    /// The stream is closed, or the queue pair failed: then nothing has changed.
     pub(super) fn attach(
         &mut self,
         world: &mut World<'_>,
@@ -323,27 +329,29 @@ impl Engine {
             return Err(Errno::INVAL);
         };
         let params = seek.params;
-        // A caller may hold fewer of our Reads than we wish for (RFC 6581 §9.1).
+        // An initiator may handle fewer Reads than this end requests (RFC 6581 §9.1).
         let limit = negotiated.and_then(|negotiated| negotiated.depths.ord);
-        let wish = seek.rts.map_or(0, |rts| rts.ord);
+        let requested = seek.rts.map_or(0, |rts| rts.ord);
         let attachment = Attachment {
             qid: params.qid,
             negotiated,
             ird: params.ird,
-            ord: limit.map_or(wish, |limit| wish.min(limit.try_into().unwrap_or(wish))),
+            ord: limit.map_or(requested, |limit| {
+                requested.min(limit.try_into().unwrap_or(requested))
+            }),
             rnr_timeout: rnr_timeout(rnr_retry, params.min_rnr_timer),
         };
         if let Err(errno) = world.streams.attach(sid, &attachment) {
             tracing::debug!("qpn {qpn:#08x}: not attached: {errno}");
             return Err(errno);
         }
-        let (held, call) = (seek.held, seek.call);
+        let (held, own) = (seek.held, seek.stream);
         if let Some(sid) = sid {
             self.forget(sid);
         }
-        // Whatever else was under way between the two is settled.
-        for other in call.into_iter().filter(|call| Some(*call) != sid) {
-            self.hang_up(world, other, Close::Abort);
+        // Other streams between the two queue pairs are closed.
+        for other in own.into_iter().filter(|own| Some(*own) != sid) {
+            self.close_stream(world, other, Close::Abort);
         }
         for other in held.into_iter().filter(|held| Some(*held) != sid) {
             self.reject(world, other, Reason::Connected);

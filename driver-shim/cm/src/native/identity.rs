@@ -1,16 +1,16 @@
-//! Who calls whom: the MPA private data of native connections.
+//! The MPA private data of native connections: the queue pairs of initiator and responder.
 //!
 //! ```text
 //!  0                   1                   2                   3
 //! |             "uRNC"              | version | what  | known | RNR |
-//! |          caller's QPN           |         called QPN           |   what = 0: Request or accepting Reply
-//! |          speaker's sq_psn       |         its rq_psn           |
-//! |                         nonce of the call                      |
+//! |          sender's QPN           |         peer's QPN           |   what = 0: Request or accepting Reply
+//! |          sender's sq_psn        |         its rq_psn           |
+//! |                         nonce of the Request                   |
 //! |                         ticket, if known                       |
 //! ```
 //!
 //! All in network order; a rejecting Reply ends behind the first eight bytes, and `what` says why.
-//! The source address of a call is no part of it: the responder takes that from TCP
+//! The private data does not contain the source address: the responder takes that from TCP
 //! ([`super::admission`]).
 //!
 //! A Request without a `sq_psn` connects nothing. It is a *nudge*: its sender is at RTR and asks
@@ -25,14 +25,14 @@ const MAGIC: [u8; 4] = *b"uRNC";
 /// Version of this layout and of what follows from it.
 const VERSION: u8 = 1;
 
-/// The speaker's `sq_psn` is known: it has reached RTS.
-const KNOWS_SQ_PSN: u8 = 1;
-/// Its `rnr_retry` too.
-const KNOWS_RNR: u8 = 2;
+/// The sender has reached RTS, and gives its `sq_psn`.
+const HAS_SQ_PSN: u8 = 1;
+/// The sender gives its `rnr_retry`.
+const HAS_RNR_RETRY: u8 = 2;
 /// The Request repeats the nonce of a nudge.
 const HAS_TICKET: u8 = 4;
 
-/// PSNs have 24 bits; programs that exchange more mean these.
+/// PSNs have 24 bits; higher bits that programs exchange are ignored.
 pub const PSN_MASK: u32 = 0xff_ffff;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -59,47 +59,48 @@ struct Layout {
 const _: () = assert!(size_of::<Layout>() == 32);
 const _: () = assert!(size_of::<Layout>() + size_of::<U64>() + WORD_LEN <= MAX_PRIVATE_DATA);
 
-/// One end of a pair, as it introduces itself to the other.
+/// The private data of one end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Identity {
-    /// Its queue pair number.
+    /// The sender's queue pair number.
     pub from: u32,
-    /// That of the peer.
+    /// The peer's queue pair number.
     pub to: u32,
-    /// Its first PSN, once it knows.
+    /// The sender's first PSN; known at RTS.
     pub sq_psn: Option<u32>,
-    /// The first PSN it expects.
+    /// The first PSN that the sender expects.
     pub rq_psn: u32,
-    /// How often its sends try again when we have no receive posted, once it knows; 7 = for ever.
+    /// Retries of the sender's Sends when the peer has no receive posted; 7 = no limit. Known at
+    /// RTS.
     pub rnr_retry: Option<u8>,
-    /// Tells calls of the same pair apart.
+    /// Distinguishes Requests between the same queue pairs.
     pub nonce: u64,
     /// Nonce of the peer's nudge that this Request answers.
     pub ticket: Option<u64>,
 }
 
-/// Why a call is rejected.
+/// The reason of a rejection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Reason {
-    /// Not now: try again.
+    /// The queue pair is not ready: the initiator retries.
     Busy = 1,
-    /// There is no such queue pair.
+    /// No queue pair has this number.
     Unknown = 2,
-    /// It is bound to another peer, or to an earlier life of this one.
+    /// The queue pair names another peer, or an earlier queue pair with the same number.
     Elsewhere = 3,
-    /// It failed or was closed.
+    /// The queue pair failed or was closed.
     Gone = 4,
-    /// It is connected to this very peer already.
+    /// The queue pair is connected already.
     Connected = 5,
-    /// The caller speaks another version, or is no native peer at all.
+    /// The initiator uses another version, or is no native peer.
     Foreign = 6,
-    /// The source address of the call is not that of the peer named at RTR.
+    /// The source address of the stream is not that of the peer named at RTR.
     Address = 7,
 }
 
 impl Reason {
-    /// The reason that a rejecting Reply gives; another kind of device knows none of ours.
+    /// Reads the reason in a rejecting Reply; `Foreign` if another kind of device sent it.
     pub(super) fn parse(private_data: &[u8]) -> Reason {
         match Head::read_from_prefix(private_data) {
             Ok((head, _)) if head.magic == MAGIC => match head.what {
@@ -115,13 +116,12 @@ impl Reason {
         }
     }
 
-    /// Whether calling again may help. After `Address` the peer calls as well, which may go
-    /// through.
+    /// Whether a retry may succeed. After `Address` the peer initiates as well, which may succeed.
     pub(super) fn is_passing(self) -> bool {
         matches!(self, Reason::Busy | Reason::Connected | Reason::Address)
     }
 
-    /// Private data of a rejecting Reply.
+    /// The private data of a rejecting Reply with this reason.
     pub(super) fn emit(self) -> Vec<u8> {
         Head {
             magic: MAGIC,
@@ -136,7 +136,7 @@ impl Reason {
 }
 
 impl Identity {
-    /// Reads private data; `None` if it is not that of a native call of our version.
+    /// Reads private data; `None` if it is not that of a native connection in this version.
     pub(super) fn parse(private_data: &[u8]) -> Option<Identity> {
         let (layout, rest) = Layout::read_from_prefix(private_data).ok()?;
         let head = &layout.head;
@@ -146,9 +146,9 @@ impl Identity {
         Some(Identity {
             from: layout.from.get(),
             to: layout.to.get(),
-            sq_psn: (head.known & KNOWS_SQ_PSN != 0).then_some(layout.sq_psn.get() & PSN_MASK),
+            sq_psn: (head.known & HAS_SQ_PSN != 0).then_some(layout.sq_psn.get() & PSN_MASK),
             rq_psn: layout.rq_psn.get() & PSN_MASK,
-            rnr_retry: (head.known & KNOWS_RNR != 0).then_some(head.rnr_retry),
+            rnr_retry: (head.known & HAS_RNR_RETRY != 0).then_some(head.rnr_retry),
             nonce: layout.nonce.get(),
             ticket: (head.known & HAS_TICKET != 0)
                 .then(|| U64::read_from_prefix(rest).ok())
@@ -157,10 +157,14 @@ impl Identity {
         })
     }
 
-    /// Private data of a Request or of an accepting Reply.
+    /// The private data of a Request or of an accepting Reply.
     pub(super) fn emit(&self) -> Vec<u8> {
-        let known = if self.sq_psn.is_some() { KNOWS_SQ_PSN } else { 0 }
-            | if self.rnr_retry.is_some() { KNOWS_RNR } else { 0 }
+        let known = if self.sq_psn.is_some() { HAS_SQ_PSN } else { 0 }
+            | if self.rnr_retry.is_some() {
+                HAS_RNR_RETRY
+            } else {
+                0
+            }
             | if self.ticket.is_some() { HAS_TICKET } else { 0 };
         let mut bytes = Layout {
             head: Head {
@@ -187,10 +191,10 @@ impl Identity {
         self.from == peer.to && self.to == peer.from
     }
 
-    /// Whether `peer` is the expected one: queue pair numbers name each other, and what each sends
-    /// first is what the other expects, as far as it is known by now, and at least in one
-    /// direction. So a number that was used again is not mistaken.
-    pub(super) fn meets(&self, peer: &Identity) -> bool {
+    /// Whether `peer` is the expected one: the queue pair numbers name each other, and each known
+    /// `sq_psn`, at least one, is the other end's `rq_psn`. The PSNs reveal a number that was used
+    /// again.
+    pub(super) fn matches(&self, peer: &Identity) -> bool {
         let follows = |sent: Option<u32>, expected: u32| sent.is_none_or(|psn| psn == expected);
         self.names(peer)
             && (peer.sq_psn.is_some() || self.sq_psn.is_some())
@@ -198,8 +202,9 @@ impl Identity {
             && follows(self.sq_psn, peer.rq_psn)
     }
 
-    /// Whether our call goes before the peer's when they cross. Both see both, and so agree.
-    pub(super) fn goes_before(&self, peer: &Identity) -> bool {
+    /// Whether this Request has precedence over the peer's when they cross. Both ends see both
+    /// Requests, and so agree.
+    pub(super) fn has_precedence_over(&self, peer: &Identity) -> bool {
         (self.from, self.nonce) < (peer.from, peer.nonce)
     }
 }
@@ -238,21 +243,21 @@ mod tests {
         }
 
         #[test]
-        fn garbage_is_nobody(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+        fn garbage_has_no_identity(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
             prop_assume!(!bytes.starts_with(&MAGIC));
             prop_assert_eq!(Identity::parse(&bytes), None);
             prop_assert_eq!(Reason::parse(&bytes), Reason::Foreign);
         }
 
         #[test]
-        fn of_two_crossing_calls_exactly_one_goes_first(a in identity(), b in identity()) {
+        fn of_two_crossing_requests_one_has_precedence(a in identity(), b in identity()) {
             prop_assume!((a.from, a.nonce) != (b.from, b.nonce));
-            prop_assert!(a.goes_before(&b) != b.goes_before(&a));
+            prop_assert!(a.has_precedence_over(&b) != b.has_precedence_over(&a));
         }
     }
 
     #[test]
-    fn another_version_is_nobody() {
+    fn another_version_has_no_identity() {
         let identity = Identity {
             from: 1,
             to: 2,
@@ -277,8 +282,8 @@ mod tests {
     }
 
     #[test]
-    fn a_reused_number_is_told_by_its_psn() {
-        let us = Identity {
+    fn a_reused_number_is_detected_by_its_psn() {
+        let local = Identity {
             from: 7,
             to: 9,
             sq_psn: Some(100),
@@ -296,14 +301,17 @@ mod tests {
             nonce: 2,
             ticket: None,
         };
-        assert!(us.meets(&peer) && peer.meets(&us));
+        assert!(local.matches(&peer) && peer.matches(&local));
         assert!(
-            us.meets(&Identity { sq_psn: None, ..peer }),
+            local.matches(&Identity { sq_psn: None, ..peer }),
             "a peer at RTR does not know its own yet"
         );
-        let unproven = Identity { sq_psn: None, ..us };
+        let unproven = Identity {
+            sq_psn: None,
+            ..local
+        };
         assert!(
-            !unproven.meets(&Identity { sq_psn: None, ..peer }),
+            !unproven.matches(&Identity { sq_psn: None, ..peer }),
             "nothing was compared"
         );
         for wrong in [
@@ -315,7 +323,7 @@ mod tests {
             Identity { from: 10, ..peer },
             Identity { to: 8, ..peer },
         ] {
-            assert!(!us.meets(&wrong), "{wrong:?}");
+            assert!(!local.matches(&wrong), "{wrong:?}");
         }
     }
 }

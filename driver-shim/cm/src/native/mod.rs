@@ -1,16 +1,16 @@
 //! Native connections: queue pairs whose programs exchanged GIDs and numbers by themselves and then
 //! called `modify_qp`.
 //!
-//! Going to RTR names the peer, and [`Engine::meet`] registers the pair. The side with the lower
-//! (GID, QPN) calls at the port in the peer's number; the other one waits, and calls as well if
-//! nothing came for a while. A call for a queue pair that has not reached RTR is parked. Both sides
-//! introduce themselves in MPA private data ([`identity`]), and the responder checks the
-//! initiator's address and PSNs ([`admission`]). The states of a pair:
+//! Going to RTR names the peer ([`Engine::reached_rtr`]). The side with the lower
+//! (GID, QPN) connects to the port in the peer's number; the other side waits, and connects as well
+//! if no Request arrived for a while. A Request for a queue pair that has not reached RTR is
+//! parked. Both sides identify themselves in MPA private data ([`identity`]), and the responder
+//! checks the initiator's address and PSNs ([`admission`]). The states of a queue pair:
 //!
 //! ```text
-//!             meet (RTR)            our request accepted: attach, RTR goes out, gate opens
+//!             RTR                   own Request accepted: attach, RTR goes out, gate opens
 //!   Idle ───────────────▶ Seeking ──────────────────────────────────────────────▶ Connected
-//!     requests are parked    │  │   a request of the peer: Reply, attach;
+//!     requests are parked    │  │   a Request of the peer: Reply, attach;
 //!                            │  │   the gate opens at the first FPDU
 //!                            │  └───────────────────────────────────────────────▶ Connected
 //!                            └ rejected for good, or retries exhausted ──────────▶ Closed
@@ -19,16 +19,16 @@
 //! In `Closed`, sends complete with `RETRY_EXC_ERR`.
 //!
 //! The engine does no I/O: events of streams and the time go in; it acts through [`Streams`], and
-//! its findings about queue pairs come out as [`Notice`]s.
+//! returns [`Notice`]s about queue pairs.
 
 mod address;
 mod admission;
-mod called;
-mod calling;
 mod engine;
-mod guesses;
 mod identity;
+mod initiator;
 mod numbers;
+mod psn_mismatches;
+mod responder;
 mod rnr;
 mod state;
 mod stream_events;
@@ -36,7 +36,7 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
-pub use address::{Ends, Home, Peer, Place};
+pub use address::{Endpoints, HostAddress, LocalHost, Peer};
 pub use identity::PSN_MASK;
 pub use state::{Engine, Notice, PeerParams, RtsParams};
 pub use streams::{Attachment, Streams, World};

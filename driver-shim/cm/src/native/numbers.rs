@@ -11,20 +11,20 @@ use super::streams::Streams;
 /// Queue pairs behind one listener: the index has 8 bits.
 const PER_LISTENER: u32 = 256;
 
-/// Numbers that rest, given back and not used again, before the oldest of them is: a late call for
-/// its last life finds nobody.
+/// Returned numbers that are kept unused: the oldest is used again only when there are more. So a
+/// late Request for the earlier queue pair finds no other.
 const RESTING: usize = 64;
 
-/// The numbers of the process. A listener stays for good once it is open, since numbers that are
-/// known abroad name its port.
+/// The queue pair numbers of the process. An open listener is never closed, since peers may have
+/// numbers that contain its port.
 #[derive(Debug)]
 pub(super) struct Numbers {
     listen: Option<IpAddr>,
     ports: Option<RangeInclusive<u16>>,
-    /// Of the last one, indices from `fresh` on were never used.
+    /// Open listeners. Indices of the last listener from `fresh` on were never used.
     listeners: Vec<Listener>,
     fresh: u32,
-    /// Numbers given back, oldest first.
+    /// Returned numbers, oldest first.
     free: VecDeque<u32>,
 }
 
@@ -45,8 +45,8 @@ impl Numbers {
         }
     }
 
-    /// A number that no queue pair has: one never used, else one that rested for long, else one of
-    /// a new listener.
+    /// A number that no queue pair has: a number never used, else the oldest of more than `RESTING`
+    /// returned numbers, else a number of a new listener.
     ///
     /// # Errors
     /// Those of listening: `EADDRINUSE` with no port of the range left, `EADDRNOTAVAIL`, `ENOMEM`.
@@ -64,7 +64,7 @@ impl Numbers {
                     self.listeners.push(listener);
                     self.fresh = 0;
                 }
-                // Better a number that did not rest than none.
+                // Without another number, the oldest returned number is used at once.
                 Err(errno) => return self.free.pop_front().ok_or(errno),
             }
         }
@@ -73,12 +73,12 @@ impl Numbers {
         Ok(u32::from(port) << 8 | (self.fresh - 1))
     }
 
-    /// Gives a number back.
+    /// Returns a number for later use.
     pub(super) fn give_back(&mut self, qpn: u32) {
         self.free.push_back(qpn);
     }
 
-    /// Whether it is one of ours.
+    /// Whether `lid` is a listener of native connections.
     pub(super) fn has_listener(&self, lid: u32) -> bool {
         self.listeners.iter().any(|listener| listener.lid == lid)
     }
@@ -99,7 +99,7 @@ impl Numbers {
             }
             match listen(port) {
                 Ok(listener) => return Ok(listener),
-                // Others look for a port in the same range.
+                // Other processes use ports of the same range.
                 Err(errno @ (Errno::ADDRINUSE | Errno::ACCESS | Errno::PERM)) => last = errno,
                 Err(errno) => return Err(errno),
             }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-/// Least time that an empty receive queue is borne when the sender tries again at all:
-/// `min_rnr_timer` is a least time too.
-pub(super) const LEAST_RNR: Duration = Duration::from_millis(100);
+/// The minimum time that a Send waits for a receive if the sender retries at all. `min_rnr_timer`
+/// is a minimum too.
+pub(super) const MIN_RNR: Duration = Duration::from_millis(100);
 
 /// InfiniBand's table of RNR NAK timer codes, in units of 10 µs.
 const RNR_TIMERS: [u32; 32] = [
@@ -12,8 +12,8 @@ const RNR_TIMERS: [u32; 32] = [
     3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
-/// How long a sender that tries again `rnr_retry` times bears a receiver that asks it to wait
-/// `min_rnr_timer` each time; `None` = for ever.
+/// The time that a Send waits for a receive: `rnr_retry` retries with `min_rnr_timer` between them;
+/// `None` = no limit.
 pub(super) fn rnr_timeout(rnr_retry: u8, min_rnr_timer: u8) -> Option<Duration> {
     match rnr_retry {
         7.. => None,
@@ -23,7 +23,7 @@ pub(super) fn rnr_timeout(rnr_retry: u8, min_rnr_timer: u8) -> Option<Duration> 
                 .get(usize::from(min_rnr_timer))
                 .copied()
                 .unwrap_or(65536);
-            Some((Duration::from_micros(10 * u64::from(timer)) * u32::from(tries)).max(LEAST_RNR))
+            Some((Duration::from_micros(10 * u64::from(timer)) * u32::from(tries)).max(MIN_RNR))
         }
     }
 }

@@ -16,7 +16,7 @@ impl<'a> StreamOwner<World<'a>> for Engine {
     }
 
     fn has_stream(&self, sid: u32) -> bool {
-        self.calls.contains_key(&sid)
+        self.streams.contains_key(&sid)
     }
 
     fn first_fpdu(&mut self, _world: &mut World<'a>, qid: u32) {

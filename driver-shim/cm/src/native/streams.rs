@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::address::{Ends, Place};
+use super::address::{Endpoints, HostAddress};
 use crate::carrier::Carrier;
 use crate::mpa_startup::{Negotiated, Time};
 
 /// The device's stream commands ([`StreamOwner::received`](crate::carrier::StreamOwner::received)
-/// follows a receive), and what else the engine needs of the world.
+/// follows a receive), and the other queries of the engine.
 pub trait Streams: Carrier {
     /// Listens at an address, port 0 for any; returns listener and port. An unspecified address
     /// means all, IPv4 and IPv6.
@@ -18,10 +18,10 @@ pub trait Streams: Carrier {
     /// Begins a connection from this address, or from one that the host chooses;
     /// [`StreamOwner::connected`](crate::carrier::StreamOwner::connected) follows.
     fn connect(&mut self, remote: SocketAddr, local: Option<SocketAddr>) -> Result<u32, Errno>;
-    /// Both ends of a connected stream.
-    fn ends(&mut self, sid: u32) -> Result<Ends, Errno>;
+    /// The addresses of both ends of a connected stream.
+    fn ends(&mut self, sid: u32) -> Result<Endpoints, Errno>;
     /// Whether an address is one of this host.
-    fn is_own(&mut self, place: Place) -> bool;
+    fn is_own(&mut self, address: HostAddress) -> bool;
     /// Hands a stream to a queue pair; without one the queue pair is its own peer.
     fn attach(&mut self, sid: Option<u32>, attachment: &Attachment) -> Result<(), Errno>;
     /// Whether sends were posted to the queue pair that wait for its connection.
@@ -33,13 +33,13 @@ pub trait Streams: Carrier {
 pub struct Attachment {
     /// Device number of the queue pair.
     pub qid: u32,
-    /// What start-up came to; none for a loop.
+    /// The result of MPA start-up; `None` for a queue pair that is its own peer.
     pub negotiated: Option<Negotiated>,
     /// Inbound Reads.
     pub ird: u8,
     /// Outbound Reads.
     pub ord: u8,
-    /// How long a Send of the peer may find no receive posted; `None` = for ever.
+    /// How long a Send of the peer waits for a posted receive; `None` = no limit.
     pub rnr_timeout: Option<Duration>,
 }
 

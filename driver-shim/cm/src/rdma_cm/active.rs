@@ -128,7 +128,7 @@ impl Engine {
     }
 
     /// Bytes of the Reply.
-    pub(super) fn hear_reply(&mut self, world: &mut World<'_>, handle: u32, bytes: Result<&[u8], Errno>) {
+    pub(super) fn reply_received(&mut self, world: &mut World<'_>, handle: u32, bytes: Result<&[u8], Errno>) {
         let Some(State::Connecting(connecting)) = self.ids.get_mut(&handle).map(|id| &mut id.state) else {
             return;
         };
@@ -146,7 +146,7 @@ impl Engine {
             Ok(Some(Answer::Rejected(Rejected { word, private_data }))) => {
                 let params = self.event_params(word, private_data);
                 self.timers.set(Key::Id(handle), None);
-                self.hang_up(world, sid, Close::Orderly);
+                self.close_stream(world, sid, Close::Orderly);
                 if let Some(id) = self.ids.get_mut(&handle) {
                     id.state = State::Over;
                 }
@@ -177,7 +177,7 @@ impl Engine {
         (connecting.enhanced, connecting.initiator) = (false, None);
         // The port is still in use by the first call.
         id.picked = true;
-        self.hang_up(world, sid, failure.close);
+        self.close_stream(world, sid, failure.close);
         if let Err(errno) = self.dial(world, handle, *connecting) {
             self.connect_failed(world, handle, errno);
         }
@@ -260,10 +260,10 @@ impl Engine {
             let params = accepted.word.is_some()
                 && world
                     .device
-                    .send(sid, &negotiated.last_words(terminate::LOCAL))
+                    .send(sid, &negotiated.terminate_frame(terminate::LOCAL))
                     .is_ok();
             let how = if params { Close::Orderly } else { Close::Abort };
-            self.hang_up(world, sid, how);
+            self.close_stream(world, sid, how);
             return Err(errno);
         }
         self.streams.remove(&sid);
@@ -291,7 +291,7 @@ impl Engine {
         };
         self.timers.set(Key::Id(handle), None);
         if let Some(sid) = sid.filter(|sid| self.streams.contains_key(sid)) {
-            self.hang_up(world, sid, Close::Abort);
+            self.close_stream(world, sid, Close::Abort);
         }
         let (kind, status) = CmEvent::of_failure(errno);
         self.report(world, handle, kind, status, EventParams::default());

@@ -163,7 +163,7 @@ impl Engine {
             return None;
         };
         for sid in early {
-            self.hang_up(world, sid, Close::Abort);
+            self.close_stream(world, sid, Close::Abort);
         }
         lid
     }

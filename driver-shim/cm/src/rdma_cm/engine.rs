@@ -46,7 +46,7 @@ impl Engine {
                     } else {
                         tracing::debug!("stream {sid}: no Request in time");
                     }
-                    self.hang_up(world, sid, Close::Abort);
+                    self.close_stream(world, sid, Close::Abort);
                 }
                 Key::TimeWait(handle) => {
                     self.report(world, handle, CmEvent::TimewaitExit, 0, EventParams::default());
@@ -81,7 +81,7 @@ impl Engine {
     }
 
     /// Closes a stream in start-up.
-    pub(super) fn hang_up(&mut self, world: &mut World<'_>, sid: u32, how: Close) {
+    pub(super) fn close_stream(&mut self, world: &mut World<'_>, sid: u32, how: Close) {
         self.streams.remove(&sid);
         self.timers.set(Key::Stream(sid), None);
         world.device.close(sid, how);
@@ -100,13 +100,13 @@ impl Engine {
     /// error.
     pub fn received(&mut self, world: &mut World<'_>, sid: u32, bytes: Result<&[u8], Errno>) {
         match self.streams.get(&sid) {
-            Some(Owner::Listener(..)) => self.hear_request(world, sid, bytes),
+            Some(Owner::Listener(..)) => self.request_received(world, sid, bytes),
             Some(Owner::Early(_)) => {}
             Some(Owner::Id(handle)) => {
                 let handle = *handle;
                 match self.ids.get(&handle).map(|id| &id.state) {
-                    Some(State::Connecting(_)) => self.hear_reply(world, handle, bytes),
-                    Some(State::Framing(_)) => self.hear_frame(world, handle, bytes),
+                    Some(State::Connecting(_)) => self.reply_received(world, handle, bytes),
+                    Some(State::Framing(_)) => self.rtr_frame_received(world, handle, bytes),
                     _ => {}
                 }
             }

@@ -110,7 +110,7 @@ impl Engine {
             State::Bound { lid, early } => {
                 self.close_listener(world, lid);
                 for sid in early {
-                    self.hang_up(world, sid, Close::Abort);
+                    self.close_stream(world, sid, Close::Abort);
                 }
             }
             State::Listening(listener) => {
@@ -122,19 +122,19 @@ impl Engine {
                 };
                 let starting: Vec<u32> = self.streams.iter().filter_map(owned).collect();
                 for sid in starting.into_iter().chain(waiting) {
-                    self.hang_up(world, sid, Close::Abort);
+                    self.close_stream(world, sid, Close::Abort);
                 }
             }
-            State::Connecting(connecting) => self.hang_up(world, connecting.sid, Close::Abort),
-            State::Answered(answered) => self.hang_up(world, answered.sid, Close::Abort),
-            State::Framing(framing) => self.hang_up(world, framing.sid, Close::Abort),
+            State::Connecting(connecting) => self.close_stream(world, connecting.sid, Close::Abort),
+            State::Answered(answered) => self.close_stream(world, answered.sid, Close::Abort),
+            State::Framing(framing) => self.close_stream(world, framing.sid, Close::Abort),
             State::Requested {
                 sid, mut responder, ..
             } => {
                 if let Ok(reply) = responder.reject(&[], None) {
                     let _ = world.device.send(sid, &reply);
                 }
-                self.hang_up(world, sid, Close::Orderly);
+                self.close_stream(world, sid, Close::Orderly);
             }
             State::Opening { qid, .. } | State::Connected { qid } => {
                 self.queue_pairs.remove(&qid);

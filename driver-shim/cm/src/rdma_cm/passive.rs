@@ -7,8 +7,8 @@ use super::state::{
     Attachment, CmEvent, EARLY_TIMEOUT, Engine, Event, EventParams, Framing, Id, Key, Notice, Owner, State,
     World,
 };
-use crate::carrier::{Due, Inbox, hear_request};
-use crate::mpa_startup::{Close, Depths, Heard, Negotiated, Reply, Responder};
+use crate::carrier::{Inbox, RequestProgress, receive_request};
+use crate::mpa_startup::{Close, Depths, Negotiated, Reply, Responder, ResponderEvent};
 
 /// Streams of one listener whose Request is due. Beyond this limit the oldest is closed, since a
 /// genuine initiator sends it at once.
@@ -63,7 +63,7 @@ impl Engine {
                 |oldest| matches!(self.streams.get(oldest), Some(Owner::Listener(of, _)) if *of == handle),
             ) {
                 tracing::debug!("stream {oldest}: gives way, too many say nothing");
-                self.hang_up(world, oldest, Close::Abort);
+                self.close_stream(world, oldest, Close::Abort);
             }
             let settings = if self.config.peers.is_empty() {
                 self.usual.settings.clone()
@@ -85,14 +85,14 @@ impl Engine {
     }
 
     /// Bytes of a Request.
-    pub(super) fn hear_request(&mut self, world: &mut World<'_>, sid: u32, bytes: Result<&[u8], Errno>) {
+    pub(super) fn request_received(&mut self, world: &mut World<'_>, sid: u32, bytes: Result<&[u8], Errno>) {
         let Some(Owner::Listener(_, responder)) = self.streams.get_mut(&sid) else {
             return;
         };
-        match hear_request(responder, world.device, sid, bytes) {
-            Due::Whole => self.ask(world, sid),
-            Due::More => {}
-            Due::HangUp(how) => self.hang_up(world, sid, how),
+        match receive_request(responder, world.device, sid, bytes) {
+            RequestProgress::Complete => self.ask(world, sid),
+            RequestProgress::Incomplete => {}
+            RequestProgress::Close(how) => self.close_stream(world, sid, how),
         }
     }
 
@@ -214,7 +214,7 @@ impl Engine {
                 "id {handle}: its initiator closed the stream or sent data before the Reply: {inbox:?}"
             );
             id.state = State::Over;
-            self.hang_up(world, sid, Close::Abort);
+            self.close_stream(world, sid, Close::Abort);
             return Err(Errno::CONNRESET);
         }
         // The ORD that we need goes into the reject frame (RFC 6581 §9.1).
@@ -226,7 +226,7 @@ impl Engine {
                 .map_err(|_| Errno::INVAL)?;
             id.state = State::Over;
             let _ = world.device.send(sid, &reply);
-            self.hang_up(world, sid, Close::Orderly);
+            self.close_stream(world, sid, Close::Orderly);
             return Err(Errno::INVAL);
         }
         let own = Depths {
@@ -260,7 +260,7 @@ impl Engine {
         });
         begun.inspect_err(|_| {
             self.timers.set(Key::Id(handle), None);
-            self.hang_up(world, sid, Close::Abort);
+            self.close_stream(world, sid, Close::Abort);
         })
     }
 
@@ -313,12 +313,17 @@ impl Engine {
     }
 
     /// Bytes of the RTR frame.
-    pub(super) fn hear_frame(&mut self, world: &mut World<'_>, handle: u32, bytes: Result<&[u8], Errno>) {
+    pub(super) fn rtr_frame_received(
+        &mut self,
+        world: &mut World<'_>,
+        handle: u32,
+        bytes: Result<&[u8], Errno>,
+    ) {
         let Some(State::Framing(framing)) = self.ids.get_mut(&handle).map(|id| &mut id.state) else {
             return;
         };
         match framing.responder.take(bytes) {
-            Ok(Some(Heard::Ready(negotiated))) => {
+            Ok(Some(ResponderEvent::Ready(negotiated))) => {
                 let Some(id) = self.ids.get_mut(&handle) else {
                     return;
                 };
@@ -333,7 +338,7 @@ impl Engine {
                     ..
                 } = *framing;
                 if let Err(errno) = self.begin(world, handle, sid, qid, &parameters, negotiated, params) {
-                    self.hang_up(world, sid, Close::Abort);
+                    self.close_stream(world, sid, Close::Abort);
                     self.answer_failed(world, handle, errno);
                 }
             }
@@ -356,7 +361,7 @@ impl Engine {
             return;
         };
         if let State::Framing(framing) = std::mem::replace(&mut id.state, State::Over) {
-            self.hang_up(world, framing.sid, Close::Abort);
+            self.close_stream(world, framing.sid, Close::Abort);
         }
         self.timers.set(Key::Id(handle), None);
         let kind = match errno {
@@ -385,7 +390,7 @@ impl Engine {
         let reply = responder.reject(private_data, None).map_err(|_| Errno::INVAL)?;
         id.state = State::Over;
         let _ = world.device.send(sid, &reply);
-        self.hang_up(world, sid, Close::Orderly);
+        self.close_stream(world, sid, Close::Orderly);
         Ok(())
     }
 }

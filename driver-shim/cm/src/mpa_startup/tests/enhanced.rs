@@ -91,7 +91,7 @@ fn empa_06_revision_1_resets_an_enhanced_request() {
     );
     let failure = responder.receive(&vector("MPA-REQ-R2-P2P")).unwrap_err();
     assert_eq!(failure.fault, Fault::Frame(StartupError::Revision(2)));
-    assert_eq!((failure.close, failure.last_words), (Close::Abort, None));
+    assert_eq!((failure.close, failure.final_frame), (Close::Abort, None));
 }
 
 #[test]

@@ -98,7 +98,7 @@ fn asked(settings: Settings, request: &[u8]) -> Responder {
     let mut responder = Responder::new(settings, START);
     assert_eq!(
         responder.receive(request),
-        Ok((request.len(), Some(Heard::Request)))
+        Ok((request.len(), Some(ResponderEvent::Request)))
     );
     responder
 }

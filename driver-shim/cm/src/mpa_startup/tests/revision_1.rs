@@ -15,7 +15,7 @@ fn plain() -> Settings {
 fn refused(settings: Settings, bytes: &[u8]) -> Fault {
     let mut responder = Responder::new(settings, START);
     let failure = responder.receive(bytes).unwrap_err();
-    assert_eq!((failure.close, failure.last_words), (Close::Abort, None));
+    assert_eq!((failure.close, failure.final_frame), (Close::Abort, None));
     failure.fault
 }
 
@@ -297,8 +297,8 @@ fn mpa_s_20_revision_0_is_answered_with_1_and_closed() {
     let mut responder = Responder::new(settings(), START);
     let failure = responder.receive(&vector("MPA-REQ-R0-RDMAC")).unwrap_err();
     assert_eq!((failure.fault, failure.close), (Fault::Rdmac, Close::Orderly));
-    let words = failure.last_words.unwrap();
-    let (reply, _) = StartupFrame::parse(&words).unwrap();
+    let frame = failure.final_frame.unwrap();
+    let (reply, _) = StartupFrame::parse(&frame).unwrap();
     assert_eq!(
         (reply.kind, reply.revision, reply.flags.reject),
         (FrameKind::Reply, 1, true)
@@ -313,7 +313,7 @@ fn mpa_s_20_revision_0_is_answered_with_1_and_closed() {
         .receive(&bytes(FrameKind::Reply, 0, flags, None, &[]))
         .unwrap_err();
     assert_eq!(
-        (failure.fault, failure.close, failure.last_words),
+        (failure.fault, failure.close, failure.final_frame),
         (Fault::Rdmac, Close::Orderly, None)
     );
 }
@@ -372,7 +372,7 @@ proptest! {
             match responder.receive(chunk) {
                 Ok((taken, heard)) => {
                     prop_assert!(taken <= chunk.len() && (heard.is_some() || wants >= taken || taken == chunk.len()));
-                    if heard == Some(Heard::Request) {
+                    if heard == Some(ResponderEvent::Request) {
                         responder.accept(depths(1, 1), &[], START).unwrap();
                     }
                 }

@@ -23,7 +23,7 @@ fn s001_01_the_rtr_frame_follows_a_reply_that_agrees() {
     let frame = accepted(&mut initiator, &reply.bytes).rtr_frame.unwrap();
     assert_eq!(frame.len(), 20);
     match responder.receive(&frame).unwrap() {
-        (20, Some(Heard::Ready(negotiated))) => assert!(!negotiated.fenced && negotiated.crc),
+        (20, Some(ResponderEvent::Ready(negotiated))) => assert!(!negotiated.fenced && negotiated.crc),
         other => panic!("{other:?}"),
     }
     // Not behind a reject.
@@ -57,7 +57,7 @@ fn s001_04_both_spellings_of_the_key_are_read_and_written() {
     let hears = |frame: &[u8]| {
         let mut responder = asked(on(RtrKey::Hex), &vector("S001-REQ"));
         responder.accept(Depths::default(), &[], START).unwrap();
-        matches!(responder.receive(frame), Ok((20, Some(Heard::Ready(_)))))
+        matches!(responder.receive(frame), Ok((20, Some(ResponderEvent::Ready(_)))))
     };
     for name in ["S001-RTR-hex", "S001-RTR-ascii"] {
         assert!(hears(&vector(name)), "{name}");
@@ -87,7 +87,7 @@ fn s001_05_private_data_in_the_rtr_frame_is_tolerated() {
     let start_up = stream.len();
     stream.extend(vector("F-SEND-hello"));
     let (taken, heard) = responder.receive(&stream).unwrap();
-    assert!(matches!(heard, Some(Heard::Ready(_))));
+    assert!(matches!(heard, Some(ResponderEvent::Ready(_))));
     assert_eq!(
         taken, start_up,
         "the first FPDU, and the first marker, come right behind"

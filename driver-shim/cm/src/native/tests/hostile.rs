@@ -39,12 +39,12 @@ fn thousands_of_idle_connections_stall_nobody_and_are_bounded() {
         net.stranger(2, b.qpn, 1, &[]);
     }
     net.run(100 * MS);
-    assert_eq!(net.in_start_up(1), MAX_LISTENING);
+    assert_eq!(net.in_start_up(1), MAX_WITHOUT_REQUEST);
     assert_others_meet(&mut net, a, b);
     net.run(30 * SECOND);
     assert_eq!(net.in_start_up(1), 0, "all timed out");
     net.on(1, |engine, _| {
-        assert!(engine.calls.is_empty() && engine.listening.is_empty())
+        assert!(engine.streams.is_empty() && engine.without_request.is_empty())
     });
 }
 
@@ -155,6 +155,6 @@ proptest! {
         net.run(60 * SECOND);
         prop_assert_eq!(net.in_start_up(1), 0);
         prop_assert!(net.attached(1, idle.qid).is_empty());
-        net.on(1, |engine, _| assert!(engine.calls.is_empty() && engine.parked == 0));
+        net.on(1, |engine, _| assert!(engine.streams.is_empty() && engine.parked == 0));
     }
 }

@@ -7,7 +7,7 @@ mod strangers;
 mod trouble;
 
 use super::identity::Identity;
-use super::rnr::{LEAST_RNR, rnr_timeout};
+use super::rnr::{MIN_RNR, rnr_timeout};
 use super::state::*;
 use super::*;
 use crate::carrier::Carrier;
@@ -28,7 +28,9 @@ struct Qp {
 
 /// Makes a queue pair with this device number.
 fn make(net: &mut Net, host: usize, qid: u32) -> Qp {
-    let qpn = net.on(host, |engine, world| engine.enter(world)).unwrap();
+    let qpn = net
+        .on(host, |engine, world| engine.add_queue_pair(world))
+        .unwrap();
     Qp { host, qid, qpn }
 }
 
@@ -42,7 +44,7 @@ fn peer_of(us: Qp, peer: Qp) -> Peer {
         address: SocketAddr::new(address(peer.host), super::address::port_of(peer.qpn)),
         qpn: peer.qpn,
         is_self: us == peer,
-        we_call: (us.host, us.qpn) < (peer.host, peer.qpn),
+        we_initiate: (us.host, us.qpn) < (peer.host, peer.qpn),
         source: Some(SocketAddr::new(address(us.host), 0)),
     }
 }
@@ -71,12 +73,14 @@ fn rts(us: Qp) -> RtsParams {
 
 fn to_rtr(net: &mut Net, us: Qp, peer: Qp) {
     net.on(us.host, |engine, world| {
-        engine.meet(world, us.qpn, params(us, peer))
+        engine.reached_rtr(world, us.qpn, params(us, peer))
     });
 }
 
 fn to_rts(net: &mut Net, us: Qp) {
-    net.on(us.host, |engine, world| engine.ready(world, us.qpn, rts(us)));
+    net.on(us.host, |engine, world| {
+        engine.reached_rts(world, us.qpn, rts(us))
+    });
 }
 
 fn up(net: &mut Net, us: Qp, peer: Qp) {

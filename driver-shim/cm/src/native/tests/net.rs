@@ -21,7 +21,7 @@ enum Event {
 #[derive(Debug)]
 struct End {
     host: usize,
-    ends: Ends,
+    ends: Endpoints,
     peer: u32,
     inbox: Vec<u8>,
     wanted: Option<usize>,
@@ -170,12 +170,12 @@ impl Streams for Port {
         let end = |host, peer| End {
             host,
             ends: if peer == sid {
-                Ends {
+                Endpoints {
                     local: remote,
                     remote: source,
                 }
             } else {
-                Ends {
+                Endpoints {
                     local: source,
                     remote,
                 }
@@ -208,18 +208,19 @@ impl Streams for Port {
         Ok(sid)
     }
 
-    fn ends(&mut self, sid: u32) -> Result<Ends, Errno> {
+    fn ends(&mut self, sid: u32) -> Result<Endpoints, Errno> {
         let wire = self.wire.borrow();
         wire.ends.get(&sid).map(|end| end.ends).ok_or(Errno::INVAL)
     }
 
-    fn is_own(&mut self, place: Place) -> bool {
+    fn is_own(&mut self, asked: HostAddress) -> bool {
         let own = [
             address(self.host),
             other_address(self.host),
             Ipv4Addr::LOCALHOST.into(),
         ];
-        own.iter().any(|ip| Place::from(SocketAddr::new(*ip, 0)) == place)
+        own.iter()
+            .any(|ip| HostAddress::from(SocketAddr::new(*ip, 0)) == asked)
     }
 
     fn attach(&mut self, sid: Option<u32>, attachment: &Attachment) -> Result<(), Errno> {

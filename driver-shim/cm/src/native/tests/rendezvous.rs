@@ -117,7 +117,7 @@ fn a_queue_pair_that_names_itself_needs_no_stream() {
     );
     net.run(10 * SECOND);
     assert_eq!(net.notices(0).len(), 1);
-    net.on(0, |engine, world| engine.leave(world, a.qpn));
+    net.on(0, |engine, world| engine.remove_queue_pair(world, a.qpn));
 }
 
 #[test]
@@ -136,21 +136,21 @@ fn a_receiver_that_never_goes_to_rts_is_connected_all_the_same() {
 
 #[test]
 fn neither_or_both_initiate_and_there_is_one_connection() {
-    for we_call in [false, true] {
+    for we_initiate in [false, true] {
         let mut net = Net::new(2);
         let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
         for (us, peer) in [(a, b), (b, a)] {
             let PeerParams { peer: named, .. } = params(us, peer);
             let params = PeerParams {
-                peer: Peer { we_call, ..named },
+                peer: Peer { we_initiate, ..named },
                 ..params(us, peer)
             };
-            net.on(us.host, |engine, world| engine.meet(world, us.qpn, params));
+            net.on(us.host, |engine, world| engine.reached_rtr(world, us.qpn, params));
         }
         to_rts(&mut net, a);
         to_rts(&mut net, b);
         let took = net.until(2 * SECOND, both_open(a, b));
-        assert_eq!(took >= SECOND, !we_call);
+        assert_eq!(took >= SECOND, !we_initiate);
         net.run(30 * SECOND);
         assert_joined(&net, a, b);
     }
@@ -198,11 +198,11 @@ fn queue_pairs_beyond_a_listeners_numbers_open_another() {
 fn a_number_rests_before_it_is_used_again() {
     let mut net = Net::new(1);
     let first = make(&mut net, 0, 1);
-    net.on(0, |engine, world| engine.leave(world, first.qpn));
+    net.on(0, |engine, world| engine.remove_queue_pair(world, first.qpn));
     for qid in 2..=256 {
         let qp = make(&mut net, 0, qid);
         assert_ne!(qp.qpn, first.qpn);
-        net.on(0, |engine, world| engine.leave(world, qp.qpn));
+        net.on(0, |engine, world| engine.remove_queue_pair(world, qp.qpn));
     }
     assert_eq!(make(&mut net, 0, 257).qpn, first.qpn);
     assert_eq!(net.listeners(0), 1);
@@ -211,7 +211,7 @@ fn a_number_rests_before_it_is_used_again() {
     let all: Vec<Qp> = (300..500).map(|qid| make(&mut net, 0, qid)).collect();
     for qid in 500..600 {
         let qp = make(&mut net, 0, qid);
-        net.on(0, |engine, world| engine.leave(world, qp.qpn));
+        net.on(0, |engine, world| engine.remove_queue_pair(world, qp.qpn));
         assert_ne!(make(&mut net, 0, qid + 1000).qpn, qp.qpn);
     }
     assert!(all.iter().all(|qp| net.listeners(0) == 2 && qp.qpn != first.qpn));
@@ -224,7 +224,7 @@ fn listeners_keep_to_the_range_that_was_set() {
     let mut net = Net::with(1, &config);
     let numbers: Vec<u32> = (1..=512).map(|qid| make(&mut net, 0, qid).qpn >> 8).collect();
     assert!(numbers.iter().all(|port| (7000..=7001).contains(port)));
-    let full = net.on(0, |engine, world| engine.enter(world));
+    let full = net.on(0, |engine, world| engine.add_queue_pair(world));
     assert_eq!(full, Err(Errno::ADDRINUSE));
 }
 
@@ -247,7 +247,7 @@ proptest! {
     fn any_order_and_latency_make_one_connection(
         latency_us in 1u64..200_000,
         delays in proptest::array::uniform4(0u64..3_000),
-        we_call in proptest::array::uniform2(any::<bool>()),
+        we_initiate in proptest::array::uniform2(any::<bool>()),
         one_way in 0u8..3,
         same_process in any::<bool>(),
     ) {
@@ -273,9 +273,9 @@ proptest! {
             if is_rts {
                 to_rts(&mut net, us);
             } else {
-                let named = Peer { we_call: we_call[side], ..peer_of(us, peer) };
+                let named = Peer { we_initiate: we_initiate[side], ..peer_of(us, peer) };
                 let params = PeerParams { peer: named, ..params(us, peer) };
-                net.on(us.host, |engine, world| engine.meet(world, us.qpn, params));
+                net.on(us.host, |engine, world| engine.reached_rtr(world, us.qpn, params));
             }
         }
         net.until(60 * SECOND, both_open(a, b));

@@ -7,7 +7,7 @@ fn an_unknown_number_is_turned_down_for_good() {
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     let gone = make(&mut net, 1, 2);
-    net.on(1, |engine, world| engine.leave(world, gone.qpn));
+    net.on(1, |engine, world| engine.remove_queue_pair(world, gone.qpn));
     up(&mut net, a, gone);
     net.until(100 * MS, |net| net.is_unreachable(0, 1));
     net.run(30 * SECOND);
@@ -39,7 +39,7 @@ fn a_reused_number_is_not_mistaken_for_its_predecessor() {
         rq_psn: psn(b) ^ 1,
         ..params(a, b)
     };
-    net.on(0, |engine, world| engine.meet(world, a.qpn, stale));
+    net.on(0, |engine, world| engine.reached_rtr(world, a.qpn, stale));
     to_rts(&mut net, a);
     net.until(100 * MS, |net| net.is_unreachable(0, 1));
     assert!(net.attached(1, 1).is_empty());
@@ -117,10 +117,10 @@ fn parking_is_bounded_in_number() {
                 .values()
                 .all(|pair| pair.parked.len() <= MAX_PARKED_EACH)
         );
-        assert!(engine.calls.len() < 20 + 80);
+        assert!(engine.streams.len() < 20 + 80);
     });
     idle.iter()
-        .for_each(|qp| net.on(1, |engine, world| engine.leave(world, qp.qpn)));
+        .for_each(|qp| net.on(1, |engine, world| engine.remove_queue_pair(world, qp.qpn)));
     net.on(1, |engine, _| assert_eq!(engine.parked, 0));
 }
 
@@ -149,7 +149,7 @@ fn retry_budgets_are_waited_for_and_may_be_endless() {
         net.send_waits(0, 1);
         to_rtr(&mut net, a, b);
         let ready = RtsParams { timeout, ..rts(a) };
-        net.on(0, |engine, world| engine.ready(world, a.qpn, ready));
+        net.on(0, |engine, world| engine.reached_rts(world, a.qpn, ready));
         match expected {
             Some(expected) => {
                 let took = net.until(30 * SECOND, |net| net.is_unreachable(0, 1));
@@ -228,14 +228,14 @@ fn a_fence_that_never_opens_is_given_up() {
 
 #[test]
 fn retiring_ends_what_is_under_way() {
-    // Dialing, asking, parked: in each stage the caller or the called goes away.
+    // Connecting, asking, parked: in each stage the caller or the called goes away.
     for (time, who) in [(0, 0), (1, 0), (3, 0), (100, 0), (3, 1), (100, 1)] {
         let mut net = Net::new(2);
         let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
         up(&mut net, a, b);
         net.run(time * MS);
         let gone = if who == 0 { a } else { b };
-        net.on(who, |engine, world| engine.leave(world, gone.qpn));
+        net.on(who, |engine, world| engine.remove_queue_pair(world, gone.qpn));
         net.run(30 * SECOND);
         assert_eq!(
             (net.in_start_up(0), net.in_start_up(1)),
@@ -244,7 +244,7 @@ fn retiring_ends_what_is_under_way() {
         );
         assert_eq!(net.is_unreachable(0, 1), who == 1);
         net.on(who, |engine, _| {
-            assert!(engine.calls.is_empty() && engine.pairs.is_empty() && engine.parked == 0)
+            assert!(engine.streams.is_empty() && engine.pairs.is_empty() && engine.parked == 0)
         });
     }
 }
@@ -253,7 +253,7 @@ fn retiring_ends_what_is_under_way() {
 fn rnr_policy_has_the_senders_count_and_the_receivers_timer() {
     assert_eq!(rnr_timeout(7, 12), None);
     assert_eq!(rnr_timeout(0, 12), Some(Duration::ZERO));
-    assert_eq!(rnr_timeout(1, 1), Some(LEAST_RNR));
+    assert_eq!(rnr_timeout(1, 1), Some(MIN_RNR));
     assert_eq!(rnr_timeout(6, 0), Some(Duration::from_micros(6 * 655_360)));
     assert_eq!(rnr_timeout(2, 31), Some(Duration::from_micros(2 * 491_520)));
 
@@ -264,9 +264,9 @@ fn rnr_policy_has_the_senders_count_and_the_receivers_timer() {
             min_rnr_timer: 31,
             ..params(us, peer)
         };
-        net.on(us.host, |engine, world| engine.meet(world, us.qpn, params));
+        net.on(us.host, |engine, world| engine.reached_rtr(world, us.qpn, params));
         let ready = RtsParams { rnr_retry, ..rts(us) };
-        net.on(us.host, |engine, world| engine.ready(world, us.qpn, ready));
+        net.on(us.host, |engine, world| engine.reached_rts(world, us.qpn, ready));
     }
     net.until(SECOND, both_open(a, b));
     assert_eq!(net.attached(0, 1)[0].rnr_timeout, None, "b tries for ever");

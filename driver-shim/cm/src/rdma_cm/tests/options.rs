@@ -113,7 +113,7 @@ fn empa_38_an_error_behind_the_reply_is_told_by_a_terminate() {
         ..negotiated
     };
     assert_eq!(
-        marked.last_words(terminate::LOCAL)[..4],
+        marked.terminate_frame(terminate::LOCAL)[..4],
         [0; 4],
         "a marker in front"
     );

@@ -1,11 +1,11 @@
-//! The peer's calls, and those of strangers.
+//! The responder: streams that listeners accept, and the Requests on them.
 
 use rustix::io::Errno;
 
 use super::identity::{Identity, Reason};
-use super::state::{Call, Engine, Key, MAX_LISTENING, Pair, Phase};
+use super::state::{Engine, Key, MAX_WITHOUT_REQUEST, Pair, Phase, Startup};
 use super::streams::World;
-use crate::carrier::{Due, Inbox, hear_request};
+use crate::carrier::{Inbox, RequestProgress, receive_request};
 use crate::mpa_startup::{Close, Depths, Reply, Responder};
 
 impl Engine {
@@ -15,11 +15,11 @@ impl Engine {
             world.streams.close(sid, Close::Abort);
             return;
         }
-        if self.listening.len() >= MAX_LISTENING
-            && let Some((_, oldest)) = self.listening.pop_first()
+        if self.without_request.len() >= MAX_WITHOUT_REQUEST
+            && let Some((_, oldest)) = self.without_request.pop_first()
         {
             tracing::debug!("stream {oldest}: closed: too many streams without a Request");
-            self.hang_up(world, oldest, Close::Abort);
+            self.close_stream(world, oldest, Close::Abort);
         }
         let responder = Responder::new(self.settings.clone(), world.now);
         if world.streams.receive(sid, responder.wants()).is_err() {
@@ -27,39 +27,39 @@ impl Engine {
             return;
         }
         self.arrivals += 1;
-        self.listening.insert(self.arrivals, sid);
-        self.timers.set(Key::Call(sid), responder.deadline());
-        self.calls.insert(
+        self.without_request.insert(self.arrivals, sid);
+        self.timers.set(Key::Stream(sid), responder.deadline());
+        self.streams.insert(
             sid,
-            Call::Listening {
+            Startup::Accepted {
                 responder: Box::new(responder),
                 order: self.arrivals,
             },
         );
     }
 
-    /// Bytes of a Request.
-    pub(super) fn hear_request(&mut self, world: &mut World<'_>, sid: u32, bytes: Result<&[u8], Errno>) {
-        let Some(Call::Listening { responder, .. }) = self.calls.get_mut(&sid) else {
+    /// Takes bytes of a Request.
+    pub(super) fn request_received(&mut self, world: &mut World<'_>, sid: u32, bytes: Result<&[u8], Errno>) {
+        let Some(Startup::Accepted { responder, .. }) = self.streams.get_mut(&sid) else {
             return;
         };
-        match hear_request(responder, world.streams, sid, bytes) {
-            Due::Whole => self.answer(world, sid),
-            Due::More => {}
-            Due::HangUp(how) => self.hang_up(world, sid, how),
+        match receive_request(responder, world.streams, sid, bytes) {
+            RequestProgress::Complete => self.answer(world, sid),
+            RequestProgress::Incomplete => {}
+            RequestProgress::Close(how) => self.close_stream(world, sid, how),
         }
     }
 
-    /// A Request is whole: whom does it want, and what is that one up to?
+    /// Handles a complete Request by the state of the queue pair that it names.
     fn answer(&mut self, world: &mut World<'_>, sid: u32) {
-        let Some(Call::Listening { responder, order }) = self.forget(sid) else {
+        let Some(Startup::Accepted { responder, order }) = self.forget(sid) else {
             return;
         };
-        let caller = responder
+        let peer = responder
             .request()
             .and_then(|request| Identity::parse(&request.private_data));
-        let qpn = caller.map_or(0, |caller| caller.to);
-        let nobody = Identity {
+        let qpn = peer.map_or(0, |peer| peer.to);
+        let unidentified = Identity {
             from: 0,
             to: 0,
             sq_psn: None,
@@ -71,39 +71,39 @@ impl Engine {
         let Ok(ends) = world.streams.ends(sid) else {
             return world.streams.close(sid, Close::Abort);
         };
-        self.calls.insert(
+        self.streams.insert(
             sid,
-            Call::Waiting {
+            Startup::Unanswered {
                 qpn,
                 responder,
-                caller: caller.unwrap_or(nobody),
+                peer: peer.unwrap_or(unidentified),
                 ends,
                 order,
             },
         );
-        let Some(caller) = caller else {
+        let Some(peer) = peer else {
             return self.reject(world, sid, Reason::Foreign);
         };
         tracing::debug!(
             "stream {sid}: {:#08x} requests a connection with {qpn:#08x}",
-            caller.from
+            peer.from
         );
         match self.pairs.get(&qpn).map(|pair| &pair.phase) {
             None => self.reject(world, sid, Reason::Unknown),
-            // A nudge needs no place: it is remembered as such.
-            Some(Phase::Idle) if caller.sq_psn.is_none() => {
-                self.hurry(world, qpn);
+            // A nudge is not parked: the queue pair remembers it.
+            Some(Phase::Idle) if peer.sq_psn.is_none() => {
+                self.initiate_early(world, qpn);
                 self.reject(world, sid, Reason::Busy);
             }
             Some(Phase::Idle) => self.park(world, sid, qpn),
             Some(Phase::Seeking(seek)) => {
-                let ours = seek.call.and_then(|ours| self.calls.get(&ours));
-                // A nudge connects nothing, so it goes before nothing.
-                let goes_before = matches!(ours, Some(Call::Asking { us, .. })
-                    if us.sq_psn.is_some() && us.goes_before(&caller));
+                let own = seek.stream.and_then(|own| self.streams.get(&own));
+                // A nudge connects nothing, so it has no precedence.
+                let has_precedence = matches!(own, Some(Startup::Requested { local, .. })
+                    if local.sq_psn.is_some() && local.has_precedence_over(&peer));
                 match self.examine(world, sid, qpn) {
                     Err(reason) => self.reject(world, sid, reason),
-                    Ok(()) if goes_before => self.hold(world, sid, qpn),
+                    Ok(()) if has_precedence => self.hold(world, sid, qpn),
                     Ok(()) => self.accept(world, sid, qpn),
                 }
             }
@@ -112,7 +112,7 @@ impl Engine {
         }
     }
 
-    /// Keeps a call for a queue pair that is not at RTR.
+    /// Parks a Request for a queue pair that is not at RTR.
     fn park(&mut self, world: &mut World<'_>, sid: u32, qpn: u32) {
         let Some(pair) = self.pairs.get_mut(&qpn) else {
             return;
@@ -120,12 +120,12 @@ impl Engine {
         pair.parked.push_back(sid);
         self.parked += 1;
         self.timers
-            .set(Key::Call(sid), Some(world.now + self.park_timeout));
+            .set(Key::Stream(sid), Some(world.now + self.park_timeout));
         tracing::debug!("stream {sid}: parked until qpn {qpn:#08x} reaches RTR");
         self.make_room(world, qpn);
     }
 
-    /// The queue pair reached RTR: takes the parked call of its peer, and rejects the others.
+    /// The queue pair reached RTR: accepts the parked Request of its peer, and rejects the others.
     pub(super) fn unpark(&mut self, world: &mut World<'_>, qpn: u32) {
         let Some(pair) = self.pairs.get(&qpn) else {
             return;
@@ -135,7 +135,7 @@ impl Engine {
             .into_iter()
             .map(|sid| (sid, self.examine(world, sid, qpn)))
             .collect();
-        // The latest call is the one the peer still cares for.
+        // The peer may have given up all but its latest Request.
         for (sid, outcome) in examined.into_iter().rev() {
             let seeks = matches!(self.pairs.get(&qpn), Some(pair) if matches!(pair.phase, Phase::Seeking(_)));
             match outcome {
@@ -146,7 +146,7 @@ impl Engine {
         }
     }
 
-    /// Keeps the peer's call while ours, which goes before, is not answered.
+    /// Keeps the peer's Request while this end's Request, which has precedence, is not answered.
     fn hold(&mut self, world: &mut World<'_>, sid: u32, qpn: u32) {
         let Some(Pair {
             phase: Phase::Seeking(seek),
@@ -157,19 +157,19 @@ impl Engine {
         };
         tracing::debug!("stream {sid}: crosses our own request, which has precedence");
         let older = seek.held.replace(sid);
-        self.timers
-            .set(Key::Call(sid), Some(world.now + self.settings.initiator_timeout));
+        self.timers.set(
+            Key::Stream(sid),
+            Some(world.now + self.settings.initiator_timeout),
+        );
         if let Some(older) = older {
             self.reject(world, older, Reason::Busy);
         }
     }
 
-    /// Takes the peer's call.
+    /// Accepts the peer's Request.
     pub(super) fn accept(&mut self, world: &mut World<'_>, sid: u32, qpn: u32) {
-        let Some(Call::Waiting {
-            mut responder,
-            caller,
-            ..
+        let Some(Startup::Unanswered {
+            mut responder, peer, ..
         }) = self.forget(sid)
         else {
             return;
@@ -182,8 +182,8 @@ impl Engine {
             world.streams.close(sid, Close::Abort);
             return;
         };
-        // A caller sends nothing until it has our Reply (RFC 5044 §7.1.2); one that closed it is
-        // not worth a connection.
+        // An initiator sends nothing until it has the Reply (RFC 5044 §7.1.2). A stream that the
+        // initiator closed is not attached.
         let inbox = world.streams.inbox(sid);
         if inbox != Ok(Inbox::Empty) {
             tracing::debug!(
@@ -192,26 +192,27 @@ impl Engine {
             world.streams.close(sid, Close::Abort);
             return self.seek(world, qpn);
         }
-        let us = seek.identity(qpn, caller.nonce);
-        // Told only to a caller that gives numbers of its own; ours never do.
+        let local = seek.identity(qpn, peer.nonce);
+        // Only an initiator that gives its depths gets these; native initiators give none.
         let depths = Depths {
             ird: Some(seek.params.ird.into()),
             ord: seek.rts.map(|rts| rts.ord.into()),
         };
-        let sent = match responder.accept(depths, &us.emit(), world.now) {
+        let sent = match responder.accept(depths, &local.emit(), world.now) {
             Ok(Reply { bytes, negotiated }) => world
                 .streams
                 .send(sid, &bytes)
                 .and(negotiated.ok_or(Errno::INVAL)),
             Err(_) => Err(Errno::INVAL),
         };
-        let rnr_retry = caller.rnr_retry.unwrap_or(7);
+        let rnr_retry = peer.rnr_retry.unwrap_or(7);
         match sent.and_then(|negotiated| self.attach(world, qpn, Some(sid), Some(negotiated), rnr_retry)) {
             Ok(()) => tracing::debug!(
                 "qpn {qpn:#08x}: accepted the request of {:#08x}, stream {sid}",
-                caller.from
+                peer.from
             ),
-            // The caller closed it meanwhile: our own call, or its next one, will do.
+            // The initiator closed the stream meanwhile: this end's Request, or the peer's next
+            // one, connects.
             Err(_) => {
                 world.streams.close(sid, Close::Abort);
                 self.seek(world, qpn);
@@ -219,10 +220,10 @@ impl Engine {
         }
     }
 
-    /// Turns a call down: a rejecting Reply that says why, then the end.
+    /// Rejects a Request: sends a Reply with the reason, then closes the stream.
     pub(super) fn reject(&mut self, world: &mut World<'_>, sid: u32, reason: Reason) {
         tracing::debug!("stream {sid}: rejected: {reason:?}");
-        if let Some(Call::Waiting { mut responder, .. }) = self.forget(sid)
+        if let Some(Startup::Unanswered { mut responder, .. }) = self.forget(sid)
             && let Ok(reply) = responder.reject(&reason.emit(), None)
         {
             let _ = world.streams.send(sid, &reply);

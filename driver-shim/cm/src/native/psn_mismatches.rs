@@ -1,0 +1,46 @@
+//! The count of connection requests with wrong PSNs.
+
+use std::time::Duration;
+
+use crate::mpa_startup::Time;
+
+/// Wrong Requests that a queue pair examines at RTR before it refuses others unexamined.
+const MAX_MISMATCHES: u32 = 16;
+/// The queue pair examines one more Request after each such pause.
+const MISMATCH_PAUSE: Duration = Duration::from_secs(1);
+
+/// The Requests with wrong PSNs that one queue pair received.
+#[derive(Debug, Default)]
+pub(super) struct PsnMismatches {
+    /// Examined Requests that still count.
+    recent: u32,
+    /// The time since which the oldest of `recent` counts.
+    since: Time,
+    /// All Requests with wrong PSNs, with those that were refused unexamined.
+    total: u64,
+}
+
+impl PsnMismatches {
+    /// Whether the queue pair examines no more Requests for now.
+    pub(super) fn are_exhausted(&mut self, now: Time) -> bool {
+        let forgotten = now.saturating_sub(self.since).as_nanos() / MISMATCH_PAUSE.as_nanos();
+        let forgotten = u32::try_from(forgotten).unwrap_or(u32::MAX);
+        if forgotten > 0 {
+            self.recent = self.recent.saturating_sub(forgotten);
+            self.since += MISMATCH_PAUSE * forgotten;
+        }
+        self.recent >= MAX_MISMATCHES
+    }
+
+    /// Counts a Request; returns the total if the log is to have a line about it.
+    pub(super) fn count(&mut self, now: Time, examined: bool) -> Option<u64> {
+        if examined {
+            if self.recent == 0 {
+                self.since = now;
+            }
+            self.recent = self.recent.saturating_add(1);
+        }
+        self.total += 1;
+        (self.total.is_power_of_two()).then_some(self.total)
+    }
+}
