@@ -30,7 +30,7 @@ pub(crate) struct Loopback {
     sealed: u64,
     position: u64,
     /// Bytes up to which everything was placed, delivered or answered.
-    judged: u64,
+    processed: u64,
     tap: Option<Box<OwnPeerTap>>,
 }
 
@@ -88,7 +88,7 @@ impl Loopback {
     /// none completes before.
     #[inline]
     pub(crate) fn taken(&self) -> u64 {
-        self.judged
+        self.processed
     }
 
     /// Whether nothing is on its way.
@@ -101,9 +101,9 @@ impl Loopback {
         self.position
     }
 
-    /// We are through with all up to `position`.
-    pub(crate) fn judge(&mut self, position: u64) {
-        self.judged = position;
+    /// All up to `position` is placed, delivered or answered.
+    pub(crate) fn advance(&mut self, position: u64) {
+        self.processed = position;
     }
 
     /// The next ULPDU to be received.

@@ -27,13 +27,13 @@ impl Qp {
 
     /// As [`kick`](Qp::kick), and leaves in `next` what is to be run then.
     fn kick_before(self: &Arc<Qp>, core: &Core, requests: Requests, next: &mut Next) -> bool {
-        let (mut arrived, mut judged) = (false, false);
+        let (mut arrived, mut progressed) = (false, false);
         let left = self.turns.ask(
             requests.bits(),
             |inner, requests| {
                 let mut effects = Effects::default();
                 arrived |= self.run(core, inner, Requests::from_bits_retain(requests), &mut effects);
-                judged |= inner.engine.has_judged();
+                progressed |= inner.engine.has_progressed();
                 effects
             },
             |effects| core.tell(effects, next),
@@ -41,7 +41,7 @@ impl Qp {
         if left {
             core.agenda.attend_later(self, Requests::AGAIN);
         }
-        if judged && let Some(sibling) = self.sibling(core) {
+        if progressed && let Some(sibling) = self.sibling(core) {
             match requests {
                 // Not to and fro, in ever deeper calls.
                 Requests::PEER_PROGRESS => core.agenda.attend_later(&sibling, Requests::PEER_PROGRESS),

@@ -50,7 +50,7 @@ impl Qp {
             inner.with_engine(|engine, stream| engine.fail(QpFault::CqOverflow, &mut env, stream));
         }
         if requests.intersects(Requests::PEER_PROGRESS) {
-            inner.with_engine(|engine, stream| engine.judged(&mut env, stream));
+            inner.with_engine(|engine, stream| engine.peer_progressed(&mut env, stream));
         }
         if requests.intersects(Requests::TIMER) {
             inner.timer = None;

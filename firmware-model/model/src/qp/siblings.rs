@@ -3,7 +3,7 @@
 use crate::device::state::Core;
 use crate::device::table::Found;
 use crate::qp::Qp;
-use crate::rdmap::{Engine, Verdicts};
+use crate::rdmap::{Engine, PeerProgress};
 use crate::stream::Stream;
 use std::collections::hash_map::Entry;
 use std::net::SocketAddr;
@@ -22,14 +22,14 @@ impl Qp {
         *self.ends.lock().unwrap_or_else(PoisonError::into_inner) = Some((local, remote));
         let mut ends = core.ends();
         let sibling = (ends.get(&(remote, local)))
-            .and_then(|(id, meeting)| Some((core.qps.find(*id)?, meeting.join()?)));
-        let (sibling, verdicts) = match sibling {
-            Some((sibling, verdicts)) => (Some(sibling), verdicts),
-            None => (None, Verdicts::first(awaited)),
+            .and_then(|(id, rendezvous)| Some((core.qps.find(*id)?, rendezvous.join()?)));
+        let (sibling, peer_progress) = match sibling {
+            Some((sibling, peer_progress)) => (Some(sibling), peer_progress),
+            None => (None, PeerProgress::first(awaited)),
         };
-        ends.insert((local, remote), (self.id, verdicts.meeting()));
+        ends.insert((local, remote), (self.id, peer_progress.rendezvous()));
         drop(ends);
-        engine.await_verdicts(verdicts);
+        engine.track_peer(peer_progress);
         if let Some(sibling) = sibling {
             self.sibling.store(sibling.id, Ordering::Relaxed);
             sibling.sibling.store(self.id, Ordering::Relaxed);

@@ -35,9 +35,9 @@ impl<T> Turns<T> {
     }
 
     /// Has `requests` done: by `work` on this thread, with all that others requested meanwhile, or
-    /// by the thread that holds the lock. `after` runs after each piece of work, with the lock dropped, on
-    /// what `work` returned. Returns whether a request is left: the caller must see to it that
-    /// `ask` is called again, if only with no request.
+    /// by the thread that holds the lock. `after` runs after each piece of work, with the lock
+    /// dropped, on what `work` returned. Returns whether a request is left: the caller must see to
+    /// it that `ask` is called again, if only with no request.
     #[must_use]
     pub(crate) fn ask<R>(
         &self,

@@ -18,7 +18,7 @@
 //! | `held` | messages that wait for a receive |
 //! | `responder` | Sends and Writes are checked and placed; `answers` sends Read and Atomic Responses |
 //! | `turns` | requests and answers alternate |
-//! | `verdicts` | what a peer on the same device thinks of our messages |
+//! | `peer_progress` | how far a peer on the same device has processed our messages |
 //! | `terminate` | what an error says on the wire, and what one received means |
 //!
 //! [`Env`]: crate::rdmap::env::Env
@@ -35,6 +35,7 @@ pub mod fuzzing;
 mod held;
 mod inbound;
 mod params;
+mod peer_progress;
 mod placement;
 mod reads;
 mod requester;
@@ -45,9 +46,8 @@ mod terminate;
 #[cfg(test)]
 mod tests;
 mod turns;
-mod verdicts;
 
 pub use crate::llp::loopback::NoStream;
 pub use engine::Engine;
 pub use params::{Attachment, InvalidAttachment, QpChange, QpParams, Rtr, RxOutcome, TxOutcome, WrongState};
-pub use verdicts::{Meeting, Verdicts};
+pub use peer_progress::{PeerProgress, Rendezvous};

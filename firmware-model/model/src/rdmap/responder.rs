@@ -67,7 +67,7 @@ pub(super) struct Responder {
     wqe: RecvWqe,
     receiving: Option<Receiving>,
     /// How the receive being filled completes if it is flushed.
-    verdict: Option<WcStatus>,
+    flush_status: Option<WcStatus>,
     /// MSN of the next message on queue 0.
     pub(super) msn: u32,
     /// An empty receive queue is waited for.
@@ -89,7 +89,7 @@ impl Responder {
             answers: Answers::new(),
             wqe: RecvWqe::default(),
             receiving: None,
-            verdict: None,
+            flush_status: None,
             msn: 1,
             stalls: false,
             stalls_at_first: false,
@@ -139,7 +139,7 @@ impl Responder {
                     placed: 0,
                     cursor: Cursor::default(),
                 });
-                self.verdict = Some(WcStatus::LocQpOpErr);
+                self.flush_status = Some(WcStatus::LocQpOpErr);
                 Err(TerminateError::DdpLocalCatastrophic.into())
             }
             None if self.stalls || self.stalls_at_first => Err(Refusal::Stall),
@@ -178,7 +178,7 @@ impl Responder {
             return Err(TerminateError::DdpInvalidMo.into());
         }
         if mo + len as u64 > receiving.room.min(MAX_MESSAGE) {
-            self.verdict = Some(WcStatus::LocLenErr);
+            self.flush_status = Some(WcStatus::LocLenErr);
             return Err(TerminateError::DdpTooLong.into());
         }
         Ok(())
@@ -226,7 +226,7 @@ impl Responder {
 
     /// The memory of the receive being filled is gone, or not what the receive says.
     pub(super) fn fail_receive(&mut self) -> Refusal {
-        self.verdict = Some(WcStatus::LocProtErr);
+        self.flush_status = Some(WcStatus::LocProtErr);
         TerminateError::DdpLocalCatastrophic.into()
     }
 
@@ -379,7 +379,7 @@ impl Responder {
     }
 
     fn fail(&mut self, qp: &Identity, env: &mut Env<'_>) -> Result<(), Overflow> {
-        let status = self.verdict.take().unwrap_or(WcStatus::WrFlushErr);
+        let status = self.flush_status.take().unwrap_or(WcStatus::WrFlushErr);
         let cqe = qp.cqe(self.wqe.cookie, WcOpcode::Recv, status);
         self.cq.push(cqe, env)
     }

@@ -113,7 +113,10 @@ fn a_peer_attached_later_checks_from_the_first_message() {
     driver.attach(called, &pair.caller.qp, true).unwrap();
     post_three_good_of_five(&driver, &mut pair);
     for _ in 0..POLLS {
-        assert!(pair.caller.send_cq.poll().is_none(), "nobody has judged yet");
+        assert!(
+            pair.caller.send_cq.poll().is_none(),
+            "the peer has processed nothing yet"
+        );
         driver.device.progress();
     }
     driver.attach(accepted, &pair.answerer.qp, false).unwrap();
@@ -179,7 +182,7 @@ fn a_send_that_finds_a_bad_receive_completes_with_an_error() {
 
 /// Whoever ends the connection without a word about a message leaves it as it would be with a peer elsewhere: sent.
 #[test]
-fn an_end_without_a_verdict_completes_what_was_sent() {
+fn an_end_completes_sends_the_peer_has_not_processed() {
     let ends: [fn(&Driver, &Pair); 4] = [
         |driver, pair| driver.on(Opcode::DestroyQp, pair.answerer.qp.id).unwrap(),
         |driver, pair| driver.modify(&pair.answerer.qp, QpState::Err).unwrap(),

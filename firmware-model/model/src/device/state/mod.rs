@@ -21,7 +21,7 @@ use crate::memory::{MemoryTable, PageRoom};
 use crate::qp::effects::Effects;
 use crate::qp::{Ends, Qp};
 use crate::queues::{CompletionQueue, EventQueue, SharedReceiveQueue};
-use crate::rdmap::Meeting;
+use crate::rdmap::Rendezvous;
 use crate::rdmap::env::Env;
 use crate::sched::agenda::{Agenda, Token};
 use crate::stream::descriptor::Descriptors;
@@ -89,9 +89,9 @@ pub(crate) struct Core {
     pub(crate) cqs: Table<CompletionQueue>,
     pub(crate) srqs: Table<SharedReceiveQueue>,
     pub(crate) qps: Table<Qp>,
-    /// Queue pairs whose peers are on this host and where these find their verdicts, by the ends of
+    /// Queue pairs whose peers are on this host and where these find their counts, by the ends of
     /// their streams, theirs first. A leaf.
-    ends: Mutex<HashMap<Ends, (u32, Meeting)>>,
+    ends: Mutex<HashMap<Ends, (u32, Rendezvous)>>,
     pub(crate) streams: Streams,
     pub(crate) agenda: Agenda,
     descriptors: Arc<Descriptors>,
@@ -204,7 +204,7 @@ impl Core {
         self.event_queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn ends(&self) -> MutexGuard<'_, HashMap<Ends, (u32, Meeting)>> {
+    pub(crate) fn ends(&self) -> MutexGuard<'_, HashMap<Ends, (u32, Rendezvous)>> {
         self.ends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -7,8 +7,8 @@ use crate::queues::Overflow;
 use crate::rdmap::env::Env;
 use crate::rdmap::inbound::Halves;
 use crate::rdmap::params::{RxOutcome, TxOutcome};
+use crate::rdmap::peer_progress::PeerProgress;
 use crate::rdmap::terminate::{Outgoing, Received};
-use crate::rdmap::verdicts::Verdicts;
 use crate::stream::Stream;
 use crate::time::Nanos;
 use std::time::Duration;
@@ -64,7 +64,7 @@ impl Engine {
         if due(self.grace_deadline) {
             // The peer is gone for good. The next send will learn it (design: native connections).
             self.grace_deadline = None;
-            self.halves.requester.verdict = Some(WcStatus::RetryExcErr);
+            self.halves.requester.flush_status = Some(WcStatus::RetryExcErr);
             self.end(env);
         }
         if due(self.rnr_deadline) {
@@ -132,8 +132,8 @@ impl Engine {
             .event(Event::new(EventKind::PeerClosed, self.halves.qp.qid));
         if self.peer_may_close && self.state != QpState::Sqd {
             self.peer_closed = true;
-            self.verdicts = None;
-            self.judged(env, stream);
+            self.peer_progress = None;
+            self.peer_progressed(env, stream);
             self.grace_deadline = Some(env.now + self.fin_grace);
             return RxOutcome::Finished;
         }
@@ -182,7 +182,7 @@ impl Engine {
                     let Halves { qp, requester, .. } = &mut self.halves;
                     // Who overflowed is in the effects; the queue pair ends anyway.
                     let (Ok(()) | Err(Overflow)) = requester.complete(qp, env, known);
-                    self.judge(&Received::new(&terminate));
+                    self.apply_terminate(&Received::new(&terminate));
                 }
                 self.end(env);
             }
@@ -242,7 +242,7 @@ impl Engine {
         let known = self.known();
         let Halves { qp, requester, .. } = &mut self.halves;
         let completed = requester.complete(qp, env, known);
-        self.judge(&received);
+        self.apply_terminate(&received);
         let Halves { qp, requester, .. } = &mut self.halves;
         let flushed = requester.flush(qp, env, known);
         // Who overflowed is in the effects; the queue pair ends anyway.
@@ -250,13 +250,13 @@ impl Engine {
         self.linger(env, stream);
     }
 
-    /// Finds the request that a Terminate complains about. Where it was complete already, a native
-    /// peer's program learns the reason from the next one; on an rdma_cm connection the rest is
-    /// flushed.
-    pub(super) fn judge(&mut self, received: &Received) {
+    /// Makes the offending request of a received Terminate fail. Where that is already complete, a
+    /// native peer's program learns the reason from the next request; on an rdma_cm connection the
+    /// rest is flushed.
+    pub(super) fn apply_terminate(&mut self, received: &Received) {
         let stalls = self.halves.responder.stalls;
         // A peer on this device stopped at the oldest request that is not complete.
-        let judged = self.verdicts.as_ref().is_some_and(Verdicts::are_coming)
+        let tracked = self.peer_progress.as_ref().is_some_and(PeerProgress::is_tracked)
             || matches!(self.llp, Some(Llp::Loopback(_)));
         let status = match received.status {
             Some(_) if received.no_buffer && stalls => WcStatus::RnrRetryExcErr,
@@ -269,7 +269,7 @@ impl Engine {
             .culprit
             .is_some_and(|culprit| requester.blame(culprit, status))
         {
-            requester.verdict = Some(if self.peer_may_close || stalls || judged {
+            requester.flush_status = Some(if self.peer_may_close || stalls || tracked {
                 status
             } else {
                 WcStatus::WrFlushErr
@@ -284,7 +284,7 @@ impl Engine {
         env.effects
             .qp_error(self.halves.qp.qid, QpFault::StreamLost, lost);
         if self.peer_may_close {
-            self.halves.requester.verdict = Some(WcStatus::RetryExcErr);
+            self.halves.requester.flush_status = Some(WcStatus::RetryExcErr);
         }
         self.end(env);
     }
@@ -320,8 +320,8 @@ impl Engine {
     pub(super) fn close(&mut self, env: &mut Env<'_>) {
         self.stop_waiting();
         self.direct = None;
-        // Nobody judges any more: what the stream took is complete, as where the peer is elsewhere.
-        self.verdicts = None;
+        // The peer counts no more: what the stream took is complete, as with a peer elsewhere.
+        self.peer_progress = None;
         match &mut self.llp {
             Some(Llp::Mpa(mpa)) => {
                 mpa.tx.drop_unsent();

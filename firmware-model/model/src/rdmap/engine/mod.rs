@@ -27,7 +27,7 @@ use crate::llp::mpa::{Agreed, Mpa};
 use crate::queues::{Overflow, ReceiveSource, SendQueue};
 use crate::rdmap::env::Env;
 use crate::rdmap::params::{Attachment, Identity, QpChange, QpParams, Rtr, WrongState};
-use crate::rdmap::verdicts::Verdicts;
+use crate::rdmap::peer_progress::PeerProgress;
 use crate::stream::Stream;
 use crate::time::Nanos;
 use std::time::Duration;
@@ -91,9 +91,9 @@ pub struct Engine {
     pieces: PieceRoom,
     terminate_sent: u32,
     terminate_received: u32,
-    /// What both ends think of each other's messages, if the peer is on this device, as long as it
-    /// can judge.
-    verdicts: Option<Verdicts>,
+    /// How far each end has processed the other's messages, if the peer is a queue pair of this
+    /// device, as long as it counts.
+    peer_progress: Option<PeerProgress>,
 }
 
 impl Engine {
@@ -131,7 +131,7 @@ impl Engine {
             pieces: PieceRoom::default(),
             terminate_sent: 0,
             terminate_received: 0,
-            verdicts: None,
+            peer_progress: None,
         }
     }
 
@@ -188,8 +188,8 @@ impl Engine {
         !self.held.is_empty()
     }
 
-    /// Whether nothing is outstanding that the peer or the stream could still complete. What only
-    /// the peer's verdict is missing of is not: an end completes it.
+    /// Whether nothing is outstanding that the peer or the stream could still complete. A request
+    /// that waits only for the peer's count is not: an end completes it.
     pub fn is_quiet(&self) -> bool {
         let taken = self.llp.as_ref().map_or(0, Llp::taken);
         self.llp.as_ref().is_none_or(Llp::is_flushed)
@@ -238,19 +238,19 @@ impl Engine {
         Ok(())
     }
 
-    /// The peer is a queue pair of this device: requests complete when it is through with them.
-    pub fn await_verdicts(&mut self, verdicts: Verdicts) {
-        self.verdicts = Some(verdicts);
+    /// The peer is a queue pair of this device: requests complete when it has processed them.
+    pub fn track_peer(&mut self, peer_progress: PeerProgress) {
+        self.peer_progress = Some(peer_progress);
     }
 
-    /// Whether the peer can be told of verdicts that are new since this was last asked.
+    /// Whether this end has processed more of the peer's messages since the last call.
     #[inline]
-    pub fn has_judged(&mut self) -> bool {
-        self.verdicts.as_mut().is_some_and(Verdicts::moved)
+    pub fn has_progressed(&mut self) -> bool {
+        self.peer_progress.as_mut().is_some_and(PeerProgress::moved)
     }
 
-    /// The peer has judged: completes what is known to have gone well.
-    pub fn judged(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+    /// The peer has processed more of this end's messages: completes what succeeded.
+    pub fn peer_progressed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let known = self.known();
         let Halves { qp, requester, .. } = &mut self.halves;
         if let Err(Overflow) = requester.complete(qp, env, known) {
@@ -262,9 +262,9 @@ impl Engine {
     #[inline]
     fn known(&self) -> u64 {
         let taken = self.llp.as_ref().map_or(0, Llp::taken);
-        self.verdicts
+        self.peer_progress
             .as_ref()
-            .map_or(taken, |verdicts| verdicts.known(taken))
+            .map_or(taken, |peer_progress| peer_progress.known(taken))
     }
 
     /// The queue pair becomes its own peer, with no stream; `capture` makes where that is captured.
@@ -355,7 +355,10 @@ impl Engine {
                 // Nobody is to learn from a later request what would have ended this one anyway:
                 // that is flushed.
                 self.unreachable = false;
-                (self.halves.requester.verdict, self.halves.requester.vendor_error) = (None, 0);
+                (
+                    self.halves.requester.flush_status,
+                    self.halves.requester.vendor_error,
+                ) = (None, 0);
             }
             Some(state) => {
                 self.state = state;

@@ -136,7 +136,7 @@ impl Engine {
             env.counters.add(Counter::RxFpdus, fpdus);
         }
         let pushed = self.halves.responder.cq.flush(env);
-        self.judge_peer();
+        self.note_progress();
         delivered?;
         pushed?;
         self.begin_direct(env)?;
@@ -144,15 +144,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Says how far we are with what came, if the peer is on this device.
+    /// Counts what is processed of what the peer sent, if the peer is on this device.
     #[inline]
-    fn judge_peer(&mut self) {
+    fn note_progress(&mut self) {
         let held = self.held.position();
-        match (&mut self.verdicts, &mut self.llp) {
-            (Some(verdicts), Some(Llp::Mpa(mpa))) => {
-                verdicts.judge(held.unwrap_or_else(|| mpa.rx.position()));
+        match (&mut self.peer_progress, &mut self.llp) {
+            (Some(peer_progress), Some(Llp::Mpa(mpa))) => {
+                peer_progress.advance(held.unwrap_or_else(|| mpa.rx.position()));
             }
-            (_, Some(Llp::Loopback(own))) => own.judge(held.unwrap_or_else(|| own.position())),
+            (_, Some(Llp::Loopback(own))) => own.advance(held.unwrap_or_else(|| own.position())),
             _ => {}
         }
     }
@@ -265,7 +265,7 @@ impl Engine {
                 return Err(Stop::in_segment(refusal, &segment));
             }
             self.halves.responder.cq.flush(env)?;
-            self.judge_peer();
+            self.note_progress();
         }
         Ok((bytes, filled))
     }
@@ -291,7 +291,7 @@ impl Engine {
                 ulpdus += 1;
             }
         }
-        self.judge_peer();
+        self.note_progress();
         let pushed = self.halves.responder.cq.flush(env);
         match delivered.and(pushed.map_err(Stop::from)) {
             Ok(()) => self.note_waiting(env),

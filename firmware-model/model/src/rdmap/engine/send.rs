@@ -68,9 +68,9 @@ impl Engine {
             env.counters.add(Counter::TxCalls, calls);
             env.counters.add(Counter::TxBytes, taken - before);
             let known = self
-                .verdicts
+                .peer_progress
                 .as_ref()
-                .map_or(taken, |verdicts| verdicts.known(taken));
+                .map_or(taken, |peer_progress| peer_progress.known(taken));
             let Halves { qp, requester, .. } = &mut self.halves;
             if let Err(Overflow) = requester.complete(qp, env, known) {
                 self.fail(QpFault::CqOverflow, env, stream);

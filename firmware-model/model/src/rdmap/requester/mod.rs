@@ -67,7 +67,7 @@ pub(super) struct Requester {
     /// Next MSN on queue 1.
     pub(super) request_msn: u32,
     /// How the next flushed request completes instead, once.
-    pub(super) verdict: Option<WcStatus>,
+    pub(super) flush_status: Option<WcStatus>,
     /// Control word of the peer's Terminate, for the request that it makes fail.
     pub(super) vendor_error: u32,
 }
@@ -83,7 +83,7 @@ impl Requester {
             sending: None,
             msn: 1,
             request_msn: 1,
-            verdict: None,
+            flush_status: None,
             vendor_error: 0,
         }
     }
@@ -302,7 +302,7 @@ impl Requester {
             Some(sending) => {
                 self.board(sending.wqe, 0, 0, Wait::Failed(status));
             }
-            None => self.verdict = Some(status),
+            None => self.flush_status = Some(status),
         }
     }
 
@@ -367,7 +367,7 @@ impl Requester {
         opcode: WcOpcode,
         status: Option<WcStatus>,
     ) -> Result<(), Overflow> {
-        let reason = status.or_else(|| self.verdict.take());
+        let reason = status.or_else(|| self.flush_status.take());
         let mut cqe = qp.cqe(cookie, opcode, reason.unwrap_or(WcStatus::WrFlushErr));
         if reason.is_some() {
             cqe.vendor_error = std::mem::take(&mut self.vendor_error).into();

@@ -1,4 +1,4 @@
-//! What a peer on the same device makes of our messages, before they complete.
+//! How far a peer on the same device has processed our messages: they complete after that.
 //!
 //! RFC 5040 lets a Send or Write complete once the lower layer has taken it, and nobody can know
 //! more of a peer elsewhere. Where both ends of a stream are queue pairs of one device, each counts
@@ -8,8 +8,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Nobody counts: whatever the stream took is complete.
-const UNJUDGED: u64 = u64::MAX;
+/// No peer counts: whatever the stream took is complete.
+const UNTRACKED: u64 = u64::MAX;
 
 /// A count alone on its cache line: one end writes it, the other reads.
 #[repr(align(64))]
@@ -23,34 +23,34 @@ struct Counts([Count; 2]);
 
 /// The counts of a stream, as one of its ends sees them.
 #[derive(Debug)]
-pub struct Verdicts {
+pub struct PeerProgress {
     counts: Arc<Counts>,
     /// Which end we are.
     end: usize,
-    /// The other end can be told of something new.
+    /// The count of what the peer sent has changed since the peer was told.
     moved: bool,
 }
 
-/// Where the other end finds them, as long as the first one is there.
+/// Where the second end finds the counts of a stream, as long as the first end exists.
 #[derive(Debug)]
-pub struct Meeting(Weak<Counts>);
+pub struct Rendezvous(Weak<Counts>);
 
-impl Verdicts {
-    /// Those of the end that comes first. `awaited`: there will be another, so that nothing
-    /// completes before.
-    pub fn first(awaited: bool) -> Verdicts {
+impl PeerProgress {
+    /// The counts for the end that attaches first. `awaited`: the peer will attach, too, so that
+    /// nothing completes before.
+    pub fn first(awaited: bool) -> PeerProgress {
         let count = |at| Count(AtomicU64::new(at));
-        let of_first = if awaited { 0 } else { UNJUDGED };
-        Verdicts {
+        let of_first = if awaited { 0 } else { UNTRACKED };
+        PeerProgress {
             counts: Arc::new(Counts([count(of_first), count(0)])),
             end: 0,
             moved: false,
         }
     }
 
-    /// For the other end to find.
-    pub fn meeting(&self) -> Meeting {
-        Meeting(Arc::downgrade(&self.counts))
+    /// What the other end joins by.
+    pub fn rendezvous(&self) -> Rendezvous {
+        Rendezvous(Arc::downgrade(&self.counts))
     }
 
     /// Of `taken` bytes that the stream took of ours, those of which the outcome is known.
@@ -60,8 +60,8 @@ impl Verdicts {
     }
 
     /// Whether there is another end, now or soon.
-    pub(super) fn are_coming(&self) -> bool {
-        self.of_ours() != UNJUDGED
+    pub(super) fn is_tracked(&self) -> bool {
+        self.of_ours() != UNTRACKED
     }
 
     #[inline]
@@ -71,9 +71,9 @@ impl Verdicts {
         of_ours.0.load(Ordering::Acquire)
     }
 
-    /// We are through with all up to `position` of what the peer sent.
+    /// All up to `position` of what the peer sent is placed, delivered or answered.
     #[inline]
-    pub(super) fn judge(&mut self, position: u64) {
+    pub(super) fn advance(&mut self, position: u64) {
         let [first, second] = &self.counts.0;
         let of_theirs = if self.end == 0 { second } else { first };
         if of_theirs.0.load(Ordering::Relaxed) != position {
@@ -82,20 +82,20 @@ impl Verdicts {
         }
     }
 
-    /// Whether there is something new for the peer since this was last asked.
+    /// Whether the peer must be told of a change since the last call.
     #[inline]
     pub(super) fn moved(&mut self) -> bool {
         std::mem::take(&mut self.moved)
     }
 }
 
-impl Meeting {
-    /// Those of the end that comes second, which counts from now on.
-    pub fn join(&self) -> Option<Verdicts> {
+impl Rendezvous {
+    /// The counts for the end that attaches second, which counts from now on.
+    pub fn join(&self) -> Option<PeerProgress> {
         let counts = self.0.upgrade()?;
         let [of_first, _] = &counts.0;
-        let _ = (of_first.0).compare_exchange(UNJUDGED, 0, Ordering::AcqRel, Ordering::Relaxed);
-        Some(Verdicts {
+        let _ = (of_first.0).compare_exchange(UNTRACKED, 0, Ordering::AcqRel, Ordering::Relaxed);
+        Some(PeerProgress {
             counts,
             end: 1,
             moved: false,
