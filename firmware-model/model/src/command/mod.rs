@@ -112,7 +112,7 @@ impl Job<'_> {
 
     /// Refuses a command that may cause events while too many wait.
     fn room_for_events(&self) -> Result<(), Status> {
-        match self.core.agenda.is_backed_up() {
+        match self.core.schedule.is_backed_up() {
             true => Err(Status::NoResources),
             false => Ok(()),
         }
@@ -180,7 +180,7 @@ impl Job<'_> {
                 self.core.counters.sum_into(&mut sums);
                 let pairs = self.core.qps.all();
                 pairs.iter().for_each(|qp| qp.counters.sum_into(&mut sums));
-                sums[Counter::Polls as usize] += u64::from(self.core.agenda.polls());
+                sums[Counter::Polls as usize] += u64::from(self.core.schedule.polls());
             }
             qid => {
                 let qp = self.core.qps.find(qid).ok_or(Status::InvalidHandle)?;

@@ -69,7 +69,7 @@ pub(super) fn destroy_all(core: &Core) {
     core.srqs.drain();
     core.cqs.drain().iter().for_each(|cq| cq.close());
     core.async_events.store(None);
-    core.agenda.note_backed_up(false);
+    core.schedule.note_backed_up(false);
     let queues = std::mem::take(&mut *core.event_queues());
     queues.values().for_each(|eq| eq.close());
     core.uars.drain();
@@ -126,7 +126,7 @@ impl Job<'_> {
         }
         if queue.id == 0 {
             self.core.async_events.store(None);
-            self.core.agenda.note_backed_up(false);
+            self.core.schedule.note_backed_up(false);
         }
         queue.close();
         queues.remove(&self.handle());

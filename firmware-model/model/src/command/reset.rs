@@ -7,6 +7,6 @@ use crate::device::state::Core;
 pub(crate) fn reset(core: &Core) {
     queues::destroy_all(core);
     core.streams.clear();
-    core.agenda.clear();
+    core.schedule.clear();
     core.memory.clear();
 }

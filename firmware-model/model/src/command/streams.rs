@@ -35,7 +35,7 @@ impl Job<'_> {
             _ => local,
         };
         let called = core.network.connect(remote, local, traffic_class);
-        handle(core.streams.connect(&core.agenda, called, self.effects)?)
+        handle(core.streams.connect(&core.schedule, called, self.effects)?)
     }
 
     pub(super) fn stream_listen(&mut self) -> Answer {
@@ -90,7 +90,7 @@ impl Job<'_> {
         let mut bytes = vec![0; input.len()];
         input.copy_out(0, &mut bytes);
         let core = self.core;
-        core.streams.send(&core.agenda, sid, &bytes, self.effects)?;
+        core.streams.send(&core.schedule, sid, &bytes, self.effects)?;
         done()
     }
 
@@ -103,13 +103,13 @@ impl Job<'_> {
         }
         let buffer = self.output()?;
         let core = self.core;
-        core.streams.receive(&core.agenda, sid, buffer, self.effects)?;
+        core.streams.receive(&core.schedule, sid, buffer, self.effects)?;
         done()
     }
 
     pub(super) fn stream_query(&mut self) -> Answer {
         let core = self.core;
-        let endpoints = core.streams.query(&core.agenda, self.handle(), self.effects)?;
+        let endpoints = core.streams.query(&core.schedule, self.handle(), self.effects)?;
         self.write_output(&endpoints)?;
         done()
     }
@@ -119,7 +119,7 @@ impl Job<'_> {
         let abort = arguments.abort.get() != 0;
         let (core, sid) = (self.core, arguments.sid.get());
         core.streams
-            .close(&core.agenda, sid, abort, self.effects, |stream, unsent| {
+            .close(&core.schedule, sid, abort, self.effects, |stream, unsent| {
                 core.linger(stream, unsent);
             })?;
         done()
@@ -132,7 +132,8 @@ impl Job<'_> {
         let qp = core.qps.find(arguments.qid.get()).ok_or(Status::InvalidHandle)?;
         let attach =
             |stream: &mut _, awaited, effects: &mut _| qp.attach(core, stream, &attachment, awaited, effects);
-        core.streams.hand_over(&core.agenda, sid, self.effects, attach)?;
+        core.streams
+            .hand_over(&core.schedule, sid, self.effects, attach)?;
         done()
     }
 

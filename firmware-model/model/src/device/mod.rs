@@ -156,7 +156,7 @@ impl Device {
     /// Whether posted sends wait for the next [`progress`](Device::progress).
     #[inline]
     pub fn has_gathered(&self) -> bool {
-        self.core.agenda.has_gathered()
+        self.core.schedule.has_gathered()
     }
 
     /// The process ends: what has completed still arrives. Takes a bounded time, and leaves a

@@ -11,7 +11,7 @@ use crate::device::state::Core;
 use crate::qp::Qp;
 use crate::qp::effects::{Effects, Next, Object};
 use crate::qp::requests::Requests;
-use crate::sched::agenda::Timer;
+use crate::sched::schedule::Timer;
 use std::sync::Arc;
 use urnic_device::event::{Event, EventKind};
 
@@ -39,12 +39,12 @@ impl Qp {
             |effects| core.tell(effects, next),
         );
         if left {
-            core.agenda.attend_later(self, Requests::AGAIN);
+            core.schedule.attend_later(self, Requests::AGAIN);
         }
         if progressed && let Some(sibling) = self.sibling(core) {
             match requests {
                 // Not to and fro, in ever deeper calls.
-                Requests::PEER_PROGRESS => core.agenda.attend_later(&sibling, Requests::PEER_PROGRESS),
+                Requests::PEER_PROGRESS => core.schedule.attend_later(&sibling, Requests::PEER_PROGRESS),
                 _ => {
                     sibling.kick_before(core, Requests::PEER_PROGRESS, next);
                 }
@@ -80,7 +80,7 @@ impl Core {
             self.post(&queue, [Event::new(EventKind::Completion, cqid)]);
         }
         for (due, cqid) in effects.due {
-            self.agenda.set_timer(due, Timer::Cq(cqid));
+            self.schedule.set_timer(due, Timer::Cq(cqid));
         }
         if !effects.events.is_empty()
             && let Some(queue) = self.async_events.load().as_ref()
@@ -109,7 +109,7 @@ impl Core {
                     }
                 }
                 Object::Stream(sid) => self.streams.resume(sid, &mut effects),
-                Object::Listener(lid) => self.streams.open_listener(&self.agenda, lid, &mut effects),
+                Object::Listener(lid) => self.streams.open_listener(&self.schedule, lid, &mut effects),
             }
             self.tell(effects, &mut next);
         }

@@ -29,7 +29,7 @@ impl Qp {
     /// Back to the beginning, on the same rings: what is posted there is forgotten, and the indices
     /// go on.
     fn reset(&self, core: &Core, inner: &mut Inner) {
-        core.agenda.end_burst(&mut inner.gathering);
+        core.schedule.end_burst(&mut inner.gathering);
         if let Some(mut stream) = inner.stream.take() {
             stream.reset();
         }
@@ -98,7 +98,7 @@ impl Qp {
         }
         inner.dead = true;
         inner.engine.abandon();
-        core.agenda.end_burst(&mut inner.gathering);
+        core.schedule.end_burst(&mut inner.gathering);
         let stream = inner.stream.take();
         drop(inner);
         self.leave_sibling(core);

@@ -7,8 +7,8 @@ use crate::qp::requests::Requests;
 use crate::qp::{Inner, Qp};
 use crate::rdmap::env::Env;
 use crate::rdmap::{RxOutcome, TxOutcome};
-use crate::sched::agenda::{Timer, Token};
 use crate::sched::gathering::Burst;
+use crate::sched::schedule::{Timer, Token};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use urnic_device::event::QpFault;
@@ -29,7 +29,7 @@ impl Qp {
         if requests.intersects(Requests::ATTACHED) {
             inner.held = false;
             if let Some(fd) = inner.stream.as_ref().and_then(|s| s.descriptor()) {
-                core.agenda.rewatch(fd, Token::Qp(self.id));
+                core.schedule.rewatch(fd, Token::Qp(self.id));
                 self.readable.store(true, Ordering::Relaxed);
             }
         }
@@ -89,7 +89,7 @@ impl Qp {
     /// none, and with those taken.
     fn looks(&self, core: &Core) -> u32 {
         let taken = self.send_cq.consumer().wrapping_add(self.recv_cq.consumer());
-        core.agenda.polls().wrapping_add(taken)
+        core.schedule.polls().wrapping_add(taken)
     }
 
     /// Reads the stream until it has nothing more, or as far as one run goes.
@@ -107,7 +107,7 @@ impl Qp {
                     read = self.counters.value(Counter::RxBytes);
                 }
                 RxOutcome::Drained => return,
-                RxOutcome::More => return core.agenda.attend_later(self, Requests::RECEIVE),
+                RxOutcome::More => return core.schedule.attend_later(self, Requests::RECEIVE),
                 RxOutcome::Stalled => {
                     if !inner.engine.receive_source().ring_at_next() {
                         self.counters.add(Counter::RxStalls, 1);
@@ -145,7 +145,7 @@ impl Qp {
                 TxOutcome::Idle => 0,
                 TxOutcome::Blocked => NO_RING,
                 TxOutcome::More => {
-                    core.agenda.attend_later(self, Requests::RESUME);
+                    core.schedule.attend_later(self, Requests::RESUME);
                     NO_RING
                 }
             };
@@ -162,7 +162,7 @@ impl Qp {
                 // than a ring. If more was posted, it may be by a program that polls: this thread
                 // may have better things to do than to send for it.
                 if queue.taken() != taken {
-                    core.agenda.attend_later(self, Requests::RESUME);
+                    core.schedule.attend_later(self, Requests::RESUME);
                 }
                 return;
             }
@@ -179,22 +179,22 @@ impl Qp {
             .gathering
             .note_sent(sent, requests.intersects(Requests::FLUSH), sending)
         {
-            Burst::Began => core.agenda.burst_began(),
-            Burst::Ended => core.agenda.burst_ended(),
+            Burst::Began => core.schedule.burst_began(),
+            Burst::Ended => core.schedule.burst_ended(),
             Burst::Same => {}
         }
         if inner.gathering.is_on() {
             if sent > 1 {
                 self.counters.add(Counter::GatheredFlushes, 1);
             }
-            core.agenda.attend_later(self, Requests::FLUSH);
+            core.schedule.attend_later(self, Requests::FLUSH);
         }
     }
 
     /// After every run: no ring may be missed in the error state, no timer forgotten.
     fn settle(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>) {
         if inner.engine.state() == QpState::Err {
-            core.agenda.end_burst(&mut inner.gathering);
+            core.schedule.end_burst(&mut inner.gathering);
             let mut left = u32::MAX;
             while !env.is_stopped() {
                 inner.engine.flush(env);
@@ -214,7 +214,7 @@ impl Qp {
             && inner.timer.is_none_or(|set| due < set)
         {
             inner.timer = Some(due);
-            core.agenda.set_timer(due, Timer::Qp(self.id));
+            core.schedule.set_timer(due, Timer::Qp(self.id));
         }
     }
 }

@@ -189,7 +189,7 @@ fn a_reset_ends_the_backlog() {
     let driver = driver();
     fill(&driver);
     driver.device.reset();
-    assert!(!driver.device.core().agenda.is_backed_up());
+    assert!(!driver.device.core().schedule.is_backed_up());
 }
 
 /// The objects of an honest driver are served as ever: it takes its events late, not never.

@@ -102,7 +102,7 @@ fn left_to_a_silent_peer() -> World {
 #[test]
 fn a_stream_whose_peer_is_silent_is_let_go_after_its_time() {
     let world = left_to_a_silent_peer();
-    let lingering = || world.near.device.core().agenda.lingering();
+    let lingering = || world.near.device.core().schedule.lingering();
     assert_eq!(lingering(), 1);
     world.pass(Duration::from_millis(2900));
     world.pass(Duration::from_millis(50));
@@ -115,7 +115,7 @@ fn a_stream_whose_peer_is_silent_is_let_go_after_its_time() {
 #[test]
 fn what_a_destroyed_queue_pair_sent_is_not_lost_by_a_reset() {
     let world = left_to_a_silent_peer();
-    let lingering = || world.near.device.core().agenda.lingering();
+    let lingering = || world.near.device.core().schedule.lingering();
     // A process that ends destroys its queue pairs, and is followed by a reset.
     world.near.device.reset();
     assert_eq!(lingering(), 1);
@@ -142,7 +142,7 @@ fn what_completed_is_not_lost_by_a_reset() {
     world.near.device.reset();
     let received = world.pass_until(|| answerer.recv_cq.poll());
     assert_cqe(&received, 2, WcStatus::Success);
-    world.pass_until(|| (world.near.device.core().agenda.lingering() == 0).then_some(()));
+    world.pass_until(|| (world.near.device.core().schedule.lingering() == 0).then_some(()));
 }
 
 #[test]

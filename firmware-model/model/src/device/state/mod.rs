@@ -23,7 +23,7 @@ use crate::qp::{Ends, Qp};
 use crate::queues::{CompletionQueue, EventQueue, SharedReceiveQueue};
 use crate::rdmap::Rendezvous;
 use crate::rdmap::env::Env;
-use crate::sched::agenda::{Agenda, Token};
+use crate::sched::schedule::{Schedule, Token};
 use crate::stream::descriptor::Descriptors;
 use crate::stream::linger::Lingering;
 use crate::stream::streaming::Streams;
@@ -93,7 +93,7 @@ pub(crate) struct Core {
     /// their streams, theirs first. A leaf.
     ends: Mutex<HashMap<Ends, (u32, Rendezvous)>>,
     pub(crate) streams: Streams,
-    pub(crate) agenda: Agenda,
+    pub(crate) schedule: Schedule,
     descriptors: Arc<Descriptors>,
     abandoned: AtomicBool,
 }
@@ -123,14 +123,14 @@ impl Core {
             descriptors: descriptors.clone(),
             liveness: config.liveness,
         });
-        let agenda = Agenda::with_epoll(&descriptors)?;
+        let schedule = Schedule::with_epoll(&descriptors)?;
         Self::new(
             config,
             host,
             interrupts,
             network,
             Clock::Monotonic,
-            agenda,
+            schedule,
             descriptors,
         )
     }
@@ -147,7 +147,7 @@ impl Core {
             interrupts,
             network,
             Clock::Manual(AtomicU64::new(0)),
-            Agenda::manual(),
+            Schedule::manual(),
             Descriptors::new(0, None),
         )
     }
@@ -158,7 +158,7 @@ impl Core {
         interrupts: Arc<dyn Interrupts>,
         network: Arc<dyn Network>,
         clock: Clock,
-        agenda: Agenda,
+        schedule: Schedule,
         descriptors: Arc<Descriptors>,
     ) -> io::Result<Arc<Core>> {
         let limits = &config.limits;
@@ -191,7 +191,7 @@ impl Core {
             interrupts,
             network,
             clock,
-            agenda,
+            schedule,
             descriptors,
         }))
     }
@@ -230,11 +230,11 @@ impl Core {
     /// Lets a stream go, behind `unsent`.
     pub(crate) fn linger(&self, stream: Box<dyn Stream>, unsent: Vec<u8>) {
         if let Some(fd) = stream.descriptor() {
-            self.agenda.rewatch(fd, Token::Linger);
+            self.schedule.rewatch(fd, Token::Linger);
         }
         let now = self.clock.now();
         let until = now + self.config.linger;
-        self.agenda.linger(Lingering::new(stream, unsent, now, until));
+        self.schedule.linger(Lingering::new(stream, unsent, now, until));
     }
 
     /// A doorbell page; page 0 is always there.
@@ -278,7 +278,7 @@ impl Core {
     pub(crate) fn post(&self, queue: &EventQueue, events: impl IntoIterator<Item = Event>) {
         self.post_now(queue, events);
         if queue.waiting() > 0 {
-            self.agenda.note_left_over();
+            self.schedule.note_left_over();
         }
     }
 
@@ -288,7 +288,7 @@ impl Core {
         }
         if queue.id == 0 {
             let limit = self.config.limits.waiting_events as usize;
-            self.agenda.note_backed_up(queue.waiting() >= limit);
+            self.schedule.note_backed_up(queue.waiting() >= limit);
         }
     }
 

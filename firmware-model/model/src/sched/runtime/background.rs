@@ -9,8 +9,8 @@
 use super::rounds::{flush_gathered, poll_ready, retry, run_timers};
 use crate::counters::Counter;
 use crate::device::state::Core;
-use crate::sched::agenda::Agenda;
-use crate::sched::agenda::sleeper::{ASLEEP, AWAKE, LENT, TICKING};
+use crate::sched::schedule::Schedule;
+use crate::sched::schedule::sleeper::{ASLEEP, AWAKE, LENT, TICKING};
 use crate::sys::failed::FailedCall;
 use crate::sys::{self, SignalMask};
 use crate::time::Nanos;
@@ -80,7 +80,7 @@ impl Drop for Background {
             return;
         }
         self.stop.store(true, Ordering::SeqCst);
-        if let Some(readiness) = &self.core.agenda.readiness {
+        if let Some(readiness) = &self.core.schedule.readiness {
             readiness.wake();
         }
         if thread.thread().id() != std::thread::current().id() {
@@ -92,7 +92,7 @@ impl Drop for Background {
 
 struct Loop<'a> {
     core: &'a Core,
-    agenda: &'a Agenda,
+    schedule: &'a Schedule,
     /// Polls at the last look, and whether there had been any since the one before.
     polls: u32,
     polled: bool,
@@ -112,8 +112,8 @@ impl<'a> Loop<'a> {
     fn new(core: &'a Core) -> Loop<'a> {
         Loop {
             core,
-            agenda: &core.agenda,
-            polls: core.agenda.polls(),
+            schedule: &core.schedule,
+            polls: core.schedule.polls(),
             polled: false,
             woken: false,
             driven: false,
@@ -133,42 +133,42 @@ impl<'a> Loop<'a> {
 
     /// Does what is due; returns when something will be.
     fn work(&mut self) -> Option<Nanos> {
-        let (core, agenda) = (self.core, self.agenda);
-        agenda.pending.store(false, Ordering::SeqCst);
+        let (core, schedule) = (self.core, self.schedule);
+        schedule.pending.store(false, Ordering::SeqCst);
         let now = core.clock.now();
         run_timers(core, now);
-        let lingering = agenda.run_lingering(now, mem::take(&mut self.told));
-        let polls = agenda.polls();
+        let lingering = schedule.run_lingering(now, mem::take(&mut self.told));
+        let polls = schedule.polls();
         // Too little time for a poll may have passed before a wake-up.
         self.polled = mem::replace(&mut self.polls, polls) != polls || (self.woken && self.polled);
-        self.driven = self.polled && agenda.is_driven();
-        if !self.polled && agenda.is_driven() {
+        self.driven = self.polled && schedule.is_driven();
+        if !self.polled && schedule.is_driven() {
             // The polls have stopped: whoever polls again must find something for a while before it
             // counts.
-            agenda.forget_pollers();
+            schedule.forget_pollers();
         }
-        let gathered = agenda.has_gathered();
+        let gathered = schedule.has_gathered();
         if gathered {
             self.warm_until = now + WARM;
         }
         // Pollers attend to the list themselves; the next tick sees whether they did.
-        self.entrusted = self.polled && agenda.attention() > 0;
+        self.entrusted = self.polled && schedule.attention() > 0;
         let left = !self.entrusted && flush_gathered(core);
         let retry = retry(core).then(|| now + RETRY_TICK);
-        [agenda.next_timer(), lingering, retry, left.then_some(now)]
+        [schedule.next_timer(), lingering, retry, left.then_some(now)]
             .into_iter()
             .flatten()
             .min()
     }
 
     fn sleep(&mut self, due: Option<Nanos>, stop: &AtomicBool) {
-        let agenda = self.agenda;
-        let Some(readiness) = &agenda.readiness else {
+        let schedule = self.schedule;
+        let Some(readiness) = &schedule.readiness else {
             return;
         };
         let now = self.core.clock.now();
         let until_due = due.map(|due| due.since(now));
-        let lent = agenda.lent(now);
+        let lent = schedule.lent(now);
         let tick = if self.entrusted || now < self.warm_until {
             Some(BURST_TICK)
         } else if self.driven {
@@ -178,29 +178,29 @@ impl<'a> Loop<'a> {
         };
         let timeout = [tick, until_due, lent].into_iter().flatten().min();
         self.woken = if self.driven {
-            agenda.sleeper.set(TICKING);
+            schedule.sleeper.set(TICKING);
             // Who began to wait for an interrupt before that was to be seen woke nobody.
-            agenda.is_driven() && readiness.wait_for_wake(timeout.unwrap_or(POLLED_TICK))
+            schedule.is_driven() && readiness.wait_for_wake(timeout.unwrap_or(POLLED_TICK))
         } else if let Some(lent) = lent {
-            agenda.sleeper.set(LENT);
+            schedule.sleeper.set(LENT);
             // Likewise, and who left something.
-            let missed = agenda.lent(now).is_none() || agenda.pending.load(Ordering::SeqCst);
+            let missed = schedule.lent(now).is_none() || schedule.pending.load(Ordering::SeqCst);
             !missed && readiness.wait_for_wake(timeout.unwrap_or(lent))
         } else {
             if tick.is_none() {
-                agenda.sleeper.set(ASLEEP);
+                schedule.sleeper.set(ASLEEP);
             }
             // What was left before others could see that this thread sleeps came with no waking.
-            let missed = stop.load(Ordering::SeqCst) || agenda.pending.load(Ordering::SeqCst);
+            let missed = stop.load(Ordering::SeqCst) || schedule.pending.load(Ordering::SeqCst);
             let timeout = if missed { Some(Duration::ZERO) } else { timeout };
             let told = poll_ready(self.core, timeout);
             if told.arrived.is_some() {
-                agenda.forget_pollers();
+                schedule.forget_pollers();
             }
             self.told = told.linger;
             told.wake
         };
-        agenda.sleeper.set(AWAKE);
+        schedule.sleeper.set(AWAKE);
         if self.woken {
             readiness.take_wakes();
         }

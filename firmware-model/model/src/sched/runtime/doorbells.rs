@@ -54,7 +54,7 @@ fn arm(core: &Core, uar: u32, doorbell: Doorbell, solicited_only: bool) {
     let Some(cq) = core.cqs.find(doorbell.queue).filter(|cq| cq.uar == uar) else {
         return;
     };
-    core.agenda.note_waiter();
+    core.schedule.note_waiter();
     flush_gathered(core);
     let mut effects = Effects::default();
     cq.arm(doorbell.index, solicited_only, &mut effects);

@@ -7,7 +7,7 @@
 //! | who waits for an event ([`lend`]) | all that is ready, for a short time |
 //! | the [background](background) thread | all that is ready, while nobody polls; timers; streams on their way out |
 //!
-//! What they find to do stands on the [agenda](crate::sched::agenda).
+//! What they find to do stands on the [schedule](crate::sched::schedule).
 
 mod background;
 pub(crate) mod doorbells;
@@ -33,17 +33,17 @@ const RETURN: Duration = Duration::from_micros(500);
 /// A poller found its completion queue empty.
 #[inline]
 pub(crate) fn progress(core: &Core) {
-    let agenda = &core.agenda;
-    agenda.count_poll();
+    let schedule = &core.schedule;
+    schedule.count_poll();
     flush_gathered(core);
-    let hot = agenda.hot();
+    let hot = schedule.hot();
     if !hot.count_poll().is_multiple_of(LOOK_AROUND)
         && let Some(qp) = core.qps.find(hot.qid.load(Ordering::Relaxed))
         && qp.only_receives()
     {
         let arrived = qp.kick(core, Requests::RECEIVE);
         if arrived {
-            agenda.note_found();
+            schedule.note_found();
         }
         hot.note(arrived);
         return;
@@ -51,7 +51,7 @@ pub(crate) fn progress(core: &Core) {
     let arrived = poll_ready(core, Some(Duration::ZERO)).arrived;
     if let Some(qid) = arrived {
         hot.qid.store(qid, Ordering::Relaxed);
-        agenda.note_found();
+        schedule.note_found();
     }
     hot.note(arrived.is_some());
 }
@@ -66,15 +66,15 @@ pub(crate) fn lend(
     told: BorrowedFd<'_>,
     done: &mut dyn FnMut() -> bool,
 ) -> bool {
-    let agenda = &core.agenda;
-    let Some(readiness) = &agenda.readiness else {
+    let schedule = &core.schedule;
+    let Some(readiness) = &schedule.readiness else {
         return done();
     };
     let mut now = core.clock.now();
     let until = now + patience;
     loop {
         // No further ahead than that: the background thread sleeps for as long as it was told.
-        agenda.borrow_until(now + RETURN);
+        schedule.borrow_until(now + RETURN);
         flush_gathered(core);
         poll_ready(core, Some(Duration::ZERO));
         if done() {
@@ -82,7 +82,7 @@ pub(crate) fn lend(
         }
         now = core.clock.now();
         if now >= until {
-            agenda.give_back();
+            schedule.give_back();
             return false;
         }
         readiness.wait_beside(told, until.since(now).min(RETURN));
@@ -94,9 +94,9 @@ pub(crate) fn step(core: &Core, now: Nanos) -> Option<Nanos> {
     if let Clock::Manual(time) = &core.clock {
         time.store(now.0, Ordering::Relaxed);
     }
-    let agenda = &core.agenda;
+    let schedule = &core.schedule;
     let mut effects = Effects::default();
-    core.streams.look_at_all(agenda, &mut effects);
+    core.streams.look_at_all(schedule, &mut effects);
     core.raise(effects);
     run_timers(core, now);
     attend(core);
@@ -104,8 +104,8 @@ pub(crate) fn step(core: &Core, now: Nanos) -> Option<Nanos> {
         qp.kick(core, Requests::RECEIVE | Requests::WRITABLE | Requests::RESUME);
     }
     retry(core);
-    let lingering = agenda.run_lingering(now, true);
-    [agenda.next_timer(), lingering].into_iter().flatten().min()
+    let lingering = schedule.run_lingering(now, true);
+    [schedule.next_timer(), lingering].into_iter().flatten().min()
 }
 
 /// The process ends: lets all streams go, and waits until their peers have what was sent, but not
@@ -121,7 +121,7 @@ pub(crate) fn shutdown(core: &Core) {
     let until = core.clock.now() + core.config.linger;
     loop {
         let now = core.clock.now();
-        match core.agenda.run_lingering(now, true) {
+        match core.schedule.run_lingering(now, true) {
             Some(_) if now < until && matches!(core.clock, Clock::Monotonic) => {
                 let pause = rustix::thread::Timespec {
                     tv_sec: 0,

@@ -4,7 +4,7 @@
 use crate::device::state::Core;
 use crate::qp::effects::Effects;
 use crate::qp::requests::Requests;
-use crate::sched::agenda::{Timer, Token};
+use crate::sched::schedule::{Timer, Token};
 use crate::time::Nanos;
 use std::time::Duration;
 
@@ -22,28 +22,28 @@ pub(super) struct Told {
 /// Has all queue pairs on the list do what they left; returns whether some left more than sends to
 /// gather.
 pub(super) fn attend(core: &Core) -> bool {
-    let agenda = &core.agenda;
-    let mut at = agenda.attention();
+    let schedule = &core.schedule;
+    let mut at = schedule.attention();
     while at > 0 {
-        let (batch, before) = agenda.attention_before(at);
+        let (batch, before) = schedule.attention_before(at);
         at = before;
         for qp in batch.iter().flatten() {
             qp.kick_through(core, qp.take_later());
         }
     }
-    agenda.forget_attended()
+    schedule.forget_attended()
 }
 
 /// Sends what was gathered, and goes on with what was left; returns whether something is left
 /// again.
 #[inline]
 pub(super) fn flush_gathered(core: &Core) -> bool {
-    core.agenda.seems_wanted() && attend(core)
+    core.schedule.seems_wanted() && attend(core)
 }
 
 /// Lets timers run out.
 pub(super) fn run_timers(core: &Core, now: Nanos) {
-    while let Some(timer) = core.agenda.take_timer(now) {
+    while let Some(timer) = core.schedule.take_timer(now) {
         match timer {
             Timer::Qp(qid) => {
                 if let Some(qp) = core.qps.find(qid) {
@@ -63,21 +63,21 @@ pub(super) fn run_timers(core: &Core, now: Nanos) {
 
 /// Tries again what found no room; returns whether something still does not.
 pub(super) fn retry(core: &Core) -> bool {
-    if !core.agenda.take_left_over() {
+    if !core.schedule.take_left_over() {
         return false;
     }
     // First the events: calls may wait for their room.
     let events = core.post_waiting();
     let mut effects = Effects::default();
-    let calls = core.streams.accept_paused(&core.agenda, &mut effects);
+    let calls = core.streams.accept_paused(&core.schedule, &mut effects);
     core.raise(effects);
-    core.agenda.leave_over(calls || events)
+    core.schedule.leave_over(calls || events)
 }
 
 /// Acts on the descriptors that are ready, waiting for one until `timeout` (`None` = for ever).
 pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Told {
     let mut told = Told::default();
-    let Some(readiness) = &core.agenda.readiness else {
+    let Some(readiness) = &core.schedule.readiness else {
         return told;
     };
     readiness.wait(timeout, |token, requests| match token {
@@ -95,7 +95,7 @@ pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Told {
         }
         Token::Listener(lid) => {
             let mut effects = Effects::default();
-            core.streams.accept(&core.agenda, lid, &mut effects);
+            core.streams.accept(&core.schedule, lid, &mut effects);
             core.raise(effects);
         }
         Token::Linger => {

@@ -2,7 +2,7 @@
 
 use super::{Listening, Streams, lock};
 use crate::qp::effects::Effects;
-use crate::sched::agenda::{Agenda, Token};
+use crate::sched::schedule::{Schedule, Token};
 use crate::stream::Listener;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -33,18 +33,18 @@ impl Streams {
     }
 
     /// The command that made a listener is complete: takes calls from now on.
-    pub(crate) fn open_listener(&self, agenda: &Agenda, lid: u32, effects: &mut Effects) {
+    pub(crate) fn open_listener(&self, schedule: &Schedule, lid: u32, effects: &mut Effects) {
         let Some(entry) = self.listeners.find(lid) else {
             return;
         };
         for listener in lock(&entry.listeners).iter() {
             if let Some(fd) = listener.descriptor()
-                && let Err(errno) = agenda.watch(fd, Token::Listener(lid))
+                && let Err(errno) = schedule.watch(fd, Token::Listener(lid))
             {
                 tracing::error!(lid, %errno, "a listener cannot be watched");
             }
         }
-        self.accept(agenda, lid, effects);
+        self.accept(schedule, lid, effects);
     }
 
     /// Stops listening. Streams that were accepted stay.
@@ -55,7 +55,7 @@ impl Streams {
     }
 
     /// Takes the calls that wait at a listener, as many as the driver may be given.
-    pub(crate) fn accept(&self, agenda: &Agenda, lid: u32, effects: &mut Effects) {
+    pub(crate) fn accept(&self, schedule: &Schedule, lid: u32, effects: &mut Effects) {
         let Some(entry) = self.listeners.find(lid) else {
             return;
         };
@@ -72,14 +72,14 @@ impl Streams {
                         return;
                     }
                 }
-                if agenda.is_backed_up() {
+                if schedule.is_backed_up() {
                     // The driver takes no events. The background thread tries again while some
                     // wait.
                     entry.paused.store(true, Ordering::SeqCst);
                     return;
                 }
                 let accepted = match listener.accept() {
-                    Ok(Some(stream)) => self.insert(agenda, Some(stream), Some(entry.clone()), false),
+                    Ok(Some(stream)) => self.insert(schedule, Some(stream), Some(entry.clone()), false),
                     Ok(None) => break,
                     Err(errno) => {
                         // Out of descriptors or memory: tried again when the background thread
@@ -105,16 +105,16 @@ impl Streams {
             && !starved
         {
             tracing::warn!(lid, %errno, "calls cannot be taken");
-            agenda.note_left_over();
+            schedule.note_left_over();
         }
     }
 
     /// Takes the calls of listeners that had to leave some; returns whether one still has to.
-    pub(crate) fn accept_paused(&self, agenda: &Agenda, effects: &mut Effects) -> bool {
+    pub(crate) fn accept_paused(&self, schedule: &Schedule, effects: &mut Effects) -> bool {
         let paused = |l: &Arc<Listening>| l.paused.load(Ordering::SeqCst);
         let full = |l: &Arc<Listening>| l.pending.load(Ordering::SeqCst) >= l.limit;
         for entry in self.listeners.all().iter().filter(|l| paused(l) && !full(l)) {
-            self.accept(agenda, entry.lid, effects);
+            self.accept(schedule, entry.lid, effects);
         }
         self.listeners.all().iter().any(|l| paused(l) && !full(l))
     }

@@ -9,7 +9,7 @@ use crate::device::table::Table;
 use crate::host::{Mapping, Piece, PieceMut};
 use crate::qp::Ends;
 use crate::qp::effects::Effects;
-use crate::sched::agenda::{Agenda, Token};
+use crate::sched::schedule::{Schedule, Token};
 use crate::stream::{Listener, Stream, StreamError};
 use rustix::io::Errno;
 use std::net::SocketAddr;
@@ -107,7 +107,7 @@ impl Streams {
     /// gone.
     pub(crate) fn connect(
         &self,
-        agenda: &Agenda,
+        schedule: &Schedule,
         called: Result<Box<dyn Stream>, Errno>,
         effects: &mut Effects,
     ) -> Result<u32, Status> {
@@ -116,7 +116,7 @@ impl Streams {
             Err(errno) if is_refusal(errno) => return Err(status(errno)),
             Err(errno) => (None, Some(errno)),
         };
-        let entry = self.insert(agenda, stream, None, true)?;
+        let entry = self.insert(schedule, stream, None, true)?;
         if let Some(errno) = failed {
             self.streams.remove(entry.sid);
             effects.event(Event::new(EventKind::StreamConnected, entry.sid).with_code(code(errno)));
@@ -127,7 +127,7 @@ impl Streams {
 
     fn insert(
         &self,
-        agenda: &Agenda,
+        schedule: &Schedule,
         stream: Option<Box<dyn Stream>>,
         accepted_by: Option<Arc<Listening>>,
         connecting: bool,
@@ -147,7 +147,7 @@ impl Streams {
         })?;
         let state = lock(&entry.state);
         if let Some(fd) = state.stream.as_ref().and_then(|s| s.descriptor())
-            && agenda.watch(fd, Token::Stream(entry.sid)).is_err()
+            && schedule.watch(fd, Token::Stream(entry.sid)).is_err()
         {
             drop(state);
             self.streams.remove(entry.sid);
@@ -158,13 +158,13 @@ impl Streams {
     }
 
     /// The stream that a command of the driver names.
-    fn touch(&self, agenda: &Agenda, sid: u32, effects: &mut Effects) -> Result<Arc<Streaming>, Status> {
+    fn touch(&self, schedule: &Schedule, sid: u32, effects: &mut Effects) -> Result<Arc<Streaming>, Status> {
         let entry = self.streams.find(sid).ok_or(Status::InvalidHandle)?.clone();
         let accepted_by = lock(&entry.untouched).take();
         if let Some(listening) = accepted_by {
             listening.pending.fetch_sub(1, Ordering::SeqCst);
             if listening.paused.load(Ordering::SeqCst) {
-                self.accept(agenda, listening.lid, effects);
+                self.accept(schedule, listening.lid, effects);
             }
         }
         Ok(entry)
@@ -174,12 +174,12 @@ impl Streams {
     /// meanwhile there is no other send.
     pub(crate) fn send(
         &self,
-        agenda: &Agenda,
+        schedule: &Schedule,
         sid: u32,
         bytes: &[u8],
         effects: &mut Effects,
     ) -> Result<(), Status> {
-        let entry = self.touch(agenda, sid, effects)?;
+        let entry = self.touch(schedule, sid, effects)?;
         let mut state = lock(&entry.state);
         if state.stream.is_none() || state.connecting {
             return Err(Status::WrongState);
@@ -196,12 +196,12 @@ impl Streams {
     /// Receives exactly the buffer's length in streaming mode; an event says so.
     pub(crate) fn receive(
         &self,
-        agenda: &Agenda,
+        schedule: &Schedule,
         sid: u32,
         buffer: Mapping,
         effects: &mut Effects,
     ) -> Result<(), Status> {
-        let entry = self.touch(agenda, sid, effects)?;
+        let entry = self.touch(schedule, sid, effects)?;
         let mut state = lock(&entry.state);
         if state.stream.is_none() || state.connecting {
             return Err(Status::WrongState);
@@ -218,11 +218,11 @@ impl Streams {
     /// Our address and the peer's, and what there is to receive.
     pub(crate) fn query(
         &self,
-        agenda: &Agenda,
+        schedule: &Schedule,
         sid: u32,
         effects: &mut Effects,
     ) -> Result<Endpoints, Status> {
-        let entry = self.touch(agenda, sid, effects)?;
+        let entry = self.touch(schedule, sid, effects)?;
         let mut state = lock(&entry.state);
         let connecting = state.connecting;
         let stream = state.stream.as_mut().ok_or(Status::WrongState)?;
@@ -242,13 +242,13 @@ impl Streams {
     /// Closes a stream: by RST, or by FIN behind what was sent, which `linger` sees to.
     pub(crate) fn close(
         &self,
-        agenda: &Agenda,
+        schedule: &Schedule,
         sid: u32,
         abort: bool,
         effects: &mut Effects,
         linger: impl FnOnce(Box<dyn Stream>, Vec<u8>),
     ) -> Result<(), Status> {
-        let entry = self.touch(agenda, sid, effects)?;
+        let entry = self.touch(schedule, sid, effects)?;
         self.streams.remove(sid);
         let mut state = lock(&entry.state);
         state.receive = None;
@@ -269,12 +269,12 @@ impl Streams {
     /// whether the other end is that of another stream here.
     pub(crate) fn hand_over(
         &self,
-        agenda: &Agenda,
+        schedule: &Schedule,
         sid: u32,
         effects: &mut Effects,
         attach: impl FnOnce(&mut Option<Box<dyn Stream>>, bool, &mut Effects) -> Result<(), Status>,
     ) -> Result<(), Status> {
-        let entry = self.touch(agenda, sid, effects)?;
+        let entry = self.touch(schedule, sid, effects)?;
         let ends = lock(&entry.state).ends();
         let awaited = ends.is_some_and(|(local, remote)| self.has_stream(remote, local));
         let mut state = lock(&entry.state);
@@ -344,9 +344,9 @@ impl Streams {
     }
 
     /// Everything once, where nothing tells what is ready.
-    pub(crate) fn look_at_all(&self, agenda: &Agenda, effects: &mut Effects) {
+    pub(crate) fn look_at_all(&self, schedule: &Schedule, effects: &mut Effects) {
         for entry in self.listeners.all() {
-            self.accept(agenda, entry.lid, effects);
+            self.accept(schedule, entry.lid, effects);
         }
         for entry in self.streams.all() {
             self.look(entry.sid, effects);

@@ -3,7 +3,7 @@
 //!
 //! All descriptors are registered once, edge-triggered for both directions, so nothing on the data
 //! path changes a registration. Whoever is told of an edge must act on it, or leave it on the list
-//! of [`Agenda::attend_later`].
+//! of [`Schedule::attend_later`].
 
 mod readiness;
 pub(crate) mod sleeper;
@@ -76,7 +76,7 @@ impl Hot {
 
 /// What is to be done, and by whom.
 #[derive(Debug)]
-pub(crate) struct Agenda {
+pub(crate) struct Schedule {
     pub(crate) readiness: Option<Readiness>,
     pub(crate) sleeper: Sleeper,
     hot: [Hot; SHARDS],
@@ -105,18 +105,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Agenda {
+impl Schedule {
     /// One that waits for descriptors.
-    pub(crate) fn with_epoll(descriptors: &Arc<Descriptors>) -> io::Result<Agenda> {
-        Ok(Agenda {
+    pub(crate) fn with_epoll(descriptors: &Arc<Descriptors>) -> io::Result<Schedule> {
+        Ok(Schedule {
             readiness: Some(Readiness::new(descriptors)?),
-            ..Agenda::manual()
+            ..Schedule::manual()
         })
     }
 
     /// One that only [`step`](crate::sched::runtime::step) moves.
-    pub(crate) fn manual() -> Agenda {
-        Agenda {
+    pub(crate) fn manual() -> Schedule {
+        Schedule {
             readiness: None,
             sleeper: Sleeper::default(),
             hot: Default::default(),
