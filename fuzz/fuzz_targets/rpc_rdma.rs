@@ -10,7 +10,7 @@ use urnic_rpc_rdma::{Header, Limits, PrivateData, Profile, Refusal, call, reply}
 
 const LIMITS: Limits = Limits {
     segments: 64,
-    read_octets: 1 << 20,
+    read_bytes: 1 << 20,
 };
 
 fuzz_target!(|input: &[u8]| {
@@ -24,7 +24,7 @@ fuzz_target!(|input: &[u8]| {
         match call(input, &LIMITS, profile) {
             Ok(call) => {
                 assert!(call.lists.handles().count() <= LIMITS.segments);
-                assert!(call.reads.iter().map(|chunk| chunk.octets()).sum::<u64>() <= LIMITS.read_octets);
+                assert!(call.reads.iter().map(|chunk| chunk.bytes()).sum::<u64>() <= LIMITS.read_bytes);
                 let places: Vec<_> = call.reads.iter().map(|chunk| chunk.place()).collect();
                 if let Some(payload) = call.payload {
                     assert!(unreduced(payload.len(), &places).is_ok());

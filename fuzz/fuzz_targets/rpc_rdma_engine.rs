@@ -8,7 +8,7 @@ use urnic_rpc_rdma::{Limits, Segment};
 
 const LIMITS: Limits = Limits {
     segments: 64,
-    read_octets: 1 << 16,
+    read_bytes: 1 << 16,
 };
 
 fn call(xid: u32) -> Call<()> {
@@ -41,7 +41,7 @@ fn run(end: &mut Connection<()>, receives: &mut usize) -> u64 {
                 Action::Register { region, what, .. } => {
                     let length = match what {
                         Exposed::Memory((), len) | Exposed::Fresh(len) => len,
-                        Exposed::Octets(octets) => octets.len() as u32,
+                        Exposed::Bytes(bytes) => bytes.len() as u32,
                     };
                     let handle = region.0 as u32;
                     let segment = Segment {
@@ -75,7 +75,7 @@ fn run(end: &mut Connection<()>, receives: &mut usize) -> u64 {
         }
         for event in events {
             if let Event::Called(incoming) = event {
-                assert!(incoming.items.iter().map(|(_, len)| len).sum::<u64>() <= LIMITS.read_octets);
+                assert!(incoming.items.iter().map(|(_, len)| len).sum::<u64>() <= LIMITS.read_bytes);
                 let mut message = vec![0; 1200];
                 message[..4].copy_from_slice(&incoming.xid.to_be_bytes());
                 message[7] = 1;
@@ -118,7 +118,7 @@ fuzz_target!(|input: &[u8]| {
             receives -= 1;
             let (message, next) = rest.split_at(usize::from(*len).min(rest.len()));
             end.received(message, (flags & 1 != 0).then_some(u32::from(flags >> 1)));
-            assert!(run(&mut end, &mut receives) <= LIMITS.read_octets);
+            assert!(run(&mut end, &mut receives) <= LIMITS.read_bytes);
             assert!(receives <= 3 + 4);
             left = next;
         }

@@ -126,7 +126,7 @@ impl Transport for Tcp {
         tcp::append(&mut self.stream, len.min(READ_HEAD), &mut message)?;
         let xid = message
             .first_chunk()
-            .ok_or_else(|| nonsense("a reply of a few octets"))?;
+            .ok_or_else(|| nonsense("a reply of a few bytes"))?;
         let xid = u32::from_be_bytes(*xid);
         let into = self
             .waiting

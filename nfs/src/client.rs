@@ -270,7 +270,7 @@ impl Client {
             |results| {
                 let link =
                     Reply::<ReadlinkOk, Option<Attributes>>::take(results)?.map_err(|(status, _)| status)?;
-                Ok(results.octets(link.len as usize)?.to_vec())
+                Ok(results.bytes(link.len as usize)?.to_vec())
             },
         )
     }
@@ -432,7 +432,7 @@ pub fn read(answer: Answer) -> Outcome<(Vec<u8>, Option<Buffer>, bool)> {
     if let Some(data) = answer.data {
         return Ok((Vec::new(), Some(data), read.eof));
     }
-    Ok((results.octets(read.len as usize)?.to_vec(), None, read.eof))
+    Ok((results.bytes(read.len as usize)?.to_vec(), None, read.eof))
 }
 
 /// The results of a WRITE.

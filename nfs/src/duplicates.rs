@@ -18,7 +18,7 @@ struct Key {
     peer: IpAddr,
     xid: u32,
     procedure: u32,
-    octets: u64,
+    bytes: u64,
 }
 
 /// The replies to the last calls that made changes.
@@ -86,16 +86,16 @@ impl Duplicates {
         &self,
         peer: IpAddr,
         call: &Call,
-        octets: (&[u8], &[u8]),
+        bytes: (&[u8], &[u8]),
         serve: impl FnOnce() -> Vec<u8>,
     ) -> Vec<u8> {
         let mut hasher = DefaultHasher::new();
-        octets.hash(&mut hasher);
+        bytes.hash(&mut hasher);
         let key = Key {
             peer,
             xid: call.xid,
             procedure: call.procedure,
-            octets: hasher.finish(),
+            bytes: hasher.finish(),
         };
         let mut kept = self.lock();
         loop {

@@ -169,11 +169,11 @@ impl List {
         if let Some(long) = [count, len].into_iter().find(|len| *len as usize > MAX_ENTRIES) {
             return Err(BadXdr::Length(long));
         }
-        let octets = &mut Reader(reader.octets(len as usize * ENTRY)?);
+        let bytes = &mut Reader(reader.bytes(len as usize * ENTRY)?);
         if wanted && count != len {
             return Err(BadXdr::Length(count));
         }
-        let entries = (0..len).map(|_| entry(octets)).collect::<Result<_, _>>()?;
+        let entries = (0..len).map(|_| entry(bytes)).collect::<Result<_, _>>()?;
         Ok(Self { count, entries })
     }
 

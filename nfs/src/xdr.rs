@@ -14,7 +14,7 @@ pub enum BadXdr {
     #[error("{0} is not among the values of its type")]
     Value(u32),
     /// More bytes than the type has room for.
-    #[error("{0} octets are too many")]
+    #[error("{0} bytes are too many")]
     Length(u32),
 }
 
@@ -27,10 +27,10 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// They are not there.
-    pub fn octets(&mut self, len: usize) -> Result<&'a [u8], BadXdr> {
-        let (octets, rest) = self.0.split_at_checked(len).ok_or(BadXdr::Truncated)?;
+    pub fn bytes(&mut self, len: usize) -> Result<&'a [u8], BadXdr> {
+        let (bytes, rest) = self.0.split_at_checked(len).ok_or(BadXdr::Truncated)?;
         self.0 = rest.get(padding(len)..).ok_or(BadXdr::Truncated)?;
-        Ok(octets)
+        Ok(bytes)
     }
 }
 
@@ -112,7 +112,7 @@ impl Xdr<'_> for () {
 impl<'a> Xdr<'a> for &'a [u8] {
     fn take(reader: &mut Reader<'a>) -> Result<Self, BadXdr> {
         let len = u32::take(reader)?;
-        reader.octets(len as usize)
+        reader.bytes(len as usize)
     }
 
     fn put(&self, out: &mut Vec<u8>) {

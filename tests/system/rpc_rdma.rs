@@ -20,9 +20,9 @@ const REPLY: &str = "4d504120 49442052 65702046 72616d65 40010000";
 const PROGRAM: u32 = 0x2000_0001;
 
 fn words(words: &[u32], len: usize) -> Vec<u8> {
-    let mut octets: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
-    octets.resize(octets.len().max(len), 0);
-    octets
+    let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+    bytes.resize(bytes.len().max(len), 0);
+    bytes
 }
 
 fn item(offset: usize, len: u32) -> Item<()> {
@@ -64,11 +64,11 @@ struct Sent {
     message: Vec<u8>,
 }
 
-fn octets(pieces: &[Span<()>]) -> Vec<u8> {
+fn bytes(pieces: &[Span<()>]) -> Vec<u8> {
     let mut all = Vec::new();
     for Span { source, at, len } in pieces {
         match source {
-            Source::Octets(octets) => all.extend(&octets[*at..][..*len]),
+            Source::Bytes(bytes) => all.extend(&bytes[*at..][..*len]),
             Source::Memory(()) => all.resize(all.len() + len, 0),
         }
     }
@@ -82,7 +82,7 @@ fn carry(from: &mut Connection<()>, to: &mut Connection<()>, forward: bool, reco
             Action::Register { region, what, .. } => {
                 let length = match what {
                     Exposed::Memory((), len) | Exposed::Fresh(len) => len,
-                    Exposed::Octets(octets) => octets.len() as u32,
+                    Exposed::Bytes(bytes) => bytes.len() as u32,
                 };
                 let handle = 0xabc0_0000 + region.0 as u32;
                 let part = |length, offset| Segment {
@@ -99,7 +99,7 @@ fn carry(from: &mut Connection<()>, to: &mut Connection<()>, forward: bool, reco
             }
             Action::Release { region, .. } => from.released(region),
             Action::Send { work, pieces, .. } => {
-                let message = octets(&pieces);
+                let message = bytes(&pieces);
                 from.completed(work);
                 to.received(&message, None);
                 record.push(Sent { forward, message });
@@ -205,9 +205,9 @@ fn expected(message: &[u8]) -> String {
 /// text2pcap's hexdump of one packet in either direction.
 fn dump(forward: bool, packet: &[u8], text: &mut String) {
     text.push_str(if forward { "O\n" } else { "I\n" });
-    for (line, octets) in packet.chunks(16).enumerate() {
-        let octets: Vec<_> = octets.iter().map(|octet| format!("{octet:02x}")).collect();
-        writeln!(text, "{:06x} {}", 16 * line, octets.join(" ")).expect("a String takes it");
+    for (line, bytes) in packet.chunks(16).enumerate() {
+        let bytes: Vec<_> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        writeln!(text, "{:06x} {}", 16 * line, bytes.join(" ")).expect("a String takes it");
     }
 }
 

@@ -49,7 +49,7 @@ fn octets_come_back_reversed_within_messages_and_by_rdma() {
     let (_server, address) = serving(reverse("serve 127.0.0.1:0"));
     for octets in [1, 4, 5, 1000, 4000, 4096, 5001, 65_536, 1_000_003, 2 << 20] {
         let said = calls(&address, octets, 3).run().success();
-        assert_eq!(said, format!("{octets} octets reversed 3 times\n"));
+        assert_eq!(said, format!("{octets} bytes reversed 3 times\n"));
     }
 }
 
@@ -197,7 +197,7 @@ fn a_server_calls_the_clients_that_call_it() {
             .rev()
             .map(|step| format!("step {step}\n"))
             .collect();
-        assert_eq!(said, format!("called back\n{told}counted down 28 octets\n"));
+        assert_eq!(said, format!("called back\n{told}counted down 28 bytes\n"));
     }
     // One that is gone is no reason to wait.
     let client = callback(&format!("call {address} 1000000000")).spawn();
@@ -255,7 +255,7 @@ fn octets_come_back_by_rdma_also_without_memory_windows() {
         let calls = calls(&address, octets, 5).env("REVERSE_WITHOUT_WINDOWS", "1");
         assert_eq!(
             calls.run().success(),
-            format!("{octets} octets reversed 5 times\n")
+            format!("{octets} bytes reversed 5 times\n")
         );
     }
     server.stopped();

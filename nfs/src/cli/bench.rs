@@ -2,7 +2,7 @@
 
 use super::remote::{Remote, Way};
 use super::transfer::Window;
-use super::{Done, octets, print};
+use super::{Done, bytes, print};
 use clap::Args;
 use std::time::Instant;
 use urnic_nfs::client::{Client, Error, read, written};
@@ -15,10 +15,10 @@ pub(crate) struct Bench {
     /// SERVER:PATH of a directory
     remote: Remote,
     /// Bytes of the file
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = octets)]
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = bytes)]
     size: u64,
     /// Bytes of each large READ and WRITE, at most 1M
-    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = octets)]
+    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = bytes)]
     block: u64,
     /// Number of outstanding operations
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -86,7 +86,7 @@ impl Bench {
         pattern
             .iter_mut()
             .enumerate()
-            .for_each(|(at, octet)| *octet = (at * 7 + at / 4096) as u8);
+            .for_each(|(at, byte)| *byte = (at * 7 + at / 4096) as u8);
         let pattern = pattern.share();
         let timed = |work: &mut dyn FnMut() -> Result<(), Error>| {
             let begun = Instant::now();

@@ -21,7 +21,7 @@ pub(crate) fn print(text: &str) -> Done<()> {
 }
 
 /// Parses a number of bytes: 4096, 64K, 256M, 2G.
-pub(crate) fn octets(text: &str) -> Result<u64, String> {
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {
         "" => 0,
@@ -29,11 +29,11 @@ pub(crate) fn octets(text: &str) -> Result<u64, String> {
         "M" | "m" | "MiB" => 20,
         "G" | "g" | "GiB" => 30,
         "T" | "t" | "TiB" => 40,
-        other => return Err(format!("{other} is no unit of octets: K, M, G, T")),
+        other => return Err(format!("{other} is no unit of bytes: K, M, G, T")),
     };
     let number: u64 = digits
         .parse()
-        .map_err(|_| format!("{text} is no number of octets"))?;
+        .map_err(|_| format!("{text} is no number of bytes"))?;
     number
         .checked_mul(1 << unit)
         .ok_or_else(|| format!("{text} is too much"))
@@ -41,15 +41,15 @@ pub(crate) fn octets(text: &str) -> Result<u64, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::octets;
+    use super::bytes;
 
     #[test]
-    fn octets_as_people_write_them() {
-        assert_eq!(octets("4096"), Ok(4096));
-        assert_eq!(octets("64K"), Ok(65536));
-        assert_eq!(octets("2GiB"), Ok(2 << 30));
-        assert!(octets("99999999999T").is_err());
-        assert!(octets("M").is_err());
-        assert!(octets("5 apples").is_err());
+    fn bytes_as_people_write_them() {
+        assert_eq!(bytes("4096"), Ok(4096));
+        assert_eq!(bytes("64K"), Ok(65536));
+        assert_eq!(bytes("2GiB"), Ok(2 << 30));
+        assert!(bytes("99999999999T").is_err());
+        assert!(bytes("M").is_err());
+        assert!(bytes("5 apples").is_err());
     }
 }

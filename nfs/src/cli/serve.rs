@@ -1,6 +1,6 @@
 //! `urnic-nfs serve`.
 
-use super::{Done, octets, print};
+use super::{Done, bytes, print};
 use clap::Args;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ pub(crate) struct Serve {
     #[arg(required_unless_present = "memory", conflicts_with = "memory")]
     directory: Option<PathBuf>,
     /// Serve a tree in memory of at most this number of bytes: 512M, 2G
-    #[arg(long, value_name = "SIZE", value_parser = octets)]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
     memory: Option<u64>,
     /// Refuse all changes
     #[arg(long)]
@@ -40,7 +40,7 @@ pub(crate) struct Serve {
     rdma_port: Option<u16>,
     /// Memory for calls and replies in progress, beside that of a tree in memory. One client has at
     /// most half of it, and less if others need it
-    #[arg(long, value_name = "SIZE", value_parser = octets, default_value = "1G")]
+    #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = "1G")]
     buffers: u64,
     /// Connections by TCP, and by RDMA; for one more, the client with the most connections loses
     /// one [default: 512 and 256]

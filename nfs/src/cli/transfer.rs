@@ -1,7 +1,7 @@
 //! `urnic-nfs get` and `urnic-nfs put`, with a window of outstanding READs or WRITEs.
 
 use super::remote::{Remote, Way, called};
-use super::{Done, octets};
+use super::{Done, bytes};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::collections::{HashMap, VecDeque};
@@ -29,9 +29,9 @@ pub(crate) struct Window {
 }
 
 fn block(text: &str) -> Result<u64, String> {
-    let octets = octets(text)?;
-    let fits = (1..=u64::from(MAX_TRANSFER)).contains(&octets);
-    fits.then_some(octets)
+    let bytes = bytes(text)?;
+    let fits = (1..=u64::from(MAX_TRANSFER)).contains(&bytes);
+    fits.then_some(bytes)
         .ok_or_else(|| format!("{text} is not between 1 and {}", MAX_TRANSFER))
 }
 
@@ -163,11 +163,11 @@ impl Window {
     }
 
     /// A progress bar, on a terminal only.
-    fn bar(&self, octets: u64) -> ProgressBar {
+    fn bar(&self, bytes: u64) -> ProgressBar {
         if self.quiet || !std::io::stderr().is_terminal() {
             return ProgressBar::hidden();
         }
-        let bar = ProgressBar::with_draw_target(Some(octets), ProgressDrawTarget::stderr());
+        let bar = ProgressBar::with_draw_target(Some(bytes), ProgressDrawTarget::stderr());
         let style = "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
         bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
         bar.enable_steady_tick(Duration::from_millis(200));

@@ -121,11 +121,11 @@ record! {
     #[derive(Default)]
     pub struct Statistics {
         /// Bytes in all.
-        pub total_octets: u64,
+        pub total_bytes: u64,
         /// Free bytes.
-        pub free_octets: u64,
+        pub free_bytes: u64,
         /// Bytes that the caller may use.
-        pub available_octets: u64,
+        pub available_bytes: u64,
         /// Files in all.
         pub total_files: u64,
         /// Free files.

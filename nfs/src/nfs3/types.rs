@@ -149,47 +149,45 @@ words! {
 /// nfs_fh3 (§2.3.3): the server's name of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Handle {
-    octets: [u8; MAX_HANDLE],
+    bytes: [u8; MAX_HANDLE],
     len: u8,
 }
 
 impl Handle {
     /// A handle of at most [`MAX_HANDLE`] of these bytes.
-    pub fn new(octets: &[u8]) -> Self {
-        let len = octets.len().min(MAX_HANDLE);
+    pub fn new(bytes: &[u8]) -> Self {
+        let len = bytes.len().min(MAX_HANDLE);
         let mut handle = Self {
-            octets: [0; MAX_HANDLE],
+            bytes: [0; MAX_HANDLE],
             len: len as u8,
         };
-        handle.octets[..len].copy_from_slice(&octets[..len]);
+        handle.bytes[..len].copy_from_slice(&bytes[..len]);
         handle
     }
 
     /// The bytes of the handle.
-    pub fn octets(&self) -> &[u8] {
-        &self.octets[..usize::from(self.len)]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
     }
 }
 
 impl std::fmt::Debug for Handle {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        self.octets()
-            .iter()
-            .try_for_each(|octet| write!(f, "{octet:02x}"))
+        self.bytes().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
 impl Xdr<'_> for Handle {
     fn take(reader: &mut Reader) -> Result<Self, BadXdr> {
-        let octets = <&[u8]>::take(reader)?;
-        if octets.len() > MAX_HANDLE {
-            return Err(BadXdr::Length(octets.len() as u32));
+        let bytes = <&[u8]>::take(reader)?;
+        if bytes.len() > MAX_HANDLE {
+            return Err(BadXdr::Length(bytes.len() as u32));
         }
-        Ok(Self::new(octets))
+        Ok(Self::new(bytes))
     }
 
     fn put(&self, out: &mut Vec<u8>) {
-        self.octets().put(out);
+        self.bytes().put(out);
     }
 }
 

@@ -110,6 +110,6 @@ pub(super) fn data<'a>(
     match item {
         Some(item) if item.len() == len as usize => Ok(Data::Apart(item)),
         Some(_) => Err(BadXdr::Length(len)),
-        None => arguments.octets(len as usize).map(Data::Inline),
+        None => arguments.bytes(len as usize).map(Data::Inline),
     }
 }

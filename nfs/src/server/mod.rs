@@ -59,10 +59,10 @@ impl Server {
         tracing::trace!(%peer, program = call.program, procedure = call.procedure, xid = call.xid, "call");
         let refuse = |refusal| Ok(plain(rpc::refused(call.xid, refusal, 3)));
         let once = |duplicates: &Duplicates, most: usize, serve: &dyn Fn() -> Made| {
-            let first = |octets: &'_ [u8]| octets.len().min(most);
+            let first = |bytes: &'_ [u8]| bytes.len().min(most);
             let data = item.map_or(&[][..], |item| item);
-            let octets = (&message[..first(message)], &data[..first(data)]);
-            Ok(plain(duplicates.once(peer.ip(), &call, octets, || {
+            let bytes = (&message[..first(message)], &data[..first(data)]);
+            Ok(plain(duplicates.once(peer.ip(), &call, bytes, || {
                 match serve() {
                     Ok((reply, _)) => reply,
                     Err(_) => rpc::refused(call.xid, Refusal::Garbage, 3),

@@ -72,8 +72,8 @@ impl Export {
             len,
         } = Xdr::take(args)?;
         let text = data(item, len, args)?;
-        let what = New::Symlink(text.octets(), &attributes);
-        self.make(place, out, || match text.octets() {
+        let what = New::Symlink(text.bytes(), &attributes);
+        self.make(place, out, || match text.bytes() {
             text if text.len() > MAX_PATH => Err(Status::NameTooLong),
             text if text.is_empty() || text.contains(&0) => Err(Status::Invalid),
             _ => self.tree.make(caller, &place.dir, place.name, what),

@@ -13,9 +13,9 @@ pub enum Data<'a> {
 
 impl Data<'_> {
     /// The bytes.
-    pub fn octets(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         match self {
-            Self::Inline(octets) => octets,
+            Self::Inline(bytes) => bytes,
             Self::Apart(slice) => slice,
         }
     }

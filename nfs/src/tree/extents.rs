@@ -84,15 +84,15 @@ impl Extents {
 
     /// Writes data. The file may take `room` more bytes of memory.
     pub(super) fn write(&mut self, offset: u64, data: Data, room: u64, pool: &Pool) -> Result<(), Full> {
-        let octets = data.octets();
-        if octets.is_empty() {
+        let bytes = data.bytes();
+        if bytes.is_empty() {
             return Ok(());
         }
         match data {
-            Data::Apart(slice) if octets.len() >= KEEP && slice.footprint() < 2 * octets.len() => {
+            Data::Apart(slice) if bytes.len() >= KEEP && slice.footprint() < 2 * bytes.len() => {
                 self.make_room(
                     offset,
-                    offset + octets.len() as u64,
+                    offset + bytes.len() as u64,
                     room,
                     slice.footprint() as u64,
                     pool,
@@ -101,7 +101,7 @@ impl Extents {
             }
             _ => {
                 let mut end = offset;
-                let copied = self.copy(&mut end, octets, room, pool);
+                let copied = self.copy(&mut end, bytes, room, pool);
                 // The part for which there was room is written, as on a full disk.
                 if end > offset {
                     self.size = self.size.max(end);
@@ -109,7 +109,7 @@ impl Extents {
                 return copied;
             }
         }
-        self.size = self.size.max(offset + octets.len() as u64);
+        self.size = self.size.max(offset + bytes.len() as u64);
         Ok(())
     }
 
@@ -123,9 +123,9 @@ impl Extents {
     }
 
     /// Writes at `offset`, and advances it.
-    fn copy(&mut self, offset: &mut u64, mut octets: &[u8], room: u64, pool: &Pool) -> Result<(), Full> {
-        while !octets.is_empty() {
-            let left = octets.len() as u64;
+    fn copy(&mut self, offset: &mut u64, mut bytes: &[u8], room: u64, pool: &Pool) -> Result<(), Full> {
+        while !bytes.is_empty() {
+            let left = bytes.len() as u64;
             let before = self.pieces.range_mut(..=*offset).next_back();
             // Into the extent there, if no reader has it, or behind it into the rest of its buffer.
             if let Some((&start, piece)) = before {
@@ -146,14 +146,14 @@ impl Extents {
                     && let Some(piece) = self.pieces.get_mut(&start).and_then(Slice::exclusive)
                 {
                     let at = (*offset - start) as usize;
-                    piece[at..at + len].copy_from_slice(&octets[..len]);
+                    piece[at..at + len].copy_from_slice(&bytes[..len]);
                     *offset += len as u64;
-                    octets = &octets[len..];
+                    bytes = &bytes[len..];
                     continue;
                 }
             }
             // Into a new buffer. At the end of a file it has room for the data that will follow.
-            let len = octets.len().min(MAX_BUFFER);
+            let len = bytes.len().min(MAX_BUFFER);
             let end = *offset + len as u64;
             let capacity = if end > self.size {
                 usize::try_from(*offset).unwrap_or(KEEP).min(KEEP).max(len)
@@ -162,11 +162,11 @@ impl Extents {
             };
             let mut buffer = pool.take(capacity).ok_or(Full)?;
             buffer.resize(len);
-            buffer.copy_from_slice(&octets[..len]);
+            buffer.copy_from_slice(&bytes[..len]);
             self.make_room(*offset, end, room, buffer.capacity() as u64, pool)?;
             self.insert(*offset, buffer.share());
             *offset = end;
-            octets = &octets[len..];
+            bytes = &bytes[len..];
         }
         Ok(())
     }
@@ -256,7 +256,7 @@ mod tests {
             .flat_map(|piece| piece.to_vec())
             .collect();
         let (data, hole) = there.split_at(size as usize);
-        assert!(data.starts_with(b"abc") && data[3..].iter().all(|octet| *octet == b'x'));
-        assert!(hole.iter().all(|octet| *octet == 0));
+        assert!(data.starts_with(b"abc") && data[3..].iter().all(|byte| *byte == b'x'));
+        assert!(hole.iter().all(|byte| *byte == 0));
     }
 }

@@ -52,8 +52,8 @@ impl Listing {
 /// FNV-1a, with its bits mixed once more, in 62 bits and above [`PARENT`]. Must stay as it is:
 /// clients hold cookies over our restarts.
 fn cookie(name: &[u8]) -> u64 {
-    let hash = name.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &octet| {
-        (hash ^ u64::from(octet)).wrapping_mul(0x0000_0100_0000_01b3)
+    let hash = name.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
     let mixed = (hash ^ (hash >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed ^ (mixed >> 29)) >> 2) + PARENT + 1

@@ -107,7 +107,7 @@ fn holes_stay_holes() {
     write(&mut client, file, 1 << 30, b"end").unwrap();
     let is = client.attributes(file).unwrap();
     assert_eq!(is.size, (1 << 30) + 3);
-    assert!(is.used < 1 << 20, "{} octets of storage", is.used);
+    assert!(is.used < 1 << 20, "{} bytes of storage", is.used);
     assert_eq!(
         contents(&mut client, file, 5, 100).unwrap(),
         (vec![0; 100], false)

@@ -6,22 +6,22 @@ use nfs3_types::xdr_codec::{Opaque, Pack, Unpack};
 use urnic_nfs::xdr::{Reader, Xdr};
 
 fn packed(value: &impl Pack) -> Vec<u8> {
-    let mut octets = Vec::new();
-    value.pack(&mut octets).expect("a Vec takes it");
-    octets
+    let mut bytes = Vec::new();
+    value.pack(&mut bytes).expect("a Vec takes it");
+    bytes
 }
 
 fn put<'a>(value: &impl Xdr<'a>) -> Vec<u8> {
-    let mut octets = Vec::new();
-    value.put(&mut octets);
-    octets
+    let mut bytes = Vec::new();
+    value.put(&mut bytes);
+    bytes
 }
 
 #[test]
-fn arguments_are_the_same_octets() {
+fn arguments_are_the_same_bytes() {
     let handle = Handle::new(b"a handle of 23 octets..");
     let their_handle = || theirs::nfs_fh3 {
-        data: Opaque::owned(handle.octets().to_vec()),
+        data: Opaque::owned(handle.bytes().to_vec()),
     };
     let ours = ReadArgs {
         file: handle,

@@ -168,26 +168,26 @@ proptest! {
     #[test]
     fn lists_are_read_as_they_are_written(own in entries(), default in entries(), mask in 0..16_u32) {
         let lists = Lists { mask, access: list(&own), default: list(&default) };
-        let mut octets = Vec::new();
-        lists.put(&mut octets);
-        let reader = &mut Reader(&octets);
+        let mut bytes = Vec::new();
+        lists.put(&mut bytes);
+        let reader = &mut Reader(&bytes);
         prop_assert_eq!(Lists::take(reader), Ok(lists));
         prop_assert!(reader.0.is_empty());
-        for len in 0..octets.len() {
-            prop_assert!(Lists::take(&mut Reader(&octets[..len])).is_err());
+        for len in 0..bytes.len() {
+            prop_assert!(Lists::take(&mut Reader(&bytes[..len])).is_err());
         }
     }
 
     #[test]
-    fn any_octets_are_lists_or_not(octets: Vec<u8>, words in words()) {
+    fn any_bytes_are_lists_or_not(bytes: Vec<u8>, words in words()) {
         let words: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
-        for octets in [&octets, &words] {
-            let reader = &mut Reader(octets);
+        for bytes in [&bytes, &words] {
+            let reader = &mut Reader(bytes);
             let taken = Lists::take(reader).ok();
-            let expected = &mut octets.chunks_exact(4).map(|word| u32::from_be_bytes(word.try_into().unwrap()));
+            let expected = &mut bytes.chunks_exact(4).map(|word| u32::from_be_bytes(word.try_into().unwrap()));
             prop_assert_eq!(&taken, &lists_of(expected));
             let Some(lists) = taken else { continue };
-            prop_assert_eq!(octets.len() - reader.0.len(), 4 * (octets.len() / 4 - expected.count()));
+            prop_assert_eq!(bytes.len() - reader.0.len(), 4 * (bytes.len() / 4 - expected.count()));
             // What was understood is written, and read again as the same.
             let mut again = Vec::new();
             lists.put(&mut again);

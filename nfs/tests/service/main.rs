@@ -33,13 +33,13 @@ impl Transport for Direct {
     fn submit(&mut self, call: Outgoing) -> std::io::Result<()> {
         let mut message = call.message;
         let item = match call.item {
-            Some((at, octets)) if !self.apart => {
+            Some((at, bytes)) if !self.apart => {
                 assert_eq!(at, message.len());
-                message.extend_from_slice(&octets);
+                message.extend_from_slice(&bytes);
                 message.resize(message.len().next_multiple_of(4), 0);
                 None
             }
-            item => item.map(|(_, octets)| octets),
+            item => item.map(|(_, bytes)| bytes),
         };
         let request = Request {
             peer: PEER,
@@ -52,15 +52,15 @@ impl Transport for Direct {
         let mut data = None;
         if let Some((at, pieces)) = item {
             assert_eq!(at, message.len());
-            let octets: Vec<u8> = pieces.iter().flat_map(|piece| piece.to_vec()).collect();
+            let bytes: Vec<u8> = pieces.iter().flat_map(|piece| piece.to_vec()).collect();
             match call.into {
                 Some(mut into) if self.apart => {
-                    into.resize(octets.len());
-                    into.copy_from_slice(&octets);
+                    into.resize(bytes.len());
+                    into.copy_from_slice(&bytes);
                     data = Some(into);
                 }
                 _ => {
-                    message.extend(octets);
+                    message.extend(bytes);
                     message.resize(message.len().next_multiple_of(4), 0);
                 }
             }
@@ -153,9 +153,9 @@ fn remove(client: &mut Client, dir: Handle, name: &[u8]) -> Result<(), Error> {
         .map(drop)
 }
 
-fn write(client: &mut Client, file: Handle, offset: u64, octets: &[u8]) -> Result<u32, Error> {
-    let mut data = client.memory(octets.len())?;
-    data.copy_from_slice(octets);
+fn write(client: &mut Client, file: Handle, offset: u64, bytes: &[u8]) -> Result<u32, Error> {
+    let mut data = client.memory(bytes.len())?;
+    data.copy_from_slice(bytes);
     client.begin_write(file, offset, data.share(), Stable::Unstable)?;
     Ok(written(&client.wait()?.1)?.count)
 }

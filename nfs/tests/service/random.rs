@@ -106,11 +106,11 @@ fn carry_out(client: &mut Client, root: Handle, operation: &Operation) -> Result
             );
             format!("{:?}", done?.0.map(|attributes| attributes.links))
         }
-        Write(d, n, at, len, octet) => {
+        Write(d, n, at, len, byte) => {
             let d = dir(d)?;
             let file = client.lookup(d, name(n))?.file;
-            let octets: Vec<u8> = (0..*len).map(|n| octet.wrapping_add((n % 251) as u8)).collect();
-            format!("{}", write(client, file, u64::from(*at), &octets)?)
+            let bytes: Vec<u8> = (0..*len).map(|n| byte.wrapping_add((n % 251) as u8)).collect();
+            format!("{}", write(client, file, u64::from(*at), &bytes)?)
         }
         Resize(d, n, size) => {
             let d = dir(d)?;

@@ -38,7 +38,7 @@ fn a_large_directory_is_listed_once_each_while_it_changes() {
             Reply::<ReaddirOk, Option<Attributes>>::take(&mut results)
                 .unwrap()
                 .unwrap();
-            assert!(reply.len() <= 8192 + 64, "{} octets", reply.len());
+            assert!(reply.len() <= 8192 + 64, "{} bytes", reply.len());
             while let Some(entry) = <Option<Listed> as Xdr>::take(&mut results).unwrap() {
                 seen.push(entry.name.to_vec());
                 cookie = entry.cookie;
@@ -112,7 +112,7 @@ fn a_write_that_comes_late_does_not_undo_the_one_behind_it() {
         let mut client = client(server, true);
         let dir = client.mount(b"/").unwrap();
         let file = create(&mut client, dir, b"written", 0o644).unwrap();
-        let write = |xid, octet| {
+        let write = |xid, byte| {
             let mut message = call(Procedure::Write, xid);
             let arguments = WriteArgs {
                 file,
@@ -125,10 +125,10 @@ fn a_write_that_comes_late_does_not_undo_the_one_behind_it() {
             let mut item = None;
             if apart {
                 let mut data = Pool::new().take(5000).expect("memory");
-                data.fill(octet);
+                data.fill(byte);
                 item = Some(data.share());
             } else {
-                message.extend([octet; 5000]);
+                message.extend([byte; 5000]);
             }
             let (peer, message) = (PEER, &message[..]);
             let request = Request {
@@ -178,8 +178,8 @@ fn a_removed_file_is_stale_and_a_foreign_handle_is_refused() {
         assert_eq!(status(client.attributes(file)), Status::Stale);
         assert_eq!(status(contents(&mut client, file, 0, 10)), Status::Stale);
         assert_eq!(status(write(&mut client, file, 0, b"more")), Status::Stale);
-        for octets in [&b""[..], b"x", &[7; 64], &[0; 25], &[0; 16]] {
-            let refused = status(client.attributes(Handle::new(octets)));
+        for bytes in [&b""[..], b"x", &[7; 64], &[0; 25], &[0; 16]] {
+            let refused = status(client.attributes(Handle::new(bytes)));
             assert!(
                 matches!(refused, Status::BadHandle | Status::Stale),
                 "{refused:?}"
@@ -253,7 +253,7 @@ fn a_full_tree_says_so_and_has_room_again_when_files_go() {
             .nfs::<FsstatOk, Option<Attributes>>(Procedure::Fsstat, &root)
             .unwrap()
             .statistics
-            .free_octets
+            .free_bytes
     };
     let before = free(&mut client);
     let mut files = 0;
@@ -269,7 +269,7 @@ fn a_full_tree_says_so_and_has_room_again_when_files_go() {
     assert_eq!(full, Status::NoSpace);
     assert!(
         (5..=11).contains(&files),
-        "{files} files of 100,000 octets in a MiB"
+        "{files} files of 100,000 bytes in a MiB"
     );
     for n in 0..files {
         let _ = remove(&mut client, root, format!("{n}").as_bytes());

@@ -1,7 +1,7 @@
 //! Clients that take what they can get, and an honest one meanwhile, from another address and from
 //! theirs.
 
-use super::{Server, connect_from, octets};
+use super::{Server, connect_from, pattern};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
@@ -87,7 +87,7 @@ fn is_served(server: &Server, from: Ipv4Addr) -> (Client, Handle) {
     };
     let created = client.nfs::<Created, Wcc>(Procedure::Create, &create);
     let file = created.expect("a file").file.expect("its handle");
-    let data = octets(2 * MIB);
+    let data = pattern(2 * MIB);
     for half in 0..2 {
         let mut memory = client.memory(MIB).expect("memory");
         memory.copy_from_slice(&data[half * MIB..(half + 1) * MIB]);

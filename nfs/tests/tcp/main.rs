@@ -108,7 +108,7 @@ fn connect_from(address: Ipv4Addr, to: SocketAddr) -> TcpStream {
 }
 
 /// Bytes that repeat nowhere near.
-fn octets(len: usize) -> Vec<u8> {
+fn pattern(len: usize) -> Vec<u8> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut next = || {
         state ^= state << 13;
@@ -138,14 +138,14 @@ fn files_come_back_as_they_went() {
             (9 << 20, "1M"),
         ] {
             let (local, back) = (folder.path().join("local"), folder.path().join("back"));
-            let octets = octets(size);
-            fs::write(&local, &octets).expect("a file");
+            let bytes = pattern(size);
+            fs::write(&local, &bytes).expect("a file");
             let remote = server.remote(&format!("/file-{size}"));
             server.does(&["put", "--block", block, text(&local), &remote]);
             server.does(&["get", "--block", block, "--depth", "3", &remote, text(&back)]);
             assert!(
-                fs::read(&back).expect("a file") == octets,
-                "{size} octets by {block}"
+                fs::read(&back).expect("a file") == bytes,
+                "{size} bytes by {block}"
             );
         }
         let listed = server.does(&["ls", "-l", &server.remote("/")]);
@@ -213,9 +213,9 @@ fn peers_that_send_nonsense_are_dropped_and_others_served() {
     let server = Server::start(0, &["--memory", "1M"]);
     let connect = || connect(server.address).expect("it listens");
     // A record longer than any call, and one that goes on for ever: the connection ends.
-    for octets in [&[0xff; 8][..], &[0; 8192]] {
+    for bytes in [&[0xff; 8][..], &[0; 8192]] {
         let mut stream = connect();
-        stream.write_all(octets).expect("it is taken");
+        stream.write_all(bytes).expect("it is taken");
         let ended = stream.read_exact(&mut [0; 1]).map_err(|error| error.kind());
         assert!(
             matches!(ended, Err(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset)),
@@ -278,12 +278,12 @@ fn many_clients_at_once() {
             scope.spawn(move || {
                 let folder = tempfile::tempdir().expect("a folder");
                 let (local, back) = (folder.path().join("local"), folder.path().join("back"));
-                let octets = octets(100_000 + n);
-                fs::write(&local, &octets).expect("a file");
+                let bytes = pattern(100_000 + n);
+                fs::write(&local, &bytes).expect("a file");
                 let remote = server.remote(&format!("/{n}"));
                 server.does(&["put", text(&local), &remote]);
                 server.does(&["get", &remote, text(&back)]);
-                assert!(fs::read(&back).expect("a file") == octets);
+                assert!(fs::read(&back).expect("a file") == bytes);
             });
         }
     });

@@ -65,7 +65,7 @@ pub struct WriteChunk(pub Vec<Segment>);
 
 impl WriteChunk {
     /// Bytes: the sum of the segments' lengths.
-    pub fn octets(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.0.iter().map(|segment| u64::from(segment.length)).sum()
     }
 
@@ -94,7 +94,7 @@ impl WriteChunk {
     /// Can this have been returned for `offered`: the same segments in the same order, filled one
     /// after the other, none by more than it holds?
     pub fn returns(&self, offered: &Self) -> bool {
-        offered.filled(self.octets()).as_ref() == Some(self)
+        offered.filled(self.bytes()).as_ref() == Some(self)
     }
 
     fn parse(reader: &mut Reader, budget: &mut usize) -> Result<Self, Malformed> {
@@ -139,7 +139,7 @@ pub struct ReadChunk {
 
 impl ReadChunk {
     /// Bytes: the sum of the segments' lengths.
-    pub fn octets(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.segments
             .iter()
             .map(|segment| u64::from(segment.length))
@@ -148,7 +148,7 @@ impl ReadChunk {
 
     /// Position and bytes, as [`payload`](crate::payload) has them.
     pub fn place(&self) -> (u32, u64) {
-        (self.position, self.octets())
+        (self.position, self.bytes())
     }
 }
 
@@ -192,7 +192,7 @@ impl ChunkLists {
     pub(crate) fn parse(reader: &mut Reader, limits: &Limits) -> Result<Self, Malformed> {
         let mut lists = Self::default();
         let mut budget = limits.segments;
-        let mut read_octets = 0;
+        let mut read_bytes = 0;
         while reader.follows()? {
             spend(&mut budget, 1)?;
             let position = reader.word()?;
@@ -201,9 +201,9 @@ impl ChunkLists {
                 return Err(Malformed::Position(position));
             }
             let segment = Segment::parse(reader)?;
-            read_octets += u64::from(segment.length);
-            if read_octets > limits.read_octets {
-                return Err(Malformed::ReadOctets(read_octets));
+            read_bytes += u64::from(segment.length);
+            if read_bytes > limits.read_bytes {
+                return Err(Malformed::ReadBytes(read_bytes));
             }
             lists.reads.push(ReadSegment { position, segment });
         }

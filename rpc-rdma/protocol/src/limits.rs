@@ -8,7 +8,7 @@ pub struct Limits {
     /// Segments in all lists together; each Write chunk counts as one more.
     pub segments: usize,
     /// Bytes of all Read chunks together.
-    pub read_octets: u64,
+    pub read_bytes: u64,
 }
 
 impl Default for Limits {
@@ -16,7 +16,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             segments: 512,
-            read_octets: 2 << 20,
+            read_bytes: 2 << 20,
         }
     }
 }

@@ -20,9 +20,9 @@ pub enum Malformed {
     /// More than [`Limits::segments`].
     #[error("too many segments")]
     Segments,
-    /// More than [`Limits::read_octets`].
-    #[error("Read chunks of {0} octets and more")]
-    ReadOctets(u64),
+    /// More than [`Limits::read_bytes`].
+    #[error("Read chunks of {0} bytes and more")]
+    ReadBytes(u64),
     /// A Position that is no multiple of four, lies behind the payload or within another item, or
     /// is zero beside an inline payload.
     #[error("impossible Position {0}")]

@@ -46,8 +46,8 @@ impl PrivateData {
         private_data.windows(Self::LEN).find_map(|window| match window {
             [a, b, c, d, VERSION, flags, send, receive] if [*a, *b, *c, *d] == FORMAT => Some(Self {
                 remote_invalidation: flags & REMOTE_INVALIDATION != 0,
-                send_size: octets(*send),
-                receive_size: octets(*receive),
+                send_size: bytes(*send),
+                receive_size: bytes(*receive),
             }),
             _ => None,
         })
@@ -65,8 +65,8 @@ impl PrivateData {
             d,
             VERSION,
             flags,
-            size_octet(self.send_size),
-            size_octet(self.receive_size),
+            size_byte(self.send_size),
+            size_byte(self.receive_size),
         ]
     }
 
@@ -77,10 +77,10 @@ impl PrivateData {
     }
 }
 
-fn octets(size: u8) -> usize {
+fn bytes(size: u8) -> usize {
     (usize::from(size) + 1) * SIZE_UNIT
 }
 
-fn size_octet(octets: usize) -> u8 {
-    (octets / SIZE_UNIT).clamp(1, 256).wrapping_sub(1) as u8
+fn size_byte(bytes: usize) -> u8 {
+    (bytes / SIZE_UNIT).clamp(1, 256).wrapping_sub(1) as u8
 }

@@ -145,12 +145,11 @@ fn take_call(header: Header, rest: &[u8]) -> Result<Call<'_>, Malformed> {
             let Some((first, items)) = reads.split_first() else {
                 return Err(Malformed::NoPayload);
             };
-            if first.position != 0 || first.octets() == 0 {
+            if first.position != 0 || first.bytes() == 0 {
                 return Err(Malformed::NoPayload);
             }
             // Items may be left out of a long call, too.
-            let inline =
-                usize::try_from(first.octets()).map_err(|_| Malformed::ReadOctets(first.octets()))?;
+            let inline = usize::try_from(first.bytes()).map_err(|_| Malformed::ReadBytes(first.bytes()))?;
             payload::unreduced(inline, &places(items))?;
             Ok(Call {
                 xid,

@@ -129,7 +129,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
                 result: None,
                 max_reply: rpc::MAX_REPLY_HEADER + 4,
             })?;
-            println!("counted down {} octets", answer.message.len());
+            println!("counted down {} bytes", answer.message.len());
         }
         _ => return Err("usage: callback serve ADDRESS | callback call ADDRESS STEPS".into()),
     }

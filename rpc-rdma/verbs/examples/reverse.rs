@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! reverse serve 127.0.0.1:4711
-//! reverse call 127.0.0.1:4711 OCTETS TIMES|forever
+//! reverse call 127.0.0.1:4711 BYTES TIMES|forever
 //! ```
 //!
 //! The RPC messages, in XDR: `opaque reverse(opaque) = 1`, in version 1 of a program whose number
@@ -49,12 +49,12 @@ impl Service for Reverser {
         let arguments = &request.message[header.len..];
         let count = u32::from_be_bytes(*arguments.first_chunk()?);
         // The bytes came apart, or are in the message.
-        let octets = match &request.item {
+        let bytes = match &request.item {
             Some(item) => &item[..],
             None => arguments.get(4..)?.get(..count as usize)?,
         };
-        let mut reversed = self.0.take(octets.len())?;
-        reversed.copy_from_slice(octets);
+        let mut reversed = self.0.take(bytes.len())?;
+        reversed.copy_from_slice(bytes);
         reversed.reverse();
 
         let mut message = rpc::success(header.xid);
@@ -64,16 +64,16 @@ impl Service for Reverser {
     }
 }
 
-fn reverse(client: &Client, octets: &[u8]) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
+fn reverse(client: &Client, bytes: &[u8]) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
     let memory = |len| client.pool().take(len).ok_or("no memory");
-    let mut argument = memory(octets.len())?;
-    argument.copy_from_slice(octets);
+    let mut argument = memory(bytes.len())?;
+    argument.copy_from_slice(bytes);
     let mut message = rpc::call(client.xid(), PROGRAM.0, PROGRAM.1, REVERSE);
-    message.extend((octets.len() as u32).to_be_bytes());
+    message.extend((bytes.len() as u32).to_be_bytes());
     let answer = client.call(Call {
         argument: Some((message.len(), argument.share())),
         message,
-        result: Some(memory(octets.len())?),
+        result: Some(memory(bytes.len())?),
         max_reply: rpc::MAX_REPLY_HEADER + 4,
     })?;
     Ok(match answer.result {
@@ -81,7 +81,7 @@ fn reverse(client: &Client, octets: &[u8]) -> Result<Vec<u8>, Box<dyn std::error
         _ => answer
             .message
             .get(rpc::SUCCESS_LEN + 4..)
-            .ok_or("a short answer")?[..octets.len()]
+            .ok_or("a short answer")?[..bytes.len()]
             .to_vec(),
     })
 }
@@ -109,32 +109,32 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["serve", address] => {
             let pool = match std::env::var("REVERSE_MEMORY") {
-                Ok(octets) => Pool::limited(octets.parse()?),
+                Ok(bytes) => Pool::limited(bytes.parse()?),
                 Err(_) => Pool::new(),
             };
             let server = Server::with_pool(address.parse()?, &options, &pool)?;
             println!("serving at {}", server.address());
             server.serve(&Reverser(server.pool().clone()))?;
         }
-        ["call", address, octets, times] => {
+        ["call", address, bytes, times] => {
             let client = Client::connect(address.parse::<SocketAddr>()?, &options)?;
-            let octets: Vec<u8> = (0..octets.parse::<u32>()?).map(|n| (n % 251) as u8).collect();
-            let expected: Vec<u8> = octets.iter().rev().copied().collect();
+            let bytes: Vec<u8> = (0..bytes.parse::<u32>()?).map(|n| (n % 251) as u8).collect();
+            let expected: Vec<u8> = bytes.iter().rev().copied().collect();
             let times = if times == "forever" {
                 u32::MAX
             } else {
                 times.parse()?
             };
             for n in 1..=times {
-                if reverse(&client, &octets)? != expected {
-                    return Err("these are not the octets reversed".into());
+                if reverse(&client, &bytes)? != expected {
+                    return Err("these are not the bytes reversed".into());
                 }
                 if n == times || n % 100 == 0 {
-                    println!("{} octets reversed {n} times", octets.len());
+                    println!("{} bytes reversed {n} times", bytes.len());
                 }
             }
         }
-        _ => return Err("usage: reverse serve ADDRESS | reverse call ADDRESS OCTETS TIMES|forever".into()),
+        _ => return Err("usage: reverse serve ADDRESS | reverse call ADDRESS BYTES TIMES|forever".into()),
     }
     Ok(())
 }

@@ -50,9 +50,9 @@ impl Pool {
     }
 
     /// A pool that never has more than so many bytes, in whole arenas ([`MAX_BUFFER`]).
-    pub fn limited(octets: u64) -> Self {
+    pub fn limited(bytes: u64) -> Self {
         let pool = Self::new();
-        pool.arenas().most = usize::try_from(octets / MAX_BUFFER as u64).ok();
+        pool.arenas().most = usize::try_from(bytes / MAX_BUFFER as u64).ok();
         pool
     }
 
@@ -313,7 +313,7 @@ mod tests {
         let arenas = pool.arenas_from(0);
         for ((mark, buffer), len) in (1..).zip(&buffers).zip(lens) {
             assert!(buffer.len() >= len && buffer.len() == buffer.capacity());
-            assert!(buffer.iter().all(|octet| *octet == mark));
+            assert!(buffer.iter().all(|byte| *byte == mark));
             let (base, start) = (arenas[buffer.arena()].base, buffer.as_ptr() as usize);
             assert!(start.is_multiple_of(PAGE) && start >= base && start + buffer.len() <= base + MAX_BUFFER);
         }

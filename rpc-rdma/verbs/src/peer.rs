@@ -300,7 +300,7 @@ impl Waiting {
 
     fn tell(&mut self, outcome: Result<engine::Answer, CallError>) {
         self.answer = Some(outcome.map(|answer| match answer.message {
-            Message::Short(octets) => octets,
+            Message::Short(bytes) => bytes,
             // No memory was offered for one.
             Message::Long { .. } => Vec::new(),
         }));

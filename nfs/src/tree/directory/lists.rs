@@ -21,9 +21,9 @@ const MAX: usize = 64 << 10;
 
 /// A file's list in an extended attribute. `None` if the file has none.
 pub(super) fn of(path: &str, name: &str) -> Outcome<Option<Acl>> {
-    let mut octets = vec![0; MAX];
-    match getxattr(path, name, &mut octets[..]) {
-        Ok(len) => parsed(&octets[..len]).ok_or(Status::ServerFault).map(Some),
+    let mut bytes = vec![0; MAX];
+    match getxattr(path, name, &mut bytes[..]) {
+        Ok(len) => parsed(&bytes[..len]).ok_or(Status::ServerFault).map(Some),
         Err(Errno::NODATA) => Ok(None),
         Err(errno) => Err(errno.into()),
     }
@@ -32,7 +32,7 @@ pub(super) fn of(path: &str, name: &str) -> Outcome<Option<Acl>> {
 /// Sets or removes a list, with the permissions of the thread.
 pub(super) fn set(path: &str, name: &str, list: Option<&Acl>) -> Outcome<()> {
     match list {
-        Some(list) => setxattr(path, name, &octets(list), XattrFlags::empty())?,
+        Some(list) => setxattr(path, name, &bytes(list), XattrFlags::empty())?,
         None => match removexattr(path, name) {
             Err(Errno::NODATA) => {}
             removed => removed?,
@@ -41,8 +41,8 @@ pub(super) fn set(path: &str, name: &str, list: Option<&Acl>) -> Outcome<()> {
     Ok(())
 }
 
-fn parsed(octets: &[u8]) -> Option<Acl> {
-    let (version, rest) = octets.split_first_chunk()?;
+fn parsed(bytes: &[u8]) -> Option<Acl> {
+    let (version, rest) = bytes.split_first_chunk()?;
     let (entries, []) = rest.as_chunks::<8>() else {
         return None;
     };
@@ -59,12 +59,12 @@ fn parsed(octets: &[u8]) -> Option<Acl> {
         .flatten()
 }
 
-fn octets(list: &Acl) -> Vec<u8> {
-    let mut octets = VERSION.to_le_bytes().to_vec();
+fn bytes(list: &Acl) -> Vec<u8> {
+    let mut bytes = VERSION.to_le_bytes().to_vec();
     for Entry { tag, id, rights } in list.entries(NO_ID) {
-        octets.extend((tag as u16).to_le_bytes());
-        octets.extend((rights as u16).to_le_bytes());
-        octets.extend(id.to_le_bytes());
+        bytes.extend((tag as u16).to_le_bytes());
+        bytes.extend((rights as u16).to_le_bytes());
+        bytes.extend(id.to_le_bytes());
     }
-    octets
+    bytes
 }

@@ -156,21 +156,21 @@ impl Nodes {
     }
 
     pub(super) fn handle(&self, key: Key) -> Handle {
-        let mut octets = [0; 25];
-        octets[0] = TAG;
-        octets[1..9]
+        let mut bytes = [0; 25];
+        bytes[0] = TAG;
+        bytes[1..9]
             .copy_from_slice(&(self.root_key.number ^ self.root_key.birth.rotate_left(17)).to_be_bytes());
-        octets[9..17].copy_from_slice(&key.number.to_be_bytes());
-        octets[17..].copy_from_slice(&key.birth.to_be_bytes());
-        Handle::new(&octets)
+        bytes[9..17].copy_from_slice(&key.number.to_be_bytes());
+        bytes[17..].copy_from_slice(&key.birth.to_be_bytes());
+        Handle::new(&bytes)
     }
 
     fn key(&self, handle: &Handle) -> Outcome<Key> {
-        let octets: &[u8; 25] = handle.octets().try_into().map_err(|_| Status::BadHandle)?;
+        let bytes: &[u8; 25] = handle.bytes().try_into().map_err(|_| Status::BadHandle)?;
         let word = |at: usize| {
-            octets[at..at + 8]
+            bytes[at..at + 8]
                 .iter()
-                .fold(0, |word, octet| word << 8 | u64::from(*octet))
+                .fold(0, |word, byte| word << 8 | u64::from(*byte))
         };
         let key = Key {
             number: word(9),

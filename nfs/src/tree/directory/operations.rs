@@ -133,7 +133,7 @@ impl Tree for Directory {
         while filled < buffer.len() && !end {
             match rustix::io::pread(&*fd, &mut buffer[filled..], offset.saturating_add(filled as u64)) {
                 Ok(0) => end = true,
-                Ok(octets) => filled += octets,
+                Ok(bytes) => filled += bytes,
                 Err(Errno::INTR) => {}
                 // Beyond what any file can have.
                 Err(Errno::INVAL | Errno::OVERFLOW) if filled == 0 => end = true,
@@ -159,15 +159,15 @@ impl Tree for Directory {
         stable: Stable,
     ) -> Outcome<(u32, Stable)> {
         let fd = self.data(caller, file, true)?;
-        let octets = data.octets();
-        if i64::try_from(offset.saturating_add(octets.len() as u64)).is_err() {
+        let bytes = data.bytes();
+        if i64::try_from(offset.saturating_add(bytes.len() as u64)).is_err() {
             return Err(Status::FileTooBig);
         }
         // With the caller's rights the kernel takes set-id bits away, and minds quotas.
         let acting = self.act(caller)?;
         let mut written = 0;
-        while written < octets.len() {
-            match rustix::io::pwrite(&*fd, &octets[written..], offset + written as u64) {
+        while written < bytes.len() {
+            match rustix::io::pwrite(&*fd, &bytes[written..], offset + written as u64) {
                 Ok(0) => break,
                 Ok(more) => written += more,
                 Err(Errno::INTR) => {}
@@ -384,9 +384,9 @@ impl Tree for Directory {
         let node = self.nodes.find(&self.root())?;
         let of = fs::fstatvfs(&*node.fd)?;
         Ok(Statistics {
-            total_octets: of.f_blocks * of.f_frsize,
-            free_octets: of.f_bfree * of.f_frsize,
-            available_octets: of.f_bavail * of.f_frsize,
+            total_bytes: of.f_blocks * of.f_frsize,
+            free_bytes: of.f_bfree * of.f_frsize,
+            available_bytes: of.f_bavail * of.f_frsize,
             total_files: of.f_files,
             free_files: of.f_ffree,
             available_files: of.f_favail,

@@ -65,15 +65,15 @@ impl InMemory {
     }
 
     fn handle(&self, id: u64) -> Handle {
-        let mut octets = [0; 16];
-        octets[..8].copy_from_slice(&self.instance.to_be_bytes());
-        octets[8..].copy_from_slice(&id.to_be_bytes());
-        Handle::new(&octets)
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.instance.to_be_bytes());
+        bytes[8..].copy_from_slice(&id.to_be_bytes());
+        Handle::new(&bytes)
     }
 
     fn id(&self, handle: &Handle) -> Outcome<u64> {
-        let octets: &[u8; 16] = handle.octets().try_into().map_err(|_| Status::BadHandle)?;
-        let whole = u128::from_be_bytes(*octets);
+        let bytes: &[u8; 16] = handle.bytes().try_into().map_err(|_| Status::BadHandle)?;
+        let whole = u128::from_be_bytes(*bytes);
         ((whole >> 64) as u64 == self.instance)
             .then_some(whole as u64)
             .ok_or(Status::Stale)
@@ -85,7 +85,7 @@ impl InMemory {
 
     fn described(&self, node: &Node, id: u64) -> Attributes {
         let (size, used) = match &node.is {
-            Is::File(octets, _) => (octets.size(), octets.used()),
+            Is::File(bytes, _) => (bytes.size(), bytes.used()),
             Is::Directory { names, .. } => (names.len() as u64 * 32, PAGE as u64),
             Is::Symlink(text) => (text.len() as u64, 0),
             Is::Special(..) => (0, 0),
@@ -204,17 +204,17 @@ impl Tree for InMemory {
         }
         node.atime = now();
         let kind = node.kind();
-        let Is::File(octets, _) = &node.is else {
+        let Is::File(bytes, _) = &node.is else {
             return Err(if kind == Kind::Directory {
                 Status::IsDir
             } else {
                 Status::Invalid
             });
         };
-        let pieces = octets.read(offset, count as usize, &self.zeroes, &self.pool);
+        let pieces = bytes.read(offset, count as usize, &self.zeroes, &self.pool);
         let pieces = pieces.map_err(|Full| Status::Jukebox)?;
         let len: usize = pieces.iter().map(|piece| piece.len()).sum();
-        let eof = offset.saturating_add(len as u64) >= octets.size();
+        let eof = offset.saturating_add(len as u64) >= bytes.size();
         Ok(Found { pieces, eof })
     }
 
@@ -227,7 +227,7 @@ impl Tree for InMemory {
         _stable: Stable,
     ) -> Outcome<(u32, Stable)> {
         let id = self.id(file)?;
-        let len = data.octets().len() as u64;
+        let len = data.bytes().len() as u64;
         if offset.saturating_add(len) > MAX_SIZE {
             return Err(Status::FileTooBig);
         }
@@ -238,16 +238,16 @@ impl Tree for InMemory {
             return Err(Status::Access);
         }
         let kind = node.kind();
-        let Is::File(octets, verifier) = &mut node.is else {
+        let Is::File(bytes, verifier) = &mut node.is else {
             return Err(if kind == Kind::Directory {
                 Status::IsDir
             } else {
                 Status::Invalid
             });
         };
-        let before = octets.used();
-        let written = octets.write(offset, data, room, &self.pool);
-        let after = octets.used();
+        let before = bytes.used();
+        let written = bytes.write(offset, data, room, &self.pool);
+        let after = bytes.used();
         *verifier = None;
         node.touch();
         if caller.uid != 0 {
@@ -461,9 +461,9 @@ impl Tree for InMemory {
         let files = nodes.limit / (2 * OVERHEAD);
         let free = nodes.room() / (2 * OVERHEAD);
         Ok(Statistics {
-            total_octets: nodes.limit,
-            free_octets: nodes.room(),
-            available_octets: nodes.room(),
+            total_bytes: nodes.limit,
+            free_bytes: nodes.room(),
+            available_bytes: nodes.room(),
             total_files: files,
             free_files: free,
             available_files: free,

@@ -103,12 +103,12 @@ impl Node {
 
     /// Bytes that are counted for the file.
     pub(super) fn weight(&self) -> u64 {
-        let octets = match &self.is {
-            Is::File(octets, _) => octets.used(),
+        let bytes = match &self.is {
+            Is::File(bytes, _) => bytes.used(),
             Is::Symlink(text) => text.len() as u64,
             Is::Directory { .. } | Is::Special(..) => 0,
         };
-        OVERHEAD + octets + lists_weight(&self.acl, self.default.as_deref())
+        OVERHEAD + bytes + lists_weight(&self.acl, self.default.as_deref())
     }
 
     /// Sets owner, mode and times, if the caller may. The tree sets the size.

@@ -150,16 +150,16 @@ impl Nodes {
             return Err(Status::FileTooBig);
         }
         let node = self.node_mut(id)?;
-        let Is::File(octets, _) = &mut node.is else {
+        let Is::File(bytes, _) = &mut node.is else {
             return Err(if node.kind() == Kind::Directory {
                 Status::IsDir
             } else {
                 Status::Invalid
             });
         };
-        let before = octets.used();
-        octets.resize(size, pool)?;
-        let after = octets.used();
+        let before = bytes.used();
+        bytes.resize(size, pool)?;
+        let after = bytes.used();
         node.touch();
         self.used = self.used - before + after;
         Ok(())

@@ -20,7 +20,7 @@ pub enum Exposed<M> {
     /// The consumer's memory: its first `len` bytes.
     Memory(M, u32),
     /// A call that is too long for a Send.
-    Octets(Arc<[u8]>),
+    Bytes(Arc<[u8]>),
     /// New memory of so many bytes, for a long reply. It is the transport's;
     /// [`Message::Long`](super::Message::Long) names it.
     Fresh(u32),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source<M> {
     /// Ours.
-    Octets(Arc<[u8]>),
+    Bytes(Arc<[u8]>),
     /// The consumer's.
     Memory(M),
 }
@@ -41,20 +41,20 @@ impl<M: Clone> Gather<M> {
         let mut all = Self::new();
         let mut taken = 0;
         for item in items {
-            all.push(Source::Octets(message.clone()), taken, item.offset - taken);
+            all.push(Source::Bytes(message.clone()), taken, item.offset - taken);
             taken = item.offset;
             let len = item.len as usize;
             all.push(Source::Memory(item.memory.clone()), 0, len);
-            all.push(Source::Octets(Arc::new([0; 4])), 0, padding(len as u64));
+            all.push(Source::Bytes(Arc::new([0; 4])), 0, padding(len as u64));
         }
-        all.push(Source::Octets(message.clone()), taken, message.len() - taken);
+        all.push(Source::Bytes(message.clone()), taken, message.len() - taken);
         all
     }
 
-    pub(super) fn octets(octets: Vec<u8>) -> Self {
+    pub(super) fn bytes(bytes: Vec<u8>) -> Self {
         let mut all = Self::new();
-        let len = octets.len();
-        all.push(Source::Octets(octets.into()), 0, len);
+        let len = bytes.len();
+        all.push(Source::Bytes(bytes.into()), 0, len);
         all
     }
 

@@ -23,7 +23,7 @@
 //!     for action in from.actions() {
 //!         if let Action::Send { work, pieces, .. } = action {
 //!             let bytes = |source: &Source<()>| match source {
-//!                 Source::Octets(octets) => octets.clone(),
+//!                 Source::Bytes(bytes) => bytes.clone(),
 //!                 Source::Memory(()) => unreachable!("no call here has items"),
 //!             };
 //!             let message: Vec<u8> =

@@ -137,9 +137,9 @@ impl<M> Outstanding<M> {
             credits,
             body,
         };
-        let mut octets = Vec::new();
-        header.emit(&mut octets);
-        let mut message = Gather::octets(octets);
+        let mut bytes = Vec::new();
+        header.emit(&mut bytes);
+        let mut message = Gather::bytes(bytes);
         if long.is_none() {
             let inline = if chunks { &[][..] } else { &call.arguments };
             message.append(Gather::with_items(&call.message, inline));
@@ -155,7 +155,7 @@ impl<M> Outstanding<M> {
                 let region = self.regions.iter().find(|region| region.part == Part::Reply)?;
                 let offered = WriteChunk(region.segments()?.clone());
                 let returned = lists.reply.as_ref()?;
-                let len = u32::try_from(returned.octets()).ok()?;
+                let len = u32::try_from(returned.bytes()).ok()?;
                 // Less than an xid and msg_type is no reply.
                 if !returned.returns(&offered) || len < 8 {
                     return None;
@@ -180,7 +180,7 @@ impl<M> Outstanding<M> {
             // A list that is cut short leaves the rest unused.
             let len = match returned.next() {
                 Some(chunk) if chunk.returns(&WriteChunk(segments.clone())) => {
-                    u32::try_from(chunk.octets()).ok()?
+                    u32::try_from(chunk.bytes()).ok()?
                 }
                 Some(_) => return None,
                 None => 0,

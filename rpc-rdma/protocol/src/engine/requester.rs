@@ -174,7 +174,7 @@ impl<M: Clone> Requester<M> {
         };
         let mut parts = Vec::new();
         if plan.long_call {
-            parts.push((Part::Message, Exposed::Octets(call.message.clone())));
+            parts.push((Part::Message, Exposed::Bytes(call.message.clone())));
         }
         let memory = |item: &super::Item<M>| Exposed::Memory(item.memory.clone(), item.len);
         if plan.read_arguments {

@@ -185,14 +185,14 @@ impl<M: Clone> Responder<M> {
             return out.actions.push(Action::Close(Closing::Faults));
         }
         let credits = self.grant.max(1);
-        let mut octets = Vec::new();
-        Header { credits, ..header }.emit(&mut octets);
+        let mut bytes = Vec::new();
+        Header { credits, ..header }.emit(&mut bytes);
         self.errors += 1;
         let work = out.work();
         self.works.insert(work, Work::Error);
         out.actions.push(Action::Send {
             work,
-            pieces: Gather::octets(octets).into_spans(),
+            pieces: Gather::bytes(bytes).into_spans(),
             invalidate: None,
         });
     }
@@ -203,14 +203,14 @@ impl<M: Clone> Responder<M> {
         self.promised = self.promised.saturating_sub(1);
         self.taken += 1;
         let id = CallId(self.taken);
-        let room = |chunk: &WriteChunk| (!chunk.is_empty()).then(|| chunk.octets());
+        let room = |chunk: &WriteChunk| (!chunk.is_empty()).then(|| chunk.bytes());
         let incoming = Incoming {
             call: id,
             xid: call.xid,
             message: call.payload.map(<[u8]>::to_vec),
             items: call.reads.iter().map(ReadChunk::place).collect(),
             results: call.lists.writes.iter().map(room).collect(),
-            reply: call.lists.reply.as_ref().map(WriteChunk::octets),
+            reply: call.lists.reply.as_ref().map(WriteChunk::bytes),
         };
         let mut reads = 0;
         for (item, chunk) in call.reads.iter().enumerate() {
@@ -219,7 +219,7 @@ impl<M: Clone> Responder<M> {
                 self.waiting.push_back(Waiting {
                     call: id,
                     item,
-                    length: chunk.octets(),
+                    length: chunk.bytes(),
                     at,
                     remote: *segment,
                 });
@@ -344,9 +344,9 @@ impl<M: Clone> Responder<M> {
                 credits: self.grant.max(1),
                 body: Body::Error(ErrorBody::Chunk),
             };
-            let mut octets = Vec::new();
-            header.emit(&mut octets);
-            (Vec::new(), Gather::octets(octets))
+            let mut bytes = Vec::new();
+            header.emit(&mut bytes);
+            (Vec::new(), Gather::bytes(bytes))
         });
         out.actions.extend(writes);
         out.actions.push(Action::Send {
@@ -406,10 +406,10 @@ fn compose<M: Clone>(
         reply,
     };
     let short = header(Body::Msg(lists(offered.and_then(|chunk| chunk.filled(0)))));
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     if short.encoded_len() + payload.len() <= terms.send {
-        short.emit(&mut octets);
-        let mut message = Gather::octets(octets);
+        short.emit(&mut bytes);
+        let mut message = Gather::bytes(bytes);
         message.append(payload);
         return Some((actions, message));
     }
@@ -419,14 +419,14 @@ fn compose<M: Clone>(
     if long.encoded_len() > terms.send {
         return None;
     }
-    long.emit(&mut octets);
-    Some((actions, Gather::octets(octets)))
+    long.emit(&mut bytes);
+    Some((actions, Gather::bytes(bytes)))
 }
 
-/// The Writes that place `octets` in a chunk whose lengths are theirs.
-fn write<M: Clone>(mut octets: Gather<M>, chunk: &WriteChunk, actions: &mut Vec<Action<M>>) {
+/// The Writes that place `bytes` in a chunk whose lengths are theirs.
+fn write<M: Clone>(mut bytes: Gather<M>, chunk: &WriteChunk, actions: &mut Vec<Action<M>>) {
     for remote in chunk.0.iter().filter(|segment| segment.length > 0) {
-        let pieces = octets.take(remote.length as usize);
+        let pieces = bytes.take(remote.length as usize);
         actions.push(Action::Write {
             pieces,
             remote: *remote,

@@ -200,22 +200,19 @@ fn rpc_k_01_the_engine_makes_chunks_of_what_the_binding_names() {
             .iter()
             .all(|event| !matches!(event, Event::Answered { .. }))
     );
-    let octets: Vec<u8> = (sent.unwrap().iter())
+    let bytes: Vec<u8> = (sent.unwrap().iter())
         .flat_map(|span| match &span.source {
-            urnic_rpc_rdma::engine::Source::Octets(octets) => octets[span.at..][..span.len].to_vec(),
+            urnic_rpc_rdma::engine::Source::Bytes(bytes) => bytes[span.at..][..span.len].to_vec(),
             urnic_rpc_rdma::engine::Source::Memory(_) => panic!("it is not inline"),
         })
         .collect();
-    let (header, payload) = Header::parse(&octets, &Limits::default()).unwrap();
+    let (header, payload) = Header::parse(&bytes, &Limits::default()).unwrap();
     let Body::Msg(lists) = header.body else { panic!() };
     assert_eq!(
         lists.reads[0].position as usize,
         HEADER + write_arguments(0).len()
     );
-    assert!(
-        lists.reply.is_none(),
-        "the reply of a WRITE fits into 1024 octets"
-    );
+    assert!(lists.reply.is_none(), "the reply of a WRITE fits into 1024 bytes");
     let places: Vec<_> = lists.read_chunks().iter().map(|chunk| chunk.place()).collect();
     assert_eq!(check(&BINDINGS, payload, &places), Ok(()));
 }

@@ -39,7 +39,7 @@ fn rpc_i_04_remote_invalidation_is_agreed_if_both_say_so() {
 
 #[test]
 fn rpc_i_02_sizes_are_whole_kibibytes_from_1_to_256() {
-    let octet = |size| {
+    let byte = |size| {
         PrivateData {
             send_size: size,
             ..BOTH
@@ -55,12 +55,12 @@ fn rpc_i_02_sizes_are_whole_kibibytes_from_1_to_256() {
         (262_144, 255),
         (usize::MAX, 255),
     ] {
-        assert_eq!(octet(size), expected, "{size}");
+        assert_eq!(byte(size), expected, "{size}");
     }
 }
 
 #[test]
-fn rpc_i_01_a_peer_that_says_nothing_takes_1024_octets() {
+fn rpc_i_01_a_peer_that_says_nothing_takes_1024_bytes() {
     let silent = PrivateData::find(b"something else entirely").unwrap_or_default();
     assert_eq!(DEFAULT_INLINE, 1024);
     assert_eq!(BOTH.threshold(&silent), DEFAULT_INLINE);
@@ -71,8 +71,8 @@ fn rpc_i_01_a_peer_that_says_nothing_takes_1024_octets() {
 #[test]
 fn rpc_i_03_the_magic_is_found_at_any_offset() {
     for before in 0..9 {
-        let octets = [&vec![0xf6; before][..], &BOTH.emit(), b"more"].concat();
-        assert_eq!(PrivateData::find(&octets), Some(BOTH), "{before}");
+        let bytes = [&vec![0xf6; before][..], &BOTH.emit(), b"more"].concat();
+        assert_eq!(PrivateData::find(&bytes), Some(BOTH), "{before}");
     }
 }
 
@@ -90,10 +90,10 @@ fn rpc_i_03_another_magic_is_ignored() {
 
 #[test]
 fn rpc_i_03_what_is_cut_short_or_of_another_version_is_ignored() {
-    let octets = BOTH.emit();
-    assert_eq!(PrivateData::find(&octets[..7]), None);
+    let bytes = BOTH.emit();
+    assert_eq!(PrivateData::find(&bytes[..7]), None);
     for version in [0, 2, 255] {
-        let mut other = octets;
+        let mut other = bytes;
         other[4] = version;
         assert_eq!(PrivateData::find(&other), None);
     }
@@ -101,11 +101,11 @@ fn rpc_i_03_what_is_cut_short_or_of_another_version_is_ignored() {
 
 #[test]
 fn rpc_i_02_reserved_flags_are_ignored() {
-    let mut octets = BOTH.emit();
-    octets[5] = 0xff;
-    assert_eq!(PrivateData::find(&octets), Some(BOTH));
-    octets[5] = 0xfe;
-    assert!(!PrivateData::find(&octets).unwrap().remote_invalidation);
+    let mut bytes = BOTH.emit();
+    bytes[5] = 0xff;
+    assert_eq!(PrivateData::find(&bytes), Some(BOTH));
+    bytes[5] = 0xfe;
+    assert!(!PrivateData::find(&bytes).unwrap().remote_invalidation);
 }
 
 proptest! {

@@ -11,7 +11,7 @@ use urnic_rpc_rdma::{
 
 const LIMITS: Limits = Limits {
     segments: 64,
-    read_octets: u64::MAX,
+    read_bytes: u64::MAX,
 };
 
 fn segment() -> impl Strategy<Value = Segment> {
@@ -66,16 +66,16 @@ fn plausible() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-fn takes_or_refuses(octets: &[u8]) {
-    if let Ok((header, rest)) = Header::parse(octets, &LIMITS) {
+fn takes_or_refuses(bytes: &[u8]) {
+    if let Ok((header, rest)) = Header::parse(bytes, &LIMITS) {
         assert_eq!(
             emitted(&header, rest),
-            octets,
+            bytes,
             "what was understood is said the same way"
         );
     }
     for profile in [Profile::Rfc8166, Profile::Draft04] {
-        match call(octets, &LIMITS, profile) {
+        match call(bytes, &LIMITS, profile) {
             Ok(call) => {
                 let inline = call.payload.map_or(0, <[u8]>::len);
                 if call.payload.is_some() {
@@ -83,35 +83,32 @@ fn takes_or_refuses(octets: &[u8]) {
                 }
             }
             Err(Refusal::Answer(answer, _)) => {
-                let mut octets = Vec::new();
-                answer.emit(&mut octets);
-                assert!(octets.len() <= 28);
-                assert!(matches!(
-                    call(&octets, &LIMITS, profile),
-                    Err(Refusal::Discard(_))
-                ));
+                let mut bytes = Vec::new();
+                answer.emit(&mut bytes);
+                assert!(bytes.len() <= 28);
+                assert!(matches!(call(&bytes, &LIMITS, profile), Err(Refusal::Discard(_))));
             }
             Err(Refusal::Discard(_)) => {}
         }
     }
-    let _ = reply(octets, &LIMITS);
+    let _ = reply(bytes, &LIMITS);
 }
 
 proptest! {
     #[test]
-    fn any_octets_are_taken_or_refused(octets: Vec<u8>) {
-        takes_or_refuses(&octets);
+    fn any_bytes_are_taken_or_refused(bytes: Vec<u8>) {
+        takes_or_refuses(&bytes);
     }
 
     #[test]
-    fn plausible_octets_are_taken_or_refused(octets in plausible()) {
-        takes_or_refuses(&octets);
+    fn plausible_bytes_are_taken_or_refused(bytes in plausible()) {
+        takes_or_refuses(&bytes);
     }
 
     #[test]
     fn emitted_headers_are_parsed(header in header(), payload: Vec<u8>) {
-        let octets = emitted(&header, &payload);
-        match Header::parse(&octets, &LIMITS) {
+        let bytes = emitted(&header, &payload);
+        match Header::parse(&bytes, &LIMITS) {
             Ok(parsed) => prop_assert_eq!(parsed, (header, &payload[..])),
             Err(error) => {
                 let nothing = matches!(&header.body, Body::NoMsg(l) if l.reads.is_empty() && l.reply.is_none());
@@ -122,17 +119,17 @@ proptest! {
 
     #[test]
     fn a_header_cut_anywhere_is_refused(header in header(), cut: prop::sample::Index) {
-        let octets = emitted(&header, &[]);
-        prop_assert!(Header::parse(&octets[..cut.index(octets.len())], &LIMITS).is_err());
+        let bytes = emitted(&header, &[]);
+        prop_assert!(Header::parse(&bytes[..cut.index(bytes.len())], &LIMITS).is_err());
     }
 
     #[test]
     fn a_filled_chunk_holds_the_request_and_returns_the_offer(offered in chunk(), len: u64) {
-        let fits = len <= offered.octets();
+        let fits = len <= offered.bytes();
         let filled = offered.filled(len);
         prop_assert_eq!(filled.is_some(), fits);
         if let Some(filled) = filled {
-            prop_assert_eq!(filled.octets(), len);
+            prop_assert_eq!(filled.bytes(), len);
             prop_assert!(filled.returns(&offered));
         }
     }
@@ -144,13 +141,13 @@ proptest! {
         pieces in vec((vec(any::<u32>(), 1..4), vec(any::<u8>(), 0..30), any::<bool>()), 0..6),
         tail: Vec<u32>,
     ) {
-        let octets = |words: &[u32]| words.iter().flat_map(|word| word.to_be_bytes()).collect::<Vec<_>>();
+        let bytes = |words: &[u32]| words.iter().flat_map(|word| word.to_be_bytes()).collect::<Vec<_>>();
         let (mut whole, mut inline) = (rpc(7, 0), rpc(7, 0));
         let mut left_out = Vec::new();
         let mut contents = Vec::new();
         for (before, item, padded) in &pieces {
-            whole.extend(octets(before));
-            inline.extend(octets(before));
+            whole.extend(bytes(before));
+            inline.extend(bytes(before));
             let padding = padding(item.len() as u64);
             left_out.push((inline.len(), item.len() as u64));
             whole.extend(item);
@@ -158,8 +155,8 @@ proptest! {
             let brought = if *padded { padding } else { 0 };
             contents.push([&item[..], &vec![0; brought]].concat());
         }
-        whole.extend(octets(&tail));
-        inline.extend(octets(&tail));
+        whole.extend(bytes(&tail));
+        inline.extend(bytes(&tail));
 
         let chunks: Vec<_> = positions(left_out).unwrap().into_iter().zip(&contents).map(|(position, content)| {
             let (head, rest) = content.split_at(content.len() / 2);

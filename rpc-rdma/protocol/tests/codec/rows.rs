@@ -9,7 +9,7 @@ use urnic_rpc_rdma::{
 
 const LIMITS: Limits = Limits {
     segments: 512,
-    read_octets: 1 << 20,
+    read_bytes: 1 << 20,
 };
 
 fn answer(message: &[u8], profile: Profile) -> Option<Header> {
@@ -24,10 +24,10 @@ fn err_chunk(xid: u32) -> Option<Header> {
     Some(header(xid, 0, Body::Error(ErrorBody::Chunk)))
 }
 
-/// `octets` with one of its words replaced.
-fn with_word(mut octets: Vec<u8>, index: usize, word: u32) -> Vec<u8> {
-    octets[4 * index..][..4].copy_from_slice(&word.to_be_bytes());
-    octets
+/// `bytes` with one of its words replaced.
+fn with_word(mut bytes: Vec<u8>, index: usize, word: u32) -> Vec<u8> {
+    bytes[4 * index..][..4].copy_from_slice(&word.to_be_bytes());
+    bytes
 }
 
 const PROFILES: [Profile; 2] = [Profile::Rfc8166, Profile::Draft04];
@@ -44,11 +44,11 @@ fn rpc_h_01_a_payload_with_another_xid_is_err_chunk() {
 
 #[test]
 fn rpc_h_02_the_version_is_one() {
-    for octets in [vector("RR-MSG-CALL"), vector("RR-NOMSG-LONGCALL")] {
-        assert_eq!(octets[4..8], [0, 0, 0, 1]);
-        assert!(call(&octets, &LIMITS, Profile::default()).is_ok());
+    for bytes in [vector("RR-MSG-CALL"), vector("RR-NOMSG-LONGCALL")] {
+        assert_eq!(bytes[4..8], [0, 0, 0, 1]);
+        assert!(call(&bytes, &LIMITS, Profile::default()).is_ok());
         for version in [0, 2, u32::MAX] {
-            let other = with_word(octets.clone(), 1, version);
+            let other = with_word(bytes.clone(), 1, version);
             assert!(call(&other, &LIMITS, Profile::default()).is_err());
         }
     }
@@ -93,7 +93,7 @@ fn rpc_h_04_nomsg_without_lists_is_answered_err_chunk() {
 }
 
 #[test]
-fn rpc_h_04_a_long_call_needs_octets_at_position_zero() {
+fn rpc_h_04_a_long_call_needs_bytes_at_position_zero() {
     let writes = vec![chunk(&[4])];
     let none = |reads| ChunkLists {
         reads,
@@ -108,12 +108,12 @@ fn rpc_h_04_a_long_call_needs_octets_at_position_zero() {
 
 #[test]
 fn rpc_h_07_words_are_big_endian() {
-    let octets = emitted(&header(0x0102_0304, 5, Body::Msg(ChunkLists::default())), &[]);
-    assert_eq!(octets[..12], [1, 2, 3, 4, 0, 0, 0, 1, 0, 0, 0, 5]);
+    let bytes = emitted(&header(0x0102_0304, 5, Body::Msg(ChunkLists::default())), &[]);
+    assert_eq!(bytes[..12], [1, 2, 3, 4, 0, 0, 0, 1, 0, 0, 0, 5]);
 }
 
 #[test]
-fn rpc_h_08_less_than_28_octets_are_discarded() {
+fn rpc_h_08_less_than_28_bytes_are_discarded() {
     let message = vector("RR-MSG-CALL");
     for len in 0..28 {
         assert_eq!(answer(&message[..len], Profile::Rfc8166), None, "{len}");
@@ -143,7 +143,7 @@ fn rpc_k_05_an_unused_chunk_has_its_segments_at_length_zero() {
     let offered = chunk(&[4096, 1]);
     let unused = offered.filled(0).unwrap();
     assert_eq!(unused, chunk(&[0, 0]));
-    assert!(unused.returns(&offered) && unused.octets() == 0 && !unused.is_empty());
+    assert!(unused.returns(&offered) && unused.bytes() == 0 && !unused.is_empty());
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn rpc_k_12_a_count_of_missing_segments_allocates_nothing() {
 }
 
 #[test]
-fn rpc_k_12_octets_to_read_are_limited() {
+fn rpc_k_12_bytes_to_read_are_limited() {
     let lists = |lengths: &[u32]| ChunkLists {
         reads: lengths.iter().map(|&length| read(8, 1, length, 0)).collect(),
         ..Default::default()

@@ -10,19 +10,19 @@ use urnic_rpc_rdma::{
 pub(crate) fn vector(name: &str) -> Vec<u8> {
     let text = include_str!("../../../../wire/tests/vectors.json");
     let hex: BTreeMap<String, String> = serde_json::from_str(text).unwrap();
-    let octet = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
-    hex[name].as_bytes().chunks(2).map(octet).collect()
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+    hex[name].as_bytes().chunks(2).map(byte).collect()
 }
 
 const NULL_CALL: [u8; 40] =
     hex!("12345678 00000000 00000002 000186a3 00000003 00000000 00000000 00000000 00000000 00000000");
 
-fn both_ways(octets: &[u8], expected: &Header, payload: &[u8]) {
+fn both_ways(bytes: &[u8], expected: &Header, payload: &[u8]) {
     assert_eq!(
-        Header::parse(octets, &Limits::default()),
+        Header::parse(bytes, &Limits::default()),
         Ok((expected.clone(), payload))
     );
-    assert_eq!(emitted(expected, payload), octets);
+    assert_eq!(emitted(expected, payload), bytes);
 }
 
 #[test]
@@ -104,12 +104,12 @@ fn rpc_e_02_rr_err_chunk() {
 
 #[test]
 fn rpc_bd_07_rr_bc_call_is_a_call_by_its_message_type() {
-    let octets = vector("RR-BC-CALL");
-    let (header, payload) = Header::parse(&octets, &Limits::default()).unwrap();
+    let bytes = vector("RR-BC-CALL");
+    let (header, payload) = Header::parse(&bytes, &Limits::default()).unwrap();
     assert_eq!((header.xid, header.credits), (0x99, 2));
     assert_eq!(header.body, Body::Msg(ChunkLists::default()));
     assert_eq!(direction(&header, payload), Some(Direction::Call));
-    assert_eq!(emitted(&header, payload), octets);
+    assert_eq!(emitted(&header, payload), bytes);
 }
 
 #[test]

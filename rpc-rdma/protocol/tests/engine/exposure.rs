@@ -98,7 +98,7 @@ fn rpc_k_07_a_long_call_goes_by_the_position_zero_chunk() {
         (0, 1000)
     );
     assert!(
-        matches!(&end.others[0], Action::Register { what: Exposed::Octets(octets), .. } if octets.len() == 1000)
+        matches!(&end.others[0], Action::Register { what: Exposed::Bytes(bytes), .. } if bytes.len() == 1000)
     );
 }
 

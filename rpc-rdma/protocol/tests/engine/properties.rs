@@ -60,7 +60,7 @@ fn run(
 
 proptest! {
     #[test]
-    fn every_call_is_answered_octet_for_octet(
+    fn every_call_is_answered_byte_for_byte(
         seed: u64, segments in 1..5_usize, said in [said(), said()], jobs in vec(job(), 0..20), back in vec(small(), 0..5),
     ) {
         run(seed, Mishaps { credits: 20, ..Mishaps::default() }, segments, said, &jobs, &back);

@@ -78,7 +78,7 @@ impl End {
                     Action::Register { region, ref what, .. } if self.registers => {
                         let length = match what {
                             Exposed::Memory(_, len) | Exposed::Fresh(len) => *len,
-                            Exposed::Octets(octets) => octets.len() as u32,
+                            Exposed::Bytes(bytes) => bytes.len() as u32,
                         };
                         let segment = Segment {
                             handle: handle(region),
@@ -132,22 +132,22 @@ impl End {
 }
 
 fn sent(work: WorkId, pieces: &[Span<Memory>], invalidate: Option<u32>) -> Sent {
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     let mut memory = Vec::new();
     for Span { source, at, len } in pieces {
         match source {
-            Source::Octets(all) => octets.extend(&all[*at..][..*len]),
+            Source::Bytes(all) => bytes.extend(&all[*at..][..*len]),
             Source::Memory(name) => {
                 memory.push((*name, *len));
-                octets.extend(std::iter::repeat_n(b'm', *len));
+                bytes.extend(std::iter::repeat_n(b'm', *len));
             }
         }
     }
-    let (header, payload) = Header::parse(&octets, &Limits::default()).unwrap();
+    let (header, payload) = Header::parse(&bytes, &Limits::default()).unwrap();
     Sent {
         work,
         header,
-        len: octets.len(),
+        len: bytes.len(),
         memory,
         payload: payload.to_vec(),
         invalidate,
@@ -159,27 +159,27 @@ pub(crate) fn words(words: &[u32]) -> Vec<u8> {
 }
 
 pub(crate) fn message(xid: u32, msg_type: u32, len: usize) -> Vec<u8> {
-    let mut octets = words(&[xid, msg_type]);
-    octets.resize(len.max(8), b'.');
-    octets
+    let mut bytes = words(&[xid, msg_type]);
+    bytes.resize(len.max(8), b'.');
+    bytes
 }
 
 pub(crate) fn rpc(xid: u32, msg_type: u32, credits: u32, lists: ChunkLists) -> Vec<u8> {
-    let mut octets = header(xid, credits, Body::Msg(lists));
-    octets.extend(message(xid, msg_type, 24));
-    octets
+    let mut bytes = header(xid, credits, Body::Msg(lists));
+    bytes.extend(message(xid, msg_type, 24));
+    bytes
 }
 
 pub(crate) fn header(xid: u32, credits: u32, body: Body) -> Vec<u8> {
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     Header {
         xid,
         version: VERSION,
         credits,
         body,
     }
-    .emit(&mut octets);
-    octets
+    .emit(&mut bytes);
+    bytes
 }
 
 pub(crate) fn short(xid: u32) -> Call<Memory> {

@@ -16,8 +16,8 @@ use urnic_rpc_rdma::{PrivateData, Segment};
 pub(crate) struct Memory(Rc<RefCell<Vec<u8>>>);
 
 impl Memory {
-    fn new(octets: Vec<u8>) -> Self {
-        Self(Rc::new(RefCell::new(octets)))
+    fn new(bytes: Vec<u8>) -> Self {
+        Self(Rc::new(RefCell::new(bytes)))
     }
 
     fn same(&self, other: &Self) -> bool {
@@ -246,7 +246,7 @@ impl Simulation {
             Action::Register { region, what, access } => {
                 let (memory, length) = match what {
                     Exposed::Memory(memory, len) => (memory, len),
-                    Exposed::Octets(octets) => (Memory::new(octets.to_vec()), octets.len() as u32),
+                    Exposed::Bytes(bytes) => (Memory::new(bytes.to_vec()), bytes.len() as u32),
                     Exposed::Fresh(len) => (Memory::new(vec![0; len as usize]), len),
                 };
                 self.register(index, region, memory, length, access);
@@ -389,7 +389,7 @@ impl Simulation {
         };
         let granted = match wire {
             Wire::Send(work, pieces, invalidate) => {
-                let message = octets(&pieces);
+                let message = bytes(&pieces);
                 assert!(
                     message.len() <= self.ends[index].terms.send,
                     "beyond the threshold"
@@ -406,7 +406,7 @@ impl Simulation {
                 valid
             }
             Wire::Write(pieces, remote) => self.access(1 - index, remote, Access::RemoteWrite, |target| {
-                target.copy_from_slice(&octets(&pieces));
+                target.copy_from_slice(&bytes(&pieces));
             }),
             Wire::Read(work, sink, at, remote) => {
                 let granted = self.access(1 - index, remote, Access::RemoteRead, |source| {
@@ -515,11 +515,11 @@ impl Simulation {
     }
 }
 
-fn octets(pieces: &[Span<Memory>]) -> Vec<u8> {
+fn bytes(pieces: &[Span<Memory>]) -> Vec<u8> {
     let mut all = Vec::new();
     for Span { source, at, len } in pieces {
         match source {
-            Source::Octets(octets) => all.extend(&octets[*at..][..*len]),
+            Source::Bytes(bytes) => all.extend(&bytes[*at..][..*len]),
             Source::Memory(memory) => all.extend(&memory.0.borrow()[*at..][..*len]),
         }
     }
@@ -537,7 +537,7 @@ fn put(word: u32, out: &mut Vec<u8>) {
     out.extend(word.to_be_bytes());
 }
 
-/// `xid CALL results:n len* tail extra arguments:n (len opaque)* extra-octets`
+/// `xid CALL results:n len* tail extra arguments:n (len opaque)* extra-bytes`
 fn call_of(xid: u32, job: &Job) -> Call<Memory> {
     let mut message = Vec::new();
     for word in [xid, 0, job.results.len() as u32] {
@@ -573,7 +573,7 @@ fn call_of(xid: u32, job: &Job) -> Call<Memory> {
     }
 }
 
-/// Checks the call byte by byte, and makes its reply: `xid REPLY (len opaque)* tail-octets`.
+/// Checks the call byte by byte, and makes its reply: `xid REPLY (len opaque)* tail-bytes`.
 fn reply_to(xid: u32, whole: &[u8]) -> Reply<Memory> {
     let mut words = whole
         .chunks_exact(4)
@@ -621,8 +621,8 @@ fn check_answer(xid: u32, job: &Job, call: &Call<Memory>, message: &[u8], placed
         put(*len, &mut expected);
         let content = pattern(xid, 100 + index, *len);
         match placed[index] {
-            Some(octets) => {
-                assert_eq!(octets, *len);
+            Some(bytes) => {
+                assert_eq!(bytes, *len);
                 let memory = call.results[index].memory.0.borrow();
                 assert_eq!(memory[..*len as usize], content, "result {index}");
                 assert_eq!(memory[*len as usize..], [0xee; 3], "padding was written");

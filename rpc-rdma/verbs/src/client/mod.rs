@@ -117,9 +117,9 @@ impl Client {
         let goes_with = |(offset, _): &mut (usize, _)| {
             bound.argument != Some(*offset) && *offset <= end && *offset % 4 == 0
         };
-        if let Some((offset, octets)) = argument.take_if(goes_with) {
-            let padding = octets.len().next_multiple_of(4) - octets.len();
-            let padded = octets.iter().copied().chain(std::iter::repeat_n(0, padding));
+        if let Some((offset, bytes)) = argument.take_if(goes_with) {
+            let padding = bytes.len().next_multiple_of(4) - bytes.len();
+            let padded = bytes.iter().copied().chain(std::iter::repeat_n(0, padding));
             message.splice(offset..offset, padded);
         }
         if let Some(buffer) = result.take_if(|_| bound.result.is_none()) {
@@ -277,7 +277,7 @@ impl Client {
     /// Answers a call of the server by the service.
     fn answer(&self, taken: &Taken) -> Option<Response> {
         let service: &dyn Service = self.options.callbacks.as_deref()?;
-        let message = taken.message.octets();
+        let message = taken.message.bytes();
         let header = CallHeader::parse(message).ok()?;
         if !may_go_backward(&self.options.all_bindings(), &header) {
             let message = rpc::proc_unavail(header.xid);

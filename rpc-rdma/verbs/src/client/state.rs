@@ -153,11 +153,11 @@ impl State {
             (Err(error), _) => return Err(error.into()),
         };
         let message = match answer.message {
-            Message::Short(octets) => octets,
+            Message::Short(bytes) => bytes,
             Message::Long { region, len } => {
                 let buffer = self.endpoint.long_reply(region);
-                let octets = buffer.as_deref().and_then(|buffer| buffer.get(..len as usize));
-                octets.unwrap_or_default().to_vec()
+                let bytes = buffer.as_deref().and_then(|buffer| buffer.get(..len as usize));
+                bytes.unwrap_or_default().to_vec()
             }
         };
         let memory = call.results.first().and_then(|item| item.memory.first().cloned());

@@ -114,10 +114,10 @@ impl Live {
         let taken = |len| pool.take(len).ok_or(io::ErrorKind::OutOfMemory);
         let (own, theirs, len) = match what {
             Exposed::Memory(memory, len) => (None, Some(memory), len),
-            Exposed::Octets(octets) => {
-                let mut buffer = taken(octets.len())?;
-                buffer.copy_from_slice(&octets);
-                (Some(buffer), None, octets.len() as u32)
+            Exposed::Bytes(bytes) => {
+                let mut buffer = taken(bytes.len())?;
+                buffer.copy_from_slice(&bytes);
+                (Some(buffer), None, bytes.len() as u32)
             }
             Exposed::Fresh(len) => (Some(taken(len as usize)?), None, len),
         };
@@ -177,13 +177,13 @@ impl Live {
         let mut buffer = pool.take(len).ok_or(io::ErrorKind::OutOfMemory)?;
         let mut rest = &mut buffer[..];
         for span in pieces {
-            let copy = |octets: &[u8], rest: &mut &mut [u8]| {
-                let (first, others) = std::mem::take(rest).split_at_mut(octets.len());
-                first.copy_from_slice(octets);
+            let copy = |bytes: &[u8], rest: &mut &mut [u8]| {
+                let (first, others) = std::mem::take(rest).split_at_mut(bytes.len());
+                first.copy_from_slice(bytes);
                 *rest = others;
             };
             match &span.source {
-                Source::Octets(octets) => copy(&octets[span.at..span.at + span.len], &mut rest),
+                Source::Bytes(bytes) => copy(&bytes[span.at..span.at + span.len], &mut rest),
                 Source::Memory(slices) => {
                     within(slices, span.at, span.len).for_each(|part| copy(&part, &mut rest))
                 }
@@ -211,7 +211,7 @@ impl Live {
         let mut pieces = pieces.into_iter().peekable();
         while let Some(piece) = pieces.next() {
             match &piece.source {
-                Source::Octets(_) => {
+                Source::Bytes(_) => {
                     ours.push(piece);
                     if pieces
                         .peek()

@@ -23,9 +23,9 @@ pub(crate) enum Message {
 }
 
 impl Message {
-    pub(crate) fn octets(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         match self {
-            Self::Short(octets) => octets,
+            Self::Short(bytes) => bytes,
             Self::Long(slice) => slice,
         }
     }

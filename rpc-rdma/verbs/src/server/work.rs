@@ -143,7 +143,7 @@ impl Server {
         else {
             return;
         };
-        let message = taken.message.octets();
+        let message = taken.message.bytes();
         let places: Vec<_> = taken
             .items
             .iter()
