@@ -28,7 +28,7 @@ const ROUNDS: usize = 5;
 const STREAMS: [(usize, &str, u64); 2] = [(65_536, "64 KiB", 20_000), (1_048_576, "1 MiB", 2_000)];
 
 /// Ways to have small requests done, and the usual one that each is held against. perftest posts by
-/// `ibv_wr_*` unless told otherwise. The requests of a shared queue fit it: perftest sends no
+/// `ibv_wr_*` by default. The requests of a shared queue fit it: perftest sends no
 /// credits for one.
 struct Way {
     what: &'static str,

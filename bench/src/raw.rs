@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use urnic_tests::{Pair, Program};
 
-/// Exchanges in a ping-pong, and those before that nobody counts.
+/// Exchanges in a ping-pong, and the warm-up before, which is not counted.
 const EXCHANGES: usize = 50_000;
 const WARM_UP: usize = 2_000;
 

@@ -29,7 +29,7 @@ impl Failure {
         }
     }
 
-    /// The reader of standard output has left: nobody is to be told.
+    /// The reader of standard output closed the pipe: there is no message.
     pub(crate) fn reader_gone() -> Self {
         Self {
             message: String::new(),

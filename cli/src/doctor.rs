@@ -2,8 +2,8 @@
 //! for each thing that is wrong.
 
 mod finding;
+mod fixes;
 mod function;
-mod mends;
 mod selftest;
 mod writable;
 
@@ -101,7 +101,7 @@ pub(crate) fn examine(options: &Options) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(1))
 }
 
-/// Does somebody lend us a device at this socket?
+/// Checks that a server answers at this socket.
 fn server(path: &Path) -> Finding {
     let socket = path.display();
     match VfioUserBus::open(path) {
@@ -110,8 +110,8 @@ fn server(path: &Path) -> Finding {
             Finding::good("server", text)
         }
         Err(errno) => {
-            let mend = format!("urnic serve --addr host --socket {socket}");
-            Finding::wrong("server", format!("{socket}: {errno}"), mend)
+            let fix = format!("urnic serve --addr host --socket {socket}");
+            Finding::wrong("server", format!("{socket}: {errno}"), fix)
         }
     }
 }
@@ -173,8 +173,8 @@ fn libibverbs() -> Finding {
                 known.join(", ")
             );
             let path = env::var("LD_LIBRARY_PATH").ok();
-            let mend = mends::libibverbs(&file, number.as_deref(), path.as_deref());
-            Finding::wrong("libibverbs", text, mend)
+            let fix = fixes::libibverbs(&file, number.as_deref(), path.as_deref());
+            Finding::wrong("libibverbs", text, fix)
         }
     }
 }
@@ -220,7 +220,7 @@ fn folder(places: &[PathBuf]) -> Finding {
         }
     }
     let text = format!("nowhere to make a folder: {}", complaints.join("; "));
-    Finding::wrong("presence folder", text, mends::presence_folder())
+    Finding::wrong("presence folder", text, fixes::presence_folder())
 }
 
 fn sockets(config: &Config) -> Finding {
@@ -243,12 +243,12 @@ fn sockets(config: &Config) -> Finding {
         ports.start(),
         ports.end()
     );
-    let mend = if config.native.listen.is_some() || config.native.port_range.is_some() {
+    let fix = if config.native.listen.is_some() || config.native.port_range.is_some() {
         "urnic run --set native.listen=any --set native.port_range=any -- COMMAND"
     } else {
         "ip link set lo up"
     };
-    Finding::wrong("sockets", text, mend)
+    Finding::wrong("sockets", text, fix)
 }
 
 /// Whether 127.0.0.1 is no address of this host, or leads nowhere.
@@ -317,7 +317,7 @@ mod tests {
         ] {
             assert_eq!(finding.verdict, Verdict::Wrong);
             assert!(
-                finding.to_string().contains("\n                       mend: "),
+                finding.to_string().contains("\n                       fix: "),
                 "{finding}"
             );
         }

@@ -197,7 +197,7 @@ fn is_sanitizer(library: &[u8]) -> bool {
 /// The plug-in in front of what is preloaded already, and behind the runtimes of sanitizers.
 fn preload(plugin: &Path, before: Option<OsString>) -> Result<OsString, Failure> {
     let ours = plugin.as_os_str().as_bytes();
-    // The loader splits at both and knows no quotes (ld.so(8)).
+    // The loader splits at both and has no quotes (ld.so(8)).
     if ours.iter().any(|byte| b" :".contains(byte)) {
         let path = plugin.display();
         return Err(Failure::runtime(format!(

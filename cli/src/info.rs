@@ -98,7 +98,7 @@ fn write_device(out: &mut String, attr: &ibv_device_attr) {
     );
 }
 
-/// Which device that is and how it reaches the program's memory, as this process tells of itself.
+/// The device, and how it reaches the program's memory, as this process sees it.
 fn write_way(out: &mut String) -> Result<(), Failure> {
     let config = Config::from_env().map_err(Failure::usage)?;
     let folders = watch::folders(config.present.dir);

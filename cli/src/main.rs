@@ -67,7 +67,7 @@ enum Command {
         #[command(flatten)]
         offer: serve::Offer,
     },
-    /// Say what is missing or wrong here, and the one command that mends each
+    /// Say what is missing or wrong here, and the one command that fixes each
     Doctor {
         #[command(flatten)]
         options: Options,

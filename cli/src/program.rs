@@ -109,7 +109,7 @@ pub(crate) fn find(name: &OsStr) -> Option<PathBuf> {
         .find(|path| runnable(path))
 }
 
-/// What will keep the plug-in out of this program, as far as its file tells.
+/// What prevents the plug-in from being loaded into this program, as far as its file shows.
 pub(crate) fn obstacle(path: &Path) -> Option<Obstacle> {
     let metadata = path.metadata().ok()?;
     let me = rustix::process::geteuid().as_raw();

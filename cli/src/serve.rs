@@ -18,7 +18,7 @@ use urnic_serve::{Endpoint, ServeError, Server};
 
 use crate::answer::{Failure, print};
 
-/// What to serve, and to whom.
+/// The devices to serve, and their clients.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Offer {
     /// Listen at this unix socket; each connection is a function of its own. May be given more than

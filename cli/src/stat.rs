@@ -14,7 +14,7 @@ use urnic_driver::watch::{self, QueuePair, Snapshot};
 
 use crate::answer::{Failure, print};
 
-/// Between two looks when nobody says otherwise.
+/// The default interval between two reports.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// What to show, and how.
@@ -99,7 +99,7 @@ fn pause(interval: Duration) -> Result<(), Failure> {
         if left.is_some_and(|left| left.is_zero()) {
             return Ok(());
         }
-        // With no event asked for, poll(2) tells errors alone: of a pipe, that nobody can read it
+        // With no event asked for, poll(2) reports errors alone: of a pipe, that it has no reader
         // any more.
         let out = std::io::stdout();
         let mut watched = [PollFd::new(&out, PollFlags::empty())];

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use urnic_rdma_core::{Pabi, ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_port_attr};
 
-/// The loaded library. It stays loaded: unloading a library that started threads is nobody's gain.
+/// The loaded library. It stays loaded: a library that started threads cannot be unloaded safely.
 pub(crate) struct Verbs {
     handle: *mut c_void,
 }

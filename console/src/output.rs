@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{self, ErrorKind, Write as _};
 
-/// The status of a program whose reader has left: 128 and SIGPIPE's number.
+/// The status of a program whose output has no reader: 128 and SIGPIPE's number.
 pub const READER_GONE: u8 = 141;
 
 /// Why a result could not be written to standard output.
@@ -46,8 +46,8 @@ pub fn print(text: &str) -> Result<(), Unwritten> {
     Ok(())
 }
 
-/// Writes `program: message` to standard error, as one line whatever is in the message. A standard
-/// error that takes nothing changes nothing.
+/// Writes `program: message` to standard error, as one line: control characters in the message are
+/// escaped. A standard error that takes nothing changes nothing.
 pub fn complain(program: &str, message: &str) {
     let line = format!("{program}: {}\n", one_line(message));
     // One write, so that lines of several processes stay whole.

@@ -109,7 +109,7 @@ fn doctor_names_what_is_wrong_and_the_command_that_mends_it() {
     for shown in [
         "WRONG sockets",
         "WRONG presence folder",
-        "mend: ",
+        "fix: ",
         "native.listen=any",
     ] {
         assert!(text.contains(shown), "no {shown:?} in:\n{text}");
@@ -119,7 +119,7 @@ fn doctor_names_what_is_wrong_and_the_command_that_mends_it() {
         .run()
         .failure();
     assert!(
-        text.contains("WRONG plug-in") && text.contains("mend: make build"),
+        text.contains("WRONG plug-in") && text.contains("fix: make build"),
         "{text}"
     );
 }

@@ -18,14 +18,14 @@ fn doctor(words: &[&str]) -> Program {
     program.env("URNIC_LIB", plugin())
 }
 
-/// What `urnic doctor` says is wrong with something, and its mend.
+/// The fault that `urnic doctor` reports for a subject, and its fix.
 fn wrong(ended: &Ended, subject: &str) -> (String, String) {
     let start = format!("WRONG {subject}");
     let mut lines = ended.output.lines().skip_while(|line| !line.starts_with(&start));
     let what = lines.next().unwrap_or_else(|| panic!("no {start}: {ended}"));
-    let mend = lines.next().and_then(|line| line.split_once("mend: "));
-    let mend = mend.unwrap_or_else(|| panic!("no mend: {ended}")).1;
-    (what.to_owned(), mend.to_owned())
+    let fix = lines.next().and_then(|line| line.split_once("fix: "));
+    let fix = fix.unwrap_or_else(|| panic!("no fix: {ended}")).1;
+    (what.to_owned(), fix.to_owned())
 }
 
 #[test]
@@ -58,9 +58,9 @@ fn doctor_repeats_why_the_device_does_not_open() {
     let urnic = urnic();
     let urnic = urnic.to_str().expect("our path");
     let ended = doctor(&[denied, "eventfd2", "1", urnic, "doctor"]).run();
-    let (what, mend) = wrong(&ended, "self-test");
+    let (what, fix) = wrong(&ended, "self-test");
     assert!(what.contains("eventfd2 failed: "), "{ended}");
-    assert!(mend.contains("seccomp"), "{ended}");
+    assert!(fix.contains("seccomp"), "{ended}");
 }
 
 #[test]
@@ -93,9 +93,9 @@ fn doctor_says_when_descriptors_are_too_few() {
     let script = format!("ulimit -n 10; exec '{}' doctor", urnic().display());
     let ended = doctor(&["sh", "-c", &script]).run();
     assert!(!ended.status.success(), "{ended}");
-    let (_, mend) = wrong(&ended, "self-test");
-    assert!(mend.starts_with("ulimit -n "), "{ended}");
-    let script = format!("ulimit -S -n 10; {mend}; exec '{}' doctor", urnic().display());
+    let (_, fix) = wrong(&ended, "self-test");
+    assert!(fix.starts_with("ulimit -n "), "{ended}");
+    let script = format!("ulimit -S -n 10; {fix}; exec '{}' doctor", urnic().display());
     doctor(&["sh", "-c", &script]).run().success();
 }
 
@@ -117,27 +117,27 @@ fn apart(flags: &str, script: &str) -> Result<Ended, String> {
 }
 
 #[test]
-fn the_mend_of_a_read_only_tmp_helps() {
+fn the_fix_for_a_read_only_tmp_helps() {
     let urnic = urnic();
     let urnic = urnic.display();
     // What is in the folders stays visible: the build may be there.
     let closed = "for folder in /tmp /var/tmp /dev/shm; do \
                   mount --bind $folder $folder && mount -o remount,bind,ro,nosuid,nodev $folder || exit 1; done";
     let ended = or_skip!(apart("-rm", &format!("{closed}\n'{urnic}' doctor")));
-    let (_, mend) = wrong(&ended, "presence folder");
-    let ended = or_skip!(apart("-rm", &format!("{closed}\n{mend}\n'{urnic}' doctor")));
+    let (_, fix) = wrong(&ended, "presence folder");
+    let ended = or_skip!(apart("-rm", &format!("{closed}\n{fix}\n'{urnic}' doctor")));
     assert!(!ended.output.contains("WRONG presence folder"), "{ended}");
 }
 
 #[test]
-fn the_mend_of_a_loopback_that_is_down_helps() {
+fn the_fix_for_a_loopback_that_is_down_helps() {
     or_skip!(installed("ip"));
     let urnic = urnic();
     let urnic = urnic.display();
     let ended = or_skip!(apart("-rn", &format!("'{urnic}' doctor")));
-    let (what, mend) = wrong(&ended, "sockets");
+    let (what, fix) = wrong(&ended, "sockets");
     assert!(what.contains("lo is down"), "{ended}");
-    let ended = or_skip!(apart("-rn", &format!("{mend}\n'{urnic}' doctor")));
+    let ended = or_skip!(apart("-rn", &format!("{fix}\n'{urnic}' doctor")));
     assert!(!ended.output.contains("WRONG sockets"), "{ended}");
 }
 

@@ -28,8 +28,8 @@ fn doctor() -> String {
 #[track_caller]
 fn mending(said: &str) -> &str {
     said.lines()
-        .find_map(|line| line.trim().strip_prefix("mend: as root: "))
-        .unwrap_or_else(|| panic!("nothing to mend in:\n{said}"))
+        .find_map(|line| line.trim().strip_prefix("fix: as root: "))
+        .unwrap_or_else(|| panic!("no fix in:\n{said}"))
 }
 
 /// Starts a program that keeps the function, and waits until it has it. What it says is in

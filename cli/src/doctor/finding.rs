@@ -16,8 +16,8 @@ pub(super) struct Finding {
     pub(super) verdict: Verdict,
     pub(super) subject: &'static str,
     pub(super) text: String,
-    /// The command that mends it.
-    pub(super) mend: Option<String>,
+    /// The command that fixes the fault.
+    pub(super) fix: Option<String>,
 }
 
 impl Finding {
@@ -26,25 +26,25 @@ impl Finding {
             verdict: Verdict::Good,
             subject,
             text: text.to_string(),
-            mend: None,
+            fix: None,
         }
     }
 
-    pub(super) fn note(subject: &'static str, text: impl ToString, mend: Option<&str>) -> Self {
+    pub(super) fn note(subject: &'static str, text: impl ToString, fix: Option<&str>) -> Self {
         Self {
             verdict: Verdict::Note,
             subject,
             text: text.to_string(),
-            mend: mend.map(str::to_owned),
+            fix: fix.map(str::to_owned),
         }
     }
 
-    pub(super) fn wrong(subject: &'static str, text: impl ToString, mend: impl ToString) -> Self {
+    pub(super) fn wrong(subject: &'static str, text: impl ToString, fix: impl ToString) -> Self {
         Self {
             verdict: Verdict::Wrong,
             subject,
             text: text.to_string(),
-            mend: Some(mend.to_string()),
+            fix: Some(fix.to_string()),
         }
     }
 }
@@ -57,8 +57,8 @@ impl fmt::Display for Finding {
             Verdict::Wrong => "WRONG",
         };
         write!(f, "{verdict:<6}{:<17}{}", self.subject, self.text)?;
-        self.mend
+        self.fix
             .as_ref()
-            .map_or(Ok(()), |mend| write!(f, "\n{:23}mend: {mend}", ""))
+            .map_or(Ok(()), |fix| write!(f, "\n{:23}fix: {fix}", ""))
     }
 }

@@ -23,7 +23,7 @@ pub(super) fn examine(address: &str) -> Vec<Finding> {
         Err(_) => return vec![absent(address, &sysfs)],
     };
     let mut findings = Vec::new();
-    // Nobody shall be told to take a function that is not ours away from its driver, so what is
+    // No fix may take a foreign function away from its driver, so what is
     // wrong ends the list.
     let first: [&dyn Fn() -> Finding; 4] = [
         &|| identity(&function),
@@ -88,8 +88,8 @@ fn answers(address: &str, sysfs: &Sysfs) -> Finding {
     if sysfs.answers(address) {
         return Finding::good("on the bus", "it answers");
     }
-    let mend = "boot again, with the device's process (`urnic serve`) running";
-    Finding::wrong("on the bus", "it does not answer: the device is gone", mend)
+    let fix = "boot again, with the device's process (`urnic serve`) running";
+    Finding::wrong("on the bus", "it does not answer: the device is gone", fix)
 }
 
 fn driver(function: &Function, sysfs: &Sysfs) -> Finding {
@@ -137,11 +137,11 @@ fn group(function: &Function, sysfs: &Sysfs) -> Finding {
             true => "echo 1 >/sys/module/vfio/parameters/enable_unsafe_noiommu_mode",
             false => "modprobe vfio enable_unsafe_noiommu_mode=1",
         };
-        let mend = format!(
+        let fix = format!(
             "boot with intel_iommu=on (AMD's is on by itself), and have it on in the firmware; or, with nothing pinned and all memory in the \
              device's reach, as root: {allow}"
         );
-        return Finding::wrong(SUBJECT, "none: no IOMMU is at work here", mend);
+        return Finding::wrong(SUBJECT, "none: no IOMMU is at work here", fix);
     };
     if group.no_iommu {
         let text = format!(
@@ -194,11 +194,11 @@ fn access(function: &Function, holder: Option<&Holder>) -> Finding {
             }
             Some((file, ErrorKind::ResourceBusy)) => {
                 let text = format!("{} is taken", file.display());
-                let mend = match holder {
+                let fix = match holder {
                     Some(holder) => format!("kill {}", holder.pid),
                     None => format!("as root: urnic doctor --device vfio:{}", function.address),
                 };
-                return Finding::wrong(SUBJECT, text, mend);
+                return Finding::wrong(SUBJECT, text, fix);
             }
             Some((file, kind)) => denied.push((file.to_owned(), kind)),
         }
@@ -209,13 +209,13 @@ fn access(function: &Function, holder: Option<&Holder>) -> Finding {
         .collect::<Vec<_>>()
         .join("; ");
     // The group's file is the least that does: it is the last that was tried.
-    let mend = match denied.pop() {
+    let fix = match denied.pop() {
         Some((file, kind)) if kind != ErrorKind::NotFound => {
             format!("as root: chown {} {}", geteuid().as_raw(), file.display())
         }
         _ => "as root: modprobe -a vfio-pci vfio_iommu_type1".to_owned(),
     };
-    Finding::wrong(SUBJECT, text, mend)
+    Finding::wrong(SUBJECT, text, fix)
 }
 
 fn complaint(file: &Path) -> Option<(&Path, ErrorKind)> {
@@ -227,11 +227,11 @@ fn holder_finding(holder: Option<Holder>) -> Finding {
     match holder {
         None => Finding::good("held by", "nobody whom this user may see"),
         Some(holder) => {
-            let mend = format!("kill {}", holder.pid);
+            let fix = format!("kill {}", holder.pid);
             Finding::wrong(
                 "held by",
                 format!("{holder}: one process at a time can have it"),
-                mend,
+                fix,
             )
         }
     }
@@ -304,32 +304,27 @@ mod tests {
             driver: Some("e1000e".to_owned()),
             ..ours()
         };
-        let mend = driver(&driven, &nowhere).mend.expect("a command");
+        let fix = driver(&driven, &nowhere).fix.expect("a command");
         for word in [
             "modprobe vfio-pci",
             "0000:00:04.0/driver_override",
             "driver/unbind",
             "drivers_probe",
         ] {
-            assert!(mend.contains(word), "{mend}");
+            assert!(fix.contains(word), "{fix}");
         }
         let free = Function {
             driver: None,
             ..ours()
         };
-        assert!(
-            !driver(&free, &nowhere)
-                .mend
-                .expect("a command")
-                .contains("unbind")
-        );
+        assert!(!driver(&free, &nowhere).fix.expect("a command").contains("unbind"));
         let no_group = Function {
             group: None,
             ..ours()
         };
         assert!(
             group(&no_group, &nowhere)
-                .mend
+                .fix
                 .expect("a command")
                 .contains("intel_iommu=on")
         );
@@ -346,7 +341,7 @@ mod tests {
         });
         let finding = access(&function, None);
         assert_eq!(finding.verdict, Verdict::Wrong);
-        assert!(finding.mend.expect("a command").contains("modprobe"));
+        assert!(finding.fix.expect("a command").contains("modprobe"));
     }
 
     #[test]

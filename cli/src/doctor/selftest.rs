@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::finding::Finding;
-use super::mends;
+use super::fixes;
 use crate::environment::Environment;
 use crate::program::find;
 
@@ -32,8 +32,8 @@ pub(super) fn run(env: &Environment) -> Finding {
         ),
         Err(text) => {
             let again = format!("URNIC_LOG=debug urnic run -- {PROGRAM} & urnic run -- {PROGRAM} 127.0.0.1");
-            let mend = mends::named_in(&text, &again);
-            Finding::wrong(SUBJECT, text, mend)
+            let fix = fixes::named_in(&text, &again);
+            Finding::wrong(SUBJECT, text, fix)
         }
     }
 }
@@ -49,9 +49,9 @@ pub(super) fn answers(env: &Environment) -> Finding {
         Ok(output) if output.status.success() => Finding::good(SUBJECT, "the device opens and answers"),
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr);
-            let text = mends::telling_line(&said).to_owned();
-            let mend = mends::named_in(&text, "URNIC_LOG=debug urnic info");
-            Finding::wrong(SUBJECT, text, mend)
+            let text = fixes::first_error(&said).to_owned();
+            let fix = fixes::named_in(&text, "URNIC_LOG=debug urnic info");
+            Finding::wrong(SUBJECT, text, fix)
         }
         Err(error) => Finding::wrong(SUBJECT, error, "urnic info"),
     }
@@ -142,7 +142,7 @@ impl End {
             .stderr
             .take()
             .map(|mut pipe| pipe.read_to_string(&mut text));
-        mends::telling_line(&text).to_owned()
+        fixes::first_error(&text).to_owned()
     }
 }
 

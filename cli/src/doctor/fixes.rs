@@ -1,11 +1,11 @@
-//! Mends that depend on what is wrong: a command that can help here.
+//! Fixes that depend on the fault: the command that can help.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
 use super::writable::can_have_folder;
 
-/// The first rdma-core whose provider ABI the plug-in knows.
+/// The first rdma-core with a provider ABI that the plug-in supports.
 const OLDEST: u32 = 34;
 
 /// Gives the presence a folder that can be written, when the usual ones cannot: the first such
@@ -62,7 +62,7 @@ pub(super) fn named_in(log: &str, otherwise: &str) -> String {
 }
 
 /// The line of a program's standard error that says most: urnic's first error, else the last one.
-pub(super) fn telling_line(said: &str) -> &str {
+pub(super) fn first_error(said: &str) -> &str {
     let ours = said.lines().find(|line| line.contains(" ERROR urnic"));
     let text = ours.map(|line| line.split_once(" ERROR ").map_or(line, |(_, text)| text));
     text.or_else(|| said.lines().last()).unwrap_or("it said nothing")
@@ -76,33 +76,33 @@ mod tests {
     fn a_folder_is_offered_only_if_it_can_be_written() {
         let nowhere = PathBuf::from("/proc/nothing");
         let good = env::temp_dir();
-        let mend = presence_folder_in([nowhere.clone(), good.clone()]);
-        assert_eq!(mend, format!("export URNIC_PRESENT_DIR='{}'", good.display()));
+        let fix = presence_folder_in([nowhere.clone(), good.clone()]);
+        assert_eq!(fix, format!("export URNIC_PRESENT_DIR='{}'", good.display()));
         assert!(presence_folder_in([nowhere]).starts_with("mount -t tmpfs"));
     }
 
     #[test]
     fn an_unsupported_libibverbs_is_not_installed_again() {
         let file = Path::new("/opt/ofed/lib/libibverbs.so.1.14.99.0");
-        let mend = |version, path| libibverbs(file, version, path);
-        assert!(mend(Some("99.0"), Some("/usr/lib:/opt/ofed/lib")).starts_with("unset LD_LIBRARY_PATH"));
-        assert!(mend(Some("99.0"), None).contains("newer urnic"));
-        assert!(mend(Some("28.0"), Some("")).contains("too old"));
-        assert!(mend(None, None).contains("--reinstall"));
+        let fix = |version, path| libibverbs(file, version, path);
+        assert!(fix(Some("99.0"), Some("/usr/lib:/opt/ofed/lib")).starts_with("unset LD_LIBRARY_PATH"));
+        assert!(fix(Some("99.0"), None).contains("newer urnic"));
+        assert!(fix(Some("28.0"), Some("")).contains("too old"));
+        assert!(fix(None, None).contains("--reinstall"));
     }
 
     #[test]
-    fn the_log_names_the_mend() {
+    fn the_log_names_the_fix() {
         let said = "a line\n2026-01-01T00:00:00Z pid 7 ERROR urnic::opening: cannot open urnic0: socketpair failed: \
                     Too many open files (os error 24): raise the limit on open files, as by `ulimit -n 1024`\nthe end";
-        let line = telling_line(said);
+        let line = first_error(said);
         assert!(
             line.starts_with("urnic::opening: cannot open urnic0: socketpair failed"),
             "{line}"
         );
         assert_eq!(named_in(line, "x"), "ulimit -n 1024");
         assert_eq!(named_in("see `urnic doctor`", "x"), "x");
-        assert_eq!(telling_line("one\ntwo"), "two");
-        assert_eq!(telling_line(""), "it said nothing");
+        assert_eq!(first_error("one\ntwo"), "two");
+        assert_eq!(first_error(""), "it said nothing");
     }
 }
