@@ -42,7 +42,7 @@ impl Context {
         unsafe { &*(*context.cast::<Tail>()).ours }
     }
 
-    /// The rdma-core release that it was opened through; None if that could not be told.
+    /// The rdma-core release that it was opened through; None if that is unknown.
     pub(crate) fn release(&self) -> Option<u32> {
         self.library.release
     }

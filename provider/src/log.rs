@@ -15,8 +15,8 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use urnic_config::log_filter;
+use urnic_process::error_log;
 use urnic_process::failure;
-use urnic_process::said;
 
 thread_local! {
     /// Lines of level error that this thread has made.
@@ -25,10 +25,10 @@ thread_local! {
 
 /// Has a line in the log say why `action` failed, if none did meanwhile. `what` failed.
 pub(crate) fn complaining<T>(what: &str, action: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
-    let before = (ERRORS.get(), said::times());
+    let before = (ERRORS.get(), error_log::count());
     action().inspect_err(|errno| {
-        if (ERRORS.get(), said::times()) == before {
-            said::once(format!("{what}: {}", failure::explained(*errno)));
+        if (ERRORS.get(), error_log::count()) == before {
+            error_log::log_once(format!("{what}: {}", failure::explained(*errno)));
         }
     })
 }
@@ -52,7 +52,7 @@ impl MakeWriter<'_> for StandardError {
 
 impl io::Write for StandardError {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // SAFETY: whatever the program has as standard error; only written to.
+        // SAFETY: the program's standard error, if open; only written to.
         let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(2) };
         Ok(rustix::io::write(fd, line)?)
     }

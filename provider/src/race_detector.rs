@@ -4,7 +4,7 @@
 //! through our queues is ordered by atomic operations that they do not see, and that is said to
 //! them here: what a thread did before it posted comes before what a thread does when it has polled
 //! a completion. Helgrind, which follows all code, also sees our threads and the program's work on
-//! registered memory, in turns that the protocols order; it is told to leave such memory alone.
+//! registered memory, in turns that the protocols order; it is made to ignore such memory.
 
 use std::ffi::{CStr, c_void};
 use std::sync::OnceLock;

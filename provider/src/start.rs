@@ -22,7 +22,7 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Found by name in the program's search order: whoever owns the first one is the plug-in in
+/// Found by name in the program's search order: the library with the first one is the plug-in in
 /// charge.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 static URNIC_PLUG_IN: u8 = 0;

@@ -20,7 +20,7 @@ pub fn allocate(len: usize) -> Result<NonNull<u8>, Errno> {
 /// Gives it back.
 ///
 /// # Safety
-/// `ptr` came from [`allocate`] with this `len`, and nobody uses it any more.
+/// `ptr` came from [`allocate`] with this `len`, and no code uses it any more.
 pub unsafe fn free(ptr: NonNull<u8>, len: usize) {
     // SAFETY: a mapping of its own, as the caller promises.
     let _ = unsafe { munmap(ptr.as_ptr().cast(), len) };

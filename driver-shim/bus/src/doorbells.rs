@@ -112,7 +112,7 @@ impl DoorbellPages {
         if idle < PATIENCE || !idle.is_multiple_of(YIELD_EVERY) {
             return;
         }
-        // Silicon competes with nobody for a processor of this machine.
+        // A hardware device uses no processor of this machine.
         let served = self.memory.load(Ordering::Relaxed);
         if served && self.cramped && idle >= self.nap_after.load(Ordering::Relaxed) {
             // A signal may end it early; so may anything.
@@ -154,7 +154,7 @@ impl DoorbellPages {
 
 impl Drop for DoorbellPages {
     fn drop(&mut self) {
-        // SAFETY: a mapping of its own, which nobody else has.
+        // SAFETY: a mapping of its own, which no other code has.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

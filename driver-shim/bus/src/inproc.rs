@@ -56,7 +56,7 @@ unsafe impl HostMemory for OwnMemory {
     }
 }
 
-/// The interrupt line: from the device to whoever handles it.
+/// The interrupt line: from the device to the handler.
 #[derive(Default)]
 struct Line(OnceLock<SignalHandler>);
 
@@ -68,7 +68,7 @@ impl Interrupts for Line {
     }
 
     fn on_own_thread(&self) {
-        interrupt_context::rest();
+        interrupt_context::enter_interrupt_thread();
     }
 }
 
@@ -139,8 +139,8 @@ impl Bus for InprocBus {
         self.device.progress();
     }
 
-    fn lend(&self, patience: Duration, told: BorrowedFd<'_>, done: &mut dyn FnMut() -> bool) -> bool {
-        self.device.lend(patience, told, done)
+    fn lend(&self, patience: Duration, readable: BorrowedFd<'_>, done: &mut dyn FnMut() -> bool) -> bool {
+        self.device.lend(patience, readable, done)
     }
 
     #[inline]

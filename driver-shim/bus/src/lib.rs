@@ -19,8 +19,8 @@ use urnic_process::gids::GidTable;
 /// have their own.
 ///
 /// # Errors
-/// Those of making its thread and descriptors; `ENODEV` if it is not there, `EBUSY` if somebody
-/// else has it, `EACCES`.
+/// Those of making its thread and descriptors; `ENODEV` if it is not there, `EBUSY` if another
+/// process else has it, `EACCES`.
 pub fn open(config: &Config, gids: &GidTable) -> Result<Arc<dyn Bus>, Errno> {
     match &config.device {
         Device::Inproc => Ok(inproc::InprocBus::start(gids, config.pcap.as_deref())?),

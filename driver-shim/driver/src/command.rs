@@ -1,6 +1,6 @@
 //! The command queue: one command at a time, its completion found by tag and phase.
 //!
-//! No command waits for a peer (`urnic_device::command`), so whoever holds the lock holds it for
+//! No command waits for a peer (`urnic_device::command`), so a thread holds the lock for
 //! microseconds, and one outstanding command is enough. The ring is longer than that because a
 //! device may want room.
 
@@ -51,7 +51,7 @@ struct Rings {
 }
 
 impl CommandQueue {
-    /// Resets the device, gives it the rings, and enables it. `handler` is told if it stops
+    /// Resets the device, gives it the rings, and enables it. `handler` is called if it stops
     /// answering.
     ///
     /// # Errors

@@ -45,20 +45,20 @@ impl Driver {
         let log_size = entries.next_power_of_two().ilog2();
         let ring = self.pool.ring(CQE_LEN << log_size, rings)?;
         let record = self.pool.allocate(size_of::<CqRecord>())?;
-        let seat = context.pages.seat(&self.commands)?;
+        let slot = context.pages.slot(&self.commands)?;
         let arguments = CreateCq {
             ring: ring.iova().into(),
             record: record.iova().into(),
             log_size: log_size.into(),
             eq: eq.id.into(),
-            uar: seat.uar().into(),
+            uar: slot.uar().into(),
             reserved: 0.into(),
         };
         let handle: QueueHandle = self.commands.call(Opcode::CreateCq, &arguments)?;
         let cq = Arc::new(Cq {
             driver: self.clone(),
             id: handle.id.get(),
-            seat,
+            slot,
             doorbell: handle.doorbell.get(),
             ring: Mutex::new(Ring {
                 memory: ring,
@@ -185,7 +185,7 @@ impl Cq {
             index: consumer,
         }
         .encode();
-        self.driver.bus.doorbell(self.seat.uar(), self.doorbell, value);
+        self.driver.bus.doorbell(self.slot.uar(), self.doorbell, value);
     }
 
     /// To be called, with no lock of the queue held, by a poll that found the queue empty: the

@@ -8,7 +8,7 @@ use urnic_wire::rdmap::TerminateError;
 use crate::driver::{Driver, Qp};
 use crate::objects::AsyncEvent;
 use crate::stream_router::StreamEvent;
-use urnic_process::interrupt_context::{self, Place};
+use urnic_process::interrupt_context::{self, Context};
 use urnic_process::lock::lock;
 
 impl Driver {
@@ -20,10 +20,10 @@ impl Driver {
             .and_then(|v| self.notifications.get(v))
         {
             Some(queue) => queue.drain(|event| self.notify(event)),
-            None => match interrupt_context::here() {
-                Place::AtRest => self.attend(),
-                Place::Within => self.event_loop.set_due(),
-                Place::Anywhere => self.event_loop.wake(),
+            None => match interrupt_context::current() {
+                Context::InterruptThread => self.attend(),
+                Context::Deferred => self.event_loop.set_due(),
+                Context::Call => self.event_loop.wake(),
             },
         }
     }
@@ -41,7 +41,7 @@ impl Driver {
             let mut events = Vec::new();
             self.async_events.drain(|event| events.push(event));
             // Commands raise events too: those come in the next round.
-            interrupt_context::within(|| events.into_iter().for_each(|event| self.handle(event)));
+            interrupt_context::deferred(|| events.into_iter().for_each(|event| self.handle(event)));
         });
     }
 
@@ -128,9 +128,9 @@ fn reason(fault: Option<QpFault>, control: u32) -> String {
     }
 }
 
-/// What an InfiniBand program is told. It hears of its own failed requests by their completions and
-/// of a lost peer by its next one, so only what the *peer* did wrong, and what no completion tells,
-/// is an event.
+/// The event that an InfiniBand program gets. Its own failed requests it sees by their completions
+/// and of a lost peer by its next one, so only what the *peer* did wrong, and what no completion
+/// tells, is an event.
 fn async_event(fault: Option<QpFault>, terminate: u32) -> Option<AsyncEvent> {
     match fault? {
         QpFault::Requested | QpFault::TerminateReceived | QpFault::StreamLost | QpFault::LocalWork => None,

@@ -261,15 +261,15 @@ impl DmaMemory {
     }
 }
 
-/// Structures of atomics, and padding that nobody looks at, for which all zeroes is a value.
+/// Structures of atomics and ignored padding, for which all zeroes is a value.
 ///
 /// # Safety
 ///
 /// Exactly that.
 pub(crate) unsafe trait Record: Sync {}
-// SAFETY: its fields are `AtomicU32`, and arrays of `u32` that nobody accesses.
+// SAFETY: its fields are `AtomicU32`, and arrays of `u32` that no code accesses.
 unsafe impl Record for urnic_device::record::QueueRecord {}
-// SAFETY: its fields are `AtomicU32`, and arrays of `u32` that nobody accesses.
+// SAFETY: its fields are `AtomicU32`, and arrays of `u32` that no code accesses.
 unsafe impl Record for urnic_device::record::CqRecord {}
 
 impl Drop for DmaMemory {

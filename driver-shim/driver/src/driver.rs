@@ -16,7 +16,7 @@ use crate::dma::{DmaMemory, DmaPool};
 use crate::event::EventQueue;
 use crate::event_loop::EventLoop;
 use crate::objects::{Context, ContextEvents, Contexts, Pd, Table, Target};
-use crate::pages::{Pages, Seat};
+use crate::pages::{PageSlot, Pages};
 use crate::poster::Poster;
 use crate::watch::StatSocket;
 use urnic_cm::native::LocalHost;
@@ -99,7 +99,7 @@ pub struct Cq {
     pub(crate) driver: Arc<Driver>,
     /// Device number.
     pub id: u32,
-    pub(crate) seat: Seat,
+    pub(crate) slot: PageSlot,
     pub(crate) doorbell: u32,
     pub(crate) ring: Mutex<Ring>,
     pub(crate) record: DmaMemory,

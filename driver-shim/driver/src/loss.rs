@@ -2,10 +2,10 @@
 //! or it stopped and only a reset helps.
 //!
 //! Rings and records are in our memory, so the driver takes over where the device stopped: queue
-//! pairs are in error, and whatever has no completion yet is flushed, once and in order, as is what
-//! the program goes on to post. All of it happens on the driver's thread, which never waits for the
-//! program: what it cannot do now, because the program holds a queue or has left no room in it, it
-//! tries again.
+//! pairs are in error, and each request without a completion is flushed, once and in order, as is
+//! what the program goes on to post. All of it happens on the driver's thread, which never waits
+//! for the program: what it cannot do now, because the program holds a queue or has left no room in
+//! it, it tries again.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

@@ -73,10 +73,10 @@ fn described(pd: &Pd, dma: &Mapping, len: usize, base: u64, access: Access) -> (
 
 impl Driver {
     /// Registers `len` bytes at `addr`; they are named from `base` on: the address, what
-    /// `ibv_reg_mr_iova` was told, or 0 if zero-based.
+    /// `ibv_reg_mr_iova` was given, or 0 if zero-based.
     ///
     /// # Errors
-    /// `EFAULT` if a page is not mapped, or is read-only where `access` lets somebody write;
+    /// `EFAULT` if a page is not mapped, or is read-only where `access` permits writes;
     /// `EINVAL` if the range wraps or the device refuses the rights (a remote writer without
     /// `LOCAL_WRITE`); `EOPNOTSUPP` for `ON_DEMAND` where the device has not that; `ENOMEM`; `EIO`
     /// in a forked child.
@@ -247,7 +247,7 @@ fn populate(addr: *mut c_void, len: usize, write: bool) -> Result<(), Errno> {
             // Kernels before 5.14 do not know it; newer ones say the same of rights that do not fit
             // and of device memory.
             Err(Errno::INVAL) => return check(start, end, write),
-            // A hole is told as ENOMEM; a page behind the end of a file as EFAULT.
+            // The kernel reports a hole as ENOMEM, and a page behind the end of a file as EFAULT.
             Err(_) => return Err(Errno::FAULT),
         }
     }

@@ -30,24 +30,24 @@ struct Page {
 
 /// A completion queue's place in a page; given back when dropped.
 #[derive(Debug)]
-pub(super) struct Seat(Arc<Page>);
+pub(super) struct PageSlot(Arc<Page>);
 
 impl Page {
-    fn enter(self: &Arc<Page>) -> Option<Seat> {
+    fn enter(self: &Arc<Page>) -> Option<PageSlot> {
         let more = |cqs| (cqs < CQ_SLOTS).then_some(cqs + 1);
         let entered = self.cqs.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more);
-        entered.is_ok().then(|| Seat(self.clone()))
+        entered.is_ok().then(|| PageSlot(self.clone()))
     }
 }
 
-impl Seat {
+impl PageSlot {
     /// The page's number.
     pub(super) fn uar(&self) -> u32 {
         self.0.uar
     }
 }
 
-impl Drop for Seat {
+impl Drop for PageSlot {
     fn drop(&mut self) {
         self.0.cqs.fetch_sub(1, Ordering::AcqRel);
     }
@@ -77,10 +77,10 @@ impl Pages {
     }
 
     /// A place for another completion queue, if need be in a new page.
-    pub(super) fn seat(&self, commands: &CommandQueue) -> Result<Seat, Errno> {
+    pub(super) fn slot(&self, commands: &CommandQueue) -> Result<PageSlot, Errno> {
         let mut pages = lock(&self.pages);
-        if let Some(seat) = pages.iter().find_map(Page::enter) {
-            return Ok(seat);
+        if let Some(slot) = pages.iter().find_map(Page::enter) {
+            return Ok(slot);
         }
         let page = allocate(commands)?;
         pages.push(page.clone());

@@ -42,12 +42,12 @@ fn current() -> &'static Process {
             Ok(_) => process = new,
             Err(theirs) => {
                 process = theirs;
-                // SAFETY: made above, and seen by nobody.
+                // SAFETY: made above, and not shared.
                 drop(unsafe { Box::from_raw(new) });
             }
         }
     }
-    // SAFETY: only ever set to a box that nobody frees again.
+    // SAFETY: only ever set to a box that is never freed.
     unsafe { &*process }
 }
 
@@ -117,7 +117,7 @@ pub fn addresses(config: &Config) -> Result<Vec<Gid>, Errno> {
 /// inherited of it answers `EIO` and does nothing; its own [`Driver::open`] gets a new one.
 /// Async-signal-safe.
 pub fn abandon_in_child() {
-    // SAFETY: only ever set to a box that nobody frees again.
+    // SAFETY: only ever set to a box that is never freed.
     let inherited = unsafe { CURRENT.swap(std::ptr::null_mut(), Ordering::AcqRel).as_ref() };
     let drivers = inherited.into_iter().flat_map(Process::all);
     for driver in drivers.filter_map(|process| process.driver.get()) {
@@ -128,7 +128,7 @@ pub fn abandon_in_child() {
 
 /// To be called when the process exits: what completed still arrives. Takes a bounded time.
 pub fn exit() {
-    // SAFETY: only ever set to a box that nobody frees again.
+    // SAFETY: only ever set to a box that is never freed.
     let process = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
     if let Some(driver) = process.and_then(|process| process.driver.get()) {
         driver.shutdown();

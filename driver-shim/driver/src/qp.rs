@@ -268,7 +268,7 @@ impl Qp {
         self.srq
     }
 
-    /// What has a completion by now; `None` if that cannot be told at the moment.
+    /// The requests that have a completion; `None` if that cannot be determined at the moment.
     pub(crate) fn completed(&self) -> Option<Completed> {
         lock(&self.poster).as_ref()?.completed()
     }

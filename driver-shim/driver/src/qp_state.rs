@@ -15,7 +15,7 @@ impl Qp {
     ///
     /// # Errors
     /// `EINVAL` for a transition that does not exist, attributes missing, superfluous or out of
-    /// range, or an address that no route can be told from; `EIO` in a forked child; those of the
+    /// range, or an address without a route; `EIO` in a forked child; those of the
     /// device.
     pub fn modify(&self, attr: &QpAttr, mask: QpMask) -> Result<(), Errno> {
         self.driver().alive()?;
@@ -113,8 +113,8 @@ impl Qp {
     }
 
     /// Ends it: the connection, then the device's object. What its completed sends put on the
-    /// stream still arrives. Afterwards nobody calls its [`Poster`](super::Poster) or reports its
-    /// events any more.
+    /// stream still arrives. Afterwards no thread calls its [`Poster`](super::Poster) or reports
+    /// its events any more.
     ///
     /// # Errors
     /// `EIO` in a forked child; those of the device.

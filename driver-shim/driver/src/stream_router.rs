@@ -91,7 +91,7 @@ impl StreamEvent {
 }
 
 impl Driver {
-    /// Passes an event to the owner of its stream. Native connections own whatever the connection
+    /// Passes an event to the owner of its stream. Native connections own what the connection
     /// manager does not.
     pub(crate) fn route(&self, event: StreamEvent) {
         let (owner, bytes) = {

@@ -29,7 +29,7 @@ impl Driver {
         while !self.event_loop.is_stopped() {
             self.attend();
             self.event_loop.begin_turn();
-            let deadline = interrupt_context::within(|| {
+            let deadline = interrupt_context::deferred(|| {
                 let flushing = self
                     .commands
                     .is_lost()

@@ -18,7 +18,7 @@ use urnic_process::fds::{self, InternalFd, Kind};
 /// Longest record: `struct ib_uverbs_async_event_desc`.
 pub const MAX_RECORD: usize = 16;
 
-/// Records kept for a program that does not read; older ones are then lost, as nobody wants them.
+/// Maximum number of records kept for a program that does not read; older records are dropped.
 const MAX_PENDING: usize = 1 << 16;
 
 /// Room in the socket, in bytes; the kernel may grant less, and the rest waits with us.

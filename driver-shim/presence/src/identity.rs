@@ -1,4 +1,4 @@
-//! Who we are on this host: what makes one presence tree differ from another, and the node GUID.
+//! The identity of a process on this host: the scope of a presence tree, and the node GUID.
 
 use std::fmt::Write as _;
 
@@ -32,19 +32,19 @@ impl Digest {
     }
 }
 
-/// Where this process lives: a presence tree is good for exactly one of these.
+/// The user and network namespace of a thread: a presence tree is valid for exactly one scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Scope {
     pub(super) uid: u32,
     /// The calling thread's network namespace: device and inode of its handle; zeros without /proc.
     pub(super) netns: (u64, u64),
 }
 
-impl Place {
-    pub(super) fn here() -> Place {
+impl Scope {
+    pub(super) fn current() -> Scope {
         let netns =
             rustix::fs::stat("/proc/thread-self/ns/net").map_or((0, 0), |stat| (stat.st_dev, stat.st_ino));
-        Place {
+        Scope {
             uid: rustix::process::geteuid().as_raw(),
             netns,
         }

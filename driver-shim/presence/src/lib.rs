@@ -23,8 +23,8 @@ use urnic_process::gids::GidTable;
 
 use urnic_config::{Config, Device};
 use urnic_process::addressing::Gid as DeviceAddress;
+use urnic_process::error_log;
 use urnic_process::failure;
-use urnic_process::said;
 
 pub mod channel;
 pub mod command;
@@ -48,7 +48,7 @@ pub use settings::{DEVICE_NAME, Settings, homes};
 /// The device as this process sees it. Made at the first look, then unchanged.
 #[derive(Debug)]
 pub struct Presence {
-    place: identity::Place,
+    scope: identity::Scope,
     tree: tree::Tree,
     uverbs: String,
     node_guid: u64,
@@ -104,20 +104,20 @@ impl Presence {
     /// `EEXIST` when a real device has our name; why the device cannot be reached, or no tree be
     /// made.
     pub fn current() -> Result<&'static Presence, Errno> {
-        let here = identity::Place::here();
+        let here = identity::Scope::current();
         // SAFETY: null, or leaked for ever by make().
         match unsafe { CURRENT.load(Ordering::Acquire).as_ref() } {
-            Some(presence) if presence.place == here => Ok(presence),
+            Some(presence) if presence.scope == here => Ok(presence),
             _ => Presence::make(here),
         }
     }
 
     #[cold]
-    fn make(here: identity::Place) -> Result<&'static Presence, Errno> {
+    fn make(here: identity::Scope) -> Result<&'static Presence, Errno> {
         let making = making();
         // SAFETY: as in current(). Another thread may have made it while we waited.
         if let Some(presence) = unsafe { CURRENT.load(Ordering::Acquire).as_ref() }
-            && presence.place == here
+            && presence.scope == here
         {
             return Ok(presence);
         }
@@ -135,7 +135,7 @@ impl Presence {
         Ok(made)
     }
 
-    fn build(place: identity::Place, gids: GidTable, settings: &Settings) -> Result<Presence, Errno> {
+    fn build(scope: identity::Scope, gids: GidTable, settings: &Settings) -> Result<Presence, Errno> {
         let real = plan::RealDevices::of_host();
         if real.shadow_us() {
             tracing::error!(
@@ -144,9 +144,9 @@ impl Presence {
             return Err(Errno::EXIST);
         }
         let uverbs = real.free_uverbs();
-        let node_guid = identity::node_guid(place.netns);
+        let node_guid = identity::node_guid(scope.netns);
         let inputs = plan::Inputs {
-            place,
+            scope,
             node_guid,
             gids: &gids,
             real: &real,
@@ -157,17 +157,17 @@ impl Presence {
         let tree = tree::provide(&inputs.plan(), &homes).inspect_err(|errno| {
             let homes: Vec<_> = homes.iter().map(|home| home.display().to_string()).collect();
             let places = homes.join(" or ");
-            let mend = match *errno {
+            let fix = match *errno {
                 Errno::MFILE | Errno::NFILE | Errno::NOMEM => failure::explained(*errno),
                 errno => format!("{errno}: set URNIC_PRESENT_DIR to a folder that can be written"),
             };
-            said::once(format!(
-                "cannot keep the files that stand for {DEVICE_NAME} in {places}: {mend}"
+            error_log::log_once(format!(
+                "cannot keep the files that stand for {DEVICE_NAME} in {places}: {fix}"
             ));
         })?;
         tracing::debug!("{DEVICE_NAME} is in {}", tree.root.display());
         Ok(Presence {
-            place,
+            scope,
             tree,
             uverbs,
             node_guid,

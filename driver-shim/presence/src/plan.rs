@@ -7,7 +7,7 @@ use rustix::fs::{CWD, FileType, major, minor};
 
 use urnic_device::counter::Counter;
 
-use super::identity::{Digest, Place, guid_text, words};
+use super::identity::{Digest, Scope, guid_text, words};
 use super::settings::{DEVICE_NAME, Settings};
 use super::tree::{Item, Plan, folder, names};
 use urnic_process::gids::GidTable;
@@ -73,7 +73,7 @@ impl RealDevices {
 /// Everything the tree depends on.
 #[derive(Debug)]
 pub(super) struct Inputs<'a> {
-    pub(super) place: Place,
+    pub(super) scope: Scope,
     pub(super) node_guid: u64,
     pub(super) gids: &'a GidTable,
     pub(super) real: &'a RealDevices,
@@ -110,9 +110,9 @@ impl Inputs<'_> {
     fn digest(&self) -> Digest {
         Digest::new("presence tree")
             .with(LAYOUT)
-            .with(&self.place.uid.to_le_bytes())
-            .with(&self.place.netns.0.to_le_bytes())
-            .with(&self.place.netns.1.to_le_bytes())
+            .with(&self.scope.uid.to_le_bytes())
+            .with(&self.scope.netns.0.to_le_bytes())
+            .with(&self.scope.netns.1.to_le_bytes())
             .with(&self.settings.digest.to_le_bytes())
     }
 

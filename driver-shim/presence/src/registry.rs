@@ -20,7 +20,7 @@ type CmChannel = dyn Any + Send + Sync;
 /// A device file that the program opened; several fds may lead to it.
 #[derive(Debug, Default)]
 pub struct DeviceFile {
-    /// What whoever opened it wants to find by any of them. It goes with the last.
+    /// The state that the opener attached to the channel. It is dropped with the last descriptor.
     pub private_data: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 

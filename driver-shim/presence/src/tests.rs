@@ -69,7 +69,7 @@ fn gids() -> GidTable {
 
 fn presence(settings: &Settings) -> Presence {
     fds::adopt_process();
-    Presence::build(identity::Place::here(), gids(), settings).unwrap()
+    Presence::build(identity::Scope::current(), gids(), settings).unwrap()
 }
 
 fn line(root: &Path, path: &str) -> String {
@@ -173,7 +173,7 @@ fn many_builders_make_one_tree() {
         let builders: Vec<_> = (0..8)
             .map(|_| {
                 let settings = settings.clone();
-                scope.spawn(move || Presence::build(identity::Place::here(), gids(), &settings).unwrap())
+                scope.spawn(move || Presence::build(identity::Scope::current(), gids(), &settings).unwrap())
             })
             .collect();
         builders
@@ -221,7 +221,7 @@ fn a_folder_that_others_can_enter_is_refused() {
     let ours = scratch.0.join(format!("urnic-{uid}"));
     fs::create_dir(&ours).unwrap();
     fs::set_permissions(&ours, fs::Permissions::from_mode(0o755)).unwrap();
-    let refused = Presence::build(identity::Place::here(), gids(), &scratch.settings(0));
+    let refused = Presence::build(identity::Scope::current(), gids(), &scratch.settings(0));
     assert_eq!(refused.unwrap_err(), Errno::PERM);
     fs::set_permissions(&ours, fs::Permissions::from_mode(0o700)).unwrap();
     presence(&scratch.settings(0));
@@ -235,7 +235,7 @@ fn a_link_in_the_place_of_our_folder_is_refused() {
     fs::create_dir(&elsewhere).unwrap();
     fs::set_permissions(&elsewhere, fs::Permissions::from_mode(0o700)).unwrap();
     std::os::unix::fs::symlink(&elsewhere, scratch.0.join(format!("urnic-{uid}"))).unwrap();
-    Presence::build(identity::Place::here(), gids(), &scratch.settings(0)).unwrap_err();
+    Presence::build(identity::Scope::current(), gids(), &scratch.settings(0)).unwrap_err();
     assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
 }
 
@@ -247,10 +247,10 @@ fn real_devices_stay_visible_and_keep_their_names() {
     assert_eq!(real.free_uverbs(), "uverbs1");
     let settings = scratch.settings(0);
     let gids = GidTable::default();
-    let place = identity::Place::here();
+    let scope = identity::Scope::current();
     let uverbs = real.free_uverbs();
     let inputs = plan::Inputs {
-        place,
+        scope,
         node_guid: 1,
         gids: &gids,
         real: &real,

@@ -53,14 +53,14 @@ impl Token {
 
     /// Shows whether there are events. To be called only when that changes.
     pub fn show(&self, events: bool) {
-        let mut octet = [0u8];
+        let mut byte = [0u8];
         // Neither blocks: the socket holds one byte at most.
         if events {
             if let Some(ours) = self.ours.get() {
-                let _ = send(ours, &octet, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+                let _ = send(ours, &byte, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
             }
         } else if let Some(theirs) = self.theirs.get() {
-            let _ = recv(theirs, octet.as_mut_slice(), RecvFlags::DONTWAIT);
+            let _ = recv(theirs, byte.as_mut_slice(), RecvFlags::DONTWAIT);
         }
     }
 }

@@ -1,12 +1,12 @@
 //! The tree of real files that stands for `/sys/class/infiniband*` and `/dev/infiniband`.
 //!
 //! It is built once for each user, network namespace, set of addresses and configuration, beside
-//! its final place, and then renamed: whoever sees it sees all of it, and nothing in it is ever
+//! its final place, and then renamed: every reader sees the whole tree, and nothing in it is ever
 //! touched again. What libibverbs compares, the modification time of the device's folder, is
 //! derived from the content, so that even a tree that had to be built again is the same device.
 //!
-//! Each process that uses a tree holds a shared lock on its folder. Trees that nobody has locked
-//! are reaped when they have not been built recently.
+//! Each process that uses a tree holds a shared lock on its folder. Trees that no process has
+//! locked are reaped when they have not been built recently.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -63,7 +63,7 @@ pub(super) struct Tree {
 /// Finds or builds the planned tree in the first of `homes` that will have it.
 ///
 /// # Errors
-/// The last home's: `EACCES`, `EROFS`, `ENOSPC`, …; `EPERM` for a folder of ours that somebody else
+/// The last home's: `EACCES`, `EROFS`, `ENOSPC`, …; `EPERM` for a folder of ours that another user
 /// made.
 pub(super) fn provide(plan: &Plan, homes: &[PathBuf]) -> Result<Tree, Errno> {
     let uid = rustix::process::geteuid().as_raw();
@@ -205,7 +205,7 @@ fn folders(site: &Path, item: &Item) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Removes the trees, and unfinished ones, that nobody uses. Best effort.
+/// Removes unused trees and unfinished ones. Best effort.
 fn reap(ours: &Path, except: &str) {
     reap_older_than(ours, except, YOUNG);
 }
@@ -226,7 +226,7 @@ pub(super) fn reap_older_than(ours: &Path, except: &str, age: Duration) {
         if young || flock(&tree, FlockOperation::NonBlockingLockExclusive).is_err() {
             continue;
         }
-        // From here on nobody can take it: take() fails with EAGAIN or ENOENT.
+        // From here on no process can take it: take() fails with EAGAIN or ENOENT.
         remove(&tree, 0);
         let _ = unlinkat(&home, &name, AtFlags::REMOVEDIR);
     }

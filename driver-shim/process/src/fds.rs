@@ -217,7 +217,7 @@ impl InternalFd {
     /// The fd, unless this process is a forked child in which it is closed.
     pub fn get(&self) -> Option<BorrowedFd<'_>> {
         let here = slot(self.fd)?.load(Ordering::Acquire) == self.entry;
-        // SAFETY: the entry is still in the table, so nobody closed the fd.
+        // SAFETY: the entry is still in the table, so the fd is open.
         here.then(|| unsafe { BorrowedFd::borrow_raw(self.fd) })
     }
 }

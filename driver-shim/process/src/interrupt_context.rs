@@ -1,43 +1,43 @@
-//! Where a thread stands when an interrupt comes on it, which decides who handles what the device
-//! has to tell.
+//! The context of a thread on which an interrupt is raised. The context decides which thread
+//! handles the device's events.
 //!
-//! Handling takes the driver's locks and, for a gate that opens, the program's queues'. A thread
-//! that only carries interrupts holds none of them and handles at once: every hand-over to another
-//! thread costs a connection that is being made more than all its frames together.
+//! The handler takes the driver's locks and, for a gate that opens, the locks of the program's
+//! queues. A thread that only raises interrupts holds none of them, and handles events at once: a
+//! switch to another thread takes longer than the exchange of all start-up frames.
 
 use std::cell::Cell;
 
-/// Where a thread stands.
+/// The context of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// Anywhere in a call of the program: the driver's thread handles it.
-    Anywhere,
-    /// In a call that handles it before it returns.
-    Within,
-    /// On a thread that raises interrupts with nothing held.
-    AtRest,
+pub enum Context {
+    /// In any call of the program: the driver's thread handles events.
+    Call,
+    /// In a call that handles events before it returns.
+    Deferred,
+    /// On a thread that holds no lock when it raises interrupts: it handles events at once.
+    InterruptThread,
 }
 
-thread_local!(static PLACE: Cell<Place> = const { Cell::new(Place::Anywhere) });
+thread_local!(static CONTEXT: Cell<Context> = const { Cell::new(Context::Call) });
 
-/// Where the calling thread stands.
-pub fn here() -> Place {
-    PLACE.get()
+/// The context of the calling thread.
+pub fn current() -> Context {
+    CONTEXT.get()
 }
 
-/// From here on the calling thread holds nothing whenever it raises an interrupt.
-pub fn rest() {
-    PLACE.set(Place::AtRest);
+/// Marks the calling thread as one that holds no lock when it raises an interrupt.
+pub fn enter_interrupt_thread() {
+    CONTEXT.set(Context::InterruptThread);
 }
 
-/// Does `work`, whose interrupts the caller handles afterwards.
-pub fn within<T>(work: impl FnOnce() -> T) -> T {
-    struct Back(Place);
-    impl Drop for Back {
+/// Calls `work`; the caller handles the interrupts of `work` afterwards.
+pub fn deferred<T>(work: impl FnOnce() -> T) -> T {
+    struct Restore(Context);
+    impl Drop for Restore {
         fn drop(&mut self) {
-            PLACE.set(self.0);
+            CONTEXT.set(self.0);
         }
     }
-    let _back = Back(PLACE.replace(Place::Within));
+    let _restore = Restore(CONTEXT.replace(Context::Deferred));
     work()
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks, whatever happened to the last holder: no invariant here is broken halfway by a panic.
+/// Locks, even if the last holder panicked: a panic breaks no invariant of the protected data.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Our code in somebody else's program and that program's signals.
+//! Signals: urnic's code in another program, and that program's signals.
 //!
 //! Threads of ours take none. A thread of the program's that works for the device takes them when
 //! it is done, as a thread in a system call takes them on its way out: a handler may jump away,
@@ -139,7 +139,7 @@ mod tests {
         (during, CAME.get(), interrupted)
     }
 
-    /// Signals that nobody else in this process uses.
+    /// Signals that no other test of this process uses.
     #[test]
     fn a_signal_waits_and_then_interrupts_like_a_system_call() {
         let handler = note as extern "C" fn(c_int) as libc::sighandler_t;

@@ -73,7 +73,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Ok(layout) = Memory::layout(self.len) {
-            // SAFETY: allocated with this layout, and nobody uses it any more.
+            // SAFETY: allocated with this layout, and no code uses it any more.
             unsafe { dealloc(self.base.as_ptr(), layout) };
         }
     }

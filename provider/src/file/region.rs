@@ -19,7 +19,7 @@ pub(crate) struct Region {
 pub(crate) struct State {
     pub(crate) device: urnic_driver::Mr,
     pub(crate) domain: Arc<Domain>,
-    /// Its keys, and its length in bytes, as the program is told.
+    /// The keys, and the length in bytes, that the program gets.
     pub(crate) lkey: u32,
     pub(crate) rkey: u32,
     pub(crate) length: usize,

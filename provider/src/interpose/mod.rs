@@ -30,7 +30,7 @@ use crate::log::complaining;
 /// device.
 const DESCRIPTORS_OF_A_LIST: usize = 3;
 
-/// What is said when it cannot.
+/// The error line if it fails.
 const NO_LIST: &str = "libibverbs cannot read the list of devices";
 
 /// Whether the process can open what libibverbs opens to read the list.

@@ -148,7 +148,7 @@ impl Cq {
         let public = unsafe { &mut *abi.cq };
         public.handle = device.id;
         public.cqe = c_int::try_from(device.entries()).unwrap_or(c_int::MAX);
-        // No event comes before a queue pair completes here, so nobody looked at the place yet.
+        // No event comes before a queue pair completes here, so no code has read this field yet.
         Ok(Box::write(
             place,
             Cq {
@@ -341,7 +341,7 @@ pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     status(|| {
         // SAFETY: a live queue.
         unsafe { Cq::of(cq) }.destroy()?;
-        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        // SAFETY: from `Box::into_raw`, and no other reference is left.
         drop(unsafe { Box::from_raw(cq.cast::<Cq>()) });
         Ok(())
     })

@@ -52,7 +52,7 @@ pub(super) unsafe extern "C" fn create_cq_ex(
         };
         // SAFETY: libibverbs gives an open context, and the program its channel and domain.
         let cq = unsafe { Cq::make(Context::of(context), attr.cqe, attr.channel, attr.comp_vector, pd)? };
-        // SAFETY: nobody else has the queue yet; the union is the extended one from here on.
+        // SAFETY: no other code has the queue yet; the union is the extended one from here on.
         let ex = unsafe { &mut *(*cq.abi()).cq_ex };
         ex.start_poll = Some(start_poll);
         ex.next_poll = Some(next_poll);

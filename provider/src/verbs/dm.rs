@@ -104,7 +104,7 @@ pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32
 /// `ibv_unimport_dm(3)`: one name less for the memory.
 pub(super) unsafe extern "C" fn unimport_dm(dm: *mut ibv_dm) {
     status(|| {
-        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        // SAFETY: from `Box::into_raw`, and no other reference is left.
         drop(unsafe { Box::from_raw(dm.cast::<Dm>()) });
         Ok(())
     });
@@ -120,7 +120,7 @@ pub(super) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
         }
         // SAFETY: the program passes live memory of ours.
         unsafe { with_handle(dm, Handles::withdraw) }?;
-        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        // SAFETY: from `Box::into_raw`, and no other reference is left.
         drop(unsafe { Box::from_raw(dm.cast::<Dm>()) });
         Ok(())
     })

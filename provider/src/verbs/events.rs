@@ -64,7 +64,7 @@ impl ContextEvents for Events {
                     self.send(&qp.asynchronous, event, element_cookie);
                 }
             }
-            // The element is the port; nobody counts.
+            // The element is the port; it counts no events.
             AsyncEvent::DeviceFatal | AsyncEvent::GidChange => self.send(&Reported::default(), event, 1),
             AsyncEvent::SrqLimit => {
                 // SAFETY: the cookie of a live shared receive queue, see above.

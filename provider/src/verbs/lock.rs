@@ -1,5 +1,5 @@
-//! The lock of a work or completion queue: one word, one atomic instruction each way while nobody
-//! waits.
+//! The lock of a work or completion queue: one word, one atomic instruction each way while no
+//! thread waits.
 //!
 //! Two interfaces of libibverbs keep it across calls (`ibv_wr_start` … `ibv_wr_complete`,
 //! `ibv_start_poll` … `ibv_end_poll`), which std's guards cannot do: see [`Held::keep`]. It waits
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-/// Held, and somebody may sleep.
+/// Held, and a thread may sleep.
 const AWAITED: u32 = 2;
 
 /// How often a waiter looks before it sleeps. A holder needs some hundred nanoseconds.
@@ -37,7 +37,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Waits until nobody else holds it.
+    /// Waits until no other thread holds the lock.
     #[inline]
     pub(crate) fn hold(&self) -> Held<'_, T> {
         if self
@@ -50,7 +50,7 @@ impl<T> Lock<T> {
         Held { lock: self }
     }
 
-    /// Takes it if nobody else holds it.
+    /// Takes the lock if no other thread holds it.
     pub(crate) fn try_hold(&self) -> Option<Held<'_, T>> {
         self.word
             .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)

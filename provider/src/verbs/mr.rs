@@ -119,8 +119,8 @@ fn described(pd: &Pd, handle: u32, addr: *mut c_void, mr_type: u32, state: &Stat
     }
 }
 
-/// `ibv_import_mr(3)`: the region's keys and length; its address is not told. ENOENT if no context
-/// of the file has such a region; EIO in a forked child.
+/// `ibv_import_mr(3)`: the region's keys and length; its address is not returned. ENOENT if no
+/// context of the file has such a region; EIO in a forked child.
 pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     pointer(|| {
         // SAFETY: a live domain.
@@ -143,7 +143,7 @@ pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut 
 /// `ibv_unimport_mr(3)`: one name less for the region.
 pub(super) unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
     status(|| {
-        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        // SAFETY: from `Box::into_raw`, and no other reference is left.
         drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
         Ok(())
     });
@@ -300,7 +300,7 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
             let _ = file.regions.withdraw(handle, &this.region);
         }
         drop(state);
-        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        // SAFETY: from `Box::into_raw`, and no other reference is left.
         drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
         Ok(())
     })

@@ -51,7 +51,7 @@ pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
         // SAFETY: a live window of ours.
         let this = unsafe { &*mw.cast::<Mw>() };
         this.domain.driver.dealloc_mw(this.stag)?;
-        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        // SAFETY: from `Box::into_raw`, and no other reference is left.
         drop(unsafe { Box::from_raw(mw.cast::<Mw>()) });
         Ok(())
     })

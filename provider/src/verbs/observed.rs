@@ -1,6 +1,6 @@
-//! Posting, polling and registering in a process with a race detector, which is told of them
-//! ([`race_detector`]). In other processes libibverbs gets the functions that these call, so they
-//! cost nothing there.
+//! Posting, polling and registering in a process with a race detector, which gets annotations of
+//! them ([`race_detector`]). In other processes libibverbs gets the functions that these call, so
+//! they cost nothing there.
 
 use std::ffi::{c_int, c_void};
 

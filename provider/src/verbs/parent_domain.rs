@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use urnic_driver::RingPlacement;
 use urnic_rdma_core::*;
 
-/// What a ring is for, as the allocator is told.
+/// The purpose of a ring, for the program's allocator.
 #[derive(Debug, Clone, Copy)]
 #[repr(u64)]
 pub(super) enum Resource {

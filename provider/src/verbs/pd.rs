@@ -159,7 +159,7 @@ pub(super) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
             tracing::warn!("ibv_unimport_pd of a parent domain, which nobody can import");
             return Ok(());
         }
-        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        // SAFETY: from `Box::into_raw`, and no other reference is left.
         drop(unsafe { Box::from_raw(pd.cast::<Pd>()) });
         Ok(())
     });
@@ -239,7 +239,7 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
                 );
             }
         }
-        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        // SAFETY: from `Box::into_raw`, and no other reference is left.
         drop(unsafe { Box::from_raw(pd.cast::<Pd>()) });
         Ok(())
     })
@@ -262,7 +262,7 @@ pub(super) unsafe extern "C" fn alloc_td(
 /// `ibv_dealloc_td(3)`.
 pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     status(|| {
-        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        // SAFETY: from `Box::into_raw`, and no other reference is left.
         drop(unsafe { Box::from_raw(td) });
         Ok(())
     })
@@ -290,7 +290,7 @@ pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
 /// `ibv_destroy_ah(3)`.
 pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     status(|| {
-        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        // SAFETY: from `Box::into_raw`, and no other reference is left.
         drop(unsafe { Box::from_raw(ah) });
         Ok(())
     })

@@ -102,7 +102,7 @@ impl Qp {
         attr.cap = ibv_caps(granted);
 
         let abi = public_part(pd, attr, pd_.ibv_context(), &device);
-        // No event comes before the queue pair leaves Reset, so nobody looked at the place yet.
+        // No event comes before the queue pair leaves Reset, so no code has read this field yet.
         Ok(Box::write(
             place,
             Qp {
@@ -264,7 +264,7 @@ pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
     status(|| unsafe { Qp::of(qp).modify(&*attr, mask) })
 }
 
-/// `ibv_query_qp(3)`: all attributes, whatever the mask says.
+/// `ibv_query_qp(3)`: all attributes; the mask is ignored.
 pub(super) unsafe extern "C" fn query_qp(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
@@ -298,7 +298,7 @@ pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     status(|| {
         // SAFETY: a live queue pair.
         unsafe { Qp::of(qp) }.destroy()?;
-        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        // SAFETY: from `Box::into_raw`, and no other reference is left.
         drop(unsafe { Box::from_raw(qp.cast::<Qp>()) });
         Ok(())
     })

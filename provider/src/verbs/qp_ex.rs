@@ -74,10 +74,10 @@ pub(super) unsafe extern "C" fn create_qp_ex(
         let qp = unsafe { Qp::make(attr.pd, &mut basic)? };
         attr.cap = basic.cap;
         if builds && let Some(release) = release {
-            // SAFETY: nobody else has the queue pair yet.
+            // SAFETY: no other code has the queue pair yet.
             offer_builder(unsafe { &mut *qp.abi() }, release);
             if race_detector::present() {
-                // SAFETY: nobody else has the queue pair yet, and the builder is there.
+                // SAFETY: no other code has the queue pair yet, and the builder is there.
                 unsafe { (*(*qp.abi()).qp.qp_ex).wr_complete = Some(observed_wr_complete) };
             }
         }

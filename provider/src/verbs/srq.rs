@@ -82,7 +82,7 @@ impl Srq {
         abi.srq.pd = pd;
         abi.srq.handle = device.id;
         abi.srq_type = IBV_SRQT_BASIC;
-        // No event comes before a limit is armed, so nobody looked at the place yet.
+        // No event comes before a limit is armed, so no code has read this field yet.
         Ok(Box::write(
             place,
             Srq {
@@ -124,7 +124,7 @@ pub(super) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_i
         let attr = unsafe { &mut *attr };
         // SAFETY: libibverbs gives a live domain.
         let srq = unsafe { Srq::make(pd, &mut attr.attr)? };
-        // SAFETY: nobody else has it yet.
+        // SAFETY: no other code has it yet.
         unsafe { (*srq.abi.get()).srq.srq_context = attr.srq_context };
         Ok(srq)
     })
@@ -150,7 +150,7 @@ pub(super) unsafe extern "C" fn create_srq_ex(
         }
         // SAFETY: the program's domain.
         let srq = unsafe { Srq::make(attr.pd, &mut attr.attr)? };
-        // SAFETY: nobody else has it yet.
+        // SAFETY: no other code has it yet.
         unsafe { (*srq.abi.get()).srq.srq_context = attr.srq_context };
         Ok(srq)
     })
@@ -197,7 +197,7 @@ pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     status(|| {
         // SAFETY: a live queue.
         unsafe { Srq::of(srq) }.destroy()?;
-        // SAFETY: from `Box::into_raw`, and nobody has it any more.
+        // SAFETY: from `Box::into_raw`, and no other reference is left.
         drop(unsafe { Box::from_raw(srq.cast::<Srq>()) });
         Ok(())
     })

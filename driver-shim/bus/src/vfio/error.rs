@@ -13,7 +13,7 @@ pub enum Refused {
     /// There is no such function.
     #[error("there is no PCI function {0}: `lspci -D` lists them")]
     Absent(String),
-    /// It is there, but nobody answers.
+    /// The function exists, but does not answer.
     #[error(
         "PCI function {0} does not answer: the device is gone (with QEMU: its `urnic serve` ended), only a new boot brings it back"
     )]
@@ -45,14 +45,14 @@ pub enum Refused {
         /// The way that was asked for.
         api: &'static str,
     },
-    /// The files belong to somebody else.
+    /// The files belong to another user.
     #[error("{}: {errno}: `urnic doctor --device vfio:{address}` says how to give it to this user", file.display())]
     Denied {
         /// Its address.
         address: String,
         /// The file.
         file: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         errno: Errno,
     },
     /// Another process has it.
@@ -92,7 +92,7 @@ pub enum Refused {
         address: String,
         /// The step.
         step: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         errno: Errno,
     },
 }

@@ -10,7 +10,7 @@ use rustix::io::{Errno, read};
 /// The driver that hands functions to user space.
 pub const DRIVER: &str = "vfio-pci";
 
-/// A function as the kernel knows it.
+/// The attributes of a function in sysfs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function {
     /// `DDDD:BB:DD.F`.
@@ -29,7 +29,8 @@ pub struct Function {
     pub cdev: Option<String>,
 }
 
-/// Functions that the IOMMU cannot tell apart: they go to user space together.
+/// Functions that the IOMMU cannot isolate from each other: they are assigned to user space
+/// together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
     /// Number of the group.
@@ -150,7 +151,7 @@ impl Function {
         Some(Path::new("/dev/vfio/devices").join(self.cdev.as_ref()?))
     }
 
-    /// A bridge goes to user space with nobody and is in nobody's way.
+    /// A bridge is assigned to no driver and prevents no assignment.
     pub fn is_bridge(&self) -> bool {
         self.class >> 16 == 0x06
     }

@@ -1,4 +1,4 @@
-//! Who holds a function: one process at a time can, and the others want to know which.
+//! Finds the process that holds a function: only one can, and error messages name it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -52,7 +52,7 @@ impl Inner {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// The device is gone for good. The thread tells, since whoever found out may hold locks.
+    /// Marks the device as lost. The thread reports it, since the calling thread may hold locks.
     pub(super) fn lose(&self, why: &str) {
         if !self.lost.swap(true, Ordering::AcqRel) {
             tracing::error!("PCI function {} is lost: {why}", self.address);
@@ -83,7 +83,7 @@ impl Inner {
         }
     }
 
-    /// Lets the kernel have the function back: whoever unplugs it waits for that.
+    /// Returns the function to the kernel, which waits for that when the device is unplugged.
     pub(super) fn give_back(&self) {
         self.doorbells.cut();
         self.function.give_back();

@@ -113,7 +113,7 @@ impl Iommu {
             tracing::error!("no {whole} bytes are left of the device's address space");
             return Err(Errno::NOMEM);
         };
-        // Writable, whatever it is for: only a write fault makes sure, with kernels before 6.2,
+        // Writable for every use: only a write fault makes sure, with kernels before 6.2,
         // that the pages are the program's own and will be when it writes to them. The device keeps
         // to the rights of the registration by itself.
         let pinned = match self.pin(start, whole, iova, true) {
@@ -140,7 +140,7 @@ impl Iommu {
             return;
         }
         let start = iova / self.granule * self.granule;
-        // The kernel lets go first: nobody else may get the range while something is mapped there.
+        // Unmapped first: no other mapping may get the range before.
         let Some(whole) = lock(&self.space).len_of(start) else {
             tracing::error!("IOVA {start:#x} was not mapped");
             return;
@@ -214,7 +214,7 @@ impl Iommu {
     }
 }
 
-/// Why memory cannot be pinned, and what mends it.
+/// Why memory cannot be pinned, and the fix.
 fn explained(errno: Errno, len: u64) -> String {
     match (errno, getrlimit(Resource::Memlock).current) {
         (Errno::NOMEM, Some(limit)) => format!(

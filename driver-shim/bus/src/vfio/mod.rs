@@ -158,7 +158,7 @@ impl Bus for VfioBus {
                 match iommu.map(ptr.as_ptr().expose_provenance(), len, true) {
                     Ok(iova) => Ok(QueueMemory { ptr, iova }),
                     Err(errno) => {
-                        // SAFETY: allocated above, and known to nobody else.
+                        // SAFETY: allocated above, and no other code has it.
                         unsafe { anonymous::free(ptr, len) };
                         Err(errno)
                     }

@@ -98,7 +98,7 @@ impl PciFunction {
         file.as_ref().and_then(InternalFd::get).map(f)
     }
 
-    /// Reads a register; all ones if it cannot be read, as from a bus where nobody answers.
+    /// Reads a register; all ones if it cannot be read, as from a bus without a device.
     pub(super) fn read32(&self, offset: u32) -> u32 {
         let mut bytes = [0xff; 4];
         let inside = u64::from(offset) + 4 <= self.registers.len;
@@ -112,7 +112,7 @@ impl PciFunction {
     /// Writes a register.
     pub(super) fn write32(&self, offset: u32, value: u32) {
         if u64::from(offset) + 4 <= self.registers.len {
-            // Who is not there takes no writes; the next read tells.
+            // A missing device ignores writes; the next read detects it.
             let _ = self.with(|fd| pwrite(fd, &value.to_le_bytes(), self.registers.at + u64::from(offset)));
         }
     }

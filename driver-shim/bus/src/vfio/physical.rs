@@ -140,7 +140,7 @@ impl Physical {
             );
             return Err(Errno::NOMEM);
         };
-        // SAFETY: `len` bytes of a run that nobody else has.
+        // SAFETY: `len` bytes of a run that no other code has.
         unsafe { std::ptr::write_bytes(memory.ptr.as_ptr(), 0, len) };
         Ok(memory)
     }
@@ -169,7 +169,7 @@ impl Physical {
         let frames = match self.frames(ptr.addr(), whole / PAGE) {
             Ok(frames) => frames,
             Err(errno) => {
-                // SAFETY: mapped above, and known to nobody.
+                // SAFETY: mapped above, and no other code has it.
                 let _ = unsafe { munmap(ptr, whole) };
                 return Err(errno);
             }
@@ -177,7 +177,7 @@ impl Physical {
         let neighbours = |a: &u64, b: &u64| *b == *a + PAGE as u64;
         if !frames.chunk_by(neighbours).any(|run| run.len() * PAGE >= len) {
             // Kept, it would be locked for nothing, and as much again at the next attempt.
-            // SAFETY: mapped above, and known to nobody.
+            // SAFETY: mapped above, and no other code has it.
             let _ = unsafe { munmap(ptr, whole) };
             return Ok(());
         }
@@ -208,12 +208,12 @@ fn transparent(len: usize) -> Result<*mut std::ffi::c_void, Errno> {
         }
     };
     ready().map(|()| ptr).inspect_err(|_| {
-        // SAFETY: mapped above, and known to nobody.
+        // SAFETY: mapped above, and no other code has it.
         let _ = unsafe { munmap(base, room) };
     })
 }
 
-/// The address that an entry of the list tells.
+/// The address in an entry of the list.
 fn address_in(entry: u64) -> Result<u64, Errno> {
     match (entry & PRESENT != 0, entry & FRAME) {
         (false, _) => Err(Errno::FAULT),

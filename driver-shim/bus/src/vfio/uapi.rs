@@ -159,7 +159,7 @@ struct Request {
     argument: *mut c_void,
 }
 
-// SAFETY: only passes on what it was made of; whoever makes one answers for it.
+// SAFETY: only passes its pointer on; the constructor's caller guarantees the pointer.
 unsafe impl Ioctl for Request {
     type Output = i32;
     const IS_MUTATING: bool = true;
@@ -240,7 +240,7 @@ pub(super) fn device_of(group: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, E
     };
     // SAFETY: this request reads a string there, up to its end.
     let fd = unsafe { ioctl(group, request) }?;
-    // SAFETY: a new descriptor, which nobody else knows.
+    // SAFETY: a new descriptor, which no other code has.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -12,8 +12,8 @@ use urnic_process::fds::InternalFd;
 use urnic_process::signals;
 use urnic_process::threads;
 
-/// How often a register is read, to see whether anybody answers: nothing else tells of a device
-/// whose process died.
+/// How often a register is read, to see whether the device answers: nothing else
+/// reports that the process of a device died.
 const LOOK_EVERY: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
@@ -41,13 +41,13 @@ fn serve(inner: &Inner) {
         .chain(special.map(|fd| fd.unwrap_or(wake)))
         .chain(vectors.iter().copied())
         .collect();
-    let mut told = false;
+    let mut reported = false;
     while !inner.is_stopped() {
         let mut polled: Vec<PollFd<'_>> = fds
             .iter()
             .map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN))
             .collect();
-        if poll(&mut polled, (!told).then_some(&LOOK_EVERY)) == Ok(0) {
+        if poll(&mut polled, (!reported).then_some(&LOOK_EVERY)) == Ok(0) {
             inner.look();
         }
         let rang: Vec<bool> = polled
@@ -70,7 +70,7 @@ fn serve(inner: &Inner) {
         if wanted_back {
             inner.lose("it is being taken out");
         }
-        if inner.is_lost() && !std::mem::replace(&mut told, true) {
+        if inner.is_lost() && !std::mem::replace(&mut reported, true) {
             inner.silence();
             inner.tell(Signal::Lost);
         }

@@ -101,7 +101,7 @@ impl Arena {
     pub(super) unsafe fn free(&self, ptr: NonNull<u8>, len: usize) {
         let Ok(class) = class(len) else { return };
         // Also gives the pages back, on both sides.
-        // SAFETY: a piece of the arena, which nobody uses.
+        // SAFETY: an unused piece of the arena.
         if unsafe { madvise(ptr.as_ptr().cast(), MIN_PIECE << class, Advice::LinuxRemove) }.is_err() {
             // SAFETY: the caller promises a piece of the arena that nobody uses, and its class
             // gives its length.
@@ -159,9 +159,9 @@ fn class(len: usize) -> Result<usize, Errno> {
 }
 
 /// # Safety
-/// A chunk that nobody uses.
+/// An unused chunk.
 unsafe fn unmap(base: NonNull<u8>) {
-    // SAFETY: the caller promises a chunk that nobody uses.
+    // SAFETY: the caller promises an unused chunk.
     let _ = unsafe { munmap(base.as_ptr().cast(), CHUNK) };
 }
 

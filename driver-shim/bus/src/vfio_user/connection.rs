@@ -56,7 +56,7 @@ pub(super) struct Connection {
     vectors: OnceLock<Vec<InternalFd>>,
     handler: OnceLock<SignalHandler>,
     lost: AtomicBool,
-    /// We end it ourselves: nobody is told.
+    /// This end closes the connection: its loss is not reported.
     closing: AtomicBool,
 }
 
@@ -127,7 +127,7 @@ impl Connection {
         self.lost.load(Ordering::Acquire)
     }
 
-    /// Sets who is told of vectors and of the loss.
+    /// Sets the handler of vectors and of the loss.
     pub(super) fn signals(&self, handler: SignalHandler) {
         let _ = self.handler.set(handler);
     }
@@ -167,7 +167,7 @@ impl Connection {
         self.send(fds, |sending| {
             let id = {
                 let mut due = lock(&self.due);
-                // 65536 questions back somebody may still be waiting for the same number.
+                // A thread may still wait for the request that had this number, 65536 requests ago.
                 let mut id = sending.id();
                 while due.contains_key(&id) {
                     id = sending.id();
@@ -262,14 +262,14 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends the connection; the thread sees to the rest.
+    /// Shuts the socket down; the thread does the rest.
     fn hang_up(&self) {
         if let Some(socket) = self.socket.get() {
             let _ = shutdown(socket, Shutdown::Both);
         }
     }
 
-    /// We are done: the thread ends, and tells nobody.
+    /// Stops the connection: the thread ends, and reports no loss.
     pub(super) fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.hang_up();

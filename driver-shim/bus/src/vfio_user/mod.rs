@@ -34,9 +34,9 @@ use arena::{Arena, CHUNK};
 use connection::{Connection, MAX_TRANSFER, borrowed, descriptor, vector};
 use ranges::Ranges;
 use urnic_device::bus::{Bus, Mapping, QueueMemory, SignalHandler};
+use urnic_process::error_log;
 use urnic_process::failure;
 use urnic_process::lock::lock;
-use urnic_process::said;
 
 /// Most vectors that are listened to.
 const MAX_VECTORS: u32 = 64;
@@ -105,7 +105,7 @@ impl VfioUserBus {
     pub fn open(path: &Path) -> Result<Arc<VfioUserBus>, Errno> {
         VfioUserBus::connect(path).inspect_err(|errno| {
             let path = path.display();
-            said::once(match *errno {
+            error_log::log_once(match *errno {
                 Errno::NOENT | Errno::CONNREFUSED => {
                     format!("no device at {path} ({errno}): start one with `urnic serve --socket {path}`")
                 }
@@ -376,7 +376,7 @@ impl Bus for VfioUserBus {
         let _mapping = lock(&self.mapping);
         // Whether the pages may be written is for registrations to say: several may be over them.
         let news = lock(&self.reach.ranges).add(range);
-        for (told, (start, end)) in news.iter().enumerate() {
+        for (mapped, (start, end)) in news.iter().enumerate() {
             let map = Request::DmaMap(DmaMap {
                 flags: DmaMapFlags::READ | DmaMapFlags::WRITE,
                 offset: 0,
@@ -385,7 +385,7 @@ impl Bus for VfioUserBus {
             });
             if let Err(errno) = self.connection.ask(&map, &[]) {
                 news.iter()
-                    .take(told)
+                    .take(mapped)
                     .for_each(|range| self.tell_unmapped(*range));
                 // None but this registration is over the new stretches.
                 lock(&self.reach.ranges).remove(range);

@@ -1,5 +1,5 @@
-//! Which memory of the program the server knows of. Registrations overlap as they like; the server
-//! is told of each page once.
+//! The memory of the program that the server may access. Registrations may overlap; each page is
+//! sent to the server once.
 //!
 //! The memory falls into stretches that do not overlap, each counted by the registrations over it.
 //! A registration makes stretches of what none covered yet; a stretch goes when the last

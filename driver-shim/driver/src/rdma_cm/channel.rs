@@ -214,7 +214,7 @@ impl CmChannel {
         };
         driver
             .event_poll
-            .wait(|time| interrupt_context::within(|| driver.bus.lend(time, readable, &mut done)));
+            .wait(|time| interrupt_context::deferred(|| driver.bus.lend(time, readable, &mut done)));
         driver.attend_if_due();
         if taken == Ok(false) && signals.would_interrupt() {
             return Err(Errno::INTR);
@@ -264,7 +264,7 @@ pub unsafe fn cm_write(
         tracing::debug!("channel {fd}: command {:?}: {errno}", command::number(bytes));
     })?;
     // SAFETY: the caller vouches for the addresses in the command.
-    let mut done = interrupt_context::within(|| unsafe { channel.execute(command.clone()) });
+    let mut done = interrupt_context::deferred(|| unsafe { channel.execute(command.clone()) });
     channel.driver.attend_if_due();
     // SAFETY: `fd` was a channel above; it is only queried for its flags and polled, which fails on
     // a closed descriptor.

@@ -9,7 +9,7 @@ pub(crate) fn folder(presence: &Presence) -> Option<&Path> {
     presence.root().parent()
 }
 
-/// Where they may be, whatever they see.
+/// All folders in which they may be, in any mount namespace.
 pub(super) fn of_home(home: &Path) -> PathBuf {
     home.join(format!("urnic-{}", rustix::process::geteuid().as_raw()))
 }

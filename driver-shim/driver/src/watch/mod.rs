@@ -3,8 +3,8 @@
 //! A process with an open device has a datagram socket in the user's own folder ([`folder()`],
 //! where only that user may look), called `PID-BOOT-RANDOM.stat` ([`names`]). Who wants to know
 //! sends it one end of a socket pair, and gets over that the fd of a file in memory: a [`Snapshot`]
-//! in JSON. So nobody can make the process wait, grow or run out of descriptors, and while nobody
-//! asks nothing is done.
+//! in JSON. So no reader can make the process wait, grow or run out of descriptors, and while no
+//! program asks nothing is done.
 
 mod ask;
 mod folder;

@@ -76,7 +76,7 @@ impl StatSocket {
 }
 
 impl StatSocket {
-    /// Takes its name away: nobody asks any more.
+    /// Unlinks the socket: no program can connect any more.
     pub(crate) fn close(&self) {
         // In a forked child the name is the parent's.
         if self.owner == std::process::id()

@@ -62,7 +62,7 @@ fn two_queue_pairs_of_one_thread_connect_over_tcp_and_talk() {
     exchange(&program, &a, &b);
     assert!(a.qp.gate_is_open() && b.qp.gate_is_open());
     assert_eq!((a.state(), b.state()), (QpState::Rts, QpState::Rts));
-    assert!(program.told.events.lock().unwrap().is_empty());
+    assert!(program.received.events.lock().unwrap().is_empty());
     a.qp.destroy().unwrap();
     b.qp.destroy().unwrap();
     program.close();
@@ -198,7 +198,12 @@ fn an_armed_queue_tells_of_its_completion_without_a_poll() {
     program.cq.arm(0, false);
     a.send(2, memory.as_ptr(), 1, &mr);
     let start = std::time::Instant::now();
-    while program.told.completions.load(std::sync::atomic::Ordering::SeqCst) == 0 {
+    while program
+        .received
+        .completions
+        .load(std::sync::atomic::Ordering::SeqCst)
+        == 0
+    {
         assert!(start.elapsed().as_secs() < 60, "no notification");
         std::thread::yield_now();
     }

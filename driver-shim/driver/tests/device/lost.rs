@@ -159,7 +159,7 @@ fn what_has_no_completion_is_flushed_once_and_in_order() {
     record
         .sq_consumer
         .store(record.sq_consumer.load(Ordering::Relaxed) + 2, Ordering::Release);
-    let notified = here.told.completions.load(Ordering::SeqCst);
+    let notified = here.received.completions.load(Ordering::SeqCst);
     cable.cut();
 
     let flushed = |cookie: u64, opcode: WcOpcode| {
@@ -172,22 +172,22 @@ fn what_has_no_completion_is_flushed_once_and_in_order() {
         .into_iter()
         .for_each(|cookie| flushed(cookie, WcOpcode::Send));
     (100..103).for_each(|cookie| flushed(cookie, WcOpcode::Recv));
-    until(&here, "everybody is told", || {
-        let told = here.told.events.lock().unwrap();
-        told.contains(&(AsyncEvent::DeviceFatal, 0))
-            && here.told.completions.load(Ordering::SeqCst) > notified
+    until(&here, "the loss is reported", || {
+        let received = here.received.events.lock().unwrap();
+        received.contains(&(AsyncEvent::DeviceFatal, 0))
+            && here.received.completions.load(Ordering::SeqCst) > notified
     });
     assert_eq!(a.qp.last_state(), QpState::Err);
 
     // What is posted now is flushed too, and notifies who armed.
-    let notified = here.told.completions.load(Ordering::SeqCst);
+    let notified = here.received.completions.load(Ordering::SeqCst);
     here.cq.arm(4 + 7, false);
     a.send(9, from, 64, &mine);
     flushed(9, WcOpcode::Send);
     a.receive(103, from, 64, &mine);
     flushed(103, WcOpcode::Recv);
     until(&here, "the flush notifies", || {
-        here.told.completions.load(Ordering::SeqCst) > notified
+        here.received.completions.load(Ordering::SeqCst) > notified
     });
     assert!(here.poll().is_none());
 
@@ -232,9 +232,9 @@ fn a_device_that_stops_is_as_good_as_lost() {
         .device
         .write32(registers::CONTROL, registers::Control::RESET.bits());
     assert_eq!(here.driver.alloc_pd().unwrap_err(), Errno::IO);
-    until(&here, "everybody is told", || {
-        let told = here.told.events.lock().unwrap();
-        told.contains(&(AsyncEvent::DeviceFatal, 0))
+    until(&here, "the loss is reported", || {
+        let received = here.received.events.lock().unwrap();
+        received.contains(&(AsyncEvent::DeviceFatal, 0))
     });
     here.close();
 }

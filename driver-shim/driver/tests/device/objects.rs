@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use urnic_device::vocabulary::{Access, QpState};
 use urnic_driver::{Anywhere, QpAttr, QpCaps, QpInit, QpMask};
 
-use super::program::{DRIVER, Program, Told, mask};
+use super::program::{DRIVER, Program, ReceivedEvents, mask};
 
 #[test]
 fn attributes_and_addresses_come_from_the_device() {
@@ -33,7 +33,7 @@ fn what_is_in_use_is_busy() {
 
 #[test]
 fn completion_queues_keep_to_the_limits() {
-    let context = DRIVER.open_context(Arc::new(Told::default())).unwrap();
+    let context = DRIVER.open_context(Arc::new(ReceivedEvents::default())).unwrap();
     let attributes = DRIVER.attributes();
     let make = |entries, vector| {
         DRIVER

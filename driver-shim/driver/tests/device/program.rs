@@ -20,7 +20,7 @@ use zerocopy::{FromBytes, IntoBytes};
 pub(crate) static DRIVER: LazyLock<Arc<Driver>> = LazyLock::new(|| start(Config::default()));
 
 /// A driver of its own, with another configuration. With `URNIC_TEST_LOG` set each connection's
-/// life is told.
+/// life is logged.
 pub(crate) fn start(config: Config) -> Arc<Driver> {
     if let Ok(filter) = std::env::var("URNIC_TEST_LOG") {
         let _ = tracing_subscriber::fmt()
@@ -31,14 +31,14 @@ pub(crate) fn start(config: Config) -> Arc<Driver> {
     Driver::start(InprocBus::start(&GidTable::of_host(), None).unwrap(), config).unwrap()
 }
 
-/// What a context was told.
+/// What a context received.
 #[derive(Default)]
-pub(crate) struct Told {
+pub(crate) struct ReceivedEvents {
     pub(crate) completions: AtomicU32,
     pub(crate) events: Mutex<Vec<(AsyncEvent, u64)>>,
 }
 
-impl ContextEvents for Told {
+impl ContextEvents for ReceivedEvents {
     fn completion(&self, _cq_cookie: u64) {
         self.completions.fetch_add(1, Ordering::SeqCst);
     }
@@ -75,7 +75,7 @@ pub(crate) fn signaled(opcode: Opcode, cookie: u64) -> SendHeader {
 /// A process that uses the device.
 pub(crate) struct Program {
     pub(crate) driver: Arc<Driver>,
-    pub(crate) told: Arc<Told>,
+    pub(crate) received: Arc<ReceivedEvents>,
     pub(crate) context: Context,
     pub(crate) pd: Pd,
     pub(crate) cq: Arc<Cq>,
@@ -88,13 +88,13 @@ impl Program {
     }
 
     pub(crate) fn with_cq(driver: &Arc<Driver>, entries: u32) -> Program {
-        let told = Arc::new(Told::default());
-        let context = driver.open_context(told.clone()).unwrap();
+        let received = Arc::new(ReceivedEvents::default());
+        let context = driver.open_context(received.clone()).unwrap();
         let pd = driver.alloc_pd().unwrap();
         let cq = driver.create_cq(&context, entries, 0, 77, &Anywhere).unwrap();
         Program {
             driver: driver.clone(),
-            told,
+            received,
             context,
             pd,
             cq,
@@ -160,7 +160,8 @@ impl Program {
             return None;
         }
         let mut bytes = [0; CQE_LEN];
-        // SAFETY: as above; the device leaves the entry alone until we move the consumer index.
+        // SAFETY: the ring is mapped as long as the queue, and `slot` is within it; the device
+        // leaves the entry alone until we move the consumer index.
         unsafe { ring.add(slot).copy_to_nonoverlapping(bytes.as_mut_ptr(), CQE_LEN) };
         *consumer += 1;
         self.cq.record().consumer.store(*consumer, Ordering::Release);
