@@ -26,7 +26,7 @@ use urnic_vfio_user::{Capabilities, DmaMap, Memory};
 const GREETING: Duration = Duration::from_secs(10);
 /// The thread looks at the doorbells for so long after the last that rang, then sleeps until it is
 /// kicked.
-const CALM: Duration = Duration::from_micros(100);
+const BUSY_POLL: Duration = Duration::from_micros(100);
 /// While it looks, every so many looks it asks the socket too.
 const LOOKS_PER_READ: u32 = 8;
 
@@ -122,7 +122,7 @@ impl Session {
             }
             if busy {
                 last_rung = Instant::now();
-            } else if wiring.device.is_some() && last_rung.elapsed() < CALM {
+            } else if wiring.device.is_some() && last_rung.elapsed() < BUSY_POLL {
                 // Whoever is to ring may be waiting for this processor.
                 sched_yield();
             } else {

@@ -1,7 +1,7 @@
 //! Work requests under way: executed, not yet complete. They complete in the order in which they
 //! were posted (RFC 5040 §5.5(15)).
 
-use super::terminate::Culprit;
+use super::terminate::OffendingRequest;
 use crate::queues::SendWqe;
 use std::collections::VecDeque;
 use urnic_device::vocabulary::WcStatus;
@@ -44,15 +44,18 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    pub(super) fn is_culprit(&self, culprit: Culprit) -> bool {
+    pub(super) fn is_named_by(&self, offending: OffendingRequest) -> bool {
         let wqe = &self.wqe;
-        match (wqe.opcode, culprit) {
-            (Opcode::Send | Opcode::SendInv | Opcode::SendImm | Opcode::WriteImm, Culprit::Send(msn))
+        match (wqe.opcode, offending) {
+            (
+                Opcode::Send | Opcode::SendInv | Opcode::SendImm | Opcode::WriteImm,
+                OffendingRequest::Send(msn),
+            )
             | (
                 Opcode::Read | Opcode::ReadInv | Opcode::CompareSwap | Opcode::FetchAdd,
-                Culprit::Request(msn),
+                OffendingRequest::Request(msn),
             ) => msn == self.msn,
-            (Opcode::Write | Opcode::WriteImm, Culprit::Write { stag, to }) => {
+            (Opcode::Write | Opcode::WriteImm, OffendingRequest::Write { stag, to }) => {
                 stag == wqe.stag && to.wrapping_sub(wqe.remote_offset) < self.len.into()
             }
             _ => false,
@@ -88,14 +91,14 @@ impl Flights {
         }
     }
 
-    /// Makes the oldest one that `culprit` names fail; whether there is one.
-    pub(super) fn blame(&mut self, culprit: Culprit, status: WcStatus) -> bool {
-        let found = self.queue.iter_mut().find(|f| f.is_culprit(culprit));
+    /// Makes the oldest request that `offending` names fail; whether there is one.
+    pub(super) fn fail_offending(&mut self, offending: OffendingRequest, status: WcStatus) -> bool {
+        let found = self.queue.iter_mut().find(|f| f.is_named_by(offending));
         found.map(|f| f.wait = Wait::Failed(status)).is_some()
     }
 
-    /// Makes the oldest one fail that the stream has not taken to its end; whether there is one.
-    pub(super) fn blame_sent(&mut self, taken: u64, status: WcStatus) -> bool {
+    /// Makes the oldest request fail that the stream has not taken to its end; whether there is one.
+    pub(super) fn fail_untaken(&mut self, taken: u64, status: WcStatus) -> bool {
         let sent = |wait| matches!(wait, Wait::Taken(position) if position > taken);
         let found = self.queue.iter_mut().find(|flight| sent(flight.wait));
         found.map(|f| f.wait = Wait::Failed(status)).is_some()

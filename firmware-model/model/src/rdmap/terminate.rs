@@ -56,9 +56,9 @@ impl Outgoing {
     }
 }
 
-/// Which message of ours the peer complains about.
+/// The request of this end that a Terminate of the peer names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Culprit {
+pub(super) enum OffendingRequest {
     /// The Send or Immediate with this MSN on queue 0.
     Send(u32),
     /// The Read or atomic with this MSN on queue 1.
@@ -72,13 +72,12 @@ pub(super) enum Culprit {
 pub(super) struct Received {
     /// Its control word, as it should have been sent.
     pub(super) control: u32,
-    /// What it means for the request that it complains about; `None`: it complains about the
-    /// stream.
+    /// The status of the offending request; `None`: the error is one of the stream.
     pub(super) status: Option<WcStatus>,
     /// Whether a receive buffer was missing.
     pub(super) no_buffer: bool,
-    /// The request, if it names one.
-    pub(super) culprit: Option<Culprit>,
+    /// The offending request, if it names one.
+    pub(super) offending: Option<OffendingRequest>,
 }
 
 impl Received {
@@ -94,7 +93,7 @@ impl Received {
             control,
             status: status(terminate),
             no_buffer: terminate.error() == Some(TerminateError::DdpNoBuffer),
-            culprit: terminate.ddp_header.and_then(culprit),
+            offending: terminate.ddp_header.and_then(offending),
         }
     }
 }
@@ -117,13 +116,13 @@ fn status(terminate: &Terminate<'_>) -> Option<WcStatus> {
     })
 }
 
-fn culprit(header: &[u8]) -> Option<Culprit> {
+fn offending(header: &[u8]) -> Option<OffendingRequest> {
     let (header, _) = Header::parse(header).ok()?;
     match header {
-        Header::Untagged(h) if h.qn == QN_SEND => Some(Culprit::Send(h.msn)),
-        Header::Untagged(h) if h.qn == QN_READ_REQUEST => Some(Culprit::Request(h.msn)),
+        Header::Untagged(h) if h.qn == QN_SEND => Some(OffendingRequest::Send(h.msn)),
+        Header::Untagged(h) if h.qn == QN_READ_REQUEST => Some(OffendingRequest::Request(h.msn)),
         Header::Tagged(h) => match Control::parse(h.rsvd_ulp).ok()?.opcode {
-            Opcode::Write => Some(Culprit::Write {
+            Opcode::Write => Some(OffendingRequest::Write {
                 stag: h.stag,
                 to: h.to,
             }),

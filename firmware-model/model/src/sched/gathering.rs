@@ -2,17 +2,17 @@
 //!
 //! A ring is served at once. From the [`BURST`]th ring with no poll between, sends are gathered:
 //! the event index moves [`GATHERED`] blocks ahead, and what is posted until then leaves with the
-//! next poll, arm, or tick of the background thread. [`CALM`] flushes in a row that find no more
-//! than one entry end that. If none of the burst had found more, gathering only delayed a program
-//! that waits for answers by looking at memory: the next burst takes [`BACKOFF`] times as many
-//! rings to begin, up to [`MAX_BURST`]. What shows that gathering pays ends that at once, and each
-//! look for completions halves it.
+//! next poll, arm, or tick of the background thread. [`IDLE_FLUSHES`] flushes in a row that find no
+//! more than one entry end that. If none of the burst had found more, gathering only delayed a
+//! program that waits for answers by looking at memory: the next burst takes [`BACKOFF`] times as
+//! many rings to begin, up to [`MAX_BURST`]. What shows that gathering pays ends that at once, and
+//! each look for completions halves it.
 
 /// Rings with no poll between that begin a burst, at first.
 const BURST: u32 = 4;
 /// Flushes that find next to nothing and end a burst: one is but the program catching up with its
 /// completions.
-const CALM: u32 = 8;
+const IDLE_FLUSHES: u32 = 8;
 /// How many times as many the next one takes after one that gathered nothing, and the most that it
 /// takes.
 const BACKOFF: u32 = 8;
@@ -35,7 +35,7 @@ pub(crate) struct Gathering {
     /// Sends are gathered.
     burst: bool,
     /// Flushes in a row that found next to nothing.
-    calm: u32,
+    idle_flushes: u32,
     /// Rings since the program last looked for completions, and the number of its looks then.
     rings: u32,
     looks: u32,
@@ -49,7 +49,7 @@ impl Default for Gathering {
     fn default() -> Gathering {
         Gathering {
             burst: false,
-            calm: 0,
+            idle_flushes: 0,
             rings: 0,
             looks: 0,
             begins_at: BURST,
@@ -84,16 +84,16 @@ impl Gathering {
     pub(crate) fn note_sent(&mut self, sent: u32, flushed: bool, may_begin: bool) -> Burst {
         let begins = !self.burst && self.rings >= self.begins_at && may_begin;
         if sent > 1 {
-            self.calm = 0;
+            self.idle_flushes = 0;
             (self.gathered, self.begins_at) = (true, BURST);
         } else if flushed {
-            self.calm += 1;
+            self.idle_flushes += 1;
         }
         if begins {
-            (self.burst, self.calm, self.gathered) = (true, 0, false);
+            (self.burst, self.idle_flushes, self.gathered) = (true, 0, false);
             return Burst::Began;
         }
-        if self.burst && self.calm >= CALM {
+        if self.burst && self.idle_flushes >= IDLE_FLUSHES {
             if !self.gathered {
                 self.begins_at = (self.begins_at * BACKOFF).min(MAX_BURST);
             }

@@ -64,14 +64,14 @@ fn reads_race_with_revocation(flags: u32, unmapped: bool) {
             .iter()
             .skip_while(|status| **status == WcStatus::Success)
             .collect();
-        let blamed = failed.iter().filter(|s| ***s == WcStatus::RemAccessErr).count();
+        let refused = failed.iter().filter(|s| ***s == WcStatus::RemAccessErr).count();
         let flushed = failed.iter().filter(|s| ***s == WcStatus::WrFlushErr).count();
         assert_eq!(
-            blamed,
+            refused,
             usize::from(!failed.is_empty()),
             "round {round}: {statuses:?}"
         );
-        assert_eq!(blamed + flushed, failed.len(), "round {round}: {statuses:?}");
+        assert_eq!(refused + flushed, failed.len(), "round {round}: {statuses:?}");
         let came = near.arena.read(caller.region.iova, (LEN as u64 * READS) as usize);
         assert!(!came.contains(&SECRET), "round {round}");
         for (end, driver) in [(&caller, &near), (&answerer, &far)] {

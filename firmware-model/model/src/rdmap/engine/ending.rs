@@ -105,7 +105,7 @@ impl Engine {
                 // In the middle of an FPDU, so that nothing can follow.
                 if let Some(Llp::Mpa(mpa)) = &self.llp {
                     let taken = mpa.tx.taken();
-                    self.halves.requester.blame_sent(taken, WcStatus::LocProtErr);
+                    self.halves.requester.fail_untaken(taken, WcStatus::LocProtErr);
                     if let Some(address) = mpa.tx.first_missing() {
                         env.memory.report_at(address);
                     }
@@ -266,8 +266,8 @@ impl Engine {
         let requester = &mut self.halves.requester;
         requester.vendor_error = received.control;
         if !received
-            .culprit
-            .is_some_and(|culprit| requester.blame(culprit, status))
+            .offending
+            .is_some_and(|offending| requester.fail_offending(offending, status))
         {
             requester.flush_status = Some(if self.peer_may_close || stalls || tracked {
                 status

@@ -6,7 +6,7 @@ use super::completions::Completions;
 use super::flights::{Flight, Flights, Wait};
 use super::placement::Cursor;
 use super::reads::{Pending, Reads};
-use super::terminate::Culprit;
+use super::terminate::OffendingRequest;
 use crate::counters::Counter;
 use crate::llp::Llp;
 use crate::memory::InvalidateBy;
@@ -187,10 +187,10 @@ impl Requester {
         Step::Failed
     }
 
-    /// Makes the oldest request that `culprit` names fail, which may be the one that is partly
+    /// Makes the oldest request that `offending` names fail, which may be the one that is partly
     /// framed; whether there is one.
-    pub(super) fn blame(&mut self, culprit: Culprit, status: WcStatus) -> bool {
-        if self.flights.blame(culprit, status) {
+    pub(super) fn fail_offending(&mut self, offending: OffendingRequest, status: WcStatus) -> bool {
+        if self.flights.fail_offending(offending, status) {
             return true;
         }
         let Some(sending) = &self.sending else {
@@ -202,7 +202,7 @@ impl Requester {
             len: sending.len,
             wait: Wait::Failed(status),
         };
-        let found = flight.is_culprit(culprit);
+        let found = flight.is_named_by(offending);
         if found {
             self.sending = None;
             self.sq.advance(flight.wqe.blocks);
@@ -294,8 +294,8 @@ impl Requester {
 
     /// Makes the request fail whose bytes the stream would take next, given what it took. Where
     /// those are an answer's, the oldest request fails.
-    pub(super) fn blame_sent(&mut self, taken: u64, status: WcStatus) {
-        if self.flights.blame_sent(taken, status) {
+    pub(super) fn fail_untaken(&mut self, taken: u64, status: WcStatus) {
+        if self.flights.fail_untaken(taken, status) {
             return;
         }
         match self.sending.take() {
