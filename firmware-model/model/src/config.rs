@@ -47,7 +47,7 @@ impl Prefix {
     }
 }
 
-/// Where the driver may call and listen.
+/// Where the driver may connect to and listen.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Reach {
     /// Wherever the process may: the driver is the process itself.
@@ -58,7 +58,7 @@ pub enum Reach {
     Confined {
         /// The host's own addresses. (Loopback and unspecified ones need not be listed.)
         host: Vec<IpAddr>,
-        /// What may be called all the same.
+        /// Addresses that the driver may connect to all the same.
         allow: Vec<Prefix>,
     },
 }
@@ -151,7 +151,7 @@ impl Default for ThreadStart {
 pub struct ModelConfig {
     /// Its addresses, the first being the default one.
     pub addresses: Vec<DeviceAddress>,
-    /// Where it may call and listen.
+    /// Where the driver may connect to and listen.
     pub reach: Reach,
     /// Its limits.
     pub limits: Limits,
@@ -232,19 +232,19 @@ impl ModelConfig {
     }
 
     /// Whether a stream may go from `local` to `remote`.
-    pub(crate) fn may_call(&self, remote: IpAddr, local: Option<IpAddr>) -> bool {
+    pub(crate) fn may_connect(&self, remote: IpAddr, local: Option<IpAddr>) -> bool {
         let Reach::Confined { host, allow } = &self.reach else {
             return true;
         };
         let own = |ip: &IpAddr| self.addresses.iter().any(|a| a.ip == *ip);
-        // Whoever names no address of his own must have one to be given.
+        // A request without a local address needs one of that family in the table.
         let has_one = || self.addresses.iter().any(|a| a.ip.is_ipv4() == remote.is_ipv4());
         let here = remote.is_loopback() || remote.is_unspecified() || host.contains(&remote);
         let allowed = allow.iter().any(|p| p.contains(remote)) || own(&remote);
         local.as_ref().map_or_else(has_one, own) && (!here || allowed)
     }
 
-    /// The address that calls to `remote` leave from, where the device may not use any other.
+    /// The local address of connections to `remote`, where the device may not use any other.
     pub(crate) fn own_address_towards(&self, remote: IpAddr) -> Option<IpAddr> {
         let own = || self.addresses.iter().map(|a| a.ip);
         match self.reach {
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_confined_device_does_not_call_its_host() {
+    fn a_confined_device_does_not_connect_to_its_host() {
         let mut config = ModelConfig {
             addresses: vec![DeviceAddress {
                 ip: ip("10.0.0.7"),
@@ -323,8 +323,8 @@ mod tests {
             ..ModelConfig::default()
         };
         let own = Some(ip("10.0.0.7"));
-        assert!(config.may_call(ip("10.0.0.9"), own));
-        assert!(config.may_call(ip("10.0.0.7"), own));
+        assert!(config.may_connect(ip("10.0.0.9"), own));
+        assert!(config.may_connect(ip("10.0.0.7"), own));
         for host in [
             "10.0.0.1",
             "127.0.0.1",
@@ -334,12 +334,12 @@ mod tests {
             "::",
             "2001:db8::1",
         ] {
-            assert!(!config.may_call(ip(host), own), "{host}");
+            assert!(!config.may_connect(ip(host), own), "{host}");
         }
-        assert!(!config.may_call(ip("10.0.0.9"), Some(ip("10.0.0.8"))));
-        assert!(config.may_call(ip("10.0.0.9"), None));
+        assert!(!config.may_connect(ip("10.0.0.9"), Some(ip("10.0.0.8"))));
+        assert!(config.may_connect(ip("10.0.0.9"), None));
         assert!(
-            !config.may_call(ip("2001:db8::9"), None),
+            !config.may_connect(ip("2001:db8::9"), None),
             "it has no address of that kind"
         );
         if let Reach::Confined { allow, .. } = &mut config.reach {
@@ -348,7 +348,7 @@ mod tests {
                 len: 8,
             });
         }
-        assert!(config.may_call(ip("127.0.0.1"), own));
-        assert!(!config.may_call(ip("::1"), own));
+        assert!(config.may_connect(ip("127.0.0.1"), own));
+        assert!(!config.may_connect(ip("::1"), own));
     }
 }

@@ -712,8 +712,8 @@ pub(crate) fn assert_cqe(cqe: &Cqe, cookie: u64, status: WcStatus) {
 
 /// Two queue pairs of two drivers, connected over their network.
 pub(crate) struct Pair {
-    pub(crate) caller: End,
-    pub(crate) answerer: End,
+    pub(crate) initiator: End,
+    pub(crate) responder: End,
 }
 
 /// A queue pair with all it needs.
@@ -745,31 +745,31 @@ impl End {
 
 impl Pair {
     /// A connected stream with two queue pairs that are not attached to it yet.
-    pub(crate) fn prepare(caller: &Driver, answerer: &Driver) -> (Pair, u32, u32) {
-        let (near, far) = (End::new(caller), End::new(answerer));
-        let (lid, port) = answerer.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap();
+    pub(crate) fn prepare(initiator: &Driver, responder: &Driver) -> (Pair, u32, u32) {
+        let (near, far) = (End::new(initiator), End::new(responder));
+        let (lid, port) = responder.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap();
         let there = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
-        let sid = caller.connect(there).unwrap();
-        caller.await_event(EventKind::StreamConnected, sid);
-        let accepted = answerer.await_event(EventKind::StreamAccepted, lid);
-        answerer.on(Opcode::StreamUnlisten, lid).unwrap();
+        let sid = initiator.connect(there).unwrap();
+        initiator.await_event(EventKind::StreamConnected, sid);
+        let accepted = responder.await_event(EventKind::StreamAccepted, lid);
+        responder.on(Opcode::StreamUnlisten, lid).unwrap();
         let pair = Pair {
-            caller: near,
-            answerer: far,
+            initiator: near,
+            responder: far,
         };
         (pair, sid, accepted.data.get() as u32)
     }
 
     /// Connects two devices on kernel TCP, with no MPA start-up between.
-    pub(crate) fn connect(caller: &Driver, answerer: &Driver) -> Pair {
-        Self::connect_while(caller, answerer, || {})
+    pub(crate) fn connect(initiator: &Driver, responder: &Driver) -> Pair {
+        Self::connect_while(initiator, responder, || {})
     }
 
     /// The same, running `meanwhile` in all waits.
-    pub(crate) fn connect_while(caller: &Driver, answerer: &Driver, mut meanwhile: impl FnMut()) -> Pair {
-        let (near, far) = (End::new(caller), End::new(answerer));
-        let (lid, port) = answerer.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap();
-        let sid = caller
+    pub(crate) fn connect_while(initiator: &Driver, responder: &Driver, mut meanwhile: impl FnMut()) -> Pair {
+        let (near, far) = (End::new(initiator), End::new(responder));
+        let (lid, port) = responder.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap();
+        let sid = initiator
             .connect(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port))
             .unwrap();
         let mut seen = |driver: &Driver, kind: EventKind, object: u32| {
@@ -778,17 +778,17 @@ impl Pair {
                 driver.event_of(kind, object)
             })
         };
-        let connected = seen(caller, EventKind::StreamConnected, sid);
+        let connected = seen(initiator, EventKind::StreamConnected, sid);
         assert_eq!(connected.code.get(), 0);
-        let accepted = seen(answerer, EventKind::StreamAccepted, lid);
-        answerer
+        let accepted = seen(responder, EventKind::StreamAccepted, lid);
+        responder
             .attach(accepted.data.get() as u32, &far.qp, false)
             .unwrap();
-        caller.attach(sid, &near.qp, true).unwrap();
-        answerer.on(Opcode::StreamUnlisten, lid).unwrap();
+        initiator.attach(sid, &near.qp, true).unwrap();
+        responder.on(Opcode::StreamUnlisten, lid).unwrap();
         Pair {
-            caller: near,
-            answerer: far,
+            initiator: near,
+            responder: far,
         }
     }
 }

@@ -79,7 +79,7 @@ fn a_process_accepts_once_it_has_descriptors_again() {
     set(Some(3));
     let mut peer = Peer::call(scene.victim.listener(qp));
     peer.send(&request.octets());
-    let complaints = |victim: &Victim| victim.output().matches("calls cannot be taken").count();
+    let complaints = |victim: &Victim| victim.output().matches("connections cannot be accepted").count();
     let noticed = until(PATIENCE, || (complaints(&scene.victim) > 0).then_some(()));
     assert!(noticed.is_some(), "{}", scene.victim.output());
     scene.goes_on();

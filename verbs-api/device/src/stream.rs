@@ -37,7 +37,7 @@ layouts! {
     }
     /// Arguments of `StreamConnect`.
     Connect {
-        /// Whom to call.
+        /// The address to connect to.
         remote: Endpoint,
         /// From where; zero = the device chooses.
         local: Endpoint,

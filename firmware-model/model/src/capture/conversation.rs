@@ -8,7 +8,7 @@ use super::frames::Cutter;
 use super::packet::{ACK, FIN, MAX_PAYLOAD, PSH, RST, SYN, Segment};
 use std::net::SocketAddr;
 
-/// Who called, and whom.
+/// The addresses of the initiator and the responder.
 pub(super) type Ends = (SocketAddr, SocketAddr);
 
 /// Where segments go, with their payload.
@@ -17,10 +17,10 @@ pub(super) type Write<'w> = dyn FnMut(Segment, &[u8]) + 'w;
 /// One of the ends, by its place in [`Ends`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// It called.
-    Caller,
-    /// It was called.
-    Called,
+    /// It connected.
+    Initiator,
+    /// It accepted.
+    Responder,
 }
 
 /// Bytes after which the other end acknowledges, if it has sent nothing meanwhile.
@@ -52,8 +52,8 @@ pub(super) struct Conversation {
 impl Side {
     pub(super) fn other(self) -> Side {
         match self {
-            Side::Caller => Side::Called,
-            Side::Called => Side::Caller,
+            Side::Initiator => Side::Responder,
+            Side::Responder => Side::Initiator,
         }
     }
 }
@@ -83,9 +83,9 @@ impl Conversation {
             directions: [Direction::new(first), Direction::new(!first)],
             reset: false,
         };
-        conversation.bare(Side::Caller, SYN, write);
-        conversation.bare(Side::Called, SYN | ACK, write);
-        conversation.bare(Side::Caller, ACK, write);
+        conversation.bare(Side::Initiator, SYN, write);
+        conversation.bare(Side::Responder, SYN | ACK, write);
+        conversation.bare(Side::Initiator, ACK, write);
         conversation
     }
 
@@ -100,8 +100,8 @@ impl Conversation {
             _ => self.directions[from.other() as usize].sequence,
         };
         let (from_address, to) = match from {
-            Side::Caller => self.ends,
-            Side::Called => (self.ends.1, self.ends.0),
+            Side::Initiator => self.ends,
+            Side::Responder => (self.ends.1, self.ends.0),
         };
         let direction = &mut self.directions[from as usize];
         direction.acknowledged = acknowledged;
@@ -199,8 +199,8 @@ mod tests {
     /// payload.
     type Written = Vec<(u16, u32, u32, u8, Vec<u8>)>;
 
-    const CALLER: u16 = 1;
-    const CALLED: u16 = 2;
+    const INITIATOR: u16 = 1;
+    const RESPONDER: u16 = 2;
 
     fn ends() -> Ends {
         ("10.0.0.1:1".parse().unwrap(), "10.0.0.2:2".parse().unwrap())
@@ -230,20 +230,20 @@ mod tests {
     #[test]
     fn a_connection_from_syn_to_the_last_ack() {
         let written = recorded(|conversation, write| {
-            conversation.octets(Side::Caller, 0, b"hello", write);
-            conversation.octets(Side::Called, 0, b"hi", write);
-            conversation.finish(Side::Caller, write);
-            conversation.finish(Side::Called, write);
+            conversation.octets(Side::Initiator, 0, b"hello", write);
+            conversation.octets(Side::Responder, 0, b"hi", write);
+            conversation.finish(Side::Initiator, write);
+            conversation.finish(Side::Responder, write);
         });
         let want: Written = vec![
-            (CALLER, 0, 0, SYN, vec![]),
-            (CALLED, 0, 1, SYN | ACK, vec![]),
-            (CALLER, 1, 1, ACK, vec![]),
-            (CALLER, 1, 1, PSH | ACK, b"hello".to_vec()),
-            (CALLED, 1, 6, PSH | ACK, b"hi".to_vec()),
-            (CALLER, 6, 3, FIN | ACK, vec![]),
-            (CALLED, 3, 7, FIN | ACK, vec![]),
-            (CALLER, 7, 4, ACK, vec![]),
+            (INITIATOR, 0, 0, SYN, vec![]),
+            (RESPONDER, 0, 1, SYN | ACK, vec![]),
+            (INITIATOR, 1, 1, ACK, vec![]),
+            (INITIATOR, 1, 1, PSH | ACK, b"hello".to_vec()),
+            (RESPONDER, 1, 6, PSH | ACK, b"hi".to_vec()),
+            (INITIATOR, 6, 3, FIN | ACK, vec![]),
+            (RESPONDER, 3, 7, FIN | ACK, vec![]),
+            (INITIATOR, 7, 4, ACK, vec![]),
         ];
         assert_eq!(written, want);
     }
@@ -252,16 +252,16 @@ mod tests {
     fn a_frame_is_written_when_whole_or_when_the_stream_ends() {
         let request = b"MPA ID Req Frame\x40\x01\x00\x00";
         let written = recorded(|conversation, write| {
-            conversation.octets(Side::Caller, 0, &request[..7], write);
-            conversation.octets(Side::Caller, 7, &request[7..], write);
-            conversation.octets(Side::Caller, 20, &[0, 18, 0x41], write);
-            conversation.reset(Side::Called, write);
-            conversation.finish(Side::Caller, write);
+            conversation.octets(Side::Initiator, 0, &request[..7], write);
+            conversation.octets(Side::Initiator, 7, &request[7..], write);
+            conversation.octets(Side::Initiator, 20, &[0, 18, 0x41], write);
+            conversation.reset(Side::Responder, write);
+            conversation.finish(Side::Initiator, write);
         });
         let want: Written = vec![
-            (CALLER, 1, 1, PSH | ACK, request.to_vec()),
-            (CALLER, 21, 1, PSH | ACK, vec![0, 18, 0x41]),
-            (CALLED, 1, 24, RST | ACK, vec![]),
+            (INITIATOR, 1, 1, PSH | ACK, request.to_vec()),
+            (INITIATOR, 21, 1, PSH | ACK, vec![0, 18, 0x41]),
+            (RESPONDER, 1, 24, RST | ACK, vec![]),
         ];
         assert_eq!(written[3..], want);
     }
@@ -269,8 +269,8 @@ mod tests {
     #[test]
     fn long_frames_take_packets_and_a_silent_peer_acknowledges() {
         let long = vec![b'x'; 2_000_000];
-        let written = recorded(|conversation, write| conversation.octets(Side::Caller, 0, &long, write));
-        let (data, acks): (Vec<_>, Vec<_>) = written[3..].iter().partition(|(from, ..)| *from == CALLER);
+        let written = recorded(|conversation, write| conversation.octets(Side::Initiator, 0, &long, write));
+        let (data, acks): (Vec<_>, Vec<_>) = written[3..].iter().partition(|(from, ..)| *from == INITIATOR);
         let mut next = 1;
         for (_, sequence, _, _, payload) in data {
             assert_eq!(*sequence, next);
@@ -294,10 +294,10 @@ mod tests {
                 for (which, len) in turns.into_iter().chain([(true, 300), (false, 300)]) {
                     let at = told[usize::from(which)];
                     let end = (at + len).min(stream.len());
-                    conversation.octets(Side::Called, at as u64, &stream[at..end], write);
+                    conversation.octets(Side::Responder, at as u64, &stream[at..end], write);
                     told[usize::from(which)] = end;
                 }
-                conversation.finish(Side::Called, write);
+                conversation.finish(Side::Responder, write);
             });
             let data: Vec<u8> = written.iter().flat_map(|(_, _, _, _, payload)| payload.clone()).collect();
             prop_assert_eq!(data, stream);

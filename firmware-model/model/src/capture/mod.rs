@@ -239,8 +239,8 @@ impl Capture {
     /// A connection was made. Each end that is here opens a tap of its own.
     pub(crate) fn open(&self, local: SocketAddr, remote: SocketAddr, side: Side) -> Tap {
         let ends = match side {
-            Side::Caller => (local, remote),
-            Side::Called => (remote, local),
+            Side::Initiator => (local, remote),
+            Side::Responder => (remote, local),
         };
         let mut state = self.shared.lock();
         let State {

@@ -25,7 +25,7 @@ impl Capture {
         // One of the two is odd, the other even.
         let port = qp as u16;
         let (local, remote) = (SocketAddr::new(ip, port), SocketAddr::new(ip, !port));
-        let mut tap = self.open(local, remote, Side::Caller);
+        let mut tap = self.open(local, remote, Side::Initiator);
         tap.sent(REQUEST);
         tap.received(REPLY);
         OwnPeerTap {

@@ -71,7 +71,9 @@ impl Listener for TappedListener {
         let Some(stream) = self.listener.accept()? else {
             return Ok(None);
         };
-        let tap = self.capture.open(stream.local(), stream.remote(), Side::Called);
+        let tap = self
+            .capture
+            .open(stream.local(), stream.remote(), Side::Responder);
         Ok(Some(Box::new(TappedStream {
             stream,
             capture: self.capture.clone(),
@@ -223,7 +225,7 @@ impl Stream for TappedStream {
         if established && self.tap.is_none() {
             self.tap = Some(
                 self.capture
-                    .open(self.stream.local(), self.stream.remote(), Side::Caller),
+                    .open(self.stream.local(), self.stream.remote(), Side::Initiator),
             );
         }
         Ok(established)

@@ -74,13 +74,13 @@ fn payloads(path: &Path, port: u16) -> Vec<u8> {
 }
 
 struct Connected {
-    caller: Box<dyn Stream>,
-    called: Box<dyn Stream>,
+    initiator: Box<dyn Stream>,
+    responder: Box<dyn Stream>,
     network: SimNetwork,
 }
 
 /// A connection of which the ends have these captures.
-fn connect(caller: Option<&Capture>, called: Option<&Capture>) -> Connected {
+fn connect(initiator: Option<&Capture>, responder: Option<&Capture>) -> Connected {
     let clock = Arc::new(AtomicU64::new(1));
     let network = SimNetwork::new(
         Conditions {
@@ -95,24 +95,24 @@ fn connect(caller: Option<&Capture>, called: Option<&Capture>) -> Connected {
             None => Arc::new(network.clone()),
         }
     };
-    let mut listener: Box<dyn Listener> = around(called)
+    let mut listener: Box<dyn Listener> = around(responder)
         .listen("10.0.0.2:4791".parse().unwrap(), 1, 0, false)
         .unwrap();
     let local = Some("10.0.0.1:1000".parse().unwrap());
-    let mut caller = around(caller).connect(listener.local(), local, 0).unwrap();
-    assert_eq!(caller.established(), Ok(true));
-    let called = listener.accept().unwrap().expect("it called");
+    let mut initiator = around(initiator).connect(listener.local(), local, 0).unwrap();
+    assert_eq!(initiator.established(), Ok(true));
+    let responder = listener.accept().unwrap().expect("it connected");
     Connected {
-        caller,
-        called,
+        initiator,
+        responder,
         network,
     }
 }
 
 impl Connected {
     fn start_up(&mut self) {
-        pass(&mut self.caller, &mut self.called, REQUEST);
-        pass(&mut self.called, &mut self.caller, REPLY);
+        pass(&mut self.initiator, &mut self.responder, REQUEST);
+        pass(&mut self.responder, &mut self.initiator, REPLY);
     }
 }
 
@@ -135,12 +135,12 @@ fn both_ends_capture_the_same() {
     let captures = [&one, &two].map(|path| CaptureFile::new(path.clone(), None).interface("urnic0", ""));
     let mut connected = connect(Some(&captures[0]), Some(&captures[1]));
     connected.start_up();
-    pass(&mut connected.caller, &mut connected.called, FPDU);
-    pass(&mut connected.called, &mut connected.caller, FPDU);
-    connected.caller.finish();
-    assert_eq!(connected.called.receive_bytes(&mut [0; 9]), Ok(0));
-    connected.called.finish();
-    assert_eq!(connected.caller.receive_bytes(&mut [0; 9]), Ok(0));
+    pass(&mut connected.initiator, &mut connected.responder, FPDU);
+    pass(&mut connected.responder, &mut connected.initiator, FPDU);
+    connected.initiator.finish();
+    assert_eq!(connected.responder.receive_bytes(&mut [0; 9]), Ok(0));
+    connected.responder.finish();
+    assert_eq!(connected.initiator.receive_bytes(&mut [0; 9]), Ok(0));
     drop(connected);
     assert_eq!(packets(&one), packets(&two));
     // Three of the handshake, four frames, two FINs and the last ACK.
@@ -155,7 +155,7 @@ fn a_connection_of_which_both_ends_are_here_is_written_once() {
     let (near, far) = (file.interface("near", ""), file.interface("far", ""));
     let mut connected = connect(Some(&near), Some(&far));
     connected.start_up();
-    pass(&mut connected.called, &mut connected.caller, FPDU);
+    pass(&mut connected.responder, &mut connected.initiator, FPDU);
     assert_eq!(payloads(&path, 1000), REQUEST);
     assert_eq!(payloads(&path, 4791), [REPLY, FPDU].concat());
     let interfaces: Vec<u32> = packets(&path).iter().map(|(interface, ..)| *interface).collect();
@@ -177,10 +177,10 @@ fn what_the_stream_did_not_take_is_not_captured() {
     let capture = CaptureFile::new(path.clone(), None).interface("urnic0", "");
     let mut connected = connect(Some(&capture), None);
     connected.network.wires()[0].set_capacity(0, 26);
-    assert_eq!(connected.caller.send_bytes(REQUEST), Ok(20));
-    assert_eq!(connected.caller.send(&[Piece::of(FPDU)]), Ok(6));
+    assert_eq!(connected.initiator.send_bytes(REQUEST), Ok(20));
+    assert_eq!(connected.initiator.send(&[Piece::of(FPDU)]), Ok(6));
     assert_eq!(
-        connected.caller.send(&[Piece::of(&FPDU[6..])]),
+        connected.initiator.send(&[Piece::of(&FPDU[6..])]),
         Err(crate::stream::StreamError::WouldBlock)
     );
     drop(connected);
@@ -195,10 +195,10 @@ fn a_reset_is_seen_at_either_end() {
         let capture = CaptureFile::new(path.clone(), None).interface("urnic0", "");
         let mut connected = connect(Some(&capture), None);
         match which {
-            0 => connected.caller.reset(),
+            0 => connected.initiator.reset(),
             _ => {
-                connected.called.reset();
-                assert!(connected.caller.receive_bytes(&mut [0; 9]).is_err());
+                connected.responder.reset();
+                assert!(connected.initiator.receive_bytes(&mut [0; 9]).is_err());
             }
         }
         drop(connected);
@@ -246,7 +246,7 @@ fn where_nothing_can_be_written_traffic_goes_on() {
         let capture = CaptureFile::new(path, None).interface("urnic0", "");
         let mut connected = connect(Some(&capture), Some(&capture));
         connected.start_up();
-        pass(&mut connected.caller, &mut connected.called, FPDU);
+        pass(&mut connected.initiator, &mut connected.responder, FPDU);
     }
 }
 
@@ -258,6 +258,6 @@ fn a_file_that_cannot_grow_ends_with_a_whole_packet() {
     let mut connected = connect(Some(&capture), None);
     fcntl_add_seals(&file, SealFlags::GROW).unwrap();
     connected.start_up();
-    pass(&mut connected.caller, &mut connected.called, FPDU);
+    pass(&mut connected.initiator, &mut connected.responder, FPDU);
     assert_eq!(packets(&path).len(), 3);
 }

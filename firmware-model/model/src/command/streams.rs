@@ -27,15 +27,15 @@ impl Job<'_> {
         }
         let core = self.core;
         let given = local.map(|l| l.ip()).filter(|ip| !ip.is_unspecified());
-        if !core.config.may_call(remote.ip(), given) {
+        if !core.config.may_connect(remote.ip(), given) {
             return Err(Status::Denied);
         }
         let local = match core.config.own_address_towards(remote.ip()) {
             Some(own) if given.is_none() => Some(SocketAddr::new(own, local.map_or(0, |l| l.port()))),
             _ => local,
         };
-        let called = core.network.connect(remote, local, traffic_class);
-        handle(core.streams.connect(&core.schedule, called, self.effects)?)
+        let stream = core.network.connect(remote, local, traffic_class);
+        handle(core.streams.connect(&core.schedule, stream, self.effects)?)
     }
 
     pub(super) fn stream_listen(&mut self) -> Answer {

@@ -64,7 +64,7 @@ impl Effects {
         self.next.push_back(Object::Stream(sid));
     }
 
-    /// Takes calls once a command is complete.
+    /// Takes connections once a command is complete.
     pub(crate) fn open_listener(&mut self, lid: u32) {
         self.next.push_back(Object::Listener(lid));
     }

@@ -77,9 +77,9 @@ pub trait Stream: Send + Debug {
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }
 
-/// Waits for calls.
+/// Waits for connections.
 pub trait Listener: Send + Debug {
-    /// The next call, if one waits.
+    /// The next connection, if one waits.
     fn accept(&mut self) -> Result<Option<Box<dyn Stream>>, Errno>;
 
     /// Where it listens.
@@ -91,7 +91,7 @@ pub trait Listener: Send + Debug {
 
 /// Makes streams.
 pub trait Network: Send + Sync + Debug {
-    /// Begins to call `remote`, from `local` if given, in packets of this traffic class; see
+    /// Begins to connect to `remote`, from `local` if given, in packets of this traffic class; see
     /// [`Stream::established`].
     fn connect(
         &self,

@@ -401,7 +401,7 @@ impl SimNetwork {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All connections made so far; direction 0 is what the caller sends.
+    /// All connections made so far; direction 0 is what the initiator sends.
     pub fn wires(&self) -> Vec<Wire> {
         self.lock().wires.clone()
     }

@@ -189,7 +189,7 @@ impl Listener for TcpListener {
                     return Ok(Some(Box::new(stream)));
                 }
                 Err(Errno::AGAIN) => return Ok(None),
-                // The call was given up before we took it, or its network reported an error
+                // The connection was given up before it was accepted, or its network reported an error
                 // (accept(2)): the next one.
                 Err(
                     Errno::INTR

@@ -410,13 +410,13 @@ fn a_reset_frees_everything() {
     assert_eq!(driver.device.bar0_read(CONTROL), 0);
     assert_eq!(driver.device.bar0_read(CMD_VECTOR), NO_VECTOR);
     // The peer sees the end of its stream, the port is free, and old rings are dead.
-    far.await_event(EventKind::PeerClosed, pair.answerer.qp.id);
+    far.await_event(EventKind::PeerClosed, pair.responder.qp.id);
     assert!(
         far.connect(std::net::SocketAddr::new([127, 0, 0, 1].into(), port))
             .is_ok_and(|sid| { far.await_event(EventKind::StreamConnected, sid).code.get() != 0 })
     );
-    pair.caller.qp.post_send(&driver, 1, &[]);
-    assert!(pair.caller.send_cq.poll().is_none());
+    pair.initiator.qp.post_send(&driver, 1, &[]);
+    assert!(pair.initiator.send_cq.poll().is_none());
     wait_for("descriptors of epoll and its wake-up alone", || {
         (driver.device.core().descriptor_numbers().len() == 2).then_some(())
     });
@@ -450,7 +450,7 @@ fn an_unreachable_command_queue_stops_the_device() {
 #[test]
 fn sec_07_a_shared_receive_queue_tells_when_it_runs_low() {
     let (near, far) = (Driver::start(), Driver::start());
-    let mut caller = End::new(&near);
+    let mut initiator = End::new(&near);
     let pd = far.pd();
     let mut recv_cq = far.cq(8);
     let send_cq = far.cq(8);
@@ -494,9 +494,11 @@ fn sec_07_a_shared_receive_queue_tells_when_it_runs_low() {
     near.await_event(EventKind::StreamConnected, sid);
     let accepted = far.await_event(EventKind::StreamAccepted, lid);
     far.attach(accepted.data.get() as u32, &qp, false).unwrap();
-    near.attach(sid, &caller.qp, true).unwrap();
+    near.attach(sid, &initiator.qp, true).unwrap();
     for cookie in 0..3 {
-        caller.qp.post_send(&near, cookie, &[caller.region.sge(0, 8)]);
+        initiator
+            .qp
+            .post_send(&near, cookie, &[initiator.region.sge(0, 8)]);
         assert_cqe(&recv_cq.await_idly(), cookie, WcStatus::Success);
     }
     far.await_event(EventKind::SrqLimit, srq.id.get());

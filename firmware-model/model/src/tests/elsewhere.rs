@@ -88,55 +88,61 @@ fn the_wake_word_of_each_page_in_use_tells_a_sleeping_device() {
 fn messages_of_all_sizes_go_between_regions_in_remote_memory() {
     let (near, far) = (remote(), remote());
     let Pair {
-        mut caller,
-        mut answerer,
+        mut initiator,
+        mut responder,
     } = Pair::connect(&near, &far);
     for (i, size) in [0u32, 1, 1442, 2049, 64768, 70_000, 1 << 19]
         .into_iter()
         .enumerate()
     {
         let bytes: Vec<u8> = (0..size).map(|b| (b as usize * 7 + i) as u8).collect();
-        near.arena.write(caller.region.iova, &bytes);
-        answerer
+        near.arena.write(initiator.region.iova, &bytes);
+        responder
             .qp
-            .post_recv(&far, i as u64, &[answerer.region.sge(0, 1 << 20)]);
-        caller
+            .post_recv(&far, i as u64, &[responder.region.sge(0, 1 << 20)]);
+        initiator
             .qp
-            .post_send(&near, i as u64, &[caller.region.sge(0, size)]);
+            .post_send(&near, i as u64, &[initiator.region.sge(0, size)]);
         assert_cqe(
-            &caller.send_cq.await_completion(&near),
+            &initiator.send_cq.await_completion(&near),
             i as u64,
             WcStatus::Success,
         );
         assert_cqe(
-            &answerer.recv_cq.await_completion(&far),
+            &responder.recv_cq.await_completion(&far),
             i as u64,
             WcStatus::Success,
         );
-        assert_eq!(far.arena.read(answerer.region.iova, size as usize), bytes);
+        assert_eq!(far.arena.read(responder.region.iova, size as usize), bytes);
     }
 }
 
 #[test]
 fn writes_and_reads_reach_remote_memory_of_a_passive_target() {
     let (near, far) = (remote(), remote());
-    let Pair { mut caller, answerer } = Pair::connect(&near, &far);
+    let Pair {
+        mut initiator,
+        responder,
+    } = Pair::connect(&near, &far);
     let bytes: Vec<u8> = (0..300_000u32).map(|i| (i % 251) as u8).collect();
-    near.arena.write(caller.region.iova, &bytes);
+    near.arena.write(initiator.region.iova, &bytes);
     let len = bytes.len() as u32;
-    caller.qp.post(
+    initiator.qp.post(
         &near,
-        one_sided(wqe::Opcode::Write, 1, &answerer),
-        &[caller.region.sge(0, len)],
+        one_sided(wqe::Opcode::Write, 1, &responder),
+        &[initiator.region.sge(0, len)],
     );
-    assert_cqe(&caller.send_cq.await_idly(), 1, WcStatus::Success);
-    caller.qp.post(
+    assert_cqe(&initiator.send_cq.await_idly(), 1, WcStatus::Success);
+    initiator.qp.post(
         &near,
-        one_sided(wqe::Opcode::Read, 2, &answerer),
-        &[caller.region.sge(500_000, len)],
+        one_sided(wqe::Opcode::Read, 2, &responder),
+        &[initiator.region.sge(500_000, len)],
     );
-    assert_cqe(&caller.send_cq.await_idly(), 2, WcStatus::Success);
-    assert_eq!(near.arena.read(caller.region.iova + 500_000, bytes.len()), bytes);
+    assert_cqe(&initiator.send_cq.await_idly(), 2, WcStatus::Success);
+    assert_eq!(
+        near.arena.read(initiator.region.iova + 500_000, bytes.len()),
+        bytes
+    );
 }
 
 /// The owner of remote memory died: what needs it fails, with its own queue pair.
@@ -144,18 +150,18 @@ fn writes_and_reads_reach_remote_memory_of_a_passive_target() {
 fn a_send_out_of_remote_memory_that_is_gone_fails_alone() {
     let (near, far) = (remote(), Driver::start());
     let Pair {
-        mut caller,
-        answerer: _answerer,
+        mut initiator,
+        responder: _answerer,
     } = Pair::connect(&near, &far);
     let Pair {
-        caller: mut other,
-        answerer: mut others_peer,
+        initiator: mut other,
+        responder: mut others_peer,
     } = Pair::connect(&near, &far);
     near.arena.gone.store(true, Ordering::Relaxed);
-    caller.qp.post_send(&near, 1, &[caller.region.sge(0, 8)]);
-    assert_cqe(&caller.send_cq.await_idly(), 1, WcStatus::LocProtErr);
+    initiator.qp.post_send(&near, 1, &[initiator.region.sge(0, 8)]);
+    assert_cqe(&initiator.send_cq.await_idly(), 1, WcStatus::LocProtErr);
     wait_for("the error state", || {
-        (near.state(&caller.qp) == QpState::Err).then_some(())
+        (near.state(&initiator.qp) == QpState::Err).then_some(())
     });
     near.arena.gone.store(false, Ordering::Relaxed);
     others_peer.qp.post_recv(&far, 2, &[others_peer.region.sge(0, 8)]);
@@ -166,36 +172,42 @@ fn a_send_out_of_remote_memory_that_is_gone_fails_alone() {
 #[test]
 fn a_write_into_remote_memory_that_is_gone_ends_its_queue_pair() {
     let (near, far) = (Driver::start(), remote());
-    let Pair { mut caller, answerer } = Pair::connect(&near, &far);
+    let Pair {
+        mut initiator,
+        responder,
+    } = Pair::connect(&near, &far);
     far.arena.gone.store(true, Ordering::Relaxed);
-    caller.qp.post(
+    initiator.qp.post(
         &near,
-        one_sided(wqe::Opcode::Write, 1, &answerer),
-        &[caller.region.sge(0, 8)],
+        one_sided(wqe::Opcode::Write, 1, &responder),
+        &[initiator.region.sge(0, 8)],
     );
-    near.await_event(EventKind::QpError, caller.qp.id);
-    far.await_event(EventKind::QpError, answerer.qp.id);
+    near.await_event(EventKind::QpError, initiator.qp.id);
+    far.await_event(EventKind::QpError, responder.qp.id);
 }
 
 /// As for a revoked STag: nothing is placed, only the queue pair that asks fails, and the region can still be deregistered.
 #[test]
 fn memory_that_the_host_takes_away_is_out_of_reach_for_peers() {
     for (near, far) in [(Driver::start(), Driver::start()), (Driver::start(), remote())] {
-        let Pair { mut caller, answerer } = Pair::connect(&near, &far);
         let Pair {
-            caller: mut other,
-            answerer: others_peer,
+            mut initiator,
+            responder,
+        } = Pair::connect(&near, &far);
+        let Pair {
+            initiator: mut other,
+            responder: others_peer,
         } = Pair::connect(&near, &far);
         let remote_or_not = if far.remote { 1 << 56 } else { 0 };
         far.device
-            .unmapped(remote_or_not + answerer.region.iova + 4096, 4096);
-        caller.qp.post(
+            .unmapped(remote_or_not + responder.region.iova + 4096, 4096);
+        initiator.qp.post(
             &near,
-            one_sided(wqe::Opcode::Write, 1, &answerer),
-            &[caller.region.sge(0, 8)],
+            one_sided(wqe::Opcode::Write, 1, &responder),
+            &[initiator.region.sge(0, 8)],
         );
-        near.await_event(EventKind::QpError, caller.qp.id);
-        far.on(Opcode::DestroyMr, answerer.region.stag).unwrap();
+        near.await_event(EventKind::QpError, initiator.qp.id);
+        far.on(Opcode::DestroyMr, responder.region.stag).unwrap();
         other.qp.post(
             &near,
             one_sided(wqe::Opcode::Write, 2, &others_peer),

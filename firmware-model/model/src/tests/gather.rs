@@ -9,14 +9,14 @@ const BURST: u64 = 200;
 
 fn post_burst(near: &Driver, far: &Driver, pair: &mut Pair, count: u64) {
     for cookie in 0..count {
-        let into = pair.answerer.region.sge(cookie * 8, 8);
-        pair.answerer.qp.post_recv(far, cookie, &[into]);
+        let into = pair.responder.region.sge(cookie * 8, 8);
+        pair.responder.qp.post_recv(far, cookie, &[into]);
     }
     for cookie in 0..count {
-        let from = pair.caller.region.sge(cookie * 8, 8);
+        let from = pair.initiator.region.sge(cookie * 8, 8);
         near.arena
-            .write(pair.caller.region.iova + cookie * 8, &cookie.to_le_bytes());
-        pair.caller.qp.post_send(near, cookie, &[from]);
+            .write(pair.initiator.region.iova + cookie * 8, &cookie.to_le_bytes());
+        pair.initiator.qp.post_send(near, cookie, &[from]);
     }
 }
 
@@ -25,18 +25,18 @@ fn sends_with_polls_between_leave_at_once() {
     let (near, far) = (Driver::start(), Driver::start());
     let mut pair = Pair::connect(&near, &far);
     for cookie in 0..100 {
-        let into = pair.answerer.region.sge(0, 8);
-        pair.answerer.qp.post_recv(&far, cookie, &[into]);
-        let from = pair.caller.region.sge(0, 8);
-        pair.caller.qp.post_send(&near, cookie, &[from]);
+        let into = pair.responder.region.sge(0, 8);
+        pair.responder.qp.post_recv(&far, cookie, &[into]);
+        let from = pair.initiator.region.sge(0, 8);
+        pair.initiator.qp.post_send(&near, cookie, &[from]);
         // Sent before the post returned.
         assert!(!near.device.has_gathered());
-        assert_cqe(&pair.caller.send_cq.poll().unwrap(), cookie, WcStatus::Success);
+        assert_cqe(&pair.initiator.send_cq.poll().unwrap(), cookie, WcStatus::Success);
         near.device.progress();
-        let received = pair.answerer.recv_cq.await_completion(&far);
+        let received = pair.responder.recv_cq.await_completion(&far);
         assert_cqe(&received, cookie, WcStatus::Success);
     }
-    assert_eq!(pair.caller.qp.rings, 100);
+    assert_eq!(pair.initiator.qp.rings, 100);
     assert_eq!(near.counter(Counter::GatheredFlushes), 0);
 }
 
@@ -53,17 +53,17 @@ fn a_burst_leaves_in_few_system_calls() -> bool {
     let mut pair = Pair::connect(&near, &far);
     post_burst(&near, &far, &mut pair, BURST);
     for cookie in 0..BURST {
-        let sent = pair.caller.send_cq.await_completion(&near);
+        let sent = pair.initiator.send_cq.await_completion(&near);
         assert_cqe(&sent, cookie, WcStatus::Success);
     }
-    let few = u64::from(pair.caller.qp.rings) < BURST / 8
+    let few = u64::from(pair.initiator.qp.rings) < BURST / 8
         && near.counter(Counter::TxCalls) < BURST / 4
         && near.counter(Counter::GatheredFlushes) > 0;
     for cookie in 0..BURST {
-        let received = pair.answerer.recv_cq.await_completion(&far);
+        let received = pair.responder.recv_cq.await_completion(&far);
         assert_cqe(&received, cookie, WcStatus::Success);
     }
-    let bytes = far.arena.read(pair.answerer.region.iova, BURST as usize * 8);
+    let bytes = far.arena.read(pair.responder.region.iova, BURST as usize * 8);
     let cookies = bytes.chunks(8).map(|c| u64::from_le_bytes(c.try_into().unwrap()));
     assert!(cookies.eq(0..BURST));
     // A poll that finds nothing more to send ends the burst.
@@ -81,14 +81,14 @@ fn who_looks_at_memory_for_the_answer_is_soon_served_at_once() {
     let mut pair = Pair::connect(&near, &far);
     let mut at_once = 0;
     for cookie in 0..ROUNDS {
-        let into = pair.answerer.region.sge(cookie * 8, 8);
-        pair.answerer.qp.post_recv(&far, cookie, &[into]);
+        let into = pair.responder.region.sge(cookie * 8, 8);
+        pair.responder.qp.post_recv(&far, cookie, &[into]);
         let before = near.counter(Counter::TxCalls);
-        let from = pair.caller.region.sge(cookie * 8, 8);
-        pair.caller.qp.post_send(&near, cookie, &[from]);
+        let from = pair.initiator.region.sge(cookie * 8, 8);
+        pair.initiator.qp.post_send(&near, cookie, &[from]);
         at_once += u64::from(near.counter(Counter::TxCalls) > before);
         // Near does not poll until the answer would be here.
-        let received = pair.answerer.recv_cq.await_idly();
+        let received = pair.responder.recv_cq.await_idly();
         assert_cqe(&received, cookie, WcStatus::Success);
     }
     // Four or five rings, eight flushes for nothing, some thirty rings, eight flushes; then hundreds of rings.
@@ -103,11 +103,11 @@ fn gathered_sends_leave_without_the_program() {
     for round in 1..20 {
         post_burst(&near, &far, &mut pair, round);
         for cookie in 0..round {
-            let received = pair.answerer.recv_cq.await_idly();
+            let received = pair.responder.recv_cq.await_idly();
             assert_cqe(&received, cookie, WcStatus::Success);
         }
         for cookie in 0..round {
-            let sent = pair.caller.send_cq.await_idly();
+            let sent = pair.initiator.send_cq.await_idly();
             assert_cqe(&sent, cookie, WcStatus::Success);
         }
     }
@@ -119,8 +119,8 @@ fn a_device_with_nothing_to_do_does_not_wake() {
     let mut pair = Pair::connect(&near, &far);
     post_burst(&near, &far, &mut pair, 50);
     for _ in 0..50 {
-        pair.caller.send_cq.await_completion(&near);
-        pair.answerer.recv_cq.await_completion(&far);
+        pair.initiator.send_cq.await_completion(&near);
+        pair.responder.recv_cq.await_completion(&far);
     }
     let wakeups = || (near.counter(Counter::Wakeups), far.counter(Counter::Wakeups));
     // It falls asleep some time after the last burst and the last poll; then it stays so however long we look.
@@ -134,5 +134,5 @@ fn a_device_with_nothing_to_do_does_not_wake() {
     assert_eq!(wakeups(), before);
     // And wakes for what comes.
     post_burst(&near, &far, &mut pair, 1);
-    assert_cqe(&pair.answerer.recv_cq.await_idly(), 0, WcStatus::Success);
+    assert_cqe(&pair.responder.recv_cq.await_idly(), 0, WcStatus::Success);
 }

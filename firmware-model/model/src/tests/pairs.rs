@@ -14,22 +14,22 @@ use urnic_device::wqe;
 fn a_send_arrives_in_the_posted_receive() {
     let (near, far) = (Driver::start(), Driver::start());
     let Pair {
-        mut caller,
-        mut answerer,
+        mut initiator,
+        mut responder,
     } = Pair::connect(&near, &far);
-    near.arena.write(caller.region.iova, b"hello, RNIC");
-    answerer.qp.post_recv(&far, 77, &[answerer.region.sge(0, 64)]);
-    caller.qp.post_send(&near, 42, &[caller.region.sge(0, 11)]);
-    assert_cqe(&caller.send_cq.await_completion(&near), 42, WcStatus::Success);
-    let received = answerer.recv_cq.await_idly();
+    near.arena.write(initiator.region.iova, b"hello, RNIC");
+    responder.qp.post_recv(&far, 77, &[responder.region.sge(0, 64)]);
+    initiator.qp.post_send(&near, 42, &[initiator.region.sge(0, 11)]);
+    assert_cqe(&initiator.send_cq.await_completion(&near), 42, WcStatus::Success);
+    let received = responder.recv_cq.await_idly();
     assert_cqe(&received, 77, WcStatus::Success);
     assert_eq!(received.byte_len.get(), 11);
     assert_eq!(received.opcode, WcOpcode::Recv as u8);
     assert_eq!(received.label.get(), 0xbeef);
-    assert_eq!(received.qid.get(), answerer.qp.id);
-    assert_eq!(far.arena.read(answerer.region.iova, 11), b"hello, RNIC");
-    far.await_event(EventKind::FirstFpdu, answerer.qp.id);
-    assert_eq!(caller.qp.sq_consumer(), caller.qp.sq_producer());
+    assert_eq!(received.qid.get(), responder.qp.id);
+    assert_eq!(far.arena.read(responder.region.iova, 11), b"hello, RNIC");
+    far.await_event(EventKind::FirstFpdu, responder.qp.id);
+    assert_eq!(initiator.qp.sq_consumer(), initiator.qp.sq_producer());
     assert_eq!(
         (
             near.counter(Counter::TxMessages),
@@ -44,8 +44,8 @@ fn a_send_arrives_in_the_posted_receive() {
 fn messages_of_all_sizes_go_both_ways_in_order() {
     let (near, far) = (Driver::start(), Driver::start());
     let Pair {
-        mut caller,
-        mut answerer,
+        mut initiator,
+        mut responder,
     } = Pair::connect(&near, &far);
     let sizes = [
         0u32,
@@ -63,37 +63,37 @@ fn messages_of_all_sizes_go_both_ways_in_order() {
     ];
     for (i, &size) in sizes.iter().enumerate() {
         let bytes: Vec<u8> = (0..size).map(|b| (b as usize * 7 + i) as u8).collect();
-        near.arena.write(caller.region.iova, &bytes);
-        answerer
+        near.arena.write(initiator.region.iova, &bytes);
+        responder
             .qp
-            .post_recv(&far, i as u64, &[answerer.region.sge(0, 1 << 20)]);
-        caller
+            .post_recv(&far, i as u64, &[responder.region.sge(0, 1 << 20)]);
+        initiator
             .qp
-            .post_send(&near, i as u64, &[caller.region.sge(0, size)]);
+            .post_send(&near, i as u64, &[initiator.region.sge(0, size)]);
         assert_cqe(
-            &caller.send_cq.await_completion(&near),
+            &initiator.send_cq.await_completion(&near),
             i as u64,
             WcStatus::Success,
         );
-        let received = answerer.recv_cq.await_completion(&far);
+        let received = responder.recv_cq.await_completion(&far);
         assert_cqe(&received, i as u64, WcStatus::Success);
         assert_eq!(received.byte_len.get(), size);
-        assert_eq!(far.arena.read(answerer.region.iova, size as usize), bytes);
+        assert_eq!(far.arena.read(responder.region.iova, size as usize), bytes);
 
-        caller
+        initiator
             .qp
-            .post_recv(&near, i as u64, &[caller.region.sge(0, 1 << 20)]);
-        answerer
+            .post_recv(&near, i as u64, &[initiator.region.sge(0, 1 << 20)]);
+        responder
             .qp
-            .post_send(&far, i as u64, &[answerer.region.sge(0, size)]);
+            .post_send(&far, i as u64, &[responder.region.sge(0, size)]);
         assert_cqe(
-            &answerer.send_cq.await_completion(&far),
+            &responder.send_cq.await_completion(&far),
             i as u64,
             WcStatus::Success,
         );
-        let back = caller.recv_cq.await_completion(&near);
+        let back = initiator.recv_cq.await_completion(&near);
         assert_eq!((back.cookie.get(), back.byte_len.get()), (i as u64, size));
-        assert_eq!(near.arena.read(caller.region.iova, size as usize), bytes);
+        assert_eq!(near.arena.read(initiator.region.iova, size as usize), bytes);
     }
 }
 
@@ -101,47 +101,53 @@ fn messages_of_all_sizes_go_both_ways_in_order() {
 #[test]
 fn writes_and_reads_are_served_by_a_passive_target() {
     let (near, far) = (Driver::start(), Driver::start());
-    let Pair { mut caller, answerer } = Pair::connect(&near, &far);
+    let Pair {
+        mut initiator,
+        responder,
+    } = Pair::connect(&near, &far);
     let bytes: Vec<u8> = (0..300_000u32).map(|i| (i % 251) as u8).collect();
-    near.arena.write(caller.region.iova, &bytes);
-    let from = caller.region.sge(0, bytes.len() as u32);
-    let write = one_sided(wqe::Opcode::Write, 1, &answerer);
-    caller.qp.post(&near, write, &[from]);
-    assert_cqe(&caller.send_cq.await_idly(), 1, WcStatus::Success);
-    let into = caller.region.sge(500_000, bytes.len() as u32);
-    let read = one_sided(wqe::Opcode::Read, 2, &answerer);
-    caller.qp.post(&near, read, &[into]);
-    let done = caller.send_cq.await_idly();
+    near.arena.write(initiator.region.iova, &bytes);
+    let from = initiator.region.sge(0, bytes.len() as u32);
+    let write = one_sided(wqe::Opcode::Write, 1, &responder);
+    initiator.qp.post(&near, write, &[from]);
+    assert_cqe(&initiator.send_cq.await_idly(), 1, WcStatus::Success);
+    let into = initiator.region.sge(500_000, bytes.len() as u32);
+    let read = one_sided(wqe::Opcode::Read, 2, &responder);
+    initiator.qp.post(&near, read, &[into]);
+    let done = initiator.send_cq.await_idly();
     assert_cqe(&done, 2, WcStatus::Success);
     assert_eq!(done.byte_len.get(), bytes.len() as u32);
-    assert_eq!(far.arena.read(answerer.region.iova, bytes.len()), bytes);
-    assert_eq!(near.arena.read(caller.region.iova + 500_000, bytes.len()), bytes);
+    assert_eq!(far.arena.read(responder.region.iova, bytes.len()), bytes);
+    assert_eq!(
+        near.arena.read(initiator.region.iova + 500_000, bytes.len()),
+        bytes
+    );
 }
 
 #[test]
 fn a_write_outside_of_the_region_ends_both_queue_pairs() {
     let (near, far) = (Driver::start(), Driver::start());
     let Pair {
-        mut caller,
-        mut answerer,
+        mut initiator,
+        mut responder,
     } = Pair::connect(&near, &far);
-    caller.qp.post_recv(&near, 8, &[caller.region.sge(0, 8)]);
-    answerer.qp.post_recv(&far, 9, &[answerer.region.sge(0, 8)]);
-    let mut write = one_sided(wqe::Opcode::Write, 1, &answerer);
-    write.remote_offset = (answerer.region.iova + (1 << 20) - 4).into();
-    caller.qp.post(&near, write, &[caller.region.sge(0, 8)]);
-    near.await_event(EventKind::QpError, caller.qp.id);
-    far.await_event(EventKind::QpError, answerer.qp.id);
-    assert_cqe(&answerer.recv_cq.await_idly(), 9, WcStatus::WrFlushErr);
-    assert_cqe(&caller.recv_cq.await_idly(), 8, WcStatus::WrFlushErr);
-    assert_eq!(near.state(&caller.qp), QpState::Err);
+    initiator.qp.post_recv(&near, 8, &[initiator.region.sge(0, 8)]);
+    responder.qp.post_recv(&far, 9, &[responder.region.sge(0, 8)]);
+    let mut write = one_sided(wqe::Opcode::Write, 1, &responder);
+    write.remote_offset = (responder.region.iova + (1 << 20) - 4).into();
+    initiator.qp.post(&near, write, &[initiator.region.sge(0, 8)]);
+    near.await_event(EventKind::QpError, initiator.qp.id);
+    far.await_event(EventKind::QpError, responder.qp.id);
+    assert_cqe(&responder.recv_cq.await_idly(), 9, WcStatus::WrFlushErr);
+    assert_cqe(&initiator.recv_cq.await_idly(), 8, WcStatus::WrFlushErr);
+    assert_eq!(near.state(&initiator.qp), QpState::Err);
     // What is posted in the error state is flushed, sends and receives: by the thread that rings, or
     // by the background thread if that is running the queue pair for the end of the stream.
-    while caller.send_cq.poll().is_some() {}
-    caller.qp.post_send(&near, 21, &[caller.region.sge(0, 1)]);
-    assert_cqe(&caller.send_cq.await_idly(), 21, WcStatus::WrFlushErr);
-    caller.qp.post_recv(&near, 22, &[caller.region.sge(0, 1)]);
-    assert_cqe(&caller.recv_cq.await_idly(), 22, WcStatus::WrFlushErr);
+    while initiator.send_cq.poll().is_some() {}
+    initiator.qp.post_send(&near, 21, &[initiator.region.sge(0, 1)]);
+    assert_cqe(&initiator.send_cq.await_idly(), 21, WcStatus::WrFlushErr);
+    initiator.qp.post_recv(&near, 22, &[initiator.region.sge(0, 1)]);
+    assert_cqe(&initiator.recv_cq.await_idly(), 22, WcStatus::WrFlushErr);
 }
 
 /// Design §6: a completed send arrives even if the queue pair is destroyed right after.
@@ -149,43 +155,51 @@ fn a_write_outside_of_the_region_ends_both_queue_pairs() {
 fn what_completed_arrives_after_the_queue_pair_is_destroyed() {
     let (near, far) = (Driver::start(), Driver::start());
     let Pair {
-        mut caller,
-        mut answerer,
+        mut initiator,
+        mut responder,
     } = Pair::connect(&near, &far);
-    // Input that the caller never reads must not cost it its output.
-    answerer.qp.post_recv(&far, 0, &[answerer.region.sge(0, 1 << 20)]);
-    caller.qp.post_send(&near, 0, &[caller.region.sge(0, 1)]);
-    assert_cqe(&answerer.recv_cq.await_completion(&far), 0, WcStatus::Success);
+    // Input that the initiator never reads must not cost it its output.
+    responder
+        .qp
+        .post_recv(&far, 0, &[responder.region.sge(0, 1 << 20)]);
+    initiator.qp.post_send(&near, 0, &[initiator.region.sge(0, 1)]);
+    assert_cqe(&responder.recv_cq.await_completion(&far), 0, WcStatus::Success);
     let bytes: Vec<u8> = (0..400_000u32).map(|i| (i % 253) as u8).collect();
-    near.arena.write(caller.region.iova, &bytes);
-    answerer.qp.post_recv(&far, 1, &[answerer.region.sge(0, 1 << 20)]);
+    near.arena.write(initiator.region.iova, &bytes);
+    responder
+        .qp
+        .post_recv(&far, 1, &[responder.region.sge(0, 1 << 20)]);
     let len = bytes.len() as u32;
-    caller.qp.post_send(&near, 1, &[caller.region.sge(0, len)]);
+    initiator.qp.post_send(&near, 1, &[initiator.region.sge(0, len)]);
     let mut completed = 0;
     while completed < 2 {
-        let cqe = caller.send_cq.await_completion(&near);
+        let cqe = initiator.send_cq.await_completion(&near);
         assert_cqe(&cqe, completed, WcStatus::Success);
         completed += 1;
     }
-    near.on(Opcode::DestroyQp, caller.qp.id).unwrap();
-    let received = answerer.recv_cq.await_idly();
+    near.on(Opcode::DestroyQp, initiator.qp.id).unwrap();
+    let received = responder.recv_cq.await_idly();
     assert_cqe(&received, 1, WcStatus::Success);
-    assert_eq!(far.arena.read(answerer.region.iova, bytes.len()), bytes);
+    assert_eq!(far.arena.read(responder.region.iova, bytes.len()), bytes);
 }
 
 #[test]
 fn what_completed_arrives_after_the_process_ends() {
     let (near, far) = (Driver::start(), Driver::start());
     let Pair {
-        mut caller,
-        mut answerer,
+        mut initiator,
+        mut responder,
     } = Pair::connect(&near, &far);
-    answerer.qp.post_recv(&far, 1, &[answerer.region.sge(0, 1 << 20)]);
-    caller.qp.post_send(&near, 1, &[caller.region.sge(0, 900_000)]);
-    assert_cqe(&caller.send_cq.await_completion(&near), 1, WcStatus::Success);
+    responder
+        .qp
+        .post_recv(&far, 1, &[responder.region.sge(0, 1 << 20)]);
+    initiator
+        .qp
+        .post_send(&near, 1, &[initiator.region.sge(0, 900_000)]);
+    assert_cqe(&initiator.send_cq.await_completion(&near), 1, WcStatus::Success);
     near.device.shutdown();
     drop(near);
-    let received = answerer.recv_cq.await_idly();
+    let received = responder.recv_cq.await_idly();
     assert_cqe(&received, 1, WcStatus::Success);
     assert_eq!(received.byte_len.get(), 900_000);
 }
@@ -216,44 +230,47 @@ fn a_queue_pair_is_its_own_peer() {
 fn sec_05_an_overflow_ends_only_the_queue_pairs_of_that_queue() {
     let (near, far) = (Driver::start(), Driver::start());
     let mut other = Pair::connect(&near, &far);
-    let Pair { mut caller, answerer } = Pair::connect(&near, &far);
+    let Pair {
+        mut initiator,
+        responder,
+    } = Pair::connect(&near, &far);
     // 256 entries, none of them ever consumed.
     for cookie in 0..300 {
-        let write = one_sided(wqe::Opcode::Write, cookie, &answerer);
-        if caller.qp.sq_producer() - caller.qp.sq_consumer() < 256 {
-            caller.qp.post(&near, write, &[caller.region.sge(0, 8)]);
+        let write = one_sided(wqe::Opcode::Write, cookie, &responder);
+        if initiator.qp.sq_producer() - initiator.qp.sq_consumer() < 256 {
+            initiator.qp.post(&near, write, &[initiator.region.sge(0, 8)]);
         }
         near.device.progress();
     }
-    near.await_event(EventKind::CqError, caller.send_cq.id);
-    near.await_event(EventKind::QpError, caller.qp.id);
+    near.await_event(EventKind::CqError, initiator.send_cq.id);
+    near.await_event(EventKind::QpError, initiator.qp.id);
     assert_eq!(near.counter(Counter::CqOverflows), 1);
     other
-        .answerer
+        .responder
         .qp
-        .post_recv(&far, 1, &[other.answerer.region.sge(0, 8)]);
+        .post_recv(&far, 1, &[other.responder.region.sge(0, 8)]);
     other
-        .caller
+        .initiator
         .qp
-        .post_send(&near, 1, &[other.caller.region.sge(0, 8)]);
+        .post_send(&near, 1, &[other.initiator.region.sge(0, 8)]);
     assert_cqe(
-        &other.answerer.recv_cq.await_completion(&far),
+        &other.responder.recv_cq.await_completion(&far),
         1,
         WcStatus::Success,
     );
-    assert_eq!(near.state(&other.caller.qp), QpState::Rts);
+    assert_eq!(near.state(&other.initiator.qp), QpState::Rts);
 }
 
 #[test]
 fn a_reset_queue_pair_begins_anew() {
     let (near, far) = (Driver::start(), Driver::start());
-    let Pair { caller, answerer } = Pair::connect(&near, &far);
-    let mut qp = caller.qp;
+    let Pair { initiator, responder } = Pair::connect(&near, &far);
+    let mut qp = initiator.qp;
     // What is posted is forgotten.
-    qp.post_recv(&near, 1, &[caller.region.sge(0, 8)]);
+    qp.post_recv(&near, 1, &[initiator.region.sge(0, 8)]);
     near.modify(&qp, QpState::Reset).unwrap();
     assert_eq!(near.state(&qp), QpState::Reset);
-    far.await_event(EventKind::QpError, answerer.qp.id);
+    far.await_event(EventKind::QpError, responder.qp.id);
     near.ready(&qp);
     let mut peer = End::new(&far);
     let (lid, port) = far.listen("127.0.0.1:0".parse().unwrap(), 1).unwrap();
@@ -265,9 +282,9 @@ fn a_reset_queue_pair_begins_anew() {
     far.attach(accepted.data.get() as u32, &peer.qp, false).unwrap();
     near.attach(sid, &qp, true).unwrap();
     peer.qp.post_recv(&far, 3, &[peer.region.sge(0, 8)]);
-    qp.post_send(&near, 4, &[caller.region.sge(0, 8)]);
+    qp.post_send(&near, 4, &[initiator.region.sge(0, 8)]);
     assert_cqe(&peer.recv_cq.await_completion(&far), 3, WcStatus::Success);
-    let mut recv_cq = caller.recv_cq;
+    let mut recv_cq = initiator.recv_cq;
     assert!(recv_cq.poll().is_none());
 }
 
@@ -277,17 +294,17 @@ fn mpa_s_16_what_came_before_the_attachment_is_not_lost() {
     let (near, far) = (Driver::start(), Driver::start());
     let (pair, calling, answering) = Pair::prepare(&near, &far);
     let Pair {
-        mut caller,
-        mut answerer,
+        mut initiator,
+        mut responder,
     } = pair;
-    near.attach(calling, &caller.qp, true).unwrap();
-    near.arena.write(caller.region.iova, b"early");
-    caller.qp.post_send(&near, 1, &[caller.region.sge(0, 5)]);
-    assert_cqe(&caller.send_cq.await_completion(&near), 1, WcStatus::Success);
-    answerer.qp.post_recv(&far, 2, &[answerer.region.sge(0, 5)]);
-    far.attach(answering, &answerer.qp, false).unwrap();
-    assert_cqe(&answerer.recv_cq.await_idly(), 2, WcStatus::Success);
-    assert_eq!(far.arena.read(answerer.region.iova, 5), b"early");
+    near.attach(calling, &initiator.qp, true).unwrap();
+    near.arena.write(initiator.region.iova, b"early");
+    initiator.qp.post_send(&near, 1, &[initiator.region.sge(0, 5)]);
+    assert_cqe(&initiator.send_cq.await_completion(&near), 1, WcStatus::Success);
+    responder.qp.post_recv(&far, 2, &[responder.region.sge(0, 5)]);
+    far.attach(answering, &responder.qp, false).unwrap();
+    assert_cqe(&responder.recv_cq.await_idly(), 2, WcStatus::Success);
+    assert_eq!(far.arena.read(responder.region.iova, 5), b"early");
 }
 
 /// IB manners: an empty receive queue stalls the stream, and the post of a receive lets it go on.
@@ -296,23 +313,23 @@ fn a_stalled_stream_goes_on_when_receives_are_posted() {
     let (near, far) = (Driver::start(), Driver::start());
     let (pair, calling, answering) = Pair::prepare(&near, &far);
     let Pair {
-        mut caller,
-        mut answerer,
+        mut initiator,
+        mut responder,
     } = pair;
-    near.attach(calling, &caller.qp, true).unwrap();
+    near.attach(calling, &initiator.qp, true).unwrap();
     let flags = attach::CRC | attach::STALL_ON_EMPTY_RQ;
-    far.attach_with(answering, &answerer.qp, flags).unwrap();
+    far.attach_with(answering, &responder.qp, flags).unwrap();
     for cookie in 0..100 {
-        caller
+        initiator
             .qp
-            .post_send(&near, cookie, &[caller.region.sge(0, 16 << 10)]);
+            .post_send(&near, cookie, &[initiator.region.sge(0, 16 << 10)]);
     }
     wait_for("a stall", || (far.counter(Counter::RxStalls) > 0).then_some(()));
     for cookie in 0..100 {
-        let into = answerer.region.sge(0, 1 << 20);
-        answerer.qp.post_recv(&far, cookie, &[into]);
-        assert_cqe(&answerer.recv_cq.await_idly(), cookie, WcStatus::Success);
-        assert_cqe(&caller.send_cq.await_idly(), cookie, WcStatus::Success);
+        let into = responder.region.sge(0, 1 << 20);
+        responder.qp.post_recv(&far, cookie, &[into]);
+        assert_cqe(&responder.recv_cq.await_idly(), cookie, WcStatus::Success);
+        assert_cqe(&initiator.send_cq.await_idly(), cookie, WcStatus::Success);
     }
 }
 
@@ -321,24 +338,24 @@ fn a_stalled_stream_goes_on_when_receives_are_posted() {
 fn vrb_q_03_a_graceful_close_flushes_and_ends_in_both() {
     let (near, far) = (Driver::start(), Driver::start());
     let Pair {
-        mut caller,
-        mut answerer,
+        mut initiator,
+        mut responder,
     } = Pair::connect(&near, &far);
     for cookie in 0..20 {
-        let into = answerer.region.sge(0, 1 << 20);
-        answerer.qp.post_recv(&far, cookie, &[into]);
-        caller
+        let into = responder.region.sge(0, 1 << 20);
+        responder.qp.post_recv(&far, cookie, &[into]);
+        initiator
             .qp
-            .post_send(&near, cookie, &[caller.region.sge(0, 50_000)]);
+            .post_send(&near, cookie, &[initiator.region.sge(0, 50_000)]);
     }
-    near.modify(&caller.qp, QpState::Sqd).unwrap();
+    near.modify(&initiator.qp, QpState::Sqd).unwrap();
     for cookie in 0..20 {
-        assert_cqe(&answerer.recv_cq.await_idly(), cookie, WcStatus::Success);
-        assert_cqe(&caller.send_cq.await_idly(), cookie, WcStatus::Success);
+        assert_cqe(&responder.recv_cq.await_idly(), cookie, WcStatus::Success);
+        assert_cqe(&initiator.send_cq.await_idly(), cookie, WcStatus::Success);
     }
-    far.await_event(EventKind::PeerClosed, answerer.qp.id);
-    far.modify(&answerer.qp, QpState::Sqd).ok();
-    near.await_event(EventKind::Closed, caller.qp.id);
+    far.await_event(EventKind::PeerClosed, responder.qp.id);
+    far.modify(&responder.qp, QpState::Sqd).ok();
+    near.await_event(EventKind::Closed, initiator.qp.id);
     let streams = || {
         (
             near.device.core().descriptor_numbers().len(),
@@ -357,37 +374,49 @@ fn queue_pairs_do_not_disturb_one_another() {
     std::thread::scope(|scope| {
         for (number, pair) in pairs.into_iter().enumerate() {
             let Pair {
-                mut caller,
-                mut answerer,
+                mut initiator,
+                mut responder,
             } = pair;
             let rounds = if number % 4 == 3 { 20 } else { 200u64 };
-            let sge = answerer.region.sge(0, 8);
-            answerer.qp.post_recv(far, 0, &[sge]);
+            let sge = responder.region.sge(0, 8);
+            responder.qp.post_recv(far, 0, &[sge]);
             scope.spawn(move || {
                 for cookie in 0..rounds {
                     let bytes = (cookie << 8 | number as u64).to_le_bytes();
-                    near.arena.write(caller.region.iova, &bytes);
-                    caller.qp.post_recv(near, cookie, &[caller.region.sge(64, 8)]);
-                    caller.qp.post_send(near, cookie, &[caller.region.sge(0, 8)]);
-                    let echoed = caller.recv_cq.await_completion(near);
+                    near.arena.write(initiator.region.iova, &bytes);
+                    initiator
+                        .qp
+                        .post_recv(near, cookie, &[initiator.region.sge(64, 8)]);
+                    initiator
+                        .qp
+                        .post_send(near, cookie, &[initiator.region.sge(0, 8)]);
+                    let echoed = initiator.recv_cq.await_completion(near);
                     assert_cqe(&echoed, cookie, WcStatus::Success);
-                    assert_eq!(near.arena.read(caller.region.iova + 64, 8), bytes);
-                    assert_cqe(&caller.send_cq.await_completion(near), cookie, WcStatus::Success);
+                    assert_eq!(near.arena.read(initiator.region.iova + 64, 8), bytes);
+                    assert_cqe(
+                        &initiator.send_cq.await_completion(near),
+                        cookie,
+                        WcStatus::Success,
+                    );
                 }
-                near.on(Opcode::DestroyQp, caller.qp.id).unwrap();
+                near.on(Opcode::DestroyQp, initiator.qp.id).unwrap();
             });
             scope.spawn(move || {
                 for cookie in 0..rounds {
                     // Half of them poll, half only look.
                     let received = if number % 2 == 0 {
-                        answerer.recv_cq.await_completion(far)
+                        responder.recv_cq.await_completion(far)
                     } else {
-                        answerer.recv_cq.await_idly()
+                        responder.recv_cq.await_idly()
                     };
                     assert_cqe(&received, cookie, WcStatus::Success);
-                    answerer.qp.post_recv(far, cookie + 1, &[sge]);
-                    answerer.qp.post_send(far, cookie, &[sge]);
-                    assert_cqe(&answerer.send_cq.await_completion(far), cookie, WcStatus::Success);
+                    responder.qp.post_recv(far, cookie + 1, &[sge]);
+                    responder.qp.post_send(far, cookie, &[sge]);
+                    assert_cqe(
+                        &responder.send_cq.await_completion(far),
+                        cookie,
+                        WcStatus::Success,
+                    );
                 }
             });
         }

@@ -19,15 +19,18 @@ fn reads_race_with_revocation(flags: u32, unmapped: bool) {
     let memory = far.arena.alloc((LEN as u64 * READS) as usize);
     for round in 0..ROUNDS {
         let (pair, called, accepted) = Pair::prepare(&near, &far);
-        let Pair { mut caller, answerer } = pair;
-        near.attach_with(called, &caller.qp, flags | attach::INITIATOR)
+        let Pair {
+            mut initiator,
+            responder,
+        } = pair;
+        near.attach_with(called, &initiator.qp, flags | attach::INITIATOR)
             .unwrap();
-        far.attach_with(accepted, &answerer.qp, flags).unwrap();
+        far.attach_with(accepted, &responder.qp, flags).unwrap();
         far.arena
             .write(memory, &vec![round as u8; (LEN as u64 * READS) as usize]);
         let source = far
             .register_at(
-                answerer.pd,
+                responder.pd,
                 memory,
                 LEN as usize * READS as usize,
                 Access::REMOTE_READ,
@@ -35,13 +38,13 @@ fn reads_race_with_revocation(flags: u32, unmapped: bool) {
             .unwrap();
         for n in 0..READS {
             let at = n * u64::from(LEN);
-            let mut read = one_sided(wqe::Opcode::Read, n, &answerer);
+            let mut read = one_sided(wqe::Opcode::Read, n, &responder);
             read.stag = source.stag.into();
             read.remote_offset = (source.iova + at).into();
-            caller.qp.post(&near, read, &[caller.region.sge(at, LEN)]);
+            initiator.qp.post(&near, read, &[initiator.region.sge(at, LEN)]);
         }
         // Somewhere in the middle of the answers, later with each round.
-        let arrived = |at: u64| near.arena.read(caller.region.iova + at, 1) == [round as u8];
+        let arrived = |at: u64| near.arena.read(initiator.region.iova + at, 1) == [round as u8];
         let until = (round % READS) * u64::from(LEN) + round * 4099 % u64::from(LEN);
         if round > 0 {
             wait_for("part of an answer", || {
@@ -57,7 +60,7 @@ fn reads_race_with_revocation(flags: u32, unmapped: bool) {
         far.arena
             .write(memory, &vec![SECRET; (LEN as u64 * READS) as usize]);
         let statuses: Vec<_> = (0..READS)
-            .map(|_| WcStatus::from_raw(caller.send_cq.await_completion(&near).status).unwrap())
+            .map(|_| WcStatus::from_raw(initiator.send_cq.await_completion(&near).status).unwrap())
             .collect();
         // A request that arrives behind the revocation ends the stream at once: those before it, not yet answered in full, are flushed.
         let failed: Vec<_> = statuses
@@ -72,9 +75,11 @@ fn reads_race_with_revocation(flags: u32, unmapped: bool) {
             "round {round}: {statuses:?}"
         );
         assert_eq!(refused + flushed, failed.len(), "round {round}: {statuses:?}");
-        let came = near.arena.read(caller.region.iova, (LEN as u64 * READS) as usize);
+        let came = near
+            .arena
+            .read(initiator.region.iova, (LEN as u64 * READS) as usize);
         assert!(!came.contains(&SECRET), "round {round}");
-        for (end, driver) in [(&caller, &near), (&answerer, &far)] {
+        for (end, driver) in [(&initiator, &near), (&responder, &far)] {
             driver.on(Opcode::DestroyQp, end.qp.id).unwrap();
             driver.on(Opcode::DestroyMr, end.region.stag).unwrap();
         }

@@ -19,9 +19,9 @@ const POLLS: u32 = 2000;
 fn patient_pair(driver: &Driver) -> Pair {
     let (pair, called, accepted) = Pair::prepare(driver, driver);
     let flags = attach::CRC | attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE | attach::FENCE_OPEN;
-    driver.attach_with(accepted, &pair.answerer.qp, flags).unwrap();
+    driver.attach_with(accepted, &pair.responder.qp, flags).unwrap();
     driver
-        .attach_with(called, &pair.caller.qp, flags | attach::INITIATOR)
+        .attach_with(called, &pair.initiator.qp, flags | attach::INITIATOR)
         .unwrap();
     pair
 }
@@ -40,18 +40,20 @@ fn request(opcode: wqe::Opcode, cookie: u64, end: &End, at: u64) -> SendHeader {
 
 /// Posts Writes of which the third goes over the region's end, and a Read behind them.
 fn post_three_good_of_five(driver: &Driver, pair: &mut Pair) {
-    let Pair { caller, answerer } = pair;
+    let Pair { initiator, responder } = pair;
     for cookie in 1..=4 {
         let at = if cookie == 3 { (1 << 20) - 1 } else { cookie * 4096 };
-        let mut write = request(wqe::Opcode::Write, cookie, answerer, at);
+        let mut write = request(wqe::Opcode::Write, cookie, responder, at);
         if cookie == 1 {
             // Nobody hears of that one, but its place in the ring comes free.
             write.flags = 0;
         }
-        caller.qp.post(driver, write, &[caller.region.sge(0, LEN)]);
+        initiator.qp.post(driver, write, &[initiator.region.sge(0, LEN)]);
     }
-    let read = request(wqe::Opcode::Read, 5, answerer, 0);
-    caller.qp.post(driver, read, &[caller.region.sge(1 << 16, LEN)]);
+    let read = request(wqe::Opcode::Read, 5, responder, 0);
+    initiator
+        .qp
+        .post(driver, read, &[initiator.region.sge(1 << 16, LEN)]);
 }
 
 const OUTCOMES: [(u64, WcStatus); 4] = [
@@ -68,13 +70,13 @@ fn a_refused_write_fails_and_those_before_it_succeed() {
         let mut pair = Pair::connect(&driver, &driver);
         post_three_good_of_five(&driver, &mut pair);
         for (cookie, status) in OUTCOMES {
-            let done = pair.caller.send_cq.await_completion(&driver);
+            let done = pair.initiator.send_cq.await_completion(&driver);
             assert_cqe(&done, cookie, status);
             assert_eq!(done.vendor_error.get() != 0, cookie == 3, "{done:?}");
         }
-        assert_eq!(pair.caller.qp.sq_consumer(), pair.caller.qp.sq_producer());
-        driver.await_event(EventKind::QpError, pair.caller.qp.id);
-        driver.await_event(EventKind::QpError, pair.answerer.qp.id);
+        assert_eq!(pair.initiator.qp.sq_consumer(), pair.initiator.qp.sq_producer());
+        driver.await_event(EventKind::QpError, pair.initiator.qp.id);
+        driver.await_event(EventKind::QpError, pair.responder.qp.id);
     }
 }
 
@@ -98,30 +100,30 @@ fn however_the_stream_is_cut() {
         for (cookie, status) in OUTCOMES {
             let done = wait_for("a completion", || {
                 pass();
-                pair.caller.send_cq.poll()
+                pair.initiator.send_cq.poll()
             });
             assert_cqe(&done, cookie, status);
         }
     }
 }
 
-/// The caller may be in full operation, and its first message on the way, before the answerer is.
+/// The initiator may be in full operation, and its first message on the way, before the responder is.
 #[test]
 fn a_peer_attached_later_checks_from_the_first_message() {
     let driver = Driver::start();
     let (mut pair, called, accepted) = Pair::prepare(&driver, &driver);
-    driver.attach(called, &pair.caller.qp, true).unwrap();
+    driver.attach(called, &pair.initiator.qp, true).unwrap();
     post_three_good_of_five(&driver, &mut pair);
     for _ in 0..POLLS {
         assert!(
-            pair.caller.send_cq.poll().is_none(),
+            pair.initiator.send_cq.poll().is_none(),
             "the peer has processed nothing yet"
         );
         driver.device.progress();
     }
-    driver.attach(accepted, &pair.answerer.qp, false).unwrap();
+    driver.attach(accepted, &pair.responder.qp, false).unwrap();
     for (cookie, status) in OUTCOMES {
-        assert_cqe(&pair.caller.send_cq.await_completion(&driver), cookie, status);
+        assert_cqe(&pair.initiator.send_cq.await_completion(&driver), cookie, status);
     }
 }
 
@@ -130,26 +132,28 @@ fn a_peer_attached_later_checks_from_the_first_message() {
 fn a_send_completes_when_it_is_delivered() {
     let driver = Driver::start();
     let Pair {
-        mut caller,
-        mut answerer,
+        mut initiator,
+        mut responder,
     } = patient_pair(&driver);
-    let write = request(wqe::Opcode::Write, 0, &answerer, 0);
-    caller.qp.post(&driver, write, &[caller.region.sge(0, 64)]);
+    let write = request(wqe::Opcode::Write, 0, &responder, 0);
+    initiator.qp.post(&driver, write, &[initiator.region.sge(0, 64)]);
     for cookie in 1..=3 {
-        caller.qp.post_send(&driver, cookie, &[caller.region.sge(0, 64)]);
+        initiator
+            .qp
+            .post_send(&driver, cookie, &[initiator.region.sge(0, 64)]);
     }
     // What is placed without a receive waits for none.
-    assert_cqe(&caller.send_cq.await_idly(), 0, WcStatus::Success);
+    assert_cqe(&initiator.send_cq.await_idly(), 0, WcStatus::Success);
     for cookie in 1..=3 {
         for _ in 0..POLLS {
-            assert!(caller.send_cq.poll().is_none(), "{cookie} is not delivered");
+            assert!(initiator.send_cq.poll().is_none(), "{cookie} is not delivered");
             driver.device.progress();
         }
-        answerer
+        responder
             .qp
-            .post_recv(&driver, cookie, &[answerer.region.sge(0, 64)]);
-        assert_cqe(&caller.send_cq.await_idly(), cookie, WcStatus::Success);
-        assert_cqe(&answerer.recv_cq.await_idly(), cookie, WcStatus::Success);
+            .post_recv(&driver, cookie, &[responder.region.sge(0, 64)]);
+        assert_cqe(&initiator.send_cq.await_idly(), cookie, WcStatus::Success);
+        assert_cqe(&responder.recv_cq.await_idly(), cookie, WcStatus::Success);
     }
 }
 
@@ -162,20 +166,22 @@ fn a_send_that_finds_a_bad_receive_completes_with_an_error() {
     ] {
         let driver = Driver::start();
         let Pair {
-            mut caller,
-            mut answerer,
+            mut initiator,
+            mut responder,
         } = Pair::connect(&driver, &driver);
-        let mut into = answerer.region.sge(0, len);
+        let mut into = responder.region.sge(0, len);
         if stag != 0 {
             into.stag = stag.into();
         }
-        answerer.qp.post_recv(&driver, 1, &[answerer.region.sge(0, 64)]);
-        answerer.qp.post_recv(&driver, 2, &[into]);
+        responder.qp.post_recv(&driver, 1, &[responder.region.sge(0, 64)]);
+        responder.qp.post_recv(&driver, 2, &[into]);
         for cookie in 1..=3 {
-            caller.qp.post_send(&driver, cookie, &[caller.region.sge(0, 64)]);
+            initiator
+                .qp
+                .post_send(&driver, cookie, &[initiator.region.sge(0, 64)]);
         }
         for (cookie, status) in [(1, WcStatus::Success), (2, status), (3, WcStatus::WrFlushErr)] {
-            assert_cqe(&caller.send_cq.await_completion(&driver), cookie, status);
+            assert_cqe(&initiator.send_cq.await_completion(&driver), cookie, status);
         }
     }
 }
@@ -184,22 +190,22 @@ fn a_send_that_finds_a_bad_receive_completes_with_an_error() {
 #[test]
 fn an_end_completes_sends_the_peer_has_not_processed() {
     let ends: [fn(&Driver, &Pair); 4] = [
-        |driver, pair| driver.on(Opcode::DestroyQp, pair.answerer.qp.id).unwrap(),
-        |driver, pair| driver.modify(&pair.answerer.qp, QpState::Err).unwrap(),
-        |driver, pair| driver.modify(&pair.caller.qp, QpState::Err).unwrap(),
-        |driver, pair| driver.modify(&pair.caller.qp, QpState::Sqd).unwrap(),
+        |driver, pair| driver.on(Opcode::DestroyQp, pair.responder.qp.id).unwrap(),
+        |driver, pair| driver.modify(&pair.responder.qp, QpState::Err).unwrap(),
+        |driver, pair| driver.modify(&pair.initiator.qp, QpState::Err).unwrap(),
+        |driver, pair| driver.modify(&pair.initiator.qp, QpState::Sqd).unwrap(),
     ];
     for (n, end) in ends.iter().enumerate() {
         let driver = Driver::start();
         let mut pair = patient_pair(&driver);
-        let from = pair.caller.region.sge(0, 64);
+        let from = pair.initiator.region.sge(0, 64);
         for cookie in 1..=3 {
-            pair.caller.qp.post_send(&driver, cookie, &[from]);
+            pair.initiator.qp.post_send(&driver, cookie, &[from]);
         }
-        assert!(pair.caller.send_cq.poll().is_none());
+        assert!(pair.initiator.send_cq.poll().is_none());
         end(&driver, &pair);
         for cookie in 1..=3 {
-            let done = pair.caller.send_cq.await_idly();
+            let done = pair.initiator.send_cq.await_idly();
             assert_eq!(done.cookie.get(), cookie, "end {n}");
             assert_eq!(done.status, WcStatus::Success as u8, "end {n}");
         }
@@ -212,15 +218,15 @@ fn one_after_the_other() {
     let driver = Driver::start();
     for round in 0..6 {
         let mut pair = Pair::connect(&driver, &driver);
-        let write = request(wqe::Opcode::Write, round, &pair.answerer, 0);
-        let from = pair.caller.region.sge(0, LEN);
-        pair.caller.qp.post(&driver, write, &[from]);
+        let write = request(wqe::Opcode::Write, round, &pair.responder, 0);
+        let from = pair.initiator.region.sge(0, LEN);
+        pair.initiator.qp.post(&driver, write, &[from]);
         assert_cqe(
-            &pair.caller.send_cq.await_completion(&driver),
+            &pair.initiator.send_cq.await_completion(&driver),
             round,
             WcStatus::Success,
         );
-        driver.on(Opcode::DestroyQp, pair.caller.qp.id).unwrap();
-        driver.on(Opcode::DestroyQp, pair.answerer.qp.id).unwrap();
+        driver.on(Opcode::DestroyQp, pair.initiator.qp.id).unwrap();
+        driver.on(Opcode::DestroyQp, pair.responder.qp.id).unwrap();
     }
 }

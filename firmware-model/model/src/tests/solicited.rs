@@ -22,13 +22,13 @@ fn rdm_s_05_only_solicited_sends_wake() {
             let (near, far) = (&world.near, &world.far);
             let mut pair = world.connect();
             let stag = far
-                .register(pair.answerer.pd, 64, Access::LOCAL_WRITE | Access::REMOTE_READ)
+                .register(pair.responder.pd, 64, Access::LOCAL_WRITE | Access::REMOTE_READ)
                 .unwrap()
                 .stag;
-            let into = pair.answerer.region.sge(0, 64);
-            pair.answerer.qp.post_recv(far, 1, &[into]);
-            pair.answerer.qp.post_recv(far, 2, &[into]);
-            pair.answerer.recv_cq.arm(far, solicited_only);
+            let into = pair.responder.region.sge(0, 64);
+            pair.responder.qp.post_recv(far, 1, &[into]);
+            pair.responder.qp.post_recv(far, 2, &[into]);
+            pair.responder.recv_cq.arm(far, solicited_only);
             let mut header = SendHeader {
                 opcode: opcode as u8,
                 flags: (flags | SendFlags::SIGNALED).bits(),
@@ -38,19 +38,21 @@ fn rdm_s_05_only_solicited_sends_wake() {
             if opcode == Opcode::SendInv {
                 header.stag = stag.into();
             }
-            near.arena.write(pair.caller.region.iova, b"hello");
-            pair.caller.qp.post(near, header, &[pair.caller.region.sge(0, 5)]);
-            let received = world.pass_until(|| pair.answerer.recv_cq.poll());
+            near.arena.write(pair.initiator.region.iova, b"hello");
+            pair.initiator
+                .qp
+                .post(near, header, &[pair.initiator.region.sge(0, 5)]);
+            let received = world.pass_until(|| pair.responder.recv_cq.poll());
             assert_cqe(&received, 1, WcStatus::Success);
-            assert_eq!(far.arena.read(pair.answerer.region.iova, 5), b"hello");
+            assert_eq!(far.arena.read(pair.responder.region.iova, 5), b"hello");
             // All that a step asks for is carried out in it.
             world.pass(Duration::from_micros(10));
             let woken = match solicited || !solicited_only {
-                true => vec![pair.answerer.recv_cq.id],
+                true => vec![pair.responder.recv_cq.id],
                 false => vec![],
             };
             assert_eq!(far.notifications(), woken, "{opcode:?}, {flags:?}");
-            let sent = world.pass_until(|| pair.caller.send_cq.poll());
+            let sent = world.pass_until(|| pair.initiator.send_cq.poll());
             assert_cqe(&sent, 5, WcStatus::Success);
             let revoked = far.device.core().memory.is_revoked(stag);
             assert_eq!(revoked, opcode == Opcode::SendInv);
@@ -58,11 +60,13 @@ fn rdm_s_05_only_solicited_sends_wake() {
             if woken.is_empty() {
                 header.opcode = Opcode::Send as u8;
                 header.flags = (SendFlags::SOLICITED | SendFlags::SIGNALED).bits();
-                pair.caller.qp.post(near, header, &[pair.caller.region.sge(0, 5)]);
-                let received = world.pass_until(|| pair.answerer.recv_cq.poll());
+                pair.initiator
+                    .qp
+                    .post(near, header, &[pair.initiator.region.sge(0, 5)]);
+                let received = world.pass_until(|| pair.responder.recv_cq.poll());
                 assert_cqe(&received, 2, WcStatus::Success);
                 world.pass(Duration::from_micros(10));
-                assert_eq!(far.notifications(), [pair.answerer.recv_cq.id]);
+                assert_eq!(far.notifications(), [pair.responder.recv_cq.id]);
             }
         }
     }

@@ -65,21 +65,21 @@ fn messages_arrive_however_the_stream_is_cut() {
             ..Conditions::default()
         });
         let Pair {
-            mut caller,
-            mut answerer,
+            mut initiator,
+            mut responder,
         } = world.connect();
         for (cookie, size) in [0u32, 1, 1000, 5000, 20_000].into_iter().enumerate() {
             let cookie = cookie as u64;
             let bytes: Vec<u8> = (0..size).map(|i| (i ^ i >> 8) as u8).collect();
-            world.near.arena.write(caller.region.iova, &bytes);
-            let into = answerer.region.sge(0, 1 << 20);
-            answerer.qp.post_recv(&world.far, cookie, &[into]);
-            let from = caller.region.sge(0, size);
-            caller.qp.post_send(&world.near, cookie, &[from]);
-            let received = world.pass_until(|| answerer.recv_cq.poll());
+            world.near.arena.write(initiator.region.iova, &bytes);
+            let into = responder.region.sge(0, 1 << 20);
+            responder.qp.post_recv(&world.far, cookie, &[into]);
+            let from = initiator.region.sge(0, size);
+            initiator.qp.post_send(&world.near, cookie, &[from]);
+            let received = world.pass_until(|| responder.recv_cq.poll());
             assert_cqe(&received, cookie, WcStatus::Success);
-            assert_eq!(world.far.arena.read(answerer.region.iova, size as usize), bytes);
-            let sent = world.pass_until(|| caller.send_cq.poll());
+            assert_eq!(world.far.arena.read(responder.region.iova, size as usize), bytes);
+            let sent = world.pass_until(|| initiator.send_cq.poll());
             assert_cqe(&sent, cookie, WcStatus::Success);
         }
     }
@@ -88,14 +88,16 @@ fn messages_arrive_however_the_stream_is_cut() {
 /// A queue pair sent, and was destroyed; what it sent is not acknowledged.
 fn left_to_a_silent_peer() -> World {
     let world = World::new(Conditions::default());
-    let Pair { mut caller, .. } = world.connect();
-    caller.qp.post_send(&world.near, 1, &[caller.region.sge(0, 64)]);
-    let sent = world.pass_until(|| caller.send_cq.poll());
+    let Pair { mut initiator, .. } = world.connect();
+    initiator
+        .qp
+        .post_send(&world.near, 1, &[initiator.region.sge(0, 64)]);
+    let sent = world.pass_until(|| initiator.send_cq.poll());
     assert_cqe(&sent, 1, WcStatus::Success);
     for wire in world.network.wires() {
         wire.silence();
     }
-    world.near.on(Opcode::DestroyQp, caller.qp.id).unwrap();
+    world.near.on(Opcode::DestroyQp, initiator.qp.id).unwrap();
     world
 }
 
@@ -128,19 +130,21 @@ fn what_a_destroyed_queue_pair_sent_is_not_lost_by_a_reset() {
 fn what_completed_is_not_lost_by_a_reset() {
     let world = World::new(Conditions::default());
     let Pair {
-        mut caller,
-        mut answerer,
+        mut initiator,
+        mut responder,
     } = world.connect();
-    answerer
+    responder
         .qp
-        .post_recv(&world.far, 2, &[answerer.region.sge(0, 64)]);
-    caller.qp.post_send(&world.near, 1, &[caller.region.sge(0, 64)]);
-    let sent = world.pass_until(|| caller.send_cq.poll());
+        .post_recv(&world.far, 2, &[responder.region.sge(0, 64)]);
+    initiator
+        .qp
+        .post_send(&world.near, 1, &[initiator.region.sge(0, 64)]);
+    let sent = world.pass_until(|| initiator.send_cq.poll());
     assert_cqe(&sent, 1, WcStatus::Success);
-    assert!(answerer.recv_cq.poll().is_none(), "it is under way");
+    assert!(responder.recv_cq.poll().is_none(), "it is under way");
     // A process that is killed destroys nothing itself.
     world.near.device.reset();
-    let received = world.pass_until(|| answerer.recv_cq.poll());
+    let received = world.pass_until(|| responder.recv_cq.poll());
     assert_cqe(&received, 2, WcStatus::Success);
     world.pass_until(|| (world.near.device.core().schedule.lingering() == 0).then_some(()));
 }
@@ -149,27 +153,27 @@ fn what_completed_is_not_lost_by_a_reset() {
 fn mpa_c_04_a_damaged_byte_ends_the_stream_unplaced() {
     let world = World::new(Conditions::default());
     let Pair {
-        mut caller,
-        mut answerer,
+        mut initiator,
+        mut responder,
     } = world.connect();
-    let into = answerer.region.sge(0, 4096);
-    world.near.arena.write(caller.region.iova, &[0xaa; 512]);
+    let into = responder.region.sge(0, 4096);
+    world.near.arena.write(initiator.region.iova, &[0xaa; 512]);
     // The tenth byte of the payload of the second FPDU.
     let fpdu = 2 + 18 + 512 + 4;
     world.network.wires()[0].damage(0, fpdu + 2 + 18 + 10, 0x40);
     for cookie in [1, 2] {
-        answerer.qp.post_recv(&world.far, cookie, &[into]);
-        let from = caller.region.sge(0, 512);
-        caller.qp.post_send(&world.near, cookie, &[from]);
-        let received = world.pass_until(|| answerer.recv_cq.poll());
+        responder.qp.post_recv(&world.far, cookie, &[into]);
+        let from = initiator.region.sge(0, 512);
+        initiator.qp.post_send(&world.near, cookie, &[from]);
+        let received = world.pass_until(|| responder.recv_cq.poll());
         if cookie == 1 {
             assert_cqe(&received, 1, WcStatus::Success);
-            world.far.arena.write(answerer.region.iova, &[0; 512]);
+            world.far.arena.write(responder.region.iova, &[0; 512]);
         } else {
             assert_cqe(&received, 2, WcStatus::WrFlushErr);
         }
     }
-    assert_eq!(world.far.arena.read(answerer.region.iova, 512), vec![0; 512]);
+    assert_eq!(world.far.arena.read(responder.region.iova, 512), vec![0; 512]);
     world.pass_until(|| {
         let event = world.near.event();
         event.filter(|e| e.kind == EventKind::QpError as u8)

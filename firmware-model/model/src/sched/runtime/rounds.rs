@@ -66,12 +66,12 @@ pub(super) fn retry(core: &Core) -> bool {
     if !core.schedule.take_left_over() {
         return false;
     }
-    // First the events: calls may wait for their room.
+    // First the events: connections may wait for their room.
     let events = core.post_waiting();
     let mut effects = Effects::default();
-    let calls = core.streams.accept_paused(&core.schedule, &mut effects);
+    let connections = core.streams.accept_paused(&core.schedule, &mut effects);
     core.raise(effects);
-    core.schedule.leave_over(calls || events)
+    core.schedule.leave_over(connections || events)
 }
 
 /// Acts on the descriptors that are ready, waiting for one until `timeout` (`None` = for ever).

@@ -95,7 +95,7 @@ pub(crate) struct Schedule {
     bursts: AtomicUsize,
     timers: Mutex<Timers>,
     lingering: Mutex<Vec<Lingering>>,
-    /// Calls or events that found no room.
+    /// Connections or events that found no room.
     left_over: AtomicBool,
     /// Too many events wait in queue 0: nothing is to cause more.
     backed_up: AtomicBool,
@@ -261,7 +261,7 @@ impl Schedule {
         (until > now).then(|| until.since(now))
     }
 
-    /// A call could not be taken, or an event not be posted: to be tried again.
+    /// A connection could not be accepted, or an event not be posted: to be tried again.
     pub(crate) fn note_left_over(&self) {
         if !self.left_over.swap(true, Ordering::SeqCst) {
             self.wake();

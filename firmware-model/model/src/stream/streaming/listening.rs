@@ -10,7 +10,7 @@ use urnic_device::command::Status;
 use urnic_device::event::{Event, EventKind};
 
 impl Streams {
-    /// Takes a listener in, at several addresses maybe, at which so many calls may wait for the
+    /// Takes a listener in, at several addresses maybe, at which so many connections may wait for the
     /// driver; returns its number.
     pub(crate) fn listen(
         &self,
@@ -32,7 +32,7 @@ impl Streams {
         Ok(entry.lid)
     }
 
-    /// The command that made a listener is complete: takes calls from now on.
+    /// The command that made a listener is complete: takes connections from now on.
     pub(crate) fn open_listener(&self, schedule: &Schedule, lid: u32, effects: &mut Effects) {
         let Some(entry) = self.listeners.find(lid) else {
             return;
@@ -54,7 +54,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Takes the calls that wait at a listener, as many as the driver may be given.
+    /// Takes the connections that wait at a listener, as many as the driver may be given.
     pub(crate) fn accept(&self, schedule: &Schedule, lid: u32, effects: &mut Effects) {
         let Some(entry) = self.listeners.find(lid) else {
             return;
@@ -95,7 +95,7 @@ impl Streams {
                         let event = Event::new(EventKind::StreamAccepted, lid);
                         effects.event(event.with_data(stream.sid.into()));
                     }
-                    Err(_) => tracing::warn!(lid, "a call was dropped: too many streams"),
+                    Err(_) => tracing::warn!(lid, "a connection was dropped: too many streams"),
                 }
             }
         }
@@ -104,12 +104,12 @@ impl Streams {
         if let Some(errno) = refused
             && !starved
         {
-            tracing::warn!(lid, %errno, "calls cannot be taken");
+            tracing::warn!(lid, %errno, "connections cannot be accepted");
             schedule.note_left_over();
         }
     }
 
-    /// Takes the calls of listeners that had to leave some; returns whether one still has to.
+    /// Takes the connections of listeners that had to leave some; returns whether one still has to.
     pub(crate) fn accept_paused(&self, schedule: &Schedule, effects: &mut Effects) -> bool {
         let paused = |l: &Arc<Listening>| l.paused.load(Ordering::SeqCst);
         let full = |l: &Arc<Listening>| l.pending.load(Ordering::SeqCst) >= l.limit;

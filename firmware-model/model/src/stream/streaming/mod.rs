@@ -1,7 +1,7 @@
 //! Streams in streaming mode, and listeners: what the host runs MPA start-up over.
 //!
 //! A stream here holds at most one receive of the driver and one unsent frame, and a listener only
-//! so many calls that the driver has not looked at: peers cannot make the device grow.
+//! so many connections that the driver has not looked at: peers cannot make the device grow.
 
 mod listening;
 
@@ -19,7 +19,7 @@ use urnic_device::command::Status;
 use urnic_device::event::{Event, EventKind};
 use urnic_device::stream::{Endpoint, Endpoints, MAX_STREAMING, input};
 
-/// Calls that may wait for the driver at one listener, whatever it asked for.
+/// Connections that may wait for the driver at one listener, whatever it asked for.
 pub(crate) const MAX_PENDING: u32 = 1024;
 
 /// All streams in streaming mode, and all listeners.
@@ -63,7 +63,7 @@ struct Listening {
     limit: u32,
     /// Accepted, and not looked at by the driver.
     pending: AtomicU32,
-    /// Calls may wait that were not accepted for want of room.
+    /// Connections may wait that were not accepted for want of room.
     paused: AtomicBool,
     /// The room that it wants is the system's, and that is known already.
     starved: AtomicBool,
@@ -103,15 +103,15 @@ impl Streams {
         }
     }
 
-    /// A call was begun, or not; an event says how it went, after which a stream that failed is
+    /// A connection was begun, or not; an event says how it went, after which a stream that failed is
     /// gone.
     pub(crate) fn connect(
         &self,
         schedule: &Schedule,
-        called: Result<Box<dyn Stream>, Errno>,
+        begun: Result<Box<dyn Stream>, Errno>,
         effects: &mut Effects,
     ) -> Result<u32, Status> {
-        let (stream, failed) = match called {
+        let (stream, failed) = match begun {
             Ok(stream) => (Some(stream), None),
             Err(errno) if is_refusal(errno) => return Err(status(errno)),
             Err(errno) => (None, Some(errno)),
