@@ -3,7 +3,7 @@
 use urnic_rdma_core::*;
 
 use crate::dice::Dice;
-use crate::plan::{REGION, REGIONS};
+use crate::layout::{REGION, REGIONS};
 
 /// Part of a side's memory.
 #[derive(Debug, Clone, Copy)]

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 mod arena;
 mod dice;
 mod host;
+mod layout;
 mod plan;
 mod side;
 mod verbs;

@@ -11,6 +11,7 @@ use urnic_rdma_core::*;
 
 use crate::arena::Arena;
 use crate::host::{Change, Host, Naming, Span};
+use crate::layout::{ARENA, COUNTERS, REGION, REGIONS, SCRATCH, SCRATCH_PIECE, SLOT, SLOT_COUNT, SLOTS};
 use crate::plan::*;
 use crate::verbs::{Cq, Device, Manner, Mr, Mw, Qp, Receive, Request, Srq, Work};
 

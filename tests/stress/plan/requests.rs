@@ -3,11 +3,9 @@
 
 use urnic_rdma_core::*;
 
-use super::{
-    Arrival, COUNTER_COUNT, COUNTERS, Ending, Op, Part, READ_SGE, REGION, RESULT_COUNT, RESULTS, SLOT,
-    SLOT_COUNT, Target, WRITE, What, Window, World,
-};
+use super::{Arrival, Ending, Op, Part, READ_SGE, Target, WRITE, What, Window, World};
 use crate::host::Span;
+use crate::layout::{COUNTER_COUNT, COUNTERS, REGION, RESULT_COUNT, RESULTS, SLOT, SLOT_COUNT};
 
 impl World {
     /// The requests of a side at a connection, in their order.

@@ -8,7 +8,8 @@ use urnic_rdma_core::*;
 
 use super::{Link, SLOT_ID, Side};
 use crate::arena::Arena;
-use crate::plan::{KNOWN, Part, SLOT, SLOTS, World};
+use crate::layout::{KNOWN, SLOT, SLOTS};
+use crate::plan::{Part, World};
 use crate::verbs::Completion;
 
 /// So long may a round take, on a machine that is busy with other things too. It takes

@@ -3,7 +3,8 @@
 use urnic_rdma_core::*;
 
 use super::{Side, signaled};
-use crate::plan::{Ending, Part, REGION, World};
+use crate::layout::REGION;
+use crate::plan::{Ending, Part, World};
 use crate::verbs::{Binding, Mw, Work};
 
 impl Side {

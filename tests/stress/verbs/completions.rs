@@ -1,6 +1,13 @@
 //! Completion queues, looked at in each way there is.
 
-use super::*;
+use std::ffi::c_int;
+use std::ptr;
+
+use urnic_rdma_core::*;
+
+use super::device::Device;
+use super::extended::{CREATE_CQ_EX, CreateCqEx, extended};
+use super::library::{api, some, zero};
 
 /// How a completion queue is looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,6 +1,12 @@
 //! Memory regions and windows.
 
-use super::*;
+use std::ffi::c_int;
+use std::ptr;
+
+use urnic_rdma_core::*;
+
+use super::device::Device;
+use super::library::{api, some, zero};
 use crate::arena::Arena;
 
 /// A memory region.

@@ -1,6 +1,16 @@
 //! Queue pairs and shared receive queues, and what is posted to them.
 
-use super::*;
+use std::ffi::{c_int, c_void};
+use std::mem;
+use std::ptr;
+
+use urnic_rdma_core::*;
+
+use super::completions::Cq;
+use super::device::Device;
+use super::extended::{CREATE_QP_EX, CreateQpEx, extended};
+use super::library::{api, some, zero};
+use super::memory::{Binding, Mw};
 
 /// A receive: its id, and where it goes.
 pub(crate) type Receive = (u64, Vec<ibv_sge>);
