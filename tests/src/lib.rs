@@ -38,6 +38,7 @@ pub mod shell;
 pub mod skip;
 #[cfg(test)]
 mod sources;
+pub mod spawn;
 pub mod startup;
 pub mod ulpdu;
 pub mod user;

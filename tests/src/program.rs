@@ -6,7 +6,6 @@ use std::io::{ErrorKind, PipeReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,11 +14,10 @@ use rustix::io::ioctl_fionread;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::build;
-use crate::served::{self, Served};
 use crate::wait::{PATIENCE, Wait, until};
 
-/// The variable that names a folder, if each program shall capture its wire into a file there.
-pub const CAPTURES: &str = "URNIC_TEST_PCAP";
+/// What a running program needs beside it, such as its device in another process.
+pub(crate) type Companion = Box<dyn fmt::Debug + Send + Sync>;
 
 /// A program to start.
 #[derive(Debug, Clone)]
@@ -142,45 +140,26 @@ impl Program {
 
     /// Does it have the plug-in under test, as ourselves, in our own file system? Where another
     /// user or another root is asked for, the test has its reasons.
-    fn is_ordinary(&self) -> bool {
+    pub(crate) fn is_ordinary(&self) -> bool {
         let here = self.place.first().is_none_or(|word| word == "nsenter")
             && !self.place.contains(&"setpriv".into());
         here && self.plugin.as_deref() == Some(build::plugin())
     }
 
-    fn sets(&self, variable: &str) -> bool {
+    /// The words that lead to where the program runs.
+    pub(crate) fn place(&self) -> &[OsString] {
+        &self.place
+    }
+
+    pub(crate) fn sets(&self, variable: &str) -> bool {
         self.environment.iter().any(|(name, _)| name == variable)
     }
 
-    /// A device of its own in another process, if the tests shall use such ones and it could be
-    /// reached, and no other device is asked for.
-    fn device(&self) -> Option<Box<Served>> {
-        (served::wanted() && self.is_ordinary() && !self.sets("URNIC_DEVICE"))
-            .then(|| Box::new(Served::through(&self.place, "")))
-    }
-
-    /// Where it shall capture its wire, if all programs shall (`URNIC_TEST_PCAP`), and its device
-    /// is inside.
-    fn capture(&self) -> Option<PathBuf> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let folder = std::env::var_os(CAPTURES)?;
-        let taken = ["URNIC_DEVICE", "URNIC_PCAP"].iter().any(|name| self.sets(name));
-        let wanted = self.is_ordinary() && !taken && !served::wanted();
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{}-{}-{number}-%p.pcapng", self.name(), std::process::id());
-        wanted.then(|| Path::new(&folder).join(name))
-    }
-
-    /// Starts it, with its output kept. All of `Program::through`'s words replace themselves, so
-    /// its pid is the program's own.
-    pub fn spawn(&self) -> Running {
+    /// Starts the program as described here, with its output kept. `companion` is dropped after the
+    /// program has ended.
+    pub(crate) fn start(&self, companion: Option<Companion>) -> Running {
         let (reader, writer) = std::io::pipe().expect("a pipe");
-        let device = self.device();
-        let mut command = match (&device, self.capture()) {
-            (Some(served), _) => self.clone().env("URNIC_DEVICE", served.device()).command(),
-            (None, Some(file)) => self.clone().env("URNIC_PCAP", file).command(),
-            (None, None) => self.command(),
-        };
+        let mut command = self.command();
         command
             .stdin(Stdio::piped())
             .stdout(writer.try_clone().expect("a descriptor"))
@@ -203,18 +182,8 @@ impl Program {
             child,
             status: None,
             output,
-            _device: device,
+            _companion: companion,
         }
-    }
-
-    /// Starts it and waits for its end, for at most [`PATIENCE`].
-    pub fn run(&self) -> Ended {
-        self.run_for(PATIENCE)
-    }
-
-    /// Starts it and waits for its end; panics, with its output, if that takes longer than `limit`.
-    pub fn run_for(&self, limit: Duration) -> Ended {
-        self.spawn().wait_for(limit)
     }
 }
 
@@ -275,8 +244,8 @@ pub struct Running {
     child: Child,
     status: Option<ExitStatus>,
     output: Arc<Output>,
-    /// Goes when the program has gone.
-    _device: Option<Box<Served>>,
+    /// Dropped after the program has ended.
+    _companion: Option<Companion>,
 }
 
 impl Running {

@@ -91,7 +91,7 @@ fn serve(folder: &std::path::Path, place: &[OsString], options: &str) -> Running
         .arg(socket(folder))
         .line(options)
         .through(place)
-        .spawn();
+        .start(None);
     server.says("that it serves", |said| said.contains("serving").then_some(()));
     server
 }

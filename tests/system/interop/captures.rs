@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use urnic_tests::capture::Wire;
 use urnic_tests::or_skip;
-use urnic_tests::program::CAPTURES;
 use urnic_tests::skip::installed;
+use urnic_tests::spawn::CAPTURES;
 
 use super::table::Table;
 
