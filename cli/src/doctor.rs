@@ -334,10 +334,9 @@ mod tests {
 
     #[test]
     fn real_devices_are_named() {
-        let class = std::env::temp_dir().join(format!("urnic-doctor-test-{}", std::process::id()));
-        std::fs::create_dir_all(class.join("mlx5_0")).expect("a folder");
-        let finding = hardware(&class);
-        std::fs::remove_dir_all(&class).expect("removed");
+        let class = urnic_testkit::Folder::new("doctor-test");
+        std::fs::create_dir(class.file("mlx5_0")).expect("a folder");
+        let finding = hardware(class.path());
         assert!(finding.text.contains("mlx5_0"), "{finding}");
         assert_eq!(hardware(Path::new("/no/such/class")).verdict, Verdict::Good);
     }

@@ -159,15 +159,13 @@ fn files_of_a_crate_use_each_other_in_no_circle() {
 
 /// A crate of these files, each with its text; the first is the root.
 fn of(name: &str, files: &[(&str, &str)]) -> Crate {
-    let folder = std::env::temp_dir().join(format!("urnic-circles-{name}-{}", std::process::id()));
+    let folder = urnic_testkit::Folder::new(&format!("circles-{name}"));
     for (path, text) in files {
-        let path = folder.join(path);
+        let path = folder.file(path);
         std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder is made");
         std::fs::write(path, text).expect("a file is written");
     }
-    let made = Crate::read(&folder.join(files[0].0));
-    std::fs::remove_dir_all(folder).expect("the folder is removed");
-    made
+    Crate::read(&folder.file(files[0].0))
 }
 
 #[test]

@@ -7,9 +7,9 @@
 
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::Signal;
+use urnic_testkit::Folder;
 
 use crate::build::{plugin, scratch, stripped, urnic};
 use crate::debian::script;
@@ -53,7 +53,7 @@ pub struct PciGuest<'a> {
 #[derive(Debug)]
 pub struct Server {
     running: Option<Running>,
-    folder: PathBuf,
+    folder: Folder,
     functions: usize,
 }
 
@@ -61,10 +61,10 @@ impl Server {
     /// A server of functions with one address each, given the words of further options.
     #[track_caller]
     pub fn start(host: &Netns, addresses: &[&str], options: &str) -> Self {
-        let folder = fresh_folder("serve");
+        let folder = Folder::inside(&scratch(), "serve");
         let mut program = Program::plain(urnic()).arg("serve");
         for (function, address) in addresses.iter().enumerate() {
-            let socket = folder.join(function.to_string());
+            let socket = folder.file(&function.to_string());
             program = program.arg("--socket").arg(socket).args(["--addr", address]);
         }
         let mut running = host
@@ -85,7 +85,7 @@ impl Server {
     /// The sockets of its functions.
     pub fn sockets(&self) -> Vec<PathBuf> {
         (0..self.functions)
-            .map(|function| self.folder.join(function.to_string()))
+            .map(|function| self.folder.file(&function.to_string()))
             .collect()
     }
 
@@ -106,36 +106,20 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         drop(self.running.take());
-        let _ = std::fs::remove_dir_all(&self.folder);
     }
-}
-
-/// A folder that nobody has, in the target folder.
-fn fresh_folder(what: &str) -> PathBuf {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let folder = scratch().join(format!("{what}-{}-{number}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a folder in the target folder");
-    folder
 }
 
 /// What the guest finds in `/urnic`; removed when dropped.
 #[derive(Debug)]
-struct Shared(PathBuf);
+struct Shared(Folder);
 
 impl Shared {
     fn new() -> Result<Self, String> {
-        let shared = Self(fresh_folder("guest"));
+        let shared = Self(Folder::inside(&scratch(), "guest"));
         for file in [plugin(), &urnic()] {
-            stripped(file, &shared.0.join(file.file_name().expect("a file")))?;
+            stripped(file, &shared.0.path().join(file.file_name().expect("a file")))?;
         }
         Ok(shared)
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
@@ -190,7 +174,7 @@ impl<'a> PciGuest<'a> {
             .through(["setpriv", "--pdeathsig", "KILL"]);
         for (tag, path) in [
             ("root", Path::new(&format!("{folder}/root"))),
-            ("urnic", &shared.0),
+            ("urnic", shared.0.path()),
         ] {
             let path = path.display();
             let share = format!("local,path={path},mount_tag={tag},security_model=none,readonly=on");
@@ -228,7 +212,7 @@ impl<'a> PciGuest<'a> {
     #[track_caller]
     pub fn bring(&self, file: &Path) {
         let name = file.file_name().expect("a file");
-        std::fs::copy(file, self.shared.0.join(name)).expect("the file is copied");
+        std::fs::copy(file, self.shared.0.path().join(name)).expect("the file is copied");
     }
 
     /// Gives a function to vfio-pci, as an administrator does.

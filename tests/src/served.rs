@@ -2,7 +2,8 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
+
+use urnic_testkit::Folder;
 
 use crate::build;
 use crate::program::{Program, Running};
@@ -12,7 +13,7 @@ use crate::wait::{PATIENCE, until};
 #[derive(Debug)]
 pub struct Served {
     server: Running,
-    folder: PathBuf,
+    folder: Folder,
     place: Vec<OsString>,
     options: String,
 }
@@ -30,13 +31,9 @@ impl Served {
 
     /// Starts one where these words lead to.
     pub fn through(place: &[OsString], options: &str) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        // The path of a socket is short.
-        let folder = std::env::temp_dir().join(format!("urnic-served-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("a folder of our own");
+        let folder = Folder::new("served");
         Self {
-            server: serve(&folder, place, options),
+            server: serve(folder.path(), place, options),
             folder,
             place: place.to_vec(),
             options: options.to_owned(),
@@ -45,7 +42,7 @@ impl Served {
 
     /// The option that names the device.
     pub fn device(&self) -> String {
-        format!("vfio-user:{}", socket(&self.folder).display())
+        format!("vfio-user:{}", socket(self.folder.path()).display())
     }
 
     /// A program with this device.
@@ -68,7 +65,7 @@ impl Served {
             "the server before goes on:\n{}",
             self.server.output()
         );
-        self.server = serve(&self.folder, &self.place, &self.options);
+        self.server = serve(self.folder.path(), &self.place, &self.options);
     }
 }
 
@@ -77,7 +74,6 @@ impl Drop for Served {
         // What its clients sent still arrives when it is asked to end.
         self.server.signal(rustix::process::Signal::TERM);
         until(PATIENCE, || self.server.ended());
-        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 

@@ -3,6 +3,8 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use urnic_testkit::Folder;
+
 use crate::program::Program;
 
 /// Debian's `nobody`, who owns nothing.
@@ -15,22 +17,14 @@ pub const SOMEBODY: u32 = 61234;
 /// home. Removed when dropped.
 #[derive(Debug)]
 pub struct Staged {
-    folder: PathBuf,
+    folder: Folder,
 }
 
 impl Staged {
     /// Copies the plug-in to where everybody can load it.
     pub fn new() -> Self {
-        use std::sync::atomic::{AtomicU32, Ordering};
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!(
-            "urnic-tests-{}-{}",
-            std::process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        );
-        let folder = std::env::temp_dir().join(name);
-        std::fs::create_dir(&folder).expect("a folder in the temporary folder");
-        std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o755)).expect("our own folder");
+        let folder = Folder::new("tests");
+        std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).expect("our own folder");
         let staged = Self { folder };
         staged.add(crate::build::plugin());
         staged
@@ -38,7 +32,7 @@ impl Staged {
 
     /// Copies another file; its new path.
     pub fn add(&self, file: &Path) -> PathBuf {
-        let copy = self.folder.join(file.file_name().expect("a file"));
+        let copy = self.folder.path().join(file.file_name().expect("a file"));
         std::fs::copy(file, &copy).expect("room for a copy");
         std::fs::set_permissions(&copy, PermissionsExt::from_mode(0o755)).expect("our own file");
         copy
@@ -46,7 +40,7 @@ impl Staged {
 
     /// The program, run by that user. Needs root.
     pub fn program(&self, user: u32, program: Program) -> Program {
-        as_user(user, program.plugin_at(self.folder.join("liburnic.so")))
+        as_user(user, program.plugin_at(self.folder.file("liburnic.so")))
     }
 }
 
@@ -62,11 +56,5 @@ pub fn as_user(user: u32, program: Program) -> Program {
 impl Default for Staged {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-impl Drop for Staged {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }

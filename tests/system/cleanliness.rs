@@ -65,15 +65,13 @@ fn an_idle_connected_program_uses_no_processor_time() {
 fn the_presence_folder_is_no_longer_than_needed() {
     // Many runs share one tree; they must not each leave one.
     or_skip!(installed("ibv_devices"));
-    let folder = urnic_tests::build::scratch().join(format!("present-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a folder");
-    let count = || std::fs::read_dir(&folder).expect("our folder").count();
-    let devices = Program::new("ibv_devices").env("URNIC_PRESENT_DIR", &folder);
+    let folder = urnic_testkit::Folder::inside(&urnic_tests::build::scratch(), "present");
+    let count = || folder.names().len();
+    let devices = Program::new("ibv_devices").env("URNIC_PRESENT_DIR", folder.path());
     devices.run().success();
     let after_one = count();
     (0..10).for_each(|_| drop(devices.run().success()));
     let after_many = count();
-    std::fs::remove_dir_all(&folder).expect("our folder");
     assert_eq!(after_one, after_many);
 }
 

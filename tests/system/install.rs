@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use urnic_testkit::Folder;
 use urnic_tests::build::{plugin, tree, urnic};
 use urnic_tests::program::Program;
 use urnic_tests::skip::{self, installed};
@@ -11,15 +12,15 @@ use urnic_tests::{Pair, or_skip};
 
 /// A folder that everybody can read, with what is under test installed below it. Removed when
 /// dropped.
-struct Destination(PathBuf);
+struct Destination(Folder);
 
 impl Destination {
     fn new() -> Self {
-        let folder = std::env::temp_dir().join(format!("urnic-install-{}", std::process::id()));
+        let folder = Folder::new("install");
         // Where `make` looks for what was built.
-        let built = folder.join("target/release");
+        let built = folder.file("target/release");
         std::fs::create_dir_all(&built).expect("a folder in the temporary folder");
-        for folder in [&folder, &folder.join("target"), &built] {
+        for folder in [folder.path(), &folder.file("target"), &built] {
             std::fs::set_permissions(folder, PermissionsExt::from_mode(0o755)).expect("our own folder");
         }
         for file in [plugin(), &urnic()] {
@@ -29,25 +30,19 @@ impl Destination {
     }
 
     fn make(&self, goal: &str) {
-        let destination = format!("DESTDIR={}", self.0.join("root").display());
+        let destination = format!("DESTDIR={}", self.0.file("root").display());
         Program::plain("make")
             .arg("-C")
             .arg(tree())
             .args([goal, &destination, "PREFIX=/usr"])
-            .env("CARGO_TARGET_DIR", self.0.join("target"))
+            .env("CARGO_TARGET_DIR", self.0.file("target"))
             .run()
             .success();
     }
 
     /// A command line of the installed `urnic`.
     fn urnic(&self, line: &str) -> Program {
-        Program::plain(self.0.join("root/usr/bin/urnic")).line(line)
-    }
-}
-
-impl Drop for Destination {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        Program::plain(self.0.file("root/usr/bin/urnic")).line(line)
     }
 }
 
@@ -75,10 +70,10 @@ fn what_is_installed_is_enough_and_goes_again() {
     let destination = Destination::new();
     destination.make("install");
     for file in ["valgrind.supp", "tsan.supp"] {
-        let installed = destination.0.join("root/usr/share/urnic").join(file);
+        let installed = destination.0.file("root/usr/share/urnic").join(file);
         assert!(installed.is_file(), "{}", installed.display());
     }
-    let pages = destination.0.join("root/usr/share/doc/urnic");
+    let pages = destination.0.file("root/usr/share/doc/urnic");
     let page = std::fs::read_to_string(pages.join("README.md")).expect("the front page");
     for link in page
         .split("](")
@@ -94,12 +89,15 @@ fn what_is_installed_is_enough_and_goes_again() {
         is_enough(&destination, |program| staged.program(NOBODY, program));
     }
     destination.make("uninstall");
-    assert_eq!(files(&destination.0.join("root")), Vec::<PathBuf>::new());
+    assert_eq!(files(&destination.0.file("root")), Vec::<PathBuf>::new());
 }
 
 fn is_enough(destination: &Destination, as_user: impl Fn(Program) -> Program) {
     let text = as_user(destination.urnic("doctor")).run().success();
-    let shown = format!("{}/root/usr/lib/urnic/liburnic.so", destination.0.display());
+    let shown = format!(
+        "{}/root/usr/lib/urnic/liburnic.so",
+        destination.0.path().display()
+    );
     for shown in [&shown, "there for every provider ABI", "exchanged 1000 messages"] {
         assert!(text.contains(shown), "no {shown:?} in:\n{text}");
     }
@@ -107,7 +105,7 @@ fn is_enough(destination: &Destination, as_user: impl Fn(Program) -> Program) {
     assert!(text.contains("urnic0"), "{text}");
     let script = format!(
         "eval \"$('{}/root/usr/bin/urnic' env)\" && ibv_devices",
-        destination.0.display()
+        destination.0.path().display()
     );
     let text = as_user(Program::plain("sh").args(["-c", &script]))
         .run()

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use urnic_testkit::Folder;
 use urnic_tests::build::scratch;
 use urnic_tests::capture::GUESSERS;
 use urnic_tests::peer::hex;
@@ -14,19 +15,17 @@ use urnic_tests::victim::{Role, Victim};
 use urnic_tests::{Pair, compiled, or_skip};
 
 /// A folder of captures, removed with the test unless that failed.
-struct Captures(PathBuf);
+struct Captures(Folder);
 
 impl Captures {
     fn new(name: &str) -> Result<Self, String> {
         installed("tshark")?;
         in_process("the wire is in the server, which has a test of its own")?;
-        let folder = scratch().join(format!("pcap-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("a folder of our own");
-        Ok(Self(folder))
+        Ok(Self(Folder::inside(&scratch(), &format!("pcap-{name}"))))
     }
 
     fn file(&self) -> PathBuf {
-        self.0.join("wire.pcapng")
+        self.0.file("wire.pcapng")
     }
 
     /// Makes room for whoever is started anew.
@@ -37,17 +36,15 @@ impl Captures {
     }
 
     fn all(&self) -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(&self.0).expect("our folder");
-        entries.map(|entry| entry.expect("an entry").path()).collect()
+        self.0.names().iter().map(|name| self.0.file(name)).collect()
     }
 }
 
 impl Drop for Captures {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("kept for a look at it: {}", self.0.display());
-        } else {
-            let _ = std::fs::remove_dir_all(&self.0);
+            eprintln!("kept for a look at it: {}", self.0.path().display());
+            self.0.keep();
         }
     }
 }

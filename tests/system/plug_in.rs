@@ -94,23 +94,21 @@ fn the_device_file_takes_the_commands_of_libibverbs_only() {
 #[test]
 fn a_second_copy_of_the_plug_in_stands_aside() {
     or_skip!(installed("ibv_devices"));
-    let folder = urnic_tests::build::scratch().join(format!("second-copy-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let copy = folder.join("liburnic.so");
+    let folder = urnic_testkit::Folder::inside(&urnic_tests::build::scratch(), "second-copy");
+    let copy = folder.file("liburnic.so");
     std::fs::copy(plugin(), &copy).unwrap();
     let both = format!("{} {}", plugin().display(), copy.display());
     // The copy twice: preloaded behind the first, and as the driver that libibverbs would load.
     for pabi in [34, 57, 59, 64, 65] {
-        let _ = std::os::unix::fs::symlink(&copy, folder.join(format!("liburnic-rdmav{pabi}.so")));
+        let _ = std::os::unix::fs::symlink(&copy, folder.file(&format!("liburnic-rdmav{pabi}.so")));
     }
-    let drivers = folder.join("liburnic");
+    let drivers = folder.file("liburnic");
     let text = Program::new("ibv_devices")
         .plugin_at(&both)
         .env("IBV_DRIVERS", &drivers)
         .run()
         .success();
     assert_eq!(text.matches("urnic0").count(), 1, "{text}");
-    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 /// libfabric overwrites the code of munmap(2) after it opened the device: a new thread must not be

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use urnic_testkit::Folder;
 use urnic_tests::build::{compiled, scratch};
 use urnic_tests::debian::script;
 use urnic_tests::netns::Netns;
@@ -122,23 +123,6 @@ fn fio_with_every_verb() {
     }
 }
 
-/// A folder for tgtd's control socket, removed on drop. Paths of sockets must be short.
-struct Control(PathBuf);
-
-impl Control {
-    fn new() -> Self {
-        let path = std::env::temp_dir().join(format!("urnic-tgt-{}", std::process::id()));
-        fs::create_dir_all(&path).expect("a temporary folder");
-        Self(path)
-    }
-}
-
-impl Drop for Control {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// libiscsi and tgtd. tgtd always listens for iSER at port 3260, hence the network namespace.
 #[test]
 fn iser_reads_and_writes_a_disk() {
@@ -150,8 +134,9 @@ fn iser_reads_and_writes_a_disk() {
     let tgt = or_skip!(script("tgt", &[]));
     let host = or_skip!(Netns::new());
     let disk = Own::new("disk", &Random(17).bytes(16 << 20));
-    let control = Control::new();
-    let within = |program: Program| host.program(program.env("TGT_IPC_SOCKET", control.0.join("socket")));
+    // For tgtd's control socket, whose path must be short.
+    let control = Folder::new("tgt");
+    let within = |program: Program| host.program(program.env("TGT_IPC_SOCKET", control.file("socket")));
     let target =
         within(Program::new(format!("{tgt}/tgtd")).line("-f -C 9 --iscsi portal=127.0.0.1:3261")).spawn();
     host.listens(3260);

@@ -314,9 +314,8 @@ fn the_other_debian_s_programs_connect() {
 /// Copies a file of so many MiB, with changing content, by rcopy.
 #[track_caller]
 fn copies(mebibytes: usize) {
-    let folder = scratch().join(format!("rcopy-{mebibytes}-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("our folder");
-    let (from, to) = (folder.join("from"), folder.join("to"));
+    let folder = urnic_testkit::Folder::inside(&scratch(), &format!("rcopy-{mebibytes}"));
+    let (from, to) = (folder.file("from"), folder.file("to"));
     make_file(&from, mebibytes);
     let port = free_port();
     let mut server = Program::new("rcopy").line(&format!("-p {port}")).spawn();
@@ -332,7 +331,6 @@ fn copies(mebibytes: usize) {
         let same = Program::plain("cmp").arg(&from).arg(&to).run_for(LIMIT);
         same.ok().then_some(())
     });
-    std::fs::remove_dir_all(&folder).expect("our folder");
     assert!(same.is_some(), "the copy differs");
 }
 

@@ -1,7 +1,6 @@
 //! RPC-over-RDMA's headers, read by a dissector that others wrote.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use urnic_rpc_rdma::engine::{
@@ -211,19 +210,6 @@ fn dump(forward: bool, packet: &[u8], text: &mut String) {
     }
 }
 
-/// A file that goes away with its owner.
-struct Scratch(PathBuf);
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-fn scratch(extension: &str) -> Scratch {
-    Scratch(std::env::temp_dir().join(format!("urnic-rpc-rdma-{}.{extension}", std::process::id())))
-}
-
 #[test]
 fn rpc_h_06_wireshark_reads_what_the_engines_send() {
     or_skip!(installed("tshark"));
@@ -244,11 +230,12 @@ fn rpc_h_06_wireshark_reads_what_the_engines_send() {
         let ulpdu = [&[0x41, 0x43], &header[..], message].concat();
         dump(*forward, &framings[direction].frame(&ulpdu), &mut text);
     }
-    let (hexdump, capture) = (scratch("txt"), scratch("pcap"));
-    std::fs::write(&hexdump.0, text).expect("the folder for temporary files takes one");
+    let folder = urnic_testkit::Folder::new("rpc-rdma");
+    let (hexdump, capture) = (folder.file("txt"), folder.file("pcap"));
+    std::fs::write(&hexdump, text).expect("the folder for temporary files takes one");
     let made = Command::new("text2pcap")
         .args(["-q", "-D", "-T", "20000,20049"])
-        .args([&hexdump.0, &capture.0])
+        .args([&hexdump, &capture])
         .stdout(Stdio::null())
         .output()
         .expect("text2pcap runs");
@@ -257,7 +244,7 @@ fn rpc_h_06_wireshark_reads_what_the_engines_send() {
     let mut tshark = Command::new("tshark");
     tshark
         .arg("-r")
-        .arg(&capture.0)
+        .arg(&capture)
         .args(["-n", "-Y", "rpcordma", "-T", "fields"]);
     for option in ["tcp.try_heuristic_first:TRUE", "tcp.check_checksum:FALSE"] {
         tshark.args(["-o", option]);

@@ -2,10 +2,11 @@
 //! librspreload.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use urnic_testkit::Folder;
 use urnic_tests::build::{plugin, scratch, urnic};
 use urnic_tests::debian::Debian;
 use urnic_tests::program::{Program, Running};
@@ -15,30 +16,6 @@ use urnic_tests::wait::free_port;
 use urnic_tests::{compiled, or_skip};
 
 const LIMIT: Duration = Duration::from_secs(120);
-
-/// A folder of this test's, gone with it.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        Self::at(scratch().join(format!("{name}-{}", std::process::id())))
-    }
-
-    fn at(path: PathBuf) -> Self {
-        std::fs::create_dir_all(&path).expect("a folder of ours");
-        Self(path)
-    }
-
-    fn file(&self, name: &str) -> String {
-        self.0.join(name).display().to_string()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// Server and client of `rsocket_overrun`, which let a Send wait `patience` milliseconds for a
 /// receive; when the client has sent all that its credits allow.
@@ -90,7 +67,7 @@ fn rspreload() -> Option<PathBuf> {
 /// Bytes that the process received through the device.
 fn received(process: u32, watched: &Folder) -> u64 {
     let stat = Program::plain(urnic()).line(&format!("stat --json {process}"));
-    let json = stat.env("URNIC_PRESENT_DIR", &watched.0).run().success();
+    let json = stat.env("URNIC_PRESENT_DIR", watched.path()).run().success();
     let counts = json.split("\"rx_bytes\":").skip(1).filter_map(|rest| {
         let rest = rest.trim_start();
         rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
@@ -104,7 +81,7 @@ fn iperf3_under_librspreload_goes_through_the_device() {
     let Some(rspreload) = rspreload() else {
         return urnic_tests::skip::say("librspreload.so is not installed");
     };
-    let watched = Folder::new("iperf3");
+    let watched = Folder::inside(&scratch(), "iperf3");
     let port = free_port();
     let iperf3 = Program::plain("iperf3")
         .line(&format!("-p {port}"))
@@ -112,7 +89,7 @@ fn iperf3_under_librspreload_goes_through_the_device() {
             "LD_PRELOAD",
             format!("{}:{}", rspreload.display(), plugin().display()),
         )
-        .env("URNIC_PRESENT_DIR", &watched.0);
+        .env("URNIC_PRESENT_DIR", watched.path());
     let mut server = iperf3.clone().line("-s").spawn();
     server.listens(port);
     // rsockets itself may sleep 5 s over each connection (`wake_up_interval` of rsocket.c): its
@@ -129,7 +106,7 @@ fn iperf3_under_librspreload_goes_through_the_device() {
 }
 
 /// A file of one GiB that no part of is like another; and its checksum.
-fn gibibyte(path: &str) {
+fn gibibyte(path: &Path) {
     let mut state = 1u64;
     let mut file = std::fs::File::create(path).expect("a file in our folder");
     let mut block = vec![0u8; 1 << 20];
@@ -143,7 +120,7 @@ fn gibibyte(path: &str) {
     }
 }
 
-fn checksum(path: &str) -> String {
+fn checksum(path: &Path) -> String {
     let out = Command::new("sha256sum").arg(path).output().expect("coreutils");
     String::from_utf8_lossy(&out.stdout)
         .split_whitespace()
@@ -168,8 +145,8 @@ fn rcopy_moves_a_gibibyte(ours: &Folder, theirs: &str, program: impl Fn(Program)
 #[test]
 fn rcopy_of_a_gibibyte_is_bit_exact() {
     or_skip!(installed("rcopy"));
-    let folder = Folder::new("rcopy");
-    let path = folder.0.display().to_string();
+    let folder = Folder::inside(&scratch(), "rcopy");
+    let path = folder.path().display().to_string();
     rcopy_moves_a_gibibyte(&folder, &path, |program| program);
 }
 

@@ -1,8 +1,7 @@
 //! Looking at processes that use the device: `urnic stat` and the `hw_counters` files.
 
-use std::path::{Path, PathBuf};
-
 use rustix::process::Signal;
+use urnic_testkit::Folder;
 use urnic_tests::build::{scratch, urnic};
 use urnic_tests::or_skip;
 use urnic_tests::program::Program;
@@ -12,21 +11,19 @@ use urnic_tests::victim::{Role, Victim};
 use urnic_tests::wait::{PATIENCE, until};
 
 /// A place for presences that no other test uses.
-fn place(name: &str) -> PathBuf {
-    let folder = scratch().join(format!("stat-{name}-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("our folder");
-    folder
+fn place(name: &str) -> Folder {
+    Folder::inside(&scratch(), &format!("stat-{name}"))
 }
 
-fn stat(place: &Path, line: &str) -> Program {
+fn stat(place: &Folder, line: &str) -> Program {
     Program::plain(urnic())
         .line("stat")
         .line(line)
-        .env("URNIC_PRESENT_DIR", place)
+        .env("URNIC_PRESENT_DIR", place.path())
 }
 
-fn victim_in(place: &Path) -> Result<Victim, String> {
-    Victim::start(&[("URNIC_PRESENT_DIR", place.to_str().expect("our path"))])
+fn victim_in(place: &Folder) -> Result<Victim, String> {
+    Victim::start(&[("URNIC_PRESENT_DIR", place.path().to_str().expect("our path"))])
 }
 
 #[test]
@@ -64,7 +61,6 @@ fn processes_and_queue_pairs_are_shown_with_their_counters() {
     victim.leaves();
     let after = stat(&place, "").run().success();
     assert_eq!(after, "no process of yours has a urnic device open\n");
-    std::fs::remove_dir_all(&place).expect("our folder");
 }
 
 #[test]
@@ -81,20 +77,19 @@ fn a_process_that_was_killed_is_forgotten() {
         "{gone}"
     );
     let left: Vec<_> =
-        std::fs::read_dir(place.join(format!("urnic-{}", rustix::process::geteuid().as_raw())))
+        std::fs::read_dir(place.file(&format!("urnic-{}", rustix::process::geteuid().as_raw())))
             .expect("the user's folder")
             .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
             .filter(|name| name.ends_with(".stat"))
             .collect();
     assert!(left.is_empty(), "{left:?}");
-    std::fs::remove_dir_all(&place).expect("our folder");
 }
 
 #[test]
 fn the_next_open_takes_away_what_killed_processes_left() {
     let place = place("swept");
     let names = || -> Vec<String> {
-        std::fs::read_dir(place.join(format!("urnic-{}", rustix::process::geteuid().as_raw())))
+        std::fs::read_dir(place.file(&format!("urnic-{}", rustix::process::geteuid().as_raw())))
             .expect("the user's folder")
             .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
             .filter(|name| name.ends_with(".stat"))
@@ -119,7 +114,6 @@ fn the_next_open_takes_away_what_killed_processes_left() {
     );
     living.leaves();
     next.leaves();
-    std::fs::remove_dir_all(&place).expect("our folder");
 }
 
 #[test]
@@ -136,7 +130,6 @@ fn a_stopped_process_holds_nobody_up() {
     });
     assert!(back.is_some());
     victim.leaves();
-    std::fs::remove_dir_all(&place).expect("our folder");
 }
 
 #[test]
@@ -148,7 +141,7 @@ fn hw_counters_read_what_is_counted_now() {
     let read = || {
         Program::new("cat")
             .arg(file)
-            .env("URNIC_PRESENT_DIR", &place)
+            .env("URNIC_PRESENT_DIR", place.path())
             .run()
             .success()
             .trim_end()
@@ -166,5 +159,4 @@ fn hw_counters_read_what_is_counted_now() {
     assert_eq!(read(), before + 3);
     victim.leaves();
     assert_eq!(read(), 0, "counters are those of the processes that are there");
-    std::fs::remove_dir_all(&place).expect("our folder");
 }

@@ -3,26 +3,25 @@
 use std::ffi::CString;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::redirect::{PathBuffer, Target};
 use super::*;
 use urnic_process::fds::InternalFd;
 use urnic_process::netlink;
+use urnic_testkit::Folder;
 
-/// A folder that goes away with the test.
-struct Scratch(PathBuf);
+/// A private folder with trees.
+struct Scratch(Folder);
 
 impl Scratch {
-    fn new(name: &str) -> Scratch {
-        let path = std::env::temp_dir().join(format!("urnic-presence-{}-{name}", std::process::id()));
-        fs::create_dir(&path).unwrap();
-        Scratch(path)
+    fn new() -> Scratch {
+        Scratch(Folder::new("presence"))
     }
 
     fn settings(&self, digest: u64) -> Settings {
         Settings {
-            dir: Some(self.0.clone()),
+            dir: Some(self.0.path().to_owned()),
             digest,
             ..Settings::default()
         }
@@ -31,19 +30,13 @@ impl Scratch {
     /// Names of the trees in it, finished or not.
     fn trees(&self) -> Vec<String> {
         let uid = rustix::process::geteuid().as_raw();
-        let ours = self.0.join(format!("urnic-{uid}"));
+        let ours = self.0.file(&format!("urnic-{uid}"));
         let mut names: Vec<_> = fs::read_dir(ours)
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
         names.sort_unstable();
         names
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -79,7 +72,7 @@ fn line(root: &Path, path: &str) -> String {
 
 #[test]
 fn the_tree_shows_an_rnic_as_the_kernel_would() {
-    let scratch = Scratch::new("rnic");
+    let scratch = Scratch::new();
     let presence = presence(&scratch.settings(0));
     let root = presence.root();
     let verbs = format!("sys/class/infiniband_verbs/{}", presence.uverbs());
@@ -106,7 +99,7 @@ fn the_tree_shows_an_rnic_as_the_kernel_would() {
 
 #[test]
 fn every_gid_has_its_files_and_there_is_none_too_many() {
-    let scratch = Scratch::new("gids");
+    let scratch = Scratch::new();
     let presence = presence(&scratch.settings(0));
     let port = presence.root().join("sys/class/infiniband/urnic0/ports/1");
     for (index, gid) in presence.gids().entries().iter().enumerate() {
@@ -125,7 +118,7 @@ fn every_gid_has_its_files_and_there_is_none_too_many() {
 
 #[test]
 fn a_tree_is_shared_and_never_touched_again() {
-    let scratch = Scratch::new("shared");
+    let scratch = Scratch::new();
     let one = presence(&scratch.settings(0));
     let device = one.root().join("sys/class/infiniband/urnic0");
     let before = fs::metadata(&device).unwrap();
@@ -141,7 +134,7 @@ fn a_tree_is_shared_and_never_touched_again() {
 
 #[test]
 fn a_tree_built_again_is_the_same_device_to_libibverbs() {
-    let scratch = Scratch::new("again");
+    let scratch = Scratch::new();
     let one = presence(&scratch.settings(0));
     let device = one.root().join("sys/class/infiniband/urnic0");
     let before = fs::metadata(&device).unwrap();
@@ -157,7 +150,7 @@ fn a_tree_built_again_is_the_same_device_to_libibverbs() {
 
 #[test]
 fn another_configuration_is_another_tree() {
-    let scratch = Scratch::new("config");
+    let scratch = Scratch::new();
     let one = presence(&scratch.settings(1));
     let two = presence(&scratch.settings(2));
     assert_ne!(one.root(), two.root());
@@ -166,7 +159,7 @@ fn another_configuration_is_another_tree() {
 
 #[test]
 fn many_builders_make_one_tree() {
-    let scratch = Scratch::new("race");
+    let scratch = Scratch::new();
     fds::adopt_process();
     let presences: Vec<Presence> = std::thread::scope(|scope| {
         let settings = scratch.settings(0);
@@ -191,7 +184,7 @@ fn many_builders_make_one_tree() {
 
 #[test]
 fn old_trees_that_nobody_uses_are_reaped() {
-    let scratch = Scratch::new("reap");
+    let scratch = Scratch::new();
     let plan = |name: &str| tree::Plan {
         name: name.to_owned(),
         items: vec![
@@ -201,7 +194,7 @@ fn old_trees_that_nobody_uses_are_reaped() {
         dated: ("a".into(), 1_000_000_000),
     };
     fds::adopt_process();
-    let homes = [scratch.0.clone()];
+    let homes = [scratch.0.path().to_owned()];
     let used = tree::provide(&plan("used"), &homes).unwrap();
     drop(tree::provide(&plan("unused"), &homes).unwrap());
     let provided = tree::provide(&plan("new"), &homes).unwrap();
@@ -216,9 +209,9 @@ fn old_trees_that_nobody_uses_are_reaped() {
 
 #[test]
 fn a_folder_that_others_can_enter_is_refused() {
-    let scratch = Scratch::new("perm");
+    let scratch = Scratch::new();
     let uid = rustix::process::geteuid().as_raw();
-    let ours = scratch.0.join(format!("urnic-{uid}"));
+    let ours = scratch.0.file(&format!("urnic-{uid}"));
     fs::create_dir(&ours).unwrap();
     fs::set_permissions(&ours, fs::Permissions::from_mode(0o755)).unwrap();
     let refused = Presence::build(identity::Scope::current(), gids(), &scratch.settings(0));
@@ -229,19 +222,19 @@ fn a_folder_that_others_can_enter_is_refused() {
 
 #[test]
 fn a_link_in_the_place_of_our_folder_is_refused() {
-    let scratch = Scratch::new("link");
+    let scratch = Scratch::new();
     let uid = rustix::process::geteuid().as_raw();
-    let elsewhere = scratch.0.join("elsewhere");
+    let elsewhere = scratch.0.file("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
     fs::set_permissions(&elsewhere, fs::Permissions::from_mode(0o700)).unwrap();
-    std::os::unix::fs::symlink(&elsewhere, scratch.0.join(format!("urnic-{uid}"))).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, scratch.0.file(&format!("urnic-{uid}"))).unwrap();
     Presence::build(identity::Scope::current(), gids(), &scratch.settings(0)).unwrap_err();
     assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
 }
 
 #[test]
 fn real_devices_stay_visible_and_keep_their_names() {
-    let scratch = Scratch::new("real");
+    let scratch = Scratch::new();
     fds::adopt_process();
     let real = plan::RealDevices::fake(&["mlx5_0"], &["abi_version", "uverbs0"], &["uverbs0", "rdma_cm"]);
     assert_eq!(real.free_uverbs(), "uverbs1");
@@ -257,7 +250,7 @@ fn real_devices_stay_visible_and_keep_their_names() {
         uverbs: &uverbs,
         settings: &settings,
     };
-    let tree = tree::provide(&inputs.plan(), std::slice::from_ref(&scratch.0)).unwrap();
+    let tree = tree::provide(&inputs.plan(), &[scratch.0.path().to_owned()]).unwrap();
     for (link, target) in [
         ("sys/class/infiniband/mlx5_0", "/sys/class/infiniband/mlx5_0"),
         (
@@ -280,7 +273,7 @@ fn real_devices_stay_visible_and_keep_their_names() {
 
 #[test]
 fn paths_lead_into_the_tree() {
-    let scratch = Scratch::new("paths");
+    let scratch = Scratch::new();
     let presence = presence(&scratch.settings(0));
     let mut buffer = PathBuffer::new();
     let mut redirected = |path: &str| {

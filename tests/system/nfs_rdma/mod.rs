@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use rustix::process::Signal;
+use urnic_testkit::Folder;
 use urnic_tests::build::{nfs, scratch};
 use urnic_tests::program::{Program, Running};
 use urnic_tests::wait::{PATIENCE, descriptors, until};
@@ -37,25 +38,9 @@ fn listening(server: &mut Running) -> (String, String) {
     (port("over TCP at"), port("over RDMA at"))
 }
 
-/// A folder of a test's own, which goes with this.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let folder = scratch().join(format!("nfs-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("a folder");
-        Self(folder)
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+/// A folder in the target folder, for a test with NFS.
+fn folder(name: &str) -> Folder {
+    Folder::inside(&scratch(), &format!("nfs-{name}"))
 }
 
 /// A directory, or a tree in memory, that is served, and goes with this.
@@ -70,7 +55,7 @@ struct Export {
 impl Export {
     /// Serves a directory.
     fn new(name: &str, settings: &[(&str, &str)]) -> Self {
-        let folder = Folder::new(name);
+        let folder = folder(name);
         let served = folder.file("served");
         std::fs::create_dir_all(&served).expect("a folder");
         let program = urnic_nfs("serve --no-root-squash").arg(&served);
@@ -80,7 +65,7 @@ impl Export {
     /// Serves a tree in memory.
     fn of_memory(name: &str, settings: &[(&str, &str)]) -> Self {
         let program = urnic_nfs("serve --no-root-squash --memory 64M");
-        Self::start(Folder::new(name), program, settings)
+        Self::start(folder(name), program, settings)
     }
 
     fn start(folder: Folder, program: Program, settings: &[(&str, &str)]) -> Self {

@@ -15,7 +15,7 @@ use urnic_tests::peer::hex;
 use urnic_tests::program::Program;
 
 use super::lists::list;
-use super::{Folder, pattern, read, urnic_nfs, write};
+use super::{folder, pattern, read, urnic_nfs, write};
 
 /// Answers each call of a connection with success and TRUE.
 const RPCBIND: &str = r#"cat >/rpcbind <<'END'
@@ -148,7 +148,7 @@ fn answer(mut stream: TcpStream, root: &[u8]) -> std::io::Result<()> {
 #[ignore = "make interop"]
 fn our_client_reads_and_writes_files_of_linux_nfsd() {
     let nfsd = or_skip!(Nfsd::start());
-    let folder = Folder::new("nfsd");
+    let folder = folder("nfsd");
     for (name, len) in [
         ("empty", 0),
         ("small", 100),
@@ -185,7 +185,7 @@ fn our_client_reads_and_writes_files_of_linux_nfsd() {
 fn rpc_k_07_linux_nfsd_takes_and_returns_our_long_lists() {
     const USERS: u32 = 300;
     let nfsd = or_skip!(Nfsd::start());
-    let folder = Folder::new("nfsd-lists");
+    let folder = folder("nfsd-lists");
     let lists = list("", USERS, "rwx") + &list("default:", USERS, "rwx");
     write(&folder.file("lists"), lists.as_bytes());
     nfsd.does("mkdir /export/dir");

@@ -6,7 +6,7 @@ use urnic_tests::program::Program;
 use urnic_tests::skip::root;
 use urnic_tests::user::{NOBODY, Staged};
 
-use super::{Folder, listening, pattern, program, read, urnic_nfs, write};
+use super::{folder, listening, pattern, program, read, urnic_nfs, write};
 
 #[test]
 fn thirty_two_clients_of_an_ordinary_user_put_and_get_at_once() {
@@ -63,7 +63,7 @@ fn thirty_two_clients_of_an_ordinary_user_put_and_get_at_once() {
 /// A server at the unspecified address of IPv6 is there for both families, by TCP and by RDMA.
 #[test]
 fn clients_of_both_families_are_served_at_one_address() {
-    let folder = Folder::new("families");
+    let folder = folder("families");
     let mut server =
         urnic_nfs("serve --no-root-squash --memory 16M --listen :: --tcp-port 0 --rdma-port 0").spawn();
     let (tcp, rdma) = listening(&mut server);

@@ -130,8 +130,8 @@ fn counted(place: &Path) -> [u64; 3] {
 
 #[test]
 fn mpa_e_01_each_error_is_told_by_its_own_code() {
-    let place = scratch().join(format!("mpa-e-01-{}", std::process::id()));
-    std::fs::create_dir_all(&place).expect("our folder");
+    let folder = urnic_testkit::Folder::inside(&scratch(), "mpa-e-01");
+    let place = folder.path();
     let variables = [
         ("URNIC_PRESENT_DIR", place.to_str().expect("our path")),
         ("URNIC_LOG", "urnic_cm=debug,urnic_driver=debug"),
@@ -156,7 +156,7 @@ fn mpa_e_01_each_error_is_told_by_its_own_code() {
     peer.reset();
     scene.victim.completes(qp, &ALL_FLUSHED);
     logs(&scene, "StreamLost, 0x20010000: MPA connection lost");
-    assert_eq!(counted(&place), [1, 0, 0]);
+    assert_eq!(counted(place), [1, 0, 0]);
 
     // 2: a CRC is wrong.
     let mut link = scene.victim.link_as(Role::Called, &wish, CRC | MARKERS);
@@ -164,7 +164,7 @@ fn mpa_e_01_each_error_is_told_by_its_own_code() {
     bytes[30] ^= 1;
     scene.breaks_by(&mut link, 0x2002, &bytes, &[], &ALL_FLUSHED);
     logs(&scene, "TerminateSent, 0x20020000: MPA CRC error");
-    assert_eq!(counted(&place), [1, 1, 0]);
+    assert_eq!(counted(place), [1, 1, 0]);
 
     // 3: a marker points elsewhere, under a good CRC.
     let mut link = scene.victim.link_as(Role::Called, &wish, CRC | MARKERS);
@@ -179,7 +179,7 @@ fn mpa_e_01_each_error_is_told_by_its_own_code() {
         &scene,
         "TerminateSent, 0x20030000: MPA marker and length disagree",
     );
-    assert_eq!(counted(&place), [1, 1, 1]);
+    assert_eq!(counted(place), [1, 1, 1]);
 
     // 4: a Request, and a Reply, that is none.
     let (qp, _) = scene.victim.expecting(&wish);
@@ -193,9 +193,8 @@ fn mpa_e_01_each_error_is_told_by_its_own_code() {
     link.peer.send(&octets);
     assert!(link.peer.rest().0.is_empty(), "no Terminate during start-up");
     logs(&scene, "MPA error 4: ");
-    assert_eq!(counted(&place), [1, 1, 1], "no queue pair was lost");
+    assert_eq!(counted(place), [1, 1, 1], "no queue pair was lost");
     scene.ends();
-    std::fs::remove_dir_all(&place).expect("our folder");
 }
 
 #[test]

@@ -2,15 +2,17 @@
 //!
 //! A test brings the [`Memory`] that it shares with the device. The queues here put commands and
 //! requests into it and take completions and events out of it; the test writes registers and rings
-//! doorbells. The kit knows the device's interface alone, so that the model, the buses, the driver
+//! doorbells. A [`Folder`] is for the files of a test. The kit knows the device's interface alone, so that the model, the buses, the driver
 //! and `urnic conformance` can use it. No crate of the product does.
 
 mod commands;
 mod consumer;
+mod folder;
 mod memory;
 mod posts;
 
 pub use commands::CommandQueue;
 pub use consumer::{CompletionQueue, Consumer, Entry, EventQueue};
+pub use folder::Folder;
 pub use memory::Memory;
 pub use posts::{ReceiveQueue, SendQueue, request};

@@ -44,13 +44,11 @@ impl Layouts {
              int main(void) {{\n{}{constants}return 0; }}\n",
             self.c_prints
         );
-        let dir = std::env::temp_dir().join(format!("urnic-layout-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let (c, exe) = (dir.join("layout.c"), dir.join("layout"));
+        let folder = urnic_testkit::Folder::new("layout");
+        let (c, exe) = (folder.file("layout.c"), folder.file("layout"));
         std::fs::write(&c, source).unwrap();
         let compiled = Command::new("cc").arg(&c).arg("-o").arg(&exe).output();
         let ran = Command::new(&exe).output();
-        std::fs::remove_dir_all(&dir).unwrap();
         let compiled = compiled.expect("no C compiler `cc`: install the package gcc");
         assert!(
             compiled.status.success(),

@@ -207,19 +207,20 @@ mod tests {
     use super::*;
     use std::fs::{create_dir_all, write};
     use std::os::unix::fs::symlink;
+    use urnic_testkit::Folder;
 
     /// A tree with our function, a neighbour in its group and a stranger.
-    struct Tree(PathBuf);
+    struct Tree(Folder);
 
     impl Tree {
-        fn new(name: &str) -> Tree {
-            let root = std::env::temp_dir().join(format!("urnic-sysfs-{name}-{}", std::process::id()));
-            create_dir_all(root.join("bus/pci/devices")).unwrap();
+        fn new() -> Tree {
+            let root = Folder::new("sysfs");
+            create_dir_all(root.file("bus/pci/devices")).unwrap();
             Tree(root)
         }
 
         fn function(&self, address: &str, ids: [&str; 3], driver: Option<&str>, group: Option<(u32, &str)>) {
-            let folder = self.0.join("bus/pci/devices").join(address);
+            let folder = self.0.file("bus/pci/devices").join(address);
             create_dir_all(&folder).unwrap();
             for (name, id) in ["vendor", "device", "class"].into_iter().zip(ids) {
                 write(folder.join(name), format!("{id}\n")).unwrap();
@@ -228,7 +229,7 @@ mod tests {
                 symlink(format!("../../bus/pci/drivers/{driver}"), folder.join("driver")).unwrap();
             }
             if let Some((group, name)) = group {
-                let place = self.0.join(format!("kernel/iommu_groups/{group}"));
+                let place = self.0.file(&format!("kernel/iommu_groups/{group}"));
                 create_dir_all(place.join("devices").join(address)).unwrap();
                 if !name.is_empty() {
                     write(place.join("name"), name).unwrap();
@@ -242,15 +243,9 @@ mod tests {
         }
     }
 
-    impl Drop for Tree {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
-
     #[test]
     fn a_function_is_told_with_its_driver_group_and_files() {
-        let tree = Tree::new("whole");
+        let tree = Tree::new();
         let ours = ["0xfffe", "0x524e", "0x028000"];
         tree.function("0000:00:03.0", ours, Some("vfio-pci"), Some((7, "")));
         tree.function(
@@ -265,8 +260,8 @@ mod tests {
             Some("pcieport"),
             None,
         );
-        create_dir_all(tree.0.join("bus/pci/devices/0000:00:03.0/vfio-dev/vfio0")).unwrap();
-        let sysfs = Sysfs::at(&tree.0);
+        create_dir_all(tree.0.file("bus/pci/devices/0000:00:03.0/vfio-dev/vfio0")).unwrap();
+        let sysfs = Sysfs::at(tree.0.path());
 
         let function = sysfs.function("0000:00:03.0").unwrap();
         assert_eq!(
@@ -290,7 +285,7 @@ mod tests {
         );
 
         assert_eq!(sysfs.function("0000:00:09.0"), Err(Errno::NODEV));
-        let config = tree.0.join("bus/pci/devices/0000:00:03.0/config");
+        let config = tree.0.file("bus/pci/devices/0000:00:03.0/config");
         write(&config, [0xfe, 0xff, 0x4e, 0x52, 0]).unwrap();
         assert!(sysfs.answers("0000:00:03.0"));
         write(&config, [0xff; 64]).unwrap();
@@ -300,22 +295,22 @@ mod tests {
 
     #[test]
     fn a_group_without_an_iommu_has_another_file() {
-        let tree = Tree::new("noiommu");
+        let tree = Tree::new();
         tree.function(
             "0000:00:03.0",
             ["0xfffe", "0x524e", "0x028000"],
             Some("vfio-pci"),
             Some((0, "vfio-noiommu\n")),
         );
-        let function = Sysfs::at(&tree.0).function("0000:00:03.0").unwrap();
+        let function = Sysfs::at(tree.0.path()).function("0000:00:03.0").unwrap();
         assert!(function.group.clone().unwrap().no_iommu);
         assert_eq!(function.group_file().unwrap(), Path::new("/dev/vfio/noiommu-0"));
         assert_eq!(function.cdev_file(), None);
-        let parameters = tree.0.join("module/vfio/parameters");
+        let parameters = tree.0.file("module/vfio/parameters");
         create_dir_all(&parameters).unwrap();
         for (text, allowed) in [("N\n", false), ("Y\n", true)] {
             write(parameters.join("enable_unsafe_noiommu_mode"), text).unwrap();
-            assert_eq!(Sysfs::at(&tree.0).allows_no_iommu(), allowed);
+            assert_eq!(Sysfs::at(tree.0.path()).allows_no_iommu(), allowed);
         }
     }
 }

@@ -126,17 +126,17 @@ mod tests {
     use super::*;
     use rustix::fd::OwnedFd;
     use rustix::fs::open;
-    use std::path::PathBuf;
     use std::sync::atomic::{AtomicBool, Ordering};
+    use urnic_testkit::Folder;
 
-    struct Folder(PathBuf, OwnedFd);
+    /// A folder of names, and its descriptor.
+    struct Names(Folder, OwnedFd);
 
-    impl Folder {
-        fn new(test: &str) -> Folder {
-            let path = std::env::temp_dir().join(format!("urnic-names-{test}-{}", std::process::id()));
-            std::fs::create_dir_all(&path).unwrap();
-            let opened = open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
-            Folder(path, opened)
+    impl Names {
+        fn new() -> Names {
+            let folder = Folder::new("names");
+            let opened = open(folder.path(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+            Names(folder, opened)
         }
 
         fn socket(&self) -> (OwnedFd, String) {
@@ -153,15 +153,9 @@ mod tests {
         }
     }
 
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
-
     #[test]
     fn names_of_dead_processes_go_and_live_ones_stay() {
-        let folder = Folder::new("dead");
+        let folder = Names::new();
         let (live, name) = folder.socket();
         for _ in 0..5 {
             drop(folder.socket().0);
@@ -178,13 +172,13 @@ mod tests {
 
     #[test]
     fn names_of_other_hosts_and_other_files_stay() {
-        let folder = Folder::new("others");
+        let folder = Names::new();
         let foreign = "7-0123xyzw-1.stat";
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).unwrap();
         bind(&socket, &address(folder.1.as_fd(), foreign).unwrap()).unwrap();
         drop(socket);
         let file = format!("7-{}-1.stat", boot());
-        std::fs::write(folder.0.join(&file), "").unwrap();
+        std::fs::write(folder.0.file(&file), "").unwrap();
         sweep(folder.1.as_fd());
         let mut expected = [foreign.to_owned(), file];
         expected.sort();
@@ -193,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_socket_between_its_two_names_stays() {
-        let folder = Folder::new("between");
+        let folder = Names::new();
         let unready = format!("7-{}-1{UNREADY}", boot());
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).unwrap();
         bind(&socket, &address(folder.1.as_fd(), &unready).unwrap()).unwrap();
@@ -221,7 +215,7 @@ mod tests {
 
     #[test]
     fn sweeping_beside_processes_that_come_takes_no_live_name() {
-        let folder = Folder::new("races");
+        let folder = Names::new();
         let done = AtomicBool::new(false);
         let lost = std::thread::scope(|scope| {
             for _ in 0..2 {

@@ -7,41 +7,13 @@ use crate::stream::sim::{Conditions, SimNetwork};
 use crate::stream::{Listener, Network, Stream};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
+use urnic_testkit::Folder;
 
 const REQUEST: &[u8] = b"MPA ID Req Frame\x40\x01\0\0";
 const REPLY: &[u8] = b"MPA ID Rep Frame\x40\x01\0\0";
 /// A Send of "hello" (conformance vector F-SEND-hello).
 const FPDU: &[u8] = b"\x00\x17\x41\x43\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0hello\0\0\0\xb9\x90\xb1\x0c";
-
-/// A folder that goes with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Folder {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("urnic-capture-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-
-    /// Names in it.
-    fn names(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(&self.0).unwrap();
-        let mut names: Vec<String> = entries
-            .map(|e| e.unwrap().file_name().into_string().unwrap())
-            .collect();
-        names.sort();
-        names
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// The packets of a capture file: interface, sender's port, flags of TCP, payload.
 fn packets(path: &Path) -> Vec<(u32, u16, u8, Vec<u8>)> {
@@ -130,8 +102,8 @@ fn pass(from: &mut Box<dyn Stream>, to: &mut Box<dyn Stream>, octets: &[u8]) {
 
 #[test]
 fn both_ends_capture_the_same() {
-    let folder = Folder::new();
-    let [one, two] = ["one", "two"].map(|name| folder.0.join(name));
+    let folder = Folder::new("capture");
+    let [one, two] = ["one", "two"].map(|name| folder.file(name));
     let captures = [&one, &two].map(|path| CaptureFile::new(path.clone(), None).interface("urnic0", ""));
     let mut connected = connect(Some(&captures[0]), Some(&captures[1]));
     connected.start_up();
@@ -149,8 +121,8 @@ fn both_ends_capture_the_same() {
 
 #[test]
 fn a_connection_of_which_both_ends_are_here_is_written_once() {
-    let folder = Folder::new();
-    let path = folder.0.join("file");
+    let folder = Folder::new("capture");
+    let path = folder.file("file");
     let file = CaptureFile::new(path.clone(), None);
     let (near, far) = (file.interface("near", ""), file.interface("far", ""));
     let mut connected = connect(Some(&near), Some(&far));
@@ -172,8 +144,8 @@ fn a_connection_of_which_both_ends_are_here_is_written_once() {
 
 #[test]
 fn what_the_stream_did_not_take_is_not_captured() {
-    let folder = Folder::new();
-    let path = folder.0.join("file");
+    let folder = Folder::new("capture");
+    let path = folder.file("file");
     let capture = CaptureFile::new(path.clone(), None).interface("urnic0", "");
     let mut connected = connect(Some(&capture), None);
     connected.network.wires()[0].set_capacity(0, 26);
@@ -189,9 +161,9 @@ fn what_the_stream_did_not_take_is_not_captured() {
 
 #[test]
 fn a_reset_is_seen_at_either_end() {
-    let folder = Folder::new();
+    let folder = Folder::new("capture");
     for (which, port) in [(0, 1000), (1, 4791)] {
-        let path = folder.0.join(format!("reset-{which}"));
+        let path = folder.file(&format!("reset-{which}"));
         let capture = CaptureFile::new(path.clone(), None).interface("urnic0", "");
         let mut connected = connect(Some(&capture), None);
         match which {
@@ -209,8 +181,8 @@ fn a_reset_is_seen_at_either_end() {
 
 #[test]
 fn a_file_that_is_taken_or_not_empty_is_left_alone() {
-    let folder = Folder::new();
-    let path = folder.0.join("wire.pcapng");
+    let folder = Folder::new("capture");
+    let path = folder.file("wire.pcapng");
     CaptureFile::prepare(&path).unwrap();
     let capture = || CaptureFile::new(path.clone(), None).interface("urnic0", "");
     let first = connect(Some(&capture()), None);
@@ -223,7 +195,7 @@ fn a_file_that_is_taken_or_not_empty_is_left_alone() {
     assert_eq!(packets(&path).len(), 3);
     drop((first, second));
     let third = connect(Some(&capture()), None);
-    assert_eq!(packets(&folder.0.join(beside)).len(), 3);
+    assert_eq!(packets(&folder.file(&beside)).len(), 3);
     drop(third);
     CaptureFile::prepare(&path).unwrap();
     assert_eq!(packets(&path), []);
@@ -231,8 +203,8 @@ fn a_file_that_is_taken_or_not_empty_is_left_alone() {
 
 #[test]
 fn a_name_may_have_the_number_of_its_process() {
-    let folder = Folder::new();
-    let capture = CaptureFile::new(folder.0.join("%p-%p"), None).interface("urnic0", "");
+    let folder = Folder::new("capture");
+    let capture = CaptureFile::new(folder.file("%p-%p"), None).interface("urnic0", "");
     drop(connect(Some(&capture), None));
     let number = std::process::id();
     assert_eq!(folder.names(), [format!("{number}-{number}")]);
@@ -240,8 +212,8 @@ fn a_name_may_have_the_number_of_its_process() {
 
 #[test]
 fn where_nothing_can_be_written_traffic_goes_on() {
-    let folder = Folder::new();
-    for path in [folder.0.join("no/such/folder"), PathBuf::from("/dev/null")] {
+    let folder = Folder::new("capture");
+    for path in [folder.file("no/such/folder"), PathBuf::from("/dev/null")] {
         assert!(CaptureFile::prepare(&path).is_err());
         let capture = CaptureFile::new(path, None).interface("urnic0", "");
         let mut connected = connect(Some(&capture), Some(&capture));

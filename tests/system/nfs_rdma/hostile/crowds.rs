@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use urnic_tests::peer::Peer;
 use urnic_tests::wait::{PATIENCE, until};
 
-use super::super::{Export, Folder, pattern, read, urnic_nfs, write};
+use super::super::{Export, folder, pattern, read, urnic_nfs, write};
 use super::{ABSENT, H, NULL, Requester, X, msg};
 
 const HOSTILE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
@@ -16,7 +16,7 @@ const THEIRS: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const MIB: u32 = 1 << 20;
 
 fn serving(name: &str, line: &str) -> Export {
-    let folder = Folder::new(name);
+    let folder = folder(name);
     std::fs::create_dir_all(folder.file("served")).expect("a folder");
     let program = urnic_nfs(&format!("serve --no-root-squash {line}")).arg(folder.file("served"));
     Export::start(folder, program, &[])
