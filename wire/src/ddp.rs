@@ -53,7 +53,7 @@ const _: () = assert!(size_of::<TaggedLayout>() == TAGGED_LEN && size_of::<Untag
 pub enum Error {
     /// Shorter than the header its T bit promises. RFC 5041 has no code for it; see the conversion
     /// to [`TerminateError`](crate::rdmap::TerminateError).
-    #[error("DDP segment of {have} octets is shorter than its header of {needed}")]
+    #[error("DDP segment of {have} bytes is shorter than its header of {needed}")]
     Truncated {
         /// Bytes of the header, or 1 where not even the control byte is there.
         needed: usize,

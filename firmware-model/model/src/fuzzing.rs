@@ -17,19 +17,19 @@ const FIRST_PAGE: u64 = 0x7700_0000_0000;
 struct Source<'a>(&'a [u8]);
 
 impl Source<'_> {
-    fn octet(&mut self) -> u8 {
+    fn byte(&mut self) -> u8 {
         let (first, rest) = self.0.split_first().unwrap_or((&0, &[]));
         self.0 = rest;
         *first
     }
 
     fn word(&mut self) -> u32 {
-        u32::from_le_bytes(std::array::from_fn(|_| self.octet()))
+        u32::from_le_bytes(std::array::from_fn(|_| self.byte()))
     }
 
     /// Mostly a small number, as handles and sizes are.
     fn argument(&mut self) -> u32 {
-        match self.octet() {
+        match self.byte() {
             0xff => self.word(),
             0xfe => u32::MAX,
             small => small.into(),
@@ -38,10 +38,10 @@ impl Source<'_> {
 
     /// Mostly an address inside the host's memory.
     fn address(&mut self) -> u64 {
-        match self.octet() {
+        match self.byte() {
             0xff => u64::from(self.word()) << 32 | u64::from(self.word()),
             0xfe => FIRST_PAGE + (64 << 20) - 8,
-            octet => FIRST_PAGE + (u64::from(octet) << 3 | u64::from(self.octet()) & 7) % PAGES * 4096,
+            byte => FIRST_PAGE + (u64::from(byte) << 3 | u64::from(self.byte()) & 7) % PAGES * 4096,
         }
     }
 }
@@ -62,12 +62,12 @@ pub fn commands(data: &[u8]) {
     let mut source = Source(data);
     let mut now = 0;
     while !source.0.is_empty() {
-        match source.octet() % 8 {
+        match source.byte() % 8 {
             0..4 => {
-                let opcode = Opcode::from_raw(source.octet().into()).unwrap_or(Opcode::QueryDevice);
+                let opcode = Opcode::from_raw(source.byte().into()).unwrap_or(Opcode::QueryDevice);
                 let mut command = Command::new(opcode, &Nothing {});
                 // Arguments begin with addresses, or with handles.
-                let addresses = usize::from(source.octet() % 4) * 8;
+                let addresses = usize::from(source.byte() % 4) * 8;
                 let (pointers, rest) = command.payload.split_at_mut(addresses.min(PAYLOAD_LEN));
                 for place in pointers.chunks_exact_mut(8) {
                     place.copy_from_slice(&source.address().to_le_bytes());
@@ -84,8 +84,8 @@ pub fn commands(data: &[u8]) {
                 }
             }
             4 => {
-                let (page, slot) = (source.argument(), source.octet());
-                let value = u64::from(source.octet()) << 56
+                let (page, slot) = (source.argument(), source.byte());
+                let value = u64::from(source.byte()) << 56
                     | u64::from(source.argument()) << 32
                     | u64::from(source.argument());
                 if let Some(pages) = driver.device.doorbell_pages() {
@@ -95,19 +95,19 @@ pub fn commands(data: &[u8]) {
                 driver.device.doorbell(page, 0, value);
             }
             5 => {
-                let offset = u64::from(source.octet()) * 4;
+                let offset = u64::from(source.byte()) * 4;
                 let (iova, value) = (source.address().wrapping_add(offset), source.word());
                 if free(iova, 4) {
                     driver.arena.write(iova, &value.to_le_bytes());
                 }
             }
             6 => {
-                let (iova, len) = (source.address(), u64::from(source.octet()) * 4096);
+                let (iova, len) = (source.address(), u64::from(source.byte()) * 4096);
                 if !(iova..iova.saturating_add(len)).contains(&spared.start) {
                     driver.device.unmapped(iova, len);
                 }
             }
-            _ => now += 1_000_000 * u64::from(source.octet()),
+            _ => now += 1_000_000 * u64::from(source.byte()),
         }
         driver.device.step(Nanos(now));
     }

@@ -39,7 +39,7 @@ pub enum FpduError {
     /// Not a fault: the FPDU ends after `needed` bytes (counted from its start, markers included),
     /// of which `have` are here. Where ULPDU_Length itself is not complete, `needed` is what it
     /// takes to read that.
-    #[error("FPDU incomplete: {have} octets of {needed}")]
+    #[error("FPDU incomplete: {have} bytes of {needed}")]
     Incomplete {
         /// Bytes to wait for.
         needed: usize,
@@ -55,7 +55,7 @@ pub enum FpduError {
         found: u32,
     },
     /// A marker does not point at the start of the FPDU it lies in (RFC 5044 §8, error code 3).
-    #[error("marker at FPDU octet {at} has FPDUPTR {found}, expected {expected}")]
+    #[error("marker at FPDU byte {at} has FPDUPTR {found}, expected {expected}")]
     Marker {
         /// Where the marker lies, in bytes from the FPDU's first byte on the wire.
         at: usize,
@@ -79,15 +79,15 @@ pub const fn fpdu_len(ulpdu_len: usize) -> usize {
     LENGTH_LEN + ulpdu_len + padding(ulpdu_len) + CRC_LEN
 }
 
-/// The ULPDU_Length at the front of `octets`, if both its bytes are there.
+/// The ULPDU_Length at the front of `bytes`, if both its bytes are there.
 #[inline]
-pub fn ulpdu_len(octets: &[u8]) -> Option<usize> {
-    octets
+pub fn ulpdu_len(bytes: &[u8]) -> Option<usize> {
+    bytes
         .first_chunk()
         .map(|length| u16::from_be_bytes(*length).into())
 }
 
-/// Takes the FPDU at the front of `octets`; returns its ULPDU and the bytes behind the FPDU.
+/// Takes the FPDU at the front of `bytes`; returns its ULPDU and the bytes behind the FPDU.
 ///
 /// ULPDU_Length is believed up to 65535: Linux's soft-iWARP exceeds [`super::MAX_MULPDU`] on
 /// loopback. Pad bytes are not looked at, except by the CRC.
@@ -96,14 +96,14 @@ pub fn ulpdu_len(octets: &[u8]) -> Option<usize> {
 /// [`FpduError::Incomplete`] to wait for more, [`FpduError::Crc`] where the FPDU is not what was
 /// sent.
 #[inline]
-pub fn parse(octets: &[u8], crc: CrcMode) -> Result<(&[u8], &[u8]), FpduError> {
-    let have = octets.len();
-    let ulpdu_len = ulpdu_len(octets).ok_or(FpduError::Incomplete {
+pub fn parse(bytes: &[u8], crc: CrcMode) -> Result<(&[u8], &[u8]), FpduError> {
+    let have = bytes.len();
+    let ulpdu_len = ulpdu_len(bytes).ok_or(FpduError::Incomplete {
         needed: LENGTH_LEN,
         have,
     })?;
     let needed = fpdu_len(ulpdu_len);
-    let (fpdu, rest) = octets
+    let (fpdu, rest) = bytes
         .split_at_checked(needed)
         .ok_or(FpduError::Incomplete { needed, have })?;
     if crc == CrcMode::On {
@@ -165,7 +165,7 @@ pub fn seal(fpdu: &mut [u8]) {
 pub fn emit_length(ulpdu_len: usize) -> [u8; LENGTH_LEN] {
     assert!(
         ulpdu_len <= usize::from(u16::MAX),
-        "a ULPDU of {ulpdu_len} octets does not fit ULPDU_Length"
+        "a ULPDU of {ulpdu_len} bytes does not fit ULPDU_Length"
     );
     (ulpdu_len as u16).to_be_bytes()
 }

@@ -39,9 +39,9 @@ impl Marker {
     /// Reads a marker; the reserved half and the two low bits of FPDUPTR are ignored (RFC 5044
     /// §4.2).
     #[inline]
-    pub const fn parse(octets: [u8; LEN]) -> Self {
+    pub const fn parse(bytes: [u8; LEN]) -> Self {
         Self {
-            fpduptr: u16::from_be_bytes([octets[2], octets[3]]) & !3,
+            fpduptr: u16::from_be_bytes([bytes[2], bytes[3]]) & !3,
         }
     }
 
@@ -134,11 +134,11 @@ impl Iterator for Pieces {
     }
 }
 
-/// Bytes of the marked FPDU at the front of `octets`, as soon as its ULPDU_Length is there.
+/// Bytes of the marked FPDU at the front of `bytes`, as soon as its ULPDU_Length is there.
 #[inline]
-pub fn wire_len(offset: u64, octets: &[u8]) -> Option<usize> {
+pub fn wire_len(offset: u64, bytes: &[u8]) -> Option<usize> {
     let lead = if distance(offset) == 0 { LEN } else { 0 };
-    let ulpdu_len = fpdu::ulpdu_len(octets.get(lead..)?)?;
+    let ulpdu_len = fpdu::ulpdu_len(bytes.get(lead..)?)?;
     Some(marked_len(offset, fpdu_len(ulpdu_len)))
 }
 
@@ -180,26 +180,26 @@ pub fn emit(offset: u64, ulpdu: &[u8], crc: CrcMode, buffer: &mut [u8]) -> usize
     len
 }
 
-/// Takes the marked FPDU at the front of `octets`, moving its ULPDU together in place.
+/// Takes the marked FPDU at the front of `bytes`, moving its ULPDU together in place.
 ///
-/// Returns where in `octets` the ULPDU now lies and how many bytes the FPDU took on the wire; what
+/// Returns where in `bytes` the ULPDU now lies and how many bytes the FPDU took on the wire; what
 /// follows them is untouched. The CRC is checked first, over the bytes as they came; then every
 /// marker.
 ///
 /// # Errors
 /// As [`fpdu::parse`], and [`FpduError::Marker`] where a marker and ULPDU_Length disagree. On any
-/// error `octets` is as it was.
-pub fn parse(offset: u64, octets: &mut [u8], crc: CrcMode) -> Result<(Range<usize>, usize), FpduError> {
-    let have = octets.len();
+/// error `bytes` is as it was.
+pub fn parse(offset: u64, bytes: &mut [u8], crc: CrcMode) -> Result<(Range<usize>, usize), FpduError> {
+    let have = bytes.len();
     let lead = if distance(offset) == 0 { LEN } else { 0 };
     let too_short = |needed| FpduError::Incomplete { needed, have };
-    let ulpdu_len = octets
+    let ulpdu_len = bytes
         .get(lead..)
         .and_then(fpdu::ulpdu_len)
         .ok_or(too_short(lead + LENGTH_LEN))?;
     let plain = fpdu_len(ulpdu_len);
     let needed = marked_len(offset, plain);
-    let fpdu = octets.get_mut(..needed).ok_or(too_short(needed))?;
+    let fpdu = bytes.get_mut(..needed).ok_or(too_short(needed))?;
     if crc == CrcMode::On {
         fpdu::check(fpdu)?;
     }
@@ -225,7 +225,7 @@ fn check_markers(offset: u64, plain: usize, fpdu: &[u8]) -> Result<(), FpduError
             Piece::Marker(expected) => {
                 let found = fpdu[at..]
                     .first_chunk()
-                    .map(|octets| Marker::parse(*octets).fpduptr);
+                    .map(|bytes| Marker::parse(*bytes).fpduptr);
                 let found = found.unwrap_or_default();
                 if found != expected.fpduptr {
                     return Err(FpduError::Marker {
@@ -236,7 +236,7 @@ fn check_markers(offset: u64, plain: usize, fpdu: &[u8]) -> Result<(), FpduError
                 }
                 at += LEN;
             }
-            Piece::Fpdu(octets) => at += octets.len(),
+            Piece::Fpdu(bytes) => at += bytes.len(),
         }
     }
     Ok(())

@@ -74,7 +74,7 @@ mod word {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartupError {
     /// The bytes end before the frame does.
-    #[error("MPA start-up frame of {needed} octets ends after {have}")]
+    #[error("MPA start-up frame of {needed} bytes ends after {have}")]
     Truncated {
         /// Bytes the frame takes, as far as known.
         needed: usize,
@@ -97,10 +97,10 @@ pub enum StartupError {
     #[error("MPA revision {0} is not supported")]
     Revision(u8),
     /// PD_Length beyond [`MAX_PRIVATE_DATA`].
-    #[error("MPA private data of {0} octets exceeds {MAX_PRIVATE_DATA}")]
+    #[error("MPA private data of {0} bytes exceeds {MAX_PRIVATE_DATA}")]
     PrivateData(usize),
     /// S is set in a revision 2 frame, but PD_Length has no room for the enhanced word.
-    #[error("enhanced MPA frame has {0} octets of private data, too few for its IRD/ORD word")]
+    #[error("enhanced MPA frame has {0} bytes of private data, too few for its IRD/ORD word")]
     NoWord(usize),
 }
 
@@ -178,16 +178,16 @@ pub struct StartupFlags {
 }
 
 impl StartupFlags {
-    const fn parse(octet: u8) -> Self {
+    const fn parse(byte: u8) -> Self {
         Self {
-            markers: octet & flag::M != 0,
-            crc: octet & flag::C != 0,
-            reject: octet & flag::R != 0,
-            enhanced: octet & flag::S != 0,
+            markers: byte & flag::M != 0,
+            crc: byte & flag::C != 0,
+            reject: byte & flag::R != 0,
+            enhanced: byte & flag::S != 0,
         }
     }
 
-    const fn octet(self) -> u8 {
+    const fn byte(self) -> u8 {
         (if self.markers { flag::M } else { 0 })
             | (if self.crc { flag::C } else { 0 })
             | (if self.reject { flag::R } else { 0 })
@@ -213,8 +213,8 @@ impl StartupHeader {
     ///
     /// # Errors
     /// [`StartupError::Key`] or [`StartupError::PrivateData`].
-    pub fn parse(octets: &[u8; HEADER_LEN]) -> Result<Self, StartupError> {
-        let layout: &Layout = zerocopy::transmute_ref!(octets);
+    pub fn parse(bytes: &[u8; HEADER_LEN]) -> Result<Self, StartupError> {
+        let layout: &Layout = zerocopy::transmute_ref!(bytes);
         let kind = FrameKind::from_key(&layout.key).ok_or(StartupError::Key(layout.key))?;
         let private_data_len = usize::from(layout.pd_length.get());
         if private_data_len > MAX_PRIVATE_DATA {
@@ -277,8 +277,8 @@ pub struct EnhancedWord {
 
 impl EnhancedWord {
     /// Reads the word.
-    pub fn parse(octets: [u8; WORD_LEN]) -> Self {
-        let bits = u32::from_be_bytes(octets);
+    pub fn parse(bytes: [u8; WORD_LEN]) -> Self {
+        let bits = u32::from_be_bytes(bytes);
         Self {
             peer_to_peer: bits & word::A != 0,
             rtr_send: bits & word::B != 0,
@@ -375,14 +375,14 @@ impl<'a> StartupFrame<'a> {
         })
     }
 
-    /// Parses the frame at the front of `octets`; returns it and what follows it.
+    /// Parses the frame at the front of `bytes`; returns it and what follows it.
     ///
     /// # Errors
     /// Any [`StartupError`] but `Kind` and `Revision`.
-    pub fn parse(octets: &'a [u8]) -> Result<(Self, &'a [u8]), StartupError> {
-        let have = octets.len();
+    pub fn parse(bytes: &'a [u8]) -> Result<(Self, &'a [u8]), StartupError> {
+        let have = bytes.len();
         let too_short = |needed| StartupError::Truncated { needed, have };
-        let (header, rest) = octets.split_first_chunk().ok_or(too_short(HEADER_LEN))?;
+        let (header, rest) = bytes.split_first_chunk().ok_or(too_short(HEADER_LEN))?;
         let header = StartupHeader::parse(header)?;
         let (private_data, rest) = rest
             .split_at_checked(header.private_data_len)
@@ -418,7 +418,7 @@ impl<'a> StartupFrame<'a> {
         };
         let layout = Layout {
             key: *self.kind.key(),
-            flags: flags.octet(),
+            flags: flags.byte(),
             revision: self.revision,
             pd_length: U16::new(pd_length as u16),
         };

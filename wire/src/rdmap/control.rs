@@ -147,11 +147,11 @@ impl Control {
     /// # Errors
     /// [`ControlError::Version`] before [`ControlError::Opcode`].
     #[inline]
-    pub const fn parse(octet: u8) -> Result<Self, ControlError> {
-        if octet >> Self::VERSION_SHIFT != VERSION {
-            return Err(ControlError::Version(octet >> Self::VERSION_SHIFT));
+    pub const fn parse(byte: u8) -> Result<Self, ControlError> {
+        if byte >> Self::VERSION_SHIFT != VERSION {
+            return Err(ControlError::Version(byte >> Self::VERSION_SHIFT));
         }
-        let code = octet & Self::OPCODE;
+        let code = byte & Self::OPCODE;
         if (code as usize) < Opcode::ALL.len() {
             Ok(Self {
                 opcode: Opcode::ALL[code as usize],
@@ -163,7 +163,7 @@ impl Control {
 
     /// The byte to send.
     #[inline]
-    pub const fn octet(self) -> u8 {
+    pub const fn byte(self) -> u8 {
         VERSION << Self::VERSION_SHIFT | self.opcode as u8
     }
 }
@@ -226,7 +226,7 @@ pub fn check_placement(opcode: Opcode, header: &ddp::Header) -> Result<(), Place
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// Not exactly as many bytes as the header has.
-    #[error("{opcode} of {found} octets, must have {expected}")]
+    #[error("{opcode} of {found} bytes, must have {expected}")]
     Length {
         /// The message.
         opcode: Opcode,

@@ -114,7 +114,7 @@ impl<'a> Terminate<'a> {
             });
         };
         let [first, code, third, _] = *control;
-        let known = |octet: u8| TerminateError::from_codes(octet >> 4, octet & 0xf, code).is_some();
+        let known = |byte: u8| TerminateError::from_codes(byte >> 4, byte & 0xf, code).is_some();
         let swapped = first.rotate_left(4);
         let (hdrct, low) = (third & hdrct::ALL, third & hdrct::ALL.reverse_bits());
         let only_low = hdrct == 0 && low != 0;

@@ -173,11 +173,11 @@ fn unknown_terminate_and_errors() {
     let error = |octets: &[u8]| Segment::parse(octets).unwrap_err().to_string();
     assert_eq!(
         error(&[]),
-        "DDP segment of 0 octets is shorter than its header of 1"
+        "DDP segment of 0 bytes is shorter than its header of 1"
     );
     assert_eq!(
         error(&[0xc1; 3]),
-        "DDP segment of 3 octets is shorter than its header of 14"
+        "DDP segment of 3 bytes is shorter than its header of 14"
     );
     assert_eq!(error(&[0xc2; 14]), "DDP version 2 in a tagged segment");
     assert_eq!(error(&[0x40; 18]), "DDP version 0 in an untagged segment");

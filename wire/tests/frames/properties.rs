@@ -101,7 +101,7 @@ fn ulpdu() -> impl Strategy<Value = Vec<u8>> {
     (opcode, header, parts, error).prop_map(|(opcode, (last, [word, msn, mo], to), parts, error)| {
         let (data, read_request, atomic_request, fixed, terminated) = parts;
         let (codes, segment_length, [d, r]) = error;
-        let rsvd_ulp = Control { opcode }.octet();
+        let rsvd_ulp = Control { opcode }.byte();
         let header = match opcode.queue() {
             None => ddp::Header::Tagged(TaggedHeader {
                 last,

@@ -5,7 +5,7 @@ use urnic_wire::mpa::fpdu::{self, CrcMode};
 use urnic_wire::rdmap::*;
 
 fn untagged(opcode: Opcode, qn: u32) -> Header {
-    let rsvd_ulp = Control { opcode }.octet();
+    let rsvd_ulp = Control { opcode }.byte();
     Header::Untagged(UntaggedHeader {
         last: true,
         rsvd_ulp,
@@ -19,7 +19,7 @@ fn untagged(opcode: Opcode, qn: u32) -> Header {
 fn tagged(opcode: Opcode) -> Header {
     Header::Tagged(TaggedHeader {
         last: true,
-        rsvd_ulp: Control { opcode }.octet(),
+        rsvd_ulp: Control { opcode }.byte(),
         stag: 1,
         to: 0,
     })
@@ -48,7 +48,7 @@ fn rdm_c_01_the_table_of_messages() {
             Ok(opcode.into()),
             "reserved bits are ignored"
         );
-        assert_eq!(Control { opcode }.octet(), 0x40 | code);
+        assert_eq!(Control { opcode }.byte(), 0x40 | code);
         assert_eq!(opcode.queue(), queue);
         assert_eq!(opcode.is_extension(), code >= 8);
     }

@@ -40,7 +40,7 @@ pub(crate) const INVALIDATE: Terminate<'_> = Terminate {
 /// As a Terminate goes out: queue 2, MSN 1, MO 0, one segment (RFC 5040 §5.4).
 pub(crate) const fn message(terminate: Terminate<'_>) -> Segment<'_> {
     let opcode = Opcode::Terminate;
-    let rsvd_ulp = Control { opcode }.octet();
+    let rsvd_ulp = Control { opcode }.byte();
     let header = UntaggedHeader {
         last: true,
         rsvd_ulp,

@@ -181,7 +181,7 @@ pub(crate) const STARTUP: &[(&str, StartupFrame<'_>)] = &[
 
 /// A one-segment tagged message.
 const fn tagged<'a>(opcode: Opcode, stag: u32, to: u64, data: &'a [u8]) -> Segment<'a> {
-    let rsvd_ulp = Control { opcode }.octet();
+    let rsvd_ulp = Control { opcode }.byte();
     let header = ddp::Header::Tagged(TaggedHeader {
         last: true,
         rsvd_ulp,
@@ -201,7 +201,7 @@ const fn untagged<'a>(opcode: Opcode, qn: u32, msn: u32, body: Body<'a>) -> Segm
 }
 
 const fn invalidating<'a>(opcode: Opcode, stag: u32, qn: u32, msn: u32, body: Body<'a>) -> Segment<'a> {
-    let rsvd_ulp = Control { opcode }.octet();
+    let rsvd_ulp = Control { opcode }.byte();
     let header = UntaggedHeader {
         last: true,
         rsvd_ulp,

@@ -37,7 +37,7 @@ impl Negotiated {
     pub fn terminate_frame(&self, control: u32) -> Vec<u8> {
         let header = UntaggedHeader {
             last: true,
-            rsvd_ulp: Control::from(Opcode::Terminate).octet(),
+            rsvd_ulp: Control::from(Opcode::Terminate).byte(),
             rsvd_ulp_word: 0,
             qn: QN_TERMINATE,
             msn: 1,

@@ -120,13 +120,13 @@ impl Conversation {
         direction.sequence = direction.sequence.wrapping_add(counted);
     }
 
-    /// One end sent `octets`, the first of which was its `offset`-th.
-    pub(super) fn octets(&mut self, from: Side, offset: u64, octets: &[u8], write: &mut Write<'_>) {
+    /// One end sent `bytes`, the first of which was its `offset`-th.
+    pub(super) fn bytes(&mut self, from: Side, offset: u64, bytes: &[u8], write: &mut Write<'_>) {
         let other = from.other() as usize;
         let marked = self.directions[other].cutter.wants_markers;
         let direction = &mut self.directions[from as usize];
         let known = usize::try_from(direction.taken.saturating_sub(offset)).unwrap_or(usize::MAX);
-        let Some(new) = octets.get(known..).filter(|new| !new.is_empty()) else {
+        let Some(new) = bytes.get(known..).filter(|new| !new.is_empty()) else {
             return;
         };
         direction.taken += new.len() as u64;
@@ -230,8 +230,8 @@ mod tests {
     #[test]
     fn a_connection_from_syn_to_the_last_ack() {
         let written = recorded(|conversation, write| {
-            conversation.octets(Side::Initiator, 0, b"hello", write);
-            conversation.octets(Side::Responder, 0, b"hi", write);
+            conversation.bytes(Side::Initiator, 0, b"hello", write);
+            conversation.bytes(Side::Responder, 0, b"hi", write);
             conversation.finish(Side::Initiator, write);
             conversation.finish(Side::Responder, write);
         });
@@ -252,9 +252,9 @@ mod tests {
     fn a_frame_is_written_when_whole_or_when_the_stream_ends() {
         let request = b"MPA ID Req Frame\x40\x01\x00\x00";
         let written = recorded(|conversation, write| {
-            conversation.octets(Side::Initiator, 0, &request[..7], write);
-            conversation.octets(Side::Initiator, 7, &request[7..], write);
-            conversation.octets(Side::Initiator, 20, &[0, 18, 0x41], write);
+            conversation.bytes(Side::Initiator, 0, &request[..7], write);
+            conversation.bytes(Side::Initiator, 7, &request[7..], write);
+            conversation.bytes(Side::Initiator, 20, &[0, 18, 0x41], write);
             conversation.reset(Side::Responder, write);
             conversation.finish(Side::Initiator, write);
         });
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn long_frames_take_packets_and_a_silent_peer_acknowledges() {
         let long = vec![b'x'; 2_000_000];
-        let written = recorded(|conversation, write| conversation.octets(Side::Initiator, 0, &long, write));
+        let written = recorded(|conversation, write| conversation.bytes(Side::Initiator, 0, &long, write));
         let (data, acks): (Vec<_>, Vec<_>) = written[3..].iter().partition(|(from, ..)| *from == INITIATOR);
         let mut next = 1;
         for (_, sequence, _, _, payload) in data {
@@ -294,7 +294,7 @@ mod tests {
                 for (which, len) in turns.into_iter().chain([(true, 300), (false, 300)]) {
                     let at = told[usize::from(which)];
                     let end = (at + len).min(stream.len());
-                    conversation.octets(Side::Responder, at as u64, &stream[at..end], write);
+                    conversation.bytes(Side::Responder, at as u64, &stream[at..end], write);
                     told[usize::from(which)] = end;
                 }
                 conversation.finish(Side::Responder, write);

@@ -45,29 +45,29 @@ impl Cutter {
         }
     }
 
-    /// Length of the frame at the front of `octets`, which may be longer than they are; `None` if
+    /// Length of the frame at the front of `bytes`, which may be longer than they are; `None` if
     /// they are too few to say. `marked`: the other side asked for markers.
-    pub(super) fn frame_len(&mut self, octets: &[u8], marked: bool) -> Option<usize> {
+    pub(super) fn frame_len(&mut self, bytes: &[u8], marked: bool) -> Option<usize> {
         loop {
             return match self.phase {
                 Phase::StartUp => {
-                    let known = octets.len().min(KEY.len());
-                    if octets[..known] != KEY[..known] {
+                    let known = bytes.len().min(KEY.len());
+                    if bytes[..known] != KEY[..known] {
                         self.phase = Phase::Unknown;
                         continue;
                     }
-                    startup_len(octets)
+                    startup_len(bytes)
                 }
                 Phase::Started => {
-                    if octets.get(..RTR_KEY.len())? == RTR_KEY {
-                        return startup_len(octets);
+                    if bytes.get(..RTR_KEY.len())? == RTR_KEY {
+                        return startup_len(bytes);
                     }
                     self.phase = Phase::FullOperation;
                     continue;
                 }
-                Phase::FullOperation if marked => marker::wire_len(self.offset, octets),
-                Phase::FullOperation => fpdu::ulpdu_len(octets).map(fpdu::fpdu_len),
-                Phase::Unknown => (!octets.is_empty()).then_some(octets.len()),
+                Phase::FullOperation if marked => marker::wire_len(self.offset, bytes),
+                Phase::FullOperation => fpdu::ulpdu_len(bytes).map(fpdu::fpdu_len),
+                Phase::Unknown => (!bytes.is_empty()).then_some(bytes.len()),
             };
         }
     }
@@ -86,8 +86,8 @@ impl Cutter {
     }
 }
 
-fn startup_len(octets: &[u8]) -> Option<usize> {
-    let len = octets.get(startup::HEADER_LEN - 2..startup::HEADER_LEN)?;
+fn startup_len(bytes: &[u8]) -> Option<usize> {
+    let len = bytes.get(startup::HEADER_LEN - 2..startup::HEADER_LEN)?;
     Some(startup::HEADER_LEN + usize::from(u16::from_be_bytes([len[0], len[1]])))
 }
 

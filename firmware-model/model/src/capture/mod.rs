@@ -407,21 +407,21 @@ impl Tap {
         }
     }
 
-    fn octets(&mut self, from: Side, octets: &[u8]) {
+    fn bytes(&mut self, from: Side, bytes: &[u8]) {
         let told = &mut self.told[usize::from(from != self.side)];
         let offset = *told;
-        *told += octets.len() as u64;
-        self.tell(|conversation, write| conversation.octets(from, offset, octets, write));
+        *told += bytes.len() as u64;
+        self.tell(|conversation, write| conversation.bytes(from, offset, bytes, write));
     }
 
     /// The stream took these.
-    pub(crate) fn sent(&mut self, octets: &[u8]) {
-        self.octets(self.side, octets);
+    pub(crate) fn sent(&mut self, bytes: &[u8]) {
+        self.bytes(self.side, bytes);
     }
 
     /// The stream gave these.
-    pub(crate) fn received(&mut self, octets: &[u8]) {
-        self.octets(self.side.other(), octets);
+    pub(crate) fn received(&mut self, bytes: &[u8]) {
+        self.bytes(self.side.other(), bytes);
     }
 
     /// Our end, or the other, is done sending.

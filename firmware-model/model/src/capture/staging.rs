@@ -70,17 +70,17 @@ impl Staging {
                 written => break written?,
             }
         };
-        let mut octets = vec![0; len];
+        let mut bytes = vec![0; len];
         let mut read = 0;
         while read < len {
-            match rustix::io::pread(file, &mut octets[read..], read as u64) {
+            match rustix::io::pread(file, &mut bytes[read..], read as u64) {
                 Ok(0) => return Err(Errno::IO),
                 Ok(n) => read += n,
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),
             }
         }
-        Ok(octets)
+        Ok(bytes)
     }
 }
 

@@ -116,11 +116,11 @@ impl TappedStream {
         error
     }
 
-    fn note_arrival(&mut self, octets: &[u8]) {
+    fn note_arrival(&mut self, bytes: &[u8]) {
         if let Some(tap) = &mut self.tap {
-            match octets {
+            match bytes {
                 [] => tap.finished(false),
-                octets => tap.received(octets),
+                bytes => tap.received(bytes),
             }
         }
     }
@@ -134,7 +134,7 @@ impl Stream for TappedStream {
             return self.stream.send(pieces);
         }
         match self.staged(pieces) {
-            Ok(octets) => self.send_bytes(&octets),
+            Ok(bytes) => self.send_bytes(&bytes),
             Err(Errno::FAULT) => Err(StreamError::Fault),
             Err(errno) => {
                 self.lose(errno);
@@ -174,10 +174,10 @@ impl Stream for TappedStream {
         }
         match self.staged(&filled) {
             _ if room == MAX => {}
-            Ok(mut octets) => {
+            Ok(mut bytes) => {
                 // Short only if somebody unmapped some of it since.
-                octets.resize(n, 0);
-                self.note_arrival(&octets);
+                bytes.resize(n, 0);
+                self.note_arrival(&bytes);
             }
             Err(Errno::FAULT) => self.note_arrival(&vec![0; n]),
             Err(errno) => self.lose(errno),

@@ -48,7 +48,7 @@ impl From<StreamError> for LlpError {
 /// What a ULPDU begins with. Its length is one of two, so that copying it is two or three stores.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Head {
-    octets: [u8; UNTAGGED_LEN],
+    bytes: [u8; UNTAGGED_LEN],
     len: usize,
 }
 
@@ -63,7 +63,7 @@ impl Head {
     #[inline]
     pub(super) fn write(&self, place: &mut [u8]) {
         if let Some(place) = place.first_chunk_mut() {
-            *place = self.octets;
+            *place = self.bytes;
         }
     }
 }
@@ -71,17 +71,17 @@ impl Head {
 impl From<TaggedHeader> for Head {
     #[inline]
     fn from(header: TaggedHeader) -> Head {
-        let mut octets = [0; UNTAGGED_LEN];
-        let len = header.emit(&mut octets);
-        Head { octets, len }
+        let mut bytes = [0; UNTAGGED_LEN];
+        let len = header.emit(&mut bytes);
+        Head { bytes, len }
     }
 }
 
 impl From<UntaggedHeader> for Head {
     #[inline]
     fn from(header: UntaggedHeader) -> Head {
-        let mut octets = [0; UNTAGGED_LEN];
-        let len = header.emit(&mut octets);
-        Head { octets, len }
+        let mut bytes = [0; UNTAGGED_LEN];
+        let len = header.emit(&mut bytes);
+        Head { bytes, len }
     }
 }

@@ -178,7 +178,7 @@ fn respond(
     let n = left.min((llp.mulpdu() - TAGGED_LEN) as u32);
     let header = TaggedHeader {
         last: n == left,
-        rsvd_ulp: Control::from(Opcode::ReadResponse).octet(),
+        rsvd_ulp: Control::from(Opcode::ReadResponse).byte(),
         stag: request.sink_stag,
         to: request.sink_to.wrapping_add(sent.into()),
     };
@@ -276,7 +276,7 @@ pub(super) fn result(operation: &AtomicOperation, old: u64) -> u64 {
 fn frame_atomic(env: &Env<'_>, llp: &mut Llp, request_id: u32, original: u64, msn: u32) {
     let header = UntaggedHeader {
         last: true,
-        rsvd_ulp: Control::from(Opcode::AtomicResponse).octet(),
+        rsvd_ulp: Control::from(Opcode::AtomicResponse).byte(),
         rsvd_ulp_word: 0,
         qn: QN_ATOMIC_RESPONSE,
         msn,

@@ -321,8 +321,8 @@ impl Halves {
             }
             Opcode::AtomicResponse => self.atomic_response(env, header, payload),
             Opcode::Immediate | Opcode::ImmediateSolicited => {
-                let ImmediateData(octets) = ImmediateData::parse(payload)?;
-                self.responder.immediate(&self.qp, env, opcode, header, octets)
+                let ImmediateData(bytes) = ImmediateData::parse(payload)?;
+                self.responder.immediate(&self.qp, env, opcode, header, bytes)
             }
             _ => self.terminated(header, payload),
         }

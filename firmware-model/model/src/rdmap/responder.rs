@@ -270,9 +270,9 @@ impl Responder {
         env: &mut Env<'_>,
         opcode: Opcode,
         header: &UntaggedHeader,
-        octets: [u8; 8],
+        bytes: [u8; 8],
     ) -> Result<(), Refusal> {
-        let [a, b, c, d, rest @ ..] = octets;
+        let [a, b, c, d, rest @ ..] = bytes;
         if header.msn != self.msn || self.receiving.is_some() {
             return Err(TerminateError::DdpInvalidMsn.into());
         }

@@ -12,42 +12,42 @@ const CONTROL_LEN: usize = 4;
 /// A Terminate to send, as its payload.
 #[derive(Debug, Clone)]
 pub(super) struct Outgoing {
-    octets: [u8; Terminate::MAX_LEN],
+    bytes: [u8; Terminate::MAX_LEN],
     len: usize,
 }
 
 impl Outgoing {
     pub(super) fn new(terminate: &Terminate<'_>) -> Outgoing {
-        let mut octets = [0; Terminate::MAX_LEN];
-        let len = terminate.emit(&mut octets);
-        Outgoing { octets, len }
+        let mut bytes = [0; Terminate::MAX_LEN];
+        let len = terminate.emit(&mut bytes);
+        Outgoing { bytes, len }
     }
 
     /// One without headers, by its control word: start-up's errors (RFC 6581 §9).
     pub(super) fn from_control(control: u32) -> Outgoing {
-        let mut octets = [0; Terminate::MAX_LEN];
-        octets[..CONTROL_LEN].copy_from_slice(&(control & 0xffff_0000).to_be_bytes());
+        let mut bytes = [0; Terminate::MAX_LEN];
+        bytes[..CONTROL_LEN].copy_from_slice(&(control & 0xffff_0000).to_be_bytes());
         Outgoing {
-            octets,
+            bytes,
             len: CONTROL_LEN,
         }
     }
 
     /// The control word, in host order.
     pub(super) fn control(&self) -> u32 {
-        let [a, b, c, d, ..] = self.octets;
+        let [a, b, c, d, ..] = self.bytes;
         u32::from_be_bytes([a, b, c, d])
     }
 
     pub(super) fn payload(&self) -> &[u8] {
-        &self.octets[..self.len]
+        &self.bytes[..self.len]
     }
 
     /// The DDP header before it: the only message of queue 2.
     pub(super) fn header() -> UntaggedHeader {
         UntaggedHeader {
             last: true,
-            rsvd_ulp: Control::from(Opcode::Terminate).octet(),
+            rsvd_ulp: Control::from(Opcode::Terminate).byte(),
             rsvd_ulp_word: 0,
             qn: QN_TERMINATE,
             msn: 1,

@@ -246,11 +246,11 @@ impl Stream for SimStream {
         }
         let start = pipe.taken;
         for (position, mask) in &pipe.damage {
-            let octet = position
+            let byte = position
                 .checked_sub(start)
                 .and_then(|i| bytes.get_mut(usize::try_from(i).ok()?));
-            if let Some(octet) = octet {
-                *octet ^= mask;
+            if let Some(byte) = byte {
+                *byte ^= mask;
             }
         }
         pipe.taken += len as u64;

@@ -189,8 +189,8 @@ impl Listener for TcpListener {
                     return Ok(Some(Box::new(stream)));
                 }
                 Err(Errno::AGAIN) => return Ok(None),
-                // The connection was given up before it was accepted, or its network reported an error
-                // (accept(2)): the next one.
+                // The connection was given up before it was accepted, or its network reported an
+                // error (accept(2)): the next one.
                 Err(
                     Errno::INTR
                     | Errno::CONNABORTED

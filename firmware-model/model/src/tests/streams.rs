@@ -494,7 +494,7 @@ fn a_lent_thread_receives_and_the_device_goes_on_without_it() {
     let quiet = eventfd(0, EventfdFlags::empty()).unwrap();
     let mut callers = Vec::new();
     for _ in 0..20 {
-        let initiator = std::thread::spawn(move || TcpStream::connect(there).unwrap());
+        let connecting = std::thread::spawn(move || TcpStream::connect(there).unwrap());
         let mut event = None;
         let came = driver.device.lend(patience, quiet.as_fd(), &mut || {
             event = event.or_else(|| driver.event());
@@ -503,7 +503,7 @@ fn a_lent_thread_receives_and_the_device_goes_on_without_it() {
         assert!(came);
         let event = event.expect("what it waited for");
         assert_eq!(EventKind::from_raw(event.kind), Some(EventKind::StreamAccepted));
-        callers.push(initiator.join().unwrap());
+        callers.push(connecting.join().unwrap());
     }
     // It is gone, with what it waited for or in vain.
     for vain in [false, true] {

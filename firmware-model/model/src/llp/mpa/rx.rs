@@ -96,14 +96,14 @@ impl Receiver {
             return Ok(false);
         }
         let (start, position) = (self.start, self.position);
-        let Some(octets) = self.buffer.as_mut().and_then(|b| b.get_mut(start..self.end)) else {
+        let Some(bytes) = self.buffer.as_mut().and_then(|b| b.get_mut(start..self.end)) else {
             return Ok(false);
         };
         let parsed = if self.markers {
-            marker::parse(position, octets, self.crc)
+            marker::parse(position, bytes, self.crc)
                 .map(|(ulpdu, wire_len)| (ulpdu.start, ulpdu.len(), wire_len))
         } else {
-            fpdu::parse(octets, self.crc).map(|(ulpdu, _)| (LENGTH_LEN, ulpdu.len(), fpdu_len(ulpdu.len())))
+            fpdu::parse(bytes, self.crc).map(|(ulpdu, _)| (LENGTH_LEN, ulpdu.len(), fpdu_len(ulpdu.len())))
         };
         match parsed {
             Ok((at, len, wire_len)) => {
@@ -156,11 +156,11 @@ impl Receiver {
 
     /// Bytes from the front that the FPDU there takes on the wire, once its length is known.
     fn announced(&self) -> Option<usize> {
-        let octets = self.buffer.as_ref()?.get(self.start..self.end)?;
+        let bytes = self.buffer.as_ref()?.get(self.start..self.end)?;
         if self.markers {
-            marker::wire_len(self.position, octets)
+            marker::wire_len(self.position, bytes)
         } else {
-            fpdu::ulpdu_len(octets).map(fpdu_len)
+            fpdu::ulpdu_len(bytes).map(fpdu_len)
         }
     }
 
@@ -201,9 +201,9 @@ impl Receiver {
         if self.crc == CrcMode::On || self.markers || self.direct.is_some() || self.current.is_some() {
             return None;
         }
-        let octets = self.buffer.as_ref()?.get(self.start..self.end)?;
-        let ulpdu_len = fpdu::ulpdu_len(octets)?;
-        let ulpdu = octets.get(LENGTH_LEN..)?;
+        let bytes = self.buffer.as_ref()?.get(self.start..self.end)?;
+        let ulpdu_len = fpdu::ulpdu_len(bytes)?;
+        let ulpdu = bytes.get(LENGTH_LEN..)?;
         let header_len = ddp::header_len(*ulpdu.first()?);
         (ulpdu.len() >= header_len && ulpdu_len >= ulpdu.len() + DIRECT_MIN).then_some((ulpdu, ulpdu_len))
     }

@@ -40,7 +40,7 @@ impl Requester {
         if tagged {
             let header = TaggedHeader {
                 last,
-                rsvd_ulp: Control::from(Message::Write).octet(),
+                rsvd_ulp: Control::from(Message::Write).byte(),
                 stag: wqe.stag,
                 to: wqe.remote_offset.wrapping_add(sending.sent.into()),
             };
@@ -49,7 +49,7 @@ impl Requester {
             let (message, invalidate) = send_message(wqe);
             let header = UntaggedHeader {
                 last,
-                rsvd_ulp: Control::from(message).octet(),
+                rsvd_ulp: Control::from(message).byte(),
                 rsvd_ulp_word: invalidate,
                 qn: QN_SEND,
                 msn: self.msn,
@@ -107,7 +107,7 @@ impl Requester {
     fn open_untagged(&self, message: Message, qn: u32, msn: u32, len: usize, env: &Env<'_>, llp: &mut Llp) {
         let header = UntaggedHeader {
             last: true,
-            rsvd_ulp: Control::from(message).octet(),
+            rsvd_ulp: Control::from(message).byte(),
             rsvd_ulp_word: 0,
             qn,
             msn,
@@ -227,7 +227,7 @@ impl Requester {
             Rtr::Write => {
                 let header = TaggedHeader {
                     last: true,
-                    rsvd_ulp: Control::from(Message::Write).octet(),
+                    rsvd_ulp: Control::from(Message::Write).byte(),
                     stag: ANY_STAG,
                     to: 0,
                 };

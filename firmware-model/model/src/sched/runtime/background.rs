@@ -26,7 +26,8 @@ use std::time::Duration;
 const BURST_TICK: Duration = Duration::from_micros(100);
 /// How often it is checked that a poller still polls.
 const POLLED_TICK: Duration = Duration::from_millis(1);
-/// How often listeners that could not accept a connection, and events that found no room, are tried again.
+/// How often listeners that could not accept a connection, and events that found no room, are tried
+/// again.
 const RETRY_TICK: Duration = Duration::from_millis(20);
 /// For so long after the last burst the thread keeps ticking, so that the next needs no waking.
 const WARM: Duration = Duration::from_millis(10);

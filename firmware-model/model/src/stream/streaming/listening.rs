@@ -10,8 +10,8 @@ use urnic_device::command::Status;
 use urnic_device::event::{Event, EventKind};
 
 impl Streams {
-    /// Takes a listener in, at several addresses maybe, at which so many connections may wait for the
-    /// driver; returns its number.
+    /// Takes a listener in, at several addresses maybe, at which so many connections may wait for
+    /// the driver; returns its number.
     pub(crate) fn listen(
         &self,
         listeners: Vec<Box<dyn Listener>>,

@@ -103,8 +103,8 @@ impl Streams {
         }
     }
 
-    /// A connection was begun, or not; an event says how it went, after which a stream that failed is
-    /// gone.
+    /// A connection was begun, or not; an event says how it went, after which a stream that failed
+    /// is gone.
     pub(crate) fn connect(
         &self,
         schedule: &Schedule,
