@@ -24,7 +24,7 @@ pub struct QpCaps {
 pub struct QpAttr {
     /// State to go to; in a query the state it is in.
     pub state: u32,
-    /// State the caller believes it to be in; in a query as `state`.
+    /// The state that the program expects; in a query as `state`.
     pub cur_state: u32,
     /// `enum ibv_mtu`; kept for queries.
     pub path_mtu: u32,
@@ -62,7 +62,7 @@ bitflags! {
     pub struct QpMask: u32 {
         /// `state`.
         const STATE = 1;
-        /// `cur_state`: the state in which the caller believes the queue pair to be.
+        /// `cur_state`: the state that the program expects.
         const CUR_STATE = 1 << 1;
         /// An event once the send queue is drained.
         const EN_SQD_ASYNC_NOTIFY = 1 << 2;

@@ -104,7 +104,7 @@ impl CommandQueue {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Has the device, if it still hears us, let go of all memory.
+    /// Makes the device, if it still answers, release all memory.
     pub(crate) fn reset(&self) {
         reset(&*self.bus);
     }

@@ -79,8 +79,8 @@ pub struct NewRing {
 }
 
 impl Cq {
-    /// Its ring of 64-byte entries: the first byte. It is there until the queue is resized or
-    /// destroyed.
+    /// The first byte of the ring of 64-byte entries. The ring is valid until the queue is resized
+    /// or destroyed.
     pub fn ring(&self) -> *mut u8 {
         lock(&self.ring).memory.as_ptr()
     }
@@ -95,7 +95,7 @@ impl Cq {
         lock(&self.ring).log_size
     }
 
-    /// Its ring, which stays what it is meanwhile.
+    /// Locks the ring against a resize.
     pub(crate) fn steady_ring(&self) -> MutexGuard<'_, Ring> {
         lock(&self.ring)
     }
@@ -161,7 +161,7 @@ impl Cq {
         self.driver.commands.run(Opcode::ModerateCq, &arguments)
     }
 
-    /// Its consumer index.
+    /// The queue's consumer index.
     #[inline]
     pub fn record(&self) -> &CqRecord {
         self.record.record()

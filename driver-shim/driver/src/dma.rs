@@ -52,7 +52,7 @@ enum Origin {
     Program,
 }
 
-/// Where a program wants its queues' rings (the allocators of a parent domain).
+/// The placement of queues' rings by a program (the allocators of a parent domain).
 ///
 /// # Safety
 /// A pointer that is returned leads to so many bytes that nobody else uses until the queue was
@@ -62,11 +62,11 @@ pub unsafe trait RingPlacement {
     /// driver.
     ///
     /// # Errors
-    /// `ENOMEM`, or what the program says.
+    /// `ENOMEM`, or the error of the program's allocator.
     fn place(&self, len: usize, align: usize) -> Result<Option<NonNull<u8>>, Errno>;
 }
 
-/// Wherever the driver likes.
+/// Placement by the driver.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Anywhere;
 
@@ -178,7 +178,7 @@ impl DmaPool {
 }
 
 impl DmaMemory {
-    /// Its first byte.
+    /// The first byte of the memory.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.piece.ptr.as_ptr()

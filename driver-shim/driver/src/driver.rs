@@ -42,7 +42,7 @@ pub struct Driver {
     pub(crate) cqs: Table<Cq>,
     pub(crate) qps: Table<Qp>,
     pub(crate) srqs: Table<Srq>,
-    /// Device numbers of queue pairs by the numbers under which programs know them.
+    /// Device numbers of queue pairs by their verbs numbers.
     pub(crate) qids: Mutex<HashMap<u32, u32>>,
     pub(crate) connections: Connections,
     pub(crate) event_poll: AdaptivePoll,
@@ -66,7 +66,7 @@ pub struct Qp {
     pub(crate) driver: Arc<Driver>,
     /// Device number.
     pub qid: u32,
-    /// The number under which programs know it, and the label of its completions.
+    /// The verbs number of the queue pair, and the label of its completions.
     pub qpn: u32,
     pub(crate) uar: u32,
     pub(crate) doorbell: u32,
@@ -140,7 +140,7 @@ pub struct Srq {
     pub(crate) log_stride: u32,
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
-    /// As armed; 0 once the event came.
+    /// The armed limit; 0 once the event came.
     pub(crate) limit: AtomicU32,
 }
 
@@ -258,7 +258,7 @@ impl Driver {
         self.qps.find(qid)
     }
 
-    /// The device number of the queue pair that programs know by `qpn`.
+    /// The device number of the queue pair with the verbs number `qpn`.
     pub(crate) fn qid_of(&self, qpn: u32) -> Option<u32> {
         lock(&self.qids).get(&qpn).copied()
     }

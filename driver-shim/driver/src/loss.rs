@@ -77,7 +77,7 @@ impl Driver {
         self.cm_lost_device();
         let mut loss = Loss::default();
         self.adopt(&mut loss);
-        // Who waits for a notification may have asked the device for it.
+        // A thread that waits for a notification may have armed the queue.
         loss.queues.values_mut().for_each(|queue| queue.armed = true);
         self.replace_device(&mut loss);
         for queue in loss.queues.values_mut().filter(|queue| queue.armed) {
@@ -180,7 +180,7 @@ impl Loss {
 }
 
 impl Pair {
-    /// Where the device stopped, given what the program knows to be complete.
+    /// The index at which the device stopped, given what the program knows to be complete.
     fn of(qp: &Qp, completed: Completed) -> Pair {
         Pair {
             send: first_send(qp, completed.sends),

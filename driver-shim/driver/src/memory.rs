@@ -24,7 +24,7 @@ const PAGE: usize = 4096;
 /// A registered region.
 #[derive(Debug)]
 pub struct Mr {
-    /// Its STag: both keys.
+    /// The region's STag: both keys.
     pub stag: u32,
     /// `None` for a region without memory, or on demand.
     dma: Option<Mapping>,
@@ -253,7 +253,7 @@ fn populate(addr: *mut c_void, len: usize, write: bool) -> Result<(), Errno> {
     }
 }
 
-/// The same judgement from the list of mappings.
+/// Checks the pages by the list of mappings.
 fn check(start: usize, end: usize, write: bool) -> Result<(), Errno> {
     let maps = slurp("/proc/self/maps")?;
     covered(&maps, start, end, write)

@@ -24,15 +24,15 @@ use urnic_process::lock::lock;
 pub struct QpInit<'a> {
     /// The context it belongs to.
     pub context: &'a Context,
-    /// Its protection domain.
+    /// The protection domain of the queue pair.
     pub pd: &'a Pd,
-    /// Where its sends complete.
+    /// The completion queue of the sends.
     pub send_cq: &'a Cq,
     /// Where its receives complete.
     pub recv_cq: &'a Cq,
     /// Where its receives come from; `None` = a queue of its own.
     pub srq: Option<&'a Srq>,
-    /// What it must at least hold.
+    /// The minimum capacities.
     pub caps: QpCaps,
     /// Handed back with its asynchronous events.
     pub cookie: u64,
@@ -153,7 +153,7 @@ impl Driver {
 }
 
 impl Qp {
-    /// What it holds, which may be more than was asked for.
+    /// The capacities, which may exceed the requested ones.
     pub fn caps(&self) -> QpCaps {
         self.caps
     }
@@ -193,8 +193,8 @@ impl Qp {
         self.srq.is_some()
     }
 
-    /// Its indices. They go on through the Reset state, where the device consumes what is posted
-    /// without a completion.
+    /// The queue pair's indices. They go on through the Reset state, where the device consumes what
+    /// is posted without a completion.
     #[inline]
     pub fn record(&self) -> &QueueRecord {
         self.record.record()
@@ -232,13 +232,13 @@ impl Qp {
         }
     }
 
-    /// Rings for sends, for who publishes by itself.
+    /// Rings for sends whose index the provider published.
     #[inline]
     pub fn ring_sends(&self, producer: u32) {
         self.ring(Kind::Send, producer);
     }
 
-    /// Rings for receives, for who publishes by itself.
+    /// Rings for receives whose index the provider published.
     #[inline]
     pub fn ring_receives(&self, producer: u32) {
         self.ring(Kind::Receive, producer);
@@ -273,7 +273,7 @@ impl Qp {
         lock(&self.poster).as_ref()?.completed()
     }
 
-    /// Says who posts. Set before the first [`Qp::modify`].
+    /// Sets the poster. To be called before the first [`Qp::modify`].
     pub fn set_poster(&self, poster: Arc<dyn Poster>) {
         *lock(&self.poster) = Some(poster);
     }
@@ -295,7 +295,7 @@ impl Qp {
                 .is_some_and(|poster| poster.is_waiting())
     }
 
-    /// Forgets who posts, after a call to it that is under way.
+    /// Removes the poster, after a call to it that is under way.
     pub(crate) fn drop_poster(&self) {
         *lock(&self.poster) = None;
     }

@@ -83,7 +83,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Its attributes as they were set, with the state that the device says it is in.
+    /// The queue pair's attributes as they were set, with the state that the device reports.
     ///
     /// # Errors
     /// `EIO` in a forked child.
@@ -131,7 +131,7 @@ impl Qp {
         Ok(())
     }
 
-    /// What the device says of it.
+    /// The queue pair's state in the device.
     ///
     /// # Errors
     /// Those of the device.

@@ -1,4 +1,4 @@
-//! What the driver tells of itself: see [`crate::watch`].
+//! The driver's snapshot of its own state: see [`crate::watch`].
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -75,7 +75,7 @@ impl Driver {
 }
 
 impl Srq {
-    /// Its ring.
+    /// The queue's ring.
     #[inline]
     pub fn ring(&self) -> &DmaMemory {
         &self.ring
@@ -103,13 +103,13 @@ impl Srq {
         self.max_sge
     }
 
-    /// Its indices: the receive half.
+    /// The queue's indices: the receive half.
     #[inline]
     pub fn record(&self) -> &QueueRecord {
         self.record.record()
     }
 
-    /// Rings for receives, for who publishes by itself.
+    /// Rings for receives whose index the provider published.
     #[inline]
     pub fn ring_receives(&self, producer: u32) {
         let value = Doorbell {

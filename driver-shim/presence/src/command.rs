@@ -104,7 +104,7 @@ struct AllocAsyncFd {
     attribute_length: u16,
     attribute_flags: u16,
     attribute_reserved: u16,
-    /// Where the fd goes.
+    /// The address of the fd in the response.
     fd: u64,
 }
 

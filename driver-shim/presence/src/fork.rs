@@ -50,7 +50,7 @@ impl Birthplace {
     }
 }
 
-/// A lock on what each process has for itself. A child goes on with what the parent had, unless
+/// A lock on the state of one process. A child goes on with what the parent had, unless
 /// another thread held the lock at the fork: then the child begins anew.
 #[derive(Debug)]
 pub struct OwnLock<T: 'static>(AtomicPtr<Mutex<T>>);

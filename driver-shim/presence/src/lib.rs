@@ -30,15 +30,20 @@ pub mod channel;
 pub mod command;
 pub mod events;
 pub mod fork;
+#[forbid(unsafe_code)]
 mod identity;
+#[forbid(unsafe_code)]
 mod plan;
 pub mod redirect;
 pub mod registry;
+#[forbid(unsafe_code)]
 mod settings;
 pub mod token;
+#[forbid(unsafe_code)]
 mod tree;
 
 #[cfg(test)]
+#[forbid(unsafe_code)]
 mod tests;
 
 pub use channel::{ChannelSender, Sent};

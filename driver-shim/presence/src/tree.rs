@@ -45,7 +45,7 @@ impl Item {
 /// What a tree is to contain.
 #[derive(Debug)]
 pub(super) struct Plan {
-    /// Its name: 16 hexadecimal digits of everything that it depends on.
+    /// The folder's name: a digest of all that the tree depends on, in 16 hexadecimal digits.
     pub(super) name: String,
     /// Folders' own entries need no mention.
     pub(super) items: Vec<Item>,

@@ -64,7 +64,7 @@ impl Kind {
         .find(|kind| *kind as u64 == slot & 7)
     }
 
-    /// True for those the program does not know of.
+    /// True for descriptors that the program does not know of.
     pub fn is_internal(self) -> bool {
         matches!(self, Kind::Device | Kind::Kept | Kind::Claimed)
     }

@@ -29,7 +29,8 @@ pub struct Gid {
     pub prefix_len: u8,
     /// Index of the network interface that has the address; 0 if it is on none.
     pub ifindex: u32,
-    /// Its name; empty if the address is of a device that is on no interface of the host.
+    /// The interface's name; empty if the address is of a device that is on no interface of the
+    /// host.
     pub netdev: String,
 }
 

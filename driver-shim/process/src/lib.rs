@@ -3,14 +3,23 @@
 //! the host's addresses ([`gids`], [`netlink`]), and error lines that the log has once
 //! ([`error_log`], [`failure`]).
 
+#[forbid(unsafe_code)]
 pub mod addressing;
+#[forbid(unsafe_code)]
 pub mod error_log;
+#[forbid(unsafe_code)]
 pub mod failure;
 pub mod fds;
+#[forbid(unsafe_code)]
 pub mod gids;
+#[forbid(unsafe_code)]
 pub mod interrupt_context;
+#[forbid(unsafe_code)]
 pub mod lock;
+#[forbid(unsafe_code)]
 pub mod netlink;
+#[forbid(unsafe_code)]
 pub mod program;
 pub mod signals;
+#[forbid(unsafe_code)]
 pub mod threads;

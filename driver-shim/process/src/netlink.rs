@@ -13,11 +13,11 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 /// A network interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
-    /// Its index.
+    /// The interface's index.
     pub index: u32,
-    /// Its name.
+    /// The interface's name.
     pub name: String,
-    /// Whether it is up (`IFF_UP`).
+    /// Whether the interface is up (`IFF_UP`).
     pub up: bool,
     /// Largest IP packet in bytes.
     pub mtu: u32,

@@ -3,7 +3,7 @@
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 
-/// Its name, as `ps` shows it.
+/// The program's name, as `ps` shows it.
 pub fn name() -> String {
     let name = || {
         let file = open("/proc/self/comm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;

@@ -33,7 +33,8 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Its pages, and one more, so that a region without any byte has an address that is ours.
+    /// The memory's pages, and one more, so that a region without any byte has an address that is
+    /// ours.
     fn layout(len: usize) -> Result<Layout, Errno> {
         let pages = len.next_multiple_of(PAGE) + PAGE;
         Layout::from_size_align(pages, PAGE).map_err(|_| Errno::NOMEM)

@@ -23,7 +23,7 @@ pub(crate) struct State {
     pub(crate) lkey: u32,
     pub(crate) rkey: u32,
     pub(crate) length: usize,
-    /// Its rights, as the program gave them.
+    /// The region's access rights, as the program gave them.
     pub(crate) flags: u32,
     /// Of device memory: that it is in use.
     _device_memory: Option<Arc<Memory>>,

@@ -61,7 +61,7 @@ impl<T> Lock<T> {
     /// Takes up again what [`Held::keep`] left held.
     ///
     /// # Safety
-    /// It was kept, by this thread or with a hand-over to it, and not resumed since.
+    /// The lock was kept, by this thread or with a hand-over to it, and not resumed since.
     #[inline]
     pub(crate) unsafe fn resume(&self) -> Held<'_, T> {
         Held { lock: self }

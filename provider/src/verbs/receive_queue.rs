@@ -81,7 +81,7 @@ impl ReceiveQueue {
     /// Errors: NOMEM when all slots are taken, INVAL for too many elements.
     ///
     /// # Safety
-    /// Its element list can be read.
+    /// The request's element list can be read.
     #[inline]
     pub(crate) unsafe fn post(&mut self, wr: &ibv_recv_wr) -> Result<(), Errno> {
         if self.written.wrapping_sub(self.settled) >= self.shape.slots {

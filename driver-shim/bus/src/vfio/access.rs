@@ -22,7 +22,7 @@ use urnic_process::fds::InternalFd;
 pub(super) struct Access {
     /// The device.
     pub(super) device: InternalFd,
-    /// Its group, if the way was through one: it is ours while this is open.
+    /// The function's group, if it was opened through one: this process has it while this is open.
     pub(super) group: Option<InternalFd>,
     /// How it reaches memory.
     pub(super) dma: Dma,

@@ -18,37 +18,37 @@ pub enum Refused {
         "PCI function {0} does not answer: the device is gone (with QEMU: its `urnic serve` ended), only a new boot brings it back"
     )]
     Silent(String),
-    /// It is not one of ours.
+    /// The function is no urnic device.
     #[error("PCI function {address} is {vendor:04x}:{device:04x}, which is no RNIC of ours")]
     Foreign {
-        /// Its address.
+        /// The function's address.
         address: String,
-        /// Its vendor id.
+        /// The function's vendor id.
         vendor: u16,
-        /// Its device id.
+        /// The function's device id.
         device: u16,
     },
     /// The kernel does not hand it to user space.
     #[error("PCI function {address} is driven by {}, not by vfio-pci: `urnic doctor --device vfio:{address}` says how to bind it",
         driver.as_deref().unwrap_or("nothing"))]
     Unbound {
-        /// Its address.
+        /// The function's address.
         address: String,
-        /// What drives it.
+        /// The driver of the function.
         driver: Option<String>,
     },
-    /// It is bound, but none of the ways that were asked for is there.
+    /// The function is bound to VFIO, but the kernel offers none of the requested interfaces.
     #[error("PCI function {address}: the kernel offers no {api} interface to it")]
     NoWay {
-        /// Its address.
+        /// The function's address.
         address: String,
-        /// The way that was asked for.
+        /// The requested interface.
         api: &'static str,
     },
     /// The files belong to another user.
     #[error("{}: {errno}: `urnic doctor --device vfio:{address}` says how to give it to this user", file.display())]
     Denied {
-        /// Its address.
+        /// The function's address.
         address: String,
         /// The file.
         file: PathBuf,
@@ -59,7 +59,7 @@ pub enum Refused {
     #[error("PCI function {address} is in use by {}: one process at a time can have it",
         holder.as_ref().map_or_else(|| "a process that this user may not see".to_owned(), Holder::to_string))]
     Busy {
-        /// Its address.
+        /// The function's address.
         address: String,
         /// Who.
         holder: Option<Holder>,
@@ -67,17 +67,17 @@ pub enum Refused {
     /// Other functions in its group are driven by the kernel.
     #[error("PCI function {address} shares its IOMMU group with {}: bind them to vfio-pci too, or to nothing", others.join(", "))]
     NotViable {
-        /// Its address.
+        /// The function's address.
         address: String,
-        /// The others.
+        /// The other functions of the group.
         others: Vec<String>,
     },
-    /// It lacks what such a device has.
+    /// The function lacks a feature that every urnic device has.
     #[error("PCI function {address}: {what}")]
     Unfit {
-        /// Its address.
+        /// The function's address.
         address: String,
-        /// What is wrong with it.
+        /// The missing feature.
         what: &'static str,
     },
     /// Without an IOMMU, addresses are asked of the kernel, which tells them to few.
@@ -88,7 +88,7 @@ pub enum Refused {
     /// The kernel refused a step.
     #[error("PCI function {address}: {step}: {errno}")]
     Step {
-        /// Its address.
+        /// The function's address.
         address: String,
         /// The step.
         step: &'static str,

@@ -23,9 +23,9 @@ pub struct Function {
     pub class: u32,
     /// The driver that it is bound to.
     pub driver: Option<String>,
-    /// Its IOMMU group.
+    /// The IOMMU group of the function.
     pub group: Option<Group>,
-    /// Its device of its own (`vfio7`), with kernels that have them.
+    /// The function's VFIO character device (`vfio7`), with kernels that have them.
     pub cdev: Option<String>,
 }
 
@@ -35,7 +35,7 @@ pub struct Function {
 pub struct Group {
     /// Number of the group.
     pub number: u32,
-    /// It is none: vfio made it for a function without an IOMMU (`enable_unsafe_noiommu_mode`).
+    /// The function has no IOMMU: VFIO made this group for it (`enable_unsafe_noiommu_mode`).
     pub no_iommu: bool,
     /// Addresses of the other functions in it.
     pub others: Vec<String>,
@@ -146,7 +146,7 @@ impl Function {
         Some(PathBuf::from(format!("/dev/vfio/{kind}{}", group.number)))
     }
 
-    /// Its own file, with kernels that have such.
+    /// The function's own VFIO file, with kernels that have such.
     pub fn cdev_file(&self) -> Option<PathBuf> {
         Some(Path::new("/dev/vfio/devices").join(self.cdev.as_ref()?))
     }

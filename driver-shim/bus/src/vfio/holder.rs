@@ -13,7 +13,7 @@ use super::function::{device_number, names_in};
 pub struct Holder {
     /// Number of the process.
     pub pid: i32,
-    /// Its name.
+    /// The process's name.
     pub name: String,
 }
 

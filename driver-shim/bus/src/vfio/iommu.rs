@@ -41,7 +41,7 @@ enum Way {
 }
 
 impl Iommu {
-    /// That of a container to which the IOMMU was set.
+    /// The IOMMU of a container.
     ///
     /// # Errors
     /// The kernel's; `EOPNOTSUPP` if it allows no address.
@@ -57,7 +57,7 @@ impl Iommu {
         Iommu::new(Way::Type1(container), ranges, smallest)
     }
 
-    /// That of an I/O address space to which the device is attached.
+    /// The IOMMU of an I/O address space to which the device is attached.
     ///
     /// # Errors
     /// The kernel's; `EOPNOTSUPP` if it allows no address.

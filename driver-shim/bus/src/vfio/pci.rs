@@ -38,7 +38,7 @@ impl PciFunction {
     /// come first.
     ///
     /// # Errors
-    /// What it lacks, or the step that the kernel refused.
+    /// [`Unfit`]: the missing feature, or the step that the kernel refused.
     pub(super) fn new(file: InternalFd) -> Result<(PciFunction, DoorbellPages), Unfit> {
         let fd = file.get().ok_or(Unfit::Step("opening", Errno::IO))?;
         let mut info = uapi::DeviceInfo {
@@ -173,9 +173,9 @@ impl PciFunction {
 /// What is wrong with a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unfit {
-    /// Its ids are these.
+    /// The function has these ids, which are not urnic's.
     Foreign(u16, u16),
-    /// It is not as such a device is.
+    /// The function lacks this feature.
     Lacks(&'static str),
     /// The kernel refused this step.
     Step(&'static str, Errno),

@@ -28,7 +28,7 @@ pub(super) struct Physical {
     pagemap: InternalFd,
     /// What queues are made of; it grows and never shrinks.
     runs: Mutex<Vec<Run>>,
-    /// It holds the group.
+    /// The container, which holds the group.
     _container: Option<InternalFd>,
 }
 

@@ -96,8 +96,8 @@ impl Arena {
     /// Takes a piece back.
     ///
     /// # Safety
-    /// It came from [`Arena::allocate`] with this `len`, and neither we nor the device use it any
-    /// more.
+    /// `ptr` came from [`Arena::allocate`] with this `len`, and neither we nor the device use it
+    /// any more.
     pub(super) unsafe fn free(&self, ptr: NonNull<u8>, len: usize) {
         let Ok(class) = class(len) else { return };
         // Also gives the pages back, on both sides.

@@ -20,7 +20,7 @@ pub struct Initiator {
     incoming: Incoming,
 }
 
-/// What the responder said.
+/// The responder's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     /// Come.
@@ -36,7 +36,7 @@ pub struct Accepted {
     pub negotiated: Negotiated,
     /// The RTR frame of 2007, to be sent before the stream is attached.
     pub rtr_frame: Option<Vec<u8>>,
-    /// The responder's word as it came: the ULP is told its IRD and ORD (RFC 6581 §9.1).
+    /// The responder's word as it came: the ULP gets its IRD and ORD (RFC 6581 §9.1).
     pub word: Option<EnhancedWord>,
     /// The responder's private data.
     pub private_data: Vec<u8>,
@@ -131,7 +131,8 @@ impl Initiator {
             }
             (None, _) => (Depths::default(), None, None),
         };
-        // RFC 5044 §7.1.1: one wish for CRCs binds both. The RTR frame's flags follow the Reply's.
+        // RFC 5044 §7.1.1: a request for CRCs binds both ends. The RTR frame's flags follow the
+        // Reply's.
         let crc = self.settings.crc || reply.flags.crc;
         let agreed = self
             .settings

@@ -1,11 +1,11 @@
 //! MPA start-up (RFC 5044 §7, RFC 6581) as two state machines: bytes and time in; bytes, outcomes
 //! and deadlines out.
 //!
-//! They know no socket and no queue pair. Whoever owns the stream hands an [`Initiator`] or a
-//! [`Responder`] what arrives, at most [`wants`](Initiator::wants) bytes at a time if not one byte
-//! of an FPDU shall be taken, sends what they give, closes as a [`Failure`] says, and looks in at
-//! the [`deadline`](Initiator::deadline). What comes out is [`Negotiated`]: all that the device
-//! must be told when the stream is attached to a queue pair.
+//! They use no socket and no queue pair. The owner of the stream passes received bytes to an
+//! [`Initiator`] or a [`Responder`], at most [`wants`](Initiator::wants) bytes at a time if no byte
+//! of an FPDU may be taken. It sends the frames that they return, closes the stream in the way that
+//! a [`Failure`] requires, and checks the [`deadline`](Initiator::deadline). The result is
+//! [`Negotiated`]: the parameters with which the device attaches the stream to a queue pair.
 //!
 //! ```text
 //! initiator                                        responder

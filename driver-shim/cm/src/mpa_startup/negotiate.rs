@@ -5,7 +5,7 @@ use urnic_wire::mpa::startup::{EnhancedWord, MAX_DEPTH, NO_NEGOTIATION};
 use super::terminate;
 use urnic_config::RtrTypes;
 
-/// Limits on RDMA Reads of one end. `None`: the ULP settles it, and so says 0x3FFF.
+/// Limits on RDMA Reads of one end. `None`: the ULP negotiates them, which is 0x3FFF on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Depths {
     /// Inbound Reads held at a time.
@@ -20,9 +20,9 @@ pub struct Offer {
     /// Initiator: the peer-to-peer model, in which an RTR message of its own opens the responder's
     /// fence. A responder mirrors its peer.
     pub peer_to_peer: bool,
-    /// What it would like.
+    /// The requested depths.
     pub depths: Depths,
-    /// Most inbound Reads that it can hold if the peer wants more than it offered.
+    /// Maximum of inbound Reads if the peer requests more than this end offered.
     pub max_ird: u16,
 }
 

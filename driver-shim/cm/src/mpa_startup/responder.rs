@@ -24,7 +24,7 @@ pub struct Responder {
 enum Stage {
     /// The Request is due.
     Request,
-    /// The ULP thinks about it.
+    /// The ULP decides on the Request.
     Asked(Box<Request>),
     /// Accepted; the RTR frame is due, and then it is this.
     RtrFrame(Negotiated),
@@ -41,7 +41,8 @@ pub struct Request {
     flags: StartupFlags,
     /// Its revision.
     pub revision: u8,
-    /// Its word as it came, if it is enhanced: the ULP is told its IRD and ORD (RFC 6581 §9.1).
+    /// The Request's word as it came, if it is enhanced: the ULP gets its IRD and ORD (RFC 6581
+    /// §9.1).
     pub word: Option<EnhancedWord>,
     /// The initiator's private data.
     pub private_data: Vec<u8>,
@@ -78,7 +79,7 @@ impl Responder {
         }
     }
 
-    /// Bytes that it needs next: none while the ULP thinks, or once the stream is attached.
+    /// Bytes that it needs next: none while the ULP decides, or once the stream is attached.
     pub fn wants(&self) -> usize {
         match self.stage {
             Stage::Request | Stage::RtrFrame(_) => self.incoming.wants(),
@@ -86,7 +87,7 @@ impl Responder {
         }
     }
 
-    /// When [`Responder::expire`] is due. While the ULP thinks there is no limit but its own.
+    /// When [`Responder::expire`] is due. While the ULP decides there is no deadline.
     pub fn deadline(&self) -> Option<Time> {
         self.deadline
     }
@@ -99,7 +100,7 @@ impl Responder {
         }
     }
 
-    /// Takes bytes from the stream. Returns how many of them belong to start-up, and what they say.
+    /// Takes bytes from the stream. Returns how many of them belong to start-up, and the event.
     ///
     /// # Errors
     /// [`Failure`] when they are not the frame that was due, or come while the initiator has to
@@ -304,7 +305,7 @@ impl Responder {
 
 fn check(header: StartupHeader, settings: &Settings) -> Result<StartupHeader, Failure> {
     if header.kind == FrameKind::Request && header.revision == 0 {
-        // RFC 5044 appendix C.2.1: say revision 1, then close gracefully.
+        // RFC 5044 appendix C.2.1: answer with revision 1, then close gracefully.
         let flags = StartupFlags {
             markers: settings.markers,
             crc: settings.crc,

@@ -5,10 +5,10 @@ use std::time::Duration;
 use urnic_config::{Mpa, RtrTypes};
 use urnic_wire::mpa::startup::RtrKey;
 
-/// What an end wants of every connection.
+/// The settings of an end for a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Ask for CRCs. One side's wish binds both (RFC 5044 §7.1.1).
+    /// Request CRCs. The request of one side binds both (RFC 5044 §7.1.1).
     pub crc: bool,
     /// Ask for markers in what we receive (RFC 5044 §4.3).
     pub markers: bool,

@@ -24,8 +24,8 @@ pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(1000));
 /// Minimum retry budget, in units of `native.call_grace_ms`: InfiniBand's budgets are in
 /// microseconds, and assume that the peer is ready.
-
 pub(super) const MIN_BUDGET: u32 = 4;
+
 /// What the driver must do with a queue pair, by its device number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {

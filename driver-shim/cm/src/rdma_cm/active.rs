@@ -13,7 +13,7 @@ use crate::mpa_startup::{
 };
 
 impl Engine {
-    /// Connects. An event tells the result.
+    /// Connects. An event reports the result.
     ///
     /// # Errors
     /// `EINVAL` in the wrong state or without a queue pair, `EOPNOTSUPP` for datagrams, those of
@@ -59,10 +59,11 @@ impl Engine {
         let (Some(local), Some(remote)) = (id.local, id.remote) else {
             return Err(Errno::INVAL);
         };
-        // Before anything is sent, so that the log's times tell what the peer was doing then.
+        // The log line is before the first frame, so that its time orders it before the peer's
+        // lines.
         tracing::debug!("id {handle}: connects to {remote} from {local}");
         let dialed = match world.device.connect(remote, local, id.traffic_class) {
-            // Somebody has the port that we picked: any other will do.
+            // Another process has the port that the engine picked: pick another one.
             Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) if id.picked => {
                 connecting.other_port = true;
                 world
@@ -157,7 +158,7 @@ impl Engine {
         }
     }
 
-    /// No Reply of use; perhaps the peer knows only revision 1 (RFC 6581 §10).
+    /// No usable Reply; perhaps the peer supports only revision 1 (RFC 6581 §10).
     fn reply_failed(&mut self, world: &mut World<'_>, handle: u32, failure: Failure) {
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
@@ -175,7 +176,7 @@ impl Engine {
             return;
         };
         (connecting.enhanced, connecting.initiator) = (false, None);
-        // The port is still in use by the first call.
+        // The port is still in use by the first attempt.
         id.picked = true;
         self.close_stream(world, sid, failure.close);
         if let Err(errno) = self.dial(world, handle, *connecting) {
@@ -256,7 +257,7 @@ impl Engine {
             None => Ok(()),
         };
         if let Err(errno) = framed.and_then(|()| world.device.attach(sid, &attachment)) {
-            // An enhanced peer is told why nothing comes (RFC 6581 §9.3).
+            // An enhanced peer gets the reason in a Terminate (RFC 6581 §9.3).
             let params = accepted.word.is_some()
                 && world
                     .device
@@ -279,7 +280,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The call came to nothing.
+    /// The attempt failed.
     pub(super) fn connect_failed(&mut self, world: &mut World<'_>, handle: u32, errno: Errno) {
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
@@ -298,7 +299,7 @@ impl Engine {
     }
 }
 
-/// What a program is told of a start-up that failed.
+/// The event for a start-up that failed.
 fn errno_of(fault: Fault) -> Errno {
     match fault {
         Fault::Closed => Errno::CONNRESET,

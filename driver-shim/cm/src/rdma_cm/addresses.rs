@@ -54,7 +54,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Finds the way to `remote`; an event says how it went.
+    /// Finds the route to `remote`; an event reports the result.
     ///
     /// # Errors
     /// `EINVAL` in the wrong state or for two families; `ENODEV` for an InfiniBand address; those
@@ -128,7 +128,7 @@ impl Engine {
         Ok(())
     }
 
-    /// There is nothing to resolve: the network routes. An event says so.
+    /// There is nothing to resolve: the network routes. An event reports success.
     ///
     /// # Errors
     /// `EINVAL` in the wrong state.

@@ -19,7 +19,7 @@ const CONNECT_LEN: usize = 276;
 /// Bytes of `struct rdma_ucm_accept` without the vendor's extension, which is younger.
 const ACCEPT_LEN: usize = 284;
 
-/// Where a command wants its answer.
+/// The address of a command's response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Destination {
     /// The program's address.

@@ -1,4 +1,4 @@
-//! How connections end, and what queue pairs say of it.
+//! The end of connections, and the events of queue pairs.
 
 use rustix::io::Errno;
 
@@ -7,7 +7,7 @@ use super::state::{
 };
 
 impl Engine {
-    /// Ends a connection gracefully: what is posted is still sent. An event says when it is over.
+    /// Ends a connection gracefully: posted work is still sent. An event reports the end.
     ///
     /// # Errors
     /// `EINVAL` for an id that was never connected.
@@ -44,7 +44,7 @@ impl Engine {
         }
     }
 
-    /// The device is gone: what was under way fails, and every id that has an address is told.
+    /// The device is lost: attempts under way fail, and every id with an address gets an event.
     pub fn lose_device(&mut self, world: &mut World<'_>) {
         let streams: Vec<u32> = self.streams.keys().copied().collect();
         streams.into_iter().for_each(|sid| self.stream_closed(world, sid));

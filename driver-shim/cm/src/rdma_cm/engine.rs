@@ -34,7 +34,7 @@ impl Engine {
         }
     }
 
-    /// Does what is due. Returns when it is to be called again.
+    /// Handles timers that are due. Returns the time of the next one.
     pub fn tick(&mut self, world: &mut World<'_>) -> Option<Time> {
         while let Some(key) = self.timers.due(world.now) {
             match key {

@@ -161,7 +161,7 @@ impl Engine {
         self.close_listener(world, held);
     }
 
-    /// Takes calls from now on.
+    /// Accepts connections from now on.
     ///
     /// # Errors
     /// `EINVAL` in the wrong state, `EOPNOTSUPP` for datagrams, those of binding.

@@ -10,7 +10,7 @@ use super::state::{Engine, State, World};
 use crate::qp_attr::QpMask;
 
 impl Engine {
-    /// How the queue pair of an id goes to `state`. RTS is the connection manager's to reach, as
+    /// How the queue pair of an id reaches `state`. RTS is the connection manager's to reach, as
     /// with every iWARP device.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ impl Engine {
     /// A listener has a new stream.
     pub fn arrived(&mut self, world: &mut World<'_>, lid: u32, sid: u32) {
         let Some(handle) = self.listeners.get(&lid).copied() else {
-            // The listener went while this call was on its way to it.
+            // The listener was closed while the event of this stream was under way.
             world.device.close(sid, Close::Abort);
             return;
         };
@@ -36,7 +36,7 @@ impl Engine {
         }
     }
 
-    /// Somebody who called too early is gone.
+    /// Removes a stream that arrived before the id listened, and ended.
     pub(super) fn forget_early(&mut self, handle: u32, sid: u32) {
         self.timers.set(Key::Stream(sid), None);
         if let Some(State::Bound { early, .. }) = self.ids.get_mut(&handle).map(|id| &mut id.state) {
@@ -44,7 +44,7 @@ impl Engine {
         }
     }
 
-    /// Looks at calls that wait, while the program takes the Requests that are there.
+    /// Admits waiting streams, as long as the program takes the Requests that are complete.
     pub(super) fn admit(&mut self, world: &mut World<'_>, handle: u32) {
         loop {
             let Some(State::Listening(listener)) = self.ids.get_mut(&handle).map(|id| &mut id.state) else {
@@ -62,7 +62,7 @@ impl Engine {
             if let Some(oldest) = oldest.filter(
                 |oldest| matches!(self.streams.get(oldest), Some(Owner::Listener(of, _)) if *of == handle),
             ) {
-                tracing::debug!("stream {oldest}: gives way, too many say nothing");
+                tracing::debug!("stream {oldest}: closed: too many streams without a Request");
                 self.close_stream(world, oldest, Close::Abort);
             }
             let settings = if self.config.peers.is_empty() {
@@ -84,20 +84,20 @@ impl Engine {
         }
     }
 
-    /// Bytes of a Request.
+    /// Takes bytes of a Request.
     pub(super) fn request_received(&mut self, world: &mut World<'_>, sid: u32, bytes: Result<&[u8], Errno>) {
         let Some(Owner::Listener(_, responder)) = self.streams.get_mut(&sid) else {
             return;
         };
         match receive_request(responder, world.device, sid, bytes) {
-            RequestProgress::Complete => self.ask(world, sid),
+            RequestProgress::Complete => self.report_request(world, sid),
             RequestProgress::Incomplete => {}
             RequestProgress::Close(how) => self.close_stream(world, sid, how),
         }
     }
 
-    /// A Request is whole: it becomes a new id, and an event of the listener.
-    fn ask(&mut self, world: &mut World<'_>, sid: u32) {
+    /// Makes a new id and an event of the listener from a complete Request.
+    fn report_request(&mut self, world: &mut World<'_>, sid: u32) {
         let Some(Owner::Listener(listener, responder)) = self.streams.remove(&sid) else {
             return;
         };
@@ -164,8 +164,8 @@ impl Engine {
         self.queue(world, event);
     }
 
-    /// Accepts a call; or, on the side that called, begins with a queue pair that the program has
-    /// brought along.
+    /// Accepts a Request; or, at the initiator, establishes the connection with the program's queue
+    /// pair.
     ///
     /// # Errors
     /// `EINVAL` in the wrong state, without a queue pair that can be attached, or with too much
@@ -206,8 +206,8 @@ impl Engine {
             return Err(Errno::INVAL);
         };
         let (sid, params) = (*sid, params.clone());
-        // A caller sends nothing until it has our Reply (RFC 5044 §7.1.2), and one that closed it
-        // cannot be answered.
+        // An initiator sends nothing until it has the Reply (RFC 5044 §7.1.2). A stream that the
+        // initiator closed cannot be answered.
         let inbox = world.device.inbox(sid);
         if inbox != Ok(Inbox::Empty) {
             tracing::debug!(
@@ -302,7 +302,7 @@ impl Engine {
             id.state = State::Opening { qid, params };
             return Ok(());
         }
-        // Who calls without an RTR sends first when it likes: there is nothing to wait for.
+        // An initiator without an RTR sends first at any time: no RTR has to be awaited.
         id.state = State::Connected { qid };
         self.timers.set(Key::Id(handle), None);
         if !negotiated.fenced {
@@ -312,7 +312,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Bytes of the RTR frame.
+    /// Takes bytes of the RTR frame.
     pub(super) fn rtr_frame_received(
         &mut self,
         world: &mut World<'_>,
@@ -355,7 +355,7 @@ impl Engine {
         }
     }
 
-    /// An accepted call came to nothing.
+    /// An accepted connection failed.
     pub(super) fn answer_failed(&mut self, world: &mut World<'_>, handle: u32, errno: Errno) {
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
@@ -371,7 +371,7 @@ impl Engine {
         self.report(world, handle, kind, -errno.raw_os_error(), EventParams::default());
     }
 
-    /// Turns a call down.
+    /// Rejects a Request.
     ///
     /// # Errors
     /// `EINVAL` in the wrong state or with too much private data.

@@ -43,7 +43,7 @@ pub trait Device: Carrier {
     fn ends(&mut self, sid: u32) -> Result<(SocketAddr, SocketAddr), Errno>;
     /// The address that packets to `remote` leave from; its port means nothing.
     fn source(&mut self, remote: SocketAddr) -> Result<SocketAddr, Errno>;
-    /// The device's number of the queue pair that the program knows by `qpn`.
+    /// The device's number of the queue pair with the verbs number `qpn`.
     fn queue_pair(&mut self, qpn: u32) -> Option<u32>;
     /// Brings a queue pair to RTS and hands it a stream.
     fn attach(&mut self, sid: u32, attachment: &Attachment) -> Result<(), Errno>;
@@ -120,7 +120,7 @@ pub enum CmEvent {
 }
 
 impl CmEvent {
-    /// What a failed call is, and its status (`cma_iw_handler` of the kernel).
+    /// The event and status of a failed attempt (`cma_iw_handler` of the kernel).
     pub(super) fn of_failure(errno: Errno) -> (CmEvent, i32) {
         let kind = match errno {
             Errno::CONNREFUSED | Errno::CONNRESET => CmEvent::Rejected,
@@ -182,7 +182,7 @@ pub(super) enum State {
     Bound {
         /// `None` where there is no TCP port to hold.
         lid: Option<u32>,
-        /// Who called too early, oldest first.
+        /// Streams that arrived before the id listened, oldest first.
         early: VecDeque<u32>,
     },
     AddressResolved,
@@ -295,7 +295,7 @@ pub(super) enum Key {
 #[derive(Debug)]
 pub struct Engine {
     pub(super) config: Config,
-    /// What [`Config`] says of peers that it has nothing special for.
+    /// The policy for peers without an entry of their own in [`Config`].
     pub(super) usual: ConnPolicy,
     pub(super) max_ird: u8,
     pub(super) max_ord: u8,

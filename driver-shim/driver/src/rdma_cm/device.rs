@@ -158,7 +158,7 @@ impl Device for Managed<'_> {
         for state in steps {
             driver.set_state(qid, *state)?;
         }
-        // A receive may be late by as much as the option says; else only the first one.
+        // A receive may be as late as the option permits; else only the first one.
         let (stall, grace) = match attachment.rnr_grace {
             Duration::ZERO => (attach::STALL_AT_FIRST, FIRST_RECEIVE_GRACE),
             grace => (attach::STALL_ON_EMPTY_RQ, grace),

@@ -1,4 +1,4 @@
-//! The side that asks.
+//! The client of the stat sockets.
 
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ pub fn everyone(folders: &[PathBuf], pid: Option<u32>) -> Vec<Snapshot> {
     all
 }
 
-/// What a counter comes to in all processes of this user that see this presence.
+/// The sum of a counter over all processes of this user that see this presence.
 fn total(presence: &Presence, counter: Counter) -> u64 {
     let folder = folder(presence).map(Path::to_owned);
     everyone(folder.as_slice(), None)

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 pub struct Snapshot {
     /// The process.
     pub pid: u32,
-    /// What it runs, as the kernel shortens it.
+    /// The program's name, as the kernel shortens it.
     pub command: String,
-    /// Its device, as the option `device` has it.
+    /// The process's device, as the option `device` has it.
     pub device: String,
     /// How the device reaches the memory that the process registers.
     pub memory: String,
@@ -29,7 +29,7 @@ pub struct Snapshot {
 /// What a queue pair is at.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueuePair {
-    /// The number that programs know.
+    /// The verbs number.
     pub qpn: u32,
     /// `RESET`, `INIT`, `RTR`, `RTS`, `SQD`, `SQE`, `ERR`.
     pub state: String,

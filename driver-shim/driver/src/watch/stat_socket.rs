@@ -57,7 +57,7 @@ impl StatSocket {
         self.socket.get()
     }
 
-    /// Answers who asked meanwhile.
+    /// Answers the requests that arrived.
     pub(crate) fn answer(&self, snapshot: impl Fn() -> Snapshot) {
         let Some(socket) = self.socket.get() else { return };
         for _ in 0..AT_ONCE {
