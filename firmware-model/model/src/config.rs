@@ -127,10 +127,13 @@ impl Default for Limits {
     }
 }
 
+/// What the device's thread runs.
+pub type ThreadMain = Box<dyn FnOnce() + Send>;
+
 /// The function that starts the device's thread. A device inside a program brings its own if the
 /// program must not see a thread begin later.
 #[derive(Debug, Clone, Copy)]
-pub struct ThreadStart(pub fn(Builder, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>);
+pub struct ThreadStart(pub fn(Builder, ThreadMain) -> io::Result<JoinHandle<()>>);
 
 impl PartialEq for ThreadStart {
     fn eq(&self, other: &Self) -> bool {
