@@ -100,7 +100,7 @@ impl InprocBus {
                 CaptureFile::new(path.to_owned(), descriptors).interface("urnic0", &program)
             }),
             descriptors,
-            thread_start: ThreadStart(|builder, run| threads::start(builder, run)),
+            thread_start: ThreadStart(threads::start),
             ..ModelConfig::default()
         };
         let line = Arc::new(Line::default());
