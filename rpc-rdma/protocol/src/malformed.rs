@@ -8,7 +8,7 @@ pub enum Malformed {
     /// It ends in the middle.
     #[error("the header is truncated")]
     Truncated,
-    /// rdma_vers is not [`VERSION`].
+    /// rdma_vers is not [`VERSION`](crate::VERSION).
     #[error("RPC-over-RDMA version {0}")]
     Version(u32),
     /// rdma_proc is none of the five.
@@ -17,10 +17,10 @@ pub enum Malformed {
     /// An optional item is neither there nor absent.
     #[error("an optional item is marked {0:#x}, not 0 or 1")]
     Flag(u32),
-    /// More than [`Limits::segments`].
+    /// More than [`Limits::segments`](crate::Limits::segments).
     #[error("too many segments")]
     Segments,
-    /// More than [`Limits::read_bytes`].
+    /// More than [`Limits::read_bytes`](crate::Limits::read_bytes).
     #[error("Read chunks of {0} bytes and more")]
     ReadBytes(u64),
     /// A Position that is no multiple of four, lies behind the payload or within another item, or
