@@ -1,26 +1,33 @@
 //! Address space for clients' memory.
 //!
 //! A function has one *block*: a row of [windows](WINDOW) that is reserved in one piece. A client
-//! chooses what is mapped there and when, so no sequence of calls, and no failure of any of them,
-//! may leave a part of a block unmapped while something still points there: the process's allocator
-//! could move in, and a ring of the client, or the next mapping, would overwrite it. Four rules see
-//! to that.
+//! chooses what is mapped in a block and when. No sequence of calls, and no failure of a call, may
+//! leave a part of a block unmapped while a pointer to it exists: the process's allocator could
+//! take that range, and a ring of the client, or the next mapping, would overwrite the allocator's
+//! data. Four rules prevent that.
 //!
-//! 1. *Addresses are never given back.* A block that its function no longer needs is cleared by one call and goes to a pool for the next function.
-//!    `munmap` is never called on a part of a block.
-//! 2. *What a client can make fail, fails elsewhere.* A file is mapped at an address of the kernel's choice first ([`Trial`]). Huge pages that are not
-//!    there, seals, limits of the process: all that ends here, with the block untouched. (`mmap` with `MAP_FIXED` removes what lies at its target before
-//!    the file agrees, and does not put it back.)
-//! 3. *The mapping is then moved* by `mremap`. Nothing that is left can fail but the kernel's own memory: the size stays, the alignment is checked
-//!    here, and whether mappings of huge pages can be moved at all (Linux 5.16) was tried on a [scratch range](moves_huge_pages) before. `mremap` removes its
-//!    target before it needs that memory, so this failure may leave a hole, as may one of `mmap` when a part is [cleared](Block::clear).
-//! 4. *After such a failure the range is taken again* with `MAP_FIXED_NOREPLACE`, which can never replace what is a stranger's. If that succeeds there was a
-//!    hole, nobody had moved in, and it is closed. If not, then either nothing had been removed or a stranger is there; these cannot be told
-//!    apart, so the block is *spoiled*: nothing in it is mapped, changed or used ever again, its function stops and its client is sent away.
+//! 1. *Addresses are never returned to the kernel.* A block that its function no longer needs is
+//!    cleared by one call and goes to a pool for the next function. `munmap` is never called on a
+//!    part of a block.
+//! 2. *A step that the client can make fail runs outside the block.* A file is first mapped at an
+//!    address of the kernel's choice ([`Trial`]). Missing huge pages, seals and limits of the
+//!    process make this step fail and leave the block untouched. (`mmap` with `MAP_FIXED` removes
+//!    the mapping at its target before the file agrees, and does not restore it.)
+//! 3. *The mapping is then moved* by `mremap`. This step can fail only for lack of kernel memory:
+//!    the size stays, the alignment is checked here, and a [scratch range](moves_huge_pages) has
+//!    shown before whether mappings of huge pages can be moved at all (Linux 5.16). `mremap`
+//!    removes its target before it needs that memory, so this failure may leave a hole, as may a
+//!    failure of `mmap` when a part is [cleared](Block::clear).
+//! 4. *After such a failure the range is reserved again* with `MAP_FIXED_NOREPLACE`, which never
+//!    replaces a mapping. If that succeeds, there was a hole, no other mapping had taken it, and it
+//!    is closed. If it fails, then either nothing had been removed or a foreign mapping is in the
+//!    range. These two cases cannot be distinguished, so the block is *spoiled*: nothing in it is
+//!    mapped, changed or used again, its function stops and its client is disconnected.
 //!
 //! Between a failure and rule 4 other threads may allocate. Blocks therefore lie where the kernel
-//! puts nothing by itself: it gives out addresses from the top down (or, in the legacy layout, from
-//! a third of the address space up), and blocks are asked for [below](LOWEST) all of that.
+//! places no mapping by its own choice: the kernel assigns addresses from the top down (or, in the
+//! legacy layout, from a third of the address space up), and blocks are requested [below](LOWEST)
+//! all of those.
 
 use rustix::fs::fstatfs;
 use rustix::io::Errno;
@@ -34,20 +41,20 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 pub(crate) const WINDOW: u64 = 1 << 36;
 /// Windows of one function: 2 TiB.
 pub(crate) const MAX_WINDOWS: usize = 32;
-/// Blocks begin at multiples of this, as huge pages want.
+/// Alignment of blocks in bytes, as huge pages require.
 const ALIGN: usize = 1 << 30;
-/// Where blocks are asked for, from the first to below the second: under a third of 47 bits, and
-/// above what AddressSanitizer has for itself.
+/// The range in which blocks are requested, from `LOWEST` to below `HIGHEST`: under a third of 47
+/// bits, and above the range that AddressSanitizer reserves.
 const LOWEST: usize = 20 << 40;
 const HIGHEST: usize = 40 << 40;
 const HUGETLBFS: u64 = 0x9584_58f6;
 
-/// What became of a change to a block.
+/// Why a change to a block failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Failed {
-    /// The kernel refuses; the block is as it was, or clear where the change was to be.
+    /// The kernel refuses; the block is unchanged, or clear where the change was requested.
     Refused(Errno),
-    /// What is at these addresses cannot be told any more; the block is out of use.
+    /// It is unknown what is mapped at these addresses; the block is out of use.
     Spoiled,
 }
 
@@ -57,7 +64,7 @@ impl From<Errno> for Failed {
     }
 }
 
-/// Blocks that no function has: clear.
+/// Clear blocks that belong to no function.
 static POOL: Mutex<Vec<Span>> = Mutex::new(Vec::new());
 
 /// A range of addresses.
@@ -67,9 +74,10 @@ struct Span {
     windows: usize,
 }
 
-// SAFETY: an address; what is there belongs to the `Block`, or to nobody while it is in the pool.
+// SAFETY: a span is an address and a count; only the `Block` that holds the span uses the memory
+// there, and no code uses it while the span is in the pool.
 unsafe impl Send for Span {}
-// SAFETY: a shared span gives its address away and nothing else.
+// SAFETY: a shared span only yields its address and count, which do not change.
 unsafe impl Sync for Span {}
 
 /// A row of windows that belongs to one function.
@@ -79,7 +87,7 @@ pub(crate) struct Block {
     spoiled: bool,
 }
 
-/// Where the next block is asked for.
+/// The address at which the next block is requested.
 fn wish(len: usize) -> *mut u8 {
     static NEXT: AtomicUsize = AtomicUsize::new(LOWEST);
     let step = len + ALIGN;
@@ -93,8 +101,8 @@ fn wish(len: usize) -> *mut u8 {
     std::ptr::without_provenance_mut(wish.unwrap_or(LOWEST))
 }
 
-/// Reserves addresses, with a gap of at least a page to other mappings at both ends: mappings that
-/// touch become one, and to cut one in two takes a mapping that the kernel may refuse.
+/// Reserves addresses, with a gap of at least a page to other mappings at both ends. The kernel
+/// merges mappings that touch, and to split one again takes a mapping that the kernel may refuse.
 fn reserve(windows: usize) -> Result<Span, Errno> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let (len, extra) = (windows * WINDOW as usize, 2 * ALIGN);
@@ -105,17 +113,17 @@ fn reserve(windows: usize) -> Result<Span, Errno> {
     let before = aligned.addr() - start.addr();
     for (part, len) in [(start, before), (aligned.wrapping_add(len), extra - before)] {
         if len > 0 {
-            // SAFETY: the ends of the mapping just made, which nobody has used.
+            // SAFETY: the ends of the mapping just made, to which no pointer exists yet.
             let _ = unsafe { munmap(part.cast(), len) };
         }
     }
-    // Found again by address when an access faults.
+    // Faults look the block up by its address.
     aligned.expose_provenance();
     let start = NonNull::new(aligned).ok_or(Errno::NOMEM)?;
     Ok(Span { start, windows })
 }
 
-/// Reserves the range again if it is a hole. An error says that something is there.
+/// Reserves the range again if it is a hole. An error means that a mapping is there.
 fn fill_hole(at: NonNull<u8>, len: usize) -> Result<(), Failed> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
     // SAFETY: replaces nothing.
@@ -123,8 +131,8 @@ fn fill_hole(at: NonNull<u8>, len: usize) -> Result<(), Failed> {
     match got {
         Ok(got) if got == at.as_ptr().cast() => Ok(()),
         Ok(elsewhere) => {
-            // Kernels before 4.17 know no such flag.
-            // SAFETY: the mapping just made, which nobody has used.
+            // Kernels before 4.17 ignore this flag.
+            // SAFETY: the mapping just made, to which no other pointer exists.
             let _ = unsafe { munmap(elsewhere, len) };
             Err(Failed::Spoiled)
         }
@@ -140,8 +148,8 @@ pub(crate) struct Trial {
 }
 
 impl Trial {
-    /// Maps a part of a file that [is memory](super::passed::is_memory), to be put at a place whose
-    /// offset from a multiple of 1 GiB is `skew`.
+    /// Maps a part of a file that [is memory](super::passed::is_memory). Its later place has the
+    /// offset `skew` from a multiple of 1 GiB.
     pub(crate) fn new(file: &OwnedFd, offset: u64, len: usize, skew: u64) -> Result<Trial, Errno> {
         let fs = fstatfs(file)?;
         let huge = fs.f_type as u64 == HUGETLBFS;
@@ -153,7 +161,7 @@ impl Trial {
             }
         }
         let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: no MAP_FIXED: a mapping at free addresses disturbs nothing.
+        // SAFETY: no MAP_FIXED: the kernel picks free addresses, so no other mapping changes.
         let start = unsafe { mmap(null_mut(), len, rights, MapFlags::SHARED, file, offset) }?;
         let mut trial = Trial {
             start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?,
@@ -165,14 +173,15 @@ impl Trial {
         Ok(trial)
     }
 
-    /// Moves the mapping, in place of whatever is there.
+    /// Moves the mapping to `to`, and replaces the mapping there.
     ///
     /// # Safety
     ///
-    /// `len` bytes at `to` are not used by anybody, whatever becomes of them.
+    /// No code uses the `len` bytes at `to`, whatever the call does with them.
     unsafe fn move_to(&mut self, to: NonNull<u8>) -> Result<(), Errno> {
         let (from, to) = (self.start.as_ptr().cast(), to.as_ptr().cast());
-        // SAFETY: the source is this trial's own; the caller answers for the target.
+        // SAFETY: the source is this trial's own mapping; the caller guarantees that the target is
+        // unused.
         let moved = unsafe { mremap_fixed(from, self.len, self.len, MremapFlags::MAYMOVE, to) }?;
         self.start = NonNull::new(moved.cast()).ok_or(Errno::FAULT)?;
         Ok(())
@@ -182,28 +191,28 @@ impl Trial {
 impl Drop for Trial {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: the mapping made in `new`, which nobody uses: a trial that found its place
-            // has no length any more.
+            // SAFETY: the mapping made in `new`, to which no other pointer exists; `place` sets
+            // `len` to 0 when the block has taken the mapping.
             let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         }
     }
 }
 
-/// Whether the kernel moves mappings of huge pages. Those that do not refuse when the target has
-/// been removed already, so this is tried, once, with a target that nobody needs.
+/// Whether the kernel moves mappings of huge pages. A kernel that cannot move them refuses only
+/// after it has removed the target, so this is tested once, with a target that is not in use.
 fn moves_huge_pages(trial: &mut Trial) -> bool {
     static MOVES: OnceLock<bool> = OnceLock::new();
     *MOVES.get_or_init(|| {
         let Ok(scratch) = reserve(trial.len.div_ceil(WINDOW as usize)) else {
             return false;
         };
-        // SAFETY: addresses just reserved, which nobody uses, then or later.
+        // SAFETY: addresses just reserved for this test, which no code uses, now or later.
         unsafe { trial.move_to(scratch.start) }.is_ok()
     })
 }
 
 impl Block {
-    /// A block of so many windows, or of fewer if the process may have no more addresses.
+    /// A block of `windows` windows, or of fewer if the process cannot reserve as many addresses.
     pub(crate) fn new(windows: usize) -> Result<Block, Errno> {
         let windows = windows.clamp(1, MAX_WINDOWS);
         let halves = (0..=MAX_WINDOWS.ilog2()).map(|times| windows >> times);
@@ -228,7 +237,7 @@ impl Block {
         self.span.windows * WINDOW as usize
     }
 
-    /// The place at an offset.
+    /// The address at an offset.
     fn part(&self, offset: usize, len: usize) -> Result<NonNull<u8>, Failed> {
         if self.spoiled {
             return Err(Failed::Spoiled);
@@ -237,11 +246,11 @@ impl Block {
         if end > self.len() {
             return Err(Errno::INVAL.into());
         }
-        // SAFETY: inside of the block, by the check.
+        // SAFETY: `offset + len` is at most the block's length, by the check.
         Ok(unsafe { self.span.start.add(offset) })
     }
 
-    /// Notes whether a failed change has left the block in order.
+    /// Closes a hole that a failed change may have left, or marks the block as spoiled.
     fn repair(&mut self, at: NonNull<u8>, len: usize, errno: Errno) -> Failed {
         match fill_hole(at, len) {
             Ok(()) => Failed::Refused(errno),
@@ -253,13 +262,12 @@ impl Block {
         }
     }
 
-    /// Puts a file's mapping in place of what is at an offset, which must be clear.
+    /// Puts a file's mapping in place of the part at an offset, which must be clear.
     pub(crate) fn place(&mut self, offset: usize, trial: Trial) -> Result<(), Failed> {
         let mut trial = trial;
         let at = self.part(offset, trial.len)?;
-        // SAFETY: inside of this block, where nothing is mapped. What still looks there by an old
-        // pointer finds no rights, the file, or, if this fails and leaves a hole, nothing, until
-        // `repair`.
+        // SAFETY: inside of this block, where nothing is mapped. An old pointer to this range finds
+        // no rights, the file, or, if this fails and leaves a hole, nothing, until `repair`.
         match unsafe { trial.move_to(at) } {
             Ok(()) => {
                 trial.len = 0;
@@ -269,7 +277,7 @@ impl Block {
         }
     }
 
-    /// Puts memory without rights in place of what is at an offset.
+    /// Puts memory without rights in place of the part at an offset.
     pub(crate) fn clear(&mut self, offset: usize, len: usize) -> Result<(), Failed> {
         let at = self.part(offset, len)?;
         let Err(errno) = clear(at, len) else {
@@ -285,8 +293,8 @@ impl Block {
 
 fn clear(at: NonNull<u8>, len: usize) -> Result<(), Errno> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-    // SAFETY: inside of a block that belongs to the caller; what still looks there meets a fault
-    // that is caught.
+    // SAFETY: inside of a block that belongs to the caller; an access by an old pointer causes a
+    // fault that is caught.
     unsafe { mmap_anonymous(at.as_ptr().cast(), len, ProtFlags::empty(), flags) }.map(drop)
 }
 
@@ -294,7 +302,7 @@ fn pool() -> std::sync::MutexGuard<'static, Vec<Span>> {
     POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A block of at least so many windows that no function has.
+/// A block of at least `windows` windows from the pool.
 fn pooled(windows: usize) -> Option<Span> {
     let mut pool = pool();
     let found = pool.iter().position(|span| span.windows >= windows)?;
@@ -303,7 +311,7 @@ fn pooled(windows: usize) -> Option<Span> {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // The function's device, which alone had pointers here, is gone.
+        // The function's device, which alone had pointers into the block, is gone.
         if self.clear(0, self.len()).is_ok() && !self.spoiled {
             pool().push(self.span);
         }
@@ -378,8 +386,8 @@ mod tests {
     #[test]
     fn a_hole_that_a_failed_call_left_is_filled() {
         let mut block = fresh();
-        // SAFETY: what a failed mremap leaves, made on purpose, at an address that nobody allocates
-        // at.
+        // SAFETY: imitates the hole that a failed mremap leaves, at an address that no other code
+        // allocates.
         unsafe { munmap(block.start().as_ptr().wrapping_add(8192).cast(), 4096) }.unwrap();
         assert!(!is_whole(&block));
         let hole = block.part(8192, 4096).unwrap();
@@ -396,7 +404,7 @@ mod tests {
         let mut block = fresh();
         let start = block.start();
         let at = start.as_ptr().wrapping_add(8192);
-        // SAFETY: what a failed mremap leaves, and an allocator that moves in, made on purpose.
+        // SAFETY: imitates the hole that a failed mremap leaves, and a foreign mapping in it.
         let stranger: *mut u64 = unsafe {
             munmap(at.cast(), 4096).unwrap();
             let rights = ProtFlags::READ | ProtFlags::WRITE;

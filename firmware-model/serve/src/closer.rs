@@ -1,7 +1,8 @@
-//! Closes sockets of clients that were turned away.
+//! Closes sockets of clients that were rejected.
 //!
-//! What a client has sent and nobody has read may bring descriptors that wait when they are closed,
-//! and they are closed with the socket. The server's own thread does not wait for that.
+//! Data that a client has sent and the server has not read may carry descriptors whose close
+//! blocks; they are closed together with the socket. The server's own thread must not wait for
+//! that.
 
 use super::interruption::Interruptible;
 use std::os::fd::OwnedFd;
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-/// Sockets that may wait to be closed. With more no further client is taken.
+/// Sockets that may wait to be closed. At this number no further client is accepted.
 const MOST: usize = 64;
 
 /// A thread that closes sockets.
@@ -46,40 +47,41 @@ impl Closer {
         })
     }
 
-    /// Whether the next socket might find no room.
+    /// Whether there may be no room for the next socket.
     pub(crate) fn is_full(&self) -> bool {
         self.waiting.load(Ordering::Acquire) >= MOST
     }
 
-    /// Whether something waits to be closed.
+    /// Whether a socket waits to be closed.
     pub(crate) fn is_busy(&self) -> bool {
         self.waiting.load(Ordering::Acquire) > 0
     }
 
-    /// Closes a socket: the other end sees it at once.
+    /// Closes a socket. The peer sees it at once.
     pub(crate) fn close(&self, socket: OwnedFd) {
         let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        // There is room: nobody asks for more while it is full. If not, this thread closes it.
+        // There is room, because the server accepts no client while the closer is full. If there is
+        // none, the caller's thread closes the socket.
         if self.sender.try_send(socket).is_err() {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Ends a wait of the thread's.
+    /// Interrupts a blocking close in the thread.
     pub(crate) fn interrupt_if_busy(&self) {
         if self.is_busy() {
             self.threads.interrupt();
         }
     }
 
-    /// Whether everything is closed; the thread ends then.
+    /// Ends the thread if all sockets are closed.
     pub(crate) fn finish(self) -> Result<(), Closer> {
         if self.is_busy() {
             return Err(self);
         }
         drop(self.sender);
-        // It can end by a panic only, and that has been reported.
+        // The thread can only fail by a panic, which has been reported.
         let _ = self.thread.join();
         Ok(())
     }

@@ -2,7 +2,8 @@
 
 use urnic_device::pci;
 
-/// Length in bytes: that of PCI Express, whose extended part is empty here.
+/// Length of the configuration space in bytes: that of PCI Express, whose extended part is empty
+/// here.
 pub(crate) const LEN: usize = 4096;
 
 /// Offset of the pending bits in BAR 4; the table is at 0.
@@ -19,13 +20,14 @@ const CAPABILITIES: usize = 0x34;
 const INTERRUPT_LINE: usize = 0x3c;
 const EXPRESS: usize = 0x40;
 const DEVICE_CONTROL: usize = EXPRESS + 8;
-/// In its high byte.
+/// Initiate Function Level Reset, in the high byte of Device Control.
 const FUNCTION_RESET: u8 = 1 << 7;
 const MSIX: usize = 0x80;
 
-/// Memory space, bus master, parity and SERR response, interrupt disable: what a driver may set.
+/// Bits of the command register that a driver may set: memory space, bus master, parity and SERR
+/// response, interrupt disable.
 const COMMAND_WRITABLE: u16 = 0x0546;
-/// There is a list of capabilities.
+/// Status bit: the function has a list of capabilities.
 const STATUS_CAPABILITIES: u16 = 1 << 4;
 const CAP_EXPRESS: u8 = 0x10;
 const CAP_MSIX: u8 = 0x11;
@@ -36,13 +38,13 @@ const MSIX_WRITABLE: u16 = 0xc000;
 #[derive(Debug)]
 pub(crate) struct ConfigSpace {
     bytes: Box<[u8; LEN]>,
-    /// Bits that a write changes; the others are as they are.
+    /// Bits that a write changes; the others stay.
     writable: Box<[u8; LEN]>,
 }
 
 impl ConfigSpace {
-    /// That of a function with these lengths of BARs (powers of two, 0 = absent) and so many
-    /// vectors.
+    /// The configuration space of a function with BARs of the lengths `bars` (powers of two, 0 =
+    /// absent) and `vectors` interrupt vectors.
     pub(crate) fn new(bars: [u64; 6], vectors: u32) -> ConfigSpace {
         let mut space = ConfigSpace {
             bytes: Box::new([0; LEN]),
@@ -58,8 +60,8 @@ impl ConfigSpace {
         space.bytes[CAPABILITIES] = EXPRESS as u8;
         space.writable[INTERRUPT_LINE] = 0xff;
         for (bar, len) in bars.into_iter().enumerate().filter(|(_, len)| *len != 0) {
-            // 32-bit memory, not prefetchable: the low four bits are 0. What is written sticks only
-            // above the length, so that the owner finds it by writing ones.
+            // 32-bit memory, not prefetchable: the low four bits are 0. Only the bits above the
+            // length keep a written value, so that the owner finds the length by writing ones.
             space.allow32(BARS + 4 * bar, !(len as u32 - 1));
         }
 
@@ -71,7 +73,7 @@ impl ConfigSpace {
         space.set32(EXPRESS + 4, 1 << 28 | 1 << 15 | 1 << 5);
         // Device control: error reporting, relaxed ordering, payload and request size.
         space.allow16(DEVICE_CONTROL, 0x7fff);
-        // One lane of 2.5 GT/s, as said and as negotiated.
+        // One lane of 2.5 GT/s, in the capabilities and in the status.
         space.set32(EXPRESS + 0x0c, 1 << 4 | 1);
         space.set16(EXPRESS + 0x12, 1 << 4 | 1);
 
@@ -99,20 +101,20 @@ impl ConfigSpace {
         self.writable[at..at + 4].copy_from_slice(&bits.to_le_bytes());
     }
 
-    /// The bytes at `offset`, if they are inside.
+    /// The bytes at `offset`, if they are inside of the configuration space.
     pub(crate) fn read(&self, offset: usize, len: usize) -> Option<&[u8]> {
         self.bytes.get(offset..offset.checked_add(len)?)
     }
 
-    /// Writes what may be written of `data` at `offset`; `None` if that is not inside. Says whether
-    /// it asks for a function reset.
+    /// Writes the writable bits of `data` at `offset`. Returns whether the write requests a
+    /// function reset, or `None` if it is not inside of the configuration space.
     pub(crate) fn write(&mut self, offset: usize, data: &[u8]) -> Option<bool> {
         let range = offset..offset.checked_add(data.len())?;
         let bytes = self.bytes.get_mut(range.clone())?;
         for ((byte, may), new) in bytes.iter_mut().zip(&self.writable[range]).zip(data) {
             *byte = *byte & !may | new & may;
         }
-        // It reads as 0 always.
+        // The reset bit always reads as 0.
         let high = (DEVICE_CONTROL + 1).checked_sub(offset);
         Some(
             high.and_then(|at| data.get(at))

@@ -1,20 +1,20 @@
-//! Who is served what.
+//! The configuration of a socket that is served.
 
 use std::path::PathBuf;
 use urnic_model::config::ModelConfig;
 
-/// A socket, and the function that is behind each connection to it.
+/// A socket, and the function that each connection to it gets.
 #[derive(Debug, Clone)]
 pub struct Endpoint {
-    /// Where it is.
+    /// Path of the socket.
     pub path: PathBuf,
     /// Permissions of the socket file.
     pub mode: u32,
-    /// The function.
+    /// Configuration of the function.
     pub config: ModelConfig,
-    /// Connections at a time.
+    /// Maximum number of simultaneous connections.
     pub clients: usize,
-    /// Whether the memory of a client of our own user may be reached by `process_vm_readv` and
-    /// `process_vm_writev`.
+    /// Whether `process_vm_readv` and `process_vm_writev` may access the memory of a client that
+    /// runs as the server's own user.
     pub process_vm: bool,
 }

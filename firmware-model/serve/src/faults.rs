@@ -1,19 +1,19 @@
-//! When the client's memory vanishes under the device: its file was truncated (`SIGBUS`), or it was
-//! taken back while a ring or a record still lay there (`SIGSEGV`, since memory without rights is
-//! in its place).
+//! Handles accesses to client memory that has vanished: the client truncated the file (`SIGBUS`),
+//! or it unmapped the memory while a ring or a record was still there (`SIGSEGV`, because memory
+//! without rights replaces it).
 //!
-//! Neither may end the process, which serves others. A handler makes the access possible and leaves
-//! word; the function is stopped by its own thread. The handler uses nothing but atomics and system
-//! calls. What it may cost is bounded, however many pages are touched before the function has
-//! stopped:
+//! Neither fault may end the process, which serves other clients. A handler makes the access
+//! possible and notes the fault; the function's own thread stops the function. The handler uses
+//! only atomics and system calls. Its cost is bounded, however many pages are accessed before the
+//! function has stopped:
 //!
-//! * A hole becomes a page of zeros, for the first [`MAX_NOTED`] of them: two mappings each.
-//! * A truncated file, or one hole more, and the whole [block](super::block) of the function
-//!   becomes one anonymous mapping, by one call that needs no mapping more than there are. The
-//!   connection then ends.
-//! * [`FaultLog::stopped`] is set by the first fault. The engines look at it before each segment
-//!   and each command, and do nothing from then on, so that no more than a segment for each thread
-//!   is written to such memory.
+//! * A hole becomes a page of zeros, for the first [`MAX_NOTED`] holes: two mappings each.
+//! * After a truncated file, or one more hole, the whole [block](super::block) of the function
+//!   becomes one anonymous mapping, by one call that needs no additional mapping. The connection
+//!   then ends.
+//! * [`FaultLog::stopped`] is set by the first fault. The engines check it before each segment and
+//!   each command and do nothing while it is set, so that each thread writes at most one segment to
+//!   such memory.
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -24,9 +24,9 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 
-/// Blocks of all functions together.
+/// Maximum number of watched blocks, of all functions together.
 const MAX_WATCHED: usize = 4096;
-/// Holes that are noted one by one before a function has been stopped.
+/// Number of holes that are noted one by one before a function has been stopped.
 const MAX_NOTED: usize = 8;
 const PAGE: usize = 4096;
 const HUGE: usize = 2 << 20;
@@ -34,18 +34,18 @@ const HUGE: usize = 2 << 20;
 /// Faults of one function.
 #[derive(Debug)]
 struct Log {
-    /// Told of each.
+    /// The eventfd that is written at each fault.
     wake: AtomicI32,
     /// The pages that were put in place of holes.
     pages: [AtomicUsize; MAX_NOTED],
     count: AtomicUsize,
-    /// What is at the function's addresses is not the client's memory any more.
+    /// The memory at the function's addresses is no longer the client's memory.
     lost: AtomicBool,
-    /// There was a fault that the function's thread has not dealt with.
+    /// There was a fault that the function's thread has not handled.
     stopped: AtomicBool,
 }
 
-/// Logs are never freed, so that the handler may always look at one; these are out of use.
+/// Unused logs. Logs are never freed, so that the handler can always access one.
 static SPARE: Mutex<Vec<&'static Log>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
@@ -66,7 +66,7 @@ static SLOTS: [Slot; MAX_WATCHED] = [const {
 /// A handler with `SA_SIGINFO`.
 type Handler = unsafe extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
 
-/// Who was there before the handler.
+/// The actions that were installed before the handler.
 static mut PREVIOUS: [MaybeUninit<libc::sigaction>; 2] = [MaybeUninit::zeroed(); 2];
 const SIGNALS: [libc::c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
@@ -75,8 +75,8 @@ fn catch() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
         for (i, signal) in SIGNALS.into_iter().enumerate() {
-            // SAFETY: zeros are a valid `sigaction`, and `call_once` lets nobody else at `PREVIOUS`
-            // before the handler is there.
+            // SAFETY: zeros are a valid `sigaction`; `call_once` runs this once, and `on_fault`,
+            // the only reader of `PREVIOUS`, runs only after it is installed here.
             unsafe {
                 let mut action: libc::sigaction = std::mem::zeroed();
                 action.sa_sigaction = on_fault as *const () as usize;
@@ -89,26 +89,26 @@ fn catch() {
 
 extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid `siginfo_t` to a handler with SA_SIGINFO; a positive code
-    // says that it has a fault's address.
+    // means that the address of the fault is set.
     let address = unsafe { ((*info).si_code > 0).then(|| (*info).si_addr().addr()) };
     if address.is_some_and(|address| mend(address, signal == libc::SIGBUS)) {
         return;
     }
-    // Not ours: as if there had been no handler.
+    // The address is in no block: the previous action applies.
     for (i, known) in SIGNALS.into_iter().enumerate() {
         if known == signal {
-            // SAFETY: `PREVIOUS[i]` was filled when the handler was installed, and is only read
-            // since.
+            // SAFETY: `PREVIOUS[i]` was filled when the handler was installed, and has only been
+            // read since.
             let previous = unsafe { &*(&raw const PREVIOUS[i]).cast::<libc::sigaction>() };
             match previous.sa_sigaction {
-                // The access is made again and meets it.
+                // The access is repeated and causes the previous action.
                 // SAFETY: `previous` is what sigaction(2) wrote when the handler was installed;
                 // null is allowed for the old action.
                 libc::SIG_DFL | libc::SIG_IGN => unsafe {
                     libc::sigaction(signal, previous, null_mut());
                 },
                 // SAFETY: a handler for this signal; one without SA_SIGINFO takes the first
-                // argument, and does not look at the others.
+                // argument and ignores the others.
                 handler => unsafe {
                     std::mem::transmute::<usize, Handler>(handler)(signal, info, context);
                 },
@@ -136,7 +136,7 @@ fn mend(address: usize, short: bool) -> bool {
         let mended = if short {
             raze(log, start, len, address)
         } else if log.lost.load(Ordering::Acquire) {
-            // Razed already, and not yet accessible, or not all of it.
+            // The block is razed already, but not yet accessible, or only in part.
             open(address, HUGE) || open(address, PAGE)
         } else if log.note(address & !(PAGE - 1)) {
             open(address, PAGE)
@@ -149,23 +149,25 @@ fn mend(address: usize, short: bool) -> bool {
     false
 }
 
-/// Makes memory without rights readable and writable. Should a file be there by now, it stays.
+/// Makes memory without rights readable and writable. If a file has been mapped there meanwhile,
+/// the file stays.
 fn make_accessible(at: usize, len: usize) -> bool {
     let at: *mut libc::c_void = std::ptr::with_exposed_provenance_mut(at);
     // SAFETY: inside of a block, which begins and ends at multiples of 1 GiB.
     unsafe { mprotect(at, len, MprotectFlags::READ | MprotectFlags::WRITE) }.is_ok()
 }
 
-/// Puts zeros in place of a whole block. In two steps: memory that cannot be written is not counted
-/// against what the process may have, so the first cannot fail for that reason, and it needs no new
-/// mapping, because no mapping reaches beyond the block.
+/// Puts zeros in place of a whole block, in two steps. Memory without write permission does not
+/// count against the process's memory limit, so the first step cannot fail for that reason. It
+/// needs no new mapping, because no mapping reaches beyond the block.
 fn raze(log: &Log, start: usize, len: usize, address: usize) -> bool {
     log.lost.store(true, Ordering::Release);
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
     let block = std::ptr::with_exposed_provenance_mut(start);
-    // SAFETY: a block, where only `memory` and this handler map.
+    // SAFETY: a whole block, in which only `memory` and this handler make mappings.
     let cleared = unsafe { mmap_anonymous(block, len, ProtFlags::empty(), flags) }.is_ok();
-    // Where the kernel commits no more memory than it has (vm.overcommit_memory=2), a part must do.
+    // A kernel that commits no more memory than it has (vm.overcommit_memory=2) may refuse the
+    // whole block; a part of it is enough for this access.
     cleared
         && (make_accessible(start, len)
             || make_accessible(address & !(HUGE - 1), HUGE)
@@ -184,21 +186,21 @@ impl Log {
     }
 
     fn tell(&self) {
-        // SAFETY: the number is that of an eventfd for as long as a block is watched.
+        // SAFETY: `wake` holds an open eventfd for as long as a block is watched.
         let wake = unsafe { BorrowedFd::borrow_raw(self.wake.load(Ordering::Relaxed)) };
         let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
     }
 }
 
-/// What has been noted of a function.
+/// The faults that were noted for a function.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Faults {
-    /// Nothing.
+    /// No fault.
     None,
-    /// Memory that had been taken back was accessed, in these pages.
+    /// Memory that the client had unmapped was accessed, in these pages.
     Holes(Vec<usize>),
-    /// A file was shorter than it had been, or there were too many faults: the client's memory is
-    /// not here any more.
+    /// A file was shorter than before, or there were too many faults: the client's memory is no
+    /// longer mapped.
     Lost,
 }
 
@@ -210,8 +212,8 @@ pub(crate) struct FaultLog {
 }
 
 impl FaultLog {
-    /// A log that tells an eventfd of its own of faults. From now on faults in watched blocks are
-    /// caught.
+    /// A log that writes an eventfd of its own at each fault. From now on faults in watched blocks
+    /// are caught.
     pub(crate) fn new() -> Result<FaultLog, Errno> {
         catch();
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -229,13 +231,15 @@ impl FaultLog {
         Ok(FaultLog { log, wake })
     }
 
-    /// Readable when there was a fault; for whoever sleeps, and for others that want to wake it.
+    /// An eventfd that is readable after a fault. A thread that sleeps on it can also be woken by a
+    /// write.
     pub(crate) fn wake(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 
-    /// What was noted since the last call. Nothing of the function's device is left when this is
-    /// called, if there was anything: it may work again from now on, unless its memory is lost.
+    /// Takes the faults noted since the last call. If there were any, the caller has stopped the
+    /// function's device before the call; the device may work again afterwards, unless its memory
+    /// is lost.
     pub(crate) fn take(&self) -> Faults {
         if self.log.lost.load(Ordering::Acquire) {
             return Faults::Lost;
@@ -252,7 +256,7 @@ impl FaultLog {
         }
     }
 
-    /// Whether nothing was noted.
+    /// Whether no fault was noted.
     pub(crate) fn is_empty(&self) -> bool {
         !self.log.stopped.load(Ordering::Relaxed)
     }
@@ -262,7 +266,7 @@ impl FaultLog {
         &self.log.stopped
     }
 
-    /// The client's memory is not what it should be: as by a fault that cannot be undone.
+    /// Marks the client's memory as lost, as after a fault that cannot be undone.
     pub(crate) fn lose(&self) {
         self.log.lost.store(true, Ordering::Release);
         self.log.stopped.store(true, Ordering::SeqCst);
@@ -270,8 +274,8 @@ impl FaultLog {
     }
 
     /// Watches the block of `len` bytes at `start`, both multiples of 1 GiB, until the watch is
-    /// dropped, which must be before another function has the block and before the log goes. `None`
-    /// if there is no room for more.
+    /// dropped. The caller drops the watch before another function gets the block and before the
+    /// log is dropped. `None` if too many blocks are watched.
     pub(crate) fn watch(&self, start: usize, len: usize) -> Option<Watch> {
         let log = std::ptr::from_ref(self.log).cast_mut();
         let free = |slot: &&Slot| {

@@ -1,5 +1,5 @@
-//! A function as its client sees it over vfio-user: messages in, replies out. No I/O: what messages
-//! do to the hardware goes through [`Hardware`].
+//! A function as its client sees it over vfio-user: messages in, replies out. No I/O: messages
+//! reach the hardware through [`Hardware`].
 
 use super::config_space::{self, BAR_MSIX_LEN, ConfigSpace, MAX_VECTORS, PBA_OFFSET};
 use super::passed::Passed;
@@ -14,26 +14,26 @@ use urnic_vfio_user::{
     region_index,
 };
 
-/// Most bytes that one message may transfer, either way.
+/// Maximum number of bytes that one message may transfer, in either direction.
 pub(crate) const MAX_TRANSFER: usize = 1 << 20;
-/// Most descriptors in one message; QEMU refuses a server that says more.
+/// Maximum number of descriptors in one message; QEMU refuses a server that declares more.
 pub(crate) const MAX_FDS: usize = 16;
-/// Most stretches of memory that are lent at a time.
+/// Maximum number of stretches of memory that are lent at the same time.
 pub(crate) const MAX_DMA_MAPS: u64 = 1 << 20;
-/// What a client may send.
+/// Limits of the messages that a client may send.
 pub(crate) const LIMITS: Limits = Limits {
     // The longest header of a transfer is 32 bytes.
     message: MAX_TRANSFER + 64,
     fds: MAX_FDS,
 };
 
-/// A message of the client's.
+/// A message from the client.
 pub(crate) type Incoming = Message<Passed>;
 
-/// What is behind the messages.
+/// The hardware that messages act on.
 pub(crate) trait Hardware {
-    /// A client has said what it can: the device starts. Answers how memory without descriptors is
-    /// reached, if the client is one of ours.
+    /// Starts the device after the client has declared its capabilities. Returns how memory without
+    /// descriptors is accessed, if the client declared urnic's own capability.
     fn start(&mut self, client: &Capabilities) -> Result<Option<Memory>, Errno>;
     /// Reads a register.
     fn register(&mut self, offset: u32) -> u32;
@@ -43,49 +43,49 @@ pub(crate) trait Hardware {
     fn doorbells_len(&self) -> u64;
     /// The memory of BAR 2.
     fn doorbells(&self) -> Result<OwnedFd, Errno>;
-    /// Reads doorbell pages.
+    /// Reads from the doorbell pages.
     fn doorbells_read(&mut self, offset: u64, into: &mut [u8]);
-    /// A doorbell write by message.
+    /// Performs a doorbell write that came as a message.
     fn ring(&mut self, offset: u64, value: u64);
     /// Number of interrupt vectors.
     fn vectors(&self) -> u32;
-    /// A vector tells this eventfd, or nobody.
+    /// Sets the eventfd that a vector signals, or none.
     fn assign(&mut self, vector: u32, eventfd: Option<OwnedFd>);
     /// Masks or unmasks a vector.
     fn mask(&mut self, vector: u32, masked: bool);
     /// Raises a vector.
     fn raise(&mut self, vector: u32);
-    /// Whether an interrupt waits to be told.
+    /// Whether a vector's interrupt waits to be signalled.
     fn is_pending(&self, vector: u32) -> bool;
-    /// The client lends memory.
+    /// Maps memory that the client lends.
     fn map(&mut self, map: &DmaMap, file: Option<Passed>) -> Result<(), Errno>;
-    /// The client takes memory back, from the first to the last address.
+    /// Unmaps the client's memory from the first to the last address.
     fn unmap(&mut self, first: u64, last: u64) -> Result<(), Errno>;
-    /// Function reset.
+    /// Resets the function.
     fn reset(&mut self);
 }
 
-/// What goes out.
+/// Bytes and descriptors to send.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
     pub(crate) bytes: Vec<u8>,
     pub(crate) fds: Vec<OwnedFd>,
 }
 
-/// The connection ends behind what goes out.
+/// The connection ends after the pending output is sent.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct HangUp;
 
 #[derive(Debug)]
 struct Present {
     config: ConfigSpace,
-    /// The MSI-X table; who serves interrupts has it by SET_IRQS, so this is a store.
+    /// The MSI-X table. It only stores values: the client routes interrupts by SET_IRQS.
     table: [u8; PBA_OFFSET as usize],
-    /// Most bytes of data that the client takes in a message.
+    /// Maximum number of data bytes that the client accepts in a message.
     room: usize,
 }
 
-/// A function: nothing before the versions are agreed upon.
+/// A function. It is absent until the versions are agreed.
 #[derive(Debug, Default)]
 pub(crate) struct Function {
     present: Option<Present>,
@@ -100,13 +100,13 @@ fn errno_of(error: Malformed) -> Errno {
 }
 
 impl Function {
-    /// Whether the client has begun.
+    /// Whether the client has completed the version exchange.
     pub(crate) fn is_present(&self) -> bool {
         self.present.is_some()
     }
 
-    /// Does what a command asks and appends the reply. (Replies to the server's own commands are
-    /// not for here.)
+    /// Executes a command and appends the reply. (Replies to the server's own commands do not come
+    /// here.)
     pub(crate) fn message(
         &mut self,
         message: Incoming,
@@ -138,7 +138,7 @@ impl Function {
             out.bytes.truncate(start.0);
             out.fds.truncate(start.1);
         }
-        // Who does not begin as one must will not go on as one must.
+        // A client that fails the version exchange is disconnected.
         if first && done.is_err() {
             Err(HangUp)
         } else {
@@ -146,7 +146,7 @@ impl Function {
         }
     }
 
-    /// The first request, which must be the version.
+    /// Handles the first request, which must be the version.
     fn begin(
         &mut self,
         request: &Request<'_>,
@@ -237,7 +237,7 @@ impl Function {
                 Reply::DeviceReset
             }
             Request::RegionIoFds { .. } => return Err(Errno::NOTSUP),
-            // It has been said, or is not for a server.
+            // The version is agreed already, or the request is not for a server.
             Request::Version(_) | Request::DmaRead(_) | Request::DmaWrite { .. } => return Err(Errno::INVAL),
         };
         reply.emit(id, &mut out.bytes);
@@ -285,8 +285,8 @@ fn irqs(index: u32, hardware: &dyn Hardware) -> Result<IrqInfo, Errno> {
     Ok(IrqInfo { flags, index, count })
 }
 
-/// All forms of SET_IRQS. With eventfds: as many as vectors, or none at all, which means that
-/// nobody is told any more.
+/// All forms of SET_IRQS. With eventfds: one for each vector, or none at all, which removes the
+/// eventfds of the vectors.
 fn set_irqs(set: &SetIrqs<'_>, fds: Vec<Passed>, hardware: &mut dyn Hardware) -> Result<(), Errno> {
     let available = irqs(set.index, hardware)?.count;
     let end = set.start.checked_add(set.count).ok_or(Errno::INVAL)?;
@@ -312,7 +312,7 @@ fn set_irqs(set: &SetIrqs<'_>, fds: Vec<Passed>, hardware: &mut dyn Hardware) ->
             chosen.for_each(|(vector, _)| act(vector));
         }
         (IrqData::Eventfd, IrqAction::Trigger) => {
-            // A pipe that nobody reads, say, could make the device wait.
+            // Other descriptors, for example a full pipe, could block the device.
             let eventfd = |fd| match fd {
                 Passed::Eventfd(fd) => Ok(fd),
                 Passed::Memory(_) | Passed::Other => Err(Errno::INVAL),
@@ -321,14 +321,14 @@ fn set_irqs(set: &SetIrqs<'_>, fds: Vec<Passed>, hardware: &mut dyn Hardware) ->
             let mut fds = fds.into_iter();
             range.for_each(|vector| hardware.assign(vector, fds.next()));
         }
-        // To be told when the owner masks: no owner asks for that.
+        // An eventfd that signals masking by the owner is unsupported: no owner requests it.
         (IrqData::Eventfd, IrqAction::Mask | IrqAction::Unmask) => return Err(Errno::NOTSUP),
     }
     Ok(())
 }
 
 impl Present {
-    /// The first message: which version, what both can, and the device starts.
+    /// Handles the first message: agrees the version and the capabilities, and starts the device.
     fn begin(asked: &Version, hardware: &mut dyn Hardware) -> Result<(Present, Version), Errno> {
         if asked.major != MAJOR {
             return Err(Errno::PROTONOSUPPORT);
@@ -339,8 +339,8 @@ impl Present {
             return Err(Errno::INVAL);
         }
         let memory = hardware.start(client)?;
-        // Only what the client knows is mentioned: QEMU takes no answer that is longer than its
-        // question.
+        // Only capabilities that the client mentions are returned: QEMU accepts no reply that is
+        // longer than its request.
         let lower = |theirs: Option<u64>, ours: u64| theirs.map(|theirs| theirs.min(ours));
         let capabilities = Capabilities {
             max_msg_fds: lower(client.max_msg_fds, MAX_FDS as u64),
@@ -386,7 +386,7 @@ impl Present {
         hardware.unmap(unmap.address, last)
     }
 
-    /// The length of an access, if it lies inside of a region and can be answered.
+    /// The length of an access, if it lies inside of a region and fits in a reply.
     fn check(&self, access: RegionAccess, hardware: &dyn Hardware) -> Result<usize, Errno> {
         let len = region(access.region, hardware)?.size;
         let end = access.offset.checked_add(access.count.into());
@@ -402,7 +402,7 @@ impl Present {
     fn read(&self, access: RegionAccess, into: &mut [u8], hardware: &mut dyn Hardware) {
         let offset = access.offset as usize;
         match access.region {
-            // Reading a register changes nothing, so each byte may come from its own read.
+            // Reading a register has no side effect, so each byte may come from its own read.
             REGISTERS => {
                 let mut word = (u32::MAX, [0; 4]);
                 for (i, byte) in into.iter_mut().enumerate() {
@@ -455,7 +455,7 @@ impl Present {
             }
             MSIX => {
                 let table = self.table.get_mut(access.offset as usize..).unwrap_or_default();
-                // Pending bits are not for writing.
+                // Pending bits are read-only.
                 let len = data.len().min(table.len());
                 table[..len].copy_from_slice(&data[..len]);
             }
@@ -470,7 +470,7 @@ impl Present {
         Ok(())
     }
 
-    /// Several writes, up to the first that fails.
+    /// Performs several writes, up to the first that fails.
     fn write_multi(&mut self, writes: &[SmallWrite], hardware: &mut dyn Hardware) -> Result<u64, Errno> {
         for (done, write) in writes.iter().enumerate() {
             let checked = self.check(write.access, hardware);
@@ -482,7 +482,7 @@ impl Present {
     }
 }
 
-/// Eight vectors' pending bits.
+/// The pending bits of eight vectors.
 fn pending_byte(index: usize, vectors: u32, hardware: &dyn Hardware) -> u8 {
     (0..8).fold(0, |byte, bit| {
         let vector = 8 * index as u32 + bit;

@@ -1,13 +1,13 @@
-//! Ends the system calls that a client makes a session's threads wait in.
+//! Interrupts system calls in which a client makes a session's threads wait.
 //!
-//! Some calls on what a client passed may wait for as long as the client likes: closing a TCP
+//! Some calls on a descriptor from a client may wait for as long as the client likes: closing a TCP
 //! socket with a linger time, or writing to an eventfd that is full and blocks (the client shares
-//! its flags). While the client stays it harms itself only. When it has gone, or the server ends,
-//! its threads are interrupted by a signal until they have ended.
+//! its flags). While the client stays, it harms only itself. When the client has gone, or the
+//! server ends, the session's threads are interrupted by a signal until they have ended.
 
 use std::sync::{Mutex, Once, PoisonError};
 
-/// Nobody else uses it, and by default it does nothing.
+/// The signal that interrupts. No other code uses it, and its default action is to ignore it.
 const SIGNAL: libc::c_int = libc::SIGURG;
 
 extern "C" fn on_signal(_: libc::c_int) {}
@@ -19,19 +19,19 @@ pub(crate) struct Interruptible {
 }
 
 impl Interruptible {
-    /// From now on the calling thread can be interrupted.
+    /// Makes the calling thread interruptible from now on.
     pub(crate) fn enter(&self) {
         static INSTALLED: Once = Once::new();
         INSTALLED.call_once(|| {
             // SAFETY: zeros are a valid `sigaction`; the handler does nothing. Without SA_RESTART
-            // system calls end with EINTR.
+            // system calls fail with EINTR.
             unsafe {
                 let mut action: libc::sigaction = std::mem::zeroed();
                 action.sa_sigaction = on_signal as *const () as usize;
                 libc::sigaction(SIGNAL, &action, std::ptr::null_mut());
             }
         });
-        // SAFETY: the set is initialised before use; only which signals this thread takes changes.
+        // SAFETY: the set is initialised before use; only this thread's signal mask changes.
         let thread = unsafe {
             let mut set: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&mut set);
@@ -45,12 +45,12 @@ impl Interruptible {
             .push(thread);
     }
 
-    /// Interrupts the threads that have entered. A number that belongs to another thread of this
-    /// process by now does no harm: that thread tries again what it did.
+    /// Interrupts the threads that have entered. If a thread number now belongs to another thread
+    /// of this process, the signal does no harm: that thread repeats its call.
     pub(crate) fn interrupt(&self) {
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         for thread in threads.iter() {
-            // SAFETY: numbers only; the signal has a handler, or does nothing.
+            // SAFETY: passes only numbers; the signal has a handler, or is ignored.
             unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), *thread, SIGNAL) };
         }
     }

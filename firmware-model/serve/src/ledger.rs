@@ -1,14 +1,14 @@
-//! Which of its memory the client lent, by DMA address.
+//! The ledger of the memory that the client lent, by DMA address.
 
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 
-/// Where a stretch of the client's memory is.
+/// Where a stretch of the client's memory can be accessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Mapped here, readable and writable.
+    /// Mapped in this process, readable and writable.
     Mapped,
-    /// In the client only.
+    /// Only in the client.
     Remote {
         /// The device may read it.
         read: bool,
@@ -17,7 +17,8 @@ pub(crate) enum Place {
     },
 }
 
-/// A stretch of memory. The last address is inclusive: a stretch may end where 64 bits do.
+/// A stretch of memory. The last address is inclusive, because a stretch may end at the last 64-bit
+/// address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stretch {
     pub(crate) first: u64,
@@ -30,7 +31,7 @@ impl Stretch {
     ///
     /// # Errors
     ///
-    /// `INVAL`: it is empty, or passes the end of 64 bits.
+    /// `INVAL`: the stretch is empty, or passes the end of 64 bits.
     pub(crate) fn new(address: u64, size: u64, place: Place) -> Result<Stretch, Errno> {
         let last = size.checked_sub(1).and_then(|size| address.checked_add(size));
         Ok(Stretch {
@@ -41,10 +42,10 @@ impl Stretch {
     }
 }
 
-/// All stretches that are lent; they do not overlap.
+/// All stretches that are lent. They do not overlap.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    /// By first address.
+    /// The stretches by first address.
     lent: BTreeMap<u64, Stretch>,
 }
 
@@ -62,18 +63,18 @@ impl Ledger {
             .is_some_and(|(_, known)| known.last >= stretch.first)
     }
 
-    /// Notes a stretch that overlaps no other.
+    /// Inserts a stretch that overlaps no other.
     pub(crate) fn insert(&mut self, stretch: Stretch) {
         debug_assert!(!self.overlaps(&stretch));
         self.lent.insert(stretch.first, stretch);
     }
 
-    /// Takes out all that lies inside of a range, which may be nothing: QEMU takes back what it
-    /// never lent.
+    /// Removes all stretches inside of a range. There may be none: QEMU unmaps ranges that it never
+    /// lent.
     ///
     /// # Errors
     ///
-    /// `INVAL`: the range cuts through a stretch. Nothing is taken out then.
+    /// `INVAL`: the range cuts through a stretch. Nothing is removed then.
     pub(crate) fn remove(&mut self, first: u64, last: u64) -> Result<Vec<Stretch>, Errno> {
         let inside = self.lent.range(first..=last).next_back();
         let cut_behind = inside.is_some_and(|(_, known)| known.last > last);
@@ -94,7 +95,7 @@ impl Ledger {
         (known.last >= address).then_some(known)
     }
 
-    /// Whether all of the `len` bytes at `address` are lent, in places that please.
+    /// Whether all of the `len` bytes at `address` are lent, in places that `pleases` accepts.
     pub(crate) fn covers(&self, address: u64, len: u64, pleases: impl Fn(Place) -> bool) -> bool {
         let Ok(asked) = Stretch::new(address, len.max(1), Place::Mapped) else {
             return false;
@@ -136,14 +137,14 @@ mod tests {
     }
 
     proptest! {
-        /// Against a model of one flag per page.
+        /// Compares the ledger with a model of one flag per page.
         #[test]
         fn as_a_page_table_would(
             steps in proptest::collection::vec((any::<bool>(), 0..24u64, 1..8u64), 1..60),
             base in prop_oneof![Just(0u64), Just(u64::MAX - 31 * 4096 - 4095), any::<u32>().prop_map(|n| u64::from(n) << 12)],
         ) {
             let mut ledger = Ledger::default();
-            // For each page the number of the stretch that it belongs to, or 0.
+            // The number of the stretch that each page belongs to, or 0.
             let mut pages = [0usize; 32];
             for (number, (map, page, count)) in steps.into_iter().enumerate() {
                 let range = page as usize..(page + count) as usize;

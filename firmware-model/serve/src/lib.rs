@@ -5,12 +5,12 @@
 //!
 //! | | |
 //! |---|---|
-//! | [`function`] | messages in, replies out; knows no I/O |
-//! | [`config_space`], [`vectors`], [`ledger`] | its parts: configuration space, interrupts, which memory is lent |
-//! | [`memory`], [`block`], [`remote`], [`faults`] | the client's memory: mapped here, or copied on each access; and when it vanishes |
-//! | [`passed`], [`interruption`], [`closer`] | what descriptors are, and how nobody waits for them for ever |
-//! | [`link`] | the socket: messages both ways, replies to whoever waits for them |
-//! | [`session`], [`server`] | the rim: a connection's thread, and the sockets |
+//! | [`function`] | messages in, replies out; no I/O |
+//! | [`config_space`], [`vectors`], [`ledger`] | parts of the function: configuration space, interrupts, which memory is lent |
+//! | [`memory`], [`block`], [`remote`], [`faults`] | the client's memory: mapped here, or copied on each access; faults when it vanishes |
+//! | [`passed`], [`interruption`], [`closer`] | the kinds of descriptors, and how no thread waits forever for one |
+//! | [`link`] | the socket: messages both ways, replies to the threads that wait for them |
+//! | [`session`], [`server`] | the threads and sockets: a connection's thread, and the listening sockets |
 
 mod block;
 mod closer;

@@ -1,9 +1,9 @@
 //! The socket of a connection: the client's commands come in and their replies go out; the device's
 //! own commands go out and their replies come in.
 //!
-//! Whoever waits for a reply reads the socket himself if nobody else does, and queues commands that
-//! come first for the connection's thread. So a reply is seen even if that thread waits for the
-//! very access that the reply is for.
+//! A thread that waits for a reply reads the socket itself if no other thread does, and queues
+//! commands that arrive first for the connection's thread. A reply is therefore found even if the
+//! connection's thread waits for the very access that the reply completes.
 
 use super::function::{Incoming, LIMITS, Outgoing};
 use super::passed::Passed;
@@ -21,36 +21,38 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use urnic_vfio_user::{Decoder, Kind, Request};
 
-/// Longest that a client may leave a command of ours without reply, or its socket full. QEMU gives
-/// us as much.
+/// Maximum time for which a client may leave a command of the server without reply, or its socket
+/// full. QEMU allows the server the same time.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Commands that wait for the connection's thread, and bytes of theirs; at so many nobody reads on.
+/// Limits of the commands that wait for the connection's thread, and of their bytes; at a limit no
+/// thread reads on.
 const MAX_QUEUED: usize = 256;
 const MAX_QUEUED_LEN: usize = 4 << 20;
-/// Descriptors that came with them, at which nobody reads on either.
+/// Limit of the descriptors that came with queued commands; at this limit no thread reads on.
 const MAX_QUEUED_FDS: usize = 64;
-/// Descriptors that may be under way from a client: queued, just read, and of a message that is not
-/// complete.
+/// Maximum number of descriptors in transit from a client: queued, just read, and of an incomplete
+/// message.
 pub(super) const MAX_FDS_UNDER_WAY: usize = MAX_QUEUED_FDS + 2 * LIMITS.fds;
 const READ_LEN: usize = 64 << 10;
-/// Longest sleep of a waiter.
+/// Maximum sleep of a waiting thread.
 const LOOK: Duration = Duration::from_millis(100);
-/// How soon a waiter that does not read looks whether it should.
+/// Interval at which a waiting thread that does not read checks whether it should.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// The connection has ended, or must: the client is gone, or makes no sense, or does not answer.
+/// The connection has ended or must end: the client is gone, sends invalid messages, or does not
+/// reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the connection has ended")]
 pub(crate) struct Broken;
 
-/// What came of an attempt to read.
+/// The result of an attempt to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Heard {
-    /// Something.
+    /// Bytes were read.
     Something,
-    /// Nothing is there.
+    /// There is nothing to read.
     Nothing,
-    /// Somebody else reads.
+    /// Another thread reads.
     Busy,
 }
 
@@ -63,11 +65,12 @@ struct Receiver {
 struct State {
     /// Commands for the connection's thread.
     commands: VecDeque<Incoming>,
-    /// Bytes of their payloads.
+    /// Payload bytes of `commands`.
     queued_len: usize,
-    /// Descriptors of theirs.
+    /// Descriptors of `commands`.
     queued_fds: usize,
-    /// Ids of our commands, with their replies: what they said, or that they said no.
+    /// Ids of the server's own commands, with their replies once they have come: the message, or
+    /// `Err` for a refusal.
     awaited: HashMap<u16, Option<Result<Incoming, ()>>>,
     next_id: u16,
 }
@@ -102,23 +105,23 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits until one of the descriptors is ready for what is asked, or the time is over; tells which
-/// are.
+/// Waits until one of the descriptors is ready for its requested events, or until `limit` has
+/// passed; `fds` then contains which are ready.
 pub(crate) fn wait(fds: &mut [PollFd<'_>], limit: Option<Duration>) {
     let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
-    // Interrupted, or out of memory: the caller looks again.
+    // If interrupted, or out of memory, the caller checks its condition again.
     let _ = poll(fds, limit.as_ref());
 }
 
-/// Whether the other end of a connected socket is closed.
+/// Whether the peer of a connected socket has closed it.
 pub(super) fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
     let _ = poll(&mut fds, Some(&Timespec::default()));
     fds[0].revents().contains(PollFlags::HUP)
 }
 
-/// A wait for the client: over when it took longer than [`PATIENCE`]. A machine that was stopped
-/// meanwhile stopped the client too, so more than [`LOOK`] between two looks does not count.
+/// A wait for the client that expires after [`PATIENCE`]. A machine that was stopped meanwhile
+/// stopped the client too, so at most [`LOOK`] counts between two checks.
 struct Patience {
     left: Duration,
     looked: Instant,
@@ -141,8 +144,8 @@ impl Patience {
 }
 
 impl Link {
-    /// A link over a connected socket that does not block. The connection's thread may sleep on
-    /// that and on the eventfd `wake`.
+    /// A link over a connected non-blocking socket. The connection's thread may sleep on the socket
+    /// and on the eventfd `wake`.
     pub(crate) fn new(socket: OwnedFd, wake: OwnedFd) -> Link {
         Link {
             socket,
@@ -162,7 +165,7 @@ impl Link {
         self.socket.as_fd()
     }
 
-    /// Ends the connection: nobody waits any longer.
+    /// Ends the connection, and with it all waits for replies.
     pub(crate) fn break_off(&self) -> Broken {
         self.broken.store(true, Ordering::SeqCst);
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
@@ -170,14 +173,15 @@ impl Link {
         Broken
     }
 
-    /// Closes the socket, with all that was sent on it and not read, and all descriptors that were
-    /// passed. The calling thread may have to wait for these. The connection has ended.
+    /// Closes the socket of an ended connection, with all data that was sent on it and not read,
+    /// and all descriptors that were passed. Closing these may block the calling thread.
     pub(crate) fn close(&self) {
         drop(std::mem::take(&mut *lock(&self.state)));
         lock(&self.receiving).decoder = Decoder::of_sorted(LIMITS);
-        // Others may still ask whether it is hung up: the number stays, and is something else's.
-        // SAFETY: the number is that of `self.socket` and remains its own; `ManuallyDrop` leaves it
-        // open.
+        // Other threads may still call `is_hung_up`, so the descriptor number stays open: `dup3`
+        // puts the eventfd in its place.
+        // SAFETY: the number is that of `self.socket`, which stays its owner; `ManuallyDrop` does
+        // not close it.
         let mut socket = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(self.socket.as_raw_fd()) });
         let _ = rustix::io::dup3(&self.wake, &mut socket, DupFlags::CLOEXEC);
     }
@@ -187,7 +191,7 @@ impl Link {
         self.broken.load(Ordering::SeqCst)
     }
 
-    /// Whether the client has closed its end, heard or not.
+    /// Whether the client has closed its end, even if this has not been read yet.
     pub(crate) fn is_hung_up(&self) -> bool {
         is_hung_up(self.socket())
     }
@@ -206,7 +210,7 @@ impl Link {
         !lock(&self.state).commands.is_empty()
     }
 
-    /// Reads what is there, unless somebody else does or too much has been read already.
+    /// Reads what has arrived, unless another thread reads or too much has been read already.
     pub(crate) fn hear(&self) -> Result<Heard, Broken> {
         if self.is_broken() {
             return Err(Broken);
@@ -240,7 +244,8 @@ impl Link {
             .flatten()
             .map(Passed::new)
             .collect();
-        // Descriptors were lost: more came than agreed, or there is no number left for them.
+        // Descriptors were lost: more came than agreed, or the process has no free descriptor
+        // number.
         if got.bytes == 0 || got.flags.contains(ReturnFlags::CTRUNC) {
             return Err(self.break_off());
         }
@@ -279,7 +284,8 @@ impl Link {
         }
     }
 
-    /// Sends whole messages. Meanwhile what comes in is read, lest both ends wait for room.
+    /// Sends whole messages. Reads incoming data meanwhile, so that the two ends do not both wait
+    /// for room.
     pub(crate) fn send(&self, out: &Outgoing) -> Result<(), Broken> {
         let _turn = lock(&self.sending);
         let mut patience = Patience::new();
@@ -306,7 +312,7 @@ impl Link {
     }
 
     fn make_room(&self) -> Result<(), Broken> {
-        // While others read, or too much has been read, there is nothing to do but wait.
+        // While another thread reads, or too much has been read, this thread can only wait.
         if self.hear()? == Heard::Something {
             self.wake_for_commands();
             return Ok(());
@@ -318,19 +324,20 @@ impl Link {
         Ok(())
     }
 
-    /// Who read the socket in passing took away what the connection's thread may be going to sleep
-    /// for.
+    /// Wakes the connection's thread if a command is queued: the thread may be about to sleep until
+    /// the socket is readable, but the command has been read already.
     fn wake_for_commands(&self) {
         if self.has_command() {
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         }
     }
 
-    /// Asks the client for something and waits for the reply, which `read` takes apart.
+    /// Sends a request to the client and waits for the reply, which `read` parses.
     ///
     /// # Errors
     ///
-    /// The client says no, or the connection has ended. It is ended if the client does not answer.
+    /// `None` if the client refuses, or if the connection has ended. The connection is ended if the
+    /// client does not reply.
     pub(crate) fn ask<T>(
         &self,
         request: &Request<'_>,
@@ -349,7 +356,7 @@ impl Link {
 
     fn expect(&self) -> u16 {
         let mut state = lock(&self.state);
-        // At most as many wait as there are threads.
+        // At most as many commands wait as there are threads, so a free id exists.
         while state.awaited.contains_key(&state.next_id) {
             state.next_id = state.next_id.wrapping_add(1);
         }

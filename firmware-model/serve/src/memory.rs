@@ -1,11 +1,11 @@
 //! The client's memory.
 //!
-//! What comes with a descriptor is mapped at its place in a *window*: 64 GiB of addresses stand for
-//! each 64 GiB of DMA addresses in use, so that stretches that are neighbours for the client are
-//! neighbours here, although QEMU lends a guest's memory page by page when there is an IOMMU. The
-//! windows of a function are one [`Block`], which says why nothing a client does can take these
-//! addresses away. Where nothing is lent there is memory without rights; [`faults`](super::faults)
-//! handles accesses there.
+//! Memory that comes with a descriptor is mapped at its place in a *window*: 64 GiB of addresses
+//! stand for each 64 GiB of DMA addresses in use. Stretches that are neighbours for the client are
+//! therefore neighbours here, although QEMU lends a guest's memory page by page when there is an
+//! IOMMU. The windows of a function are one [`Block`]; its module explains why no action of a
+//! client can remove these addresses. Where nothing is lent there is memory without rights;
+//! [`faults`](super::faults) handles accesses there.
 
 use super::block::{Block, Failed, MAX_WINDOWS, Trial, WINDOW};
 use super::faults::{FaultLog, Faults, Watch};
@@ -26,14 +26,14 @@ use urnic_model::host::{HostMemory, RemoteMemory, RemoteWord, Unreachable};
 use urnic_vfio_user::{DmaMap, DmaMapFlags};
 
 const PAGE: u64 = 4096;
-/// Windows of all functions together: 64 TiB, half of what 47 bits have.
+/// Windows of all functions together: 64 TiB, half of a 47-bit address space.
 const ALL_WINDOWS: usize = 1024;
-/// A function with fewer is of little use.
+/// Minimum number of windows of a function; with fewer it is of little use.
 const FEWEST_WINDOWS: usize = 4;
 
-/// How many mappings the kernel grants a process is limited, and a client could use them all up.
-/// Each function has a share of its own; the functions that need more take it from what is left
-/// over, first come, first served.
+/// The budget of mappings. The kernel limits the mappings of a process, and one client could
+/// exhaust them. Each function has a share of its own; beyond its share a function takes from a
+/// common rest, first come, first served.
 #[derive(Debug)]
 pub(crate) struct Budget {
     share: usize,
@@ -43,12 +43,12 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// The budget of a process that serves at most so many functions.
+    /// The budget of a process that serves at most `functions` functions.
     pub(crate) fn new(functions: usize) -> Arc<Budget> {
         let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
         let granted: usize = text.trim().parse().unwrap_or(65_530);
         let functions = functions.max(1);
-        // A mapping in the middle of a hole makes two of that.
+        // A mapping in the middle of a hole splits the hole in two.
         let total = granted / 8 * 3;
         let share = total / 2 / functions;
         Arc::new(Budget {
@@ -58,7 +58,7 @@ impl Budget {
         })
     }
 
-    /// Takes `more` for a function that holds `held`.
+    /// Takes `more` mappings for a function that holds `held`.
     fn take(&self, held: usize, more: usize) -> Result<(), Errno> {
         let beyond = self.beyond(held + more) - self.beyond(held);
         let take = |left: usize| left.checked_sub(beyond);
@@ -66,13 +66,13 @@ impl Budget {
         left.map(drop).map_err(|_| Errno::NOSPC)
     }
 
-    /// Gives `fewer` back of the `held` of a function.
+    /// Returns `fewer` of the `held` mappings of a function.
     fn give_back(&self, held: usize, fewer: usize) {
         let beyond = self.beyond(held) - self.beyond(held.saturating_sub(fewer));
         self.left.fetch_add(beyond, Ordering::Relaxed);
     }
 
-    /// What of so many mappings is not of the function's own share.
+    /// How many of `held` mappings exceed the function's own share.
     fn beyond(&self, held: usize) -> usize {
         held.saturating_sub(self.share)
     }
@@ -81,10 +81,10 @@ impl Budget {
 /// The block of a function, which is watched for faults.
 #[derive(Debug)]
 struct Windows {
-    // Dropped first: nobody looks for faults in a block that is in the pool.
+    // Dropped first: no block in the pool is watched for faults.
     _watch: Watch,
     block: Block,
-    /// Which window of the block is whose, as DMA address over [`WINDOW`].
+    /// Owner of each window of the block, as DMA address divided by [`WINDOW`].
     owners: Vec<Option<u64>>,
 }
 
@@ -92,36 +92,37 @@ struct Windows {
 struct Lent {
     ledger: Ledger,
     windows: Option<Windows>,
-    /// Place of each window in the block, by DMA address over [`WINDOW`].
+    /// Index in the block of each open window, by DMA address divided by [`WINDOW`].
     places: BTreeMap<u64, usize>,
-    /// Mappings in the block.
+    /// Number of mappings in the block.
     mapped: usize,
 }
 
 /// Part of a stretch that is one range of the block.
 struct Piece {
-    /// Where in the block.
+    /// Offset in the block.
     at: usize,
     len: usize,
-    /// From the stretch's beginning.
+    /// Offset from the stretch's beginning.
     offset: u64,
 }
 
 impl Lent {
-    /// The offset in the block of an address, if its window is there.
+    /// The offset in the block of an address, if its window is open.
     fn place_of(&self, address: u64) -> Option<usize> {
         let place = self.places.get(&(address / WINDOW))?;
         Some(place * WINDOW as usize + (address % WINDOW) as usize)
     }
 
-    /// Where an address is, if its window is there.
+    /// The pointer for an address, if its window is open.
     fn locate(&self, address: u64) -> Option<NonNull<u8>> {
         let block = &self.windows.as_ref()?.block;
-        // SAFETY: windows lie inside of the block.
+        // SAFETY: `place_of` returns offsets of windows of this block only, so the result is inside
+        // of it.
         Some(unsafe { block.start().add(self.place_of(address)?) })
     }
 
-    /// The DMA address of a place.
+    /// The DMA address of an address in the block.
     fn address_of(&self, place: usize) -> Option<u64> {
         let windows = self.windows.as_ref()?;
         let offset = place.checked_sub(windows.block.start().as_ptr().addr())? as u64;
@@ -129,8 +130,8 @@ impl Lent {
         Some(index * WINDOW + offset % WINDOW)
     }
 
-    /// The parts of a stretch whose windows are there: one, unless windows that are neighbours for
-    /// the client are none here.
+    /// The parts of a stretch whose windows are open. There is one part, unless windows that are
+    /// neighbours for the client are not neighbours in the block.
     fn pieces(&self, first: u64, last: u64) -> Vec<Piece> {
         let mut pieces: Vec<Piece> = Vec::new();
         for index in windows_of(first, last) {
@@ -163,7 +164,7 @@ impl Lent {
         }
     }
 
-    /// Has a place for a window, beside its neighbours' where that is free.
+    /// Opens a window, beside its neighbours where that place is free.
     fn open_window(&mut self, index: u64) -> Result<(), Errno> {
         let Some(windows) = &mut self.windows else {
             return Err(Errno::NOMEM);
@@ -200,9 +201,9 @@ fn windows_of(first: u64, last: u64) -> RangeInclusive<u64> {
 pub(crate) struct ClientMemory {
     lent: RwLock<Lent>,
     budget: Arc<Budget>,
-    /// Set when the client has said what it can.
+    /// Set when the client has declared its capabilities.
     remote: OnceLock<Remote>,
-    /// Held by atomic operations on memory that is reached by copies.
+    /// Locked by atomic operations on memory that is accessed by copies.
     atomics: Mutex<()>,
     faults: FaultLog,
 }
@@ -226,17 +227,17 @@ impl ClientMemory {
         self.lent.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How memory is reached that is not mapped here.
+    /// Sets how memory that is not mapped here is accessed.
     pub(crate) fn set_remote(&self, remote: Remote) {
         let _ = self.remote.set(remote);
     }
 
-    /// Where faults are noted.
+    /// The log of faults.
     pub(crate) fn faults(&self) -> &FaultLog {
         &self.faults
     }
 
-    /// The client lends memory.
+    /// Maps memory that the client lends.
     pub(crate) fn map(&self, map: &DmaMap, file: Option<Passed>) -> Result<(), Errno> {
         let (read, write) = (
             map.flags.contains(DmaMapFlags::READ),
@@ -245,8 +246,8 @@ impl ClientMemory {
         if !(DmaMapFlags::READ | DmaMapFlags::WRITE).contains(map.flags) || !(read || write) {
             return Err(Errno::INVAL);
         }
-        // The device needs both rights for what it may touch at any time; and a file that is no
-        // memory may make it wait.
+        // The device needs both rights for memory that it may access at any time, and a file that
+        // is not memory may block it.
         let file = match file {
             Some(Passed::Memory(file)) if read && write => Some(file),
             _ => None,
@@ -284,7 +285,7 @@ impl ClientMemory {
         }
         self.open_windows(lent, stretch)?;
         let pieces = lent.pieces(stretch.first, stretch.last);
-        // All that can fail by the file or the client does so here.
+        // All steps that can fail because of the file or the client run here, outside the block.
         let trial = |piece: &Piece| Trial::new(file, offset + piece.offset, piece.len, piece.at as u64);
         let trials = pieces.iter().map(trial).collect::<Result<Vec<_>, _>>()?;
         self.budget.take(lent.mapped, pieces.len())?;
@@ -303,14 +304,14 @@ impl ClientMemory {
         Ok(())
     }
 
-    /// What is at the client's addresses cannot be told any more: its device stops, and the
-    /// connection ends.
+    /// Marks the memory as lost, because it is unknown what is mapped at the client's addresses:
+    /// the device stops, and the connection ends.
     fn lose(&self) -> Errno {
         self.faults.lose();
         Errno::NOMEM
     }
 
-    /// Gives each address of a stretch a window.
+    /// Opens a window for each address of a stretch.
     fn open_windows(&self, lent: &mut Lent, stretch: &Stretch) -> Result<(), Errno> {
         let indices = windows_of(stretch.first, stretch.last);
         if indices.end() - indices.start() >= self.budget.windows as u64 {
@@ -328,15 +329,15 @@ impl ClientMemory {
         indices.into_iter().try_for_each(|index| lent.open_window(index))
     }
 
-    /// The client takes back all that it lent between two addresses. When this returns, no region
-    /// of the device reaches it any more.
+    /// Unmaps all memory that the client lent between two addresses. When this returns, no region
+    /// of the device reaches that memory.
     pub(crate) fn unmap(&self, first: u64, last: u64, device: Option<&Device>) -> Result<(), Errno> {
         let removed = self.lent_mut().ledger.remove(first, last)?;
         let (Some(lowest), Some(highest)) = (removed.first(), removed.last()) else {
             return Ok(());
         };
         if let Some(device) = device {
-            // Nothing between them is lent: no region was there.
+            // Nothing else between these addresses is lent, so no region was there.
             device.unmapped(lowest.first, (highest.last - lowest.first).saturating_add(1));
         }
         let mut lent = self.lent_mut();
@@ -352,11 +353,12 @@ impl ClientMemory {
         Ok(())
     }
 
-    /// The device has been stopped after these faults: holes are holes again.
+    /// Turns noted holes into holes again, after the device has been stopped because of these
+    /// faults.
     ///
     /// # Errors
     ///
-    /// What is there cannot be told any more; the connection must end.
+    /// `FAULT`: it is unknown what is mapped in the block; the connection must end.
     pub(crate) fn after(&self, faults: Faults) -> Result<(), Errno> {
         let pages = match faults {
             Faults::None => return Ok(()),
@@ -388,9 +390,9 @@ impl Drop for ClientMemory {
     }
 }
 
-// SAFETY: what `reach` points to is in a block, which stays until this is dropped, and the device
-// holds a handle to it. While it is lent it is mapped readable and writable; once taken back, or
-// when its file is made shorter, an access faults and finds a page of zeros (`faults`).
+// SAFETY: a pointer from `reach` points into a block, which stays until this object is dropped, and
+// the device holds a handle to this object. Lent memory is mapped readable and writable; once
+// unmapped, or when its file is truncated, an access faults and finds a page of zeros (`faults`).
 unsafe impl HostMemory for ClientMemory {
     fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>> {
         self.lent().reach(iova, len)
@@ -406,7 +408,7 @@ unsafe impl HostMemory for ClientMemory {
 }
 
 impl ClientMemory {
-    /// Visits the parts of a range, wherever they are: (address, offset, length, place).
+    /// Visits the parts of a range, mapped or remote: (address, offset, length, place).
     fn parts(
         &self,
         iova: u64,
@@ -424,7 +426,7 @@ impl ClientMemory {
                 .min(WINDOW - address % WINDOW);
             let part = within.min((len - done) as u64) as usize;
             match known.place {
-                // Under the lock: it cannot be taken back meanwhile.
+                // Under the lock, so that the memory cannot be unmapped meanwhile.
                 Place::Mapped => visit(remote, address, done, part, known.place, lent.locate(address))?,
                 Place::Remote { .. } => {
                     drop(lent);
@@ -438,7 +440,7 @@ impl ClientMemory {
 }
 
 impl RemoteMemory for ClientMemory {
-    /// Whatever is lent, if not in one stretch here.
+    /// Whether all of the range is lent: mapped here or not, in one stretch or in several.
     fn covers(&self, iova: u64, len: u64) -> bool {
         self.lent().ledger.covers(iova, len, |_| true)
     }

@@ -1,4 +1,4 @@
-//! Memory that the client cannot give a descriptor for: copied on each access, by the kernel or by
+//! Memory for which the client cannot pass a descriptor. Each access copies, by the kernel or by
 //! messages.
 
 use super::function::MAX_TRANSFER;
@@ -13,13 +13,14 @@ use urnic_model::host::Unreachable;
 use urnic_model::host::process_memory;
 use urnic_vfio_user::{Capabilities, DmaAccess, Memory, Reply, Request};
 
-/// A way to the client's memory.
+/// A method of access to the client's memory.
 #[derive(Debug)]
 pub(crate) struct Remote {
     link: Arc<Link>,
-    /// Most bytes in one message.
+    /// Maximum number of data bytes in one message.
     room: usize,
-    /// The client itself, if its DMA addresses are its own and the kernel lets us.
+    /// The client's process, if its DMA addresses are its virtual addresses and the kernel permits
+    /// access.
     process: Option<Process>,
 }
 
@@ -27,13 +28,14 @@ pub(crate) struct Remote {
 #[derive(Debug)]
 struct Process {
     pid: Pid,
-    /// While this says that it lives, nobody else has its number.
+    /// While this pidfd reports that the process lives, no other process has its number.
     fd: OwnedFd,
 }
 
 impl Process {
-    /// The process that connected, if its memory may be accessed. It must be of the server's own
-    /// user: else a client that has died could have us write into whoever got its number.
+    /// The process that connected, if its memory may be accessed. It must run as the server's own
+    /// user: otherwise, after the client has died, the server could write into an unrelated process
+    /// that got the client's number.
     fn behind(link: &Link) -> Option<Process> {
         let peer = socket_peercred(link.socket()).ok()?;
         if peer.uid != geteuid() {
@@ -43,8 +45,8 @@ impl Process {
             pid: peer.pid,
             fd: pidfd_open(peer.pid, PidfdFlags::empty()).ok()?,
         };
-        // Nothing is mapped at 0: the kernel says so if we may ask at all (Yama may forbid it), and
-        // something else if not.
+        // Nothing is mapped at 0. The kernel returns EFAULT if access is permitted at all (Yama may
+        // forbid it), and another error if not.
         let probe = process_memory::read(process.pid, 0, &mut [0]);
         (probe == Err(Errno::FAULT) && process.lives()).then_some(process)
     }
@@ -56,7 +58,8 @@ impl Process {
 }
 
 impl Remote {
-    /// The cheapest way that a client allows; by its process only if `process_vm`.
+    /// Selects the cheapest method that a client allows; access by its process only if
+    /// `process_vm`.
     pub(crate) fn new(link: Arc<Link>, client: &Capabilities, process_vm: bool) -> Remote {
         let identity = client.urnic.is_some_and(|urnic| urnic.identity);
         Remote {
@@ -66,7 +69,7 @@ impl Remote {
         }
     }
 
-    /// Which way it is.
+    /// The method that was selected.
     pub(crate) fn memory(&self) -> Memory {
         match self.process {
             Some(_) => Memory::ProcessVm,
@@ -82,7 +85,7 @@ impl Remote {
         }
     }
 
-    /// Copies bytes out of the client.
+    /// Copies bytes from the client.
     pub(crate) fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreachable> {
         if let Some(process) = self.process()? {
             let read = process_memory::read(process.pid, address, into);
@@ -113,7 +116,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Copies bytes into the client. They are there when this returns: a completion that follows
+    /// Copies bytes to the client. They have arrived when this returns: a completion that follows
     /// must not overtake them.
     pub(crate) fn write(&self, address: u64, from: &[u8]) -> Result<(), Unreachable> {
         if let Some(process) = self.process()? {

@@ -1,9 +1,9 @@
-//! The sockets at which clients ask for functions.
+//! The sockets at which clients connect to functions.
 //!
-//! Clients can make the threads of their sessions wait (see [`passed`](super::passed)), and stay.
-//! The thread here never waits for one: a session whose client has gone is interrupted until it
-//! ends; after [`OVERDUE`] its place goes to another client, a few times over for each user, and
-//! the end of the server waits for [`STOP`] at the longest.
+//! Clients can make the threads of their sessions wait (see [`passed`](super::passed)), and stay
+//! connected. The server's thread never waits for a client. A session whose client has gone is
+//! interrupted until it ends; after [`OVERDUE`] its place goes to another client, for a limited
+//! number of sessions of each user. The end of the server waits at most [`STOP`].
 
 use super::closer::Closer;
 use super::config_space::MAX_VECTORS;
@@ -28,42 +28,43 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often sessions that should end are looked at.
+/// Interval at which sessions that should end are checked.
 const TICK: Duration = Duration::from_millis(100);
-/// A session that has not ended so long after its client has gone keeps nobody from its place any
-/// more.
+/// After this time a session whose client has gone no longer occupies a place.
 const OVERDUE: Duration = Duration::from_secs(5);
-/// Such sessions of one user, and of all: with more their places stay taken, and the user gets no
-/// function.
+/// Maximum numbers of overdue sessions, of one user and of all users. Beyond them the places stay
+/// taken, and the user gets no function.
 const MAX_OVERDUE_OF_USER: usize = 4;
 const MAX_OVERDUE: usize = 64;
-/// Longest wait for sessions when the server ends. What has completed takes some of that to arrive.
+/// Maximum wait for sessions when the server ends. Data that has completed takes some of that time
+/// to arrive.
 const STOP: Duration = Duration::from_secs(10);
-/// A session that has not ended so long after it was told to loses its client's socket, too.
+/// A session that has not ended this long after it was requested to end loses its client's socket,
+/// too.
 const CUT_OFF: Duration = Duration::from_secs(1);
 
 /// Why a socket cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Somebody serves it.
+    /// Another server serves the socket.
     #[error("{}: a server is there already; stop it, or choose another path", .0.display())]
     Live(PathBuf),
-    /// Something else is there.
+    /// A file that is not a socket is at the path.
     #[error("{}: there is something that is no socket; remove it, or choose another path", .0.display())]
     NoSocket(PathBuf),
-    /// The kernel says no.
+    /// A system call failed.
     #[error("{}: {}", .0.display(), io::Error::from(*.1))]
     System(PathBuf, Errno),
-    /// The kernel has no descriptor left for this process.
+    /// The process has no free descriptor.
     #[error("cannot serve: {}", io::Error::from(*.0))]
     Process(Errno),
 }
 
-/// A socket file of ours; removed when dropped, if it is still ours.
+/// A socket file that this server made. It is removed on drop if it is still the same file.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
-    /// Device and inode.
+    /// Device and inode number.
     identity: (u64, u64),
 }
 
@@ -79,20 +80,20 @@ impl Drop for SocketFile {
     }
 }
 
-/// A session and its thread, to which it belongs: it goes with that, so that a client's memory is
-/// let go at once.
+/// A running session and its thread. The thread owns the session, which is dropped when the thread
+/// ends, so that a client's memory is released at once.
 struct Running {
     session: Weak<Session>,
     thread: JoinHandle<()>,
     threads: Arc<Interruptible>,
     user: Option<u32>,
-    /// Since when it is to end.
+    /// The time since which the session is to end.
     leaving: Option<Instant>,
 }
 
 impl Running {
-    /// Whether the client has gone, or the session has been told to end. What is left of such a
-    /// session is interrupted.
+    /// Whether the client has gone, or the session has been requested to end. The threads of such a
+    /// session are interrupted.
     fn is_leaving(&mut self) -> bool {
         let leaves = || self.session.upgrade().is_none_or(|session| session.is_leaving());
         if self.leaving.is_none() && leaves() {
@@ -114,8 +115,8 @@ struct Listener {
     _file: SocketFile,
     endpoint: Endpoint,
     sessions: Vec<Running>,
-    /// Clients that came while one that has left still had its function: each waits for the end of
-    /// one such session.
+    /// Clients that connected while a session whose client has gone still held the function: each
+    /// waits for the end of one such session.
     waiting: VecDeque<OwnedFd>,
 }
 
@@ -123,12 +124,12 @@ struct Listener {
 pub struct Server {
     listeners: Vec<Listener>,
     budget: Arc<Budget>,
-    /// Written by each session that has ended.
+    /// An eventfd that each ended session writes.
     ended: Arc<OwnedFd>,
     closer: Closer,
 }
 
-/// Tells the server of a session's end.
+/// Notifies the server of a session's end when dropped.
 struct Told(Arc<OwnedFd>);
 
 impl Drop for Told {
@@ -137,17 +138,18 @@ impl Drop for Told {
     }
 }
 
-/// Descriptors of the process itself: sockets, signals, logs.
+/// Number of descriptors of the process itself: sockets, signals, logs.
 const OF_THE_PROCESS: usize = 64;
-/// Descriptors of a function that no command of its driver makes more of: socket, wakes, doorbell
-/// pages, the client's process.
+/// Number of descriptors of a function that do not depend on its driver's commands: socket, wakes,
+/// doorbell pages, the client's process.
 const OF_A_FUNCTION: usize = 8;
-/// A function with fewer is of little use, and with less than the fewest of none.
+/// Descriptors that a function should have (with fewer it is of little use), and the minimum that
+/// it gets.
 const WANTED: usize = 64;
 const FEWEST: usize = 8;
 
-/// How many of the descriptors that the process may have each function's device gets, so that none
-/// can leave the others without.
+/// How many of the process's descriptors each function's device gets, so that no function can
+/// exhaust the descriptors of the others.
 fn descriptor_share(limit: Option<u64>, functions: usize, vectors: usize) -> u32 {
     let Some(limit) = limit.and_then(|limit| usize::try_from(limit).ok()) else {
         return u32::MAX;
@@ -160,7 +162,7 @@ fn descriptor_share(limit: Option<u64>, functions: usize, vectors: usize) -> u32
             "{limit} descriptors (ulimit -n) are few for {functions} clients: raise that, or take fewer (--clients)"
         );
     }
-    // Half is shared out in any case: clients hardly ever have so many under way.
+    // Half is distributed in any case: clients rarely have that many in transit.
     let share = left.max(limit / 2) / functions;
     u32::try_from(share.max(FEWEST)).unwrap_or(u32::MAX)
 }
@@ -170,7 +172,7 @@ fn new_socket() -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-/// Removes what a dead server left at a path.
+/// Removes the socket file that a dead server left at a path.
 fn clear(path: &Path, address: &SocketAddrUnix) -> Result<(), ServeError> {
     let failed = |errno| ServeError::System(path.to_owned(), errno);
     let stat = match lstat(path) {
@@ -191,7 +193,7 @@ fn clear(path: &Path, address: &SocketAddrUnix) -> Result<(), ServeError> {
 impl Listener {
     fn new(mut endpoint: Endpoint) -> Result<Listener, ServeError> {
         endpoint.config.doorbell_memory = true;
-        // A BAR's length is a power of two, and the MSI-X table has so much room.
+        // A BAR's length is a power of two, and the MSI-X table has a fixed size.
         endpoint.config.limits.uars = endpoint.config.limits.uars.next_power_of_two();
         endpoint.config.vectors = endpoint.config.vectors.clamp(1, MAX_VECTORS);
         let path = endpoint.path.clone();
@@ -204,7 +206,7 @@ impl Listener {
             identity: identity(&path).map_err(failed)?,
             path: path.clone(),
         };
-        // Nobody can connect before `listen`, whatever the process's umask was.
+        // No client can connect before `listen`, so the process's umask has no effect.
         chmod(&path, Mode::from_raw_mode(endpoint.mode)).map_err(failed)?;
         listen(&socket, 64).map_err(failed)?;
         Ok(Listener {
@@ -216,7 +218,7 @@ impl Listener {
         })
     }
 
-    /// Takes a client, or sends it away if there are as many as there may be.
+    /// Accepts a client, or rejects it if the maximum number of clients is reached.
     fn accept(&mut self, closer: &Closer, overdue: &[Option<u32>]) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = match accept_with(&self.socket, flags) {
@@ -224,7 +226,7 @@ impl Listener {
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
             Err(errno) => {
                 tracing::warn!("cannot take a client: {}", io::Error::from(errno));
-                // There is no descriptor left: some client must go before this can be tried again.
+                // No descriptor is free: a client must disconnect before a retry can succeed.
                 std::thread::sleep(std::time::Duration::from_millis(50));
                 return;
             }
@@ -252,9 +254,10 @@ impl Listener {
         closer.close(socket);
     }
 
-    /// Forgets sessions that have ended, and serves those that waited for their places.
+    /// Removes sessions that have ended, and serves clients that waited for their places.
     fn admit(&mut self, budget: &Arc<Budget>, ended: &Arc<OwnedFd>, overdue: usize) {
-        // Its last word is behind all that may wait; the thread itself is joined in no time.
+        // A thread drops its session after all steps that may wait, so the thread itself ends at
+        // once.
         self.sessions.retain(|running| running.session.strong_count() > 0);
         let mut places = self.endpoint.clients;
         if overdue <= MAX_OVERDUE {
@@ -278,7 +281,7 @@ impl Listener {
             .name("urnic-function".to_owned())
             .spawn(move || {
                 let _told = Told(ended);
-                // Dropped first, by a panic too.
+                // Dropped first, after a panic too.
                 let session = session;
                 session.run();
             })?;
@@ -297,7 +300,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// One of them cannot be opened; none is then.
+    /// A socket cannot be opened. No socket stays open then.
     pub fn bind(endpoints: Vec<Endpoint>) -> Result<Server, ServeError> {
         let functions = endpoints.iter().map(|endpoint| endpoint.clients).sum();
         let limit = getrlimit(Resource::Nofile).current;
@@ -340,7 +343,8 @@ impl Server {
                 break;
             }
             ready.drain(..2);
-            // Before the sessions are looked at: one that ends from now on makes it readable again.
+            // Before the sessions are checked: a session that ends from now on makes it readable
+            // again.
             let _ = rustix::io::read(&self.ended, &mut [0u8; 8]);
             self.closer.interrupt_if_busy();
             let overdue = self.overdue();
@@ -360,25 +364,26 @@ impl Server {
         self.stop();
     }
 
-    /// Whether something is to be looked at again soon.
+    /// Whether a session or the closer must be checked again soon.
     fn is_expecting(&self) -> bool {
         let mut sessions = self.listeners.iter().flat_map(|listener| &listener.sessions);
         self.closer.is_busy() || sessions.any(|session| session.leaving.is_some())
     }
 
-    /// The users of the sessions that should have ended.
+    /// The users of the overdue sessions.
     fn overdue(&self) -> Vec<Option<u32>> {
         let sessions = self.listeners.iter().flat_map(|listener| &listener.sessions);
         let overdue = sessions.filter(|s| s.is_overdue() && !s.thread.is_finished());
         overdue.map(|session| session.user).collect()
     }
 
-    /// Ends all sessions, and waits for them as long as that makes sense.
+    /// Ends all sessions, and waits for them up to [`STOP`].
     fn stop(self) {
         let begun = Instant::now();
         let mut sessions = Vec::new();
         for listener in self.listeners {
-            // Nobody finds it any more; what has not been accepted goes with the socket.
+            // No client can find the socket any more; connections not yet accepted are closed with
+            // it.
             drop(listener._file);
             self.closer.close(listener.socket);
             let waiting = listener.waiting.into_iter();

@@ -1,4 +1,4 @@
-//! One connection, which is one function: its thread.
+//! The session of one connection, which is one function, and its thread.
 
 use super::endpoint::Endpoint;
 use super::faults::Faults;
@@ -22,12 +22,12 @@ use urnic_model::config::ModelConfig;
 use urnic_model::{Device, Interrupts};
 use urnic_vfio_user::{Capabilities, DmaMap, Memory};
 
-/// A client that has not begun after this time is sent away.
+/// A client that has not completed the version exchange within this time is disconnected.
 const GREETING: Duration = Duration::from_secs(10);
-/// The thread looks at the doorbells for so long after the last that rang, then sleeps until it is
-/// kicked.
+/// The thread busy-polls the doorbells for this time after the last one that rang, then sleeps
+/// until it is kicked.
 const BUSY_POLL: Duration = Duration::from_micros(100);
-/// While it looks, every so many looks it asks the socket too.
+/// During busy-poll, the number of polls of the doorbells for each read of the socket.
 const LOOKS_PER_READ: u32 = 8;
 
 /// A function and its client.
@@ -41,7 +41,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// For a connection that was accepted.
+    /// A session for an accepted connection.
     pub(super) fn new(
         socket: OwnedFd,
         endpoint: &Endpoint,
@@ -59,7 +59,7 @@ impl Session {
         }))
     }
 
-    /// The session's threads, to be interrupted when the client has gone.
+    /// The session's threads, which the server interrupts when the client has gone.
     pub(super) fn threads(&self) -> Arc<Interruptible> {
         self.threads.clone()
     }
@@ -70,18 +70,18 @@ impl Session {
         let _ = rustix::io::write(self.memory.faults().wake(), &1u64.to_ne_bytes());
     }
 
-    /// Whether the client has gone, or been sent away, and the session only has to notice or to
-    /// clean up.
+    /// Whether the client has gone or been disconnected, so that the session only has to detect it
+    /// or to clean up.
     pub(super) fn is_leaving(&self) -> bool {
         self.link.is_broken() || self.link.is_hung_up()
     }
 
-    /// Ends the client's connection: no wait for its answers lasts any longer.
+    /// Ends the client's connection, and with it all waits for the client's replies.
     pub(super) fn cut_off(&self) {
         self.link.break_off();
     }
 
-    /// Serves the client until it goes.
+    /// Serves the client until it disconnects.
     pub(super) fn run(&self) {
         self.threads.enter();
         let mut wiring = Wiring {
@@ -90,16 +90,16 @@ impl Session {
             device: None,
         };
         let Err(Broken) = self.serve(&mut wiring);
-        // A driver that is told of its device's end completes what is open: the device must not do
-        // so any more.
+        // A driver that detects its device's end completes the open requests itself: the device
+        // must not complete them afterwards.
         if let Some(device) = wiring.device.take() {
-            // What has completed still arrives.
+            // Data that has completed still arrives.
             device.shutdown();
             device.reset();
         }
         self.link.break_off();
         drop(wiring);
-        // Here, not wherever the session is dropped last.
+        // Closed here, because another thread may drop the session last.
         self.link.close();
         tracing::info!("a client has gone");
     }
@@ -123,18 +123,18 @@ impl Session {
             if busy {
                 last_rung = Instant::now();
             } else if wiring.device.is_some() && last_rung.elapsed() < BUSY_POLL {
-                // Whoever is to ring may be waiting for this processor.
+                // The thread that rings next may be waiting for this processor.
                 sched_yield();
             } else {
                 self.sleep(&function, wiring, begun)?;
                 last_rung = Instant::now();
-                // What ended the sleep is most likely a message.
+                // Most likely a message ended the sleep.
                 looks = LOOKS_PER_READ - 1;
             }
         }
     }
 
-    /// Does what the messages ask that have come.
+    /// Executes the commands that have arrived.
     fn obey(&self, function: &mut Function, wiring: &mut Wiring<'_>) -> Result<bool, Broken> {
         let mut any = false;
         while self.memory.faults().is_empty()
@@ -151,7 +151,7 @@ impl Session {
         Ok(any)
     }
 
-    /// Sleeps until there is a message, a fault or the end.
+    /// Sleeps until there is a message, a fault or a request to stop.
     fn sleep(&self, function: &Function, wiring: &Wiring<'_>, begun: Instant) -> Result<(), Broken> {
         if let Some(device) = &wiring.device {
             device.doorbells_asleep(true);
@@ -172,8 +172,8 @@ impl Session {
             PollFd::from_borrowed_fd(self.link.socket(), PollFlags::IN),
             PollFd::from_borrowed_fd(wake, PollFlags::IN),
         ];
-        // A command may have been queued by who waited for a reply; one that is queued from now on
-        // wakes.
+        // A thread that waited for a reply may have queued a command; a command that is queued from
+        // now on wakes this thread.
         if !self.link.has_command() {
             wait(&mut fds, limit);
         }
@@ -184,7 +184,8 @@ impl Session {
         Ok(())
     }
 
-    /// Memory vanished under the device: it stops, and its driver learns why.
+    /// Handles a fault: memory vanished under the device, so the device stops with `HOST_MEMORY` as
+    /// the reason for its driver.
     fn see_to_faults(&self, wiring: &Wiring<'_>) -> Result<(), Broken> {
         if self.memory.faults().is_empty() {
             return Ok(());
@@ -202,16 +203,16 @@ impl Session {
     }
 }
 
-/// What the function's messages act upon.
+/// The hardware that the function's messages act on.
 struct Wiring<'a> {
     session: &'a Session,
     vectors: Arc<Vectors>,
-    /// From the first message on.
+    /// Set by the first message.
     device: Option<Device>,
 }
 
 impl Wiring<'_> {
-    /// Looks at the doorbells and at the wire; whether anything rang.
+    /// Polls the doorbells and the network; returns whether a doorbell rang.
     fn look(&self) -> bool {
         let Some(device) = &self.device else {
             return false;
@@ -264,7 +265,7 @@ impl Hardware for Wiring<'_> {
 
     fn doorbells_read(&mut self, offset: u64, into: &mut [u8]) {
         if let Some(pages) = self.device.as_ref().and_then(Device::doorbell_pages) {
-            // Inside of the file, as the caller has checked: it comes whole.
+            // Inside of the file, as the caller has checked, so the read is complete.
             let _ = rustix::io::pread(pages.fd().as_fd(), into, offset);
         }
     }

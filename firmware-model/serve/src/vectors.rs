@@ -1,4 +1,4 @@
-//! Interrupt vectors: each tells an eventfd of the client.
+//! Interrupt vectors: each signals an eventfd of the client.
 
 use super::interruption::Interruptible;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -11,7 +11,7 @@ use urnic_model::Interrupts;
 struct Vector {
     eventfd: Option<OwnedFd>,
     masked: bool,
-    /// Raised while nobody could be told.
+    /// Raised while it could not be signalled.
     pending: bool,
 }
 
@@ -26,11 +26,11 @@ impl Vector {
             && !self.masked
             && let Some(eventfd) = &self.eventfd
         {
-            // It is full only if the client does not look, and then it will find that something was
-            // there.
+            // The eventfd is full only if the client does not read it; a later read then finds that
+            // an interrupt came.
             if rustix::io::write(eventfd, &1u64.to_ne_bytes()) == Err(Errno::INTR) {
-                // The client had it full and made it block again, and has gone by now: this thread
-                // was interrupted.
+                // The client filled the eventfd, made it block again, and has gone: this thread was
+                // interrupted.
                 self.eventfd = None;
             }
             self.pending = false;
@@ -38,8 +38,8 @@ impl Vector {
     }
 }
 
-/// The vectors of a function. An interrupt that finds no eventfd, or a masked vector, is pending
-/// until that changes.
+/// The vectors of a function. An interrupt of a vector that is masked or has no eventfd stays
+/// pending until that changes.
 #[derive(Debug)]
 pub(crate) struct Vectors {
     vectors: Vec<Mutex<Vector>>,
@@ -47,7 +47,8 @@ pub(crate) struct Vectors {
 }
 
 impl Vectors {
-    /// The device's own thread, which raises most of them, joins `threads`.
+    /// Creates `count` vectors. The device's own thread, which raises most of them, joins
+    /// `threads`.
     pub(crate) fn new(count: u32, threads: Arc<Interruptible>) -> Vectors {
         Vectors {
             vectors: (0..count).map(|_| Mutex::default()).collect(),
@@ -61,11 +62,11 @@ impl Vectors {
         Some(act(&mut vector))
     }
 
-    /// From now on a vector tells this eventfd, or nobody.
+    /// Sets the eventfd that a vector signals, or none.
     pub(crate) fn assign(&self, vector: u32, eventfd: Option<OwnedFd>) {
         if let Some(eventfd) = &eventfd {
-            // So that a client that does not look is not waited for. It can take that back, to its
-            // own harm.
+            // A client that does not read must not block the device. The client can clear the flag,
+            // which harms only itself.
             let _ = fcntl_getfl(eventfd).and_then(|flags| fcntl_setfl(eventfd, flags | OFlags::NONBLOCK));
         }
         self.with(vector, |vector| {
@@ -82,12 +83,12 @@ impl Vectors {
         });
     }
 
-    /// Whether an interrupt waits to be told.
+    /// Whether a vector's interrupt waits to be signalled.
     pub(crate) fn is_pending(&self, vector: u32) -> bool {
         self.with(vector, |vector| vector.pending).unwrap_or(false)
     }
 
-    /// Forgets what is pending, as a reset does.
+    /// Clears pending interrupts and masks, as a reset does.
     pub(crate) fn forget_pending(&self) {
         for vector in 0..self.vectors.len() as u32 {
             self.with(vector, |vector| (vector.pending, vector.masked) = (false, false));
@@ -135,7 +136,7 @@ mod tests {
         vectors.mask(1, false);
         assert_eq!(count(&theirs), 1);
         assert!(!vectors.is_pending(1));
-        // There is no such vector.
+        // The vector does not exist.
         vectors.raise(2);
         vectors.assign(u32::MAX, None);
     }

@@ -1,8 +1,8 @@
-//! A client whose memory a fuzzer fills: a device at rings, records and command queues in a file
-//! that both map, as it is served.
+//! A client whose memory a fuzzer fills: the device works on rings, records and command queues in a
+//! file that both sides map, as in `urnic serve`.
 //!
-//! What is in the file is the fuzzer's to change at any time, in one of two inputs by a second
-//! thread while the device reads it.
+//! The fuzzer may change the file at any time. In half of the inputs a second thread changes it
+//! while the device reads it.
 
 mod source;
 
@@ -37,7 +37,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 const BASE: u64 = 0x1_0000_0000;
 const LEN: u64 = 1 << 20;
 const PAGE: u64 = 4096;
-/// Where things are in the memory: the command queue and its completions, then one page each.
+/// Layout of the memory: the command queue and its completions, then one page each.
 const COMPLETIONS: u64 = PAGE;
 const EQ_RING: u64 = 2 * PAGE;
 const CQ_RING: u64 = 3 * PAGE;
@@ -45,7 +45,7 @@ const SQ_RING: u64 = 4 * PAGE;
 const RQ_RING: u64 = 5 * PAGE;
 const RECORDS: u64 = 6 * PAGE;
 const DATA: u64 = 8 * PAGE;
-/// Blocks and entries of each ring, as a power of two.
+/// Number of blocks and entries of each ring, as a power of two.
 const LOG_SIZE: u32 = 6;
 const EQ_RECORD: u64 = RECORDS;
 const CQ_RECORD: u64 = RECORDS + 64;
@@ -57,7 +57,7 @@ impl Interrupts for Silence {
     fn raise(&self, _: u32) {}
 }
 
-/// The client's side.
+/// The client side.
 struct Client {
     file: OwnedFd,
     memory: Arc<ClientMemory>,
@@ -72,7 +72,7 @@ struct Client {
     stags: Vec<u32>,
 }
 
-/// The file of a client, which was lent.
+/// Lends a part of the client's file.
 fn lend(memory: &ClientMemory, file: &OwnedFd, first: u64, size: u64) {
     let map = DmaMap {
         flags: DmaMapFlags::READ | DmaMapFlags::WRITE,
@@ -81,7 +81,7 @@ fn lend(memory: &ClientMemory, file: &OwnedFd, first: u64, size: u64) {
         size,
     };
     let file = file.try_clone().map(Passed::Memory);
-    // What is lent already is not lent again.
+    // Lending a range a second time fails, which is expected.
     let _ = file.map(|file| memory.map(&map, Some(file)));
 }
 
@@ -127,7 +127,7 @@ impl Client {
         }
     }
 
-    /// Executes what lies in the next entry of the command queue.
+    /// Executes the next entry of the command queue.
     fn ring_commands(&mut self) -> Option<Completion> {
         let slot = u64::from(self.commands & 15);
         self.commands = self.commands.wrapping_add(1);
@@ -150,8 +150,8 @@ impl Client {
             .filter(|completion| completion.status.get() == 0)
     }
 
-    /// Enables the device and makes one of each object: a queue pair that is its own peer, with
-    /// regions.
+    /// Enables the device and creates one object of each kind: a queue pair that is its own peer,
+    /// with regions.
     fn set_up(&mut self) -> Option<()> {
         (self.commands, self.sends, self.receives) = (0, 0, 0);
         self.write(0, &[0; DATA as usize]);
@@ -178,7 +178,7 @@ impl Client {
         self.register(pd)
     }
 
-    /// Makes a completion queue, and a queue pair that is its own peer.
+    /// Creates a completion queue, and a queue pair that is its own peer.
     fn make_queues(&mut self, pd: U32) -> Option<()> {
         let cq = CreateCq {
             ring: (BASE + CQ_RING).into(),
@@ -231,7 +231,8 @@ impl Client {
     /// Registers the regions.
     fn register(&mut self, pd: U32) -> Option<()> {
         self.stags.clear();
-        // One region over everything, rings too; one of every second page behind them.
+        // One region covers all memory, rings included; one covers every second page behind the
+        // rings.
         let all = CreateMr {
             len: LEN.into(),
             dma: BASE.into(),
@@ -259,7 +260,7 @@ impl Client {
         Some(())
     }
 
-    /// Mostly one of the regions' STags.
+    /// An STag: mostly that of one of the regions.
     fn stag(&self, source: &mut Source<'_>) -> u32 {
         let number = source.byte();
         match self.stags.get(usize::from(number) % 4) {
@@ -281,7 +282,7 @@ impl Client {
             .collect()
     }
 
-    /// A request of any kind, of as many blocks as it says, or not.
+    /// Posts a request of any kind. Its header may declare a wrong number of blocks.
     fn post_send(&mut self, source: &mut Source<'_>) {
         let count = source.byte() % 8;
         let sges = self.sges(source, count);
@@ -349,7 +350,7 @@ impl Client {
         self.device.look_at_doorbells();
     }
 
-    /// Any command, at any place of the memory.
+    /// Executes any command, with any addresses in the memory.
     fn any_command(&mut self, source: &mut Source<'_>) {
         let mut command = Command::new(Opcode::QueryDevice, &Nothing {});
         command.opcode = u16::from(source.byte() % 64).into();
@@ -375,7 +376,7 @@ impl Client {
             5..8 => self.ring(source),
             8 | 9 => self.any_command(source),
             10 => {
-                // Into the rings and records, over what is there.
+                // Into the rings and records, over their contents.
                 let at = u64::from(source.byte()) * 96;
                 let word = source.word();
                 self.write(at & !3, &word.to_le_bytes());
@@ -404,7 +405,7 @@ impl Client {
         self.device.step(Nanos(*now));
     }
 
-    /// As a session does; `false` if it would end.
+    /// Handles faults as a session does; `false` if the session would end.
     fn see_to_faults(&mut self) -> bool {
         if self.memory.faults().is_empty() {
             return true;
@@ -415,8 +416,8 @@ impl Client {
     }
 }
 
-/// Rings, records, requests, doorbells and commands of a fuzzer: nothing panics, and after its
-/// reset the device is as new, unless its memory is gone.
+/// Runs rings, records, requests, doorbells and commands of a fuzzer: nothing panics, and after its
+/// reset the device is as new, unless its memory is lost.
 #[cfg_attr(not(fuzzing), expect(unreachable_pub, reason = "public for the fuzz target"))]
 pub fn shared_ring(data: &[u8]) {
     let mut source = Source::new(data);
@@ -455,7 +456,8 @@ pub fn shared_ring(data: &[u8]) {
     assert_eq!(client.device.bar0_read(STATUS), Status::READY.bits());
 }
 
-/// Rings a doorbell as a client does, in the pages' file; those that do not exist are not rung.
+/// Rings a doorbell as a client does, in the file of the pages; pages that do not exist are not
+/// rung.
 fn store(pages: &DoorbellPages, page: u32, offset: u32, value: u64) {
     let at = u64::from(page) * PAGE + u64::from(offset & 0xff8);
     let _ = rustix::io::pwrite(pages.fd(), &value.to_le_bytes(), at);

@@ -1,8 +1,8 @@
-//! What a fuzzer chooses.
+//! The source of a fuzzer's choices.
 
 use super::{BASE, LEN, PAGE};
 
-/// What is left of the fuzzer's bytes; zeros behind them.
+/// The unread bytes of the fuzzer; zeros follow them.
 pub(super) struct Source<'a>(&'a [u8]);
 
 impl<'a> Source<'a> {
@@ -24,7 +24,7 @@ impl<'a> Source<'a> {
         u32::from_le_bytes(std::array::from_fn(|_| self.byte()))
     }
 
-    /// Mostly a small number, as lengths, indices and numbers of objects are.
+    /// A mostly small number, as lengths, indices and numbers of objects are.
     pub(super) fn number(&mut self) -> u32 {
         match self.byte() {
             0xff => self.word(),
@@ -34,7 +34,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Mostly a place in the memory.
+    /// An address, mostly in the memory.
     pub(super) fn address(&mut self) -> u64 {
         match self.byte() {
             0xff => u64::from(self.word()) << 32 | u64::from(self.word()),

@@ -1,4 +1,4 @@
-//! A client in a few lines, and the least of a driver.
+//! A minimal client and a minimal driver.
 
 use super::super::endpoint::Endpoint;
 use super::super::function::{LIMITS, Outgoing};
@@ -31,7 +31,7 @@ pub(super) struct Served {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A function with this one address, confined.
+/// The configuration of a function with this one address, confined.
 pub(super) fn config(address: &str, host: &[&str]) -> ModelConfig {
     let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
     ModelConfig {
@@ -92,12 +92,12 @@ impl Drop for Served {
     }
 }
 
-/// Memory that can be lent.
+/// A file of memory that can be lent.
 pub(super) fn memory(len: u64) -> std::fs::File {
     named_memory("lent", len)
 }
 
-/// The same, to be found by its name in a list of mappings.
+/// A file of memory with a name that appears in a list of mappings.
 pub(super) fn named_memory(name: &str, len: u64) -> std::fs::File {
     let fd = memfd_create(name, MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&fd, len).unwrap();
@@ -121,14 +121,14 @@ pub(super) fn take_back(address: u64, size: u64) -> Request<'static> {
     })
 }
 
-/// A connection.
+/// A client's connection.
 pub(super) struct Client {
     pub(super) socket: UnixStream,
     decoder: Decoder,
 }
 
 impl Client {
-    /// Connects and does not begin.
+    /// Connects without a version exchange.
     pub(super) fn connect(path: &Path) -> Client {
         Client::over(UnixStream::connect(path).unwrap())
     }
@@ -141,7 +141,7 @@ impl Client {
         }
     }
 
-    /// Connects and says what QEMU says.
+    /// Connects and sends the version as QEMU does.
     pub(super) fn begin(path: &Path) -> Client {
         Client::begin_with(
             path,
@@ -168,7 +168,7 @@ impl Client {
         self.send_raw(&out.bytes, fds);
     }
 
-    /// Sends bytes; that the server has closed the connection is for the next read to tell.
+    /// Sends bytes. If the server has closed the connection, the next read reports it.
     pub(super) fn send_raw(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -188,7 +188,7 @@ impl Client {
         }
     }
 
-    /// The next message; `None` when the server has closed the connection.
+    /// The next message; `None` if the server has closed the connection.
     pub(super) fn next(&mut self) -> Option<Message> {
         loop {
             if let Some(message) = self.decoder.next() {
@@ -201,7 +201,7 @@ impl Client {
             let got =
                 match rustix::net::recvmsg(&self.socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC) {
                     Ok(got) if got.bytes > 0 => got.bytes,
-                    // A machine that was stopped and goes on ends a call that has a time limit
+                    // A machine that was stopped and continues ends a call that has a time limit
                     // (signal(7)).
                     Err(rustix::io::Errno::INTR) => continue,
                     Ok(_) | Err(rustix::io::Errno::CONNRESET) => return None,
@@ -217,7 +217,7 @@ impl Client {
         }
     }
 
-    /// Asks, and has the reply or the errno.
+    /// Sends a request and returns the reply or the errno.
     pub(super) fn ask(&mut self, request: &Request<'_>, fds: &[BorrowedFd<'_>]) -> Result<Message, u32> {
         self.send(request, false, fds);
         let message = self.next().expect("a reply");
@@ -228,7 +228,7 @@ impl Client {
         }
     }
 
-    /// Waits until the server has closed the connection, having said nothing.
+    /// Waits until the server has closed the connection without a message.
     pub(super) fn expect_end(mut self) {
         assert!(self.next().is_none());
     }

@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use urnic_device::registers::{CMD_BASE, CONTROL, KICK};
 use urnic_vfio_user::*;
 
-/// Notes what happens to it.
+/// Hardware that records its calls.
 #[derive(Default)]
 struct Bench {
     started: bool,
@@ -106,7 +106,7 @@ struct Rig {
     bench: Bench,
 }
 
-/// What came back: the messages, taken apart again.
+/// The reply and the number of descriptors that came with it.
 type Answer = (Result<Message, Option<u32>>, usize);
 
 impl Rig {
@@ -117,7 +117,7 @@ impl Rig {
         }
     }
 
-    /// A function whose client has said what it can.
+    /// A function whose client has completed the version exchange.
     fn new() -> Rig {
         let mut rig = Rig::bare();
         rig.ask(&Request::Version(qemu()), vec![]).0.unwrap();
@@ -141,7 +141,7 @@ impl Rig {
         (decoder.map(Result::unwrap).collect(), out.fds.len(), end)
     }
 
-    /// One command and its one reply, or the errno.
+    /// Sends one command and returns its one reply, or the errno.
     fn ask(&mut self, request: &Request<'_>, fds: Vec<OwnedFd>) -> Answer {
         let mut bytes = Vec::new();
         request.emit(77, false, &mut bytes);
@@ -262,7 +262,7 @@ fn a_client_is_told_only_what_it_asked_about() {
     let mut question = Vec::new();
     Request::Version(qemu()).emit(1, false, &mut question);
     let (replies, ..) = rig.raw(&question, vec![]);
-    // QEMU has no more room for the answer than its question took.
+    // QEMU has no more room for the reply than its request took.
     assert!(replies[0].header.size as usize <= question.len());
     let Ok(Reply::Version(answer)) = replies[0].reply() else {
         panic!("a version");
@@ -299,7 +299,7 @@ fn a_client_is_told_only_what_it_asked_about() {
     assert_eq!(answer.capabilities.urnic.unwrap().memory, Some(Memory::Messages));
 }
 
-/// What QEMU sends from its start to a driver's first interrupt, in order.
+/// The messages that QEMU sends from its start to a driver's first interrupt, in order.
 #[test]
 fn qemus_messages_are_understood() {
     let mut rig = Rig::new();
@@ -312,7 +312,7 @@ fn qemus_messages_are_understood() {
     assert_eq!(rig.bench.files, 2);
     for index in 0..region_index::COUNT {
         let mut argsz = RegionInfo::LEN;
-        // It asks again when there is more to know.
+        // QEMU repeats the request if the reply is longer.
         let (info, fds) = loop {
             let (answer, fds) = rig.ask(&Request::RegionInfo { argsz, index }, vec![]);
             let Ok(Reply::RegionInfo(info)) = answer.as_ref().unwrap().reply() else {
@@ -353,8 +353,8 @@ fn qemus_messages_are_understood() {
         assert_eq!(u64::from(size), [4096, 0, PAGES_LEN, 0, 4096, 0][bar as usize]);
     }
     assert_eq!(rig.write(region_index::CONFIG, 4, &[6, 0]), None);
-    // Under an IOMMU: sweeps over ranges that were never lent, one to the very end; then one
-    // message per page.
+    // Under an IOMMU QEMU unmaps ranges that were never lent, one of them to the end of the
+    // addresses; then it sends one message per page.
     assert_eq!(rig.errno(&unmap(0, 1 << 63), vec![]), None);
     assert_eq!(rig.errno(&unmap(1 << 63, 1 << 63), vec![]), None);
     assert_eq!(rig.bench.ledger.len(), 0);
@@ -383,7 +383,7 @@ fn qemus_messages_are_understood() {
         None
     );
     assert!(rig.bench.assigned.values().all(|assigned| !assigned));
-    // Posted writes have no reply, nor have many in one message.
+    // Posted writes have no reply, and neither do several writes in one message.
     let mut bytes = Vec::new();
     let base = u64::from(CMD_BASE);
     Request::RegionWrite {
@@ -492,7 +492,7 @@ fn regions_end_where_they_end() {
     assert_eq!(rig.read(2, 0, 8), Ok(vec![0xdb; 8]));
     assert_eq!(rig.write(4, 0, &[5; 16]), None);
     assert_eq!(rig.read(4, 0, 17), Ok([&[5; 16][..], &[0]].concat()));
-    // Pending bits are not for writing.
+    // Pending bits are read-only.
     assert_eq!(rig.write(4, u64::from(PBA_OFFSET) - 1, &[0xff; 4]), None);
     assert_eq!(rig.read(4, u64::from(PBA_OFFSET) - 1, 4), Ok(vec![0xff, 0, 0, 0]));
     let mut small = qemu();
@@ -587,7 +587,7 @@ fn what_is_not_offered_is_refused_and_the_connection_goes_on() {
 }
 
 proptest! {
-    /// Whatever a client says, it gets one answer if it wants one, and none if not.
+    /// Any message gets exactly one reply if it requests one, and none otherwise.
     #[test]
     fn any_message_has_its_one_answer(
         messages in proptest::collection::vec(
@@ -597,7 +597,7 @@ proptest! {
     ) {
         let mut rig = Rig::new();
         for (command, no_reply, mut payload, fds, small) in messages {
-            // Small numbers are nearer to what makes sense.
+            // Small numbers are more likely to be valid.
             if small < 200 {
                 payload.iter_mut().skip(1).step_by(2).for_each(|byte| *byte = 0);
                 payload.iter_mut().skip(2).step_by(4).for_each(|byte| *byte = 0);

@@ -6,10 +6,10 @@ mod sessions;
 
 use std::time::{Duration, Instant};
 
-/// The longest wait for what must happen.
+/// Maximum wait for an event that must happen.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Waits until `probe` finds something.
+/// Waits until `probe` returns a value.
 fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {

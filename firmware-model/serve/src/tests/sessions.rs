@@ -31,7 +31,7 @@ fn errno(errno: Errno) -> u32 {
     errno.raw_os_error() as u32
 }
 
-/// That this client's function works.
+/// Checks that this client's function works.
 fn works(client: &mut Client) {
     let file = memory(LEN);
     let address = 0x7000_0000_0000;
@@ -68,7 +68,8 @@ fn a_client_drives_its_function() {
     rustix::io::read(&told, &mut count).unwrap();
     assert_eq!(u64::from_ne_bytes(count), 1);
     commands.execute(&mut client, Opcode::FreePd, &pd).unwrap();
-    // BAR 2 is a file, whose pages say that nobody looks while nothing rings.
+    // BAR 2 is a file. Its pages contain the wake word while no doorbell rings and the device
+    // sleeps.
     let message = client
         .ask(&Request::RegionInfo { argsz: 64, index: 2 }, &[])
         .unwrap();
@@ -95,7 +96,7 @@ fn clients_have_functions_of_their_own_and_come_again() {
     let file = memory(LEN);
     first.enable(&file, BASE);
     assert_eq!(second.read32(STATUS), 0, "the other's function is not enabled");
-    // There are no more than two.
+    // Two clients are the maximum.
     Client::connect(&served.path).expect_end();
     drop(first);
     let mut third = Client::begin(&served.path);
@@ -112,7 +113,8 @@ fn a_client_that_comes_while_another_leaves_gets_its_place() {
         let file = memory(LEN);
         client.enable(&file, BASE);
         if round % 2 == 1 {
-            // Sent away by the server, which may still be clearing up when the client sees it.
+            // The server disconnects the client and may still be cleaning up when the client sees
+            // it.
             client.send_raw(&[0xff; 64], &[]);
             while client.next().is_some() {}
         }
@@ -131,8 +133,8 @@ fn what_makes_no_sense_ends_one_connection_only() {
         bytes[at].copy_from_slice(&value.to_ne_bytes());
         bytes
     };
-    // Too short, too long, of no type, a reply to nothing, too many descriptors, not a version
-    // first.
+    // A message that is too short, one that is too long, one without a type, a reply to no command,
+    // too many descriptors, and a first message that is not a version.
     for bytes in [
         with(4..8, 15),
         with(4..8, u32::MAX),
@@ -152,7 +154,7 @@ fn what_makes_no_sense_ends_one_connection_only() {
         Some(errno(Errno::INVAL))
     );
     assert!(client.next().is_none());
-    // Half a message, then nothing; and one that never says anything.
+    // A client that sends half a message and closes, and a client that never sends a message.
     let mut half = Client::begin(&served.path);
     half.socket.write_all(&with(4..8, 1000)).unwrap();
     drop(half);
@@ -165,7 +167,8 @@ fn a_flood_is_answered_in_order_and_held_back() {
     let served = Served::start(2);
     let mut other = Client::begin(&served.path);
     let mut client = Client::begin(&served.path);
-    // More than sockets hold: the server stops reading while its answers are not read.
+    // The replies exceed the socket buffers: the server stops reading while its replies are not
+    // read.
     let socket = client.socket.try_clone().unwrap();
     const COUNT: u32 = 50_000;
     let flood = std::thread::spawn(move || {
@@ -321,7 +324,7 @@ fn rings_may_not_lie_where_only_messages_reach() {
     works(&mut client);
 }
 
-/// Memory and a link as a session has them, and the client's end.
+/// Memory and a link as a session has them, and the client's end of the connection.
 fn remote(capabilities: &Capabilities) -> (Arc<ClientMemory>, Arc<Link>, Client) {
     remote_by(capabilities, true)
 }
@@ -351,14 +354,14 @@ fn memory_without_a_file_is_copied_by_messages() {
     };
     let (memory, link, mut client) = remote(&room);
     map(&memory, &lend(BASE, 4096), None);
-    // A neighbour with a file.
+    // A neighbouring stretch with a file.
     let file = self::memory(4096);
     map(&memory, &lend(BASE + 4096, 4096), Some(file.into()));
     assert!(memory.covers(BASE + 10, 8000) && !memory.covers(BASE, 8193) && memory.reach(BASE, 1).is_none());
     let answering = std::thread::spawn(move || {
         let mut ram = vec![0; 4096];
         let mut bytes = 0;
-        // A command that crosses is kept for the connection's thread.
+        // A command that arrives meanwhile is queued for the connection's thread.
         client.send(&Request::DeviceReset, false, &[]);
         while let Some(message) = client.next() {
             let mut out = Vec::new();
@@ -385,7 +388,7 @@ fn memory_without_a_file_is_copied_by_messages() {
     });
     let wrote: Vec<u8> = (0..5000u32).map(|n| n as u8).collect();
     memory.write(BASE + 96, &wrote).unwrap();
-    // Several at once: each has its own reply.
+    // Several requests at once: each has its own reply.
     std::thread::scope(|scope| {
         for part in 0..5usize {
             let (memory, wrote) = (&memory, &wrote);
@@ -425,13 +428,13 @@ fn a_client_that_says_no_or_goes_away_makes_memory_unreachable() {
             &mut out,
         );
         client.send_raw(&out, &[]);
-        // A reply of the wrong length is no answer either.
+        // A reply of the wrong length counts as a failure.
         let message = client.next().unwrap();
         out.clear();
         let (address, data) = (BASE, &[1u8][..]);
         Reply::DmaRead { address, data }.emit(message.header.id, &mut out);
         client.send_raw(&out, &[]);
-        // The next one is left without.
+        // The next request gets no reply.
         client.next().unwrap();
     });
     for _ in 0..3 {
@@ -441,7 +444,7 @@ fn a_client_that_says_no_or_goes_away_makes_memory_unreachable() {
     refusing.join().unwrap();
 }
 
-/// What a client of ours can.
+/// The capabilities of a urnic client.
 fn ours() -> Capabilities {
     let urnic = Urnic {
         identity: true,
@@ -485,7 +488,7 @@ fn memory_of_a_client_of_ours_is_copied_by_the_kernel() {
     assert_eq!(read, [7; 5000]);
     memory.write(base + 4000, &[9; 200]).unwrap();
     assert_eq!(theirs[(base - start) as usize + 4000..][..200], [9; 200]);
-    // Lent, but not there.
+    // Lent, but not mapped in the client.
     map(&memory, &lend(4096, 4096), None);
     assert_eq!(memory.read(4096, &mut [0]), Err(Unreachable));
 }
@@ -576,12 +579,12 @@ fn a_function_without_descriptors_leaves_others_theirs() {
                 Err(status) => break status,
             }
         };
-        // But for the two that it waits with.
+        // The device itself uses two of the twelve descriptors to wait for events.
         assert_eq!((refused, made.len()), (Status::NoResources, 10));
         let done = others.execute(&mut other, Opcode::StreamListen, &listen).unwrap();
         let lid = done.result::<Handle>();
         others.execute(&mut other, Opcode::StreamUnlisten, &lid).unwrap();
-        // What is given back can be had again.
+        // Returned resources can be allocated again.
         for lid in made {
             commands
                 .execute(&mut greedy, Opcode::StreamUnlisten, &lid)
