@@ -7,7 +7,8 @@ use urnic_wire::mpa::fpdu::{CrcMode, FpduError, emit, fpdu_len, parse};
 
 fuzz_target!(|input: &[u8]| {
     let mut left = input;
-    // CRCs off, so that the stream goes on past a CRC that no fuzzer guesses; on for each FPDU, to see that it counts.
+    // CRCs are off, so that the stream continues past a CRC that no fuzzer guesses; they are on for
+    // each FPDU, to test that a wrong CRC is an error.
     while let Ok((ulpdu, rest)) = parse(left, CrcMode::Off) {
         let len = fpdu_len(ulpdu.len());
         assert_eq!(len + rest.len(), left.len());

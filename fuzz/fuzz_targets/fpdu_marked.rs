@@ -10,7 +10,7 @@ fuzz_target!(|input: &[u8]| {
     let Some((start, stream)) = input.split_first_chunk() else {
         return;
     };
-    // Streams start at a multiple of 4 and FPDUs keep to it (MPA-M-09).
+    // Streams start at a multiple of 4, and FPDUs have lengths that are multiples of 4 (MPA-M-09).
     let mut offset = u64::from_le_bytes(*start) & !3;
     let mut stream = stream.to_vec();
     let mut left = &mut stream[..];
@@ -38,7 +38,7 @@ fuzz_target!(|input: &[u8]| {
                     FpduError::Marker { at, expected, found } => {
                         assert_ne!(expected, found);
                         assert_eq!(distance(offset.wrapping_add(at as u64)), 0);
-                        // Mend it, and go on.
+                        // Repair the marker and continue.
                         left[at..at + LEN].copy_from_slice(&u32::from(expected).to_be_bytes());
                     }
                     FpduError::Crc { .. } => panic!("CRCs are off"),

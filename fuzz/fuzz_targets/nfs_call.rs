@@ -1,4 +1,5 @@
-//! NFS, NFSACL and MOUNT calls, on a tree in memory: any message is answered or is no call, and arguments that make no sense harm nobody.
+//! NFS, NFSACL and MOUNT calls on a tree in memory: each message gets a reply or is no call, and
+//! invalid arguments do no harm.
 
 #![no_main]
 
@@ -17,7 +18,7 @@ const ACL: (u32, u32) = (100_227, 3);
 const MOUNT: (u32, u32) = (100_005, 3);
 const MNT: u32 = 1;
 const CREATE: u32 = 8;
-/// Calls of an input, at most.
+/// Maximum number of calls in an input.
 const CALLS: usize = 16;
 const NOBODY: u32 = 65534;
 const XID: u32 = 0x1234_5678;
@@ -26,13 +27,13 @@ const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOS
 struct Served {
     server: Server,
     pool: Pool,
-    /// Of the root, and of a file in it.
+    /// Handles of the root and of a file in it.
     handles: [Vec<u8>; 2],
 }
 
 static POOL: LazyLock<Pool> = LazyLock::new(|| Pool::limited(256 << 20));
 
-/// An empty tree, which whoever calls without a name may change: what an input does is its own.
+/// An empty tree, which a caller without a name may change. Each input gets its own tree.
 fn served() -> Served {
     let pool = POOL.clone();
     let owner = Caller {
@@ -49,15 +50,15 @@ fn served() -> Served {
     let mut message = call(XID, MOUNT.0, MOUNT.1, MNT);
     message.extend([0, 0, 0, 1, b'/', 0, 0, 0]);
     let reply = answered(&server, &message, None).expect("an answer");
-    // Behind the status, which is 0.
+    // The handle follows the status, which is 0.
     let root = handle(&reply[SUCCESS_LEN + 4..]);
     let mut message = call(XID, NFS.0, NFS.1, CREATE);
     message.extend(&root);
-    // Its name, UNCHECKED, and six attributes that are not set.
+    // The name, UNCHECKED, and six attributes that are not set.
     message.extend([0, 0, 0, 1, b'f', 0, 0, 0]);
     message.extend([0; 4 * 7]);
     let reply = answered(&server, &message, None).expect("an answer");
-    // Behind the status, and that there is a handle.
+    // The handle follows the status and the flag that there is a handle.
     let file = handle(&reply[SUCCESS_LEN + 8..]);
     Served {
         server,
@@ -66,7 +67,7 @@ fn served() -> Served {
     }
 }
 
-/// The one at the front, behind its length.
+/// The handle at the front, with its length.
 fn handle(octets: &[u8]) -> Vec<u8> {
     let len = u32::from_be_bytes(*octets.first_chunk().expect("a length")) as usize;
     octets[..4 + len.next_multiple_of(4)].to_vec()
@@ -88,7 +89,8 @@ fn answered(server: &Server, message: &[u8], item: Option<urnic_nfs::memory::Sli
     Some(response.message)
 }
 
-/// A call: a choice, a procedure, the length of its arguments, and those.
+/// Makes a call from the input: a choice, a procedure, the length of the arguments, and the
+/// arguments.
 fn made<'a>(served: &Served, input: &'a [u8]) -> Option<&'a [u8]> {
     let ([choice, procedure, len], rest) = input.split_first_chunk()?;
     let (arguments, rest) = rest.split_at(usize::from(*len).min(rest.len()));
@@ -106,7 +108,7 @@ fn made<'a>(served: &Served, input: &'a [u8]) -> Option<&'a [u8]> {
     if choice & 4 == 0 {
         message.extend(&served.handles[usize::from(choice >> 4 & 1)]);
     }
-    // Some bytes at the end may come apart, as a Read chunk brings them.
+    // Bytes at the end may come separately, as in a Read chunk.
     let apart = if choice & 8 == 0 { 0 } else { arguments.len() / 2 };
     let (inline, item) = arguments.split_at(arguments.len() - apart);
     message.extend(inline);
@@ -121,7 +123,8 @@ fn made<'a>(served: &Served, input: &'a [u8]) -> Option<&'a [u8]> {
 
 fuzz_target!(|input: &[u8]| {
     let served = served();
-    // A message from the first byte on; or calls with good headers, often with the handle of the directory or the file that there are.
+    // A message from the first byte on; or calls with valid headers, often with the handle of the
+    // directory or the file.
     match input.split_first() {
         Some((0, message)) => drop(answered(&served.server, message, None)),
         Some((_, calls)) => drop(

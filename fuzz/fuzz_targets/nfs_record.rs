@@ -1,4 +1,5 @@
-//! RPC records over TCP: whatever a stream says, no more memory is taken than a few times what came, and all of it is given back.
+//! RPC records over TCP: for any stream, the memory in use is at most a few times the received
+//! bytes, and all of it is released.
 
 #![no_main]
 

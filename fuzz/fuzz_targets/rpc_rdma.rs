@@ -1,4 +1,5 @@
-//! RPC-over-RDMA headers, and the RPC messages behind them: any message is taken, answered or discarded, within the limits; what is understood can be said again.
+//! RPC-over-RDMA headers and the RPC messages that follow them: each message is accepted, gets an
+//! error reply or is discarded, within the limits; a parsed header can be emitted again.
 
 #![no_main]
 

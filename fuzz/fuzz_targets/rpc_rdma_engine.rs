@@ -1,4 +1,5 @@
-//! RPC-over-RDMA's engines with calls outstanding, against a peer that sends anything and a device that does what it is told.
+//! The engines of RPC-over-RDMA with outstanding calls, against a peer that sends any bytes and a
+//! device that executes all requests.
 
 #![no_main]
 
@@ -27,7 +28,8 @@ fn call(xid: u32) -> Call<()> {
     }
 }
 
-/// Does what the end wants, and answers what it is asked; returns the bytes of memory that calls of the peer's make it hold.
+/// Executes the actions of the end and replies to its events; returns the bytes of memory that the
+/// end holds for calls of the peer.
 fn run(end: &mut Connection<()>, receives: &mut usize) -> u64 {
     let mut held = 0;
     loop {
@@ -111,7 +113,7 @@ fuzz_target!(|input: &[u8]| {
         let mut left = input;
         while let [len, flags, rest @ ..] = left {
             run(&mut end, &mut receives);
-            // A device lets no message in for which nothing is posted.
+            // A device delivers no message for which no receive is posted.
             if receives == 0 {
                 break;
             }

@@ -1,4 +1,5 @@
-//! A served device whose rings, records and commands lie in a file that the fuzzer changes under it.
+//! A served device whose rings, records and commands are in a file that the fuzzer changes while
+//! the device uses it.
 
 #![no_main]
 

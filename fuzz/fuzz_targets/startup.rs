@@ -1,11 +1,12 @@
-//! Start-up frames: whatever is accepted comes out again as it went in, reserved bits aside.
+//! Start-up frames: a frame that is accepted is emitted again unchanged, except for reserved bits.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use urnic_wire::mpa::startup::{MAX_FRAME_LEN, StartupFrame};
 
-/// A key's sixteen bytes are not found by chance; the first byte of the input may ask for one.
+/// Keys that the first byte of the input may select, because a fuzzer does not find sixteen bytes
+/// by chance.
 const KEYS: [&[u8]; 5] = [
     b"",
     b"MPA ID Req Frame",

@@ -1,4 +1,4 @@
-//! The payload of a Terminate, which is read with patience.
+//! The payload of a Terminate, which the parser reads tolerantly.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! vfio-user: any stream is taken apart or ends, within the limits; what is understood can be said again.
+//! vfio-user: any stream is split into messages or ends, within the limits; a parsed message can be
+//! emitted again.
 
 #![no_main]
 

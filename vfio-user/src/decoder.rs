@@ -1,4 +1,4 @@
-//! From a stream of bytes and descriptors to messages.
+//! Decodes a stream of bytes and descriptors into messages.
 
 use crate::error::Malformed;
 use crate::error::StreamError;
@@ -7,56 +7,57 @@ use crate::message::{Reply, Request};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
-/// What a peer may send in one message.
+/// Limits of the messages of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes, header included.
+    /// Maximum length of a message in bytes, header included.
     pub message: usize,
-    /// Descriptors.
+    /// Maximum number of descriptors in one message.
     pub fds: usize,
 }
 
 /// A whole message, with descriptors of type `F`.
 #[derive(Debug)]
 pub struct Message<F = OwnedFd> {
-    /// Its header.
+    /// The header of the message.
     pub header: Header,
-    /// What is behind the header.
+    /// The bytes after the header.
     pub payload: Vec<u8>,
     /// The descriptors that came with it; closed when dropped.
     pub fds: Vec<F>,
 }
 
 impl<F> Message<F> {
-    /// Whether it answers a command of ours.
+    /// Whether the message is a reply.
     pub fn is_reply(&self) -> bool {
         matches!(self.header.kind, Kind::Reply { .. })
     }
 
-    /// What a command asks.
+    /// The payload of a command, parsed.
     ///
     /// # Errors
     ///
-    /// Its payload makes no sense, or nobody knows such a command.
+    /// [`Malformed`]: the payload is invalid, or the command is unknown.
     pub fn request(&self) -> Result<Request<'_>, Malformed> {
         Request::parse(self.header.command, &self.payload)
     }
 
-    /// What a reply that is no error says.
+    /// The payload of a successful reply, parsed.
     ///
     /// # Errors
     ///
-    /// Its payload makes no sense, or nobody knows such a command.
+    /// [`Malformed`]: the payload is invalid, or the command is unknown.
     pub fn reply(&self) -> Result<Reply<'_>, Malformed> {
         Reply::parse(self.header.command, &self.payload)
     }
 }
 
-/// Takes a stream apart. Push what each read brought, then take messages until there are none: so
-/// at most one unfinished message and one read are held, and no more descriptors than one message
-/// may bring and one read brought.
+/// Splits a stream into messages. Push the result of each read, then take messages until there are
+/// none. The decoder then holds at most one unfinished message and one read, and at most the
+/// descriptors that one message may carry and that one read returned.
 ///
-/// What stands for a descriptor is the caller's to choose: a server that sorts descriptors before
+/// The caller chooses the type `F` that represents a descriptor: a server that sorts descriptors
+/// before it parses the messages stores them sorted.
 /// it knows which message they belong to keeps them sorted.
 #[derive(Debug)]
 pub struct Decoder<F = OwnedFd> {
@@ -64,9 +65,9 @@ pub struct Decoder<F = OwnedFd> {
     /// Bytes of which `..at` are consumed.
     buffer: Vec<u8>,
     at: usize,
-    /// Bytes of the stream before `buffer[0]`.
+    /// Number of bytes of the stream before `buffer[0]`.
     before: u64,
-    /// With the place in the stream of the last byte of the read that brought them.
+    /// Descriptors, each with the stream offset of the last byte of the read that returned it.
     fds: VecDeque<(u64, F)>,
     failed: Option<StreamError>,
 }
@@ -79,8 +80,7 @@ impl Decoder {
 }
 
 impl<F> Decoder<F> {
-    /// A decoder at the start of a stream, with something of the caller's in the place of
-    /// descriptors.
+    /// A decoder at the start of a stream, whose descriptors have a type of the caller's choice.
     pub fn of_sorted(limits: Limits) -> Decoder<F> {
         Decoder {
             limits,
@@ -92,14 +92,14 @@ impl<F> Decoder<F> {
         }
     }
 
-    /// Other limits from here on, when they have been agreed upon.
+    /// Sets other limits from here on, when the peers have agreed on them.
     pub fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
     }
 
-    /// What one read brought. Descriptors are taken to belong to the message in which the read
-    /// ended: Linux gives out the bytes of a `sendmsg` that came with descriptors at the end of a
-    /// read, never before bytes of a later one.
+    /// Adds the result of one read. Descriptors belong to the message in which the read ended:
+    /// Linux returns the bytes of a `sendmsg` that came with descriptors at the end of a read,
+    /// never before bytes of a later one.
     pub fn push(&mut self, bytes: &[u8], fds: impl IntoIterator<Item = F>) {
         if self.failed.is_some() {
             return;
@@ -114,8 +114,8 @@ impl<F> Decoder<F> {
         self.fds.extend(fds.into_iter().map(|fd| (last, fd)));
     }
 
-    /// Bytes that are still missing from the message that has begun, as far as is known; at least 1. Whoever reads no more than that
-    /// gets one message at a time.
+    /// Number of bytes that the unfinished message still needs, as far as is known; at least 1. A
+    /// caller that reads no more than that gets one message at a time.
     pub fn missing(&self) -> usize {
         let have = &self.buffer[self.at..];
         let whole = match have.first_chunk().map(Header::parse) {
@@ -125,7 +125,7 @@ impl<F> Decoder<F> {
         whole.saturating_sub(have.len()).max(1)
     }
 
-    /// Whether a message has begun and is not complete.
+    /// Whether a message is unfinished.
     pub fn is_in_message(&self) -> bool {
         self.at < self.buffer.len()
     }
@@ -154,7 +154,7 @@ impl<F> Decoder<F> {
         Ok(Some(Message { header, payload, fds }))
     }
 
-    /// All descriptors that are here belong to the message that has begun.
+    /// All stored descriptors belong to the unfinished message.
     fn wait(&self) -> Result<Option<Message<F>>, StreamError> {
         if self.fds.len() > self.limits.fds {
             return Err(StreamError::TooManyFds);
@@ -163,7 +163,8 @@ impl<F> Decoder<F> {
     }
 }
 
-/// The messages that are complete. `None` asks for more bytes; an error comes again and again.
+/// Yields the complete messages. `None` means that more bytes are needed. After an error every
+/// further call returns the same error.
 impl<F> Iterator for Decoder<F> {
     type Item = Result<Message<F>, StreamError>;
 

@@ -1,25 +1,25 @@
-//! What the device is.
+//! Information about the device.
 
 use crate::error::Malformed;
 use crate::fields::{Fields, Put};
 use bitflags::bitflags;
 
 bitflags! {
-    /// What a device is and can (`VFIO_DEVICE_FLAGS_*`).
+    /// Properties of a device (`VFIO_DEVICE_FLAGS_*`).
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct DeviceFlags: u32 {
-        /// It can be reset.
+        /// The device can be reset.
         const RESET = 1;
-        /// It is a PCI function.
+        /// The device is a PCI function.
         const PCI = 2;
         const _ = !0;
     }
 }
 
-/// Answer to [`Request::DeviceInfo`](crate::Request::DeviceInfo).
+/// Reply to [`Request::DeviceInfo`](crate::Request::DeviceInfo).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// What it is.
+    /// Properties of the device.
     pub flags: DeviceFlags,
     /// Number of regions.
     pub regions: u32,

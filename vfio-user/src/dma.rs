@@ -5,33 +5,34 @@ use crate::fields::{Fields, Put};
 use bitflags::bitflags;
 
 bitflags! {
-    /// What the server may do with memory.
+    /// Access of the server to memory.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct DmaMapFlags: u32 {
-        /// It may read.
+        /// The server may read.
         const READ = 1;
-        /// It may write.
+        /// The server may write.
         const WRITE = 2;
         const _ = !0;
     }
 
-    /// How memory is taken away (`VFIO_DMA_UNMAP_FLAG_*`).
+    /// How memory is unmapped (`VFIO_DMA_UNMAP_FLAG_*`).
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct DmaUnmapFlags: u32 {
-        /// A bitmap of dirty pages is wanted.
+        /// The client requests a bitmap of dirty pages.
         const DIRTY_BITMAP = 1;
-        /// All of it; address and size are 0.
+        /// Unmap all memory; address and size are 0.
         const ALL = 2;
         const _ = !0;
     }
 }
 
-/// Memory that the server may access. If it may map it, a descriptor comes with the message.
+/// Memory that the server may access. If the server may map it, a descriptor comes with the
+/// message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DmaMap {
-    /// What is allowed.
+    /// Access of the server.
     pub flags: DmaMapFlags,
-    /// Where the memory begins in the descriptor's file; 0 without one.
+    /// Offset of the memory in the descriptor's file; 0 without a descriptor.
     pub offset: u64,
     /// First DMA address.
     pub address: u64,
@@ -39,10 +40,10 @@ pub struct DmaMap {
     pub size: u64,
 }
 
-/// Memory that the server may access no longer.
+/// Memory that the server may no longer access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DmaUnmap {
-    /// How.
+    /// How the memory is unmapped.
     pub flags: DmaUnmapFlags,
     /// First DMA address.
     pub address: u64,

@@ -1,8 +1,8 @@
-//! Numbers in and out of byte strings.
+//! Reads and writes numbers in byte strings.
 
 use crate::error::Malformed;
 
-/// What is left of a payload that is being taken apart.
+/// The unread rest of a payload.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
@@ -32,7 +32,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A message that is being put together.
+/// A message under construction.
 pub(crate) trait Put {
     fn put16(&mut self, value: u16);
     fn put32(&mut self, value: u32);

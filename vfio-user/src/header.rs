@@ -71,17 +71,17 @@ commands! {
     MigrationWrite = 18,
 }
 
-/// Which way a message goes.
+/// The direction of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// It asks.
+    /// The message is a command.
     Command {
-        /// No reply is wanted, not even about an error.
+        /// The sender expects no reply, not even about an error.
         no_reply: bool,
     },
-    /// It answers the command of the same id.
+    /// The message replies to the command of the same id.
     Reply {
-        /// The command failed: an errno, or 0 if the peer does not say.
+        /// The errno if the command failed; 0 if the peer does not name one.
         error: Option<u32>,
     },
 }
@@ -89,9 +89,9 @@ pub enum Kind {
 /// A message's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Echoed in the reply.
+    /// Number that the reply repeats.
     pub id: u16,
-    /// Number of the command; [`Command::from_raw`] tells which.
+    /// Number of the command; see [`Command::from_raw`].
     pub command: u16,
     /// Length of the message with its header, in bytes.
     pub size: u32,
@@ -141,7 +141,7 @@ impl Header {
         }
     }
 
-    /// Writes a message: a header, and behind it what `payload` writes.
+    /// Writes a message: a header, followed by the bytes that `payload` writes.
     pub(crate) fn emit(
         id: u16,
         command: u16,

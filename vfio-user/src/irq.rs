@@ -5,14 +5,14 @@ use crate::fields::{Fields, Put};
 use bitflags::bitflags;
 
 bitflags! {
-    /// What a kind of interrupt can (`VFIO_IRQ_INFO_*`).
+    /// Properties of a kind of interrupts (`VFIO_IRQ_INFO_*`).
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct IrqFlags: u32 {
-        /// It is told by an eventfd.
+        /// The interrupt is signalled by an eventfd.
         const EVENTFD = 1;
-        /// It can be masked and unmasked by message.
+        /// The interrupt can be masked and unmasked by message.
         const MASKABLE = 2;
-        /// It masks itself when raised.
+        /// The interrupt masks itself when raised.
         const AUTOMASKED = 4;
         /// All vectors must be set up at once.
         const NORESIZE = 8;
@@ -20,12 +20,12 @@ bitflags! {
     }
 }
 
-/// Answer to [`Request::IrqInfo`](crate::Request::IrqInfo).
+/// Reply to [`Request::IrqInfo`](crate::Request::IrqInfo).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IrqInfo {
-    /// What it can.
+    /// Properties of the kind.
     pub flags: IrqFlags,
-    /// Which kind: one of [`irq_index`](crate::irq_index).
+    /// Kind of interrupts: one of [`irq_index`](crate::irq_index).
     pub index: u32,
     /// Number of vectors.
     pub count: u32,
@@ -61,41 +61,41 @@ const UNMASK: u32 = 16;
 const TRIGGER: u32 = 32;
 const ACTION: u32 = MASK | UNMASK | TRIGGER;
 
-/// What a [`SetIrqs`] is about.
+/// The action of a [`SetIrqs`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IrqAction {
-    /// Interrupts being masked.
+    /// Mask interrupts.
     Mask,
-    /// Interrupts being unmasked.
+    /// Unmask interrupts.
     Unmask,
-    /// Interrupts being raised.
+    /// Raise interrupts.
     Trigger,
 }
 
-/// How the vectors of a [`SetIrqs`] are told.
+/// How a [`SetIrqs`] selects vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IrqData<'a> {
-    /// All of the range: do it now. With a count of 0, turn the whole index off.
+    /// All vectors of the range, immediately. With a count of 0, disable the whole index.
     None,
-    /// Those of the range whose byte is not 0: do it now.
+    /// The vectors of the range whose byte is not 0, immediately.
     Bool(&'a [u8]),
-    /// Whenever it happens, tell the eventfd that came with the message; without one, tell nobody
-    /// any more.
+    /// Signal the eventfd that came with the message at each later action; without an eventfd, end
+    /// the signals.
     Eventfd,
 }
 
-/// What shall be done about a range of vectors.
+/// An action on a range of vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SetIrqs<'a> {
-    /// Which kind: one of [`irq_index`](crate::irq_index).
+    /// Kind of interrupts: one of [`irq_index`](crate::irq_index).
     pub index: u32,
     /// The first vector.
     pub start: u32,
     /// Number of vectors.
     pub count: u32,
-    /// What about them.
+    /// The action.
     pub action: IrqAction,
-    /// Which of them, and how.
+    /// The vectors of the range to which the action applies, and when.
     pub data: IrqData<'a>,
 }
 

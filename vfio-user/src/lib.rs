@@ -1,24 +1,24 @@
-//! The vfio-user protocol (QEMU's `docs/interop/vfio-user.rst`): how a PCI function is lent from
-//! one process, the *server*, to another, the *client*, over a unix stream socket. A codec for both
-//! ends that does no I/O; sockets are the caller's.
+//! The vfio-user protocol (QEMU's `docs/interop/vfio-user.rst`): one process, the *server*,
+//! provides a PCI function to another, the *client*, over a unix stream socket. This crate is a
+//! codec for both ends without I/O; the caller owns the sockets.
 //!
 //! ```text
 //!  socket ──bytes, fds──▶ Decoder ──▶ Message ──▶ Message::request() or ::reply() ──▶ Request, Reply
 //!  socket ◀──bytes─────── Request::emit, Reply::emit, emit_error
 //! ```
 //!
-//! Either side sends commands and answers the other's: the client asks for nearly everything
-//! ([`Request::Version`] first), the server only for memory that it cannot map
-//! ([`Request::DmaRead`], [`Request::DmaWrite`]). Replies carry the id of their command; ids belong
-//! to whoever sent the command, so a command and a reply with the same id have nothing to do with
-//! each other unless they crossed.
+//! Both sides send commands and reply to the other's: the client sends nearly all commands
+//! ([`Request::Version`] first), the server only those for memory that it cannot map
+//! ([`Request::DmaRead`], [`Request::DmaWrite`]). A reply carries the id of its command. Each side
+//! assigns the ids of its own commands, so commands of the two sides with the same id are
+//! unrelated.
 //!
-//! What comes from a peer is never trusted. A message that is too long, or that brings too many
-//! descriptors, ends the stream ([`StreamError`]); one whose contents make no sense is
-//! [`Malformed`] and deserves an error reply. Nothing here panics on a peer's bytes, and a
-//! [`Decoder`] holds no more than one message and one read.
+//! Data from a peer is never trusted. A message that is too long, or that carries too many
+//! descriptors, ends the stream ([`StreamError`]); a message with invalid contents is [`Malformed`]
+//! and gets an error reply. No function here panics on a peer's bytes, and a [`Decoder`] holds no
+//! more than one message and one read.
 //!
-//! Numbers are in the byte order of the machine, as the protocol says: both ends are on it.
+//! Numbers are in the byte order of the machine, as the protocol requires: both ends run on it.
 
 #![forbid(unsafe_code)]
 
@@ -43,9 +43,9 @@ pub use message::{Reply, Request, emit_error};
 pub use region::{RegionAccess, RegionFlags, RegionInfo, SmallWrite, SparseArea};
 pub use version::{Capabilities, MAX_VERSION_DATA, Memory, Urnic, Version};
 
-/// Protocol version spoken: 0.1. QEMU says 0.0, which is a part of it.
+/// Major number of the protocol version 0.1. QEMU uses 0.0, which is a subset.
 pub const MAJOR: u16 = 0;
-/// See [`MAJOR`].
+/// Minor number of the protocol version; see [`MAJOR`].
 pub const MINOR: u16 = 1;
 
 /// Region indices of a PCI function (`linux/vfio.h`, `VFIO_PCI_*_REGION_INDEX`).
@@ -60,7 +60,7 @@ pub mod region_index {
     pub const CONFIG: u32 = 7;
     /// Legacy VGA ranges.
     pub const VGA: u32 = 8;
-    /// How many there are.
+    /// Number of region indices.
     pub const COUNT: u32 = 9;
 }
 
@@ -74,8 +74,8 @@ pub mod irq_index {
     pub const MSIX: u32 = 2;
     /// Error notifications.
     pub const ERR: u32 = 3;
-    /// The owner wants the device back.
+    /// The owner requests the device back.
     pub const REQ: u32 = 4;
-    /// How many there are.
+    /// Number of interrupt indices.
     pub const COUNT: u32 = 5;
 }

@@ -10,63 +10,63 @@ use crate::irq::{IrqInfo, SetIrqs};
 use crate::region::{RegionAccess, RegionInfo, SmallWrite};
 use crate::version::Version;
 
-/// What a command asks.
+/// A parsed command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// Which version and capabilities? The first message of a connection.
+    /// Negotiate the version and capabilities: the first message of a connection.
     Version(Version),
-    /// The server may access memory.
+    /// Permit the server to access memory.
     DmaMap(DmaMap),
-    /// It may no longer.
+    /// End the server's access to memory.
     DmaUnmap(DmaUnmap),
-    /// What is the device?
+    /// Query the device.
     DeviceInfo {
         /// Room for the reply's payload in bytes.
         argsz: u32,
     },
-    /// What is a region?
+    /// Query a region.
     RegionInfo {
         /// Room for the reply's payload in bytes.
         argsz: u32,
-        /// Which: one of [`region_index`](crate::region_index).
+        /// Region: one of [`region_index`](crate::region_index).
         index: u32,
     },
-    /// Which descriptors stand for writes to a region?
+    /// Query the descriptors that stand for writes to a region.
     RegionIoFds {
         /// Room for the reply's payload in bytes.
         argsz: u32,
-        /// Which: one of [`region_index`](crate::region_index).
+        /// Region: one of [`region_index`](crate::region_index).
         index: u32,
     },
-    /// What is a kind of interrupts?
+    /// Query a kind of interrupts.
     IrqInfo {
         /// Room for the reply's payload in bytes.
         argsz: u32,
-        /// Which: one of [`irq_index`](crate::irq_index).
+        /// Kind of interrupts: one of [`irq_index`](crate::irq_index).
         index: u32,
     },
-    /// Interrupts go, or are masked, thus.
+    /// Set up, mask or raise interrupts.
     SetIrqs(SetIrqs<'a>),
     /// Read a region.
     RegionRead(RegionAccess),
     /// Write a region.
     RegionWrite {
-        /// Where in the region.
+        /// Offset in the region.
         offset: u64,
-        /// Which: one of [`region_index`](crate::region_index).
+        /// Region: one of [`region_index`](crate::region_index).
         region: u32,
-        /// What.
+        /// Bytes to write.
         data: &'a [u8],
     },
-    /// Write several times; mostly without a reply.
+    /// Perform several small writes; mostly without a reply.
     RegionWriteMulti(Vec<SmallWrite>),
     /// From the server: read memory.
     DmaRead(DmaAccess),
     /// From the server: write memory.
     DmaWrite {
-        /// Where.
+        /// First DMA address.
         address: u64,
-        /// What.
+        /// Bytes to write.
         data: &'a [u8],
     },
     /// Reset the device.
@@ -92,11 +92,11 @@ fn exactly(data: &[u8], count: u64) -> Result<&[u8], Malformed> {
 }
 
 impl<'a> Request<'a> {
-    /// Takes a command's payload apart.
+    /// Parses a command's payload.
     ///
     /// # Errors
     ///
-    /// It makes no sense, or nobody knows such a command.
+    /// [`Malformed`]: the payload is invalid, or the command is unknown.
     pub fn parse(command: u16, payload: &'a [u8]) -> Result<Request<'a>, Malformed> {
         let mut fields = Fields(payload);
         let unknown = Malformed::Command(command);
@@ -154,7 +154,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// Which command this is.
+    /// The command of this request.
     pub fn command(&self) -> Command {
         match self {
             Request::Version(_) => Command::Version,
@@ -230,56 +230,57 @@ fn put_dma(out: &mut Vec<u8>, address: u64, data: &[u8]) {
     out.extend_from_slice(data);
 }
 
-/// What a reply that is no error says.
+/// A parsed successful reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply<'a> {
-    /// This version, and these of the capabilities.
+    /// The version and the capabilities that the server agrees to.
     Version(Version),
     /// The memory can be accessed.
     DmaMap,
-    /// The memory is not accessed any more.
+    /// The server no longer accesses the memory.
     DmaUnmap(DmaUnmap),
-    /// The device.
+    /// Information about the device.
     DeviceInfo(DeviceInfo),
-    /// A region. A descriptor comes with it if it can be mapped.
+    /// Information about a region. A descriptor comes with it if the region can be mapped.
     RegionInfo(RegionInfo),
-    /// A kind of interrupts.
+    /// Information about a kind of interrupts.
     IrqInfo(IrqInfo),
-    /// Done.
+    /// The interrupts are set.
     SetIrqs,
-    /// What was read.
+    /// Data read from a region.
     RegionRead {
-        /// Where.
+        /// Offset in the region.
         offset: u64,
-        /// Which region.
+        /// Region: one of [`region_index`](crate::region_index).
         region: u32,
-        /// What.
+        /// Bytes that were read.
         data: &'a [u8],
     },
-    /// What was written.
+    /// The write that was done.
     RegionWrite(RegionAccess),
-    /// How many writes were done.
+    /// Number of writes that were done.
     RegionWriteMulti(u64),
-    /// What the client's memory holds.
+    /// Data read from the client's memory.
     DmaRead {
-        /// Where.
+        /// First DMA address.
         address: u64,
-        /// What.
+        /// Bytes that were read.
         data: &'a [u8],
     },
-    /// The client's memory holds it. Clients differ in how much they say: the specification has an
-    /// address and a 32-bit count, others a 64-bit one or, as QEMU, nothing.
+    /// The client's memory has been written. The payload differs between clients: the specification
+    /// has an address and a 32-bit count; other clients send a 64-bit count or, as QEMU, no
+    /// payload.
     DmaWrite,
-    /// The device is as new.
+    /// The device has been reset.
     DeviceReset,
 }
 
 impl<'a> Reply<'a> {
-    /// Takes a reply's payload apart.
+    /// Parses a reply's payload.
     ///
     /// # Errors
     ///
-    /// It makes no sense, or nobody knows such a command.
+    /// [`Malformed`]: the payload is invalid, or the command is unknown.
     pub fn parse(command: u16, payload: &'a [u8]) -> Result<Reply<'a>, Malformed> {
         let mut fields = Fields(payload);
         let unknown = Malformed::Command(command);
@@ -318,7 +319,7 @@ impl<'a> Reply<'a> {
         })
     }
 
-    /// Which command this answers.
+    /// The command to which this replies.
     pub fn command(&self) -> Command {
         match self {
             Reply::Version(_) => Command::Version,
@@ -337,7 +338,7 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// Appends the message to `out`; `id` is that of the command.
+    /// Appends the message to `out`; `id` is the command's id.
     pub fn emit(&self, id: u16, out: &mut Vec<u8>) {
         let kind = Kind::Reply { error: None };
         Header::emit(id, self.command() as u16, kind, out, |out| match self {

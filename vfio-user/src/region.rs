@@ -5,16 +5,16 @@ use crate::fields::{Fields, Put};
 use bitflags::bitflags;
 
 bitflags! {
-    /// What may be done with a region (`VFIO_REGION_INFO_FLAG_*`).
+    /// Permitted access to a region (`VFIO_REGION_INFO_FLAG_*`).
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct RegionFlags: u32 {
-        /// Read it.
+        /// The region can be read.
         const READ = 1;
-        /// Write it.
+        /// The region can be written.
         const WRITE = 2;
-        /// Map it: a descriptor comes with the reply.
+        /// The region can be mapped: a descriptor comes with the reply.
         const MMAP = 4;
-        /// There are capabilities.
+        /// The region has capabilities.
         const CAPS = 8;
         const _ = !0;
     }
@@ -26,27 +26,27 @@ const CAP_HEADER_LEN: usize = 8;
 /// A part of a region that can be mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SparseArea {
-    /// Where it begins in the region.
+    /// Offset of the part in the region.
     pub offset: u64,
     /// Length in bytes.
     pub size: u64,
 }
 
-/// Answer to [`Request::RegionInfo`](crate::Request::RegionInfo).
+/// Reply to [`Request::RegionInfo`](crate::Request::RegionInfo).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegionInfo {
-    /// Bytes that the whole answer needs. If that is more than the client had room for, `sparse` is
-    /// missing, and it asks again.
+    /// Number of bytes that the whole reply needs. If that is more than the client had room for,
+    /// `sparse` is missing, and the client repeats the request.
     pub argsz: u32,
-    /// What may be done with it.
+    /// Permitted access to the region.
     pub flags: RegionFlags,
-    /// Which region: one of [`region_index`](crate::region_index).
+    /// Region: one of [`region_index`](crate::region_index).
     pub index: u32,
     /// Length in bytes; 0 if there is no such region.
     pub size: u64,
-    /// Where the region begins in the descriptor that came with the reply.
+    /// Offset of the region in the file of the descriptor that came with the reply.
     pub offset: u64,
-    /// The only parts that can be mapped; without it, all of it can.
+    /// The only parts that can be mapped. `None` means that the whole region can be mapped.
     pub sparse: Option<Vec<SparseArea>>,
 }
 
@@ -54,7 +54,7 @@ impl RegionInfo {
     /// Length of the payload without capabilities in bytes.
     pub const LEN: u32 = 32;
 
-    /// A whole answer.
+    /// A complete reply.
     pub fn new(
         index: u32,
         flags: RegionFlags,
@@ -79,7 +79,7 @@ impl RegionInfo {
         }
     }
 
-    /// The answer for a client that has room for `room` bytes.
+    /// The reply for a client that has room for `room` bytes.
     pub fn within(mut self, room: u32) -> RegionInfo {
         if self.argsz > room {
             self.sparse = None;
@@ -113,7 +113,7 @@ impl RegionInfo {
         out.put32(self.argsz);
         out.put32(self.flags.bits());
         out.put32(self.index);
-        // Also where there was no room for it: QEMU refuses a 0.
+        // The offset is also set if the capability did not fit: QEMU refuses a 0.
         let has_caps = self.flags.contains(RegionFlags::CAPS);
         out.put32(if has_caps { RegionInfo::LEN } else { 0 });
         out.put64(self.size);
@@ -132,8 +132,7 @@ impl RegionInfo {
     }
 }
 
-/// Looks for the sparse-mmap capability in the chain that begins at `at`. Each link must lead
-/// forward.
+/// Finds the sparse-mmap capability in the chain that begins at `at`. Each link must point forward.
 fn sparse_areas(payload: Fields<'_>, mut at: u32) -> Result<Option<Vec<SparseArea>>, Malformed> {
     while at != 0 {
         if at < RegionInfo::LEN {
@@ -169,9 +168,9 @@ fn sparse_areas(payload: Fields<'_>, mut at: u32) -> Result<Option<Vec<SparseAre
 /// A stretch of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionAccess {
-    /// Where it begins in the region.
+    /// Offset of the stretch in the region.
     pub offset: u64,
-    /// Which region: one of [`region_index`](crate::region_index).
+    /// Region: one of [`region_index`](crate::region_index).
     pub region: u32,
     /// Length in bytes.
     pub count: u32,
@@ -196,7 +195,7 @@ impl RegionAccess {
 /// One write of a [`Request::RegionWriteMulti`](crate::Request::RegionWriteMulti).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SmallWrite {
-    /// Where; `count` is at most 8.
+    /// Destination; `count` is at most 8.
     pub access: RegionAccess,
     data: [u8; 8],
 }
@@ -217,7 +216,7 @@ impl SmallWrite {
         Some(SmallWrite { access, data: all })
     }
 
-    /// What is written.
+    /// The bytes to write.
     pub fn data(&self) -> &[u8] {
         &self.data[..self.access.count as usize]
     }

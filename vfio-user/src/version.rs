@@ -1,59 +1,58 @@
-//! What both ends can.
+//! The first message: protocol version and capabilities of both ends.
 
 use crate::error::Malformed;
 use crate::fields::{Fields, Put};
 use serde::{Deserialize, Serialize};
 
-/// Longest JSON text that is taken, in bytes.
+/// Maximum length in bytes of an accepted JSON text.
 pub const MAX_VERSION_DATA: usize = 4096;
 
-/// The first message, and its answer.
+/// The payload of the first message, and of its reply.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Version {
     /// Major version: equal on both sides.
     pub major: u16,
-    /// Minor version: the lower one holds.
+    /// Minor version: both ends use the lower one.
     pub minor: u16,
-    /// What the sender can. The server answers a part of what the client said.
+    /// Capabilities of the sender. The server replies with a subset of the client's.
     pub capabilities: Capabilities,
 }
 
-/// What the sender of a [`Version`] can. What is `None` is not mentioned.
+/// Capabilities of the sender of a [`Version`]. A `None` field is not sent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities {
-    /// Most descriptors that the sender takes in one message.
+    /// Maximum number of descriptors that the sender accepts in one message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_msg_fds: Option<u64>,
-    /// Most bytes that one message may transfer.
+    /// Maximum number of bytes that one message may transfer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_data_xfer_size: Option<u64>,
-    /// Most stretches of memory that may be mapped at a time.
+    /// Maximum number of stretches of memory that may be mapped at the same time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_dma_maps: Option<u64>,
     /// Page sizes, or'ed together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pgsizes: Option<u64>,
-    /// [`Request::RegionWriteMulti`](crate::Request::RegionWriteMulti) is understood.
+    /// Whether [`Request::RegionWriteMulti`](crate::Request::RegionWriteMulti) is supported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_multiple: Option<bool>,
-    /// What only urnic's own client and server know.
+    /// Capability of urnic's own client and server only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub urnic: Option<Urnic>,
 }
 
-/// Our addition to the capabilities. The client says `identity`, and the server, only then,
-/// `memory`.
+/// urnic's own capability. The client sends `identity`; only then the server replies with `memory`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Urnic {
     /// The client's DMA addresses are its own virtual addresses.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub identity: bool,
-    /// How the server reaches memory that came without a descriptor.
+    /// How the server accesses memory that came without a descriptor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
 }
 
-/// How the server reaches memory that came without a descriptor.
+/// How a server accesses memory that came without a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Memory {
@@ -65,13 +64,13 @@ pub enum Memory {
 }
 
 impl Capabilities {
-    /// Most descriptors that the sender takes in one message; 1 unless it says otherwise.
+    /// Maximum number of descriptors that the sender accepts in one message; 1 by default.
     pub fn msg_fds(&self) -> usize {
         self.max_msg_fds
             .map_or(1, |n| usize::try_from(n).unwrap_or(usize::MAX))
     }
 
-    /// Most bytes that the sender takes in one transfer; 1 MiB unless it says otherwise.
+    /// Maximum number of bytes that the sender accepts in one transfer; 1 MiB by default.
     pub fn data_xfer_size(&self) -> usize {
         self.max_data_xfer_size
             .map_or(1 << 20, |n| usize::try_from(n).unwrap_or(usize::MAX))
@@ -112,7 +111,7 @@ impl Version {
         let data = VersionData {
             capabilities: Some(self.capabilities.clone()),
         };
-        // Numbers and fixed names: there is nothing that could not be written.
+        // Numbers and fixed names: serialization cannot fail.
         out.extend(serde_json::to_vec(&data).unwrap_or_default());
         out.push(0);
     }

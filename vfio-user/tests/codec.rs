@@ -1,5 +1,5 @@
-//! Whatever one end says, the other understands, however the stream is cut; and whatever a peer
-//! sends instead does no harm.
+//! Messages that one end emits are parsed by the other, however the stream is split; and any other
+//! bytes from a peer do no harm.
 
 use proptest::prelude::*;
 use std::fs::File;
@@ -55,7 +55,7 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
     proptest::collection::vec(any::<u8>(), 0..300)
 }
 
-/// A command without what it borrows.
+/// A command as owned data.
 #[derive(Debug, Clone)]
 struct Said {
     kind: usize,
@@ -356,7 +356,7 @@ fn a_chain_of_capabilities_must_lead_forward() {
     Reply::RegionInfo(info.clone()).emit(1, &mut message);
     let mut payload = message.split_off(HEADER_LEN);
     assert_eq!(Reply::parse(5, &payload), Ok(Reply::RegionInfo(info)));
-    // Of another kind, and its own successor.
+    // Another kind of capability, which is its own successor.
     payload[32..34].copy_from_slice(&9u16.to_ne_bytes());
     payload[36..40].copy_from_slice(&32u32.to_ne_bytes());
     assert_eq!(Reply::parse(5, &payload), Err(Malformed::Capability));
