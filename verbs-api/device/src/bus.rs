@@ -1,4 +1,4 @@
-//! How a driver reaches a device: registers, doorbells, shared memory, interrupts.
+//! The bus: how a driver accesses a device, by registers, doorbells, shared memory and interrupts.
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -7,52 +7,52 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-/// What a bus tells of its device.
+/// An event of the device that a bus reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
     /// The device raised this vector.
     Interrupt(u32),
-    /// The device is gone and does not come back: its process ended, or somebody pulled it out.
-    /// Told once.
+    /// The device is gone and does not come back: its process ended, or it was removed. Reported
+    /// once.
     Lost,
 }
 
-/// Called with what happened: from any thread, with no lock of the device or bus held.
+/// A handler of signals. The bus calls it from any thread, with no lock of the device or bus held.
 pub type SignalHandler = Arc<dyn Fn(Signal) + Send + Sync>;
 
 /// Memory that host and device share, for queues, records and buffers of commands.
 #[derive(Debug, Clone, Copy)]
 pub struct QueueMemory {
-    /// Its first byte, at a multiple of 4096.
+    /// Pointer to the first byte, at a multiple of 4096.
     pub ptr: NonNull<u8>,
-    /// Where the device sees that byte.
+    /// IOVA of the first byte.
     pub iova: u64,
 }
 
-// SAFETY: addresses. Who allocated the memory decides who accesses it.
+// SAFETY: an address and an IOVA; the owner of the memory coordinates all access to it.
 unsafe impl Send for QueueMemory {}
 
-/// How the device sees memory of the program.
+/// The IOVAs at which the device sees memory of the program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mapping {
-    /// In one piece, from this IOVA on.
+    /// One piece, from this IOVA on.
     Contiguous(u64),
-    /// In pages that lie anywhere, as when there is no IOMMU.
+    /// Pages at unrelated IOVAs, as when there is no IOMMU.
     Pages {
         /// IOVA of each page.
         pages: Vec<u64>,
         /// log2 of the bytes of a page.
         log_page: u32,
-        /// Where in the first page the memory begins.
+        /// Offset of the memory in the first page, in bytes.
         offset: u64,
     },
 }
 
-/// A device as a PCI function shows itself (this crate).
+/// The driver's access to a device with the interface of this crate.
 ///
-/// A device that is lost reads as all ones; what is written to it goes nowhere.
+/// Registers of a lost device read as all ones; writes to them have no effect.
 ///
-/// In a forked child the device belongs to the parent: after [`Bus::abandon_in_child`] reads answer
+/// In a forked child the device belongs to the parent: after [`Bus::abandon_in_child`] reads return
 /// 0, and writes, doorbells and polls do nothing.
 pub trait Bus: Send + Sync {
     /// Reads a register of BAR 0.
@@ -71,77 +71,80 @@ pub trait Bus: Send + Sync {
     /// process does the work before this returns.
     fn doorbell(&self, uar: u32, offset: u32, value: u64);
 
-    /// Tells the bus the device's feature bits (`crate::command::features`), before the first
+    /// Informs the bus of the device's feature bits (`crate::command::features`), before the first
     /// doorbell.
     fn features(&self, _features: u32) {}
 
-    /// Lets the device use the thread of a poller that found its queue empty: it receives, and
-    /// sends what it had gathered.
+    /// Lends the device the thread of a poller that found its queue empty: the device receives, and
+    /// sends the data that it had gathered.
     fn progress(&self);
 
-    /// The calling thread waits until `done`, for `patience` at the longest, and a device that can
-    /// use it looks at all its streams meanwhile. `told` becomes readable when others have done it.
-    /// Returns whether it is done; at once if the device runs elsewhere.
+    /// Waits until `done` returns true, for at most `patience`. A device that can use the calling
+    /// thread serves all its streams meanwhile. `told` becomes readable when another thread has met
+    /// the condition. Returns whether the condition is met; returns at once if the device runs
+    /// elsewhere.
     fn lend(&self, _patience: Duration, _told: BorrowedFd<'_>, _done: &mut dyn FnMut() -> bool) -> bool {
         false
     }
 
-    /// Whether posted work waits in the device for the next poll. One relaxed load.
+    /// Whether posted work waits in the device for the next poll. Costs one relaxed load.
     fn has_gathered(&self) -> bool;
 
-    /// Makes `len` zeroed bytes of memory for queues: a multiple of 4096, contiguous for the
-    /// device. They cost nothing until touched.
+    /// Allocates `len` zeroed bytes of memory for queues: a multiple of 4096, contiguous for the
+    /// device. The memory costs nothing until it is accessed.
     ///
     /// # Errors
-    /// `ENOMEM`; `EIO` if the device is lost.
+    /// `ENOMEM` if there is no memory; `EIO` if the device is lost.
     fn allocate(&self, len: usize) -> Result<QueueMemory, Errno>;
 
-    /// Whether queues may be in memory of the program's own; otherwise in such from
-    /// [`Bus::allocate`] only.
+    /// Whether queues may be in the program's own memory. Otherwise they must be in memory from
+    /// [`Bus::allocate`].
     fn adopts(&self) -> bool {
         false
     }
 
-    /// Takes memory of the program's own, at a multiple of 4096, for a queue; `None` if the device
-    /// does not take such.
+    /// Adopts the program's own memory, at a multiple of 4096, for a queue; `None` if the device
+    /// supports only memory from [`Bus::allocate`].
     ///
     /// # Safety
-    /// The queue's bytes are there, and nobody else's, until the queue was destroyed, or its making
-    /// failed.
+    /// The queue's bytes stay allocated, and only the queue uses them, until the queue is destroyed
+    /// or its creation fails.
     unsafe fn adopt(&self, _ptr: NonNull<u8>) -> Option<QueueMemory> {
         None
     }
 
-    /// Gives such memory back. Nobody uses it any more, the device neither.
+    /// Frees memory from [`Bus::allocate`]. Neither the program nor the device may use it
+    /// afterwards.
     ///
     /// # Safety
-    /// `memory` came from [`Bus::allocate`] with this `len`, and is given back once.
+    /// `memory` came from [`Bus::allocate`] with this `len`, and is freed once.
     unsafe fn free(&self, memory: QueueMemory, len: usize);
 
-    /// Makes memory of the program reachable for the device, which writes it only if `write`.
+    /// Makes memory of the program accessible to the device, which writes it only if `write`.
     ///
     /// The memory must stay mapped until [`Bus::unmap`], and a device may access it at any time
     /// until then. Ranges may overlap, and a range may be mapped several times.
     ///
-    /// # Errors
-    /// `ENOMEM` if there is no room left in the device's address space, or the process may lock no
-    /// more memory; `EIO` if the device is lost.
+    /// `ENOMEM` if the device's address space is full, or the process may lock no more memory;
+    /// `EIO` if the device is lost.
     fn map(&self, ptr: *mut u8, len: usize, write: bool) -> Result<Mapping, Errno>;
 
-    /// Takes such memory away from the device again.
+    /// Ends the device's access to memory that [`Bus::map`] mapped.
     fn unmap(&self, mapping: &Mapping, len: usize);
 
-    /// Sets who is told of interrupts and of the device's loss. What happened before is not told:
-    /// called once, before the device is enabled.
+    /// Sets the handler of interrupts and of the device's loss. Earlier signals are not repeated,
+    /// so the driver calls this once, before it enables the device.
     fn signals(&self, handler: SignalHandler);
 
-    /// How the device reaches memory that the program registers, in a few words for `urnic info`.
+    /// A short description for `urnic info` of how the device accesses memory that the program
+    /// registers.
     fn memory(&self) -> &'static str;
 
-    /// The process is about to end: what completed still arrives. Takes a bounded time.
+    /// Prepares the device for the end of the process: data that has completed still arrives. Takes
+    /// a bounded time.
     fn shutdown(&self);
 
-    /// In a child after fork: lets go of what was inherited, without touching the device.
+    /// In a child after fork: releases the inherited resources without access to the device.
     /// Async-signal-safe.
     fn abandon_in_child(&self);
 }

@@ -1,11 +1,14 @@
 //! The command queue: administration of the device's objects.
 //!
-//! [`Command`]s of 128 bytes lie in a ring; the driver rings [`CMD_DOORBELL`](super::registers::CMD_DOORBELL) with its producer
-//! index. Each gets one [`Completion`] of 64 bytes, in any order, found by its tag, in a ring of the same size with a
-//! phase like that of a [`cqe`](super::cqe). At most as many commands as the ring has entries may be outstanding. No
-//! command waits for a peer: what takes time (connecting, receiving) ends with an [event](super::event).
+//! [`Command`]s of 128 bytes are in a ring; the driver rings
+//! [`CMD_DOORBELL`](super::registers::CMD_DOORBELL) with its producer index. The device writes one
+//! [`Completion`] of 64 bytes for each command, in any order, with the command's tag, into a ring
+//! of the same size with a phase like that of a [`cqe`](super::cqe). At most as many commands as
+//! the ring has entries may be outstanding. No command waits for a peer: operations that take time
+//! (connecting, receiving) end with an [event](super::event).
 //!
-//! Arguments are typed structures at the start of `payload`; longer data goes through the buffers `input` and `output`.
+//! Arguments are typed structures at the start of `payload`; longer data goes through the buffers
+//! `input` and `output`.
 
 use crate::vocabulary::numbered;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -21,7 +24,7 @@ pub const PAYLOAD_LEN: usize = 96;
 pub const RESULT_LEN: usize = 48;
 
 numbered! {
-    /// Commands; in parentheses the payload and what the completion carries.
+    /// The commands. Parentheses contain the payload and the contents of the completion.
     Opcode: u16 {
         /// Device attributes (output buffer: [`DeviceAttributes`]).
         QueryDevice = 1,
@@ -98,7 +101,7 @@ numbered! {
 }
 
 numbered! {
-    /// How a command ended.
+    /// The result of a command.
     Status: u16 {
         /// Done.
         Ok = 0,
@@ -151,7 +154,7 @@ pub struct Command {
 }
 
 impl Command {
-    /// A command with these arguments, no buffers and tag 0.
+    /// A command with these arguments, without buffers and with tag 0.
     pub fn new<T: IntoBytes + Immutable>(opcode: Opcode, arguments: &T) -> Command {
         const { assert!(size_of::<T>() <= PAYLOAD_LEN) };
         let mut command = Command::new_zeroed();
@@ -290,9 +293,10 @@ layouts! {
         /// Reserved, 0.
         reserved: U32,
     }
-    /// Arguments of `ResizeCq`. Indices go on; with the consumer index C at that moment, index i stands from then on in slot
-    /// (i − C) modulo the new size, and its phase is 1 on the first pass over the new ring. The driver does not consume
-    /// while the command is under way.
+    /// Arguments of `ResizeCq`. Indices continue: with the consumer index C at the time of the
+    /// command, the entry of index i is from then on in slot (i − C) modulo the new size, and its
+    /// phase is 1 on the first pass over the new ring. The driver does not consume entries while
+    /// the command is outstanding.
     ResizeCq {
         /// New ring, zeroed.
         ring: U64,
@@ -396,7 +400,7 @@ layouts! {
         /// In force.
         ord: U32,
     }
-    /// What `QueryDevice` writes.
+    /// The output of `QueryDevice`.
     DeviceAttributes {
         /// Largest registration.
         max_mr_size: U64,

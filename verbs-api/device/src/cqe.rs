@@ -59,8 +59,7 @@ pub struct Cqe {
 }
 
 impl Cqe {
-    /// A completion of a queue pair's work request, with no flags, no bytes and nothing said of
-    /// time and phase.
+    /// A completion of a queue pair's work request, without flags, bytes, timestamp and phase.
     #[inline]
     pub fn new(cookie: u64, label: u32, qid: u32, opcode: WcOpcode, status: WcStatus) -> Cqe {
         Cqe {

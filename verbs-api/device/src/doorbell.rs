@@ -1,18 +1,18 @@
 //! BAR 2: doorbell pages.
 //!
-//! A page belongs to one user context and reaches only queues created with it. Each queue is told
-//! its own 8-byte slot in the page when it is created, so that a page of plain memory loses no
-//! ring; work queues that share a slot (when there are more of them than slots) are all looked at.
-//! The true producer index stands in the queue's [record](super::record): the doorbell says only
-//! "look".
+//! A page belongs to one user context and reaches only queues created with it. The device assigns
+//! each queue an 8-byte slot of its own in the page when the queue is created, so that a page of
+//! plain memory loses no ring. If there are more work queues than slots, queues share a slot, and a
+//! ring makes the device check all queues of the slot. The true producer index is in the queue's
+//! [record](super::record): a doorbell is only a request to check it.
 //!
-//! A device that cannot notice a store (one in another process, say) has its pages in plain memory
-//! and looks at them from time to time, which
-//! [`features::DOORBELL_MEMORY`](super::command::features::DOORBELL_MEMORY) tells. It says in each
-//! page's *wake word* when it stops looking: a driver that has stored a doorbell reads that word
-//! behind a full fence, and writes [`KICK`](super::registers::KICK) if the device sleeps. The
-//! device sets the word, and behind a full fence looks once more before it sleeps. Without that
-//! feature the store itself rings, and the word is not to be read.
+//! A device that cannot detect a store (for example in another process) has its pages in plain
+//! memory and polls them; [`features::DOORBELL_MEMORY`](super::command::features::DOORBELL_MEMORY)
+//! shows that. Each page's *wake word* shows when the device stops polling: a driver that has
+//! stored a doorbell reads that word after a full fence, and writes
+//! [`KICK`](super::registers::KICK) if the device sleeps. The device sets the word, and after a
+//! full fence polls once more before it sleeps. Without that feature the store itself rings, and
+//! the driver must not read the word.
 
 use crate::vocabulary::numbered;
 
@@ -29,7 +29,7 @@ pub const CQ_SLOTS: u32 = SLOTS / 2;
 pub const WAKE: u32 = SLOTS * 8;
 
 numbered! {
-    /// What is rung.
+    /// The kind of a doorbell.
     Kind: u8 {
         /// Work was posted to a send queue; the index is its producer index in blocks.
         Send = 1,
@@ -48,11 +48,11 @@ numbered! {
 /// One doorbell write: kind in bits 63:56, queue number in 55:32, index in 31:0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Doorbell {
-    /// What is rung.
+    /// The kind of the doorbell.
     pub kind: Kind,
     /// Device number of the queue (24 bits): `qid`, `srqid` or `cqid`.
     pub queue: u32,
-    /// Producer or consumer index, as the kind says.
+    /// Producer or consumer index, depending on the kind.
     pub index: u32,
 }
 
@@ -63,7 +63,7 @@ impl Doorbell {
         (self.kind as u64) << 56 | u64::from(self.queue & 0xff_ffff) << 32 | u64::from(self.index)
     }
 
-    /// The meaning of a stored value; `None` if its kind is unknown.
+    /// Decodes a stored value; `None` if its kind is unknown.
     #[inline]
     pub fn decode(raw: u64) -> Option<Doorbell> {
         Some(Doorbell {

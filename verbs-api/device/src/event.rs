@@ -1,15 +1,15 @@
 //! Event queues: rings of 32-byte entries with a phase like that of a [`cqe`](super::cqe), each
 //! tied to an interrupt vector.
 //!
-//! Queue 0 takes the asynchronous events of the whole function; further queues take completion
-//! notifications. The driver keeps its consumer index in the queue's
+//! Queue 0 receives the asynchronous events of the whole function; further queues receive
+//! completion notifications. The driver keeps its consumer index in the queue's
 //! [record](super::record::EqRecord). A completion notification needs an armed completion queue and
-//! disarms it, so a queue with as many entries as completion queues never overflows; asynchronous
-//! events that find no room wait in the device.
+//! disarms it, so a queue with as many entries as completion queues never overflows. Asynchronous
+//! events wait in the device while the queue is full.
 //!
-//! What a command brings about is reported after the command's completion is written. An event
-//! about an object that was destroyed meanwhile may still come; numbers are not used again soon, so
-//! it cannot be taken for another's.
+//! The device reports an event that a command causes after it has written the command's completion.
+//! An event of an object that was destroyed meanwhile may still come; numbers are not reused soon,
+//! so the driver cannot mistake it for an event of a new object.
 
 use crate::vocabulary::numbered;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -21,7 +21,7 @@ pub const EVENT_LEN: usize = 32;
 pub const PHASE: usize = 28;
 
 numbered! {
-    /// What happened; in parentheses what `object` names.
+    /// The kinds of events. Parentheses contain the meaning of `object`.
     EventKind: u8 {
         /// An armed completion queue (cqid) got its completion.
         Completion = 1,
@@ -60,7 +60,7 @@ numbered! {
 }
 
 numbered! {
-    /// Why a queue pair failed.
+    /// The reason why a queue pair failed.
     QpFault: u16 {
         /// The driver asked for it.
         Requested = 0,
@@ -105,13 +105,13 @@ impl Event {
         }
     }
 
-    /// The same with a code.
+    /// Returns the event with `code` set.
     pub fn with_code(mut self, code: u16) -> Event {
         self.code = code.into();
         self
     }
 
-    /// The same with data.
+    /// Returns the event with `data` set.
     pub fn with_data(mut self, data: u64) -> Event {
         self.data = data.into();
         self

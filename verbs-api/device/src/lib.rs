@@ -1,8 +1,8 @@
 //! The device's programming interface: its datasheet.
 //!
-//! Written for a PCI function from the start: all structures are little-endian, host memory is
-//! named by IOVA only, and the fast path never reads a register. What drives it need not know
-//! whether a model in the same process, a vfio-user server or silicon answers.
+//! The interface is that of a PCI function: all structures are little-endian, host memory is named
+//! by IOVA only, and the fast path never reads a register. A driver works in the same way with a
+//! model in its own process, a vfio-user server and silicon.
 //!
 //! | BAR | contents | |
 //! |---|---|---|
@@ -10,11 +10,11 @@
 //! | 2 | [`doorbell`] pages, one 4 KiB page per user context | plain memory where the transport allows it |
 //! | 4 | MSI-X table and pending bits | |
 //!
-//! In host memory, at addresses that the driver gives: the [`command`] queue and its completions,
+//! In host memory, at addresses that the driver chooses: the [`command`] queue and its completions,
 //! [`event`] queues, work queues of [`wqe`]s, completion queues of [`cqe`]s, and for each queue a
 //! [`record`] with its indices and shadow doorbell.
 //!
-//! [`bus::Bus`] is how a driver reaches such a device.
+//! A driver accesses such a device through [`bus::Bus`].
 
 pub mod bus;
 pub mod command;
@@ -32,7 +32,7 @@ pub mod wqe;
 /// (additions).
 pub const INTERFACE_VERSION: u32 = 0x0001_0000;
 
-/// Identity in PCI configuration space.
+/// Identification in PCI configuration space.
 pub mod pci {
     /// Red Hat's vendor id for virtual devices' experiments is not ours to use: this one is from
     /// the range that PCI-SIG never assigns.

@@ -1,14 +1,14 @@
 //! Queue records: indices that host and device share, and the shadow doorbell.
 //!
-//! A record lies in host memory, 64-byte aligned. Its first cache line is written by the driver
-//! only, its second by the device only. Indices run freely modulo 2^32, also through the Reset
-//! state, in which the device consumes what is posted without a completion.
+//! A record is in host memory, 64-byte aligned. Only the driver writes its first cache line, and
+//! only the device its second. Indices run freely modulo 2^32, also through the Reset state, in
+//! which the device consumes posted entries without a completion.
 //!
-//! *Shadow doorbell.* The driver publishes a new producer index, then looks at the device's event
-//! index and rings only if the publication stepped over it ([`must_ring`]). The device sets the
-//! event index to the index at which it wants the next ring: its consumer index when it sleeps,
-//! further away while it looks by itself. Both sides need a full fence between their store and
-//! their load, or each may miss the other; [`publish`] and [`sleep_at`] have them.
+//! *Shadow doorbell.* The driver publishes a new producer index, then reads the device's event
+//! index and rings only if the publication passed it ([`must_ring`]). The device sets the event
+//! index to the index at which it requires the next ring: its consumer index when it sleeps, an
+//! index further ahead while it polls. Both sides need a full fence between their store and their
+//! load, or each may miss the other; [`publish`] and [`sleep_at`] contain the fences.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
@@ -47,15 +47,15 @@ pub struct CqRecord {
 /// The record of an event queue.
 pub type EqRecord = CqRecord;
 
-/// Whether moving the producer index from `old` to `new` steps over `event`, so that the device
-/// wants a ring.
+/// Whether a move of the producer index from `old` to `new` passes `event`, so that the device
+/// requires a ring.
 #[inline]
 pub fn must_ring(event: u32, new: u32, old: u32) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// Driver side: publishes the producer index `new` (it was `old`) after the entries it covers were
-/// written, and says whether to ring.
+/// Driver side: publishes the producer index `new` (formerly `old`) after the new entries were
+/// written. Returns whether to ring.
 #[inline]
 pub fn publish(producer: &AtomicU32, event: &AtomicU32, old: u32, new: u32) -> bool {
     producer.store(new, Ordering::Release);
@@ -63,9 +63,9 @@ pub fn publish(producer: &AtomicU32, event: &AtomicU32, old: u32, new: u32) -> b
     must_ring(event.load(Ordering::Relaxed), new, old)
 }
 
-/// Device side: asks for a ring as soon as something is posted behind `seen`, and returns the
-/// producer index as of after that request: if it differs from `seen`, there is more to do and no
-/// ring may come for it.
+/// Device side: requests a ring as soon as an entry is posted after `seen`, and returns the
+/// producer index as of after that request. If it differs from `seen`, there is more work, for
+/// which no ring may come.
 #[inline]
 pub fn sleep_at(producer: &AtomicU32, event: &AtomicU32, seen: u32) -> u32 {
     event.store(seen, Ordering::Relaxed);
@@ -107,8 +107,8 @@ mod loom_tests {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// Driver posts once while the device goes to sleep: either the driver rings or the device sees
-    /// the post.
+    /// The driver posts once while the device goes to sleep: either the driver rings or the device
+    /// sees the post.
     #[test]
     fn no_post_is_lost_between_driver_and_device() {
         loom::model(|| {

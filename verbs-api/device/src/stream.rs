@@ -1,9 +1,10 @@
 //! Streams: the TCP offload.
 //!
-//! The device owns TCP. A stream begins in *streaming mode*, where the host runs MPA start-up over
-//! it (RFC 5044 §7, RFC 6581) with small sends and receives of exactly n bytes, so that no FPDU
-//! byte ever reaches the host. Then it is *attached* to a queue pair with what was negotiated, and
-//! the device frames, checks, places and completes on its own: the split of RFC 6581 §4.4.3.
+//! The device owns TCP. A stream begins in *streaming mode*, in which the host runs MPA start-up
+//! over it (RFC 5044 §7, RFC 6581) with small sends and receives of exactly n bytes, so that no
+//! FPDU byte ever reaches the host. The host then *attaches* the stream to a queue pair with the
+//! negotiated parameters, and the device frames, checks, places and completes on its own: the split
+//! of RFC 6581 §4.4.3.
 
 use super::command::layouts;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -62,7 +63,7 @@ layouts! {
         /// The port it got.
         port: U32,
     }
-    /// What `StreamQuery` writes.
+    /// The output of `StreamQuery`.
     Endpoints {
         /// Ours.
         local: Endpoint,
@@ -107,7 +108,7 @@ layouts! {
     }
 }
 
-/// Flags of [`Listen`], beside its traffic class.
+/// Flags of [`Listen`], in the same word as the traffic class.
 pub mod listen {
     /// An all-zero address listens on all IPv6 addresses and leaves the port to others on IPv4.
     pub const IPV6_ONLY: u32 = 256;
@@ -137,7 +138,7 @@ pub mod attach {
     pub const STALL_AT_FIRST: u32 = 256;
 }
 
-/// What is there to receive from a stream.
+/// Values of `Endpoints::input`: the result that a receive would have.
 pub mod input {
     /// Nothing yet.
     pub const NONE: u32 = 0;
@@ -184,7 +185,7 @@ impl From<Endpoint> for SocketAddr {
     }
 }
 
-/// The address that 16 bytes of an [`Endpoint`] or a GID name.
+/// The IP address in 16 bytes of an [`Endpoint`] or a GID.
 pub fn ip_of(bytes: &[u8; 16]) -> IpAddr {
     let v6 = Ipv6Addr::from(*bytes);
     v6.to_ipv4_mapped()

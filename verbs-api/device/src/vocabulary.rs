@@ -1,10 +1,11 @@
-//! The words that both contracts share: access rights, queue pair states, completion statuses and
-//! opcodes. Numbers are those of `<infiniband/verbs.h>`, so that the provider passes them through.
+//! The numbers that the device and the verbs have in common: access rights, queue pair states,
+//! completion statuses and opcodes. They are those of `<infiniband/verbs.h>`, so that the provider
+//! passes them through.
 
 use bitflags::bitflags;
 
 bitflags! {
-    /// What a memory region, window or queue pair allows (`enum ibv_access_flags`).
+    /// Access that a memory region, window or queue pair allows (`enum ibv_access_flags`).
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Access: u32 {
         /// The device may write here for receives, Read sinks and atomic results.
@@ -29,14 +30,14 @@ bitflags! {
 }
 
 impl Access {
-    /// Rights that let somebody write into the region.
+    /// Access rights that permit writes to the region.
     pub const WRITERS: Access = Access::LOCAL_WRITE
         .union(Access::REMOTE_WRITE)
         .union(Access::REMOTE_ATOMIC);
 }
 
-/// State of a queue pair (`enum ibv_qp_state`). How they map to the RDMAC states IDLE, RTS,
-/// CLOSING, TERMINATE and ERROR: conformance rows VRB-Q-01 … 07.
+/// State of a queue pair (`enum ibv_qp_state`). The conformance rows VRB-Q-01 … 07 map the states
+/// to the RDMAC states IDLE, RTS, CLOSING, TERMINATE and ERROR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum QpState {
@@ -90,7 +91,7 @@ macro_rules! numbered {
 pub(crate) use numbered;
 
 numbered! {
-    /// How a work request ended (`enum ibv_wc_status`).
+    /// The result of a work request (`enum ibv_wc_status`).
     WcStatus: u8 {
         /// Done.
         Success = 0,
@@ -130,7 +131,7 @@ numbered! {
 }
 
 numbered! {
-    /// What completed (`enum ibv_wc_opcode`).
+    /// The operation that completed (`enum ibv_wc_opcode`).
     WcOpcode: u8 {
         /// A Send of any kind.
         Send = 0,

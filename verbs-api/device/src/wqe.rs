@@ -30,7 +30,7 @@ pub const MAX_SGE: usize = 32;
 /// Most inline data of an entry.
 pub const MAX_INLINE: usize = MAX_BLOCKS * BLOCK_LEN - OPERANDS;
 
-/// Blocks that an entry with so many bytes of operands takes.
+/// Number of blocks of an entry with `operand_len` bytes of operands.
 #[inline]
 pub const fn blocks(operand_len: usize) -> usize {
     (OPERANDS + operand_len).div_ceil(BLOCK_LEN)
@@ -65,7 +65,7 @@ numbered! {
 }
 
 impl Opcode {
-    /// The opcode of its completion.
+    /// The opcode of the completion of this operation.
     pub fn completion(self) -> WcOpcode {
         match self {
             Opcode::Send | Opcode::SendInv | Opcode::SendImm => WcOpcode::Send,
@@ -171,7 +171,7 @@ pub struct RecvHeader {
 }
 
 impl RecvHeader {
-    /// A header for so many elements.
+    /// A header of an entry with `num_sge` elements.
     pub fn new(cookie: u64, num_sge: u16) -> RecvHeader {
         RecvHeader {
             cookie: cookie.into(),

@@ -1,4 +1,4 @@
-//! Attributes: what queries answer and creations ask for.
+//! Attributes: results of queries and parameters of creations.
 
 #![allow(missing_docs)]
 
@@ -103,8 +103,8 @@ pub struct ibv_alloc_dm_attr {
     pub comp_mask: u32,
 }
 
-/// The part that every release has. Newer ones have `active_speed_ex` behind it, which libibverbs
-/// zeroes before it asks a provider, and which then means "see `active_speed`".
+/// The part that every release has. Newer ones append `active_speed_ex`, which libibverbs zeroes
+/// before it calls a provider; a zero there means "see `active_speed`".
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_port_attr {
@@ -338,9 +338,10 @@ pub struct ibv_parent_domain_init_attr {
     pub pd_context: *mut c_void,
 }
 
-/// An allocator of a parent domain: the domain, its context, size, alignment and resource.
+/// An allocator of a parent domain. Parameters: the domain, its context, size, alignment and
+/// resource.
 pub type ParentDomainAlloc = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void;
-/// Takes back what the allocator gave: the domain, its context, the memory and the resource.
+/// Frees memory of the allocator. Parameters: the domain, its context, the memory and the resource.
 pub type ParentDomainFree = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64);
-/// What an allocator returns that leaves the memory to the provider.
+/// Return value of an allocator that leaves the allocation to the provider.
 pub const IBV_ALLOCATOR_USE_DEFAULT: usize = usize::MAX;

@@ -9,12 +9,12 @@ pub const IBV_SYSFS_NAME_MAX: usize = 64;
 pub const IBV_SYSFS_PATH_MAX: usize = 256;
 
 /// One block per C enum: the type and its values. [`VALUES`] lists them all, so that a test can
-/// hold them against the installed header.
+/// compare them with the installed header.
 macro_rules! enums {
     ($($(#[$doc:meta])* $ty:ident: $repr:ty { $($name:ident = $value:expr,)* })*) => {
         $($(#[$doc])* pub type $ty = $repr; $(pub const $name: $ty = $value;)*)*
 
-        /// Name and value of every constant here.
+        /// Name and value of every constant in this module.
         pub const VALUES: &[(&str, i64)] = &[$($((stringify!($name), $name as i64),)*)*];
     };
 }

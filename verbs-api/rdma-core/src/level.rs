@@ -1,7 +1,7 @@
-//! Which rdma-core we are talking to.
+//! The release of rdma-core in use.
 //!
-//! The private ABI number ([`Pabi`]) names the symbols and the plug-in file; within one number the
-//! layout still moved, so the layout has its own scale ([`Level`]). Both are found at run time from
+//! The private ABI number ([`Pabi`]) names the symbols and the plug-in file. Layouts changed within
+//! one number, so the layout has its own scale ([`Level`]). Both are determined at run time from
 //! the library's symbols.
 
 use core::ffi::CStr;
@@ -23,10 +23,10 @@ pub enum Pabi {
 }
 
 impl Pabi {
-    /// Every private ABI there has been, oldest first.
+    /// Every private ABI so far, oldest first.
     pub const ALL: [Pabi; 5] = [Pabi::V34, Pabi::V57, Pabi::V59, Pabi::V64, Pabi::V65];
 
-    /// The number itself.
+    /// The private ABI number.
     pub const fn number(self) -> u32 {
         match self {
             Pabi::V34 => 34,
@@ -37,7 +37,7 @@ impl Pabi {
         }
     }
 
-    /// The symbol a provider registers its `verbs_device_ops` with.
+    /// The symbol with which a provider registers its `verbs_device_ops`.
     pub const fn register_symbol(self) -> &'static CStr {
         match self {
             Pabi::V34 => c"verbs_register_driver_34",
@@ -59,7 +59,7 @@ impl Pabi {
         }
     }
 
-    /// The file name libibverbs loads for driver `urnic`.
+    /// The name of the file that libibverbs loads for driver `urnic`.
     pub const fn provider_file(self) -> &'static str {
         match self {
             Pabi::V34 => "liburnic-rdmav34.so",

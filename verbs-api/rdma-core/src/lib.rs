@@ -1,15 +1,16 @@
-//! The provider ABI of rdma-core: what libibverbs and a provider plug-in agree on.
+//! The provider ABI of rdma-core, between libibverbs and a provider plug-in.
 //!
 //! Two halves:
 //!
 //! * the public types of `<infiniband/verbs.h>` that cross the boundary ([`objects`],
-//!   [`object_attr`], [`attr`], [`consts`]), which are stable for ever;
-//! * the private ones of rdma-core's `driver.h` ([`private`], [`ops`], [`level`]), which move from
-//!   release to release. One binary serves all releases, so what moves is a table indexed by the
-//!   [`Level`] found at run time, never a `#[repr(C)]` struct chosen when we are compiled.
+//!   [`object_attr`], [`attr`], [`consts`]), which never change;
+//! * the private types of rdma-core's `driver.h` ([`private`], [`ops`], [`level`]), which change
+//!   from release to release. One binary supports all releases, so a changing layout is a table
+//!   indexed by the [`Level`] found at run time, never a `#[repr(C)]` struct chosen at compile
+//!   time.
 //!
-//! Names are rdma-core's own, so that its man pages document them. 64-bit little-endian Linux with
-//! glibc only.
+//! Names are rdma-core's own, so that its man pages document them. The crate supports only 64-bit
+//! little-endian Linux with glibc.
 
 #![allow(non_camel_case_types)]
 

@@ -1,4 +1,4 @@
-//! Attributes that the functions of an object take, and that name no object.
+//! Attributes that the functions of an object use and that contain no pointer to an object.
 
 #![allow(missing_docs)]
 

@@ -10,7 +10,7 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use super::consts::*;
 use super::object_attr::{ibv_device_attr, ibv_poll_cq_attr, ibv_wc_tm_info};
 
-/// A function pointer nobody may call: compatibility slots that only keep their place.
+/// A function pointer that must not be called: a compatibility slot that only keeps its place.
 pub type Slot = Option<unsafe extern "C" fn()>;
 
 /// A 128-bit GID, in network byte order.
@@ -122,7 +122,7 @@ pub struct ibv_dm {
     pub handle: u32,
 }
 
-/// A thread domain: a promise that one thread at a time uses what is made in it.
+/// A thread domain: the program guarantees that one thread at a time uses the objects in it.
 #[repr(C)]
 pub struct ibv_td {
     pub context: *mut ibv_context,
@@ -221,8 +221,8 @@ pub struct ibv_qp {
 
 /// A QP with the work-request builder interface; starts as an [`ibv_qp`].
 ///
-/// It grew within one private ABI: `wr_atomic_write` came with rdma-core 44, `wr_flush` with 45
-/// (see [`verbs_qp`](super::verbs_qp) for what that moves).
+/// The struct grew within one private ABI: rdma-core 44 added `wr_atomic_write`, and 45 added
+/// `wr_flush` (see [`verbs_qp`](super::verbs_qp) for the offsets that this changes).
 #[repr(C)]
 pub struct ibv_qp_ex {
     pub qp_base: ibv_qp,
@@ -253,7 +253,7 @@ pub struct ibv_qp_ex {
     pub wr_flush: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, usize, u8, u8)>,
 }
 
-/// What an asynchronous event is about; which one, `event_type` says.
+/// The object of an asynchronous event; `event_type` selects the member.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_async_element {
@@ -271,7 +271,7 @@ pub struct ibv_async_event {
     pub event_type: ibv_event_type,
 }
 
-/// The record `ibv_get_async_event` reads from a context's `async_fd` (kernel ABI
+/// The record that `ibv_get_async_event` reads from a context's `async_fd` (kernel ABI
 /// `ib_uverbs_async_event_desc`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -282,7 +282,7 @@ pub struct ib_uverbs_async_event_desc {
     pub reserved: u32,
 }
 
-/// The record `ibv_get_cq_event` reads from a completion channel (kernel ABI
+/// The record that `ibv_get_cq_event` reads from a completion channel (kernel ABI
 /// `ib_uverbs_comp_event_desc`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -347,7 +347,7 @@ pub struct ibv_send_wr_ud {
     pub remote_qkey: u32,
 }
 
-/// The member depends on `opcode`.
+/// The parameters of an operation; `opcode` selects the member.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_send_wr_wr {
@@ -372,7 +372,7 @@ pub struct ibv_send_wr_tso {
     pub mss: u16,
 }
 
-/// The member depends on `opcode`.
+/// Further parameters of an operation; `opcode` selects the member.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_send_wr_extra {

@@ -1,7 +1,7 @@
 //! `verbs_context_ops`: every operation a provider can offer, sorted by name.
 //!
-//! The struct is a row of function pointers in alphabetical order, so each operation rdma-core adds
-//! moves all that follow it. [`OPS`] is the one list, with the level an operation came with;
+//! The struct consists of function pointers in alphabetical order, so each operation that rdma-core
+//! adds moves all operations after it. [`OPS`] is the only list, with the level of each operation;
 //! offsets are computed from it.
 
 use core::ffi::{c_int, c_void};
@@ -13,16 +13,16 @@ use super::{attr::*, consts::*, objects::*};
 /// One operation of `verbs_context_ops`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpInfo {
-    /// Its name in the C struct.
+    /// Name of the operation in the C struct.
     pub name: &'static str,
-    /// The first level that has it.
+    /// The first level with the operation.
     pub since: Level,
 }
 
-/// A `verbs_context_ops` in the making, laid out for one level.
+/// A `verbs_context_ops` under construction, laid out for one level.
 ///
-/// Operations that are not set stay null: libibverbs then answers EOPNOTSUPP for them. Setting an
-/// operation the level does not know does nothing.
+/// Operations that are not set stay null: libibverbs then returns EOPNOTSUPP for them. Setting an
+/// operation that the level does not have does nothing.
 #[derive(Clone)]
 pub struct ContextOps {
     level: Level,
@@ -144,7 +144,7 @@ ops! {
 }
 
 impl ContextOps {
-    /// No operation yet.
+    /// A struct without operations.
     pub const fn new(level: Level) -> ContextOps {
         ContextOps {
             level,
@@ -157,8 +157,8 @@ impl ContextOps {
         OPS.iter().filter(|op| op.since <= level).count() * size_of::<*const c_void>()
     }
 
-    /// Offset of an operation in the C struct on `level`, in bytes; None when the level has no such
-    /// operation.
+    /// Offset of an operation in the C struct on `level`, in bytes; `None` if the level does not
+    /// have the operation.
     pub fn offset(level: Level, name: &str) -> Option<usize> {
         let index = OPS
             .iter()
@@ -167,7 +167,7 @@ impl ContextOps {
         Some(index * size_of::<*const c_void>())
     }
 
-    /// The struct, for `verbs_set_ops`, which copies it.
+    /// Pointer to the struct for `verbs_set_ops`, which copies it.
     pub fn as_ptr(&self) -> *const c_void {
         self.slots.as_ptr().cast()
     }

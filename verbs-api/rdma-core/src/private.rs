@@ -1,4 +1,5 @@
-//! The private structs of rdma-core's `driver.h` whose layout all releases from 34 on share.
+//! The private structs of rdma-core's `driver.h` whose layout is the same in all releases from 34
+//! on.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::sync::atomic::AtomicI32;
@@ -6,15 +7,15 @@ use core::sync::atomic::AtomicI32;
 use super::consts::{IBV_SYSFS_NAME_MAX, IBV_SYSFS_PATH_MAX, ibv_access_flags, ibv_node_type, ibv_srq_type};
 use super::objects::{ibv_context, ibv_cq, ibv_cq_ex, ibv_device, ibv_mr, ibv_qp, ibv_qp_ex, ibv_srq};
 
-/// A `verbs_context`, whose layout depends on the [`Level`](super::Level): only ever a pointer
-/// here. [`Level::context_offset`](super::Level::context_offset) leads from it to its
-/// `ibv_context`.
+/// A `verbs_context`, whose layout depends on the [`Level`](super::Level); used only behind
+/// pointers. Its `ibv_context` is at [`Level::context_offset`](super::Level::context_offset).
 #[repr(C)]
 pub struct verbs_context {
     _opaque: [u8; 0],
 }
 
-/// How many bytes before `ibv_context` the pointer `verbs_context.priv` lies, on every level.
+/// Distance in bytes from the pointer `verbs_context.priv` to the `ibv_context` after it, on every
+/// level.
 pub const PRIV_BEFORE_CONTEXT: usize = 112;
 
 /// A node of a doubly linked list.
@@ -34,12 +35,12 @@ pub const VERBS_MATCH_MODALIAS: u8 = 2;
 /// `verbs_match_ent.kind`: match the kernel's driver id.
 pub const VERBS_MATCH_DRIVER_ID: u8 = 3;
 
-/// One way in which a provider recognises its device.
+/// One rule by which a provider recognises its device.
 #[repr(C)]
 pub struct verbs_match_ent {
-    /// For the provider.
+    /// Data for the provider.
     pub driver_data: *mut c_void,
-    /// `char *modalias` or `uint64_t driver_id`, as `kind` says.
+    /// `char *modalias` or `uint64_t driver_id`, depending on `kind`.
     pub modalias_or_driver_id: u64,
     /// PCI vendor.
     pub vendor: u16,
@@ -49,84 +50,84 @@ pub struct verbs_match_ent {
     pub kind: u8,
 }
 
-/// A device found by libibverbs' scan. Only this prefix has the same layout everywhere; libibverbs
-/// allocates it.
+/// A device found by libibverbs' scan, which allocates it. Only this prefix has the same layout in
+/// all releases.
 #[repr(C)]
 pub struct verbs_sysfs_dev {
     /// List of devices.
     pub entry: list_node,
-    /// For the provider.
+    /// Data for the provider.
     pub provider_data: *mut c_void,
-    /// The entry of the match table that fitted.
+    /// The entry of the match table that matched.
     pub match_: *const verbs_match_ent,
-    /// What has been read already.
+    /// Flags of the attributes that libibverbs has read.
     pub flags: c_uint,
-    /// `uverbs0`.
+    /// Name of the uverbs character device, `uverbs0`.
     pub sysfs_name: [c_char; IBV_SYSFS_NAME_MAX],
     /// Device number of the character device.
     pub sysfs_cdev: libc::dev_t,
-    /// `urnic0`.
+    /// Name of the RDMA device, `urnic0`.
     pub ibdev_name: [c_char; IBV_SYSFS_NAME_MAX],
-    /// `<sysfs>/class/infiniband/urnic0`.
+    /// Path of the RDMA device, `<sysfs>/class/infiniband/urnic0`.
     pub ibdev_path: [c_char; IBV_SYSFS_PATH_MAX],
-    /// The bus's name for the device.
+    /// The bus's identification of the device.
     pub modalias: [c_char; 512],
-    /// Host byte order.
+    /// GUID of the node, in host byte order.
     pub node_guid: u64,
-    /// The kernel's driver id, by netlink only.
+    /// The kernel's driver id; set only for devices found by netlink.
     pub driver_id: u32,
-    /// CA, RNIC, …
+    /// Type of the node: CA, RNIC, …
     pub node_type: ibv_node_type,
-    /// The kernel's index, −1 when found by sysfs.
+    /// The kernel's index, −1 for a device found by sysfs.
     pub ibdev_idx: c_int,
 }
 
-/// What a provider registers.
+/// The operations that a provider registers.
 #[repr(C)]
 pub struct verbs_device_ops {
     /// Name of the provider, for messages.
     pub name: *const c_char,
-    /// Lowest `abi_version` of the uverbs device it serves.
+    /// Lowest supported `abi_version` of the uverbs device.
     pub match_min_abi_version: u32,
-    /// Highest one.
+    /// Highest supported `abi_version` of the uverbs device.
     pub match_max_abi_version: u32,
-    /// Ends with a [`VERBS_MATCH_SENTINEL`]; may be null.
+    /// Table that ends with a [`VERBS_MATCH_SENTINEL`]; may be null.
     pub match_table: *const verbs_match_ent,
-    /// For static linking.
+    /// Used for static linking.
     pub static_providers: *const *const verbs_device_ops,
-    /// Decides alone when present.
+    /// Matches a device. If present, it replaces the match table.
     pub match_device: Option<unsafe extern "C" fn(*mut verbs_sysfs_dev) -> bool>,
-    /// Opens the device. It owns the fd from the call on, on failure too.
+    /// Opens the device. It owns the fd as soon as it is called, even if it fails.
     pub alloc_context:
         Option<unsafe extern "C" fn(*mut ibv_device, c_int, *mut c_void) -> *mut verbs_context>,
-    /// Opens it on an fd of another process; absent: EOPNOTSUPP.
+    /// Opens the device on an fd of another process; if absent, libibverbs returns EOPNOTSUPP.
     pub import_context: Option<unsafe extern "C" fn(*mut ibv_device, c_int) -> *mut verbs_context>,
-    /// Makes the device that `ibv_get_device_list` shows.
+    /// Creates the device that `ibv_get_device_list` returns.
     pub alloc_device: Option<unsafe extern "C" fn(*mut verbs_sysfs_dev) -> *mut verbs_device>,
-    /// Frees it.
+    /// Frees the device.
     pub uninit_device: Option<unsafe extern "C" fn(*mut verbs_device)>,
 }
 
-// SAFETY: the pointers in it lead to immutable statics for the life of the process.
+// SAFETY: the pointers in the struct lead to immutable statics for the life of the process.
 unsafe impl Sync for verbs_device_ops {}
-// SAFETY: the entry is an immutable static; its only pointer member is an address libibverbs hands
-// back to us.
+// SAFETY: the entry is an immutable static; its only pointer member is an address that libibverbs
+// returns to the provider.
 unsafe impl Sync for verbs_match_ent {}
 
-/// A device as libibverbs holds it. The provider zeroes it; libibverbs fills it.
+/// A device as libibverbs stores it. The provider zeroes it; libibverbs fills it.
 #[repr(C)]
 pub struct verbs_device {
     /// The public part; must be first.
     pub device: ibv_device,
-    /// The provider.
+    /// The operations of the provider.
     pub ops: *const verbs_device_ops,
-    /// Lists and contexts that hold it.
+    /// Number of lists and contexts that hold the device.
     pub refcount: AtomicI32,
     /// List of devices.
     pub entry: list_node,
-    /// Where it was found.
+    /// The scan's entry for the device.
     pub sysfs: *mut verbs_sysfs_dev,
-    /// What the kernel's core can do, [`IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`].
+    /// Features of the kernel's core: [`IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`].
     pub core_support: u64,
 }
 
@@ -136,9 +137,9 @@ pub const IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS: u64 = 1;
 /// A CQ as providers allocate it.
 #[repr(C)]
 pub union verbs_cq {
-    /// For `ibv_create_cq`.
+    /// Used by `ibv_create_cq`.
     pub cq: core::mem::ManuallyDrop<ibv_cq>,
-    /// For `ibv_create_cq_ex`.
+    /// Used by `ibv_create_cq_ex`.
     pub cq_ex: core::mem::ManuallyDrop<ibv_cq_ex>,
 }
 
@@ -147,9 +148,9 @@ pub union verbs_cq {
 pub struct verbs_srq {
     /// The public part; must be first.
     pub srq: ibv_srq,
-    /// Basic, XRC or tag matching.
+    /// Basic, XRC or tag-matching type.
     pub srq_type: ibv_srq_type,
-    /// XRC domain.
+    /// XRC domain of an XRC SRQ.
     pub xrcd: *mut c_void,
     /// CQ of an XRC or tag-matching SRQ.
     pub cq: *mut ibv_cq,
@@ -172,37 +173,38 @@ pub struct verbs_mr {
     pub ibv_mr: ibv_mr,
     /// [`IBV_MR_TYPE_MR`] or a special kind.
     pub mr_type: u32,
-    /// Access flags it was registered with.
+    /// Access flags of the registration.
     pub access: ibv_access_flags,
 }
 
 /// A QP as providers allocate it, as large as the largest known.
 ///
-/// `ibv_qp_to_qp_ex()` reads the `comp_mask` behind `ibv_qp_ex`, which grew while the private ABI
-/// stayed at 34: see [`qp_comp_mask_offset`]. Zeroed, it says "no extended interface" everywhere.
+/// `ibv_qp_to_qp_ex()` reads the `comp_mask` after `ibv_qp_ex`, which grew while the private ABI
+/// stayed at 34: see [`qp_comp_mask_offset`]. A zero `comp_mask` means "no extended interface" in
+/// every release.
 #[repr(C)]
 pub struct verbs_qp {
     /// The public part; must be first.
     pub qp: VerbsQpPublic,
-    /// Room for `comp_mask` and `xrcd` at their newest place.
+    /// Room for `comp_mask` and `xrcd` at their newest offsets.
     pub tail: [u64; 2],
 }
 
 /// `ibv_qp` or `ibv_qp_ex`, at the same address.
 #[repr(C)]
 pub union VerbsQpPublic {
-    /// For `ibv_create_qp`.
+    /// Used by `ibv_create_qp`.
     pub qp: core::mem::ManuallyDrop<ibv_qp>,
-    /// For `ibv_create_qp_ex` with send operations.
+    /// Used by `ibv_create_qp_ex` with send operations.
     pub qp_ex: core::mem::ManuallyDrop<ibv_qp_ex>,
 }
 
 /// `verbs_qp.comp_mask`: the QP has the work-request builder interface.
 pub const VERBS_QP_EX: u32 = 1 << 1;
 
-/// Where `verbs_qp.comp_mask` lies in the given rdma-core release (its major number), in bytes.
+/// Offset in bytes of `verbs_qp.comp_mask` in an rdma-core release (its major number).
 ///
-/// No exported symbol tells these apart; the release is in the library's file name,
+/// No exported symbol distinguishes these releases; the release is in the library's file name,
 /// `libibverbs.so.1.14.<release>.0`.
 pub const fn qp_comp_mask_offset(release: u32) -> usize {
     MUTEX_MORE
@@ -213,8 +215,8 @@ pub const fn qp_comp_mask_offset(release: u32) -> usize {
         }
 }
 
-/// By so many bytes is a mutex of the C library's longer than on x86-64, and what begins with one
-/// or has one inside: 8 on arm64.
+/// Number of bytes by which a mutex of the C library, and a struct that contains one, is longer
+/// than on x86-64: 8 on arm64.
 const MUTEX_MORE: usize = size_of::<libc::pthread_mutex_t>() - 40;
 
 /// Symbol: `verbs_register_driver_NN`.
@@ -223,7 +225,8 @@ pub type RegisterDriver = unsafe extern "C" fn(*const verbs_device_ops);
 /// driver_id)`. Returns zeroed memory from calloc(3) with the context initialised; takes the fd.
 pub type InitAndAllocContext =
     unsafe extern "C" fn(*mut ibv_device, c_int, usize, *mut verbs_context, u32) -> *mut c_void;
-/// Symbol: `verbs_set_ops`. Ops that are null keep what they were (EOPNOTSUPP at first).
+/// Symbol: `verbs_set_ops`. An operation whose pointer is null stays unchanged (at first it returns
+/// EOPNOTSUPP).
 pub type SetOps = unsafe extern "C" fn(*mut verbs_context, *const c_void);
 /// Symbol: `verbs_uninit_context`. Closes the context's fds; the caller frees its memory.
 pub type UninitContext = unsafe extern "C" fn(*mut verbs_context);

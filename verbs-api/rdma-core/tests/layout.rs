@@ -1,5 +1,5 @@
-//! The Rust layouts against the C compiler's and the installed `<infiniband/verbs.h>`, and the
-//! run-time tables against what was measured in rdma-core's releases.
+//! Compares the Rust layouts with the C compiler's and the installed `<infiniband/verbs.h>`, and
+//! the run-time tables with measurements of rdma-core's releases.
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
@@ -162,7 +162,7 @@ fn public_structs_and_constants_match_the_installed_header() {
         ibv_td_init_attr { comp_mask }
         ibv_parent_domain_init_attr { pd, td, comp_mask, alloc, free, pd_context }
     }
-    // These grew at their ends: every release has the fields, not every release the size.
+    // These structs grew at their ends: every release has these fields, but the sizes differ.
     layouts!(@fields l; ibv_port_attr { state, max_mtu, active_mtu, gid_tbl_len, port_cap_flags, max_msg_sz, bad_pkey_cntr, qkey_viol_cntr, pkey_tbl_len, lid, sm_lid, lmc, max_vl_num, sm_sl, subnet_timeout, init_type_reply, active_width, active_speed, phys_state, link_layer, flags, port_cap_flags2 });
     layouts!(@fields l; ibv_qp_ex { qp_base, comp_mask, wr_id, wr_flags, wr_atomic_cmp_swp, wr_atomic_fetch_add,
         wr_bind_mw, wr_local_inv, wr_rdma_read, wr_rdma_write, wr_rdma_write_imm, wr_send, wr_send_imm, wr_send_inv,

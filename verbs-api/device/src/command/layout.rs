@@ -1,4 +1,4 @@
-//! Sizes and offsets that the interface promises.
+//! Sizes and offsets that the interface guarantees.
 
 use super::*;
 

@@ -1,8 +1,8 @@
-//! `docs/reference/device.md` says what this crate says: its tables are made from `src/`, and
-//! nothing is missing.
+//! Checks that `docs/reference/device.md` agrees with this crate: its tables are made from `src/`,
+//! and none is missing.
 //!
-//! A table stands between `<!-- FILE::ITEM -->` and `<!-- end -->`. `URNIC_BLESS=1 cargo test -p
-//! urnic-device --test datasheet` writes them anew; without it a difference is a failure.
+//! A table is between `<!-- FILE::ITEM -->` and `<!-- end -->`. `URNIC_BLESS=1 cargo test -p
+//! urnic-device --test datasheet` rewrites the tables; without it a difference is a failure.
 
 mod source;
 
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use source::Item;
 use urnic_device::{command, cqe, event, record, stream, wqe};
 
-/// What the datasheet tells of, in the files' order.
+/// The files that the datasheet describes, in the order of its chapters.
 const FILES: [&str; 10] = [
     "lib",
     "registers",
@@ -114,7 +114,7 @@ macro_rules! sizes {
     };
 }
 
-/// The compiler has the last word about layouts.
+/// The layouts in the datasheet are those of the compiler.
 #[test]
 fn structures_are_as_long_as_the_compiler_makes_them() {
     let compiled = sizes! {
@@ -140,7 +140,7 @@ fn structures_are_as_long_as_the_compiler_makes_them() {
     assert_eq!(read, compiled);
 }
 
-/// And about numbers.
+/// The numbers in the datasheet are those of the compiler.
 #[test]
 fn numbers_are_those_that_the_compiler_knows() {
     use urnic_device::doorbell::Kind;

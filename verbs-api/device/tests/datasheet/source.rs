@@ -1,5 +1,4 @@
-//! Reads the items of a source file of this crate, which rustfmt has put into shape, with their
-//! documentation.
+//! Reads the items of a source file of this crate, formatted by rustfmt, with their documentation.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +35,7 @@ pub(crate) enum Item {
     Structure(Vec<Field>),
 }
 
-/// What stands around a line.
+/// The context of a line.
 #[derive(Debug, Clone, PartialEq)]
 enum Place {
     File,
@@ -45,11 +44,11 @@ enum Place {
     Bits(String),
     Structure(String),
     List,
-    /// Code that says nothing about the interface.
+    /// Code that is no part of the interface.
     Code,
 }
 
-/// The items of a file, by name; the constants outside of modules have the empty one.
+/// The items of a file, by name; the constants outside of modules have an empty name.
 pub(crate) fn parse(text: &str) -> BTreeMap<String, Item> {
     let mut items = BTreeMap::new();
     let mut places = vec![Place::File];
@@ -82,7 +81,7 @@ pub(crate) fn parse(text: &str) -> BTreeMap<String, Item> {
     items
 }
 
-/// Where a line that ends with a brace leads.
+/// The place that a line which ends with a brace opens.
 fn opened(place: &Place, line: &str, is_layout: bool, items: &mut BTreeMap<String, Item>) -> Place {
     let head = line.trim_end_matches('{').trim();
     let words: Vec<&str> = head.split_whitespace().collect();
@@ -118,7 +117,7 @@ fn structure(name: &str, items: &mut BTreeMap<String, Item>) -> Place {
     Place::Structure(name.to_owned())
 }
 
-/// Takes what a line says.
+/// Adds the entry in a line to the items.
 fn entry(items: &mut BTreeMap<String, Item>, place: &Place, line: &str, meaning: &str) {
     let row = |name: &str, value: &str| Row {
         name: name.trim().to_owned(),
@@ -131,7 +130,7 @@ fn entry(items: &mut BTreeMap<String, Item>, place: &Place, line: &str, meaning:
                 .strip_prefix("pub const ")
                 .and_then(|rest| rest.split_once(" = "))
             else {
-                // One that is empty opens and closes on its line.
+                // An empty structure opens and closes on its line.
                 if let (Place::File, Some(name)) = (place, line.strip_suffix(" {}")) {
                     items.insert(name.to_owned(), Item::Structure(Vec::new()));
                 }
@@ -210,7 +209,7 @@ fn plain(docs: &str) -> String {
         }
     }
     text.push_str(rest);
-    // What is left are links to chapters.
+    // The remaining links lead to chapters.
     while let Some((before, after)) = text.split_once('[') {
         let Some((name, behind)) = after.split_once("](") else {
             break;
@@ -223,7 +222,7 @@ fn plain(docs: &str) -> String {
     text.replace('|', "\\|")
 }
 
-/// Bytes of a type; `None` if it contains one whose size is not known yet.
+/// Length of a type in bytes; `None` if it contains a type whose size is not known yet.
 fn size(kind: &str, known: &BTreeMap<String, usize>) -> Option<usize> {
     if let Some((inner, count)) = kind
         .strip_prefix('[')
@@ -263,7 +262,7 @@ pub(crate) fn sizes(structures: &BTreeMap<String, Vec<Field>>) -> BTreeMap<Strin
     known
 }
 
-/// Fills in offsets and sizes: nothing is padded.
+/// Fills in offsets and sizes. The structures have no padding.
 pub(crate) fn place(fields: &mut [Field], known: &BTreeMap<String, usize>) {
     let mut offset = 0;
     for field in fields {
