@@ -3,14 +3,15 @@
 use crate::outcome::Outcome;
 use crate::rig::Rig;
 
-/// One promise of the datasheet.
+/// One requirement of the datasheet.
 pub(crate) struct Check {
-    /// Chapter and promise.
+    /// Names of the chapter and the requirement.
     pub(crate) name: &'static str,
     pub(crate) run: fn(&Rig) -> Outcome,
 }
 
-/// Makes the list of a chapter's checks; a check is called by its module and its function.
+/// Makes the list of a chapter's checks; the name of a check consists of its module and its
+/// function.
 macro_rules! checks {
     ($($name:ident,)*) => {
         pub(super) const ALL: &[$crate::check::Check] = &[$($crate::check::Check {

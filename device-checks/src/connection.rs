@@ -28,7 +28,7 @@ pub(crate) fn addresses(rig: &Rig) -> Outcome<Vec<Address>> {
         .collect())
 }
 
-/// One of the function's addresses, at any port.
+/// One of the function's addresses, with port 0.
 pub(crate) fn own(rig: &Rig) -> Outcome<SocketAddr> {
     let addresses = addresses(rig)?;
     let usable = |address: &&Address| address.scope.get() == 0;
@@ -56,7 +56,7 @@ pub(crate) fn calling(remote: SocketAddr) -> Connect {
     }
 }
 
-/// A connected stream: the calling end, and the one that was called.
+/// A connected stream: the sid of the initiator's end, and that of the responder's end.
 pub(crate) fn stream(rig: &Rig) -> Outcome<(u32, u32)> {
     let mut address = own(rig)?;
     let (lid, port) = listen(rig, address)?;
@@ -73,7 +73,7 @@ pub(crate) fn stream(rig: &Rig) -> Outcome<(u32, u32)> {
     Ok((caller, called))
 }
 
-/// Good arguments to attach a stream, with CRCs.
+/// Valid arguments to attach a stream, with CRCs.
 pub(crate) fn attachment(sid: u32, qp: &Qp, initiator: bool) -> Attach {
     let role = if initiator { attach::INITIATOR } else { 0 };
     Attach {
@@ -87,7 +87,7 @@ pub(crate) fn attachment(sid: u32, qp: &Qp, initiator: bool) -> Attach {
     }
 }
 
-/// A queue pair with all it needs.
+/// A queue pair with its protection domain and a region.
 pub(crate) struct End {
     pub(crate) pd: u32,
     pub(crate) qp: Qp,
@@ -95,13 +95,13 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// Ready, and without a stream.
+    /// An end whose queue pair is ready and has no stream.
     pub(crate) fn new(rig: &Rig) -> Outcome<End> {
         let cq = || Cq::new(rig, 8).map(Rc::new);
         End::with(rig, &cq()?, &cq()?)
     }
 
-    /// The same, whose completion queues notify through this event queue.
+    /// An end whose completion queues notify through the event queue `queue`.
     pub(crate) fn noting(rig: &Rig, queue: &EventQueue) -> Outcome<End> {
         let cq = || Cq::noting(rig, 8, queue.id).map(Rc::new);
         End::with(rig, &cq()?, &cq()?)
@@ -116,15 +116,15 @@ impl End {
     }
 }
 
-/// Two connected queue pairs of the device. The first may send at once, the second when it has
-/// received.
+/// Two connected queue pairs of the device. The first may send at once, the second only after it
+/// has received.
 pub(crate) fn pair(rig: &Rig) -> Outcome<(End, End)> {
     let (near, far) = (End::new(rig)?, End::new(rig)?);
     join(rig, &near.qp, &far.qp, 0)?;
     Ok((near, far))
 }
 
-/// Connects two queue pairs, with further flags for both.
+/// Connects two queue pairs, with additional flags for both.
 pub(crate) fn join(rig: &Rig, near: &Qp, far: &Qp, flags: u32) -> Outcome {
     let (caller, called) = stream(rig)?;
     for (sid, qp, initiator) in [(called, far, false), (caller, near, true)] {
@@ -135,7 +135,7 @@ pub(crate) fn join(rig: &Rig, near: &Qp, far: &Qp, flags: u32) -> Outcome {
     Ok(())
 }
 
-/// A Send each way, received whole: the connection works.
+/// Checks that the connection works: a Send in each direction arrives complete.
 pub(crate) fn works(rig: &Rig, near: &End, far: &End) -> Outcome {
     use urnic_device::vocabulary::WcStatus::Success;
     for (round, (from, to)) in [(near, far), (far, near)].into_iter().enumerate() {

@@ -1,9 +1,9 @@
 //! The test suite of the device's programming interface (`docs/reference/device.md`), for any
 //! device on any bus.
 //!
-//! Each check takes a device that was just reset and enabled, and drives it as a driver does:
+//! Each check starts with a device that was just reset and enabled, and drives it as a driver does:
 //! registers, command queue, rings, doorbells, streams from the function to its own addresses. It
-//! knows the device by [`urnic_device`] alone, and needs no verbs.
+//! uses only the interface of [`urnic_device`], and no verbs.
 
 mod check;
 mod checks;
@@ -22,14 +22,14 @@ use urnic_device::bus::Bus;
 use outcome::Failure;
 use rig::{Line, Rig};
 
-/// How a run went.
+/// The results of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Checks that passed.
     pub passed: usize,
     /// Checks that failed.
     pub failed: usize,
-    /// Checks that this device gives no occasion for.
+    /// Checks that do not apply to this device.
     pub not_here: usize,
 }
 
@@ -38,11 +38,11 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     checks::all().map(|check| check.name)
 }
 
-/// Runs the checks whose names contain `filter` on a device that nobody else uses, and writes a
-/// line about each.
+/// Runs the checks whose names contain `filter`, and writes a line about each. The caller must not
+/// use the device otherwise.
 ///
 /// # Errors
-/// Those of writing.
+/// The errors of writes to `out`.
 pub fn run(bus: &Arc<dyn Bus>, filter: &str, out: &mut dyn Write) -> io::Result<Summary> {
     let line = Line::on(&**bus);
     let mut summary = Summary::default();

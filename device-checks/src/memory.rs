@@ -8,10 +8,10 @@ use zerocopy::FromBytes;
 
 use crate::outcome::{Failure, Outcome};
 
-/// Alignment and grain of what a bus allocates.
+/// Alignment and granularity of a bus's allocations.
 const PAGE: usize = 4096;
 
-/// Some pages, given back when dropped: by then the device must not use them any more.
+/// Some pages, freed when dropped. The device must not use them after that.
 pub(crate) struct Memory {
     bus: Arc<dyn Bus>,
     at: QueueMemory,
@@ -19,7 +19,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// At least so many zeroed bytes.
+    /// Allocates at least `len` zeroed bytes.
     pub(crate) fn new(bus: &Arc<dyn Bus>, len: usize) -> Outcome<Memory> {
         let len = len.max(1).next_multiple_of(PAGE);
         let at = bus
@@ -32,7 +32,7 @@ impl Memory {
         })
     }
 
-    /// Where the device sees its first byte.
+    /// IOVA of the first byte.
     pub(crate) fn iova(&self) -> u64 {
         self.at.iova
     }
@@ -44,8 +44,8 @@ impl Memory {
     /// The byte at an offset. Device and driver may access it at the same time.
     fn byte(&self, at: usize) -> &AtomicU8 {
         assert!(at < self.len, "a check looks beyond its memory");
-        // SAFETY: inside the allocation, which lives as long as `self` and to which nobody has
-        // other than atomic references.
+        // SAFETY: inside the allocation, which lives as long as `self`; all references to it are
+        // atomic.
         unsafe { AtomicU8::from_ptr(self.at.ptr.as_ptr().add(at)) }
     }
 
@@ -55,8 +55,8 @@ impl Memory {
             at.is_multiple_of(4) && at + 4 <= self.len,
             "a check looks beyond its memory"
         );
-        // SAFETY: inside the allocation, which begins at a page, lives as long as `self`, and to
-        // which nobody has other than atomic references.
+        // SAFETY: inside the allocation, which begins at a page and lives as long as `self`; the
+        // offset is a multiple of 4, and all references to the allocation are atomic.
         unsafe { AtomicU32::from_ptr(self.at.ptr.as_ptr().add(at).cast()) }
     }
 

@@ -1,9 +1,9 @@
-//! How a check ends.
+//! The result of a check.
 
 /// Why a check did not pass.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The device does not do as the datasheet says.
+    /// The device deviates from the datasheet.
     Failed(String),
     /// The check does not apply to this device.
     NotHere(String),

@@ -1,4 +1,4 @@
-//! The driver's side of regions, completion queues and queue pairs.
+//! The driver side of regions, completion queues and queue pairs.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -21,7 +21,7 @@ use crate::rig::Rig;
 /// log2 of the blocks of a send queue, and of the entries of a receive queue.
 pub(crate) const LOG_QUEUE: u32 = 6;
 const LOG_STRIDE: u32 = 6;
-/// What the queue pairs are called in completions.
+/// The label of the queue pairs in completions.
 pub(crate) const LABEL: u32 = 0x00be_ef01;
 
 pub(crate) const ALL_RIGHTS: Access = Access::LOCAL_WRITE
@@ -29,7 +29,7 @@ pub(crate) const ALL_RIGHTS: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
 
-/// Registered memory, with tagged offsets that are no addresses.
+/// Registered memory, with tagged offsets that differ from its addresses.
 pub(crate) struct Region {
     pub(crate) memory: Rc<Memory>,
     pub(crate) stag: u32,
@@ -73,7 +73,7 @@ impl Cq {
         Cq::noting(rig, log_size, rig.notices.id)
     }
 
-    /// One that notifies through this event queue; 0 = none.
+    /// Creates a completion queue that notifies through the event queue `eq`; 0 = none.
     pub(crate) fn noting(rig: &Rig, log_size: u32, eq: u32) -> Outcome<Cq> {
         let (mut arguments, ring, record) = Cq::arguments(rig, log_size)?;
         arguments.eq = eq.into();
@@ -85,7 +85,7 @@ impl Cq {
         })
     }
 
-    /// Good arguments, with the memory that they name.
+    /// Valid arguments, with the memory that they name.
     pub(crate) fn arguments(rig: &Rig, log_size: u32) -> Outcome<(CreateCq, Rc<Memory>, Rc<Memory>)> {
         let (ring, record) = (rig.memory(CQE_LEN << log_size)?, rig.memory(64)?);
         let arguments = CreateCq {
@@ -99,7 +99,7 @@ impl Cq {
         Ok((arguments, ring, record))
     }
 
-    /// The ring of the queue now: a resize changes it.
+    /// The current ring of the queue; a resize replaces it.
     pub(crate) fn ring(&self) -> Rc<Memory> {
         self.queue.borrow().ring().clone()
     }
@@ -114,7 +114,7 @@ impl Cq {
         rig.wait(&format!("a completion in queue {:#x}", self.id), || self.poll())
     }
 
-    /// Waits for the next completion, which must be this one.
+    /// Waits for the next completion, which must have this cookie and status.
     pub(crate) fn expect(&self, rig: &Rig, cookie: u64, status: WcStatus) -> Outcome<Cqe> {
         let cqe = self.next(rig)?;
         let seen = WcStatus::from_raw(cqe.status);
@@ -128,12 +128,12 @@ impl Cq {
         Ok(cqe)
     }
 
-    /// Arms it behind the newest completion that was taken.
+    /// Arms the queue for completions after the newest one that was consumed.
     pub(crate) fn arm(&self, rig: &Rig, kind: Kind) {
         self.arm_at(rig, kind, self.consumer());
     }
 
-    /// Arms it behind the completion before that index.
+    /// Arms the queue for completions from that index on.
     pub(crate) fn arm_at(&self, rig: &Rig, kind: Kind, index: u32) {
         rig.ring(kind, self.id, self.slot, index);
     }
@@ -142,12 +142,12 @@ impl Cq {
         self.queue.borrow().index()
     }
 
-    /// Completions in the ring that were not taken.
+    /// Number of completions in the ring that were not consumed.
     pub(crate) fn there(&self) -> u32 {
         self.queue.borrow().written()
     }
 
-    /// Moves it to a new ring of so many entries.
+    /// Moves the queue to a new ring of 2^`log_size` entries.
     pub(crate) fn resize(&self, rig: &Rig, log_size: u32) -> Outcome<Count> {
         let ring = rig.memory(CQE_LEN << log_size)?;
         let arguments = ResizeCq {
@@ -169,7 +169,7 @@ pub(crate) struct Qp {
     receives: RefCell<ReceiveQueue<Rc<Memory>>>,
     pub(crate) send_cq: Rc<Cq>,
     pub(crate) recv_cq: Rc<Cq>,
-    /// Doorbells rung.
+    /// Number of doorbells rung.
     pub(crate) rings: Cell<u32>,
 }
 
@@ -198,7 +198,7 @@ impl Qp {
         })
     }
 
-    /// Good arguments, with the memory that they name: send queue, receive queue, record.
+    /// Valid arguments, with the memory that they name: send queue, receive queue, record.
     pub(crate) fn arguments(
         rig: &Rig,
         pd: u32,
@@ -228,7 +228,7 @@ impl Qp {
         Ok((arguments, memory))
     }
 
-    /// The command that brings it to a state, with all remote rights.
+    /// The command that moves the queue pair to a state, with all remote rights.
     pub(crate) fn change(&self, state: QpState) -> Command {
         let arguments = ModifyQp {
             qp: self.id.into(),
@@ -244,7 +244,7 @@ impl Qp {
         rig.run(self.change(state)).map(drop)
     }
 
-    /// Brings it from Reset to RTS.
+    /// Moves the queue pair from Reset to RTS.
     pub(crate) fn ready(&self, rig: &Rig) -> Outcome {
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
             self.modify(rig, state)?;
@@ -257,7 +257,7 @@ impl Qp {
         Ok(rig.command(Opcode::QueryQp, &handle)?.result())
     }
 
-    /// Waits until it is in the error state.
+    /// Waits until the queue pair is in the error state.
     pub(crate) fn fails(&self, rig: &Rig) -> Outcome {
         let mut last = u32::MAX;
         let failed = rig.wait("a queue pair to fail", || match self.status(rig) {
@@ -275,7 +275,7 @@ impl Qp {
         failed?
     }
 
-    /// Fails unless it is in that state.
+    /// Checks that the queue pair is in that state.
     pub(crate) fn is_in(&self, rig: &Rig, state: QpState) -> Outcome {
         let seen = self.status(rig)?.state.get();
         ensure!(
@@ -306,7 +306,7 @@ impl Qp {
         }
     }
 
-    /// A signalled Send.
+    /// Posts a signalled Send.
     pub(crate) fn send(&self, rig: &Rig, cookie: u64, sges: &[Sge]) {
         self.post(
             rig,
@@ -316,7 +316,7 @@ impl Qp {
         );
     }
 
-    /// A signalled operation on the peer's memory.
+    /// Posts a signalled operation on the peer's memory.
     pub(crate) fn remote(&self, rig: &Rig, opcode: wqe::Opcode, cookie: u64, local: &[Sge], there: Sge) {
         let header = SendHeader {
             remote_offset: there.offset,
@@ -326,19 +326,19 @@ impl Qp {
         self.post(rig, header, local.as_bytes(), local.len());
     }
 
-    /// A request with any operands, of which `sges` are elements.
+    /// Posts a request with any operands, of which `sges` are elements.
     pub(crate) fn post(&self, rig: &Rig, header: SendHeader, operands: &[u8], sges: usize) {
         let (entry, blocks) = SendQueue::<Rc<Memory>>::entry(header, operands, sges);
         self.post_raw(rig, &entry, blocks);
     }
 
-    /// Any bytes as an entry of so many blocks.
+    /// Posts any bytes as an entry of `blocks` blocks.
     pub(crate) fn post_raw(&self, rig: &Rig, entry: &[u8], blocks: u32) {
         self.sends.borrow().write(entry);
         self.claim(rig, blocks);
     }
 
-    /// Publishes so many blocks, whatever is in them.
+    /// Publishes `blocks` blocks with any contents.
     pub(crate) fn claim(&self, rig: &Rig, blocks: u32) {
         let mut sends = self.sends.borrow_mut();
         if sends.publish(blocks) {
@@ -346,7 +346,7 @@ impl Qp {
         }
     }
 
-    /// Blocks that are free.
+    /// Number of free blocks.
     pub(crate) fn room(&self) -> u32 {
         self.sends.borrow().room()
     }

@@ -1,5 +1,4 @@
-//! How many requests a second a device takes, by two manners of telling it of them: for `make
-//! bench`.
+//! Measures the requests per second of a device with two methods of notification, for `make bench`.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,25 +15,26 @@ use crate::connection::{pair, works};
 use crate::outcome::{Failure, Outcome, ensure};
 use crate::rig::{Line, Rig};
 
-/// Bytes of each message.
+/// Length of each message in bytes.
 const LEN: u32 = 64;
-/// Every so many requests there is a completion.
+/// Number of requests for each completion.
 const SIGNALED_EVERY: u64 = 16;
 
-/// How the device learns of requests.
+/// How the driver notifies the device of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ringing {
-    /// As drivers have it: a doorbell if the request steps over the event index, a kick only if the
+    /// As in normal drivers: a doorbell if the request passes the event index, a kick only if the
     /// device sleeps.
     Shadow,
     /// A doorbell and a write of `KICK` for each request.
     Each,
 }
 
-/// RDMA Writes of 64 bytes per second, between two queue pairs of a device that nobody else uses.
+/// Measures the RDMA Writes of 64 bytes per second between two queue pairs. The caller must not use
+/// the device otherwise.
 ///
 /// # Errors
-/// What went wrong, in words.
+/// The reason in words, if the device fails or does not support the measurement.
 pub fn writes_per_second(bus: &Arc<dyn Bus>, ringing: Ringing, count: u64) -> Result<f64, String> {
     let line = Line::on(&**bus);
     let measured = Rig::start(bus, &line).and_then(|rig| {
@@ -62,8 +62,8 @@ fn measure(rig: &Rig, ringing: Ringing, count: u64) -> Outcome<f64> {
             rig.wait("room in the send queue", || (near.qp.room() > 0).then_some(()))?;
         }
         let signaled = number % SIGNALED_EVERY == 0 || number == count;
-        // A device that keeps up never fills the send queue: its completions are no less to be
-        // taken.
+        // A fast device never fills the send queue, but its completions must be consumed all the
+        // same.
         while signaled && let Some(cqe) = near.qp.send_cq.poll() {
             completed = number_of(cqe)?;
         }

@@ -1,4 +1,4 @@
-//! A driver in a few lines: what each check begins with.
+//! A minimal driver, with which each check begins.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -21,13 +21,15 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::memory::Memory;
 use crate::outcome::{Outcome, ensure};
 
-/// Longest wait for what must come. Generous: the device, or this machine, may be emulated.
+/// Maximum wait for an event that must happen. Generous, because the device, or this machine, may
+/// be emulated.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// log2 of the entries of the command queue.
 pub(crate) const LOG_COMMANDS: u32 = 4;
 /// log2 of the entries of the two event queues.
 const LOG_EVENTS: u32 = 6;
-/// An aligned address from which on the first 64 bytes end beyond all memory: no device reaches it.
+/// An aligned address whose first 64 bytes reach the end of the address space, beyond all memory:
+/// no device can access it.
 pub(crate) const NOWHERE: u64 = u64::MAX - 63;
 /// Offset of the phase word in a completion of a command.
 pub(crate) const PHASE: usize = CommandQueue::<Rc<Memory>>::PHASE;
@@ -39,7 +41,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Takes the signals of a bus; to be called once for each.
+    /// Receives the signals of a bus; to be called once for each bus.
     pub(crate) fn on(bus: &dyn Bus) -> Arc<Line> {
         let line = Arc::new(Line {
             raised: Mutex::default(),
@@ -57,7 +59,7 @@ impl Line {
         line
     }
 
-    /// Whether that vector was raised since the last time somebody asked for it.
+    /// Whether that vector was raised since the last call for it.
     pub(crate) fn take(&self, vector: u32) -> bool {
         let mut raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner);
         let before = raised.len();
@@ -73,16 +75,16 @@ pub(crate) struct Commands {
     queue: RefCell<CommandQueue<Rc<Memory>>>,
 }
 
-/// The driver's side of an event queue.
+/// The driver side of an event queue.
 pub(crate) struct EventQueue {
     pub(crate) id: u32,
     queue: RefCell<urnic_testkit::EventQueue<Rc<Memory>>>,
-    /// Events that were taken from the ring and that no check has asked for yet.
+    /// Events that were taken from the ring and that no check has requested yet.
     taken: RefCell<VecDeque<Event>>,
 }
 
 impl EventQueue {
-    /// An event queue that the device does not know yet.
+    /// An event queue that the device has not created yet.
     fn new(ring: Rc<Memory>, record: Rc<Memory>, log_size: u32) -> EventQueue {
         EventQueue {
             id: 0,
@@ -96,7 +98,7 @@ impl EventQueue {
         self.queue.borrow_mut().poll()
     }
 
-    /// Events in the ring that were not taken, at most as many as it holds.
+    /// Number of events in the ring that were not taken, at most as many as it holds.
     pub(crate) fn in_ring(&self) -> usize {
         self.queue.borrow().written() as usize
     }
@@ -111,7 +113,7 @@ impl EventQueue {
     }
 }
 
-/// A device that was reset and enabled, and what every driver makes first.
+/// A device that was reset and enabled, with the objects that every driver creates first.
 pub(crate) struct Rig {
     pub(crate) bus: Arc<dyn Bus>,
     pub(crate) line: Arc<Line>,
@@ -120,14 +122,14 @@ pub(crate) struct Rig {
     kept: RefCell<Vec<Rc<Memory>>>,
     /// Event queue 0, on vector 0.
     pub(crate) events: EventQueue,
-    /// For completion notifications, on vector 1, or 0 if there is no other.
+    /// Event queue for completion notifications, on vector 1, or on vector 0 if there is no other.
     pub(crate) notices: EventQueue,
     pub(crate) uar: u32,
     pub(crate) attributes: DeviceAttributes,
 }
 
 impl Rig {
-    /// Resets and enables the device, and makes two event queues and a doorbell page.
+    /// Resets and enables the device, and creates two event queues and a doorbell page.
     pub(crate) fn start(bus: &Arc<dyn Bus>, line: &Arc<Line>) -> Outcome<Rig> {
         let version = bus.read32(registers::VERSION);
         ensure!(
@@ -179,12 +181,12 @@ impl Rig {
         Ok(rig)
     }
 
-    /// Resets the device, so that it lets go of the check's memory.
+    /// Resets the device, so that it releases the check's memory.
     pub(crate) fn stop(self) -> Outcome {
         reset(&*self.bus)
     }
 
-    /// Gives the device the command queue, and enables it.
+    /// Sets the command queue of the device, and enables the device.
     pub(crate) fn enable(&self) -> Outcome {
         self.point_at(self.commands.ring.iova(), self.commands.completions.iova());
         self.commands.queue.borrow_mut().reset();
@@ -209,7 +211,7 @@ impl Rig {
         self.create(Opcode::CreateEq, &arguments(queue, vector))
     }
 
-    /// A further event queue of so many entries.
+    /// Creates a further event queue of 2^`log_size` entries.
     pub(crate) fn event_queue(&self, log_size: u32, vector: u32) -> Outcome<EventQueue> {
         let (ring, record) = (self.memory(EVENT_LEN << log_size)?, self.memory(64)?);
         let mut queue = EventQueue::new(ring, record, log_size);
@@ -224,7 +226,7 @@ impl Rig {
         Ok(memory)
     }
 
-    /// Looks until `look` sees something, and lets a device in this process work meanwhile.
+    /// Calls `look` until it returns a value, and lets a device in this process work meanwhile.
     pub(crate) fn wait<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> Outcome<T> {
         const BUSY_LOOKS: u32 = 1000;
         let start = Instant::now();
@@ -245,7 +247,7 @@ impl Rig {
         unreachable!("the loop ends by itself")
     }
 
-    /// Puts a command into the ring without telling the device; the slot it got.
+    /// Puts a command into the ring without a doorbell; returns its slot.
     pub(crate) fn put(&self, command: Command) -> u32 {
         self.commands.queue.borrow_mut().put(command)
     }
@@ -263,14 +265,14 @@ impl Rig {
         })
     }
 
-    /// Runs a command, however it ends.
+    /// Executes a command with any result.
     pub(crate) fn execute(&self, command: Command) -> Outcome<Completion> {
         let at = self.put(command);
         self.ring_commands();
         self.completion(at)
     }
 
-    /// Runs a command that must succeed.
+    /// Executes a command that must succeed.
     pub(crate) fn run(&self, command: Command) -> Outcome<Completion> {
         let completion = self.execute(command)?;
         let status = completion.status.get();
@@ -283,7 +285,7 @@ impl Rig {
         Ok(completion)
     }
 
-    /// Runs a command that must be refused with this status.
+    /// Executes a command that must be refused with this status.
     pub(crate) fn refuses(&self, command: Command, expected: Status) -> Outcome {
         let status = self.execute(command)?.status.get();
         ensure!(
@@ -295,7 +297,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Runs a command without buffers that must succeed.
+    /// Executes a command without buffers that must succeed.
     pub(crate) fn command<T: IntoBytes + Immutable>(
         &self,
         opcode: Opcode,
@@ -304,7 +306,7 @@ impl Rig {
         self.run(Command::new(opcode, arguments))
     }
 
-    /// Runs a command that must succeed and fills an output buffer.
+    /// Executes a command that must succeed and fills an output buffer.
     pub(crate) fn with_output<T: IntoBytes + Immutable>(
         &self,
         opcode: Opcode,
@@ -318,22 +320,22 @@ impl Rig {
         self.run(command)
     }
 
-    /// A command that must succeed and answers with a number.
+    /// Executes a command that must succeed, and returns the number in its result.
     pub(crate) fn create<T: IntoBytes + Immutable>(&self, opcode: Opcode, arguments: &T) -> Outcome<u32> {
         Ok(self.command(opcode, arguments)?.result::<Handle>().id.get())
     }
 
-    /// A command on one object that must succeed.
+    /// Executes a command on one object that must succeed.
     pub(crate) fn on(&self, opcode: Opcode, id: u32) -> Outcome {
         self.command(opcode, &Handle { id: id.into() }).map(drop)
     }
 
-    /// A command on one object that must be refused.
+    /// Executes a command on one object that must be refused.
     pub(crate) fn refuses_on(&self, opcode: Opcode, id: u32, expected: Status) -> Outcome {
         self.refuses(Command::new(opcode, &Handle { id: id.into() }), expected)
     }
 
-    /// The device still executes commands.
+    /// Checks that the device still executes commands.
     pub(crate) fn lives(&self) -> Outcome {
         let pd = self.create(Opcode::AllocPd, &Nothing {})?;
         self.on(Opcode::FreePd, pd)?;
@@ -345,15 +347,15 @@ impl Rig {
         Ok(())
     }
 
-    /// Waits for an asynchronous event of that kind about that object; others stay for whoever asks
-    /// for them.
+    /// Waits for an asynchronous event of that kind of that object. Other events stay stored for
+    /// later calls.
     pub(crate) fn event(&self, kind: EventKind, object: u32) -> Outcome<Event> {
         self.wait(&format!("the event {kind:?} of {object:#x}"), || {
             self.events.find(kind, object)
         })
     }
 
-    /// Whether such an event is there.
+    /// Whether an event of that kind of that object has arrived.
     pub(crate) fn has_event(&self, kind: EventKind, object: u32) -> bool {
         self.events.find(kind, object).is_some()
     }
@@ -375,7 +377,7 @@ fn arguments(queue: &EventQueue, vector: u32) -> CreateEq {
     }
 }
 
-/// Function reset: the device lets go of all memory.
+/// Resets the function: the device releases all memory.
 pub(crate) fn reset(bus: &dyn Bus) -> Outcome {
     bus.write32(registers::CONTROL, registers::Control::RESET.bits());
     let start = Instant::now();
@@ -395,7 +397,7 @@ pub(crate) fn status_name(raw: u16) -> String {
     Status::from_raw(raw).map_or_else(|| format!("status {raw:#x}"), |status| format!("{status:?}"))
 }
 
-/// Where a queue's producer index or the like stands in its record.
+/// The value of a word of a record, for example a producer index.
 pub(crate) fn load(word: &AtomicU32) -> u32 {
     word.load(Ordering::Acquire)
 }

@@ -1,4 +1,5 @@
-//! The device in this process conforms to its datasheet; one that does not is found out.
+//! Checks that the device in this process conforms to its datasheet, and that a device that does
+//! not is detected.
 
 use std::sync::Arc;
 
@@ -65,7 +66,7 @@ impl Bus for Wrong {
     }
 
     unsafe fn free(&self, memory: QueueMemory, len: usize) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees what `free` requires.
         unsafe { self.inner.free(memory, len) };
     }
 
@@ -113,7 +114,7 @@ fn a_device_that_does_not_is_found_out() {
             assert!(line.starts_with("FAILED"), "{out}");
         }
     }
-    // What is no such device passes nothing.
+    // An object that is no such device passes no check.
     let inner = inproc();
     let bus: Arc<dyn Bus> = Arc::new(Wrong {
         inner,

@@ -166,7 +166,7 @@ fn buffers_out_of_reach_fail_their_command(rig: &Rig) -> Outcome {
         vector: 0.into(),
     };
     rig.refuses(Command::new(Opcode::CreateEq, &queue), Status::DmaFault)?;
-    // Nothing of it stuck.
+    // The failed commands left no reference to the domain.
     rig.on(Opcode::FreePd, pd)?;
     rig.lives()
 }
@@ -178,7 +178,7 @@ fn output_buffers_too_short_are_refused(rig: &Rig) -> Outcome {
     command.output = output.iova().into();
     command.output_len = (len as u32 - 1).into();
     rig.refuses(command, Status::InvalidArgument)?;
-    // Arrays are cut instead, and the count tells.
+    // The device truncates arrays instead, and the count shows it.
     let count: Count = rig
         .with_output(Opcode::QueryCounters, &Nothing {}, output.iova(), 8)?
         .result();
@@ -237,7 +237,7 @@ fn counters_are_counted(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-/// Any bytes are a command that ends somehow, and nothing else suffers.
+/// Any bytes are a command that ends with some status and affects no other object.
 fn garbage_is_refused(rig: &Rig) -> Outcome {
     let (near, far) = crate::connection::pair(rig)?;
     let mut seed = 0x9e37_79b9_7f4a_7c15u64;
@@ -247,8 +247,8 @@ fn garbage_is_refused(rig: &Rig) -> Outcome {
         seed ^= seed << 17;
         seed
     };
-    // Not the commands that change or destroy what the connection consists of, were its number hit
-    // upon.
+    // Commands that change or destroy the objects of the connection are left out, because random
+    // bytes may contain the number of such an object.
     let opcodes = [
         Opcode::CreateEq,
         Opcode::CreateMr,
@@ -264,7 +264,7 @@ fn garbage_is_refused(rig: &Rig) -> Outcome {
     for round in 0..200 {
         let mut command = Command::new(opcodes[round % opcodes.len()], &CreateCq::default());
         for chunk in command.payload.chunks_mut(8) {
-            // Addresses out of reach on any bus: above all memory.
+            // Addresses out of reach on any bus: beyond all memory.
             chunk.copy_from_slice(&(next() | 0xffff_ffff_0000_0000).to_le_bytes());
         }
         (command.input, command.output) = (NOWHERE.into(), NOWHERE.into());

@@ -70,7 +70,7 @@ fn a_queue_moves_to_another_ring(rig: &Rig) -> Outcome {
         near.qp.send(rig, n, &[]);
         near.qp.send_cq.expect(rig, n, Success)?;
     }
-    // The oldest is taken, so that the rest stands askew in the old ring.
+    // The oldest completion is consumed, so that the others start in the middle of the old ring.
     recv_cq.expect(rig, 0, Success)?;
     rig.wait("all to arrive", || (recv_cq.there() == 5).then_some(()))?;
     let small = ResizeCq {
@@ -150,7 +150,7 @@ fn a_shared_receive_queue_serves_several(rig: &Rig) -> Outcome {
         let which = n as usize % 2;
         nears[which].qp.send(rig, n, &[nears[which].region.sge(0, 10)]);
         nears[which].qp.send_cq.expect(rig, n, Success)?;
-        // In the order of the queue, whoever takes it.
+        // Receives complete in the order of the queue, whichever queue pair consumes them.
         fars[which].recv_cq.expect(rig, n, Success)?;
         if n < 4 {
             ensure!(

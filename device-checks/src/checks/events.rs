@@ -30,7 +30,7 @@ checks! {
 }
 
 fn events_that_find_no_room_wait(rig: &Rig) -> Outcome {
-    // Queue 0 takes the asynchronous events, whoever makes it.
+    // The first event queue is queue 0, which receives the asynchronous events.
     rig.on(Opcode::DestroyEq, 0)?;
     let events = rig.event_queue(1, 0)?;
     ensure!(
@@ -38,7 +38,7 @@ fn events_that_find_no_room_wait(rig: &Rig) -> Outcome {
         "the lowest free event queue is 0, not {}",
         events.id
     );
-    // A port where nobody listens.
+    // A port on which no listener exists.
     let mut nobody = own(rig)?;
     let (lid, port) = crate::connection::listen(rig, nobody)?;
     rig.on(Opcode::StreamUnlisten, lid)?;
@@ -111,7 +111,7 @@ fn an_arm_that_crosses_a_completion_notifies_at_once(rig: &Rig) -> Outcome {
         far.qp.receive(rig, 1, &[far.region.sge(0, 64)]);
         near.qp.send(rig, 2, &[]);
         far.qp.recv_cq.expect(rig, 1, WcStatus::Success)?;
-        // The completion is there, and the arm does not know of it.
+        // The arm carries the index from before this completion.
         rig.wait("the send's completion", || near.qp.send_cq.poll())?;
         near.qp.send_cq.arm_at(rig, Kind::Arm, seen);
         notified(rig, near.qp.send_cq.id)?;
@@ -138,7 +138,7 @@ fn armed_for_solicited_completions_it_heeds_only_them(rig: &Rig) -> Outcome {
     notified(rig, far.qp.recv_cq.id)
 }
 
-/// A completion queue in that page; the slot that it is told.
+/// Creates a completion queue in a doorbell page and returns its slot.
 fn slot_in(rig: &Rig, page: u32) -> Outcome<u32> {
     let (mut arguments, ..) = Cq::arguments(rig, 3)?;
     arguments.uar = page.into();
@@ -166,8 +166,8 @@ fn a_moderated_notification_comes_and_comes_once(rig: &Rig) -> Outcome {
         Command::new(Opcode::ModerateCq, &settings(u32::MAX, 2, 2)),
         Status::InvalidHandle,
     )?;
-    // A full count, a count that is never reached, each of the two alone, and neither. When it
-    // comes is the device's affair: early is allowed.
+    // A count that is reached, a count that is never reached, each of the two parameters alone, and
+    // neither. The device may send the notification early.
     for (count, period) in [(2, MOST), (MOST, 1000), (2, 0), (0, 1000), (0, 0)] {
         rig.command(Opcode::ModerateCq, &settings(cq.id, count, period))?;
         cq.arm(rig, Kind::Arm);
@@ -177,7 +177,7 @@ fn a_moderated_notification_comes_and_comes_once(rig: &Rig) -> Outcome {
         notified(rig, cq.id)?;
         silent(rig)?;
     }
-    // What waits is not lost with the settings that it waited by.
+    // A change of the parameters does not lose a notification that waits.
     rig.command(Opcode::ModerateCq, &settings(cq.id, MOST, MOST))?;
     cq.arm(rig, Kind::Arm);
     rig.lives()?;
@@ -191,7 +191,7 @@ fn a_doorbell_reaches_only_queues_of_its_page(rig: &Rig) -> Outcome {
     let (near, far) = pair(rig)?;
     works(rig, &near, &far)?;
     let page = rig.create(Opcode::AllocUar, &Nothing {})?;
-    // With a queue in it the device looks there, too.
+    // With a queue in the page, the device polls that page, too.
     let slot = slot_in(rig, page)?;
     let foreign = Doorbell {
         kind: Kind::Arm,
@@ -276,7 +276,8 @@ fn a_destroyed_event_queue_is_gone(rig: &Rig) -> Outcome {
         queue.id,
         again.id
     );
-    // As many as it says, and no more.
+    // The device creates queues until its resources are exhausted, or until the limit of this
+    // check.
     let mut made = Vec::new();
     let most = 1 << 12;
     while made.len() < most {

@@ -1,4 +1,4 @@
-//! Errors: each fails what it concerns, is told, and leaves the rest alone.
+//! Errors: each fails the object concerned, is reported, and affects no other object.
 
 use urnic_device::command::{Nothing, Opcode as CommandOpcode};
 use urnic_device::event::{EventKind, QpFault};
@@ -24,8 +24,7 @@ checks! {
     a_destroyed_queue_pair_takes_its_stream_along,
 }
 
-/// Runs `hurt` on a pair of queue pairs, and shows that another pair and the device are well
-/// afterwards.
+/// Runs `hurt` on a pair of queue pairs, then checks that another pair and the device still work.
 fn beside(rig: &Rig, hurt: impl FnOnce(&End, &End) -> Outcome) -> Outcome {
     let (other_near, other_far) = pair(rig)?;
     let (near, far) = pair(rig)?;
@@ -52,7 +51,7 @@ fn a_local_stag_that_is_wrong_fails_its_request(rig: &Rig) -> Outcome {
             "the fault is {}",
             event.code
         );
-        // The peer learns of it.
+        // The peer gets an event.
         rig.event(EventKind::QpError, far.qp.id).map(drop)
     })
 }
@@ -247,7 +246,7 @@ fn a_producer_index_beyond_the_ring_fails_its_queue_pair(rig: &Rig) -> Outcome {
     for blocks in [1 << 20, 1 << 31, u32::MAX] {
         beside(rig, |near, _far| {
             near.qp.claim(rig, blocks);
-            // A ring that the shadow doorbell may not have asked for: the index is nonsense.
+            // The shadow doorbell may not request a ring here, because the index is invalid.
             near.qp.ring_sends(rig);
             near.qp.fails(rig)
         })?;
@@ -261,7 +260,7 @@ fn a_destroyed_queue_pair_takes_its_stream_along(rig: &Rig) -> Outcome {
         near.qp.send(rig, 2, &[near.region.sge(0, 10)]);
         near.qp.send_cq.expect(rig, 2, WcStatus::Success)?;
         rig.on(CommandOpcode::DestroyQp, near.qp.id)?;
-        // What completed still arrives.
+        // Data that has completed still arrives.
         far.qp.recv_cq.expect(rig, 1, WcStatus::Success)?;
         rig.event(EventKind::PeerClosed, far.qp.id).map(drop)
     })

@@ -1,4 +1,4 @@
-//! Objects: who is busy, what is out of range, what is free again.
+//! Objects: which are busy, which arguments are out of range, which are free again.
 
 use std::rc::Rc;
 
@@ -193,7 +193,7 @@ fn rings_and_records_out_of_reach_fail_their_command(rig: &Rig) -> Outcome {
     ] {
         rig.refuses(Command::new(Opcode::CreateQp, &arguments), Status::DmaFault)?;
     }
-    // Nothing of it stuck.
+    // The failed commands left no reference to the objects.
     rig.on(Opcode::DestroyCq, cq.id)?;
     rig.on(Opcode::FreePd, pd)?;
     rig.lives()
@@ -217,7 +217,8 @@ fn queue_pairs_change_state_as_they_should(rig: &Rig) -> Outcome {
         qp.modify(rig, state)?;
         qp.is_in(rig, state)?;
         if state == Rts {
-            // From here it is known how to close; this one starts over.
+            // The next step from RTS is a close; this queue pair goes to the error state and starts
+            // again.
             break;
         }
     }
@@ -271,7 +272,7 @@ fn doorbells_of_nonsense_are_ignored(rig: &Rig) -> Outcome {
     };
     for index in [0, 1, u32::MAX] {
         for queue in cqs.concat().into_iter().chain([near.qp.id, far.qp.id]) {
-            // Kinds that there are not, for queues that there are, and the other way round.
+            // Unknown kinds for existing queues, and known kinds for queues that do not exist.
             values.extend([0, 6, 0x7f, 0xff].map(|kind| of(kind, queue, index)));
             values.extend((1..=5).map(|kind| of(kind, queue ^ 0x80_0000, index)));
         }
@@ -283,13 +284,13 @@ fn doorbells_of_nonsense_are_ignored(rig: &Rig) -> Outcome {
             }
         }
     }
-    // Arms of our queues, through the page of nobody's.
+    // Arms of the check's queues, through a page without queues.
     for cq in cqs.concat() {
         rig.bus.doorbell(other_page, 0, of(Kind::Arm as u64, cq, 0));
         rig.bus
             .doorbell(other_page, 8, of(Kind::ArmSolicited as u64, cq, 0));
     }
-    // And one too many does no harm.
+    // One ring too many does no harm.
     near.qp.ring_sends(rig);
     far.qp.ring_sends(rig);
     rig.lives()?;
@@ -301,7 +302,7 @@ fn doorbells_of_nonsense_are_ignored(rig: &Rig) -> Outcome {
         );
     }
     works(rig, &near, &far)?;
-    // Completions came, and nobody asked to be told.
+    // Completions came, but no queue was armed.
     rig.lives()?;
     ensure!(
         rig.notices.in_ring() == 0,

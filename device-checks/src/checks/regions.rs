@@ -87,10 +87,10 @@ fn rights_that_contradict_each_other_are_refused(rig: &Rig) -> Outcome {
 
 const PAGE: usize = 4096;
 const PAGES: usize = 9;
-/// Where in the first page the region begins.
+/// Offset of the region in the first page.
 const SKIP: usize = 100;
 
-/// Pages in an order that is no order, and the command that makes one region of them.
+/// Pages in a mixed order, and the command that makes one region of them.
 fn listed(rig: &Rig, pd: u32, entries: usize) -> Outcome<(Rc<Memory>, Vec<usize>, Command)> {
     let memory = rig.memory(2 * PAGES * PAGE)?;
     let order: Vec<usize> = (0..PAGES).map(|n| (n * 5 + 3) % PAGES * 2).collect();
@@ -185,7 +185,7 @@ fn a_changed_region_keeps_its_stag(rig: &Rig) -> Outcome {
     near.qp
         .remote(rig, wqe::Opcode::Read, 1, &[near.region.sge(0, 64)], there);
     near.qp.send_cq.expect(rig, 1, WcStatus::Success)?;
-    // What may only be read is not written.
+    // The device does not write memory that it may only read.
     near.region.memory.write(0, &[7; 64]);
     near.qp
         .remote(rig, wqe::Opcode::Write, 2, &[near.region.sge(0, 64)], there);
@@ -241,7 +241,7 @@ fn a_window_opens_a_part_of_a_region(rig: &Rig) -> Outcome {
     rig.wait("the write to arrive", || {
         (region.memory.read(4096, 18) == b"through the window").then_some(())
     })?;
-    // Once more after the owner closed it.
+    // Again, after the owner has invalidated the window.
     let mut header = request(wqe::Opcode::LocalInv, 3);
     header.stag = bound.into();
     far.qp.post(rig, header, &[], 0);
@@ -258,7 +258,7 @@ fn a_window_opens_a_part_of_a_region(rig: &Rig) -> Outcome {
 }
 
 fn a_region_on_demand_takes_what_is_there_at_the_access(rig: &Rig) -> Outcome {
-    // Where nobody has memory.
+    // An address without memory.
     const ABSENT: u64 = 4096;
     let (near, far) = pair(rig)?;
     let access = ALL_RIGHTS | Access::ON_DEMAND;

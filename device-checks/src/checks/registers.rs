@@ -73,7 +73,7 @@ fn what_is_not_listed_reads_zero(rig: &Rig) -> Outcome {
         let seen = rig.bus.read32(offset);
         ensure!(seen == 0, "offset {offset:#x} reads {seen:#x}");
     }
-    // Write-only ones have nothing to read either.
+    // Write-only registers read as 0, too.
     for offset in [CMD_DOORBELL, KICK] {
         let seen = rig.bus.read32(offset);
         ensure!(seen == 0, "the write-only register {offset:#x} reads {seen:#x}");
@@ -119,7 +119,7 @@ fn a_device_that_is_not_enabled_executes_nothing(rig: &Rig) -> Outcome {
     rig.point_at(rig.commands.ring.iova(), rig.commands.completions.iova());
     rig.put(Command::new(Opcode::AllocPd, &Nothing {}));
     rig.ring_commands();
-    // Reading a register has the device done with the write.
+    // A register read completes only after the device has done the write.
     ensure!(
         rig.bus.read32(STATUS) == 0,
         "the device says {:#x}",
@@ -135,7 +135,7 @@ fn a_device_that_is_not_enabled_executes_nothing(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-/// The device has stopped for that reason, and a reset helps.
+/// Checks that the device has stopped for that reason, and that a reset restores it.
 fn is_fatal(rig: &Rig, code: u32) -> Outcome {
     rig.wait("the device to stop", || {
         (rig.bus.read32(STATUS) == Status::FATAL.bits()).then_some(())

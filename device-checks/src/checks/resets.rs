@@ -104,7 +104,7 @@ fn resets_may_come_at_any_time(rig: &Rig) -> Outcome {
         reset(&*rig.bus)?;
         rig.enable()?;
         rig.lives()?;
-        // With a command queue that was just rung.
+        // The command queue has just been rung.
         rig.put(Command::new(Opcode::AllocPd, &Nothing {}));
         rig.ring_commands();
     }

@@ -1,4 +1,4 @@
-//! Streams: TCP of the function's own, in streaming mode.
+//! Streams: TCP connections from the function to itself, in streaming mode.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
@@ -116,7 +116,7 @@ fn bytes_go_both_ways_in_pieces_of_exactly_n(rig: &Rig) -> Outcome {
             "there is more than was sent"
         );
     }
-    // A receive that waits, and another one that may not.
+    // One receive waits; a second one is not allowed.
     let buffer = receive(rig, called, 4)?;
     let mut second = Command::new(Opcode::StreamReceive, &Handle { id: called.into() });
     second.output = buffer.iova().into();
@@ -150,7 +150,7 @@ fn the_end_of_a_stream_is_told(rig: &Rig) -> Outcome {
     ensure!(buffer.read(0, 3) == b"abc", "other bytes arrived than were sent");
     close(rig, called, false)?;
     rig.refuses_on(Opcode::StreamQuery, called, Status::InvalidHandle)?;
-    // And the abrupt one.
+    // The abrupt close.
     let (caller, called) = stream(rig)?;
     receive(rig, called, 8)?;
     close(rig, caller, true)?;
@@ -189,7 +189,7 @@ fn a_port_is_had_once(rig: &Rig) -> Outcome {
     rig.on(Opcode::StreamUnlisten, lid)
 }
 
-/// An address that no function has: it is kept for documentation (RFC 5737).
+/// An address that no function has: it is reserved for documentation (RFC 5737).
 const FOREIGN: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
 fn addresses_of_others_are_refused(rig: &Rig) -> Outcome {
@@ -258,14 +258,14 @@ fn streams_attach_in_the_right_state_only(rig: &Rig) -> Outcome {
         Status::WrongState,
     )?;
     let end = End::new(rig)?;
-    // Not while a receive is outstanding.
+    // A stream with an outstanding receive cannot be attached.
     receive(rig, called, 4)?;
     rig.refuses(
         Command::new(Opcode::StreamAttach, &attachment(called, &end.qp, false)),
         Status::WrongState,
     )?;
     rig.command(Opcode::StreamAttach, &attachment(caller, &end.qp, true))?;
-    // It is a stream no more, and the queue pair takes no second one.
+    // The stream is no longer in streaming mode, and the queue pair accepts no second one.
     rig.refuses_on(Opcode::StreamQuery, caller, Status::InvalidHandle)?;
     let (other, _) = stream(rig)?;
     rig.refuses(

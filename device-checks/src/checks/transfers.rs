@@ -98,7 +98,7 @@ fn a_write_is_placed_and_silent(rig: &Rig) -> Outcome {
             "a write completed as operation {}",
             cqe.opcode
         );
-        // A Send behind it arrives behind it.
+        // A Send posted later arrives later.
         works(rig, &near, &far)?;
     }
     let bytes = pattern(1, 3000);
@@ -125,7 +125,7 @@ fn a_write_is_placed_and_silent(rig: &Rig) -> Outcome {
 
 fn a_read_fetches(rig: &Rig) -> Outcome {
     let (near, far) = pair(rig)?;
-    // More at once than may be outstanding, and in order all the same.
+    // More requests than may be outstanding complete in order.
     let lens = [1usize, 4096, 70_000, 0, 12, 2000, 1, 30_000];
     for (n, len) in lens.into_iter().enumerate() {
         far.region.memory.write(n * 100, &pattern(n, 100));
@@ -192,7 +192,7 @@ fn lists_are_gathered_and_scattered(rig: &Rig) -> Outcome {
 fn inline_data_need_no_region(rig: &Rig) -> Outcome {
     let (near, far) = pair(rig)?;
     let most = (rig.attributes.max_inline.get() as usize).min(MAX_INLINE);
-    // Around the end of the ring, too.
+    // The entries also cross the end of the ring.
     for (round, len) in [0, 1, 32, 33, 96, most, most, most, most, most, most]
         .into_iter()
         .enumerate()
@@ -316,7 +316,7 @@ fn a_send_invalidates_the_peers_stag(rig: &Rig) -> Outcome {
 fn unsignalled_requests_are_silent(rig: &Rig) -> Outcome {
     let (near, far) = pair(rig)?;
     for round in 0..200u64 {
-        // The last of a burst tells that all are done.
+        // The completion of the last request of a burst shows that all are done.
         let last = round % 8 == 7;
         let mut header = request(Opcode::Write, round);
         header.flags = if last { SendFlags::SIGNALED.bits() } else { 0 };
@@ -342,7 +342,7 @@ fn unsignalled_requests_are_silent(rig: &Rig) -> Outcome {
 fn rings_wrap_and_doorbells_are_rung_only_when_asked_for(rig: &Rig) -> Outcome {
     const MESSAGES: u64 = 2000;
     let (near, far) = pair(rig)?;
-    // The responder is told to speak.
+    // Opens the responder's fence.
     works(rig, &near, &far)?;
     let (mut posted, mut sent, mut received, mut waiting) = (0u64, 0u64, 0u64, 0u64);
     rig.wait("two thousand messages in bursts", || {
