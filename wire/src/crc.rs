@@ -3,8 +3,8 @@
 //! Castagnoli's polynomial 0x1EDC6F41, reflected, all-ones start, final complement. The 32-bit
 //! value goes on the wire least significant byte first, so `crc.to_le_bytes()` is the wire form.
 //!
-//! The `crc-fast` crate is called here and nowhere else: at FPDU size it folds several times faster
-//! than the plain CRC32 instruction.
+//! Only this module calls the `crc-fast` crate: at FPDU size it folds several times faster than the
+//! plain CRC32 instruction.
 
 /// The CRC32C of `bytes`.
 #[inline]

@@ -5,7 +5,7 @@
 //! untagged   T|L|Rsvd(4)|DV(2)  RsvdULP(40)  QN(32)    MSN(32)   MO(32)           18 bytes
 //! ```
 //!
-//! RsvdULP is the upper layer's; DDP carries it unread.
+//! RsvdULP belongs to the upper layer; DDP carries it uninterpreted.
 
 use core::fmt;
 use zerocopy::byteorder::big_endian::{U32, U64};
@@ -48,14 +48,14 @@ struct UntaggedLayout {
 
 const _: () = assert!(size_of::<TaggedLayout>() == TAGGED_LEN && size_of::<UntaggedLayout>() == UNTAGGED_LEN);
 
-/// Why a ULPDU is no DDP segment.
+/// Why a ULPDU is not a DDP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Shorter than the header its T bit promises. RFC 5041 has no code for it; see the conversion
-    /// to [`TerminateError`](crate::rdmap::TerminateError).
+    /// The ULPDU is shorter than the header that its T bit requires. RFC 5041 has no code for this
+    /// error; see the conversion to [`TerminateError`](crate::rdmap::TerminateError).
     #[error("DDP segment of {have} bytes is shorter than its header of {needed}")]
     Truncated {
-        /// Bytes of the header, or 1 where not even the control byte is there.
+        /// Bytes of the header, or 1 if even the control byte is missing.
         needed: usize,
         /// Bytes of the ULPDU.
         have: usize,
@@ -71,7 +71,7 @@ pub enum Error {
     },
 }
 
-/// The header of a tagged segment: place the payload at `to` of the buffer `stag` names.
+/// The header of a tagged segment: the payload is placed at `to` of the buffer that `stag` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaggedHeader {
     /// L: the message ends with this segment.
@@ -88,7 +88,7 @@ impl TaggedHeader {
     /// Writes the header to the front of `buffer`; returns [`TAGGED_LEN`].
     ///
     /// # Panics
-    /// If `buffer` is shorter than that.
+    /// If `buffer` is shorter than [`TAGGED_LEN`].
     #[inline]
     pub fn emit(&self, buffer: &mut [u8]) -> usize {
         let layout = TaggedLayout {
@@ -102,15 +102,15 @@ impl TaggedHeader {
     }
 }
 
-/// The header of an untagged segment: place the payload at `mo` of the buffer that `msn` has on
-/// queue `qn`.
+/// The header of an untagged segment: the payload is placed at `mo` of the buffer for message `msn`
+/// on queue `qn`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UntaggedHeader {
     /// L: the message ends with this segment.
     pub last: bool,
     /// RsvdULP, first byte: RDMAP's control byte.
     pub rsvd_ulp: u8,
-    /// RsvdULP, the other four: RDMAP's Invalidate STag.
+    /// RsvdULP, the other four bytes: RDMAP's Invalidate STag.
     pub rsvd_ulp_word: u32,
     /// Queue number.
     pub qn: u32,
@@ -124,7 +124,7 @@ impl UntaggedHeader {
     /// Writes the header to the front of `buffer`; returns [`UNTAGGED_LEN`].
     ///
     /// # Panics
-    /// If `buffer` is shorter than that.
+    /// If `buffer` is shorter than [`UNTAGGED_LEN`].
     #[inline]
     pub fn emit(&self, buffer: &mut [u8]) -> usize {
         let layout = UntaggedLayout {
@@ -155,21 +155,22 @@ pub const fn header_len(control: u8) -> usize {
     }
 }
 
-/// Either header.
+/// A header of either kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
-    /// T = 1.
+    /// A header with T = 1.
     Tagged(TaggedHeader),
-    /// T = 0.
+    /// A header with T = 0.
     Untagged(UntaggedHeader),
 }
 
 impl Header {
-    /// Splits a ULPDU into header and payload. The four reserved control bits are ignored (RFC 5041
+    /// Splits a ULPDU into header and payload. Ignores the four reserved control bits (RFC 5041
     /// §4.1).
     ///
     /// # Errors
-    /// [`Error::Truncated`] before [`Error::Version`].
+    /// [`Error::Truncated`] if the ULPDU is shorter than its header, otherwise [`Error::Version`]
+    /// if DV is not [`VERSION`].
     #[inline]
     pub fn parse(ulpdu: &[u8]) -> Result<(Self, &[u8]), Error> {
         let &[first, ..] = ulpdu else {
@@ -226,7 +227,7 @@ impl Header {
         }
     }
 
-    /// Bytes the header takes.
+    /// Length of the header in bytes.
     #[inline]
     pub const fn buffer_len(&self) -> usize {
         match self {

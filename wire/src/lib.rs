@@ -1,10 +1,10 @@
 //! The frames of iWARP: MPA (RFC 5044, RFC 6581 and the 2007 RTR frame), DDP (RFC 5041), RDMAP (RFC
 //! 5040) and its extensions (RFC 7306).
 //!
-//! Only bytes live here. A frame is parsed into a `Copy` value of native integers, emitted from it,
-//! or shown as one line by its `Display`; nothing does I/O, keeps state, starts threads or
-//! allocates. Whether a valid frame is *welcome* (does the STag exist, is the MSN next, is the
-//! revision one we speak) is for the engines that use it.
+//! This crate contains only formats. A frame is parsed into a `Copy` value of native integers,
+//! emitted from it, or shown as one line by its `Display`; no function does I/O, keeps state,
+//! starts threads or allocates. Whether a valid frame is *acceptable* (does the STag exist, is the
+//! MSN next, is the revision supported) is decided by the engines that use it.
 //!
 //! ```text
 //! TCP stream, full operation:  [marker] FPDU [marker] FPDU …
@@ -13,10 +13,10 @@
 //! payload   ULP data, or a fixed RDMAP header                         [rdmap]
 //! ```
 //!
-//! Two conventions hold everywhere. `parse` takes what a peer sent: it returns an error that names
-//! the fault and never panics. `emit` takes what we built: it writes to the front of the buffer,
-//! returns the number of bytes written, and panics if the buffer is shorter than `buffer_len()`, as
-//! slice indexing does.
+//! Two conventions hold everywhere. `parse` reads data from a peer: it returns an error that names
+//! the fault and never panics. `emit` writes local data to the front of the buffer, returns the
+//! number of bytes written, and panics if the buffer is shorter than `buffer_len()`, as slice
+//! indexing does.
 
 #![forbid(unsafe_code)]
 

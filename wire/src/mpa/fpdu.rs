@@ -14,59 +14,59 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 //!
-//! This module knows no markers; [`super::marker`] puts them in and takes them out.
+//! This module handles no markers; [`super::marker`] inserts and removes them.
 
 use crate::crc::crc32c;
 
 /// Bytes of the ULPDU_Length field.
 pub const LENGTH_LEN: usize = 2;
 
-/// Bytes of the CRC field, present even where CRCs are off (RFC 5044 §4.1).
+/// Bytes of the CRC field, which is present even if CRCs are off (RFC 5044 §4.1).
 pub const CRC_LEN: usize = 4;
 
 /// Whether the two ends agreed to generate and check CRCs (RFC 5044 §7.1.1, the C bit).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrcMode {
-    /// The CRC is generated, and checked before anything is handed up.
+    /// The CRC is generated, and checked before any data is delivered.
     On,
-    /// The field is sent as zero and taken as valid whatever it holds.
+    /// The field is sent as zero, and any received value is valid.
     Off,
 }
 
-/// Why no ULPDU could be taken from the bytes at hand.
+/// Why no ULPDU could be parsed from the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FpduError {
     /// Not a fault: the FPDU ends after `needed` bytes (counted from its start, markers included),
-    /// of which `have` are here. Where ULPDU_Length itself is not complete, `needed` is what it
-    /// takes to read that.
+    /// of which `have` are present. If ULPDU_Length itself is incomplete, `needed` is the number of
+    /// bytes required to read it.
     #[error("FPDU incomplete: {have} bytes of {needed}")]
     Incomplete {
-        /// Bytes to wait for.
+        /// Number of bytes to wait for.
         needed: usize,
-        /// Bytes present.
+        /// Number of bytes present.
         have: usize,
     },
-    /// The digest does not match (RFC 5044 §8, error code 2).
+    /// The CRC does not match (RFC 5044 §8, error code 2).
     #[error("FPDU CRC is 0x{found:08x}, computed 0x{computed:08x}")]
     Crc {
-        /// What the bytes give.
+        /// CRC computed from the bytes.
         computed: u32,
-        /// What the peer sent.
+        /// CRC that the peer sent.
         found: u32,
     },
     /// A marker does not point at the start of the FPDU it lies in (RFC 5044 §8, error code 3).
     #[error("marker at FPDU byte {at} has FPDUPTR {found}, expected {expected}")]
     Marker {
-        /// Where the marker lies, in bytes from the FPDU's first byte on the wire.
+        /// Position of the marker, in bytes from the FPDU's first byte on the wire.
         at: usize,
         /// The distance that ULPDU_Length implies.
         expected: u16,
-        /// What the peer sent.
+        /// FPDUPTR that the peer sent.
         found: u16,
     },
 }
 
-/// Bytes of padding behind a ULPDU of `ulpdu_len` bytes: they make length field, ULPDU and pad a
+/// Bytes of padding after a ULPDU of `ulpdu_len` bytes, which make length field, ULPDU and pad a
 /// multiple of four.
 #[inline]
 pub const fn padding(ulpdu_len: usize) -> usize {
@@ -79,7 +79,7 @@ pub const fn fpdu_len(ulpdu_len: usize) -> usize {
     LENGTH_LEN + ulpdu_len + padding(ulpdu_len) + CRC_LEN
 }
 
-/// The ULPDU_Length at the front of `bytes`, if both its bytes are there.
+/// The ULPDU_Length at the front of `bytes`, if both bytes of the field are present.
 #[inline]
 pub fn ulpdu_len(bytes: &[u8]) -> Option<usize> {
     bytes
@@ -87,14 +87,14 @@ pub fn ulpdu_len(bytes: &[u8]) -> Option<usize> {
         .map(|length| u16::from_be_bytes(*length).into())
 }
 
-/// Takes the FPDU at the front of `bytes`; returns its ULPDU and the bytes behind the FPDU.
+/// Parses the FPDU at the front of `bytes`; returns its ULPDU and the bytes after the FPDU.
 ///
-/// ULPDU_Length is believed up to 65535: Linux's soft-iWARP exceeds [`super::MAX_MULPDU`] on
-/// loopback. Pad bytes are not looked at, except by the CRC.
+/// ULPDU_Length is accepted up to 65535: Linux's soft-iWARP exceeds [`super::MAX_MULPDU`] on
+/// loopback. Pad bytes are not checked, except by the CRC.
 ///
 /// # Errors
-/// [`FpduError::Incomplete`] to wait for more, [`FpduError::Crc`] where the FPDU is not what was
-/// sent.
+/// [`FpduError::Incomplete`] if more bytes are needed, [`FpduError::Crc`] if the CRC does not
+/// match.
 #[inline]
 pub fn parse(bytes: &[u8], crc: CrcMode) -> Result<(&[u8], &[u8]), FpduError> {
     let have = bytes.len();
@@ -112,7 +112,7 @@ pub fn parse(bytes: &[u8], crc: CrcMode) -> Result<(&[u8], &[u8]), FpduError> {
     Ok((&fpdu[LENGTH_LEN..LENGTH_LEN + ulpdu_len], rest))
 }
 
-/// Compares the last four bytes of `fpdu` with the CRC32C of all before them.
+/// Compares the last four bytes of `fpdu` with the CRC32C of all bytes before them.
 #[inline]
 pub(super) fn check(fpdu: &[u8]) -> Result<(), FpduError> {
     let Some((covered, sent)) = fpdu.split_last_chunk() else {
@@ -133,7 +133,8 @@ pub(super) fn check(fpdu: &[u8]) -> Result<(), FpduError> {
 /// [`fpdu_len`]`(ulpdu.len())`.
 ///
 /// # Panics
-/// If `buffer` is shorter than that, or `ulpdu` longer than ULPDU_Length can say (65535).
+/// If `buffer` is shorter than the FPDU, or `ulpdu` is longer than the maximum ULPDU_Length
+/// (65535).
 #[inline]
 pub fn emit(ulpdu: &[u8], crc: CrcMode, buffer: &mut [u8]) -> usize {
     let length = emit_length(ulpdu.len());
@@ -148,8 +149,8 @@ pub fn emit(ulpdu: &[u8], crc: CrcMode, buffer: &mut [u8]) -> usize {
     len
 }
 
-/// Puts the CRC32C of all before them into the last four bytes of `fpdu` (markers count, RFC 5044
-/// §4.4).
+/// Writes the CRC32C of all bytes before the last four of `fpdu` into these four (markers count,
+/// RFC 5044 §4.4).
 #[inline]
 pub fn seal(fpdu: &mut [u8]) {
     if let Some((covered, crc)) = fpdu.split_last_chunk_mut::<CRC_LEN>() {

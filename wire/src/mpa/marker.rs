@@ -1,5 +1,5 @@
 //! Markers (RFC 5044 §4.2, §4.3): four bytes at every 512th byte of the TCP stream, counted from
-//! the first of them, that point back to the FPDU they lie in.
+//! the first marker, that point back to the start of their FPDU.
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -9,11 +9,11 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 //!
-//! Everywhere here a *stream offset* counts bytes of one direction of full operation from its first
-//! marker, which is at offset 0; it may wrap, since 512 divides 2³². An FPDU *starts* at the offset
-//! where its predecessor ends. Where that is a multiple of 512 a marker comes first; it belongs to
-//! the FPDU (its CRC covers it) and has FPDUPTR 0. FPDUs and markers are multiples of four bytes,
-//! so no marker splits ULPDU_Length from what follows, nor the CRC.
+//! In this module a *stream offset* counts bytes of one direction of full operation from its first
+//! marker, which is at offset 0; the offset may wrap, because 512 divides 2³². An FPDU *starts* at
+//! the offset where its predecessor ends. If that offset is a multiple of 512, a marker comes
+//! first; it belongs to the FPDU (whose CRC covers it) and has FPDUPTR 0. FPDUs and markers are
+//! multiples of four bytes, so no marker splits ULPDU_Length from the next bytes, nor the CRC.
 
 use super::fpdu::{self, CrcMode, FpduError, LENGTH_LEN, fpdu_len};
 use core::ops::Range;
@@ -21,7 +21,7 @@ use core::ops::Range;
 /// Bytes of a marker.
 pub const LEN: usize = 4;
 
-/// Bytes from one marker's start to the next one's.
+/// Bytes from the start of a marker to the start of the next marker.
 pub const INTERVAL: usize = 512;
 
 /// Bytes of FPDUs between two markers.
@@ -31,13 +31,13 @@ pub const BETWEEN: usize = INTERVAL - LEN;
 /// marker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marker {
-    /// A multiple of four. Earlier markers inside the FPDU count: it is a distance in the stream.
+    /// A multiple of four. Earlier markers inside the FPDU count, because FPDUPTR is a distance in
+    /// the stream.
     pub fpduptr: u16,
 }
 
 impl Marker {
-    /// Reads a marker; the reserved half and the two low bits of FPDUPTR are ignored (RFC 5044
-    /// §4.2).
+    /// Parses a marker; ignores the reserved half and the two low bits of FPDUPTR (RFC 5044 §4.2).
     #[inline]
     pub const fn parse(bytes: [u8; LEN]) -> Self {
         Self {
@@ -53,14 +53,14 @@ impl Marker {
     }
 }
 
-/// Bytes from stream offset `offset` to the next marker; 0 where one is due at `offset` itself.
+/// Bytes from stream offset `offset` to the next marker; 0 if a marker is due at `offset` itself.
 #[inline]
 pub const fn distance(offset: u64) -> usize {
     (offset.wrapping_neg() % INTERVAL as u64) as usize
 }
 
-/// Markers that belong to an FPDU of `fpdu_len` bytes (markers not counted) that starts at
-/// `offset`.
+/// Number of markers that belong to an FPDU of `fpdu_len` bytes (markers not counted) that starts
+/// at `offset`.
 #[inline]
 pub const fn count(offset: u64, fpdu_len: usize) -> usize {
     fpdu_len.saturating_sub(distance(offset)).div_ceil(BETWEEN)
@@ -72,7 +72,7 @@ pub const fn marked_len(offset: u64, fpdu_len: usize) -> usize {
     fpdu_len + LEN * count(offset, fpdu_len)
 }
 
-/// What lies on the wire from an FPDU's start, in order.
+/// A part of an FPDU on the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
     /// A marker.
@@ -81,9 +81,9 @@ pub enum Piece {
     Fpdu(Range<usize>),
 }
 
-/// How an FPDU and its markers follow each other on the wire.
+/// An iterator over the parts of an FPDU on the wire, in order: its bytes and its markers.
 ///
-/// A receiver takes the markers out by it; [`insert`] is the sender's side.
+/// A receiver uses it to remove the markers; [`insert`] is the sender's side.
 #[derive(Clone, Debug)]
 pub struct Pieces {
     distance: usize,
@@ -97,7 +97,7 @@ pub struct Pieces {
 #[inline]
 pub fn pieces(offset: u64, fpdu_len: usize) -> Pieces {
     let distance = distance(offset);
-    // A marker that comes first is not part of the distance FPDUPTR tells.
+    // A marker at the start is not part of the distance in FPDUPTR.
     let ulpdu_length_at = if distance == 0 { LEN } else { 0 };
     Pieces {
         distance,
@@ -118,8 +118,8 @@ impl Iterator for Pieces {
             return None;
         }
         if self.distance == 0 {
-            // Past 65535 only with a ULPDU no conforming sender posts; then the low bits go on the
-            // wire.
+            // The distance exceeds 65535 only with a ULPDU that no conforming sender posts; the low
+            // bits are sent then.
             let fpduptr = self.position.saturating_sub(self.ulpdu_length_at) as u16;
             self.distance = BETWEEN;
             self.position += LEN;
@@ -134,7 +134,7 @@ impl Iterator for Pieces {
     }
 }
 
-/// Bytes of the marked FPDU at the front of `bytes`, as soon as its ULPDU_Length is there.
+/// Bytes of the marked FPDU at the front of `bytes`, if its ULPDU_Length is present.
 #[inline]
 pub fn wire_len(offset: u64, bytes: &[u8]) -> Option<usize> {
     let lead = if distance(offset) == 0 { LEN } else { 0 };
@@ -142,8 +142,8 @@ pub fn wire_len(offset: u64, bytes: &[u8]) -> Option<usize> {
     Some(marked_len(offset, fpdu_len(ulpdu_len)))
 }
 
-/// Spreads the FPDU of `fpdu_len` bytes at the front of `buffer` and puts its markers in; returns
-/// the bytes that it takes then. The CRC, which covers the markers, comes afterwards
+/// Inserts the markers into the FPDU of `fpdu_len` bytes at the front of `buffer`; returns the
+/// number of bytes with markers. The CRC, which covers the markers, is written afterwards
 /// ([`fpdu::seal`]).
 ///
 /// # Panics
@@ -152,13 +152,13 @@ pub fn insert(offset: u64, fpdu_len: usize, buffer: &mut [u8]) -> usize {
     let lead = distance(offset);
     let ulpdu_length_at = if lead == 0 { LEN } else { 0 };
     let mut from_end = fpdu_len;
-    // From the back, so that nothing is overwritten.
+    // From the end to the start, so that no byte is overwritten before it is moved.
     for n in (0..count(offset, fpdu_len)).rev() {
         let from = lead + n * BETWEEN;
         let at = lead + n * INTERVAL;
         buffer.copy_within(from..from_end, at + LEN);
-        // Past 65535 only with a ULPDU no conforming sender posts; then the low bits go on the
-        // wire.
+        // The distance exceeds 65535 only with a ULPDU that no conforming sender posts; the low
+        // bits are sent then.
         let fpduptr = at.saturating_sub(ulpdu_length_at) as u16;
         buffer[at..at + LEN].copy_from_slice(&Marker { fpduptr }.to_bytes());
         from_end = from;
@@ -180,15 +180,15 @@ pub fn emit(offset: u64, ulpdu: &[u8], crc: CrcMode, buffer: &mut [u8]) -> usize
     len
 }
 
-/// Takes the marked FPDU at the front of `bytes`, moving its ULPDU together in place.
+/// Parses the marked FPDU at the front of `bytes` and makes its ULPDU contiguous in place.
 ///
-/// Returns where in `bytes` the ULPDU now lies and how many bytes the FPDU took on the wire; what
-/// follows them is untouched. The CRC is checked first, over the bytes as they came; then every
+/// Returns the range of the ULPDU in `bytes` and the number of bytes of the FPDU on the wire; bytes
+/// after the FPDU are unchanged. The CRC is checked first, over the received bytes; then every
 /// marker.
 ///
 /// # Errors
-/// As [`fpdu::parse`], and [`FpduError::Marker`] where a marker and ULPDU_Length disagree. On any
-/// error `bytes` is as it was.
+/// The errors of [`fpdu::parse`], and [`FpduError::Marker`] if a marker and ULPDU_Length disagree.
+/// On any error `bytes` is unchanged.
 pub fn parse(offset: u64, bytes: &mut [u8], crc: CrcMode) -> Result<(Range<usize>, usize), FpduError> {
     let have = bytes.len();
     let lead = if distance(offset) == 0 { LEN } else { 0 };

@@ -16,9 +16,9 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 //!
-//! A host reads [`HEADER_LEN`] bytes, parses a [`StartupHeader`], reads as many more as that says,
-//! and hands both to [`StartupFrame::from_parts`]: not one byte of what follows the frame is
-//! touched.
+//! A host reads [`HEADER_LEN`] bytes, parses a [`StartupHeader`], reads the number of bytes in
+//! `private_data_len`, and passes both to [`StartupFrame::from_parts`]. It reads no byte after the
+//! frame.
 
 use core::fmt;
 use zerocopy::byteorder::big_endian::{U16, U32};
@@ -30,16 +30,16 @@ pub const HEADER_LEN: usize = 20;
 /// Bytes of the enhanced word (RFC 6581 §9).
 pub const WORD_LEN: usize = 4;
 
-/// Greatest PD_Length, the enhanced word included (RFC 5044 §7.1.1, RFC 6581 §9).
+/// Maximum PD_Length, the enhanced word included (RFC 5044 §7.1.1, RFC 6581 §9).
 pub const MAX_PRIVATE_DATA: usize = 512;
 
-/// Bytes of the longest frame.
+/// Length in bytes of the longest frame.
 pub const MAX_FRAME_LEN: usize = HEADER_LEN + MAX_PRIVATE_DATA;
 
-/// As IRD or ORD: leave this value alone, the ULP settles it (RFC 6581 §9.1).
+/// Value of IRD or ORD: do not negotiate this value; the ULP determines it (RFC 6581 §9.1).
 pub const NO_NEGOTIATION: u16 = 0x3fff;
 
-/// Greatest IRD or ORD that can be negotiated.
+/// Maximum IRD or ORD that can be negotiated.
 pub const MAX_DEPTH: u16 = NO_NEGOTIATION - 1;
 
 const KEY_LEN: usize = 16;
@@ -69,34 +69,34 @@ mod word {
     pub(super) const IRD_SHIFT: u32 = 16;
 }
 
-/// What is wrong with a start-up frame. Each means: close the TCP connection (RFC 5044 §7.1.2,
-/// error code 4).
+/// A fault of a start-up frame. Each fault requires that the TCP connection is closed (RFC 5044
+/// §7.1.2, error code 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartupError {
-    /// The bytes end before the frame does.
+    /// The bytes end before the end of the frame.
     #[error("MPA start-up frame of {needed} bytes ends after {have}")]
     Truncated {
-        /// Bytes the frame takes, as far as known.
+        /// Length of the frame in bytes, as far as known.
         needed: usize,
-        /// Bytes present.
+        /// Number of bytes present.
         have: usize,
     },
-    /// The key is none of the three.
+    /// The key is not one of the three.
     #[error("not an MPA start-up frame: key is \"{}\"", .0.escape_ascii())]
     Key([u8; KEY_LEN]),
-    /// A valid frame of the wrong kind: two initiators, two responders, or no RTR frame where one
-    /// was promised.
+    /// A valid frame of the wrong kind: two initiators, two responders, or another frame instead of
+    /// an agreed RTR frame.
     #[error("MPA {found} frame where a {expected} frame was due")]
     Kind {
-        /// What the start-up rules want now.
+        /// Kind that the start-up rules require.
         expected: FrameKind,
-        /// What came.
+        /// Kind of the received frame.
         found: FrameKind,
     },
-    /// A revision that this end does not speak.
+    /// A revision that this end does not support.
     #[error("MPA revision {0} is not supported")]
     Revision(u8),
-    /// PD_Length beyond [`MAX_PRIVATE_DATA`].
+    /// PD_Length exceeds [`MAX_PRIVATE_DATA`].
     #[error("MPA private data of {0} bytes exceeds {MAX_PRIVATE_DATA}")]
     PrivateData(usize),
     /// S is set in a revision 2 frame, but PD_Length has no room for the enhanced word.
@@ -104,18 +104,18 @@ pub enum StartupError {
     NoWord(usize),
 }
 
-/// Which of the two spellings of the RTR frame's key: the proposal's hexadecimal and its text
+/// The two spellings of the RTR frame's key: the hexadecimal bytes and the text of the proposal
 /// disagree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RtrKey {
-    /// `RtR`, as its bytes are printed; sent unless told otherwise.
+    /// `RtR`, as in the proposal's bytes; sent by default.
     #[default]
     Hex,
-    /// `Rtr`, as its text says.
+    /// `Rtr`, as in the proposal's text.
     Text,
 }
 
-/// The kind of a start-up frame, told by its key.
+/// The kind of a start-up frame, which its key determines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameKind {
     /// Initiator to responder, first.
@@ -147,7 +147,7 @@ impl FrameKind {
         .find(|kind| kind.key() == key)
     }
 
-    /// Equal, the spelling of an RTR frame's key aside.
+    /// Whether two kinds are equal, apart from the spelling of an RTR frame's key.
     fn is_like(self, other: Self) -> bool {
         matches!((self, other), (Self::Rtr(_), Self::Rtr(_))) || self == other
     }
@@ -168,12 +168,12 @@ impl fmt::Display for FrameKind {
 pub struct StartupFlags {
     /// M: the sender of this frame requires markers in what it receives.
     pub markers: bool,
-    /// C: the sender wants CRCs; one such wish binds both ends.
+    /// C: the sender requests CRCs; a request of one end binds both ends.
     pub crc: bool,
-    /// R: in a Reply, the connection is rejected. In a Request it means nothing.
+    /// R: in a Reply, the connection is rejected. It has no meaning in a Request.
     pub reject: bool,
-    /// S: in revision 2, the enhanced word leads the private data (RFC 6581 §6); in revision 1 only
-    /// the 2007 proposal gives it a meaning, "RTR frame follows".
+    /// S: in revision 2, the enhanced word precedes the private data (RFC 6581 §6). In revision 1
+    /// only the 2007 proposal defines S, as "RTR frame follows".
     pub enhanced: bool,
 }
 
@@ -198,13 +198,13 @@ impl StartupFlags {
 /// The first [`HEADER_LEN`] bytes of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StartupHeader {
-    /// Which frame.
+    /// Kind of the frame.
     pub kind: FrameKind,
-    /// Its flags.
+    /// Flags of the frame.
     pub flags: StartupFlags,
-    /// Rev, as sent; see [`Self::require`].
+    /// Rev, as received; see [`Self::require`].
     pub revision: u8,
-    /// PD_Length: bytes that follow, at most [`MAX_PRIVATE_DATA`].
+    /// PD_Length: number of bytes that follow, at most [`MAX_PRIVATE_DATA`].
     pub private_data_len: usize,
 }
 
@@ -212,7 +212,8 @@ impl StartupHeader {
     /// Parses the fixed part of a frame.
     ///
     /// # Errors
-    /// [`StartupError::Key`] or [`StartupError::PrivateData`].
+    /// [`StartupError::Key`] if the key is unknown, [`StartupError::PrivateData`] if PD_Length
+    /// exceeds [`MAX_PRIVATE_DATA`].
     pub fn parse(bytes: &[u8; HEADER_LEN]) -> Result<Self, StartupError> {
         let layout: &Layout = zerocopy::transmute_ref!(bytes);
         let kind = FrameKind::from_key(&layout.key).ok_or(StartupError::Key(layout.key))?;
@@ -228,11 +229,12 @@ impl StartupHeader {
         })
     }
 
-    /// Asks for a frame of `kind` (either spelling of an RTR key will do) whose revision is among
+    /// Requires a frame of `kind` (with either spelling of an RTR key) whose revision is one of
     /// `revisions`.
     ///
     /// # Errors
-    /// [`StartupError::Kind`] or [`StartupError::Revision`].
+    /// [`StartupError::Kind`] if the frame has another kind, [`StartupError::Revision`] if it has
+    /// another revision.
     pub fn require(
         self,
         kind: FrameKind,
@@ -250,18 +252,18 @@ impl StartupHeader {
         Ok(self)
     }
 
-    /// Whether the private data begins with the enhanced word: S in a revision 1 frame is a
+    /// Whether the private data begins with the enhanced word. S in a revision 1 frame is a
     /// reserved bit.
     pub const fn has_word(&self) -> bool {
         self.flags.enhanced && self.revision >= 2 && !matches!(self.kind, FrameKind::Rtr(_))
     }
 }
 
-/// The word that leads the private data of an enhanced frame (RFC 6581 §9).
+/// The word at the start of the private data of an enhanced frame (RFC 6581 §9).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EnhancedWord {
-    /// A: peer-to-peer, the initiator sends an RTR message first. If false the RTR bits mean
-    /// nothing.
+    /// A: peer-to-peer, the initiator sends an RTR message first. If false, the RTR bits have no
+    /// meaning.
     pub peer_to_peer: bool,
     /// B: a zero-length Send may be the RTR.
     pub rtr_send: bool,
@@ -269,14 +271,14 @@ pub struct EnhancedWord {
     pub rtr_write: bool,
     /// D: a zero-length RDMA Read may be the RTR.
     pub rtr_read: bool,
-    /// Inbound RDMA Reads the sender of the frame can hold, or [`NO_NEGOTIATION`].
+    /// Inbound RDMA Reads that the sender of the frame can hold, or [`NO_NEGOTIATION`].
     pub ird: u16,
-    /// Outbound RDMA Reads it would like to have outstanding, or [`NO_NEGOTIATION`].
+    /// Outbound RDMA Reads that the sender of the frame requests, or [`NO_NEGOTIATION`].
     pub ord: u16,
 }
 
 impl EnhancedWord {
-    /// Reads the word.
+    /// Parses the word.
     pub fn parse(bytes: [u8; WORD_LEN]) -> Self {
         let bits = u32::from_be_bytes(bytes);
         Self {
@@ -289,7 +291,7 @@ impl EnhancedWord {
         }
     }
 
-    /// The word's bytes. An IRD or ORD that does not fit 14 bits is sent as [`MAX_DEPTH`].
+    /// The bytes of the word. An IRD or ORD that does not fit 14 bits is sent as [`MAX_DEPTH`].
     pub fn to_bytes(self) -> [u8; WORD_LEN] {
         let depth = |n: u16| u32::from(if n > NO_NEGOTIATION { MAX_DEPTH } else { n });
         let bit = |set, mask| if set { mask } else { 0 };
@@ -329,15 +331,15 @@ impl fmt::Display for EnhancedWord {
 /// A whole start-up frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StartupFrame<'a> {
-    /// Which frame.
+    /// Kind of the frame.
     pub kind: FrameKind,
-    /// Its flags. [`Self::emit`] sets S by itself where there is a word.
+    /// Flags of the frame. [`Self::emit`] sets S if there is a word.
     pub flags: StartupFlags,
     /// Rev.
     pub revision: u8,
     /// The IRD/ORD word of an enhanced frame.
     pub word: Option<EnhancedWord>,
-    /// The ULP's own private data, without the word.
+    /// The private data of the ULP, without the word.
     pub private_data: &'a [u8],
 }
 
@@ -345,8 +347,9 @@ impl<'a> StartupFrame<'a> {
     /// Joins a header and the `private_data_len` bytes that followed it.
     ///
     /// # Errors
-    /// [`StartupError::Truncated`] if the bytes are not as many as the header says;
-    /// [`StartupError::NoWord`].
+    /// [`StartupError::Truncated`] if the number of bytes differs from the header's PD_Length;
+    /// [`StartupError::NoWord`] if S is set in a revision 2 frame and the bytes have no room for
+    /// the enhanced word.
     pub fn from_parts(header: StartupHeader, private_data: &'a [u8]) -> Result<Self, StartupError> {
         let StartupHeader {
             kind,
@@ -375,10 +378,10 @@ impl<'a> StartupFrame<'a> {
         })
     }
 
-    /// Parses the frame at the front of `bytes`; returns it and what follows it.
+    /// Parses the frame at the front of `bytes`; returns it and the bytes after it.
     ///
     /// # Errors
-    /// Any [`StartupError`] but `Kind` and `Revision`.
+    /// Any [`StartupError`] except `Kind` and `Revision`.
     pub fn parse(bytes: &'a [u8]) -> Result<(Self, &'a [u8]), StartupError> {
         let have = bytes.len();
         let too_short = |needed| StartupError::Truncated { needed, have };
@@ -390,12 +393,12 @@ impl<'a> StartupFrame<'a> {
         Ok((Self::from_parts(header, private_data)?, rest))
     }
 
-    /// Bytes the frame takes.
+    /// Length of the frame in bytes.
     pub const fn buffer_len(&self) -> usize {
         HEADER_LEN + self.private_data_len()
     }
 
-    /// PD_Length.
+    /// The PD_Length of the frame.
     const fn private_data_len(&self) -> usize {
         self.private_data.len() + if self.word.is_some() { WORD_LEN } else { 0 }
     }
@@ -403,10 +406,10 @@ impl<'a> StartupFrame<'a> {
     /// Writes the frame to the front of `buffer`; returns the bytes written.
     ///
     /// # Errors
-    /// [`StartupError::PrivateData`] where word and private data exceed [`MAX_PRIVATE_DATA`].
+    /// [`StartupError::PrivateData`] if word and private data exceed [`MAX_PRIVATE_DATA`].
     ///
     /// # Panics
-    /// If `buffer` is shorter than [`Self::buffer_len`]; [`MAX_FRAME_LEN`] always does.
+    /// If `buffer` is shorter than [`Self::buffer_len`]; [`MAX_FRAME_LEN`] bytes are always enough.
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, StartupError> {
         let pd_length = self.private_data_len();
         if pd_length > MAX_PRIVATE_DATA {

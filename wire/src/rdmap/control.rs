@@ -1,4 +1,4 @@
-//! Opcodes, the control byte, and the segments that messages may be in (RFC 5040 §4.1).
+//! Opcodes, the control byte, and the segments in which messages may be sent (RFC 5040 §4.1).
 
 use crate::ddp;
 use core::fmt;
@@ -62,7 +62,7 @@ impl Opcode {
         Self::AtomicResponse,
     ];
 
-    /// The queue its messages use, `None` where they are tagged.
+    /// The queue of this type's messages, `None` if they are tagged.
     #[inline]
     pub const fn queue(self) -> Option<u32> {
         match self {
@@ -79,7 +79,7 @@ impl Opcode {
         }
     }
 
-    /// Whether the sink shall raise an event (SE).
+    /// Whether the receiver raises an event (SE).
     #[inline]
     pub const fn solicited(self) -> bool {
         matches!(
@@ -88,13 +88,13 @@ impl Opcode {
         )
     }
 
-    /// Whether the Invalidate STag word means something.
+    /// Whether the Invalidate STag word has a meaning.
     #[inline]
     pub const fn invalidates(self) -> bool {
         matches!(self, Self::SendInvalidate | Self::SendSolicitedInvalidate)
     }
 
-    /// Whether RFC 7306 added it: to a peer without the extensions it is an unexpected opcode.
+    /// Whether RFC 7306 defines the opcode: for a peer without the extensions it is unexpected.
     #[inline]
     pub const fn is_extension(self) -> bool {
         self as u8 >= Self::Immediate as u8
@@ -127,7 +127,7 @@ pub struct Control {
     pub opcode: Opcode,
 }
 
-/// What is wrong with a control byte.
+/// A fault of a control byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ControlError {
     /// RV is not [`VERSION`].
@@ -142,10 +142,11 @@ impl Control {
     const VERSION_SHIFT: u32 = 6;
     const OPCODE: u8 = 0x0f;
 
-    /// Reads the byte, which is the first of DDP's RsvdULP. The two reserved bits are ignored.
+    /// Parses the byte, which is the first of DDP's RsvdULP. Ignores the two reserved bits.
     ///
     /// # Errors
-    /// [`ControlError::Version`] before [`ControlError::Opcode`].
+    /// [`ControlError::Version`] if RV is not [`VERSION`], otherwise [`ControlError::Opcode`] if
+    /// the opcode is not assigned.
     #[inline]
     pub const fn parse(byte: u8) -> Result<Self, ControlError> {
         if byte >> Self::VERSION_SHIFT != VERSION {
@@ -161,7 +162,7 @@ impl Control {
         }
     }
 
-    /// The byte to send.
+    /// The control byte to send.
     #[inline]
     pub const fn byte(self) -> u8 {
         VERSION << Self::VERSION_SHIFT | self.opcode as u8
@@ -175,10 +176,10 @@ impl From<Opcode> for Control {
     }
 }
 
-/// An opcode in a DDP segment that it cannot be in (RFC 5040 §4.1, table 4; RFC 7306 figure 3).
+/// An opcode in a DDP segment of the wrong kind (RFC 5040 §4.1, table 4; RFC 7306 figure 3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
-    /// A tagged message without its T bit, or an untagged one with it.
+    /// A tagged message without the T bit, or an untagged message with it.
     #[error("{} in {} segment", .0, if .0.queue().is_some() { "a tagged" } else { "an untagged" })]
     Tagging(Opcode),
     /// A queue that RDMAP does not have.
@@ -189,7 +190,7 @@ pub enum PlacementError {
         /// QN as sent.
         qn: u32,
     },
-    /// A queue of RDMAP, but not this message's.
+    /// A queue of RDMAP, but not the queue of this message.
     #[error("{opcode} on queue {qn}")]
     WrongQueue {
         /// The message.
@@ -202,7 +203,7 @@ pub enum PlacementError {
 /// Checks that `opcode` may be in a segment with this header: its T bit, then its queue.
 ///
 /// # Errors
-/// [`PlacementError`]; nothing of such a segment may be placed.
+/// [`PlacementError`] if it may not; no byte of such a segment may be placed.
 #[inline]
 pub fn check_placement(opcode: Opcode, header: &ddp::Header) -> Result<(), PlacementError> {
     match (opcode.queue(), header) {
@@ -222,17 +223,17 @@ pub fn check_placement(opcode: Opcode, header: &ddp::Header) -> Result<(), Place
     }
 }
 
-/// What is wrong with the payload of a message that has a fixed RDMAP header.
+/// A fault of the payload of a message that has a fixed RDMAP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// Not exactly as many bytes as the header has.
+    /// The payload and the header differ in length.
     #[error("{opcode} of {found} bytes, must have {expected}")]
     Length {
         /// The message.
         opcode: Opcode,
-        /// Bytes its header has.
+        /// Length of the header in bytes.
         expected: usize,
-        /// Bytes of the DDP payload.
+        /// Length of the DDP payload in bytes.
         found: usize,
     },
     /// An AOpCode that is neither FetchAdd nor CmpSwap (RFC 7306 §5.2.1).

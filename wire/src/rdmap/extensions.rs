@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct RequestLayout {
-    /// 28 reserved bits, AOpCode.
+    /// 28 reserved bits and AOpCode.
     operation: U32,
     request_id: U32,
     stag: U32,
@@ -32,25 +32,25 @@ const _: () = assert!(size_of::<ResponseLayout>() == AtomicResponse::LEN);
 const FETCH_ADD: u8 = 0;
 const CMP_SWAP: u8 = 2;
 
-/// What an Atomic Request does to the 64-bit value it names.
+/// The operation of an Atomic Request on a 64-bit value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOperation {
-    /// Adds (RFC 7306 §5.1.1).
+    /// Adds to the value (RFC 7306 §5.1.1).
     FetchAdd {
-        /// What to add.
+        /// The number to add.
         add: u64,
-        /// Each set bit is the most significant of a field; no carry leaves it.
+        /// Each set bit is the most significant bit of a field; no carry leaves the field.
         mask: u64,
     },
-    /// Replaces where the value compares equal (RFC 7306 §5.1.2).
+    /// Replaces the value if the comparison holds (RFC 7306 §5.1.2).
     CmpSwap {
         /// The new value.
         swap: u64,
-        /// Which bits of it to write.
+        /// The bits of the value to write.
         swap_mask: u64,
         /// The value to compare with.
         compare: u64,
-        /// Which bits to compare.
+        /// The bits to compare.
         compare_mask: u64,
     },
 }
@@ -58,13 +58,13 @@ pub enum AtomicOperation {
 /// An Atomic Operation Request header (RFC 7306 §5.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicRequest {
-    /// What to do.
+    /// The operation.
     pub operation: AtomicOperation,
-    /// Carried back in the Response.
+    /// Number that the Response returns.
     pub request_id: u32,
     /// STag of the responder's buffer.
     pub stag: u32,
-    /// Tagged offset of the value in it.
+    /// Tagged offset of the value in the responder's buffer.
     pub to: u64,
 }
 
@@ -74,11 +74,11 @@ impl AtomicRequest {
 
     const OPERATION: u32 = 0xf;
 
-    /// Parses the payload of an Atomic Request. Reserved bits, and the compare fields of a
-    /// FetchAdd, are ignored.
+    /// Parses the payload of an Atomic Request. Ignores reserved bits, and the compare fields of a
+    /// FetchAdd.
     ///
     /// # Errors
-    /// [`HeaderError`].
+    /// [`HeaderError`] if the length is not [`Self::LEN`] or the AOpCode is not assigned.
     #[inline]
     pub fn parse(payload: &[u8]) -> Result<Self, HeaderError> {
         let layout = RequestLayout::ref_from_bytes(payload).map_err(|_| HeaderError::Length {
@@ -110,7 +110,7 @@ impl AtomicRequest {
     /// Writes the header to the front of `buffer`; returns [`Self::LEN`].
     ///
     /// # Panics
-    /// If `buffer` is shorter than that.
+    /// If `buffer` is shorter than [`Self::LEN`].
     #[inline]
     pub fn emit(&self, buffer: &mut [u8]) -> usize {
         // A FetchAdd has compare data 0 and compare mask all ones (RFC 7306 §5.2.1).
@@ -166,11 +166,11 @@ impl fmt::Display for AtomicRequest {
 
 /// An Atomic Operation Response header (RFC 7306 §5.2.2).
 ///
-/// It has 12 bytes, as the RFC's figure 6 shows; the 32 that its §4 speaks of contradict the
+/// The header has 12 bytes, as in the RFC's figure 6; the 32 bytes in §4 of the RFC contradict the
 /// figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicResponse {
-    /// Of the Request.
+    /// Request identifier of the Request.
     pub request_id: u32,
     /// The value before the operation.
     pub original: u64,
@@ -183,7 +183,7 @@ impl AtomicResponse {
     /// Parses the payload of an Atomic Response.
     ///
     /// # Errors
-    /// [`HeaderError::Length`] unless it has exactly [`Self::LEN`] bytes.
+    /// [`HeaderError::Length`] unless the payload has exactly [`Self::LEN`] bytes.
     #[inline]
     pub fn parse(payload: &[u8]) -> Result<Self, HeaderError> {
         let layout = ResponseLayout::ref_from_bytes(payload).map_err(|_| HeaderError::Length {
@@ -200,7 +200,7 @@ impl AtomicResponse {
     /// Writes the header to the front of `buffer`; returns [`Self::LEN`].
     ///
     /// # Panics
-    /// If `buffer` is shorter than that.
+    /// If `buffer` is shorter than [`Self::LEN`].
     #[inline]
     pub fn emit(&self, buffer: &mut [u8]) -> usize {
         let layout = ResponseLayout {
@@ -226,9 +226,10 @@ impl ImmediateData {
     /// Bytes of the payload.
     pub const LEN: usize = 8;
 
-    /// Carries the 32 bits that verbs calls immediate data, which are in network order already.
+    /// Encodes the 32 bits of the verbs' immediate data, which are in network order already.
     ///
-    /// No RFC maps 32 bits to 64; as Chelsio's hardware does it, they lead and zeros follow.
+    /// No RFC maps 32 bits to 64. As in Chelsio's hardware, the 32 bits come first and zeros
+    /// follow.
     #[inline]
     pub const fn from_verbs(imm: [u8; 4]) -> Self {
         let [a, b, c, d] = imm;
@@ -245,7 +246,7 @@ impl ImmediateData {
     /// Parses the payload of an Immediate Data message, with or without SE.
     ///
     /// # Errors
-    /// [`HeaderError::Length`] unless it has exactly [`Self::LEN`] bytes.
+    /// [`HeaderError::Length`] unless the payload has exactly [`Self::LEN`] bytes.
     #[inline]
     pub fn parse(payload: &[u8]) -> Result<Self, HeaderError> {
         payload.try_into().map(Self).map_err(|_| HeaderError::Length {
@@ -258,7 +259,7 @@ impl ImmediateData {
     /// Writes the payload to the front of `buffer`; returns [`Self::LEN`].
     ///
     /// # Panics
-    /// If `buffer` is shorter than that.
+    /// If `buffer` is shorter than [`Self::LEN`].
     #[inline]
     pub fn emit(&self, buffer: &mut [u8]) -> usize {
         buffer[..Self::LEN].copy_from_slice(&self.0);

@@ -17,12 +17,13 @@ struct Layout {
 
 const _: () = assert!(size_of::<Layout>() == ReadRequest::LEN);
 
-/// Asks the peer to write `size` bytes from its source buffer into our sink buffer.
+/// A request that the peer sends `size` bytes from its source buffer to the requester's sink
+/// buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
-    /// STag of the requester's buffer; the Response carries it back unread.
+    /// STag of the requester's buffer; the Response returns it uninterpreted.
     pub sink_stag: u32,
-    /// Tagged offset in the requester's buffer; carried back likewise.
+    /// Tagged offset in the requester's buffer; the Response returns it uninterpreted.
     pub sink_to: u64,
     /// RDMA Read Message Size, in bytes. At zero the source is not validated (RFC 5040 §5.2.1).
     pub size: u32,
@@ -39,7 +40,7 @@ impl ReadRequest {
     /// Parses the payload of a Read Request.
     ///
     /// # Errors
-    /// [`HeaderError::Length`] unless it has exactly [`Self::LEN`] bytes.
+    /// [`HeaderError::Length`] unless the payload has exactly [`Self::LEN`] bytes.
     #[inline]
     pub fn parse(payload: &[u8]) -> Result<Self, HeaderError> {
         let layout = Layout::ref_from_bytes(payload).map_err(|_| HeaderError::Length {
@@ -59,7 +60,7 @@ impl ReadRequest {
     /// Writes the header to the front of `buffer`; returns [`Self::LEN`].
     ///
     /// # Panics
-    /// If `buffer` is shorter than that.
+    /// If `buffer` is shorter than [`Self::LEN`].
     #[inline]
     pub fn emit(&self, buffer: &mut [u8]) -> usize {
         let layout = Layout {

@@ -1,4 +1,4 @@
-//! A DDP segment as RDMAP reads it: the whole of a ULPDU, checked and shown.
+//! A DDP segment as an RDMAP message: the whole of a ULPDU, checked and displayed.
 
 use super::control::{Control, ControlError, HeaderError, Opcode, PlacementError, check_placement};
 use super::extensions::{AtomicRequest, AtomicResponse, ImmediateData};
@@ -8,7 +8,7 @@ use super::terminate_error::TerminateError;
 use crate::ddp;
 use core::fmt;
 
-/// What every segment of RDMAP begins with.
+/// The headers at the start of every segment of RDMAP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Headers {
     /// The message type.
@@ -18,11 +18,12 @@ pub struct Headers {
 }
 
 impl Headers {
-    /// Parses the front of a ULPDU; returns the headers and the bytes behind them.
+    /// Parses the front of a ULPDU; returns the headers and the bytes after them.
     /// [`Headers::check_placement`] is the next step.
     ///
     /// # Errors
-    /// [`SegmentError::Ddp`] before [`SegmentError::Control`].
+    /// [`SegmentError::Ddp`] if the DDP header is invalid, otherwise [`SegmentError::Control`] if
+    /// the control byte is invalid.
     #[inline]
     pub fn parse(ulpdu: &[u8]) -> Result<(Self, &[u8]), SegmentError> {
         let (header, payload) = ddp::Header::parse(ulpdu)?;
@@ -33,7 +34,7 @@ impl Headers {
     /// Checks that the message may be in a segment with this header: its T bit, then its queue.
     ///
     /// # Errors
-    /// [`PlacementError`]; nothing of such a segment may be placed.
+    /// [`PlacementError`] if it may not; no byte of such a segment may be placed.
     #[inline]
     pub fn check_placement(&self) -> Result<(), PlacementError> {
         check_placement(self.opcode, &self.header)
@@ -47,40 +48,40 @@ pub struct Segment<'a> {
     pub opcode: Opcode,
     /// The DDP header.
     pub header: ddp::Header,
-    /// What follows it.
+    /// The payload.
     pub body: Body<'a>,
 }
 
 /// The payload of a DDP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body<'a> {
-    /// Of an RDMA Write, a Read Response or one of the Sends: the ULP's bytes.
+    /// The ULP's bytes in an RDMA Write, a Read Response or one of the Sends.
     Data(&'a [u8]),
-    /// Of a Read Request.
+    /// The header of a Read Request.
     ReadRequest(ReadRequest),
-    /// Of a Terminate.
+    /// The header of a Terminate.
     Terminate(Terminate<'a>),
-    /// Of an Immediate Data message, with or without SE.
+    /// The data of an Immediate Data message, with or without SE.
     Immediate(ImmediateData),
-    /// Of an Atomic Request.
+    /// The header of an Atomic Request.
     AtomicRequest(AtomicRequest),
-    /// Of an Atomic Response.
+    /// The header of an Atomic Response.
     AtomicResponse(AtomicResponse),
 }
 
-/// Why a ULPDU is no RDMAP message; the first fault in the order of the layers.
+/// Why a ULPDU is not an RDMAP message; the first fault in the order of the layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SegmentError {
-    /// No DDP segment.
+    /// The ULPDU is not a DDP segment.
     #[error(transparent)]
     Ddp(#[from] ddp::Error),
-    /// A bad control byte.
+    /// The control byte is invalid.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// A message in the wrong kind of segment.
+    /// The message is in the wrong kind of segment.
     #[error(transparent)]
     Placement(#[from] PlacementError),
-    /// A bad RDMAP header.
+    /// The RDMAP header is invalid.
     #[error(transparent)]
     Header(#[from] HeaderError),
 }
@@ -100,8 +101,8 @@ impl<'a> Segment<'a> {
     /// Parses a ULPDU.
     ///
     /// # Errors
-    /// [`SegmentError`]; every one converts into the [`TerminateError`](super::TerminateError) to
-    /// send.
+    /// [`SegmentError`] for the first fault; each converts into the
+    /// [`TerminateError`](super::TerminateError) to send.
     #[inline]
     pub fn parse(ulpdu: &'a [u8]) -> Result<Self, SegmentError> {
         let (headers, payload) = Headers::parse(ulpdu)?;
@@ -123,7 +124,7 @@ impl<'a> Segment<'a> {
         Ok(Self { opcode, header, body })
     }
 
-    /// Bytes the ULPDU takes.
+    /// Length of the ULPDU in bytes.
     pub fn buffer_len(&self) -> usize {
         self.header.buffer_len()
             + match self.body {
@@ -136,8 +137,8 @@ impl<'a> Segment<'a> {
             }
     }
 
-    /// Writes the ULPDU to the front of `buffer`; returns the bytes written. The header goes out as
-    /// it is, so its `rsvd_ulp` must be the control byte of `opcode`.
+    /// Writes the ULPDU to the front of `buffer`; returns the bytes written. The header is sent
+    /// unchanged, so its `rsvd_ulp` must be the control byte of `opcode`.
     ///
     /// # Panics
     /// If `buffer` is shorter than [`Self::buffer_len`].

@@ -27,7 +27,7 @@ const REMOTE_PROTECTION: u8 = 1;
 /// 5041 reserves for the LLP in layer 1.
 const LLP_AS_ETYPE_3: u8 = 0x23;
 
-/// HdrCt: which of the three parts follow.
+/// HdrCt: the bits of the three parts that may follow.
 mod hdrct {
     pub(super) const M: u8 = 0x80;
     pub(super) const D: u8 = 0x40;
@@ -46,9 +46,9 @@ pub struct Terminate<'a> {
     pub code: u8,
     /// M: length of the DDP segment at fault, header and payload (ULPDU_Length, over MPA).
     pub segment_length: Option<u16>,
-    /// D: its DDP header as it came, 14 or 18 bytes by its T bit.
+    /// D: DDP header of the segment at fault as received, 14 or 18 bytes depending on its T bit.
     pub ddp_header: Option<&'a [u8]>,
-    /// R: the Read Request at fault, its offsets advanced by what was answered already.
+    /// R: the Read Request at fault, with its offsets advanced by the data that was already sent.
     pub read_request: Option<ReadRequest>,
 }
 
@@ -56,8 +56,8 @@ impl<'a> Terminate<'a> {
     /// Bytes of the longest Terminate header.
     pub const MAX_LEN: usize = CONTROL_LEN + LENGTH_LEN + ddp::UNTAGGED_LEN + ReadRequest::LEN;
 
-    /// A Terminate without headers: for the LLP's errors, RDMAP's local ones and those in creating
-    /// a message (RFC 5040 §7.1, figure 10).
+    /// A Terminate without headers, for errors of the LLP, for RDMAP's local errors, and for errors
+    /// in the creation of a message (RFC 5040 §7.1, figure 10).
     pub const fn new(error: TerminateError) -> Self {
         Self {
             layer: error.layer(),
@@ -70,9 +70,9 @@ impl<'a> Terminate<'a> {
     }
 
     /// A Terminate for an error in the inbound DDP segment `ulpdu`, with the headers that RFC 5040
-    /// figure 10 has for the error: segment length and DDP header for all of DDP's and for RDMAP's
-    /// remote errors, and `read_request` for its remote protection errors. A segment too short for
-    /// its DDP header goes without it.
+    /// figure 10 requires for the error: segment length and DDP header for all of DDP's errors and
+    /// for RDMAP's remote errors, and `read_request` for RDMAP's remote protection errors. The DDP
+    /// header is omitted if the segment is too short for it.
     pub fn for_segment(error: TerminateError, ulpdu: &'a [u8], read_request: Option<ReadRequest>) -> Self {
         let terminate = Self::new(error);
         match (error.layer(), error.etype()) {
@@ -88,23 +88,23 @@ impl<'a> Terminate<'a> {
         }
     }
 
-    /// The reason, if any RFC has these three numbers.
+    /// The error, if an RFC assigns these three numbers.
     pub fn error(&self) -> Option<TerminateError> {
         TerminateError::from_codes(self.layer, self.etype, self.code)
     }
 
-    /// Parses the payload of a Terminate, with patience: it is the last the peer says, and some say
-    /// it oddly.
+    /// Parses the payload of a Terminate tolerantly, because it is the last message of the peer and
+    /// some peers deviate from the RFCs.
     ///
-    /// * LLP errors under error type 3, as some hardware sends them, become error type 0.
+    /// * LLP errors with error type 3, which some hardware sends, become error type 0.
     /// * soft-iWARP on little-endian machines swaps the nibbles of the first byte and has M, D, R
-    ///   in the low bits of the third. That is put right where it shows: those bits are set and
-    ///   HdrCt is not, or the numbers have no meaning as they stand; and they have one when
-    ///   swapped.
-    /// * Parts that are announced but cut off are left out.
+    ///   in the low bits of the third byte. The parser corrects this if it is visible: either those
+    ///   bits are set and HdrCt is not, or the numbers have no meaning unswapped; and they have a
+    ///   meaning when swapped.
+    /// * Parts that HdrCt contains but that are truncated are left out.
     ///
     /// # Errors
-    /// [`HeaderError::Length`] where not even the control field is complete.
+    /// [`HeaderError::Length`] if even the control field is incomplete.
     pub fn parse(payload: &'a [u8]) -> Result<Self, HeaderError> {
         let Some((control, rest)) = payload.split_first_chunk::<CONTROL_LEN>() else {
             return Err(HeaderError::Length {
@@ -152,12 +152,12 @@ impl<'a> Terminate<'a> {
         })
     }
 
-    /// As [`Self::parse`], for an end that has not sent one FPDU yet: nothing it did can be an
-    /// RDMAP error, so the codes that RFC 6581 gives to start-up mean that also with the nibbles
-    /// swapped.
+    /// Parses the payload of a Terminate from a peer that has not sent any FPDU yet. Like
+    /// [`Self::parse`], but such a peer cannot have caused an RDMAP error, so the codes that RFC
+    /// 6581 assigns to start-up have that meaning also with the nibbles swapped.
     ///
     /// # Errors
-    /// As [`Self::parse`].
+    /// [`HeaderError::Length`] if even the control field is incomplete.
     pub fn parse_at_startup(payload: &'a [u8]) -> Result<Self, HeaderError> {
         let terminate = Self::parse(payload)?;
         let swapped = TerminateError::from_codes(terminate.etype, terminate.layer, terminate.code);
@@ -175,7 +175,7 @@ impl<'a> Terminate<'a> {
         })
     }
 
-    /// Bytes the Terminate takes.
+    /// Length of the Terminate in bytes.
     pub fn buffer_len(&self) -> usize {
         let length = self.segment_length.is_some() || self.ddp_header.is_some();
         CONTROL_LEN

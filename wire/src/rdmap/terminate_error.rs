@@ -6,12 +6,12 @@ use crate::ddp;
 use crate::mpa::fpdu::FpduError;
 use core::fmt;
 
-/// A reason for a Terminate. Its number is the first half of the Terminate Control field: 4 bits
-/// layer, 4 bits error type, 8 bits error code.
+/// A reason for a Terminate. Its discriminant is the first half of the Terminate Control field: 4
+/// bits layer, 4 bits error type, 8 bits error code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum TerminateError {
-    /// RDMAP failed locally. Any code means this; zero is sent.
+    /// RDMAP failed locally. Any received code has this meaning; zero is sent.
     RdmapLocalCatastrophic = 0x0000,
 
     /// Protection: the STag does not exist.
@@ -33,9 +33,9 @@ pub enum TerminateError {
     RdmapVersion = 0x0205,
     /// Operation: an opcode that is unassigned, unsupported, or not for this kind of segment.
     RdmapUnexpectedOpcode = 0x0206,
-    /// Operation: this stream cannot go on.
+    /// Operation: this stream cannot continue.
     RdmapCatastrophicStream = 0x0207,
-    /// Operation: no stream can go on.
+    /// Operation: no stream can continue.
     RdmapCatastrophicGlobal = 0x0208,
     /// Operation: the STag cannot be invalidated.
     RdmapCannotInvalidate = 0x0209,
@@ -79,14 +79,14 @@ pub enum TerminateError {
     MpaStartup = 0x2004,
     /// MPA: start-up failed locally (RFC 6581 §9.3).
     MpaLocalCatastrophic = 0x2005,
-    /// MPA: our IRD cannot hold the peer's ORD (RFC 6581 §9.1).
+    /// MPA: the local IRD cannot hold the peer's ORD (RFC 6581 §9.1).
     MpaInsufficientIrd = 0x2006,
-    /// MPA: the Reply offers no RTR that we have (RFC 6581 §9.2).
+    /// MPA: the Reply offers no RTR that this end supports (RFC 6581 §9.2).
     MpaNoMatchingRtr = 0x2007,
 }
 
 impl TerminateError {
-    /// Every one, in ascending order.
+    /// Every error, in ascending order.
     pub const ALL: [Self; 33] = [
         Self::RdmapLocalCatastrophic,
         Self::RdmapInvalidStag,
@@ -123,7 +123,7 @@ impl TerminateError {
         Self::MpaNoMatchingRtr,
     ];
 
-    /// The reason these three numbers give, if any RFC has it.
+    /// The error with these three numbers, if an RFC assigns them.
     pub fn from_codes(layer: u8, etype: u8, code: u8) -> Option<Self> {
         if (layer, etype) == (0, 0) {
             return Some(Self::RdmapLocalCatastrophic);
@@ -133,7 +133,7 @@ impl TerminateError {
             .find(|error| (error.layer(), error.etype(), error.code()) == (layer, etype, code))
     }
 
-    /// 0 RDMAP, 1 DDP, 2 LLP.
+    /// The layer: 0 RDMAP, 1 DDP, 2 LLP.
     pub const fn layer(self) -> u8 {
         (self as u16 >> 12) as u8
     }
@@ -190,8 +190,8 @@ impl fmt::Display for TerminateError {
 }
 
 impl From<ddp::Error> for TerminateError {
-    /// RFC 5041 has no code for a segment shorter than its header; DDP's local catastrophic error
-    /// is what hardware sends.
+    /// RFC 5041 has no code for a segment shorter than its header; hardware sends DDP's local
+    /// catastrophic error.
     fn from(error: ddp::Error) -> Self {
         match error {
             ddp::Error::Truncated { .. } => Self::DdpLocalCatastrophic,
@@ -211,7 +211,8 @@ impl From<ControlError> for TerminateError {
 }
 
 impl From<PlacementError> for TerminateError {
-    /// A message of the wrong kind for its segment is an unexpected opcode; no RFC names it.
+    /// A message of the wrong kind for its segment is an unexpected opcode; no RFC assigns a code
+    /// to this error.
     fn from(error: PlacementError) -> Self {
         match error {
             PlacementError::NoQueue { .. } => Self::DdpInvalidQueue,
@@ -221,9 +222,9 @@ impl From<PlacementError> for TerminateError {
 }
 
 impl From<HeaderError> for TerminateError {
-    /// No RFC names a header of the wrong length. The buffer of such a message is exactly one
-    /// header, so a longer one is too long for its buffer; a shorter one is an unspecified
-    /// operation error.
+    /// No RFC assigns a code to a header of the wrong length. The buffer of such a message is
+    /// exactly one header, so a longer message is too long for its buffer; a shorter message is an
+    /// unspecified operation error.
     fn from(error: HeaderError) -> Self {
         match error {
             HeaderError::Length { expected, found, .. } if found > expected => Self::DdpTooLong,
@@ -234,7 +235,7 @@ impl From<HeaderError> for TerminateError {
 }
 
 impl TerminateError {
-    /// The reason an FPDU gives, `None` while it is only incomplete.
+    /// The error of an FPDU; `None` if the FPDU is only incomplete.
     pub fn from_fpdu(error: FpduError) -> Option<Self> {
         match error {
             FpduError::Incomplete { .. } => None,

@@ -1,8 +1,7 @@
 use hex_literal::hex;
 use urnic_wire::crc::crc32c;
 
-/// The examples of RFC 3720 appendix B.4, as they are printed there, and the check value everyone
-/// quotes.
+/// The examples of RFC 3720 appendix B.4, as printed there, and the common check value.
 #[test]
 fn mpa_c_02_crc32c_goes_out_least_significant_octet_first() {
     let ascending: [u8; 32] = core::array::from_fn(|i| i as u8);

@@ -86,8 +86,7 @@ fn mpa_f_16_a_ulpdu_shorter_than_its_header_is_1_0_00() {
     }
 }
 
-/// An offset whose range would wrap is a header like any other; the range is for whoever knows the
-/// buffer.
+/// An offset whose range would wrap is a valid header; the owner of the buffer checks the range.
 #[test]
 fn ddp_v_04_to_at_the_end_of_64_bits_is_parsed() {
     let octets = hex!("0010c140 00001234 ffffffff ffffffff 61620000 3690dd95");

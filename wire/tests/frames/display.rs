@@ -1,4 +1,4 @@
-//! One line each, as tcpdump would.
+//! Each frame is displayed in one line, as by tcpdump.
 
 use crate::vectors::{SEGMENTS, STARTUP};
 use std::collections::BTreeMap;

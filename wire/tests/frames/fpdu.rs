@@ -63,7 +63,7 @@ fn a_ulpdu_of_65536_cannot_be_sent() {
     emit(&vec![0; 65536], CrcMode::On, &mut vec![0; 65600]);
 }
 
-/// The table of RFC 5044 §4.5 worked out, floor and cap included.
+/// The table of RFC 5044 §4.5, with computed values, minimum and maximum included.
 #[test]
 fn mpa_f_08_f_09_mulpdu() {
     let table = [
@@ -101,8 +101,8 @@ fn mpa_f_05_f_10_mulpdu_stays_within_128_and_64768() {
     }
 }
 
-/// An FPDU of MULPDU bytes, its markers included, fits one segment wherever it starts; one of 4
-/// bytes more need not.
+/// An FPDU of MULPDU bytes, its markers included, fits one segment at every start; an FPDU of 4
+/// bytes more does not always fit.
 #[test]
 fn mpa_f_09_a_full_fpdu_fits_a_segment() {
     use urnic_wire::mpa::marker::marked_len;
@@ -132,7 +132,7 @@ fn mpa_c_04_a_flipped_bit_is_named_and_terminates_with_2_0_02() {
     for bit in 0..good.len() * 8 {
         let mut octets = good.clone();
         octets[bit / 8] ^= 1 << (bit % 8);
-        // A longer ULPDU_Length asks for bytes that are not there.
+        // A longer ULPDU_Length requires bytes that are not present.
         assert!(parse(&octets, CrcMode::On).is_err(), "bit {bit}");
     }
 }

@@ -1,5 +1,5 @@
-//! The frames against bytes: the project's vectors, the RFCs' own examples, the conformance rows
-//! whose id a test's name begins with, and properties over everything.
+//! Compares the frames with bytes: the project's vectors, the RFCs' own examples, the conformance
+//! rows at the start of the tests' names, and properties of all frames.
 
 #![allow(
     clippy::unwrap_used,

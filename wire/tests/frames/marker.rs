@@ -5,7 +5,7 @@ use urnic_wire::mpa::fpdu::{self, CrcMode, FpduError};
 use urnic_wire::mpa::marker::*;
 use urnic_wire::rdmap::TerminateError;
 
-/// The FPDU with markers, byte by byte as RFC 5044 §4.3 tells it.
+/// The FPDU with markers, built byte by byte as RFC 5044 §4.3 describes.
 fn by_the_book(offset: u64, ulpdu: &[u8]) -> Vec<u8> {
     let mut plain = vec![0; fpdu::fpdu_len(ulpdu.len())];
     fpdu::emit(ulpdu, CrcMode::Off, &mut plain);
@@ -28,7 +28,7 @@ fn by_the_book(offset: u64, ulpdu: &[u8]) -> Vec<u8> {
 fn mpa_m_09_every_length_at_every_start_is_as_the_rfc_tells() {
     let octets: Vec<u8> = (0..2000).map(|i| (i * 7) as u8).collect();
     for len in 0..octets.len() {
-        // Each length at eight starts, so that over the lengths every start is met.
+        // Each length at eight starts, so that all lengths together cover every start.
         for start in (0..512).step_by(4).skip(len % 16).step_by(16) {
             let ulpdu = &octets[..len];
             let expected = by_the_book(start, ulpdu);
@@ -151,7 +151,7 @@ fn mpa_m_11_a_wrong_marker_terminates_with_2_0_03() {
     );
     assert_eq!(stream, before, "an error leaves the octets alone");
 
-    // Under CRC the CRC speaks first, unless it agrees.
+    // With CRCs on, the parser reports the CRC first, unless it matches.
     assert!(matches!(
         parse(0, &mut stream, CrcMode::On),
         Err(FpduError::Crc { .. })
@@ -161,7 +161,7 @@ fn mpa_m_11_a_wrong_marker_terminates_with_2_0_03() {
     assert_eq!(parse(0, &mut stream, CrcMode::On), Err(error));
     assert_eq!(TerminateError::from_fpdu(error), Some(TerminateError::MpaMarker));
 
-    // The marker that leads an FPDU must be 0.
+    // The marker at the start of an FPDU must be 0.
     let (mut stream, _) = marked(&between());
     stream[515] = 4;
     let error = parse(512, &mut stream[512..], CrcMode::Off).unwrap_err();

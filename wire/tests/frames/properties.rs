@@ -1,4 +1,4 @@
-//! What must hold for any bytes and any values.
+//! Properties of any bytes and any values.
 
 use proptest::prelude::*;
 use urnic_wire::crc::crc32c;
@@ -13,7 +13,7 @@ use urnic_wire::rdmap::{
     Segment, Terminate, TerminateError,
 };
 
-/// Bit by bit, most significant first, as RFC 3720 §12.1 describes it.
+/// The CRC computed bit by bit, most significant first, as RFC 3720 §12.1 describes.
 fn crc_by_the_book(octets: &[u8]) -> u32 {
     let mut remainder = u32::MAX;
     for bit in octets
@@ -86,7 +86,7 @@ fn terminated_header() -> impl Strategy<Value = Vec<u8>> {
     any::<[u8; 18]>().prop_map(|octets| octets[..ddp::header_len(octets[0])].to_vec())
 }
 
-/// The bytes of a message of every kind, with a header that fits it.
+/// The bytes of a message of any kind, with a header that fits it.
 fn ulpdu() -> impl Strategy<Value = Vec<u8>> {
     let opcode = proptest::sample::select(&Opcode::ALL[..]);
     let header = (any::<bool>(), any::<[u32; 3]>(), any::<u64>());
@@ -232,7 +232,7 @@ proptest! {
             prop_assert_eq!(at + written, stream.len());
             offset = offset.wrapping_add(written as u64);
         }
-        // A marker wherever one is due.
+        // There is a marker at each position where one is due.
         let due = marker::distance(start);
         for at in (due..stream.len()).step_by(marker::INTERVAL) {
             prop_assert_eq!(&stream[at..at + 2], &[0, 0]);
@@ -247,7 +247,7 @@ proptest! {
         prop_assert_eq!(at, stream.len());
     }
 
-    /// The pieces are the FPDU, whole and in order, with as many markers as counted; whatever the
+    /// The pieces are the FPDU, complete and in order, with as many markers as counted, at any
     /// start.
     #[test]
     fn pieces_make_up_the_fpdu(start: u64, len in 0..70_000usize) {
@@ -276,8 +276,8 @@ proptest! {
         let _ = segment.to_string();
         let mut again = vec![0xee; segment.buffer_len()];
         prop_assert_eq!(segment.emit(&mut again), again.len());
-        // A Terminate whose numbers mean something only when swapped is put right; all else is kept
-        // byte for byte.
+        // A Terminate whose numbers have a meaning only when swapped is corrected; all other bytes
+        // are kept.
         if let Body::Terminate(_) = segment.body {
             prop_assert_eq!(Segment::parse(&again), Ok(segment));
         } else {

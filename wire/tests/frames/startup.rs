@@ -256,7 +256,7 @@ fn s001_04_either_spelling_is_an_rtr_frame() {
     assert_eq!(RtrKey::default(), RtrKey::Hex);
 }
 
-/// C mirrored from the Reply, S and private data are all tolerated in an RTR frame.
+/// C mirrored from the Reply, S and private data are all accepted in an RTR frame.
 #[test]
 fn s001_05_an_rtr_frame_has_no_word() {
     let mut octets = [&vector("S001-RTR-hex")[..], b"....."].concat();

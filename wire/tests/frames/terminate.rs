@@ -37,7 +37,7 @@ pub(crate) const INVALIDATE: Terminate<'_> = Terminate {
     ..Terminate::new(TerminateError::RdmapProtectedFromInvalidate)
 };
 
-/// As a Terminate goes out: queue 2, MSN 1, MO 0, one segment (RFC 5040 §5.4).
+/// A Terminate as it is sent: queue 2, MSN 1, MO 0, one segment (RFC 5040 §5.4).
 pub(crate) const fn message(terminate: Terminate<'_>) -> Segment<'_> {
     let opcode = Opcode::Terminate;
     let rsvd_ulp = Control { opcode }.byte();
@@ -56,7 +56,7 @@ pub(crate) const fn message(terminate: Terminate<'_>) -> Segment<'_> {
     }
 }
 
-/// A Terminate's payload, out of its FPDU.
+/// The payload of a Terminate in an FPDU.
 fn payload(octets: &[u8]) -> &[u8] {
     &parse(octets, CrcMode::On).unwrap().0[18..]
 }
@@ -131,7 +131,7 @@ fn rdm_t_02_headers_by_kind_of_error() {
     assert_eq!(with(TerminateError::DdpLocalCatastrophic), (0xc0, 24));
     assert_eq!(with(TerminateError::MpaCrc), (0x00, 4));
     assert_eq!(hdrct(TerminateError::DdpBaseOrBounds, &write, None), (0xc0, 20));
-    // MPA-F-16: a segment without a whole header has only its length.
+    // MPA-F-16: for a segment without a complete header only the length is sent.
     assert_eq!(
         hdrct(TerminateError::DdpLocalCatastrophic, &write[..13], None),
         (0x80, 6)
@@ -143,7 +143,7 @@ fn parse_vector(name: &str) -> Vec<u8> {
     parse(&vector(name), CrcMode::On).unwrap().0.to_vec()
 }
 
-/// Built from the segment at fault, the vectors come out as they stand.
+/// Terminates built from the segment at fault are equal to the vectors.
 #[test]
 fn rdm_t_03_terminates_for_segments_are_the_vectors() {
     let read = parse_vector("F-RREQ-4096");
@@ -246,11 +246,12 @@ fn rdm_t_09_llp_errors_with_type_3_are_llp_errors() {
     let octets = hex!("00164147 00000000 00000002 00000001 00000000 23070000 225b98dc");
     assert_eq!(codes(Terminate::parse(payload(&octets))), (2, 0, 7));
     assert_eq!(codes(Terminate::parse_at_startup(payload(&octets))), (2, 0, 7));
-    // A code that no LLP has stays as it came.
+    // A code that no LLP has is kept unchanged.
     assert_eq!(codes(Terminate::parse(&hex!("23990000"))), (2, 3, 0x99));
 }
 
-/// 2/0/06 in swapped nibbles is also RDMAP's "unexpected opcode"; only the moment tells them apart.
+/// 2/0/06 in swapped nibbles is also RDMAP's "unexpected opcode"; only the time of its arrival
+/// distinguishes them.
 #[test]
 fn rdm_t_09_swapped_llp_error_is_told_by_context() {
     let octets = hex!("00164147 00000000 00000002 00000001 00000000 02060000 6f77b973");
@@ -264,7 +265,7 @@ fn rdm_t_09_swapped_llp_error_is_told_by_context() {
 fn rdm_t_09_swapped_nibbles_with_low_header_bits() {
     let header = hex!("4141 00000000 00000001 00000001 00000000");
     let octets = [&hex!("10020700 002e")[..], &header].concat();
-    // R is set, but the Read Request is missing: soft-iWARP does that.
+    // R is set, but the Read Request is missing, as soft-iWARP sends it.
     let terminate = Terminate::parse(&octets).unwrap();
     assert_eq!(
         terminate,
@@ -274,7 +275,7 @@ fn rdm_t_09_swapped_nibbles_with_low_header_bits() {
         }
     );
 
-    // Whatever it reports with headers, its swapped form is read right.
+    // Each error with headers is parsed correctly in swapped form.
     for error in TerminateError::ALL {
         let first = error.etype() << 4 | error.layer();
         let octets = [&[first, error.code(), 0x03, 0, 0, 0x2e][..], &header].concat();
@@ -292,11 +293,11 @@ fn rdm_t_09_numbers_with_a_meaning_only_when_swapped() {
     assert_eq!(codes(Terminate::parse(&hex!("21050000"))), (1, 2, 5));
     assert_eq!(codes(Terminate::parse(&hex!("10010000"))), (0, 1, 1));
     assert_eq!(codes(Terminate::parse(&hex!("5a050000"))), (5, 0xa, 5));
-    // Neither way: nothing is swapped, nor made an LLP error by it.
+    // Neither form has a meaning: the numbers are not swapped, and do not become an LLP error.
     assert_eq!(codes(Terminate::parse(&hex!("3201018c"))), (3, 2, 1));
 }
 
-/// Patience never costs a Terminate that follows the RFCs its meaning.
+/// Tolerance never changes the meaning of a Terminate that follows the RFCs.
 #[test]
 fn rdm_t_09_conforming_terminates_are_read_as_they_are() {
     for error in TerminateError::ALL {
@@ -346,8 +347,8 @@ fn rdm_r_09_an_advanced_read_request_is_sent_back() {
     assert_eq!(buffer[6..24], read[..18], "the DDP header is the one that came");
 }
 
-/// Every combination of M, D and R: the length is there with M or D, valid with M alone; each part
-/// is found where those before it end.
+/// Every combination of M, D and R: the length is present with M or D, and valid with M alone; each
+/// part follows the end of the parts before it.
 #[test]
 fn rdm_t_01_each_part_is_there_by_its_own_bit() {
     let header = hex!("4141 00000000 00000001 00000001 00000000");
@@ -370,7 +371,7 @@ fn rdm_t_01_each_part_is_there_by_its_own_bit() {
         };
         let parsed = Terminate::parse(&payload).unwrap();
         assert_eq!(parsed, expected, "M, D, R: {m}, {d}, {r}");
-        // What follows the announced parts is none.
+        // Bytes after the parts in HdrCt are ignored.
         let longer = [&payload[..], &request].concat();
         assert_eq!(
             Terminate::parse(&longer).unwrap(),

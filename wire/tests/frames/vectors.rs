@@ -1,4 +1,4 @@
-//! Every vector of `vectors.json`, byte for byte both ways.
+//! Every vector of `vectors.json`, byte for byte in both directions.
 
 use crate::terminate;
 use hex_literal::hex;
@@ -374,7 +374,7 @@ pub(crate) fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
     octets
 }
 
-/// The FPDUs of `ulpdus` one after the other from the first marker on, and where each starts.
+/// The FPDUs of `ulpdus` in sequence from the first marker on, and the start of each.
 pub(crate) fn marked(ulpdus: &[Vec<u8>]) -> (Vec<u8>, Vec<usize>) {
     let (mut stream, mut starts) = (Vec::new(), Vec::new());
     for ulpdu in ulpdus {
@@ -390,7 +390,7 @@ pub(crate) fn marked(ulpdus: &[Vec<u8>]) -> (Vec<u8>, Vec<usize>) {
     (stream, starts)
 }
 
-/// Reads such a stream back.
+/// Parses a stream of marked FPDUs.
 pub(crate) fn unmarked(stream: &mut [u8]) -> Vec<Vec<u8>> {
     let (mut ulpdus, mut at) = (Vec::new(), 0);
     while at < stream.len() {
@@ -429,7 +429,7 @@ fn segmented() -> [Vec<u8>; 2] {
 
 type Part = fn() -> Vec<u8>;
 
-/// Vectors that are a part of something longer, each with how it comes out of it.
+/// Vectors that are a part of a longer one, each with the function that extracts it.
 const PARTS: &[(&str, Part)] = &[
     ("RPCRDMA-CMPRIV", || {
         StartupFrame::parse(&vector("MPA-REQ-R2-RPCRDMA"))
@@ -456,7 +456,8 @@ const PARTS: &[(&str, Part)] = &[
     ("M-MULTI-crc", || marked(&multi()).0[1232..].to_vec()),
 ];
 
-/// A first FPDU that ends at 492 (marker 4, length 2, header 18, CRC 4), then the figure's.
+/// A first FPDU that ends at 492 (marker 4, length 2, header 18, CRC 4), then the FPDU of the
+/// figure.
 pub(crate) fn fig6() -> [Vec<u8>; 2] {
     [send(1, &[0; 492 - 28]), send(2, &[0; 24])]
 }
