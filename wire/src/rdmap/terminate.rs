@@ -101,7 +101,7 @@ impl<'a> Terminate<'a> {
     ///   in the low bits of the third byte. The parser corrects this if it is visible: either those
     ///   bits are set and HdrCt is not, or the numbers have no meaning unswapped; and they have a
     ///   meaning when swapped.
-    /// * Parts that HdrCt contains but that are truncated are left out.
+    /// * Parts whose bit in HdrCt is set, but that are truncated, are left out.
     ///
     /// # Errors
     /// [`HeaderError::Length`] if even the control field is incomplete.
@@ -152,9 +152,9 @@ impl<'a> Terminate<'a> {
         })
     }
 
-    /// Parses the payload of a Terminate from a peer that has not sent any FPDU yet. Like
-    /// [`Self::parse`], but such a peer cannot have caused an RDMAP error, so the codes that RFC
-    /// 6581 assigns to start-up have that meaning also with the nibbles swapped.
+    /// Parses the payload of a Terminate for an end that has not sent any FPDU yet. Like
+    /// [`Self::parse`], but this end cannot have caused an RDMAP error, so the codes that RFC 6581
+    /// assigns to start-up have that meaning also with the nibbles swapped.
     ///
     /// # Errors
     /// [`HeaderError::Length`] if even the control field is incomplete.
