@@ -58,7 +58,6 @@ impl<F> Message<F> {
 ///
 /// The caller chooses the type `F` that represents a descriptor: a server that sorts descriptors
 /// before it parses the messages stores them sorted.
-/// it knows which message they belong to keeps them sorted.
 #[derive(Debug)]
 pub struct Decoder<F = OwnedFd> {
     limits: Limits,

@@ -367,7 +367,7 @@ mod tests {
                 Trial::new(&file(MemfdFlags::empty(), 1 << 21), 0, 1 << 21, 0).unwrap(),
             )
             .unwrap();
-        // More than any machine of ours has of huge pages.
+        // More huge pages than any test machine has.
         const LEN: u64 = 32 << 30;
         let huge = file(MemfdFlags::HUGETLB, LEN);
         let refused = Trial::new(&huge, 0, LEN as usize, 0).err();

@@ -125,6 +125,7 @@ pub trait Bus: Send + Sync {
     /// The memory must stay mapped until [`Bus::unmap`], and a device may access it at any time
     /// until then. Ranges may overlap, and a range may be mapped several times.
     ///
+    /// # Errors
     /// `ENOMEM` if the device's address space is full, or the process may lock no more memory;
     /// `EIO` if the device is lost.
     fn map(&self, ptr: *mut u8, len: usize, write: bool) -> Result<Mapping, Errno>;

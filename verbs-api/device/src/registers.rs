@@ -1,5 +1,5 @@
-//! BAR 0. All registers are 32 bits wide unless said otherwise; 64-bit ones may be accessed as two
-//! halves, low first. Reads of unlisted offsets answer 0, writes to them are ignored.
+//! BAR 0. All registers without another width are 32 bits wide; 64-bit registers may be accessed as
+//! two halves, low first. Reads of unlisted offsets return 0, writes to them are ignored.
 
 use bitflags::bitflags;
 

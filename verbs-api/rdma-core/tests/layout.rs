@@ -10,7 +10,7 @@ use std::process::Command;
 
 use urnic_rdma_core::{consts::VALUES, private::*, *};
 
-/// Size and field offsets of our types, keyed as in C.
+/// Size and field offsets of the Rust types, keyed as in C.
 struct Layouts {
     ours: BTreeMap<String, usize>,
     c_prints: String,
