@@ -456,8 +456,7 @@ const PARTS: &[(&str, Part)] = &[
     ("M-MULTI-crc", || marked(&multi()).0[1232..].to_vec()),
 ];
 
-/// A first FPDU that ends at 492 (marker 4, length 2, header 18, CRC 4), then the FPDU of the
-/// figure.
+/// A first FPDU that ends at 492 (marker 4, length 2, header 18, CRC 4), then that of the figure.
 pub(crate) fn fig6() -> [Vec<u8>; 2] {
     [send(1, &[0; 492 - 28]), send(2, &[0; 24])]
 }

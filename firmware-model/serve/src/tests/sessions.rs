@@ -68,8 +68,7 @@ fn a_client_drives_its_function() {
     rustix::io::read(&told, &mut count).unwrap();
     assert_eq!(u64::from_ne_bytes(count), 1);
     commands.execute(&mut client, Opcode::FreePd, &pd).unwrap();
-    // BAR 2 is a file. Its pages contain the wake word while no doorbell rings and the device
-    // sleeps.
+    // BAR 2 is a file. While no doorbell rings, its wake words show that the device sleeps.
     let message = client
         .ask(&Request::RegionInfo { argsz: 64, index: 2 }, &[])
         .unwrap();
@@ -113,8 +112,7 @@ fn a_client_that_comes_while_another_leaves_gets_its_place() {
         let file = memory(LEN);
         client.enable(&file, BASE);
         if round % 2 == 1 {
-            // The server disconnects the client and may still be cleaning up when the client sees
-            // it.
+            // The server may still be cleaning up when the client sees the end of the connection.
             client.send_raw(&[0xff; 64], &[]);
             while client.next().is_some() {}
         }
@@ -167,8 +165,7 @@ fn a_flood_is_answered_in_order_and_held_back() {
     let served = Served::start(2);
     let mut other = Client::begin(&served.path);
     let mut client = Client::begin(&served.path);
-    // The replies exceed the socket buffers: the server stops reading while its replies are not
-    // read.
+    // The replies exceed the socket buffers: the server reads no more until they are read.
     let socket = client.socket.try_clone().unwrap();
     const COUNT: u32 = 50_000;
     let flood = std::thread::spawn(move || {
