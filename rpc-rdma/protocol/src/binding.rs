@@ -13,25 +13,27 @@ pub trait Binding {
     /// Program and version.
     fn program(&self) -> (u32, u32);
 
-    /// TCP port of the program over RDMA on iWARP, if it has one of its own; else ask rpcbind.
+    /// TCP port of the program over RDMA on iWARP. `None`: the program has no port of its own, and
+    /// rpcbind returns the port.
     fn port(&self) -> Option<u16> {
         None
     }
 
     /// The offset in `arguments`, behind the count, of the argument that may move by Read chunk.
-    /// `arguments` must have everything before it. `None`: the procedure has none, or the arguments
-    /// are invalid.
+    /// `arguments` must contain all bytes before this argument. `None`: the procedure has no such
+    /// argument, or the arguments are invalid.
     fn argument(&self, _procedure: u32, _arguments: &[u8]) -> Option<usize> {
         None
     }
 
-    /// Bytes of the result that may move by Write chunk, at most. `None`: the procedure has none.
+    /// Maximum bytes of the result that may move by Write chunk. `None`: the procedure has no such
+    /// result.
     fn result(&self, _procedure: u32, _arguments: &[u8]) -> Option<u32> {
         None
     }
 
-    /// Bytes of all other results, at most. `None`: the protocol has no limit, so the caller must
-    /// set one.
+    /// Maximum bytes of all results without the one that may move by Write chunk. `None`: the
+    /// protocol has no limit, so the caller must set one.
     fn max_results(&self, procedure: u32, arguments: &[u8]) -> Option<usize>;
 
     /// Whether a server may make this call to its client (RFC 8167). NULL is always permitted.
@@ -40,8 +42,8 @@ pub trait Binding {
     }
 }
 
-/// Whether a server may make this call, backward: [`Binding::backward`] says so, or its program has
-/// no binding here, and it may go without chunks.
+/// Whether a server may make this call backward: [`Binding::backward`] permits it, or the program
+/// has no binding in `bindings` and the call may go without chunks.
 pub fn may_go_backward(bindings: &[&dyn Binding], call: &CallHeader) -> bool {
     const NULL: u32 = 0;
     let of_program = |binding: &&&dyn Binding| binding.program() == (call.program, call.version);
@@ -52,19 +54,19 @@ pub fn may_go_backward(bindings: &[&dyn Binding], call: &CallHeader) -> bool {
 /// The limits of one call by its binding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bound {
-    /// Where the argument that may go by Read chunk begins: bytes of the message before it. It is
-    /// an [`Item`](crate::engine::Item)'s offset.
+    /// Offset in the message of the argument that may go by Read chunk. It is the offset of an
+    /// [`Item`](crate::engine::Item).
     pub argument: Option<usize>,
-    /// Bytes of the result that may come by Write chunk, at most.
+    /// Maximum bytes of the result that may come by Write chunk.
     pub result: Option<u32>,
-    /// Bytes of the rest of the reply message, at most:
+    /// Maximum bytes of the rest of the reply message:
     /// [`Call::max_reply`](crate::engine::Call::max_reply).
     pub max_reply: Option<usize>,
 }
 
-/// What may go by chunk in this call and its reply. Nothing, if the message is no call, its program
-/// has no binding here (RFC 8166 §6 lets only those that have one), or RPCSEC_GSS protects it; the
-/// reply's length is not known then.
+/// The parts of this call and its reply that may go by chunk. Nothing may, and the length of the
+/// reply is unknown, if the message is no call, if its program has no binding in `bindings` (RFC
+/// 8166 §6 requires one), or if RPCSEC_GSS protects it.
 pub fn bound(bindings: &[&dyn Binding], message: &[u8]) -> Bound {
     let Ok(header) = CallHeader::parse(message) else {
         return Bound::default();
@@ -81,18 +83,18 @@ pub fn bound(bindings: &[&dyn Binding], message: &[u8]) -> Bound {
     }
 }
 
-/// Something came by Read chunk that may not, or whose length is not what its count says: to be
-/// answered with [`garbage_args`](crate::rpc::garbage_args).
+/// A Read chunk has an item that may not go by chunk, or its length differs from the count of the
+/// item. The responder answers with [`garbage_args`](crate::rpc::garbage_args).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a Read chunk at Position {0} does not fit the arguments")]
 pub struct Misplaced(pub u32);
 
-/// Are `items`, Position and bytes of what came by Read chunk, what the program lets go that way?
-/// `message` is the rest of the call, with nothing put in. A length may include the padding (RFC
-/// 8166 §3.4.5.2).
+/// Checks that the program permits `items` to move by Read chunk. `items` has the Position and the
+/// bytes of each Read chunk, and `message` is the rest of the call, without the chunks. A length
+/// may include the padding (RFC 8166 §3.4.5.2).
 ///
 /// # Errors
-/// The first that is not.
+/// The first item that the program does not permit.
 pub fn check(bindings: &[&dyn Binding], message: &[u8], items: &[(u32, u64)]) -> Result<(), Misplaced> {
     let [first, rest @ ..] = items else {
         return Ok(());
@@ -103,7 +105,7 @@ pub fn check(bindings: &[&dyn Binding], message: &[u8], items: &[(u32, u64)]) ->
         .get(..offset)
         .and_then(|before| before.last_chunk::<UNIT>());
     let count = u64::from(u32::from_be_bytes(*count.ok_or(misplaced)?));
-    // Nothing is left out before the first item, so that its Position is its offset.
+    // No bytes are left out before the first item, so its Position is its offset.
     if first.0 as usize != offset || (first.1 != count && first.1 != count + pad(count)) {
         return Err(misplaced);
     }

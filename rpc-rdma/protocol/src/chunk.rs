@@ -15,14 +15,14 @@ use std::fmt;
 /// Bytes of a plain segment.
 pub(crate) const SEGMENT_LEN: usize = 4 * UNIT;
 
-/// A stretch of the requester's memory (RFC 8166 §3.4.3).
+/// A contiguous part of the requester's memory (RFC 8166 §3.4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// STag, or R_key.
+    /// STag or R_key.
     pub handle: u32,
-    /// Bytes; 0 is an *empty segment*.
+    /// Bytes. 0 makes an *empty segment*.
     pub length: u32,
-    /// Tagged offset, or address, of the first byte.
+    /// Tagged offset or address of the first byte.
     pub offset: u64,
 }
 
@@ -51,32 +51,30 @@ impl fmt::Display for Segment {
 /// One entry of a Read list (RFC 8166 §3.4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadSegment {
-    /// Where the chunk that this is a part of goes in the unreduced Payload stream; a multiple of
-    /// four.
+    /// Position of the segment's chunk in the unreduced Payload stream, a multiple of four.
     pub position: u32,
-    /// Where the bytes are.
+    /// The memory that holds the bytes.
     pub segment: Segment,
 }
 
-/// A Write chunk, or the Reply chunk: memory for one result, or for a whole reply. With no segment
-/// it is an *empty* Write chunk, which asks for its result inline (RFC 8166 §4.3.2.3).
+/// A Write chunk or the Reply chunk: memory for one result or for a whole reply. A Write chunk
+/// without segments is *empty* and requests its result inline (RFC 8166 §4.3.2.3).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WriteChunk(pub Vec<Segment>);
 
 impl WriteChunk {
-    /// Bytes: the sum of the segments' lengths.
+    /// Bytes of the chunk: the sum of the segments' lengths.
     pub fn bytes(&self) -> u64 {
         self.0.iter().map(|segment| u64::from(segment.length)).sum()
     }
 
-    /// Has it no segment at all?
+    /// Whether the chunk has no segment.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The chunk as a responder returns it when `len` bytes were placed in it, segment after
-    /// segment: the same segments with the lengths used (RFC 8166 §3.4.6); `None` if so many do not
-    /// fit.
+    /// The chunk that a responder returns after it placed `len` bytes, segment after segment: the
+    /// same segments with the lengths used (RFC 8166 §3.4.6). `None` if `len` bytes do not fit.
     pub fn filled(&self, len: u64) -> Option<Self> {
         let mut left = len;
         let filled = self
@@ -91,8 +89,8 @@ impl WriteChunk {
         (left == 0).then_some(Self(filled))
     }
 
-    /// Can this have been returned for `offered`: the same segments in the same order, filled one
-    /// after the other, none by more than it holds?
+    /// Whether a responder can have returned this chunk for `offered`: the same segments in the
+    /// same order, filled one after the other, none beyond its length.
     pub fn returns(&self, offered: &Self) -> bool {
         offered.filled(self.bytes()).as_ref() == Some(self)
     }
@@ -100,7 +98,7 @@ impl WriteChunk {
     fn parse(reader: &mut Reader, budget: &mut usize) -> Result<Self, Malformed> {
         let count = reader.word()? as usize;
         spend(budget, count)?;
-        // What is announced must be there, so that a count alone allocates nothing.
+        // The message must contain all counted segments, so a count alone allocates nothing.
         if reader.0.len() / SEGMENT_LEN < count {
             return Err(Malformed::Truncated);
         }
@@ -131,14 +129,14 @@ fn spend(budget: &mut usize, count: usize) -> Result<(), Malformed> {
 /// 8166 §3.4.5).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadChunk {
-    /// Where it goes in the unreduced Payload stream.
+    /// Position of the chunk in the unreduced Payload stream.
     pub position: u32,
-    /// Where its bytes are, in order.
+    /// The memory that holds the bytes, in order.
     pub segments: Vec<Segment>,
 }
 
 impl ReadChunk {
-    /// Bytes: the sum of the segments' lengths.
+    /// Bytes of the chunk: the sum of the segments' lengths.
     pub fn bytes(&self) -> u64 {
         self.segments
             .iter()
@@ -146,7 +144,7 @@ impl ReadChunk {
             .sum()
     }
 
-    /// Position and bytes, as [`payload`](crate::payload) has them.
+    /// Position and bytes of the chunk, in the form that [`payload`](crate::payload) uses.
     pub fn place(&self) -> (u32, u64) {
         (self.position, self.bytes())
     }
@@ -157,19 +155,21 @@ impl ReadChunk {
 pub struct ChunkLists {
     /// Read list: arguments. Always empty in replies.
     pub reads: Vec<ReadSegment>,
-    /// Write list: memory for results, or what was placed there.
+    /// Write list: memory for results (calls), or the chunks with the placed bytes (replies).
     pub writes: Vec<WriteChunk>,
-    /// Reply chunk: memory for a whole reply, or what was placed there.
+    /// Reply chunk: memory for a whole reply (calls), or the chunk with the placed lengths
+    /// (replies).
     pub reply: Option<WriteChunk>,
 }
 
 impl ChunkLists {
-    /// Are all three absent?
+    /// Whether all three lists are absent.
     pub fn is_empty(&self) -> bool {
         self.reads.is_empty() && self.writes.is_empty() && self.reply.is_none()
     }
 
-    /// The Read list's chunks by ascending position: entries with equal positions, in list order.
+    /// The chunks of the Read list by ascending position. Entries with equal positions form one
+    /// chunk, in list order.
     pub fn read_chunks(&self) -> Vec<ReadChunk> {
         let mut reads = self.reads.clone();
         reads.sort_by_key(|read| read.position);
@@ -182,7 +182,7 @@ impl ChunkLists {
             .collect()
     }
 
-    /// Every handle in the lists, in their order.
+    /// All handles of the lists, in list order.
     pub fn handles(&self) -> impl Iterator<Item = u32> {
         let reads = self.reads.iter().map(|read| &read.segment);
         let writes = self.writes.iter().chain(&self.reply).flat_map(|chunk| &chunk.0);
@@ -208,8 +208,8 @@ impl ChunkLists {
             lists.reads.push(ReadSegment { position, segment });
         }
         while reader.follows()? {
-            // An empty chunk costs as much as a segment: a list of nothing but those is bounded,
-            // too.
+            // An empty chunk counts as much as a segment, so that a list of empty chunks is
+            // bounded, too.
             spend(&mut budget, 1)?;
             lists.writes.push(WriteChunk::parse(reader, &mut budget)?);
         }

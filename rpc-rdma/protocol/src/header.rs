@@ -7,15 +7,15 @@ use crate::procedure;
 use crate::xdr::{Reader, UNIT, put_word};
 use std::fmt;
 
-/// The version spoken (RFC 8166 §4.2.2).
+/// The supported version of the protocol (RFC 8166 §4.2.2).
 pub const VERSION: u32 = 1;
 
-/// Bytes of the four fixed fields, the same in every version (RFC 8166 §4.2).
+/// Bytes of the four fixed fields, which all versions have (RFC 8166 §4.2).
 pub const FIXED_LEN: usize = 4 * UNIT;
 
-/// Bytes of the smallest header that carries a call or reply: the fixed fields and three absent
-/// lists. RFC 8166 §4.5 has a responder discard anything shorter; RDMA_ERROR, which only requesters
-/// take, may have 20.
+/// Bytes of the shortest header that carries a call or a reply: the fixed fields and three absent
+/// lists. RFC 8166 §4.5 requires a responder to discard shorter messages. RDMA_ERROR, which only
+/// requesters accept, may have 20 bytes.
 pub const MIN_LEN: usize = FIXED_LEN + 3 * UNIT;
 
 /// Values of rdma_err.
@@ -24,19 +24,19 @@ mod error_code {
     pub(super) const CHUNK: u32 = 2;
 }
 
-/// RDMA_ERROR's contents (RFC 8166 §4.5).
+/// The contents of RDMA_ERROR (RFC 8166 §4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ErrorBody {
-    /// ERR_VERS: the version is not spoken.
+    /// ERR_VERS: the peer does not support the version.
     #[error("the peer speaks RPC-over-RDMA versions {low} to {high}")]
     Version {
-        /// Lowest version that is.
+        /// Lowest version that the peer supports.
         low: u32,
-        /// Highest version that is.
+        /// Highest version that the peer supports.
         high: u32,
     },
-    /// ERR_CHUNK (the draft's RDMA_ERR_BADHEADER): the header made no sense, or there can be no RPC
-    /// reply.
+    /// ERR_CHUNK (the draft's RDMA_ERR_BADHEADER): the header was invalid, or no RPC reply is
+    /// possible.
     #[error("the peer could not use the header or its chunks")]
     Chunk,
 }
@@ -53,26 +53,26 @@ pub enum Body {
     Error(ErrorBody),
 }
 
-/// A header.
+/// An RPC-over-RDMA header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Transaction: that of the RPC message.
+    /// Transaction id, the same as in the RPC message.
     pub xid: u32,
-    /// [`VERSION`]; in RDMA_ERROR that of the header it answers (RFC 8166 §4.5).
+    /// [`VERSION`]. In RDMA_ERROR, the version of the header that it answers (RFC 8166 §4.5).
     pub version: u32,
     /// Credits requested (calls) or granted (replies).
     pub credits: u32,
-    /// The rest.
+    /// The part behind the fixed fields.
     pub body: Body,
 }
 
 impl Header {
-    /// Takes a received message apart: the header, and the bytes behind it, which are the payload
-    /// if the body is [`Body::Msg`].
+    /// Splits a received message into the header and the bytes behind it. These bytes are the
+    /// payload if the body is [`Body::Msg`].
     ///
     /// # Errors
-    /// The first fault in the order of the bytes. A version that is not ours hides all that
-    /// follows, but for RDMA_ERROR, whose form is fixed for all versions.
+    /// The first fault in the order of the bytes. After an unsupported version, the rest is not
+    /// parsed, except for RDMA_ERROR, which has the same form in all versions.
     pub fn parse<'a>(message: &'a [u8], limits: &Limits) -> Result<(Self, &'a [u8]), Malformed> {
         let mut reader = Reader(message);
         let xid = reader.word()?;
@@ -86,8 +86,8 @@ impl Header {
             procedure::MSG => Body::Msg(ChunkLists::parse(&mut reader, limits)?),
             procedure::NOMSG => {
                 let lists = ChunkLists::parse(&mut reader, limits)?;
-                // RFC 8166 §4.2.4: one must be present and hold the payload, and the Write list
-                // never does.
+                // RFC 8166 §4.2.4: a Read list or a Reply chunk must be present and hold the
+                // payload. The Write list never holds it.
                 if lists.reads.is_empty() && lists.reply.is_none() {
                     return Err(Malformed::NoPayload);
                 }
@@ -113,7 +113,7 @@ impl Header {
         Ok((header, reader.0))
     }
 
-    /// Bytes that [`emit`](Self::emit) writes.
+    /// Number of bytes that [`emit`](Self::emit) writes.
     pub fn encoded_len(&self) -> usize {
         FIXED_LEN
             + match &self.body {
@@ -146,8 +146,8 @@ impl Header {
     }
 }
 
-/// Xid, version and procedure of any message that has the four fixed fields, whatever the rest is
-/// like.
+/// Xid, version and procedure of any message that has the four fixed fields. The rest of the
+/// message may be invalid.
 pub(crate) fn fixed(message: &[u8]) -> Option<(u32, u32, u32)> {
     let mut reader = Reader(message);
     let (xid, version, _credits, procedure) = (

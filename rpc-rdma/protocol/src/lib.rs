@@ -2,10 +2,10 @@
 //! both directions (RFC 8167) and the private data of RFC 8797. [`Profile`] selects receivers of
 //! draft-ietf-nfsv4-rfc5666bis-04.
 //!
-//! Each RPC message travels as one *Send*, which begins with a header (the Transport stream) and
-//! goes on, mostly, with the RPC message itself (the Payload stream). Large items are left out of
-//! the payload and named in the header by STag, length and offset, as *chunks* of the requester's
-//! memory: the responder fetches arguments by RDMA Read and places results by RDMA Write.
+//! Each RPC message travels as one *Send*. The Send begins with a header (the Transport stream),
+//! and the RPC message (the Payload stream) usually follows. The payload leaves out large items,
+//! and the header names them by STag, length and offset as *chunks* of the requester's memory. The
+//! responder fetches arguments by RDMA Read and places results by RDMA Write.
 //!
 //! ```text
 //! Send      header [payload]
@@ -15,11 +15,11 @@
 //! payload   xid CALL|REPLY …, chunks' contents inserted at their Position [payload]
 //! ```
 //!
-//! This crate does no I/O. Messages of a peer are parsed into values or refused with the reason
-//! ([`Malformed`]). [`call`] and [`reply`] decide what a responder and a requester do with a
-//! message: accept it, answer with an error, or discard it. No message causes a panic, or an
-//! allocation beyond [`Limits`]. [`engine`] is one end of a connection: actions for a transport
-//! come out, and completions go in.
+//! This crate does no I/O. It parses the messages of a peer into values, or refuses them with a
+//! reason ([`Malformed`]). [`call`] and [`reply`] decide whether a responder or a requester accepts
+//! a message, answers it with an error, or discards it. No message causes a panic, or an allocation
+//! beyond [`Limits`]. [`engine`] is one end of a connection: it takes completions, and returns
+//! actions for a transport.
 
 #![forbid(unsafe_code)]
 

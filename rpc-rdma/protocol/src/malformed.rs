@@ -5,38 +5,38 @@ use crate::procedure;
 /// The fault of a header that the receiver cannot use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// It ends in the middle.
+    /// The message ends within the header.
     #[error("the header is truncated")]
     Truncated,
     /// rdma_vers is not [`VERSION`](crate::VERSION).
     #[error("RPC-over-RDMA version {0}")]
     Version(u32),
-    /// rdma_proc is none of the five.
+    /// rdma_proc is none of the five procedures.
     #[error("unknown procedure {0}")]
     Procedure(u32),
-    /// An optional item is neither there nor absent.
+    /// The mark of an optional item is neither 0 (absent) nor 1 (present).
     #[error("an optional item is marked {0:#x}, not 0 or 1")]
     Flag(u32),
-    /// More than [`Limits::segments`](crate::Limits::segments).
+    /// The header has more than [`Limits::segments`](crate::Limits::segments).
     #[error("too many segments")]
     Segments,
-    /// More than [`Limits::read_bytes`](crate::Limits::read_bytes).
+    /// The Read chunks have more than [`Limits::read_bytes`](crate::Limits::read_bytes).
     #[error("Read chunks of {0} bytes and more")]
     ReadBytes(u64),
-    /// A Position that is no multiple of four, lies behind the payload or within another item, or
-    /// is zero beside an inline payload.
+    /// The Position is no multiple of four, lies behind the payload or within another item, or is
+    /// zero beside an inline payload.
     #[error("impossible Position {0}")]
     Position(u32),
-    /// RDMA_NOMSG, and no chunk that the payload could be in.
+    /// RDMA_NOMSG without a chunk that can contain the payload.
     #[error("RDMA_NOMSG without the payload's chunk")]
     NoPayload,
-    /// The payload belongs to another transaction, or is too short to tell.
+    /// The payload has another xid than the header, or is too short for an xid.
     #[error("xid {0:#010x} is not that of the payload")]
     Xid(u32),
-    /// The payload is neither CALL nor REPLY.
+    /// The msg_type of the payload is neither CALL nor REPLY.
     #[error("the payload is neither a call nor a reply")]
     Direction,
-    /// A procedure that is never sent.
+    /// The procedure is withdrawn: RFC 8166 forbids senders to use it.
     #[error("{}", if *.0 == procedure::MSGP { "RDMA_MSGP" } else { "RDMA_DONE" })]
     Withdrawn(u32),
     /// rdma_err is neither ERR_VERS nor ERR_CHUNK.

@@ -1,38 +1,39 @@
-//! Payload streams with items left out, and put back (RFC 8166 §3.4.1, §3.4.5).
+//! Payload streams without chunked items, and the places at which the items are inserted again (RFC
+//! 8166 §3.4.1, §3.4.5).
 //!
-//! A *reduced* stream lacks some items together with their XDR padding. A Read chunk's Position is
-//! where its item begins in the *unreduced* stream, so the second one counts the first item and its
-//! padding although neither is there.
+//! A *reduced* stream lacks some items together with their XDR padding. The Position of a Read
+//! chunk is the place of its item in the *unreduced* stream. The Position of the second item
+//! therefore counts the first item and its padding, although the reduced stream contains neither.
 
 use crate::malformed::Malformed;
 use crate::xdr::pad;
 use std::ops::Range;
 
-/// One stretch of an unreduced stream.
+/// A contiguous part of an unreduced stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// Of the reduced stream.
+    /// This range of the reduced stream.
     Inline(Range<usize>),
-    /// All of the chunk with this index.
+    /// The whole chunk with this index.
     Chunk(usize),
-    /// Zeroes, 1 to 3: the padding that the chunk before did not bring.
+    /// 1 to 3 zero bytes: the padding that the chunk before did not contain.
     Pad(usize),
 }
 
-/// Bytes of an item's XDR padding.
+/// Bytes of the XDR padding of an item with `len` bytes.
 pub fn padding(len: u64) -> usize {
     pad(len) as usize
 }
 
-/// How the unreduced stream is made of a reduced one of `inline` bytes and chunks, of which
-/// `chunks` has Position and bytes by ascending Position.
+/// The pieces of the unreduced stream, made of a reduced stream of `inline` bytes and of chunks.
+/// `chunks` has Position and bytes of each chunk, by ascending Position.
 ///
-/// A requester may have left the padding out of a chunk, or put it there, as a longer last segment
-/// or as one of its own (§3.4.5.2). Either way the next byte comes at a multiple of four.
+/// A requester may leave the padding out of a chunk, or include it in the last segment or in a
+/// segment of its own (§3.4.5.2). In each case the next byte follows at a multiple of four.
 ///
 /// # Errors
-/// [`Malformed::Position`] for a chunk that begins within the one before, or behind the end of the
-/// stream.
+/// [`Malformed::Position`] for a chunk that begins within the chunk before, or behind the end of
+/// the stream.
 pub fn unreduced(inline: usize, chunks: &[(u32, u64)]) -> Result<Vec<Piece>, Malformed> {
     let mut pieces = Vec::with_capacity(2 * chunks.len() + 1);
     let mut taken = 0;
@@ -61,8 +62,8 @@ pub fn unreduced(inline: usize, chunks: &[(u32, u64)]) -> Result<Vec<Piece>, Mal
     Ok(pieces)
 }
 
-/// The Positions of items of `items` bytes each, left out at an offset of the reduced stream:
-/// `(offset, len)`, offsets ascending.
+/// The Positions of items that are left out of a stream. `items` has an item's offset in the
+/// reduced stream and its bytes, by ascending offset.
 ///
 /// `None` if a Position does not fit into 32 bits.
 pub fn positions(items: impl IntoIterator<Item = (usize, u64)>) -> Option<Vec<u32>> {

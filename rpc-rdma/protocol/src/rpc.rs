@@ -1,14 +1,14 @@
-//! The part of ONC RPC (RFC 5531) that a transport must know: the program of a call, the begin of
+//! The part of ONC RPC (RFC 5531) that a transport needs: the program of a call, the beginning of
 //! its arguments, and their protection.
 
 use crate::malformed::Malformed;
 use crate::xdr::{Reader, UNIT, pad, put_word};
 
-/// Bytes of a credential's or verifier's body, at most (RFC 5531 §8.2).
+/// Maximum bytes of the body of a credential or verifier (RFC 5531 §8.2).
 const MAX_AUTH: usize = 400;
 
-/// Bytes of the longest reply header: xid, REPLY, reply_stat, a verifier, accept_stat, and
-/// PROG_MISMATCH's two words.
+/// Bytes of the longest reply header: xid, REPLY, reply_stat, a verifier, accept_stat, and the two
+/// words of PROG_MISMATCH.
 pub const MAX_REPLY_HEADER: usize = 5 * UNIT + (UNIT + MAX_AUTH) + 2 * UNIT;
 
 const RPC_VERSION: u32 = 2;
@@ -21,27 +21,27 @@ const RPCSEC_GSS: u32 = 6;
 /// The header of an RPC call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallHeader {
-    /// Transaction.
+    /// Transaction id.
     pub xid: u32,
-    /// Program.
+    /// RPC program number.
     pub program: u32,
     /// Version of the program.
     pub version: u32,
-    /// Procedure.
+    /// Procedure of the program.
     pub procedure: u32,
-    /// Must everything stay inline: is it protected by RPCSEC_GSS integrity or privacy, or part of
-    /// a context's set-up (RFC 8166 §8.2)?
+    /// Whether the arguments and results must stay inline: RPCSEC_GSS protects their integrity or
+    /// privacy, or the call is part of a context's set-up (RFC 8166 §8.2).
     pub protected: bool,
-    /// Bytes of the header: where the arguments begin.
+    /// Bytes of the header. The arguments begin behind it.
     pub len: usize,
 }
 
 impl CallHeader {
-    /// Takes the header off an RPC message.
+    /// Parses the header of an RPC message.
     ///
     /// # Errors
-    /// It is cut short, no call, or not RPC version 2; or a credential is longer than RFC 5531
-    /// allows.
+    /// The message is truncated, is no call, has an RPC version other than 2, or has a longer
+    /// credential than RFC 5531 permits.
     pub fn parse(message: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader(message);
         let xid = reader.word()?;
@@ -62,8 +62,8 @@ impl CallHeader {
     }
 }
 
-/// rpc_gss_cred_t (RFC 2203 §5.2.2): version, gss_proc, seq_num, service. Only data under service
-/// none is open.
+/// Whether rpc_gss_cred_t (version, gss_proc, seq_num, service; RFC 2203 §5.2.2) protects the call.
+/// Only data with service "none" is unprotected.
 fn gss_protects(credential: &[u8]) -> bool {
     let mut reader = Reader(credential);
     let mut word = || reader.word().ok();
@@ -71,7 +71,7 @@ fn gss_protects(credential: &[u8]) -> bool {
     procedure != Some(0) || service != Some(1)
 }
 
-/// Takes a counted opaque of at most `limit` bytes and its padding.
+/// Parses a counted opaque of at most `limit` bytes and its padding.
 fn opaque<'a>(reader: &mut Reader<'a>, limit: usize) -> Result<&'a [u8], Malformed> {
     let len = reader.word()? as usize;
     let padded = len + pad(len as u64) as usize;
@@ -83,7 +83,7 @@ fn opaque<'a>(reader: &mut Reader<'a>, limit: usize) -> Result<&'a [u8], Malform
     Ok(&body[..len])
 }
 
-/// The header of a call that needs no credentials (AUTH_NONE); arguments follow.
+/// The header of a call without credentials (AUTH_NONE). The arguments follow it.
 pub fn call(xid: u32, program: u32, version: u32, procedure: u32) -> Vec<u8> {
     let mut call = Vec::new();
     for word in [xid, 0, RPC_VERSION, program, version, procedure, 0, 0, 0, 0] {
@@ -92,8 +92,8 @@ pub fn call(xid: u32, program: u32, version: u32, procedure: u32) -> Vec<u8> {
     call
 }
 
-/// The header of a reply to a call that was carried out; results follow, [`SUCCESS_LEN`] bytes from
-/// the beginning.
+/// The header of a successful reply. The results follow it, [`SUCCESS_LEN`] bytes from the
+/// beginning.
 pub fn success(xid: u32) -> Vec<u8> {
     accepted(xid, SUCCESS)
 }
@@ -106,15 +106,15 @@ fn accepted(xid: u32, status: u32) -> Vec<u8> {
     reply
 }
 
-/// Bytes of what [`success`] makes.
+/// Bytes of the header that [`success`] returns.
 pub const SUCCESS_LEN: usize = 6 * UNIT;
 
-/// The reply that says that a call's arguments made no sense (RFC 8166 §4.5.2).
+/// The reply to a call with invalid arguments (GARBAGE_ARGS, RFC 8166 §4.5.2).
 pub fn garbage_args(xid: u32) -> Vec<u8> {
     accepted(xid, GARBAGE_ARGS)
 }
 
-/// The reply that says that there is no such procedure.
+/// The reply to a call of an unknown procedure (PROC_UNAVAIL).
 pub fn proc_unavail(xid: u32) -> Vec<u8> {
     accepted(xid, PROC_UNAVAIL)
 }

@@ -1,5 +1,5 @@
-//! The classification of received messages: accepted, answered with RDMA_ERROR, or discarded (RFC
-//! 8166 §4.5, RFC 8167 §5).
+//! The classification of received messages: a message is accepted, answered with RDMA_ERROR, or
+//! discarded (RFC 8166 §4.5, RFC 8167 §5).
 
 use crate::chunk::{ChunkLists, ReadChunk};
 use crate::header::{self, Body, ErrorBody, Header, MIN_LEN, VERSION};
@@ -15,25 +15,26 @@ pub enum Profile {
     /// RFC 8166, 8167, 8797.
     #[default]
     Rfc8166,
-    /// draft-ietf-nfsv4-rfc5666bis-04: RDMA_DONE and headers that are cut short are answered, where
-    /// RFC 8166 has them discarded.
+    /// draft-ietf-nfsv4-rfc5666bis-04: RDMA_DONE and truncated headers are answered. RFC 8166
+    /// requires to discard them.
     Draft04,
 }
 
 /// msg_type of an RPC message (RFC 5531 §9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// CALL: the header's credits are a request.
+    /// CALL: the header requests credits.
     Call,
-    /// REPLY: they are a grant.
+    /// REPLY: the header grants credits.
     Reply,
 }
 
 const CALL: u32 = 0;
 const REPLY: u32 = 1;
 
-/// The direction of a header and the payload behind it, where it can be told: by msg_type, and
-/// without a payload by who supplies which chunk. RDMA_ERROR has none (RFC 8167 §4.1).
+/// The direction of a header and the payload behind it, if it is known. A payload has it in
+/// msg_type. Without a payload, the chunk lists that are present determine it. RDMA_ERROR has no
+/// direction (RFC 8167 §4.1).
 pub fn direction(header: &Header, payload: &[u8]) -> Option<Direction> {
     match &header.body {
         Body::Msg(_) => match Reader(payload.get(4..)?).word().ok()? {
@@ -47,7 +48,7 @@ pub fn direction(header: &Header, payload: &[u8]) -> Option<Direction> {
     }
 }
 
-/// The treatment of a message that cannot be used.
+/// The treatment of a message that the receiver cannot use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// Discard it without an answer.
@@ -56,30 +57,30 @@ pub enum Refusal {
     Answer(Header, Malformed),
 }
 
-/// A call whose header is in order.
+/// A call with a valid header.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Call<'a> {
-    /// Transaction.
+    /// Transaction id.
     pub xid: u32,
     /// Credits requested.
     pub credits: u32,
-    /// The reduced Payload stream; `None` if it is the first of `reads` (a long call).
+    /// The reduced Payload stream. `None` if it is in the first of `reads` (a long call).
     pub payload: Option<&'a [u8]>,
     /// Read chunks by ascending Position.
     pub reads: Vec<ReadChunk>,
-    /// The lists, to be returned by the reply.
+    /// The chunk lists, which the reply returns.
     pub lists: ChunkLists,
 }
 
-/// Takes a message as a responder does.
+/// Classifies a message at a responder.
 ///
 /// # Errors
-/// The treatment of a call that cannot be used.
+/// The treatment of a message that is no usable call.
 pub fn call<'a>(message: &'a [u8], limits: &Limits, profile: Profile) -> Result<Call<'a>, Refusal> {
     call_of(message, Header::parse(message, limits), profile)
 }
 
-/// [`call`], when the header was parsed already.
+/// Classifies a message at a responder, as [`call`] does, with an already parsed header.
 pub(crate) fn call_of<'a>(
     message: &[u8],
     parsed: Result<(Header, &'a [u8]), Malformed>,
@@ -89,17 +90,17 @@ pub(crate) fn call_of<'a>(
     taken.map_err(|malformed| refused(message, malformed, profile))
 }
 
-/// The refusal of a message by a responder, because of this fault.
+/// The treatment of a message that a responder refuses because of this fault.
 pub fn refused(message: &[u8], malformed: Malformed, profile: Profile) -> Refusal {
     let Some((xid, version, procedure)) = header::fixed(message) else {
         return Refusal::Discard(malformed);
     };
     let draft = profile == Profile::Draft04;
     let silent = match procedure {
-        // A responder that answered errors could answer answers.
+        // An answer to an error could cause an endless exchange of errors.
         procedure::ERROR => true,
         procedure::DONE => !draft,
-        // RFC 8166 §4.5: shorter than any call is not to be parsed at all.
+        // RFC 8166 §4.5: a responder does not parse a message that is shorter than any call.
         _ => message.len() < MIN_LEN && !draft,
     };
     if silent {
@@ -127,7 +128,7 @@ fn take_call(header: Header, rest: &[u8]) -> Result<Call<'_>, Malformed> {
         Body::Msg(lists) => {
             check_payload(xid, rest, CALL)?;
             let reads = lists.read_chunks();
-            // The item at position zero would stand before the xid.
+            // An item at position zero would precede the xid.
             if reads.first().is_some_and(|chunk| chunk.position == 0) {
                 return Err(Malformed::Position(0));
             }
@@ -148,7 +149,7 @@ fn take_call(header: Header, rest: &[u8]) -> Result<Call<'_>, Malformed> {
             if first.position != 0 || first.bytes() == 0 {
                 return Err(Malformed::NoPayload);
             }
-            // Items may be left out of a long call, too.
+            // A long call may also leave out items.
             let inline = usize::try_from(first.bytes()).map_err(|_| Malformed::ReadBytes(first.bytes()))?;
             payload::unreduced(inline, &places(items))?;
             Ok(Call {
@@ -167,48 +168,48 @@ fn places(chunks: &[ReadChunk]) -> Vec<(u32, u64)> {
     chunks.iter().map(ReadChunk::place).collect()
 }
 
-/// A reply whose header is in order. Whether it fits the call is for the requester to see.
+/// A reply with a valid header. The requester checks whether it fits the call.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Reply<'a> {
-    /// The RPC message, inline.
+    /// The RPC message is inline.
     Short {
-        /// Transaction.
+        /// Transaction id.
         xid: u32,
         /// Credits granted.
         credits: u32,
-        /// The chunks with the lengths that were placed.
+        /// The chunk lists with the lengths that the responder placed.
         lists: ChunkLists,
         /// The reduced Payload stream.
         payload: &'a [u8],
     },
-    /// The RPC message, in the Reply chunk.
+    /// The RPC message is in the Reply chunk.
     Long {
-        /// Transaction.
+        /// Transaction id.
         xid: u32,
         /// Credits granted.
         credits: u32,
-        /// The chunks with the lengths that were placed.
+        /// The chunk lists with the lengths that the responder placed.
         lists: ChunkLists,
     },
-    /// There will be no RPC reply (RFC 8166 §4.5: "a permanent error"). Its credits count for
-    /// nothing, since nobody can tell whose they are.
+    /// No RPC reply will follow (RFC 8166 §4.5: "a permanent error"). The credits of the header are
+    /// ignored, because their direction is unknown.
     Error {
-        /// Transaction.
+        /// Transaction id.
         xid: u32,
-        /// Why.
+        /// The contents of RDMA_ERROR: the reason.
         error: ErrorBody,
     },
 }
 
-/// Takes a message as a requester does.
+/// Classifies a message at a requester.
 ///
 /// # Errors
-/// The fault of the message, which must be discarded (RFC 8166 §4.5).
+/// The fault of the message. The requester must discard the message (RFC 8166 §4.5).
 pub fn reply<'a>(message: &'a [u8], limits: &Limits) -> Result<Reply<'a>, Malformed> {
     Header::parse(message, limits).and_then(|(header, rest)| reply_of(header, rest))
 }
 
-/// [`reply`], when the header was parsed already.
+/// Classifies a message at a requester, as [`reply`] does, with an already parsed header.
 pub(crate) fn reply_of(header: Header, rest: &[u8]) -> Result<Reply<'_>, Malformed> {
     let (xid, credits) = (header.xid, header.credits);
     match header.body {
@@ -227,7 +228,7 @@ pub(crate) fn reply_of(header: Header, rest: &[u8]) -> Result<Reply<'_>, Malform
     }
 }
 
-/// The payload begins with the header's xid, then with msg_type (RFC 8166 §4.2.1).
+/// Checks that the payload begins with the header's xid and with this msg_type (RFC 8166 §4.2.1).
 fn check_payload(xid: u32, payload: &[u8], msg_type: u32) -> Result<(), Malformed> {
     let mut reader = Reader(payload);
     if reader.word() != Ok(xid) {

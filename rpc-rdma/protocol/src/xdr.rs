@@ -10,7 +10,7 @@ pub(crate) const fn pad(len: u64) -> u64 {
     len.wrapping_neg() % UNIT as u64
 }
 
-/// The rest of an XDR stream.
+/// The unread rest of an XDR stream.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 

@@ -24,8 +24,8 @@ pub struct Candidate<Key> {
 }
 
 /// The connection to end to make room for another: one of the [client](Client) with the most
-/// connections. Of these, connections without an answered call go first, and then the one that was
-/// silent for the longest time.
+/// connections. Of these, connections without an answered call come first, and then the connection
+/// without a message for the longest time.
 pub fn makes_room<Key>(connections: impl IntoIterator<Item = Candidate<Key>>) -> Option<Key> {
     let connections: Vec<_> = connections.into_iter().collect();
     let mut counts = HashMap::<Client, usize>::new();

@@ -5,8 +5,8 @@
 //! calls over the connections of its clients: a [`Caller`] is the way to one client, and
 //! [`Options::callbacks`] answers there.
 //!
-//! Both libraries are loaded when the program starts. The program therefore builds and runs,
-//! without RDMA, where they are not installed.
+//! Both libraries are loaded when the program starts. The program therefore builds and runs without
+//! them, but has no RDMA.
 
 mod backward;
 mod client;

@@ -22,27 +22,27 @@ pub struct Options {
     /// Bindings of the programs: which items may move by chunk; none by default. A client sends all
     /// other data in the message. A server answers a call with another chunk with GARBAGE_ARGS.
     pub bindings: &'static [&'static (dyn Binding + Sync)],
-    /// The service that answers backward calls, those of a server to its client (RFC 8167). A
-    /// client without it accepts none. Backward calls have no chunks, and of a program with a
-    /// binding only those that the binding names are accepted.
+    /// The service that answers backward calls, which a server makes to its client (RFC 8167). A
+    /// client without a service accepts none. Backward calls have no chunks. If their program has a
+    /// binding, the client accepts only the calls that the binding names.
     pub callbacks: Option<Arc<dyn Service>>,
     /// Credits of backward calls: the number that a client grants and a server requests.
     pub backward: u32,
     /// Time for which a client tries to connect before its calls fail.
     pub patience: Duration,
     /// Threads on which a server calls its service. A service that calls its client occupies one
-    /// while it waits.
+    /// thread while it waits.
     pub threads: usize,
     /// Connections of a server. For one more, the client with the most connections loses one: first
     /// those without an answered call, then the one that was silent for the longest time.
     pub connections: usize,
-    /// The shares of a server's clients in the memory of the pool. Without it, each client may take
-    /// all.
+    /// The shares of a server's clients in the memory of the pool. Without shares, each client may
+    /// take all memory.
     pub shares: Option<Shares>,
     /// Bytes that are counted for the reply of a call while it is served. Calls with data in chunks
     /// have short replies, for which nothing is counted.
     pub reply_memory: u64,
-    /// Time without calls after which a server ends a connection; `None` means never.
+    /// Time without calls after which a server ends a connection. `None`: the server never does so.
     pub idle: Option<Duration>,
     /// Time for which a client may take no message, answer no RDMA Read, or be connected without a
     /// call.

@@ -1,4 +1,4 @@
-//! The connection of a client, which the threads of a server share.
+//! The connection of a client, as the threads of a server share it.
 
 use crate::dispatch;
 use crate::endpoint::{Endpoint, Taken};
@@ -285,7 +285,7 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// No answer yet. This eventfd announces it.
+    /// An entry without an answer. The eventfd becomes readable when there is one.
     pub(crate) fn told_by(told: &Arc<OwnedFd>) -> Waiting {
         Waiting {
             told: Arc::clone(told),
@@ -293,7 +293,7 @@ impl Waiting {
         }
     }
 
-    /// The answer, once.
+    /// Takes the answer.
     pub(crate) fn answer(&mut self) -> Option<Result<Vec<u8>, CallError>> {
         self.answer.take()
     }
@@ -301,7 +301,7 @@ impl Waiting {
     fn tell(&mut self, outcome: Result<engine::Answer, CallError>) {
         self.answer = Some(outcome.map(|answer| match answer.message {
             Message::Short(bytes) => bytes,
-            // No memory was offered for one.
+            // The call offered no memory for a long reply.
             Message::Long { .. } => Vec::new(),
         }));
         let _ = write(&*self.told, &1_u64.to_ne_bytes());

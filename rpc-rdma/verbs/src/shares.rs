@@ -1,9 +1,9 @@
 //! The shares of clients in a limited amount, such as memory, counted by address.
 //!
 //! A client may take more while its new total is at most the remainder. One client alone can
-//! therefore have half, and N clients that take all they can have 1/(N + 1) each, so that one part
-//! is always free for the next client. To take and to return are a few atomic additions, without a
-//! lock.
+//! therefore have half. If N clients take as much as they can, each gets 1/(N + 1), so one part is
+//! always free for the next client. Taking and returning an amount needs a few atomic additions and
+//! no lock.
 
 use crate::lock::lock;
 use std::collections::HashMap;
@@ -397,7 +397,8 @@ mod tests {
         assert_eq!(shares.relieve(least), 1);
         assert_eq!(ended(), [false, false, true, false]);
         drop(wanted);
-        // The client that holds most waits: another that holds less is not ended for it.
+        // The client that holds most waits. Another client that holds less loses no connection for
+        // it.
         let wanted = connections[3].0.want(120);
         assert_eq!(shares.relieve(least), 2);
         assert_eq!(ended(), [false, true, true, false]);

@@ -8,20 +8,20 @@ use std::sync::Arc;
 /// The access of the peer to a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// RDMA Read: arguments and long calls.
+    /// RDMA Read, for arguments and long calls.
     RemoteRead,
-    /// RDMA Write: results and long replies.
+    /// RDMA Write, for results and long replies.
     RemoteWrite,
 }
 
 /// The memory of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exposed<M> {
-    /// The consumer's memory: its first `len` bytes.
+    /// The first `len` bytes of the consumer's memory.
     Memory(M, u32),
     /// A call that is too long for a Send.
     Bytes(Arc<[u8]>),
-    /// New memory of so many bytes, for a long reply. It is the transport's;
+    /// New memory of this number of bytes for a long reply. The transport provides it.
     /// [`Message::Long`](super::Message::Long) names it.
     Fresh(u32),
 }
@@ -29,86 +29,89 @@ pub enum Exposed<M> {
 /// An action for the transport.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action<M> {
-    /// Post so many receives, each of the bytes that the private data promised.
+    /// Post this number of receives. Each receive holds the number of bytes that the private data
+    /// promised.
     Receive(usize),
-    /// Give the peer access to memory, for this connection alone if that can be; answer with
-    /// [`Connection::registered`](super::Connection::registered), or
+    /// Give the peer access to memory, only for this connection if possible. The transport answers
+    /// with [`Connection::registered`](super::Connection::registered) or
     /// [`Connection::register_failed`](super::Connection::register_failed). Handles should not be
     /// guessable (RFC 8166 §8.1).
     Register {
-        /// The name of the new region.
+        /// The id of the new region.
         region: RegionId,
         /// The memory.
         what: Exposed<M>,
         /// The access of the peer.
         access: Access,
     },
-    /// Take the access away; answer with [`Connection::released`](super::Connection::released) when
-    /// the peer can no longer touch the memory, or with
+    /// Revoke the access. When the peer can no longer access the memory, the transport answers with
+    /// [`Connection::released`](super::Connection::released). If it fails, it answers with
     /// [`Connection::release_failed`](super::Connection::release_failed).
     Release {
         /// The region.
         region: RegionId,
-        /// The peer has invalidated this handle of it already, with its Send.
+        /// The handle of the region that the peer has already invalidated by its Send.
         invalidated: Option<u32>,
-        /// It is [`Exposed::Fresh`] memory with a reply in it, which
-        /// [`Message::Long`](super::Message::Long) will name. Other such memory can be freed once
-        /// it is released.
+        /// Whether to keep [`Exposed::Fresh`] memory with a reply, which
+        /// [`Message::Long`](super::Message::Long) will name. Other such memory can be freed after
+        /// the release.
         keep: bool,
     },
-    /// Post a Send of these pieces; answer with
+    /// Post a Send of these pieces. The transport answers with
     /// [`Connection::completed`](super::Connection::completed).
     Send {
-        /// The number of the work request.
+        /// The id of the work request.
         work: WorkId,
         /// The message.
         pieces: Vec<Span<M>>,
-        /// Send with Invalidate of this handle of the peer's.
+        /// The peer's handle that a Send with Invalidate invalidates.
         invalidate: Option<u32>,
     },
-    /// Post an RDMA Read; answer with [`Connection::completed`](super::Connection::completed) or
+    /// Post an RDMA Read. The transport answers with
+    /// [`Connection::completed`](super::Connection::completed) or
     /// [`Connection::failed`](super::Connection::failed).
     Read {
-        /// The number of the work request.
+        /// The id of the work request.
         work: WorkId,
-        /// The call whose item this is a part of. All of the item has `length` bytes, for which the
-        /// transport provides memory.
+        /// The call whose item this Read fetches, in whole or in part. The transport provides
+        /// memory for the whole item, which has `length` bytes.
         call: CallId,
-        /// Item: index among the call's Read chunks.
+        /// Index of the item among the call's Read chunks.
         item: usize,
         /// Bytes of the whole item.
         length: u64,
-        /// Where in the item the bytes go.
+        /// Offset in the item at which the bytes are placed.
         at: u64,
-        /// Where they are.
+        /// The peer's memory that is read.
         remote: Segment,
     },
-    /// Post an RDMA Write. The Send behind it completes it.
+    /// Post an RDMA Write. The completion of the Send behind it covers the Write.
     Write {
         /// The bytes.
         pieces: Vec<Span<M>>,
-        /// Where they go.
+        /// The peer's memory that is written.
         remote: Segment,
     },
-    /// End the connection; answer with
+    /// End the connection. The transport answers with
     /// [`Connection::disconnected`](super::Connection::disconnected).
     Close(Closing),
 }
 
-/// Why a connection is given up.
+/// The reason why this end ends a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Closing {
-    /// Access could not be taken away, so the connection must be (RFC 8166 §4.5.4).
+    /// The peer's access could not be revoked, so the connection must end (RFC 8166 §4.5.4).
     #[error("memory could not be invalidated")]
     Release,
-    /// A reply could not be made: the requester is told so by this (RFC 8166 §4.5.4).
+    /// The consumer dropped a call. The end of the connection reports this to the requester (RFC
+    /// 8166 §4.5.4).
     #[error("a call was dropped")]
     Dropped,
-    /// The peer calls beyond the credits it was granted, into receives that are for replies (RFC
-    /// 8166 §3.3.1).
+    /// The peer makes more calls than it was granted credits, and uses receives that are for
+    /// replies (RFC 8166 §3.3.1).
     #[error("calls beyond the credits granted")]
     Credits,
-    /// The peer sends nonsense faster than it takes the answers.
+    /// The peer sends invalid messages faster than it receives the answers.
     #[error("too many faulty messages")]
     Faults,
     /// The peer invalidated memory of a call other than the one it answered (RFC 8797 §4.1).

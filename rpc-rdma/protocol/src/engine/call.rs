@@ -5,7 +5,7 @@ use super::item::Item;
 use crate::header::ErrorBody;
 use std::sync::Arc;
 
-/// A call to be made.
+/// A call that this end makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call<M> {
     /// The RPC message from its xid on, without the arguments and their padding.
@@ -13,15 +13,15 @@ pub struct Call<M> {
     /// Arguments that may go by Read chunk, by ascending offset. They may also be sent inline, if
     /// there is room.
     pub arguments: Vec<Item<M>>,
-    /// Memory for results that may come by Write chunk, each long enough for its longest (RFC 8166
-    /// §3.4.6), in the order of the results. `offset` counts for nothing here.
+    /// Memory for results that may come by Write chunk, in the order of the results. Each must hold
+    /// the longest possible result (RFC 8166 §3.4.6). The `offset` is ignored.
     pub results: Vec<Item<M>>,
-    /// Bytes of the longest reply, without those results. The peer's memory need not be trusted
-    /// with more.
+    /// Bytes of the longest reply, without the results with memory of their own. The peer gets no
+    /// access to more memory.
     pub max_reply: usize,
 }
 
-/// A reply to be sent.
+/// A reply that this end sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply<M> {
     /// The RPC message from its xid on, without the results and their padding.
@@ -30,59 +30,59 @@ pub struct Reply<M> {
     pub results: Vec<Item<M>>,
 }
 
-/// An answer.
+/// The answer to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The RPC message, without the results that were placed.
     pub message: Message,
-    /// For each item of [`Call::results`] the bytes placed in its memory, 0 if it was not used.
-    /// `None` where it was not offered: its result is in the message.
+    /// For each item of [`Call::results`], the bytes placed in its memory: 0 if the memory was not
+    /// used. `None` if the memory was not offered, so that the result is in the message.
     pub placed: Vec<Option<u32>>,
 }
 
-/// Where an RPC message is.
+/// The place of an RPC message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Here.
+    /// The message itself, which arrived inline.
     Short(Vec<u8>),
-    /// In the memory made for this region, so many bytes.
+    /// The message is in the memory that the transport provided for a region.
     Long {
-        /// [`Exposed::Fresh`](super::Exposed::Fresh).
+        /// The region of the [`Exposed::Fresh`](super::Exposed::Fresh) memory.
         region: RegionId,
-        /// Bytes.
+        /// Bytes of the message.
         len: u32,
     },
 }
 
-/// Why a call has no answer.
+/// The reason why a call has no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    /// [`Connection::cancel`](super::Connection::cancel).
+    /// The consumer called [`Connection::cancel`](super::Connection::cancel).
     #[error("cancelled")]
     Cancelled,
-    /// The peer sent RDMA_ERROR; sending the call again will not help.
+    /// The peer sent RDMA_ERROR. A repetition of the call would fail, too.
     #[error(transparent)]
     Refused(#[from] ErrorBody),
-    /// Its memory could not be registered.
+    /// The memory of the call could not be registered.
     #[error("memory could not be registered")]
     Register,
-    /// It does not fit into a Send, and chunks are not allowed in this direction; or not even its
-    /// chunk lists do.
+    /// The call does not fit into a Send, and chunks are not allowed in this direction. Or its
+    /// chunk lists alone do not fit into a Send.
     #[error("the call does not fit into a message")]
     TooLong,
 }
 
-/// Why a call was not taken at all.
+/// The reason why [`Connection::call`](super::Connection::call) refused a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
-    /// The message is no RPC call: xid, then CALL.
+    /// The message is no RPC call: it must begin with xid and CALL.
     #[error("the message is no RPC call")]
     NotACall,
     /// Another call with this xid has not ended yet.
     #[error("xid {0:#010x} is in use")]
     XidInUse(u32),
-    /// Arguments go backwards, or lie behind the message or at no multiple of four; or there is a
-    /// result with no memory.
+    /// The offsets of the arguments are not ascending, are behind the message, or are no multiples
+    /// of four. Or a result has no memory.
     #[error("the items do not lie within the message")]
     Items,
 }

@@ -10,12 +10,12 @@ use crate::header::{Body, Header};
 use crate::limits::Limits;
 use crate::triage::{self, Direction, Profile};
 
-/// Which end this is.
+/// The role of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The end that connected: its calls go forward.
+    /// The end that connected. Its calls go forward.
     Client,
-    /// The end that was connected to.
+    /// The end that accepted the connection.
     Server,
 }
 
@@ -24,18 +24,18 @@ pub enum Role {
 pub struct Config {
     /// Client or server.
     pub role: Role,
-    /// Whose rules.
+    /// The specification that this end follows as a receiver.
     pub profile: Profile,
-    /// Credits that our calls ask for.
+    /// Credits that the calls of this end request.
     pub request: u32,
-    /// Credits that the peer's calls are granted. A client grants none before it is told to
-    /// ([`Connection::set_grant`]).
+    /// Credits that this end grants to the calls of the peer. A client grants none before
+    /// [`Connection::set_grant`].
     pub grant: u32,
     /// Limits of what one header can make this end hold.
     pub limits: Limits,
-    /// Segments that the transport makes of one region, at most.
+    /// Maximum segments that the transport makes of one region.
     pub segments: usize,
-    /// RDMA Reads at a time.
+    /// Maximum number of concurrent RDMA Reads.
     pub max_reads: usize,
 }
 
@@ -54,27 +54,27 @@ impl Config {
     }
 }
 
-/// One end of a connection. It outlives the connection: calls that were not answered are sent again
-/// over the next one.
+/// One end of a connection. The value outlives a connection: calls without an answer are sent again
+/// over the next connection.
 pub struct Connection<M> {
     role: Role,
     limits: Limits,
     requester: Requester<M>,
     responder: Responder<M>,
     out: Outbox<M>,
-    /// Receives that are posted; `None` while there is no connection.
+    /// Number of posted receives. `None` while there is no connection.
     posted: Option<usize>,
     terms: Terms,
 }
 
 impl<M: Clone> Connection<M> {
-    /// An end with no connection yet.
+    /// An end without a connection.
     pub fn new(config: &Config) -> Self {
         let forward = config.role == Role::Client;
         Self {
             role: config.role,
             limits: config.limits,
-            // Chunks only in calls that go forward (RPC-BD-04).
+            // Only forward calls may have chunks (RPC-BD-04).
             requester: Requester::new(config.request.max(1), config.segments.max(1), forward),
             responder: Responder::new(config.grant, config.max_reads, config.profile, !forward),
             out: Outbox {
@@ -87,8 +87,8 @@ impl<M: Clone> Connection<M> {
         }
     }
 
-    /// There is a connection. Calls that have not ended are made over it, in their order. A
-    /// server's wait for [`peer_takes_calls`](Self::peer_takes_calls).
+    /// Begins a connection. Outstanding calls are made over it in their order. The calls of a
+    /// server wait for [`peer_takes_calls`](Self::peer_takes_calls).
     pub fn connected(&mut self, terms: Terms) {
         self.posted = Some(0);
         self.terms = terms;
@@ -98,20 +98,20 @@ impl<M: Clone> Connection<M> {
         }
     }
 
-    /// The peer's upper layer said that it takes backward calls (NFSv4.1 does in CREATE_SESSION and
-    /// BIND_CONN_TO_SESSION): until then a server sends none (RFC 8167 §6). Said again after each
-    /// connection.
+    /// Notes that the peer's upper layer accepts backward calls, as NFSv4.1 negotiates by
+    /// CREATE_SESSION and BIND_CONN_TO_SESSION. Before, a server sends none (RFC 8167 §6). The note
+    /// is valid for one connection.
     pub fn peer_takes_calls(&mut self) {
         if self.posted.is_some() && self.role == Role::Server {
             self.requester.connected(self.terms, &mut self.out);
         }
     }
 
-    /// The connection is gone: nothing that was posted will complete, and the peer has no access.
-    /// Calls of ours wait for the next one, the peer's are forgotten.
+    /// Ends the connection: no posted work completes any more, and the peer has no access. Calls of
+    /// this end wait for the next connection. Calls of the peer are dropped.
     pub fn disconnected(&mut self) {
         self.posted = None;
-        // What was to be done on it; but registrations are not the connection's.
+        // Actions for the connection are dropped. Registrations do not belong to the connection.
         self.out
             .actions
             .retain(|action| matches!(action, Action::Register { .. } | Action::Release { .. }));
@@ -119,41 +119,41 @@ impl<M: Clone> Connection<M> {
         self.requester.disconnected(&mut self.out);
     }
 
-    /// Makes a call, now or when there is a connection and a credit; returns its xid.
+    /// Makes a call, now or when there is a connection and a credit. Returns its xid.
     ///
     /// # Errors
-    /// The fault of the call, which then had no effect.
+    /// The fault of the call, which then has no effect.
     pub fn call(&mut self, call: Call<M>) -> Result<u32, Invalid> {
         self.requester.call(call, &mut self.out)
     }
 
-    /// Gives a call up. It ends as [`Event::Answered`] when the peer has no access to its memory
-    /// any more, with [`CallError::Cancelled`](super::CallError::Cancelled) or with an answer that
-    /// was faster. `false` if there is no such call.
+    /// Cancels a call. When the peer has no more access to the call's memory, the call ends as
+    /// [`Event::Answered`] with [`CallError::Cancelled`](super::CallError::Cancelled), or with an
+    /// answer that arrived earlier. Returns `false` if there is no such call.
     pub fn cancel(&mut self, xid: u32) -> bool {
         self.requester.cancel(xid, &mut self.out)
     }
 
-    /// Calls of ours that were cancelled after they went out, and that the peer has not answered:
-    /// their credits are in use for as long.
+    /// Number of calls of this end that were cancelled after they were sent and that have no
+    /// answer. Each uses a credit until its answer.
     pub fn abandoned(&self) -> usize {
         self.requester.abandoned()
     }
 
-    /// Calls of ours that have not ended.
+    /// Number of calls of this end that have not ended.
     pub fn outstanding(&self) -> usize {
         self.requester.outstanding()
     }
 
-    /// Their xids.
+    /// The xids of the calls of this end that have not ended.
     pub fn outstanding_xids(&self) -> Vec<u32> {
         self.requester.xids()
     }
 
-    /// Answers a call of the peer's. Results go to its Write chunks, the rest inline, or to the
-    /// Reply chunk if it is too long for that. While as many replies as there are credits have not
-    /// completed, it waits for one that does. Where it fits nowhere the peer is told by ERR_CHUNK.
-    /// Memory is in use until [`Event::Finished`].
+    /// Answers a call of the peer. Results go to the Write chunks of the call. The rest goes
+    /// inline, or to the Reply chunk if it is too long for a Send. The reply waits while as many
+    /// replies as the credits have not completed. A reply that fits neither way becomes ERR_CHUNK.
+    /// The memory of the reply is in use until [`Event::Finished`].
     ///
     /// # Errors
     /// The call is gone.
@@ -161,7 +161,7 @@ impl<M: Clone> Connection<M> {
         self.responder.reply(call, reply, &mut self.out)
     }
 
-    /// Leaves a call of the peer's without an answer, which ends the connection (RFC 8166 §4.5.4).
+    /// Drops a call of the peer without an answer, which ends the connection (RFC 8166 §4.5.4).
     ///
     /// # Errors
     /// The call is gone.
@@ -169,41 +169,42 @@ impl<M: Clone> Connection<M> {
         self.responder.drop_call(call, &mut self.out)
     }
 
-    /// Credits to ask for from now on, at least 1.
+    /// Sets the number of credits to request from now on, at least 1.
     pub fn set_request(&mut self, credits: u32) {
         self.requester.request(credits, &mut self.out);
     }
 
-    /// Credits to grant from now on; said with the next reply. At least 1 (RFC 8166 §3.3.1), but
-    /// for a client that has granted none so far, and so takes no calls.
+    /// Sets the number of credits to grant from now on. The next reply carries it. It is at least 1
+    /// (RFC 8166 §3.3.1), except for a client that has granted none yet and so accepts no calls.
     pub fn set_grant(&mut self, credits: u32) {
         let least = u32::from(self.role == Role::Server || self.responder.takes_calls());
         self.responder.set_grant(credits.max(least));
     }
 
-    /// Transactions whose chunks broke a connection: a server hands them to the [`Connection`] of
-    /// the same client's next connection, which refuses them once (RFC 8166 §4.5.3).
+    /// Transactions whose chunks broke a connection. A server passes them to
+    /// [`refuse`](Self::refuse) of the same client's next [`Connection`], which refuses each once
+    /// (RFC 8166 §4.5.3).
     pub fn refused(&self) -> impl Iterator<Item = u32> {
         self.responder.refused()
     }
 
-    /// See [`refused`](Self::refused).
+    /// Adds transactions to refuse, from [`refused`](Self::refused) of an earlier connection.
     pub fn refuse(&mut self, xids: impl IntoIterator<Item = u32>) {
         self.responder.refuse(xids);
     }
 
-    /// A Send came, in one of the receives; it invalidated that handle.
+    /// Handles a Send that arrived in a receive. `invalidated` is the handle that it invalidated.
     pub fn received(&mut self, message: &[u8], invalidated: Option<u32>) {
         let Some(posted) = &mut self.posted else { return };
         *posted = posted.saturating_sub(1);
         let server = self.role == Role::Server;
         let parsed = Header::parse(message, &self.limits);
-        // Who it is for: what is no reply is a call to a server, and what is no call a reply to a
-        // client.
+        // A message without a valid header or a direction is treated as a call at a server, and as
+        // a reply at a client.
         let is_call = match &parsed {
             Ok((header, payload)) => match (&header.body, triage::direction(header, payload)) {
                 (Body::Error(_), _) => false,
-                // A server makes no calls with chunks, so that what has any is a call to it.
+                // A server makes no calls with chunks, so a message with chunks is a call to it.
                 (Body::Msg(lists) | Body::NoMsg(lists), Some(Direction::Reply)) => {
                     server && !lists.is_empty()
                 }
@@ -224,35 +225,35 @@ impl<M: Clone> Connection<M> {
         }
     }
 
-    /// A region is exposed by these segments: as many as [`Config::segments`] at most, of the
-    /// region's length together.
+    /// Notes that a region is exposed by these segments. There are at most [`Config::segments`],
+    /// and their total length is that of the region.
     pub fn registered(&mut self, region: RegionId, segments: Vec<Segment>) {
         self.requester.registered(region, segments, &mut self.out);
     }
 
-    /// A region could not be exposed: the call fails.
+    /// Notes that a region could not be exposed, so its call fails.
     pub fn register_failed(&mut self, region: RegionId) {
         self.requester.register_failed(region, &mut self.out);
     }
 
-    /// The peer has no access to a region any more.
+    /// Notes that the peer has no more access to a region.
     pub fn released(&mut self, region: RegionId) {
         self.requester.released(region, &mut self.out);
     }
 
-    /// Access could not be taken away: the connection is closed, and the call ends after that (RFC
-    /// 8166 §4.5.4).
+    /// Notes that the access to a region could not be revoked. The connection is closed, and then
+    /// the call ends (RFC 8166 §4.5.4).
     pub fn release_failed(&mut self, region: RegionId) {
         self.requester.release_failed(region, &mut self.out);
     }
 
-    /// A Send or Read is done.
+    /// Notes that a Send or Read has completed.
     pub fn completed(&mut self, work: WorkId) {
         self.responder.completed(work, &mut self.out);
     }
 
-    /// A Send or Read failed; [`disconnected`](Self::disconnected) follows. Say it of the one that
-    /// broke the connection, not of those that were flushed with it.
+    /// Notes that a Send or Read failed. [`disconnected`](Self::disconnected) must follow. The
+    /// transport must report the request that broke the connection, not the flushed requests.
     pub fn failed(&mut self, work: WorkId) {
         self.responder.failed(work);
     }
@@ -261,7 +262,8 @@ impl<M: Clone> Connection<M> {
     pub fn actions(&mut self) -> Vec<Action<M>> {
         let mut actions = std::mem::take(&mut self.out.actions);
         if let Some(posted) = &mut self.posted {
-            // Before any Send that a message may come back for (RFC 8166 §3.3.1, RFC 8167 §4.3).
+            // Receives come before any Send that the peer may answer (RFC 8166 §3.3.1, RFC 8167
+            // §4.3).
             let wanted = self.responder.promise() + self.requester.unanswered();
             if let Some(more) = wanted.checked_sub(*posted).filter(|more| *more > 0) {
                 actions.insert(0, Action::Receive(more));
@@ -271,7 +273,7 @@ impl<M: Clone> Connection<M> {
         actions
     }
 
-    /// Takes what the consumer is to be told.
+    /// Takes the events for the consumer, in order.
     pub fn events(&mut self) -> Vec<Event<M>> {
         std::mem::take(&mut self.out.events)
     }

@@ -1,26 +1,26 @@
-//! Bytes from several places, one behind the other.
+//! Messages whose bytes come from several places.
 
 use super::item::Item;
 use crate::payload::padding;
 use std::sync::Arc;
 
-/// Where bytes come from.
+/// The memory that contains bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source<M> {
-    /// Ours.
+    /// Bytes of the engine.
     Bytes(Arc<[u8]>),
-    /// The consumer's.
+    /// Memory of the consumer.
     Memory(M),
 }
 
-/// A stretch of them.
+/// A contiguous part of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span<M> {
-    /// Of what.
+    /// The source of the bytes.
     pub source: Source<M>,
-    /// Its first byte.
+    /// Offset of the first byte in the source.
     pub at: usize,
-    /// Bytes.
+    /// Number of bytes.
     pub len: usize,
 }
 
@@ -33,7 +33,7 @@ impl<M: Clone> Gather<M> {
         Self(Vec::new())
     }
 
-    /// A message with items put in where they belong, padded.
+    /// A message with the items inserted at their offsets, and padded.
     pub(super) fn with_items<'a>(message: &Arc<[u8]>, items: impl IntoIterator<Item = &'a Item<M>>) -> Self
     where
         M: 'a,
@@ -78,7 +78,7 @@ impl<M: Clone> Gather<M> {
         self.0.iter().map(|span| span.len).sum()
     }
 
-    /// Takes the first `len` bytes, or all if there are fewer.
+    /// Takes the first `len` bytes, or all bytes if there are fewer.
     pub(super) fn take(&mut self, mut len: usize) -> Vec<Span<M>> {
         let mut taken = Vec::new();
         while len > 0 && !self.0.is_empty() {
@@ -101,7 +101,8 @@ impl<M: Clone> Gather<M> {
     }
 }
 
-/// Do the items lie within a message of `len` bytes, in order, each where an XDR item can begin?
+/// Whether the items lie within a message of `len` bytes, in ascending order, each at an offset
+/// where an XDR item can begin.
 pub(super) fn well_placed<M>(len: usize, items: &[Item<M>]) -> bool {
     items.is_sorted_by_key(|item| item.offset)
         && items

@@ -2,21 +2,22 @@
 
 use super::id::CallId;
 
-/// A call of the peer's, all of it fetched.
+/// A call of the peer, with all of its data fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incoming {
-    /// To answer it with.
+    /// The id for the reply.
     pub call: CallId,
-    /// Transaction.
+    /// Transaction id.
     pub xid: u32,
-    /// The RPC message, without what came by chunks: inline, or as the first fetched item.
+    /// The RPC message without the items that came by chunk, if it is inline. `None`: the message
+    /// is the first fetched item.
     pub message: Option<Vec<u8>>,
-    /// What was fetched: Position and bytes of each Read chunk, by ascending Position.
-    /// [`Action::Read`](super::Action::Read) numbered them in this order.
+    /// Position and bytes of each fetched Read chunk, by ascending Position. The index is the item
+    /// number of [`Action::Read`](super::Action::Read).
     pub items: Vec<(u32, u64)>,
-    /// Bytes that the requester has room for in each Write chunk; `None` asks for that result
+    /// Bytes of the requester's memory in each Write chunk. `None`: the requester wants that result
     /// inline.
     pub results: Vec<Option<u64>>,
-    /// Bytes that it has room for in the Reply chunk.
+    /// Bytes of the requester's memory in the Reply chunk.
     pub reply: Option<u64>,
 }

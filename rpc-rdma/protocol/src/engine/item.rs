@@ -1,13 +1,12 @@
-//! Items, which may go by a chunk.
+//! Items that may go by chunk.
 
-/// Memory for, or with, an item that may go by a chunk (DDP-eligible, RFC 8166 §3.4.2).
+/// Memory for an item, or with an item, that may go by chunk (DDP-eligible, RFC 8166 §3.4.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item<M> {
-    /// Where it is left out of the message: bytes of the message before it. Behind its count, if it
-    /// has one.
+    /// Offset in the message at which the item is left out, behind its count if it has one.
     pub offset: usize,
-    /// The memory, of which the item is the first `len` bytes.
+    /// The memory. Its first `len` bytes are the item.
     pub memory: M,
-    /// Bytes.
+    /// Bytes of the item.
     pub len: u32,
 }

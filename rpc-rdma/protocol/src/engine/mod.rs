@@ -1,5 +1,5 @@
-//! One end of a connection, with no I/O: what to post comes out ([`Action`]), what happened goes
-//! in, and the consumer is told ([`Event`]).
+//! One end of a connection, without I/O. The engine returns actions for the transport ([`Action`])
+//! and events for the consumer ([`Event`]), and takes the results of the actions.
 //!
 //! ```text
 //! consumer ── call, cancel, reply ──▶ ┌────────────┐ ── Action: Receive, Send, Read, Write, Register, Release ──▶ transport
@@ -7,13 +7,14 @@
 //!                                     └────────────┘ ◀─ connected, disconnected
 //! ```
 //!
-//! Each end can call and answer. A client's calls go *forward*; a server's go *backward*, with xids
-//! and credits of their own (RFC 8167), and without chunks, which few peers take there.
+//! Each end can call and answer. The calls of a client go *forward*. The calls of a server go
+//! *backward*, with their own xids and credits (RFC 8167), and without chunks, which few peers
+//! support in this direction.
 //!
 //! The transport answers each [`Action::Register`] and [`Action::Release`] once, even after the
-//! connection is lost; other actions are forgotten with the connection. It carries actions out in
-//! the order in which they come. Memory of the consumer's is an `M`, which is handed on and never
-//! looked into.
+//! connection is lost. Other actions end with the connection. The transport executes actions in
+//! their order. `M` is memory of the consumer, which the engine passes on without access to its
+//! contents.
 //!
 //! ```
 //! use urnic_rpc_rdma::engine::{Action, Call, Config, Connection, Event, Reply, Role, Source, Terms};

@@ -1,10 +1,10 @@
-//! What a connection has for its transport and its consumer.
+//! The actions and events that a connection holds for its transport and its consumer.
 
 use super::action::Action;
 use super::event::Event;
 use super::id::WorkId;
 
-/// Actions and events that were not taken yet.
+/// Actions and events that the transport and the consumer have not taken yet.
 pub(super) struct Outbox<M> {
     pub(super) actions: Vec<Action<M>>,
     pub(super) events: Vec<Event<M>>,

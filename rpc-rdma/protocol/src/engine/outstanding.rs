@@ -1,5 +1,4 @@
-//! One call of this end that is not over: its memory, the message that makes it, and the replies
-//! that fit it.
+//! One outstanding call of this end: its memory, its Send, and the check of replies against it.
 
 use super::gather::Gather;
 use super::{Answer, Call, CallError, Message, RegionId};
@@ -8,7 +7,7 @@ use crate::header::{Body, Header, VERSION};
 use crate::payload::positions;
 use crate::triage;
 
-/// The part of a call that a region is.
+/// The part of a call that a region holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     /// The position-zero Read chunk.
@@ -21,22 +20,22 @@ pub(super) enum Part {
     Reply,
 }
 
-/// The access of the peer to a region.
+/// The state of the peer's access to a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Exposure {
-    /// An action asks for the registration.
+    /// An action requests the registration.
     Asked,
     /// The peer may have access by these segments.
     Open(Vec<Segment>),
-    /// An action asks for the release.
+    /// An action requests the release.
     Closing,
-    /// The release failed: open until the connection is gone.
+    /// The release failed. The region stays open until the connection is gone.
     Stuck,
     /// The peer has no access.
     Closed,
 }
 
-/// Memory that is exposed for a call.
+/// Memory that a call exposes to the peer.
 #[derive(Debug)]
 pub(super) struct Region {
     pub(super) id: RegionId,
@@ -47,22 +46,22 @@ pub(super) struct Region {
 /// The state of a call.
 #[derive(Debug)]
 pub(super) enum State {
-    /// It waits for a connection, or for credits.
+    /// The call waits for a connection, or for credits.
     Queued,
-    /// Its memory is being registered.
+    /// The memory of the call is being registered.
     Registering,
     /// The peer has the call.
     Sent,
-    /// Its memory is being released. Then it ends with this outcome, or without one is queued
-    /// again.
+    /// The memory of the call is being released. The call then ends with this outcome. Without an
+    /// outcome, it is queued again.
     Ending(Option<Result<Answer, CallError>>),
 }
 
-/// A call that is not over.
+/// A call that has not ended.
 #[derive(Debug)]
 pub(super) struct Outstanding<M> {
     pub(super) call: Call<M>,
-    /// Calls are sent, and sent again, in the order in which they were made.
+    /// Order in which the calls were made, and in which they are sent and sent again.
     pub(super) order: u64,
     pub(super) regions: Vec<Region>,
     pub(super) state: State,
@@ -90,8 +89,7 @@ impl<M> Outstanding<M> {
             .collect()
     }
 
-    /// The Send that makes the call. `None` if the position of an argument does not fit into 32
-    /// bits.
+    /// The Send of the call. `None` if the position of an argument does not fit into 32 bits.
     pub(super) fn compose(&self, xid: u32, credits: u32) -> Option<Gather<M>>
     where
         M: Clone,
@@ -113,7 +111,7 @@ impl<M> Outstanding<M> {
         if let Some(segments) = long {
             read(0, segments);
         }
-        // Either all arguments that have bytes are chunks, or none is.
+        // Either all arguments with bytes are chunks, or none is.
         let chunks = (0..call.arguments.len()).any(|index| self.segments(Part::Argument(index)).is_some());
         let places = call
             .arguments
@@ -156,7 +154,7 @@ impl<M> Outstanding<M> {
                 let offered = WriteChunk(region.segments()?.clone());
                 let returned = lists.reply.as_ref()?;
                 let len = u32::try_from(returned.bytes()).ok()?;
-                // Less than an xid and msg_type is no reply.
+                // A message without xid and msg_type (8 bytes) is no reply.
                 if !returned.returns(&offered) || len < 8 {
                     return None;
                 }
@@ -177,7 +175,7 @@ impl<M> Outstanding<M> {
                 placed.push(None);
                 continue;
             };
-            // A list that is cut short leaves the rest unused.
+            // A result without an entry in a short list is unused.
             let len = match returned.next() {
                 Some(chunk) if chunk.returns(&WriteChunk(segments.clone())) => {
                     u32::try_from(chunk.bytes()).ok()?

@@ -7,13 +7,13 @@ use crate::payload::padding;
 /// The memory that a requester exposes for a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
-    /// Arguments by Read chunks.
+    /// Arguments go by Read chunks.
     pub(super) read_arguments: bool,
-    /// The call itself by the position-zero Read chunk.
+    /// The call itself goes by the position-zero Read chunk.
     pub(super) long_call: bool,
-    /// Results by Write chunks.
+    /// Results come by Write chunks.
     pub(super) write_results: bool,
-    /// A Reply chunk.
+    /// The reply may come by a Reply chunk.
     pub(super) long_reply: bool,
 }
 
@@ -23,11 +23,11 @@ const SEGMENT: usize = 16;
 const CHUNK: usize = 8;
 
 impl Plan {
-    /// The plan for `call`, in which each exposed piece of memory has at most `segments` segments.
+    /// The plan for `call`, in which each exposed memory area has at most `segments` segments.
     ///
     /// # Errors
-    /// [`CallError::TooLong`] if there is none; always so if chunks are needed and `chunks` forbids
-    /// them.
+    /// [`CallError::TooLong`] if no plan fits: the messages are too long for inline Sends, and
+    /// chunks are not sufficient or `chunks` forbids them.
     pub(super) fn of<M>(
         call: &Call<M>,
         terms: &Terms,
@@ -35,7 +35,7 @@ impl Plan {
         chunks: bool,
     ) -> Result<Self, CallError> {
         let chunk = CHUNK + segments * SEGMENT;
-        // The reply, first with everything in it.
+        // The reply comes first, with all results inline.
         let mut plan = Self {
             read_arguments: false,
             long_call: false,
@@ -52,7 +52,7 @@ impl Plan {
                 lists += chunk;
             }
         }
-        // Then the call, which brings the same lists.
+        // The call comes next. It carries the same lists.
         let header = MIN_LEN + lists;
         let message = call.message.len();
         if header + message + inline(&call.arguments) > terms.send {

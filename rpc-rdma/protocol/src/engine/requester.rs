@@ -1,5 +1,5 @@
-//! The calls of this end. A call is sent when there are credits and its memory is exposed; it ends
-//! when the peer has no more access to this memory.
+//! The calls of this end. The requester sends a call when there are credits and the memory of the
+//! call is exposed. The call ends when the peer has no more access to this memory.
 
 use super::gather::well_placed;
 use super::outbox::Outbox;
@@ -12,22 +12,22 @@ use crate::chunk::Segment;
 use crate::triage;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// The calls of one end, over as many connections as they take.
+/// The calls of one end. They stay outstanding across connections.
 #[derive(Debug)]
 pub(super) struct Requester<M> {
     chunks: bool,
-    /// Segments of a region, at most.
+    /// Maximum segments of a region.
     segments: usize,
-    /// Credits asked for.
+    /// Credits requested from the peer.
     requested: u32,
-    /// Credits granted.
+    /// Credits granted by the peer.
     granted: u32,
-    /// `None` while there is no connection, or the peer is not ready for calls.
+    /// `None` while there is no connection, or while the peer is not ready for calls.
     terms: Option<Terms>,
     calls: HashMap<u32, Outstanding<M>>,
     queue: BTreeMap<u64, u32>,
-    /// Calls of this connection that the peer has not answered, also those that were cancelled
-    /// since: what credits count.
+    /// Calls of this connection without a reply from the peer, including cancelled calls. Each of
+    /// them uses a credit.
     unanswered: HashSet<u32>,
     regions: HashMap<RegionId, u32>,
     made: u64,
@@ -51,7 +51,7 @@ impl<M: Clone> Requester<M> {
         }
     }
 
-    /// Number of calls whose replies may arrive.
+    /// Number of calls whose replies may still arrive.
     pub(super) fn unanswered(&self) -> usize {
         self.unanswered.len()
     }
@@ -62,7 +62,7 @@ impl<M: Clone> Requester<M> {
         self.unanswered.len() - self.unanswered.iter().filter(waited_for).count()
     }
 
-    /// Number of calls that are not over.
+    /// Number of calls that have not ended.
     pub(super) fn outstanding(&self) -> usize {
         self.calls.len()
     }
@@ -78,7 +78,7 @@ impl<M: Clone> Requester<M> {
 
     pub(super) fn connected(&mut self, terms: Terms, out: &mut Outbox<M>) {
         self.terms = Some(terms);
-        // RFC 8166 §3.3.3: one, until a reply says more.
+        // RFC 8166 §3.3.3: one credit, until a reply grants more.
         self.granted = 1;
         self.pump(out);
     }
@@ -97,7 +97,7 @@ impl<M: Clone> Requester<M> {
                     region.exposure = Exposure::Closed;
                 }
             }
-            // What was not answered is sent again, with the same xid, over the next connection.
+            // Calls without an answer are sent again over the next connection, with the same xid.
             if matches!(call.state, State::Registering | State::Sent) {
                 call.state = State::Ending(None);
             }
@@ -115,7 +115,7 @@ impl<M: Clone> Requester<M> {
         {
             return Err(Invalid::Items);
         }
-        // A cancelled call's xid is free when its reply has come, or can come no more.
+        // The xid of a cancelled call is free when its reply has arrived or can no longer arrive.
         if self.calls.contains_key(&xid) || self.unanswered.contains(&xid) {
             return Err(Invalid::XidInUse(xid));
         }
@@ -138,23 +138,24 @@ impl<M: Clone> Requester<M> {
             return false;
         };
         match call.state {
-            // Answered already, and about to end as it did.
+            // The call is already answered, and ends with that outcome.
             State::Ending(Some(_)) => {}
             State::Queued | State::Registering | State::Ending(None) => {
                 self.unanswered.remove(&xid);
                 self.end(xid, Err(CallError::Cancelled), None, out);
             }
-            // The peer goes on with it, and its credit is in use until it answers.
+            // The peer continues the call, which uses its credit until the reply.
             State::Sent => self.end(xid, Err(CallError::Cancelled), None, out),
         }
         self.pump(out);
         true
     }
 
-    /// Starts what credits allow.
+    /// Starts as many calls as the credits permit.
     fn pump(&mut self, out: &mut Outbox<M>) {
         let Some(terms) = self.terms else { return };
-        // RFC 8166 §3.3.1: the lower of requested and granted, less those in flight.
+        // RFC 8166 §3.3.1: the limit is the lower of requested and granted credits, less the calls
+        // in flight.
         while self.unanswered.len() < self.requested.min(self.granted) as usize {
             let Some((_, xid)) = self.queue.pop_first() else {
                 return;
@@ -179,7 +180,7 @@ impl<M: Clone> Requester<M> {
         let memory = |item: &super::Item<M>| Exposed::Memory(item.memory.clone(), item.len);
         if plan.read_arguments {
             let arguments = call.arguments.iter().enumerate();
-            // There is no memory behind an empty item, and nothing to be read.
+            // An empty item has no memory, and the peer reads nothing.
             let arguments = arguments.filter(|(_, item)| item.len > 0);
             parts.extend(arguments.map(|(index, item)| (Part::Argument(index), memory(item))));
         }
@@ -231,7 +232,7 @@ impl<M: Clone> Requester<M> {
         ) {
             self.send_if_registered(xid, out);
         } else {
-            // The call was cancelled, or the connection lost, in the meantime.
+            // The call was cancelled, or the connection was lost, in the meantime.
             self.withdraw(xid, None, out);
         }
         self.pump(out);
@@ -303,7 +304,7 @@ impl<M: Clone> Requester<M> {
             self.unanswered.remove(&xid);
             return self.end(xid, Err(CallError::TooLong), None, out);
         };
-        // More segments than the plan allowed for.
+        // The registration returned more segments than the plan assumed.
         if message.len() > terms.send {
             self.unanswered.remove(&xid);
             return self.end(xid, Err(CallError::TooLong), None, out);
@@ -325,22 +326,22 @@ impl<M: Clone> Requester<M> {
             return;
         }
         let outcome = match self.calls.get(&xid) {
-            // Nobody can have answered that.
+            // The peer has not received this call, so it cannot have answered it.
             Some(call) if matches!(call.state, State::Registering) => return,
             Some(call) if matches!(call.state, State::Sent) => match reply {
                 triage::Reply::Error { error, .. } => Some(Err(CallError::Refused(error))),
-                // RFC 8166 §4.5: what does not fit the call is discarded as if it had not come.
+                // RFC 8166 §4.5: a reply that does not fit the call is discarded.
                 _ => match call.fit(&reply) {
                     Some(answer) => Some(Ok(answer)),
                     None => return,
                 },
             },
-            // Cancelled: only the credit is of interest.
+            // The call was cancelled, so only the credit matters.
             _ => None,
         };
         self.unanswered.remove(&xid);
         if let triage::Reply::Short { credits, .. } | triage::Reply::Long { credits, .. } = reply {
-            // A grant of none would be for ever (RPC-C-04).
+            // A grant of 0 would stop the requester forever (RPC-C-04).
             self.granted = credits.max(1);
         }
         if let Some(outcome) = outcome {
@@ -349,7 +350,7 @@ impl<M: Clone> Requester<M> {
         self.pump(out);
     }
 
-    /// Does a call count on this handle still?
+    /// Whether a call still has this handle exposed.
     pub(super) fn exposes(&self, handle: u32) -> bool {
         let regions = self.calls.values().flat_map(|call| &call.regions);
         regions
@@ -358,7 +359,7 @@ impl<M: Clone> Requester<M> {
             .any(|segment| segment.handle == handle)
     }
 
-    /// The call ends so, when its memory is back.
+    /// Ends the call with this outcome when its memory is released.
     fn end(
         &mut self,
         xid: u32,
@@ -374,7 +375,7 @@ impl<M: Clone> Requester<M> {
         self.withdraw(xid, invalidated, out);
     }
 
-    /// Takes back the memory of a call that is ending, and ends it when all is back.
+    /// Releases the memory of a call that is ending, and ends the call when all of it is released.
     fn withdraw(&mut self, xid: u32, invalidated: Option<u32>, out: &mut Outbox<M>) {
         let Some(call) = self.calls.get_mut(&xid) else {
             return;

@@ -1,4 +1,5 @@
-//! Calls of the peer's: fetched, handed to the consumer, and answered.
+//! Calls of the peer: the responder fetches their data, passes them to the consumer, and answers
+//! them.
 
 use super::gather::{Gather, well_placed};
 use super::outbox::Outbox;
@@ -9,25 +10,25 @@ use crate::malformed::Malformed;
 use crate::triage::{self, Profile, Refusal};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-/// There is no such call, or not any more: its connection is gone, or it was answered.
+/// The call is unknown or no longer open: its connection is gone, or it was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no such call")]
 pub struct UnknownCall;
 
-/// A call that is not answered yet.
+/// A call that the peer made and whose reply has not been sent.
 #[derive(Debug)]
 struct Held {
     xid: u32,
     lists: ChunkLists,
-    /// The event for the consumer when all data is fetched.
+    /// The event for the consumer, held until all data is fetched.
     incoming: Option<Incoming>,
     /// Reads that have not completed.
     reads: usize,
-    /// The consumer has answered it.
+    /// Whether the consumer has answered the call.
     answered: bool,
 }
 
-/// A Read that waits for its turn.
+/// A Read that waits until the limit of concurrent Reads permits it.
 #[derive(Debug)]
 struct Waiting {
     call: CallId,
@@ -50,32 +51,35 @@ enum Work {
 pub(super) struct Responder<M> {
     profile: Profile,
     chunks: bool,
-    /// Credits granted from now on. 0: calls are not taken.
+    /// Credits granted from now on. With 0, the responder accepts no calls.
     grant: u32,
-    /// Receives that the peer may count on for calls. Less than are granted while calls are held;
-    /// more after the grant was lowered, until enough replies told the peer so.
+    /// Receives that the peer may use for calls. The number is below the grant while calls are
+    /// held. It is above the grant after the grant was lowered, until enough replies have carried
+    /// the lower grant to the peer.
     promised: usize,
-    /// Reads at a time.
+    /// Maximum number of concurrent Reads.
     max_reads: usize,
     terms: Option<Terms>,
     calls: HashMap<CallId, Held>,
     works: HashMap<WorkId, Work>,
     waiting: VecDeque<Waiting>,
     reading: usize,
-    /// RDMA_ERRORs that are on their way.
+    /// RDMA_ERRORs that are being sent.
     errors: usize,
-    /// Replies that are on their way.
+    /// Replies that are being sent.
     replies: usize,
-    /// Replies that wait for those: as long as they do the peer has no credit for another call, so
-    /// one that reads nothing makes us hold no more of them, and of what they are made of, than
-    /// twice the grant.
+    /// Replies that wait until earlier replies are sent. While they wait, the peer has no credit
+    /// for another call. A peer that reads nothing therefore makes this end hold the memory of at
+    /// most twice the grant of replies.
     unsent: VecDeque<(CallId, Reply<M>)>,
     taken: u64,
-    /// Transactions that broke a connection: to be refused when they come again (RFC 8166 §4.5.3).
+    /// Transactions that broke a connection. The responder refuses them when they arrive again (RFC
+    /// 8166 §4.5.3).
     refused: BTreeSet<u32>,
 }
 
-/// Transactions remembered in that way; more are forgotten, lowest xid first.
+/// Maximum number of remembered transactions that broke a connection. Beyond it, the lowest xid is
+/// forgotten first.
 const REFUSED: usize = 64;
 
 impl<M: Clone> Responder<M> {
@@ -99,7 +103,7 @@ impl<M: Clone> Responder<M> {
         }
     }
 
-    /// Receives that calls may need, from now on.
+    /// Receives that calls may need from now on.
     pub(super) fn promise(&mut self) -> usize {
         let free = (self.grant as usize).saturating_sub(self.calls.len());
         self.promised = self.promised.max(free);
@@ -152,7 +156,7 @@ impl<M: Clone> Responder<M> {
     ) {
         match triage::call_of(message, parsed, self.profile) {
             Ok(call) if !self.chunks && !call.lists.is_empty() => {
-                // RFC 8167 §5.3: chunks are not for this direction.
+                // RFC 8167 §5.3: calls in this direction have no chunks.
                 let refusal = triage::refused(message, Malformed::Segments, self.profile);
                 self.refusal(refusal, out);
             }
@@ -180,7 +184,7 @@ impl<M: Clone> Responder<M> {
     }
 
     fn send_error(&mut self, header: Header, out: &mut Outbox<M>) {
-        // A peer that takes no answers makes us hold no more of them than it has credits.
+        // A peer that does not take errors makes this end hold at most as many as it has credits.
         if self.errors >= (self.grant as usize).max(1) {
             return out.actions.push(Action::Close(Closing::Faults));
         }
@@ -198,8 +202,8 @@ impl<M: Clone> Responder<M> {
     }
 
     fn take(&mut self, call: triage::Call, out: &mut Outbox<M>) {
-        // Its receive is used up. Those of messages that are refused or discarded are posted anew:
-        // no reply to them tells of a lower grant.
+        // The call used a receive. The receives of refused or discarded messages are posted again,
+        // because no reply to them carries a lower grant.
         self.promised = self.promised.saturating_sub(1);
         self.taken += 1;
         let id = CallId(self.taken);
@@ -239,7 +243,7 @@ impl<M: Clone> Responder<M> {
         self.hand_over(id, out);
     }
 
-    /// Posts the Reads that may be.
+    /// Posts the Reads that the limit permits.
     fn read(&mut self, out: &mut Outbox<M>) {
         while self.reading < self.max_reads
             && let Some(next) = self.waiting.pop_front()
@@ -289,7 +293,7 @@ impl<M: Clone> Responder<M> {
         }
     }
 
-    /// The connection is about to break for this.
+    /// Remembers the call of this work request, whose failure is about to break the connection.
     pub(super) fn failed(&mut self, work: WorkId) {
         if let Some(Work::Read(call)) = self.works.get(&work)
             && let Some(held) = self.calls.get(call)
@@ -310,7 +314,8 @@ impl<M: Clone> Responder<M> {
         reply: &Reply<M>,
         out: &mut Outbox<M>,
     ) -> Result<(), UnknownCall> {
-        // Handed over, that is: what is still being fetched nobody can answer.
+        // Only a call that the consumer has received can be answered, not one whose data is being
+        // fetched.
         let held = self.calls.get_mut(&call).ok_or(UnknownCall)?;
         if held.incoming.is_some() || held.answered {
             return Err(UnknownCall);
@@ -329,14 +334,14 @@ impl<M: Clone> Responder<M> {
             return;
         };
         self.replies += 1;
-        // Now, as the grant may change before the receives are posted.
+        // The promise is counted now, because the grant may change before the receives are posted.
         self.promise();
         let work = out.work();
         self.works.insert(work, Work::Reply(call));
         let made = compose(&held, reply, &terms, self.grant.max(1));
         let (writes, message) = made.unwrap_or_else(|| {
-            // There is no room for it, so there can be no RPC reply (RFC 8166 §4.5.3). Nobody heeds
-            // an error's credits.
+            // The reply does not fit, so no RPC reply is possible (RFC 8166 §4.5.3). Requesters
+            // ignore the credits of an error.
             self.promised += 1;
             let header = Header {
                 xid: held.xid,
@@ -360,7 +365,8 @@ impl<M: Clone> Responder<M> {
     }
 }
 
-/// The RDMA Writes and the Send that make the reply; `None` if it fits nowhere.
+/// The RDMA Writes and the Send that make the reply. `None` if the reply fits neither inline nor
+/// into a chunk.
 fn compose<M: Clone>(
     held: &Held,
     reply: &Reply<M>,
@@ -374,8 +380,8 @@ fn compose<M: Clone>(
     let mut inline = Vec::new();
     let mut writes = Vec::new();
     let mut chunks = held.lists.writes.iter();
-    // RFC 8166 §4.3.2.1: each result takes the next chunk; those for which there is none, or an
-    // empty one, go inline.
+    // RFC 8166 §4.3.2.1: each result takes the next chunk. A result goes inline if there is no
+    // further chunk, or if the chunk is empty.
     for item in &reply.results {
         match chunks.next() {
             Some(chunk) if !chunk.is_empty() => {
@@ -389,7 +395,7 @@ fn compose<M: Clone>(
             }
         }
     }
-    // What is left is returned unused.
+    // The remaining chunks are returned unused.
     writes.extend(chunks.filter_map(|chunk| chunk.filled(0)));
 
     let payload = Gather::with_items(&reply.message, inline);
@@ -423,7 +429,7 @@ fn compose<M: Clone>(
     Some((actions, Gather::bytes(bytes)))
 }
 
-/// The Writes that place `bytes` in a chunk whose lengths are theirs.
+/// Appends the Writes that place `bytes` in `chunk`, whose lengths have the same sum.
 fn write<M: Clone>(mut bytes: Gather<M>, chunk: &WriteChunk, actions: &mut Vec<Action<M>>) {
     for remote in chunk.0.iter().filter(|segment| segment.length > 0) {
         let pieces = bytes.take(remote.length as usize);

@@ -5,11 +5,11 @@ use crate::private_data::{DEFAULT_INLINE, PrivateData};
 /// The terms that both ends agreed on at the connection's set-up, as seen by this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// Bytes of the longest Send from here.
+    /// Bytes of the longest Send of this end.
     pub send: usize,
-    /// Bytes of the longest Send from there.
+    /// Bytes of the longest Send of the peer.
     pub receive: usize,
-    /// Replies may invalidate.
+    /// Whether replies may invalidate STags remotely.
     pub remote_invalidation: bool,
 }
 

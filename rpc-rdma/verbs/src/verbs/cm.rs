@@ -9,59 +9,59 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-/// Where the connection manager tells what happened.
+/// An event channel of the connection manager.
 pub(crate) struct Channel(NonNull<sys::rdma_event_channel>);
 
 // SAFETY: librdmacm's channels may be used by all threads.
 unsafe impl Send for Channel {}
-// SAFETY: as above.
+// SAFETY: librdmacm's channels may be used by several threads at the same time.
 unsafe impl Sync for Channel {}
 
-/// What happened to an identifier.
+/// An event of an identifier.
 pub(crate) struct Event {
     pub(crate) kind: sys::rdma_cm_event_type::Type,
-    /// Names the identifier that it happened to.
+    /// The key of the identifier.
     pub(crate) key: u64,
-    /// 0, or an errno with a minus, or the manager's own reason.
+    /// 0, a negative errno, or a reason code of the connection manager.
     pub(crate) status: i32,
     pub(crate) private_data: Vec<u8>,
-    /// RDMA Reads that the peer takes at a time.
+    /// Number of concurrent RDMA Reads that the peer accepts.
     pub(crate) reads: u8,
-    /// RDMA Reads that the peer makes at a time.
+    /// Number of concurrent RDMA Reads that the peer makes.
     pub(crate) served_reads: u8,
-    /// Of a connection request: the identifier that was made for it.
+    /// The new identifier of a connection request.
     pub(crate) incoming: Option<Id>,
 }
 
 impl Channel {
     pub(crate) fn new() -> io::Result<Arc<Self>> {
-        // SAFETY: takes nothing.
+        // SAFETY: the function has no parameters.
         let channel = Self(made(unsafe { sys::rdma_create_event_channel() })?);
         set_nonblocking(channel.fd())?;
         Ok(Arc::new(channel))
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open as long as the channel, which is borrowed.
+        // SAFETY: the descriptor is open as long as the channel, which is borrowed.
         unsafe { BorrowedFd::borrow_raw((*self.0.as_ptr()).fd) }
     }
 
     /// The next event, if there is one.
     pub(crate) fn next(self: &Arc<Self>) -> io::Result<Option<Event>> {
         let mut event = ptr::null_mut();
-        // SAFETY: the channel is open, and the place for the answer is there.
+        // SAFETY: the channel is open, and `event` is a valid place for the result.
         match done(unsafe { sys::rdma_get_cm_event(self.0.as_ptr(), &mut event) }) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             result => result?,
         }
-        // SAFETY: ours until it is acknowledged below.
+        // SAFETY: the event stays valid until it is acknowledged below.
         let told = unsafe { &*event };
-        // SAFETY: connections are of the TCP port space, whose events have these parameters.
+        // SAFETY: identifiers are of the TCP port space, whose events have connection parameters.
         let param = unsafe { &told.param.conn };
         let private_data = if param.private_data.is_null() {
             Vec::new()
         } else {
-            // SAFETY: the event has so many bytes there.
+            // SAFETY: the event has this number of bytes at this address.
             unsafe {
                 std::slice::from_raw_parts(param.private_data.cast::<u8>(), param.private_data_len.into())
             }
@@ -78,7 +78,7 @@ impl Channel {
             served_reads: param.responder_resources,
             incoming: incoming.map(|id| Id(id, Arc::clone(self))),
         };
-        // SAFETY: the event was taken above, and nothing of it is kept.
+        // SAFETY: the event was taken above, and no reference to it remains.
         done(unsafe { sys::rdma_ack_cm_event(event) })?;
         Ok(Some(result))
     }
@@ -86,12 +86,12 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: identifiers keep their channel, so there is none of it any more.
+        // SAFETY: identifiers keep their channel, so no identifier of this channel exists.
         unsafe { sys::rdma_destroy_event_channel(self.0.as_ptr()) };
     }
 }
 
-/// One end of a connection to be, or a listener.
+/// One end of a connection before it is established, or a listener.
 pub(crate) struct Id(
     pub(super) NonNull<sys::rdma_cm_id>,
     #[expect(dead_code)] Arc<Channel>,
@@ -99,7 +99,7 @@ pub(crate) struct Id(
 
 // SAFETY: librdmacm's identifiers may be used by all threads.
 unsafe impl Send for Id {}
-// SAFETY: as above.
+// SAFETY: librdmacm's identifiers may be used by several threads at the same time.
 unsafe impl Sync for Id {}
 
 impl Id {
@@ -117,56 +117,56 @@ impl Id {
 
     pub(crate) fn listen(&self, address: SocketAddr, backlog: i32) -> io::Result<()> {
         let mut address = Address::from(address);
-        // SAFETY: the address is one of its family's.
+        // SAFETY: the address has the length of its family.
         done(unsafe { sys::rdma_bind_addr(self.0.as_ptr(), address.as_mut()) })?;
-        // SAFETY: the identifier is bound.
+        // SAFETY: the identifier exists and is bound.
         done(unsafe { sys::rdma_listen(self.0.as_ptr(), backlog) })
     }
 
     pub(crate) fn resolve_address(&self, address: SocketAddr, patience_ms: i32) -> io::Result<()> {
         let mut address = Address::from(address);
-        // SAFETY: the address is one of its family's.
+        // SAFETY: the address has the length of its family.
         done(unsafe {
             sys::rdma_resolve_addr(self.0.as_ptr(), ptr::null_mut(), address.as_mut(), patience_ms)
         })
     }
 
     pub(crate) fn resolve_route(&self, patience_ms: i32) -> io::Result<()> {
-        // SAFETY: the identifier is there.
+        // SAFETY: the identifier exists as long as `self`.
         done(unsafe { sys::rdma_resolve_route(self.0.as_ptr(), patience_ms) })
     }
 
     pub(crate) fn reject(&self) {
-        // SAFETY: the identifier is there; a request that is gone makes this fail, which is as
-        // good.
+        // SAFETY: the identifier exists as long as `self`. If the request is gone, the call fails,
+        // which needs no handling.
         let _ = unsafe { sys::rdma_reject(self.0.as_ptr(), ptr::null(), 0) };
     }
 
     pub(crate) fn local(&self) -> SocketAddr {
-        // SAFETY: the identifier is there, and has room for an address of any family.
+        // SAFETY: the identifier exists, and the storage has room for an address of any family.
         address(unsafe { &(*self.0.as_ptr()).route.addr.src_addr_union.src_storage })
     }
 
     pub(crate) fn peer(&self) -> SocketAddr {
-        // SAFETY: as above.
+        // SAFETY: the identifier exists, and the storage has room for an address of any family.
         address(unsafe { &(*self.0.as_ptr()).route.addr.dst_addr_union.dst_storage })
     }
 
     pub(super) fn context(&self) -> io::Result<NonNull<sys::ibv_context>> {
-        // SAFETY: the identifier is there.
+        // SAFETY: the identifier exists as long as `self`.
         NonNull::new(unsafe { (*self.0.as_ptr()).verbs }).ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 }
 
 impl Drop for Id {
     fn drop(&mut self) {
-        // SAFETY: it has no queue pair (a Link takes its own away first), and its events were
-        // acknowledged when they were taken.
+        // SAFETY: the identifier has no queue pair (a Link destroys its own first), and all events
+        // were acknowledged when they were taken.
         unsafe { sys::rdma_destroy_id(self.0.as_ptr()) };
     }
 }
 
-/// A socket address as C has it.
+/// A socket address in the form of C.
 #[repr(C)]
 union Address {
     v4: libc::sockaddr_in,
@@ -210,13 +210,14 @@ impl From<SocketAddr> for Address {
 fn address(storage: &libc::sockaddr_storage) -> SocketAddr {
     let place = ptr::from_ref(storage);
     if i32::from(storage.ss_family) == libc::AF_INET6 {
-        // SAFETY: the family says that it is one, and the storage is large enough and aligned for
-        // it.
+        // SAFETY: the family states that the address is IPv6, and the storage is large enough and
+        // aligned for it.
         let v6 = unsafe { &*place.cast::<libc::sockaddr_in6>() };
         let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
         SocketAddr::new(IpAddr::V6(ip), u16::from_be(v6.sin6_port))
     } else {
-        // SAFETY: as above; every other family is shown as 0.0.0.0 would be.
+        // SAFETY: the storage is large enough and aligned for an IPv4 address. The result for any
+        // other family is arbitrary but initialized.
         let v4 = unsafe { &*place.cast::<libc::sockaddr_in>() };
         let ip = Ipv4Addr::from_bits(u32::from_be(v4.sin_addr.s_addr));
         SocketAddr::new(IpAddr::V4(ip), u16::from_be(v4.sin_port))

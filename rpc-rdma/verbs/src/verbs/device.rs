@@ -1,4 +1,4 @@
-//! A device, and memory that is registered with it.
+//! A device, and memory registered with it.
 
 use super::cm::Id;
 use super::result::{made, returned};
@@ -15,53 +15,55 @@ pub(crate) struct Device {
     pub(super) context: NonNull<sys::ibv_context>,
     pub(super) domain: NonNull<sys::ibv_pd>,
     pool: Pool,
-    /// One for each arena, by number.
+    /// The registrations of arenas, by arena number.
     arenas: Mutex<Vec<Arc<Region>>>,
     pub(crate) limits: Limits,
 }
 
-/// What a device can do.
+/// The limits and features of a device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Work requests of a queue.
+    /// Maximum work requests of a queue.
     pub(crate) works: u32,
-    /// Elements of a request.
+    /// Maximum elements of a request.
     pub(crate) elements: u32,
-    /// RDMA Reads that a queue pair may make, and be asked for, at a time.
+    /// Maximum concurrent RDMA Reads of a queue pair, in each direction.
     pub(crate) reads: u8,
-    /// Memory windows of type 2, for which there are work requests.
+    /// The device supports memory windows of type 2, which work requests bind.
     pub(crate) windows: bool,
-    /// Sends that invalidate.
+    /// The device supports Sends that invalidate.
     pub(crate) invalidates: bool,
-    /// Where an RDMA Read's bytes go must be open to the peer's Writes, since on iWARP the peer is
-    /// told its STag (RFC 5040 §5.2).
+    /// The sink of an RDMA Read must permit remote Writes, because on iWARP the peer gets its STag
+    /// (RFC 5040 §5.2).
     pub(crate) open_sinks: bool,
 }
 
 // SAFETY: libibverbs' contexts and protection domains may be used by all threads.
 unsafe impl Send for Device {}
-// SAFETY: as above.
+// SAFETY: libibverbs' contexts and protection domains may be used by several threads at the same
+// time.
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// Names the device that an identifier was bound to.
+    /// The key of the device to which an identifier is bound.
     pub(crate) fn key(id: &Id) -> io::Result<usize> {
         Ok(id.context()?.as_ptr() as usize)
     }
 
-    /// The device that `id` was bound to; its windows are there or not, if it has any. To be
-    /// dropped before all identifiers that are: it is them that keep the device open.
+    /// The device to which `id` is bound. `windows` permits the use of its memory windows, if it
+    /// supports them. The device must be dropped before all identifiers that are bound to it,
+    /// because they keep it open.
     pub(crate) fn of(id: &Id, pool: &Pool, windows: bool) -> io::Result<Self> {
         let context = id.context()?;
-        // SAFETY: all zeroes is a value of this plain structure.
+        // SAFETY: all zeroes is a valid value of this plain structure.
         let mut attributes: sys::ibv_device_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: the device is open as long as the identifier, and the place for the answer is
-        // there.
+        // SAFETY: the device is open as long as the identifier, and `attributes` is a valid place
+        // for the result.
         returned(unsafe { sys::ibv_query_device(context.as_ptr(), &mut attributes) })?;
-        // SAFETY: as above.
+        // SAFETY: the device is open as long as the identifier, so its context is valid.
         let iwarp = unsafe { (*(*context.as_ptr()).device).transport_type }
             == sys::ibv_transport_type::IBV_TRANSPORT_IWARP;
-        // SAFETY: as above.
+        // SAFETY: the device is open as long as the identifier, so its context is valid.
         let domain = made(unsafe { sys::ibv_alloc_pd(context.as_ptr()) })?;
         let reads = attributes.max_qp_rd_atom.min(attributes.max_qp_init_rd_atom);
         let can = |flag: sys::ibv_device_cap_flags| attributes.device_cap_flags & flag.0 != 0;
@@ -82,7 +84,7 @@ impl Device {
         })
     }
 
-    /// The registration of an arena of the pool, for our own use and to bind windows to.
+    /// The registration of an arena of the pool, for local use and for windows.
     pub(crate) fn arena(&self, number: usize) -> io::Result<Arc<Region>> {
         let mut arenas = lock(&self.arenas);
         if arenas.len() <= number {
@@ -102,7 +104,7 @@ impl Device {
         self.register(arena.base, crate::memory::MAX_BUFFER, access)
     }
 
-    /// Registers memory for the peer: to be read, or to be written.
+    /// Registers memory that the peer may read or, with `writes`, write.
     pub(crate) fn open(&self, at: usize, len: usize, writes: bool) -> io::Result<Region> {
         let access = if writes {
             sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 | sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
@@ -114,8 +116,8 @@ impl Device {
 
     fn register(&self, at: usize, len: usize, access: u32) -> io::Result<Region> {
         let place = ptr::with_exposed_provenance_mut::<c_void>(at);
-        // SAFETY: the domain is there; the memory is a pool's, which stays mapped as long as this
-        // device keeps the pool.
+        // SAFETY: the domain exists. The memory belongs to the pool, which stays mapped as long as
+        // this device keeps the pool.
         let region = unsafe { sys::ibv_reg_mr(self.domain.as_ptr(), place, len, access as i32) };
         made(region).map(Region)
     }
@@ -127,8 +129,8 @@ impl Drop for Device {
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner)
             .clear();
-        // SAFETY: links, regions and windows of this domain are owned by links, which keep the
-        // device; arenas are gone.
+        // SAFETY: links own the regions and windows of this domain and keep the device, so none
+        // exists. The arenas were dropped.
         unsafe { sys::ibv_dealloc_pd(self.domain.as_ptr()) };
     }
 }
@@ -138,31 +140,31 @@ pub(crate) struct Region(pub(super) NonNull<sys::ibv_mr>);
 
 // SAFETY: libibverbs' regions may be used by all threads.
 unsafe impl Send for Region {}
-// SAFETY: as above.
+// SAFETY: libibverbs' regions may be used by several threads at the same time.
 unsafe impl Sync for Region {}
 
 impl Region {
     pub(crate) fn local_key(&self) -> u32 {
-        // SAFETY: the region is there.
+        // SAFETY: the region exists as long as `self`.
         unsafe { (*self.0.as_ptr()).lkey }
     }
 
     pub(crate) fn remote_key(&self) -> u32 {
-        // SAFETY: the region is there.
+        // SAFETY: the region exists as long as `self`.
         unsafe { (*self.0.as_ptr()).rkey }
     }
 
-    /// Deregisters it; the peer has no access when this is done.
+    /// Deregisters the memory. The peer has no more access when this returns.
     pub(crate) fn close(self) -> io::Result<()> {
         let region = std::mem::ManuallyDrop::new(self);
-        // SAFETY: the region is there, and nobody has it any more.
+        // SAFETY: the region exists, and this is its only owner.
         returned(unsafe { sys::ibv_dereg_mr(region.0.as_ptr()) })
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: as in `close`.
+        // SAFETY: the region exists, and this is its only owner.
         unsafe { sys::ibv_dereg_mr(self.0.as_ptr()) };
     }
 }
@@ -174,22 +176,22 @@ pub(crate) struct Window(pub(super) NonNull<sys::ibv_mw>);
 unsafe impl Send for Window {}
 
 impl Window {
-    /// What it is known by while it is bound.
+    /// The key of the window while it is bound.
     pub(crate) fn remote_key(&self) -> u32 {
-        // SAFETY: the window is there.
+        // SAFETY: the window exists as long as `self`.
         unsafe { (*self.0.as_ptr()).rkey }
     }
 
-    /// What it will be known by when it is bound the next time.
+    /// The key that the window gets when it is bound the next time.
     pub(crate) fn next_key(&self) -> u32 {
-        // SAFETY: computes.
+        // SAFETY: the function only computes a number.
         unsafe { sys::ibv_inc_rkey(self.remote_key()) }
     }
 }
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // SAFETY: the window is there, and nobody has it any more.
+        // SAFETY: the window exists, and this is its only owner.
         unsafe { sys::ibv_dealloc_mw(self.0.as_ptr()) };
     }
 }

@@ -1,4 +1,4 @@
-//! A queue pair: work requests go in, completions come out.
+//! A queue pair with its work requests and completions.
 
 use super::cm::Id;
 use super::device::{Device, Region, Window};
@@ -10,7 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-/// A stretch of registered memory.
+/// A contiguous part of registered memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Element {
     pub(crate) at: usize,
@@ -49,21 +49,22 @@ pub(crate) enum Work<'a> {
 /// A completion.
 pub(crate) struct Completion {
     pub(crate) number: u64,
-    /// `None` if it went well.
+    /// The reason of a failure. `None`: the request succeeded.
     pub(crate) failed: Option<Failure>,
     /// Bytes received.
     pub(crate) len: u32,
     pub(crate) invalidated: Option<u32>,
 }
 
-/// Why a work request failed.
+/// The reason why a work request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// Another one did before it.
+    /// An earlier request failed.
     Flushed,
-    /// The peer refuses it: it has no such memory, or not so much, or not for this.
+    /// The peer refuses the request: the memory does not exist, is too short, or does not permit
+    /// this access.
     Refused,
-    /// `ibv_wc_status`: the connection failed, or our own end.
+    /// `ibv_wc_status`: the connection or this end failed.
     Other(u32),
 }
 
@@ -86,28 +87,29 @@ pub(crate) struct Link {
     id: Id,
     queue: NonNull<sys::ibv_cq>,
     channel: NonNull<sys::ibv_comp_channel>,
-    /// Keeps arenas registered. Dropped before the identifier.
+    /// The device, which keeps arenas registered. It is dropped before the identifier.
     device: Option<Arc<Device>>,
 }
 
 // SAFETY: libibverbs' objects may be used by all threads.
 unsafe impl Send for Link {}
-// SAFETY: as above.
+// SAFETY: libibverbs' objects may be used by several threads at the same time.
 unsafe impl Sync for Link {}
 
 impl Link {
-    /// With room for so many requests that send, and receives. If that fails, the device goes
-    /// before the identifier, as parameters do: the last one first.
+    /// Makes a queue pair with room for this number of send requests and receives. If it fails,
+    /// parameters are dropped in reverse order, so the device is dropped before the identifier.
     pub(crate) fn new(id: Id, device: Arc<Device>, sends: u32, receives: u32) -> io::Result<Self> {
         let (context, domain) = (device.context.as_ptr(), device.domain.as_ptr());
         let elements = device.limits.elements;
-        // SAFETY: the device is open while the identifier is.
+        // SAFETY: the device is open as long as the identifier exists.
         let channel = made(unsafe { sys::ibv_create_comp_channel(context) })?;
         let len = (sends + receives) as i32;
-        // SAFETY: as above, and the channel was just made.
+        // SAFETY: the device is open as long as the identifier exists, and the channel was just
+        // made.
         let queue = unsafe { sys::ibv_create_cq(context, len, ptr::null_mut(), channel.as_ptr(), 0) };
         let queue = made(queue).inspect_err(|_| {
-            // SAFETY: just made, and in nobody's use.
+            // SAFETY: the channel was just made, and nothing uses it.
             unsafe { sys::ibv_destroy_comp_channel(channel.as_ptr()) };
         })?;
         let link = Self {
@@ -116,7 +118,7 @@ impl Link {
             channel,
             device: Some(device),
         };
-        // SAFETY: the channel has a descriptor as long as it is there.
+        // SAFETY: the channel has a descriptor as long as it exists.
         set_nonblocking(link.fd())?;
         let mut attributes = sys::ibv_qp_init_attr {
             qp_context: ptr::null_mut(),
@@ -133,7 +135,7 @@ impl Link {
             qp_type: sys::ibv_qp_type::IBV_QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: identifier, domain and queue are of one device, and are there.
+        // SAFETY: identifier, domain and queue exist and belong to one device.
         done(unsafe { sys::rdma_create_qp(link.id.0.as_ptr(), domain, &mut attributes) })?;
         link.arm()?;
         Ok(link)
@@ -147,35 +149,35 @@ impl Link {
         self.device.as_ref()
     }
 
-    /// Becomes readable when there are completions after [`arm`](Self::arm).
+    /// A descriptor that becomes readable when there are completions after [`arm`](Self::arm).
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open as long as the channel, which this owns.
+        // SAFETY: the descriptor is open as long as the channel, which this object owns.
         unsafe { BorrowedFd::borrow_raw((*self.channel.as_ptr()).fd) }
     }
 
     pub(crate) fn connect(&self, private_data: &[u8], reads: u8) -> io::Result<()> {
         let mut parameters = parameters(private_data, reads, reads);
-        // SAFETY: the identifier has a queue pair, and the private data is there.
+        // SAFETY: the identifier has a queue pair, and the private data is valid during the call.
         done(unsafe { sys::rdma_connect(self.id.0.as_ptr(), &mut parameters) })
     }
 
     pub(crate) fn accept(&self, private_data: &[u8], reads: u8, served_reads: u8) -> io::Result<()> {
         let mut parameters = parameters(private_data, reads, served_reads);
-        // SAFETY: as above.
+        // SAFETY: the identifier has a queue pair, and the private data is valid during the call.
         done(unsafe { sys::rdma_accept(self.id.0.as_ptr(), &mut parameters) })
     }
 
-    /// Begins to end the connection.
+    /// Starts the end of the connection.
     pub(crate) fn disconnect(&self) {
-        // SAFETY: the identifier is there; it fails if the connection is gone already.
+        // SAFETY: the identifier exists. If the connection is already gone, the call fails.
         unsafe { sys::rdma_disconnect(self.id.0.as_ptr()) };
     }
 
-    /// Nothing that was posted goes on, and no window of type 2 is bound any more, when this
-    /// returns.
+    /// Destroys the queue pair. When this returns, no posted request continues, and no window of
+    /// type 2 is bound.
     pub(crate) fn destroy_queue_pair(&self) {
-        // SAFETY: the identifier is there; without a queue pair nothing happens. Who posts or
-        // destroys holds the endpoint, so one does at a time.
+        // SAFETY: the identifier exists, and its queue pair is checked for null. A thread that
+        // posts or destroys holds the endpoint, so only one thread does so at a time.
         unsafe {
             if !(*self.id.0.as_ptr()).qp.is_null() {
                 sys::rdma_destroy_qp(self.id.0.as_ptr());
@@ -183,33 +185,33 @@ impl Link {
         }
     }
 
-    /// A window that is bound to nothing.
+    /// A new window, not bound to memory.
     pub(crate) fn window(&self) -> io::Result<Window> {
         let device = self.device.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-        // SAFETY: the domain is there.
+        // SAFETY: the domain exists as long as the device.
         made(unsafe { sys::ibv_alloc_mw(device.domain.as_ptr(), sys::ibv_mw_type::IBV_MW_TYPE_2) })
             .map(Window)
     }
 
-    /// Asks for an event at the next completion, and takes those that were told.
+    /// Requests an event at the next completion, and takes the events that have already arrived.
     pub(crate) fn arm(&self) -> io::Result<()> {
         let (mut queue, mut context) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the channel is there, and the places for the answers; its descriptor does not
-        // block.
+        // SAFETY: the channel exists, the places for the results are valid, and the descriptor does
+        // not block.
         while unsafe { sys::ibv_get_cq_event(self.channel.as_ptr(), &mut queue, &mut context) } == 0 {
-            // SAFETY: one event of this queue, just taken.
+            // SAFETY: one event of this queue was just taken.
             unsafe { sys::ibv_ack_cq_events(queue, 1) };
         }
-        // SAFETY: the queue is there.
+        // SAFETY: the queue exists as long as `self`.
         returned(unsafe { sys::ibv_req_notify_cq(self.queue.as_ptr(), 0) })
     }
 
-    /// Takes completions, some of those that are there.
+    /// Takes a limited number of completions.
     pub(crate) fn poll(&self, into: &mut Vec<Completion>) -> io::Result<()> {
         const BATCH: usize = 32;
-        // SAFETY: all zeroes is a value of this plain structure.
+        // SAFETY: all zeroes is a valid value of this plain structure.
         let mut taken: [sys::ibv_wc; BATCH] = unsafe { std::mem::zeroed() };
-        // SAFETY: the queue is there, and room for so many.
+        // SAFETY: the queue exists, and the array has room for this number of completions.
         let count = unsafe { sys::ibv_poll_cq(self.queue.as_ptr(), BATCH as i32, taken.as_mut_ptr()) };
         let count = usize::try_from(count).map_err(|_| io::Error::from_raw_os_error(-count))?;
         into.extend(taken.iter().take(count).map(|wc| {
@@ -217,7 +219,7 @@ impl Link {
                 number: wc.wr_id,
                 failed: Failure::of(wc.status),
                 len: wc.byte_len,
-                // SAFETY: of the union's members either is any 32 bits.
+                // SAFETY: both members of the union are any 32 bits.
                 invalidated: Some(unsafe { wc.imm_data_invalidated_rkey_union.invalidated_rkey })
                     .filter(|_| wc.wc_flags & sys::ibv_wc_flags::IBV_WC_WITH_INV.0 != 0),
             }
@@ -228,8 +230,8 @@ impl Link {
     /// Posts a receive.
     ///
     /// # Safety
-    /// The memory stays, and nobody looks at it, until the receive completes or the link is
-    /// dropped.
+    /// The memory must stay valid, and no code may access it, until the receive completes or the
+    /// link is dropped.
     pub(crate) unsafe fn post_receive(&self, number: u64, into: &Element) -> io::Result<()> {
         let mut element = into.into();
         let mut request = sys::ibv_recv_wr {
@@ -239,16 +241,18 @@ impl Link {
             num_sge: 1,
         };
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is there as long as the identifier; the memory is promised.
+        // SAFETY: the queue pair exists as long as the identifier. The caller promises that the
+        // memory stays valid.
         returned(unsafe { sys::ibv_post_recv((*self.id.0.as_ptr()).qp, &mut request, &mut bad) })
     }
 
-    /// Posts work requests, in order, with one ring of the doorbell.
+    /// Posts work requests, in order, with one doorbell.
     ///
     /// # Safety
-    /// The memory of their elements stays, and nobody looks at it (Read) or changes it, until they
-    /// or later ones complete, or the link is dropped. Memory that is bound to a window stays until
-    /// that is invalidated, or the link dropped. Windows and regions are there.
+    /// The memory of the elements must stay valid until their request or a later one completes, or
+    /// the link is dropped. Until then, no code may access memory of Reads or change other memory.
+    /// Memory that is bound to a window must stay valid until the window is invalidated, or the
+    /// link is dropped. Windows and regions must exist.
     pub(crate) unsafe fn post(&self, mut batch: Batch) -> io::Result<()> {
         let mut elements = batch.elements.as_mut_ptr();
         let mut next = ptr::null_mut();
@@ -264,13 +268,14 @@ impl Link {
             return Ok(());
         }
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is there as long as the identifier; requests and elements are the
-        // batch's, all else is promised.
+        // SAFETY: the queue pair exists as long as the identifier. The batch owns requests and
+        // elements, and the caller promises the rest.
         returned(unsafe { sys::ibv_post_send((*self.id.0.as_ptr()).qp, next, &mut bad) })?;
         for request in &batch.requests {
             if request.opcode == sys::ibv_wr_opcode::IBV_WR_BIND_MW {
-                // SAFETY: the member of this opcode; the window is there. The verb leaves it to its
-                // user to keep the key (ibv_bind_mw(3)), and posting may look at the one before.
+                // SAFETY: this is the union member of the opcode, and the window exists. The user
+                // of the verb must store the key (ibv_bind_mw(3)), and posting may read the
+                // previous key.
                 unsafe {
                     let bind = request.bind_mw_tso_union.bind_mw;
                     (*bind.mw).rkey = bind.rkey;
@@ -281,19 +286,19 @@ impl Link {
     }
 }
 
-/// Work requests to be posted together.
+/// Work requests that are posted together.
 #[derive(Default)]
 pub(crate) struct Batch {
     requests: Vec<sys::ibv_send_wr>,
-    /// Those of all, one behind the other.
+    /// Elements of all requests, one after the other.
     elements: Vec<sys::ibv_sge>,
 }
 
 impl Batch {
-    /// Adds a request; a signaled one completes by its number.
+    /// Adds a request. If `signaled`, its completion has this number.
     pub(crate) fn push(&mut self, number: u64, signaled: bool, work: Work<'_>, elements: &[Element]) {
         use sys::ibv_wr_opcode as opcode;
-        // SAFETY: all zeroes is a value of this plain structure.
+        // SAFETY: all zeroes is a valid value of this plain structure.
         let mut request: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
         request.wr_id = number;
         request.num_sge = elements.len() as i32;
@@ -355,8 +360,8 @@ impl Batch {
 impl Drop for Link {
     fn drop(&mut self) {
         self.destroy_queue_pair();
-        // SAFETY: the queue pair went before its completion queue, that goes before its channel;
-        // its events were acknowledged when taken.
+        // SAFETY: the queue pair was destroyed before its completion queue, which is destroyed
+        // before its channel. All events were acknowledged when they were taken.
         unsafe {
             sys::ibv_destroy_cq(self.queue.as_ptr());
             sys::ibv_destroy_comp_channel(self.channel.as_ptr());

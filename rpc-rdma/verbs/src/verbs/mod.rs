@@ -1,5 +1,5 @@
-//! libibverbs and librdmacm with owners for what they make. What is unsafe about a device is here,
-//! but for the promise that memory stays ([`Link::post`]).
+//! Owners for the objects of libibverbs and librdmacm. All unsafe code for devices is in this
+//! module. Its callers promise only that memory stays valid ([`Link::post`]).
 
 mod cm;
 mod device;

@@ -21,7 +21,7 @@ pub(super) fn returned(result: i32) -> io::Result<()> {
     }
 }
 
-/// The object that a function made; it returns null and sets errno if it fails.
+/// The object that a function returned. The function returns null and sets errno if it fails.
 pub(super) fn made<T>(object: *mut T) -> io::Result<NonNull<T>> {
     NonNull::new(object).ok_or_else(io::Error::last_os_error)
 }
