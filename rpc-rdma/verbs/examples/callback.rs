@@ -1,6 +1,6 @@
-//! A service that calls back: a client asks to be told of each step, and the server, which counts
-//! down, calls the client for each. NULL, which every program lets a server call, says at the start
-//! whether the client is there.
+//! A service that calls back: a client requests a notification of each step, and the server, which
+//! counts down, calls the client for each step. At the start, the server calls NULL, which every
+//! program permits backward, to check that the client answers.
 //!
 //! ```sh
 //! callback serve 127.0.0.1:4712
@@ -23,7 +23,7 @@ const COUNT_DOWN: u32 = 1;
 const STEP: u32 = 2;
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Nothing goes apart from the messages; STEP goes backward.
+/// All data stays in the messages, and STEP goes backward.
 struct Steps;
 
 impl Binding for Steps {
@@ -40,7 +40,7 @@ impl Binding for Steps {
     }
 }
 
-/// The number that a call has for an argument.
+/// The numeric argument of a call.
 fn argument(message: &[u8]) -> Option<(CallHeader, u32)> {
     let header = CallHeader::parse(message).ok()?;
     let number = message[header.len..]
@@ -54,7 +54,7 @@ fn answered(xid: u32, results: &[u8]) -> Option<Response> {
     Some(Response { message, item: None })
 }
 
-/// The server's side.
+/// The service of the server.
 struct CountDown;
 
 /// Calls the client back.
@@ -80,7 +80,7 @@ impl Service for CountDown {
     }
 }
 
-/// The client's side.
+/// The service of the client.
 struct Told;
 
 impl Service for Told {
@@ -112,7 +112,8 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     };
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["serve", address] => {
-            // Though its only thread waits for the client, it takes the client's answer.
+            // The only thread of the server waits for the client and also receives the client's
+            // answer.
             options.threads = 1;
             let server = Server::bind(address.parse()?, &options)?;
             println!("serving at {}", server.address());

@@ -1,5 +1,5 @@
-//! A service of one's own: it takes bytes and returns them the other way round. Few go within the
-//! messages; many go by RDMA, fetched from the client's memory and placed there.
+//! A small service: it reverses the order of bytes. Short data goes within the messages. Long data
+//! goes by RDMA: the server fetches it from the client's memory and places the result there.
 //!
 //! ```sh
 //! reverse serve 127.0.0.1:4711
@@ -19,7 +19,7 @@ use urnic_rpc_rdma_verbs::{Call, Client, Options, Pool, Request, Response, Serve
 const PROGRAM: (u32, u32) = (0x2000_0001, 1);
 const REVERSE: u32 = 1;
 
-/// What may go apart from the messages: the bytes, behind their count.
+/// The bytes behind their count may go apart from the messages.
 struct Reversal;
 
 impl Binding for Reversal {
@@ -48,7 +48,7 @@ impl Service for Reverser {
         let header = CallHeader::parse(request.message).ok()?;
         let arguments = &request.message[header.len..];
         let count = u32::from_be_bytes(*arguments.first_chunk()?);
-        // The bytes came apart, or are in the message.
+        // The bytes arrived apart from the message, or are in it.
         let bytes = match &request.item {
             Some(item) => &item[..],
             None => arguments.get(4..)?.get(..count as usize)?,

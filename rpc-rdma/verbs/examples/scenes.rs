@@ -1,5 +1,5 @@
-//! What clients and servers are to one another beside calls and answers: each scene has both in
-//! this process, and says what it saw. But the last: there is a server alone.
+//! Interactions of clients and servers beside calls and answers. Each scene runs both in this
+//! process and prints its observations. The last scene runs a server only.
 //!
 //! ```sh
 //! scenes waits | attends | unavailable | deaf | crowd | serves
@@ -15,19 +15,20 @@ use urnic_rpc_rdma::binding::Binding;
 use urnic_rpc_rdma::rpc::{self, CallHeader};
 use urnic_rpc_rdma_verbs::{Call, Caller, Client, Options, Request, Response, Server, Service};
 
-/// For private use (RFC 5531 §13).
+/// A program number for private use (RFC 5531 §13).
 const PROGRAM: (u32, u32) = (0x2000_0003, 1);
-/// Answers with the port of who calls.
+/// The answer has the port of the client.
 const WHO: u32 = 1;
-/// Is answered when MEET was called.
+/// WAIT has no answer before MEET was called.
 const WAIT: u32 = 2;
 const MEET: u32 = 3;
-/// The server calls back before it answers, or the procedure that is named after it has.
+/// The server calls back before it answers (BACK), or after it answered (LATER).
 const BACK: u32 = 4;
 const LATER: u32 = 5;
-/// What a client takes.
+/// A procedure that a client with callbacks accepts.
 const TELL: u32 = 6;
-/// How long a server waits for one that may not answer, and for one that will.
+/// Time for which a server waits for a client that may not answer (SHORT), or that will answer
+/// (LONG).
 const SHORT: Duration = Duration::from_millis(200);
 const LONG: Duration = Duration::from_secs(60);
 
@@ -49,14 +50,14 @@ impl Binding for Scenes {
     }
 }
 
-/// Procedure and argument.
+/// A call with an argument of one word.
 fn call(xid: u32, procedure: u32, argument: u32) -> Vec<u8> {
     let mut message = rpc::call(xid, PROGRAM.0, PROGRAM.1, procedure);
     message.extend(argument.to_be_bytes());
     message
 }
 
-/// The last word of a message: an argument, a result, or what was wrong with the call.
+/// The last word of a message: an argument, a result, or the reason of a failed call.
 fn last(message: &[u8]) -> u32 {
     message.last_chunk().map_or(0, |word| u32::from_be_bytes(*word))
 }
@@ -66,7 +67,7 @@ fn answer(xid: u32, result: u32) -> Option<Response> {
     Some(Response { message, item: None })
 }
 
-/// The server.
+/// The service of the server.
 struct Host {
     met: Sender<()>,
     meeting: Mutex<Receiver<()>>,
@@ -84,7 +85,7 @@ impl Host {
         }
     }
 
-    /// What the client answered, or why there is no answer.
+    /// The answer of the client, or a word for the missing answer.
     fn back(client: &Caller, procedure: u32, patience: Duration) -> u32 {
         match client.call(call(client.xid(), procedure, 0), patience) {
             Ok(answer) => last(&answer),
@@ -119,7 +120,7 @@ impl Service for Host {
     }
 }
 
-/// What a client that takes calls answers.
+/// The service of a client with callbacks.
 struct Guest(Arc<AtomicBool>);
 
 impl Service for Guest {
@@ -138,7 +139,7 @@ fn options() -> Options {
     }
 }
 
-/// Has clients do something while there is a server.
+/// Runs a scene while a server runs.
 fn with_server(host: Host, options: &Options, scene: impl FnOnce(&Server) -> Done) -> Done {
     let server = Server::bind(([127, 0, 0, 1], 0).into(), options)?;
     std::thread::scope(|scope| {
@@ -164,13 +165,13 @@ fn ask(client: &Client, procedure: u32, argument: u32) -> Result<u32, Box<dyn Er
     Ok(last(&client.wait(xid)?.message))
 }
 
-/// Calls of one connection wait for each other, however they come: alone, behind many others, or
-/// with the one that they wait for.
+/// Several calls of one connection wait for each other, if they arrive alone, behind many others,
+/// or together with the call that they wait for.
 fn waits() -> Done {
     const ROUNDS: u32 = 100;
     with_server(Host::new(LONG), &options(), |server| {
         let client = Client::connect(server.address(), &options())?;
-        // Before the first answer there may be one call at a time (RFC 8166 §3.3.3).
+        // Before the first answer there may be one outstanding call (RFC 8166 §3.3.3).
         ask(&client, WHO, 0)?;
         for round in 0..ROUNDS {
             let mut open = Vec::new();
@@ -179,7 +180,7 @@ fn waits() -> Done {
             }
             let waiting = submit(&client, WAIT, 0)?;
             if round % 2 == 0 {
-                // The server has begun with those that came before.
+                // The server has begun with the calls that arrived before.
                 for xid in open.drain(..) {
                     client.wait(xid)?;
                 }
@@ -195,7 +196,7 @@ fn waits() -> Done {
     })
 }
 
-/// A client that makes no call is called.
+/// A server calls a client that makes no call at the time.
 fn attends() -> Done {
     let called = Arc::new(AtomicBool::new(false));
     let listening = Options {
@@ -213,7 +214,7 @@ fn attends() -> Done {
     })
 }
 
-/// A server calls what its binding does not let go backward.
+/// A server makes calls that its binding does not permit backward.
 fn unavailable() -> Done {
     let listening = Options {
         callbacks: Some(Arc::new(Guest(Arc::default()))),
@@ -228,7 +229,7 @@ fn unavailable() -> Done {
     })
 }
 
-/// A client takes no calls, and goes on all the same.
+/// A client that accepts no calls continues after a call of the server.
 fn deaf() -> Done {
     with_server(Host::new(SHORT), &options(), |server| {
         let client = Client::connect(server.address(), &options())?;
@@ -243,8 +244,8 @@ fn deaf() -> Done {
     })
 }
 
-/// More clients than a server has connections for: the one that was silent for longest connects
-/// again when it calls.
+/// More clients than the server has connections for. The client without a message for the longest
+/// time loses its connection, and connects again at its next call.
 fn crowd() -> Done {
     let few = Options {
         connections: 3,
@@ -258,7 +259,7 @@ fn crowd() -> Done {
         for client in &three {
             before.push(who(client)?);
         }
-        // The second is silent for longest.
+        // The second client has sent no message for the longest time.
         who(&three[2])?;
         who(&three[0])?;
         let fourth = client()?;
@@ -271,7 +272,7 @@ fn crowd() -> Done {
     })
 }
 
-/// A server that does one thing at a time.
+/// A server with one thread.
 fn serves() -> Done {
     let one = Options {
         threads: 1,

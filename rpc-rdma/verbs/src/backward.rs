@@ -67,8 +67,8 @@ impl Caller {
             max_reply: 0,
         })?;
         lock(&peer.waiting).insert(xid, Waiting::told_by(&told));
-        // No thread keeps this connection: the thread that receives the event of the answer takes
-        // it.
+        // The connection returns to all threads. The thread that receives the event of the answer
+        // takes the answer.
         peer.give_back(&mut endpoint);
         let end = Instant::now().checked_add(patience);
         // All threads of the server may wait in such calls, so each polls for itself.

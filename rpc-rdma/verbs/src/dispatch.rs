@@ -1,10 +1,11 @@
 //! The distribution of calls to the threads of a server.
 //!
-//! Epoll reports connections that no thread keeps, calls that wait for a thread, and the end of the
-//! server. A thread that receives several calls of one connection in a row *keeps* the connection:
-//! it does not arm the connection again, but polls between two calls, because an event takes longer
-//! than most calls. Calls that arrived together wait for this thread if it is fast, and go to other
-//! threads otherwise. A connection is taken from a thread that is blocked in a service.
+//! Epoll reports connections that no thread keeps, calls that wait for a thread, and the stop of
+//! the server. A thread that receives several calls of one connection in a row *keeps* the
+//! connection: it does not arm the connection again, but polls between two calls, because an event
+//! takes longer than most calls. Calls that arrived together wait for this thread if it is fast.
+//! Otherwise they go to other threads. A connection is released from a thread that is blocked in a
+//! service.
 
 use crate::endpoint::{Endpoint, Taken};
 use crate::lock::lock;
@@ -50,7 +51,8 @@ pub(crate) struct Dispatch<Peer> {
     count: OwnedFd,
     /// Number of connections that threads keep.
     kept: AtomicUsize,
-    /// Becomes readable when threads begin to keep connections, or something wants attention.
+    /// Becomes readable when threads begin to keep connections, or when
+    /// [`attention`](Dispatch::attention) is requested.
     keeping: OwnedFd,
     attention: AtomicBool,
 }
@@ -141,7 +143,7 @@ impl<Peer> Dispatch<Peer> {
         let _ = write(&self.keeping, &1_u64.to_ne_bytes());
     }
 
-    /// Whether something wanted attention since the last call.
+    /// Whether attention was requested since the last call of this function.
     pub(crate) fn had_attention(&self) -> bool {
         self.attention.swap(false, Ordering::SeqCst)
     }
@@ -164,8 +166,9 @@ impl<Peer> Dispatch<Peer> {
         self.kept.load(Ordering::SeqCst) > 0
     }
 
-    /// Becomes readable when threads begin to keep connections, or something wants
-    /// [attention](Self::attention), until it is asked whether [any are kept](Self::any_kept).
+    /// A descriptor that becomes readable when threads begin to keep connections, or when
+    /// [attention](Self::attention) is requested. It stays readable until
+    /// [`any_kept`](Self::any_kept) is called.
     pub(crate) fn keeping(&self) -> BorrowedFd<'_> {
         self.keeping.as_fd()
     }

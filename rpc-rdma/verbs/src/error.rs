@@ -7,13 +7,13 @@ use urnic_rpc_rdma::engine::{CallError, Invalid};
 /// An error of a client or server.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A call of libibverbs or librdmacm failed, or there are no libraries or no device.
+    /// A function of libibverbs or librdmacm failed, or there is no library or no device.
     #[error(transparent)]
     Verbs(#[from] io::Error),
     /// The server was unreachable for [`Options::patience`](crate::Options::patience).
     #[error("the server cannot be reached: {0}")]
     Unreachable(String),
-    /// The client of a backward call has disconnected. It may connect again.
+    /// The client of a backward call disconnected. The client may connect again.
     #[error("the client's connection is gone")]
     Gone,
     /// The device of the listener was removed.

@@ -1,9 +1,9 @@
-//! Memory that file data lives in on its way, and, in a tree in memory, for good: page-aligned
-//! buffers out of a few large *arenas*, so that an RDMA transport registers arenas and not each
-//! READ's and WRITE's memory.
+//! Memory for file data on its way and in a tree in memory. It consists of page-aligned buffers out
+//! of a few large *arenas*, so that an RDMA transport registers the arenas and not the memory of
+//! each READ and WRITE.
 //!
-//! Buffers are powers of two of pages; halves that are free come together again (a buddy
-//! allocator), so that memory of one size serves for another later. Arenas are never given back.
+//! Buffers are powers of two of pages. Free halves merge again (a buddy allocator), so memory of
+//! one size can later serve for another. A pool never returns arenas to the system while it exists.
 
 use crate::lock::lock;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
@@ -12,34 +12,34 @@ use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Bytes of the smallest buffer, and what every buffer's address is a multiple of.
+/// Bytes of the smallest buffer. The address of every buffer is a multiple of it.
 pub const PAGE: usize = 4096;
 
-/// Bytes of the largest buffer, and of an arena, whose address is a multiple of it.
+/// Bytes of the largest buffer and of an arena. The address of an arena is a multiple of it.
 pub const MAX_BUFFER: usize = 4 << 20;
 
 const ORDERS: usize = (MAX_BUFFER / PAGE).trailing_zeros() as usize + 1;
 
-/// Where buffers come from. Clones are the same pool.
+/// The source of buffers. Clones are the same pool.
 #[derive(Clone, Debug, Default)]
 pub struct Pool(Arc<Mutex<Arenas>>);
 
 #[derive(Debug, Default)]
 struct Arenas {
-    /// Their addresses, by number.
+    /// Addresses of the arenas, by number.
     bases: Vec<usize>,
-    /// Addresses of what is free: at index n, pieces of `PAGE << n` bytes.
+    /// Addresses of free memory: index n has the free pieces of `PAGE << n` bytes.
     free: [BTreeSet<usize>; ORDERS],
-    /// How many there may be.
+    /// Maximum number of arenas; `None` means no limit.
     most: Option<usize>,
 }
 
-/// [`MAX_BUFFER`] bytes, which stay where they are as long as the pool or a buffer of it is there.
+/// [`MAX_BUFFER`] bytes, which keep their address while the pool or a buffer of it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arena {
-    /// Its number, from 0 on.
+    /// Number of the arena in its pool, from 0.
     pub number: usize,
-    /// Its address.
+    /// Address of the arena.
     pub base: usize,
 }
 
@@ -49,15 +49,15 @@ impl Pool {
         Self::default()
     }
 
-    /// A pool that never has more than so many bytes, in whole arenas ([`MAX_BUFFER`]).
+    /// A pool with at most this number of bytes, in whole arenas ([`MAX_BUFFER`]).
     pub fn limited(bytes: u64) -> Self {
         let pool = Self::new();
         pool.arenas().most = usize::try_from(bytes / MAX_BUFFER as u64).ok();
         pool
     }
 
-    /// A buffer of `len` bytes, whose content is whatever was there before. `None` if there is no
-    /// memory ([`limited`](Self::limited)), or not so much in one piece ([`MAX_BUFFER`]).
+    /// A buffer of `len` bytes with arbitrary content. `None` if the pool has no memory left
+    /// ([`limited`](Self::limited)), or if the length exceeds [`MAX_BUFFER`].
     pub fn take(&self, len: usize) -> Option<Buffer> {
         let pages = len.div_ceil(PAGE).max(1).next_power_of_two();
         let order = pages.trailing_zeros() as usize;
@@ -125,17 +125,17 @@ impl Arenas {
 impl Drop for Arenas {
     fn drop(&mut self) {
         for &base in &self.bases {
-            // SAFETY: the arena was mapped by `map` with this length; each buffer in it holds the
-            // pool, so that there is none any more.
+            // SAFETY: `map` mapped the arena with this length. Each buffer in it holds the pool, so
+            // no buffer exists any more.
             let _ = unsafe { munmap(std::ptr::with_exposed_provenance_mut(base), MAX_BUFFER) };
         }
     }
 }
 
-/// New zeroes: an arena's address.
+/// Maps a new arena of zeroes and returns its address.
 fn map() -> Option<usize> {
     let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    // SAFETY: no address is asked for, so that nothing else is mapped over.
+    // SAFETY: no address is requested, so the mapping replaces no other one.
     let whole = unsafe { mmap_anonymous(std::ptr::null_mut(), 2 * MAX_BUFFER, protection, flags) }.ok()?;
     let start = whole.expose_provenance();
     let base = start.next_multiple_of(MAX_BUFFER);
@@ -144,8 +144,8 @@ fn map() -> Option<usize> {
         (base + MAX_BUFFER, start + MAX_BUFFER - base),
     ] {
         if len > 0 {
-            // SAFETY: a part of the mapping just made, before or behind the arena; nobody knows of
-            // it.
+            // SAFETY: this is a part of the new mapping before or behind the arena, and nothing
+            // refers to it.
             let _ = unsafe { munmap(std::ptr::with_exposed_provenance_mut(at), len) };
         }
     }
@@ -162,28 +162,28 @@ pub struct Buffer {
     pool: Pool,
 }
 
-// SAFETY: a buffer is the only way to its memory, as a Box is.
+// SAFETY: a buffer is the only owner of its memory, as a Box is.
 unsafe impl Send for Buffer {}
-// SAFETY: as above; through a shared reference it is only read.
+// SAFETY: a buffer is the only owner of its memory, and a shared reference only permits reads.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// The number of its arena.
+    /// Number of the arena that contains the buffer.
     pub const fn arena(&self) -> usize {
         self.arena
     }
 
-    /// Bytes that there is memory for.
+    /// Maximum length of the buffer in bytes.
     pub const fn capacity(&self) -> usize {
         PAGE << self.order
     }
 
-    /// Makes it `len` bytes long, longer or shorter, within its capacity.
+    /// Sets the length of the buffer to `len` bytes, limited by its capacity.
     pub fn resize(&mut self, len: usize) {
         self.len = len.min(self.capacity());
     }
 
-    /// Makes it readable from several places.
+    /// Converts the buffer into a slice, which several owners can share and read.
     pub fn share(self) -> Slice {
         let range = 0..self.len;
         Slice {
@@ -197,15 +197,16 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `at` begins `capacity()` bytes of a mapped arena, `len` is no more; they are
-        // initialised (mapped as zeroes), and nobody else has them until `drop`.
+        // SAFETY: `at` begins `capacity()` bytes of a mapped arena, and `len` is no more. The bytes
+        // are initialized (mapped as zeroes), and only this buffer refers to them until `drop`.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`; and through `&mut self` this is the only access.
+        // SAFETY: `at` begins `capacity()` initialized bytes of a mapped arena, `len` is no more,
+        // and `&mut self` is the only access to them.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
     }
 }
@@ -216,7 +217,7 @@ impl Drop for Buffer {
     }
 }
 
-/// A part of a buffer that several may read. What is in it does not change while it is there.
+/// A part of a buffer that several owners may read. Its content does not change while it is shared.
 #[derive(Clone, Debug)]
 pub struct Slice {
     buffer: Arc<Buffer>,
@@ -224,12 +225,12 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// The number of its arena.
+    /// Number of the arena that contains the slice.
     pub fn arena(&self) -> usize {
         self.buffer.arena
     }
 
-    /// A part of it, cut to what is there.
+    /// A part of this slice. `part` is limited to the length of the slice.
     #[must_use]
     pub fn part(&self, part: Range<usize>) -> Self {
         let len = self.range.len();
@@ -240,10 +241,11 @@ impl Slice {
         }
     }
 
-    /// The buffer again, of this slice's end for a length, if no other slice shares it.
+    /// Converts the slice into its buffer, with a length up to the end of this slice, if no other
+    /// slice shares the buffer.
     ///
     /// # Errors
-    /// The slice, if one does.
+    /// The slice, if another slice shares the buffer.
     pub fn unshare(self) -> Result<Buffer, Self> {
         let range = self.range;
         match Arc::try_unwrap(self.buffer) {
@@ -255,19 +257,20 @@ impl Slice {
         }
     }
 
-    /// Bytes that the whole buffer takes up.
+    /// Bytes of pool memory that the whole buffer occupies.
     pub fn footprint(&self) -> usize {
         self.buffer.capacity()
     }
 
-    /// Its bytes to write on, if no other slice shares the buffer.
+    /// The bytes of the slice for writing, if no other slice shares the buffer.
     pub fn exclusive(&mut self) -> Option<&mut [u8]> {
         let range = self.range.clone();
         Arc::get_mut(&mut self.buffer)?.get_mut(range)
     }
 
-    /// Makes it up to `more` bytes longer, into memory of its buffer that no slice shows, if no
-    /// other shares that; by how many is the answer. What is there has any content.
+    /// Extends the slice by up to `more` bytes of arbitrary content, into unused memory behind it
+    /// in the buffer. It does so only if no other slice shares the buffer. Returns the number of
+    /// added bytes.
     pub fn grow(&mut self, more: usize) -> usize {
         let Some(buffer) = Arc::get_mut(&mut self.buffer) else {
             return 0;

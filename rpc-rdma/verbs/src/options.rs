@@ -19,8 +19,9 @@ pub struct Options {
     pub profile: Profile,
     /// Limits of what one call can make a server hold.
     pub limits: Limits,
-    /// Bindings of the programs: which items may move by chunk; none by default. A client sends all
-    /// other data in the message. A server answers a call with another chunk with GARBAGE_ARGS.
+    /// Bindings of the programs, which determine the items that may move by chunk. There are none by
+    /// default. A client sends all other data in the message. A server answers a call with another
+    /// chunk with GARBAGE_ARGS.
     pub bindings: &'static [&'static (dyn Binding + Sync)],
     /// The service that answers backward calls, which a server makes to its client (RFC 8167). A
     /// client without a service accepts none. Backward calls have no chunks. If their program has a
@@ -33,8 +34,9 @@ pub struct Options {
     /// Threads on which a server calls its service. A service that calls its client occupies one
     /// thread while it waits.
     pub threads: usize,
-    /// Connections of a server. For one more, the client with the most connections loses one: first
-    /// those without an answered call, then the one that was silent for the longest time.
+    /// Maximum connections of a server. For one more, the client with the most connections loses
+    /// one: first connections without an answered call, then the connection without a message for
+    /// the longest time.
     pub connections: usize,
     /// The shares of a server's clients in the memory of the pool. Without shares, each client may
     /// take all memory.

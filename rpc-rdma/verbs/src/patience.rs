@@ -7,10 +7,10 @@ use std::sync::LazyLock;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-/// Usual time of a megabyte, or of an answer whose end waits for a processor.
+/// Usual time of a transfer of one megabyte, or of an answer whose sender waits for a processor.
 const LONGEST: Duration = Duration::from_millis(1);
-/// Time from which polling counts as a failure, unless bytes move by RDMA. (Without hardware, the
-/// polling thread moves them.)
+/// Time from which polling counts as a failure, unless data moves by RDMA. (On an emulated device,
+/// the polling thread moves the data.)
 const WORTH: Duration = Duration::from_micros(100);
 /// Number of polls in a row, after which the thread yields and does other work.
 pub(crate) const AMONG: u32 = 16;
@@ -39,7 +39,7 @@ impl Patience {
         }
     }
 
-    /// Polling succeeded after this time, while bytes moved or not.
+    /// Notes that polling succeeded after this time. `moving` means that data was moving by RDMA.
     pub(crate) fn came(&mut self, after: Duration, moving: bool) {
         if moving || after <= WORTH {
             self.0 = 0;
@@ -48,7 +48,7 @@ impl Patience {
         }
     }
 
-    /// Polling failed.
+    /// Notes that polling failed.
     pub(crate) fn failed(&mut self) {
         self.0 = self.0.wrapping_add(1);
     }

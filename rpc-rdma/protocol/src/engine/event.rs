@@ -9,7 +9,7 @@ use super::incoming::Incoming;
 pub enum Event<M> {
     /// A call of this end has ended. The peer has no more access to its memory, which is returned.
     Answered {
-        /// Transaction.
+        /// Transaction id.
         xid: u32,
         /// The call.
         call: Call<M>,

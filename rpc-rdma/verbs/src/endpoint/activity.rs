@@ -1,4 +1,4 @@
-//! Progress of a connection, for the limits of time.
+//! The progress of a connection, for the time limits.
 
 use std::time::{Duration, Instant};
 

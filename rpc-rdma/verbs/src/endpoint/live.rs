@@ -98,8 +98,8 @@ impl Live {
             key: self.key(buffer.arena())?,
         };
         self.receives[slot] = Some(buffer);
-        // SAFETY: the buffer stays in its slot, which nobody looks at, until the completion with
-        // this number, or the link is gone.
+        // SAFETY: the buffer stays in its slot, and no code accesses it, until the completion with
+        // this number arrives or the link is dropped.
         unsafe { self.link.post_receive((slot as u64) << 1 | 1, &element) }
     }
 
@@ -160,14 +160,15 @@ impl Live {
         })
     }
 
-    /// Takes back a request to bind that was not posted yet.
+    /// Removes the request to bind a window to a region, if it was not posted yet. Returns whether
+    /// there was one.
     pub(super) fn unbound(&mut self, id: RegionId) -> bool {
         let binds = |request: &Request| matches!(request.what, What::Bind { region, .. } if region == id);
         let place = self.waiting.iter().position(binds);
         place.and_then(|place| self.waiting.remove(place)).is_some()
     }
 
-    /// Bytes of several places in one buffer.
+    /// Copies bytes of several places into one buffer.
     pub(super) fn copied(
         &self,
         pool: &Pool,
@@ -197,7 +198,8 @@ impl Live {
         Ok((vec![element], vec![Kept::Buffer(buffer)]))
     }
 
-    /// RDMA Writes of all pieces: the application's from where they are, ours from a copy.
+    /// Queues RDMA Writes of all pieces: from memory of the application without a copy, from bytes
+    /// of the engine with a copy.
     pub(super) fn write(
         &mut self,
         pool: &Pool,
@@ -244,9 +246,9 @@ impl Live {
                 offset: at,
                 ..remote
             });
-            // The peer's own number: what wraps is for its end to refuse.
+            // The peer chose the offset. If the sum wraps around, the peer refuses the Write.
             at = at.wrapping_add(u64::from(length));
-            // The last one to end keeps all.
+            // The last request to complete keeps the memory of all.
             let keep = if index + 1 == count {
                 keep.take().unwrap_or_default()
             } else {
@@ -263,7 +265,7 @@ impl Live {
         Ok(())
     }
 
-    /// Where an item is read to; `None` while the client's share is used up.
+    /// The memory into which an item is read. `None` while the client's share is used up.
     pub(super) fn sink(
         &mut self,
         pool: &Pool,
@@ -302,7 +304,7 @@ impl Live {
         sink.map(Some).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Has a Read done, or `false` while the client's share is used up.
+    /// Queues a Read. Returns `false` while the client's share is used up.
     pub(super) fn read(&mut self, pool: &Pool, account: Option<&Account>, read: &Read) -> io::Result<bool> {
         let Read {
             work,
@@ -328,7 +330,7 @@ impl Live {
         Ok(true)
     }
 
-    /// Has those Reads done that waited for memory, as far as there is some.
+    /// Queues the Reads that waited for memory, as far as there is memory.
     pub(super) fn read_on(&mut self, pool: &Pool, account: Option<&Account>) -> io::Result<()> {
         while let Some(read) = self.reads.pop_front() {
             if !self.read(pool, account, &read)? {
@@ -340,7 +342,7 @@ impl Live {
         Ok(())
     }
 
-    /// Posts what there is room for.
+    /// Posts as many waiting requests as the queue has room for.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         if self.waiting.is_empty() {
             return Ok(());
@@ -363,7 +365,7 @@ impl Live {
             if signaled {
                 self.silent = 0;
             }
-            // Before it is posted, so that `detach` finds it if that fails.
+            // The request is kept before it is posted, so that `detach` finds it if the post fails.
             self.posted.push_back(Posted { number, keep, then });
             let mut add = |work: Work<'_>| batch.push(number, signaled, work, &elements);
             match what {
@@ -395,14 +397,14 @@ impl Live {
                 }
             }
         }
-        // SAFETY: `posted` keeps the memory of what is sent until a completion tells that it is
-        // over; sinks stay until their Reads completed, exposed memory until it was taken back; and
-        // all of them until the link's queue pair is gone. Windows are in `opens`, and arenas
-        // registered as long as there is the device.
+        // SAFETY: `posted` keeps the memory of sent data until the request completes. Sinks stay
+        // until their Reads complete, and exposed memory until it is released. All of them stay at
+        // most until the link's queue pair is destroyed. Windows are in `opens`, and arenas stay
+        // registered while the device exists.
         unsafe { self.link.post(batch) }
     }
 
-    /// A call with what was read for it.
+    /// A call of the peer with the data that was read for it.
     pub(super) fn taken(&mut self, mut incoming: Incoming, pool: &Pool) -> Option<Taken> {
         self.activity.called = true;
         let mut fetched = Vec::with_capacity(incoming.items.len());
@@ -410,7 +412,7 @@ impl Live {
         for (index, (position, len)) in incoming.items.iter().enumerate() {
             let slice = match self.sinks.remove(&(incoming.call, index)) {
                 Some(sink) => {
-                    // Nobody may write there any more when the application reads.
+                    // The peer must have no more access when the application reads the memory.
                     if let Some(region) = sink.region
                         && let Err(error) = region.close()
                     {
@@ -421,7 +423,7 @@ impl Live {
                     charges.extend(sink.charge);
                     sink.buffer.share()
                 }
-                // Nothing was to be read.
+                // The item is empty, so nothing was read.
                 None => pool.take(0)?.share(),
             };
             fetched.push((*position, slice.part(0..*len as usize)));
@@ -439,12 +441,12 @@ impl Live {
     }
 }
 
-/// Bytes that a buffer takes up in a pool.
+/// Bytes of pool memory that a buffer of `len` bytes occupies.
 pub(super) fn footprint(len: usize) -> u64 {
     len.max(PAGE).next_power_of_two() as u64
 }
 
-/// The bytes from `at` on in pieces that lie one behind the other.
+/// The `len` bytes from `at`, out of slices that are joined in order.
 pub(super) fn within(slices: &[Slice], mut at: usize, mut len: usize) -> impl Iterator<Item = Slice> {
     slices.iter().filter_map(move |slice| {
         let start = at.min(slice.len());

@@ -26,7 +26,7 @@ use urnic_rpc_rdma::PrivateData;
 use urnic_rpc_rdma::engine::{Action, CallId, Connection, Event, Incoming, RegionId, Reply, Terms};
 use work::{Kept, Opening, Posted, Read, Request, Then, What, receive_slot};
 
-/// Posted work requests of the send queue, at most. Further ones wait in the endpoint.
+/// Maximum posted work requests of the send queue. Further requests wait in the endpoint.
 const SENDS: u32 = 256;
 
 /// One end of a connection.
@@ -179,8 +179,8 @@ impl Endpoint {
     /// Removes the ended connection. The peer has no access when this returns.
     pub(crate) fn detach(&mut self) {
         let Some(live) = self.live.take() else { return };
-        // The queue pair goes first, so that nothing is in use when memory is handed back. A window
-        // of type 2 opens nothing without it.
+        // The queue pair is destroyed first, so that nothing uses memory when it is returned. A
+        // window of type 2 gives no access without its queue pair.
         live.link.destroy_queue_pair();
         let Live {
             link,
@@ -201,7 +201,7 @@ impl Endpoint {
                 self.engine.released(region);
             }
         }
-        // And these before the link, which keeps the device open.
+        // These objects are dropped before the link, which keeps the device open.
         drop((opens, windows, sinks, receives, wanted));
         drop(link);
         self.engine.disconnected();
@@ -306,7 +306,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Ends the peer's access to a region; `keep` keeps the memory for the application.
+    /// Ends the peer's access to a region. With `keep`, the memory is kept for the application.
     fn release(&mut self, region: RegionId, invalidated: Option<u32>, keep: bool) {
         let Some(live) = &mut self.live else { return };
         let Some(open) = live.opens.remove(&region) else {
@@ -327,7 +327,7 @@ impl Endpoint {
             Opening::Window(window) => live.waiting.push_back(Request {
                 what: What::Invalidate(window.remote_key()),
                 elements: Vec::new(),
-                // The peer has access until that is done.
+                // The peer has access until the request completes.
                 keep: own.map(Kept::Buffer).into_iter().collect(),
                 then: Then::Released(region, window),
             }),
@@ -335,7 +335,7 @@ impl Endpoint {
                 Ok(()) => self.engine.released(region),
                 Err(error) => {
                     tracing::warn!(%error, "memory could not be taken back");
-                    // The peer may have access still, so nothing else may use the memory.
+                    // The peer may still have access, so nothing else may use the memory.
                     std::mem::forget(own);
                     self.engine.release_failed(region);
                 }
@@ -347,7 +347,7 @@ impl Endpoint {
     fn read(&mut self, read: Read) -> io::Result<()> {
         let Some(live) = &mut self.live else { return Ok(()) };
         let account = self.bill.as_ref().map(|bill| &bill.account);
-        // Reads begin in their order.
+        // Reads begin in the order of their requests.
         if (!live.reads.is_empty() || !live.read(&self.pool, account, &read)?)
             && let Some(bill) = &self.bill
         {
@@ -362,7 +362,8 @@ impl Endpoint {
     /// Handles completions and executes the resulting actions. Returns whether there were
     /// completions.
     ///
-    /// A call handles at most as many completions as the queue holds, however fast the peer is.
+    /// One run of this function handles at most as many completions as the queue holds, so a fast
+    /// peer cannot keep it busy.
     pub(crate) fn progress(&mut self) -> bool {
         let mut completions = Vec::new();
         let mut seen = 0;
@@ -392,7 +393,7 @@ impl Endpoint {
     /// Arms the completion queue before a wait for the descriptor of the link. Returns whether
     /// there were completions already.
     ///
-    /// The queue holds all completions from before the arming, so one more poll finds them. A later
+    /// The queue still holds all earlier completions, so one more poll finds them. A later
     /// completion makes an event.
     pub(crate) fn rest(&mut self) -> bool {
         if let Some(live) = &self.live
@@ -431,7 +432,7 @@ impl Endpoint {
                 then: Then::Completed(work),
                 ..
             }) = work
-                // The failure of a connection is not that of the call, which is sent again.
+                // A failure of the connection is no failure of the call, which is sent again.
                 && completion.failed == Some(Failure::Refused)
             {
                 self.engine.failed(*work);

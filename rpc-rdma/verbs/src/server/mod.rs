@@ -278,7 +278,7 @@ impl Server {
     fn accept(&self, id: Id, private_data: &[u8], reads: u8, served_reads: u8) -> io::Result<()> {
         let (key, address) = (id.key(), id.peer());
         let device = self.device(&id)?;
-        // The number that the peer accepts; one if the peer says nothing.
+        // The peer states the number of Reads that it accepts. The number 0 counts as 1.
         let (limits, sends) = (device.limits, Endpoint::sends(&device));
         let reads = reads.min(limits.reads).max(1);
         let config = Config {
@@ -293,8 +293,8 @@ impl Server {
         engine.refuse(self.refused_of(address.ip()));
         let said = self.options.private_data();
         let mut endpoint = Endpoint::new(engine, &self.pool, said);
-        // One more, since a receive is posted before a reply that makes room for it is out; and
-        // those for replies.
+        // One receive more than credits, because a receive is posted before the reply that makes
+        // room for it is sent. Further receives are for replies to backward calls.
         let receives = self.options.credits + 1 + self.options.backward.max(1);
         let account = self.shares.account(address.ip());
         let messages = self.messages(
@@ -306,11 +306,11 @@ impl Server {
         endpoint.attach(Link::new(id, device, sends, receives)?, receives, sends);
         let ours = endpoint.says(limits.invalidates);
         let theirs = PrivateData::find(private_data).unwrap_or_default();
-        // The first call may be here before we hear that the connection is there.
+        // The first call may arrive before the event of the established connection.
         endpoint.connected(Terms::agreed(&ours, &theirs));
         let link = match endpoint.link().cloned() {
             Some(link) if !endpoint.broken() => link,
-            // There was no memory for what it may send.
+            // There was no memory for the messages that the peer may send.
             _ => return Err(io::ErrorKind::OutOfMemory.into()),
         };
         let peer = Arc::new(Peer {
@@ -335,7 +335,8 @@ impl Server {
         accepted.inspect_err(|_| self.gone(key))
     }
 
-    /// Memory for a connection's messages, for which others may have to end.
+    /// Memory for the messages of a connection. Another connection may be ended to make room for
+    /// it.
     fn messages(&self, account: &Account, bytes: u64) -> io::Result<Charge> {
         if let Some(charge) = account.take(bytes) {
             return Ok(charge);
@@ -409,8 +410,8 @@ impl Server {
         }
     }
 
-    /// Continues calls that waited for memory, as far as there is some. Returns whether calls still
-    /// wait.
+    /// Continues calls that waited for memory, as far as there is memory. Returns whether calls
+    /// still wait.
     fn go_on(&self) -> bool {
         if !self.shares.wanted() {
             return false;
@@ -446,7 +447,7 @@ impl Server {
         {
             tracing::warn!(peer = %peer.address, left_out, "ended: {why}");
         }
-        // Without a disconnect first, because a peer that takes nothing would not take it.
+        // There is no disconnect first, because a peer that receives nothing would not receive it.
         self.gone(key);
     }
 
@@ -464,7 +465,7 @@ impl Server {
         let mut refused = lock(&self.refused);
         if !xids.is_empty() {
             refused.retain(|(of, _)| *of != peer.address.ip());
-            // The latest are those that come again.
+            // The most recent transactions are the ones that clients repeat.
             if refused.len() >= REFUSED {
                 refused.pop_front();
             }

@@ -17,7 +17,7 @@ use urnic_rpc_rdma::rpc;
 /// Calls of one connection that a thread answers before it serves others.
 const IN_A_ROW: usize = 8;
 
-/// No time at all.
+/// A wait of zero length.
 const NOW: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 0,
