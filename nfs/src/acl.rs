@@ -1,4 +1,4 @@
-//! Access control lists of POSIX.1e draft 17: a mode with further users and groups.
+//! Access control lists of POSIX.1e draft 17: a mode with additional users and groups.
 
 use crate::xdr::words;
 use std::collections::BTreeMap;
@@ -13,11 +13,11 @@ pub const WRITE: Rights = 2;
 pub const EXECUTE: Rights = 1;
 const ALL: Rights = READ | WRITE | EXECUTE;
 
-/// Entries of a list on the network, at most: the limit of Linux.
+/// Maximum entries of a list on the network: the limit of Linux.
 pub const MAX_ENTRIES: usize = 1024;
 
-/// The identity of an operation. A tree whose process may not act for others uses the identity of
-/// the process.
+/// The identity of an operation. A tree whose process may not act for other users uses the identity
+/// of the process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Caller {
     /// User.
@@ -36,7 +36,7 @@ impl Caller {
 }
 
 words! {
-    /// The users of an entry. Extended attributes and the wire have the same numbers.
+    /// The users of an entry. The values are the same in extended attributes and on the network.
     pub enum Tag {
         /// The file's owner.
         Owner = 0x01,
@@ -46,7 +46,7 @@ words! {
         OwningGroup = 0x04,
         /// The group with this id.
         Group = 0x08,
-        /// The limit of all of these but the owner.
+        /// The limit of the permissions of all entries except owner and other.
         Mask = 0x10,
         /// All other users.
         Other = 0x20,
@@ -77,7 +77,7 @@ pub struct Acl {
 }
 
 impl Acl {
-    /// The list that a mode is equivalent to.
+    /// The list that is equivalent to a mode.
     pub const fn of_mode(mode: u32) -> Self {
         Self {
             owner: mode >> 6 & ALL,
@@ -90,7 +90,7 @@ impl Acl {
     }
 
     /// A list of these entries, in any order. `None` if a required entry is missing, an entry is
-    /// there twice, or an id is 2³²−1, which is no id.
+    /// present twice, or an id is 2³²−1, which is invalid.
     pub fn new(entries: &[Entry]) -> Option<Self> {
         let (mut owner, mut group, mut other, mut mask) = (None, None, None, None);
         let (mut users, mut groups) = (BTreeMap::new(), BTreeMap::new());
@@ -118,7 +118,7 @@ impl Acl {
         })
     }
 
-    /// The entries in the order of tags and ids. Entries without an id of their own get this one.
+    /// The entries in the order of tags and ids. Entries without an id get `no_id`.
     pub fn entries(&self, no_id: u32) -> Vec<Entry> {
         let one = |tag, rights| (tag, no_id, rights);
         let named = |tag, all: &BTreeMap<u32, Rights>| {
@@ -146,20 +146,20 @@ impl Acl {
             .sum()
     }
 
-    /// The permission bits of a mode. Those of the group are the limit for all but the owner and
-    /// others.
+    /// The permission bits of a mode. The bits of the group are the limit for all users except
+    /// owner and others.
     pub fn mode(&self) -> u32 {
         self.owner << 6 | self.mask.unwrap_or(self.group) << 3 | self.other
     }
 
-    /// Changes the list so that [`mode`](Self::mode) returns this mode.
+    /// Changes the list so that its [`mode`](Self::mode) is `mode`.
     pub fn set_mode(&mut self, mode: u32) {
         self.owner = mode >> 6 & ALL;
         *self.mask.as_mut().unwrap_or(&mut self.group) = mode >> 3 & ALL;
         self.other = mode & ALL;
     }
 
-    /// The list of a new file with `mode` in a directory whose default list is this one.
+    /// The list of a new file with `mode` in a directory whose default list is `self`.
     pub fn inherited(&self, mode: u32) -> Self {
         let mut list = self.clone();
         list.set_mode(self.mode() & mode);
@@ -204,7 +204,7 @@ mod tests {
 
     const BASE: [(Tag, u32, Rights); 3] = [(Tag::Owner, 0, 6), (Tag::OwningGroup, 0, 5), (Tag::Other, 0, 1)];
 
-    /// With users 10 and 11, groups 20 and 21, and a mask.
+    /// A list with users 10 and 11, groups 20 and 21, and a mask.
     fn named() -> Acl {
         let more = [
             (Tag::User, 10, 7),
@@ -282,7 +282,7 @@ mod tests {
         assert_eq!(named().inherited(0o777).mode(), 0o661);
     }
 
-    /// Owner 1, group 2.
+    /// The file has owner 1 and group 2.
     #[test]
     fn one_entry_decides_and_the_mask_bounds_named_and_group() {
         let list = named();

@@ -13,8 +13,8 @@ pub const NFS_PORT: u16 = 20049;
 /// The bindings of all programs that the server serves.
 pub const BINDINGS: [&(dyn Binding + Sync); 3] = [&Nfs3, &NfsAcl3, &Mount3];
 
-/// Bytes that a client provides for the text of a symbolic link. The protocol has no limit; this is
-/// PATH_MAX of Linux, the limit of Linux's client.
+/// Bytes that a client provides for the text of a symbolic link. The protocol has no limit. The
+/// value is PATH_MAX of Linux, which is the limit of Linux's client.
 const MAX_LINK_TEXT: u32 = 4096;
 
 /// Lengths of the parts of results, in bytes (RFC 1813 §2.5, §2.6).
@@ -70,7 +70,7 @@ impl Binding for Nfs3 {
 
     fn max_results(&self, procedure: u32, arguments: &[u8]) -> Option<usize> {
         use len::{ATTRIBUTES, COUNT, HANDLE, POST_OP, POST_OP_HANDLE, STATUS, VERIFIER, WCC};
-        // All results of a directory's listing fit into the limit; a failure has attributes.
+        // All results of a directory's listing fit into the limit. A failure has attributes.
         let listing = |limit: u32| STATUS + POST_OP.max(limit as usize);
         Some(match Procedure::of(procedure)? {
             Procedure::Null => 0,
@@ -149,7 +149,7 @@ impl Binding for Mount3 {
         use mount3::Procedure;
         match Procedure::of(procedure)? {
             Procedure::Null | Procedure::Umnt | Procedure::Umntall => Some(0),
-            // Lists of any length.
+            // These lists may have any length.
             Procedure::Mnt | Procedure::Dump | Procedure::Export => None,
         }
     }

@@ -24,7 +24,7 @@ pub struct Outgoing {
     pub into: Option<Buffer>,
 }
 
-/// An answer.
+/// The answer to a call.
 #[derive(Debug)]
 pub struct Answer {
     /// The RPC message.
@@ -48,7 +48,7 @@ pub trait Transport {
     fn wait(&mut self) -> io::Result<(u32, Answer)>;
 }
 
-/// Bytes of a reply without data, at most.
+/// Maximum bytes of a reply without data.
 const MAX_REPLY: usize = 2 << 20;
 
 /// Bytes of a READ's reply within which its data begins: RPC header, status, attributes, count,
@@ -58,10 +58,10 @@ const READ_HEAD: usize = 24 + 4 + 88 + 12;
 /// Default time for connecting.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Time that the server's machine may be silent. It is longer than the time for which a server may
-/// stop receiving, for example without memory.
+/// Time for which the server's machine may send nothing. It is longer than the time for which a
+/// server may stop receiving, for example for lack of memory.
 const SILENCE: Duration = Duration::from_secs(120);
-/// Silence after which TCP probes the server, and the interval of the probes.
+/// Time without a packet after which TCP probes the server, and the interval of the probes.
 const ASKED: Duration = Duration::from_secs(30);
 
 /// A TCP connection to a server.
@@ -80,7 +80,7 @@ impl Tcp {
         Self::connect_within(server, PATIENCE)
     }
 
-    /// Connects within a time. The connection ends if the server's machine disappears later.
+    /// Connects within a time. If the server's machine disappears later, the connection ends.
     ///
     /// # Errors
     /// The connection fails, or is not established within that time.
@@ -158,7 +158,7 @@ impl Transport for Tcp {
     }
 }
 
-/// The offset and the length of the data of a READ.
+/// The offset and the length of the data in the reply to a READ.
 fn data_begins(head: &[u8]) -> Option<(usize, usize)> {
     let mut results = crate::rpc::results(head).ok()?;
     let read = Reply::<ReadOk, ()>::take(&mut results).ok()?.ok()?;

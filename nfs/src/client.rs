@@ -167,7 +167,7 @@ impl Client {
         )
     }
 
-    /// NULL.
+    /// Calls NULL, which has no effect.
     ///
     /// # Errors
     /// There is no answer.
@@ -177,11 +177,11 @@ impl Client {
         })
     }
 
-    /// The handle of an exported directory, from the MOUNT service at the other end of the
-    /// transport.
+    /// Calls MNT of the MOUNT service at the other end of the transport. Returns the handle of an
+    /// exported directory.
     ///
     /// # Errors
-    /// It cannot be mounted.
+    /// The directory cannot be mounted.
     pub fn mount(&mut self, path: &[u8]) -> Outcome<Handle> {
         let procedure = mount3::Procedure::Mnt as u32;
         self.call(
@@ -194,7 +194,7 @@ impl Client {
         )
     }
 
-    /// FSINFO, with the limits of the server.
+    /// Calls FSINFO, which returns the limits of the server.
     ///
     /// # Errors
     /// An error of the connection, the call or the server.
@@ -202,7 +202,7 @@ impl Client {
         self.nfs::<FsinfoOk, Option<Attributes>>(Procedure::Fsinfo, &file)
     }
 
-    /// LOOKUP.
+    /// Calls LOOKUP, which finds a name in a directory.
     ///
     /// # Errors
     /// An error of the connection, the call or the server.
@@ -210,7 +210,7 @@ impl Client {
         self.nfs::<LookupOk, Option<Attributes>>(Procedure::Lookup, &Entry { dir, name })
     }
 
-    /// GETATTR.
+    /// Calls GETATTR, which returns the attributes of a file.
     ///
     /// # Errors
     /// An error of the connection, the call or the server.
@@ -218,7 +218,7 @@ impl Client {
         self.nfs::<Attributes, ()>(Procedure::Getattr, &file)
     }
 
-    /// GETACL: the parts of a file's access control lists that `mask` selects.
+    /// Calls GETACL, which returns the parts of a file's access control lists that `mask` selects.
     ///
     /// # Errors
     /// An error of the connection, the call or the server.
@@ -236,7 +236,7 @@ impl Client {
         )
     }
 
-    /// SETACL.
+    /// Calls SETACL, which sets a file's access control lists.
     ///
     /// # Errors
     /// An error of the connection, the call or the server.
@@ -255,7 +255,7 @@ impl Client {
         )
     }
 
-    /// READLINK.
+    /// Calls READLINK, which returns the text of a symbolic link.
     ///
     /// # Errors
     /// An error of the connection, the call or the server.
@@ -275,7 +275,7 @@ impl Client {
         )
     }
 
-    /// SYMLINK.
+    /// Calls SYMLINK, which makes a symbolic link.
     ///
     /// # Errors
     /// An error of the connection, the call or the server.
@@ -422,7 +422,8 @@ impl Client {
     }
 }
 
-/// The results of a READ.
+/// Parses the results of a READ: the message, the data in memory of its own, and whether the file
+/// ends.
 ///
 /// # Errors
 /// An error of the connection, the call or the server.
@@ -435,7 +436,7 @@ pub fn read(answer: Answer) -> Outcome<(Vec<u8>, Option<Buffer>, bool)> {
     Ok((results.bytes(read.len as usize)?.to_vec(), None, read.eof))
 }
 
-/// The results of a WRITE.
+/// Parses the results of a WRITE.
 ///
 /// # Errors
 /// An error of the connection, the call or the server.
@@ -448,13 +449,13 @@ const fn rpc_header() -> usize {
     urnic_rpc_rdma::rpc::MAX_REPLY_HEADER
 }
 
-/// Bytes of results of bounded length, at most: those of RENAME.
+/// Maximum bytes of results of bounded length. RENAME has the longest.
 const FIXED_RESULTS: usize = 512;
 
 /// The TCP port of a program, from the server's rpcbind (RFC 1833 §3, version 2).
 ///
 /// # Errors
-/// There is no rpcbind, or it knows no such program.
+/// There is no rpcbind, or the program is not registered there.
 pub fn port(server: SocketAddr, program: u32, version: u32) -> Outcome<u16> {
     const PORTMAP: (u32, u32) = (100_000, 2);
     const GETPORT: u32 = 3;

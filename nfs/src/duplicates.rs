@@ -1,5 +1,5 @@
-//! Replies to repeated calls. A client without an answer sends its call again with the same xid,
-//! and a change must not be made twice.
+//! Replies to repeated calls. A client without an answer repeats its call with the same xid, and
+//! the server must not make a change twice.
 
 use crate::lock::lock;
 use crate::rpc::Call;
@@ -9,10 +9,10 @@ use std::net::IpAddr;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use urnic_rpc_rdma_verbs::shares::Client;
 
-/// Number of kept replies. Replies of the procedures that need it are short.
+/// Number of kept replies. The procedures whose replies are kept have short replies.
 const KEPT: usize = 4096;
 
-/// The key of a call. It has no port, because a client that connects again may have another one.
+/// The key of a call. It has no port, because a client may connect again from another port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     peer: IpAddr,
@@ -32,7 +32,7 @@ pub(crate) struct Duplicates {
 struct Kept {
     /// The reply; `None` while the call is being served.
     replies: HashMap<Key, Option<Vec<u8>>>,
-    /// The calls of each client, oldest first, and the number of all.
+    /// The calls of each client, oldest first. `count` is the number of all calls.
     orders: HashMap<Client, VecDeque<Key>>,
     count: usize,
 }
@@ -59,7 +59,7 @@ impl Kept {
     }
 }
 
-/// Removes a call that is being served when dropped.
+/// Removes a call from the calls being served when dropped.
 struct Served<'a> {
     of: &'a Duplicates,
     key: Key,
@@ -81,7 +81,7 @@ impl Duplicates {
         lock(&self.kept)
     }
 
-    /// The reply to a call: the kept reply, or otherwise the result of `serve`.
+    /// Returns the kept reply to a call, or otherwise the result of `serve`.
     pub(crate) fn once(
         &self,
         peer: IpAddr,
@@ -101,8 +101,8 @@ impl Duplicates {
         loop {
             match kept.replies.get(&key) {
                 Some(Some(reply)) => return reply.clone(),
-                // The first is still at it: its client has, perhaps, another connection now, and
-                // waits for this answer.
+                // The first copy of the call is still being served. Its client may have connected
+                // again, and waits for this answer.
                 Some(None) => kept = self.done.wait(kept).unwrap_or_else(PoisonError::into_inner),
                 None => break,
             }

@@ -1,8 +1,8 @@
 //! An NFSv3 server (RFC 1813) and what a client needs, over TCP and RPC-over-RDMA.
 //!
-//! [`Server`] is a [`service::Service`]: a call goes in, a reply comes out, on any thread, and the
-//! data of READ and WRITE stay apart from the messages, in [`memory`] that a transport can send
-//! from and receive into. [`tcp`] is one transport. What is served is a [`tree::Tree`].
+//! [`Server`] is a [`service::Service`]: it takes calls and returns replies, on any thread. The
+//! data of READ and WRITE stays apart from the messages, in [`memory`] that a transport can send
+//! from and receive into. [`tcp`] is one transport. The server serves a [`tree::Tree`].
 
 #![forbid(unsafe_code)]
 

@@ -7,7 +7,7 @@ use crate::xdr::{BadXdr, Reader, Xdr, words};
 pub const PROGRAM: u32 = 100_005;
 /// RPC version of MOUNT.
 pub const VERSION: u32 = 3;
-/// Bytes of a path, at most.
+/// Maximum bytes of a path.
 pub const MAX_PATH: usize = 1024;
 
 words! {

@@ -26,11 +26,11 @@ const OF_DEFAULT: u32 = 0x1000;
 /// Bytes of an entry.
 const ENTRY: usize = 12;
 
-/// Bytes of GETACL's results, at most.
+/// Maximum bytes of the results of GETACL.
 pub const MAX_RESULTS: usize = 4 + 88 + 4 + 2 * (4 + 4 + MAX_ENTRIES * ENTRY);
 
 words! {
-    /// Procedures. Version 2 had two more; NFSv3 has these itself.
+    /// Procedures. Version 2 had two more, which NFSv3 has as its own procedures.
     #[allow(missing_docs)]
     pub enum Procedure { Null = 0, Getacl = 1, Setacl = 2, }
 }
@@ -51,7 +51,7 @@ pub type SetaclArgs = (Handle, Lists);
 /// GETACL3resok.
 pub type GetaclOk = (Option<Attributes>, Lists);
 
-/// secattr: two lists, as far as the mask selects them.
+/// secattr: the access list and the default list, as far as the mask selects them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lists {
     /// The parts that are present.
@@ -131,7 +131,8 @@ impl Lists {
     }
 }
 
-/// A list for the wire, where it always has a mask. Three entries get a mask that permits all.
+/// The entries of a list for the network, where a list always has a mask. A list of three entries
+/// gets a mask that permits everything.
 fn entries(acl: &Acl, owner: u32, group: u32) -> Vec<Entry> {
     let mut entries = acl.entries(0);
     for entry in &mut entries {
@@ -148,7 +149,7 @@ fn entries(acl: &Acl, owner: u32, group: u32) -> Vec<Entry> {
     entries
 }
 
-/// The list of entries from the wire.
+/// The list that entries from the network form.
 fn acl(entries: &[Entry]) -> Option<Acl> {
     let rights = |tag| {
         entries
@@ -189,7 +190,7 @@ fn entry(reader: &mut Reader<'_>) -> Result<Entry, BadXdr> {
     const RIGHTS: u32 = 7;
     let (tag, (id, rights)) = <(u32, (u32, u32))>::take(reader)?;
     let tag = Tag::take(&mut Reader(&(tag & !OF_DEFAULT).to_be_bytes()))?;
-    // Solaris has further bits in masks.
+    // Masks of Solaris have further bits.
     let rights = if tag == Tag::Mask { rights & RIGHTS } else { rights };
     if rights > RIGHTS {
         return Err(BadXdr::Value(rights));

@@ -54,7 +54,7 @@ impl Transport for Rdma {
     fn wait(&mut self) -> io::Result<(u32, Answer)> {
         let (xid, answer) = self.0.wait_any().map_err(failed)?;
         let answer = answer.map_err(failed)?;
-        // Unused memory does not tell where the data is.
+        // The length of unused memory is not the length of the data.
         let data = answer
             .result
             .and_then(|(data, placed)| (placed && !data.is_empty()).then_some(data));

@@ -9,10 +9,10 @@ const RPC_VERSION: u32 = 2;
 const AUTH_NONE: u32 = 0;
 const AUTH_SYS: u32 = 1;
 
-/// Bytes of a credential's or verifier's body, at most (§8.2).
+/// Maximum bytes of the body of a credential or verifier (§8.2).
 const MAX_AUTH: usize = 400;
 
-/// Groups in an AUTH_SYS credential, at most (appendix A).
+/// Maximum groups in an AUTH_SYS credential (appendix A).
 pub const MAX_GROUPS: usize = 16;
 
 words! {
@@ -48,7 +48,7 @@ pub enum Credential {
         uid: u32,
         /// Group.
         gid: u32,
-        /// Further groups, [`MAX_GROUPS`] at most.
+        /// Further groups, at most [`MAX_GROUPS`].
         groups: Vec<u32>,
     },
 }
@@ -84,10 +84,11 @@ impl From<BadXdr> for NoCall {
 }
 
 impl Call {
-    /// Parses a message: the header, and the arguments.
+    /// Parses a message into the header and a reader of the arguments.
     ///
     /// # Errors
-    /// It is no call, has another version of RPC, or a credential that is not understood.
+    /// The message is no call, has an RPC version other than 2, or has an unsupported or invalid
+    /// credential.
     pub fn parse(message: &[u8]) -> Result<(Self, Reader<'_>), NoCall> {
         const MSG_DENIED: u32 = 1;
         const RPC_MISMATCH: u32 = 0;
@@ -130,7 +131,7 @@ impl Call {
         Ok((call, *reader))
     }
 
-    /// The header in bytes; arguments follow.
+    /// The header in bytes. The arguments follow it.
     pub fn emit(&self) -> Vec<u8> {
         let mut message = Vec::new();
         for word in [
@@ -160,7 +161,7 @@ impl Call {
     }
 }
 
-/// authsys_parms (appendix A).
+/// Parses authsys_parms (appendix A).
 fn system(body: &[u8]) -> Result<Credential, BadXdr> {
     let reader = &mut Reader(body);
     let (_stamp, _machine) = <(u32, &[u8])>::take(reader)?;
@@ -173,7 +174,7 @@ fn system(body: &[u8]) -> Result<Credential, BadXdr> {
     Ok(Credential::System { uid, gid, groups })
 }
 
-/// The header of a reply that accepts a call; results follow.
+/// The header of a reply that accepts a call. The results follow it.
 pub fn accepted(xid: u32) -> Vec<u8> {
     let mut reply = Vec::with_capacity(256);
     for word in [xid, REPLY, 0, AUTH_NONE, 0, 0] {

@@ -1,32 +1,32 @@
 //! XDR (RFC 4506): big-endian units of four bytes.
 //!
-//! [`Xdr`] is both ways of a type; [`record!`] and [`words!`] make it for structs and enums. What
-//! is variable in length is borrowed from the message that it stands in, so that no count of a
-//! peer's makes us allocate.
+//! [`Xdr`] encodes and decodes a type. [`record!`] and [`words!`] implement it for structs and
+//! enums. Values of variable length are borrowed from the message that contains them, so a count
+//! from a peer causes no allocation.
 
-/// Why bytes are no value of a type.
+/// The reason why bytes are no value of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadXdr {
-    /// They end in the middle.
+    /// The message ends within the value.
     #[error("the message is truncated")]
     Truncated,
-    /// An enum's or union's word that means nothing.
+    /// The word of an enum or union has no meaning.
     #[error("{0} is not among the values of its type")]
     Value(u32),
-    /// More bytes than the type has room for.
+    /// The value has more bytes than its type permits.
     #[error("{0} bytes are too many")]
     Length(u32),
 }
 
-/// What is left of a message.
+/// The unread rest of a message.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
-    /// The next `len` bytes, without their padding, which is skipped.
+    /// Takes the next `len` bytes and skips their padding.
     ///
     /// # Errors
-    /// They are not there.
+    /// The message ends before them.
     pub fn bytes(&mut self, len: usize) -> Result<&'a [u8], BadXdr> {
         let (bytes, rest) = self.0.split_at_checked(len).ok_or(BadXdr::Truncated)?;
         self.0 = rest.get(padding(len)..).ok_or(BadXdr::Truncated)?;
@@ -41,13 +41,13 @@ pub const fn padding(len: usize) -> usize {
 
 /// A type with an encoding.
 pub trait Xdr<'a>: Sized {
-    /// Takes a value off a message.
+    /// Decodes a value from the beginning of the message.
     ///
     /// # Errors
-    /// There is none.
+    /// The message contains no valid value of the type.
     fn take(reader: &mut Reader<'a>) -> Result<Self, BadXdr>;
 
-    /// Appends the value.
+    /// Appends the encoded value.
     fn put(&self, out: &mut Vec<u8>);
 }
 
@@ -75,7 +75,7 @@ impl Xdr<'_> for u64 {
     }
 }
 
-/// Eight bytes as they are: verifiers.
+/// A verifier: eight bytes without a count.
 impl Xdr<'_> for [u8; 8] {
     fn take(reader: &mut Reader) -> Result<Self, BadXdr> {
         u64::take(reader).map(u64::to_be_bytes)
@@ -122,7 +122,7 @@ impl<'a> Xdr<'a> for &'a [u8] {
     }
 }
 
-/// Optional-data.
+/// Optional-data: a flag, and the value if the flag is set.
 impl<'a, T: Xdr<'a>> Xdr<'a> for Option<T> {
     fn take(reader: &mut Reader<'a>) -> Result<Self, BadXdr> {
         bool::take(reader)?.then(|| T::take(reader)).transpose()
@@ -147,7 +147,7 @@ impl<'a, A: Xdr<'a>, B: Xdr<'a>> Xdr<'a> for (A, B) {
     }
 }
 
-/// Structs whose fields stand one behind the other.
+/// Defines structs whose encoding is that of their fields in order.
 macro_rules! record {
     ($($(#[$meta:meta])* pub struct $name:ident $(<$life:lifetime>)? {
         $($(#[$of_field:meta])* pub $field:ident: $type:ty,)+
@@ -178,7 +178,7 @@ macro_rules! record {
     };
 }
 
-/// Enums that are a word.
+/// Defines enums whose encoding is a word.
 macro_rules! words {
     ($($(#[$meta:meta])* pub enum $name:ident { $($(#[$of_value:meta])* $value:ident = $word:literal,)+ })+) => { $(
         $(#[$meta])*

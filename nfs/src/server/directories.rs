@@ -8,19 +8,19 @@ use crate::tree::{Caller, File, Listing, Outcome, PARENT, SELF};
 use crate::xdr::{BadXdr, Reader, Xdr, padding};
 use std::sync::Arc;
 
-/// Bytes of a READDIR or READDIRPLUS reply, at most.
+/// Maximum bytes of the reply to READDIR or READDIRPLUS.
 const MAX_LISTING: u32 = 1 << 20;
 
-/// Arguments of either procedure.
+/// Arguments of READDIR or READDIRPLUS.
 struct Wanted<'a> {
     dir: Handle,
-    /// The list begins with the entry behind this one.
+    /// The list begins with the entry behind this cookie.
     cookie: u64,
-    /// Bytes of names, numbers and cookies, at most.
+    /// Maximum bytes of names, numbers and cookies.
     names: u32,
-    /// Bytes of all results, at most.
+    /// Maximum bytes of all results.
     all: u32,
-    /// With handles and attributes, as far as this caller may see them.
+    /// With handles and attributes, as far as this caller may see them. `None` for READDIR.
     plus: Option<&'a Caller>,
 }
 
@@ -130,7 +130,7 @@ impl Export {
         };
         Reply::<_, ()>::Ok(head).put(out);
         let empty = out.len();
-        // The status does not count, but the words that end the list do.
+        // The limit does not include the status, but includes the words that end the list.
         let end = begin + 4 + (wanted.all.min(MAX_LISTING) as usize).saturating_sub(8);
         let mut page = Page {
             out,

@@ -1,4 +1,5 @@
-//! The served tree, and what all procedures share: identities, attributes around a change, replies.
+//! The served tree, and the common parts of all procedures: identities, attributes around a change,
+//! replies.
 
 use crate::memory::Slice;
 use crate::nfs3::{Attributes, Before, Handle, Status, Verifier, Wcc};
@@ -7,7 +8,7 @@ use crate::tree::{Caller, Data, Listings, Outcome, Tree};
 use crate::xdr::{BadXdr, Reader, Xdr};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// User and group of clients without an identity of their own, by convention.
+/// User and group of clients without an identity, by convention.
 const NOBODY: u32 = 65534;
 
 /// Options of the server.
@@ -22,12 +23,13 @@ pub struct Options {
 /// A reply, and data that follows it.
 pub(super) type Made = Result<(Vec<u8>, Option<Vec<Slice>>), BadXdr>;
 
-/// A tree, as clients see it.
+/// A tree, with the options that apply to clients.
 pub(super) struct Export {
     pub(super) tree: Box<dyn Tree>,
     pub(super) options: Options,
     pub(super) listings: Listings,
-    /// Differs for each process, because a server that ended may have lost what was not committed.
+    /// The verifier differs for each process, because a process that ended may have lost
+    /// uncommitted data.
     pub(super) verifier: Verifier,
 }
 

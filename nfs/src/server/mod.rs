@@ -24,16 +24,16 @@ use std::net::SocketAddr;
 
 pub use export::Options;
 
-/// Bytes of a WRITE's message, and of its data, that identify a repeated one. The longest
-/// credential and handle fit into these bytes of the message.
+/// Bytes of a WRITE's message, and bytes of its data, that identify a repeated WRITE. The longest
+/// credential and handle fit into this part of the message.
 const HASHED: usize = 1024;
 
 /// A server of a tree.
 pub struct Server {
     export: Export,
     duplicates: Duplicates,
-    /// Replies to WRITEs. They are separate, because they are so many that they would push out the
-    /// others.
+    /// Replies to WRITEs. They are separate, because they are numerous and would displace the other
+    /// replies.
     writes: Duplicates,
     mounts: Mounts,
 }
@@ -49,7 +49,7 @@ impl Server {
         }
     }
 
-    /// The memory of the tree, in which transports receive data.
+    /// The memory of the tree, into which transports receive data.
     pub fn pool(&self) -> &crate::memory::Pool {
         self.export.tree.pool()
     }
@@ -164,8 +164,8 @@ const fn plain(message: Vec<u8>) -> Response {
     Response { message, item: None }
 }
 
-/// Procedures that must not run twice for one call. A WRITE could run twice in a row, but not
-/// behind another one, which its client sent after the first reply.
+/// Whether a procedure must not run twice for one call. A WRITE could run twice in succession, but
+/// not behind another WRITE that its client sent after the first reply.
 const fn once_only(procedure: Procedure) -> bool {
     use Procedure::{Create, Link, Mkdir, Mknod, Remove, Rename, Rmdir, Setattr, Symlink, Write};
     matches!(

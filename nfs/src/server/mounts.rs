@@ -10,7 +10,7 @@ use crate::xdr::{Reader, Xdr};
 use std::net::IpAddr;
 use std::sync::Mutex;
 
-/// Mounts that DUMP lists, at most.
+/// Maximum number of mounts that DUMP lists.
 const MOUNTS: usize = 256;
 
 /// The clients that mounted a path, in the order of their calls.
@@ -55,7 +55,7 @@ impl Mounts {
                 mounts.retain(|(host, at)| (*host, &at[..]) != (peer, path));
             }
             Procedure::Umntall => mounts.retain(|(host, _)| *host != peer),
-            // One export, for every client.
+            // There is one export, for every client.
             Procedure::Export => (true, (&b"/"[..], (false, false))).put(&mut reply),
         }
         Ok((reply, None))
@@ -63,7 +63,7 @@ impl Mounts {
 }
 
 impl Export {
-    /// The directory at a path, from the root of the export. Links are not followed.
+    /// The directory at a path from the root of the export. Symbolic links are not followed.
     fn walk(&self, caller: &Caller, path: &[u8]) -> Result<Handle, mount3::Status> {
         if path.len() > mount3::MAX_PATH {
             return Err(mount3::Status::NameTooLong);
@@ -81,7 +81,7 @@ impl Export {
     }
 }
 
-/// The status of MOUNT for one of NFS.
+/// The status of MOUNT for a status of NFS.
 fn status(of_nfs: Status) -> mount3::Status {
     match of_nfs {
         Status::NoEnt => mount3::Status::NoEnt,

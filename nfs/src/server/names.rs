@@ -1,4 +1,5 @@
-//! Procedures of NFSv3 on names in directories (RFC 1813 §3.3): find, make, remove, rename, link.
+//! Procedures of NFSv3 on names in directories (RFC 1813 §3.3): LOOKUP, CREATE, REMOVE, RENAME,
+//! LINK and similar ones.
 
 use super::export::{Export, answer, data};
 use crate::memory::Slice;
@@ -114,7 +115,7 @@ impl Export {
         answer(made, |status| (status, wcc), out);
     }
 
-    /// REMOVE, or with `directory` RMDIR.
+    /// REMOVE, or RMDIR if `directory` is set.
     pub(super) fn remove(
         &self,
         caller: &Caller,

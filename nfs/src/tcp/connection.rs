@@ -1,5 +1,5 @@
-//! The connection of one client. Its threads take turns to read, and each answers the call that it
-//! read.
+//! The connection of one client. Its threads read in turns, and each thread answers the call that
+//! it read.
 //!
 //! Only threads of this connection wait for its peer. The accepting thread checks all connections
 //! and ends those that take too long, so the other threads need no clock.
@@ -19,19 +19,19 @@ use std::time::{Duration, Instant};
 use urnic_rpc_rdma_verbs::crowd::Candidate;
 use urnic_rpc_rdma_verbs::shares::{Account, Charge, Holder};
 
-/// Threads of a connection, at most.
+/// Maximum threads of a connection.
 const THREADS: usize = 8;
 
-/// Threads of a connection that may wait for their turn to read; further ones end.
+/// Maximum threads of a connection that may wait for their turn to read. Further threads end.
 const SPARE: usize = 2;
 
-/// Bytes in a second that a peer must send or take beyond the time of every message.
+/// Bytes per second that a peer must send or receive after the time that every message has.
 const RATE: u64 = 16 << 10;
 
 /// Memory that is counted for a reply until its length is known.
 const REPLY: u64 = MAX_RECORD as u64;
 
-/// The parts that connections share.
+/// The state that all connections share.
 #[derive(Clone)]
 pub(super) struct Common {
     pub(super) service: Arc<dyn Service>,
@@ -57,7 +57,7 @@ pub(super) struct Connection {
     ended: AtomicBool,
 }
 
-/// One descriptor for both directions, and the progress of each.
+/// One descriptor for both directions, and the progress of each direction.
 struct Socket {
     stream: TcpStream,
     receives: Progress,

@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
-/// Limits of what clients can make the server hold, and for how long.
+/// Limits of the resources, and of the time, that clients can use.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at a time. For one more, the client with the most connections loses one.
+    /// Maximum number of connections. For one more, the client with the most connections loses one.
     pub connections: usize,
-    /// Time without calls after which the server ends a connection; `None` means never.
+    /// Time without calls after which the server ends a connection. `None`: the server never does
+    /// so.
     pub idle: Option<Duration>,
-    /// Time for a message to arrive or to be taken; a large message has more.
+    /// Time in which a message must arrive or be received by the peer. A long message has more
+    /// time.
     pub stall: Duration,
 }
 

@@ -1,8 +1,8 @@
 //! RPC over TCP. The data of a WRITE is read from the socket into memory of the pool, and the data
 //! of a READ goes to the socket from the memory of the tree.
 //!
-//! Connections, memory of calls and replies, and threads are limited. Each client, by address, has
-//! a share of them, and each message must arrive or be taken within a time.
+//! Connections, threads, and memory for calls and replies are limited. Each client, by address, has
+//! a share of them. Each message must arrive, or be received by the client, within a time.
 
 mod connection;
 mod limits;
@@ -23,18 +23,19 @@ use std::time::{Duration, Instant};
 use urnic_rpc_rdma_verbs::crowd::{Seldom, makes_room};
 use urnic_rpc_rdma_verbs::shares::{Holder, Shares};
 
-/// Threads of all connections beyond the first of each.
+/// Maximum threads of all connections together, beyond the first thread of each.
 const HELPERS: u64 = 256;
 
-/// Pause after a failure for lack of descriptors or threads, so that the retries take no processor
+/// Pause after a failure for lack of descriptors or threads, so that retries use little processor
 /// time.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Time without progress after which the server ends a connection whose memory others wait for.
+/// Time without progress after which the server ends a connection whose memory other connections
+/// wait for.
 const STUCK: Duration = Duration::from_secs(2);
 
-/// Accepts connections until the listener fails. Each connection has threads of its own. Clients
-/// share `memory`, bytes of `pool`.
+/// Accepts connections until the listener fails. Each connection has its own threads. The clients
+/// share `memory`, a number of bytes of `pool`.
 ///
 /// # Errors
 /// A permanent error of the listener.
@@ -119,7 +120,7 @@ impl Connections {
         self.open.push(Arc::downgrade(&connection));
     }
 
-    /// Makes room after a failure, mostly for lack of descriptors.
+    /// Makes room after a failure, usually for lack of descriptors.
     fn lack(&mut self, error: &io::Error) {
         self.open.retain(|connection| connection.strong_count() > 0);
         self.make_room(&error.to_string());

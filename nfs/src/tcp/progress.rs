@@ -1,5 +1,5 @@
-//! Time for which a connection makes no progress. Threads only count bytes and messages; the checks
-//! of the accepting thread measure the time. A suspension of the machine therefore does not count
+//! The time for which a connection makes no progress. Threads only count bytes and messages. The
+//! checks of the accepting thread measure the time, so a suspension of the machine does not count
 //! against the peers.
 
 use crate::lock::lock;
@@ -14,16 +14,16 @@ pub(super) struct Progress {
     state: AtomicU64,
     /// Bytes of the message so far.
     moved: AtomicU64,
-    /// The state at the last check, and the time since it is the same.
+    /// The state at the last check, and the time for which it has not changed.
     age: Mutex<(u64, Duration)>,
 }
 
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// No message is in progress, for this time.
+    /// No message has been in progress for this time.
     Idle(Duration),
-    /// A message is in progress for this time, and this number of bytes moved.
+    /// A message has been in progress for this time, and this number of bytes has moved.
     Busy(Duration, u64),
 }
 
@@ -82,7 +82,7 @@ mod tests {
         progress.moved(7);
         assert_eq!(progress.look(SECOND), State::Busy(Duration::ZERO, 7));
         assert_eq!(progress.look(SECOND), State::Busy(SECOND, 7));
-        // Another message.
+        // A new message begins.
         progress.begin();
         assert_eq!(progress.look(SECOND), State::Busy(Duration::ZERO, 0));
         progress.end();

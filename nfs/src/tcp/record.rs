@@ -1,8 +1,8 @@
 //! Records: RPC messages in fragments (RFC 5531 §11).
 //!
-//! Memory is taken as the bytes arrive, not when a peer announces them. A large item begins in a
+//! Memory is taken as bytes arrive, not when a peer sends their length. A large item begins in a
 //! small buffer and moves to a larger one when this is full. Most items are complete in the socket
-//! when they begin, and are read to their place at once.
+//! when their record begins, and are read without an intermediate copy.
 
 use crate::binding::Nfs3;
 use crate::memory::{Buffer, PAGE, Pool, Slice};
@@ -13,7 +13,7 @@ use std::os::fd::AsFd;
 use urnic_rpc_rdma::binding::bound;
 use urnic_rpc_rdma_verbs::shares::Charge;
 
-/// Bytes of a record, at most: a transfer and its headers.
+/// Maximum bytes of a record: a transfer and its headers.
 pub(super) const MAX_RECORD: usize = crate::nfs3::MAX_TRANSFER as usize + (64 << 10);
 
 /// Bytes at the beginning of a call in which its item begins.
@@ -22,20 +22,20 @@ pub(super) const HEAD: usize = 2048;
 /// Length from which an item is read into memory of its own.
 const APART: usize = 4096;
 
-/// Bytes of a message outside of the pool, at most.
+/// Maximum bytes of a message outside of the pool.
 const SHORT: usize = HEAD + APART;
 
-/// Fragments of a record, at most.
+/// Maximum fragments of a record.
 const FRAGMENTS: usize = 1024;
 
-/// Bytes of the first buffer of a long message, and the limit of the room that its next buffers
-/// have for bytes that have not arrived.
+/// STEP: bytes of the first buffer of a long message. GROWTH: limits the room of its next buffers
+/// for bytes that have not arrived.
 const STEP: usize = 64 << 10;
 const GROWTH: usize = 4;
 
 /// A source of records.
 pub trait Source: Read {
-    /// Bytes that are known to be available.
+    /// Number of bytes that are known to be available.
     fn ready(&self) -> usize {
         0
     }
@@ -56,11 +56,11 @@ impl<R: Read + AsFd> Source for BufReader<R> {
 pub struct Room<'a> {
     /// The pool.
     pub pool: &'a Pool,
-    /// Waits for a number of bytes.
+    /// Waits until this number of bytes may be taken.
     pub charge: &'a dyn Fn(u64) -> io::Result<Charge>,
 }
 
-/// Memory, charged to the client.
+/// Memory of the pool, charged to the client.
 pub struct Memory {
     buffer: Buffer,
     charge: Charge,
@@ -83,7 +83,7 @@ impl Room<'_> {
     }
 }
 
-/// Bytes of a buffer for a message of which `have` bytes came, and up to `end` may come.
+/// Bytes of a buffer for a message of which `have` bytes have arrived, and up to `end` may arrive.
 fn step(have: usize, end: usize, stream: &impl Source) -> usize {
     let came = have.saturating_add(stream.ready());
     end.min(came.saturating_mul(GROWTH).max(STEP))
@@ -107,11 +107,11 @@ impl Memory {
     }
 }
 
-/// A record, with a large item apart.
+/// A record. A large item is in memory of its own.
 pub struct Received {
     /// The message.
     pub message: Message,
-    /// The item, if it is apart.
+    /// The item, if it is in memory of its own.
     pub item: Option<Slice>,
     /// The charge for the memory of the item.
     pub charge: Option<Charge>,
@@ -138,7 +138,7 @@ impl Deref for Message {
 }
 
 impl Message {
-    /// The message with `len` more bytes of the stream.
+    /// The message, extended by `len` bytes of the stream.
     fn and(self, len: usize, stream: &mut impl Source, room: &Room<'_>) -> io::Result<Self> {
         let end = self.len() + len;
         let mut long = match self {
@@ -178,7 +178,7 @@ pub(crate) fn fragment(stream: &mut impl Read, room: usize) -> io::Result<(usize
     Ok((len, word & LAST != 0))
 }
 
-/// Appends `len` bytes, and allocates only for those that arrive.
+/// Appends `len` bytes. Memory is allocated only for bytes that arrive.
 pub(crate) fn append(stream: &mut impl Read, len: usize, message: &mut Vec<u8>) -> io::Result<()> {
     let came = stream.take(len as u64).read_to_end(message)?;
     if came < len {

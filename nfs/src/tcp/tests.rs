@@ -29,7 +29,7 @@ fn records(bytes: &[u8]) -> [Vec<u8>; 2] {
     [whole, pieces]
 }
 
-/// A WRITE of `count` bytes at most, RPC header and all (RFC 1813 §3.3.7).
+/// A WRITE of at most `count` bytes, including the RPC header (RFC 1813 §3.3.7).
 fn write_call(count: usize) -> Vec<u8> {
     let words = [
         7,
@@ -78,7 +78,7 @@ fn long_records_of_any_fragments_take_memory_of_the_pool() {
     }
 }
 
-/// The first bytes of a record, and then a look at what is held before the end of the stream.
+/// The first bytes of a record. Before the end of the stream, the memory in use is recorded.
 struct Cut<'a> {
     bytes: &'a [u8],
     account: &'a Account,
@@ -126,7 +126,7 @@ fn memory_is_taken_as_bytes_come_not_as_they_are_announced() {
         for came in [4, 5, 100, 3000, 10_000, 70_000, 300_000] {
             let (most, received) = most_for(&record[..came], 0);
             assert!(received.is_err(), "{what} of {came}");
-            // The buffer before is still there while its bytes move to the next.
+            // The previous buffer still exists while its bytes move to the next one.
             let share = (4 * came as u64).next_power_of_two().max(64 << 10);
             let limit = if came <= 2048 { 0 } else { share + share / 4 };
             assert!(most <= limit, "{what} of {came} bytes take {most}");
@@ -172,7 +172,8 @@ fn fragments_without_end_end() {
 }
 
 proptest! {
-    /// Whatever a stream says, what is held is at most a few times what came.
+    /// The memory in use is at most a few times the number of bytes that arrived, for any contents
+    /// of the stream.
     #[test]
     fn any_bytes_hold_no_more_memory_than_a_few_times_their_number(
         fragments in prop::collection::vec((any::<bool>(), 0..200_000_usize, 0..300_000_usize), 1..6),

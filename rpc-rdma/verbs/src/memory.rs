@@ -152,7 +152,7 @@ fn map() -> Option<usize> {
     Some(base)
 }
 
-/// Memory of one's own.
+/// Exclusively owned memory of a pool.
 #[derive(Debug)]
 pub struct Buffer {
     at: NonNull<u8>,

@@ -1,4 +1,5 @@
-//! Upper Layer Bindings: what a binding permits of a call and its reply (RFC 8166 §6).
+//! Tests of Upper Layer Bindings: the limits that a binding sets for a call and its reply (RFC 8166
+//! §6).
 
 #![allow(
     clippy::unwrap_used,
@@ -62,7 +63,7 @@ fn read_arguments(count: u32) -> Vec<u8> {
     [opaque(30), words(&[0, 4096, count])].concat()
 }
 
-/// Up to and with the data's count.
+/// Arguments of a WRITE up to the count of the data, inclusive.
 fn write_arguments(count: u32) -> Vec<u8> {
     [opaque(30), words(&[0, 4096, count, 2, count])].concat()
 }
@@ -158,7 +159,7 @@ fn rpc_e_05_chunks_that_do_not_fit_the_arguments_are_garbage() {
     assert_eq!(garbage_args(7), words(&[7, 1, 0, 0, 0, 4]));
 }
 
-/// A WRITE of 8 KiB and a READ, all the way into the header.
+/// A WRITE of 8 KiB and a READ, checked down to the header.
 #[test]
 fn rpc_k_01_the_engine_makes_chunks_of_what_the_binding_names() {
     let mut engine = Connection::<&str>::new(&Config::new(Role::Client));

@@ -1,5 +1,5 @@
-//! The header codec against bytes: the project's vectors, the conformance rows whose id a test's
-//! name begins with, and properties over any bytes and any values.
+//! Tests of the header codec: the project's vectors, the conformance rows (a test's name begins
+//! with the id of its row), and properties over any bytes and any values.
 
 #![allow(
     clippy::unwrap_used,
@@ -60,12 +60,12 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_be_bytes()).collect()
 }
 
-/// The first words of a call (0) or reply (1).
+/// The first words of a call (0) or a reply (1).
 fn rpc(xid: u32, msg_type: u32) -> Vec<u8> {
     words(&[xid, msg_type])
 }
 
-/// A call of no particular program, with these lists.
+/// A call without a program, with these chunk lists.
 fn call_with(lists: ChunkLists, payload: &[u8]) -> Vec<u8> {
     emitted(&header(7, 32, Body::Msg(lists)), payload)
 }

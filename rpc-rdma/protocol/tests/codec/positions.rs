@@ -1,4 +1,4 @@
-//! Where items stand in a Payload stream, and their padding.
+//! Positions of items in a Payload stream, and their padding.
 
 use crate::{call_with, places, read, rpc, segment};
 use hex_literal::hex;
@@ -20,7 +20,7 @@ fn reads(reads: impl IntoIterator<Item = (u32, u32)>) -> ChunkLists {
     }
 }
 
-/// RR-MSG-2CHUNK: opaques of 5 and 7 bytes, whose counts stay behind 40 bytes of RPC header.
+/// RR-MSG-2CHUNK: opaques of 5 and 7 bytes, whose counts stay inline behind 40 bytes of RPC header.
 #[test]
 fn rpc_k_02_positions_count_the_items_before_and_their_padding() {
     let message = hex!(
@@ -57,7 +57,7 @@ fn rpc_k_02_a_chunk_is_one_positions_entries_in_order() {
             .map(|&(handle, length)| segment(handle, length, 0))
             .collect(),
     };
-    // The item at 8 has 120 bytes, so 24 is within it: in two messages, then.
+    // The item at 8 has 120 bytes, so Position 24 is within it. Two messages are necessary.
     assert_eq!(parsed(&message), Err(Malformed::Position(24)));
     let message = call_with(reads([(132, 4), (8, 100), (132, 9), (8, 20)]), &payload);
     assert_eq!(
@@ -88,8 +88,8 @@ fn rpc_k_02_position_zero_is_no_item_of_an_inline_payload() {
     );
 }
 
-/// Five bytes, three of padding: none sent, sent as part of the segment, sent as a segment of its
-/// own. What follows stands at the same place.
+/// An item of five bytes has three bytes of padding: not sent, sent as part of the segment, or sent
+/// as a segment of its own. The following data has the same Position in each case.
 #[test]
 fn rpc_k_03_padding_may_be_in_the_chunk_or_not() {
     let payload = [rpc(7, 0), vec![0; 8]].concat();

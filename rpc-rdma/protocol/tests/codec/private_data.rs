@@ -1,4 +1,4 @@
-//! RFC 8797.
+//! The private data of RFC 8797.
 
 use proptest::prelude::*;
 use urnic_rpc_rdma::engine::Terms;
@@ -76,7 +76,7 @@ fn rpc_i_03_the_magic_is_found_at_any_offset() {
     }
 }
 
-/// The rest of the message is as it should be.
+/// The rest of the message is valid.
 #[test]
 fn rpc_i_03_another_magic_is_ignored() {
     for at in 0..4 {

@@ -1,4 +1,4 @@
-//! What must hold for any bytes and any values.
+//! Properties that hold for any bytes and any values.
 
 use crate::{emitted, places, rpc};
 use proptest::collection::vec;
@@ -57,7 +57,7 @@ fn header() -> impl Strategy<Value = Header> {
     })
 }
 
-/// Words that are often those of a header, so that parsing gets somewhere.
+/// Words that are often valid in a header, so that parsing proceeds beyond the first words.
 fn plausible() -> impl Strategy<Value = Vec<u8>> {
     let word = prop_oneof![4 => 0..5_u32, 1 => any::<u32>()];
     (any::<u32>(), vec(word, 0..60)).prop_map(|(xid, words)| {
@@ -134,8 +134,8 @@ proptest! {
         }
     }
 
-    /// Items left out of a stream at any places come back to where they were, with their padding in
-    /// the chunk or not.
+    /// Items that are left out of a stream at any offsets return to these offsets, with their
+    /// padding in the chunk or without.
     #[test]
     fn reduced_streams_are_restored(
         pieces in vec((vec(any::<u32>(), 1..4), vec(any::<u8>(), 0..30), any::<bool>()), 0..6),

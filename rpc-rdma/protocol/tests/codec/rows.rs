@@ -1,4 +1,4 @@
-//! The rows of the conformance tables that are the codec's.
+//! Conformance rows of the codec.
 
 use crate::vectors::vector;
 use crate::{call_with, chunk, emitted, header, read, rpc, segment, words};
@@ -24,7 +24,7 @@ fn err_chunk(xid: u32) -> Option<Header> {
     Some(header(xid, 0, Body::Error(ErrorBody::Chunk)))
 }
 
-/// `bytes` with one of its words replaced.
+/// `bytes` with the word at `index` replaced.
 fn with_word(mut bytes: Vec<u8>, index: usize, word: u32) -> Vec<u8> {
     bytes[4 * index..][..4].copy_from_slice(&word.to_be_bytes());
     bytes
@@ -118,9 +118,9 @@ fn rpc_h_08_less_than_28_bytes_are_discarded() {
     for len in 0..28 {
         assert_eq!(answer(&message[..len], Profile::Rfc8166), None, "{len}");
     }
-    // From 28 on the xid is trusted; the payload is missing.
+    // From 28 bytes on, the xid is valid. The payload is missing.
     assert_eq!(answer(&message[..28], Profile::Rfc8166), err_chunk(0x1234_5678));
-    // The draft knows no such rule, but an xid it must have.
+    // The draft has no such rule, but the message must contain an xid.
     assert_eq!(answer(&message[..15], Profile::Draft04), None);
     assert_eq!(answer(&message[..16], Profile::Draft04), err_chunk(0x1234_5678));
 }
@@ -198,7 +198,7 @@ fn rpc_k_12_segments_are_limited_however_they_are_spread() {
             Err(Refusal::Answer(err_chunk(7).unwrap(), Malformed::Segments))
         );
     }
-    // A million entries cost no more than the first 513.
+    // A million entries need no more work than the first 513.
     assert_eq!(
         answer(&call_with(reads(1_000_000), &rpc(7, 0)), Profile::default()),
         err_chunk(7)
@@ -245,7 +245,7 @@ fn rpc_e_01_another_version_is_answered_with_the_range() {
             assert_eq!(emitted(&header, &[]).len(), 28);
         }
     }
-    // With 32 credits, the vector.
+    // With 32 credits, the message is the vector.
     let message = with_word(vector("RR-MSG-CALL"), 1, 2);
     let header = Header {
         credits: 32,

@@ -1,4 +1,4 @@
-//! Every RPC vector of `vectors.json`, byte for byte both ways.
+//! Every RPC vector of `vectors.json`, emitted and parsed byte for byte.
 
 use crate::{emitted, header, read, segment};
 use hex_literal::hex;

@@ -1,4 +1,4 @@
-//! Calls of the server's (RFC 8167).
+//! Tests of calls that a server makes (RFC 8167).
 
 use crate::scripted::{End, call, header, message, rpc, short};
 use urnic_rpc_rdma::engine::{Action, CallError, Closing, Config, Event, Reply, Role, Terms};
@@ -11,7 +11,7 @@ fn reply(xid: u32) -> Reply<&'static str> {
     }
 }
 
-/// A client that takes `credits` calls.
+/// A client that accepts `credits` calls.
 fn client(credits: u32) -> End {
     let mut end = End::new(Role::Client);
     end.engine.set_grant(credits);
@@ -70,7 +70,7 @@ fn rpc_bd_02_credits_of_either_direction_are_their_own() {
     end.call(1);
     end.replied(1, 3);
     end.sent.clear();
-    // A backward call's 100 credits are a request and open nothing.
+    // The 100 credits of a backward call are a request, so they permit no further call.
     end.called(9, 100);
     (2..9).for_each(|xid| end.call(xid));
     assert_eq!(end.sent.len(), 3);

@@ -1,4 +1,4 @@
-//! Credits and receives (RFC 8166 §3.3).
+//! Tests of credits and receives (RFC 8166 §3.3).
 
 use crate::scripted::{End, header, rpc, short};
 use urnic_rpc_rdma::engine::{Action, CallError, Closing, Config, Event, Reply, Role};
@@ -18,7 +18,7 @@ fn server(grant: u32) -> End {
     })
 }
 
-/// The first call and its reply: `credits` are granted from now on.
+/// An end after its first call and reply: the peer grants `credits` from now on.
 fn opened(request: u32, credits: u32) -> End {
     let mut end = client(request);
     end.call(0);
@@ -71,7 +71,7 @@ fn rpc_c_01_a_lowered_grant_holds_calls_back() {
     }
     end.replied(7, 2);
     assert_eq!(end.sent.len(), 1);
-    // And raised again.
+    // The grant is raised again.
     end.replied(8, 8);
     assert_eq!(end.sent.len(), 4);
 }
@@ -120,7 +120,7 @@ fn rpc_c_03_a_responder_has_receives_for_all_it_grants() {
     assert_eq!(end.receives, 4);
     (1..5).for_each(|xid| end.called(xid, 32));
     assert_eq!(end.receives, 0, "all are in use");
-    // Raised: receives first, then the reply that says so.
+    // The grant is raised: the receives are posted before the reply that carries the grant.
     end.engine.set_grant(6);
     let Event::Called(incoming) = end.events.remove(0) else {
         panic!()
@@ -160,8 +160,8 @@ fn rpc_c_03_a_lowered_grant_lets_receives_run_out() {
     }
 }
 
-/// The peer may still make the eight calls that it was told of, so their receives are not for
-/// replies to our own calls.
+/// The peer may still make the eight calls that it was granted, so their receives are not available
+/// for replies to calls of this end.
 #[test]
 fn rpc_c_03_receives_of_a_lowered_grant_are_not_reused() {
     let mut end = server(8);
@@ -171,8 +171,8 @@ fn rpc_c_03_receives_of_a_lowered_grant_are_not_reused() {
     assert_eq!(end.receives, 9);
 }
 
-/// What the reply said when it was made is what counts, though the grant was lowered before it
-/// left.
+/// The grant that the reply contained when it was made counts, although the grant was lowered
+/// before the reply was sent.
 #[test]
 fn rpc_c_03_receives_are_for_the_grant_that_a_reply_carries() {
     let mut end = server(2);
@@ -216,7 +216,7 @@ fn a_peer_that_takes_no_answers_loses_the_connection() {
         end.receive(&rpc(xid, 2, 32, ChunkLists::default()), None);
     }
     assert_eq!((end.sent.len(), end.others.len()), (3, 0));
-    // Answers that went out make room for others.
+    // Sent answers make room for others.
     let work = end.next().work;
     end.engine.completed(work);
     end.receive(&rpc(3, 2, 32, ChunkLists::default()), None);
@@ -276,7 +276,7 @@ fn replies_that_nobody_takes_do_not_pile_up() {
         end.run();
     };
     (1..5).for_each(|xid| answer(&mut end, xid));
-    // Two replies are on their way; two wait, and with them their credits.
+    // Two replies are being sent. Two replies wait, and their credits wait with them.
     assert_eq!((end.sent.len(), end.receives), (2, 0));
     for xid in 1..5 {
         let sent = end.next();
@@ -285,7 +285,7 @@ fn replies_that_nobody_takes_do_not_pile_up() {
         end.run();
     }
     assert_eq!((end.sent.len(), end.receives), (0, 2));
-    // And none is left over for the next connection.
+    // No reply is left over for the next connection.
     (5..9).for_each(|xid| answer(&mut end, xid));
     end.sent.clear();
     end.events.clear();

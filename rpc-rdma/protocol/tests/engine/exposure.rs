@@ -1,4 +1,5 @@
-//! What a requester exposes, which way things go, and when the memory is its own again.
+//! Tests of a requester: the memory that it exposes, the choice between inline and chunks, and the
+//! end of the exposure.
 
 use crate::scripted::{End, call, handle, header, item, message, rpc, short};
 use urnic_rpc_rdma::engine::{
@@ -26,7 +27,7 @@ fn lengths(chunk: &WriteChunk) -> Vec<u32> {
 
 #[test]
 fn rpc_h_05_the_threshold_is_filled_to_the_last_byte() {
-    // 28 of header, 40 of message, 956 of argument.
+    // 28 bytes of header, 40 of message, 956 of argument.
     let (end, sent) = made(call(1, 40, 956, 0, 100));
     assert_eq!(sent.len, 1024);
     assert_eq!(sent.memory, [("argument", 956)]);
@@ -120,7 +121,7 @@ fn rpc_k_07_a_reply_chunk_is_offered_for_replies_too_long() {
 
 #[test]
 fn rpc_k_07_with_write_chunks_the_reply_chunk_is_for_the_rest() {
-    // A result that could come inline needs no chunk at all.
+    // A result that fits inline needs no chunk.
     let (_, sent) = made(call(1, 40, 0, 800, 100));
     assert!(sent.lists().is_empty());
     let (_, sent) = made(call(1, 40, 0, 4096, 100));
@@ -328,7 +329,7 @@ fn rpc_k_05_replies_that_do_not_fit_their_call_are_discarded() {
         assert!(end.events.is_empty());
         assert_eq!(end.receives, 1, "another may come");
     }
-    // A long reply needs its Reply chunk, and no more than there is.
+    // A long reply needs its Reply chunk and must fit into it.
     for (reply, fits) in [
         (None, false),
         (Some(991), false),
@@ -394,7 +395,7 @@ fn rpc_e_04_an_error_ends_the_call_for_good() {
 
 #[test]
 fn rpc_e_08_a_call_that_cannot_be_made_fails_here() {
-    // No registration.
+    // The registration is not answered.
     let mut end = client();
     end.registers = false;
     end.engine.call(call(1, 40, 5000, 4096, 100)).unwrap();
@@ -418,7 +419,7 @@ fn rpc_e_08_a_call_that_cannot_be_made_fails_here() {
     ));
     assert_eq!(end.next().header.xid, 2, "its credit is free");
 
-    // More segments than a message has room for.
+    // There are more segments than a message has room for.
     let mut end = client();
     end.registers = false;
     end.engine.call(call(1, 40, 100_000, 0, 100)).unwrap();
@@ -490,7 +491,7 @@ fn rpc_bd_06_calls_are_resent_with_their_xids() {
     assert!(end.sent.is_empty() && end.events.is_empty());
     assert_eq!(end.engine.outstanding(), 2);
 
-    // One credit again, and memory registered anew.
+    // There is one credit again, and memory is registered anew.
     end.engine.connected(Terms::default());
     end.run();
     let sent = end.next();

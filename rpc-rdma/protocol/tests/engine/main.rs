@@ -1,6 +1,6 @@
-//! The engines: against scripted peers for the conformance rows whose id a test's name begins with,
-//! and against each other over a simulated device that checks every access, with connections cut
-//! and calls cancelled at any point.
+//! Tests of the engines: with scripted peers for the conformance rows (a test's name begins with
+//! the id of its row), and with each other over a simulated device that checks every access, while
+//! connections are cut and calls are cancelled at any point.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,5 +1,5 @@
-//! What must hold in any order of events: every byte arrives, nothing is touched that is not
-//! exposed, nothing stays behind.
+//! Properties that hold in any order of events: every byte arrives, no access reaches memory that
+//! is not exposed, and no memory or call is left over.
 
 use crate::simulation::{Dice, Job, Mishaps, Simulation};
 use proptest::collection::vec;
@@ -14,13 +14,13 @@ fn job() -> impl Strategy<Value = Job> {
     (vec(len(), 0..3), vec(len(), 0..3), len(), len()).prop_map(|(arguments, results, tail, extra)| Job {
         arguments,
         results,
-        // Payload streams are made of whole words.
+        // Payload streams consist of whole words.
         tail: tail & !3,
         extra: extra & !3,
     })
 }
 
-/// What fits into the smallest Send.
+/// A call that fits into the smallest Send.
 fn small() -> impl Strategy<Value = Job> {
     (0..200_u32, 0..200_u32).prop_map(|(tail, extra)| Job {
         arguments: vec![],
@@ -38,7 +38,7 @@ fn said() -> impl Strategy<Value = PrivateData> {
     })
 }
 
-/// Both ends call; their xids are the same ones.
+/// Runs a simulation in which both ends call with the same xids.
 fn run(
     seed: u64,
     mishaps: Mishaps,
@@ -88,7 +88,7 @@ proptest! {
     }
 }
 
-/// The properties above would hold of ends that avoid all that is difficult.
+/// Without this test, the properties above would also hold for ends that avoid the difficult cases.
 #[test]
 fn the_simulation_sees_every_kind_of_call_and_reply() {
     let said = PrivateData {

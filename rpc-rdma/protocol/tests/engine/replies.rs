@@ -1,4 +1,4 @@
-//! What a responder fetches, places and sends.
+//! Tests of a responder: the data that it fetches, places and sends.
 
 use crate::scripted::{End, header, item, message, rpc};
 use urnic_rpc_rdma::engine::{
@@ -25,7 +25,7 @@ fn read(position: u32, handle: u32, length: u32) -> ReadSegment {
     }
 }
 
-/// A call with these lists, as the consumer gets it.
+/// A call with these chunk lists, as the consumer receives it.
 fn called(lists: ChunkLists) -> (End, Incoming) {
     let mut end = End::new(Role::Server);
     end.receive(&rpc(1, 0, 8, lists), None);
@@ -60,7 +60,7 @@ fn lengths(chunk: &WriteChunk) -> Vec<u32> {
     chunk.0.iter().map(|segment| segment.length).collect()
 }
 
-/// Bytes and handle of each RDMA Write.
+/// Bytes and handle of each posted RDMA Write.
 fn written(end: &End) -> Vec<(usize, u32)> {
     end.others
         .iter()
@@ -385,7 +385,7 @@ fn rpc_e_07_a_call_that_broke_the_connection_is_refused() {
         (1, Body::Error(ErrorBody::Chunk))
     );
     assert!(next.others.is_empty());
-    // Once: the requester gave that transaction up.
+    // The transaction is refused once, because the requester has then given it up.
     next.receive(&rpc(1, 0, 8, lists), None);
     assert!(matches!(next.others[..], [Action::Read { .. }]));
 }

@@ -1,4 +1,4 @@
-//! One end, with a peer and a device made of the test's own words.
+//! One end, with a peer and a device that the test scripts.
 
 use std::collections::VecDeque;
 use urnic_rpc_rdma::engine::{
@@ -6,7 +6,7 @@ use urnic_rpc_rdma::engine::{
 };
 use urnic_rpc_rdma::{Body, ChunkLists, Header, Limits, Segment, VERSION};
 
-/// Memory: what its bytes are is of no interest here.
+/// Memory of the consumer. Its bytes do not matter in these tests.
 pub(crate) type Memory = &'static str;
 
 pub(crate) struct End {
@@ -15,7 +15,7 @@ pub(crate) struct End {
     pub(crate) sent: VecDeque<Sent>,
     pub(crate) others: Vec<Action<Memory>>,
     pub(crate) events: Vec<Event<Memory>>,
-    /// Registrations are answered at once, with this many bytes in each segment.
+    /// Whether registrations are answered at once.
     pub(crate) registers: bool,
     pub(crate) releases: bool,
 }
@@ -24,9 +24,9 @@ pub(crate) struct End {
 pub(crate) struct Sent {
     pub(crate) work: WorkId,
     pub(crate) header: Header,
-    /// Bytes of the message in all.
+    /// Bytes of the whole message.
     pub(crate) len: usize,
-    /// Bytes of the consumer's memory among them.
+    /// Bytes of the message that are in the consumer's memory.
     pub(crate) memory: Vec<(Memory, usize)>,
     pub(crate) payload: Vec<u8>,
     pub(crate) invalidate: Option<u32>,
@@ -65,7 +65,7 @@ impl End {
         end
     }
 
-    /// Carries out what the engine wants.
+    /// Executes the actions of the engine.
     pub(crate) fn run(&mut self) {
         loop {
             let actions = self.engine.actions();
@@ -116,12 +116,12 @@ impl End {
         self.run();
     }
 
-    /// A reply with nothing in it.
+    /// The end receives a reply without data.
     pub(crate) fn replied(&mut self, xid: u32, credits: u32) {
         self.receive(&rpc(xid, 1, credits, ChunkLists::default()), None);
     }
 
-    /// A call with nothing in it, which the consumer answers.
+    /// The end receives a call without data, which the consumer answers.
     pub(crate) fn called(&mut self, xid: u32, credits: u32) {
         self.receive(&rpc(xid, 0, credits, ChunkLists::default()), None);
     }
@@ -195,7 +195,7 @@ pub(crate) fn item(offset: usize, memory: Memory, len: u32) -> Item<Memory> {
     Item { offset, memory, len }
 }
 
-/// A call of `len` bytes with one argument at its end, and memory for one result; the rest of the
+/// A call of `len` bytes with one argument at its end, and memory for one result. The rest of the
 /// reply has `max_reply` bytes.
 pub(crate) fn call(xid: u32, len: usize, argument: u32, result: u32, max_reply: usize) -> Call<Memory> {
     let mut call = short(xid);

@@ -1,6 +1,6 @@
-//! Two ends and a device between them that does what they post, in an order drawn from a seed, and
-//! lets nobody touch memory that is not exposed. On top of it a program that moves patterns of
-//! bytes both ways, so that every byte can be checked.
+//! Two ends and a simulated device between them. The device executes posted requests in an order
+//! drawn from a seed, and permits no access to memory that is not exposed. A program on top moves
+//! patterns of bytes in both directions, so that every byte can be checked.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -25,7 +25,7 @@ impl Memory {
     }
 }
 
-/// SplitMix64.
+/// A SplitMix64 generator.
 pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
@@ -37,13 +37,13 @@ impl Dice {
         ((z ^ z >> 31) % bound.max(1) as u64) as usize
     }
 
-    /// Once in so many times.
+    /// Whether an event that occurs once in this number of times occurs now.
     fn once_in(&mut self, times: usize) -> bool {
         times > 0 && self.below(times) == 0
     }
 }
 
-/// What to send and what to expect back.
+/// The sizes of a call and of its expected reply.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) arguments: Vec<u32>,
@@ -54,15 +54,15 @@ pub(crate) struct Job {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Mishaps {
-    /// Connections are cut once in so many steps.
+    /// Connections are cut once in this number of steps.
     pub(crate) cut: usize,
-    /// Calls are cancelled.
+    /// Calls are cancelled once in this number of steps.
     pub(crate) cancel: usize,
-    /// Registrations fail.
+    /// Registrations fail once in this number of times.
     pub(crate) register: usize,
-    /// Releases fail.
+    /// Releases fail once in this number of times.
     pub(crate) release: usize,
-    /// Credits change.
+    /// Credits change once in this number of steps.
     pub(crate) credits: usize,
 }
 
@@ -94,7 +94,7 @@ struct End {
     cancelled: HashSet<u32>,
 }
 
-/// What the peer may touch by a handle.
+/// The access of the peer by a handle.
 struct Window {
     region: (usize, RegionId),
     memory: Memory,
@@ -114,7 +114,7 @@ pub(crate) struct Simulation {
     segments: usize,
     said: [PrivateData; 2],
     pub(crate) answers: usize,
-    /// Accesses that the device refused: only cancelled calls can cause any.
+    /// Accesses that the device refused. Only cancelled calls can cause any.
     pub(crate) refusals: usize,
     pub(crate) long: (usize, usize),
     pub(crate) invalidated: usize,
@@ -181,7 +181,7 @@ impl Simulation {
         }
     }
 
-    /// Runs until nothing is left to do, with mishaps on the way.
+    /// Runs until no step is left, with faults in between.
     pub(crate) fn run(&mut self) {
         for _ in 0..200_000 {
             if !self.connected {
@@ -210,7 +210,7 @@ impl Simulation {
                 xids.sort_unstable();
                 if !xids.is_empty() {
                     let xid = xids[self.dice.below(xids.len())];
-                    // What has ended, though nobody has heard of it yet, stays as it is.
+                    // A call that has ended keeps its outcome, even if its event was not taken yet.
                     if self.ends[end].engine.cancel(xid) {
                         self.ends[end].cancelled.insert(xid);
                     }
@@ -230,7 +230,7 @@ impl Simulation {
         }
     }
 
-    /// Carries out what an end wants, and hears what it has to say.
+    /// Executes the actions of an end, and handles its events.
     fn post(&mut self, index: usize) {
         for action in self.ends[index].engine.actions() {
             self.act(index, action);
@@ -343,7 +343,7 @@ impl Simulation {
         }
     }
 
-    /// One thing happens, of all that could; `false` if there is none.
+    /// Executes one of the possible steps. Returns `false` if there is none.
     fn step(&mut self) -> bool {
         let mut choices = Vec::new();
         for (index, end) in self.ends.iter().enumerate() {
@@ -376,7 +376,7 @@ impl Simulation {
             }
             Done::ReleaseFailed(region) => {
                 engine.release_failed(region);
-                // The end of the connection is what protects it.
+                // The end of the connection protects the memory.
                 self.windows.retain(|_, window| window.region != (index, region));
             }
             Done::Completed(work) => engine.completed(work),
@@ -452,7 +452,7 @@ impl Simulation {
             }
             Event::Finished(call) => {
                 let end = &mut self.ends[index];
-                // Those that were never handed over finish, too.
+                // Calls that were never passed to the program finish, too.
                 end.open.remove(&call);
                 end.held.retain(|incoming| incoming.call != call);
                 end.sinks.retain(|(of, _), _| *of != call);
@@ -493,7 +493,7 @@ impl Simulation {
         }
     }
 
-    /// The program answers one of the calls that it holds.
+    /// Makes the program answer one of the calls that it holds.
     fn answer(&mut self, index: usize) {
         let end = &mut self.ends[index];
         let incoming = end.held.swap_remove(self.dice.below(end.held.len()));
@@ -526,7 +526,7 @@ fn bytes(pieces: &[Span<Memory>]) -> Vec<u8> {
     all
 }
 
-/// Bytes that tell from which item of which call they are.
+/// A pattern of bytes that identifies an item of a call.
 fn pattern(xid: u32, item: usize, len: u32) -> Vec<u8> {
     (0..len)
         .map(|n| (n ^ xid.wrapping_mul(31) ^ (item as u32 * 97)) as u8)
@@ -537,7 +537,8 @@ fn put(word: u32, out: &mut Vec<u8>) {
     out.extend(word.to_be_bytes());
 }
 
-/// `xid CALL results:n len* tail extra arguments:n (len opaque)* extra-bytes`
+/// A call with the payload `xid CALL results:n len* tail extra arguments:n (len opaque)*
+/// extra-bytes`
 fn call_of(xid: u32, job: &Job) -> Call<Memory> {
     let mut message = Vec::new();
     for word in [xid, 0, job.results.len() as u32] {

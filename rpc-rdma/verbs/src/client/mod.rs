@@ -221,7 +221,7 @@ impl Client {
             let came;
             (state, came) = self.look(state);
             if came || state.endpoint.rest() {
-                // Of the latter, too.
+                // The completions of `rest` may also have made events.
                 state.take_events();
             } else {
                 let link = state.endpoint.link().cloned();
