@@ -422,8 +422,8 @@ impl Client {
     }
 }
 
-/// Parses the results of a READ: the message, the data in memory of its own, and whether the file
-/// ends.
+/// Parses the results of a READ: the data as part of the message or in memory of its own, and
+/// whether it ends at the end of the file.
 ///
 /// # Errors
 /// An error of the connection, the call or the server.

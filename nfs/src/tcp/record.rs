@@ -28,9 +28,9 @@ const SHORT: usize = HEAD + APART;
 /// Maximum fragments of a record.
 const FRAGMENTS: usize = 1024;
 
-/// STEP: bytes of the first buffer of a long message. GROWTH: limits the room of its next buffers
-/// for bytes that have not arrived.
+/// Bytes of the first buffer of a long message.
 const STEP: usize = 64 << 10;
+/// Maximum ratio of the length of a later buffer to the number of available bytes.
 const GROWTH: usize = 4;
 
 /// A source of records.

@@ -1,8 +1,8 @@
-//! Permissions as the bits of ACCESS.
+//! Permissions in the form of the bits of ACCESS.
 
 use crate::nfs3::Kind;
 
-/// The bits of ACCESS that the permissions to read, write and execute give.
+/// The bits of ACCESS that are equivalent to the permissions to read, write and execute.
 pub(super) fn access_bits(kind: Kind, read: bool, write: bool, execute: bool) -> u32 {
     const READ: u32 = 1;
     const LOOKUP: u32 = 2;

@@ -5,7 +5,7 @@ use crate::acl::Acl;
 /// A file's access control lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acls {
-    /// The access list; its [`mode`](Acl::mode) is that of the file.
+    /// The access list. Its [`mode`](Acl::mode) is the mode of the file.
     pub access: Acl,
     /// The default list of a directory, which new files in it inherit.
     pub default: Option<Acl>,
@@ -14,8 +14,8 @@ pub struct Acls {
 /// A change of a file's access control lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SetAcls {
-    /// The new access list; `Some(None)` removes it, so that the mode decides.
+    /// The new access list. `Some(None)` removes the list, so that the mode alone decides.
     pub access: Option<Option<Acl>>,
-    /// The new default list; `Some(None)` removes it.
+    /// The new default list. `Some(None)` removes the list.
     pub default: Option<Option<Acl>>,
 }

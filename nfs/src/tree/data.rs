@@ -1,18 +1,18 @@
-//! Data of files: those that calls bring, and those that are read.
+//! Data of files: the data of calls, and the data that READ returns.
 
 use crate::memory::Slice;
 
 /// The data of a WRITE or the text of a SYMLINK.
 #[derive(Clone, Copy, Debug)]
 pub enum Data<'a> {
-    /// A part of the message.
+    /// The data is a part of the message.
     Inline(&'a [u8]),
-    /// Memory that the tree may keep.
+    /// The data is in memory of its own, which the tree may keep.
     Apart(&'a Slice),
 }
 
 impl Data<'_> {
-    /// The bytes.
+    /// The bytes of the data.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Inline(bytes) => bytes,
@@ -26,6 +26,6 @@ impl Data<'_> {
 pub struct Found {
     /// The bytes, in few pieces.
     pub pieces: Vec<Slice>,
-    /// The bytes end at the end of the file.
+    /// Whether the bytes end at the end of the file.
     pub eof: bool,
 }

@@ -3,7 +3,7 @@
 use super::outcome::Outcome;
 use crate::nfs3::{Device, Kind, MAX_NAME, SetAttributes, Special, Status};
 
-/// A file's number, and its name in a directory.
+/// The number of a file, and its name in a directory.
 pub type Numbered = (u64, Box<[u8]>);
 
 /// A new entry of a directory.
@@ -33,10 +33,11 @@ impl<'a> New<'a> {
     }
 }
 
-/// Checks that a file can have this name.
+/// Checks that a name is valid for a file.
 ///
 /// # Errors
-/// The name is too long, empty, a path, `.` or `..`.
+/// `NameTooLong`, or `Invalid` if the name is empty, is `.` or `..`, or contains a slash or a zero
+/// byte.
 pub fn check_name(name: &[u8]) -> Outcome<()> {
     match name {
         [] | b"." | b".." => Err(Status::Invalid),

@@ -1,8 +1,8 @@
 //! The contents of a file in memory: pieces with holes between them.
 //!
 //! A large buffer that a transport received is kept without a copy. Each buffer belongs to one
-//! extent only, which shows at least half of it, so that contents that are overwritten piece by
-//! piece do not hold memory for long. A write to a piece that is being sent copies the piece.
+//! extent only, which uses at least half of it. Old contents that are overwritten piece by piece
+//! therefore do not occupy memory for long. A write to a piece that is being sent copies the piece.
 
 use crate::memory::{MAX_BUFFER, Pool, Slice};
 use crate::tree::Data;
@@ -17,14 +17,14 @@ pub(super) struct Extents {
     used: u64,
 }
 
-/// There is no memory.
+/// The error that there is no memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Full;
 
 /// Length from which a buffer of a transport is kept and not copied.
 const KEEP: usize = 64 << 10;
 
-/// Pieces of the result of a READ, at most; more pieces are copied into one.
+/// Maximum pieces of the result of a READ. More pieces are copied into one.
 const MAX_PIECES: usize = 16;
 
 impl Extents {
@@ -122,12 +122,13 @@ impl Extents {
         Ok(())
     }
 
-    /// Writes at `offset`, and advances it.
+    /// Writes at `offset`, and advances the offset.
     fn copy(&mut self, offset: &mut u64, mut bytes: &[u8], room: u64, pool: &Pool) -> Result<(), Full> {
         while !bytes.is_empty() {
             let left = bytes.len() as u64;
             let before = self.pieces.range_mut(..=*offset).next_back();
-            // Into the extent there, if no reader has it, or behind it into the rest of its buffer.
+            // The bytes go into the extent there, if no reader shares it, or behind it into the
+            // rest of its buffer.
             if let Some((&start, piece)) = before {
                 let mut within = piece.len() as u64 - (*offset - start).min(piece.len() as u64);
                 if within == 0 && start + piece.len() as u64 == *offset {
@@ -152,7 +153,8 @@ impl Extents {
                     continue;
                 }
             }
-            // Into a new buffer. At the end of a file it has room for the data that will follow.
+            // The bytes go into a new buffer. At the end of a file, the buffer has room for the
+            // data that will follow.
             let len = bytes.len().min(MAX_BUFFER);
             let end = *offset + len as u64;
             let capacity = if end > self.size {
@@ -182,8 +184,8 @@ impl Extents {
             .filter(|(at, piece)| **at + piece.len() as u64 > start)
             .map(|(at, _)| *at)
             .collect();
-        // At most two parts remain: each in its old buffer if it is half of it and alone, otherwise
-        // in a new one.
+        // At most two parts remain. The longer one stays in its old buffer if it is at least half of
+        // it. Other parts move to new buffers.
         let mut stay = Vec::new();
         let mut gone = 0;
         for at in &touched {

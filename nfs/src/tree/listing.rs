@@ -1,6 +1,6 @@
-//! Directories by cookies that never change: a name's cookie is a hash of it, and entries come in
-//! the order of cookies. So a client goes on where it was whatever happened in between, files made
-//! or removed, or a server started anew.
+//! Directories by cookies that never change. The cookie of a name is a hash of it, and entries are
+//! in the order of their cookies. A client can therefore continue a listing after files were made
+//! or removed, or after the server restarted.
 
 use super::{Numbered, Outcome, Tree};
 use crate::lock::lock;
@@ -8,24 +8,24 @@ use crate::nfs3::Handle;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-/// An entry's name.
+/// A name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
-    /// Its place.
+    /// The cookie, which is the place of the name in the listing.
     pub cookie: u64,
-    /// The file's number.
+    /// The number of the file.
     pub fileid: u64,
-    /// The name.
+    /// The bytes of the name.
     pub name: Box<[u8]>,
 }
 
-/// The entries of a directory but `.` and `..`, by ascending cookies, all different.
+/// The entries of a directory except `.` and `..`, by ascending cookies, which all differ.
 #[derive(Debug)]
 pub struct Listing(Vec<Name>);
 
-/// Cookies of `.` and `..`; names have larger ones.
+/// The cookie of `.`. Other names have larger cookies than `.` and `..`.
 pub const SELF: u64 = 1;
-/// See [`SELF`].
+/// The cookie of `..`. Other names have larger cookies than `.` and `..`.
 pub const PARENT: u64 = 2;
 
 impl Listing {
@@ -49,8 +49,8 @@ impl Listing {
     }
 }
 
-/// FNV-1a, with its bits mixed once more, in 62 bits and above [`PARENT`]. Must stay as it is:
-/// clients hold cookies over our restarts.
+/// The cookie of a name: FNV-1a, with its bits mixed once more, in 62 bits and above [`PARENT`].
+/// The function must not change, because clients keep cookies across restarts of the server.
 fn cookie(name: &[u8]) -> u64 {
     let hash = name.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -59,17 +59,18 @@ fn cookie(name: &[u8]) -> u64 {
     ((mixed ^ (mixed >> 29)) >> 2) + PARENT + 1
 }
 
-/// The last few directories that somebody listed, as a client asks for a large one in many parts.
+/// The most recently listed directories. They are kept, because a client lists a large directory in
+/// many parts.
 #[derive(Debug, Default)]
 pub struct Listings(Mutex<VecDeque<(Handle, u64, Arc<Listing>)>>);
 
 impl Listings {
     const KEPT: usize = 16;
 
-    /// What is in a directory.
+    /// The entries of a directory, from the kept listings if the directory has not changed.
     ///
     /// # Errors
-    /// The tree's.
+    /// An error of the tree.
     pub fn of(&self, tree: &dyn Tree, dir: &Handle) -> Outcome<Arc<Listing>> {
         let kept = || lock(&self.0);
         if let Some(version) = tree.version(dir)
@@ -109,7 +110,7 @@ mod tests {
         assert!(all.0[0].cookie > PARENT);
     }
 
-    /// Clients hold them while a server of a later version starts.
+    /// Clients keep cookies while a server of a later version starts.
     #[test]
     fn cookies_are_the_same_in_every_version() {
         assert_eq!(cookie(b"a"), 0x20ac_6766_1669_84cb);

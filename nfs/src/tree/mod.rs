@@ -1,4 +1,4 @@
-//! The served files and directories, which handles name.
+//! The served files and directories, which are named by handles.
 
 mod access;
 mod acls;

@@ -11,11 +11,11 @@ use crate::nfs3::{Attributes, CreateHow, Handle, SetAttributes, Stable, Statisti
 /// A tree of files. Operations check the permissions of the caller. Names must pass
 /// [`check_name`](super::check_name). Errors are those of RFC 1813.
 pub trait Tree: Send + Sync {
-    /// The handle of the root.
+    /// Returns the handle of the root.
     fn root(&self) -> Handle;
-    /// GETATTR.
+    /// GETATTR: the attributes of a file.
     fn attributes(&self, file: &Handle) -> Outcome<Attributes>;
-    /// SETATTR.
+    /// SETATTR: sets attributes of a file.
     fn set_attributes(
         &self,
         caller: &Caller,
@@ -23,19 +23,20 @@ pub trait Tree: Send + Sync {
         what: &SetAttributes,
         guard: Option<Time>,
     ) -> Outcome<()>;
-    /// GETACL. Fails with `NotSupported` if the files have no lists.
+    /// GETACL: the access control lists of a file. Fails with `NotSupported` if the files have no
+    /// lists.
     fn acls(&self, file: &Handle) -> Outcome<Acls>;
-    /// SETACL.
+    /// SETACL: sets access control lists of a file.
     fn set_acls(&self, caller: &Caller, file: &Handle, what: &SetAcls) -> Outcome<()>;
-    /// LOOKUP; `.` and `..` too.
+    /// LOOKUP: the file with a name in a directory, which may be `.` or `..`.
     fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Outcome<File>;
-    /// ACCESS: the permitted ones of the bits.
+    /// ACCESS: the permitted bits of `wanted`.
     fn access(&self, caller: &Caller, file: &Handle, wanted: u32) -> Outcome<u32>;
-    /// READLINK.
+    /// READLINK: the text of a symbolic link.
     fn read_link(&self, file: &Handle) -> Outcome<Vec<u8>>;
-    /// READ.
+    /// READ: data of a file.
     fn read(&self, caller: &Caller, file: &Handle, offset: u64, count: u32) -> Outcome<Found>;
-    /// WRITE: the number of bytes written, and their stability.
+    /// WRITE: writes data of a file. Returns the number of bytes written, and their stability.
     fn write(
         &self,
         caller: &Caller,
@@ -44,30 +45,30 @@ pub trait Tree: Send + Sync {
         data: Data,
         stable: Stable,
     ) -> Outcome<(u32, Stable)>;
-    /// COMMIT.
+    /// COMMIT: writes the data of a file to stable storage.
     fn commit(&self, caller: &Caller, file: &Handle) -> Outcome<()>;
-    /// CREATE.
+    /// CREATE: makes or finds a regular file.
     fn create(&self, caller: &Caller, dir: &Handle, name: &[u8], how: &CreateHow) -> Outcome<File>;
-    /// MKDIR, SYMLINK, MKNOD.
+    /// MKDIR, SYMLINK, MKNOD: makes another kind of file.
     fn make(&self, caller: &Caller, dir: &Handle, name: &[u8], what: New) -> Outcome<File>;
-    /// REMOVE, or RMDIR.
+    /// REMOVE: removes a name, or RMDIR if `directory` is set.
     fn remove(&self, caller: &Caller, dir: &Handle, name: &[u8], directory: bool) -> Outcome<()>;
-    /// RENAME.
+    /// RENAME: changes the name of a file, and its directory.
     fn rename(&self, caller: &Caller, from: (&Handle, &[u8]), to: (&Handle, &[u8])) -> Outcome<()>;
-    /// LINK.
+    /// LINK: gives a file a further name.
     fn link(&self, caller: &Caller, file: &Handle, dir: &Handle, name: &[u8]) -> Outcome<()>;
-    /// Every entry of a directory but `.` and `..`, in any order, and the
+    /// Returns all entries of a directory except `.` and `..`, in any order, and the
     /// [`version`](Self::version) of the directory.
     fn list(&self, dir: &Handle) -> Outcome<(Vec<Numbered>, Option<u64>)>;
-    /// A number that changes whenever the entries of a directory change; `None` if the tree cannot
-    /// tell.
+    /// Returns a number that changes whenever the entries of a directory change. `None`: the tree
+    /// does not know such changes.
     fn version(&self, dir: &Handle) -> Option<u64>;
     /// Checks that the caller may list the directory.
     fn may_list(&self, caller: &Caller, dir: &Handle) -> Outcome<()>;
-    /// The parent of a directory; that of the root is the root.
+    /// Returns the parent of a directory. The parent of the root is the root.
     fn parent(&self, dir: &Handle) -> Outcome<Handle>;
-    /// FSSTAT.
+    /// FSSTAT: the space and the number of files of the file system.
     fn statistics(&self) -> Outcome<Statistics>;
-    /// Memory for data.
+    /// Returns the pool of memory for data.
     fn pool(&self) -> &Pool;
 }

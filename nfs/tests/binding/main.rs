@@ -1,5 +1,5 @@
-//! The bindings of NFSv3, NFSACL and MOUNT: what may move by chunk, and how long replies get (RFC
-//! 8267).
+//! Tests of the bindings of NFSv3, NFSACL and MOUNT: the items that may move by chunk, and the
+//! lengths of replies (RFC 8267).
 
 #![allow(
     clippy::unwrap_used,
@@ -37,7 +37,7 @@ fn read_arguments(count: u32) -> Vec<u8> {
     [opaque(30), words(&[0, 4096, count])].concat()
 }
 
-/// Up to and with the data's count.
+/// Arguments of a WRITE up to the count of the data, inclusive.
 fn write_arguments(count: u32) -> Vec<u8> {
     [opaque(30), words(&[0, 4096, count, 2, count])].concat()
 }
@@ -53,7 +53,7 @@ fn bound_of(procedure: u32, arguments: &[u8]) -> Bound {
 
 #[test]
 fn rpc_b_02_of_nfs_3_four_items_may_go_by_chunk() {
-    // set_mode and client times are there, the rest is not.
+    // The mode and the client's times are present. The other attributes are absent.
     let attributes = words(&[1, 0o777, 0, 0, 0, 2, 1, 2, 2, 3, 4]);
     let symlink = [opaque(30), opaque(5), attributes, words(&[9])].concat();
     for procedure in 0..22 {
@@ -101,7 +101,7 @@ fn rpc_b_01_nfs_has_a_port_of_its_own_and_mount_is_asked_for() {
     assert_eq!((NfsAcl3.port(), NfsAcl3.program()), (Nfs3.port(), (100_227, 3)));
 }
 
-/// Two lists of 1024 entries.
+/// Both lists have 1024 entries.
 #[test]
 fn lists_of_rights_have_nothing_to_place_and_an_end() {
     for (procedure, results) in [(0, Some(0)), (1, Some(24_688)), (2, Some(92)), (3, None)] {

@@ -1,4 +1,4 @@
-//! A directory of this machine, which others change too.
+//! Tests of a directory of this machine that other programs change at the same time.
 
 use super::*;
 use std::fs;
@@ -21,19 +21,19 @@ fn handles_outlive_the_server() {
     assert_eq!(contents(&mut after, file, 0, 100).unwrap().0, b"still there");
     assert_eq!(after.lookup(dir, b"file").unwrap().file, file);
     assert_eq!(after.mount(b"/").unwrap(), root);
-    // Somebody else moves the directory above.
+    // Another program moves the directory above.
     drop(after);
     fs::rename(folder.path().join("one/two"), folder.path().join("elsewhere")).unwrap();
     let mut after = client(&of_directory(folder.path(), OPEN), true);
     assert_eq!(contents(&mut after, file, 0, 100).unwrap().0, b"still there");
-    // And somebody removes it.
+    // Another program removes the file.
     drop(after);
     fs::remove_file(folder.path().join("elsewhere/six/file")).unwrap();
     let mut after = client(&of_directory(folder.path(), OPEN), true);
     assert_eq!(status(after.attributes(file)), Status::Stale);
 }
 
-/// What a client learns that comes again when it is asked to.
+/// The status that a client gets when it retries after `Jukebox`.
 fn in_the_end<T: std::fmt::Debug>(mut ask: impl FnMut() -> Result<T, Error>) -> Status {
     loop {
         match status(ask()) {
@@ -85,7 +85,7 @@ fn a_directory_that_became_a_link_leads_nowhere() {
     let root = client.mount(b"/").unwrap();
     let dir = mkdir(&mut client, root, b"dir").unwrap();
     let below = mkdir(&mut client, dir, b"below").unwrap();
-    // Out of the tree, and a link in its place.
+    // The directory moves out of the tree, and a link takes its place.
     fs::rename(folder.path().join("dir"), outside.path().join("dir")).unwrap();
     std::os::unix::fs::symlink(outside.path(), folder.path().join("dir")).unwrap();
     let mut fresh = super::client(&of_directory(folder.path(), OPEN), true);

@@ -1,4 +1,5 @@
-//! Another implementation of the protocol's types reads what we write, and we what it writes.
+//! Another implementation of the protocol's types decodes the messages of this crate, and the
+//! reverse.
 
 use super::*;
 use nfs3_types::nfs3 as theirs;

@@ -1,4 +1,4 @@
-//! Access control lists: the kernel's file system says what is right for the tree in memory.
+//! Access control lists. The kernel's file system is the reference for the tree in memory.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,11 +14,10 @@ use urnic_nfs::rpc::{Call, NoResults, Refusal, results};
 use urnic_nfs::tree::Acls;
 use urnic_nfs::xdr::{Reader, Xdr};
 
-/// A directory's tree and one in memory. `None`, and that is said: there is no telling what is
-/// right.
+/// A tree of a directory and a tree in memory. `None`, with a message, if there is no reference.
 fn both(test: &str, for_others: bool) -> Option<(tempfile::TempDir, [Arc<Server>; 2])> {
     let skip = |why: &str| {
-        // Past the test runner's capture.
+        // The message bypasses the test runner's capture.
         let _ = std::io::stderr().write_all(format!("SKIPPED {test}: {why}\n").as_bytes());
     };
     if for_others && !rustix::process::geteuid().is_root() {
@@ -64,7 +63,7 @@ fn ids() -> impl Strategy<Value = u32> {
     prop_oneof![8 => Just(0), 24 => 1001..1004_u32, 1 => Just(u32::MAX)]
 }
 
-/// Often a list, and sometimes not.
+/// Entries that often form a valid list.
 fn entries() -> impl Strategy<Value = Vec<Ace>> {
     let tags = Tag::ALL
         .iter()
@@ -92,11 +91,11 @@ fn callers() -> Vec<Credential> {
     named.chain([of(0, &[0]), of(7, &[0]), of(7, &[9])]).collect()
 }
 
-/// What callers may do with a file, its mode, and its lists.
+/// The permissions of callers on a file, its mode, and its lists.
 type Seen = (Vec<u32>, u32, Lists);
 
-/// Where the mode lets others do something and the group nothing, Linux does not look who is named,
-/// and takes them for others; by the draft they may nothing, so that nobody is asked then.
+/// If the mode permits something to others and nothing to the group, Linux ignores named entries.
+/// The draft permits these callers nothing, so their permissions are not compared.
 fn seen(server: &Arc<Server>, file: Handle) -> Seen {
     let mode = client(server, true).attributes(file).unwrap().mode;
     let asked = if mode & 0o70 == 0 && mode & 0o7 != 0 {
@@ -130,7 +129,7 @@ fn chmod(client: &mut Client, file: Handle, mode: u32) {
     client.nfs::<Wcc, Wcc>(Procedure::Setattr, &arguments).unwrap();
 }
 
-/// Has everything about one file done with a server's; what is seen comes out.
+/// Runs all operations on one file at a server, and returns the observations.
 fn carried_out(
     server: &Arc<Server>,
     name: &str,
@@ -188,7 +187,7 @@ proptest! {
             prop_assert_eq!(&taken, &lists_of(expected));
             let Some(lists) = taken else { continue };
             prop_assert_eq!(bytes.len() - reader.0.len(), 4 * (bytes.len() / 4 - expected.count()));
-            // What was understood is written, and read again as the same.
+            // A list that was parsed is the same after it is written and parsed again.
             let mut again = Vec::new();
             lists.put(&mut again);
             prop_assert_eq!(Lists::take(&mut Reader(&again)), Ok(lists.clone()));
@@ -197,8 +196,8 @@ proptest! {
     }
 }
 
-/// Words that are often one list: a count, mostly that of the entries that follow, their number,
-/// and the entries.
+/// Words that often form one list: a count, which is usually the number of entries, the number of
+/// entries, and the entries.
 fn list_words() -> impl Strategy<Value = Vec<u32>> {
     let tag = prop_oneof![
         8 => prop::sample::select(vec![1_u32, 2, 4, 8, 0x10, 0x20]),
@@ -219,7 +218,7 @@ fn list_words() -> impl Strategy<Value = Vec<u32>> {
     })
 }
 
-/// A mask and two lists, of which a word may be missing at the end.
+/// A mask and two lists. Words may be missing at the end.
 fn words() -> impl Strategy<Value = Vec<u32>> {
     (0..20_u32, list_words(), list_words(), 0..8_usize).prop_map(|(mask, access, default, missing)| {
         let mut words = [vec![mask], access, default].concat();
@@ -228,7 +227,7 @@ fn words() -> impl Strategy<Value = Vec<u32>> {
     })
 }
 
-/// The lists that words are, by the definition of `secattr` and the limits that Linux has.
+/// The lists that these words encode, by the definition of `secattr` and the limits of Linux.
 fn lists_of(words: &mut impl Iterator<Item = u32>) -> Option<Lists> {
     let mask = words.next()?;
     let mut list = |bit| {
@@ -253,7 +252,7 @@ fn lists_of(words: &mut impl Iterator<Item = u32>) -> Option<Lists> {
     })
 }
 
-/// Does POSIX.1e make lists of these entries, and has the mask nothing else?
+/// Whether POSIX.1e permits lists of these entries, and the mask has only known bits.
 fn can_be_set(lists: &Lists) -> bool {
     let is_list = |entries: &[Ace]| {
         let count = |tag| entries.iter().filter(|ace| ace.tag == tag).count();
@@ -326,7 +325,7 @@ const PLAIN: [Ace; 3] = [
     },
 ];
 
-/// As many as go over the network, or the kernel keeps: further users, a mask.
+/// A list with a mask and this number of named users.
 fn long(users: u32) -> Vec<Ace> {
     let named = (0..users).map(|n| ace(Tag::User, 10_000 + n, n % 8));
     PLAIN
@@ -376,7 +375,7 @@ fn a_list_equal_to_a_mode_has_four_entries_with_owners() {
             ace(Tag::Other, 0, 1),
         ];
         assert_eq!((got.access, got.default), (list(&expected), List::default()));
-        // What came may go back.
+        // A list from the server can be set again.
         client.set_acls(file, access(&expected)).unwrap();
         assert_eq!(client.attributes(file).unwrap().mode, 0o641);
         chmod(&mut client, file, 0o660);
@@ -384,7 +383,7 @@ fn a_list_equal_to_a_mode_has_four_entries_with_owners() {
     }
 }
 
-/// What a server answers to SETACL (or another procedure) of a file with these words behind its
+/// The status that a server returns for SETACL (or another procedure) of a file. `words` follow the
 /// handle.
 fn answered(server: &Arc<Server>, procedure: u32, file: Handle, words: &[u32]) -> Result<Status, Refusal> {
     let call = Call {
@@ -424,7 +423,7 @@ fn bad_lists_are_garbage_or_invalid() {
         [&[1], &list[..], &[0, 0]].concat()
     };
     for (words, expected) in [
-        // Cut short, more than is there, counts that do not fit together, too many.
+        // Truncated arguments, missing entries, inconsistent counts, and too many entries.
         (vec![], GARBAGE),
         (vec![1], GARBAGE),
         ([&[1], &plain[..]].concat(), GARBAGE),
@@ -433,17 +432,17 @@ fn bad_lists_are_garbage_or_invalid() {
         (changed(0, 1025), GARBAGE),
         (vec![0, 0, 1025], GARBAGE),
         (vec![0, 0, u32::MAX], GARBAGE),
-        // Tags and rights that there are not.
+        // Unknown tags and permissions.
         (changed(2, 3), GARBAGE),
         (changed(2, 0x1_0001), GARBAGE),
         (changed(4, 8), GARBAGE),
-        // A mask of what there is not; entries twice.
+        // An unknown bit of the mask, and an entry that is present twice.
         (vec![0x10, 0, 0, 0, 0], INVALID),
         (changed(2, 4), INVALID),
     ] {
         assert_eq!(answered(&server, 2, root, &words), expected, "{words:?}");
     }
-    // Solaris' further bits in a mask are nobody's.
+    // The further bits of Solaris in a mask are ignored.
     let owner_only = Ok(Status::Perm);
     assert_eq!(answered(&server, 2, root, &changed(10, 0xff)), owner_only);
     assert_eq!(answered(&server, 1, root, &[0x10]), INVALID);
@@ -463,7 +462,7 @@ fn lists_are_changed_by_owners_and_never_when_read_only() {
         let root = owner.mount(b"/").unwrap();
         let file = create(&mut owner, root, b"file", 0o600).unwrap();
         owner.set_acls(file, access(&long(1))).unwrap();
-        // An ordinary user's server acts for nobody else.
+        // Only a server that runs as root acts for other users.
         if rustix::process::geteuid().is_root() {
             let mut other = client_as(&server, 1001);
             assert_eq!(status(other.set_acls(file, access(&PLAIN))), Status::Perm);
@@ -490,7 +489,7 @@ fn lists_are_changed_by_owners_and_never_when_read_only() {
     assert_eq!(client.acls(file, ACCESS).unwrap().access.count, 5);
 }
 
-/// The default goes when it is set to nothing, and stays when it is not spoken of.
+/// Setting an empty default list removes it. A call without the default list keeps it.
 #[test]
 fn a_default_list_comes_stays_and_goes() {
     let Some((_folder, servers)) = both("a_default_list_comes_stays_and_goes", false) else {
@@ -517,7 +516,8 @@ fn a_default_list_comes_stays_and_goes() {
     }
 }
 
-/// As Linux sets them when it makes a directory below one whose default names nobody.
+/// Linux sends such a list when it makes a directory below one whose default list has no named
+/// entries.
 #[test]
 fn an_access_list_without_entries_is_what_the_mode_says() {
     let Some((_folder, servers)) = both("an_access_list_without_entries_is_what_the_mode_says", false) else {

@@ -1,5 +1,5 @@
-//! The service without a network: calls of our own client go straight in. A directory of this
-//! machine and a tree in memory have to do the same.
+//! Tests of the service without a network: the client of this crate calls it directly. A directory
+//! of this machine and a tree in memory must behave equally.
 
 mod directory;
 mod judge;
@@ -22,7 +22,8 @@ use urnic_nfs::{Options, Server};
 
 const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 700);
 
-/// A transport that is a function call. `apart`: items go apart from messages, both ways.
+/// A transport that is a function call. With `apart`, items go apart from messages in both
+/// directions.
 struct Direct {
     server: Arc<Server>,
     apart: bool,

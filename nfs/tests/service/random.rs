@@ -1,4 +1,4 @@
-//! Random operations on both kinds of tree: the kernel's file system says what is right.
+//! Random operations on both kinds of tree. The kernel's file system is the reference.
 
 use super::*;
 use proptest::prelude::*;
@@ -43,7 +43,7 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
 
 const NAMES: [&[u8]; 4] = [b"a", b"b", b"dir", b"other"];
 
-/// What is seen of one operation: no times, no numbers.
+/// The observable result of one operation, without times and numbers.
 fn carry_out(client: &mut Client, root: Handle, operation: &Operation) -> Result<String, Error> {
     let mut dir = |which: &u8| match which {
         0 => Ok(root),
@@ -166,7 +166,8 @@ proptest! {
         let mut clients = [client(&kernel, apart), client(&memory, apart)];
         let roots = [0, 1].map(|n| clients[n].mount(b"/").unwrap());
         for operation in &operations {
-            // Where there are several reasons to refuse, each may name another one.
+            // If there are several reasons to refuse an operation, the trees may report different
+            // ones.
             let seen = [0, 1].map(|n| match carry_out(&mut clients[n], roots[n], operation) {
                 Err(Error::Nfs(_)) => Err("refused"),
                 seen => Ok(seen.expect("an answer")),

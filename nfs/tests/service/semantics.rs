@@ -1,10 +1,10 @@
-//! What clients rely on, of every tree.
+//! The semantics that clients rely on, tested with every tree.
 
 use super::*;
 use std::collections::BTreeSet;
 use std::io::Write as _;
 
-/// Both kinds of tree, and the folder that one is in.
+/// A tree of a directory and a tree in memory, with the folder of the first.
 fn both(options: Options) -> (tempfile::TempDir, [Arc<Server>; 2]) {
     let folder = tempfile::tempdir().expect("a folder");
     let servers = [of_directory(folder.path(), options), of_memory(64 << 20, options)];
@@ -29,7 +29,7 @@ fn a_large_directory_is_listed_once_each_while_it_changes() {
                 verifier: [0; 8],
                 count: 8192,
             };
-            // By hand, as entries are no fixed result.
+            // The call is made by hand, because entries have no fixed form.
             let mut message = call(Procedure::Readdir, round);
             urnic_nfs::xdr::Xdr::put(&arguments, &mut message);
             let reply = answer(&server, &message);
@@ -46,7 +46,7 @@ fn a_large_directory_is_listed_once_each_while_it_changes() {
             if bool::take(&mut results).unwrap() {
                 break;
             }
-            // Files that were seen already go, new ones come.
+            // Files that were already listed are removed, and new files are made.
             for name in seen.iter().rev().take(3).filter(|name| name.starts_with(b"file")) {
                 let _ = remove(&mut client, root, name);
             }
@@ -143,7 +143,7 @@ fn a_write_that_comes_late_does_not_undo_the_one_behind_it() {
         write(4712, b'b');
         assert_eq!(write(4711, b'a'), first);
         assert_eq!(contents(&mut client, file, 0, 5000).unwrap().0, [b'b'; 5000]);
-        // Another call has another xid, or else other bytes.
+        // Another call differs in its xid or in its bytes.
         write(4712, b'c');
         assert_eq!(contents(&mut client, file, 0, 5000).unwrap().0, [b'c'; 5000]);
     }
@@ -277,7 +277,8 @@ fn a_full_tree_says_so_and_has_room_again_when_files_go() {
     assert_eq!(free(&mut client), before);
 }
 
-/// As root only can a directory have files of several users; a tree in memory can always.
+/// Only root can test a directory with files of several users. A tree in memory can always have
+/// them.
 #[test]
 fn users_have_their_own_rights_in_memory() {
     rights(&of_memory(1 << 20, OPEN));
@@ -286,7 +287,7 @@ fn users_have_their_own_rights_in_memory() {
 #[test]
 fn users_have_their_own_rights_in_a_directory() {
     if !rustix::process::geteuid().is_root() {
-        // Past the test runner's capture.
+        // The message bypasses the test runner's capture.
         let said = "SKIPPED users_have_their_own_rights_in_a_directory: only root acts for others\n";
         let _ = std::io::stderr().write_all(said.as_bytes());
         return;
@@ -333,11 +334,12 @@ fn rights(server: &Arc<Server>) {
         .expect("allowed")
         .access;
     assert_eq!(hers, 0b1101);
-    // Made for reading only, and written by who made it.
+    // A file that was created as read-only is written by its owner.
     let file = create(&mut ann, root, b"read-only", 0o444).expect("allowed");
     assert_eq!(write(&mut ann, file, 0, b"hers").expect("allowed"), 4);
     assert_eq!(contents(&mut bob, file, 0, 10).expect("allowed").0, b"hers");
-    // 2³² − 1 is nobody's id: the kernel lets no thread have it, and would leave root's.
+    // 2³² − 1 is no valid id. The kernel rejects it for a thread, which would keep the permissions
+    // of root.
     assert_eq!(
         status(contents(&mut client_as(server, u32::MAX), secret, 0, 10)),
         Status::Access
@@ -407,7 +409,8 @@ fn writes_remove_the_set_id_bits() {
     }
 }
 
-/// This user where root is another; an ordinary user's server acts for nobody else anyway.
+/// The id of the process, or `uid` if the process runs as root. Other processes cannot act for
+/// other users.
 fn own_or(uid: u32) -> u32 {
     let own = rustix::process::geteuid();
     if own.is_root() { uid } else { own.as_raw() }
@@ -458,7 +461,7 @@ fn messages_that_are_no_calls_are_answered_by_rpc_rules() {
     // RPC version 3: MSG_DENIED, RPC_MISMATCH, 2 to 2.
     let reply = answer(&server, &words(&[9, 0, 3, PROGRAM, 3, 0, 0, 0, 0, 0]));
     assert_eq!(reply, words(&[9, 1, 1, 0, 2, 2]));
-    // A credential nobody knows: AUTH_ERROR, AUTH_BADCRED.
+    // An unknown credential: AUTH_ERROR, AUTH_BADCRED.
     let reply = answer(&server, &words(&[9, 0, 2, PROGRAM, 3, 0, 77, 0, 0, 0]));
     assert_eq!(reply, words(&[9, 1, 1, 1, 1]));
     // NFS version 4: PROG_MISMATCH, 3 to 3. Another program: PROG_UNAVAIL. Another procedure:

@@ -1,5 +1,5 @@
-//! Clients that take what they can get, and an honest one meanwhile, from another address and from
-//! theirs.
+//! Hostile clients take as many resources as possible. Meanwhile an honest client is served, from
+//! another address and from the same address.
 
 use super::{Server, connect_from, pattern};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
@@ -19,15 +19,15 @@ const HOSTILE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
 const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const MIB: usize = 1 << 20;
 
-/// A call of procedure 0 in a record.
+/// A record with a call of procedure 0 (NULL).
 const NULL: [u32; 11] = [0x8000_0028, 7, 0, 2, 100_003, 3, 0, 0, 0, 0, 0];
 
 fn bytes(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_be_bytes()).collect()
 }
 
-/// A record with a call of procedure `procedure` and its arguments, announced as `more` bytes
-/// longer.
+/// A record with a call of `procedure` and its arguments. Its fragment header states a length that
+/// is `more` bytes longer.
 fn record(procedure: Procedure, arguments: impl FnOnce(&mut Vec<u8>), more: usize) -> Vec<u8> {
     let call = Call {
         xid: 9,
@@ -47,8 +47,8 @@ pub(super) fn answered(mut stream: &TcpStream) -> std::io::Result<()> {
     stream.read_exact(&mut [0; 28])
 }
 
-/// Waits until the server counts the connection as one that it served. The server does so after it
-/// sent the first reply, and before it sends the second one.
+/// Waits until the server counts the connection as served. The server does so between the first
+/// reply and the second one.
 #[track_caller]
 pub(super) fn is_counted_as_served(stream: &TcpStream) {
     for _ in 0..2 {
@@ -71,7 +71,7 @@ fn ends(mut stream: &TcpStream) {
     );
 }
 
-/// Mounts, writes a file of two MiB, and reads it back.
+/// Mounts the export, writes a file of two MiB, and reads it back.
 #[track_caller]
 fn is_served(server: &Server, from: Ipv4Addr) -> (Client, Handle) {
     let tcp = Tcp::over(connect_from(from, server.address)).expect("a connection");
@@ -115,7 +115,7 @@ fn threads(server: &Server) -> usize {
     tasks.expect("its threads").count()
 }
 
-/// KiB of memory that the server has in use.
+/// Memory in use by the server, in KiB.
 fn resident(server: &Server) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.child.id())).expect("its status");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -123,8 +123,8 @@ fn resident(server: &Server) -> usize {
     number.expect("its memory")
 }
 
-/// Five hundred records of a MiB of which the first bytes came, and no more: in one fragment or in
-/// several, a WRITE or not.
+/// Five hundred incomplete records of one MiB, of which only the first bytes arrive: in one
+/// fragment or in several, with a WRITE or another call.
 #[test]
 fn records_that_do_not_come_hold_no_memory() {
     let server = Server::start(
@@ -159,7 +159,7 @@ fn records_that_do_not_come_hold_no_memory() {
     drop(hostile);
 }
 
-/// WRITEs of which only the last byte does not come, as many as there is memory for, and more.
+/// WRITEs without their last byte, more than there is memory for.
 #[test]
 fn one_address_does_not_take_all_memory() {
     let server = Server::start(
@@ -177,7 +177,7 @@ fn one_address_does_not_take_all_memory() {
         .map(|_| {
             let mut stream = connect_from(HOSTILE, server.address);
             stream.set_nonblocking(true).expect("a socket");
-            // What is not taken now will not be.
+            // Bytes that the server does not receive at first are not sent later.
             let mut sent = 0;
             let mut tries = 0;
             while sent < call.len() && tries < 50 {
@@ -199,7 +199,7 @@ fn one_address_does_not_take_all_memory() {
     drop(hostile);
 }
 
-/// Connections that take no reply, each with sixty READs of a MiB.
+/// Connections that receive no reply. Each makes sixty READs of one MiB.
 fn takers_of_nothing(server: &Server, file: Handle, count: usize) -> Vec<TcpStream> {
     let read = record(
         Procedure::Read,
@@ -240,7 +240,7 @@ fn replies_that_nobody_takes_hold_a_share_of_threads() {
     let (_client, file) = is_served(&server, OTHER);
     let before = threads(&server);
     let hostile = takers_of_nothing(&server, file, CONNECTIONS);
-    // One of each, and half of 256.
+    // Each connection has one thread, and the client has half of the 256 further threads.
     let most = before + CONNECTIONS + 128;
     let begin = Instant::now();
     while threads(&server) < most - 10 {
@@ -252,7 +252,7 @@ fn replies_that_nobody_takes_hold_a_share_of_threads() {
     }
     for from in [OTHER, HOSTILE, OTHER, HOSTILE] {
         is_served(&server, from);
-        // Those that are served now have threads, too.
+        // The connections that are now served have threads, too.
         let threads = threads(&server);
         assert!(threads < most + 20, "{threads} threads, {before} before");
     }
@@ -271,7 +271,7 @@ fn a_message_has_a_time_to_come_or_to_be_taken() {
     answered(&after_a_call).expect("an answer");
     after_a_call.write_all(&[0x80]).expect("it is taken");
     let takes_nothing = takers_of_nothing(&server, file, 1);
-    // A byte now and then is too little.
+    // A byte from time to time is not enough progress.
     let mut slow = connect();
     slow.write_all(&bytes(&[MIB as u32])).expect("it is taken");
     let begin = Instant::now();
@@ -280,7 +280,7 @@ fn a_message_has_a_time_to_come_or_to_be_taken() {
         std::thread::sleep(Duration::from_millis(50));
     }
     [&silent, &begun, &after_a_call].into_iter().for_each(ends);
-    // Its end is behind the replies that were on their way, if it is not reset.
+    // If the connection is not reset, its end follows the replies that were already sent.
     ends(&takes_nothing[0]);
     is_served(&server, HOSTILE);
 }
@@ -305,7 +305,8 @@ fn idle_connections_end_and_others_stay() {
     answered(&busy).expect("an answer to the other");
 }
 
-/// Connections that never call make room before one that did, though all are of one address.
+/// Connections without a call make room before a connection with a call, although all have one
+/// address.
 #[test]
 fn connections_without_a_call_make_room_first() {
     let server = Server::start(0, &["--memory", "1M", "--max-connections", "16"]);
@@ -320,7 +321,7 @@ fn connections_without_a_call_make_room_first() {
     drop(hostile);
 }
 
-/// The limit is that of descriptors, and not of connections.
+/// The descriptors are the limit, and not the number of connections.
 #[test]
 fn without_descriptors_the_next_client_is_served_all_the_same() {
     let server = Server::start(0, &["--memory", "64M"]);
@@ -335,7 +336,7 @@ fn without_descriptors_the_next_client_is_served_all_the_same() {
     for from in [OTHER, HOSTILE] {
         is_served(&server, from);
     }
-    // A thread that did nothing but ask again would have used all of its time.
+    // A thread that only retries would have used all of its time.
     let ticks = || {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", server.child.id())).expect("its times");
         let times = stat.split_whitespace().skip(13).take(2);

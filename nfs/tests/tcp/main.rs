@@ -1,4 +1,4 @@
-//! The program itself, over TCP: our client against our server, and peers that do not behave.
+//! Tests of the program over TCP: the client of this crate with its server, and misbehaving peers.
 
 mod hostile;
 
@@ -15,11 +15,11 @@ use urnic_nfs::memory::Pool;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_urnic-nfs");
 
-/// A server at a port of its own. It ends when dropped.
+/// A server at its own port. It ends when dropped.
 struct Server {
     child: Child,
     address: SocketAddr,
-    /// Open, for what it says later.
+    /// The standard output, kept open for later lines.
     _said: Lines<BufReader<ChildStdout>>,
 }
 
@@ -87,14 +87,14 @@ impl Drop for Server {
     }
 }
 
-/// A connection that is not waited at for ever.
+/// A connection whose reads have a time limit.
 fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
     let stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     Ok(stream)
 }
 
-/// The same, from an address of this machine.
+/// A connection from this address of the machine.
 fn connect_from(address: Ipv4Addr, to: SocketAddr) -> TcpStream {
     use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
@@ -107,7 +107,7 @@ fn connect_from(address: Ipv4Addr, to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Bytes that repeat nowhere near.
+/// Bytes without short repetitions.
 fn pattern(len: usize) -> Vec<u8> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut next = || {
@@ -212,7 +212,7 @@ fn a_tree_outlives_its_server() {
 fn peers_that_send_nonsense_are_dropped_and_others_served() {
     let server = Server::start(0, &["--memory", "1M"]);
     let connect = || connect(server.address).expect("it listens");
-    // A record longer than any call, and one that goes on for ever: the connection ends.
+    // A record longer than any call, and an endless record. The connection ends.
     for bytes in [&[0xff; 8][..], &[0; 8192]] {
         let mut stream = connect();
         stream.write_all(bytes).expect("it is taken");
@@ -223,7 +223,8 @@ fn peers_that_send_nonsense_are_dropped_and_others_served() {
         );
         server.null();
     }
-    // No call at all is not answered, but a call behind it is; in fragments of a few bytes.
+    // A message that is no call has no answer, but a call behind it has, in fragments of a few
+    // bytes.
     let mut stream = connect();
     stream.write_all(&[0x80, 0, 0, 3, 1, 2, 3]).expect("it is taken");
     let words = [7, 0, 2, 100_003, 3, 0, 0, 0, 0, 0]
@@ -238,7 +239,7 @@ fn peers_that_send_nonsense_are_dropped_and_others_served() {
     let mut reply = [0; 28];
     stream.read_exact(&mut reply).expect("an answer");
     assert_eq!(reply[..12], [0x80, 0, 0, 24, 0, 0, 0, 7, 0, 0, 0, 1]);
-    // A WRITE that ends in the middle of its data.
+    // The data of this WRITE is incomplete.
     let mut stream = connect();
     stream.write_all(&[0x80, 0x0f, 0, 0]).expect("it is taken");
     stream.write_all(&words).expect("it is taken");
@@ -246,7 +247,7 @@ fn peers_that_send_nonsense_are_dropped_and_others_served() {
     server.null();
 }
 
-/// The connection of the other address was silent for the longest time, and stays.
+/// The connection of the other address has sent no message for the longest time, and stays.
 #[test]
 fn the_address_with_most_connections_makes_room() {
     const CONNECTIONS: usize = 512;

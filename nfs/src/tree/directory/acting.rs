@@ -1,4 +1,4 @@
-//! The identity of a thread at the file system.
+//! The identity of a thread for access to the file system.
 
 use crate::nfs3::Status;
 use crate::tree::{Caller, Outcome};
@@ -49,7 +49,7 @@ impl Actor {
         };
         let groups: Vec<_> = caller.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
         let acting = Acting(Some(own), std::marker::PhantomData);
-        // If one group is invalid, all are left out, which gives fewer permissions.
+        // If one group is invalid, all groups are left out, which gives fewer permissions.
         let grouped = set_thread_groups(&groups).or_else(|_| set_thread_groups(&[]));
         let taken = grouped.is_ok() && set_ids(caller.uid, caller.gid);
         // Otherwise the thread still has root's permissions, so the call fails.
@@ -66,14 +66,14 @@ impl Drop for Acting<'_> {
     }
 }
 
-/// Sets this thread's ids at file systems, first that of the group, because that of the user
-/// removes the capability. Returns whether both are set.
+/// Sets this thread's ids for access to file systems. The group comes first, because setting the
+/// user removes the capability. Returns whether both are set.
 fn set_ids(uid: u32, gid: u32) -> bool {
     use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
     let _previous = setfsuid(Uid::from_raw(0));
     let _previous = setfsgid(Gid::from_raw(gid));
     let _previous = setfsuid(Uid::from_raw(uid));
-    // The calls report no failure. A call with an invalid id returns the present one (setfsuid(2)).
+    // The calls report no failure. A call with an invalid id returns the current id (setfsuid(2)).
     let has_gid = setfsgid(Gid::from_raw(u32::MAX)).as_raw();
     let has_uid = setfsuid(Uid::from_raw(u32::MAX)).as_raw();
     has_uid == uid && has_gid == gid && uid != u32::MAX && gid != u32::MAX

@@ -1,5 +1,5 @@
-//! Access control lists in the extended attributes of Linux's file systems: 4 bytes, and 8 for each
-//! entry, little-endian (acl(5)).
+//! Access control lists in the extended attributes of Linux file systems. An attribute has 4 bytes,
+//! and 8 bytes for each entry, little-endian (acl(5)).
 
 use crate::acl::{Acl, Entry, Tag};
 use crate::nfs3::Status;
@@ -14,9 +14,9 @@ pub(super) const ACCESS: &str = "system.posix_acl_access";
 pub(super) const DEFAULT: &str = "system.posix_acl_default";
 
 const VERSION: u32 = 2;
-/// The id of entries that have none.
+/// The id of entries without an id.
 const NO_ID: u32 = u32::MAX;
-/// Bytes of an extended attribute, at most (XATTR_SIZE_MAX).
+/// Maximum bytes of an extended attribute (XATTR_SIZE_MAX).
 const MAX: usize = 64 << 10;
 
 /// A file's list in an extended attribute. `None` if the file has none.

@@ -1,4 +1,4 @@
-//! Attributes, times and errors of Linux, and those of NFS.
+//! Conversion of attributes, times and errors of Linux to those of NFS.
 
 use super::nodes::{Node, itself};
 use crate::nfs3::{Attributes, Device, Kind, SetTime, Status, Time, Verifier};
@@ -19,7 +19,7 @@ impl From<Errno> for Status {
             Errno::ISDIR => Self::IsDir,
             Errno::INVAL | Errno::LOOP => Self::Invalid,
             Errno::FBIG | Errno::OVERFLOW => Self::FileTooBig,
-            // The latter of a list that the file system has no room for.
+            // TOOBIG: the file system has no room for the list.
             Errno::NOSPC | Errno::TOOBIG => Self::NoSpace,
             Errno::ROFS => Self::ReadOnly,
             Errno::MLINK => Self::TooManyLinks,
@@ -89,8 +89,8 @@ pub(super) fn timespec(time: SetTime) -> Timespec {
     }
 }
 
-/// The two times in which the verifier of CREATE is stored, as small numbers that any file system
-/// keeps.
+/// The two times in which the verifier of CREATE is stored. They are small numbers, which any file
+/// system stores exactly.
 pub(super) fn times_of(verifier: Verifier) -> (Time, Time) {
     let words = u64::from_be_bytes(verifier);
     let time = |word: u64| Time {

@@ -1,5 +1,5 @@
-//! A directory of this machine. A server of root acts with the permissions of its callers, another
-//! one with its own. No name leads out of the directory.
+//! A directory of this machine. A server that runs as root acts with the permissions of its
+//! callers. Any other server acts with its own. No name leads out of the directory.
 
 mod acting;
 mod lists;

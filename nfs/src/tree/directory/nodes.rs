@@ -1,4 +1,4 @@
-//! From handles to files, also over a restart of the server.
+//! Files by handle. Handles stay valid when the server restarts.
 //!
 //! A handle has the inode number of a file and its birth time, which differs from that of a later
 //! file with the same number. The server remembers the place of a file when it returns the handle:
@@ -84,27 +84,29 @@ pub(super) const PLACES: usize = 1 << 20;
 /// Number of remembered files that no longer exist.
 const GONE: usize = 1 << 12;
 
-/// Directories above a file, at most.
+/// Maximum directories above a file.
 const DEPTH: usize = 4096;
 
-/// Searches may take a tenth of the time, and this time in advance, for small trees.
+/// Searches may take one part of the time in this number.
 const SHARE: u32 = 10;
+/// Time that searches may take in advance, which is enough for small trees.
 const ADVANCE: Duration = Duration::from_secs(1);
 
-/// Time to wait for the search of another call, and the interval of the checks.
+/// Time to wait for the search of another call.
 const MOMENT: Duration = Duration::from_millis(200);
+/// Interval of the checks during a wait.
 const LOOK: Duration = Duration::from_millis(5);
 
 const TAG: u8 = 1;
 const PLACE_ONLY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Nothing leads out of the tree: no link, no `..`, no mount.
+/// Lookups cannot leave the tree by links, `..` or mounts.
 pub(super) const BENEATH: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
 
-/// A path to an open file, also if it is a link or has no name.
+/// A path to an open file, even if the file is a link or has no name.
 pub(super) fn itself(fd: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
@@ -176,7 +178,7 @@ impl Nodes {
             number: word(9),
             birth: word(17),
         };
-        // Another tree's, or one of ours with another root.
+        // The handle is of another tree, or of this directory with another root.
         (self.handle(key) == *handle).then_some(key).ok_or(Status::Stale)
     }
 
@@ -191,7 +193,7 @@ impl Nodes {
             return Err(Status::Stale);
         }
         let mut searched = self.turn_to_search()?;
-        // Another's search may have found it.
+        // The search of another call may have found the file.
         if let Ok(node) = self.reach(key) {
             return Ok(node);
         }
@@ -208,7 +210,8 @@ impl Nodes {
         found.map_err(|_| Status::Stale)
     }
 
-    /// Threads are few and a search may take long, so most calls wait at their clients.
+    /// Waits for the turn to search. Threads are few and a search may take long, so most calls fail
+    /// with `Jukebox` and their clients retry them.
     fn turn_to_search(&self) -> Outcome<MutexGuard<'_, Instant>> {
         let mut left = MOMENT;
         loop {
@@ -222,7 +225,7 @@ impl Nodes {
         }
     }
 
-    /// The file, if it is at its last known place.
+    /// The file at its last known place.
     fn reach(&self, key: Key) -> Outcome<Node> {
         let fd = self.open(key.number)?;
         let stat = stat(&fd)?;
@@ -338,7 +341,7 @@ impl Nodes {
                     continue;
                 }
                 let directory = match entry.file_type() {
-                    // Not all file systems have it in their directories.
+                    // Some file systems do not have the kind in their directories.
                     FileType::Unknown => openat2(&fd, name, PLACE_ONLY, Mode::empty(), BENEATH)
                         .ok()
                         .and_then(|below| stat(below).ok())
@@ -352,8 +355,7 @@ impl Nodes {
                     let name = name.into();
                     places.insert(number, directory, Place { dir: above, name });
                 }
-                // The root may be met again where a mount leads to it, and must not be gone through
-                // twice.
+                // A mount may lead to the root again. The root must not be searched twice.
                 if directory && number != self.root_key.number {
                     left.push(number);
                 }
@@ -393,7 +395,7 @@ mod tests {
         ([&one, &two].map(|dir| nodes.handle(dir.key)).to_vec(), files)
     }
 
-    /// As clients do.
+    /// Finds a file as clients do: retries after `Jukebox`.
     fn find(nodes: &Nodes, handle: &Handle) -> Outcome<Node> {
         loop {
             match nodes.find(handle) {

@@ -73,7 +73,7 @@ impl Tree for Directory {
     fn set_acls(&self, caller: &Caller, file: &Handle, what: &SetAcls) -> Outcome<()> {
         let node = self.nodes.find(file)?;
         let path = path(&node);
-        // Before anything is set.
+        // This check precedes any change.
         if what.default.iter().flatten().next().is_some() && kind(&node.stat) != Kind::Directory {
             return Err(Status::Access);
         }
@@ -135,7 +135,7 @@ impl Tree for Directory {
                 Ok(0) => end = true,
                 Ok(bytes) => filled += bytes,
                 Err(Errno::INTR) => {}
-                // Beyond what any file can have.
+                // The offset is beyond the maximum size of a file.
                 Err(Errno::INVAL | Errno::OVERFLOW) if filled == 0 => end = true,
                 Err(errno) => return Err(errno.into()),
             }
@@ -163,7 +163,7 @@ impl Tree for Directory {
         if i64::try_from(offset.saturating_add(bytes.len() as u64)).is_err() {
             return Err(Status::FileTooBig);
         }
-        // With the caller's rights the kernel takes set-id bits away, and minds quotas.
+        // With the caller's permissions, the kernel clears set-id bits and applies quotas.
         let acting = self.act(caller)?;
         let mut written = 0;
         while written < bytes.len() {
@@ -248,7 +248,7 @@ impl Tree for Directory {
         let attributes = match what {
             New::Directory(what) => {
                 fs::mkdirat(&dir.fd, name, mode(what, 0o755))?;
-                // Set-group-id comes from the directory above and is not the client's to take away.
+                // The directory above determines set-group-id, and the client may not clear it.
                 let keep = u32::from(dir.stat.stx_mode) & 0o2000;
                 SetAttributes {
                     mode: what.mode.map(|mode| mode | keep),
@@ -295,7 +295,7 @@ impl Tree for Directory {
         let removed = fs::unlinkat(&dir.fd, name, flags);
         drop(acting);
         match removed {
-            // Linux returns EISDIR for the unlink of a directory, POSIX has EPERM.
+            // For the unlink of a directory, Linux returns EISDIR and POSIX specifies EPERM.
             Err(Errno::ISDIR | Errno::PERM) if !directory && kind(&node.stat) == Kind::Directory => {
                 Err(Status::IsDir)
             }

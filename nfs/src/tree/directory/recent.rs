@@ -7,7 +7,7 @@ use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// A map that removes the value that was unused for the longest time.
+/// A map of limited size that removes the values that were unused for the longest time.
 #[derive(Debug)]
 pub(super) struct Recent<K, V> {
     all: HashMap<K, (u64, V)>,
@@ -33,7 +33,8 @@ impl<K: Hash + Eq + Clone, V: Clone> Recent<K, V> {
 
     pub(super) fn insert(&mut self, key: K, value: V) {
         if self.all.len() >= self.limit {
-            // Half at a time, as finding them takes a look at all.
+            // Half of the values are removed at a time, because the search for them visits all
+            // values.
             let mut times: Vec<_> = self.all.values().map(|(used, _)| *used).collect();
             let middle = times.len() / 2;
             let (_, middle, _) = times.select_nth_unstable(middle);
@@ -59,8 +60,8 @@ impl<K: Hash + Eq + Clone, V: Clone> Recent<K, V> {
 }
 
 /// Time for which a file stays open. Then it is opened again, so that moves and new permissions
-/// take effect, and unused files do not keep programs from running (ETXTBSY) or file systems from
-/// being unmounted.
+/// take effect. Unused files must not prevent the execution of programs (ETXTBSY) or the unmounting
+/// of file systems.
 pub(super) const AGE: Duration = Duration::from_secs(5);
 
 type Opened<K> = Recent<K, (Instant, Arc<OwnedFd>)>;

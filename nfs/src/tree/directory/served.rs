@@ -1,4 +1,4 @@
-//! The state of a served directory, and what its operations share.
+//! The state of a served directory, and the common parts of its operations.
 
 use super::acting::{Acting, Actor, own_uid};
 use super::nodes::{Key, Node, Nodes, PLACES, stat};
@@ -27,16 +27,16 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// The tree below `root`, which keeps at most three quarters of `descriptors` open. The modes
-    /// of new files are those that clients choose if the umask of the process is 0.
+    /// The tree below `root`, which keeps at most three quarters of `descriptors` open. New files
+    /// have the modes that clients choose if the umask of the process is 0.
     ///
     /// # Errors
-    /// It cannot be opened, or is no directory.
+    /// The errno with which the root cannot be opened (ENOTDIR if it is no directory), or EIO.
     pub fn new(root: &Path, pool: Pool, descriptors: usize) -> Result<Self, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = fs::open(root, flags, Mode::empty())?;
-        // A half for places, a quarter for data, the rest for connections and for files that are
-        // open for one call.
+        // Half of the descriptors is for places, a quarter for data, and the rest for connections
+        // and for files that are open for one call.
         let nodes = Nodes::new(root, descriptors / 2, PLACES).map_err(|_| Errno::IO)?;
         let Key { number, birth } = nodes.root();
         let open = Descriptors::new(descriptors / 4);
@@ -154,7 +154,8 @@ impl Directory {
                 AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW,
             )?;
         }
-        // Behind the owner, which takes set-id bits away. Links have no mode.
+        // The mode is set after the owner, because a change of the owner clears set-id bits. Links
+        // have no mode.
         if let Some(mode) = what.mode
             && kind(&node.stat) != Kind::Symlink
         {
@@ -170,18 +171,17 @@ impl Directory {
         Ok(())
     }
 
-    /// A new file, after the attributes are set that its creation did not set.
+    /// A new file, after the attributes are set that were not set at its creation.
     pub(super) fn made(&self, caller: &Caller, mut node: Node, what: &SetAttributes) -> Outcome<Node> {
         let same_uid = |uid: &u32| *uid != node.stat.stx_uid;
         let same_gid = |gid: &u32| *gid != node.stat.stx_gid;
         let what = SetAttributes {
             size: what.size.filter(|&size| size != node.stat.stx_size),
-            // What an ordinary server cannot give away stays its own: clients set their ids
-            // whenever they make something.
+            // A server without root's permissions cannot change the owner. The request is ignored,
+            // because clients send ids with every new file.
             uid: what.uid.filter(same_uid).filter(|_| self.actor.acts()),
             gid: what.gid.filter(same_gid).filter(|_| self.actor.acts()),
-            // The kernel has given the permissions, less what a default list of the directory does
-            // not let.
+            // The kernel has set the permissions, limited by the default list of the directory.
             mode: (what.mode)
                 .map(|mode| mode & 0o7000 | u32::from(node.stat.stx_mode) & 0o777)
                 .filter(|mode| (mode ^ u32::from(node.stat.stx_mode)) & 0o7000 != 0),
@@ -201,8 +201,8 @@ impl Directory {
         Ok(node)
     }
 
-    /// A name of the file was removed. If others are left, the handle must still find the file, by
-    /// the descriptor.
+    /// Handles the removal of a name of a file. If other names remain, the handle must still find
+    /// the file, by the descriptor.
     pub(super) fn lost_a_name(&self, node: &Node) {
         let has_names = stat(&node.fd).is_ok_and(|is| is.stx_nlink > 0);
         match kind(&node.stat) {

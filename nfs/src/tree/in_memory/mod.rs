@@ -1,4 +1,4 @@
-//! A tree in memory, of a limited size. It ends with its process, and its handles with it.
+//! A tree in memory, of a limited size. The tree and its handles end with the process.
 
 mod node;
 mod nodes;
@@ -23,15 +23,15 @@ use std::sync::{Mutex, MutexGuard};
 pub struct InMemory {
     nodes: Mutex<Nodes>,
     pool: Pool,
-    /// Zeroes, for the holes of files.
+    /// Zero bytes, for the holes of files.
     zeroes: Slice,
     /// A random number in handles, which differs for each process.
     instance: u64,
 }
 
 impl InMemory {
-    /// An empty tree of at most `limit` bytes in all. The root belongs to `owner`. `None` if there
-    /// is no memory.
+    /// An empty tree of at most `limit` bytes in total. The root belongs to `owner`. `None` if
+    /// there is no memory.
     pub fn new(limit: u64, pool: Pool, owner: &Caller) -> Option<Self> {
         let mut instance = [0; 8];
         rustix::rand::getrandom(&mut instance, rustix::rand::GetRandomFlags::empty()).ok()?;

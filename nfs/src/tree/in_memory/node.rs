@@ -7,15 +7,16 @@ use crate::tree::{Caller, Outcome, SetAcls};
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Bytes that are counted for a file beside its contents, and for a name beside its own bytes.
+/// Bytes that are counted for a file in addition to its contents, and for a name in addition to its
+/// bytes.
 pub(super) const OVERHEAD: u64 = 256;
 
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) is: Is,
-    /// Set-id bits and sticky bit of the mode.
+    /// The set-id bits and the sticky bit of the mode.
     pub(super) bits: u32,
-    /// The access list, with the rest of the mode.
+    /// The access list, which contains the rest of the mode.
     pub(super) acl: Acl,
     /// The default list of a directory.
     pub(super) default: Option<Box<Acl>>,
@@ -77,14 +78,15 @@ impl Node {
         self.bits | self.acl.mode()
     }
 
-    /// Sets set-id bits and sticky bit. Only members of the group may set the set-group-id bit.
+    /// Sets the set-id bits and the sticky bit. Only members of the group may set the set-group-id
+    /// bit.
     fn set_bits(&mut self, caller: &Caller, mode: u32) {
         let member = caller.uid == 0 || caller.belongs_to(self.gid);
         self.bits = mode & if member { 0o7000 } else { 0o5000 };
     }
 
-    /// Whether the caller has all these permissions. Root has all, but executes only files that
-    /// some user may execute.
+    /// Whether the caller has all these permissions. Root has all permissions, but executes only
+    /// files that some user may execute.
     pub(super) fn may(&self, caller: &Caller, wanted: Rights) -> bool {
         if caller.uid == 0 {
             return wanted & EXECUTE == 0 || self.kind() == Kind::Directory || self.mode() & 0o111 != 0;
@@ -111,7 +113,7 @@ impl Node {
         OVERHEAD + bytes + lists_weight(&self.acl, self.default.as_deref())
     }
 
-    /// Sets owner, mode and times, if the caller may. The tree sets the size.
+    /// Sets owner, mode and times, if the caller has permission. The tree sets the size.
     pub(super) fn set(&mut self, caller: &Caller, what: &SetAttributes) -> Outcome<()> {
         let own = self.owned_by(caller);
         let gives_away = what.uid.is_some_and(|uid| uid != self.uid);
@@ -149,7 +151,7 @@ impl Node {
         Ok(())
     }
 
-    /// Sets lists, if the caller may and there is room for them.
+    /// Sets lists, if the caller has permission and there is room for them.
     pub(super) fn set_acls(&mut self, caller: &Caller, what: &SetAcls, room: u64) -> Outcome<()> {
         match self.kind() {
             _ if !self.owned_by(caller) => return Err(Status::Perm),

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 /// The number of the root.
 pub(super) const ROOT: u64 = 1;
 
-/// Bytes of a file, at most.
+/// Maximum bytes of a file.
 pub(super) const MAX_SIZE: u64 = 1 << 46;
 
 #[derive(Debug)]
@@ -63,7 +63,8 @@ impl Nodes {
         may.then_some(()).ok_or(Status::Access)
     }
 
-    /// Only the owner may remove a file of a sticky directory.
+    /// Checks that the caller may remove a file of a directory. In a sticky directory, only the owner
+    /// of the file or of the directory may.
     pub(super) fn may_take_out(&self, caller: &Caller, dir: u64, file: u64) -> Outcome<()> {
         self.may_change(caller, dir)?;
         let dir = self.node(dir)?;
@@ -132,7 +133,7 @@ impl Nodes {
         Ok(id)
     }
 
-    /// Removes a name of a file, and with the last one the file.
+    /// Removes a name of a file. The file is removed with its last name.
     pub(super) fn unlink(&mut self, id: u64) -> Outcome<()> {
         let node = self.node_mut(id)?;
         node.links -= 1;

@@ -1,5 +1,4 @@
-//! Tests of a requester: the memory that it exposes, the choice between inline and chunks, and the
-//! end of the exposure.
+//! Tests of the memory that a requester exposes: the choice of chunks, and the end of the access.
 
 use crate::scripted::{End, call, handle, header, item, message, rpc, short};
 use urnic_rpc_rdma::engine::{

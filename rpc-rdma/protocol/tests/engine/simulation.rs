@@ -537,8 +537,7 @@ fn put(word: u32, out: &mut Vec<u8>) {
     out.extend(word.to_be_bytes());
 }
 
-/// A call with the payload `xid CALL results:n len* tail extra arguments:n (len opaque)*
-/// extra-bytes`
+/// A call: `xid CALL results:n len* tail extra arguments:n (len opaque)* extra-bytes`.
 fn call_of(xid: u32, job: &Job) -> Call<Memory> {
     let mut message = Vec::new();
     for word in [xid, 0, job.results.len() as u32] {
