@@ -1,4 +1,4 @@
-//! An NFSv3 server (RFC 1813) and what a client needs, over TCP and RPC-over-RDMA.
+//! An NFSv3 server (RFC 1813) and the parts of a client, over TCP and RPC-over-RDMA.
 //!
 //! [`Server`] is a [`service::Service`]: it takes calls and returns replies, on any thread. The
 //! data of READ and WRITE stays apart from the messages, in [`memory`] that a transport can send

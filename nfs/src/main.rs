@@ -64,8 +64,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Sets what a server needs of its process: a umask of 0, because clients choose the modes of new
-/// files, and as many descriptors as possible, up to those that a directory uses. Returns the limit
+/// Sets the process up for a server: a umask of 0, because clients choose the modes of new files,
+/// and as many descriptors as possible, up to the number that a directory uses. Returns the limit
 /// of descriptors.
 fn prepare_process() -> u64 {
     const MOST: u64 = 1 << 16;

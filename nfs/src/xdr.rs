@@ -187,7 +187,7 @@ macro_rules! words {
         pub enum $name { $($(#[$of_value])* $value = $word,)+ }
 
         impl $name {
-            /// All of them.
+            /// All values of the enum.
             pub const ALL: &[Self] = &[$(Self::$value,)+];
 
             /// The value that this word encodes.

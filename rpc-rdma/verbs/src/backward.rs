@@ -13,8 +13,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use urnic_rpc_rdma::engine::{self, CallError};
 
-/// The way to a client that called ([`Request::back`](crate::Request::back)). It is valid as long
-/// as the connection.
+/// The means to call a client ([`Request::back`](crate::Request::back)). It is valid as long as the
+/// client's connection.
 #[derive(Clone)]
 pub struct Caller(pub(crate) Arc<Peer>);
 
@@ -30,7 +30,7 @@ impl Caller {
         self.0.address
     }
 
-    /// A transaction for the next call to this client.
+    /// A new transaction id for the next call to this client.
     pub fn xid(&self) -> u32 {
         self.0.xid.fetch_add(1, Relaxed)
     }

@@ -15,7 +15,7 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 use urnic_rpc_rdma::engine::{self, CallError, Event, Message};
 
-/// Cost of a wake-up. Calls that take less time are not handed to other threads.
+/// Cost of a wake-up. Calls that take less time are not passed to other threads.
 const WAKING: Duration = Duration::from_micros(20);
 
 pub(crate) type Dispatch = dispatch::Dispatch<Peer>;
@@ -34,11 +34,11 @@ pub(crate) struct Peer {
     pub(crate) waiting: Mutex<HashMap<u32, Waiting>>,
     /// The next transaction of a call to the client.
     pub(crate) xid: AtomicU32,
-    /// The amount that the connection holds.
+    /// The account of the amounts that the connection holds.
     pub(crate) account: Account,
     /// Milliseconds for which the oldest work request was posted at the last check, or 0.
     pub(crate) stuck: AtomicU64,
-    /// The connection must end, because others wait for its memory.
+    /// Whether the connection must end, because other connections wait for its memory.
     pub(crate) give_up: AtomicBool,
 }
 
@@ -64,13 +64,13 @@ impl Holder for Peer {
 #[derive(Default)]
 pub(crate) struct Keep {
     keeper: Option<ThreadId>,
-    /// Calls for that thread.
+    /// Calls that wait for the thread that keeps the connection.
     waiting: VecDeque<Taken>,
-    /// Time when the thread began its present call.
+    /// Time when the thread began its current call.
     since: Option<Instant>,
-    /// The last call took less than [`WAKING`].
+    /// Whether the last call took less than [`WAKING`].
     quick: bool,
-    /// A thread polls, so others do not.
+    /// Whether a thread polls. Other threads then do not poll.
     looking: bool,
     patience: Patience,
 }

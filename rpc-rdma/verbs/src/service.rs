@@ -1,4 +1,4 @@
-//! The interface of services, which is independent of the transport.
+//! The interface of services. It is independent of the transport.
 
 use crate::backward::Caller;
 use crate::endpoint::Memory;
@@ -6,7 +6,7 @@ use crate::memory::Slice;
 use std::net::SocketAddr;
 use urnic_rpc_rdma::engine::{Item, Reply};
 
-/// A call.
+/// A call that a service answers.
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
     /// Address of the client.
@@ -14,15 +14,15 @@ pub struct Request<'a> {
     /// The RPC message from the xid, without the item that arrived apart and its padding.
     pub message: &'a [u8],
     /// The argument that arrived apart from the message: by Read chunk, if the program's
-    /// [`Binding`](urnic_rpc_rdma::binding::Binding) permits it. The count is in the message, and
-    /// agrees.
+    /// [`Binding`](urnic_rpc_rdma::binding::Binding) permits it. The count is in the message and
+    /// agrees with the length.
     pub item: Option<Slice>,
-    /// The way to call the client back. A [`Server`](crate::Server) provides it; a
+    /// The means to call the client back. A [`Server`](crate::Server) provides it. A
     /// [`Client`](crate::Client) and other transports do not.
     pub back: Option<&'a Caller>,
 }
 
-/// A reply.
+/// A reply of a service.
 #[derive(Clone, Debug, Default)]
 pub struct Response {
     /// The RPC message from its xid on, without the item and its padding.
@@ -38,7 +38,7 @@ pub trait Service: Send + Sync {
     fn call(&self, request: Request<'_>) -> Option<Response>;
 }
 
-/// The reply in the form of the engine.
+/// Converts the reply into the form of the engine.
 pub(crate) fn reply(response: Response) -> Reply<Memory> {
     let item = |(offset, pieces): (usize, Vec<Slice>)| {
         let len = pieces.iter().map(|piece| piece.len() as u32).sum();

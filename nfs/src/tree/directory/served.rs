@@ -31,7 +31,10 @@ impl Directory {
     /// have the modes that clients choose if the umask of the process is 0.
     ///
     /// # Errors
-    /// The errno with which the root cannot be opened (ENOTDIR if it is no directory), or EIO.
+    /// * The errno of open(2) if the root cannot be opened: ENOENT if it does not exist, ENOTDIR if
+    ///   it is no directory, EACCES without permission, and others.
+    /// * EIO if the attributes of the root cannot be read.
+    /// * EAGAIN if no thread can be started.
     pub fn new(root: &Path, pool: Pool, descriptors: usize) -> Result<Self, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = fs::open(root, flags, Mode::empty())?;

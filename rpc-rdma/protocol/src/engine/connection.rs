@@ -31,7 +31,7 @@ pub struct Config {
     /// Credits that this end grants to the calls of the peer. A client grants none before
     /// [`Connection::set_grant`].
     pub grant: u32,
-    /// Limits of what one header can make this end hold.
+    /// Limits of the resources that one header can make this end hold.
     pub limits: Limits,
     /// Maximum segments that the transport makes of one region.
     pub segments: usize,

@@ -1,4 +1,4 @@
-//! A client: the end that connects and calls.
+//! A client: the end that connects and makes calls.
 
 mod call;
 mod state;
@@ -46,7 +46,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects.
+    /// Connects to a server.
     ///
     /// # Errors
     /// There are no RDMA libraries, or no server answered within [`Options::patience`].
@@ -54,7 +54,7 @@ impl Client {
         Self::with_pool(address, options, &Pool::new())
     }
 
-    /// Connects with an existing pool.
+    /// Connects to a server, with an existing pool.
     ///
     /// # Errors
     /// There are no RDMA libraries, or no server answered within [`Options::patience`].
@@ -64,8 +64,8 @@ impl Client {
             options: options.clone(),
             pool: pool.clone(),
             channel: Channel::new()?,
-            // Servers may remember transactions, so a restarted program must not repeat those of
-            // its predecessor.
+            // Servers may remember transactions, so a restarted program must not repeat
+            // transactions of its predecessor.
             xid: AtomicU32::new(xid::first()),
             state: Mutex::new(State::new(options, pool)),
             changed: Condvar::new(),
@@ -80,12 +80,12 @@ impl Client {
         Ok(client)
     }
 
-    /// Memory for arguments and results.
+    /// The pool of memory for arguments and results.
     pub const fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// A transaction for the next call.
+    /// A new transaction id for the next call.
     pub fn xid(&self) -> u32 {
         self.xid.fetch_add(1, Relaxed)
     }
@@ -196,7 +196,7 @@ impl Client {
                 let response = self.answer(&taken);
                 state = self.lock();
                 let (call, engine) = (taken.incoming.call, &mut state.endpoint.engine);
-                // A call that is gone, with its connection, needs no answer.
+                // A call that ended with its connection needs no answer.
                 let _ = match response {
                     Some(response) => engine.reply(call, &reply(response)),
                     None => engine.drop_call(call),
@@ -302,7 +302,7 @@ impl Client {
     /// Handles completions and events.
     fn turn(&self, state: &mut State) {
         state.endpoint.progress();
-        // Before the event that ends the connection.
+        // Events are taken before the event that ends the connection.
         state.take_events();
         loop {
             match self.channel.next() {
@@ -401,8 +401,8 @@ impl Client {
         };
         let device = Arc::new(Device::of(&id, &self.pool, self.options.windows)?);
         let (limits, sends) = (device.limits, Endpoint::sends(&device));
-        // One receive for each reply, and one for each call of the server. One more, because it is
-        // posted before the reply that makes room for it is sent.
+        // One receive for each reply, and one for each call of the server. One further receive,
+        // because it is posted before the reply that makes room for it is sent.
         let receives = self.options.credits + granted(&self.options).map_or(0, |granted| granted + 1);
         let link = Link::new(id, device, sends, receives)?;
         let said = state.endpoint.says(limits.windows).emit();

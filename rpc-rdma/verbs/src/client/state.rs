@@ -17,15 +17,15 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// The state of a client, behind its lock.
 pub(super) struct State {
     pub(super) endpoint: Endpoint,
-    /// A thread waits for the device.
+    /// Whether a thread waits for the device.
     pub(super) led: bool,
-    /// Number of threads that wait for this thread.
+    /// Number of threads that wait for the thread that waits for the device.
     pub(super) others: usize,
     pub(super) patience: Patience,
     pub(super) phase: Phase,
-    /// A call was answered over this connection.
+    /// Whether a call was answered over this connection.
     pub(super) answered: bool,
-    /// Time since which there is no connection, or none that brought an answer to the waiting
+    /// The time since when there is no connection, or none that brought an answer to the waiting
     /// threads, and the reason.
     pub(super) lost: Option<(Instant, String)>,
     pub(super) answers: HashMap<u32, Result<Answer, Error>>,
@@ -44,7 +44,7 @@ pub(super) enum Phase {
     Connected,
 }
 
-/// Calls that the server may make at a time.
+/// Maximum number of concurrent calls of the server.
 pub(super) fn granted(options: &Options) -> Option<u32> {
     options.callbacks.is_some().then(|| options.backward.max(1))
 }
@@ -161,7 +161,7 @@ impl State {
             }
         };
         let memory = call.results.first().and_then(|item| item.memory.first().cloned());
-        // The reference of the call.
+        // The call holds a reference to the memory.
         drop(call);
         let placed = answer.placed.first().copied().flatten();
         let result = memory.and_then(|memory| memory.unshare().ok()).map(|mut buffer| {

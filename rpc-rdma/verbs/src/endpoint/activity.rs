@@ -7,21 +7,21 @@ use std::time::{Duration, Instant};
 pub(crate) struct Ages {
     /// Time for which the oldest posted request has not completed.
     pub(crate) stuck: Duration,
-    /// Time without a message or a completion while nothing is under way.
+    /// Time without a message or a completion while no work is in progress.
     pub(crate) idle: Duration,
-    /// No call has arrived.
+    /// Whether no call has arrived.
     pub(crate) unused: bool,
 }
 
-/// What the checks compare.
+/// The values that successive checks compare.
 pub(super) struct Activity {
     /// Time of the last message or completion.
     pub(super) heard: Instant,
-    /// A call arrived.
+    /// Whether a call has arrived.
     pub(super) called: bool,
-    /// The oldest posted request at the last check, and the time since it is the same.
+    /// The oldest posted request at the last check, and the time for which it has not changed.
     oldest: (u64, Duration),
-    /// The value of `heard` at the last check, and the time since it is the same.
+    /// The value of `heard` at the last check, and the time for which it has not changed.
     last: (Instant, Duration),
 }
 
@@ -36,7 +36,7 @@ impl Activity {
     }
 
     /// Checks the connection, `later` after the last check. `oldest` is the number of the oldest
-    /// posted request, or 0; `busy` means that something is under way.
+    /// posted request, or 0. `busy` means that work is in progress.
     pub(super) fn look(&mut self, oldest: u64, busy: bool, later: Duration) -> Ages {
         self.oldest = match self.oldest {
             (last, time) if last == oldest && oldest != 0 => (oldest, time + later),

@@ -12,9 +12,9 @@ pub(super) struct Bill {
     pub(super) messages: Charge,
     /// Charges of replies that are being sent.
     pub(super) replies: HashMap<CallId, Charge>,
-    /// Calls that were handed over and not answered.
+    /// Number of calls that were passed to the application and not answered.
     pub(super) open: usize,
     pub(super) served: bool,
-    /// Called when Reads wait for memory.
+    /// A function that the endpoint calls when Reads wait for memory.
     pub(super) waits: Box<dyn Fn() + Send>,
 }

@@ -34,23 +34,24 @@ pub(super) struct Live {
     pub(super) opens: HashMap<RegionId, Open>,
     pub(super) sinks: HashMap<(CallId, usize), Sink>,
     pub(super) receive: usize,
-    /// Completions that the queue holds at a time.
+    /// Maximum completions that the queue holds.
     pub(super) depth: usize,
     /// The connection is being ended. Nothing is posted.
     pub(super) broken: bool,
-    /// A receive failed, as all do when the connection ends.
+    /// A receive failed, as all receives do when the connection ends.
     pub(super) ended: bool,
-    /// The peer was found to take backward calls.
+    /// The peer is known to accept backward calls.
     pub(super) takes_calls: bool,
     pub(super) activity: Activity,
     /// Reads that wait for memory.
     pub(super) reads: VecDeque<Read>,
-    /// The amount that they wait for.
+    /// The amount of memory that the Reads wait for.
     pub(super) wanted: Option<Wanted>,
 }
 
 impl Live {
-    /// A connection with this number of receives, and of work requests of the send queue.
+    /// The state of a connection with this number of receives, and with `room` work requests of the
+    /// send queue.
     pub(super) fn new(link: Link, receives: u32, room: u32, receive: usize) -> Self {
         Self {
             link: Arc::new(link),
@@ -398,9 +399,9 @@ impl Live {
             }
         }
         // SAFETY: `posted` keeps the memory of sent data until the request completes. Sinks stay
-        // until their Reads complete, and exposed memory until it is released. All of them stay at
-        // most until the link's queue pair is destroyed. Windows are in `opens`, and arenas stay
-        // registered while the device exists.
+        // until their Reads complete, and exposed memory until it is released. Without a
+        // completion, all of them stay until the link's queue pair is destroyed. Windows are in
+        // `opens`, and arenas stay registered while the device exists.
         unsafe { self.link.post(batch) }
     }
 

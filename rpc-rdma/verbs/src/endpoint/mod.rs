@@ -53,8 +53,9 @@ impl Endpoint {
         }
     }
 
-    /// Counts memory from now on. `messages` is that of the receives and of copied Sends. The
-    /// endpoint calls `waits` when Reads wait for memory; [`carry`](Self::carry) continues them.
+    /// Counts memory from now on. `messages` is the charge for the memory of receives and of copied
+    /// Sends. The endpoint calls `waits` when Reads wait for memory. [`carry`](Self::carry)
+    /// continues these Reads.
     pub(crate) fn charge(&mut self, account: &Account, messages: Charge, waits: impl Fn() + Send + 'static) {
         self.bill = Some(Bill {
             account: account.clone(),
@@ -66,7 +67,7 @@ impl Endpoint {
         });
     }
 
-    /// Bytes of memory for messages, with this number of receives and of calls at a time.
+    /// Bytes of memory for messages, with this number of receives and of concurrent calls.
     pub(crate) fn footprint(said: &PrivateData, receives: u32, calls: u32) -> u64 {
         u64::from(receives) * footprint(said.receive_size) + u64::from(calls) * footprint(said.send_size)
     }
@@ -83,7 +84,7 @@ impl Endpoint {
 
     /// Answers a call, or drops it without a reply. `charge` is counted until the reply is sent.
     pub(crate) fn answer(&mut self, call: CallId, reply: Option<&Reply<Memory>>, charge: Option<Charge>) {
-        // A call that is gone, with its connection, needs no answer.
+        // A call that ended with its connection needs no answer.
         let answered = match reply {
             Some(reply) => self.engine.reply(call, reply),
             None => self.engine.drop_call(call),
@@ -110,12 +111,13 @@ impl Endpoint {
         self.live.as_ref().map(|live| &live.link)
     }
 
-    /// Attaches a link with this number of receives, and of work requests of the send queue.
+    /// Attaches a link with this number of receives, and with `room` work requests of the send
+    /// queue.
     pub(crate) fn attach(&mut self, link: Link, receives: u32, room: u32) {
         self.live = Some(Live::new(link, receives, room, self.said.receive_size));
     }
 
-    /// Work requests of the send queue on a device.
+    /// Number of work requests of the send queue on a device.
     pub(crate) fn sends(device: &Device) -> u32 {
         SENDS.min(device.limits.works)
     }
@@ -135,12 +137,13 @@ impl Endpoint {
         }
     }
 
-    /// Whether the connection was given up.
+    /// Whether this end gave up the connection.
     pub(crate) fn broken(&self) -> bool {
         self.live.as_ref().is_none_or(|live| live.broken)
     }
 
-    /// Whether the connection was given up or has ended. The connection manager reports this later.
+    /// Whether this end gave up the connection, or the connection has ended. The connection manager
+    /// reports the end later.
     pub(crate) fn ended(&self) -> bool {
         self.live.as_ref().is_none_or(|live| live.broken || live.ended)
     }
@@ -440,7 +443,7 @@ impl Endpoint {
             tracing::debug!(failure = ?completion.failed, "a work request failed");
             return self.disconnect();
         }
-        // Requests complete in order, so this completion is also that of all earlier ones.
+        // Requests complete in order, so this completion also covers all earlier requests.
         while live
             .posted
             .front()
@@ -474,12 +477,12 @@ impl Endpoint {
         events
     }
 
-    /// A call of the peer, with the data that was read for it.
+    /// Returns a call of the peer, with the data that was read for it.
     pub(crate) fn taken(&mut self, incoming: Incoming) -> Option<Taken> {
         self.live.as_mut()?.taken(incoming, &self.pool)
     }
 
-    /// The long reply in this region.
+    /// Takes the long reply in this region.
     pub(crate) fn long_reply(&mut self, region: RegionId) -> Option<Buffer> {
         self.replies.remove(&region)
     }

@@ -1,4 +1,4 @@
-//! A call of the peer as the application takes it.
+//! A call of the peer in the form for the application.
 
 use crate::memory::Slice;
 use crate::shares::Charge;
@@ -9,7 +9,7 @@ pub(crate) struct Taken {
     pub(crate) incoming: Incoming,
     /// The RPC message, without the items.
     pub(crate) message: Message,
-    /// Items behind the message's own, each with its Position.
+    /// Items, except the message itself, each with its Position.
     pub(crate) items: Vec<(u32, Slice)>,
     /// Charges for the memory of the items.
     #[expect(dead_code, reason = "given back when the call is over")]

@@ -59,12 +59,12 @@ pub(super) enum Opening {
     Region(Region),
 }
 
-/// Memory that is exposed.
+/// Memory that is exposed to the peer.
 pub(super) struct Open {
     pub(super) opening: Opening,
     /// Memory of the endpoint: long calls and replies.
     pub(super) own: Option<Buffer>,
-    /// Memory of the application, which is kept.
+    /// Memory of the application. It is kept while it is exposed.
     #[expect(dead_code)]
     pub(super) theirs: Option<Memory>,
 }
@@ -88,8 +88,8 @@ pub(super) struct Read {
     pub(super) remote: Segment,
 }
 
-/// The slot of a receive. Receives have odd numbers, made of their slots; other work requests have
-/// even ones, in order.
+/// The slot of a receive. Receives have odd numbers, made of their slots. Other work requests have
+/// even numbers, in order.
 pub(super) fn receive_slot(number: u64) -> Option<usize> {
     (number & 1 == 1).then_some((number >> 1) as usize)
 }

@@ -1,4 +1,4 @@
-//! A server: the end that listens and answers.
+//! A server: the end that accepts connections and answers calls.
 
 mod work;
 
@@ -36,7 +36,8 @@ const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 /// Interval of the checks whether there is memory for waiting calls.
 const MOMENT: Duration = Duration::from_millis(10);
 
-/// Time without progress after which the server ends a connection whose memory others wait for.
+/// Time without progress after which the server ends a connection if other connections wait for its
+/// memory.
 const STUCK: Duration = Duration::from_secs(2);
 
 /// Time in one call after which a thread loses the connection that it keeps, and the interval of
@@ -65,7 +66,7 @@ pub struct Server {
     deferred: Mutex<VecDeque<(Job, Wanted)>>,
     /// Limit of log lines about ended or refused connections.
     said: Seldom,
-    /// The device of the listener was removed.
+    /// Whether the device of the listener was removed.
     removed: AtomicBool,
 }
 
@@ -88,7 +89,7 @@ impl Server {
         Self::with_pool(address, options, &Pool::new())
     }
 
-    /// Listens with an existing pool, that of the memory in [`Response::item`].
+    /// Listens with an existing pool, which provides the memory of [`Response::item`].
     ///
     /// # Errors
     /// There are no RDMA libraries or devices, or the server cannot listen on the address.
@@ -134,7 +135,7 @@ impl Server {
                 scope.spawn(|| self.work(service));
             }
             self.attend();
-            // Threads that wait for the answer of a client get none, and end.
+            // Threads that wait for the answer of a client get none, and return.
             let peers: Vec<_> = lock(&self.connections).drain().collect();
             for (_, peer) in peers {
                 let mut endpoint = lock(&peer.endpoint);
@@ -360,7 +361,7 @@ impl Server {
     /// Ends one connection to make room for another.
     fn make_room(&self) -> bool {
         let each = |(key, peer): (&u64, &Arc<Peer>)| {
-            // A connection whose lock another thread has is at work.
+            // If another thread holds the lock, that thread works for the connection.
             let endpoint = peer.endpoint.try_lock().ok();
             Candidate {
                 address: peer.address.ip(),
@@ -380,7 +381,7 @@ impl Server {
     fn look_after(&self, later: Duration) {
         let Options { idle, stall, .. } = self.options;
         let overdue = |(key, peer): (&u64, &Arc<Peer>)| {
-            // A connection whose lock another thread has makes progress.
+            // If another thread holds the lock, the connection makes progress.
             let ages = peer.endpoint.try_lock().ok()?.look(later);
             peer.stuck.store(ages.stuck.as_millis() as u64, Relaxed);
             let why = if ages.stuck >= stall {
@@ -428,7 +429,7 @@ impl Server {
         let peers: Vec<_> = lock(&self.connections).values().cloned().collect();
         let mut waiting = !lock(&self.deferred).is_empty();
         for peer in peers {
-            // A connection whose lock another thread has continues by itself, or still waits.
+            // If another thread holds the lock, the connection continues by itself, or still waits.
             let Ok(mut endpoint) = peer.endpoint.try_lock() else {
                 waiting = true;
                 continue;

@@ -60,13 +60,14 @@ impl Server {
         job
     }
 
-    /// Answers a call, and the following ones of the same connection while there is no other work.
+    /// Answers a call, and further calls of the same connection while there is no other work.
     /// Returns the other work.
     fn answer_all(&self, job: Job, service: &dyn Service, bindings: &[&dyn Binding]) -> Option<Told> {
         let peer = Arc::clone(&job.peer);
         let mut next = Some(job);
         let mut answered = 0;
-        // An event reaches one thread only, also that of this connection.
+        // Each event reaches one thread only. This thread may receive an event of its own
+        // connection.
         let mut told_of_this = false;
         let mut others = || match self.dispatch.wait(Some(&NOW)) {
             Ok(Some(Told::Peer(key))) if key == peer.key => {
@@ -174,7 +175,8 @@ impl Server {
             let bytes = response.message.len() + data.map(|piece| piece.len()).sum::<usize>();
             (reply(response), bytes)
         });
-        // Replies that fit into a message are counted with the connection.
+        // Replies that fit into a message are part of the memory that is counted for the
+        // connection.
         let charge = reserved
             .zip(response.as_ref())
             .and_then(|(mut charge, (_, bytes))| {
@@ -186,7 +188,8 @@ impl Server {
         endpoint.answer(call, response.as_ref().map(|(reply, _)| reply), charge);
     }
 
-    /// The call with memory counted for its reply. If there is none, the call waits for it.
+    /// Returns the call with memory counted for its reply. Without such memory, the call is queued
+    /// until there is some.
     fn reserve(&self, mut job: Job) -> Option<Job> {
         let bytes = self.options.reply_memory;
         if job.reserved.is_none() && job.taken.items.is_empty() && bytes > 0 {
