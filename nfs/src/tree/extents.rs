@@ -184,8 +184,8 @@ impl Extents {
             .filter(|(at, piece)| **at + piece.len() as u64 > start)
             .map(|(at, _)| *at)
             .collect();
-        // At most two parts remain. The longer one stays in its old buffer if it is at least half of
-        // it. Other parts move to new buffers.
+        // At most two parts remain. The longer one stays in its old buffer if it is at least half
+        // of it. Other parts move to new buffers.
         let mut stay = Vec::new();
         let mut gone = 0;
         for at in &touched {

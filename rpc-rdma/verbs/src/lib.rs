@@ -2,7 +2,7 @@
 //! decide, and this crate executes their actions by librdmacm and libibverbs.
 //!
 //! A [`Client`] calls, and a [`Service`] of a [`Server`] answers. A server may also make backward
-//! calls over the connections of its clients: a [`Caller`] is the way to one client, and
+//! calls over the connections of its clients: a [`Caller`] calls one client, and
 //! [`Options::callbacks`] answers there.
 //!
 //! Both libraries are loaded when the program starts. The program therefore builds and runs without

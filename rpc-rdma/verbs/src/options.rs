@@ -19,9 +19,9 @@ pub struct Options {
     pub profile: Profile,
     /// Limits of what one call can make a server hold.
     pub limits: Limits,
-    /// Bindings of the programs, which determine the items that may move by chunk. There are none by
-    /// default. A client sends all other data in the message. A server answers a call with another
-    /// chunk with GARBAGE_ARGS.
+    /// Bindings of the programs, which determine the items that may move by chunk. There are none
+    /// by default. A client sends all other data in the message. A server answers a call with
+    /// another chunk with GARBAGE_ARGS.
     pub bindings: &'static [&'static (dyn Binding + Sync)],
     /// The service that answers backward calls, which a server makes to its client (RFC 8167). A
     /// client without a service accepts none. Backward calls have no chunks. If their program has a

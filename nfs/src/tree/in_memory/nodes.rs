@@ -63,8 +63,8 @@ impl Nodes {
         may.then_some(()).ok_or(Status::Access)
     }
 
-    /// Checks that the caller may remove a file of a directory. In a sticky directory, only the owner
-    /// of the file or of the directory may.
+    /// Checks that the caller may remove a file of a directory. In a sticky directory, only the
+    /// owner of the file or of the directory may.
     pub(super) fn may_take_out(&self, caller: &Caller, dir: u64, file: u64) -> Outcome<()> {
         self.may_change(caller, dir)?;
         let dir = self.node(dir)?;

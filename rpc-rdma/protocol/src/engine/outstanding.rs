@@ -175,7 +175,7 @@ impl<M> Outstanding<M> {
                 placed.push(None);
                 continue;
             };
-            // A result without an entry in a short list is unused.
+            // If the returned list is short, the memory of the remaining results is unused.
             let len = match returned.next() {
                 Some(chunk) if chunk.returns(&WriteChunk(segments.clone())) => {
                     u32::try_from(chunk.bytes()).ok()?

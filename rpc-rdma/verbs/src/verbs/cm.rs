@@ -216,8 +216,8 @@ fn address(storage: &libc::sockaddr_storage) -> SocketAddr {
         let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
         SocketAddr::new(IpAddr::V6(ip), u16::from_be(v6.sin6_port))
     } else {
-        // SAFETY: the storage is large enough and aligned for an IPv4 address. Every other family is
-        // treated as IPv4, so an unset address becomes 0.0.0.0.
+        // SAFETY: the storage is large enough and aligned for an IPv4 address. Every other family
+        // is treated as IPv4, so an unset address becomes 0.0.0.0.
         let v4 = unsafe { &*place.cast::<libc::sockaddr_in>() };
         let ip = Ipv4Addr::from_bits(u32::from_be(v4.sin_addr.s_addr));
         SocketAddr::new(IpAddr::V4(ip), u16::from_be(v4.sin_port))
