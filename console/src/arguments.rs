@@ -1,4 +1,4 @@
-//! Command lines as clap reads them: help for standard output, and each mistake as one line.
+//! Command lines as clap parses them: help goes to standard output, an error is one line.
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -9,17 +9,17 @@ use clap::{ArgMatches, Command, FromArgMatches};
 
 use crate::output::{READER_GONE, Unwritten, complain, print};
 
-/// The status after a mistake in the arguments.
+/// The exit status after an error in the arguments.
 pub const USAGE: u8 = 2;
 
-/// A command line: what clap made of it, and the matches behind that.
+/// A command line: clap's result, and the matches that it came from.
 pub type Parsed<T> = (T, ArgMatches);
 
-/// Reads this process's arguments. Help and the version are written here, and so is the line about
-/// a mistake.
+/// Parses the arguments of this process. This function writes help and version, and the line about
+/// an error.
 ///
 /// # Errors
-/// There is nothing left to do but to end with this status.
+/// The exit status with which the program must end.
 pub fn parsed<T: FromArgMatches>(mut command: Command) -> Result<Parsed<T>, ExitCode> {
     let read = command
         .try_get_matches_from_mut(std::env::args_os())
@@ -27,7 +27,7 @@ pub fn parsed<T: FromArgMatches>(mut command: Command) -> Result<Parsed<T>, Exit
     read.map_err(|error| answer(command.get_name(), &error))
 }
 
-/// Writes what clap says where it belongs; the status to end with.
+/// Writes clap's text to the stream where it belongs; returns the exit status.
 fn answer(program: &str, error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -61,7 +61,7 @@ fn styled(text: &StyledStr, terminal: bool) -> String {
     }
 }
 
-/// What is wrong and what to do, in one line. clap has it in paragraphs: the mistake, perhaps tips,
+/// What is wrong and what to do, in one line. clap's text has several paragraphs: the error, tips,
 /// the usage, a pointer to the help.
 fn mistake(error: &clap::Error) -> String {
     let text = error.render().to_string();

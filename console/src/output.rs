@@ -1,15 +1,15 @@
-//! Output of the programs, with the errors of writing it.
+//! Output of the programs, with the errors of writing.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write as _};
 
-/// The status of a program whose output has no reader: 128 and SIGPIPE's number.
+/// The exit status of a program whose output has no reader: 128 plus the number of SIGPIPE.
 pub const READER_GONE: u8 = 141;
 
 /// Why a result could not be written to standard output.
 #[derive(Debug)]
 pub enum Unwritten {
-    /// The reader of the pipe has left.
+    /// The reader closed the pipe.
     ReaderGone,
     /// The write failed.
     Failed(io::Error),
@@ -38,7 +38,7 @@ impl From<io::Error> for Unwritten {
 /// Writes `text` to standard output at once.
 ///
 /// # Errors
-/// The text, or a part of it, was not written.
+/// The text, or a part of it, was not written: the reader closed the pipe, or the write failed.
 pub fn print(text: &str) -> Result<(), Unwritten> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -47,14 +47,14 @@ pub fn print(text: &str) -> Result<(), Unwritten> {
 }
 
 /// Writes `program: message` to standard error, as one line: control characters in the message are
-/// escaped. A standard error that takes nothing changes nothing.
+/// escaped. A failed write to standard error is ignored.
 pub fn complain(program: &str, message: &str) {
     let line = format!("{program}: {}\n", one_line(message));
     // One write, so that lines of several processes stay whole.
     let _ = io::stderr().write_all(line.as_bytes());
 }
 
-/// `message` with its control characters, line ends too, as escapes.
+/// Escapes the control characters of `message`, line ends too.
 fn one_line(message: &str) -> String {
     message
         .chars()

@@ -5,10 +5,10 @@ use std::ptr::NonNull;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-/// `len` zeroed bytes, at a multiple of 4096. They cost nothing until touched.
+/// Allocates `len` zeroed bytes at a multiple of 4096. Untouched pages take no memory.
 ///
 /// # Errors
-/// `ENOMEM`.
+/// `ENOMEM`: the kernel has no memory or no address range left.
 pub fn allocate(len: usize) -> Result<NonNull<u8>, Errno> {
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -17,11 +17,12 @@ pub fn allocate(len: usize) -> Result<NonNull<u8>, Errno> {
     NonNull::new(ptr.cast()).ok_or(Errno::NOMEM)
 }
 
-/// Gives it back.
+/// Unmaps memory from [`allocate`].
 ///
 /// # Safety
-/// `ptr` came from [`allocate`] with this `len`, and no code uses it any more.
+/// `ptr` came from [`allocate`] with this `len`, and no code uses the memory any more.
 pub unsafe fn free(ptr: NonNull<u8>, len: usize) {
-    // SAFETY: a mapping of its own, as the caller promises.
+    // SAFETY: the range is a whole mapping that `allocate` made and no code uses, as the caller
+    // promises.
     let _ = unsafe { munmap(ptr.as_ptr().cast(), len) };
 }

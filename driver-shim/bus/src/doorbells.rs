@@ -10,15 +10,15 @@ use std::os::fd::BorrowedFd;
 use urnic_device::command::features;
 use urnic_device::doorbell::{PAGE_LEN, WAKE};
 
-/// Polls in a row to which nothing was rung in between after which a poller lets others onto its
-/// processor, and how often then. Whoever is to answer, the device included, may be waiting for
-/// just that.
+/// After `PATIENCE` polls in a row without a doorbell in between, a poller yields its processor at
+/// every `YIELD_EVERY`th poll. The thread that makes the completion, a thread of the device for
+/// example, may be waiting for this processor.
 const PATIENCE: u32 = 256;
 const YIELD_EVERY: u32 = 16;
-/// A poller, and a thread of the device at each end: with fewer processors than that, a poller that
+/// A poller and a thread of the device at each end need three processors. With fewer, a poller that
 /// only yields keeps one of them, since it is always ready to run, and the device's threads share
-/// what is left. So there it sleeps for a moment once it has polled in vain for so long (some 100
-/// us), and soon after if that is how the last waits went.
+/// the rest. So there the poller sleeps briefly after at most `MOST_POLLS` empty polls (some 100
+/// us), and earlier if recent waits lasted that long.
 const WANTED_PROCESSORS: u32 = 3;
 const MOST_POLLS: u32 = 2048;
 const NAP: Timespec = Timespec {
@@ -26,15 +26,15 @@ const NAP: Timespec = Timespec {
     tv_nsec: 20_000,
 };
 
-/// BAR 2, mapped. A store rings, unless the device is a program that sleeps: then it must be
-/// kicked.
+/// BAR 2, mapped. A store rings, unless the device is a program that sleeps: then the driver must
+/// kick the device.
 #[derive(Debug)]
 pub struct DoorbellPages {
     base: NonNull<u8>,
     len: usize,
-    /// The pages are plain memory, and have wake words ([`features::DOORBELL_MEMORY`]).
+    /// The pages are plain memory and have wake words ([`features::DOORBELL_MEMORY`]).
     memory: AtomicBool,
-    /// Empty polls since something was rung.
+    /// Empty polls since the last doorbell.
     idle: AtomicU32,
     /// There are too few processors for pollers that never sleep.
     cramped: bool,
@@ -42,23 +42,23 @@ pub struct DoorbellPages {
     nap_after: AtomicU32,
 }
 
-// SAFETY: a mapping that is only accessed by atomics.
+// SAFETY: `base` is a mapping that is only accessed by atomics, from any thread.
 unsafe impl Send for DoorbellPages {}
-// SAFETY: a mapping that is only accessed by atomics.
+// SAFETY: `base` is a mapping that is only accessed by atomics, from any thread.
 unsafe impl Sync for DoorbellPages {}
 
 impl DoorbellPages {
-    /// Maps `len` bytes of the file from `offset` on.
+    /// Maps `len` bytes of the file, starting at `offset`.
     ///
     /// # Errors
-    /// Those of mmap(2).
+    /// The errors of mmap(2).
     pub fn map(fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<DoorbellPages, Errno> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
         let base = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, offset) }?;
-        // A child must be unable to ring, whichever way it is made. One made by fork(3) gets pages
-        // of its own instead.
-        // SAFETY: the mapping just made; no byte changes.
+        // A child must be unable to ring, whichever way it is made. A child made by fork(3) gets
+        // pages of its own instead. SAFETY: the range is the mapping just made; the advice changes
+        // no byte.
         let _ = unsafe { madvise(base, len, Advice::LinuxDontFork) };
         Ok(DoorbellPages {
             base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?,
@@ -70,7 +70,7 @@ impl DoorbellPages {
         })
     }
 
-    /// Says what the device can.
+    /// Stores the features of the device.
     pub fn features(&self, bits: u32) {
         self.memory
             .store(bits & features::DOORBELL_MEMORY != 0, Ordering::Relaxed);
@@ -99,12 +99,12 @@ impl DoorbellPages {
 
     fn place(&self, at: usize, size: usize) -> Option<*mut u8> {
         let inside = at.is_multiple_of(size) && at.checked_add(size)? <= self.len;
-        // SAFETY: inside the mapping.
+        // SAFETY: `inside` checks that the offset is inside the mapping.
         inside.then(|| unsafe { self.base.as_ptr().add(at) })
     }
 
-    /// A poll found nothing. The device works elsewhere: all that can be done for it is to make
-    /// way.
+    /// Called after a poll that found nothing. The device works on other threads, so the poller can
+    /// only give up processor time.
     #[inline]
     pub fn be_fair(&self) {
         let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
@@ -115,14 +115,15 @@ impl DoorbellPages {
         // A hardware device uses no processor of this machine.
         let served = self.memory.load(Ordering::Relaxed);
         if served && self.cramped && idle >= self.nap_after.load(Ordering::Relaxed) {
-            // A signal may end it early; so may anything.
+            // A signal may end the nap early, which does no harm.
             let _ = nanosleep(&NAP);
         } else {
             sched_yield();
         }
     }
 
-    /// A wait is over: the next may be as long.
+    /// A wait ended: adapts the number of polls before the first nap, since the next wait may be as
+    /// long.
     #[inline]
     fn note_rung(&self) {
         let idle = self.idle.load(Ordering::Relaxed);
@@ -143,23 +144,24 @@ impl DoorbellPages {
         }
     }
 
-    /// Puts pages in their place that ring nothing: in a forked child, or when the device is given
-    /// back. Async-signal-safe.
+    /// Replaces the pages by pages that ring nothing: in a forked child, or when the device is
+    /// returned. Async-signal-safe.
     pub fn cut(&self) {
-        // SAFETY: the range is ours, and not mapped in a child (MADV_DONTFORK), or mapped by us
-        // alone; who rings meanwhile rings one or the other.
+        // SAFETY: the range belongs to this value: only this process maps it, or, in a child,
+        // nothing maps it (MADV_DONTFORK). A concurrent store goes to the old page or to the new
+        // one.
         unsafe { own_pages(self.base, self.len) };
     }
 }
 
 impl Drop for DoorbellPages {
     fn drop(&mut self) {
-        // SAFETY: a mapping of its own, which no other code has.
+        // SAFETY: the range is this value's own mapping, and `drop` runs after the last use.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
-/// Puts zeroed pages of this process alone where shared ones were.
+/// Replaces shared pages by zeroed pages that only this process maps.
 ///
 /// # Safety
 /// The range belongs to the caller.

@@ -1,5 +1,5 @@
-//! The device inside this process: DMA addresses are pointers, a doorbell is a call, an interrupt
-//! is one back.
+//! The device inside this process: DMA addresses are pointers, a doorbell is a function call, and
+//! an interrupt is a call of the handler.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -30,16 +30,16 @@ pub struct InprocBus {
     line: Arc<Line>,
 }
 
-/// The process's own memory, untranslated.
+/// The memory of this process, untranslated.
 struct OwnMemory {
-    /// For regions on demand.
+    /// Copies from and to regions on demand, whose pages may be missing.
     copied: Option<OwnProcess>,
 }
 
 // SAFETY: the IOVAs that the device gets are pointers that `InprocBus::map` or `adopt` was given,
-// or made by `allocate`. Who maps memory keeps it mapped until it unmaps or frees it (contracts of
-// `Bus`), which the driver does after the objects over it are destroyed; adopted memory is there
-// until then as well.
+// or that `allocate` made. The code that maps memory keeps it mapped until it unmaps or frees it
+// (contracts of `Bus`), which the driver does after the objects over it are destroyed; adopted
+// memory stays mapped until then as well.
 unsafe impl HostMemory for OwnMemory {
     fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>> {
         let start = usize::try_from(iova).ok()?;
@@ -56,7 +56,7 @@ unsafe impl HostMemory for OwnMemory {
     }
 }
 
-/// The interrupt line: from the device to the handler.
+/// The interrupt line, from the device to the handler.
 #[derive(Default)]
 struct Line(OnceLock<SignalHandler>);
 
@@ -73,10 +73,11 @@ impl Interrupts for Line {
 }
 
 impl InprocBus {
-    /// Starts a device with these addresses, whose streams go into a capture file if one is named.
+    /// Starts a device with these addresses. If `pcap` names a file, the device captures its
+    /// streams there.
     ///
     /// # Errors
-    /// Those of making its thread and descriptors.
+    /// The errors of starting the device's thread and of making descriptors.
     pub fn start(gids: &GidTable, pcap: Option<&Path>) -> Result<Arc<InprocBus>, Errno> {
         let addresses = gids
             .entries()
@@ -87,7 +88,7 @@ impl InprocBus {
                 prefix_len: gid.prefix_len.into(),
             })
             .collect();
-        // The program may close every number there is.
+        // The program may close any descriptor number, so the device's descriptors are registered.
         let descriptors = Some(DescriptorWatch {
             opened: fds::claim,
             closing: fds::disclaim,
@@ -107,7 +108,7 @@ impl InprocBus {
         let memory = OwnMemory {
             copied: OwnProcess::new(),
         };
-        // Registered memory may go while it is registered.
+        // The program may unmap memory while it is registered.
         fault::install();
         let device =
             Device::start(config, Arc::new(memory), line.clone()).or_else(
@@ -164,7 +165,7 @@ impl Bus for InprocBus {
     }
 
     unsafe fn free(&self, memory: QueueMemory, len: usize) {
-        // SAFETY: from `allocate`, as the caller promises.
+        // SAFETY: the memory came from `allocate` with this length, as the caller promises.
         unsafe { anonymous::free(memory.ptr, len) };
     }
 

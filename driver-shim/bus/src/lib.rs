@@ -1,5 +1,5 @@
-//! How the driver reaches a device: registers, doorbells, DMA, interrupts. Nothing above knows
-//! which device it is.
+//! How the driver reaches a device: registers, doorbells, DMA, interrupts. The layers above do not
+//! depend on the kind of device.
 
 pub mod anonymous;
 pub mod doorbells;
@@ -15,12 +15,12 @@ use urnic_device::bus::Bus;
 use urnic_config::{Config, Device};
 use urnic_process::gids::GidTable;
 
-/// Opens the device that is configured. The device in this process gets these addresses; others
-/// have their own.
+/// Opens the configured device. The device in this process gets the addresses of `gids`; other
+/// devices have their own.
 ///
 /// # Errors
-/// Those of making its thread and descriptors; `ENODEV` if it is not there, `EBUSY` if another
-/// process else has it, `EACCES`.
+/// The errors of starting threads and making descriptors; `ENODEV` if the device does not exist;
+/// `EBUSY` if another process has it; `EACCES` if this user may not open it.
 pub fn open(config: &Config, gids: &GidTable) -> Result<Arc<dyn Bus>, Errno> {
     match &config.device {
         Device::Inproc => Ok(inproc::InprocBus::start(gids, config.pcap.as_deref())?),

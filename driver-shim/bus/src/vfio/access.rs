@@ -1,5 +1,5 @@
-//! Getting at a function: its own device file with iommufd, its group's file with a container, or
-//! the same without an IOMMU.
+//! Ways to open a function: its own device file with iommufd, its group's file with a container, or
+//! the group's file without an IOMMU.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -17,14 +17,15 @@ use super::uapi;
 use urnic_config::VfioApi;
 use urnic_process::fds::InternalFd;
 
-/// A function that is ours now, as long as this lives. In the order in which things must be let go
-/// of.
+/// A function that this process owns as long as the value lives. The fields are in the order in
+/// which they must be dropped.
 pub(super) struct Access {
     /// The device.
     pub(super) device: InternalFd,
-    /// The function's group, if it was opened through one: this process has it while this is open.
+    /// The function's group, if the function was opened through it. This process owns the group
+    /// while the descriptor is open.
     pub(super) group: Option<InternalFd>,
-    /// How it reaches memory.
+    /// How the function reaches memory.
     pub(super) dma: Dma,
 }
 
@@ -34,8 +35,7 @@ pub(super) enum Dma {
     Physical(Physical),
 }
 
-/// Opens the function, by the way that is asked for, else by the best there is that this user may
-/// use.
+/// Opens the function in the requested way, or in the best available way that this user may use.
 ///
 /// # Errors
 /// See [`Refused`].
@@ -65,7 +65,7 @@ pub(super) fn access(address: &str, api: VfioApi) -> Result<Access, Refused> {
     };
     match api {
         VfioApi::Auto if has_cdev => match cdev(&function) {
-            // The group's file may be what was given to this user.
+            // The administrator may have given this user the group's file.
             Err(denied @ Refused::Denied { .. }) if no_iommu.is_some() => {
                 group(&function).map_err(|other| match other {
                     Refused::Denied { .. } => denied,
@@ -118,12 +118,12 @@ fn open_file(function: &Function, file: &Path) -> Result<OwnedFd, Refused> {
     })
 }
 
-/// An fd that is kept for the life of the device.
+/// Keeps a descriptor for the life of the device.
 fn kept(function: &Function, fd: OwnedFd) -> Result<InternalFd, Refused> {
     InternalFd::of_device(fd).map_err(|errno| step(&function.address, "keeping a descriptor", errno))
 }
 
-/// By the function's own file, with iommufd.
+/// Opens the function by its own file, with iommufd.
 fn cdev(function: &Function) -> Result<Access, Refused> {
     let fail = |what| move |errno| step(&function.address, what, errno);
     let file = function.cdev_file().unwrap_or_default();
@@ -140,7 +140,7 @@ fn cdev(function: &Function) -> Result<Access, Refused> {
         device: 0,
     };
     uapi::call(device_fd, &mut bind).map_err(|errno| match errno {
-        // What the kernel says when the file was opened twice.
+        // The kernel returns these when the file was opened twice.
         Errno::BUSY | Errno::INVAL => busy(function),
         errno => fail("VFIO_DEVICE_BIND_IOMMUFD")(errno),
     })?;
@@ -165,7 +165,7 @@ fn cdev(function: &Function) -> Result<Access, Refused> {
     })
 }
 
-/// By the group's file and a container; without an IOMMU too.
+/// Opens the function by the group's file and a container; also without an IOMMU.
 fn group(function: &Function) -> Result<Access, Refused> {
     let fail = |what| move |errno| step(&function.address, what, errno);
     let lost = || fail("opening")(Errno::IO);

@@ -1,4 +1,4 @@
-//! Why a function cannot be had, with what to do about it.
+//! Why a function cannot be opened, and what to do about it.
 
 use std::path::PathBuf;
 
@@ -7,10 +7,10 @@ use thiserror::Error;
 
 use super::holder::Holder;
 
-/// Why a function cannot be had.
+/// Why a function cannot be opened.
 #[derive(Debug, Error)]
 pub enum Refused {
-    /// There is no such function.
+    /// The function does not exist.
     #[error("there is no PCI function {0}: `lspci -D` lists them")]
     Absent(String),
     /// The function exists, but does not answer.
@@ -28,7 +28,7 @@ pub enum Refused {
         /// The function's device id.
         device: u16,
     },
-    /// The kernel does not hand it to user space.
+    /// The kernel does not offer the function to user space.
     #[error("PCI function {address} is driven by {}, not by vfio-pci: `urnic doctor --device vfio:{address}` says how to bind it",
         driver.as_deref().unwrap_or("nothing"))]
     Unbound {
@@ -55,13 +55,13 @@ pub enum Refused {
         /// The kernel's error.
         errno: Errno,
     },
-    /// Another process has it.
+    /// Another process has the function.
     #[error("PCI function {address} is in use by {}: one process at a time can have it",
         holder.as_ref().map_or_else(|| "a process that this user may not see".to_owned(), Holder::to_string))]
     Busy {
         /// The function's address.
         address: String,
-        /// Who.
+        /// The process that has the function, if this user may see it.
         holder: Option<Holder>,
     },
     /// Other functions in its group are driven by the kernel.
@@ -80,7 +80,8 @@ pub enum Refused {
         /// The missing feature.
         what: &'static str,
     },
-    /// Without an IOMMU, addresses are asked of the kernel, which tells them to few.
+    /// Without an IOMMU the device needs physical addresses, and the kernel shows them to few
+    /// processes.
     #[error(
         "without an IOMMU the device needs physical addresses, and only CAP_SYS_ADMIN may read them from /proc/self/pagemap"
     )]
@@ -98,7 +99,7 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// The errno that verbs return for it.
+    /// The errno that verbs return for this refusal.
     pub fn errno(&self) -> Errno {
         match self {
             Refused::Absent(_)

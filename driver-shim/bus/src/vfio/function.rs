@@ -1,5 +1,5 @@
-//! What sysfs tells of a PCI function: who it is, who drives it, and by which files user space gets
-//! at it.
+//! Attributes of a PCI function in sysfs: its identity, its driver, and the files by which user
+//! space opens it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Dir, FileType, Mode, OFlags, open, readlink, stat};
 use rustix::io::{Errno, read};
 
-/// The driver that hands functions to user space.
+/// The driver that gives functions to user space.
 pub const DRIVER: &str = "vfio-pci";
 
 /// The attributes of a function in sysfs.
@@ -21,11 +21,11 @@ pub struct Function {
     pub device: u16,
     /// Class code: class, subclass, interface.
     pub class: u32,
-    /// The driver that it is bound to.
+    /// The driver to which the function is bound.
     pub driver: Option<String>,
     /// The IOMMU group of the function.
     pub group: Option<Group>,
-    /// The function's VFIO character device (`vfio7`), with kernels that have them.
+    /// The function's VFIO character device (`vfio7`), on kernels that have them.
     pub cdev: Option<String>,
 }
 
@@ -37,11 +37,11 @@ pub struct Group {
     pub number: u32,
     /// The function has no IOMMU: VFIO made this group for it (`enable_unsafe_noiommu_mode`).
     pub no_iommu: bool,
-    /// Addresses of the other functions in it.
+    /// Addresses of the other functions in the group.
     pub others: Vec<String>,
 }
 
-/// Where sysfs is, in a test elsewhere.
+/// The root of sysfs; a test uses another folder.
 #[derive(Debug, Clone)]
 pub struct Sysfs(PathBuf);
 
@@ -52,15 +52,15 @@ impl Default for Sysfs {
 }
 
 impl Sysfs {
-    /// A tree that looks like sysfs.
+    /// A tree with the layout of sysfs at `root`.
     pub fn at(root: impl Into<PathBuf>) -> Sysfs {
         Sysfs(root.into())
     }
 
-    /// The function at this address.
+    /// Reads the attributes of the function at this address.
     ///
     /// # Errors
-    /// `ENODEV` if there is none; those of reading files.
+    /// `ENODEV` if the function does not exist; the errors of reading files.
     pub fn function(&self, address: &str) -> Result<Function, Errno> {
         let folder = self.0.join("bus/pci/devices").join(address);
         let number = |name: &str| -> Result<u32, Errno> {
@@ -88,8 +88,8 @@ impl Sysfs {
         })
     }
 
-    /// Whether the function answers on the bus. One that does not makes the kernel wait for minutes
-    /// when it is opened.
+    /// Whether the function responds on the bus. The kernel waits for minutes when a function that
+    /// does not respond is opened.
     pub fn answers(&self, address: &str) -> bool {
         let path = self.0.join("bus/pci/devices").join(address).join("config");
         let mut ids = [0; 4];
@@ -126,37 +126,37 @@ impl Sysfs {
         stat(self.0.join("module").join(name)).is_ok()
     }
 
-    /// Whether the administrator lets functions without an IOMMU go to user space.
+    /// Whether the administrator permits functions without an IOMMU in user space.
     pub fn allows_no_iommu(&self) -> bool {
         let file = self.0.join("module/vfio/parameters/enable_unsafe_noiommu_mode");
         text_of(&file).is_ok_and(|text| text == "Y")
     }
 
-    /// Whether the kernel has an IOMMU at work.
+    /// Whether the kernel uses an IOMMU.
     pub fn has_iommu(&self) -> bool {
         !names_in(&self.0.join("class/iommu")).is_empty()
     }
 }
 
 impl Function {
-    /// The group's file.
+    /// The path of the group's file.
     pub fn group_file(&self) -> Option<PathBuf> {
         let group = self.group.as_ref()?;
         let kind = if group.no_iommu { "noiommu-" } else { "" };
         Some(PathBuf::from(format!("/dev/vfio/{kind}{}", group.number)))
     }
 
-    /// The function's own VFIO file, with kernels that have such.
+    /// The path of the function's own VFIO file, on kernels that have such files.
     pub fn cdev_file(&self) -> Option<PathBuf> {
         Some(Path::new("/dev/vfio/devices").join(self.cdev.as_ref()?))
     }
 
-    /// A bridge is assigned to no driver and prevents no assignment.
+    /// Whether the function is a bridge: no driver takes a bridge, and it prevents no assignment.
     pub fn is_bridge(&self) -> bool {
         self.class >> 16 == 0x06
     }
 
-    /// Whether it is in the way of a function of its group: driven by a driver of the kernel.
+    /// Whether the function prevents the assignment of its group: a kernel driver drives it.
     pub fn blocks_group(&self) -> bool {
         !self.is_bridge()
             && self
@@ -166,7 +166,7 @@ impl Function {
     }
 }
 
-/// A file's contents without the white space around them; files of sysfs are short.
+/// A file's contents without the surrounding white space; files of sysfs are short.
 fn text_of(path: &Path) -> Result<String, Errno> {
     let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut bytes = [0; 256];
@@ -180,7 +180,7 @@ fn last_of_link(path: &Path) -> Option<String> {
     Some(target.rsplit('/').next()?.to_owned())
 }
 
-/// What a folder holds, sorted; nothing if there is no such folder.
+/// The names in a folder, sorted; empty if the folder does not exist.
 pub(super) fn names_in(folder: &Path) -> BTreeSet<String> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(mut entries) = open(folder, flags, Mode::empty()).and_then(Dir::new) else {
@@ -196,7 +196,7 @@ pub(super) fn names_in(folder: &Path) -> BTreeSet<String> {
     names
 }
 
-/// The number of a character device; `None` if the file is none or not there.
+/// The number of a character device; `None` if the file is of another kind or does not exist.
 pub(super) fn device_number(path: &Path) -> Option<u64> {
     let stat = stat(path).ok()?;
     (FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice).then_some(stat.st_rdev)
@@ -209,7 +209,7 @@ mod tests {
     use std::os::unix::fs::symlink;
     use urnic_testkit::Folder;
 
-    /// A tree with our function, a neighbour in its group and a stranger.
+    /// A tree with a urnic function, a neighbour in its group and a function of another vendor.
     struct Tree(Folder);
 
     impl Tree {

@@ -1,4 +1,4 @@
-//! Finds the process that holds a function: only one can, and error messages name it.
+//! Finds the process that has a function open: only one process can, and error messages name it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::function::{device_number, names_in};
 /// A process that has one of a function's files open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// Number of the process.
+    /// Process number.
     pub pid: i32,
     /// The process's name.
     pub name: String,
@@ -26,8 +26,8 @@ impl fmt::Display for Holder {
     }
 }
 
-/// The first other process with one of these device files open, by their numbers, as far as this
-/// user may look.
+/// Finds the first other process that has one of these device files open. Files are compared by
+/// device number; only processes that this user may inspect are considered.
 pub fn holder_of(files: &[PathBuf]) -> Option<Holder> {
     let wanted: Vec<u64> = files.iter().filter_map(|file| device_number(file)).collect();
     if wanted.is_empty() {
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn who_has_a_device_file_open_is_named() {
-        // A terminal of the child's own stands for the group's file: nobody else has it.
+        // A new terminal of the child stands for the group's file: no other process has it open.
         let master =
             rustix::pty::openpt(rustix::pty::OpenptFlags::RDWR | rustix::pty::OpenptFlags::NOCTTY).unwrap();
         rustix::pty::unlockpt(&master).unwrap();

@@ -13,15 +13,16 @@ use crate::doorbells::DoorbellPages;
 use urnic_device::bus::{Signal, SignalHandler};
 use urnic_process::fds::InternalFd;
 
-/// How often, and how far apart, a device that is reset is asked whether it is done: two seconds in
-/// all.
+/// Number of checks, and the pause between two, whether a reset of the device is complete: two
+/// seconds in all.
 const SILENCE_LOOKS: u32 = 2000;
 const SILENCE_PAUSE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 1_000_000,
 };
 
-/// What the bus shares with its thread, in the order in which it is to be let go of.
+/// The state that the bus shares with its thread. The fields are in the order in which they must be
+/// dropped.
 pub(super) struct Inner {
     pub(super) address: String,
     pub(super) doorbells: DoorbellPages,
@@ -31,9 +32,9 @@ pub(super) struct Inner {
     pub(super) sources: Sources,
     pub(super) handler: OnceLock<SignalHandler>,
     pub(super) lost: AtomicBool,
-    /// The thread is to end.
+    /// The thread must end.
     pub(super) stopped: AtomicBool,
-    /// This is a forked child: the function is the parent's.
+    /// This is a forked child: the parent owns the function.
     pub(super) abandoned: AtomicBool,
 }
 
@@ -52,7 +53,8 @@ impl Inner {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// Marks the device as lost. The thread reports it, since the calling thread may hold locks.
+    /// Marks the device as lost. The bus's thread reports the loss, since the calling thread may
+    /// hold locks.
     pub(super) fn lose(&self, why: &str) {
         if !self.lost.swap(true, Ordering::AcqRel) {
             tracing::error!("PCI function {} is lost: {why}", self.address);
@@ -60,22 +62,22 @@ impl Inner {
         }
     }
 
-    /// Looks whether the device still answers. A register that is all ones may be that; the first
-    /// one never is.
+    /// Checks whether the device still responds. A register that is all ones may be a missing
+    /// device; the first register is never all ones.
     pub(super) fn look(&self) {
         if !self.is_lost() && self.function.read32(registers::MAGIC) == registers::GONE {
             self.lose("its registers read as all ones");
         }
     }
 
-    /// Has a device that still hears us, as one that is being taken out does, let go of all memory:
-    /// from then on the driver completes what is posted.
+    /// Makes a device that still responds, for example one that is being removed, release all
+    /// memory. From then on the driver completes what is posted.
     pub(super) fn silence(&self) {
         let reset = registers::Control::RESET.bits();
         self.function.write32(registers::CONTROL, reset);
         for _ in 0..SILENCE_LOOKS {
             let control = self.function.read32(registers::CONTROL);
-            // All ones: it is gone, and has let go of everything.
+            // All ones: the device is gone, and has released all memory.
             if control == registers::GONE || control & reset == 0 {
                 return;
             }
@@ -83,7 +85,7 @@ impl Inner {
         }
     }
 
-    /// Returns the function to the kernel, which waits for that when the device is unplugged.
+    /// Returns the function to the kernel, which waits for it when the device is unplugged.
     pub(super) fn give_back(&self) {
         self.doorbells.cut();
         self.function.give_back();

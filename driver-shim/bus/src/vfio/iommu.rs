@@ -10,11 +10,11 @@ use super::uapi;
 use urnic_process::fds::InternalFd;
 use urnic_process::lock::lock;
 
-/// Pages of the processor; the IOMMU's may be larger.
+/// Page size of the processor; the pages of the IOMMU may be larger.
 const PAGE: u64 = 4096;
 
-/// Before 5.4 the kernel does not say what can be mapped: what every IOMMU of a PC can, but for the
-/// window of its interrupts.
+/// Kernels before 5.4 do not report which addresses can be mapped. These ranges are what every
+/// IOMMU of a PC can map, without the window of its interrupts.
 const ANY_IOMMU: [uapi::IovaRange; 2] = [
     uapi::IovaRange {
         first: PAGE,
@@ -41,10 +41,10 @@ enum Way {
 }
 
 impl Iommu {
-    /// The IOMMU of a container.
+    /// Makes the IOMMU of a container.
     ///
     /// # Errors
-    /// The kernel's; `EOPNOTSUPP` if it allows no address.
+    /// The kernel's errors; `EOPNOTSUPP` if the kernel allows no address.
     pub(super) fn type1(container: InternalFd) -> Result<Iommu, Errno> {
         let mut info = uapi::IommuInfo::new();
         uapi::call(container.get().ok_or(Errno::IO)?, &mut *info)?;
@@ -57,10 +57,10 @@ impl Iommu {
         Iommu::new(Way::Type1(container), ranges, smallest)
     }
 
-    /// The IOMMU of an I/O address space to which the device is attached.
+    /// Makes the IOMMU of an I/O address space to which the device is attached.
     ///
     /// # Errors
-    /// The kernel's; `EOPNOTSUPP` if it allows no address.
+    /// The kernel's errors; `EOPNOTSUPP` if the kernel allows no address.
     pub(super) fn iommufd(iommufd: InternalFd, ioas: u32) -> Result<Iommu, Errno> {
         let (ranges, alignment) = uapi::iova_ranges(iommufd.get().ok_or(Errno::IO)?, ioas)?;
         Iommu::new(Way::Iommufd(iommufd, ioas), &ranges, alignment)
@@ -86,7 +86,7 @@ impl Iommu {
         })
     }
 
-    /// Which way this is, in a few words.
+    /// The name of the way to the IOMMU, in a few words.
     pub(super) fn name(&self) -> &'static str {
         match self.way {
             Way::Type1(_) => "IOMMU (VFIO container)",
@@ -94,11 +94,12 @@ impl Iommu {
         }
     }
 
-    /// Pins memory and maps it; the IOVA of its first byte.
+    /// Pins memory and maps it. Returns the IOVA of its first byte.
     ///
     /// # Errors
-    /// `ENOMEM` if there are no IOVAs left, too many mappings, or the process may lock no more;
-    /// `EFAULT` if pages are missing, or read-only and `write`; `EIO` in a forked child.
+    /// `ENOMEM` if no IOVAs are left, there are too many mappings, or the process may lock no more
+    /// memory; `EFAULT` if pages are missing, or are read-only and `write` is set; `EIO` in a
+    /// forked child.
     pub(super) fn map(&self, address: usize, len: usize, write: bool) -> Result<u64, Errno> {
         if len == 0 {
             return Ok(0);
@@ -113,9 +114,9 @@ impl Iommu {
             tracing::error!("no {whole} bytes are left of the device's address space");
             return Err(Errno::NOMEM);
         };
-        // Writable for every use: only a write fault makes sure, with kernels before 6.2,
-        // that the pages are the program's own and will be when it writes to them. The device keeps
-        // to the rights of the registration by itself.
+        // Mapped writable for every use: with kernels before 6.2 only a write fault makes sure that
+        // the pages are the program's own and stay so when the program writes to them. The device
+        // itself enforces the rights of the registration.
         let pinned = match self.pin(start, whole, iova, true) {
             Err(Errno::FAULT) if !write => self.pin(start, whole, iova, false),
             pinned => pinned,
@@ -134,13 +135,13 @@ impl Iommu {
         }
     }
 
-    /// Takes a mapping away again, and lets the pages go.
+    /// Removes a mapping and unpins its pages.
     pub(super) fn unmap(&self, iova: u64, len: usize) {
         if len == 0 {
             return;
         }
         let start = iova / self.granule * self.granule;
-        // Unmapped first: no other mapping may get the range before.
+        // The range is unmapped before it is released: no other mapping may get it earlier.
         let Some(whole) = lock(&self.space).len_of(start) else {
             tracing::error!("IOVA {start:#x} was not mapped");
             return;
@@ -149,7 +150,7 @@ impl Iommu {
             Ok(()) => {
                 lock(&self.space).release(start);
             }
-            // In a forked child nothing was ever mapped.
+            // A forked child has no mappings.
             Err(Errno::IO) => {}
             Err(errno) => tracing::error!("IOVA {start:#x} cannot be unmapped: {errno}"),
         }
@@ -214,7 +215,7 @@ impl Iommu {
     }
 }
 
-/// Why memory cannot be pinned, and the fix.
+/// The reason why memory cannot be pinned, and how to correct it.
 fn explained(errno: Errno, len: u64) -> String {
     match (errno, getrlimit(Resource::Memlock).current) {
         (Errno::NOMEM, Some(limit)) => format!(

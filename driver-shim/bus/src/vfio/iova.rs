@@ -1,4 +1,4 @@
-//! Addresses for DMA: which are free, inside the ranges that the kernel allows.
+//! Allocator of DMA addresses inside the ranges that the kernel allows.
 //!
 //! The IOMMU of a type1 container refuses mappings that overlap, and most IOMMUs take fewer bits
 //! than a pointer has, so an IOVA cannot be the virtual address: every registration gets a range of
@@ -6,21 +6,22 @@
 
 use std::collections::BTreeMap;
 
-/// Mappings of at least this length are laid so that the IOMMU may use pages of this size for them.
+/// Mappings of at least this length are placed so that the IOMMU may use pages of this size for
+/// them.
 const LARGE: u64 = 2 << 20;
 
 /// An address space of a device.
 #[derive(Debug, Default)]
 pub(super) struct IovaSpace {
-    /// Free ranges, start to end (exclusive): disjoint, not adjacent, never empty.
+    /// Free ranges, start to end (exclusive): disjoint, not adjacent, not empty.
     free: BTreeMap<u64, u64>,
-    /// Ranges given out, alike, but they may be adjacent.
+    /// Allocated ranges, start to end (exclusive): disjoint and not empty; they may be adjacent.
     used: BTreeMap<u64, u64>,
     granule: u64,
 }
 
 impl IovaSpace {
-    /// An empty space whose ranges begin and end at multiples of `granule`, a power of two.
+    /// Makes an empty space whose ranges begin and end at multiples of `granule`, a power of two.
     pub(super) fn new(granule: u64) -> IovaSpace {
         IovaSpace {
             granule: granule.max(1),
@@ -28,8 +29,8 @@ impl IovaSpace {
         }
     }
 
-    /// Adds the addresses `first..=last`. The granules at 0 and at the end of all addresses stay
-    /// out: no IOVA is 0, and no end overflows.
+    /// Adds the addresses `first..=last`. The granules at 0 and at the end of all addresses are
+    /// left out: no IOVA is 0, and no end overflows.
     pub(super) fn add(&mut self, first: u64, last: u64) {
         let start = first.max(1).checked_next_multiple_of(self.granule);
         let end = last.saturating_add(1) / self.granule * self.granule;
@@ -43,13 +44,13 @@ impl IovaSpace {
         self.free.is_empty()
     }
 
-    /// Length of the range that was given out at `start`.
+    /// Length of the range that was allocated at `start`.
     pub(super) fn len_of(&self, start: u64) -> Option<u64> {
         self.used.get(&start).map(|end| end - start)
     }
 
-    /// The lowest range of `len` bytes that is free; a large one begins where `like`, the address
-    /// of the memory, would in its large page.
+    /// Allocates the lowest free range of `len` bytes. A large range has the same offset in a large
+    /// page as `like`, the address of the memory.
     pub(super) fn allocate(&mut self, len: u64, like: u64) -> Option<u64> {
         let len = len.max(1).checked_next_multiple_of(self.granule)?;
         let align = if len >= LARGE {
@@ -77,14 +78,15 @@ impl IovaSpace {
         Some(at)
     }
 
-    /// Takes back the range that begins at `start`; its length, or `None` if none does.
+    /// Frees the range that begins at `start`. Returns its length, or `None` if no range begins
+    /// there.
     pub(super) fn release(&mut self, start: u64) -> Option<u64> {
         let end = self.used.remove(&start)?;
         self.give(start, end);
         Some(end - start)
     }
 
-    /// Puts a range among the free ones, joined with its neighbours, and with whatever of it was
+    /// Adds a range to the free ones and joins it with its neighbours. Parts of the range may be
     /// free already.
     fn give(&mut self, mut start: u64, mut end: u64) {
         while let Some((&from, &to)) = self
@@ -144,7 +146,7 @@ mod tests {
         assert_eq!(space.release(at), Some(3 * PAGE));
         assert_eq!(space.release(at), None);
         assert_eq!(space.allocate(u64::MAX, 0), None);
-        // No large page begins in what is left of all addresses.
+        // The rest of the address range holds no start of a large page.
         let mut space = IovaSpace::new(PAGE);
         space.add(u64::MAX - LARGE + PAGE, u64::MAX);
         assert_eq!(space.allocate(LARGE, PAGE), None);
@@ -165,8 +167,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain list: what is given out lies in a range, overlaps nothing, and is
-        /// refused only where nothing fits; what comes back can be had again.
+        /// Compares with a plain list: an allocated range lies in an added one, overlaps no other,
+        /// and is refused only where none fits; a freed range can be allocated again.
         #[test]
         fn ranges_are_apart_and_none_is_lost(
             ranges in proptest::collection::vec((0u64..1 << 24, 0u64..1 << 23), 1..5),

@@ -5,10 +5,10 @@
 //! |---|---|---|
 //! | device and iommufd | `/dev/vfio/devices/vfioN`, `/dev/iommu` | pinned, IOVAs |
 //! | group and container | `/dev/vfio/N`, `/dev/vfio/vfio` | pinned, IOVAs |
-//! | no IOMMU | `/dev/vfio/noiommu-N`, `/dev/vfio/vfio` | where it lies, physical addresses |
+//! | no IOMMU | `/dev/vfio/noiommu-N`, `/dev/vfio/vfio` | in place, physical addresses |
 //!
-//! The function belongs to one process at a time. It is reset when that opens it, and by the kernel
-//! when that ends.
+//! The function belongs to one process at a time. It is reset when the process opens it, and the
+//! kernel resets it when the process ends.
 
 mod access;
 mod error;
@@ -50,11 +50,11 @@ pub struct VfioBus {
 }
 
 impl VfioBus {
-    /// Opens the function at `address` (`DDDD:BB:DD.F`), which is reset and becomes this process's
-    /// own.
+    /// Opens the function at `address` (`DDDD:BB:DD.F`). The function is reset and belongs to this
+    /// process.
     ///
     /// # Errors
-    /// See [`Refused`], which also goes to the log.
+    /// The errno of [`Refused`], which is also written to the log.
     pub fn open(address: &str, api: VfioApi) -> Result<Arc<VfioBus>, Errno> {
         Self::opened(address, api).map_err(|refused| {
             tracing::error!("{refused}");
@@ -158,7 +158,7 @@ impl Bus for VfioBus {
                 match iommu.map(ptr.as_ptr().expose_provenance(), len, true) {
                     Ok(iova) => Ok(QueueMemory { ptr, iova }),
                     Err(errno) => {
-                        // SAFETY: allocated above, and no other code has it.
+                        // SAFETY: `ptr` was allocated above with `len`, and no other code has it.
                         unsafe { anonymous::free(ptr, len) };
                         Err(errno)
                     }
@@ -172,7 +172,7 @@ impl Bus for VfioBus {
             Dma::Physical(physical) => physical.free(memory),
             Dma::Iommu(iommu) => {
                 iommu.unmap(memory.iova, len);
-                // SAFETY: from `allocate`, as the caller promises.
+                // SAFETY: the memory came from `allocate` with this length, as the caller promises.
                 unsafe { anonymous::free(memory.ptr, len) };
             }
         }
@@ -204,7 +204,8 @@ impl Bus for VfioBus {
         }
     }
 
-    /// The kernel resets the function, which outlives us and sees to what is still under way.
+    /// The kernel resets the function. The function outlives the process and finishes the work in
+    /// progress.
     fn shutdown(&self) {}
 
     fn abandon_in_child(&self) {
@@ -214,8 +215,8 @@ impl Bus for VfioBus {
 }
 
 impl Drop for VfioBus {
-    /// The function is free again when this returns, unless it is the function's own thread that
-    /// drops it.
+    /// The function is free again when this returns, except when the function's own thread drops
+    /// the bus.
     fn drop(&mut self) {
         self.inner.stopped.store(true, Ordering::Release);
         self.inner.sources.wake();
