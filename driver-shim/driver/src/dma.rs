@@ -1,7 +1,7 @@
 //! Memory that driver and device share: rings, records, buffers.
 //!
-//! Large pieces are mappings of their own: zeroed, and costing nothing until touched. Small ones
-//! share 64 KiB slabs, so that an idle queue pair takes some hundred bytes and not some pages.
+//! Large pieces are separate mappings: zeroed, and without pages until touched. Small pieces share
+//! 64 KiB slabs, so that an idle queue pair takes some hundred bytes and not some pages.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use urnic_device::bus::{Bus, QueueMemory};
 use urnic_process::lock::lock;
 
-/// Smallest piece: records want 64-byte alignment.
+/// Smallest piece: records need 64-byte alignment.
 const MIN_PIECE: usize = 64;
 /// Largest piece that shares a slab.
 const MAX_SHARED: usize = 16 << 10;
@@ -24,7 +24,7 @@ const SLAB: usize = 64 << 10;
 /// Power-of-two sizes from [`MIN_PIECE`] to [`MAX_SHARED`].
 const CLASSES: usize = (MAX_SHARED / MIN_PIECE).ilog2() as usize + 1;
 
-/// Where such memory comes from. It lives as long as its device, and keeps its slabs.
+/// The source of shared memory. A pool lives as long as its device, and keeps its slabs.
 pub(crate) struct DmaPool {
     bus: Arc<dyn Bus>,
     /// Free pieces of each class.
@@ -32,8 +32,8 @@ pub(crate) struct DmaPool {
 }
 
 /// A piece of zeroed memory that the device can reach. Its address is a multiple of its length, up
-/// to a page; dropping it gives it back (memory of the program's own stays the program's), so
-/// whoever made a device object over it keeps it until that object is destroyed.
+/// to a page. Dropping the value frees the piece (memory of the program stays the program's), so
+/// the code that makes a device object over it keeps it until that object is destroyed.
 pub struct DmaMemory {
     piece: QueueMemory,
     len: usize,
@@ -41,25 +41,25 @@ pub struct DmaMemory {
     pool: Arc<DmaPool>,
 }
 
-/// Whose a piece is.
+/// The owner of a piece.
 #[derive(Debug, Clone, Copy)]
 enum Origin {
-    /// The pool's, of that class.
+    /// The piece belongs to this size class of the pool.
     Class(usize),
-    /// A mapping of its own.
+    /// The piece is a separate mapping.
     Mapping,
-    /// The program's, which takes it back by itself.
+    /// The piece belongs to the program, which frees it.
     Program,
 }
 
 /// The placement of queues' rings by a program (the allocators of a parent domain).
 ///
 /// # Safety
-/// A pointer that is returned leads to so many bytes that nobody else uses until the queue was
-/// destroyed, or its making failed.
+/// A returned pointer leads to that many bytes, which no other code uses until the queue is
+/// destroyed or its creation fails.
 pub unsafe trait RingPlacement {
-    /// Where a ring of `len` bytes shall be, at a multiple of `align`; `None` leaves it to the
-    /// driver.
+    /// The address for a ring of `len` bytes, at a multiple of `align`; `None` leaves the choice to
+    /// the driver.
     ///
     /// # Errors
     /// `ENOMEM`, or the error of the program's allocator.
@@ -70,7 +70,7 @@ pub unsafe trait RingPlacement {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Anywhere;
 
-// SAFETY: it returns no pointer.
+// SAFETY: `place` returns no pointer.
 unsafe impl RingPlacement for Anywhere {
     fn place(&self, _: usize, _: usize) -> Result<Option<NonNull<u8>>, Errno> {
         Ok(None)
@@ -82,10 +82,10 @@ fn rounded(len: usize) -> Result<usize, Errno> {
     len.checked_next_power_of_two().ok_or(Errno::NOMEM)
 }
 
-// SAFETY: a piece of memory like a `Box<[AtomicU8]>`: all access goes through raw copies and
+// SAFETY: the value owns memory as a `Box<[AtomicU8]>` does: all access goes through raw copies and
 // atomics.
 unsafe impl Send for DmaMemory {}
-// SAFETY: a piece of memory like a `Box<[AtomicU8]>`: all access goes through raw copies and
+// SAFETY: the value owns memory as a `Box<[AtomicU8]>` does: all access goes through raw copies and
 // atomics.
 unsafe impl Sync for DmaMemory {}
 
@@ -103,10 +103,10 @@ impl DmaPool {
         })
     }
 
-    /// At least `len` zeroed bytes.
+    /// Allocates at least `len` zeroed bytes.
     ///
     /// # Errors
-    /// `ENOMEM`.
+    /// `ENOMEM`: no memory is left.
     pub(crate) fn allocate(self: &Arc<Self>, len: usize) -> Result<DmaMemory, Errno> {
         let len = rounded(len)?;
         if len > MAX_SHARED {
@@ -130,11 +130,13 @@ impl DmaPool {
         Ok(memory)
     }
 
-    /// A ring of at least `len` zeroed bytes, where the program wants it.
+    /// Allocates a ring of at least `len` zeroed bytes, at the program's place if the program names
+    /// one.
     ///
     /// # Errors
-    /// `ENOMEM`, those of the program; `EINVAL` for a place that is not aligned as asked;
-    /// `EOPNOTSUPP` if the device reaches no such.
+    /// `ENOMEM` if no memory is left; the errors of the program's allocator; `EINVAL` for a place
+    /// that is not aligned as requested; `EOPNOTSUPP` if the device cannot reach memory of the
+    /// program.
     pub(crate) fn ring(
         self: &Arc<Self>,
         len: usize,
@@ -147,7 +149,8 @@ impl DmaPool {
         if ptr.as_ptr().addr() % PAGE != 0 {
             return Err(Errno::INVAL);
         }
-        // SAFETY: the contract of `RingPlacement`.
+        // SAFETY: the contract of `RingPlacement` gives `len` bytes at `ptr` that no other code
+        // uses.
         let piece = unsafe { self.bus.adopt(ptr) }.ok_or(Errno::OPNOTSUPP)?;
         let memory = DmaMemory {
             piece,
@@ -190,13 +193,13 @@ impl DmaMemory {
         self.len
     }
 
-    /// Never.
+    /// Always false: no piece is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Where the device sees its first byte.
+    /// The device's address of the first byte.
     #[inline]
     pub fn iova(&self) -> u64 {
         self.piece.iova
@@ -209,34 +212,34 @@ impl DmaMemory {
 
     fn part(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(offset <= self.len && len <= self.len - offset);
-        // SAFETY: inside the piece, by the check above.
+        // SAFETY: the check above keeps `offset` inside the piece.
         unsafe { self.as_ptr().add(offset) }
     }
 
-    /// Copies a value in; it must lie inside.
+    /// Copies a value into the piece at `offset`; the value must lie inside.
     pub(crate) fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
         self.copy_in(offset, value.as_bytes());
     }
 
-    /// Copies a value out; it must lie inside.
+    /// Copies a value out of the piece at `offset`; the value must lie inside.
     pub(crate) fn read<T: FromBytes>(&self, offset: usize) -> T {
-        // SAFETY: `part` checked the range, and any bytes are a `T`. The device may write
-        // meanwhile, as under DMA.
+        // SAFETY: `part` checked the range, and any bytes are a `T`. The device may write during
+        // the copy, as under DMA.
         unsafe { self.part(offset, size_of::<T>()).cast::<T>().read_unaligned() }
     }
 
-    /// Copies bytes in; they must fit.
+    /// Copies bytes into the piece at `offset`; they must fit.
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) {
-        // SAFETY: `part` checked the range, and `from` is a slice of its own.
+        // SAFETY: `part` checked the range, and `from` is a separate slice.
         unsafe {
             self.part(offset, from.len())
                 .copy_from_nonoverlapping(from.as_ptr(), from.len())
         };
     }
 
-    /// Copies bytes out; they must lie inside.
+    /// Copies bytes out of the piece at `offset`; they must lie inside.
     pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) {
-        // SAFETY: as in `copy_in`.
+        // SAFETY: `part` checked the range, and `into` is a separate slice.
         unsafe {
             self.part(offset, into.len())
                 .copy_to_nonoverlapping(into.as_mut_ptr(), into.len())
@@ -247,7 +250,8 @@ impl DmaMemory {
     pub(crate) fn word(&self, offset: usize) -> &AtomicU32 {
         let word = self.part(offset, 4).cast::<AtomicU32>();
         assert!(word.is_aligned());
-        // SAFETY: inside, aligned, and an atomic may be shared with anybody.
+        // SAFETY: `word` is inside the piece and aligned, and all other accesses may run beside an
+        // atomic.
         unsafe { &*word }
     }
 
@@ -255,8 +259,8 @@ impl DmaMemory {
     pub(crate) fn record<T: Record>(&self) -> &T {
         let record = self.part(0, size_of::<T>()).cast::<T>();
         assert!(record.is_aligned());
-        // SAFETY: inside, aligned, initialised by zeroes, and made of atomics (contract of
-        // `Record`).
+        // SAFETY: `record` is inside the piece and aligned, initialised by zeroes, and made of
+        // atomics (contract of `Record`).
         unsafe { &*record }
     }
 }
@@ -265,17 +269,17 @@ impl DmaMemory {
 ///
 /// # Safety
 ///
-/// Exactly that.
+/// Every accessed field is an atomic, and all zeroes is a value of the structure.
 pub(crate) unsafe trait Record: Sync {}
-// SAFETY: its fields are `AtomicU32`, and arrays of `u32` that no code accesses.
+// SAFETY: the fields are `AtomicU32`, and arrays of `u32` that no code accesses.
 unsafe impl Record for urnic_device::record::QueueRecord {}
-// SAFETY: its fields are `AtomicU32`, and arrays of `u32` that no code accesses.
+// SAFETY: the fields are `AtomicU32`, and arrays of `u32` that no code accesses.
 unsafe impl Record for urnic_device::record::CqRecord {}
 
 impl Drop for DmaMemory {
     fn drop(&mut self) {
         match self.origin {
-            // SAFETY: allocated for this value alone, with this length.
+            // SAFETY: the mapping was allocated for this value alone, with this length.
             Origin::Mapping => unsafe { self.pool.bus.free(self.piece, self.len) },
             Origin::Class(class) => {
                 if let Some(pieces) = lock(&self.pool.free).get_mut(class) {

@@ -1,4 +1,4 @@
-//! The state of the driver and of its objects. The other files have the functions, by topic.
+//! The state of the driver and of its objects. The functions are in the other files, by topic.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
@@ -26,7 +26,7 @@ use urnic_device::bus::Bus;
 use urnic_process::addressing::Gid;
 use urnic_process::lock::lock;
 
-/// The driver of one device. See the [crate](crate).
+/// The driver of one device. See the [crate](crate) documentation.
 pub struct Driver {
     pub(crate) bus: Arc<dyn Bus>,
     pub(crate) pool: Arc<DmaPool>,
@@ -57,11 +57,11 @@ pub struct Driver {
 
 /// A queue pair.
 ///
-/// *The gate.* Until the connection stands (and on an MPA responder until the first FPDU arrived:
-/// RFC 5044 §7.1.2(4)) nothing may reach the device: whoever posts writes entries and asks
-/// [`Qp::gate_is_open`]; if not, it neither publishes nor rings, and asks again once it has let go
-/// of the send queue's lock: [`Poster::gate_opened`], which comes after the gate is open, may have
-/// found that held.
+/// *The gate.* Until the connection is established (and on an MPA responder until the first FPDU
+/// arrived: RFC 5044 §7.1.2(4)) nothing may reach the device. The poster writes entries and checks
+/// [`Qp::gate_is_open`]. If the gate is closed, the poster neither publishes nor rings, and checks
+/// again after it released the lock of the send queue: [`Poster::gate_opened`], which comes after
+/// the gate is open, may have found that lock held.
 pub struct Qp {
     pub(crate) driver: Arc<Driver>,
     /// Device number.
@@ -70,7 +70,7 @@ pub struct Qp {
     pub qpn: u32,
     pub(crate) uar: u32,
     pub(crate) doorbell: u32,
-    /// Device numbers of where sends and receives complete.
+    /// Device numbers of the completion queues of sends and receives.
     pub(crate) cqs: (u32, u32),
     pub(crate) caps: QpCaps,
     pub(crate) sq: DmaMemory,
@@ -79,18 +79,19 @@ pub struct Qp {
     pub(crate) sq_blocks: u32,
     pub(crate) rq_entries: u32,
     pub(crate) rq_log_stride: u32,
-    /// Device number of the shared queue that its receives come from.
+    /// Device number of the shared queue that the receives come from.
     pub(crate) srq: Option<u32>,
     pub(crate) gate: AtomicBool,
-    /// The connection manager connected it.
+    /// The connection manager made the connection.
     pub(crate) managed: AtomicBool,
     pub(crate) ack_timeout: AtomicU8,
-    /// The state last asked for and reached.
+    /// The state that was last requested and reached.
     pub(crate) reached: AtomicU8,
-    /// Attributes as they were set. Held over a change; comes before the lock of native
-    /// connections.
+    /// Attributes as they were set. Locked during a change; this lock is taken before the lock of
+    /// native connections.
     pub(crate) attr: Mutex<QpAttr>,
-    /// Held over calls to it, so that none is under way once it is taken out.
+    /// Locked during calls to the poster, so that no call is in progress after the poster is
+    /// removed.
     pub(crate) poster: Mutex<Option<Arc<dyn Poster>>>,
 }
 
@@ -105,7 +106,7 @@ pub struct Cq {
     pub(crate) record: DmaMemory,
 }
 
-/// Where the completions are.
+/// The ring of a completion queue.
 pub(crate) struct Ring {
     pub(crate) memory: DmaMemory,
     pub(crate) log_size: u32,
@@ -127,7 +128,7 @@ impl Ring {
     }
 }
 
-/// A receive queue that several queue pairs take from.
+/// A receive queue that several queue pairs share.
 pub struct Srq {
     pub(crate) driver: Arc<Driver>,
     /// Device number.
@@ -140,7 +141,7 @@ pub struct Srq {
     pub(crate) log_stride: u32,
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
-    /// The armed limit; 0 once the event came.
+    /// The armed limit; 0 after the event.
     pub(crate) limit: AtomicU32,
 }
 
@@ -153,7 +154,7 @@ impl std::fmt::Debug for Driver {
 }
 
 impl Drop for Driver {
-    /// The device lets go of the memory that the driver lent it, before that is unmapped.
+    /// Makes the device release the driver's memory before the memory is unmapped.
     fn drop(&mut self) {
         if self.alive().is_ok() {
             self.commands.reset();
@@ -162,15 +163,15 @@ impl Drop for Driver {
 }
 
 impl Driver {
-    /// Whether the device is gone for good.
+    /// Whether the device is lost.
     pub(crate) fn is_lost(&self) -> bool {
         self.commands.is_lost()
     }
 
-    /// Whether this is the process that opened the device.
+    /// Checks that this is the process that opened the device.
     ///
     /// # Errors
-    /// `EIO` in a child of it.
+    /// `EIO` in a forked child of that process.
     pub fn here(&self) -> Result<(), Errno> {
         if self.abandoned.load(Ordering::Relaxed) {
             Err(Errno::IO)
@@ -179,7 +180,8 @@ impl Driver {
         }
     }
 
-    /// `EIO` in a child of the process that opened the device, and when the device is lost.
+    /// Fails with `EIO` in a child of the process that opened the device, and when the device is
+    /// lost.
     pub(crate) fn alive(&self) -> Result<(), Errno> {
         if self.commands.is_lost() {
             return Err(Errno::IO);
@@ -187,12 +189,12 @@ impl Driver {
         self.here()
     }
 
-    /// What the device can do.
+    /// The limits and features of the device.
     pub fn attributes(&self) -> &Attributes {
         &self.attributes
     }
 
-    /// Whether queues may be wherever a [`RingPlacement`] says.
+    /// Whether the device accepts rings at the places of a [`RingPlacement`].
     pub fn takes_rings(&self) -> bool {
         self.bus.adopts()
     }
@@ -202,7 +204,7 @@ impl Driver {
         &self.local_host.gids
     }
 
-    /// An entry of it.
+    /// The entry of the GID table at `index`.
     pub fn gid(&self, index: usize) -> Option<&Gid> {
         self.local_host.gids.get(index)
     }
@@ -212,10 +214,11 @@ impl Driver {
         self.local_host.lid()
     }
 
-    /// Opens a context, whose events go to `events`.
+    /// Opens a context whose events go to `events`.
     ///
     /// # Errors
-    /// `ENOMEM` when the device has no doorbell page left; `EIO` in a forked child.
+    /// `ENOMEM` if the device has no doorbell page left; `EIO` in a forked child or on a lost
+    /// device.
     pub fn open_context(&self, events: Arc<dyn ContextEvents>) -> Result<Context, Errno> {
         self.alive()?;
         let pages = Pages::new(&self.commands)?;
@@ -223,10 +226,10 @@ impl Driver {
         Ok(Context { id, pages })
     }
 
-    /// Closes a context; everything made in it must be gone.
+    /// Closes a context; everything made in it must be destroyed before.
     ///
     /// # Errors
-    /// `EBUSY`; `EIO` in a forked child.
+    /// `EBUSY` if the context still has objects; `EIO` in a forked child.
     pub fn close_context(&self, context: &Context) -> Result<(), Errno> {
         self.here()?;
         context.pages.free(&self.commands)?;
@@ -237,7 +240,7 @@ impl Driver {
     /// Makes a protection domain.
     ///
     /// # Errors
-    /// `ENOMEM`; `EIO` in a forked child.
+    /// `ENOMEM` if the device has no room; `EIO` in a forked child or on a lost device.
     pub fn alloc_pd(&self) -> Result<Pd, Errno> {
         self.alive()?;
         let handle: Handle = self.commands.call(Opcode::AllocPd, &Nothing {})?;
@@ -247,7 +250,7 @@ impl Driver {
     /// Frees a protection domain.
     ///
     /// # Errors
-    /// `EBUSY` while anything is in it; `EIO` in a forked child.
+    /// `EBUSY` while the domain has objects; `EIO` in a forked child.
     pub fn free_pd(&self, pd: &Pd) -> Result<(), Errno> {
         self.here()?;
         self.commands.destroy(Opcode::FreePd, pd.id)

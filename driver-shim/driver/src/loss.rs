@@ -1,11 +1,10 @@
-//! What becomes of everything when the device is lost: its process was killed, it was pulled out,
-//! or it stopped and only a reset helps.
+//! Handling of a lost device: its process was killed, the function was removed, or the device
+//! stopped and only a reset helps.
 //!
-//! Rings and records are in our memory, so the driver takes over where the device stopped: queue
-//! pairs are in error, and each request without a completion is flushed, once and in order, as is
-//! what the program goes on to post. All of it happens on the driver's thread, which never waits
-//! for the program: what it cannot do now, because the program holds a queue or has left no room in
-//! it, it tries again.
+//! Rings and records are in our memory, so the driver continues where the device stopped: queue
+//! pairs are in error, and each request without a completion is flushed, once and in order, and so
+//! is what the program posts later. All of it happens on the driver's thread, which never waits for
+//! the program: when the program holds a queue or has left no room in it, the driver retries later.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -25,17 +24,17 @@ use crate::objects::AsyncEvent;
 use crate::poster::Completed;
 use urnic_process::lock::lock;
 
-/// When to try again what the program was in the way of.
+/// Time until the driver retries what the program prevented.
 const AGAIN: Duration = Duration::from_millis(5);
 
-/// What the driver does in the device's place.
+/// The state of the driver's work in place of the device.
 #[derive(Default)]
 pub(crate) struct Loss {
     pairs: HashMap<u32, Pair>,
     queues: HashMap<u32, Queue>,
 }
 
-/// A queue pair: where its flushing is at.
+/// The progress of flushing a queue pair.
 struct Pair {
     /// Block of the oldest send without a completion.
     send: u32,
@@ -48,9 +47,9 @@ struct Queue {
     cq: Arc<Cq>,
     /// Index of the next completion.
     producer: u32,
-    /// The next completion shall notify.
+    /// The next completion must notify.
     armed: bool,
-    /// There is one to notify of.
+    /// A completion was added that must notify.
     news: bool,
 }
 
@@ -58,11 +57,11 @@ struct Queue {
 struct Full;
 
 impl Driver {
-    /// The device is gone: what that means for everybody. Called once, and then
-    /// [`Driver::replace_device`] over and over.
+    /// Handles the loss of the device for all objects. Called once; afterwards the driver calls
+    /// [`Driver::replace_device`] repeatedly.
     pub(crate) fn take_over(&self) -> Loss {
         tracing::error!("the device is lost: its queue pairs are in error, and nothing but destroying works");
-        // One that only stopped must let go of the memory before it is ours.
+        // A device that only stopped must release the memory before the driver uses it.
         self.commands.reset();
         self.contexts.deliver_to_all(AsyncEvent::DeviceFatal);
         for qp in self.pairs() {
@@ -87,8 +86,8 @@ impl Driver {
         loss
     }
 
-    /// Flushes what is posted, and notifies who asked for it. Returns when to come back even if
-    /// nobody rings.
+    /// Flushes what is posted, and notifies armed queues. Returns the time of the next call, for
+    /// the case that no doorbell rings before.
     pub(crate) fn replace_device(&self, loss: &mut Loss) -> Option<Duration> {
         self.adopt(loss);
         let mut again = false;
@@ -110,7 +109,7 @@ impl Driver {
         self.qps.all().into_iter().map(|(_, qp)| qp).collect()
     }
 
-    /// Enters new completion queues and forgets destroyed objects.
+    /// Adds new completion queues and removes destroyed objects.
     fn adopt(&self, loss: &mut Loss) {
         let cqs: HashMap<_, _> = self.cqs.all().into_iter().collect();
         loss.queues.retain(|cqid, _| cqs.contains_key(cqid));
@@ -135,10 +134,10 @@ impl Driver {
         }
     }
 
-    /// Refuses to destroy what a queue pair still `uses`, as the device would have.
+    /// Refuses to destroy an object that a queue pair still `uses`, as the device would.
     ///
     /// # Errors
-    /// `EBUSY`.
+    /// `EBUSY` if a queue pair uses the object.
     pub(crate) fn refuse_if_used(&self, uses: impl Fn(&Qp) -> bool) -> Result<(), Errno> {
         if self.commands.is_lost() && self.pairs().iter().any(|qp| uses(qp)) {
             return Err(Errno::BUSY);
@@ -146,7 +145,7 @@ impl Driver {
         Ok(())
     }
 
-    /// A completion queue of a lost device is armed.
+    /// Records that a completion queue of a lost device was armed.
     pub(crate) fn arm_without_device(&self, cqid: u32, consumer: u32) {
         lock(&self.armed).push((cqid, consumer));
         self.event_loop.wake();
@@ -154,7 +153,7 @@ impl Driver {
 }
 
 impl Loss {
-    /// Flushes one queue pair; `None` if something is left that the program is in the way of.
+    /// Flushes one queue pair; `None` if the program prevents a part of it at the moment.
     fn flush(&mut self, qp: &Qp) -> Option<()> {
         let pair = match self.pairs.entry(qp.qid) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
@@ -180,7 +179,7 @@ impl Loss {
 }
 
 impl Pair {
-    /// The index at which the device stopped, given what the program knows to be complete.
+    /// The index at which the device stopped, derived from the completions that the program has.
     fn of(qp: &Qp, completed: Completed) -> Pair {
         Pair {
             send: first_send(qp, completed.sends),
@@ -204,14 +203,14 @@ impl Pair {
                 .wrapping_sub(self.send)
                 .cast_signed()
                 > 0;
-            // What the device was done with, and was to make no completion of, is complete. If it
-            // was to, the completion did not get out: how it ended is unknown.
+            // A request that the device finished and that has no completion is complete. If the
+            // request needs a completion, the completion was not written: its status is unknown.
             let silent = retired && header.flags & SendFlags::SIGNALED.bits() == 0;
             if !silent {
                 let opcode = Opcode::from_raw(header.opcode).map_or(WcOpcode::Send, Opcode::completion);
                 queue.push(qp, header.cookie.get(), opcode)?;
             }
-            // The provider writes no other numbers; a ring that says otherwise has no entries left.
+            // The provider writes no other numbers; a ring with another number has no entries left.
             self.send = match u32::from(header.blocks) {
                 blocks @ 1.. if blocks <= end.wrapping_sub(self.send) => self.send.wrapping_add(blocks),
                 _ => end,
@@ -226,8 +225,8 @@ impl Pair {
     fn flush_receives(&mut self, qp: &Qp, queue: &mut Queue) -> Result<(), Full> {
         let record = qp.record();
         let end = record.rq_producer.load(Ordering::Acquire);
-        // A completion for each receive comes after it was taken: no more are complete than are
-        // posted.
+        // The completion of each receive comes after the receive was taken: no more are complete
+        // than are posted.
         while end.wrapping_sub(self.receive).cast_signed() > 0 {
             let slot = (self.receive & (qp.rq_entries() - 1)) as usize;
             let header: RecvHeader = qp.rq().read(slot << qp.rq_log_stride());
@@ -244,8 +243,8 @@ fn send_at(qp: &Qp, block: u32) -> SendHeader {
 }
 
 /// Block of the send in slot `slot`, the oldest without a completion; entries carry their slots as
-/// cookies. The device gives blocks back before the completion gets out, so it may lie before the
-/// consumer index. It has not been written over: the program has not seen its end.
+/// cookies. The device frees blocks before it writes the completion, so the block may lie before
+/// the consumer index. It has not been overwritten: the program has not seen its completion.
 fn first_send(qp: &Qp, slot: u32) -> u32 {
     let record = qp.record();
     let consumer = record.sq_consumer.load(Ordering::Acquire);
@@ -253,8 +252,8 @@ fn first_send(qp: &Qp, slot: u32) -> u32 {
     if consumer != record.sq_producer.load(Ordering::Acquire) && slot_at(consumer) == slot {
         return consumer;
     }
-    // Operands may look like an entry: one that is leads, entry by entry and slot by slot, to the
-    // consumer index.
+    // Operands may look like an entry: from a real entry, the chain leads, entry by entry and slot
+    // by slot, to the consumer index.
     let leads_here = |start: u32| {
         let (mut at, mut due) = (start, slot);
         while at != consumer {
@@ -288,7 +287,7 @@ fn newest(cq: &Cq) -> u32 {
 }
 
 impl Queue {
-    /// A request was flushed.
+    /// Adds the completion of a flushed request.
     fn push(&mut self, qp: &Qp, cookie: u64, opcode: WcOpcode) -> Result<(), Full> {
         let consumer = self.cq.record().consumer.load(Ordering::Acquire);
         let ring = self.cq.steady_ring();

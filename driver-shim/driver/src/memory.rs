@@ -1,9 +1,9 @@
 //! Memory registration.
 //!
-//! A kernel driver would pin the pages. Here they are only made to exist: the device reads and
-//! writes them through the program's own mapping, and finds no hole as long as the program keeps
-//! its part of the contract. Of regions on demand nothing is asked: there the device has the kernel
-//! copy.
+//! A kernel driver would pin the pages. Here the driver only makes the pages present: the device
+//! reads and writes them through the program's own mapping, and finds no hole as long as the
+//! program keeps its part of the contract. Pages of regions on demand need not be present: for
+//! these regions the kernel copies for the device.
 
 use std::ffi::c_void;
 
@@ -31,21 +31,21 @@ pub struct Mr {
     len: usize,
 }
 
-/// What to change of a registration.
+/// A change of a registration.
 #[derive(Debug, Default)]
 pub struct Reregistration<'a> {
-    /// Other memory: its address, length, and the name of its first byte.
+    /// Other memory: its address, its length, and the offset that names its first byte.
     pub memory: Option<(*mut c_void, usize, u64)>,
-    /// Another domain.
+    /// Another protection domain.
     pub pd: Option<&'a Pd>,
     /// Whether the rights change.
     pub access: bool,
-    /// The rights from now on, changed or not.
+    /// The rights after the change, also if they stay.
     pub rights: Access,
 }
 
-/// The command's arguments for memory that the device reaches so, and the page list that goes
-/// along, if any.
+/// The arguments of the command for memory that the device reaches in the way of `dma`, and the
+/// page list if the command needs one.
 fn described(pd: &Pd, dma: &Mapping, len: usize, base: u64, access: Access) -> (CreateMr, Vec<U64>) {
     let (dma, log_page, list) = match dma {
         Mapping::Contiguous(iova) => (*iova, 0, Vec::new()),
@@ -72,14 +72,14 @@ fn described(pd: &Pd, dma: &Mapping, len: usize, base: u64, access: Access) -> (
 }
 
 impl Driver {
-    /// Registers `len` bytes at `addr`; they are named from `base` on: the address, what
-    /// `ibv_reg_mr_iova` was given, or 0 if zero-based.
+    /// Registers `len` bytes at `addr`. `base` names the first byte: the address, the argument of
+    /// `ibv_reg_mr_iova`, or 0 if zero-based.
     ///
     /// # Errors
-    /// `EFAULT` if a page is not mapped, or is read-only where `access` permits writes;
-    /// `EINVAL` if the range wraps or the device refuses the rights (a remote writer without
-    /// `LOCAL_WRITE`); `EOPNOTSUPP` for `ON_DEMAND` where the device has not that; `ENOMEM`; `EIO`
-    /// in a forked child.
+    /// `EFAULT` if a page is not mapped, or is read-only where `access` permits writes; `EINVAL` if
+    /// the range wraps or the device refuses the rights (a remote writer without `LOCAL_WRITE`);
+    /// `EOPNOTSUPP` for `ON_DEMAND` where the device does not support it; `ENOMEM` if no memory is
+    /// left; `EIO` in a forked child.
     pub fn register(
         &self,
         pd: &Pd,
@@ -111,11 +111,11 @@ impl Driver {
         }
     }
 
-    /// Registers no memory (`ibv_alloc_null_mr(3)`): what is gathered from it is zeroes, what is
-    /// scattered to it is dropped.
+    /// Registers no memory (`ibv_alloc_null_mr(3)`): the device gathers zeroes from the region, and
+    /// drops what is scattered to it.
     ///
     /// # Errors
-    /// `ENOMEM`; `EIO` in a forked child.
+    /// `ENOMEM` if the device has no room; `EIO` in a forked child.
     pub fn register_null(&self, pd: &Pd) -> Result<Mr, Errno> {
         self.alive()?;
         let nothing = Mapping::Contiguous(0);
@@ -129,8 +129,8 @@ impl Driver {
         })
     }
 
-    /// Makes memory exist and reachable for the device; on demand, only says where it may come to
-    /// be.
+    /// Makes memory present and reachable for the device. For a region on demand, only gives the
+    /// device the range where memory may appear.
     fn reach(&self, addr: *mut c_void, len: usize, base: u64, access: Access) -> Result<Mapping, Errno> {
         base.checked_add(len as u64).ok_or(Errno::INVAL)?;
         if access.contains(Access::ON_DEMAND) {
@@ -150,11 +150,11 @@ impl Driver {
         }
     }
 
-    /// Changes a registration (`ibv_rereg_mr(3)`): what `change` has, and no more. The STag stays.
-    /// What fails changes nothing.
+    /// Changes a registration (`ibv_rereg_mr(3)`): only what `change` contains. The STag stays the
+    /// same. A failed call changes nothing.
     ///
     /// # Errors
-    /// As [`Driver::register`]; `EBUSY` while a window is bound to it.
+    /// The errors of [`Driver::register`]; `EBUSY` while a window is bound to the region.
     pub fn reregister(&self, mr: &mut Mr, change: &Reregistration<'_>) -> Result<(), Errno> {
         self.alive()?;
         let dma = match change.memory {
@@ -202,10 +202,11 @@ impl Driver {
         }
     }
 
-    /// Revokes a registration. When this returns, nothing is placed or read through it any more.
+    /// Revokes a registration. When this returns, the device no longer places or reads data through
+    /// it.
     ///
     /// # Errors
-    /// `EBUSY` while a window is bound to it; `EIO` in a forked child.
+    /// `EBUSY` while a window is bound to the region; `EIO` in a forked child.
     pub fn deregister(&self, mr: &Mr) -> Result<(), Errno> {
         self.here()?;
         self.commands.destroy(Opcode::DestroyMr, mr.stag)?;
@@ -214,15 +215,16 @@ impl Driver {
     }
 }
 
-/// Brings pages in that a region on demand will want, writable if asked (`ibv_advise_mr(3)`).
+/// Makes pages of a region on demand present before they are used; with `write`, writable
+/// (`ibv_advise_mr(3)`).
 ///
 /// # Errors
-/// As [`Driver::register`].
+/// The errors of [`Driver::register`].
 pub fn prefetch(addr: *mut c_void, len: usize, write: bool) -> Result<(), Errno> {
     populate(addr, len, write)
 }
 
-/// Makes the pages exist, writable if asked.
+/// Makes the pages present; with `write`, writable.
 fn populate(addr: *mut c_void, len: usize, write: bool) -> Result<(), Errno> {
     let start = addr.addr() & !(PAGE - 1);
     let end = addr
@@ -239,13 +241,13 @@ fn populate(addr: *mut c_void, len: usize, write: bool) -> Result<(), Errno> {
         Advice::LinuxPopulateRead
     };
     loop {
-        // SAFETY: populating changes no byte: it does early what touching the pages would do.
+        // SAFETY: populating changes no byte: its effect is the early effect of touching the pages.
         match unsafe { madvise(addr.with_addr(start), end - start, advice) } {
             Ok(()) => return Ok(()),
-            // A signal, whose handler runs before the next try.
+            // A signal interrupted the call; its handler runs before the next try.
             Err(Errno::INTR) => {}
-            // Kernels before 5.14 do not know it; newer ones say the same of rights that do not fit
-            // and of device memory.
+            // Kernels before 5.14 do not support the advice; newer ones return the same error for
+            // rights that do not fit and for device memory.
             Err(Errno::INVAL) => return check(start, end, write),
             // The kernel reports a hole as ENOMEM, and a page behind the end of a file as EFAULT.
             Err(_) => return Err(Errno::FAULT),
@@ -304,7 +306,7 @@ mod tests {
     use super::*;
     use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
-    /// Three fresh pages, the middle one gone or read-only.
+    /// Calls `test` with three new pages, whose middle one `change` unmaps or makes read-only.
     fn with_pages(change: impl Fn(*mut c_void), test: impl Fn(*mut c_void)) {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping of the test's own, unmapped below.

@@ -16,9 +16,9 @@ pub enum AsyncEvent {
     CqErr = 0,
     /// A queue pair failed.
     QpFatal = 1,
-    /// The peer sent something that its queue pair may not send.
+    /// The peer sent a message that the queue pair does not permit.
     QpReqErr = 2,
-    /// The peer asked for memory that it may not touch.
+    /// The peer named memory that it has no permission to access.
     QpAccessErr = 3,
     /// The device stopped.
     DeviceFatal = 8,
@@ -30,14 +30,14 @@ pub enum AsyncEvent {
     GidChange = 18,
 }
 
-/// Where the events of a context go. Called on any thread, with no lock that a call into the driver
-/// takes but that of its own object's table: an implementation writes to its channel and returns;
-/// it must not call the driver.
+/// The receiver of a context's events. Called on any thread. The only driver lock held is that of
+/// the table of the event's object: an implementation writes to its channel and returns; it must
+/// not call the driver.
 pub trait ContextEvents: Send + Sync {
     /// An armed completion queue got its completion.
     fn completion(&self, cq_cookie: u64);
 
-    /// Something happened to the element with that cookie; 0 = to the port or device.
+    /// An asynchronous event of the element with that cookie; 0 stands for the port or device.
     fn async_event(&self, event: AsyncEvent, element_cookie: u64);
 }
 
@@ -55,7 +55,7 @@ pub struct Pd {
     pub id: u32,
 }
 
-/// The receiver of an object's events, and the cookie that names the object there.
+/// The receiver of an object's events, and the cookie that names the object to the receiver.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) events: Arc<dyn ContextEvents>,
@@ -64,8 +64,8 @@ pub(crate) struct Target {
 
 /// Objects of one kind by device number.
 ///
-/// An event is delivered under the read lock: once [`Table::remove`] returns, no event of the
-/// object comes any more.
+/// An event is delivered under the read lock: after [`Table::remove`] returns, no event of the
+/// object is delivered any more.
 pub(crate) struct Table<T>(RwLock<HashMap<u32, (Arc<T>, Target)>>);
 
 impl<T> Default for Table<T> {
@@ -82,7 +82,7 @@ impl<T> Table<T> {
             .insert(number, (object, target));
     }
 
-    /// Removes an object, after an event that is being delivered to it.
+    /// Removes an object; waits for an event that is being delivered to it.
     pub(crate) fn remove(&self, number: u32) {
         self.0
             .write()
@@ -135,7 +135,7 @@ impl Contexts {
         }
     }
 
-    /// Enters a context and returns its number.
+    /// Adds a context and returns its number.
     pub(crate) fn insert(&self, events: Arc<dyn ContextEvents>) -> u64 {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         self.open
@@ -155,7 +155,7 @@ impl Contexts {
     /// The receiver of the events of a new object in context `context`.
     ///
     /// # Errors
-    /// `EINVAL` if that context is closed.
+    /// `EINVAL` if the context is closed.
     pub(crate) fn target(&self, context: u64, cookie: u64) -> Result<Target, Errno> {
         let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
         let events = open.get(&context).cloned().ok_or(Errno::INVAL)?;

@@ -1,5 +1,4 @@
-//! Queue pairs: their rings, the gate in front of the send queue, and the state machine that verbs
-//! see.
+//! Queue pairs: their rings, the gate in front of the send queue, and the calls for posting.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -19,24 +18,24 @@ use crate::poster::{Completed, Poster};
 use urnic_cm::qp_attr::QpCaps;
 use urnic_process::lock::lock;
 
-/// What a queue pair is made from.
+/// The parameters of a new queue pair.
 #[derive(Clone, Copy)]
 pub struct QpInit<'a> {
-    /// The context it belongs to.
+    /// The context of the queue pair.
     pub context: &'a Context,
     /// The protection domain of the queue pair.
     pub pd: &'a Pd,
     /// The completion queue of the sends.
     pub send_cq: &'a Cq,
-    /// Where its receives complete.
+    /// The completion queue of the receives.
     pub recv_cq: &'a Cq,
-    /// Where its receives come from; `None` = a queue of its own.
+    /// The shared receive queue; `None` gives the queue pair a receive queue of its own.
     pub srq: Option<&'a Srq>,
     /// The minimum capacities.
     pub caps: QpCaps,
-    /// Handed back with its asynchronous events.
+    /// The cookie that asynchronous events of the queue pair carry.
     pub cookie: u64,
-    /// Where its rings are.
+    /// The placement of the rings.
     pub rings: &'a dyn RingPlacement,
 }
 
@@ -94,8 +93,8 @@ impl Driver {
     /// Makes a queue pair in the Reset state, its gate closed.
     ///
     /// # Errors
-    /// `EINVAL` beyond the device's limits; `ENOMEM`; those of listening, for the first queue pair
-    /// and every 257th; `EIO` in a forked child.
+    /// `EINVAL` beyond the device's limits; `ENOMEM` if no memory is left; the errors of listening,
+    /// for the first queue pair and every 257th; `EIO` in a forked child.
     pub fn create_qp(self: &Arc<Self>, init: &QpInit<'_>) -> Result<Arc<Qp>, Errno> {
         self.alive()?;
         let shape = Shape::of(init.caps, self)?;
@@ -188,13 +187,13 @@ impl Qp {
         self.rq_log_stride
     }
 
-    /// Whether its receives come from a shared queue.
+    /// Whether the receives come from a shared receive queue.
     pub fn shares_receives(&self) -> bool {
         self.srq.is_some()
     }
 
-    /// The queue pair's indices. They go on through the Reset state, where the device consumes what
-    /// is posted without a completion.
+    /// The queue pair's indices. They are not reset in the Reset state: there the device consumes
+    /// what is posted without a completion.
     #[inline]
     pub fn record(&self) -> &QueueRecord {
         self.record.record()
@@ -206,15 +205,15 @@ impl Qp {
         self.gate.load(Ordering::Acquire)
     }
 
-    /// The state that was last asked for and reached; whether the queue pair failed since is not
-    /// looked at. For the checks of posting.
+    /// The state that was last requested and reached. A later failure of the queue pair is not
+    /// considered. For the checks of posting.
     #[inline]
     pub fn last_state(&self) -> QpState {
         QpState::from_raw(self.reached.load(Ordering::Relaxed).into()).unwrap_or(QpState::Reset)
     }
 
-    /// Publishes the send queue's producer index, in blocks, and rings if the device wants it. The
-    /// gate is open.
+    /// Publishes the send queue's producer index, in blocks, and rings if the device requests it.
+    /// The gate must be open.
     #[inline]
     pub fn publish_sends(&self, old: u32, new: u32) {
         let record = self.record();
@@ -223,7 +222,7 @@ impl Qp {
         }
     }
 
-    /// Publishes the receive queue's producer index and rings if the device wants it.
+    /// Publishes the receive queue's producer index, and rings if the device requests it.
     #[inline]
     pub fn publish_receives(&self, old: u32, new: u32) {
         let record = self.record();
@@ -263,7 +262,7 @@ impl Qp {
         self.cqs
     }
 
-    /// Device number of the shared queue that its receives come from.
+    /// Device number of the shared receive queue, if the queue pair uses one.
     pub(crate) fn srq(&self) -> Option<u32> {
         self.srq
     }
@@ -278,7 +277,7 @@ impl Qp {
         *lock(&self.poster) = Some(poster);
     }
 
-    /// Opens the gate, and lets go what waited behind it.
+    /// Opens the gate, and makes the poster publish what waited behind it.
     pub(crate) fn open_gate(&self) {
         if !self.gate.swap(true, Ordering::AcqRel)
             && let Some(poster) = &*lock(&self.poster)
@@ -295,7 +294,7 @@ impl Qp {
                 .is_some_and(|poster| poster.is_waiting())
     }
 
-    /// Removes the poster, after a call to it that is under way.
+    /// Removes the poster, and waits for a call to it that is in progress.
     pub(crate) fn drop_poster(&self) {
         *lock(&self.poster) = None;
     }
@@ -308,7 +307,7 @@ impl Qp {
         self.gate.store(false, Ordering::Release);
     }
 
-    /// The connection manager attached it to a stream.
+    /// Records that the connection manager attached the queue pair to a stream.
     pub(crate) fn manage(&self, ack_timeout: Option<u8>) {
         self.ack_timeout
             .store(ack_timeout.unwrap_or(0), Ordering::Relaxed);
@@ -324,7 +323,7 @@ impl Qp {
         self.managed.load(Ordering::Acquire)
     }
 
-    /// `RDMA_OPTION_ID_ACK_TIMEOUT`.
+    /// The local ACK timeout that the program set with `RDMA_OPTION_ID_ACK_TIMEOUT`.
     pub(crate) fn ack_timeout(&self) -> u8 {
         self.ack_timeout.load(Ordering::Relaxed)
     }
