@@ -203,8 +203,8 @@ impl Pair {
                 .wrapping_sub(self.send)
                 .cast_signed()
                 > 0;
-            // A request that the device finished and that has no completion is complete. If the
-            // request needs a completion, the completion was not written: its status is unknown.
+            // An unsignalled request that the device finished is complete. The completion of a
+            // signalled one was not written: its status is unknown.
             let silent = retired && header.flags & SendFlags::SIGNALED.bits() == 0;
             if !silent {
                 let opcode = Opcode::from_raw(header.opcode).map_or(WcOpcode::Send, Opcode::completion);

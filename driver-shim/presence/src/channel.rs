@@ -1,7 +1,8 @@
-//! Event channels: what a program reads completion and asynchronous events from.
+//! Event channels, from which a program reads completion and asynchronous events.
 //!
-//! The kernel hands out a file with a queue of records. Ours is a SEQPACKET socketpair: each event
-//! is one record, it can be polled, and writing to one whose reader is gone raises no signal.
+//! The kernel's channel is a file with a queue of records. Ours is a SEQPACKET socketpair: each
+//! event is one record, the program can poll the socket, and a write to a socket whose reader is
+//! closed raises no signal.
 
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
@@ -21,17 +22,19 @@ pub const MAX_RECORD: usize = 16;
 /// Maximum number of records kept for a program that does not read; older records are dropped.
 const MAX_PENDING: usize = 1 << 16;
 
-/// Room in the socket, in bytes; the kernel may grant less, and the rest waits with us.
+/// Room in the socket, in bytes; the kernel may grant less, and the other records wait in our
+/// queue.
 const SOCKET_BUFFER: usize = 1 << 20;
 
-/// What became of a record.
+/// The result of sending a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sent {
     /// The program can read it.
     Delivered,
-    /// The socket is full: it goes out, in its turn, when the program has read what is before it.
+    /// The socket is full: the record is sent, in its turn, when the program has read the ones
+    /// before it.
     Pending,
-    /// Nobody can ever read it: the program closed its end, or this is a forked child.
+    /// The record cannot be read: the program closed its end, or this is a forked child.
     Dropped,
 }
 
@@ -61,9 +64,9 @@ pub struct ChannelSender {
     this: Weak<ChannelSender>,
     device: InternalFd,
     program: RawFd,
-    /// Has a channel [flushed](ChannelSender::flush) when there is room again.
+    /// Arranges a [flush](ChannelSender::flush) of a channel when there is room again.
     wait_for_room: fn(Weak<ChannelSender>),
-    /// Records that found the socket full, oldest first. Its lock also keeps senders out of a
+    /// Records that found the socket full, oldest first. The lock also excludes senders during a
     /// purge.
     pending: Mutex<VecDeque<Record>>,
 }
@@ -71,7 +74,7 @@ pub struct ChannelSender {
 impl ChannelSender {
     /// Makes a channel: the program's fd, close-on-exec as the kernel's, and our end.
     ///
-    /// Errors: `EMFILE`, `ENFILE`, `ENOMEM`.
+    /// Errors: `EMFILE` or `ENFILE` if no fd is left, `ENOMEM` if no memory is left.
     pub(super) fn pair(
         wait_for_room: fn(Weak<ChannelSender>),
     ) -> Result<(OwnedFd, Arc<ChannelSender>), Errno> {
@@ -82,7 +85,7 @@ impl ChannelSender {
             None,
         );
         let (program, device) = failure::named("socketpair", pair)?;
-        // Best effort: what does not fit into the socket waits with us.
+        // Best effort: records that do not fit into the socket wait in our queue.
         let _ = sockopt::set_socket_send_buffer_size(&device, SOCKET_BUFFER);
         let device = InternalFd::of_device(device)?;
         let number = fds::number(&program);
@@ -96,7 +99,7 @@ impl ChannelSender {
         Ok((program, sender))
     }
 
-    /// Queues one event of at most [`MAX_RECORD`] bytes. Never blocks, never raises SIGPIPE.
+    /// Queues one event of at most [`MAX_RECORD`] bytes. Does not block and raises no SIGPIPE.
     pub fn send(&self, record: &[u8]) -> Sent {
         let Some(record) = Record::new(record) else {
             debug_assert!(false, "a record of {} bytes", record.len());
@@ -123,17 +126,19 @@ impl ChannelSender {
         Sent::Pending
     }
 
-    /// Sends what had found the socket full; true when something is still waiting.
+    /// Sends records that found the socket full; true if some still wait.
     pub(super) fn flush(&self) -> bool {
         let mut pending = self.lock();
         self.drain(&mut pending);
         !pending.is_empty()
     }
 
-    /// Takes back the events that the program has not read and that `doomed` picks; how many.
+    /// Takes back the events that the program has not read and that `doomed` selects. Returns their
+    /// number.
     ///
     /// For an object that is being destroyed: the program must not read a pointer to freed memory,
-    /// and must not be waited for to acknowledge what it will never see.
+    /// and the destruction must not wait until the program acknowledges an event that it cannot
+    /// read any more.
     pub fn purge(&self, doomed: impl Fn(&[u8]) -> bool) -> usize {
         let mut pending = self.lock();
         let mut kept = VecDeque::new();
@@ -159,12 +164,12 @@ impl ChannelSender {
         purged
     }
 
-    /// Our end, on which room can be waited for; None in a forked child.
+    /// Our end, for polling for room; None in a forked child.
     pub(super) fn device(&self) -> Option<BorrowedFd<'_>> {
         self.device.get()
     }
 
-    /// The number of the program's end.
+    /// The fd number of the program's end.
     pub fn program_fd(&self) -> RawFd {
         self.program
     }
@@ -197,14 +202,14 @@ impl ChannelSender {
         }
     }
 
-    /// Reads one record from the program's end, in its stead.
+    /// Reads one record from the program's end, in place of the program.
     fn take_back(&self) -> Option<Record> {
         self.device.get()?;
         if fds::verified_kind(self.program) != Some(Kind::Events) {
             return None;
         }
-        // SAFETY: verified just now to be our socket, which the program closes only after it
-        // destroyed what sends to it.
+        // SAFETY: verified above to be our socket, which the program closes only after it destroyed
+        // the objects that send to it.
         let program = unsafe { BorrowedFd::borrow_raw(self.program) };
         let mut bytes = [0; MAX_RECORD];
         loop {

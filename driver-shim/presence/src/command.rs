@@ -1,6 +1,6 @@
-//! The two commands that libibverbs gives the device file by itself, past the provider: make a
-//! completion channel, which it writes, and make a channel for the asynchronous events of a context
-//! that was imported, an ioctl(2).
+//! The two commands that libibverbs sends to the device file by itself, without the provider: a
+//! write(2) that makes a completion channel, and an ioctl(2) that makes a channel for the
+//! asynchronous events of an imported context.
 
 use std::cell::Cell;
 use std::mem::offset_of;
@@ -23,33 +23,33 @@ struct CreateCompChannel {
     in_words: u16,
     /// Room for the response in 32-bit words.
     out_words: u16,
-    /// Where the response goes: `struct { __u32 fd; }`.
+    /// The address for the response: `struct { __u32 fd; }`.
     response: u64,
 }
 
 const _: () = assert!(size_of::<CreateCompChannel>() == 16 && offset_of!(CreateCompChannel, response) == 8);
 
-/// Executes the command that the program wrote to `fd`, if that is our device: the number of bytes
-/// written, as write(2) would say. None when the fd is not our device.
+/// Executes the command that the program wrote to `fd`, if `fd` is our device. Returns the number
+/// of bytes written, as write(2) does, or None if `fd` is not our device.
 ///
 /// # Errors
-/// `EINVAL` for a malformed command, `EOPNOTSUPP` for an unknown one, those of making a socket,
-/// `EFAULT` for a null response.
+/// `EINVAL` for a malformed command, `EOPNOTSUPP` for an unknown one, `EFAULT` for a null response,
+/// and the errors of making a socket.
 ///
 /// # Safety
 /// `bytes` points to `length` readable bytes. As with the kernel's device, a command contains an
-/// address that will be written to: the caller vouches for it by writing the command.
+/// address that will be written to: the caller is responsible for that address.
 pub unsafe fn write(fd: RawFd, bytes: *const u8, length: usize) -> Option<Result<usize, Errno>> {
     if fds::verified_kind(fd)? != Kind::Uverbs {
         return None;
     }
-    // SAFETY: the caller promises `length` readable bytes, and vouches for the address in the
-    // command.
+    // SAFETY: the caller promises `length` readable bytes, and is responsible for the address in
+    // the command.
     Some(unsafe { execute(bytes, length) })
 }
 
 /// # Safety
-/// As for [`write`].
+/// `bytes` and the address in the command satisfy the contract of [`write`].
 unsafe fn execute(bytes: *const u8, length: usize) -> Result<usize, Errno> {
     if bytes.is_null() {
         return Err(Errno::FAULT);
@@ -57,7 +57,7 @@ unsafe fn execute(bytes: *const u8, length: usize) -> Result<usize, Errno> {
     if length < 8 {
         return Err(Errno::INVAL);
     }
-    // SAFETY: at least four bytes are readable.
+    // SAFETY: the check above leaves at least four readable bytes.
     let command = unsafe { bytes.cast::<u32>().read_unaligned() };
     if command != CREATE_COMP_CHANNEL {
         return Err(Errno::OPNOTSUPP);
@@ -65,7 +65,7 @@ unsafe fn execute(bytes: *const u8, length: usize) -> Result<usize, Errno> {
     if length != size_of::<CreateCompChannel>() {
         return Err(Errno::INVAL);
     }
-    // SAFETY: sixteen bytes are readable.
+    // SAFETY: the check above leaves at least sixteen readable bytes.
     let request = unsafe { bytes.cast::<CreateCompChannel>().read_unaligned() };
     if usize::from(request.in_words) * 4 != length || request.out_words < 1 {
         return Err(Errno::INVAL);
@@ -83,16 +83,16 @@ unsafe fn execute(bytes: *const u8, length: usize) -> Result<usize, Errno> {
 
 /// `RDMA_VERBS_IOCTL` of `<rdma/rdma_user_ioctl_cmds.h>`.
 pub const VERBS_IOCTL: u64 = 0xc018_1b01;
-/// `UVERBS_OBJECT_ASYNC_EVENT` of `<rdma/ib_user_ioctl_cmds.h>`; its method and that one's
-/// attribute, `UVERBS_METHOD_ASYNC_EVENT_ALLOC` and `UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE`, are
-/// numbers 0.
+/// `UVERBS_OBJECT_ASYNC_EVENT` of `<rdma/ib_user_ioctl_cmds.h>`. Its method
+/// `UVERBS_METHOD_ASYNC_EVENT_ALLOC` and the method's attribute
+/// `UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE` have the number 0.
 const ASYNC_EVENT: u16 = 16;
 
 /// `struct ib_uverbs_ioctl_hdr` with one `struct ib_uverbs_attr` behind it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct AllocAsyncFd {
-    /// Length of all this in bytes.
+    /// Length of the whole structure in bytes.
     length: u16,
     object: u16,
     method: u16,
@@ -111,34 +111,32 @@ struct AllocAsyncFd {
 const _: () = assert!(size_of::<AllocAsyncFd>() == 40 && offset_of!(AllocAsyncFd, fd) == 32);
 
 thread_local! {
-    /// The program's end of the channel that was made last for a context that is imported on this
-    /// thread.
+    /// The program's end of the channel that was made last for a context that this thread imports.
     static ASYNC_FD: Cell<RawFd> = const { Cell::new(-1) };
 }
 
-/// What the thread's next command for a channel of asynchronous events gets: the provider made the
-/// channel of the context that it imports, and libibverbs, on the same thread, asks the device file
-/// for it next.
+/// Sets the fd that the thread's next command for a channel of asynchronous events returns. The
+/// provider made the channel of the context that it imports; libibverbs requests it from the device
+/// file next, on the same thread.
 pub fn offer_async_fd(fd: RawFd) {
     ASYNC_FD.set(fd);
 }
 
-/// Carries out what the program asks of `fd` by ioctl(2), if that is our device and we know the
-/// command.
+/// Executes the ioctl(2) of the program on `fd`, if `fd` is our device and the command is known.
 ///
 /// # Safety
-/// `request` is [`VERBS_IOCTL`], and `argument` what goes with it: null or its header, as long as
-/// that says.
+/// The request is [`VERBS_IOCTL`], and `argument` is null or points to the request's header,
+/// followed by as many bytes as the header gives.
 pub unsafe fn ioctl(fd: RawFd, argument: *mut u8) -> Option<()> {
     if fds::verified_kind(fd)? != Kind::Uverbs || argument.is_null() {
         return None;
     }
-    // SAFETY: the header begins with its length.
+    // SAFETY: `argument` is not null, and the header begins with its length.
     let length = unsafe { argument.cast::<u16>().read_unaligned() };
     if usize::from(length) != size_of::<AllocAsyncFd>() {
         return None;
     }
-    // SAFETY: so long, as the caller promises.
+    // SAFETY: the header gives this length, and the caller promises that many bytes.
     let request = unsafe { argument.cast::<AllocAsyncFd>().read_unaligned() };
     if (
         request.object,
@@ -150,7 +148,8 @@ pub unsafe fn ioctl(fd: RawFd, argument: *mut u8) -> Option<()> {
         return None;
     }
     let offered = u64::try_from(ASYNC_FD.replace(-1)).ok()?;
-    // SAFETY: within the header and its attribute, which the program gave for the answer.
+    // SAFETY: the written field is inside the header and its attribute, which the program gave for
+    // the answer.
     unsafe {
         argument
             .add(offset_of!(AllocAsyncFd, fd))
@@ -184,7 +183,7 @@ mod tests {
     }
 
     fn submit(fd: &OwnedFd, bytes: &[u8]) -> Option<Result<usize, Errno>> {
-        // SAFETY: a slice; the response is a live variable of the caller.
+        // SAFETY: `bytes` is a slice; the response is a live variable of the caller.
         unsafe { write(fd.as_raw_fd(), bytes.as_ptr(), bytes.len()) }
     }
 

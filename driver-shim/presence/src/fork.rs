@@ -1,12 +1,12 @@
 //! fork(2): a child has no device.
 //!
-//! The firmware's thread is not in the child, so a device that the parent opened is dead there.
-//! What must not happen is that the child keeps the parent's sockets open: when the parent is
-//! killed, its peers would never know. A child that opens the device itself gets a fresh one.
+//! The firmware's thread is not in the child, so a device that the parent opened does not work
+//! there. The child must not keep the parent's sockets open: otherwise, when the parent is killed,
+//! its peers would not notice. A child that opens the device itself gets a new one.
 //!
-//! The plug-in registers these three with pthread_atfork(3). Children of vfork and posix_spawn
-//! share the parent's memory until they exec; for them nothing runs, and
-//! [`fds`](urnic_process::fds) sees by the process id that the table is not theirs.
+//! The plug-in registers `before`, `in_parent` and `in_child` with pthread_atfork(3). Children of
+//! vfork and posix_spawn share the parent's memory until they exec; for them no handler runs, and
+//! [`fds`](urnic_process::fds) detects by the process id that the table is the parent's.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -15,8 +15,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use super::{MAKING, Making, registry};
 use urnic_process::fds;
 
-/// The lock that the forking thread holds across fork, so that the child finds what it protects
-/// whole.
+/// The lock that the forking thread holds across fork, so that the child finds the protected state
+/// consistent.
 struct AcrossFork(UnsafeCell<Option<MutexGuard<'static, Option<Making>>>>);
 
 // SAFETY: only the thread that holds MAKING touches the cell, in the three functions below.
@@ -24,45 +24,45 @@ unsafe impl Sync for AcrossFork {}
 
 static ACROSS_FORK: AcrossFork = AcrossFork(UnsafeCell::new(None));
 
-/// A number that seldom changes, on a cache line of its own: the fast path reads it.
+/// A number that seldom changes, on a separate cache line: the fast path reads it.
 #[repr(align(64))]
 struct Alone(AtomicU32);
 
-/// How many forks lie between the first process and this one.
+/// The number of forks between the first process and this one.
 static GENERATION: Alone = Alone(AtomicU32::new(0));
 
-/// The process in which an object was made. In a forked child the object is unusable, and must not
-/// be locked: a thread that only the parent has may have held the lock at the fork, and never lets
-/// go of it in the child.
+/// The process in which an object was made. In a forked child the object is unusable and must not
+/// be locked: at the fork, a thread that only the parent has may have held the lock, which then
+/// stays locked in the child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Birthplace(u32);
 
 impl Birthplace {
-    /// This process.
+    /// The birthplace of an object that this process makes.
     pub fn here() -> Birthplace {
         Birthplace(GENERATION.0.load(Ordering::Relaxed))
     }
 
-    /// Whether it is this process.
+    /// Whether the object was made in this process.
     #[inline]
     pub fn is_here(self) -> bool {
         self == Birthplace::here()
     }
 }
 
-/// A lock on the state of one process. A child goes on with what the parent had, unless
-/// another thread held the lock at the fork: then the child begins anew.
+/// A lock on the state of one process. A child continues with the parent's state, unless another
+/// thread held the lock at the fork: then the child starts with a new default state.
 #[derive(Debug)]
 pub struct OwnLock<T: 'static>(AtomicPtr<Mutex<T>>);
 
 impl<T: Default> OwnLock<T> {
-    /// One whose value is the default.
+    /// Makes a lock whose value is the default.
     #[allow(clippy::new_without_default)]
     pub const fn new() -> OwnLock<T> {
         OwnLock(AtomicPtr::new(std::ptr::null_mut()))
     }
 
-    /// Waits for it.
+    /// Waits for the lock and takes it.
     pub fn lock(&self) -> MutexGuard<'static, T> {
         self.mutex().lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -78,18 +78,18 @@ impl<T: Default> OwnLock<T> {
                 Ok(_) => mutex = new,
                 Err(theirs) => {
                     mutex = theirs;
-                    // SAFETY: made above, and never seen by others.
+                    // SAFETY: `new` was made above, and no other thread has it.
                     drop(unsafe { Box::from_raw(new) });
                 }
             }
         }
-        // SAFETY: only ever set to a box that is not freed again.
+        // SAFETY: the pointer is only ever set to a box that is not freed again.
         unsafe { &*mutex }
     }
 
     /// To be called in the child after every fork.
     pub fn after_fork_in_child(&self) {
-        // SAFETY: as in mutex().
+        // SAFETY: the pointer is null, or was set to a box that is not freed again.
         let mutex = unsafe { self.0.load(Ordering::Acquire).as_ref() };
         if let Some(mutex) = mutex
             && matches!(mutex.try_lock(), Err(TryLockError::WouldBlock))
@@ -102,7 +102,7 @@ impl<T: Default> OwnLock<T> {
 /// Before fork, in the parent.
 pub fn before() {
     let making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-    // SAFETY: we hold MAKING.
+    // SAFETY: this thread holds MAKING, so no other thread accesses the cell.
     unsafe { *ACROSS_FORK.0.get() = Some(making) };
     registry::before_fork();
 }
@@ -119,6 +119,6 @@ pub fn in_child() {
     GENERATION.0.fetch_add(1, Ordering::Relaxed);
     fds::after_fork();
     registry::after_fork_in_child();
-    // SAFETY: as in the parent; the child's only thread is the one that forked.
+    // SAFETY: the child's only thread is the one that forked, which took MAKING in before().
     drop(unsafe { (*ACROSS_FORK.0.get()).take() });
 }

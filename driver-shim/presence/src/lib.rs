@@ -1,17 +1,17 @@
-//! Presence: what makes unmodified programs see `urnic0` on a machine without an RDMA driver.
+//! Presence: makes `urnic0` visible to unmodified programs on a machine without an RDMA driver.
 //!
 //! * [`Presence`] is a private tree of real files ([`tree`](self)) for `/sys/class/infiniband*` and
-//!   `/dev/infiniband`, built at the first look, with the [`GidTable`] and node GUID it shows;
-//! * [`redirect`] says which paths lead there;
-//! * [`fds`] and [`registry`] know which fds of the process stand for our device and its event
+//!   `/dev/infiniband`, built at the first use, with the [`GidTable`] and node GUID that it shows;
+//! * [`redirect`] decides which paths lead to the tree;
+//! * [`fds`] and [`registry`] record which fds of the process stand for our device and its event
 //!   channels;
 //! * [`channel`] carries completion and asynchronous events to the program, and [`events`] makes
 //!   such channels;
 //! * [`token`] makes a connection manager's channel readable while it has events;
-//! * [`command`] answers the commands that libibverbs gives the device file by itself.
+//! * [`command`] answers the commands that libibverbs sends to the device file by itself.
 //!
-//! The plug-in's interposed libc functions call in here; the rules for what they call: no lock and
-//! no allocation before a path or fd is known to be ours, raw system calls only, and no panic.
+//! The plug-in's interposed libc functions call this crate. Rules for the called functions: no lock
+//! and no allocation before a path or fd is found to be ours, raw system calls only, and no panic.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -50,7 +50,7 @@ pub use channel::{ChannelSender, Sent};
 pub use plan::UVERBS_DEVICE_ABI;
 pub use settings::{DEVICE_NAME, Settings, homes};
 
-/// The device as this process sees it. Made at the first look, then unchanged.
+/// The device as this process sees it. Made at the first use, then unchanged.
 #[derive(Debug)]
 pub struct Presence {
     scope: identity::Scope,
@@ -60,29 +60,29 @@ pub struct Presence {
     gids: GidTable,
 }
 
-/// The presence in force; null until the first look. What it points to is never freed: contexts may
-/// still refer to an older one.
+/// The current presence; null until the first use. A presence is never freed: contexts may still
+/// refer to an older one.
 static CURRENT: AtomicPtr<Presence> = AtomicPtr::new(std::ptr::null_mut());
 
 /// The addresses of a device that is not in this process.
 pub type AddressesOf = fn(&Config) -> Result<Vec<DeviceAddress>, Errno>;
 
-/// What presences are made from, once the program's configuration is known.
+/// The inputs of a new presence, once the program's configuration is set.
 #[derive(Debug)]
 struct Making {
     settings: Settings,
     addresses: AddressesOf,
 }
 
-/// Held while one is made.
+/// Locked while a presence is made.
 static MAKING: Mutex<Option<Making>> = Mutex::new(None);
 
 fn making() -> MutexGuard<'static, Option<Making>> {
     MAKING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// To be called once when the plug-in is loaded, and cheap: nothing is looked at before the program
-/// asks.
+/// To be called once when the plug-in is loaded. The call is cheap: it inspects nothing before the
+/// program needs it.
 pub fn install() {
     fds::adopt_process();
 }
@@ -95,22 +95,21 @@ pub fn digest(configuration: &str) -> u64 {
         .value()
 }
 
-/// Sets what presences made from now on depend on, and who knows the addresses of a device
-/// elsewhere.
+/// Sets the inputs of presences made from now on, and the function that returns the addresses of a
+/// device outside this process.
 pub fn configure(settings: Settings, addresses: AddressesOf) {
     *making() = Some(Making { settings, addresses });
 }
 
 impl Presence {
-    /// The presence for the calling thread's user and network namespace; makes it if this is the
-    /// first look.
+    /// The presence for the calling thread's user and network namespace; the first call makes it.
     ///
     /// # Errors
-    /// `EEXIST` when a real device has our name; why the device cannot be reached, or no tree be
-    /// made.
+    /// `EEXIST` if a real device has our name; the errors of reaching the device and of making a
+    /// tree.
     pub fn current() -> Result<&'static Presence, Errno> {
         let here = identity::Scope::current();
-        // SAFETY: null, or leaked for ever by make().
+        // SAFETY: the pointer is null, or make() leaked the presence, so that it is never freed.
         match unsafe { CURRENT.load(Ordering::Acquire).as_ref() } {
             Some(presence) if presence.scope == here => Ok(presence),
             _ => Presence::make(here),
@@ -120,7 +119,8 @@ impl Presence {
     #[cold]
     fn make(here: identity::Scope) -> Result<&'static Presence, Errno> {
         let making = making();
-        // SAFETY: as in current(). Another thread may have made it while we waited.
+        // SAFETY: the pointer is null or leads to a leaked presence. Another thread may have made
+        // it meanwhile.
         if let Some(presence) = unsafe { CURRENT.load(Ordering::Acquire).as_ref() }
             && presence.scope == here
         {
@@ -185,7 +185,7 @@ impl Presence {
         &self.tree.root
     }
 
-    /// Name of our device node: `uverbs0`, or the first number no real device has.
+    /// Name of our device node: `uverbs0`, or the first number that no real device has.
     pub fn uverbs(&self) -> &str {
         &self.uverbs
     }

@@ -1,7 +1,7 @@
-//! What stands behind the program's fds: a device file or a channel for each, found by number.
+//! The objects behind the program's fds: a device file or a channel for each, found by number.
 //!
-//! [`fds`] answers the quick question; here is the rest, behind a lock that is held across fork so
-//! that a child finds it whole.
+//! [`fds`] answers the frequent question whether an fd is ours. The registry has the objects,
+//! behind a lock that is held across fork so that a child finds them in a consistent state.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -14,17 +14,17 @@ use rustix::io::Errno;
 use super::channel::ChannelSender;
 use urnic_process::fds::{self, Kind};
 
-/// A channel of the connection manager, whose type is its own affair.
+/// A channel of the connection manager; this crate does not depend on its type.
 type CmChannel = dyn Any + Send + Sync;
 
-/// A device file that the program opened; several fds may lead to it.
+/// A device file that the program opened; several fds may refer to it.
 #[derive(Debug, Default)]
 pub struct DeviceFile {
     /// The state that the opener attached to the channel. It is dropped with the last descriptor.
     pub private_data: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
-/// What an fd leads to; several may lead to the same.
+/// The object behind an fd; several fds may have the same object.
 #[derive(Clone)]
 enum Behind {
     File(Arc<DeviceFile>),
@@ -34,9 +34,9 @@ enum Behind {
 
 struct Channels {
     by_fd: BTreeMap<RawFd, Behind>,
-    /// Those with records that found their socket full.
+    /// Channels with records that found their socket full.
     full: Vec<Weak<ChannelSender>>,
-    /// A thread waits for room in them.
+    /// A thread waits for room in the full channels.
     waiting: bool,
 }
 
@@ -56,15 +56,16 @@ fn channels() -> MutexGuard<'static, Channels> {
     CHANNELS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes note that a channel is full; true when the caller must start the thread that waits.
+/// Records that a channel is full; true if the caller must start the thread that waits.
 pub(super) fn is_full(channel: Weak<ChannelSender>) -> bool {
     let mut channels = channels();
     channels.full.push(channel);
     !std::mem::replace(&mut channels.waiting, true)
 }
 
-/// The channels that were full and `still` are, less those that became full meanwhile; `None` when
-/// none is left: then the thread that waits ends, and the next full channel starts another.
+/// The channels that were full and are `still` full, without those that became full during this
+/// call. `None` if no channel is left: then the thread that waits ends, and the next full channel
+/// starts another.
 pub(super) fn still_full(still: impl Fn(&ChannelSender) -> bool) -> Option<Vec<Arc<ChannelSender>>> {
     let known = std::mem::take(&mut channels().full);
     // Not under the lock: this sends.
@@ -79,15 +80,15 @@ pub(super) fn still_full(still: impl Fn(&ChannelSender) -> bool) -> Option<Vec<A
     channels.waiting.then_some(full)
 }
 
-/// The thread that waits could not be started.
+/// Records that the thread that waits could not be started.
 pub(super) fn nobody_waits() {
     channels().waiting = false;
 }
 
 fn enter(fd: RawFd, kind: Kind, behind: Behind) -> Result<(), Errno> {
     fds::enter(fd, kind)?;
-    // What was under the same number was closed behind our back. Dropped outside the lock: that may
-    // close our end, or end connections.
+    // A previous object with the same number was closed by a raw system call. It is dropped outside
+    // the lock: dropping may close our end, or end connections.
     let stale = channels().by_fd.insert(fd, behind);
     drop(stale);
     Ok(())
@@ -105,8 +106,8 @@ pub(super) fn enter_channel(program: &impl AsFd, sender: &Arc<ChannelSender>) ->
     enter(fds::number(program), Kind::Events, Behind::Events(sender))
 }
 
-/// The sender of the channel that the program reads from `fd`; None when it is no channel of ours,
-/// or no longer.
+/// The sender of the channel that the program reads from `fd`; None if `fd` is not, or no longer, a
+/// channel of ours.
 pub fn channel(fd: RawFd) -> Option<Arc<ChannelSender>> {
     match behind(fd, Kind::Events)? {
         Behind::Events(sender) => Some(sender),
@@ -117,12 +118,12 @@ pub fn channel(fd: RawFd) -> Option<Arc<ChannelSender>> {
 /// Enters an fd that the program got by opening our uverbs device file.
 ///
 /// # Errors
-/// `EBADF` when it is no device file, `EMFILE` when its number is beyond the table.
+/// `EBADF` if the file is not a device file, `EMFILE` if its number is beyond the table.
 pub fn enter_uverbs(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     enter(fds::number(&fd), Kind::Uverbs, Behind::File(Arc::default()))
 }
 
-/// The device file behind `fd`; None when it is none of this process.
+/// The device file behind `fd`; None if `fd` is not a device file of this process.
 pub fn device_file(fd: RawFd) -> Option<Arc<DeviceFile>> {
     match behind(fd, Kind::Uverbs)? {
         Behind::File(file) => Some(file),
@@ -130,20 +131,20 @@ pub fn device_file(fd: RawFd) -> Option<Arc<DeviceFile>> {
     }
 }
 
-/// Enters an fd of the program that leads to a channel of the connection manager.
+/// Enters an fd of the program that refers to a channel of the connection manager.
 ///
 /// # Errors
-/// `EMFILE` when its number is beyond the table.
+/// `EMFILE` if the number is beyond the table.
 pub fn enter_cm(fd: BorrowedFd<'_>, channel: Arc<CmChannel>) -> Result<(), Errno> {
     enter(fds::number(&fd), Kind::Cm, Behind::Cm(channel))
 }
 
-/// Major and minor number of `/dev/infiniband/rdma_cm`: `misc`, whose minor numbers are given out
-/// as modules come.
+/// Major and minor number of `/dev/infiniband/rdma_cm`: a `misc` device, whose minor number is
+/// assigned dynamically.
 pub const CM_DEVICE: (u32, u32) = (10, 255);
 
-/// The connection manager's channel behind `fd`, as it was [entered](enter_cm); None when it is
-/// none, or in a forked child.
+/// The connection manager's channel behind `fd`, as it was [entered](enter_cm); None if `fd` is not
+/// a channel, or in a forked child.
 pub fn cm_channel(fd: RawFd) -> Option<Arc<CmChannel>> {
     match behind(fd, Kind::Cm)? {
         Behind::Cm(channel) => Some(channel),
@@ -151,10 +152,10 @@ pub fn cm_channel(fd: RawFd) -> Option<Arc<CmChannel>> {
     }
 }
 
-/// To be called when the program has made `new` another fd for what `old` is.
+/// To be called when the program has duplicated `old` as `new`.
 ///
 /// # Errors
-/// As [`enter_uverbs`].
+/// The errors of [`enter_uverbs`].
 pub fn duplicated(old: RawFd, new: BorrowedFd<'_>) -> Result<(), Errno> {
     let Some(kind @ (Kind::Uverbs | Kind::Cm)) = fds::kind(old) else {
         return Ok(());
@@ -162,16 +163,16 @@ pub fn duplicated(old: RawFd, new: BorrowedFd<'_>) -> Result<(), Errno> {
     let new = fds::number(&new);
     match behind(old, kind) {
         Some(behind) => enter(new, kind, behind),
-        // In a forked child, whose copy shall be refused as the original is.
+        // In a forked child the copy must be refused as the original is.
         None if kind == Kind::Cm => fds::enter(new, kind),
         None => Ok(()),
     }
 }
 
-/// To be called before the program's `fd` is closed or replaced; does nothing when it is not ours.
+/// To be called before the program's `fd` is closed or replaced; does nothing if `fd` is not ours.
 pub fn forget(fd: RawFd) {
     if fds::take(fd).is_some() {
-        // Dropped outside the lock, as in enter().
+        // Dropped outside the lock: dropping may close our end, or end connections.
         let behind = channels().by_fd.remove(&fd);
         drop(behind);
     }
@@ -180,7 +181,7 @@ pub fn forget(fd: RawFd) {
 /// The guard that the forking thread holds from before fork to after it.
 struct AcrossFork(UnsafeCell<Option<MutexGuard<'static, Channels>>>);
 
-// SAFETY: only the thread that holds the lock in question touches the cell (before_fork,
+// SAFETY: only the thread that holds the lock of the channels accesses the cell (before_fork,
 // after_fork_*).
 unsafe impl Sync for AcrossFork {}
 
@@ -188,7 +189,7 @@ static ACROSS_FORK: AcrossFork = AcrossFork(UnsafeCell::new(None));
 
 pub(super) fn before_fork() {
     let guard = channels();
-    // SAFETY: we hold the lock, see AcrossFork.
+    // SAFETY: this thread holds the lock of the channels, so no other thread accesses the cell.
     unsafe { *ACROSS_FORK.0.get() = Some(guard) };
 }
 
@@ -198,10 +199,10 @@ pub(super) fn after_fork_in_parent() {
 }
 
 pub(super) fn after_fork_in_child() {
-    // SAFETY: as in the parent; the child's only thread is the one that forked.
+    // SAFETY: the child's only thread is the one that forked, which took the lock in before_fork.
     let guard = unsafe { (*ACROSS_FORK.0.get()).take() };
     if let Some(mut guard) = guard {
-        // Leaked, not dropped: they are the parent's, and freeing is not async-signal-safe.
+        // Leaked, not dropped: the objects are the parent's, and freeing is not async-signal-safe.
         std::mem::forget(std::mem::replace(&mut *guard, Channels::new()));
     }
 }

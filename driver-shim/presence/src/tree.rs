@@ -1,12 +1,12 @@
 //! The tree of real files that stands for `/sys/class/infiniband*` and `/dev/infiniband`.
 //!
-//! It is built once for each user, network namespace, set of addresses and configuration, beside
-//! its final place, and then renamed: every reader sees the whole tree, and nothing in it is ever
-//! touched again. What libibverbs compares, the modification time of the device's folder, is
-//! derived from the content, so that even a tree that had to be built again is the same device.
+//! The tree is built once for each user, network namespace, set of addresses and configuration,
+//! beside its final place, and then renamed: every reader sees the whole tree, and its content does
+//! not change afterwards. libibverbs compares the modification time of the device's folder; that
+//! time is derived from the content, so that a tree that was built again is the same device.
 //!
 //! Each process that uses a tree holds a shared lock on its folder. Trees that no process has
-//! locked are reaped when they have not been built recently.
+//! locked are removed if they were not built recently.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -20,17 +20,17 @@ use rustix::io::Errno;
 
 use urnic_process::fds::InternalFd;
 
-/// An unused tree younger than this is left alone: its owner may be between two short programs.
+/// An unused tree younger than this is not removed: its user may run another short program soon.
 const YOUNG: Duration = Duration::from_secs(60);
 
-/// One thing in a tree, by its path from the root.
+/// An entry of a tree, by its path from the root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Item {
     /// A file with this content.
     File(String, Vec<u8>),
     /// A symbolic link to this target.
     Link(String, String),
-    /// A folder, also if nothing is in it.
+    /// A folder, also if it is empty.
     Folder(String),
 }
 
@@ -42,29 +42,29 @@ impl Item {
     }
 }
 
-/// What a tree is to contain.
+/// The content of a tree to be built.
 #[derive(Debug)]
 pub(super) struct Plan {
     /// The folder's name: a digest of all that the tree depends on, in 16 hexadecimal digits.
     pub(super) name: String,
-    /// Folders' own entries need no mention.
+    /// The entries. The folders that lead to an entry need no entry of their own.
     pub(super) items: Vec<Item>,
     /// The folder whose modification time libibverbs compares, and that time in seconds.
     pub(super) dated: (String, i64),
 }
 
-/// A tree in use. Dropping it gives up the lock.
+/// A tree in use. Dropping the value releases the lock.
 #[derive(Debug)]
 pub(super) struct Tree {
     pub(super) root: PathBuf,
     _lock: InternalFd,
 }
 
-/// Finds or builds the planned tree in the first of `homes` that will have it.
+/// Finds or builds the planned tree in the first of `homes` in which that succeeds.
 ///
 /// # Errors
-/// The last home's: `EACCES`, `EROFS`, `ENOSPC`, …; `EPERM` for a folder of ours that another user
-/// made.
+/// The error of the last home: `EACCES`, `EROFS`, `ENOSPC`, …; `EPERM` for a folder with our name
+/// that another user made.
 pub(super) fn provide(plan: &Plan, homes: &[PathBuf]) -> Result<Tree, Errno> {
     let uid = rustix::process::geteuid().as_raw();
     let mut last = Errno::NOENT;
@@ -84,7 +84,7 @@ pub(super) fn provide(plan: &Plan, homes: &[PathBuf]) -> Result<Tree, Errno> {
     Err(last)
 }
 
-/// Makes our folder, or makes sure that it is ours: others can write to `/tmp`.
+/// Makes our folder, or verifies that this user owns it: others can write to `/tmp`.
 fn own_folder(path: &Path, uid: u32) -> Result<(), Errno> {
     match mkdir(path, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
@@ -101,7 +101,7 @@ fn own_folder(path: &Path, uid: u32) -> Result<(), Errno> {
 
 fn provide_in(plan: &Plan, ours: &Path) -> Result<Tree, Errno> {
     let root = ours.join(&plan.name);
-    // Each round either takes a tree or builds one; only a reaper at work makes us go round again.
+    // Each round takes a tree or builds one; another round is needed only while a reaper is active.
     for _ in 0..16 {
         match take(&root) {
             Err(Errno::NOENT) => build(plan, ours, &root)?,
@@ -112,7 +112,7 @@ fn provide_in(plan: &Plan, ours: &Path) -> Result<Tree, Errno> {
     Err(Errno::BUSY)
 }
 
-/// Takes a tree into use. `ENOENT`: there is none; `EAGAIN`: it is being reaped.
+/// Takes a tree into use. `ENOENT`: the tree does not exist; `EAGAIN`: a reaper is removing it.
 fn take(root: &Path) -> Result<Tree, Errno> {
     let fd = folder(CWD, root)?;
     flock(&fd, FlockOperation::NonBlockingLockShared)?;
@@ -135,7 +135,7 @@ fn build(plan: &Plan, ours: &Path, root: &Path) -> Result<(), Errno> {
     ));
     mkdir(&site, Mode::RWXU)?;
     let fd = folder(CWD, &site)?;
-    // A reaper that sees the unfinished tree must leave it alone.
+    // The lock keeps reapers from the unfinished tree.
     let built = flock(&fd, FlockOperation::NonBlockingLockShared)
         .and_then(|()| fill(plan, &site))
         .and_then(|()| rename(&site, root));
@@ -144,7 +144,7 @@ fn build(plan: &Plan, ours: &Path, root: &Path) -> Result<(), Errno> {
         Err(errno) => {
             remove(&fd, 0);
             let _ = unlinkat(CWD, &site, AtFlags::REMOVEDIR);
-            // Somebody else was faster: theirs is as good.
+            // Another process finished the same tree first.
             if matches!(errno, Errno::EXIST | Errno::NOTEMPTY) {
                 Ok(())
             } else {
@@ -185,7 +185,7 @@ fn fill(plan: &Plan, site: &Path) -> Result<(), Errno> {
     utimensat(CWD, site.join(dated), &times, AtFlags::empty())
 }
 
-/// The folders that lead to an item, and itself if it is one.
+/// Makes the folders that lead to an item, and the item itself if it is a folder.
 fn folders(site: &Path, item: &Item) -> Result<(), Errno> {
     let above = match item {
         Item::Folder(path) => Some(Path::new(path)),
@@ -205,7 +205,7 @@ fn folders(site: &Path, item: &Item) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Removes unused trees and unfinished ones. Best effort.
+/// Removes unused and unfinished trees. Best effort.
 fn reap(ours: &Path, except: &str) {
     reap_older_than(ours, except, YOUNG);
 }
@@ -226,13 +226,13 @@ pub(super) fn reap_older_than(ours: &Path, except: &str, age: Duration) {
         if young || flock(&tree, FlockOperation::NonBlockingLockExclusive).is_err() {
             continue;
         }
-        // From here on no process can take it: take() fails with EAGAIN or ENOENT.
+        // From here on no process can take the tree: take() fails with EAGAIN or ENOENT.
         remove(&tree, 0);
         let _ = unlinkat(&home, &name, AtFlags::REMOVEDIR);
     }
 }
 
-/// Removes what is in a folder; never follows links.
+/// Removes the content of a folder; does not follow links.
 fn remove(folder_fd: &OwnedFd, depth: u32) {
     for name in names(folder_fd) {
         let Ok(stat) = statat(folder_fd, &name, AtFlags::SYMLINK_NOFOLLOW) else {
@@ -251,7 +251,7 @@ fn remove(folder_fd: &OwnedFd, depth: u32) {
     }
 }
 
-/// The names in a folder, in no order; none when it cannot be read.
+/// The names in a folder, unsorted; empty if the folder cannot be read.
 pub(super) fn names(folder: impl AsFd) -> Vec<String> {
     let Ok(entries) = Dir::read_from(folder) else {
         return Vec::new();
@@ -262,13 +262,13 @@ pub(super) fn names(folder: impl AsFd) -> Vec<String> {
         .collect()
 }
 
-/// Opens a folder, and nothing else: no link to one.
+/// Opens a folder; fails for any other file, also for a link to a folder.
 pub(super) fn folder(at: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(at, path, flags, Mode::empty())
 }
 
-/// Tells two builders in one process apart.
+/// A number that distinguishes two builders in one process.
 fn nonce() -> u32 {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);

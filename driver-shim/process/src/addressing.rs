@@ -1,4 +1,4 @@
-//! Addresses as verbs have them.
+//! Addresses in the form that verbs use.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ pub struct Gid {
     pub ip: IpAddr,
     /// IPv6 scope of a link-local address; else 0.
     pub scope: u32,
-    /// Length of its network's prefix, in bits.
+    /// Length of the network's prefix, in bits.
     pub prefix_len: u8,
 }
 
@@ -23,10 +23,11 @@ impl Gid {
     }
 }
 
-/// An address vector (`struct ibv_ah_attr`), as far as it names a peer.
+/// An address vector (`struct ibv_ah_attr`), limited to the fields that name a peer and those that
+/// queries return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AddressVector {
-    /// Whether `dgid` counts; else `dlid` does.
+    /// Whether `dgid` names the peer; otherwise `dlid` does.
     pub is_global: bool,
     /// The peer's GID, network order.
     pub dgid: [u8; 16],

@@ -1,5 +1,5 @@
-//! Errors that the log would otherwise have several times in a row: a program that looks for
-//! devices tries several paths.
+//! Suppression of repeated error lines: a program that searches for devices tries several paths,
+//! and each attempt fails with the same error.
 
 use std::cell::Cell;
 use std::sync::Mutex;

@@ -1,7 +1,7 @@
-//! Why the device cannot be opened, in one line for the log.
+//! The reason why the device cannot be opened, in one line for the log.
 //!
-//! Errors travel as errnos, since libibverbs takes no more. So the name of the system call that
-//! failed last is kept for the thread, and the line is made where the program's call ends.
+//! Functions return errnos, since libibverbs takes no more. So the thread keeps the name of the
+//! system call that failed last, and the line is made where the program's call ends.
 
 use std::cell::Cell;
 
@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 thread_local!(static LAST: Cell<Option<(&'static str, Errno)>> = const { Cell::new(None) });
 
-/// The outcome of a system call of that name, which is kept if it failed.
+/// Passes on the outcome of the system call `call`. A failure is kept for [`explained`].
 pub fn named<T>(call: &'static str, outcome: Result<T, Errno>) -> Result<T, Errno> {
     outcome.inspect_err(|errno| LAST.set(Some((call, *errno))))
 }
@@ -25,7 +25,7 @@ pub fn explained(errno: Errno) -> String {
     format!("{call}{errno}: {}", advice(errno))
 }
 
-/// What to do about an error of a system call that merely takes something from the kernel.
+/// Advice for an error of a system call that only allocates a kernel resource.
 fn advice(errno: Errno) -> &'static str {
     match errno {
         Errno::MFILE => "raise the limit on open files, as by `ulimit -n 1024`",

@@ -1,12 +1,13 @@
-//! Which of the process's file descriptors are ours.
+//! The table of the process's file descriptors that belong to urnic.
 //!
-//! Every `close`, `write` and `dup2` of the program asks here first, also from signal handlers and
-//! between fork and exec. So the question costs two loads and no lock, and the table is plain
-//! atomics: a slot per number, in pages made when first needed.
+//! Every `close`, `write` and `dup2` of the program checks this table first, also from signal
+//! handlers and between fork and exec. So a check costs two loads and no lock, and the table is
+//! plain atomics: a slot per number, in pages that are made when first needed.
 //!
-//! What stands for a device file or a channel of the connection manager; the program's end of an
-//! event channel; and fds of our own (the other ends, sockets, locks), which the program must
-//! neither see closed by a loop over all numbers nor replace.
+//! The table has: the descriptors that stand for a device file or a channel of the connection
+//! manager; the program's end of an event channel; and internal descriptors (the other ends,
+//! sockets, locks), which a program that closes all numbers must not close, and which it must not
+//! replace.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
@@ -21,32 +22,32 @@ const PAGES: usize = 1024;
 
 type Page = [AtomicU64; PAGE];
 
-/// One slot per fd: 0, or the kind in the lowest three bits and above them what tells this open
-/// file from another one with the same number.
+/// One slot per fd: 0, or the kind in the lowest three bits and in the other bits a value that
+/// distinguishes this open file from another one with the same number.
 static TABLE: [AtomicPtr<Page>; PAGES] = [const { AtomicPtr::new(std::ptr::null_mut()) }; PAGES];
 
-/// The process the table describes. A child made by vfork shares our memory, but its fds are its
-/// own business.
+/// The process that the table describes. A child made by vfork shares our memory, but has its own
+/// fds.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
-/// Tells two uses of one number apart, for our own fds.
+/// Distinguishes two uses of one number, for internal fds.
 static SERIAL: AtomicU64 = AtomicU64::new(1);
 
-/// What an fd of ours is.
+/// The kind of a descriptor in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Kind {
-    /// The program's: an open uverbs device.
+    /// Of the program: an open uverbs device.
     Uverbs = 1,
-    /// The program's: the reading end of an event channel.
+    /// Of the program: the reading end of an event channel.
     Events = 2,
-    /// Ours, and closed in a forked child, which has no device.
+    /// Internal, and closed in a forked child, which has no device.
     Device = 3,
-    /// Ours, and kept in a forked child.
+    /// Internal, and kept in a forked child.
     Kept = 4,
-    /// A device's, which closes it itself: see [`claim`].
+    /// Of a device, which closes the descriptor itself: see [`claim`].
     Claimed = 5,
-    /// The program's: a channel of the connection manager.
+    /// Of the program: a channel of the connection manager.
     Cm = 6,
 }
 
@@ -64,7 +65,7 @@ impl Kind {
         .find(|kind| *kind as u64 == slot & 7)
     }
 
-    /// True for descriptors that the program does not know of.
+    /// Whether the program does not use descriptors of this kind.
     pub fn is_internal(self) -> bool {
         matches!(self, Kind::Device | Kind::Kept | Kind::Claimed)
     }
@@ -83,14 +84,15 @@ fn slot_made(fd: RawFd) -> Option<&'static AtomicU64> {
         let fresh: *mut Page = Box::into_raw(Box::new([const { AtomicU64::new(0) }; PAGE]));
         let made = entry.compare_exchange(std::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire);
         if made.is_err() {
-            // SAFETY: another thread's page went in; ours was never shared.
+            // SAFETY: another thread installed its page; `fresh` came from `Box::into_raw` and was
+            // not shared.
             drop(unsafe { Box::from_raw(fresh) });
         }
     }
     slot(fd)
 }
 
-/// What kind of ours `fd` is, if any. No system call unless it seems to be ours.
+/// The kind of `fd` if it is in the table. Makes a system call only if the table has an entry.
 #[inline]
 pub fn kind(fd: RawFd) -> Option<Kind> {
     let found = slot(fd)?.load(Ordering::Acquire);
@@ -104,8 +106,8 @@ fn kind_here(found: u64) -> Option<Kind> {
         .flatten()
 }
 
-/// As [`kind`], but only if `fd` is still the open file that was entered: raw system calls may have
-/// replaced it.
+/// The [`kind`] of `fd`, but only if `fd` is still the open file that was entered: raw system calls
+/// may have replaced it.
 pub fn verified_kind(fd: RawFd) -> Option<Kind> {
     let kind = kind(fd)?;
     let found = slot(fd)?.load(Ordering::Acquire);
@@ -119,36 +121,36 @@ pub fn verified_kind(fd: RawFd) -> Option<Kind> {
 /// Enters an fd of the program.
 ///
 /// # Errors
-/// `EBADF` when it is not what `kind` says, `EMFILE` when its number is beyond the table.
+/// `EBADF` if the file is not of the kind `kind`, `EMFILE` if the number is beyond the table.
 pub fn enter(fd: RawFd, kind: Kind) -> Result<(), Errno> {
     let print = fingerprint(fd, kind)?;
     slot_made(fd).ok_or(Errno::MFILE)?.store(print, Ordering::Release);
     Ok(())
 }
 
-/// Takes out an fd of the program, which is about to be closed or replaced; what it was.
+/// Removes an fd of the program that is about to be closed or replaced. Returns its kind.
 pub fn take(fd: RawFd) -> Option<Kind> {
     let kind = kind(fd).filter(|kind| !kind.is_internal())?;
     slot(fd)?.store(0, Ordering::Release);
     Some(kind)
 }
 
-/// Keeps the program's closing loops away from an fd that a device made and closes itself, also in
-/// a forked child.
+/// Prevents the program from closing an fd that a device made and closes itself, also in a forked
+/// child.
 pub fn claim(fd: RawFd) {
     if let Some(slot) = slot_made(fd) {
         slot.store(Kind::Claimed as u64, Ordering::Release);
     }
 }
 
-/// To be called before a claimed fd is closed: its number may be the program's a moment later.
+/// To be called before a claimed fd is closed: afterwards the program may get the same number.
 pub fn disclaim(fd: RawFd) {
     if let Some(slot) = slot(fd) {
         let _ = slot.compare_exchange(Kind::Claimed as u64, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 
-/// The numbers in `first..=last` that are ours, lowest first, for `close_range`.
+/// The numbers in `first..=last` that are in the table, lowest first, for `close_range`.
 pub fn ours_within(first: u32, last: u32) -> impl Iterator<Item = (RawFd, Kind)> {
     let last = last.min((PAGE * PAGES - 1) as u32);
     let pages = (first as usize / PAGE)..=(last as usize / PAGE);
@@ -163,9 +165,11 @@ pub fn ours_within(first: u32, last: u32) -> impl Iterator<Item = (RawFd, Kind)>
         .filter_map(|fd| Some((fd as RawFd, kind(fd as RawFd)?)))
 }
 
-/// What identifies an open file of the program: a socket by its inode, a device file by its number.
+/// A value that identifies an open file of the program: the inode of a socket, the number of a
+/// device file.
 fn fingerprint(fd: RawFd, kind: Kind) -> Result<u64, Errno> {
-    // SAFETY: only borrowed for one fstat(2), which fails harmlessly on a number that is closed.
+    // SAFETY: the fd is only borrowed for one fstat(2), which fails without effect on a closed
+    // number.
     let stat = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) })?;
     let (wanted, id) = match kind {
         Kind::Uverbs => (FileType::CharacterDevice, stat.st_rdev),
@@ -177,8 +181,8 @@ fn fingerprint(fd: RawFd, kind: Kind) -> Result<u64, Errno> {
     Ok(id << 3 | kind as u64)
 }
 
-/// An fd of our own: high, so that programs using select(2) keep the low numbers; close-on-exec;
-/// safe from the program's closing loops; and, unless kept, gone in forked children.
+/// An internal fd: its number is high, so that programs that use select(2) keep the low numbers; it
+/// is close-on-exec; the program cannot close it; and it is closed in forked children, unless kept.
 #[derive(Debug)]
 pub struct InternalFd {
     fd: RawFd,
@@ -229,15 +233,16 @@ impl Drop for InternalFd {
             .compare_exchange(self.entry, 0, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
         {
-            // SAFETY: the entry was still ours, so the fd is open and nobody else's.
+            // SAFETY: the table had the entry of this value until now, so the fd is open and has no
+            // other owner.
             drop(unsafe { OwnedFd::from_raw_fd(self.fd) });
         }
     }
 }
 
-/// Moves an fd to a high number, close-on-exec; leaves it where it is when there is no room.
+/// Moves an fd to a high number, close-on-exec; leaves it at its number if no high number is free.
 fn raise(fd: OwnedFd) -> Result<OwnedFd, Errno> {
-    // FD_SETSIZE is 1024. A process that may have no more than that keeps half for itself.
+    // FD_SETSIZE is 1024. A process with a low limit keeps half of its numbers for itself.
     let floor = match getrlimit(Resource::Nofile).current {
         Some(limit) if limit <= 2048 => limit / 2,
         _ => 1024,
@@ -251,34 +256,36 @@ fn raise(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// The table describes this process from now on.
+/// Makes the table describe the calling process.
 pub fn adopt_process() {
     OWNER.store(getpid().as_raw_pid(), Ordering::Relaxed);
 }
 
-/// In a forked child: closes the device's fds and forgets the program's, which belong to a device
-/// that is not here. Async-signal-safe.
+/// In a forked child: closes the device's fds and removes the program's fds of the device, which
+/// the child does not have. Async-signal-safe.
 pub fn after_fork() {
     adopt_process();
     for (number, page) in TABLE.iter().enumerate() {
-        // SAFETY: null, or a page that is never freed.
+        // SAFETY: the pointer is null, or leads to a page that is never freed.
         let Some(page) = (unsafe { page.load(Ordering::Acquire).as_ref() }) else {
             continue;
         };
         for (offset, slot) in page.iter().enumerate() {
             match Kind::of(slot.load(Ordering::Relaxed)) {
-                // A channel is still known for one, so that commands are refused instead of lost.
+                // A channel of the connection manager stays in the table, so that its commands are
+                // refused.
                 None | Some(Kind::Kept | Kind::Cm) => {}
                 Some(Kind::Uverbs | Kind::Events | Kind::Claimed) => slot.store(0, Ordering::Relaxed),
                 Some(Kind::Device) => {
                     slot.store(0, Ordering::Relaxed);
                     let fd = (number * PAGE + offset) as RawFd;
                     // fork(2) copies the descriptors before the memory. What another thread opened
-                    // and entered in between is in our table, and not open here.
-                    // SAFETY: only asks about the number.
+                    // and entered in between is in our table, and is not open here. SAFETY: the fd
+                    // is only borrowed for one fcntl(2), which fails without effect on a closed
+                    // number.
                     if rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok() {
-                        // SAFETY: the entry said that this number is the device's; InternalFd::drop
-                        // finds it gone.
+                        // SAFETY: the entry shows that this number is the device's.
+                        // InternalFd::drop finds the entry removed.
                         drop(unsafe { OwnedFd::from_raw_fd(fd) });
                     }
                 }
@@ -288,7 +295,7 @@ pub fn after_fork() {
 }
 
 impl AsRawFd for InternalFd {
-    /// The number; it may be closed in a forked child.
+    /// The number; the fd may be closed in a forked child.
     fn as_raw_fd(&self) -> RawFd {
         self.fd
     }

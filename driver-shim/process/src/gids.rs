@@ -1,8 +1,8 @@
-//! The port's GID table: the host's IP addresses, mapped.
+//! The port's GID table, made from the host's IP addresses.
 //!
 //! A GID is an IPv6 address, or an IPv4 address in IPv4-mapped form. Entry 0 is the address of the
-//! default route, so that programs which take the first GID find one that others can reach;
-//! loopback comes last. There are no holes, and the table never changes while a process has the
+//! default route, so that programs which take the first GID find one that other hosts can reach;
+//! loopback comes last. There are no holes, and the table does not change while a process has the
 //! device open.
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -11,31 +11,31 @@ use crate::addressing::Gid as DeviceAddress;
 
 use super::netlink::{self, InterfaceAddress, Link};
 
-/// Most entries a port has: a GID index is a byte in `ibv_ah_attr`.
+/// Most entries of a port: a GID index is a byte in `ibv_ah_attr`.
 const MAX_GIDS: usize = 256;
 
 /// MTU of a network that is not the host's, in bytes.
 const USUAL_MTU: u32 = 1500;
 
-/// An address of the public Internet: what leads there is the default route.
+/// An address of the public Internet: the default route leads to it.
 const FAR_AWAY: Ipv4Addr = Ipv4Addr::new(1, 1, 1, 1);
 
 /// One entry of the GID table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gid {
-    /// The address it stands for.
+    /// The address of the entry.
     pub ip: IpAddr,
-    /// Length of its network's prefix, in bits.
+    /// Length of the network's prefix, in bits.
     pub prefix_len: u8,
-    /// Index of the network interface that has the address; 0 if it is on none.
+    /// Index of the network interface that has the address; 0 if no interface has it.
     pub ifindex: u32,
-    /// The interface's name; empty if the address is of a device that is on no interface of the
+    /// The interface's name; empty if the address belongs to a device and to no interface of the
     /// host.
     pub netdev: String,
 }
 
 impl Gid {
-    /// The 128 bits, in network byte order.
+    /// The 128 bits of the GID, in network byte order.
     pub fn bytes(&self) -> [u8; 16] {
         match self.ip {
             IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
@@ -43,7 +43,7 @@ impl Gid {
         }
     }
 
-    /// IPv6 scope: the interface's index for a link-local address, else 0.
+    /// IPv6 scope of the address: the interface's index for a link-local address, else 0.
     pub fn scope(&self) -> u32 {
         match self.ip {
             IpAddr::V6(ip) if ip.is_unicast_link_local() => self.ifindex,
@@ -60,8 +60,8 @@ pub struct GidTable {
 }
 
 impl GidTable {
-    /// The table for the host as it is now; empty when no interface is up or the kernel does not
-    /// say.
+    /// Makes the table for the present state of the host; empty if no interface is up or the kernel
+    /// reports an error.
     pub fn of_host() -> GidTable {
         match (netlink::links(), netlink::addresses()) {
             (Ok(links), Ok(addresses)) => {
@@ -74,8 +74,8 @@ impl GidTable {
         }
     }
 
-    /// The table of a device that has addresses of its own, in the device's order. An address that
-    /// this host has, too, is at that interface.
+    /// Makes the table of a device that has addresses of its own, in the device's order. An address
+    /// that this host has, too, gets the interface of the host.
     pub fn of_device(addresses: &[DeviceAddress]) -> GidTable {
         let links = netlink::links().unwrap_or_default();
         let host = netlink::addresses().unwrap_or_default();
@@ -99,8 +99,8 @@ impl GidTable {
         GidTable { entries, mtu }
     }
 
-    /// The table of a host with these interfaces and addresses; `default` is the source address
-    /// towards the default route.
+    /// Makes the table of a host with these interfaces and addresses; `default` is the source
+    /// address towards the default route.
     pub fn new(links: &[Link], addresses: &[InterfaceAddress], default: Option<IpAddr>) -> GidTable {
         let mut entries: Vec<Gid> = Vec::new();
         for address in addresses {
@@ -135,8 +135,8 @@ impl GidTable {
         &self.entries
     }
 
-    /// The port's LID: the low 16 bits of entry 0's address, 0 without one. It names this host, or
-    /// one in the same /16.
+    /// The port's LID: the low 16 bits of entry 0's address, or 0 without an entry. A LID names
+    /// this host, or a host in the same /16.
     pub fn lid(&self) -> u16 {
         self.entries.first().map_or(0, |gid| {
             let [.., high, low] = gid.bytes();
@@ -150,7 +150,7 @@ impl GidTable {
     }
 }
 
-/// Where an address stands in the table; equal ranks keep the kernel's order.
+/// The rank of an address in the table; equal ranks keep the kernel's order.
 fn rank(ip: IpAddr, default: Option<IpAddr>) -> u8 {
     match ip {
         _ if ip.is_loopback() => 4,

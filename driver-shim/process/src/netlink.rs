@@ -1,6 +1,6 @@
-//! The host's interfaces and addresses, asked of the kernel by rtnetlink(7).
+//! The host's interfaces and addresses, queried from the kernel by rtnetlink(7).
 //!
-//! Not by `getifaddrs`: libc would come back to us through the functions that the plug-in
+//! `getifaddrs` is not used: libc would call urnic again through the functions that the plug-in
 //! interposes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -28,9 +28,9 @@ pub struct Link {
 pub struct InterfaceAddress {
     /// The address.
     pub ip: IpAddr,
-    /// Length of its network's prefix in bits.
+    /// Length of the network's prefix in bits.
     pub prefix_len: u8,
-    /// Index of its interface.
+    /// Index of the interface that has the address.
     pub link: u32,
 }
 
@@ -94,7 +94,7 @@ pub(super) fn addresses() -> Result<Vec<InterfaceAddress>, Errno> {
     Ok(addresses)
 }
 
-/// The source address the kernel would use towards `destination`; None when there is no route.
+/// The source address that the kernel would use towards `destination`; None if there is no route.
 pub(super) fn source_towards(destination: Ipv4Addr) -> Option<IpAddr> {
     let mut request = vec![AF_INET, 32];
     request.resize(RTMSG, 0);
@@ -114,8 +114,8 @@ pub(super) fn source_towards(destination: Ipv4Addr) -> Option<IpAddr> {
     source
 }
 
-/// Sends one request and hands each message of the answer to `each`: its type and what follows its
-/// header.
+/// Sends one request and passes each message of the answer to `each`: the message type and the
+/// bytes after the message header.
 fn ask(kind: u16, flags: u16, body: &[u8], mut each: impl FnMut(u16, &[u8])) -> Result<(), Errno> {
     let socket: OwnedFd = socket_with(
         AddressFamily::NETLINK,
@@ -150,7 +150,7 @@ fn ask(kind: u16, flags: u16, body: &[u8], mut each: impl FnMut(u16, &[u8])) -> 
     }
 }
 
-/// Walks the messages of one datagram; true when the answer is complete.
+/// Passes the messages of one datagram to `each`; true when the answer is complete.
 fn deliver(mut datagram: &[u8], dump: bool, each: &mut impl FnMut(u16, &[u8])) -> Result<bool, Errno> {
     while let Some(header) = datagram.get(..NLMSGHDR) {
         let length = u32_at(header, 0).unwrap_or(0) as usize;
@@ -186,7 +186,7 @@ fn link(body: &[u8]) -> Option<Link> {
     })
 }
 
-/// None for an address that is not usable (yet).
+/// Parses an address message; None for an address that is not usable (yet).
 fn address(body: &[u8]) -> Option<InterfaceAddress> {
     let (family, prefix_len, link) = (*body.first()?, *body.get(1)?, u32_at(body, 4)?);
     let attributes = body.get(IFADDRMSG..)?;

@@ -1,4 +1,4 @@
-//! The program that we are in.
+//! The program in which urnic runs.
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;

@@ -1,8 +1,8 @@
-//! Signals: urnic's code in another program, and that program's signals.
+//! Signals: urnic's code runs inside another program, whose signals it must not take.
 //!
-//! Threads of ours take none. A thread of the program's that works for the device takes them when
-//! it is done, as a thread in a system call takes them on its way out: a handler may jump away,
-//! exit or fork, and must find nothing held.
+//! Threads of urnic take no signals. A thread of the program that works for the device takes them
+//! when the work is finished, as a thread in a system call takes them on return: a handler may jump
+//! away, exit or fork, so the thread must hold no lock at that time.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -17,19 +17,19 @@ const FAULTS: [c_int; 6] = [
     libc::SIGSYS,
 ];
 
-/// All signals of the C library's users; those that it keeps for itself are not among them.
+/// All signals that a program may block; the C library does not include those that it uses itself.
 fn every() -> libc::sigset_t {
     let mut all = MaybeUninit::uninit();
-    // SAFETY: a local, which is filled.
+    // SAFETY: `all` is a local variable, which sigfillset(3) initialises.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
         all.assume_init()
     }
 }
 
-/// Runs `f` with all signals blocked on this thread but those of faults; a thread started meanwhile
-/// inherits that for good. Threads that work for the device recover from faults in the program's
-/// memory, and the kernel ends a process that blocks these signals.
+/// Runs `f` with all signals blocked on this thread except those of faults. A thread started by `f`
+/// inherits that mask permanently. Threads that work for the device recover from faults in the
+/// program's memory, and the kernel ends a process that blocks these signals.
 pub fn blocked<T>(f: impl FnOnce() -> T) -> T {
     let held = HeldBack::from_here();
     let result = f();
@@ -37,19 +37,19 @@ pub fn blocked<T>(f: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The signals that the calling thread took before some were held back from it. Nothing to drop:
-/// whoever gives it back may be left by a jump.
+/// The signal mask of the calling thread before signals were held back. The type has no `Drop`: a
+/// handler that runs in [`HeldBack::release`] may jump out of it.
 #[derive(Clone, Copy)]
 pub struct HeldBack {
     before: libc::sigset_t,
 }
 
 impl HeldBack {
-    /// Holds back all signals from the calling thread but those of faults.
+    /// Holds back all signals from the calling thread except those of faults.
     pub fn from_here() -> HeldBack {
         let mut signals = every();
         for fault in FAULTS {
-            // SAFETY: a local set.
+            // SAFETY: `signals` is a local, initialised set.
             unsafe { libc::sigdelset(&raw mut signals, fault) };
         }
         HeldBack::new(&signals)
@@ -57,7 +57,8 @@ impl HeldBack {
 
     fn new(signals: &libc::sigset_t) -> HeldBack {
         let mut before = MaybeUninit::uninit();
-        // SAFETY: `signals` is live and `before` a local, filled by a call that cannot fail.
+        // SAFETY: `signals` is initialised, and `before` is a local that a call that cannot fail
+        // initialises.
         unsafe {
             libc::pthread_sigmask(libc::SIG_BLOCK, signals, before.as_mut_ptr());
             HeldBack {
@@ -66,16 +67,16 @@ impl HeldBack {
         }
     }
 
-    /// Whether a signal came that would have interrupted a system call that waits, as one does
-    /// whose handler was set up without `SA_RESTART`.
+    /// Whether a pending signal would have interrupted a system call that waits: a signal whose
+    /// handler was installed without `SA_RESTART`.
     pub fn would_interrupt(&self) -> bool {
         let mut pending = MaybeUninit::uninit();
-        // SAFETY: a local, filled by a call that cannot fail.
+        // SAFETY: `pending` is a local that a call that cannot fail initialises.
         let pending = unsafe {
             libc::sigpending(pending.as_mut_ptr());
             pending.assume_init()
         };
-        // SAFETY: both are live sets, and each number is one of a signal.
+        // SAFETY: both sets are initialised, and each number is that of a signal.
         let came = |signal| unsafe {
             libc::sigismember(&raw const pending, signal) == 1
                 && libc::sigismember(&raw const self.before, signal) == 0
@@ -83,17 +84,17 @@ impl HeldBack {
         (1..=libc::SIGRTMAX()).any(|signal| came(signal) && interrupts(signal))
     }
 
-    /// The thread takes them again. Handlers of those that came run before this returns.
+    /// Restores the thread's signal mask. Handlers of pending signals run before this returns.
     pub fn release(self) {
-        // SAFETY: a mask that was this thread's.
+        // SAFETY: `before` is a mask that this thread had.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
     }
 }
 
-/// Whether a system call that waits ends with `EINTR` when `signal` comes.
+/// Whether a system call that waits ends with `EINTR` when `signal` arrives.
 fn interrupts(signal: c_int) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: a question, answered in a local; who asks for what is no signal gets an error.
+    // SAFETY: a query whose result goes to a local; it fails for a number that is not a signal.
     let action = unsafe {
         if libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) != 0 {
             return false;
@@ -115,7 +116,7 @@ mod tests {
     }
 
     fn handle(signal: c_int, handler: libc::sighandler_t, flags: c_int) {
-        // SAFETY: the handler touches nothing but this thread's own.
+        // SAFETY: the handler accesses only thread-local data.
         unsafe {
             let mut action = std::mem::zeroed::<libc::sigaction>();
             action.sa_sigaction = handler;
@@ -127,12 +128,12 @@ mod tests {
         }
     }
 
-    /// What comes of a signal to this thread meanwhile: whether the handler ran before the end, and
-    /// at all, and whether that interrupts.
+    /// Raises a signal on this thread while signals are held back. Returns how often the handler
+    /// ran before the release and in all, and whether the signal would interrupt.
     fn met_by(signal: c_int) -> (u32, u32, bool) {
         CAME.set(0);
         let held = HeldBack::from_here();
-        // SAFETY: the test below has set up what becomes of it.
+        // SAFETY: the test below has installed a handler for the signal or blocked it.
         unsafe { libc::pthread_kill(libc::pthread_self(), signal) };
         let (during, interrupted) = (CAME.get(), held.would_interrupt());
         held.release();
@@ -157,13 +158,13 @@ mod tests {
         assert_eq!(met_by(interrupts), (0, 1, true));
         assert_eq!(met_by(ignored), (0, 0, false));
         let mut set = MaybeUninit::uninit();
-        // SAFETY: a local set; only this thread's mask changes.
+        // SAFETY: `set` is a local; only this thread's mask changes.
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             libc::sigaddset(set.as_mut_ptr(), blocked);
             libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
         }
-        // The program does not want it yet.
+        // The program blocks the signal.
         assert_eq!(met_by(blocked), (0, 0, false));
     }
 }

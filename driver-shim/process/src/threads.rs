@@ -13,12 +13,12 @@ const LIMIT: Duration = Duration::from_secs(1);
 /// Starts a thread, and waits until it runs and has an arena of the allocator.
 ///
 /// A thread makes mappings when it begins: a signal stack, and at its first allocation an arena,
-/// which glibc trims by munmap(2). Programs that open a device do not expect another thread at
-/// that: libfabric, for one, overwrites the code of munmap(2) afterwards, and a thread in it
-/// crashes.
+/// which glibc trims by munmap(2). Programs do not expect that opening a device leaves a thread in
+/// such calls: libfabric, for example, overwrites the code of munmap(2) afterwards, and a thread in
+/// that function crashes.
 ///
 /// # Errors
-/// Those of making a thread.
+/// The errors of starting a thread.
 pub fn start(builder: Builder, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let (begun, waits) = mpsc::sync_channel::<()>(1);
     let thread = builder.spawn(move || {
