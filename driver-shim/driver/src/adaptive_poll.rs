@@ -9,7 +9,7 @@ const LONGEST: Duration = Duration::from_micros(500);
 /// Polls in a row without an event, each half as long as the one before, after which threads sleep
 /// at once.
 const FAILURES: u32 = 4;
-/// One wait of this many polls nevertheless.
+/// While threads sleep at once, one wait in so many polls nevertheless.
 const TRY_EVERY: u32 = 16;
 
 /// Counts the waits since the last one whose poll saw an event.
@@ -17,12 +17,12 @@ const TRY_EVERY: u32 = 16;
 pub(super) struct AdaptivePoll(AtomicU32);
 
 impl AdaptivePoll {
-    /// Calls `wait` with the time to poll for; it returns whether an event came. Returns `false`
-    /// without a call if the time is zero.
+    /// Calls `wait` with the time to poll for; `wait` returns whether an event came. Returns
+    /// `false` without a call if the time is zero.
     pub(super) fn wait(&self, wait: impl FnOnce(Duration) -> bool) -> bool {
         let time = self.time();
         let came = !time.is_zero() && wait(time);
-        // Approximate: threads may lose counts to one another.
+        // Approximate: concurrent threads may lose each other's counts.
         let failures = if came {
             0
         } else {

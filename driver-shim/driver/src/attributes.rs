@@ -47,7 +47,7 @@ pub struct Attributes {
     pub max_ord: u32,
     /// Completion vectors.
     pub completion_vectors: u32,
-    /// `urnic_device::command::features`.
+    /// Feature bits, see `urnic_device::command::features`.
     pub features: u32,
 }
 
@@ -80,7 +80,7 @@ impl From<DeviceAttributes> for Attributes {
 /// Reads the limits of the device.
 ///
 /// # Errors
-/// Those of the device.
+/// The errors of the device.
 pub(crate) fn read_attributes(commands: &CommandQueue) -> Result<Attributes, Errno> {
     let (buffer, _) =
         commands.fetch::<_, Nothing>(Opcode::QueryDevice, &Nothing {}, size_of::<DeviceAttributes>())?;
@@ -90,7 +90,7 @@ pub(crate) fn read_attributes(commands: &CommandQueue) -> Result<Attributes, Err
 /// Reads the address table of the device.
 ///
 /// # Errors
-/// Those of the device.
+/// The errors of the device.
 pub(crate) fn read_gids(commands: &CommandQueue) -> Result<Vec<Gid>, Errno> {
     const ENTRY: usize = size_of::<stream::Address>();
     let (buffer, count) =

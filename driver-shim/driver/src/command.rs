@@ -1,8 +1,8 @@
-//! The command queue: one command at a time, its completion found by tag and phase.
+//! The command queue: one command at a time, whose completion is found by tag and phase.
 //!
 //! No command waits for a peer (`urnic_device::command`), so a thread holds the lock for
-//! microseconds, and one outstanding command is enough. The ring is longer than that because a
-//! device may want room.
+//! microseconds, and one outstanding command is enough. The ring is longer because a device may
+//! need room.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -25,22 +25,22 @@ const LOG_SIZE: u32 = 4;
 const ENTRIES: u32 = 1 << LOG_SIZE;
 /// Offset of the phase word in a completion.
 const PHASE: usize = std::mem::offset_of!(Completion, phase);
-/// Busy looks at the completion before the thread takes naps in between.
+/// Busy polls of the completion before the thread sleeps between polls.
 const LOOKS: u32 = 1 << 12;
-/// Naps between two questions whether the device still lives.
+/// Sleeps between two checks whether the device still works.
 const LOOKS_PER_QUESTION: u32 = 64;
 const NAP: Duration = Duration::from_micros(50);
 /// A device that takes longer over one command is dead.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The one queue of commands to the device.
+/// The command queue of the device.
 pub(crate) struct CommandQueue {
     bus: Arc<dyn Bus>,
     pool: Arc<DmaPool>,
     rings: Mutex<Rings>,
-    /// The device is lost: nothing is asked of it any more.
+    /// The device is lost: commands are not sent any more.
     lost: AtomicBool,
-    /// Told of a device that stopped answering.
+    /// Called when the device stopped responding.
     handler: SignalHandler,
 }
 
@@ -51,12 +51,12 @@ struct Rings {
 }
 
 impl CommandQueue {
-    /// Resets the device, gives it the rings, and enables it. `handler` is called if it stops
-    /// answering.
+    /// Resets the device, gives it the rings, and enables it. `handler` is called if the device
+    /// stops responding.
     ///
     /// # Errors
-    /// `ENODEV` if it is no such device or speaks another major version of the interface; `ENOMEM`;
-    /// `EIO` if it does not answer.
+    /// `ENODEV` if it is not such a device or has another major version of the interface; `ENOMEM`
+    /// if no memory is left; `EIO` if the device does not respond.
     pub(crate) fn start(
         bus: Arc<dyn Bus>,
         pool: Arc<DmaPool>,
@@ -92,8 +92,7 @@ impl CommandQueue {
         })
     }
 
-    /// From now on every command fails with `EIO`. Returns whether it is news that the device is
-    /// lost.
+    /// Makes every further command fail with `EIO`. Returns whether this is the first call.
     pub(crate) fn lose(&self) -> bool {
         !self.lost.swap(true, Ordering::AcqRel)
     }
@@ -104,15 +103,15 @@ impl CommandQueue {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Makes the device, if it still answers, release all memory.
+    /// Makes the device release all memory, if it still responds.
     pub(crate) fn reset(&self) {
         reset(&*self.bus);
     }
 
-    /// Destroys an object. On a lost device there are none.
+    /// Destroys an object of the device. Succeeds on a lost device, which has no objects.
     ///
     /// # Errors
-    /// What the device answers.
+    /// The error of the device, see [`errno`].
     pub(crate) fn destroy(&self, opcode: Opcode, id: u32) -> Result<(), Errno> {
         match self.on(opcode, id) {
             Err(Errno::IO) if self.is_lost() => Ok(()),
@@ -123,7 +122,7 @@ impl CommandQueue {
     /// Runs a command that has neither buffers nor a result.
     ///
     /// # Errors
-    /// What the device answers, see [`errno`]; `EIO` if it does not answer.
+    /// The error of the device, see [`errno`]; `EIO` if the device does not respond.
     pub(crate) fn run<A: IntoBytes + Immutable>(&self, opcode: Opcode, arguments: &A) -> Result<(), Errno> {
         self.call::<A, Nothing>(opcode, arguments).map(drop)
     }
@@ -131,7 +130,7 @@ impl CommandQueue {
     /// Runs a command that has a result and no buffers.
     ///
     /// # Errors
-    /// As [`CommandQueue::run`].
+    /// The errors of [`CommandQueue::run`].
     pub(crate) fn call<A: IntoBytes + Immutable, R: FromBytes>(
         &self,
         opcode: Opcode,
@@ -144,7 +143,7 @@ impl CommandQueue {
     /// Runs a command on one object.
     ///
     /// # Errors
-    /// As [`CommandQueue::run`].
+    /// The errors of [`CommandQueue::run`].
     pub(crate) fn on(&self, opcode: Opcode, id: u32) -> Result<(), Errno> {
         self.run(opcode, &Handle { id: id.into() })
     }
@@ -152,7 +151,7 @@ impl CommandQueue {
     /// Runs a command with an input buffer.
     ///
     /// # Errors
-    /// As [`CommandQueue::run`]; `ENOMEM`.
+    /// The errors of [`CommandQueue::run`]; `ENOMEM` if there is no memory for the buffer.
     pub(crate) fn send<A: IntoBytes + Immutable, R: FromBytes>(
         &self,
         opcode: Opcode,
@@ -167,10 +166,10 @@ impl CommandQueue {
         self.execute(command).map(|done| done.result())
     }
 
-    /// Runs a command that fills an output buffer of `len` bytes, which it also returns.
+    /// Runs a command that fills an output buffer of `len` bytes, and returns the buffer.
     ///
     /// # Errors
-    /// As [`CommandQueue::send`].
+    /// The errors of [`CommandQueue::send`].
     pub(crate) fn fetch<A: IntoBytes + Immutable, R: FromBytes>(
         &self,
         opcode: Opcode,
@@ -185,7 +184,7 @@ impl CommandQueue {
     /// Runs a command whose output buffer the device may still fill after the command is complete.
     ///
     /// # Errors
-    /// As [`CommandQueue::run`].
+    /// The errors of [`CommandQueue::run`].
     pub(crate) fn output<A: IntoBytes + Immutable>(
         &self,
         opcode: Opcode,
@@ -218,7 +217,7 @@ impl CommandQueue {
         let here = || word.load(Ordering::Acquire) & 1 == phase;
         if !await_completion(here, || !self.is_lost() && is_ready(&*self.bus)) {
             drop(rings);
-            // A device that stopped in the middle of a command does not go on.
+            // A device that stopped during a command does not continue.
             (self.handler)(Signal::Lost);
             return Err(Errno::IO);
         }
@@ -245,7 +244,7 @@ pub(crate) fn is_ready(bus: &dyn Bus) -> bool {
     status != registers::GONE && status & registers::Status::READY.bits() != 0
 }
 
-/// Function reset: the device lets go of all memory. One that is gone has done so.
+/// Function reset: the device releases all memory. A device that is gone has done so.
 fn reset(bus: &dyn Bus) {
     let reset = registers::Control::RESET.bits();
     bus.write32(registers::CONTROL, reset);
@@ -253,9 +252,9 @@ fn reset(bus: &dyn Bus) {
     let _ = wait(|| is_done(bus.read32(registers::CONTROL)).then_some(()));
 }
 
-/// Waits until a completion is `here`; `false` if the device is not `alive` any more. It is looked
-/// for busily at first, since a device in process has answered already; asking whether the device
-/// lives may cost a message.
+/// Waits until a completion is `here`; `false` if the device is not `alive` any more. The function
+/// busy-polls at first, since a device in this process has answered already; the check whether the
+/// device works may cost a message.
 fn await_completion(here: impl Fn() -> bool, alive: impl Fn() -> bool) -> bool {
     for _ in 0..LOOKS {
         if here() {
@@ -269,7 +268,7 @@ fn await_completion(here: impl Fn() -> bool, alive: impl Fn() -> bool) -> bool {
         if here() {
             Some(true)
         } else if looks % LOOKS_PER_QUESTION == 0 && !alive() {
-            // It may have stopped right behind the answer.
+            // The device may have stopped right after the answer.
             Some(here())
         } else {
             None
@@ -278,8 +277,8 @@ fn await_completion(here: impl Fn() -> bool, alive: impl Fn() -> bool) -> bool {
     seen.unwrap_or(false)
 }
 
-/// Looks until `look` sees something, for as long as a device may take. That is counted in naps,
-/// not by the clock: a machine that was stopped meanwhile stopped the device too.
+/// Calls `look` until it returns a value, for as long as a device may take. That time is counted in
+/// sleeps, not by the clock: a machine that was suspended meanwhile suspended the device too.
 fn wait<T>(mut look: impl FnMut() -> Option<T>) -> Result<T, Errno> {
     for _ in 0..PATIENCE.as_nanos() / NAP.as_nanos() {
         if let Some(seen) = look() {
@@ -294,7 +293,7 @@ fn wait<T>(mut look: impl FnMut() -> Option<T>) -> Result<T, Errno> {
     Err(Errno::IO)
 }
 
-/// The errno for a command's status; `None` if it is done.
+/// The errno for a command's status; `None` if the command succeeded.
 fn errno(status: u16) -> Option<Errno> {
     Some(match Status::from_raw(status) {
         Some(Status::Ok) => return None,

@@ -22,12 +22,12 @@ impl fmt::Debug for Cq {
 }
 
 impl Driver {
-    /// Makes a completion queue of at least `entries` entries, whose notifications come on
-    /// completion vector `vector` with `cookie`.
+    /// Makes a completion queue of at least `entries` entries. Its notifications come on completion
+    /// vector `vector` with `cookie`.
     ///
     /// # Errors
-    /// `EINVAL` for no entries, more than the device takes, or a vector it does not have; `ENOMEM`;
-    /// `EIO` in a forked child.
+    /// `EINVAL` for zero entries, more than the device supports, or a vector that does not exist;
+    /// `ENOMEM` if no memory is left; `EIO` in a forked child.
     pub fn create_cq(
         self: &Arc<Self>,
         context: &Context,
@@ -72,7 +72,7 @@ impl Driver {
     }
 }
 
-/// A ring that is to replace another.
+/// A ring that will replace another one.
 pub struct NewRing {
     memory: DmaMemory,
     log_size: u32,
@@ -100,11 +100,12 @@ impl Cq {
         lock(&self.ring)
     }
 
-    /// Makes a ring of at least `entries` entries for [`resize`](Self::resize), which may call the
+    /// Makes a ring of at least `entries` entries for [`resize`](Self::resize). May call the
     /// program's allocator.
     ///
     /// # Errors
-    /// `EINVAL` for no entries, or more than the device takes; `ENOMEM`; `EIO` in a forked child.
+    /// `EINVAL` for zero entries, or more than the device supports; `ENOMEM` if no memory is left;
+    /// `EIO` in a forked child.
     pub fn new_ring(&self, entries: u32, rings: &dyn RingPlacement) -> Result<NewRing, Errno> {
         self.driver.alive()?;
         if entries == 0 || entries > self.driver.attributes.max_cqe {
@@ -115,12 +116,12 @@ impl Cq {
         Ok(NewRing { memory, log_size })
     }
 
-    /// Moves it to that ring; its first byte, and log2 of its entries. The caller takes no
-    /// completions meanwhile; afterwards the one with the present consumer index is in the ring's
-    /// first slot, with phase 1.
+    /// Moves the completion queue to `ring`. Returns the first byte of the ring, and log2 of its
+    /// entries. The caller takes no completions during the call; afterwards the completion with the
+    /// present consumer index is in the ring's first slot, with phase 1.
     ///
     /// # Errors
-    /// `EINVAL` for fewer entries than completions wait; `EIO` in a forked child.
+    /// `EINVAL` if more completions wait than the ring has entries; `EIO` in a forked child.
     pub fn resize(&self, ring: NewRing) -> Result<(*mut u8, u32), Errno> {
         self.driver.alive()?;
         let NewRing { memory, log_size } = ring;
@@ -142,11 +143,11 @@ impl Cq {
         Ok((ring.memory.as_ptr(), log_size))
     }
 
-    /// Has its notifications wait until there are `count` completions to tell of, but no longer
-    /// than `period` microseconds; with 0, not at all.
+    /// Delays notifications until `count` completions wait, but no longer than `period`
+    /// microseconds; with 0, there is no delay.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` if the device has not that; `EIO` in a forked child.
+    /// `EOPNOTSUPP` if the device does not support moderation; `EIO` in a forked child.
     pub fn moderate(&self, count: u16, period: u16) -> Result<(), Errno> {
         self.driver.alive()?;
         if self.driver.attributes.features & features::MODERATION == 0 {
@@ -167,8 +168,8 @@ impl Cq {
         self.record.record()
     }
 
-    /// Asks for one notification: of the next completion behind `consumer`, or of the next
-    /// solicited or failed one.
+    /// Requests one notification: of the next completion after `consumer`, or of the next solicited
+    /// or failed one.
     #[inline]
     pub fn arm(&self, consumer: u32, solicited_only: bool) {
         if self.driver.commands.is_lost() {
@@ -189,7 +190,7 @@ impl Cq {
     }
 
     /// To be called, with no lock of the queue held, by a poll that found the queue empty: the
-    /// device works on the caller's thread.
+    /// device uses the caller's thread for its work.
     #[inline]
     pub fn progress(&self) {
         self.driver.bus.progress();
@@ -202,10 +203,10 @@ impl Cq {
         self.driver.bus.has_gathered()
     }
 
-    /// Ends it. Afterwards no notification comes any more.
+    /// Destroys the completion queue. Afterwards it makes no notification any more.
     ///
     /// # Errors
-    /// `EBUSY` while a queue pair uses it; `EIO` in a forked child.
+    /// `EBUSY` while a queue pair uses the completion queue; `EIO` in a forked child.
     pub fn destroy(&self) -> Result<(), Errno> {
         self.driver.here()?;
         self.driver.commands.destroy(Opcode::DestroyCq, self.id)?;

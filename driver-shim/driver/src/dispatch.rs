@@ -12,8 +12,8 @@ use urnic_process::interrupt_context::{self, Context};
 use urnic_process::lock::lock;
 
 impl Driver {
-    /// Handles an interrupt: completions are notified at once, everything else where no lock is
-    /// held.
+    /// Handles an interrupt. Notifies completions at once; handles all other events where no lock
+    /// is held.
     pub(crate) fn interrupt(&self, vector: u32) {
         match (vector as usize)
             .checked_sub(1)
@@ -28,7 +28,7 @@ impl Driver {
         }
     }
 
-    /// Handles asynchronous events if there may be some.
+    /// Handles asynchronous events if some may be pending.
     pub(crate) fn attend_if_due(&self) {
         if self.event_loop.is_due() {
             self.attend();
@@ -40,12 +40,13 @@ impl Driver {
         self.event_loop.attend(|| {
             let mut events = Vec::new();
             self.async_events.drain(|event| events.push(event));
-            // Commands raise events too: those come in the next round.
+            // Commands raise events too: the next round handles those.
             interrupt_context::deferred(|| events.into_iter().for_each(|event| self.handle(event)));
         });
     }
 
-    /// The device is gone, or stopped for good: the driver's thread takes over from it.
+    /// Handles a device that is gone or stopped permanently: the driver's thread takes over its
+    /// work.
     pub(crate) fn lose(&self) {
         if self.commands.lose() {
             self.event_loop.wake();
@@ -79,7 +80,7 @@ impl Driver {
             // Completions have queues of their own.
             Some(EventKind::Completion) => {}
             Some(EventKind::Closed) => self.cm_lost(object, Errno::CONNRESET),
-            // Verbs have no event for it: an orderly end is the connection manager's task.
+            // Verbs have no event for it: the connection manager handles an orderly end.
             Some(EventKind::PeerClosed) => tracing::debug!("qid {object}: the peer sends no more"),
             Some(
                 kind @ (EventKind::FirstFpdu
@@ -96,11 +97,11 @@ impl Driver {
         }
     }
 
-    /// A queue pair went to the error state by itself.
+    /// Handles a queue pair that the device moved to the error state.
     fn qp_failed(&self, qp: &Qp, fault: Option<QpFault>, terminate: u32) {
         {
             let _changes = lock(&qp.attr);
-            // The program may have moved it on since.
+            // The program may have changed the state since.
             if qp.device_state() != Ok(QpState::Err) {
                 return;
             }
@@ -116,8 +117,8 @@ impl Driver {
     }
 }
 
-/// Why a queue pair failed, for the log: the fault, and the control word of `QpError` with the
-/// words for its codes.
+/// The reason why a queue pair failed, for the log: the fault, and the control word of `QpError`
+/// with the words for its codes.
 fn reason(fault: Option<QpFault>, control: u32) -> String {
     let fault = fault.map_or_else(|| "unknown fault".to_owned(), |fault| format!("{fault:?}"));
     let [first, code, ..] = control.to_be_bytes();
@@ -128,15 +129,15 @@ fn reason(fault: Option<QpFault>, control: u32) -> String {
     }
 }
 
-/// The event that an InfiniBand program gets. Its own failed requests it sees by their completions
-/// and of a lost peer by its next one, so only what the *peer* did wrong, and what no completion
-/// tells, is an event.
+/// The event that an InfiniBand program gets. The completions show the program's own failed
+/// requests, and the next completion shows a lost peer. So only errors of the *peer*, which no
+/// completion shows, make an event.
 fn async_event(fault: Option<QpFault>, terminate: u32) -> Option<AsyncEvent> {
     match fault? {
         QpFault::Requested | QpFault::TerminateReceived | QpFault::StreamLost | QpFault::LocalWork => None,
         QpFault::CqOverflow => Some(AsyncEvent::QpFatal),
         // Layer and error type of RFC 5040 §4.8: RDMAP remote protection and DDP tagged buffer
-        // errors are about memory.
+        // errors concern memory.
         QpFault::TerminateSent => Some(match terminate >> 24 {
             0x01 | 0x11 => AsyncEvent::QpAccessErr,
             0x02 | 0x12 => AsyncEvent::QpReqErr,

@@ -1,5 +1,5 @@
-//! Event queues: rings that the device fills, emptied under a lock by whichever thread the
-//! interrupt came on.
+//! Event queues: rings that the device fills. The thread on which the interrupt came empties the
+//! ring, under a lock.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -24,10 +24,10 @@ pub(crate) struct EventQueue {
 }
 
 impl EventQueue {
-    /// A queue with at least `entries` entries on `vector`.
+    /// Makes a queue with at least `entries` entries on `vector`.
     ///
     /// # Errors
-    /// Those of the command; `ENOMEM`.
+    /// The errors of the command; `ENOMEM` if no memory is left.
     pub(crate) fn create(
         commands: &CommandQueue,
         pool: &std::sync::Arc<DmaPool>,
@@ -53,10 +53,10 @@ impl EventQueue {
         })
     }
 
-    /// Takes all events, oldest first, and gives each to `take`.
+    /// Takes all events, oldest first, and passes each to `take`.
     ///
-    /// Events that arrive meanwhile are taken too, or find the lock free with the interrupt that
-    /// follows them. `take` must not come back here.
+    /// Events that arrive meanwhile are taken too, or the interrupt that follows them finds the
+    /// lock free. `take` must not call this function.
     pub(crate) fn drain(&self, mut take: impl FnMut(Event)) {
         let mut consumer = lock(&self.consumer);
         let record: &CqRecord = self.record.record();

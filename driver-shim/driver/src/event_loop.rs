@@ -27,13 +27,13 @@ pub(crate) struct EventLoop {
     /// Until when the driver's thread sleeps: nanoseconds of its clock, or [`AWAKE`].
     asleep_until: AtomicU64,
     stopped: AtomicBool,
-    /// The driver's thread let what completed arrive, and ended.
+    /// The driver's thread delivered the data of completed requests, and ended.
     ended: (Mutex<bool>, Condvar),
 }
 
 impl EventLoop {
     /// # Errors
-    /// `EMFILE`, `ENFILE`, `ENOMEM`.
+    /// `EMFILE` or `ENFILE` if no fd is left, `ENOMEM` if no memory is left.
     pub(crate) fn new() -> Result<EventLoop, Errno> {
         let wake = InternalFd::of_device(failure::named(
             "eventfd2",
@@ -54,7 +54,7 @@ impl EventLoop {
         self.due.load(Ordering::SeqCst)
     }
 
-    /// Leaves an event to the next call of [`EventLoop::attend`].
+    /// Marks an event for the next call of [`EventLoop::attend`].
     pub(crate) fn set_due(&self) {
         self.due.store(true, Ordering::SeqCst);
     }
@@ -102,18 +102,18 @@ impl EventLoop {
         }
     }
 
-    /// The driver's thread begins to compute until when it may sleep.
+    /// Marks that the driver's thread begins to compute until when it may sleep.
     pub(crate) fn begin_turn(&self) {
         self.asleep_until.store(AWAKE, Ordering::SeqCst);
     }
 
-    /// The driver's thread will sleep until `deadline`, or without end.
+    /// Marks that the driver's thread sleeps until `deadline`, or without end.
     pub(crate) fn sleep_until(&self, deadline: Option<Duration>) {
         let until = deadline.map_or(u64::MAX, |at| at.as_nanos() as u64);
         self.asleep_until.store(until, Ordering::SeqCst);
     }
 
-    /// Has the driver's thread end. Returns whether this is the first call.
+    /// Requests the end of the driver's thread. Returns whether this is the first call.
     pub(crate) fn stop(&self) -> bool {
         !self.stopped.swap(true, Ordering::AcqRel)
     }
@@ -122,7 +122,7 @@ impl EventLoop {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// The driver's thread has ended.
+    /// Marks that the driver's thread has ended.
     pub(crate) fn end(&self) {
         *lock(&self.ended.0) = true;
         self.ended.1.notify_all();

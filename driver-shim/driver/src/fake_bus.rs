@@ -1,4 +1,4 @@
-//! A bus without a device, for tests of what only needs memory.
+//! A bus without a device, for tests that need only memory.
 
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -1,15 +1,16 @@
-//! The driver: what a kernel module would do between verbs and a device. Commands, events, shared
-//! memory, objects and their life.
+//! The driver: the part that a kernel module would have between verbs and a device. Commands,
+//! events, shared memory, objects and their life.
 //!
 //! One [`Driver`] serves the whole process. Its own thread takes asynchronous events and makes
 //! connections; completions notify their channel on the thread on which the device raised them.
 //!
 //! `driver.rs` has the state of the driver and of its objects, `objects.rs` the tables of objects.
-//! `event_loop.rs` says which thread handles events, `dispatch.rs` what each event means, and
-//! `stream_router.rs` who owns a stream.
+//! `event_loop.rs` decides which thread handles events, `dispatch.rs` defines the meaning of each
+//! event, and `stream_router.rs` finds the owner of a stream.
 //!
 //! Order of locks: a queue pair's attributes, then native connections or the connection manager,
-//! then the command queue. [`ContextEvents`] and [`Poster`] are called with none of them held.
+//! then the command queue. [`ContextEvents`] and [`Poster`] are called with none of these locks
+//! held.
 
 mod adaptive_poll;
 mod attributes;

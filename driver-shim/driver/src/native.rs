@@ -48,7 +48,7 @@ impl Driver {
         let Some(qp) = self.qp(qid) else { return };
         if notice == Notice::Unreachable(qid) {
             tracing::debug!("{qp:?}: its peer cannot be reached");
-            // One that failed by itself meanwhile has flushed what was posted.
+            // A queue pair that failed meanwhile has flushed what was posted.
             let _ = self.modify(&qp, modify::UNREACHABLE, 0);
         }
         qp.open_gate();
@@ -146,7 +146,8 @@ impl native::Streams for Streams<'_> {
                 sid,
                 qid: attachment.qid,
                 negotiated: attachment.negotiated.as_ref(),
-                // Programs that connect by themselves were written for InfiniBand.
+                // Programs that connect their queue pairs without a connection manager were written
+                // for InfiniBand.
                 policy: attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE,
                 ird: attachment.ird.into(),
                 ord: attachment.ord.into(),

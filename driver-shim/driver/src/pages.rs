@@ -1,8 +1,9 @@
-//! Doorbell pages of a context: one, and further ones for its many completion queues.
+//! Doorbell pages of a context: one page, and further ones if the context has many completion
+//! queues.
 //!
-//! What is posted stands in a record, so a doorbell that is overwritten in its slot does no harm.
-//! That a completion queue was armed stands in its slot alone: two that share one could lose a
-//! wake-up for ever. So no page gets more of them than it has slots for.
+//! The record of a queue counts what is posted, so a doorbell that is overwritten in its slot does
+//! no harm. The arming of a completion queue is only in its slot: two queues that share a slot
+//! could lose a wake-up. So no page gets more completion queues than it has slots.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,7 +19,7 @@ use urnic_process::lock::lock;
 #[derive(Debug)]
 pub(super) struct Pages {
     own: u32,
-    /// With their completion queues; the first is `own`.
+    /// Pages with the completion queues in use; the first page is `own`.
     pages: Mutex<Vec<Arc<Page>>>,
 }
 
@@ -28,7 +29,7 @@ struct Page {
     cqs: AtomicU32,
 }
 
-/// A completion queue's place in a page; given back when dropped.
+/// The place of a completion queue in a page; dropping it frees the place.
 #[derive(Debug)]
 pub(super) struct PageSlot(Arc<Page>);
 
@@ -62,7 +63,7 @@ fn allocate(commands: &CommandQueue) -> Result<Arc<Page>, Errno> {
 }
 
 impl Pages {
-    /// One page.
+    /// Allocates the first page of a context.
     pub(super) fn new(commands: &CommandQueue) -> Result<Pages, Errno> {
         let page = allocate(commands)?;
         Ok(Pages {
@@ -71,12 +72,12 @@ impl Pages {
         })
     }
 
-    /// The page of everything but completion queues.
+    /// The number of the page for all objects but completion queues.
     pub(super) fn own(&self) -> u32 {
         self.own
     }
 
-    /// A place for another completion queue, if need be in a new page.
+    /// Allocates a place for another completion queue, in a new page if all others are full.
     pub(super) fn slot(&self, commands: &CommandQueue) -> Result<PageSlot, Errno> {
         let mut pages = lock(&self.pages);
         if let Some(slot) = pages.iter().find_map(Page::enter) {
@@ -87,7 +88,7 @@ impl Pages {
         page.enter().ok_or(Errno::NOMEM)
     }
 
-    /// Gives the pages back, the first one last.
+    /// Frees the pages, the first one last.
     pub(super) fn free(&self, commands: &CommandQueue) -> Result<(), Errno> {
         let mut pages = lock(&self.pages);
         while let Some(page) = pages.last() {

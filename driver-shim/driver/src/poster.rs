@@ -1,26 +1,28 @@
-//! The writer of a send queue, as the driver sees it.
+//! The code that writes a send queue, as the driver calls it.
 
-/// Whoever writes work requests into a queue pair's send queue.
+/// The code that writes work requests into a queue pair's send queue.
 pub trait Poster: Send + Sync {
-    /// The gate opened: publish and ring for what was written meanwhile. Called with no lock of the
-    /// driver held but the one that [`Qp::destroy`](crate::Qp::destroy) waits for, on the thread
-    /// that makes all connections: it must not wait for the program.
+    /// The gate opened: publish what was written meanwhile, and ring. Called with no lock of the
+    /// driver held, except the one that [`Qp::destroy`](crate::Qp::destroy) waits for, on the
+    /// thread that makes all connections: the implementation must not wait for the program.
     fn gate_opened(&self);
 
-    /// Whether work requests wait behind the gate. Must not wait for the program either.
+    /// Whether work requests wait behind the gate. The implementation must not wait for the
+    /// program.
     fn is_waiting(&self) -> bool;
 
-    /// What has a completion by now, taken by the program or not; `None` while the program keeps
-    /// that from being seen. Asked when the device is lost. Must not wait for the program either.
+    /// The requests that have a completion, whether the program took it or not; `None` while the
+    /// program holds a lock that protects this state. Called after the loss of the device. The
+    /// implementation must not wait for the program.
     fn completed(&self) -> Option<Completed>;
 }
 
-/// How far a queue pair has come, in completions.
+/// The progress of a queue pair, in completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completed {
-    /// Cookie of the oldest send that may yet complete: entries of a send queue carry running
+    /// Cookie of the oldest send that may still complete: entries of a send queue carry running
     /// numbers.
     pub sends: u32,
-    /// Receives that completed, ever, modulo 2^32.
+    /// Number of receives that completed, modulo 2^32.
     pub receives: u32,
 }

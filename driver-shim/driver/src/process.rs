@@ -1,5 +1,5 @@
-//! The one driver of the process: made at the first use, made anew when the device was lost, let go
-//! of in a forked child, shut down at exit.
+//! The one driver of the process: made at the first use, made again after the device was lost,
+//! abandoned in a forked child, shut down at exit.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -15,18 +15,18 @@ use urnic_process::addressing::Gid;
 use urnic_process::gids::GidTable;
 use urnic_process::lock::lock;
 
-/// What belongs to one process. A child gets a new one, since locks of the old one may be held by
-/// threads that it does not have.
+/// The state of one process. A child gets a new one, since locks of the old one may be held by
+/// threads that the child does not have.
 #[derive(Default)]
 struct Process {
     opening: Mutex<()>,
     driver: OnceLock<Arc<Driver>>,
-    /// The one whose device was lost: what the program made of it goes on failing.
+    /// The state whose device was lost: the objects that the program made with it keep failing.
     before: Option<&'static Process>,
 }
 
 impl Process {
-    /// This one, and those before.
+    /// This state, and all earlier ones.
     fn all(&self) -> impl Iterator<Item = &Process> {
         std::iter::successors(Some(self), |process| process.before)
     }
@@ -42,23 +42,24 @@ fn current() -> &'static Process {
             Ok(_) => process = new,
             Err(theirs) => {
                 process = theirs;
-                // SAFETY: made above, and not shared.
+                // SAFETY: `new` was made above, and is not shared.
                 drop(unsafe { Box::from_raw(new) });
             }
         }
     }
-    // SAFETY: only ever set to a box that is never freed.
+    // SAFETY: the pointer is only ever set to a box that is not freed.
     unsafe { &*process }
 }
 
 impl Driver {
-    /// The driver of this process: opened at the first call, and again in a forked child. It lives
-    /// until the process ends.
+    /// The driver of this process: opened at the first call, and again in a forked child. The
+    /// driver lives until the process ends.
     ///
     /// Configuration and addresses are those of the first call.
     ///
     /// # Errors
-    /// `ENODEV`, `ENOMEM`, `EMFILE`, those of the device.
+    /// `ENODEV` if there is no usable device, `ENOMEM` if no memory is left, `EMFILE` if no fd is
+    /// left, and the errors of the device.
     pub fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
         open(config, gids)
     }
@@ -69,7 +70,7 @@ fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
         let process = current();
         let _opening = lock(&process.opening);
         if !std::ptr::eq(process, CURRENT.load(Ordering::Acquire)) {
-            // Another thread has found the device lost, and a new one.
+            // Another thread replaced the lost device.
             continue;
         }
         let start = || Driver::start(urnic_bus::open(config, gids)?, config.clone());
@@ -83,7 +84,7 @@ fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
         if !driver.is_lost() {
             return Ok(driver.clone());
         }
-        // Whoever opens a device that is lost means the one that took its place, if there is one.
+        // After a loss, a program that opens the device gets its replacement, if there is one.
         let fresh = start()?;
         driver.close_stat_socket();
         let next = Process {
@@ -96,11 +97,11 @@ fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
     }
 }
 
-/// The address table of a device that is not in this process: as its driver here knows it, or by a
-/// short look at the device.
+/// The address table of a device that is not in this process: from this process's driver of the
+/// device, or, without one, from the device, which is opened for a short time.
 ///
 /// # Errors
-/// Those of [`bus::open`] and of the device.
+/// The errors of [`bus::open`] and of the device.
 pub fn addresses(config: &Config) -> Result<Vec<Gid>, Errno> {
     if let Some(driver) = current().driver.get() {
         return Ok(driver.gids().to_vec());
@@ -113,11 +114,11 @@ pub fn addresses(config: &Config) -> Result<Vec<Gid>, Errno> {
     gids
 }
 
-/// To be called in the child after every fork: the device stays with the parent. What the child
-/// inherited of it answers `EIO` and does nothing; its own [`Driver::open`] gets a new one.
-/// Async-signal-safe.
+/// To be called in the child after every fork: the device stays with the parent. The objects that
+/// the child inherited fail with `EIO` and do nothing; a [`Driver::open`] in the child opens a new
+/// device. Async-signal-safe.
 pub fn abandon_in_child() {
-    // SAFETY: only ever set to a box that is never freed.
+    // SAFETY: the pointer is only ever set to a box that is not freed.
     let inherited = unsafe { CURRENT.swap(std::ptr::null_mut(), Ordering::AcqRel).as_ref() };
     let drivers = inherited.into_iter().flat_map(Process::all);
     for driver in drivers.filter_map(|process| process.driver.get()) {
@@ -126,9 +127,10 @@ pub fn abandon_in_child() {
     }
 }
 
-/// To be called when the process exits: what completed still arrives. Takes a bounded time.
+/// To be called when the process exits: data of completed requests still arrives. Takes a bounded
+/// time.
 pub fn exit() {
-    // SAFETY: only ever set to a box that is never freed.
+    // SAFETY: the pointer is only ever set to a box that is not freed.
     let process = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
     if let Some(driver) = process.and_then(|process| process.driver.get()) {
         driver.shutdown();

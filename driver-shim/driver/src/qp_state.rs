@@ -1,4 +1,4 @@
-//! A queue pair's life: changes, queries, the end.
+//! State changes, queries and destruction of a queue pair.
 
 use rustix::io::Errno;
 use urnic_device::command::{Handle, ModifyQp, Opcode, QpStatus, modify};
@@ -10,13 +10,12 @@ use urnic_cm::qp_attr::{QpAttr, QpMask};
 use urnic_process::lock::lock;
 
 impl Qp {
-    /// Changes state or attributes, as `ibv_modify_qp(3)` has it. Going to RTR names the peer, and
-    /// never waits for it: the connection is made in the background.
+    /// Changes state or attributes, as `ibv_modify_qp(3)` does. The change to RTR names the peer
+    /// and does not wait for it: the connection is made in the background.
     ///
     /// # Errors
     /// `EINVAL` for a transition that does not exist, attributes missing, superfluous or out of
-    /// range, or an address without a route; `EIO` in a forked child; those of the
-    /// device.
+    /// range, or an address without a route; `EIO` in a forked child; the errors of the device.
     pub fn modify(&self, attr: &QpAttr, mask: QpMask) -> Result<(), Errno> {
         self.driver().alive()?;
         if mask.is_empty() {
@@ -24,7 +23,7 @@ impl Qp {
         }
         let mut set = lock(&self.attr);
         let from = self.device_state()?;
-        // rdma_disconnect(3) says so first, also when the peer was faster.
+        // rdma_disconnect(3) makes this change first, also if the peer disconnected earlier.
         let disconnects = mask == QpMask::STATE && attr.state == QpState::Sqd as u32;
         if disconnects && from != QpState::Rts && self.is_managed() {
             return Ok(());
@@ -50,14 +49,14 @@ impl Qp {
         if matches!(to, QpState::Reset | QpState::Err | QpState::Sqd) {
             self.driver().native_retire(self.qpn, to == QpState::Reset);
         }
-        // Before the device: whichever of the two a connection made meanwhile falls between, it
-        // ends with this many Reads. Afterwards, one that was attached with none would put them
-        // back to none.
+        // Before the change in the device. A connection that is made at the same time comes before
+        // or after this call: in both orders it ends with this number of Reads. If the call came
+        // after the change, a connection attached without Reads would reset the number to zero.
         if (from, to) == (QpState::Rtr, QpState::Rts) {
             self.driver().native_reached_rts(self, &new);
         }
         match self.change(to, &new, mask) {
-            // The peer was faster by a moment.
+            // The peer disconnected a moment earlier.
             Err(_) if disconnects && self.is_managed() => return Ok(()),
             changed => changed?,
         }
@@ -74,7 +73,7 @@ impl Qp {
                 self.release();
                 self.close_gate();
             }
-            // What was posted behind the gate is flushed by the device once it sees it.
+            // The device flushes what was posted behind the gate when the gate opens.
             QpState::Err | QpState::Sqd => self.open_gate(),
             QpState::Rtr => self.driver().native_reached_rtr(self, peer, &new),
             QpState::Rts if from == QpState::Rts => self.driver().native_rnr(self, &new, mask),
@@ -86,13 +85,13 @@ impl Qp {
     /// The queue pair's attributes as they were set, with the state that the device reports.
     ///
     /// # Errors
-    /// `EIO` in a forked child.
+    /// `EIO` in a forked child or on a lost device.
     pub fn query(&self) -> Result<QpAttr, Errno> {
         self.driver().alive()?;
         let set = lock(&self.attr);
         let status = self.status()?;
         let state = match QpState::from_raw(status.state.get()).ok_or(Errno::IO)? {
-            // An RNIC's idle state is both: receives may be posted right after creation
+            // An RNIC's idle state covers both: receives may be posted right after creation
             // (conformance §8, table of states).
             QpState::Reset => QpState::Init,
             state => state,
@@ -103,7 +102,7 @@ impl Qp {
             ..*set
         };
         if self.is_managed() {
-            // Nobody set these but the connection manager.
+            // Only the connection manager sets these.
             let depth = |n: u32| u8::try_from(n).unwrap_or(u8::MAX);
             attr.max_rd_atomic = depth(status.ord.get());
             attr.max_dest_rd_atomic = depth(status.ird.get());
@@ -112,12 +111,12 @@ impl Qp {
         Ok(attr)
     }
 
-    /// Ends it: the connection, then the device's object. What its completed sends put on the
-    /// stream still arrives. Afterwards no thread calls its [`Poster`](super::Poster) or reports
-    /// its events any more.
+    /// Destroys the queue pair: the connection, then the device's object. Data that its completed
+    /// sends put on the stream still arrives. Afterwards no thread calls the queue pair's
+    /// [`Poster`](super::Poster) or reports its events.
     ///
     /// # Errors
-    /// `EIO` in a forked child; those of the device.
+    /// `EIO` in a forked child; the errors of the device.
     pub fn destroy(&self) -> Result<(), Errno> {
         self.driver().here()?;
         let _changes = lock(&self.attr);
@@ -134,7 +133,7 @@ impl Qp {
     /// The queue pair's state in the device.
     ///
     /// # Errors
-    /// Those of the device.
+    /// The errors of the device.
     pub fn status(&self) -> Result<QpStatus, Errno> {
         self.driver()
             .commands

@@ -20,7 +20,7 @@ type Values = [U64; Counter::ALL.len()];
 impl Driver {
     pub(crate) fn snapshot(&self) -> Snapshot {
         let pairs = self.qps.all();
-        // One that is destroyed meanwhile is left out.
+        // A queue pair that is destroyed meanwhile is left out.
         let mut queue_pairs: Vec<QueuePair> = pairs
             .iter()
             .filter_map(|(_, qp)| self.queue_pair(qp).ok())
@@ -45,7 +45,7 @@ impl Driver {
         let (buffer, count) =
             self.commands
                 .fetch::<_, Count>(Opcode::QueryCounters, &handle, size_of::<Values>())?;
-        // A device of another version may have fewer, or more that we have no name for.
+        // A device of another version may have fewer counters, or more that have no name here.
         let values = buffer.read::<Values>(0);
         let known = values.iter().take(count.count.get() as usize);
         Ok(Counter::ALL
@@ -78,7 +78,7 @@ impl Driver {
     }
 }
 
-/// As the field writes it.
+/// The name of a state in the field `state`.
 fn name(state: u32) -> &'static str {
     match QpState::from_raw(state) {
         Some(QpState::Reset) => "RESET",

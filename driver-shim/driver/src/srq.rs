@@ -21,11 +21,12 @@ impl fmt::Debug for Srq {
 }
 
 impl Driver {
-    /// Makes a shared receive queue for `max_wr` requests of `max_sge` elements, or more; its
-    /// events come with `cookie`.
+    /// Makes a shared receive queue for at least `max_wr` requests of `max_sge` elements. Its
+    /// events carry `cookie`.
     ///
     /// # Errors
-    /// `EINVAL` for no requests, or beyond the device's limits; `ENOMEM`; `EIO` in a forked child.
+    /// `EINVAL` for zero requests, or beyond the device's limits; `ENOMEM` if no memory is left;
+    /// `EIO` in a forked child.
     pub fn create_srq(
         self: &Arc<Self>,
         context: &Context,
@@ -121,21 +122,21 @@ impl Srq {
         self.driver.bus.doorbell(self.uar, self.doorbell, value);
     }
 
-    /// The limit as it was armed; 0 if none is, or its event came.
+    /// The armed limit; 0 if none is armed, or if its event came.
     pub fn limit(&self) -> u32 {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Arms an event for when fewer than `limit` requests are left; 0 disarms it.
+    /// Arms an event for the moment when fewer than `limit` requests are left; 0 disarms it.
     ///
     /// # Errors
-    /// `EINVAL` for more than the queue holds; `EIO` in a forked child.
+    /// `EINVAL` for more requests than the queue has room for; `EIO` in a forked child.
     pub fn arm_limit(&self, limit: u32) -> Result<(), Errno> {
         self.driver.alive()?;
         if limit > self.max_wr {
             return Err(Errno::INVAL);
         }
-        // Before the device: its event may come before it answers.
+        // Stored before the command: the event may come before the command completes.
         self.limit.store(limit, Ordering::Relaxed);
         let arguments = ModifySrq {
             srq: self.id.into(),
@@ -144,15 +145,15 @@ impl Srq {
         self.driver.commands.run(Opcode::ModifySrq, &arguments)
     }
 
-    /// The event came.
+    /// Records that the event of the limit came.
     pub(crate) fn disarmed(&self) {
         self.limit.store(0, Ordering::Relaxed);
     }
 
-    /// Ends it. Afterwards no event of it comes any more.
+    /// Destroys the shared receive queue. Afterwards it has no events any more.
     ///
     /// # Errors
-    /// `EBUSY` while a queue pair uses it; `EIO` in a forked child.
+    /// `EBUSY` while a queue pair uses the shared receive queue; `EIO` in a forked child.
     pub fn destroy(&self) -> Result<(), Errno> {
         self.driver.here()?;
         self.driver.commands.destroy(Opcode::DestroySrq, self.id)?;

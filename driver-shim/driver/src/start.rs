@@ -32,8 +32,8 @@ impl Driver {
     /// Starts the driver of the device behind `bus`.
     ///
     /// # Errors
-    /// `ENODEV` if it is not a device of this interface, `ENOMEM`, those of the device and of
-    /// making a thread.
+    /// `ENODEV` if the device does not have this interface; `ENOMEM` if no memory is left; the
+    /// errors of the device and of starting a thread.
     pub fn start(bus: Arc<dyn Bus>, config: Config) -> Result<Arc<Driver>, Errno> {
         let pool = DmaPool::new(bus.clone());
         let event_loop = EventLoop::new()?;
@@ -115,7 +115,8 @@ impl Driver {
         self.event_loop.wake();
     }
 
-    /// Ends the device: what completed still arrives, then every call fails. Takes a bounded time.
+    /// Ends the device: data of completed requests still arrives, then every call fails. Takes a
+    /// bounded time.
     pub fn shutdown(&self) {
         if self.here().is_ok() && self.event_loop.stop() {
             self.close_stat_socket();

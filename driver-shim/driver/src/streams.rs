@@ -15,7 +15,7 @@ use crate::driver::Driver;
 use urnic_cm::carrier::{Carrier, Inbox};
 use urnic_cm::mpa_startup::{Close, Negotiated, Rtr};
 
-/// Streams that the device keeps for us until we take them.
+/// Accepted streams that the device keeps until the driver takes them.
 const BACKLOG: u32 = 1024;
 
 /// Stream commands, while the lock of the maker of connections is held.
@@ -26,7 +26,7 @@ pub(super) struct Streams<'a> {
 
 /// Arguments of [`Streams::attach`].
 pub(super) struct Attaching<'a> {
-    /// `None`: the queue pair is its own peer.
+    /// The stream; `None` if the queue pair is its own peer.
     pub(super) sid: Option<u32>,
     pub(super) qid: u32,
     pub(super) negotiated: Option<&'a Negotiated>,
@@ -37,7 +37,7 @@ pub(super) struct Attaching<'a> {
     pub(super) fin_grace_ms: u32,
 }
 
-/// A timeout as the device takes it; `None` = for ever.
+/// A timeout in the form of the device; `None` stands for no timeout.
 pub(super) fn milliseconds(timeout: Option<Duration>) -> u32 {
     timeout.map_or(u32::MAX, |t| u32::try_from(t.as_millis()).unwrap_or(u32::MAX - 1))
 }

@@ -8,10 +8,10 @@ use urnic_device::vocabulary::{Access, QpState};
 use urnic_cm::qp_attr::{QpAttr, QpMask};
 
 /// `IBV_ACCESS_FLUSH_GLOBAL` and `…_PERSISTENT`: rights to an operation that iWARP does not have.
-/// Queue pairs may be given them, as those of other devices without it may.
+/// Queue pairs accept them, as queue pairs of other devices without that operation do.
 pub(crate) const FLUSH: u32 = 1 << 8 | 1 << 9;
 
-/// Attributes that a transition needs, and those it allows besides.
+/// The attributes that a transition needs, and those that it also allows.
 fn attributes(from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
     use QpMask as M;
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
@@ -38,11 +38,11 @@ fn attributes(from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
     })
 }
 
-/// Checks a change of a queue pair in state `from`; returns the state it leads to.
+/// Checks a change of a queue pair in state `from`. Returns the new state.
 ///
 /// # Errors
-/// `EINVAL` if the transition does not exist, needs an attribute that is missing, does not take one
-/// that is there, or a value is out of range.
+/// `EINVAL` if the transition does not exist, a needed attribute is missing, an attribute is not
+/// allowed, or a value is out of range.
 pub(crate) fn check(from: QpState, attr: &QpAttr, mask: QpMask, limits: Limits) -> Result<QpState, Errno> {
     let to = if mask.contains(QpMask::STATE) {
         QpState::from_raw(attr.state).ok_or(Errno::INVAL)?
@@ -52,8 +52,8 @@ pub(crate) fn check(from: QpState, attr: &QpAttr, mask: QpMask, limits: Limits) 
     if mask.contains(QpMask::CUR_STATE) && QpState::from_raw(attr.cur_state) != Some(from) {
         return Err(Errno::INVAL);
     }
-    // The two steps of a connection manager: to RTR with no peer named, and its RTS, which names
-    // but the port.
+    // The two steps of a connection manager: the change to RTR, which names no peer, and the change
+    // to RTS, which names only the port.
     let managed = (from, to) == (QpState::Init, QpState::Rtr) && mask == QpMask::RTR_BY_MANAGER;
     if managed || mask == QpMask::PORT {
         return in_range(attr, mask, limits).then_some(to).ok_or(Errno::INVAL);

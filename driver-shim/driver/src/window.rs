@@ -7,10 +7,11 @@ use crate::driver::Driver;
 use crate::objects::Pd;
 
 impl Driver {
-    /// Makes an unbound window of `kind` 1 or 2 (`enum ibv_mw_type`); its STag, which is its key.
+    /// Makes an unbound window of `kind` 1 or 2 (`enum ibv_mw_type`). Returns its STag, which
+    /// includes the key.
     ///
     /// # Errors
-    /// `EINVAL` for another kind; `ENOMEM`; `EIO` in a forked child.
+    /// `EINVAL` for another kind; `ENOMEM` if the device has no room; `EIO` in a forked child.
     pub fn alloc_mw(&self, pd: &Pd, kind: u32) -> Result<u32, Errno> {
         self.alive()?;
         let arguments = CreateMw {
@@ -21,8 +22,8 @@ impl Driver {
         Ok(handle.id.get())
     }
 
-    /// Destroys a window, bound or not. `stag` may have any key in its low byte: that of a type 2
-    /// window is the program's choice.
+    /// Destroys a window, bound or not. `stag` may have any key in its low byte: the program
+    /// chooses the key of a type 2 window.
     ///
     /// # Errors
     /// `EIO` in a forked child.

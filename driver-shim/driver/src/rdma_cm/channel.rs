@@ -23,19 +23,19 @@ use urnic_process::signals::HeldBack;
 /// Longest command: those of `<rdma/rdma_user_cm.h>` are much shorter.
 const MAX_COMMAND: usize = 4096;
 
-/// A channel of the program, which its fd refers to. Dropped with the last fd, together with all
+/// A channel of the program, to which its fd refers. Dropped with the last fd, together with all
 /// ids of the channel.
 #[derive(Debug)]
 pub struct CmChannel {
     driver: Arc<Driver>,
     key: u64,
-    /// In network order.
+    /// The node GUID in network order.
     node_guid: u64,
 }
 
 impl Drop for CmChannel {
     fn drop(&mut self) {
-        // In a forked child a thread of the parent's may hold the lock.
+        // In a forked child a thread of the parent may hold the lock.
         if self.driver.here().is_err() {
             return;
         }
@@ -47,11 +47,12 @@ impl Drop for CmChannel {
 }
 
 impl CmChannel {
-    /// Makes `opened`, a fresh fd of the program, a channel to `driver`, whose device shows
+    /// Makes `opened`, a new fd of the program, a channel to `driver`, whose device shows
     /// `node_guid` (in host order).
     ///
     /// # Errors
-    /// `EMFILE`, `ENFILE`, `ENOMEM`; `EIO` in a forked child.
+    /// `EMFILE` or `ENFILE` if no fd is left, `ENOMEM` if no memory is left; `EIO` in a forked
+    /// child.
     pub fn open(driver: Arc<Driver>, node_guid: u64, opened: BorrowedFd<'_>) -> Result<(), Errno> {
         driver.alive()?;
         let token = Token::stand_for(opened)?;
@@ -193,7 +194,7 @@ impl CmChannel {
     }
 
     /// Polls the device for an event, for a short time. Returns `false` if there is still none, and
-    /// `EINTR` if a signal came.
+    /// fails with `EINTR` if a signal came.
     ///
     /// # Safety
     /// The addresses in `command` are memory of the program that the command may access, as for
@@ -223,21 +224,21 @@ impl CmChannel {
     }
 }
 
-/// Executes the command that the program wrote to its channel `fd`. Returns how much was written,
-/// as write(2) would, or `None` if the command takes an event and there is none: `fd` becomes
-/// readable, as a socket, once there is one. `signals` are the program's signals, which are held
-/// back meanwhile.
+/// Executes the command that the program wrote to its channel `fd`. Returns the number of bytes
+/// written, as write(2) would, or `None` if the command takes an event and there is none: `fd`
+/// becomes readable, as a socket does, once there is one. `signals` are the program's signals,
+/// which are held back during the call.
 ///
 /// # Errors
-/// Those of the command; `EINTR` if the command waited for an event and one of `signals` would
+/// The errors of the command; `EINTR` if the command waited for an event and one of `signals` would
 /// interrupt it; `EIO` in a forked child, which has no device. While another thread closes the
-/// channel: `EBADFD` for a command that takes an event, which would wait for ever in a kernel, and
-/// `EBADF` for any other.
+/// channel: `EBADFD` for a command that takes an event, which would wait without end in a kernel,
+/// and `EBADF` for any other.
 ///
 /// # Safety
 /// `bytes` points to `len` readable bytes. As with the kernel's device, a command contains
-/// addresses that are read and written: they are memory of the program that is valid, and that
-/// nobody else accesses, during the call.
+/// addresses that are read and written: they are memory of the program that is valid, and that no
+/// other code accesses, during the call.
 pub unsafe fn cm_write(
     fd: RawFd,
     bytes: *const u8,
@@ -253,12 +254,12 @@ pub unsafe fn cm_write(
         Some(channel) => channel,
         // Inherited by a forked child.
         None if fds::kind(fd) == Some(Kind::Cm) => return Err(Errno::IO),
-        // Another thread closes it at this moment.
+        // Another thread is closing the channel.
         None if command::number(bytes) == Some(opcode::GET_EVENT) => return Err(Errno::BADFD),
         None => return Err(Errno::BADF),
     };
-    // On a lost device events are still there to be taken, and ids to be destroyed; the rest fails
-    // by itself.
+    // On a lost device the program can still take events and destroy ids; other commands fail by
+    // themselves.
     channel.driver.here()?;
     let command = Command::parse(bytes).inspect_err(|errno| {
         tracing::debug!("channel {fd}: command {:?}: {errno}", command::number(bytes));
@@ -274,7 +275,7 @@ pub unsafe fn cm_write(
         done = unsafe { channel.await_event(&command, readable, signals) };
         let same = |now: Arc<CmChannel>| Arc::ptr_eq(&now, &channel);
         if done == Ok(false) && !CmChannel::behind(fd).is_some_and(same) {
-            // Closed meanwhile.
+            // The channel was closed meanwhile.
             return Err(Errno::BADFD);
         }
     }

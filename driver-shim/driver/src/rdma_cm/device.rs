@@ -21,8 +21,8 @@ use urnic_cm::rdma_cm::{Attachment, Device, Engine, Notice, World};
 use urnic_presence::token::Token;
 use urnic_process::lock::lock;
 
-/// A queue pair that never had a receive gets one within this time: its program may still be on the
-/// way from the event to the post.
+/// Time for the first receive of a queue pair: its program may still be between the event and the
+/// post.
 const FIRST_RECEIVE_GRACE: Duration = Duration::from_millis(1000);
 impl Driver {
     /// Calls the engine of the connection manager, then applies its notices.
@@ -68,12 +68,12 @@ impl Driver {
         self.manage(|engine, world| engine.tick(world))
     }
 
-    /// A queue pair lost its stream.
+    /// Reports that a queue pair lost its stream.
     pub(crate) fn cm_lost(&self, qid: u32, errno: Errno) {
         self.manage(|engine, world| engine.lose(world, qid, errno));
     }
 
-    /// The device is gone.
+    /// Reports that the device is lost.
     pub(crate) fn cm_lost_device(&self) {
         self.manage(|engine, world| engine.lose_device(world));
     }
@@ -158,7 +158,7 @@ impl Device for Managed<'_> {
         for state in steps {
             driver.set_state(qid, *state)?;
         }
-        // A receive may be as late as the option permits; else only the first one.
+        // With the option, any receive may be late; without it, only the first one.
         let (stall, grace) = match attachment.rnr_grace {
             Duration::ZERO => (attach::STALL_AT_FIRST, FIRST_RECEIVE_GRACE),
             grace => (attach::STALL_ON_EMPTY_RQ, grace),
@@ -183,7 +183,7 @@ impl Device for Managed<'_> {
     }
 
     fn drain(&mut self, qid: u32) {
-        // In the wrong state it is ending already.
+        // A queue pair in another state is disconnecting already.
         let _ = self.streams.driver.set_state(qid, QpState::Sqd);
     }
 

@@ -20,7 +20,7 @@ pub(super) fn source_of_host(remote: SocketAddr) -> Result<SocketAddr, Errno> {
     SocketAddr::try_from(getsockname(&probe)?).map_err(|_| Errno::AFNOSUPPORT)
 }
 
-/// The address of a device from which it reaches `remote`: that with the longest prefix that
+/// The address of a device from which it reaches `remote`: the one with the longest prefix that
 /// contains `remote`, else the first of the same family.
 pub(super) fn source_of_device(gids: &[Gid], remote: SocketAddr) -> Option<SocketAddr> {
     let shared = |gid: &Gid| match (gid.ip, remote.ip()) {
