@@ -1,5 +1,5 @@
-//! The event channels of the process: each is made here, and waited for when its program does not
-//! read.
+//! The event channels of the process: makes each channel, and waits for room in channels whose
+//! program does not read.
 
 use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::{Arc, Weak};
@@ -10,20 +10,20 @@ use rustix::io::Errno;
 use super::channel::ChannelSender;
 use super::registry;
 
-/// Makes a channel: the program's fd, which is the program's to close, and our end.
+/// Makes a channel: the program's fd, which the program closes, and our end.
 ///
 /// # Errors
-/// `EMFILE`, `ENFILE`, `ENOMEM`.
+/// `EMFILE` or `ENFILE` if no fd is left, `ENOMEM` if no memory is left.
 pub fn open() -> Result<(RawFd, Arc<ChannelSender>), Errno> {
     let (program, sender) = ChannelSender::pair(wait_for_room)?;
     registry::enter_channel(&program, &sender)?;
     Ok((program.into_raw_fd(), sender))
 }
 
-// Waiting for room is rare: it takes hundreds of unread events. So a thread is made when the first
-// channel is full, and ends when none is.
+// Waiting for room is rare: it takes hundreds of unread events. So a thread is started when the
+// first channel is full, and ends when no channel is full.
 
-/// A channel that becomes full while the thread waits for others is looked at after so long.
+/// The thread checks a channel that became full during a wait for others after this time.
 const RECHECK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,
@@ -62,7 +62,7 @@ mod tests {
     fn opened() -> (OwnedFd, Arc<ChannelSender>) {
         fds::adopt_process();
         let (program, sender) = open().unwrap();
-        // SAFETY: just made, and the channel leaves its closing to us.
+        // SAFETY: the fd is new, and the channel leaves closing it to the program.
         (unsafe { OwnedFd::from_raw_fd(program) }, sender)
     }
 
@@ -94,7 +94,7 @@ mod tests {
         for more in 1..100 {
             assert_eq!(sender.send(&(sent + more).to_ne_bytes()), Sent::Pending);
         }
-        // Nothing is sent any more: what waits comes by itself.
+        // The test sends no more: the waiting records arrive by themselves.
         let mut seen = Vec::new();
         while seen.len() < sent as usize + 100 {
             seen.extend(read_all(&fd));

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// A 64-bit digest (FNV-1a, with a final mix). The same on every build and machine, which the
-/// standard library does not promise of its own; not for secrets.
+/// A 64-bit digest (FNV-1a, with a final mix). It is the same on every build and machine, which the
+/// standard library does not promise for its own hash; not for secrets.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Digest(u64);
 
@@ -15,7 +15,7 @@ impl Digest {
         Digest(0xcbf2_9ce4_8422_2325).with(purpose.as_bytes())
     }
 
-    /// The digest with one more piece in it; where pieces end matters.
+    /// Adds a piece to the digest; the boundaries of pieces count.
     pub(super) fn with(self, piece: &[u8]) -> Digest {
         let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
         let hash = piece.iter().fold(self.0, |hash, &byte| step(hash, byte));
@@ -52,8 +52,8 @@ impl Scope {
 }
 
 /// The node GUID: an EUI-64 of the locally administered kind, the same for all processes in this
-/// network namespace on this boot of this host, and different elsewhere. librdmacm tells devices
-/// apart by it.
+/// network namespace on this boot of this host, and different elsewhere. librdmacm distinguishes
+/// devices by it.
 pub(super) fn node_guid(netns: (u64, u64)) -> u64 {
     // Containers share a machine id with their image, virtual machines with their template; no two
     // boots share a boot id.

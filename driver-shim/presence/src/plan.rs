@@ -1,5 +1,5 @@
-//! What the presence tree contains: the files a kernel with an RNIC would show, and links to the
-//! real ones beside it.
+//! The content of the presence tree: the files that a kernel with an RNIC would show, and links to
+//! the real files beside them.
 
 use std::path::Path;
 
@@ -12,11 +12,11 @@ use super::settings::{DEVICE_NAME, Settings};
 use super::tree::{Item, Plan, folder, names};
 use urnic_process::gids::GidTable;
 
-/// Version of the layout here: another one means another tree.
+/// Version of the tree's layout: another version gets another tree.
 const LAYOUT: &[u8] = b"2";
 
-/// Uverbs ABI of the device file (`IB_USER_VERBS_ABI_VERSION` of the driver; any provider chooses
-/// its own).
+/// Uverbs ABI of the device file (`IB_USER_VERBS_ABI_VERSION` of the driver; each provider has its
+/// own number).
 pub const UVERBS_DEVICE_ABI: u32 = 1;
 
 const CLASS: &str = "sys/class/infiniband";
@@ -70,7 +70,7 @@ impl RealDevices {
     }
 }
 
-/// Everything the tree depends on.
+/// All inputs of the tree.
 #[derive(Debug)]
 pub(super) struct Inputs<'a> {
     pub(super) scope: Scope,
@@ -98,7 +98,7 @@ impl Inputs<'_> {
             }
         });
         let seed = digest.value();
-        // Any moment between 2001 and 2035 will do, as long as it is this tree's.
+        // Any time between 2001 and 2035 is right, as long as it is derived from this tree.
         let dated = 1_000_000_000 + (seed & 0x3fff_ffff) as i64;
         Plan {
             name: format!("{seed:016x}"),
@@ -134,7 +134,7 @@ impl Inputs<'_> {
                 format!("../../../../infiniband_verbs/{}", self.uverbs)
             }),
         ];
-        // An RNIC has one netdev: that of its first address.
+        // An RNIC has one netdev: the one of its first address.
         if let Some(gid) = self.gids.entries().first().filter(|gid| !gid.netdev.is_empty()) {
             items.push(Item::Link(
                 at(&format!("device/net/{}", gid.netdev)),
@@ -162,14 +162,14 @@ impl Inputs<'_> {
             Item::Folder(at("gid_attrs/types")),
             Item::Folder(at("gid_attrs/ndevs")),
         ];
-        // Who opens one of these gets the present value (`watch`); what is here is for those who
-        // only look what there is.
+        // A program that opens one of these files gets the present value (`watch`); the content
+        // here is for programs that only list the files.
         for counter in Counter::ALL {
             items.push(file(at(&format!("hw_counters/{}", counter.name())), "0"));
         }
         for (index, gid) in self.gids.entries().iter().enumerate() {
             items.push(file(at(&format!("gids/{index}")), words(&gid.bytes())));
-            // What the kernel writes for any GID that is not RoCE v2.
+            // The kernel writes this for any GID that is not RoCE v2.
             items.push(file(at(&format!("gid_attrs/types/{index}")), "IB/RoCE v1"));
             if !gid.netdev.is_empty() {
                 items.push(file(at(&format!("gid_attrs/ndevs/{index}")), &gid.netdev));
@@ -178,8 +178,8 @@ impl Inputs<'_> {
         items
     }
 
-    /// The uverbs class device and its node: /dev/null, which every fstat(2) finds to be the
-    /// character device that `dev` names, and whose ioctl(2) says ENOTTY.
+    /// The uverbs class device and its node: /dev/null, which every fstat(2) reports as the
+    /// character device that `dev` names, and whose ioctl(2) fails with ENOTTY.
     fn char_device(&self) -> Vec<Item> {
         let at = |name: &str| format!("{CLASS_VERBS}/{}/{name}", self.uverbs);
         let null = rustix::fs::stat("/dev/null")
@@ -209,7 +209,7 @@ impl Inputs<'_> {
                 .filter(|name| *name != "abi_version")
                 .map(link(CLASS_VERBS)),
         );
-        // One connection manager answers: ours.
+        // Only our connection manager is shown.
         items.extend(nodes.iter().filter(|name| *name != "rdma_cm").map(link(DEV)));
         items
     }

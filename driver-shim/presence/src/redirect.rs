@@ -1,4 +1,4 @@
-//! Which paths are answered from the presence tree.
+//! Selects the paths that are served from the presence tree.
 //!
 //! Runs on every `open`, `stat` and the like of the program, also in signal handlers: it compares
 //! bytes, and needs neither memory nor a lock unless the path is ours.
@@ -15,27 +15,27 @@ use super::settings::DEVICE_NAME;
 /// Longest path the kernel takes, with its end (`PATH_MAX`).
 pub const PATH_MAX: usize = 4096;
 
-/// What lies at a path that we answer for.
+/// The kind of file at a path of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// A folder or file of `/sys/class`, or something in `/dev/infiniband` that is not our device.
     Tree,
-    /// The folder libibverbs scans for devices.
+    /// The folder that libibverbs scans for devices.
     DeviceScan,
-    /// Our device's node.
+    /// The node of our device.
     Uverbs,
-    /// The connection manager's.
+    /// The node of the connection manager.
     RdmaCm,
     /// A file in `hw_counters`.
     HwCounter(Counter),
 }
 
-/// Room for one path, on the caller's stack.
+/// Room for one path, on the stack of the calling function.
 #[derive(Debug)]
 pub struct PathBuffer([MaybeUninit<u8>; PATH_MAX]);
 
 impl PathBuffer {
-    /// Room with nothing in it.
+    /// Makes an empty buffer.
     #[inline]
     pub fn new() -> PathBuffer {
         PathBuffer([MaybeUninit::uninit(); PATH_MAX])
@@ -56,8 +56,8 @@ const OURS: [&[&[u8]]; 4] = [
     &[b"dev", b"infiniband"],
 ];
 
-/// False for nearly every path of a program, after a few bytes; then the path is certainly not
-/// ours.
+/// Whether the path may be ours. False for nearly every path of a program, after a few bytes; such
+/// a path is certainly not ours.
 ///
 /// # Safety
 /// `path` is null or a C string.
@@ -67,7 +67,7 @@ pub unsafe fn may_be_ours(path: *const c_char) -> bool {
         return false;
     }
     let path: *const u8 = path.cast();
-    // SAFETY: each byte is read only if the one before it was no terminator.
+    // SAFETY: a byte is read only if the byte before it is not the terminator.
     unsafe {
         *path == b'/'
             && match *path.add(1) {
@@ -78,14 +78,14 @@ pub unsafe fn may_be_ours(path: *const c_char) -> bool {
     }
 }
 
-/// True when the path, though absolute and ours by its beginning, is one we answer for. Repeated
-/// slashes are seen through, `..` is not.
+/// Whether the absolute path, which begins like ours, is served. Repeated slashes are accepted,
+/// `..` is not.
 pub fn is_ours(path: &CStr) -> bool {
     OURS.iter()
         .any(|folder| rest_under(path.to_bytes(), folder).is_some())
 }
 
-/// What follows `folder` in `path`: None when it is not under it.
+/// The part of `path` after `folder`; None if `path` is not under `folder`.
 fn rest_under<'p>(path: &'p [u8], folder: &[&[u8]]) -> Option<&'p [u8]> {
     let mut rest = path;
     for part in folder {
@@ -131,7 +131,7 @@ impl Presence {
     }
 }
 
-/// The counter whose file this is.
+/// The counter of a `hw_counters` file, by its path.
 fn hw_counter(path: &[u8]) -> Option<Counter> {
     const FOLDER: [&[u8]; 7] = [
         b"sys",
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     fn ours(path: &CStr) -> bool {
-        // SAFETY: a C string.
+        // SAFETY: `path` is a C string.
         let candidate = unsafe { may_be_ours(path.as_ptr()) };
         assert!(
             candidate || !is_ours(path),
@@ -212,7 +212,7 @@ mod tests {
         ] {
             assert!(!ours(path), "{path:?}");
         }
-        // SAFETY: null is allowed.
+        // SAFETY: a null path is allowed.
         assert!(!unsafe { may_be_ours(std::ptr::null()) });
     }
 }

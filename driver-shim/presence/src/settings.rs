@@ -1,4 +1,4 @@
-//! What a presence depends on, besides the host.
+//! The inputs of a presence, besides the host.
 
 use std::path::PathBuf;
 
@@ -7,19 +7,20 @@ use urnic_config::Config;
 /// Name of the device.
 pub const DEVICE_NAME: &str = "urnic0";
 
-/// What the presence of a process depends on, besides the host.
+/// The inputs of a process's presence, besides the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Folder for the tree; None: `$XDG_RUNTIME_DIR`, else `/tmp`, else `/dev/shm`, the first that
-    /// will have it.
+    /// Folder for the tree; None: the first of `$XDG_RUNTIME_DIR`, `/tmp` and `/dev/shm` in which a
+    /// tree can be made.
     pub dir: Option<PathBuf>,
-    /// Names the device that is shown: one that is not in this process has addresses of its own.
+    /// Names the device that is shown: a device that is not in this process has addresses of its
+    /// own.
     pub config: Config,
-    /// Digest of the configuration: processes with another one get another tree.
+    /// Digest of the configuration: processes with another configuration get another tree.
     pub digest: u64,
 }
 
-/// Where a tree may live, best first; the first that will have it gets it.
+/// The folders in which a tree may be made, best first; the first one that permits it is used.
 pub fn homes(settings: &Settings) -> Vec<PathBuf> {
     if let Some(dir) = &settings.dir {
         return vec![dir.clone()];

@@ -1,4 +1,4 @@
-//! Trees on a real file system, in folders of their own.
+//! Trees on a real file system, in separate folders.
 
 use std::ffi::CString;
 use std::fs;
@@ -27,7 +27,7 @@ impl Scratch {
         }
     }
 
-    /// Names of the trees in it, finished or not.
+    /// Names of the trees in the folder, finished or not.
     fn trees(&self) -> Vec<String> {
         let uid = rustix::process::geteuid().as_raw();
         let ours = self.0.file(&format!("urnic-{uid}"));
@@ -40,7 +40,7 @@ impl Scratch {
     }
 }
 
-/// A host with one interface; this one's may change while the tests run.
+/// The GID table of a host with one interface; this host's table may change while the tests run.
 fn gids() -> GidTable {
     let lo = netlink::Link {
         index: 1,
@@ -317,7 +317,7 @@ fn internal_fds_are_high_and_close_with_their_owner() {
 #[test]
 fn a_claimed_fd_is_internal_until_it_is_disclaimed() {
     fds::adopt_process();
-    // A number that nothing in this test program opens.
+    // No code in this test program opens a file with this number.
     let number = 900_000;
     fds::claim(number);
     assert_eq!(fds::kind(number), Some(fds::Kind::Claimed));

@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use urnic_process::failure;
 use urnic_process::fds::InternalFd;
 
-/// Both ends of the socketpair; the program has another fd for the first one.
+/// Both ends of the socketpair; the program has another fd for the program's end.
 #[derive(Debug)]
 pub struct Token {
     theirs: InternalFd,
@@ -21,10 +21,10 @@ pub struct Token {
 }
 
 impl Token {
-    /// Puts the program's end in place of `opened`, with the flags that it was opened with.
+    /// Replaces `opened` by the program's end, with the flags of `opened`.
     ///
     /// # Errors
-    /// `EMFILE`, `ENFILE`, `ENOMEM`.
+    /// `EMFILE` or `ENFILE` if no fd is left, `ENOMEM` if no memory is left.
     pub fn stand_for(opened: BorrowedFd<'_>) -> Result<Token, Errno> {
         let flags = rustix::fs::fcntl_getfl(opened)?;
         let fd_flags = rustix::io::fcntl_getfd(opened)?;
@@ -41,8 +41,8 @@ impl Token {
             ours: InternalFd::of_device(ours)?,
         };
         let theirs = token.theirs.get().ok_or(Errno::BADF)?;
-        // SAFETY: the number is the program's, is open, and stays so: it is replaced in place, and
-        // not dropped here.
+        // SAFETY: the number belongs to the program, is open, and stays open: it is replaced in
+        // place, and not dropped here.
         let mut place: OwnedFd =
             unsafe { std::os::fd::FromRawFd::from_raw_fd(urnic_process::fds::number(&opened)) };
         let placed = rustix::io::dup3(theirs, &mut place, dup_flags(fd_flags));
@@ -54,7 +54,7 @@ impl Token {
     /// Shows whether there are events. To be called only when that changes.
     pub fn show(&self, events: bool) {
         let mut byte = [0u8];
-        // Neither blocks: the socket holds one byte at most.
+        // Neither call blocks: the socket holds one byte at most.
         if events {
             if let Some(ours) = self.ours.get() {
                 let _ = send(ours, &byte, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);

@@ -19,11 +19,11 @@ use super::snapshot::Snapshot;
 use super::stat_socket::{pass, taken};
 use urnic_presence::{Presence, Settings, homes};
 
-/// Processes that have not answered by then (stopped, or swamped) are left out, however many there
-/// are.
+/// Processes that have not answered within this time (stopped or overloaded) are left out. The time
+/// is for all processes together.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Where processes of this user may be found; `dir` is the option `present.dir`.
+/// Folders in which processes of this user may be found; `dir` is the option `present.dir`.
 pub fn folders(dir: Option<PathBuf>) -> Vec<PathBuf> {
     let settings = Settings {
         dir,
@@ -32,8 +32,8 @@ pub fn folders(dir: Option<PathBuf>) -> Vec<PathBuf> {
     homes(&settings).iter().map(|home| of_home(home)).collect()
 }
 
-/// What each process in these folders tells, by number of process; with `pid`, only that one. The
-/// names of those that are gone are removed.
+/// The snapshots of the processes in these folders, by process number; with `pid`, only of that
+/// process. The names of processes that have ended are removed.
 pub fn everyone(folders: &[PathBuf], pid: Option<u32>) -> Vec<Snapshot> {
     let mut all: Vec<Snapshot> = folders.iter().flat_map(|folder| in_folder(folder, pid)).collect();
     all.sort_by_key(|snapshot| snapshot.pid);
@@ -49,10 +49,10 @@ fn total(presence: &Presence, counter: Counter) -> u64 {
         .fold(0, |sum, value| sum.wrapping_add(*value))
 }
 
-/// A file with that, as a file of `hw_counters` reads.
+/// Makes a file with the counter's value, in the format of a file of `hw_counters`.
 ///
 /// # Errors
-/// `EMFILE`, `ENOMEM`.
+/// `EMFILE` if no fd is left, `ENOMEM` if no memory is left.
 pub fn hw_counter(presence: &Presence, counter: Counter) -> Result<OwnedFd, Errno> {
     let file = memfd_create("hw_counter", MemfdFlags::CLOEXEC)?;
     let text = format!("{}\n", total(presence, counter));
@@ -74,7 +74,7 @@ fn in_folder(folder: &Path, pid: Option<u32>) -> Vec<Snapshot> {
     asked.iter().filter_map(|socket| answer(socket, until)).collect()
 }
 
-/// Asks a process; over what is returned it answers.
+/// Sends a request to a process. The process answers over the returned socket.
 fn ask(folder: BorrowedFd<'_>, name: &str) -> Option<OwnedFd> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).ok()?;
     let (ours, theirs) = socketpair(

@@ -1,10 +1,10 @@
-//! What a running process tells of its device, for `urnic stat` and the `hw_counters` files.
+//! The state of a running process's device, for `urnic stat` and the `hw_counters` files.
 //!
 //! A process with an open device has a datagram socket in the user's own folder ([`folder()`],
-//! where only that user may look), called `PID-BOOT-RANDOM.stat` ([`names`]). Who wants to know
-//! sends it one end of a socket pair, and gets over that the fd of a file in memory: a [`Snapshot`]
-//! in JSON. So no reader can make the process wait, grow or run out of descriptors, and while no
-//! program asks nothing is done.
+//! which only that user may read), called `PID-BOOT-RANDOM.stat` ([`names`]). A reader sends it one
+//! end of a socket pair; the process answers over that with the fd of a file in memory: a
+//! [`Snapshot`] in JSON. So no reader can make the process wait, grow or run out of descriptors,
+//! and without requests the process does no work.
 
 mod ask;
 mod folder;

@@ -1,12 +1,12 @@
-//! Names of sockets in the folder, and their end.
+//! Names of sockets in the folder, and their removal.
 //!
-//! A process that is killed leaves its socket's name behind. Whoever comes next, a process that
-//! opens a device or `urnic stat`, takes such names away. That must never hit a live process, so
-//! * a name is never used twice: it has 64 random bits, and the process number (which is) serves
-//!   only to find it;
+//! A process that is killed leaves its socket's name behind. The next process that opens a device,
+//! or the next `urnic stat`, removes such names. That must never affect a live process, so
+//! * a name is used only once: it has 64 random bits. The process number may be used again; it
+//!   serves only to find the name;
 //! * a name appears when its socket can be reached: the socket is bound under another name first;
-//! * a name tells the boot of its kernel: a process of another host, in a folder that hosts share,
-//!   cannot be reached from here and lives.
+//! * a name contains the boot id of its kernel: a process of another host, in a folder that hosts
+//!   share, cannot be reached from here, and counts as alive.
 
 use std::time::Duration;
 
@@ -17,18 +17,18 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::time::{ClockId, clock_gettime};
 
-/// How names of sockets that answer end.
+/// The suffix of the names of sockets that answer.
 const SUFFIX: &str = ".stat";
-/// How those end that are only bound so far.
+/// The suffix of the names of sockets that are bound but do not answer yet.
 const UNREADY: &str = ".new";
-/// Longest time that a process may take between binding a socket and naming it; it takes
+/// Longest time that a process may take between binding a socket and renaming it; the usual time is
 /// microseconds.
 const BINDING: Duration = Duration::from_secs(60);
 
-/// Binds the socket to a new name of this process; returns the name.
+/// Binds the socket to a new name of this process. Returns the name.
 ///
 /// # Errors
-/// Those of the folder; `ENOSYS` without getrandom(2).
+/// The errors of the folder; `ENOSYS` without getrandom(2).
 pub(super) fn publish(folder: BorrowedFd<'_>, socket: BorrowedFd<'_>) -> Result<String, Errno> {
     let mut random = [0; 8];
     getrandom(&mut random, GetRandomFlags::empty())?;
@@ -52,7 +52,7 @@ pub(super) fn all(folder: BorrowedFd<'_>, pid: Option<u32>) -> Vec<String> {
         .collect()
 }
 
-/// Takes away the names of processes that are gone.
+/// Removes the names of processes that have ended.
 pub(super) fn sweep(folder: BorrowedFd<'_>) {
     let Ok(probe) = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None) else {
         return;
@@ -67,7 +67,7 @@ pub(super) fn sweep(folder: BorrowedFd<'_>) {
     }
 }
 
-/// Takes away a name whose socket refused a connection, if that means that its process is gone.
+/// Removes a name whose socket refused a connection, if that means that its process has ended.
 pub(super) fn forget(folder: BorrowedFd<'_>, name: &str) {
     let is_socket = || {
         statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)
@@ -80,7 +80,7 @@ pub(super) fn forget(folder: BorrowedFd<'_>, name: &str) {
 }
 
 fn entries(folder: BorrowedFd<'_>) -> Vec<String> {
-    // What is open may be a mere path, which cannot be read.
+    // `folder` may be an `O_PATH` descriptor, which cannot be read.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(folder) = openat(folder, ".", flags, Mode::empty()) else {
         return Vec::new();
@@ -115,7 +115,7 @@ fn boot() -> String {
         .unwrap_or_else(|| "0".repeat(DIGITS))
 }
 
-/// The address of a name in a folder, which may lie deeper than an address can tell.
+/// The address of a name in a folder. Works also if the folder's path is too long for an address.
 pub(super) fn address(folder: BorrowedFd<'_>, name: &str) -> Result<SocketAddrUnix, Errno> {
     use std::os::fd::AsRawFd;
     SocketAddrUnix::new(format!("/proc/self/fd/{}/{name}", folder.as_raw_fd()))
@@ -129,7 +129,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use urnic_testkit::Folder;
 
-    /// A folder of names, and its descriptor.
+    /// A folder of names, with a descriptor of the folder.
     struct Names(Folder, OwnedFd);
 
     impl Names {

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// What a process's device is at.
+/// The state of a process's device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// The process.
+    /// The process number.
     pub pid: u32,
     /// The program's name, as the kernel shortens it.
     pub command: String,
-    /// The process's device, as the option `device` has it.
+    /// The process's device, in the form of the option `device`.
     pub device: String,
     /// How the device reaches the memory that the process registers.
     pub memory: String,
@@ -19,14 +19,14 @@ pub struct Snapshot {
     pub contexts: u64,
     /// Completion queues.
     pub completion_queues: u64,
-    /// Counters of the device, by name: those of all queue pairs, also of those that are gone, and
-    /// its own.
+    /// Counters of the device, by name: the sums over all queue pairs, also destroyed ones, and the
+    /// device's own counters.
     pub counters: BTreeMap<String, u64>,
-    /// By number.
+    /// The queue pairs, by number.
     pub queue_pairs: Vec<QueuePair>,
 }
 
-/// What a queue pair is at.
+/// The state of a queue pair.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueuePair {
     /// The verbs number.
@@ -35,14 +35,14 @@ pub struct QueuePair {
     pub state: String,
     /// Whether the connection manager connected it.
     pub rdma_cm: bool,
-    /// Our end of the stream, if it has one: address and port.
+    /// Our end of the stream, if the queue pair has one: address and port.
     pub local: Option<String>,
-    /// The peer's.
+    /// The peer's end of the stream: address and port.
     pub remote: Option<String>,
-    /// Control word of the Terminate that it sent; 0 = none.
+    /// Control word of the Terminate that the queue pair sent; 0 = none.
     pub terminate_sent: u32,
-    /// Of the one that it received.
+    /// Control word of the Terminate that the queue pair received; 0 = none.
     pub terminate_received: u32,
-    /// Its counters, by name.
+    /// The queue pair's counters, by name.
     pub counters: BTreeMap<String, u64>,
 }

@@ -1,4 +1,4 @@
-//! The process that is asked.
+//! The server of a stat socket.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -16,10 +16,10 @@ use super::names;
 use super::snapshot::Snapshot;
 use urnic_process::fds::InternalFd;
 
-/// Questions answered in one go; more are looked at the next time round.
+/// Requests that one call answers; the next call answers the others.
 const AT_ONCE: usize = 16;
 
-/// Where questions arrive. Its name goes when it is dropped.
+/// The socket on which requests arrive. Its name is removed when the value is dropped.
 #[derive(Debug)]
 pub(crate) struct StatSocket {
     socket: InternalFd,
@@ -29,10 +29,10 @@ pub(crate) struct StatSocket {
 }
 
 impl StatSocket {
-    /// Opens one in the folder, and takes away the names of processes that are gone.
+    /// Opens a stat socket in the folder, and removes the names of processes that have ended.
     ///
     /// # Errors
-    /// Those of the folder; `EMFILE`.
+    /// The errors of the folder; `EMFILE` if no fd is left.
     pub(crate) fn open(folder: &Path) -> Result<StatSocket, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = InternalFd::of_device(open(folder, flags, Mode::empty())?)?;
@@ -52,7 +52,7 @@ impl StatSocket {
         })
     }
 
-    /// What to poll.
+    /// The descriptor to poll for requests.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.socket.get()
     }
@@ -63,7 +63,8 @@ impl StatSocket {
         for _ in 0..AT_ONCE {
             match hear(socket) {
                 Ok(Some(asker)) => {
-                    // An asker that does not listen any more is his own business.
+                    // A client that closed its end gets no answer, which is no error of this
+                    // process.
                     if let Err(errno) = tell(&asker, &snapshot()) {
                         tracing::debug!("a question is not answered: {errno}");
                     }
@@ -93,7 +94,8 @@ impl Drop for StatSocket {
     }
 }
 
-/// Takes a question: the asker's socket. `None`: it had none, or there was no room for it.
+/// Receives a request: the client's socket. `None`: the request had no socket, or no fd was left
+/// for it.
 fn hear(socket: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -107,7 +109,7 @@ fn hear(socket: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
     Ok(taken(&mut ancillary))
 }
 
-/// The first fd that came along; others are closed.
+/// The first fd of the control message; others are closed.
 pub(super) fn taken(ancillary: &mut RecvAncillaryBuffer<'_>) -> Option<OwnedFd> {
     ancillary
         .drain()

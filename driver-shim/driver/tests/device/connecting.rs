@@ -237,7 +237,7 @@ fn a_send_to_a_gone_peer_fails_and_the_rest_is_flushed() {
     until(&program, "the queue pair is in the error state", || {
         a.state() == QpState::Err
     });
-    // What is posted now is flushed, too.
+    // A request posted now is flushed, too.
     a.send(20, memory.as_ptr(), 1, &mr);
     assert_eq!(status(&program.completion()), flushed);
     a.qp.destroy().unwrap();
@@ -338,8 +338,8 @@ fn two_drivers_talk_to_each_other() {
     assert_eq!(status(&here.completion()), Some(WcStatus::Success));
     assert_eq!(status(&there.completion()), Some(WcStatus::Success));
     assert_eq!(memory.0, memory.1);
-    // The peer goes away in an orderly manner: nothing was outstanding, so nothing fails before the
-    // next send.
+    // The peer ends the connection in an orderly manner: nothing was outstanding, so nothing fails
+    // before the next send.
     b.qp.destroy().unwrap();
     there.driver.deregister(&theirs).unwrap();
     assert_eq!(a.state(), QpState::Rts);
@@ -363,7 +363,7 @@ fn a_driver_that_is_dropped_leaves_a_device_that_was_reset() {
     assert!(is_ready(&*bus));
     driver.shutdown();
     drop(driver);
-    // The driver's own thread has it, too, and leaves in its own time.
+    // The driver's own thread has a reference, too, and ends a moment later.
     let start = Instant::now();
     while is_ready(&*bus) {
         assert!(start.elapsed() < Duration::from_secs(60), "never reset");

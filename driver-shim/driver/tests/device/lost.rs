@@ -1,5 +1,5 @@
-//! A device that is lost while it is at work: what completed stays so, the rest is flushed, once
-//! and in order, and nothing hangs.
+//! A device that is lost during work: completed requests stay complete, the others are flushed,
+//! once and in order, and nothing hangs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -16,11 +16,11 @@ use crate::program::{DRIVER, Program, TestQp, status, until};
 
 type Errno = rustix::io::Errno;
 
-/// A way to a device that can be cut.
+/// A bus to a device that a test can cut.
 struct Cable {
     device: Arc<InprocBus>,
     handler: OnceLock<SignalHandler>,
-    /// Doorbells do not get through any more.
+    /// Doorbells do not reach the device any more.
     deaf: AtomicBool,
     cut: AtomicBool,
 }
@@ -36,7 +36,8 @@ impl Cable {
     }
 
     fn cut(&self) {
-        // As dead as if it were another process that was killed: it touches no memory any more.
+        // The device is like one in another process that was killed: it accesses no memory any
+        // more.
         self.device
             .write32(registers::CONTROL, registers::Control::RESET.bits());
         self.cut.store(true, Ordering::SeqCst);
@@ -83,7 +84,7 @@ impl Bus for Cable {
     }
 
     unsafe fn free(&self, memory: QueueMemory, len: usize) {
-        // SAFETY: as promised by the caller.
+        // SAFETY: the caller promises memory of the device's bus with this length.
         unsafe { self.device.free(memory, len) };
     }
 
@@ -120,7 +121,7 @@ fn cabled(cq_entries: u32) -> (Arc<Cable>, Program) {
     (cable, program)
 }
 
-/// Connects, and has four messages go over.
+/// Connects two queue pairs, and sends four messages.
 fn talking(here: &Program, there: &Program) -> (TestQp, TestQp) {
     let (a, b) = (here.qp(), there.qp());
     a.up(&here.driver, 0, (b.qp.qpn, b.psn()));
@@ -146,9 +147,9 @@ fn what_has_no_completion_is_flushed_once_and_in_order() {
     for cookie in 100..103 {
         a.receive(cookie, from, 64, &mine);
     }
-    // Of these the device does not hear. As if it had been killed in between: it had given the
-    // blocks of the first two back, and was about to tell of the first, as it need not of the
-    // second.
+    // The device does not receive the following doorbells. The state is that of a device that was
+    // killed in between: it had freed the blocks of the first two requests, and had not yet written
+    // the completion of the first; the second needs none.
     cable.deaf.store(true, Ordering::SeqCst);
     a.send(4, from, 64, &mine);
     a.send_silently(5, from, 64, &mine);
@@ -179,7 +180,7 @@ fn what_has_no_completion_is_flushed_once_and_in_order() {
     });
     assert_eq!(a.qp.last_state(), QpState::Err);
 
-    // What is posted now is flushed too, and notifies who armed.
+    // A request posted now is flushed too, and notifies the armed queue.
     let notified = here.received.completions.load(Ordering::SeqCst);
     here.cq.arm(4 + 7, false);
     a.send(9, from, 64, &mine);
@@ -191,7 +192,7 @@ fn what_has_no_completion_is_flushed_once_and_in_order() {
     });
     assert!(here.poll().is_none());
 
-    // Nothing can be made any more, and everything be destroyed.
+    // Afterwards objects cannot be made, and all objects can be destroyed.
     assert_eq!(here.driver.alloc_pd().unwrap_err(), Errno::IO);
     assert!(here.driver.create_cq(&here.context, 1, 0, 0, &Anywhere).is_err());
     assert_eq!(a.qp.query().unwrap_err(), Errno::IO);
@@ -213,7 +214,7 @@ fn a_full_completion_queue_takes_the_rest_of_the_flush_later() {
     (0..11).for_each(|cookie| qp.receive(cookie, memory.as_ptr(), 64, &mr));
     cable.cut();
     assert_eq!(here.completion().cookie.get(), 0);
-    // Its queue pair would have nowhere to flush to.
+    // The queue pair that uses this completion queue still has to flush to it.
     assert_eq!(here.cq.destroy(), Err(Errno::BUSY));
     for cookie in 1..11 {
         assert_eq!(here.completion().cookie.get(), cookie);
@@ -226,8 +227,7 @@ fn a_full_completion_queue_takes_the_rest_of_the_flush_later() {
 #[test]
 fn a_device_that_stops_is_as_good_as_lost() {
     let (cable, here) = cabled(4);
-    // As a device does on its own when it can no longer reach its command queue: it is not ready
-    // any more.
+    // A device that can no longer reach its command queue does the same: it clears its ready state.
     cable
         .device
         .write32(registers::CONTROL, registers::Control::RESET.bits());

@@ -231,6 +231,6 @@ fn a_thousand_rounds_leave_no_descriptor_behind() {
     round();
     let before = open_fds();
     (0..1000).for_each(|_| round());
-    // Other tests of this process come and go; a leak of one per round would show.
+    // Other tests of this process open and close fds; a leak of one per round would be larger.
     assert!(open_fds() < before + 700);
 }

@@ -1,4 +1,4 @@
-//! As much of a provider as a test needs.
+//! The parts of a provider that a test needs.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -19,8 +19,8 @@ use zerocopy::{FromBytes, IntoBytes};
 /// The one driver of the test process.
 pub(crate) static DRIVER: LazyLock<Arc<Driver>> = LazyLock::new(|| start(Config::default()));
 
-/// A driver of its own, with another configuration. With `URNIC_TEST_LOG` set each connection's
-/// life is logged.
+/// A separate driver with another configuration. With `URNIC_TEST_LOG` set, the driver logs the
+/// life of each connection.
 pub(crate) fn start(config: Config) -> Arc<Driver> {
     if let Ok(filter) = std::env::var("URNIC_TEST_LOG") {
         let _ = tracing_subscriber::fmt()
@@ -31,7 +31,7 @@ pub(crate) fn start(config: Config) -> Arc<Driver> {
     Driver::start(InprocBus::start(&GidTable::of_host(), None).unwrap(), config).unwrap()
 }
 
-/// What a context received.
+/// The events that a context received.
 #[derive(Default)]
 pub(crate) struct ReceivedEvents {
     pub(crate) completions: AtomicU32,
@@ -160,8 +160,8 @@ impl Program {
             return None;
         }
         let mut bytes = [0; CQE_LEN];
-        // SAFETY: the ring is mapped as long as the queue, and `slot` is within it; the device
-        // leaves the entry alone until we move the consumer index.
+        // SAFETY: the ring is mapped as long as the queue exists, and `slot` is within it; the
+        // device does not write the entry until the consumer index moves.
         unsafe { ring.add(slot).copy_to_nonoverlapping(bytes.as_mut_ptr(), CQE_LEN) };
         *consumer += 1;
         self.cq.record().consumer.store(*consumer, Ordering::Release);
@@ -178,7 +178,7 @@ impl Program {
         cqe.unwrap()
     }
 
-    /// Ends everything but queue pairs, which are gone.
+    /// Destroys all objects but queue pairs, which were destroyed before.
     pub(crate) fn close(self) {
         self.cq.destroy().unwrap();
         self.driver.free_pd(&self.pd).unwrap();
@@ -237,7 +237,7 @@ impl TestQp {
         self.qp.qpn & 0xff_ffff
     }
 
-    /// An attribute set for reaching `peer` at GID `gid`, in all states.
+    /// Attributes for reaching `peer` from GID `gid`, for all states.
     pub(crate) fn attr(&self, driver: &Driver, gid: usize, peer: (u32, u32)) -> QpAttr {
         let dgid = driver.gid(gid).unwrap().raw();
         QpAttr {
@@ -276,7 +276,7 @@ impl TestQp {
             .unwrap();
     }
 
-    /// All the way to RTS.
+    /// Changes the queue pair to RTS, through all states.
     pub(crate) fn up(&self, driver: &Driver, gid: usize, peer: (u32, u32)) {
         let attr = self.attr(driver, gid, peer);
         [QpState::Init, QpState::Rtr, QpState::Rts]
@@ -284,7 +284,7 @@ impl TestQp {
             .for_each(|state| self.to(state, &attr));
     }
 
-    /// The test has seen the completions of so many sends and receives. Sends have the cookies 0,
+    /// Sets how many completions of sends and receives the test has seen. Sends have the cookies 0,
     /// 1, 2, …
     pub(crate) fn settle(&self, sends: u32, receives: u32) {
         *self.posts.completed.lock().unwrap() = Completed { sends, receives };
@@ -331,7 +331,8 @@ impl TestQp {
             stag: mr.stag.into(),
         };
         let entry = [RecvHeader::new(cookie, 1).as_bytes(), sge.as_bytes()].concat();
-        // SAFETY: the entry lies inside the ring, and is not the device's before the index moves.
+        // SAFETY: the entry lies inside the ring, and the device does not read it before the index
+        // moves.
         unsafe {
             self.qp
                 .rq()
@@ -349,7 +350,7 @@ impl TestQp {
 }
 
 fn put(qp: &Qp, at: usize, bytes: &[u8]) {
-    // SAFETY: a block lies inside the ring, and is not the device's before the index moves.
+    // SAFETY: a block lies inside the ring, and the device does not read it before the index moves.
     unsafe {
         qp.sq()
             .as_ptr()
@@ -358,7 +359,7 @@ fn put(qp: &Qp, at: usize, bytes: &[u8]) {
     };
 }
 
-/// What `ibv_modify_qp` needs to get there.
+/// The attributes that `ibv_modify_qp` needs for the change to a state.
 pub(crate) fn mask(state: QpState) -> QpMask {
     QpMask::STATE
         | match state {

@@ -1,4 +1,4 @@
-//! Forked and dying processes. One test, in a process of its own: fork copies only the thread that
+//! Processes that fork and end. One test, in a separate process: fork copies only the thread that
 //! calls it.
 
 #![allow(clippy::unwrap_used, reason = "what goes wrong in a test ends it")]
@@ -28,8 +28,8 @@ fn loopback(driver: &Driver) -> usize {
     driver.gids().iter().position(|gid| gid.ip.is_loopback()).unwrap()
 }
 
-/// Runs `child` in a forked process, which has one end of a pair of pipes; returns the other, and
-/// its process id.
+/// Runs `child` in a forked process, which has one end of a pair of pipes. Returns the other end,
+/// and the process id.
 fn fork(child: impl FnOnce(&mut Pipe)) -> (Pipe, rustix::process::Pid) {
     let ((up_r, up_w), (down_r, down_w)) = (rustix::pipe::pipe().unwrap(), rustix::pipe::pipe().unwrap());
     // SAFETY: the child runs only this closure on its one thread, as a program that forks without
@@ -51,7 +51,7 @@ fn fork(child: impl FnOnce(&mut Pipe)) -> (Pipe, rustix::process::Pid) {
     }
 }
 
-/// What parent and child tell each other.
+/// The messages between parent and child.
 struct Pipe {
     from: std::fs::File,
     to: std::fs::File,
@@ -77,7 +77,7 @@ impl Pipe {
         [word(0), word(4)]
     }
 
-    /// Exchanges names and goes to RTS.
+    /// Exchanges queue pair numbers and PSNs, and changes the queue pair to RTS.
     fn connect(&mut self, driver: &Driver, qp: &TestQp) {
         self.say([qp.qp.qpn, qp.psn()]);
         let [qpn, psn] = self.hear();
@@ -90,7 +90,7 @@ fn wait(pid: rustix::process::Pid) -> Option<i32> {
     ended.and_then(|(_, status)| status.exit_status())
 }
 
-/// Two queue pairs of one process, one message.
+/// Sends one message between two queue pairs of one process.
 fn talk(program: &Program, a: &TestQp, b: &TestQp) {
     let mut memory = vec![3u8; 64];
     let mr = program.register(&mut memory);
@@ -110,8 +110,8 @@ fn pair(program: &Program) -> (TestQp, TestQp) {
     (a, b)
 }
 
-/// What the parent opened is dead in the child, without a hang, and the child's own open gets a new
-/// device.
+/// The objects that the parent opened fail in the child, without a hang, and the child's own open
+/// gets a new device.
 fn a_child_has_no_device_but_can_open_one() {
     let parent = Program::new(&open());
     let (a, b) = pair(&parent);
@@ -144,7 +144,7 @@ fn a_child_has_no_device_but_can_open_one() {
     parent.close();
 }
 
-/// Messages whose sends completed arrive although their process ends right behind the last
+/// Messages whose sends completed arrive although their process ends right after the last
 /// completion.
 fn what_completed_before_exit_arrives() {
     const MESSAGES: u64 = 50;
@@ -177,14 +177,14 @@ fn what_completed_before_exit_arrives() {
         qp.receive(n + 4, memory.as_ptr(), LEN, &mr);
     }
     assert_eq!(wait(pid), Some(0));
-    // An orderly end with nothing outstanding: the next send learns it.
+    // An orderly end with nothing outstanding: only the next send fails.
     assert_eq!(qp.state(), QpState::Rts);
     qp.qp.destroy().unwrap();
     program.driver.deregister(&mr).unwrap();
     program.close();
 }
 
-/// The peer of a process that is killed learns it within seconds, even if that process has
+/// The peer of a killed process notices the loss within seconds, even if the killed process has
 /// children.
 fn a_killed_process_is_missed_by_its_peer() {
     let (mut pipe, pid) = fork(|pipe| {
@@ -195,7 +195,7 @@ fn a_killed_process_is_missed_by_its_peer() {
         let mr = program.register(&mut memory);
         qp.send(1, memory.as_ptr(), 64, &mr);
         assert_eq!(status(&program.completion()), Some(WcStatus::Success));
-        // A child of its own must not keep the connection.
+        // A child of the killed process must not keep the connection open.
         let (_, grandchild) = fork(|pipe| {
             let _ = pipe.from.read(&mut [0]);
         });
@@ -229,7 +229,7 @@ fn a_killed_process_is_missed_by_its_peer() {
 
 #[test]
 fn processes_come_and_go() {
-    // Children are forked before this process has a device, and then while it has one.
+    // The first children are forked before this process has a device, the others while it has one.
     what_completed_before_exit_arrives();
     a_killed_process_is_missed_by_its_peer();
     a_child_has_no_device_but_can_open_one();
