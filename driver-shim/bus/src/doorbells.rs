@@ -57,8 +57,8 @@ impl DoorbellPages {
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
         let base = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, offset) }?;
         // A child must be unable to ring, whichever way it is made. A child made by fork(3) gets
-        // pages of its own instead. SAFETY: the range is the mapping just made; the advice changes
-        // no byte.
+        // pages of its own instead.
+        // SAFETY: the range is the mapping just made; the advice changes no byte.
         let _ = unsafe { madvise(base, len, Advice::LinuxDontFork) };
         Ok(DoorbellPages {
             base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?,

@@ -280,9 +280,9 @@ pub fn after_fork() {
                     slot.store(0, Ordering::Relaxed);
                     let fd = (number * PAGE + offset) as RawFd;
                     // fork(2) copies the descriptors before the memory. What another thread opened
-                    // and entered in between is in our table, and is not open here. SAFETY: the fd
-                    // is only borrowed for one fcntl(2), which fails without effect on a closed
-                    // number.
+                    // and entered in between is in our table, and is not open here.
+                    // SAFETY: the fd is only borrowed for one fcntl(2), which fails without effect
+                    // on a closed number.
                     if rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok() {
                         // SAFETY: the entry shows that this number is the device's.
                         // InternalFd::drop finds the entry removed.

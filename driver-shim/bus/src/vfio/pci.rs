@@ -14,10 +14,10 @@ use urnic_process::fds::InternalFd;
 const VENDOR_ID: u64 = 0x00;
 const DEVICE_ID: u64 = 0x02;
 const COMMAND: u64 = 0x04;
-/// Bits of the command register: answer to accesses of memory, begin accesses itself, no INTx.
+/// Bits of the command register: respond to memory accesses, start accesses as bus master, no INTx.
 const COMMAND_BITS: u16 = 1 << 1 | 1 << 2 | 1 << 10;
 
-/// The function: registers and interrupts by its file, until that is given back.
+/// The function: registers and interrupts by its file, until the function is returned.
 pub(super) struct PciFunction {
     file: RwLock<Option<InternalFd>>,
     config: u64,
@@ -25,7 +25,7 @@ pub(super) struct PciFunction {
     vectors: u32,
 }
 
-/// Where a region lies in the function's file.
+/// The place of a region in the function's file.
 #[derive(Debug, Clone, Copy)]
 struct Region {
     at: u64,
@@ -34,8 +34,8 @@ struct Region {
 }
 
 impl PciFunction {
-    /// The function behind `file`, reset, with its doorbell pages, ready to access memory. Its ids
-    /// come first.
+    /// Sets up the function behind `file`: checks its ids, resets it, maps its doorbell pages, and
+    /// permits it to access memory.
     ///
     /// # Errors
     /// [`Unfit`]: the missing feature, or the step that the kernel refused.
@@ -58,7 +58,7 @@ impl PciFunction {
             return Err(Unfit::Foreign(ids.0, ids.1));
         }
         if info.flags & uapi::DEVICE_RESET != 0 {
-            // The registers have a reset of their own, which the driver uses.
+            // The registers have a separate reset, which the driver uses.
             if let Err(errno) = uapi::reset(fd) {
                 tracing::warn!("VFIO_DEVICE_RESET: {errno}");
             }
@@ -92,13 +92,14 @@ impl PciFunction {
         self.vectors
     }
 
-    /// Runs `f` with the function's file; `None` once it was given back, or in a forked child.
+    /// Runs `f` with the function's file; `None` after the function was returned, or in a forked
+    /// child.
     fn with<T>(&self, f: impl FnOnce(BorrowedFd<'_>) -> T) -> Option<T> {
         let file = self.file.read().unwrap_or_else(PoisonError::into_inner);
         file.as_ref().and_then(InternalFd::get).map(f)
     }
 
-    /// Reads a register; all ones if it cannot be read, as from a bus without a device.
+    /// Reads a register; all ones if the read fails, as from a bus without a device.
     pub(super) fn read32(&self, offset: u32) -> u32 {
         let mut bytes = [0xff; 4];
         let inside = u64::from(offset) + 4 <= self.registers.len;
@@ -117,10 +118,10 @@ impl PciFunction {
         }
     }
 
-    /// Has the vectors of an interrupt index raise these eventfds.
+    /// Makes the vectors of an interrupt index raise these eventfds.
     ///
     /// # Errors
-    /// The kernel's; `EIO` when the function was given back.
+    /// The kernel's errors; `EIO` after the function was returned.
     pub(super) fn raise(&self, index: u32, eventfds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
         let mut set = uapi::IrqSet {
             size: 0,
@@ -138,7 +139,7 @@ impl PciFunction {
             .map(drop)
     }
 
-    /// Whether the function has such an interrupt.
+    /// Whether the function has the interrupt with this index.
     pub(super) fn has_irq(&self, index: u32) -> bool {
         let mut info = uapi::IrqInfo {
             size: 0,
@@ -149,8 +150,8 @@ impl PciFunction {
         self.with(|fd| uapi::call(fd, &mut info).is_ok()).unwrap_or(false) && info.count > 0
     }
 
-    /// Gives the function back: no interrupts, no accesses of its own any more, and the file is
-    /// closed.
+    /// Returns the function: turns off its interrupts and its accesses to memory, and closes the
+    /// file.
     pub(super) fn give_back(&self) {
         let mut off = uapi::IrqSet {
             size: 0,
@@ -170,7 +171,7 @@ impl PciFunction {
     }
 }
 
-/// What is wrong with a function.
+/// Why a function cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unfit {
     /// The function has these ids, which are not urnic's.

@@ -1,8 +1,8 @@
 //! DMA without an IOMMU: physical addresses, from the kernel's list of the process's pages.
 //!
 //! Nothing is pinned here. Registered pages are locked, so that they are not swapped out, but the
-//! kernel may still move them (compaction, a write after fork); queues lie in huge pages, which it
-//! leaves where they are.
+//! kernel may still move them (compaction, a write after fork); queues are in huge pages, which the
+//! kernel does not move.
 
 use std::ptr::NonNull;
 use std::sync::Mutex;
@@ -23,16 +23,16 @@ const HUGE: usize = 2 << 20;
 const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 
-/// Physical memory.
+/// Access to memory by physical addresses.
 pub(super) struct Physical {
     pagemap: InternalFd,
-    /// What queues are made of; it grows and never shrinks.
+    /// The memory of queues; it grows and never shrinks.
     runs: Mutex<Vec<Run>>,
     /// The container, which holds the group.
     _container: Option<InternalFd>,
 }
 
-/// Memory that is contiguous both for us and for the device.
+/// Memory that is contiguous both in virtual and in physical addresses.
 struct Run {
     ptr: NonNull<u8>,
     first: u64,
@@ -40,15 +40,16 @@ struct Run {
     space: IovaSpace,
 }
 
-// SAFETY: an address of memory that is mapped as long as the process lives. Who was given a part
-// decides who accesses it.
+// SAFETY: the pointer leads to memory that stays mapped as long as the process lives, and it is
+// only an address here: the code that allocated a part controls the access to that part.
 unsafe impl Send for Run {}
 
 impl Physical {
-    /// Says in a warning what it means.
+    /// Opens the kernel's list of pages, and logs a warning about DMA without an IOMMU.
     ///
     /// # Errors
-    /// `EPERM` if this process may not know physical addresses; those of opening a file.
+    /// `EPERM` if this process has no permission to read physical addresses; the errors of opening
+    /// a file.
     pub(super) fn open(container: Option<InternalFd>) -> Result<Physical, Errno> {
         let pagemap = open(
             "/proc/self/pagemap",
@@ -69,10 +70,11 @@ impl Physical {
         Ok(physical)
     }
 
-    /// Where the memory lies.
+    /// Locks memory and returns its physical addresses.
     ///
     /// # Errors
-    /// `EFAULT` if a page is missing; `EPERM`; `EIO` in a forked child.
+    /// `EFAULT` if a page is missing; `EPERM` if the kernel hides physical addresses; `EIO` in a
+    /// forked child.
     pub(super) fn map(&self, ptr: *mut u8, len: usize) -> Result<Mapping, Errno> {
         if len == 0 {
             return Ok(Mapping::Contiguous(0));
@@ -83,8 +85,8 @@ impl Physical {
             .checked_add(len)
             .and_then(|end| end.checked_next_multiple_of(PAGE));
         let whole = end.ok_or(Errno::INVAL)? - start;
-        // It stays locked when the registration ends: locks do not nest, and the program, or
-        // another registration, may have its own.
+        // The memory stays locked when the registration ends: locks do not nest, and the program,
+        // or another registration, may have locked it too.
         // SAFETY: locking changes no byte.
         if let Err(errno) = unsafe { mlock(ptr.with_addr(start).cast(), whole) } {
             tracing::warn!("cannot lock {whole} bytes: {errno}: nothing keeps them in memory");
@@ -122,10 +124,10 @@ impl Physical {
         entries.map(address_in).collect()
     }
 
-    /// Zeroed memory in one piece.
+    /// Allocates zeroed memory in one contiguous piece.
     ///
     /// # Errors
-    /// `ENOMEM` if there is none.
+    /// `ENOMEM` if no piece is long enough.
     pub(super) fn allocate(&self, len: usize) -> Result<QueueMemory, Errno> {
         let mut runs = lock(&self.runs);
         let mut memory = runs.iter_mut().find_map(|run| run.take(len));
@@ -140,12 +142,12 @@ impl Physical {
             );
             return Err(Errno::NOMEM);
         };
-        // SAFETY: `len` bytes of a run that no other code has.
+        // SAFETY: the memory is `len` bytes of a run, and no other code has them.
         unsafe { std::ptr::write_bytes(memory.ptr.as_ptr(), 0, len) };
         Ok(memory)
     }
 
-    /// Takes such memory back.
+    /// Frees memory from [`Physical::allocate`].
     pub(super) fn free(&self, memory: QueueMemory) {
         for run in lock(&self.runs).iter_mut() {
             if (run.first..run.first + run.len as u64).contains(&memory.iova) {
@@ -154,12 +156,12 @@ impl Physical {
         }
     }
 
-    /// More memory: huge pages, else whatever pages there are, of which those that happen to be
-    /// neighbours make runs.
+    /// Adds memory: huge pages if there are any, else other pages, of which physically adjacent
+    /// ones make runs.
     fn grow(&self, len: usize, runs: &mut Vec<Run>) -> Result<(), Errno> {
         let whole = len.checked_next_multiple_of(HUGE).ok_or(Errno::NOMEM)?;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // Shared, so that a fork does not make a write go elsewhere.
+        // A shared mapping, so that a write after a fork does not move the page.
         let huge = MapFlags::SHARED | MapFlags::HUGETLB | MapFlags::POPULATE;
         // SAFETY: new anonymous mappings at addresses of the kernel's choice disturb nothing.
         let ptr = match unsafe { mmap_anonymous(std::ptr::null_mut(), whole, prot, huge) } {
@@ -169,15 +171,16 @@ impl Physical {
         let frames = match self.frames(ptr.addr(), whole / PAGE) {
             Ok(frames) => frames,
             Err(errno) => {
-                // SAFETY: mapped above, and no other code has it.
+                // SAFETY: `ptr` was mapped above with this length, and no other code has it.
                 let _ = unsafe { munmap(ptr, whole) };
                 return Err(errno);
             }
         };
         let neighbours = |a: &u64, b: &u64| *b == *a + PAGE as u64;
         if !frames.chunk_by(neighbours).any(|run| run.len() * PAGE >= len) {
-            // Kept, it would be locked for nothing, and as much again at the next attempt.
-            // SAFETY: mapped above, and no other code has it.
+            // An unsuitable mapping would stay locked without use, and the next attempt would lock
+            // as much again.
+            // SAFETY: `ptr` was mapped above with this length, and no other code has it.
             let _ = unsafe { munmap(ptr, whole) };
             return Ok(());
         }
@@ -192,7 +195,7 @@ impl Physical {
     }
 }
 
-/// Locked memory at a multiple of the huge page, of huge pages if the kernel likes.
+/// Locked memory at a multiple of the huge page, made of huge pages if the kernel permits it.
 fn transparent(len: usize) -> Result<*mut std::ffi::c_void, Errno> {
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     let room = len.checked_add(HUGE).ok_or(Errno::NOMEM)?;
@@ -200,7 +203,7 @@ fn transparent(len: usize) -> Result<*mut std::ffi::c_void, Errno> {
     let base = unsafe { mmap_anonymous(std::ptr::null_mut(), room, prot, MapFlags::PRIVATE) }?;
     let ptr = base.map_addr(|address| address.next_multiple_of(HUGE));
     let ready = || {
-        // SAFETY: inside the mapping made above; neither changes a byte.
+        // SAFETY: the range is inside the mapping made above; neither call changes a byte.
         unsafe {
             let _ = madvise(ptr, len, Advice::LinuxHugepage);
             madvise(ptr, len, Advice::LinuxPopulateWrite)?;
@@ -208,16 +211,16 @@ fn transparent(len: usize) -> Result<*mut std::ffi::c_void, Errno> {
         }
     };
     ready().map(|()| ptr).inspect_err(|_| {
-        // SAFETY: mapped above, and no other code has it.
+        // SAFETY: `base` was mapped above with this length, and no other code has it.
         let _ = unsafe { munmap(base, room) };
     })
 }
 
-/// The address in an entry of the list.
+/// The physical address in an entry of the list.
 fn address_in(entry: u64) -> Result<u64, Errno> {
     match (entry & PRESENT != 0, entry & FRAME) {
         (false, _) => Err(Errno::FAULT),
-        // What those see who may not know.
+        // The kernel shows frame 0 to a process without the permission.
         (true, 0) => Err(Errno::PERM),
         (true, frame) => Ok(frame * PAGE as u64),
     }
@@ -238,7 +241,7 @@ impl Run {
     fn take(&mut self, len: usize) -> Option<QueueMemory> {
         let iova = self.space.allocate(len as u64, 0)?;
         let offset = (iova - self.first) as usize;
-        // SAFETY: the space has the run's addresses only, so that the offset is inside.
+        // SAFETY: the space has only addresses of the run, so `offset` is inside the run.
         let ptr = unsafe { self.ptr.add(offset) };
         Some(QueueMemory { ptr, iova })
     }
@@ -255,7 +258,7 @@ mod tests {
         assert_eq!(address_in(PRESENT | 1 << 55), Err(Errno::PERM));
     }
 
-    /// Only where this process may know: elsewhere opening says so.
+    /// Tests only with the permission to read physical addresses; otherwise opening reports EPERM.
     #[test]
     fn memory_for_queues_is_zeroed_apart_and_in_one_piece() {
         let physical = match Physical::open(None) {
@@ -275,12 +278,12 @@ mod tests {
         starts.sort_unstable();
         starts.dedup();
         assert_eq!(starts.len(), 4);
-        // SAFETY: a piece of this test's own.
+        // SAFETY: the piece belongs to this test.
         unsafe { pieces[1].ptr.write(7) };
         physical.free(pieces[1]);
         let again = physical.allocate(3 * PAGE).unwrap();
         assert_eq!(again.iova, pieces[1].iova);
-        // SAFETY: a piece of this test's own, with room for a byte.
+        // SAFETY: the piece belongs to this test and has room for a byte.
         assert_eq!(unsafe { again.ptr.read() }, 0);
     }
 

@@ -9,22 +9,22 @@ use super::pci::PciFunction;
 use super::uapi;
 use urnic_process::fds::InternalFd;
 
-/// What the thread sleeps on.
+/// The descriptors on which the thread sleeps.
 pub(super) struct Sources {
-    /// Something for the thread to look at: the end, or the loss of the device.
+    /// Wakes the thread for the end of the bus or the loss of the device.
     pub(super) wake: InternalFd,
     /// An error that the bus could not correct.
     pub(super) error: Option<InternalFd>,
-    /// The kernel wants the function back: it is unplugged or unbound.
+    /// The kernel requests the function: it is unplugged or unbound.
     pub(super) request: Option<InternalFd>,
     pub(super) vectors: Vec<InternalFd>,
 }
 
 impl Sources {
-    /// Eventfds for what the function can raise, set up.
+    /// Makes eventfds for the interrupts of the function, and connects them.
     ///
     /// # Errors
-    /// `EMFILE`; the kernel's.
+    /// `EMFILE` if no fd is left; the kernel's errors.
     pub(super) fn new(function: &PciFunction) -> Result<Sources, Errno> {
         let fresh = || InternalFd::of_device(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let count = function.vectors().min(uapi::MAX_VECTORS as u32);
@@ -47,7 +47,7 @@ impl Sources {
         })
     }
 
-    /// Has the thread look around.
+    /// Wakes the thread, which then checks the state of the bus.
     pub(super) fn wake(&self) {
         if let Some(wake) = self.wake.get() {
             let _ = rustix::io::write(wake, &1u64.to_ne_bytes());

@@ -1,5 +1,5 @@
-//! The kernel's interface: structures and requests of `linux/vfio.h` and `linux/iommufd.h`, and the
-//! one place that issues them.
+//! The kernel's interface: structures and requests of `linux/vfio.h` and `linux/iommufd.h`. Only
+//! this file issues them.
 
 use std::ffi::{CStr, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -9,12 +9,12 @@ use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl, opcode};
 
 /// `VFIO_API_VERSION`.
 pub(super) const API_VERSION: i32 = 0;
-/// `VFIO_TYPE1_IOMMU`, in its second version.
+/// `VFIO_TYPE1v2_IOMMU`, the second version of the type1 IOMMU.
 pub(super) const TYPE1V2_IOMMU: u32 = 3;
 /// `VFIO_NOIOMMU_IOMMU`.
 pub(super) const NOIOMMU_IOMMU: u32 = 8;
 
-/// `VFIO_GROUP_FLAGS_VIABLE`: nothing in the group is driven by a kernel driver.
+/// `VFIO_GROUP_FLAGS_VIABLE`: no device of the group has a kernel driver.
 pub(super) const GROUP_VIABLE: u32 = 1 << 0;
 /// `VFIO_DEVICE_FLAGS_RESET`: the device can be reset.
 pub(super) const DEVICE_RESET: u32 = 1 << 0;
@@ -43,21 +43,21 @@ pub(super) const IRQ_OFF: u32 = 1 << 0 | 1 << 5;
 /// `VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER`.
 pub(super) const IRQ_EVENTFD: u32 = 1 << 2 | 1 << 5;
 
-/// `VFIO_PCI_CONFIG_REGION_INDEX`; those of the BARs are their numbers.
+/// `VFIO_PCI_CONFIG_REGION_INDEX`; the region index of a BAR is the number of the BAR.
 pub(super) const CONFIG_REGION: u32 = 7;
 /// `VFIO_PCI_MSIX_IRQ_INDEX`.
 pub(super) const MSIX: u32 = 2;
 /// `VFIO_PCI_ERR_IRQ_INDEX`: an error that the bus cannot correct.
 pub(super) const ERR: u32 = 3;
-/// `VFIO_PCI_REQ_IRQ_INDEX`: the kernel wants the device back.
+/// `VFIO_PCI_REQ_IRQ_INDEX`: the kernel requests the device.
 pub(super) const REQ: u32 = 4;
 
-/// Most vectors that are asked for at once.
+/// Most vectors that one request sets up.
 pub(super) const MAX_VECTORS: usize = 64;
 /// Room for the capabilities of an information structure.
 pub(super) const CAPS_LEN: usize = 4096 - 24;
 
-/// Both families of requests have the same letter.
+/// The type letter of the requests of both families.
 const LETTER: u8 = b';';
 
 macro_rules! arguments {
@@ -72,8 +72,8 @@ macro_rules! arguments {
             $(assert!(std::mem::offset_of!($name, $field) == $offset);)*
         };
 
-        // SAFETY: request, size and offsets are those of the headers; the first field tells the
-        // kernel how much there is, and it touches no more.
+        // SAFETY: request, size and offsets are those of the headers; the first field gives the
+        // kernel the length of the structure, and the kernel accesses no more.
         unsafe impl Argument for $name {
             const OPCODE: Opcode = opcode::none(LETTER, $number);
 
@@ -88,11 +88,11 @@ macro_rules! arguments {
 ///
 /// # Safety
 ///
-/// The kernel reads and writes nothing but this structure for [`Argument::OPCODE`], except what an
-/// integer in it names as memory to map. Any bytes are a value.
+/// For [`Argument::OPCODE`] the kernel reads and writes only this structure, and memory that an
+/// integer in the structure names for mapping. Any bytes are a value.
 pub(super) unsafe trait Argument {
     const OPCODE: Opcode;
-    /// Says in the structure how long it is, as the kernel demands.
+    /// Sets the structure's length field, as the kernel demands.
     fn set_len(&mut self);
 }
 
@@ -125,7 +125,8 @@ arguments! {
     IoasUnmap = 0x86, 24 { size @ 0: u32, ioas @ 4: u32, iova @ 8: u64, len @ 16: u64, }
 }
 
-/// `struct iommu_ioas_iova_ranges`. No [`Argument`], as it names memory to be written.
+/// `struct iommu_ioas_iova_ranges`. It is no [`Argument`], as it names memory that the kernel
+/// writes.
 #[repr(C)]
 struct IoasIovaRanges {
     size: u32,
@@ -153,13 +154,13 @@ pub(super) struct IovaRange {
     pub(super) last: u64,
 }
 
-/// A request as it goes to the kernel.
+/// A request in the form that the kernel takes.
 struct Request {
     opcode: Opcode,
     argument: *mut c_void,
 }
 
-// SAFETY: only passes its pointer on; the constructor's caller guarantees the pointer.
+// SAFETY: `as_ptr` only returns the pointer; the code that makes the value guarantees the pointer.
 unsafe impl Ioctl for Request {
     type Output = i32;
     const IS_MUTATING: bool = true;
@@ -180,14 +181,15 @@ unsafe impl Ioctl for Request {
 /// Issues a request that takes a structure.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's errors.
 pub(super) fn call<T: Argument>(fd: BorrowedFd<'_>, argument: &mut T) -> Result<i32, Errno> {
     argument.set_len();
     let request = Request {
         opcode: T::OPCODE,
         argument: std::ptr::from_mut(argument).cast(),
     };
-    // SAFETY: the structure belongs to this request (contract of `Argument`), and it is ours alone.
+    // SAFETY: the structure belongs to this request (contract of `Argument`), and `argument` is an
+    // exclusive reference to it.
     unsafe { ioctl(fd, request) }
 }
 
@@ -197,7 +199,7 @@ fn plain(fd: BorrowedFd<'_>, number: u8, argument: u32) -> Result<i32, Errno> {
         opcode: opcode::none(LETTER, number),
         argument: std::ptr::without_provenance_mut(argument as usize),
     };
-    // SAFETY: the callers below pass requests to which the argument is a number.
+    // SAFETY: the functions below pass only requests whose argument is a number.
     unsafe { ioctl(fd, request) }
 }
 
@@ -228,7 +230,7 @@ pub(super) fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) ->
         opcode: opcode::none(LETTER, 104),
         argument: (&raw mut number).cast(),
     };
-    // SAFETY: this request reads one `int` there.
+    // SAFETY: this request reads one `int` at the pointer, which is a live local.
     unsafe { ioctl(group, request) }.map(drop)
 }
 
@@ -238,13 +240,13 @@ pub(super) fn device_of(group: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, E
         opcode: opcode::none(LETTER, 106),
         argument: name.as_ptr().cast_mut().cast(),
     };
-    // SAFETY: this request reads a string there, up to its end.
+    // SAFETY: this request reads a string at the pointer, up to its terminator.
     let fd = unsafe { ioctl(group, request) }?;
-    // SAFETY: a new descriptor, which no other code has.
+    // SAFETY: the kernel returned a new descriptor, which no other code has.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// `IOMMU_IOAS_IOVA_RANGES`: where mappings may be, and what they must be aligned to.
+/// `IOMMU_IOAS_IOVA_RANGES`: the ranges for mappings, and their alignment.
 pub(super) fn iova_ranges(iommufd: BorrowedFd<'_>, ioas: u32) -> Result<(Vec<IovaRange>, u64), Errno> {
     let mut ranges = vec![IovaRange::default(); 16];
     loop {
@@ -260,8 +262,8 @@ pub(super) fn iova_ranges(iommufd: BorrowedFd<'_>, ioas: u32) -> Result<(Vec<Iov
             opcode: opcode::none(LETTER, 0x84),
             argument: (&raw mut argument).cast(),
         };
-        // SAFETY: the structure is that of this request, and `ranges` has room for as many as it
-        // says.
+        // SAFETY: the structure is that of this request, and `ranges` has room for the number of
+        // ranges in the structure.
         match unsafe { ioctl(iommufd, request) } {
             Ok(_) => {
                 ranges.truncate(argument.count as usize);
@@ -276,7 +278,7 @@ pub(super) fn iova_ranges(iommufd: BorrowedFd<'_>, ioas: u32) -> Result<(Vec<Iov
 }
 
 impl IommuInfo {
-    /// To be filled.
+    /// An empty structure for the kernel to fill.
     pub(super) fn new() -> Box<IommuInfo> {
         Box::new(IommuInfo {
             size: 0,
@@ -288,7 +290,8 @@ impl IommuInfo {
         })
     }
 
-    /// The ranges that mappings may lie in; `None` if the kernel does not say (before 5.4).
+    /// The ranges in which mappings may lie; `None` if the kernel does not report them (before
+    /// 5.4).
     pub(super) fn iova_ranges(&self) -> Option<Vec<IovaRange>> {
         if self.flags & IOMMU_CAPS == 0 {
             return None;
@@ -309,7 +312,7 @@ impl IommuInfo {
                 return (0..count).map(range).collect();
             }
             let next = u32::from_ne_bytes(self.bytes(at + 4)?) as usize;
-            // Chains go forward; one that does not has no end.
+            // Chains go forward; a chain that goes back would have no end.
             at = if next > at { next } else { 0 };
         }
         None
@@ -329,7 +332,7 @@ mod tests {
         info.space[at - 24..at - 24 + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// A chain of two: a capability that we do not know, then the ranges.
+    /// A chain of two: an unknown capability, then the ranges.
     fn answer(count: u32) -> Box<IommuInfo> {
         let mut info = IommuInfo::new();
         (info.flags, info.caps) = (IOMMU_CAPS, 24);

@@ -1,4 +1,4 @@
-//! The thread that waits for the function's interrupts, and notices when it is gone.
+//! The thread that waits for the function's interrupts, and detects that the function is gone.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use urnic_process::fds::InternalFd;
 use urnic_process::signals;
 use urnic_process::threads;
 
-/// How often a register is read, to see whether the device answers: nothing else
+/// Time between two reads of a register, which check whether the device responds: no other event
 /// reports that the process of a device died.
 const LOOK_EVERY: Timespec = Timespec {
     tv_sec: 1,
@@ -22,7 +22,7 @@ const LOOK_EVERY: Timespec = Timespec {
 /// Starts the thread, with all signals blocked.
 ///
 /// # Errors
-/// `EAGAIN`.
+/// `EAGAIN` if the kernel permits no more threads.
 pub(super) fn start(inner: Arc<Inner>) -> Result<std::thread::JoinHandle<()>, Errno> {
     let thread = std::thread::Builder::new()
         .name("urnic-vfio".to_owned())
@@ -36,7 +36,7 @@ fn serve(inner: &Inner) {
     let Some(wake) = sources.wake.get() else { return };
     let special = [sources.error.as_ref(), sources.request.as_ref()].map(|fd| fd.and_then(InternalFd::get));
     let vectors: Vec<BorrowedFd<'_>> = sources.vectors.iter().filter_map(InternalFd::get).collect();
-    // The wake-up stands in for what the function does not have.
+    // The wake-up descriptor replaces the descriptors of interrupts that the function lacks.
     let fds: Vec<BorrowedFd<'_>> = std::iter::once(wake)
         .chain(special.map(|fd| fd.unwrap_or(wake)))
         .chain(vectors.iter().copied())
@@ -74,8 +74,8 @@ fn serve(inner: &Inner) {
             inner.silence();
             inner.tell(Signal::Lost);
         }
-        // Only then: closing a function that does not answer takes the kernel a minute, in which
-        // this thread could not end.
+        // The function is returned only here: closing a function that does not respond takes the
+        // kernel a minute, in which this thread could not end.
         if wanted_back {
             inner.give_back();
             return;

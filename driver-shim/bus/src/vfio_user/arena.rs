@@ -1,9 +1,9 @@
 //! Queue memory that the server maps, too: files in memory, a gigabyte each and empty until
 //! touched.
 //!
-//! A chunk goes to the server once, by one DMA_MAP with its descriptor, so that making a queue
-//! takes no message. Chunks lie at multiples of their length, at the same address for both: an IOVA
-//! is an address here.
+//! A chunk is sent to the server once, by one DMA_MAP with its descriptor, so that making a queue
+//! takes no message. Chunks lie at multiples of their length. Both sides use the same address: an
+//! IOVA is an address of this process.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
@@ -29,22 +29,23 @@ const CLASSES: usize = (CHUNK / MIN_PIECE).ilog2() as usize + 1;
 
 /// All chunks of a device.
 pub(super) struct Arena {
-    /// Known without a lock, for forked children. Null, or mapped for as long as the arena lives.
+    /// The chunks, which forked children read without a lock. Null, or mapped as long as the arena
+    /// lives.
     chunks: [AtomicPtr<u8>; CHUNKS],
     state: Mutex<State>,
 }
 
 struct State {
-    /// Pieces that were given back, by class; zeroed.
+    /// Free pieces by class; zeroed.
     free: [Vec<Piece>; CLASSES],
     chunks: usize,
-    /// Bytes of the newest chunk that were given out.
+    /// Bytes of the newest chunk that are allocated.
     used: usize,
 }
 
 struct Piece(NonNull<u8>);
 
-// SAFETY: an address.
+// SAFETY: the value is only an address.
 unsafe impl Send for Piece {}
 
 impl Arena {
@@ -59,11 +60,11 @@ impl Arena {
         }
     }
 
-    /// `len` zeroed bytes. A new chunk is offered to `share`, with its address and file; without
-    /// its consent there is none.
+    /// Allocates `len` zeroed bytes. A new chunk is passed to `share`, with its address and file;
+    /// if `share` fails, the chunk is unmapped.
     ///
     /// # Errors
-    /// `ENOMEM`; those of `share`.
+    /// `ENOMEM` if no memory or no chunk is left; the errors of `share`.
     pub(super) fn allocate(
         &self,
         len: usize,
@@ -78,7 +79,7 @@ impl Arena {
         if CHUNK - state.used < size {
             let slot = self.chunks.get(state.chunks).ok_or(Errno::NOMEM)?;
             let (base, file) = chunk()?;
-            // SAFETY: the chunk just made, which nobody else knows if it is not taken.
+            // SAFETY: the chunk was made above, and after a failed `share` no other code has it.
             share(base, file).inspect_err(|_| unsafe { unmap(base) })?;
             slot.store(base.as_ptr(), Ordering::Release);
             state.chunks += 1;
@@ -86,25 +87,25 @@ impl Arena {
         }
         let newest = self.chunks.get(state.chunks - 1).ok_or(Errno::NOMEM)?;
         let base = newest.load(Ordering::Relaxed);
-        // Sizes are powers of two: pieces are aligned to a page and need no more.
+        // Sizes are powers of two, so each piece is aligned to a page, which is enough.
         let at = state.used;
         state.used += size;
         // SAFETY: `at` + `size` is within the chunk.
         NonNull::new(unsafe { base.add(at) }).ok_or(Errno::NOMEM)
     }
 
-    /// Takes a piece back.
+    /// Frees a piece.
     ///
     /// # Safety
-    /// `ptr` came from [`Arena::allocate`] with this `len`, and neither we nor the device use it
-    /// any more.
+    /// `ptr` came from [`Arena::allocate`] with this `len`, and neither this process nor the device
+    /// uses the piece any more.
     pub(super) unsafe fn free(&self, ptr: NonNull<u8>, len: usize) {
         let Ok(class) = class(len) else { return };
-        // Also gives the pages back, on both sides.
-        // SAFETY: an unused piece of the arena.
+        // Also frees the pages, on both sides.
+        // SAFETY: the range is an unused piece of the arena.
         if unsafe { madvise(ptr.as_ptr().cast(), MIN_PIECE << class, Advice::LinuxRemove) }.is_err() {
-            // SAFETY: the caller promises a piece of the arena that nobody uses, and its class
-            // gives its length.
+            // SAFETY: the caller promises an unused piece of the arena, and the class gives the
+            // length of the piece.
             unsafe { ptr.write_bytes(0, MIN_PIECE << class) };
         }
         if let Some(free) = lock(&self.state).free.get_mut(class) {
@@ -112,7 +113,7 @@ impl Arena {
         }
     }
 
-    /// Whether a range is inside.
+    /// Whether a range is inside the arena.
     pub(super) fn covers(&self, address: u64, len: u64) -> bool {
         let end = address.checked_add(len);
         self.chunks
@@ -122,7 +123,7 @@ impl Arena {
             .any(|base| address >= base && end.is_some_and(|end| end <= base + CHUNK as u64))
     }
 
-    /// In a forked child: memory of its own in the place of what the device writes.
+    /// In a forked child: replaces the memory that the device writes by private memory.
     /// Async-signal-safe.
     pub(super) fn abandon_in_child(&self) {
         for base in self
@@ -130,7 +131,7 @@ impl Arena {
             .iter()
             .filter_map(|chunk| NonNull::new(chunk.load(Ordering::Acquire)))
         {
-            // SAFETY: the arena's range.
+            // SAFETY: the range is a chunk of the arena.
             unsafe { own_pages(base, CHUNK) };
         }
     }
@@ -143,7 +144,7 @@ impl Drop for Arena {
             .iter()
             .filter_map(|chunk| NonNull::new(chunk.load(Ordering::Relaxed)))
         {
-            // SAFETY: the arena's mapping, of which nobody has a piece any more.
+            // SAFETY: the range is a chunk of the arena, none of whose pieces is in use any more.
             unsafe { unmap(base) };
         }
     }
@@ -159,15 +160,15 @@ fn class(len: usize) -> Result<usize, Errno> {
 }
 
 /// # Safety
-/// An unused chunk.
+/// `base` is a chunk that no code uses.
 unsafe fn unmap(base: NonNull<u8>) {
-    // SAFETY: the caller promises an unused chunk.
+    // SAFETY: the caller promises a chunk that no code uses.
     let _ = unsafe { munmap(base.as_ptr().cast(), CHUNK) };
 }
 
-/// A new chunk and its file.
+/// Makes a new chunk and its file.
 fn chunk() -> Result<(NonNull<u8>, OwnedFd), Errno> {
-    // Growing a file beyond the limit is a signal, which would end the program.
+    // Growing a file beyond the limit raises a signal that would end the program.
     if getrlimit(Resource::Fsize)
         .current
         .is_some_and(|limit| limit < CHUNK as u64)
@@ -177,10 +178,10 @@ fn chunk() -> Result<(NonNull<u8>, OwnedFd), Errno> {
     }
     let file = memfd_create("urnic-queues", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, CHUNK as u64)?;
-    // Whoever maps it can count on its length.
+    // The seals guarantee the length of the file to every process that maps it.
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    // Twice the room has an aligned chunk in it.
-    // SAFETY: a new mapping at an address of the kernel's choice.
+    // A reservation of twice the length contains an aligned chunk.
+    // SAFETY: a new mapping at an address of the kernel's choice changes no other mapping.
     let room = unsafe {
         mmap_anonymous(
             std::ptr::null_mut(),
@@ -191,7 +192,7 @@ fn chunk() -> Result<(NonNull<u8>, OwnedFd), Errno> {
     }?;
     let before = room.addr().next_multiple_of(CHUNK) - room.addr();
     let base = room.wrapping_byte_add(before);
-    // SAFETY: what is left of the room on both sides, and nobody uses.
+    // SAFETY: the ranges are the unused parts of the reservation on both sides of the chunk.
     unsafe {
         if before > 0 {
             let _ = munmap(room, before);
@@ -202,14 +203,14 @@ fn chunk() -> Result<(NonNull<u8>, OwnedFd), Errno> {
         ProtFlags::READ | ProtFlags::WRITE,
         MapFlags::SHARED | MapFlags::FIXED,
     );
-    // SAFETY: over the reserved chunk, which is ours.
+    // SAFETY: the new mapping replaces the reserved chunk, which no other code uses.
     let mapped = unsafe { mmap(base, CHUNK, prot, flags, file.as_fd(), 0) };
     let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::NOMEM)?;
-    // SAFETY: ours, and not used yet.
+    // SAFETY: the chunk was reserved above and is not used yet.
     mapped.inspect_err(|_| unsafe { unmap(base) })?;
-    // A child must not write what the device reads, whichever way it is made. One made by fork(3)
-    // gets pages of its own instead.
-    // SAFETY: the mapping just made; no byte changes.
+    // A child must not write what the device reads, whichever way it is made. A child made by
+    // fork(3) gets pages of its own instead.
+    // SAFETY: the range is the mapping made above; the advice changes no byte.
     let _ = unsafe { madvise(base.as_ptr().cast(), CHUNK, Advice::LinuxDontFork) };
     Ok((base, file))
 }
@@ -230,7 +231,7 @@ mod tests {
         for (piece, len) in pieces.iter().zip(lens) {
             assert!(piece.addr().get().is_multiple_of(4096));
             assert!(arena.covers(piece.addr().get() as u64, len as u64));
-            // SAFETY: a piece of this length.
+            // SAFETY: the piece has this length.
             unsafe {
                 assert!(
                     std::slice::from_raw_parts(piece.as_ptr(), len)
@@ -240,11 +241,11 @@ mod tests {
                 piece.write_bytes(0xff, len);
             }
         }
-        // SAFETY: from `allocate`, and not used any more.
+        // SAFETY: the piece came from `allocate`, and is not used any more.
         unsafe { arena.free(pieces[2], lens[2]) };
         let again = allocate(&arena, lens[2]);
         assert_eq!(again, pieces[2]);
-        // SAFETY: a piece of this length.
+        // SAFETY: the piece has this length.
         let bytes = unsafe { std::slice::from_raw_parts(again.as_ptr(), lens[2]) };
         assert!(bytes.iter().all(|b| *b == 0));
     }

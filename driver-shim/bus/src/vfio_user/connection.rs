@@ -1,4 +1,4 @@
-//! The socket to the server: requests and their answers, and the thread that takes what comes.
+//! The socket to the server: requests and their replies, and the thread that receives messages.
 
 use std::collections::HashMap;
 use std::io::IoSlice;
@@ -26,37 +26,37 @@ use urnic_process::lock::lock;
 use urnic_process::signals;
 use urnic_process::threads;
 
-/// A server that takes longer over one message is dead.
+/// A server that takes longer for one message counts as dead.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Longest that a wait for a reply goes without a look at the time.
+/// Longest time that a wait for a reply lasts before the elapsed time is checked.
 const LOOK: Duration = Duration::from_millis(100);
-/// Most bytes of data in one message of the server's.
+/// Most bytes of data in one message of the server.
 pub(super) const MAX_TRANSFER: usize = 1 << 20;
-/// What the server may send: data, and a little around it; a descriptor with a region.
+/// Limits of the server's messages: data and their header; one descriptor with a region.
 const LIMITS: Limits = Limits {
     message: MAX_TRANSFER + 4096,
     fds: 8,
 };
 /// Most descriptors in one message.
 const MAX_FDS: usize = 8;
-/// What epoll says of the socket; other numbers are vectors.
+/// The epoll data of the socket; other values are vectors.
 const SOCKET: u64 = u64::MAX;
 
-/// Answers what the server asks: appends the reply to a request, with its id, or an error.
+/// Handles a request of the server: appends the reply to the request, with its id, or an error.
 pub(super) type Answer = Box<dyn Fn(u16, Request<'_>, &mut Vec<u8>) -> Result<(), Errno> + Send + Sync>;
 
-/// A connection.
+/// A connection to a vfio-user server.
 pub(super) struct Connection {
     socket: InternalFd,
     epoll: InternalFd,
     sending: Mutex<Sending>,
-    /// Requests whose answers are due, by id; an answer waits here until it is taken.
+    /// Requests that wait for a reply, by id; a reply stays here until it is taken.
     due: Mutex<HashMap<u16, Option<Message>>>,
     arrived: Condvar,
     vectors: OnceLock<Vec<InternalFd>>,
     handler: OnceLock<SignalHandler>,
     lost: AtomicBool,
-    /// This end closes the connection: its loss is not reported.
+    /// This end closes the connection: the loss is not reported.
     closing: AtomicBool,
 }
 
@@ -70,7 +70,7 @@ impl Connection {
     /// Connects to the socket at `path`.
     ///
     /// # Errors
-    /// Those of connect(2), `EMFILE`.
+    /// The errors of connect(2), `EMFILE` if no fd is left.
     pub(super) fn open(path: &Path) -> Result<Connection, Errno> {
         let socket = socket_with(
             AddressFamily::UNIX,
@@ -102,16 +102,16 @@ impl Connection {
         })
     }
 
-    /// Process that listens at the other end; `None` if it is not to be named from here.
+    /// The process that listens at the other end; `None` if it has no number in this namespace.
     pub(super) fn server(&self) -> Option<rustix::process::Pid> {
         let credentials = socket_peercred(self.socket.get()?).ok()?;
         (credentials.pid.as_raw_nonzero().get() > 0).then_some(credentials.pid)
     }
 
-    /// Starts the thread that takes what comes, with all signals blocked: they are the program's.
+    /// Starts the thread that receives messages, with all signals blocked: they are the program's.
     ///
     /// # Errors
-    /// Those of making a thread.
+    /// The errors of starting a thread.
     pub(super) fn start(self: &Arc<Self>, answer: Answer) -> Result<(), Errno> {
         let connection = self.clone();
         let thread = std::thread::Builder::new()
@@ -122,7 +122,7 @@ impl Connection {
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))
     }
 
-    /// Whether the server is gone.
+    /// Whether the connection to the server is lost.
     pub(super) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
@@ -132,10 +132,10 @@ impl Connection {
         let _ = self.handler.set(handler);
     }
 
-    /// Listens to these eventfds, one a vector. Called once.
+    /// Waits for these eventfds, one for each vector. Called once.
     ///
     /// # Errors
-    /// Those of epoll_ctl(2).
+    /// The errors of epoll_ctl(2).
     pub(super) fn listen(&self, vectors: Vec<InternalFd>) -> Result<(), Errno> {
         let epoll = self.epoll.get().ok_or(Errno::BADF)?;
         for (vector, fd) in vectors.iter().enumerate() {
@@ -147,7 +147,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends a request that is not answered.
+    /// Sends a request without a reply.
     ///
     /// # Errors
     /// `EIO`: the server is gone.
@@ -158,16 +158,17 @@ impl Connection {
         })
     }
 
-    /// Sends a request, and waits for the answer.
+    /// Sends a request, and waits for the reply.
     ///
     /// # Errors
-    /// What the server says; `EIO` if it is gone.
+    /// The error in the server's reply; `EIO` if the server is gone.
     pub(super) fn ask(&self, request: &Request<'_>, fds: &[BorrowedFd<'_>]) -> Result<Message, Errno> {
         let mut asked = None;
         self.send(fds, |sending| {
             let id = {
                 let mut due = lock(&self.due);
-                // A thread may still wait for the request that had this number, 65536 requests ago.
+                // A thread may still wait for the reply to an earlier request with this id, 65536
+                // requests ago.
                 let mut id = sending.id();
                 while due.contains_key(&id) {
                     id = sending.id();
@@ -216,12 +217,12 @@ impl Connection {
                 .wait_timeout(due, LOOK)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
-            // A machine that was stopped meanwhile stopped the server too.
+            // A machine that was suspended meanwhile suspended the server too.
             left = left.saturating_sub(start.elapsed().min(LOOK));
         }
     }
 
-    /// Sends what `write` writes.
+    /// Sends the messages that `write` writes.
     fn send(&self, fds: &[BorrowedFd<'_>], write: impl FnOnce(&mut Sending)) -> Result<(), Errno> {
         if self.is_lost() {
             return Err(Errno::IO);
@@ -262,7 +263,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Shuts the socket down; the thread does the rest.
+    /// Shuts the socket down; the thread then handles the loss.
     fn hang_up(&self) {
         if let Some(socket) = self.socket.get() {
             let _ = shutdown(socket, Shutdown::Both);
@@ -300,7 +301,7 @@ impl Connection {
         }
         self.lost.store(true, Ordering::Release);
         self.hang_up();
-        // Whoever waits looks at the flag under this lock.
+        // Threads that wait for a reply check the flag under this lock.
         drop(lock(&self.due));
         self.arrived.notify_all();
         if !self.closing.load(Ordering::Acquire)
@@ -323,7 +324,7 @@ impl Connection {
         }
     }
 
-    /// Takes what the socket has: one read, so that interrupts get their turn.
+    /// Receives from the socket: one read, so that interrupts are handled in between.
     fn receive(&self, decoder: &mut Decoder, buffer: &mut [u8], answer: &Answer) -> Result<(), String> {
         let socket = self.socket.get().ok_or("closed")?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -389,13 +390,13 @@ impl Sending {
     }
 }
 
-/// An eventfd for a vector, and its end for the server.
+/// Makes an eventfd for a vector.
 pub(super) fn vector() -> Result<InternalFd, Errno> {
     use rustix::event::{EventfdFlags, eventfd};
     InternalFd::of_device(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-/// Borrows what is open here.
+/// Borrows the descriptors.
 pub(super) fn borrowed(fds: &[InternalFd]) -> Result<Vec<BorrowedFd<'_>>, Errno> {
     fds.iter().map(|fd| fd.get().ok_or(Errno::BADF)).collect()
 }

@@ -1,14 +1,13 @@
-//! The device in another process, lent over a vfio-user socket (`urnic serve`).
+//! The device in another process, reached by a vfio-user socket (`urnic serve`).
 //!
 //! *Memory.* An IOVA is an address of this process. Queues lie in files that the server maps, too
 //! ([`arena`]). The program's own memory has no file to pass: the server reads and writes it by
-//! process_vm_readv(2) where the kernel allows that, and else asks us by messages.
+//! process_vm_readv(2) where the kernel permits that, and otherwise by messages to this process.
 //!
-//! *Doorbells* are stores into pages that both map, with no message unless the device sleeps.
-//! Registers are messages; writes are not waited for.
+//! *Doorbells* are stores into pages that both processes map, with no message unless the device
+//! sleeps. Registers are messages; the driver does not wait for the completion of writes.
 //!
-//! *fork(2).* A child has none of the descriptors, and pages of its own in the place of the shared
-//! ones.
+//! *fork(2).* A child has none of the descriptors, and private pages in place of the shared ones.
 
 mod arena;
 mod connection;
@@ -38,7 +37,7 @@ use urnic_process::error_log;
 use urnic_process::failure;
 use urnic_process::lock::lock;
 
-/// Most vectors that are listened to.
+/// Most vectors that this process waits for.
 const MAX_VECTORS: u32 = 64;
 /// PCI command register: offset, and its bits for memory decoding and bus mastering.
 const PCI_COMMAND: u64 = 4;
@@ -49,13 +48,13 @@ pub struct VfioUserBus {
     connection: Arc<Connection>,
     doorbells: DoorbellPages,
     reach: Arc<Reach>,
-    /// Held over the messages that change what is mapped.
+    /// Locked during the messages that change the mappings.
     mapping: Mutex<()>,
     memory: &'static str,
     abandoned: AtomicBool,
 }
 
-/// What the server may reach.
+/// The memory that the server may access.
 struct Reach {
     arena: Arena,
     ranges: Mutex<Ranges>,
@@ -66,7 +65,7 @@ impl Reach {
         self.arena.covers(address, len) || lock(&self.ranges).covers(address, len)
     }
 
-    /// Answers the server, which cannot reach the program's memory by itself.
+    /// Handles a request of a server that cannot access the program's memory by itself.
     fn answer(&self, id: u16, request: Request<'_>, out: &mut Vec<u8>) -> Result<(), Errno> {
         match request {
             Request::DmaRead(access) => {
@@ -97,11 +96,11 @@ impl Reach {
 }
 
 impl VfioUserBus {
-    /// Connects to the server at `path`, which makes a function for us.
+    /// Connects to the server at `path`, which makes a function for this process.
     ///
     /// # Errors
-    /// Those of connecting; `ENODEV` if it lends no device of ours; `EIO` if it hangs up, as one
-    /// does that has enough clients.
+    /// The errors of connecting; `ENODEV` if the server has no urnic device; `EIO` if the server
+    /// closes the connection, for example because it has enough clients.
     pub fn open(path: &Path) -> Result<Arc<VfioUserBus>, Errno> {
         VfioUserBus::connect(path).inspect_err(|errno| {
             let path = path.display();
@@ -146,7 +145,7 @@ impl VfioUserBus {
             tracing::error!("the server lends another device than urnic's");
             return Err(Errno::NODEV);
         }
-        // Before the device does DMA, as with every PCI function.
+        // Set before the device does DMA, as with every PCI function.
         let command = MEMORY_AND_MASTER.to_le_bytes();
         write_region(&connection, region_index::CONFIG, PCI_COMMAND, &command)?;
         let doorbells = map_doorbells(&connection)?;
@@ -179,7 +178,7 @@ impl VfioUserBus {
     }
 }
 
-/// Under Yama's scope 1 a process lets those who may attach to it be known.
+/// Under Yama's scope 1 a process must name the process that may attach to it.
 fn let_server_reach_us(connection: &Connection) {
     let scope = || {
         let file = rustix::fs::open(
@@ -199,7 +198,7 @@ fn let_server_reach_us(connection: &Connection) {
     }
 }
 
-/// Agrees on the version. Returns how the server reaches the program's memory.
+/// Negotiates the version. Returns how the server reaches the program's memory.
 fn negotiate(connection: &Connection) -> Result<&'static str, Errno> {
     let urnic = Urnic {
         identity: true,
@@ -229,9 +228,9 @@ fn negotiate(connection: &Connection) -> Result<&'static str, Errno> {
     })
 }
 
-/// A region, and the message with its descriptor.
+/// Queries a region. Returns its description and the message with its descriptor.
 fn region(connection: &Connection, index: u32) -> Result<(RegionInfo, urnic_vfio_user::Message), Errno> {
-    // Room for more areas than there are.
+    // Room for more areas than a region has.
     let argsz = 1024;
     let message = connection.ask(&Request::RegionInfo { argsz, index }, &[])?;
     let Ok(Reply::RegionInfo(info)) = message.reply() else {
@@ -265,7 +264,7 @@ fn set_up_vectors(connection: &Connection) -> Result<(), Errno> {
     let vectors = (0..info.count.min(MAX_VECTORS))
         .map(|_| vector())
         .collect::<Result<Vec<_>, _>>()?;
-    // Few descriptors go into one message: a vector each.
+    // A message has room for few descriptors: each vector gets a message.
     for (start, fd) in borrowed(&vectors)?.into_iter().enumerate() {
         let set = SetIrqs {
             index,
@@ -316,7 +315,7 @@ impl Bus for VfioUserBus {
         if self.is_abandoned() {
             return;
         }
-        // On a lost device it goes nowhere.
+        // On a lost device the write fails, which is ignored.
         let region = u32::from(pci::BAR_REGISTERS);
         let _ = write_region(&self.connection, region, offset.into(), &value.to_le_bytes());
     }
@@ -361,7 +360,7 @@ impl Bus for VfioUserBus {
 
     unsafe fn free(&self, memory: QueueMemory, len: usize) {
         if !self.is_abandoned() {
-            // SAFETY: the caller promises memory from `allocate` with this length, that nobody
+            // SAFETY: the caller promises memory from `allocate` with this length, that no code
             // uses.
             unsafe { self.reach.arena.free(memory.ptr, len) };
         }
@@ -374,7 +373,8 @@ impl Bus for VfioUserBus {
         let address = ptr.expose_provenance() as u64;
         let range = ranges::pages(address, len as u64);
         let _mapping = lock(&self.mapping);
-        // Whether the pages may be written is for registrations to say: several may be over them.
+        // The rights of the pages are checked at the registration: several registrations may be
+        // over one page.
         let news = lock(&self.reach.ranges).add(range);
         for (mapped, (start, end)) in news.iter().enumerate() {
             let map = Request::DmaMap(DmaMap {
@@ -387,7 +387,7 @@ impl Bus for VfioUserBus {
                 news.iter()
                     .take(mapped)
                     .for_each(|range| self.tell_unmapped(*range));
-                // None but this registration is over the new stretches.
+                // Only this registration is over the new stretches.
                 lock(&self.reach.ranges).remove(range);
                 return Err(if self.connection.is_lost() {
                     Errno::IO
@@ -419,7 +419,7 @@ impl Bus for VfioUserBus {
         self.memory
     }
 
-    /// The server outlives us, and sees to what is still under way.
+    /// The server outlives this process, and finishes the work in progress.
     fn shutdown(&self) {}
 
     fn abandon_in_child(&self) {

@@ -1,36 +1,36 @@
-//! Reading and writing memory of this process that may not be there: a program may unmap what it
+//! Reads and writes memory of this process that may be unmapped: a program may unmap what it
 //! registered.
 //!
-//! The kernel copies, and says so where a plain access would end the program. These calls are
-//! neither interposed nor cancellation points.
+//! The kernel copies, and reports an error where a plain access would end the program. These calls
+//! are neither interposed nor cancellation points.
 
 use rustix::io::Errno;
 
-/// Copies from `address` on.
+/// Copies from `address` into a slice.
 ///
 /// # Errors
-/// `EFAULT` if not all of it is there to be read.
+/// `EFAULT` if a part of the range is not readable.
 pub(super) fn read(address: u64, into: &mut [u8]) -> Result<(), Errno> {
     let (local, remote) = (
         piece(into.as_mut_ptr().cast(), into.len()),
         remote(address, into.len())?,
     );
-    // SAFETY: writes `into` only; the kernel checks the other range.
+    // SAFETY: the call writes `into` only; the kernel checks the other range.
     let copied = unsafe { libc::process_vm_readv(own_pid(), &local, 1, &remote, 1, 0) };
     whole(copied, into.len())
 }
 
-/// Copies to `address`.
+/// Copies a slice to `address`.
 ///
 /// # Errors
-/// `EFAULT` if not all of it is there to be written.
+/// `EFAULT` if a part of the range is not writable.
 pub(super) fn write(address: u64, from: &[u8]) -> Result<(), Errno> {
     let (local, remote) = (
         piece(from.as_ptr().cast_mut().cast(), from.len()),
         remote(address, from.len())?,
     );
-    // SAFETY: reads `from` only. The other range is memory that the program registered for the
-    // device to write, and the kernel checks it.
+    // SAFETY: the call reads `from` only. The other range is memory that the program registered for
+    // the device to write, and the kernel checks it.
     let copied = unsafe { libc::process_vm_writev(own_pid(), &local, 1, &remote, 1, 0) };
     whole(copied, from.len())
 }

@@ -1,13 +1,13 @@
 //! The memory of the program that the server may access. Registrations may overlap; each page is
 //! sent to the server once.
 //!
-//! The memory falls into stretches that do not overlap, each counted by the registrations over it.
-//! A registration makes stretches of what none covered yet; a stretch goes when the last
-//! registration over it does, and is never cut.
+//! The memory is divided into stretches that do not overlap. Each stretch counts the registrations
+//! over it. A registration makes stretches of the pages that none covered yet; a stretch is removed
+//! together with the last registration over it, and is not split.
 
 use std::collections::BTreeMap;
 
-/// A range of addresses: first, and behind the last.
+/// A range of addresses: the first one, and the one after the last.
 pub(super) type Range = (u64, u64);
 
 /// Smallest unit of mapping.
@@ -22,7 +22,7 @@ struct Stretch {
     count: u32,
 }
 
-/// The pages of so many bytes.
+/// The pages that contain `len` bytes at `address`.
 pub(super) fn pages(address: u64, len: u64) -> Range {
     let start = address & !(PAGE - 1);
     let end = address.saturating_add(len).checked_next_multiple_of(PAGE);
@@ -61,7 +61,7 @@ impl Ranges {
         gaps
     }
 
-    /// Counts one less; returns the stretches that nothing is over any more.
+    /// Removes one registration; returns the stretches that no registration covers any more.
     pub(super) fn remove(&mut self, range: Range) -> Vec<Range> {
         let mut gone = Vec::new();
         for (start, stretch) in self.over(range) {
@@ -121,8 +121,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a count for each page: stretches never overlap, and every page that is
-        /// registered is known.
+        /// Compares with a count for each page: stretches do not overlap, and the server has every
+        /// registered page.
         #[test]
         fn the_server_knows_exactly_what_it_needs(steps in prop::collection::vec((0u64..16, 1u64..6, any::<bool>()), 1..60)) {
             let mut ranges = Ranges::default();
