@@ -74,8 +74,8 @@ fn serve(inner: &Inner) {
             inner.silence();
             inner.tell(Signal::Lost);
         }
-        // The function is returned only here: closing a function that does not respond takes the
-        // kernel a minute, in which this thread could not end.
+        // Returned only after the report: closing a function that does not respond takes the kernel
+        // a minute, in which this thread could not end.
         if wanted_back {
             inner.give_back();
             return;

@@ -20,7 +20,7 @@ use super::stat_socket::{pass, taken};
 use urnic_presence::{Presence, Settings, homes};
 
 /// Processes that have not answered within this time (stopped or overloaded) are left out. The time
-/// is for all processes together.
+/// is for all processes of a folder together.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Folders in which processes of this user may be found; `dir` is the option `present.dir`.
