@@ -1,5 +1,4 @@
-//! What can be wrong with a configuration: one line each, with the offender, its place, and what to
-//! do.
+//! Errors of a configuration: one line each, with the wrong text, its place, and the correction.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,7 +7,7 @@ use rustix::io::Errno;
 
 use crate::settings::Device;
 
-/// Where a setting came from.
+/// The origin of a setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// The configuration file, and the line if it is known.
@@ -30,52 +29,52 @@ impl fmt::Display for Source {
     }
 }
 
-/// Why a configuration was refused. (`at`, not `source`: thiserror would take a field of that name
-/// for a cause.)
+/// Why a configuration was refused. (The field is called `at`, not `source`: thiserror would take a
+/// field `source` for a cause.)
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// No such option.
+    /// The option does not exist.
     #[error("{at}: there is no option {key}; {}", suggestion(hint.as_deref()))]
     Unknown {
-        /// What was written.
+        /// The key as it was written.
         key: String,
         /// The option with the nearest name, if one is near.
         hint: Option<String>,
-        /// Where.
+        /// The origin of the setting.
         at: Source,
     },
-    /// The option does not take that value.
+    /// The option does not accept the value.
     #[error("{at}: {key} cannot be {}: it takes {expected}", shown(value))]
     Value {
-        /// The option.
+        /// The key of the option.
         key: &'static str,
-        /// What was written.
+        /// The value as it was written.
         value: String,
-        /// What it takes, in words.
+        /// The accepted values, in words.
         expected: String,
-        /// Where.
+        /// The origin of the setting.
         at: Source,
     },
-    /// A `[[peer]]` that cannot be.
+    /// A `[[peer]]` section is not valid.
     #[error("{at}: a [[peer]] {message}")]
     Peer {
-        /// What is wrong with it.
+        /// The error in the section.
         message: String,
-        /// Where.
+        /// The origin of the section.
         at: Source,
     },
-    /// A list of settings with a piece that sets nothing.
+    /// A list of settings has a piece that sets no option.
     #[error("{at}: {text} is not KEY=VALUE")]
     NotAPair {
         /// The piece.
         text: String,
-        /// Where.
+        /// The origin of the list.
         at: Source,
     },
-    /// A variable that is not UTF-8.
+    /// A variable is not UTF-8.
     #[error("{at}: its value is not UTF-8")]
     NotText {
-        /// Which.
+        /// The variable.
         at: Source,
     },
     /// The file cannot be read.
@@ -83,29 +82,29 @@ pub enum Error {
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The kernel's error.
         errno: Errno,
     },
-    /// The file is no TOML.
+    /// The file is not TOML.
     #[error("{}: not TOML: {message}", path.display())]
     Syntax {
         /// The file.
         path: PathBuf,
-        /// What the parser says, in one line.
+        /// The parser's message, in one line.
         message: String,
     },
-    /// The wire is not in this process.
+    /// A capture is configured for a device whose wire is not in this process.
     #[error("pcap={}: the wire of {device} is where that device is: give --pcap to its `urnic serve` instead", path.display())]
     Elsewhere {
-        /// Where to capture.
+        /// The configured capture file.
         path: PathBuf,
-        /// What.
+        /// The configured device.
         device: Device,
     },
 }
 
 impl Error {
-    /// An [`Error::Unknown`] that suggests whichever of `known` is nearest to `key`.
+    /// An [`Error::Unknown`] that suggests the name in `known` that is nearest to `key`.
     pub(super) fn unknown(key: &str, known: impl Iterator<Item = String>, at: Source) -> Self {
         let near = known.map(|name| (distance(key, &name), name)).min();
         let hint = near
@@ -119,7 +118,7 @@ impl Error {
     }
 }
 
-/// A value that can be seen in a line.
+/// The value, or a word for an empty value.
 fn shown(value: &str) -> &str {
     if value.is_empty() { "empty" } else { value }
 }
@@ -131,7 +130,7 @@ fn suggestion(hint: Option<&str>) -> String {
     )
 }
 
-/// Levenshtein's distance, by bytes.
+/// The Levenshtein distance, by bytes.
 fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {

@@ -1,12 +1,12 @@
-//! What can be set, from where, and what it is set to.
+//! The options, their sources and their values.
 //!
-//! Every option stands once, in [`OPTIONS`]: its key, what a value looks like, what it is for. The
+//! Every option is once in [`OPTIONS`], with its key, the form of its values and its purpose. The
 //! file (`--config`, `URNIC_CONFIG`), the list (`URNIC_SET`), each option's own variable (`mpa.crc`
-//! is `URNIC_MPA_CRC`) and `urnic run --set` all go through that table, so they accept the same and
-//! refuse the same. Later ones win, in that order.
+//! is `URNIC_MPA_CRC`) and `urnic run --set` all use that table, so they accept and refuse the same
+//! settings. Later sources win, in that order.
 //!
-//! The plug-in reads its configuration inside somebody else's program: nothing here panics, and the
-//! file is read by raw system calls (the plug-in interposes libc's `open` and `read`).
+//! The plug-in reads its configuration inside another program: this crate does not panic, and it
+//! reads the file by raw system calls (the plug-in interposes libc's `open` and `read`).
 
 #![forbid(unsafe_code)]
 

@@ -1,11 +1,11 @@
-//! Which line of a TOML file says what, for complaints about its values.
+//! The line of each key in a TOML file, for error messages about values.
 
 use std::collections::BTreeMap;
 
 use toml::de::{DeTable, DeValue};
 
-/// The lines of all keys of a file, from 1 on. Keys are whole (`mpa.crc`); an element of an array
-/// of tables has its number in the key (`peer.0.mpa.crc`).
+/// The lines of all keys of a file, starting at 1. Keys are whole (`mpa.crc`); the key of an
+/// element of an array of tables contains its number (`peer.0.mpa.crc`).
 pub(super) fn of_keys(text: &str) -> BTreeMap<String, usize> {
     let mut lines = BTreeMap::new();
     if let Ok(table) = DeTable::parse(text) {
@@ -34,7 +34,7 @@ fn enter(text: &str, prefix: &str, table: &DeTable<'_>, lines: &mut BTreeMap<Str
     }
 }
 
-/// The line that the byte at `offset` is in.
+/// The line that contains the byte at `offset`.
 fn line(text: &str, offset: usize) -> usize {
     text.bytes().take(offset).filter(|byte| *byte == b'\n').count() + 1
 }

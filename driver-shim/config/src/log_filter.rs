@@ -1,11 +1,11 @@
-//! The option `log`: what it takes.
+//! The values of the option `log`.
 //!
-//! tracing's filters take any word for the name of a module, so that a level with a typing error
-//! would hide everything. Here a word is a level, or the level of a module of ours.
+//! tracing's filters accept any word as the name of a module, so a misspelled level would hide all
+//! lines. Here a word is a level, or the level of a module of urnic.
 
-/// Levels, by name.
+/// The names of the levels.
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-/// How names of our modules begin.
+/// The prefix of the names of urnic's modules.
 const OURS: &str = "urnic";
 
 fn is_level(text: &str) -> bool {
@@ -32,7 +32,7 @@ pub fn is_log_filter(text: &str) -> bool {
 }
 
 /// The filter in tracing's syntax. Errors of modules that it does not name are shown, too, unless
-/// it says `off`.
+/// the filter contains `off`.
 pub fn log_filter(text: &str) -> String {
     if directives(text).any(is_level) {
         text.to_owned()

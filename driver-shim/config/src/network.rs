@@ -1,4 +1,4 @@
-//! Addresses that belong together.
+//! Networks: ranges of addresses with a common prefix.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -6,13 +6,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Network {
     address: IpAddr,
-    /// Leading bits that all have in common.
+    /// Number of leading bits that all addresses of the network have in common.
     bits: u8,
 }
 
 impl Network {
-    /// Reads `192.0.2.0/24`, `fd00::/8`, `192.0.2.7`; `None` if it is neither, or has bits set
-    /// behind the prefix.
+    /// Reads `192.0.2.0/24`, `fd00::/8`, `192.0.2.7`; `None` if the text is neither a network nor
+    /// an address, or has bits set after the prefix.
     pub fn parse(text: &str) -> Option<Network> {
         let (address, bits) = match text.split_once('/') {
             Some((address, bits)) => (address, Some(bits.parse().ok()?)),
@@ -27,7 +27,7 @@ impl Network {
         (network.bits <= most && network.prefix_of(address) == address).then_some(network)
     }
 
-    /// Whether `address` belongs to it. IPv4 is IPv4 however it is written.
+    /// Whether `address` belongs to the network. IPv4-mapped addresses count as IPv4.
     pub fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         address.is_ipv4() == self.address.is_ipv4() && self.prefix_of(address) == self.address

@@ -1,4 +1,4 @@
-//! The table of options: help, file, list and variables all come from here.
+//! The table of options, from which help, file, list and variables are derived.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -15,25 +15,25 @@ use crate::settings::{Config, Device, RtrTypes, VfioApi};
 /// One option.
 #[derive(Debug)]
 pub struct Opt {
-    /// Its key, sections and name joined by dots.
+    /// The key: section and name, joined by dots.
     pub key: &'static str,
-    /// What it takes, in words that fit both into help and behind "it takes".
+    /// The accepted values, in words that fit both into help and after "it takes".
     pub takes: &'static str,
-    /// What it is for.
+    /// The purpose of the option.
     pub help: &'static str,
-    /// Reads the text into the configuration; `None` when it does not fit [`Opt::takes`].
+    /// Reads the text into the configuration; `None` if the text does not fit [`Opt::takes`].
     set: fn(&mut Config, &str) -> Option<()>,
-    /// The value in a configuration, as one would write it.
+    /// The option's value in a configuration, in the form in which a user writes it.
     show: fn(&Config) -> String,
 }
 
 impl Opt {
-    /// The environment variable that sets it.
+    /// The environment variable that sets the option.
     pub fn variable(&self) -> String {
         format!("URNIC_{}", self.key.replace('.', "_").to_uppercase())
     }
 
-    /// Its value in `config`, as one would write it.
+    /// The option's value in `config`, in the form in which a user writes it.
     pub fn value(&self, config: &Config) -> String {
         (self.show)(config)
     }
@@ -47,18 +47,18 @@ impl Opt {
         })
     }
 
-    /// A TOML value sets what its text would.
+    /// Sets the option from a TOML value, with the effect of the value's text.
     pub(super) fn set_value(&self, config: &mut Config, value: &Value, at: Source) -> Result<(), Error> {
         self.set_text(config, &text_of(value), at)
     }
 
-    /// Whether a `[[peer]]` may set it.
+    /// Whether a `[[peer]]` may set the option.
     pub fn is_per_peer(&self) -> bool {
         self.key.starts_with("mpa.") || self.key.starts_with("cm.")
     }
 }
 
-/// What a TOML value would be as text; an array is its elements with commas.
+/// The text of a TOML value; an array is its elements, joined by commas.
 pub(super) fn text_of(value: &Value) -> String {
     match value {
         Value::Array(elements) => elements.iter().map(bare).collect::<Vec<_>>().join(","),
@@ -312,7 +312,7 @@ fn show_path(path: Option<&Path>) -> String {
     path.map(|path| path.display().to_string()).unwrap_or_default()
 }
 
-/// `any` (also the empty text) is `Some(None)`.
+/// Parses a value or `any`: `any` (also the empty text) is `Some(None)`.
 fn either<T>(text: &str, parse: impl Fn(&str) -> Option<T>) -> Option<Option<T>> {
     if matches!(text, "" | "any") {
         Some(None)
@@ -363,7 +363,7 @@ fn show_rtr_types(types: RtrTypes) -> String {
         .join(",")
 }
 
-/// `vfio-user:PATH`, `vfio:DDDD:BB:DD.F`, `inproc`.
+/// Parses `vfio-user:PATH`, `vfio:DDDD:BB:DD.F` or `inproc`.
 fn device(text: &str) -> Option<Device> {
     if text == "inproc" {
         return Some(Device::Inproc);

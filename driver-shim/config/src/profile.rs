@@ -1,12 +1,13 @@
-//! What other implementations want, as options: the `profile` of a `[[peer]]`.
+//! Profiles: the options that other implementations need, for the `profile` of a `[[peer]]`.
 //!
-//! The defaults suit all of them. A profile undoes what would not, wherever else it was set.
+//! The defaults suit all of them. A profile resets the options that would not, if another source
+//! set them.
 
 /// Options and their values.
 type Preset = &'static [(&'static str, &'static str)];
 
-// Nobody of these sends markers, opens a connection by a Send, or knows the RTR frame of 2007
-// (soft-iWARP looks as if it did).
+// None of these implementations sends markers, opens a connection by a Send, or supports the RTR
+// frame of 2007 (soft-iWARP seems to support it, but does not).
 const REVISION: (&str, &str) = ("mpa.revision", "2");
 const MARKERS: (&str, &str) = ("mpa.markers", "false");
 const RTR_FRAME: (&str, &str) = ("mpa.rtr_frame", "off");
@@ -16,14 +17,14 @@ const ANY_DEPTHS: (&str, &str) = ("mpa.strict_depths", "false");
 const CRC: (&str, &str) = ("mpa.crc", "true");
 const PEER_TO_PEER: (&str, &str) = ("mpa.peer_to_peer", "true");
 
-/// By name.
+/// The profiles by name.
 pub(super) const PROFILES: [(&str, Preset); 4] = [
     // Linux soft-iWARP.
     (
         "siw",
         &[REVISION, MARKERS, RTR_FRAME, RTR_TYPES, ANY_RTR, ANY_DEPTHS],
     ),
-    // Chelsio: it ends a connection whose RTR is not its own type, so it must be asked.
+    // Chelsio: it ends a connection whose RTR is not its own type, so the RTR must be negotiated.
     (
         "cxgb4",
         &[
@@ -36,7 +37,7 @@ pub(super) const PROFILES: [(&str, Preset); 4] = [
             PEER_TO_PEER,
         ],
     ),
-    // Intel: it takes no revision 2 without the peer-to-peer mode, and always wants CRCs.
+    // Intel: it accepts no revision 2 without the peer-to-peer mode, and always requests CRCs.
     (
         "irdma",
         &[
@@ -50,7 +51,7 @@ pub(super) const PROFILES: [(&str, Preset); 4] = [
             CRC,
         ],
     ),
-    // To the letter.
+    // Strict adherence to the RFCs.
     (
         "strict",
         &[
@@ -63,7 +64,7 @@ pub(super) const PROFILES: [(&str, Preset); 4] = [
     ),
 ];
 
-/// The options of a profile.
+/// The options of the profile `name`.
 pub(super) fn preset(name: &str) -> Option<Preset> {
     PROFILES
         .iter()

@@ -1,4 +1,4 @@
-//! The reading of a configuration: environment, file, list and flags.
+//! Reads a configuration from environment, file, list and flags.
 
 use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
@@ -15,28 +15,28 @@ use crate::options::{self, OPTIONS, Opt};
 use crate::settings::{Config, Device, Peer};
 use crate::{lines, profile};
 
-/// A configuration file larger than this is a mistake, not a configuration.
+/// Largest configuration file in bytes; a larger file is an error.
 const FILE_LIMIT: usize = 1 << 20;
 
-/// `URNIC_…` variables that are no options: the file, the list, and what the command line and the
-/// tests use among themselves.
+/// `URNIC_…` variables that are no options: the file, the list, and the variables that the command
+/// line and the tests use internally.
 pub(crate) const NOT_OPTIONS: [&str; 4] = ["URNIC_CONFIG", "URNIC_SET", "URNIC_LIB", "URNIC_CACHE"];
 
 impl Config {
-    /// The configuration that this process's environment describes, which includes the file it
+    /// Reads the configuration that this process's environment describes, with the file that it
     /// names.
     ///
     /// # Errors
-    /// The first thing wrong, in one line that names it: see [`Error`].
+    /// The first error, in one line that names the wrong setting: see [`Error`].
     pub fn from_env() -> Result<Self, Error> {
         Self::from_vars(std::env::vars_os())
     }
 
-    /// As [`Config::from_env`], from these variables; those that do not begin with `URNIC_` are
+    /// Reads the configuration that `vars` describe. Variables that do not begin with `URNIC_` are
     /// ignored.
     ///
     /// # Errors
-    /// As [`Config::from_env`].
+    /// The errors of [`Config::from_env`].
     pub fn from_vars(vars: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Self, Error> {
         let mut ours: Vec<(String, OsString)> = vars
             .into_iter()
@@ -74,13 +74,14 @@ impl Config {
     /// Sets one option from text, as `urnic run --set KEY=VALUE` does.
     ///
     /// # Errors
-    /// [`Error::Unknown`], [`Error::Value`].
+    /// [`Error::Unknown`] for an option that does not exist, [`Error::Value`] for a value that the
+    /// option does not accept.
     pub fn set(&mut self, key: &str, value: &str, source: Source) -> Result<(), Error> {
         option(key, &source)?.set_text(self, value, source)
     }
 
-    /// Sets what `KEY=VALUE,KEY=VALUE…` says. A piece without `=` goes on with the value before it,
-    /// so that lists need no quotes.
+    /// Sets the options of the list `KEY=VALUE,KEY=VALUE…`. A piece without `=` continues the value
+    /// before it, so that lists need no quotes.
     fn set_list(&mut self, list: &str) -> Result<(), Error> {
         let source = || Source::Env("URNIC_SET".to_owned());
         let mut pairs: Vec<(String, String)> = Vec::new();
@@ -104,11 +105,12 @@ impl Config {
             .try_for_each(|(key, value)| self.set(key, value, source()))
     }
 
-    /// Sets what the TOML file at `path` says: options by their keys, sections by `[mpa]` or
-    /// `mpa.crc = …` alike.
+    /// Sets the options in the TOML file at `path`: options by their keys, sections as `[mpa]` or
+    /// as `mpa.crc = …`.
     ///
     /// # Errors
-    /// [`Error::File`], [`Error::Syntax`] and those of [`Config::set`].
+    /// [`Error::File`] if the file cannot be read, [`Error::Syntax`] if it is not TOML, and the
+    /// errors of [`Config::set`].
     pub fn read_file(&mut self, path: &Path) -> Result<(), Error> {
         let bytes = slurp(path).map_err(|errno| Error::File {
             path: path.to_owned(),
@@ -122,10 +124,10 @@ impl Config {
         self.set_file(text, path)
     }
 
-    /// Sets the options that `text` names, a configuration file read from `path`.
+    /// Sets the options in `text`, the content of a configuration file read from `path`.
     ///
     /// # Errors
-    /// A line that is no option, or a value that is none of its.
+    /// A line that is no option, or a value that its option does not accept.
     pub fn set_file(&mut self, text: &str, path: &Path) -> Result<(), Error> {
         let table = text.parse::<Table>().map_err(|error| Error::Syntax {
             path: path.to_owned(),
@@ -146,20 +148,20 @@ impl Config {
         Ok(())
     }
 
-    /// The options towards that address: the first [`Peer`] that it belongs to wins over everything
-    /// else.
+    /// The options for connections with `address`: the options of the first [`Peer`] that contains
+    /// the address win over all others.
     pub fn facing(&self, address: IpAddr) -> Config {
         let mut config = self.clone();
         if let Some(peer) = self.peers.iter().find(|peer| peer.network.contains(address)) {
             for (key, value) in &peer.options {
-                // They were found good when they were read.
+                // The values were checked when they were read.
                 let _ = config.set(key, value, Source::Flag("[[peer]]"));
             }
         }
         config
     }
 
-    /// What does not go together.
+    /// Checks for options that exclude each other.
     fn check(&self) -> Result<(), Error> {
         match (&self.pcap, &self.device) {
             (None, _) | (_, Device::Inproc) => Ok(()),
@@ -170,9 +172,9 @@ impl Config {
         }
     }
 
-    /// What is legal and yet worth a word in the log, for whoever starts the device to write there.
+    /// Warnings about legal settings; the code that starts the device writes them to the log.
     pub fn warnings(&self) -> impl Iterator<Item = &'static str> {
-        // RFC 5044 §4.4: CRCs should not be turned off unless something as strong checks end to
+        // RFC 5044 §4.4: CRCs should not be turned off unless an equally strong check exists end to
         // end.
         let crc = "mpa.crc=false: nothing but TCP's checksum protects the data unless the peer asks for CRCs";
         (!self.mpa.crc).then_some(crc).into_iter()
@@ -180,7 +182,8 @@ impl Config {
 }
 
 impl Peer {
-    /// Reads a `[[peer]]`; `source` says where the section is, or one of its keys behind a dot.
+    /// Reads a `[[peer]]`. `source` returns the place of the section, or of a key of it, given with
+    /// a dot before the key.
     fn read(value: &Value, source: impl Fn(&str) -> Source) -> Result<Peer, Error> {
         let wrong = |message| Error::Peer {
             message,
@@ -199,7 +202,7 @@ impl Peer {
                 let names: Vec<&str> = profile::PROFILES.iter().map(|(name, _)| *name).collect();
                 wrong(format!("has profile = one of {}", names.join(", ")))
             })?;
-            // What is said beside it comes later and wins.
+            // The section's own options come later and win.
             options.extend(preset.iter().map(|(key, value)| (*key, (*value).to_owned())));
         }
         let others = flat("", table);
@@ -220,7 +223,7 @@ impl Peer {
     }
 }
 
-/// Values with their whole keys.
+/// The values of a table with their whole keys.
 fn flat<'t>(prefix: &str, table: &'t Table) -> Vec<(String, &'t Value)> {
     let entries = table.iter().flat_map(|(name, value)| {
         let key = format!("{prefix}{name}");
@@ -237,7 +240,7 @@ fn option(key: &str, source: &Source) -> Result<&'static Opt, Error> {
     found.ok_or_else(|| Error::unknown(key, OPTIONS.iter().map(|opt| opt.key.to_owned()), source.clone()))
 }
 
-/// The parser's complaint in one line, with the line it is about.
+/// The parser's message in one line, with the line of the error.
 fn explain(text: &str, error: &toml::de::Error) -> String {
     let before = error
         .span()
@@ -254,7 +257,7 @@ fn text(value: &OsStr, source: impl Fn() -> Source) -> Result<&str, Error> {
     value.to_str().ok_or_else(|| Error::NotText { at: source() })
 }
 
-/// The whole of a small file, by raw system calls.
+/// Reads a whole small file, by raw system calls.
 fn slurp(path: &Path) -> Result<Vec<u8>, Errno> {
     let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut bytes = Vec::new();

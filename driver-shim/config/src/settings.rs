@@ -10,7 +10,7 @@ use urnic_wire::mpa::startup::RtrKey;
 
 use crate::network::Network;
 
-/// Which device the driver opens (design: devices).
+/// The device that the driver opens (design: devices).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Device {
     /// The model inside this process.
@@ -23,7 +23,7 @@ pub enum Device {
 }
 
 impl fmt::Display for Device {
-    /// As the option has it.
+    /// Writes the device in the form of the option.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Device::Inproc => f.write_str("inproc"),
@@ -33,8 +33,8 @@ impl fmt::Display for Device {
     }
 }
 
-/// Which zero-length messages may serve as ready-to-receive indication (RFC 6581 §9.2); never
-/// empty.
+/// The zero-length messages that may serve as ready-to-receive indication (RFC 6581 §9.2); at least
+/// one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RtrTypes {
     /// Zero-length Send (bit B).
@@ -45,51 +45,52 @@ pub struct RtrTypes {
     pub read: bool,
 }
 
-/// MPA start-up: what we ask for and how long we wait (RFC 5044 §7, RFC 6581).
+/// MPA start-up: requested features and timeouts (RFC 5044 §7, RFC 6581).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mpa {
-    /// Ask for CRCs. They are on when either side asks (RFC 5044 §7.1.1).
+    /// Request CRCs. They are on when either side requests them (RFC 5044 §7.1.1).
     pub crc: bool,
-    /// Ask for markers in what we receive (RFC 5044 §4.3).
+    /// Request markers in what we receive (RFC 5044 §4.3).
     pub markers: bool,
-    /// Highest revision that we speak: 1 or 2.
+    /// Highest supported revision: 1 or 2.
     pub revision: u8,
     /// How long an initiator waits for the whole start-up.
     pub startup_timeout_initiator: Duration,
     /// How long a responder waits for the Request.
     pub startup_timeout_responder: Duration,
-    /// How long a responder waits for the first FPDU behind its Reply.
+    /// How long a responder waits for the first FPDU after its Reply.
     pub rtr_timeout: Duration,
-    /// What may serve as RTR.
+    /// The messages that may serve as RTR.
     pub rtr_types: RtrTypes,
-    /// Ask for the peer-to-peer model as initiator: our RTR lets the responder send first (RFC 6581
+    /// Request the peer-to-peer model as initiator: our RTR lets the responder send first (RFC 6581
     /// §9.2).
     pub peer_to_peer: bool,
-    /// Accept nothing but the RTR that was agreed on as the first message, and end the connection
-    /// otherwise (conformance EMPA-21).
+    /// Accept only the negotiated RTR as the first message, and end the connection otherwise
+    /// (conformance EMPA-21).
     pub strict_rtr: bool,
-    /// Reject an initiator that takes fewer Reads than the program behind us asks to send, instead
-    /// of sending fewer (RFC 6581 §9.1).
+    /// Reject an initiator that accepts fewer Reads than the program on this side requests to send,
+    /// instead of sending fewer (RFC 6581 §9.1).
     pub strict_depths: bool,
-    /// The RTR frame proposed in 2007, with the spelling of its key that we send; `None` is off.
-    /// Only for peers known to speak it.
+    /// The RTR frame proposed in 2007, with the spelling of the key that we send; `None` is off.
+    /// Only for peers that support it.
     pub rtr_frame: Option<RtrKey>,
 }
 
-/// Native connections: those made by `modify_qp(RTR)`, with no connection manager.
+/// Native connections: connections made by `modify_qp(RTR)`, without a connection manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Native {
     /// Address to listen at; `None` is every address, IPv4 and IPv6.
     pub listen: Option<IpAddr>,
     /// TCP ports to listen at; `None` leaves the choice to the kernel.
     pub port_range: Option<RangeInclusive<u16>>,
-    /// When nothing arrived after this long, the side that was to be the responder connects too.
+    /// Time without an incoming connection after which the side that should be the responder
+    /// connects too.
     pub call_grace: Duration,
     /// How long posted receives stay after the peer's orderly end of stream.
     pub fin_grace: Duration,
     /// Connection requests kept for QPs that have not reached RTR, per process.
     pub max_parked: usize,
-    /// How long such a request is kept.
+    /// How long a connection request is kept for a QP that has not reached RTR.
     pub park_timeout: Duration,
     /// Whether requests are accepted from other addresses than that of the peer named at RTR.
     pub allow_nat: bool,
@@ -99,8 +100,8 @@ pub struct Native {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cm {
     /// How long a Send of the peer may find no receive posted before the connection is terminated.
-    /// Zero is RFC 5041 to the letter, but for queue pairs to which no receive was ever posted:
-    /// their programs get a second to do so.
+    /// Zero is the strict behaviour of RFC 5041, except for queue pairs to which no receive was
+    /// posted yet: their programs have a second to post one.
     ///
     /// The default is for programs written for InfiniBand, where a sender repeats a Send until the
     /// receiver is ready: some post receives a second and more after the peer's first Send.
@@ -109,18 +110,18 @@ pub struct Cm {
     pub rnr_grace: Duration,
 }
 
-/// Addresses with options of their own, on rdma_cm connections: a `[[peer]]` of the file.
+/// Addresses with separate options, on rdma_cm connections: a `[[peer]]` of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     pub(crate) network: Network,
-    /// Keys and values that were found good.
+    /// Keys and values that were checked.
     pub(crate) options: Vec<(&'static str, String)>,
 }
 
 /// Ways to a PCI function that the kernel's VFIO offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum VfioApi {
-    /// The first of the others that exists and that this user may use.
+    /// The first of the other ways that exists and that this user may use.
     #[default]
     Auto,
     /// The function's own file, and iommufd.
@@ -134,7 +135,7 @@ pub enum VfioApi {
 impl VfioApi {
     pub(crate) const ALL: [VfioApi; 4] = [VfioApi::Auto, VfioApi::Cdev, VfioApi::Group, VfioApi::NoIommu];
 
-    /// The name in the configuration.
+    /// The name of the way in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             VfioApi::Auto => "auto",
@@ -148,7 +149,7 @@ impl VfioApi {
 /// How a PCI function is driven.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Vfio {
-    /// Which way to take.
+    /// The way to open the function.
     pub api: VfioApi,
 }
 
@@ -159,15 +160,14 @@ pub struct Present {
     pub dir: Option<PathBuf>,
 }
 
-/// Everything that can be set. [`Config::default`] is what a machine without any configuration
-/// gets.
+/// All settings. [`Config::default`] is the configuration of a machine without any settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// The device that the driver opens.
     pub device: Device,
     /// What to log, as a `tracing` filter; `off` logs nothing.
     pub log: String,
-    /// Where to capture the wire.
+    /// The file for the capture of the wire.
     pub pcap: Option<PathBuf>,
     /// MPA start-up.
     pub mpa: Mpa,
@@ -177,9 +177,9 @@ pub struct Config {
     pub cm: Cm,
     /// The way to a PCI function.
     pub vfio: Vfio,
-    /// Presence.
+    /// How the device is shown to libibverbs.
     pub present: Present,
-    /// Peers with options of their own.
+    /// Peers with separate options.
     pub peers: Vec<Peer>,
 }
 

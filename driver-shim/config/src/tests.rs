@@ -206,7 +206,7 @@ fn bad_values_are_named_with_what_would_do() {
 fn a_bad_value_of_any_option_is_an_error_wherever_it_is_set() {
     for opt in OPTIONS {
         let bad = match opt.key {
-            // Any text is the name of a file.
+            // Any text is a file name.
             "pcap" => continue,
             "present.dir" => "relative",
             _ => "no such value",
