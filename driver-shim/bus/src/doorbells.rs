@@ -168,7 +168,7 @@ impl Drop for DoorbellPages {
 pub unsafe fn own_pages(base: NonNull<u8>, len: usize) {
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-    // SAFETY: the caller promises that the range is its own.
+    // SAFETY: the caller promises that the range belongs to it.
     let _ = unsafe { mmap_anonymous(base.as_ptr().cast(), len, prot, flags) };
 }
 

@@ -1,4 +1,4 @@
-//! The state of both makers of connections.
+//! The state of native connections and of the connection manager.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -37,7 +37,7 @@ pub(crate) struct RdmaCm {
 
 impl Connections {
     /// # Errors
-    /// Those of getrandom(2).
+    /// The errors of getrandom(2).
     pub(crate) fn new(config: &Config, attributes: &Attributes) -> Result<Connections, Errno> {
         let mut seed = [0; 16];
         getrandom(&mut seed, GetRandomFlags::empty())?;

@@ -1,4 +1,4 @@
-//! Memory windows: made and destroyed here, bound by work requests.
+//! Memory windows: this file makes and destroys them, work requests bind them.
 
 use rustix::io::Errno;
 use urnic_device::command::{CreateMw, Handle, Opcode};

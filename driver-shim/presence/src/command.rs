@@ -233,7 +233,7 @@ mod tests {
             fd: 0,
         };
         let ask = |command: &mut AllocAsyncFd| {
-            // SAFETY: a command of the length that it says.
+            // SAFETY: the command is a live structure of the length in its header.
             unsafe { ioctl(device.as_raw_fd(), std::ptr::from_mut(command).cast()) }
         };
         assert_eq!(ask(&mut command), None, "nothing was offered");

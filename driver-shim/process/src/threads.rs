@@ -36,7 +36,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// Threads of this process that are called so. A thread takes its name when it runs.
+    /// The number of threads of this process with this name. A thread takes its name when it runs.
     fn named(name: &str) -> usize {
         let tasks = fs::read_dir("/proc/self/task").expect("our threads");
         let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());

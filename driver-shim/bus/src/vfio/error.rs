@@ -64,7 +64,7 @@ pub enum Refused {
         /// The process that has the function, if this user may see it.
         holder: Option<Holder>,
     },
-    /// Other functions in its group are driven by the kernel.
+    /// Kernel drivers use other functions in the function's group.
     #[error("PCI function {address} shares its IOMMU group with {}: bind them to vfio-pci too, or to nothing", others.join(", "))]
     NotViable {
         /// The function's address.

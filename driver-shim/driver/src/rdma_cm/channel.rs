@@ -20,7 +20,7 @@ use urnic_process::interrupt_context;
 use urnic_process::lock::lock;
 use urnic_process::signals::HeldBack;
 
-/// Longest command: those of `<rdma/rdma_user_cm.h>` are much shorter.
+/// Longest command in bytes; the commands of `<rdma/rdma_user_cm.h>` are much shorter.
 const MAX_COMMAND: usize = 4096;
 
 /// A channel of the program, to which its fd refers. Dropped with the last fd, together with all
