@@ -62,7 +62,7 @@ pub unsafe trait RingPlacement {
     /// the driver.
     ///
     /// # Errors
-    /// `ENOMEM`, or the error of the program's allocator.
+    /// `ENOMEM` if no memory is left, or the error of the program's allocator.
     fn place(&self, len: usize, align: usize) -> Result<Option<NonNull<u8>>, Errno>;
 }
 

@@ -179,7 +179,7 @@ impl Loss {
 }
 
 impl Pair {
-    /// The index at which the device stopped, derived from the completions that the program has.
+    /// The index at which the device stopped, derived from the requests that have a completion.
     fn of(qp: &Qp, completed: Completed) -> Pair {
         Pair {
             send: first_send(qp, completed.sends),

@@ -37,17 +37,17 @@ static SERIAL: AtomicU64 = AtomicU64::new(1);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Kind {
-    /// Of the program: an open uverbs device.
+    /// A descriptor of the program: an open uverbs device.
     Uverbs = 1,
-    /// Of the program: the reading end of an event channel.
+    /// A descriptor of the program: the reading end of an event channel.
     Events = 2,
-    /// Internal, and closed in a forked child, which has no device.
+    /// An internal descriptor, closed in a forked child, which has no device.
     Device = 3,
-    /// Internal, and kept in a forked child.
+    /// An internal descriptor, kept in a forked child.
     Kept = 4,
-    /// Of a device, which closes the descriptor itself: see [`claim`].
+    /// A descriptor of a device, which closes it: see [`claim`].
     Claimed = 5,
-    /// Of the program: a channel of the connection manager.
+    /// A descriptor of the program: a channel of the connection manager.
     Cm = 6,
 }
 

@@ -90,30 +90,30 @@ impl CmChannel {
                 port_space,
             } => {
                 let id = driver.manage(|engine, _| engine.create(channel, uid, port_space))?;
-                // SAFETY: the caller vouches for the addresses in the command.
+                // SAFETY: the caller promises that the addresses in the command are valid.
                 unsafe { write_answer(answer, &id) };
             }
             Command::DestroyId { answer, id } => {
                 let reported = driver.manage(|engine, world| engine.destroy(world, channel, id))?;
-                // SAFETY: the caller vouches for the addresses in the command.
+                // SAFETY: the caller promises that the addresses in the command are valid.
                 unsafe { write_answer(answer, &reported) };
             }
             Command::MigrateId { answer, id, fd } => {
                 let old = CmChannel::behind(fd.cast_signed()).ok_or(Errno::INVAL)?;
                 let reported = driver.manage(|engine, world| engine.migrate(world, old.key, channel, id))?;
-                // SAFETY: the caller vouches for the addresses in the command.
+                // SAFETY: the caller promises that the addresses in the command are valid.
                 unsafe { write_answer(answer, &reported) };
             }
             Command::GetEvent { answer } => {
                 let Some(event) = driver.manage(|engine, world| engine.take_event(world, channel)) else {
                     return Ok(false);
                 };
-                // SAFETY: the caller vouches for the addresses in the command.
+                // SAFETY: the caller promises that the addresses in the command are valid.
                 unsafe { write_answer(answer, &event) };
             }
             Command::InitQpAttr { answer, id, state } => {
                 let attributes = driver.manage(|engine, _| engine.qp_attributes(channel, id, state))?;
-                // SAFETY: the caller vouches for the addresses in the command.
+                // SAFETY: the caller promises that the addresses in the command are valid.
                 unsafe { write_answer(answer, &attributes) };
             }
             Command::SetOption {
@@ -123,12 +123,12 @@ impl CmChannel {
                 address,
                 len,
             } => {
-                // SAFETY: the caller vouches for the addresses in the command.
+                // SAFETY: the caller promises that the addresses in the command are valid.
                 let value = unsafe { read_option(address, len) }?;
                 driver
                     .manage(|engine, world| engine.set_option(world, channel, id, (level, name), &value))?;
             }
-            // SAFETY: the caller vouches for the addresses in the command.
+            // SAFETY: the caller promises that the addresses in the command are valid.
             Command::QueryRoute { .. } | Command::Query { .. } => unsafe { self.query(command) }?,
             command => self.execute_without_addresses(command)?,
         }
@@ -148,12 +148,12 @@ impl CmChannel {
         match command {
             Command::QueryRoute { answer, id } => {
                 let route = addresses(id)?.route();
-                // SAFETY: the caller vouches for the addresses in the command.
+                // SAFETY: the caller promises that the addresses in the command are valid.
                 unsafe { write_answer(answer, &route) };
             }
             Command::Query { answer, id, question } => {
                 let place = addresses(id)?;
-                // SAFETY: the caller vouches for the addresses in the command.
+                // SAFETY: the caller promises that the addresses in the command are valid.
                 unsafe {
                     match question {
                         Question::Addresses => write_answer(answer, &place.addresses()),
@@ -209,7 +209,7 @@ impl CmChannel {
         let mut taken = Ok(false);
         let mut done = || {
             driver.attend_if_due();
-            // SAFETY: the caller vouches for the addresses in the command.
+            // SAFETY: the caller promises that the addresses in the command are valid.
             taken = unsafe { self.execute(command.clone()) };
             taken != Ok(false)
         };
@@ -264,14 +264,14 @@ pub unsafe fn cm_write(
     let command = Command::parse(bytes).inspect_err(|errno| {
         tracing::debug!("channel {fd}: command {:?}: {errno}", command::number(bytes));
     })?;
-    // SAFETY: the caller vouches for the addresses in the command.
+    // SAFETY: the caller promises that the addresses in the command are valid.
     let mut done = interrupt_context::deferred(|| unsafe { channel.execute(command.clone()) });
     channel.driver.attend_if_due();
     // SAFETY: `fd` was a channel above; it is only queried for its flags and polled, which fails on
     // a closed descriptor.
     let readable = unsafe { BorrowedFd::borrow_raw(fd) };
     if done == Ok(false) && !fcntl_getfl(readable).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
-        // SAFETY: the caller vouches for the addresses in the command.
+        // SAFETY: the caller promises that the addresses in the command are valid.
         done = unsafe { channel.await_event(&command, readable, signals) };
         let same = |now: Arc<CmChannel>| Arc::ptr_eq(&now, &channel);
         if done == Ok(false) && !CmChannel::behind(fd).is_some_and(same) {

@@ -25,7 +25,7 @@ fn name(qp: &TestQp) -> (u32, u32) {
     (qp.qp.qpn, qp.psn())
 }
 
-/// One message each way.
+/// Sends one message in each direction.
 fn exchange(program: &Program, a: &TestQp, b: &TestQp) {
     let mut memory = vec![0u8; 4096];
     let mr = program.register(&mut memory);
