@@ -147,9 +147,8 @@ impl DoorbellPages {
     /// Replaces the pages by pages that ring nothing: in a forked child, or when the device is
     /// returned. Async-signal-safe.
     pub fn cut(&self) {
-        // SAFETY: the range belongs to this value: only this process maps it, or, in a child,
-        // nothing maps it (MADV_DONTFORK). A concurrent store goes to the old page or to the new
-        // one.
+        // SAFETY: the address range belongs to this value; in a child nothing is mapped there
+        // (MADV_DONTFORK). A concurrent store goes to the old page or to the new one.
         unsafe { own_pages(self.base, self.len) };
     }
 }
