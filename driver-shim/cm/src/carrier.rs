@@ -34,7 +34,7 @@ pub trait Carrier {
     fn send(&mut self, sid: u32, bytes: &[u8]) -> Result<(), Errno>;
     /// Requests exactly `len` bytes. The device posts an event when they have arrived.
     fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno>;
-    /// What a receive would find, whether one is outstanding or not.
+    /// The state of a stream's receive buffer, whether a receive is outstanding or not.
     fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno>;
     /// Closes a stream. Later events of it are ignored.
     fn close(&mut self, sid: u32, how: Close);
@@ -52,7 +52,7 @@ pub trait StreamOwner<W> {
     fn first_fpdu(&mut self, world: &mut W, qid: u32);
     /// A listener accepted a stream.
     fn arrived(&mut self, world: &mut W, lid: u32, sid: u32);
-    /// A stream is connected, or is not.
+    /// A stream is connected, or the connection attempt failed.
     fn connected(&mut self, world: &mut W, sid: u32, outcome: Result<(), Errno>);
     /// The requested bytes of a stream arrived, or fewer if the peer closed it; or an error.
     fn received(&mut self, world: &mut W, sid: u32, bytes: Result<&[u8], Errno>);
@@ -60,7 +60,7 @@ pub trait StreamOwner<W> {
     fn closed(&mut self, world: &mut W, sid: u32);
 }
 
-/// What follows from received bytes of a Request.
+/// The next step after received bytes of a Request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestProgress {
     /// The Request is complete: [`Responder::request`].

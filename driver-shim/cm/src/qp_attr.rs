@@ -1,4 +1,4 @@
-//! What a queue pair is described with.
+//! The attributes that describe a queue pair.
 
 use bitflags::bitflags;
 
@@ -9,48 +9,48 @@ use urnic_process::addressing::AddressVector;
 pub struct QpCaps {
     /// Work requests that may be outstanding in the send queue.
     pub max_send_wr: u32,
-    /// The same of the receive queue.
+    /// Work requests that may be outstanding in the receive queue.
     pub max_recv_wr: u32,
-    /// Elements of a send request.
+    /// Maximum number of elements of a send request.
     pub max_send_sge: u32,
-    /// Elements of a receive request.
+    /// Maximum number of elements of a receive request.
     pub max_recv_sge: u32,
-    /// Bytes of inline data of a send request.
+    /// Maximum number of bytes of inline data of a send request.
     pub max_inline: u32,
 }
 
 /// Attributes of a queue pair (`struct ibv_qp_attr`), in verbs' numbers and unchecked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QpAttr {
-    /// State to go to; in a query the state it is in.
+    /// The requested state; in a query the current state.
     pub state: u32,
-    /// The state that the program expects; in a query as `state`.
+    /// The state that the program expects; in a query the current state.
     pub cur_state: u32,
     /// `enum ibv_mtu`; kept for queries.
     pub path_mtu: u32,
-    /// PSN expected of the peer: checked against the peer's `sq_psn` when the two meet.
+    /// The PSN expected of the peer: compared with the peer's `sq_psn` when the two ends connect.
     pub rq_psn: u32,
-    /// Our first PSN.
+    /// The first PSN of this end.
     pub sq_psn: u32,
     /// The peer's queue pair number.
     pub dest_qpn: u32,
-    /// Remote rights (`enum ibv_access_flags`).
+    /// Remote access rights (`enum ibv_access_flags`).
     pub access: u32,
     /// Always 0.
     pub pkey_index: u16,
     /// Always 1.
     pub port: u8,
-    /// Inbound Reads.
+    /// Maximum number of inbound Reads.
     pub max_dest_rd_atomic: u8,
-    /// Outbound Reads.
+    /// Maximum number of outbound Reads.
     pub max_rd_atomic: u8,
-    /// Least time that a sender is asked to wait when no receive is posted: InfiniBand's code.
+    /// Minimum time that a sender waits when no receive is posted: a code of InfiniBand's table.
     pub min_rnr_timer: u8,
-    /// How long to wait for an answer: 4.096 µs · 2^timeout; 0 = for ever.
+    /// The time to wait for an answer: 4.096 µs · 2^timeout; 0 = no limit.
     pub timeout: u8,
-    /// How often to try again after that.
+    /// The number of retries after that time.
     pub retry_cnt: u8,
-    /// How often to try again when the peer has no receive posted; 7 = for ever.
+    /// The number of retries when the peer has no receive posted; 7 = no limit.
     pub rnr_retry: u8,
     /// The peer's address.
     pub av: AddressVector,
@@ -72,7 +72,7 @@ bitflags! {
         const PKEY_INDEX = 1 << 4;
         /// `port`.
         const PORT = 1 << 5;
-        /// Q_Key: of datagrams only.
+        /// Q_Key: for datagrams only.
         const QKEY = 1 << 6;
         /// `av`.
         const AV = 1 << 7;
@@ -106,13 +106,13 @@ bitflags! {
 }
 
 impl QpMask {
-    /// What `INIT_QP_ATTR` names for RTR: the connection manager knows the peer, and the program
-    /// has nothing to say.
+    /// The attributes that `INIT_QP_ATTR` names for RTR: the connection manager has the peer, and
+    /// the program sets none.
     pub const RTR_BY_MANAGER: QpMask = QpMask::STATE.union(QpMask::ACCESS_FLAGS).union(QpMask::PORT);
 }
 
 impl QpAttr {
-    /// Takes over the attributes that `mask` names, but for the state.
+    /// Copies the attributes that `mask` names, except the state.
     pub fn take(&mut self, from: &QpAttr, mask: QpMask) {
         let mut put = |bit, set: &dyn Fn(&mut QpAttr)| {
             if mask.contains(bit) {

@@ -1,4 +1,4 @@
-//! Deadlines, at most one for each thing.
+//! Deadlines, at most one for each key.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;

@@ -1,10 +1,10 @@
-//! Start-up frames: one on its way in, and the bytes of one to send.
+//! Start-up frames: a frame that is being received, and the bytes of a frame to send.
 
 use urnic_wire::mpa::startup::{HEADER_LEN, MAX_PRIVATE_DATA, StartupFrame, StartupHeader};
 
 use super::failure::Failure;
 
-/// A frame on its way in.
+/// A frame that is being received.
 #[derive(Debug, Default)]
 pub(super) struct Incoming {
     bytes: Vec<u8>,
@@ -12,7 +12,7 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    /// Bytes missing to the end of what is known of the frame.
+    /// The number of bytes missing to the known end of the frame.
     pub(super) fn wants(&self) -> usize {
         self.len() - self.bytes.len()
     }
@@ -21,8 +21,9 @@ impl Incoming {
         HEADER_LEN + self.header.map_or(0, |header| header.private_data_len)
     }
 
-    /// Takes bytes as far as they belong to the frame; `check` looks at the header as soon as it is
-    /// there, so that a wrong peer is known by its first 20 bytes. Returns how many were taken.
+    /// Takes the bytes that belong to the frame. `check` examines the header as soon as it is
+    /// complete, so that the first 20 bytes identify a wrong peer. Returns the number of bytes
+    /// taken.
     pub(super) fn take(
         &mut self,
         mut bytes: &[u8],
@@ -42,7 +43,7 @@ impl Incoming {
         }
     }
 
-    /// Header and private data, once all is there.
+    /// Header and private data, once the frame is complete.
     pub(super) fn whole(&self) -> Option<(StartupHeader, &[u8])> {
         let header = self.header.filter(|_| self.wants() == 0)?;
         Some((header, self.bytes.get(HEADER_LEN..)?))

@@ -10,7 +10,7 @@ use super::settings::Settings;
 use super::terminate;
 use super::time::Time;
 
-/// An initiator: its Request is out, the Reply is due.
+/// The state machine of an initiator: its Request is sent, and the Reply is due.
 #[derive(Debug)]
 pub struct Initiator {
     settings: Settings,
@@ -23,20 +23,21 @@ pub struct Initiator {
 /// The responder's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// Come.
+    /// The responder accepted the Request.
     Accepted(Accepted),
-    /// No. MPA is over, the TCP connection is the ULP's to use or close (RFC 5044 §7.1.2(6)).
+    /// The responder rejected the Request. MPA is finished: the ULP may use or close the TCP
+    /// connection (RFC 5044 §7.1.2(6)).
     Rejected(Rejected),
 }
 
 /// An accepting Reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Accepted {
-    /// What to attach with.
+    /// The parameters with which to attach the stream.
     pub negotiated: Negotiated,
-    /// The RTR frame of 2007, to be sent before the stream is attached.
+    /// The RTR frame of 2007, which must be sent before the stream is attached.
     pub rtr_frame: Option<Vec<u8>>,
-    /// The responder's word as it came: the ULP gets its IRD and ORD (RFC 6581 §9.1).
+    /// The received word of the responder: the ULP gets its IRD and ORD (RFC 6581 §9.1).
     pub word: Option<EnhancedWord>,
     /// The responder's private data.
     pub private_data: Vec<u8>,
@@ -45,16 +46,17 @@ pub struct Accepted {
 /// A rejecting Reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejected {
-    /// The responder's word as it came: its ORD may be the one it requires (RFC 6581 §9.1).
+    /// The received word of the responder: its ORD may be the ORD that the responder requires (RFC
+    /// 6581 §9.1).
     pub word: Option<EnhancedWord>,
     /// The responder's private data.
     pub private_data: Vec<u8>,
 }
 
 impl Initiator {
-    /// Begins, and returns the Request to send. Without an offer, or where `settings` know only
-    /// revision 1, it is an unenhanced one of revision 1, since RFC 6581 §10 forbids the enhanced
-    /// form when nothing of it is wanted.
+    /// Creates an initiator, and returns the Request to send. Without an offer, or if `settings`
+    /// allow only revision 1, the Request is an unenhanced Request of revision 1, since RFC 6581
+    /// §10 forbids the enhanced form when none of its features is requested.
     ///
     /// # Errors
     /// [`PrivateDataTooLong`].
@@ -91,7 +93,8 @@ impl Initiator {
         ))
     }
 
-    /// Bytes that it needs next; more may be the peer's first FPDU.
+    /// The number of bytes that the initiator needs next; bytes beyond them may be the peer's first
+    /// FPDU.
     pub fn wants(&self) -> usize {
         self.incoming.wants()
     }
@@ -101,11 +104,13 @@ impl Initiator {
         self.deadline
     }
 
-    /// Takes bytes from the stream. Returns how many of them belong to the Reply, and what it says
-    /// once it is whole. Bytes behind it are FPDUs: soft-iWARP responders do not wait for ours.
+    /// Takes bytes from the stream. Returns the number of bytes that belong to the Reply, and the
+    /// answer once the Reply is complete. Bytes behind the Reply are FPDUs: soft-iWARP responders
+    /// do not wait for the initiator's first FPDU.
     ///
     /// # Errors
-    /// [`Failure`] when it is no Reply, or not one to this Request. Drop the initiator then.
+    /// [`Failure`] when the bytes are not a Reply, or not a Reply to this Request. Drop the
+    /// initiator after an error.
     pub fn receive(&mut self, bytes: &[u8]) -> Result<(usize, Option<Answer>), Failure> {
         let enhanced = self.offer.is_some();
         let taken = self.incoming.take(bytes, |header| check(header, enhanced))?;
@@ -131,8 +136,8 @@ impl Initiator {
             }
             (None, _) => (Depths::default(), None, None),
         };
-        // RFC 5044 §7.1.1: a request for CRCs binds both ends. The RTR frame's flags follow the
-        // Reply's.
+        // RFC 5044 §7.1.1: a request for CRCs binds both ends. The flags of the RTR frame are the
+        // flags of the Reply.
         let crc = self.settings.crc || reply.flags.crc;
         let agreed = self
             .settings
@@ -158,11 +163,11 @@ impl Initiator {
         }))
     }
 
-    /// Takes what a receive of [`wants`](Self::wants) bytes came to: all of them, fewer because the
-    /// stream ended, or an error.
+    /// Takes the result of a receive of [`wants`](Self::wants) bytes: all of them, fewer because
+    /// the stream ended, or an error.
     ///
     /// # Errors
-    /// As [`receive`](Self::receive); the stream ended too early.
+    /// The errors of [`receive`](Self::receive); the stream ended too early.
     pub fn take<E>(&mut self, arrived: Result<&[u8], E>) -> Result<Option<Answer>, Failure> {
         let wanted = self.wants();
         let bytes = arrived.map_err(|_| self.closed())?;
@@ -180,15 +185,15 @@ impl Initiator {
         }
     }
 
-    /// Time passed: a failure once the deadline is reached.
+    /// Checks the deadline; returns a failure once the deadline is reached.
     pub fn expire(&self, now: Time) -> Option<Failure> {
         (now >= self.deadline).then(|| Fault::Timeout.into())
     }
 }
 
 impl Accepted {
-    /// The same after an error of this end that came between the Reply and attaching: the peer is
-    /// told by a Terminate (RFC 6581 §9.3).
+    /// The result of start-up after an error of this end between the Reply and attaching: a
+    /// Terminate reports the error to the peer (RFC 6581 §9.3).
     #[must_use]
     pub fn failed_here(mut self) -> Accepted {
         self.negotiated.terminate.get_or_insert(terminate::LOCAL);
@@ -215,7 +220,7 @@ fn check(header: StartupHeader, enhanced: bool) -> Result<StartupHeader, Failure
     Ok(header)
 }
 
-/// The third frame: the layout of the others, no private data, S = 0 (conformance S001).
+/// The third frame: the layout of Request and Reply, no private data, S = 0 (conformance S001).
 fn rtr_frame(key: RtrKey, reply: StartupFlags) -> Vec<u8> {
     let flags = StartupFlags {
         crc: reply.crc,

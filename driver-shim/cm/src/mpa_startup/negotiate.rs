@@ -1,32 +1,32 @@
-//! The arithmetic of RFC 6581 §9: Read depths and the choice of an RTR message.
+//! The negotiation of RFC 6581 §9: Read depths and the choice of an RTR message.
 
 use urnic_wire::mpa::startup::{EnhancedWord, MAX_DEPTH, NO_NEGOTIATION};
 
 use super::terminate;
 use urnic_config::RtrTypes;
 
-/// Limits on RDMA Reads of one end. `None`: the ULP negotiates them, which is 0x3FFF on the wire.
+/// Limits on RDMA Reads of one end. `None`: the ULP negotiates the limit, encoded as 0x3FFF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Depths {
-    /// Inbound Reads held at a time.
+    /// The number of inbound Reads handled at the same time.
     pub ird: Option<u16>,
-    /// Outbound Reads outstanding at a time.
+    /// The number of outbound Reads outstanding at the same time.
     pub ord: Option<u16>,
 }
 
-/// What an end brings into an enhanced start-up.
+/// The offer of one end in an enhanced start-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offer {
-    /// Initiator: the peer-to-peer model, in which an RTR message of its own opens the responder's
-    /// fence. A responder mirrors its peer.
+    /// Initiator: the peer-to-peer model, in which a dedicated RTR message opens the responder's
+    /// fence. A responder uses the model of its peer.
     pub peer_to_peer: bool,
     /// The requested depths.
     pub depths: Depths,
-    /// Maximum of inbound Reads if the peer requests more than this end offered.
+    /// Maximum number of inbound Reads if the peer requests more than this end offered.
     pub max_ird: u16,
 }
 
-/// A ready-to-receive message: of length zero, and invisible to the ULP (RFC 6581 §9.2).
+/// A ready-to-receive message of length zero, invisible to the ULP (RFC 6581 §9.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rtr {
     /// RDMA Read Request.
@@ -55,17 +55,17 @@ impl Rtr {
     }
 }
 
-/// A depth as the word has it.
+/// Encodes a depth for the enhanced word.
 fn told(depth: Option<u16>) -> u16 {
     depth.map_or(NO_NEGOTIATION, |n| n.min(MAX_DEPTH))
 }
 
-/// A depth of the peer's word; `None`: not to be negotiated.
+/// Decodes a depth of the peer's enhanced word; `None`: not to be negotiated.
 fn heard(field: u16) -> Option<u16> {
     (field != NO_NEGOTIATION).then_some(field)
 }
 
-/// The word of an initiator's Request.
+/// The enhanced word of an initiator's Request.
 pub(super) fn request(offer: &Offer, rtr: RtrTypes) -> EnhancedWord {
     let p2p = offer.peer_to_peer;
     EnhancedWord {
@@ -78,11 +78,11 @@ pub(super) fn request(offer: &Offer, rtr: RtrTypes) -> EnhancedWord {
     }
 }
 
-/// A responder's answer to `request`: its word, its depths, and the RTR message it will get.
+/// A responder's answer to `request`: its word, its depths, and the RTR message that it expects.
 ///
-/// Of several RTR messages exactly one is chosen, Read first: cxgb4 stumbles over more than one.
-/// Where none matches, one of ours is named all the same, and the initiator ends the connection
-/// (RFC 6581 §9.2).
+/// Of several RTR messages exactly one is chosen, Read first: cxgb4 does not accept more than one.
+/// If none matches, the answer nevertheless names an RTR message of this end, and the initiator
+/// ends the connection (RFC 6581 §9.2).
 pub(super) fn answer(
     request: EnhancedWord,
     own: Depths,
@@ -99,14 +99,14 @@ pub(super) fn answer(
                 .or_else(|| ours.clone().next())
         })
         .flatten();
-    // Our ORD is at most their IRD; "not to be negotiated" is answered alike and changes nothing
-    // (RFC 6581 §9.1).
+    // The ORD of this end is at most the peer's IRD; the answer to "not to be negotiated" is the
+    // same value, and changes nothing (RFC 6581 §9.1).
     let ord = match heard(request.ird) {
         Some(limit) => Some(own.ord.unwrap_or(limit).min(limit)),
         None => own.ord,
     };
-    // A Read as RTR takes a place even if the initiator wants to read nothing else, as NFS clients
-    // say.
+    // A Read as RTR message occupies a place even if the initiator reports that it reads nothing
+    // else, as NFS clients do.
     let least = u16::from(chosen == Some(Rtr::Read));
     let ird = match heard(request.ord) {
         Some(wish) => Some(own.ird.unwrap_or(wish).max(least).min(MAX_DEPTH)),
@@ -123,7 +123,7 @@ pub(super) fn answer(
     (word, Depths { ird, ord }, chosen)
 }
 
-/// What an accepting Reply means to the initiator: its depths, the RTR message to send, or the
+/// The result of an accepting Reply at the initiator: its depths, the RTR message to send, or the
 /// Terminate to send instead.
 pub(super) fn conclude(
     offer: &Offer,

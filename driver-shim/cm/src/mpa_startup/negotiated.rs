@@ -7,33 +7,33 @@ use urnic_wire::rdmap::{Control, Opcode, QN_TERMINATE};
 
 use super::negotiate::{Depths, Rtr};
 
-/// What both ends agreed on: the arguments of attaching the stream to a queue pair.
+/// The parameters that both ends agreed on: the arguments of attaching the stream to a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Negotiated {
     /// This end sent the Request.
     pub initiator: bool,
-    /// Revision in force.
+    /// The negotiated revision.
     pub revision: u8,
     /// CRCs are generated and checked in both directions.
     pub crc: bool,
-    /// The peer requires markers in what we send.
+    /// The peer requires markers in the bytes that this end sends.
     pub markers_tx: bool,
-    /// Markers are in what we receive.
+    /// Markers are in the bytes that this end receives.
     pub markers_rx: bool,
-    /// Our own limits on Reads.
+    /// The limits on Reads of this end.
     pub depths: Depths,
-    /// RTR message: to send before anything else (initiator), or to expect (responder).
+    /// The RTR message: sent before anything else (initiator), or expected (responder).
     pub rtr: Option<Rtr>,
-    /// Nothing may be sent before the first FPDU arrives: responders, unless an RTR frame came (RFC
-    /// 5044 §7.1.2(4)).
+    /// Nothing may be sent before the first FPDU arrives: for responders, unless they received an
+    /// RTR frame (RFC 5044 §7.1.2(4)).
     pub fenced: bool,
-    /// Control word of the Terminate to send instead of starting (RFC 6581 §9; RFC 5040 §4.8).
+    /// The control word of the Terminate to send instead of starting (RFC 6581 §9; RFC 5040 §4.8).
     pub terminate: Option<u32>,
 }
 
 impl Negotiated {
     /// The FPDU of a Terminate with this control word, for an initiator whose queue pair cannot be
-    /// attached: the first and last that it sends.
+    /// attached. No other FPDU is sent.
     pub fn terminate_frame(&self, control: u32) -> Vec<u8> {
         let header = UntaggedHeader {
             last: true,

@@ -11,7 +11,7 @@ use super::negotiated::Negotiated;
 use super::settings::Settings;
 use super::time::Time;
 
-/// A responder.
+/// The state machine of a responder.
 #[derive(Debug)]
 pub struct Responder {
     settings: Settings,
@@ -26,23 +26,23 @@ enum Stage {
     Request,
     /// The ULP decides on the Request.
     Asked(Box<Request>),
-    /// Accepted; the RTR frame is due, and then it is this.
+    /// Accepted; the RTR frame is due, and after it start-up has this result.
     RtrFrame(Negotiated),
     /// Accepted; the first FPDU is due.
     Fenced,
-    /// Over: rejected, or open.
+    /// Finished: rejected, or open.
     Done,
 }
 
-/// A Request.
+/// A Request as the responder received it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// Its flags; R and reserved ones mean nothing.
+    /// The flags of the Request; R and reserved flags have no meaning.
     flags: StartupFlags,
-    /// Its revision.
+    /// The revision of the Request.
     pub revision: u8,
-    /// The Request's word as it came, if it is enhanced: the ULP gets its IRD and ORD (RFC 6581
-    /// §9.1).
+    /// The received enhanced word, if the Request is enhanced: the ULP gets its IRD and ORD (RFC
+    /// 6581 §9.1).
     pub word: Option<EnhancedWord>,
     /// The initiator's private data.
     pub private_data: Vec<u8>,
@@ -51,24 +51,24 @@ pub struct Request {
 /// An accepting Reply to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
-    /// Its bytes.
+    /// The bytes of the Reply.
     pub bytes: Vec<u8>,
-    /// What to attach with as soon as they are sent; `None`: the RTR frame comes first, out of
-    /// [`Responder::receive`].
+    /// The parameters with which to attach as soon as the bytes are sent; `None`: the RTR frame
+    /// comes first, and [`Responder::receive`] returns the parameters.
     pub negotiated: Option<Negotiated>,
 }
 
-/// What a responder makes of bytes.
+/// The event that received bytes caused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResponderEvent {
-    /// A Request, now also at [`Responder::request`].
+    /// A complete Request, also returned by [`Responder::request`].
     Request,
-    /// The RTR frame: attach with this.
+    /// A complete RTR frame: attach with these parameters.
     Ready(Negotiated),
 }
 
 impl Responder {
-    /// Begins to wait for the Request.
+    /// Creates a responder that waits for the Request.
     pub fn new(settings: Settings, now: Time) -> Responder {
         let deadline = Some(now + settings.responder_timeout);
         Responder {
@@ -79,7 +79,8 @@ impl Responder {
         }
     }
 
-    /// Bytes that it needs next: none while the ULP decides, or once the stream is attached.
+    /// The number of bytes that the responder needs next: none while the ULP decides, or once the
+    /// stream is attached.
     pub fn wants(&self) -> usize {
         match self.stage {
             Stage::Request | Stage::RtrFrame(_) => self.incoming.wants(),
@@ -92,7 +93,7 @@ impl Responder {
         self.deadline
     }
 
-    /// The Request, from when it is there until it is answered.
+    /// The Request, from its arrival until it is answered.
     pub fn request(&self) -> Option<&Request> {
         match &self.stage {
             Stage::Asked(request) => Some(request),
@@ -100,19 +101,20 @@ impl Responder {
         }
     }
 
-    /// Takes bytes from the stream. Returns how many of them belong to start-up, and the event.
+    /// Takes bytes from the stream. Returns the number of bytes that belong to start-up, and the
+    /// event.
     ///
     /// # Errors
-    /// [`Failure`] when they are not the frame that was due, or come while the initiator has to
-    /// wait. Drop the responder then.
+    /// [`Failure`] when the bytes are not the frame that was due, or arrive while the initiator
+    /// must wait. Drop the responder after an error.
     pub fn receive(&mut self, bytes: &[u8]) -> Result<(usize, Option<ResponderEvent>), Failure> {
         match &self.stage {
             Stage::Request => self.receive_request(bytes),
             Stage::RtrFrame(negotiated) => {
                 let negotiated = *negotiated;
                 let taken = self.incoming.take(bytes, |header| {
-                    // Either spelling; S and the private data mean nothing (conformance S001-04,
-                    // -05).
+                    // Both spellings of the key are valid; S and the private data have no meaning
+                    // (conformance S001-04, -05).
                     Ok(header.require(FrameKind::Rtr(RtrKey::Hex), 1..=1)?)
                 })?;
                 let ready = self.incoming.whole().is_some();
@@ -155,8 +157,8 @@ impl Responder {
         Ok((taken, Some(ResponderEvent::Request)))
     }
 
-    /// Accepts, with these depths as far as the Request leaves them to us. A queue pair must be
-    /// bound to the stream's end before (RFC 5044 §7.1): call this only with one at hand.
+    /// Accepts, with these depths as far as the Request permits. A queue pair must be bound to this
+    /// end of the stream before (RFC 5044 §7.1): call this function only with such a queue pair.
     ///
     /// # Errors
     /// [`PrivateDataTooLong`]; the Request is then still unanswered.
@@ -216,9 +218,9 @@ impl Responder {
         })
     }
 
-    /// Rejects. `required_ord` tells an enhanced initiator how many Reads this end must have
-    /// outstanding, if that was the reason (RFC 6581 §9.1). Whether the TCP connection is closed
-    /// behind it is the ULP's to say (RFC 5044 §7.1.2(6)).
+    /// Rejects. If the number of outstanding Reads was the reason, `required_ord` informs an
+    /// enhanced initiator how many Reads this end must have outstanding (RFC 6581 §9.1). The ULP
+    /// decides whether the TCP connection is closed after the Reply (RFC 5044 §7.1.2(6)).
     ///
     /// # Errors
     /// [`PrivateDataTooLong`]; the Request is then still unanswered.
@@ -269,18 +271,18 @@ impl Responder {
         }
     }
 
-    /// An error of this end. Before the Reply the peer is told by a rejecting one; behind it
-    /// nothing may be sent, so the connection is reset (RFC 6581 §9.3, conformance EMPA-38).
+    /// Reports an error of this end. Before the Reply, the peer gets a rejecting Reply; after the
+    /// Reply nothing may be sent, so the connection is reset (RFC 6581 §9.3, conformance EMPA-38).
     pub fn failed_here(&mut self) -> Option<Vec<u8>> {
         self.request()?;
         self.reject(&[], None).ok()
     }
 
-    /// Takes what a receive of [`wants`](Self::wants) bytes came to: all of them, fewer because the
-    /// stream ended, or an error.
+    /// Takes the result of a receive of [`wants`](Self::wants) bytes: all of them, fewer because
+    /// the stream ended, or an error.
     ///
     /// # Errors
-    /// As [`receive`](Self::receive); the stream ended too early.
+    /// The errors of [`receive`](Self::receive); the stream ended too early.
     pub fn take<E>(&mut self, arrived: Result<&[u8], E>) -> Result<Option<ResponderEvent>, Failure> {
         let wanted = self.wants();
         let bytes = arrived.map_err(|_| self.closed())?;
@@ -295,7 +297,7 @@ impl Responder {
         Fault::Closed.into()
     }
 
-    /// Time passed: a failure once the deadline is reached.
+    /// Checks the deadline; returns a failure once the deadline is reached.
     pub fn expire(&self, now: Time) -> Option<Failure> {
         self.deadline
             .filter(|deadline| now >= *deadline)

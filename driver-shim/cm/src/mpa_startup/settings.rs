@@ -1,4 +1,4 @@
-//! Settings of an end.
+//! Settings of one end of a connection.
 
 use std::time::Duration;
 
@@ -10,21 +10,21 @@ use urnic_wire::mpa::startup::RtrKey;
 pub struct Settings {
     /// Request CRCs. The request of one side binds both (RFC 5044 §7.1.1).
     pub crc: bool,
-    /// Ask for markers in what we receive (RFC 5044 §4.3).
+    /// Request markers in the bytes that this end receives (RFC 5044 §4.3).
     pub markers: bool,
-    /// Highest revision spoken, 1 or 2. With 1 there is no enhanced start-up.
+    /// The highest supported revision, 1 or 2. With 1 there is no enhanced start-up.
     pub revision: u8,
-    /// RTR messages that this end can send and take; at least one (RFC 6581 §9.2).
+    /// RTR messages that this end can send and receive; at least one (RFC 6581 §9.2).
     pub rtr: RtrTypes,
-    /// The RTR frame proposed in 2007: spelling of the key that we send, or `None`: off. Only for
-    /// peers known to speak it, since soft-iWARP echoes flags that it does not know. Revision 2
-    /// takes precedence.
+    /// The RTR frame proposed in 2007: the spelling of the key that this end sends, or `None`:
+    /// disabled. Use it only for peers that support it, since soft-iWARP echoes flags that it does
+    /// not support. Revision 2 takes precedence.
     pub rtr_frame: Option<RtrKey>,
-    /// Time that an initiator gives to the whole exchange.
+    /// The time that an initiator allows for the whole exchange.
     pub initiator_timeout: Duration,
-    /// Time that a responder waits for the Request.
+    /// The time that a responder waits for the Request.
     pub responder_timeout: Duration,
-    /// Time that a responder waits for the first FPDU behind its Reply.
+    /// The time that a responder waits for the first FPDU after its Reply.
     pub rtr_timeout: Duration,
 }
 

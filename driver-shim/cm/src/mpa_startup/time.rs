@@ -1,6 +1,6 @@
-//! Time, which the owner of a stream hands in.
+//! Time, which the owner of a stream provides.
 
 use std::time::Duration;
 
-/// Time as the state machines see it: since an epoch that means nothing.
+/// The time since an arbitrary epoch.
 pub type Time = Duration;

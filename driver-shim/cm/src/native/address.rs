@@ -61,7 +61,7 @@ impl From<SocketAddr> for HostAddress {
 impl Peer {
     /// Whether a stream comes from this peer's address. A peer on this host may use any address of
     /// the host: no TCP connection can be made from outside with such a source, since the answers
-    /// would go to this host itself. `is_own` decides whether an address is one of this host.
+    /// would go to this host itself. `is_own` decides whether an address belongs to this host.
     pub fn is_at(&self, ends: &Endpoints, mut is_own: impl FnMut(HostAddress) -> bool) -> bool {
         let (named, remote) = (HostAddress::from(self.address), HostAddress::from(ends.remote));
         let mut is_here = |address| address == HostAddress::from(ends.local) || is_own(address);
@@ -83,15 +83,16 @@ impl LocalHost {
         ip.is_loopback() || self.gids.iter().any(|gid| gid.ip == ip)
     }
 
-    /// Whether a stream's end with this address is on this host. A device with addresses of its own
-    /// may have no loopback.
+    /// Whether the address of one end of a stream is on this host. A device with addresses of its
+    /// own may have no loopback.
     pub fn is_own(&self, address: HostAddress) -> bool {
         let HostAddress { ip, scope } = address;
         let loopback = || ip.is_loopback() && self.gids.iter().any(|gid| gid.ip.is_loopback());
         self.gids.iter().any(|gid| (gid.ip, gid.scope) == (ip, scope)) || loopback()
     }
 
-    /// The source address of connections to `remote`: the address that the peer was given.
+    /// The source address of connections to `remote`: the address that the program gave to the
+    /// peer.
     fn source(&self, own: &Gid, remote: IpAddr) -> Option<SocketAddr> {
         let same_family = own.ip.is_ipv4() == remote.is_ipv4();
         // No packet leaves this host with a loopback source.

@@ -4,12 +4,12 @@
 //! *Address.* TCP gives the source of a stream. The source must be the named peer's, unless
 //! `native.allow_nat` is set. Other processes of the peer's host pass this check.
 //!
-//! *PSNs.* At RTS both ends know both PSNs: 48 bits, too many to guess. At RTR the queue pair knows
-//! only the PSN that it expects, 24 bits: it examines few wrong Requests, and refuses the others
-//! unexamined. To reach the right peer all the same, the queue pair initiates a connection after
-//! each Request that it refuses unexamined. That connection goes to a port which only the peer has.
-//! If the Request on it is a nudge, the peer's own Request repeats the nonce, and is examined in
-//! any case.
+//! *PSNs.* At RTS both ends have both PSNs: 48 bits, too many to guess. At RTR the queue pair has
+//! only the PSN that it expects, 24 bits: it examines few wrong Requests, and rejects the others
+//! unexamined. To reach the right peer nevertheless, the queue pair initiates a connection after
+//! each Request that it rejects unexamined. That connection goes to a port that only the peer has.
+//! If the Request on that connection is a nudge, the peer's own Request repeats the nonce, and is
+//! examined in any case.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -78,8 +78,8 @@ impl Engine {
         Err(Reason::Busy)
     }
 
-    /// Initiates a connection without waiting for the peer's Request, at RTS at the latest. This
-    /// adds no attempt: only the first attempt comes earlier.
+    /// Initiates a connection without waiting for the peer's Request, at RTS at the latest. The
+    /// number of attempts stays the same: only the first attempt is earlier.
     pub(super) fn initiate_early(&mut self, world: &mut World<'_>, qpn: u32) {
         let Some(pair) = self.pairs.get_mut(&qpn) else {
             return;
@@ -95,8 +95,8 @@ impl Engine {
         }
     }
 
-    /// Refuses parked Requests beyond the limits, for `qpn` and for the process: the oldest Request
-    /// of the network with the most, so that no network takes all places.
+    /// Rejects parked Requests beyond the limits, for `qpn` and for the process: the oldest Request
+    /// of the network with the most Requests, so that no network occupies all places.
     pub(super) fn make_room(&mut self, world: &mut World<'_>, qpn: u32) {
         let for_pair = |pair: &Pair| pair.parked.iter().copied().collect::<Vec<u32>>();
         if let Some(pair) = self.pairs.get(&qpn)
@@ -113,7 +113,7 @@ impl Engine {
         }
     }
 
-    /// The oldest parked Request of the network with the most of them.
+    /// The oldest parked Request of the network that has the most parked Requests.
     fn oldest_of_largest_network(&self, sids: Vec<u32>) -> Option<u32> {
         let mut networks: HashMap<IpAddr, (usize, Reverse<u64>, u32)> = HashMap::new();
         for sid in sids {

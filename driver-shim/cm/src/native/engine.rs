@@ -20,7 +20,7 @@ impl Engine {
     /// An engine for the process; `seed` is random and secret.
     pub fn new(config: &Config, seed: u128) -> Engine {
         let native = &config.native;
-        // The RTR message that opens the responder's fence is a zero-length Write: it takes no
+        // The RTR message that opens the responder's fence is a zero-length Write: it needs no
         // buffer and no Read (design: native connections).
         let rtr = RtrTypes {
             send: false,
@@ -154,8 +154,8 @@ impl Engine {
         }
     }
 
-    /// How long Sends of the peer of a connected queue pair wait for a posted receive, for a new
-    /// `min_rnr_timer` of this end. `None`: not connected.
+    /// The time that Sends of the peer of a connected queue pair wait for a posted receive, after
+    /// this end changed its `min_rnr_timer`. `None`: not connected.
     pub fn rnr_timeout(&self, qpn: u32, min_rnr_timer: u8) -> Option<Option<Duration>> {
         match self.pairs.get(&qpn)?.phase {
             Phase::Connected { rnr_retry, .. } => Some(rnr_timeout(rnr_retry, min_rnr_timer)),

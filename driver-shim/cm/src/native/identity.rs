@@ -9,25 +9,25 @@
 //! |                         ticket, if known                       |
 //! ```
 //!
-//! All in network order; a rejecting Reply ends behind the first eight bytes, and `what` says why.
-//! The private data does not contain the source address: the responder takes that from TCP
-//! ([`super::admission`]).
+//! All fields are in network order. A rejecting Reply ends behind the first eight bytes, and `what`
+//! has the reason. The private data does not contain the source address: the responder gets the
+//! address from TCP ([`super::admission`]).
 //!
-//! A Request without a `sq_psn` connects nothing. It is a *nudge*: its sender is at RTR and asks
-//! the other side to initiate. The nonce of the nudge goes to a port that only the named peer can
-//! have, so the peer's own Request proves itself by repeating it as *ticket*.
+//! A Request without a `sq_psn` connects nothing. It is a *nudge*: its sender is at RTR and
+//! requests that the peer initiate. The nonce of the nudge goes to a port that only the named peer
+//! can have, so the peer authenticates its own Request by repeating the nonce as *ticket*.
 
 use urnic_wire::mpa::startup::{MAX_PRIVATE_DATA, WORD_LEN};
 use zerocopy::byteorder::big_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 4] = *b"uRNC";
-/// Version of this layout and of what follows from it.
+/// The version of this layout and of the rules that depend on it.
 const VERSION: u8 = 1;
 
-/// The sender has reached RTS, and gives its `sq_psn`.
+/// The sender has reached RTS, and includes its `sq_psn`.
 const HAS_SQ_PSN: u8 = 1;
-/// The sender gives its `rnr_retry`.
+/// The sender includes its `rnr_retry`.
 const HAS_RNR_RETRY: u8 = 2;
 /// The Request repeats the nonce of a nudge.
 const HAS_TICKET: u8 = 4;
@@ -66,12 +66,12 @@ pub(super) struct Identity {
     pub from: u32,
     /// The peer's queue pair number.
     pub to: u32,
-    /// The sender's first PSN; known at RTS.
+    /// The sender's first PSN; set from RTS on.
     pub sq_psn: Option<u32>,
     /// The first PSN that the sender expects.
     pub rq_psn: u32,
-    /// Retries of the sender's Sends when the peer has no receive posted; 7 = no limit. Known at
-    /// RTS.
+    /// Retries of the sender's Sends when the peer has no receive posted; 7 = no limit. Set from
+    /// RTS on.
     pub rnr_retry: Option<u8>,
     /// Distinguishes Requests between the same queue pairs.
     pub nonce: u64,
@@ -93,14 +93,14 @@ pub(super) enum Reason {
     Gone = 4,
     /// The queue pair is connected already.
     Connected = 5,
-    /// The initiator uses another version, or is no native peer.
+    /// The initiator uses another version, or is not a native peer.
     Foreign = 6,
-    /// The source address of the stream is not that of the peer named at RTR.
+    /// The source address of the stream differs from the address of the peer named at RTR.
     Address = 7,
 }
 
 impl Reason {
-    /// Reads the reason in a rejecting Reply; `Foreign` if another kind of device sent it.
+    /// Parses the reason in a rejecting Reply; `Foreign` if another kind of device sent the Reply.
     pub(super) fn parse(private_data: &[u8]) -> Reason {
         match Head::read_from_prefix(private_data) {
             Ok((head, _)) if head.magic == MAGIC => match head.what {
@@ -116,7 +116,8 @@ impl Reason {
         }
     }
 
-    /// Whether a retry may succeed. After `Address` the peer initiates as well, which may succeed.
+    /// Whether a retry may succeed. After `Address` the peer also initiates, and that attempt may
+    /// succeed.
     pub(super) fn is_passing(self) -> bool {
         matches!(self, Reason::Busy | Reason::Connected | Reason::Address)
     }
@@ -136,7 +137,8 @@ impl Reason {
 }
 
 impl Identity {
-    /// Reads private data; `None` if it is not that of a native connection in this version.
+    /// Parses private data; `None` if the data does not belong to a native connection of this
+    /// version.
     pub(super) fn parse(private_data: &[u8]) -> Option<Identity> {
         let (layout, rest) = Layout::read_from_prefix(private_data).ok()?;
         let head = &layout.head;
@@ -191,9 +193,9 @@ impl Identity {
         self.from == peer.to && self.to == peer.from
     }
 
-    /// Whether `peer` is the expected one: the queue pair numbers name each other, and each known
-    /// `sq_psn`, at least one, is the other end's `rq_psn`. The PSNs reveal a number that was used
-    /// again.
+    /// Whether `peer` is the expected peer: the queue pair numbers name each other, at least one
+    /// `sq_psn` is present, and each one that is present equals the other end's `rq_psn`. The PSNs
+    /// detect a queue pair number that was used again.
     pub(super) fn matches(&self, peer: &Identity) -> bool {
         let follows = |sent: Option<u32>, expected: u32| sent.is_none_or(|psn| psn == expected);
         self.names(peer)
@@ -202,7 +204,7 @@ impl Identity {
             && follows(self.sq_psn, peer.rq_psn)
     }
 
-    /// Whether this Request has precedence over the peer's when they cross. Both ends see both
+    /// Whether this Request has precedence over the peer's when they cross. Both ends have both
     /// Requests, and so agree.
     pub(super) fn has_precedence_over(&self, peer: &Identity) -> bool {
         (self.from, self.nonce) < (peer.from, peer.nonce)

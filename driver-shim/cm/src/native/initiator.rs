@@ -32,7 +32,7 @@ impl Seek {
 }
 
 impl Engine {
-    /// Starts an attempt if one is due; gives up at the end of the retry budget.
+    /// Starts an attempt if one is due; stops at the end of the retry budget.
     pub(super) fn seek(&mut self, world: &mut World<'_>, qpn: u32) {
         let Some(Pair {
             phase: Phase::Seeking(seek),
@@ -45,7 +45,7 @@ impl Engine {
         let requested = seek
             .stream
             .is_some_and(|sid| matches!(self.streams.get(&sid), Some(Startup::Requested { .. })));
-        // While the Reply is due the peer is alive, and the start-up has its own deadline.
+        // While the Reply is due the peer is connected, and the start-up has its own deadline.
         if !requested && end.is_some_and(|end| world.now >= end) && world.streams.is_waiting(qid) {
             tracing::debug!("qpn {qpn:#08x}: the retry budget is spent");
             if let Some(sid) = seek.stream {
@@ -237,7 +237,7 @@ impl Engine {
                 seek.params.peer.address
             );
         }
-        // The peer may reject this Request since it accepts its own instead.
+        // The peer may reject this Request because this end accepts the peer's Request instead.
         if reason.is_passing() || seek.held.is_some() {
             self.request_failed(world, qpn, "rejected");
         } else {

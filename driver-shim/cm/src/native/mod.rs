@@ -1,11 +1,11 @@
 //! Native connections: queue pairs whose programs exchanged GIDs and numbers by themselves and then
 //! called `modify_qp`.
 //!
-//! Going to RTR names the peer ([`Engine::reached_rtr`]). The side with the lower
-//! (GID, QPN) connects to the port in the peer's number; the other side waits, and connects as well
-//! if no Request arrived for a while. A Request for a queue pair that has not reached RTR is
-//! parked. Both sides identify themselves in MPA private data ([`identity`]), and the responder
-//! checks the initiator's address and PSNs ([`admission`]). The states of a queue pair:
+//! The transition to RTR names the peer ([`Engine::reached_rtr`]). The side with the lower (GID,
+//! QPN) connects to the port in the peer's number; the other side waits, and also connects if no
+//! Request arrived for a while. A Request for a queue pair that has not reached RTR is parked. Both
+//! sides identify themselves in MPA private data ([`identity`]), and the responder checks the
+//! initiator's address and PSNs ([`admission`]). The states of a queue pair:
 //!
 //! ```text
 //!             RTR                   own Request accepted: attach, RTR goes out, gate opens

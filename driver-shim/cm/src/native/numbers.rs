@@ -11,8 +11,8 @@ use super::streams::Streams;
 /// Queue pairs behind one listener: the index has 8 bits.
 const PER_LISTENER: u32 = 256;
 
-/// Returned numbers that are kept unused: the oldest is used again only when there are more. So a
-/// late Request for the earlier queue pair finds no other.
+/// The number of returned queue pair numbers that are kept unused: the oldest is used again only
+/// when there are more. So a late Request for the earlier queue pair finds no other queue pair.
 const RESTING: usize = 64;
 
 /// The queue pair numbers of the process. An open listener is never closed, since peers may have

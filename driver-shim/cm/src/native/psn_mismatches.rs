@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::mpa_startup::Time;
 
-/// Wrong Requests that a queue pair examines at RTR before it refuses others unexamined.
+/// Wrong Requests that a queue pair examines at RTR before it rejects others unexamined.
 const MAX_MISMATCHES: u32 = 16;
 /// The queue pair examines one more Request after each such pause.
 const MISMATCH_PAUSE: Duration = Duration::from_secs(1);
@@ -16,12 +16,12 @@ pub(super) struct PsnMismatches {
     recent: u32,
     /// The time since which the oldest of `recent` counts.
     since: Time,
-    /// All Requests with wrong PSNs, with those that were refused unexamined.
+    /// All Requests with wrong PSNs, including the Requests that were rejected unexamined.
     total: u64,
 }
 
 impl PsnMismatches {
-    /// Whether the queue pair examines no more Requests for now.
+    /// Whether the queue pair examines no more Requests at this time.
     pub(super) fn are_exhausted(&mut self, now: Time) -> bool {
         let forgotten = now.saturating_sub(self.since).as_nanos() / MISMATCH_PAUSE.as_nanos();
         let forgotten = u32::try_from(forgotten).unwrap_or(u32::MAX);
@@ -32,7 +32,7 @@ impl PsnMismatches {
         self.recent >= MAX_MISMATCHES
     }
 
-    /// Counts a Request; returns the total if the log is to have a line about it.
+    /// Counts a Request; returns the total if a log line about the Request is due.
     pub(super) fn count(&mut self, now: Time, examined: bool) -> Option<u64> {
         if examined {
             if self.recent == 0 {

@@ -50,7 +50,7 @@ impl Engine {
         }
     }
 
-    /// Handles a complete Request by the state of the queue pair that it names.
+    /// Handles a complete Request according to the state of the queue pair that the Request names.
     fn answer(&mut self, world: &mut World<'_>, sid: u32) {
         let Some(Startup::Accepted { responder, order }) = self.forget(sid) else {
             return;
@@ -90,7 +90,7 @@ impl Engine {
         );
         match self.pairs.get(&qpn).map(|pair| &pair.phase) {
             None => self.reject(world, sid, Reason::Unknown),
-            // A nudge is not parked: the queue pair remembers it.
+            // A nudge is not parked: the queue pair stores its nonce.
             Some(Phase::Idle) if peer.sq_psn.is_none() => {
                 self.initiate_early(world, qpn);
                 self.reject(world, sid, Reason::Busy);
@@ -135,7 +135,7 @@ impl Engine {
             .into_iter()
             .map(|sid| (sid, self.examine(world, sid, qpn)))
             .collect();
-        // The peer may have given up all but its latest Request.
+        // The peer may have abandoned all but its latest Request.
         for (sid, outcome) in examined.into_iter().rev() {
             let seeks = matches!(self.pairs.get(&qpn), Some(pair) if matches!(pair.phase, Phase::Seeking(_)));
             match outcome {
@@ -193,7 +193,7 @@ impl Engine {
             return self.seek(world, qpn);
         }
         let local = seek.identity(qpn, peer.nonce);
-        // Only an initiator that gives its depths gets these; native initiators give none.
+        // Only an initiator that sends its depths gets these; native initiators send none.
         let depths = Depths {
             ird: Some(seek.params.ird.into()),
             ord: seek.rts.map(|rts| rts.ord.into()),
@@ -211,8 +211,8 @@ impl Engine {
                 "qpn {qpn:#08x}: accepted the request of {:#08x}, stream {sid}",
                 peer.from
             ),
-            // The initiator closed the stream meanwhile: this end's Request, or the peer's next
-            // one, connects.
+            // The initiator closed the stream in the meantime: this end's Request, or the peer's
+            // next Request, connects.
             Err(_) => {
                 world.streams.close(sid, Close::Abort);
                 self.seek(world, qpn);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// The minimum time that a Send waits for a receive if the sender retries at all. `min_rnr_timer`
-/// is a minimum too.
+/// is also a minimum.
 pub(super) const MIN_RNR: Duration = Duration::from_millis(100);
 
 /// InfiniBand's table of RNR NAK timer codes, in units of 10 µs.

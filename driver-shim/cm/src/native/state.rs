@@ -15,10 +15,10 @@ use crate::timers::Timers;
 pub(super) const MAX_WITHOUT_REQUEST: usize = 256;
 /// Maximum number of Requests parked for one queue pair.
 pub(super) const MAX_PARKED_EACH: usize = 8;
-/// How long the initiator waits at RTR for its own RTS, at which its PSN is known. Most programs go
-/// to RTS at once.
+/// The time that the initiator waits at RTR for its own transition to RTS, which sets its PSN. Most
+/// programs change to RTS immediately.
 pub(super) const RTS_GRACE: Duration = Duration::from_millis(20);
-/// How long TCP may take to connect: some SYNs are lost.
+/// The time that TCP may use to connect: long enough for the loss of some SYNs.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// First and longest pause between attempts.
 pub(super) const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(1000));
@@ -59,9 +59,9 @@ pub struct RtsParams {
     pub ord: u8,
     /// Retries of a Send while the peer has no receive posted; 7 = no limit.
     pub rnr_retry: u8,
-    /// How long one attempt may take; `None` = no limit.
+    /// The maximum time of one attempt; `None` = no limit.
     pub timeout: Option<Duration>,
-    /// How often a connection attempt is repeated.
+    /// The number of times that a connection attempt is repeated.
     pub retry_cnt: u8,
 }
 
@@ -73,8 +73,8 @@ pub(super) struct Pair {
     pub(super) parked: VecDeque<u32>,
     /// The count of Requests with wrong PSNs.
     pub(super) mismatches: PsnMismatches,
-    /// A request that may have been the peer's was rejected: at RTS this end connects without
-    /// waiting for the peer's next one.
+    /// This end rejected a request that may have been the peer's: at RTS this end connects without
+    /// waiting for the peer's next request.
     pub(super) connect_at_rts: bool,
 }
 
@@ -103,7 +103,7 @@ pub(super) enum Phase {
         /// The peer's `rnr_retry`.
         rnr_retry: u8,
     },
-    /// Failed, or rejected for good.
+    /// The queue pair failed, or the peer rejected it permanently.
     Closed,
 }
 

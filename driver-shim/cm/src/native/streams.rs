@@ -10,42 +10,42 @@ use crate::carrier::Carrier;
 use crate::mpa_startup::{Negotiated, Time};
 
 /// The device's stream commands ([`StreamOwner::received`](crate::carrier::StreamOwner::received)
-/// follows a receive), and the other queries of the engine.
+/// is called after a receive), and the other queries of the engine.
 pub trait Streams: Carrier {
-    /// Listens at an address, port 0 for any; returns listener and port. An unspecified address
-    /// means all, IPv4 and IPv6.
+    /// Listens at an address (port 0: any port); returns listener and port. An unspecified address
+    /// means all addresses, IPv4 and IPv6.
     fn listen(&mut self, local: SocketAddr) -> Result<(u32, u16), Errno>;
-    /// Begins a connection from this address, or from one that the host chooses;
-    /// [`StreamOwner::connected`](crate::carrier::StreamOwner::connected) follows.
+    /// Begins a connection from this address, or from an address that the host chooses;
+    /// [`StreamOwner::connected`](crate::carrier::StreamOwner::connected) reports the result.
     fn connect(&mut self, remote: SocketAddr, local: Option<SocketAddr>) -> Result<u32, Errno>;
     /// The addresses of both ends of a connected stream.
     fn ends(&mut self, sid: u32) -> Result<Endpoints, Errno>;
-    /// Whether an address is one of this host.
+    /// Whether an address belongs to this host.
     fn is_own(&mut self, address: HostAddress) -> bool;
-    /// Hands a stream to a queue pair; without one the queue pair is its own peer.
+    /// Attaches a stream to a queue pair; without a stream the queue pair is its own peer.
     fn attach(&mut self, sid: Option<u32>, attachment: &Attachment) -> Result<(), Errno>;
-    /// Whether sends were posted to the queue pair that wait for its connection.
+    /// Whether posted sends of the queue pair wait for its connection.
     fn is_waiting(&mut self, qid: u32) -> bool;
 }
 
-/// How a queue pair is attached.
+/// The parameters with which a queue pair is attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attachment {
-    /// Device number of the queue pair.
+    /// The device's number of the queue pair.
     pub qid: u32,
     /// The result of MPA start-up; `None` for a queue pair that is its own peer.
     pub negotiated: Option<Negotiated>,
-    /// Inbound Reads.
+    /// Maximum number of inbound Reads.
     pub ird: u8,
-    /// Outbound Reads.
+    /// Maximum number of outbound Reads.
     pub ord: u8,
-    /// How long a Send of the peer waits for a posted receive; `None` = no limit.
+    /// The time that a Send of the peer waits for a posted receive; `None` = no limit.
     pub rnr_timeout: Option<Duration>,
 }
 
 /// The time and the device during a call of the engine.
 pub struct World<'a> {
-    /// The time.
+    /// The current time.
     pub now: Time,
     /// The device's streams.
     pub streams: &'a mut dyn Streams,

@@ -1,16 +1,16 @@
-//! The layouts of `<rdma/rdma_user_cm.h>`: what librdmacm writes to `/dev/infiniband/rdma_cm`, and
-//! what it gets back.
+//! The layouts of `<rdma/rdma_user_cm.h>`: the bytes that librdmacm writes to
+//! `/dev/infiniband/rdma_cm`, and the answers that it gets.
 //!
-//! Everything is in the machine's own byte order but addresses, ports and GUIDs, which are in
-//! network order. No layout has padding; lengths and offsets are asserted.
+//! All fields are in native byte order except addresses, ports and GUIDs, which are in network
+//! order. No layout has padding; lengths and offsets are asserted.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// Longest private data of a connection (`RDMA_MAX_PRIVATE_DATA`), whose length byte can say one
-/// less.
+/// Longest private data of a connection (`RDMA_MAX_PRIVATE_DATA`). The maximum of its length byte
+/// is one less.
 pub const MAX_PRIVATE_DATA: usize = 256;
 /// `AF_IB` of `<linux/socket.h>`.
 const AF_IB: u16 = 27;
@@ -18,7 +18,7 @@ const AF_IB: u16 = 27;
 const IN6_LEN: usize = 28;
 /// `struct __kernel_sockaddr_storage`.
 const STORAGE_LEN: usize = 128;
-/// No index of the device: it is found by its node GUID (`UCMA_INVALID_IB_INDEX`).
+/// No index of the device: the device is identified by its node GUID (`UCMA_INVALID_IB_INDEX`).
 const NO_INDEX: u32 = u32::MAX;
 
 macro_rules! layouts {
@@ -108,12 +108,12 @@ const _: () = {
     assert!(offset_of!(QpAttrResponse, pkey_index) == 124 && offset_of!(QpAttrResponse, port) == 133);
 };
 
-/// An address of the program's.
+/// An address that a program gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Name {
     /// `AF_INET` or `AF_INET6`.
     Ip(SocketAddr),
-    /// `AF_IB`, with the GID in it.
+    /// `AF_IB`; the value is its GID.
     Ib([u8; 16]),
 }
 
@@ -150,7 +150,7 @@ impl Name {
     }
 }
 
-/// Writes an address as `sockaddr_in` or `sockaddr_in6`, and says how long it is: 0 for none.
+/// Writes an address as `sockaddr_in` or `sockaddr_in6`, and returns its length: 0 for none.
 fn put_address(to: &mut [u8], address: Option<SocketAddr>) -> u16 {
     let mut bytes = [0u8; IN6_LEN];
     let len = match address {
@@ -176,7 +176,7 @@ fn put_address(to: &mut [u8], address: Option<SocketAddr>) -> u16 {
     len as u16
 }
 
-/// The GID that stands for an address.
+/// The GID that represents an address.
 fn gid(address: Option<SocketAddr>) -> [u8; 16] {
     match address.map(|address| address.ip()) {
         None => [0; 16],
@@ -185,17 +185,17 @@ fn gid(address: Option<SocketAddr>) -> [u8; 16] {
     }
 }
 
-/// The pkey that an Ethernet port has.
+/// The pkey of an Ethernet port.
 const PKEY: [u8; 2] = [0xff; 2];
 /// The device's only port.
 const PORT: u8 = 1;
 
-/// Where an id is: what queries answer.
+/// The addresses of an id: the answer to queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdAddresses {
-    /// The device's node GUID in network order; 0 while the id is bound to none.
+    /// The device's node GUID in network order; 0 while the id is bound to no device.
     pub node_guid: u64,
-    /// The address it is bound to.
+    /// The address that the id is bound to.
     pub local: Option<SocketAddr>,
     /// The peer's address.
     pub remote: Option<SocketAddr>,

@@ -16,8 +16,8 @@ impl Engine {
     /// Connects. An event reports the result.
     ///
     /// # Errors
-    /// `EINVAL` in the wrong state or without a queue pair, `EOPNOTSUPP` for datagrams, those of
-    /// connecting that show at once.
+    /// `EINVAL` in the wrong state or without a queue pair, `EOPNOTSUPP` for datagrams, and the
+    /// errors of connecting that are detected immediately.
     pub fn connect(
         &mut self,
         world: &mut World<'_>,
@@ -43,7 +43,7 @@ impl Engine {
             qid,
             parameters,
             other_port: false,
-            // The two ways of saying that the responder may send first exclude each other
+            // The two ways to announce that the responder may send first exclude each other
             // (conformance S001-08).
             enhanced: settings.revision >= 2 && settings.rtr_frame.is_none(),
             initiator: None,
@@ -80,14 +80,14 @@ impl Engine {
         Ok(())
     }
 
-    /// TCP connected, or did not.
+    /// TCP connected, or failed to connect.
     pub fn connected(&mut self, world: &mut World<'_>, sid: u32, result: Result<(), Errno>) {
         let Some(Owner::Id(handle)) = self.streams.get(&sid) else {
             return;
         };
         let handle = *handle;
         if let Err(errno) = result {
-            // The device has forgotten it.
+            // The device has removed the stream.
             self.streams.remove(&sid);
             return self.connect_failed(world, handle, errno);
         }
@@ -221,11 +221,11 @@ impl Engine {
         }
     }
 
-    /// The queue pair is there: RDMA mode begins.
+    /// The queue pair exists: RDMA mode begins.
     ///
     /// # Errors
-    /// `EINVAL` without a queue pair that can be attached; `EPROTO` if there was nothing to agree
-    /// on, which the peer is told by a Terminate.
+    /// `EINVAL` without a queue pair that can be attached; `EPROTO` if negotiation failed, which a
+    /// Terminate reports to the peer.
     pub(super) fn establish(&mut self, world: &mut World<'_>, handle: u32) -> Result<(), Errno> {
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
         let (ack_timeout, remote) = (id.ack_timeout, id.remote.ok_or(Errno::INVAL)?);

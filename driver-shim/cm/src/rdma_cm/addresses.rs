@@ -10,10 +10,10 @@ use super::state::{CmEvent, Engine, EventParams, PS_DATAGRAMS, State, World};
 use crate::mpa_startup::Close;
 
 impl Engine {
-    /// Gives an id an address, and a port of its own.
+    /// Binds an id to an address, and to a port of its own.
     ///
     /// # Errors
-    /// `EINVAL` if it has one; `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES`.
+    /// `EINVAL` if the id is already bound; `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES`.
     pub fn bind(
         &mut self,
         world: &mut World<'_>,
@@ -26,8 +26,8 @@ impl Engine {
             return Err(Errno::INVAL);
         }
         let (local, lid) = match local {
-            // Every address of every port, which is how librdmacm finds out whether AF_IB is
-            // understood.
+            // All addresses of all ports: librdmacm binds to this GID to detect whether AF_IB is
+            // supported.
             Name::Ib(gid) if gid == [0; 16] => (None, None),
             Name::Ib(_) => return Err(Errno::ADDRNOTAVAIL),
             Name::Ip(local) if PS_DATAGRAMS.contains(&port_space) => {
@@ -57,8 +57,8 @@ impl Engine {
     /// Finds the route to `remote`; an event reports the result.
     ///
     /// # Errors
-    /// `EINVAL` in the wrong state or for two families; `ENODEV` for an InfiniBand address; those
-    /// of binding, for an id that has no address yet.
+    /// `EINVAL` in the wrong state or for two families; `ENODEV` for an InfiniBand address; the
+    /// errors of binding, for an id that has no address yet.
     pub fn resolve_address(
         &mut self,
         world: &mut World<'_>,
@@ -81,8 +81,8 @@ impl Engine {
             Some(Name::Ip(local)) => Some(local),
             Some(Name::Ib(_)) => return Err(Errno::NODEV),
         };
-        // An id that is bound stays bound: the source address of this command is for one that is
-        // not (`resolve_prepare_src` of the kernel).
+        // A bound id stays bound: the source address of this command applies only to an id that is
+        // not bound (`resolve_prepare_src` of the kernel).
         let local = if idle { wanted } else { id.local };
         if local.is_some_and(|local| local.is_ipv4() != remote.is_ipv4()) {
             return Err(Errno::INVAL);
@@ -102,7 +102,7 @@ impl Engine {
         };
         match source {
             Ok(source) => {
-                // From here on the id is an initiator's. Its port is held until it connects.
+                // From this state on the id is an initiator. Its port is held until it connects.
                 let before = std::mem::replace(&mut self.own(channel, handle)?.state, State::AddressResolved);
                 let held = self.hold(world, before);
                 let given = local.map_or(0, |local| local.port());
@@ -128,7 +128,7 @@ impl Engine {
         Ok(())
     }
 
-    /// There is nothing to resolve: the network routes. An event reports success.
+    /// There is nothing to resolve, since the network routes. An event reports success.
     ///
     /// # Errors
     /// `EINVAL` in the wrong state.
@@ -142,7 +142,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Where an id is, on the device with that node GUID.
+    /// The addresses of an id, on the device with this node GUID.
     ///
     /// # Errors
     /// `ENOENT`, `EINVAL`.
@@ -157,7 +157,7 @@ impl Engine {
         })
     }
 
-    /// The listener of a bound id that is to connect: it holds the port, and takes no connection.
+    /// The listener of a bound id that will connect: it holds the port, and accepts no connection.
     fn hold(&mut self, world: &mut World<'_>, bound: State) -> Option<u32> {
         let State::Bound { lid, early } = bound else {
             return None;
@@ -174,7 +174,7 @@ pub(super) fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
     address
 }
 
-/// No address and no port of this one's family.
+/// The unspecified address and port 0 of the address family of `address`.
 fn anywhere(address: SocketAddr) -> SocketAddr {
     match address {
         SocketAddr::V4(_) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
@@ -182,7 +182,7 @@ fn anywhere(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// "Any" as a destination is this host, as with TCP.
+/// An unspecified destination address means this host, as with TCP.
 fn to_somewhere(remote: SocketAddr) -> SocketAddr {
     match remote.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), remote.port()),

@@ -1,4 +1,4 @@
-//! Commands, out of the bytes that a program writes to its channel.
+//! Commands, parsed from the bytes that a program writes to its channel.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -8,23 +8,23 @@ use super::opcode;
 
 /// Bytes of an id or a count, the answer to several commands.
 const NUMBER_LEN: usize = size_of::<u32>();
-/// Bytes of `struct rdma_ucm_event_resp` without the vendor's extension, which is younger.
+/// Bytes of `struct rdma_ucm_event_resp` without the vendor's extension, which was added later.
 const EVENT_LEN: usize = 328;
-/// Bytes of `struct rdma_ucm_query_route_resp` without the device's index, which is younger.
+/// Bytes of `struct rdma_ucm_query_route_resp` without the device's index, which was added later.
 const ROUTE_LEN: usize = 200;
-/// Bytes of `struct rdma_ucm_query_addr_resp` without the device's index, which is younger.
+/// Bytes of `struct rdma_ucm_query_addr_resp` without the device's index, which was added later.
 const ADDRESSES_LEN: usize = 272;
-/// Bytes of `struct rdma_ucm_connect` without the vendor's extension, which is younger.
+/// Bytes of `struct rdma_ucm_connect` without the vendor's extension, which was added later.
 const CONNECT_LEN: usize = 276;
-/// Bytes of `struct rdma_ucm_accept` without the vendor's extension, which is younger.
+/// Bytes of `struct rdma_ucm_accept` without the vendor's extension, which was added later.
 const ACCEPT_LEN: usize = 284;
 
 /// The address of a command's response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Destination {
-    /// The program's address.
+    /// The address in the program's memory.
     pub address: u64,
-    /// Bytes it has room for.
+    /// The number of bytes that the program has reserved for the response.
     pub room: usize,
 }
 
@@ -33,9 +33,9 @@ pub struct Destination {
 pub struct Parameters {
     /// The queue pair's number.
     pub qpn: u32,
-    /// Inbound Reads.
+    /// Maximum number of inbound Reads.
     pub responder_resources: u8,
-    /// Outbound Reads.
+    /// Maximum number of outbound Reads.
     pub initiator_depth: u8,
     /// Private data for the peer.
     pub private_data: Vec<u8>,
@@ -53,7 +53,7 @@ impl From<&ConnParam> for Parameters {
     }
 }
 
-/// What a query is about.
+/// The subject of a query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Question {
     /// `RDMA_USER_CM_QUERY_ADDR`.
@@ -69,7 +69,7 @@ pub enum Question {
 pub enum Command {
     /// `CREATE_ID`.
     CreateId {
-        /// Where the answer goes.
+        /// The destination of the answer.
         answer: Destination,
         /// The program's cookie of the id.
         uid: u64,
@@ -78,7 +78,7 @@ pub enum Command {
     },
     /// `DESTROY_ID`.
     DestroyId {
-        /// Where the answer goes.
+        /// The destination of the answer.
         answer: Destination,
         /// The id.
         id: u32,
@@ -106,18 +106,18 @@ pub enum Command {
     },
     /// `QUERY_ROUTE`.
     QueryRoute {
-        /// Where the answer goes.
+        /// The destination of the answer.
         answer: Destination,
         /// The id.
         id: u32,
     },
     /// `QUERY`.
     Query {
-        /// Where the answer goes.
+        /// The destination of the answer.
         answer: Destination,
         /// The id.
         id: u32,
-        /// What is queried.
+        /// The subject of the query.
         question: Question,
     },
     /// `CONNECT`.
@@ -131,10 +131,10 @@ pub enum Command {
     Listen {
         /// The id.
         id: u32,
-        /// How many requests may wait to be accepted.
+        /// Maximum number of Requests that may wait to be accepted.
         backlog: u32,
     },
-    /// Without parameters: the end of a CONNECT_RESPONSE.
+    /// `ACCEPT`; without parameters it is the end of a CONNECT_RESPONSE.
     Accept {
         /// The id.
         id: u32,
@@ -157,19 +157,19 @@ pub enum Command {
     },
     /// `INIT_QP_ATTR`.
     InitQpAttr {
-        /// Where the answer goes.
+        /// The destination of the answer.
         answer: Destination,
         /// The id.
         id: u32,
-        /// The state to which the queue pair goes.
+        /// The requested state of the queue pair.
         state: u32,
     },
     /// `GET_EVENT`.
     GetEvent {
-        /// Where the answer goes.
+        /// The destination of the answer.
         answer: Destination,
     },
-    /// The value is at `address` of the program.
+    /// `SET_OPTION`; the value is at `address` of the program.
     SetOption {
         /// The id.
         id: u32,
@@ -177,7 +177,7 @@ pub enum Command {
         level: u32,
         /// The option.
         name: u32,
-        /// Where in the program's memory the value is.
+        /// The address of the value in the program's memory.
         address: u64,
         /// Bytes of the value.
         len: u32,
@@ -199,16 +199,16 @@ pub enum Command {
     },
     /// `MIGRATE_ID`.
     MigrateId {
-        /// Where the answer goes.
+        /// The destination of the answer.
         answer: Destination,
         /// The id.
         id: u32,
-        /// The channel that the id leaves.
+        /// The file descriptor of the channel that the id leaves.
         fd: u32,
     },
 }
 
-/// The number of the command in `bytes`, if there is any.
+/// The number of the command in `bytes`, if `bytes` has one.
 pub fn number(bytes: &[u8]) -> Option<u32> {
     Header::read_from_prefix(bytes)
         .ok()
@@ -222,7 +222,7 @@ fn whole<T: FromBytes>(payload: &[u8]) -> Result<T, Errno> {
         .map_err(|_| Errno::INVAL)
 }
 
-/// A payload that older programs write without its end; what is missing is zero.
+/// A payload that older programs write without its last fields; missing fields are zero.
 fn extended<T: FromBytes + FromZeros + IntoBytes>(payload: &[u8], least: usize) -> Result<T, Errno> {
     if payload.len() < least {
         return Err(Errno::INVAL);
@@ -235,7 +235,7 @@ fn extended<T: FromBytes + FromZeros + IntoBytes>(payload: &[u8], least: usize) 
     Ok(extended)
 }
 
-/// An address in a field of its own, with the length that the program gives.
+/// An address in a separate field, with the length that the program gives.
 fn name(field: &[u8], len: u16) -> Result<Option<Name>, Errno> {
     Name::parse(field.get(..len.into()).ok_or(Errno::INVAL)?)
 }
@@ -252,7 +252,7 @@ impl Payload<'_> {
         whole(self.bytes)
     }
 
-    /// Where an answer of at least so many bytes goes.
+    /// The destination of an answer of at least `least` bytes.
     fn answer(self, address: u64, least: usize) -> Result<Destination, Errno> {
         match (address, self.room >= least) {
             (_, false) => Err(Errno::NOSPC),
@@ -266,12 +266,12 @@ impl Payload<'_> {
 }
 
 impl Command {
-    /// Reads a command.
+    /// Parses a command.
     ///
     /// # Errors
-    /// `EINVAL` for an unknown or malformed one, `ENOSYS` for `GET_OPTION`, which the kernel has a
-    /// number for and nothing else, `ENOSPC` without room for the answer, `EFAULT` without an
-    /// address for it, `EAFNOSUPPORT`.
+    /// `EINVAL` for an unknown or malformed command, `ENOSYS` for `GET_OPTION`, for which the
+    /// kernel has only a number, `ENOSPC` without room for the answer, `EFAULT` without an address
+    /// for the answer, `EAFNOSUPPORT` for an unsupported address family.
     pub fn parse(bytes: &[u8]) -> Result<Command, Errno> {
         let (header, rest) = Header::read_from_prefix(bytes).map_err(|_| Errno::INVAL)?;
         let payload = Payload {

@@ -21,7 +21,7 @@ impl Engine {
                 world.device.drain(qid);
                 Ok(())
             }
-            // The peer was first.
+            // The peer ended the connection first.
             State::Closing { .. } | State::Over => Ok(()),
             _ => Err(Errno::INVAL),
         }
@@ -60,8 +60,8 @@ impl Engine {
         }
     }
 
-    /// The queue pair has no stream any more: it ended in good order, was lost, or the queue pair
-    /// is gone.
+    /// The queue pair no longer has a stream: the stream ended in good order or was lost, or the
+    /// queue pair was destroyed.
     pub fn lose(&mut self, world: &mut World<'_>, qid: u32, errno: Errno) {
         let Some(handle) = self.queue_pairs.remove(&qid) else {
             return;
@@ -70,7 +70,7 @@ impl Engine {
             return;
         };
         self.timers.set(Key::Id(handle), None);
-        // What waits behind the fence is flushed once it is seen.
+        // Work behind the fence is flushed when the gate is open.
         self.notices.push(Notice::Open(qid));
         match std::mem::replace(&mut id.state, State::Over) {
             State::Opening { .. } => self.answer_failed(world, handle, errno),

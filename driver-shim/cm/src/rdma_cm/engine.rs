@@ -61,7 +61,7 @@ impl Engine {
         self.timers.next()
     }
 
-    /// Takes the findings about queue pairs.
+    /// Takes the queued notices about queue pairs.
     pub fn notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
     }
@@ -96,8 +96,7 @@ impl Engine {
         }
     }
 
-    /// Bytes of a stream arrived: as many as were asked for, or fewer if the peer closed; or an
-    /// error.
+    /// The requested bytes of a stream arrived, or fewer if the peer closed it; or an error.
     pub fn received(&mut self, world: &mut World<'_>, sid: u32, bytes: Result<&[u8], Errno>) {
         match self.streams.get(&sid) {
             Some(Owner::Listener(..)) => self.request_received(world, sid, bytes),
@@ -114,13 +113,13 @@ impl Engine {
         }
     }
 
-    /// A stream has ended, while nothing was being received from it.
+    /// A stream ended while no receive was outstanding.
     pub fn stream_closed(&mut self, world: &mut World<'_>, sid: u32) {
         match self.streams.remove(&sid) {
             Some(Owner::Listener(..)) => self.timers.set(Key::Stream(sid), None),
             Some(Owner::Early(handle)) => self.forget_early(handle, sid),
             Some(Owner::Id(handle)) => {
-                // Who has yet to answer a Request learns it then.
+                // An id whose Request is not answered yet gets the end now.
                 let state = self.ids.get(&handle).map(|id| &id.state);
                 if let Some(State::Connecting(_) | State::Answered(_)) = state {
                     self.connect_failed(world, handle, Errno::CONNRESET);
@@ -130,8 +129,8 @@ impl Engine {
         }
     }
 
-    /// A port that is probably free, so that a program can be told before it connects: in the range
-    /// from which the kernel chooses too.
+    /// A port that is probably free, so that the program can query it before it connects. The port
+    /// is in the range from which the kernel also chooses.
     pub(super) fn pick_port(&mut self) -> u16 {
         // splitmix64
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -17,7 +17,7 @@ impl Engine {
         channel
     }
 
-    /// The program closed a channel: its ids are gone too.
+    /// The program closed a channel, which also ends the channel's ids.
     pub fn close_channel(&mut self, world: &mut World<'_>, channel: u64) {
         let here = |(handle, id): (&u32, &Id)| (id.channel == channel).then_some(*handle);
         let ids: Vec<u32> = self.ids.iter().filter_map(here).collect();
@@ -61,7 +61,7 @@ impl Engine {
         Some(response)
     }
 
-    /// Queues an event. An id that the program has no name for yet has none but its Request.
+    /// Queues an event. An id without a cookie of the program has no event except its Request.
     pub(super) fn report(
         &mut self,
         world: &mut World<'_>,
@@ -97,7 +97,8 @@ impl Engine {
         }
     }
 
-    /// What the peer's word means to a program; what it leaves open is ours to limit.
+    /// The program's parameters from the peer's word; the engine sets the limits that the word
+    /// leaves open.
     pub(super) fn event_params(&self, word: Option<EnhancedWord>, private_data: Vec<u8>) -> EventParams {
         let depth = |field: Option<u16>, limit: u8| match field {
             None | Some(NO_NEGOTIATION) => limit,

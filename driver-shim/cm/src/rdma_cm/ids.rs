@@ -10,7 +10,7 @@ use super::state::{
 };
 use crate::mpa_startup::Close;
 
-/// What a listener with no backlog of its own gets, and the most that any gets (the kernel's
+/// The backlog of a listener without a requested backlog, and the maximum backlog (the kernel's
 /// `max_backlog`).
 const MAX_BACKLOG: u32 = 1024;
 
@@ -59,10 +59,10 @@ impl Engine {
         Ok(handle)
     }
 
-    /// Ends an id; returns how many of its events the program took.
+    /// Ends an id; returns the number of its events that the program took.
     ///
     /// # Errors
-    /// `ENOENT`, `EINVAL`: no such id here.
+    /// `ENOENT`, `EINVAL`: no such id on this channel.
     pub fn destroy(&mut self, world: &mut World<'_>, channel: u64, handle: u32) -> Result<u32, Errno> {
         self.own(channel, handle)?;
         Ok(self.remove(world, handle))
@@ -80,8 +80,8 @@ impl Engine {
         };
         self.timers.set(Key::Id(handle), None);
         self.timers.set(Key::TimeWait(handle), None);
-        // What it was not told it shall never be; new ids that only such an event names have no
-        // other owner.
+        // Events that the program has not taken are discarded; new ids that only such an event
+        // names have no other owner.
         let mut unread = Vec::new();
         if let Some(queue) = self.channels.get_mut(&id.channel) {
             let had = !queue.is_empty();
@@ -103,7 +103,7 @@ impl Engine {
         id.reported
     }
 
-    /// Ends what an id is at.
+    /// Ends the current activity of an id.
     fn let_go(&mut self, world: &mut World<'_>, handle: u32, state: State) {
         match state {
             State::Idle | State::AddressResolved | State::RouteResolved | State::Over => {}
@@ -141,7 +141,7 @@ impl Engine {
                 world.device.abort(qid);
                 self.notices.push(Notice::Open(qid));
             }
-            // Goes on without the id.
+            // The close continues without the id.
             State::Closing { qid } => {
                 self.queue_pairs.remove(&qid);
             }
@@ -155,7 +155,7 @@ impl Engine {
         }
     }
 
-    /// Lets go of the port that an id holds, so that the id can connect from it.
+    /// Releases the port that an id holds, so that the id can connect from it.
     pub(super) fn release_port(&mut self, world: &mut World<'_>, handle: u32) {
         let held = self.ids.get_mut(&handle).and_then(|id| id.held.take());
         self.close_listener(world, held);
@@ -164,7 +164,7 @@ impl Engine {
     /// Accepts connections from now on.
     ///
     /// # Errors
-    /// `EINVAL` in the wrong state, `EOPNOTSUPP` for datagrams, those of binding.
+    /// `EINVAL` in the wrong state, `EOPNOTSUPP` for datagrams, and the errors of binding.
     pub fn listen(
         &mut self,
         world: &mut World<'_>,
@@ -204,11 +204,11 @@ impl Engine {
         Ok(())
     }
 
-    /// The program saw data before the connection manager saw the connection: nothing that iWARP
-    /// has to be told.
+    /// The program received data before the connection manager reported the connection. iWARP needs
+    /// no such notification.
     ///
     /// # Errors
-    /// `EINVAL` for an id without a connection, even one in the making.
+    /// `EINVAL` for an id without a connection, even while the connection is being established.
     pub fn notify(&mut self, channel: u64, handle: u32) -> Result<(), Errno> {
         match self.own(channel, handle)?.state {
             State::Idle | State::Bound { .. } | State::AddressResolved | State::RouteResolved => {
@@ -218,8 +218,8 @@ impl Engine {
         }
     }
 
-    /// Moves an id, with its events, from channel `old` to `new`; returns how many events the
-    /// program took on the old one.
+    /// Moves an id, with its events, from channel `old` to `new`; returns the number of events that
+    /// the program took on the old channel.
     ///
     /// # Errors
     /// `ENOENT`, `EINVAL`.

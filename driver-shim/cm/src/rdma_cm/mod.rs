@@ -1,5 +1,5 @@
-//! The connection manager behind `/dev/infiniband/rdma_cm`: what `rdma_ucm` and `iw_cm` are in a
-//! kernel.
+//! The connection manager behind `/dev/infiniband/rdma_cm`, which corresponds to `rdma_ucm` and
+//! `iw_cm` in a kernel.
 //!
 //! A program has *channels* and on them *ids*; it gives commands ([`command`]) and takes events.
 //! The states of an id:
@@ -15,8 +15,8 @@
 //! ```
 //!
 //! The engine does no I/O: commands, events of streams and queue pairs, and the time go in; it acts
-//! through [`Device`]. A listener is a TCP listener on that very port, from the moment it is bound:
-//! nobody else can take the port, and connections that come too early wait.
+//! through [`Device`]. A listener is a TCP listener on the same port, from bind on: no other
+//! process can use the port, and connections that come too early wait.
 //!
 //! `state.rs` has the state of the engine and of its ids. The other files have the functions, by
 //! topic.

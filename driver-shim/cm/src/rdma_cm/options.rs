@@ -10,11 +10,11 @@ use super::state::{Engine, State, World};
 use crate::qp_attr::QpMask;
 
 impl Engine {
-    /// How the queue pair of an id reaches `state`. RTS is the connection manager's to reach, as
-    /// with every iWARP device.
+    /// The attributes with which the queue pair of an id reaches `state`. The connection manager
+    /// brings it to RTS, as with every iWARP device.
     ///
     /// # Errors
-    /// `EINVAL` for another state than Init, RTR and RTS, and while there is no device.
+    /// `EINVAL` for a state other than Init, RTR and RTS, and while there is no device.
     pub fn qp_attributes(&mut self, channel: u64, handle: u32, state: u32) -> Result<QpAttrResponse, Errno> {
         let id = self.own(channel, handle)?;
         if id.local.is_none_or(|local| local.ip().is_unspecified()) {
@@ -28,7 +28,8 @@ impl Engine {
             Some(QpState::Rts) => QpMask::PORT,
             _ => return Err(Errno::INVAL),
         };
-        // Before CONNECT: librdmacm made the queue pair. Behind it: the program has one of its own.
+        // Before CONNECT: librdmacm created the queue pair. After CONNECT: the program has an
+        // external queue pair.
         if !matches!(id.state, State::Connecting(_) | State::Answered(_)) {
             id.manages_qp = true;
         }
@@ -44,8 +45,8 @@ impl Engine {
     /// Sets an option.
     ///
     /// # Errors
-    /// `ENOSYS` for one that is unknown here, `EINVAL` for a value of the wrong length, or when it
-    /// is too early or too late.
+    /// `ENOSYS` for an unsupported option, `EINVAL` for a value of the wrong length, or when it is
+    /// too early or too late for the option.
     pub fn set_option(
         &mut self,
         world: &mut World<'_>,
@@ -61,10 +62,10 @@ impl Engine {
             _ => Err(Errno::INVAL),
         };
         match (level, name) {
-            // The packets of a connection to be made, or, before its address is bound, of a
+            // The traffic class of the connection's packets, or, before the address is bound, of a
             // listener's.
             (option::LEVEL_ID, option::ID_TOS) => id.traffic_class = byte()?,
-            // A port in TIME-WAIT can always be used again, one with a listener never.
+            // A port in TIME-WAIT can always be used again; a port with a listener cannot.
             (option::LEVEL_ID, option::ID_REUSEADDR) => drop(flag()?),
             (option::LEVEL_ID, option::ID_AFONLY) if matches!(id.state, State::Idle) => {
                 id.one_family = flag()?
@@ -88,7 +89,7 @@ impl Engine {
     }
 }
 
-/// Whether records of `struct ib_path_rec_data` are whole and have one for both directions
+/// Whether records of `struct ib_path_rec_data` are complete and include one for both directions
 /// (`ucma_set_ib_path`).
 fn has_path(value: &[u8]) -> bool {
     const LEN: usize = 72;

@@ -217,7 +217,7 @@ impl Engine {
             self.close_stream(world, sid, Close::Abort);
             return Err(Errno::CONNRESET);
         }
-        // The ORD that we need goes into the reject frame (RFC 6581 §9.1).
+        // The ORD that this end requires goes into the reject frame (RFC 6581 §9.1).
         let needed = u16::from(parameters.initiator_depth);
         let taken = responder.request().and_then(|request| request.word);
         if strict_depths && taken.is_some_and(|word| word.ird < needed) {
@@ -264,7 +264,7 @@ impl Engine {
         })
     }
 
-    /// Hands the stream over. The queue pair may not send before the first FPDU came (RFC 5044
+    /// Attaches the stream. The queue pair may not send before the first FPDU arrived (RFC 5044
     /// §7.1.2(4)).
     #[expect(
         clippy::too_many_arguments,
@@ -302,7 +302,8 @@ impl Engine {
             id.state = State::Opening { qid, params };
             return Ok(());
         }
-        // An initiator without an RTR sends first at any time: no RTR has to be awaited.
+        // An initiator without an RTR message may send first at any time: the engine waits for no
+        // RTR.
         id.state = State::Connected { qid };
         self.timers.set(Key::Id(handle), None);
         if !negotiated.fenced {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::mpa_startup::Settings;
 use urnic_config::Config;
 
-/// The options that a `[[peer]]` may have of its own.
+/// The options that a `[[peer]]` entry may override.
 #[derive(Debug, Clone)]
 pub(super) struct ConnPolicy {
     pub(super) settings: Settings,

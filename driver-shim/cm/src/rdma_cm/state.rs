@@ -13,7 +13,7 @@ use crate::mpa_startup::{Accepted, Initiator, Negotiated, Responder, Time};
 use crate::timers::Timers;
 use urnic_config::Config;
 
-/// Ids that a process may have: librdmacm indexes them with 16 bits.
+/// Maximum number of ids of a process: librdmacm indexes them with 16 bits.
 pub(super) const MAX_IDS: u32 = 0xffff;
 /// `RDMA_PS_TCP`, the port space of connections.
 pub(super) const PS_TCP: u16 = 0x0106;
@@ -21,71 +21,72 @@ pub(super) const PS_TCP: u16 = 0x0106;
 pub(super) const PS_IB: u16 = 0x013f;
 /// `RDMA_PS_UDP` and `RDMA_PS_IPOIB`, the port spaces of datagrams.
 pub(super) const PS_DATAGRAMS: [u16; 2] = [0x0111, 0x0002];
-/// A graceful end that takes longer is not waited for.
+/// The maximum time that the engine waits for a graceful end.
 pub(super) const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-/// An initiator that connects before the program listens waits for this long: enough for a program
+/// The time that an initiator waits if it connects before the program listens: enough for a program
 /// between bind and listen.
 pub(super) const EARLY_TIMEOUT: Duration = Duration::from_secs(1);
-/// Between the end of a connection and `TIMEWAIT_EXIT`.
+/// The time between the end of a connection and `TIMEWAIT_EXIT`.
 pub(super) const TIME_WAIT: Duration = Duration::from_secs(1);
 
-/// The device's stream commands ([`Engine::received`] follows a receive) and what the host knows of
-/// addresses and queue pairs.
+/// The device's stream commands ([`Engine::received`] is called after a receive) and the host's
+/// data on addresses and queue pairs.
 pub trait Device: Carrier {
-    /// Listens, for connections in packets of this traffic class; an unspecified IPv6 address means
-    /// IPv4 too, unless `ipv6_only`. Returns listener and port.
+    /// Listens, for connections in packets of this traffic class. An unspecified IPv6 address also
+    /// means IPv4, unless `ipv6_only`. Returns listener and port.
     fn listen(&mut self, local: SocketAddr, traffic_class: u8, ipv6_only: bool) -> Result<(u32, u16), Errno>;
     /// Stops listening.
     fn unlisten(&mut self, lid: u32);
-    /// Begins a connection in packets of this traffic class; [`Engine::connected`] follows.
+    /// Begins a connection in packets of this traffic class; [`Engine::connected`] reports the
+    /// result.
     fn connect(&mut self, remote: SocketAddr, local: SocketAddr, traffic_class: u8) -> Result<u32, Errno>;
-    /// Both ends of a stream, ours first.
+    /// The addresses of both ends of a stream, the local one first.
     fn ends(&mut self, sid: u32) -> Result<(SocketAddr, SocketAddr), Errno>;
-    /// The address that packets to `remote` leave from; its port means nothing.
+    /// The source address of packets to `remote`; its port has no meaning.
     fn source(&mut self, remote: SocketAddr) -> Result<SocketAddr, Errno>;
     /// The device's number of the queue pair with the verbs number `qpn`.
     fn queue_pair(&mut self, qpn: u32) -> Option<u32>;
-    /// Brings a queue pair to RTS and hands it a stream.
+    /// Brings a queue pair to RTS and attaches a stream to it.
     fn attach(&mut self, sid: u32, attachment: &Attachment) -> Result<(), Errno>;
-    /// Has a queue pair send what is posted and then close.
+    /// Makes a queue pair send its posted work and then close.
     fn drain(&mut self, qid: u32);
     /// Puts a queue pair into the error state.
     fn abort(&mut self, qid: u32);
-    /// A channel has events, or none any more.
+    /// Sets whether a channel has events.
     fn signal(&mut self, channel: u64, events: bool);
 }
 
-/// How a queue pair is attached.
+/// The parameters with which a queue pair is attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attachment {
     /// The queue pair's number.
     pub qid: u32,
-    /// What MPA start-up agreed on.
+    /// The result of MPA start-up.
     pub negotiated: Negotiated,
-    /// Most inbound and outbound Reads.
+    /// Maximum number of inbound Reads.
     pub ird: u16,
-    /// Most outbound Reads.
+    /// Maximum number of outbound Reads.
     pub ord: u16,
     /// `RDMA_OPTION_ID_ACK_TIMEOUT`, for queries.
     pub ack_timeout: Option<u8>,
-    /// Only the RTR that was agreed on opens the fence.
+    /// Only the negotiated RTR message opens the fence.
     pub strict_rtr: bool,
-    /// How long a Send may find no receive posted.
+    /// The maximum time that a Send waits for a posted receive.
     pub rnr_grace: Duration,
 }
 
 /// The time and the device during a call of the engine.
 pub struct World<'a> {
-    /// The time.
+    /// The current time.
     pub now: Time,
     /// The device's streams and queue pairs.
     pub device: &'a mut dyn Device,
 }
 
-/// A finding of the engine about a queue pair.
+/// What the driver must do with a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
-    /// It may send: open the gate.
+    /// The queue pair may send: open the gate.
     Open(u32),
 }
 
@@ -144,7 +145,7 @@ pub(super) struct EventParams {
 pub(super) struct Event {
     /// The id that has the event.
     pub(super) id: u32,
-    /// The id that the event names: a new one, for a Request.
+    /// The id that the event names: a new id, for a Request.
     pub(super) about: u32,
     pub(super) kind: CmEvent,
     pub(super) status: i32,
@@ -155,18 +156,19 @@ pub(super) struct Event {
 #[derive(Debug)]
 pub(super) struct Id {
     pub(super) channel: u64,
-    /// The program's name for it; 0 until a new id is accepted.
+    /// The program's cookie of the id; 0 until a new id is accepted.
     pub(super) uid: u64,
     pub(super) port_space: u16,
-    /// Events that the program took: it is waited for until it acknowledged as many.
+    /// The number of events that the program took: destroying the id waits until the program
+    /// acknowledged as many.
     pub(super) reported: u32,
     pub(super) local: Option<SocketAddr>,
     pub(super) remote: Option<SocketAddr>,
-    /// The local port is one of ours, not the program's choice.
+    /// The engine picked the local port; the program did not choose it.
     pub(super) picked: bool,
     /// The listener that holds the local port until the id connects.
     pub(super) held: Option<u32>,
-    /// librdmacm manages its queue pair: it asked for the attributes before connecting.
+    /// librdmacm manages the queue pair of the id: it queried the attributes before connecting.
     pub(super) manages_qp: bool,
     pub(super) ack_timeout: Option<u8>,
     /// `RDMA_OPTION_ID_TOS`.
@@ -180,7 +182,7 @@ pub(super) struct Id {
 pub(super) enum State {
     Idle,
     Bound {
-        /// `None` where there is no TCP port to hold.
+        /// `None` if there is no TCP port to hold.
         lid: Option<u32>,
         /// Streams that arrived before the id listened, oldest first.
         early: VecDeque<u32>,
@@ -190,9 +192,9 @@ pub(super) enum State {
     Listening(Box<Listener>),
     /// TCP connects, or the Reply is due.
     Connecting(Box<Connecting>),
-    /// Accepted, and the program has yet to bring its queue pair along.
+    /// Accepted; the program has not provided its queue pair yet.
     Answered(Box<Answered>),
-    /// A Request that the program has to answer.
+    /// A Request that the program must answer.
     Requested {
         sid: u32,
         responder: Box<Responder>,
@@ -211,7 +213,7 @@ pub(super) enum State {
     Closing {
         qid: u32,
     },
-    /// Nothing more happens.
+    /// Finished: no event follows.
     Over,
 }
 
@@ -221,9 +223,9 @@ pub(super) struct Connecting {
     pub(super) sid: u32,
     pub(super) qid: u32,
     pub(super) parameters: Parameters,
-    /// TCP chose another port than the id has.
+    /// TCP chose a port that differs from the id's.
     pub(super) other_port: bool,
-    /// RFC 6581; the second try does without (§10 there).
+    /// The attempt uses RFC 6581; the second attempt does not (RFC 6581 §10).
     pub(super) enhanced: bool,
     /// The Reply is due; `None`: TCP connects.
     pub(super) initiator: Option<Box<Initiator>>,
@@ -246,9 +248,10 @@ pub(super) struct Listener {
     pub(super) backlog: u32,
     /// Requests that the program has not taken.
     pub(super) unread: u32,
-    /// Streams that were not looked at, oldest first. The device holds back further ones.
+    /// Streams that the engine has not examined, oldest first. The device holds back further
+    /// streams.
     pub(super) waiting: VecDeque<u32>,
-    /// Streams whose Request is due, oldest first; some may be gone.
+    /// Streams whose Request is due, oldest first; some may be closed.
     pub(super) starting: VecDeque<u32>,
 }
 
@@ -295,19 +298,19 @@ pub(super) enum Key {
 #[derive(Debug)]
 pub struct Engine {
     pub(super) config: Config,
-    /// The policy for peers without an entry of their own in [`Config`].
+    /// The policy for peers that have no entry in [`Config`].
     pub(super) usual: ConnPolicy,
     pub(super) max_ird: u8,
     pub(super) max_ord: u8,
     pub(super) ids: HashMap<u32, Id>,
-    /// Handles to use again.
+    /// Handles that may be used again.
     pub(super) free: VecDeque<u32>,
     pub(super) fresh: u32,
     pub(super) channels: HashMap<u64, VecDeque<Event>>,
     pub(super) next_channel: u64,
     pub(super) streams: HashMap<u32, Owner>,
     pub(super) listeners: HashMap<u32, u32>,
-    /// By device number, those that are attached.
+    /// Attached queue pairs, by device number.
     pub(super) queue_pairs: HashMap<u32, u32>,
     pub(super) timers: Timers<Key>,
     pub(super) random: u64,
