@@ -1,4 +1,4 @@
-//! An open device: what `ibv_open_device` returns, and what of ours belongs to it.
+//! An open device: the context that `ibv_open_device` returns, and the provider's data of it.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -11,21 +11,22 @@ use urnic_rdma_core::ibv_context;
 use crate::file::File;
 use crate::library::Library;
 
-/// Our part of an open device.
+/// The provider's part of an open device.
 pub(crate) struct Context {
-    /// The libibverbs that it was opened through.
+    /// The libibverbs through which the device was opened.
     pub(crate) library: &'static Library,
     pub(crate) driver: Arc<Driver>,
-    /// The driver's name for this context.
+    /// The driver's context.
     pub(crate) device: urnic_driver::Context,
-    /// Where its asynchronous events go: `async_fd` is the program's end.
+    /// The channel of asynchronous events: `async_fd` is the program's end.
     pub(crate) async_channel: Arc<ChannelSender>,
     /// See [`Context::file`].
     file: Arc<File>,
 }
 
-/// The end of the memory of a context. `verbs_context` before it differs in length from release to
-/// release; it ends with `ibv_context`, so what follows is at the same place everywhere.
+/// The end of the memory of a context. `verbs_context` before it has a different length in each
+/// release; it ends with `ibv_context`, so the fields after it are at the same place in all
+/// releases.
 #[repr(C)]
 pub(crate) struct Tail {
     pub(crate) ibv: ibv_context,
@@ -33,34 +34,35 @@ pub(crate) struct Tail {
 }
 
 impl Context {
-    /// Our part of a context.
+    /// The provider's part of a context.
     ///
     /// # Safety
-    /// `context` is one that libibverbs got from us, and is open for as long as the result is used.
+    /// libibverbs got `context` from this provider, and the context is open as long as the result
+    /// is used.
     pub(crate) unsafe fn of<'a>(context: *mut ibv_context) -> &'a Context {
-        // SAFETY: the caller promises an open context of ours: its tail is there and filled.
+        // SAFETY: the caller promises an open context of this provider, whose tail is filled.
         unsafe { &*(*context.cast::<Tail>()).ours }
     }
 
-    /// The rdma-core release that it was opened through; None if that is unknown.
+    /// The rdma-core release through which the device was opened; None if the release is unknown.
     pub(crate) fn release(&self) -> Option<u32> {
         self.library.release
     }
 
-    /// The device as it was shown when it was opened.
+    /// The device as it was presented when it was opened.
     pub(crate) fn presence(&self) -> &'static Presence {
         self.file.presence
     }
 
-    /// What it shares with those that were imported from it, or it from. None in a forked child,
-    /// where the device is not: locks there may be held by threads of the parent's.
+    /// The file that the context shares with other contexts by import. None in a forked child,
+    /// which has no device: threads of the parent may hold locks there.
     pub(crate) fn file(&self) -> Option<&Arc<File>> {
         self.driver.here().is_ok().then_some(&self.file)
     }
 
-    /// Everything but the memory: our part of the context, and the program's end of its
-    /// asynchronous events. What the driver gives them to, `events` makes: that knows the objects
-    /// they are of, which know the context.
+    /// Makes everything except the memory: the provider's part of the context, and the program's
+    /// end of its asynchronous events. `events` makes the receiver of the driver's events, which
+    /// has access to the objects and, through them, to the context.
     pub(crate) fn make<E: ContextEvents + 'static>(
         library: &'static Library,
         file: Arc<File>,
@@ -82,9 +84,9 @@ impl Context {
     }
 }
 
-/// Closes an fd of the program's, as the program would: through the interposed function, which
-/// forgets it.
+/// Closes an fd of the program as the program would: through the interposed function, which removes
+/// the record of the fd.
 pub(crate) fn close_of_program(fd: RawFd) {
-    // SAFETY: an fd that the caller gave away.
+    // SAFETY: the caller gave up this fd.
     unsafe { libc::close(fd) };
 }

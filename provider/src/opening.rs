@@ -1,5 +1,5 @@
-//! How contexts come and go: what libibverbs calls when a program opens, imports and closes the
-//! device.
+//! The life of contexts: the functions that libibverbs calls when a program opens, imports and
+//! closes the device.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{BorrowedFd, RawFd};
@@ -18,12 +18,12 @@ use crate::library::{Library, Registration};
 use crate::log::complaining;
 use crate::verbs::{self, Events};
 
-/// `enum rdma_driver_id`: not one of the kernel's.
+/// A value of `enum rdma_driver_id` that no kernel driver has.
 const RDMA_DRIVER_UNKNOWN: u32 = 0;
 
 const CANNOT_OPEN: &str = "cannot open urnic0";
 
-/// The device as it is shown, and its driver: opened now if this is the process's first use of it.
+/// The device as it is presented, and its driver. The first use in the process opens the device.
 fn open_device() -> Result<(&'static Presence, Arc<Driver>), Errno> {
     let presence = Presence::current()?;
     let config = Config::from_env().map_err(|error| {
@@ -39,7 +39,7 @@ fn open_device() -> Result<(&'static Presence, Arc<Driver>), Errno> {
 /// connection manager.
 ///
 /// # Errors
-/// Those of opening the device; `EMFILE`, `ENOMEM`.
+/// The errors of opening the device; `EMFILE`, `ENOMEM`.
 pub(crate) fn open_cm_channel(opened: BorrowedFd<'_>) -> Result<(), Errno> {
     complaining(CANNOT_OPEN, || {
         let (presence, driver) = open_device()?;
@@ -47,8 +47,8 @@ pub(crate) fn open_cm_channel(opened: BorrowedFd<'_>) -> Result<(), Errno> {
     })
 }
 
-/// `verbs_device_ops.alloc_context`: opens the device on `cmd_fd`, which is ours to close from here
-/// on.
+/// `verbs_device_ops.alloc_context`: opens the device on `cmd_fd`, which this function or the
+/// context closes from here on.
 pub(crate) unsafe extern "C" fn alloc_context(
     device: *mut ibv_device,
     cmd_fd: c_int,
@@ -58,23 +58,24 @@ pub(crate) unsafe extern "C" fn alloc_context(
         let opened = || {
             let (presence, driver) = open_device()?;
             let file = File::open(cmd_fd, presence, driver)?;
-            // SAFETY: libibverbs passes a device of ours.
+            // SAFETY: libibverbs passes a device that this plug-in allocated.
             Context::make(unsafe { library_of(device) }, file, Events::new)
         };
         let (ours, async_fd) = complaining(CANNOT_OPEN, opened).inspect_err(|_| close_of_program(cmd_fd))?;
-        // SAFETY: libibverbs passes a device of ours.
+        // SAFETY: libibverbs passes a device that this plug-in allocated.
         unsafe { give(device, cmd_fd, ours, async_fd) }
     })
 }
 
-/// `verbs_device_ops.import_context`: another context on the file behind `cmd_fd`, which is ours to
-/// close if that succeeds, and gone, as libibverbs has it, if there is no memory for a context.
-/// Errors are those of [`File::of`] and of opening a context; `EIO` if the device is lost.
+/// `verbs_device_ops.import_context`: makes another context on the file behind `cmd_fd`. If that
+/// succeeds, the context closes `cmd_fd`; if there is no memory for a context, `cmd_fd` is closed
+/// already, as libibverbs requires. Errors are those of [`File::of`] and of opening a context;
+/// `EIO` if the device is lost.
 pub(crate) unsafe extern "C" fn import_context(device: *mut ibv_device, cmd_fd: c_int) -> *mut verbs_context {
     answer(|| {
-        // SAFETY: libibverbs passes a device of ours.
+        // SAFETY: libibverbs passes a device that this plug-in allocated.
         let (ours, async_fd) = Context::make(unsafe { library_of(device) }, File::of(cmd_fd)?, Events::new)?;
-        // SAFETY: libibverbs passes a device of ours.
+        // SAFETY: libibverbs passes a device that this plug-in allocated.
         let context = unsafe { give(device, cmd_fd, ours, async_fd) }?;
         command::offer_async_fd(async_fd);
         Ok(context)
@@ -88,21 +89,23 @@ fn answer(open: impl FnOnce() -> Result<*mut verbs_context, Errno>) -> *mut verb
     })
 }
 
-/// The libibverbs that a device is in the list of.
+/// The copy of libibverbs whose device list contains `device`.
 ///
 /// # Safety
-/// Our alloc_device made it, and that libibverbs registered our operations with it.
+/// `alloc_device` of this plug-in allocated the device, and libibverbs registered this plug-in's
+/// operations with it.
 unsafe fn library_of(device: *mut ibv_device) -> &'static Library {
-    // SAFETY: the caller promises a device of ours, whose operations are in a `Registration`.
+    // SAFETY: the caller promises a device of this plug-in, whose operations are in a
+    // `Registration`.
     unsafe { &Registration::of((*device.cast::<verbs_device>()).ops).library }
 }
 
-/// Makes of `ours` what libibverbs calls a context. It has `cmd_fd` and `async_fd` from now on,
-/// also if this fails.
+/// Makes a context of libibverbs from `ours`. The context owns `cmd_fd` and `async_fd` from now on,
+/// also if this function fails.
 ///
 /// # Safety
-/// `device` is a device of the libibverbs that `ours` was opened through; both fds are to give
-/// away.
+/// `device` is a device of the libibverbs through which `ours` was opened; the caller gives up both
+/// fds.
 unsafe fn give(
     device: *mut ibv_device,
     cmd_fd: RawFd,
@@ -112,12 +115,12 @@ unsafe fn give(
     let library = ours.library;
     let level = library.level;
     let size = level.context_offset() + size_of::<Tail>();
-    // SAFETY: verbs_context is the first thing in the memory we ask for, and fits.
+    // SAFETY: `verbs_context` is the first part of the requested memory, and fits.
     let memory = unsafe {
         (library.init_and_alloc_context)(device, cmd_fd, size, std::ptr::null_mut(), RDMA_DRIVER_UNKNOWN)
     };
     if memory.is_null() {
-        // It closed cmd_fd.
+        // libibverbs closed cmd_fd.
         let _ = ours.driver.close_context(&ours.device);
         close_of_program(async_fd);
         return Err(Errno::NOMEM);
@@ -138,15 +141,15 @@ unsafe fn give(
 /// `ibv_close_device`.
 unsafe extern "C" fn free_context(context: *mut ibv_context) {
     let _ = guarded(|| {
-        // SAFETY: ours, and closed now: the box of open(), and the memory of
-        // init_and_alloc_context, which the provider frees.
+        // SAFETY: the context belongs to this plug-in and is closed now: the box of open(), and the
+        // memory of init_and_alloc_context, which the provider frees.
         unsafe {
             let ours = Box::from_raw((*context.cast::<Tail>()).ours);
             let memory = context.byte_sub(ours.library.level.context_offset());
             if let Err(errno) = ours.driver.close_context(&ours.device) {
                 tracing::debug!("closing a context: {errno}");
             }
-            // Closes cmd_fd and async_fd, by the close() that we interpose.
+            // Closes cmd_fd and async_fd, by the interposed close().
             (ours.library.uninit_context)(memory.cast());
             libc::free(memory.cast());
         }

@@ -1,10 +1,11 @@
 //! Race detectors: ThreadSanitizer, and valgrind's helgrind.
 //!
-//! They know that one thread's work comes before another's by the locks that they see. What goes
-//! through our queues is ordered by atomic operations that they do not see, and that is said to
-//! them here: what a thread did before it posted comes before what a thread does when it has polled
-//! a completion. Helgrind, which follows all code, also sees our threads and the program's work on
-//! registered memory, in turns that the protocols order; it is made to ignore such memory.
+//! They derive the order of the threads' work from the locks that they observe. The queues of the
+//! provider order work by atomic operations that the detectors do not observe, so this module
+//! announces that order: work of a thread before it posts precedes work of a thread after it polled
+//! a completion. Helgrind, which follows all code, also observes the provider's threads and the
+//! program's work on registered memory, in turns that the protocols order; it gets a request to
+//! ignore such memory.
 
 use std::ffi::{CStr, c_void};
 use std::sync::OnceLock;
@@ -16,12 +17,12 @@ enum Detector {
         release: unsafe extern "C" fn(*mut c_void),
         acquire: unsafe extern "C" fn(*mut c_void),
     },
-    /// Any tool of valgrind's; those that are not helgrind ignore its requests.
+    /// Any valgrind tool; tools other than helgrind ignore the requests.
     Valgrind,
 }
 
-/// All that is posted and polled is ordered by this one place: completions of one queue pair may
-/// come from what was posted to another.
+/// One object orders everything that is posted and polled: completions of one queue pair may result
+/// from requests posted to another.
 static ORDER: u8 = 0;
 
 fn detector() -> &'static Detector {
@@ -39,40 +40,40 @@ fn detector() -> &'static Detector {
 
 /// A function of ThreadSanitizer's interface (`<sanitizer/tsan_interface.h>`).
 fn function(name: &CStr) -> Option<unsafe extern "C" fn(*mut c_void)> {
-    // SAFETY: a C string.
+    // SAFETY: the name is a C string.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    // SAFETY: null, or the function of that name, which takes an address.
+    // SAFETY: the address is null, or the function of that name, which takes an address.
     unsafe { std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn(*mut c_void)>>(address) }
 }
 
-/// Whether there is one in this process.
+/// Whether this process has a race detector.
 pub(crate) fn present() -> bool {
     !matches!(detector(), Detector::Absent)
 }
 
-/// What this thread did so far comes before what a thread does after [`taken`].
+/// Announces that earlier work of this thread precedes work of a thread after [`taken`].
 pub(crate) fn handed_over() {
     match detector() {
         Detector::Absent => {}
-        // SAFETY: any address will do as a name.
+        // SAFETY: any address is a valid name.
         Detector::ThreadSanitizer { release, .. } => unsafe { release((&raw const ORDER).cast_mut().cast()) },
         Detector::Valgrind => valgrind::request(valgrind::USERSO_SEND_PRE, (&raw const ORDER).addr(), 0),
     }
 }
 
-/// This thread has what others have [`handed_over`].
+/// Announces that this thread continues after the work that other threads have [`handed_over`].
 pub(crate) fn taken() {
     match detector() {
         Detector::Absent => {}
-        // SAFETY: any address will do as a name.
+        // SAFETY: any address is a valid name.
         Detector::ThreadSanitizer { acquire, .. } => unsafe { acquire((&raw const ORDER).cast_mut().cast()) },
         Detector::Valgrind => valgrind::request(valgrind::USERSO_RECV_POST, (&raw const ORDER).addr(), 0),
     }
 }
 
-/// The device works on this memory from now on.
+/// Announces that the device works on this memory from now on.
 pub(crate) fn registered(address: usize, len: usize) {
-    // More than this is no piece of memory but an address space (implicit on-demand paging).
+    // A longer range is not a piece of memory but an address space (implicit on-demand paging).
     const LARGEST: usize = 1 << 40;
     if matches!(detector(), Detector::Valgrind) && len < LARGEST {
         valgrind::request(valgrind::ARANGE_MAKE_UNTRACKED, address, len);
@@ -101,14 +102,13 @@ mod valgrind {
         ask(code, first, second);
     }
 
-    /// The tool's answer; 0 where there is none.
+    /// The tool's answer; 0 without a tool.
     #[cfg(target_arch = "x86_64")]
     fn ask(code: usize, first: usize, second: usize) -> usize {
         let request = [code, first, second, 0, 0, 0];
         let mut answer = 0_usize;
-        // SAFETY: rotations by 128 bits in all, and an exchange of a register with itself, leave
-        // everything as it is but the flags. Valgrind reads `request` through rax and answers in
-        // rdx.
+        // SAFETY: rotations by 128 bits in total, and an exchange of a register with itself, change
+        // only the flags. Valgrind reads `request` through rax and answers in rdx.
         unsafe {
             std::arch::asm!(
                 "rol rdi, 3",

@@ -1,9 +1,9 @@
-//! The functions behind the ones we interpose: the next definition in the program's search order,
-//! which may be another preloaded library's.
+//! The functions behind the interposed functions: the next definition in the program's search
+//! order, which may belong to another preloaded library.
 //!
-//! Looked up when the plug-in is loaded, since dlsym(3) is not async-signal-safe and some of these
-//! are called from signal handlers. All unwind: a thread may be cancelled inside them, and the
-//! frames of ours it then leaves have nothing to drop.
+//! They are looked up when the plug-in is loaded, since dlsym(3) is not async-signal-safe and
+//! signal handlers call some of them. All of them unwind: a thread may be cancelled inside them,
+//! and the frames of the plug-in that it then leaves have nothing to drop.
 
 // The test binary must not interpose itself, so nothing starts there.
 #![cfg_attr(test, allow(dead_code))]
@@ -13,7 +13,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 fn next(name: &CStr) -> *mut c_void {
-    // SAFETY: a C string.
+    // SAFETY: the name is a C string.
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
 }
 
@@ -26,7 +26,7 @@ macro_rules! real {
         }
 
         $(
-            /// The next definition; None when this libc has none.
+            /// The next definition; None when this libc does not have the function.
             #[inline]
             pub(crate) fn $name() -> Option<unsafe extern "C-unwind" fn($($arg),* $(, $dots)?) $(-> $ret)?> {
                 let mut address = addresses::$name.load(Ordering::Relaxed);
@@ -41,8 +41,8 @@ macro_rules! real {
         mod look_up {
             use super::*;
             $(
-                /// Also by name, before our constructor ran: other libraries' constructors may call
-                /// what we interpose.
+                /// Looks a function up by name before this plug-in's constructor ran: constructors
+                /// of other libraries may call interposed functions.
                 #[cold]
                 #[inline(never)]
                 pub(super) fn $name() -> *mut c_void {
@@ -57,14 +57,14 @@ macro_rules! real {
             )*
         }
 
-        /// Looks all of them up.
+        /// Looks up all functions.
         pub(crate) fn look_up_all() {
             $(look_up::$name();)*
         }
     };
 }
 
-/// `struct stat` and the like: passed through, never looked into.
+/// `struct stat` and similar structures: passed through, never accessed.
 pub(crate) type Opaque = *mut c_void;
 
 real! {

@@ -1,10 +1,10 @@
-//! Telling every libibverbs in the process that there is a driver named urnic.
+//! Registers a driver named urnic with every libibverbs in the process.
 //!
-//! libibverbs loads its drivers itself, but not one that the loader has already loaded: the
-//! constructor of a preloaded file does not run a second time. And a program may have loaded
-//! libibverbs privately (Python, Rust), so its symbols are not in the global scope, or more than
-//! one copy of it. So we look for copies whenever one of them begins to look for devices, and
-//! register with those we do not know. Drivers registered early are tried first.
+//! libibverbs loads its drivers itself, but not a driver that the loader has already loaded: the
+//! constructor of a preloaded file does not run a second time. A program may also have loaded
+//! libibverbs privately (Python, Rust), so that its symbols are not in the global scope, or more
+//! than one copy of it. So the plug-in searches for copies whenever a copy begins to search for
+//! devices, and registers with new ones. Drivers registered early are tried first.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 
@@ -14,13 +14,14 @@ use urnic_presence::fork::OwnLock;
 use crate::device;
 use crate::library::{Library, Registration};
 
-/// Copies that know us. Never freed, and the copies never unloaded: we hold a handle of each.
+/// Copies with which the plug-in is registered. The entries are never freed, and the copies never
+/// unloaded: the plug-in holds a handle of each.
 pub(crate) static REGISTERED: OwnLock<Vec<&'static Registration>> = OwnLock::new();
 
-/// Registers with every copy of libibverbs that does not know us yet.
+/// Registers with every copy of libibverbs that has no registration yet.
 ///
 /// # Errors
-/// Never; it has the type of what [`guarded`](crate::guard::guarded) runs.
+/// Never; the return type is the type that [`guarded`](crate::guard::guarded) requires.
 pub(crate) fn with_every_libibverbs() -> Result<(), Errno> {
     let mut known = REGISTERED.lock();
     let files = loaded_files();
@@ -31,21 +32,21 @@ pub(crate) fn with_every_libibverbs() -> Result<(), Errno> {
         register(file, &mut known);
     }
     if known.is_empty() {
-        // Perhaps it is part of something else.
+        // libibverbs may be part of another file.
         files.iter().for_each(|file| register(file, &mut known));
     }
     Ok(())
 }
 
 fn register(file: &CStr, known: &mut Vec<&'static Registration>) {
-    // SAFETY: a C string; NOLOAD runs no constructor.
+    // SAFETY: the name is a C string; NOLOAD runs no constructor.
     let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if handle.is_null() {
         return;
     }
-    // SAFETY: open, and kept open if it is a libibverbs.
+    // SAFETY: the handle is open, and stays open if it belongs to a libibverbs.
     let Some(library) = (unsafe { Library::behind(handle) }) else {
-        // SAFETY: the reference we took above.
+        // SAFETY: the handle came from the `dlopen` above.
         unsafe { libc::dlclose(handle) };
         return;
     };
@@ -67,15 +68,15 @@ fn register(file: &CStr, known: &mut Vec<&'static Registration>) {
         ops: device::OPS,
         library,
     }));
-    // SAFETY: the struct lives for ever, as libibverbs expects of a driver's.
+    // SAFETY: the struct is never freed, as libibverbs requires of a driver's.
     unsafe { (registration.library.register_driver)(&registration.ops) };
     known.push(registration);
 }
 
-/// The files the loader has loaded, ours excepted.
+/// The files that the loader has loaded, except this one.
 fn loaded_files() -> Vec<CString> {
     unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _: usize, files: *mut c_void) -> c_int {
-        // SAFETY: what dl_iterate_phdr was given below, and the loader's own struct.
+        // SAFETY: the pointer that dl_iterate_phdr got below, and the loader's own struct.
         let (files, info) = unsafe { (&mut *files.cast::<Vec<CString>>(), &*info) };
         if !info.dlpi_name.is_null() {
             // SAFETY: the loader's name for the file.
@@ -86,7 +87,7 @@ fn loaded_files() -> Vec<CString> {
     let mut files: Vec<CString> = Vec::new();
     // SAFETY: `collect` only allocates; no dlopen happens until it is done.
     unsafe { libc::dl_iterate_phdr(Some(collect), std::ptr::from_mut(&mut files).cast()) };
-    // The program itself has no name. The rest we know: the loader, and ourselves.
+    // The program itself has no name.
     files.retain(|file| !file.is_empty());
     files
 }

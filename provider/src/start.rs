@@ -1,5 +1,5 @@
-//! What happens when the plug-in is loaded: next to nothing, since that is in every process of a
-//! preloaded shell.
+//! The actions at load time of the plug-in: as few as possible, since a preloaded shell loads the
+//! plug-in into every process.
 
 // The test binary must not interpose itself, so nothing starts there.
 #![cfg_attr(test, allow(dead_code))]
@@ -22,8 +22,8 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Found by name in the program's search order: the library with the first one is the plug-in in
-/// charge.
+/// Found by name in the program's search order: the first library with this symbol is the plug-in
+/// in charge.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 static URNIC_PLUG_IN: u8 = 0;
 
@@ -51,7 +51,7 @@ extern "C" fn constructor() {
             )
         };
         if !preloaded() {
-            // libibverbs loaded us as one of its drivers.
+            // libibverbs loaded this plug-in as one of its drivers.
             first_look();
             register::with_every_libibverbs()?;
         }
@@ -64,8 +64,8 @@ extern "C" fn constructor() {
 #[unsafe(link_section = ".fini_array")]
 static DESTRUCTOR: extern "C" fn() = destructor;
 
-/// At exit(3), when the program's own handlers and destructors have run: they may still destroy
-/// queue pairs, which atexit(3) would come too early for. Lets what completed arrive.
+/// Runs at exit(3), after the program's own handlers and destructors: they may still destroy queue
+/// pairs, so atexit(3) would be too early. Waits until completed work arrives at the peer.
 extern "C" fn destructor() {
     let _ = guarded(|| {
         urnic_driver::exit();
@@ -78,18 +78,18 @@ fn in_charge() -> bool {
     file_of(definition(c"URNIC_PLUG_IN")) == file_of(constructor as *mut c_void)
 }
 
-/// True when the program's calls come to us.
+/// True when the program's calls reach this plug-in.
 fn preloaded() -> bool {
     file_of(definition(c"openat")) == file_of(constructor as *mut c_void)
 }
 
 /// The first definition of a symbol in the program's search order.
 fn definition(name: &std::ffi::CStr) -> *mut c_void {
-    // SAFETY: a C string.
+    // SAFETY: the name is a C string.
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
 }
 
-/// Where the file that contains `address` is loaded; None for an address in none.
+/// The address at which the file that contains `address` is loaded; None if no file contains it.
 fn file_of(address: *mut c_void) -> Option<usize> {
     // SAFETY: plain data, filled by dladdr.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };

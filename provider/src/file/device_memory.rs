@@ -1,6 +1,6 @@
-//! Device memory, for all contexts that know it. A model's own memory is its process's, so it lies
-//! there, and regions of it are registered like others; behind a bus, too, the device reads and
-//! writes it as it does the program's.
+//! Device memory, shared by all contexts that import it. The memory of a model is memory of its
+//! process, so regions of it are registered like other regions. Behind a bus, the device also reads
+//! and writes it like other memory of the program.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -8,39 +8,39 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-/// The largest piece, in bytes.
+/// The largest piece of device memory, in bytes.
 pub(crate) const MAX: usize = 1 << 20;
 /// Offsets and lengths of copies are multiples of this, in bytes.
 const ALIGNMENT: usize = 4;
-/// The largest alignment that may be asked for.
+/// The largest alignment that a program may request, as log2 of bytes.
 pub(crate) const MAX_LOG_ALIGN: u32 = 12;
 const PAGE: usize = 1 << MAX_LOG_ALIGN;
 
-/// What contexts that import it share.
+/// The device memory that contexts share when they import it.
 pub(crate) struct DeviceMemory(pub(crate) Arc<Memory>);
 
-/// The memory itself, whole pages. It lives until the regions in it are gone.
+/// The memory itself, in whole pages. It lives until the regions in it are gone.
 pub(crate) struct Memory {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: it is used by its address only, with the program's care for who writes what when, as all
-// memory that an adapter reaches.
+// SAFETY: the memory is used by its address only; programs order their accesses, as for all memory
+// that an adapter reaches.
 unsafe impl Send for Memory {}
-// SAFETY: it is used by its address only; programs order their accesses, as for all memory that an
-// adapter reaches.
+// SAFETY: the memory is used by its address only; programs order their accesses, as for all memory
+// that an adapter reaches.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// The memory's pages, and one more, so that a region without any byte has an address that is
-    /// ours.
+    /// The layout of the memory's pages and one more page, so that an empty region also has an
+    /// address in this allocation.
     fn layout(len: usize) -> Result<Layout, Errno> {
         let pages = len.next_multiple_of(PAGE) + PAGE;
         Layout::from_size_align(pages, PAGE).map_err(|_| Errno::NOMEM)
     }
 
-    /// Zeroes.
+    /// Allocates zeroed memory.
     ///
     /// Errors: NOMEM.
     pub(crate) fn new(len: usize) -> Result<Memory, Errno> {
@@ -62,7 +62,7 @@ impl Memory {
         Ok(unsafe { self.base.as_ptr().add(offset) })
     }
 
-    /// What a copy may touch.
+    /// The range that a copy accesses, checked for alignment.
     pub(crate) fn aligned(&self, offset: u64, len: usize) -> Result<*mut u8, Errno> {
         if !offset.is_multiple_of(ALIGNMENT as u64) || !len.is_multiple_of(ALIGNMENT) {
             return Err(Errno::INVAL);

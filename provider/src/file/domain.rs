@@ -1,4 +1,4 @@
-//! Protection domains, for all contexts that know them.
+//! Protection domains, shared by all contexts that import them.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -8,19 +8,19 @@ use urnic_driver::Driver;
 
 use super::on_demand::Places;
 
-/// A domain. It lives until what is in it is gone.
+/// A protection domain. It lives until the objects in it are gone.
 pub(crate) struct Domain {
     pub(crate) driver: Arc<Driver>,
     pub(crate) device: urnic_driver::Pd,
     pub(crate) on_demand: Places,
-    /// Queues in it, and parent domains of it, whichever context knows them.
+    /// The number of queues and parent domains in this domain, from all contexts that import it.
     pub(crate) tenants: Arc<AtomicU32>,
 }
 
 impl Domain {
-    /// A new one, with nothing in it.
+    /// Allocates an empty domain.
     ///
-    /// Errors: those of the driver.
+    /// Errors: the errors of the driver.
     pub(crate) fn alloc(driver: &Arc<Driver>) -> Result<Domain, Errno> {
         let device = driver.alloc_pd()?;
         Ok(Domain {

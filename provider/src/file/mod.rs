@@ -1,6 +1,6 @@
-//! What contexts on one open device file share: `ibv_import_device(3)` makes another context of a
-//! file, and that one imports by their handles what others on it made. A kernel keeps objects with
-//! the file, too.
+//! The objects that contexts on one open device file share: `ibv_import_device(3)` makes another
+//! context of a file, and that context imports objects of the other contexts by their handles. A
+//! kernel also keeps these objects with the file.
 
 pub(crate) mod device_memory;
 pub(crate) mod domain;
@@ -21,7 +21,7 @@ use region::Region;
 
 /// An open device file. It lives until its last context is closed, and its last descriptor.
 pub(crate) struct File {
-    /// The device as it was shown when the file was opened.
+    /// The device as it was presented when the file was opened.
     pub(crate) presence: &'static Presence,
     pub(crate) driver: Arc<Driver>,
     pub(crate) domains: Handles<Domain>,
@@ -30,10 +30,10 @@ pub(crate) struct File {
 }
 
 impl File {
-    /// For the context that opened the device on `fd`.
+    /// The file for the context that opened the device on `fd`.
     ///
     /// # Errors
-    /// `EINVAL` if one did before, as a kernel has it.
+    /// `EINVAL` if a context was already opened on `fd`, as in a kernel.
     pub(crate) fn open(
         fd: RawFd,
         presence: &'static Presence,
@@ -53,9 +53,9 @@ impl File {
         Ok(file)
     }
 
-    /// The file of an object, if it is still there and this is no forked child. An object may
-    /// outlive its file: programs, pyverbs among them, close a context first and destroy what they
-    /// made there afterwards.
+    /// The file of an object, if the file still exists and this process is not a forked child. An
+    /// object may outlive its file: some programs, such as pyverbs, close a context first and
+    /// destroy its objects afterwards.
     pub(crate) fn upgraded(file: &Weak<File>) -> Option<Arc<File>> {
         file.upgrade().filter(|file| file.driver.here().is_ok())
     }
@@ -63,8 +63,9 @@ impl File {
     /// The file behind `fd`.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` if it is no file of this process: one that another process opened looks the
-    /// same, and its device's objects are not here. `EINVAL` if no context was opened on it.
+    /// `EOPNOTSUPP` if `fd` is not a file of this process: a file of another process cannot be
+    /// distinguished, and its device's objects are not in this process. `EINVAL` if no context was
+    /// opened on `fd`.
     pub(crate) fn of(fd: RawFd) -> Result<Arc<File>, Errno> {
         let opened = registry::device_file(fd).ok_or(Errno::OPNOTSUPP)?;
         let private = opened.private_data.get().ok_or(Errno::INVAL)?;
@@ -86,12 +87,12 @@ impl<T> Handles<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new object.
+    /// Adds a new object.
     pub(crate) fn enter(&self, handle: u32, object: Arc<T>) {
         self.lock().insert(handle, object);
     }
 
-    /// A new object, under the lowest free handle.
+    /// Adds a new object under the lowest free handle, and returns the handle.
     pub(crate) fn enter_anywhere(&self, object: Arc<T>) -> u32 {
         let mut objects = self.lock();
         let free = (0..).zip(objects.keys()).find(|(free, taken)| free != *taken);
@@ -100,14 +101,14 @@ impl<T> Handles<T> {
         handle
     }
 
-    /// The one with that handle.
+    /// The object with this handle.
     ///
     /// Errors: NOENT.
     pub(crate) fn find(&self, handle: u32) -> Result<Arc<T>, Errno> {
         self.lock().get(&handle).cloned().ok_or(Errno::NOENT)
     }
 
-    /// Whether that object still goes by that handle.
+    /// Checks that this handle still belongs to `object`.
     ///
     /// Errors: NOENT.
     pub(crate) fn check(&self, handle: u32, object: &Arc<T>) -> Result<(), Errno> {
@@ -118,17 +119,18 @@ impl<T> Handles<T> {
         if found { Ok(()) } else { Err(Errno::NOENT) }
     }
 
-    /// Ends what goes by that handle, so that nobody imports it any more; of several callers one
-    /// succeeds.
+    /// Removes `object` from its handle, so that it cannot be imported any more; of several callers
+    /// one succeeds.
     ///
-    /// Errors: NOENT if it is that object no longer.
+    /// Errors: NOENT if the handle does not belong to `object` any more.
     pub(crate) fn withdraw(&self, handle: u32, object: &Arc<T>) -> Result<(), Errno> {
         self.withdraw_if(handle, object, || true)
     }
 
-    /// The same, unless it is in use: nobody finds it while that is looked at.
+    /// Removes `object` from its handle unless the object is in use: the check excludes concurrent
+    /// imports.
     ///
-    /// Errors: as [`Handles::withdraw`]; BUSY.
+    /// Errors: those of [`Handles::withdraw`]; BUSY.
     pub(crate) fn withdraw_if(
         &self,
         handle: u32,

@@ -1,6 +1,6 @@
-//! Regions on demand (`IBV_ACCESS_ON_DEMAND`): their memory may come and go. The device has the
-//! kernel copy there, so nothing need be advised; a program that does so (`ibv_advise_mr(3)`) has
-//! its pages brought in.
+//! Regions on demand (`IBV_ACCESS_ON_DEMAND`): their memory may be mapped and unmapped at any time.
+//! The device lets the kernel copy there, so advice is not necessary; if a program gives advice
+//! (`ibv_advise_mr(3)`), the kernel loads its pages.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -10,21 +10,21 @@ use rustix::io::Errno;
 use urnic_device::vocabulary::Access;
 use urnic_rdma_core::ibv_sge;
 
-/// Where such a region is.
+/// The place of a region on demand.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) addr: *mut c_void,
     pub(crate) len: usize,
-    /// The name of its first byte.
+    /// The address by which work requests name the first byte.
     pub(crate) base: u64,
     pub(crate) access: Access,
 }
 
-// SAFETY: the address is only computed with, and given to the kernel.
+// SAFETY: the address is only used in computations, and passed to the kernel.
 unsafe impl Send for Place {}
 
 impl Place {
-    /// Where the element lies.
+    /// The address of the element.
     ///
     /// Errors: FAULT outside of the region.
     fn of(&self, element: &ibv_sge) -> Result<*mut c_void, Errno> {
@@ -37,7 +37,7 @@ impl Place {
     }
 }
 
-/// Those of a domain, by their keys.
+/// The regions on demand of a domain, by their keys.
 #[derive(Debug, Default)]
 pub(crate) struct Places(Mutex<BTreeMap<u32, Place>>);
 
@@ -46,7 +46,7 @@ impl Places {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A region was registered, or changed: it is here now, if it is on demand.
+    /// A region was registered, or changed: adds it if it is on demand.
     pub(crate) fn put(&self, key: u32, place: Place) {
         if place.access.contains(Access::ON_DEMAND) {
             self.lock().insert(key, place);
@@ -55,15 +55,15 @@ impl Places {
         }
     }
 
-    /// A region has gone.
+    /// Removes a deregistered region.
     pub(crate) fn take(&self, key: u32) -> Option<Place> {
         self.lock().remove(&key)
     }
 
-    /// What is asked for an element: its memory, and whether it shall be writable.
+    /// The memory of an element, and whether it must be writable.
     ///
-    /// Errors: NOENT for a key that is none of a region on demand in the domain; PERM for writing
-    /// where the device may not; FAULT outside of the region.
+    /// Errors: NOENT for a key that does not belong to a region on demand in the domain; PERM for
+    /// writing if the device may not write there; FAULT outside of the region.
     pub(crate) fn asked(&self, element: &ibv_sge, write: bool) -> Result<(*mut c_void, usize), Errno> {
         let place = *self.lock().get(&element.lkey).ok_or(Errno::NOENT)?;
         if write && !place.access.contains(Access::LOCAL_WRITE) {

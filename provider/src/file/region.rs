@@ -1,4 +1,4 @@
-//! Memory regions, for all contexts that know them.
+//! Memory regions, shared by all contexts that import them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,14 +8,14 @@ use urnic_driver::Driver;
 use super::device_memory::Memory;
 use super::domain::Domain;
 
-/// A region.
+/// A memory region.
 pub(crate) struct Region {
     pub(crate) driver: Arc<Driver>,
-    /// None when it was deregistered.
+    /// None after deregistration.
     state: Mutex<Option<State>>,
 }
 
-/// What a reregistration changes.
+/// The state that a reregistration changes.
 pub(crate) struct State {
     pub(crate) device: urnic_driver::Mr,
     pub(crate) domain: Arc<Domain>,
@@ -25,12 +25,12 @@ pub(crate) struct State {
     pub(crate) length: usize,
     /// The region's access rights, as the program gave them.
     pub(crate) flags: u32,
-    /// Of device memory: that it is in use.
+    /// The device memory that contains the region, if any; the reference keeps it in use.
     _device_memory: Option<Arc<Memory>>,
 }
 
 impl Region {
-    /// One that the device has.
+    /// A region that the device has registered.
     pub(crate) fn new(state: State) -> Region {
         Region {
             driver: state.domain.driver.clone(),
@@ -38,7 +38,7 @@ impl Region {
         }
     }
 
-    /// Errors: IO in a forked child, where it may be locked by a thread of the parent's.
+    /// Errors: IO in a forked child, where a thread of the parent may hold the lock.
     pub(crate) fn lock(&self) -> Result<MutexGuard<'_, Option<State>>, Errno> {
         self.driver.here()?;
         Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
@@ -46,7 +46,7 @@ impl Region {
 }
 
 impl Drop for Region {
-    /// All its names are gone, and its file: it goes as a kernel's would.
+    /// All handles and the file are gone: the region ends, as in a kernel.
     fn drop(&mut self) {
         if self.driver.here().is_err() {
             return;
@@ -57,7 +57,7 @@ impl Drop for Region {
             Ok(()) => drop(state.domain.on_demand.take(state.device.stag)),
             Err(errno) => {
                 tracing::debug!("region {:#x}: {errno}", state.device.stag);
-                // A window keeps it: what it leads to must not be freed.
+                // A window keeps the region: memory that the region leads to must not be freed.
                 std::mem::forget(state);
             }
         }
@@ -65,7 +65,7 @@ impl Drop for Region {
 }
 
 impl State {
-    /// Of a region that local and remote users know by the same key.
+    /// The state of a region whose local and remote key are the same.
     pub(crate) fn new(device: urnic_driver::Mr, domain: Arc<Domain>, length: usize, flags: u32) -> State {
         State {
             lkey: device.stag,
@@ -78,7 +78,7 @@ impl State {
         }
     }
 
-    /// Of a region in device memory.
+    /// The state of a region in device memory.
     pub(crate) fn within(self, memory: Arc<Memory>) -> State {
         State {
             _device_memory: Some(memory),

@@ -1,24 +1,24 @@
-//! What the work-request builder ([`qp_ex`](super::qp_ex)) keeps with the send queue while that is
-//! locked.
+//! The state that the work-request builder ([`qp_ex`](super::qp_ex)) keeps with the send queue
+//! while the queue is locked.
 
 use rustix::io::Errno;
 use urnic_device::wqe::Opcode;
 
 use super::send_queue::{Entry, SendQueue};
 
-/// What lies between `wr_start` and `wr_complete`.
+/// The state between `wr_start` and `wr_complete`.
 #[derive(Default)]
 pub(crate) struct Building {
-    /// Where the queue stood.
+    /// The mark of the queue at `wr_start`.
     pub(super) mark: (u32, u32),
-    /// The entry that operands go to.
+    /// The entry that gets the next operands.
     pub(super) entry: Option<Entry>,
-    /// The first thing that went wrong.
+    /// The first error.
     pub(super) error: Option<Errno>,
 }
 
 impl Building {
-    /// The next entry.
+    /// Begins the next entry.
     pub(super) fn begin(
         &mut self,
         queue: &mut SendQueue,
@@ -37,14 +37,14 @@ impl Building {
         }
     }
 
-    /// The last entry is whole.
+    /// Ends the last entry.
     pub(super) fn finish(&mut self, queue: &mut SendQueue) {
         if let Some(mut entry) = self.entry.take() {
             queue.commit(&mut entry);
         }
     }
 
-    /// Something went wrong.
+    /// Records an error.
     pub(super) fn fail(&mut self, errno: Errno) {
         self.error.get_or_insert(errno);
     }

@@ -1,5 +1,5 @@
-//! The driver's side of a completion queue's ring ([`cqe`](urnic_device::cqe)), and what a
-//! completion looks like to the program.
+//! The driver's side of a completion queue's ring ([`cqe`](urnic_device::cqe)), and the conversion
+//! of a completion for the program.
 
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,10 +8,10 @@ use urnic_device::cqe::{Cqe, CqeFlags, PHASE};
 use urnic_device::record::CqRecord;
 use urnic_rdma_core::{IBV_WC_WITH_IMM, IBV_WC_WITH_INV, ibv_wc};
 
-/// In a completion's `qid`: its queue pair is gone, skip it. Real numbers have 24 bits.
+/// In a completion's `qid`: its queue pair was destroyed, skip it. Valid numbers have 24 bits.
 const GONE: u32 = u32::MAX;
 
-/// The ring, as who holds the queue's lock sees it.
+/// The ring, for the holder of the queue's lock.
 pub(crate) struct CompletionRing {
     ring: NonNull<Cqe>,
     record: NonNull<CqRecord>,
@@ -22,16 +22,16 @@ pub(crate) struct CompletionRing {
     consumer: u32,
 }
 
-// SAFETY: the pointers lead to the ring and record of the queue, which nobody else consumes and
-// which live as long as it.
+// SAFETY: the pointers lead to the ring and record of the queue, which live as long as this value
+// and have no other consumer.
 unsafe impl Send for CompletionRing {}
 
 impl CompletionRing {
-    /// Over a zeroed ring and record.
+    /// Creates the driver's side of a zeroed ring and record.
     ///
     /// # Safety
-    /// `ring` has `1 << log_size` entries, less than 2^31 of them; both outlive the value, and only
-    /// it moves the record's consumer index.
+    /// `ring` has `1 << log_size` entries, less than 2^31; ring and record outlive the value, and
+    /// only the value moves the record's consumer index.
     pub(crate) unsafe fn new(ring: NonNull<Cqe>, record: NonNull<CqRecord>, log_size: u32) -> CompletionRing {
         CompletionRing {
             ring,
@@ -42,15 +42,15 @@ impl CompletionRing {
         }
     }
 
-    /// Goes on with another ring, to which the device moved the completions that are not taken.
+    /// Continues with another ring, to which the device moved the completions that are not taken.
     ///
     /// # Safety
-    /// As of [`CompletionRing::new`], for the new ring.
+    /// The conditions of [`CompletionRing::new`], for the new ring.
     pub(crate) unsafe fn move_to(&mut self, ring: NonNull<Cqe>, log_size: u32) {
         (self.ring, self.log_size, self.base) = (ring, log_size, self.consumer);
     }
 
-    /// The entry with that index.
+    /// The entry with this index.
     #[inline]
     fn entry(&self, index: u32) -> *mut Cqe {
         let slot = index.wrapping_sub(self.base) & ((1 << self.log_size) - 1);
@@ -58,22 +58,22 @@ impl CompletionRing {
         unsafe { self.ring.as_ptr().add(slot as usize) }
     }
 
-    /// Whether the device has filled the entry with that index.
+    /// Whether the device has filled the entry with this index.
     #[inline]
     fn is_filled(&self, index: u32) -> bool {
         let pass = index.wrapping_sub(self.base) >> self.log_size & 1;
         // SAFETY: the phase word of an entry is aligned, and both sides access it atomically.
         let phase = unsafe { AtomicU32::from_ptr(self.entry(index).byte_add(PHASE).cast()) };
-        // Acquire: what the device wrote before the phase is read after it.
+        // Acquire: data that the device wrote before the phase is read after it.
         u32::from_le(phase.load(Ordering::Acquire)) & 1 != pass
     }
 
-    /// The oldest completion, if there is any; entries whose queue pair is gone are dropped on the
-    /// way.
+    /// The oldest completion, if there is one; entries of destroyed queue pairs are dropped first.
     #[inline]
     pub(crate) fn front(&mut self) -> Option<Cqe> {
         while self.is_filled(self.consumer) {
-            // SAFETY: the entry is ours until we publish a consumer index behind it.
+            // SAFETY: the entry belongs to the driver until it publishes a consumer index behind
+            // the entry.
             let cqe = unsafe { ptr::read(self.entry(self.consumer)) };
             if cqe.qid.get() != GONE {
                 return Some(cqe);
@@ -89,45 +89,47 @@ impl CompletionRing {
         self.consumer = self.consumer.wrapping_add(1);
     }
 
-    /// Gives the entries taken back to the device.
+    /// Returns the taken entries to the device.
     #[inline]
     pub(crate) fn publish(&self) {
-        // SAFETY: the record outlives us, and is only accessed atomically.
+        // SAFETY: the record outlives this value, and is only accessed atomically.
         let record = unsafe { self.record.as_ref() };
         record.consumer.store(self.consumer, Ordering::Release);
     }
 
-    /// Index of the oldest completion not taken.
+    /// Index of the oldest completion that is not taken.
     #[inline]
     pub(crate) fn consumer(&self) -> u32 {
         self.consumer
     }
 
-    /// Index behind the newest completion that is there, taken or not.
+    /// Index behind the newest completion in the ring, taken or not.
     pub(crate) fn newest(&self) -> u32 {
         let places = (0..1u32 << self.log_size).map(|i| self.consumer.wrapping_add(i));
         let filled = places.take_while(|&index| self.is_filled(index)).count();
         self.consumer.wrapping_add(filled as u32)
     }
 
-    /// The completions of a queue pair that are there and not taken, oldest first.
+    /// The completions of a queue pair that are in the ring and not taken, oldest first.
     pub(crate) fn waiting(&self, qid: u32) -> impl Iterator<Item = Cqe> {
         let places = (0..1u32 << self.log_size).map(|i| self.consumer.wrapping_add(i));
         places
             .take_while(|&index| self.is_filled(index))
-            // SAFETY: the entry is ours until we publish a consumer index behind it.
+            // SAFETY: the entry belongs to the driver until it publishes a consumer index behind
+            // the entry.
             .map(|index| unsafe { ptr::read(self.entry(index)) })
             .filter(move |cqe| cqe.qid.get() == qid)
     }
 
-    /// Drops all completions of a queue pair that makes no more.
+    /// Drops all completions of a queue pair that makes no further completions.
     pub(crate) fn purge(&mut self, qid: u32) {
         for index in (0..1u32 << self.log_size).map(|i| self.consumer.wrapping_add(i)) {
             if !self.is_filled(index) {
                 break;
             }
             let entry = self.entry(index);
-            // SAFETY: the entry is ours until we publish a consumer index behind it.
+            // SAFETY: the entry belongs to the driver until it publishes a consumer index behind
+            // the entry.
             unsafe {
                 if (*entry).qid.get() == qid {
                     (*entry).qid = GONE.into();
@@ -137,7 +139,7 @@ impl CompletionRing {
     }
 }
 
-/// The completion as `ibv_poll_cq` gives it; `wr_id` is that of its work request.
+/// The completion as `ibv_poll_cq` returns it; `wr_id` is the id of its work request.
 #[inline]
 pub(crate) fn work_completion(cqe: &Cqe, wr_id: u64) -> ibv_wc {
     ibv_wc {
@@ -157,7 +159,7 @@ pub(crate) fn work_completion(cqe: &Cqe, wr_id: u64) -> ibv_wc {
     }
 }
 
-/// `wc_flags` of a completion.
+/// The `wc_flags` of a completion.
 #[inline]
 pub(crate) fn flags(cqe: &Cqe) -> u32 {
     let mut flags = 0;
@@ -170,13 +172,14 @@ pub(crate) fn flags(cqe: &Cqe) -> u32 {
     flags
 }
 
-/// `imm_data` of a completion: in network order as it came, or the invalidated STag as a number.
+/// The `imm_data` of a completion: in network order as received, or the invalidated STag as a
+/// number.
 #[inline]
 pub(crate) fn extra(cqe: &Cqe) -> u32 {
     u32::from_ne_bytes(cqe.extra)
 }
 
-/// Whether it completes a receive.
+/// Whether the completion belongs to a receive.
 #[inline]
 pub(crate) fn is_receive(cqe: &Cqe) -> bool {
     cqe.opcode & 0x80 != 0

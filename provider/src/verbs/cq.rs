@@ -1,4 +1,4 @@
-//! Completion queues: making and destroying them, polling, arming.
+//! Completion queues: creating and destroying, polling, arming.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -26,35 +26,35 @@ use super::reported::{Acknowledgements, Reported, send_completion};
 use crate::context::Context;
 use crate::guard::{contained, pointer, status};
 
-/// A completion queue as libibverbs knows it, and what is ours behind it.
+/// A completion queue: the part of libibverbs, then the part of the provider.
 #[repr(C)]
 pub(crate) struct Cq {
-    /// Must be first: libibverbs' pointer is ours.
+    /// Must be first: libibverbs' pointer is also the provider's.
     abi: Foreign<verbs_cq>,
-    /// Looked at before any lock.
+    /// Checked before any lock is taken.
     pub(super) birthplace: Birthplace,
     pub(super) device: Arc<urnic_driver::Cq>,
     pub(super) completions: Lock<Completions>,
-    /// Where completion events go; `None`: nowhere.
+    /// The destination of completion events; `None`: no destination.
     channel: Option<Arc<ChannelSender>>,
     async_channel: Arc<ChannelSender>,
     reported: Reported,
     pub(super) asynchronous: Reported,
     rings: Rings,
-    /// In a parent domain, if it has one.
+    /// The membership in a parent domain, if there is one.
     _tenancy: Option<Tenancy>,
 }
 
-/// What polling moves, under the queue's lock.
+/// The state that polling changes, under the queue's lock.
 pub(super) struct Completions {
     pub(super) ring: CompletionRing,
-    /// Books of the queue pairs that complete here, by qid.
+    /// The ledgers of the queue pairs that complete here, by qid.
     members: HashMap<u32, Arc<Ledger>, BuildHasherDefault<QidHasher>>,
     /// The completion between `ibv_start_poll` and `ibv_end_poll`.
     pub(super) current: Cqe,
 }
 
-/// Multiplicative hashing: qids are small numbers of our own device's choice.
+/// Multiplicative hashing: qids are small numbers that this device chooses.
 #[derive(Default)]
 struct QidHasher(u64);
 
@@ -103,11 +103,11 @@ impl Cq {
     /// destroyed.
     #[inline]
     pub(super) unsafe fn of<'a>(cq: *mut ibv_cq) -> &'a Cq {
-        // SAFETY: the caller promises a queue of ours, and `abi` is the first field.
+        // SAFETY: the caller promises a queue of this provider, and `abi` is the first field.
         unsafe { &*cq.cast::<Cq>() }
     }
 
-    /// Makes one of at least `cqe` entries.
+    /// Creates a completion queue of at least `cqe` entries.
     ///
     /// # Safety
     /// `channel` is null or a live completion channel, `pd` null or a live domain.
@@ -133,8 +133,8 @@ impl Cq {
         let device = context
             .driver
             .create_cq(&context.device, cqe, vector, cookie, &rings)?;
-        // SAFETY: ring and record are there for as long as `device`, which we keep as long as the
-        // value (the ring as `RingPlacement` promises).
+        // SAFETY: ring and record exist as long as `device`, which the new queue keeps as long as
+        // the value (for the ring, `RingPlacement` promises this).
         let ring = unsafe {
             CompletionRing::new(
                 NonNull::new(device.ring().cast()).ok_or(Errno::NOMEM)?,
@@ -170,12 +170,12 @@ impl Cq {
         ))
     }
 
-    /// libibverbs' part of the queue.
+    /// The part of the queue that belongs to libibverbs.
     pub(super) fn abi(&self) -> *mut verbs_cq {
         self.abi.get()
     }
 
-    /// An armed queue got its completion.
+    /// Reports the completion of an armed queue.
     pub(super) fn notify(&self) {
         if let Some(channel) = &self.channel {
             send_completion(&self.reported, channel, self.address());
@@ -186,25 +186,25 @@ impl Cq {
         self.abi.get().addr() as u64
     }
 
-    /// A queue pair with these books completes here from now on.
+    /// Adds a queue pair with this ledger, which completes here from now on.
     pub(super) fn attach(&self, qid: u32, ledger: &Arc<Ledger>) {
         self.completions.hold().members.insert(qid, ledger.clone());
     }
 
-    /// The queue pair is gone: what it left here is not polled any more.
+    /// The queue pair was destroyed: its remaining completions are not polled any more.
     pub(super) fn detach(&self, qid: u32) {
         let mut completions = self.completions.hold();
         completions.members.remove(&qid);
         completions.ring.purge(qid);
     }
 
-    /// The queue pair was reset: what it left here is not polled any more.
+    /// The queue pair was reset: its remaining completions are not polled any more.
     pub(super) fn purge(&self, qid: u32) {
         self.completions.hold().ring.purge(qid);
     }
 
-    /// First send slot of a queue pair for which no completion came, taken or not; `None` while
-    /// somebody holds the queue.
+    /// The first send slot of a queue pair for which no completion arrived, taken or not; `None`
+    /// while a thread holds the queue.
     pub(super) fn sends_completed(&self, qid: u32, ledger: &Ledger) -> Option<u32> {
         let completions = self.completions.try_hold()?;
         let waiting = completions.ring.waiting(qid).filter(|cqe| !is_receive(cqe));
@@ -212,8 +212,8 @@ impl Cq {
         Some(newest.map_or_else(|| ledger.sends_settled(), |slot| slot.wrapping_add(1)))
     }
 
-    /// Receives of a queue pair for which a completion came, taken or not; `None` while somebody
-    /// holds the queue.
+    /// The number of receives of a queue pair for which a completion arrived, taken or not; `None`
+    /// while a thread holds the queue.
     pub(super) fn receives_completed(&self, qid: u32, ledger: &Ledger) -> Option<u32> {
         let completions = self.completions.try_hold()?;
         let waiting = completions.ring.waiting(qid).filter(is_receive).count();
@@ -223,7 +223,7 @@ impl Cq {
     /// Takes up to `room` completions.
     ///
     /// # Safety
-    /// `wc` has room for so many.
+    /// `wc` has space for `room` completions.
     #[inline]
     unsafe fn poll(&self, room: usize, wc: *mut ibv_wc) -> usize {
         let mut completions = self.completions.hold();
@@ -242,27 +242,27 @@ impl Cq {
         taken
     }
 
-    /// Moves it to a ring of at least `cqe` entries.
+    /// Moves the queue to a ring of at least `cqe` entries.
     fn resize(&self, cqe: u32) -> Result<(), Errno> {
         self.rings.replaced(|| self.move_ring(cqe))
     }
 
     fn move_ring(&self, cqe: u32) -> Result<(), Errno> {
-        // The program's allocator may poll, or wait for who polls.
+        // The program's allocator may poll, or wait for a thread that polls.
         let new = self.device.new_ring(cqe, &self.rings)?;
         let mut completions = self.completions.hold();
         completions.ring.publish();
         let (ring, log_size) = self.device.resize(new)?;
         let ring = NonNull::new(ring.cast()).ok_or(Errno::NOMEM)?;
-        // SAFETY: the ring is the device's from now on, and there until the next one.
+        // SAFETY: the device uses the new ring from now on, and it exists until the next resize.
         unsafe { completions.ring.move_to(ring, log_size) };
-        // SAFETY: the union's variants both begin with these fields; the program reads this one
-        // when it likes.
+        // SAFETY: both variants of the union begin with these fields; the program may read this
+        // field at any time.
         unsafe { (*self.abi.get().cast::<ibv_cq>()).cqe = 1 << log_size };
         Ok(())
     }
 
-    /// Ends it. Waits until the program acknowledged its events.
+    /// Destroys the queue. Waits until the program acknowledged its events.
     fn destroy(&self) -> Result<(), Errno> {
         if !self.birthplace.is_here() {
             return Err(Errno::IO);
@@ -275,7 +275,7 @@ impl Cq {
             self.reported.purge(channel, self.address());
         }
         self.asynchronous.purge(&self.async_channel, self.address());
-        // SAFETY: the fields of this very queue, which libibverbs initialised.
+        // SAFETY: the fields belong to this queue, and libibverbs initialised them.
         unsafe {
             let public = self.abi.get().cast::<ibv_cq>();
             Acknowledgements {
@@ -292,7 +292,7 @@ impl Cq {
     }
 }
 
-/// `ibv_create_cq(3)`: EINVAL for a size or vector that the device does not have.
+/// `ibv_create_cq(3)`: EINVAL for a size or vector that the device does not support.
 pub(super) unsafe extern "C" fn create_cq(
     context: *mut ibv_context,
     cqe: c_int,
@@ -308,8 +308,8 @@ pub(super) unsafe extern "C" fn create_cq(
     .cast()
 }
 
-/// `ibv_resize_cq(3)`: EINVAL for a size that the device does not have, or that is too small for
-/// the completions that wait.
+/// `ibv_resize_cq(3)`: EINVAL for a size that the device does not support, or that is too small for
+/// the completions in the queue.
 pub(super) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     status(|| {
         let cqe = u32::try_from(cqe).map_err(|_| Errno::INVAL)?;
@@ -318,8 +318,8 @@ pub(super) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
     })
 }
 
-/// `ibv_modify_cq(3)`: EOPNOTSUPP for other attributes than moderation, or where the device has not
-/// that.
+/// `ibv_modify_cq(3)`: EOPNOTSUPP for attributes other than moderation, or if the device does not
+/// support moderation.
 pub(super) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
     status(|| {
         // SAFETY: the program's attributes.
@@ -336,7 +336,7 @@ pub(super) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify
     })
 }
 
-/// `ibv_destroy_cq(3)`: EBUSY while a queue pair completes there.
+/// `ibv_destroy_cq(3)`: EBUSY while a queue pair completes to this queue.
 pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     status(|| {
         // SAFETY: a live queue.
@@ -347,8 +347,8 @@ pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     })
 }
 
-/// `ibv_poll_cq(3)`. One that finds nothing lets the device work on this thread, and looks again.
-/// Negative (EIO) in a forked child.
+/// `ibv_poll_cq(3)`: a call that finds no completion lets the device work on this thread, and polls
+/// again. Negative (EIO) in a forked child.
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: a live queue.
     let cq = unsafe { Cq::of(cq) };
@@ -356,11 +356,11 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc:
         return -Errno::IO.raw_os_error();
     }
     let room = usize::try_from(num_entries).unwrap_or(0);
-    // SAFETY: the program's array has so many entries.
+    // SAFETY: the program's array has `room` entries.
     let mut taken = unsafe { cq.poll(room, wc) };
     if taken == 0 {
         contained(|| cq.device.progress());
-        // SAFETY: the program's array has so many entries.
+        // SAFETY: the program's array has enough entries.
         taken = unsafe { cq.poll(room, wc) };
     } else if cq.device.has_gathered() {
         contained(|| cq.device.progress());
@@ -375,8 +375,9 @@ pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     if !cq.birthplace.is_here() {
         return Errno::IO.raw_os_error();
     }
-    // The next completion is asked for: those that lie there, taken or not, are no news. (perftest
-    // takes one per event, and an event too many for a place to post into.)
+    // The program requests an event for the next completion: completions that are already in the
+    // queue, taken or not, cause none. (perftest takes one completion for each event, and treats an
+    // additional event as a free place to post into.)
     let newest = cq.completions.hold().ring.newest();
     contained(|| cq.device.arm(newest, solicited_only != 0));
     0

@@ -1,7 +1,7 @@
 //! Completion queues with the lazy polling interface (`ibv_create_cq_ex(3)`).
 //!
-//! `start_poll` takes the queue's lock and `end_poll` lets go of it; between them one completion at
-//! a time is current.
+//! `start_poll` takes the queue's lock and `end_poll` releases it; between them one completion at a
+//! time is current.
 
 use std::ffi::{c_int, c_uint};
 use std::ptr;
@@ -16,7 +16,7 @@ use crate::context::Context;
 use crate::guard::{contained, pointer};
 use crate::race_detector;
 
-/// Fields of a completion that can be asked for. The datagram ones read as 0.
+/// Fields of a completion that a program can request. The datagram fields read as 0.
 const FIELDS: u64 = IBV_WC_EX_WITH_BYTE_LEN
     | IBV_WC_EX_WITH_IMM
     | IBV_WC_EX_WITH_QP_NUM
@@ -26,7 +26,7 @@ const FIELDS: u64 = IBV_WC_EX_WITH_BYTE_LEN
     | IBV_WC_EX_WITH_DLID_PATH_BITS
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
 
-/// `ibv_create_cq_ex(3)`: EOPNOTSUPP for fields and flags that we do not have.
+/// `ibv_create_cq_ex(3)`: EOPNOTSUPP for unsupported fields and flags.
 pub(super) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
@@ -78,20 +78,20 @@ pub(super) unsafe extern "C" fn create_cq_ex(
 }
 
 unsafe fn of<'a>(cq: *mut ibv_cq_ex) -> &'a Cq {
-    // SAFETY: as the caller's caller promises: an `ibv_cq_ex` of ours.
+    // SAFETY: the caller passes a live `ibv_cq_ex` of this provider.
     unsafe { Cq::of(cq.cast()) }
 }
 
 /// Makes the oldest completion current; false if there is none.
 ///
 /// # Safety
-/// `cq` is the queue whose lock is held.
+/// `cq` is the queue of `completions`, and its lock is held.
 #[inline]
 unsafe fn load(cq: *mut ibv_cq_ex, completions: &mut Held<'_, Completions>) -> bool {
     let Some((cqe, wr_id)) = completions.take() else {
         return false;
     };
-    // SAFETY: these fields are the poller's, who holds the lock.
+    // SAFETY: these fields belong to the holder of the lock.
     unsafe {
         (*cq).wr_id = wr_id;
         (*cq).status = cqe.status.into();
@@ -100,7 +100,8 @@ unsafe fn load(cq: *mut ibv_cq_ex, completions: &mut Held<'_, Completions>) -> b
     true
 }
 
-/// ENOENT when there is nothing, EIO in a forked child: then the lock is not held.
+/// `ibv_start_poll(3)`: ENOENT when there is no completion, EIO in a forked child. After an error
+/// the lock is not held.
 pub(super) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: the program's attributes.
     if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
@@ -113,12 +114,12 @@ pub(super) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_po
     }
     for again in [true, false] {
         let mut completions = queue.completions.hold();
-        // SAFETY: its lock is held.
+        // SAFETY: the lock of the queue is held.
         if unsafe { load(cq, &mut completions) } {
             completions.keep();
             return 0;
         }
-        // Entries of queue pairs that are gone were skipped.
+        // Entries of destroyed queue pairs were skipped.
         completions.ring.publish();
         drop(completions);
         if again {
@@ -128,7 +129,8 @@ pub(super) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_po
     Errno::NOENT.raw_os_error()
 }
 
-/// ENOENT when there is nothing more; EIO in a child forked between `start_poll` and this.
+/// `ibv_next_poll(3)`: ENOENT when there is no further completion; EIO in a child forked between
+/// `start_poll` and this call.
 pub(super) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: a live queue.
     if !unsafe { of(cq) }.birthplace.is_here() {
@@ -138,8 +140,8 @@ pub(super) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     unsafe {
         let mut completions = of(cq).completions.resume();
         let found = load(cq, &mut completions);
-        // It is copied, so its entry is free: what a program posts before `end_poll` completes,
-        // too, and needs the room.
+        // The completion is copied, so its entry is free: requests that a program posts before
+        // `end_poll` also complete, and need the space.
         completions.ring.publish();
         completions.keep();
         if found { 0 } else { Errno::NOENT.raw_os_error() }
@@ -152,7 +154,7 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     if !queue.birthplace.is_here() {
         return;
     }
-    // SAFETY: `start_poll` kept it locked.
+    // SAFETY: `start_poll` kept the queue locked.
     let completions = unsafe { queue.completions.resume() };
     completions.ring.publish();
     drop(completions);
@@ -164,7 +166,7 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 macro_rules! readers {
     ($($name:ident -> $ty:ty = |$cqe:ident| $value:expr;)*) => { $(
         unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $ty {
-            // SAFETY: a live queue, kept locked by `start_poll`, and kept so.
+            // SAFETY: a live queue, which `start_poll` kept locked and which stays locked.
             let completions = unsafe { of(cq).completions.resume() };
             let $cqe = &completions.current;
             let value = $value;

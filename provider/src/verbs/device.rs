@@ -1,4 +1,4 @@
-//! What the device and its port are, as queries show it.
+//! The attributes of the device and its port, as queries report them.
 
 use std::ffi::{c_char, c_int};
 use std::mem;
@@ -19,22 +19,22 @@ use crate::guard::status;
 const PORT: u8 = 1;
 /// `phys_state` of a port whose link is up.
 const LINK_UP: u8 = 5;
-/// `phys_state` of a port that leads nowhere.
+/// `phys_state` of a port without a link.
 const LINK_DISABLED: u8 = 3;
 /// `active_width` of four lanes.
 const WIDTH_4X: u8 = 2;
-/// `active_speed` of 25.78125 Gb/s a lane: with four of them, what copying in memory is about as
-/// fast as.
+/// `active_speed` of 25.78125 Gb/s a lane: four lanes have about the speed of copying in memory.
 const SPEED_EDR: u8 = 32;
-/// Both together, in units of 100 Mb/s.
+/// The speed of four lanes, in units of 100 Mb/s.
 const SPEED: u64 = 1000;
 
-/// A count as verbs give it.
+/// A count in the type of verbs.
 fn int(count: u32) -> c_int {
     c_int::try_from(count).unwrap_or(c_int::MAX)
 }
 
-/// `ibv_query_device(3)` and `ibv_query_device_ex(3)`: as much of the answer as the caller knows.
+/// `ibv_query_device(3)` and `ibv_query_device_ex(3)`: write the part of the answer that fits the
+/// caller's structure.
 pub(super) unsafe extern "C" fn query_device_ex(
     context: *mut ibv_context,
     input: *const ibv_query_device_ex_input,
@@ -42,7 +42,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
     attr_size: usize,
 ) -> c_int {
     status(|| {
-        // SAFETY: null, or the program's.
+        // SAFETY: the pointer is null, or leads to the program's structure.
         if unsafe { input.as_ref() }.is_some_and(|input| input.comp_mask != 0) {
             return Err(Errno::INVAL);
         }
@@ -153,7 +153,8 @@ pub(super) unsafe extern "C" fn query_port(
         let answer = ibv_port_attr {
             state,
             phys_state,
-            // Messages are cut to what the stream carries, so that programs may choose any MTU.
+            // Messages are split to the size that the stream supports, so programs may choose any
+            // MTU.
             max_mtu: IBV_MTU_4096,
             active_mtu: path_mtu(context.presence().gids().mtu()),
             gid_tbl_len: int(gids as u32),
@@ -167,7 +168,7 @@ pub(super) unsafe extern "C" fn query_port(
             link_layer: IBV_LINK_LAYER_ETHERNET,
             ..ibv_port_attr::default()
         };
-        // SAFETY: libibverbs gives room for all of it.
+        // SAFETY: libibverbs provides space for the whole structure.
         unsafe { attr.write(answer) };
         Ok(())
     })

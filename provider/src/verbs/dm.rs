@@ -1,5 +1,5 @@
-//! Device memory (`ibv_alloc_dm(3)`): memory that the program reaches by copies and registered
-//! regions only.
+//! Device memory (`ibv_alloc_dm(3)`): memory that the program accesses only by copies and
+//! registered regions.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -15,10 +15,10 @@ use crate::file::device_memory::{DeviceMemory, MAX, MAX_LOG_ALIGN, Memory};
 use crate::file::{File, Handles};
 use crate::guard::{pointer, status};
 
-/// Device memory as libibverbs knows it, and what is ours behind it.
+/// Device memory: the part of libibverbs, then the part of the provider.
 #[repr(C)]
 struct Dm {
-    /// Must be first: libibverbs' pointer is ours.
+    /// Must be first: libibverbs' pointer is also the provider's.
     abi: Foreign<ibv_dm>,
     object: Arc<DeviceMemory>,
     file: Weak<File>,
@@ -29,25 +29,25 @@ struct Dm {
 /// # Safety
 /// `dm` came from [`alloc_dm`] or [`import_dm`] and was not freed.
 unsafe fn memory<'a>(dm: *mut ibv_dm) -> &'a Arc<Memory> {
-    // SAFETY: the caller promises memory of ours, and `abi` is the first field.
+    // SAFETY: the caller promises memory of this provider, and `abi` is the first field.
     unsafe { &(&*dm.cast::<Dm>()).object.0 }
 }
 
-/// Has those who know it by its handle do something with it. In a forked child memory is still
-/// memory, but nobody imports it.
+/// Runs an operation on the handles of device memory, with the memory's handle. In a forked child
+/// the memory stays valid, but cannot be imported.
 ///
 /// # Safety
-/// As for [`memory`].
+/// The conditions of [`memory`].
 unsafe fn with_handle(
     dm: *mut ibv_dm,
     what: impl FnOnce(&Handles<DeviceMemory>, u32, &Arc<DeviceMemory>) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
-    // SAFETY: the caller promises memory of ours, and `abi` is the first field.
+    // SAFETY: the caller promises memory of this provider, and `abi` is the first field.
     let (this, handle) = unsafe { (&*dm.cast::<Dm>(), (*dm).handle) };
     File::upgraded(&this.file).map_or(Ok(()), |file| what(&file.device_memory, handle, &this.object))
 }
 
-/// A name for that memory in this context.
+/// A handle for this memory in this context.
 fn boxed(
     context: *mut ibv_context,
     handle: u32,
@@ -67,7 +67,8 @@ fn boxed(
     })
 }
 
-/// `ibv_alloc_dm(3)`: EINVAL for nothing or unknown attributes, ENOMEM for more than `max_dm_size`.
+/// `ibv_alloc_dm(3)`: EINVAL for length 0 or unknown attributes, ENOMEM for more than
+/// `max_dm_size`.
 pub(super) unsafe extern "C" fn alloc_dm(
     context: *mut ibv_context,
     attr: *mut ibv_alloc_dm_attr,
@@ -101,7 +102,7 @@ pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32
     .cast()
 }
 
-/// `ibv_unimport_dm(3)`: one name less for the memory.
+/// `ibv_unimport_dm(3)`: removes one handle of the memory.
 pub(super) unsafe extern "C" fn unimport_dm(dm: *mut ibv_dm) {
     status(|| {
         // SAFETY: from `Box::into_raw`, and no other reference is left.
@@ -110,15 +111,15 @@ pub(super) unsafe extern "C" fn unimport_dm(dm: *mut ibv_dm) {
     });
 }
 
-/// `ibv_free_dm(3)`: EBUSY while regions are registered in it; ENOENT if it was freed in another
-/// context.
+/// `ibv_free_dm(3)`: EBUSY while regions are registered in the memory; ENOENT if another context
+/// freed it.
 pub(super) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     status(|| {
-        // SAFETY: live memory of ours.
+        // SAFETY: the program passes live memory of this provider.
         if Arc::strong_count(unsafe { memory(dm) }) > 1 {
             return Err(Errno::BUSY);
         }
-        // SAFETY: the program passes live memory of ours.
+        // SAFETY: the program passes live memory of this provider.
         unsafe { with_handle(dm, Handles::withdraw) }?;
         // SAFETY: from `Box::into_raw`, and no other reference is left.
         drop(unsafe { Box::from_raw(dm.cast::<Dm>()) });
@@ -126,31 +127,33 @@ pub(super) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     })
 }
 
-/// `ibv_memcpy_to_dm(3)`: EINVAL outside of it, or unless offset and length are multiples of four.
+/// `ibv_memcpy_to_dm(3)`: EINVAL outside of the memory, or unless offset and length are multiples
+/// of 4.
 unsafe extern "C" fn memcpy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_void, len: usize) -> c_int {
     status(|| {
-        // SAFETY: live memory of ours.
+        // SAFETY: the program passes live memory of this provider.
         let to = unsafe { memory(dm) }.aligned(offset, len)?;
-        // SAFETY: the program's bytes, and so many of ours, which are elsewhere.
+        // SAFETY: `len` bytes of the program, and `len` bytes of device memory, which do not
+        // overlap.
         unsafe { ptr::copy_nonoverlapping(from.cast(), to, len) };
         Ok(())
     })
 }
 
-/// `ibv_memcpy_from_dm(3)`: EINVAL outside of it, or unless offset and length are multiples of
-/// four.
+/// `ibv_memcpy_from_dm(3)`: EINVAL outside of the memory, or unless offset and length are multiples
+/// of 4.
 unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64, len: usize) -> c_int {
     status(|| {
-        // SAFETY: live memory of ours.
+        // SAFETY: the program passes live memory of this provider.
         let from = unsafe { memory(dm) }.aligned(offset, len)?;
-        // SAFETY: the program's buffer, and so many bytes of ours, which are elsewhere.
+        // SAFETY: the program's buffer, and `len` bytes of device memory, which do not overlap.
         unsafe { ptr::copy_nonoverlapping(from, to.cast(), len) };
         Ok(())
     })
 }
 
-/// `ibv_reg_dm_mr(3)`: EINVAL outside of it, or unless it is zero-based; ENOENT if it was freed in
-/// another context.
+/// `ibv_reg_dm_mr(3)`: EINVAL outside of the memory, or unless the region is zero-based; ENOENT if
+/// another context freed it.
 pub(super) unsafe extern "C" fn reg_dm_mr(
     pd: *mut ibv_pd,
     dm: *mut ibv_dm,
@@ -162,7 +165,7 @@ pub(super) unsafe extern "C" fn reg_dm_mr(
         if access & IBV_ACCESS_ZERO_BASED == 0 {
             return Err(Errno::INVAL);
         }
-        // SAFETY: live memory of ours, and a live domain.
+        // SAFETY: the program passes live memory of this provider, and a live domain.
         unsafe {
             with_handle(dm, Handles::check)?;
             mr::of_device_memory(pd, memory(dm), offset, len, access)

@@ -1,5 +1,5 @@
-//! Events on their way from the driver to the program: each goes to the object that it is of, which
-//! counts it ([`reported`](super::reported)).
+//! Events from the driver to the program: each event is sent to the object that it belongs to,
+//! which counts the event ([`reported`](super::reported)).
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use super::qp::Qp;
 use super::reported::Reported;
 use super::srq::Srq;
 
-/// The events of one context: completions go to their queue's channel, asynchronous ones to its
-/// `async_fd`.
+/// The events of one context: completion events go to the channel of their queue, asynchronous
+/// events to the `async_fd` of the context.
 pub(crate) struct Events {
     channel: Arc<ChannelSender>,
 }
 
 impl Events {
-    /// Events of a context whose `async_fd` is the program's end of that channel.
+    /// The events of a context whose `async_fd` is the program's end of this channel.
     pub(crate) fn new(channel: Arc<ChannelSender>) -> Events {
         Events { channel }
     }
@@ -40,11 +40,11 @@ impl Events {
     }
 }
 
-// Cookies are the addresses of our objects. The driver delivers no event of an object after its
-// destruction returned, and we free an object only then.
+// Cookies are the addresses of the provider's objects. The driver delivers no event of an object
+// after its destruction returned, and the provider frees an object only then.
 impl ContextEvents for Events {
     fn completion(&self, cq_cookie: u64) {
-        // SAFETY: the cookie of a live completion queue, see above.
+        // SAFETY: the cookie of a live completion queue, see the comment on this impl.
         if let Some(cq) = unsafe { (cq_cookie as *const Cq).as_ref() } {
             cq.notify();
         }
@@ -53,21 +53,21 @@ impl ContextEvents for Events {
     fn async_event(&self, event: AsyncEvent, element_cookie: u64) {
         match event {
             AsyncEvent::CqErr => {
-                // SAFETY: the cookie of a live completion queue, see above.
+                // SAFETY: the cookie of a live completion queue, see the comment on this impl.
                 if let Some(cq) = unsafe { (element_cookie as *const Cq).as_ref() } {
                     self.send(&cq.asynchronous, event, element_cookie);
                 }
             }
             AsyncEvent::QpFatal | AsyncEvent::QpReqErr | AsyncEvent::QpAccessErr | AsyncEvent::QpLastWqe => {
-                // SAFETY: the cookie of a live queue pair, see above.
+                // SAFETY: the cookie of a live queue pair, see the comment on this impl.
                 if let Some(qp) = unsafe { (element_cookie as *const Qp).as_ref() } {
                     self.send(&qp.asynchronous, event, element_cookie);
                 }
             }
-            // The element is the port; it counts no events.
+            // The element is the port, which does not count events.
             AsyncEvent::DeviceFatal | AsyncEvent::GidChange => self.send(&Reported::default(), event, 1),
             AsyncEvent::SrqLimit => {
-                // SAFETY: the cookie of a live shared receive queue, see above.
+                // SAFETY: the cookie of a live shared receive queue, see the comment on this impl.
                 if let Some(srq) = unsafe { (element_cookie as *const Srq).as_ref() } {
                     self.send(&srq.asynchronous, event, element_cookie);
                 }

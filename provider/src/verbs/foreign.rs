@@ -1,15 +1,15 @@
-//! What an object of ours shares with libibverbs.
+//! The part of an object that the provider shares with libibverbs.
 
 use std::cell::UnsafeCell;
 
-/// Part of an object that libibverbs and the program write too.
+/// A part of an object that libibverbs and the program also write.
 pub(crate) struct Foreign<T>(UnsafeCell<T>);
 
-// SAFETY: reached by raw pointer only; which thread may touch which field is the contract of
-// libibverbs.
+// SAFETY: the value is accessed by raw pointer only; the contract of libibverbs determines which
+// thread may access which field.
 unsafe impl<T> Sync for Foreign<T> {}
-// SAFETY: reached by raw pointer only; which thread may touch which field is the contract of
-// libibverbs.
+// SAFETY: the value is accessed by raw pointer only; the contract of libibverbs determines which
+// thread may access which field.
 unsafe impl<T> Send for Foreign<T> {}
 
 impl<T> Foreign<T> {

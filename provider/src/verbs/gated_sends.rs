@@ -12,11 +12,11 @@ use super::ledger::Ledger;
 use super::lock::{Held, Lock};
 use super::send_queue::SendQueue;
 
-/// The send queue. The driver publishes what waits behind the gate, and never waits for the lock: a
-/// program may hold it without limit, between `ibv_wr_start` and `ibv_wr_complete`.
+/// The send queue. The driver publishes the requests that wait behind the gate, and never waits for
+/// the lock: a program may hold it without limit, between `ibv_wr_start` and `ibv_wr_complete`.
 pub(super) struct Sends {
     pub(super) side: Lock<SendSide>,
-    /// Whether something was left behind the closed gate. Without meaning once that is open.
+    /// Whether requests were left behind the closed gate. Without meaning once the gate is open.
     pub(super) waiting: AtomicBool,
     device: Weak<urnic_driver::Qp>,
     ledger: Arc<Ledger>,
@@ -28,10 +28,10 @@ struct Destinations([NonNull<Cq>; 2]);
 
 // SAFETY: shared references to `Cq` may be used on any thread.
 unsafe impl Send for Destinations {}
-// SAFETY: shared references to `Cq` may be used on any thread, and this has only such.
+// SAFETY: shared references to `Cq` may be used on any thread, and this type contains nothing else.
 unsafe impl Sync for Destinations {}
 
-/// What the send queue's lock is for.
+/// The part of a send queue that its lock protects.
 pub(super) struct SendSide {
     pub(super) queue: SendQueue,
     pub(super) building: Building,
@@ -52,8 +52,8 @@ impl Poster for Sends {
 
     fn completed(&self) -> Option<Completed> {
         let qid = self.device.upgrade()?.qid;
-        // SAFETY: a completion queue outlives its queue pairs (EBUSY), and the driver forgets us,
-        // and waits for a call that is under way, before a queue pair is gone.
+        // SAFETY: a completion queue outlives its queue pairs (EBUSY), and before a queue pair is
+        // destroyed the driver drops this value and waits for a call that is in progress.
         let [sends, receives] = self.cqs.0.map(|cq| unsafe { cq.as_ref() });
         Some(Completed {
             sends: sends.sends_completed(qid, &self.ledger)?,
@@ -82,8 +82,8 @@ impl Sends {
         })
     }
 
-    /// Lets go of the send queue, and lets the device see what was written if the gate is open.
-    /// Returns the index to ring with.
+    /// Releases the send queue, and publishes the written entries if the gate is open. Returns the
+    /// index to ring with.
     #[inline]
     pub(super) fn let_go(&self, device: &urnic_driver::Qp, mut side: Held<'_, SendSide>) -> Option<u32> {
         if device.gate_is_open() {
@@ -96,7 +96,7 @@ impl Sends {
     fn leave_behind(&self, device: &urnic_driver::Qp, side: Held<'_, SendSide>) -> Option<u32> {
         self.waiting.store(side.queue.is_waiting(), Ordering::Relaxed);
         drop(side);
-        // Who opened the gate since we looked may have found the queue held.
+        // A thread that opened the gate since the check may have found the queue held.
         fence(Ordering::SeqCst);
         if device.gate_is_open() {
             self.publish_unless_held()
@@ -105,8 +105,9 @@ impl Sends {
         }
     }
 
-    /// Behind an open gate. Who holds the queue looks at the gate when letting go of it
-    /// ([`let_go`](Self::let_go)): of the two, separated by fences, one sees what the other did.
+    /// Publishes behind an open gate, unless the queue is held. The holder of the queue checks the
+    /// gate when it releases the queue ([`let_go`](Self::let_go)): fences separate store and check
+    /// on both sides, so at least one side sees the other's store.
     fn publish_unless_held(&self) -> Option<u32> {
         fence(Ordering::SeqCst);
         self.side.try_hold()?.queue.publish()

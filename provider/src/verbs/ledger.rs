@@ -1,11 +1,11 @@
-//! What of a queue pair's posted work was polled: shared between its queues and the completion
-//! queues they complete to.
+//! The polled part of a queue pair's posted work: shared between its queues and the completion
+//! queues to which they complete.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// The books of one queue pair. Slot numbers and counts run freely modulo 2^32.
+/// The ledger of one queue pair. Slot numbers and counts run freely modulo 2^32.
 pub(crate) struct Ledger {
-    /// `wr_id` of each send slot; a power of two of them.
+    /// The `wr_id` of each send slot; the number of slots is a power of two.
     wr_ids: Box<[AtomicU64]>,
     /// Send slots before this one are free again.
     sends: AtomicU32,
@@ -14,7 +14,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Books for so many send slots, a power of two.
+    /// Creates a ledger for `slots` send slots, a power of two.
     pub(crate) fn new(slots: u32) -> Ledger {
         Ledger {
             wr_ids: (0..slots.next_power_of_two())
@@ -30,7 +30,7 @@ impl Ledger {
         self.wr_ids.get(slot as usize & self.wr_ids.len().wrapping_sub(1))
     }
 
-    /// A work request goes into a free send slot.
+    /// Enters the `wr_id` of a work request into a free send slot.
     #[inline]
     pub(crate) fn enter_send(&self, slot: u32, wr_id: u64) {
         if let Some(entry) = self.wr_id(slot) {
@@ -38,12 +38,12 @@ impl Ledger {
         }
     }
 
-    /// The completion of a send slot was polled: it and all before it are free. Returns its
-    /// `wr_id`.
+    /// The completion of a send slot was polled: this slot and all earlier slots are free. Returns
+    /// the `wr_id` of the slot.
     #[inline]
     pub(crate) fn settle_send(&self, slot: u32) -> u64 {
         let wr_id = self.wr_id(slot).map_or(0, |entry| entry.load(Ordering::Relaxed));
-        // Release: the slot's wr_id was read before it may be entered anew.
+        // Release: the slot's `wr_id` was read before another thread may enter a new one.
         self.sends.store(slot.wrapping_add(1), Ordering::Release);
         wr_id
     }
@@ -56,20 +56,20 @@ impl Ledger {
         self.receives.store(polled.wrapping_add(1), Ordering::Release);
     }
 
-    /// First send slot that is not free.
+    /// The first send slot that is not free.
     #[inline]
     pub(crate) fn sends_settled(&self) -> u32 {
         self.sends.load(Ordering::Acquire)
     }
 
-    /// Count of receive completions polled.
+    /// The number of receive completions that were polled.
     #[inline]
     pub(crate) fn receives_settled(&self) -> u32 {
         self.receives.load(Ordering::Acquire)
     }
 
-    /// The queues were emptied (RESET): so many sends and receives had been posted, and none of
-    /// them completes any more.
+    /// The queues were emptied (RESET): this number of sends and receives had been posted, and none
+    /// of them completes any more.
     pub(crate) fn settle_all(&self, sends: u32, receives: u32) {
         self.sends.store(sends, Ordering::Release);
         self.receives.store(receives, Ordering::Release);

@@ -1,9 +1,9 @@
-//! The lock of a work or completion queue: one word, one atomic instruction each way while no
-//! thread waits.
+//! The lock of a work or completion queue: one word, one atomic instruction to lock and one to
+//! unlock while no thread waits.
 //!
-//! Two interfaces of libibverbs keep it across calls (`ibv_wr_start` … `ibv_wr_complete`,
-//! `ibv_start_poll` … `ibv_end_poll`), which std's guards cannot do: see [`Held::keep`]. It waits
-//! by raw futex calls, so that it is no cancellation point.
+//! Two interfaces of libibverbs hold the lock across calls (`ibv_wr_start` … `ibv_wr_complete`,
+//! `ibv_start_poll` … `ibv_end_poll`), which guards of std do not support: see [`Held::keep`]. The
+//! lock waits by raw futex calls, so that it is no cancellation point.
 
 use rustix::thread::futex;
 use std::cell::UnsafeCell;
@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-/// Held, and a thread may sleep.
+/// The lock is held, and a thread may sleep.
 const AWAITED: u32 = 2;
 
-/// How often a waiter looks before it sleeps. A holder needs some hundred nanoseconds.
+/// The number of checks before a waiter sleeps. A holder needs some hundred nanoseconds.
 const SPINS: u32 = 100;
 
 /// A value behind a lock.
@@ -26,7 +26,7 @@ pub(crate) struct Lock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached through `Held` only, of which at most one exists at a time.
+// SAFETY: the value is accessed through `Held` only, of which at most one exists at a time.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
@@ -58,7 +58,7 @@ impl<T> Lock<T> {
             .then(|| Held { lock: self })
     }
 
-    /// Takes up again what [`Held::keep`] left held.
+    /// Resumes the possession that [`Held::keep`] left.
     ///
     /// # Safety
     /// The lock was kept, by this thread or with a hand-over to it, and not resumed since.
@@ -81,19 +81,20 @@ impl<T> Lock<T> {
             hint::spin_loop();
         }
         while self.word.swap(AWAITED, Ordering::Acquire) != FREE {
-            // An error means that the word changed or a signal came: look again.
+            // An error means that the word changed or a signal arrived: the loop checks the word
+            // again.
             let _ = futex::wait(&self.word, futex::Flags::PRIVATE, AWAITED, None);
         }
     }
 }
 
-/// Possession of a [`Lock`]; dropping it lets go.
+/// Possession of a [`Lock`]; dropping it releases the lock.
 pub(crate) struct Held<'a, T> {
     lock: &'a Lock<T>,
 }
 
 impl<T> Held<'_, T> {
-    /// Stays held after this scope, until [`Lock::resume`].
+    /// Keeps the lock held after this scope, until [`Lock::resume`].
     #[inline]
     pub(crate) fn keep(self) {
         mem::forget(self);
@@ -104,7 +105,7 @@ impl<T> Deref for Held<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: we hold the lock.
+        // SAFETY: this value holds the lock.
         unsafe { &*self.lock.value.get() }
     }
 }
@@ -112,7 +113,7 @@ impl<T> Deref for Held<'_, T> {
 impl<T> DerefMut for Held<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: we hold the lock.
+        // SAFETY: this value holds the lock.
         unsafe { &mut *self.lock.value.get() }
     }
 }
@@ -166,11 +167,11 @@ mod tests {
             let lock = lock.clone();
             thread::spawn(move || *lock.hold())
         };
-        // Wait until the other thread sleeps on the word, then let go.
+        // Wait until the other thread sleeps on the word, then release the lock.
         while lock.word.load(Ordering::Relaxed) != AWAITED {
             thread::yield_now();
         }
-        // SAFETY: kept above, by this thread.
+        // SAFETY: this thread kept the lock above.
         let mut held = unsafe { lock.resume() };
         *held = 2;
         drop(held);

@@ -1,13 +1,14 @@
-//! The verbs: what libibverbs calls, translated to work queue entries, doorbells and driver calls.
+//! The verbs: calls of libibverbs, translated to work queue entries, doorbells and driver calls.
 //!
-//! Posting and polling touch only memory shared with the device, ring its doorbell and hold one
-//! lock of one queue; they neither allocate nor panic. Everything else goes to the driver, and its
-//! answer becomes an errno.
+//! Posting and polling access only memory shared with the device, ring its doorbell and hold one
+//! lock of one queue; they neither allocate nor panic. All other verbs call the driver, and return
+//! its error as an errno.
 //!
-//! Objects that libibverbs holds pointers to ([`cq::Cq`], [`qp::Qp`], …) begin with the structure
-//! it knows and are boxed; the program's pointer is the box. Locks: a queue's own only, one at a
-//! time, and none while the device works or the driver is called. A region's own is held while the
-//! driver works on it, and before those of handles and of places on demand.
+//! Objects that libibverbs holds pointers to ([`cq::Cq`], [`qp::Qp`], …) begin with libibverbs'
+//! structure and are boxed; the program's pointer is the box. Locks: only the lock of a queue, one
+//! at a time, and none while the device works or the driver is called. The lock of a region is held
+//! while the driver works on the region, and is taken before the locks of handles and of places on
+//! demand.
 
 use urnic_rdma_core::{ContextOps, Level};
 
@@ -44,7 +45,7 @@ mod unaligned;
 
 pub(crate) use events::Events;
 
-/// The operations of a context. What is not here answers EOPNOTSUPP.
+/// The operations of a context. Operations that are not in the table return EOPNOTSUPP.
 pub(crate) fn operations(level: Level) -> ContextOps {
     let operations = all(level);
     match race_detector::present() {

@@ -23,18 +23,19 @@ use crate::file::on_demand::Place;
 use crate::file::region::{Region, State};
 use crate::guard::{pointer, status};
 
-/// A region as libibverbs knows it, and what is ours behind it.
+/// A memory region: the part of libibverbs, then the part of the provider.
 #[repr(C)]
 pub(super) struct Mr {
-    /// Must be first: libibverbs' pointer is ours.
+    /// Must be first: libibverbs' pointer is also the provider's.
     abi: Foreign<verbs_mr>,
     region: Arc<Region>,
     file: Weak<File>,
 }
 
-/// The rights that the device shall grant: hints are left out.
+/// The access rights for the device: hints are removed.
 ///
-/// Errors: INVAL for unknown bits, and for remote writers where the device itself may not write.
+/// Errors: INVAL for unknown bits, and for remote write access to memory that the device itself may
+/// not write.
 fn access(raw: c_int) -> Result<Access, Errno> {
     let access = Access::from_bits(raw as u32).ok_or(Errno::INVAL)?;
     if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
@@ -45,9 +46,10 @@ fn access(raw: c_int) -> Result<Access, Errno> {
     Ok(access - (Access::OPTIONAL | Access::HUGETLB))
 }
 
-/// `ibv_reg_mr(3)` and `ibv_reg_mr_iova(3)`: its first byte is named `iova`, or 0 if zero-based. On
-/// demand, nothing need be there, and all of the address space is a region as well (implicit:
-/// address 0, length `SIZE_MAX`). EOPNOTSUPP for that where the device has it not.
+/// `ibv_reg_mr(3)` and `ibv_reg_mr_iova(3)`: work requests name the first byte `iova`, or 0 if the
+/// region is zero-based. On demand, the memory need not be mapped, and the whole address space is
+/// also a valid region (implicit: address 0, length `SIZE_MAX`). EOPNOTSUPP for an on-demand region
+/// if the device does not support them.
 pub(super) unsafe extern "C" fn reg_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -85,7 +87,8 @@ pub(super) unsafe extern "C" fn reg_mr(
 }
 
 impl Mr {
-    /// A new region, made in that domain, that others on the same file may import.
+    /// Makes a new region in this domain, and enters it for import by other contexts on the same
+    /// file.
     fn entered(pd: &Pd, addr: *mut c_void, mr_type: u32, state: State) -> Box<Mr> {
         let handle = state.device.stag;
         let abi = described(pd, handle, addr, mr_type, &state);
@@ -102,7 +105,7 @@ impl Mr {
     }
 }
 
-/// What the program sees of a region that it knows by that domain.
+/// The structure that the program sees of a region in this domain.
 fn described(pd: &Pd, handle: u32, addr: *mut c_void, mr_type: u32, state: &State) -> verbs_mr {
     verbs_mr {
         ibv_mr: ibv_mr {
@@ -140,7 +143,7 @@ pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut 
     .cast()
 }
 
-/// `ibv_unimport_mr(3)`: one name less for the region.
+/// `ibv_unimport_mr(3)`: removes one handle of the region.
 pub(super) unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
     status(|| {
         // SAFETY: from `Box::into_raw`, and no other reference is left.
@@ -149,7 +152,7 @@ pub(super) unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
     });
 }
 
-/// The address, length and name of the first byte of new memory.
+/// The address, length and name of the first byte of a region's new memory.
 fn new_memory(addr: *mut c_void, length: usize, rights: Access) -> Result<(*mut c_void, usize, u64), Errno> {
     if length == 0 {
         return Err(Errno::INVAL);
@@ -162,7 +165,7 @@ fn new_memory(addr: *mut c_void, length: usize, rights: Access) -> Result<(*mut 
     Ok((addr, length, base))
 }
 
-/// `ibv_rereg_mr(3)`: the keys stay. ENOENT if it was deregistered in another context.
+/// `ibv_rereg_mr(3)`: the keys do not change. ENOENT if another context deregistered the region.
 pub(super) unsafe extern "C" fn rereg_mr(
     mr: *mut verbs_mr,
     flags: c_int,
@@ -172,7 +175,7 @@ pub(super) unsafe extern "C" fn rereg_mr(
     rights: c_int,
 ) -> c_int {
     status(|| {
-        // SAFETY: a live region of ours.
+        // SAFETY: a live region of this provider.
         let this = unsafe { &*mr.cast::<Mr>() };
         let mut state = this.region.lock()?;
         let state = state.as_mut().ok_or(Errno::NOENT)?;
@@ -191,7 +194,7 @@ pub(super) unsafe extern "C" fn rereg_mr(
         let memory = has(IBV_REREG_MR_CHANGE_TRANSLATION)
             .then(|| new_memory(addr, length, rights))
             .transpose()?;
-        // What is there on demand, and what always is, are reached in different ways.
+        // The device accesses regions on demand and other regions in different ways.
         if memory.is_none() && (raw ^ old as c_int) as u32 & IBV_ACCESS_ON_DEMAND != 0 {
             return Err(Errno::INVAL);
         }
@@ -237,15 +240,16 @@ pub(super) unsafe extern "C" fn rereg_mr(
         if let Some((_, length, _)) = memory {
             state.length = length;
         }
-        // SAFETY: the program's structure, which it does not use while it is changed.
+        // SAFETY: the program's structure, which the program does not use during the change.
         unsafe { (*this.abi.get()).access = state.flags };
         Ok(())
     })
 }
 
-/// A region of device memory.
+/// Registers a region of device memory.
 ///
-/// Errors: INVAL outside of it, and on demand: it is always there; those of [`reg_mr`].
+/// Errors: INVAL outside of the device memory, and for a region on demand, since device memory is
+/// always present; the errors of [`reg_mr`].
 ///
 /// # Safety
 /// `pd` is a live domain.
@@ -283,11 +287,11 @@ pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     .cast()
 }
 
-/// `ibv_dereg_mr(3)`: when it returns, nothing is read or written through the region any more.
-/// ENOENT if it was deregistered in another context.
+/// `ibv_dereg_mr(3)`: after it returns, no byte is read or written through the region. ENOENT if
+/// another context deregistered the region.
 pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     status(|| {
-        // SAFETY: a live region of ours.
+        // SAFETY: a live region of this provider.
         let this = unsafe { &*mr.cast::<Mr>() };
         let mut state = this.region.lock()?;
         let known = state.as_ref().ok_or(Errno::NOENT)?;
@@ -296,7 +300,7 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
         known.domain.on_demand.take(handle);
         *state = None;
         if let Some(file) = this.file.upgrade() {
-            // Another thread's new region may have the handle by now: that one stays.
+            // A new region of another thread may already have the handle: that region keeps it.
             let _ = file.regions.withdraw(handle, &this.region);
         }
         drop(state);
@@ -306,9 +310,9 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     })
 }
 
-/// `ibv_advise_mr(3)`: EOPNOTSUPP for other advice than prefetching, EINVAL for unknown flags, else
-/// those of [`asked`](crate::file::on_demand::Places::asked). Unless it shall be flushed, pages
-/// that cannot be brought in are no error: each access will see for itself.
+/// `ibv_advise_mr(3)`: EOPNOTSUPP for advice other than prefetching, EINVAL for unknown flags, else
+/// the errors of [`asked`](crate::file::on_demand::Places::asked). Pages that cannot be loaded are
+/// an error only with the flush flag: otherwise each later access detects the fault.
 pub(super) unsafe extern "C" fn advise_mr(
     pd: *mut ibv_pd,
     advice: c_int,
@@ -328,10 +332,10 @@ pub(super) unsafe extern "C" fn advise_mr(
         }
         // SAFETY: a live domain.
         let domain = unsafe { Pd::of(pd) }.domain()?;
-        // In a forked child a thread of the parent's may hold their lock.
+        // In a forked child a thread of the parent may hold the lock of the places.
         domain.driver.here()?;
         let places = &domain.on_demand;
-        // SAFETY: the program's list of so many elements.
+        // SAFETY: the program's list has `count` elements.
         let elements = unsafe { unaligned::elements(elements, count as usize) };
         let asked: Result<Vec<_>, Errno> = elements.iter().map(|e| places.asked(&e.get(), write)).collect();
         for (addr, len) in asked? {

@@ -13,12 +13,12 @@ use super::post::post_send;
 use crate::file::domain::Domain;
 use crate::guard::{pointer, status};
 
-/// A window as libibverbs knows it, and what is ours behind it.
+/// A memory window: the part of libibverbs, then the part of the provider.
 #[repr(C)]
 struct Mw {
-    /// Must be first: libibverbs' pointer is ours.
+    /// Must be first: libibverbs' pointer is also the provider's.
     abi: Foreign<ibv_mw>,
-    /// As it was made: what names it for the device, whatever key it is bound with.
+    /// The STag at allocation, which names the window for the device, whatever its bound key is.
     stag: u32,
     domain: Arc<Domain>,
 }
@@ -45,10 +45,10 @@ pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
     .cast()
 }
 
-/// `ibv_dealloc_mw(3)`: a bound window is unbound by it.
+/// `ibv_dealloc_mw(3)`: also unbinds a bound window.
 pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     status(|| {
-        // SAFETY: a live window of ours.
+        // SAFETY: a live window of this provider.
         let this = unsafe { &*mw.cast::<Mw>() };
         this.domain.driver.dealloc_mw(this.stag)?;
         // SAFETY: from `Box::into_raw`, and no other reference is left.
@@ -57,13 +57,12 @@ pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     })
 }
 
-/// The next key for the same window: its low byte is the program's to choose, and must differ from
-/// bind to bind.
+/// The next key of a window: the program chooses its low byte, which must differ from bind to bind.
 fn next_key(rkey: u32) -> u32 {
     rkey & !0xff | rkey.wrapping_add(1) & 0xff
 }
 
-/// `ibv_bind_mw(3)`, for windows of type 1: a work request like others, whose new key is in
+/// `ibv_bind_mw(3)`, for windows of type 1: posts an ordinary work request. The new key is in
 /// `mw->rkey` when this returns.
 pub(super) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
     // SAFETY: the program's queue pair, window and structure, all alive.

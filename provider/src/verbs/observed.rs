@@ -1,6 +1,6 @@
 //! Posting, polling and registering in a process with a race detector, which gets annotations of
-//! them ([`race_detector`]). In other processes libibverbs gets the functions that these call, so
-//! they cost nothing there.
+//! these operations ([`race_detector`]). In other processes libibverbs gets the unannotated
+//! functions directly, so the annotations have no cost there.
 
 use std::ffi::{c_int, c_void};
 
@@ -11,7 +11,7 @@ use urnic_rdma_core::{
 use super::{cq, mr, post, srq};
 use crate::race_detector;
 
-/// The operations, with these in the place of those that they call.
+/// The operations, with the annotated functions in the place of the functions that they call.
 pub(super) fn in_place_of(operations: ContextOps) -> ContextOps {
     operations
         .post_send(post_send)
@@ -86,7 +86,7 @@ unsafe extern "C" fn rereg_mr(
 ) -> c_int {
     // SAFETY: the caller's arguments.
     let status = unsafe { mr::rereg_mr(region, flags, pd, addr, length, rights) };
-    // Without IBV_REREG_MR_CHANGE_TRANSLATION there is no address.
+    // Without IBV_REREG_MR_CHANGE_TRANSLATION the call has no address.
     if status == 0 && !addr.is_null() {
         race_detector::registered(addr.addr(), length);
     }

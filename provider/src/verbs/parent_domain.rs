@@ -1,5 +1,5 @@
-//! Parent domains (`ibv_alloc_parent_domain(3)`): another name for a domain, with the program's own
-//! allocator for what is made in it. What comes from there is the rings of queue pairs, shared
+//! Parent domains (`ibv_alloc_parent_domain(3)`): another handle for a domain, with the program's
+//! own allocator for the objects in it. The allocator provides the rings of queue pairs, shared
 //! receive queues and completion queues.
 
 use std::ffi::c_void;
@@ -30,39 +30,40 @@ pub(super) struct Allocator {
     pub(super) context: *mut c_void,
 }
 
-// SAFETY: who gives libibverbs an allocator answers for the threads that its queues are made on.
+// SAFETY: the program that gives libibverbs an allocator is responsible for the threads that create
+// its queues.
 unsafe impl Send for Allocator {}
-// SAFETY: the program that gives libibverbs an allocator answers for the threads that its queues
-// are made on.
+// SAFETY: the program that gives libibverbs an allocator is responsible for the threads that create
+// its queues.
 unsafe impl Sync for Allocator {}
 
-/// The rings of one queue: in memory from its parent domain's allocator, if that has one. Goes
-/// after the queue.
+/// The rings of one queue, in memory from the allocator of its parent domain, if there is one. They
+/// are freed after the queue.
 pub(super) struct Rings {
     allocator: Option<Allocator>,
-    /// The parent domain, which waits for its queues (EBUSY).
+    /// The parent domain, which cannot be freed before its queues (EBUSY).
     domain: *mut ibv_pd,
     resource: Resource,
-    /// What came from the allocator.
+    /// The pieces of memory that the allocator returned.
     pieces: Mutex<Vec<NonNull<u8>>>,
-    /// Held while others take their place: by one caller at a time, or they would give back each
-    /// other's.
+    /// Held by one caller at a time while other rings replace these. Without the lock, concurrent
+    /// callers would free each other's rings.
     changing: Mutex<()>,
 }
 
-// SAFETY: the pieces are addresses, and of the domain nothing but its address is used.
+// SAFETY: the pieces are addresses, and only the address of the domain is used.
 unsafe impl Send for Rings {}
-// SAFETY: the pieces are addresses, and of the domain nothing but its address is used.
+// SAFETY: the pieces are addresses, and only the address of the domain is used.
 unsafe impl Sync for Rings {}
 
-// SAFETY: `alloc` promises memory of that size for us alone, and it is given back when the queue
-// has gone, or its making failed.
+// SAFETY: `alloc` promises exclusive memory of that size, and the memory is freed after the queue
+// was destroyed or its creation failed.
 unsafe impl RingPlacement for Rings {
     fn place(&self, len: usize, align: usize) -> Result<Option<NonNull<u8>>, Errno> {
         let Some(allocator) = &self.allocator else {
             return Ok(None);
         };
-        // SAFETY: the program's function, called as the manual has it.
+        // SAFETY: the program's function, called according to its manual page.
         let piece =
             unsafe { (allocator.alloc)(self.domain, allocator.context, len, align, self.resource as u64) };
         if piece.addr() == IBV_ALLOCATOR_USE_DEFAULT {
@@ -75,7 +76,7 @@ unsafe impl RingPlacement for Rings {
 }
 
 impl Rings {
-    /// For a queue of this domain, which has this allocator.
+    /// The rings of a queue of this domain, which has this allocator.
     pub(super) fn of(allocator: Option<Allocator>, domain: *mut ibv_pd, resource: Resource) -> Rings {
         Rings {
             allocator,
@@ -86,7 +87,7 @@ impl Rings {
         }
     }
 
-    /// For a queue that is in no domain.
+    /// The rings of a queue that is in no domain.
     pub(super) fn anywhere(resource: Resource) -> Rings {
         Rings::of(None, std::ptr::null_mut(), resource)
     }
@@ -95,10 +96,10 @@ impl Rings {
         what(&mut self.pieces.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Has `change` put other rings in the place of these, which go back if it succeeds; else those
-    /// that it took do.
+    /// Lets `change` replace these rings by others. The old rings are freed if `change` succeeds;
+    /// otherwise the new ones are freed.
     ///
-    /// Errors: those of `change`.
+    /// Errors: the errors of `change`.
     pub(super) fn replaced<T>(&self, change: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
         let _alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.with_pieces(|pieces| pieces.len());
@@ -116,8 +117,8 @@ impl Rings {
             return;
         };
         for piece in pieces {
-            // SAFETY: the program's function, with what its other one returned, which nobody uses
-            // any more.
+            // SAFETY: the program's function, with memory that the program's allocation function
+            // returned and that is no longer in use.
             unsafe {
                 (allocator.free)(
                     self.domain,
@@ -142,7 +143,7 @@ mod tests {
     use super::*;
     use std::cell::RefCell;
 
-    /// Addresses that are out, and how many more there may be.
+    /// The addresses in use, and the number of further addresses that may be allocated.
     struct Heap {
         out: RefCell<Vec<usize>>,
         left: RefCell<usize>,

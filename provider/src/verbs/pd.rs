@@ -14,30 +14,30 @@ use crate::file::File;
 use crate::file::domain::Domain;
 use crate::guard::{pointer, status};
 
-/// A protection domain as libibverbs knows it, and what is ours behind it.
+/// A protection domain: the part of libibverbs, then the part of the provider.
 #[repr(C)]
 pub(crate) struct Pd {
-    /// Must be first: libibverbs' pointer is ours.
+    /// Must be first: libibverbs' pointer is also the provider's.
     pub(super) abi: Foreign<ibv_pd>,
     domain: Arc<Domain>,
     file: Weak<File>,
-    /// Queues in it, and parent domains of it; by whatever name they know it, if it is no parent
-    /// domain.
+    /// The number of queues and parent domains in this domain, in any context. A parent domain
+    /// counts its own.
     tenants: Arc<AtomicU32>,
-    /// Of a parent domain: that it is one of that domain.
+    /// For a parent domain: its membership in the domain.
     parent_of: Option<Tenancy>,
-    /// Of a parent domain: where queues shall be.
+    /// For a parent domain: the allocator of its queues.
     allocator: Option<Allocator>,
 }
 
-/// That a queue is in a domain.
+/// The membership of a queue or parent domain in a domain.
 pub(super) struct Tenancy {
     tenants: Arc<AtomicU32>,
     domain: Arc<Domain>,
 }
 
 impl Tenancy {
-    /// In which.
+    /// The domain of this membership.
     pub(super) fn domain(&self) -> &Domain {
         &self.domain
     }
@@ -55,30 +55,30 @@ impl Pd {
     /// # Safety
     /// `pd` came from [`alloc_pd`], [`alloc_parent_domain`] or [`import_pd`] and was not freed.
     pub(super) unsafe fn of<'a>(pd: *mut ibv_pd) -> &'a Pd {
-        // SAFETY: the caller promises a domain of ours, and `abi` is the first field.
+        // SAFETY: the caller promises a domain of this provider, and `abi` is the first field.
         unsafe { &*pd.cast::<Pd>() }
     }
 
-    /// libibverbs' pointer to the context it was made in.
+    /// libibverbs' pointer to the context in which the domain was created.
     pub(super) fn ibv_context(&self) -> *mut ibv_context {
-        // SAFETY: set when it was made, and never changed.
+        // SAFETY: set at creation, and never changed.
         unsafe { (*self.abi.get()).context }
     }
 
-    /// libibverbs' pointer to it.
+    /// libibverbs' pointer to the domain.
     pub(super) fn public(&self) -> *mut ibv_pd {
         self.abi.get()
     }
 
-    /// The context it was made in.
+    /// The context in which the domain was created.
     pub(super) fn context(&self) -> &Context {
-        // SAFETY: contexts outlive what is made in them.
+        // SAFETY: contexts outlive the objects that were created in them.
         unsafe { Context::of(self.ibv_context()) }
     }
 
-    /// What lives on while anything is in it.
+    /// The shared domain, which lives as long as any object is in it.
     ///
-    /// Errors: NOENT if it was freed in another context.
+    /// Errors: NOENT if another context freed the domain.
     pub(super) fn domain(&self) -> Result<&Arc<Domain>, Errno> {
         if let Some(file) = self.file() {
             file.domains.check(self.domain.device.id, &self.domain)?;
@@ -86,7 +86,7 @@ impl Pd {
         Ok(&self.domain)
     }
 
-    /// A name for that domain in this context.
+    /// A handle for this shared domain in this context.
     fn boxed(context: *mut ibv_context, file: Weak<File>, domain: Arc<Domain>) -> Box<Pd> {
         let handle = domain.device.id;
         Box::new(Pd {
@@ -99,19 +99,20 @@ impl Pd {
         })
     }
 
-    /// The open device file that it belongs to.
+    /// The open device file that the domain belongs to.
     pub(super) fn file(&self) -> Option<Arc<File>> {
         File::upgraded(&self.file)
     }
 
-    /// For the rings of a queue in it.
+    /// The rings of a queue in this domain.
     pub(super) fn rings(&self, resource: Resource) -> Rings {
         Rings::of(self.allocator, self.public(), resource)
     }
 
-    /// A queue moves in; to be called before it is made, so that nobody frees the domain meanwhile.
+    /// Admits a queue. The call must come before the queue is created, so that the domain cannot be
+    /// freed in the meantime.
     ///
-    /// Errors: as [`Pd::domain`].
+    /// Errors: those of [`Pd::domain`].
     pub(super) fn admit(&self) -> Result<Tenancy, Errno> {
         self.tenants.fetch_add(1, Ordering::Relaxed);
         let tenancy = Tenancy {
@@ -150,8 +151,8 @@ pub(super) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32
     .cast()
 }
 
-/// `ibv_unimport_pd(3)`: one name less for the domain. What is in it stays, and may know the name
-/// no more.
+/// `ibv_unimport_pd(3)`: removes one handle of the domain. The objects in the domain stay, and may
+/// no longer use this handle.
 pub(super) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
     status(|| {
         // SAFETY: a live domain.
@@ -165,8 +166,8 @@ pub(super) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
     });
 }
 
-/// `ibv_alloc_parent_domain(3)`. EOPNOTSUPP for allocators where the device cannot have its queues
-/// in any memory.
+/// `ibv_alloc_parent_domain(3)`: EOPNOTSUPP for allocators if the device does not support queues in
+/// arbitrary memory.
 pub(super) unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
@@ -214,11 +215,12 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
     .cast()
 }
 
-/// `ibv_dealloc_pd(3)`: EBUSY while a queue is in it, or it has a parent domain; ENOENT if it was
-/// freed in another context.
+/// `ibv_dealloc_pd(3)`: EBUSY while a queue is in the domain, or while it has a parent domain;
+/// ENOENT if another context freed it.
 ///
-/// With regions in it, it "may fail": ours does not, and ends with the last of them. Over iWARP,
-/// perftest 4.5 forgets one, and would call an error what it measured well.
+/// With regions in the domain, the call "may fail" according to the manual page. Here it succeeds,
+/// and the domain ends with the last region: over iWARP, perftest 4.5 leaves one region registered,
+/// and would report an error after a correct measurement.
 pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     status(|| {
         // SAFETY: a live domain.
@@ -245,7 +247,7 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     })
 }
 
-/// `ibv_alloc_td(3)`: our queues lock in any case, so the promise is worth nothing to us.
+/// `ibv_alloc_td(3)`: the queues always lock, so the provider does not use the program's promise.
 pub(super) unsafe extern "C" fn alloc_td(
     context: *mut ibv_context,
     attr: *mut ibv_td_init_attr,
@@ -269,7 +271,7 @@ pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
 }
 
 /// `ibv_create_ah(3)`: EINVAL for an address that is not global, as for all Ethernet devices, or
-/// not ours to send from.
+/// that is not a source address of this device.
 pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     pointer(|| {
         // SAFETY: a live domain, and the program's attributes.

@@ -12,19 +12,20 @@ use super::refusal::refuse;
 use super::unaligned::structure;
 use crate::guard::contained;
 
-/// Whether the send queue takes work requests: when connected, or about to be, and in error, where
-/// each completes flushed. Elsewhere nothing would ever come of them (conformance VRB-Q-02).
+/// Whether the send queue takes work requests: when it is connected, or nearly connected, and in
+/// the error state, where each request completes flushed. In other states no request would ever
+/// complete (conformance VRB-Q-02).
 ///
-/// RTR is among them: a stream has no direction that is ready before the other, and programs
-/// written for iWARP that receive only (perftest's) send their credits from there.
+/// RTR is included: both directions of a stream become ready together, and programs written for
+/// iWARP that only receive (perftest's) send their credits in RTR.
 #[inline]
 pub(super) fn takes_sends(state: QpState) -> bool {
     matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqe | QpState::Err)
 }
 
-/// `ibv_post_send(3)`: EINVAL for a request that can not be, or not in this state; ENOMEM when the
-/// queue is full; EIO in a forked child. The requests before `*bad_wr` are posted, and the device
-/// sees all of them at once.
+/// `ibv_post_send(3)`: EINVAL for an invalid request, or in a state without posting; ENOMEM when
+/// the queue is full; EIO in a forked child. The requests before `*bad_wr` are posted, and the
+/// device gets all of them at once.
 pub(super) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
@@ -57,7 +58,7 @@ pub(super) unsafe extern "C" fn post_send(
         }
         qp.sends.let_go(&qp.device, side)
     };
-    // The device may work on this thread for a while: others post meanwhile.
+    // The device may work on this thread for a while: other threads can post during that time.
     if let Some(index) = ring {
         contained(|| qp.device.ring_sends(index));
     }

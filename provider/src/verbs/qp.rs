@@ -28,12 +28,12 @@ use super::send_queue::{SendQueue, SendRules, SendShape};
 use super::srq::Srq;
 use crate::guard::{pointer, status};
 
-/// A queue pair: libibverbs' part, then ours.
+/// A queue pair: the part of libibverbs, then the part of the provider.
 #[repr(C)]
 pub(crate) struct Qp {
-    /// Must be first: libibverbs' pointer is ours.
+    /// Must be first: libibverbs' pointer is also the provider's.
     abi: Foreign<verbs_qp>,
-    /// Looked at before any lock.
+    /// Checked before any lock is taken.
     pub(super) birthplace: Birthplace,
     pub(super) device: Arc<urnic_driver::Qp>,
     pub(super) sends: Arc<Sends>,
@@ -54,14 +54,14 @@ impl Qp {
     /// destroyed.
     #[inline]
     pub(super) unsafe fn of<'a>(qp: *mut ibv_qp) -> &'a Qp {
-        // SAFETY: the caller promises a queue pair of ours, and `abi` is the first field.
+        // SAFETY: the caller promises a queue pair of this provider, and `abi` is the first field.
         unsafe { &*qp.cast::<Qp>() }
     }
 
-    /// Creates a queue pair, and writes its true capacities to `attr.cap`.
+    /// Creates a queue pair, and writes its actual capacities to `attr.cap`.
     ///
     /// # Safety
-    /// `pd` is a live domain, and the queues in `attr` are null or live ones.
+    /// `pd` is a live domain, and the queues in `attr` are null or live.
     pub(super) unsafe fn make(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result<Box<Qp>, Errno> {
         match attr.qp_type {
             IBV_QPT_RC => {}
@@ -131,7 +131,7 @@ impl Qp {
         self.device.shares_receives()
     }
 
-    /// libibverbs' part of the queue pair.
+    /// The part of the queue pair that belongs to libibverbs.
     pub(super) fn abi(&self) -> *mut verbs_qp {
         self.abi.get()
     }
@@ -142,7 +142,7 @@ impl Qp {
 
     /// The completion queues of sends and receives.
     fn cqs(&self) -> [&Cq; 2] {
-        // SAFETY: set when it was made; a completion queue outlives its queue pairs (EBUSY).
+        // SAFETY: both were set at creation; a completion queue outlives its queue pairs (EBUSY).
         unsafe { [Cq::of((*self.public()).send_cq), Cq::of((*self.public()).recv_cq)] }
     }
 
@@ -151,7 +151,7 @@ impl Qp {
         let attr = device_attr(attr);
         self.device.modify(&attr, mask)?;
         if mask.contains(QpMask::STATE) && attr.state == QpState::Reset as u32 {
-            // What completed before must not be polled, and settled, after this.
+            // Earlier completions must not be polled, and settled, after this.
             self.cqs().iter().for_each(|cq| cq.purge(self.device.qid));
             let sends = self.sends.side.hold().queue.discard();
             self.sends.waiting.store(false, Ordering::Relaxed);
@@ -167,8 +167,8 @@ impl Qp {
         self.cqs().iter().for_each(|cq| cq.detach(self.device.qid));
         self.asynchronous
             .purge(&self.async_channel, self.public().addr() as u64);
-        // SAFETY: the fields of this very queue pair: zeroes are an initialised mutex and condition
-        // variable.
+        // SAFETY: the fields belong to this queue pair: zeroes are an initialised mutex and
+        // condition variable.
         unsafe {
             let public = self.public();
             Acknowledgements {
@@ -219,7 +219,7 @@ fn queues(
     let sq = NonNull::new(device.sq().as_ptr()).ok_or(Errno::NOMEM)?;
     let rq = NonNull::new(device.rq().as_ptr()).ok_or(Errno::NOMEM)?;
     // SAFETY: ring and record live as long as `device`, which lives as long as `Qp`; `Sends`, which
-    // may outlive it, touches them only with `device` in hand.
+    // may outlive `Qp`, accesses them only while it holds `device`.
     let sends = unsafe { SendQueue::new(sq, record, shape, rules, ledger.clone()) };
     // SAFETY: ring and record live as long as `device`, which lives as long as `Qp`, which has the
     // receive queue.
@@ -227,7 +227,7 @@ fn queues(
     Ok((sends, receives))
 }
 
-/// libibverbs' part of a new queue pair.
+/// The part of a new queue pair that belongs to libibverbs.
 fn public_part(
     pd: *mut ibv_pd,
     attr: &ibv_qp_init_attr,
@@ -251,7 +251,7 @@ fn public_part(
     abi
 }
 
-/// `ibv_create_qp(3)`: EOPNOTSUPP for all but reliable connections, EINVAL beyond the device's
+/// `ibv_create_qp(3)`: EOPNOTSUPP for any type but reliable connections, EINVAL beyond the device's
 /// limits.
 pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: libibverbs gives a live domain, and the program its attributes.
@@ -264,7 +264,7 @@ pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
     status(|| unsafe { Qp::of(qp).modify(&*attr, mask) })
 }
 
-/// `ibv_query_qp(3)`: all attributes; the mask is ignored.
+/// `ibv_query_qp(3)`: writes all attributes; the mask is ignored.
 pub(super) unsafe extern "C" fn query_qp(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
@@ -276,7 +276,7 @@ pub(super) unsafe extern "C" fn query_qp(
         let this = unsafe { Qp::of(qp) };
         let caps = this.caps();
         let answer = ibv_attr(&this.device.query()?, caps);
-        // SAFETY: the program's structures, and our own.
+        // SAFETY: the program's structures, and this queue pair's.
         unsafe {
             attr.write(answer);
             init_attr.write(ibv_qp_init_attr {

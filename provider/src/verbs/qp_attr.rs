@@ -4,8 +4,8 @@ use urnic_device::vocabulary::QpState;
 use urnic_driver::{AddressVector, QpAttr, QpCaps};
 use urnic_rdma_core::*;
 
-/// The capacities of a queue pair. One that shares a receive queue has none of its own
-/// (`ibv_create_qp(3)`).
+/// The capacities of a queue pair. A queue pair with a shared receive queue has no receive
+/// capacities of its own (`ibv_create_qp(3)`).
 pub(super) fn own_caps(caps: QpCaps, shares: bool) -> QpCaps {
     if shares {
         QpCaps {

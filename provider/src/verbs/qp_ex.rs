@@ -1,9 +1,9 @@
 //! Queue pairs with the work-request builder interface (`ibv_create_qp_ex(3)`, `ibv_wr_start(3)`).
 //!
-//! `wr_start` takes the send queue's lock; `wr_complete` or `wr_abort` lets go of it. Between them
-//! each `wr_*` call begins an entry and each `wr_set_*` call gives it operands; the first mistake
-//! is remembered, and makes `wr_complete` take everything back. In a forked child all of them do
-//! nothing, and `wr_complete` answers EIO.
+//! `wr_start` takes the send queue's lock; `wr_complete` or `wr_abort` releases it. Between them
+//! each `wr_*` call begins an entry and each `wr_set_*` call adds its operands. The first error is
+//! recorded, and makes `wr_complete` discard all entries. In a forked child all of these calls do
+//! nothing, and `wr_complete` returns EIO.
 
 use std::ffi::{c_int, c_void};
 
@@ -23,7 +23,7 @@ use crate::context::Context;
 use crate::guard::{contained, pointer};
 use crate::race_detector;
 
-/// Operations that the builder knows.
+/// Operations that the builder supports.
 const OPERATIONS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | IBV_QP_EX_WITH_SEND
@@ -35,7 +35,7 @@ const OPERATIONS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_BIND_MW
     | IBV_QP_EX_WITH_SEND_WITH_INV;
 
-/// `ibv_create_qp_ex(3)`: EOPNOTSUPP for all but reliable connections, and for creation flags.
+/// `ibv_create_qp_ex(3)`: EOPNOTSUPP for any type but reliable connections, and for creation flags.
 pub(super) unsafe extern "C" fn create_qp_ex(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
@@ -66,7 +66,7 @@ pub(super) unsafe extern "C" fn create_qp_ex(
         };
         // SAFETY: libibverbs gives an open context.
         let release = unsafe { Context::of(context) }.release();
-        // Where a release that we do not know looks for the builder, we do not know either.
+        // The position of the builder flag is unknown for a release that is unknown.
         if builds && release.is_none() {
             return Err(Errno::OPNOTSUPP);
         }
@@ -86,13 +86,13 @@ pub(super) unsafe extern "C" fn create_qp_ex(
     .cast()
 }
 
-/// Fills in the builder's functions, and says that they are there, where the given rdma-core
-/// release looks for it.
+/// Sets the builder's functions, and the flag that announces them, at the place where the given
+/// rdma-core release reads the flag.
 ///
-/// `wr_atomic_write` and `wr_flush` stay null: they are newer than some releases, whose `comp_mask`
-/// is in their place.
+/// `wr_atomic_write` and `wr_flush` stay null: some releases do not have them, and have `comp_mask`
+/// in their place.
 fn offer_builder(abi: &mut verbs_qp, release: u32) {
-    // SAFETY: the union is the extended one from here on, which begins like the other.
+    // SAFETY: the union is the extended variant from here on, which begins like the other variant.
     let qp = unsafe { &mut *abi.qp.qp_ex };
     qp.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
     qp.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
@@ -112,14 +112,16 @@ fn offer_builder(abi: &mut verbs_qp, release: u32) {
     qp.wr_complete = Some(wr_complete);
     qp.wr_abort = Some(wr_abort);
     let offset = qp_comp_mask_offset(release);
-    // SAFETY: `verbs_qp` is as large as that of the newest release, and the offset a multiple of 4.
+    // SAFETY: `verbs_qp` is as large as that of the newest release, and the offset is a multiple of
+    // 4.
     unsafe { *(&raw mut *abi).byte_add(offset).cast::<u32>() |= VERBS_QP_EX };
 }
 
-/// The queue pair, whose send queue's lock is held by this builder: does something with queue and
+/// Runs `act` on the send queue and the builder of a queue pair whose send queue is locked by this
 /// builder.
 ///
 /// # Safety
+/// `qp` is live, and between `wr_start` and its end.
 /// `qp` is live, and between `wr_start` and its end.
 unsafe fn with(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut SendQueue, &mut Building)) {
     // SAFETY: the caller promises a live queue pair.
@@ -135,15 +137,15 @@ unsafe fn with(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut SendQueue, &mut Buildin
     side.keep();
 }
 
-/// Begins an entry, with the flags and id that the program put into the queue pair.
+/// Begins an entry, with the flags and id that the program stored in the queue pair.
 ///
 /// # Safety
-/// As of [`with`].
+/// The conditions of [`with`].
 unsafe fn begin(qp: *mut ibv_qp_ex, opcode: Opcode, fill: impl FnOnce(&mut SendQueue, &mut Entry)) {
     // SAFETY: the caller promises a live queue pair between `wr_start` and its end; the two fields
     // are the program's, set before each entry.
     unsafe {
-        // Inline is what `wr_set_inline_data` makes it.
+        // Only `wr_set_inline_data` makes an entry inline.
         let (flags, wr_id) = ((*qp).wr_flags & !IBV_SEND_INLINE, (*qp).wr_id);
         with(qp, |queue, building| {
             building.begin(queue, opcode, flags, wr_id, fill)
@@ -151,10 +153,10 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: Opcode, fill: impl FnOnce(&mut SendQ
     }
 }
 
-/// Gives the entry its operands, in place of any it had.
+/// Sets the operands of the entry, replacing earlier operands.
 ///
 /// # Safety
-/// As of [`with`].
+/// The conditions of [`with`].
 unsafe fn set(qp: *mut ibv_qp_ex, put: impl FnOnce(&mut SendQueue, &mut Entry) -> Result<(), Errno>) {
     // SAFETY: the caller promises a live queue pair between `wr_start` and its end.
     unsafe {
@@ -164,7 +166,7 @@ unsafe fn set(qp: *mut ibv_qp_ex, put: impl FnOnce(&mut SendQueue, &mut Entry) -
                     entry.clear_data();
                     put(queue, entry)
                 }
-                // After a mistake, or with no operation begun.
+                // After an error, or without a begun operation.
                 None => Err(Errno::INVAL),
             };
             if let Err(errno) = outcome {
@@ -194,7 +196,7 @@ pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     if !this.birthplace.is_here() {
         return Errno::IO.raw_os_error();
     }
-    // SAFETY: `wr_start` kept it locked.
+    // SAFETY: `wr_start` kept the queue locked.
     let mut side = unsafe { this.sends.side.resume() };
     let side_ = &mut *side;
     side_.building.finish(&mut side_.queue);
@@ -215,14 +217,14 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     if !this.birthplace.is_here() {
         return;
     }
-    // SAFETY: `wr_start` kept it locked.
+    // SAFETY: `wr_start` kept the queue locked.
     let mut side = unsafe { this.sends.side.resume() };
     let mark = side.building.mark;
     side.queue.rewind(mark);
     finish(this, side);
 }
 
-/// The end of what `wr_start` began: sends that were posted before it may have waited for that.
+/// Ends the sequence that `wr_start` began: sends posted before it may have waited for the end.
 fn finish(qp: &Qp, side: Held<'_, SendSide>) {
     if let Some(index) = qp.sends.let_go(&qp.device, side) {
         contained(|| qp.device.ring_sends(index));
@@ -258,7 +260,7 @@ builders! {
         q.put_atomic(e, add, 0);
     });
     wr_local_inv(qp, rkey: u32) begin(qp, Opcode::LocalInv, |_, e| e.header.stag = rkey.into());
-    // The window's new key names it.
+    // The new key, `rkey`, identifies the window.
     wr_bind_mw(qp, _mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) begin(qp, Opcode::BindMw, |q, e| {
         q.put_bind(e, rkey, &info.read_unaligned());
     });

@@ -1,7 +1,7 @@
 //! The driver's side of a receive queue: a ring of entries of equal length shared with the device
 //! ([`wqe`](urnic_device::wqe)). As in a [send queue](super::send_queue), a slot is free again when
-//! its completion was polled; in a shared receive queue, whose completions go many ways, when the
-//! device has taken it.
+//! its completion was polled. In a shared receive queue, whose completions go to several completion
+//! queues, a slot is free again when the device has taken its entry.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -20,44 +20,44 @@ use super::unaligned::{elements, structure};
 
 const HEADER_LEN: usize = size_of::<RecvHeader>();
 
-/// How large a receive queue is.
+/// The size of a receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ReceiveShape {
-    /// Work requests it takes.
+    /// Maximum number of outstanding work requests.
     pub(crate) slots: u32,
-    /// Scatter/gather elements of one.
+    /// Maximum number of scatter/gather elements of a work request.
     pub(crate) max_sge: u32,
-    /// Entries of the ring: a power of two, and not less than `slots`.
+    /// The number of entries in the ring: a power of two, and not less than `slots`.
     pub(crate) entries: u32,
-    /// log2 of the bytes of an entry, which has room for `max_sge` elements.
+    /// log2 of the bytes of an entry, which has space for `max_sge` elements.
     pub(crate) log_stride: u32,
 }
 
-/// The queue, as who holds its lock sees it.
+/// The queue, for the holder of its lock.
 pub(crate) struct ReceiveQueue {
     ring: NonNull<u8>,
     record: NonNull<QueueRecord>,
     /// `None`: a shared queue.
     ledger: Option<Arc<Ledger>>,
     shape: ReceiveShape,
-    /// Entries written: the number of the next slot too.
+    /// The number of entries written, which is also the number of the next slot.
     written: u32,
-    /// Entries that the device may see.
+    /// The number of entries published to the device.
     published: u32,
-    /// Slots that are free again, as far as we know.
+    /// Slots before this one are free, according to the last read of the ledger or record.
     settled: u32,
 }
 
-// SAFETY: the pointers lead to the rings of the queue pair, which nobody else writes and which live
-// as long as it.
+// SAFETY: the pointers lead to the rings of the queue pair, which live as long as the queue and
+// have no other writer.
 unsafe impl Send for ReceiveQueue {}
 
 impl ReceiveQueue {
-    /// A queue over a zeroed ring and record.
+    /// Creates a queue on a zeroed ring and record.
     ///
     /// # Safety
     /// `ring` has `shape.entries` entries and `record` is a queue record; both outlive the queue,
-    /// and only it writes the ring and the record's receive producer.
+    /// and only the queue writes the ring and the record's receive producer.
     pub(crate) unsafe fn new(
         ring: NonNull<u8>,
         record: NonNull<QueueRecord>,
@@ -90,14 +90,14 @@ impl ReceiveQueue {
                 return Err(Errno::NOMEM);
             }
         }
-        // A negative count is a large one.
+        // A negative count becomes a large one.
         let count = wr.num_sge as u32;
         if count > self.shape.max_sge {
             return Err(Errno::INVAL);
         }
         let slot = (self.written & (self.shape.entries - 1)) as usize;
-        // SAFETY: a slot's entry is within the ring, has room for the header and `max_sge` elements
-        // and is not the device's yet.
+        // SAFETY: a slot's entry is within the ring, has space for the header and `max_sge`
+        // elements and is not published to the device yet.
         unsafe {
             let entry = self.ring.as_ptr().add(slot << self.shape.log_stride);
             entry
@@ -120,9 +120,9 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// Writes a list of work requests, and lets the device see those before the first that cannot
-    /// be taken, to which `bad_wr` then points. Returns the producer index to ring with, if the
-    /// device wants a ring, and 0 or an errno.
+    /// Writes a list of work requests, and publishes those before the first that cannot be taken,
+    /// to which `bad_wr` then points. Returns the producer index to ring with, if the device
+    /// requests a ring, and 0 or an errno.
     ///
     /// # Safety
     /// `wr` is a list as `ibv_post_recv(3)` takes it; `bad_wr` is null or can be written.
@@ -150,19 +150,19 @@ impl ReceiveQueue {
         (self.publish(), result)
     }
 
-    /// Slots that are free again.
+    /// The number of slots that were freed.
     fn freed(&self) -> u32 {
         match &self.ledger {
             Some(ledger) => ledger.receives_settled(),
-            // SAFETY: the record outlives us, and is only accessed atomically.
+            // SAFETY: the record outlives the queue, and is only accessed atomically.
             None => unsafe { self.record.as_ref() }
                 .rq_consumer
                 .load(Ordering::Acquire),
         }
     }
 
-    /// Lets the device see what was written. Returns the producer index to ring with, if it wants a
-    /// ring.
+    /// Publishes the written entries to the device. Returns the producer index to ring with, if the
+    /// device requests a ring.
     #[inline]
     pub(crate) fn publish(&mut self) -> Option<u32> {
         let old = self.published;
@@ -170,13 +170,13 @@ impl ReceiveQueue {
             return None;
         }
         self.published = self.written;
-        // SAFETY: the record outlives us, and is only accessed atomically.
+        // SAFETY: the record outlives the queue, and is only accessed atomically.
         let record = unsafe { self.record.as_ref() };
         record::publish(&record.rq_producer, &record.rq_event, old, self.written).then_some(self.written)
     }
 
-    /// The queue was emptied (RESET): what was posted does not complete any more. Indices go on.
-    /// Returns the slots taken so far.
+    /// The queue was emptied (RESET): posted requests do not complete any more. Indices continue.
+    /// Returns the number of slots taken so far.
     pub(crate) fn discard(&mut self) -> u32 {
         self.written = self.published;
         self.settled = self.written;

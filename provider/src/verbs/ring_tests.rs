@@ -1,4 +1,4 @@
-//! Rings against a device that is a few lines of test: what the driver writes is read back by the
+//! Rings against a simple device in this test: the test reads the driver's entries according to the
 //! datasheet.
 
 use std::ptr::{self, NonNull};
@@ -74,7 +74,7 @@ impl Sends {
         let ring = Memory::new(shape.blocks as usize * BLOCK_LEN);
         let record = Memory::new(size_of::<QueueRecord>());
         let ledger = Arc::new(Ledger::new(shape.slots));
-        // SAFETY: made to measure, and dropped with the queue.
+        // SAFETY: ring and record have the size of the shape, and are dropped with the queue.
         let queue = unsafe { SendQueue::new(ring.ptr(), record.ptr(), shape, rules, ledger.clone()) };
         Sends {
             queue,
@@ -86,7 +86,7 @@ impl Sends {
     }
 
     fn post(&mut self, wr: &ibv_send_wr) -> Result<(), Errno> {
-        // SAFETY: the tests' work requests are sound.
+        // SAFETY: the tests' work requests are valid.
         unsafe { self.queue.post(wr) }
     }
 
@@ -135,7 +135,7 @@ fn a_full_send_queue_has_room_after_a_polled_completion() {
         .unwrap();
     }
     assert_eq!(s.post(&send(&mut [])), Err(Errno::NOMEM));
-    // The third completes: the two before it were not signalled.
+    // The third request completes: the two before it were not signalled.
     assert_eq!(s.ledger.settle_send(2), 102);
     for _ in 0..3 {
         s.post(&send(&mut [])).unwrap();
@@ -308,7 +308,7 @@ fn each_opcode_fills_the_fields_it_needs() {
 fn what_can_not_be_is_refused_and_leaves_nothing_behind() {
     let mut s = Sends::new(4, 2, 32);
     let data = [0u8; 64];
-    // The requests point to these.
+    // The requests point to these elements.
     let mut list = [sge_of(&data[..16]); 3];
     let mut more_than_fits_inline = [sge_of(&data[..33])];
     let mut more_than_a_length_says = [
@@ -452,7 +452,7 @@ fn receives_fill_their_ring_and_completions_free_slots() {
     let ring = Memory::new((shape.entries as usize) << shape.log_stride);
     let record = Memory::new(size_of::<QueueRecord>());
     let ledger = Arc::new(Ledger::new(1));
-    // SAFETY: made to measure, and dropped with the queue.
+    // SAFETY: ring and record have the size of the shape, and are dropped with the queue.
     let mut queue = unsafe { ReceiveQueue::new(ring.ptr(), record.ptr(), shape, Some(ledger.clone())) };
     // SAFETY: a zeroed record of atomics.
     let producer: &AtomicU32 = unsafe { &record.ptr::<QueueRecord>().as_ref().rq_producer };
@@ -468,7 +468,7 @@ fn receives_fill_their_ring_and_completions_free_slots() {
             sg_list: list.as_mut_ptr(),
             num_sge,
         };
-        // SAFETY: the list is there.
+        // SAFETY: the list exists.
         let outcome = unsafe { queue.post(&wr) };
         queue.publish();
         outcome
@@ -496,7 +496,7 @@ fn receives_fill_their_ring_and_completions_free_slots() {
     assert_eq!(post(0, &mut list, -1), Err(Errno::INVAL));
 }
 
-/// A request and its list as they lie in a C program's packed struct, behind one byte.
+/// A request and its list in a packed struct of C, behind one byte.
 #[repr(C, packed)]
 struct Packed<T> {
     _tag: u8,
@@ -519,7 +519,7 @@ fn requests_and_lists_in_packed_structs_are_taken() {
     });
     sent.wr.sg_list = (&raw mut sent.list).cast();
     sent.wr.num_sge = 2;
-    // Copied, as `post_send` does; its list stays where it is.
+    // The request is copied, as in `post_send`; its list stays in place.
     let wr = sent.wr;
     s.post(&wr).unwrap();
     let (header, operands) = s.entry(0);
@@ -537,7 +537,7 @@ fn requests_and_lists_in_packed_structs_are_taken() {
     };
     let ring = Memory::new((shape.entries as usize) << shape.log_stride);
     let record = Memory::new(size_of::<QueueRecord>());
-    // SAFETY: made to measure, and dropped with the queue.
+    // SAFETY: ring and record have the size of the shape, and are dropped with the queue.
     let mut queue = unsafe { ReceiveQueue::new(ring.ptr(), record.ptr(), shape, None) };
     let mut received = [77, 78].map(|wr_id| {
         Box::new(Packed {
@@ -555,7 +555,7 @@ fn requests_and_lists_in_packed_structs_are_taken() {
     for packed in [&mut *first, &mut *second] {
         packed.wr.sg_list = (&raw mut packed.list).cast();
     }
-    // The second has too many elements.
+    // The second request has too many elements.
     second.wr.num_sge = 3;
     first.wr.next = &raw mut second.wr;
     let mut bad = Packed {
@@ -563,7 +563,7 @@ fn requests_and_lists_in_packed_structs_are_taken() {
         wr: ptr::null_mut::<ibv_recv_wr>(),
         list,
     };
-    // SAFETY: the list and the variable are there.
+    // SAFETY: the list and the variable exist.
     let (_, result) = unsafe { queue.post_list(&raw mut first.wr, &raw mut bad.wr) };
     assert_eq!(result, Errno::INVAL.raw_os_error());
     let bad = bad.wr;
@@ -574,7 +574,7 @@ fn requests_and_lists_in_packed_structs_are_taken() {
     assert_eq!(Sge::read_from_prefix(&rest[16..]).unwrap().0.offset.get(), 0x2000);
 }
 
-/// A device that completes: entries with the right phase, until the ring is full.
+/// A device that completes: it writes entries with the right phase until the ring is full.
 struct Completer {
     ring: Memory,
     record: Memory,
@@ -590,7 +590,7 @@ impl Completer {
             log_size,
             producer: 0,
         };
-        // SAFETY: made to measure; the tests drop both together.
+        // SAFETY: ring and record have the size of the queue; the tests drop them together with it.
         let ring = unsafe { CompletionRing::new(c.ring.ptr(), c.record.ptr(), log_size) };
         (c, ring)
     }
@@ -651,7 +651,7 @@ fn a_queue_is_armed_behind_what_lies_in_it() {
     let (mut device, mut ring) = Completer::new(2);
     assert_eq!(ring.newest(), 0);
     for _ in 0..10 {
-        // Full, and then with one taken.
+        // The ring is full; then one entry is taken.
         (0..4).for_each(|cookie| device.complete(cqe(1, cookie)));
         assert_eq!(ring.newest(), device.producer);
         ring.advance();
@@ -670,7 +670,7 @@ fn only_completions_of_destroyed_queue_pairs_are_skipped() {
     }
     ring.advance();
     ring.purge(1);
-    // A new queue pair with the number of the old one.
+    // A new queue pair with the number of the old queue pair.
     device.complete(cqe(1, 5));
     let mut seen = Vec::new();
     while let Some(cqe) = ring.front() {

@@ -2,9 +2,9 @@
 //! ([`wqe`](urnic_device::wqe)).
 //!
 //! A slot is free again when its completion, or that of a later work request, was *polled*: the
-//! rule of RNICs, on which programs rely that post until ENOMEM and size their completion queue
-//! after the send queue. So the ring is made large enough for as many longest entries as there are
-//! slots, and never asks how far the device is.
+//! rule of RNICs. Programs rely on this rule when they post until ENOMEM and size their completion
+//! queue after the send queue. So the ring has space for as many entries of maximum length as there
+//! are slots, and the driver never reads the progress of the device.
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -25,74 +25,73 @@ use zerocopy::Unalign;
 use super::ledger::Ledger;
 use super::unaligned::elements;
 
-/// Longest message: 2 GiB.
+/// The maximum message length: 2 GiB.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 
-/// How large a send queue is. The ring holds as many entries of the longest kind as there are
-/// slots.
+/// The size of a send queue. The ring holds as many entries of maximum length as there are slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SendShape {
-    /// Work requests it takes.
+    /// Maximum number of outstanding work requests.
     pub(crate) slots: u32,
-    /// Scatter/gather elements of one.
+    /// Maximum number of scatter/gather elements of a work request.
     pub(crate) max_sge: u32,
-    /// Inline bytes of one.
+    /// Maximum number of inline bytes of a work request.
     pub(crate) max_inline: u32,
-    /// Blocks of the ring, a power of two.
+    /// The number of blocks in the ring, a power of two.
     pub(crate) blocks: u32,
 }
 
-/// What may be posted besides the shape: what the device and the creation of the queue pair allow.
+/// Further limits on posting, from the device and from the creation of the queue pair.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SendRules {
     /// Every work request makes a completion (`sq_sig_all`).
     pub(crate) signal_all: bool,
-    /// Elements of an RDMA Read.
+    /// Maximum number of elements of an RDMA Read.
     pub(crate) max_sge_read: u32,
-    /// Atomics are in the device.
+    /// The device supports atomics.
     pub(crate) atomics: bool,
-    /// Immediate data is in the device.
+    /// The device supports immediate data.
     pub(crate) immediate: bool,
-    /// Memory windows are in the device.
+    /// The device supports memory windows.
     pub(crate) windows: bool,
 }
 
-/// The queue, as who holds its lock sees it.
+/// The queue, for the holder of its lock.
 pub(crate) struct SendQueue {
     ring: NonNull<u8>,
     record: NonNull<QueueRecord>,
     ledger: Arc<Ledger>,
     rules: SendRules,
     shape: SendShape,
-    /// Blocks written.
+    /// The number of blocks written.
     written: u32,
-    /// Blocks that the device may see.
+    /// The number of blocks published to the device.
     published: u32,
-    /// Slots taken.
+    /// The number of slots taken.
     posted: u32,
-    /// Slots before this one are free, as far as we know.
+    /// Slots before this one are free, according to the last read of the ledger.
     settled: u32,
 }
 
-// SAFETY: the pointers lead to the rings of the queue pair, which nobody else writes and which live
-// as long as it.
+// SAFETY: the pointers lead to the rings of the queue pair, which live as long as the queue and
+// have no other writer.
 unsafe impl Send for SendQueue {}
 
-/// What an operation carries.
+/// The operands of an operation.
 enum Operands {
     /// Data to send, from memory or inline.
     Data,
-    /// Where read data goes.
+    /// The destination of read data.
     Sink,
-    /// Two operands, and where the old value goes.
+    /// Two operands, and the destination of the old value.
     Atomic,
-    /// A window.
+    /// A memory window.
     Bind,
-    /// Nothing but the STag.
+    /// The STag only.
     Invalidate,
 }
 
-/// An entry in the making: its header, and how long its operands are so far.
+/// An incomplete entry: its header, and the current length of its operands.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Entry {
     pub(crate) header: SendHeader,
@@ -105,13 +104,13 @@ impl Entry {
         Opcode::from_raw(self.header.opcode)
     }
 
-    /// The peer's memory that it is about.
+    /// Sets the peer's memory that the operation accesses.
     pub(crate) fn set_remote(&mut self, stag: u32, offset: u64) {
         self.header.stag = stag.into();
         self.header.remote_offset = offset.into();
     }
 
-    /// Forgets elements and inline data.
+    /// Removes elements and inline data.
     pub(crate) fn clear_data(&mut self) {
         self.operand_len = match self.opcode() {
             Some(Opcode::CompareSwap | Opcode::FetchAdd) => size_of::<AtomicOperands>(),
@@ -125,11 +124,11 @@ impl Entry {
 }
 
 impl SendQueue {
-    /// A queue over a zeroed ring and record.
+    /// Creates a queue on a zeroed ring and record.
     ///
     /// # Safety
     /// `ring` has `shape.blocks` blocks and `record` is a queue record; both outlive the queue, and
-    /// only it writes the ring and the record's send producer.
+    /// only the queue writes the ring and the record's send producer.
     pub(crate) unsafe fn new(
         ring: NonNull<u8>,
         record: NonNull<QueueRecord>,
@@ -153,10 +152,11 @@ impl SendQueue {
     /// Writes a work request behind the others. The device does not see it before
     /// [`publish`](Self::publish).
     ///
-    /// Errors: NOMEM when all slots are taken, INVAL for a request that can not be.
+    /// Errors: NOMEM when all slots are taken, INVAL for an invalid request.
     ///
     /// # Safety
-    /// `wr` is filled as its opcode wants; its element list and, if inline, its data can be read.
+    /// `wr` has the fields that its opcode requires; its element list and, if inline, its data can
+    /// be read.
     #[inline]
     pub(crate) unsafe fn post(&mut self, wr: &ibv_send_wr) -> Result<(), Errno> {
         let (opcode, operands) = match wr.opcode {
@@ -185,18 +185,18 @@ impl SendQueue {
             _ => {}
         }
 
-        // A negative count is a large one.
+        // A negative count becomes a large one.
         let count = wr.num_sge as u32;
         if count > self.shape.max_sge {
             return Err(Errno::INVAL);
         }
-        // SAFETY: the caller's list has so many elements.
+        // SAFETY: the caller's list has `count` elements.
         let list = unsafe { elements(wr.sg_list, count as usize) };
         let inline = wr.send_flags & IBV_SEND_INLINE != 0;
         match operands {
             Operands::Data if inline => {
                 for sge in list.iter().map(Unalign::get) {
-                    // SAFETY: the caller's data, read at once.
+                    // SAFETY: the caller's data can be read, and is read immediately.
                     unsafe { self.put_inline(&mut entry, sge.addr as *const u8, sge.length as usize)? };
                 }
             }
@@ -213,7 +213,7 @@ impl SendQueue {
                 self.put_list(&mut entry, list)?;
             }
             Operands::Bind => {
-                // SAFETY: this opcode fills `bind_mw`, whose region, if any, is a live one.
+                // SAFETY: this opcode fills `bind_mw`, whose region, if any, is live.
                 unsafe { self.put_bind(&mut entry, wr.extra.bind_mw.rkey, &wr.extra.bind_mw.bind_info) };
             }
             Operands::Invalidate => {}
@@ -222,10 +222,10 @@ impl SendQueue {
         Ok(())
     }
 
-    /// An entry for an operation, with a work request's flags: to be given operands and
-    /// [committed](Self::commit).
+    /// Begins an entry for an operation, with a work request's flags. The caller adds operands and
+    /// [commits](Self::commit) the entry.
     ///
-    /// Errors: NOMEM when all slots are taken, INVAL for flags and operations that there are not.
+    /// Errors: NOMEM when all slots are taken, INVAL for invalid flags and operations.
     #[inline]
     pub(crate) fn begin(&mut self, opcode: Opcode, flags: u32, wr_id: u64) -> Result<Entry, Errno> {
         if !self.has_slot() {
@@ -281,7 +281,8 @@ impl SendQueue {
         Ok(ours.bits())
     }
 
-    /// As [`put_inline`](Self::put_inline), for an entry whose operation may not take inline data.
+    /// Sets inline data, as [`put_inline`](Self::put_inline) does, after a check that the entry's
+    /// operation supports inline data.
     ///
     /// # Safety
     /// `data` has `len` readable bytes.
@@ -301,7 +302,8 @@ impl SendQueue {
         }
     }
 
-    /// As [`put_list`](Self::put_list), for a list that may not suit the entry's operation.
+    /// Sets a list, as [`put_list`](Self::put_list) does, after a check against the entry's
+    /// operation.
     pub(crate) fn set_list(&mut self, entry: &mut Entry, list: &[Unalign<ibv_sge>]) -> Result<(), Errno> {
         let (least, most) = match entry.opcode() {
             Some(Opcode::LocalInv | Opcode::BindMw) | None => return Err(Errno::INVAL),
@@ -327,8 +329,9 @@ impl SendQueue {
         }
         let at = self.offset(entry);
         let first = len.min(self.ring_len() - at);
-        // SAFETY: `at` + `first` is within the ring, and the rest is shorter than an entry, thus
-        // than what lies before `at`. The device reads neither before they are published.
+        // SAFETY: `at` + `first` is within the ring, and the rest is shorter than an entry, so it
+        // is shorter than the part before `at`. The device reads neither part before they are
+        // published.
         unsafe {
             ptr::copy_nonoverlapping(data, self.ring.as_ptr().add(at), first);
             ptr::copy_nonoverlapping(data.add(first), self.ring.as_ptr(), len - first);
@@ -382,34 +385,34 @@ impl SendQueue {
         let mut bind = BindOperands::default();
         bind.offset = info.addr.into();
         bind.len = info.length.into();
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises that `info.mr` is null or a region.
         bind.mr_stag = unsafe { info.mr.as_ref() }.map_or(0, |mr| mr.lkey).into();
         bind.access = info.mw_access_flags.into();
         bind.new_stag = new_stag.into();
         self.put(entry, bind);
     }
 
-    /// Appends an operand whose length divides a block's: it does not wrap.
+    /// Appends an operand whose length divides the length of a block, so it does not wrap.
     #[inline]
     fn put<T>(&mut self, entry: &mut Entry, operand: T) {
         const { assert!(BLOCK_LEN.is_multiple_of(size_of::<T>())) };
         let at = self.offset(entry);
-        // SAFETY: `at` is within the ring and a multiple of the operand's length (an atomic's or
-        // bind's operands start an entry's, elements follow elements or 16 bytes), so all of it is.
-        // The device does not read it yet.
+        // SAFETY: `at` is within the ring and a multiple of the operand's length (the operands of
+        // an atomic or bind start an entry, elements follow elements or 16 bytes), so the whole
+        // operand is within the ring. The device does not read it yet.
         unsafe { self.ring.as_ptr().add(at).cast::<T>().write_unaligned(operand) };
         entry.operand_len += size_of::<T>();
     }
 
-    /// Ends an entry: writes its header before its operands and takes its slot.
+    /// Ends an entry: writes the header before the operands and takes a slot.
     #[inline]
     pub(crate) fn commit(&mut self, entry: &mut Entry) {
         let blocks = blocks(entry.operand_len);
         entry.header.blocks = blocks as u8;
         entry.header.cookie = u64::from(self.posted).into();
         let at = self.block_offset();
-        // SAFETY: a header fits in the block at `at`, which is within the ring and not the device's
-        // yet.
+        // SAFETY: a header fits in the block at `at`, which is within the ring and not published to
+        // the device yet.
         unsafe {
             self.ring
                 .as_ptr()
@@ -422,8 +425,8 @@ impl SendQueue {
         self.written = self.written.wrapping_add(blocks as u32);
     }
 
-    /// Lets the device see what was written. Returns the producer index to ring with, if it wants a
-    /// ring.
+    /// Publishes the written entries to the device. Returns the producer index to ring with, if the
+    /// device requests a ring.
     #[inline]
     pub(crate) fn publish(&mut self) -> Option<u32> {
         let old = self.published;
@@ -431,29 +434,29 @@ impl SendQueue {
             return None;
         }
         self.published = self.written;
-        // SAFETY: the record outlives us, and is only accessed atomically.
+        // SAFETY: the record outlives the queue, and is only accessed atomically.
         let record = unsafe { self.record.as_ref() };
         record::publish(&record.sq_producer, &record.sq_event, old, self.written).then_some(self.written)
     }
 
-    /// Whether something written is not published.
+    /// Whether written entries are not published.
     pub(crate) fn is_waiting(&self) -> bool {
         self.published != self.written
     }
 
-    /// The mark to [`rewind`](Self::rewind) to.
+    /// The mark for [`rewind`](Self::rewind).
     pub(crate) fn mark(&self) -> (u32, u32) {
         (self.written, self.posted)
     }
 
-    /// Takes back what was written, but not published, since the mark.
+    /// Removes entries that were written after the mark and not published.
     pub(crate) fn rewind(&mut self, (written, posted): (u32, u32)) {
         self.written = written;
         self.posted = posted;
     }
 
-    /// The queue was emptied (RESET): what was published does not complete any more, and what was
-    /// not never will be. Indices go on. Returns the slots taken so far.
+    /// The queue was emptied (RESET): published entries do not complete any more, and unpublished
+    /// entries are never published. Indices continue. Returns the number of slots taken so far.
     pub(crate) fn discard(&mut self) -> u32 {
         self.written = self.published;
         self.settled = self.posted;
@@ -465,13 +468,13 @@ impl SendQueue {
         self.shape.blocks as usize * BLOCK_LEN
     }
 
-    /// Where the next entry's header goes, in bytes.
+    /// The position of the next entry's header, in bytes.
     #[inline]
     fn block_offset(&self) -> usize {
         (self.written as usize * BLOCK_LEN) & (self.ring_len() - 1)
     }
 
-    /// Where the entry's next operand goes, in bytes.
+    /// The position of the entry's next operand, in bytes.
     #[inline]
     fn offset(&self, entry: &Entry) -> usize {
         (self.block_offset() + OPERANDS + entry.operand_len) & (self.ring_len() - 1)

@@ -19,12 +19,12 @@ use super::refusal::refuse;
 use super::reported::{Acknowledgements, Reported};
 use crate::guard::{contained, pointer, status};
 
-/// A shared receive queue as libibverbs knows it, and what is ours behind it.
+/// A shared receive queue: the part of libibverbs, then the part of the provider.
 #[repr(C)]
 pub(crate) struct Srq {
-    /// Must be first: libibverbs' pointer is ours.
+    /// Must be first: libibverbs' pointer is also the provider's.
     abi: Foreign<verbs_srq>,
-    /// Looked at before any lock.
+    /// Checked before any lock is taken.
     birthplace: Birthplace,
     pub(super) device: Arc<urnic_driver::Srq>,
     receives: Lock<ReceiveQueue>,
@@ -40,12 +40,12 @@ impl Srq {
     /// # Safety
     /// `srq` came from [`create_srq`] or [`create_srq_ex`] and was not destroyed.
     pub(super) unsafe fn of<'a>(srq: *mut ibv_srq) -> &'a Srq {
-        // SAFETY: the caller promises a queue of ours, and `abi` is the first field.
+        // SAFETY: the caller promises a queue of this provider, and `abi` is the first field.
         unsafe { &*srq.cast::<Srq>() }
     }
 
-    /// Makes one, and says in `attr` what it really holds. A limit in it does not count
-    /// (`ibv_create_srq(3)`).
+    /// Creates a shared receive queue, and writes its actual capacities to `attr`. A limit in
+    /// `attr` is ignored (`ibv_create_srq(3)`).
     ///
     /// # Safety
     /// `pd` is a live domain.
@@ -73,8 +73,8 @@ impl Srq {
             log_stride: device.log_stride(),
         };
         let ring = NonNull::new(device.ring().as_ptr()).ok_or(Errno::NOMEM)?;
-        // SAFETY: ring and record are there for as long as `device`, which we keep as long as the
-        // value.
+        // SAFETY: ring and record exist as long as `device`, which the new queue keeps as long as
+        // the value.
         let receives = unsafe { ReceiveQueue::new(ring, NonNull::from(device.record()), shape, None) };
         // SAFETY: all zeroes are null pointers, and an unlocked mutex.
         let mut abi: verbs_srq = unsafe { mem::zeroed() };
@@ -98,12 +98,12 @@ impl Srq {
         ))
     }
 
-    /// Ends it. Waits until the program acknowledged its events.
+    /// Destroys the queue. Waits until the program acknowledged its events.
     fn destroy(&self) -> Result<(), Errno> {
         self.device.destroy()?;
         let public = self.abi.get().cast::<ibv_srq>();
         self.asynchronous.purge(&self.async_channel, public.addr() as u64);
-        // SAFETY: the fields of this very queue: zeroes are an initialised mutex and condition
+        // SAFETY: the fields belong to this queue: zeroes are an initialised mutex and condition
         // variable.
         unsafe {
             Acknowledgements {
@@ -124,14 +124,14 @@ pub(super) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_i
         let attr = unsafe { &mut *attr };
         // SAFETY: libibverbs gives a live domain.
         let srq = unsafe { Srq::make(pd, &mut attr.attr)? };
-        // SAFETY: no other code has it yet.
+        // SAFETY: no other code has the queue yet.
         unsafe { (*srq.abi.get()).srq.srq_context = attr.srq_context };
         Ok(srq)
     })
     .cast()
 }
 
-/// `ibv_create_srq_ex(3)`: EOPNOTSUPP for all but basic ones.
+/// `ibv_create_srq_ex(3)`: EOPNOTSUPP for any type but basic queues.
 pub(super) unsafe extern "C" fn create_srq_ex(
     _context: *mut ibv_context,
     attr: *mut ibv_srq_init_attr_ex,
@@ -150,15 +150,15 @@ pub(super) unsafe extern "C" fn create_srq_ex(
         }
         // SAFETY: the program's domain.
         let srq = unsafe { Srq::make(attr.pd, &mut attr.attr)? };
-        // SAFETY: no other code has it yet.
+        // SAFETY: no other code has the queue yet.
         unsafe { (*srq.abi.get()).srq.srq_context = attr.srq_context };
         Ok(srq)
     })
     .cast()
 }
 
-/// `ibv_modify_srq(3)`: arms the limit. The size stays what it is (the device does not say that it
-/// can change it): EOPNOTSUPP.
+/// `ibv_modify_srq(3)`: arms the limit. Changing the size fails with EOPNOTSUPP: the device does
+/// not report support for it.
 pub(super) unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
     status(|| {
         let mask = mask as u32;
