@@ -1,7 +1,7 @@
-//! urnic against raw TCP and UCX over the same loopback, in the same run, as ratios. Each round
-//! measures ours and the other, one right after the other; what is printed is the median over the
-//! rounds, and of the ratio the median of the rounds' ratios, so that a machine that slows down
-//! halfway slows both.
+//! Compares urnic with raw TCP and UCX over the same loopback, in the same run, as ratios. Each
+//! round measures urnic and the other, one directly after the other. The table has the median over
+//! the rounds, and for the ratio the median of the rounds' ratios, so that a machine that slows
+//! down halfway slows both.
 
 #![forbid(unsafe_code)]
 // Both panic when the write fails: see `urnic_console`.
@@ -119,7 +119,7 @@ fn bench(rounds: usize, part: Option<&str>) -> ExitCode {
     }
 }
 
-/// All rows, or only those of the device in another process, or of NFS.
+/// All rows, or only the rows of the device in another process, or of NFS.
 fn measured(rounds: usize, part: Option<&str>) -> Vec<Row> {
     let wanted = |name: &str| part.is_none_or(|part| part == name);
     let all = part.is_none();
@@ -235,7 +235,7 @@ fn connection_rows() -> Vec<Row> {
     ]
 }
 
-/// `urnic serve` against the device in the process.
+/// The rows of `urnic serve` compared with the device in the process.
 fn served_rows() -> Vec<Row> {
     let in_process = "device in the process";
     let row = |name, unit, aim| Row::new(name, unit, in_process, aim);
@@ -298,7 +298,7 @@ fn measure(rows: &mut [Row]) {
     measure_connections(&mut add_runs);
 }
 
-/// The rows from the doorbell on.
+/// Measures the rows from the doorbell on.
 fn measure_connections(add_runs: &mut impl FnMut(Vec<(Measured<f64>, Option<Measured<f64>>)>)) {
     let mut add = |ours, theirs| add_runs(vec![(ours, theirs)]);
     let doorbell = tried(|| ours::doorbell_to_cqe(None));
@@ -330,7 +330,7 @@ fn measure_connections(add_runs: &mut impl FnMut(Vec<(Measured<f64>, Option<Meas
     }
 }
 
-/// One round of [`served_rows`].
+/// Measures one round of [`served_rows`].
 fn measure_served(rows: &mut [Row]) {
     let measurements = [
         served::doorbell_to_cqe,
@@ -344,7 +344,7 @@ fn measure_served(rows: &mut [Row]) {
     }
 }
 
-/// One round of [`nfs::rows`].
+/// Measures one round of [`nfs::rows`].
 fn measure_nfs(rows: &mut [Row]) {
     if rows.is_empty() {
         return;
@@ -363,7 +363,7 @@ fn measure_nfs(rows: &mut [Row]) {
     }
 }
 
-/// The load average, when other programs want a processor too.
+/// The load average, if other programs also use the processors.
 fn crowd() -> Option<f64> {
     let average = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load: f64 = average.split_whitespace().next()?.parse().ok()?;

@@ -8,7 +8,7 @@ use urnic_tests::build::target;
 use crate::ours;
 use crate::table::{Aim, Measured, Row};
 
-/// What `urnic-nfs bench` measures: its name for it, and ours.
+/// The figures of `urnic-nfs bench`: its name for each, and the name in the table.
 const FIGURES: [(&str, &str, &str, Aim); 5] = [
     ("write", "NFS WRITEs of 1 MiB", "MiB/s", Aim::AtLeast(1.0)),
     ("read", "NFS READs of 1 MiB", "MiB/s", Aim::AtLeast(1.0)),
@@ -16,20 +16,20 @@ const FIGURES: [(&str, &str, &str, Aim); 5] = [
     ("read_4k", "NFS READs of 4 KiB", "1/s", Aim::Report),
     ("null", "NFS NULL calls, 8 at a time", "1/s", Aim::Report),
 ];
-/// GiB that go there and back for the measurement of processor time.
+/// GiB transferred in each direction for the measurement of processor time.
 const MOVED: f64 = 1.0;
 
 /// The program, if it was built.
 ///
 /// # Errors
-/// What to do first.
+/// The command to run first.
 fn program() -> Measured<PathBuf> {
     let program = target().join("urnic-nfs");
     let missing = || "urnic-nfs is not built: run 'make nfs' first".to_owned();
     program.exists().then_some(program).ok_or_else(missing)
 }
 
-/// What [`measure`] fills.
+/// The rows that [`measure`] fills.
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows: Vec<Row> = (FIGURES.into_iter())
         .map(|(_, what, unit, aim)| Row::new(what, unit, "the same over TCP", aim))
@@ -41,20 +41,19 @@ pub(crate) fn rows() -> Vec<Row> {
     rows
 }
 
-/// Processor time, in seconds, that these fields of a process' `stat` tell of (`proc(5)`, counted
-/// from 1).
+/// Processor time, in seconds, from these fields of a process' `stat` (`proc(5)`, counted from 1).
 fn seconds(process: &str, fields: [usize; 2]) -> Option<f64> {
-    /// USER_HZ, which is the same everywhere.
+    /// USER_HZ, which is the same on all machines.
     const TICKS: f64 = 100.0;
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // Behind the name, which is the second field.
+    // The fields after the name, which is the second field.
     let (_, rest) = stat.rsplit_once(") ")?;
     let words: Vec<&str> = rest.split(' ').collect();
     let ticks = fields.map(|field| words.get(field - 3)?.parse::<f64>().ok());
     Some((ticks[0]? + ticks[1]?) / TICKS)
 }
 
-/// A round of each of [`rows`]: ours, and what it is compared with.
+/// Measures one round of each of [`rows`]: the figure of urnic, and the compared figure.
 pub(crate) fn measure() -> Measured<Vec<(f64, f64)>> {
     let program = program()?;
     let mut server = Program::new(&program)
@@ -82,7 +81,7 @@ pub(crate) fn measure() -> Measured<Vec<(f64, f64)>> {
         figures.collect::<Option<Vec<_>>>().ok_or_else(unclear)
     };
     let both = |way: &str| {
-        // Our children's are those of clients that have ended.
+        // The children's time of this process is the time of clients that have ended.
         let spent = || Some(seconds(&server.pid().to_string(), [14, 15])? + seconds("self", [16, 17])?);
         let unread = || "the processor time in /proc cannot be read".to_owned();
         let before = spent().ok_or_else(unread)?;

@@ -1,5 +1,5 @@
-//! The distribution's perftest, and two little programs of our own, over urnic. Each says why it
-//! could not measure.
+//! The distribution's perftest, and two small programs of this project, over urnic. Each reports
+//! why it could not measure.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use crate::table::Measured;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// What `ours::connections` finds.
+/// The result of `ours::connections`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Connections {
-    /// Memory that each idle connected QP takes in its process.
+    /// Memory that each idle connected QP uses in its process, in KiB.
     pub(crate) kibibytes: f64,
-    /// Connections made per second, from INIT to the first message through.
+    /// Connections established per second, from INIT to the first message received.
     pub(crate) per_second: f64,
 }
 
@@ -30,12 +30,12 @@ fn figures(text: &str) -> Option<Vec<f64>> {
     text.lines().rev().filter_map(row).find(|row| row.len() >= 2)
 }
 
-/// A program with that device; `None` is the one in its process.
+/// A program with this device; `None` is the device in the program's process.
 fn program(name: impl AsRef<std::ffi::OsStr>, device: Option<&str>) -> Program {
     Program::new(name).env("URNIC_DEVICE", device.unwrap_or("inproc"))
 }
 
-/// The figure in that column of a program's last row.
+/// The figure in this column of a program's last row.
 fn column(row: &[f64], index: usize) -> Measured<f64> {
     row.get(index)
         .copied()
@@ -48,7 +48,7 @@ fn perftest(name: &str, options: &str, device: Option<&str>) -> Measured<Vec<f64
     figures(&pair.succeeds().client.output).ok_or_else(|| format!("{name} printed no figures"))
 }
 
-/// Half round trips of 8 bytes.
+/// Latency of half a round trip of 8 bytes.
 pub(crate) fn latency(name: &str) -> Measured<Latency> {
     // bytes, iterations, min, max, typical (the median), average, deviation, 99 %, 99.9 %
     let row = perftest(name, "-s 8 -n 50000", None)?;
@@ -58,7 +58,7 @@ pub(crate) fn latency(name: &str) -> Measured<Latency> {
     })
 }
 
-/// MiB/s.
+/// Bandwidth in MiB/s.
 pub(crate) fn bandwidth(name: &str, size: usize, count: u64, device: Option<&str>) -> Measured<f64> {
     // bytes, iterations, peak, average, messages
     column(&perftest(name, &format!("-s {size} -n {count}"), device)?, 3)
@@ -82,7 +82,7 @@ pub(crate) fn doorbell_to_cqe(device: Option<&str>) -> Measured<f64> {
     column(&row, 0)
 }
 
-/// A thousand queue pairs, connected to those of another process.
+/// Connects a thousand queue pairs to those of another process.
 pub(crate) fn connections() -> Measured<Connections> {
     let pair = Pair::new(&Program::new(compiled("connections")?)).within(LIMIT);
     match figures(&pair.succeeds().client.output).as_deref() {
@@ -94,18 +94,18 @@ pub(crate) fn connections() -> Measured<Connections> {
     }
 }
 
-/// What `ours::cm_connections` finds.
+/// The result of `ours::cm_connections`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CmConnections {
-    /// Made per second, one after the other, from rdma_create_id on.
+    /// Connections established per second, one after the other, from rdma_create_id on.
     pub(crate) per_second: f64,
     /// Median time from rdma_connect to ESTABLISHED, in microseconds.
     pub(crate) median: f64,
-    /// Memory that each takes in the caller's process while idle.
+    /// Memory that each idle connection uses in the initiator's process, in KiB.
     pub(crate) kibibytes: f64,
 }
 
-/// A thousand connections by rdma_cm.
+/// Establishes a thousand connections by rdma_cm.
 pub(crate) fn cm_connections() -> Measured<CmConnections> {
     let pair = Pair::new(&Program::new(compiled("cm_connections")?)).within(LIMIT);
     match figures(&pair.succeeds().client.output).as_deref() {
@@ -118,17 +118,17 @@ pub(crate) fn cm_connections() -> Measured<CmConnections> {
     }
 }
 
-/// What rstream finds.
+/// The result of rstream.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rstream {
-    /// Of one transfer.
+    /// The time of one transfer, in microseconds.
     pub(crate) microseconds: f64,
-    /// Both directions, in turn.
+    /// Bandwidth in Gb/s, of both directions in turn.
     pub(crate) gigabits_per_second: f64,
 }
 
-/// rstream over rsockets, or over the kernel's: `batch` transfers of `size` bytes there, as many
-/// back, so many `times`.
+/// rstream over rsockets, or over the kernel's sockets: `batch` transfers of `size` bytes in one
+/// direction, then as many in the other, repeated `times` times.
 pub(crate) fn rstream(rsockets: bool, size: usize, batch: u64, times: u64) -> Measured<Rstream> {
     installed("rstream")?;
     let port = urnic_tests::wait::free_port();

@@ -1,5 +1,5 @@
-//! Raw TCP, as well as a program can use it: what we are measured against. Each end is a process of
-//! its own, as perftest's are.
+//! Raw TCP, used as efficiently as a program can: the reference for urnic. Each end is a separate
+//! process, as perftest's ends are.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 
 use urnic_tests::{Pair, Program};
 
-/// Exchanges in a ping-pong, and the warm-up before, which is not counted.
+/// Exchanges in a ping-pong, and in the warm-up before it, which is not counted.
 const EXCHANGES: usize = 50_000;
 const WARM_UP: usize = 2_000;
 
 /// Size of a ping.
 const PING: usize = 8;
 
-/// Connections made one after the other.
+/// The number of connections, established one after the other.
 const CONNECTS: usize = 5_000;
 
-/// Half round trips in microseconds.
+/// Times of half round trips in microseconds.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Latency {
     pub(crate) median: f64,
@@ -57,16 +57,16 @@ pub(crate) fn stream(size: usize, count: u64) -> f64 {
     }
 }
 
-/// TCP connections that one process makes to another, one after the other, none closed until the
-/// end.
+/// TCP connections that one process establishes to another, one after the other; none is closed
+/// before the end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Connects {
     pub(crate) per_second: f64,
-    /// Median time from connect(2) to the other side's first byte, in microseconds.
+    /// Median time from connect(2) to the peer's first byte, in microseconds.
     pub(crate) median: f64,
 }
 
-/// Makes [`CONNECTS`] of them.
+/// Establishes [`CONNECTS`] connections.
 pub(crate) fn connects() -> Connects {
     match numbers(&pair("connect")).as_slice() {
         [per_second, median] => Connects {
@@ -115,7 +115,7 @@ fn end(args: &[&str]) -> Result<(), Box<dyn std::error::Error>> {
     }
 }
 
-/// Fills `buffer`; on a non-blocking stream by trying again at once.
+/// Fills `buffer`; on a non-blocking stream it retries immediately.
 fn read_all(stream: &mut TcpStream, buffer: &mut [u8]) -> std::io::Result<()> {
     let mut have = 0;
     while have < buffer.len() {
@@ -174,7 +174,7 @@ fn flow(mut stream: TcpStream, sends: bool, size: usize, count: u64) -> std::io:
     for _ in 0..count {
         stream.write_all(&buffer)?;
     }
-    // The clock runs until the other side has it all.
+    // The clock runs until the peer has received everything.
     stream.read_exact(&mut done)?;
     let mebibytes = size as f64 * count as f64 / f64::from(1 << 20);
     say(&format!("{}\n", mebibytes / start.elapsed().as_secs_f64()))?;
@@ -191,7 +191,7 @@ fn connect(host: &str, port: u16) -> std::io::Result<()> {
             stream.write_all(&[1])?;
             held.push(stream);
         }
-        // The last caller says when all are measured.
+        // The last initiator reports when all connections are measured.
         return held.last_mut().map_or(Ok(()), |last| last.read_exact(&mut [0]));
     }
     let mut times = Vec::with_capacity(CONNECTS);
@@ -199,7 +199,7 @@ fn connect(host: &str, port: u16) -> std::io::Result<()> {
     while held.len() < CONNECTS {
         let begun = Instant::now();
         let mut stream = TcpStream::connect((host, port))?;
-        // As with MPA, a connection is one when the other side has answered a request.
+        // As with MPA, a connection is established when the peer has answered a request.
         stream.write_all(&[1])?;
         stream.read_exact(&mut [0])?;
         held.push(stream);

@@ -1,5 +1,5 @@
-//! The device in another process (`urnic serve`) against the one in the program's own, one right
-//! after the other.
+//! The device in another process (`urnic serve`) compared with the device in the program's process,
+//! measured one after the other.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use urnic_tests::served::Served;
 use crate::ours;
 use crate::table::{Measured, tried};
 
-/// Ours and theirs: served, and in the process.
+/// The figures of the served device and of the device in the process.
 pub(crate) type Both = (Measured<f64>, Measured<f64>);
 
 fn both(measurement: impl Fn(Option<&str>) -> Measured<f64>) -> Both {
@@ -39,7 +39,7 @@ pub(crate) fn messages() -> Both {
 }
 
 /// Millions of Writes of 64 bytes per second by the device's own interface: with shadow doorbells,
-/// and with a kick for each.
+/// and with a kick for each Write.
 pub(crate) fn ringing() -> Both {
     let rate = |ringing| {
         let device = Served::start();

@@ -1,19 +1,19 @@
-//! The table: medians over the rounds, and whether the aim was met.
+//! The table: medians over the rounds, and whether each aim was reached.
 
 use std::fmt::Write as _;
 
-/// What a ratio of ours to theirs should be.
+/// The aim for the ratio of urnic's figure to the other.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Aim {
     AtMost(f64),
     AtLeast(f64),
-    /// At least 1, as far as the spread of the ratios can tell: the middle half of them reaches it.
+    /// At least 1, within the spread of the ratios: the middle half of them reaches 1.
     NoSlower,
-    /// No aim: the figure is what is wanted.
+    /// No aim: the row only reports a figure.
     Report,
 }
 
-/// A figure, or why there is none.
+/// A figure, or the reason why there is none.
 pub(crate) type Measured<T> = Result<T, String>;
 
 /// One line of the table.
@@ -26,9 +26,9 @@ pub(crate) struct Row {
     ours: Vec<f64>,
     theirs: Vec<f64>,
     ratios: Vec<f64>,
-    /// The other side is measured, too.
+    /// The row also measures the other side.
     compared: bool,
-    /// Why there is no figure of a round, the last one.
+    /// The reason why a round, the last such round, has no figure.
     missing: Option<String>,
 }
 
@@ -48,7 +48,7 @@ impl Row {
         }
     }
 
-    /// Adds one round's figures; `None` where there is nothing to compare with.
+    /// Adds one round's figures; `None` if there is no figure to compare with.
     pub(crate) fn add(&mut self, ours: Measured<f64>, theirs: Option<Measured<f64>>) {
         self.compared |= theirs.is_some();
         let mut known = |figure: Measured<f64>| figure.map_err(|reason| self.missing = Some(reason)).ok();
@@ -60,13 +60,13 @@ impl Row {
             .extend(ours.zip(theirs).map(|(ours, theirs)| ours / theirs));
     }
 
-    /// Whether there is a figure for everything in the row.
+    /// Whether every measurement of the row has a figure.
     fn is_measured(&self) -> bool {
         let theirs = !self.compared || !self.theirs.is_empty();
         theirs && !self.ours.is_empty()
     }
 
-    /// The line about what is missing in it.
+    /// The line about missing figures of the row.
     fn complaint(&self) -> Option<String> {
         let reason = self.missing.as_ref()?;
         let share = if self.is_measured() {
@@ -110,7 +110,7 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     sorted.get(middle - 1).map(|lower| (lower + upper) / 2.0)
 }
 
-/// The quarter points: half of the values lie between.
+/// The quartiles: half of the values are between them.
 fn spread(values: &[f64]) -> Option<(f64, f64)> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -119,7 +119,7 @@ fn spread(values: &[f64]) -> Option<(f64, f64)> {
     Some((*sorted.get(quarter)?, *sorted.get(last - quarter)?))
 }
 
-/// The table, and below it why figures are missing.
+/// The table, and below it the reasons for missing figures.
 pub(crate) fn text(rows: &[Row]) -> String {
     let mut text = format!(
         "{:<30}{:>16}   {:<26}{:>16}{:>9}   aim\n",
@@ -151,7 +151,7 @@ pub(crate) fn is_complete(rows: &[Row]) -> bool {
     rows.iter().all(Row::is_measured)
 }
 
-/// Three significant digits or all before the point.
+/// Three significant digits, or all digits before the point.
 fn short(value: f64) -> String {
     let decimals = if value >= 100.0 {
         0
@@ -163,7 +163,7 @@ fn short(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// Makes a measurement. One that panics is an error with the reason, so that the others still run.
+/// Runs a measurement. A panic becomes an error with the reason, so that the others still run.
 pub(crate) fn tried<T>(measurement: impl FnOnce() -> Measured<T>) -> Measured<T> {
     // Nothing that a measurement borrows is used after a panic.
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(measurement));

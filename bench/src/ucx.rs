@@ -12,7 +12,7 @@ use crate::table::Measured;
 pub(crate) fn messages(size: usize, count: u64) -> Measured<f64> {
     installed("ucx_perftest")?;
     let port = free_port();
-    // The loopback device, as ours and raw TCP use it; left alone it would choose another.
+    // The loopback device, as urnic and raw TCP use it; by default UCX would choose another.
     let ucx = Program::plain("ucx_perftest")
         .env("UCX_TLS", "tcp")
         .env("UCX_NET_DEVICES", "lo");

@@ -1,19 +1,19 @@
-//! How a command ends: what it prints, or what went wrong.
+//! The end of a command: its output, or its error.
 
 use std::process::ExitCode;
 
 use urnic_console::{READER_GONE, USAGE, Unwritten};
 
-/// Why a command failed, and the status to leave with.
+/// The reason why a command failed, and the exit status.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    /// What went wrong, in one line; empty where nothing is to be said.
+    /// The error in one line; empty if there is no message.
     pub(crate) message: String,
     pub(crate) status: u8,
 }
 
 impl Failure {
-    /// A mistake in the arguments or the configuration.
+    /// An error in the arguments or the configuration.
     pub(crate) fn usage(message: impl ToString) -> Self {
         Self {
             message: message.to_string(),
@@ -21,7 +21,7 @@ impl Failure {
         }
     }
 
-    /// Something that did not work.
+    /// An error at run time.
     pub(crate) fn runtime(message: impl ToString) -> Self {
         Self {
             message: message.to_string(),
@@ -37,7 +37,7 @@ impl Failure {
         }
     }
 
-    /// Writes the line about it; the status.
+    /// Writes the error line; returns the exit status.
     pub(crate) fn report(&self) -> ExitCode {
         if !self.message.is_empty() {
             urnic_console::complain("urnic", &self.message);

@@ -7,7 +7,7 @@ use urnic_model::capture::CaptureFile;
 
 use crate::answer::Failure;
 
-/// Empties the capture file, or says at once why there can be none.
+/// Truncates the capture file, or reports immediately why it cannot be written.
 pub(crate) fn prepare(path: &Path) -> Result<(), Failure> {
     CaptureFile::prepare(path).map_err(|errno| {
         let reason = match errno {

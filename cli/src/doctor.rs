@@ -1,5 +1,5 @@
-//! `urnic doctor`: looks at what a verbs program will need, in that order, and names one command
-//! for each thing that is wrong.
+//! `urnic doctor`: checks the requirements of a verbs program, in order, and names one command for
+//! each fault.
 
 mod finding;
 mod fixes;
@@ -28,11 +28,11 @@ use crate::verbs::Verbs;
 use finding::{Finding, Verdict};
 use writable::can_have_folder;
 
-/// Sockets and channels a modest program opens; below this many descriptors the limit will be what
-/// stops it.
+/// The number of sockets and channels that a modest program opens; a lower descriptor limit will
+/// stop the program.
 const FEW_DESCRIPTORS: u64 = 1024;
 
-/// Runs every check, prints the findings as they come; the status is 1 when something is wrong.
+/// Runs every check, and prints each finding immediately; the status is 1 if there is a fault.
 pub(crate) fn examine(options: &Options) -> Result<ExitCode, Failure> {
     let mut wrong = 0;
     let mut report = |finding: Finding| {
@@ -46,7 +46,7 @@ pub(crate) fn examine(options: &Options) -> Result<ExitCode, Failure> {
             report(Finding::good("configuration", source_of_config()))?;
             env.config.clone()
         }
-        // A missing plug-in is reported below, in its own words.
+        // A missing plug-in is reported below, by a separate message.
         Err(failure) if failure.status != 2 => Config::default(),
         Err(failure) => {
             report(Finding::wrong(
@@ -88,7 +88,7 @@ pub(crate) fn examine(options: &Options) -> Result<ExitCode, Failure> {
     ))?;
     match &environment {
         Ok(_) if !reachable => report(Finding::note("self-test", "not run: see above", None))?,
-        // Two programs would want the function at the same time.
+        // Two programs would compete for the function.
         Ok(env) if matches!(config.device, Device::Vfio(_)) => report(selftest::answers(env))?,
         Ok(env) => report(selftest::run(env))?,
         Err(_) => report(Finding::note("self-test", "not run: see above", None))?,
@@ -130,8 +130,7 @@ fn plugin() -> Finding {
     }
 }
 
-/// The names under which libibverbs itself would load the plug-in, needed only where LD_PRELOAD is
-/// not used.
+/// The names under which libibverbs itself loads the plug-in, needed only without LD_PRELOAD.
 fn names(plugin: &Path) -> Finding {
     let missing: Vec<&str> = Pabi::ALL
         .into_iter()
@@ -179,7 +178,7 @@ fn libibverbs() -> Finding {
     }
 }
 
-/// `libibverbs.so.1.14.44.0` carries rdma-core's version behind the library's own.
+/// `libibverbs.so.1.14.44.0` contains rdma-core's version after the library's own.
 fn version(file: &Path) -> Option<String> {
     let name = file.file_name()?.to_str()?;
     let (_, numbers) = name.split_once(".so.")?;
@@ -210,7 +209,7 @@ fn null_device(path: &Path) -> Finding {
     }
 }
 
-/// Can this user make a folder in one of them?
+/// Checks whether this user can make a folder in one of `places`.
 fn folder(places: &[PathBuf]) -> Finding {
     let mut complaints = Vec::new();
     for place in places {
@@ -251,7 +250,7 @@ fn sockets(config: &Config) -> Finding {
     Finding::wrong("sockets", text, fix)
 }
 
-/// Whether 127.0.0.1 is no address of this host, or leads nowhere.
+/// Whether 127.0.0.1 is not an address of this host, or is unreachable.
 fn loopback_is_down() -> bool {
     let tried = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .and_then(|listener| TcpStream::connect(listener.local_addr()?));
@@ -270,7 +269,7 @@ fn descriptors() -> Finding {
     }
 }
 
-/// Real HCAs stay visible: a program that takes the first device may take one of those.
+/// Hardware HCAs stay visible: a program that uses the first device may use one of them.
 fn hardware(class: &Path) -> Finding {
     let entries = std::fs::read_dir(class).into_iter().flatten().flatten();
     let names: Vec<String> = entries
@@ -327,7 +326,7 @@ mod tests {
     fn an_address_that_is_not_ours_cannot_be_listened_at() {
         let mut config = Config::default();
         assert_eq!(sockets(&config).verdict, Verdict::Good);
-        // TEST-NET-3 (RFC 5737): no machine has it.
+        // TEST-NET-3 (RFC 5737): no machine has this address.
         config.native.listen = Some("203.0.113.1".parse().expect("an address"));
         assert_eq!(sockets(&config).verdict, Verdict::Wrong);
     }

@@ -16,7 +16,7 @@ use crate::serve::LONGEST_SOCKET_PATH;
 /// Name of the plug-in's file.
 pub(crate) const PLUGIN: &str = "liburnic.so";
 
-/// Variables to set, and what they say.
+/// The variables to set, and their values.
 #[derive(Debug)]
 pub(crate) struct Environment {
     /// The options in force, from all sources.
@@ -25,8 +25,8 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// Finds the plug-in and checks the options, so that mistakes show here and not in the middle
-    /// of a program.
+    /// Finds the plug-in and checks the options, so that mistakes are reported here and not while a
+    /// program runs.
     pub(crate) fn new(options: &Options) -> Result<Self, Failure> {
         let mut variables = options.variables()?;
         let config = configured(&variables)?;
@@ -63,8 +63,8 @@ impl Options {
         configured(&self.variables()?)
     }
 
-    /// What the flags say, as variables. `--set` becomes the option's own variable, which wins over
-    /// URNIC_SET and the file.
+    /// The flags as variables. `--set` becomes the option's own variable, which overrides URNIC_SET
+    /// and the file.
     fn variables(&self) -> Result<BTreeMap<String, OsString>, Failure> {
         let mut variables = BTreeMap::new();
         for pair in &self.set {
@@ -96,7 +96,7 @@ impl Options {
             return Ok(None);
         };
         let Some(path) = device.strip_prefix("vfio-user:").filter(|path| !path.is_empty()) else {
-            // What --device takes is what the option takes; the complaint names the flag.
+            // --device takes the same values as the option; the error line names the flag.
             Config::default()
                 .set("device", device, Source::Flag("--device"))
                 .map_err(Failure::usage)?;
@@ -134,7 +134,7 @@ fn overlaid(
     )
 }
 
-/// The plug-in: `URNIC_LIB`, or where it lies beside this program, built or installed.
+/// The plug-in's file: `URNIC_LIB`, or its place beside this program, built or installed.
 pub(crate) fn find_plugin() -> Result<PathBuf, String> {
     if let Some(path) = env::var_os("URNIC_LIB").map(PathBuf::from) {
         return match path.is_file() {
@@ -165,8 +165,8 @@ pub(crate) fn find_plugin() -> Result<PathBuf, String> {
 /// Options of AddressSanitizer's runtime.
 const ASAN_OPTIONS: &str = "ASAN_OPTIONS";
 
-/// Lets AddressSanitizer's runtime start behind the plug-in. The plug-in says the same by
-/// `__asan_default_options`, which does not reach programs that define that function themselves.
+/// Lets AddressSanitizer's runtime start behind the plug-in. The plug-in sets the same option by
+/// `__asan_default_options`, which has no effect on programs that define that function themselves.
 fn asan_options(before: Option<OsString>) -> OsString {
     const OPTION: &str = "verify_asan_link_order";
     let mut options = before.unwrap_or_default();
@@ -179,8 +179,8 @@ fn asan_options(before: Option<OsString>) -> OsString {
     options
 }
 
-/// Whether it is the runtime of a sanitizer, by the names that gcc's and clang's have.
-/// AddressSanitizer's insists on being the first.
+/// Whether the library is the runtime of a sanitizer, by the names of gcc's and clang's.
+/// AddressSanitizer's runtime requires to be the first library.
 fn is_sanitizer(library: &[u8]) -> bool {
     let name = library.rsplit(|byte| *byte == b'/').next().unwrap_or(library);
     let runtimes: [&[u8]; 6] = [
@@ -194,7 +194,8 @@ fn is_sanitizer(library: &[u8]) -> bool {
     runtimes.iter().any(|runtime| name.starts_with(runtime))
 }
 
-/// The plug-in in front of what is preloaded already, and behind the runtimes of sanitizers.
+/// The plug-in before the libraries that are preloaded already, and behind the runtimes of
+/// sanitizers.
 fn preload(plugin: &Path, before: Option<OsString>) -> Result<OsString, Failure> {
     let ours = plugin.as_os_str().as_bytes();
     // The loader splits at both and has no quotes (ld.so(8)).
@@ -214,7 +215,7 @@ fn preload(plugin: &Path, before: Option<OsString>) -> Result<OsString, Failure>
     Ok(OsString::from_vec(list.join(&b':')))
 }
 
-/// `value` so that a shell reads it back as it is.
+/// `value` quoted so that a shell reads it back unchanged.
 fn quoted(value: &OsStr) -> String {
     let text = value.to_string_lossy();
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c);

@@ -26,7 +26,7 @@ pub(crate) fn reexecute(env: &Environment) -> Result<ExitCode, Failure> {
     Err(Failure::runtime(format!("cannot run myself again: {error}")))
 }
 
-/// What libibverbs says about the device.
+/// The attributes of the device that libibverbs reports.
 pub(crate) fn describe() -> Result<String, Failure> {
     let verbs = Verbs::load().map_err(|error| {
         Failure::runtime(format!(
@@ -98,7 +98,7 @@ fn write_device(out: &mut String, attr: &ibv_device_attr) {
     );
 }
 
-/// The device, and how it reaches the program's memory, as this process sees it.
+/// Writes how this process reaches the device, and how the device reaches the program's memory.
 fn write_way(out: &mut String) -> Result<(), Failure> {
     let config = Config::from_env().map_err(Failure::usage)?;
     let folders = watch::folders(config.present.dir);

@@ -1,9 +1,8 @@
-//! The signal state that this process was started with, for the program it becomes.
+//! The signal state that this process was started with, which `urnic run` passes to the program.
 //!
-//! Rust's runtime ignores SIGPIPE before `main`, and `std::process::Command` gives a program the
-//! default action and an empty mask in the end. A program under `urnic run` is to find what it
-//! would have found without: SIGPIPE ignored by a parent stays ignored, and blocked signals stay
-//! blocked.
+//! Rust's runtime ignores SIGPIPE before `main`, and `std::process::Command` starts a program with
+//! the default action and an empty mask. A program under `urnic run` must find the same state as
+//! without urnic: SIGPIPE ignored by a parent stays ignored, and blocked signals stay blocked.
 
 use std::mem::MaybeUninit;
 use std::os::unix::process::CommandExt as _;
@@ -29,7 +28,7 @@ extern "C" fn remember() {
     PIPE_IGNORED.store(action.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
 }
 
-/// Has `command` start with the signal state that this process was started with.
+/// Makes `command` start with the signal state that this process was started with.
 pub(crate) fn passed_on(command: &mut Command) -> &mut Command {
     let mut blocked = MaybeUninit::<libc::sigset_t>::zeroed();
     // SAFETY: without a new set pthread_sigmask(3) only fills `blocked`, a local for which all-zero
@@ -38,7 +37,7 @@ pub(crate) fn passed_on(command: &mut Command) -> &mut Command {
         libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), blocked.as_mut_ptr());
         blocked.assume_init()
     };
-    // SAFETY: the closure makes two async-signal-safe calls with values of its own, and allocates
+    // SAFETY: the closure makes two async-signal-safe calls with values that it owns, and allocates
     // nothing.
     unsafe {
         command.pre_exec(move || {

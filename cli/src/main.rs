@@ -1,4 +1,4 @@
-//! `urnic`: runs programs with the RNIC present, and says what is wrong when it is not.
+//! `urnic`: runs programs with the RNIC present, and reports faults when it is not.
 
 // Both panic when the write fails: see `urnic_console`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]

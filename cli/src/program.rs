@@ -1,5 +1,5 @@
-//! Becoming the program that was asked for, and knowing beforehand which programs the loader keeps
-//! from us.
+//! Replaces this process by the requested program, and detects beforehand the programs into which
+//! the loader does not load the plug-in.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fmt;
@@ -15,12 +15,12 @@ use crate::answer::Failure;
 use crate::environment::Environment;
 use crate::inherited;
 
-/// Why a program will not see the RNIC.
+/// The reason why a program does not find the RNIC.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Obstacle {
-    /// No dynamic loader, hence no LD_PRELOAD.
+    /// No dynamic loader, so LD_PRELOAD has no effect.
     Static,
-    /// The loader ignores LD_PRELOAD for programs that gain rights (ld.so(8), secure-execution
+    /// The loader ignores LD_PRELOAD for programs that gain privileges (ld.so(8), secure-execution
     /// mode).
     Privileged(&'static str),
     /// The plug-in is 64-bit.
@@ -53,8 +53,8 @@ pub(crate) fn run(env: &Environment, command: &[OsString]) -> Result<ExitCode, F
     Err(not_run(name, &error))
 }
 
-/// Why a command could not be run. The statuses are the shell's: 127 for a command that does not
-/// exist, 126 for one that cannot be run.
+/// The failure of a command that could not be run. The statuses are the shell's: 127 for a command
+/// that does not exist, 126 for a command that cannot be run.
 fn not_run(name: &OsStr, error: &io::Error) -> Failure {
     let path = Path::new(name);
     let is_path = name.as_bytes().contains(&b'/');
@@ -94,7 +94,7 @@ fn interpreter(script: &Path) -> Option<String> {
     words.split_whitespace().next().map(str::to_owned)
 }
 
-/// The file that `name` means, by PATH as `exec` does.
+/// The file that `name` refers to, by PATH as in `exec`.
 pub(crate) fn find(name: &OsStr) -> Option<PathBuf> {
     let runnable = |path: &Path| {
         path.metadata()
@@ -109,7 +109,7 @@ pub(crate) fn find(name: &OsStr) -> Option<PathBuf> {
         .find(|path| runnable(path))
 }
 
-/// What prevents the plug-in from being loaded into this program, as far as its file shows.
+/// The obstacle to loading the plug-in into this program, as far as its file shows.
 pub(crate) fn obstacle(path: &Path) -> Option<Obstacle> {
     let metadata = path.metadata().ok()?;
     let me = rustix::process::geteuid().as_raw();
@@ -136,13 +136,13 @@ fn has_capabilities(path: &Path) -> bool {
     rustix::fs::getxattr(path.as_c_str(), c"security.capability", &mut value).is_ok_and(|len| len > 0)
 }
 
-/// Reads the program headers of an ELF file; `read` fills a buffer from an offset. Scripts and the
-/// like are no obstacle.
+/// Reads the program headers of an ELF file; `read` fills a buffer from an offset. Other files,
+/// such as scripts, are no obstacle.
 fn elf_obstacle(head: &[u8; 64], read: impl Fn(u64, &mut [u8]) -> bool) -> Option<Obstacle> {
     const PT_INTERP: u32 = 3;
     const CLASS_64: u8 = 2;
     const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
-    // Only as many as a sane file has: the count is the file's word.
+    // Limits the count of headers, which comes from the untrusted file.
     const MOST_HEADERS: u16 = 128;
 
     if !head.starts_with(b"\x7fELF") {

@@ -88,12 +88,12 @@ pub(crate) enum Dma {
     Messages,
 }
 
-/// An address as it was given.
+/// An address argument.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Given {
-    /// All of this host.
+    /// All addresses of this host.
     Host,
-    /// One, with its network's prefix length and its interface if they were said.
+    /// One address, with its network's prefix length and its interface if they were given.
     One {
         ip: IpAddr,
         len: Option<u32>,
@@ -166,7 +166,7 @@ impl Given {
         if let Some(gid) = host.iter().find(fits) {
             return Ok(vec![of_gid(gid, len)]);
         }
-        // All of 127.0.0.0/8 is this host's, listed or not.
+        // All of 127.0.0.0/8 belongs to this host, listed or not.
         if ip.is_ipv4() && ip.is_loopback() {
             let prefix_len = len.unwrap_or(8);
             return Ok(vec![DeviceAddress {
@@ -283,7 +283,7 @@ pub(crate) fn serve(offer: &Offer, matches: &ArgMatches) -> Result<ExitCode, Fai
         lines.push_str(&line);
     }
     raise_descriptor_limit();
-    // Before there are threads, so that none of them takes the signals.
+    // Before the first thread starts, so that no thread takes the signals.
     let stop = signals_as_descriptor().map_err(Failure::runtime)?;
     let server = Server::bind(endpoints).map_err(|error| match error {
         ServeError::NoSocket(_) => Failure::usage(error),
@@ -302,11 +302,11 @@ fn raise_descriptor_limit() {
         current: limit.maximum,
         ..limit
     };
-    // What there is must do, then.
+    // If raising fails, the present limit applies.
     let _ = setrlimit(Resource::Nofile, raised);
 }
 
-/// A descriptor that is readable when the process is asked to end.
+/// A descriptor that is readable after SIGINT or SIGTERM.
 fn signals_as_descriptor() -> std::io::Result<OwnedFd> {
     // SAFETY: `mask` is initialised by `sigemptyset` before use, and lives through the calls; a new
     // descriptor has no other owner.

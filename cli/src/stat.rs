@@ -1,4 +1,4 @@
-//! `urnic stat`: what the devices of running processes are at, as they tell it themselves.
+//! `urnic stat`: the state of the devices of running processes, as these report it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -55,7 +55,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "not a number of seconds from 0.01 on".to_owned())
 }
 
-/// Shows it, as long as asked.
+/// Prints reports until the requested number is reached.
 pub(crate) fn show(look: &Look) -> Result<ExitCode, Failure> {
     let config = Config::from_env().map_err(Failure::usage)?;
     let folders = watch::folders(config.present.dir);
@@ -90,8 +90,8 @@ pub(crate) fn show(look: &Look) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Waits for the next look, or for the reader of standard output to leave: it is not to be waited
-/// for until something is written.
+/// Waits for the next report, or for the reader of standard output to close it: a write would
+/// detect that only later.
 fn pause(interval: Duration) -> Result<(), Failure> {
     let due = Instant::now().checked_add(interval);
     loop {
@@ -99,7 +99,7 @@ fn pause(interval: Duration) -> Result<(), Failure> {
         if left.is_some_and(|left| left.is_zero()) {
             return Ok(());
         }
-        // With no event asked for, poll(2) reports errors alone: of a pipe, that it has no reader
+        // Without a requested event, poll(2) reports only errors: for a pipe, that it has no reader
         // any more.
         let out = std::io::stdout();
         let mut watched = [PollFd::new(&out, PollFlags::empty())];
@@ -127,14 +127,14 @@ fn found(folders: &[PathBuf], pid: Option<u32>) -> Result<Vec<Snapshot>, Failure
     }
 }
 
-/// What a second ago looked like.
+/// The snapshots of the previous report, from which rates are computed.
 struct Rates<'a> {
     before: &'a [Snapshot],
     span: Option<Duration>,
 }
 
 impl Rates<'_> {
-    /// Growth per second, if there was a look before.
+    /// Growth per second, if there was a previous report.
     fn of(&self, now: &Snapshot, counter: &str) -> Option<f64> {
         let before = self.before.iter().find(|before| before.pid == now.pid)?;
         let grown = value(&now.counters, counter).saturating_sub(value(&before.counters, counter));
@@ -146,7 +146,7 @@ fn value(counters: &BTreeMap<String, u64>, name: &str) -> u64 {
     counters.get(name).copied().unwrap_or(0)
 }
 
-/// What went wrong on the wire.
+/// The number of errors on the wire.
 fn errors(counters: &BTreeMap<String, u64>) -> u64 {
     [
         "rx_crc_errors",
@@ -247,7 +247,7 @@ fn queue_pair(pair: &QueuePair) -> Vec<String> {
     row
 }
 
-/// Three digits or so, with a unit of 1000.
+/// A number with about three digits, and a unit of 1000.
 fn amount(n: f64) -> String {
     const UNITS: [&str; 6] = ["k", "M", "G", "T", "P", "E"];
     if n < 10_000.0 {
@@ -268,7 +268,7 @@ fn amount(n: f64) -> String {
     }
 }
 
-/// Rows below each other: the first `left` columns are text, numbers follow.
+/// A table of rows: the first `left` columns are text, and the others are numbers.
 fn table(rows: &[Vec<String>], left: usize) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| {

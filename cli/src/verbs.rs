@@ -1,5 +1,4 @@
-//! The system's libibverbs, loaded when asked for: which one it is, and the few calls that `urnic
-//! info` needs.
+//! The system's libibverbs, loaded on demand: its file, and the few calls that `urnic info` needs.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -13,10 +12,10 @@ pub(crate) struct Verbs {
 }
 
 impl Verbs {
-    /// Loads `libibverbs.so.1` as the loader finds it.
+    /// Loads the `libibverbs.so.1` that the loader finds.
     ///
     /// # Errors
-    /// The loader's own words.
+    /// The loader's error message.
     pub(crate) fn load() -> Result<Self, String> {
         // SAFETY: the name is NUL-terminated; running the library's constructors is what any verbs
         // program does at start.
@@ -38,12 +37,13 @@ impl Verbs {
         unsafe { libc::dlsym(self.handle, name.as_ptr()) }
     }
 
-    /// The file it was loaded from, links resolved: `…/libibverbs.so.1.14.44.0` names rdma-core 44.
+    /// The file from which the library was loaded, links resolved: `…/libibverbs.so.1.14.44.0`
+    /// names rdma-core 44.
     pub(crate) fn file(&self) -> Option<PathBuf> {
         let address = self.symbol(c"ibv_get_device_list");
         // SAFETY: Dl_info is plain data for which all-zero is valid.
         let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-        // SAFETY: any address may be asked about; `info` is ours to write.
+        // SAFETY: dladdr accepts any address; `info` is a local variable.
         let found = unsafe { libc::dladdr(address, &raw mut info) } != 0 && !info.dli_fname.is_null();
         if !found {
             return None;
@@ -54,17 +54,17 @@ impl Verbs {
         std::fs::canonicalize(OsStr::from_bytes(name.to_bytes())).ok()
     }
 
-    /// Its private provider ABI, if it is one that the plug-in has.
+    /// The library's private provider ABI, if the plug-in supports it.
     pub(crate) fn provider_abi(&self) -> Option<Pabi> {
         Pabi::ALL
             .into_iter()
             .find(|abi| !self.symbol(abi.register_symbol()).is_null())
     }
 
-    /// Opens the device of that name.
+    /// Opens the device with this name.
     ///
     /// # Errors
-    /// What is missing, in one line.
+    /// The missing part, in one line.
     pub(crate) fn open(&self, name: &str) -> Result<Device<'_>, String> {
         let calls = Calls::find(self)?;
         let mut count = 0;
@@ -87,7 +87,8 @@ impl Verbs {
         // SAFETY: the device is in the list, which is freed only below.
         let context = device.map(|device| unsafe { (calls.open_device)(device) });
         let error = std::io::Error::last_os_error();
-        // SAFETY: the list came from ibv_get_device_list; an open device keeps what it needs of it.
+        // SAFETY: the list came from ibv_get_device_list; an open device keeps the parts that it
+        // needs.
         unsafe { (calls.free_device_list)(list) };
         match context {
             None => Err(format!(
@@ -103,7 +104,7 @@ impl Verbs {
     }
 }
 
-/// An open device; closed on drop.
+/// An open device, which is closed on drop.
 pub(crate) struct Device<'a> {
     _library: &'a Verbs,
     calls: Calls,
@@ -156,7 +157,7 @@ impl Device<'_> {
 
 impl Drop for Device<'_> {
     fn drop(&mut self) {
-        // SAFETY: opened by us and closed only here.
+        // SAFETY: this program opened the context and closes it only here.
         unsafe { (self.calls.close_device)(self.context) };
     }
 }
@@ -205,7 +206,7 @@ impl Calls {
     }
 }
 
-/// The text in a C array that may fill it to the brim.
+/// The text in a C array, which may fill the whole array.
 pub(crate) fn text(array: &[c_char]) -> String {
     let bytes: Vec<u8> = array
         .iter()

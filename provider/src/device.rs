@@ -1,4 +1,4 @@
-//! `urnic0` as libibverbs holds it in its list of devices.
+//! `urnic0` as an entry in libibverbs' list of devices.
 
 use std::ffi::{CStr, c_char};
 
@@ -7,7 +7,7 @@ use urnic_rdma_core::{verbs_device, verbs_device_ops, verbs_sysfs_dev};
 
 use crate::opening;
 
-/// What we register; libibverbs copies nothing, so each registration has its own.
+/// The registered operations; libibverbs copies nothing, so each registration has its own.
 pub(crate) const OPS: verbs_device_ops = verbs_device_ops {
     name: c"urnic".as_ptr(),
     match_min_abi_version: UVERBS_DEVICE_ABI,
@@ -21,7 +21,7 @@ pub(crate) const OPS: verbs_device_ops = verbs_device_ops {
     uninit_device: Some(uninit_device),
 };
 
-/// Ours by its name, and by a character device that no RDMA driver has.
+/// Matches the device by its name, and by a character device that no RDMA driver has.
 unsafe extern "C" fn match_device(found: *mut verbs_sysfs_dev) -> bool {
     // SAFETY: libibverbs passes a device of its scan, with its names terminated.
     let (device, name) = unsafe { (&*found, text(&(*found).ibdev_name)) };
@@ -30,12 +30,12 @@ unsafe extern "C" fn match_device(found: *mut verbs_sysfs_dev) -> bool {
 }
 
 unsafe extern "C" fn alloc_device(_: *mut verbs_sysfs_dev) -> *mut verbs_device {
-    // SAFETY: calloc; all zeros is a verbs_device that libibverbs goes on to fill.
+    // SAFETY: calloc; all zeroes are a verbs_device, which libibverbs fills afterwards.
     unsafe { libc::calloc(1, size_of::<verbs_device>()).cast() }
 }
 
 unsafe extern "C" fn uninit_device(device: *mut verbs_device) {
-    // SAFETY: from alloc_device, and libibverbs holds it no longer.
+    // SAFETY: the device came from alloc_device, and libibverbs no longer holds it.
     unsafe { libc::free(device.cast()) };
 }
 

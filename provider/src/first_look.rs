@@ -1,6 +1,6 @@
-//! What happens when the program first looks for RDMA devices.
+//! The actions when the program first searches for RDMA devices.
 
-// The test binary must not interpose itself, so nobody looks there.
+// The test binary must not interpose itself, so nothing searches there.
 #![cfg_attr(test, allow(dead_code))]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,13 +11,13 @@ use urnic_presence::fork::OwnLock;
 
 use crate::log;
 
-/// Held over the first look; whether there was one.
+/// Held during the first search; whether there was a search.
 pub(crate) static LOOKED: OwnLock<bool> = OwnLock::new();
-/// The first look is over: a signal handler must not wait for the lock, which the thread that it
-/// interrupted may hold.
+/// The first search is finished. Signal handlers check this flag, because they must not wait for
+/// the lock, which the interrupted thread may hold.
 static OVER: AtomicBool = AtomicBool::new(false);
 
-/// Reads the configuration, once, and starts what follows from it.
+/// Reads the configuration, once, and starts the parts that depend on it.
 pub(crate) fn first_look() {
     if OVER.load(Ordering::Acquire) {
         return;
@@ -28,7 +28,7 @@ pub(crate) fn first_look() {
     }
     let config = Config::from_env();
     log::start(config.as_ref().map_or("warn", |config| &config.log));
-    // Said again, and refused, when the device is opened.
+    // The error is reported again when the device is opened, which then fails.
     let config = config
         .inspect_err(|error| tracing::error!("{error}"))
         .unwrap_or_default();

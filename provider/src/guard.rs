@@ -1,8 +1,8 @@
-//! The edge between C and us: what may not cross it.
+//! The boundary between C and the plug-in: panics and cancellation do not cross it.
 //!
-//! No panic: it becomes a line in the log and an errno. No thread cancellation either: dropping a
-//! file descriptor is a cancellation point, and a forced unwinding that meets a destructor of ours
-//! aborts the program.
+//! A panic becomes a line in the log and an errno. Thread cancellation is disabled: dropping a file
+//! descriptor is a cancellation point, and a forced unwinding that reaches a destructor of the
+//! plug-in aborts the program.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,10 +15,10 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
 }
 
-/// Runs `body`, and answers for it when it panics.
+/// Runs `body`, and turns a panic into an error.
 ///
 /// # Errors
-/// Those of `body`; `EIO` for a panic.
+/// The errors of `body`; `EIO` for a panic.
 pub(crate) fn guarded<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     let mut before = 0;
     // SAFETY: a local; the state is the calling thread's own.
@@ -33,7 +33,7 @@ pub(crate) fn guarded<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, E
     outcome
 }
 
-/// Lets the device work on this thread, on the data path: costs nothing while it does not panic.
+/// Lets the device work on this thread, on the data path: has no cost unless it panics.
 #[inline]
 pub(crate) fn contained(body: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(body)).is_err() {
@@ -48,16 +48,16 @@ fn complain() {
 
 /// Sets the calling thread's `errno`.
 pub(crate) fn set_errno(errno: Errno) {
-    // SAFETY: libc's own place for it.
+    // SAFETY: libc's own place for the calling thread's errno.
     unsafe { *libc::__errno_location() = errno.raw_os_error() };
 }
 
-/// A verb that answers 0 or an errno.
+/// Runs a verb that returns 0 or an errno.
 pub(crate) fn status(body: impl FnOnce() -> Result<(), Errno>) -> c_int {
     guarded(body).map_or_else(Errno::raw_os_error, |()| 0)
 }
 
-/// A verb that answers an object, which is the program's until it destroys it; or null, with
+/// Runs a verb that returns an object, which the program owns until it destroys it; or null, with
 /// `errno` set.
 pub(crate) fn pointer<T>(body: impl FnOnce() -> Result<Box<T>, Errno>) -> *mut T {
     guarded(body).map_or_else(

@@ -1,9 +1,9 @@
-//! `liburnic.so`: the plug-in that shows programs an RDMA device.
+//! `liburnic.so`: the plug-in that presents an RDMA device to programs.
 //!
-//! Preloaded, it answers what libibverbs would ask a kernel ([`interpose`], on top of
-//! `urnic_presence`), registers with every libibverbs in the process ([`register`]), and implements
-//! the verbs of the contexts they open ([`opening`], [`verbs`]). The same file under a
-//! `liburnic-rdmavNN.so` name is an ordinary provider that libibverbs loads by itself.
+//! When it is preloaded, it answers the requests of libibverbs to the kernel ([`interpose`], on top
+//! of `urnic_presence`), registers with every libibverbs in the process ([`register`]), and
+//! implements the verbs of the contexts that libibverbs opens ([`opening`], [`verbs`]). The same
+//! file under a `liburnic-rdmavNN.so` name is an ordinary provider that libibverbs loads by itself.
 
 mod context;
 mod device;

@@ -1,4 +1,4 @@
-//! A libibverbs in this process: which one it is, and its private functions.
+//! A libibverbs in this process: its release, and its private functions.
 
 use std::ffi::{CStr, c_void};
 
@@ -12,7 +12,7 @@ use urnic_rdma_core::{Level, Pabi, verbs_device_ops};
 pub(crate) struct Library {
     pub(crate) pabi: Pabi,
     pub(crate) level: Level,
-    /// rdma-core's release, from the file's name; None if the name does not say.
+    /// rdma-core's release, from the file's name; None if the name does not contain it.
     pub(crate) release: Option<u32>,
     pub(crate) register_driver: RegisterDriver,
     pub(crate) init_and_alloc_context: InitAndAllocContext,
@@ -20,28 +20,29 @@ pub(crate) struct Library {
     pub(crate) uninit_context: UninitContext,
 }
 
-/// What one copy of libibverbs knows us by.
+/// The registration of this plug-in with one copy of libibverbs.
 #[repr(C)]
 pub(crate) struct Registration {
-    /// First: libibverbs keeps its address in every device, which leads back here.
+    /// Must be first: libibverbs keeps the address in every device, and the address leads back to
+    /// this value.
     pub(crate) ops: verbs_device_ops,
     pub(crate) library: Library,
 }
 
 impl Registration {
-    /// The registration behind a device's ops.
+    /// The registration behind a device's operations.
     ///
     /// # Safety
-    /// `ops` is that of a registration.
+    /// `ops` is the field of a registration.
     pub(crate) unsafe fn of(ops: *const verbs_device_ops) -> &'static Registration {
-        // SAFETY: the first member of a Registration that is never freed.
+        // SAFETY: the caller promises the first field of a Registration, which is never freed.
         unsafe { &*ops.cast() }
     }
 }
 
 impl Library {
-    /// The libibverbs behind a dlopen(3) handle; None when it is none, or one of an unknown private
-    /// ABI.
+    /// The libibverbs behind a dlopen(3) handle; None if the handle belongs to another library, or
+    /// to a libibverbs of an unknown private ABI.
     ///
     /// # Safety
     /// `handle` is a live handle that is never closed again.
@@ -74,7 +75,8 @@ fn symbol(handle: *mut c_void, name: &CStr) -> *mut c_void {
     unsafe { libc::dlsym(handle, name.as_ptr()) }
 }
 
-/// A private symbol: by its version, or without one in a copy that was linked into something else.
+/// Finds a private symbol: by its version, or without a version in a copy that was linked into
+/// another file.
 fn find(handle: *mut c_void, name: &CStr, version: &CStr) -> Option<*mut c_void> {
     // SAFETY: a live handle and C strings.
     let versioned = unsafe { libc::dlvsym(handle, name.as_ptr(), version.as_ptr()) };
@@ -96,7 +98,8 @@ fn release(address: *mut c_void) -> Option<u32> {
     release_in(&target_of(name))
 }
 
-/// The file a chain of links leads to, by its name: `libibverbs.so.1` → `libibverbs.so.1.14.44.0`.
+/// The name of the file that a chain of links leads to: `libibverbs.so.1` →
+/// `libibverbs.so.1.14.44.0`.
 fn target_of(path: &CStr) -> String {
     let mut path = std::path::PathBuf::from(path.to_string_lossy().into_owned());
     for _ in 0..8 {

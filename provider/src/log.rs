@@ -1,9 +1,9 @@
-//! The log: lines on standard error, chosen by the option `log`. Each has the time and the process
-//! id.
+//! The log: lines on standard error, filtered by the option `log`. Each line has the time and the
+//! process id.
 //!
-//! Started with the first look for devices, so that a program that never looks for one pays
-//! nothing. Lines go out by one raw write(2) each: libc's is a cancellation point, and ours to
-//! interpose.
+//! The first search for devices starts the log, so that a program without such a search has no
+//! cost. Each line is written by one raw write(2): libc's is a cancellation point, and is
+//! interposed.
 
 use std::cell::Cell;
 use std::{fmt, io};
@@ -19,11 +19,11 @@ use urnic_process::error_log;
 use urnic_process::failure;
 
 thread_local! {
-    /// Lines of level error that this thread has made.
+    /// The number of lines of level error that this thread has logged.
     static ERRORS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Has a line in the log say why `action` failed, if none did meanwhile. `what` failed.
+/// Runs `action`. If it fails and logged no error, an error line names `what` and the reason.
 pub(crate) fn complaining<T>(what: &str, action: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     let before = (ERRORS.get(), error_log::count());
     action().inspect_err(|errno| {
@@ -52,7 +52,7 @@ impl MakeWriter<'_> for StandardError {
 
 impl io::Write for StandardError {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // SAFETY: the program's standard error, if open; only written to.
+        // SAFETY: the program's standard error, which is only written to, and may be closed.
         let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(2) };
         Ok(rustix::io::write(fd, line)?)
     }
@@ -62,7 +62,7 @@ impl io::Write for StandardError {
     }
 }
 
-/// What a line begins with: the time, and the process, which after a fork is another one.
+/// The beginning of a line: the time, and the process id, which changes after a fork.
 struct Stamp;
 
 impl FormatTime for Stamp {
@@ -72,7 +72,7 @@ impl FormatTime for Stamp {
     }
 }
 
-/// Starts the log with the option `log`. To be called once.
+/// Starts the log with the option `log`. Call it once.
 pub(crate) fn start(filter: &str) {
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::builder().parse_lossy(log_filter(filter)))
@@ -80,6 +80,6 @@ pub(crate) fn start(filter: &str) {
         .with_writer(StandardError)
         .with_ansi(false)
         .finish();
-    // It fails only when there is one already: then that one is as good.
+    // The call fails only if there is a subscriber already, which is then used.
     let _ = tracing::subscriber::set_global_default(subscriber);
 }

@@ -1,17 +1,19 @@
-//! What the runtimes of gcc's and clang's sanitizers ask a program for at its start. They take the
-//! first definition in the program's search order: the program's own, else these.
+//! The options that the runtimes of gcc's and clang's sanitizers query at program start. They use
+//! the first definition in the program's search order: the program's own, else the definitions
+//! here.
 
-// The test binary is no plug-in.
+// The test binary is not a plug-in.
 #![cfg_attr(test, allow(dead_code))]
 
 use std::ffi::{CStr, c_char};
 
-/// AddressSanitizer's runtime wants to be the first library, but a plug-in that is preloaded comes
-/// before it. It works behind us as well: our functions call the next definitions, which are its.
+/// AddressSanitizer's runtime requires to be the first library, but a preloaded plug-in comes
+/// before it. The runtime also works behind the plug-in, whose functions call the next definitions:
+/// those of the runtime.
 const ADDRESS: &CStr = c"verify_asan_link_order=0";
 
-/// ThreadSanitizer knows nothing of the atomic operations in a library that it did not compile, and
-/// takes what they order for races. The same line is in `share/tsan.supp`.
+/// ThreadSanitizer does not observe the atomic operations in a library that it did not compile, and
+/// reports the accesses that they order as races. The same line is in `share/tsan.supp`.
 const THREAD: &CStr = c"called_from_lib:liburnic.so\n";
 
 #[cfg_attr(not(test), unsafe(no_mangle))]

@@ -65,7 +65,7 @@ extern "C" fn constructor() {
 static DESTRUCTOR: extern "C" fn() = destructor;
 
 /// Runs at exit(3), after the program's own handlers and destructors: they may still destroy queue
-/// pairs, so atexit(3) would be too early. Waits until completed work arrives at the peer.
+/// pairs, so atexit(3) would be too early. Lets completed work arrive.
 extern "C" fn destructor() {
     let _ = guarded(|| {
         urnic_driver::exit();

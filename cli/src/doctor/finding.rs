@@ -1,11 +1,11 @@
-//! What a check of `urnic doctor` found.
+//! The result of a check of `urnic doctor`.
 
 use std::fmt;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Good,
-    /// Worth knowing, breaks nothing.
+    /// Useful information about something that breaks nothing.
     Note,
     Wrong,
 }

@@ -1,4 +1,4 @@
-//! Fixes that depend on the fault: the command that can help.
+//! Fixes that depend on the fault: the command that may fix it.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use super::writable::can_have_folder;
 /// The first rdma-core with a provider ABI that the plug-in supports.
 const OLDEST: u32 = 34;
 
-/// Gives the presence a folder that can be written, when the usual ones cannot: the first such
-/// folder here, else one in memory.
+/// Sets a writable folder for the presence, when the usual folders are not writable: the first
+/// writable folder here, else a folder in memory.
 pub(super) fn presence_folder() -> String {
     let home = env::var_os("HOME")
         .map(PathBuf::from)
@@ -28,8 +28,8 @@ fn presence_folder_in(places: impl IntoIterator<Item = PathBuf>) -> String {
         )
 }
 
-/// Brings a libibverbs that the plug-in fits. `file` is the one that was found, and `version` the
-/// rdma-core that it is of.
+/// Installs a libibverbs that the plug-in supports. `file` is the libibverbs that was found, and
+/// `version` is its rdma-core version.
 pub(super) fn libibverbs(file: &Path, version: Option<&str>, library_path: Option<&str>) -> String {
     let number = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
     let is_chosen = |dir: &str| !dir.is_empty() && file.starts_with(dir);
@@ -47,7 +47,7 @@ pub(super) fn libibverbs(file: &Path, version: Option<&str>, library_path: Optio
     }
 }
 
-/// What the log says to do, if it names a command; else `otherwise`.
+/// The command that the log recommends, if the log names one; else `otherwise`.
 pub(super) fn named_in(log: &str, otherwise: &str) -> String {
     match log.split('`').nth(1) {
         Some(command) if log.split('`').count() > 2 && !command.starts_with("urnic doctor") => {
@@ -61,7 +61,8 @@ pub(super) fn named_in(log: &str, otherwise: &str) -> String {
     }
 }
 
-/// The line of a program's standard error that says most: urnic's first error, else the last one.
+/// The most informative line of a program's standard error: urnic's first error, else the last
+/// line.
 pub(super) fn first_error(said: &str) -> &str {
     let ours = said.lines().find(|line| line.contains(" ERROR urnic"));
     let text = ours.map(|line| line.split_once(" ERROR ").map_or(line, |(_, text)| text));

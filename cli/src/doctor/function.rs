@@ -1,4 +1,4 @@
-//! What `urnic doctor --device vfio:…` looks at: a PCI function on its way from the kernel to this
+//! The checks of `urnic doctor --device vfio:…`: a PCI function on its way from the kernel to this
 //! user.
 
 use std::fs::OpenOptions;
@@ -11,11 +11,11 @@ use urnic_device::pci;
 
 use super::finding::{Finding, Verdict};
 
-/// Locked memory below which a modest program will not do: the queues of the driver take five of
-/// these MiB.
+/// Locked memory below which a modest program fails: the queues of the driver use five of these
+/// MiB.
 const MODEST_MEMLOCK: u64 = 64 << 20;
 
-/// Every check, in the order in which things must be right.
+/// Runs every check, in the order of their dependencies.
 pub(super) fn examine(address: &str) -> Vec<Finding> {
     let sysfs = Sysfs::default();
     let function = match sysfs.function(address) {
@@ -23,12 +23,11 @@ pub(super) fn examine(address: &str) -> Vec<Finding> {
         Err(_) => return vec![absent(address, &sysfs)],
     };
     let mut findings = Vec::new();
-    // No fix may take a foreign function away from its driver, so what is
-    // wrong ends the list.
+    // No fix may detach a foreign function from its driver, so a fault here ends the list.
     let first: [&dyn Fn() -> Finding; 4] = [
         &|| identity(&function),
         &|| answers(address, &sysfs),
-        // Before the driver, which takes no function that has none.
+        // Before the driver check: no driver binds a function without a group.
         &|| group(&function, &sysfs),
         &|| driver(&function, &sysfs),
     ];
@@ -100,7 +99,7 @@ fn driver(function: &Function, sysfs: &Sysfs) -> Finding {
     }
 }
 
-/// What root types to hand a function to user space.
+/// The command by which root assigns a function to user space.
 fn bind(function: &Function, sysfs: &Sysfs) -> String {
     let Function { address, .. } = function;
     let unbind = match function.driver {
@@ -176,7 +175,7 @@ fn group(function: &Function, sysfs: &Sysfs) -> Finding {
     }
 }
 
-/// Whether this user may open what one of the ways takes.
+/// Whether this user may open the files that one of the access ways requires.
 fn access(function: &Function, holder: Option<&Holder>) -> Finding {
     const SUBJECT: &str = "its files";
     let by_itself = function
@@ -208,7 +207,7 @@ fn access(function: &Function, holder: Option<&Holder>) -> Finding {
         .map(|(file, kind)| format!("{}: {kind}", file.display()))
         .collect::<Vec<_>>()
         .join("; ");
-    // The group's file is the least that does: it is the last that was tried.
+    // The group's file needs the fewest permissions: it was tried last.
     let fix = match denied.pop() {
         Some((file, kind)) if kind != ErrorKind::NotFound => {
             format!("as root: chown {} {}", geteuid().as_raw(), file.display())

@@ -16,7 +16,7 @@ const SUBJECT: &str = "self-test";
 const PROGRAM: &str = "ibv_rc_pingpong";
 const EXCHANGES: &str = "1000";
 
-/// A machine under load may be slow; one that takes this long is stuck.
+/// The timeout of the test. A loaded machine may be slow; after this time the test counts as stuck.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Runs both ends of ibv_rc_pingpong on 127.0.0.1.
@@ -82,8 +82,8 @@ fn free_port() -> Result<u16, String> {
         .map_err(|error| error.to_string())
 }
 
-/// Does a socket of this machine listen at that port? Asking by a connection would take the
-/// server's only accept.
+/// Whether a socket of this machine listens at that port. A connection would use up the server's
+/// only accept.
 fn listening(port: u16) -> bool {
     const LISTEN: &str = "0A";
     let wanted = format!(":{port:04X}");
@@ -98,7 +98,7 @@ fn listening(port: u16) -> bool {
         })
 }
 
-/// One end; ended when dropped.
+/// One end of the test; the process is ended on drop.
 struct End(Child);
 
 impl End {
@@ -115,7 +115,7 @@ impl End {
             .map_err(|error| format!("cannot run {PROGRAM}: {error}"))
     }
 
-    /// An error if it has ended, and not well.
+    /// An error if the process has ended with a failure.
     fn check(&mut self, which: &str) -> Result<bool, String> {
         match self.0.try_wait() {
             Ok(None) => Ok(false),

@@ -1,4 +1,4 @@
-//! The check whether this user can make a folder.
+//! Checks whether this user can make a folder.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Functions that take or make an fd, but by opening.
+//! Functions that take or make an fd, except those that open.
 
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use std::os::fd::BorrowedFd;
@@ -30,7 +30,7 @@ unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     };
     match fds::kind(fd) {
         None => {}
-        // A loop over all numbers: the program never opened this one.
+        // The program closes all numbers in a loop: it did not open this fd.
         Some(kind) if kind.is_internal() => return refuse(Errno::BADF),
         Some(_) => forget(fd),
     }
@@ -63,7 +63,7 @@ unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int 
     let Some(next) = real::dup3() else {
         return missing(-1);
     };
-    // With other flags it fails, and `new` stays what it is.
+    // With other flags the call fails, and `new` does not change.
     if flags & !libc::O_CLOEXEC == 0
         && let Err(errno) = make_way(old, new)
     {
@@ -82,8 +82,8 @@ unsafe extern "C-unwind" fn dup(old: c_int) -> c_int {
     remember(old, unsafe { next(old) })
 }
 
-/// `fcntl` is variadic; the C ABIs of Linux pass its third argument like a named one, and nobody
-/// looks at it where there is none.
+/// `fcntl` is variadic; the C ABIs of Linux pass its third argument like a named argument, and
+/// without a third argument no code reads it.
 macro_rules! fcntls {
     ($($name:ident)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -100,16 +100,16 @@ macro_rules! fcntls {
 }
 fcntls! { fcntl fcntl64 }
 
-/// After the program made `new` another fd for what `old` is: a device file, or a channel of the
-/// connection manager, is known by both.
+/// Called after the program made `new` another fd of the file of `old`: records `new` too if `old`
+/// is a device file, or a channel of the connection manager.
 fn remember(old: c_int, new: c_int) -> c_int {
     if new < 0 || new == old || !matches!(fds::kind(old), Some(Kind::Cm | Kind::Uverbs)) {
         return new;
     }
-    // SAFETY: open since a moment ago, and the caller does not have it yet.
+    // SAFETY: the descriptor was opened a moment ago, and the caller does not have it yet.
     let duplicate = unsafe { BorrowedFd::borrow_raw(new) };
     if let Err(errno) = guarded(|| registry::duplicated(old, duplicate)) {
-        // One that is not known would lose what is written to it.
+        // Data written to an fd without a record would be lost.
         if let Some(close) = real::close() {
             // SAFETY: the descriptor was opened a moment ago, and the caller does not have it yet.
             unsafe { close(new) };
@@ -119,8 +119,8 @@ fn remember(old: c_int, new: c_int) -> c_int {
     new
 }
 
-/// Before `new` is replaced by `old`. `EBUSY`, which dup2(2) has for numbers that are being taken,
-/// when `new` is an fd of ours.
+/// Called before `new` is replaced by `old`. `EBUSY`, which dup2(2) documents for numbers that are
+/// being opened, when `new` is an fd of the plug-in.
 fn make_way(old: c_int, new: c_int) -> Result<(), Errno> {
     let Some(kind) = fds::kind(new) else { return Ok(()) };
     if old == new {
@@ -129,7 +129,7 @@ fn make_way(old: c_int, new: c_int) -> Result<(), Errno> {
     if kind.is_internal() {
         return Err(Errno::BUSY);
     }
-    // SAFETY: only asked whether it is open.
+    // SAFETY: the fd is only queried for whether it is open.
     if old >= 0 && rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(old) }).is_ok() {
         forget(new);
     }
@@ -141,7 +141,7 @@ unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_in
     let Some(next) = real::close_range() else {
         return missing(-1);
     };
-    // Ours are close-on-exec already.
+    // The plug-in's fds are close-on-exec already.
     if flags & CLOSE_RANGE_CLOEXEC != 0 || first > last {
         // SAFETY: the C caller's arguments.
         return unsafe { next(first, last, flags) };
@@ -173,7 +173,7 @@ unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_in
 unsafe extern "C-unwind" fn closefrom(low: c_int) {
     let first = low.max(0) as c_uint;
     let ours = fds::ours_within(first, c_uint::MAX).next().is_some();
-    // SAFETY: closing numbers, as the C caller asked.
+    // SAFETY: closes fds, as the C caller requested.
     if ours && unsafe { close_range(first, c_uint::MAX, 0) } == 0 {
         return;
     }
@@ -204,7 +204,7 @@ unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, length: usize
 
 #[cold]
 fn command(fd: c_int, bytes: *const c_void, length: usize) -> Option<isize> {
-    // SAFETY: the C caller vouches for its buffer, and for the address in the command.
+    // SAFETY: the C caller is responsible for its buffer, and for the address in the command.
     let outcome = guarded(|| unsafe { command::write(fd, bytes.cast(), length) }.transpose()).transpose()?;
     Some(match outcome {
         Ok(written) => written as isize,
@@ -212,7 +212,7 @@ fn command(fd: c_int, bytes: *const c_void, length: usize) -> Option<isize> {
     })
 }
 
-/// `ioctl` is variadic, as [`fcntl`] is.
+/// `ioctl` is variadic, like [`fcntl`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     let Some(next) = real::ioctl() else {
@@ -229,18 +229,19 @@ unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_
 }
 
 /// # Safety
-/// As for [`command::ioctl`].
+/// The conditions of [`command::ioctl`].
 #[cold]
 unsafe fn told(fd: c_int, argument: *mut c_void) -> bool {
-    // SAFETY: the caller promises what `command::ioctl` needs.
+    // SAFETY: the caller promises the conditions of `command::ioctl`.
     guarded(|| Ok(unsafe { command::ioctl(fd, argument.cast()) })).is_ok_and(|answer| answer.is_some())
 }
 
-/// A command to the connection manager. Only the one for the next event waits, and that is where
-/// the calling thread may be cancelled, or left by a jump out of a signal handler, as when signals
-/// are let through: nothing here is dropped.
+/// Runs a command of the connection manager. Only the command for the next event waits. While it
+/// waits, the calling thread may be cancelled, or leave by a jump out of a signal handler, as when
+/// signals are let through; so nothing here is dropped.
 ///
 /// # Safety
+/// The conditions of write(2), and those of the command's addresses.
 /// As for write(2), and what the command's addresses need.
 #[cold]
 unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usize) -> isize {
@@ -249,7 +250,7 @@ unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usiz
     };
     loop {
         let signals = HeldBack::from_here();
-        // SAFETY: the C caller vouches for its buffer, and for the addresses in the command.
+        // SAFETY: the C caller is responsible for its buffer, and for the addresses in the command.
         let outcome = guarded(|| unsafe { urnic_driver::cm_write(fd, bytes.cast(), length, &signals) });
         signals.release();
         match outcome {
@@ -274,8 +275,8 @@ unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usiz
     }
 }
 
-/// One line per function: what comes before the buffer. A channel of the connection manager is the
-/// character device that it was opened as.
+/// One line per function: the arguments before the buffer. A channel of the connection manager is
+/// reported as the character device as which it was opened.
 macro_rules! fstats {
     ($($name:ident($($before:ident: $bt:ty),*);)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -284,7 +285,7 @@ macro_rules! fstats {
             // SAFETY: the C caller's arguments.
             let answer = unsafe { next($($before,)* fd, to) };
             if answer == 0 && fds::kind(fd) == Some(Kind::Cm) {
-                // SAFETY: filled just now.
+                // SAFETY: the call above filled the buffer.
                 unsafe { as_device(&mut *to) };
             }
             answer
@@ -306,15 +307,15 @@ unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) 
         return missing(-1);
     };
     if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA && we_answer() {
-        // libibverbs then scans sysfs, where we are.
+        // libibverbs then scans sysfs, where the presence is.
         return refuse(Errno::PROTONOSUPPORT);
     }
     // SAFETY: the C caller's arguments.
     unsafe { next(domain, kind, protocol) }
 }
 
-/// The kernel's RDMA netlink knows no urnic0; without a presence of ours its answer is the better
-/// one.
+/// The kernel's RDMA netlink does not contain urnic0. Without a presence of this plug-in, the
+/// kernel's answer is better.
 #[cold]
 fn we_answer() -> bool {
     ACTIVE.load(Ordering::Relaxed)

@@ -1,9 +1,9 @@
-//! The libc functions that this plug-in defines in the program's stead.
+//! The libc functions that this plug-in defines in place of the originals.
 //!
-//! They exist only here, so that none of our own programs interposes itself. Each one first asks,
-//! in a few nanoseconds and with no lock, allocation or system call, whether the path or fd could
-//! be ours; nearly always it is not, and the next definition is called with the arguments as they
-//! came.
+//! They exist only here, so that none of urnic's own programs interposes itself. Each function
+//! first checks, in a few nanoseconds and with no lock, allocation or system call, whether the path
+//! or fd could belong to the plug-in. Nearly always it does not, and the next definition is called
+//! with unchanged arguments.
 
 // The test binary must not interpose itself.
 #![cfg_attr(test, allow(dead_code))]
@@ -25,12 +25,12 @@ use crate::first_look::first_look;
 use crate::guard::{guarded, set_errno};
 use crate::log::complaining;
 
-/// How many descriptors libibverbs has open at a time while it reads the files of a device: the
-/// list's, the device's folder, and a file. If one cannot be opened, it says that there is no such
-/// device.
+/// The number of descriptors that libibverbs has open at the same time while it reads the files of
+/// a device: the list's, the device's folder, and a file. If one cannot be opened, libibverbs
+/// reports that there is no such device.
 const DESCRIPTORS_OF_A_LIST: usize = 3;
 
-/// The error line if it fails.
+/// The error line if the check fails.
 const NO_LIST: &str = "libibverbs cannot read the list of devices";
 
 /// Whether the process can open what libibverbs opens to read the list.
@@ -46,21 +46,21 @@ fn list_can_be_read() -> Result<(), Errno> {
     Ok(())
 }
 
-/// Cleared in a second copy of the plug-in, which leaves everything to the first.
+/// Cleared in a second copy of the plug-in, which leaves all calls to the first copy.
 static ACTIVE: AtomicBool = AtomicBool::new(true);
 
-/// Makes every function here pass straight on.
+/// Makes every function here pass its calls on.
 pub(crate) fn stand_aside() {
     ACTIVE.store(false, Ordering::Relaxed);
 }
 
-/// What the C caller gets when it reaches a function that this libc does not have.
+/// The result for the C caller of a function that this libc does not have.
 fn missing<T>(answer: T) -> T {
     set_errno(Errno::NOSYS);
     answer
 }
 
-/// The real path behind one that may be ours, in `buffer`.
+/// The real path in place of a path that may belong to the presence, in `buffer`.
 ///
 /// # Safety
 /// `path` is a C string.

@@ -16,8 +16,8 @@ use crate::guard::guarded;
 use crate::log::complaining;
 use crate::real::{self, Opaque};
 
-/// Calls `next` with the path that stands for `path`. Out of line, so that only paths that may be
-/// ours pay for the buffer.
+/// Calls `next` with the path that replaces `path`. Out of line, so that only paths that may belong
+/// to the presence have the cost of the buffer.
 ///
 /// # Safety
 /// `path` is a C string.
@@ -32,11 +32,11 @@ unsafe fn elsewhere<R>(path: *const c_char, next: impl FnOnce(*const c_char) -> 
     }
 }
 
-/// As [`elsewhere`], for functions that open: an fd of our device's node, or of the connection
-/// manager's, is remembered.
+/// Replaces the path, as [`elsewhere`] does, for functions that open: an fd of the device's node,
+/// or of the connection manager's, is recorded.
 ///
 /// # Safety
-/// As for [`elsewhere`].
+/// The conditions of [`elsewhere`].
 #[cold]
 #[inline(never)]
 unsafe fn elsewhere_opening(path: *const c_char, next: impl FnOnce(*const c_char) -> c_int) -> c_int {
@@ -50,7 +50,7 @@ unsafe fn elsewhere_opening(path: *const c_char, next: impl FnOnce(*const c_char
                 if target == Target::RdmaCm {
                     fd = out_of_the_way(fd);
                 }
-                // SAFETY: just opened, and the caller does not have it yet.
+                // SAFETY: the fd was opened just now, and the caller does not have it yet.
                 let opened = unsafe { BorrowedFd::borrow_raw(fd) };
                 let entered = guarded(|| match target {
                     Target::Uverbs => registry::enter_uverbs(opened),
@@ -58,9 +58,9 @@ unsafe fn elsewhere_opening(path: *const c_char, next: impl FnOnce(*const c_char
                     Target::Tree | Target::DeviceScan | Target::HwCounter(_) => Ok(()),
                 });
                 if let Err(errno) = entered {
-                    // An fd that we would not know again is worse than none.
+                    // An fd without a record is worse than none.
                     if let Some(close) = real::close() {
-                        // SAFETY: opened just now.
+                        // SAFETY: the fd was opened just now.
                         unsafe { close(fd) };
                     }
                     crate::guard::set_errno(errno);
@@ -73,8 +73,8 @@ unsafe fn elsewhere_opening(path: *const c_char, next: impl FnOnce(*const c_char
     }
 }
 
-/// Calls the real function for a file of ours; has the log say so if there is no descriptor left
-/// for it, which a program would report as a device that is not there.
+/// Calls the real function for a file of the presence. If there is no descriptor left, this is
+/// logged, because a program would only report a missing device.
 fn watched<R>(target: Target, call: impl FnOnce() -> R) -> R {
     // SAFETY: libc's own place for the calling thread's errno.
     let place = unsafe { libc::__errno_location() };
@@ -96,17 +96,17 @@ fn watched<R>(target: Target, call: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Where the numbers of the connection manager's channels begin, if there is room.
+/// The first number for channels of the connection manager, if there are enough numbers.
 ///
-/// librspreload gives the program a number of /dev/null's for each rsocket, whose own is its
-/// channel's. Its select() then looks for the first number that stands for the rsocket, and takes
-/// the channel's own for it unless that is the higher one: iperf3's server would never hear that
-/// there is something to read.
+/// librspreload gives the program an fd of /dev/null for each rsocket, whose own fd is its
+/// channel's. Its select() then searches for the first number that belongs to the rsocket, and uses
+/// the channel's number instead unless that number is higher: iperf3's server would never be
+/// notified of data to read.
 const CHANNELS: c_int = 256;
 
-/// Gives a channel that was opened just now another number.
+/// Moves a newly opened channel to another fd number.
 fn out_of_the_way(fd: c_int) -> c_int {
-    // SAFETY: just opened, and the caller does not have it yet.
+    // SAFETY: the fd was opened just now, and the caller does not have it yet.
     let opened = unsafe { BorrowedFd::borrow_raw(fd) };
     let (Ok(flags), Ok(moved)) = (
         rustix::io::fcntl_getfd(opened),
@@ -118,17 +118,17 @@ fn out_of_the_way(fd: c_int) -> c_int {
         return fd;
     }
     if let Some(close) = real::close() {
-        // SAFETY: just opened under this number, and the caller does not have it; the channel has
-        // another number now.
+        // SAFETY: the fd was opened just now under this number, and the caller does not have it;
+        // the channel has another number now.
         unsafe { close(fd) };
     }
     moved.into_raw_fd()
 }
 
-/// As [`elsewhere`], for `fopen`.
+/// Replaces the path, as [`elsewhere`] does, for `fopen`.
 ///
 /// # Safety
-/// As for [`elsewhere`].
+/// The conditions of [`elsewhere`].
 #[cold]
 #[inline(never)]
 unsafe fn elsewhere_streaming(path: *const c_char, next: impl FnOnce(*const c_char) -> Opaque) -> Opaque {
@@ -141,8 +141,8 @@ unsafe fn elsewhere_streaming(path: *const c_char, next: impl FnOnce(*const c_ch
     }
 }
 
-/// Opens a file with the present value of a counter, or the one in the tree when there is none to
-/// be had.
+/// Opens a file with the present value of a counter, or the file in the tree if no value is
+/// available.
 fn live<R>(found: &CStr, counter: Counter, next: impl FnOnce(*const c_char) -> R) -> R {
     let file = guarded(|| {
         let file = watch::hw_counter(Presence::current()?, counter)?;
@@ -155,8 +155,9 @@ fn live<R>(found: &CStr, counter: Counter, next: impl FnOnce(*const c_char) -> R
     }
 }
 
-/// One line per function: its arguments, with a semicolon where the path is, what it returns, what
-/// it returns when this libc does not have it, and who deals with a path that may be ours.
+/// One line per function: its arguments, with a semicolon at the place of the path, its return
+/// type, its result if this libc does not have it, and the function that handles a path of the
+/// presence.
 macro_rules! on_path {
     ($($name:ident($($before:ident: $bt:ty),*; $($after:ident: $at:ty),*) -> $ret:ty, $fails:expr, $ours:ident;)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -164,7 +165,7 @@ macro_rules! on_path {
             let Some(next) = real::$name() else { return missing($fails) };
             // SAFETY: the C caller's path, null or a string.
             if unsafe { may_be_ours(path) } {
-                // SAFETY: the C caller's arguments, with another path; theirs is a string.
+                // SAFETY: the C caller's arguments, with another path, which is a C string.
                 return unsafe { $ours(path, |path| next($($before,)* path $(, $after)*)) };
             }
             // SAFETY: the C caller's arguments.
@@ -173,9 +174,9 @@ macro_rules! on_path {
     )*};
 }
 
-// `open` and its kin are variadic: the mode is there only with O_CREAT or O_TMPFILE. The C ABIs of
-// Linux pass it like a named third or fourth argument, so we take it always and pass it on always;
-// nobody looks at it without those flags.
+// `open` and similar functions are variadic: the mode is present only with O_CREAT or O_TMPFILE.
+// The C ABIs of Linux pass it like a named third or fourth argument, so it is always taken and
+// always passed on; without those flags no code reads it.
 on_path! {
     open(; flags: c_int, mode: c_uint) -> c_int, -1, elsewhere_opening;
     open64(; flags: c_int, mode: c_uint) -> c_int, -1, elsewhere_opening;

@@ -1,9 +1,9 @@
 //! The program's actions for SIGSEGV and SIGBUS, while the device in this process has a handler for
 //! them (`fault` in the firmware model).
 //!
-//! The program sets and asks for its own action, as if ours were not there. Other signals, and a
-//! process without an open device, are passed straight on. The C library's functions here call each
-//! other past any interposer; therefore each one is taken.
+//! The program sets and queries its own action, as if the device's handler did not exist. Other
+//! signals, and calls of a process without an open device, are passed on unchanged. The C library's
+//! functions here call each other without any interposed function; so each of them is interposed.
 
 use std::ffi::c_int;
 use std::mem::{MaybeUninit, zeroed};
@@ -15,13 +15,13 @@ use super::missing;
 use crate::guard::set_errno;
 use crate::real;
 
-/// What sigset(3) takes and returns for a signal that is blocked (`SIG_HOLD`).
+/// The value that sigset(3) takes and returns for a blocked signal (`SIG_HOLD`).
 const HOLD: sighandler_t = 2;
 
-/// sigaction(2) by `next`, unless the action is kept by us.
+/// Calls sigaction(2) by `next`, unless the plug-in keeps the action.
 ///
 /// # Safety
-/// As for sigaction(2).
+/// The conditions of sigaction(2).
 unsafe fn act(
     next: fault::SetAction,
     signal: c_int,
@@ -39,11 +39,11 @@ unsafe fn act(
     // SAFETY: null, or the C caller's action, which may be where the old one goes.
     let new = unsafe { new.as_ref() }.copied();
     let Some(before) = fault::replace(signal, new.as_ref()) else {
-        // The C library left its reason.
+        // The C library has set errno.
         return -1;
     };
     if !old.is_null() {
-        // SAFETY: the C caller's place for it.
+        // SAFETY: the C caller's memory for the old action.
         unsafe { *old = before };
     }
     0
@@ -61,7 +61,7 @@ macro_rules! sigactions {
 }
 sigactions! { sigaction __sigaction }
 
-/// Sets `handler` for a signal that is in place; returns the one before.
+/// Sets `handler` for a signal that the plug-in handles; returns the previous handler.
 fn set(signal: c_int, handler: sighandler_t, flags: c_int, masks_itself: bool) -> sighandler_t {
     if handler == libc::SIG_ERR {
         set_errno(rustix::io::Errno::INVAL);
@@ -127,7 +127,7 @@ unsafe extern "C-unwind" fn sigset(signal: c_int, handler: sighandler_t) -> sigh
         libc::SIG_UNBLOCK
     };
     let (mut set, mut mask) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-    // SAFETY: local sets, each filled before it is looked at.
+    // SAFETY: local sets, each filled before it is read.
     let was_blocked = unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), signal);
@@ -155,8 +155,8 @@ unsafe extern "C-unwind" fn siginterrupt(signal: c_int, interrupts: c_int) -> c_
     let Some(next) = real::siginterrupt() else {
         return missing(-1);
     };
-    // The C library also remembers it for later calls of signal(2). What it does to our handler is
-    // put right below.
+    // The C library also stores the setting for later calls of signal(2). The code below restores
+    // the device's handler.
     // SAFETY: the C caller's arguments.
     let answer = unsafe { next(signal, interrupts) };
     if answer == 0
@@ -172,7 +172,7 @@ unsafe extern "C-unwind" fn siginterrupt(signal: c_int, interrupts: c_int) -> c_
     answer
 }
 
-/// Tells the device how its handler is installed.
+/// Gives the device the function that installs its handler.
 pub(crate) fn look_up() {
     if let Some(sigaction) = real::sigaction() {
         fault::set_action_by(sigaction);
