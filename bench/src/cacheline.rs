@@ -8,7 +8,7 @@ const TRIPS: u64 = 1_000_000;
 /// Microseconds for a round trip.
 pub(crate) fn round_trip() -> f64 {
     let line = AtomicU64::new(0);
-    // Even numbers are ours to answer, odd ones the other thread's.
+    // This thread answers even numbers, the other thread odd numbers.
     let answer = |parity: u64| {
         for turn in 0..TRIPS {
             let mine = 2 * turn + parity;

@@ -24,7 +24,7 @@ pub struct Peer {
     pub is_self: bool,
     /// This end has the lower (GID, QPN), and is the initiator.
     pub we_initiate: bool,
-    /// The address by which the peer knows this end, if the family is the same. Connections of this
+    /// The address that the peer has for this end, if the family is the same. Connections of this
     /// end come from this address.
     pub source: Option<SocketAddr>,
 }

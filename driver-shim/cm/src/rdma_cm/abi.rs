@@ -36,7 +36,7 @@ layouts! {
     /// In front of every command.
     Header = 8 { command: u32, in_len: u16, out_len: u16, }
     CreateId = 24 { uid: u64, response: u64, port_space: u16, qp_type: u8, reserved: [u8; 5], }
-    /// Commands that name an id and want an answer: `DESTROY_ID`, `LEAVE_MCAST`, `QUERY_ROUTE`.
+    /// Commands that name an id and require an answer: `DESTROY_ID`, `LEAVE_MCAST`, `QUERY_ROUTE`.
     OnId = 16 { response: u64, id: u32, reserved: u32, }
     BindIp = 40 { response: u64, address: [u8; IN6_LEN], id: u32, }
     Bind = 136 { id: u32, address_len: u16, reserved: u16, address: [u8; STORAGE_LEN], }

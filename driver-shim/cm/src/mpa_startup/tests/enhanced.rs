@@ -10,7 +10,7 @@ const C: u32 = 0x0000_8000;
 const D: u32 = 0x0000_4000;
 const RTR: u32 = B | C | D;
 
-/// What an initiator makes of a Reply with this word.
+/// The result at an initiator of a Reply with this word.
 fn concluded(rtr: RtrTypes, offer: Offer, reply: u32) -> Negotiated {
     let settings = Settings { rtr, ..settings() };
     accepted(&mut calling(settings, Some(offer)), &enhanced_reply(reply)).negotiated

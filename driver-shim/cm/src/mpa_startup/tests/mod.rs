@@ -33,7 +33,7 @@ const ALL_RTR: RtrTypes = RtrTypes {
     read: true,
 };
 
-/// What an unconfigured machine uses, with Read and Write as RTR.
+/// The settings of an unconfigured machine, with Read and Write as RTR.
 fn settings() -> Settings {
     Settings {
         rtr: READ_WRITE,
@@ -93,7 +93,7 @@ fn bits(word: EnhancedWord) -> u32 {
     u32::from_be_bytes(word.to_bytes())
 }
 
-/// A responder that has heard `request`.
+/// A responder that has received `request`.
 fn asked(settings: Settings, request: &[u8]) -> Responder {
     let mut responder = Responder::new(settings, START);
     assert_eq!(
@@ -143,7 +143,7 @@ fn answer(settings: Settings, own: Depths, request: u32) -> (u32, Negotiated) {
     (bits(frame.word.unwrap()), reply.negotiated.unwrap())
 }
 
-/// An initiator whose Request is on its way.
+/// An initiator whose Request is sent.
 fn calling(settings: Settings, offer: Option<Offer>) -> Initiator {
     Initiator::new(settings, offer, &[], START).unwrap().0
 }

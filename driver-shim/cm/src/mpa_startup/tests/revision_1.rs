@@ -56,8 +56,8 @@ fn mpa_s_03_the_responder_waits_for_a_valid_request() {
     assert_eq!(responder.request(), None);
     let nothing = responder.accept(Depths::default(), &[], START).unwrap();
     assert_eq!((nothing.bytes.len(), nothing.negotiated), (0, None));
-    // Neither machine knows who opened the TCP connection; the whole exchange works in pieces of
-    // any size.
+    // Neither machine depends on which end opened the TCP connection; the whole exchange works in
+    // pieces of any size.
     for piece in [1, 3, 19, 20, 512] {
         let (accepted, negotiated, request) = run(
             (plain(), None, b"hello"),
@@ -425,7 +425,7 @@ fn mpa_e_01_wrong_frames_are_code_4_and_lost_streams_code_1() {
     // Another initiator; a Reply that is not enhanced.
     assert_eq!(answered(&request), 4);
     assert_eq!(answered(&vector("MPA-REP-R1")), 4);
-    // The peer goes, or says nothing.
+    // The peer closes, or sends nothing.
     assert_eq!(code(&Responder::new(plain(), START).closed()), 1);
     assert_eq!(code(&calling(plain(), None).closed()), 1);
     let (silent, mute) = (Responder::new(plain(), START), calling(plain(), None));

@@ -26,7 +26,7 @@ fn s001_01_the_rtr_frame_follows_a_reply_that_agrees() {
         (20, Some(ResponderEvent::Ready(negotiated))) => assert!(!negotiated.fenced && negotiated.crc),
         other => panic!("{other:?}"),
     }
-    // Not behind a reject.
+    // No RTR frame follows a reject.
     let reject = asked(on(RtrKey::Hex), &request).reject(&[], None).unwrap();
     let (_, answer) = calling(on(RtrKey::Hex), None).receive(&reject).unwrap();
     assert!(matches!(answer, Some(Answer::Rejected(_))));
@@ -122,7 +122,8 @@ fn s001_07_echoed_flags_are_harmless_without_the_option() {
     };
     let (mut initiator, request) = Initiator::new(settings(), None, &[], START).unwrap();
     assert_eq!(accepted(&mut initiator, &echo(&request)).rtr_frame, None);
-    // With it on, the echo looks like agreement: which is why it is set for single peers only.
+    // With the RTR frame enabled, the echo is taken for agreement: so it is set for single peers
+    // only.
     let (mut initiator, request) = Initiator::new(on(RtrKey::Hex), None, &[], START).unwrap();
     assert!(accepted(&mut initiator, &echo(&request)).rtr_frame.is_some());
 }

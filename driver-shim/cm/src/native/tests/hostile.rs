@@ -1,9 +1,9 @@
-//! Whoever else calls at the listener.
+//! Connections of hostile or foreign peers to the listener.
 
 use super::*;
 use proptest::prelude::*;
 
-/// A Request that names `qpn`, from a native caller of our version.
+/// A Request that names `qpn`, from a native initiator of this version.
 fn request(from: u32, to: u32) -> Vec<u8> {
     request_of(Identity {
         from,
@@ -96,7 +96,7 @@ fn mpa_s_15_a_caller_that_goes_on_without_a_reply_is_not_taken() {
 fn mpa_s_19_nothing_is_accepted_without_a_queue_pair() {
     let mut net = Net::new(3);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
-    // Unknown number; a stranger's private data; a queue pair that is not his peer.
+    // An unknown number; private data of a foreign peer; a queue pair that names another peer.
     up(&mut net, b, a);
     let mut foreign = request(a.qpn, b.qpn);
     foreign[20] ^= 0xff;

@@ -18,7 +18,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use urnic_config::Config;
 
-/// A queue pair of a test: where it is, and its numbers.
+/// A queue pair of a test: its host, and its numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Qp {
     host: usize,
@@ -34,7 +34,7 @@ fn make(net: &mut Net, host: usize, qid: u32) -> Qp {
     Qp { host, qid, qpn }
 }
 
-/// PSN of a queue pair's sends: what its peer expects.
+/// The PSN of a queue pair's sends, which its peer expects.
 fn psn(qp: Qp) -> u32 {
     qp.qpn.wrapping_mul(7) & PSN_MASK
 }
@@ -59,7 +59,7 @@ fn params(us: Qp, peer: Qp) -> PeerParams {
     }
 }
 
-/// What `ibv_rc_pingpong` asks for.
+/// The attributes that `ibv_rc_pingpong` sets.
 fn rts(us: Qp) -> RtsParams {
     let timeout = Some(Duration::from_nanos(4096 << 14));
     RtsParams {
@@ -92,7 +92,8 @@ fn both_open(a: Qp, b: Qp) -> impl Fn(&Net) -> bool {
     move |net| net.is_open(a.host, a.qid) && net.is_open(b.host, b.qid)
 }
 
-/// Both are open, over one stream, as initiator and responder, and nothing else is left.
+/// Checks that both are open, over one stream, as initiator and responder, and that no other stream
+/// is left.
 fn assert_joined(net: &Net, a: Qp, b: Qp) {
     assert!(
         net.are_joined((a.host, a.qid), (b.host, b.qid)),

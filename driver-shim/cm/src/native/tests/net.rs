@@ -8,7 +8,7 @@ use std::rc::Rc;
 use super::*;
 use crate::carrier::Inbox;
 
-/// What a host's device reports.
+/// An event of a host's device.
 #[derive(Debug, Clone)]
 enum Event {
     Accepted { lid: u32, sid: u32 },
@@ -30,7 +30,7 @@ struct End {
     attached: Option<Attachment>,
 }
 
-/// Everything between the hosts.
+/// The state of the network between the hosts.
 #[derive(Debug, Default)]
 struct Wire {
     now: Time,
@@ -42,14 +42,14 @@ struct Wire {
     next_sid: u32,
     next_port: u16,
     next_source: u16,
-    /// Calls that vanish: from host, to host.
+    /// Connection attempts that are lost: from host, to host.
     black_holes: BTreeSet<(usize, usize)>,
-    /// Hosts whose process is gone: calls are refused.
+    /// Hosts whose process has ended: connections are refused.
     dead: BTreeSet<usize>,
     waiting: BTreeSet<(usize, u32)>,
-    /// What a host's calls come from, if their program does not say.
+    /// The source address of a host's connections, if the program names none.
     routes: HashMap<usize, IpAddr>,
-    /// What all calls of a host come from, as others see it.
+    /// The source address of all connections of a host, as other hosts see it.
     translated: HashMap<usize, IpAddr>,
     loops: Vec<(usize, u32)>,
 }
@@ -260,7 +260,7 @@ struct Host {
     wake: Option<Time>,
 }
 
-/// The whole world.
+/// The simulated network and its hosts.
 pub(super) struct Net {
     wire: Rc<RefCell<Wire>>,
     hosts: Vec<Host>,
@@ -296,7 +296,7 @@ impl Net {
         self.wire.borrow_mut().latency = latency;
     }
 
-    /// Lets `work` work with a host's engine, and its timers be looked at.
+    /// Runs `work` on a host's engine, then its timers.
     pub(super) fn on<T>(&mut self, host: usize, work: impl FnOnce(&mut Engine, &mut World<'_>) -> T) -> T {
         let now = self.now();
         let mut port = Port {
@@ -314,7 +314,7 @@ impl Net {
         result
     }
 
-    /// Goes on to the next thing that happens; false if nothing does until `end`.
+    /// Continues to the next event; false if there is none until `end`.
     fn step(&mut self, end: Time) -> bool {
         let event = self
             .wire
@@ -358,7 +358,7 @@ impl Net {
                 }
                 self.receive(host, sid);
             }
-            // Nobody hears of it but who receives.
+            // Only an outstanding receive reports it.
             Event::Fin { sid } => {
                 if let Some(end) = self.wire.borrow_mut().ends.get_mut(&sid) {
                     end.fin = true;
@@ -380,7 +380,7 @@ impl Net {
         }
     }
 
-    /// Ends an outstanding receive if it can be.
+    /// Ends an outstanding receive if that is possible.
     fn receive(&mut self, host: usize, sid: u32) {
         let bytes = {
             let mut wire = self.wire.borrow_mut();
@@ -399,7 +399,7 @@ impl Net {
         self.on(host, |engine, world| engine.received(world, sid, Ok(&bytes)));
     }
 
-    /// Runs for a while.
+    /// Runs for this time.
     pub(super) fn run(&mut self, time: Duration) {
         let end = self.now() + time;
         while self.step(end) {}
@@ -486,12 +486,12 @@ impl Net {
         };
     }
 
-    /// The host's calls come from this address, if their program does not say from which.
+    /// The host's connections come from this address, if the program names none.
     pub(super) fn route_from(&self, host: usize, source: IpAddr) {
         self.wire.borrow_mut().routes.insert(host, source);
     }
 
-    /// All calls of the host seem to come from this address.
+    /// All connections of the host appear to come from this address.
     pub(super) fn translate(&self, host: usize, source: IpAddr) {
         self.wire.borrow_mut().translated.insert(host, source);
     }
@@ -500,7 +500,7 @@ impl Net {
         self.wire.borrow_mut().waiting.insert((host, qid));
     }
 
-    /// A stranger's stream to a listener: `bytes` arrive, then nothing.
+    /// A foreign stream to a listener: `bytes` arrive, then nothing.
     pub(super) fn stranger(&mut self, from: usize, qpn: u32, to: usize, bytes: &[u8]) -> u32 {
         let mut port = Port {
             host: from,
@@ -512,7 +512,7 @@ impl Net {
         sid
     }
 
-    /// What came back on a stranger's stream, and whether it is closed.
+    /// The bytes received on a foreign stream, and whether it is closed.
     pub(super) fn heard(&self, sid: u32) -> (Vec<u8>, bool) {
         let wire = self.wire.borrow();
         let end = &wire.ends[&sid];

@@ -24,7 +24,7 @@ fn whoever_is_lower_calls_and_both_open() {
 fn a_call_that_comes_before_rtr_is_parked_and_matched_at_rtr() {
     let mut net = Net::new(2);
     let (server, client) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
-    // As in ibv_rc_pingpong: the server reaches RTS before the client knows of it.
+    // As in ibv_rc_pingpong: the server reaches RTS before the client has its number.
     up(&mut net, server, client);
     net.run(3 * SECOND);
     assert!(net.notices(0).is_empty() && net.notices(1).is_empty());
@@ -67,7 +67,8 @@ fn start_up_says_what_native_connections_say() {
             (negotiated.initiator, negotiated.fenced, negotiated.rtr),
             (initiator, !initiator, Some(Rtr::Write))
         );
-        // The caller offers 0x3FFF both ways and gets it back: neither end's own limits change.
+        // The initiator offers 0x3FFF in both directions and gets it back: the limits of both ends
+        // stay.
         let own = if initiator {
             (None, None)
         } else {
@@ -206,8 +207,8 @@ fn a_number_rests_before_it_is_used_again() {
     }
     assert_eq!(make(&mut net, 0, 257).qpn, first.qpn);
     assert_eq!(net.listeners(0), 1);
-    // With the others in use a number is not used again at once: there are more behind another
-    // listener.
+    // While the others are in use, a number is not used again at once: there are more numbers
+    // behind another listener.
     let all: Vec<Qp> = (300..500).map(|qid| make(&mut net, 0, qid)).collect();
     for qid in 500..600 {
         let qp = make(&mut net, 0, qid);

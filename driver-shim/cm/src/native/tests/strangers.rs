@@ -1,4 +1,4 @@
-//! Calls that look like the peer's: from another address, without a PSN, or with a guessed one.
+//! Requests that resemble the peer's: from another address, without a PSN, or with a guessed PSN.
 
 use std::net::Ipv4Addr;
 
@@ -27,7 +27,7 @@ fn right(from: Qp, to: Qp) -> Vec<u8> {
     guess(from, to, Some(psn(from)), psn(to))
 }
 
-/// Two queue pairs on hosts 0 and 1; the third host is a stranger's.
+/// Two queue pairs on hosts 0 and 1; the third host belongs to an attacker.
 fn three(config: &Config) -> (Net, Qp, Qp) {
     let mut net = Net::with(3, config);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
@@ -40,7 +40,7 @@ fn with_nat() -> Config {
     config
 }
 
-/// Whether a stranger's stream got a Reply that rejects, and the end.
+/// Checks that an attacker's stream got a rejecting Reply, and the end.
 fn assert_refused(net: &Net, sid: u32) {
     let (reply, closed) = net.heard(sid);
     assert!(closed && reply.starts_with(b"MPA ID Rep Frame") && reply[16] & 0x20 != 0);
@@ -59,7 +59,7 @@ fn a_request_without_a_psn_connects_nothing() {
         if !parked {
             enter(&mut net);
         }
-        // From the peer's own address, and all else is right.
+        // The Request comes from the peer's own address, and is otherwise right.
         let sid = net.stranger(0, b.qpn, 1, &guess(a, b, None, psn(b)));
         net.run(50 * MS);
         if parked {
@@ -209,7 +209,7 @@ fn at_rts_both_psns_must_match() {
     }
     net.run(100 * MS);
     assert!(net.attached(1, 1).is_empty());
-    // However many there were: the right ones are taken.
+    // However many there were, the right Requests are accepted.
     net.stranger(0, b.qpn, 1, &right(a, b));
     net.run(5 * MS);
     assert_eq!(net.attached(1, 1).len(), 1);

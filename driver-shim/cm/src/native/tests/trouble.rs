@@ -1,4 +1,4 @@
-//! Calls that are lost, late, refused or meant for somebody else.
+//! Connection attempts that are lost, late, rejected or sent to the wrong queue pair.
 
 use super::*;
 
@@ -20,7 +20,7 @@ fn an_unknown_number_is_turned_down_for_good() {
 fn a_queue_pair_bound_to_another_peer_rejects() {
     let mut net = Net::new(3);
     let (a, b, c) = (make(&mut net, 0, 1), make(&mut net, 1, 1), make(&mut net, 2, 1));
-    // b seeks c, who is not there yet; a seeks b.
+    // b connects to c, which does not exist yet; a connects to b.
     up(&mut net, b, c);
     up(&mut net, a, b);
     net.until(100 * MS, |net| net.is_unreachable(0, 1));
@@ -34,7 +34,7 @@ fn a_reused_number_is_not_mistaken_for_its_predecessor() {
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     up(&mut net, b, a);
-    // a expects the PSN of an earlier life of b's number.
+    // a expects the PSN of an earlier queue pair with b's number.
     let stale = PeerParams {
         rq_psn: psn(b) ^ 1,
         ..params(a, b)
@@ -98,7 +98,7 @@ fn parking_is_bounded_in_number() {
     let mut net = Net::with(2, &config);
     let idle: Vec<Qp> = (1..=10).map(|qid| make(&mut net, 1, qid)).collect();
     let callers: Vec<Qp> = (1..=100).map(|qid| make(&mut net, 0, qid)).collect();
-    // Twelve call the same one, the others spread.
+    // Twelve connect to the same queue pair, the others to different ones.
     for caller in &callers[..12] {
         up(&mut net, *caller, idle[0]);
     }
@@ -207,7 +207,7 @@ fn a_fence_that_never_opens_is_given_up() {
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     up(&mut net, b, a);
-    // A caller that introduces itself as a, takes the Reply, and says nothing more.
+    // An initiator that identifies itself as a, takes the Reply, and sends nothing more.
     let us = Identity {
         from: a.qpn,
         to: b.qpn,

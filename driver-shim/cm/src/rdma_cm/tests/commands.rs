@@ -1,4 +1,4 @@
-//! Commands of any bytes: what is refused, and that what is understood is what the bytes say.
+//! Commands of arbitrary bytes: which commands fail, and that a parsed command equals its bytes.
 
 use proptest::prelude::*;
 use rustix::io::Errno;
@@ -172,8 +172,8 @@ fn expected(parsed: &Command, command: u32, payload: &[u8], room: usize) -> Opti
     })
 }
 
-/// A payload of often enough bytes, with small numbers among them, so that options and families are
-/// met.
+/// A payload of arbitrary bytes, often with small numbers among them, so that options and families
+/// occur.
 fn payload() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![3 => any::<u8>(), 2 => Just(0), 1 => 0..30u8];
     prop_oneof![
@@ -221,7 +221,7 @@ proptest! {
                 prop_assert!(answer_len > 0 && long(payload, at) == 0, "there is an address");
             }
             Err(Errno::NOSYS) => prop_assert!(command == opcode::QUERY && word(payload, 12) > 2),
-            // Addresses: none where one is wanted, a family that is unknown, a length out of range.
+            // Addresses: none where one is required, an unknown family, a length out of range.
             Err(errno) => prop_assert!(
                 matches!(
                     command,

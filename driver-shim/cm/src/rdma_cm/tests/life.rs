@@ -271,7 +271,7 @@ fn news_of_early_data_need_a_connection() {
     net.finish();
 }
 
-/// What a program may do, in no order that makes sense.
+/// Runs any command of a program, in arbitrary order.
 fn do_anything(net: &mut Net, side: usize, channel: u64, what: u8, id: u32, port: u16) {
     net.at(side, |engine, world| {
         let name = Name::Ip(format!("127.0.0.1:{port}").parse().unwrap());

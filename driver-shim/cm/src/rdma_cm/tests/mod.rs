@@ -1,4 +1,4 @@
-//! The connection manager with no socket: what programs see of it.
+//! The connection manager without sockets, as programs see it.
 
 mod commands;
 mod life;

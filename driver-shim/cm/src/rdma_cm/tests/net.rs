@@ -9,7 +9,7 @@ use crate::carrier::Inbox;
 
 /// The port that TCP chooses.
 pub(super) const FREE_PORT: u16 = 39_999;
-/// An address that is no process's.
+/// An address that belongs to no process.
 pub(super) const ELSEWHERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 1));
 
 /// A stream's end.
@@ -33,24 +33,24 @@ enum News {
     Lost(u32),
 }
 
-/// What all processes share.
+/// The state that all processes share.
 #[derive(Debug, Default)]
 pub(super) struct Wire {
     ends: BTreeMap<u32, End>,
-    /// Listener by number: whose, its port, and whether it takes IPv4 and IPv6.
+    /// Listener by number: its process, its port, and whether it takes IPv4 and IPv6.
     listeners: BTreeMap<u32, (usize, u16, [bool; 2])>,
     news: VecDeque<(usize, News)>,
     next: u32,
     pub(super) attached: Vec<(usize, Attachment)>,
     pub(super) aborted: Vec<(usize, u32)>,
     pub(super) readable: BTreeMap<(usize, u64), bool>,
-    /// Nobody answers SYNs.
+    /// SYNs are not answered.
     pub(super) silent: bool,
     /// Queue pairs that cannot be attached.
     pub(super) unfit: Vec<u32>,
-    /// What was sent last.
+    /// The bytes that were sent last.
     pub(super) said: Vec<u8>,
-    /// Ports that somebody else has.
+    /// Ports that other processes use.
     pub(super) taken: Vec<u16>,
 }
 
@@ -219,7 +219,7 @@ impl Device for Port<'_> {
 
     fn source(&mut self, remote: SocketAddr) -> Result<SocketAddr, Errno> {
         match remote.port() {
-            // Stands for a place that no route leads to.
+            // Represents an unreachable address.
             9 => Err(Errno::NETUNREACH),
             _ => Ok(SocketAddr::new(remote.ip(), 7)),
         }
@@ -278,7 +278,7 @@ pub(super) struct Net {
     now: Time,
 }
 
-/// An event as the program sees it: name of the id, handle, what, status.
+/// An event as the program sees it: cookie of the id, handle, event, status.
 pub(super) type Seen = (u64, u32, u32, i32);
 
 impl Net {
@@ -297,7 +297,7 @@ impl Net {
         Net::new(&[Config::default(), Config::default()])
     }
 
-    /// Has an engine do something.
+    /// Runs `work` on an engine.
     pub(super) fn at<T>(&mut self, side: usize, work: impl FnOnce(&mut Engine, &mut World<'_>) -> T) -> T {
         let mut device = Port {
             side,
@@ -310,7 +310,7 @@ impl Net {
         work(&mut self.engines[side], &mut world)
     }
 
-    /// Delivers what is on its way.
+    /// Delivers the pending events.
     pub(super) fn run(&mut self) {
         loop {
             let news = self.wire.borrow_mut().news.pop_front();
@@ -327,7 +327,7 @@ impl Net {
         }
     }
 
-    /// Lets time pass.
+    /// Advances the time.
     pub(super) fn pass(&mut self, time: Duration) {
         self.run();
         self.now += time;
@@ -386,7 +386,7 @@ impl Net {
         (channel, id)
     }
 
-    /// The local port of an id, as the program is told.
+    /// The local port of an id, as the program gets it.
     pub(super) fn port_of(&mut self, side: usize, (channel, id): (u64, u32)) -> u16 {
         let place = self.engines[side].addresses(channel, id, 77).unwrap();
         place.local.unwrap().port()

@@ -1,11 +1,11 @@
-//! What options make of connections.
+//! The effect of options on connections.
 
 use std::path::Path;
 
 use super::*;
 use crate::mpa_startup::terminate;
 
-/// A configuration whose file has this in it.
+/// A configuration whose file contains this text.
 fn config(text: &str) -> Config {
     let mut config = Config::default();
     config.set_file(text, Path::new("test.toml")).unwrap();
@@ -43,7 +43,7 @@ fn a_peer_s_own_options_hold_for_calls_and_for_answers() {
 
 #[test]
 fn who_calls_before_the_program_listens_waits_for_a_second() {
-    // A caller of revision 2 tries once more, with revision 1.
+    // An initiator of revision 2 retries once, with revision 1.
     let mut net = Net::new(&[config("mpa.revision = 1"), Config::default()]);
     let (at, id) = net.at(1, |engine, world| {
         let channel = engine.open_channel();

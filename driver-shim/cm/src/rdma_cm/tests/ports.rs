@@ -1,4 +1,4 @@
-//! Which port an id has: from bind to the end of its connection.
+//! The port of an id: from bind to the end of its connection.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn resolve(net: &mut Net, side: usize, (channel, id): (u64, u32), local: Option<
     })
 }
 
-/// Connects an id that has its address; returns the peer's port as the responder is told.
+/// Connects an id that has its address; returns the peer's port that the responder gets.
 fn connect(net: &mut Net, side: usize, own: (u64, u32), at: u64) -> u16 {
     net.at(side, |engine, world| {
         engine.resolve_route(world, own.0, own.1).unwrap();

@@ -1,10 +1,10 @@
-//! Connections: who is told what, and how queue pairs are attached.
+//! Connections: the events of both ends, and how queue pairs are attached.
 
 use super::*;
 use crate::mpa_startup::{Rtr, terminate};
 use urnic_config::RtrTypes;
 
-/// A connection with these parameters; both ids and their channels: caller, called.
+/// Establishes a connection with these parameters; returns ids and channels: initiator, responder.
 fn connected(net: &mut Net, ours: Parameters, theirs: Parameters) -> ((u64, u32), (u64, u32)) {
     let (at, _) = net.listen(1, 7471, 0);
     let caller = net.ready(0, 7471, 5, false);
@@ -36,7 +36,7 @@ fn both_ends_learn_of_each_other_and_of_the_end() {
             panic!("{:?}", wire.attached);
         };
         assert_eq!((called.qid, connecting.qid), (9, 3));
-        // EMPA-30: nobody sends more than the other takes.
+        // EMPA-30: neither end sends more than the other accepts.
         assert_eq!((called.ord, connecting.ird), (4, 4));
         assert!(connecting.ord <= called.ird);
         assert_eq!(called.negotiated.rtr, Some(Rtr::Read));
@@ -201,7 +201,8 @@ fn every_rtr_message_is_offered_chosen_and_sent() {
                 panic!("{attached:?}");
             };
             if ours & theirs == 0 {
-                // EMPA-16: the caller has nothing to send, and says so by a Terminate.
+                // EMPA-16: the initiator has no matching RTR message, and reports that by a
+                // Terminate.
                 assert_eq!(initiator.negotiated.terminate, Some(terminate::NO_MATCHING_RTR));
                 assert_eq!(net.seen(0, caller.0), [(5, caller.1, 6, -71)]);
                 assert_eq!(net.seen(1, called.0), [(200, called.1, 6, -104)]);
