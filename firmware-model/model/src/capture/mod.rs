@@ -1,9 +1,9 @@
 //! The wire as a pcapng file that Wireshark opens and follows without set-up.
 //!
-//! A [`Network`](crate::stream::Network) around the device's own ([`Tapped`]) tells a [`Capture`]
-//! what each stream sent and received; without a capture there is no such network, and nothing is
-//! paid. IP and TCP headers are made up from the addresses and the bytes' places in the stream.
-//! Where both ends of a connection are here, it is written once.
+//! A [`Network`](crate::stream::Network) around the device's own ([`Tapped`]) reports to a
+//! [`Capture`] what each stream sent and received; without a capture there is no such network, and
+//! no cost. IP and TCP headers are generated from the addresses and the bytes' places in the
+//! stream. A connection with both ends in this process is written once.
 
 mod conversation;
 mod frames;
@@ -92,21 +92,21 @@ enum Target {
         /// Whole blocks end here.
         len: u64,
     },
-    /// Nowhere: something failed, and that was said.
+    /// No output: an operation failed, and the failure was reported.
     Stopped,
 }
 
-/// A connection that one or both ends tell of.
+/// A connection that one or both of its ends report.
 #[derive(Debug)]
 struct Open {
     conversation: Conversation,
     number: u32,
-    /// Which sides told of it, and which still do.
+    /// Which sides have reported the connection, and which sides still do.
     seen: [bool; 2],
     live: [bool; 2],
 }
 
-/// What one end of a connection tells.
+/// Reports one end of a connection.
 #[derive(Debug)]
 pub(crate) struct Tap {
     capture: Capture,
@@ -139,7 +139,7 @@ fn beside(path: &Path) -> PathBuf {
 }
 
 fn open(path: &Path) -> Result<OwnedFd, Errno> {
-    // A pipe without a reader would hold us up, and one with a reader the traffic.
+    // A pipe without a reader would block the device, and a slow reader would block the traffic.
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644))?;
     match FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) {
@@ -165,7 +165,8 @@ fn lock(file: &OwnedFd) -> bool {
     rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)
 }
 
-/// Opens the file of this process: `path`, if that is empty and nobody has it, else one beside it.
+/// Opens the file of this process: `path` if that file is empty and no other process has it, else
+/// another file beside it.
 fn claim(path: &Path) -> Result<(OwnedFd, PathBuf), Errno> {
     if let Some(path) = numbered(path) {
         return Ok((open_own(&path)?, path));
@@ -180,9 +181,8 @@ fn claim(path: &Path) -> Result<(OwnedFd, PathBuf), Errno> {
 
 impl CaptureFile {
     /// Captures to `path`, from the first connection on. `%p` in it becomes the process's number.
-    /// Without that, a process for whom the file is not empty any more, because it belongs to
-    /// another, or to one of before, writes to a file beside it with its number before the
-    /// extension.
+    /// If there is no `%p` and the file is not empty, because it belongs to another or an earlier
+    /// process, this process writes to a file beside it, with its number before the extension.
     pub fn new(path: PathBuf, watch: Option<DescriptorWatch>) -> CaptureFile {
         let descriptors = Descriptors::new(8, watch);
         CaptureFile(Arc::new(Shared {
@@ -213,11 +213,11 @@ impl CaptureFile {
         }
     }
 
-    /// Makes sure that captures can go to `path`, and empties the file that is there unless
-    /// somebody captures to it.
+    /// Makes sure that captures can go to `path`, and empties an existing file unless a process
+    /// captures to it.
     ///
     /// # Errors
-    /// Those of opening it; `NOTSUP` if it is no regular file.
+    /// Those of opening the file; `NOTSUP` if it is no regular file.
     pub fn prepare(path: &Path) -> Result<(), Errno> {
         if numbered(path).is_some() {
             return Ok(());
@@ -296,8 +296,8 @@ fn now() -> u64 {
 }
 
 impl Writer {
-    /// Does something that writes segments, and puts them into the file.
-    /// `local`: the address of the end that tells, where the other is elsewhere.
+    /// Runs a function that writes segments, and puts them into the file. `local`: the address of
+    /// the reporting end, if the other end is elsewhere.
     fn write<T>(
         &mut self,
         interface: u32,
@@ -340,7 +340,7 @@ impl Writer {
             pcapng::interface(&mut front, name, description);
         }
         self.described = self.interfaces.len();
-        // Growing a file beyond the limit is a signal, which would end the program.
+        // Growing a file beyond the limit raises a signal, which would end the program.
         let end = *len + (front.len() + blocks.len()) as u64;
         if getrlimit(Resource::Fsize)
             .current
@@ -375,7 +375,7 @@ impl Writer {
                 tracing::warn!("cannot capture to {}: {reason}; traffic goes on", path.display())
             }
             Target::Open { file, path, len } => {
-                // A block that is not whole would spoil the file for readers.
+                // An incomplete block would make the file unreadable.
                 let _ = rustix::fs::ftruncate(file.as_fd(), len);
                 tracing::warn!(
                     "the capture {} ends here: {reason}; traffic goes on",
@@ -424,13 +424,13 @@ impl Tap {
         self.bytes(self.side.other(), bytes);
     }
 
-    /// Our end, or the other, is done sending.
+    /// One end has finished sending: ours if `ours`, else the peer's.
     pub(crate) fn finished(&mut self, ours: bool) {
         let from = if ours { self.side } else { self.side.other() };
         self.tell(|conversation, write| conversation.finish(from, write));
     }
 
-    /// Our end, or the other, broke the connection.
+    /// One end reset the connection: ours if `ours`, else the peer.
     pub(crate) fn reset(&mut self, ours: bool) {
         let from = if ours { self.side } else { self.side.other() };
         self.tell(|conversation, write| conversation.reset(from, write));

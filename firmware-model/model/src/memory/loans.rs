@@ -5,8 +5,8 @@
 //! the STags, so a revocation waits for it, one call of the stream at the longest. What the stream
 //! does not take then stays for an unbounded time, as long as the peer likes: the sender lends
 //! these pieces out here before it lets go of the pins. A revocation has every borrower give back
-//! the pieces of its entry: the bytes are copied. So when a revocation returns, nobody reads the
-//! memory any more, and a slow peer delays nobody.
+//! the pieces of its entry: the bytes are copied. So when a revocation returns, nothing reads the
+//! memory any more, and a slow peer does not delay a revocation.
 
 use super::entry::{Entry, EntryId};
 use std::collections::HashMap;
@@ -30,8 +30,8 @@ impl Pin {
 
 /// Whoever has pieces of registered memory that are still to be sent.
 pub(crate) trait Borrower: Send + Sync {
-    /// Copies the pieces of an entry, and names them no more. The caller may hold a queue pair's
-    /// lock: an implementation takes none.
+    /// Copies the pieces of an entry, and no longer refers to the memory. The caller may hold a
+    /// queue pair's lock: an implementation takes none.
     fn give_back(&self, entry: EntryId);
 }
 
@@ -72,7 +72,7 @@ impl Loans {
         }
     }
 
-    /// Has all borrowers give back the pieces of an entry that nobody can pin any more.
+    /// Has all borrowers give back the pieces of an entry that cannot be pinned any more.
     pub(super) fn give_back(&self, entry: EntryId) {
         // A sender enters before it drops its pin, and the caller has seen the last pin go.
         if self.count.load(Ordering::SeqCst) == 0 {

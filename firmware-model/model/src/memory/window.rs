@@ -29,13 +29,13 @@ impl<'t> Window<'t> {
         }
     }
 
-    /// What its STag stands for.
+    /// What the STag of the window stands for.
     #[inline]
     pub(crate) fn entry(&self) -> Option<EntryId> {
         self.entry.as_ref().map(|entry| entry.id)
     }
 
-    /// Keeps a revocation waiting when the window is gone.
+    /// Makes a pin, which keeps a revocation waiting after the window was dropped.
     #[inline]
     pub(crate) fn pin(&self) -> Option<Pin> {
         self.entry.as_ref().cloned().map(Pin::new)
@@ -103,7 +103,7 @@ impl<'t> Window<'t> {
     /// Copies bytes out from `at` on; they must lie inside.
     ///
     /// # Errors
-    /// The memory is gone; the log says so.
+    /// The memory is inaccessible; the log reports it.
     #[inline]
     pub fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Unreachable> {
         let copied = match self.stretch(at, into.len() as u64) {
@@ -134,7 +134,7 @@ impl<'t> Window<'t> {
     /// Copies bytes in from `at` on; they must lie inside.
     ///
     /// # Errors
-    /// The memory is gone, or cannot be written; the log says so.
+    /// The memory is inaccessible or cannot be written; the log reports it.
     #[inline]
     pub fn copy_in(&self, at: u64, from: &[u8]) -> Result<(), Unreachable> {
         let copied = match self.stretch(at, from.len() as u64) {
@@ -161,10 +161,10 @@ impl<'t> Window<'t> {
         Ok(())
     }
 
-    /// Looks whether the bytes from `at` on can be read at this moment.
+    /// Checks whether the bytes from `at` on can be read at present.
     ///
     /// # Errors
-    /// The memory is gone; the log says so.
+    /// The memory is inaccessible; the log reports it.
     #[inline]
     pub fn probe(&self, at: u64, len: u64) -> Result<(), Unreachable> {
         self.stretches(at, len)
@@ -181,12 +181,12 @@ impl<'t> Window<'t> {
         })
     }
 
-    /// Replaces the 64-bit word at `at` (in the machine's byte order) by `update` of it in one
-    /// atomic step and returns the old one.
+    /// Replaces the 64-bit word at `at` (in the machine's byte order) by the result of `update` in
+    /// one atomic step and returns the old word.
     ///
     /// # Errors
-    /// It is not performed where the word is not 64-bit aligned in memory (RFC 7306 §5.1), or gone;
-    /// in the latter case the log says so.
+    /// The operation is not performed where the word is not 64-bit aligned in memory (RFC 7306
+    /// §5.1), or is inaccessible; in the latter case the log reports it.
     pub fn update_word(&self, at: u64, update: impl Fn(u64) -> u64) -> Result<u64, WordError> {
         let updated = if let Some(remote) = self.remote() {
             remote.update_word(self.start + at, update)

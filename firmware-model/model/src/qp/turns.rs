@@ -1,9 +1,9 @@
-//! Work that one thread at a time does, and that nobody waits for.
+//! Work that one thread at a time does, and for which no thread waits.
 //!
-//! Whoever wants something done leaves word and tries the lock. If somebody else is at it, the word
-//! is enough: the holder looks again after letting go. Hence no post and no arrival is lost, and no
-//! thread ever sleeps on another's work. Nor does one work for another for ever: after [`ROUNDS`]
-//! what is left is the caller's to see to.
+//! A thread that needs something done records a request and tries the lock. If another thread holds
+//! the lock, the request is enough: the holder checks for requests again after it released the
+//! lock. Hence no post and no arrival is lost, and no thread ever sleeps because of another's work.
+//! The work for others is bounded: after [`ROUNDS`] the caller must handle what is left.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
@@ -21,7 +21,7 @@ const ROUNDS: u32 = 2;
 /// State that threads take turns at, and what they are requested to do with it.
 #[derive(Debug)]
 pub(crate) struct Turns<T> {
-    /// Bits left by those who found the lock taken, and by those about to try it.
+    /// Request bits set by threads that found the lock taken, and by threads about to try it.
     requests: AtomicU32,
     state: Mutex<T>,
 }
@@ -36,8 +36,8 @@ impl<T> Turns<T> {
 
     /// Has `requests` done: by `work` on this thread, with all that others requested meanwhile, or
     /// by the thread that holds the lock. `after` runs after each piece of work, with the lock
-    /// dropped, on what `work` returned. Returns whether a request is left: the caller must see to
-    /// it that `ask` is called again, if only with no request.
+    /// dropped, on the result of `work`. Returns whether a request is left: the caller must then
+    /// make sure that `ask` is called again, if only with no request.
     #[must_use]
     pub(crate) fn ask<R>(
         &self,
@@ -47,8 +47,9 @@ impl<T> Turns<T> {
     ) -> bool {
         self.requests.fetch_or(requests, Ordering::AcqRel);
         for _ in 0..ROUNDS {
-            // Asking comes before the attempt, and letting go before the last look: with a full
-            // fence between the two on either side, one of them sees the other.
+            // The request is set before the attempt, and the lock is released before the last
+            // check: with a full fence between the two steps on either side, one side detects the
+            // other.
             fence(Ordering::SeqCst);
             let mut state = match self.state.try_lock() {
                 Ok(state) => state,
@@ -67,8 +68,8 @@ impl<T> Turns<T> {
         true
     }
 
-    /// Takes the lock, waiting for whoever is at it. What others ask for meanwhile is left:
-    /// [`ask`](Turns::ask) for nothing afterwards.
+    /// Takes the lock, and waits for the present holder. Requests of other threads remain
+    /// meanwhile: call [`ask`](Turns::ask) with no request afterwards.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -102,7 +103,7 @@ mod loom_tests {
         turns.lock().load(Ordering::Relaxed)
     }
 
-    /// Whatever is requested is done, whoever holds the lock when.
+    /// Each request is carried out, whichever thread holds the lock.
     #[test]
     fn no_request_is_lost() {
         loom::model(|| {
@@ -115,7 +116,7 @@ mod loom_tests {
         });
     }
 
-    /// A command takes the lock in the ordinary way, and looks after itself.
+    /// A command takes the lock in the ordinary way, and checks for requests itself.
     #[test]
     fn no_request_during_a_command_is_lost() {
         loom::model(|| {

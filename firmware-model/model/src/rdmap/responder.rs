@@ -23,11 +23,11 @@ const MAX_MESSAGE: u64 = u32::MAX as u64;
 /// Why a segment is not taken.
 #[derive(Debug)]
 pub(super) enum Refusal {
-    /// It waits for a receive to be posted; nothing of it was taken.
+    /// The segment waits for a receive to be posted; nothing of the segment was taken.
     Stall,
-    /// The peer is at fault, and is to be told.
+    /// The peer is at fault, and a Terminate reports it.
     Terminate(TerminateError),
-    /// The same in a Read Request, whose header goes along.
+    /// The peer is at fault in a Read Request; the Terminate includes its header.
     ReadRequest(TerminateError, ReadRequest),
     /// The peer's Terminate makes no sense: end without a word (row RDM-T-08).
     Silent,
@@ -200,7 +200,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Where the next bytes of it go, at most `max`.
+    /// Where the next bytes of the Send go, at most `max`.
     pub(super) fn send_window<'t>(
         &mut self,
         qp: &Identity,
@@ -224,7 +224,8 @@ impl Responder {
         }
     }
 
-    /// The memory of the receive being filled is gone, or not what the receive says.
+    /// The memory of the receive that is being filled is inaccessible, or does not match the
+    /// receive.
     pub(super) fn fail_receive(&mut self) -> Refusal {
         self.flush_status = Some(WcStatus::LocProtErr);
         TerminateError::DdpLocalCatastrophic.into()
@@ -248,8 +249,8 @@ impl Responder {
         cqe.byte_len = placed.into();
         let mut flags = CqeFlags::empty();
         if opcode.invalidates() {
-            // All segments of a message name the same one (RFC 5041 §4.3). That of the last one
-            // counts.
+            // All segments of a message name the same STag (RFC 5041 §4.3). The STag of the last
+            // segment counts.
             let stag = header.rsvd_ulp_word;
             env.memory
                 .invalidate(stag, qp.pd, qp.qid, InvalidateBy::Peer)
@@ -334,7 +335,8 @@ impl Responder {
     }
 
     /// Checks the length of a Write with another segment of `len` bytes. RFC 5041 §7.2 has no code
-    /// for a tagged message that is too long: it is one that leaves whatever buffer it can be for.
+    /// for a tagged message that is too long: such a message exceeds every buffer that it can be
+    /// for.
     #[inline]
     pub(super) fn begin_write(&self, len: usize) -> Result<(), Refusal> {
         let before = if self.writing { self.written } else { 0 };
@@ -355,8 +357,8 @@ impl Responder {
         }
     }
 
-    /// Completes all posted receives in error, in order. What is posted to a shared queue belongs
-    /// to nobody yet.
+    /// Completes all posted receives in error, in order. Entries of a shared queue do not belong to
+    /// a queue pair yet.
     pub(super) fn flush(&mut self, qp: &Identity, env: &mut Env<'_>) -> Result<(), Overflow> {
         self.answers.clear();
         if self.receiving.take().is_some() {
@@ -370,8 +372,8 @@ impl Responder {
         self.cq.flush(env)
     }
 
-    /// Whether the last entry of a shared queue that this queue pair takes is taken: an event says
-    /// so once.
+    /// Checks whether the last entry of a shared queue that this queue pair takes is taken. An
+    /// event reports it once.
     pub(super) fn note_last_wqe(&self, qp: &Identity, env: &mut Env<'_>) {
         if let ReceiveSource::Shared(_) = self.rq {
             env.effects.event(Event::new(EventKind::LastWqe, qp.qid));

@@ -1,8 +1,8 @@
-//! Doorbell pages as plain memory, for drivers in other processes: their stores make no message, so
-//! the device looks.
+//! Doorbell pages as plain memory, for drivers in other processes. Stores of such drivers make no
+//! message, so the device reads the pages.
 //!
-//! Which slots to look at is known from the queues that were told them. A slot holds what was rung
-//! until the device takes it, by swapping in 0, which rings nothing.
+//! The queues to which slots were assigned determine which slots the device reads. A slot holds the
+//! value that was rung until the device takes it, by swapping in 0, which rings nothing.
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -24,7 +24,7 @@ pub struct DoorbellPages {
 
 #[derive(Default)]
 struct State {
-    /// Slots in use, as (page, byte offset), once for each queue that was told them.
+    /// Slots in use, as (page, byte offset), once for each queue to which the slot was assigned.
     slots: Vec<(u32, u32)>,
     /// Some slot has more than one queue.
     shared: bool,
@@ -52,14 +52,14 @@ impl fmt::Debug for DoorbellPages {
 }
 
 impl DoorbellPages {
-    /// So many zeroed pages, in a file that nobody can make shorter.
+    /// Makes `count` zeroed pages, in a file that no process can truncate.
     pub(crate) fn new(count: u32) -> io::Result<DoorbellPages> {
         let fd = memfd_create("urnic-doorbells", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         let len = u64::from(count) * u64::from(PAGE_LEN);
         ftruncate(&fd, len)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+        // SAFETY: a new mapping at an address of the kernel's choice replaces no other mapping.
         let start = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -79,7 +79,7 @@ impl DoorbellPages {
         })
     }
 
-    /// The file, for mmap by whoever rings.
+    /// The file, for mmap by drivers.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -118,7 +118,7 @@ impl DoorbellPages {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A queue is about to be told this slot.
+    /// A queue is about to get this slot.
     pub(crate) fn watch(&self, page: u32, offset: u32) {
         let mut state = self.state();
         state.shared |= state.slots.contains(&(page, offset));
@@ -126,7 +126,7 @@ impl DoorbellPages {
         self.say(page, state.asleep);
     }
 
-    /// That queue is gone.
+    /// A queue with this slot was destroyed.
     pub(crate) fn unwatch(&self, page: u32, offset: u32) {
         let slots = &mut self.state().slots;
         if let Some(index) = slots.iter().position(|slot| *slot == (page, offset)) {
@@ -134,7 +134,7 @@ impl DoorbellPages {
         }
     }
 
-    /// All queues are gone.
+    /// All queues were destroyed.
     pub(crate) fn clear(&self) {
         let mut state = self.state();
         for (page, offset) in state.slots.drain(..) {
@@ -145,7 +145,7 @@ impl DoorbellPages {
         state.shared = false;
     }
 
-    /// Rings, as a driver would.
+    /// Rings as a driver does.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn store(&self, page: u32, offset: u32, value: u64) {
         if let Some(slot) = self.slot(page, offset) {
@@ -160,7 +160,7 @@ impl DoorbellPages {
         self.wake_word(page).unwrap().load(Ordering::Relaxed) != 0
     }
 
-    /// Takes what was rung since the last look.
+    /// Takes what was rung since the previous call.
     pub(crate) fn take(&self) -> Rung {
         let state = self.state();
         let mut rung = Rung {
@@ -184,8 +184,8 @@ impl DoorbellPages {
         }
     }
 
-    /// Says in every page in use whether the device looks at it by itself. Who says that it sleeps
-    /// looks once more before it does.
+    /// Writes to every page in use whether the device polls it by itself. A device that is about to
+    /// sleep must look once more after it called this.
     pub(crate) fn sleep(&self, asleep: bool) {
         let mut state = self.state();
         state.asleep = asleep;

@@ -1,9 +1,9 @@
-//! Accesses to memory that may vanish at any moment.
+//! Accesses to memory that may become inaccessible at any time.
 //!
 //! They are written in assembly, so that the handler knows their instructions by address, and can
 //! end them: none of them moves the stack pointer.
 
-/// Memory that the device was given is not there any more.
+/// Memory that was given to the device is not accessible any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("host memory cannot be reached any more")]
 pub struct Unreachable;
@@ -48,42 +48,45 @@ fn outcome(failed: u32) -> Result<(), Unreachable> {
 /// A byte could not be read or written; those before it may have been copied.
 ///
 /// # Safety
-/// Neither range is memory of ours that something refers to, but for `to` where the caller holds it
-/// exclusively and `from` where it holds it shared. The ranges do not overlap. Either one may be
-/// gone.
+/// No reference of this program points into either range, with two exceptions: the caller may hold
+/// `to` exclusively, and may hold `from` shared. The ranges do not overlap. Either range may be
+/// inaccessible.
 #[inline]
 pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) -> Result<(), Unreachable> {
-    // SAFETY: as promised; an access to what is gone ends with 1.
+    // SAFETY: the caller guarantees the ranges; an access to inaccessible memory ends with 1.
     outcome(unsafe { urnic_guarded_copy(to, from, len) })
 }
 
 /// Reads a byte of each page of a range that is not empty.
 ///
 /// # Errors
-/// A page cannot be read at this moment.
+/// A page cannot be read at present.
 #[inline]
 pub(crate) fn probe(from: *const u8, len: usize) -> Result<(), Unreachable> {
     let last = from.wrapping_add(len.saturating_sub(1));
-    // SAFETY: reading changes nothing, whatever is there; an access to what is gone ends with 1.
+    // SAFETY: reading changes nothing, whatever is mapped; an access to inaccessible memory ends
+    // with 1.
     outcome(unsafe { urnic_guarded_probe(from, last) })
 }
 
-/// Replaces the word by `update` of it in one atomic step; returns the old one. `update` may run
-/// more than once.
+/// Replaces the word by the result of `update` in one atomic step; returns the old word. `update`
+/// may run more than once.
 ///
 /// # Errors
 /// The word cannot be read and written.
 ///
 /// # Safety
-/// `word` is aligned, and not in memory of ours that something refers to otherwise than as an
-/// atomic. It may be gone.
+/// `word` is aligned. References of this program to it, if any, are to atomics only. The word may
+/// be inaccessible.
 pub(crate) unsafe fn update(word: *mut u64, update: impl Fn(u64) -> u64) -> Result<u64, Unreachable> {
     let mut old = 0;
-    // SAFETY: `word` is aligned and may be gone, as promised; `old` is a local.
+    // SAFETY: the caller guarantees that `word` is aligned, and it may be inaccessible; `old` is a
+    // local.
     outcome(unsafe { urnic_guarded_load(word, &raw mut old) })?;
     loop {
         let mut found = 0;
-        // SAFETY: `word` is aligned and may be gone, as promised; `found` is a local.
+        // SAFETY: the caller guarantees that `word` is aligned, and it may be inaccessible; `found`
+        // is a local.
         outcome(unsafe { urnic_guarded_compare_exchange(word, old, update(old), &raw mut found) })?;
         if found == old {
             return Ok(old);
@@ -92,7 +95,7 @@ pub(crate) unsafe fn update(word: *mut u64, update: impl Fn(u64) -> u64) -> Resu
     }
 }
 
-/// Processors for which nobody wrote the accesses: a fault there is a fault.
+/// Plain accesses, for processors without guarded ones in assembly: a fault there is not recovered.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod plain {
     use std::sync::atomic::{AtomicU64, Ordering};

@@ -30,9 +30,9 @@ enum Kind {
         windows: u32,
     },
     Window {
-        /// Type 2: for one queue pair, and unbound before it is bound anew.
+        /// Type 2: for one queue pair, and to be unbound before it is bound again.
         exclusive: bool,
-        /// Slot of the region it is bound to.
+        /// Slot of the region that the window is bound to.
         region: Option<u32>,
     },
 }
@@ -117,19 +117,19 @@ impl MemoryTable {
         }
     }
 
-    /// Enters somebody who has pieces of registered memory, and pins for them still, among those
-    /// who give them back when the registration is revoked.
+    /// Registers a borrower that has pieces of registered memory, and still pins for them. It gives
+    /// the pieces back when the registration is revoked.
     pub(crate) fn lend(&self, borrower: Arc<dyn Borrower>) -> Loan {
         self.loans.enter(borrower)
     }
 
-    /// Whether a region's STag stands for nothing any more.
+    /// Whether a region's STag is no longer valid.
     #[cfg(test)]
     pub(crate) fn is_revoked(&self, stag: u32) -> bool {
         !self.is_valid(self.slot(stag))
     }
 
-    /// Who has such pieces.
+    /// The borrowers of such pieces.
     #[cfg(test)]
     pub(crate) fn loans(&self) -> &Loans {
         &self.loans
@@ -212,9 +212,10 @@ impl MemoryTable {
         Ok(stag)
     }
 
-    /// Changes a region by `change`; its STag stays, for programs that told their peers before
-    /// count on that. When it returns, nobody uses the region as it was any more. A STag that was
-    /// revoked, the memory being gone, or invalidated is valid again only with other memory.
+    /// Changes a region by `change`. Its STag stays, because programs that sent it to their peers
+    /// before depend on it. On return, nothing uses the former region. A STag that was revoked
+    /// because the memory became inaccessible, or that was invalidated, becomes valid again only
+    /// with other memory.
     pub fn reregister(&self, stag: u32, change: impl FnOnce(&mut Registration)) -> Result<(), TableError> {
         let slot = self.slot(stag);
         let mut admin = self.lock();
@@ -251,7 +252,7 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Revokes a region's STag: when it returns, nothing is placed or read through it any more.
+    /// Revokes a region's STag: on return, nothing is placed or read through it any more.
     pub fn deregister(&self, stag: u32) -> Result<(), TableError> {
         self.remove(stag, |kind| match kind {
             Kind::Region { windows: 0, .. } => Ok(()),
@@ -260,8 +261,8 @@ impl MemoryTable {
         })
     }
 
-    /// Invalidates a STag for queue pair `qid` of domain `pd`; a window is unbound by it. When it
-    /// returns, nobody uses the STag any more.
+    /// Invalidates a STag for queue pair `qid` of domain `pd`; the call unbinds a window. On
+    /// return, nothing uses the STag any more.
     pub fn invalidate(&self, stag: u32, pd: u32, qid: u32, by: InvalidateBy) -> Result<(), InvalidateError> {
         let slot = self.slot(stag);
         let mut admin = self.lock();
@@ -295,9 +296,9 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Revokes every region that touches the `len` bytes at `iova`, which the host takes away: when
-    /// it returns, nothing is placed or read through them any more. Their STags stay taken until
-    /// they are deregistered.
+    /// Revokes every region that touches the `len` bytes at `iova`, which the host removes: on
+    /// return, nothing is placed or read through these regions any more. Their STags stay taken
+    /// until they are deregistered.
     pub(crate) fn revoke_over(&self, iova: u64, len: u64) {
         let admin = self.lock();
         let touched: Vec<Arc<Backing>> = admin
@@ -327,8 +328,8 @@ impl MemoryTable {
         old.into_iter().for_each(|old| self.retire(old));
     }
 
-    /// Says in the log that a system call could not access the byte at `address` of this process,
-    /// in whatever region it lies.
+    /// Reports in the log that a system call could not access the byte at `address` of this
+    /// process, in whichever region it lies.
     #[cold]
     pub(crate) fn report_at(&self, address: usize) {
         let admin = self.lock();
@@ -432,7 +433,7 @@ impl MemoryTable {
         self.cell(slot)?.swap(entry)
     }
 
-    /// Waits until nobody uses the entry that a swap took out: no [`Window`] and no
+    /// Waits until nothing uses the entry that a swap took out: no [`Window`] and no
     /// [`Pin`](super::Pin) holds it, which last one FPDU or one call of a stream, and no piece of
     /// it is left to be sent.
     fn retire(&self, old: Option<Arc<Entry>>) {

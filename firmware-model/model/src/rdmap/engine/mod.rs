@@ -39,7 +39,7 @@ use urnic_wire::mpa::fpdu::CrcMode;
 /// How far the connection is on its way.
 #[derive(Debug)]
 enum Progress {
-    /// There is none yet.
+    /// There is no stream yet.
     Detached,
     /// In use.
     Open,
@@ -51,7 +51,7 @@ enum Progress {
     },
     /// Our FIN is sent.
     Lingering { until: Nanos },
-    /// There is none any more.
+    /// There is no stream any more.
     Ended,
 }
 
@@ -72,13 +72,13 @@ pub struct Engine {
     peer_may_close: bool,
     /// The peer's FIN came, and work goes on.
     peer_closed: bool,
-    /// There is no way to the peer: the next send learns it.
+    /// There is no way to the peer: the next send fails.
     unreachable: bool,
     fin_grace: Duration,
     rnr_timeout: Duration,
     /// Messages that wait for a receive.
     held: Held,
-    /// Their first one's time is counted.
+    /// The time of the first held message is running.
     waiting: bool,
     /// The peer's FIN was read.
     input_ended: bool,
@@ -91,8 +91,8 @@ pub struct Engine {
     pieces: PieceRoom,
     terminate_sent: u32,
     terminate_received: u32,
-    /// How far each end has processed the other's messages, if the peer is a queue pair of this
-    /// device, as long as it counts.
+    /// How far each end has processed the other's messages: present if the peer is a queue pair of
+    /// this device, as long as the peer counts.
     peer_progress: Option<PeerProgress>,
 }
 
@@ -135,8 +135,8 @@ impl Engine {
         }
     }
 
-    /// An engine in the reset state for the same queue pair, on the same rings; what is posted
-    /// there is forgotten.
+    /// An engine in the reset state for the same queue pair, on the same rings. Requests that are
+    /// posted there are dropped.
     pub fn anew(&self) -> Engine {
         let Halves {
             qp,
@@ -226,7 +226,8 @@ impl Engine {
             llp.refresh(env.now, stream);
         }
         if attachment.terminate != 0 {
-            // Start-up failed behind the Reply: RFC 6581 §9 has the initiator say so in an FPDU.
+            // Start-up failed behind the Reply: RFC 6581 §9 requires the initiator to report it in
+            // an FPDU.
             self.heard = true;
             self.terminate(
                 Outgoing::from_control(attachment.terminate),
@@ -313,7 +314,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The queue pair is destroyed: nothing is left that names memory of the host.
+    /// The queue pair is destroyed: on return, nothing refers to host memory.
     pub fn abandon(&mut self) {
         self.llp = None;
     }
@@ -352,8 +353,8 @@ impl Engine {
         match change.state {
             Some(QpState::Err) => {
                 self.fail(QpFault::Requested, env, stream);
-                // Nobody is to learn from a later request what would have ended this one anyway:
-                // that is flushed.
+                // The error that would have ended the queue pair must not be reported by a later
+                // request, because that request is flushed.
                 self.unreachable = false;
                 (
                     self.halves.requester.flush_status,
@@ -369,7 +370,7 @@ impl Engine {
         Ok(())
     }
 
-    /// There is no way to the peer. Work stays, until the next send learns it.
+    /// There is no way to the peer. Work stays until the next send fails.
     fn give_up_peer(&mut self, stream: &mut dyn Stream) {
         match self.progress {
             Progress::Detached => {}
@@ -383,7 +384,7 @@ impl Engine {
         (self.unreachable, self.peer_may_close) = (true, true);
     }
 
-    /// Which transitions a driver may ask for (rows VRB-Q-03 … 05). Reset makes a new engine
+    /// Checks which transitions a driver may request (rows VRB-Q-03 … 05). Reset makes a new engine
     /// instead.
     fn check_transition(&self, to: QpState) -> Result<(), WrongState> {
         use QpState::*;
@@ -395,8 +396,8 @@ impl Engine {
         }
     }
 
-    /// Whether our direction is open (RFC 5044 §7.1.2(4)): a responder says nothing before a valid
-    /// FPDU came.
+    /// Whether our direction is open (RFC 5044 §7.1.2(4)): a responder sends nothing before a valid
+    /// FPDU arrived.
     fn may_send(&self) -> bool {
         self.may_begin || self.heard
     }
@@ -422,7 +423,7 @@ impl Engine {
         self.halves.responder.answers.response_msn = responses;
     }
 
-    /// The same of those that the peer must use.
+    /// Sets the MSNs that the peer must use.
     #[cfg(test)]
     pub(in crate::rdmap) fn expect_msns(&mut self, [sends, requests, responses]: [u32; 3]) {
         self.halves.responder.msn = sends;
@@ -436,7 +437,7 @@ impl Engine {
         self.halves.responder.have_received(bytes);
     }
 
-    /// A MULPDU that no segment size gives.
+    /// Sets a MULPDU that no segment size results in.
     #[cfg(test)]
     pub(in crate::rdmap) fn set_mulpdu(&mut self, mulpdu: usize) {
         if let Some(Llp::Mpa(mpa)) = &mut self.llp {

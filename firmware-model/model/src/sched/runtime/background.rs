@@ -1,10 +1,11 @@
-//! The background thread: it serves whoever does not poll, and stays out of the way of those who
+//! The background thread: it serves programs that do not poll, and leaves the work to those that
 //! do.
 //!
-//! Idle, it sleeps in `epoll_wait` and costs nothing. While a poller drives the device it leaves
-//! the streams alone, so that no packet wakes it, and only looks every [`POLLED_TICK`] whether the
-//! polls have stopped. While sends are gathered it looks every [`BURST_TICK`] whether nobody else
-//! sent them. While a thread lends itself it keeps out for the time it was told, and no longer.
+//! Idle, it sleeps in `epoll_wait` and costs nothing. While a poller drives the device, this thread
+//! leaves the streams alone, so that no packet wakes it; it only checks every [`POLLED_TICK`]
+//! whether the polls have stopped. While sends are gathered, it checks every [`BURST_TICK`] whether
+//! another thread has sent them. While a thread lends itself, this thread leaves the streams alone
+//! for the agreed time, and no longer.
 
 use super::rounds::{flush_gathered, poll_ready, retry, run_timers};
 use crate::counters::Counter;
@@ -22,17 +23,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Longest that a gathered send waits for a poller that has gone away.
+/// Longest time that a gathered send waits for a poller that has stopped.
 const BURST_TICK: Duration = Duration::from_micros(100);
-/// How often it is checked that a poller still polls.
+/// How often the thread checks that a poller still polls.
 const POLLED_TICK: Duration = Duration::from_millis(1);
 /// How often listeners that could not accept a connection, and events that found no room, are tried
 /// again.
 const RETRY_TICK: Duration = Duration::from_millis(20);
 /// For so long after the last burst the thread keeps ticking, so that the next needs no waking.
 const WARM: Duration = Duration::from_millis(10);
-/// Scheduling slice and priority to ask for: who waits for this thread often spins, and must make
-/// way for it.
+/// Scheduling slice and priority to request: a thread that waits for this thread often spins, and
+/// must make way for it.
 const SLICE_NS: u64 = 100_000;
 const NICE: i32 = -10;
 
@@ -94,7 +95,8 @@ impl Drop for Background {
 struct Loop<'a> {
     core: &'a Core,
     schedule: &'a Schedule,
-    /// Polls at the last look, and whether there had been any since the one before.
+    /// Polls at the last look, and whether there were polls between the last look and the one
+    /// before.
     polls: u32,
     polled: bool,
     /// Somebody ended the last sleep before its time.
@@ -144,15 +146,15 @@ impl<'a> Loop<'a> {
         self.polled = mem::replace(&mut self.polls, polls) != polls || (self.woken && self.polled);
         self.driven = self.polled && schedule.is_driven();
         if !self.polled && schedule.is_driven() {
-            // The polls have stopped: whoever polls again must find something for a while before it
-            // counts.
+            // The polls have stopped: polls count again only after a poller has found something for
+            // a while.
             schedule.forget_pollers();
         }
         let gathered = schedule.has_gathered();
         if gathered {
             self.warm_until = now + WARM;
         }
-        // Pollers attend to the list themselves; the next tick sees whether they did.
+        // Pollers serve the list themselves; the next tick checks whether they did.
         self.entrusted = self.polled && schedule.attention() > 0;
         let left = !self.entrusted && flush_gathered(core);
         let retry = retry(core).then(|| now + RETRY_TICK);
@@ -180,18 +182,20 @@ impl<'a> Loop<'a> {
         let timeout = [tick, until_due, lent].into_iter().flatten().min();
         self.woken = if self.driven {
             schedule.sleeper.set(TICKING);
-            // Who began to wait for an interrupt before that was to be seen woke nobody.
+            // A thread that began to wait for an interrupt before this state was visible did not
+            // wake this thread.
             schedule.is_driven() && readiness.wait_for_wake(timeout.unwrap_or(POLLED_TICK))
         } else if let Some(lent) = lent {
             schedule.sleeper.set(LENT);
-            // Likewise, and who left something.
+            // A thread that borrowed the streams, or left work, before this state was visible did
+            // not wake this thread either.
             let missed = schedule.lent(now).is_none() || schedule.pending.load(Ordering::SeqCst);
             !missed && readiness.wait_for_wake(timeout.unwrap_or(lent))
         } else {
             if tick.is_none() {
                 schedule.sleeper.set(ASLEEP);
             }
-            // What was left before others could see that this thread sleeps came with no waking.
+            // Work that was left before the sleep of this thread was visible came without a wake.
             let missed = stop.load(Ordering::SeqCst) || schedule.pending.load(Ordering::SeqCst);
             let timeout = if missed { Some(Duration::ZERO) } else { timeout };
             let told = poll_ready(self.core, timeout);

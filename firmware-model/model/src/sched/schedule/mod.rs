@@ -1,8 +1,8 @@
-//! What is to be done and when, and who looks after it at present. What does it is above: the
-//! [runtime](crate::sched::runtime).
+//! What is to be done, when, and which thread is responsible at present. The
+//! [runtime](crate::sched::runtime), one layer above, does the work.
 //!
 //! All descriptors are registered once, edge-triggered for both directions, so nothing on the data
-//! path changes a registration. Whoever is told of an edge must act on it, or leave it on the list
+//! path changes a registration. A thread that takes an edge must act on it, or put it on the list
 //! of [`Schedule::attend_later`].
 
 mod readiness;
@@ -31,12 +31,12 @@ use timers::Timers;
 /// Arrivals, and streams that take bytes again, that pollers found in a row, after which they drive
 /// the device.
 const POLLER: u32 = 16;
-/// Polls in a row to which nothing came after which a poller lets others onto its processor, and
-/// how often then. Whoever is to send may be waiting for just that; with a processor of one's own
-/// it costs next to nothing.
+/// After this many polls in a row that brought nothing, a poller yields its processor, and then
+/// again after as many. The sender may be waiting for that processor; a poller with a processor of
+/// its own pays next to nothing.
 const PATIENCE: u32 = 256;
 const YIELD_EVERY: u32 = 16;
-/// Queue pairs attended to between two looks at the list.
+/// Queue pairs served between two looks at the list.
 const BATCH: usize = 8;
 
 /// What the polls of a shard's threads found.
@@ -60,7 +60,7 @@ impl Hot {
         polls
     }
 
-    /// Something came, or nothing.
+    /// Notes whether a poll brought something.
     pub(crate) fn note(&self, arrived: bool) {
         if arrived {
             self.idle.store(0, Ordering::Relaxed);
@@ -74,7 +74,7 @@ impl Hot {
     }
 }
 
-/// What is to be done, and by whom.
+/// What is to be done, and by which thread.
 #[derive(Debug)]
 pub(crate) struct Schedule {
     pub(crate) readiness: Option<Readiness>,
@@ -97,7 +97,7 @@ pub(crate) struct Schedule {
     lingering: Mutex<Vec<Lingering>>,
     /// Connections or events that found no room.
     left_over: AtomicBool,
-    /// Too many events wait in queue 0: nothing is to cause more.
+    /// Too many events wait in queue 0: no work that causes more may run.
     backed_up: AtomicBool,
 }
 
@@ -139,7 +139,8 @@ impl Schedule {
         self.readiness.as_ref().map_or(Ok(()), |r| r.add(fd, token))
     }
 
-    /// Gives a registered descriptor a new meaning; if it is ready, that is told anew.
+    /// Gives a registered descriptor a new token. If the descriptor is ready, its readiness is
+    /// reported again.
     pub(crate) fn rewatch(&self, fd: BorrowedFd<'_>, token: Token) {
         if let Some(readiness) = &self.readiness {
             readiness.change(fd, token);
@@ -156,13 +157,13 @@ impl Schedule {
         }
     }
 
-    /// A poller looks.
+    /// Counts a poll.
     #[inline]
     pub(crate) fn count_poll(&self) {
         self.polls.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many looks there were: they drove the receive side.
+    /// The number of polls so far. Polls drive the receive side.
     #[inline]
     pub(crate) fn polls(&self) -> u32 {
         self.polls.load(Ordering::Relaxed)
@@ -225,12 +226,12 @@ impl Schedule {
     /// A poller found what came.
     #[inline]
     pub(crate) fn note_found(&self) {
-        // Approximate, and not written to any more once it is enough.
+        // An approximate count; it is not written any more once it is large enough.
         let found = self.found.load(Ordering::Relaxed);
         if found < POLLER {
             self.found.store(found + 1, Ordering::Relaxed);
             if found + 1 == POLLER {
-                // The background thread is told once to leave the streams alone.
+                // The wake makes the background thread leave the streams alone.
                 self.wake();
             }
         }
@@ -242,7 +243,7 @@ impl Schedule {
     }
 
     /// A thread that waits for an event looks at the streams itself. If the background thread
-    /// sleeps on them, it finds out when something comes.
+    /// sleeps on the streams, it finds out when something arrives.
     pub(crate) fn borrow_until(&self, until: Nanos) {
         self.lent_until.store(until.0, Ordering::SeqCst);
     }
@@ -280,7 +281,7 @@ impl Schedule {
         self.backed_up.load(Ordering::SeqCst)
     }
 
-    /// Whether that is so; it is the caller's to try now.
+    /// Whether work was left over; the caller must then try it now.
     pub(crate) fn take_left_over(&self) -> bool {
         self.left_over.swap(false, Ordering::SeqCst)
     }
@@ -328,8 +329,8 @@ impl Schedule {
         (batch, start)
     }
 
-    /// Takes those off the list that have nothing left to do; returns whether some left more than
-    /// sends to gather.
+    /// Takes those off the list that have nothing left to do. Returns whether some of them left
+    /// more than sends to gather.
     pub(crate) fn forget_attended(&self) -> bool {
         let mut busy = false;
         let mut attention = lock(&self.attention);
@@ -374,7 +375,7 @@ impl Schedule {
         lock(&self.lingering).len()
     }
 
-    /// Looks at the streams on their way out; returns when to look again. `told`: one of them is
+    /// Serves the lingering streams; returns when to serve them again. `told`: one of them is
     /// ready.
     pub(crate) fn run_lingering(&self, now: Nanos, told: bool) -> Option<Nanos> {
         let mut lingering = lock(&self.lingering);

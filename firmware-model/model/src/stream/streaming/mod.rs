@@ -19,7 +19,7 @@ use urnic_device::command::Status;
 use urnic_device::event::{Event, EventKind};
 use urnic_device::stream::{Endpoint, Endpoints, MAX_STREAMING, input};
 
-/// Connections that may wait for the driver at one listener, whatever it asked for.
+/// Connections that may wait for the driver at one listener, whatever backlog the driver requested.
 pub(crate) const MAX_PENDING: u32 = 1024;
 
 /// All streams in streaming mode, and all listeners.
@@ -40,7 +40,7 @@ struct Streaming {
 
 #[derive(Debug)]
 struct State {
-    /// `None` once it is attached or closed.
+    /// The stream; `None` after it is attached or closed.
     stream: Option<Box<dyn Stream>>,
     connecting: bool,
     /// A command on it is not complete yet; its events come later.
@@ -63,9 +63,9 @@ struct Listening {
     limit: u32,
     /// Accepted, and not looked at by the driver.
     pending: AtomicU32,
-    /// Connections may wait that were not accepted for want of room.
+    /// Whether connections may wait that were not accepted because there was no room.
     paused: AtomicBool,
-    /// The room that it wants is the system's, and that is known already.
+    /// Whether the missing room is the system's, and this was already reported.
     starved: AtomicBool,
     listeners: Mutex<Vec<Box<dyn Listener>>>,
 }
@@ -103,8 +103,8 @@ impl Streams {
         }
     }
 
-    /// A connection was begun, or not; an event says how it went, after which a stream that failed
-    /// is gone.
+    /// Begins to connect. An event reports success or failure; a stream that failed is removed
+    /// after that event.
     pub(crate) fn connect(
         &self,
         schedule: &Schedule,
@@ -193,7 +193,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Receives exactly the buffer's length in streaming mode; an event says so.
+    /// Receives exactly the buffer's length in streaming mode; an event reports completion.
     pub(crate) fn receive(
         &self,
         schedule: &Schedule,
@@ -239,7 +239,8 @@ impl Streams {
         })
     }
 
-    /// Closes a stream: by RST, or by FIN behind what was sent, which `linger` sees to.
+    /// Closes a stream: by RST, or by FIN behind the bytes that were sent. `linger` takes care of
+    /// the second case.
     pub(crate) fn close(
         &self,
         schedule: &Schedule,
@@ -265,8 +266,8 @@ impl Streams {
         Ok(())
     }
 
-    /// Hands a stream over: RDMA mode begins. `attach` takes it unless it fails, and is told
-    /// whether the other end is that of another stream here.
+    /// Hands a stream over: RDMA mode begins. `attach` takes the stream unless it fails. Its
+    /// argument is whether the other end belongs to another stream of this device.
     pub(crate) fn hand_over(
         &self,
         schedule: &Schedule,
@@ -287,8 +288,8 @@ impl Streams {
         Ok(())
     }
 
-    /// Whether one of our streams in streaming mode has these ends; not asked for the only one's
-    /// own.
+    /// Whether a stream of this device in streaming mode has these ends. Not for the ends of a
+    /// stream that is the only one.
     fn has_stream(&self, local: SocketAddr, remote: SocketAddr) -> bool {
         local.ip() == remote.ip()
             && self.streams.len() > 1
@@ -303,7 +304,8 @@ impl Streams {
         }
     }
 
-    /// Something happened to a stream, or may have: goes on with what it is at.
+    /// Something happened to a stream, or may have happened: continues the stream's current
+    /// operation.
     pub(crate) fn look(&self, sid: u32, effects: &mut Effects) {
         let Some(entry) = self.streams.find(sid) else {
             return;
@@ -333,7 +335,7 @@ impl Streams {
         }
         let sent = state.flush();
         state.fill(sid, effects);
-        // Nobody receives, so nobody would hear of it.
+        // Nothing receives on this stream, so nothing else would detect the failure.
         if let Err(errno) = sent
             && state.receive.is_none()
             && state.stream.take().is_some()
@@ -343,7 +345,7 @@ impl Streams {
         }
     }
 
-    /// Everything once, where nothing tells what is ready.
+    /// Looks at everything once, for networks that do not report readiness.
     pub(crate) fn look_at_all(&self, schedule: &Schedule, effects: &mut Effects) {
         for entry in self.listeners.all() {
             self.accept(schedule, entry.lid, effects);
@@ -407,7 +409,7 @@ impl State {
         Ok(())
     }
 
-    /// Goes on with the receive; its event says how many bytes arrived, and the errno if the stream
+    /// Continues the receive. Its event reports how many bytes arrived, and the errno if the stream
     /// failed.
     fn fill(&mut self, sid: u32, effects: &mut Effects) {
         let (Some(stream), Some(receive)) = (&mut self.stream, &mut self.receive) else {
