@@ -1,7 +1,7 @@
 //! Where the frames of MPA end in one direction of a stream.
 //!
-//! A packet of the capture holds one frame, or what one packet can of it. TCP would cut anywhere,
-//! and so may a reader's socket; but Wireshark's dissector (4.0 to 4.4) loses a stream in which a
+//! A packet of the capture holds one frame, or as much of it as fits. TCP may cut anywhere, and a
+//! reader's socket may, too; but Wireshark's dissector (4.0 to 4.4) loses a stream in which a
 //! segment ends an FPDU and has a few bytes of the next.
 
 use urnic_wire::mpa::{fpdu, marker, startup};
@@ -32,7 +32,7 @@ pub(super) struct Cutter {
     phase: Phase,
     /// Bytes of FPDUs and markers before the front.
     offset: u64,
-    /// This side asked for markers in what it receives.
+    /// This side requested markers in what it receives.
     pub(super) wants_markers: bool,
 }
 
@@ -45,8 +45,8 @@ impl Cutter {
         }
     }
 
-    /// Length of the frame at the front of `bytes`, which may be longer than they are; `None` if
-    /// they are too few to say. `marked`: the other side asked for markers.
+    /// Length of the frame at the front of `bytes`, which may be longer than `bytes`; `None` if
+    /// `bytes` are too few to determine it. `marked`: the other side requested markers.
     pub(super) fn frame_len(&mut self, bytes: &[u8], marked: bool) -> Option<usize> {
         loop {
             return match self.phase {
@@ -72,7 +72,7 @@ impl Cutter {
         }
     }
 
-    /// This frame, of the length that was told, is done with.
+    /// Passes over `frame`, whose length was returned before.
     pub(super) fn pass(&mut self, frame: &[u8]) {
         match self.phase {
             Phase::StartUp => {

@@ -1,4 +1,4 @@
-//! The device: what its driver sees.
+//! The device as its driver sees it.
 
 mod bar0;
 pub(crate) mod state;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use urnic_device::registers::{CONTROL, Control, UARS};
 
-/// A device. Clones are handles to the same one; it stops when the last is dropped.
+/// A device. Clones are handles to one device; it stops when the last handle is dropped.
 #[derive(Clone)]
 pub struct Device {
     core: Arc<Core>,
@@ -45,12 +45,12 @@ impl Device {
         })
     }
 
-    /// Makes a device that does nothing by itself: [`step`](Device::step) moves it, on `network`
+    /// Makes a device that does nothing by itself: [`step`](Device::step) drives it, on `network`
     /// and by the caller's clock.
     ///
     /// # Errors
     ///
-    /// There is no randomness to be had.
+    /// The system provides no random numbers.
     pub fn start_manual(
         config: ModelConfig,
         host: Arc<dyn HostMemory>,
@@ -69,8 +69,8 @@ impl Device {
         &self.core
     }
 
-    /// In manual mode: it is `now`; accepts, connects, receives, sends and lets timers run, once.
-    /// Returns the time of the next timer.
+    /// For manual mode: sets the time to `now`; accepts, connects, receives, sends and runs timers,
+    /// once. Returns the time of the next timer.
     pub fn step(&self, now: Nanos) -> Option<Nanos> {
         runtime::step(&self.core, now)
     }
@@ -90,8 +90,8 @@ impl Device {
         }
     }
 
-    /// A doorbell write of `value` in page `uar`; what it asks for is done on this thread. No write
-    /// is lost here, so the slot says nothing that the value does not.
+    /// A doorbell write of `value` in page `uar`; this thread does the requested work. No write is
+    /// lost here, so the slot has no information beyond the value.
     #[inline]
     pub fn doorbell(&self, uar: u32, _offset: u32, value: u64) {
         if !self.core.is_abandoned() {
@@ -104,29 +104,30 @@ impl Device {
         self.core.pages.as_ref()
     }
 
-    /// Serves what was rung in that memory since the last look; whether anything was.
+    /// Serves what was rung in that memory since the last look; returns whether anything was.
     pub fn look_at_doorbells(&self) -> bool {
         doorbells::look(&self.core)
     }
 
-    /// Tells drivers whether somebody looks at that memory all the time, or they must write
-    /// [`KICK`](urnic_device::registers::KICK). Who goes to sleep looks once more after saying so.
+    /// Publishes to drivers whether a thread polls that memory all the time, or the drivers must
+    /// write [`KICK`](urnic_device::registers::KICK). A thread that is about to sleep must look
+    /// once more after it called this.
     pub fn doorbells_asleep(&self, asleep: bool) {
         if let Some(pages) = &self.core.pages {
             pages.sleep(asleep);
         }
     }
 
-    /// The host takes `len` bytes at `iova` away: every region that touches them is revoked, and
-    /// nothing is placed or read there through one when this returns. What the host mapped must
-    /// stay in place until then, and something in its place for rings and records.
+    /// The host removes `len` bytes at `iova`: every region that touches them is revoked, and on
+    /// return nothing is placed or read there through a region. Until then the memory that the host
+    /// mapped must stay in place; for rings and records, other memory must take its place.
     pub fn unmapped(&self, iova: u64, len: u64) {
         self.core.memory.revoke_over(iova, len);
     }
 
     /// The device stops with one of the codes of [`fatal`](urnic_device::registers::fatal): all
-    /// objects are destroyed, and nothing works until a reset. Raises vector 0; there may be no
-    /// event queue left that could tell.
+    /// objects are destroyed, and nothing works until a reset. Raises vector 0, because there may
+    /// be no event queue left to report the failure.
     pub fn fail(&self, code: u32) {
         bar0::fail(&self.core, code);
         self.core.interrupt(0);
@@ -146,9 +147,9 @@ impl Device {
         }
     }
 
-    /// The calling thread waits until `done`, looking at all streams itself meanwhile, for
-    /// `patience` at the longest. Returns whether it is done; if not, the device goes on without
-    /// it.
+    /// The calling thread waits until `done`, and looks at all streams itself meanwhile, for
+    /// `patience` at the longest. Returns whether `done` is true; if not, the device continues
+    /// without this thread.
     pub fn lend(&self, patience: Duration, told: BorrowedFd<'_>, done: &mut dyn FnMut() -> bool) -> bool {
         !self.core.is_abandoned() && runtime::lend(&self.core, patience, told, done)
     }

@@ -1,4 +1,4 @@
-//! What the host of a device promises about its memory.
+//! What the host of a device guarantees about its memory.
 
 use super::fault::access::Unreachable;
 use super::word::Word64;
@@ -14,16 +14,16 @@ pub(super) const PAGE: usize = 4096;
 /// # Safety
 ///
 /// A pointer that [`reach`](HostMemory::reach) returns must be readable and writable for the `len`
-/// bytes asked for until every object of the device that was created over that range is destroyed.
+/// requested bytes until every object of the device that was created over that range is destroyed.
 /// A region alone may lie over memory that its program unmaps, protects or truncates, if
-/// [`fault::install`](crate::host::fault::install) was called. Whoever serves a guest that may take
-/// memory away at will puts other pages in its place instead of leaving a hole.
+/// [`fault::install`](crate::host::fault::install) was called. An implementation for a guest that
+/// may unmap memory at any time puts other pages in its place instead of leaving a hole.
 pub unsafe trait HostMemory: Send + Sync {
     /// Where the `len` bytes at `iova` are; `None` if one of them cannot be reached, or they are
     /// not in one stretch here.
     fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>>;
 
-    /// Memory without a place here, if there is such.
+    /// Memory without an address in this process, if the host has such memory.
     fn remote(&self) -> Option<&dyn RemoteMemory> {
         None
     }
@@ -35,15 +35,15 @@ pub unsafe trait HostMemory: Send + Sync {
         &NEVER
     }
 
-    /// Whether remote memory may be named before it is there, and come and go later: regions on
-    /// demand.
+    /// Whether remote memory may be registered before it exists, and appear and disappear later:
+    /// regions on demand.
     fn on_demand(&self) -> bool {
         false
     }
 }
 
-/// Host memory that is reached by copies only: that of another process, or pages of this one that
-/// come and go. Regions may lie there; rings, records and command buffers may not.
+/// Host memory that is reached by copies only: that of another process, or pages of this process
+/// that appear and disappear. Regions may lie there; rings, records and command buffers may not.
 pub trait RemoteMemory: Send + Sync {
     /// Whether all the `len` bytes at `iova` are there.
     fn covers(&self, iova: u64, len: u64) -> bool;
@@ -51,19 +51,20 @@ pub trait RemoteMemory: Send + Sync {
     /// Copies bytes out.
     ///
     /// # Errors
-    /// The bytes are gone, or their owner is; `into` holds anything then.
+    /// The bytes are inaccessible, or their owner has ended; the content of `into` is then
+    /// undefined.
     fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), Unreachable>;
 
     /// Copies bytes in.
     ///
     /// # Errors
-    /// The bytes are gone, or their owner is; some may have been written.
+    /// The bytes are inaccessible, or their owner has ended; some may have been written.
     fn write(&self, iova: u64, from: &[u8]) -> Result<(), Unreachable>;
 
     /// How atomic operations reach the 64-bit word at `iova`, a multiple of 8.
     ///
     /// # Errors
-    /// The word is gone, or cannot be written.
+    /// The word is inaccessible, or cannot be written.
     fn word(&self, iova: u64) -> Result<RemoteWord<'_>, Unreachable>;
 }
 
@@ -72,7 +73,7 @@ pub trait RemoteMemory: Send + Sync {
 pub enum RemoteWord<'a> {
     /// In place, in one step.
     InPlace(Word64),
-    /// By two copies. The lock is the same for all memory of the host, so that operations through
-    /// different regions over the same word exclude each other, too (RFC 7306 §5.3).
+    /// Access by two copies. The lock is the same for all memory of the host, so that operations
+    /// through different regions over the same word exclude each other, too (RFC 7306 §5.3).
     Copied(&'a Mutex<()>),
 }

@@ -6,8 +6,8 @@ use std::io::{IoSlice, IoSliceMut};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// A stretch of bytes to be sent, which stays in place for `'a`. It is raw, so that making one
-/// claims nothing about who else writes there.
+/// A stretch of bytes to be sent, which stays in place for `'a`. It is raw, so that making one does
+/// not exclude other writers.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Piece<'a> {
@@ -44,8 +44,8 @@ impl<'a> Piece<'a> {
         }
     }
 
-    /// The `len` bytes of host memory at `ptr`, which may be gone: the kernel checks them when it
-    /// reads.
+    /// The `len` bytes of host memory at `ptr`, which may be inaccessible: the kernel checks them
+    /// when it reads.
     #[inline]
     pub(super) fn of_host(ptr: NonNull<u8>, len: usize) -> Piece<'a> {
         Piece {
@@ -87,7 +87,7 @@ impl<'a> Piece<'a> {
         }
     }
 
-    /// The address of the first byte that cannot be read at this moment, as far as pages go.
+    /// The address of the first byte that cannot be read at present, at the granularity of pages.
     #[cold]
     pub(crate) fn first_missing(&self) -> Option<usize> {
         let (start, end) = (self.ptr.addr(), self.ptr.addr() + self.len);
@@ -113,8 +113,8 @@ impl<'a> Piece<'a> {
     /// The pieces as the array of iovec that the kernel reads.
     pub(crate) fn as_io_slices<'s>(pieces: &'s [Piece<'a>]) -> &'s [IoSlice<'s>] {
         // SAFETY: `IoSlice` is promised to be ABI-compatible with `iovec`, which is { pointer,
-        // length } like `Piece` (asserted below). Only the kernel reads through it, and answers
-        // EFAULT for what is gone.
+        // length } like `Piece` (asserted below). Only the kernel reads through it, and returns
+        // EFAULT for inaccessible memory.
         unsafe { std::slice::from_raw_parts(pieces.as_ptr().cast(), pieces.len()) }
     }
 }
@@ -130,8 +130,8 @@ impl<'a> PieceMut<'a> {
         }
     }
 
-    /// The `len` bytes of host memory at `ptr`, which may be gone: the kernel checks them when it
-    /// writes.
+    /// The `len` bytes of host memory at `ptr`, which may be inaccessible: the kernel checks them
+    /// when it writes.
     ///
     /// # Safety
     ///
@@ -194,7 +194,7 @@ impl<'a> PieceMut<'a> {
     ///
     /// # Safety
     ///
-    /// The memory must still be there, and nobody else may hold a reference into it.
+    /// The memory must still be accessible, and no other reference into it may exist.
     pub unsafe fn copy_in(&self, from: &[u8]) -> usize {
         let n = self.len.min(from.len());
         // SAFETY: the caller answers for the target; `from` is a live slice of at least `n` bytes.
@@ -205,8 +205,8 @@ impl<'a> PieceMut<'a> {
     /// The pieces as the array of iovec that the kernel writes by.
     pub(crate) fn as_io_slices<'s>(pieces: &'s mut [PieceMut<'a>]) -> &'s mut [IoSliceMut<'s>] {
         // SAFETY: `IoSliceMut` is promised to be ABI-compatible with `iovec`, which is { pointer,
-        // length } like `PieceMut` (asserted below). Only the kernel writes through it, and answers
-        // EFAULT for what is gone.
+        // length } like `PieceMut` (asserted below). Only the kernel writes through it, and returns
+        // EFAULT for inaccessible memory.
         unsafe { std::slice::from_raw_parts_mut(pieces.as_mut_ptr().cast(), pieces.len()) }
     }
 }
@@ -237,7 +237,8 @@ impl PieceRoom {
     #[inline]
     pub(crate) fn give(&mut self, mut pieces: Vec<PieceMut<'_>>) {
         pieces.clear();
-        // Of an empty vector nothing is mapped: this collects in place, into the same allocation.
+        // The vector is empty, so no element is mapped: this collects in place, into the same
+        // allocation.
         self.0 = pieces
             .into_iter()
             .map(|_| unreachable!("no piece is left"))

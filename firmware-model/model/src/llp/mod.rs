@@ -1,14 +1,14 @@
-//! The layer below DDP (RFC 5041 §3): it carries ULPDUs in order with their boundaries, says how
-//! long one may be (MULPDU), and reports how it ends.
+//! The layer below DDP (RFC 5041 §3): it carries ULPDUs in order with their boundaries, reports how
+//! long one may be (MULPDU), and how the stream ends.
 //!
 //! [`mpa`] frames ULPDUs over a byte [`Stream`]; [`loopback`] hands them back to the queue pair
-//! that sent them. What is above knows no FPDUs, CRCs, markers or sockets; what is below knows no
-//! STags.
+//! that sent them. The layers above do not depend on FPDUs, CRCs, markers or sockets; the layers
+//! below do not depend on STags.
 //!
 //! A ULPDU is written where it will be sent from: [`open`](Llp::open) with its header, then its
 //! payload in order by [`put`](Llp::put) (copied beside the header) and [`gather`](Llp::gather)
-//! (left where it is if that pays), then [`seal`](Llp::seal). [`cancel`](Llp::cancel) takes back
-//! one that was not sealed.
+//! (left where it is if that is cheaper), then [`seal`](Llp::seal). [`cancel`](Llp::cancel) takes
+//! back one that was not sealed.
 
 #![forbid(unsafe_code)]
 
@@ -77,8 +77,8 @@ impl Llp {
         }
     }
 
-    /// The next payload is the `len` bytes of `window` from `at` on, which may change at any
-    /// moment. If they cannot be reached, the ULPDU is of no use.
+    /// The next payload is the `len` bytes of `window` from `at` on, which may change at any time.
+    /// If they cannot be reached, the ULPDU cannot be used.
     #[inline]
     pub(crate) fn gather(&mut self, window: &Window<'_>, at: u64, len: usize) -> Result<(), Unreachable> {
         match self {

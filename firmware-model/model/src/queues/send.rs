@@ -11,7 +11,7 @@ use urnic_device::wqe::{
 };
 use zerocopy::FromBytes;
 
-/// A send queue as the device sees it: where it reads next, and what it may overwrite.
+/// A send queue as the device sees it: the read position, and what the driver may overwrite.
 ///
 /// Entries pass two marks: [`advance`](SendQueue::advance) takes one for execution,
 /// [`retire`](SendQueue::retire) gives its blocks back once it is complete. Until then its operands
@@ -66,7 +66,7 @@ impl SendQueue {
         }
     }
 
-    /// A new one on the same ring: what is posted is forgotten, and the indices go on from there.
+    /// A new queue on the same ring: posted entries are dropped, and the indices continue.
     pub(crate) fn anew(&self) -> SendQueue {
         let at = self.record.sq_producer.load(Ordering::Acquire);
         self.record.sq_consumer.store(at, Ordering::Release);
@@ -147,8 +147,8 @@ impl SendQueue {
         self.record.sq_consumer.store(self.retired, Ordering::Release);
     }
 
-    /// Takes and gives back all that is posted behind a malformed entry, which cannot be told apart
-    /// any more.
+    /// Takes and gives back all that is posted behind a malformed entry: the boundaries of these
+    /// entries are unknown.
     pub fn discard(&mut self) {
         self.producer = self.record.sq_producer.load(Ordering::Acquire);
         self.next = self.producer;
@@ -156,14 +156,14 @@ impl SendQueue {
         self.record.sq_consumer.store(self.retired, Ordering::Release);
     }
 
-    /// Whether entries are posted that nobody took.
+    /// Whether entries are posted that were not taken.
     pub fn has_posted(&self) -> bool {
         self.record.sq_producer.load(Ordering::Acquire) != self.next
     }
 
-    /// Asks for a ring when the producer index steps over `blocks` behind what was taken, 0 = at
-    /// the next post, for which it returns whether something is posted that nobody took: no ring
-    /// may come for it.
+    /// Requests a ring when the producer index passes `blocks` behind what was taken; 0 = at the
+    /// next post. For 0, returns whether an entry is posted that was not taken: no ring may come
+    /// for that entry.
     pub(crate) fn ring_after(&mut self, blocks: u32) -> bool {
         let record = &self.record;
         let at = self.next.wrapping_add(blocks);
@@ -206,8 +206,8 @@ impl SendQueue {
         self.operand(wqe, 0)
     }
 
-    /// A structure among the operands. It divides a block and lies at a multiple of its size, so
-    /// that it does not wrap around the ring's end.
+    /// A structure among the operands. Its size divides a block and its position is a multiple of
+    /// its size, so it does not wrap around the ring's end.
     #[inline]
     fn operand<T: FromBytes>(&self, wqe: &SendWqe, at: usize) -> T {
         const { assert!(OPERANDS.is_multiple_of(size_of::<T>())) };

@@ -1,9 +1,9 @@
 //! How far a peer on the same device has processed our messages: they complete after that.
 //!
-//! RFC 5040 lets a Send or Write complete once the lower layer has taken it, and nobody can know
-//! more of a peer elsewhere. Where both ends of a stream are queue pairs of one device, each counts
-//! the bytes of the stream up to which it has placed, delivered or answered everything, and the
-//! other's requests complete when they are among these.
+//! RFC 5040 lets a Send or Write complete once the lower layer has taken it; of a peer elsewhere no
+//! more can be known. Where both ends of a stream are queue pairs of one device, each counts the
+//! bytes of the stream up to which it has placed, delivered or answered everything, and the other's
+//! requests complete when they are among these.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 /// No peer counts: whatever the stream took is complete.
 const UNTRACKED: u64 = u64::MAX;
 
-/// A count alone on its cache line: one end writes it, the other reads.
+/// A count alone on its cache line: one end writes it, the other end reads it.
 #[repr(align(64))]
 #[derive(Debug)]
 struct Count(AtomicU64);
@@ -27,7 +27,7 @@ pub struct PeerProgress {
     counts: Arc<Counts>,
     /// Which end we are.
     end: usize,
-    /// The count of what the peer sent has changed since the peer was told.
+    /// Whether the count of what the peer sent has changed since the peer was informed.
     moved: bool,
 }
 
@@ -48,7 +48,7 @@ impl PeerProgress {
         }
     }
 
-    /// What the other end joins by.
+    /// The value with which the other end joins.
     pub fn rendezvous(&self) -> Rendezvous {
         Rendezvous(Arc::downgrade(&self.counts))
     }
@@ -82,7 +82,7 @@ impl PeerProgress {
         }
     }
 
-    /// Whether the peer must be told of a change since the last call.
+    /// Whether the peer must be informed of a change since the last call.
     #[inline]
     pub(super) fn moved(&mut self) -> bool {
         std::mem::take(&mut self.moved)

@@ -26,10 +26,10 @@ pub(super) struct Pending {
     pub(super) answer: Answer,
     /// Its work request, and the number of that; `None` for a RTR.
     pub(super) request: Option<(u64, SendWqe)>,
-    /// What it told the peer about the sink.
+    /// The STag of the sink, as sent to the peer.
     pub(super) sink_stag: u32,
     pub(super) sink_to: u64,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub(super) len: u32,
     /// Bytes that came.
     pub(super) placed: u32,
@@ -76,7 +76,7 @@ impl Reads {
             .ok_or(TerminateError::DdpInvalidStag)?;
         let missing = (pending.len - pending.placed) as usize;
         if len > 0 {
-            // A zero-length segment's STag and TO are nobody's business (RFC 5041 §5.2).
+            // A zero-length segment's STag and TO are not checked (RFC 5041 §5.2).
             if header.stag != pending.sink_stag {
                 return Err(TerminateError::DdpInvalidStag);
             }
@@ -108,7 +108,7 @@ impl Reads {
         Ok(())
     }
 
-    /// Where the next bytes of it go, at most `max`.
+    /// Where the next bytes of the Read go, at most `max`.
     pub(super) fn window<'t>(
         &mut self,
         qp: &Identity,

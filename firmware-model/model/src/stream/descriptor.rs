@@ -32,8 +32,8 @@ impl Eq for DescriptorWatch {}
 /// All descriptors of a device.
 ///
 /// A child process that inherits them must close them without taking any lock, since the lock's
-/// holder may not exist there. So the list is an array of atomics, and it, not the [`Descriptor`],
-/// says whether a number is still ours to close.
+/// holder may not exist there. So the list is an array of atomics, and this list, not the
+/// [`Descriptor`], decides whether the device must still close a number.
 #[derive(Debug)]
 pub(crate) struct Descriptors {
     slots: Box<[AtomicI32]>,
@@ -43,7 +43,7 @@ pub(crate) struct Descriptors {
     watch: Option<DescriptorWatch>,
 }
 
-/// The promise of a slot.
+/// A reserved slot.
 #[derive(Debug)]
 pub(crate) struct Room(Arc<Descriptors>);
 
@@ -67,12 +67,12 @@ impl Descriptors {
         })
     }
 
-    /// Room for one more, to be had before the kernel is asked for it: a call that cannot be kept
-    /// is better left with the kernel.
+    /// Reserves room for one more descriptor before the kernel is requested to make it: a
+    /// connection that cannot be kept is better left with the kernel.
     ///
     /// # Errors
     ///
-    /// `EMFILE`: the device has all that it may.
+    /// `EMFILE`: the device has the maximum number of descriptors.
     pub(crate) fn room(self: &Arc<Descriptors>) -> Result<Room, Errno> {
         let more = |taken| (taken < self.slots.len()).then_some(taken + 1);
         let taken = self.taken.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more);
@@ -94,14 +94,14 @@ impl Descriptors {
         numbers.filter(|fd| *fd != CLOSED).collect()
     }
 
-    /// In a forked child: closes all of them. Async-signal-safe; what uses a [`Descriptor`]
-    /// afterwards may hit somebody else's.
+    /// In a forked child: closes all descriptors. Async-signal-safe. A later use of a
+    /// [`Descriptor`] may reach a descriptor of another owner.
     pub(crate) fn close_all(&self) {
         for slot in &self.slots {
             // fork(2) copies the descriptors before the memory: what another thread opened in
             // between is listed, and not open here.
             let fd = slot.load(Ordering::Acquire);
-            // SAFETY: only asks about the number.
+            // SAFETY: the call only queries the number.
             if fd >= 0 && rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok() {
                 self.close(slot);
             } else {
@@ -116,8 +116,8 @@ impl Descriptors {
             if let Some(watch) = self.watch {
                 (watch.closing)(fd);
             }
-            // SAFETY: the number was in the list, so it is ours and open; taking it out made this
-            // the one close.
+            // SAFETY: the number was in the list, so it belongs to the device and is open. Taking
+            // it out of the list made sure that only this call closes it.
             unsafe { rustix::io::close(fd) };
         }
     }
@@ -127,7 +127,8 @@ impl Room {
     /// Takes a descriptor in and moves it to a high number if there is one.
     pub(crate) fn adopt(self, fd: OwnedFd) -> Descriptor {
         let fd = if fd.as_raw_fd() < HIGH {
-            // Where the limit is too low, or all high ones are taken, it stays where it is.
+            // Where the limit is too low, or all high numbers are taken, the descriptor keeps its
+            // number.
             rustix::io::fcntl_dupfd_cloexec(&fd, HIGH).unwrap_or(fd)
         } else {
             fd

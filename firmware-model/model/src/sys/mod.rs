@@ -7,7 +7,7 @@ use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno;
 
 pub(crate) fn last_errno() -> Errno {
-    // SAFETY: libc hands out the calling thread's errno.
+    // SAFETY: libc returns a valid pointer to the calling thread's errno.
     Errno::from_raw_os_error(unsafe { *libc::__errno_location() })
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
     }
 }
 
-/// A signal mask as the kernel knows it: bit n − 1 stands for signal n.
+/// A signal mask in the kernel's format: bit n − 1 stands for signal n.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SignalMask(u64);
 
@@ -82,8 +82,8 @@ impl SignalMask {
     }
 }
 
-/// Asks the scheduler to run the calling thread soon after it wakes, by a short slice (kernels
-/// before 6.12 know no such thing for ordinary threads) and, where the process may ask for that, a
+/// Asks the scheduler to run the calling thread soon after it wakes, by a short slice (unsupported
+/// for ordinary threads by kernels before 6.12) and, where the process has the permission, by a
 /// priority above that of the program. Best effort.
 pub(crate) fn ask_for_prompt_running(slice_ns: u64, nice: i32) {
     #[repr(C)]
@@ -110,7 +110,7 @@ pub(crate) fn ask_for_prompt_running(slice_ns: u64, nice: i32) {
             deadline: 0,
             period: 0,
         };
-        // SAFETY: `attr` is live and says its size; 0 is the calling thread.
+        // SAFETY: `attr` is live and contains its size; 0 is the calling thread.
         if unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) } == 0 {
             return;
         }

@@ -1,6 +1,5 @@
-//! Receiving FPDUs: whatever way the stream cuts them, they are put together in one buffer,
-//! checked, and handed up one at a time. Nothing reaches DDP before its CRC was checked (RFC 5044
-//! §6).
+//! Receiving FPDUs: however the stream cuts them, they are assembled in one buffer, checked, and
+//! handed up one at a time. Nothing reaches DDP before its CRC was checked (RFC 5044 §6).
 
 use crate::host::PieceMut;
 use crate::llp::buffers::{BUFFER_LEN, Buffer, BufferPool};
@@ -19,14 +18,14 @@ const DIRECT_MIN: usize = 4096;
 /// Bytes read behind the end of directly placed payload: pad, CRC, and the next FPDU's length and
 /// header.
 const TAIL: usize = 7 + LENGTH_LEN + ddp::UNTAGGED_LEN;
-/// The longest FPDU that a ULPDU_Length can announce.
+/// The longest FPDU that a ULPDU_Length can express.
 const MAX_FPDU: usize = marker::marked_len(0, fpdu_len(u16::MAX as usize));
 const _: () = assert!(2 * MAX_FPDU < BUFFER_LEN);
 
 /// What reading from the stream brought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Filled {
-    /// As many bytes as were asked for: there may be more.
+    /// As many bytes as were requested: there may be more.
     All,
     /// Fewer: the stream is empty for now.
     Short,
@@ -164,8 +163,8 @@ impl Receiver {
         }
     }
 
-    /// Reads from the stream behind what is there, which [`next`](Self::next) says is no whole
-    /// FPDU; returns how many bytes came.
+    /// Reads from the stream behind the present bytes, which according to [`next`](Self::next) are
+    /// no whole FPDU; returns how many bytes came.
     pub(crate) fn fill(
         &mut self,
         buffers: &BufferPool,
@@ -232,7 +231,7 @@ impl Receiver {
 
     /// Reads the next payload into `pieces`, which are not longer than what is missing; returns how
     /// much of it came, and how many bytes in all. If they are all that is missing, a little is
-    /// read behind it. [`direct_ended`](Self::direct_ended) says when the FPDU is complete.
+    /// read behind it. [`direct_ended`](Self::direct_ended) reports when the FPDU is complete.
     pub(crate) fn fill_direct<'p>(
         &'p mut self,
         buffers: &BufferPool,
@@ -262,7 +261,7 @@ impl Receiver {
         Ok((placed, read, filled))
     }
 
-    /// Forgets all that came: nothing behind an error may be used (RFC 5044 §8).
+    /// Drops all bytes that arrived: nothing behind an error may be used (RFC 5044 §8).
     pub(crate) fn discard(&mut self) {
         (self.start, self.end) = (0, 0);
         self.current = None;
@@ -279,7 +278,7 @@ impl Receiver {
     }
 }
 
-/// What a read of at most `asked` bytes means.
+/// Interprets the result of a read of at most `asked` bytes.
 fn outcome(read: Result<usize, StreamError>, asked: usize) -> Result<(usize, Filled), LlpError> {
     match read {
         Ok(0) => Ok((0, Filled::Fin)),

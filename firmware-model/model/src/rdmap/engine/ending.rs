@@ -22,7 +22,7 @@ const TERMINATE_TIMEOUT: Duration = Duration::from_secs(2);
 const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Engine {
-    /// Ends the queue pair from this side: asked for, or because a completion queue overflowed.
+    /// Ends the queue pair from this side: on request, or because a completion queue overflowed.
     pub fn fail(&mut self, fault: QpFault, env: &mut Env<'_>, stream: &mut dyn Stream) {
         match (&self.progress, fault) {
             (Progress::Open, QpFault::Requested) => self.linger(env, stream),
@@ -30,7 +30,7 @@ impl Engine {
                 let message = Terminate::new(TerminateError::RdmapLocalCatastrophic);
                 self.terminate(Outgoing::new(&message), fault, env, stream);
             }
-            // A second reason changes nothing, but nothing more is waited for.
+            // A second fault changes nothing, but the engine waits for nothing more.
             (Progress::Terminating { .. }, _) => self.linger(env, stream),
             (Progress::Detached | Progress::Lingering { .. } | Progress::Ended, _) => {
                 self.state = QpState::Err;
@@ -53,7 +53,7 @@ impl Engine {
         } = &mut self.halves;
         let sends = requester.flush(qp, env, taken);
         let receives = responder.flush(qp, env);
-        // Who overflowed is in the effects; there is nothing left to end here.
+        // The effects name the queue that overflowed; nothing is left to end here.
         let (Ok(()) | Err(Overflow), Ok(()) | Err(Overflow)) = (sends, receives);
     }
 
@@ -62,7 +62,8 @@ impl Engine {
         let now = env.now;
         let due = |deadline: Option<Nanos>| deadline.is_some_and(|at| at <= now);
         if due(self.grace_deadline) {
-            // The peer is gone for good. The next send will learn it (design: native connections).
+            // The peer will not return. The next send fails because of that (design: native
+            // connections).
             self.grace_deadline = None;
             self.halves.requester.flush_status = Some(WcStatus::RetryExcErr);
             self.end(env);
@@ -102,7 +103,7 @@ impl Engine {
                 }
             }
             LlpError::Fault => {
-                // In the middle of an FPDU, so that nothing can follow.
+                // The stream is in the middle of an FPDU, so nothing can follow.
                 if let Some(Llp::Mpa(mpa)) = &self.llp {
                     let taken = mpa.tx.taken();
                     self.halves.requester.fail_untaken(taken, WcStatus::LocProtErr);
@@ -143,8 +144,8 @@ impl Engine {
         RxOutcome::Ended
     }
 
-    /// An error of ours, or one that we found in what came: the peer is told, once, and nothing is
-    /// sent behind it (row RDM-T-04).
+    /// Handles an error of this side, or one that it found in what arrived: the peer gets one
+    /// Terminate, and nothing is sent behind it (row RDM-T-04).
     pub(super) fn terminate(
         &mut self,
         message: Outgoing,
@@ -174,7 +175,8 @@ impl Engine {
                 self.push_terminate(env, stream);
             }
             Some(Llp::Loopback(_)) => {
-                // We are the peer whose request is at fault. Those before it went well.
+                // This side is the peer whose request is at fault. The requests before that one
+                // succeeded.
                 if fault == QpFault::TerminateSent
                     && let Ok(terminate) = Terminate::parse(message.payload())
                 {
@@ -187,7 +189,8 @@ impl Engine {
                 self.end(env);
             }
             _ => {
-                // A responder that has heard nothing valid may not send even this (row EMPA-23).
+                // A responder that has received nothing valid may not send even a Terminate (row
+                // EMPA-23).
                 stream.reset();
                 self.end(env);
             }
@@ -250,9 +253,9 @@ impl Engine {
         self.linger(env, stream);
     }
 
-    /// Makes the offending request of a received Terminate fail. Where that is already complete, a
-    /// native peer's program learns the reason from the next request; on an rdma_cm connection the
-    /// rest is flushed.
+    /// Makes the offending request of a received Terminate fail. Where that request is already
+    /// complete, a native peer's program gets the reason from the next request; on an rdma_cm
+    /// connection the rest is flushed.
     pub(super) fn apply_terminate(&mut self, received: &Received) {
         let stalls = self.halves.responder.stalls;
         // A peer on this device stopped at the oldest request that is not complete.
@@ -309,7 +312,7 @@ impl Engine {
             .event(Event::new(EventKind::Closed, self.halves.qp.qid));
     }
 
-    /// No message waits for a receive any more, and nothing for time to pass.
+    /// Stops all waiting: no message waits for a receive any more, and no deadline remains.
     fn stop_waiting(&mut self) {
         self.held.clear();
         self.waiting = false;
@@ -338,7 +341,7 @@ impl Engine {
     }
 }
 
-/// What to say about a ULPDU (RFC 5040 figure 10).
+/// What to report about a ULPDU (RFC 5040 figure 10).
 pub(super) fn complaint(
     error: TerminateError,
     head: &[u8],

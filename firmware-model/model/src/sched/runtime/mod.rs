@@ -1,13 +1,13 @@
-//! Who drives the device, and when.
+//! Which thread drives the device, and when.
 //!
-//! | who | drives |
+//! | thread | drives |
 //! |---|---|
 //! | a ringing thread | the queue pair it rang for |
 //! | a poller ([`progress`]) | what was gathered; the stream that last delivered to this thread; every [`LOOK_AROUND`]th time all that are ready |
-//! | who waits for an event ([`lend`]) | all that is ready, for a short time |
+//! | a thread that waits for an event ([`lend`]) | all that is ready, for a short time |
 //! | the [background](background) thread | all that is ready, while nobody polls; timers; streams on their way out |
 //!
-//! What they find to do stands on the [schedule](crate::sched::schedule).
+//! The [schedule](crate::sched::schedule) lists the work.
 
 mod background;
 pub(crate) mod doorbells;
@@ -56,10 +56,10 @@ pub(crate) fn progress(core: &Core) {
     hot.note(arrived.is_some());
 }
 
-/// The calling thread waits until `done` for what the device has to tell, for `patience` at the
-/// longest, and looks at all streams itself: what comes wakes the thread that wants it, with no
-/// other in between. `told` becomes readable when it may be done by the work of others. Returns
-/// whether it is done.
+/// The calling thread waits until `done` for events of the device, for `patience` at the longest,
+/// and looks at all streams itself. An arrival then wakes the thread that waits for it, with no
+/// other thread in between. `told` becomes readable when other threads may have made `done` true.
+/// Returns whether `done` is true.
 pub(crate) fn lend(
     core: &Core,
     patience: Duration,
@@ -73,7 +73,8 @@ pub(crate) fn lend(
     let mut now = core.clock.now();
     let until = now + patience;
     loop {
-        // No further ahead than that: the background thread sleeps for as long as it was told.
+        // No further ahead than `RETURN`: the background thread sleeps for the whole time that is
+        // set here.
         schedule.borrow_until(now + RETURN);
         flush_gathered(core);
         poll_ready(core, Some(Duration::ZERO));

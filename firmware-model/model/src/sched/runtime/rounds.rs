@@ -1,5 +1,5 @@
-//! The rounds that whoever drives the device makes: what was left, what is ready, whose time has
-//! come.
+//! The rounds of a thread that drives the device: work that was left, descriptors that are ready,
+//! timers that are due.
 
 use crate::device::state::Core;
 use crate::qp::effects::Effects;
@@ -8,14 +8,14 @@ use crate::sched::schedule::{Timer, Token};
 use crate::time::Nanos;
 use std::time::Duration;
 
-/// What came of a look at the descriptors.
+/// The result of a look at the descriptors.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Told {
     /// The last queue pair for which something came.
     pub(super) arrived: Option<u32>,
     /// A stream on its way out is ready.
     pub(super) linger: bool,
-    /// Somebody wants it to look around.
+    /// A thread requested this one to look around.
     pub(super) wake: bool,
 }
 
@@ -99,7 +99,7 @@ pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Told {
             core.raise(effects);
         }
         Token::Linger => {
-            // The background thread, which is told by the shorter pause, looks after them.
+            // The shorter pause makes the background thread serve them.
             told.linger = true;
         }
         Token::Wake => told.wake = true,

@@ -31,9 +31,9 @@ use timers::Timers;
 /// Arrivals, and streams that take bytes again, that pollers found in a row, after which they drive
 /// the device.
 const POLLER: u32 = 16;
-/// After this many polls in a row that brought nothing, a poller yields its processor, and then
-/// again after as many. The sender may be waiting for that processor; a poller with a processor of
-/// its own pays next to nothing.
+/// Polls in a row without a result after which a poller yields its processor, and the number of
+/// such polls between two further yields. The sender may be waiting for that processor; a yield
+/// costs next to nothing for a poller with a processor of its own.
 const PATIENCE: u32 = 256;
 const YIELD_EVERY: u32 = 16;
 /// Queue pairs served between two looks at the list.

@@ -18,7 +18,7 @@ const BATCH: usize = 32;
 /// Pause of the background thread once its descriptors are gone.
 const LOST: Duration = Duration::from_millis(20);
 
-/// What a descriptor stands for.
+/// The object that a descriptor belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Token {
     /// A queue pair's stream.
@@ -29,7 +29,7 @@ pub(crate) enum Token {
     Listener(u32),
     /// A stream on its way out.
     Linger,
-    /// The background thread is to look around.
+    /// The background thread must look around.
     Wake,
 }
 
@@ -57,7 +57,7 @@ impl Token {
     }
 }
 
-/// The device's epoll instance, and the eventfd that wakes whoever waits on it.
+/// The device's epoll instance, and the eventfd that wakes the thread that waits on it.
 #[derive(Debug)]
 pub(crate) struct Readiness {
     epoll: Descriptor,
@@ -77,8 +77,8 @@ impl Readiness {
         let epoll = descriptors.adopt(epoll)?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = descriptors.adopt(FailedCall::named("eventfd2", eventfd(0, flags))?)?;
-        // Level-triggered: pollers see it, too, and must not take it away from the background
-        // thread.
+        // Level-triggered: pollers see the event, too, and must not take it away from the
+        // background thread.
         let added = epoll::add(&epoll, &wake, Token::Wake.encode(), EventFlags::IN);
         FailedCall::named("epoll_ctl", added)?;
         Ok(Readiness { epoll, wake })
@@ -98,7 +98,7 @@ impl Readiness {
         }
     }
 
-    /// Wakes whoever waits.
+    /// Wakes the waiting thread.
     pub(crate) fn wake(&self) {
         // It fails only if the counter is full, which wakes as well.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -116,18 +116,19 @@ impl Readiness {
         poll(&mut fds, Some(&timespec(timeout))).is_ok_and(|ready| ready > 0)
     }
 
-    /// Waits until something is ready, or `other` is readable, `timeout` at the longest, and leaves
-    /// it as it is.
+    /// Waits until something is ready, or `other` is readable, for `timeout` at the longest. Takes
+    /// no event.
     pub(crate) fn wait_beside(&self, other: BorrowedFd<'_>, timeout: Duration) {
         let mut fds = [
             PollFd::new(&self.epoll, PollFlags::IN),
             PollFd::from_borrowed_fd(other, PollFlags::IN),
         ];
-        // Whoever was interrupted looks again.
+        // A thread that was interrupted checks again.
         let _ = poll(&mut fds, Some(&timespec(timeout)));
     }
 
-    /// Waits until something is ready, `timeout` at the longest, and says what.
+    /// Waits until something is ready, for `timeout` at the longest, and passes each event to
+    /// `act`.
     pub(crate) fn wait(&self, timeout: Option<Duration>, mut act: impl FnMut(Token, Requests)) {
         let mut timeout = timeout;
         if let Some(short) = timeout

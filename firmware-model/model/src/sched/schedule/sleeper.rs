@@ -1,4 +1,4 @@
-//! Whether the device's thread sleeps, and who wakes it.
+//! Whether the device's thread sleeps, and which thread must wake it.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -11,23 +11,23 @@ pub(crate) const ASLEEP: u8 = 2;
 /// Asleep for the time of a loan or less, streams ignored.
 pub(crate) const LENT: u8 = 3;
 
-/// Whether the thread sleeps, as far as others must know.
+/// Whether the thread sleeps, as far as other threads depend on it.
 #[derive(Debug, Default)]
 pub(crate) struct Sleeper(AtomicU8);
 
 impl Sleeper {
-    /// Whether it must be woken for work that it does not see coming; it is the caller's to do so
-    /// then.
+    /// Whether the thread must be woken for work that it cannot detect. If so, the caller must wake
+    /// it.
     pub(crate) fn must_be_woken(&self) -> bool {
         self.leaves(ASLEEP) || self.leaves(LENT)
     }
 
-    /// Whether it leaves the streams alone at present; it is the caller's to wake it then.
+    /// Whether the thread leaves the streams alone at present. If so, the caller must wake it.
     pub(crate) fn ignores_streams(&self) -> bool {
         self.leaves(TICKING) || self.leaves(LENT)
     }
 
-    /// Whether it sleeps in that way; it is awake, then, for whoever asks next.
+    /// Whether the thread sleeps in that way. If so, later calls find it awake.
     fn leaves(&self, state: u8) -> bool {
         self.0.load(Ordering::SeqCst) == state
             && self

@@ -288,8 +288,8 @@ impl Streams {
         Ok(())
     }
 
-    /// Whether a stream of this device in streaming mode has these ends. Not for the ends of a
-    /// stream that is the only one.
+    /// Whether a stream of this device in streaming mode has these ends. The result is `false` if
+    /// there is only one stream: those ends are its own.
     fn has_stream(&self, local: SocketAddr, remote: SocketAddr) -> bool {
         local.ip() == remote.ip()
             && self.streams.len() > 1
