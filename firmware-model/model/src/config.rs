@@ -58,7 +58,7 @@ pub enum Reach {
     Confined {
         /// The host's own addresses. (Loopback and unspecified ones need not be listed.)
         host: Vec<IpAddr>,
-        /// Addresses that the driver may connect to all the same.
+        /// Addresses that the driver may connect to in any case.
         allow: Vec<Prefix>,
     },
 }
@@ -130,8 +130,8 @@ impl Default for Limits {
 /// What the device's thread runs.
 pub type ThreadMain = Box<dyn FnOnce() + Send>;
 
-/// The function that starts the device's thread. A device inside a program brings its own if the
-/// program must not see a thread begin later.
+/// The function that starts the device's thread. A device inside a program supplies its own
+/// function if the program must not see a thread begin later.
 #[derive(Debug, Clone, Copy)]
 pub struct ThreadStart(pub fn(Builder, ThreadMain) -> io::Result<JoinHandle<()>>);
 
@@ -162,12 +162,13 @@ pub struct ModelConfig {
     pub vectors: u32,
     /// RFC 7306 atomics and immediate data are offered.
     pub rfc7306: bool,
-    /// An idle peer whose host does not answer for so long is gone; zero leaves that to the kernel.
-    /// (While bytes are unacknowledged, the kernel's own limit on retransmissions holds.)
+    /// The time after which an idle peer whose host does not answer is considered unreachable; zero
+    /// leaves that to the kernel. (While bytes are unacknowledged, the kernel's own limit on
+    /// retransmissions holds.)
     pub liveness: Duration,
     /// Longest that a stream without a queue pair is kept until the peer has acknowledged all.
     pub linger: Duration,
-    /// Who wants to know of its file descriptors.
+    /// The watch that is informed of the device's file descriptors.
     pub descriptors: Option<DescriptorWatch>,
     /// The function that starts the device's thread.
     pub thread_start: ThreadStart,
@@ -247,7 +248,7 @@ impl ModelConfig {
         local.as_ref().map_or_else(has_one, own) && (!here || allowed)
     }
 
-    /// The local address of connections to `remote`, where the device may not use any other.
+    /// The local address of connections to `remote`, if the device may use only one.
     pub(crate) fn own_address_towards(&self, remote: IpAddr) -> Option<IpAddr> {
         let own = || self.addresses.iter().map(|a| a.ip);
         match self.reach {
@@ -256,7 +257,7 @@ impl ModelConfig {
         }
     }
 
-    /// The addresses to listen on if `asked` is asked for; `None` if that is not allowed.
+    /// The addresses to listen on for a request for `asked`; `None` if that is not allowed.
     pub(crate) fn listen_addresses(&self, asked: IpAddr, ipv6_only: bool) -> Option<Vec<IpAddr>> {
         let own: Vec<IpAddr> = self.addresses.iter().map(|a| a.ip).collect();
         // "All" of IPv4 are those of IPv4 alone.

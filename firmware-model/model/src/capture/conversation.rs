@@ -1,8 +1,8 @@
-//! A TCP connection as it is written down.
+//! A TCP connection as the capture records it.
 //!
-//! The kernel does the real TCP, so what is written is the connection as the device saw it, without
+//! The kernel does the real TCP, so the record shows the connection as the device saw it, without
 //! loss and reordering: the handshake, each byte once, acknowledgements where an analyser would
-//! miss them, and how it ended.
+//! need them, and how the connection ended.
 
 use super::frames::Cutter;
 use super::packet::{ACK, FIN, MAX_PAYLOAD, PSH, RST, SYN, Segment};
@@ -29,14 +29,15 @@ const ACKNOWLEDGE: u32 = 1 << 20;
 /// What one end sends.
 #[derive(Debug)]
 struct Direction {
-    /// Bytes taken in; those before it were told already, by whichever end knew of them first.
+    /// Bytes recorded; the bytes before this position were already reported, by the end that
+    /// processed them first.
     taken: u64,
     /// Of those, the front of a frame that is not complete.
     pending: Vec<u8>,
     cutter: Cutter,
     /// Sequence number of the next byte.
     sequence: u32,
-    /// The last that this end acknowledged of the other.
+    /// The last position of the other end that this end acknowledged.
     acknowledged: u32,
     finished: bool,
 }
@@ -75,8 +76,8 @@ impl Conversation {
     /// A connection that was just made; `number` makes its sequence numbers differ from those of
     /// others. What is to be written goes to `write`.
     pub(super) fn open(ends: Ends, number: u32, write: &mut Write<'_>) -> Conversation {
-        // Any distance will do that a connection's bytes seldom bridge (RFC 9293 §3.4.1 wants a
-        // clock).
+        // Any distance is sufficient that a connection's bytes seldom bridge (RFC 9293 §3.4.1
+        // requires a clock).
         let first = number.wrapping_mul(0x9e37_79b9);
         let mut conversation = Conversation {
             ends,
@@ -282,8 +283,8 @@ mod tests {
     }
 
     proptest! {
-        /// Both ends tell all they know, in any interleaving in which nobody receives what was not
-        /// sent.
+        /// Both ends report all that they have, in any interleaving in which no end receives what
+        /// was not sent.
         #[test]
         fn each_octet_is_written_once_whoever_tells_of_it(
             stream in prop::collection::vec(any::<u8>(), 1..300),

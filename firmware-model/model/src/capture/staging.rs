@@ -1,8 +1,8 @@
-//! Copies of memory that may not be there.
+//! Copies of memory that may be inaccessible.
 //!
-//! Pieces name a program's memory, which only the kernel reads. So what is to be captured goes
-//! through a file in memory: the kernel copies it there, or says that there is nothing, and we copy
-//! it from there.
+//! Pieces refer to a program's memory, which only the kernel reads. So bytes to be captured pass
+//! through a file in memory: the kernel copies them there, or reports that they are inaccessible,
+//! and this module copies them from there.
 
 use crate::host::Piece;
 use crate::stream::descriptor::{Descriptor, Descriptors};
@@ -18,7 +18,7 @@ pub(super) const MAX: usize = 2 << 20;
 /// Most pieces of one system call (UIO_MAXIOV).
 const MAX_PIECES: usize = 1024;
 
-/// The file, once it is needed.
+/// The file; it is created at the first use.
 #[derive(Debug)]
 pub(super) struct Staging {
     descriptors: Arc<Descriptors>,
@@ -35,7 +35,7 @@ impl Staging {
 
     fn file(&mut self) -> Result<&Descriptor, Errno> {
         if self.file.is_none() {
-            // Growing a file beyond the limit is a signal, which would end the program.
+            // Growing a file beyond the limit raises a signal, which would end the program.
             if getrlimit(Resource::Fsize)
                 .current
                 .is_some_and(|limit| limit < MAX as u64)
@@ -48,10 +48,11 @@ impl Staging {
         self.file.as_ref().ok_or(Errno::BADF)
     }
 
-    /// What the pieces hold from their front on, as far as it is there and at most [`MAX`] bytes.
+    /// The bytes of the pieces from their front on, as far as they are accessible and at most
+    /// [`MAX`] bytes.
     ///
     /// # Errors
-    /// `FAULT` if nothing is there.
+    /// `FAULT` if the first byte is inaccessible.
     pub(super) fn copy(&mut self, pieces: &[Piece<'_>]) -> Result<Vec<u8>, Errno> {
         let mut room = MAX;
         let mut cut = Vec::with_capacity(pieces.len().min(MAX_PIECES));
@@ -109,14 +110,14 @@ mod tests {
     #[test]
     fn gone_memory_is_an_error_and_the_bytes_before_it_count() {
         let page = rustix::param::page_size();
-        // SAFETY: a fresh mapping that nobody else knows.
+        // SAFETY: a fresh mapping that no other code uses.
         let start = unsafe {
             let flags = rustix::mm::MapFlags::PRIVATE;
             let rights = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), 2 * page, rights, flags).unwrap()
         };
-        // SAFETY: both pages are ours; the slice is only named, and not used once its second page
-        // is gone.
+        // SAFETY: both pages belong to this test; the slice is only a name for them, and is not
+        // used after its second page was unmapped.
         let piece = unsafe {
             let piece = Piece::of(std::slice::from_raw_parts(start.cast::<u8>(), 2 * page));
             rustix::mm::munmap(start.byte_add(page), page).unwrap();
@@ -125,7 +126,7 @@ mod tests {
         let mut staging = Staging::new(Descriptors::new(4, None));
         assert_eq!(staging.copy(&[piece]).unwrap().len(), page);
         assert_eq!(staging.copy(&[piece.skip(page)]), Err(Errno::FAULT));
-        // SAFETY: the page that is left is ours, and nobody uses it.
+        // SAFETY: the remaining page belongs to this test, and nothing uses it.
         unsafe { rustix::mm::munmap(start, page).unwrap() };
     }
 }

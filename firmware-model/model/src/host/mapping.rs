@@ -10,8 +10,7 @@ use std::sync::atomic::AtomicU32;
 use urnic_device::record::{CqRecord, QueueRecord};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// A stretch of host memory that belongs to an object of the device for as long as that object
-/// lives.
+/// A stretch of host memory that belongs to an object of the device for the life of that object.
 #[derive(Debug, Clone, Copy)]
 pub struct Mapping {
     ptr: NonNull<u8>,
@@ -124,16 +123,16 @@ impl Mapping {
         unsafe { access::copy(into.ptr.as_ptr(), from.as_ptr(), from.len()) }
     }
 
-    /// Looks whether registered memory, which is not empty, can be read at this moment.
+    /// Checks whether registered memory, which is not empty, can be read at present.
     ///
     /// # Errors
-    /// It is not all there.
+    /// Some of the memory is inaccessible.
     #[inline]
     pub(crate) fn try_probe(&self) -> Result<(), Unreachable> {
         access::probe(self.ptr.as_ptr(), self.len)
     }
 
-    /// The address of the first byte that cannot be read at this moment, as far as pages go.
+    /// The address of the first byte that cannot be read at present, at the granularity of pages.
     #[cold]
     pub(crate) fn first_missing(&self) -> Option<usize> {
         self.piece().first_missing()
@@ -160,7 +159,7 @@ impl Mapping {
     /// Adds the bytes, which are registered memory, to `copies`.
     ///
     /// # Errors
-    /// They are not all there; `copies` stays as it is.
+    /// Some of the bytes are inaccessible; `copies` stays as it is.
     pub(crate) fn append_to(&self, copies: &mut Vec<u8>) -> Result<(), Unreachable> {
         let before = copies.len();
         copies.resize(before + self.len, 0);
@@ -190,7 +189,7 @@ unsafe impl<T: Sync> Send for Record<T> {}
 // SAFETY: a shared record gives `&T` alone, and `T` may be shared.
 unsafe impl<T: Sync> Sync for Record<T> {}
 
-/// Structures that consist of atomics, and padding that nobody looks at.
+/// Structures that consist of atomics, and padding that no code accesses.
 pub trait SharedRecord: Sync {}
 impl SharedRecord for QueueRecord {}
 impl SharedRecord for CqRecord {}

@@ -1,6 +1,6 @@
-//! Has queue pairs run, and carries out what that asks of the rest of the device.
+//! Runs queue pairs, and carries out what that requests of the rest of the device.
 //!
-//! A run may ask for other objects to be run: a completion queue that overflows takes all its queue
+//! A run may request runs of other objects: a completion queue that overflows takes all its queue
 //! pairs to the error state, whose flushes may overflow the next one. The objects wait in a list
 //! ([`Next`]) and are run one after the other, so that the length of such a chain, which the driver
 //! decides, is never the depth of the stack. Only the peer on the same device is run by a call
@@ -16,8 +16,8 @@ use std::sync::Arc;
 use urnic_device::event::{Event, EventKind};
 
 impl Qp {
-    /// Has something done, here or by whoever is at it already. Returns whether bytes arrived, or
-    /// left after a wait.
+    /// Has requests done, on this thread or on the thread that already holds the lock. Returns
+    /// whether bytes arrived, or left after a wait.
     pub(crate) fn kick(self: &Arc<Qp>, core: &Core, requests: Requests) -> bool {
         let mut next = Next::new();
         let arrived = self.kick_before(core, requests, &mut next);

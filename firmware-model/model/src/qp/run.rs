@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use urnic_device::event::QpFault;
 use urnic_device::vocabulary::QpState;
 
-/// Event index so far ahead that no ring comes: the device looks by itself.
+/// Event index so far ahead that no ring comes: the device polls by itself.
 const NO_RING: u32 = 1 << 30;
 
 impl Qp {
@@ -62,7 +62,7 @@ impl Qp {
         }
         inner.hung_up |= requests.intersects(Requests::HANG_UP);
         let receives = Requests::RECEIVE | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST;
-        // A poll that finds nothing changes nothing.
+        // A poll that finds nothing does not change state.
         let only_looks = (Requests::RECEIVE | Requests::PEER_PROGRESS).contains(requests)
             && inner.stream.is_some()
             && !inner.engine.is_held_up();
@@ -85,24 +85,25 @@ impl Qp {
         moved() != before
     }
 
-    /// A number that changes whenever the program looks for completions: with every poll that finds
-    /// none, and with those taken.
+    /// A number that changes whenever the program polls for completions: with every poll that finds
+    /// none, and with every completion taken.
     fn looks(&self, core: &Core) -> u32 {
         let taken = self.send_cq.consumer().wrapping_add(self.recv_cq.consumer());
         core.schedule.polls().wrapping_add(taken)
     }
 
-    /// Reads the stream until it has nothing more, or as far as one run goes.
+    /// Reads the stream until it has nothing more, or up to the limit of one run.
     fn receive(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>) {
         let mut read = u64::MAX;
-        // No ring is wanted for receives unless the stream turns out to wait for one.
+        // No ring is requested for receives unless the stream turns out to wait for one.
         if !self.is_readable() && inner.stream.is_some() {
             self.readable.store(true, Ordering::Relaxed);
             inner.engine.receive_source().ring_never();
         }
         loop {
             match inner.with_engine(|engine, stream| engine.receive(env, stream)) {
-                // The end may wait behind what was read, and nothing will tell of it again.
+                // The end of the stream may wait behind what was read, and no further event will
+                // report it.
                 RxOutcome::Drained if inner.hung_up && self.counters.value(Counter::RxBytes) != read => {
                     read = self.counters.value(Counter::RxBytes);
                 }
@@ -131,8 +132,8 @@ impl Qp {
         }
     }
 
-    /// Sends until there is nothing to send, or as far as one run goes; then says when to ring
-    /// next.
+    /// Sends until there is nothing to send, or up to the limit of one run; then sets when the
+    /// driver must ring next.
     fn transmit(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>, requests: Requests) {
         let before = inner.engine.send_queue().taken();
         let mut known = false;
@@ -191,7 +192,8 @@ impl Qp {
         }
     }
 
-    /// After every run: no ring may be missed in the error state, no timer forgotten.
+    /// After every run: makes sure that no ring is missed in the error state, and that no timer is
+    /// lost.
     fn settle(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>) {
         if inner.engine.state() == QpState::Err {
             core.schedule.end_burst(&mut inner.gathering);

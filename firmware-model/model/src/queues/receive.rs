@@ -70,7 +70,7 @@ impl ReceiveQueue {
         }
     }
 
-    /// A new one on the same ring: what is posted is forgotten, and the indices go on from there.
+    /// A new queue on the same ring: posted entries are dropped, and the indices continue.
     fn anew(&self) -> ReceiveQueue {
         let at = self.record.rq_producer.load(Ordering::Acquire);
         self.record.rq_consumer.store(at, Ordering::Release);
@@ -205,7 +205,7 @@ impl SharedReceiveQueue {
         self.note_limit(&mut shared, effects);
     }
 
-    /// Whether a stream waits for buffers, as of now; asking resets it.
+    /// Whether a stream waits for buffers at present; the call resets it.
     pub(crate) fn take_stalled(&self) -> bool {
         let mut shared = self.lock();
         let stalled = std::mem::take(&mut shared.stalled);
@@ -243,7 +243,7 @@ impl ReceiveSource {
         }
     }
 
-    /// The same for a queue pair that begins anew: of its own queue what is posted is forgotten.
+    /// A new source for a queue pair that begins anew. What is posted to its own queue is dropped.
     pub(crate) fn anew(&self) -> ReceiveSource {
         match self {
             ReceiveSource::Own(queue) => ReceiveSource::Own(queue.anew()),
@@ -272,8 +272,8 @@ impl ReceiveSource {
         }
     }
 
-    /// Asks for a ring at the next post, for a queue in error; returns how many are posted that
-    /// nobody took. A shared queue is not flushed.
+    /// Requests a ring at the next post, for a queue in error; returns how many posted receives
+    /// were not taken. A shared queue is not flushed.
     pub(crate) fn ring_for_flush(&mut self) -> u32 {
         match self {
             ReceiveSource::Own(queue) => {
@@ -284,7 +284,8 @@ impl ReceiveSource {
         }
     }
 
-    /// Asks for no ring any more. (A shared queue asks as long as one of its queue pairs needs it.)
+    /// Requests no ring any more. (A shared queue requests rings as long as one of its queue pairs
+    /// needs them.)
     pub(crate) fn ring_never(&mut self) {
         if let ReceiveSource::Own(queue) = self {
             queue.ring_never();

@@ -15,7 +15,7 @@ use urnic_wire::rdmap::{
     Terminate, TerminateError,
 };
 
-/// What was asked for.
+/// What the peer requested.
 #[derive(Debug, Clone)]
 pub(super) enum Asked {
     /// Bytes, of which so many are sent.
@@ -36,9 +36,9 @@ struct Request {
 pub(super) enum Answered {
     /// A ULPDU was framed; `ended`: it was the last of its answer.
     Done { ended: bool },
-    /// Nothing was asked.
+    /// Nothing was requested.
     Idle,
-    /// The answer cannot be given; tell the peer.
+    /// The answer cannot be sent; the peer gets a Terminate.
     Failed(Outgoing),
 }
 
@@ -85,7 +85,7 @@ impl Answers {
         )
     }
 
-    /// Checks where on queue 1 a request stands (row DDP-V-15: MSN, buffer, MO, length).
+    /// Checks the position of a request on queue 1 (row DDP-V-15: MSN, buffer, MO, length).
     pub(super) fn check(&self, header: &UntaggedHeader) -> Result<(), TerminateError> {
         if header.msn != self.msn {
             Err(TerminateError::DdpInvalidMsn)
@@ -100,8 +100,8 @@ impl Answers {
         }
     }
 
-    /// Accepts a request that was checked, if its memory is what it should be (RFC 5040 §7.2). It
-    /// is looked at again when it is answered.
+    /// Accepts a request that was checked, if its memory is permitted (RFC 5040 §7.2). The memory
+    /// is checked again when the request is answered.
     pub(super) fn accept(
         &mut self,
         qp: &Identity,
@@ -183,7 +183,7 @@ fn respond(
         to: request.sink_to.wrapping_add(sent.into()),
     };
     if n > 0 {
-        // Every segment anew: the STag may be gone since (row RDM-R-09).
+        // Each segment is checked anew: the STag may have been revoked since (row RDM-R-09).
         let from = request.source_to.wrapping_add(sent.into());
         let window = env
             .memory
@@ -209,7 +209,8 @@ fn respond(
     Ok(n)
 }
 
-/// Headers say what of the Read is missing: offsets advanced by what was sent (RFC 5040 §7.1).
+/// The headers describe the missing part of the Read: offsets advanced by what was sent (RFC 5040
+/// §7.1).
 fn read_failed(error: TerminateError, header: &[u8], request: &ReadRequest, sent: u32) -> Outgoing {
     let rest = ReadRequest {
         sink_to: request.sink_to.wrapping_add(sent.into()),

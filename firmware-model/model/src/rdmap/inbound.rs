@@ -121,9 +121,8 @@ impl Halves {
         }
     }
 
-    /// Looks at the first message: whether it is a Send that no program must see, the RTR. Another
-    /// first message than agreed on is welcome all the same, unless the attachment was strict (row
-    /// EMPA-21).
+    /// Checks whether the first message is the RTR, a Send that no program may see. A first message
+    /// other than the agreed one is accepted, too, unless the attachment was strict (row EMPA-21).
     fn is_rtr(
         &mut self,
         env: &Env<'_>,
@@ -157,7 +156,7 @@ impl Halves {
     }
 
     /// The segment that begins with `head` and will have `ulpdu_len` bytes, if its payload may be
-    /// placed as it comes; what of it is in `head` is placed.
+    /// placed as it arrives. The payload that `head` contains is placed.
     pub(super) fn begin_direct(
         &mut self,
         env: &mut Env<'_>,
@@ -168,13 +167,13 @@ impl Halves {
         let len = ulpdu_len - (head.len() - payload.len());
         let segment = Segment { opcode, header, len };
         match (opcode, &header) {
-            // All of it must be permitted before a byte of it is placed (row DDP-V-02).
+            // The whole range must be permitted before a byte is placed (row DDP-V-02).
             (Opcode::Write, Header::Tagged(h)) => {
                 self.responder.write_window(&self.qp, env, h.stag, h.to, len)?;
             }
             (Opcode::ReadResponse, _) => {}
             (_, Header::Untagged(h)) if h.qn == urnic_wire::rdmap::QN_SEND && !opcode.is_extension() => {}
-            // A fixed header of that length will be refused when it is whole.
+            // A fixed header of that length is refused when it is complete.
             _ => return Ok(None),
         }
         // An RTR has no payload to place.
@@ -258,7 +257,7 @@ impl Halves {
         }
     }
 
-    /// The memory there is gone.
+    /// The destination memory of the segment is inaccessible.
     pub(super) fn place_failed(&mut self, segment: &Segment) -> Refusal {
         match (&segment.header, segment.opcode) {
             (Header::Untagged(_), _) => self.responder.fail_receive(),

@@ -1,6 +1,6 @@
 //! RDMAP and DDP for one queue pair (RFC 5040, RFC 5041, RFC 7306).
 //!
-//! An [`Engine`] has no thread, socket or clock. Its owner serialises the calls and hands in the
+//! An [`Engine`] has no thread, socket or clock. Its owner serialises the calls and passes the
 //! surroundings ([`Env`]) and the stream:
 //!
 //! | when | call |
@@ -8,18 +8,18 @@
 //! | sends were posted, or the stream takes bytes again | [`transmit`](Engine::transmit) |
 //! | bytes may have arrived; receives were posted | [`receive`](Engine::receive), then `transmit` |
 //! | [`deadline`](Engine::deadline) has passed | [`tick`](Engine::tick) |
-//! | the driver says so | [`attach`](Engine::attach), [`modify`](Engine::modify), [`fail`](Engine::fail) |
+//! | the driver requests it | [`attach`](Engine::attach), [`modify`](Engine::modify), [`fail`](Engine::fail) |
 //!
 //! | part | role |
 //! |---|---|
-//! | `engine` | the order of things: states, start, errors, end |
+//! | `engine` | the sequence: states, start, errors, end |
 //! | `requester` | work requests become messages; `flights` completes them in order; `reads` awaits the answers |
-//! | `inbound` | what an inbound segment is, and whose |
+//! | `inbound` | what an inbound segment is, and which half handles it |
 //! | `held` | messages that wait for a receive |
 //! | `responder` | Sends and Writes are checked and placed; `answers` sends Read and Atomic Responses |
 //! | `turns` | requests and answers alternate |
 //! | `peer_progress` | how far a peer on the same device has processed our messages |
-//! | `terminate` | what an error says on the wire, and what one received means |
+//! | `terminate` | how an error is reported on the wire, and what a received Terminate means |
 //!
 //! [`Env`]: crate::rdmap::env::Env
 

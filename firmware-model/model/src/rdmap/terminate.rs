@@ -1,5 +1,5 @@
-//! The Terminate: what an error says to the peer, and what the peer's means here (RFC 5040 §4.8,
-//! §5.4, §7).
+//! The Terminate: how an error is reported to the peer, and what the peer's Terminate means here
+//! (RFC 5040 §4.8, §5.4, §7).
 
 use crate::memory::{InvalidateError, Violation};
 use urnic_device::vocabulary::WcStatus;
@@ -110,8 +110,8 @@ fn status(terminate: &Terminate<'_>) -> Option<WcStatus> {
         (1, 2, Some(E::DdpNoBuffer)) => WcStatus::RemOpErr,
         (1, 2, _) => WcStatus::RemInvReqErr,
         (1, 0, _) => WcStatus::RemOpErr,
-        // LLP errors (also under the etype 3 that RFC 5041 reserves for them) and what no RFC
-        // knows.
+        // LLP errors (also under the etype 3 that RFC 5041 reserves for them) and codes that no RFC
+        // defines.
         _ => return None,
     })
 }

@@ -1,8 +1,8 @@
 //! A simulated network under a virtual clock: latency, segments cut anew, full buffers, damage,
 //! FIN, RST and silence.
 //!
-//! Time is a shared count of nanoseconds that whoever runs the simulation advances. Every choice
-//! comes from a seed.
+//! Time is a shared count of nanoseconds; the code that runs the simulation advances it. Every
+//! choice comes from a seed.
 
 use super::{Listener, Network, Stream, StreamError};
 use crate::host::{Piece, PieceMut};
@@ -18,7 +18,7 @@ use std::time::Duration;
 /// What a connection is like.
 #[derive(Debug, Clone)]
 pub struct Conditions {
-    /// From one end to the other.
+    /// The time from one end to the other.
     pub latency: Duration,
     /// Most bytes that one send takes or one receive gives; each is cut at random below. 0 = as
     /// many as there are.
@@ -70,7 +70,7 @@ struct Link {
     clock: Arc<AtomicU64>,
     random: u64,
     pipes: [Pipe; 2],
-    /// Why both ends see the connection gone.
+    /// The error with which both ends see the connection closed.
     gone: Option<Errno>,
     /// Nothing arrives any more.
     silent: bool,
@@ -236,7 +236,7 @@ impl Stream for SimStream {
         let mut bytes = vec![0; len];
         let mut at = 0;
         for piece in pieces {
-            // SAFETY: a simulation's memory stays where it is for as long as its devices live.
+            // SAFETY: a simulation's memory stays in place as long as its devices exist.
             at += unsafe { piece.copy_out(&mut bytes[at..]) };
         }
         let arrival = link.now() + link.latency();
@@ -288,8 +288,8 @@ impl Stream for SimStream {
                 break;
             };
             let n = bytes.len().min(left);
-            // SAFETY: a simulation's memory stays where it is for as long as its devices live, and
-            // nothing refers to it during a call.
+            // SAFETY: a simulation's memory stays in place as long as its devices exist, and no
+            // reference into it exists during a call.
             let n = unsafe { target.copy_in(&bytes[..n]) };
             bytes.drain(..n);
             if bytes.is_empty() {
@@ -386,7 +386,7 @@ struct Nodes {
 }
 
 impl SimNetwork {
-    /// A network whose connections are all like that.
+    /// A network on which all connections have the given conditions.
     pub fn new(conditions: Conditions, clock: Arc<AtomicU64>) -> SimNetwork {
         SimNetwork(Arc::new(Mutex::new(Nodes {
             conditions,

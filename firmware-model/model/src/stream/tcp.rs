@@ -19,14 +19,15 @@ const MAX_PIECES: usize = 1024;
 const SEND: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
 /// Sends between two looks at the segment size.
 const MSS_REFRESH: u32 = 256;
-/// What to assume when the kernel does not say: the smallest that IPv6 must carry.
+/// The assumed size when the kernel reports none: the smallest that IPv6 must carry.
 const FALLBACK_MSS: u32 = 1220;
 
 /// The kernel's TCP, with sockets that belong to one device.
 #[derive(Debug)]
 pub(crate) struct Tcp {
     pub(crate) descriptors: Arc<Descriptors>,
-    /// An idle peer that does not answer for so long is gone; zero leaves that to the kernel.
+    /// The time after which an idle peer that does not answer is considered unreachable; zero
+    /// leaves that to the kernel.
     pub(crate) liveness: Duration,
 }
 
@@ -50,7 +51,7 @@ struct TcpListener {
 
 const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
 
-/// The address in its own family: IPv4 peers of a dual-stack socket look like IPv6 ones.
+/// The address in its own family: IPv4 peers of a dual-stack socket have IPv6 addresses there.
 fn plain(address: Option<SocketAddrAny>) -> SocketAddr {
     let address = address.and_then(|a| SocketAddr::try_from(a).ok());
     address.map_or(ANYWHERE, |a| match a {
@@ -82,7 +83,7 @@ fn mark(socket: BorrowedFd<'_>, family: AddressFamily, traffic_class: u8) -> Res
     if family == AddressFamily::INET6 {
         sockopt::set_ipv6_tclass(socket, traffic_class.into())?;
     }
-    // Also of an IPv6 socket: it may speak IPv4.
+    // Also for an IPv6 socket: it may carry IPv4.
     sockopt::set_ip_tos(socket, traffic_class)
 }
 
@@ -96,8 +97,8 @@ impl Tcp {
             sockopt::set_tcp_keepidle(socket, (self.liveness / 2).max(second))?;
             sockopt::set_tcp_keepintvl(socket, (self.liveness / 8).max(second))?;
             sockopt::set_tcp_keepcnt(socket, 4)?;
-            // No TCP_USER_TIMEOUT: it would also end a connection whose peer lives but has no
-            // receive posted.
+            // TCP_USER_TIMEOUT is not set: it would also end a connection whose peer is alive but
+            // has no receive posted.
         }
         Ok(())
     }
@@ -162,7 +163,7 @@ impl Network for Tcp {
             self.bind_listener(family(&local), local, true)?
         };
         let socket = self.descriptors.adopt(socket)?;
-        // Accepted sockets inherit all of it (tcp(7) does not say so; every Linux does).
+        // Accepted sockets inherit all options (tcp(7) does not document it; every Linux does it).
         self.set_options(socket.as_fd())?;
         mark(socket.as_fd(), sockopt::socket_domain(&socket)?, traffic_class)?;
         net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
@@ -189,8 +190,8 @@ impl Listener for TcpListener {
                     return Ok(Some(Box::new(stream)));
                 }
                 Err(Errno::AGAIN) => return Ok(None),
-                // The connection was given up before it was accepted, or its network reported an
-                // error (accept(2)): the next one.
+                // The connection was aborted before it was accepted, or its network reported an
+                // error (accept(2)): continue with the next connection.
                 Err(
                     Errno::INTR
                     | Errno::CONNABORTED
@@ -324,7 +325,7 @@ impl Stream for TcpStream {
 
     fn finish(&mut self) {
         if let Some(socket) = &self.socket {
-            // It fails only if the connection is gone already.
+            // The call fails only if the connection is closed already.
             let _ = net::shutdown(socket, Shutdown::Write);
         }
     }

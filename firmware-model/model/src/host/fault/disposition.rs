@@ -1,4 +1,4 @@
-//! What the program wants to be done about SIGSEGV and SIGBUS, while the kernel has our handler.
+//! The program's actions for SIGSEGV and SIGBUS while the kernel has the handler of this module.
 
 use libc::{c_int, c_void, siginfo_t};
 use std::mem::MaybeUninit;
@@ -50,7 +50,7 @@ pub(super) fn kernel(signal: c_int, new: Option<&libc::sigaction>) -> Option<lib
         // SAFETY: an action is a live one, and a local takes the old one.
         unsafe { libc::sigaction(signal, new, old.as_mut_ptr()) }
     } else {
-        // SAFETY: it is a `SetAction`, and called as sigaction(2).
+        // SAFETY: the pointer is a `SetAction`, and the arguments are those of sigaction(2).
         unsafe { std::mem::transmute::<*mut c_void, SetAction>(set_action)(signal, new, old.as_mut_ptr()) }
     };
     // SAFETY: zeros are a valid `sigaction`, and so is what was filled in.
@@ -71,7 +71,7 @@ pub(super) enum Action {
     Handler(Handler),
 }
 
-/// What the program wants to be done about `signal` this time.
+/// The program's action for `signal` on this occasion.
 pub(super) fn take(signal: c_int) -> Action {
     let Some(wanted) = wanted(signal) else {
         return Action::Default;

@@ -13,7 +13,7 @@ const SEGV_MTEAERR: c_int = 8;
 /// Whether the signal was raised by the instruction at the program counter, which would raise it
 /// again.
 fn is_of_instruction(signal: c_int, code: c_int) -> bool {
-    // 0 and less: sent by somebody (sigaction(2)).
+    // 0 and less: another process or thread sent the signal (sigaction(2)).
     code > 0
         && !(signal == libc::SIGBUS && code == BUS_MCEERR_AO)
         && !(signal == libc::SIGSEGV && code == SEGV_MTEAERR)
@@ -44,8 +44,8 @@ fn recover(context: *mut c_void) -> bool {
     false
 }
 
-/// What the kernel calls. It has already arranged for the mask and the stack that the program's own
-/// action asks for.
+/// The function that the kernel calls. The kernel has already set the mask and the stack that the
+/// program's own action requires.
 pub(super) extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes a valid `siginfo_t` to a handler with SA_SIGINFO.
     let own = is_of_instruction(signal, unsafe { (*info).si_code });
@@ -53,10 +53,10 @@ pub(super) extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: 
         return;
     }
     match disposition::take(signal) {
-        // SAFETY: a handler of the program's for this signal. One without SA_SIGINFO takes the
-        // first argument, and does not look at the others.
+        // SAFETY: this is the program's handler for this signal. A handler without SA_SIGINFO takes
+        // the first argument, and does not read the others.
         Action::Handler(handler) => unsafe { handler(signal, info, context) },
-        // A fault that is ignored ends the process all the same (sigaction(2)).
+        // A fault that is ignored ends the process in any case (sigaction(2)).
         Action::Ignore if !own => {}
         Action::Ignore | Action::Default => {
             disposition::back_to_default(signal);

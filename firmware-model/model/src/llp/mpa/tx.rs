@@ -25,17 +25,17 @@ use urnic_wire::mpa::{MAX_MULPDU, MIN_MULPDU, marker, mulpdu};
 /// entry.
 const GATHER_MIN: usize = 2048;
 /// Bytes sealed and not taken, beyond which no further FPDU is opened. What is sent shall still be
-/// in the cache, but each system call also wakes whoever receives: from 128 KiB to 1 MiB, 64 KiB
+/// in the cache, but each system call also wakes the receiver: from 128 KiB to 1 MiB, 64 KiB
 /// messages gain a third.
 const BACKLOG: u64 = 1 << 20;
-/// How often the segment size is looked at: it is a system call.
+/// How often the segment size is queried: the query is a system call.
 const MSS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The longest FPDU on the wire, with as many markers as it can have.
 const MAX_FPDU: usize = marker::marked_len(0, fpdu_len(MAX_MULPDU as usize));
 const _: () = assert!(2 * MAX_FPDU < BUFFER_LEN);
 
-/// The FPDU that is being written, and what to go back to if it is cancelled.
+/// The FPDU that is being written, and the state to restore if it is cancelled.
 #[derive(Debug, Default, Clone, Copy)]
 struct Open {
     /// Where it begins in the staging buffer.
@@ -63,9 +63,9 @@ pub(crate) struct Sender {
     loose: usize,
     /// What is to be sent, behind what is on loan.
     unsent: Unsent,
-    /// Entries whose memory is among it.
+    /// The entries of the gathered memory.
     pins: Vec<Pin>,
-    /// What the stream did not take, while it is on loan.
+    /// The pieces that the stream did not take, while they are on loan.
     lent: Arc<Lent>,
     loan: Option<Loan>,
     /// Bytes of full operation sealed so far; markers count from here (RFC 5044 §4.3).
@@ -177,8 +177,8 @@ impl Sender {
     }
 
     fn gather_in_place(&mut self, window: &Window<'_>, at: u64, len: usize) -> Result<(), Unreachable> {
-        // What is gone already is an error before the FPDU begins, about which the peer can be
-        // told.
+        // Memory that is inaccessible already is an error before the FPDU begins, which a Terminate
+        // can report to the peer.
         window.probe(at, len as u64)?;
         self.close_loose();
         let Some(entry) = window.entry() else {
@@ -194,7 +194,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Makes a part of the staged bytes that are in none.
+    /// Makes a part of the staged bytes that belong to no part yet.
     fn close_loose(&mut self) {
         if self.loose < self.filled {
             self.unsent.push(Part::Staged {
@@ -241,7 +241,7 @@ impl Sender {
     /// Puts the CRC into the last four bytes of the FPDU (RFC 5044 §4.4).
     #[inline]
     fn sign(&mut self, start: usize) {
-        // With a CRC nothing is gathered in place: all of the FPDU is staged.
+        // With a CRC nothing is gathered in place: the whole FPDU is staged.
         if let Some(staged) = self.staging.as_mut().and_then(|s| s.get_mut(start..self.filled)) {
             fpdu::seal(staged);
         }
@@ -291,7 +291,7 @@ impl Sender {
         Ok(sent?)
     }
 
-    /// The address of the first byte to be sent that cannot be read at this moment, as far as one
+    /// The address of the first byte to be sent that cannot be read at present, as far as one
     /// system call would send.
     #[cold]
     pub(crate) fn first_missing(&self) -> Option<usize> {
@@ -305,8 +305,8 @@ impl Sender {
         }
     }
 
-    /// Lends out the gathered memory that is not sent, and pins nothing any more: this queue pair
-    /// may wait now for revocations, or for its stream.
+    /// Lends out the gathered memory that is not sent, and removes all pins: afterwards this queue
+    /// pair may wait for revocations, or for its stream.
     pub(crate) fn rest(&mut self, memory: &MemoryTable) {
         if self.pins.is_empty() {
             return;

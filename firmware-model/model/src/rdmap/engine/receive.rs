@@ -54,7 +54,7 @@ impl Engine {
         }
     }
 
-    /// What to say when the stream has nothing more.
+    /// The outcome when the stream has nothing more.
     fn outcome(&self) -> RxOutcome {
         match (self.held.is_empty(), self.input_ended) {
             (false, _) => RxOutcome::Stalled,
@@ -116,7 +116,7 @@ impl Engine {
             }
             if !self.heard {
                 self.heard = true;
-                // Who may begin anyway waits for nothing.
+                // A side that may begin anyway waits for nothing.
                 if !self.may_begin {
                     env.effects
                         .event(Event::new(EventKind::FirstFpdu, self.halves.qp.qid));
@@ -168,13 +168,14 @@ impl Engine {
                 Err(refusal) => return Err(Stop::new(refusal, ulpdu, ulpdu.len())),
             }
             self.held.release();
-            // The next one has its own time to wait.
+            // The next message has its own waiting time.
             (self.waiting, self.rnr_deadline) = (false, None);
         }
         Ok(())
     }
 
-    /// Has the payload of a large segment read to its place, if nothing stands before it.
+    /// Has the payload of a large segment read directly to its place, if no other bytes come before
+    /// it.
     fn begin_direct(&mut self, env: &mut Env<'_>) -> Result<(), Stop> {
         let Some(Llp::Mpa(mpa)) = &mut self.llp else {
             return Ok(());
@@ -187,7 +188,7 @@ impl Engine {
             return Ok(());
         };
         match self.halves.begin_direct(env, head, ulpdu_len) {
-            // Without a receive it is put together first, and then held.
+            // Without a receive the segment is assembled first, and then held.
             Ok(None) | Err(Refusal::Stall) => {}
             Ok(Some(segment)) => {
                 let at = segment.len - mpa.rx.begin_direct();
@@ -272,8 +273,8 @@ impl Engine {
 
     /// Hands ULPDUs of ours back to us; returns how many.
     pub(super) fn deliver_loopback(&mut self, env: &mut Env<'_>) -> usize {
-        // What a stream brought is for `receive` to hand up: who asks for that also sends the
-        // answers.
+        // `receive` must hand up what a stream brought, because the caller of `receive` also sends
+        // the answers.
         if !matches!(self.llp, Some(Llp::Loopback(_))) {
             return 0;
         }
@@ -383,11 +384,11 @@ fn admit(
 enum Stop {
     /// Too much waits for a receive.
     Stall,
-    /// The peer is at fault, and is to be told.
+    /// The peer is at fault, and a Terminate reports it.
     Tell(Outgoing),
-    /// The peer is at fault, and is not to be told.
+    /// The peer is at fault, and nothing is sent.
     Silent,
-    /// The peer says that we are.
+    /// The peer's Terminate reports a fault of this side.
     Terminated(Received),
     /// A completion queue is full.
     Overflow,
@@ -421,7 +422,7 @@ impl Stop {
         Stop::Tell(complaint(error, head, ulpdu_len, read_request))
     }
 
-    /// A refusal in the middle of a segment whose header is not at hand any more.
+    /// A refusal in the middle of a segment whose header is not available any more.
     fn in_segment(refusal: Refusal, segment: &Segment) -> Stop {
         let mut head = [0; ddp::UNTAGGED_LEN];
         let header_len = segment.header.emit(&mut head);

@@ -18,8 +18,8 @@ use urnic_wire::rdmap::{
     ReadRequest,
 };
 
-/// STag in zero-length messages of our own: some hardware faults on 0, though nobody may look (row
-/// EMPA-20).
+/// STag in zero-length messages of our own: some hardware faults on 0, though no peer may check it
+/// (row EMPA-20).
 const ANY_STAG: u32 = 1;
 
 impl Requester {
@@ -122,7 +122,7 @@ impl Requester {
         if len > MAX_MESSAGE {
             return self.refuse(wqe, WcStatus::LocLenErr);
         }
-        // The sink is checked before anything is asked for, and again for every segment that comes.
+        // The sink is checked before data is requested, and again for every segment that arrives.
         let mut sink = None;
         for sge in (0..)
             .map_while(|n| self.sq.element(&wqe, n))
@@ -217,7 +217,8 @@ impl Requester {
         })
     }
 
-    /// Frames the RTR (RFC 6581 §9.2): a message that no program posted and none sees complete.
+    /// Frames the RTR (RFC 6581 §9.2): a message that no program posted and that completes for no
+    /// program.
     pub(in crate::rdmap) fn frame_rtr(&mut self, rtr: Rtr, env: &Env<'_>, llp: &mut Llp) {
         match rtr {
             Rtr::Send => {

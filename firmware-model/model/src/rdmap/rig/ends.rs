@@ -217,7 +217,7 @@ impl Scripted {
         self.run();
     }
 
-    /// Lets the engine do what it can now, and hears what it says.
+    /// Lets the engine do what it can now, and reads what it sent.
     pub(crate) fn run(&mut self) {
         loop {
             while self.node.pump() {}
@@ -239,7 +239,7 @@ impl Scripted {
         self.run();
     }
 
-    /// Takes what the engine has said since the last time.
+    /// Takes what the engine has sent since the last call.
     pub(crate) fn heard(&mut self) -> Vec<u8> {
         self.run();
         std::mem::take(&mut self.heard)

@@ -37,7 +37,8 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         let slice = std::ptr::slice_from_raw_parts_mut(self.ptr.as_ptr(), self.lines);
-        // SAFETY: made by `Box::into_raw` in `new`; whoever maps it lives in the same `Node`.
+        // SAFETY: the pointer was made by `Box::into_raw` in `new`; all users of the memory are in
+        // the same `Node`.
         drop(unsafe { Box::from_raw(slice) });
     }
 }
@@ -77,7 +78,7 @@ impl Region {
         self.mapping().copy_in(self.skip + at, bytes);
     }
 
-    /// All of it, or part.
+    /// An entry for the memory, or for a part of it.
     pub(crate) fn sge(&self, at: usize, len: usize) -> Sge {
         sge(self.base + at as u64, len, self.stag)
     }

@@ -1,5 +1,5 @@
-//! Doorbells: what a ring asks for is done on the thread that rings, or on the one that looks where
-//! the driver rang in plain memory.
+//! Doorbells: the work that a ring requests is done on the thread that rings, or on the thread that
+//! looks where the driver rang in plain memory.
 
 use super::rounds::flush_gathered;
 use crate::device::state::{Core, Tenant};
@@ -49,7 +49,8 @@ fn ring_shared(core: &Core, uar: u32, srqid: u32) {
     }
 }
 
-/// Whoever arms is about to wait, and nobody will poll for it.
+/// Arms a completion queue. The program that arms is about to wait, and will not poll for its
+/// completions.
 fn arm(core: &Core, uar: u32, doorbell: Doorbell, solicited_only: bool) {
     let Some(cq) = core.cqs.find(doorbell.queue).filter(|cq| cq.uar == uar) else {
         return;
@@ -61,7 +62,7 @@ fn arm(core: &Core, uar: u32, doorbell: Doorbell, solicited_only: bool) {
     core.raise(effects);
 }
 
-/// Serves what was rung in plain memory since the last look; whether anything was.
+/// Serves what was rung in plain memory since the last look; returns whether anything was.
 pub(crate) fn look(core: &Core) -> bool {
     let Some(pages) = &core.pages else {
         return false;
@@ -69,7 +70,7 @@ pub(crate) fn look(core: &Core) -> bool {
     let rung = pages.take();
     for &(page, offset, value) in &rung.doorbells {
         ring(core, page, value);
-        // What was rung before in the same slot is overwritten.
+        // An earlier ring in the same slot is overwritten.
         if rung.shared {
             look_at_slot(core, page, offset);
         } else {
@@ -90,7 +91,7 @@ fn ring_other_half(core: &Core, uar: u32, value: u64) {
         Kind::SharedReceive | Kind::Arm | Kind::ArmSolicited => return,
     };
     if let Some(qp) = qp_of(core, uar, doorbell.queue)
-        // While the stream is read as it comes, no ring is wanted for receives.
+        // While the stream is read as bytes arrive, no ring is needed for receives.
         && (requests == Requests::SEND || !qp.is_readable())
     {
         qp.kick(core, requests);
@@ -108,7 +109,7 @@ fn look_at_slot(core: &Core, uar: u32, offset: u32) {
                 }
             }
             Tenant::Srq(srqid) => ring_shared(core, uar, srqid),
-            // An arm stands only in the doorbell; completion queues share slots last.
+            // An arm is only in the doorbell; completion queues share slots last.
             Tenant::Cq(_) => {}
         }
     }
