@@ -1,5 +1,5 @@
-//! Counters. Each queue pair has its own set, which only the holder of its lock writes: counting
-//! costs a load and a store.
+//! Counters. Each queue pair has its own set, which only the holder of the queue pair's lock
+//! writes: counting costs a load and a store.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

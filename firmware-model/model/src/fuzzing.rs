@@ -56,7 +56,7 @@ pub fn commands(data: &[u8]) {
     };
     let driver = Driver::start_manual_with(config, Arc::new(network));
     let end = End::new(&driver);
-    // Through these the driver itself speaks.
+    // The driver itself uses this memory for its commands.
     let spared = driver.command_memory();
     let free = |iova: u64, len: usize| !spared.contains(&iova) && driver.arena.holds(iova, len);
     let mut source = Source(data);

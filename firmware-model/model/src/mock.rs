@@ -34,12 +34,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) struct Arena {
     words: Box<[AtomicU64]>,
     next: AtomicUsize,
-    /// The memory cannot be copied any more where it is remote.
+    /// Where the memory is remote, it cannot be copied any more.
     pub(crate) gone: AtomicBool,
     atomics: Mutex<()>,
 }
 
-/// The same memory once more, without a place in the device's process.
+/// A second view of the memory, without an address in the device's process.
 pub(crate) const REMOTE: u64 = 1 << 56;
 pub(crate) const ARENA_IOVA: u64 = 0x7700_0000_0000;
 const RING_ALIGN: usize = 4096;
@@ -133,7 +133,8 @@ impl Memory for Stretch {
     }
 }
 
-// SAFETY: the arena lives as long as the device holds it, and nobody makes references into it but atomics.
+// SAFETY: the arena lives as long as the device holds it, and the only references into it are to
+// atomics.
 unsafe impl HostMemory for Arena {
     fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>> {
         let at = usize::try_from(iova.checked_sub(ARENA_IOVA)?).ok()?;
@@ -198,7 +199,7 @@ pub(crate) struct Driver {
     pub(crate) arena: Arc<Arena>,
     pub(crate) line: Arc<Line>,
     commands: Mutex<CommandQueue<Stretch>>,
-    /// Event queue 0, and events that were taken from it and that no test has asked for yet.
+    /// Event queue 0, and events that were taken from it and not yet requested by a test.
     events: Mutex<(EventQueue<Stretch>, VecDeque<Event>)>,
     pub(crate) uar: u32,
     /// Regions are registered in remote memory.
@@ -692,7 +693,7 @@ impl Qp {
     }
 }
 
-/// Calls `probe` until it gives something.
+/// Calls `probe` until it returns a value.
 pub(crate) fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
@@ -765,7 +766,7 @@ impl Pair {
         Self::connect_while(initiator, responder, || {})
     }
 
-    /// The same, running `meanwhile` in all waits.
+    /// Connects a pair and runs `meanwhile` in all waits.
     pub(crate) fn connect_while(initiator: &Driver, responder: &Driver, mut meanwhile: impl FnMut()) -> Pair {
         let (near, far) = (End::new(initiator), End::new(responder));
         let (lid, port) = responder.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap();

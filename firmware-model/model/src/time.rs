@@ -1,10 +1,10 @@
-//! Time as the device sees it: handed in from the rim, so that a whole device runs under a virtual
+//! Time as the device sees it: passed in from the rim, so that a whole device runs under a virtual
 //! clock.
 
 use std::ops::Add;
 use std::time::Duration;
 
-/// Nanoseconds of the device's free-running clock; its zero means nothing.
+/// Nanoseconds of the device's free-running clock; its zero has no meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Nanos(pub u64);
 

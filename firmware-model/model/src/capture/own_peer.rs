@@ -1,8 +1,8 @@
 //! A queue pair that is its own peer.
 //!
-//! It has no stream and no framing: ULPDUs are handed back in memory. They are written as the FPDUs
-//! that they would be, on a connection between two made-up ports of the device's first address,
-//! with start-up frames in front by which dissectors know what it is. All is in one direction.
+//! It has no stream and no framing: ULPDUs are handed back in memory. The capture contains them as
+//! FPDUs on a connection between two invented ports of the device's first address, with start-up
+//! frames in front by which dissectors recognise the protocol. All frames are in one direction.
 
 use super::{Capture, Side, Tap};
 use std::net::{IpAddr, SocketAddr};
@@ -12,7 +12,7 @@ use urnic_wire::mpa::fpdu::{self, CrcMode};
 const REQUEST: &[u8] = b"MPA ID Req Frame\x40\x01\0\0";
 const REPLY: &[u8] = b"MPA ID Rep Frame\x40\x01\0\0";
 
-/// Where such a queue pair is captured.
+/// Where a queue pair that is its own peer is captured.
 #[derive(Debug)]
 pub(crate) struct OwnPeerTap {
     tap: Tap,
@@ -36,7 +36,7 @@ impl Capture {
 }
 
 impl OwnPeerTap {
-    /// It handed itself this.
+    /// Records a ULPDU that the queue pair handed to itself.
     pub(crate) fn ulpdu(&mut self, ulpdu: &[u8]) {
         self.fpdu.resize(fpdu::fpdu_len(ulpdu.len()), 0);
         let len = fpdu::emit(ulpdu, CrcMode::On, &mut self.fpdu);

@@ -13,8 +13,8 @@ pub(super) const ACK: u8 = 0x10;
 
 /// Protocol number of TCP.
 const TCP: u8 = 6;
-/// What a SYN says: segments as large as they come, and windows in units of 2¹⁴ bytes (RFC 9293
-/// §3.7.1, RFC 7323 §2.2), so that none is ever full.
+/// The options of a SYN: segments as large as possible, and windows in units of 2¹⁴ bytes (RFC 9293
+/// §3.7.1, RFC 7323 §2.2), so that no window is ever full.
 const SYN_OPTIONS: [u8; 8] = [2, 4, (MAX_PAYLOAD >> 8) as u8, MAX_PAYLOAD as u8, 1, 3, 3, 14];
 
 /// A segment without its payload.

@@ -37,7 +37,7 @@ fn block(out: &mut Vec<u8>, kind: u32, body: impl FnOnce(&mut Vec<u8>)) {
     out.extend(kind.to_le_bytes());
     out.extend([0; 4]);
     body(out);
-    // The total length, padding and both lengths included, stands at either end.
+    // The total length, which includes padding and both length fields, is at either end.
     pad(out, start);
     let total = ((out.len() - start + 4) as u32).to_le_bytes();
     out.extend(total);
@@ -91,7 +91,7 @@ pub(super) fn packet(out: &mut Vec<u8>, passage: Passage, headers: &[u8], payloa
         out.extend(passage.interface.to_le_bytes());
         out.extend(((passage.at >> 32) as u32).to_le_bytes());
         out.extend((passage.at as u32).to_le_bytes());
-        // All of it was captured.
+        // All bytes were captured.
         out.extend(len.to_le_bytes());
         out.extend(len.to_le_bytes());
         let start = out.len();

@@ -52,7 +52,7 @@ impl Staging {
     /// [`MAX`] bytes.
     ///
     /// # Errors
-    /// `FAULT` if the first byte is inaccessible.
+    /// `FAULT` if no byte could be copied.
     pub(super) fn copy(&mut self, pieces: &[Piece<'_>]) -> Result<Vec<u8>, Errno> {
         let mut room = MAX;
         let mut cut = Vec::with_capacity(pieces.len().min(MAX_PIECES));

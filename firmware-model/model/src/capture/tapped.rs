@@ -26,7 +26,7 @@ struct TappedListener {
 struct TappedStream {
     stream: Box<dyn Stream>,
     capture: Capture,
-    /// From when it is established.
+    /// Present from the time at which the stream is established.
     tap: Option<Tap>,
     finished: bool,
 }
@@ -102,13 +102,13 @@ impl TappedStream {
         staging.copy(pieces)
     }
 
-    /// Capturing is over: there is no way to read what goes by.
+    /// Capturing ends: the bytes that pass cannot be read.
     fn lose(&mut self, errno: Errno) {
         self.tap = None;
         self.capture.shared.lock().writer.stop(errno);
     }
 
-    /// What a failure says about the peer.
+    /// Notes what a failure reveals about the peer.
     fn note(&mut self, error: StreamError) -> StreamError {
         if let (StreamError::Closed(Errno::CONNRESET), Some(tap)) = (error, &mut self.tap) {
             tap.reset(false);
@@ -151,8 +151,8 @@ impl Stream for TappedStream {
         Ok(taken)
     }
 
-    /// What a program's memory holds right after it was filled is taken for what came: it is not to
-    /// be touched before its completion.
+    /// The capture takes the content of the program's memory right after the receive for the
+    /// received bytes: the program must not touch the memory before the completion.
     fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
         if self.tap.is_none() {
             return self.stream.receive(into);
@@ -175,7 +175,7 @@ impl Stream for TappedStream {
         match self.staged(&filled) {
             _ if room == MAX => {}
             Ok(mut bytes) => {
-                // Short only if somebody unmapped some of it since.
+                // Fewer bytes only if some of the memory was unmapped since.
                 bytes.resize(n, 0);
                 self.note_arrival(&bytes);
             }

@@ -3,7 +3,8 @@
 use urnic_device::command::{Completion, Count, Handle, Nothing, Status};
 use zerocopy::{Immutable, IntoBytes};
 
-/// What a command answers: a completion that lacks only tag and phase, or why there is none.
+/// The result of a command: a completion that lacks only tag and phase, or the reason why there is
+/// none.
 pub(super) type Answer = Result<Completion, Status>;
 
 pub(super) fn ok<T: IntoBytes + Immutable>(result: &T) -> Answer {

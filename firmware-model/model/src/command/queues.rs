@@ -63,7 +63,7 @@ fn queue_handle(id: u32, doorbell: u32) -> Answer {
 /// Destroys all of them, for a reset.
 pub(super) fn destroy_all(core: &Core) {
     for qp in core.qps.drain() {
-        // Nobody hears of it: the event queues go, too.
+        // No event reports this: the event queues are destroyed, too.
         qp.destroy(core, true, &mut Effects::default());
     }
     core.srqs.drain();
@@ -212,7 +212,7 @@ impl Job<'_> {
         done()
     }
 
-    /// A receive queue on its ring, whose record is given.
+    /// A receive queue on its ring, with a record that the caller passes.
     fn receive_queue(
         &self,
         ring: u64,

@@ -6,8 +6,8 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 const CHUNK: usize = 256;
-/// Numbers wait until so many others were freed before they are used again, so that a late message
-/// about a dead object does not hit a new one.
+/// A freed number waits until this many others were freed before it is used again, so that a late
+/// message about a destroyed object does not reach a new one.
 const QUARANTINE: usize = 1024;
 
 type Cell<T> = ArcSwapOption<T>;
@@ -50,7 +50,7 @@ impl<T> Table<T> {
         Self::with_quarantine(limit, QUARANTINE)
     }
 
-    /// One whose numbers go up to `limit` only, and are used again at once.
+    /// A table whose numbers go up to `limit` only, and are used again at once.
     pub(crate) fn dense(limit: u32) -> Table<T> {
         Self::with_quarantine(limit, 0)
     }
@@ -79,8 +79,8 @@ impl<T> Table<T> {
         guard.is_some().then_some(Found(guard))
     }
 
-    /// Takes an object in under the number that `make` is told; `None` if there are too many or
-    /// `make` makes none.
+    /// Adds an object under the number that is passed to `make`; `None` if there are too many
+    /// objects or `make` makes none.
     pub(crate) fn insert_with<E>(
         &self,
         full: E,

@@ -2,8 +2,8 @@
 //!
 //! Memory that a program or guest owns changes at any time under the device, as it does under real
 //! DMA. So nothing here makes a lasting reference to it: it is copied, or named by a raw [`Piece`]
-//! that only the kernel reads. Registered memory may even vanish; an access to it fails then
-//! ([`fault`](crate::host::fault)). Rings and records stay until they are destroyed.
+//! that only the kernel reads. Registered memory may even become inaccessible; an access to it then
+//! fails ([`fault`](crate::host::fault)). Rings and records stay until they are destroyed.
 
 pub mod fault;
 mod host_memory;

@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 use rustix::process::{Pid, getpid};
 
-/// The process's own memory, for regions on demand: copied by the kernel, which brings pages in,
-/// and says what is not there instead of a fault.
+/// The process's own memory, for regions on demand. The kernel copies it, brings pages in, and
+/// reports inaccessible memory instead of a fault.
 #[derive(Debug)]
 pub struct OwnProcess(Pid);
 
@@ -44,9 +44,10 @@ impl RemoteMemory for OwnProcess {
         let word: *mut u64 = std::ptr::with_exposed_provenance_mut(iova as usize);
         let page = word.map_addr(|address| address & !(PAGE - 1)).cast();
         let there = loop {
-            // SAFETY: populating changes no byte: it does early what touching the page would do.
+            // SAFETY: populating changes no byte: it only does early what a touch of the page does
+            // later.
             match unsafe { madvise(page, PAGE, Advice::LinuxPopulateWrite) } {
-                // A signal, whose handler runs before the next try.
+                // A signal arrived; its handler runs before the next attempt.
                 Err(Errno::INTR) => {}
                 there => break there,
             }

@@ -7,16 +7,16 @@ use super::fault::access::{self, Unreachable};
 pub struct Word64(*mut u64);
 
 impl Word64 {
-    /// `None` if it is not aligned.
+    /// A word at `word`; `None` if the pointer is not aligned.
     pub(super) fn new(word: *mut u64) -> Option<Word64> {
         word.is_aligned().then_some(Word64(word))
     }
 
-    /// Replaces it by `update` of it in one atomic step and returns the old value. `update` may run
-    /// more than once.
+    /// Replaces the word by the result of `update` in one atomic step and returns the old value.
+    /// `update` may run more than once.
     ///
     /// # Errors
-    /// The word is gone, or cannot be written.
+    /// The word is inaccessible, or cannot be written.
     #[inline]
     pub fn update(self, update: impl Fn(u64) -> u64) -> Result<u64, Unreachable> {
         // SAFETY: aligned by `new`; registered memory is the program's.

@@ -91,7 +91,7 @@ impl Loopback {
         self.processed
     }
 
-    /// Whether nothing is on its way.
+    /// Whether no ULPDU is on its way.
     pub(crate) fn is_empty(&self) -> bool {
         self.start == self.end
     }
@@ -138,7 +138,7 @@ impl Loopback {
     }
 }
 
-/// What stands in for a stream where there is none.
+/// The stand-in for a stream where there is none.
 #[derive(Debug, Default)]
 pub struct NoStream;
 

@@ -1,4 +1,4 @@
-//! What ULPDUs begin with, and why none can be carried.
+//! The headers that ULPDUs begin with, and the reasons why a ULPDU cannot be carried.
 
 use crate::stream::StreamError;
 use rustix::io::Errno;
@@ -23,7 +23,7 @@ pub(crate) enum LlpError {
 }
 
 impl LlpError {
-    /// What the peer is to be told about an error in what it sent; `None` where it cannot be told.
+    /// The Terminate that reports an error in what the peer sent; `None` where none can be sent.
     pub(crate) fn terminate(self) -> Option<TerminateError> {
         match self {
             LlpError::Lost(_) => None,
@@ -45,7 +45,8 @@ impl From<StreamError> for LlpError {
     }
 }
 
-/// What a ULPDU begins with. Its length is one of two, so that copying it is two or three stores.
+/// The header that a ULPDU begins with. It has one of two lengths, so that copying it is two or
+/// three stores.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Head {
     bytes: [u8; UNTAGGED_LEN],

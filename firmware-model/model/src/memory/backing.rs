@@ -64,7 +64,7 @@ impl std::fmt::Debug for Remote {
 }
 
 impl Remote {
-    /// The `len` bytes at `iova` of the host's remote memory; `None` if there are none such.
+    /// The `len` bytes at `iova` of the host's remote memory; `None` if there is no such memory.
     pub fn new(host: &Arc<dyn HostMemory>, iova: u64, len: u64) -> Option<Remote> {
         host.remote()?.covers(iova, len).then(|| Remote {
             host: host.clone(),
@@ -82,8 +82,8 @@ impl Remote {
         remote.write(self.iova.wrapping_add(at), from)
     }
 
-    /// Replaces an aligned word. Other operations of the device do not come in between; where it is
-    /// two copies, the host's own instructions may.
+    /// Replaces an aligned word. Other operations of the device do not interleave; where the
+    /// replacement is two copies, the host's own instructions may.
     pub(super) fn update_word(&self, at: u64, update: impl Fn(u64) -> u64) -> Result<u64, WordError> {
         if !self.iova.wrapping_add(at).is_multiple_of(8) {
             return Err(WordError::Misaligned);

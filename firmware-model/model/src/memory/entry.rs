@@ -24,7 +24,7 @@ pub(super) struct Entry {
     pub(super) backing: Arc<Backing>,
     /// Where `base` is in the backing.
     pub(super) start: u64,
-    /// The log says that its memory is gone.
+    /// Whether the log reported that the memory is inaccessible.
     pub(super) reported: AtomicBool,
 }
 

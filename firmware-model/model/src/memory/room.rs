@@ -21,7 +21,7 @@ impl PageRoom {
         Arc::new(PageRoom(AtomicUsize::new(pages)))
     }
 
-    /// Takes room for a list of so many pages, if there is as much.
+    /// Takes room for a list of `pages` pages, if that much is free.
     pub fn take(self: &Arc<Self>, pages: usize) -> Option<Lease> {
         let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
             left.checked_sub(pages)

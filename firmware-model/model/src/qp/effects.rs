@@ -1,4 +1,4 @@
-//! What a queue pair asks the rest of the device to do once its lock is dropped.
+//! Work that a queue pair requests of the rest of the device, done after its lock was dropped.
 
 use crate::qp::requests::Requests;
 use crate::queues::event::EventQueue;
@@ -16,8 +16,9 @@ pub struct Effects {
     pub(crate) next: Next,
 }
 
-/// Objects that the device runs next, in this order. Running one may add others: whoever runs them
-/// takes them from here one after the other, so that no chain of objects makes a chain of calls.
+/// Objects that the device runs next, in this order. A run may add others: the thread that runs
+/// them takes them from here one after the other, so that a chain of objects does not become a
+/// chain of calls.
 pub(crate) type Next = VecDeque<Object>;
 
 /// An object that the device runs next.
@@ -25,7 +26,7 @@ pub(crate) type Next = VecDeque<Object>;
 pub(crate) enum Object {
     /// A completion queue overflowed: its event, and the error state for all its queue pairs.
     Overflowed(u32),
-    /// A queue pair, and what it is requested to do.
+    /// A queue pair, and the requests to it.
     Qp(u32, Requests),
     /// A stream in streaming mode, whose command is complete.
     Stream(u32),

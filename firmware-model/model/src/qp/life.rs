@@ -26,8 +26,8 @@ impl Qp {
         })
     }
 
-    /// Back to the beginning, on the same rings: what is posted there is forgotten, and the indices
-    /// go on.
+    /// Returns the queue pair to its first state, on the same rings: posted entries are dropped,
+    /// and the indices continue.
     fn reset(&self, core: &Core, inner: &mut Inner) {
         core.schedule.end_burst(&mut inner.gathering);
         if let Some(mut stream) = inner.stream.take() {
@@ -85,8 +85,8 @@ impl Qp {
         })
     }
 
-    /// Ends the queue pair: nothing of the host's is touched any more when this returns. What its
-    /// completed sends put on the stream still arrives; for a reset no more is sent.
+    /// Ends the queue pair: on return, no host memory is used any more. What its completed sends
+    /// put on the stream still arrives; for a reset no more is sent.
     pub(crate) fn destroy(&self, core: &Core, reset: bool, effects: &mut Effects) {
         let mut inner = self.turns.lock();
         if inner.dead {

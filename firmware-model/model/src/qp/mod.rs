@@ -1,10 +1,10 @@
-//! A queue pair: an engine, its stream, and who may run it when.
+//! A queue pair: an engine, its stream, and the rules for which thread may run it when.
 //!
 //! A queue pair's dealings with the rest of the device are in its children: [`run`]s, streams and
-//! their ends ([`life`]), peers on the same device ([`siblings`]), and who runs next ([`kick`]).
+//! their ends ([`life`]), peers on the same device ([`siblings`]), and what runs next ([`kick`]).
 //! These need the whole device's state ([`Core`](crate::device::state::Core)); this file does not.
 //!
-//! Nobody waits for a queue pair's lock on the data path: see [`Turns`].
+//! No thread waits for a queue pair's lock on the data path: see [`Turns`].
 
 pub mod effects;
 mod kick;
@@ -39,7 +39,7 @@ pub(crate) struct Qp {
     pub(crate) srq: Option<Arc<SharedReceiveQueue>>,
     pub(crate) counters: Counters,
     pub(crate) turns: Turns<Inner>,
-    /// What the runtime is to ask for later.
+    /// Requests that the runtime makes later.
     later: AtomicU32,
     /// Whether the runtime has it on its list for that.
     pub(crate) listed: AtomicBool,
@@ -128,7 +128,7 @@ impl Qp {
         self.later.fetch_or(requests.bits(), Ordering::SeqCst);
     }
 
-    /// What the runtime is to ask for now.
+    /// Takes the requests that the runtime must make now.
     pub(crate) fn take_later(&self) -> Requests {
         Requests::from_bits_retain(self.later.swap(0, Ordering::AcqRel)) - Requests::AGAIN
     }
@@ -141,8 +141,8 @@ impl Qp {
         self.later.load(Ordering::Relaxed) & !Requests::FLUSH.bits() != 0
     }
 
-    /// Has a command look at or change the queue pair; what others requested meanwhile is done when
-    /// it is complete.
+    /// Runs a command that reads or changes the queue pair; requests that others made meanwhile are
+    /// carried out when the command is complete.
     pub(crate) fn command<R>(
         &self,
         effects: &mut Effects,

@@ -11,7 +11,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 impl Qp {
-    /// Looks whether the other end of `stream` is a queue pair of this device, too; `awaited`: it
+    /// Checks whether the other end of `stream` is a queue pair of this device, too; `awaited`: it
     /// will be.
     pub(super) fn find_sibling(&self, core: &Core, stream: &dyn Stream, engine: &mut Engine, awaited: bool) {
         let plain = |end: SocketAddr| SocketAddr::new(end.ip().to_canonical(), end.port());
@@ -36,7 +36,7 @@ impl Qp {
         }
     }
 
-    /// The stream is gone: its ends may be those of another one next.
+    /// Removes the entry of a closed stream: its ends may be those of another stream next.
     pub(super) fn leave_sibling(&self, core: &Core) {
         self.sibling.store(0, Ordering::Relaxed);
         let own_ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -14,7 +14,7 @@ use urnic_device::vocabulary::WcStatus;
 use zerocopy::IntoBytes;
 
 /// The queue had no room: the queue pair that pushed must go to the error state (row SEC-05). The
-/// device takes care of the others that use the queue.
+/// device handles the other queue pairs that use the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the completion queue overflowed")]
 pub struct Overflow;
@@ -53,11 +53,14 @@ struct State {
     /// One past the last solicited or failed completion.
     solicited: u32,
     armed: Armed,
-    /// Completions that a notification waits for, and the longest that it does; `None` = for none.
+    /// Completions that a notification waits for, and the longest time that it waits; `None` = no
+    /// waiting.
     moderation: Option<(u32, Duration)>,
-    /// Completions that a notification which waits would tell of, and when it comes at the latest.
+    /// Completions that a waiting notification would report, and the latest time of that
+    /// notification.
     withheld: Option<(u32, Nanos)>,
-    /// When the device looks here next because of that, or of one that came early.
+    /// When the device looks at this queue next because of a withheld notification, or of one that
+    /// came early.
     look: Option<Nanos>,
     overflowed: bool,
 }
@@ -198,8 +201,8 @@ impl CompletionQueue {
         before + 1 < count
     }
 
-    /// Has notifications wait until there are `count` completions to tell of, but no longer than
-    /// `period`. One that waits now comes.
+    /// Makes notifications wait until there are `count` completions to report, but no longer than
+    /// `period`. A notification that waits now is raised.
     pub(crate) fn moderate(&self, count: u32, period: Duration, effects: &mut Effects) {
         let mut state = self.lock();
         state.moderation = (count > 1 && !period.is_zero()).then_some((count, period));
@@ -220,8 +223,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Has the device look here by then. One look at a time is enough, however many notifications
-    /// do not wait that long.
+    /// Has the device look at this queue by `due`. One look at a time is enough, however many
+    /// notifications do not wait that long.
     fn look_by(&self, due: Nanos, state: &mut State, effects: &mut Effects) {
         if state.look.is_none_or(|look| due < look) {
             state.look = Some(due);

@@ -54,7 +54,7 @@ impl State {
 
     /// Keeps an event until there is room.
     fn keep(&mut self, event: Event) {
-        // Two notifications of one queue say no more than one.
+        // Two notifications of one queue carry no more information than one.
         let again = is_notification(&event) && !self.notified.insert(event.object.get());
         if !again {
             self.backlog.push_back(event);

@@ -26,7 +26,7 @@ pub struct Env<'a> {
 }
 
 impl Env<'_> {
-    /// Whether nothing more is to be done: looked at before each segment.
+    /// Whether all work must stop: checked before each segment.
     #[inline]
     pub(crate) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)

@@ -21,7 +21,7 @@ pub(super) enum Wait {
 }
 
 impl Wait {
-    /// Whether it is over, and well, given what the stream took.
+    /// Whether the flight ended successfully, for the position `taken` of the stream.
     #[inline]
     fn is_over(self, taken: u64) -> bool {
         match self {
@@ -71,7 +71,7 @@ pub(super) struct Flights {
 }
 
 impl Flights {
-    /// Whether all are successfully complete, given what the stream took.
+    /// Whether all flights are successfully complete, for the position `taken` of the stream.
     pub(super) fn are_complete(&self, taken: u64) -> bool {
         self.queue.iter().all(|flight| flight.wait.is_over(taken))
     }
@@ -104,7 +104,8 @@ impl Flights {
         found.map(|f| f.wait = Wait::Failed(status)).is_some()
     }
 
-    /// Takes the oldest if it is successfully complete, given what the stream took.
+    /// Takes the oldest flight if it is successfully complete, for the position `taken` of the
+    /// stream.
     #[inline]
     pub(super) fn pop_complete(&mut self, taken: u64) -> Option<Flight> {
         match self.queue.front()?.wait.is_over(taken) {

@@ -2,8 +2,8 @@
 
 use super::rig::Hostile;
 
-/// An engine hears what a fuzzer made up: two bytes of circumstances, then either ULPDUs, each
-/// behind its length in two bytes, in good FPDUs; or bytes as they are, with CRCs off.
+/// Feeds an engine the bytes of a fuzzer: two bytes of circumstances, then either ULPDUs, each
+/// behind its length in two bytes, in good FPDUs; or raw bytes, with CRCs off.
 pub fn engine_rx(data: &[u8]) {
     let [options, cut, rest @ ..] = data else {
         return;

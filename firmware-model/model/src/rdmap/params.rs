@@ -1,4 +1,4 @@
-//! What an engine is made of, what it is told, and what it answers.
+//! The parameters of an engine, its inputs, and its results.
 
 use crate::queues::{CompletionQueue, ReceiveSource, SendQueue};
 use std::sync::Arc;
@@ -159,7 +159,7 @@ pub struct QpChange {
 }
 
 impl QpChange {
-    /// What a command asks for; `None` if there is no such state.
+    /// The change that a command requests; `None` if there is no such state.
     pub fn parse(arguments: &ModifyQp) -> Option<QpChange> {
         let mask = arguments.mask.get();
         let has = |bit| mask & bit != 0;

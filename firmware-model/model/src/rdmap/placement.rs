@@ -13,8 +13,8 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    /// The list's next stretch of at most `max` bytes, and the length of it; `None` behind the
-    /// list's end. Empty elements are passed over, their STag unseen (VRB-M-07).
+    /// The list's next stretch of at most `max` bytes, and its length; `None` behind the list's
+    /// end. Empty elements are skipped, and their STags are not checked (VRB-M-07).
     #[inline]
     pub(super) fn stretch(
         &mut self,

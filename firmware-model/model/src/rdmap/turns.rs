@@ -18,7 +18,7 @@ pub(super) enum Framed {
     Nothing,
     /// A request failed locally.
     LocalError,
-    /// An answer cannot be given.
+    /// An answer cannot be sent.
     Refused(Outgoing),
 }
 

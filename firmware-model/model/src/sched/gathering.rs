@@ -4,17 +4,17 @@
 //! the event index moves [`GATHERED`] blocks ahead, and what is posted until then leaves with the
 //! next poll, arm, or tick of the background thread. [`IDLE_FLUSHES`] flushes in a row that find no
 //! more than one entry end that. If none of the burst had found more, gathering only delayed a
-//! program that waits for answers by looking at memory: the next burst takes [`BACKOFF`] times as
-//! many rings to begin, up to [`MAX_BURST`]. What shows that gathering pays ends that at once, and
-//! each look for completions halves it.
+//! program that waits for answers by polling memory: the next burst takes [`BACKOFF`] times as many
+//! rings to begin, up to [`MAX_BURST`]. Evidence that gathering is useful ends that at once, and
+//! each poll for completions halves it.
 
 /// Rings with no poll between that begin a burst, at first.
 const BURST: u32 = 4;
-/// Flushes that find next to nothing and end a burst: one is but the program catching up with its
-/// completions.
+/// Flushes that find next to nothing and end a burst: a single one only shows that the program
+/// catches up with its completions.
 const IDLE_FLUSHES: u32 = 8;
-/// How many times as many the next one takes after one that gathered nothing, and the most that it
-/// takes.
+/// The factor for the rings of the next burst after one that gathered nothing, and the maximum of
+/// these rings.
 const BACKOFF: u32 = 8;
 const MAX_BURST: u32 = 1 << 12;
 /// Blocks that may be posted in a burst without a ring.
@@ -23,7 +23,7 @@ const GATHERED: u32 = 64;
 /// What became of a burst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Burst {
-    /// It goes on, or there is none.
+    /// The burst goes on, or there is none.
     Same,
     Began,
     Ended,
@@ -36,7 +36,7 @@ pub(crate) struct Gathering {
     burst: bool,
     /// Flushes in a row that found next to nothing.
     idle_flushes: u32,
-    /// Rings since the program last looked for completions, and the number of its looks then.
+    /// Rings since the program last polled for completions, and the number of its polls then.
     rings: u32,
     looks: u32,
     /// Rings that begin a burst: from [`BURST`] to [`MAX_BURST`].
@@ -64,12 +64,12 @@ impl Gathering {
         self.burst
     }
 
-    /// How many blocks ahead the event index is to be, where `ahead` would do without gathering.
+    /// How many blocks ahead the event index must be; without gathering it is `ahead`.
     pub(crate) fn ahead(&self, ahead: u32) -> u32 {
         if self.burst { ahead.max(GATHERED) } else { ahead }
     }
 
-    /// The driver rang; `looks` changes whenever the program looks for completions.
+    /// Notes a ring of the driver; `looks` changes whenever the program polls for completions.
     pub(crate) fn note_ring(&mut self, looks: u32) {
         if self.looks != looks {
             (self.looks, self.rings) = (looks, 0);

@@ -1,8 +1,8 @@
-//! Streams that nobody uses any more, kept until the peer has what was sent.
+//! Streams that are no longer in use, kept until the peer has what was sent.
 //!
-//! Closing a socket with unread input makes TCP throw away what it has accepted for sending. So:
-//! FIN, drain what comes in, and close when the peer has acknowledged everything or closed its
-//! side, or when it took too long.
+//! Closing a socket with unread input makes TCP discard what it has accepted for sending.
+//! Therefore: FIN, drain the input, and close when the peer has acknowledged everything or closed
+//! its side, or when a time limit has passed.
 
 use super::{Stream, StreamError};
 use crate::host::{Piece, PieceMut};
@@ -12,7 +12,7 @@ use std::time::Duration;
 /// First pause between two looks; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(64);
-/// Bytes drained in one look, so that a peer that keeps sending does not keep the thread.
+/// Bytes drained in one look, so that a peer that keeps sending does not occupy the thread.
 const DRAIN: usize = 1 << 20;
 
 /// A stream on its way out.
@@ -51,7 +51,7 @@ impl Lingering {
         now >= self.until || !self.flush() || self.drained() || self.is_acknowledged()
     }
 
-    /// `false` if the connection is gone.
+    /// `false` if the connection is closed.
     fn flush(&mut self) -> bool {
         while !self.unsent.is_empty() {
             match self.stream.send(&[Piece::of(&self.unsent)]) {

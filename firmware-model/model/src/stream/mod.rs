@@ -14,13 +14,13 @@ use rustix::io::Errno;
 use std::fmt::Debug;
 use std::net::SocketAddr;
 
-/// Why a stream did not take or give bytes.
+/// Why a stream did not take or return bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
-    /// Nothing can be taken or given now.
+    /// No bytes can be taken or returned now.
     #[error("the stream is not ready")]
     WouldBlock,
-    /// The connection is gone.
+    /// The connection is closed.
     #[error("the connection is gone: {0}")]
     Closed(Errno),
     /// A piece named memory that is not there; the stream itself is well.
@@ -46,8 +46,8 @@ pub trait Stream: Send + Debug {
         self.receive(&mut [PieceMut::of(into)])
     }
 
-    /// Whether [`receive`](Self::receive) would give bytes (true) or the peer's FIN (false); takes
-    /// nothing.
+    /// Whether [`receive`](Self::receive) would return bytes (true) or the peer's FIN (false);
+    /// takes nothing.
     fn peek(&mut self) -> Result<bool, StreamError>;
 
     /// Ends our direction in an orderly way (FIN) behind all that was taken.
@@ -91,8 +91,8 @@ pub trait Listener: Send + Debug {
 
 /// Makes streams.
 pub trait Network: Send + Sync + Debug {
-    /// Begins to connect to `remote`, from `local` if given, in packets of this traffic class; see
-    /// [`Stream::established`].
+    /// Begins to connect to `remote`, from `local` if there is one, in packets of this traffic
+    /// class; see [`Stream::established`].
     fn connect(
         &self,
         remote: SocketAddr,
@@ -101,8 +101,8 @@ pub trait Network: Send + Sync + Debug {
     ) -> Result<Box<dyn Stream>, Errno>;
 
     /// Listens. An unspecified IPv6 address means all of the host's, IPv4 and IPv6, unless
-    /// `ipv6_only`; port 0 lets the network choose. The streams that come of it have the traffic
-    /// class given.
+    /// `ipv6_only`; with port 0 the network chooses. The accepted streams have the given traffic
+    /// class.
     fn listen(
         &self,
         local: SocketAddr,

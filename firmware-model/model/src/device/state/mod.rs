@@ -1,5 +1,5 @@
-//! What all parts of a device share. Those that use it are above: commands, queue pairs and the
-//! runtime, and on top of them the [device](crate::device) that the host sees.
+//! The state that all parts of a device share. The layers above use it: commands, queue pairs and
+//! the runtime, and on top of them the [device](crate::device) that the host sees.
 
 mod interrupts;
 mod pages;
@@ -75,7 +75,7 @@ pub(crate) struct Core {
     pub(crate) memory: MemoryTable,
     pub(crate) page_room: Arc<PageRoom>,
     pub(crate) buffers: BufferPool,
-    /// What is not counted per queue pair, and what dead queue pairs counted.
+    /// The counts that belong to no queue pair, and the counts of destroyed queue pairs.
     pub(crate) counters: Counters,
     registers: Mutex<Registers>,
     event_queues: Mutex<EventQueues>,
@@ -89,8 +89,8 @@ pub(crate) struct Core {
     pub(crate) cqs: Table<CompletionQueue>,
     pub(crate) srqs: Table<SharedReceiveQueue>,
     pub(crate) qps: Table<Qp>,
-    /// Queue pairs whose peers are on this host and where these find their counts, by the ends of
-    /// their streams, theirs first. A leaf.
+    /// Queue pairs whose peers are on this host and find the counts here, by the ends of their
+    /// streams, the queue pair's own end first. A leaf.
     ends: Mutex<HashMap<Ends, (u32, Rendezvous)>>,
     pub(crate) streams: Streams,
     pub(crate) schedule: Schedule,
@@ -221,7 +221,7 @@ impl Core {
         }
     }
 
-    /// Whether nothing is to be done with the host's memory any more.
+    /// Whether the device must not use the host's memory any more.
     #[inline]
     pub(crate) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
@@ -274,7 +274,7 @@ impl Core {
         self.interrupts.raise(vector);
     }
 
-    /// Posts events, and interrupts if that is asked for.
+    /// Posts events, and raises the interrupt if it is armed.
     pub(crate) fn post(&self, queue: &EventQueue, events: impl IntoIterator<Item = Event>) {
         self.post_now(queue, events);
         if queue.waiting() > 0 {
@@ -292,7 +292,7 @@ impl Core {
         }
     }
 
-    /// Posts the events that found no room before; returns whether some still find none.
+    /// Posts the events that found no room before; returns whether some events still wait.
     pub(crate) fn post_waiting(&self) -> bool {
         let waiting: Vec<_> = self
             .event_queues()
@@ -304,8 +304,8 @@ impl Core {
         waiting.iter().any(|queue| queue.waiting() > 0)
     }
 
-    /// Whether a command may cause events in a queue: a driver that takes none is not to have the
-    /// device keep any number of them.
+    /// Whether a command may cause events in a queue: if the driver takes no events, the number
+    /// that the device keeps must stay limited.
     pub(crate) fn has_room_for_events(&self, queue: &EventQueue) -> bool {
         queue.waiting() < self.config.limits.waiting_events as usize
     }
@@ -319,7 +319,7 @@ impl Core {
         offset
     }
 
-    /// Takes the queue that was told `offset` out of its page.
+    /// Takes the queue that has the slot at `offset` out of its page.
     pub(crate) fn leave_page(&self, uar: u32, tenant: Tenant) {
         if let Some(page) = self.page(uar)
             && let Some(offset) = page.leave(tenant)

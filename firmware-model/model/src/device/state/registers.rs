@@ -55,7 +55,7 @@ fn set_high(register: &mut u64, value: u32) {
 }
 
 impl Registers {
-    /// The value at `offset`; 0 where there is nothing.
+    /// The value at `offset`; 0 where there is no register.
     pub(crate) fn read(&self, offset: u32, config: &ModelConfig) -> u32 {
         const BASE_HIGH: u32 = CMD_BASE + HIGH;
         const COMPLETION_BASE_HIGH: u32 = CMD_COMPLETION_BASE + HIGH;
@@ -77,7 +77,7 @@ impl Registers {
         }
     }
 
-    /// Sets the one at `offset`, if it is one that but holds what is written.
+    /// Sets the register at `offset`, if it is one that only holds what is written.
     pub(crate) fn set(&mut self, offset: u32, value: u32) {
         const BASE_HIGH: u32 = CMD_BASE + HIGH;
         const COMPLETION_BASE_HIGH: u32 = CMD_COMPLETION_BASE + HIGH;
@@ -97,7 +97,7 @@ impl Registers {
         self.vector
     }
 
-    /// Takes up the command queue that lies in the host's memory; the device stops if it cannot be
+    /// Enables the command queue in the host's memory; the device stops if that memory cannot be
     /// reached.
     pub(crate) fn enable(&mut self, host: &dyn HostMemory) {
         if self.queue.is_some() || self.status.contains(Status::FATAL) {

@@ -1,4 +1,4 @@
-//! Doorbell pages: who may ring through which, and which slot each queue is told.
+//! Doorbell pages: which clients may ring through which page, and which slot each queue gets.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -39,7 +39,7 @@ impl Uar {
 
     /// Gives a queue the slot of its half of the page that has the fewest tenants, and returns its
     /// byte offset. An arm that is overwritten before the device looks is lost, unlike a post,
-    /// whose index stands in a record; so completion queues have a half for themselves.
+    /// whose index is in a record; so completion queues have a half for themselves.
     pub(crate) fn enter(&self, tenant: Tenant) -> u32 {
         self.users.fetch_add(1, Ordering::AcqRel);
         let mut tenants = self.lock();

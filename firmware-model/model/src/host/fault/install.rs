@@ -1,9 +1,9 @@
 //! Puts the handler of SIGSEGV and SIGBUS into the place of the program's.
 //!
 //! The plug-in takes the program's calls of sigaction(2) and its kin ([`replace`]). The kernel then
-//! has our handler, with the mask and the flags that the program asked for; so masks, alternate
-//! stacks, `SA_NODEFER` and `SA_RESTART` are the kernel's business as ever, and our handler calls
-//! the program's as a function. `SA_RESETHAND` is done here. A program that makes the system call
+//! has our handler, with the mask and the flags that the program requested; so the kernel still
+//! handles masks, alternate stacks, `SA_NODEFER` and `SA_RESTART`, and our handler calls the
+//! program's as a function. `SA_RESETHAND` is done here. A program that makes the system call
 //! itself takes our handler's place: then a fault in a copy of ours goes to its handler. A program
 //! that ignores one of these signals and then calls execve(2) has it handled by default in the new
 //! program, not ignored, because the kernel resets handlers.
@@ -15,8 +15,8 @@ use libc::c_int;
 use rustix::process::getpid;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-/// The process whose actions these are; 0: the handler is not installed. A child of vfork(2) shares
-/// this memory, but not its parent's actions.
+/// The process that these actions belong to; 0: the handler is not installed. A child of vfork(2)
+/// shares this memory, but not its parent's actions.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 static LOCKED: AtomicBool = AtomicBool::new(false);
 
@@ -36,7 +36,7 @@ fn is_ours(action: &libc::sigaction) -> bool {
     action.sa_sigaction == on_fault as *const () as usize
 }
 
-/// What the kernel is given for `program`, the action that the program wants.
+/// The action that is set in the kernel for `program`, the program's own action.
 fn in_its_place(program: &libc::sigaction) -> libc::sigaction {
     let kept = match program.sa_sigaction {
         libc::SIG_DFL | libc::SIG_IGN => libc::SA_ONSTACK | libc::SA_RESTART,
@@ -85,8 +85,8 @@ pub fn is_in_place(signal: c_int) -> bool {
         }
 }
 
-/// sigaction(2) for a signal that [is in place](is_in_place): sets the program's action, if one is
-/// given, and returns the one before. `None` if the C library refuses.
+/// sigaction(2) for a signal that [is in place](is_in_place): sets the program's action, if there
+/// is a new one, and returns the one before. `None` if the C library refuses.
 pub fn replace(signal: c_int, new: Option<&libc::sigaction>) -> Option<libc::sigaction> {
     let wanted = wanted(signal)?;
     alone(|| {
@@ -110,7 +110,7 @@ pub fn replace(signal: c_int, new: Option<&libc::sigaction>) -> Option<libc::sig
     })
 }
 
-/// In a child of fork(2), whose actions are copies of its parent's.
+/// For a child of fork(2), whose actions are copies of its parent's.
 pub fn after_fork_in_child() {
     LOCKED.store(false, Ordering::Release);
     if OWNER.load(Ordering::Acquire) != 0 {

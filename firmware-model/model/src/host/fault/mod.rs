@@ -1,4 +1,4 @@
-//! Program memory that is gone: unmapped, protected, or in a file that was truncated.
+//! Program memory that is inaccessible: unmapped, protected, or in a file that was truncated.
 //!
 //! A NIC has the pages of a region pinned, and goes on. This device copies with the program's own
 //! mappings, so such a copy faults. [`access`] has the only instructions that touch registered

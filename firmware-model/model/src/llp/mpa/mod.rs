@@ -13,9 +13,9 @@ use urnic_wire::mpa::fpdu::CrcMode;
 pub(crate) struct Agreed {
     /// CRCs are generated and checked.
     pub(crate) crc: CrcMode,
-    /// The peer wants markers in what it receives.
+    /// The peer requested markers in what it receives.
     pub(crate) markers_tx: bool,
-    /// We asked for markers in what we receive.
+    /// This side requested markers in what it receives.
     pub(crate) markers_rx: bool,
 }
 

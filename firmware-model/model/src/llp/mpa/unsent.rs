@@ -6,7 +6,7 @@ use crate::memory::{Borrower, EntryId};
 use crate::stream::{Stream, StreamError};
 use std::sync::{Mutex, PoisonError};
 
-/// Pieces of one system call: gathered payload and what stands between, as far as the backlog goes.
+/// Pieces of one system call: gathered payload and the bytes between, as far as the backlog goes.
 const PIECES: usize = 64;
 
 /// A stretch of what is to be sent.
@@ -18,7 +18,7 @@ pub(super) enum Part {
     Memory { memory: Mapping, entry: EntryId },
     /// Bytes that were copied from there when the registration was revoked.
     Copied { at: usize, len: usize },
-    /// Bytes that were gone by then.
+    /// Bytes that were inaccessible when they were copied.
     Gone { len: usize },
 }
 
@@ -138,7 +138,7 @@ impl Unsent {
         Ok((stream.send(&pieces[..count])?, offered))
     }
 
-    /// The address of the first byte that cannot be read at this moment, as far as one system call
+    /// The address of the first byte that cannot be read at present, as far as one system call
     /// would send.
     #[cold]
     pub(super) fn first_missing(&self) -> Option<usize> {

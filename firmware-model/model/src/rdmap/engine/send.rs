@@ -118,7 +118,7 @@ impl Engine {
         }
     }
 
-    /// In the closing state with nothing left to do: our FIN (row DDP-T-05).
+    /// In the closing state with nothing left to do: sends our FIN (row DDP-T-05).
     pub(super) fn close_if_drained(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if self.state == QpState::Sqd && matches!(self.progress, Progress::Open) && self.is_quiet() {
             self.linger(env, stream);

@@ -23,7 +23,7 @@ const MAX_MESSAGE: u64 = 1 << 31;
 /// Last four bytes of Immediate Data that belongs to the Send right behind it. RFC 7306 gives
 /// immediates eight bytes and verbs has four; cxgb4 leaves the rest zero (row X73-10). Verbs' Send
 /// with immediate is one receive at the peer, for which RFC 7306 has no message: a peer that does
-/// not know this mark sees two.
+/// not implement this mark completes two receives.
 pub(super) const WITH_NEXT_SEND: [u8; 4] = *b"SEND";
 
 /// What came of an attempt to send.
@@ -43,7 +43,7 @@ struct Sending {
     wqe: SendWqe,
     /// Bytes of its payload.
     len: u32,
-    /// Bytes of it framed.
+    /// Bytes of the work request that are framed.
     sent: u32,
     cursor: Cursor,
     /// Whether the immediate before the payload is framed.
@@ -171,7 +171,8 @@ impl Requester {
             .sum()
     }
 
-    /// A request that needs no wire was carried out where the queue stands (row VRB-F-02).
+    /// Completes a request that needs no wire and was carried out at its place in the queue (row
+    /// VRB-F-02).
     fn local(&mut self, wqe: SendWqe, done: Result<(), WcStatus>) -> Step {
         match done {
             Ok(()) => {
@@ -306,11 +307,12 @@ impl Requester {
         }
     }
 
-    /// Completes what is complete, given up to where it is known what became of what was sent.
+    /// Completes the requests that are complete; `taken` is the position up to which the result of
+    /// what was sent is known.
     #[inline]
     pub(super) fn complete(&mut self, qp: &Identity, env: &mut Env<'_>, taken: u64) -> Result<(), Overflow> {
         while let Some(Flight { wqe, len, .. }) = self.flights.pop_complete(taken) {
-            // The blocks first: who sees the completion may post at once.
+            // The blocks come first: a program that sees the completion may post at once.
             self.sq.retire(wqe.blocks);
             if wqe.flags.contains(SendFlags::SIGNALED) {
                 let opcode = wqe.opcode.completion();
@@ -331,7 +333,7 @@ impl Requester {
     pub(super) fn flush(&mut self, qp: &Identity, env: &mut Env<'_>, taken: u64) -> Result<(), Overflow> {
         self.sending = None;
         self.reads.clear();
-        // Behind the first that fails, what would be complete fails, too.
+        // Behind the first request that fails, requests that would be complete fail, too.
         self.complete(qp, env, taken)?;
         loop {
             let (wqe, status) = match self.flights.pop() {

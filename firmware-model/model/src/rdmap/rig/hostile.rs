@@ -1,4 +1,4 @@
-//! An engine with all kinds of work outstanding, and a peer that says anything.
+//! An engine with all kinds of work outstanding, and a peer that sends arbitrary bytes.
 
 use super::ends::{Scripted, agreed, native};
 use super::node::everything;
@@ -19,7 +19,7 @@ pub(crate) struct Hostile {
     pub(crate) native: bool,
     pub(crate) initiator: bool,
     pub(crate) extensions: bool,
-    /// Put a STag that exists where one would be.
+    /// Replace the STag by one that exists.
     pub(crate) knows_stag: bool,
     /// Bytes that arrive at a time.
     pub(crate) cut: usize,

@@ -1,4 +1,5 @@
-//! What stands around an engine in tests: host memory, queues as a driver sees them, and the other end of the wire.
+//! The surroundings of an engine in tests: host memory, queues as a driver sees them, and the other
+//! end of the wire.
 
 #![allow(clippy::unwrap_used, reason = "compiled for tests and fuzzing only")]
 #![cfg_attr(

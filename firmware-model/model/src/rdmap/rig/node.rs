@@ -242,7 +242,7 @@ impl Node {
         self.receives.post(cookie, sges);
     }
 
-    /// Lets the engine do what it can now; whether anything came of it.
+    /// Lets the engine do what it can now; returns whether it did anything.
     pub(crate) fn pump(&mut self) -> bool {
         let before = self.activity();
         if self

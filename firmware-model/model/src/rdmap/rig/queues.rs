@@ -226,7 +226,7 @@ impl Receives {
             .store(self.producer, Ordering::Release);
     }
 
-    /// Posts one whose header claims more elements than there can be.
+    /// Posts an entry whose header claims more elements than are possible.
     pub(crate) fn post_malformed(&mut self, cookie: u64) {
         let at = ((self.producer & ((1 << self.log_size) - 1)) as usize) << RQ_STRIDE_LOG;
         let ring = self.ring.mapping(1 << (self.log_size + RQ_STRIDE_LOG));

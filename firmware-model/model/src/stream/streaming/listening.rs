@@ -54,7 +54,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Takes the connections that wait at a listener, as many as the driver may be given.
+    /// Takes the connections that wait at a listener, as many as the driver has room for.
     pub(crate) fn accept(&self, schedule: &Schedule, lid: u32, effects: &mut Effects) {
         let Some(entry) = self.listeners.find(lid) else {
             return;
@@ -74,7 +74,7 @@ impl Streams {
                 }
                 if schedule.is_backed_up() {
                     // The driver takes no events. The background thread tries again while some
-                    // wait.
+                    // connections wait.
                     entry.paused.store(true, Ordering::SeqCst);
                     return;
                 }
@@ -100,7 +100,7 @@ impl Streams {
             }
         }
         let starved = entry.starved.swap(refused.is_some(), Ordering::SeqCst);
-        // The background thread, which looks every now and then, is not to wake itself by that.
+        // The background thread looks at intervals, and must not wake itself by this log line.
         if let Some(errno) = refused
             && !starved
         {
