@@ -133,8 +133,7 @@ impl Memory for Stretch {
     }
 }
 
-// SAFETY: the arena lives as long as the device holds it, and the only references into it are to
-// atomics.
+// SAFETY: the device keeps the arena alive, and the only references into it are to atomics.
 unsafe impl HostMemory for Arena {
     fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>> {
         let at = usize::try_from(iova.checked_sub(ARENA_IOVA)?).ok()?;

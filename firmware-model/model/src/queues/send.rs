@@ -162,8 +162,8 @@ impl SendQueue {
     }
 
     /// Requests a ring when the producer index passes `blocks` behind what was taken; 0 = at the
-    /// next post. For 0, returns whether an entry is posted that was not taken: no ring may come
-    /// for that entry.
+    /// next post. For 0, returns whether an entry is posted that was not taken: the driver possibly
+    /// does not ring for that entry.
     pub(crate) fn ring_after(&mut self, blocks: u32) -> bool {
         let record = &self.record;
         let at = self.next.wrapping_add(blocks);

@@ -274,7 +274,7 @@ impl Core {
         self.interrupts.raise(vector);
     }
 
-    /// Posts events, and raises the interrupt if it is armed.
+    /// Posts events, and raises the interrupt if one is requested.
     pub(crate) fn post(&self, queue: &EventQueue, events: impl IntoIterator<Item = Event>) {
         self.post_now(queue, events);
         if queue.waiting() > 0 {

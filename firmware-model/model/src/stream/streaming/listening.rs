@@ -100,7 +100,7 @@ impl Streams {
             }
         }
         let starved = entry.starved.swap(refused.is_some(), Ordering::SeqCst);
-        // The background thread looks at intervals, and must not wake itself by this log line.
+        // The background thread looks at intervals, and must not wake itself each time.
         if let Some(errno) = refused
             && !starved
         {
