@@ -152,11 +152,11 @@ impl Default for ThreadStart {
 /// What a device is started with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelConfig {
-    /// Its addresses, the first being the default one.
+    /// Addresses of the device, the first being the default one.
     pub addresses: Vec<DeviceAddress>,
     /// Where the driver may connect to and listen.
     pub reach: Reach,
-    /// Its limits.
+    /// Limits of the device.
     pub limits: Limits,
     /// Interrupt vectors; vector 0 is that of the asynchronous events.
     pub vectors: u32,

@@ -203,7 +203,7 @@ pub(crate) struct Driver {
     pub(crate) uar: u32,
     /// Regions are registered in remote memory.
     pub(crate) remote: bool,
-    /// Of an event queue for completions, on vector 1.
+    /// Number of an event queue for completions, on vector 1.
     pub(crate) eq: u32,
     completion_events: Mutex<EventQueue<Stretch>>,
 }

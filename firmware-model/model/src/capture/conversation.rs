@@ -17,9 +17,9 @@ pub(super) type Write<'w> = dyn FnMut(Segment, &[u8]) + 'w;
 /// One of the ends, by its place in [`Ends`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// It connected.
+    /// The end that connected.
     Initiator,
-    /// It accepted.
+    /// The end that accepted.
     Responder,
 }
 
@@ -121,7 +121,7 @@ impl Conversation {
         direction.sequence = direction.sequence.wrapping_add(counted);
     }
 
-    /// One end sent `bytes`, the first of which was its `offset`-th.
+    /// Records that one end sent `bytes`, which begin at position `offset` of its stream.
     pub(super) fn bytes(&mut self, from: Side, offset: u64, bytes: &[u8], write: &mut Write<'_>) {
         let other = from.other() as usize;
         let marked = self.directions[other].cutter.wants_markers;
@@ -168,7 +168,7 @@ impl Conversation {
         self.frame(from, &rest, write);
     }
 
-    /// One end is done sending.
+    /// Records that one end finished sending.
     pub(super) fn finish(&mut self, from: Side, write: &mut Write<'_>) {
         if self.reset || std::mem::replace(&mut self.directions[from as usize].finished, true) {
             return;
@@ -180,7 +180,7 @@ impl Conversation {
         }
     }
 
-    /// One end broke the connection.
+    /// Records that one end reset the connection.
     pub(super) fn reset(&mut self, from: Side, write: &mut Write<'_>) {
         if std::mem::replace(&mut self.reset, true) || self.directions.iter().all(|d| d.finished) {
             return;

@@ -22,7 +22,7 @@ enum Phase {
     Started,
     /// FPDUs.
     FullOperation,
-    /// This is not MPA.
+    /// The stream is not MPA.
     Unknown,
 }
 

@@ -62,7 +62,7 @@ fn option(out: &mut Vec<u8>, code: u16, value: &[u8]) {
 /// Begins a section, written by this application.
 pub(super) fn section(out: &mut Vec<u8>, application: &str) {
     block(out, SECTION_HEADER, |out| {
-        // The byte order, version 1.0, and a length that is not known.
+        // The byte order, version 1.0, and an unspecified length.
         out.extend(0x1a2b_3c4d_u32.to_le_bytes());
         out.extend([1, 0, 0, 0]);
         out.extend([0xff; 8]);

@@ -109,7 +109,7 @@ impl<T> Table<T> {
         Ok(object)
     }
 
-    /// Takes an object out. Whoever found it before may still use it.
+    /// Takes an object out. A thread that found the object before may still use it.
     pub(crate) fn remove(&self, id: u32) -> Option<Arc<T>> {
         let object = self.cell(id)?.swap(None)?;
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);

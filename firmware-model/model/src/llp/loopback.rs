@@ -35,7 +35,7 @@ pub(crate) struct Loopback {
 }
 
 impl Loopback {
-    /// One that is captured.
+    /// A loopback that is captured.
     pub(crate) fn captured(tap: OwnPeerTap) -> Loopback {
         Loopback {
             tap: Some(Box::new(tap)),
@@ -84,8 +84,8 @@ impl Loopback {
         self.filled = self.end;
     }
 
-    /// What was delivered: of a peer that is ourselves it is known what became of each message, so
-    /// none completes before.
+    /// What was delivered: the outcome of each message to a queue pair that is its own peer is
+    /// known, so no message completes earlier.
     #[inline]
     pub(crate) fn taken(&self) -> u64 {
         self.processed
@@ -113,7 +113,7 @@ impl Loopback {
         rest.get(..u32::from_ne_bytes(*length) as usize)
     }
 
-    /// It is done with.
+    /// Removes the ULPDU at the front.
     pub(crate) fn consume(&mut self) {
         if let Some(len) = self.front().map(<[u8]>::len) {
             self.start += LENGTH_LEN + len;

@@ -40,7 +40,7 @@ pub enum Backing {
         skip: u64,
         /// The pages, in order.
         pages: Box<[Mapping]>,
-        /// Their IOVAs.
+        /// The IOVAs of the pages.
         iovas: Box<[u64]>,
         /// What the list takes up.
         room: Lease,

@@ -46,7 +46,7 @@ impl Entry {
         }
     }
 
-    /// Says in the log, once, that an access to the `len` bytes at `at` of the backing failed.
+    /// Reports in the log, once, that an access to the `len` bytes at `at` of the backing failed.
     #[cold]
     pub(super) fn report(&self, at: u64, len: u64) {
         if self.reported.swap(true, Ordering::Relaxed) {

@@ -28,7 +28,7 @@ impl Pin {
     }
 }
 
-/// Whoever has pieces of registered memory that are still to be sent.
+/// An owner of pieces of registered memory that are still to be sent.
 pub(crate) trait Borrower: Send + Sync {
     /// Copies the pieces of an entry, and no longer refers to the memory. The caller may hold a
     /// queue pair's lock: an implementation takes none.

@@ -28,7 +28,7 @@ impl Permutation {
 
     #[inline]
     fn round(key: u64, half: u32) -> u32 {
-        // One multiplication by a secret: this stands before every access to memory.
+        // One multiplication by a secret: it precedes every access to memory.
         ((key ^ u64::from(half)).wrapping_mul(key | 1) >> (64 - HALF)) as u32
     }
 

@@ -59,7 +59,7 @@ pub enum BindError {
     AccessRights,
 }
 
-/// Who invalidates.
+/// The origin of an invalidation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InvalidateBy {
     /// A work request of the program.
@@ -74,7 +74,7 @@ pub enum InvalidateError {
     /// No such STag, or not valid: 0/2/09.
     #[error("invalid Stag")]
     InvalidStag,
-    /// Of another protection domain or stream: 0/1/09.
+    /// The STag belongs to another protection domain or stream: 0/1/09.
     #[error("Stag not associated with this stream")]
     NotAssociated,
     /// Other streams use it too (RFC 5040 §8.1.1(7)): 0/2/09.

@@ -203,8 +203,8 @@ impl<'t> Window<'t> {
         updated
     }
 
-    /// Says in the log that an access to the `len` bytes from `at` on failed: once for each region
-    /// or memory window.
+    /// Reports in the log that an access to the `len` bytes from `at` on failed: once for each
+    /// region or memory window.
     #[cold]
     pub fn report(&self, at: u64, len: u64) {
         if let Some(entry) = self.entry.as_ref() {

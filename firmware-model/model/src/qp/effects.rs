@@ -55,12 +55,12 @@ impl Effects {
         self.notifications.is_empty() && self.due.is_empty() && self.events.is_empty() && self.next.is_empty()
     }
 
-    /// Has a queue pair do something once a command is complete.
+    /// Makes requests to a queue pair after a command is complete.
     pub(crate) fn kick(&mut self, qid: u32, requests: Requests) {
         self.next.push_back(Object::Qp(qid, requests));
     }
 
-    /// Goes on with a stream in streaming mode once a command is complete.
+    /// Continues a stream in streaming mode after a command is complete.
     pub(crate) fn look_at_stream(&mut self, sid: u32) {
         self.next.push_back(Object::Stream(sid));
     }

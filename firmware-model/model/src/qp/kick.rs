@@ -71,7 +71,8 @@ impl Core {
         self.run_all(next);
     }
 
-    /// Tells the driver what was gathered, and sets timers; what is to be run is added to `next`.
+    /// Publishes to the driver what was gathered, and sets timers; what is to be run is added to
+    /// `next`.
     fn tell(&self, effects: Effects, next: &mut Next) {
         if effects.is_empty() {
             return;

@@ -22,7 +22,7 @@ pub struct Overflow;
 /// A completion queue.
 #[derive(Debug)]
 pub struct CompletionQueue {
-    /// Its number.
+    /// Number of the queue.
     pub id: u32,
     pub(crate) uar: u32,
     /// Queue pairs that use it.
@@ -50,7 +50,7 @@ struct State {
     producer: u32,
     /// The consumer index when it was last looked at.
     consumer: u32,
-    /// One past the last solicited or failed completion.
+    /// Index behind the last solicited or failed completion.
     solicited: u32,
     armed: Armed,
     /// Completions that a notification waits for, and the longest time that it waits; `None` = no
@@ -167,7 +167,7 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Asks for a notification of the next completion behind `consumer` that matches; one that is
+    /// Requests a notification of the next completion behind `consumer` that matches; one that is
     /// there already notifies at once. A request for any completion is not weakened by a later one
     /// for solicited ones.
     pub(crate) fn arm(&self, consumer: u32, solicited_only: bool, effects: &mut Effects) {

@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 /// An event queue. Its lock is a leaf, as a completion queue's.
 #[derive(Debug)]
 pub struct EventQueue {
-    /// Its number.
+    /// Number of the queue.
     pub id: u32,
     pub(crate) vector: u32,
     /// Completion queues that notify through it.

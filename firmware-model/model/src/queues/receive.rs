@@ -29,7 +29,7 @@ impl Default for RecvWqe {
 }
 
 impl RecvWqe {
-    /// Its scatter list.
+    /// The scatter list of the entry.
     pub fn sges(&self) -> &[Sge] {
         &self.sges[..self.len]
     }
@@ -125,13 +125,13 @@ impl ReceiveQueue {
             .wrapping_sub(self.next)
     }
 
-    /// Asks for a ring at the next post; returns whether something was posted meanwhile.
+    /// Requests a ring at the next post; returns whether something was posted meanwhile.
     fn ring_at_next(&self) -> bool {
         let record = &self.record;
         record::sleep_at(&record.rq_producer, &record.rq_event, self.next) != self.next
     }
 
-    /// Asks for no ring (but one in 2^32 posts, which does no harm).
+    /// Requests no ring (except one in 2^32 posts, which does no harm).
     fn ring_never(&self) {
         self.record
             .rq_event
@@ -143,9 +143,9 @@ impl ReceiveQueue {
 /// (VRB-S-01).
 #[derive(Debug)]
 pub struct SharedReceiveQueue {
-    /// Its number.
+    /// Number of the queue.
     pub id: u32,
-    /// Its protection domain, which the buffers are checked against.
+    /// Protection domain of the queue; the buffers are checked against it.
     pub pd: u32,
     pub(crate) uar: u32,
     /// Queue pairs that take from it.
@@ -219,9 +219,9 @@ impl SharedReceiveQueue {
 /// Where a queue pair takes its receives from.
 #[derive(Debug)]
 pub enum ReceiveSource {
-    /// Its own queue.
+    /// The queue pair's own queue.
     Own(ReceiveQueue),
-    /// One that it shares.
+    /// A queue that the queue pair shares.
     Shared(Arc<SharedReceiveQueue>),
 }
 
@@ -259,7 +259,7 @@ impl ReceiveSource {
         }
     }
 
-    /// Asks for a ring at the next post, because a stream or a queue in error waits for it; returns
+    /// Requests a ring at the next post, because a stream or a queue in error waits for it; returns
     /// whether something was posted meanwhile.
     pub(crate) fn ring_at_next(&mut self) -> bool {
         match self {

@@ -8,7 +8,8 @@ use urnic_device::cqe::Cqe;
 /// Completions that go together.
 const BATCH: usize = 32;
 
-/// The way to a completion queue. Whoever pushes must [`flush`](Self::flush) before the run ends.
+/// The way to a completion queue. The code that pushes must [`flush`](Self::flush) before the run
+/// ends.
 #[derive(Debug)]
 pub(super) struct Completions {
     pub(super) queue: Arc<CompletionQueue>,

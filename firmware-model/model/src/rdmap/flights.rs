@@ -14,9 +14,9 @@ pub(super) enum Wait {
     Taken(u64),
     /// The peer's answer.
     Answer,
-    /// Its turn.
+    /// The flights before it.
     Done,
-    /// Its turn to fail.
+    /// The flights before it; then the request fails.
     Failed(WcStatus),
 }
 
@@ -63,7 +63,7 @@ impl Flight {
     }
 }
 
-/// Those of one queue pair, oldest first, numbered from 0.
+/// The flights of one queue pair, oldest first, numbered from 0.
 #[derive(Debug, Default)]
 pub(super) struct Flights {
     queue: VecDeque<Flight>,

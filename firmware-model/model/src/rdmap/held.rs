@@ -62,7 +62,7 @@ impl Held {
         self.ulpdus.front().map(|(position, _)| *position)
     }
 
-    /// It need not wait any more.
+    /// Removes the oldest message, which need not wait any more.
     pub(super) fn release(&mut self) {
         if let Some((_, ulpdu)) = self.ulpdus.pop_front() {
             self.bytes -= ulpdu.len();

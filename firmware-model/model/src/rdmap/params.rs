@@ -11,7 +11,7 @@ use urnic_device::vocabulary::{Access, QpState, WcOpcode, WcStatus};
 /// What a queue pair is made of.
 #[derive(Debug)]
 pub struct QpParams {
-    /// Its number.
+    /// Number of the queue pair.
     pub qid: u32,
     /// The driver's name for it, put into completions.
     pub label: u32,
@@ -215,7 +215,7 @@ pub enum RxOutcome {
     Ended,
 }
 
-/// Who a queue pair is, for checks and completions.
+/// The identity of a queue pair, for checks and completions.
 #[derive(Debug)]
 pub(crate) struct Identity {
     pub(super) qid: u32,

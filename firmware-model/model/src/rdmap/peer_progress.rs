@@ -53,7 +53,8 @@ impl PeerProgress {
         Rendezvous(Arc::downgrade(&self.counts))
     }
 
-    /// Of `taken` bytes that the stream took of ours, those of which the outcome is known.
+    /// The number of bytes with a known outcome, of the `taken` bytes that the stream took from
+    /// this side.
     #[inline]
     pub(super) fn known(&self, taken: u64) -> u64 {
         taken.min(self.of_ours())

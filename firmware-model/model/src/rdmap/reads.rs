@@ -24,7 +24,7 @@ pub(super) enum Answer {
 #[derive(Debug, Clone)]
 pub(super) struct Pending {
     pub(super) answer: Answer,
-    /// Its work request, and the number of that; `None` for a RTR.
+    /// The work request of the Read, and its number; `None` for a RTR.
     pub(super) request: Option<(u64, SendWqe)>,
     /// The STag of the sink, as sent to the peer.
     pub(super) sink_stag: u32,
@@ -36,7 +36,7 @@ pub(super) struct Pending {
     pub(super) cursor: Cursor,
 }
 
-/// All of them, oldest first.
+/// All pending Reads, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Reads(VecDeque<Pending>);
 

@@ -31,7 +31,7 @@ pub(super) enum Refusal {
     ReadRequest(TerminateError, ReadRequest),
     /// The peer's Terminate makes no sense: end without a word (row RDM-T-08).
     Silent,
-    /// It is the peer's Terminate.
+    /// The message is the peer's Terminate.
     Terminated(Received),
     /// A completion queue is full.
     Overflow,
@@ -104,7 +104,7 @@ impl Responder {
         self.receiving.is_some()
     }
 
-    /// As if so many bytes of the message that is being received had come.
+    /// Sets the state that results when `bytes` bytes of the current message have come.
     #[cfg(test)]
     pub(super) fn have_received(&mut self, bytes: u64) {
         match &mut self.receiving {

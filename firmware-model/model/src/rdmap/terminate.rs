@@ -23,7 +23,7 @@ impl Outgoing {
         Outgoing { bytes, len }
     }
 
-    /// One without headers, by its control word: start-up's errors (RFC 6581 §9).
+    /// A Terminate without headers, made from its control word: start-up's errors (RFC 6581 §9).
     pub(super) fn from_control(control: u32) -> Outgoing {
         let mut bytes = [0; Terminate::MAX_LEN];
         bytes[..CONTROL_LEN].copy_from_slice(&(control & 0xffff_0000).to_be_bytes());
@@ -70,7 +70,7 @@ pub(super) enum OffendingRequest {
 /// A Terminate received.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Received {
-    /// Its control word, as it should have been sent.
+    /// Control word of the Terminate, as it should have been sent.
     pub(super) control: u32,
     /// The status of the offending request; `None`: the error is one of the stream.
     pub(super) status: Option<WcStatus>,

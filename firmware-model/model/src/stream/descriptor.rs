@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 const HIGH: RawFd = 512;
 const CLOSED: i32 = -1;
 
-/// Told of each file descriptor when the device has opened it, and again right before the device
-/// closes it. For a device inside a program that closes numbers which it did not open.
+/// Informed of each file descriptor when the device has opened it, and again right before the
+/// device closes it. For a device inside a program that closes numbers which it did not open.
 /// Async-signal-safe.
 #[derive(Debug, Clone, Copy)]
 pub struct DescriptorWatch {
@@ -87,7 +87,7 @@ impl Descriptors {
         Ok(self.room()?.adopt(fd))
     }
 
-    /// Their numbers.
+    /// The numbers of the descriptors.
     #[cfg(test)]
     pub(crate) fn numbers(&self) -> Vec<RawFd> {
         let numbers = self.slots.iter().map(|fd| fd.load(Ordering::Relaxed));

@@ -27,7 +27,7 @@ pub struct Conditions {
     pub capacity: usize,
     /// Segment size.
     pub mss: u32,
-    /// Of all random choices.
+    /// The seed of all random choices.
     pub seed: u64,
 }
 

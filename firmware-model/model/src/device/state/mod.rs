@@ -84,7 +84,7 @@ pub(crate) struct Core {
     /// Page 0.
     pub(crate) own_page: Arc<Uar>,
     pub(crate) uars: Table<Uar>,
-    /// Their memory, if the driver rings in plain memory.
+    /// Memory of the doorbell pages, if the driver rings in plain memory.
     pub(crate) pages: Option<DoorbellPages>,
     pub(crate) cqs: Table<CompletionQueue>,
     pub(crate) srqs: Table<SharedReceiveQueue>,
@@ -310,7 +310,7 @@ impl Core {
         queue.waiting() < self.config.limits.waiting_events as usize
     }
 
-    /// Tells a queue its doorbell.
+    /// Assigns a doorbell slot to a queue, and returns its offset.
     pub(crate) fn enter_page(&self, page: &Uar, tenant: Tenant) -> u32 {
         let offset = page.enter(tenant);
         if let Some(pages) = &self.pages {

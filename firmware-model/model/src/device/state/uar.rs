@@ -68,7 +68,7 @@ impl Uar {
         self.users.store(0, Ordering::Release);
     }
 
-    /// Who shares the slot at a byte offset.
+    /// The queues that share the slot at a byte offset.
     pub(crate) fn at(&self, offset: u32) -> Vec<Tenant> {
         let tenants = self.lock();
         tenants.get(offset as usize / 8).cloned().unwrap_or_default()

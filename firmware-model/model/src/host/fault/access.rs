@@ -1,7 +1,7 @@
 //! Accesses to memory that may become inaccessible at any time.
 //!
-//! They are written in assembly, so that the handler knows their instructions by address, and can
-//! end them: none of them moves the stack pointer.
+//! They are written in assembly, so that the handler can identify their instructions by address,
+//! and can end them: none of them moves the stack pointer.
 
 /// Memory that was given to the device is not accessible any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -24,7 +24,7 @@ unsafe extern "C" {
     fn urnic_guarded_compare_exchange(word: *mut u64, expected: u64, new: u64, found: *mut u64) -> u32;
 }
 
-/// Where a thread goes on that faulted at `pc`, if it did so in an access of this module.
+/// Where a thread continues that faulted at `pc`, if it did so in an access of this module.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[inline]
 pub(super) fn landing(pc: usize) -> Option<usize> {

@@ -92,7 +92,7 @@ pub(super) fn take(signal: c_int) -> Action {
     }
 }
 
-/// Has the kernel do with `signal` what it does by default: end the process.
+/// Sets the kernel's default for `signal`: to end the process.
 pub(super) fn back_to_default(signal: c_int) {
     // SAFETY: zeros are a valid `sigaction`: the default, no flags, an empty mask.
     kernel(signal, Some(&unsafe { std::mem::zeroed() }));

@@ -19,7 +19,7 @@ fn is_of_instruction(signal: c_int, code: c_int) -> bool {
         && !(signal == libc::SIGSEGV && code == SEGV_MTEAERR)
 }
 
-/// Has the thread go on behind an access of ours, if that is where it faulted.
+/// Makes the thread continue behind an access of this library, if the fault was there.
 fn recover(context: *mut c_void) -> bool {
     // SAFETY: the kernel passes the thread's context to a handler with SA_SIGINFO, and resumes with
     // what is in there afterwards.
@@ -69,7 +69,7 @@ pub(super) extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: 
     }
 }
 
-/// Sends the signal to this thread once more, with the same information.
+/// Sends the signal to this thread again, with the same information.
 fn send_again(signal: c_int, info: *mut siginfo_t) {
     // SAFETY: a signal to the calling thread itself, and the information that came with it.
     unsafe {

@@ -60,8 +60,8 @@ fn take_place(signal: c_int) {
     }
 }
 
-/// Has faults in accesses of ours be recovered from now on, in this process. Where a library
-/// refuses the handler, they end the process as before.
+/// Makes this process recover from faults in accesses of this library from now on. Where a library
+/// refuses the handler, such faults end the process as before.
 pub fn install() {
     alone(|| {
         let own = getpid().as_raw_nonzero().get();

@@ -22,7 +22,7 @@ pub(crate) struct Agreed {
 /// Both directions of one stream.
 #[derive(Debug)]
 pub(crate) struct Mpa {
-    /// Ours.
+    /// The direction from this side to the peer.
     pub(crate) tx: Sender,
     /// The peer's.
     pub(crate) rx: Receiver,

@@ -29,7 +29,7 @@ pub(crate) enum Filled {
     All,
     /// Fewer: the stream is empty for now.
     Short,
-    /// None.
+    /// No byte came.
     Nothing,
     /// The peer's FIN, behind all it sent.
     Fin,

@@ -44,7 +44,7 @@ struct Open {
     parts: usize,
     /// `loose` before it.
     loose: usize,
-    /// Its ULPDU_Length.
+    /// The ULPDU_Length of the FPDU.
     ulpdu_len: usize,
     /// Bytes of it that lie in memory.
     gathered: usize,
@@ -273,7 +273,7 @@ impl Sender {
         let sent = match &self.loan {
             None => self.unsent.send(staging, stream, calls, &mut self.taken),
             Some(_) => {
-                // Whoever revokes waits for the lock, and finds what was not taken.
+                // A thread that revokes waits for the lock, and finds what was not taken.
                 let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
                 lent.append(&mut self.unsent);
                 lent.send(staging, stream, calls, &mut self.taken)

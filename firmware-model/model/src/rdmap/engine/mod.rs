@@ -156,7 +156,7 @@ impl Engine {
         })
     }
 
-    /// Its state.
+    /// The state of the queue pair.
     pub fn state(&self) -> QpState {
         self.state
     }
@@ -198,7 +198,7 @@ impl Engine {
             && !self.is_ending()
     }
 
-    /// Where the send queue stands, for doorbells.
+    /// The send queue, for the state of its doorbells.
     pub fn send_queue(&mut self) -> &mut SendQueue {
         &mut self.halves.requester.sq
     }
@@ -431,7 +431,7 @@ impl Engine {
         self.halves.response_msn = responses;
     }
 
-    /// As if so many bytes of the message that is being received had come.
+    /// Sets the state that results when `bytes` bytes of the current message have come.
     #[cfg(test)]
     pub(in crate::rdmap) fn have_received(&mut self, bytes: u64) {
         self.halves.responder.have_received(bytes);

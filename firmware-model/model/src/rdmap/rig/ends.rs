@@ -146,7 +146,7 @@ impl Scripted {
         Scripted::with(&Shape::default(), agreed(true))
     }
 
-    /// The engine is the initiator if the attachment says so.
+    /// Makes an engine; the attachment decides whether the engine is the initiator.
     pub(crate) fn with(shape: &Shape, attachment: Attachment) -> Scripted {
         let (memory, pd) = table();
         Scripted::on(shape, attachment, memory, pd)

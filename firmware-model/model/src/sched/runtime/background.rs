@@ -66,7 +66,7 @@ impl Background {
     }
 }
 
-/// Of a thread that could not be made.
+/// The errno of a thread that could not be made.
 fn errno(error: io::Error) -> Errno {
     Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)
 }
@@ -99,7 +99,7 @@ struct Loop<'a> {
     /// before.
     polls: u32,
     polled: bool,
-    /// Somebody ended the last sleep before its time.
+    /// Whether another thread ended the last sleep early.
     woken: bool,
     /// Pollers drive the device, as of the last look.
     driven: bool,

@@ -19,8 +19,8 @@ pub(super) struct Told {
     pub(super) wake: bool,
 }
 
-/// Has all queue pairs on the list do what they left; returns whether some left more than sends to
-/// gather.
+/// Makes all queue pairs on the list do the work that they left; returns whether some left more
+/// than sends to gather.
 pub(super) fn attend(core: &Core) -> bool {
     let schedule = &core.schedule;
     let mut at = schedule.attention();

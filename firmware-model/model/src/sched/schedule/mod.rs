@@ -106,7 +106,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Schedule {
-    /// One that waits for descriptors.
+    /// A schedule that waits for descriptors.
     pub(crate) fn with_epoll(descriptors: &Arc<Descriptors>) -> io::Result<Schedule> {
         Ok(Schedule {
             readiness: Some(Readiness::new(descriptors)?),
@@ -114,7 +114,7 @@ impl Schedule {
         })
     }
 
-    /// One that only [`step`](crate::sched::runtime::step) moves.
+    /// A schedule that only [`step`](crate::sched::runtime::step) drives.
     pub(crate) fn manual() -> Schedule {
         Schedule {
             readiness: None,
@@ -197,7 +197,7 @@ impl Schedule {
         }
     }
 
-    /// Somebody is about to wait for an interrupt: what pollers found before does not count any
+    /// A thread is about to wait for an interrupt: what pollers found before does not count any
     /// more, nor that others are about to come back.
     pub(crate) fn note_waiter(&self) {
         self.forget_pollers();
@@ -248,7 +248,7 @@ impl Schedule {
         self.lent_until.store(until.0, Ordering::SeqCst);
     }
 
-    /// Nobody waits there any more.
+    /// Notes that no thread waits there any more.
     pub(crate) fn give_back(&self) {
         self.lent_until.store(0, Ordering::SeqCst);
         if !self.is_driven() {
@@ -340,7 +340,7 @@ impl Schedule {
                 return true;
             }
             qp.listed.store(false, Ordering::SeqCst);
-            // Whoever left something between the two found it listed.
+            // A thread that left something between the two steps found the queue pair listed.
             qp.has_later() && !qp.listed.swap(true, Ordering::SeqCst)
         });
         self.attention_len.store(attention.len(), Ordering::SeqCst);

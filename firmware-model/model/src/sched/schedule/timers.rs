@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 pub(crate) enum Timer {
     /// A queue pair's.
     Qp(u32),
-    /// That of a completion queue's notification.
+    /// The timer of a completion queue's notification.
     Cq(u32),
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct Streams {
 #[derive(Debug)]
 struct Streaming {
     sid: u32,
-    /// Who accepted it; cleared when the driver first names it.
+    /// The listener that accepted the stream; cleared when the driver first names the stream.
     untouched: Mutex<Option<Arc<Listening>>>,
     state: Mutex<State>,
 }
@@ -296,7 +296,7 @@ impl Streams {
             && (self.streams.all().iter()).any(|entry| lock(&entry.state).ends() == Some((local, remote)))
     }
 
-    /// A command on a stream is complete: goes on with it.
+    /// Continues a stream after a command on it is complete.
     pub(crate) fn resume(&self, sid: u32, effects: &mut Effects) {
         if let Some(entry) = self.streams.find(sid) {
             lock(&entry.state).held = false;
@@ -387,7 +387,7 @@ impl Streams {
 }
 
 impl State {
-    /// Ours, and the peer's.
+    /// The addresses of this end and of the peer's end.
     fn ends(&self) -> Option<Ends> {
         self.stream
             .as_ref()
