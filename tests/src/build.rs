@@ -49,7 +49,8 @@ fn built() -> &'static Path {
     BUILT.get_or_init(|| build(&["-p", "urnic-provider", "-p", "urnic-cli"]))
 }
 
-/// `liburnic.so` as users have it, optimised and up to date, whatever this program was built like.
+/// An optimised, current build of `liburnic.so`, in the form that users have, independent of the
+/// profile of this program.
 pub fn optimised_plugin() -> PathBuf {
     let folder = target()
         .parent()
@@ -123,7 +124,7 @@ pub fn compiled(name: &str) -> Result<PathBuf, String> {
 /// Compiles `tests/programs/NAME.c` with these options, as a program of its own.
 ///
 /// # Errors
-/// As [`compiled`].
+/// The reason for a skip or a failed build, as for [`compiled`].
 pub fn compiled_with(name: &str, program: &str, options: &[&str]) -> Result<PathBuf, String> {
     static COMPILER: Mutex<()> = Mutex::new(());
     let _one_at_a_time = COMPILER.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

@@ -17,8 +17,8 @@ use crate::wait::{PATIENCE, until};
 /// Dissectors that guess that any Send is theirs, and then complain about it.
 pub const GUESSERS: [&str; 3] = ["rpcordma", "smb_direct", "iser"];
 
-/// Frames that a dissector calls malformed, or in which it is at a loss, with its words: arguments
-/// and display filter.
+/// Arguments and display filter for frames that a dissector reports as malformed or cannot decode,
+/// with the text of the dissector.
 pub const LOST: ([&str; 8], &str) = (
     [
         "-T",
@@ -46,16 +46,17 @@ pub struct Wire {
     file: PathBuf,
 }
 
-/// What the dissectors say about the MPA streams of a capture.
+/// The result of the dissectors for the MPA streams of a capture.
 #[derive(Debug)]
 pub struct Verdict {
     /// What was judged.
     pub wire: Wire,
-    /// FPDUs whose CRC is right.
+    /// Number of FPDUs with a correct CRC.
     pub good_crcs: u64,
-    /// FPDUs whose CRC is wrong.
+    /// Number of FPDUs with a wrong CRC.
     pub bad_crcs: u64,
-    /// Frames that a dissector calls malformed, or in which it is at a loss, with its words.
+    /// Frames that a dissector reports as malformed or cannot decode, with the text of the
+    /// dissector.
     pub malformed: Vec<String>,
     /// MPA Request and Reply frames.
     pub startups: u64,
@@ -65,7 +66,7 @@ pub struct Verdict {
     pub markers: u64,
 }
 
-/// A file name that nobody has.
+/// A file name that is not in use.
 pub(crate) fn fresh(extension: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -151,8 +152,8 @@ impl Wire {
         Self { file }
     }
 
-    /// Lets tshark read it. MPA has no port of its own: its dissector is a heuristic one, asked
-    /// before those by port number.
+    /// Lets tshark read the capture. MPA has no port of its own: its dissector is a heuristic one,
+    /// which tshark tries before the dissectors by port number.
     ///
     /// # Panics
     /// When tshark cannot read the file.
@@ -182,8 +183,8 @@ impl Wire {
         self.tshark_without(&GUESSERS, args, filter)
     }
 
-    /// The same of a capture whose Sends are all of RPC-over-RDMA. NFS' own dissector looks for
-    /// what went by chunk, and finds it nowhere.
+    /// The output of tshark for a capture whose Sends all carry RPC-over-RDMA. The dissector of NFS
+    /// looks for the data that went by chunk and does not find it.
     pub fn tshark_of_rpc(&self, args: &[&str], filter: &str) -> String {
         self.tshark_without(&["smb_direct", "iser", "nfs"], args, filter)
     }

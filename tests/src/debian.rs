@@ -1,4 +1,5 @@
-//! The other Debian: the same plug-in under another release's libibverbs and programs, in a chroot.
+//! The other Debian: the same plug-in with the libibverbs and programs of another release, in a
+//! chroot.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,8 +8,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use crate::build::{plugin, tree};
 use crate::program::Program;
 
-/// Runs inside a mount namespace of its own, so that nothing stays mounted: $1 is the root, $2 the
-/// plug-in, $3 the folder of rdma-core's tests (or nothing); the rest is the program.
+/// Runs inside a private mount namespace, so that no mount remains: $1 is the root, $2 the plug-in,
+/// $3 the folder of rdma-core's tests (or empty); the rest is the program.
 const ENTER: &str = r#"
 set -e
 root=$1 plugin=$2 tests=$3
@@ -40,7 +41,7 @@ pub fn suites_turn() -> MutexGuard<'static, ()> {
 /// A root of another Debian release.
 #[derive(Debug, Clone)]
 pub struct Debian {
-    /// Its code name.
+    /// The code name of the release.
     pub suite: String,
     root: PathBuf,
 }

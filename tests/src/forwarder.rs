@@ -1,4 +1,4 @@
-//! A way from one TCP port to another that breaks where it is told to.
+//! A forwarder from one TCP port to another that cuts connections at given points.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -30,7 +30,8 @@ pub struct Forwarder {
 }
 
 impl Forwarder {
-    /// To a port of 127.0.0.1. `plan` says of each connection, in turn, where it is cut, if at all.
+    /// Forwards to a port of 127.0.0.1. `plan` returns for each connection, in turn, the point of
+    /// its cut, if any.
     pub fn new(to: u16, mut plan: impl FnMut() -> Option<Cut> + Send + 'static) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let port = listener.local_addr().expect("a TCP socket").port();
@@ -68,7 +69,7 @@ impl Forwarder {
 impl Drop for Forwarder {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
-        // Whoever waits for a connection has one.
+        // This connection ends the wait of the thread that accepts.
         let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

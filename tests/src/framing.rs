@@ -7,7 +7,7 @@ use std::io::{self, Read};
 const SPACING: u64 = 512;
 const WORD: usize = 4;
 
-/// CRC32C (RFC 5044 §4.4, RFC 3720 §12.1), bit by bit, as it goes on the wire.
+/// CRC32C (RFC 5044 §4.4, RFC 3720 §12.1), bit by bit, in the byte order of the wire.
 pub fn crc32c(bytes: &[u8]) -> [u8; 4] {
     const REFLECTED: u32 = 0x82f6_3b78;
     let crc = bytes.iter().fold(u32::MAX, |crc, byte| {
@@ -54,7 +54,7 @@ impl Framing {
         self.frame_padded(ulpdu, 0)
     }
 
-    /// The same, with this value in the pad.
+    /// Frames a ULPDU with this value in the bytes of the pad.
     pub fn frame_padded(&mut self, ulpdu: &[u8], pad: u8) -> Vec<u8> {
         let len = u16::try_from(ulpdu.len()).expect("ULPDU_Length has 16 bits");
         let mut plain = [&len.to_be_bytes(), ulpdu].concat();
@@ -89,10 +89,10 @@ impl Framing {
         }
     }
 
-    /// Reads the next FPDU; its ULPDU. Panics on a bad CRC, marker or pad.
+    /// Reads the next FPDU and returns its ULPDU. Panics on a bad CRC, marker or pad.
     ///
     /// # Errors
-    /// Those of reading.
+    /// The error of the read.
     #[track_caller]
     pub fn read(&mut self, from: &mut impl Read) -> io::Result<Vec<u8>> {
         let mut wire = Vec::new();

@@ -1,9 +1,9 @@
 //! Linux with soft-iWARP (siw) in a virtual machine: an iWARP stack that is not ours.
 //! `scripts/siw-guest` makes what it boots.
 //!
-//! QEMU's user network joins the two, so nobody needs to be root: programs here find the guest's
-//! listener at 127.0.0.1, those in the guest find ours at [`HOST`]. Booted once, for all tests of
-//! the process; they have it by turns, as siw has one set of parameters.
+//! QEMU's user network connects the two, so the tests need no root: programs here find the guest's
+//! listener at 127.0.0.1, programs in the guest find ours at [`HOST`]. The guest boots once, for
+//! all tests of the process; one test uses it at a time, because siw has one set of parameters.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -72,7 +72,8 @@ impl Guest {
         Ok(guest)
     }
 
-    /// A guest of this many processors and MiB that is the caller's alone; ended when dropped.
+    /// A guest with this many processors and MiB for the caller alone. The guest ends when it is
+    /// dropped.
     ///
     /// # Errors
     /// The reason for a skip.
@@ -86,8 +87,8 @@ impl Guest {
             let _ = write!(network, ",hostfwd=tcp:127.0.0.1:{here}-:{there}");
         }
         let mut qemu = Program::plain("qemu-system-x86_64")
-            // QEMU does "rep movsb" byte by byte, and PCLMULQDQ bit by bit: who is told of them
-            // copies, and makes CRCs, far slower by them.
+            // QEMU emulates "rep movsb" byte by byte, and PCLMULQDQ bit by bit: a guest that finds
+            // these instructions copies, and computes CRCs, far more slowly.
             .line("-accel tcg,thread=multi -cpu max,-erms,-pclmulqdq -nodefaults -no-user-config -no-reboot")
             .line(&format!("-smp {processors} -m {memory}"))
             .line("-display none -serial stdio")

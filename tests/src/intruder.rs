@@ -38,13 +38,13 @@ use crate::wait::PATIENCE;
 pub const BASE: u64 = 0x1_0000_0000;
 /// Length of that memory.
 pub const LEN: u64 = 1 << 20;
-/// What is where in it; behind that it is the caller's.
+/// Offsets in the memory of an intruder. The memory from `FREE` on belongs to the caller.
 const COMPLETIONS: u64 = 0x1000;
 const CQ_RING: u64 = 0x2000;
 const RECORDS: u64 = 0x3000;
 const SQ_RING: u64 = 0x4000;
 const RQ_RING: u64 = 0x5000;
-/// From here on that memory is the caller's.
+/// The memory from this offset on belongs to the caller.
 pub const FREE: u64 = 0x8000;
 const LOG_QUEUE: u32 = 6;
 const PAGE_LEN: u64 = 4096;
@@ -52,9 +52,9 @@ const PAGE_LEN: u64 = 4096;
 /// Why something was not done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// The server says no.
+    /// The server refused the request with this errno.
     Errno(u32),
-    /// The device says no.
+    /// The device refused the command with this status.
     Status(u16),
     /// The server has closed the connection.
     Gone,
@@ -83,11 +83,11 @@ pub struct Intruder {
 /// A queue pair that is its own peer.
 #[derive(Debug)]
 pub struct OwnPeer {
-    /// Its number.
+    /// The number of the queue pair.
     pub qid: u32,
-    /// Its completion queue.
+    /// The number of the queue pair's completion queue.
     pub cqid: u32,
-    /// Its domain.
+    /// The protection domain of the queue pair.
     pub pd: u32,
     uar: u32,
     slot: u32,
@@ -95,9 +95,10 @@ pub struct OwnPeer {
 }
 
 impl Intruder {
-    /// Connects, and says nothing.
+    /// Connects and sends nothing.
     ///
     /// # Errors
+    /// No server accepts the connection.
     /// No server takes the connection.
     pub fn connect(path: &Path) -> std::io::Result<Self> {
         let socket = UnixStream::connect(path)?;
@@ -191,7 +192,7 @@ impl Intruder {
         }
     }
 
-    /// Asks, and has the answer.
+    /// Sends a request and returns the answer.
     pub fn ask(&mut self, request: &Request<'_>, fds: &[BorrowedFd<'_>]) -> Answer<Message> {
         self.send(request, false, fds)?;
         let message = self.receive()?;
@@ -311,7 +312,7 @@ impl Intruder {
         self.execute(Command::new(opcode, arguments))
     }
 
-    /// Whether its function does what it should: a command, and the end of what it made.
+    /// Checks that the function works: creates an object with a command and destroys it.
     pub fn works(&mut self) -> Answer<()> {
         let pd: Handle = self.command(Opcode::AllocPd, &Nothing {})?.result();
         self.command(Opcode::FreePd, &pd).map(drop)
@@ -404,7 +405,7 @@ impl Intruder {
         Ok(self.execute(command)?.result::<Handle>().id.get())
     }
 
-    /// Posts one request without operands of its own but these pieces of local memory.
+    /// Posts one request that has no operands besides these pieces of local memory.
     pub fn post(&mut self, peer: &mut OwnPeer, mut header: SendHeader, pieces: &[Sge]) {
         header.flags = WorkFlags::SIGNALED.bits();
         header.num_sge = pieces.len() as u8;
@@ -446,7 +447,7 @@ impl Intruder {
         }
     }
 
-    /// How a status reads in [`Refused`].
+    /// The form of a status in [`Refused`].
     pub fn status(status: Status) -> Refused {
         Refused::Status(status as u16)
     }

@@ -27,7 +27,7 @@ const LAYERS: [&str; 18] = [
     "driver-shim/bus",
     "driver-shim/driver",
 ];
-/// What stands on top of them, and may use any.
+/// The crates above all layers, which may use any of them.
 const TOP: [&str; 5] = ["provider", "cli", "tests", "bench", "fuzz"];
 
 fn manifest(folder: &str) -> Table {
@@ -71,8 +71,8 @@ fn every_crate_has_its_layer() {
 
 #[test]
 fn what_drives_and_what_is_driven_share_the_contract_only() {
-    // The model must not know its driver, VFIO not what makes programs see the device, and a test
-    // suite of devices no driver.
+    // The model must not depend on its driver, VFIO not on the presence, and a test suite for
+    // devices not on a driver.
     for (folder, never) in [
         (
             "firmware-model/model",

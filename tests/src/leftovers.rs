@@ -17,10 +17,10 @@ impl XrcDomains {
         XrcDomains::at(&["/tmp/xrc_domain"])
     }
 
-    /// Those of perftest.
+    /// The XRC domains of perftest.
     ///
     /// # Errors
-    /// As above.
+    /// The reason for a skip.
     pub fn of_perftest() -> Result<XrcDomains, String> {
         XrcDomains::at(&["/tmp/xrc_domain_server", "/tmp/xrc_domain_client"])
     }
@@ -41,7 +41,7 @@ impl Drop for XrcDomains {
     }
 }
 
-/// Whether it is not there, any more or at all.
+/// Whether the file does not exist (any more).
 fn removed(path: &str) -> bool {
     match std::fs::remove_file(path) {
         Ok(()) => true,

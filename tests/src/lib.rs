@@ -1,10 +1,10 @@
 //! The harness of the system tests: real programs under the plug-in, in pairs, in network
-//! namespaces, as other users, in another Debian; their wire captured and judged by tshark; and a
-//! peer that speaks TCP by hand.
+//! namespaces, as other users, in another Debian; captures of their wire, judged by tshark; and a
+//! raw TCP peer.
 //!
 //! Everything here cleans up when dropped, runs beside other tests, and waits for conditions under
-//! a generous limit, whose passing fails the test with all that the programs said. What cannot run
-//! on a machine says so: see [`skip`].
+//! a generous limit. When the limit passes, the test fails with all output of the programs. A test
+//! that cannot run on a machine reports that: see [`skip`].
 
 pub mod build;
 pub mod capture;

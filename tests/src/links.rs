@@ -77,8 +77,8 @@ fn within_the_tree(path: &Path) -> Option<PathBuf> {
     Some(plain)
 }
 
-/// What is wrong with the pages, by their paths from the root of the tree. `exists` tells which
-/// paths there are.
+/// The faults of the pages, by their paths from the root of the tree. `exists` returns whether a
+/// path exists.
 fn complaints(texts: &BTreeMap<PathBuf, String>, exists: impl Fn(&Path) -> bool) -> Vec<String> {
     let pages: BTreeMap<&PathBuf, Page> = texts
         .iter()

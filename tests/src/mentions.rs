@@ -1,4 +1,5 @@
-//! Source files and functions that the pages name: each exists, so that a reader finds it.
+//! Source files and functions that the pages name: each of them exists, so that a reader can find
+//! it.
 //!
 //! A page names a file by code such as `rdmap/requester/mod.rs`: the end of its path, in which `src`
 //! may be left out. Code right behind that, such as `step`, is a word in the file.
@@ -37,7 +38,7 @@ fn contains_word(text: &str, word: &str) -> bool {
         .any(|found| found == word)
 }
 
-/// What `page` names and is not there. `read` gives a file's text.
+/// The names in `page` that do not exist. `read` returns the text of a file.
 fn missing(page: &str, files: &[PathBuf], read: impl Fn(&Path) -> String) -> Vec<String> {
     let mut missing = Vec::new();
     let mut named: Option<(String, Vec<&PathBuf>)> = None;
@@ -80,7 +81,7 @@ fn files_and_functions_that_pages_name_exist() {
     let mut complaints = Vec::new();
     let mut named = 0;
     for (page, text) in links::pages() {
-        // The history names files that are gone.
+        // The history names files that no longer exist.
         if page == Path::new("CHANGELOG.md") {
             continue;
         }

@@ -1,5 +1,5 @@
-//! Network namespaces without names: each lives as long as a process of ours holds it, so that
-//! nothing is left behind even when the tests are killed. Need root.
+//! Network namespaces without names: each exists as long as a process of ours holds it, so that
+//! nothing remains even when the tests are killed. They need root.
 
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
@@ -12,7 +12,8 @@ use crate::wait::{PATIENCE, until};
 /// A network namespace with its loopback up.
 #[derive(Debug)]
 pub struct Netns {
-    /// `cat`, waiting in the namespace for the end of its input, which comes when we end.
+    /// `cat`, in the namespace. It waits for the end of its input, which comes when this process
+    /// ends.
     holder: Child,
 }
 
@@ -93,8 +94,8 @@ impl Netns {
         ])
     }
 
-    /// Runs a piece of the test itself inside, on a thread of its own; sockets made there belong
-    /// there.
+    /// Runs a part of the test inside the namespace, on a separate thread. Sockets created there
+    /// belong to the namespace.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let path = format!("/proc/{}/ns/net", self.holder.id());
         std::thread::scope(|scope| {

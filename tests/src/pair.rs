@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::program::{Ended, Program, Running};
 use crate::wait::{PATIENCE, Wait, free_port, until};
 
-/// How long one end may go on after the other has failed: it may have to find that out.
+/// How long one end may run after the other has failed: it may need this time to detect the
+/// failure.
 const MOURNING: Duration = Duration::from_secs(20);
 
 /// A server and a client that take `-p PORT`, the client with the server's address as its last
@@ -18,31 +19,33 @@ pub struct Pair {
     pub client: Program,
     /// Where the client finds the server.
     pub address: String,
-    /// How long both may take.
+    /// The time limit for both programs.
     pub limit: Duration,
 }
 
-/// How often a pair may be started anew because its client connected too early.
+/// How often a pair may be restarted because its client connected too early.
 pub const CALLS: usize = 10;
 
-/// Parts of the log that say when an id listens and when one connects. They say nothing else.
+/// The log filter that reports when an id listens and when an id connects, and no more.
 const LISTENS_AND_CALLS: &str = "warn,urnic_cm::rdma_cm::ids=debug,urnic_cm::rdma_cm::active=debug";
 
-/// Was the client of a perftest with `-R` refused, by its own words? It makes a second connection
-/// for the queue pair under test, after a word between both that says no more than that the server
-/// is about to listen. A refused client means to try again up to ten times, but then looks for the
-/// call in memory that it has freed (`rdma_cm_client_connection` of 4.5 and 25.01), and dies of it.
+/// Whether the output of a perftest client with `-R` shows that its connection was rejected. The
+/// client makes a second connection for the queue pair under test, after a message between both
+/// ends that means only that the server is about to listen. A rejected client is meant to retry up
+/// to ten times, but it then uses the connection in memory that it has freed
+/// (`rdma_cm_client_connection` of 4.5 and 25.01), and crashes.
 ///
-/// Alone this does not say whose fault that was: [`called_too_early`] does.
+/// This alone does not show which side is at fault: [`called_too_early`] does.
 pub fn was_refused(said: &str) -> bool {
-    // Unreachable: QEMU's user network takes the call, and nobody in the guest answers.
+    // Unreachable: QEMU's user network accepts the TCP connection, and no program in the guest
+    // answers.
     let nobody = ["RDMA_CM_EVENT_REJECTED", "RDMA_CM_EVENT_UNREACHABLE"];
     nobody.iter().any(|words| said.contains(words)) && said.contains("Failed to connect RDMA CM events.")
 }
 
-/// Is it perftest's fault that its client was refused? It is if the client's second call left
-/// before the server listened for the second time, by the times in the logs of both, on one host.
-/// If the server did listen, our listener is at fault.
+/// Whether perftest is at fault that its client was rejected. It is if the client's second connect
+/// left before the server listened for the second time, by the times in the logs of both, on one
+/// host. If the server did listen, our listener is at fault.
 pub fn called_too_early(server: &str, client: &str) -> bool {
     let listened = times(server, "listens at ");
     match times(client, "connects to ").get(1) {
@@ -51,8 +54,8 @@ pub fn called_too_early(server: &str, client: &str) -> bool {
     }
 }
 
-/// When the log of the connection manager says so, in order. A line may begin behind others' words
-/// without an end.
+/// The times at which the log of the connection manager has this event, in order. A line of the log
+/// may begin behind an unfinished line of another program.
 fn times<'a>(said: &'a str, what: &str) -> Vec<&'a str> {
     const LEN: usize = "2000-01-01T00:00:00.000000Z".len();
     let lines = said.lines().filter_map(|line| {
@@ -67,7 +70,7 @@ fn times<'a>(said: &'a str, what: &str) -> Vec<&'a str> {
     lines.collect()
 }
 
-/// What both ends said.
+/// The output of both ends.
 #[derive(Debug)]
 pub struct Both {
     /// The server's end.
@@ -76,7 +79,7 @@ pub struct Both {
     pub client: Ended,
 }
 
-/// Why a pair did not get to its ends.
+/// The reason why a pair did not finish.
 #[derive(Debug)]
 struct Failure {
     what: String,
@@ -97,7 +100,7 @@ impl Failure {
 }
 
 impl Pair {
-    /// The same program with the same arguments on both sides, on 127.0.0.1.
+    /// A pair that runs the same program with the same arguments on both sides, on 127.0.0.1.
     pub fn new(program: &Program) -> Self {
         Self {
             server: program.clone(),
@@ -120,7 +123,7 @@ impl Pair {
         self
     }
 
-    /// How long both may take.
+    /// Sets the time limit for both programs.
     #[must_use]
     pub fn within(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -144,7 +147,7 @@ impl Pair {
     /// Starts both, the client once the server listens.
     ///
     /// # Errors
-    /// What the server said, if it ended before, or does not listen in time.
+    /// The output of the server, if it ended early or does not listen in time.
     fn try_start(&self) -> Result<(Running, Running), String> {
         let port = free_port().to_string();
         let mut server = self.server.clone().args(["-p", &port]).spawn();
@@ -161,18 +164,18 @@ impl Pair {
         })
     }
 
-    /// Runs both to their ends; anew, if the client of a perftest [called too
+    /// Runs both to their ends; again, if the client of a perftest [connected too
     /// early](called_too_early).
     ///
     /// # Errors
-    /// What both said, if one does not end in time, or not soon after the other failed, or the
-    /// server before it listened.
+    /// The output of both, if one does not end in time, or not soon after the other failed, or if
+    /// the server ends before it listens.
     pub fn tries(&self) -> Result<Both, String> {
         self.tries_after(|| {})
     }
 
-    /// As [`Pair::tries`], with something to do before each start, when whoever was started before
-    /// is gone.
+    /// Runs both like [`Pair::tries`] and calls `prepare` before each start, after the programs of
+    /// the start before have ended.
     fn tries_after(&self, mut prepare: impl FnMut()) -> Result<Both, String> {
         if !self.is_perftest_by_rdma_cm() {
             prepare();
@@ -204,7 +207,7 @@ impl Pair {
                 bereft = mourning.is_over();
             }
             let over = ends.iter().all(Option::is_some);
-            // Its server waits for ever then.
+            // The server of such a client waits for ever.
             let alone = ends[1].is_some() && was_refused(&client.output());
             let hopeless = alone || bereft;
             (over || hopeless).then_some(over && !alone)
@@ -227,21 +230,21 @@ impl Pair {
         })
     }
 
-    /// Runs both to their ends; panics with what both said if one does not end in time, or not soon
-    /// after the other failed.
+    /// Runs both to their ends; panics with the output of both if one does not end in time, or not
+    /// soon after the other failed.
     #[track_caller]
     pub fn ends(&self) -> Both {
         self.tries().unwrap_or_else(|said| panic!("{said}"))
     }
 
-    /// Runs both; panics with what both said unless both succeed.
+    /// Runs both; panics with the output of both unless both succeed.
     #[track_caller]
     pub fn succeeds(&self) -> Both {
         self.succeeds_after(|| {})
     }
 
-    /// As [`Pair::succeeds`], with something to do before each start: to do away with what a pair
-    /// left that [called too early](called_too_early), and was started anew.
+    /// Runs both like [`Pair::succeeds`] and calls `prepare` before each start: it removes the
+    /// leftovers of a pair that [connected too early](called_too_early) and is restarted.
     #[track_caller]
     pub fn succeeds_after(&self, prepare: impl FnMut()) -> Both {
         let both = self.tries_after(prepare).unwrap_or_else(|said| panic!("{said}"));
@@ -285,7 +288,7 @@ mod tests {
     fn a_refusal_by_who_listens_is_no_excuse() {
         let (early, late) = ("2026-11-23T13:13:41.684065Z", "2026-11-23T13:13:41.684066Z");
         assert!(!called_too_early(&server(early), &client(late)));
-        // The first call, another failure, and logs that say nothing.
+        // The first connection, another failure, and logs without the events.
         assert!(!called_too_early(
             "",
             &format!("{}{REFUSED}", client(late).split_once(" 0.05").expect("two").0)

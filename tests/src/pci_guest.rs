@@ -1,9 +1,9 @@
-//! A guest that is given urnic as a PCI function, in a QEMU that speaks vfio-user: Debian's own
-//! kernel with an IOMMU, unless something else is asked for. `scripts/qemu-guest` makes what it
-//! boots, `scripts/vfio-kernel` the other kernel.
+//! A guest that has urnic as a PCI function, in a QEMU that supports vfio-user: Debian's own kernel
+//! with an IOMMU, unless a test requests another. `scripts/qemu-guest` builds what the guest boots,
+//! `scripts/vfio-kernel` the other kernel.
 //!
-//! The plug-in and `urnic` under test are in the guest's folder `/urnic`. It ends when dropped;
-//! several may run side by side.
+//! The plug-in and `urnic` under test are in the guest's folder `/urnic`. The guest ends when
+//! dropped; several guests may run side by side.
 
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -25,8 +25,8 @@ const FIRST_SLOT: usize = 0x10;
 /// Where the guest's shell is on 127.0.0.1 of the guest's host.
 const SHELL_THERE: u16 = 7007;
 
-/// A port of the guest at which others find it, by any address of its host: for programs that talk
-/// TCP beside what they do by RDMA.
+/// A port of the guest that others reach by any address of its host: for programs that use TCP
+/// beside RDMA.
 pub const PORT: u16 = 18_515;
 
 /// What a guest is made of.
@@ -82,7 +82,7 @@ impl Server {
         }
     }
 
-    /// The sockets of its functions.
+    /// The sockets of the guest's functions.
     pub fn sockets(&self) -> Vec<PathBuf> {
         (0..self.functions)
             .map(|function| self.folder.file(&function.to_string()))
@@ -97,7 +97,7 @@ impl Server {
         }
     }
 
-    /// What it said so far.
+    /// The output so far.
     pub fn output(&self) -> String {
         self.running.as_ref().map(Running::output).unwrap_or_default()
     }
@@ -134,7 +134,7 @@ impl<'a> PciGuest<'a> {
         Self::boot_as(Machine::Stock, host, sockets)
     }
 
-    /// The same, of another make.
+    /// Boots a guest of this kind of machine.
     ///
     /// # Errors
     /// The reason for a skip.
@@ -183,8 +183,8 @@ impl<'a> PciGuest<'a> {
         for (index, socket) in sockets.iter().enumerate() {
             let slot = FIRST_SLOT + index;
             let path = socket.display();
-            // QEMU gives up a device whose answer takes five seconds by the clock, which a machine
-            // may stand still for.
+            // QEMU abandons a device whose answer takes five seconds by the clock, and a loaded
+            // machine may pause for that long.
             qemu = qemu.arg("-device").arg(format!(
                 r#"{{"driver":"vfio-user-pci","bus":"pcie.0","addr":"{slot:#x}","x-msg-timeout":60000,"socket":{{"type":"unix","path":"{path}"}}}}"#
             ));
@@ -250,7 +250,8 @@ impl<'a> PciGuest<'a> {
         task
     }
 
-    /// Runs a command line of the guest's shell; its output. Panics with that if it fails.
+    /// Runs a command line in the guest's shell and returns the output. Panics with the output if
+    /// the command fails.
     #[track_caller]
     pub fn run(&self, line: &str) -> String {
         match self.start(line).tries() {
@@ -266,7 +267,7 @@ impl<'a> PciGuest<'a> {
         format!("LD_PRELOAD=/urnic/liburnic.so URNIC_DEVICE=vfio:{address} {line}")
     }
 
-    /// What the guest's kernel and QEMU said.
+    /// The messages of the guest's kernel and of QEMU.
     pub fn console(&self) -> String {
         self.qemu.output()
     }

@@ -1,5 +1,4 @@
-//! A peer that speaks TCP by hand: sends start-up frames and FPDUs given as bytes, reads what comes
-//! back.
+//! A raw TCP peer: sends start-up frames and FPDUs given as bytes, and reads the answers.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -38,9 +37,9 @@ pub enum End {
 pub struct Peer {
     stream: TcpStream,
     reader: BufReader<TcpStream>,
-    /// How what it tells is framed.
+    /// The framing of what the peer sends.
     pub outbound: Framing,
-    /// How what it hears is framed.
+    /// The framing of what the peer receives.
     pub inbound: Framing,
 }
 
@@ -62,7 +61,7 @@ impl Peer {
         Self::over(socket.into())
     }
 
-    /// Whether something comes before the end of the connection.
+    /// Whether a byte arrives before the end of the connection.
     pub fn hears(&mut self) -> bool {
         self.reader.fill_buf().is_ok_and(|bytes| !bytes.is_empty())
     }
@@ -187,7 +186,7 @@ impl Peer {
         self.stream.set_read_timeout(Some(span)).expect("a TCP socket");
         let outcome = loop {
             match self.reader.fill_buf().map(<[u8]>::to_vec) {
-                // A machine that was stopped and goes on ends a call that has a time limit
+                // When a stopped machine continues, a system call with a time limit ends with EINTR
                 // (signal(7)).
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 outcome => break outcome,

@@ -1,4 +1,4 @@
-//! One real program: how to start it, what it says, how it ends.
+//! One real program: its start, its output, its end.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use crate::build;
 use crate::wait::{PATIENCE, Wait, until};
 
-/// What a running program needs beside it, such as its device in another process.
+/// What a running program needs beside it, such as a device in another process.
 pub(crate) type Companion = Box<dyn fmt::Debug + Send + Sync>;
 
 /// A program to start.
@@ -80,7 +80,7 @@ impl Program {
         self.args(line.split_whitespace())
     }
 
-    /// Sets a variable of its environment.
+    /// Sets an environment variable of the program.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
         self.environment.push((name.into(), value.as_ref().to_owned()));
@@ -96,7 +96,7 @@ impl Program {
         self.env(name, value)
     }
 
-    /// Is this one of its arguments?
+    /// Whether this is one of the program's arguments.
     pub fn has_arg(&self, arg: &str) -> bool {
         self.argv.iter().skip(1).any(|known| known == arg)
     }
@@ -138,8 +138,8 @@ impl Program {
         command
     }
 
-    /// Does it have the plug-in under test, as ourselves, in our own file system? Where another
-    /// user or another root is asked for, the test has its reasons.
+    /// Whether the program has the plug-in under test, runs as the user of the tests, and in the
+    /// file system of the tests. A test that requests another user or another root has its reasons.
     pub(crate) fn is_ordinary(&self) -> bool {
         let here = self.place.first().is_none_or(|word| word == "nsenter")
             && !self.place.contains(&"setpriv".into());
@@ -194,7 +194,7 @@ impl fmt::Display for Program {
     }
 }
 
-/// What a program has said so far.
+/// The output of a program so far.
 #[derive(Debug)]
 struct Output {
     pipe: PipeReader,
@@ -207,7 +207,7 @@ impl Output {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what the program writes until nobody can write any more.
+    /// Collects the output of the program until no process can write any more.
     fn collect(&self) {
         let mut chunk = [0; 65536];
         loop {
@@ -226,8 +226,8 @@ impl Output {
         }
     }
 
-    /// Waits until all that is written by now is here. A child that outlives the program may hold
-    /// the pipe, so its end is nothing to wait for.
+    /// Waits until everything that is written by now has been collected. A child that outlives the
+    /// program may hold the pipe, so this does not wait for the end of the pipe.
     fn catch_up(&self) {
         until(PATIENCE, || {
             let _bytes = self.lock();
@@ -236,7 +236,7 @@ impl Output {
     }
 }
 
-/// A program that was started; ended with all its children when dropped.
+/// A running program. It is ended with all its children when dropped.
 #[derive(Debug)]
 pub struct Running {
     name: String,
@@ -249,17 +249,17 @@ pub struct Running {
 }
 
 impl Running {
-    /// Its process.
+    /// The process ID of the program.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it has said so far.
+    /// The output so far.
     pub fn output(&self) -> String {
         String::from_utf8_lossy(&self.output.lock()).into_owned()
     }
 
-    /// Its status, once it has ended.
+    /// The exit status of the program, once it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
             self.status = self.child.try_wait().expect("our own child");
@@ -267,13 +267,13 @@ impl Running {
         self.status
     }
 
-    /// Waits until it has said something that `find` finds.
+    /// Waits for output in which `find` finds something.
     #[track_caller]
     pub fn says<T>(&mut self, what: &str, find: impl FnMut(&str) -> Option<T>) -> T {
         self.says_from(0, what, find)
     }
 
-    /// Waits until it has said something that `find` finds behind the first `from` bytes of its
+    /// Waits for output in which `find` finds something, behind the first `from` bytes of the
     /// output.
     #[track_caller]
     pub fn says_from<T>(&mut self, from: usize, what: &str, mut find: impl FnMut(&str) -> Option<T>) -> T {
@@ -298,7 +298,7 @@ impl Running {
         }
     }
 
-    /// Writes to its standard input.
+    /// Writes to the standard input of the program.
     pub fn tell(&mut self, text: &str) {
         use std::io::Write;
         let stdin = self.child.stdin.as_mut().expect("a pipe");
@@ -313,10 +313,10 @@ impl Running {
         self.tries_to_listen(port).unwrap_or_else(|said| panic!("{said}"));
     }
 
-    /// Waits until it listens at `port`.
+    /// Waits until the program listens at `port`.
     ///
     /// # Errors
-    /// What it said, if it ends before, or does not listen in time.
+    /// The output of the program, if it ends early or does not listen in time.
     pub fn tries_to_listen(&mut self, port: u16) -> Result<(), String> {
         let pid = self.pid();
         let listening = until(PATIENCE, || {
@@ -345,7 +345,7 @@ impl Running {
         }
     }
 
-    /// Stops it; none of its threads runs any more when this returns.
+    /// Stops the program; none of its threads runs any more when this returns.
     #[track_caller]
     pub fn stop(&self) {
         self.signal(Signal::STOP);
@@ -366,18 +366,18 @@ impl Running {
         self.signal(Signal::CONT);
     }
 
-    /// Waits for its end, for at most [`PATIENCE`].
+    /// Waits at most [`PATIENCE`] for the end of the program.
     pub fn wait(self) -> Ended {
         self.wait_for(PATIENCE)
     }
 
-    /// Ends it if it does not by itself in a moment; what it said.
+    /// Ends the program if it does not end soon by itself; returns the output.
     pub fn stopped(self) -> Ended {
         self.signal(Signal::TERM);
         self.wait()
     }
 
-    /// Waits for its end; panics, with its output, if that takes longer than `limit`.
+    /// Waits for the end of the program; panics with the output if that takes longer than `limit`.
     pub fn wait_for(mut self, limit: Duration) -> Ended {
         drop(self.child.stdin.take());
         let status = until(limit, || self.ended());
@@ -426,15 +426,15 @@ impl Ended {
         self.status.success()
     }
 
-    /// Its output; panics with it if the program failed.
+    /// The output of the program; panics with it if the program failed.
     #[track_caller]
     pub fn success(self) -> String {
         assert!(self.ok(), "{self}");
         self.output
     }
 
-    /// Its output; panics with it if the program succeeded, or was ended by a signal rather than by
-    /// itself.
+    /// The output of the program; panics with it if the program succeeded, or was ended by a signal
+    /// rather than by itself.
     #[track_caller]
     pub fn failure(self) -> String {
         assert!(!self.ok() && self.status.signal().is_none(), "{self}");

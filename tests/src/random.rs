@@ -19,7 +19,7 @@ impl Random {
         (self.next() >> 11) as usize % end
     }
 
-    /// So many bytes.
+    /// This many random bytes.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         (0..len).map(|_| self.next() as u8).collect()
     }

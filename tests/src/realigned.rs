@@ -1,20 +1,21 @@
 //! A capture whose TCP segments begin where MPA's frames begin.
 //!
 //! tshark (4.0, 4.4) loses a stream where a segment ends an FPDU and has a few bytes of the next:
-//! from there on it takes payload for headers. TCP may cut its stream anywhere, and with offloads
-//! does. So the bytes that were captured are cut anew, at the lengths they state themselves, one
-//! frame a packet. Whether lengths, checksums and headers are right is still for tshark to say: cut
-//! by a wrong length, every frame after it is wrong too.
+//! from there on it reads payload as headers. TCP may cut its stream anywhere, and with offloads
+//! does. So the captured bytes are cut again, at the lengths in their own headers, one frame in
+//! each packet. tshark still judges lengths, checksums and headers: when a length is wrong, every
+//! frame after the cut is wrong too.
 
 use std::collections::BTreeMap;
 
 /// One direction of a TCP connection: its number in the capture and its sender's port.
 type Direction = (u32, u16);
 
-/// How the keys of Request and Reply begin (RFC 5044 §7.1.1).
+/// The first bytes of the keys of Request and Reply (RFC 5044 §7.1.1).
 const START_UP: &[u8] = b"MPA ID ";
 
-/// What tshark prints for each segment with payload: the fields that `pcap` wants, in this order.
+/// The fields that tshark prints for each segment with payload, in the order in which `pcap` reads
+/// them.
 pub const FIELDS: [&str; 7] = [
     "tcp.stream",
     "ip.src",
@@ -74,7 +75,7 @@ struct Flow {
     bytes: Vec<u8>,
 }
 
-/// Puts the segments of each direction in order, whoever spoke first in a connection first.
+/// Orders the segments of each direction; the side that sends first in a connection comes first.
 fn flows(lines: &str) -> Result<Vec<Flow>, String> {
     let mut order: Vec<Direction> = Vec::new();
     let mut found: BTreeMap<Direction, (Heads, BTreeMap<usize, Vec<u8>>)> = BTreeMap::new();

@@ -1,9 +1,9 @@
-//! The rows of the protocols' rules, and which test shows which: `docs/reference/conformance.md` is
-//! made of it.
+//! The rows of the protocols' rules, and the tests that show each row: the source of
+//! `docs/reference/conformance.md`.
 //!
 //! A test shows the rows whose ids its name begins with: `mpa_c_04_…`, and with several,
-//! `rdm_o_03_and_o_04_…`. `tests/fixtures/conformance.toml` has the rows, names of other tests that
-//! show one, and the reasons of those that none shows.
+//! `rdm_o_03_and_o_04_…`. `tests/fixtures/conformance.toml` has the rows, the names of other tests
+//! that show a row, and the reasons for the rows that no test shows.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -49,13 +49,13 @@ const PARTS: [(&str, &str); 11] = [
 #[derive(Debug)]
 struct Test {
     name: String,
-    /// Its file, from the root of the tree.
+    /// The file of the test, from the root of the tree.
     file: String,
     /// It runs in `make soak` or `make interop` only.
     long: bool,
 }
 
-/// A row: its level, its source, and what it asks.
+/// A row: its level, its source, and its requirement.
 #[derive(Debug)]
 struct Row {
     id: String,
@@ -77,7 +77,7 @@ fn ids(name: &str) -> Vec<String> {
                 letter = words.next().unwrap_or_default().to_uppercase();
             }
         } else if !letter.is_empty() && word.len() == 1 && word.bytes().all(|b| b.is_ascii_lowercase()) {
-            // `…_o_03_and_o_04_…`; or the name goes on with a word of one letter.
+            // `…_o_03_and_o_04_…`; or the name continues with a word of one letter.
             let mut ahead = words.clone();
             ahead.next();
             if !ahead.next().is_some_and(is_number) {

@@ -1,4 +1,4 @@
-//! A device in a process of its own: `urnic serve`, at all addresses of this host.
+//! A device in a separate process: `urnic serve`, at all addresses of this host.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -55,10 +55,10 @@ impl Served {
         &self.server
     }
 
-    /// Another one at the same place, after the first was killed.
+    /// Starts another server at the same socket, after the first was killed.
     pub fn again(&mut self) {
-        // A process that is killed loses its descriptors one by one, and the one that listens
-        // perhaps last.
+        // A killed process loses its descriptors one by one, and the listening descriptor perhaps
+        // last.
         let ended = until(PATIENCE, || self.server.ended());
         assert!(
             ended.is_some(),
@@ -71,7 +71,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // What its clients sent still arrives when it is asked to end.
+        // Data that the clients sent still arrives when the server receives SIGTERM.
         self.server.signal(rustix::process::Signal::TERM);
         until(PATIENCE, || self.server.ended());
     }
@@ -92,8 +92,8 @@ fn serve(folder: &std::path::Path, place: &[OsString], options: &str) -> Running
     server
 }
 
-/// Whether the tests shall use such devices wherever they would use the one in the process:
-/// `URNIC_TEST_DEVICE=vfio-user`.
+/// Whether the tests use devices in other processes wherever they would use the device in the
+/// process: `URNIC_TEST_DEVICE=vfio-user`.
 pub fn wanted() -> bool {
     match std::env::var("URNIC_TEST_DEVICE").as_deref() {
         Ok("vfio-user") => true,
@@ -102,11 +102,11 @@ pub fn wanted() -> bool {
     }
 }
 
-/// For tests of what only the device in the program's own process has, or shows there: they are
-/// left out where all shall be in others.
+/// For tests of properties that only the device in the program's own process has or shows: these
+/// tests are left out where all devices are in other processes.
 ///
 /// # Errors
-/// The reason for that, which `scripts/test` tells from those for a skip.
+/// The reason, which `scripts/test` distinguishes from the reasons for a skip.
 pub fn in_process(why: &str) -> Result<(), String> {
     match wanted() {
         true => Err(format!("in process only: {why}")),

@@ -1,5 +1,5 @@
-//! A shell in a guest, at a TCP port that QEMU's user network forwards: how tests have things done
-//! there.
+//! A shell in a guest, at a TCP port that QEMU's user network forwards. Tests run commands through
+//! it.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use crate::wait::Wait;
 
-/// How long one thing may take in a machine that is emulated: some twenty times longer than
-/// outside.
+/// The time limit for one command in an emulated machine, which is some twenty times slower.
 pub const LIMIT: Duration = Duration::from_secs(300);
 
 /// The port of the guest's shell, inside.
@@ -22,19 +21,19 @@ pub struct Task {
 }
 
 impl Task {
-    /// Starts a command line of the guest's shell, which QEMU's user network has at this port of
-    /// 127.0.0.1.
+    /// Starts a command line in the guest's shell, which QEMU's user network forwards from this
+    /// port of 127.0.0.1.
     ///
     /// # Errors
-    /// Nobody listens there: the guest is gone.
+    /// No process listens there, because the guest has ended.
     pub fn start(port: u16, line: &str) -> std::io::Result<Self> {
         Self::over(TcpStream::connect((Ipv4Addr::LOCALHOST, port))?, line)
     }
 
-    /// Starts a command line of the shell at the other end.
+    /// Starts a command line in the shell at the other end of the stream.
     ///
     /// # Errors
-    /// It is gone.
+    /// The shell has closed the connection.
     pub fn over(mut stream: TcpStream, line: &str) -> std::io::Result<Self> {
         stream.write_all(format!("{{ {line}; }} </dev/null 2>&1; echo \"status $?\"; exit\n").as_bytes())?;
         Ok(Task {
@@ -43,17 +42,17 @@ impl Task {
         })
     }
 
-    /// Waits for its end: did it succeed, and all that it wrote. Panics, with that, if it takes
-    /// longer than [`LIMIT`].
+    /// Waits for the end of the command; returns whether it succeeded, and its output. Panics with
+    /// the output if the command takes longer than [`LIMIT`].
     #[track_caller]
     pub fn ends(self) -> (bool, String) {
         self.tries().unwrap_or_else(|said| panic!("{said}"))
     }
 
-    /// Waits for its end: did it succeed, and all that it wrote.
+    /// Waits for the end of the command; returns whether it succeeded, and its output.
     ///
     /// # Errors
-    /// It takes longer than [`LIMIT`], or the guest is gone; with all that it wrote.
+    /// The command takes longer than [`LIMIT`], or the guest has ended; with the output so far.
     pub fn tries(mut self) -> Result<(bool, String), String> {
         let mut wait = Wait::new(LIMIT);
         let (mut bytes, mut chunk) = (Vec::new(), [0; 65536]);
@@ -63,8 +62,8 @@ impl Task {
             match self.stream.read(&mut chunk) {
                 Ok(0) => break,
                 Ok(n) => bytes.extend_from_slice(&chunk[..n]),
-                // Interrupted: a machine that was stopped and goes on ends a call that has a time
-                // limit (signal(7)).
+                // Interrupted: when a stopped machine continues, a system call with a time limit
+                // ends with EINTR (signal(7)).
                 Err(error)
                     if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock)
                         && !wait.is_over() => {}
@@ -80,7 +79,8 @@ impl Task {
         Ok((status == "0", format!("{output}(status {status})\n")))
     }
 
-    /// Waits for its end; panics with its output if it fails.
+    /// Waits for the end of the command and returns the output; panics with the output if the
+    /// command fails.
     #[track_caller]
     pub fn success(self) -> String {
         let line = self.line.clone();

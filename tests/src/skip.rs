@@ -1,4 +1,5 @@
-//! Tests that cannot run here say so, and why; a silent pass would be a lie.
+//! Tests that cannot run here report that and the reason; a silent pass would hide the missing
+//! test.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ pub fn say(reason: &str) {
     let _ = std::io::stderr().write_all(format!("SKIPPED {name}: {reason}\n").as_bytes());
 }
 
-/// Gives the value, or says why the test is skipped and returns from it.
+/// Returns the value, or prints why the test is skipped and returns from the test.
 #[macro_export]
 macro_rules! or_skip {
     ($result:expr) => {

@@ -215,7 +215,7 @@ impl Visitor<'_> {
         self.path(names);
     }
 
-    /// Takes a path; a single name is known by its `use`.
+    /// Records a path; a single name is resolved by its `use`.
     fn path(&mut self, names: Names) {
         if names.len() > 1 {
             self.module().paths.insert(names);

@@ -1,5 +1,5 @@
-//! Starting a program as the environment of the tests asks: with a device in another process, or
-//! with a capture of its wire.
+//! Starting a program as the environment of the tests requires: with a device in another process,
+//! or with a capture of its wire.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,19 +9,20 @@ use crate::program::{Companion, Ended, Program, Running};
 use crate::served::{self, Served};
 use crate::wait::PATIENCE;
 
-/// The variable that names a folder, if each program shall capture its wire into a file there.
+/// The variable that names a folder: when it is set, each program captures its wire into a file
+/// there.
 pub const CAPTURES: &str = "URNIC_TEST_PCAP";
 
 impl Program {
-    /// A device of its own in another process, if the tests shall use such ones and it could be
-    /// reached, and no other device is asked for.
+    /// A device in another process for this program, if the tests use such devices, the program
+    /// could reach it, and the test requests no other device.
     fn device(&self) -> Option<Box<Served>> {
         (served::wanted() && self.is_ordinary() && !self.sets("URNIC_DEVICE"))
             .then(|| Box::new(Served::through(self.place(), "")))
     }
 
-    /// Where it shall capture its wire, if all programs shall (`URNIC_TEST_PCAP`), and its device
-    /// is inside.
+    /// The file for the capture of this program, if all programs capture (`URNIC_TEST_PCAP`) and
+    /// the device is in the program's process.
     fn capture(&self) -> Option<PathBuf> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let folder = std::env::var_os(CAPTURES)?;
@@ -32,8 +33,8 @@ impl Program {
         wanted.then(|| Path::new(&folder).join(name))
     }
 
-    /// Starts it, with its output kept. All of `Program::through`'s words replace themselves, so
-    /// its pid is the program's own.
+    /// Starts the program and keeps its output. All commands of `Program::through` replace
+    /// themselves with exec, so the pid is the program's own.
     pub fn spawn(&self) -> Running {
         let device = self.device();
         let program = match (&device, self.capture()) {
@@ -44,12 +45,13 @@ impl Program {
         program.start(device.map(|device| device as Companion))
     }
 
-    /// Starts it and waits for its end, for at most [`PATIENCE`].
+    /// Starts the program and waits at most [`PATIENCE`] for its end.
     pub fn run(&self) -> Ended {
         self.run_for(PATIENCE)
     }
 
-    /// Starts it and waits for its end; panics, with its output, if that takes longer than `limit`.
+    /// Starts the program and waits for its end; panics with the output if that takes longer than
+    /// `limit`.
     pub fn run_for(&self, limit: Duration) -> Ended {
         self.spawn().wait_for(limit)
     }

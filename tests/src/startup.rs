@@ -3,9 +3,9 @@
 
 use crate::peer::Peer;
 
-/// Flag M of start-up frames: markers are wanted.
+/// Flag M of start-up frames: the sender requires markers.
 pub const MARKERS: u8 = 0x80;
-/// Flag C: CRCs are wanted.
+/// Flag C: the sender requires CRCs.
 pub const CRC: u8 = 0x40;
 /// Flag R of a Reply: no.
 pub const REJECT: u8 = 0x20;
@@ -32,7 +32,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Its bytes.
+    /// The bytes of the frame.
     pub fn octets(&self) -> Vec<u8> {
         let key = if self.request { REQUEST_KEY } else { REPLY_KEY };
         let len = (self.private_data.len() as u16).to_be_bytes();
@@ -54,32 +54,32 @@ impl Frame {
         }
     }
 
-    /// The word at the front of its private data.
+    /// The word at the start of the private data.
     pub fn word(&self) -> Option<u32> {
         let octets = self.private_data.first_chunk()?;
         (self.flags & ENHANCED != 0).then(|| u32::from_be_bytes(*octets))
     }
 }
 
-/// How an end of a native connection introduces itself in private data.
+/// The parameters of one end of a native connection, in private data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Introduction {
-    /// Its queue pair's number.
+    /// The queue pair number of this end.
     pub from: u32,
     /// That of the queue pair it means.
     pub to: u32,
-    /// Its first PSN.
+    /// The first PSN of this end.
     pub sq_psn: u32,
     /// The first PSN it expects.
     pub rq_psn: u32,
-    /// How often its Sends are repeated when no receive is posted: 7 = for ever.
+    /// How often the Sends of this end are repeated when no receive is posted: 7 = for ever.
     pub rnr_retry: u8,
-    /// Tells its calls apart.
+    /// Distinguishes the connection attempts of this end.
     pub nonce: u64,
 }
 
 impl Introduction {
-    /// Its bytes: version 1, a call, PSN and `rnr_retry` known.
+    /// The bytes of the introduction: version 1, a connect, with a valid PSN and `rnr_retry`.
     pub fn octets(&self) -> Vec<u8> {
         let mut octets = b"uRNC".to_vec();
         octets.extend([1, 0, 3, self.rnr_retry]);
@@ -97,8 +97,8 @@ impl Introduction {
         [word.to_be_bytes().to_vec(), self.octets()].concat()
     }
 
-    /// The same of an end that knows neither its first PSN nor its `rnr_retry` yet: it calls from
-    /// RTR on, and learns them at RTS.
+    /// The bytes of an end that connects from RTR on, before it has its first PSN and `rnr_retry`,
+    /// which it gets at RTS.
     pub fn before_rts(&self, word: u32) -> Vec<u8> {
         let mut private_data = self.with_word(word);
         private_data[10..12].fill(0);

@@ -48,7 +48,7 @@ pub fn read_response(stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
 
 /// STag of every sink that [`read_request`] names.
 pub const SINK_STAG: u32 = 0x77;
-/// Its offset.
+/// The tagged offset of the sink.
 pub const SINK_TO: u64 = 0x1000;
 
 /// A Read Request.

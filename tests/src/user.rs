@@ -7,14 +7,14 @@ use urnic_testkit::Folder;
 
 use crate::program::Program;
 
-/// Debian's `nobody`, who owns nothing.
+/// Debian's user `nobody`, which owns no files.
 pub const NOBODY: u32 = 65534;
 
 /// A second ordinary user; needs no entry in passwd.
 pub const SOMEBODY: u32 = 61234;
 
-/// A folder that every user can read, with the plug-in in it: the build's own may lie in somebody's
-/// home. Removed when dropped.
+/// A folder that every user can read, with the plug-in in it: the build's own folder may be in a
+/// user's home. Removed when dropped.
 #[derive(Debug)]
 pub struct Staged {
     folder: Folder,
@@ -30,7 +30,7 @@ impl Staged {
         staged
     }
 
-    /// Copies another file; its new path.
+    /// Copies another file and returns its new path.
     pub fn add(&self, file: &Path) -> PathBuf {
         let copy = self.folder.path().join(file.file_name().expect("a file"));
         std::fs::copy(file, &copy).expect("room for a copy");
@@ -44,7 +44,8 @@ impl Staged {
     }
 }
 
-/// The program, run by that user, who must be able to read it and its plug-in. Needs root.
+/// The program, run by that user, which must be able to read the program and the plug-in. Needs
+/// root.
 pub fn as_user(user: u32, program: Program) -> Program {
     let (uid, gid) = (format!("--reuid={user}"), format!("--regid={user}"));
     // Root's folders are not that user's business.

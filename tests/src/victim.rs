@@ -28,7 +28,7 @@ const FIRST_PAGE: u64 = 64;
 const OUR_PSN: u32 = 0x00_1234;
 const NONCE: u64 = 0x0123_4567_89ab_cdef;
 
-/// Who of the two opens the connection.
+/// The side that opens the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// The victim is called: it is MPA's responder.
@@ -43,15 +43,15 @@ pub const ROLES: [Role; 2] = [Role::Called, Role::Calls];
 /// A queue pair of the victim.
 #[derive(Debug, Clone, Copy)]
 pub struct Qp {
-    /// Its place in the order of creation.
+    /// The place of the queue pair in the order of creation.
     pub index: u64,
-    /// Its number.
+    /// The queue pair number.
     pub qpn: u32,
-    /// Its first PSN.
+    /// The first PSN of the queue pair.
     pub psn: u32,
 }
 
-/// What a queue pair shall be like.
+/// The parameters of a queue pair.
 #[derive(Debug, Clone, Copy)]
 pub struct Wish {
     /// Flags of our start-up frame besides S.
@@ -99,7 +99,7 @@ pub struct Wc {
     pub opcode: u64,
     /// Length of what was received.
     pub len: u64,
-    /// As it was posted; receives of a link are 0, 1, ….
+    /// The identifier with which the request was posted; receives of a link are 0, 1, ….
     pub id: u64,
     /// `enum ibv_wc_flags`.
     pub flags: u64,
@@ -113,7 +113,7 @@ pub struct Victim {
     dialogue: Obedient,
     here: HashMap<String, String>,
     gid: [u8; 16],
-    /// Where it is told that its peers are; at first, where it is itself.
+    /// The address that the victim has for its peers; at first, its own address.
     peers: [u8; 16],
     links: u32,
     pages: u64,
@@ -128,7 +128,7 @@ impl Victim {
         Self::start_by(variables, |program| program)
     }
 
-    /// Starts it in a place of its own.
+    /// Starts the victim in a place of its own.
     ///
     /// # Errors
     /// The reason for a skip.
@@ -151,7 +151,7 @@ impl Victim {
         Ok(victim)
     }
 
-    /// Has it do something; its answer.
+    /// Sends an order to the victim and returns the answer.
     #[track_caller]
     pub fn order(&mut self, line: &str) -> String {
         self.dialogue.order(line)
@@ -162,14 +162,14 @@ impl Victim {
         self.dialogue.ask(line)
     }
 
-    /// The STag of one of its regions: `all`, `read`, `write`, `local`, `foreign`, `zero`, `in`,
-    /// `big`.
+    /// The STag of one of the victim's regions: `all`, `read`, `write`, `local`, `foreign`, `zero`,
+    /// `in`, `big`.
     #[track_caller]
     pub fn stag(&self, name: &str) -> u32 {
         u32::from_str_radix(&self.here[name], 16).expect("a number")
     }
 
-    /// A STag that nobody has.
+    /// An STag that does not exist.
     pub fn no_stag(&self) -> u32 {
         let taken = |stag: u32| self.here.values().any(|text| *text == format!("{stag:x}"));
         let mut stag = self.stag("all") ^ 0x5555_5500;
@@ -179,7 +179,7 @@ impl Victim {
         stag
     }
 
-    /// Where its buffer of a page lies.
+    /// The address of the victim's buffer of a page.
     pub fn buffer(&self) -> u64 {
         self.address("buffer")
     }
@@ -190,7 +190,7 @@ impl Victim {
         u64::from_str_radix(&self.here[name], 16).expect("a number")
     }
 
-    /// Its GID 0, as the program sees it.
+    /// GID 0 of the victim, as the program sees it.
     pub fn gid(&self) -> [u8; 16] {
         self.gid
     }
@@ -252,7 +252,7 @@ impl Victim {
         ));
     }
 
-    /// What the peer `qpn` says to this queue pair.
+    /// The introduction that the peer `qpn` sends to this queue pair.
     pub fn introduction(&self, qp: Qp, qpn: u32, wish: &Wish) -> Introduction {
         Introduction {
             from: qpn,
@@ -278,7 +278,7 @@ impl Victim {
         }
     }
 
-    /// Waits for a receive that went well: its identifier and its length.
+    /// Waits for a receive that succeeded: its identifier and its length.
     #[track_caller]
     pub fn received(&mut self, qp: Qp) -> (u64, u64) {
         let wc = self.completion(qp);
@@ -295,7 +295,7 @@ impl Victim {
         }
     }
 
-    /// Whether its completion queue is empty.
+    /// Whether the completion queue of this queue pair is empty.
     #[track_caller]
     pub fn has_none(&mut self, qp: Qp) -> bool {
         self.order(&format!("poll {:x}", qp.index)) == "none"
@@ -307,7 +307,7 @@ impl Victim {
         self.order(&format!("destroy {:x}", qp.index));
     }
 
-    /// Its state.
+    /// The state of the queue pair.
     #[track_caller]
     pub fn state(&mut self, qp: Qp) -> u64 {
         self.ask(&format!("state {:x}", qp.index))("state")
@@ -320,13 +320,13 @@ impl Victim {
         (field("kind"), field("qp"))
     }
 
-    /// Whether no asynchronous event waits.
+    /// Whether no asynchronous event is pending.
     #[track_caller]
     pub fn is_quiet(&mut self) -> bool {
         self.ask("quiet")("quiet") == 1
     }
 
-    /// Posts a Send of so many bytes of its buffer.
+    /// Posts a Send of this many bytes of the victim's buffer.
     #[track_caller]
     pub fn sends(&mut self, qp: Qp, id: u64, len: u64) {
         let buffer = self.buffer();
@@ -346,7 +346,7 @@ impl Victim {
         assert_eq!(self.ask(&line)("errno"), 0, "{line}");
     }
 
-    /// Bytes of one of its regions `arena`, `inbox`, `large`.
+    /// Bytes of the victim's region `arena`, `inbox` or `large`.
     #[track_caller]
     pub fn dump(&mut self, region: &str, offset: usize, len: usize) -> Vec<u8> {
         hex(&self.order(&format!("dump {region} {offset:x} {len:x}")))
@@ -358,25 +358,25 @@ impl Victim {
         self.dump("arena", 0, 3 * PAGE)
     }
 
-    /// Deregisters one of its regions.
+    /// Deregisters one of the victim's regions.
     #[track_caller]
     pub fn deregisters(&mut self, name: &str) {
         self.order(&format!("dereg {name}"));
     }
 
-    /// Other traffic of the program goes on: a hundred exchanges between two queue pairs of its
-    /// own, over TCP.
+    /// Checks that the program's other traffic continues: a hundred exchanges between two queue
+    /// pairs of the program, over TCP.
     #[track_caller]
     pub fn is_healthy(&mut self) {
         assert_eq!(self.order("healthy"), "healthy");
     }
 
-    /// Its process.
+    /// The process ID of the victim.
     pub fn pid(&self) -> u32 {
         self.dialogue.program.pid()
     }
 
-    /// All that it has said.
+    /// All output of the victim.
     pub fn output(&self) -> String {
         self.dialogue.program.output()
     }
@@ -386,7 +386,7 @@ impl Victim {
         &mut self.dialogue.program
     }
 
-    /// Its process.
+    /// The process of the victim.
     pub fn process(&self) -> &Running {
         &self.dialogue.program
     }

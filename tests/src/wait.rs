@@ -1,15 +1,15 @@
-//! Waiting for conditions, never for times; and ports nobody uses.
+//! Waiting for conditions, never for times; and ports that are not in use.
 
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
 use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long anything that ought to happen at once may take on a loaded machine.
+/// The time limit for an action that is normally immediate, on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A limit to a wait. What counts is time in which the waiter could look: a machine that was
-/// stopped meanwhile, or was busy elsewhere, and its processes with it, took none of it away.
+/// A limit to a wait. Only time in which the waiter could check counts: time in which the machine
+/// was stopped, or busy elsewhere together with its processes, does not.
 #[derive(Debug)]
 pub struct Wait {
     left: Duration,
@@ -28,8 +28,8 @@ impl Wait {
         }
     }
 
-    /// Whether it has taken too long. To be asked after each look, which come at least every tenth
-    /// of a second.
+    /// Whether the wait has taken too long. The waiter calls this after each check, and checks at
+    /// least every tenth of a second.
     pub fn is_over(&mut self) -> bool {
         let now = Instant::now();
         self.left = self.left.saturating_sub((now - self.looked).min(Self::STEP));
@@ -79,8 +79,8 @@ pub fn alive(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists() && !matches!(state, None | Some('Z' | 'X'))
 }
 
-/// A TCP port that nobody uses and that no other test of this process is given. Below the range
-/// from which the kernel picks ports.
+/// A TCP port that is not in use and that no other test of this process gets. Below the range from
+/// which the kernel picks ports.
 pub fn free_port() -> u16 {
     const FIRST: u16 = 20_000;
     const COUNT: u16 = 12_000;

@@ -8,7 +8,7 @@ pub(crate) struct Arena {
     pub(crate) len: usize,
 }
 
-// SAFETY: memory is used by its address only.
+// SAFETY: `Arena` only holds the address and length of a mapping; neither depends on a thread.
 unsafe impl Send for Arena {}
 
 impl Arena {
@@ -47,7 +47,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: ours, and nobody uses it any more.
+        // SAFETY: this arena owns the mapping of `len` bytes at `base`; all its users have ended.
         unsafe { libc::munmap(self.base.cast(), self.len) };
     }
 }

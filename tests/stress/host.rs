@@ -1,4 +1,4 @@
-//! A side as the model knows it: its memory, how that is registered, and what of it is in use.
+//! A side in the model: its memory, how that memory is registered, and which parts are in use.
 
 use urnic_rdma_core::*;
 
@@ -29,18 +29,18 @@ pub(crate) struct Region {
     pub(crate) on_demand: bool,
 }
 
-/// How a region comes to be registered otherwise.
+/// How the registration of a region changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// Deregistered, and registered anew.
+    /// Deregistered and registered again.
     Anew,
-    /// `ibv_rereg_mr`, of its memory and rights.
+    /// `ibv_rereg_mr` with the same memory and rights.
     Again,
-    /// `ibv_rereg_mr`, of its rights alone.
+    /// `ibv_rereg_mr` with new rights only.
     Rights,
 }
 
-/// What the model knows of a side.
+/// The model's state of a side.
 pub(crate) struct Host {
     pub(crate) memory: Vec<u8>,
     pub(crate) regions: Vec<Region>,

@@ -7,7 +7,7 @@ pub(crate) const REGIONS: usize = 6;
 /// Behind the regions: counters that all queue pairs add to.
 pub(crate) const COUNTERS: usize = REGIONS * REGION;
 pub(crate) const COUNTER_COUNT: usize = 8;
-/// What the model knows ends here.
+/// The end of the memory that the model tracks.
 pub(crate) const KNOWN: usize = COUNTERS + 8 * COUNTER_COUNT;
 /// Then where what was fetched from the counters goes, …
 pub(crate) const RESULTS: usize = COUNTERS + 4096;
@@ -16,7 +16,7 @@ pub(crate) const RESULT_COUNT: usize = 1024;
 pub(crate) const SLOTS: usize = RESULTS + 8 * RESULT_COUNT;
 pub(crate) const SLOT: usize = 4096;
 pub(crate) const SLOT_COUNT: usize = 96;
-/// Last, what is written and read by requests that nobody waits for.
+/// The last part: memory that unawaited requests write and read.
 pub(crate) const SCRATCH: usize = SLOTS + SLOT * SLOT_COUNT;
 pub(crate) const SCRATCH_PIECE: usize = 1 << 15;
 pub(crate) const SCRATCH_PIECES: usize = 8;

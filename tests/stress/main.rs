@@ -1,6 +1,6 @@
 //! A generator of legal verbs programs: many queue pairs between two sides, everything that a
-//! reliable connection can do, checked against a model of memory and completions. See `plan` for
-//! what is legal. A failure names the seed and the round; the same seed plays the same rounds.
+//! reliable connection can do, checked against a model of memory and completions. `plan` defines
+//! what is legal. A failure names the seed and the round; the same seed produces the same rounds.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -54,7 +54,7 @@ fn options() -> Option<Options> {
     (options.links > 0 && (1..=2).contains(&options.processes)).then_some(options)
 }
 
-/// Plays a side. The first one says when it is enough.
+/// Runs one side. The first side decides when the run ends.
 fn play(number: usize, mut socket: UnixStream, options: &Options) {
     use std::io::{Read, Write};
 
@@ -87,7 +87,7 @@ fn play(number: usize, mut socket: UnixStream, options: &Options) {
     );
 }
 
-/// Says where it failed, when it did.
+/// Prints the place of a failure, when one happened.
 struct Told {
     seed: u64,
     round: u64,

@@ -1,12 +1,12 @@
 //! What both sides do in a round, and what their memory must hold afterwards. Both sides make the
-//! same plan from the same seed, and each follows its half; so each knows what the other does
-//! without a word.
+//! same plan from the same seed, and each executes its half, so each has the plan of the other
+//! without a message.
 //!
-//! The programs are legal ones. What runs at the same time touches different memory, except where
-//! iWARP has an order: on one queue pair a Read or an atomic sees the Writes before it, atomics of
-//! one queue pair come in order, what a fenced request sends was fetched before, and additions to
-//! one counter commute. That a Write is there is known only after a Send or a Read behind it, so
-//! each direction's requests end with one.
+//! The programs are legal ones. Requests that run at the same time touch different memory, except
+//! where iWARP has an order: on one queue pair a Read or an atomic sees the Writes before it,
+//! atomics of one queue pair come in order, what a fenced request sends was fetched before, and
+//! additions to one counter commute. A Write is certain to have arrived only after a Send or a Read
+//! behind it, so each direction's requests end with one.
 
 mod requests;
 
@@ -47,12 +47,12 @@ pub(crate) struct End {
     pub(crate) shared: bool,
 }
 
-/// How a window's time ends.
+/// How the use of a window ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// By the peer's last Send.
     Invalidated,
-    /// By its owner's request.
+    /// By a request of the owner.
     Unbound,
     /// It is freed while it is bound.
     Freed,
@@ -64,7 +64,8 @@ pub(crate) struct Window {
     /// Which of the side's windows.
     pub(crate) slot: usize,
     pub(crate) kind: ibv_mw_type,
-    /// Whose queue pair binds it; it alone may use one of type 2.
+    /// The connection whose queue pair binds the window; only that queue pair may use a window of
+    /// type 2.
     pub(crate) link: usize,
     pub(crate) at: usize,
     pub(crate) len: usize,
@@ -73,7 +74,7 @@ pub(crate) struct Window {
     used: usize,
 }
 
-/// The peer's memory, and by which of its windows, if not by the region.
+/// The peer's memory, and the window by which a request uses it, if not by the region.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Target {
     pub(crate) at: usize,
@@ -111,19 +112,19 @@ pub(crate) struct Arrival {
     pub(crate) imm: Option<u32>,
     /// The side's own window.
     pub(crate) invalidated: Option<usize>,
-    /// What a slot of the shared queue holds then. Elsewhere the model knows.
+    /// The content of a slot of the shared queue. For other memory the model has the content.
     pub(crate) data: Vec<u8>,
 }
 
-/// A connection made anew.
+/// A connection that is made again.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Renewal {
     pub(crate) link: usize,
-    /// So many receives are flushed before.
+    /// How many receives are flushed before.
     pub(crate) farewell: usize,
-    /// Or it is destroyed with so many requests in flight, …
+    /// Alternatively, how many requests are in flight when the queue pair is destroyed.
     pub(crate) in_flight: usize,
-    /// … whose memory is deregistered before.
+    /// Whether the memory of the requests in flight is deregistered before.
     pub(crate) revoked: bool,
 }
 
@@ -134,7 +135,7 @@ pub(crate) struct Part {
     pub(crate) regions: Vec<(usize, Change)>,
     pub(crate) sizes: Vec<(usize, u32)>,
     pub(crate) windows: Vec<Window>,
-    /// What is written into its own memory first.
+    /// What this side first writes into its own memory.
     pub(crate) fills: Vec<(usize, Vec<u8>)>,
     /// By link: the receives, and whether they are posted late.
     pub(crate) receives: Vec<(Vec<Vec<Span>>, bool)>,
@@ -149,7 +150,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// What there is in its own memory at that byte.
+    /// The users of this side's own memory at that byte.
     pub(crate) fn who_uses(&self, at: usize) -> String {
         let within = |spans: &[Span]| {
             spans
@@ -178,7 +179,7 @@ pub(crate) struct Round {
     pub(crate) parts: [Part; 2],
 }
 
-/// All that is the same for both sides.
+/// The state that both sides share.
 pub(crate) struct World {
     dice: Dice,
     pub(crate) hosts: [Host; 2],
@@ -337,7 +338,7 @@ fn region(dice: &mut Dice, i: usize) -> Region {
         .fold(0, |all, right| all | right);
     let naming = match dice.below(4) {
         0 => Naming::Zero,
-        // As far from a page's start as the memory is: it begins a page.
+        // The name has the same offset in a page as the memory, which begins a page.
         1 => Naming::Given((dice.roll() >> 20) & !0xfff),
         _ => Naming::Address,
     };

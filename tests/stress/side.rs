@@ -1,4 +1,5 @@
-//! One side: does its part of each round with real verbs, and compares what came with the plan.
+//! One side: executes its half of each round with real verbs, and compares the results with the
+//! plan.
 
 mod completions;
 mod windows;
@@ -31,7 +32,7 @@ struct Link {
     farewell: usize,
 }
 
-/// What the peer said of its memory.
+/// The parameters of the peer's memory.
 #[derive(Default)]
 struct Peer {
     names: Vec<u64>,
@@ -116,7 +117,7 @@ impl Side {
         self.completions
     }
 
-    /// Both sides say as many words.
+    /// Exchanges words with the peer. Both sides send the same number of words.
     fn exchange(&mut self, words: &[u64]) -> Vec<u64> {
         let mine: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let mut theirs = vec![0; mine.len()];
@@ -148,7 +149,7 @@ impl Side {
         self.next_id
     }
 
-    /// Does its part, and compares.
+    /// Executes this side's half of a round and compares the results.
     pub(crate) fn play(&mut self, world: &World, round: &Round) {
         let part = &round.parts[self.number];
         self.renew(world, &round.renewals);
@@ -196,11 +197,11 @@ impl Side {
         self.barrier();
         self.compare(world, part);
         self.unbind(part, world);
-        // Who goes on may end a connection that the other still needs for that.
+        // A side that continues may end a connection that the other side still needs.
         self.barrier();
     }
 
-    /// Connections that are made anew.
+    /// Ends these connections and makes them again.
     fn renew(&mut self, world: &World, renewals: &[Renewal]) {
         for renewal in renewals {
             let i = renewal.link;
@@ -227,10 +228,10 @@ impl Side {
         }
     }
 
-    /// Posts requests for nobody to wait for, since the queue pair is about to go; their memory,
-    /// unless that is gone, too.
+    /// Posts requests that are never awaited, because the queue pair is about to be destroyed.
+    /// Returns their memory, unless that is deregistered, too.
     fn leave_in_flight(&mut self, renewal: &Renewal) -> Option<Mr> {
-        // In the first round the peer has not said where its memory is.
+        // In the first round the peer has not yet sent the names of its memory.
         if renewal.in_flight == 0 || self.peer.names.is_empty() {
             return None;
         }
@@ -263,7 +264,7 @@ impl Side {
         (!renewal.revoked).then_some(mr)
     }
 
-    /// Tells the peer the names and keys of the memory, and learns its.
+    /// Sends the names and keys of the memory to the peer, and receives the peer's.
     fn introduce(&mut self) {
         let mut words: Vec<u64> = Vec::new();
         self.mrs
@@ -362,7 +363,7 @@ impl Side {
                     let element = |piece: &Vec<u8>| ibv_sge {
                         addr: piece.as_ptr().addr() as u64,
                         length: piece.len() as u32,
-                        // Nobody looks at it.
+                        // The key is not checked.
                         lkey: 0xdead_beef,
                     };
                     scratch[first..].iter().map(element).collect()

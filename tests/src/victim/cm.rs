@@ -33,9 +33,9 @@ pub struct Event {
     pub kind: u64,
     /// 0, or a negative error number.
     pub status: i64,
-    /// Whose it is.
+    /// The id that the event belongs to.
     pub id: u64,
-    /// The new id that a Request brings; else the same.
+    /// The new id that a Request brings; otherwise the id of the event.
     pub about: u64,
     /// `responder_resources`: the peer's ORD.
     pub ird: u64,
@@ -75,7 +75,7 @@ impl CmVictim {
         Self::start_by(variables, |program| program)
     }
 
-    /// Starts it in a place of its own.
+    /// Starts the victim in a place of its own.
     ///
     /// # Errors
     /// The reason for a skip.
@@ -167,7 +167,7 @@ impl CmVictim {
         event
     }
 
-    /// Whether no event waits.
+    /// Whether no event is pending.
     #[track_caller]
     pub fn is_quiet(&mut self) -> bool {
         self.dialogue.ask("quiet")("quiet") == 1
@@ -199,7 +199,7 @@ impl CmVictim {
         self.outcome(&format!("establish {id:x}"))
     }
 
-    /// Moves its queue pair to the error state.
+    /// Moves the queue pair of an id to the error state.
     #[track_caller]
     pub fn fails(&mut self, id: u64) {
         assert_eq!(self.dialogue.order(&format!("fail {id:x}")), "done");
@@ -223,7 +223,7 @@ impl CmVictim {
         self.dialogue.order("external");
     }
 
-    /// Posts a request of so many bytes of its buffer; an error number.
+    /// Posts a request of this many bytes of the victim's buffer and returns an error number.
     #[track_caller]
     pub fn posts(&mut self, id: u64, opcode: u64, wr_id: u64, len: u64, far: (u64, u32)) -> u64 {
         let (at, rkey) = far;
@@ -238,7 +238,7 @@ impl CmVictim {
         assert_eq!(self.posts(id, super::opcode::SEND, wr_id, len, (0, 0)), 0);
     }
 
-    /// Its buffer: address and rkey.
+    /// The victim's buffer: address and rkey.
     #[track_caller]
     pub fn buffer(&mut self) -> (u64, u32) {
         let field = self.dialogue.ask("buffer");
@@ -269,13 +269,13 @@ impl CmVictim {
         }
     }
 
-    /// Whether its completion queue is empty.
+    /// Whether the completion queue of this id is empty.
     #[track_caller]
     pub fn has_none(&mut self, id: u64) -> bool {
         self.dialogue.order(&format!("poll {id:x}")) == "none"
     }
 
-    /// State of its queue pair.
+    /// The state of the queue pair of this id.
     #[track_caller]
     pub fn state(&mut self, id: u64) -> u64 {
         self.dialogue.ask(&format!("state {id:x}"))("state")

@@ -10,11 +10,11 @@ use crate::startup::{CRC, ENHANCED, Frame, Introduction, MARKERS, WORD};
 use crate::ulpdu;
 
 impl Victim {
-    /// A queue pair at RTS that waits to be called by us, and the Request for it.
+    /// A queue pair at RTS that waits for a connect from the test, and the Request for it.
     #[track_caller]
     pub fn expecting(&mut self, wish: &Wish) -> (Qp, Frame) {
         let qp = self.qp(wish);
-        // The lowest port there is, so that the victim, whose number is higher, waits.
+        // The lowest port, so that the victim, which has the higher number, waits.
         self.links += 1;
         let ours = 0x100 + self.links % 0x100;
         self.connects(qp, ours, wish);
@@ -27,8 +27,8 @@ impl Victim {
         (qp, request)
     }
 
-    /// A queue pair at RTS that calls us; its Request is read and is what it should be. `flags`:
-    /// those of the victim's Request. Comes with the Reply to send.
+    /// A queue pair at RTS that connects to the test. The Request is read and checked. `flags`:
+    /// those of the victim's Request. Returns the Reply to send, too.
     #[track_caller]
     pub fn calling(&mut self, wish: &Wish, flags: u8) -> (Link, Frame) {
         let qp = self.qp(wish);
@@ -76,8 +76,8 @@ impl Victim {
         (Link { qp, peer }, reply)
     }
 
-    /// A listener at a port above that of the queue pair's number, so that the victim, whose number
-    /// is lower, calls.
+    /// A listener at a port above that of the queue pair's number, so that the victim, which has
+    /// the lower number, connects.
     fn port_above(&self, qp: Qp) -> (TcpListener, u16) {
         // Above the range from which the kernel picks ports, where the victim's is.
         const FIRST: u32 = 61_000;
@@ -97,7 +97,7 @@ impl Victim {
         panic!("no free port above {}", qp.qpn >> 8);
     }
 
-    /// A connection in full operation, made in this role, as most want it.
+    /// A connection in full operation, made in this role, with the usual parameters.
     #[track_caller]
     pub fn link(&mut self, role: Role) -> Link {
         self.link_as(role, &Wish::default(), CRC)

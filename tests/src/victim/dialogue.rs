@@ -8,7 +8,7 @@ use crate::program::{Program, Running};
 #[derive(Debug)]
 pub(super) struct Obedient {
     pub(super) program: Running,
-    /// Answers taken so far, as bytes of its output.
+    /// How much of the output has been read as answers, in bytes.
     heard: usize,
 }
 

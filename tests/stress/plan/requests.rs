@@ -36,7 +36,7 @@ impl World {
             return list;
         }
         let closing = sent.unwrap_or_else(|| {
-            // Nothing is read, but that takes its turn.
+            // Nothing is read, but the request still takes its turn.
             let what = What::Read(Target { at: 0, window: None });
             Op {
                 what,
@@ -52,7 +52,7 @@ impl World {
         }
         if let Some(last) = list.last_mut() {
             last.flags |= IBV_SEND_SIGNALED;
-            // A Read before it may find the window gone otherwise.
+            // Without the fence, a Read before it may no longer find the window.
             last.flags |= [0, IBV_SEND_FENCE][usize::from(window.is_some())];
         }
         list
@@ -84,7 +84,7 @@ impl World {
                 let Some((mut op, target)) = self.write(side, link, parts, len) else {
                     return;
                 };
-                // Whether or not the receive can be had, the bytes are written.
+                // The bytes are written whether or not a receive is available.
                 let spans = self.receive(1 - side, link, parts, 0);
                 if let Some(spans) = spans {
                     op.what = What::WriteImm(target, imm);
@@ -123,7 +123,7 @@ impl World {
         }
     }
 
-    /// An addition to one of the peer's counters; nothing if there is no room for its result.
+    /// An addition to one of the peer's counters; `None` if there is no room for the result.
     fn add(&mut self, side: usize, parts: &mut [Part; 2]) -> Option<Op> {
         if parts[side].results == RESULT_COUNT {
             return None;

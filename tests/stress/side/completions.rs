@@ -12,8 +12,7 @@ use crate::layout::{KNOWN, SLOT, SLOTS};
 use crate::plan::{Part, World};
 use crate::verbs::Completion;
 
-/// So long may a round take, on a machine that is busy with other things too. It takes
-/// milliseconds.
+/// The time limit for a round on a busy machine. A round normally takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What is wrong, and with what.
@@ -147,7 +146,7 @@ impl Side {
                 part.who_uses(at)
             );
         }
-        // What was fetched from a counter are its values one after the other.
+        // The values fetched from a counter are the values that it had one after the other.
         let mut fetched = std::mem::take(&mut self.fetched);
         fetched.sort_by_key(|(at, counter, _)| (*counter, word(&self.arena, *at)));
         let mut counters = part.counters.clone();

@@ -9,7 +9,7 @@ use super::device::Device;
 use super::extended::{CREATE_CQ_EX, CreateCqEx, extended};
 use super::library::{api, some, zero};
 
-/// How a completion queue is looked at.
+/// How a completion queue is polled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Manner {
     /// `ibv_poll_cq`.

@@ -39,7 +39,7 @@ impl Device {
         }
     }
 
-    /// Whether regions may be on demand.
+    /// Whether the device supports on-demand regions.
     pub(crate) fn on_demand(&self) -> bool {
         self.on_demand
     }
@@ -56,7 +56,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: what was made in them is gone.
+        // SAFETY: all objects that were made in them are destroyed.
         unsafe {
             zero("ibv_dealloc_pd", (api().ibv_dealloc_pd)(self.pd));
             zero("ibv_close_device", (api().ibv_close_device)(self.context));

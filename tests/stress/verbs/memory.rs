@@ -16,7 +16,8 @@ pub(crate) struct Mr {
 }
 
 impl Mr {
-    /// Of `len` bytes of the arena from `at`, the first of which is called `name`.
+    /// Registers `len` bytes of the arena from `at`; `name` is the address of the first byte for
+    /// peers.
     pub(crate) fn new(device: &Device, arena: &Arena, at: usize, len: usize, name: u64, access: u32) -> Mr {
         assert!(at + len <= arena.len);
         // SAFETY: memory that is there as long as the region.
@@ -57,7 +58,7 @@ impl Mr {
         });
     }
 
-    /// What its first byte is called.
+    /// The address of the first byte of the region for peers.
     pub(crate) fn name(&self) -> u64 {
         self.name
     }
@@ -94,7 +95,7 @@ impl Mw {
     pub(crate) fn next_key(&self) -> u32 {
         let key = self.key();
         let next = key & !0xff | key.wrapping_add(1) & 0xff;
-        // SAFETY: a live window, whose key is the program's to write.
+        // SAFETY: a live window; the program may write its key.
         unsafe { (*self.0).rkey = next };
         next
     }

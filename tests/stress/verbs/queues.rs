@@ -12,7 +12,7 @@ use super::extended::{CREATE_QP_EX, CreateQpEx, extended};
 use super::library::{api, some, zero};
 use super::memory::{Binding, Mw};
 
-/// A receive: its id, and where it goes.
+/// A receive: its id, and its buffers.
 pub(crate) type Receive = (u64, Vec<ibv_sge>);
 
 /// Posts receives as one list.
@@ -98,7 +98,7 @@ pub(crate) struct Request<'a> {
     pub(crate) list: Vec<ibv_sge>,
 }
 
-/// How large a queue pair is, and of which kind.
+/// The sizes and the kind of a queue pair.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) depth: u32,
@@ -109,7 +109,7 @@ pub(crate) struct Shape {
     pub(crate) builder: bool,
 }
 
-/// A queue pair, and what tells the other end about it.
+/// A queue pair, with the parameters that the other end needs.
 pub(crate) struct Qp {
     qp: *mut ibv_qp,
     builder: *mut ibv_qp_ex,
@@ -174,7 +174,8 @@ impl Qp {
         unsafe { (*self.qp).qp_num }
     }
 
-    /// INIT to RTR and RTS, with that queue pair at the same address.
+    /// Moves the queue pair from INIT to RTR and RTS, connected with the queue pair of this number
+    /// at the same address.
     pub(crate) fn connect(&self, gid: ibv_gid, number: u32) {
         let mut rtr = ibv_qp_attr {
             qp_state: IBV_QPS_RTR,

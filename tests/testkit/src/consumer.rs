@@ -80,15 +80,15 @@ impl<M: Memory, E: Entry> Consumer<M, E> {
         self.is_written(0).then(|| self.ring.load(self.place(0).0))
     }
 
-    /// The next entry, if the device has written it. Its place is the device's again.
+    /// Returns the next entry, if the device has written it, and frees the slot for the device.
     pub fn poll(&mut self) -> Option<E> {
         let entry = self.advance()?;
         self.record.word(0).store(self.index, Ordering::Release);
         Some(entry)
     }
 
-    /// The next entry, if the device has written it. Its place stays in use: the record is not
-    /// written.
+    /// Returns the next entry, if the device has written it. The slot stays in use: the record is
+    /// not written.
     pub fn advance(&mut self) -> Option<E> {
         let entry = self.peek()?;
         self.index = self.index.wrapping_add(1);

@@ -19,8 +19,8 @@ pub fn request(opcode: wqe::Opcode, cookie: u64) -> SendHeader {
     }
 }
 
-/// Publishes a producer index; says whether the device wants a doorbell. `urnic_device::record` has
-/// a function for it, too, but on loom's atomics under loom.
+/// Publishes a producer index; returns whether the device requires a doorbell.
+/// `urnic_device::record` has a function for it, too, but on loom's atomics under loom.
 fn publish(producer: &AtomicU32, event: &AtomicU32, old: u32, new: u32) -> bool {
     producer.store(new, Ordering::Release);
     fence(Ordering::SeqCst);
@@ -90,7 +90,7 @@ impl<M: Memory> SendQueue<M> {
         word.store(self.producer, Ordering::Release);
     }
 
-    /// Moves the producer index and publishes it; says whether the device wants a doorbell.
+    /// Moves the producer index and publishes it; returns whether the device requires a doorbell.
     #[must_use]
     pub fn publish(&mut self, blocks: u32) -> bool {
         let old = self.producer;
@@ -129,7 +129,7 @@ impl<M: Memory> ReceiveQueue<M> {
         self.producer
     }
 
-    /// Posts a receive; says whether the device wants a doorbell.
+    /// Posts a receive; returns whether the device requires a doorbell.
     #[must_use]
     pub fn post(&mut self, cookie: u64, sges: &[Sge]) -> bool {
         let old = self.producer;
