@@ -1,5 +1,4 @@
-//! Opens the device, and then overflows its stack: Rust's own handler has something to say about
-//! that.
+//! Opens the device, and then overflows its stack: Rust's own handler prints a message about that.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::hint::black_box;

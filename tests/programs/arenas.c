@@ -1,4 +1,4 @@
-/* Opens the device, and tells whether a thread made an arena of the allocator after
+/* Opens the device, and reports whether a thread made an arena of the allocator after
  * ibv_open_device() returned. Each new thread is delayed, as on a loaded machine: its creator
  * must wait for it. */
 #define _GNU_SOURCE

@@ -1,4 +1,4 @@
-/* Many completion queues in one context, all armed in one go, each of which must wake who waits
+/* Many completion queues in one context, all armed at once; each must wake the thread that waits
  * for it. */
 #include "rc.h"
 

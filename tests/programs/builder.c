@@ -1,5 +1,5 @@
 /* A program between ibv_wr_start and ibv_wr_complete holds its own send queue, and nothing else:
- * not the making of connections, not other queue pairs, not its own end. ROUNDS times. */
+ * new connections, other queue pairs and the end of the program are not blocked. ROUNDS times. */
 #include "rc.h"
 
 #define ROUNDS 20
@@ -87,7 +87,7 @@ static void round_of_all(void)
 		ZERO(ibv_destroy_qp(&held[i]->qp_base));
 	}
 
-	/* And before its connection is there. */
+	/* Also before its connection is established. */
 	create_pair(held, held_cq);
 	for (int i = 0; i < 2; i++)
 		ibv_wr_start(held[i]);

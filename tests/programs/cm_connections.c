@@ -1,6 +1,6 @@
 /* COUNT connections made one after the other by rdma_cm, as its programs make them, to another
- * process. The caller prints how many there are per second, the median time from rdma_connect to
- * ESTABLISHED in microseconds, and the memory that each takes while idle, in KiB. */
+ * process. The initiator prints the number of connections per second, the median time from
+ * rdma_connect to ESTABLISHED in microseconds, and the memory of each idle connection in KiB. */
 #include "rc.h"
 #include <rdma/rdma_cma.h>
 

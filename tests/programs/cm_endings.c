@@ -1,8 +1,8 @@
 /* How connections of rdma_cm begin and end, on any device: private data of several lengths go
- * with the call, its refusal and its acceptance; either end disconnects; either invalidates a
- * Stag of the other's by its Send, and the Write into it that follows ends the connection. -l: a
- * rejection may come as an error, and without its private data, for soft-iWARP loses a Reply now
- * and then behind which the peer closes at once. */
+ * with connect, reject and accept; either end disconnects; either end invalidates an STag of the
+ * other's by its Send, and the Write into it that follows ends the connection. -l: a rejection
+ * may come as an error, and without its private data, because soft-iWARP now and then loses a
+ * Reply after which the peer closes at once. */
 #include "cm.h"
 
 #define LENGTH 4096
@@ -12,7 +12,7 @@ enum ending { REJECTED, CALLER_ENDS, CALLED_ENDS, CALLER_INVALIDATES, CALLED_INV
 static const struct {
 	const char *name;
 	enum ending ending;
-	/* Octets of private data. 248 are the most that soft-iWARP sends behind the word of MPA
+	/* Bytes of private data. 248 are the most that soft-iWARP sends behind the word of MPA
 	 * revision 2. */
 	uint8_t call, answer;
 } rows[] = {
@@ -71,8 +71,9 @@ static void tear_down(struct connection *it)
 	ZERO(ibv_dealloc_pd(it->pd));
 }
 
-/* Only who ends the connection waits for its completion: siw says that it failed if the peer,
- * who has it, ends the connection before siw has noticed that it went out. */
+/* Only the end that ends the connection waits for its completion: siw reports that the Send
+ * failed if the peer, which has received it, ends the connection before siw has noticed that it
+ * went out. */
 static void send_end(struct connection *it)
 {
 	struct end end = { .address = (uintptr_t)it->open->addr, .rkey = it->open->rkey };
@@ -100,15 +101,15 @@ static void invalidate(struct connection *it, const struct end *far)
 	good_wc(it->sent);
 	good_wc(it->sent);
 	memset((uint8_t *)it->messages->addr + MINE, 0xff, 8);
-	/* May be sent well: it is the peer who finds the Stag invalid. */
+	/* The Write may complete successfully: the peer finds the STag invalid. */
 	post_send(it->id->qp, IBV_WR_RDMA_WRITE, it->messages, MINE, 8, far, 0, 0);
 }
 
-/* Whose Stag was invalidated: the message came, and nothing that was written afterwards. */
+/* The end whose STag was invalidated: the message came, and no data that was written afterwards. */
 static void suffer(struct connection *it, struct rdma_event_channel *channel)
 {
 	struct ibv_wc wc = good_wc(it->received);
-	/* libsiw does not tell. */
+	/* libsiw does not report the key. */
 	if ((wc.wc_flags & IBV_WC_WITH_INV) && wc.invalidated_rkey != it->open->rkey)
 		die("Stag %#x, not %#x", wc.invalidated_rkey, it->open->rkey);
 	next_event(channel, RDMA_CM_EVENT_DISCONNECTED, NULL);
@@ -122,7 +123,7 @@ static void suffer(struct connection *it, struct rdma_event_channel *channel)
 static void end_it(struct connection *it, struct rdma_event_channel *channel, bool caller, enum ending ending)
 {
 	struct end far;
-	/* The caller is first to send: MPA wants something of it. */
+	/* The initiator sends first: MPA requires it. */
 	if (caller)
 		send_end(it);
 	far = receive_end(it);
@@ -147,7 +148,7 @@ static void end_it(struct connection *it, struct rdma_event_channel *channel, bo
 	}
 }
 
-/* What the private data are: each end knows the other's. */
+/* The content of the private data: each end can compute the other's. */
 static uint64_t seed_of(size_t row, bool caller)
 {
 	return 2 * row + caller;

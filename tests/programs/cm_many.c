@@ -1,5 +1,5 @@
-/* Many connections of rdma_cm at once, on any device: made one after the other, each sends its
- * number and has it back, and all end. */
+/* Many connections of rdma_cm at once, on any device: made one after the other; each sends its
+ * number and gets it back, and all end. */
 #include "cm.h"
 
 static struct ibv_pd *pd;
@@ -58,7 +58,7 @@ int main(int argc, char **argv)
 		ZERO(rdma_connect(ids[n], &param));
 		next_event(channel, RDMA_CM_EVENT_ESTABLISHED, NULL);
 	}
-	/* The next may call before this end hears that the last is established. */
+	/* The next initiator may connect before this end has its ESTABLISHED event for the last. */
 	for (int asked = 0, established = 0; !caller && established < count;) {
 		struct rdma_cm_event *event;
 		ZERO(rdma_get_cm_event(channel, &event));
@@ -78,7 +78,7 @@ int main(int argc, char **argv)
 		send_word(ids[n], count, n, 1000 + n);
 	for (int left = count; left > 0;) {
 		struct ibv_wc wc = next_wc(cq);
-		/* A Send: its answer, or the end of the connection, says more. */
+		/* A Send: its answer, or the end of the connection, gives more information. */
 		if (wc.wr_id >= (uint64_t)count)
 			continue;
 		if (wc.status != IBV_WC_SUCCESS)

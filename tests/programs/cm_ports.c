@@ -1,6 +1,6 @@
-/* Checks the ports of rdma_cm ids at ADDRESS, which is this host's, with any device. Both ends
- * are in this process. With "late", the server posts all receives but the first two seconds
- * after it accepted; the client has sent all its messages by then. */
+/* Checks the ports of rdma_cm ids at ADDRESS, which is an address of this host, with any device.
+ * Both ends are in this process. With "late", the server posts all receives but the first two
+ * seconds after it accepted; the client has sent all its messages by then. */
 #include "cm.h"
 
 #define MESSAGES 8

@@ -1,8 +1,8 @@
-/* Messages of every kind of size, none included, up to MAX (8 MiB), over one connection of
- * rdma_cm, on any device: each end in its turn sends so much, writes as much into the other's
- * memory, reads as much out of it, and says so; the other compares octet for octet, and that
- * nothing came to lie behind. -r: no Reads of nothing by this end, for soft-iWARP now and then
- * answers one with an octet. */
+/* Messages of every kind of size, including zero, up to MAX (8 MiB), over one connection of
+ * rdma_cm, on any device: each end in its turn sends a message, writes as much into the other's
+ * memory, reads as much out of it, and reports that; the other compares byte by byte, and checks
+ * that nothing was placed behind. -r: no Reads of zero bytes by this end, because soft-iWARP now
+ * and then answers one with a byte. */
 #include "cm.h"
 
 #define MOST (8u << 20)
@@ -29,8 +29,8 @@ static uint64_t seed_of(size_t size, enum turn turn, int kind)
 	return size * 8 + turn * 4 + kind;
 }
 
-/* The next completion of this kind. What completes before, another kind's, is kept until it is
- * asked for. */
+/* The next completion of this kind. Completions of other kinds that come first are kept until
+ * the program asks for that kind. */
 static struct ibv_wc await(int kind)
 {
 	static struct ibv_wc early[KINDS];
@@ -68,7 +68,8 @@ static void act(struct ibv_qp *qp, size_t size, enum turn turn)
 	is_untouched(SCRATCH + size);
 }
 
-/* What the other end will read in its next turn is in its place, and so are the receives. */
+/* Puts the data that the other end will read in its next turn into place, and posts the
+ * receives. */
 static void prepare(struct ibv_qp *qp, size_t size, enum turn turn)
 {
 	memset(memory_of_ours + IN, 0xee, size + GUARD);

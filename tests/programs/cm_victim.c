@@ -193,7 +193,7 @@ static void next_event(void)
 {
 	struct rdma_cm_event *event;
 	ZERO(rdma_get_cm_event(channel, &event));
-	/* A new id shares its context with the listener that it came from, until it is entered. */
+	/* A new id shares its context with its listener until it is entered. */
 	struct rdma_cm_id *listener = event->listen_id ? event->listen_id : event->id;
 	unsigned id = (uintptr_t)listener->context, about = id;
 	if (event->event == RDMA_CM_EVENT_CONNECT_REQUEST)
@@ -202,7 +202,7 @@ static void next_event(void)
 	const uint8_t *at = event->param.conn.private_data;
 	for (unsigned i = 0; i < event->param.conn.private_data_len; i++)
 		sprintf(data + 2 * i, "%02x", at[i]);
-	/* What it points to is gone behind the acknowledgement. */
+	/* The acknowledgement frees the memory that the event points to. */
 	unsigned kind = event->event, ird = event->param.conn.responder_resources, ord = event->param.conn.initiator_depth;
 	uint64_t status = (int64_t)event->status;
 	ZERO(rdma_ack_cm_event(event));
@@ -236,7 +236,7 @@ static void show(struct ibv_cq *cq, bool wait)
 {
 	struct ibv_wc wc;
 	int n;
-	/* Patiently: others want the processor too. */
+	/* Yields between polls: other processes need the processor, too. */
 	while ((n = ibv_poll_cq(cq, 1, &wc)) == 0 && wait)
 		usleep(200);
 	if (n < 0)

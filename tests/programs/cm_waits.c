@@ -77,8 +77,8 @@ static void make_use(void)
 	ZERO(rdma_destroy_id(id));
 }
 
-/* A signal may come just before a wait, which then knows nothing of it: one more, until this
- * round is over. */
+/* A signal may come just before a wait, which it then does not interrupt: so signals are sent
+ * until this round is over. */
 static void *disturb(void *unused)
 {
 	(void)unused;
@@ -139,7 +139,7 @@ static void jump(int signal)
 	siglongjmp(out, 1);
 }
 
-/* As librdmacm asks for an event, but without its allocation, which a jump would leave half
+/* Requests an event like librdmacm, but without its allocation, which a jump would leave half
  * done. */
 static void ask_for_event(void)
 {
@@ -166,7 +166,7 @@ static void jumps(void)
 			ZERO(setitimer(ITIMER_REAL, &soon, NULL));
 			ask_for_event();
 		}
-		/* Who got what it waited for waits awake the next time. */
+		/* A thread whose wait ended waits awake the next time. */
 		make_use();
 	}
 }

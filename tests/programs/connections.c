@@ -1,6 +1,6 @@
-/* COUNT queue pairs connected to those of another process. The caller prints the memory that
- * each takes while idle, in KiB, and how many are connected per second; a connection counts when
- * a message has come back through it. */
+/* COUNT queue pairs connected to those of another process. The initiator prints the memory of
+ * each idle queue pair in KiB, and the number of connections per second; a connection counts
+ * when a message has come back through it. */
 #include "rc.h"
 
 #define COUNT 1000

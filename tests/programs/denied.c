@@ -1,5 +1,5 @@
-/* denied CALL ERRNO PROGRAM [ARGUMENT ...]: runs a program whose system call of that name fails
- * with that errno, as a sandbox has it. */
+/* denied CALL ERRNO PROGRAM [ARGUMENT ...]: runs a program in which the system call of that name
+ * fails with that errno, as in a sandbox. */
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>

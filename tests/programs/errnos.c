@@ -1,4 +1,4 @@
-/* Wrong arguments, one per line: what the call answered, and what its man page promises. */
+/* Wrong arguments, one per line: the error number of the call, and the one in its man page. */
 #include "rc.h"
 
 static int wrong;

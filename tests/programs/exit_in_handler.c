@@ -1,5 +1,5 @@
-/* Ends in the handler of a signal that comes wherever it may: most often in the device, which is
- * this very thread, at a queue pair that is its own peer. */
+/* Ends in the handler of a signal that may come at any point: most often in the device, which
+ * runs in this thread, at a queue pair that is its own peer. */
 #include "rc.h"
 #include <sys/time.h>
 

@@ -1,5 +1,5 @@
-/* The most that there can be: messages of a GiB, sixteen elements, every completion vector;
- * draining; completion events that wait for one another; and a poll that goes on. */
+/* The limits: messages of a GiB, sixteen elements, every completion vector; draining; completion
+ * events that wait for one another; and a poll that continues. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <sys/mman.h>

@@ -24,7 +24,7 @@ static siginfo_t info;
 static sigset_t mask;
 static bool on_alternate;
 
-/* A Send of memory that is not there any more. */
+/* A Send of memory that is no longer mapped. */
 static void recover(struct ibv_pd *pd)
 {
 	uint8_t *bytes = mmap(hole - (64 << 20), PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);

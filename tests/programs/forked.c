@@ -1,5 +1,5 @@
-/* What a forked child makes of what it inherited: every call answers, with an error, whatever
- * the parent's other threads were doing at the fork. First they are known to hold the locks of a
+/* The calls of a forked child on inherited objects: every call returns, with an error, whatever
+ * the parent's other threads did at the fork. First those threads certainly hold the locks of a
  * completion queue and of a send queue (ibv_start_poll, ibv_wr_start); then they do everything
  * at once, and the main thread forks again and again. Prints "answered" at its end. */
 #define _GNU_SOURCE
@@ -185,7 +185,7 @@ static void try_endings(struct all *all)
 	ANY(ibv_close_device(all->context));
 }
 
-/* With a device of the child's own, in the end, if asked. */
+/* At the end with a device of the child's own, if `own` is set. */
 static void child_tries(struct all *all, bool own)
 {
 	pid_t child = fork();

@@ -177,7 +177,8 @@ static bool matters(enum operation operation, enum way way, bool target)
 	return way != READ_ONLY || written;
 }
 
-/* What the requester's completion says, when memory of the target, or its own, is gone. */
+/* The status of the requester's completion when memory of the target, or of the requester, is no
+ * longer accessible. */
 static enum ibv_wc_status status_for(enum operation operation, bool target)
 {
 	if (!target)

@@ -1,6 +1,6 @@
-/* Contexts that share what one open device file has: ibv_import_device and its kin, with fds
- * that were dup'd in every way, with objects that end on either side first, and with fds and
- * handles that are none. */
+/* Contexts that share the objects of one open device file: ibv_import_device and related calls,
+ * with fds that were duplicated in every way, with objects that end on either side first, and
+ * with fds and handles that are invalid. */
 #define _GNU_SOURCE
 #include "rc.h"
 #include <dirent.h>
@@ -10,7 +10,7 @@
 
 #define LEN 20000
 
-/* The call must fail like this. */
+/* The call must fail with this error. */
 #define FAILS(call, error)                                                                                            \
 	do {                                                                                                          \
 		errno = 0;                                                                                            \
@@ -55,7 +55,7 @@ static void put_away(struct use *use)
 	ZERO(ibv_destroy_cq(use->cq));
 }
 
-/* The first half of the bytes is written to the second, through a region that may be known by
+/* Writes the first half of the bytes to the second, through a region that may be available by
  * import alone. */
 static void write_through(struct use *use, struct ibv_mr *mr, uint8_t *bytes, uint64_t seed)
 {
@@ -81,7 +81,7 @@ static void alike(const struct ibv_mr *imported, const struct ibv_mr *own, struc
 		die("the imported region is not what was registered");
 }
 
-/* An fd of the same open file, by every way to another number there is. */
+/* An fd of the same open file, duplicated in every possible way. */
 static int another(int fd, int way)
 {
 	switch (way) {
@@ -155,7 +155,7 @@ static void events(void)
 	struct end from_end = end_of(from, 0, NULL), to_end = end_of(to, 0, NULL);
 	connect_qp(from, &from_end, 0, &to_end);
 	connect_qp(to, &to_end, 0, &from_end);
-	/* To memory that is none: the target hears of it by its own context. */
+	/* To memory that does not exist: the target gets the event in its own context. */
 	struct ibv_sge sge = { .addr = (uintptr_t)bytes, .length = 8, .lkey = own_mr->lkey };
 	struct ibv_send_wr wr = {
 		.sg_list = &sge,
@@ -219,7 +219,8 @@ static void endings(void)
 	FAILS(ibv_import_pd(context, pd_handle), ENOENT);
 	ANSWERS(ibv_dealloc_pd(imported_pd), ENOENT);
 	ibv_unimport_pd(imported_pd);
-	/* The owner forgets its domain and closes; it lives with the one that imported it. */
+	/* The owner abandons its domain and closes; the domain stays with the context that
+	 * imported it. */
 	pd = SOME(ibv_alloc_pd(owner));
 	mr = SOME(ibv_reg_mr(pd, bytes, 2 * LEN, EVERY_ACCESS));
 	imported_pd = SOME(ibv_import_pd(context, pd->handle));
@@ -314,11 +315,11 @@ static void wrong(void)
 	FAILS(ibv_import_device(pipes[0]), EINVAL);
 	FAILS(ibv_import_device(owner->async_fd), EINVAL);
 	FAILS(ibv_import_device(zero), ENODEV);
-	/* Nobody's device, or another process's: that cannot be told. */
+	/* No device, or the device of another process: the two cannot be distinguished. */
 	FAILS(ibv_import_device(null), EOPNOTSUPP);
 	/* No context was opened on it. */
 	FAILS(ibv_import_device(device), EINVAL);
-	/* The fd is still its owner's to close. */
+	/* The owner must still close the fd. */
 	int all[] = { pipes[0], pipes[1], zero, null, file, device };
 	for (int i = 0; i < 6; i++)
 		ZERO(close(all[i]));
@@ -387,7 +388,7 @@ static void elsewhere(void)
 	if (child == 0) {
 		FAILS(ibv_import_device(dup(owner->cmd_fd)), EOPNOTSUPP);
 		FAILS(ibv_import_device(owner->cmd_fd), EOPNOTSUPP);
-		/* Its own device is another, and has handles of its own. */
+		/* The child's own device is another one, and has handles of its own. */
 		struct ibv_context *own = open_device(), *context = import(own);
 		struct ibv_pd *own_pd = SOME(ibv_alloc_pd(own));
 		ibv_unimport_pd(SOME(ibv_import_pd(context, own_pd->handle)));
@@ -434,8 +435,8 @@ static void again_and_again(void)
 	puts("again and again: nothing is left behind");
 }
 
-/* What nobody has a name for any more goes with its file: else the device would run out of
- * domains. */
+/* Objects without a remaining name are destroyed with their file: otherwise the device would run
+ * out of domains. */
 static void forgotten(void)
 {
 	enum { EACH = 64 };

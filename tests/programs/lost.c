@@ -1,6 +1,6 @@
-/* Is in the middle of transfers ("flowing") when its device goes: what it posted completes once
- * and in order, as flushed where the device had not got to it, the loss is an event, and what it
- * posts later is flushed too. Says how many were flushed. */
+/* Is in the middle of transfers ("flowing") when its device is lost: each posted request
+ * completes once and in order, as flushed where the device had not processed it, the loss is an
+ * event, and later requests are flushed too. Prints how many were flushed. */
 #include "rc.h"
 
 #define DEPTH 16
@@ -75,7 +75,7 @@ int main(void)
 	struct ibv_cq *slept_on = SOME(ibv_create_cq(context, 4 * DEPTH, NULL, channel, 0));
 	struct line busy = line_on(polled), stalled = line_on(polled), waiting = line_on(slept_on);
 	ZERO(ibv_req_notify_cq(slept_on, 0));
-	/* Nobody sends what these wait for, and nobody receives what those send. */
+	/* The first queue's messages are never sent, and the second queue's are never received. */
 	receives(&waiting);
 	sends(&stalled);
 	while (!busy.flushed) {

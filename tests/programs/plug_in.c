@@ -1,5 +1,5 @@
-/* What programs do that a preloaded plug-in must survive, one thing per argument. Prints "ok" at
- * its end; any surprise ends it with one line and status 1. */
+/* Actions of programs that a preloaded plug-in must survive, one per argument. Prints "ok" at
+ * its end; any unexpected result ends it with one line and status 1. */
 #define _GNU_SOURCE
 #include "rc.h"
 
@@ -132,8 +132,8 @@ static void closing_every_fd(void (*close_all)(void))
 	CHECK(before >= 2);
 	close_all();
 	CHECK(fcntl(d.channel->fd, F_GETFD) == -1);
-	/* Nobody sends to the channel any more, so its other end went too. The open device keeps what
-	 * it has. */
+	/* No sender to the channel is left, so its other end was closed, too. The open device
+	 * keeps its descriptors. */
 	CHECK(internal_fds() == before - 1);
 	struct use again = use_device();
 	leave(again);

@@ -74,7 +74,7 @@ __attribute__((unused)) static struct ibv_qp *create_qp(struct ibv_pd *pd, struc
 	return qp;
 }
 
-/* What one end tells the other about a queue pair and a buffer. */
+/* The parameters of a queue pair and a buffer that one end sends to the other. */
 struct end {
 	union ibv_gid gid;
 	uint64_t address;
@@ -273,7 +273,7 @@ __attribute__((unused)) static long memory(void)
 	return sum;
 }
 
-/* Has each line of standard input obeyed, in words, until one says no more. */
+/* Passes the words of each line of standard input to `obey`, until `obey` returns false. */
 __attribute__((unused)) static void take_orders(bool (*obey)(char **word))
 {
 	char *line = NULL;

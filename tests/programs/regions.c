@@ -58,8 +58,8 @@ static void expect(const char *what, enum ibv_wc_status got, enum ibv_wc_status 
 		die("%s: %s, not %s", what, ibv_wc_status_str(got), ibv_wc_status_str(want));
 }
 
-/* Eight octets go out of the region to steady memory, and others come in; the first of them is
- * called `name`. */
+/* Sends eight bytes of the region to steady memory and receives eight others; `name` is the
+ * address of the first byte in the region. */
 static void serves(const char *what, struct ibv_mr *mr, uint64_t name, uint8_t *memory)
 {
 	memcpy(memory, "outbound", 8);

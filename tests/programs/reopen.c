@@ -1,4 +1,4 @@
-/* Opens the device, sends a message to itself ("works"), and waits until the device is gone
+/* Opens the device, sends a message to itself ("works"), and waits until the device is lost
  * ("gone"); four times, but for the last wait. The objects on a lost device stay until the end,
  * and are destroyed then. */
 #include "rc.h"

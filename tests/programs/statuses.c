@@ -1,6 +1,6 @@
 /* Every status that a work completion can have here, and the asynchronous events. Each error
  * ends its queue pairs, so each case has its own pair, both of this process; so the requester's
- * completion says what the peer made of the request, with the Terminate's first word as
+ * completion has the peer's verdict on the request, with the Terminate's first word as
  * vendor_err. */
 #include "rc.h"
 #include <pthread.h>
@@ -77,7 +77,7 @@ static void receive(struct pair *pair, size_t len, uint32_t lkey)
 	ZERO(ibv_post_recv(pair->qp[1], &wr, &bad));
 }
 
-/* A request of eight octets by the first end; returns how it went. */
+/* A request of eight bytes by the first end; returns its completion. */
 static struct ibv_wc request(struct pair *pair, enum ibv_wr_opcode opcode, uint32_t lkey, uint64_t to, uint32_t rkey)
 {
 	struct ibv_sge sge = { (uintptr_t)place + 4096, 8, lkey };
@@ -165,7 +165,7 @@ static void statuses(void)
 	expect("a Send", request(&pair, IBV_WR_SEND, key, 0, 0), IBV_WC_SUCCESS, 0);
 	ZERO(ibv_destroy_qp(pair.qp[1]));
 	struct ibv_wc wc;
-	/* What is sent before the peer's end is known is flushed or lost, as it comes. */
+	/* Requests that are sent before the peer's end is detected are flushed or lost. */
 	wc = request(&pair, IBV_WR_RDMA_READ, key, at, key);
 	expect("a Read from a queue pair that is gone", wc, IBV_WC_RETRY_EXC_ERR, 0);
 }
@@ -215,7 +215,7 @@ static void events(void)
 	got = event(IBV_EVENT_QP_LAST_WQE_REACHED);
 	if (got.element.qp != pair.qp[1])
 		die("the last receive of another queue pair");
-	/* It may not go before its event is acknowledged. */
+	/* The queue pair must not be destroyed before its event is acknowledged. */
 	pthread_t thread;
 	ZERO(pthread_create(&thread, NULL, destroy, pair.qp[1]));
 	for (int i = 0; i < 10000; i++) {

@@ -1,9 +1,9 @@
 /* QPS queue pairs between two processes; each carries COUNT numbered messages of SIZE bytes from
- * the caller to the waiter, who checks that none is lost, doubled or out of order. -d
- * destroy|exit: the caller leaves that way right after its last completion, and the waiter
- * begins to look only then. -f: send until an end with an error; the waiter prints "flowing"
- * once messages come, and the status of the first bad completion. -k: fork a child first that
- * keeps all descriptors and sleeps. */
+ * the initiator to the responder, which checks that none is lost, doubled or out of order. -d
+ * destroy|exit: the initiator leaves that way right after its last completion, and the responder
+ * begins to receive only then. -f: send until an end with an error; the responder prints
+ * "flowing" once messages come, and the status of the first bad completion. -k: fork a child
+ * first that keeps all descriptors and sleeps. */
 #include "rc.h"
 
 #define WINDOW 256

@@ -1,11 +1,11 @@
-/* A ping-pong over plain TCP whose ends never sleep, and look for what comes as a poller of
- * urnic's does: tcp_spin -n COUNT -p PORT [ADDRESS]. The caller says, as perftest does: octets,
- * count, then least, greatest and median half round trip in microseconds. */
+/* A ping-pong over plain TCP whose ends never sleep, and poll like a busy-polling program of
+ * urnic: tcp_spin -n COUNT -p PORT [ADDRESS]. The initiator prints, like perftest: bytes, count,
+ * then least, greatest and median half round trip in microseconds. */
 #include "rc.h"
 
 #include <time.h>
 
-/* An FPDU with two octets in it. */
+/* An FPDU with two bytes in it. */
 #define OCTETS 28
 
 static double now_us(void)

@@ -1,6 +1,6 @@
 /* Two threads share a device: one posts messages to a queue pair of its own process, the other
- * polls, reads what came and posts the buffer again. Correct as it stands; with an argument it
- * has one mistake of that name, which a sanitizer or valgrind is to report. */
+ * polls, reads the messages and posts the buffer again. Correct without arguments; with an
+ * argument it has the one mistake of that name, which a sanitizer or valgrind must report. */
 #include "rc.h"
 #include <pthread.h>
 #include <semaphore.h>
@@ -10,7 +10,7 @@
 #define SLOT 64
 
 #ifdef OWN_OPTIONS
-/* As many programs have it: the runtime asks this function, and no other of its name. */
+/* Many programs define this: the runtime calls this function, and no other of its name. */
 const char *__asan_default_options(void);
 const char *__asan_default_options(void)
 {
@@ -70,7 +70,7 @@ static void post_all(bool racy)
 		both_write++;
 }
 
-/* Neither the compiler nor its warnings know what is in them. */
+/* Volatile, so that the compiler cannot warn about the values. */
 static volatile size_t past_the_end = 16;
 static void *volatile lost;
 

@@ -22,7 +22,7 @@ int main(int argc, char **argv)
 	}
 	bool caller = optind < argc, sends = !strcmp(kind, "send"), reads = !strcmp(kind, "read");
 	enum ibv_wr_opcode opcode = sends ? IBV_WR_SEND : reads ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
-	/* The caller works; data goes from it to the waiter, but for reads. */
+	/* The initiator posts the requests; data goes from it to the responder, but for reads. */
 	bool source = reads ? !caller : caller;
 
 	struct ibv_context *context = open_device();
@@ -59,7 +59,8 @@ int main(int argc, char **argv)
 		}
 	}
 	if (!sends) {
-		/* A Send behind them says that Writes are in place (RFC 5040 §5.1), and that Reads are done. */
+		/* A Send behind them proves that Writes are in place (RFC 5040 §5.1), and that
+		 * Reads are done. */
 		if (caller) {
 			post_send(qp, IBV_WR_SEND, mr, 0, 0, NULL, 0, total);
 		} else {

@@ -117,7 +117,7 @@ static void introduce(void)
 	add_mr("write", pd, buffer, PAGE, at, writer);
 	add_mr("local", pd, buffer, PAGE, at, IBV_ACCESS_LOCAL_WRITE);
 	add_mr("foreign", other_pd, buffer, PAGE, at, EVERY_ACCESS);
-	/* Its Stag counts from 0. */
+	/* The STag of this region counts from 0. */
 	add_mr("zero", pd, buffer, PAGE, 0, EVERY_ACCESS);
 	add_mr("in", pd, inbox, INBOX, (uintptr_t)inbox, IBV_ACCESS_LOCAL_WRITE);
 	add_mr("big", pd, large, LARGE, (uintptr_t)large, EVERY_ACCESS);
@@ -247,7 +247,7 @@ static void make_children(void)
 		execlp("sleep", "sleep", "300", NULL);
 		_exit(1);
 	}
-	/* Its pid, with the shell gone between. */
+	/* The pid of sleep; the shell has ended. */
 	FILE *out = popen("sleep 300 >/dev/null & echo $!", "r");
 	int apart = 0;
 	if (forked < 0 || exec < 0 || !out || fscanf(out, "%d", &apart) != 1)
@@ -268,7 +268,7 @@ static void dump(const uint8_t *bytes, size_t len)
 static void post(char **word)
 {
 	struct ibv_sge sge = { .addr = strtoull(word[4], NULL, 16), .length = strtoul(word[5], NULL, 16) };
-	/* A number stands for an lkey that may be nobody's. */
+	/* A number is an lkey that may be invalid. */
 	sge.lkey = word[3][0] == '#' ? strtoul(word[3] + 1, NULL, 16) : mr_named(word[3])->mr->lkey;
 	struct ibv_send_wr wr = {
 		.wr_id = strtoull(word[2], NULL, 16),

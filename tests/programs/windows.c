@@ -24,7 +24,7 @@ static struct pair connected(struct ibv_pd *pd)
 	return pair;
 }
 
-/* Writes eight octets from the first end and returns how that went. */
+/* Writes eight bytes from the first end and returns the status. */
 static enum ibv_wc_status write_to(struct pair *pair, struct ibv_mr *from, uint64_t address, uint32_t rkey)
 {
 	struct end far = { .address = address, .rkey = rkey };
@@ -90,7 +90,8 @@ int main(void)
 				expect("unbound", write_to(&pair, from, inside, rkey), IBV_WC_REM_ACCESS_ERR);
 				break;
 			}
-			/* A window of type 1 is its domain's, one of type 2 its queue pair's. */
+			/* A window of type 1 belongs to its domain, a window of type 2 to its
+			 * queue pair. */
 			case 3:
 				expect("from another queue pair", write_to(&other, from, inside, mw->rkey),
 				       type == 1 ? IBV_WC_SUCCESS : IBV_WC_REM_ACCESS_ERR);

@@ -43,7 +43,8 @@ fn the_sideway_crates_examples_run() {
         let program = Program::new(format!("{folder}/{example}")).line("-d urnic0 -g 0");
         Pair::new(&program).succeeds();
     }
-    // By the connection manager; with -q, the program moves its queue pairs on by itself.
+    // With the connection manager; with -q, the program itself moves its queue pairs to the next
+    // states.
     for how in ["-c 20", "-c 20 -q"] {
         let port = free_port();
         let cmtime = Program::new(format!("{folder}/cmtime")).line(&format!("-p {port} {how}"));

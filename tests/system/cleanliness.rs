@@ -38,7 +38,7 @@ fn a_program_that_ends_in_a_signal_handler_ends() {
 
 #[test]
 fn an_idle_connected_program_uses_no_processor_time() {
-    // The sender is stopped, so the receiver sits with a live, silent connection and sleeps on its
+    // The sender is stopped, so the receiver has an open, silent connection and sleeps on its
     // completion channel.
     or_skip!(installed("ibv_rc_pingpong"));
     let (server, client) = Pair::line("ibv_rc_pingpong -e -n 2000000000").start();

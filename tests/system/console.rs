@@ -1,5 +1,5 @@
-//! What the command-line programs write, and to whom: readers that leave, disks that are full,
-//! arguments that are wrong.
+//! Output of the command-line programs: readers that leave, disks that are full, arguments that are
+//! wrong.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -39,7 +39,7 @@ fn command(line: &str) -> Command {
     command
 }
 
-/// A pipe that nobody reads.
+/// A pipe without a reader.
 fn unread() -> Stdio {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
@@ -57,7 +57,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Runs it into a pipe whose reader has left, then onto a full disk.
+/// Runs the command into a pipe whose reader has left, then onto a full disk.
 fn ends_well_without_a_reader_or_room(command: impl Fn() -> Command, what: &str) {
     let gone = command().stdout(unread()).output().expect("it runs");
     assert_eq!(

@@ -92,7 +92,7 @@ fn many_programs_find_it_at_once() {
 fn ibv_asyncwatch_opens_it_and_waits() {
     or_skip!(installed("ibv_asyncwatch"));
     let mut watch = Program::new("ibv_asyncwatch").arg("-d").arg("urnic0").spawn();
-    // Its line of greeting stays in its buffer; that it sleeps in read() shows that it got so far.
+    // The program's first line stays in its buffer; its sleep in read() shows that it got so far.
     let pid = watch.pid();
     let waits = wait::until(wait::PATIENCE, || {
         let ended = watch.ended().is_some();

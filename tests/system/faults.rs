@@ -1,5 +1,5 @@
-//! Program memory that goes while it is registered is an error of a request; a fault of the
-//! program's own is its own affair.
+//! Program memory that disappears while it is registered is an error of a request; the program
+//! handles its own faults.
 
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use urnic_tests::{compiled, or_skip};
 
 /// A connection per case.
 const LIMIT: Duration = Duration::from_secs(240);
-/// What the log says of memory that is gone.
+/// The log line about memory that is no longer accessible.
 const LINE: &str = "was unmapped, protected or truncated before";
 
 /// The program `gone`, with and without CRCs.
@@ -101,7 +101,7 @@ fn children_have_fault_handlers_of_their_own() {
     }
 }
 
-/// It got as far as it says, and was then ended by `signal`.
+/// Checks that the program printed `said` and was then ended by `signal`.
 #[track_caller]
 fn ended_by(ended: &Ended, said: &str, signal: Signal) {
     assert!(ended.output.contains(said), "{ended}");

@@ -1,4 +1,4 @@
-//! One program's trouble stays its own; and programs that make mistakes are told so.
+//! A fault of one program affects no other program; and programs that make mistakes get an error.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn notices_the_death_of_its_peer(options: &str) {
         text.contains("flowing").then_some(())
     });
     sender.signal(Signal::KILL);
-    // The limit is the harness's; "within seconds" is what a reader sees in the run's time.
+    // The limit is the harness's; "within seconds" is visible in the run's time.
     let end = receiver.wait().success();
     assert!(end.contains("the end after"), "{end}");
 }

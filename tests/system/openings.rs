@@ -1,4 +1,4 @@
-//! What is said when the device cannot be opened, and whether it helps.
+//! The messages when the device cannot be opened, and whether their advice helps.
 
 use urnic_tests::build::{plugin, scratch, urnic};
 use urnic_tests::program::{Ended, Program};
@@ -6,7 +6,7 @@ use urnic_tests::served::in_process;
 use urnic_tests::skip::installed;
 use urnic_tests::{compiled, or_skip};
 
-/// Errors and warnings of urnic's in what a program said.
+/// Errors and warnings of urnic in the output of a program.
 fn complaints(ended: &Ended) -> Vec<&str> {
     let is_ours = |line: &&str| line.contains("ERROR urnic") || line.contains(" WARN urnic");
     ended.output.lines().filter(is_ours).collect()
@@ -66,7 +66,8 @@ fn doctor_repeats_why_the_device_does_not_open() {
 #[test]
 fn too_few_descriptors_are_one_line_that_says_so() {
     or_skip!(installed("ibv_devinfo"));
-    // The first three a program has of its own; what it inherits besides must make no difference.
+    // The first three are the program's own descriptors; further inherited descriptors must make no
+    // difference.
     for (inherited, words) in [
         (0, ""),
         (1, "3</dev/null"),
@@ -99,7 +100,7 @@ fn doctor_says_when_descriptors_are_too_few() {
     doctor(&["sh", "-c", &script]).run().success();
 }
 
-/// Runs a script in namespaces of its own, as root there; says why if that cannot be.
+/// Runs a script in new namespaces, as root there; returns an error when that is impossible.
 fn apart(flags: &str, script: &str) -> Result<Ended, String> {
     installed("unshare")?;
     if !Program::plain("unshare")
@@ -169,7 +170,7 @@ fn a_level_that_is_none_is_an_error_wherever_it_is_set() {
         );
         assert!(!ended.output.contains("started"), "{ended}");
     }
-    // A program that is started with the plug-in alone says it, too.
+    // A program that is started with the plug-in alone prints it, too.
     let bare = Program::new("ibv_devices").env("URNIC_LOG", "verbose").run();
     assert!(bare.output.contains("URNIC_LOG: log cannot be verbose"), "{bare}");
     std::fs::remove_file(file).expect("our file");

@@ -1,4 +1,4 @@
-//! `--pcap`: the device's own capture, as Wireshark reads it with no more set-up than opening it.
+//! `--pcap`: the device's own capture, which Wireshark reads without any set-up.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ impl Captures {
         self.0.file("wire.pcapng")
     }
 
-    /// Makes room for whoever is started anew.
+    /// Removes the files, so that a restarted pair can create them.
     fn clear(&self) {
         for file in self.all() {
             std::fs::remove_file(file).expect("a file of ours");
@@ -52,7 +52,7 @@ impl Drop for Captures {
 /// What tshark prints about the packets that pass the filter, by its defaults but for names.
 fn tshark(file: &Path, args: &[&str], filter: &str) -> String {
     let mut tshark = Command::new("tshark");
-    // Whoever runs the tests may have set preferences.
+    // The user of the tests may have set preferences.
     tshark
         .env("HOME", "/nonexistent")
         .env_remove("WIRESHARK_CONFIG_DIR");
@@ -167,7 +167,7 @@ fn both_ends_of_a_pingpong_capture_the_same() {
     for file in &files {
         let count = |filter| fields(file, &["frame.number"], filter).lines().count();
         assert_eq!(count("tcp.flags.syn == 1"), 2);
-        // Who is done first is gone when the other's FIN comes.
+        // The end that finishes first may be closed when the FIN of the other arrives.
         assert!(matches!(count("tcp.flags.fin == 1"), 1 | 2));
     }
 }
@@ -175,8 +175,8 @@ fn both_ends_of_a_pingpong_capture_the_same() {
 #[test]
 fn both_ends_of_perftest_capture_the_same() {
     or_skip!(installed("ib_read_bw"));
-    // Of two programs whose ends both wait for all that they are sent. A Write's target may be gone
-    // before its device has read the last of it.
+    // Two programs that both wait for all data that the peer sends. A Write's target may close
+    // before its device has read the last of the Write.
     let pair = Pair::line("ib_read_bw -R -F -n 10 -s 70000");
     let (_captures, files) = or_skip!(captured("read", &pair));
     assert!(count(&files[0], READ_REQUEST) >= 10 && count(&files[0], READ_RESPONSE) >= 10);
@@ -241,8 +241,8 @@ fn rping_and_rstream_over_ipv6_are_captured() {
         }
         let (here, there) = (octets(&files[0]), octets(&files[1]));
         assert!(here.keys().eq(there.keys()), "{here:?}\n{there:?}");
-        // Who closes an rsocket does not wait for what the other says last: a message of a few
-        // words.
+        // A program that closes an rsocket does not wait for the last data of its peer: a message
+        // of a few words.
         let last_words = if name == "rstream" { 2 * 128 } else { 0 };
         for (one, other) in here.values().zip(there.values()) {
             let (short, long) = if one.len() < other.len() {
@@ -286,7 +286,7 @@ fn a_queue_pair_that_is_its_own_peer_is_captured() {
     let rounds = Program::new(or_skip!(compiled("rounds"))).arg("3");
     rounds.env("URNIC_PCAP", captures.file()).run().success();
     is_clean(&captures.file());
-    // Three rounds come before those it was asked for.
+    // Three rounds come before the requested ones.
     assert_eq!(count(&captures.file(), SEND), 6);
 }
 

@@ -37,8 +37,8 @@ fn measures(pair: &Pair, rows: usize) {
     let both = pair.succeeds();
     let number = |word: &str| word.parse::<f64>().is_ok();
     let results = both.client.output.lines().filter(|line| {
-        // Behind a row may be what perftest thinks of a busy machine's clock: "Correlation
-        // coefficient r^2: 0.89 < 0.9".
+        // perftest may append a warning about the clock of a busy machine: "Correlation coefficient
+        // r^2: 0.89 < 0.9".
         let row = line.split("Correlation").next().unwrap_or_default();
         let words: Vec<&str> = row.split_whitespace().collect();
         words.len() >= 4 && words.iter().all(|word| number(word))
@@ -113,12 +113,12 @@ fn sleeping_on_events() {
 #[test]
 fn ib_send_bw_sleeping_on_events() {
     or_skip!(installed("ib_send_bw"));
-    // On iWARP its sender may be no further ahead than the receives that the other end has posted,
-    // and learns of those by what that end writes into its memory. Asleep it does not see it come:
-    // when it is that far ahead, with all its Sends completed or none of the rest signaled, both
-    // ends wait for ever, on any device. perftest posts as many receives as there are Sends,
-    // rounded up to an even number: with an odd number of Sends its sender never gets that far, and
-    // nothing excuses a hang.
+    // On iWARP the sender may be no further ahead than the receives that the other end has posted,
+    // and gets their number from writes of that end into its memory. A sleeping sender does not see
+    // the write: when it is that far ahead, with all its Sends completed or none of the rest
+    // signaled, both ends wait for ever, on any device. perftest posts as many receives as there
+    // are Sends, rounded up to an even number: with an odd number of Sends its sender never gets
+    // that far, and nothing excuses a hang.
     for _ in 0..3 {
         runs("ib_send_bw", "-e -n 501", 1);
     }
@@ -226,7 +226,7 @@ fn in_the_other_debian_as_an_ordinary_user() {
     for_a_time("-D 2", place);
 }
 
-/// A row of docs/reference/perftest.md: the command, and `works` or what perftest says.
+/// A row of docs/reference/perftest.md: the command, and `works` or the message of perftest.
 struct Row {
     program: String,
     options: String,

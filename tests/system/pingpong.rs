@@ -165,8 +165,9 @@ fn one_side_may_want_markers_alone() {
 fn sixteen_queue_pairs_at_a_shared_receive_queue() {
     or_skip!(installed("ibv_srq_pingpong"));
     let both = Pair::new(&Program::new("ibv_srq_pingpong")).ends();
-    // Of sixteen queue pairs some have one exchange more under way when the thousandth is over. Who
-    // is over first leaves, and the other may find its partner gone; that is the program's way.
+    // Of sixteen queue pairs some have one exchange more under way when the thousandth is complete.
+    // The end that finishes first leaves, and the other may then lose its peer; the program works
+    // that way.
     let left = |said: &str| said.starts_with("Failed status transport retry counter exceeded (12)");
     let over = |said: &str| said.contains("1000 iters in");
     let (server, client) = (&both.server, &both.client);

@@ -1,4 +1,4 @@
-//! Programs do to their file descriptors, threads and processes what they like; the plug-in neither
+//! Programs handle their file descriptors, threads and processes freely; the plug-in neither
 //! disturbs them nor breaks.
 
 use std::time::Duration;

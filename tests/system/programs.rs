@@ -72,7 +72,7 @@ fn qperf_over_both_ways_to_connect() {
     server.listens(port);
     let tests = "rc_lat rc_bw rc_rdma_read_lat rc_rdma_write_bw rc_fetch_add_mr ver_rc_compare_swap";
     for manager in [0, 1] {
-        // One second for each test. qperf gives its two ends 5 s to agree, which a loaded machine
+        // One second for each test. qperf's two ends must agree within 5 s, which a loaded machine
         // may exceed.
         let line = format!("127.0.0.1 -lp {port} -t 1 -to 100 -cm {manager} {tests}");
         let said = Program::new("qperf").line(&line).run_for(LIMIT).success();

@@ -1,5 +1,5 @@
 //! rdma-core's own Python tests, all of them, of the version whose libraries run them.
-//! `tests/fixtures/rdma-core-*.outcomes` says what must come of each.
+//! `tests/fixtures/rdma-core-*.outcomes` has the required outcome of each.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,12 +16,12 @@ use urnic_tests::served::wanted;
 /// crowded machine.
 const LIMIT: Duration = Duration::from_secs(1800);
 
-/// One process looks at what the other wrote as soon as that one's Write completed, which says
-/// nothing of its arrival; `rdma_cm.rs` tries it several times.
+/// One process reads the data that the other wrote as soon as that other's Write completed, which
+/// does not prove its arrival; `rdma_cm.rs` tries it several times.
 const LOOKS_TOO_EARLY: &str = "test_rdmacm.CMTestCase.test_rdmacm_async_write";
 
-/// What the tests say of what only a device in their process has: page faults of a program's own,
-/// queues in a program's own memory.
+/// Messages of the tests about features that only a device in their process has: page faults of a
+/// program's own, queues in a program's own memory.
 const IN_PROCESS_ONLY: [&str; 2] = [
     "ODP is not supported - No ODP caps",
     "Parent Domain is not supported on this device",
@@ -34,12 +34,12 @@ enum Outcome {
     Failed,
     /// For the reason that it gives.
     Skipped(String),
-    /// It has begun, and no more is known.
+    /// The test has begun; its outcome is open.
     Unknown,
 }
 
 impl Outcome {
-    /// What a test says at its end.
+    /// Parses the last word of a test.
     fn parse(verdict: &str) -> Option<Outcome> {
         let reason = |quoted: &str| quoted.trim_matches(['\'', '"']).to_owned();
         match verdict {
@@ -128,7 +128,7 @@ impl Expected {
         }
     }
 
-    /// Whether it must be so; `None` if nothing is said of the test.
+    /// Whether the outcome is the required one; `None` if there is no entry for the test.
     fn allows(&self, name: &str, outcome: &Outcome) -> Option<bool> {
         let exact = self.lines.iter().find(|(test, ..)| test == name);
         let family = || {

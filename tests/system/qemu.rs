@@ -37,7 +37,7 @@ impl End<'_> {
         }
     }
 
-    /// The host whose network it uses.
+    /// The host whose network this end uses.
     fn host(&self) -> &Netns {
         match self {
             End::Guest(guest, _) => guest.host(),
@@ -66,13 +66,16 @@ fn host_program(netns: &Netns, line: &str) -> Program {
 }
 
 impl Started {
-    /// Whether it succeeded, and what it said.
+    /// Whether the program succeeded, and its output.
     #[track_caller]
     fn ends(self) -> (bool, String) {
         self.tries().unwrap_or_else(|said| panic!("{said}"))
     }
 
-    /// The same; or what a guest said that is gone.
+    /// Whether the program succeeded, and its output.
+    ///
+    /// # Errors
+    /// The output of a guest that has ended.
     #[track_caller]
     fn tries(self) -> Result<(bool, String), String> {
         match self {
@@ -85,7 +88,8 @@ impl Started {
     }
 }
 
-/// Runs a server at `to` and a client at `from`, which finds it by this address; what both said.
+/// Runs a server at `to` and a client at `from`, which connects to this address; returns the output
+/// of both.
 #[track_caller]
 fn succeed(server: (&End<'_>, &str), client: (&End<'_>, &str)) -> (String, String) {
     let there = server.0.listener(server.1);
@@ -185,7 +189,7 @@ fn a_guest_reaches_neither_its_host_nor_addresses_of_others() {
     let server = Server::start(&first, &[FIRST], "");
     let guest = or_skip!(PciGuest::boot(&first, &server.sockets()));
     guest.bind(0);
-    // Somebody listens there, for iWARP even.
+    // A program listens there, even for iWARP.
     let listener = host_program(&first, "rping -s -P -p 7174").spawn();
     for address in ["127.0.0.1", ALSO_FIRST] {
         // rping may wait for more after that.
@@ -216,7 +220,8 @@ fn the_end_of_program_qemu_or_server_is_told_and_survived() {
     let busy = format!("ib_write_bw -x 0 -F -D 60 -p {PORT}");
     let guest = or_skip!(PciGuest::boot(&first, &server.sockets()));
     guest.bind(0);
-    // A program in the guest first: its peer learns it, and the function serves the next one.
+    // A program in the guest is killed first: its peer gets an event, and the function serves the
+    // next program.
     let there = End::Guest(&guest, 0).listener(&busy);
     let here = host.start(&format!("{busy} {FIRST}"));
     transfers(&guest);
@@ -224,7 +229,8 @@ fn the_end_of_program_qemu_or_server_is_told_and_survived() {
     let (ok, said) = here.ends();
     assert!(!ok, "{said}");
     there.ends();
-    // Then QEMU: who talks to the guest learns it, and the server serves the next one.
+    // Then QEMU is killed: the peer of the guest gets an event, and the server serves the next
+    // QEMU.
     let there = End::Guest(&guest, 0).listener(&busy);
     let here = host.start(&format!("{busy} {FIRST}"));
     transfers(&guest);

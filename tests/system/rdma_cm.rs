@@ -10,9 +10,9 @@ use urnic_tests::{Pair, or_skip};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What rping 44 says, and leaves with 255, when its main thread, done, closes the channel just
-/// before its other thread asks that for the next event. It would in a kernel as well: by its
-/// source nothing makes one wait for the other.
+/// The message of rping 44, which then exits with 255, when its main thread, after its work, closes
+/// the channel just before its other thread requests the next event. The same race exists with a
+/// kernel device: in the source neither thread waits for the other.
 pub(crate) const LOST_RACE: &str = "rdma_get_cm_event: Bad file descriptor\n";
 
 /// Runs a server and a client; up to three times, while one of them loses that race.
@@ -178,9 +178,9 @@ fn suite(folder: &str) -> Program {
     ])
 }
 
-/// One process looks at what the other wrote as soon as that one's Write completed. On iWARP a
-/// completed Write is one that TCP has taken; only a message behind it says that it is there, and
-/// this test sends none.
+/// One process reads the data that the other wrote as soon as that other's Write completed. On
+/// iWARP a Write is complete when TCP has taken it; only a message behind it proves its arrival,
+/// and this test sends none.
 fn looked_too_early(ended: &Ended) -> bool {
     ["ERROR: test_rdmacm_async_write", "Data validation failure"]
         .iter()
@@ -199,7 +199,7 @@ fn passes(suite: &Program, passing: usize, may_fail: Option<&str>) {
         }
     }
     let lines = || ended.output.lines();
-    // What a test prints comes between its name and its verdict.
+    // Output of a test comes between its name and its verdict.
     let passed = lines()
         .filter(|line| line.ends_with("... ok") || *line == "ok")
         .count();
@@ -211,8 +211,8 @@ fn passes(suite: &Program, passing: usize, may_fail: Option<&str>) {
     assert!(ended.ok() || may_fail.is_some(), "{ended}");
 }
 
-/// Version 44 takes every error in its test of datagrams for a failure; later ones skip it where
-/// there are none.
+/// Version 44 reports every error in its test of datagrams as a failure; later versions skip the
+/// test where datagrams are unsupported.
 const CANNOT_SKIP: &str = "test_rdmacm_async_udp_traffic";
 
 #[test]

@@ -44,7 +44,7 @@ fn succeed(server: &Program, client: &Program) {
     server.success();
 }
 
-/// Two programs with one connection between them: the ids of caller and called.
+/// Two programs with one connection between them: the ids of initiator and responder.
 #[track_caller]
 fn connected(caller: &mut CmVictim, called: &mut CmVictim, listener: u64, at: SocketAddr) -> (u64, u64) {
     let ours = caller.calls(at, DEPTHS, b"hello");
@@ -69,7 +69,7 @@ fn a_thousand_connections_one_after_the_other() {
         let (ours, theirs) = connected(&mut caller, &mut called, listener, at);
         caller.sends(ours, 100, 64);
         called.completes(theirs, &[(0, status::SUCCESS)]);
-        // Who ends it takes turns.
+        // The two ends take turns to disconnect.
         let (first, its, second, other) = if round % 2 == 0 {
             (&mut caller, ours, &mut called, theirs)
         } else {
@@ -274,7 +274,7 @@ fn ends_with_no_rtr_in_common_are_told() {
     let theirs = called.learns(listener, happening::CONNECT_REQUEST, 0).about;
     assert_eq!(called.accepts(theirs, DEPTHS, b""), 0);
     assert_eq!(caller.event().kind, happening::CONNECT_ERROR);
-    // It has heard an FPDU, which was a Terminate.
+    // The responder has received an FPDU, which was a Terminate.
     let mut verdict = called.event();
     if verdict.kind == happening::ESTABLISHED {
         verdict = called.event();
@@ -297,7 +297,7 @@ fn the_other_debian_s_programs_connect() {
     let server = rping.clone().arg("-s");
     let client = rping.line("-c -a 127.0.0.1");
     succeed(&debian.program(server.clone()), &debian.program(client.clone()));
-    // And with each other's.
+    // Each Debian with the other.
     succeed(&debian.program(server.clone()), &client);
     succeed(&server, &debian.program(client));
     let ucmatose = Program::new("ucmatose").line("-c 20");
@@ -326,7 +326,7 @@ fn copies(mebibytes: usize) {
         .line(&format!("-p {port}"))
         .run_for(LIMIT)
         .success();
-    // The server closes the file behind its last answer.
+    // The server closes the file after its last answer.
     let same = urnic_tests::wait::until(LIMIT, || {
         let same = Program::plain("cmp").arg(&from).arg(&to).run_for(LIMIT);
         same.ok().then_some(())

@@ -11,7 +11,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// How often a process is stopped, at each point.
 const STOPS: usize = 20;
 
-/// `cm_waits.c` tells what is to be seen in each of its scenes.
+/// `cm_waits.c` describes the result of each of its scenes.
 fn scene(name: &str) -> Result<Program, String> {
     Ok(Program::new(compiled("cm_waits")?).arg(name))
 }

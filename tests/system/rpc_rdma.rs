@@ -15,7 +15,7 @@ use urnic_tests::skip::installed;
 const REQUEST: &str = "4d504120 49442052 65712046 72616d65 40010000";
 const REPLY: &str = "4d504120 49442052 65702046 72616d65 40010000";
 
-/// A transient program (RFC 5531 §13), so that nobody looks for sense in its arguments.
+/// A transient program (RFC 5531 §13), so that tshark does not parse its arguments.
 const PROGRAM: u32 = 0x2000_0001;
 
 fn words(words: &[u32], len: usize) -> Vec<u8> {
@@ -32,8 +32,8 @@ fn item(offset: usize, len: u32) -> Item<()> {
     }
 }
 
-/// What is called: bytes of the call, its arguments behind that, room for results, bytes of the
-/// longest reply; then bytes of the reply and of the results in it.
+/// The parameters of a call: bytes of the call, its arguments behind that, room for results, bytes
+/// of the longest reply; then bytes of the reply and of the results in it.
 type Job = (
     usize,
     &'static [u32],
@@ -53,7 +53,7 @@ const JOBS: [Job; 9] = [
     (4000, &[], &[], 6000, 5996, &[]),
     (4000, &[9], &[4096], 3000, 200, &[]),
     (40, &[], &[], 3000, 24, &[]),
-    // A reply that is longer than was said.
+    // A reply that is longer than the call allowed.
     (40, &[], &[], 100, 2000, &[]),
 ];
 
@@ -74,7 +74,7 @@ fn bytes(pieces: &[Span<()>]) -> Vec<u8> {
     all
 }
 
-/// Does what one end wants; what it sends goes to the other and into the record.
+/// Executes the actions of one end; messages go to the other end and into the record.
 fn carry(from: &mut Connection<()>, to: &mut Connection<()>, forward: bool, record: &mut Vec<Sent>) {
     for action in from.actions() {
         match action {
@@ -110,7 +110,7 @@ fn carry(from: &mut Connection<()>, to: &mut Connection<()>, forward: bool, reco
     }
 }
 
-/// What two ends say to each other over these jobs.
+/// The messages of two ends for these jobs.
 fn conversation() -> Vec<Sent> {
     let end = |role| {
         let mut end = Connection::new(&Config {

@@ -23,7 +23,7 @@ fn reverse(line: &str) -> Program {
     Program::new(EXAMPLE.get_or_init(|| example("urnic-rpc-rdma-verbs", "reverse"))).line(line)
 }
 
-/// What a scene says, which has server and clients in one process.
+/// The output of a scene, which has server and clients in one process.
 #[track_caller]
 fn scene(name: &str) -> String {
     static EXAMPLE: OnceLock<PathBuf> = OnceLock::new();
@@ -72,8 +72,7 @@ fn sixteen_clients_are_served_at_once_and_leave_nothing() {
     );
 }
 
-/// A client that is started with this variable set goes on when its server was killed and started
-/// again.
+/// Checks that a client with this variable set continues after its server was killed and restarted.
 #[track_caller]
 fn goes_on(variable: Option<&str>) {
     let line = format!("serve 127.0.0.1:{}", free_port());
@@ -133,8 +132,8 @@ fn a_server_accepts_nobody_for_whom_it_has_no_memory() {
     assert!(said.contains("cannot be reached"), "{said}");
 }
 
-/// Memory is exposed for one call alone: what goes by RDMA has a key of its own each time, and the
-/// reply takes it away.
+/// Memory is exposed for one call alone: data that goes by RDMA has a new key for each call, and
+/// the reply invalidates the key.
 #[test]
 fn each_call_exposes_its_own_memory_and_the_reply_ends_that() {
     or_skip!(installed("tshark"));
@@ -154,8 +153,8 @@ fn each_call_exposes_its_own_memory_and_the_reply_ends_that() {
         "{:?}",
         verdict.opcodes
     );
-    // Argument and result of each call have keys of their own, which no other call's have; its
-    // reply takes one of them away from afar.
+    // Argument and result of each call have keys that no other call has; the reply invalidates one
+    // of them remotely.
     let keys = |filter: &str, field: &str| {
         let said = verdict.wire.tshark(&["-T", "fields", "-e", field], filter);
         let key = |word: &str| match word.strip_prefix("0x") {
@@ -164,7 +163,7 @@ fn each_call_exposes_its_own_memory_and_the_reply_ends_that() {
         };
         said.split_whitespace().map(key).collect::<BTreeSet<u32>>()
     };
-    // Of no bytes is what a connection begins with.
+    // The Read of no bytes is the start of the connection.
     let read = keys(
         "iwarp_rdma.opcode == 1 && iwarp_rdma.rdmardsz != 0",
         "iwarp_rdma.srcstag",
@@ -183,8 +182,8 @@ fn each_call_exposes_its_own_memory_and_the_reply_ends_that() {
     );
 }
 
-/// In the midst of a call the server calls its client, who answers while it waits; for more of them
-/// at once than the server has threads.
+/// During a call the server calls the client, which answers while it waits; with more such calls at
+/// once than the server has threads.
 #[test]
 fn a_server_calls_the_clients_that_call_it() {
     let (server, address) = serving(callback("serve 127.0.0.1:0"));
@@ -199,7 +198,7 @@ fn a_server_calls_the_clients_that_call_it() {
             .collect();
         assert_eq!(said, format!("called back\n{told}counted down 28 bytes\n"));
     }
-    // One that is gone is no reason to wait.
+    // The server does not wait for a client that has ended.
     let client = callback(&format!("call {address} 1000000000")).spawn();
     let mut client = client;
     client.says("that it is called", |said| said.contains("step").then_some(()));
@@ -239,8 +238,8 @@ fn the_client_that_is_silent_for_longest_makes_room() {
     );
 }
 
-/// As on soft-iWARP, which has none: each call registers what it exposes, and nobody can take that
-/// away from afar.
+/// Like soft-iWARP, which has no memory windows: each call registers the memory that it exposes,
+/// and the peer cannot invalidate it.
 #[test]
 fn octets_come_back_by_rdma_also_without_memory_windows() {
     let file: PathBuf = scratch().join(format!("rpc-service-mr-{}.pcapng", std::process::id()));

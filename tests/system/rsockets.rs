@@ -18,7 +18,7 @@ use urnic_tests::{compiled, or_skip};
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Server and client of `rsocket_overrun`, which let a Send wait `patience` milliseconds for a
-/// receive; when the client has sent all that its credits allow.
+/// receive. Returns when the client has sent all that its credits allow.
 fn overrun(patience: &str) -> Result<(Running, Running), String> {
     let port = free_port();
     let program = Program::new(compiled("rsocket_overrun")?)
@@ -52,7 +52,7 @@ fn an_rsockets_send_without_a_receive_needs_patience() {
 #[test]
 fn with_patience_rsockets_loses_nothing() {
     let (server, client) = or_skip!(overrun("60000"));
-    // The end of its standard input lets the server go on.
+    // The end of its standard input lets the server continue.
     server.wait_for(LIMIT).success();
     client.wait_for(LIMIT).success();
 }
@@ -93,7 +93,7 @@ fn iperf3_under_librspreload_goes_through_the_device() {
     let mut server = iperf3.clone().line("-s").spawn();
     server.listens(port);
     // rsockets itself may sleep 5 s over each connection (`wake_up_interval` of rsocket.c): its
-    // poll() watches a listener's channel, but who calls is told elsewhere.
+    // poll() watches a listener's channel, but the connecting side gets its event elsewhere.
     for options in ["-n 64M", "-n 64M -R"] {
         let client = iperf3.clone().line(&format!("-c 127.0.0.1 {options}"));
         let said = client.run_for(LIMIT).success();

@@ -1,5 +1,5 @@
-//! Programs under sanitizers and valgrind: nothing of ours is reported, and what is wrong with the
-//! program is.
+//! Programs under sanitizers and valgrind: they report no fault in our code, and they do report the
+//! faults of the program.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,8 +25,8 @@ const ADDRESS: &[&str] = &[
 const THREAD: &[&str] = &["-O1", "-fsanitize=thread"];
 const LEAK: &[&str] = &["-O1", "-fsanitize=leak"];
 
-/// Whether programs with these options can be made here, and run without us: a runtime may be
-/// missing, or not get on with the kernel.
+/// Checks that programs with these options can be built here, and run without the plug-in: a
+/// runtime may be missing or may not work with the kernel.
 fn works(name: &str, options: &[&str]) -> Result<(), String> {
     installed("cc")?;
     let (source, program) = (
@@ -95,7 +95,7 @@ fn address_sanitizer_works_in_a_shell_and_its_children() {
             .args(["run", "--", "sh", "-c", &child])
             .env("URNIC_LIB", plugin()),
     );
-    // Without what `urnic run` says in ASAN_OPTIONS, the plug-in says it.
+    // Without the ASAN_OPTIONS of `urnic run`, the plug-in reports them.
     let forgetful = format!("unset ASAN_OPTIONS; {child}");
     clean(
         &Program::plain(urnic())
@@ -124,7 +124,7 @@ fn a_program_with_its_own_asan_options_starts() {
 
 #[test]
 fn a_statically_linked_sanitizer_works() {
-    // As clang links it unless told otherwise.
+    // The default link mode of clang.
     let program = or_skip!(threads(
         "address-static",
         &["-O1", "-fsanitize=address", "-static-libasan"]

@@ -49,7 +49,7 @@ impl Server {
         passive.wait().success();
     }
 
-    /// A client that has said hello.
+    /// A client that has completed the handshake.
     fn client(&self) -> UnixStream {
         let mut socket = UnixStream::connect(&self.socket).expect("a connection");
         let mut hello = Vec::new();
@@ -61,7 +61,7 @@ impl Server {
     }
 }
 
-/// How often the threads of a process have gone to sleep or been put aside.
+/// How often the threads of a process have slept or been preempted.
 fn switches(pid: u32) -> u64 {
     let mut sum = 0;
     for task in std::fs::read_dir(format!("/proc/{pid}/task")).expect("the process lives") {
@@ -85,7 +85,8 @@ fn programs_meet_through_a_served_device() {
 #[test]
 fn garbage_floods_and_silence_disturb_nobody() {
     or_skip!(installed("ibv_rc_pingpong"));
-    // More than there are at a time: one that has gone counts until its function is put away.
+    // More clients than fit at a time: a client that has left counts until its function is
+    // released.
     let server = server("garbage", "--addr host --clients 64");
     let port = free_port();
     let mut passive = server.pingpong(port, "-n 3000").spawn();
@@ -93,7 +94,7 @@ fn garbage_floods_and_silence_disturb_nobody() {
     let active = server.pingpong(port, "-n 3000 127.0.0.1").spawn();
     let mut silent = Vec::new();
     for round in 0..20u8 {
-        // Every other one says hello before.
+        // Every second client completes the handshake first.
         let mut client = match round % 2 {
             0 => UnixStream::connect(&server.socket).expect("a connection"),
             _ => server.client(),

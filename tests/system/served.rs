@@ -15,10 +15,10 @@ use urnic_tests::build::{scratch, urnic};
 use urnic_tests::program::Program;
 use urnic_tests::wait::PATIENCE;
 
-/// What QEMU 11.1 said, from `tests/fixtures`: a guest with an IOMMU boots, binds the function to
-/// vfio-pci, and runs two checks of `urnic conformance` and `ibv_devinfo`. For each message: the
-/// number of descriptors with it, the errno of the reply, for each descriptor the length of its
-/// file or `u64::MAX` for an eventfd, the message.
+/// The messages of QEMU 11.1, from `tests/fixtures`: a guest with an IOMMU boots, binds the
+/// function to vfio-pci, and runs two checks of `urnic conformance` and `ibv_devinfo`. For each
+/// message: the number of descriptors with it, the errno of the reply, for each descriptor the
+/// length of its file or `u64::MAX` for an eventfd, the message.
 const RECORDED: &[u8] = include_bytes!("../fixtures/qemu-11.1.vfio-user");
 
 /// A served function with address 127.0.0.2; the socket is removed by the server, which ends when
@@ -39,7 +39,7 @@ impl Served {
         Self { running, socket }
     }
 
-    /// The device passes its own test-suite.
+    /// Checks that the device passes its own test suite.
     fn conforms(&self) {
         let device = format!("vfio-user:{}", self.socket.display());
         let said = Program::plain(urnic())
@@ -60,7 +60,7 @@ impl Drop for Served {
 fn a_served_device_conforms() {
     let served = Served::start("conforms");
     served.conforms();
-    // The next client meets a device like new.
+    // The next client gets a device in its initial state.
     served.conforms();
 }
 
@@ -72,7 +72,7 @@ struct Message<'a> {
 }
 
 const HEADER: usize = 16;
-/// Flags of a message: bits 3:0 its type, 0 = a command; then these.
+/// Flags of a message: bits 3:0 are the type, 0 = a command; then these.
 const NO_REPLY: u32 = 0x10;
 const ERROR: u32 = 0x20;
 

@@ -16,7 +16,7 @@ use crate::rdma_cm::LOST_RACE;
 /// Variables of our program's environment.
 pub(crate) type Settings<'a> = &'a [(&'a str, &'a str)];
 
-/// What both ends said, and whether they succeeded.
+/// The output of both ends, and whether they succeeded.
 pub(crate) struct Ends {
     pub(crate) ours: String,
     pub(crate) theirs: String,
@@ -48,7 +48,7 @@ pub(crate) fn urnic_calls(guest: &Guest, server: &str, client: &str, settings: S
     let client = client.replace("PORT", &port).replace("ADDRESS", "127.0.0.1");
     let here = program(&client, settings).run_for(LIMIT);
     if !here.ok() {
-        // Theirs may wait for another caller.
+        // The server of siw may wait for another initiator.
         guest.stop();
     }
     let (ok, theirs) = there.ends();
@@ -69,7 +69,7 @@ pub(crate) fn siw_calls(guest: &Guest, server: &str, client: &str, settings: Set
     let client = client.replace("PORT", &number).replace("ADDRESS", HOST);
     let (ok, theirs) = guest.start(&client).ends();
     if !ok && !theirs.contains(LOST_RACE) {
-        // Ours may wait for another caller.
+        // Our server may wait for another initiator.
         let ours = here.output();
         return Ends { ours, theirs, ok };
     }
@@ -88,14 +88,15 @@ pub(crate) const SEND: &str = "0x03";
 
 pub(crate) const RPING: &str = "rping -c -a ADDRESS -p PORT -v -V -C 100 -S 4000";
 pub(crate) const RPING_SERVER: &str = "rping -s -p PORT -v -V -C 100 -S 4000";
-/// With a queue pair of its own making it says itself how many Reads it wants to have under way,
-/// and does not take the caller's word: siw says 0 for callers of MPA revision 1, who cannot tell.
+/// With a queue pair that it creates itself, rping sets the number of Reads under way itself, and
+/// does not take the initiator's number: siw reports 0 for initiators of MPA revision 1, which
+/// cannot send it.
 pub(crate) const RPING_SERVER_WITH_READS: &str = "rping -s -q -p PORT -v -V -C 100 -S 4000";
 
 /// All hundred pings were seen, and their data were right: rping verifies them.
 #[track_caller]
 pub(crate) fn all_pings(ends: Ends) {
-    // What rping says at once, of an end as it should be, may fall amidst what it has buffered.
+    // Messages that rping prints at once, at a correct end, may appear within its buffered output.
     let at_once = [
         "client DISCONNECT EVENT...\n",
         "server DISCONNECT EVENT...\n",
@@ -143,7 +144,7 @@ fn rping_both_ways_in_mpa_revision_2() {
     or_skip!(installed("rping"));
     let guest = or_skip!(Guest::borrowed());
     rping_both_ways(&guest, &[]);
-    // A Request and a Reply each. siw does not ask for CRC, but uses it with one who does.
+    // A Request and a Reply each. siw does not request CRC, but uses it with a peer that does.
     assert_eq!(startups(&guest.wire()), ["2 1", "2 1", "2 0", "2 1"]);
     // We are peer-to-peer and it takes our offer to write; siw as it is by default is not.
     assert_eq!(first_opcodes(&guest.wire()), [WRITE, SEND]);
@@ -158,7 +159,7 @@ fn rping_both_ways_in_mpa_revision_1() {
     let revision = [("URNIC_MPA_REVISION", "1")];
     all_pings(urnic_calls(&guest, RPING_SERVER_WITH_READS, RPING, &revision));
     all_pings(siw_calls(&guest, RPING_SERVER, RPING, &revision));
-    // Who takes either revision answers in the caller's.
+    // A responder that accepts either revision answers in the revision of the initiator.
     all_pings(siw_calls(&guest, RPING_SERVER, RPING, &[]));
     assert_eq!(
         startups(&guest.wire()),
@@ -176,9 +177,9 @@ fn rping_with_each_ready_to_receive_that_siw_knows() {
     for types in ["write", "read"] {
         rping_both_ways(&guest, &[("URNIC_MPA_RTR_TYPES", types)]);
     }
-    // Of those that both know, siw takes the Write, and we the Read. (Offered a Send alone siw
-    // answers that it wants a Write, and we with a Terminate, 2/0/7, upon which its kernel stops at
-    // a BUG() in iw_cm: not tried here.)
+    // Of the RTR types that both support, siw takes the Write, and we the Read. (With a Send alone
+    // siw answers that it requires a Write, and we with a Terminate, 2/0/7, upon which its kernel
+    // stops at a BUG() in iw_cm: not tried here.)
     rping_both_ways(&guest, &[]);
     assert_eq!(
         first_opcodes(&guest.wire()),
@@ -211,7 +212,8 @@ fn a_siw_that_wants_crc_has_it_of_an_urnic_that_does_not() {
     or_skip!(installed("rping"));
     let guest = or_skip!(Guest::borrowed());
     guest.set(&[("mpa_crc_required", 1)]);
-    // Only as the caller: called without, siw goes without, against RFC 5044 §7.1.1.
+    // Only as the initiator: a siw responder without the flag does not use CRC, against RFC 5044
+    // §7.1.1.
     all_pings(siw_calls(
         &guest,
         RPING_SERVER,
@@ -234,19 +236,19 @@ fn a_siw_that_wants_no_crc_rejects_us() {
         .run_for(LIMIT)
         .failure();
     assert!(said.contains("RDMA_CM_EVENT_REJECTED"), "{said}");
-    // Its listener has not heard of the call, and waits for the next.
+    // Its listener did not see the connection, and waits for the next.
     guest.stop();
     let (ok, said) = there.ends();
     assert!(!ok && !said.contains("DISCONNECT"), "{said}");
 }
 
-/// What siw's client says at its very end if our server, done, closes before siw has accounted for
-/// its own last Send, which arrived (in a machine that is emulated it takes that long): siw then
-/// calls the Send failed.
+/// The last message of siw's client if our server finishes and closes before siw has completed its
+/// own last Send, which arrived (an emulated machine takes that long): siw then reports the Send as
+/// failed.
 const OVERTAKEN: &str = " Bad wc status 2\n Unable to write to socket/rdma_cm\nFailed to close connection between server and client\n";
 
-/// A perftest, called by us; again, if we called before its server, at the pace of a machine that
-/// is emulated, listened.
+/// A perftest with us as the initiator; again, if we connected before the server listened, which an
+/// emulated machine may take long for.
 #[track_caller]
 pub(crate) fn urnic_measures(guest: &Guest, line: &str, settings: Settings<'_>) -> Ends {
     let server = format!("{line} -R -F -p PORT");
@@ -260,7 +262,7 @@ pub(crate) fn urnic_measures(guest: &Guest, line: &str, settings: Settings<'_>) 
     urnic_calls(guest, &server, &client, settings).succeed()
 }
 
-/// A perftest, called by siw; again, if it called before our server listened.
+/// A perftest with siw as the initiator; again, if siw connected before our server listened.
 #[track_caller]
 pub(crate) fn siw_measures(guest: &Guest, line: &str, settings: Settings<'_>) -> Ends {
     let server = format!("{line} -R -F -p PORT");
@@ -296,7 +298,7 @@ fn perftest_both_ways() {
 
 #[test]
 fn rsockets_both_ways() {
-    // They tell each other by private data where to write.
+    // The two ends exchange the addresses for their writes by private data.
     or_skip!(installed("rstream"));
     let guest = or_skip!(Guest::borrowed());
     let server = "rstream -p PORT -S 4096 -I 20 -C 2 -T v";

@@ -36,7 +36,7 @@ fn processes_and_queue_pairs_are_shown_with_their_counters() {
     for (id, len) in [(0, 3), (1, 3), (2, 5)] {
         assert_eq!(victim.received(link.qp), (id, len));
     }
-    // Three Sends, and the zero-length Write by which the peer said that it is ready.
+    // Three Sends, and the zero-length Write with which the peer reported that it is ready.
     let json = stat(&place, "--json").run().success();
     for part in [
         "\"command\":\"victim\"",
@@ -124,7 +124,7 @@ fn a_stopped_process_holds_nobody_up() {
     let text = stat(&place, "").run().success();
     victim.process().signal(Signal::CONT);
     assert_eq!(text, "no process of yours has a urnic device open\n");
-    // It answers late, to nobody; then as always.
+    // The late answer goes to no client; later answers are normal.
     let back = until(PATIENCE, || {
         stat(&place, "").run().success().contains("victim").then_some(())
     });
@@ -155,7 +155,7 @@ fn hw_counters_read_what_is_counted_now() {
     link.peer.tell(&[send(1, b"one"), send(2, b"two")]);
     victim.received(link.qp);
     victim.received(link.qp);
-    // And the zero-length Write by which the peer said that it is ready.
+    // And the zero-length Write with which the peer reported that it is ready.
     assert_eq!(read(), before + 3);
     victim.leaves();
     assert_eq!(read(), 0, "counters are those of the processes that are there");

@@ -8,7 +8,7 @@ use urnic_tests::build::tree;
 use urnic_tests::program::Program;
 use urnic_tests::{compiled, or_skip};
 
-/// The statuses that `docs/reference/statuses.md` has in its table of what comes.
+/// The statuses in the table of `docs/reference/statuses.md`.
 fn documented() -> BTreeSet<u32> {
     let text =
         fs::read_to_string(tree().join("docs/reference/statuses.md")).expect("docs/reference/statuses.md");

@@ -1,6 +1,6 @@
 //! Random programs of legal verbs over many queue pairs, against a model of memory and completions
-//! (`tests/stress`). The seed is in what a failure prints; `URNIC_STRESS_SEED` plays another: the
-//! ten minutes have a new one each time.
+//! (`tests/stress`). A failure prints the seed; `URNIC_STRESS_SEED` sets another: each run of the
+//! ten minutes has a new one.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +9,7 @@ use urnic_tests::program::Program;
 use urnic_tests::served::Served;
 use urnic_tests::skip::installed;
 
-/// The seed that was asked for, else `usual`.
+/// The seed from the environment, else `usual`.
 fn seed(usual: u32) -> String {
     std::env::var("URNIC_STRESS_SEED").unwrap_or_else(|_| usual.to_string())
 }
@@ -33,7 +33,7 @@ fn stress() -> Program {
     Program::new(env!("CARGO_BIN_EXE_stress"))
 }
 
-/// As many rounds take seconds; the rest is for machines that do other things too.
+/// This many rounds take seconds; the rest is for busy machines.
 const LIMIT: Duration = Duration::from_secs(300);
 
 #[test]

@@ -12,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(180);
 /// GiBs, of which the first touch of each page is the machine's own work.
 const SLOW: Duration = Duration::from_secs(300);
 
-/// What `tests/programs/states.c` says.
+/// The output of `tests/programs/states.c`.
 fn states() -> Result<String, String> {
     Ok(Program::new(compiled("states")?).run_for(LIMIT).success())
 }

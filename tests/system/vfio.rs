@@ -10,7 +10,7 @@ use urnic_tests::{compiled, or_skip};
 const ADDRESS: &str = "10.77.0.1";
 const OTHER: &str = "10.77.0.2";
 
-/// A user of the guest's, whose programs may lock so many KiB.
+/// Runs a command line as a user of the guest whose programs may lock this many KiB.
 fn as_user(guest: &PciGuest<'_>, memlock: u32, line: &str) -> (bool, String) {
     let line = format!(
         "printf 'root:x:0:0::/:/bin/sh\\nuser:x:1000:1000::/tmp:/bin/sh\\n' >/tmp/passwd &&
@@ -24,7 +24,7 @@ fn doctor() -> String {
     format!("/urnic/urnic doctor --device vfio:{}", PciGuest::address(0))
 }
 
-/// What doctor tells root to type.
+/// The command that doctor prints for root.
 #[track_caller]
 fn mending(said: &str) -> &str {
     said.lines()
@@ -32,7 +32,7 @@ fn mending(said: &str) -> &str {
         .unwrap_or_else(|| panic!("no fix in:\n{said}"))
 }
 
-/// Starts a program that keeps the function, and waits until it has it. What it says is in
+/// Starts a program that keeps the function, and waits until the program has it. The output is in
 /// `/tmp/watch`.
 #[track_caller]
 fn holder(guest: &PciGuest<'_>) -> urnic_tests::shell::Task {
@@ -69,7 +69,7 @@ fn what_the_doctor_says_brings_a_function_to_an_ordinary_user() {
     assert!(!ok && one, "{said}");
     let (ok, said) = guest.start(&doctor()).ends();
     assert!(!ok && said.contains("(ibv_asyncwatch)"), "{said}");
-    // Even a process that ends by no will of its own leaves the function as new.
+    // A process that is killed leaves the function in its initial state, too.
     guest.run("kill -9 $(pidof ibv_asyncwatch)");
     held.ends();
     let said = guest.run(&doctor());
@@ -86,7 +86,7 @@ fn completed_sends_arrive_from_a_function_that_was_reset() {
     let guest = or_skip!(PciGuest::boot(&host, &server.sockets()));
     guest.bind(0);
     guest.bring(&program);
-    // _exit: nothing of ours runs in the program any more.
+    // _exit: none of our code runs in the program after it.
     for size in [64, 65_536] {
         let line = format!("-p {PORT} -d exit -n 64 -s {size}");
         let mut there = other.program(Program::new(&program).line(&line)).spawn();
@@ -123,7 +123,7 @@ fn a_removed_function_is_a_fatal_event_and_may_return() {
     guest.bind(0);
     let held = holder(&guest);
     take_out(&guest);
-    // Its program goes on living.
+    // The program that has the function stays alive.
     guest.run("kill $(pidof ibv_asyncwatch)");
     held.ends();
     let said = guest.run("cat /tmp/watch");

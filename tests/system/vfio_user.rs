@@ -16,8 +16,8 @@ use crate::devices::gids;
 use crate::rdma_cm::but_for_lost_races;
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// A killed server is noticed within this time: no timeout of a protocol has to pass. A loaded
-/// machine may take its time to run anybody.
+/// The end of a killed server is detected within this time: no timeout of a protocol has to pass.
+/// The rest is for the scheduling of a loaded machine.
 const NOTICED: Duration = Duration::from_secs(20);
 
 /// Both ends on functions of one server.
@@ -43,7 +43,7 @@ fn transfers(program: &Running) {
     assert!(moving.is_some(), "nothing moves: {}", program.output());
 }
 
-/// What a line of `urnic info` says.
+/// The value of this name in the output of `urnic info`.
 #[track_caller]
 fn told(info: &Program, name: &str) -> String {
     let said = info.run().success();
@@ -247,7 +247,7 @@ fn doorbells_are_stores_and_no_messages() {
     let line = table.lines().find(|line| line.ends_with("sendmsg"));
     let calls = line.and_then(|line| line.split_whitespace().nth(3)?.parse::<u64>().ok());
     let calls = calls.unwrap_or_else(|| panic!("{table}"));
-    // Setting up takes some hundred; and a device that was not let run for long had gone to sleep.
+    // The set-up takes some hundred; and a device that got no processor for long had gone to sleep.
     assert!(
         calls < MESSAGES / 4,
         "{calls} messages for {MESSAGES} work requests:\n{table}"
@@ -271,8 +271,8 @@ fn a_killed_server_is_an_error_and_a_new_one_serves() {
         here.server().signal(Signal::KILL);
         let client = client.wait_for(NOTICED);
         assert!(!client.ok(), "{client}");
-        // Its peer, whose device lives, lost the connection, and may wait for a message that never
-        // comes: perftest's manners.
+        // Its peer, whose device still runs, lost the connection, and may wait for a message that
+        // never comes: perftest works that way.
         drop(server);
         here.again();
         Pair::new(&here.program("ibv_rc_pingpong")).succeeds();
@@ -339,7 +339,7 @@ fn programs_asleep_wake_when_the_server_is_killed() {
     or_skip!(installed("ibv_rc_pingpong"));
     or_skip!(installed("rping"));
     let mut served = Served::start();
-    // A client that waits for completions that never come, as its peer is stopped.
+    // A client that waits for completions that never come, because its peer is stopped.
     let pair = pair(&served, "ibv_rc_pingpong -e -n 100000000");
     let (server, client) = pair.start();
     transfers(&client);

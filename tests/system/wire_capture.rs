@@ -10,8 +10,7 @@ use urnic_tests::program::Program;
 use urnic_tests::skip::installed;
 use urnic_tests::{Pair, or_skip};
 
-/// Lets two hand-made ends say these bytes to each other (Request and Reply first), and judges
-/// their wire.
+/// Sends these bytes between two hand-made ends (Request and Reply first), and judges their wire.
 fn judged(netns: &Netns, first: &str, second: &str) -> Result<Verdict, String> {
     const REQUEST: &str = "4d504120 49442052 65712046 72616d65 40010000";
     const REPLY: &str = "4d504120 49442052 65702046 72616d65 40010000";
@@ -111,9 +110,9 @@ fn every_frame_is_well_formed_and_every_crc_is_good() {
 
 #[test]
 fn every_frame_with_markers_is_well_formed() {
-    // Not every CRC is asked about: where a marker falls between two FPDUs, tshark leaves it out of
-    // the second's CRC, against RFC 5044 §4.4 item 2 and Figure 5. Sends of this size never let one
-    // fall there.
+    // Not every CRC is checked: where a marker falls between two FPDUs, tshark leaves it out of the
+    // second's CRC, against RFC 5044 §4.4 item 2 and Figure 5. With Sends of this size no marker
+    // falls there.
     let verdict = or_skip!(wire_of(
         &["ibv_rc_pingpong -n 20 -s 100 -g 0"],
         &[("URNIC_MPA_MARKERS", "true")]
@@ -158,7 +157,7 @@ fn calls_have_the_type_of_service_that_their_program_asked_for() {
         server.wait().success();
     }
     let wire = capture.stop(&netns, "127.0.0.1");
-    // Only the caller's program asks for one.
+    // Only the initiator's program requests one.
     for (field, ends) in [
         ("ip.dsfield", "ip.dst == 127.0.0.1"),
         ("ipv6.tclass", "ipv6.dst == ::1"),

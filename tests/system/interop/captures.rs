@@ -1,6 +1,6 @@
-//! tshark, whose dissectors others wrote, as judge of what a part of the system tests sent:
-//! `scripts/test interop` runs that part with `URNIC_TEST_PCAP`, so that every program captures its
-//! wire, and then this.
+//! tshark, with independently written dissectors, judges the data that a part of the system tests
+//! sent: `scripts/test interop` runs that part with `URNIC_TEST_PCAP`, so that every program
+//! captures its wire, and then this.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

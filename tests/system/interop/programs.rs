@@ -36,7 +36,7 @@ fn soft_iwarp_has_the_same_ports() {
     guest.start("cm_ports 10.0.2.15").success();
 }
 
-/// Names and results of the tests, as `runfabtests.sh -vv` tells them.
+/// Names and results of the tests, from the output of `runfabtests.sh -vv`.
 fn results(said: &str) -> Vec<(String, String)> {
     let mut name = None;
     let mut results = Vec::new();

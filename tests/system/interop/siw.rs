@@ -1,5 +1,5 @@
-//! The long form of what [`crate::siw`] has in short: every mode that urnic and soft-iWARP have in
-//! common, called by either, with every program that fits, from 0 bytes to 8 MiB.
+//! The long form of [`crate::siw`]: every mode that urnic and soft-iWARP have in common, with
+//! either as the initiator, with every program that fits, from 0 bytes to 8 MiB.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,7 +37,7 @@ enum Extent {
     Long,
 }
 
-/// How both are set up, and what then is to be seen.
+/// The set-up of both sides, and the expected results.
 struct Mode {
     name: &'static str,
     ours: Settings<'static>,
@@ -45,7 +45,7 @@ struct Mode {
     /// If we call; else this makes no difference to another mode, or siw does not do it.
     we_call: Option<Beginning>,
     siw_calls: Option<Beginning>,
-    /// How far it goes.
+    /// The extent of the tests in this mode.
     extent: Extent,
 }
 
@@ -55,8 +55,8 @@ enum Caller {
     Siw,
 }
 
-/// What cannot be: a server that speaks before the caller, who on iWARP must say something, an RTR
-/// if nothing else (RFC 5044 §7.1.3).
+/// An impossible combination: a server that sends before the initiator. On iWARP the initiator must
+/// send first, at least an RTR (RFC 5044 §7.1.3).
 const SILENT: &str = "not without an RTR: the server begins";
 
 /// One row under way.
@@ -90,7 +90,7 @@ impl Run<'_> {
         beginning.is_some_and(|(startup, _)| startup[1].ends_with('1'))
     }
 
-    /// The caller, siw, makes no RTR.
+    /// The initiator, siw, sends no RTR.
     fn is_silent(&self) -> bool {
         self.caller == Caller::Siw && self.mode.siw_calls.is_some_and(|(_, opcode)| opcode == SEND)
     }
@@ -258,7 +258,7 @@ fn rcopy(run: &Run<'_>) -> String {
     format!("{} octets, the same there", octets.len())
 }
 
-/// Of all sizes from 2 bytes to 8 MiB three; or one alone.
+/// Three of all sizes from 2 bytes to 8 MiB; or one size alone.
 fn perftest(run: &Run<'_>, name: &str) -> String {
     if name == "ib_write_lat" && run.is_silent() {
         return SILENT.to_owned();
@@ -274,7 +274,7 @@ fn perftest(run: &Run<'_>, name: &str) -> String {
     let line = format!("{name} {options}");
     let said = match run.caller {
         Caller::Urnic => urnic_measures(run.guest, &line, run.mode.ours).ours,
-        // What siw may say at its very end follows on the same line.
+        // The last message of siw may follow on the same line.
         Caller::Siw => siw_measures(run.guest, &line, run.mode.ours)
             .theirs
             .replace(" Bad wc status", "\nBad wc status"),
@@ -374,12 +374,11 @@ impl Scene {
     }
 }
 
-/// How often a row is tried again because of a fault that is known to be siw's.
+/// How often a row is repeated because of a known fault of siw.
 const AGAIN: usize = 3;
 
-/// What siw's kernel says of a fault of its own: that it stopped at a BUG(), as its connection
-/// manager does now and then by connections that end as they begin (iwcm.c), or that it misread a
-/// CRC.
+/// A known fault of siw in the log of its kernel: a BUG(), which its connection manager hits now
+/// and then with connections that end as they begin (iwcm.c), or a CRC that siw misread.
 fn known_fault(guest: &Guest) -> Option<&'static str> {
     let (_, said) = guest.start("dmesg").ends();
     if said.contains("kernel BUG at") {
@@ -388,8 +387,8 @@ fn known_fault(guest: &Guest) -> Option<&'static str> {
     said.lines().any(is_misread).then_some("a CRC that siw misread")
 }
 
-/// Is this line `siw: crc error. in: …, own …, op …` of a CRC whose second part siw put where the
-/// first was? That came right: what it made of it is not just another number.
+/// Whether this line is `siw: crc error. in: …, own …, op …` for a correct CRC of which siw stored
+/// the second part in place of the first: the value is made of the bytes of the right CRC.
 fn is_misread(line: &str) -> bool {
     let octets = |name: &str| {
         let (_, behind) = line.split_once(name)?;
@@ -411,7 +410,7 @@ fn is_misread(line: &str) -> bool {
 
 #[test]
 fn a_crc_that_siw_misread_is_told_from_a_wrong_one() {
-    // As seen: of the bytes b1 70 03 1c two came late, of 8f cd bc b8 one.
+    // Observed: of the bytes b1 70 03 1c two came late, of 8f cd bc b8 one.
     assert!(is_misread(
         "[  183.473229] siw: crc error. in: 5c0f1c03, own 1c0370b1, op 0"
     ));
@@ -450,7 +449,7 @@ fn in_mode(mode: &Mode) {
                 continue;
             }
             let once = |guest: &Guest| {
-                // What its kernel said of runs before shall excuse no other.
+                // Kernel messages of earlier runs must not excuse this one.
                 guest.start("dmesg -c >/dev/null").success();
                 let attempt = AssertUnwindSafe(|| {
                     guest.set(&DEFAULTS);
@@ -532,7 +531,7 @@ modes! {
         siw_calls: Some((["2 1", "2 1"], SEND)),
         extent: Extent::Short,
     },
-    // Called by who does not ask for it, siw goes without.
+    // When the initiator does not request CRC, siw does not use it.
     with_crc_as_siw_asks => Mode {
         name: "CRC as siw asks",
         ours: &[("URNIC_MPA_CRC", "false")],
@@ -573,7 +572,7 @@ modes! {
         siw_calls: Some((["2 0", "2 1"], SEND)),
         extent: Extent::Short,
     },
-    // siw offers Read and Write; what we know alone decides.
+    // siw offers Read and Write; our setting alone decides.
     ready_to_receive_by_write => Mode {
         name: "RTR by Write",
         ours: &[("URNIC_MPA_RTR_TYPES", "write")],
@@ -600,8 +599,8 @@ modes! {
     },
 }
 
-/// Ours, with a peer that is gone in the midst of it: is told, and ends by itself. (Its status says
-/// nothing: rping calls a disconnection success.)
+/// Our program, when its peer is killed during a transfer, gets an event and ends by itself. (Its
+/// status is not checked: rping reports success after a disconnection.)
 #[track_caller]
 fn ends_when_killed(guest: Guest, here: Running) {
     let pinged = until(LIMIT, || {
@@ -613,8 +612,7 @@ fn ends_when_killed(guest: Guest, here: Running) {
     assert!(ended.contains("DISCONNECT EVENT"), "{ended}");
 }
 
-/// QEMU speaks TCP for the guest, as it is on its user network: what we see is that its process is
-/// gone.
+/// QEMU's user network handles TCP for the guest: this side sees the end of the QEMU process.
 #[test]
 #[ignore = "make interop"]
 fn a_guest_that_is_killed_in_mid_transfer() {

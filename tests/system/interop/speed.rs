@@ -1,6 +1,7 @@
 //! urnic beside soft-iWARP: one guest, one kernel, one address; perftest with `-R` between two
-//! programs there, both without CRCs and both with. And plain TCP between two that spin, the least
-//! that anybody in user space takes: siw receives in the kernel, within its peer's system call.
+//! programs there, both without CRCs and both with. And plain TCP between two programs that
+//! busy-poll, the minimum for any program in user space: siw receives in the kernel, within its
+//! peer's system call.
 
 use urnic_tests::build::{optimised_plugin, scratch, stripped};
 use urnic_tests::guest::{Guest, Packets};
@@ -49,7 +50,8 @@ struct Measured {
     machine: f64,
 }
 
-/// Runs a pair in the guest; both ends' words, and how much of its processors' time went.
+/// Runs a pair in the guest; returns the output of both ends, and the share of its processors' time
+/// that the pair used.
 fn run(guest: &Guest, environment: &str, line: &str) -> (bool, String) {
     let port = guest.port;
     // Hundredths of seconds: user, nice, system, idle, iowait, irq, softirq.

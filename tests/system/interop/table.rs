@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use urnic_tests::build::target;
 
-/// A table under way: its file has at any time what is known so far.
+/// A table in progress: its file always has the results so far.
 #[derive(Debug)]
 pub(crate) struct Table {
     file: PathBuf,

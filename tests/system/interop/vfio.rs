@@ -7,8 +7,9 @@ use urnic_tests::pci_guest::{Machine, PciGuest, Server};
 
 use crate::qemu::{End, FIRST, SECOND, programs_run};
 
-/// The device is reached in this way (`urnic info`), it conforms, and programs in the guest talk to
-/// the host's, called by either side.
+/// Checks that the device is reached in this way (`urnic info`), that it conforms, and that
+/// programs in the guest exchange data with programs of the host, with either side as the
+/// initiator.
 #[track_caller]
 fn all_is_as_it_should_be(guest: &PciGuest<'_>, host: &Netns, way: &str) {
     let device = PciGuest::address(0);

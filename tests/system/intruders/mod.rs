@@ -23,7 +23,7 @@ use urnic_tests::program::Program;
 use urnic_tests::wait::{PATIENCE, until};
 use urnic_vfio_user::{IrqAction, IrqData, Request, SetIrqs, irq_index};
 
-/// A server for so many clients. Its functions reach nobody but each other.
+/// A server for this many clients. Its functions reach only each other.
 pub(crate) struct Server {
     pub(crate) running: Running,
     pub(crate) socket: PathBuf,
@@ -50,7 +50,7 @@ impl Server {
         client.works().expect("a command");
     }
 
-    /// Ends when it is asked to.
+    /// Sends SIGTERM and checks that the server ends.
     pub(crate) fn ends(mut self) {
         self.running.signal(Signal::TERM);
         let ended = until(PATIENCE, || self.running.ended());
@@ -200,7 +200,7 @@ fn truncating_scattered_memory_ends_its_client_alone() {
     other
         .works()
         .unwrap_or_else(|refused| panic!("{refused:?}\n{}", server.running.output()));
-    // Blocks that nobody has are kept; little else.
+    // Blocks that are no longer in use are kept; little else.
     let after = mappings(&server.maps()).len();
     assert!(after < before + 64, "{before} mappings before, {after} after");
     server.serves();
@@ -262,8 +262,8 @@ fn memory_taken_back_under_many_rings_costs_little() {
     server.ends();
 }
 
-/// A TCP socket that waits when it is closed: its peer takes nothing, and it lingers for hours. The
-/// other two keep it so.
+/// A TCP socket whose close blocks: its peer receives nothing, and the socket lingers for hours.
+/// The other two keep it so.
 pub(crate) fn lingering() -> (TcpStream, TcpStream, TcpListener) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let mut socket = TcpStream::connect(listener.local_addr().expect("bound")).expect("a backlog");
@@ -298,8 +298,8 @@ fn pass(server: &Server, way: usize, fd: BorrowedFd<'_>) -> Intruder {
     client
 }
 
-/// Sockets that linger, and the threads here that close ours: if that is the last one, they wait
-/// too, until its peer goes.
+/// Sockets that linger, and the threads here that close this side's descriptors: closing the last
+/// descriptor blocks, too, until the peer closes.
 #[derive(Default)]
 struct Lingering {
     peers: Vec<(TcpStream, TcpListener)>,
@@ -337,7 +337,7 @@ fn descriptors_that_wait_when_closed_stop_nobody() {
         }
         server.serves();
     }
-    // Those that stay are in nobody's way, and the server ends.
+    // The remaining connections do not block others, and the server ends.
     let staying: Vec<Intruder> = (0..4).map(|way| sockets.pass(&server, way)).collect();
     server.ends();
     drop(staying);
@@ -354,7 +354,7 @@ fn an_eventfd_that_blocks_stops_nobody() {
             .ask(&eventfds(1), &[event.as_fd()])
             .expect("an eventfd is taken");
         rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).expect("it has room for that");
-        // The server has its own descriptor of the same file, and with it the flags.
+        // The server has its own descriptor of the same file, and shares the flags with it.
         fcntl_setfl(&event, OFlags::empty()).expect("our own");
         for _ in 0..=way {
             client.send(&trigger(), true, &[]).expect("it is connected");

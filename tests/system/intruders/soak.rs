@@ -81,7 +81,7 @@ impl Scene {
         }
     }
 
-    /// What the server has when all its clients have left.
+    /// The resources of the server after all its clients have left.
     fn at_rest(&self) -> Holdings {
         let pid = self.running.pid();
         let functions = || {
@@ -95,7 +95,7 @@ impl Scene {
                 .count()
         };
         let left = until(PATIENCE, || {
-            // A session that waits for a descriptor is interrupted when somebody comes.
+            // A session that waits for a descriptor is interrupted when another client connects.
             drop(Intruder::begin(&self.harmful));
             (functions() == 0).then_some(())
         });
@@ -217,7 +217,7 @@ impl Deeds<'_> {
             place.copy_from_slice(&value.to_le_bytes());
         }
         if opcode == Opcode::StreamConnect {
-            // Nobody outside of this host is called.
+            // No address outside of this host is used.
             let there: std::net::SocketAddr = format!("{THEIRS}:{}", 1 + self.random.below(60_000))
                 .parse()
                 .expect("an address");
@@ -365,7 +365,7 @@ impl Deeds<'_> {
     }
 }
 
-/// That the server says no is an answer; that it has closed the connection ends it.
+/// A refusal of the server is an answer; a closed connection ends the client.
 fn refused_or_gone(answer: Answer<()>) -> Answer<()> {
     use urnic_tests::intruder::Refused;
     match answer {
@@ -374,7 +374,7 @@ fn refused_or_gone(answer: Answer<()>) -> Answer<()> {
     }
 }
 
-/// One client from its beginning to its end; how many deeds it did.
+/// Runs one client from its beginning to its end; returns the number of its actions.
 fn intrude(
     socket: &Path,
     random: &mut Random,
@@ -436,7 +436,8 @@ fn harm(scene: &Scene, seed: u64, round: u64, time: Duration) -> usize {
     deeds.into_inner()
 }
 
-/// Two honest clients that transfer and compare until they are told to stop; how often they did.
+/// Two honest clients that transfer and compare until `stop` is set; returns the number of
+/// transfers.
 fn transfer(scene: &Scene, program: &Path, stop: &AtomicBool) -> usize {
     let device = format!("vfio-user:{}", scene.honest.display());
     let program = Program::new(program).env("URNIC_DEVICE", device);

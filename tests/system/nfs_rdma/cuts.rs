@@ -9,14 +9,14 @@ use super::{Export, idle, pattern, read, write};
 
 /// Bytes of each READ and WRITE.
 const BLOCK: usize = 100_000;
-/// More than there are on a connection from its start until a READ or WRITE is over.
+/// More bytes than a connection carries from its start until a READ or WRITE is complete.
 const END: u64 = 110_000;
 /// Bytes of what goes before that: the start of the connection, NULL, LOOKUP, CREATE.
 const START: u64 = 2_000;
-/// What every other connection carries, so that things go on.
+/// The number of bytes that every second connection carries, so that the transfer makes progress.
 const ON: u64 = 350_000;
 
-/// A file goes there and back, block by block, through connections that break behind these numbers
+/// Copies a file there and back, block by block, through connections that break after these numbers
 /// of bytes.
 #[track_caller]
 fn transfers_survive(name: &str, points: &[u64]) {
@@ -37,7 +37,7 @@ fn transfers_survive(name: &str, points: &[u64]) {
             Some(Cut { after, reset })
         })
     };
-    // So that what is made once is there, and the files that the server keeps open are open.
+    // This run creates what is created once, and opens the files that the server keeps open.
     let whole = cut_at(&[]);
     for name in ["file", "again"] {
         let there = format!("127.0.0.1:/{name}");
@@ -55,7 +55,7 @@ fn transfers_survive(name: &str, points: &[u64]) {
     drop(whole);
     let before = idle(pid);
 
-    // Each point takes no more than this many blocks; so all of them come up before the file ends.
+    // Each point takes no more than this many blocks, so every point is used before the file ends.
     let octets = pattern(BLOCK * 4 * (points.len() + 1));
     write(&export.here("sent"), &octets);
     let patience = PATIENCE + std::time::Duration::from_secs(points.len() as u64);

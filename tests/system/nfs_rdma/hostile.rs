@@ -1,6 +1,5 @@
-//! A requester made by hand, byte by byte: headers that make no sense, and others of which nobody
-//! knows whether they do. What is answered, and how, is written down here a second time, with none
-//! of the code under test.
+//! A requester made by hand, byte by byte: headers that are invalid, and others that may be valid
+//! or not. The expected answers are written here a second time, without the code under test.
 
 mod crowds;
 
@@ -21,7 +20,7 @@ use super::{Export, idle, pattern, read, write};
 const GRANT: u32 = 64;
 /// A transaction.
 const X: u32 = 0x00c0_ffee;
-/// A handle: nobody looks at it.
+/// A handle; its value is not checked.
 const H: u32 = 0x5ead;
 
 /// rdma_proc (RFC 8166 §4.2.4).
@@ -79,7 +78,7 @@ fn of(xid: u32, mut message: Vec<u8>) -> Vec<u8> {
     message
 }
 
-/// The requester. It says nothing about sizes, so they are 1024 bytes each way (RFC 8166 §3.3.2).
+/// The requester. It sends no sizes, so they are 1024 bytes each way (RFC 8166 §3.3.2).
 struct Requester {
     peer: Peer,
     sent: u32,
@@ -127,8 +126,8 @@ impl Requester {
         self.peer.tell(&[send(self.sent, message)]);
     }
 
-    /// The server's next message; `None` if it ends the connection instead. What it wants to read
-    /// it gets; what it writes is lost.
+    /// The server's next message; `None` if the server ends the connection instead. The server's
+    /// Reads are answered; data that it writes is dropped.
     #[track_caller]
     fn hears(&mut self) -> Option<Vec<u8>> {
         loop {
@@ -168,7 +167,7 @@ impl Requester {
         }
     }
 
-    /// A call that is well is answered, and by nothing but its own answer.
+    /// Checks that the server answers a valid call, and sends nothing but that answer.
     #[track_caller]
     fn goes_on(&mut self, after: &str) {
         self.last += 1;
@@ -329,8 +328,8 @@ fn a_malformed_header_is_refused_or_discarded() {
     requester.goes_on("a message that was too long elsewhere");
 }
 
-/// RFC 8166 §4.5.3: a client that does not know what ended its connection sends the call again, and
-/// would for ever.
+/// RFC 8166 §4.5.3: a client that cannot find out what ended its connection sends the call again,
+/// and would repeat it for ever.
 #[test]
 fn a_call_whose_memory_cannot_be_read_ends_the_connection_once() {
     let export = Export::new("unreadable", &[]);
@@ -343,7 +342,7 @@ fn a_call_whose_memory_cannot_be_read_ends_the_connection_once() {
     requester.peer.tell(&[complaint(0x0100, &request)]);
     requester.peer.finish();
     requester.peer.rest();
-    // What the server knows of the last connection it knows when it is done with that.
+    // The server has the result of the last connection only when that connection is closed.
     let refused = until(PATIENCE, || {
         let mut again = Requester::of(&export);
         again.says(&call);
@@ -354,11 +353,11 @@ fn a_call_whose_memory_cannot_be_read_ends_the_connection_once() {
     assert!(refused.is_some(), "the call is not refused");
 }
 
-/// The same where nobody had looked at the connection when it was gone: the server's one thread
-/// waits for an answer of another client's.
+/// The refusal of a call that broke a connection while the server did not read the connection: the
+/// server's one thread waits for the answer of another client.
 #[test]
 fn a_call_that_broke_a_connection_unseen_is_refused() {
-    /// A procedure that makes a call backward before it answers, to the one that its argument
+    /// A procedure that makes a call backward before it answers, to the procedure that its argument
     /// names.
     const BACK: [u32; 11] = [X, 0, 2, 0x2000_0003, 1, 4, 0, 0, 0, 0, 6];
     let scenes = example("urnic-rpc-rdma-verbs", "scenes");
@@ -378,7 +377,7 @@ fn a_call_that_broke_a_connection_unseen_is_refused() {
     requester.peer.tell(&[complaint(0x0100, &request)]);
     requester.peer.finish();
     requester.peer.rest();
-    // That the next connection is there says that the server knows of the last one's end, or soon
+    // When the next connection is established, the server has noticed the last one's end, or soon
     // will.
     let mut again = Requester::at(port);
     let xid = u32::from_be_bytes(back[..4].try_into().expect("four octets"));
@@ -434,8 +433,8 @@ impl Messages {
     }
 }
 
-/// What a message may be answered: an error of this kind, for certain; or whatever there is to say
-/// to something that may be a call.
+/// The permitted answers to a message: an error of this kind, for certain; or any answer, when the
+/// message may be a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Due {
     Nothing,
@@ -508,7 +507,7 @@ fn random_messages_harm_neither_server_nor_other_clients() {
     });
     assert!(read(&export.file("file")) == octets, "what was put meanwhile");
     let grown = resident(pid).saturating_sub(before.1);
-    // Of one client's calls, what they may have the server fetch: 2 MiB each.
+    // The data of one client's calls that the server may fetch: 2 MiB for each call.
     assert!(grown < u64::from(GRANT) * 2048, "{grown} KiB more");
     let back = until(PATIENCE, || (descriptors(pid) <= before.0).then_some(()));
     assert!(
@@ -528,8 +527,8 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Hears all that is owed, up to the answer to a call that comes last; `false` if the server ends
-/// the connection, as it may when there was a call in it that cannot be answered.
+/// Reads all pending answers, up to the answer to a call that comes last; `false` if the server
+/// ends the connection, as it may when one of the messages was a call that cannot be answered.
 #[track_caller]
 fn settled(requester: &mut Requester, mut owed: HashMap<u32, Due>, seed: u32) -> bool {
     let last = 0xaaaa_0000 + seed;

@@ -40,7 +40,7 @@ pub(super) fn unmount(guest: &Guest) {
     said(guest, "cd / && umount /mnt");
 }
 
-/// A guest with more memory than most tests need, whose packets nobody writes down.
+/// A guest with more memory than most tests need, whose packets are not captured.
 fn alone() -> Result<Guest, String> {
     Guest::boot(2, 1024, Packets::Passing)
 }
@@ -74,7 +74,7 @@ fn linux_mounts_reads_and_writes() {
             read(&export.file(&format!("{ours}-moved"))) == octets,
             "with transfers of {size} octets"
         );
-        // As the shell has them in order.
+        // In the order of the shell.
         let mut names: Vec<_> = (0..300).map(|n| format!("folder/file-{n}")).collect();
         names.sort();
         let all: Vec<u8> = names.iter().flat_map(|name| read(&export.file(name))).collect();
@@ -141,8 +141,8 @@ fn linux_copies_a_gibibyte_both_ways() {
     let octets = pattern(PIECES as usize * PIECE);
     write(&export.file("there"), &octets);
     mount(&guest, &export, 1 << 20);
-    // A piece at a time: an emulated machine takes its time for all of it. What is read here is in
-    // nobody's cache.
+    // One piece at a time: an emulated machine needs long for all of it. The data read here is in
+    // no cache.
     for piece in 0..PIECES {
         let skip = piece * (PIECE as u32 >> 20);
         said(
@@ -242,9 +242,9 @@ fn fio_finds_what_it_wrote_at_random_for_a_minute() {
     unmount(&guest);
 }
 
-/// What is on the wire is what a dissector that others wrote knows; and of each kind of call and
-/// reply there is some, but of long calls, for which NFSv3 has nothing to say: Linux' longest go by
-/// Read chunk. (Its lists of rights are long: `lists`.)
+/// The dissector, which is independently written, can decode the wire; and there are calls and
+/// replies of each kind, except long calls, which NFSv3 does not need: Linux' longest calls go by
+/// Read chunk. (Its access control lists are long: `lists`.)
 #[test]
 #[ignore = "make interop"]
 fn what_linux_and_we_say_is_well_formed() {
@@ -294,8 +294,8 @@ fn what_linux_and_we_say_is_well_formed() {
     assert!(!counts.contains(&0), "{counts:?}\n{messages}");
 }
 
-/// While a file is copied the server is killed, and started again: Linux goes on, and nothing of
-/// the copy is missing.
+/// While a file is copied the server is killed and started again: Linux continues, and the copy is
+/// complete.
 #[test]
 #[ignore = "make interop"]
 fn linux_goes_on_when_the_server_was_killed_and_started_again() {

@@ -33,7 +33,7 @@ pub(super) fn list(of: &str, users: u32, all: &str) -> String {
     format!("{of}user::{all}\n{named}{of}group::r--\n{of}group:777:r-x\n{of}mask::{all}\n{of}other::---\n")
 }
 
-/// Takes `setfacl` and `getfacl` to the guest, with what they need that is not there.
+/// Copies `setfacl` and `getfacl` to the guest, with the libraries that the guest does not have.
 fn bring_programs(guest: &Guest) -> Result<(), String> {
     let programs = [installed("setfacl")?, installed("getfacl")?];
     let needed = Program::plain("ldd").args(&programs).run().success();
@@ -89,8 +89,8 @@ fn linux_sets_and_gets(guest: &Guest, export: &Export) {
         unmount(guest);
         mount(guest, export, 1 << 20);
     }
-    // What is made in the directory has its list, within the mode of `open`, whatever the umask;
-    // and another mode is another mask.
+    // A file created in the directory has the directory's list, within the mode of `open`, whatever
+    // the umask; and another mode is another mask.
     said(
         guest,
         &format!(
@@ -99,7 +99,7 @@ fn linux_sets_and_gets(guest: &Guest, export: &Export) {
              setfacl -b dir/new && getfacl -cnE dir/new | grep -c . | grep -qx 3"
         ),
     );
-    // So has a directory, whether that names anybody or not.
+    // A directory has it, too, whether the list names users or not.
     for default in ["u::rwx,g::r-x,o::---", "u::rwx,g::r-x,u:1001:rwx,m::rwx,o::---"] {
         said(
             guest,

@@ -26,7 +26,7 @@ fn urnic_nfs(line: &str) -> Program {
     Program::new(program()).line(line)
 }
 
-/// The ports at which a server says that it listens, of TCP and RDMA.
+/// The ports of TCP and RDMA from the server's output.
 fn listening(server: &mut Running) -> (String, String) {
     let mut port = |way: &str| {
         server.says(way, |said| {
@@ -83,7 +83,7 @@ impl Export {
         }
     }
 
-    /// Kills the server, as nothing could be worse, and starts it again, at the same ports.
+    /// Kills the server with SIGKILL and starts it again, at the same ports.
     fn start_again(&mut self) {
         let Self { tcp, rdma, .. } = self;
         let again = (self.program.clone()).line(&format!("--tcp-port {tcp} --rdma-port {rdma}"));
@@ -107,7 +107,7 @@ impl Export {
         self.client_through(command, &self.rdma)
     }
 
-    /// The same, by way of another port.
+    /// A command of our client, by RDMA through another port.
     fn client_through(&self, command: &str, port: &str) -> Program {
         let tcp = &self.tcp;
         urnic_nfs(&format!(
@@ -116,8 +116,8 @@ impl Export {
     }
 }
 
-/// Descriptors of a server that nobody is connected to any more: those whose connections it still
-/// ends do not count.
+/// The number of descriptors of a server without clients: descriptors of connections that the
+/// server is still closing do not count.
 fn idle(server: u32) -> usize {
     let looks = (0..300).map(|_| {
         std::thread::sleep(std::time::Duration::from_millis(2));

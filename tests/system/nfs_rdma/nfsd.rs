@@ -1,9 +1,9 @@
 //! Our client and Linux' own server, in the guest with soft-iWARP.
 //!
-//! nfsd is told what it needs by the files that its helper programs would write (`exports(5)`,
-//! `nfsd(7)`), so none of them is in the guest: what rpc.mountd would answer is answered here, and
-//! in the place of rpcbind, without which nfsd does not start, there is one who says yes to
-//! everything.
+//! nfsd gets its parameters by the files that its helper programs would write (`exports(5)`,
+//! `nfsd(7)`), so none of the helper programs is in the guest: this test answers in place of
+//! rpc.mountd, and in place of rpcbind, without which nfsd does not start, there is a server that
+//! accepts every call.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

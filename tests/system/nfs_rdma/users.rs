@@ -1,4 +1,4 @@
-//! Whoever runs them: server and clients of an ordinary user, many at once.
+//! Server and clients of an ordinary user, many at once.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -15,7 +15,7 @@ fn thirty_two_clients_of_an_ordinary_user_put_and_get_at_once() {
     let folder = binary.parent().expect("it is in a folder");
     let all = PermissionsExt::from_mode(0o1777);
     std::fs::set_permissions(folder, all).expect("our own folder");
-    // Who is not root is an ordinary user.
+    // A user other than root is an ordinary user.
     let nfs = |line: &str| {
         let program = Program::new(&binary).line(line);
         if root().is_ok() {

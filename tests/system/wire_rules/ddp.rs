@@ -73,7 +73,7 @@ fn ddp_v_01_a_write_to_no_stag_terminates() {
     let mut scene = or_skip!(Scene::start(&[]));
     let at = scene.victim.buffer();
     let all = scene.victim.stag("all");
-    // Of another index, of another key, and STags that nobody was ever given.
+    // Of another index, of another key, and STags that were never allocated.
     for stag in [scene.victim.no_stag(), all ^ 1, 0, u32::MAX, 1] {
         scene.refuses(0x1100, &[write(stag, at, b"abcd")]);
     }
@@ -301,7 +301,7 @@ fn ddp_v_10_a_send_longer_than_its_buffer_terminates() {
     let mut scene = or_skip!(Scene::start(&[]));
     let too_long = first(status::LOC_LEN_ERR);
     scene.refuses_after(0x1205, &[send(1, &[0x33; 4097])], &too_long);
-    // By its last segment.
+    // The last segment is at fault.
     let ulpdus = [
         untagged(0x01, 0x43, 0, 1, 0, &[1; 4096]),
         untagged(0x41, 0x43, 0, 1, 4096, b"!"),
@@ -394,7 +394,7 @@ fn ddp_v_16_a_message_in_the_wrong_kind_of_segment_terminates() {
 #[test]
 fn ddp_v_16_a_message_on_another_s_queue_terminates() {
     let mut scene = or_skip!(Scene::start(&[]));
-    // The queue exists; the opcode is not one of its own.
+    // The queue exists; the opcode does not belong to it.
     for (opcode, qn) in [(0x43, 1), (0x43, 2), (0x43, 3), (0x45, 1), (0x41, 0), (0x41, 2)] {
         scene.refuses(0x0206, &[untagged(0x41, opcode, qn, 1, 0, &[0; 28])]);
     }

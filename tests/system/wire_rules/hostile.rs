@@ -52,7 +52,7 @@ fn thousands_of_strangers_cost_little_and_stall_nobody() {
     assert_eq!(scene.victim.received(qp), (0, 5));
     let grown = resident(pid).saturating_sub(before);
     assert!(grown < 16 * 1024, "{grown} KiB for strangers");
-    // It keeps no more of them than it wants to, and none once they are gone.
+    // The device keeps a limited number of these connections, and none after their end.
     let most = descriptors(pid);
     assert!(most < 700, "{most} descriptors");
     strangers.clear();
@@ -87,7 +87,8 @@ fn a_process_accepts_once_it_has_descriptors_again() {
     urnic_tests::startup::Frame::read(&mut peer);
     peer.tell(&[write(1, 0, b""), send(1, b"hello")]);
     assert_eq!(scene.victim.received(qp), (0, 5));
-    // It said so once, and looked again now and then: a loop would have said it thousands of times.
+    // The device reported it once, and retried now and then: a loop would have reported it
+    // thousands of times.
     let count = complaints(&scene.victim);
     assert!(count < 10, "{count} complaints");
     scene.ends();
@@ -146,8 +147,7 @@ fn random_fpdus_harm_nobody() {
     scene.ends();
 }
 
-/// Without CRCs, and so read directly to its place where it may be: wrong lengths, wrong
-/// everything.
+/// Without CRCs, so that data may be read directly to its place: wrong lengths, wrong contents.
 #[test]
 fn random_fpdus_without_crc_harm_nobody() {
     let mut scene = or_skip!(Scene::with(0));
@@ -173,7 +173,7 @@ fn random_fpdus_without_crc_harm_nobody() {
     scene.ends();
 }
 
-/// Takes the events that came, and those that a device elsewhere tells only now.
+/// Takes the events that came, and those that a device in another process sends late.
 fn drain_events(victim: &mut Victim) {
     loop {
         while !victim.is_quiet() {
@@ -194,7 +194,7 @@ fn sec_10_half_fpdus_cost_bounded_memory() {
         .collect();
     let pid = scene.victim.pid();
     let before = resident(pid);
-    // Each says that 64 KiB come, and sends most of them.
+    // Each message announces 64 KiB, and sends most of them.
     for link in &mut links {
         link.peer.send(&[0xff; 60_000]);
     }
@@ -227,7 +227,7 @@ fn sec_06_a_peer_that_never_reads_costs_bounded_memory() {
     scene.goes_on();
     let grown = resident(pid).saturating_sub(before);
     assert!(grown < 32 * 1024, "{grown} KiB");
-    // And is let go of at the end.
+    // The memory is freed at the end.
     scene.victim.leaves();
 }
 
@@ -293,7 +293,7 @@ fn a_killed_program_is_noticed_although_its_children_live() {
             .filter_map(|word| u32::from_str_radix(word.split_once('=')?.1, 16).ok())
             .collect();
         assert_eq!(children.len(), 3, "{answer}");
-        // It goes on as before, with connections from before and from now.
+        // The victim continues as before, with connections from before and from now.
         before.peer.tell(&[send(1, b"hello")]);
         assert_eq!(victim.received(before.qp), (0, 5));
         let mut since = victim.link(role);
@@ -320,7 +320,7 @@ fn a_killed_program_is_noticed_although_its_children_live() {
     }
 }
 
-/// How a connection ends, whatever came before.
+/// The end of a connection, whatever came before.
 fn ended(link: &mut Link) -> Option<End> {
     Some(link.peer.rest().1)
 }

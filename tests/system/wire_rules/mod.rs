@@ -1,6 +1,6 @@
 //! The rules of the wire at a live process: a raw TCP peer is the other end of native connections,
-//! in both roles, and compares what comes back byte by byte. Tests carry the ids of the rows that
-//! they show.
+//! in both roles, and compares the answers byte by byte. Tests carry the ids of the rows that they
+//! show.
 
 mod ddp;
 mod hostile;
@@ -24,7 +24,7 @@ use urnic_tests::victim::{ARENA_SEED, Link, PAGE, ROLES, Role, Victim, Wish, eve
 
 /// The victim's variables for flags M and C of its frames.
 fn variables(flags: u8) -> Vec<(&'static str, &'static str)> {
-    // It warns that CRCs are off; its output is where the answers are.
+    // The victim warns that CRCs are off; its output must contain only the answers.
     let mut variables = vec![("URNIC_LOG", "off")];
     if flags & CRC == 0 {
         variables.push(("URNIC_MPA_CRC", "false"));
@@ -35,7 +35,7 @@ fn variables(flags: u8) -> Vec<(&'static str, &'static str)> {
     variables
 }
 
-/// How the receives of a link end that never took a message.
+/// The completions of the receives of a link that never took a message.
 const ALL_FLUSHED: [(u64, u64); 4] = [
     (0, status::FLUSHED),
     (1, status::FLUSHED),
@@ -43,7 +43,7 @@ const ALL_FLUSHED: [(u64, u64); 4] = [
     (3, status::FLUSHED),
 ];
 
-/// A victim, and one connection of it that nobody misuses.
+/// A victim, and one connection of it that no test misuses.
 struct Scene {
     victim: Victim,
     bystander: Link,
@@ -55,7 +55,7 @@ impl Scene {
         Self::around(Victim::start(variables)?, CRC)
     }
 
-    /// One whose victim has these flags in its frames.
+    /// A scene whose victim has these flags in its frames.
     fn with(flags: u8) -> Result<Self, String> {
         Self::around(Victim::start(&variables(flags))?, flags)
     }
@@ -69,14 +69,16 @@ impl Scene {
         })
     }
 
-    /// In both roles: the peer sends these ULPDUs, of which the last is at fault; the victim says
-    /// so in a Terminate, sends FIN, flushes, and nothing of the last one, or behind it, is placed.
+    /// In both roles: the peer sends these ULPDUs, of which the last is at fault; the victim
+    /// reports that in a Terminate, sends FIN, flushes, and places nothing of the last ULPDU, or
+    /// behind it.
     #[track_caller]
     fn refuses(&mut self, error: u16, ulpdus: &[Vec<u8>]) {
         self.refuses_after(error, ulpdus, &ALL_FLUSHED);
     }
 
-    /// The same, with these completions: identifier and status.
+    /// In both roles: the peer sends these ULPDUs, of which the last is at fault; the victim
+    /// answers with a Terminate and makes these completions (identifier and status).
     #[track_caller]
     fn refuses_after(&mut self, error: u16, ulpdus: &[Vec<u8>], completions: &[(u64, u64)]) {
         for role in ROLES {
@@ -94,7 +96,7 @@ impl Scene {
         self.is_pristine();
     }
 
-    /// As [`Self::breaks`], by bytes that are not what MPA would have made of them. `at_fault`: the
+    /// Like [`Self::breaks`], with bytes that are not the MPA encoding of ULPDUs. `at_fault`: the
     /// ULPDU that the Terminate is about.
     #[track_caller]
     fn breaks_by(
@@ -125,8 +127,8 @@ impl Scene {
         assert_eq!(self.victim.event(), (kind, link.qp.index));
     }
 
-    /// The connection has ended, with nothing more sent; so has its queue pair, with these
-    /// completions and no others.
+    /// Checks that the connection has ended without further bytes, and that its queue pair has
+    /// ended with these completions and no others.
     #[track_caller]
     fn is_over(&mut self, link: &mut Link, end: End, completions: &[(u64, u64)]) {
         assert_eq!(link.peer.end(), end);
@@ -144,15 +146,15 @@ impl Scene {
         );
     }
 
-    /// The program's other traffic goes on: that with a raw peer, and that between queue pairs of
-    /// its own.
+    /// Checks that the program's other traffic continues, with a raw peer and between queue pairs
+    /// of the program, and that no asynchronous event is pending.
     #[track_caller]
     fn goes_on(&mut self) {
         self.others_go_on();
         assert!(self.victim.is_quiet(), "an asynchronous event too many");
     }
 
-    /// The same while events may come.
+    /// Checks that the program's other traffic continues. Asynchronous events may be pending.
     #[track_caller]
     fn others_go_on(&mut self) {
         let Link { qp, peer } = &mut self.bystander;

@@ -27,7 +27,7 @@ fn asks(scene: &mut Scene, link: &mut Link) {
     link.peer.ulpdu();
 }
 
-/// How requests end whose peer is gone: the first one says why (InfiniBand's manners).
+/// Completions of requests whose peer has gone: the first one has the reason (as on InfiniBand).
 const SENDS_LOST: [(u64, u64); 2] = [(100, status::RETRY_EXC_ERR), (101, status::FLUSHED)];
 
 #[test]
@@ -110,11 +110,11 @@ fn mpa_e_01_an_end_with_a_read_outstanding_is_an_error() {
     scene.ends();
 }
 
-/// Bytes on the wire of the zero-length Write by which the initiator says that it is ready, with
-/// the marker before it.
+/// Bytes on the wire of the zero-length Write with which the initiator reports that it is ready,
+/// with the marker before it.
 const RTR_LEN: usize = 4 + 20;
 
-/// Counters of the process that tell the errors of RFC 5044 §8 apart: codes 1, 2 and 3.
+/// Counters of the process that distinguish the errors of RFC 5044 §8: codes 1, 2 and 3.
 fn counted(place: &Path) -> [u64; 3] {
     let json = Program::plain(urnic())
         .line("stat --json")
@@ -150,7 +150,7 @@ fn mpa_e_01_each_error_is_told_by_its_own_code() {
         assert!(seen.is_some(), "{line:?} is not in the log");
     };
 
-    // 1: the connection is lost. Nobody is there to take a Terminate.
+    // 1: the connection is lost. No peer can receive a Terminate.
     let wish = Wish::default();
     let Link { qp, peer } = scene.victim.link_as(Role::Called, &wish, CRC | MARKERS);
     peer.reset();
@@ -199,8 +199,7 @@ fn mpa_e_01_each_error_is_told_by_its_own_code() {
 
 #[test]
 fn mpa_e_05_an_orderly_end_flushes_receives_after_the_grace() {
-    // Native connections have InfiniBand's manners: a peer that has stopped talking is no error
-    // yet.
+    // Native connections work as on InfiniBand: a silent peer is not yet an error.
     let mut scene = or_skip!(Scene::start(&[("URNIC_NATIVE_FIN_GRACE_MS", "700")]));
     for role in ROLES {
         let mut link = scene.victim.link(role);

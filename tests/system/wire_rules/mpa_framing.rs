@@ -44,7 +44,7 @@ fn mpa_f_02_a_send_of_five_octets_makes_32_on_the_wire() {
         assert_eq!(fpdu[..20], hex("00174143 00000000 00000000 00000001 00000000"));
         assert_eq!(fpdu[20..25], buffer(5));
         assert_eq!(fpdu[25..28], [0; 3]);
-        // Vector F-SEND0-RTR but for its MSN, 2 here: the length again, and a CRC by hand.
+        // Vector F-SEND0-RTR but for its MSN, 2 here: the length again, and a CRC computed by hand.
         victim.sends(link.qp, 10, 0);
         let fpdu = link.peer.take(24);
         assert_eq!(fpdu[..20], hex("00124143 00000000 00000000 00000002 00000000"));
@@ -106,7 +106,7 @@ fn mpa_f_04_with_crc_off_the_field_is_there_and_not_looked_at() {
     victim.leaves();
 }
 
-/// Has the victim send `len` bytes of its large region by a Send and a Write, and checks the
+/// Makes the victim send `len` bytes of its large region by a Send and a Write, and checks the
 /// segments (DDP-H-04 to -07); returns the lengths of all ULPDUs.
 #[track_caller]
 fn segments(victim: &mut Victim, role: Role, wish: &Wish, len: usize) -> Vec<usize> {

@@ -80,12 +80,12 @@ fn mpa_m_01_markers_without_crc() {
     victim.leaves();
 }
 
-/// A victim that wants markers, called by a peer that has not said anything in full operation.
+/// A victim that requires markers.
 fn wants_markers() -> Result<Victim, String> {
     Victim::start(&variables(CRC | MARKERS))
 }
 
-/// Calls it, up to its Reply.
+/// Connects to the victim and reads its Reply.
 #[track_caller]
 fn called(victim: &mut Victim) -> Link {
     let (qp, request) = victim.expecting(&Wish::default());
@@ -178,7 +178,7 @@ fn mpa_m_08_all_markers_in_an_fpdu_point_to_its_start() {
 }
 
 /// FPDUs of two Sends, the first of `len` zeros so that the second begins 492 bytes into the
-/// stream; the marker in that, 20 bytes on, is changed, and its CRC made good again.
+/// stream; the marker in the second, 20 bytes on, is changed, and its CRC is recomputed.
 fn remarked(framing: &mut Framing, len: usize, change: impl Fn(&mut [u8])) -> Vec<u8> {
     let mut bytes = framing.frame(&zeros(1, len));
     let second = bytes.len();
@@ -208,7 +208,7 @@ fn mpa_m_04_reserved_bits_of_a_marker_are_ignored() {
     victim.leaves();
 }
 
-/// In both roles: a marker changed like this, with M and perhaps C agreed, is refused.
+/// In both roles: the victim refuses a marker with this change, with M and perhaps C agreed.
 #[track_caller]
 fn refused(flags: u8, change: impl Fn(&mut [u8])) {
     let mut scene = or_skip!(Scene::with(flags));
@@ -245,14 +245,14 @@ fn mpa_m_11_a_wrong_marker_terminates_without_crc_too() {
 
 #[test]
 fn mpa_m_11_a_marker_where_the_stream_has_none_terminates() {
-    // The peer counts from elsewhere: its markers come four bytes late, and are read as payload.
+    // The peer counts from another byte: its markers come four bytes late, and are read as payload.
     let mut scene = or_skip!(Scene::with(CRC | MARKERS));
     for role in ROLES {
         let mut link = scene.victim.link_as(role, &Wish::default(), CRC | MARKERS);
         let mut unmarked = Framing::new(true, false);
         let bytes = unmarked.frame(&zeros(1, 1000));
         link.peer.send(&bytes);
-        // The CRC is looked for where markers would have pushed it, and is not there.
+        // The device reads the CRC where markers would have moved it, and does not find it.
         link.peer.send(&[0; 64]);
         assert_eq!(link.peer.ulpdu(), complaint(0x2002, &[]));
         scene.is_over(&mut link, End::Closed, &ALL_FLUSHED);

@@ -1,5 +1,5 @@
 //! MPA over a path between two network namespaces: small FPDUs whose acknowledgements are lost, and
-//! path MTUs that somebody reports (RFC 5044 §5.1, A.1, A.5.1).
+//! path MTUs that are reported by ICMP (RFC 5044 §5.1, A.1, A.5.1).
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
@@ -58,7 +58,7 @@ impl Path {
         lengths
     }
 
-    /// What the kernel says about the victim's connection, for instance `mss`.
+    /// A value of the kernel for the victim's connection, for instance `mss`.
     fn kernel_says(&self, name: &str) -> u32 {
         let port = self.victim.listener(self.link.qp).port();
         // The victim is connected with itself, too.
@@ -79,7 +79,7 @@ impl Path {
 #[test]
 fn mpa_f_11_small_fpdus_wait_for_no_acknowledgement() {
     let mut path = or_skip!(Path::new());
-    // Nothing of the peer's reaches the victim any more. Nagle's algorithm would hold each small
+    // No segment of the peer reaches the victim any more. Nagle's algorithm would hold each small
     // segment but the first for ever, as long as no probe for a loss (RFC 8985 §7) takes them
     // along.
     let no_probes = "echo 0 >/proc/sys/net/ipv4/tcp_early_retrans";
@@ -116,7 +116,7 @@ fn checksum(bytes: &[u8]) -> u16 {
 }
 
 /// "Fragmentation needed", with this MTU, about the segment that the victim would send next (RFC
-/// 792, RFC 1191): a TCP that looks at sequence numbers takes it. `packet`: its last one.
+/// 792, RFC 1191): a TCP that checks sequence numbers accepts it. `packet`: its last one.
 fn frag_needed(packet: &[u8], mtu: u16) -> Vec<u8> {
     let header = usize::from(packet[0] & 0xf) * 4;
     let tcp = &packet[header..];
@@ -168,8 +168,8 @@ fn mpa_f_17_a_reported_mtu_of_68_is_clamped() {
     let pmtu = pmtu.expect("the report is taken, so that this test shows something");
     assert!(pmtu > 5 * u32::from(MTU), "taken for {pmtu}");
 
-    // The connection lives, and FPDUs shrink to the new segments, but no further than to the least
-    // MULPDU.
+    // The connection continues, and FPDUs shrink to the new segments, but no further than to the
+    // least MULPDU.
     let mut msn = 1;
     let shrunk = until(PATIENCE, || {
         msn += 1;

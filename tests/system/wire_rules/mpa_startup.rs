@@ -1,6 +1,6 @@
-//! Start-up at a live listener, and of live calls (RFC 5044 §7, RFC 6581; conformance §§1.4, 2,
-//! 13.3): what is taken, what is refused and how, and that nothing of it costs anybody else
-//! anything.
+//! Start-up at a live listener, and of live connects (RFC 5044 §7, RFC 6581; conformance §§1.4, 2,
+//! 13.3): which frames are accepted, which are rejected and how, and that a rejected frame affects
+//! no other connection.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ const GONE: u8 = 4;
 const CONNECTED: u8 = 5;
 const FOREIGN: u8 = 6;
 
-/// Calls a queue pair's listener and says this.
+/// Connects to a queue pair's listener and sends these bytes.
 fn call(victim: &Victim, link: &Link, octets: &[u8]) -> Peer {
     let mut peer = Peer::call(victim.listener(link.qp));
     peer.send(octets);
@@ -100,7 +100,7 @@ fn empa_08_an_enhanced_frame_without_the_word_is_closed() {
 
 #[test]
 fn mpa_s_10_private_data_up_to_the_limit_is_taken() {
-    // To a stranger the answer is no, in good form and at once.
+    // An unknown peer is rejected, with a correct Reply and at once.
     let scene = or_skip!(Scene::start(&[]));
     let mut frame = hex(&format!("{REQUEST_KEY} 4001 0200"));
     frame.resize(20 + 512, 0x5a);
@@ -198,7 +198,7 @@ fn mpa_s_15_bytes_behind_the_request_end_the_stream() {
         peer.send(&[request.octets(), vec![0xff; excess]].concat());
         assert_eq!(peer.rest(), (Vec::new(), End::Reset));
     }
-    // The queue pair still waits for a caller who knows when to be silent.
+    // The queue pair still waits for an initiator that does not send too early.
     let mut peer = Peer::call(scene.victim.listener(qp));
     peer.send(&request.octets());
     assert_eq!(Frame::read(&mut peer).flags & REJECT, 0);
@@ -267,8 +267,8 @@ fn empa_18_the_rtr_takes_no_receive_and_makes_no_completion() {
 
 // What a native queue pair answers to Requests in all forms.
 
-/// A Request like the usual one, changed like this; the Reply to it, and a message in full
-/// operation with `rtr` first.
+/// Sends the usual Request with this change, and then a message in full operation with `rtr` first;
+/// returns the Reply.
 #[track_caller]
 fn taken(victim: &mut Victim, rtr: &[Vec<u8>], change: impl FnOnce(&mut Frame)) -> (Frame, Link) {
     let (qp, mut request) = victim.expecting(&Wish::default());
@@ -379,7 +379,7 @@ fn empa_21_another_first_message_than_agreed_is_taken() {
 #[test]
 fn empa_37_read_depths_are_left_alone_where_the_peer_says_so() {
     let mut victim = or_skip!(Victim::start(&[]));
-    // Each direction for itself: 0x3FFF is answered by 0x3FFF; a number by no more than it.
+    // Each direction separately: 0x3FFF is answered by 0x3FFF; a number by at most that number.
     for (ird, ord) in [(0x3fff, 0x3fff), (16, 0x3fff), (0x3fff, 8), (16, 8), (0, 0)] {
         let word = 0x8000_8000 | ird << 16 | ord;
         let (reply, _) = taken(&mut victim, &rtr(), |request| set_word(request, word));
@@ -429,7 +429,7 @@ fn empa_06_a_revision_1_device_resets_on_an_enhanced_request() {
     let mut peer = Peer::call(scene.listener(qp));
     peer.send(&request.octets());
     assert_eq!(peer.end(), End::Reset);
-    // And falls back on the second attempt.
+    // The victim falls back on the second attempt.
     request.flags = CRC;
     request.revision = 1;
     request.private_data.drain(..4);
@@ -552,7 +552,7 @@ fn a_call_for_a_queue_pair_that_is_not_ready_is_parked() {
 
 // What a native queue pair makes of Replies in all forms.
 
-/// Calls that are answered like this. What comes of it is for the caller to see.
+/// A connect of the victim with this change in the Reply. The caller checks the result.
 #[track_caller]
 fn answered(victim: &mut Victim, change: impl FnOnce(&mut Frame)) -> Link {
     let (mut link, mut reply) = victim.calling(&Wish::default(), CRC);
@@ -579,7 +579,7 @@ fn empa_15_the_rtr_of_the_reply_is_sent() {
 
 #[test]
 fn empa_16_no_rtr_in_common_terminates() {
-    // Vector F-TERM-207. A with B alone, D alone, none; and A=0 where we asked for peer-to-peer.
+    // Vector F-TERM-207. A with B alone, D alone, none; and A=0 where we requested peer-to-peer.
     let mut scene = or_skip!(Scene::start(&[]));
     for word in [0xffff_3fff, 0xbfff_7fff, 0xbfff_3fff, 0x3fff_3fff] {
         let mut link = answered(&mut scene.victim, |reply| set_word(reply, word));
@@ -649,7 +649,7 @@ fn a_reply_of_somebody_else_is_not_taken() {
         let mut link = answered(&mut scene.victim, |reply| reply.private_data[at] ^= 0x55);
         let (answer, _) = link.peer.rest();
         assert!(answer.is_empty(), "{answer:02x?}");
-        // There is nobody to retry with: sends fail.
+        // The victim has no peer to retry with: sends fail.
         scene.victim.sends(link.qp, 100, 5);
         scene.victim.completes(link.qp, &[(100, status::RETRY_EXC_ERR)]);
     }
@@ -675,7 +675,7 @@ fn a_rejecting_reply_ends_the_attempt() {
 
 #[test]
 fn mpa_m_01_and_c_05_flags_of_a_reply_count_as_well() {
-    // What the Reply asks for binds the initiator: markers towards the peer, CRCs both ways.
+    // The flags of the Reply bind the initiator: markers towards the peer, CRCs both ways.
     let mut victim = or_skip!(Victim::start(&variables(0)));
     let wish = Wish {
         flags: CRC | MARKERS,

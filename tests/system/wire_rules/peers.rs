@@ -1,5 +1,5 @@
-//! Start-up and Terminates as soft-iWARP, Chelsio's (cxgb4) and Intel's (irdma) drivers do them,
-//! played to a live program from what their sources say. None of the hardware was at hand.
+//! Start-up and Terminates of soft-iWARP and of Chelsio's (cxgb4) and Intel's (irdma) drivers,
+//! emulated from their sources towards a live program. Not tested on the hardware.
 
 use urnic_tests::or_skip;
 use urnic_tests::peer::{End, Peer, hex};
@@ -27,7 +27,7 @@ fn peer_05_soft_iwarp_calls_without_crc_and_peer_to_peer_mode() {
     let mut scene = or_skip!(Scene::start(&[]));
     let request = hex(&format!("{REQUEST_KEY} 10020004 00100008"));
     let (event, mut peer, answer) = scene.accepted(&request, DEPTHS, &[]);
-    // We want CRCs, and it checks for that.
+    // We require CRCs, and the peer checks for that.
     assert_eq!(answer.flags, CRC | ENHANCED);
     assert_eq!(answer.word(), Some(8 << 16 | 16));
     let id = event.about;
@@ -65,7 +65,7 @@ fn peer_09_cxgb4_and_irdma_call_and_open_by_a_read() {
     for word in ["80104008", "8010c008"] {
         let request = hex(&format!("{REQUEST_KEY} 50020004 {word}"));
         let (event, mut peer, answer) = scene.accepted(&request, DEPTHS, &[]);
-        // One type, which must be its own, or it ends the connection.
+        // One type, which must be the peer's own; otherwise it ends the connection.
         assert_eq!((answer.flags, answer.word()), (CRC | ENHANCED, Some(0x8008_4010)));
         scene.opens(event.about, &mut peer, &rtr_read(), false);
     }
@@ -77,7 +77,7 @@ fn peer_07_soft_iwarp_answers_with_our_flags_and_sends_at_once() {
     let mut victim = or_skip!(CmVictim::start(&[("URNIC_MPA_PEER_TO_PEER", "false")]));
     let (id, mut peer, _listener) = victim.calls_us((16, 8), &[]);
     assert_eq!(peer.take(24), hex(&format!("{REQUEST_KEY} 50020004 00100008")));
-    // Where nobody asks for the peer-to-peer mode it keeps no fence.
+    // Where neither side requests the peer-to-peer mode the peer keeps no fence.
     let first = peer.framed(&[send(1, b"hello")]);
     peer.send(&[reply(0x0008_0010), first].concat());
     victim.learns(id, happening::ESTABLISHED, 0);
@@ -107,7 +107,7 @@ fn peer_09_cxgb4_and_irdma_answer_with_one_type_and_get_that() {
     victim.leaves();
 }
 
-/// A call that was answered, with its RTR read.
+/// A connect of the victim that was answered, with its RTR read.
 #[track_caller]
 fn answered(victim: &mut CmVictim) -> (u64, Peer) {
     let (id, mut peer, _listener) = called(victim);

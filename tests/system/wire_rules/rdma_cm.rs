@@ -19,7 +19,7 @@ const RTR_KEYS: [&str; 2] = [
     "4d504120 49442052 74522046 72616d65",
     "4d504120 49442052 74722046 72616d65",
 ];
-/// What the program wants: IRD and ORD.
+/// The IRD and ORD of the program.
 pub(super) const DEPTHS: (u8, u8) = (8, 16);
 /// `ECONNRESET`, `ETIMEDOUT`.
 pub(super) const ECONNRESET: i64 = 104;
@@ -55,20 +55,20 @@ impl Scene {
         Ok(Self { victim, listener, at })
     }
 
-    /// Somebody calls and says this.
+    /// Connects and sends these bytes.
     pub(super) fn call(&self, octets: &[u8]) -> Peer {
         let mut peer = Peer::call(self.at);
         peer.send(octets);
         peer
     }
 
-    /// The program learns of a Request.
+    /// Waits until the program gets the event of a Request.
     #[track_caller]
     pub(super) fn asked(&mut self) -> Event {
         self.victim.learns(self.listener, happening::CONNECT_REQUEST, 0)
     }
 
-    /// A Request that is accepted like this; the event of it, the connection and its Reply.
+    /// Accepts a Request with these parameters; returns its event, the connection and the Reply.
     #[track_caller]
     pub(super) fn accepted(&mut self, request: &[u8], depths: (u8, u8), data: &[u8]) -> (Event, Peer, Frame) {
         let mut peer = self.call(request);
@@ -103,7 +103,7 @@ impl Scene {
         self.victim.destroys(id);
     }
 
-    /// The listener serves others, and nothing happened that the program was not to know.
+    /// Checks that the listener serves others, and that the program got no unexpected event.
     #[track_caller]
     pub(super) fn goes_on(&mut self) {
         assert!(self.victim.is_quiet(), "an event too many");
@@ -199,9 +199,9 @@ fn every_request_vector_gets_its_reply() {
     let mut scene = or_skip!(Scene::start(&[]));
     let all = (255, 255);
     let p2p = (8, 16);
-    // Request; Reply; what the program is told of the peer's ORD and IRD; the first message.
+    // Request; Reply; the peer's ORD and IRD as the program gets them; the first message.
     for (asked, replied, depths, rtr) in [
-        // MPA-REQ-R1, -MC, -NOCRC: CRC is ours to want.
+        // MPA-REQ-R1, -MC, -NOCRC: our setting decides about the CRC.
         ("40010000", "40010000", None, rtr_write()),
         ("c0010000", "40010000", None, rtr_write()),
         ("00010000", "40010000", None, rtr_write()),
@@ -247,7 +247,7 @@ fn every_request_vector_gets_its_reply() {
         };
         assert_eq!(event.private_data, octets[20 + word..], "of {asked}");
         peer.inbound = Framing::new(true, octets[16] & MARKERS != 0);
-        // Without an RTR to wait for, the program is told at once.
+        // Without an RTR to wait for, the program gets its event at once.
         let at_once = reply.word().is_none_or(|word| word & 0x8000_0000 == 0);
         if at_once {
             scene.victim.learns(event.about, happening::ESTABLISHED, 0);
@@ -324,7 +324,7 @@ fn mpa_s_10_empa_04_private_data_to_its_limits() {
             revision,
             private_data: [&word_octets[..], &data[..len]].concat(),
         };
-        // The program may be told of 255 bytes, and say as many.
+        // The program may get 255 bytes, and send as many.
         let (event, mut peer, reply) = scene.accepted(&frame.octets(), DEPTHS, &data[..255]);
         assert_eq!(event.private_data, data[..len.min(255)]);
         assert_eq!(reply.private_data[word_octets.len()..], data[..255]);
@@ -384,7 +384,7 @@ fn empa_06_a_revision_1_listener_resets_on_an_enhanced_request() {
         (Vec::new(), End::Reset)
     );
     assert!(scene.victim.is_quiet());
-    // And takes the second attempt.
+    // The victim accepts the second attempt.
     let (event, mut peer, reply) = scene.accepted(&request(CRC, 1, None), DEPTHS, &[]);
     assert_eq!(reply.octets(), hex(&format!("{REPLY_KEY} 40010000")));
     scene.victim.learns(event.about, happening::ESTABLISHED, 0);
@@ -407,7 +407,7 @@ fn empa_11_to_14_the_rtr_that_is_chosen() {
                 (A | C, A | C),
                 (A | D, A | D),
                 (ALL, A | D),
-                // EMPA-12: nothing in common, and so one of ours.
+                // EMPA-12: nothing in common, so the answer is one of our types.
                 (A | B, A | D),
                 (A, A | D),
                 // EMPA-11: without A the others mean nothing.
@@ -435,8 +435,8 @@ fn empa_11_to_14_the_rtr_that_is_chosen() {
                 D => rtr_read(),
                 _ => rtr_write(),
             };
-            // EMPA-18, EMPA-19: it takes no receive, makes no completion, and the next of its queue
-            // is number 2.
+            // EMPA-18, EMPA-19: the RTR takes no receive, makes no completion, and the next message
+            // of its queue is number 2.
             let at_once = answered & A == 0;
             if at_once {
                 scene.victim.learns(event.about, happening::ESTABLISHED, 0);
@@ -494,7 +494,7 @@ fn empa_30_to_37_read_depths() {
         ((16, NO), (8, 16), (NO, 16)),
         ((4, NO), (8, 16), (NO, 4)),
         ((NO, 8), (8, 16), (8, NO)),
-        // EMPA-39: more than a byte can say.
+        // EMPA-39: more than fits into a byte.
         ((0x3ffe, 0x3ffe), (128, 128), (128, 128)),
     ] {
         let octets = request(CRC, 2, Some(0x8000_4000 | ird << 16 | ord));
@@ -680,7 +680,7 @@ fn garbage_behind_the_first_fpdu_is_terminated() {
 fn s001_03_to_05_the_rtr_frame_opens_the_fence() {
     let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_RTR_FRAME", "hex")]));
     for key in RTR_KEYS {
-        // Its flags follow the Reply's, or not; its private data means nothing.
+        // Its flags follow the Reply's, or not; its private data have no meaning.
         for rest in ["00010000", "40010000", "40010004 01020304"] {
             let asked = hex(&format!("{REQUEST_KEY} 50010000"));
             let (event, mut peer, reply) = scene.accepted(&asked, DEPTHS, &[]);
@@ -701,7 +701,8 @@ fn s001_03_to_05_the_rtr_frame_opens_the_fence() {
             scene.victim.destroys(event.about);
         }
     }
-    // S001-02, S001-08: who offers nothing, and who is enhanced, is answered as without the option.
+    // S001-02, S001-08: an initiator that offers nothing, and an enhanced initiator, are answered
+    // as without the option.
     let (event, mut peer, reply) = scene.accepted(&request(CRC, 1, None), DEPTHS, &[]);
     assert_eq!(reply.octets(), hex(&format!("{REPLY_KEY} 40010000")));
     scene.victim.learns(event.about, happening::ESTABLISHED, 0);

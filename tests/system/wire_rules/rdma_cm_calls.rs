@@ -26,7 +26,7 @@ pub(super) fn reply(word: u32) -> Vec<u8> {
     hex(&format!("{REPLY_KEY} 50020004 {word:08x}"))
 }
 
-/// A call that has reached us, with its Request read.
+/// A connect of the victim that has reached the test, with its Request read.
 #[track_caller]
 pub(super) fn called(victim: &mut CmVictim) -> (u64, Peer, TcpListener) {
     let (id, mut peer, listener) = victim.calls_us(DEPTHS, &[]);
@@ -65,7 +65,7 @@ fn goes_on(victim: &mut CmVictim) {
 #[test]
 fn every_request_vector_is_sent() {
     for (variables, depths, data, request) in [
-        // MPA-REQ-R2-P2P, -PD, -CS, -ALLRTR; EMPA-39: all that a byte can say.
+        // MPA-REQ-R2-P2P, -PD, -CS, -ALLRTR; EMPA-39: the largest number in a byte.
         (&[][..], (16, 8), &b""[..], "50020004 8010c008"),
         (&[], (16, 8), b"ULP!", "50020008 8010c008 554c5021"),
         (&[("PEER_TO_PEER", "false")], (16, 8), b"", "50020004 00100008"),
@@ -159,7 +159,7 @@ fn empa_15_17_20_the_rtr_of_the_reply_is_sent_first() {
                     1
                 }
                 _ => {
-                    // Length 0, of a source that is nobody's but not 0.
+                    // Length 0, of a source STag that is not allocated but not 0.
                     assert_eq!((first[..2].to_vec(), first.len()), (vec![0x41, 0x41], 46));
                     assert_eq!(first[2..18], hex("00000000 00000001 00000001 00000000"));
                     assert_eq!(first[30..34], [0; 4]);
@@ -190,7 +190,7 @@ fn empa_15_17_20_the_rtr_of_the_reply_is_sent_first() {
 #[test]
 fn empa_16_no_rtr_in_common_terminates() {
     let mut victim = or_skip!(CmVictim::start(&[]));
-    // Vector F-TERM-207. B alone, none; and A=0 where we asked for peer-to-peer.
+    // Vector F-TERM-207. B alone, none; and A=0 where we requested peer-to-peer.
     for word in [0xc008_0010, 0x8008_0010, 0x0008_0010] {
         let (id, mut peer, _listener) = called(&mut victim);
         peer.send(&reply(word));
@@ -328,7 +328,7 @@ fn falls_back(victim: &mut CmVictim, id: u64, listener: &TcpListener, data: &[u8
     };
     assert_eq!(request, expected);
     peer.send(&hex(&format!("{REPLY_KEY} 40010002 6f6b")));
-    // No RTR: who called sends when it likes.
+    // No RTR: the initiator sends at any time.
     assert_eq!(victim.learns(id, happening::ESTABLISHED, 0).private_data, b"ok");
     peer.stays_silent(Duration::from_millis(20));
     works(victim, id, &mut peer, 1);
@@ -497,7 +497,7 @@ fn s001_01_02_the_rtr_frame_is_sent_to_who_wants_it() {
         victim.learns(id, happening::ESTABLISHED, 0);
         peer.stays_silent(Duration::from_millis(20));
         works(&mut victim, id, &mut peer, 1);
-        // And none to who says no.
+        // And no RTR to a peer that rejects.
         let (id, mut peer, _listener) = victim.calls_us(DEPTHS, &[]);
         peer.take(20);
         let no = Frame {

@@ -1,6 +1,6 @@
-//! What goes wrong around rdma_cm connections: peers that stop, go away or talk nonsense in each
-//! phase, and programs that change their mind. The program is told what happened within the
-//! configured time, once, and its listeners serve others.
+//! Faults around rdma_cm connections: peers that stop, close or send invalid data in each phase,
+//! and programs that abandon a connection. The program gets one event within the configured time,
+//! and its listeners serve others.
 
 use std::time::Duration;
 
@@ -25,8 +25,8 @@ fn request() -> Vec<u8> {
     hex(&format!("{REQUEST_KEY} 50020004 8010c008"))
 }
 
-/// Calls until the stopped one, which goes on now, has found out which Requests are still
-/// somebody's; then all is well between the two.
+/// Connects until the victim, which was stopped and now continues, has found out which Requests are
+/// still valid; then checks that the two exchange data.
 #[track_caller]
 fn recover(scene: &mut Scene, caller: &mut CmVictim) {
     scene.victim.process().resume();
@@ -95,8 +95,8 @@ fn an_initiator_stopped_before_its_first_fpdu_is_unreachable() {
     scene.victim.completes(request.about, &ALL_FLUSHED);
     scene.victim.destroys(request.about);
     scene.goes_on();
-    // It finds a Reply and a reset: whichever it looks at first, the call is over, and is told so
-    // once.
+    // The victim finds a Reply and a reset: whichever it reads first, the connect is over, and the
+    // program gets one event.
     caller.process().resume();
     let mut verdict = caller.event();
     if verdict.kind == happening::ESTABLISHED {
@@ -151,7 +151,7 @@ fn a_caller_that_hangs_up_in_any_phase_costs_nobody_anything() {
             let id = scene.asked().about;
             hang_up(peer);
             if accept {
-                // The news may be on its way for a moment.
+                // The event may take a moment to arrive.
                 match scene.victim.accepts(id, DEPTHS, b"") {
                     0 => drop(scene.victim.learns(id, happening::CONNECT_ERROR, -ECONNRESET)),
                     errno => assert_eq!(errno, ECONNRESET as u64),
@@ -230,7 +230,8 @@ fn garbage_at_each_step_costs_nobody_anything() {
     assert_eq!(scene.victim.accepts(id, DEPTHS, b""), ECONNRESET as u64);
     peer.end();
     scene.victim.destroys(id);
-    // For the RTR; behind it there is somebody to tell.
+    // The first case waits for the RTR; in the second the program already has its event and gets
+    // another.
     for rtr in [None, Some(rtr_write())] {
         let (event, mut peer, _) = scene.accepted(&octets, DEPTHS, &[]);
         let id = event.about;

@@ -70,7 +70,7 @@ fn rdm_m_05_an_unknown_opcode_terminates() {
     scene.ends();
 }
 
-// Reads that the peer asks for.
+// Reads that the peer requests.
 
 #[test]
 fn rdm_r_01_a_read_request_is_answered() {
@@ -119,8 +119,8 @@ fn rdm_r_03_a_read_of_nothing_is_not_checked() {
     let mut victim = or_skip!(Victim::start(&[]));
     for role in ROLES {
         let mut link = victim.link(role);
-        // Vectors F-RREQ0-RTR, and F-RRESP0 in answer; then what siw emits, for whose source STag 1
-        // there is no region either.
+        // Vectors F-RREQ0-RTR, and F-RRESP0 in answer; then the frame of siw, for whose source STag
+        // 1 there is no region either.
         link.peer.send(&hex(
             "002e4141 00000000 00000001 00000001 00000000 00000001 00000000 00000000 00000000 00000001 00000000 \
              00000000 27dbd7e7",
@@ -225,7 +225,7 @@ fn rdm_m_03_a_read_request_s_place_on_its_queue_is_checked() {
             let mut link = scene.victim.link(role);
             let bad = untagged(0x41, 0x41, 1, 1, 0, payload);
             link.peer.tell(&[&bad]);
-            // No RFC says which; the DDP header goes along.
+            // No RFC states which error; the Terminate includes the DDP header.
             let answer = link.peer.ulpdu();
             assert_eq!(answer[..18], terminate(b"")[..]);
             assert_eq!(answer[20..22], [0xc0, 0]);
@@ -261,7 +261,8 @@ pub(super) fn response_until_something_else(
 
 #[test]
 fn rdm_r_06_more_reads_than_agreed_terminate() {
-    // Answers longer than TCP buffers, and nobody who takes them: the requests pile up.
+    // Answers longer than TCP buffers, and a peer that does not receive them: the requests
+    // accumulate.
     let mut scene = or_skip!(Scene::start(&[]));
     let wish = Wish {
         ird: 2,
@@ -310,8 +311,8 @@ fn rdm_r_06_as_many_reads_as_agreed_are_answered() {
     victim.leaves();
 }
 
-/// Nothing is read once the registration is gone, with CRCs or without, however slowly the peer
-/// takes what it asked for.
+/// The device reads nothing after the region is deregistered, with CRCs or without, however slowly
+/// the peer receives the data that it requested.
 fn source_that_goes(flags: u8) {
     let mut scene = or_skip!(Scene::with(flags));
     let wish = Wish {
@@ -457,12 +458,12 @@ fn rdm_r_07_a_response_that_does_not_fit_terminates() {
         // Another STag, even a good one.
         (0x1100, read_response(all, buffer, &[1; READ])),
         (0x1100, read_response(scene.victim.no_stag(), at, &[1; READ])),
-        // Another place, more than was asked for.
+        // Another address, more than requested.
         (0x1101, read_response(stag, at + 1, &[1; READ])),
         (0x1101, read_response(stag, at - 1, &[1; READ])),
         (0x1101, read_response(stag, at, &[1; READ + 1])),
         (0x1101, tagged(0x81, 0x42, stag, at, &[1; READ + 1])),
-        // Less, and said to be all.
+        // Less, and marked as the last.
         (0x02ff, read_response(stag, at, &[1; READ - 1])),
         (0x02ff, read_response(stag, at, b"")),
     ] {
@@ -541,7 +542,7 @@ fn rdm_s_04_an_stag_that_cannot_be_invalidated_terminates() {
     scene.ends();
 }
 
-// RFC 7306, as far as its messages can be bad.
+// RFC 7306: all faults that its messages can have.
 
 #[test]
 fn x73_09_immediate_data_has_eight_octets() {

@@ -53,7 +53,7 @@ fn rdm_s_04_the_terminate_of_an_invalidate_has_no_rdmap_header() {
 
 #[test]
 fn rdm_t_07_an_error_of_our_own_says_so_without_headers() {
-    // An lkey that nobody has.
+    // An lkey that does not exist.
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
         let mut link = scene.victim.link(role);
@@ -76,8 +76,8 @@ fn rdm_t_07_an_error_of_our_own_says_so_without_headers() {
 
 // Terminates of the peer.
 
-/// In both roles: requests on the wire, then this Terminate. It is not answered; requests end like
-/// this.
+/// In both roles: requests on the wire, then this Terminate. The victim does not answer it, and its
+/// requests complete with these statuses.
 #[track_caller]
 fn terminated_by(scene: &mut Scene, ulpdu: impl Fn(&[u8], &[u8]) -> Vec<u8>, read: u64, sent: u64) {
     for role in ROLES {

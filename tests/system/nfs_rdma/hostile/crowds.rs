@@ -1,6 +1,6 @@
-//! Clients that take what they can get: memory by Reads that they do not answer and by replies that
-//! they do not take, and connections. An honest client is served meanwhile, from another address
-//! and from theirs.
+//! Clients that take as many resources as they can: memory by Reads that they do not answer and by
+//! replies that they do not receive, and connections. An honest client is served meanwhile, from
+//! another address and from theirs.
 
 use std::net::{Ipv4Addr, TcpStream};
 
@@ -46,7 +46,8 @@ fn is_served(export: &Export) {
 }
 
 /// Calls with two MiB by chunk, which do not come, until there is no more memory, and then with
-/// less, to the last page. What a connection held is there for others when it ended.
+/// less, to the last page. The memory of a connection is free for others when the connection has
+/// ended.
 #[test]
 fn reads_that_are_not_answered_hold_a_share_of_memory() {
     let export = serving("unanswered", "--buffers 32M --stall-timeout 600");
