@@ -1,23 +1,23 @@
-/* A program that connects through librdmacm to a test that speaks TCP by hand. It does what lines on its standard input say, and
- * answers each with one line that begins with "= ". Numbers are hexadecimal, octets are pairs of digits, "-" for none; ids go by
- * the lowest number that no other has, those of calls from the events that brought them.
+/* A program that connects through librdmacm to a test with a raw TCP connection. It executes the lines of its standard input, and
+ * answers each with one line that begins with "= ". Numbers are hexadecimal, bytes are pairs of digits, "-" for none; an id gets
+ * the lowest free number; the id of a Request gets its number with its event.
  *
  *   listen ADDRESS BACKLOG                a listener at a port of the kernel's choice: id, port
- *   connect ADDRESS PORT IRD ORD OCTETS   resolves, and calls with a new queue pair: id, errno
+ *   connect ADDRESS PORT IRD ORD BYTES    resolves, and connects with a new queue pair: id, errno
  *   event                                 the next event: event, status (negative ones as 64 bits), id, about, ird, ord, data
  *   quiet                                 whether there is none
- *   accept ID IRD ORD OCTETS              with a new queue pair: errno
- *   reject ID OCTETS                      errno
+ *   accept ID IRD ORD BYTES               with a new queue pair: errno
+ *   reject ID BYTES                       errno
  *   disconnect ID                         errno
  *   destroy ID                            with its queue pair
  *   post ID OPCODE WR-ID LEN ADDRESS RKEY   from, or into, the buffer: errno
  *   recv ID WR-ID                         a receive of a page
  *   wait ID, poll ID                      the next completion of its queue: status, len, id, qp; "none" when there is none
  *   state ID                              of its queue pair
- *   buffer                                address, rkey, and the first octets
+ *   buffer                                address, rkey, and the first bytes
  *   shared                                from here on queue pairs share a completion queue
- *   external                              from here on callers bring queue pairs that librdmacm knows nothing of
- *   establish ID                          the end of an external call: errno
+ *   external                              from here on initiators use queue pairs that librdmacm does not manage
+ *   establish ID                          completes an external connect: errno
  *   fail ID                               moves its queue pair to the error state
  *   quit                                  destroys everything in good order
  */

@@ -1,10 +1,10 @@
-/* What may happen to a thread that waits for events. Says what it shows:
+/* Events of a thread that waits for events. The argument names the scene:
  *
  *   signals   a handler ends the wait with EINTR, or not at all if it was set up with SA_RESTART
- *   jumps     a handler that jumps away leaves a channel and a device that work
+ *   jumps     after a handler with a long jump the channel and the device work
  *   closes    another thread closes the channel: the wait goes on until its thread is cancelled
- *   rests     nothing happens: no thread of the process runs
- *   stops     the process is stopped, and goes on, as often as its user likes: waits of every kind last until what they wait for is there
+ *   rests     no event comes: no thread of the process runs
+ *   stops     the process is stopped and resumed any number of times: waits of every kind last until their event comes
  */
 #define _GNU_SOURCE
 #include "rc.h"
@@ -166,7 +166,7 @@ static void jumps(void)
 			ZERO(setitimer(ITIMER_REAL, &soon, NULL));
 			ask_for_event();
 		}
-		/* A thread whose wait ended waits awake the next time. */
+		/* After a wait that succeeded, the thread polls awake in its next wait. */
 		make_use();
 	}
 }

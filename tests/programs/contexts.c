@@ -116,7 +116,7 @@ int main(void)
 		move(&other, round);
 		switch (round % 4) {
 		case 0:
-			/* The context is destroyed while the message is on its way. */
+			/* Everything is destroyed while the message is on its way. */
 			burden(&other);
 			break;
 		case 1: {

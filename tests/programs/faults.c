@@ -1,8 +1,8 @@
 /* Faults of the program's own, beside a device that recovers from faults in its copies. Each of these begins with one such recovery.
  *
- *   faults before    a handler that is there before the device is opened
- *   faults after     one that is installed afterwards, in every way there is
- *   faults children  what fork and vfork children do with the signal is their own
+ *   faults before    a handler that is installed before the device is opened
+ *   faults after     a handler that is installed afterwards, in every possible way
+ *   faults children  fork and vfork children handle the signal on their own
  *   faults die | bus | sent | ignored    ends by a signal
  */
 #define _GNU_SOURCE

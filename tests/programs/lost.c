@@ -75,7 +75,8 @@ int main(void)
 	struct ibv_cq *slept_on = SOME(ibv_create_cq(context, 4 * DEPTH, NULL, channel, 0));
 	struct line busy = line_on(polled), stalled = line_on(polled), waiting = line_on(slept_on);
 	ZERO(ibv_req_notify_cq(slept_on, 0));
-	/* The first queue's messages are never sent, and the second queue's are never received. */
+	/* No queue pair sends the messages that `waiting` expects, and none receives those of
+	 * `stalled`. */
 	receives(&waiting);
 	sends(&stalled);
 	while (!busy.flushed) {

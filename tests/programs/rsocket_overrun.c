@@ -1,11 +1,11 @@
-/* How rsockets counts: a byte a message, as many as its credits allow, to a server that does not
- * look. Each data message takes a credit, and there are as many credits as the server posted
- * receives; but the message that gives the server credits in turn takes a receive without one
- * (rs_send_credits of rsocket.c: over iWARP, a Send behind each Write). So it sends one more
- * than there are receives, and counts on the device to hold it back.
+/* How rsockets counts: one-byte messages, as many as its credits allow, to a server that does not
+ * receive. Each data message takes a credit, and there are as many credits as the server posted
+ * receives; but the message that gives credits to the server takes a receive without a credit
+ * (rs_send_credits of rsocket.c: over iWARP, a Send behind each Write). So rsockets sends one
+ * message more than there are receives, and relies on the device to hold it back.
  *
- * With a host it is the client. The server goes on when its standard input ends, and answers
- * when it has everything. */
+ * With a host it is the client. The server continues when its standard input ends, and answers
+ * when it has received all messages. */
 #include "rc.h"
 #include <rdma/rsocket.h>
 

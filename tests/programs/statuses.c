@@ -165,7 +165,8 @@ static void statuses(void)
 	expect("a Send", request(&pair, IBV_WR_SEND, key, 0, 0), IBV_WC_SUCCESS, 0);
 	ZERO(ibv_destroy_qp(pair.qp[1]));
 	struct ibv_wc wc;
-	/* Requests that are sent before the peer's end is detected are flushed or lost. */
+	/* Requests that are sent before the peer's end is detected are flushed or lost,
+	 * depending on the timing. */
 	wc = request(&pair, IBV_WR_RDMA_READ, key, at, key);
 	expect("a Read from a queue pair that is gone", wc, IBV_WC_RETRY_EXC_ERR, 0);
 }

@@ -1,21 +1,21 @@
-/* A program whose peer is a test that speaks TCP by hand. It does what lines on its standard input say, and answers each with one
- * line that begins with "= ". Numbers are hexadecimal; a queue pair, REGION and MR go by their place in the order of creation or by name.
+/* A program whose peer is a test with a raw TCP connection. It executes the lines of its standard input, and answers each with one
+ * line that begins with "= ". Numbers are hexadecimal; a queue pair, REGION and MR are named by their place in the order of creation or by name.
  *
  *   qp DEPTH ACCESS                       makes a queue pair with a completion queue of its own: qp, qpn, psn
  *   connect QP GID QPN PSN IRD ORD RNR    INIT to RTS; RNR: rnr_retry of both directions
  *   recv QP ID OFFSET LEN                 a receive into the inbox
- *   post QP OPCODE ID MR ADDRESS LEN FAR-ADDRESS RKEY FLAGS    ADDRESS as the region's Stag counts
- *   wait QP                               the next completion: status, opcode, len, id, flags, more (what it invalidated, or its immediate)
- *   poll QP                               the same; "none" when there is none
+ *   post QP OPCODE ID MR ADDRESS LEN FAR-ADDRESS RKEY FLAGS    ADDRESS as an offset within the region's STag
+ *   wait QP                               the next completion: status, opcode, len, id, flags, more (the invalidated STag, or the immediate data)
+ *   poll QP                               the next completion, as for wait; "none" when there is none
  *   destroy QP                            with its completion queue
  *   state QP                              by ibv_query_qp
  *   event                                 the next asynchronous event: kind, qp
- *   quiet                                 says whether no asynchronous event waits
- *   dump REGION OFFSET LEN                its bytes
+ *   quiet                                 whether no asynchronous event is pending
+ *   dump REGION OFFSET LEN                bytes of the region
  *   fill REGION SEED
  *   dereg MR
  *   healthy                               a hundred exchanges between two queue pairs of its own, over TCP
- *   fork                                  three children that hold nothing and live on: by fork, fork and exec, system
+ *   fork                                  three children that hold no descriptors and stay alive: by fork, fork and exec, system
  *   quit                                  destroys everything in good order
  */
 #include "rc.h"

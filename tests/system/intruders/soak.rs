@@ -436,8 +436,7 @@ fn harm(scene: &Scene, seed: u64, round: u64, time: Duration) -> usize {
     deeds.into_inner()
 }
 
-/// Two honest clients that transfer and compare until `stop` is set; returns the number of
-/// transfers.
+/// Two honest clients transfer and compare until `stop` is set; returns the number of rounds.
 fn transfer(scene: &Scene, program: &Path, stop: &AtomicBool) -> usize {
     let device = format!("vfio-user:{}", scene.honest.display());
     let program = Program::new(program).env("URNIC_DEVICE", device);

@@ -194,7 +194,7 @@ fn sec_10_half_fpdus_cost_bounded_memory() {
         .collect();
     let pid = scene.victim.pid();
     let before = resident(pid);
-    // Each message announces 64 KiB, and sends most of them.
+    // Each FPDU has a length field of 64 KiB, and most of its bytes are sent.
     for link in &mut links {
         link.peer.send(&[0xff; 60_000]);
     }

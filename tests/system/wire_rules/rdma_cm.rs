@@ -701,8 +701,7 @@ fn s001_03_to_05_the_rtr_frame_opens_the_fence() {
             scene.victim.destroys(event.about);
         }
     }
-    // S001-02, S001-08: an initiator that offers nothing, and an enhanced initiator, are answered
-    // as without the option.
+    // S001-02, S001-08: the option does not affect initiators without an offer or enhanced ones.
     let (event, mut peer, reply) = scene.accepted(&request(CRC, 1, None), DEPTHS, &[]);
     assert_eq!(reply.octets(), hex(&format!("{REPLY_KEY} 40010000")));
     scene.victim.learns(event.about, happening::ESTABLISHED, 0);

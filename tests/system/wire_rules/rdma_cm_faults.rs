@@ -25,8 +25,8 @@ fn request() -> Vec<u8> {
     hex(&format!("{REQUEST_KEY} 50020004 8010c008"))
 }
 
-/// Connects until the victim, which was stopped and now continues, has found out which Requests are
-/// still valid; then checks that the two exchange data.
+/// Resumes the stopped victim. Its accepts of abandoned Requests fail with ECONNRESET, the
+/// connection of this connect is established, and the listener serves others.
 #[track_caller]
 fn recover(scene: &mut Scene, caller: &mut CmVictim) {
     scene.victim.process().resume();
@@ -230,8 +230,8 @@ fn garbage_at_each_step_costs_nobody_anything() {
     assert_eq!(scene.victim.accepts(id, DEPTHS, b""), ECONNRESET as u64);
     peer.end();
     scene.victim.destroys(id);
-    // The first case waits for the RTR; in the second the program already has its event and gets
-    // another.
+    // Noise in place of the RTR, and noise behind the RTR. Behind the RTR the victim has a peer to
+    // answer.
     for rtr in [None, Some(rtr_write())] {
         let (event, mut peer, _) = scene.accepted(&octets, DEPTHS, &[]);
         let id = event.about;

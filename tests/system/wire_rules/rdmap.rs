@@ -261,8 +261,7 @@ pub(super) fn response_until_something_else(
 
 #[test]
 fn rdm_r_06_more_reads_than_agreed_terminate() {
-    // Answers longer than TCP buffers, and a peer that does not receive them: the requests
-    // accumulate.
+    // Answers longer than TCP buffers, and a peer that receives none: the requests accumulate.
     let mut scene = or_skip!(Scene::start(&[]));
     let wish = Wish {
         ird: 2,
